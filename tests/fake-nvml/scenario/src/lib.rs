@@ -1,0 +1,26 @@
+//! What a simulated GPU node consists of, and what is happening to it.
+//!
+//! Two files beside the simulated NVML library say that. The *scenario* ([`Scenario`],
+//! [`SCENARIO_FILE`]) is the hardware and does not change while the node runs. The *state*
+//! ([`State`], [`STATE_FILE`]) is what happens to it: faults, XIDs, processes; tests change it
+//! through [`StateFile`] while other processes have the library loaded.
+//!
+//! This crate knows files and hardware tables, nothing of the C interface.
+
+#![forbid(unsafe_code)]
+
+mod board;
+mod gpu;
+mod return_code;
+mod scenario;
+mod state;
+mod state_file;
+mod topology;
+
+pub use board::{Architecture, Board, BoardNvLink, Brand};
+pub use gpu::{Gpu, NvLink, NvLinkEnd};
+pub use return_code::{ReturnCode, UnknownReturnCode};
+pub use scenario::{AdditionalBoards, SCENARIO_FILE, Scenario, ScenarioError};
+pub use state::{EccCounts, Event, GpuProcess, GpuState, ProcessKind, RecoveryAction, RetiredPages, RowRemap, State};
+pub use state_file::{STATE_FILE, StateError, StateFile};
+pub use topology::{PcieLevel, Topology};

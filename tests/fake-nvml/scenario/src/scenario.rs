@@ -1,0 +1,250 @@
+//! The scenario file: which GPUs a node has.
+
+use std::{fs, io, path::Path, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{Board, Gpu, PcieLevel, Topology, gpu};
+
+/// Name of the scenario file, in the folder of the library.
+pub const SCENARIO_FILE: &str = "gpunode-scenario.yaml";
+
+/// The hardware of one node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Scenario {
+    /// Name of the node; nodes of one cluster need different ones, or their GPUs share UUIDs.
+    #[serde(default = "default_node")]
+    pub node: String,
+    /// NVML name of the boards, such as `Tesla V100-SXM2-32GB`.
+    pub board: String,
+    /// How many; with 0 the driver is loaded and finds no GPU.
+    pub count: u32,
+    /// How they are wired.
+    pub topology: Topology,
+    /// Boards of other products in the same node; their indices follow.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub additional: Vec<AdditionalBoards>,
+    /// Version of the driver.
+    #[serde(default = "default_driver_version")]
+    pub driver_version: String,
+    /// Newest CUDA version that the driver can run, `MAJOR.MINOR`.
+    #[serde(default = "default_cuda_version")]
+    pub cuda_version: String,
+}
+
+/// More boards in the same node, on a PCI domain of their own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AdditionalBoards {
+    /// NVML name of the boards.
+    pub board: String,
+    /// How many.
+    pub count: u32,
+    /// How they are wired to one another.
+    pub topology: Topology,
+}
+
+/// Why a scenario cannot be simulated.
+#[derive(Debug, Error)]
+pub enum ScenarioError {
+    /// The file cannot be read.
+    #[error("read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// It is not a scenario; the parser names the field.
+    #[error("parse the scenario {path}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: serde_yaml::Error,
+    },
+    /// The board is not in the table.
+    #[error("{field}: no board {name:?} is known, nearest is {nearest:?}")]
+    UnknownBoard {
+        /// Path of the field.
+        field: String,
+        /// What it says.
+        name: String,
+        /// A known board.
+        nearest: &'static str,
+    },
+    /// The wiring takes fewer GPUs.
+    #[error("{field}: topology {topology} takes at most {most} GPUs, not {count}")]
+    TooMany {
+        /// Path of the field.
+        field: String,
+        /// The topology.
+        topology: &'static str,
+        /// Its limit.
+        most: u32,
+        /// What was asked for.
+        count: u32,
+    },
+    /// The board cannot be wired so.
+    #[error("{field}: {topology} is not possible with {board}: {reason}")]
+    Topology {
+        /// Path of the field.
+        field: String,
+        /// The topology.
+        topology: &'static str,
+        /// The board.
+        board: &'static str,
+        /// Why.
+        reason: &'static str,
+    },
+    /// `cudaVersion` is not `MAJOR.MINOR`.
+    #[error("cudaVersion: {0:?} is not of the form MAJOR.MINOR")]
+    CudaVersion(String),
+}
+
+fn default_node() -> String {
+    "node".to_owned()
+}
+
+// Recovery actions need r570, and 580.82 renumbered field ids: a driver of that time has both.
+fn default_driver_version() -> String {
+    "580.95.05".to_owned()
+}
+
+fn default_cuda_version() -> String {
+    "13.0".to_owned()
+}
+
+/// The boards of one entry, looked up and checked.
+struct Group {
+    board: &'static Board,
+    count: u32,
+    topology: Topology,
+    domain: u32,
+    first: u32,
+}
+
+impl Scenario {
+    /// A node with `count` boards of one product and default versions.
+    pub fn new(node: impl Into<String>, board: impl Into<String>, count: u32, topology: Topology) -> Self {
+        Scenario {
+            node: node.into(),
+            board: board.into(),
+            count,
+            topology,
+            additional: Vec::new(),
+            driver_version: default_driver_version(),
+            cuda_version: default_cuda_version(),
+        }
+    }
+
+    /// Reads the scenario beside the library in `dir`.
+    pub fn load(dir: &Path) -> Result<Self, ScenarioError> {
+        let path = dir.join(SCENARIO_FILE);
+        let text = fs::read_to_string(&path).map_err(|source| ScenarioError::Read { path: path.clone(), source })?;
+        serde_yaml::from_str(&text).map_err(|source| ScenarioError::Parse { path, source })
+    }
+
+    /// Writes the scenario into `dir`, where the library is or will be.
+    pub fn save(&self, dir: &Path) -> io::Result<()> {
+        let text = serde_yaml::to_string(self).map_err(io::Error::other)?;
+        fs::write(dir.join(SCENARIO_FILE), text)
+    }
+
+    /// NVML's number for `cudaVersion`: 13000 for 13.0.
+    pub fn cuda_driver_version(&self) -> Result<i32, ScenarioError> {
+        self.cuda_version
+            .split_once('.')
+            .and_then(|(major, minor)| {
+                let major = major.parse::<u16>().ok()?;
+                let minor = minor.parse::<u8>().ok()?;
+                Some(i32::from(major) * 1000 + i32::from(minor) * 10)
+            })
+            .ok_or_else(|| ScenarioError::CudaVersion(self.cuda_version.clone()))
+    }
+
+    /// The GPUs of the node, by index.
+    pub fn gpus(&self) -> Result<Vec<Gpu>, ScenarioError> {
+        let groups = self.groups()?;
+        Ok(groups
+            .iter()
+            .flat_map(|group| (0..group.count).map(move |place| (group, place)))
+            .map(|(group, place)| self.gpu(&groups, group, place))
+            .collect())
+    }
+
+    fn groups(&self) -> Result<Vec<Group>, ScenarioError> {
+        let first = (String::new(), &self.board, self.count, self.topology);
+        let others = self.additional.iter().enumerate().map(|(at, boards)| {
+            let prefix = format!("additional[{at}].");
+            (prefix, &boards.board, boards.count, boards.topology)
+        });
+        let mut groups = Vec::new();
+        let mut next_index = 0;
+        for (domain, (prefix, board, count, topology)) in (0_u32..).zip([first].into_iter().chain(others)) {
+            let board = check(&prefix, board, count, topology)?;
+            groups.push(Group { board, count, topology, domain, first: next_index });
+            next_index += count;
+        }
+        Ok(groups)
+    }
+
+    fn gpu(&self, groups: &[Group], group: &Group, place: u32) -> Gpu {
+        let index = group.first + place;
+        let board = group.board;
+        Gpu {
+            index,
+            board,
+            uuid: gpu::uuid(&self.node, index),
+            name: board.name.to_owned(),
+            minor: index,
+            pci_bus_id: format!("{:04x}:{:02x}:00.0", group.domain, group.topology.bus(place)),
+            pci_device_id: board.pci_device_id,
+            numa_node: group.topology.numa_node(place),
+            memory_mib: board.memory_mib,
+            compute_capability: board.compute_capability,
+            serial: gpu::serial(&self.node, index),
+            links: group.topology.nvlinks(board, group.first, place, group.count, group.domain),
+            pcie_levels: groups
+                .iter()
+                .flat_map(|other| (0..other.count).map(move |at| (other, at)))
+                .map(|(other, at)| {
+                    if other.domain == group.domain {
+                        group.topology.pcie_level(place, at)
+                    } else if other.topology.numa_node(at) == group.topology.numa_node(place) {
+                        PcieLevel::Node
+                    } else {
+                        PcieLevel::System
+                    }
+                })
+                .collect(),
+        }
+    }
+}
+
+fn check(prefix: &str, name: &str, count: u32, topology: Topology) -> Result<&'static Board, ScenarioError> {
+    let board = Board::named(name).ok_or_else(|| ScenarioError::UnknownBoard {
+        field: format!("{prefix}board"),
+        name: name.to_owned(),
+        nearest: Board::nearest_name(name),
+    })?;
+    if count > topology.max_gpus() {
+        return Err(ScenarioError::TooMany {
+            field: format!("{prefix}count"),
+            topology: topology.name(),
+            most: topology.max_gpus(),
+            count,
+        });
+    }
+    match topology.refuses(board) {
+        None => Ok(board),
+        Some(reason) => Err(ScenarioError::Topology {
+            field: format!("{prefix}topology"),
+            topology: topology.name(),
+            board: board.name,
+            reason,
+        }),
+    }
+}

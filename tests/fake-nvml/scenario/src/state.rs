@@ -1,0 +1,186 @@
+//! The state file: what is happening to the GPUs of a node.
+//!
+//! A GPU that the file does not name is idle and healthy.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ReturnCode;
+
+/// The state of every GPU, by index.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct State {
+    /// Number of the last event; it only grows, so that a reader knows which ones are new.
+    pub last_event: u64,
+    /// State by GPU index.
+    pub gpus: BTreeMap<u32, GpuState>,
+}
+
+/// The state of one GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct GpuState {
+    /// It has fallen off the bus: every call on its handle answers `GPU_IS_LOST`.
+    pub lost: bool,
+    /// Calls that fail, by function name. A name without version (`nvmlDeviceGetMemoryInfo`)
+    /// stands for all its versions.
+    pub failing: BTreeMap<String, ReturnCode>,
+    /// The last XIDs, oldest first.
+    pub xids: Vec<Event>,
+    /// Processes on the GPU.
+    pub processes: Vec<GpuProcess>,
+    /// Memory in use beside that of the processes, in MiB.
+    pub memory_used_mib: u64,
+    /// Busy share of the GPU's time, in percent.
+    pub utilization_percent: u32,
+    /// Temperature in degrees Celsius; 30 when left out.
+    pub temperature_c: Option<u32>,
+    /// ECC errors since the driver was loaded.
+    pub ecc_volatile: EccCounts,
+    /// ECC errors in the life of the board.
+    pub ecc_aggregate: EccCounts,
+    /// Pages out of use (Volta and Turing).
+    pub retired_pages: RetiredPages,
+    /// Rows out of use (Ampere and newer).
+    pub row_remap: RowRemap,
+    /// What the driver asks for to bring the GPU back.
+    pub recovery_action: RecoveryAction,
+}
+
+/// An XID that happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Event {
+    /// Number of the event among those of the node.
+    pub id: u64,
+    /// The XID.
+    pub xid: u64,
+    /// MIG GPU instance that it concerns; none: the whole GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_instance: Option<u32>,
+    /// MIG compute instance that it concerns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_instance: Option<u32>,
+}
+
+/// A process that uses a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GpuProcess {
+    /// Process id on the host.
+    pub pid: u32,
+    /// Memory that it uses, in MiB.
+    pub memory_mib: u64,
+    /// What it uses the GPU for.
+    #[serde(default)]
+    pub kind: ProcessKind,
+}
+
+/// What a process uses a GPU for; each kind has a list of its own in NVML.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ProcessKind {
+    /// A CUDA context.
+    #[default]
+    Compute,
+    /// A graphics context.
+    Graphics,
+    /// A client of an MPS server.
+    Mps,
+}
+
+/// Counts of ECC errors.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct EccCounts {
+    /// Repaired, single bit errors.
+    pub corrected: u64,
+    /// Double bit errors.
+    pub uncorrected: u64,
+}
+
+/// Retired pages of a board.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RetiredPages {
+    /// Addresses retired after several single bit errors.
+    pub single_bit: Vec<u64>,
+    /// Addresses retired after a double bit error.
+    pub double_bit: Vec<u64>,
+    /// A page waits for the next driver load to be retired.
+    pub pending: bool,
+}
+
+/// Remapped rows of a board.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RowRemap {
+    /// Rows remapped after correctable errors.
+    pub correctable: u32,
+    /// Rows remapped after uncorrectable errors.
+    pub uncorrectable: u32,
+    /// A row waits for a reset to be remapped.
+    pub pending: bool,
+    /// A remap has failed.
+    pub failed: bool,
+}
+
+/// NVML field 230 (facts/nvml.md section 8.1).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(u32)]
+pub enum RecoveryAction {
+    /// Nothing to do.
+    #[default]
+    None = 0,
+    /// Reset the GPU.
+    GpuReset = 1,
+    /// Reboot the node.
+    NodeReboot = 2,
+    /// Stop traffic between GPUs, then ask again.
+    DrainP2p = 3,
+    /// Let work end, then reset.
+    DrainAndReset = 4,
+    /// A number with different meanings in different drivers.
+    Unassigned = 5,
+}
+
+impl State {
+    /// The state of one GPU; healthy and idle when the file does not name it.
+    pub fn gpu(&self, index: u32) -> GpuState {
+        self.gpus.get(&index).cloned().unwrap_or_default()
+    }
+}
+
+impl GpuState {
+    /// The code that `function` answers, if it is made to fail.
+    pub fn failure(&self, function: &str) -> Option<ReturnCode> {
+        self.failing.get(function).or_else(|| self.failing.get(without_version(function))).copied()
+    }
+}
+
+/// `nvmlDeviceGetMemoryInfo` for `nvmlDeviceGetMemoryInfo_v2`.
+fn without_version(function: &str) -> &str {
+    match function.rsplit_once("_v") {
+        Some((name, version)) if version.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => function,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::GpuState;
+    use crate::ReturnCode;
+
+    #[test]
+    fn a_name_without_version_stands_for_all() {
+        let mut gpu = GpuState::default();
+        gpu.failing.insert("nvmlDeviceGetMemoryInfo".to_owned(), ReturnCode::Unknown);
+        gpu.failing.insert("nvmlDeviceGetPciInfo_v3".to_owned(), ReturnCode::Timeout);
+        assert_eq!(gpu.failure("nvmlDeviceGetMemoryInfo_v2"), Some(ReturnCode::Unknown));
+        assert_eq!(gpu.failure("nvmlDeviceGetMemoryInfo"), Some(ReturnCode::Unknown));
+        assert_eq!(gpu.failure("nvmlDeviceGetPciInfo_v3"), Some(ReturnCode::Timeout));
+        assert_eq!(gpu.failure("nvmlDeviceGetPciInfo_v2"), None);
+        assert_eq!(gpu.failure("nvmlDeviceGetPciInfo"), None);
+    }
+}

@@ -1,0 +1,81 @@
+//! Changes to the state file.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{fs, thread};
+
+use gpunode_scenario::{ReturnCode, STATE_FILE, Scenario, State, StateError, StateFile, Topology};
+
+fn node() -> (tempfile::TempDir, StateFile) {
+    let dir = tempfile::tempdir().unwrap();
+    Scenario::new("n", "Tesla T4", 2, Topology::Pcie).save(dir.path()).unwrap();
+    let state = StateFile::open(dir.path()).unwrap();
+    (dir, state)
+}
+
+#[test]
+fn concurrent_changes_are_all_kept() {
+    let (_dir, state) = node();
+    thread::scope(|scope| {
+        for gpu in 0..2 {
+            for _ in 0..4 {
+                let state = &state;
+                scope.spawn(move || {
+                    for xid in 0..10 {
+                        state.inject_xid(gpu, xid).unwrap();
+                    }
+                });
+            }
+        }
+    });
+    let now = state.read().unwrap();
+    assert_eq!(now.last_event, 80);
+    assert_eq!(now.gpu(0).xids.len(), 40);
+    assert_eq!(now.gpu(1).xids.len(), 40);
+    assert!(now.gpu(0).xids.windows(2).all(|pair| pair[0].id < pair[1].id));
+}
+
+#[test]
+fn faults_come_and_go() {
+    let (_dir, state) = node();
+    assert_eq!(state.read().unwrap(), State::default());
+    state.fail(1, "nvmlDeviceGetMemoryInfo", ReturnCode::Unknown).unwrap();
+    state.lose(0).unwrap();
+    let now = state.read().unwrap();
+    assert!(now.gpu(0).lost);
+    assert_eq!(now.gpu(1).failure("nvmlDeviceGetMemoryInfo_v2"), Some(ReturnCode::Unknown));
+    state.clear_failure(1, "nvmlDeviceGetMemoryInfo").unwrap();
+    state.restore(0).unwrap();
+    let now = state.read().unwrap();
+    assert!(!now.gpu(0).lost);
+    assert!(now.gpu(1).failing.is_empty());
+}
+
+#[test]
+fn mistakes_are_refused() {
+    let (dir, state) = node();
+    let unknown = state.fail(0, "nvmlDeviceGetMemory", ReturnCode::Unknown);
+    assert!(matches!(unknown, Err(StateError::UnknownFunction(name)) if name == "nvmlDeviceGetMemory"));
+    assert!(matches!(state.lose(2), Err(StateError::UnknownGpu { index: 2, count: 2 })));
+
+    fs::write(dir.path().join(STATE_FILE), "gpus: {0: {lots: true}}").unwrap();
+    let Err(StateError::Parse { source, .. }) = state.read() else {
+        panic!("an unknown field is no state");
+    };
+    assert!(source.to_string().contains("unknown field `lots`"), "{source}");
+}
+
+#[test]
+fn return_codes_are_names_or_numbers() {
+    let (dir, state) = node();
+    fs::write(
+        dir.path().join(STATE_FILE),
+        "gpus: {0: {failing: {nvmlDeviceGetName: NVML_ERROR_TIMEOUT, nvmlDeviceGetUUID: IN_USE, \
+         nvmlDeviceGetIndex: 31}}}",
+    )
+    .unwrap();
+    let gpu = state.read().unwrap().gpu(0);
+    assert_eq!(gpu.failure("nvmlDeviceGetName"), Some(ReturnCode::Timeout));
+    assert_eq!(gpu.failure("nvmlDeviceGetUUID"), Some(ReturnCode::InUse));
+    assert_eq!(gpu.failure("nvmlDeviceGetIndex"), Some(ReturnCode::Other(31)));
+}
