@@ -1,0 +1,53 @@
+//! The YAML document that carries a configuration from the operator to an agent, and its hash.
+
+use crate::AgentConfig;
+use sha2::{Digest, Sha256};
+
+/// Version of the configuration document that this build writes. An agent reports the versions that it reads.
+pub const CONFIG_VERSION: i32 = 1;
+
+/// A configuration as text together with the hash that rollouts count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// YAML, the very text that `gpunode-agent run --config FILE` reads.
+    pub text: String,
+    /// First 16 hexadecimal digits of the SHA-256 of `text`.
+    pub hash: String,
+}
+
+impl Document {
+    /// Writes a configuration; fields that are not set are left out, so that a newer operator changes no hash.
+    pub fn of(config: &AgentConfig) -> Self {
+        // Serialising plain strings, numbers and lists into a string has no error to report.
+        let text = serde_yaml::to_string(config).unwrap_or_default();
+        let hash = Self::hash_of(&text);
+        Self { text, hash }
+    }
+
+    /// The hash of a document's text.
+    pub fn hash_of(text: &str) -> String {
+        use std::fmt::Write as _;
+        Sha256::digest(text.as_bytes()).iter().take(8).fold(String::new(), |mut hash, byte| {
+            let _ = write!(hash, "{byte:02x}");
+            hash
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unset_fields_are_left_out() {
+        assert_eq!(Document::of(&AgentConfig::default()).text, "{}\n");
+    }
+
+    #[test]
+    fn hash_depends_on_the_text_alone() {
+        let one = Document::of(&AgentConfig { pass_device_specs: Some(true), ..AgentConfig::default() });
+        assert_eq!(one.hash, Document::hash_of("passDeviceSpecs: true\n"));
+        assert_ne!(one.hash, Document::of(&AgentConfig::default()).hash);
+        assert_eq!(one.hash.len(), 16);
+    }
+}

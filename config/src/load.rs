@@ -1,0 +1,208 @@
+//! Strict reading of YAML: an unknown field, a wrong type or an impossible combination is an error that names the
+//! field's path.
+
+use crate::{AgentConfig, Problem};
+use schemars::{JsonSchema, generate::SchemaSettings};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Largest document that is read; a full configuration (32 resources with 64 UUIDs each) takes less.
+pub const MAX_DOCUMENT_BYTES: usize = 256 * 1024;
+
+/// Why a document was not accepted.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum LoadError {
+    /// The text is longer than [`MAX_DOCUMENT_BYTES`].
+    #[error(
+        "read configuration: {0} bytes are more than the limit of {MAX_DOCUMENT_BYTES}; split it or remove entries"
+    )]
+    TooLong(usize),
+    /// The text is not YAML, or a value has the wrong type.
+    #[error("read configuration: {path}: {message}")]
+    Malformed {
+        /// Where in the document, `.` for the document itself.
+        path: String,
+        /// What was expected there.
+        message: String,
+    },
+    /// Fields that no version of this configuration has, or combinations that cannot work.
+    #[error("read configuration: {}", join(.0))]
+    Refused(Vec<Problem>),
+}
+
+impl LoadError {
+    /// Each problem with its path, for programs that show them one by one.
+    pub fn problems(&self) -> Vec<Problem> {
+        match self {
+            Self::TooLong(_) => vec![Problem::new("", self.to_string())],
+            Self::Malformed { path, message } => vec![Problem::new(path.trim_start_matches('.'), message.clone())],
+            Self::Refused(problems) => problems.clone(),
+        }
+    }
+}
+
+fn join(problems: &[Problem]) -> String {
+    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Reads and validates an agent configuration.
+pub fn load(text: &str) -> Result<AgentConfig, LoadError> {
+    let config: AgentConfig = load_strict(text)?;
+    let problems = config.validate();
+    if problems.is_empty() { Ok(config) } else { Err(LoadError::Refused(problems)) }
+}
+
+/// Reads any of gpunode's types from YAML and refuses unknown fields, naming the nearest right one.
+pub fn load_strict<T: DeserializeOwned + JsonSchema>(text: &str) -> Result<T, LoadError> {
+    if text.len() > MAX_DOCUMENT_BYTES {
+        return Err(LoadError::TooLong(text.len()));
+    }
+    // An empty file is a configuration with every default, as `{}` is.
+    let text =
+        if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) { "{}" } else { text };
+    let mut unknown = Vec::new();
+    let mut record = |path: serde_ignored::Path<'_>| unknown.push(path.to_string());
+    let document = serde_yaml::Deserializer::from_str(text);
+    let mut track = serde_path_to_error::Track::new();
+    let tracked = serde_path_to_error::Deserializer::new(document, &mut track);
+    let value = T::deserialize(serde_ignored::Deserializer::new(tracked, &mut record));
+    match value {
+        Err(error) => Err(malformed(track.path().to_string(), &error)),
+        Ok(_) if !unknown.is_empty() => {
+            let schema = inlined_schema::<T>();
+            Err(LoadError::Refused(unknown.iter().map(|path| unknown_field(&schema, path)).collect()))
+        }
+        Ok(value) => Ok(value),
+    }
+}
+
+/// `serde_yaml` puts the path before its message where it knows it.
+fn malformed(path: String, error: &serde_yaml::Error) -> LoadError {
+    let message = error.to_string();
+    let message = message.strip_prefix(&format!("{path}: ")).map_or(message.clone(), str::to_owned);
+    LoadError::Malformed { path, message }
+}
+
+fn inlined_schema<T: JsonSchema>() -> Value {
+    let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    settings.into_generator().into_root_schema_for::<T>().into()
+}
+
+/// `serde_ignored` writes optional values as a `?` segment and sequence items by number.
+fn unknown_field(schema: &Value, path: &str) -> Problem {
+    let segments: Vec<&str> = path.split('.').filter(|segment| *segment != "?").collect();
+    let shown = show_path(&segments);
+    let Some((field, parents)) = segments.split_last() else {
+        return Problem::new(shown, "unknown field");
+    };
+    let known =
+        parents.iter().try_fold(schema, |schema, segment| child(schema, segment)).map(properties).unwrap_or_default();
+    let nearest = known
+        .iter()
+        .map(|name| (strsim::damerau_levenshtein(&name.to_lowercase(), &field.to_lowercase()), *name))
+        .filter(|(distance, name)| *distance <= name.len().max(field.len()).div_ceil(3))
+        .min();
+    let message = match nearest {
+        Some((_, name)) => format!("unknown field; did you mean `{name}`?"),
+        None if known.is_empty() => "unknown field".to_owned(),
+        None => format!("unknown field; known are {}", known.join(", ")),
+    };
+    Problem::new(shown, message)
+}
+
+fn show_path(segments: &[&str]) -> String {
+    segments.iter().fold(String::new(), |path, segment| match segment.parse::<usize>() {
+        Ok(index) => format!("{path}[{index}]"),
+        Err(_) if path.is_empty() => (*segment).to_owned(),
+        Err(_) => format!("{path}.{segment}"),
+    })
+}
+
+fn child<'a>(schema: &'a Value, segment: &str) -> Option<&'a Value> {
+    alternatives(schema).find_map(|schema| match segment.parse::<usize>() {
+        Ok(_) => schema.get("items"),
+        Err(_) => schema.get("properties")?.get(segment),
+    })
+}
+
+fn properties(schema: &Value) -> Vec<&str> {
+    alternatives(schema)
+        .filter_map(|schema| schema.get("properties")?.as_object())
+        .flat_map(|properties| properties.keys().map(String::as_str))
+        .collect()
+}
+
+/// An optional value is `anyOf: [schema, null]`.
+fn alternatives(schema: &Value) -> impl Iterator<Item = &Value> {
+    let any_of = schema.get("anyOf").and_then(Value::as_array).into_iter().flatten();
+    std::iter::once(schema).chain(any_of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(text: &str) -> String {
+        load(text).map_or_else(|error| error.to_string(), |config| format!("accepted {config:?}"))
+    }
+
+    #[test]
+    fn an_unknown_field_names_its_path_and_the_nearest_name() {
+        assert_eq!(
+            message("resources:\n- name: nvidia.com/gpu\n  sharing: {strategy: TimeSlicing, replica: 4}\n"),
+            "read configuration: resources[0].sharing.replica: unknown field; did you mean `replicas`?"
+        );
+        assert_eq!(
+            message("passDevicespecs: true\n"),
+            "read configuration: passDevicespecs: unknown field; did you mean `passDeviceSpecs`?"
+        );
+        assert_eq!(
+            message("colour: red\n"),
+            "read configuration: colour: unknown field; known are failOnInitError, passDeviceSpecs, resources"
+        );
+    }
+
+    #[test]
+    fn a_wrong_type_names_its_path() {
+        assert_eq!(
+            message("resources:\n- name: nvidia.com/gpu\n  sharing: {strategy: TimeSlicing, replicas: many}\n"),
+            "read configuration: resources[0].sharing.replicas: invalid type: string \"many\", expected i32 at line 3 column 46"
+        );
+        let error = message("resources:\n- name: nvidia.com/gpu\n  sharing: {strategy: Timeslicing}\n");
+        assert!(
+            error.starts_with("read configuration: resources[0].sharing.strategy: unknown variant `Timeslicing`"),
+            "{error}"
+        );
+        assert!(message("- a\n- b\n").contains("invalid type: sequence"), "{}", message("- a\n- b\n"));
+        assert!(message("a: [\n").starts_with("read configuration: "), "{}", message("a: [\n"));
+    }
+
+    #[test]
+    fn every_problem_is_named_at_once() {
+        let error = load("colour: red\nresources:\n- name: nvidia.com/gpu\n  device: {}\n")
+            .expect_err("both fields are unknown");
+        assert_eq!(
+            error.problems().iter().map(|problem| problem.path.as_str()).collect::<Vec<_>>(),
+            ["colour", "resources[0].device"]
+        );
+    }
+
+    #[test]
+    fn an_empty_document_is_every_default() {
+        assert_eq!(load(""), Ok(AgentConfig::default()));
+        assert_eq!(load("# nothing\n"), Ok(AgentConfig::default()));
+        assert_eq!(load("{}"), Ok(AgentConfig::default()));
+    }
+
+    #[test]
+    fn a_document_beyond_the_limit_is_refused_unread() {
+        assert_eq!(load(&"#".repeat(MAX_DOCUMENT_BYTES + 1)), Err(LoadError::TooLong(MAX_DOCUMENT_BYTES + 1)));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_gives_an_answer(text in "\\PC{0,200}") {
+            let _ = load(&text);
+        }
+    }
+}

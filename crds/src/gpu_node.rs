@@ -1,0 +1,257 @@
+//! `GpuNode`: one per node that has a GPU or is governed by a `devicePlugin`. The operator writes `spec`, the agent of the
+//! node writes `status`.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What the operator asks of the agent on one node.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "gpunode.dev",
+    version = "v1alpha1",
+    kind = "GpuNode",
+    plural = "gpunodes",
+    shortname = "gn",
+    category = "gpunode",
+    status = "GpuNodeStatus",
+    derive = "PartialEq",
+    doc = "The GPUs of one node: what the operator asks of the agent there (spec, written by the operator alone) and what the agent found and did (status, written by that agent alone).",
+    printcolumn(name = "Hardware", type_ = "string", json_path = ".status.hardware"),
+    printcolumn(name = "Policy", type_ = "string", json_path = ".spec.config.policy"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
+    printcolumn(name = "Driver", type_ = "string", json_path = ".status.driverVersion"),
+    printcolumn(name = "Config", type_ = "string", json_path = ".status.configHash", priority = 1),
+    printcolumn(name = "Agent", type_ = "string", json_path = ".status.agent.pod", priority = 1),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuNodeSpec {
+    /// The configuration that the agent is to put in force. Absent while no policy with a `devicePlugin` governs the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<Configuration>,
+}
+
+/// A configuration as the agent reads it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Configuration {
+    /// The policy that governs the node.
+    #[schemars(length(max = 40))]
+    pub policy: String,
+    /// Version of the document's format; an agent reports which ones it reads.
+    pub version: i32,
+    /// Identifies the document; an agent reports the hash of the one in force.
+    #[schemars(length(max = 64))]
+    pub hash: String,
+    /// The configuration, YAML as `gpunode-agent run --config FILE` takes it.
+    #[schemars(length(max = 262_144))]
+    pub document: String,
+}
+
+/// What the agent found and did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuNodeStatus {
+    /// The agent that wrote this status.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<Agent>,
+
+    /// The GPUs in a few words, such as `8 x Tesla-V100-SXM2-32GB`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub hardware: Option<String>,
+
+    /// Version of the NVIDIA driver.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub driver_version: Option<String>,
+
+    /// Newest CUDA version that the driver supports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub cuda_version: Option<String>,
+
+    /// The GPUs of the node, ordered by index.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["uuid".into()]))]
+    pub gpus: Vec<GpuDevice>,
+
+    /// The resources that the agent offers, ordered as in the configuration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub resources: Vec<ResourceStatus>,
+
+    /// Hash of the configuration in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub config_hash: Option<String>,
+
+    /// The configuration that the agent refused; the one before it stays in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rejected_config: Option<RejectedConfiguration>,
+
+    /// `Ready`, `ConfigurationAccepted`, `Registered` and `DriverAvailable`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// Which process speaks for the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Agent {
+    /// Name of its pod.
+    #[schemars(length(max = 253))]
+    pub pod: String,
+    /// UID of its pod.
+    #[schemars(length(max = 64))]
+    pub pod_uid: String,
+    /// What it does on the node.
+    pub mode: AgentMode,
+    /// Version of the program.
+    #[schemars(length(max = 64))]
+    pub version: String,
+    /// Versions of the configuration document that it reads.
+    #[schemars(length(max = 16))]
+    pub config_versions: Vec<i32>,
+}
+
+/// What an agent does on its node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum AgentMode {
+    /// It only reports hardware.
+    #[default]
+    Discovery,
+    /// It runs the device plugin.
+    DevicePlugin,
+}
+
+/// One physical GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuDevice {
+    /// NVML index, as `nvidia-smi` shows it.
+    pub index: i32,
+    /// UUID, such as `GPU-0c1b5e0a-...`.
+    #[schemars(length(max = 64))]
+    pub uuid: String,
+    /// Product name in label form, such as `Tesla-V100-SXM2-32GB`.
+    #[schemars(length(max = 63))]
+    pub product: String,
+    /// Memory in MiB.
+    #[serde(rename = "memoryMiB")]
+    pub memory_mib: i64,
+    /// Architecture, as GPU feature discovery names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub architecture: Option<Architecture>,
+    /// CUDA compute capability, such as `7.0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16))]
+    pub compute_capability: Option<String>,
+    /// PCI bus id in sysfs form, such as `0000:07:00.0`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub pci_bus_id: Option<String>,
+    /// NUMA node that the GPU hangs on; absent where the machine does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<i32>,
+    /// Whether MIG is on; absent where the GPU has no MIG.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig_mode: Option<MigMode>,
+    /// How the GPU reaches each other GPU of the node, ordered by index.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub links: Vec<GpuLink>,
+}
+
+/// Architectures by GPU feature discovery's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "the names are the documentation")]
+pub enum Architecture {
+    Kepler,
+    Maxwell,
+    Pascal,
+    Volta,
+    Turing,
+    Ampere,
+    AdaLovelace,
+    Hopper,
+    Blackwell,
+    Unknown,
+}
+
+/// Whether MIG is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum MigMode {
+    /// The GPU is divided or can be.
+    Enabled,
+    /// The GPU is whole.
+    Disabled,
+}
+
+/// The way from one GPU to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuLink {
+    /// Index of the other GPU.
+    pub peer: i32,
+    /// Nearest common ancestor on the PCI bus, in the words of `nvidia-smi topo -m`.
+    pub level: LinkLevel,
+    /// Active NVLinks to it, directly or through NVSwitch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvlinks: Option<i32>,
+}
+
+/// Levels of the PCI topology in the words of `nvidia-smi topo -m`, nearest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum LinkLevel {
+    /// On the same board.
+    Internal,
+    /// One PCIe switch.
+    Pix,
+    /// Several PCIe switches.
+    Pxb,
+    /// A PCIe host bridge.
+    Phb,
+    /// Host bridges of one NUMA node.
+    Node,
+    /// Between NUMA nodes.
+    Sys,
+    /// The driver does not say.
+    Unknown,
+}
+
+/// One resource that the agent offers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceStatus {
+    /// Name of the extended resource.
+    #[schemars(length(max = 253))]
+    pub name: String,
+    /// Devices in the list that the kubelet was given.
+    pub capacity: i32,
+    /// Those of them that are healthy.
+    pub allocatable: i32,
+    /// Whether the kubelet has taken the list.
+    pub registered: bool,
+}
+
+/// A configuration that could not be put in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RejectedConfiguration {
+    /// Its hash.
+    #[schemars(length(max = 64))]
+    pub hash: String,
+    /// Why, with the path of the field.
+    #[schemars(length(max = 1024))]
+    pub message: String,
+}

@@ -1,0 +1,34 @@
+//! Labels, annotations and names that gpunode writes or reads on Nodes.
+
+/// API group of gpunode's kinds and prefix of its own labels, annotations and taints.
+pub const GROUP: &str = "gpunode.dev";
+
+/// Label on every node that a policy with a `devicePlugin` governs; discovery stays off such nodes.
+///
+/// A fixed key, because node affinity cannot match a prefix.
+pub const GOVERNED_LABEL: &str = "gpunode.dev/governed";
+
+/// Prefix of the label that selects the DaemonSet of one policy.
+pub const POLICY_LABEL_PREFIX: &str = "gpunode.dev/policy.";
+
+/// Annotation that lists what gpunode wrote on the node, so that exactly that can be removed.
+pub const OWNED_ANNOTATION: &str = "gpunode.dev/owned";
+
+/// Label by which a person keeps gpunode's hands off a node. gpunode never writes it.
+pub const IGNORE_LABEL: &str = "gpunode.dev/ignore";
+
+/// Field manager of everything that the operator writes.
+pub const OPERATOR_FIELD_MANAGER: &str = "gpunode-operator";
+
+/// Field manager of everything that an agent writes.
+pub const AGENT_FIELD_MANAGER: &str = "gpunode-agent";
+
+/// The label that selects the DaemonSet of the policy `name`.
+pub fn policy_label(name: &str) -> String {
+    format!("{POLICY_LABEL_PREFIX}{name}")
+}
+
+/// Whether a label, annotation or taint key is under gpunode's own prefix.
+pub fn is_gpunode_key(key: &str) -> bool {
+    key.split_once('/').is_some_and(|(prefix, _)| prefix == GROUP)
+}

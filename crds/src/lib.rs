@@ -1,0 +1,30 @@
+//! The Kubernetes API of gpunode: `GpuNodePolicy`, which a platform team writes, and `GpuNode`, in which the operator and
+//! the agent of one node meet.
+//!
+//! Names and types are settled in `docs/adr/0001-api.md`. Every list, map and string has a bound, because the API server
+//! charges CEL rules by the worst case. This crate does no IO.
+
+mod gpu_node;
+mod keys;
+mod label_map;
+mod manifest;
+mod policy;
+mod policy_status;
+mod selector;
+mod taint;
+
+pub use gpu_node::{
+    Agent, AgentMode, Architecture, Configuration, GpuDevice, GpuLink, GpuNode, GpuNodeSpec, GpuNodeStatus, LinkLevel,
+    MigMode, RejectedConfiguration, ResourceStatus,
+};
+pub use keys::{
+    AGENT_FIELD_MANAGER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION,
+    POLICY_LABEL_PREFIX, is_gpunode_key, policy_label,
+};
+pub use manifest::{Manifest, ManifestError, manifests};
+pub use policy::{GpuNodePolicy, GpuNodePolicySpec, Mode};
+pub use policy_status::{
+    ConditionType, GpuNodePolicyStatus, MAX_FAILURES, MAX_PREVIEW, NodeCounts, NodeFailure, NodePreview, Reason,
+};
+pub use selector::{NodeSelector, NodeSelectorRequirement, SelectorOperator};
+pub use taint::{PolicyTaint, TaintEffect};

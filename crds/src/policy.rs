@@ -1,0 +1,100 @@
+//! `GpuNodePolicy`: what a platform team writes.
+
+use crate::{GpuNodePolicyStatus, NodeSelector, PolicyTaint};
+use gpunode_config::AgentConfig;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How the GPU nodes of a pool look and behave: labels, taints, and how their GPUs are offered to pods.
+///
+/// All policies that match a node contribute labels and taints; where two say different things, the higher priority
+/// wins. The matching policy of the highest priority that has a `devicePlugin` governs the node's GPUs.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "gpunode.dev",
+    version = "v1alpha1",
+    kind = "GpuNodePolicy",
+    plural = "gpunodepolicies",
+    shortname = "gnp",
+    category = "gpunode",
+    status = "GpuNodePolicyStatus",
+    derive = "PartialEq",
+    doc = "How the GPU nodes of a pool look and behave: labels, taints, and how their GPUs are offered to pods.",
+    printcolumn(name = "Mode", type_ = "string", json_path = ".spec.mode"),
+    printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.priority"),
+    printcolumn(name = "Matched", type_ = "integer", json_path = ".status.nodes.matched"),
+    printcolumn(name = "Nodes Ready", type_ = "integer", json_path = ".status.nodes.ready"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    validation = Rule::new("size(self.metadata.name) <= 40")
+        .message("metadata.name must be at most 40 characters, since it becomes part of a label key; choose a shorter name")
+)]
+#[serde(rename_all = "camelCase")]
+#[cfg_attr(feature = "cel", kube(cel))]
+#[x_kube(validation = Rule::new("!(has(self.mode) && self.mode == 'Preview') || (has(oldSelf.mode) && oldSelf.mode == 'Preview')")
+    .message("mode cannot change from Enforce to Preview, which would leave what the policy wrote without an owner; delete the policy, or see the effect of a change with `kubectl gpunode plan -f`").field_path(".mode"))]
+pub struct GpuNodePolicySpec {
+    /// Which policy wins where two that match a node say different things: the higher number. Default: 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = -1_000_000, max = 1_000_000))]
+    pub priority: Option<i32>,
+
+    /// `Enforce` writes to the cluster. `Preview` computes what would change and reports it in status, and writes nothing
+    /// else. Default: Enforce.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
+
+    /// The nodes that this policy is about, by their labels. `{}` is every node.
+    pub node_selector: NodeSelector,
+
+    /// Labels that matching nodes get.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "crate::label_map::label_map")]
+    #[x_kube(validation = Rule::new("self.all(key, key.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && size(key) <= 316)")
+        .message("labels must have keys of the form [PREFIX/]NAME: a name of at most 63 letters, digits, '-', '_' and '.', and a DNS prefix"))]
+    #[x_kube(validation = Rule::new("self.all(key, !key.matches('^([-a-z0-9.]+[.])?(kubernetes|k8s)[.]io/') && !key.startsWith('gpunode.dev/'))")
+        .message("labels must not have keys under kubernetes.io, k8s.io or gpunode.dev, which others own; use a prefix of your own"))]
+    pub labels: BTreeMap<String, String>,
+
+    /// Taints that matching nodes get.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["key".into(), "effect".into()]))]
+    pub taints: Vec<PolicyTaint>,
+
+    /// How the GPUs of matching nodes are offered to pods. With this field the policy runs gpunode's device plugin on
+    /// matching nodes; `{}` runs it with every default. Left out: the policy only writes labels and taints.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_plugin: Option<AgentConfig>,
+
+    /// Image of the agent on matching nodes. Left out: the image that the operator was installed with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 512), regex(pattern = r"^[A-Za-z0-9][-A-Za-z0-9._:/@]*$"))]
+    pub image: Option<String>,
+}
+
+/// `Enforce` writes to the cluster. `Preview` computes what would change and reports it in status, and writes nothing
+/// else. Default: Enforce.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Mode {
+    /// The policy is put in force.
+    #[default]
+    Enforce,
+    /// What the policy would do is reported in its status.
+    Preview,
+}
+
+impl GpuNodePolicySpec {
+    /// The priority in force.
+    pub fn priority(&self) -> i32 {
+        self.priority.unwrap_or(0)
+    }
+
+    /// The mode in force.
+    pub fn mode(&self) -> Mode {
+        self.mode.unwrap_or_default()
+    }
+}

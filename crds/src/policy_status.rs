@@ -1,0 +1,226 @@
+//! What the operator reports about a policy. Conditions have the meanings of kstatus.
+
+use crate::PolicyTaint;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Most entries of `status.failures`; `nodes` counts all of them.
+pub const MAX_FAILURES: usize = 32;
+
+/// Most entries of `status.preview.nodes`.
+pub const MAX_PREVIEW: usize = 64;
+
+/// What became of a policy.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuNodePolicyStatus {
+    /// The generation of the spec that this status describes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+
+    /// `Ready`, `Reconciling` and `Stalled` as kstatus reads them; `Conflict` and `Degraded` say more about single nodes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+
+    /// How many nodes are in which state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<NodeCounts>,
+
+    /// Nodes on which the policy is not in force, and why; ordered by name, at most 32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub failures: Vec<NodeFailure>,
+
+    /// Mode Preview only: what would change, for at most 64 nodes, ordered by name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub preview: Vec<NodePreview>,
+}
+
+/// Numbers of nodes. `matched` is the sum of the others where nothing is counted twice: a conflicted node is not ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeCounts {
+    /// Nodes that the selector matches.
+    pub matched: i32,
+    /// Matched nodes on which everything that the policy asks for is in force.
+    pub ready: i32,
+    /// Matched nodes that are on their way.
+    pub updating: i32,
+    /// Matched nodes that cannot get there by themselves.
+    pub failed: i32,
+    /// Matched nodes where somebody else owns a key that the policy wants.
+    pub conflicted: i32,
+}
+
+/// Why the policy is not in force on one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeFailure {
+    /// The node's name.
+    #[schemars(length(max = 253))]
+    pub node: String,
+    /// One word for programs.
+    #[schemars(length(max = 64))]
+    pub reason: String,
+    /// A sentence for people: what, on what, and what to do.
+    #[schemars(length(max = 1024))]
+    pub message: String,
+}
+
+/// What a policy in mode Preview would change on one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodePreview {
+    /// The node's name.
+    #[schemars(length(max = 253))]
+    pub node: String,
+    /// Labels that would be set or changed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "crate::label_map::merged_label_map")]
+    pub set_labels: BTreeMap<String, String>,
+    /// Keys of labels that would be removed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 128), inner(length(max = 316)))]
+    pub remove_labels: Vec<String>,
+    /// Taints that would be added or changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub set_taints: Vec<PolicyTaint>,
+    /// Taints that would be removed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub remove_taints: Vec<PolicyTaint>,
+    /// Hash of the agent configuration that the node would get.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub config_hash: Option<String>,
+    /// Keys that somebody else owns with another value, which would stay as they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 512)))]
+    pub conflicts: Vec<String>,
+}
+
+/// Types of the conditions in `GpuNodePolicy.status` and `GpuNode.status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum ConditionType {
+    /// The object is in force everywhere it can be.
+    Ready,
+    /// Work is under way.
+    Reconciling,
+    /// No progress without a change of the spec.
+    Stalled,
+    /// Somebody else owns a key that the policy wants.
+    Conflict,
+    /// Some matched node is broken.
+    Degraded,
+    /// GpuNode: the configuration in `spec` is in force.
+    ConfigurationAccepted,
+    /// GpuNode: every resource is registered with the kubelet.
+    Registered,
+    /// GpuNode: the driver answers.
+    DriverAvailable,
+}
+
+impl ConditionType {
+    /// The name in the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "Ready",
+            Self::Reconciling => "Reconciling",
+            Self::Stalled => "Stalled",
+            Self::Conflict => "Conflict",
+            Self::Degraded => "Degraded",
+            Self::ConfigurationAccepted => "ConfigurationAccepted",
+            Self::Registered => "Registered",
+            Self::DriverAvailable => "DriverAvailable",
+        }
+    }
+}
+
+/// Reasons of conditions, failures and events: constants of the API that programs may compare with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum Reason {
+    /// Every matched node that can be reached has the policy in force.
+    InForce,
+    /// No node matches.
+    NoMatchingNodes,
+    /// Mode Preview: what would change is in status.
+    Preview,
+    /// Some nodes are not there yet.
+    NodesUpdating,
+    /// Nothing is under way.
+    UpToDate,
+    /// Some nodes failed.
+    NodesFailed,
+    /// Every matched node is healthy.
+    NodesHealthy,
+    /// Another owner's key has another value.
+    KeyOwnedByAnother,
+    /// Two policies of equal priority disagree.
+    EqualPriority,
+    /// No other owner is in the way.
+    NoConflict,
+    /// The agent refused its configuration.
+    ConfigurationRejected,
+    /// The agent has its configuration in force.
+    ConfigurationInForce,
+    /// The agent has not reported the configuration yet.
+    ConfigurationPending,
+    /// The node has no configuration.
+    NoConfiguration,
+    /// The agent on the node does not report.
+    AgentNotReporting,
+    /// The kubelet of the node does not answer.
+    NodeNotReady,
+    /// Every resource is registered with the kubelet.
+    Registered,
+    /// The kubelet does not have every resource yet.
+    Registering,
+    /// The driver answers.
+    DriverAnswers,
+    /// The driver's library cannot be found or loaded.
+    DriverNotFound,
+    /// The driver's library reports an error.
+    DriverFailed,
+    /// Another agent of this node is still registered.
+    WaitingForPredecessor,
+    /// The policy's spec cannot be carried out.
+    InvalidSpec,
+}
+
+impl Reason {
+    /// The name in the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InForce => "InForce",
+            Self::NoMatchingNodes => "NoMatchingNodes",
+            Self::Preview => "Preview",
+            Self::NodesUpdating => "NodesUpdating",
+            Self::UpToDate => "UpToDate",
+            Self::NodesFailed => "NodesFailed",
+            Self::NodesHealthy => "NodesHealthy",
+            Self::KeyOwnedByAnother => "KeyOwnedByAnother",
+            Self::EqualPriority => "EqualPriority",
+            Self::NoConflict => "NoConflict",
+            Self::ConfigurationRejected => "ConfigurationRejected",
+            Self::ConfigurationInForce => "ConfigurationInForce",
+            Self::ConfigurationPending => "ConfigurationPending",
+            Self::NoConfiguration => "NoConfiguration",
+            Self::AgentNotReporting => "AgentNotReporting",
+            Self::NodeNotReady => "NodeNotReady",
+            Self::Registered => "Registered",
+            Self::Registering => "Registering",
+            Self::DriverAnswers => "DriverAnswers",
+            Self::DriverNotFound => "DriverNotFound",
+            Self::DriverFailed => "DriverFailed",
+            Self::WaitingForPredecessor => "WaitingForPredecessor",
+            Self::InvalidSpec => "InvalidSpec",
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! A bounded copy of Kubernetes' LabelSelector.
+//!
+//! The standard type has no bounds, so that any CEL rule beside it is charged beyond the API server's budget.
+
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Selects nodes by their labels; all conditions must hold. `{}` selects every node.
+///
+/// Labels that gpunode itself wrote are not seen, so that no policy can select or deselect by its own effect.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeSelector {
+    /// Labels that the node must have with exactly these values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "crate::label_map::label_map")]
+    pub match_labels: BTreeMap<String, String>,
+
+    /// Further conditions on labels.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub match_expressions: Vec<NodeSelectorRequirement>,
+}
+
+/// One condition on a label.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.operator in ['In', 'NotIn'] ? (has(self.values) && size(self.values) > 0) : (!has(self.values) || size(self.values) == 0)")
+    .message("values must be given for the operators In and NotIn, and left out for Exists and DoesNotExist").field_path(".values"))]
+pub struct NodeSelectorRequirement {
+    /// The label's key.
+    #[schemars(length(min = 1, max = 316))]
+    pub key: String,
+
+    /// How the label is compared with `values`.
+    pub operator: SelectorOperator,
+
+    /// Values for `In` and `NotIn`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 63)))]
+    pub values: Vec<String>,
+}
+
+/// The operators of a LabelSelector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum SelectorOperator {
+    /// The label has one of the values.
+    In,
+    /// The label is absent or has none of the values.
+    NotIn,
+    /// The label is there.
+    Exists,
+    /// The label is absent.
+    DoesNotExist,
+}
