@@ -1,0 +1,68 @@
+# Entry points, the same for people and for CI. `make` alone lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+NAME ?= default
+CLUSTER ?= tests/cluster/clusters/default.yaml
+KEEP ?=
+TARGET := target
+CLUSTER_CMD := $(TARGET)/release/gpunode-cluster
+CARGO_DENY_VERSION := 0.20.2
+
+.PHONY: help
+help: ## list the entry points
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: programs images ## show gpunode on a cluster of simulated GPU nodes; KEEP=1 leaves it up
+	@KEEP=$(KEEP) tests/e2e/demo.sh
+
+.PHONY: test
+test: ## everything that CI runs, lint and demo included
+	@tests/run.sh
+
+.PHONY: packages
+packages:
+	@tests/cluster/install-packages.sh
+
+.PHONY: kubernetes
+kubernetes: packages
+	@tests/cluster/build/build.sh
+
+.PHONY: programs
+programs: kubernetes
+	@echo "building gpunode (release)"
+	@cargo build --release --locked -p gpunode-agent -p gpunode-operator -p kubectl-gpunode -p gpunode-fake-nvml -p gpunode-cluster
+	@install -m 755 $(TARGET)/release/kubectl-gpunode $(TARGET)/cluster/bin/kubectl-gpunode
+
+.PHONY: images
+images: programs ## archives of the two images in target/images
+	@manifests/images/build.sh $(TARGET)/release $(TARGET)/images
+
+.PHONY: cluster-up
+cluster-up: images ## a local cluster with gpunode installed (NAME=default, CLUSTER=file.yaml)
+	@$(CLUSTER_CMD) up --name $(NAME) --cluster $(CLUSTER)
+	@tests/cluster/install-gpunode.sh $(NAME)
+
+.PHONY: cluster-down
+cluster-down: ## stop the local cluster (NAME=default)
+	@cargo run --release --locked -q -p gpunode-cluster -- down --name $(NAME)
+
+.PHONY: crds
+crds: ## generate manifests/crds from crds/src
+	@cargo run --locked -q -p gpunode-crds -- manifests/crds
+
+.PHONY: lint
+lint: cargo-deny ## formatting, clippy, docs, licences, generated files, purity of the pure crates
+	@tests/lint.sh
+
+.PHONY: cargo-deny
+cargo-deny:
+	@cargo deny --version 2>/dev/null | grep -qx 'cargo-deny $(CARGO_DENY_VERSION)' \
+	  || cargo install --locked --version $(CARGO_DENY_VERSION) cargo-deny
+
+.PHONY: bench
+bench: programs images ## measure the figures of docs/benchmarks.md
+	@tests/bench.sh

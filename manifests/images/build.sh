@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Writes the two images of gpunode as OCI archives, without a registry and without a container engine:
+#   manifests/images/build.sh PROGRAMS OUTPUT
+# PROGRAMS is the folder with the built gpunode-agent and gpunode-operator, OUTPUT gets gpunode-agent.tar and
+# gpunode-operator.tar. Each image is FROM scratch: the program and the shared libraries that it needs, no shell.
+set -euo pipefail
+
+programs=$1
+output=$2
+version=${VERSION:-0.1.0}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$output"
+
+# A driver library that the agent loads at run time needs these of glibc beside what the agent itself needs.
+driver_libraries=(libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1)
+
+copy_library() { # PATH ROOT: keeps the path at which the loader looks, with the file that it points to
+  install -D -m 755 "$(readlink -f "$1")" "$2$1"
+}
+
+build() { # NAME USER
+  local name=$1 user=$2 root=$work/$1/root layout=$work/$1/layout
+  mkdir -p "$root"
+  install -D -m 755 "$programs/gpunode-$name" "$root/gpunode-$name"
+  while read -r library; do copy_library "$library" "$root"; done \
+    < <(ldd "$programs/gpunode-$name" | grep -o '/[^ ]*')
+  if [ "$name" = agent ]; then
+    for library in "${driver_libraries[@]}"; do
+      copy_library "$(ldconfig -p | awk -v l="$library" '$1 == l && /x86-64|AArch64/ {print $NF; exit}')" "$root"
+    done
+  fi
+  # Mount points: the root file system is read-only where the image runs.
+  mkdir -p "$root/host" "$root/var/lib/kubelet/device-plugins" "$root/var/lib/gpunode" "$root/proc" "$root/sys" "$root/dev" "$root/etc" "$root/tmp"
+  find "$root" -exec touch -h -d "@${SOURCE_DATE_EPOCH:-0}" {} +
+
+  umoci init --layout "$layout"
+  umoci new --image "$layout:$version"
+  umoci insert --image "$layout:$version" "$root" /
+  umoci config --image "$layout:$version" --config.entrypoint "/gpunode-$name" --config.user "$user"
+  umoci gc --layout "$layout"
+  # containerd takes an image's name from this annotation.
+  jq --arg image "gpunode.dev/$name:$version" \
+    '.manifests[0].annotations += {"io.containerd.image.name": $image}' "$layout/index.json" > "$layout/index.json.new"
+  mv "$layout/index.json.new" "$layout/index.json"
+  tar --sort=name --mtime="@${SOURCE_DATE_EPOCH:-0}" --owner=0 --group=0 -C "$layout" -cf "$work/$name.tar" .
+  mv "$work/$name.tar" "$output/gpunode-$name.tar"
+  printf '%-12s %-32s %6.1f MB  %s\n' image "gpunode.dev/$name:$version" \
+    "$(stat -c %s "$output/gpunode-$name.tar" | awk '{print $1/1e6}')" "$output/gpunode-$name.tar"
+}
+
+build agent 0:0
+build operator 65532:65532

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# `make lint`: what a reviewer should not have to look for.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+step() { printf '\n== %s\n' "$*"; }
+
+step "formatting"
+cargo fmt --all --check
+
+step "clippy"
+cargo clippy --workspace --all-targets --locked -- -D warnings
+
+step "documentation"
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+step "dependencies: bans, licences, sources"
+cargo deny --all-features check bans licenses sources
+
+step "generated CRDs are up to date"
+generated=$(mktemp -d)
+trap 'rm -rf "$generated"' EXIT
+cargo run --locked -q -p gpunode-crds -- "$generated"
+for file in "$generated"/*.yaml; do
+  diff -u "manifests/crds/$(basename "$file")" "$file" || { echo "run 'make crds' and commit the result"; exit 1; }
+done
+
+step "pure crates have neither a runtime nor a client"
+for crate in gpunode-config gpunode-crds gpunode-gpu gpunode-plan; do
+  if cargo tree --locked -e normal -p "$crate" --prefix none | grep -E '^(tokio|kube-client|kube-runtime|hyper|tonic) '; then
+    echo "$crate must do no IO; remove the dependency above"; exit 1
+  fi
+  echo "$crate"
+done
