@@ -1,0 +1,43 @@
+//! A real Kubernetes cluster on one Linux machine, for tests and demonstrations.
+//!
+//! etcd, API server, controller manager and scheduler run in one sandbox; every node has its own with containerd,
+//! kubelet, kube-proxy and simulated GPUs. A sandbox is a set of namespaces ([`Node::command`] enters it), so nothing
+//! is written outside the folder of the cluster, and nothing stays behind but that folder.
+//!
+//! Functions block and wait for what they promise.
+
+#![forbid(unsafe_code)]
+
+mod cgroup;
+mod cluster;
+mod cluster_file;
+mod control_plane;
+mod hardware;
+mod image;
+mod kubeconfig;
+mod kubectl;
+mod layout;
+mod network;
+mod node;
+mod node_start;
+mod pki;
+mod process;
+mod progress;
+mod remove;
+mod requirements;
+mod run;
+mod sandbox;
+mod start;
+mod state;
+mod subnet;
+mod wait;
+
+pub use cgroup::CgroupVersion;
+pub use cluster::{Cluster, DEFAULT_NAME, Options, missing};
+pub use cluster_file::{ClusterFile, NodeSpec};
+pub use image::{BUSYBOX, CUDA};
+pub use layout::{ROOT_VARIABLE, default_root};
+pub use node::Node;
+pub use process::Process;
+pub use progress::Progress;
+pub use rustix::process::Signal;

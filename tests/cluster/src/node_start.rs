@@ -1,0 +1,205 @@
+//! Starting a node: its sandbox, containerd, kubelet and kube-proxy.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::statfs;
+use serde_json::json;
+
+use crate::{
+    hardware,
+    image::PAUSE,
+    kubeconfig,
+    node::Node,
+    pki::Authority,
+    run,
+    sandbox::{BIN, Bind},
+    subnet::{Network, Subnet},
+    wait,
+};
+
+const CONTAINERD_CONFIG: &str = include_str!("containerd.toml");
+const CONTAINERD_TIMEOUT: Duration = Duration::from_secs(30);
+/// `OVERLAYFS_SUPER_MAGIC` of `linux/magic.h`.
+const OVERLAYFS: i64 = 0x794c_7630;
+
+/// What a node has to know about the cluster.
+pub(crate) struct Surroundings<'a> {
+    pub(crate) authority: &'a Authority,
+    pub(crate) subnet: Subnet,
+    /// Control group of the node.
+    pub(crate) cgroup: String,
+    /// The simulated NVML library.
+    pub(crate) nvml_library: &'a Path,
+}
+
+/// Lays out the folder of a node and starts its namespaces.
+pub(crate) fn start_sandbox(node: &Node, around: &Surroundings) -> Result<()> {
+    let folder = node.folder();
+    let bus = folder.join("sys-bus");
+    hardware::write_sys_bus(&bus, node.spec())?;
+    let read_only = |source: PathBuf, target| Bind { source, target, writable: false };
+    let mut binds = vec![read_only(node.layout().bin(), BIN), read_only(bus, "/sys/bus")];
+    let mut devices = None;
+    if let Some(gpus) = &node.spec().gpus {
+        let driver = folder.join("driver");
+        hardware::write_driver(&driver, around.nvml_library, gpus)?;
+        binds.push(read_only(driver, "/run/nvidia/driver"));
+        devices = Some(gpus.gpus().context("simulated GPUs")?.len());
+    }
+    node.sandbox().start(node.name(), devices, &binds)
+}
+
+/// Starts containerd and waits until it takes requests.
+pub(crate) fn start_containerd(node: &Node, pods: Network) -> Result<()> {
+    let sandbox = node.sandbox();
+    let root = sandbox.root();
+    let on = statfs(&root).with_context(|| format!("ask for the file system of {}", root.display()))?;
+    // An overlay cannot be the upper layer of another one.
+    let snapshotter = if on.f_type == OVERLAYFS { "native" } else { "overlayfs" };
+    sandbox.write(
+        "/etc/containerd/config.toml",
+        CONTAINERD_CONFIG.replace("SNAPSHOTTER", snapshotter).replace("PAUSE_IMAGE", PAUSE),
+    )?;
+    let cni = json!({
+        "cniVersion": "1.0.0",
+        "name": "pods",
+        "plugins": [{
+            "type": "bridge",
+            "bridge": "cni0",
+            "isGateway": true,
+            "hairpinMode": true,
+            "ipam": {
+                "type": "host-local",
+                "dataDir": "/var/lib/cni",
+                "ranges": [[{"subnet": pods.to_string()}]],
+                "routes": [{"dst": "0.0.0.0/0"}],
+            },
+        }],
+    });
+    sandbox.write("/etc/cni/net.d/10-pods.conflist", cni.to_string())?;
+    for folder in ["etc/cdi", "run/cdi", "var/lib/gpunode", "var/lib/kubelet", "var/log/pods"] {
+        let path = root.join(folder);
+        fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
+    }
+    sandbox.daemon("containerd", &["--config=/etc/containerd/config.toml".to_owned()])?;
+    wait::until("containerd to answer", CONTAINERD_TIMEOUT, || {
+        if sandbox.process("containerd")?.is_none() {
+            bail!("it ended; {}", sandbox.log_tail("containerd"));
+        }
+        Ok(node.ctr(["version"]).is_ok().then_some(()))
+    })
+    .with_context(|| format!("start containerd of node {}", node.name()))
+}
+
+/// Brings an image archive into containerd of a node.
+pub(crate) fn import_image(node: &Node, archive: &Path) -> Result<()> {
+    let file = File::open(archive).with_context(|| format!("open image archive {}", archive.display()))?;
+    let mut command = node.ctr_command()?;
+    command.args(["images", "import", "-"]).stdin(Stdio::from(file));
+    run::finished(&mut command)
+        .map(drop)
+        .with_context(|| format!("import {} on node {}", archive.display(), node.name()))
+}
+
+/// Writes what kubelet and kube-proxy need.
+pub(crate) fn write_kubelet_files(node: &Node, around: &Surroundings, address: Ipv4Addr) -> Result<()> {
+    let sandbox = node.sandbox();
+    let name = node.name();
+    let api = around.subnet.control_plane();
+    let authority = around.authority;
+    sandbox.write("/etc/kubernetes/ca.crt", authority.certificate())?;
+    let server = authority.server(&[name], &[address])?;
+    sandbox.write("/etc/kubernetes/kubelet.crt", &server.certificate)?;
+    sandbox.write("/etc/kubernetes/kubelet.key", &server.key)?;
+    sandbox.write("/etc/kubernetes/kubelet.yaml", kubelet_configuration(&around.cgroup).to_string())?;
+
+    let user = format!("system:node:{name}");
+    let credential = authority.client(&user, Some("system:nodes"))?;
+    let document = kubeconfig::document(api, authority, &user, &credential)?;
+    sandbox.write("/etc/kubernetes/kubelet.kubeconfig", document)?;
+    let user = "system:kube-proxy";
+    let credential = authority.client(user, None)?;
+    let document = kubeconfig::document(api, authority, user, &credential)?;
+    sandbox.write("/etc/kubernetes/kube-proxy.kubeconfig", document)
+}
+
+fn kubelet_configuration(cgroup: &str) -> serde_json::Value {
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+            "x509": {"clientCAFile": "/etc/kubernetes/ca.crt"},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": "/etc/kubernetes/kubelet.crt",
+        "tlsPrivateKeyFile": "/etc/kubernetes/kubelet.key",
+        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": cgroup,
+        "failCgroupV1": false,
+        "enforceNodeAllocatable": [],
+        "failSwapOn": false,
+        "resolvConf": "",
+        // The default is below /usr, which is the machine's.
+        "volumePluginDir": "/var/lib/kubelet/volumeplugins",
+        // The machine is shared by all nodes and its other users: none of them is short of anything.
+        "evictionHard": {"memory.available": "1Mi"},
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        // Tests wait for what the kubelet reports and for restarted containers.
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
+        "nodeStatusUpdateFrequency": "1s",
+        "nodeStatusReportFrequency": "5m",
+    })
+}
+
+/// Starts the kubelet; the rest of the node runs.
+pub(crate) fn start_kubelet(node: &Node, address: Ipv4Addr) -> Result<()> {
+    let spec = node.spec();
+    let mut flags = vec![
+        "--config=/etc/kubernetes/kubelet.yaml".to_owned(),
+        "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig".to_owned(),
+        format!("--hostname-override={}", spec.name),
+        format!("--node-ip={address}"),
+        "--v=2".to_owned(),
+    ];
+    if !spec.labels.is_empty() {
+        flags.push(format!("--node-labels={}", pairs(&spec.labels)));
+    }
+    if !spec.register_with_taints.is_empty() {
+        flags.push(format!("--register-with-taints={}", spec.register_with_taints.join(",")));
+    }
+    node.sandbox().daemon("kubelet", &flags)
+}
+
+/// Starts kube-proxy.
+pub(crate) fn start_kube_proxy(node: &Node, pods: Network) -> Result<()> {
+    node.sandbox().daemon(
+        "kube-proxy",
+        &[
+            "--kubeconfig=/etc/kubernetes/kube-proxy.kubeconfig".to_owned(),
+            format!("--hostname-override={}", node.name()),
+            "--proxy-mode=nftables".to_owned(),
+            format!("--cluster-cidr={pods}"),
+            // These settings are the machine's, a namespace cannot change them.
+            "--conntrack-max-per-core=0".to_owned(),
+            "--conntrack-tcp-timeout-established=0".to_owned(),
+            "--conntrack-tcp-timeout-close-wait=0".to_owned(),
+        ],
+    )
+}
+
+fn pairs(labels: &BTreeMap<String, String>) -> String {
+    let pairs: Vec<_> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    pairs.join(",")
+}

@@ -1,0 +1,32 @@
+//! Telling how far a start is.
+
+use std::{fmt, time::Instant};
+
+/// Where progress lines go. Library users see nothing unless they ask.
+#[derive(Clone, Copy)]
+pub struct Progress {
+    start: Instant,
+    print: fn(&str),
+}
+
+impl Progress {
+    /// Lines go to `print`, with the seconds since now.
+    pub fn new(print: fn(&str)) -> Self {
+        Progress { start: Instant::now(), print }
+    }
+
+    /// No lines.
+    pub fn silent() -> Self {
+        Progress::new(|_| {})
+    }
+
+    pub(crate) fn say(&self, what: &str, state: impl fmt::Display) {
+        (self.print)(&format!("{:6.1}s  {what:<16} {state}", self.start.elapsed().as_secs_f32()));
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Progress").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,91 @@
+//! Taking a cluster away, whole, half started or half dead.
+
+use std::{fs, io::ErrorKind, path::Path, time::Duration};
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+
+use crate::{
+    cgroup::{self, Trees},
+    layout::Layout,
+    process,
+    sandbox::{HOLDER, Sandbox},
+    state::State,
+    wait,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Kept for people and tests who ask what happened.
+const KEPT: [&str; 2] = ["logs", "audit.log"];
+
+/// Ends every process of the cluster and removes what it had outside its folder. Needs nothing but the folder's name.
+pub(crate) fn stop(layout: &Layout) -> Result<()> {
+    // Nodes first, lest the control plane's end makes them busy. A kubelet is ended before its node so that it
+    // restarts nothing; the end of a node's first process ends all others in it.
+    let state = State::load(layout).ok().flatten();
+    if let Some(state) = &state {
+        for node in &state.cluster.nodes {
+            let sandbox = Sandbox::new(layout.folder(), &layout.logs(), format!("nodes/{}", node.name));
+            for program in ["kubelet", HOLDER] {
+                if let Some(process) = sandbox.process(program)? {
+                    process.signal(Signal::KILL)?;
+                }
+            }
+        }
+    }
+    // Whatever carries the cluster's mark, also of a start that was killed before it wrote a state.
+    wait::until("the cluster's processes to end", TIMEOUT, || {
+        let processes = process::of_cluster(layout.folder())?;
+        for process in &processes {
+            process.signal(Signal::KILL)?;
+        }
+        for process in &processes {
+            process.wait(TIMEOUT)?;
+        }
+        Ok(processes.is_empty().then_some(()))
+    })?;
+    if let Some(state) = &state {
+        let link = state.subnet.link();
+        // The kernel removes it some time after its namespace; until then its addresses count as taken.
+        wait::until("the network link to go", TIMEOUT, || {
+            let path = Path::new("/sys/class/net").join(&link);
+            Ok((!path.exists()).then_some(()))
+        })?;
+    }
+    if let Ok(trees) = Trees::find() {
+        trees.remove(&cgroup::group(layout.folder()))?;
+    }
+    Ok(())
+}
+
+/// Removes the files of a stopped cluster except its logs.
+pub(crate) fn forget(layout: &Layout) -> Result<()> {
+    remove_except(layout, &KEPT)
+}
+
+/// Removes all files of a stopped cluster, before it starts anew.
+pub(crate) fn clear(layout: &Layout) -> Result<()> {
+    remove_except(layout, &[])
+}
+
+fn remove_except(layout: &Layout, kept: &[&str]) -> Result<()> {
+    let folder = layout.folder();
+    let lock = layout.lock();
+    let entries = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
+    for entry in entries {
+        let entry = entry.with_context(|| format!("list {}", folder.display()))?;
+        let path = entry.path();
+        if path == lock || kept.iter().any(|name| entry.file_name() == *name) {
+            continue;
+        }
+        let removed =
+            if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        match removed {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("remove {}", path.display()));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
