@@ -7,6 +7,7 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
+    time::{Duration, SystemTime},
 };
 
 use thiserror::Error;
@@ -91,6 +92,7 @@ impl StateFile {
         let path = self.dir.join(STATE_FILE);
         let text = serde_yaml::to_string(&state).map_err(|source| StateError::Parse { path: path.clone(), source })?;
         fs::write(&new_path, text).map_err(file_error("write", &new_path))?;
+        set_newer(&new_path, &path).map_err(file_error("date", &new_path))?;
         fs::rename(&new_path, &path).map_err(file_error("replace", &path))?;
         Ok(result)
     }
@@ -185,6 +187,18 @@ impl State {
             Err(source) => Err(file_error("read", &path)(source)),
         }
     }
+}
+
+/// Gives `new` a later time than `old`: readers notice a change by the time, and the clock that
+/// dates files stands still for milliseconds.
+fn set_newer(new: &Path, old: &Path) -> io::Result<()> {
+    let mut modified = SystemTime::now();
+    if let Ok(before) = fs::metadata(old).and_then(|old| old.modified())
+        && modified <= before
+    {
+        modified = before + Duration::from_micros(1);
+    }
+    File::options().write(true).open(new)?.set_modified(modified)
 }
 
 fn file_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateError {

@@ -1,0 +1,85 @@
+//! How many GPUs there are, and their handles.
+//!
+//! A lost GPU is counted and has no handle: its index, UUID and address answer `GPU_IS_LOST`.
+
+use std::ffi::c_uint;
+
+use gpunode_scenario::ReturnCode;
+use nvml_wrapper_sys::bindings::nvmlReturn_t;
+
+use super::{
+    answer,
+    pointer::{InText, Out},
+};
+use crate::{
+    handle::DeviceHandle,
+    inventory,
+    library::{self, Answer},
+};
+
+fn count(count: &Out<c_uint>) -> Answer {
+    let gpus = library::node()?.gpus().len();
+    count.set(c_uint::try_from(gpus).map_err(|_| ReturnCode::Unknown)?)
+}
+
+fn by_index(function: &str, index: c_uint, device: &Out<DeviceHandle>) -> Answer {
+    device.require()?;
+    let place = usize::try_from(index).map_err(|_| ReturnCode::InvalidArgument)?;
+    device.set(library::gpu_at(function, place)?.handle())
+}
+
+fn by_address(function: &str, address: &InText, device: &Out<DeviceHandle>) -> Answer {
+    device.require()?;
+    let place = inventory::find_by_address(&*library::node()?, &address.get()?)?;
+    device.set(library::gpu_at(function, place)?.handle())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetCount(total: Out<c_uint>) -> nvmlReturn_t {
+    answer(|| count(&total))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetCount_v2(total: Out<c_uint>) -> nvmlReturn_t {
+    answer(|| count(&total))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetHandleByIndex(index: c_uint, device: Out<DeviceHandle>) -> nvmlReturn_t {
+    answer(|| by_index("nvmlDeviceGetHandleByIndex", index, &device))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<DeviceHandle>) -> nvmlReturn_t {
+    answer(|| by_index("nvmlDeviceGetHandleByIndex_v2", index, &device))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetHandleByPciBusId(address: InText, device: Out<DeviceHandle>) -> nvmlReturn_t {
+    answer(|| by_address("nvmlDeviceGetHandleByPciBusId", &address, &device))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(address: InText, device: Out<DeviceHandle>) -> nvmlReturn_t {
+    answer(|| by_address("nvmlDeviceGetHandleByPciBusId_v2", &address, &device))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetHandleByUUID(uuid: InText, device: Out<DeviceHandle>) -> nvmlReturn_t {
+    answer(|| {
+        device.require()?;
+        let uuid = uuid.get()?;
+        let place = inventory::find(&*library::node()?, |gpu| gpu.uuid == uuid)?;
+        device.set(library::gpu_at("nvmlDeviceGetHandleByUUID", place)?.handle())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetHandleBySerial(serial: InText, device: Out<DeviceHandle>) -> nvmlReturn_t {
+    answer(|| {
+        device.require()?;
+        let serial = serial.get()?;
+        let place = inventory::find(&*library::node()?, |gpu| gpu.serial == serial)?;
+        device.set(library::gpu_at("nvmlDeviceGetHandleBySerial", place)?.handle())
+    })
+}

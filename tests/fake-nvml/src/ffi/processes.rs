@@ -1,0 +1,124 @@
+//! Processes on a GPU: three lists, each in three versions that differ in the structure alone.
+
+use std::ffi::c_uint;
+
+use gpunode_scenario::ProcessKind;
+use nvml_wrapper_sys::bindings::{nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t};
+
+use super::{
+    on_gpu,
+    pointer::{Out, OutArray},
+};
+use crate::{handle::DeviceHandle, usage};
+
+/// A list in the form of version 1.
+fn list_v1(
+    function: &str,
+    kind: ProcessKind,
+    device: DeviceHandle,
+    count: &Out<c_uint>,
+    processes: &OutArray<nvmlProcessInfo_v1_t>,
+) -> nvmlReturn_t {
+    on_gpu(function, device, |gpu| processes.set_counted(count, &usage::processes_v1(gpu.state(), kind)))
+}
+
+/// A list in the form of versions 2 and 3.
+fn list(
+    function: &str,
+    kind: ProcessKind,
+    device: DeviceHandle,
+    count: &Out<c_uint>,
+    processes: &OutArray<nvmlProcessInfo_v2_t>,
+) -> nvmlReturn_t {
+    on_gpu(function, device, |gpu| processes.set_counted(count, &usage::processes(gpu.state(), kind)))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetComputeRunningProcesses(
+    device: DeviceHandle,
+    count: Out<c_uint>,
+    processes: OutArray<nvmlProcessInfo_v1_t>,
+) -> nvmlReturn_t {
+    let name = "nvmlDeviceGetComputeRunningProcesses";
+    list_v1(name, ProcessKind::Compute, device, &count, &processes)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetComputeRunningProcesses_v2(
+    device: DeviceHandle,
+    count: Out<c_uint>,
+    processes: OutArray<nvmlProcessInfo_v2_t>,
+) -> nvmlReturn_t {
+    let name = "nvmlDeviceGetComputeRunningProcesses_v2";
+    list(name, ProcessKind::Compute, device, &count, &processes)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
+    device: DeviceHandle,
+    count: Out<c_uint>,
+    processes: OutArray<nvmlProcessInfo_v2_t>,
+) -> nvmlReturn_t {
+    let name = "nvmlDeviceGetComputeRunningProcesses_v3";
+    list(name, ProcessKind::Compute, device, &count, &processes)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetGraphicsRunningProcesses(
+    device: DeviceHandle,
+    count: Out<c_uint>,
+    processes: OutArray<nvmlProcessInfo_v1_t>,
+) -> nvmlReturn_t {
+    let name = "nvmlDeviceGetGraphicsRunningProcesses";
+    list_v1(name, ProcessKind::Graphics, device, &count, &processes)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v2(
+    device: DeviceHandle,
+    count: Out<c_uint>,
+    processes: OutArray<nvmlProcessInfo_v2_t>,
+) -> nvmlReturn_t {
+    let name = "nvmlDeviceGetGraphicsRunningProcesses_v2";
+    list(name, ProcessKind::Graphics, device, &count, &processes)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
+    device: DeviceHandle,
+    count: Out<c_uint>,
+    processes: OutArray<nvmlProcessInfo_v2_t>,
+) -> nvmlReturn_t {
+    let name = "nvmlDeviceGetGraphicsRunningProcesses_v3";
+    list(name, ProcessKind::Graphics, device, &count, &processes)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses(
+    device: DeviceHandle,
+    count: Out<c_uint>,
+    processes: OutArray<nvmlProcessInfo_v1_t>,
+) -> nvmlReturn_t {
+    let name = "nvmlDeviceGetMPSComputeRunningProcesses";
+    list_v1(name, ProcessKind::Mps, device, &count, &processes)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
+    device: DeviceHandle,
+    count: Out<c_uint>,
+    processes: OutArray<nvmlProcessInfo_v2_t>,
+) -> nvmlReturn_t {
+    let name = "nvmlDeviceGetMPSComputeRunningProcesses_v2";
+    list(name, ProcessKind::Mps, device, &count, &processes)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
+    device: DeviceHandle,
+    count: Out<c_uint>,
+    processes: OutArray<nvmlProcessInfo_v2_t>,
+) -> nvmlReturn_t {
+    let name = "nvmlDeviceGetMPSComputeRunningProcesses_v3";
+    list(name, ProcessKind::Mps, device, &count, &processes)
+}

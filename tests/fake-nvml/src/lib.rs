@@ -1,0 +1,22 @@
+//! A simulated `libnvidia-ml.so.1`: NVML's C interface over a scenario file instead of a driver.
+//!
+//! Programs load it in place of the real library and cannot tell the difference in what gpunode
+//! needs: inventory, PCI and NUMA, links, memory, processes, health and events. What is not
+//! simulated answers `NOT_SUPPORTED`. The hardware comes from the scenario file beside the library
+//! and faults from the state file, which changes while the library is loaded (`gpunode-scenario`).
+//!
+//! Each module answers one part of `nvml.h` in terms of Rust values; [`ffi`] alone sees pointers.
+//! What the calls answer follows `nvml.h` and facts/nvml.md.
+
+mod events;
+mod fabric;
+mod ffi;
+mod handle;
+mod health;
+mod inventory;
+mod library;
+mod links;
+mod mig;
+mod node;
+mod usage;
+mod watch;

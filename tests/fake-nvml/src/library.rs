@@ -1,0 +1,67 @@
+//! Initialisation: the one node of this process, and how often it was asked for.
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use gpunode_scenario::ReturnCode;
+
+use crate::{
+    handle::DeviceHandle,
+    node::{GpuCall, Node},
+};
+
+/// What a call answers; `Err` is the return code.
+pub(crate) type Answer<T = ()> = Result<T, ReturnCode>;
+
+struct Loaded {
+    node: Arc<Node>,
+    users: u32,
+}
+
+static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
+
+fn loaded() -> MutexGuard<'static, Option<Loaded>> {
+    LOADED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `nvmlInit`: the first one reads the scenario in `dir`, further ones are counted.
+pub(crate) fn init(dir: &Path) -> Answer {
+    let mut loaded = loaded();
+    if let Some(loaded) = loaded.as_mut() {
+        loaded.users = loaded.users.saturating_add(1);
+    } else {
+        let node = Arc::new(Node::load(dir)?);
+        *loaded = Some(Loaded { node, users: 1 });
+    }
+    Ok(())
+}
+
+/// `nvmlShutdown`: as many are needed as there were `nvmlInit`.
+pub(crate) fn shutdown() -> Answer {
+    let mut loaded = loaded();
+    let current = loaded.as_mut().ok_or(ReturnCode::Uninitialized)?;
+    current.users -= 1;
+    if current.users == 0 {
+        *loaded = None;
+    }
+    Ok(())
+}
+
+/// The node, in a call that concerns no GPU.
+pub(crate) fn node() -> Answer<Arc<Node>> {
+    loaded().as_ref().map(|loaded| Arc::clone(&loaded.node)).ok_or(ReturnCode::Uninitialized)
+}
+
+/// The GPU behind a handle, in a call of `function`; an error where the state says so.
+pub(crate) fn gpu(function: &str, handle: DeviceHandle) -> Answer<GpuCall> {
+    let node = node()?;
+    let index = handle.gpu_index().ok_or(ReturnCode::InvalidArgument)?;
+    GpuCall::begin(node, index, function)
+}
+
+/// The GPU at an index, in a call of `function` that looks GPUs up; an error where the state says so.
+pub(crate) fn gpu_at(function: &str, index: usize) -> Answer<GpuCall> {
+    GpuCall::begin(node()?, index, function)
+}

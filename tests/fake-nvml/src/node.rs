@@ -1,0 +1,204 @@
+//! The simulated node: its hardware, its state now, and what programs set on it.
+
+use std::{
+    fs,
+    io::{self, Write},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use gpunode_scenario::{Gpu, GpuState, ReturnCode, SCENARIO_FILE, STATE_FILE, Scenario, ScenarioError, State};
+
+use crate::{events::EventSets, handle::DeviceHandle, library::Answer};
+
+/// A node as one process sees it.
+pub(crate) struct Node {
+    dir: PathBuf,
+    gpus: Vec<Gpu>,
+    modes: Vec<Modes>,
+    driver_version: String,
+    cuda_driver_version: i32,
+    state: Mutex<CachedState>,
+    event_sets: EventSets,
+}
+
+/// Modes that programs set. Real ones belong to the driver; here each process has its own.
+#[derive(Default)]
+pub(crate) struct Modes {
+    compute: AtomicU32,
+    persistence: AtomicU32,
+}
+
+/// Time, inode and size of the state file: it is replaced as a whole, so one of them changes.
+type Version = Option<(i64, i64, u64, u64)>;
+
+#[derive(Default)]
+struct CachedState {
+    read: Option<(Version, Answer<Arc<State>>)>,
+}
+
+impl Node {
+    /// Reads the scenario in `dir`; without one there is no driver.
+    pub(crate) fn load(dir: &Path) -> Answer<Self> {
+        let scenario = Scenario::load(dir).map_err(|error| match &error {
+            ScenarioError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                ReturnCode::DriverNotLoaded
+            }
+            _ => refuse(SCENARIO_FILE, &error),
+        })?;
+        let refuse = |error: ScenarioError| refuse(SCENARIO_FILE, &error);
+        let gpus = scenario.gpus().map_err(refuse)?;
+        Ok(Node {
+            dir: dir.to_owned(),
+            modes: gpus.iter().map(|_| Modes::default()).collect(),
+            gpus,
+            cuda_driver_version: scenario.cuda_driver_version().map_err(refuse)?,
+            driver_version: scenario.driver_version,
+            state: Mutex::default(),
+            event_sets: EventSets::default(),
+        })
+    }
+
+    /// The folder of the library and of its files.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Every GPU, lost ones too.
+    pub(crate) fn gpus(&self) -> &[Gpu] {
+        &self.gpus
+    }
+
+    /// Version of the driver.
+    pub(crate) fn driver_version(&self) -> &str {
+        &self.driver_version
+    }
+
+    /// NVML's own version: the CUDA major version and that of the driver.
+    pub(crate) fn nvml_version(&self) -> String {
+        format!("{}.{}", self.cuda_driver_version / 1000, self.driver_version)
+    }
+
+    /// 13000 for CUDA 13.0.
+    pub(crate) fn cuda_driver_version(&self) -> i32 {
+        self.cuda_driver_version
+    }
+
+    /// The driver's major version, 580 for `580.95.05`.
+    pub(crate) fn driver_major(&self) -> u32 {
+        self.driver_version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or_default()
+    }
+
+    /// Event sets of this process.
+    pub(crate) fn event_sets(&self) -> &EventSets {
+        &self.event_sets
+    }
+
+    /// The state now: read again when the file has changed.
+    pub(crate) fn state(&self) -> Answer<Arc<State>> {
+        let version = fs::metadata(self.dir.join(STATE_FILE))
+            .ok()
+            .map(|file| (file.mtime(), file.mtime_nsec(), file.ino(), file.size()));
+        let mut cache = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((cached, answer)) = &cache.read
+            && *cached == version
+        {
+            return answer.clone();
+        }
+        let answer = State::load(&self.dir).map(Arc::new).map_err(|error| refuse(STATE_FILE, &error));
+        cache.read = Some((version, answer.clone()));
+        answer
+    }
+}
+
+/// Says on standard error what is wrong with a file: a return code alone would leave whoever wrote
+/// the file by hand without a clue.
+fn refuse(file: &str, error: &dyn std::error::Error) -> ReturnCode {
+    let mut text = format!("simulated NVML: {file}: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    // If nobody reads standard error, nothing is lost.
+    let _ = writeln!(io::stderr(), "{text}");
+    ReturnCode::Unknown
+}
+
+/// One GPU during one call, which the state lets through.
+pub(crate) struct GpuCall {
+    node: Arc<Node>,
+    index: usize,
+    state: GpuState,
+}
+
+impl GpuCall {
+    /// Begins a call of `function`; an error when the GPU is lost or the function made to fail.
+    pub(crate) fn begin(node: Arc<Node>, index: usize, function: &str) -> Answer<Self> {
+        let gpu = node.gpus.get(index).ok_or(ReturnCode::InvalidArgument)?;
+        let state = node.state()?.gpu(gpu.index);
+        if state.lost {
+            return Err(ReturnCode::GpuIsLost);
+        }
+        match state.failure(function) {
+            Some(code) => Err(code),
+            None => Ok(GpuCall { node, index, state }),
+        }
+    }
+
+    /// The node of the GPU.
+    pub(crate) fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Its place among the GPUs of the node.
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Its handle.
+    pub(crate) fn handle(&self) -> DeviceHandle {
+        DeviceHandle::of_gpu(self.index)
+    }
+
+    /// What never changes about it.
+    pub(crate) fn hardware(&self) -> Answer<&Gpu> {
+        self.node.gpus.get(self.index).ok_or(ReturnCode::Unknown)
+    }
+
+    /// What is happening to it.
+    pub(crate) fn state(&self) -> &GpuState {
+        &self.state
+    }
+
+    /// What programs set on it.
+    pub(crate) fn modes(&self) -> Answer<&Modes> {
+        self.node.modes.get(self.index).ok_or(ReturnCode::Unknown)
+    }
+}
+
+impl Modes {
+    /// `nvmlComputeMode_t`.
+    pub(crate) fn compute(&self) -> u32 {
+        self.compute.load(Ordering::Relaxed)
+    }
+
+    /// Sets the compute mode.
+    pub(crate) fn set_compute(&self, mode: u32) {
+        self.compute.store(mode, Ordering::Relaxed);
+    }
+
+    /// `nvmlEnableState_t` of persistence mode.
+    pub(crate) fn persistence(&self) -> u32 {
+        self.persistence.load(Ordering::Relaxed)
+    }
+
+    /// Sets persistence mode.
+    pub(crate) fn set_persistence(&self, mode: u32) {
+        self.persistence.store(mode, Ordering::Relaxed);
+    }
+}

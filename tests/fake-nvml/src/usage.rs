@@ -1,0 +1,85 @@
+//! What runs on a GPU: memory, processes, load, power.
+
+use gpunode_scenario::{Gpu, GpuProcess, GpuState, ProcessKind};
+use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t};
+
+/// Instance ids of what does not run in a MIG instance.
+pub(crate) const NO_INSTANCE: u32 = u32::MAX;
+/// Temperature of an idle board, in degrees Celsius.
+const IDLE_TEMPERATURE_C: u32 = 30;
+/// The driver keeps this share of the memory for itself: 256 MiB of 32 GiB, about as on real boards.
+const RESERVED_SHARE: u64 = 128;
+
+/// Bytes that are used by processes, by nobody, by the driver, and all of them.
+struct Memory {
+    used: u64,
+    free: u64,
+    reserved: u64,
+    total: u64,
+}
+
+fn memory(gpu: &Gpu, state: &GpuState) -> Memory {
+    let total = gpu.memory_mib << 20;
+    let reserved = (gpu.memory_mib / RESERVED_SHARE) << 20;
+    let of_processes = state.processes.iter().fold(0_u64, |sum, process| sum.saturating_add(process.memory_mib));
+    let used_mib = of_processes.saturating_add(state.memory_used_mib).min(gpu.memory_mib);
+    let used = (used_mib << 20).min(total - reserved);
+    Memory { used, free: total - reserved - used, reserved, total }
+}
+
+/// Version 1 counts what the driver keeps as used.
+pub(crate) fn memory_v1(gpu: &Gpu, state: &GpuState) -> nvmlMemory_t {
+    let memory = memory(gpu, state);
+    nvmlMemory_t { total: memory.total, free: memory.free, used: memory.used + memory.reserved }
+}
+
+/// Version 2 tells it apart. The caller has set `version`.
+pub(crate) fn memory_v2(gpu: &Gpu, state: &GpuState, version: u32) -> nvmlMemory_v2_t {
+    let memory = memory(gpu, state);
+    nvmlMemory_v2_t { version, total: memory.total, reserved: memory.reserved, free: memory.free, used: memory.used }
+}
+
+/// Processes of one kind, in the form of versions 2 and 3.
+pub(crate) fn processes(state: &GpuState, kind: ProcessKind) -> Vec<nvmlProcessInfo_v2_t> {
+    of_kind(state, kind)
+        .map(|process| nvmlProcessInfo_v2_t {
+            pid: process.pid,
+            usedGpuMemory: process.memory_mib << 20,
+            gpuInstanceId: NO_INSTANCE,
+            computeInstanceId: NO_INSTANCE,
+        })
+        .collect()
+}
+
+/// Processes of one kind, in the form of version 1.
+pub(crate) fn processes_v1(state: &GpuState, kind: ProcessKind) -> Vec<nvmlProcessInfo_v1_t> {
+    of_kind(state, kind)
+        .map(|process| nvmlProcessInfo_v1_t { pid: process.pid, usedGpuMemory: process.memory_mib << 20 })
+        .collect()
+}
+
+fn of_kind(state: &GpuState, kind: ProcessKind) -> impl Iterator<Item = &GpuProcess> {
+    state.processes.iter().filter(move |process| process.kind == kind)
+}
+
+/// Degrees Celsius.
+pub(crate) fn temperature(state: &GpuState) -> u32 {
+    state.temperature_c.unwrap_or(IDLE_TEMPERATURE_C)
+}
+
+/// Share of the memory that is used, in percent: stands for the load of the memory bus.
+pub(crate) fn memory_percent(gpu: &Gpu, state: &GpuState) -> u32 {
+    let memory = memory(gpu, state);
+    u32::try_from(memory.used * 100 / memory.total.max(1)).unwrap_or(100)
+}
+
+/// Limit of the board in milliwatts.
+pub(crate) fn power_limit(gpu: &Gpu) -> u32 {
+    gpu.board.power_limit_w * 1000
+}
+
+/// Milliwatts: a tenth of the limit when idle, and all of it at full load.
+pub(crate) fn power(gpu: &Gpu, state: &GpuState) -> u32 {
+    let idle = power_limit(gpu) / 10;
+    idle + (power_limit(gpu) - idle) / 100 * state.utilization_percent.min(100)
+}

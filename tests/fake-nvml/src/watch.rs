@@ -1,0 +1,54 @@
+//! Waiting for the state file to change.
+
+use std::{
+    os::fd::OwnedFd,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::inotify::{CreateFlags, WatchFlags, add_watch, init},
+};
+
+/// Where the kernel gives no more inotify instances, the file is looked at this often.
+const WITHOUT_INOTIFY: Duration = Duration::from_millis(20);
+/// Two threads may wait on one watch, and one of them takes the notice of both.
+const SHARED_WATCH: Duration = Duration::from_secs(1);
+
+/// A watch on a folder, from the moment it is made.
+///
+/// On the folder, as the file is replaced; and it works where the folder is mounted read-only,
+/// since changes through another mount of the same files are seen too.
+pub(crate) struct Watch {
+    inotify: Option<OwnedFd>,
+}
+
+impl Watch {
+    /// Begins to watch.
+    pub(crate) fn new(dir: &Path) -> Self {
+        let watch = || {
+            let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+            add_watch(&inotify, dir, WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE | WatchFlags::DELETE)?;
+            Ok::<_, rustix::io::Errno>(inotify)
+        };
+        Watch { inotify: watch().ok() }
+    }
+
+    /// Returns when something in the folder may have changed since the last call, and at `deadline`.
+    pub(crate) fn wait_until(&self, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Some(inotify) = &self.inotify else {
+            thread::sleep(left.min(WITHOUT_INOTIFY));
+            return;
+        };
+        let left = left.min(SHARED_WATCH);
+        let timeout =
+            Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
+        // An interrupted wait is a wait that ended early, as nvml.h allows.
+        let _ = poll(&mut [PollFd::new(inotify, PollFlags::IN)], Some(&timeout));
+        let mut notices = [0; 4096];
+        while rustix::io::read(inotify, &mut notices).is_ok_and(|read| read > 0) {}
+    }
+}
