@@ -1,1 +1,12 @@
-//! placeholder
+//! What can be computed about the GPUs of a node without touching them: names, resources, device ids, choices.
+//!
+//! This crate does no IO; `gpunode-agent` fills in the [`Inventory`] and carries out what is decided here.
+
+mod inventory;
+mod prefer;
+mod product;
+mod resources;
+
+pub use inventory::{Architecture, Gpu, Inventory, Link, LinkLevel, MigMode};
+pub use product::product_label;
+pub use resources::{Device, Error, MAX_LIST_BYTES, Resource, ResourceGpu, resources};

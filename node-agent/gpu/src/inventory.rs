@@ -1,0 +1,159 @@
+//! The GPUs of a node as NVML and sysfs describe them.
+
+use crate::product_label;
+
+/// What the driver says about a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// Version of the driver, such as `580.95.05`.
+    pub driver_version: Option<String>,
+    /// Newest CUDA version that the driver supports, such as `13.0`.
+    pub cuda_version: Option<String>,
+    /// The GPUs, ordered by index.
+    pub gpus: Vec<Gpu>,
+}
+
+/// One physical GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gpu {
+    /// NVML index, as `nvidia-smi` shows it.
+    pub index: u32,
+    /// UUID, such as `GPU-0c1b5e0a-...`.
+    pub uuid: String,
+    /// Product name in NVML's form, such as `Tesla V100-SXM2-32GB`.
+    pub name: String,
+    /// Memory in MiB, rounded down; 0 where the driver does not say.
+    pub memory_mib: u64,
+    /// CUDA compute capability, major and minor.
+    pub compute_capability: Option<(u32, u32)>,
+    /// PCI address in sysfs form, such as `0000:07:00.0`.
+    pub pci_bus_id: Option<String>,
+    /// NUMA node of the slot; absent where the machine does not say.
+    pub numa_node: Option<u32>,
+    /// The N of `/dev/nvidiaN`.
+    pub minor: Option<u32>,
+    /// Whether MIG is on; absent where the GPU has no MIG.
+    pub mig_mode: Option<MigMode>,
+    /// The way to each other GPU of the node, ordered by its index.
+    pub links: Vec<Link>,
+}
+
+/// Whether MIG is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MigMode {
+    /// The GPU is divided or can be.
+    Enabled,
+    /// The GPU is whole.
+    Disabled,
+}
+
+/// The way from one GPU to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Index of the other GPU.
+    pub peer: u32,
+    /// Nearest common ancestor on the PCI bus.
+    pub level: LinkLevel,
+    /// Active NVLinks to it, directly or through NVSwitch.
+    pub nvlinks: u32,
+}
+
+/// Levels of the PCI topology in the words of `nvidia-smi topo -m`, nearest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LinkLevel {
+    /// On the same board.
+    Internal,
+    /// One PCIe switch (PIX).
+    Single,
+    /// Several PCIe switches (PXB).
+    Multiple,
+    /// A PCIe host bridge (PHB).
+    HostBridge,
+    /// Host bridges of one NUMA node (NODE).
+    Node,
+    /// Between NUMA nodes (SYS).
+    System,
+    /// The driver does not say.
+    Unknown,
+}
+
+/// Architectures that GPU feature discovery names and gpunode reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are the documentation")]
+pub enum Architecture {
+    Kepler,
+    Maxwell,
+    Pascal,
+    Volta,
+    Turing,
+    Ampere,
+    AdaLovelace,
+    Hopper,
+    Blackwell,
+    Unknown,
+}
+
+impl Gpu {
+    /// The product name in label form, such as `Tesla-V100-SXM2-32GB`.
+    pub fn product(&self) -> String {
+        product_label(&self.name)
+    }
+
+    /// The architecture, from the compute capability as GPU feature discovery has it.
+    pub fn architecture(&self) -> Architecture {
+        match self.compute_capability {
+            Some((3, _)) => Architecture::Kepler,
+            Some((5, _)) => Architecture::Maxwell,
+            Some((6, _)) => Architecture::Pascal,
+            Some((7, 0..5)) => Architecture::Volta,
+            Some((7, _)) => Architecture::Turing,
+            Some((8, 0..9)) => Architecture::Ampere,
+            Some((8, _)) => Architecture::AdaLovelace,
+            Some((9, _)) => Architecture::Hopper,
+            Some((10 | 12, _)) => Architecture::Blackwell,
+            _ => Architecture::Unknown,
+        }
+    }
+}
+
+impl Inventory {
+    /// The hardware in a few words, such as `8 x Tesla-V100-SXM2-32GB`; products in the order of their first GPU.
+    pub fn summary(&self) -> String {
+        let mut products: Vec<(String, usize)> = Vec::new();
+        for product in self.gpus.iter().map(Gpu::product) {
+            match products.iter_mut().find(|(known, _)| *known == product) {
+                Some((_, count)) => *count += 1,
+                None => products.push((product, 1)),
+            }
+        }
+        let parts: Vec<String> = products.iter().map(|(product, count)| format!("{count} x {product}")).collect();
+        parts.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architecture_follows_the_compute_capability() {
+        let architecture =
+            |major, minor| Gpu { compute_capability: Some((major, minor)), ..Gpu::default() }.architecture();
+        assert_eq!(architecture(7, 0), Architecture::Volta);
+        assert_eq!(architecture(7, 5), Architecture::Turing);
+        assert_eq!(architecture(8, 6), Architecture::Ampere);
+        assert_eq!(architecture(8, 9), Architecture::AdaLovelace);
+        assert_eq!(architecture(9, 0), Architecture::Hopper);
+        assert_eq!(architecture(12, 0), Architecture::Blackwell);
+        assert_eq!(architecture(42, 0), Architecture::Unknown);
+        assert_eq!(Gpu::default().architecture(), Architecture::Unknown);
+    }
+
+    #[test]
+    fn summary_counts_each_product() {
+        let gpu = |name: &str| Gpu { name: name.to_owned(), ..Gpu::default() };
+        let gpus = vec![gpu("Tesla T4"), gpu("NVIDIA L4"), gpu("Tesla T4")];
+        assert_eq!(Inventory { gpus, ..Inventory::default() }.summary(), "2 x Tesla-T4, 1 x NVIDIA-L4");
+        assert_eq!(Inventory::default().summary(), "");
+    }
+}
