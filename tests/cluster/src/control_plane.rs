@@ -82,6 +82,9 @@ impl ControlPlane {
             "--leader-elect=false".to_owned(),
             "--bind-address=127.0.0.1".to_owned(),
             "--use-service-account-credentials".to_owned(),
+            // It starts its controllers one after the other, each with several requests.
+            "--kube-api-qps=500".to_owned(),
+            "--kube-api-burst=1000".to_owned(),
             format!("--service-account-private-key-file={PKI}/service-account.key"),
             format!("--root-ca-file={PKI}/ca.crt"),
         ]);

@@ -40,6 +40,7 @@ for area in kernel vm fs; do
 done
 for name in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops \
   kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
+  [ -e proc/sys/$name ] || continue
   copy=$tunables/$(echo $name | tr / .)
   cat proc/sys/$name >"$copy"
   mount --bind "$copy" proc/sys/$name
