@@ -1,0 +1,115 @@
+//! Faults and state, changed while the library is loaded.
+
+use std::fs;
+
+use gpunode_scenario::{GpuProcess, ProcessKind, ReturnCode, STATE_FILE, Topology};
+use nvml_wrapper::{
+    enum_wrappers::device::{ComputeMode, P2pCapabilitiesIndex},
+    enums::device::UsedGpuMemory,
+    error::NvmlError,
+};
+
+use crate::node::TestNode;
+
+fn t4() -> TestNode {
+    TestNode::new("Tesla T4", 2, Topology::Pcie)
+}
+
+#[test]
+fn a_call_fails_on_one_gpu_until_it_is_cleared() {
+    let node = t4();
+    let (first, second) = (node.device(0), node.device(1));
+    let state = node.state();
+    state.fail(0, "nvmlDeviceGetMemoryInfo_v2", ReturnCode::Unknown).unwrap();
+    assert!(matches!(first.memory_info(), Err(NvmlError::Unknown)));
+    assert!(first.name().is_ok());
+    assert!(second.memory_info().is_ok());
+    // Not simulated, but it can fail.
+    state.fail(1, "nvmlDeviceGetFanSpeed_v2", ReturnCode::NoPermission).unwrap();
+    assert!(matches!(second.fan_speed(0), Err(NvmlError::NoPermission)));
+
+    state.clear_failure(0, "nvmlDeviceGetMemoryInfo_v2").unwrap();
+    assert!(first.memory_info().is_ok());
+}
+
+#[test]
+fn a_lost_gpu_answers_nothing_and_comes_back() {
+    let node = t4();
+    let (lost, other) = (node.device(0), node.device(1));
+    let uuid = lost.uuid().unwrap();
+    node.state().lose(0).unwrap();
+    assert!(matches!(lost.name(), Err(NvmlError::GpuLost)));
+    assert!(matches!(lost.memory_info(), Err(NvmlError::GpuLost)));
+    assert!(matches!(lost.fan_speed(0), Err(NvmlError::GpuLost)));
+    let status = other.p2p_status(&lost, P2pCapabilitiesIndex::Read);
+    assert!(matches!(status, Err(NvmlError::GpuLost)));
+    assert!(matches!(node.nvml().device_by_index(0), Err(NvmlError::GpuLost)));
+    assert!(matches!(node.nvml().device_by_uuid(uuid.as_str()), Err(NvmlError::GpuLost)));
+    assert_eq!(node.nvml().device_count().unwrap(), 2);
+    assert!(other.name().is_ok());
+
+    node.state().restore(0).unwrap();
+    assert_eq!(lost.uuid().unwrap(), uuid);
+}
+
+#[test]
+fn a_failing_lookup_hides_one_gpu() {
+    let node = t4();
+    node.state().fail(1, "nvmlDeviceGetHandleByIndex", ReturnCode::NoPermission).unwrap();
+    assert!(matches!(node.nvml().device_by_index(1), Err(NvmlError::NoPermission)));
+    assert!(node.nvml().device_by_index(0).is_ok());
+}
+
+#[test]
+fn processes_use_memory() {
+    let node = t4();
+    let process = |pid, memory_mib, kind| GpuProcess { pid, memory_mib, kind };
+    let list = vec![process(7, 1000, ProcessKind::Compute), process(8, 24, ProcessKind::Mps)];
+    node.state().set_processes(0, list).unwrap();
+
+    let device = node.device(0);
+    let running = device.running_compute_processes().unwrap();
+    assert_eq!(running.len(), 1);
+    assert_eq!(running[0].pid, 7);
+    assert_eq!(running[0].used_gpu_memory, UsedGpuMemory::Used(1000 << 20));
+    assert!(device.running_graphics_processes().unwrap().is_empty());
+    let memory = device.memory_info().unwrap();
+    assert_eq!(memory.used, 1024 << 20);
+    assert_eq!(memory.used + memory.free + memory.reserved, memory.total);
+    assert!(node.device(1).running_compute_processes().unwrap().is_empty());
+}
+
+#[test]
+fn modes_can_be_set() {
+    let node = t4();
+    let mut device = node.device(0);
+    assert_eq!(device.compute_mode().unwrap(), ComputeMode::Default);
+    device.set_compute_mode(ComputeMode::ExclusiveProcess).unwrap();
+    assert_eq!(device.compute_mode().unwrap(), ComputeMode::ExclusiveProcess);
+    assert_eq!(node.device(1).compute_mode().unwrap(), ComputeMode::Default);
+    device.set_persistent(true).unwrap();
+    assert!(device.is_in_persistent_mode().unwrap());
+}
+
+#[test]
+fn a_state_that_cannot_be_read_is_no_healthy_gpu() {
+    let node = t4();
+    fs::write(node.dir().join(STATE_FILE), "gpus: {0: {lots: true}}").unwrap();
+    assert!(matches!(node.nvml().device_by_index(0), Err(NvmlError::Unknown)));
+    fs::remove_file(node.dir().join(STATE_FILE)).unwrap();
+    assert!(node.nvml().device_by_index(0).is_ok());
+}
+
+/// Changes follow each other faster than the clock that dates files moves on.
+#[test]
+fn no_change_is_missed() {
+    let node = t4();
+    let device = node.device(0);
+    let state = node.state();
+    for _ in 0..200 {
+        state.lose(0).unwrap();
+        assert!(matches!(device.name(), Err(NvmlError::GpuLost)));
+        state.restore(0).unwrap();
+        assert!(device.name().is_ok());
+    }
+}

@@ -1,0 +1,14 @@
+//! The simulated library, loaded through nvml-wrapper as the agent loads the real one.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod boards;
+mod c_interface;
+mod events;
+mod faults;
+mod go_nvml;
+mod health;
+mod links;
+mod node;
+mod raw;
+mod wrapper_bugs;
