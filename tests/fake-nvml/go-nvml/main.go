@@ -1,0 +1,43 @@
+// Command go-nvml walks the NVML calls that a GPU agent needs, through NVIDIA's own Go binding,
+// and compares the answers with expectations of its own. On the simulated library it shows that
+// other people's programs work there; it knows nothing of how that library is made, except where
+// faults are written.
+//
+//	go run . v100|t4|a100 /path/to/libnvidia-ml.so.1
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+func main() {
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: go-nvml v100|t4|a100 LIBRARY")
+		os.Exit(2)
+	}
+	want, known := nodes[os.Args[1]]
+	if !known {
+		fmt.Fprintf(os.Stderr, "no expectations named %q\n", os.Args[1])
+		os.Exit(2)
+	}
+
+	library := os.Args[2]
+	lib := nvml.New(nvml.WithLibraryPath(library))
+	check := &checker{}
+	walkSystem(check, lib)
+	if devices := walkHandles(check, lib, want); len(devices) == want.count {
+		for index, device := range devices {
+			walkIdentity(check, lib, device, index, want)
+			walkTopology(check, device, index, devices, want)
+			walkMig(check, device, index, want)
+			walkHealth(check, device, index, want)
+			walkUsage(check, device, index, want)
+		}
+		walkFaults(check, lib, devices, library)
+	}
+	check.ret("Shutdown", lib.Shutdown(), nvml.SUCCESS)
+	os.Exit(check.report(os.Args[1]))
+}
