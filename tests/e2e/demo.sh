@@ -1,0 +1,173 @@
+#!/usr/bin/env bash
+# `make demo`: gpunode on a local cluster of simulated GPU nodes. Each step says what to look for, shows what kubectl
+# prints, and checks it. Ends with 1 when a check fails. KEEP=1 leaves the cluster up.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+name=${NAME:-demo}
+started=$SECONDS
+failures=0
+bin=$PWD/target/cluster/bin
+cluster=target/release/gpunode-cluster
+export KUBECONFIG=$PWD/target/cluster/$name/admin.kubeconfig KUBECACHEDIR=$PWD/target/cluster/$name/kubectl-cache
+export PATH=$bin:$PATH
+
+if [ -t 1 ]; then bold=$'\e[1m' green=$'\e[32m' red=$'\e[31m' dim=$'\e[2m' plain=$'\e[0m'; else bold= green= red= dim= plain=; fi
+
+title() { printf '\n%s== %s %s%s(%ds)%s\n' "$bold" "$*" "$plain" "$dim" "$((SECONDS - started))" "$plain"; }
+look() { printf '%sLook for: %s%s\n' "$dim" "$*" "$plain"; }
+show() { printf '%s$ %s%s\n' "$bold" "$*" "$plain"; "$@" || true; }
+
+check() { # WHAT COMMAND...: the command must succeed within 60 s
+  local what=$1 end=$((SECONDS + 60)); shift
+  until "$@" > /dev/null 2>&1; do
+    if [ "$SECONDS" -ge "$end" ]; then
+      printf '%s  ✗ %s%s\n' "$red" "$what" "$plain"
+      failures=$((failures + 1))
+      return 0
+    fi
+    sleep 0.2
+  done
+  printf '%s  ✓ %s%s\n' "$green" "$what" "$plain"
+}
+
+# What the checks ask.
+is() { [ "$(eval "$1")" = "$2" ]; }
+node_field() { kubectl get node "$1" -o jsonpath="$2"; }
+allocatable() { is "node_field $1 '{.status.allocatable.nvidia\.com/gpu}'" "$2"; }
+snapshot() { kubectl get node "$1" -o json | jq -S '{labels: .metadata.labels, annotations: .metadata.annotations, taints: .spec.taints, unschedulable: .spec.unschedulable}'; }
+sample_pods() { kubectl kustomize "manifests/samples/$1" | sed 's|nvidia/cuda:[^ ]*|gpunode.test/cuda:1|'; }
+pending_because() { kubectl get events --field-selector "involvedObject.name=$1,reason=FailedScheduling" -o jsonpath='{.items[*].message}' | grep -q "$2"; }
+visible() { kubectl exec "$1" -- sh -c 'echo $NVIDIA_VISIBLE_DEVICES'; }
+sees() { [ "$(visible "$1" | tr ',' '\n' | grep -c '^GPU-')" = "$2" ]; }
+running_slices() { [ "$(kubectl get pods -l app=slices --field-selector status.phase=Running -o name | wc -l)" = 16 ]; }
+per_gpu() { for pod in $(kubectl get pods -l app=slices -o name); do visible "$pod"; done | sort | uniq -c; }
+four_on_each() { [ "$(per_gpu | awk '{print $1}' | tr '\n' ' ')" = "4 4 4 4 " ]; }
+unchanged() { [ "$(snapshot "$1")" = "$2" ]; }
+conflicted() { is "kubectl get gpunodepolicy $1 -o jsonpath='{.status.nodes.conflicted}'" "$2"; }
+condition() { is "kubectl get gpunodepolicy $1 -o jsonpath='{.status.conditions[?(@.type==\"$2\")].status}'" "$3"; }
+gone() { ! kubectl get "$@"; }
+refused() { ! kubectl apply -f "$1"; }
+
+finish() {
+  local status=$?
+  if [ -n "${KEEP:-}" ] && [ "$status" = 0 ]; then
+    printf '\nThe cluster stays up:\n  export KUBECONFIG=%s\n  export PATH=%s:$PATH\n  kubectl gpunode status\nStop it with\n  make cluster-down NAME=%s\n' "$KUBECONFIG" "$bin" "$name"
+  else
+    title "stopping the cluster"
+    "$cluster" down --name "$name"
+  fi
+}
+trap finish EXIT
+
+title "a Kubernetes cluster on this machine"
+"$cluster" up --name "$name"
+title "gpunode from manifests/default"
+tests/cluster/install-gpunode.sh "$name"
+
+title "1. gpunode has found the GPUs, before any policy"
+look "a GpuNode for each node with GPUs, with its hardware; none for the node cpu"
+show kubectl get gpunodes
+check "three nodes have GPUs" is 'kubectl get gpunodes -o name | wc -l' 3
+check "cpu has no GpuNode" gone gpunode cpu
+before=$(snapshot gpu-v100)
+
+title "2. the V100 pool: a label, and a taint that keeps other pods away"
+show cat manifests/samples/v100-reserved.yaml
+show kubectl apply -f manifests/samples/v100-reserved.yaml
+check "the policy is Ready" condition v100-reserved Ready True
+check "gpu-v100 offers 8 GPUs" allocatable gpu-v100 8
+look "the label accelerator, the taint dedicated and 8 nvidia.com/gpu on gpu-v100, and on no other node"
+show kubectl get nodes -L accelerator -o custom-columns='NODE:.metadata.name,ACCELERATOR:.metadata.labels.accelerator,TAINTS:.spec.taints[*].key,GPUS:.status.allocatable.nvidia\.com/gpu'
+show kubectl get gpunodepolicies
+check "the label is on gpu-v100" is "node_field gpu-v100 '{.metadata.labels.accelerator}'" nvidia-tesla-v100
+check "the taint is on gpu-v100" is "node_field gpu-v100 '{.spec.taints[?(@.key==\"dedicated\")].effect}'" NoSchedule
+check "no other node has the label" is 'kubectl get nodes -l accelerator -o name' node/gpu-v100
+check "the plugin runs there and nowhere else" is "kubectl -n gpunode-system get pods -l app.kubernetes.io/component=device-plugin -o jsonpath='{.items[*].spec.nodeName}'" gpu-v100
+
+title "3. pods that ask for GPUs, without and with the toleration"
+kubectl cordon gpu-t4 > /dev/null; kubectl cordon gpu-a100 > /dev/null
+sample_pods pods | kubectl apply -f - > /dev/null
+check "gpu-pod is Pending because of the taint" pending_because gpu-pod 'untolerated taint'
+look "the taint in the scheduler's message"
+show kubectl get events --field-selector involvedObject.name=gpu-pod,reason=FailedScheduling -o custom-columns=MESSAGE:.message --no-headers
+sample_pods pods | kubectl delete --grace-period=0 --force -f - > /dev/null 2>&1
+kubectl uncordon gpu-t4 > /dev/null; kubectl uncordon gpu-a100 > /dev/null
+sample_pods pods-on-v100 | kubectl apply -f -
+check "the job completes" kubectl wait job/gpu-job --for=condition=Complete --timeout=1s
+check "gpu-pod sees one GPU" sees gpu-pod 1
+check "gpu-pod-2 sees two" sees gpu-pod-2 2
+check "gpu-pod-4 sees four" sees gpu-pod-4 4
+look "pods on gpu-v100, and the UUIDs that the container of gpu-pod-2 was given"
+show kubectl get pods -o wide
+show kubectl exec gpu-pod-2 -- nvidia-smi
+show kubectl logs job/gpu-job
+
+title "4. the T4 pool: four pods take turns on each GPU"
+show kubectl apply -f manifests/samples/t4-time-slicing.yaml
+check "4 T4 are offered 16 times" allocatable gpu-t4 16
+kubectl create deployment slices --image=gpunode.test/cuda:1 --replicas=16 --dry-run=client -o yaml -- sh -c 'nvidia-smi; exec sleep 100000' \
+  | kubectl patch --local -f - -o yaml --type=json -p '[
+      {"op":"add","path":"/spec/template/spec/nodeSelector","value":{"accelerator":"nvidia-tesla-t4"}},
+      {"op":"add","path":"/spec/template/spec/terminationGracePeriodSeconds","value":0},
+      {"op":"add","path":"/spec/template/spec/containers/0/resources","value":{"limits":{"nvidia.com/gpu":"1"}}}]' \
+  | kubectl apply -f -
+check "16 pods run at once" running_slices
+look "each UUID four times"
+show per_gpu
+check "four pods on each GPU" four_on_each
+
+title "5. the whole fleet at a glance"
+show kubectl gpunode status
+
+title "6. what gpunode wrote comes back, what others wrote stays"
+kubectl label node gpu-v100 team=research accelerator- > /dev/null
+check "the removed label is back" is "node_field gpu-v100 '{.metadata.labels.accelerator}'" nvidia-tesla-v100
+look "accelerator (restored) and team (somebody else's)"
+show kubectl get node gpu-v100 -L accelerator -L team
+check "the foreign label is untouched" is "node_field gpu-v100 '{.metadata.labels.team}'" research
+kubectl label node gpu-v100 team- > /dev/null
+
+title "7. a label that a team has set by hand is a conflict on that node alone"
+kubectl label node gpu-a100 tier=mine > /dev/null
+kubectl apply -f - << 'POLICY'
+apiVersion: gpunode.dev/v1alpha1
+kind: GpuNodePolicy
+metadata: {name: tiers}
+spec:
+  nodeSelector: {matchExpressions: [{key: pool, operator: Exists}]}
+  labels: {tier: gold}
+POLICY
+check "one node is in conflict" conflicted tiers 1
+look "tier=mine stays on gpu-a100; the policy says why"
+show kubectl get nodes -l pool -L tier
+show kubectl get gpunodepolicy tiers -o jsonpath='{range .status.failures[*]}{.node}: {.reason}: {.message}{"\n"}{end}'
+check "the foreign value stays" is "node_field gpu-a100 '{.metadata.labels.tier}'" mine
+check "the others got the label" is 'kubectl get nodes -l tier=gold -o name | wc -l' 2
+kubectl delete gpunodepolicy tiers > /dev/null; kubectl label node gpu-a100 tier- > /dev/null
+
+title "8. a mistake is refused where it is made"
+cat > "target/cluster/$name/mistake.yaml" << 'POLICY'
+apiVersion: gpunode.dev/v1alpha1
+kind: GpuNodePolicy
+metadata: {name: mistake}
+spec:
+  nodeSelector: {}
+  devicePlugin: {resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing}}]}
+POLICY
+look "the field and what to do, from the API server, and the same without a cluster"
+show kubectl apply -f "target/cluster/$name/mistake.yaml"
+show kubectl gpunode validate -f "target/cluster/$name/mistake.yaml"
+check "the API server refuses it" refused "target/cluster/$name/mistake.yaml"
+
+title "9. the policies go, and the node is as it was before"
+show kubectl delete gpunodepolicies --all
+check "gpu-v100 is as it was, to the byte" unchanged gpu-v100 "$before"
+check "no plugin pod is left" is "kubectl -n gpunode-system get pods -l app.kubernetes.io/component=device-plugin -o name" ""
+look "the sample pods still run: nothing was taken from them"
+show kubectl get pods -o custom-columns=POD:.metadata.name,PHASE:.status.phase
+check "gpu-pod still runs" is "kubectl get pod gpu-pod -o jsonpath='{.status.phase}'" Running
+
+title "done"
+if [ "$failures" != 0 ]; then printf '%s%d checks failed%s\n' "$red" "$failures" "$plain"; exit 1; fi
+printf '%sall checks passed%s in %d s\n' "$green" "$plain" "$((SECONDS - started))"

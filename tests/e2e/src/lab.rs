@@ -1,0 +1,230 @@
+//! The shared cluster, one test at a time.
+
+use crate::{AuditLog, eventually, node_snapshot};
+use anyhow::{Context, Result, bail, ensure};
+use gpunode_cluster::Cluster;
+use serde_json::Value;
+use std::{
+    io::Write,
+    path::PathBuf,
+    process::{Output, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+/// The namespace of gpunode.
+pub const NAMESPACE: &str = "gpunode-system";
+/// Node with 8 V100 in a DGX-1 mesh, label `pool=training`.
+pub const V100: &str = "gpu-v100";
+/// Node with 4 T4, label `pool=inference`.
+pub const T4: &str = "gpu-t4";
+/// Node with 8 A100 behind NVSwitch, label `pool=a100`.
+pub const A100: &str = "gpu-a100";
+/// Node without GPU.
+pub const CPU: &str = "cpu";
+/// Nodes with GPUs.
+pub const GPU_NODES: [&str; 3] = [A100, T4, V100];
+/// All nodes.
+pub const NODES: [&str; 4] = [CPU, A100, T4, V100];
+
+/// How long the cluster may take for what follows from one change.
+const SETTLE: Duration = Duration::from_mins(1);
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// The cluster for one test: without policies and test pods at its start, and again at its end.
+pub struct Lab {
+    cluster: Cluster,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Lab {
+    /// Takes the cluster that `GPUNODE_E2E_CLUSTER` names (default `e2e`) and cleans what an earlier test left.
+    pub fn enter() -> Result<Self> {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = std::env::var("GPUNODE_E2E_CLUSTER").unwrap_or_else(|_| "e2e".to_owned());
+        let cluster = Cluster::attach(&name)
+            .with_context(|| format!("find the cluster of the tests: run `make cluster-up NAME={name}` first"))?;
+        let lab = Self { cluster, _turn: turn };
+        lab.clean()?;
+        Ok(lab)
+    }
+
+    /// The cluster's own controls.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The folder of the repository.
+    pub fn repository() -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+    }
+
+    /// Runs kubectl, which must succeed, and gives what it printed.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        self.cluster.kubectl_output(arguments)
+    }
+
+    /// Runs kubectl to whatever end.
+    pub fn try_kubectl(&self, arguments: &[&str]) -> Result<Output> {
+        self.cluster.kubectl(arguments)
+    }
+
+    /// Runs kubectl with text as its standard input.
+    pub fn kubectl_with_input(&self, arguments: &[&str], input: &str) -> Result<Output> {
+        let mut child = self
+            .cluster
+            .kubectl_command()
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("start kubectl")?;
+        child
+            .stdin
+            .take()
+            .context("open standard input of kubectl")?
+            .write_all(input.as_bytes())
+            .context("write to kubectl")?;
+        child.wait_with_output().context("wait for kubectl")
+    }
+
+    /// `kubectl apply` of a manifest, which must succeed.
+    pub fn apply(&self, manifest: &str) -> Result<()> {
+        let output = self.kubectl_with_input(&["apply", "-f", "-"], manifest)?;
+        ensure!(output.status.success(), "kubectl apply: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    }
+
+    /// An object or list as JSON.
+    pub fn get(&self, arguments: &[&str]) -> Result<Value> {
+        let text = self.kubectl(&[&["get", "-o", "json"], arguments].concat())?;
+        serde_json::from_str(&text).context("parse the answer of kubectl")
+    }
+
+    /// A Node.
+    pub fn node(&self, name: &str) -> Result<Value> {
+        self.get(&["node", name])
+    }
+
+    /// What every node looks like to everybody but gpunode.
+    pub fn snapshot(&self) -> Result<Vec<(String, Value)>> {
+        NODES.iter().map(|name| Ok(((*name).to_owned(), node_snapshot(&self.node(name)?)))).collect()
+    }
+
+    /// How many of a resource the scheduler may give out on a node; 0 where the node does not have it.
+    pub fn allocatable(&self, node: &str, resource: &str) -> Result<u64> {
+        Ok(self.node(node)?["status"]["allocatable"][resource]
+            .as_str()
+            .and_then(|n| n.parse().ok())
+            .unwrap_or_default())
+    }
+
+    /// Waits until a node offers exactly so many of a resource.
+    pub fn await_allocatable(&self, node: &str, resource: &str, count: u64) -> Result<()> {
+        eventually(&format!("{node} offers {count} {resource}"), SETTLE, || {
+            let seen = self.allocatable(node, resource)?;
+            ensure!(seen == count, "it offers {seen}");
+            Ok(())
+        })
+    }
+
+    /// Waits until a policy's `Ready` condition is true for its current generation and nothing is under way.
+    pub fn await_ready(&self, policy: &str) -> Result<Value> {
+        eventually(&format!("policy {policy} is Ready"), SETTLE, || {
+            let object = self.get(&["gpunodepolicy", policy])?;
+            let ready = crate::condition(&object, "Ready");
+            let current = object["status"]["observedGeneration"] == object["metadata"]["generation"];
+            ensure!(current && ready["status"] == "True", "status is {}", object["status"]);
+            Ok(object)
+        })
+    }
+
+    /// Waits until a pod is in a phase.
+    pub fn await_pod(&self, name: &str, phase: &str) -> Result<Value> {
+        eventually(&format!("pod {name} is {phase}"), SETTLE, || {
+            let pod = self.get(&["pod", name])?;
+            ensure!(pod["status"]["phase"] == phase, "status is {}", pod["status"]);
+            Ok(pod)
+        })
+    }
+
+    /// What is logged by the API server from now on.
+    pub fn audit(&self) -> Result<AuditLog> {
+        AuditLog::from_now(self.cluster.audit_log())
+    }
+
+    /// The pod of gpunode on a node: component `device-plugin` or `discovery`.
+    pub fn agent_pod(&self, node: &str, component: &str) -> Result<String> {
+        let selector = format!("app.kubernetes.io/name=gpunode-agent,app.kubernetes.io/component={component}");
+        let pods = self.get(&[
+            "pods",
+            "-n",
+            NAMESPACE,
+            "-l",
+            &selector,
+            "--field-selector",
+            &format!("spec.nodeName={node}"),
+        ])?;
+        match crate::names(&pods).as_slice() {
+            [pod] => Ok(pod.clone()),
+            pods => bail!("{component} pods on {node}: {pods:?}"),
+        }
+    }
+
+    /// Waits until there is exactly one running plugin pod on a node, and gives its name.
+    pub fn await_plugin(&self, node: &str) -> Result<String> {
+        eventually(&format!("one plugin pod runs on {node}"), SETTLE, || {
+            let pod = self.agent_pod(node, "device-plugin")?;
+            let object = self.get(&["pod", "-n", NAMESPACE, &pod])?;
+            ensure!(object["status"]["containerStatuses"][0]["ready"] == true, "its status is {}", object["status"]);
+            Ok(pod)
+        })
+    }
+
+    /// Removes policies and test pods and waits until gpunode has nothing left on any node.
+    pub fn clean(&self) -> Result<()> {
+        self.kubectl(&["delete", "gpunodepolicies", "--all", "--timeout=60s"])?;
+        self.kubectl(&["delete", "pods,jobs,deployments", "--all", "--grace-period=0", "--force", "--timeout=60s"])?;
+        for node in NODES {
+            self.kubectl(&["uncordon", node])?;
+        }
+        self.await_nothing_owned()
+    }
+
+    /// Waits until no node carries a record, no policy has a DaemonSet, and every GPU node is discovered again.
+    pub fn await_nothing_owned(&self) -> Result<()> {
+        eventually("gpunode has cleaned every node", SETTLE, || {
+            for node in NODES {
+                let node = self.node(node)?;
+                ensure!(
+                    node["metadata"]["annotations"].get("gpunode.dev/owned").is_none(),
+                    "still {}",
+                    node_snapshot(&node)
+                );
+            }
+            let plugins =
+                self.get(&["daemonsets", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=device-plugin"])?;
+            ensure!(crate::names(&plugins).is_empty(), "DaemonSets {:?} are left", crate::names(&plugins));
+            let pods = self.get(&["pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=device-plugin"])?;
+            ensure!(crate::names(&pods).is_empty(), "pods {:?} are left", crate::names(&pods));
+            for node in self.get(&["gpunodes"])?["items"].as_array().into_iter().flatten() {
+                ensure!(node["spec"].get("config").is_none(), "{} still has a configuration", node["metadata"]["name"]);
+            }
+            Ok(())
+        })
+    }
+}
+
+#[allow(clippy::print_stderr, reason = "a destructor has nobody to return an error to")]
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // A failing test keeps its objects for a look at them; the next one cleans up first.
+        if !std::thread::panicking()
+            && let Err(error) = self.clean()
+        {
+            eprintln!("clean the cluster after a test: {error:#}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What an agent's and a kubelet's credentials may not do, with real tokens.
+
+use crate::samples;
+use anyhow::{Context, Result, ensure};
+use gpunode_e2e::{CPU, Lab, NAMESPACE, T4, V100, eventually};
+use std::{process::Command, time::Duration};
+
+/// The token of the agent that runs on a node, taken from its pod.
+fn agent_token(lab: &Lab, node: &str) -> Result<String> {
+    let pod = lab.await_plugin(node)?;
+    let process = lab.cluster().node(node)?.container_process(NAMESPACE, &pod, "agent")?;
+    let path = format!("/proc/{}/root/var/run/secrets/kubernetes.io/serviceaccount/token", process.pid());
+    std::fs::read_to_string(&path).with_context(|| format!("read {path}"))
+}
+
+/// kubectl with the agent's token instead of the administrator's certificate.
+fn as_agent(lab: &Lab, token: &str, arguments: &[&str]) -> Result<std::process::Output> {
+    let kubeconfig = std::fs::read_to_string(lab.cluster().kubeconfig())?;
+    let mut config: serde_yaml::Value = serde_yaml::from_str(&kubeconfig)?;
+    let user = config
+        .get_mut("users")
+        .and_then(|users| users.get_mut(0))
+        .and_then(|user| user.get_mut("user"))
+        .context("find the user of the kubeconfig")?;
+    *user = serde_yaml::from_str(&format!("token: {token}"))?;
+    let path = lab.cluster().folder().join("agent.kubeconfig");
+    std::fs::write(&path, serde_yaml::to_string(&config)?)?;
+    let kubectl = lab.cluster().kubectl_command();
+    Command::new(kubectl.get_program())
+        .arg("--kubeconfig")
+        .arg(&path)
+        .arg("--cache-dir")
+        .arg(lab.cluster().folder().join("kubectl-cache"))
+        .args(arguments)
+        .output()
+        .context("start kubectl")
+}
+
+fn refused(what: &str, output: &std::process::Output, expected: &str) -> Result<()> {
+    let message = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        !output.status.success() && message.contains("forbidden") || message.contains("Forbidden"),
+        "{what} was not refused: {message}"
+    );
+    ensure!(message.contains(expected), "{what}: {message:?} does not say {expected:?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn an_agent_writes_the_status_of_its_own_gpunode_and_nothing_else() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&samples::policy("v100-reserved")?)?;
+    lab.await_allocatable(V100, "nvidia.com/gpu", 8)?;
+    let token = agent_token(&lab, V100)?;
+    let status = r#"{"status":{"hardware":"8 x Tesla-V100-SXM2-32GB"}}"#;
+    let own =
+        as_agent(&lab, &token, &["patch", "gpunode", V100, "--subresource=status", "--type=merge", "-p", status])?;
+    ensure!(own.status.success(), "its own status: {}", String::from_utf8_lossy(&own.stderr));
+
+    let other =
+        as_agent(&lab, &token, &["patch", "gpunode", T4, "--subresource=status", "--type=merge", "-p", status])?;
+    refused("the status of another node's GpuNode", &other, "only the GpuNode of its own node")?;
+    let spec =
+        as_agent(&lab, &token, &["patch", "gpunode", V100, "--type=merge", "-p", r#"{"spec":{"config":null}}"#])?;
+    refused("the spec of its own GpuNode", &spec, "cannot patch resource \"gpunodes\"")?;
+    let manifest = lab.cluster().folder().join("forged-gpunode.yaml");
+    std::fs::write(&manifest, "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNode\nmetadata: {name: forged}\nspec: {}\n")?;
+    let forged = as_agent(&lab, &token, &["create", "-f", &manifest.to_string_lossy()])?;
+    refused("a GpuNode of another name", &forged, "only the GpuNode of its own node")?;
+    let node = as_agent(&lab, &token, &["label", "node", V100, "forged=true"])?;
+    refused("a Node", &node, "cannot patch resource \"nodes\"")?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_kubelet_cannot_forge_what_gpunode_owns() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&samples::policy("v100-reserved")?)?;
+    lab.await_ready("v100-reserved")?;
+    let before = gpunode_e2e::node_snapshot(&lab.node(V100)?);
+    let kubeconfig = lab.cluster().node(V100)?.kubelet_kubeconfig();
+    let as_kubelet = |arguments: &[&str]| {
+        let kubectl = lab.cluster().kubectl_command();
+        Command::new(kubectl.get_program())
+            .arg("--kubeconfig")
+            .arg(&kubeconfig)
+            .args(arguments)
+            .output()
+            .context("start kubectl")
+    };
+    let record = r#"gpunode.dev/owned={"version":1,"labels":{"pool":"training"}}"#;
+    refused(
+        "the record",
+        &as_kubelet(&["annotate", "node", V100, "--overwrite", record])?,
+        "annotations under gpunode.dev/",
+    )?;
+    refused(
+        "its removal",
+        &as_kubelet(&["annotate", "node", V100, "gpunode.dev/owned-"])?,
+        "annotations under gpunode.dev/",
+    )?;
+    refused("a label", &as_kubelet(&["label", "node", V100, "gpunode.dev/ignore=true"])?, "labels under gpunode.dev/")?;
+    refused(
+        "its removal",
+        &as_kubelet(&["label", "node", V100, "gpunode.dev/governed-"])?,
+        "labels under gpunode.dev/",
+    )?;
+    let output = raw_status_patch(&lab, V100, &kubeconfig)?;
+    refused("the record through nodes/status", &output, "annotations under gpunode.dev/")?;
+    assert_eq!(gpunode_e2e::node_snapshot(&lab.node(V100)?), before);
+    Ok(())
+}
+
+/// A patch of `nodes/status` as kubelets send it; kubectl reads the object first, which a kubelet may not do there.
+fn raw_status_patch(lab: &Lab, node: &str, kubeconfig: &std::path::Path) -> Result<std::process::Output> {
+    let mut object = lab.node(node)?;
+    object["metadata"]["annotations"]["gpunode.dev/owned"] = "{}".into();
+    let manifest = lab.cluster().folder().join("forged-node.json");
+    std::fs::write(&manifest, object.to_string())?;
+    let kubectl = lab.cluster().kubectl_command();
+    Command::new(kubectl.get_program())
+        .arg("--kubeconfig")
+        .arg(kubeconfig)
+        .args(["replace", "--raw", &format!("/api/v1/nodes/{node}/status"), "-f"])
+        .arg(&manifest)
+        .output()
+        .context("start kubectl")
+}
+
+/// The kubelet of this node runs with `--node-labels` and `--register-with-taints` of gpunode's prefix
+/// (`tests/e2e/cluster.yaml`), as nodes do that join with the startup taint.
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_kubelet_joins_with_labels_and_taints_of_gpunode() -> Result<()> {
+    let lab = Lab::enter()?;
+    let node = lab.cluster().node(CPU)?;
+    node.stop_kubelet()?;
+    lab.kubectl(&["delete", "node", CPU, "--timeout=30s"])?;
+    node.start_kubelet()?;
+    let joined = eventually("the node has joined", Duration::from_mins(1), || {
+        let node = lab.node(CPU)?;
+        let ready = gpunode_e2e::condition(&node, "Ready");
+        ensure!(ready["status"] == "True", "it is {ready}");
+        Ok(node)
+    })?;
+    assert_eq!(joined["metadata"]["labels"]["gpunode.dev/joined"], "true");
+    assert!(
+        gpunode_e2e::taints(&joined).contains(&"gpunode.dev/joining=:PreferNoSchedule".to_owned()),
+        "{:?}",
+        gpunode_e2e::taints(&joined)
+    );
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_kubelet_restarts_under_the_admission_rules() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&samples::policy("v100-reserved")?)?;
+    lab.await_ready("v100-reserved")?;
+    let before = gpunode_e2e::node_snapshot(&lab.node(V100)?);
+    lab.cluster().node(V100)?.restart_kubelet()?;
+    eventually("the node is Ready again", Duration::from_mins(1), || {
+        let node = lab.node(V100)?;
+        let ready = gpunode_e2e::condition(&node, "Ready");
+        ensure!(ready["status"] == "True", "it is {ready}");
+        Ok(())
+    })?;
+    lab.await_allocatable(V100, "nvidia.com/gpu", 8)?;
+    assert_eq!(gpunode_e2e::node_snapshot(&lab.node(V100)?), before);
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! Shown 8: bad policies are refused at apply, with a message that names the field and what to do.
+
+use anyhow::Result;
+use gpunode_e2e::Lab;
+
+fn refusal(lab: &Lab, spec: &str) -> Result<String> {
+    let manifest =
+        format!("apiVersion: gpunode.dev/v1alpha1\nkind: GpuNodePolicy\nmetadata: {{name: bad}}\nspec: {spec}\n");
+    let output = lab.kubectl_with_input(&["apply", "-f", "-"], &manifest)?;
+    anyhow::ensure!(!output.status.success(), "{spec} was accepted");
+    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn invalid_policies_are_refused_at_apply_with_the_field_and_the_fix() -> Result<()> {
+    let lab = Lab::enter()?;
+    let cases = [
+        ("{nodeSelector: {}, colour: red}", vec!["unknown field \"spec.colour\""]),
+        ("{labels: {a: b}}", vec!["spec.nodeSelector", "Required value"]),
+        ("{nodeSelector: {}, labels: {node.kubernetes.io/a: b}}", vec!["spec.labels", "use a prefix of your own"]),
+        (
+            "{nodeSelector: {}, taints: [{key: gpunode.dev/a, effect: NoSchedule}]}",
+            vec!["spec.taints[0].key", "use a prefix of your own"],
+        ),
+        ("{nodeSelector: {}, taints: [{key: a, effect: Sometimes}]}", vec!["spec.taints[0].effect", "NoSchedule"]),
+        (
+            "{nodeSelector: {}, devicePlugin: {resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing}}]}}",
+            vec!["spec.devicePlugin.resources[0].sharing.replicas", "required when sharing.strategy is TimeSlicing"],
+        ),
+    ];
+    for (spec, expected) in cases {
+        let message = refusal(&lab, spec)?;
+        for part in expected {
+            assert!(message.contains(part), "{spec}: {message:?} does not say {part:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_policy_in_force_cannot_become_a_preview() -> Result<()> {
+    let lab = Lab::enter()?;
+    let manifest = |mode: &str| {
+        format!(
+            "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNodePolicy\nmetadata: {{name: modes}}\nspec: {{nodeSelector: {{matchLabels: {{pool: none}}}}, mode: {mode}}}\n"
+        )
+    };
+    lab.apply(&manifest("Preview"))?;
+    lab.apply(&manifest("Enforce"))?;
+    let output = lab.kubectl_with_input(&["apply", "-f", "-"], &manifest("Preview"))?;
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && message.contains("kubectl gpunode plan"), "{message}");
+    Ok(())
+}

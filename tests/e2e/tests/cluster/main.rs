@@ -1,0 +1,14 @@
+//! gpunode on the local cluster, with real kubelets: what a sceptical user would try.
+//!
+//! The tests share one cluster (`make cluster-up NAME=e2e`) and take turns on it.
+
+mod admission;
+mod bad_input;
+mod conflict;
+mod faults;
+mod leadership;
+mod pods;
+mod policy;
+mod quiet;
+mod removal;
+mod samples;

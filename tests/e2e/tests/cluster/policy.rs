@@ -1,0 +1,156 @@
+//! Shown 1: a policy reaches exactly the matching nodes.
+
+use crate::samples;
+use anyhow::{Result, ensure};
+use gpunode_e2e::{CPU, GPU_NODES, Lab, NODES, V100, eventually, node_snapshot, taints};
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_policy_labels_and_taints_exactly_the_matching_nodes_by_one_patch_each() -> Result<()> {
+    let lab = Lab::enter()?;
+    let before = lab.snapshot()?;
+    let audit = lab.audit()?;
+    lab.apply(&samples::policy("v100-reserved")?)?;
+    lab.await_ready("v100-reserved")?;
+
+    let node = lab.node(V100)?;
+    assert_eq!(node["metadata"]["labels"]["accelerator"], "nvidia-tesla-v100");
+    assert_eq!(taints(&node), ["dedicated=v100:NoSchedule"]);
+    assert_eq!(node["metadata"]["labels"]["gpunode.dev/governed"], "true");
+
+    for (name, snapshot) in before.iter().filter(|(name, _)| name != V100) {
+        assert_eq!(node_snapshot(&lab.node(name)?), *snapshot, "node {name} does not match and stays as it was");
+    }
+    let patches: Vec<String> = audit
+        .gpunode_writes()?
+        .iter()
+        .filter(|event| event.resource() == "nodes")
+        .map(|event| format!("{} {}", event.verb(), event.name()))
+        .collect();
+    assert_eq!(patches, [format!("patch {V100}")], "labels, taints and the record come in one write");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn the_plugin_runs_only_on_matching_nodes_and_offers_their_gpus() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&samples::policy("v100-reserved")?)?;
+    lab.await_plugin(V100)?;
+    lab.await_allocatable(V100, "nvidia.com/gpu", 8)?;
+    for node in NODES.iter().filter(|node| **node != V100) {
+        ensure!(lab.agent_pod(node, "device-plugin").is_err(), "a plugin pod runs on {node}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn every_gpu_node_reports_its_hardware_without_any_policy() -> Result<()> {
+    let lab = Lab::enter()?;
+    let expected = [
+        ("gpu-a100", "8 x NVIDIA-A100-SXM4-80GB", 81920),
+        ("gpu-t4", "4 x Tesla-T4", 15360),
+        ("gpu-v100", "8 x Tesla-V100-SXM2-32GB", 32768),
+    ];
+    for (node, hardware, memory) in expected {
+        let object = eventually(&format!("{node} is discovered"), LIMIT, || {
+            let object = lab.get(&["gpunode", node])?;
+            ensure!(object["status"]["agent"]["mode"] == "Discovery", "its agent is {}", object["status"]["agent"]);
+            Ok(object)
+        })?;
+        assert_eq!(object["status"]["hardware"], hardware);
+        assert_eq!(object["status"]["gpus"][0]["memoryMiB"], memory);
+        assert_eq!(object["metadata"]["ownerReferences"][0]["kind"], "Node");
+    }
+    assert_eq!(gpunode_e2e::names(&lab.get(&["gpunodes"])?), GPU_NODES, "a node without GPU has no GpuNode");
+    ensure!(!lab.try_kubectl(&["get", "gpunode", CPU])?.status.success());
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_removed_label_and_taint_come_back_and_foreign_ones_stay() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&samples::policy("v100-reserved")?)?;
+    lab.await_ready("v100-reserved")?;
+    lab.kubectl(&["label", "node", V100, "team=research", "accelerator-"])?;
+    lab.kubectl(&["taint", "node", V100, "maintenance=soon:PreferNoSchedule"])?;
+    lab.kubectl(&["taint", "node", V100, "dedicated-"])?;
+    let repaired = eventually("the label and the taint are back", LIMIT, || {
+        let node = lab.node(V100)?;
+        ensure!(
+            node["metadata"]["labels"]["accelerator"] == "nvidia-tesla-v100"
+                && taints(&node).contains(&"dedicated=v100:NoSchedule".to_owned()),
+            "it is {}",
+            node_snapshot(&node)
+        );
+        Ok(node)
+    });
+    let foreign = repaired.as_ref().map(|node| (node["metadata"]["labels"]["team"].clone(), taints(node)));
+    lab.kubectl(&["label", "node", V100, "team-"])?;
+    lab.kubectl(&["taint", "node", V100, "maintenance-"])?;
+    let (team, taints) = foreign.map_err(|error| anyhow::anyhow!("{error:#}"))?;
+    assert_eq!(team, "research");
+    assert!(taints.contains(&"maintenance=soon:PreferNoSchedule".to_owned()), "{taints:?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn an_edited_or_deleted_daemonset_comes_back() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&samples::policy("v100-reserved")?)?;
+    lab.await_plugin(V100)?;
+    let name = "daemonset/gpunode-agent-v100-reserved";
+    let spec = lab.get(&["-n", gpunode_e2e::NAMESPACE, name])?["spec"]["template"]["spec"].clone();
+    lab.kubectl(&[
+        "-n",
+        gpunode_e2e::NAMESPACE,
+        "patch",
+        name,
+        "--type=json",
+        "-p",
+        r#"[{"op":"replace","path":"/spec/template/spec/containers/0/args","value":["discover"]}]"#,
+    ])?;
+    let restored = |what: &str| {
+        eventually(what, LIMIT, || {
+            let seen = lab.get(&["-n", gpunode_e2e::NAMESPACE, name])?["spec"]["template"]["spec"].clone();
+            ensure!(seen == spec, "its pods are {seen}");
+            Ok(())
+        })
+    };
+    restored("the edited DaemonSet is back")?;
+    lab.kubectl(&["-n", gpunode_e2e::NAMESPACE, "delete", name, "--timeout=30s"])?;
+    restored("the deleted DaemonSet is back")?;
+    lab.await_plugin(V100)?;
+    lab.await_allocatable(V100, "nvidia.com/gpu", 8)
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_previewed_policy_reports_and_writes_nothing() -> Result<()> {
+    let lab = Lab::enter()?;
+    let before = lab.snapshot()?;
+    let audit = lab.audit()?;
+    let policy =
+        samples::policy("v100-reserved")?.replace("spec:\n  nodeSelector", "spec:\n  mode: Preview\n  nodeSelector");
+    lab.apply(&policy)?;
+    let object = lab.await_ready("v100-reserved")?;
+    let preview = &object["status"]["preview"][0];
+    assert_eq!(preview["node"], V100);
+    assert_eq!(preview["setLabels"]["accelerator"], "nvidia-tesla-v100");
+    assert_eq!(preview["setTaints"][0]["key"], "dedicated");
+    assert_eq!(lab.snapshot()?, before);
+    let writes: Vec<String> = audit
+        .gpunode_writes()?
+        .iter()
+        .map(gpunode_e2e::AuditEvent::resource)
+        .filter(|resource| resource != "events" && resource != "gpunodepolicies/status")
+        .collect();
+    assert_eq!(writes, Vec::<String>::new());
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! The sample policies and pods, as `manifests/samples` has them.
+
+use anyhow::{Context, Result};
+use gpunode_e2e::Lab;
+
+/// Image that the local cluster has in the place of `nvidia/cuda`.
+const LOCAL_IMAGE: &str = "gpunode.test/cuda:1";
+const SAMPLE_IMAGE: &str = "nvidia/cuda:12.8.1-base-ubuntu24.04";
+
+/// A file of `manifests/samples`.
+pub fn policy(name: &str) -> Result<String> {
+    let path = Lab::repository().join("manifests/samples").join(format!("{name}.yaml"));
+    std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
+}
+
+/// A folder of sample pods, unchanged but for the image.
+pub fn pods(lab: &Lab, folder: &str) -> Result<String> {
+    let path = Lab::repository().join("manifests/samples").join(folder);
+    let manifest = lab.kubectl(&["kustomize", &path.to_string_lossy()])?;
+    Ok(manifest.replace(SAMPLE_IMAGE, LOCAL_IMAGE))
+}
+
+/// A Deployment of pods that hold one `nvidia.com/gpu` each on the nodes of a pool.
+pub fn deployment(name: &str, pool: &str, replicas: usize) -> String {
+    format!(
+        "apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: {name}}}
+spec:
+  replicas: {replicas}
+  selector: {{matchLabels: {{app: {name}}}}}
+  template:
+    metadata: {{labels: {{app: {name}}}}}
+    spec:
+      nodeSelector: {{pool: {pool}}}
+      tolerations: [{{operator: Exists}}]
+      terminationGracePeriodSeconds: 0
+      containers:
+      - name: main
+        image: {LOCAL_IMAGE}
+        command: [sh, -c, 'nvidia-smi; exec sleep 100000']
+        resources: {{limits: {{nvidia.com/gpu: 1}}}}
+"
+    )
+}

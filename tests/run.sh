@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# `make test`: everything that CI runs. Ends with the summary of the tests on the cluster.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+started=$SECONDS
+cluster=e2e
+
+stage() { printf '\n######## %s (%ds)\n' "$*" "$((SECONDS - started))"; }
+
+stage "packages, Kubernetes, gpunode, images"
+make images
+
+stage "lint"
+make lint
+
+stage "unit tests, and the agent against simulated NVML"
+cargo test --workspace --locked
+
+stage "simulated NVML under other people's bindings, and the life of local clusters"
+cargo test --locked -p gpunode-fake-nvml -p gpunode-cluster -- --ignored --test-threads=1
+
+stage "demo"
+tests/e2e/demo.sh
+
+stage "gpunode on the local cluster"
+stop() { target/release/gpunode-cluster down --name "$cluster"; }
+trap stop EXIT
+target/release/gpunode-cluster up --name "$cluster" --cluster tests/e2e/cluster.yaml
+tests/cluster/install-gpunode.sh "$cluster"
+export GPUNODE_E2E_CLUSTER=$cluster
+export GPUNODE_TEST_KUBECONFIG=$PWD/target/cluster/$cluster/admin.kubeconfig
+cargo test --locked -p kubectl-gpunode -- --ignored
+cargo test --locked -p gpunode-e2e --test cluster -- --ignored --test-threads=1
+cargo test --locked -p gpunode-e2e --test uninstall -- --ignored
+cargo test --locked -p gpunode-e2e --test permissions -- --ignored
