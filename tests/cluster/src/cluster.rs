@@ -15,7 +15,7 @@ use crate::{
     cgroup::CgroupVersion,
     cluster_file::ClusterFile,
     kubectl::Kubectl,
-    layout::{Layout, checkout, default_root},
+    layout::{Layout, default_root},
     node::Node,
     process::Process,
     progress::Progress,
@@ -42,13 +42,20 @@ pub struct Options {
 }
 
 impl Options {
-    /// The defaults for a cluster of this name: four nodes, folders of the checkout around the current folder.
+    /// The defaults for a cluster of this name: four nodes, in `target/cluster` of the checkout around the
+    /// current folder.
     pub fn new(name: impl Into<String>) -> Result<Self> {
+        Self::in_root(default_root()?, name)
+    }
+
+    /// The same for another folder of clusters; the simulated NVML is expected where cargo puts it, two folders up.
+    pub fn in_root(root: impl Into<PathBuf>, name: impl Into<String>) -> Result<Self> {
+        let root = root.into();
         Ok(Options {
             name: name.into(),
-            root: default_root()?,
+            nvml_library: root.join("../release/libgpunode_fake_nvml.so"),
+            root,
             nodes: ClusterFile::parse(include_str!("../clusters/default.yaml"))?,
-            nvml_library: checkout()?.join("target/release/libgpunode_fake_nvml.so"),
             progress: Progress::silent(),
         })
     }
@@ -68,6 +75,7 @@ impl Cluster {
         let layout = Layout::new(&options.root, &options.name)?;
         let trees = requirements::ensure(&layout.bin())?;
         let _lock = lock(&layout)?;
+        options.progress.say("earlier cluster", "is removed if there is one");
         remove::stop(&layout).context("stop what an earlier start left")?;
         remove::clear(&layout)?;
         let state =

@@ -11,6 +11,7 @@
 mod cgroup;
 mod cluster;
 mod cluster_file;
+mod container;
 mod control_plane;
 mod hardware;
 mod image;
@@ -21,6 +22,7 @@ mod network;
 mod node;
 mod node_start;
 mod pki;
+mod power;
 mod process;
 mod progress;
 mod remove;

@@ -118,8 +118,7 @@ fn run(task: Task) -> Result<ExitCode> {
 }
 
 fn up(which: Which, file: Option<PathBuf>, nvml_lib: Option<PathBuf>) -> Result<()> {
-    let mut options = Options::new(which.name)?;
-    options.root = which.folder.path()?;
+    let mut options = Options::in_root(which.folder.path()?, which.name)?;
     if let Some(file) = file {
         options.nodes = ClusterFile::load(&file)?;
     }

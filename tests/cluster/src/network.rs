@@ -9,10 +9,15 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::{
+    node::Node,
     run,
     sandbox::{Sandbox, ip_batch},
     subnet::{Network, Subnet},
 };
+
+/// The kernel's own choice changes as nodes come and go, and others go on sending to the old one for half a minute. The
+/// same holds for nodes that are switched off and on.
+const BRIDGE_MAC: &str = "02:00:00:00:00:01";
 
 #[derive(Deserialize)]
 struct Route {
@@ -55,7 +60,7 @@ fn wire(control_plane: &Sandbox, subnet: Subnet) -> Result<()> {
     ip_batch(
         &mut control_plane.network_command("ip")?,
         &format!(
-            "link add br0 type bridge\n\
+            "link add br0 address {BRIDGE_MAC} type bridge\n\
              link set uplink master br0 up\n\
              link set br0 up\n\
              address add {gateway}/{prefix} dev br0\n"
@@ -73,25 +78,38 @@ fn wire(control_plane: &Sandbox, subnet: Subnet) -> Result<()> {
     )
 }
 
-/// Connects the namespace of the node with this index.
-pub(crate) fn connect_node(control_plane: &Sandbox, node: &Sandbox, subnet: Subnet, index: u8) -> Result<()> {
-    let namespace = node.holder()?.pid();
+/// Connects the namespace of a node.
+pub(crate) fn connect_node(control_plane: &Sandbox, node: &Node) -> Result<()> {
+    let (subnet, index) = (node.subnet(), node.index());
+    let namespace = node.sandbox().holder()?.pid();
+    let mac = format!("02:00:00:00:01:{index:02x}");
     let (address, gateway, pods) = (subnet.node(index), subnet.control_plane(), subnet.node_pods(index));
     let prefix = subnet.nodes().prefix;
     ip_batch(
         &mut control_plane.network_command("ip")?,
         &format!(
-            "link add node{index} type veth peer name eth0 netns {namespace}\n\
+            "link add node{index} type veth peer name eth0 address {mac} netns {namespace}\n\
              link set node{index} master br0 up\n\
-             route add {pods} via {address}\n"
+             route replace {pods} via {address}\n"
         ),
     )?;
     ip_batch(
-        &mut node.network_command("ip")?,
+        &mut node.sandbox().network_command("ip")?,
         &format!(
             "address add {address}/{prefix} dev eth0\n\
              link set eth0 up\n\
              route add default via {gateway}\n"
         ),
     )
+}
+
+/// Takes away what is left of the cable to a node that has been switched off.
+pub(crate) fn disconnect_node(control_plane: &Sandbox, index: u8) -> Result<()> {
+    let link = format!("node{index}");
+    let mut delete = control_plane.network_command("ip")?;
+    match run::finished(delete.args(["link", "delete", &link])) {
+        // The kernel does it too, some time after the namespace at the other end is gone.
+        Err(error) if !error.to_string().contains("Cannot find device") => Err(error),
+        _ => Ok(()),
+    }
 }

@@ -15,9 +15,10 @@ use crate::{
     hardware,
     layout::Layout,
     node_start,
-    process::{self, Process},
+    process::Process,
     run,
     sandbox::{BIN, Sandbox},
+    subnet::Subnet,
 };
 
 /// A node.
@@ -25,17 +26,19 @@ use crate::{
 pub struct Node {
     layout: Layout,
     spec: NodeSpec,
-    address: Ipv4Addr,
+    subnet: Subnet,
+    index: u8,
     sandbox: Sandbox,
 }
 
 impl Node {
-    pub(crate) fn new(layout: &Layout, spec: &NodeSpec, address: Ipv4Addr) -> Self {
+    pub(crate) fn new(layout: &Layout, spec: &NodeSpec, subnet: Subnet, index: u8) -> Self {
         Node {
             sandbox: Sandbox::new(layout.folder(), &layout.logs(), format!("nodes/{}", spec.name)),
             layout: layout.clone(),
             spec: spec.clone(),
-            address,
+            subnet,
+            index,
         }
     }
 
@@ -47,8 +50,22 @@ impl Node {
         &self.sandbox
     }
 
-    pub(crate) fn folder(&self) -> PathBuf {
-        self.layout.node(&self.spec.name)
+    /// What the node sees as `/run/nvidia/driver`.
+    pub(crate) fn driver(&self) -> PathBuf {
+        self.layout.node(&self.spec.name).join("driver")
+    }
+
+    /// What the node sees as `/sys/bus`.
+    pub(crate) fn sys_bus(&self) -> PathBuf {
+        self.layout.node(&self.spec.name).join("sys-bus")
+    }
+
+    pub(crate) fn subnet(&self) -> Subnet {
+        self.subnet
+    }
+
+    pub(crate) fn index(&self) -> u8 {
+        self.index
     }
 
     /// Its name.
@@ -63,7 +80,7 @@ impl Node {
 
     /// Its address; the machine and all pods reach it.
     pub fn address(&self) -> Ipv4Addr {
-        self.address
+        self.subnet.node(self.index)
     }
 
     /// The folder of the simulated NVML library, with the scenario and state files beside it: the outside, writable
@@ -72,7 +89,7 @@ impl Node {
         if self.spec.gpus.is_none() {
             bail!("node {} has no GPUs and so no driver", self.spec.name);
         }
-        Ok(hardware::library_folder(&self.folder().join("driver")))
+        Ok(hardware::library_folder(&self.driver()))
     }
 
     /// The outside view of a path of the node's file system, unless it is on a mount inside.
@@ -116,7 +133,7 @@ impl Node {
         if self.sandbox.process("kubelet")?.is_some() {
             return Ok(());
         }
-        node_start::start_kubelet(self, self.address)
+        node_start::start_kubelet(self)
     }
 
     /// Stops the kubelet and starts it again.
@@ -144,76 +161,5 @@ impl Node {
         let mut command = self.sandbox.command(format!("{BIN}/ctr"))?;
         command.args(["--namespace", "k8s.io"]);
         Ok(command)
-    }
-
-    /// The main process of a running container.
-    pub fn container_process(&self, namespace: &str, pod: &str, container: &str) -> Result<Process> {
-        let Some(inside) = self.main_pid(namespace, pod, container)? else {
-            bail!("container {container} of pod {namespace}/{pod} does not run on node {}", self.spec.name);
-        };
-        match self.outside(inside)? {
-            Some(process) => Ok(process),
-            None => bail!("container {container} of pod {namespace}/{pod} has just ended"),
-        }
-    }
-
-    /// All processes of a running container.
-    pub fn container_processes(&self, namespace: &str, pod: &str, container: &str) -> Result<Vec<Process>> {
-        let mut processes = Vec::new();
-        for id in self.container_ids(namespace, pod, container)? {
-            // A container without a task has ended.
-            let Ok(table) = self.ctr(["tasks", "ps", &id]) else {
-                continue;
-            };
-            for line in table.lines().skip(1) {
-                let pid = line.split_ascii_whitespace().next().and_then(|pid| pid.parse().ok());
-                if let Some(pid) = pid
-                    && let Some(process) = self.outside(pid)?
-                {
-                    processes.push(process);
-                }
-            }
-        }
-        Ok(processes)
-    }
-
-    fn main_pid(&self, namespace: &str, pod: &str, container: &str) -> Result<Option<i32>> {
-        let ids = self.container_ids(namespace, pod, container)?;
-        let tasks = self.ctr(["tasks", "list"])?;
-        Ok(tasks.lines().find_map(|line| {
-            // TASK PID STATUS; paused means stopped from outside, not ended.
-            let mut fields = line.split_ascii_whitespace();
-            let (id, pid, status) = (fields.next()?, fields.next()?, fields.next()?);
-            let runs = status == "RUNNING" || status == "PAUSED";
-            (runs && ids.iter().any(|other| other == id)).then(|| pid.parse().ok())?
-        }))
-    }
-
-    fn container_ids(&self, namespace: &str, pod: &str, container: &str) -> Result<Vec<String>> {
-        let filter = format!(
-            "labels.\"io.kubernetes.pod.namespace\"=={namespace},\
-             labels.\"io.kubernetes.pod.name\"=={pod},\
-             labels.\"io.kubernetes.container.name\"=={container}"
-        );
-        let ids = self.ctr(["containers", "list", "--quiet", &filter])?;
-        Ok(ids.lines().map(str::to_owned).collect())
-    }
-
-    /// The process that has this id inside.
-    fn outside(&self, inside: i32) -> Result<Option<Process>> {
-        let holder = self.sandbox.holder()?.pid();
-        let processes = process::all()?;
-        let parents: std::collections::BTreeMap<_, _> =
-            processes.iter().filter_map(|process| Some((process.pid(), process.parent()?))).collect();
-        // Orphans become children of the holder, so it is an ancestor of every process inside.
-        let is_inside = |pid: i32| {
-            std::iter::successors(Some(pid), |pid| parents.get(pid).copied())
-                .take(parents.len())
-                .any(|ancestor| ancestor == holder)
-        };
-        Ok(processes.into_iter().find(|process| {
-            let pids = process.namespace_pids().unwrap_or_default();
-            pids.get(1) == Some(&inside) && is_inside(process.pid())
-        }))
     }
 }

@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    net::Ipv4Addr,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -21,7 +20,6 @@ use crate::{
     pki::Authority,
     run,
     sandbox::{BIN, Bind},
-    subnet::{Network, Subnet},
     wait,
 };
 
@@ -30,35 +28,29 @@ const CONTAINERD_TIMEOUT: Duration = Duration::from_secs(30);
 /// `OVERLAYFS_SUPER_MAGIC` of `linux/magic.h`.
 const OVERLAYFS: i64 = 0x794c_7630;
 
-/// What a node has to know about the cluster.
-pub(crate) struct Surroundings<'a> {
-    pub(crate) authority: &'a Authority,
-    pub(crate) subnet: Subnet,
-    /// Control group of the node.
-    pub(crate) cgroup: String,
-    /// The simulated NVML library.
-    pub(crate) nvml_library: &'a Path,
+/// Lays out the hardware of a node.
+pub(crate) fn write_hardware(node: &Node, nvml_library: &Path) -> Result<()> {
+    hardware::write_sys_bus(&node.sys_bus(), node.spec())?;
+    match &node.spec().gpus {
+        Some(gpus) => hardware::write_driver(&node.driver(), nvml_library, gpus),
+        None => Ok(()),
+    }
 }
 
-/// Lays out the folder of a node and starts its namespaces.
-pub(crate) fn start_sandbox(node: &Node, around: &Surroundings) -> Result<()> {
-    let folder = node.folder();
-    let bus = folder.join("sys-bus");
-    hardware::write_sys_bus(&bus, node.spec())?;
+/// Starts the namespaces of a node whose hardware is laid out.
+pub(crate) fn start_sandbox(node: &Node) -> Result<()> {
     let read_only = |source: PathBuf, target| Bind { source, target, writable: false };
-    let mut binds = vec![read_only(node.layout().bin(), BIN), read_only(bus, "/sys/bus")];
+    let mut binds = vec![read_only(node.layout().bin(), BIN), read_only(node.sys_bus(), "/sys/bus")];
     let mut devices = None;
     if let Some(gpus) = &node.spec().gpus {
-        let driver = folder.join("driver");
-        hardware::write_driver(&driver, around.nvml_library, gpus)?;
-        binds.push(read_only(driver, "/run/nvidia/driver"));
+        binds.push(read_only(node.driver(), "/run/nvidia/driver"));
         devices = Some(gpus.gpus().context("simulated GPUs")?.len());
     }
     node.sandbox().start(node.name(), devices, &binds)
 }
 
 /// Starts containerd and waits until it takes requests.
-pub(crate) fn start_containerd(node: &Node, pods: Network) -> Result<()> {
+pub(crate) fn start_containerd(node: &Node) -> Result<()> {
     let sandbox = node.sandbox();
     let root = sandbox.root();
     let on = statfs(&root).with_context(|| format!("ask for the file system of {}", root.display()))?;
@@ -68,6 +60,7 @@ pub(crate) fn start_containerd(node: &Node, pods: Network) -> Result<()> {
         "/etc/containerd/config.toml",
         CONTAINERD_CONFIG.replace("SNAPSHOTTER", snapshotter).replace("PAUSE_IMAGE", PAUSE),
     )?;
+    let pods = node.subnet().node_pods(node.index());
     let cni = json!({
         "cniVersion": "1.0.0",
         "name": "pods",
@@ -110,16 +103,15 @@ pub(crate) fn import_image(node: &Node, archive: &Path) -> Result<()> {
 }
 
 /// Writes what kubelet and kube-proxy need.
-pub(crate) fn write_kubelet_files(node: &Node, around: &Surroundings, address: Ipv4Addr) -> Result<()> {
+pub(crate) fn write_kubelet_files(node: &Node, authority: &Authority, cgroup: &str) -> Result<()> {
     let sandbox = node.sandbox();
     let name = node.name();
-    let api = around.subnet.control_plane();
-    let authority = around.authority;
+    let api = node.subnet().control_plane();
     sandbox.write("/etc/kubernetes/ca.crt", authority.certificate())?;
-    let server = authority.server(&[name], &[address])?;
+    let server = authority.server(&[name], &[node.address()])?;
     sandbox.write("/etc/kubernetes/kubelet.crt", &server.certificate)?;
     sandbox.write("/etc/kubernetes/kubelet.key", &server.key)?;
-    sandbox.write("/etc/kubernetes/kubelet.yaml", kubelet_configuration(&around.cgroup).to_string())?;
+    sandbox.write("/etc/kubernetes/kubelet.yaml", kubelet_configuration(cgroup).to_string())?;
 
     let user = format!("system:node:{name}");
     let credential = authority.client(&user, Some("system:nodes"))?;
@@ -164,13 +156,13 @@ fn kubelet_configuration(cgroup: &str) -> serde_json::Value {
 }
 
 /// Starts the kubelet; the rest of the node runs.
-pub(crate) fn start_kubelet(node: &Node, address: Ipv4Addr) -> Result<()> {
+pub(crate) fn start_kubelet(node: &Node) -> Result<()> {
     let spec = node.spec();
     let mut flags = vec![
         "--config=/etc/kubernetes/kubelet.yaml".to_owned(),
         "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig".to_owned(),
         format!("--hostname-override={}", spec.name),
-        format!("--node-ip={address}"),
+        format!("--node-ip={}", node.address()),
         "--v=2".to_owned(),
     ];
     if !spec.labels.is_empty() {
@@ -183,14 +175,14 @@ pub(crate) fn start_kubelet(node: &Node, address: Ipv4Addr) -> Result<()> {
 }
 
 /// Starts kube-proxy.
-pub(crate) fn start_kube_proxy(node: &Node, pods: Network) -> Result<()> {
+pub(crate) fn start_kube_proxy(node: &Node) -> Result<()> {
     node.sandbox().daemon(
         "kube-proxy",
         &[
             "--kubeconfig=/etc/kubernetes/kube-proxy.kubeconfig".to_owned(),
             format!("--hostname-override={}", node.name()),
             "--proxy-mode=nftables".to_owned(),
-            format!("--cluster-cidr={pods}"),
+            format!("--cluster-cidr={}", node.subnet().pods()),
             // These settings are the machine's, a namespace cannot change them.
             "--conntrack-max-per-core=0".to_owned(),
             "--conntrack-tcp-timeout-established=0".to_owned(),

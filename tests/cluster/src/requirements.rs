@@ -61,3 +61,19 @@ pub(crate) fn ensure(bin: &Path) -> Result<Trees> {
     }
     Trees::find()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_programs_are_named_with_what_to_do() {
+        let bin = tempfile::tempdir().unwrap();
+        for name in PROGRAMS.into_iter().filter(|name| *name != "etcd") {
+            std::fs::write(bin.path().join(name), "").unwrap();
+        }
+        let lines = missing(bin.path());
+        let line = lines.iter().find(|line| line.contains("build.sh")).unwrap();
+        assert!(line.starts_with("etcd missing in "), "{line}");
+    }
+}

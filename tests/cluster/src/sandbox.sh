@@ -22,14 +22,14 @@ read_only /usr usr
 [ ! -d /etc/alternatives ] || read_only /etc/alternatives etc/alternatives
 for dir in bin sbin lib lib32 lib64 libx32; do
   if [ -L /$dir ]; then
-    ln -s "$(readlink /$dir)" $dir
+    ln -sfn "$(readlink /$dir)" $dir
   elif [ -d /$dir ]; then
-    mkdir $dir
+    mkdir -p $dir
     read_only /$dir $dir
   fi
 done
-ln -s ../run var/run
-ln -s ../run/lock var/lock
+ln -sfn ../run var/run
+ln -sfn ../run/lock var/lock
 
 mount -t proc proc proc
 echo "$hostname" >proc/sys/kernel/hostname
@@ -45,6 +45,9 @@ for name in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oo
   cat proc/sys/$name >"$copy"
   mount --bind "$copy" proc/sys/$name
 done
+# Each start of a sandbox is the boot of a machine.
+cat proc/sys/kernel/random/uuid >"$tunables/boot_id"
+mount --bind "$tunables/boot_id" proc/sys/kernel/random/boot_id
 
 # A sysfs of its own shows the namespace's network devices, but no control groups.
 mount -t sysfs sysfs sys
@@ -91,7 +94,7 @@ done
 
 ip link set lo up
 
-mkdir .old
+mkdir -p .old
 pivot_root . .old
 cd /
 umount -l /.old

@@ -1,7 +1,7 @@
 //! The order in which a cluster starts.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread::{self, ScopedJoinHandle},
     time::Duration,
 };
@@ -19,7 +19,7 @@ use crate::{
     layout::Layout,
     network,
     node::Node,
-    node_start::{self, Surroundings},
+    node_start,
     pki::Authority,
     progress::Progress,
     state::State,
@@ -31,7 +31,7 @@ const READY_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// The nodes of a cluster file; their indices make their addresses.
 pub(crate) fn nodes(layout: &Layout, file: &ClusterFile, subnet: Subnet) -> Vec<Node> {
-    (0..).zip(&file.nodes).map(|(index, spec)| Node::new(layout, spec, subnet.node(index))).collect()
+    (0..).zip(&file.nodes).map(|(index, spec)| Node::new(layout, spec, subnet, index)).collect()
 }
 
 /// Starts everything; nothing of the cluster is there yet.
@@ -57,7 +57,15 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
     progress.say("network", format_args!("nodes {}, pods {}", subnet.nodes(), subnet.pods()));
 
     let nodes = nodes(layout, &options.nodes, subnet);
-    let group = cgroup::group(layout.folder());
+    let runtime = Runtime {
+        trees,
+        group: cgroup::group(layout.folder()),
+        authority: &authority,
+        control_plane: &control_plane,
+        nvml_library: &nvml_library,
+        images: &images,
+    };
+    let runtime = &runtime;
     thread::scope(|scope| {
         let api = scope.spawn(|| {
             control_plane.start_api(&authority, subnet)?;
@@ -65,16 +73,11 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
             progress.say("control plane", "API server is ready");
             Ok(())
         });
-        let starts: Vec<_> = (0_u8..)
-            .zip(&nodes)
-            .map(|(index, node)| {
-                let (control_plane, group, images) = (&control_plane, &group, &images);
-                let (authority, nvml_library) = (&authority, &nvml_library);
+        let starts: Vec<_> = nodes
+            .iter()
+            .map(|node| {
                 scope.spawn(move || {
-                    let around =
-                        Surroundings { authority, subnet, cgroup: trees.create(group, node.name())?, nvml_library };
-                    start_runtime(control_plane, node, index, &around, images)
-                        .with_context(|| format!("start node {}", node.name()))?;
+                    runtime.start(node).with_context(|| format!("start node {}", node.name()))?;
                     progress.say(node.name(), "containerd is ready");
                     Ok(())
                 })
@@ -84,26 +87,34 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
         starts.into_iter().try_for_each(join)?;
         join(api)
     })?;
-    for (index, node) in (0_u8..).zip(&nodes) {
+    for node in &nodes {
         node.start_kubelet()?;
-        node_start::start_kube_proxy(node, subnet.node_pods(index))?;
+        node_start::start_kube_proxy(node)?;
     }
     wait_ready(layout, &nodes, progress)?;
     Ok(state)
 }
 
-fn start_runtime(
-    control_plane: &ControlPlane,
-    node: &Node,
-    index: u8,
-    around: &Surroundings,
-    images: &[PathBuf],
-) -> Result<()> {
-    node_start::start_sandbox(node, around)?;
-    network::connect_node(control_plane.sandbox(), node.sandbox(), around.subnet, index)?;
-    node_start::write_kubelet_files(node, around, node.address())?;
-    node_start::start_containerd(node, around.subnet.node_pods(index))?;
-    images.iter().try_for_each(|image| node.import_image(image))
+/// What it takes to start a node up to containerd.
+struct Runtime<'a> {
+    trees: &'a Trees,
+    group: String,
+    authority: &'a Authority,
+    control_plane: &'a ControlPlane,
+    nvml_library: &'a Path,
+    images: &'a [PathBuf],
+}
+
+impl Runtime<'_> {
+    fn start(&self, node: &Node) -> Result<()> {
+        let cgroup = self.trees.create(&self.group, node.name())?;
+        node_start::write_hardware(node, self.nvml_library)?;
+        node_start::write_kubelet_files(node, self.authority, &cgroup)?;
+        node_start::start_sandbox(node)?;
+        network::connect_node(self.control_plane.sandbox(), node)?;
+        node_start::start_containerd(node)?;
+        self.images.iter().try_for_each(|image| node.import_image(image))
+    }
 }
 
 fn wait_ready(layout: &Layout, nodes: &[Node], progress: Progress) -> Result<()> {
@@ -127,6 +138,7 @@ fn wait_ready(layout: &Layout, nodes: &[Node], progress: Progress) -> Result<()>
         Ok(waiting.is_empty().then_some(()))
     })?;
     // A pod cannot be created without it.
+    progress.say("controllers", "waiting for the default service account");
     wait::until("the default service account", READY_TIMEOUT, || {
         Ok(kubectl.output(["get", "serviceaccount", "default"]).is_ok().then_some(()))
     })

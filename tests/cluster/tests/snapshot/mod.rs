@@ -53,11 +53,16 @@ impl Snapshot {
         Snapshot(lines)
     }
 
-    /// What is only in one of the two; empty if they are the same.
-    pub fn difference(&self, after: &Snapshot) -> String {
+    /// What is only in one of the two, empty if they are the same. Clusters other than those whose network links and
+    /// control groups are `ours` may come and go meanwhile.
+    pub fn difference(&self, after: &Snapshot, ours: &[String]) -> String {
+        let concerns_others = |line: &str| {
+            ["net/gpn", "route gpn", "/gpunode-"].iter().any(|mark| line.contains(mark))
+                && !ours.iter().any(|name| line.contains(name))
+        };
         let gone = self.0.difference(&after.0).map(|line| format!("- {line}\n"));
         let new = after.0.difference(&self.0).map(|line| format!("+ {line}\n"));
-        gone.chain(new).collect()
+        gone.chain(new).filter(|line| !concerns_others(line)).collect()
     }
 }
 
