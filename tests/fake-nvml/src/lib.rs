@@ -5,7 +5,7 @@
 //! simulated answers `NOT_SUPPORTED`. The hardware comes from the scenario file beside the library
 //! and faults from the state file, which changes while the library is loaded (`gpunode-scenario`).
 //!
-//! Each module answers one part of `nvml.h` in terms of Rust values; [`ffi`] alone sees pointers.
+//! Each module answers one part of `nvml.h` in terms of Rust values; `ffi` alone sees pointers.
 //! What the calls answer follows `nvml.h` and facts/nvml.md.
 
 mod events;

@@ -1,7 +1,7 @@
 //! The C interface: the only module with unsafe code.
 //!
-//! Every exported function takes its pointers as the wrappers of [`pointer`], which check for NULL,
-//! and answers through [`answer`], out of which no panic comes. Functions are grouped as in
+//! Every exported function takes its pointers as the wrappers of `pointer`, which check for NULL,
+//! and answers through `answer`, out of which no panic comes. Functions are grouped as in
 //! `nvml.h`; what none of them defines is a stub (`build.rs`).
 
 #![allow(unsafe_code)]
