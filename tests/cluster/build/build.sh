@@ -71,7 +71,7 @@ go_build() {
   module=$1
   output=$2
   shift 2
-  (cd "$here/$module" && CGO_ENABLED=0 go build -trimpath -o "$output.new" "$@") && mv "$output.new" "$output"
+  (cd "$here/$module" && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$output.new" "$@") && mv "$output.new" "$output"
 }
 
 build_etcd() { go_build etcd "$bin/etcd" -ldflags '-s -w' go.etcd.io/etcd/server/v3; }

@@ -170,6 +170,12 @@ impl Cluster {
         })
     }
 
+    /// The main process of a running container, on whichever node.
+    pub fn container_process(&self, namespace: &str, pod: &str, container: &str) -> Result<Process> {
+        let node = ["--namespace", namespace, "get", "pod", pod, "--output=jsonpath={.spec.nodeName}"];
+        self.node(&self.kubectl_output(node)?)?.container_process(namespace, pod, container)
+    }
+
     /// The process of one of the control plane's programs, such as `kube-apiserver`.
     pub fn control_plane_process(&self, program: &str) -> Result<Option<Process>> {
         crate::control_plane::ControlPlane::new(&self.layout).sandbox().process(program)
@@ -189,6 +195,7 @@ fn existing(root: &Path, name: &str) -> Result<Layout> {
 }
 
 fn stop(layout: &Layout) -> Result<()> {
+    requirements::root()?;
     let _lock = lock(layout)?;
     remove::stop(layout)?;
     remove::forget(layout)

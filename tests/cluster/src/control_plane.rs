@@ -5,11 +5,12 @@ use std::{fs, net::Ipv4Addr, os::unix::fs::symlink, time::Duration};
 use anyhow::{Context, Result, bail};
 
 use crate::{
+    files,
     kubeconfig::{self, API_PORT},
     kubectl::Kubectl,
     layout::Layout,
     pki::{Authority, SigningKey},
-    sandbox::{BIN, Bind, Sandbox, write_private},
+    sandbox::{BIN, Bind, Sandbox},
     subnet::{API_SERVICE, SERVICES, Subnet},
     wait,
 };
@@ -126,7 +127,7 @@ impl ControlPlane {
         }
         let credential = authority.client("admin", Some("system:masters"))?;
         let document = kubeconfig::document(address, authority, "admin", &credential)?;
-        write_private(&self.layout.admin_kubeconfig(), document.as_bytes())
+        files::replace(&self.layout.admin_kubeconfig(), document.as_bytes())
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use gpunode_scenario::Scenario;
 
-use crate::{cluster_file::NodeSpec, sandbox::write_private};
+use crate::{cluster_file::NodeSpec, files};
 
 /// Folder of the NVML library in a driver folder.
 const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
@@ -50,7 +50,7 @@ pub(crate) fn write_sys_bus(bus: &Path, node: &NodeSpec) -> Result<()> {
 }
 
 fn write_device(folder: &Path, vendor: u16, device: u16, class: u32, numa_node: i32) -> Result<()> {
-    let write = |name: &str, value: String| write_private(&folder.join(name), value.as_bytes());
+    let write = |name: &str, value: String| files::replace(&folder.join(name), value.as_bytes());
     write("vendor", format!("{vendor:#06x}\n"))?;
     write("device", format!("{device:#06x}\n"))?;
     write("class", format!("{class:#08x}\n"))?;

@@ -11,7 +11,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
-use crate::run;
+use crate::{files, run};
 
 /// Image of the container that holds a pod's namespaces.
 pub(crate) const PAUSE: &str = "gpunode.test/pause:1";
@@ -58,7 +58,7 @@ pub(crate) fn build(bin: &Path, images: &Path) -> Result<Vec<PathBuf>> {
         let archive = archive(entries, &command, &tags).with_context(|| format!("pack {}", path.display()))?;
         // Clusters that start at the same time share the file: it is replaced only when it differs.
         if fs::read(&path).ok().as_ref() != Some(&archive) {
-            crate::sandbox::write_private(&path, &archive)?;
+            files::replace(&path, &archive)?;
         }
         Ok(path)
     })

@@ -13,6 +13,7 @@ mod cluster;
 mod cluster_file;
 mod container;
 mod control_plane;
+mod files;
 mod hardware;
 mod image;
 mod kubeconfig;

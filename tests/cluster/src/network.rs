@@ -3,7 +3,11 @@
 //! A bridge in the control plane's network namespace connects everything; the machine has one cable to it. All of it
 //! goes with the namespaces.
 
-use std::process::Command;
+use std::{
+    fs,
+    io::{Seek, SeekFrom, Write},
+    process::Command,
+};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -11,7 +15,7 @@ use serde::Deserialize;
 use crate::{
     node::Node,
     run,
-    sandbox::{Sandbox, ip_batch},
+    sandbox::Sandbox,
     subnet::{Network, Subnet},
 };
 
@@ -24,8 +28,9 @@ struct Route {
     dst: String,
 }
 
-/// Connects the control plane's namespace with the machine, and with that reserves addresses for the cluster.
-pub(crate) fn connect_machine(control_plane: &Sandbox) -> Result<Subnet> {
+/// Connects the control plane's namespace with the machine, and with that reserves addresses for the cluster. Its
+/// unique name goes on the machine's end.
+pub(crate) fn connect_machine(control_plane: &Sandbox, cluster: &str) -> Result<Subnet> {
     let routes = run::output(Command::new("ip").args(["-json", "-4", "route", "show", "table", "all"]))?;
     let routes: Vec<Route> = serde_json::from_str(&routes).context("parse the machine's routes")?;
     let routes: Vec<_> = routes.iter().filter_map(|route| Network::parse(&route.dst)).collect();
@@ -38,7 +43,7 @@ pub(crate) fn connect_machine(control_plane: &Sandbox) -> Result<Subnet> {
             .output()
             .context("start ip")?;
         if add.status.success() {
-            wire(control_plane, subnet)?;
+            wire(control_plane, subnet, cluster)?;
             return Ok(subnet);
         }
         let said = String::from_utf8_lossy(&add.stderr);
@@ -53,7 +58,28 @@ pub(crate) fn connect_machine(control_plane: &Sandbox) -> Result<Subnet> {
     )
 }
 
-fn wire(control_plane: &Sandbox, subnet: Subnet) -> Result<()> {
+/// Removes the machine's end of a cluster's network. The kernel does it too, but only when the last connection in the
+/// namespace at the other end has timed out.
+pub(crate) fn disconnect_machine(cluster: &str) -> Result<()> {
+    for entry in fs::read_dir("/sys/class/net").context("list network devices")? {
+        let device = entry.context("list network devices")?;
+        // A device that goes meanwhile has no alias.
+        let alias = fs::read_to_string(device.path().join("ifalias")).unwrap_or_default();
+        if alias.trim() == cluster {
+            delete(&mut Command::new("ip"), &device.file_name().to_string_lossy())?;
+        }
+    }
+    Ok(())
+}
+
+fn delete(ip: &mut Command, device: &str) -> Result<()> {
+    match run::finished(ip.args(["link", "delete", device])) {
+        Err(error) if !error.to_string().contains("Cannot find device") => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn wire(control_plane: &Sandbox, subnet: Subnet, cluster: &str) -> Result<()> {
     let (link, machine, gateway) = (subnet.link(), subnet.machine(), subnet.control_plane());
     let pods = subnet.pods();
     let prefix = subnet.nodes().prefix;
@@ -71,7 +97,8 @@ fn wire(control_plane: &Sandbox, subnet: Subnet) -> Result<()> {
     ip_batch(
         &mut Command::new("ip"),
         &format!(
-            "address add {machine}/{prefix} dev {link}\n\
+            "link set {link} alias {cluster}\n\
+             address add {machine}/{prefix} dev {link}\n\
              link set {link} up\n\
              route add {pods} via {gateway} dev {link}\n"
         ),
@@ -105,11 +132,13 @@ pub(crate) fn connect_node(control_plane: &Sandbox, node: &Node) -> Result<()> {
 
 /// Takes away what is left of the cable to a node that has been switched off.
 pub(crate) fn disconnect_node(control_plane: &Sandbox, index: u8) -> Result<()> {
-    let link = format!("node{index}");
-    let mut delete = control_plane.network_command("ip")?;
-    match run::finished(delete.args(["link", "delete", &link])) {
-        // The kernel does it too, some time after the namespace at the other end is gone.
-        Err(error) if !error.to_string().contains("Cannot find device") => Err(error),
-        _ => Ok(()),
-    }
+    delete(&mut control_plane.network_command("ip")?, &format!("node{index}"))
+}
+
+/// Runs `ip` commands, one a line, on the machine or wherever `command` leads.
+fn ip_batch(command: &mut Command, lines: &str) -> Result<()> {
+    let mut file = tempfile::tempfile().context("create a temporary file")?;
+    file.write_all(lines.as_bytes()).context("write ip commands")?;
+    file.seek(SeekFrom::Start(0)).context("rewind ip commands")?;
+    run::finished(command.args(["-batch", "-"]).stdin(file)).map(drop)
 }

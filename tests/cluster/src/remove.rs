@@ -1,6 +1,6 @@
 //! Taking a cluster away, whole, half started or half dead.
 
-use std::{fs, io::ErrorKind, path::Path, time::Duration};
+use std::{fs, io::ErrorKind, time::Duration};
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use crate::{
     cgroup::{self, Trees},
     layout::Layout,
-    process,
+    network, process,
     sandbox::{HOLDER, Sandbox},
     state::State,
     wait,
@@ -22,8 +22,7 @@ const KEPT: [&str; 2] = ["logs", "audit.log"];
 pub(crate) fn stop(layout: &Layout) -> Result<()> {
     // Nodes first, lest the control plane's end makes them busy. A kubelet is ended before its node so that it
     // restarts nothing; the end of a node's first process ends all others in it.
-    let state = State::load(layout).ok().flatten();
-    if let Some(state) = &state {
+    if let Some(state) = State::load(layout).ok().flatten() {
         for node in &state.cluster.nodes {
             let sandbox = Sandbox::new(layout.folder(), &layout.logs(), format!("nodes/{}", node.name));
             for program in ["kubelet", HOLDER] {
@@ -44,16 +43,10 @@ pub(crate) fn stop(layout: &Layout) -> Result<()> {
         }
         Ok(processes.is_empty().then_some(()))
     })?;
-    if let Some(state) = &state {
-        let link = state.subnet.link();
-        // The kernel removes it some time after its namespace; until then its addresses count as taken.
-        wait::until("the network link to go", TIMEOUT, || {
-            let path = Path::new("/sys/class/net").join(&link);
-            Ok((!path.exists()).then_some(()))
-        })?;
-    }
+    let name = cgroup::group(layout.folder());
+    network::disconnect_machine(&name)?;
     if let Ok(trees) = Trees::find() {
-        trees.remove(&cgroup::group(layout.folder()))?;
+        trees.remove(&name)?;
     }
     Ok(())
 }

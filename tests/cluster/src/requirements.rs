@@ -26,8 +26,8 @@ const CNI: [&str; 3] = ["bridge", "host-local", "loopback"];
 /// Everything that is missing, a line each, saying what to do. Empty if a cluster can be started.
 pub(crate) fn missing(bin: &Path) -> Vec<String> {
     let mut lines = Vec::new();
-    if !rustix::process::geteuid().is_root() {
-        lines.push("root is needed for namespaces, mounts and control groups: run this as root".to_owned());
+    if let Err(error) = root() {
+        lines.push(format!("{error:#}"));
     }
     if let Err(error) = Trees::find() {
         lines.push(format!("{error:#}"));
@@ -51,6 +51,14 @@ pub(crate) fn missing(bin: &Path) -> Vec<String> {
         lines.push(format!("{} missing: run tests/cluster/install-packages.sh", absent.join(", ")));
     }
     lines
+}
+
+/// Refuses other users than root, who could not even see the processes of a cluster.
+pub(crate) fn root() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("root is needed for namespaces, mounts and control groups: run this as root");
+    }
+    Ok(())
 }
 
 /// Refuses a machine on which no cluster could run, in one line.

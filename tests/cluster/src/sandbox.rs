@@ -7,7 +7,6 @@ use std::{
     ffi::{OsStr, OsString},
     fs::{self, File},
     io::{Read, Seek, SeekFrom},
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -17,8 +16,9 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
 use crate::{
+    files,
     process::{Identity, Process},
-    run, wait,
+    wait,
 };
 
 /// The script of the first process.
@@ -62,7 +62,7 @@ impl Sandbox {
     /// Writes a file that the inside sees at `path`.
     pub(crate) fn write(&self, path: &str, content: impl AsRef<[u8]>) -> Result<()> {
         let path = self.root().join(path.trim_start_matches('/'));
-        write_private(&path, content.as_ref())
+        files::replace(&path, content.as_ref())
     }
 
     /// Starts the first process; `nvidia_devices` is how many `/dev/nvidiaN` there are, beside their companions.
@@ -209,27 +209,4 @@ impl Sandbox {
 /// Different for every sandbox, and the same after a new start in the same place.
 fn machine_id(root: &Path) -> String {
     format!("{:.32x}", Sha256::digest(root.as_os_str().as_encoded_bytes()))
-}
-
-/// Runs `ip` commands, one a line, on the machine or wherever `command` leads.
-pub(crate) fn ip_batch(command: &mut Command, lines: &str) -> Result<()> {
-    let mut file = tempfile::tempfile().context("create a temporary file")?;
-    std::io::Write::write_all(&mut file, lines.as_bytes()).context("write ip commands")?;
-    file.seek(SeekFrom::Start(0)).context("rewind ip commands")?;
-    run::finished(command.args(["-batch", "-"]).stdin(file)).map(drop)
-}
-
-/// Writes a file that may hold a key.
-pub(crate) fn write_private(path: &Path, content: &[u8]) -> Result<()> {
-    let write = || -> std::io::Result<()> {
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        fs::create_dir_all(folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        std::io::Write::write_all(&mut file, content)?;
-        let mode = if path.extension().is_some_and(|extension| extension == "key") { 0o600 } else { 0o644 };
-        file.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
-        file.persist(path)?;
-        Ok(())
-    };
-    write().with_context(|| format!("write {}", path.display()))
 }

@@ -33,6 +33,8 @@ ln -sfn ../run/lock var/lock
 
 mount -t proc proc proc
 echo "$hostname" >proc/sys/kernel/hostname
+# Connections to a sandbox that has ended would keep the network namespace for minutes.
+echo 1 >proc/sys/net/ipv4/tcp_orphan_retries
 # The kubelet sets these for the whole machine: it gets files to write to instead.
 for area in kernel vm fs; do
   mount --bind proc/sys/$area proc/sys/$area

@@ -49,9 +49,10 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
     let images = image::build(&layout.bin(), &layout.images()).context("make test images")?;
     let authority = Authority::new()?;
 
+    let group = cgroup::group(layout.folder());
     let control_plane = ControlPlane::new(layout);
     control_plane.start_sandbox()?;
-    let subnet = network::connect_machine(control_plane.sandbox())?;
+    let subnet = network::connect_machine(control_plane.sandbox(), &group)?;
     let state = State { subnet, cgroup: trees.version, cluster: options.nodes.clone() };
     state.save(layout)?;
     progress.say("network", format_args!("nodes {}, pods {}", subnet.nodes(), subnet.pods()));
@@ -59,7 +60,7 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
     let nodes = nodes(layout, &options.nodes, subnet);
     let runtime = Runtime {
         trees,
-        group: cgroup::group(layout.folder()),
+        group,
         authority: &authority,
         control_plane: &control_plane,
         nvml_library: &nvml_library,
@@ -126,7 +127,10 @@ fn wait_ready(layout: &Layout, nodes: &[Node], progress: Progress) -> Result<()>
                 bail!("the kubelet of node {} ended; {}", node.name(), node.sandbox().log_tail("kubelet"));
             }
         }
-        let list = kubectl.output(["get", "nodes", "--output=json"])?;
+        // The API server may be too busy for one answer.
+        let Ok(list) = kubectl.output(["get", "nodes", "--output=json"]) else {
+            return Ok(None);
+        };
         let list: Value = serde_json::from_str(&list).context("parse the list of nodes")?;
         waiting.retain(|node| {
             let ready = is_ready(&list, node.name());

@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::{cgroup::CgroupVersion, cluster_file::ClusterFile, layout::Layout, sandbox::write_private, subnet::Subnet};
+use crate::{cgroup::CgroupVersion, cluster_file::ClusterFile, files, layout::Layout, subnet::Subnet};
 
 /// The state file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -30,6 +30,6 @@ impl State {
 
     pub(crate) fn save(&self, layout: &Layout) -> Result<()> {
         let text = serde_json::to_string_pretty(self).context("write down the cluster's state")?;
-        write_private(&layout.state(), text.as_bytes())
+        files::replace(&layout.state(), text.as_bytes())
     }
 }

@@ -107,7 +107,7 @@ fn check_node_access(cluster: &Cluster) {
     assert_eq!(String::from_utf8_lossy(&hostname.stdout), "gpu\n");
 
     let before = restarts(cluster);
-    node.container_process("default", "probe", "main").unwrap().kill().unwrap();
+    cluster.container_process("default", "probe", "main").unwrap().kill().unwrap();
     eventually("the container to be restarted", || restarts(cluster) > before);
 
     let old = node.process("kubelet").unwrap().unwrap().pid();
