@@ -192,6 +192,10 @@ pub enum Reason {
     WaitingForPredecessor,
     /// The policy's spec cannot be carried out.
     InvalidSpec,
+    /// The record of what gpunode wrote on the node cannot be read.
+    RecordUnreadable,
+    /// The API server does not take what is to be written.
+    WriteFailed,
 }
 
 impl Reason {
@@ -221,6 +225,8 @@ impl Reason {
             Self::DriverFailed => "DriverFailed",
             Self::WaitingForPredecessor => "WaitingForPredecessor",
             Self::InvalidSpec => "InvalidSpec",
+            Self::RecordUnreadable => "RecordUnreadable",
+            Self::WriteFailed => "WriteFailed",
         }
     }
 }

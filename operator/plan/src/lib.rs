@@ -1,1 +1,55 @@
-//! placeholder
+//! What gpunode wants of a cluster: from policies and facts to the labels, taints, owned record and agent configuration
+//! of one node, to the DaemonSets, and to the status of a policy.
+//!
+//! Everything here is a pure function: no IO, the clock is an argument, and planning one's own result again gives the same.
+//!
+//! | module | answers |
+//! |---|---|
+//! | `facts` | what is known of a node |
+//! | `policies` | the policies, checked and ordered by priority |
+//! | `select` | which policies match |
+//! | `compose` | what they want together, and where they disagree |
+//! | `owned` | the record of what gpunode wrote on a node |
+//! | `claim` | what to set, remove, leave alone or report, key by key |
+//! | `labels`, `taints` | the same for the two kinds of keys, and their JSON patch |
+//! | `agent_config` | the configuration in `GpuNode.spec` |
+//! | `progress` | whether the agent of a node is there yet |
+//! | `node` | all of it for one node |
+//! | `preview` | what a policy in mode Preview would change |
+//! | `tally`, `status` | the state of one policy over all nodes |
+//! | `daemonset`, `agent_pod` | the DaemonSets |
+
+mod agent_config;
+mod agent_pod;
+mod claim;
+mod compose;
+mod conflict;
+mod daemonset;
+mod facts;
+mod labels;
+mod node;
+mod outcome;
+mod owned;
+mod patch;
+mod policies;
+mod preview;
+mod progress;
+mod select;
+mod status;
+mod taints;
+mod tally;
+
+pub use agent_config::GpuNodeChange;
+pub use conflict::{Conflict, ConflictKey};
+pub use daemonset::{
+    AgentPods, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, POLICY_NAME_LABEL, daemonset_drifted,
+    desired_discovery, desired_for_policy, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
+};
+pub use facts::{NodeFacts, Taint, TaintKey};
+pub use node::{Hold, NodePlan, plan_node};
+pub use outcome::Outcome;
+pub use owned::{Record, RecordError};
+pub use policies::{Policy, PolicySet};
+pub use progress::PROGRESS_DEADLINE;
+pub use status::policy_status;
+pub use tally::Tally;

@@ -1,0 +1,100 @@
+//! The configuration in `GpuNode.spec`.
+
+use crate::{facts::NodeFacts, policies::Policy};
+use gpunode_config::CONFIG_VERSION;
+use gpunode_crds::{Configuration, GpuNode, GpuNodeSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use serde_json::{Value, json};
+
+/// What has to be written about the `GpuNode` of one node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum GpuNodeChange {
+    /// Nothing.
+    #[default]
+    None,
+    /// It is missing.
+    Create(Box<GpuNode>),
+    /// A merge patch. It holds the resourceVersion, so that it is refused when something changed meanwhile.
+    Patch(Value),
+    /// It has no configuration any more and describes no GPU, if it still is the one of this uid and version.
+    Delete {
+        /// `metadata.uid`.
+        uid: String,
+        /// `metadata.resourceVersion`.
+        resource_version: String,
+    },
+}
+
+/// The configuration that a node is to have under a governing policy.
+///
+/// `None` where there is nothing to write: the policy's configuration is refused, so whatever is in force stays.
+pub fn wanted_configuration(governing: &Policy) -> Option<Configuration> {
+    let document = governing.device_plugin.as_ref()?.document.as_ref()?;
+    Some(Configuration {
+        policy: governing.name.clone(),
+        version: CONFIG_VERSION,
+        hash: document.hash.clone(),
+        document: document.text.clone(),
+    })
+}
+
+/// The versions that the agent of the node reads, if it says and ours is not among them.
+pub fn unreadable_versions(gpu_node: Option<&GpuNode>) -> Option<&[i32]> {
+    let agent = gpu_node?.status.as_ref()?.agent.as_ref()?;
+    (!agent.config_versions.is_empty() && !agent.config_versions.contains(&CONFIG_VERSION))
+        .then_some(agent.config_versions.as_slice())
+}
+
+/// The change that gives a node the configuration of its governing policy, or takes it away.
+pub fn change(node: &NodeFacts, governing: Option<&Policy>, gpu_node: Option<&GpuNode>) -> GpuNodeChange {
+    match (governing, gpu_node) {
+        (Some(policy), Some(gpu_node)) => match wanted_configuration(policy) {
+            Some(wanted) if unreadable_versions(Some(gpu_node)).is_none() => {
+                if gpu_node.spec.config.as_ref() == Some(&wanted) {
+                    GpuNodeChange::None
+                } else {
+                    patch(gpu_node, &json!(wanted))
+                }
+            }
+            _ => GpuNodeChange::None,
+        },
+        (Some(policy), None) => wanted_configuration(policy).map_or(GpuNodeChange::None, |wanted| {
+            let mut gpu_node = GpuNode::new(&node.name, GpuNodeSpec { config: Some(wanted) });
+            gpu_node.metadata.owner_references = Some(vec![owner(node)]);
+            GpuNodeChange::Create(Box::new(gpu_node))
+        }),
+        (None, Some(gpu_node)) if gpu_node.spec.config.is_some() => {
+            if gpu_node.status.as_ref().is_some_and(|status| !status.gpus.is_empty()) {
+                patch(gpu_node, &Value::Null)
+            } else {
+                // In one step, so that a crash leaves no empty object; the agent's own without a spec is never touched.
+                GpuNodeChange::Delete {
+                    uid: gpu_node.metadata.uid.clone().unwrap_or_default(),
+                    resource_version: version(gpu_node),
+                }
+            }
+        }
+        (None, _) => GpuNodeChange::None,
+    }
+}
+
+fn patch(gpu_node: &GpuNode, config: &Value) -> GpuNodeChange {
+    GpuNodeChange::Patch(json!({
+        "metadata": {"resourceVersion": version(gpu_node)},
+        "spec": {"config": config},
+    }))
+}
+
+fn version(gpu_node: &GpuNode) -> String {
+    gpu_node.metadata.resource_version.clone().unwrap_or_default()
+}
+
+fn owner(node: &NodeFacts) -> OwnerReference {
+    OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: node.name.clone(),
+        uid: node.uid.clone(),
+        ..OwnerReference::default()
+    }
+}

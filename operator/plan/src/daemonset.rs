@@ -1,0 +1,161 @@
+//! The DaemonSets: one for each policy with a device plugin, and discovery on all other Linux nodes.
+//!
+//! A pod template depends on the image alone, so that no edit of a policy restarts an agent. Every default that the API
+//! server would fill in is written out, so that a live spec can be compared as a whole: whatever differs was edited.
+
+use crate::{
+    agent_pod::{Component, agent_pod},
+    policies::Policy,
+};
+use gpunode_crds::{GROUP, GpuNodePolicy};
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, RollingUpdateDaemonSet},
+        core::v1::PodTemplateSpec,
+    },
+    apimachinery::pkg::{
+        apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
+        util::intstr::IntOrString,
+    },
+};
+use std::collections::BTreeMap;
+
+/// Name of the discovery DaemonSet.
+pub const DISCOVERY_NAME: &str = "gpunode-discovery";
+/// Says which of gpunode's programs a pod is: `device-plugin` or `discovery`.
+pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
+/// On every DaemonSet that the operator keeps.
+pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
+/// The policy that a DaemonSet and its pods belong to.
+pub const POLICY_NAME_LABEL: &str = "gpunode.dev/policy";
+
+const NAME_LABEL: &str = "app.kubernetes.io/name";
+const POLICY_DAEMONSET_PREFIX: &str = "gpunode-agent-";
+/// Where agents run, and which image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentPods {
+    /// Namespace of the DaemonSets.
+    pub namespace: String,
+    /// Image where the policy names none.
+    pub image: String,
+}
+
+/// Name of the DaemonSet of a policy.
+pub fn policy_daemonset_name(policy: &str) -> String {
+    format!("{POLICY_DAEMONSET_PREFIX}{policy}")
+}
+
+/// The policy whose DaemonSet this is.
+pub fn policy_of_daemonset(daemonset: &DaemonSet) -> Option<&str> {
+    let owned = daemonset.metadata.owner_references.iter().flatten().any(is_policy_reference);
+    let name = daemonset.metadata.name.as_deref()?.strip_prefix(POLICY_DAEMONSET_PREFIX)?;
+    owned.then_some(name)
+}
+
+fn is_policy_reference(owner: &OwnerReference) -> bool {
+    owner.kind == "GpuNodePolicy" && owner.api_version.split('/').next() == Some(GROUP)
+}
+
+/// The discovery DaemonSet.
+pub fn desired_discovery(pods: &AgentPods) -> DaemonSet {
+    desired(pods, &pods.image, Component::Discovery)
+}
+
+/// The DaemonSet of a policy; none without a device plugin. `object` is the policy as the API server has it.
+pub fn desired_for_policy(pods: &AgentPods, policy: &Policy, object: &GpuNodePolicy) -> Option<DaemonSet> {
+    let plugin = policy.device_plugin.as_ref()?;
+    let image = plugin.image.as_ref().unwrap_or(&pods.image);
+    let mut daemonset = desired(pods, image, Component::DevicePlugin { policy: &policy.name });
+    daemonset.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: format!("{GROUP}/v1alpha1"),
+        kind: "GpuNodePolicy".to_owned(),
+        name: policy.name.clone(),
+        uid: object.metadata.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    }]);
+    Some(daemonset)
+}
+
+/// Whether a live DaemonSet differs from what it is to be. Further labels, annotations and owners are other people's, and
+/// so are annotations of the pod template, by which `kubectl rollout restart` works.
+pub fn daemonset_drifted(live: &DaemonSet, desired: &DaemonSet) -> bool {
+    let repaired = repaired_daemonset(live, desired);
+    repaired.spec != live.spec
+        || repaired.metadata.labels != live.metadata.labels
+        || repaired.metadata.owner_references != live.metadata.owner_references
+}
+
+/// The live DaemonSet with everything put right that is gpunode's; it keeps its resourceVersion.
+pub fn repaired_daemonset(live: &DaemonSet, desired: &DaemonSet) -> DaemonSet {
+    let mut repaired = live.clone();
+    let labels = repaired.metadata.labels.get_or_insert_default();
+    labels.extend(desired.metadata.labels.clone().unwrap_or_default());
+    if let Some(owners) = &desired.metadata.owner_references {
+        let live = repaired.metadata.owner_references.get_or_insert_default();
+        if !owners.iter().all(|owner| live.contains(owner)) {
+            live.retain(|owner| !is_policy_reference(owner));
+            live.extend(owners.iter().cloned());
+        }
+    }
+    let annotations = live.spec.as_ref().and_then(|spec| spec.template.metadata.as_ref()?.annotations.clone());
+    repaired.spec.clone_from(&desired.spec);
+    if let Some(metadata) = repaired.spec.as_mut().and_then(|spec| spec.template.metadata.as_mut()) {
+        metadata.annotations = annotations;
+    }
+    repaired
+}
+
+fn desired(pods: &AgentPods, image: &str, component: Component<'_>) -> DaemonSet {
+    let labels = component.labels();
+    DaemonSet {
+        metadata: ObjectMeta {
+            name: Some(component.name()),
+            namespace: Some(pods.namespace.clone()),
+            labels: Some(labels.clone()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(DaemonSetSpec {
+            selector: LabelSelector { match_labels: Some(component.selector()), ..LabelSelector::default() },
+            template: PodTemplateSpec {
+                metadata: Some(ObjectMeta { labels: Some(labels), ..ObjectMeta::default() }),
+                spec: Some(agent_pod(image, component)),
+            },
+            update_strategy: Some(DaemonSetUpdateStrategy {
+                type_: Some("RollingUpdate".to_owned()),
+                rolling_update: Some(RollingUpdateDaemonSet {
+                    max_surge: Some(IntOrString::Int(0)),
+                    max_unavailable: Some(IntOrString::Int(1)),
+                }),
+            }),
+            revision_history_limit: Some(10),
+            min_ready_seconds: None,
+        }),
+        status: None,
+    }
+}
+
+impl Component<'_> {
+    fn name(self) -> String {
+        match self {
+            Self::Discovery => DISCOVERY_NAME.to_owned(),
+            Self::DevicePlugin { policy } => policy_daemonset_name(policy),
+        }
+    }
+
+    /// What tells the pods of one DaemonSet from all others; immutable once the DaemonSet exists.
+    fn selector(self) -> BTreeMap<String, String> {
+        let (component, policy) = match self {
+            Self::Discovery => ("discovery", None),
+            Self::DevicePlugin { policy } => ("device-plugin", Some((POLICY_NAME_LABEL, policy))),
+        };
+        let common = [(NAME_LABEL, "gpunode-agent"), (COMPONENT_LABEL, component)];
+        common.into_iter().chain(policy).map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    }
+
+    fn labels(self) -> BTreeMap<String, String> {
+        let mut labels = self.selector();
+        labels.insert(MANAGED_BY_LABEL.to_owned(), "gpunode-operator".to_owned());
+        labels
+    }
+}

@@ -1,0 +1,163 @@
+//! What the planner knows of a node: the few fields of a `Node` that matter, small enough to keep for every node.
+
+use gpunode_crds::OWNED_ANNOTATION;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Taint as NodeTaint};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Identity of a taint: Kubernetes allows one of each key and effect.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TaintKey {
+    /// Key, such as `dedicated`.
+    pub key: String,
+    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
+    pub effect: String,
+}
+
+/// A taint as it stands on a node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Taint {
+    /// Key and effect.
+    pub id: TaintKey,
+    /// Value; empty for a taint without one, which is the same to Kubernetes.
+    pub value: String,
+}
+
+/// One node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// `metadata.name`.
+    pub name: String,
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.resourceVersion` that everything else here was read at.
+    pub resource_version: String,
+    /// `metadata.creationTimestamp`.
+    pub created: Option<Timestamp>,
+    /// Every label.
+    pub labels: BTreeMap<String, String>,
+    /// Every taint, in the order of the node.
+    pub taints: Vec<Taint>,
+    /// Whether the node has any annotation: a JSON patch cannot add to a map that is not there.
+    pub annotated: bool,
+    /// The annotation `gpunode.dev/owned`.
+    pub owned: Option<String>,
+    /// Whether the condition `Ready` is True.
+    pub ready: bool,
+    /// Who last wrote each label that a policy could want, by field manager.
+    pub label_managers: BTreeMap<String, String>,
+    /// Who last wrote the taints, which Kubernetes tracks only as a whole.
+    pub taint_manager: Option<String>,
+}
+
+impl NodeFacts {
+    /// The facts of a node.
+    pub fn of(node: &Node) -> Self {
+        let meta = &node.metadata;
+        let annotations = meta.annotations.as_ref();
+        let mut facts = Self {
+            name: meta.name.clone().unwrap_or_default(),
+            uid: meta.uid.clone().unwrap_or_default(),
+            resource_version: meta.resource_version.clone().unwrap_or_default(),
+            created: meta.creation_timestamp.as_ref().map(|time| time.0),
+            labels: meta.labels.clone().unwrap_or_default(),
+            taints: node.spec.iter().flat_map(|spec| spec.taints.iter().flatten()).map(Taint::of).collect(),
+            annotated: annotations.is_some_and(|annotations| !annotations.is_empty()),
+            owned: annotations.and_then(|annotations| annotations.get(OWNED_ANNOTATION)).cloned(),
+            ready: is_ready(node),
+            ..Self::default()
+        };
+        for entry in meta.managed_fields.iter().flatten() {
+            let (Some(manager), Some(fields)) = (&entry.manager, &entry.fields_v1) else { continue };
+            facts.read_manager(manager, &fields.0);
+        }
+        facts
+    }
+
+    fn read_manager(&mut self, manager: &str, fields: &Value) {
+        let labels = fields.pointer("/f:metadata/f:labels").and_then(Value::as_object);
+        for key in labels.into_iter().flatten().filter_map(|(field, _)| field.strip_prefix("f:")) {
+            if self.labels.contains_key(key) && !is_forbidden(key) {
+                self.label_managers.insert(key.to_owned(), manager.to_owned());
+            }
+        }
+        if fields.pointer("/f:spec/f:taints").is_some() {
+            self.taint_manager = Some(manager.to_owned());
+        }
+    }
+
+    /// Whether two readings of a node differ in nothing but the moment they were taken, as heartbeats make them.
+    pub fn same_but_version(&self, other: &Self) -> bool {
+        let at = |version: &str| Self { resource_version: version.to_owned(), ..self.clone() };
+        at(&other.resource_version) == *other
+    }
+}
+
+impl Taint {
+    fn of(taint: &NodeTaint) -> Self {
+        Self {
+            id: TaintKey { key: taint.key.clone(), effect: taint.effect.clone() },
+            value: taint.value.clone().unwrap_or_default(),
+        }
+    }
+}
+
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Whether gpunode may never write a key: those under `kubernetes.io` and `k8s.io` belong to Kubernetes.
+pub(crate) fn is_forbidden(key: &str) -> bool {
+    let Some((prefix, _)) = key.split_once('/') else { return false };
+    ["kubernetes.io", "k8s.io"]
+        .iter()
+        .any(|owner| prefix.strip_suffix(owner).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn keys_of_kubernetes_are_forbidden() {
+        for key in ["kubernetes.io/os", "node.kubernetes.io/unreachable", "k8s.io/x", "a.b.k8s.io/x"] {
+            assert!(is_forbidden(key), "{key}");
+        }
+        for key in ["os", "mykubernetes.io/x", "kubernetes.io.example.com/x", "gpunode.dev/governed", "nvidia.com/gpu"]
+        {
+            assert!(!is_forbidden(key), "{key}");
+        }
+    }
+
+    #[test]
+    fn managers_of_labels_and_taints_are_read() {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {
+                "name": "n", "labels": {"pool": "a", "kubernetes.io/os": "linux"}, "annotations": {"x": "y"},
+                "managedFields": [
+                    {"manager": "kubelet", "fieldsV1": {"f:metadata": {"f:labels": {"f:kubernetes.io/os": {}}}}},
+                    {"manager": "kubectl-label", "fieldsV1": {"f:metadata": {"f:labels": {"f:pool": {}, "f:gone": {}}}}},
+                    {"manager": "kubectl-taint", "fieldsV1": {"f:spec": {"f:taints": {}}}},
+                ],
+            },
+            "spec": {"taints": [{"key": "b", "effect": "NoSchedule"}, {"key": "a", "effect": "NoExecute", "value": "v"}]},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        }))
+        .unwrap();
+        let facts = NodeFacts::of(&node);
+        assert_eq!(facts.label_managers, BTreeMap::from([("pool".to_owned(), "kubectl-label".to_owned())]));
+        assert_eq!(facts.taint_manager.as_deref(), Some("kubectl-taint"));
+        assert_eq!(facts.taints.iter().map(|taint| taint.id.key.as_str()).collect::<Vec<_>>(), ["b", "a"]);
+        assert!(facts.ready && facts.annotated && facts.owned.is_none());
+    }
+
+    #[test]
+    fn a_heartbeat_changes_nothing_but_the_version() {
+        let one = NodeFacts { name: "n".into(), resource_version: "1".into(), ..NodeFacts::default() };
+        assert!(one.same_but_version(&NodeFacts { resource_version: "2".into(), ..one.clone() }));
+        assert!(!one.same_but_version(&NodeFacts { ready: true, ..one.clone() }));
+    }
+}

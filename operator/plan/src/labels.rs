@@ -1,0 +1,58 @@
+//! Labels of one node.
+
+use crate::{
+    claim::Claims,
+    compose::{Disagreement, Wanted, compose},
+    conflict::{Conflict, ConflictKey},
+    facts::NodeFacts,
+    patch::PatchBuilder,
+    policies::Policy,
+};
+use gpunode_crds::{GOVERNED_LABEL, policy_label};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// Value of gpunode's own labels.
+const TRUE: &str = "true";
+
+/// The labels that the matching policies want, with those that place the agent of the governing one.
+pub fn wanted_labels(
+    matched: &[&Policy],
+    governing: Option<&Policy>,
+) -> Result<BTreeMap<String, Wanted>, Disagreement> {
+    let mut wanted = compose(
+        matched,
+        |policy| policy.labels.iter().map(|(key, value)| (key.clone(), value.as_str())),
+        |key| format!("label {key}"),
+    )?;
+    if let Some(policy) = governing {
+        for key in [GOVERNED_LABEL.to_owned(), policy_label(&policy.name)] {
+            wanted.insert(key, Wanted::by_governing(TRUE, policy));
+        }
+    }
+    Ok(wanted)
+}
+
+/// Adds the operations for the labels.
+pub fn patch_labels(patch: &mut PatchBuilder, node: &NodeFacts, claims: &Claims<String>) {
+    if node.labels.is_empty() && !claims.set.is_empty() {
+        patch.add(&["metadata", "labels"], Value::Object(Map::new()));
+    }
+    for key in &claims.remove {
+        patch.remove(&["metadata", "labels", key]);
+    }
+    for (key, value) in &claims.set {
+        patch.add(&["metadata", "labels", key], value.as_str());
+    }
+}
+
+/// The conflicts about labels.
+pub fn label_conflicts<'a>(node: &'a NodeFacts, claims: &'a Claims<String>) -> impl Iterator<Item = Conflict> + 'a {
+    claims.conflicts.iter().map(|(key, wanted, actual)| Conflict {
+        manager: node.label_managers.get(key).cloned(),
+        key: ConflictKey::Label(key.clone()),
+        wanted: wanted.value.clone(),
+        actual: actual.clone(),
+        policies: wanted.policies.clone(),
+    })
+}

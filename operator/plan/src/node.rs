@@ -1,0 +1,273 @@
+//! Everything about one node: what it is to look like, what has to be written, and what became of each policy on it.
+
+use crate::{
+    agent_config::{self, GpuNodeChange},
+    claim::{Claims, claim, lost},
+    compose::{Disagreement, Wanted, governing},
+    conflict::Conflict,
+    facts::{NodeFacts, Taint, TaintKey},
+    labels::{label_conflicts, patch_labels, wanted_labels},
+    outcome::Outcome,
+    owned::{Record, RecordError},
+    patch::PatchBuilder,
+    policies::{Policy, PolicySet},
+    preview,
+    progress::agent_outcome,
+    select::{VisibleLabels, is_effect, matches},
+    taints::{current_taints, patch_taints, taint_conflicts, wanted_taints},
+};
+use gpunode_crds::{GpuNode, IGNORE_LABEL, Mode, NodePreview, OWNED_ANNOTATION, Reason};
+use jiff::Timestamp;
+use std::collections::BTreeMap;
+
+/// Why a node is left exactly as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// A person labelled it `gpunode.dev/ignore`. Policies do not count it.
+    Ignored,
+    /// The record of what gpunode wrote cannot be read, for the reason given.
+    RecordUnreadable(String),
+    /// Policies of equal priority disagree.
+    Disagreement(Disagreement),
+}
+
+/// The plan for one node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodePlan {
+    /// Why nothing is to be written at all, if so.
+    pub hold: Option<Hold>,
+    /// The enforced policies that match, by falling priority.
+    pub matched: Vec<String>,
+    /// The policy whose device plugin runs on the node.
+    pub governing: Option<String>,
+    /// The labels that gpunode wants and may have, by key.
+    pub labels: BTreeMap<String, String>,
+    /// The taints that gpunode wants and may have.
+    pub taints: BTreeMap<TaintKey, String>,
+    /// The record of what gpunode owns once the plan is carried out.
+    pub record: Record,
+    /// One JSON patch that moves labels, taints and the record together; it begins with a test on resourceVersion. `None`
+    /// where the node is as it is to be.
+    pub patch: Option<json_patch::Patch>,
+    /// What is to be written about the `GpuNode`.
+    pub gpu_node: GpuNodeChange,
+    /// Keys that stay as somebody else wants them.
+    pub conflicts: Vec<Conflict>,
+    /// What became of each policy that matches, also of those in mode Preview.
+    pub outcomes: BTreeMap<String, Outcome>,
+    /// What each matching policy in mode Preview would change.
+    pub previews: BTreeMap<String, NodePreview>,
+    /// When to plan again though nothing changed.
+    pub recheck: Option<Timestamp>,
+}
+
+impl NodePlan {
+    /// Whether the node and its `GpuNode` are as they are to be.
+    pub fn is_settled(&self) -> bool {
+        self.patch.is_none() && self.gpu_node == GpuNodeChange::None
+    }
+
+    /// The outcomes where writing failed with `error`: nobody waits for such a node.
+    pub fn outcomes_after(&self, error: Option<&str>) -> BTreeMap<String, Outcome> {
+        let mut outcomes = self.outcomes.clone();
+        if let Some(error) = error.filter(|_| !self.is_settled()) {
+            for name in &self.matched {
+                if let Some(outcome) = outcomes.get_mut(name).filter(|outcome| **outcome == Outcome::Updating) {
+                    *outcome = Outcome::failed(Reason::WriteFailed, error);
+                }
+            }
+        }
+        outcomes
+    }
+}
+
+/// Plans one node. `gpu_node` is the object of the same name, where it exists.
+pub fn plan_node(policies: &PolicySet, node: &NodeFacts, gpu_node: Option<&GpuNode>, now: Timestamp) -> NodePlan {
+    if node.labels.contains_key(IGNORE_LABEL) {
+        return NodePlan { hold: Some(Hold::Ignored), ..NodePlan::default() };
+    }
+    let (mut plan, after) = plan_with(policies, None, node, gpu_node, now);
+    for policy in policies.iter().filter(|policy| policy.mode == Mode::Preview) {
+        let (with, changed) = plan_with(policies, Some(policy), &after, gpu_node, now);
+        if !with.matched.contains(&policy.name) {
+            continue;
+        }
+        let (outcome, preview) = preview::effect(policy, &after, &with, &changed);
+        plan.outcomes.insert(policy.name.clone(), outcome);
+        plan.previews.extend(preview.map(|preview| (policy.name.clone(), preview)));
+    }
+    plan
+}
+
+/// Plans with the enforced policies and one more, and says what the node looks like once the plan is carried out.
+fn plan_with(
+    policies: &PolicySet,
+    more: Option<&Policy>,
+    node: &NodeFacts,
+    gpu_node: Option<&GpuNode>,
+    now: Timestamp,
+) -> (NodePlan, NodeFacts) {
+    let takes_part =
+        |policy: &&Policy| policy.mode == Mode::Enforce || more.is_some_and(|more| more.name == policy.name);
+    let matching = |record: &Record| -> Vec<&Policy> {
+        let visible = VisibleLabels::new(&node.labels, &record.labels);
+        policies.iter().filter(takes_part).filter(|policy| matches(&policy.selector, visible)).collect()
+    };
+    let mut record = match Record::read(node.owned.as_deref()) {
+        Ok(record) => record,
+        Err(error) => return (unreadable(&matching(&Record::default()), &error), node.clone()),
+    };
+    // A key that was ours and that somebody changed becomes visible to selectors, which may make more policies match. The
+    // record shrinks with every round, so this ends.
+    let wishes = loop {
+        let matched = matching(&record);
+        let wishes = match Wishes::of(matched) {
+            Ok(wishes) => wishes,
+            Err((matched, disagreement)) => return (disagreeing(&matched, disagreement), node.clone()),
+        };
+        let lost: Vec<String> = lost(&node.labels, &record.labels, &wishes.labels).into_iter().cloned().collect();
+        if lost.is_empty() {
+            break wishes;
+        }
+        record.labels.retain(|key, _| !lost.contains(key));
+    };
+    wishes.plan(node, &record, gpu_node, now)
+}
+
+/// What the matching policies want of a node.
+struct Wishes<'a> {
+    matched: Vec<&'a Policy>,
+    governing: Option<&'a Policy>,
+    labels: BTreeMap<String, Wanted>,
+    taints: BTreeMap<TaintKey, Wanted>,
+}
+
+impl<'a> Wishes<'a> {
+    fn of(matched: Vec<&'a Policy>) -> Result<Self, (Vec<&'a Policy>, Disagreement)> {
+        let composed = governing(&matched)
+            .and_then(|governing| Ok((governing, wanted_labels(&matched, governing)?, wanted_taints(&matched)?)));
+        match composed {
+            Ok((governing, labels, taints)) => Ok(Self { matched, governing, labels, taints }),
+            Err(disagreement) => Err((matched, disagreement)),
+        }
+    }
+
+    fn plan(
+        self,
+        node: &NodeFacts,
+        record: &Record,
+        gpu_node: Option<&GpuNode>,
+        now: Timestamp,
+    ) -> (NodePlan, NodeFacts) {
+        let labels = claim(&node.labels, &record.labels, &self.labels, |key| is_effect(key));
+        let taints = claim(&current_taints(node), &record.taints, &self.taints, |_| false);
+        let after = facts_after(node, &labels, &taints);
+        let mut plan = NodePlan {
+            matched: names(&self.matched),
+            governing: self.governing.map(|policy| policy.name.clone()),
+            labels: granted(&self.labels, &labels),
+            taints: granted(&self.taints, &taints),
+            conflicts: label_conflicts(node, &labels).chain(taint_conflicts(node, &taints)).collect(),
+            patch: node_patch(node, &labels, &taints),
+            gpu_node: agent_config::change(node, self.governing, gpu_node),
+            record: Record { labels: labels.owned, taints: taints.owned },
+            ..NodePlan::default()
+        };
+        for policy in &self.matched {
+            let (outcome, recheck) = self.outcome(policy, &plan, node, gpu_node, now);
+            plan.outcomes.insert(policy.name.clone(), outcome);
+            plan.recheck = [plan.recheck, recheck].into_iter().flatten().min();
+        }
+        (plan, after)
+    }
+
+    fn outcome(
+        &self,
+        policy: &Policy,
+        plan: &NodePlan,
+        node: &NodeFacts,
+        gpu_node: Option<&GpuNode>,
+        now: Timestamp,
+    ) -> (Outcome, Option<Timestamp>) {
+        let governs = self.governing.is_some_and(|governing| governing.name == policy.name);
+        let conflicts: Vec<_> = plan
+            .conflicts
+            .iter()
+            .filter(|conflict| conflict.policies.contains(&policy.name))
+            .map(ToString::to_string)
+            .collect();
+        if !conflicts.is_empty() {
+            return (Outcome::conflicted(Reason::KeyOwnedByAnother, conflicts.join("; ")), None);
+        }
+        if let Some(refusal) = &policy.refusal {
+            return (Outcome::failed(Reason::InvalidSpec, refusal), None);
+        }
+        if plan.patch.is_some() || (governs && plan.gpu_node != GpuNodeChange::None) {
+            return (Outcome::Updating, None);
+        }
+        if governs { agent_outcome(node, policy, gpu_node, now) } else { (Outcome::Ready, None) }
+    }
+}
+
+fn granted<K: Ord + Clone>(wanted: &BTreeMap<K, Wanted>, claims: &Claims<K>) -> BTreeMap<K, String> {
+    let refused = |key: &K| claims.conflicts.iter().any(|(conflict, ..)| conflict == key);
+    wanted.iter().filter(|(key, _)| !refused(key)).map(|(key, wanted)| (key.clone(), wanted.value.clone())).collect()
+}
+
+/// The order of taints means nothing to the planner, so it is not kept here.
+fn facts_after(node: &NodeFacts, labels: &Claims<String>, taints: &Claims<TaintKey>) -> NodeFacts {
+    let taints_after = taints.applied_to(&current_taints(node)).into_iter();
+    NodeFacts {
+        labels: labels.applied_to(&node.labels),
+        taints: taints_after.map(|(id, value)| Taint { id, value }).collect(),
+        owned: Record { labels: labels.owned.clone(), taints: taints.owned.clone() }.write(),
+        ..node.clone()
+    }
+}
+
+fn node_patch(node: &NodeFacts, labels: &Claims<String>, taints: &Claims<TaintKey>) -> Option<json_patch::Patch> {
+    let mut patch = PatchBuilder::guarded_by(&node.resource_version);
+    patch_labels(&mut patch, node, labels);
+    patch_taints(&mut patch, node, taints);
+    let annotation = Record { labels: labels.owned.clone(), taints: taints.owned.clone() }.write();
+    match &annotation {
+        _ if annotation == node.owned => {}
+        None => patch.remove(&["metadata", "annotations", OWNED_ANNOTATION]),
+        Some(text) => {
+            if !node.annotated {
+                patch.add(&["metadata", "annotations"], serde_json::Map::new());
+            }
+            patch.add(&["metadata", "annotations", OWNED_ANNOTATION], text.as_str());
+        }
+    }
+    patch.build()
+}
+
+fn unreadable(matched: &[&Policy], error: &RecordError) -> NodePlan {
+    let message = error.to_string();
+    let outcome = Outcome::failed(Reason::RecordUnreadable, &message);
+    held(matched, Hold::RecordUnreadable(message), &outcome)
+}
+
+fn disagreeing(matched: &[&Policy], disagreement: Disagreement) -> NodePlan {
+    let policies: Vec<_> = disagreement.policies.iter().map(String::as_str).collect();
+    let message = format!(
+        "policies {} have equal priority and disagree about {}; the node is left as it is until their priorities differ",
+        policies.join(", "),
+        disagreement.about
+    );
+    held(matched, Hold::Disagreement(disagreement), &Outcome::conflicted(Reason::EqualPriority, message))
+}
+
+fn held(matched: &[&Policy], hold: Hold, outcome: &Outcome) -> NodePlan {
+    NodePlan {
+        hold: Some(hold),
+        matched: names(matched),
+        outcomes: matched.iter().map(|policy| (policy.name.clone(), outcome.clone())).collect(),
+        ..NodePlan::default()
+    }
+}
+
+fn names(policies: &[&Policy]) -> Vec<String> {
+    policies.iter().map(|policy| policy.name.clone()).collect()
+}

@@ -1,0 +1,38 @@
+//! What became of one policy on one node.
+
+use gpunode_crds::Reason;
+
+/// What became of one policy on one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything that the policy asks for is in force. For a policy in mode Preview: it would change nothing.
+    Ready,
+    /// On its way. For a policy in mode Preview: it would change something.
+    Updating,
+    /// Broken, or not there in time: it cannot be waited for.
+    Failed {
+        /// One word for programs.
+        reason: Reason,
+        /// A sentence for people.
+        message: String,
+    },
+    /// Somebody else, or another policy, is in the way.
+    Conflicted {
+        /// One word for programs.
+        reason: Reason,
+        /// A sentence for people.
+        message: String,
+    },
+}
+
+impl Outcome {
+    /// A failure.
+    pub fn failed(reason: Reason, message: impl Into<String>) -> Self {
+        Self::Failed { reason, message: message.into() }
+    }
+
+    /// A conflict.
+    pub fn conflicted(reason: Reason, message: impl Into<String>) -> Self {
+        Self::Conflicted { reason, message: message.into() }
+    }
+}

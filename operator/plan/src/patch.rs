@@ -1,0 +1,40 @@
+//! JSON patches of a Node.
+
+use json_patch::{
+    AddOperation, Patch, PatchOperation, RemoveOperation, TestOperation,
+    jsonptr::{PointerBuf, Token},
+};
+use serde_json::Value;
+
+/// Operations on one object, all or none of which happen.
+#[derive(Debug)]
+pub struct PatchBuilder {
+    operations: Vec<PatchOperation>,
+}
+
+impl PatchBuilder {
+    /// A patch that is refused unless the object still has this version.
+    pub fn guarded_by(resource_version: &str) -> Self {
+        let path = pointer(&["metadata", "resourceVersion"]);
+        Self { operations: vec![PatchOperation::Test(TestOperation { path, value: Value::from(resource_version) })] }
+    }
+
+    /// Adds a member or an item, or replaces a member.
+    pub fn add(&mut self, path: &[&str], value: impl Into<Value>) {
+        self.operations.push(PatchOperation::Add(AddOperation { path: pointer(path), value: value.into() }));
+    }
+
+    /// Removes a member or an item.
+    pub fn remove(&mut self, path: &[&str]) {
+        self.operations.push(PatchOperation::Remove(RemoveOperation { path: pointer(path) }));
+    }
+
+    /// The patch; none where it would only test.
+    pub fn build(self) -> Option<Patch> {
+        (self.operations.len() > 1).then_some(Patch(self.operations))
+    }
+}
+
+fn pointer(path: &[&str]) -> PointerBuf {
+    PointerBuf::from_tokens(path.iter().map(|token| Token::new(*token)))
+}

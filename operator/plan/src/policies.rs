@@ -1,0 +1,102 @@
+//! The policies as the planner uses them: checked, with their documents written, ordered by priority.
+
+use crate::facts::{Taint, TaintKey, is_forbidden};
+use gpunode_config::Document;
+use gpunode_crds::{GpuNodePolicy, Mode, NodeSelector, is_gpunode_key};
+use std::collections::BTreeMap;
+
+/// One policy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// `metadata.name`.
+    pub name: String,
+    /// `metadata.generation`.
+    pub generation: Option<i64>,
+    /// The higher wins.
+    pub priority: i32,
+    /// Whether it is put in force.
+    pub mode: Mode,
+    /// Which nodes it is about.
+    pub selector: NodeSelector,
+    /// Labels that it wants, without keys that no policy may write.
+    pub labels: BTreeMap<String, String>,
+    /// Taints that it wants, without keys that no policy may write.
+    pub taints: Vec<Taint>,
+    /// How it runs the device plugin, if it does.
+    pub device_plugin: Option<DevicePlugin>,
+    /// Why its spec cannot be carried out, if so.
+    pub refusal: Option<String>,
+}
+
+/// The device plugin of a policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DevicePlugin {
+    /// What agents are to put in force. `None` for a configuration that is refused: whatever is in force stays.
+    pub document: Option<Document>,
+    /// Image of the agent, where the policy names one.
+    pub image: Option<String>,
+}
+
+/// Every policy that exists and is not being deleted, the highest priority first, then by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PolicySet {
+    policies: Vec<Policy>,
+}
+
+impl PolicySet {
+    /// The set of some policies.
+    pub fn new<'a>(policies: impl IntoIterator<Item = &'a GpuNodePolicy>) -> Self {
+        let mut policies: Vec<_> = policies
+            .into_iter()
+            .filter(|policy| policy.metadata.deletion_timestamp.is_none())
+            .map(Policy::of)
+            .collect();
+        policies.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.name.cmp(&b.name)));
+        Self { policies }
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Policy> {
+        self.policies.iter()
+    }
+
+    /// The policy of a name.
+    pub fn get(&self, name: &str) -> Option<&Policy> {
+        self.iter().find(|policy| policy.name == name)
+    }
+}
+
+impl Policy {
+    fn of(policy: &GpuNodePolicy) -> Self {
+        let spec = &policy.spec;
+        let may_write = |key: &str| !is_forbidden(key) && !is_gpunode_key(key);
+        let problems = spec.device_plugin.as_ref().map(gpunode_config::AgentConfig::validate).unwrap_or_default();
+        let mut refusals: Vec<_> =
+            problems.iter().map(|problem| format!("spec.devicePlugin.{}: {}", problem.path, problem.message)).collect();
+        // The CRD refuses such keys; the rule holds all the same where somebody weakened the CRD.
+        let keys = spec.labels.keys().chain(spec.taints.iter().map(|taint| &taint.key));
+        refusals
+            .extend(keys.filter(|key| !may_write(key)).map(|key| format!("{key}: only its owner may write this key")));
+        Self {
+            name: policy.metadata.name.clone().unwrap_or_default(),
+            generation: policy.metadata.generation,
+            priority: spec.priority(),
+            mode: spec.mode(),
+            selector: spec.node_selector.clone(),
+            labels: spec.labels.iter().filter(|(key, _)| may_write(key)).map(|(k, v)| (k.clone(), v.clone())).collect(),
+            taints: spec.taints.iter().filter(|taint| may_write(&taint.key)).map(wanted_taint).collect(),
+            device_plugin: spec.device_plugin.as_ref().map(|config| DevicePlugin {
+                document: problems.is_empty().then(|| Document::of(config)),
+                image: spec.image.clone(),
+            }),
+            refusal: (!refusals.is_empty()).then(|| refusals.join("; ")),
+        }
+    }
+}
+
+fn wanted_taint(taint: &gpunode_crds::PolicyTaint) -> Taint {
+    Taint {
+        id: TaintKey { key: taint.key.clone(), effect: taint.effect.as_str().to_owned() },
+        value: taint.value.clone().unwrap_or_default(),
+    }
+}

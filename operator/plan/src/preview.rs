@@ -1,0 +1,60 @@
+//! What a policy in mode Preview would change on one node, were it enforced: the difference between the node without and
+//! with it.
+
+use crate::{
+    agent_config::wanted_configuration,
+    facts::{NodeFacts, Taint},
+    node::{Hold, NodePlan},
+    outcome::Outcome,
+    policies::Policy,
+};
+use gpunode_crds::{NodePreview, PolicyTaint, Reason, TaintEffect};
+
+/// The outcome and, where anything would change or conflict, the preview. `before` is the node once everything else is
+/// carried out, `with` the plan with the policy, and `after` the node then.
+pub fn effect(
+    policy: &Policy,
+    before: &NodeFacts,
+    with: &NodePlan,
+    after: &NodeFacts,
+) -> (Outcome, Option<NodePreview>) {
+    let mut preview = NodePreview { node: before.name.clone(), ..NodePreview::default() };
+    if let Some(hold) = &with.hold {
+        if let Hold::Disagreement(disagreement) = hold {
+            preview.conflicts.push(disagreement.about.clone());
+        }
+        let outcome = with.outcomes.get(&policy.name).cloned().unwrap_or(Outcome::Ready);
+        return (outcome, (!preview.conflicts.is_empty()).then_some(preview));
+    }
+    let new_labels = after.labels.iter().filter(|(key, value)| before.labels.get(*key) != Some(value));
+    preview.set_labels = new_labels.map(|(key, value)| (key.clone(), value.clone())).collect();
+    preview.remove_labels = before.labels.keys().filter(|key| !after.labels.contains_key(*key)).cloned().collect();
+    preview.set_taints =
+        after.taints.iter().filter(|it| !before.taints.contains(it)).filter_map(policy_taint).collect();
+    let kept = |taint: &Taint| after.taints.iter().any(|other| other.id == taint.id);
+    preview.remove_taints = before.taints.iter().filter(|it| !kept(it)).filter_map(policy_taint).collect();
+    if with.governing.as_deref() == Some(&policy.name) {
+        preview.config_hash = wanted_configuration(policy).map(|configuration| configuration.hash);
+    }
+    let conflicts = with.conflicts.iter().filter(|conflict| conflict.policies.contains(&policy.name));
+    preview.conflicts = conflicts.map(ToString::to_string).collect();
+    let outcome = if let Some(refusal) = &policy.refusal {
+        Outcome::failed(Reason::InvalidSpec, refusal)
+    } else if !preview.conflicts.is_empty() {
+        Outcome::conflicted(Reason::KeyOwnedByAnother, preview.conflicts.join("; "))
+    } else if preview == (NodePreview { node: before.name.clone(), ..NodePreview::default() }) {
+        return (Outcome::Ready, None);
+    } else {
+        Outcome::Updating
+    };
+    (outcome, Some(preview))
+}
+
+fn policy_taint(taint: &Taint) -> Option<PolicyTaint> {
+    let effects = [TaintEffect::NoSchedule, TaintEffect::PreferNoSchedule, TaintEffect::NoExecute];
+    Some(PolicyTaint {
+        key: taint.id.key.clone(),
+        value: (!taint.value.is_empty()).then(|| taint.value.clone()),
+        effect: effects.into_iter().find(|effect| effect.as_str() == taint.id.effect)?,
+    })
+}

@@ -1,0 +1,114 @@
+//! Whether the agent of one node has put its configuration in force.
+//!
+//! A node that is on its way counts as updating for [`PROGRESS_DEADLINE`]; after that, and at once where it is plainly
+//! broken, it counts as failed, so that nobody waits for it for ever.
+
+use crate::{
+    agent_config::{unreadable_versions, wanted_configuration},
+    facts::NodeFacts,
+    outcome::Outcome,
+    policies::Policy,
+};
+use gpunode_crds::{AgentMode, ConditionType, GpuNode, GpuNodeStatus, OPERATOR_FIELD_MANAGER, Reason};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+/// How long a node may take to put a new configuration in force before it counts as failed. As long as the Deployment
+/// controller's default `progressDeadlineSeconds`.
+pub const PROGRESS_DEADLINE: SignedDuration = SignedDuration::from_mins(10);
+
+/// The outcome of the governing policy on a node to which nothing is left to write, and when to look again though nothing
+/// changed.
+pub fn agent_outcome(
+    node: &NodeFacts,
+    governing: &Policy,
+    gpu_node: Option<&GpuNode>,
+    now: Timestamp,
+) -> (Outcome, Option<Timestamp>) {
+    let Some(wanted) = wanted_configuration(governing) else {
+        let why = governing.refusal.as_deref().unwrap_or("the configuration is refused");
+        return (Outcome::failed(Reason::InvalidSpec, why), None);
+    };
+    if let Some(versions) = unreadable_versions(gpu_node) {
+        let message = format!(
+            "the agent reads configuration versions {versions:?}, not {}; give it the image that came with the operator",
+            wanted.version
+        );
+        return (Outcome::failed(Reason::ConfigurationPending, message), None);
+    }
+    let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
+    let in_force = status.filter(|status| is_in_force(status, &wanted.hash));
+    if !node.ready {
+        let message = "the node is not Ready; see the kubelet on it";
+        return if in_force.is_some() {
+            (Outcome::failed(Reason::NodeNotReady, message), None)
+        } else {
+            // A node that has just joined is not Ready for a while.
+            within_deadline(node.created.unwrap_or(now), now, Reason::NodeNotReady, message)
+        };
+    }
+    let began = [node.created, gpu_node.and_then(written_at)].into_iter().flatten().max().unwrap_or(now);
+    match in_force {
+        None => pending(status, &wanted.hash, began, now),
+        Some(status) => match ready_condition(status) {
+            Some(condition) if condition.status == "True" => (Outcome::Ready, None),
+            Some(condition) => not_ready(condition, began, now),
+            None => within_deadline(began, now, Reason::Registering, "the agent does not say whether it is Ready"),
+        },
+    }
+}
+
+/// The configuration is not in force.
+fn pending(
+    status: Option<&GpuNodeStatus>,
+    hash: &str,
+    began: Timestamp,
+    now: Timestamp,
+) -> (Outcome, Option<Timestamp>) {
+    if let Some(rejected) = status.and_then(|status| status.rejected_config.as_ref()).filter(|it| it.hash == hash) {
+        return (Outcome::failed(Reason::ConfigurationRejected, &rejected.message), None);
+    }
+    let runs =
+        status.and_then(|status| status.agent.as_ref()).is_some_and(|agent| agent.mode == AgentMode::DevicePlugin);
+    let (reason, message) = if runs {
+        (Reason::ConfigurationPending, "the agent reports another configuration than it was given; see its log")
+    } else {
+        (Reason::AgentNotReporting, "no agent with the device plugin reports; see its pod")
+    };
+    within_deadline(began, now, reason, message)
+}
+
+fn is_in_force(status: &GpuNodeStatus, hash: &str) -> bool {
+    status.config_hash.as_deref() == Some(hash)
+        && status.agent.as_ref().is_some_and(|agent| agent.mode == AgentMode::DevicePlugin)
+}
+
+fn ready_condition(status: &GpuNodeStatus) -> Option<&Condition> {
+    status.conditions.iter().find(|condition| condition.type_ == ConditionType::Ready.as_str())
+}
+
+/// The configuration is in force, but the agent says that it is not Ready.
+fn not_ready(condition: &Condition, began: Timestamp, now: Timestamp) -> (Outcome, Option<Timestamp>) {
+    let reason = |reason: Reason| (condition.reason == reason.as_str()).then_some(reason);
+    if let Some(reason) = reason(Reason::DriverNotFound).or_else(|| reason(Reason::DriverFailed)) {
+        return (Outcome::failed(reason, condition.message.clone()), None);
+    }
+    let reason = reason(Reason::WaitingForPredecessor).unwrap_or(Reason::Registering);
+    within_deadline(began.max(condition.last_transition_time.0), now, reason, &condition.message)
+}
+
+fn within_deadline(began: Timestamp, now: Timestamp, reason: Reason, message: &str) -> (Outcome, Option<Timestamp>) {
+    match began.checked_add(PROGRESS_DEADLINE) {
+        Ok(deadline) if now < deadline => (Outcome::Updating, Some(deadline)),
+        _ => (Outcome::failed(reason, message), None),
+    }
+}
+
+/// When the operator last wrote the configuration; the API server keeps that time for each field manager.
+fn written_at(gpu_node: &GpuNode) -> Option<Timestamp> {
+    let entries = gpu_node.metadata.managed_fields.iter().flatten();
+    entries
+        .filter(|entry| entry.manager.as_deref() == Some(OPERATOR_FIELD_MANAGER))
+        .filter_map(|entry| entry.time.as_ref().map(|time| time.0))
+        .max()
+}

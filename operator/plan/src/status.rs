@@ -1,0 +1,111 @@
+//! The status of one policy: counts, conditions with the meanings of kstatus, failures, preview.
+
+use crate::{policies::Policy, tally::Tally};
+use gpunode_crds::{ConditionType, GpuNodePolicyStatus, Mode, NodeCounts, Reason};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+/// The schema of conditions bounds messages at 32768; a screen holds less.
+const MAX_MESSAGE_CHARS: usize = 1024;
+
+/// A condition without its times.
+struct Verdict {
+    type_: ConditionType,
+    holds: bool,
+    reason: Reason,
+    message: String,
+}
+
+impl Verdict {
+    fn new(type_: ConditionType, holds: bool, reason: Reason, message: impl Into<String>) -> Self {
+        Self { type_, holds, reason, message: message.into() }
+    }
+}
+
+/// The status that a policy is to have. `before` is the one it has, whose transition times stay where nothing changed, so
+/// that an unchanged world gives an equal status.
+pub fn policy_status(
+    policy: &Policy,
+    tally: &Tally,
+    before: Option<&GpuNodePolicyStatus>,
+    now: Timestamp,
+) -> GpuNodePolicyStatus {
+    let conditions = verdicts(policy, tally).map(|verdict| {
+        let status = if verdict.holds { "True" } else { "False" };
+        let old = before.and_then(|before| before.conditions.iter().find(|old| old.type_ == verdict.type_.as_str()));
+        Condition {
+            type_: verdict.type_.as_str().to_owned(),
+            status: status.to_owned(),
+            reason: verdict.reason.as_str().to_owned(),
+            message: verdict.message.chars().take(MAX_MESSAGE_CHARS).collect(),
+            observed_generation: policy.generation,
+            // Whole seconds, as the API server keeps them.
+            last_transition_time: old
+                .filter(|old| old.status == status)
+                .map_or_else(|| Time(whole_second(now)), |old| old.last_transition_time.clone()),
+        }
+    });
+    GpuNodePolicyStatus {
+        observed_generation: policy.generation,
+        conditions: conditions.into(),
+        nodes: Some(tally.counts()),
+        failures: tally.failures(),
+        preview: tally.previews(),
+    }
+}
+
+fn whole_second(now: Timestamp) -> Timestamp {
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
+}
+
+fn verdicts(policy: &Policy, tally: &Tally) -> [Verdict; 5] {
+    let counts = tally.counts();
+    let updating = if policy.mode == Mode::Preview || policy.refusal.is_some() { 0 } else { counts.updating };
+    [
+        ready(policy, &counts, updating),
+        if updating > 0 {
+            let message = format!("{} are updating", of_matched(updating, &counts));
+            Verdict::new(ConditionType::Reconciling, true, Reason::NodesUpdating, message)
+        } else {
+            Verdict::new(ConditionType::Reconciling, false, Reason::UpToDate, "nothing is under way")
+        },
+        match &policy.refusal {
+            Some(refusal) => Verdict::new(ConditionType::Stalled, true, Reason::InvalidSpec, refusal),
+            None => Verdict::new(ConditionType::Stalled, false, Reason::UpToDate, "the spec can be carried out"),
+        },
+        if let Some((node, reason, message)) = tally.first_conflicted() {
+            let message = format!("{} conflict; {node}: {message}", of_matched(counts.conflicted, &counts));
+            Verdict::new(ConditionType::Conflict, true, reason, message)
+        } else {
+            Verdict::new(ConditionType::Conflict, false, Reason::NoConflict, "no other owner is in the way")
+        },
+        if let Some((node, reason, message)) = tally.first_failed() {
+            let message =
+                format!("{} failed; {node}: {}: {message}", of_matched(counts.failed, &counts), reason.as_str());
+            Verdict::new(ConditionType::Degraded, true, Reason::NodesFailed, message)
+        } else {
+            Verdict::new(ConditionType::Degraded, false, Reason::NodesHealthy, "no matched node failed")
+        },
+    ]
+}
+
+/// Failed and conflicted nodes do not hold Ready, since nobody could wait for them.
+fn ready(policy: &Policy, counts: &NodeCounts, updating: i32) -> Verdict {
+    let verdict = |holds, reason, message: String| Verdict::new(ConditionType::Ready, holds, reason, message);
+    if let Some(refusal) = &policy.refusal {
+        verdict(false, Reason::InvalidSpec, refusal.clone())
+    } else if policy.mode == Mode::Preview {
+        let message = format!("{} would change; nothing is written", of_matched(counts.updating, counts));
+        verdict(true, Reason::Preview, message)
+    } else if counts.matched == 0 {
+        verdict(true, Reason::NoMatchingNodes, "no node matches".to_owned())
+    } else if updating > 0 {
+        verdict(false, Reason::NodesUpdating, format!("{} are updating", of_matched(updating, counts)))
+    } else {
+        verdict(true, Reason::InForce, format!("in force on {}", of_matched(counts.ready, counts)))
+    }
+}
+
+fn of_matched(number: i32, counts: &NodeCounts) -> String {
+    format!("{number} of {} matched nodes", counts.matched)
+}

@@ -1,0 +1,143 @@
+//! The state of one policy over all nodes, kept up to date node by node: one node's change costs the same on a hundred
+//! nodes as on ten thousand.
+
+use crate::outcome::Outcome;
+use gpunode_crds::{MAX_FAILURES, MAX_PREVIEW, NodeCounts, NodeFailure, NodePreview, Reason};
+use std::collections::BTreeMap;
+
+/// The nodes that one policy matches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    ready: usize,
+    updating: usize,
+    failed: BTreeMap<String, (Reason, String)>,
+    conflicted: BTreeMap<String, (Reason, String)>,
+    previews: BTreeMap<String, NodePreview>,
+}
+
+impl Tally {
+    /// Counts a node in.
+    pub fn add(&mut self, node: &str, outcome: &Outcome, preview: Option<&NodePreview>) {
+        match outcome {
+            Outcome::Ready => self.ready += 1,
+            Outcome::Updating => self.updating += 1,
+            Outcome::Failed { reason, message } => {
+                self.failed.insert(node.to_owned(), (*reason, message.clone()));
+            }
+            Outcome::Conflicted { reason, message } => {
+                self.conflicted.insert(node.to_owned(), (*reason, message.clone()));
+            }
+        }
+        self.previews.extend(preview.map(|preview| (node.to_owned(), preview.clone())));
+    }
+
+    /// Counts a node out again that was counted in with this outcome.
+    pub fn remove(&mut self, node: &str, outcome: &Outcome) {
+        match outcome {
+            Outcome::Ready => self.ready = self.ready.saturating_sub(1),
+            Outcome::Updating => self.updating = self.updating.saturating_sub(1),
+            Outcome::Failed { .. } => {
+                self.failed.remove(node);
+            }
+            Outcome::Conflicted { .. } => {
+                self.conflicted.remove(node);
+            }
+        }
+        self.previews.remove(node);
+    }
+
+    /// The numbers.
+    pub fn counts(&self) -> NodeCounts {
+        let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+        NodeCounts {
+            matched: number(self.ready + self.updating + self.failed.len() + self.conflicted.len()),
+            ready: number(self.ready),
+            updating: number(self.updating),
+            failed: number(self.failed.len()),
+            conflicted: number(self.conflicted.len()),
+        }
+    }
+
+    /// The first nodes by name on which the policy is not in force, and why.
+    pub fn failures(&self) -> Vec<NodeFailure> {
+        let both = [&self.failed, &self.conflicted];
+        let mut failures: Vec<_> = both
+            .into_iter()
+            .flat_map(|nodes| nodes.iter().take(MAX_FAILURES))
+            .map(|(node, (reason, message))| NodeFailure {
+                node: node.clone(),
+                reason: reason.as_str().to_owned(),
+                message: bounded(message),
+            })
+            .collect();
+        failures.sort_by(|a, b| a.node.cmp(&b.node));
+        failures.truncate(MAX_FAILURES);
+        failures
+    }
+
+    /// The first nodes by name that a policy in mode Preview would change.
+    pub fn previews(&self) -> Vec<NodePreview> {
+        self.previews.values().take(MAX_PREVIEW).cloned().collect()
+    }
+
+    /// The first failed node by name.
+    pub fn first_failed(&self) -> Option<(&str, Reason, &str)> {
+        first(&self.failed)
+    }
+
+    /// The first conflicted node by name.
+    pub fn first_conflicted(&self) -> Option<(&str, Reason, &str)> {
+        first(&self.conflicted)
+    }
+}
+
+fn first(nodes: &BTreeMap<String, (Reason, String)>) -> Option<(&str, Reason, &str)> {
+    nodes.first_key_value().map(|(node, (reason, message))| (node.as_str(), *reason, message.as_str()))
+}
+
+/// The schema's bound of a message.
+fn bounded(message: &str) -> String {
+    message.chars().take(1024).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_counted_in_can_be_counted_out() {
+        let mut tally = Tally::default();
+        let outcomes = [
+            Outcome::Ready,
+            Outcome::Updating,
+            Outcome::failed(Reason::NodeNotReady, "m"),
+            Outcome::conflicted(Reason::EqualPriority, "m"),
+        ];
+        for (index, outcome) in outcomes.iter().enumerate() {
+            tally.add(&index.to_string(), outcome, Some(&NodePreview::default()));
+        }
+        assert_eq!(tally.counts(), NodeCounts { matched: 4, ready: 1, updating: 1, failed: 1, conflicted: 1 });
+        for (index, outcome) in outcomes.iter().enumerate() {
+            tally.remove(&index.to_string(), outcome);
+        }
+        assert_eq!(tally, Tally::default());
+    }
+
+    #[test]
+    fn lists_are_bounded_and_ordered_by_name() {
+        let mut tally = Tally::default();
+        for index in (0..200).rev() {
+            let outcome = if index % 2 == 0 {
+                Outcome::failed(Reason::NodeNotReady, "x".repeat(5000))
+            } else {
+                Outcome::conflicted(Reason::EqualPriority, "m")
+            };
+            tally.add(&format!("node-{index:03}"), &outcome, Some(&NodePreview::default()));
+        }
+        let failures = tally.failures();
+        assert_eq!((failures.len(), tally.previews().len()), (MAX_FAILURES, MAX_PREVIEW));
+        let expected: Vec<_> = (0..MAX_FAILURES).map(|index| format!("node-{index:03}")).collect();
+        assert_eq!(failures.iter().map(|failure| failure.node.clone()).collect::<Vec<_>>(), expected);
+        assert!(failures.iter().all(|failure| failure.message.len() <= 1024));
+    }
+}

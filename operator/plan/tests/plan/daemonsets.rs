@@ -1,0 +1,91 @@
+//! The DaemonSets and the repair of edited ones.
+
+use crate::world::policy;
+use gpunode_plan::{
+    AgentPods, PolicySet, daemonset_drifted, desired_discovery, desired_for_policy, policy_of_daemonset,
+    repaired_daemonset,
+};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use serde_json::{Value, json};
+
+type Edit = fn(&mut Value);
+
+fn pods() -> AgentPods {
+    AgentPods { namespace: "gpunode-system".to_owned(), image: "example.com/agent:1".to_owned() }
+}
+
+fn of_policy(spec: &str) -> Option<DaemonSet> {
+    let policy = policy("v100", spec);
+    let policies = PolicySet::new([&policy]);
+    desired_for_policy(&pods(), policies.get("v100").unwrap(), &policy)
+}
+
+fn edited(daemonset: &DaemonSet, edit: impl FnOnce(&mut Value)) -> DaemonSet {
+    let mut value = serde_json::to_value(daemonset).unwrap();
+    edit(&mut value);
+    serde_json::from_value(value).unwrap()
+}
+
+#[test]
+fn device_plugin_daemonset() {
+    insta::assert_yaml_snapshot!(of_policy("{nodeSelector: {}, devicePlugin: {}}"));
+}
+
+#[test]
+fn discovery_daemonset() {
+    insta::assert_yaml_snapshot!(desired_discovery(&pods()));
+}
+
+#[test]
+fn template_depends_on_the_image_alone() {
+    let base = of_policy("{nodeSelector: {}, devicePlugin: {}}");
+    assert_eq!(
+        base,
+        of_policy("{priority: 3, nodeSelector: {matchLabels: {a: b}}, devicePlugin: {passDeviceSpecs: true}}")
+    );
+    assert_ne!(base, of_policy("{nodeSelector: {}, image: other, devicePlugin: {}}"));
+    assert_eq!(of_policy("{nodeSelector: {}}"), None);
+}
+
+#[test]
+fn every_edit_of_a_spec_comes_back() {
+    let desired = of_policy("{nodeSelector: {}, devicePlugin: {}}").unwrap();
+    let edits: [(&str, Edit); 6] = [
+        ("image", |it| it["spec"]["template"]["spec"]["containers"][0]["image"] = json!("evil")),
+        ("container", |it| {
+            it["spec"]["template"]["spec"]["containers"].as_array_mut().unwrap().push(json!({"name": "x"}));
+        }),
+        ("selector", |it| it["spec"]["template"]["spec"]["nodeSelector"]["non"] = json!("existent")),
+        ("network", |it| it["spec"]["template"]["spec"]["hostNetwork"] = json!(true)),
+        ("label", |it| it["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("me")),
+        ("owner", |it| it["metadata"]["ownerReferences"][0]["uid"] = json!("another")),
+    ];
+    for (what, edit) in edits {
+        let live = edited(&desired, edit);
+        assert!(daemonset_drifted(&live, &desired), "{what}");
+        assert_eq!(repaired_daemonset(&live, &desired), desired, "{what}");
+    }
+}
+
+#[test]
+fn what_others_add_beside_the_spec_stays() {
+    let desired = of_policy("{nodeSelector: {}, devicePlugin: {}}").unwrap();
+    let live = edited(&desired, |it| {
+        it["metadata"]["resourceVersion"] = json!("5");
+        it["metadata"]["annotations"] = json!({"a": "b"});
+        it["metadata"]["labels"]["team"] = json!("t");
+        it["spec"]["template"]["metadata"]["annotations"] = json!({"kubectl.kubernetes.io/restartedAt": "now"});
+    });
+    assert!(!daemonset_drifted(&live, &desired));
+    let broken = edited(&live, |it| it["spec"]["template"]["spec"]["hostPID"] = json!(true));
+    assert_eq!(repaired_daemonset(&broken, &desired), live);
+}
+
+#[test]
+fn daemonset_names_its_policy() {
+    let daemonset = of_policy("{nodeSelector: {}, devicePlugin: {}}").unwrap();
+    assert_eq!(policy_of_daemonset(&daemonset), Some("v100"));
+    assert_eq!(policy_of_daemonset(&desired_discovery(&pods())), None);
+    let foreign = edited(&daemonset, |it| it["metadata"]["ownerReferences"] = json!([]));
+    assert_eq!(policy_of_daemonset(&foreign), None);
+}

@@ -1,0 +1,192 @@
+//! The configuration in `GpuNode.spec`, and when an agent counts as there.
+
+use crate::world::{World, now, policy};
+use gpunode_config::Document;
+use gpunode_crds::{
+    Agent, AgentMode, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason, RejectedConfiguration,
+};
+use gpunode_plan::{GpuNodeChange, NodePlan, Outcome, PROGRESS_DEADLINE, PolicySet, plan_node};
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde_json::json;
+
+fn governing() -> GpuNodePolicy {
+    policy("p", "{nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}}")
+}
+
+/// A node that is governed and to which nothing is left to write.
+fn settled() -> World {
+    let mut world = World::sample();
+    let plan = world.converge(&[governing()]);
+    let GpuNodeChange::Create(mut gpu_node) = plan.gpu_node else { panic!("{:?}", plan.gpu_node) };
+    gpu_node.metadata.uid = Some("g".to_owned());
+    gpu_node.metadata.resource_version = Some("7".to_owned());
+    gpu_node.metadata.managed_fields = Some(
+        serde_json::from_value(json!([
+            {"manager": "gpunode-operator", "time": "2026-01-01T00:00:00Z"},
+            {"manager": "gpunode-agent", "time": "2026-01-01T09:00:00Z", "subresource": "status"},
+        ]))
+        .unwrap(),
+    );
+    world.gpu_node = Some(*gpu_node);
+    world
+}
+
+fn reported(hash: Option<String>, ready: (&str, Reason)) -> GpuNodeStatus {
+    GpuNodeStatus {
+        agent: Some(Agent { mode: AgentMode::DevicePlugin, config_versions: vec![1], ..Agent::default() }),
+        config_hash: hash,
+        conditions: vec![Condition {
+            type_: "Ready".to_owned(),
+            status: ready.0.to_owned(),
+            reason: ready.1.as_str().to_owned(),
+            message: "as the agent says".to_owned(),
+            last_transition_time: Time(now()),
+            observed_generation: None,
+        }],
+        ..GpuNodeStatus::default()
+    }
+}
+
+fn in_force() -> Option<String> {
+    governing().spec.device_plugin.map(|config| Document::of(&config).hash)
+}
+
+fn with_status(status: GpuNodeStatus) -> World {
+    let mut world = settled();
+    world.gpu_node.as_mut().unwrap().status = Some(status);
+    world
+}
+
+fn outcome_after(world: &World, minutes: i64) -> (NodePlan, Outcome) {
+    let later = now() + SignedDuration::from_mins(minutes);
+    let plan = plan_node(&PolicySet::new(&[governing()]), &world.facts(), world.gpu_node.as_ref(), later);
+    let outcome = plan.outcomes["p"].clone();
+    (plan, outcome)
+}
+
+#[test]
+fn governed_node_gets_a_gpu_node_that_belongs_to_it() {
+    let plan = World::sample().plan(&[governing()]);
+    let GpuNodeChange::Create(gpu_node) = plan.gpu_node else { panic!("{:?}", plan.gpu_node) };
+    insta::assert_yaml_snapshot!(gpu_node, @r#"
+    apiVersion: gpunode.dev/v1alpha1
+    kind: GpuNode
+    metadata:
+      name: n
+      ownerReferences:
+        - apiVersion: v1
+          kind: Node
+          name: n
+          uid: u
+    spec:
+      config:
+        policy: p
+        version: 1
+        hash: 02eac49952df12b2
+        document: "passDeviceSpecs: true\n"
+    "#);
+}
+
+#[test]
+fn agents_own_gpu_node_gets_the_configuration_under_a_guard() {
+    let mut world = World::sample();
+    let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
+    gpu_node.metadata.resource_version = Some("3".to_owned());
+    world.gpu_node = Some(gpu_node);
+    let GpuNodeChange::Patch(patch) = world.plan(&[governing()]).gpu_node else { panic!() };
+    assert_eq!(patch["metadata"], json!({"resourceVersion": "3"}));
+    assert_eq!(patch["spec"]["config"]["policy"], "p");
+    assert_eq!(world.plan(&[]).gpu_node, GpuNodeChange::None);
+}
+
+#[test]
+fn gpu_node_without_configuration_stays_where_there_are_gpus_and_goes_where_there_are_none() {
+    let mut world = settled();
+    assert_eq!(world.plan(&[governing()]).gpu_node, GpuNodeChange::None);
+    let gone = GpuNodeChange::Delete { uid: "g".to_owned(), resource_version: "7".to_owned() };
+    assert_eq!(world.plan(&[]).gpu_node, gone);
+    let status = GpuNodeStatus { gpus: vec![GpuDevice::default()], ..GpuNodeStatus::default() };
+    world.gpu_node.as_mut().unwrap().status = Some(status);
+    let expected = json!({"metadata": {"resourceVersion": "7"}, "spec": {"config": null}});
+    assert_eq!(world.plan(&[]).gpu_node, GpuNodeChange::Patch(expected));
+}
+
+#[test]
+fn edited_configuration_comes_back() {
+    let mut world = settled();
+    world.gpu_node.as_mut().unwrap().spec.config.as_mut().unwrap().document = "{}".to_owned();
+    assert!(matches!(world.plan(&[governing()]).gpu_node, GpuNodeChange::Patch(_)));
+}
+
+#[test]
+fn configuration_that_the_agent_cannot_read_is_not_written() {
+    let mut world = World::sample();
+    let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
+    let agent = Agent { config_versions: vec![0], ..Agent::default() };
+    gpu_node.status = Some(GpuNodeStatus { agent: Some(agent), ..GpuNodeStatus::default() });
+    world.gpu_node = Some(gpu_node);
+    world.converge(&[governing()]);
+    let plan = world.plan(&[governing()]);
+    assert!(plan.is_settled());
+    assert!(matches!(plan.outcomes["p"], Outcome::Failed { reason: Reason::ConfigurationPending, .. }));
+}
+
+#[test]
+fn refused_configuration_replaces_no_working_one() {
+    let mut world = settled();
+    let refused = policy("p", "{nodeSelector: {}, labels: {a: b}, devicePlugin: {resources: [{name: nodomain}]}}");
+    world.converge(std::slice::from_ref(&refused));
+    let plan = world.plan(&[refused]);
+    assert_eq!((world.label("a"), &plan.gpu_node), (Some("b"), &GpuNodeChange::None));
+    assert_eq!(world.label("gpunode.dev/governed"), Some("true"));
+    let Outcome::Failed { reason: Reason::InvalidSpec, message } = &plan.outcomes["p"] else { panic!() };
+    assert!(message.starts_with("spec.devicePlugin.resources[0].name: `nodomain` has no domain"), "{message}");
+}
+
+#[test]
+fn node_is_ready_when_its_agent_has_the_very_configuration_in_force() {
+    let world = with_status(reported(in_force(), ("True", Reason::Registered)));
+    assert_eq!(outcome_after(&world, 1).1, Outcome::Ready);
+}
+
+#[test]
+fn rejected_configuration_fails_at_once_with_the_agents_words() {
+    let mut status = reported(Some("old".to_owned()), ("True", Reason::Registered));
+    let message = "resources[0].name: no".to_owned();
+    status.rejected_config = Some(RejectedConfiguration { hash: in_force().unwrap(), message: message.clone() });
+    assert_eq!(outcome_after(&with_status(status), 0).1, Outcome::failed(Reason::ConfigurationRejected, message));
+}
+
+#[test]
+fn agent_that_does_not_get_there_is_waited_for_until_the_deadline() {
+    let deadline = now() + PROGRESS_DEADLINE;
+    for (world, expected) in [
+        (settled(), Reason::AgentNotReporting),
+        (with_status(reported(Some("old".to_owned()), ("True", Reason::Registered))), Reason::ConfigurationPending),
+        (with_status(reported(in_force(), ("False", Reason::Registering))), Reason::Registering),
+    ] {
+        let (plan, outcome) = outcome_after(&world, 9);
+        assert_eq!((outcome, plan.recheck), (Outcome::Updating, Some(deadline)));
+        let (plan, outcome) = outcome_after(&world, 10);
+        assert!(matches!(outcome, Outcome::Failed { reason, .. } if reason == expected), "{outcome:?}");
+        assert_eq!(plan.recheck, None);
+    }
+}
+
+#[test]
+fn broken_driver_and_unreachable_node_fail_at_once() {
+    let mut world = with_status(reported(in_force(), ("False", Reason::DriverNotFound)));
+    assert!(matches!(outcome_after(&world, 0).1, Outcome::Failed { reason: Reason::DriverNotFound, .. }));
+    world.node["status"]["conditions"][0]["status"] = json!("Unknown");
+    assert!(matches!(outcome_after(&world, 0).1, Outcome::Failed { reason: Reason::NodeNotReady, .. }));
+}
+
+#[test]
+fn node_that_has_just_joined_may_take_its_time() {
+    let mut world = settled();
+    world.node["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+    world.node["status"]["conditions"][0]["status"] = json!("False");
+    assert_eq!(outcome_after(&world, 1).1, Outcome::Updating);
+    assert!(matches!(outcome_after(&world, 11).1, Outcome::Failed { reason: Reason::NodeNotReady, .. }));
+}

@@ -1,0 +1,9 @@
+//! What the planner decides, shown on nodes to which its patches are applied.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+mod daemonsets;
+mod gpu_nodes;
+mod nodes;
+mod properties;
+mod statuses;
+mod world;

@@ -1,0 +1,159 @@
+//! Rules that hold for any nodes, records and policies.
+
+use crate::world::{World, policy};
+use gpunode_crds::GpuNodePolicy;
+use proptest::{collection, option, prelude::*};
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+const KEYS: [&str; 5] = ["a", "b", "c.d/e", "dedicated", "pool"];
+const OTHER_KEYS: [&str; 5] = [
+    "kubernetes.io/os",
+    "gpunode.dev/ignored",
+    "gpunode.dev/governed",
+    "gpunode.dev/policy.p0",
+    "gpunode.dev/policy.p9",
+];
+const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+
+fn value() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec!["", "1", "2"])
+}
+
+fn keys(of: &'static [&'static str]) -> impl Strategy<Value = BTreeMap<&'static str, &'static str>> {
+    collection::btree_map(prop::sample::select(of), value(), 0..4)
+}
+
+/// Taints in any order, each identity once.
+fn taints() -> impl Strategy<Value = Vec<Value>> {
+    let ids: Vec<_> = KEYS.iter().flat_map(|key| EFFECTS.map(|effect| (*key, effect))).collect();
+    let some = prop::sample::subsequence(ids, 0..5).prop_shuffle();
+    (some, collection::vec((value(), any::<bool>()), 5)).prop_map(|(ids, rest)| {
+        let taints = ids.into_iter().zip(rest).map(|((key, effect), (value, dated))| {
+            let mut taint = json!({"key": key, "effect": effect});
+            if !value.is_empty() {
+                taint["value"] = json!(value);
+            }
+            if dated {
+                taint["timeAdded"] = json!("2025-01-01T00:00:00Z");
+            }
+            taint
+        });
+        taints.collect()
+    })
+}
+
+fn any_policy(index: usize) -> impl Strategy<Value = GpuNodePolicy> {
+    let selector = prop::sample::select(vec![
+        json!({}),
+        json!({"matchLabels": {"pool": "1"}}),
+        json!({"matchLabels": {"a": "1"}}),
+        json!({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}),
+        json!({"matchExpressions": [{"key": "b", "operator": "NotIn", "values": ["1"]}]}),
+        json!({"matchExpressions": [{"key": "gpunode.dev/governed", "operator": "Exists"}]}),
+    ]);
+    let plugin = option::of(prop::sample::select(vec![json!({}), json!({"passDeviceSpecs": true})]));
+    (0..3, selector, keys(&KEYS), taints(), plugin, prop::bool::weighted(0.2)).prop_map(
+        move |(priority, selector, labels, taints, plugin, preview)| {
+            let mut spec = json!({"priority": priority, "nodeSelector": selector, "labels": labels, "taints": taints});
+            for taint in spec["taints"].as_array_mut().unwrap() {
+                taint.as_object_mut().unwrap().remove("timeAdded");
+            }
+            if let Some(plugin) = plugin {
+                spec["devicePlugin"] = plugin;
+            }
+            if preview {
+                spec["mode"] = json!("Preview");
+            }
+            policy(&format!("p{index}"), &spec.to_string())
+        },
+    )
+}
+
+fn policies() -> impl Strategy<Value = Vec<GpuNodePolicy>> {
+    (any_policy(0), any_policy(1), any_policy(2), 0..=3_usize)
+        .prop_map(|(a, b, c, count)| [a, b, c].into_iter().take(count).collect())
+}
+
+/// A node that gpunode has never seen.
+fn untouched() -> impl Strategy<Value = World> {
+    (keys(&KEYS), taints(), keys(&["x", "y"])).prop_map(|(mut labels, taints, annotations)| {
+        labels.insert("kubernetes.io/os", "linux");
+        World::new(&json!(labels), &json!(taints), &json!(annotations))
+    })
+}
+
+/// A node with any record, true or not, and with any of gpunode's own keys.
+fn touched() -> impl Strategy<Value = World> {
+    let record = (keys(&KEYS), keys(&OTHER_KEYS), taints()).prop_map(|(labels, others, taints)| {
+        let labels: Map<_, _> =
+            labels.into_iter().chain(others).map(|(key, value)| (key.to_owned(), json!(value))).collect();
+        json!({"version": 1, "labels": labels, "taints": taints}).to_string()
+    });
+    let record = prop_oneof![4 => record, 1 => "\\PC{0,20}"];
+    (untouched(), keys(&OTHER_KEYS), option::of(record)).prop_map(|(mut world, others, record)| {
+        for (key, value) in others {
+            world.set_label(key, Some(value));
+        }
+        world.set_record(record.as_deref());
+        world
+    })
+}
+
+/// Label keys and taints that are somebody else's: neither in the record nor gpunode's own.
+fn foreign(world: &World) -> (BTreeMap<String, Value>, Vec<Value>) {
+    let record: Value = world.record().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let owned: BTreeSet<&String> = record["labels"].as_object().into_iter().flatten().map(|(key, _)| key).collect();
+    let ours = |key: &String| {
+        !key.contains("kubernetes.io")
+            && (owned.contains(key) || key == "gpunode.dev/governed" || key.starts_with("gpunode.dev/policy."))
+    };
+    let labels = world.node["metadata"]["labels"].as_object().into_iter().flatten();
+    let labels = labels.filter(|(key, _)| !ours(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
+    let id = |taint: &Value| (taint["key"].clone(), taint["effect"].clone());
+    let owned: Vec<_> = record["taints"].as_array().into_iter().flatten().map(id).collect();
+    let taints = world.node["spec"]["taints"].as_array().into_iter().flatten();
+    (labels, taints.filter(|taint| !owned.contains(&id(taint))).cloned().collect())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+
+    #[test]
+    fn planning_its_own_result_changes_nothing(mut world in touched(), policies in policies()) {
+        let first = world.converge(&policies);
+        let second = world.plan(&policies);
+        prop_assert_eq!(&second.patch, &None, "first plan {:?}", first);
+        prop_assert_eq!((first.hold, first.matched, first.governing), (second.hold, second.matched, second.governing));
+        prop_assert_eq!((first.labels, first.taints, first.record), (second.labels, second.taints, second.record));
+        prop_assert_eq!((first.conflicts, first.previews), (second.conflicts, second.previews));
+    }
+
+    #[test]
+    fn removal_gives_the_snapshot_back(mut world in untouched(), sets in collection::vec(policies(), 1..4)) {
+        let before = world.snapshot();
+        for policies in &sets {
+            world.converge(policies);
+        }
+        world.converge(&[]);
+        prop_assert_eq!(world.snapshot(), before);
+    }
+
+    #[test]
+    fn what_is_not_ours_never_changes(mut world in touched(), policies in policies()) {
+        let (labels, taints) = foreign(&world);
+        world.converge(&policies);
+        for (key, value) in labels {
+            prop_assert_eq!(world.label(&key), value.as_str(), "label {}", key);
+        }
+        let after = world.node["spec"]["taints"].as_array().cloned().unwrap_or_default();
+        let kept: Vec<_> = after.iter().filter(|taint| taints.contains(taint)).cloned().collect();
+        prop_assert_eq!(kept, taints);
+    }
+
+    #[test]
+    fn any_record_is_survived(mut world in untouched(), record in "\\PC{0,200}", policies in policies()) {
+        world.set_record(Some(&record));
+        world.converge(&policies);
+    }
+}

@@ -1,0 +1,107 @@
+//! The status of a policy.
+
+use crate::world::{now, policy};
+use gpunode_crds::{GpuNodePolicyStatus, Reason};
+use gpunode_plan::{Outcome, PolicySet, Tally, policy_status};
+use jiff::SignedDuration;
+
+fn status(spec: &str, outcomes: &[Outcome], before: Option<&GpuNodePolicyStatus>, seconds: i64) -> GpuNodePolicyStatus {
+    let policies = PolicySet::new(&[policy("p", spec)]);
+    let mut tally = Tally::default();
+    for (index, outcome) in outcomes.iter().enumerate() {
+        tally.add(&format!("node-{index}"), outcome, None);
+    }
+    policy_status(policies.get("p").unwrap(), &tally, before, now() + SignedDuration::from_secs(seconds))
+}
+
+fn conditions(status: &GpuNodePolicyStatus) -> Vec<String> {
+    let conditions = status.conditions.iter();
+    conditions.map(|it| format!("{}={} {}: {}", it.type_, it.status, it.reason, it.message)).collect()
+}
+
+#[test]
+fn no_match_is_ready() {
+    let status = status("{nodeSelector: {}}", &[], None, 0);
+    assert_eq!(
+        conditions(&status),
+        [
+            "Ready=True NoMatchingNodes: no node matches",
+            "Reconciling=False UpToDate: nothing is under way",
+            "Stalled=False UpToDate: the spec can be carried out",
+            "Conflict=False NoConflict: no other owner is in the way",
+            "Degraded=False NodesHealthy: no matched node failed",
+        ]
+    );
+    assert_eq!(status.observed_generation, Some(1));
+}
+
+#[test]
+fn broken_and_conflicted_nodes_show_and_do_not_hold_ready() {
+    let outcomes = [
+        Outcome::Ready,
+        Outcome::failed(Reason::ConfigurationRejected, "resources[0]: no"),
+        Outcome::conflicted(Reason::KeyOwnedByAnother, "label a is \"x\", not \"y\""),
+    ];
+    let status = status("{nodeSelector: {}}", &outcomes, None, 0);
+    assert_eq!(
+        conditions(&status),
+        [
+            "Ready=True InForce: in force on 1 of 3 matched nodes",
+            "Reconciling=False UpToDate: nothing is under way",
+            "Stalled=False UpToDate: the spec can be carried out",
+            "Conflict=True KeyOwnedByAnother: 1 of 3 matched nodes conflict; node-2: label a is \"x\", not \"y\"",
+            "Degraded=True NodesFailed: 1 of 3 matched nodes failed; node-1: ConfigurationRejected: resources[0]: no",
+        ]
+    );
+    assert_eq!(status.failures.iter().map(|it| it.node.as_str()).collect::<Vec<_>>(), ["node-1", "node-2"]);
+}
+
+#[test]
+fn updating_nodes_hold_ready() {
+    let status = status("{nodeSelector: {}}", &[Outcome::Ready, Outcome::Updating], None, 0);
+    assert_eq!(
+        conditions(&status)[..2],
+        [
+            "Ready=False NodesUpdating: 1 of 2 matched nodes are updating",
+            "Reconciling=True NodesUpdating: 1 of 2 matched nodes are updating",
+        ]
+    );
+}
+
+#[test]
+fn refused_spec_is_stalled() {
+    let spec = "{nodeSelector: {}, devicePlugin: {resources: [{name: nodomain}]}}";
+    let status = status(spec, &[Outcome::failed(Reason::InvalidSpec, "m")], None, 0);
+    let conditions = conditions(&status);
+    assert!(
+        conditions[0].starts_with("Ready=False InvalidSpec: spec.devicePlugin.resources[0].name"),
+        "{conditions:?}"
+    );
+    assert!(
+        conditions[2].starts_with("Stalled=True InvalidSpec: spec.devicePlugin.resources[0].name"),
+        "{conditions:?}"
+    );
+}
+
+#[test]
+fn preview_is_ready_and_says_how_much_would_change() {
+    let status = status("{mode: Preview, nodeSelector: {}}", &[Outcome::Ready, Outcome::Updating], None, 0);
+    assert_eq!(
+        conditions(&status)[..2],
+        [
+            "Ready=True Preview: 1 of 2 matched nodes would change; nothing is written",
+            "Reconciling=False UpToDate: nothing is under way",
+        ]
+    );
+}
+
+#[test]
+fn transition_times_move_only_with_the_status() {
+    let spec = "{nodeSelector: {}}";
+    let first = status(spec, &[Outcome::Updating], None, 0);
+    assert_eq!(status(spec, &[Outcome::Updating], Some(&first), 60), first);
+    let later = status(spec, &[Outcome::Ready], Some(&first), 60);
+    let seconds: Vec<_> =
+        later.conditions.iter().map(|it| it.last_transition_time.0.as_second() - now().as_second()).collect();
+    assert_eq!(seconds, [60, 60, 0, 0, 0]);
+}
