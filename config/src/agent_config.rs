@@ -43,10 +43,12 @@ pub struct ResourceConfig {
     /// Name of the extended resource that pods ask for, such as `nvidia.com/gpu`.
     #[schemars(
         length(min = 3, max = 253),
-        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+        regex(
+            pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+        )
     )]
-    #[x_kube(validation = Rule::new("!self.contains('kubernetes.io/') && !self.startsWith('requests.')")
-        .message("name must not be under kubernetes.io nor start with \"requests.\"; use a domain of your own, such as nvidia.com/gpu"))]
+    #[x_kube(validation = Rule::new("!self.contains('kubernetes.io/') && !self.startsWith('requests.') && self.indexOf('/') <= 244")
+        .message("name must not be under kubernetes.io, start with \"requests.\" or have a domain of more than 244 characters; use a domain of your own, such as nvidia.com/gpu"))]
     pub name: String,
 
     /// Which GPUs belong to this resource; all conditions that are given must hold. Left out: every GPU that no entry

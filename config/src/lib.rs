@@ -13,5 +13,5 @@ pub use agent_config::{
     AgentConfig, DEFAULT_RESOURCE, DeviceSelector, MAX_REPLICAS, ResourceConfig, Sharing, SharingStrategy,
 };
 pub use document::{CONFIG_VERSION, Document};
-pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, load_strict};
+pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, load_strict, unknown_field_message};
 pub use validate::{Problem, is_extended_resource_name};

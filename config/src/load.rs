@@ -97,17 +97,22 @@ fn unknown_field(schema: &Value, path: &str) -> Problem {
     };
     let known =
         parents.iter().try_fold(schema, |schema, segment| child(schema, segment)).map(properties).unwrap_or_default();
+    let message = unknown_field_message(field, &known);
+    Problem::new(shown, message)
+}
+
+/// What to say of a field that does not exist beside the fields `known`.
+pub fn unknown_field_message(field: &str, known: &[&str]) -> String {
     let nearest = known
         .iter()
         .map(|name| (strsim::damerau_levenshtein(&name.to_lowercase(), &field.to_lowercase()), *name))
         .filter(|(distance, name)| *distance <= name.len().max(field.len()).div_ceil(3))
         .min();
-    let message = match nearest {
+    match nearest {
         Some((_, name)) => format!("unknown field; did you mean `{name}`?"),
         None if known.is_empty() => "unknown field".to_owned(),
         None => format!("unknown field; known are {}", known.join(", ")),
-    };
-    Problem::new(shown, message)
+    }
 }
 
 fn show_path(segments: &[&str]) -> String {

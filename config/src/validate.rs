@@ -145,7 +145,6 @@ pub fn is_extended_resource_name(name: &str) -> Result<(), &'static str> {
     }
     let is_label = |label: &str| {
         !label.is_empty()
-            && label.len() <= 63
             && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
             && !label.starts_with('-')
             && !label.ends_with('-')

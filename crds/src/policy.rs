@@ -53,8 +53,8 @@ pub struct GpuNodePolicySpec {
     /// Labels that matching nodes get.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "crate::label_map::label_map")]
-    #[x_kube(validation = Rule::new("self.all(key, key.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$') && size(key) <= 316)")
-        .message("labels must have keys of the form [PREFIX/]NAME: a name of at most 63 letters, digits, '-', '_' and '.', and a DNS prefix"))]
+    #[x_kube(validation = Rule::new(crate::label_map::key_rule())
+        .message("labels must have keys of the form [PREFIX/]NAME: a name of at most 63 letters, digits, '-', '_' and '.', and a DNS name as prefix; at most 253 characters together"))]
     #[x_kube(validation = Rule::new("self.all(key, !key.matches('^([-a-z0-9.]+[.])?(kubernetes|k8s)[.]io/') && !key.startsWith('gpunode.dev/'))")
         .message("labels must not have keys under kubernetes.io, k8s.io or gpunode.dev, which others own; use a prefix of your own"))]
     pub labels: BTreeMap<String, String>,

@@ -16,6 +16,8 @@ pub struct NodeSelector {
     /// Labels that the node must have with exactly these values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "crate::label_map::label_map")]
+    #[x_kube(validation = Rule::new(crate::label_map::key_rule())
+        .message("matchLabels must have keys of the form [PREFIX/]NAME: a name of at most 63 letters, digits, '-', '_' and '.', and a DNS name as prefix; at most 253 characters together"))]
     pub match_labels: BTreeMap<String, String>,
 
     /// Further conditions on labels.
@@ -31,7 +33,7 @@ pub struct NodeSelector {
     .message("values must be given for the operators In and NotIn, and left out for Exists and DoesNotExist").field_path(".values"))]
 pub struct NodeSelectorRequirement {
     /// The label's key.
-    #[schemars(length(min = 1, max = 316))]
+    #[schemars(length(min = 1, max = 253), regex(pattern = crate::label_map::KEY_PATTERN))]
     pub key: String,
 
     /// How the label is compared with `values`.
@@ -39,7 +41,7 @@ pub struct NodeSelectorRequirement {
 
     /// Values for `In` and `NotIn`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(max = 63)))]
+    #[schemars(length(max = 64), inner(length(max = 63), regex(pattern = crate::label_map::VALUE_PATTERN)))]
     pub values: Vec<String>,
 }
 

@@ -11,15 +11,12 @@ use serde::{Deserialize, Serialize};
     .message("key must not be under kubernetes.io, k8s.io or gpunode.dev, which others own; use a prefix of your own").field_path(".key"))]
 pub struct PolicyTaint {
     /// The taint's key, such as `dedicated`.
-    #[schemars(
-        length(min = 1, max = 316),
-        regex(pattern = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
-    )]
+    #[schemars(length(min = 1, max = 253), regex(pattern = crate::label_map::KEY_PATTERN))]
     pub key: String,
 
     /// The taint's value. Left out: a taint without a value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 63), regex(pattern = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"))]
+    #[schemars(length(max = 63), regex(pattern = crate::label_map::VALUE_PATTERN))]
     pub value: Option<String>,
 
     /// What happens to pods that do not tolerate the taint.

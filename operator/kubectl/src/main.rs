@@ -1,2 +1,22 @@
-//! placeholder
-fn main() {}
+//! `kubectl gpunode`: arguments in, exit code out.
+#![allow(clippy::print_stderr, reason = "a command line program")]
+
+use clap::Parser;
+use kubectl_gpunode::{
+    cli::{Cli, Command},
+    plan, status, validate,
+};
+use std::process::ExitCode;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Status(args) => status::run(&args).await,
+        Command::Validate(args) => validate::run(&args),
+        Command::Plan(args) => plan::run(&args).await,
+    };
+    outcome.unwrap_or_else(|error| {
+        anstream::eprintln!("kubectl gpunode: {error:#}");
+        ExitCode::FAILURE
+    })
+}

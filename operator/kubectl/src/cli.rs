@@ -1,0 +1,122 @@
+//! Arguments. Help is part of the product: every subcommand shows examples.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+const EXIT_CODES: &str = "Exit codes:
+  0  everything is well
+  1  problems were found, or the cluster or a file could not be read
+  2  the arguments are wrong";
+
+/// See what GPU nodes and their policies are doing, and what a policy would do before it is applied.
+#[derive(Debug, Parser)]
+#[command(name = "kubectl-gpunode", bin_name = "kubectl gpunode", version, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show the GPU nodes of the cluster and how far their policies are
+    #[command(after_help = format!("Examples:
+  kubectl gpunode status
+  kubectl gpunode status -o json | jq '.nodes[] | select(.ready != \"True\")'
+
+{EXIT_CODES}"))]
+    Status(StatusArgs),
+    /// Say whether the API server and gpunode would accept policies, without a cluster
+    #[command(after_help = format!("Examples:
+  kubectl gpunode validate -f policy.yaml
+  kubectl gpunode validate -f manifests/ -o json
+  kustomize build . | kubectl gpunode validate -f -
+  kubectl gpunode validate --agent-config agent.yaml
+
+{EXIT_CODES}"))]
+    Validate(ValidateArgs),
+    /// Show node by node what applying policies would change; changes nothing
+    ///
+    /// The policies of the files take the place of those of the same name in the cluster, and both worlds are planned as
+    /// the operator would. A policy of the files in mode Preview is planned as if it were in force.
+    #[command(after_help = format!("Examples:
+  kubectl gpunode plan -f policy.yaml
+  kubectl gpunode plan -f policies/ -o json
+
+{EXIT_CODES}"))]
+    Plan(PlanArgs),
+}
+
+/// Which cluster.
+#[derive(Debug, Default, Args)]
+pub struct ClusterArgs {
+    /// Kubeconfig to use instead of $KUBECONFIG or ~/.kube/config
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig to use instead of the current one
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+}
+
+/// Arguments of `status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Form of the output
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// Arguments of `validate`.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// File with policies, - for standard input, or a folder of .yaml, .yml and .json files; may be repeated
+    #[arg(short, long = "filename", value_name = "FILE", required_unless_present = "agent_configs")]
+    pub filenames: Vec<PathBuf>,
+    /// File as `gpunode-agent run --config FILE` takes it; may be repeated
+    #[arg(long = "agent-config", value_name = "FILE")]
+    pub agent_configs: Vec<PathBuf>,
+    /// Form of the output
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// Arguments of `plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// File with policies, - for standard input, or a folder of .yaml, .yml and .json files; may be repeated
+    #[arg(short, long = "filename", value_name = "FILE", required = true)]
+    pub filenames: Vec<PathBuf>,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Form of the output
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// Forms of output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum OutputFormat {
+    /// For people
+    #[default]
+    Table,
+    /// For programs
+    Json,
+    /// For programs and people
+    Yaml,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_fit_together() {
+        Cli::command().debug_assert();
+    }
+}

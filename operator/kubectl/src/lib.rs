@@ -1,0 +1,10 @@
+//! `kubectl gpunode`: what GPU nodes and policies are doing, and what a policy would do before it is applied.
+//!
+//! One module per subcommand. The library exists for `main.rs` and the tests.
+
+pub mod cli;
+mod cluster;
+mod output;
+pub mod plan;
+pub mod status;
+pub mod validate;

@@ -1,0 +1,101 @@
+//! Output for people and for programs: aligned tables, colour on a terminal alone, JSON and YAML.
+
+use crate::cli::OutputFormat;
+use serde::Serialize;
+use std::{
+    fmt::Write as _,
+    io::{self, Write},
+};
+
+/// Colours and emphasis. `anstream` takes them out where the output is no terminal or NO_COLOR is set.
+pub mod style {
+    use anstyle::{AnsiColor, Style};
+
+    /// As it should be.
+    pub const GOOD: Style = AnsiColor::Green.on_default();
+    /// On its way.
+    pub const WAITING: Style = AnsiColor::Yellow.on_default();
+    /// Needs somebody.
+    pub const BAD: Style = AnsiColor::Red.on_default();
+    /// Headings.
+    pub const HEADING: Style = Style::new().bold();
+    /// As it is.
+    pub const PLAIN: Style = Style::new();
+}
+
+/// Prints `value` for programs, or `text` for people.
+///
+/// # Errors
+/// When standard output cannot be written. A reader that has left, such as `head`, is no error.
+pub fn print<T: Serialize>(format: OutputFormat, value: &T, text: impl FnOnce() -> String) -> io::Result<()> {
+    let text = match format {
+        OutputFormat::Table => text(),
+        OutputFormat::Json => serde_json::to_string_pretty(value)? + "\n",
+        OutputFormat::Yaml => serde_yaml::to_string(value).map_err(io::Error::other)?,
+    };
+    let written = anstream::stdout().lock().write_all(text.as_bytes());
+    written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
+}
+
+/// `1 node`, `2 nodes`.
+pub fn plural(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+/// One cell of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cell {
+    text: String,
+    style: anstyle::Style,
+}
+
+impl Cell {
+    /// A cell in a style.
+    pub fn new(text: impl Into<String>, style: anstyle::Style) -> Self {
+        let text = text.into();
+        Self { text: if text.is_empty() { "-".to_owned() } else { text }, style }
+    }
+}
+
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self::new(text, style::PLAIN)
+    }
+}
+
+/// Rows below a heading, in columns as wide as their widest cell and three spaces apart, as kubectl has them.
+pub fn table<const COLUMNS: usize>(heading: [&str; COLUMNS], rows: &[[Cell; COLUMNS]]) -> String {
+    let heading = heading.map(|text| Cell::new(text, style::HEADING));
+    let rows: Vec<&[Cell; COLUMNS]> = std::iter::once(&heading).chain(rows).collect();
+    let widths: Vec<usize> = (0..COLUMNS)
+        .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.text.chars().count()).max())
+        .map(Option::unwrap_or_default)
+        .collect();
+    let mut text = String::new();
+    for row in rows {
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let style = cell.style;
+            let _ = write!(text, "{style}{}{style:#}", cell.text);
+            if column + 1 < COLUMNS {
+                text.push_str(&" ".repeat(width - cell.text.chars().count() + 3));
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_whatever_their_colour() {
+        let rows = [
+            [Cell::new("True", style::GOOD), "a-long-name".into(), "end".into()],
+            [Cell::new("False", style::BAD), "".into(), "x".into()],
+        ];
+        let text = anstream::adapter::strip_str(&table(["READY", "NAME", "LAST"], &rows)).to_string();
+        assert_eq!(text, "READY   NAME          LAST\nTrue    a-long-name   end\nFalse   -             x\n");
+    }
+}

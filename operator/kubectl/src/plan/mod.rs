@@ -1,0 +1,68 @@
+//! `kubectl gpunode plan`: what applying policies would change, node by node, by the functions that the operator uses.
+
+mod difference;
+mod text;
+
+use crate::{
+    cli::PlanArgs,
+    cluster, output,
+    validate::{self, Kinds, Report, Verdict},
+};
+use difference::{Cluster, Plan};
+use gpunode_crds::{GpuNode, GpuNodePolicy};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use std::{collections::BTreeMap, process::ExitCode};
+
+/// Prints what would change. Policies that the API server would refuse are not planned: what is wrong with them is printed.
+///
+/// # Errors
+/// When a file or the cluster cannot be read, no file has a policy, or the output cannot be written.
+pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
+    let kinds = Kinds::new()?;
+    let mut reports = validate::read(&kinds, &args.filenames)?;
+    if is_refused(&reports) {
+        validate::print(&reports, args.output)?;
+        return Ok(ExitCode::FAILURE);
+    }
+    let client = cluster::connect(&args.cluster).await?;
+    let policies = cluster::list::<GpuNodePolicy>(&client).await?;
+    let mut wanted = BTreeMap::new();
+    for report in &mut reports {
+        if report.object.get("kind").is_none_or(|kind| kind != "GpuNodePolicy") {
+            continue;
+        }
+        let policy: GpuNodePolicy = serde_json::from_value(report.object.clone())?;
+        if let Some(old) = policies.iter().find(|old| old.name_any() == policy.name_any()) {
+            refuse_change(&kinds, report, old)?;
+        }
+        wanted.insert(policy.name_any(), policy);
+    }
+    if is_refused(&reports) {
+        validate::print(&reports, args.output)?;
+        return Ok(ExitCode::FAILURE);
+    }
+    anyhow::ensure!(!wanted.is_empty(), "plan: no GpuNodePolicy in the files that are named");
+    let cluster = Cluster {
+        policies,
+        gpu_nodes: cluster::list::<GpuNode>(&client).await?,
+        nodes: cluster::list::<Node>(&client).await?,
+    };
+    let plan = Plan::of(&cluster, &wanted, Timestamp::now())?;
+    output::print(args.output, &plan, || text::plan(&plan))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn is_refused(reports: &[Report]) -> bool {
+    reports.iter().any(|report| report.verdict == Verdict::Invalid)
+}
+
+/// Adds the rules about changes that a policy breaks.
+fn refuse_change(kinds: &Kinds, report: &mut Report, old: &GpuNodePolicy) -> anyhow::Result<()> {
+    report.problems = kinds.validate_change(&report.object, &serde_json::to_value(old)?);
+    if !report.problems.is_empty() {
+        report.verdict = Verdict::Invalid;
+    }
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! The plan for people: a diff per node, then a summary.
+
+use super::difference::{Action, Change, Plan, What};
+use crate::output::{plural, style};
+use std::fmt::Write as _;
+
+/// Characters of a configuration hash that are shown.
+const HASH: usize = 12;
+
+/// A diff per node, then a summary.
+pub fn plan(plan: &Plan) -> String {
+    let mut text = String::new();
+    for node in &plan.nodes {
+        let heading = style::HEADING;
+        let _ = writeln!(text, "{heading}node {}{heading:#}", node.name);
+        for change in &node.changes {
+            let (sign, paint) = match change.action {
+                Action::Add => ('+', style::GOOD),
+                Action::Remove => ('-', style::BAD),
+                Action::Change | Action::None => ('~', style::WAITING),
+            };
+            let _ = writeln!(text, "  {paint}{sign} {}{paint:#}", describe(change));
+        }
+        for obstacle in &node.obstacles {
+            let paint = style::BAD;
+            let _ = writeln!(text, "  {paint}! {obstacle}{paint:#}");
+        }
+        text.push('\n');
+    }
+    for policy in &plan.policies {
+        let action = match policy.action {
+            Action::Add => "new",
+            Action::None => "as it is in the cluster",
+            Action::Change | Action::Remove => "changed",
+        };
+        let preview = if policy.preview { " in mode Preview, shown as if it were in force" } else { "" };
+        let nodes = plural(policy.matched, "node", "nodes");
+        let _ = writeln!(text, "policy {}: {action}{preview}; matches {nodes}", policy.name);
+    }
+    let changing = plan.nodes.iter().filter(|node| !node.changes.is_empty()).count();
+    let blocked = plan.nodes.iter().filter(|node| !node.obstacles.is_empty()).count();
+    let _ = write!(
+        text,
+        "{} would change, {} not",
+        plural(changing, "node", "nodes"),
+        plan.unchanged + plan.nodes.len() - changing
+    );
+    if blocked > 0 {
+        let _ = write!(text, "; something is in the way on {}", plural(blocked, "node", "nodes"));
+    }
+    text.push('\n');
+    text
+}
+
+fn describe(change: &Change) -> String {
+    let key = change.key.as_deref().unwrap_or_default();
+    match change.what {
+        What::Label => pair(&format!("label {key}"), change, "=", ToOwned::to_owned),
+        What::Taint => {
+            let (key, effect) = key.rsplit_once(':').unwrap_or((key, ""));
+            let taint = |value: &str| if value.is_empty() { key.to_owned() } else { format!("{key}={value}") };
+            pair("taint", change, " ", |value| format!("{}:{effect}", taint(value)))
+        }
+        What::Configuration => pair("configuration", change, " ", |hash| hash.chars().take(HASH).collect()),
+        What::Image => pair("agent with image", change, " ", ToOwned::to_owned),
+    }
+}
+
+fn pair(name: &str, change: &Change, between: &str, show: impl Fn(&str) -> String) -> String {
+    match (&change.from, &change.to) {
+        (Some(from), Some(to)) => format!("{name}: {} -> {}", show(from), show(to)),
+        (from, to) => format!("{name}{between}{}", from.iter().chain(to).map(|value| show(value)).collect::<String>()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::plan::difference::tests::sample;
+
+    #[test]
+    fn a_plan_is_a_diff_per_node() {
+        insta::assert_snapshot!(anstream::adapter::strip_str(&super::plan(&sample())), @r#"
+        node n1
+          + label accelerator=v100
+          - label old=1
+          ~ label team: x -> y
+          + taint dedicated=v100:NoExecute
+          - taint dedicated:NoSchedule
+          ~ configuration: ca3d163bab05 -> 02eac49952df
+          ~ agent with image: default -> agent:2
+
+        node n2
+          - label old=1
+          ~ label team: x -> y
+          + taint dedicated=v100:NoExecute
+          - taint dedicated:NoSchedule
+          ~ configuration: ca3d163bab05 -> 02eac49952df
+          ~ agent with image: default -> agent:2
+          ! label accelerator is "theirs", not "v100"
+
+        policy other: new in mode Preview, shown as if it were in force; matches 0 nodes
+        policy pool: changed; matches 2 nodes
+        2 nodes would change, 1 not; something is in the way on 1 node
+        "#);
+    }
+}

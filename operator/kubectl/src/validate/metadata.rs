@@ -1,0 +1,59 @@
+//! What the API server wants of `apiVersion`, `kind` and `metadata`.
+
+use super::problem::Problem;
+use serde_json::{Map, Value};
+
+/// Everything that is wrong with the metadata of a cluster scoped object that has to have a name.
+/// Source: `ValidateObjectMetaAccessor` in Kubernetes `apimachinery/pkg/api/validation`.
+pub fn check(object: &Value) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let metadata = object.get("metadata");
+    match metadata.and_then(|metadata| metadata.get("name")) {
+        None | Some(Value::Null) => problems.push(Problem::new("metadata.name", "is required")),
+        Some(Value::String(name)) if name.is_empty() => problems.push(Problem::new("metadata.name", "is required")),
+        Some(Value::String(name)) if !is_dns_subdomain(name) => problems.push(Problem::new(
+            "metadata.name",
+            format!("{name:?} must be lower case letters, digits, `-` and `.`, with a letter or digit at both ends"),
+        )),
+        Some(_) => {}
+    }
+    let map = |name: &str| metadata.and_then(|metadata| metadata.get(name)).and_then(Value::as_object);
+    if let Some(key) = first_bad_key(map("labels"), is_qualified_name) {
+        problems.push(Problem::new("metadata.labels", format!("{key:?} is no label key")));
+    }
+    let values = map("labels").into_iter().flatten().filter_map(|(key, value)| Some((key, value.as_str()?)));
+    for (key, value) in values {
+        if !value.is_empty() && !is_name_part(value) {
+            problems.push(Problem::new("metadata.labels", format!("{value:?} of {key} is no label value")));
+        }
+    }
+    if let Some(key) = first_bad_key(map("annotations"), |key| is_qualified_name(&key.to_lowercase())) {
+        problems.push(Problem::new("metadata.annotations", format!("{key:?} is no annotation key")));
+    }
+    problems
+}
+
+fn first_bad_key(map: Option<&Map<String, Value>>, is_good: impl Fn(&str) -> bool) -> Option<&String> {
+    map?.keys().find(|key| !is_good(key))
+}
+
+fn is_dns_subdomain(name: &str) -> bool {
+    let is_label = |label: &str| {
+        let inner = label.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-');
+        inner && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
+    };
+    name.len() <= 253 && name.split('.').all(is_label)
+}
+
+fn is_name_part(name: &str) -> bool {
+    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    let inner = name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+    name.len() <= 63 && inner && edge(name.chars().next()) && edge(name.chars().last())
+}
+
+fn is_qualified_name(key: &str) -> bool {
+    match key.split_once('/') {
+        Some((prefix, name)) => is_dns_subdomain(prefix) && is_name_part(name),
+        None => is_name_part(key),
+    }
+}

@@ -1,0 +1,113 @@
+//! How verdicts are printed.
+
+use super::problem::Problem;
+use crate::{
+    cli::OutputFormat,
+    output::{self, style},
+};
+use serde::Serialize;
+use serde_json::Value;
+use std::{collections::BTreeMap, fmt::Write as _, io};
+
+/// What is thought of one document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Verdict {
+    /// The API server and gpunode accept it.
+    Valid,
+    /// One of them refuses it.
+    Invalid,
+    /// It is none of gpunode's kinds.
+    Skipped,
+}
+
+/// The verdict on one document.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// The file's path as given.
+    pub file: String,
+    /// Line on which the document starts, counted from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<usize>,
+    /// Its kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
+    /// Its name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What is thought of it.
+    pub verdict: Verdict,
+    /// What is wrong with it, in the order of the file.
+    pub problems: Vec<Problem>,
+    /// The object as it would be stored; null where there is none.
+    #[serde(skip)]
+    pub object: Value,
+}
+
+impl Report {
+    /// A report on a file of which no object could be read.
+    pub fn of_file(file: &str, problem: Problem) -> Self {
+        let (file, line) = (file.to_owned(), problem.line);
+        Self {
+            file,
+            line,
+            kind: None,
+            name: None,
+            verdict: Verdict::Invalid,
+            problems: vec![problem],
+            object: Value::Null,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Reports<'a> {
+    valid: bool,
+    documents: &'a [Report],
+}
+
+/// Prints every report.
+///
+/// # Errors
+/// When standard output cannot be written.
+pub fn print(reports: &[Report], format: OutputFormat) -> io::Result<()> {
+    let valid = !reports.iter().any(|report| report.verdict == Verdict::Invalid);
+    output::print(format, &Reports { valid, documents: reports }, || text(reports))
+}
+
+/// One line per problem, then a summary.
+pub fn text(reports: &[Report]) -> String {
+    let mut text = String::new();
+    for report in reports {
+        for problem in &report.problems {
+            let line = problem.line.map(|line| format!("{line}:")).unwrap_or_default();
+            let name = report.name.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
+            let bad = style::BAD;
+            let path = if problem.path.is_empty() { String::new() } else { format!("{bad}{}{bad:#}: ", problem.path) };
+            let _ = writeln!(text, "{}:{line} {name}{path}{}", report.file, problem.message);
+        }
+    }
+    let count = |verdict| reports.iter().filter(|report| report.verdict == verdict).count();
+    let (valid, invalid) = (count(Verdict::Valid), count(Verdict::Invalid));
+    let problems: usize = reports.iter().map(|report| report.problems.len()).sum();
+    let paint = if invalid > 0 { style::BAD } else { style::GOOD };
+    let _ = match (valid, invalid) {
+        (0, 0) => write!(text, "nothing of gpunode's"),
+        (valid, 0) => write!(text, "{paint}{valid} valid{paint:#}"),
+        (valid, invalid) => {
+            let of = output::plural(problems, "problem", "problems");
+            write!(text, "{valid} valid, {paint}{invalid} refused with {of}{paint:#}")
+        }
+    };
+    let mut skipped = BTreeMap::<&str, usize>::new();
+    for report in reports.iter().filter(|report| report.verdict == Verdict::Skipped) {
+        *skipped.entry(report.kind.as_deref().unwrap_or("?")).or_default() += 1;
+    }
+    if !skipped.is_empty() {
+        let kinds: Vec<String> = skipped.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        let _ = write!(text, "; skipped, being of other kinds: {}", kinds.join(", "));
+    }
+    text.push('\n');
+    text
+}

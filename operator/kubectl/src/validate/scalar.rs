@@ -1,0 +1,112 @@
+//! What a plain YAML scalar means to kubectl and the API server.
+//!
+//! Both read YAML by the rules of 1.1 (`resolve` in go.yaml.in/yaml/v2, under sigs.k8s.io/yaml), where `yes` and `on` are
+//! booleans and `0777` and `1_000` are numbers. A label value written that way is refused by the API server as no string.
+
+use serde_json::{Number, Value};
+
+/// The JSON value of the unquoted scalar `text`, or nothing where JSON has no such number.
+pub fn resolve(text: &str) -> Option<Value> {
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => return Some(Value::Null),
+        "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
+            return Some(Value::Bool(true));
+        }
+        "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
+            return Some(Value::Bool(false));
+        }
+        ".nan" | ".NaN" | ".NAN" | ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" | "-.inf" | "-.Inf"
+        | "-.INF" => return None,
+        _ => {}
+    }
+    if !text.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c)) {
+        return Some(Value::String(text.to_owned()));
+    }
+    let digits = text.replace('_', "");
+    if let Some(number) = integer(&digits) {
+        return Some(Value::Number(number));
+    }
+    if !is_float(&digits) {
+        return Some(Value::String(text.to_owned()));
+    }
+    number(digits.parse().ok()?)
+}
+
+/// A float as Go's JSON encoder writes it: without a fraction where there is none.
+#[allow(clippy::cast_possible_truncation, reason = "whole numbers below 2^53 are exact")]
+fn number(float: f64) -> Option<Value> {
+    if float.fract() == 0.0 && float.abs() < 9_007_199_254_740_992.0 {
+        return Some(Value::Number((float as i64).into()));
+    }
+    Number::from_f64(float).map(Value::Number)
+}
+
+/// Go's `strconv.ParseInt(text, 0, 64)`, then `ParseUint`: decimal, or after `0x`, `0o`, `0b` or a leading zero.
+fn integer(text: &str) -> Option<Number> {
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let (base, digits) = match digits.get(..2) {
+        Some("0x" | "0X") => (16, digits.get(2..)?),
+        Some("0o" | "0O") => (8, digits.get(2..)?),
+        Some("0b" | "0B") => (2, digits.get(2..)?),
+        _ if digits.len() > 1 && digits.starts_with('0') => (8, digits.get(1..)?),
+        _ => (10, digits),
+    };
+    if !digits.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        return None;
+    }
+    let value = u64::from_str_radix(digits, base).ok()?;
+    if negative { i64::try_from(-i128::from(value)).ok().map(Number::from) } else { Some(value.into()) }
+}
+
+/// `^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$`
+fn is_float(text: &str) -> bool {
+    let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+    let text = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let (mantissa, exponent) = text.split_once(['e', 'E']).map_or((text, None), |(m, e)| (m, Some(e)));
+    let mantissa = match mantissa.split_once('.') {
+        Some(("", fraction)) => is_digits(fraction),
+        Some((whole, fraction)) => is_digits(whole) && (fraction.is_empty() || is_digits(fraction)),
+        None => is_digits(mantissa),
+    };
+    mantissa && exponent.is_none_or(|exponent| is_digits(exponent.strip_prefix(['-', '+']).unwrap_or(exponent)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn scalars_mean_what_kubectl_takes_them_for() {
+        for (text, value) in [
+            ("yes", json!(true)),
+            ("Off", json!(false)),
+            ("n", json!(false)),
+            ("~", json!(null)),
+            ("v100", json!("v100")),
+            ("4", json!(4)),
+            ("-4", json!(-4)),
+            ("+4", json!(4)),
+            ("4.0", json!(4)),
+            ("1e3", json!(1000)),
+            ("0.5", json!(0.5)),
+            ("0777", json!(511)),
+            ("0x1F", json!(31)),
+            ("0b11", json!(3)),
+            ("1_000", json!(1000)),
+            ("089", json!(89)),
+            ("30Gi", json!("30Gi")),
+            ("-", json!("-")),
+            (".", json!(".")),
+            ("1.2.3", json!("1.2.3")),
+            ("2001-01-01", json!("2001-01-01")),
+            ("yEs", json!("yEs")),
+        ] {
+            assert_eq!(resolve(text), Some(value), "{text}");
+        }
+        assert_eq!(resolve(".inf"), None);
+    }
+}

@@ -1,0 +1,173 @@
+//! The verdict on one document: every layer's findings, each field once.
+
+use super::{
+    metadata,
+    problem::{Problem, child, parent},
+    report::{Report, Verdict},
+    schema::Schema,
+    source::Text,
+    yaml,
+};
+use anyhow::Context;
+use gpunode_crds::{GROUP, GpuNode, GpuNodePolicy};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{CustomResourceExt, Resource};
+use serde_json::Value;
+
+/// The kinds that gpunode has, with their generated schemas.
+#[derive(Debug)]
+pub struct Kinds(Vec<Kind>);
+
+#[derive(Debug)]
+struct Kind {
+    api_version: String,
+    name: String,
+    schema: Schema,
+}
+
+impl Kinds {
+    /// The kinds of this version.
+    ///
+    /// # Errors
+    /// When a generated CRD holds no schema, which is a fault of this program.
+    pub fn new() -> anyhow::Result<Self> {
+        let kind = |crd: CustomResourceDefinition, api_version: String| -> anyhow::Result<Kind> {
+            let name = crd.spec.names.kind.clone();
+            let schema = Schema::of(&crd).with_context(|| format!("read the generated schema of {name}"))?;
+            Ok(Kind { api_version, name, schema })
+        };
+        Ok(Self(vec![
+            kind(GpuNodePolicy::crd(), GpuNodePolicy::api_version(&()).into_owned())?,
+            kind(GpuNode::crd(), GpuNode::api_version(&()).into_owned())?,
+        ]))
+    }
+
+    /// A report on each document of a file.
+    pub fn validate(&self, text: &Text) -> Vec<Report> {
+        let (documents, unreadable) = yaml::read(&text.contents);
+        let mut reports = Vec::new();
+        if documents.is_empty() && unreadable.is_none() {
+            reports.push(Report::of_file(&text.name, Problem::new("", "there is no object in it")));
+        }
+        for document in &documents {
+            reports.extend(self.document(&text.name, document));
+        }
+        reports.extend(unreadable.map(|problem| Report::of_file(&text.name, problem)));
+        reports
+    }
+
+    fn document(&self, file: &str, document: &yaml::Document) -> Vec<Report> {
+        let is_list = document.value.get("kind").is_some_and(|kind| kind == "List");
+        let Some(items) = document.value.get("items").and_then(Value::as_array).filter(|_| is_list) else {
+            let finding = self.object(&document.value, document.duplicates.clone());
+            return vec![report(file, &document.value, finding, |path| document.line_of(path))];
+        };
+        let reports = items.iter().enumerate().map(|(index, item)| {
+            let place = format!("items[{index}]");
+            let own = document.duplicates.iter().filter_map(|problem| {
+                let path = problem.path.strip_prefix(&place)?.strip_prefix('.')?;
+                Some(Problem { path: path.to_owned(), ..problem.clone() })
+            });
+            report(file, item, self.object(item, own.collect()), |path| document.line_of(&child(&place, path)))
+        });
+        reports.collect()
+    }
+
+    /// The rules about changes that an object breaks, which takes the place of `old`.
+    pub fn validate_change(&self, object: &Value, old: &Value) -> Vec<Problem> {
+        let kind = self.0.iter().find(|kind| object.get("kind").is_some_and(|name| *name == kind.name));
+        kind.map(|kind| kind.schema.broken_rules(object, Some(old))).unwrap_or_default()
+    }
+
+    /// What is wrong with an object; nothing where it is of a kind that gpunode does not know.
+    fn object(&self, object: &Value, duplicates: Vec<Problem>) -> Option<Finding> {
+        let refuse = |field: &str, message: String| {
+            Some(Finding { problems: vec![Problem::new(field, message)], object: Value::Null })
+        };
+        let text = |name: &str| object.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
+        let (Some(api_version), Some(name)) = (text("apiVersion"), text("kind")) else {
+            let missing = if text("apiVersion").is_none() { "apiVersion" } else { "kind" };
+            let message = "is required; an agent configuration is validated with --agent-config FILE";
+            return refuse(missing, message.to_owned());
+        };
+        if api_version.split('/').next() != Some(GROUP) {
+            return None;
+        }
+        let Some(kind) = self.0.iter().find(|kind| kind.name == name) else {
+            let known: Vec<&str> = self.0.iter().map(|kind| kind.name.as_str()).collect();
+            return refuse("kind", format!("{name} is none of {}", known.join(", ")));
+        };
+        if kind.api_version != api_version {
+            let message = format!("there is no {name} in {api_version}; use {}", kind.api_version);
+            return refuse("apiVersion", message);
+        }
+        let mut problems = duplicates;
+        let findings = kind.schema.check(object.clone());
+        add(&mut problems, metadata::check(&findings.object));
+        add(&mut problems, findings.problems);
+        if name == GpuNodePolicy::kind(&()) {
+            let later = own_rules(&findings.object, problems.is_empty());
+            add(&mut problems, later);
+        }
+        Some(Finding { problems, object: findings.object })
+    }
+}
+
+struct Finding {
+    problems: Vec<Problem>,
+    object: Value,
+}
+
+/// What gpunode's own types say: whether they can read the object, and the rules of the agent configuration.
+fn own_rules(object: &Value, nothing_yet: bool) -> Vec<Problem> {
+    match serde_path_to_error::deserialize::<_, GpuNodePolicy>(object) {
+        Ok(policy) => {
+            let problems = policy.spec.device_plugin.map(|config| config.validate()).unwrap_or_default();
+            let path = |path: &str| child("spec.devicePlugin", path);
+            problems.into_iter().map(|problem| Problem::new(path(&problem.path), problem.message)).collect()
+        }
+        // The schema has said it better.
+        Err(_) if !nothing_yet => Vec::new(),
+        Err(error) => vec![Problem::new(error.path().to_string(), error.inner().to_string())],
+    }
+}
+
+/// Adds what a later layer says, unless an earlier one said it of the same field or of the list entry that it is in.
+fn add(problems: &mut Vec<Problem>, later: Vec<Problem>) {
+    for problem in later {
+        let around = Some(parent(&problem.path)).filter(|path| path.ends_with(']'));
+        let known = |earlier: &Problem| earlier.path == problem.path || Some(earlier.path.as_str()) == around;
+        if !problems.iter().any(known) {
+            problems.push(problem);
+        }
+    }
+}
+
+fn report(file: &str, object: &Value, finding: Option<Finding>, line_of: impl Fn(&str) -> usize) -> Report {
+    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+    let (file, line, kind) = (file.to_owned(), Some(line_of("")), text("/kind"));
+    let name = text("/metadata/name").or_else(|| text("/metadata/generateName"));
+    let Some(Finding { mut problems, object }) = finding else {
+        return Report { file, line, kind, name, verdict: Verdict::Skipped, problems: Vec::new(), object: Value::Null };
+    };
+    for problem in &mut problems {
+        problem.line.get_or_insert_with(|| line_of(&problem.path));
+    }
+    problems.sort_by_key(|problem| problem.line);
+    let verdict = if problems.is_empty() { Verdict::Valid } else { Verdict::Invalid };
+    Report { file, line, kind, name, verdict, problems, object }
+}
+
+/// A report on an agent configuration, as `gpunode-agent run --config FILE` would read it.
+pub fn validate_agent_config(text: &Text) -> Report {
+    let problems = gpunode_config::load(&text.contents).err().map(|error| error.problems()).unwrap_or_default();
+    let documents = yaml::read(&text.contents).0;
+    let line = |path: &str| documents.first().map(|document| document.line_of(path));
+    let problems: Vec<Problem> = problems
+        .into_iter()
+        .map(|problem| Problem { line: line(&problem.path), path: problem.path, message: problem.message })
+        .collect();
+    let verdict = if problems.is_empty() { Verdict::Valid } else { Verdict::Invalid };
+    let (file, kind) = (text.name.clone(), Some("AgentConfig".to_owned()));
+    Report { file, line: None, kind, name: None, verdict, problems, object: Value::Null }
+}

@@ -1,0 +1,262 @@
+//! Reads YAML as kubectl and the API server do, and remembers on which line each field is.
+//!
+//! Duplicate keys are kept as problems, because strict field validation refuses them. Everything is bounded: the size of
+//! the text, the depth (by the parser) and what aliases may expand to.
+
+use super::{
+    problem::{Problem, child, parent},
+    scalar,
+};
+use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+
+/// Most bytes of one file: the API server takes no larger request.
+pub const MAX_BYTES: usize = 3 * 1024 * 1024;
+
+/// Most values of one file, counting those that aliases repeat.
+const MAX_VALUES: usize = 200_000;
+
+/// One document of a file.
+#[derive(Debug, Default)]
+pub struct Document {
+    /// The document as JSON.
+    pub value: Value,
+    /// Line on which the document starts, counted from 1.
+    pub line: usize,
+    /// Keys that are given twice.
+    pub duplicates: Vec<Problem>,
+    lines: HashMap<String, usize>,
+}
+
+impl Document {
+    /// The line of the field at `path`, or of the nearest field around it.
+    pub fn line_of(&self, path: &str) -> usize {
+        let mut path = path;
+        loop {
+            match self.lines.get(path) {
+                Some(line) => return *line,
+                None if path.is_empty() => return self.line,
+                None => path = parent(path),
+            }
+        }
+    }
+}
+
+/// The documents of `text`. Where it stops being YAML, those before that point and why.
+pub fn read(text: &str) -> (Vec<Document>, Option<Problem>) {
+    let mut documents = Vec::new();
+    if text.len() > MAX_BYTES {
+        let message = format!("{} bytes are more than the API server takes, {MAX_BYTES}", text.len());
+        return (documents, Some(Problem::new("", message)));
+    }
+    let mut reader =
+        Reader { events: Parser::new_from_str(text), anchors: HashMap::new(), left: MAX_VALUES, document: None };
+    let problem = reader.documents(&mut documents).err();
+    (documents, problem)
+}
+
+struct Reader<'a> {
+    events: Parser<'a, StrInput<'a>>,
+    anchors: HashMap<usize, Value>,
+    left: usize,
+    document: Option<Document>,
+}
+
+type Read<T> = Result<T, Problem>;
+
+impl<'a> Reader<'a> {
+    fn documents(&mut self, documents: &mut Vec<Document>) -> Read<()> {
+        while let Some((event, span)) = self.next()? {
+            if !matches!(event, Event::DocumentStart(..)) {
+                continue;
+            }
+            self.anchors.clear();
+            self.document = Some(Document { line: span.end.line(), ..Document::default() });
+            let Some((event, span)) = self.next()? else { break };
+            let (value, line) = (self.value(event, span, "")?, span.start.line());
+            if let Some(document) = self.document.take().filter(|_| !value.is_null()) {
+                documents.push(Document { value, line, ..document });
+            }
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Read<Option<(Event<'a>, Span)>> {
+        for event in self.events.by_ref() {
+            let (event, span) = event.map_err(|error| unreadable(&error))?;
+            if !matches!(event, Event::Comment(..)) {
+                return Ok(Some((event, span)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn value(&mut self, event: Event<'a>, span: Span, path: &str) -> Read<Value> {
+        let line = span.start.line();
+        self.take(1, line)?;
+        let (value, anchor) = match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                let plain = style == ScalarStyle::Plain && tag.is_none_or(|tag| tag.suffix() != "str");
+                let value = if plain { scalar::resolve(&text) } else { Some(Value::String(text.to_string())) };
+                let unknown = || Problem::new(path, format!("{text} is no number in JSON")).on_line(line);
+                (value.ok_or_else(unknown)?, anchor)
+            }
+            Event::SequenceStart(_, anchor, _) => (self.sequence(path)?, anchor),
+            Event::MappingStart(_, anchor, _) => (self.mapping(path)?, anchor),
+            Event::Alias(anchor) => {
+                let value = self.anchors.get(&anchor).cloned().unwrap_or_default();
+                self.take(count(&value), line)?;
+                (value, 0)
+            }
+            _ => return Err(Problem::new(path, "no value where one is expected").on_line(line)),
+        };
+        if anchor != 0 {
+            self.anchors.insert(anchor, value.clone());
+        }
+        Ok(value)
+    }
+
+    fn sequence(&mut self, path: &str) -> Read<Value> {
+        let mut items = Vec::new();
+        while let Some((event, span)) = self.next()? {
+            if matches!(event, Event::SequenceEnd) {
+                break;
+            }
+            let path = format!("{path}[{}]", items.len());
+            self.mark(&path, span);
+            items.push(self.value(event, span, &path)?);
+        }
+        Ok(Value::Array(items))
+    }
+
+    fn mapping(&mut self, path: &str) -> Read<Value> {
+        let mut map = Map::new();
+        let mut merged = Vec::new();
+        while let Some((event, span)) = self.next()? {
+            if matches!(event, Event::MappingEnd) {
+                break;
+            }
+            let merge = matches!(&event, Event::Scalar(text, ScalarStyle::Plain, ..) if text == "<<");
+            let key = match self.value(event, span, path)? {
+                Value::String(key) => key,
+                key @ (Value::Bool(_) | Value::Number(_)) => key.to_string(),
+                _ => return Err(Problem::new(path, "a key is neither text nor a number").on_line(span.start.line())),
+            };
+            let field = child(path, &key);
+            let first =
+                self.document.as_ref().filter(|_| map.contains_key(&key)).map(|document| document.line_of(&field));
+            self.mark(&field, span);
+            let Some((event, value_span)) = self.next()? else { break };
+            let value = self.value(event, value_span, &field)?;
+            if let (Some(first), Some(document)) = (first, self.document.as_mut()) {
+                let message = format!("is given twice, first on line {first}; remove one of them");
+                document.duplicates.push(Problem::new(field, message).on_line(span.start.line()));
+            }
+            match value {
+                Value::Array(maps) if merge => merged.extend(maps),
+                value if merge => merged.push(value),
+                value => {
+                    map.insert(key, value);
+                }
+            }
+        }
+        for (key, value) in merged.into_iter().filter_map(into_object).flatten() {
+            map.entry(key).or_insert(value);
+        }
+        Ok(Value::Object(map))
+    }
+
+    fn mark(&mut self, path: &str, span: Span) {
+        if let Some(document) = &mut self.document {
+            document.lines.insert(path.to_owned(), span.start.line());
+        }
+    }
+
+    fn take(&mut self, values: usize, line: usize) -> Read<()> {
+        self.left = self
+            .left
+            .checked_sub(values)
+            .ok_or_else(|| Problem::new("", format!("more than {MAX_VALUES} values; split the file")).on_line(line))?;
+        Ok(())
+    }
+}
+
+fn unreadable(error: &ScanError) -> Problem {
+    Problem::new("", format!("is not YAML: {}", error.info())).on_line(error.marker().line())
+}
+
+fn into_object(value: Value) -> Option<Map<String, Value>> {
+    if let Value::Object(map) = value { Some(map) } else { None }
+}
+
+fn count(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(items) => items.iter().map(count).sum(),
+        Value::Object(map) => map.values().map(count).sum(),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn values(text: &str) -> Vec<Value> {
+        let (documents, problem) = read(text);
+        assert_eq!(problem, None, "{text}");
+        documents.into_iter().map(|document| document.value).collect()
+    }
+
+    #[test]
+    fn documents_are_read_as_kubectl_reads_them() {
+        assert_eq!(
+            values("# first\na: yes\nb: 'yes'\nc: !!str 4\n---\n---\n- 4\n- |\n  text\n"),
+            [json!({"a": true, "b": "yes", "c": "4"}), json!([4, "text\n"])]
+        );
+        assert_eq!(values("{\"a\": [1, {\"b\": null}]}"), [json!({"a": [1, {"b": null}]})]);
+        assert_eq!(
+            values("base: &base {a: 1, b: 2}\nuse: {<<: *base, b: 3}\nlist: [*base]\n"),
+            [json!({"base": {"a": 1, "b": 2}, "use": {"a": 1, "b": 3}, "list": [{"a": 1, "b": 2}]})]
+        );
+        assert!(values("").is_empty());
+    }
+
+    #[test]
+    fn fields_know_their_lines() {
+        let (documents, _) = read("a: 1\n---\nspec:\n  taints:\n  - key: a\n    effect: b\n");
+        let document = documents.last().expect("two documents");
+        assert_eq!(document.line_of("spec.taints[0].effect"), 6);
+        assert_eq!(document.line_of("spec.taints[0].value"), 5);
+        assert_eq!(document.line_of("spec.taints"), 4);
+        assert_eq!(document.line_of("metadata"), 3);
+    }
+
+    #[test]
+    fn a_key_given_twice_is_a_problem_of_its_path() {
+        let (documents, _) = read("spec:\n  mode: Enforce\n  mode: Preview\n");
+        assert_eq!(
+            documents[0].duplicates,
+            [Problem::new("spec.mode", "is given twice, first on line 2; remove one of them").on_line(3)]
+        );
+    }
+
+    #[test]
+    fn broken_text_keeps_the_documents_before_it() {
+        let (documents, problem) = read("a: 1\n---\nb: [\n");
+        assert_eq!(documents.len(), 1);
+        assert!(problem.expect("a problem").message.starts_with("is not YAML: "));
+        assert!(read(&" ".repeat(MAX_BYTES + 1)).1.is_some());
+    }
+
+    #[test]
+    fn aliases_cannot_grow_without_end() {
+        let mut text = String::from("a0: &a0 [1,1,1,1,1,1,1,1,1,1]\n");
+        for level in 1..10 {
+            let previous = format!("*a{}", level - 1);
+            text = format!("{text}a{level}: &a{level} [{}]\n", [previous.as_str(); 10].join(","));
+        }
+        assert!(read(&text).1.expect("a problem").message.starts_with("more than"));
+    }
+}
