@@ -1,2 +1,69 @@
-//! placeholder
-fn main() {}
+//! The agent of one node: finds its GPUs and offers them to the kubelet.
+
+mod admin;
+mod allocate;
+mod cli;
+mod device_plugin_api;
+mod directory;
+mod discover;
+mod driver_root;
+mod file_id;
+mod gpu_node;
+mod handover;
+mod hardware;
+mod in_force;
+mod kubelet;
+mod nvml;
+mod operator_config;
+mod pci;
+mod plugin;
+mod plugins;
+mod report;
+mod run;
+mod saved_config;
+mod signals;
+mod socket;
+
+use clap::Parser as _;
+use cli::{Cli, Command, LogFormat};
+use std::process::ExitCode;
+use tracing::error;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    cli.check();
+    log(cli.log_format);
+    // One thread: the agent waits nearly always, and memory on every node counts.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            error!(%error, "start the runtime");
+            return ExitCode::FAILURE;
+        }
+    };
+    let result = runtime.block_on(async {
+        match cli.command {
+            Command::Discover(args) => discover::discover(args).await,
+            Command::Run(args) => run::run(args).await,
+        }
+    });
+    // A driver call that hangs must not keep the process from ending.
+    runtime.shutdown_background();
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error!(reason = format!("{error:#}"), "agent stops");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let logger = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => logger.init(),
+        LogFormat::Json => logger.json().flatten_event(true).init(),
+    }
+}

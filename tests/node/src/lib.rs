@@ -1,1 +1,15 @@
-//! placeholder
+//! Runs the real agent process against the simulated NVML and a fake kubelet, for speed and for faults that a real kubelet
+//! cannot be asked for.
+
+mod agent;
+mod api;
+mod built;
+mod kubelet;
+mod node;
+mod wait;
+
+pub use agent::Agent;
+pub use api::Device;
+pub use kubelet::{Endpoint, FakeKubelet};
+pub use node::Node;
+pub use wait::until;

@@ -1,0 +1,88 @@
+//! `gpunode-agent discover`: reports the GPUs of a node that no policy governs.
+//!
+//! It speaks while the GpuNode has no configuration and no device plugin of this node is registered, and never talks to the
+//! API server on a node without GPU.
+
+use crate::{
+    admin,
+    cli::NodeArgs,
+    gpu_node::{Report, Seen, watch_gpu_node, write_reports},
+    handover,
+    hardware::{Hardware, Place, watch_hardware},
+    report::{Facts, Identity, status},
+    signals::{Asked, Signals},
+};
+use anyhow::{Context as _, Result, bail};
+use kube::Client;
+use std::{sync::Arc, time::Duration};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinSet,
+    time::{MissedTickBehavior, interval},
+};
+use tracing::info;
+
+/// How soon discovery notices that the device plugin has left the node.
+const CHECK_LOCK: Duration = Duration::from_secs(5);
+
+/// Runs until SIGTERM.
+pub async fn discover(args: NodeArgs) -> Result<()> {
+    let mut signals = Signals::new().context("take over the signals")?;
+    let mut tasks: JoinSet<()> = JoinSet::new();
+
+    let (readiness, ready) = watch::channel(Err("the hardware has not been looked at yet".to_owned()));
+    let listener = admin::bind(args.admin_address)
+        .await
+        .with_context(|| format!("listen on {}; choose another --admin-address", args.admin_address))?;
+    tasks.spawn(admin::serve(listener, ready));
+
+    let look_again = Arc::new(Notify::new());
+    let (found, mut hardware) = watch::channel(None);
+    tasks.spawn(watch_hardware(Place::of(&args), found, look_again.clone()));
+
+    // The lock is looked at through the host's root: discovery has no folder of its own on the node.
+    let state_dir = args.host_root.join(args.state_dir.strip_prefix("/").unwrap_or(&args.state_dir));
+    let mut check_lock = interval(CHECK_LOCK);
+    check_lock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (seen, mut gpu_node) = watch::channel(Seen::Unknown);
+    let (reports, to_report) = watch::channel(None);
+    let mut reporting = false;
+    loop {
+        tokio::select! {
+            asked = signals.next() => match asked {
+                Asked::Stop => break,
+                Asked::Reload => look_again.notify_one(),
+            },
+            _ = hardware.changed() => {}
+            _ = gpu_node.changed(), if reporting => {}
+            _ = check_lock.tick(), if reporting => {}
+            ended = tasks.join_next() => bail!("a task ended that should not: {ended:?}"),
+        }
+        let Some(hardware) = hardware.borrow_and_update().clone() else { continue };
+        _ = readiness.send_replace(Ok(()));
+        if hardware.has_gpus() && !reporting {
+            let client =
+                Client::try_default().await.context("find the API server; run in a pod with a service account")?;
+            tasks.spawn(watch_gpu_node(client.clone(), args.node_name.clone(), seen.clone()));
+            tasks.spawn(write_reports(client, args.node_name.clone(), to_report.clone(), gpu_node.clone()));
+            reporting = true;
+        }
+        let governed = match &*gpu_node.borrow_and_update() {
+            Seen::Present(object) => object.spec.config.is_some(),
+            Seen::Unknown | Seen::Absent => false,
+        };
+        let report = (reporting && !governed && !handover::is_held(&state_dir)).then(|| report(&args, &hardware));
+        reports.send_if_modified(|last| {
+            let changes = *last != report;
+            *last = report;
+            changes
+        });
+    }
+    info!("stopping");
+    Ok(())
+}
+
+fn report(args: &NodeArgs, hardware: &Hardware) -> Report {
+    let status = status(&Identity::of(args), Facts { hardware, plugin: None });
+    Report { status, create: true }
+}

@@ -1,0 +1,24 @@
+//! Which file a path leads to, so that a file that was removed and made again is noticed.
+
+use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
+
+/// Identity of a file. The change time tells apart files that got the same inode number one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId {
+    device: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+impl FileId {
+    /// The file at `path`; none where there is none.
+    pub fn of(path: &Path) -> Option<Self> {
+        let meta = fs::symlink_metadata(path).ok()?;
+        Some(Self { device: meta.dev(), inode: meta.ino(), changed: (meta.ctime(), meta.ctime_nsec()) })
+    }
+
+    /// The folder at `path`, whose change time moves with every entry and does not count.
+    pub fn of_folder(path: &Path) -> Option<Self> {
+        Self::of(path).map(|id| Self { changed: (0, 0), ..id })
+    }
+}

@@ -1,0 +1,221 @@
+//! This node's GpuNode: watches it, creates it, writes its status. The only module that talks to the API server.
+
+use crate::report::set_times;
+use futures::TryStreamExt as _;
+use gpunode_crds::{AGENT_FIELD_MANAGER, GpuNode, GpuNodeSpec, GpuNodeStatus};
+use jiff::Timestamp;
+use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+    core::{ApiResource, Object},
+    runtime::{
+        WatchStreamExt as _,
+        watcher::{self, Event, watcher},
+    },
+};
+use serde_json::{Value, json};
+use std::{pin::pin, sync::Arc, time::Duration};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+use tracing::{info, warn};
+
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time between two writes: what happens in between goes into one.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_RETRY: Duration = Duration::from_secs(30);
+
+/// A GpuNode whose status may have been written by another version of the agent.
+pub type SeenGpuNode = Object<GpuNodeSpec, Value>;
+
+/// What the API server says about this node's GpuNode.
+#[derive(Clone, Debug, Default)]
+pub enum Seen {
+    /// Nothing yet.
+    #[default]
+    Unknown,
+    /// There is none.
+    Absent,
+    /// It is this one.
+    Present(Arc<SeenGpuNode>),
+}
+
+/// What the agent has to say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The status.
+    pub status: GpuNodeStatus,
+    /// Whether the GpuNode is to be created where there is none.
+    pub create: bool,
+}
+
+/// Why something could not be written.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("{action}: {source}")]
+    Call { action: &'static str, source: kube::Error },
+    #[error("{action}: no answer within {CALL_TIMEOUT:?}")]
+    NoAnswer { action: &'static str },
+}
+
+fn api(client: Client) -> Api<SeenGpuNode> {
+    Api::all_with(client, &ApiResource::erase::<GpuNode>(&()))
+}
+
+/// Follows the GpuNode of `node`. Does not end.
+pub async fn watch_gpu_node(client: Client, node: String, seen: watch::Sender<Seen>) {
+    let only = watcher::Config::default().fields(&format!("metadata.name={node}"));
+    let mut events = pin!(watcher(api(client), only).default_backoff());
+    let mut listed = None;
+    let mut failing = false;
+    loop {
+        match events.try_next().await {
+            Ok(Some(Event::Init)) => listed = None,
+            Ok(Some(Event::InitApply(object))) => listed = Some(object),
+            Ok(Some(Event::InitDone)) => {
+                seen.send_replace(listed.take().map_or(Seen::Absent, |object| Seen::Present(Arc::new(object))));
+                if failing {
+                    info!("the API server answers again");
+                }
+                failing = false;
+            }
+            Ok(Some(Event::Apply(object))) => _ = seen.send_replace(Seen::Present(Arc::new(object))),
+            Ok(Some(Event::Delete(_))) => _ = seen.send_replace(Seen::Absent),
+            Ok(None) => std::future::pending().await,
+            Err(error) => {
+                if !failing {
+                    warn!(%error, "watch the GpuNode; trying again");
+                }
+                failing = true;
+            }
+        }
+    }
+}
+
+/// Writes what `reports` says into the GpuNode of `node`, where it says something new. Does not end.
+pub async fn write_reports(
+    client: Client,
+    node: String,
+    mut reports: watch::Receiver<Option<Report>>,
+    mut seen: watch::Receiver<Seen>,
+) {
+    let mut writer = Writer { client, node, written: None };
+    let mut retry = MIN_INTERVAL;
+    let mut last_error = String::new();
+    loop {
+        let report = reports.borrow_and_update().clone();
+        let now = seen.borrow_and_update().clone();
+        match writer.write(report, &now).await {
+            Ok(false) => {}
+            Ok(true) => {
+                (retry, last_error) = (MIN_INTERVAL, String::new());
+                sleep(MIN_INTERVAL).await;
+                continue;
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if error != last_error {
+                    warn!(error, "report to the API server; trying again");
+                    last_error = error;
+                }
+                sleep(retry).await;
+                retry = (retry * 2).min(MAX_RETRY);
+                continue;
+            }
+        }
+        // An ended channel means that the agent stops.
+        let ended = tokio::select! {
+            changed = reports.changed() => changed.is_err(),
+            changed = seen.changed() => changed.is_err(),
+        };
+        if ended {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+struct Writer {
+    client: Client,
+    node: String,
+    /// What was written last, and the version of the object that it made.
+    written: Option<(GpuNodeStatus, Option<String>)>,
+}
+
+impl Writer {
+    /// Whether something was written.
+    async fn write(&mut self, report: Option<Report>, seen: &Seen) -> Result<bool, Error> {
+        match (report, seen) {
+            (Some(report), Seen::Absent) if report.create => self.create().await,
+            (None, _) | (Some(_), Seen::Unknown | Seen::Absent) => Ok(false),
+            (Some(report), Seen::Present(object)) => {
+                let Some(status) = self.needed(report.status, object) else { return Ok(false) };
+                self.apply(&status).await?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// The status to write; none where the object says the same.
+    fn needed(&self, mut wanted: GpuNodeStatus, object: &SeenGpuNode) -> Option<GpuNodeStatus> {
+        let now = Timestamp::now();
+        if let Some((written, version)) = &self.written {
+            set_times(&mut wanted, written, now);
+            // The API server made of it what it made of it, and nobody has changed it since.
+            if wanted == *written && *version == object.metadata.resource_version {
+                return None;
+            }
+        }
+        let live = object.status.as_ref().and_then(|status| serde_json::from_value(status.clone()).ok());
+        let live: GpuNodeStatus = live.unwrap_or_default();
+        set_times(&mut wanted, &live, now);
+        (wanted != live).then_some(wanted)
+    }
+
+    async fn apply(&mut self, status: &GpuNodeStatus) -> Result<(), Error> {
+        let resource = ApiResource::erase::<GpuNode>(&());
+        let patch = json!({
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": {"name": self.node},
+            "status": status,
+        });
+        let params = PatchParams::apply(AGENT_FIELD_MANAGER).force();
+        let patch = Patch::Apply(&patch);
+        let object =
+            call("write GpuNode status", api(self.client.clone()).patch_status(&self.node, &params, &patch)).await?;
+        self.written = Some((status.clone(), object.metadata.resource_version));
+        Ok(())
+    }
+
+    /// A GpuNode without configuration, which goes with its Node.
+    async fn create(&self) -> Result<bool, Error> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let node = call("read the uid of this Node", nodes.get_metadata(&self.node)).await?;
+        let mut object = GpuNode::new(&self.node, GpuNodeSpec::default());
+        object.metadata.owner_references = Some(vec![OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            name: self.node.clone(),
+            uid: node.metadata.uid.unwrap_or_default(),
+            ..OwnerReference::default()
+        }]);
+        let params = PostParams { field_manager: Some(AGENT_FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let gpu_nodes: Api<GpuNode> = Api::all(self.client.clone());
+        match call("create the GpuNode", gpu_nodes.create(&params, &object)).await {
+            Ok(_) => info!(node = self.node, "GpuNode created"),
+            // The operator was faster; the watch brings it.
+            Err(Error::Call { source: kube::Error::Api(status), .. }) if status.is_already_exists() => {}
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+}
+
+async fn call<T>(action: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
+    match timeout(CALL_TIMEOUT, request).await {
+        Ok(answer) => answer.map_err(|source| Error::Call { action, source }),
+        Err(_) => Err(Error::NoAnswer { action }),
+    }
+}

@@ -1,0 +1,188 @@
+//! The hardware of the node, looked at again when it may have changed.
+
+use crate::{
+    driver_root, nvml,
+    pci::{self, nvidia_functions},
+};
+use gpunode_gpu::Inventory;
+use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf, sync::Arc, time::Duration};
+use tokio::{
+    sync::{Notify, watch},
+    time::{sleep, timeout},
+};
+use tracing::{info, warn};
+
+/// First pause after a look that found no driver; it doubles up to [`MAX_RETRY`].
+const MIN_RETRY: Duration = Duration::from_millis(250);
+/// A driver takes minutes to build, and a GPU that came back should not wait much longer.
+const MAX_RETRY: Duration = Duration::from_secs(30);
+/// How often sysfs and the driver's file are compared with what was found last.
+const RECHECK: Duration = Duration::from_mins(1);
+/// A driver call that hangs must not keep the rest of the agent from working.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a look found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hardware {
+    /// NVIDIA PCI functions in sysfs.
+    pub functions: usize,
+    /// The driver's answer.
+    pub driver: Driver,
+    /// The GPUs; the ones found last while the driver does not answer.
+    pub reading: Option<nvml::Reading>,
+}
+
+/// The driver's answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// No GPU, and no driver either.
+    NotNeeded,
+    /// There is a GPU, but no driver library.
+    Missing(String),
+    /// The driver library reports an error.
+    Failed(String),
+    /// The driver answers.
+    Answers,
+}
+
+/// Where to look.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Root of the host.
+    pub host_root: PathBuf,
+    /// Root of the driver, when it was named.
+    pub driver_root: Option<PathBuf>,
+}
+
+/// What changes when it is worth asking the driver again: reading it costs little, asking the driver much.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Traces {
+    functions: Vec<String>,
+    library: Option<(PathBuf, u64, i64)>,
+}
+
+impl Hardware {
+    /// The inventory, once the driver has answered.
+    pub fn inventory(&self) -> Option<&Inventory> {
+        self.reading.as_ref().map(|reading| &reading.inventory)
+    }
+
+    /// Whether there is a GPU, with or without a driver.
+    pub fn has_gpus(&self) -> bool {
+        self.functions > 0 || self.inventory().is_some_and(|inventory| !inventory.gpus.is_empty())
+    }
+
+    /// What is wrong with the driver, or with a GPU.
+    pub fn problem(&self) -> Option<String> {
+        match (&self.driver, &self.reading) {
+            (Driver::Missing(message) | Driver::Failed(message), _) => Some(message.clone()),
+            (Driver::Answers, Some(reading)) if !reading.unreadable.is_empty() => Some(reading.unreadable.join("; ")),
+            _ => None,
+        }
+    }
+}
+
+impl Place {
+    fn traces(&self) -> Traces {
+        let library = driver_root::find_library(&driver_root::roots(&self.host_root, self.driver_root.as_deref()));
+        Traces {
+            functions: nvidia_functions(&self.host_root),
+            library: library.and_then(|path| {
+                let meta = fs::metadata(&path).ok()?;
+                Some((path, meta.ino(), meta.mtime()))
+            }),
+        }
+    }
+
+    /// Blocks: asks sysfs and the driver.
+    fn look(&self) -> (Traces, Hardware) {
+        let traces = self.traces();
+        let functions = traces.functions.len();
+        let mut reading = None;
+        let driver = match &traces.library {
+            None if functions == 0 => Driver::NotNeeded,
+            None => {
+                let roots = driver_root::roots(&self.host_root, self.driver_root.as_deref());
+                let roots: Vec<String> = roots.iter().map(|root| root.display().to_string()).collect();
+                Driver::Missing(format!(
+                    "find libnvidia-ml.so.1 below {}: there is none; install the NVIDIA driver, or name its root with \
+                     --driver-root",
+                    roots.join(" and ")
+                ))
+            }
+            Some((path, ..)) => match nvml::read(path, |address| pci::numa_node(&self.host_root, address)) {
+                Ok(found) => {
+                    reading = Some(found);
+                    Driver::Answers
+                }
+                // A driver that was installed ahead of its hardware.
+                Err(_) if functions == 0 => Driver::NotNeeded,
+                Err(error) => Driver::Failed(error.to_string()),
+            },
+        };
+        (traces, Hardware { functions, driver, reading })
+    }
+}
+
+/// Looks, publishes what it found, and looks again when `look_again` is notified, when something changed, or soon after
+/// something was missing. Does not end.
+pub async fn watch_hardware(place: Place, found: watch::Sender<Option<Arc<Hardware>>>, look_again: Arc<Notify>) {
+    let place = Arc::new(place);
+    let mut retry = MIN_RETRY;
+    loop {
+        let (traces, hardware) = look(&place, &found).await;
+        let settled = hardware.problem().is_none();
+        publish(&found, hardware);
+        retry = if settled { MIN_RETRY } else { (retry * 2).min(MAX_RETRY) };
+        loop {
+            let asked = timeout(if settled { RECHECK } else { retry }, look_again.notified()).await.is_ok();
+            if asked || !settled || place.traces() != traces {
+                break;
+            }
+        }
+    }
+}
+
+/// One look; while it hangs, the driver counts as failed.
+async fn look(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) -> (Traces, Hardware) {
+    loop {
+        let looking = place.clone();
+        let mut task = tokio::task::spawn_blocking(move || looking.look());
+        let result = if let Ok(result) = timeout(LOOK_TIMEOUT, &mut task).await {
+            result
+        } else {
+            let message = format!("ask the driver: no answer within {LOOK_TIMEOUT:?}; see the host's kernel log");
+            let functions = nvidia_functions(&place.host_root).len();
+            publish(found, Hardware { functions, driver: Driver::Failed(message), reading: None });
+            // Asking a second time beside a call that hangs would only take another thread.
+            task.await
+        };
+        match result {
+            Ok(looked) => return looked,
+            Err(error) => {
+                warn!(%error, "look at the hardware");
+                sleep(MAX_RETRY).await;
+            }
+        }
+    }
+}
+
+fn publish(found: &watch::Sender<Option<Arc<Hardware>>>, mut hardware: Hardware) {
+    found.send_if_modified(|last| {
+        if matches!(hardware.driver, Driver::Missing(_) | Driver::Failed(_)) {
+            // A driver that is being replaced has not taken the GPUs away.
+            hardware.reading = last.as_ref().and_then(|last| last.reading.clone());
+        }
+        if last.as_deref() == Some(&hardware) {
+            return false;
+        }
+        let found = hardware.inventory().map(Inventory::summary).unwrap_or_default();
+        if let Some(problem) = hardware.problem() {
+            warn!(problem, hardware = found, functions = hardware.functions, "hardware has a problem");
+        } else {
+            info!(hardware = found, functions = hardware.functions, "hardware found");
+        }
+        *last = Some(Arc::new(hardware));
+        true
+    });
+}

@@ -1,0 +1,203 @@
+//! Which configuration is in force, and what follows from it for the GPUs of this node. Pure.
+//!
+//! A configuration that cannot be put in force never replaces one that is.
+
+use gpunode_config::{AgentConfig, CONFIG_VERSION, Document, load};
+use gpunode_gpu::{Inventory, Resource, resources};
+use std::sync::Arc;
+
+/// Most bytes of the message in `GpuNode.status.rejectedConfig`.
+const MAX_MESSAGE: usize = 1024;
+
+/// A configuration that somebody offers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Candidate {
+    /// Version of the document's format.
+    pub version: i32,
+    /// Hash of the document.
+    pub hash: String,
+    /// The document.
+    pub document: String,
+}
+
+/// What the source of configurations says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Offered {
+    /// Nothing yet: whatever is in force stays.
+    #[default]
+    Unknown,
+    /// That there is no configuration: nothing is offered to pods.
+    Nothing,
+    /// A configuration.
+    Config(Arc<Candidate>),
+}
+
+/// A configuration that was refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rejected {
+    /// Its hash.
+    pub hash: String,
+    /// Why, with the path of the field.
+    pub message: String,
+}
+
+/// A configuration that was accepted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Accepted {
+    /// Its hash.
+    pub hash: String,
+    /// What it says.
+    pub config: AgentConfig,
+}
+
+/// The configuration in force and what it makes of the hardware.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InForce {
+    /// The configuration, once there was a good one.
+    pub accepted: Option<Accepted>,
+    /// The newest one, where it was refused.
+    pub rejected: Option<Rejected>,
+    /// What is offered to pods.
+    pub resources: Vec<Arc<Resource>>,
+}
+
+impl Candidate {
+    /// The configuration of a file, which has no hash of its own.
+    pub fn of_file(document: String) -> Self {
+        Self { version: CONFIG_VERSION, hash: Document::hash_of(&document), document }
+    }
+
+    fn read(&self) -> Result<AgentConfig, String> {
+        if self.version != CONFIG_VERSION {
+            return Err(format!(
+                "read configuration: version {} is not {CONFIG_VERSION}, the one that this agent reads; use an agent of the \
+                 operator's version",
+                self.version
+            ));
+        }
+        let hash = Document::hash_of(&self.document);
+        if hash != self.hash {
+            return Err(format!("read configuration: the document has the hash {hash}, not {}", self.hash));
+        }
+        load(&self.document).map_err(|error| error.to_string())
+    }
+}
+
+impl InForce {
+    /// What is in force after `offered`, with the GPUs that are there now. Without an inventory nothing is offered.
+    pub fn next(&self, offered: &Offered, inventory: Option<&Inventory>) -> Self {
+        let none = Inventory::default();
+        let inventory = inventory.unwrap_or(&none);
+        match offered {
+            Offered::Unknown => self.with(inventory),
+            Offered::Nothing => Self::default(),
+            Offered::Config(candidate) => match accept(candidate, inventory) {
+                Ok(accepted) => accepted,
+                Err(message) => {
+                    let rejected = Rejected { hash: candidate.hash.clone(), message: bounded(message) };
+                    Self { rejected: Some(rejected), ..self.with(inventory) }
+                }
+            },
+        }
+    }
+
+    /// The same configuration with other hardware. Where that cannot be, the lists stay as they are.
+    fn with(&self, inventory: &Inventory) -> Self {
+        let fitting = self.accepted.as_ref().and_then(|accepted| resources(inventory, &accepted.config).ok());
+        Self { resources: fitting.map_or_else(|| self.resources.clone(), shared), ..self.clone() }
+    }
+
+    /// Whether device nodes are named in each allocation.
+    pub fn pass_device_specs(&self) -> bool {
+        self.accepted.as_ref().is_some_and(|accepted| accepted.config.pass_device_specs())
+    }
+
+    /// Whether the agent is to exit when the driver cannot be initialised.
+    pub fn fail_on_init_error(&self) -> bool {
+        self.accepted.as_ref().is_some_and(|accepted| accepted.config.fail_on_init_error())
+    }
+}
+
+fn accept(candidate: &Candidate, inventory: &Inventory) -> Result<InForce, String> {
+    let config = candidate.read()?;
+    let resources = resources(inventory, &config).map_err(|error| error.to_string())?;
+    let accepted = Accepted { hash: candidate.hash.clone(), config };
+    Ok(InForce { accepted: Some(accepted), rejected: None, resources: shared(resources) })
+}
+
+fn shared(resources: Vec<Resource>) -> Vec<Arc<Resource>> {
+    resources.into_iter().map(Arc::new).collect()
+}
+
+fn bounded(mut message: String) -> String {
+    message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_gpu::Gpu;
+
+    fn offer(document: &str) -> Offered {
+        Offered::Config(Arc::new(Candidate::of_file(document.to_owned())))
+    }
+
+    fn gpus(count: u32) -> Inventory {
+        let gpu = |index| Gpu { index, uuid: format!("GPU-{index}"), ..Gpu::default() };
+        Inventory { gpus: (0..count).map(gpu).collect(), ..Inventory::default() }
+    }
+
+    fn names(state: &InForce) -> Vec<(&str, usize)> {
+        state.resources.iter().map(|resource| (resource.name.as_str(), resource.len())).collect()
+    }
+
+    const SHARED: &str = "resources: [{name: a.b/c, sharing: {strategy: TimeSlicing, replicas: 8192}}]";
+
+    #[test]
+    fn a_bad_configuration_never_replaces_a_good_one() {
+        let good = InForce::default().next(&offer("passDeviceSpecs: true"), Some(&gpus(2)));
+        let after = good.next(&offer("passDeviceSpec: true"), Some(&gpus(2)));
+        assert_eq!(after.accepted, good.accepted);
+        assert_eq!(after.resources, good.resources);
+        let rejected = after.rejected.clone().unwrap();
+        assert!(rejected.message.contains("did you mean `passDeviceSpecs`"), "{}", rejected.message);
+        assert_eq!(after.next(&offer("passDeviceSpecs: true"), Some(&gpus(2))), good);
+    }
+
+    #[test]
+    fn a_wrong_hash_or_version_is_refused() {
+        let candidate = |version, hash: &str| {
+            let document = "{}".to_owned();
+            Offered::Config(Arc::new(Candidate { version, hash: hash.to_owned(), document }))
+        };
+        let message = |offered| InForce::default().next(&offered, None).rejected.unwrap().message;
+        assert!(message(candidate(1, "0000")).contains("not 0000"));
+        assert!(message(candidate(7, &Document::hash_of("{}"))).contains("version 7 is not 1"));
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_for_the_gpus_that_appear_keeps_the_old_lists() {
+        let one = InForce::default().next(&offer(SHARED), Some(&gpus(4)));
+        assert_eq!(names(&one), [("a.b/c", 4 * 8192)]);
+        let more = one.next(&offer(SHARED), Some(&gpus(16)));
+        assert_eq!(names(&more), [("a.b/c", 4 * 8192)]);
+        assert!(more.rejected.unwrap().message.starts_with("offer a.b/c: the list of"));
+    }
+
+    #[test]
+    fn without_an_answer_from_the_source_what_is_in_force_stays_and_follows_the_hardware() {
+        let one = InForce::default().next(&offer(""), None);
+        assert_eq!(names(&one), []);
+        let two = one.next(&Offered::Unknown, Some(&gpus(2)));
+        assert_eq!(names(&two), [("nvidia.com/gpu", 2)]);
+        assert_eq!(names(&two.next(&Offered::Nothing, Some(&gpus(2)))), []);
+    }
+
+    #[test]
+    fn a_message_fits_its_field() {
+        let long = format!("{}: 1", "ü".repeat(3000));
+        let rejected = InForce::default().next(&offer(&long), None).rejected.unwrap();
+        assert!(rejected.message.len() <= MAX_MESSAGE);
+    }
+}

@@ -1,0 +1,83 @@
+//! How the GPUs of a node reach one another.
+
+use super::raw::{self, RemoteDevice};
+use gpunode_gpu::{Link, LinkLevel};
+use nvml_wrapper::{Device, enum_wrappers::device::TopologyLevel, struct_wrappers::device::PciInfo};
+
+/// NVLinks that a GPU can have (`NVML_NVLINK_MAX_LINKS` of NVML 13).
+const MAX_NVLINKS: u32 = 36;
+
+/// PCI domain, bus and device.
+type PciAddress = (u32, u32, u32);
+
+/// Where the active NVLinks of one GPU lead.
+#[derive(Default)]
+struct NvLinks {
+    direct: Vec<PciAddress>,
+    to_switch: u32,
+}
+
+/// For each device its links to the others, in the order of `devices`. A call that fails leaves a link unknown.
+pub fn between(devices: &[(u32, Device<'_>)]) -> Vec<Vec<Link>> {
+    let ends: Vec<(Option<PciAddress>, NvLinks)> = devices
+        .iter()
+        .map(|(_, device)| (device.pci_info().ok().map(|pci| address(&pci)), active_nvlinks(device)))
+        .collect();
+    devices
+        .iter()
+        .zip(&ends)
+        .map(|((index, device), (_, own))| {
+            devices
+                .iter()
+                .zip(&ends)
+                .filter(|((peer, _), _)| peer != index)
+                .map(|((peer, other), (at, theirs))| Link {
+                    peer: *peer,
+                    level: level(device, other),
+                    nvlinks: nvlinks(own, theirs, *at),
+                })
+                .collect()
+        })
+        .collect()
+}
+
+fn nvlinks(own: &NvLinks, theirs: &NvLinks, at: Option<PciAddress>) -> u32 {
+    let direct = own.direct.iter().filter(|end| Some(**end) == at).count();
+    u32::try_from(direct).unwrap_or(u32::MAX).saturating_add(own.to_switch.min(theirs.to_switch))
+}
+
+fn active_nvlinks(device: &Device<'_>) -> NvLinks {
+    let mut links = NvLinks::default();
+    for number in 0..MAX_NVLINKS {
+        let link = device.link_wrapper_for(number);
+        match link.is_active() {
+            Ok(true) => {}
+            Ok(false) => continue,
+            // No NVLink at all, or no more of them.
+            Err(_) => break,
+        }
+        match raw::remote_device_type(device, number) {
+            Some(RemoteDevice::Switch) => links.to_switch += 1,
+            Some(RemoteDevice::Other) => {}
+            // Drivers before 465 do not know the call, and direct links are what is left.
+            Some(RemoteDevice::Gpu) | None => links.direct.extend(link.remote_pci_info().ok().map(|pci| address(&pci))),
+        }
+    }
+    links
+}
+
+fn address(pci: &PciInfo) -> PciAddress {
+    (pci.domain, pci.bus, pci.device)
+}
+
+fn level(one: &Device<'_>, other: &Device<'_>) -> LinkLevel {
+    match one.nvml().topology_common_ancestor(one, other) {
+        Ok(TopologyLevel::Internal) => LinkLevel::Internal,
+        Ok(TopologyLevel::Single) => LinkLevel::Single,
+        Ok(TopologyLevel::Multiple) => LinkLevel::Multiple,
+        Ok(TopologyLevel::HostBridge) => LinkLevel::HostBridge,
+        Ok(TopologyLevel::Node) => LinkLevel::Node,
+        Ok(TopologyLevel::System) => LinkLevel::System,
+        Err(_) => LinkLevel::Unknown,
+    }
+}

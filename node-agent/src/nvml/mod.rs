@@ -1,0 +1,104 @@
+//! The only module that calls NVML. It reads everything in one session and closes it again, so that a driver upgrade
+//! does not find the kernel module busy. Every call here blocks.
+
+mod links;
+mod raw;
+
+use gpunode_gpu::{Gpu, Inventory, MigMode};
+use nvml_wrapper::{Device, Nvml, error::NvmlError};
+use nvml_wrapper_sys::bindings::NVML_DEVICE_MIG_ENABLE;
+use std::path::{Path, PathBuf};
+
+/// Why the driver cannot be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The library cannot be loaded or started.
+    #[error("initialise NVML from {path}: {source}; is the driver loaded, and are its device nodes in this container?")]
+    Initialise {
+        /// The library.
+        path: PathBuf,
+        /// NVML's answer.
+        source: NvmlError,
+    },
+    /// The file is not NVML.
+    #[error("load NVML from {path}: nvmlShutdown is missing; is this the driver's library?")]
+    NotNvml {
+        /// The library.
+        path: PathBuf,
+    },
+    /// The GPUs cannot be counted.
+    #[error("count the GPUs: {0}")]
+    Count(NvmlError),
+}
+
+/// What one session found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// The GPUs that answer.
+    pub inventory: Inventory,
+    /// One sentence for each GPU that does not.
+    pub unreadable: Vec<String>,
+}
+
+/// Reads the GPUs through the library at `path`. `numa_node` is asked by PCI address, before NVML is.
+pub fn read(path: &Path, numa_node: impl Fn(&str) -> Option<u32>) -> Result<Reading, Error> {
+    let nvml = Nvml::builder()
+        .lib_path(path.as_os_str())
+        .init()
+        .map_err(|source| Error::Initialise { path: path.to_owned(), source })?;
+    if nvml.lib().nvmlShutdown.is_err() {
+        // Dropping the session would call it and panic.
+        std::mem::forget(nvml);
+        return Err(Error::NotNvml { path: path.to_owned() });
+    }
+    let count = nvml.device_count().map_err(Error::Count)?;
+    let mut reading = Reading::default();
+    let mut devices = Vec::new();
+    for index in 0..count {
+        match identify(&nvml, index) {
+            Ok((device, gpu)) => {
+                reading.inventory.gpus.push(describe(&device, gpu, &numa_node));
+                devices.push((index, device));
+            }
+            Err(error) => reading.unreadable.push(format!("read GPU {index}: {error}")),
+        }
+    }
+    for (gpu, links) in reading.inventory.gpus.iter_mut().zip(links::between(&devices)) {
+        gpu.links = links;
+    }
+    reading.inventory.driver_version = nvml.sys_driver_version().ok();
+    reading.inventory.cuda_version =
+        nvml.sys_cuda_driver_version().ok().map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
+    Ok(reading)
+}
+
+/// What a GPU cannot be offered without.
+fn identify(nvml: &Nvml, index: u32) -> Result<(Device<'_>, Gpu), NvmlError> {
+    let device = nvml.device_by_index(index)?;
+    let gpu = Gpu { index, uuid: device.uuid()?, name: device.name()?, ..Gpu::default() };
+    Ok((device, gpu))
+}
+
+/// The rest: a call that fails leaves its field empty.
+fn describe(device: &Device<'_>, gpu: Gpu, numa_node: impl Fn(&str) -> Option<u32>) -> Gpu {
+    let pci_bus_id =
+        device.pci_info().ok().map(|pci| format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device));
+    let capability = device.cuda_compute_capability().ok();
+    Gpu {
+        memory_mib: device.memory_info().map(|memory| memory.total / (1024 * 1024)).unwrap_or_default(),
+        compute_capability: capability
+            .and_then(|cc| Some((u32::try_from(cc.major).ok()?, u32::try_from(cc.minor).ok()?))),
+        numa_node: pci_bus_id
+            .as_deref()
+            .and_then(numa_node)
+            // NVML writes -1 into an unsigned number where the machine does not say.
+            .or_else(|| device.numa_node_id().ok().filter(|node| *node < u32::from(u16::MAX))),
+        pci_bus_id,
+        minor: device.minor_number().ok(),
+        mig_mode: device.mig_mode().ok().map(|mode| match mode.current {
+            NVML_DEVICE_MIG_ENABLE => MigMode::Enabled,
+            _ => MigMode::Disabled,
+        }),
+        ..gpu
+    }
+}

@@ -1,0 +1,125 @@
+use super::*;
+use crate::{in_force::Candidate, nvml::Reading};
+use gpunode_gpu::{Gpu, Inventory};
+use std::sync::Arc;
+
+fn hardware(driver: Driver) -> Hardware {
+    let gpu = |index| Gpu {
+        index,
+        uuid: format!("GPU-{index}"),
+        name: "Tesla T4".to_owned(),
+        memory_mib: 15360,
+        compute_capability: Some((7, 5)),
+        ..Gpu::default()
+    };
+    let inventory = Inventory { gpus: vec![gpu(0), gpu(1)], ..Inventory::default() };
+    Hardware { functions: 2, driver, reading: Some(Reading { inventory, unreadable: Vec::new() }) }
+}
+
+fn offer(document: &str) -> Offered {
+    Offered::Config(Arc::new(Candidate::of_file(document.to_owned())))
+}
+
+/// Type, status and reason of each condition.
+fn verdicts(status: &GpuNodeStatus) -> Vec<String> {
+    status.conditions.iter().map(|c| format!("{}={} {}", c.type_, c.status, c.reason)).collect()
+}
+
+fn of_plugin(hardware: &Hardware, offered: &Offered, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
+    let registered = registered.iter().map(|name| (*name).to_owned()).collect();
+    let plugin = Plugin { offered, in_force, registered: &registered };
+    status(&Identity::default(), Facts { hardware, plugin: Some(plugin) })
+}
+
+#[test]
+fn a_registered_node_is_ready() {
+    let hardware = hardware(Driver::Answers);
+    let offered = offer("");
+    let in_force = InForce::default().next(&offered, hardware.inventory());
+    let status = of_plugin(&hardware, &offered, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(
+        verdicts(&status),
+        [
+            "Ready=True ConfigurationInForce",
+            "DriverAvailable=True DriverAnswers",
+            "ConfigurationAccepted=True ConfigurationInForce",
+            "Registered=True Registered",
+        ]
+    );
+    assert_eq!(status.hardware.as_deref(), Some("2 x Tesla-T4"));
+    assert_eq!(status.resources.len(), 1);
+    assert_eq!((status.resources[0].capacity, status.resources[0].registered), (2, true));
+    assert_eq!(status.config_hash, in_force.accepted.map(|accepted| accepted.hash));
+    assert_eq!(status.gpus[1].architecture, Some(Architecture::Turing));
+}
+
+#[test]
+fn a_refused_configuration_is_named_and_the_old_one_too() {
+    let hardware = hardware(Driver::Answers);
+    let good = InForce::default().next(&offer(""), hardware.inventory());
+    let bad = offer("colour: red");
+    let in_force = good.next(&bad, hardware.inventory());
+    let status = of_plugin(&hardware, &bad, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(verdicts(&status)[0], "Ready=False ConfigurationRejected");
+    assert_eq!(verdicts(&status)[2], "ConfigurationAccepted=False ConfigurationRejected");
+    assert!(status.conditions[2].message.contains("stays in force: read configuration: colour: unknown field"));
+    assert_eq!(status.config_hash, good.accepted.map(|accepted| accepted.hash));
+    assert!(status.rejected_config.unwrap().message.contains("colour"));
+}
+
+#[test]
+fn what_is_missing_is_the_reason_for_not_being_ready() {
+    let missing = hardware(Driver::Missing("no driver".to_owned()));
+    let offered = offer("");
+    let in_force = InForce::default().next(&offered, missing.inventory());
+    assert_eq!(verdicts(&of_plugin(&missing, &offered, &in_force, &[]))[0], "Ready=False DriverNotFound");
+    let answers = hardware(Driver::Answers);
+    assert_eq!(verdicts(&of_plugin(&answers, &offered, &in_force, &[]))[0], "Ready=False Registering");
+    let nothing = InForce::default();
+    assert_eq!(verdicts(&of_plugin(&answers, &Offered::Nothing, &nothing, &[]))[0], "Ready=False NoConfiguration");
+    assert_eq!(verdicts(&of_plugin(&answers, &Offered::Unknown, &nothing, &[]))[0], "Ready=False ConfigurationPending");
+}
+
+#[test]
+fn a_node_without_gpu_says_nothing_of_a_driver() {
+    let none = Hardware { functions: 0, driver: Driver::NotNeeded, reading: None };
+    let offered = offer("");
+    let in_force = InForce::default().next(&offered, None);
+    let status = of_plugin(&none, &offered, &in_force, &[]);
+    assert_eq!(
+        verdicts(&status),
+        [
+            "Ready=True ConfigurationInForce",
+            "ConfigurationAccepted=True ConfigurationInForce",
+            "Registered=True Registered"
+        ]
+    );
+    assert!(status.hardware.is_none() && status.gpus.is_empty() && status.resources.is_empty());
+}
+
+#[test]
+fn discovery_reports_hardware_alone() {
+    let hardware = hardware(Driver::Answers);
+    let status = status(&Identity::default(), Facts { hardware: &hardware, plugin: None });
+    assert_eq!(verdicts(&status), ["Ready=True DriverAnswers", "DriverAvailable=True DriverAnswers"]);
+    assert_eq!(status.agent.unwrap().mode, AgentMode::Discovery);
+}
+
+#[test]
+fn a_condition_keeps_its_time_while_its_status_stays() {
+    let at = |second| Timestamp::from_second(second).unwrap();
+    let after = |before: &GpuNodeStatus, driver, second| {
+        let hardware = hardware(driver);
+        let mut status = status(&Identity::default(), Facts { hardware: &hardware, plugin: None });
+        set_times(&mut status, before, at(second));
+        status
+    };
+    let times = |status: &GpuNodeStatus| status.conditions.iter().map(|c| c.last_transition_time.0).collect::<Vec<_>>();
+    let first = after(&GpuNodeStatus::default(), Driver::Answers, 1);
+    assert_eq!(times(&first), [at(1), at(1)]);
+    assert_eq!(after(&first, Driver::Answers, 2), first);
+    let changed = after(&first, Driver::Failed("gone".to_owned()), 3);
+    assert_eq!(times(&changed), [at(3), at(3)]);
+    let other_reason = after(&changed, Driver::Missing("gone".to_owned()), 4);
+    assert_eq!(times(&other_reason), [at(3), at(3)]);
+}

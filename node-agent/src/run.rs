@@ -1,0 +1,251 @@
+//! `gpunode-agent run`: brings configuration, hardware and kubelet together.
+
+use crate::{
+    admin::{self, Readiness},
+    cli::{NodeArgs, RunArgs},
+    directory::Directory,
+    gpu_node::{Report, Seen, watch_gpu_node, write_reports},
+    handover::NodeLock,
+    hardware::{Hardware, Place, watch_hardware},
+    in_force::{Candidate, InForce, Offered},
+    kubelet::{Kubelet, Registered},
+    operator_config,
+    plugin::Offer,
+    plugins::Plugins,
+    report::{Facts, Identity, Plugin, not_registered, status},
+    saved_config,
+    signals::{Asked, Signals},
+    socket::remove_stale_sockets,
+};
+use anyhow::{Context as _, Result, bail};
+use gpunode_gpu::Resource;
+use kube::Client;
+use std::{fs, path::Path, pin::pin, sync::Arc};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinSet,
+};
+use tracing::{error, info, warn};
+
+/// Runs until SIGTERM.
+pub async fn run(args: RunArgs) -> Result<()> {
+    let mut signals = Signals::new().context("take over the signals")?;
+    let mut tasks: JoinSet<()> = JoinSet::new();
+
+    let (readiness, ready) = watch::channel(Err("starting".to_owned()));
+    let listener = admin::bind(args.node.admin_address)
+        .await
+        .with_context(|| format!("listen on {}; choose another --admin-address", args.node.admin_address))?;
+    tasks.spawn(admin::serve(listener, ready));
+
+    let look_again = Arc::new(Notify::new());
+    let (found, mut hardware) = watch::channel(None);
+    tasks.spawn(watch_hardware(Place::of(&args.node), found, look_again.clone()));
+
+    let directory = Directory::new(args.device_plugin_dir.clone());
+    tasks.spawn(directory.clone().watch());
+    let kubelet = Kubelet {
+        directory,
+        host_root: args.node.host_root.clone().into(),
+        registered: watch::Sender::new(Registered::new()),
+    };
+    let mut plugins = Plugins::new(kubelet);
+    let mut registered = plugins.registered();
+
+    let (offers, mut offered) = watch::channel(Offered::Unknown);
+    let (reports, to_report) = watch::channel(None);
+    match &args.config {
+        Some(path) => _ = offers.send_replace(read_first(path)?),
+        None => follow_operator(&mut tasks, &args.node, offers.clone(), to_report).await?,
+    }
+
+    let mut agent = State { args: &args, in_force: InForce::default(), driver_answered: false };
+    let mut lock = pin!(NodeLock::take(&args.node.state_dir));
+    let mut held: Option<NodeLock> = None;
+    loop {
+        tokio::select! {
+            asked = signals.next() => match asked {
+                Asked::Stop => break,
+                Asked::Reload => {
+                    info!("reload");
+                    look_again.notify_one();
+                    if let Some(path) = &args.config {
+                        reload(path, &offers);
+                    }
+                }
+            },
+            taken = &mut lock, if held.is_none() => {
+                held = Some(taken.context("take the lock of this node")?);
+                remove_stale_sockets(&args.device_plugin_dir);
+            }
+            _ = hardware.changed() => {}
+            _ = offered.changed() => {}
+            _ = registered.changed() => {}
+            name = plugins.failed() => bail!("offer {name}: its state machine ended"),
+            ended = tasks.join_next() => bail!("a task ended that should not: {ended:?}"),
+        }
+        let hardware = hardware.borrow_and_update().clone();
+        let offered = offered.borrow_and_update().clone();
+        agent.evaluate(&offered, hardware.as_deref()).await?;
+        if held.is_some() {
+            plugins.put(agent.offers());
+        }
+        let registered = registered.borrow_and_update().clone();
+        let plugin = Plugin { offered: &offered, in_force: &agent.in_force, registered: &registered };
+        set(&readiness, agent.readiness(held.is_some(), hardware.as_deref(), plugin));
+        if let (Some(hardware), true) = (hardware, held.is_some()) {
+            set(&reports, Some(agent.report(&hardware, plugin)));
+        }
+    }
+    info!("stopping");
+    plugins.stop().await;
+    drop(held);
+    Ok(())
+}
+
+/// What the agent has decided so far.
+struct State<'a> {
+    args: &'a RunArgs,
+    in_force: InForce,
+    driver_answered: bool,
+}
+
+impl State<'_> {
+    /// Puts in force what can be put in force, and says what changed.
+    async fn evaluate(&mut self, offered: &Offered, hardware: Option<&Hardware>) -> Result<()> {
+        let next = self.in_force.next(offered, hardware.and_then(Hardware::inventory));
+        if next.rejected != self.in_force.rejected
+            && let Some(rejected) = &next.rejected
+        {
+            let kept = next.accepted.as_ref().map(|accepted| accepted.hash.as_str());
+            error!(hash = rejected.hash, reason = rejected.message, kept, "configuration refused");
+        }
+        if next.accepted != self.in_force.accepted {
+            if let Some(accepted) = &next.accepted {
+                info!(hash = accepted.hash, "configuration in force");
+            } else {
+                info!("no configuration: nothing is offered");
+            }
+            self.save(offered, &next).await;
+        }
+        self.in_force = next;
+        self.check_driver(hardware)
+    }
+
+    /// `failOnInitError` is about the start: a driver that has answered once is only waited for.
+    fn check_driver(&mut self, hardware: Option<&Hardware>) -> Result<()> {
+        let Some(hardware) = hardware else { return Ok(()) };
+        match hardware.problem() {
+            None => self.driver_answered = true,
+            Some(problem) if !self.driver_answered && self.in_force.fail_on_init_error() => {
+                bail!("{problem} (failOnInitError is on)")
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Keeps an accepted configuration of the operator for a start without the API server.
+    async fn save(&self, offered: &Offered, next: &InForce) {
+        if self.args.config.is_some() {
+            return;
+        }
+        let candidate = match offered {
+            Offered::Config(candidate) if next.rejected.is_none() => Some(candidate.clone()),
+            Offered::Nothing => None,
+            _ => return,
+        };
+        let (folder, node) = (self.args.node.state_dir.clone(), self.args.node.node_name.clone());
+        let saved = tokio::task::spawn_blocking(move || saved_config::save(&folder, &node, candidate.as_deref())).await;
+        if let Ok(Err(error)) = saved {
+            warn!(%error, folder = %self.args.node.state_dir.display(), "save the configuration");
+        }
+    }
+
+    fn offers(&self) -> Vec<Offer> {
+        let pass_device_specs = self.in_force.pass_device_specs();
+        let offer = |resource: &Arc<Resource>| Offer { resource: resource.clone(), pass_device_specs };
+        self.in_force.resources.iter().map(offer).collect()
+    }
+
+    fn readiness(&self, holds_lock: bool, hardware: Option<&Hardware>, plugin: Plugin<'_>) -> Readiness {
+        let nothing_known = *plugin.offered == Offered::Unknown && self.in_force.accepted.is_none();
+        match not_registered(plugin) {
+            _ if !holds_lock => Err("WaitingForPredecessor: another agent of this node is registered".to_owned()),
+            _ if hardware.is_none() => Err("the hardware has not been looked at yet".to_owned()),
+            _ if nothing_known => Err("the API server has not said yet what the configuration is".to_owned()),
+            Some(missing) => Err(missing),
+            None => Ok(()),
+        }
+    }
+
+    fn report(&self, hardware: &Hardware, plugin: Plugin<'_>) -> Report {
+        let facts = Facts { hardware, plugin: Some(plugin) };
+        let status = status(&Identity::of(&self.args.node), facts);
+        Report { status, create: hardware.has_gpus() }
+    }
+}
+
+/// Sends a value where it is a new one.
+fn set<T: PartialEq>(channel: &watch::Sender<T>, value: T) {
+    channel.send_if_modified(|last| {
+        let changes = *last != value;
+        if changes {
+            *last = value;
+        }
+        changes
+    });
+}
+
+async fn follow_operator(
+    tasks: &mut JoinSet<()>,
+    node: &NodeArgs,
+    offers: watch::Sender<Offered>,
+    reports: watch::Receiver<Option<Report>>,
+) -> Result<()> {
+    let client = Client::try_default().await.context(
+        "find the API server; run in a pod with a service account, or give the configuration with --config FILE",
+    )?;
+    let (seen, gpu_node) = watch::channel(Seen::Unknown);
+    let saved = saved_config::load(&node.state_dir, &node.node_name);
+    tasks.spawn(watch_gpu_node(client.clone(), node.node_name.clone(), seen));
+    tasks.spawn(operator_config::follow(gpu_node.clone(), saved, offers));
+    tasks.spawn(write_reports(client, node.node_name.clone(), reports, gpu_node));
+    Ok(())
+}
+
+/// At the start there is no older configuration that could stay in force.
+fn read_first(path: &Path) -> Result<Offered> {
+    let candidate = read(path)?;
+    let offered = Offered::Config(Arc::new(candidate));
+    match InForce::default().next(&offered, None).rejected {
+        Some(rejected) => bail!("{}: {}", path.display(), rejected.message),
+        None => Ok(offered),
+    }
+}
+
+fn read(path: &Path) -> Result<Candidate> {
+    let text = fs::read_to_string(path).with_context(|| format!("read the configuration {}", path.display()))?;
+    Ok(Candidate::of_file(text))
+}
+
+fn reload(path: &Path, offers: &watch::Sender<Offered>) {
+    match read(path) {
+        Ok(candidate) => set(offers, Offered::Config(Arc::new(candidate))),
+        Err(error) => error!(reason = format!("{error:#}"), "configuration not read; the one in force stays"),
+    }
+}
+
+impl Place {
+    /// Where this agent looks.
+    pub fn of(args: &NodeArgs) -> Self {
+        Self { host_root: args.host_root.clone(), driver_root: args.driver_root.clone() }
+    }
+}
+
+impl Identity {
+    /// This agent.
+    pub fn of(args: &NodeArgs) -> Self {
+        Self { pod: args.pod_name.clone(), pod_uid: args.pod_uid.clone() }
+    }
+}

@@ -1,0 +1,74 @@
+//! Names of the sockets that the agent serves on.
+
+use std::{
+    fs,
+    hash::{BuildHasher as _, RandomState},
+    os::unix::fs::FileTypeExt as _,
+    path::{Path, PathBuf},
+};
+use tracing::{info, warn};
+
+/// Start of the file name of every socket of gpunode.
+const SOCKET_PREFIX: &str = "gpunode-";
+/// Longest path of a unix socket on Linux (`sun_path` without its NUL).
+pub const MAX_SOCKET_PATH: usize = 107;
+/// Characters of the resource's name in the file name of its socket.
+const MAX_NAME_PART: usize = 24;
+
+/// A path that no other process and no earlier server has: the kubelet may still know an old one.
+pub fn socket_path(directory: &Path, resource: &str) -> PathBuf {
+    let unique = RandomState::new().hash_one(resource);
+    let name: String = resource
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' })
+        .take(MAX_NAME_PART)
+        .collect();
+    directory.join(format!("{SOCKET_PREFIX}{name}-{unique:016x}.sock"))
+}
+
+/// Removes sockets that an agent left behind when it was killed. Only for the holder of the node's lock: nobody else
+/// serves on such a socket then.
+pub fn remove_stale_sockets(directory: &Path) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for entry in entries.filter_map(Result::ok) {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let ours = name.starts_with(SOCKET_PREFIX) && name.ends_with(".sock");
+        let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
+        if ours && is_socket {
+            match fs::remove_file(entry.path()) {
+                Ok(()) => info!(socket = %entry.path().display(), "removed the socket of a killed agent"),
+                Err(error) => warn!(socket = %entry.path().display(), %error, "remove the socket of a killed agent"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_paths_are_unique_and_fit_the_kubelets_folder() {
+        let folder = Path::new("/var/lib/kubelet/device-plugins");
+        let long = format!("{}.example.com/{}", "a".repeat(200), "b".repeat(63));
+        let path = socket_path(folder, &long);
+        assert!(path.as_os_str().len() <= MAX_SOCKET_PATH, "{}", path.display());
+        assert_ne!(path, socket_path(folder, &long));
+        let short = socket_path(folder, "nvidia.com/gpu");
+        assert!(short.display().to_string().contains("/gpunode-nvidia.com-gpu-"), "{}", short.display());
+    }
+
+    #[test]
+    fn only_sockets_of_gpunode_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for socket in ["gpunode-a-1.sock", "nvidia-gpu.sock", "kubelet.sock"] {
+            drop(std::os::unix::net::UnixListener::bind(at(socket)).unwrap());
+        }
+        fs::write(at("gpunode-file.sock"), "").unwrap();
+        remove_stale_sockets(folder.path());
+        assert!(!at("gpunode-a-1.sock").exists());
+        assert!(at("nvidia-gpu.sock").exists() && at("kubelet.sock").exists() && at("gpunode-file.sock").exists());
+    }
+}

@@ -1,0 +1,128 @@
+//! The agent as a process.
+
+use crate::{Node, built::built, until};
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// A running agent; killed when dropped.
+#[derive(Debug)]
+pub struct Agent {
+    child: Child,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Agent {
+    /// `run --config FILE` on a node.
+    pub fn run(node: &Node) -> Result<Self> {
+        Self::start(node, &["--config", &node.config().display().to_string()])
+    }
+
+    fn start(node: &Node, arguments: &[&str]) -> Result<Self> {
+        let mut child = Command::new(&built()?.agent)
+            .arg("run")
+            .args(arguments)
+            .arg("--host-root")
+            .arg(node.host_root())
+            .arg("--state-dir")
+            .arg(node.state_dir())
+            .arg("--device-plugin-dir")
+            .arg(node.device_plugins())
+            .args(["--admin-address", "127.0.0.1:0"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("start the agent")?;
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let lines = log.clone();
+        let stderr = BufReader::new(child.stderr.take().context("read the agent's log")?);
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                lines.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+            }
+        });
+        Ok(Self { child, log })
+    }
+
+    /// The log so far.
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How many log lines contain `text`.
+    pub fn logged(&self, text: &str) -> usize {
+        self.log().iter().filter(|line| line.contains(text)).count()
+    }
+
+    /// Waits for a log line that contains `text`.
+    pub async fn logs(&self, text: &str) -> Result<String> {
+        let find = || self.log().into_iter().find(|line| line.contains(text));
+        until(&format!("the agent logs {text:?}"), find).await.with_context(|| self.log().join("\n"))
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill_process(self.pid()?, signal)?)
+    }
+
+    /// Sends SIGTERM, and tells how the agent ended and how long that took.
+    pub async fn stop(&mut self) -> Result<(ExitStatus, Duration)> {
+        let start = Instant::now();
+        self.signal(Signal::TERM)?;
+        Ok((self.end().await?, start.elapsed()))
+    }
+
+    /// Kills the agent, so that it can tidy nothing up.
+    pub async fn kill(&mut self) -> Result<()> {
+        self.signal(Signal::KILL)?;
+        self.end().await?;
+        Ok(())
+    }
+
+    /// Waits until the agent has ended.
+    pub async fn end(&mut self) -> Result<ExitStatus> {
+        let child = &mut self.child;
+        until("the agent has ended", || child.try_wait().ok().flatten()).await.with_context(|| self.log().join("\n"))
+    }
+
+    /// Status line and body of `/readyz`.
+    pub async fn readyz(&self) -> Result<String> {
+        let line = self.logs("serving /livez").await?;
+        let line: Value = serde_json::from_str(&line)?;
+        let address: SocketAddr = line["address"].as_str().context("the address in the log line")?.parse()?;
+        let mut stream = TcpStream::connect(address)?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+
+    /// Resident memory in KiB.
+    pub fn resident_kib(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let Some(line) = status.lines().find_map(|line| line.strip_prefix("VmRSS:")) else {
+            bail!("the agent has ended");
+        };
+        Ok(line.trim().trim_end_matches(" kB").parse()?)
+    }
+
+    fn pid(&self) -> Result<Pid> {
+        Pid::from_raw(i32::try_from(self.child.id())?).context("the agent's process id")
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "a test's output")]
+impl Drop for Agent {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+        // Shown when the test fails.
+        println!("{}", self.log().join("\n"));
+    }
+}

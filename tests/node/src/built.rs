@@ -1,0 +1,59 @@
+//! The programs under test, built by the cargo that runs the tests and into the same folder.
+
+use anyhow::{Context as _, Result, ensure};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::OnceLock,
+};
+
+/// The agent and the simulated NVML library.
+#[derive(Debug)]
+pub struct Built {
+    /// The program `gpunode-agent`.
+    pub agent: PathBuf,
+    /// The simulated `libnvidia-ml.so.1`.
+    pub nvml: PathBuf,
+}
+
+/// Builds both once per test program.
+pub fn built() -> Result<&'static Built> {
+    static BUILT: OnceLock<Result<Built, String>> = OnceLock::new();
+    BUILT
+        .get_or_init(|| build().map_err(|error| format!("{error:#}")))
+        .as_ref()
+        .map_err(|error| anyhow::anyhow!("{error}"))
+}
+
+fn build() -> Result<Built> {
+    // A test program is TARGET/PROFILE/deps/NAME.
+    let program = env::current_exe().context("find this test program")?;
+    let folder = program.parent().and_then(Path::parent).context("find the folder of this test program")?;
+    let target = folder.parent().context("find the target folder")?;
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).arg("build").arg("--target-dir").arg(target);
+    if folder.ends_with("release") {
+        cargo.arg("--release");
+    }
+    cargo.args(["-p", "gpunode-agent", "-p", "gpunode-fake-nvml", "--message-format=json-render-diagnostics"]);
+    let output = cargo.stderr(Stdio::inherit()).output().context("run cargo build")?;
+    ensure!(output.status.success(), "cargo build of the agent and the simulated NVML failed");
+    let artifacts: Vec<serde_json::Value> = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .filter(|message: &serde_json::Value| message["reason"] == "compiler-artifact")
+        .collect();
+    let file = |target: &str, end: &str| {
+        artifacts
+            .iter()
+            .filter(|artifact| artifact["target"]["name"] == target)
+            .filter_map(|artifact| artifact["filenames"].as_array())
+            .flatten()
+            .filter_map(|file| file.as_str())
+            .find(|file| file.ends_with(end))
+            .map(PathBuf::from)
+            .with_context(|| format!("find what cargo built for {target}"))
+    };
+    Ok(Built { agent: file("gpunode-agent", "gpunode-agent")?, nvml: file("gpunode_fake_nvml", ".so")? })
+}

@@ -1,0 +1,122 @@
+//! A node in a temporary folder: its host root with sysfs, device nodes and driver, and the kubelet's folder.
+
+use crate::built::built;
+use anyhow::{Context as _, Result};
+use gpunode_scenario::{Scenario, StateFile, Topology};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+use tempfile::TempDir;
+
+/// Folder of the driver's library below its root.
+const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
+
+/// A simulated node.
+#[derive(Debug)]
+pub struct Node {
+    folder: TempDir,
+    scenario: Scenario,
+}
+
+impl Node {
+    /// A node with 8 V100 in a DGX-1.
+    pub fn with_v100() -> Result<Self> {
+        Self::new(Scenario::new("v100", "Tesla V100-SXM2-32GB", 8, Topology::Dgx1Volta))
+    }
+
+    /// A node with 4 T4 on PCIe.
+    pub fn with_t4() -> Result<Self> {
+        Self::new(Scenario::new("t4", "Tesla T4", 4, Topology::Pcie))
+    }
+
+    /// A node with the hardware of a scenario and its driver.
+    pub fn new(scenario: Scenario) -> Result<Self> {
+        let node = Self::without_driver(scenario)?;
+        node.install_driver()?;
+        Ok(node)
+    }
+
+    /// A node on which no driver is installed yet.
+    pub fn without_driver(scenario: Scenario) -> Result<Self> {
+        let node = Self { folder: tempfile::tempdir().context("make a folder for the node")?, scenario };
+        fs::create_dir_all(node.device_plugins())?;
+        let devices = node.host_root().join("dev");
+        fs::create_dir_all(&devices)?;
+        for control in ["nvidiactl", "nvidia-uvm"] {
+            fs::write(devices.join(control), "")?;
+        }
+        for gpu in node.scenario.gpus()? {
+            let function = node.host_root().join("sys/bus/pci/devices").join(&gpu.pci_bus_id);
+            fs::create_dir_all(&function)?;
+            fs::write(function.join("vendor"), "0x10de\n")?;
+            fs::write(function.join("class"), "0x030200\n")?;
+            fs::write(function.join("numa_node"), format!("{}\n", gpu.numa_node))?;
+            fs::write(devices.join(format!("nvidia{}", gpu.minor)), "")?;
+        }
+        Ok(node)
+    }
+
+    /// Puts the driver where a containerised driver puts it.
+    pub fn install_driver(&self) -> Result<()> {
+        let folder = self.library_folder();
+        fs::create_dir_all(&folder)?;
+        self.scenario.save(&folder)?;
+        // The library comes last and whole: the agent may be looking for it.
+        let new = folder.join("libnvidia-ml.so.1.new");
+        fs::copy(&built()?.nvml, &new).context("copy the simulated NVML")?;
+        fs::rename(new, folder.join("libnvidia-ml.so.1"))?;
+        Ok(())
+    }
+
+    /// What happens to the GPUs.
+    pub fn state(&self) -> Result<StateFile> {
+        Ok(StateFile::open(self.library_folder())?)
+    }
+
+    /// UUIDs of the GPUs, by index.
+    pub fn uuids(&self) -> Result<Vec<String>> {
+        Ok(self.scenario.gpus()?.into_iter().map(|gpu| gpu.uuid).collect())
+    }
+
+    /// Root of the host.
+    pub fn host_root(&self) -> PathBuf {
+        self.path("host")
+    }
+
+    /// The kubelet's folder of device plugin sockets.
+    pub fn device_plugins(&self) -> PathBuf {
+        self.path("dp")
+    }
+
+    /// The agent's state.
+    pub fn state_dir(&self) -> PathBuf {
+        self.path("host/var/lib/gpunode")
+    }
+
+    /// Writes the configuration file.
+    pub fn configure(&self, config: &str) -> Result<()> {
+        Ok(fs::write(self.config(), config)?)
+    }
+
+    /// The configuration file.
+    pub fn config(&self) -> PathBuf {
+        self.path("config.yaml")
+    }
+
+    /// Names of gpunode's sockets in the kubelet's folder.
+    pub fn sockets(&self) -> Result<Vec<String>> {
+        let entries = fs::read_dir(self.device_plugins())?;
+        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        let names: Vec<String> = names.collect::<Result<_>>()?;
+        Ok(names.into_iter().filter(|name| name.starts_with("gpunode-")).collect())
+    }
+
+    fn library_folder(&self) -> PathBuf {
+        self.host_root().join("run/nvidia/driver").join(LIBRARY_FOLDER)
+    }
+
+    fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.folder.path().join(path)
+    }
+}

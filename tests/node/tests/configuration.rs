@@ -1,0 +1,92 @@
+//! What a change of the configuration file does, and what a bad one does not do.
+
+use anyhow::Result;
+use gpunode_node_tests::{Agent, FakeKubelet, Node, until};
+use rustix::process::Signal;
+
+const GPU: &str = "nvidia.com/gpu";
+const SHARED: &str = "nvidia.com/gpu.shared";
+
+fn shared(indices: &str, replicas: u32) -> String {
+    format!(
+        "resources:\n- {{name: nvidia.com/gpu, devices: {{indices: [0]}}}}\n- {{name: nvidia.com/gpu.shared, devices: {{indices: {indices}}}, sharing: {{strategy: TimeSlicing, replicas: {replicas}}}}}\n"
+    )
+}
+
+#[tokio::test]
+async fn a_new_configuration_changes_the_lists_and_keeps_every_registration() -> Result<()> {
+    let node = Node::with_t4()?;
+    node.configure(&shared("[1, 2]", 2))?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let agent = Agent::run(&node)?;
+    kubelet.has(GPU, |endpoint| endpoint.devices.len() == 1).await?;
+    kubelet.has(SHARED, |endpoint| endpoint.devices.len() == 4).await?;
+
+    node.configure(&shared("[1, 2, 3]", 3))?;
+    agent.signal(Signal::HUP)?;
+    let after = kubelet.has(SHARED, |endpoint| endpoint.devices.len() == 9).await?;
+    assert_eq!((after.registrations, after.lists), (1, 2));
+    let untouched = kubelet.endpoint(GPU);
+    assert_eq!((untouched.registrations, untouched.lists), (1, 1));
+    Ok(())
+}
+
+#[tokio::test]
+async fn resources_come_and_go_with_the_configuration() -> Result<()> {
+    let node = Node::with_t4()?;
+    node.configure(&shared("[1]", 2))?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let agent = Agent::run(&node)?;
+    kubelet.has(GPU, |_| true).await?;
+    kubelet.has(SHARED, |_| true).await?;
+
+    node.configure("")?;
+    agent.signal(Signal::HUP)?;
+    let whole = kubelet.has(GPU, |endpoint| endpoint.devices.len() == 4).await?;
+    assert_eq!(whole.registrations, 1);
+    until("the shared resource is gone", || (kubelet.connected() == [GPU]).then_some(())).await?;
+    until("its socket is gone", || (node.sockets().ok()? == [whole.socket.clone()]).then_some(())).await?;
+
+    node.configure(&shared("[1]", 2))?;
+    agent.signal(Signal::HUP)?;
+    kubelet.has(SHARED, |endpoint| endpoint.registrations == 2).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_bad_configuration_leaves_the_old_one_in_force() -> Result<()> {
+    let node = Node::with_t4()?;
+    node.configure("")?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let agent = Agent::run(&node)?;
+    let before = kubelet.has(GPU, |_| true).await?;
+
+    node.configure("resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replica: 4}}]")?;
+    agent.signal(Signal::HUP)?;
+    let line = agent.logs("configuration refused").await?;
+    assert!(line.contains("resources[0].sharing.replica: unknown field; did you mean `replicas`?"), "{line}");
+    // 16 x 8192 devices are more than a kubelet receives in one message; 4 x 8192 are not.
+    node.configure("resources: [{name: nvidia.com/gpu, devices: {indices: [99]}}]")?;
+    agent.signal(Signal::HUP)?;
+    agent.logs("99 is not between 0 and 63").await?;
+    let after = kubelet.endpoint(GPU);
+    assert_eq!((after.lists, after.ids(), after.connected), (before.lists, before.ids(), true));
+
+    node.configure("passDeviceSpecs: true")?;
+    agent.signal(Signal::HUP)?;
+    until("the good one is in force", || (agent.logged("configuration in force") == 2).then_some(())).await?;
+    let answer = kubelet.allocate(GPU, &[&node.uuids()?[0]]).await?;
+    assert!(!answer.devices.is_empty());
+    assert_eq!(kubelet.endpoint(GPU).registrations, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_does_not_start_with_a_bad_configuration_file() -> Result<()> {
+    let node = Node::with_t4()?;
+    node.configure("colour: red")?;
+    let mut agent = Agent::run(&node)?;
+    assert_eq!(agent.end().await?.code(), Some(1));
+    agent.logs("config.yaml: read configuration: colour: unknown field").await?;
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! How the agent starts, stops and makes way.
+
+use anyhow::Result;
+use gpunode_node_tests::{Agent, FakeKubelet, Node, until};
+use gpunode_scenario::{Scenario, Topology};
+use std::time::{Duration, Instant};
+
+const GPU: &str = "nvidia.com/gpu";
+
+fn v100() -> Scenario {
+    Scenario::new("v100", "Tesla V100-SXM2-32GB", 8, Topology::Dgx1Volta)
+}
+
+#[tokio::test]
+async fn it_stops_within_a_second_and_leaves_no_socket() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("")?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let mut agent = Agent::run(&node)?;
+    kubelet.has(GPU, |_| true).await?;
+
+    let (status, took) = agent.stop().await?;
+    assert!(status.success(), "{status}");
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(node.sockets()?.is_empty());
+    until("the kubelet sees the stream end", || (!kubelet.endpoint(GPU).connected).then_some(())).await
+}
+
+#[tokio::test]
+async fn it_stops_within_a_second_while_nothing_answers() -> Result<()> {
+    let node = Node::without_driver(v100())?;
+    node.configure("")?;
+    let mut agent = Agent::run(&node)?;
+    agent.logs("hardware has a problem").await?;
+    let (status, took) = agent.stop().await?;
+    assert!(status.success() && took < Duration::from_secs(1), "{status} after {took:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn after_a_kill_the_next_agent_removes_the_stale_socket() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("")?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let mut killed = Agent::run(&node)?;
+    let stale = kubelet.has(GPU, |_| true).await?.socket;
+    killed.kill().await?;
+    assert_eq!(node.sockets()?, std::slice::from_ref(&stale));
+
+    let _agent = Agent::run(&node)?;
+    let endpoint = kubelet.has(GPU, |endpoint| endpoint.registrations == 2).await?;
+    assert_ne!(endpoint.socket, stale);
+    assert_eq!(node.sockets()?, [endpoint.socket]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn only_one_agent_of_a_node_is_registered() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("")?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let mut first = Agent::run(&node)?;
+    let socket = kubelet.has(GPU, |_| true).await?.socket;
+
+    let second = Agent::run(&node)?;
+    second.logs("WaitingForPredecessor").await?;
+    assert!(second.readyz().await?.contains("another agent of this node is registered"));
+    second.logs("hardware found").await?;
+    assert_eq!(kubelet.endpoint(GPU).registrations, 1);
+    assert_eq!(node.sockets()?, [socket]);
+
+    first.stop().await?;
+    kubelet.has(GPU, |endpoint| endpoint.registrations == 2).await?;
+    until("the second is ready", || (second.logged("registered with the kubelet") == 1).then_some(())).await?;
+    assert!(second.readyz().await?.starts_with("HTTP/1.1 200"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_driver_that_appears_later_is_found() -> Result<()> {
+    let node = Node::without_driver(v100())?;
+    node.configure("")?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let agent = Agent::run(&node)?;
+    let line = agent.logs("hardware has a problem").await?;
+    assert!(line.contains("find libnvidia-ml.so.1 below") && line.contains("install the NVIDIA driver"), "{line}");
+    assert!(agent.readyz().await?.starts_with("HTTP/1.1 200"), "there is nothing to register");
+
+    node.install_driver()?;
+    assert_eq!(kubelet.has(GPU, |_| true).await?.devices.len(), 8);
+    Ok(())
+}
+
+#[tokio::test]
+async fn fail_on_init_error_ends_an_agent_without_driver() -> Result<()> {
+    let node = Node::without_driver(v100())?;
+    node.configure("failOnInitError: true")?;
+    let mut agent = Agent::run(&node)?;
+    assert_eq!(agent.end().await?.code(), Some(1));
+    agent.logs("failOnInitError is on").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_node_without_gpu_needs_no_driver() -> Result<()> {
+    let node = Node::without_driver(Scenario::new("cpu", "Tesla T4", 0, Topology::Pcie))?;
+    node.configure("failOnInitError: true")?;
+    let agent = Agent::run(&node)?;
+    agent.logs("hardware found").await?;
+    until("it is ready", || (agent.logged("configuration in force") == 1).then_some(())).await?;
+    assert!(agent.readyz().await?.starts_with("HTTP/1.1 200"));
+    Ok(())
+}
+
+/// `cargo test -p gpunode-node-tests -- --ignored --nocapture` prints the figures of `docs/benchmarks.md`.
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_start_and_memory() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("")?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let mut starts = Vec::new();
+    for round in 1..=10 {
+        let start = Instant::now();
+        let mut agent = Agent::run(&node)?;
+        kubelet.has(GPU, |endpoint| endpoint.registrations == round).await?;
+        starts.push(start.elapsed());
+        if round == 10 {
+            tokio::time::sleep(Duration::from_mins(1)).await;
+            println!("resident after 60 s: {} KiB", agent.resident_kib()?);
+        }
+        agent.stop().await?;
+    }
+    starts.sort();
+    println!("start to registered: median {:?}, of {starts:?}", starts[starts.len() / 2]);
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! The agent stays registered, whatever the kubelet does.
+
+use anyhow::Result;
+use gpunode_node_tests::{Agent, FakeKubelet, Node, until};
+use std::fs;
+
+const GPU: &str = "nvidia.com/gpu";
+
+async fn registered(node: &Node) -> Result<(FakeKubelet, Agent, String)> {
+    node.configure("")?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let agent = Agent::run(node)?;
+    let socket = kubelet.has(GPU, |_| true).await?.socket;
+    agent.logs("registered with the kubelet").await?;
+    Ok((kubelet, agent, socket))
+}
+
+#[tokio::test]
+async fn it_registers_again_when_the_kubelet_restarts() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (mut kubelet, _agent, socket) = registered(&node).await?;
+    for restarts in 1..4 {
+        kubelet.restart()?;
+        let endpoint = kubelet.has(GPU, |endpoint| endpoint.registrations > restarts).await?;
+        assert_ne!(endpoint.socket, socket);
+        assert_eq!(endpoint.devices.len(), 8);
+    }
+    until("only the newest socket is left", || (node.sockets().ok()?.len() == 1).then_some(())).await
+}
+
+#[tokio::test]
+async fn it_registers_again_when_the_kubelet_was_away_for_a_while() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (mut kubelet, agent, _) = registered(&node).await?;
+    kubelet.stop();
+    agent.logs("trying again").await?;
+    assert!(agent.readyz().await?.contains("the kubelet has not taken nvidia.com/gpu yet"));
+    kubelet.restart()?;
+    kubelet.has(GPU, |endpoint| endpoint.registrations > 1).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_registers_again_when_its_socket_is_deleted() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, _agent, socket) = registered(&node).await?;
+    fs::remove_file(node.device_plugins().join(&socket))?;
+    let endpoint = kubelet.has(GPU, |endpoint| endpoint.registrations > 1).await?;
+    assert_ne!(endpoint.socket, socket);
+    assert_eq!(node.sockets()?, [endpoint.socket]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_registers_again_when_the_kubelet_ends_the_stream() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, _agent, _) = registered(&node).await?;
+    for ends in 1..4 {
+        kubelet.end_stream(GPU);
+        kubelet.has(GPU, |endpoint| endpoint.registrations > ends).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_refused_registration_is_tried_again() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("")?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    kubelet.refuse(3);
+    let agent = Agent::run(&node)?;
+    agent.logs("refused by the test").await?;
+    kubelet.has(GPU, |_| true).await?;
+    assert_eq!(agent.logged("refused by the test"), 1, "a repeated error is logged once");
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_waits_for_a_kubelet_that_is_not_there_yet() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("")?;
+    let agent = Agent::run(&node)?;
+    agent.logs("kubelet.sock does not exist").await?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    kubelet.has(GPU, |_| true).await?;
+    Ok(())
+}
