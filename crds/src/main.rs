@@ -1,10 +1,13 @@
 //! Prints the CRDs: to the folder that is named, or to standard output.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program")]
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 fn main() -> ExitCode {
-    match write(std::env::args_os().nth(1).map(PathBuf::from)) {
+    match write(std::env::args_os().nth(1).map(PathBuf::from).as_deref()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("gpunode-crds: {error}");
@@ -13,7 +16,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn write(folder: Option<PathBuf>) -> Result<(), String> {
+fn write(folder: Option<&Path>) -> Result<(), String> {
     for manifest in gpunode_crds::manifests().map_err(|error| error.to_string())? {
         match &folder {
             None => println!("---\n{}", manifest.yaml),

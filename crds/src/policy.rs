@@ -35,7 +35,7 @@ use std::collections::BTreeMap;
 #[serde(rename_all = "camelCase")]
 #[cfg_attr(feature = "cel", kube(cel))]
 #[x_kube(validation = Rule::new("!(has(self.mode) && self.mode == 'Preview') || (has(oldSelf.mode) && oldSelf.mode == 'Preview')")
-    .message("mode cannot change from Enforce to Preview, which would leave what the policy wrote without an owner; delete the policy, or see the effect of a change with `kubectl gpunode plan -f`").field_path(".mode"))]
+    .message("mode cannot change from Enforce to Preview, which would leave what the policy wrote without an owner; delete the policy, or keep the mode and see the effect of a change with `kubectl gpunode plan -f`").field_path(".mode"))]
 pub struct GpuNodePolicySpec {
     /// Which policy wins where two that match a node say different things: the higher number. Default: 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -68,16 +68,23 @@ where
     Ok(objects)
 }
 
+/// What went wrong and what to do, without the library's own words around it.
 fn explain(kind: &str, error: kube::Error) -> anyhow::Error {
-    match &error {
-        kube::Error::Api(status) if status.is_not_found() => {
-            anyhow!(
-                "list {kind}: this cluster does not know them; install gpunode with `kubectl apply -k manifests/default`"
-            )
+    let status = match error {
+        kube::Error::Api(status) => status,
+        error => {
+            let error = anyhow::Error::new(error);
+            let root = error.root_cause();
+            return anyhow!("list {kind}: {root}; check that the cluster runs and that the kubeconfig names it");
         }
-        kube::Error::Api(status) if status.is_forbidden() => {
-            anyhow!("list {kind}: {}; ask for a role that may get and list {kind}", status.message)
-        }
-        _ => anyhow::Error::new(error).context(format!("list {kind}")),
+    };
+    match status.code {
+        // Where the whole API group is missing, the answer is no Status object.
+        404 => anyhow!(
+            "list {kind}: this cluster has no such kind; install gpunode with `kubectl apply -k manifests/default`"
+        ),
+        403 => anyhow!("list {kind}: {}; ask for a role that may list {kind}", status.message),
+        401 => anyhow!("list {kind}: {}; check the credentials in the kubeconfig", status.message),
+        _ => anyhow!("list {kind}: {}", status.message),
     }
 }

@@ -16,7 +16,20 @@ async fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args).await,
     };
     outcome.unwrap_or_else(|error| {
-        anstream::eprintln!("kubectl gpunode: {error:#}");
+        anstream::eprintln!("kubectl gpunode: {}", in_words(&error));
         ExitCode::FAILURE
+    })
+}
+
+/// The error and its causes; libraries repeat a cause in the words of the error that it caused.
+fn in_words(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
+        if text.is_empty() {
+            cause
+        } else if text.contains(&cause) {
+            text
+        } else {
+            format!("{text}: {cause}")
+        }
     })
 }

@@ -3,7 +3,7 @@
 
 mod table;
 
-use kubectl_gpunode::validate::{Kinds, Text};
+use kubectl_gpunode::validate::{Kinds, Problem, Text, Verdict};
 
 #[test]
 fn every_policy_of_the_table_gets_its_verdict() {
@@ -14,4 +14,52 @@ fn every_policy_of_the_table_gets_its_verdict() {
         let words: Vec<_> = problems.iter().map(|problem| problem.message.clone()).collect();
         (problems.into_iter().map(|problem| problem.path).collect(), words.join("; "))
     });
+}
+
+const POLICY: &str = "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNodePolicy\nmetadata: {name: v100}\n";
+
+fn verdicts(contents: &str) -> Vec<(Verdict, Vec<String>)> {
+    let text = Text { name: "file".to_owned(), contents: contents.to_owned() };
+    let reports = Kinds::new().expect("generated schemas").validate(&text);
+    let shown = |problem: &Problem| format!("{} {}", problem.line.unwrap_or_default(), problem.path);
+    reports.iter().map(|report| (report.verdict, report.problems.iter().map(shown).collect())).collect()
+}
+
+#[test]
+fn documents_of_other_kinds_are_skipped() {
+    assert_eq!(
+        verdicts(&format!("kind: Pod\napiVersion: v1\n---\n{POLICY}spec: {{nodeSelector: {{}}}}\n")),
+        [(Verdict::Skipped, vec![]), (Verdict::Valid, vec![])]
+    );
+}
+
+#[test]
+fn the_items_of_a_list_are_judged_one_by_one() {
+    let item = "- apiVersion: gpunode.dev/v1alpha1\n  kind: GpuNodePolicy\n  metadata: {name: a}\n  spec:\n";
+    let list = format!(
+        "apiVersion: v1\nkind: List\nitems:\n{item}    nodeSelector: {{}}\n{item}    nodeSelector: {{}}\n    mode: Off\n"
+    );
+    assert_eq!(verdicts(&list), [(Verdict::Valid, vec![]), (Verdict::Invalid, vec!["14 spec.mode".to_owned()])]);
+}
+
+#[test]
+fn what_is_no_object_is_refused() {
+    assert_eq!(verdicts(""), [(Verdict::Invalid, vec!["0 ".to_owned()])]);
+    assert_eq!(verdicts("resources: []\n"), [(Verdict::Invalid, vec!["1 apiVersion".to_owned()])]);
+    assert_eq!(verdicts("- a\n"), [(Verdict::Invalid, vec!["1 apiVersion".to_owned()])]);
+    let broken = verdicts(&format!("{POLICY}spec: {{nodeSelector: {{}}}}\n---\na: [\n"));
+    assert_eq!(broken.iter().map(|(verdict, _)| *verdict).collect::<Vec<_>>(), [Verdict::Valid, Verdict::Invalid]);
+}
+
+#[test]
+fn a_policy_in_force_cannot_become_a_preview() {
+    let kinds = Kinds::new().expect("generated schemas");
+    let object = |mode: &str| {
+        let contents = format!("{POLICY}spec: {{nodeSelector: {{}}, mode: {mode}}}\n");
+        kinds.validate(&Text { name: "file".to_owned(), contents }).remove(0).object
+    };
+    let (enforce, preview) = (object("Enforce"), object("Preview"));
+    assert!(kinds.validate_change(&enforce, &preview).is_empty());
+    let problems = kinds.validate_change(&preview, &enforce);
+    assert_eq!(problems.iter().map(|problem| problem.path.as_str()).collect::<Vec<_>>(), ["spec.mode"]);
 }

@@ -133,11 +133,14 @@ fn policy_state(policy: &GpuNodePolicy) -> PolicyState {
     let nodes = status.nodes.unwrap_or_default();
     let ready = condition(&status.conditions, ConditionType::Ready);
     let stands_in_the_way = [ConditionType::Stalled, ConditionType::Conflict, ConditionType::Degraded];
+    let unseen = status.observed_generation.is_none_or(|seen| policy.metadata.generation.is_some_and(|now| seen < now));
+    let unseen = unseen.then(|| "the operator has not seen the present spec; is it running?".to_owned());
     let messages = stands_in_the_way
         .into_iter()
         .filter_map(|kind| condition(&status.conditions, kind))
         .filter(|condition| condition.status == "True")
         .map(|condition| format!("{} ({}): {}", condition.type_, condition.reason, condition.message))
+        .chain(unseen)
         .collect();
     PolicyState {
         name: policy.name_any(),
@@ -214,6 +217,7 @@ pub mod tests {
                 "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "v100"},
                 "spec": {"nodeSelector": {}, "priority": 100},
                 "status": {
+                    "observedGeneration": 1,
                     "nodes": {"matched": 3, "ready": 1, "updating": 1, "failed": 1, "conflicted": 0},
                     "conditions": [
                         condition("Ready", "False", "NodesUpdating", "1 of 3"),

@@ -134,6 +134,7 @@ mod tests {
         v100     Enforce   100        3         1          1          1        0          False     NodesUpdating
 
         PROBLEMS
+        policy new: the operator has not seen the present spec; is it running?
         policy v100: Degraded (NodesFailed): 1 node failed
         policy v100: node b: ConfigurationRejected: resources[0].name: bad
         node c: NodeNotReady: the node's kubelet is not ready

@@ -5,7 +5,7 @@
 //! list-maps, and CEL rules only where the shape of the object is right. Rules about a change (`oldSelf`) are left out,
 //! as at a create.
 
-use super::problem::{Problem, child};
+use super::problem::{Problem, child, parent};
 use gpunode_config::unknown_field_message;
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -97,7 +97,11 @@ fn unknown_fields(schema: &Value, value: &Value, path: &str, problems: &mut Vec<
                 match (field(schema, name), properties(schema)) {
                     (Some(schema), _) => unknown_fields(schema, value, &path, problems),
                     (None, None) if is_open(&path) => {}
-                    (None, None) => problems.push(Problem::new(path, "unknown field; there is no object here")),
+                    (None, None) => {
+                        let wanted = schema.get("type").and_then(Value::as_str).unwrap_or("another type");
+                        let message = format!("unknown field; {} must be of type {wanted}, not object", parent(&path));
+                        problems.push(Problem::new(path, message));
+                    }
                     (None, Some(known)) => {
                         let known: Vec<&str> = known.keys().map(String::as_str).collect();
                         problems.push(Problem::new(path, unknown_field_message(name, &known)));
