@@ -1,2 +1,114 @@
-//! placeholder
-fn main() {}
+//! The operator of gpunode: turns `GpuNodePolicy` objects into labels, taints, DaemonSets and agent configurations.
+//!
+//! What to write is decided by the pure crate `gpunode-plan`; here are the watches, the queue, the writes and the leader
+//! election around it. Every task runs for as long as the process; when one ends, the process ends with an error and the
+//! kubelet starts it again.
+
+mod admin;
+mod apply;
+mod cli;
+mod controller;
+mod guard;
+mod lease;
+mod metrics;
+
+use admin::Admin;
+use anyhow::{Context, Result, bail};
+use apply::{Writer, publish_events};
+use clap::Parser;
+use cli::{Args, LogFormat};
+use controller::{Controller, run_workers, watch_everything};
+use gpunode_plan::AgentPods;
+use guard::guarded_client;
+use kube::{Client, Config};
+use lease::{Candidate, Claim};
+use metrics::Metrics;
+use std::{process::ExitCode, sync::Arc};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    task::JoinSet,
+};
+use tracing_subscriber::EnvFilter;
+
+/// Two threads, so that planning on one does not delay the renewal of the Lease on the other.
+#[tokio::main(worker_threads = 2)]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    start_log(args.log_format);
+    match run(args).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Json => log.json().init(),
+        LogFormat::Text => log.init(),
+    }
+}
+
+async fn run(args: Args) -> Result<()> {
+    let Args { agent_image, namespace, pod_name, admin_address, log_format: _ } = args;
+    let mut config = Config::infer().await.context("find out how to reach the API server")?;
+    // Watches and the election have pauses of their own.
+    config.default_retry = false;
+    let client = Client::try_from(config.clone()).context("make a client for the API server")?;
+    let metrics = Arc::new(Metrics::new());
+    let (mut candidate, claim) = Candidate::new(client.clone(), &namespace, &pod_name);
+    let guarded = guarded_client(config, claim.clone()).context("make a client for writes")?;
+    let (controller, notices) = Controller::new(AgentPods { namespace: namespace.clone(), image: agent_image });
+    let controller = Arc::new(controller);
+    let admin = Admin {
+        controller: controller.clone(),
+        heartbeat: candidate.heartbeat(),
+        claim: claim.clone(),
+        metrics: metrics.clone(),
+    };
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        admin::serve(admin_address, admin).await.with_context(|| format!("serve {admin_address}"))?;
+        bail!("serve {admin_address}: the server ended");
+    });
+    tasks.spawn({
+        let controller = controller.clone();
+        async move {
+            watch_everything(&controller, client).await;
+            bail!("watch the cluster: a watch ended");
+        }
+    });
+    tasks.spawn(work(controller, Writer::new(guarded.clone(), metrics.clone()), metrics.clone(), claim.clone()));
+    tasks.spawn(async move {
+        publish_events(guarded, &pod_name, claim, &metrics, notices).await;
+        bail!("send events: nobody is left to ask for one");
+    });
+
+    let stopped = tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        error = candidate.run() => Err(error.into()),
+        Some(ended) = tasks.join_next() => ended.context("run a task").flatten(),
+    };
+    tracing::info!("stopping");
+    // Every write ends here; what was half done is found again by comparison.
+    tasks.shutdown().await;
+    candidate.vacate().await;
+    stopped
+}
+
+/// Works from the moment on that this process leads.
+async fn work(controller: Arc<Controller>, writer: Writer, metrics: Arc<Metrics>, mut claim: Claim) -> Result<()> {
+    claim.acquired().await;
+    controller.lead().await;
+    tracing::info!("caches are warm; working");
+    run_workers(&controller, &writer, &metrics).await;
+    bail!("work off the queue: the workers ended");
+}

@@ -1,0 +1,45 @@
+//! DaemonSets. An edited one is replaced as a whole and not by server-side apply, which leaves in place what others add to
+//! lists and maps.
+
+use super::{ApplyError, Writer, post_params};
+use crate::{
+    controller::{Controller, DaemonSetWork},
+    metrics::Kind,
+};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::{
+    Api,
+    api::{DeleteParams, Preconditions},
+};
+
+impl Writer {
+    /// Creates, repairs or deletes a DaemonSet.
+    pub async fn apply_daemonset(
+        &self,
+        controller: &Controller,
+        name: &str,
+        work: DaemonSetWork,
+    ) -> Result<(), ApplyError> {
+        let daemonsets: Api<DaemonSet> = Api::namespaced(self.client.clone(), controller.namespace());
+        match work {
+            DaemonSetWork::Create(daemonset) => {
+                let created = daemonsets.create(&post_params(), &daemonset).await;
+                created.map_err(ApplyError::request(format!("create daemonset {name}")))?;
+            }
+            DaemonSetWork::Replace(daemonset) => {
+                let replaced = daemonsets.replace(name, &post_params(), &daemonset).await;
+                let daemonset = replaced.map_err(ApplyError::request(format!("update daemonset {name}")))?;
+                controller.with_index(|index, _, _| index.update_daemonset(daemonset));
+            }
+            DaemonSetWork::Delete { uid, version } => {
+                let guard = Preconditions { uid: Some(uid), resource_version: Some(version) };
+                let params = DeleteParams::background().preconditions(guard);
+                let deleted = daemonsets.delete(name, &params).await;
+                deleted.map_err(ApplyError::request(format!("delete daemonset {name}")))?;
+            }
+        }
+        self.wrote(Kind::DaemonSet);
+        tracing::info!(name, "wrote DaemonSet");
+        Ok(())
+    }
+}

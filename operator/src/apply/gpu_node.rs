@@ -1,0 +1,42 @@
+//! The configuration in a `GpuNode`.
+
+use super::{ApplyError, Writer, patch_params, post_params};
+use crate::{controller::Controller, metrics::Kind};
+use gpunode_crds::GpuNode;
+use gpunode_plan::GpuNodeChange;
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, Preconditions},
+};
+
+impl Writer {
+    pub(super) async fn apply_gpu_node(
+        &self,
+        controller: &Controller,
+        name: &str,
+        change: GpuNodeChange,
+    ) -> Result<(), ApplyError> {
+        let gpu_nodes: Api<GpuNode> = Api::all(self.client.clone());
+        match change {
+            GpuNodeChange::None => return Ok(()),
+            // The watch tells of what comes and goes: taken in from here, it could revive what is gone already.
+            GpuNodeChange::Create(gpu_node) => {
+                let created = gpu_nodes.create(&post_params(), &gpu_node).await;
+                created.map_err(ApplyError::request(format!("create gpunode {name}")))?;
+            }
+            GpuNodeChange::Patch(patch) => {
+                let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(patch)).await;
+                let gpu_node = patched.map_err(ApplyError::request(format!("patch gpunode {name}")))?;
+                controller.with_index(|index, now, effects| index.update_gpu_node(gpu_node, now, effects));
+            }
+            GpuNodeChange::Delete { uid, resource_version } => {
+                let guard = Preconditions { uid: Some(uid), resource_version: Some(resource_version) };
+                let deleted = gpu_nodes.delete(name, &DeleteParams::default().preconditions(guard)).await;
+                deleted.map_err(ApplyError::request(format!("delete gpunode {name}")))?;
+            }
+        }
+        self.wrote(Kind::GpuNode);
+        tracing::info!(node = name, "wrote configuration");
+        Ok(())
+    }
+}

@@ -1,0 +1,38 @@
+//! Command line arguments.
+
+use clap::{Parser, ValueEnum};
+use std::net::SocketAddr;
+
+/// The cluster-side controller of gpunode: labels, taints and configures GPU nodes as `GpuNodePolicy` objects say.
+#[derive(Debug, Parser)]
+#[command(version)]
+pub struct Args {
+    /// Image of the agent, where a policy names none.
+    #[arg(long, env = "AGENT_IMAGE")]
+    pub agent_image: String,
+
+    /// Namespace of the agents and of the operator's Lease.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "gpunode-system")]
+    pub namespace: String,
+
+    /// Name of this pod, by which it holds the Lease.
+    #[arg(long, env = "POD_NAME")]
+    pub pod_name: String,
+
+    /// Address of /livez, /readyz and /metrics.
+    #[arg(long, default_value = "0.0.0.0:8080")]
+    pub admin_address: SocketAddr,
+
+    /// Form of the log on standard error; the environment variable `RUST_LOG` sets what is logged.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// Forms of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One JSON object per line.
+    Json,
+    /// For people.
+    Text,
+}

@@ -1,0 +1,83 @@
+//! Watches that fill the index. Objects are trimmed to what the planner reads before they are kept.
+
+use crate::controller::{Controller, cache::Change, index::Index, work::Effects};
+use futures::StreamExt;
+use gpunode_crds::{GpuNode, GpuNodePolicy, OPERATOR_FIELD_MANAGER};
+use gpunode_plan::NodeFacts;
+use jiff::Timestamp;
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    runtime::{
+        WatchStreamExt,
+        watcher::{Config, Event, watcher},
+    },
+};
+use serde::de::DeserializeOwned;
+use std::{fmt::Debug, pin::pin};
+
+/// Objects per request of a list, so that no answer grows with the cluster.
+const PAGE: u32 = 500;
+
+/// How the index takes in what a watch of one kind says.
+type Take<T> = fn(&mut Index, Change<T>, Timestamp, &mut Effects);
+
+/// Keeps the index up to date; never returns while the process lives.
+pub async fn watch_everything(controller: &Controller, client: Client) {
+    let daemonsets = Api::<DaemonSet>::namespaced(client.clone(), controller.namespace());
+    tokio::join!(
+        watch(controller, Api::<Node>::all(client.clone()), |node| NodeFacts::of(&node), Index::take_nodes),
+        watch(controller, Api::<GpuNode>::all(client.clone()), trimmed_gpu_node, Index::take_gpu_nodes),
+        watch(controller, Api::<GpuNodePolicy>::all(client), trimmed, Index::take_policies),
+        watch(controller, daemonsets, trimmed, Index::take_daemonsets),
+    );
+}
+
+/// Watches one kind. A list that fails changes nothing: what is known stays until a whole list has come in.
+async fn watch<K, T>(controller: &Controller, api: Api<K>, keep: fn(K) -> T, take: Take<T>)
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let mut listed = Vec::new();
+    let mut events = pin!(watcher(api, Config::default().page_size(PAGE)).default_backoff());
+    while let Some(event) = events.next().await {
+        let change = match event {
+            Ok(Event::Apply(object)) => Change::Set(keep(object)),
+            Ok(Event::Delete(object)) => Change::Gone(object.name_any()),
+            Ok(Event::InitDone) => Change::All(std::mem::take(&mut listed)),
+            Ok(Event::InitApply(object)) => {
+                listed.push(keep(object));
+                continue;
+            }
+            Ok(Event::Init) => {
+                listed.clear();
+                continue;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "watch {}", K::plural(&()));
+                continue;
+            }
+        };
+        controller.with_index(|index, now, effects| take(index, change, now, effects));
+    }
+}
+
+fn trimmed<K: Resource>(mut object: K) -> K {
+    object.meta_mut().managed_fields = None;
+    object
+}
+
+/// Links are the bulk of a `GpuNode` and mean nothing to the planner; of the field managers it reads when the operator
+/// wrote last.
+fn trimmed_gpu_node(mut gpu_node: GpuNode) -> GpuNode {
+    for entry in gpu_node.metadata.managed_fields.iter_mut().flatten() {
+        entry.fields_v1 = None;
+    }
+    if let Some(entries) = &mut gpu_node.metadata.managed_fields {
+        entries.retain(|entry| entry.manager.as_deref() == Some(OPERATOR_FIELD_MANAGER));
+    }
+    for gpu in gpu_node.status.iter_mut().flat_map(|status| &mut status.gpus) {
+        gpu.links = Vec::new();
+    }
+    gpu_node
+}

@@ -1,0 +1,111 @@
+//! What there is to do: keys of the queue, and what is to be written for each.
+
+use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus, Reason};
+use gpunode_plan::GpuNodeChange;
+use jiff::Timestamp;
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::ObjectReference};
+use kube::Resource;
+use std::sync::Arc;
+
+/// Something that may need a write.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// A node and its `GpuNode`, by name.
+    Node(String),
+    /// A DaemonSet, by name.
+    DaemonSet(String),
+    /// The status of a policy, by name.
+    Status(String),
+}
+
+/// A key to look at, now or at a time.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Wake {
+    /// What.
+    pub key: Key,
+    /// When; `None` is now.
+    pub at: Option<Timestamp>,
+}
+
+/// What follows from a change.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// What to look at.
+    pub wakes: Vec<Wake>,
+    /// What to tell people.
+    pub notices: Vec<Notice>,
+}
+
+impl Effects {
+    /// Asks for a look now.
+    pub fn wake(&mut self, key: Key) {
+        self.wakes.push(Wake { key, at: None });
+    }
+
+    /// Asks for a look at a time.
+    pub fn wake_at(&mut self, key: Key, at: Timestamp) {
+        self.wakes.push(Wake { key, at: Some(at) });
+    }
+}
+
+/// What is to be written for a node; at least one of the two.
+#[derive(Debug, PartialEq)]
+pub struct NodeWork {
+    /// A patch of the Node.
+    pub patch: Option<json_patch::Patch>,
+    /// A change of its `GpuNode`.
+    pub gpu_node: GpuNodeChange,
+}
+
+/// What is to be written for a DaemonSet.
+#[derive(Debug, PartialEq)]
+pub enum DaemonSetWork {
+    /// It is missing.
+    Create(Box<DaemonSet>),
+    /// It was edited; this is how it is to be, with the version that was read.
+    Replace(Box<DaemonSet>),
+    /// No policy wants it.
+    Delete {
+        /// `metadata.uid`.
+        uid: String,
+        /// `metadata.resourceVersion`.
+        version: String,
+    },
+}
+
+/// A status to write.
+#[derive(Debug, PartialEq)]
+pub struct StatusWork {
+    /// The policy as it is known.
+    pub policy: Arc<GpuNodePolicy>,
+    /// Its new status.
+    pub status: GpuNodePolicyStatus,
+}
+
+/// Something for people, which becomes an event of a policy.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Notice {
+    /// The policy.
+    pub policy: ObjectReference,
+    /// The node that it is about, if one.
+    pub node: Option<String>,
+    /// Whether somebody should look.
+    pub is_warning: bool,
+    /// One word for programs.
+    pub reason: String,
+    /// A sentence for people.
+    pub message: String,
+}
+
+impl Notice {
+    /// Something about a policy on one node.
+    pub fn of_node(policy: &GpuNodePolicy, node: &str, reason: Reason, message: &str) -> Self {
+        Self {
+            policy: policy.object_ref(&()),
+            node: Some(node.to_owned()),
+            is_warning: reason != Reason::NoConflict,
+            reason: reason.as_str().to_owned(),
+            message: format!("{node}: {message}"),
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The client for writes: it lets a request go only while this process leads.
+//!
+//! The claim is looked at twice: when the request enters the client, and again when the connection asks for the body, the
+//! last moment before the bytes go to the kernel. Between the two lie a queue and perhaps a TLS handshake, and a process
+//! may be stopped anywhere. A request whose body does not come is one that no API server carries out.
+
+use crate::lease::Claim;
+use http::{Method, Request};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use hyper_util::{client::legacy, rt::TokioExecutor};
+use kube::{
+    Client, Config,
+    client::{Body, ClientBuilder, ConfigExt},
+};
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+use tower::{BoxError, ServiceBuilder};
+
+/// A write was held back.
+#[derive(Debug, thiserror::Error)]
+#[error("send a write: this process does not lead any more")]
+pub struct NotLeader;
+
+/// A client whose writes end with the claim. It retries nothing by itself, since a retry would not be looked at again.
+pub fn guarded_client(config: Config, claim: Claim) -> kube::Result<Client> {
+    let connector = config.rustls_https_connector()?;
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .filter(move |request: Request<Body>| guarded(request, &claim))
+        .service(legacy::Client::builder(TokioExecutor::new()).build(connector));
+    Ok(ClientBuilder::new(service, config.default_namespace).build())
+}
+
+fn guarded(request: Request<Body>, claim: &Claim) -> Result<Request<GuardedBody>, BoxError> {
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+    if !is_read && !claim.is_current() {
+        return Err(NotLeader.into());
+    }
+    let claim = (!is_read).then(|| claim.clone());
+    Ok(request.map(|inner| GuardedBody { inner, claim }))
+}
+
+/// A body that is handed out only while the claim holds.
+struct GuardedBody {
+    inner: Body,
+    claim: Option<Claim>,
+}
+
+impl HttpBody for GuardedBody {
+    type Data = <Body as HttpBody>::Data;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        if self.claim.as_ref().is_some_and(|claim| !claim.is_current()) {
+            return Poll::Ready(Some(Err(NotLeader.into())));
+        }
+        Pin::new(&mut self.inner).poll_frame(context).map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

@@ -1,0 +1,283 @@
+//! Leader election by a `coordination.k8s.io` Lease.
+//!
+//! A leader's claim ends by this machine's monotonic clock, counted from before the request that renewed it was sent. Any
+//! other replica counts the same time from when it saw the renewal, which is later. So a claim has always ended before
+//! the Lease can be taken, whatever the wall clocks of the machines say and however long this process was stopped.
+
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+    jiff::Timestamp,
+};
+use kube::{Api, Client, api::PostParams};
+use std::time::Duration;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+
+/// Name of the Lease.
+const NAME: &str = "gpunode-operator";
+/// How long a Lease holds without renewal. Client-go's default.
+pub const LEASE_DURATION: Duration = Duration::from_secs(15);
+/// How often the leader renews: two renewals may fail.
+const RENEW_EVERY: Duration = Duration::from_secs(5);
+/// How often others look, and how soon a failed request is tried again. Client-go's default retry period.
+const RETRY_EVERY: Duration = Duration::from_secs(2);
+/// No single request may use up the time of the claim.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
+/// A write is not begun this close to the end of a claim, so that it reaches the API server before.
+const MARGIN: Duration = Duration::from_secs(3);
+
+/// Why this process leads no longer.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaseError {
+    /// Somebody else has the Lease.
+    #[error("renew lease {NAME}: {0} has taken it")]
+    Taken(String),
+    /// It could not be renewed in time.
+    #[error("renew lease {NAME}: no renewal within {}s; check the connection to the API server", LEASE_DURATION.as_secs())]
+    Expired,
+}
+
+/// Whether this process leads, right now.
+#[derive(Clone, Debug)]
+pub struct Claim(watch::Receiver<Option<Instant>>);
+
+impl Claim {
+    /// Whether a write may begin.
+    pub fn is_current(&self) -> bool {
+        self.0.borrow().is_some_and(|until| Instant::now() + MARGIN < until)
+    }
+
+    /// Returns when this process leads; never where the election has ended.
+    pub async fn acquired(&mut self) {
+        if self.0.wait_for(Option::is_some).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// One who wants to lead.
+pub struct Candidate {
+    leases: Api<Lease>,
+    namespace: String,
+    identity: String,
+    until: watch::Sender<Option<Instant>>,
+    alive: watch::Sender<Instant>,
+    /// What was last seen of another holder, and since when.
+    seen: Option<(Record, Instant)>,
+}
+
+/// What a holder changes with each renewal.
+type Record = (Option<String>, Option<MicroTime>, Option<i32>);
+
+/// What an attempt came to.
+#[derive(Debug, PartialEq)]
+enum Attempt {
+    /// The Lease is ours until then.
+    Held(Instant),
+    /// It is somebody else's.
+    Other(String),
+}
+
+impl Candidate {
+    /// A candidate of this identity, and the view of its claim.
+    pub fn new(client: Client, namespace: &str, identity: &str) -> (Self, Claim) {
+        let (until, claim) = watch::channel(None);
+        let candidate = Self {
+            leases: Api::namespaced(client, namespace),
+            namespace: namespace.to_owned(),
+            identity: identity.to_owned(),
+            until,
+            alive: watch::channel(Instant::now()).0,
+            seen: None,
+        };
+        (candidate, Claim(claim))
+    }
+
+    /// When the election last went round; it does so every few seconds while this process works.
+    pub fn heartbeat(&self) -> watch::Receiver<Instant> {
+        self.alive.subscribe()
+    }
+
+    /// Takes the Lease when it is free and keeps it. Returns only when it is lost, and the process must end then: every
+    /// bit of state that a leader gathered goes with it, and the kubelet starts a fresh candidate.
+    pub async fn run(&mut self) -> LeaseError {
+        loop {
+            self.alive.send_replace(Instant::now());
+            let attempt = timeout(REQUEST_TIMEOUT, self.attempt()).await;
+            let held = *self.until.borrow();
+            let pause = match attempt {
+                Ok(Ok(Attempt::Held(until))) => {
+                    if self.until.send_replace(Some(until)).is_none() {
+                        tracing::info!(identity = self.identity, "leading");
+                    }
+                    RENEW_EVERY
+                }
+                Ok(Ok(Attempt::Other(holder))) if held.is_some() => return LeaseError::Taken(holder),
+                Ok(Ok(Attempt::Other(_))) => RETRY_EVERY,
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "request lease {NAME}");
+                    RETRY_EVERY
+                }
+                Err(_) => {
+                    tracing::warn!("request lease {NAME}: no answer within {}s", REQUEST_TIMEOUT.as_secs());
+                    RETRY_EVERY
+                }
+            };
+            if self.until.borrow().is_some_and(|until| Instant::now() >= until) {
+                return LeaseError::Expired;
+            }
+            sleep(pause).await;
+        }
+    }
+
+    /// Lets go of the Lease, so that another replica need not wait. Writes must have ended before.
+    pub async fn vacate(&mut self) {
+        if self.until.send_replace(None).is_none() {
+            return;
+        }
+        let released = async {
+            let mut lease = self.leases.get(NAME).await?;
+            let spec = lease.spec.get_or_insert_default();
+            if spec.holder_identity.as_ref() == Some(&self.identity) {
+                spec.holder_identity = None;
+                spec.renew_time = Some(MicroTime(Timestamp::now()));
+                self.leases.replace(NAME, &PostParams::default(), &lease).await?;
+            }
+            Ok::<_, kube::Error>(())
+        };
+        match timeout(REQUEST_TIMEOUT / 2, released).await {
+            Ok(Ok(())) => tracing::info!("released lease {NAME}"),
+            Ok(Err(error)) => tracing::warn!(%error, "release lease {NAME}"),
+            Err(_) => tracing::warn!("release lease {NAME}: no answer in time"),
+        }
+    }
+
+    async fn attempt(&mut self) -> kube::Result<Attempt> {
+        let lease = self.leases.get_opt(NAME).await?;
+        let now = Instant::now();
+        if let Some(holder) = self.valid_holder(lease.as_ref(), now) {
+            return Ok(Attempt::Other(holder));
+        }
+        let wanted = self.renewed(lease.as_ref(), Timestamp::now());
+        // Counted from here, before the request is sent.
+        let until = Instant::now() + LEASE_DURATION;
+        let params = PostParams::default();
+        match lease {
+            Some(_) => self.leases.replace(NAME, &params, &wanted).await?,
+            None => self.leases.create(&params, &wanted).await?,
+        };
+        Ok(Attempt::Held(until))
+    }
+
+    /// Who else holds the Lease, if it may not be taken yet: its record changed within the last lease duration, by this
+    /// machine's clock.
+    fn valid_holder(&mut self, lease: Option<&Lease>, now: Instant) -> Option<String> {
+        let spec = lease?.spec.as_ref()?;
+        let holder = spec.holder_identity.clone().filter(|holder| !holder.is_empty() && *holder != self.identity)?;
+        let record = (Some(holder.clone()), spec.renew_time.clone(), spec.lease_transitions);
+        let since = match self.seen.take() {
+            Some((seen, since)) if seen == record => since,
+            _ => now,
+        };
+        self.seen = Some((record, since));
+        let theirs = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or_default();
+        (now < since + LEASE_DURATION.max(Duration::from_secs(theirs))).then_some(holder)
+    }
+
+    /// The Lease as it is when this candidate holds it from now on. Its resourceVersion is the one that was read.
+    fn renewed(&self, lease: Option<&Lease>, now: Timestamp) -> Lease {
+        let mut lease = lease.cloned().unwrap_or_default();
+        lease.metadata.name = Some(NAME.to_owned());
+        lease.metadata.namespace = Some(self.namespace.clone());
+        let before = lease.spec.take().unwrap_or_default();
+        let is_mine = before.holder_identity.as_ref() == Some(&self.identity);
+        lease.spec = Some(LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
+            acquire_time: before.acquire_time.filter(|_| is_mine).or(Some(MicroTime(now))),
+            renew_time: Some(MicroTime(now)),
+            lease_transitions: Some(before.lease_transitions.unwrap_or(0) + i32::from(!is_mine)),
+            ..LeaseSpec::default()
+        });
+        lease
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{Request, Response};
+    use kube::client::Body;
+
+    /// A candidate whose requests would all fail.
+    fn candidate() -> (Candidate, Claim) {
+        let service =
+            tower::service_fn(|_: Request<Body>| async { Err::<Response<Body>, _>(std::io::Error::other("no")) });
+        Candidate::new(Client::new(service, "default"), "ns", "me")
+    }
+
+    fn lease(holder: &str, renewed: i64) -> Lease {
+        let spec = LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            renew_time: Timestamp::from_second(renewed).ok().map(MicroTime),
+            lease_transitions: Some(3),
+            lease_duration_seconds: Some(15),
+            ..LeaseSpec::default()
+        };
+        Lease { spec: Some(spec), ..Lease::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lease_of_another_is_taken_only_when_it_was_seen_unchanged_for_its_duration() {
+        let (mut candidate, _claim) = candidate();
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let other = Some("other".to_owned());
+        assert_eq!(candidate.valid_holder(Some(&lease("other", 1)), after(0)), other);
+        assert_eq!(candidate.valid_holder(Some(&lease("other", 1)), after(14)), other);
+        assert_eq!(candidate.valid_holder(Some(&lease("other", 2)), after(16)), other, "it was renewed");
+        assert_eq!(candidate.valid_holder(Some(&lease("other", 2)), after(30)), other);
+        assert_eq!(candidate.valid_holder(Some(&lease("other", 2)), after(31)), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lease_that_is_free_or_mine_is_taken_at_once() {
+        let (mut candidate, _claim) = candidate();
+        for lease in [None, Some(lease("", 1)), Some(lease("me", 1)), Some(Lease::default())] {
+            assert_eq!(candidate.valid_holder(lease.as_ref(), Instant::now()), None);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn renewal_keeps_the_version_and_counts_changes_of_the_holder() {
+        let (candidate, _claim) = candidate();
+        let mut mine = lease("me", 1);
+        mine.metadata.resource_version = Some("9".to_owned());
+        let renewed = candidate.renewed(Some(&mine), Timestamp::UNIX_EPOCH);
+        assert_eq!(renewed.metadata.resource_version.as_deref(), Some("9"));
+        assert_eq!(renewed.spec.unwrap().lease_transitions, Some(3));
+        let taken = candidate.renewed(Some(&lease("other", 1)), Timestamp::UNIX_EPOCH).spec.unwrap();
+        assert_eq!((taken.lease_transitions, taken.holder_identity.as_deref()), (Some(4), Some("me")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn claim_ends_before_the_lease_can_be_taken() {
+        let (candidate, mut claim) = candidate();
+        assert!(!claim.is_current());
+        candidate.until.send_replace(Some(Instant::now() + LEASE_DURATION));
+        claim.acquired().await;
+        assert!(claim.is_current());
+        tokio::time::advance(LEASE_DURATION.saturating_sub(MARGIN)).await;
+        assert!(!claim.is_current());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn leader_that_cannot_renew_ends() {
+        let (mut candidate, _claim) = candidate();
+        candidate.until.send_replace(Some(Instant::now() + LEASE_DURATION));
+        assert!(matches!(candidate.run().await, LeaseError::Expired));
+    }
+}
