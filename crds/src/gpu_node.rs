@@ -1,6 +1,8 @@
 //! `GpuNode`: one per node that has a GPU or is governed by a `devicePlugin`. The operator writes `spec`, the agent of the
 //! node writes `status`.
 
+#![allow(clippy::duplicated_attributes, reason = "each printer column has a type and a path")]
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -14,7 +16,6 @@ use serde::{Deserialize, Serialize};
     kind = "GpuNode",
     plural = "gpunodes",
     shortname = "gn",
-    category = "gpunode",
     status = "GpuNodeStatus",
     derive = "PartialEq",
     doc = "The GPUs of one node: what the operator asks of the agent there (spec, written by the operator alone) and what the agent found and did (status, written by that agent alone).",

@@ -18,7 +18,6 @@ use std::collections::BTreeMap;
     kind = "GpuNodePolicy",
     plural = "gpunodepolicies",
     shortname = "gnp",
-    category = "gpunode",
     status = "GpuNodePolicyStatus",
     derive = "PartialEq",
     doc = "How the GPU nodes of a pool look and behave: labels, taints, and how their GPUs are offered to pods.",
