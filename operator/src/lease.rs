@@ -47,15 +47,20 @@ pub struct Claim(watch::Receiver<Option<Instant>>);
 impl Claim {
     /// Whether a write may begin.
     pub fn is_current(&self) -> bool {
-        self.0.borrow().is_some_and(|until| Instant::now() + MARGIN < until)
+        self.0.borrow().is_some_and(may_write)
     }
 
-    /// Returns when this process leads; never where the election has ended.
-    pub async fn acquired(&mut self) {
-        if self.0.wait_for(Option::is_some).await.is_err() {
+    /// Returns when a write may begin: at once, when this process begins to lead, or when a late renewal succeeds. Never
+    /// returns where the election has ended, for the process ends too.
+    pub async fn current(&mut self) {
+        if self.0.wait_for(|until| until.is_some_and(may_write)).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
+}
+
+fn may_write(until: Instant) -> bool {
+    Instant::now() + MARGIN < until
 }
 
 /// One who wants to lead.
@@ -107,7 +112,6 @@ impl Candidate {
         loop {
             self.alive.send_replace(Instant::now());
             let attempt = timeout(REQUEST_TIMEOUT, self.attempt()).await;
-            let held = *self.until.borrow();
             let pause = match attempt {
                 Ok(Ok(Attempt::Held(until))) => {
                     if self.until.send_replace(Some(until)).is_none() {
@@ -115,8 +119,12 @@ impl Candidate {
                     }
                     RENEW_EVERY
                 }
-                Ok(Ok(Attempt::Other(holder))) if held.is_some() => return LeaseError::Taken(holder),
-                Ok(Ok(Attempt::Other(_))) => RETRY_EVERY,
+                Ok(Ok(Attempt::Other(holder))) => {
+                    if self.until.send_replace(None).is_some() {
+                        return LeaseError::Taken(holder);
+                    }
+                    RETRY_EVERY
+                }
                 Ok(Err(error)) => {
                     tracing::warn!(%error, "request lease {NAME}");
                     RETRY_EVERY
@@ -127,13 +135,14 @@ impl Candidate {
                 }
             };
             if self.until.borrow().is_some_and(|until| Instant::now() >= until) {
+                self.until.send_replace(None);
                 return LeaseError::Expired;
             }
             sleep(pause).await;
         }
     }
 
-    /// Lets go of the Lease, so that another replica need not wait. Writes must have ended before.
+    /// Lets go of the Lease where it is held, so that another replica need not wait. Writes must have ended before.
     pub async fn vacate(&mut self) {
         if self.until.send_replace(None).is_none() {
             return;
@@ -199,7 +208,9 @@ impl Candidate {
             lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
             acquire_time: before.acquire_time.filter(|_| is_mine).or(Some(MicroTime(now))),
             renew_time: Some(MicroTime(now)),
-            lease_transitions: Some(before.lease_transitions.unwrap_or(0) + i32::from(!is_mine)),
+            lease_transitions: Some(
+                before.lease_transitions.map_or(0, |changes| changes.saturating_add((!is_mine).into())),
+            ),
             ..LeaseSpec::default()
         });
         lease
@@ -268,7 +279,7 @@ mod tests {
         let (candidate, mut claim) = candidate();
         assert!(!claim.is_current());
         candidate.until.send_replace(Some(Instant::now() + LEASE_DURATION));
-        claim.acquired().await;
+        claim.current().await;
         assert!(claim.is_current());
         tokio::time::advance(LEASE_DURATION.saturating_sub(MARGIN)).await;
         assert!(!claim.is_current());

@@ -20,6 +20,7 @@ use cli::{Args, LogFormat};
 use controller::{Controller, run_workers, watch_everything};
 use gpunode_plan::AgentPods;
 use guard::guarded_client;
+use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config};
 use lease::{Candidate, Claim};
 use metrics::Metrics;
@@ -58,6 +59,9 @@ async fn run(args: Args) -> Result<()> {
     let mut config = Config::infer().await.context("find out how to reach the API server")?;
     // Watches and the election have pauses of their own.
     config.default_retry = false;
+    config
+        .headers
+        .push((USER_AGENT, HeaderValue::from_static(concat!("gpunode-operator/", env!("CARGO_PKG_VERSION")))));
     let client = Client::try_from(config.clone()).context("make a client for the API server")?;
     let metrics = Arc::new(Metrics::new());
     let (mut candidate, claim) = Candidate::new(client.clone(), &namespace, &pod_name);
@@ -106,9 +110,9 @@ async fn run(args: Args) -> Result<()> {
 
 /// Works from the moment on that this process leads.
 async fn work(controller: Arc<Controller>, writer: Writer, metrics: Arc<Metrics>, mut claim: Claim) -> Result<()> {
-    claim.acquired().await;
+    claim.current().await;
     controller.lead().await;
     tracing::info!("caches are warm; working");
-    run_workers(&controller, &writer, &metrics).await;
+    run_workers(&controller, &writer, &metrics, &claim).await;
     bail!("work off the queue: the workers ended");
 }

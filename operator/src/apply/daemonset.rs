@@ -24,7 +24,8 @@ impl Writer {
         match work {
             DaemonSetWork::Create(daemonset) => {
                 let created = daemonsets.create(&post_params(), &daemonset).await;
-                created.map_err(ApplyError::request(format!("create daemonset {name}")))?;
+                let daemonset = created.map_err(ApplyError::request(format!("create daemonset {name}")))?;
+                controller.with_index(|index, _, _| index.update_daemonset(daemonset));
             }
             DaemonSetWork::Replace(daemonset) => {
                 let replaced = daemonsets.replace(name, &post_params(), &daemonset).await;

@@ -19,10 +19,10 @@ impl Writer {
         let gpu_nodes: Api<GpuNode> = Api::all(self.client.clone());
         match change {
             GpuNodeChange::None => return Ok(()),
-            // The watch tells of what comes and goes: taken in from here, it could revive what is gone already.
             GpuNodeChange::Create(gpu_node) => {
                 let created = gpu_nodes.create(&post_params(), &gpu_node).await;
-                created.map_err(ApplyError::request(format!("create gpunode {name}")))?;
+                let gpu_node = created.map_err(ApplyError::request(format!("create gpunode {name}")))?;
+                controller.with_index(|index, now, effects| index.update_gpu_node(gpu_node, now, effects));
             }
             GpuNodeChange::Patch(patch) => {
                 let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(patch)).await;

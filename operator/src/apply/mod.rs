@@ -8,11 +8,15 @@ mod status;
 
 pub use events::publish_events;
 
-use crate::metrics::{Kind, Metrics};
+use crate::{
+    guard::NotLeader,
+    metrics::{Kind, Metrics},
+};
 use gpunode_crds::OPERATOR_FIELD_MANAGER;
 use kube::{
     Client,
     api::{PatchParams, PostParams},
+    core::Status,
 };
 use std::{error::Error, sync::Arc};
 
@@ -30,28 +34,58 @@ pub enum ApplyError {
     /// No answer in time.
     #[error("write to the API server: no answer in time")]
     TimedOut,
+    /// This process does not lead.
+    #[error(transparent)]
+    NotLeader(#[from] NotLeader),
 }
 
 impl ApplyError {
     fn request(action: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
-        move |source| Self::Request { action: action.into(), source: Box::new(source) }
+        move |source| match source {
+            kube::Error::Service(source) if source.is::<NotLeader>() => Self::NotLeader(NotLeader),
+            source => Self::Request { action: action.into(), source: Box::new(source) },
+        }
     }
 
-    /// Whether the object changed, came or went meanwhile; the watch tells how, and another try follows at once.
+    /// Whether another try may follow at once: the object changed, came or went meanwhile, and the watch tells how; or
+    /// this process does not lead, and no try begins before it does.
     pub fn is_race(&self) -> bool {
-        let Self::Request { source, .. } = self else { return false };
-        let kube::Error::Api(status) = &**source else { return false };
-        status.is_conflict()
-            || status.is_already_exists()
-            || status.is_not_found()
-            // The API server's answer to a JSON patch whose test does not hold.
-            || (status.code == 422 && status.message.contains("/metadata/resourceVersion"))
+        match (self, self.answer()) {
+            (Self::NotLeader(_), _) => true,
+            (_, Some(answer)) => {
+                answer.is_conflict()
+                    || answer.is_already_exists()
+                    || answer.is_not_found()
+                    // The answer to a JSON patch whose test does not hold.
+                    || (answer.code == 422 && answer.message.contains("/metadata/resourceVersion"))
+            }
+            _ => false,
+        }
     }
 
-    /// The message with everything that led to it.
-    pub fn with_sources(&self) -> String {
-        let sources = std::iter::successors(self.source(), |error| (*error).source());
-        sources.fold(self.to_string(), |text, source| format!("{text}: {source}"))
+    /// Why the API server does not take this very write. Nothing where it could not be asked, or is too busy.
+    pub fn refusal(&self) -> Option<String> {
+        let answer = self.answer().filter(|answer| !matches!(answer.code, 429 | 503 | 504))?;
+        (!self.is_race()).then(|| format!("{self}: {}", answer.message))
+    }
+
+    fn answer(&self) -> Option<&Status> {
+        match self {
+            Self::Request { source, .. } => match &**source {
+                kube::Error::Api(status) => Some(status),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+/// An error with what led to it, as one line.
+pub fn one_line(error: &ApplyError) -> String {
+    match (error.answer(), error.source()) {
+        (Some(answer), _) => format!("{error}: {} {}: {}", answer.code, answer.reason, answer.message),
+        (None, Some(source)) => format!("{error}: {source}"),
+        (None, None) => error.to_string(),
     }
 }
 

@@ -1,5 +1,8 @@
 //! Objects of one kind as the watch last told, by name.
 
+use gpunode_crds::{GpuNode, GpuNodePolicy};
+use gpunode_plan::NodeFacts;
+use k8s_openapi::api::apps::v1::DaemonSet;
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
@@ -12,8 +15,8 @@ pub enum Change<T> {
     All(Vec<T>),
     /// This one is new or changed.
     Set(T),
-    /// The one of this name is gone.
-    Gone(String),
+    /// This one is gone; it is told as it was last, at the version of its removal.
+    Gone(T),
 }
 
 /// An object that a cache can hold.
@@ -29,11 +32,13 @@ pub trait Cached {
 pub struct Cache<T> {
     objects: HashMap<String, Arc<T>>,
     is_warm: bool,
+    /// How far the watch has come.
+    watched: Option<u64>,
 }
 
 impl<T> Default for Cache<T> {
     fn default() -> Self {
-        Self { objects: HashMap::new(), is_warm: false }
+        Self { objects: HashMap::new(), is_warm: false, watched: None }
     }
 }
 
@@ -48,10 +53,18 @@ impl<T: Cached> Cache<T> {
     /// Takes in what a watch says and returns what is different.
     pub fn take(&mut self, change: Change<T>) -> Vec<Changed<T>> {
         match change {
-            Change::Set(object) => self.set(object).into_iter().collect(),
-            Change::Gone(name) => self.remove(&name).into_iter().collect(),
+            Change::Set(object) => {
+                self.watched = self.watched.max(number(&object));
+                self.set_newer(object).into_iter().collect()
+            }
+            Change::Gone(object) => {
+                self.watched = self.watched.max(number(&object));
+                self.remove(object.name()).into_iter().collect()
+            }
+            // A list is right whatever was known: versions start again where the store of the cluster was restored.
             Change::All(objects) => {
                 self.is_warm = true;
+                self.watched = objects.iter().filter_map(number).max();
                 let listed: HashSet<_> = objects.iter().map(|object| object.name().to_owned()).collect();
                 let gone: Vec<_> = self.objects.keys().filter(|name| !listed.contains(*name)).cloned().collect();
                 let mut changed: Vec<_> = gone.iter().filter_map(|name| self.remove(name)).collect();
@@ -61,9 +74,9 @@ impl<T: Cached> Cache<T> {
         }
     }
 
-    /// Takes in what a write returned, unless the object is gone meanwhile.
+    /// Takes in what a write returned, unless the watch has come as far: then it has told, perhaps of the removal too.
     pub fn update(&mut self, object: T) -> Option<Changed<T>> {
-        if self.objects.contains_key(object.name()) { self.set(object) } else { None }
+        if self.watched >= number(&object) { None } else { self.set_newer(object) }
     }
 
     /// The object of a name.
@@ -86,11 +99,16 @@ impl<T: Cached> Cache<T> {
         self.is_warm
     }
 
+    /// The watch may lag behind what a write of ours returned.
+    fn set_newer(&mut self, object: T) -> Option<Changed<T>> {
+        let is_newer = self.get(object.name()).is_none_or(|known| number(known.as_ref()) < number(&object));
+        if is_newer { self.set(object) } else { None }
+    }
+
     fn set(&mut self, object: T) -> Option<Changed<T>> {
         let name = object.name().to_owned();
         let before = self.objects.get(&name).cloned();
-        // The watch may lag behind what a write of ours returned.
-        if before.as_ref().is_some_and(|before| !is_newer(object.version(), before.version())) {
+        if before.as_ref().is_some_and(|before| before.version() == object.version()) {
             return None;
         }
         let after = Arc::new(object);
@@ -104,13 +122,33 @@ impl<T: Cached> Cache<T> {
     }
 }
 
-/// Versions of one kind are numbers that grow; where they are not, any difference counts.
-fn is_newer(version: &str, than: &str) -> bool {
-    match (version.parse::<u64>(), than.parse::<u64>()) {
-        (Ok(version), Ok(than)) => version > than,
-        _ => version != than,
+/// Versions of one kind are numbers that grow.
+fn number<T: Cached>(object: &T) -> Option<u64> {
+    object.version().parse().ok()
+}
+
+impl Cached for NodeFacts {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn version(&self) -> &str {
+        &self.resource_version
     }
 }
+
+macro_rules! cached_by_metadata {
+    ($($kind:ty),*) => {$(
+        impl Cached for $kind {
+            fn name(&self) -> &str {
+                self.metadata.name.as_deref().unwrap_or_default()
+            }
+            fn version(&self) -> &str {
+                self.metadata.resource_version.as_deref().unwrap_or_default()
+            }
+        }
+    )*};
+}
+cached_by_metadata!(GpuNode, GpuNodePolicy, DaemonSet);
 
 #[cfg(test)]
 mod tests {
@@ -155,10 +193,21 @@ mod tests {
     }
 
     #[test]
+    fn list_is_right_even_where_versions_start_again() {
+        let mut cache = Cache::default();
+        cache.take(Change::Set(("a", "10")));
+        assert_eq!(cache.take(Change::All(vec![("a", "3")])).len(), 1);
+        assert_eq!(cache.take(Change::Set(("a", "4"))).len(), 1);
+    }
+
+    #[test]
     fn what_a_write_returned_revives_nothing() {
         let mut cache = Cache::default();
+        assert!(cache.update(("a", "1")).is_some(), "the watch does not know it yet");
         cache.take(Change::Set(("a", "1")));
-        cache.take(Change::Gone("a".to_owned()));
+        cache.take(Change::Set(("a", "2")));
+        cache.take(Change::Gone(("a", "3")));
         assert!(cache.update(("a", "2")).is_none());
+        assert!(cache.update(("a", "4")).is_some());
     }
 }

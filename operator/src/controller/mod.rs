@@ -1,7 +1,9 @@
 //! Wiring: watches fill the index, the index wakes keys of the queue, workers carry them out while this process leads.
 
 mod cache;
+mod daemonsets;
 mod index;
+mod outcomes;
 mod queue;
 mod watches;
 mod work;

@@ -7,7 +7,7 @@ use gpunode_plan::NodeFacts;
 use jiff::Timestamp;
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
 use kube::{
-    Api, Client, Resource, ResourceExt,
+    Api, Client, Resource,
     runtime::{
         WatchStreamExt,
         watcher::{Config, Event, watcher},
@@ -43,7 +43,7 @@ where
     while let Some(event) = events.next().await {
         let change = match event {
             Ok(Event::Apply(object)) => Change::Set(keep(object)),
-            Ok(Event::Delete(object)) => Change::Gone(object.name_any()),
+            Ok(Event::Delete(object)) => Change::Gone(keep(object)),
             Ok(Event::InitDone) => Change::All(std::mem::take(&mut listed)),
             Ok(Event::InitApply(object)) => {
                 listed.push(keep(object));

@@ -1,8 +1,9 @@
 //! Workers: each takes a key from the queue, carries it out, and says how it ended.
 
 use crate::{
-    apply::{ApplyError, Writer},
+    apply::{ApplyError, Writer, one_line},
     controller::{Controller, Done, Key},
+    lease::Claim,
     metrics::{Kind, Metrics},
 };
 use futures::future::join_all;
@@ -21,10 +22,12 @@ const PASS_TIMEOUT: Duration = Duration::from_secs(10);
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
 /// Works off the queue until it is dropped.
-pub async fn run_workers(controller: &Controller, writer: &Writer, metrics: &Metrics) {
+pub async fn run_workers(controller: &Controller, writer: &Writer, metrics: &Metrics, claim: &Claim) {
     let pace = Pace::default();
     join_all((0..WORKERS).map(|_| async {
+        let mut claim = claim.clone();
         loop {
+            claim.current().await;
             let key = controller.queue.next().await;
             let done = work(controller, writer, metrics, &pace, &key).await;
             controller.queue.done(key, done);
@@ -48,12 +51,12 @@ async fn work(controller: &Controller, writer: &Writer, metrics: &Metrics, pace:
     match pass.unwrap_or(Err(ApplyError::TimedOut)) {
         Ok(()) => Done::Settled,
         Err(error) if error.is_race() => {
-            tracing::debug!(?key, error = error.with_sources(), "changed meanwhile");
+            tracing::debug!(?key, error = one_line(&error), "changed meanwhile");
             Done::Raced
         }
         Err(error) => {
             metrics.failed(kind);
-            tracing::warn!(?key, error = error.with_sources(), "reconcile");
+            tracing::warn!(?key, error = one_line(&error), "reconcile");
             Done::Failed
         }
     }
@@ -64,11 +67,8 @@ async fn node(controller: &Controller, writer: &Writer, name: &str) -> Result<()
         return Ok(());
     };
     let result = writer.apply_node(controller, name, work).await;
-    // A race says nothing about the node.
-    if !result.as_ref().is_err_and(ApplyError::is_race) {
-        let error = result.as_ref().err().map(ApplyError::with_sources);
-        controller.with_index(|index, now, effects| index.node_written(name, error, now, effects));
-    }
+    let refusal = result.as_ref().err().and_then(ApplyError::refusal);
+    controller.with_index(|index, now, effects| index.node_written(name, refusal, now, effects));
     result
 }
 

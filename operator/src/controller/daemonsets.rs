@@ -1,0 +1,93 @@
+//! The DaemonSets as they are and as they are to be.
+
+use crate::controller::{
+    cache::{Cache, Cached, Change},
+    work::DaemonSetWork,
+};
+use gpunode_crds::{GpuNodePolicy, Mode};
+use gpunode_plan::{
+    AgentPods, DISCOVERY_NAME, PolicySet, daemonset_drifted, desired_discovery, desired_for_policy,
+    policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
+};
+use k8s_openapi::api::apps::v1::DaemonSet;
+use std::collections::HashMap;
+
+/// The DaemonSets of the operator's namespace.
+#[derive(Debug)]
+pub struct DaemonSets {
+    pods: AgentPods,
+    live: Cache<DaemonSet>,
+    /// What a repair could not put right: something else in the cluster insists. By name, the version that it came back
+    /// with and what it was to be, so that it is not tried for ever.
+    futile: HashMap<String, (String, DaemonSet)>,
+}
+
+impl DaemonSets {
+    /// None known yet.
+    pub fn new(pods: AgentPods) -> Self {
+        Self { pods, live: Cache::default(), futile: HashMap::new() }
+    }
+
+    /// Whether the first list has come in.
+    pub fn is_warm(&self) -> bool {
+        self.live.is_warm()
+    }
+
+    /// Takes in what a watch says and returns the names of what is different.
+    pub fn take(&mut self, change: Change<DaemonSet>) -> Vec<String> {
+        self.live.take(change).into_iter().map(|changed| changed.name).collect()
+    }
+
+    /// Takes in what a write returned. `desired` is what was written.
+    pub fn update(&mut self, daemonset: DaemonSet, desired: Option<DaemonSet>) {
+        let name = daemonset.name().to_owned();
+        match desired.filter(|desired| daemonset_drifted(&daemonset, desired)) {
+            Some(desired) => {
+                tracing::warn!(
+                    name,
+                    "a DaemonSet came back changed from a write; something in the cluster rewrites it"
+                );
+                self.futile.insert(name, (daemonset.version().to_owned(), desired));
+            }
+            None => drop(self.futile.remove(&name)),
+        }
+        self.live.update(daemonset);
+    }
+
+    /// What the DaemonSet of a name is to be; none where nobody wants it.
+    pub fn desired(&self, name: &str, set: &PolicySet, objects: &Cache<GpuNodePolicy>) -> Option<DaemonSet> {
+        if name == DISCOVERY_NAME {
+            return Some(desired_discovery(&self.pods));
+        }
+        let mut enforced = set.iter().filter(|policy| policy.mode == Mode::Enforce);
+        let policy = enforced.find(|policy| policy_daemonset_name(&policy.name) == name)?;
+        desired_for_policy(&self.pods, policy, objects.get(&policy.name)?)
+    }
+
+    /// What is to be written so that the DaemonSet of a name is as desired.
+    pub fn work(&self, name: &str, desired: Option<DaemonSet>) -> Option<DaemonSetWork> {
+        let Some(live) = self.live.get(name) else {
+            return desired.map(|desired| DaemonSetWork::Create(Box::new(desired)));
+        };
+        if live.metadata.deletion_timestamp.is_some() {
+            return None;
+        }
+        match desired {
+            Some(desired) => {
+                let tried = self.futile.get(name);
+                let is_futile = tried.is_some_and(|(version, tried)| version == live.version() && *tried == desired);
+                (!is_futile && daemonset_drifted(live, &desired))
+                    .then(|| DaemonSetWork::Replace(Box::new(repaired_daemonset(live, &desired))))
+            }
+            None => policy_of_daemonset(live).map(|_| DaemonSetWork::Delete {
+                uid: live.metadata.uid.clone().unwrap_or_default(),
+                version: live.version().to_owned(),
+            }),
+        }
+    }
+
+    /// The names of all that exist.
+    pub fn names(&self) -> Vec<String> {
+        self.live.names()
+    }
+}

@@ -1,0 +1,125 @@
+//! What became of each policy on each node, and the same summed up by policy.
+
+use gpunode_crds::{NodePreview, Reason};
+use gpunode_plan::{Outcome, Tally};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Outcomes on one node, by policy.
+pub type ByPolicy = BTreeMap<String, (Outcome, Option<NodePreview>)>;
+
+/// All outcomes.
+#[derive(Debug, Default)]
+pub struct Outcomes {
+    nodes: HashMap<String, ByPolicy>,
+    tallies: HashMap<String, Tally>,
+}
+
+/// An outcome that changed.
+#[derive(Debug, PartialEq)]
+pub struct Transition {
+    /// The policy.
+    pub policy: String,
+    /// What people want to hear of it, if anything.
+    pub news: Option<(Reason, String)>,
+}
+
+impl Outcomes {
+    /// Takes in the outcomes of one node; none for a node that is gone. The work does not grow with the number of nodes.
+    pub fn put(&mut self, node: &str, after: ByPolicy) -> Vec<Transition> {
+        let before = self.nodes.remove(node).unwrap_or_default();
+        let policies: BTreeSet<_> = before.keys().chain(after.keys()).cloned().collect();
+        let changed = policies.into_iter().filter(|policy| before.get(policy) != after.get(policy));
+        let transitions = changed
+            .map(|policy| {
+                let (old, new) = (before.get(&policy), after.get(&policy));
+                let tally = self.tallies.entry(policy.clone()).or_default();
+                if let Some((outcome, _)) = old {
+                    tally.remove(node, outcome);
+                }
+                if let Some((outcome, preview)) = new {
+                    tally.add(node, outcome, preview.as_ref());
+                }
+                Transition { policy, news: news(old.map(|it| &it.0), new.map(|it| &it.0)) }
+            })
+            .collect();
+        if !after.is_empty() {
+            self.nodes.insert(node.to_owned(), after);
+        }
+        transitions
+    }
+
+    /// The sum for a policy, where it matches any node.
+    pub fn tally(&self, policy: &str) -> Option<&Tally> {
+        self.tallies.get(policy)
+    }
+
+    /// Forgets the sums of policies that are gone.
+    pub fn retain(&mut self, exists: impl Fn(&str) -> bool) {
+        self.tallies.retain(|policy, _| exists(policy));
+    }
+}
+
+/// People hear when a conflict comes or goes, and when an agent refuses its configuration.
+fn news(old: Option<&Outcome>, new: Option<&Outcome>) -> Option<(Reason, String)> {
+    let is_conflict = |outcome: &Outcome| matches!(outcome, Outcome::Conflicted { .. });
+    let was_conflict = old.is_some_and(is_conflict);
+    match new {
+        Some(Outcome::Conflicted { reason, message }) if !was_conflict => Some((*reason, message.clone())),
+        Some(Outcome::Failed { reason: Reason::ConfigurationRejected, message })
+            if !matches!(old, Some(Outcome::Failed { reason: Reason::ConfigurationRejected, .. })) =>
+        {
+            Some((Reason::ConfigurationRejected, message.clone()))
+        }
+        _ if was_conflict && !new.is_some_and(is_conflict) => {
+            Some((Reason::NoConflict, "no other owner is in the way any more".to_owned()))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_crds::NodeCounts;
+
+    fn outcomes(outcome: Outcome) -> ByPolicy {
+        BTreeMap::from([("p".to_owned(), (outcome, None))])
+    }
+
+    fn put(all: &mut Outcomes, after: ByPolicy) -> Vec<Option<Reason>> {
+        all.put("n", after).into_iter().map(|transition| transition.news.map(|(reason, _)| reason)).collect()
+    }
+
+    #[test]
+    fn only_changes_are_told_and_only_some_are_news() {
+        let mut all = Outcomes::default();
+        let conflict = || outcomes(Outcome::conflicted(Reason::KeyOwnedByAnother, "m"));
+        let rejected = |message: &str| outcomes(Outcome::failed(Reason::ConfigurationRejected, message));
+        for (after, expected) in [
+            (outcomes(Outcome::Updating), vec![None]),
+            (outcomes(Outcome::Updating), vec![]),
+            (outcomes(Outcome::Ready), vec![None]),
+            (conflict(), vec![Some(Reason::KeyOwnedByAnother)]),
+            (conflict(), vec![]),
+            (rejected("m"), vec![Some(Reason::ConfigurationRejected)]),
+            (rejected("other"), vec![None]),
+            (conflict(), vec![Some(Reason::KeyOwnedByAnother)]),
+            (ByPolicy::new(), vec![Some(Reason::NoConflict)]),
+        ] {
+            assert_eq!(put(&mut all, after.clone()), expected, "{after:?}");
+        }
+    }
+
+    #[test]
+    fn sums_follow_each_node() {
+        let mut all = Outcomes::default();
+        all.put("a", outcomes(Outcome::Ready));
+        all.put("b", outcomes(Outcome::Updating));
+        all.put("b", outcomes(Outcome::Ready));
+        all.put("a", ByPolicy::new());
+        let expected = NodeCounts { matched: 1, ready: 1, ..NodeCounts::default() };
+        assert_eq!(all.tally("p").map(Tally::counts), Some(expected));
+        all.retain(|_| false);
+        assert_eq!(all.tally("p"), None);
+    }
+}
