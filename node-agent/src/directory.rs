@@ -43,7 +43,7 @@ impl Directory {
         let mut watched: Option<(RecommendedWatcher, Option<FileId>)> = None;
         let mut last_error = String::new();
         loop {
-            let id = FileId::of_folder(&self.path);
+            let id = FileId::without_time(&self.path);
             if watched.as_ref().is_none_or(|(_, watched)| *watched != id) {
                 watched = match self.start() {
                     Ok(started) => Some((started, id)),

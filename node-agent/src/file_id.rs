@@ -17,8 +17,8 @@ impl FileId {
         Some(Self { device: meta.dev(), inode: meta.ino(), changed: (meta.ctime(), meta.ctime_nsec()) })
     }
 
-    /// The folder at `path`, whose change time moves with every entry and does not count.
-    pub fn of_folder(path: &Path) -> Option<Self> {
+    /// The same for what changes its time while it stays: a folder, or a socket that is relabelled.
+    pub fn without_time(path: &Path) -> Option<Self> {
         Self::of(path).map(|id| Self { changed: (0, 0), ..id })
     }
 }

@@ -23,7 +23,9 @@ use tokio::{
 use tracing::{info, warn};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time between two writes: what happens in between goes into one.
+/// What happens together goes into one write: a restarted agent that is registered again at once writes nothing.
+const SETTLE: Duration = Duration::from_millis(250);
+/// Time between two writes.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_RETRY: Duration = Duration::from_secs(30);
 
@@ -133,44 +135,39 @@ pub async fn write_reports(
         if ended {
             std::future::pending::<()>().await;
         }
+        sleep(SETTLE).await;
     }
 }
 
 struct Writer {
     client: Client,
     node: String,
-    /// What was written last, and the version of the object that it made.
-    written: Option<(GpuNodeStatus, Option<String>)>,
+    written: Option<Written>,
+}
+
+/// What was written last, and the version of the object that it made.
+struct Written {
+    status: GpuNodeStatus,
+    version: Option<String>,
 }
 
 impl Writer {
-    /// Whether something was written.
+    /// Whether a status was written.
     async fn write(&mut self, report: Option<Report>, seen: &Seen) -> Result<bool, Error> {
         match (report, seen) {
-            (Some(report), Seen::Absent) if report.create => self.create().await,
+            (Some(report), Seen::Absent) if report.create => {
+                self.create().await?;
+                // The watch brings it.
+                Ok(false)
+            }
             (None, _) | (Some(_), Seen::Unknown | Seen::Absent) => Ok(false),
             (Some(report), Seen::Present(object)) => {
-                let Some(status) = self.needed(report.status, object) else { return Ok(false) };
+                let status = needed(self.written.as_ref(), report.status, object, Timestamp::now());
+                let Some(status) = status else { return Ok(false) };
                 self.apply(&status).await?;
                 Ok(true)
             }
         }
-    }
-
-    /// The status to write; none where the object says the same.
-    fn needed(&self, mut wanted: GpuNodeStatus, object: &SeenGpuNode) -> Option<GpuNodeStatus> {
-        let now = Timestamp::now();
-        if let Some((written, version)) = &self.written {
-            set_times(&mut wanted, written, now);
-            // The API server made of it what it made of it, and nobody has changed it since.
-            if wanted == *written && *version == object.metadata.resource_version {
-                return None;
-            }
-        }
-        let live = object.status.as_ref().and_then(|status| serde_json::from_value(status.clone()).ok());
-        let live: GpuNodeStatus = live.unwrap_or_default();
-        set_times(&mut wanted, &live, now);
-        (wanted != live).then_some(wanted)
     }
 
     async fn apply(&mut self, status: &GpuNodeStatus) -> Result<(), Error> {
@@ -185,12 +182,12 @@ impl Writer {
         let patch = Patch::Apply(&patch);
         let object =
             call("write GpuNode status", api(self.client.clone()).patch_status(&self.node, &params, &patch)).await?;
-        self.written = Some((status.clone(), object.metadata.resource_version));
+        self.written = Some(Written { status: status.clone(), version: object.metadata.resource_version });
         Ok(())
     }
 
     /// A GpuNode without configuration, which goes with its Node.
-    async fn create(&self) -> Result<bool, Error> {
+    async fn create(&self) -> Result<(), Error> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let node = call("read the uid of this Node", nodes.get_metadata(&self.node)).await?;
         let mut object = GpuNode::new(&self.node, GpuNodeSpec::default());
@@ -205,17 +202,96 @@ impl Writer {
         let gpu_nodes: Api<GpuNode> = Api::all(self.client.clone());
         match call("create the GpuNode", gpu_nodes.create(&params, &object)).await {
             Ok(_) => info!(node = self.node, "GpuNode created"),
-            // The operator was faster; the watch brings it.
+            // The operator was faster.
             Err(Error::Call { source: kube::Error::Api(status), .. }) if status.is_already_exists() => {}
             Err(error) => return Err(error),
         }
-        Ok(true)
+        Ok(())
     }
+}
+
+/// The status to write; none where the object says the same.
+fn needed(
+    written: Option<&Written>,
+    mut wanted: GpuNodeStatus,
+    object: &SeenGpuNode,
+    now: Timestamp,
+) -> Option<GpuNodeStatus> {
+    if let Some(written) = written {
+        set_times(&mut wanted, &written.status, now);
+        // The API server made of it what it made of it, and nobody has changed it since.
+        if wanted == written.status && written.version == object.metadata.resource_version {
+            return None;
+        }
+    }
+    // A status that cannot be read, of a newer agent, is another one.
+    let live = object.status.as_ref().and_then(|status| serde_json::from_value(status.clone()).ok());
+    let live: GpuNodeStatus = live.unwrap_or_default();
+    set_times(&mut wanted, &live, now);
+    (wanted != live).then_some(wanted)
 }
 
 async fn call<T>(action: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
     match timeout(CALL_TIMEOUT, request).await {
         Ok(answer) => answer.map_err(|source| Error::Call { action, source }),
         Err(_) => Err(Error::NoAnswer { action }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+    fn status(hash: &str, second: i64) -> GpuNodeStatus {
+        let ready = Condition {
+            type_: "Ready".to_owned(),
+            status: "True".to_owned(),
+            reason: "ConfigurationInForce".to_owned(),
+            message: String::new(),
+            last_transition_time: Time(Timestamp::from_second(second).unwrap()),
+            observed_generation: None,
+        };
+        GpuNodeStatus { config_hash: Some(hash.to_owned()), conditions: vec![ready], ..GpuNodeStatus::default() }
+    }
+
+    fn object(version: &str, status: Value) -> SeenGpuNode {
+        let mut object = SeenGpuNode::new("a", &ApiResource::erase::<GpuNode>(&()), GpuNodeSpec::default());
+        object.metadata.resource_version = Some(version.to_owned());
+        object.status = Some(status);
+        object
+    }
+
+    fn write(written: Option<&Written>, wanted: &str, object: &SeenGpuNode) -> Option<GpuNodeStatus> {
+        needed(written, status(wanted, 0), object, Timestamp::from_second(9).unwrap())
+    }
+
+    #[test]
+    fn what_the_object_says_already_is_not_written() {
+        let live = object("1", json!(status("one", 5)));
+        assert_eq!(write(None, "one", &live), None);
+        assert_eq!(write(None, "two", &live), Some(status("two", 5)), "the condition has not changed");
+        assert_eq!(write(None, "one", &object("1", json!({}))), Some(status("one", 9)));
+    }
+
+    #[test]
+    fn what_somebody_changed_is_written_again() {
+        let written = Written { status: status("one", 5), version: Some("1".to_owned()) };
+        let edited = object("2", json!({"configHash": "zero"}));
+        assert_eq!(write(Some(&written), "one", &edited), Some(status("one", 9)));
+    }
+
+    #[test]
+    fn what_the_api_server_made_of_a_status_is_left_alone() {
+        let written = Written { status: status("one", 5), version: Some("2".to_owned()) };
+        let pruned = object("2", json!({}));
+        assert_eq!(write(Some(&written), "one", &pruned), None);
+        assert!(write(Some(&written), "two", &pruned).is_some());
+    }
+
+    #[test]
+    fn a_status_of_a_newer_agent_is_replaced() {
+        let newer = object("1", json!({"agent": {"mode": "Telepathy"}}));
+        assert_eq!(write(None, "one", &newer), Some(status("one", 9)));
     }
 }

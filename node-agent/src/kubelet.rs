@@ -145,7 +145,7 @@ impl Machine {
         };
         let mut streams = server.streams();
         let opened = tokio::select! {
-            opened = timeout(STREAM_TIMEOUT, streams.wait_for(|streams| streams.opened > 0)) => opened.is_ok(),
+            opened = timeout(STREAM_TIMEOUT, streams.wait_for(|streams| streams.opened > streams.ended)) => opened.is_ok(),
             () = until_stopped(self.stop.clone()) => return Lost::Stopped,
         };
         if !opened {

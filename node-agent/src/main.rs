@@ -26,7 +26,7 @@ mod socket;
 
 use clap::Parser as _;
 use cli::{Cli, Command, LogFormat};
-use std::process::ExitCode;
+use std::{io::IsTerminal as _, process::ExitCode};
 use tracing::error;
 use tracing_subscriber::EnvFilter;
 
@@ -63,7 +63,7 @@ fn log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let logger = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
-        LogFormat::Text => logger.init(),
+        LogFormat::Text => logger.with_ansi(std::io::stderr().is_terminal()).init(),
         LogFormat::Json => logger.json().flatten_event(true).init(),
     }
 }

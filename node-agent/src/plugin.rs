@@ -71,12 +71,12 @@ impl PluginServer {
                 warn!(%error, "device plugin server ended");
             }
         });
-        Ok(Self { socket: socket.to_owned(), id: FileId::of(socket), streams: streams_seen, stop, task })
+        Ok(Self { socket: socket.to_owned(), id: FileId::without_time(socket), streams: streams_seen, stop, task })
     }
 
     /// Whether the kubelet can still reach this server by its socket.
     pub fn is_reachable(&self) -> bool {
-        self.id.is_some() && FileId::of(&self.socket) == self.id && !self.task.is_finished()
+        self.id.is_some() && FileId::without_time(&self.socket) == self.id && !self.task.is_finished()
     }
 
     /// Where this server listens.
@@ -91,7 +91,7 @@ impl PluginServer {
 
     /// Removes the socket, ends the streams and waits shortly for calls in progress.
     pub async fn stop(mut self) {
-        if FileId::of(&self.socket) == self.id
+        if FileId::without_time(&self.socket) == self.id
             && let Err(error) = fs::remove_file(&self.socket)
             && error.kind() != io::ErrorKind::NotFound
         {
@@ -108,7 +108,7 @@ impl PluginServer {
 impl Drop for PluginServer {
     fn drop(&mut self) {
         self.task.abort();
-        if self.id.is_some() && FileId::of(&self.socket) == self.id {
+        if self.id.is_some() && FileId::without_time(&self.socket) == self.id {
             _ = fs::remove_file(&self.socket);
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     hardware::{Driver, Hardware},
-    in_force::{InForce, Offered},
+    in_force::InForce,
     kubelet::Registered,
 };
 use gpunode_config::CONFIG_VERSION;
@@ -38,8 +38,6 @@ pub struct Facts<'a> {
 /// What the device plugin does.
 #[derive(Clone, Copy, Debug)]
 pub struct Plugin<'a> {
-    /// What the source of configurations says.
-    pub offered: &'a Offered,
     /// What is in force.
     pub in_force: &'a InForce,
     /// What the kubelet has taken.
@@ -144,9 +142,6 @@ fn configuration(plugin: Plugin<'_>) -> Verdict {
         }
         (None, Some(kept)) => {
             verdict(accepted, true, Reason::ConfigurationInForce, &format!("{} is in force", kept.hash))
-        }
-        (None, None) if *plugin.offered == Offered::Unknown => {
-            verdict(accepted, false, Reason::ConfigurationPending, "the configuration is not known yet")
         }
         (None, None) => verdict(accepted, false, Reason::NoConfiguration, "no policy configures this node"),
     }

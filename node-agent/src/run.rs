@@ -91,9 +91,11 @@ pub async fn run(args: RunArgs) -> Result<()> {
             plugins.put(agent.offers());
         }
         let registered = registered.borrow_and_update().clone();
-        let plugin = Plugin { offered: &offered, in_force: &agent.in_force, registered: &registered };
-        set(&readiness, agent.readiness(held.is_some(), hardware.as_deref(), plugin));
-        if let (Some(hardware), true) = (hardware, held.is_some()) {
+        let plugin = Plugin { in_force: &agent.in_force, registered: &registered };
+        // Until then a restarted agent would take back what the one before it reported.
+        let config_known = offered != Offered::Unknown || agent.in_force.accepted.is_some();
+        set(&readiness, readiness_of(held.is_some(), config_known, hardware.as_deref(), plugin));
+        if let (Some(hardware), true) = (hardware, held.is_some() && config_known) {
             set(&reports, Some(agent.report(&hardware, plugin)));
         }
     }
@@ -168,22 +170,24 @@ impl State<'_> {
         self.in_force.resources.iter().map(offer).collect()
     }
 
-    fn readiness(&self, holds_lock: bool, hardware: Option<&Hardware>, plugin: Plugin<'_>) -> Readiness {
-        let nothing_known = *plugin.offered == Offered::Unknown && self.in_force.accepted.is_none();
-        match not_registered(plugin) {
-            _ if !holds_lock => Err("WaitingForPredecessor: another agent of this node is registered".to_owned()),
-            _ if hardware.is_none() => Err("the hardware has not been looked at yet".to_owned()),
-            _ if nothing_known => Err("the API server has not said yet what the configuration is".to_owned()),
-            Some(missing) => Err(missing),
-            None => Ok(()),
-        }
-    }
-
     fn report(&self, hardware: &Hardware, plugin: Plugin<'_>) -> Report {
         let facts = Facts { hardware, plugin: Some(plugin) };
         let status = status(&Identity::of(&self.args.node), facts);
         Report { status, create: hardware.has_gpus() }
     }
+}
+
+fn readiness_of(holds_lock: bool, config_known: bool, hardware: Option<&Hardware>, plugin: Plugin<'_>) -> Readiness {
+    if !holds_lock {
+        return Err("WaitingForPredecessor: another agent of this node is registered".to_owned());
+    }
+    if hardware.is_none() {
+        return Err("the hardware has not been looked at yet".to_owned());
+    }
+    if !config_known {
+        return Err("the API server has not said yet what the configuration is".to_owned());
+    }
+    not_registered(plugin).map_or(Ok(()), Err)
 }
 
 /// Sends a value where it is a new one.

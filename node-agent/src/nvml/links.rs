@@ -81,3 +81,20 @@ fn level(one: &Device<'_>, other: &Device<'_>) -> LinkLevel {
         Err(_) => LinkLevel::Unknown,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn direct_links_count_for_their_end_and_switched_ones_for_every_gpu() {
+        let (here, there, elsewhere) = ((0, 6, 0), (0, 7, 0), (0, 8, 0));
+        let direct = NvLinks { direct: vec![there, there, elsewhere], to_switch: 0 };
+        let back = NvLinks { direct: vec![here, here], to_switch: 0 };
+        assert_eq!(nvlinks(&direct, &back, Some(there)), 2);
+        assert_eq!(nvlinks(&direct, &back, None), 0);
+        let switched = |to_switch| NvLinks { direct: Vec::new(), to_switch };
+        assert_eq!(nvlinks(&switched(12), &switched(11), Some(there)), 11);
+        assert_eq!(nvlinks(&switched(12), &switched(0), Some(there)), 0);
+    }
+}

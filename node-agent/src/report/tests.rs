@@ -1,5 +1,8 @@
 use super::*;
-use crate::{in_force::Candidate, nvml::Reading};
+use crate::{
+    in_force::{Candidate, Offered},
+    nvml::Reading,
+};
 use gpunode_gpu::{Gpu, Inventory};
 use std::sync::Arc;
 
@@ -25,9 +28,9 @@ fn verdicts(status: &GpuNodeStatus) -> Vec<String> {
     status.conditions.iter().map(|c| format!("{}={} {}", c.type_, c.status, c.reason)).collect()
 }
 
-fn of_plugin(hardware: &Hardware, offered: &Offered, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
+fn of_plugin(hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
     let registered = registered.iter().map(|name| (*name).to_owned()).collect();
-    let plugin = Plugin { offered, in_force, registered: &registered };
+    let plugin = Plugin { in_force, registered: &registered };
     status(&Identity::default(), Facts { hardware, plugin: Some(plugin) })
 }
 
@@ -36,7 +39,7 @@ fn a_registered_node_is_ready() {
     let hardware = hardware(Driver::Answers);
     let offered = offer("");
     let in_force = InForce::default().next(&offered, hardware.inventory());
-    let status = of_plugin(&hardware, &offered, &in_force, &["nvidia.com/gpu"]);
+    let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
     assert_eq!(
         verdicts(&status),
         [
@@ -59,7 +62,7 @@ fn a_refused_configuration_is_named_and_the_old_one_too() {
     let good = InForce::default().next(&offer(""), hardware.inventory());
     let bad = offer("colour: red");
     let in_force = good.next(&bad, hardware.inventory());
-    let status = of_plugin(&hardware, &bad, &in_force, &["nvidia.com/gpu"]);
+    let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
     assert_eq!(verdicts(&status)[0], "Ready=False ConfigurationRejected");
     assert_eq!(verdicts(&status)[2], "ConfigurationAccepted=False ConfigurationRejected");
     assert!(status.conditions[2].message.contains("stays in force: read configuration: colour: unknown field"));
@@ -72,12 +75,11 @@ fn what_is_missing_is_the_reason_for_not_being_ready() {
     let missing = hardware(Driver::Missing("no driver".to_owned()));
     let offered = offer("");
     let in_force = InForce::default().next(&offered, missing.inventory());
-    assert_eq!(verdicts(&of_plugin(&missing, &offered, &in_force, &[]))[0], "Ready=False DriverNotFound");
+    assert_eq!(verdicts(&of_plugin(&missing, &in_force, &[]))[0], "Ready=False DriverNotFound");
     let answers = hardware(Driver::Answers);
-    assert_eq!(verdicts(&of_plugin(&answers, &offered, &in_force, &[]))[0], "Ready=False Registering");
+    assert_eq!(verdicts(&of_plugin(&answers, &in_force, &[]))[0], "Ready=False Registering");
     let nothing = InForce::default();
-    assert_eq!(verdicts(&of_plugin(&answers, &Offered::Nothing, &nothing, &[]))[0], "Ready=False NoConfiguration");
-    assert_eq!(verdicts(&of_plugin(&answers, &Offered::Unknown, &nothing, &[]))[0], "Ready=False ConfigurationPending");
+    assert_eq!(verdicts(&of_plugin(&answers, &nothing, &[]))[0], "Ready=False NoConfiguration");
 }
 
 #[test]
@@ -85,7 +87,7 @@ fn a_node_without_gpu_says_nothing_of_a_driver() {
     let none = Hardware { functions: 0, driver: Driver::NotNeeded, reading: None };
     let offered = offer("");
     let in_force = InForce::default().next(&offered, None);
-    let status = of_plugin(&none, &offered, &in_force, &[]);
+    let status = of_plugin(&none, &in_force, &[]);
     assert_eq!(
         verdicts(&status),
         [

@@ -22,23 +22,30 @@ pub struct Agent {
 impl Agent {
     /// `run --config FILE` on a node.
     pub fn run(node: &Node) -> Result<Self> {
-        Self::start(node, &["--config", &node.config().display().to_string()])
+        let mut command = Self::command(node, "run")?;
+        command.arg("--config").arg(node.config()).arg("--device-plugin-dir").arg(node.device_plugins());
+        Self::start(command.arg("--state-dir").arg(node.state_dir()))
     }
 
-    fn start(node: &Node, arguments: &[&str]) -> Result<Self> {
-        let mut child = Command::new(&built()?.agent)
-            .arg("run")
-            .args(arguments)
-            .arg("--host-root")
-            .arg(node.host_root())
-            .arg("--state-dir")
-            .arg(node.state_dir())
-            .arg("--device-plugin-dir")
-            .arg(node.device_plugins())
-            .args(["--admin-address", "127.0.0.1:0"])
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("start the agent")?;
+    /// `discover` on a node, with an API server that does not exist.
+    pub fn discover(node: &Node) -> Result<Self> {
+        Self::start(Self::command(node, "discover")?.args(["--node-name", "node"]))
+    }
+
+    /// `run` without saying on which node.
+    pub fn run_without_name(node: &Node) -> Result<Self> {
+        Self::start(&mut Self::command(node, "run")?)
+    }
+
+    fn command(node: &Node, what: &str) -> Result<Command> {
+        let mut command = Command::new(&built()?.agent);
+        command.arg(what).arg("--host-root").arg(node.host_root()).args(["--admin-address", "127.0.0.1:0"]);
+        command.env("KUBECONFIG", "/nonexistent").env_remove("NODE_NAME");
+        Ok(command)
+    }
+
+    fn start(command: &mut Command) -> Result<Self> {
+        let mut child = command.stderr(Stdio::piped()).spawn().context("start the agent")?;
         let log = Arc::new(Mutex::new(Vec::new()));
         let lines = log.clone();
         let stderr = BufReader::new(child.stderr.take().context("read the agent's log")?);

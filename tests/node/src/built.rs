@@ -33,6 +33,13 @@ fn build() -> Result<Built> {
     let target = folder.parent().context("find the target folder")?;
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(env!("CARGO_MANIFEST_DIR")).arg("build").arg("--target-dir").arg(target);
+    // What this cargo tells the tests about themselves would make build scripts (ring's) run again, and again under the
+    // next cargo from a shell.
+    let about_tests =
+        |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") || name == "OUT_DIR";
+    for (name, _) in env::vars_os().filter(|(name, _)| about_tests(&name.to_string_lossy())) {
+        cargo.env_remove(name);
+    }
     if folder.ends_with("release") {
         cargo.arg("--release");
     }

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 /// Folder of the driver's library below its root.
 const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
+const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// A simulated node.
 #[derive(Debug)]
@@ -63,9 +64,9 @@ impl Node {
         fs::create_dir_all(&folder)?;
         self.scenario.save(&folder)?;
         // The library comes last and whole: the agent may be looking for it.
-        let new = folder.join("libnvidia-ml.so.1.new");
+        let new = folder.join("new");
         fs::copy(&built()?.nvml, &new).context("copy the simulated NVML")?;
-        fs::rename(new, folder.join("libnvidia-ml.so.1"))?;
+        fs::rename(new, self.library())?;
         Ok(())
     }
 
@@ -77,6 +78,11 @@ impl Node {
     /// UUIDs of the GPUs, by index.
     pub fn uuids(&self) -> Result<Vec<String>> {
         Ok(self.scenario.gpus()?.into_iter().map(|gpu| gpu.uuid).collect())
+    }
+
+    /// The driver's library.
+    pub fn library(&self) -> PathBuf {
+        self.library_folder().join(LIBRARY)
     }
 
     /// Root of the host.

@@ -65,7 +65,6 @@ async fn a_bad_configuration_leaves_the_old_one_in_force() -> Result<()> {
     agent.signal(Signal::HUP)?;
     let line = agent.logs("configuration refused").await?;
     assert!(line.contains("resources[0].sharing.replica: unknown field; did you mean `replicas`?"), "{line}");
-    // 16 x 8192 devices are more than a kubelet receives in one message; 4 x 8192 are not.
     node.configure("resources: [{name: nvidia.com/gpu, devices: {indices: [99]}}]")?;
     agent.signal(Signal::HUP)?;
     agent.logs("99 is not between 0 and 63").await?;

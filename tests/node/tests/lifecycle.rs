@@ -112,6 +112,26 @@ async fn a_node_without_gpu_needs_no_driver() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn discovery_on_a_node_without_gpu_needs_no_api_server() -> Result<()> {
+    let node = Node::without_driver(Scenario::new("cpu", "Tesla T4", 0, Topology::Pcie))?;
+    let mut agent = Agent::discover(&node)?;
+    agent.logs("hardware found").await?;
+    assert!(agent.readyz().await?.starts_with("HTTP/1.1 200"));
+    let (status, took) = agent.stop().await?;
+    assert!(status.success() && took < Duration::from_secs(1), "{status} after {took:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_node_name_or_a_file_the_agent_says_what_it_needs() -> Result<()> {
+    let node = Node::with_t4()?;
+    let mut agent = Agent::run_without_name(&node)?;
+    assert_eq!(agent.end().await?.code(), Some(2));
+    agent.logs("--node-name (or NODE_NAME) is required").await?;
+    Ok(())
+}
+
 /// `cargo test -p gpunode-node-tests -- --ignored --nocapture` prints the figures of `docs/benchmarks.md`.
 #[tokio::test]
 #[ignore = "a measurement"]
