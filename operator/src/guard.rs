@@ -72,3 +72,39 @@ impl HttpBody for GuardedBody {
         self.inner.size_hint()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::LEASE_DURATION;
+    use std::future::poll_fn;
+    use tokio::time::{Instant, advance};
+
+    fn request(method: Method) -> Request<Body> {
+        Request::builder().method(method).body(Body::from(b"{}".to_vec())).unwrap()
+    }
+
+    async fn body_of(request: Request<GuardedBody>) -> Result<(), BoxError> {
+        let mut body = request.into_body();
+        poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await.expect("there is a body").map(drop)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn write_goes_while_the_claim_holds_and_not_after() {
+        let claim = Claim::until(Instant::now() + LEASE_DURATION);
+        for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+            assert!(body_of(guarded(request(method), &claim).unwrap()).await.is_ok());
+        }
+        advance(LEASE_DURATION).await;
+        assert!(guarded(request(Method::PATCH), &claim).err().is_some_and(|error| error.is::<NotLeader>()));
+        assert!(body_of(guarded(request(Method::GET), &claim).unwrap()).await.is_ok(), "reads go on");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn write_that_waited_past_the_claim_is_not_sent() {
+        let claim = Claim::until(Instant::now() + LEASE_DURATION);
+        let waiting = guarded(request(Method::PATCH), &claim).unwrap();
+        advance(LEASE_DURATION).await;
+        assert!(body_of(waiting).await.is_err_and(|error| error.is::<NotLeader>()));
+    }
+}

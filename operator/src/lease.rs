@@ -45,6 +45,12 @@ pub enum LeaseError {
 pub struct Claim(watch::Receiver<Option<Instant>>);
 
 impl Claim {
+    /// A claim that was made once and is not renewed.
+    #[cfg(test)]
+    pub fn until(until: Instant) -> Self {
+        Self(watch::channel(Some(until)).1)
+    }
+
     /// Whether a write may begin.
     pub fn is_current(&self) -> bool {
         self.0.borrow().is_some_and(may_write)

@@ -24,7 +24,7 @@ use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config};
 use lease::{Candidate, Claim};
 use metrics::Metrics;
-use std::{process::ExitCode, sync::Arc};
+use std::{io::IsTerminal, process::ExitCode, sync::Arc};
 use tokio::{
     signal::unix::{SignalKind, signal},
     task::JoinSet,
@@ -47,7 +47,10 @@ async fn main() -> ExitCode {
 
 fn start_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
     match format {
         LogFormat::Json => log.json().init(),
         LogFormat::Text => log.init(),

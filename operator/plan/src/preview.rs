@@ -10,6 +10,9 @@ use crate::{
 };
 use gpunode_crds::{NodePreview, PolicyTaint, Reason, TaintEffect};
 
+/// The schema's bound of an entry of `conflicts`.
+const MAX_CONFLICT_CHARS: usize = 512;
+
 /// The outcome and, where anything would change or conflict, the preview. `before` is the node once everything else is
 /// carried out, `with` the plan with the policy, and `after` the node then.
 pub fn effect(
@@ -37,7 +40,8 @@ pub fn effect(
         preview.config_hash = wanted_configuration(policy).map(|configuration| configuration.hash);
     }
     let conflicts = with.conflicts.iter().filter(|conflict| conflict.policies.contains(&policy.name));
-    preview.conflicts = conflicts.map(ToString::to_string).collect();
+    preview.conflicts =
+        conflicts.map(|conflict| conflict.to_string().chars().take(MAX_CONFLICT_CHARS).collect()).collect();
     let outcome = if let Some(refusal) = &policy.refusal {
         Outcome::failed(Reason::InvalidSpec, refusal)
     } else if !preview.conflicts.is_empty() {

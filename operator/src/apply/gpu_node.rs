@@ -30,9 +30,11 @@ impl Writer {
                 controller.with_index(|index, now, effects| index.update_gpu_node(gpu_node, now, effects));
             }
             GpuNodeChange::Delete { uid, resource_version } => {
-                let guard = Preconditions { uid: Some(uid), resource_version: Some(resource_version) };
+                let guard = Preconditions { uid: Some(uid), resource_version: Some(resource_version.clone()) };
                 let deleted = gpu_nodes.delete(name, &DeleteParams::default().preconditions(guard)).await;
                 deleted.map_err(ApplyError::request(format!("delete gpunode {name}")))?;
+                let version = &resource_version;
+                controller.with_index(|index, now, effects| index.forget_gpu_node(name, version, now, effects));
             }
         }
         self.wrote(Kind::GpuNode);

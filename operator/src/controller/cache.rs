@@ -79,6 +79,11 @@ impl<T: Cached> Cache<T> {
         if self.watched >= number(&object) { None } else { self.set_newer(object) }
     }
 
+    /// Takes in that a write removed an object of this version.
+    pub fn forget(&mut self, name: &str, version: &str) -> Option<Changed<T>> {
+        if self.get(name)?.version() == version { self.remove(name) } else { None }
+    }
+
     /// The object of a name.
     pub fn get(&self, name: &str) -> Option<&Arc<T>> {
         self.objects.get(name)

@@ -107,6 +107,12 @@ impl Index {
         self.touched(changed.as_slice(), true, same_gpu_node, now, effects);
     }
 
+    /// Takes in that a write removed a `GpuNode` of this version.
+    pub fn forget_gpu_node(&mut self, name: &str, version: &str, now: Timestamp, effects: &mut Effects) {
+        let changed = self.gpu_nodes.forget(name, version);
+        self.touched(changed.as_slice(), true, same_gpu_node, now, effects);
+    }
+
     /// Takes in DaemonSets.
     pub fn take_daemonsets(&mut self, change: Change<DaemonSet>, now: Timestamp, effects: &mut Effects) {
         let was_warm = self.is_warm();
