@@ -78,7 +78,7 @@ show kubectl apply -f manifests/samples/v100-reserved.yaml
 check "the policy is Ready" condition v100-reserved Ready True
 check "gpu-v100 offers 8 GPUs" allocatable gpu-v100 8
 look "the label accelerator, the taint dedicated and 8 nvidia.com/gpu on gpu-v100, and on no other node"
-show kubectl get nodes -L accelerator -o custom-columns='NODE:.metadata.name,ACCELERATOR:.metadata.labels.accelerator,TAINTS:.spec.taints[*].key,GPUS:.status.allocatable.nvidia\.com/gpu'
+show kubectl get nodes -o custom-columns='NODE:.metadata.name,ACCELERATOR:.metadata.labels.accelerator,TAINTS:.spec.taints[*].key,GPUS:.status.allocatable.nvidia\.com/gpu'
 show kubectl get gpunodepolicies
 check "the label is on gpu-v100" is "node_field gpu-v100 '{.metadata.labels.accelerator}'" nvidia-tesla-v100
 check "the taint is on gpu-v100" is "node_field gpu-v100 '{.spec.taints[?(@.key==\"dedicated\")].effect}'" NoSchedule

@@ -53,16 +53,24 @@ fn an_agent_writes_the_status_of_its_own_gpunode_and_nothing_else() -> Result<()
     lab.apply(&samples::policy("v100-reserved")?)?;
     lab.await_allocatable(V100, "nvidia.com/gpu", 8)?;
     let token = agent_token(&lab, V100)?;
-    let status = r#"{"status":{"hardware":"8 x Tesla-V100-SXM2-32GB"}}"#;
-    let own =
-        as_agent(&lab, &token, &["patch", "gpunode", V100, "--subresource=status", "--type=merge", "-p", status])?;
+    // Server-side apply: kubectl reads nothing first, so what is refused is the write.
+    let apply = |what: &str, node: &str, arguments: &[&str], body: &str| -> Result<std::process::Output> {
+        let manifest = lab.cluster().folder().join("agent-writes.yaml");
+        std::fs::write(
+            &manifest,
+            format!("apiVersion: gpunode.dev/v1alpha1\nkind: GpuNode\nmetadata: {{name: {node}}}\n{body}\n"),
+        )?;
+        let manifest = manifest.to_string_lossy().into_owned();
+        let common = ["apply", "--server-side", "--force-conflicts", "--validate=false", "-f", &manifest];
+        as_agent(&lab, &token, &[&common, arguments].concat()).context(what.to_owned())
+    };
+    let status = "status: {hardware: 8 x Tesla-V100-SXM2-32GB}";
+    let own = apply("write its own status", V100, &["--subresource=status"], status)?;
     ensure!(own.status.success(), "its own status: {}", String::from_utf8_lossy(&own.stderr));
 
-    let other =
-        as_agent(&lab, &token, &["patch", "gpunode", T4, "--subresource=status", "--type=merge", "-p", status])?;
+    let other = apply("write another status", T4, &["--subresource=status"], status)?;
     refused("the status of another node's GpuNode", &other, "only the GpuNode of its own node")?;
-    let spec =
-        as_agent(&lab, &token, &["patch", "gpunode", V100, "--type=merge", "-p", r#"{"spec":{"config":null}}"#])?;
+    let spec = apply("write its own spec", V100, &[], "spec: {config: {policy: x, version: 1, hash: x, document: x}}")?;
     refused("the spec of its own GpuNode", &spec, "cannot patch resource \"gpunodes\"")?;
     let manifest = lab.cluster().folder().join("forged-gpunode.yaml");
     std::fs::write(&manifest, "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNode\nmetadata: {name: forged}\nspec: {}\n")?;
@@ -139,19 +147,25 @@ fn a_kubelet_joins_with_labels_and_taints_of_gpunode() -> Result<()> {
     node.stop_kubelet()?;
     lab.kubectl(&["delete", "node", CPU, "--timeout=30s"])?;
     node.start_kubelet()?;
-    let joined = eventually("the node has joined", Duration::from_mins(1), || {
+    joined(&lab)?;
+    node.restart_kubelet()?;
+    joined(&lab)
+}
+
+fn joined(lab: &Lab) -> Result<()> {
+    eventually("the node has joined with its labels and taints", Duration::from_mins(1), || {
         let node = lab.node(CPU)?;
         let ready = gpunode_e2e::condition(&node, "Ready");
+        let taints = gpunode_e2e::taints(&node);
         ensure!(ready["status"] == "True", "it is {ready}");
-        Ok(node)
-    })?;
-    assert_eq!(joined["metadata"]["labels"]["gpunode.dev/joined"], "true");
-    assert!(
-        gpunode_e2e::taints(&joined).contains(&"gpunode.dev/joining=:PreferNoSchedule".to_owned()),
-        "{:?}",
-        gpunode_e2e::taints(&joined)
-    );
-    Ok(())
+        ensure!(
+            node["metadata"]["labels"]["gpunode.dev/joined"] == "true",
+            "labels are {}",
+            node["metadata"]["labels"]
+        );
+        ensure!(taints.contains(&"gpunode.dev/joining=:PreferNoSchedule".to_owned()), "taints are {taints:?}");
+        Ok(())
+    })
 }
 
 #[test]

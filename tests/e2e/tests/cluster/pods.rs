@@ -57,6 +57,8 @@ fn a_pod_without_the_toleration_stays_pending_and_names_the_taint() -> Result<()
     let lab = Lab::enter()?;
     lab.apply(&samples::policy("v100-reserved")?)?;
     lab.await_allocatable(V100, "nvidia.com/gpu", 8)?;
+    // The scheduler's message counts tainted nodes and leaves the taint to be read from them: it is the only one there.
+    assert_eq!(gpunode_e2e::taints(&lab.node(V100)?), ["dedicated=v100:NoSchedule"]);
     lab.kubectl(&["cordon", T4, A100])?;
     lab.apply(&samples::pods(&lab, "pods")?)?;
     eventually("the pod is unschedulable because of the taint", LIMIT, || {
