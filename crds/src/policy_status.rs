@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Most entries of `status.failures`; `nodes` counts all of them.
 pub const MAX_FAILURES: usize = 32;
 
-/// Most entries of `status.preview.nodes`.
+/// Most entries of `status.preview`.
 pub const MAX_PREVIEW: usize = 64;
 
 /// What became of a policy.

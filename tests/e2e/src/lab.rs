@@ -193,7 +193,7 @@ impl Lab {
         self.await_nothing_owned()
     }
 
-    /// Waits until no node carries a record, no policy has a DaemonSet, and every GPU node is discovered again.
+    /// Waits until no node carries a record, no plugin runs, and no GpuNode has a configuration.
     pub fn await_nothing_owned(&self) -> Result<()> {
         eventually("gpunode has cleaned every node", SETTLE, || {
             for node in NODES {

@@ -39,7 +39,7 @@ fn as_agent(lab: &Lab, token: &str, arguments: &[&str]) -> Result<std::process::
 fn refused(what: &str, output: &std::process::Output, expected: &str) -> Result<()> {
     let message = String::from_utf8_lossy(&output.stderr);
     ensure!(
-        !output.status.success() && message.contains("forbidden") || message.contains("Forbidden"),
+        !output.status.success() && message.to_lowercase().contains("forbidden"),
         "{what} was not refused: {message}"
     );
     ensure!(message.contains(expected), "{what}: {message:?} does not say {expected:?}");

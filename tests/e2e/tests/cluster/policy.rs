@@ -2,7 +2,7 @@
 
 use crate::samples;
 use anyhow::{Result, ensure};
-use gpunode_e2e::{CPU, GPU_NODES, Lab, NODES, V100, eventually, node_snapshot, taints};
+use gpunode_e2e::{CPU, GPU_NODES, Lab, NAMESPACE, V100, eventually, node_snapshot, taints};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -41,9 +41,10 @@ fn the_plugin_runs_only_on_matching_nodes_and_offers_their_gpus() -> Result<()> 
     lab.apply(&samples::policy("v100-reserved")?)?;
     lab.await_plugin(V100)?;
     lab.await_allocatable(V100, "nvidia.com/gpu", 8)?;
-    for node in NODES.iter().filter(|node| **node != V100) {
-        ensure!(lab.agent_pod(node, "device-plugin").is_err(), "a plugin pod runs on {node}");
-    }
+    let pods = lab.get(&["pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=device-plugin"])?;
+    let nodes: Vec<&str> =
+        pods["items"].as_array().into_iter().flatten().filter_map(|pod| pod["spec"]["nodeName"].as_str()).collect();
+    assert_eq!(nodes, [V100], "plugin pods run on the matching node alone");
     Ok(())
 }
 
@@ -106,10 +107,10 @@ fn an_edited_or_deleted_daemonset_comes_back() -> Result<()> {
     lab.apply(&samples::policy("v100-reserved")?)?;
     lab.await_plugin(V100)?;
     let name = "daemonset/gpunode-agent-v100-reserved";
-    let spec = lab.get(&["-n", gpunode_e2e::NAMESPACE, name])?["spec"]["template"]["spec"].clone();
+    let spec = lab.get(&["-n", NAMESPACE, name])?["spec"]["template"]["spec"].clone();
     lab.kubectl(&[
         "-n",
-        gpunode_e2e::NAMESPACE,
+        NAMESPACE,
         "patch",
         name,
         "--type=json",
@@ -118,13 +119,13 @@ fn an_edited_or_deleted_daemonset_comes_back() -> Result<()> {
     ])?;
     let restored = |what: &str| {
         eventually(what, LIMIT, || {
-            let seen = lab.get(&["-n", gpunode_e2e::NAMESPACE, name])?["spec"]["template"]["spec"].clone();
+            let seen = lab.get(&["-n", NAMESPACE, name])?["spec"]["template"]["spec"].clone();
             ensure!(seen == spec, "its pods are {seen}");
             Ok(())
         })
     };
     restored("the edited DaemonSet is back")?;
-    lab.kubectl(&["-n", gpunode_e2e::NAMESPACE, "delete", name, "--timeout=30s"])?;
+    lab.kubectl(&["-n", NAMESPACE, "delete", name, "--timeout=30s"])?;
     restored("the deleted DaemonSet is back")?;
     lab.await_plugin(V100)?;
     lab.await_allocatable(V100, "nvidia.com/gpu", 8)

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# `make bench`: measures the figures of docs/benchmarks.md on this machine and prints them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cluster=bench
+
+echo "== images"
+ls -l --block-size=1 target/images/*.tar | awk '{printf "%-40s %.1f MB\n", $NF, $5 / 1e6}'
+
+echo "== agent on its own: release build, 8 simulated V100, a kubelet's double"
+cargo test --release --locked -q -p gpunode-node-tests --test lifecycle -- --ignored --nocapture measure
+
+echo "== local cluster: four nodes from warm to Ready"
+trap 'target/release/gpunode-cluster down --name "$cluster"' EXIT
+target/release/gpunode-cluster up --name "$cluster"
+tests/cluster/install-gpunode.sh "$cluster"
+
+echo "== gpunode on it"
+GPUNODE_E2E_CLUSTER=$cluster cargo test --locked -q -p gpunode-e2e --test figures -- --ignored --nocapture

@@ -1,0 +1,48 @@
+//! The figures of `docs/benchmarks.md` that need the local cluster; `make bench` prints them.
+
+use anyhow::{Context, Result};
+use gpunode_e2e::{CPU, Lab, NAMESPACE, V100};
+use std::time::{Duration, Instant};
+
+const POLICY: &str = "apiVersion: gpunode.dev/v1alpha1
+kind: GpuNodePolicy
+metadata: {name: figures}
+spec:
+  nodeSelector: {matchLabels: {pool: training}}
+  labels: {accelerator: nvidia-tesla-v100}
+  taints: [{key: dedicated, value: v100, effect: NoSchedule}]
+  devicePlugin: {}
+";
+
+fn resident(process: &gpunode_cluster::Process) -> Result<f64> {
+    let path = format!("/proc/{}/status", process.pid());
+    let status = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("find VmRSS")?;
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().context("parse VmRSS")?;
+    Ok(kib / 1024.0)
+}
+
+#[test]
+#[ignore = "a measurement: make bench"]
+fn measure_policy_to_allocatable_and_idle_memory() -> Result<()> {
+    let lab = Lab::enter()?;
+    let start = Instant::now();
+    lab.apply(POLICY)?;
+    lab.await_allocatable(V100, "nvidia.com/gpu", 8)?;
+    println!("kubectl apply to 8 GPUs allocatable: {:.1} s", start.elapsed().as_secs_f64());
+    lab.await_ready("figures")?;
+    std::thread::sleep(Duration::from_mins(1));
+
+    let leader = lab.leader()?;
+    for pod in lab.operator_pods()? {
+        let role = if pod == leader { "leader" } else { "standby" };
+        println!("VmRSS after 60 s idle, operator ({role}): {:.1} MiB", resident(&lab.operator_process(&pod)?)?);
+    }
+    let plugin = lab.await_plugin(V100)?;
+    let agent = lab.cluster().node(V100)?.container_process(NAMESPACE, &plugin, "agent")?;
+    println!("VmRSS after 60 s idle, agent on 8 V100: {:.1} MiB", resident(&agent)?);
+    let pod = lab.agent_pod(CPU, "discovery")?;
+    let discovery = lab.cluster().node(CPU)?.container_process(NAMESPACE, &pod, "agent")?;
+    println!("VmRSS after 60 s idle, discovery on a node without GPU: {:.1} MiB", resident(&discovery)?);
+    Ok(())
+}
