@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Most bytes of the message in `GpuNode.status.rejectedConfig`.
 const MAX_MESSAGE: usize = 1024;
 
-/// A configuration that somebody offers.
+/// A configuration that somebody gives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Candidate {
     /// Version of the document's format.
@@ -22,7 +22,7 @@ pub struct Candidate {
 
 /// What the source of configurations says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Offered {
+pub enum Instruction {
     /// Nothing yet: whatever is in force stays.
     #[default]
     Unknown,
@@ -32,7 +32,7 @@ pub enum Offered {
     Config(Arc<Candidate>),
 }
 
-/// A configuration that was refused.
+/// A configuration that was rejected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rejected {
     /// Its hash.
@@ -55,7 +55,7 @@ pub struct Accepted {
 pub struct InForce {
     /// The configuration, once there was a good one.
     pub accepted: Option<Accepted>,
-    /// The newest one, where it was refused.
+    /// The newest one, where it was rejected.
     pub rejected: Option<Rejected>,
     /// What is offered to pods.
     pub resources: Vec<Arc<Resource>>,
@@ -84,14 +84,14 @@ impl Candidate {
 }
 
 impl InForce {
-    /// What is in force after `offered`, with the GPUs that are there now. Without an inventory nothing is offered.
-    pub fn next(&self, offered: &Offered, inventory: Option<&Inventory>) -> Self {
+    /// What is in force after `instruction`, with the GPUs that are there now. Without an inventory nothing is offered.
+    pub fn next(&self, instruction: &Instruction, inventory: Option<&Inventory>) -> Self {
         let none = Inventory::default();
         let inventory = inventory.unwrap_or(&none);
-        match offered {
-            Offered::Unknown => self.with(inventory),
-            Offered::Nothing => Self::default(),
-            Offered::Config(candidate) => match accept(candidate, inventory) {
+        match instruction {
+            Instruction::Unknown => self.with(inventory),
+            Instruction::Nothing => Self::default(),
+            Instruction::Config(candidate) => match accept(candidate, inventory) {
                 Ok(accepted) => accepted,
                 Err(message) => {
                     let rejected = Rejected { hash: candidate.hash.clone(), message: bounded(message) };
@@ -139,8 +139,8 @@ mod tests {
     use super::*;
     use gpunode_gpu::Gpu;
 
-    fn offer(document: &str) -> Offered {
-        Offered::Config(Arc::new(Candidate::of_file(document.to_owned())))
+    fn config(document: &str) -> Instruction {
+        Instruction::Config(Arc::new(Candidate::of_file(document.to_owned())))
     }
 
     fn gpus(count: u32) -> Inventory {
@@ -156,48 +156,48 @@ mod tests {
 
     #[test]
     fn a_bad_configuration_never_replaces_a_good_one() {
-        let good = InForce::default().next(&offer("passDeviceSpecs: true"), Some(&gpus(2)));
-        let after = good.next(&offer("passDeviceSpec: true"), Some(&gpus(2)));
+        let good = InForce::default().next(&config("passDeviceSpecs: true"), Some(&gpus(2)));
+        let after = good.next(&config("passDeviceSpec: true"), Some(&gpus(2)));
         assert_eq!(after.accepted, good.accepted);
         assert_eq!(after.resources, good.resources);
         let rejected = after.rejected.clone().unwrap();
         assert!(rejected.message.contains("did you mean `passDeviceSpecs`"), "{}", rejected.message);
-        assert_eq!(after.next(&offer("passDeviceSpecs: true"), Some(&gpus(2))), good);
+        assert_eq!(after.next(&config("passDeviceSpecs: true"), Some(&gpus(2))), good);
     }
 
     #[test]
-    fn a_wrong_hash_or_version_is_refused() {
+    fn a_wrong_hash_or_version_is_rejected() {
         let candidate = |version, hash: &str| {
             let document = "{}".to_owned();
-            Offered::Config(Arc::new(Candidate { version, hash: hash.to_owned(), document }))
+            Instruction::Config(Arc::new(Candidate { version, hash: hash.to_owned(), document }))
         };
-        let message = |offered| InForce::default().next(&offered, None).rejected.unwrap().message;
+        let message = |instruction| InForce::default().next(&instruction, None).rejected.unwrap().message;
         assert!(message(candidate(1, "0000")).contains("not 0000"));
         assert!(message(candidate(7, &Document::hash_of("{}"))).contains("version 7 is not 1"));
     }
 
     #[test]
     fn a_list_that_is_too_long_for_the_gpus_that_appear_keeps_the_old_lists() {
-        let one = InForce::default().next(&offer(SHARED), Some(&gpus(4)));
+        let one = InForce::default().next(&config(SHARED), Some(&gpus(4)));
         assert_eq!(names(&one), [("a.b/c", 4 * 8192)]);
-        let more = one.next(&offer(SHARED), Some(&gpus(16)));
+        let more = one.next(&config(SHARED), Some(&gpus(16)));
         assert_eq!(names(&more), [("a.b/c", 4 * 8192)]);
         assert!(more.rejected.unwrap().message.starts_with("offer a.b/c: the list of"));
     }
 
     #[test]
     fn without_an_answer_from_the_source_what_is_in_force_stays_and_follows_the_hardware() {
-        let one = InForce::default().next(&offer(""), None);
+        let one = InForce::default().next(&config(""), None);
         assert_eq!(names(&one), []);
-        let two = one.next(&Offered::Unknown, Some(&gpus(2)));
+        let two = one.next(&Instruction::Unknown, Some(&gpus(2)));
         assert_eq!(names(&two), [("nvidia.com/gpu", 2)]);
-        assert_eq!(names(&two.next(&Offered::Nothing, Some(&gpus(2)))), []);
+        assert_eq!(names(&two.next(&Instruction::Nothing, Some(&gpus(2)))), []);
     }
 
     #[test]
     fn a_message_fits_its_field() {
         let long = format!("{}: 1", "ü".repeat(3000));
-        let rejected = InForce::default().next(&offer(&long), None).rejected.unwrap();
+        let rejected = InForce::default().next(&config(&long), None).rejected.unwrap();
         assert!(rejected.message.len() <= MAX_MESSAGE);
     }
 }

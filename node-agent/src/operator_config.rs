@@ -2,7 +2,7 @@
 
 use crate::{
     gpu_node::{Seen, SeenGpuNode},
-    in_force::{Candidate, Offered},
+    in_force::{Candidate, Instruction},
 };
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::watch, time::timeout};
@@ -12,20 +12,24 @@ use tracing::warn;
 const API_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Publishes what the GpuNode says. Does not end.
-pub async fn follow(mut seen: watch::Receiver<Seen>, saved: Option<Candidate>, offers: watch::Sender<Offered>) {
+pub async fn follow(
+    mut seen: watch::Receiver<Seen>,
+    saved: Option<Arc<Candidate>>,
+    instructions: watch::Sender<Instruction>,
+) {
     let known = timeout(API_TIMEOUT, seen.wait_for(|seen| !matches!(seen, Seen::Unknown))).await.is_ok();
     if !known && let Some(saved) = saved {
         warn!(hash = saved.hash, "the API server does not answer; starting with the saved configuration");
-        offers.send_replace(Offered::Config(Arc::new(saved)));
+        instructions.send_replace(Instruction::Config(saved));
     }
     let mut source = None;
     loop {
-        let offered = offered(&seen.borrow_and_update(), &mut source);
-        if let Some(offered) = offered {
-            offers.send_if_modified(|last| {
-                let changes = *last != offered;
+        let instruction = instruction(&seen.borrow_and_update(), &mut source);
+        if let Some(instruction) = instruction {
+            instructions.send_if_modified(|last| {
+                let changes = *last != instruction;
                 if changes {
-                    *last = offered;
+                    *last = instruction;
                 }
                 changes
             });
@@ -36,22 +40,22 @@ pub async fn follow(mut seen: watch::Receiver<Seen>, saved: Option<Candidate>, o
     }
 }
 
-/// What a GpuNode offers; none where what was offered before stays. `source` is the uid of the object that it came from.
+/// What a GpuNode says; none where what it said before stays. `source` is the uid of the object that it came from.
 ///
 /// Only the operator withdraws a configuration, by removing it from the object. An object that somebody deleted, and that
 /// was made again without one, says nothing: the operator will write it again.
-fn offered(seen: &Seen, source: &mut Option<String>) -> Option<Offered> {
+fn instruction(seen: &Seen, source: &mut Option<String>) -> Option<Instruction> {
     match seen {
         Seen::Unknown => None,
-        Seen::Absent => source.is_none().then_some(Offered::Nothing),
+        Seen::Absent => source.is_none().then_some(Instruction::Nothing),
         Seen::Present(object) => match candidate(object) {
             Some(candidate) => {
                 source.clone_from(&object.metadata.uid);
-                Some(Offered::Config(Arc::new(candidate)))
+                Some(Instruction::Config(Arc::new(candidate)))
             }
             None if source.is_none() || *source == object.metadata.uid => {
                 *source = None;
-                Some(Offered::Nothing)
+                Some(Instruction::Nothing)
             }
             None => None,
         },
@@ -80,28 +84,28 @@ mod tests {
         Seen::Present(Arc::new(object))
     }
 
-    fn config(document: &str) -> Offered {
+    fn config(document: &str) -> Instruction {
         let document = document.to_owned();
-        Offered::Config(Arc::new(Candidate { version: 0, hash: String::new(), document }))
+        Instruction::Config(Arc::new(Candidate { version: 0, hash: String::new(), document }))
     }
 
     #[test]
     fn the_operator_withdraws_by_removing_the_configuration() {
         let mut source = None;
-        assert_eq!(offered(&Seen::Unknown, &mut source), None);
-        assert_eq!(offered(&Seen::Absent, &mut source), Some(Offered::Nothing));
-        assert_eq!(offered(&gpu_node("1", None), &mut source), Some(Offered::Nothing));
-        assert_eq!(offered(&gpu_node("1", Some("{}")), &mut source), Some(config("{}")));
-        assert_eq!(offered(&gpu_node("1", None), &mut source), Some(Offered::Nothing));
+        assert_eq!(instruction(&Seen::Unknown, &mut source), None);
+        assert_eq!(instruction(&Seen::Absent, &mut source), Some(Instruction::Nothing));
+        assert_eq!(instruction(&gpu_node("1", None), &mut source), Some(Instruction::Nothing));
+        assert_eq!(instruction(&gpu_node("1", Some("{}")), &mut source), Some(config("{}")));
+        assert_eq!(instruction(&gpu_node("1", None), &mut source), Some(Instruction::Nothing));
     }
 
     #[test]
     fn a_deleted_gpu_node_withdraws_nothing() {
         let mut source = None;
-        assert_eq!(offered(&gpu_node("1", Some("{}")), &mut source), Some(config("{}")));
-        assert_eq!(offered(&Seen::Absent, &mut source), None);
-        assert_eq!(offered(&gpu_node("2", None), &mut source), None);
-        assert_eq!(offered(&gpu_node("2", Some("a: 1")), &mut source), Some(config("a: 1")));
-        assert_eq!(offered(&gpu_node("2", None), &mut source), Some(Offered::Nothing));
+        assert_eq!(instruction(&gpu_node("1", Some("{}")), &mut source), Some(config("{}")));
+        assert_eq!(instruction(&Seen::Absent, &mut source), None);
+        assert_eq!(instruction(&gpu_node("2", None), &mut source), None);
+        assert_eq!(instruction(&gpu_node("2", Some("a: 1")), &mut source), Some(config("a: 1")));
+        assert_eq!(instruction(&gpu_node("2", None), &mut source), Some(Instruction::Nothing));
     }
 }

@@ -137,7 +137,7 @@ fn configuration(plugin: Plugin<'_>) -> Verdict {
         (Some(rejected), kept) => {
             let kept =
                 kept.as_ref().map_or("nothing is in force".to_owned(), |kept| format!("{} stays in force", kept.hash));
-            let message = format!("{} is refused and {kept}: {}", rejected.hash, rejected.message);
+            let message = format!("{} is rejected and {kept}: {}", rejected.hash, rejected.message);
             verdict(accepted, false, Reason::ConfigurationRejected, &message)
         }
         (None, Some(kept)) => {

@@ -7,13 +7,13 @@ use crate::{
     gpu_node::{Report, Seen, watch_gpu_node, write_reports},
     handover::NodeLock,
     hardware::{Hardware, Place, watch_hardware},
-    in_force::{Candidate, InForce, Offered},
+    in_force::{Candidate, InForce, Instruction},
     kubelet::{Kubelet, Registered},
     operator_config,
     plugin::Offer,
     plugins::Plugins,
     report::{Facts, Identity, Plugin, not_registered, status},
-    saved_config,
+    saved_config::SavedConfig,
     signals::{Asked, Signals},
     socket::remove_stale_sockets,
 };
@@ -25,7 +25,7 @@ use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
 };
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
 /// Runs until SIGTERM.
 pub async fn run(args: RunArgs) -> Result<()> {
@@ -52,14 +52,15 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let mut plugins = Plugins::new(kubelet);
     let mut registered = plugins.registered();
 
-    let (offers, mut offered) = watch::channel(Offered::Unknown);
+    let (instructions, mut instructed) = watch::channel(Instruction::Unknown);
     let (reports, to_report) = watch::channel(None);
+    let mut saved = None;
     match &args.config {
-        Some(path) => _ = offers.send_replace(read_first(path)?),
-        None => follow_operator(&mut tasks, &args.node, offers.clone(), to_report).await?,
+        Some(path) => _ = instructions.send_replace(read_first(path)?),
+        None => saved = Some(follow_operator(&mut tasks, &args.node, instructions.clone(), to_report).await?),
     }
 
-    let mut agent = State { args: &args, in_force: InForce::default(), driver_answered: false };
+    let mut agent = State { args: &args, in_force: InForce::default(), saved, driver_answered: false };
     let mut lock = pin!(NodeLock::take(&args.node.state_dir));
     let mut held: Option<NodeLock> = None;
     loop {
@@ -70,7 +71,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
                     info!("reload");
                     look_again.notify_one();
                     if let Some(path) = &args.config {
-                        reload(path, &offers);
+                        reload(path, &instructions);
                     }
                 }
             },
@@ -79,21 +80,21 @@ pub async fn run(args: RunArgs) -> Result<()> {
                 remove_stale_sockets(&args.device_plugin_dir);
             }
             _ = hardware.changed() => {}
-            _ = offered.changed() => {}
+            _ = instructed.changed() => {}
             _ = registered.changed() => {}
             name = plugins.failed() => bail!("offer {name}: its state machine ended"),
             ended = tasks.join_next() => bail!("a task ended that should not: {ended:?}"),
         }
         let hardware = hardware.borrow_and_update().clone();
-        let offered = offered.borrow_and_update().clone();
-        agent.evaluate(&offered, hardware.as_deref()).await?;
+        let instruction = instructed.borrow_and_update().clone();
+        agent.evaluate(&instruction, hardware.as_deref()).await?;
         if held.is_some() {
             plugins.put(agent.offers());
         }
         let registered = registered.borrow_and_update().clone();
         let plugin = Plugin { in_force: &agent.in_force, registered: &registered };
         // Until then a restarted agent would take back what the one before it reported.
-        let config_known = offered != Offered::Unknown || agent.in_force.accepted.is_some();
+        let config_known = instruction != Instruction::Unknown || agent.in_force.accepted.is_some();
         set(&readiness, readiness_of(held.is_some(), config_known, hardware.as_deref(), plugin));
         if let (Some(hardware), true) = (hardware, held.is_some() && config_known) {
             set(&reports, Some(agent.report(&hardware, plugin)));
@@ -109,18 +110,19 @@ pub async fn run(args: RunArgs) -> Result<()> {
 struct State<'a> {
     args: &'a RunArgs,
     in_force: InForce,
+    saved: Option<SavedConfig>,
     driver_answered: bool,
 }
 
 impl State<'_> {
     /// Puts in force what can be put in force, and says what changed.
-    async fn evaluate(&mut self, offered: &Offered, hardware: Option<&Hardware>) -> Result<()> {
-        let next = self.in_force.next(offered, hardware.and_then(Hardware::inventory));
+    async fn evaluate(&mut self, instruction: &Instruction, hardware: Option<&Hardware>) -> Result<()> {
+        let next = self.in_force.next(instruction, hardware.and_then(Hardware::inventory));
         if next.rejected != self.in_force.rejected
             && let Some(rejected) = &next.rejected
         {
             let kept = next.accepted.as_ref().map(|accepted| accepted.hash.as_str());
-            error!(hash = rejected.hash, reason = rejected.message, kept, "configuration refused");
+            error!(hash = rejected.hash, reason = rejected.message, kept, "configuration rejected");
         }
         if next.accepted != self.in_force.accepted {
             if let Some(accepted) = &next.accepted {
@@ -128,7 +130,9 @@ impl State<'_> {
             } else {
                 info!("no configuration: nothing is offered");
             }
-            self.save(offered, &next).await;
+        }
+        if let Some(saved) = &mut self.saved {
+            saved.keep(instruction, next.rejected.is_none()).await;
         }
         self.in_force = next;
         self.check_driver(hardware)
@@ -145,23 +149,6 @@ impl State<'_> {
             Some(_) => {}
         }
         Ok(())
-    }
-
-    /// Keeps an accepted configuration of the operator for a start without the API server.
-    async fn save(&self, offered: &Offered, next: &InForce) {
-        if self.args.config.is_some() {
-            return;
-        }
-        let candidate = match offered {
-            Offered::Config(candidate) if next.rejected.is_none() => Some(candidate.clone()),
-            Offered::Nothing => None,
-            _ => return,
-        };
-        let (folder, node) = (self.args.node.state_dir.clone(), self.args.node.node_name.clone());
-        let saved = tokio::task::spawn_blocking(move || saved_config::save(&folder, &node, candidate.as_deref())).await;
-        if let Ok(Err(error)) = saved {
-            warn!(%error, folder = %self.args.node.state_dir.display(), "save the configuration");
-        }
     }
 
     fn offers(&self) -> Vec<Offer> {
@@ -204,27 +191,27 @@ fn set<T: PartialEq>(channel: &watch::Sender<T>, value: T) {
 async fn follow_operator(
     tasks: &mut JoinSet<()>,
     node: &NodeArgs,
-    offers: watch::Sender<Offered>,
+    instructions: watch::Sender<Instruction>,
     reports: watch::Receiver<Option<Report>>,
-) -> Result<()> {
+) -> Result<SavedConfig> {
     let client = Client::try_default().await.context(
         "find the API server; run in a pod with a service account, or give the configuration with --config FILE",
     )?;
     let (seen, gpu_node) = watch::channel(Seen::Unknown);
-    let saved = saved_config::load(&node.state_dir, &node.node_name);
+    let saved = SavedConfig::load(&node.state_dir, &node.node_name);
     tasks.spawn(watch_gpu_node(client.clone(), node.node_name.clone(), seen));
-    tasks.spawn(operator_config::follow(gpu_node.clone(), saved, offers));
+    tasks.spawn(operator_config::follow(gpu_node.clone(), saved.content(), instructions));
     tasks.spawn(write_reports(client, node.node_name.clone(), reports, gpu_node));
-    Ok(())
+    Ok(saved)
 }
 
 /// At the start there is no older configuration that could stay in force.
-fn read_first(path: &Path) -> Result<Offered> {
+fn read_first(path: &Path) -> Result<Instruction> {
     let candidate = read(path)?;
-    let offered = Offered::Config(Arc::new(candidate));
-    match InForce::default().next(&offered, None).rejected {
+    let instruction = Instruction::Config(Arc::new(candidate));
+    match InForce::default().next(&instruction, None).rejected {
         Some(rejected) => bail!("{}: {}", path.display(), rejected.message),
-        None => Ok(offered),
+        None => Ok(instruction),
     }
 }
 
@@ -233,9 +220,9 @@ fn read(path: &Path) -> Result<Candidate> {
     Ok(Candidate::of_file(text))
 }
 
-fn reload(path: &Path, offers: &watch::Sender<Offered>) {
+fn reload(path: &Path, instructions: &watch::Sender<Instruction>) {
     match read(path) {
-        Ok(candidate) => set(offers, Offered::Config(Arc::new(candidate))),
+        Ok(candidate) => set(instructions, Instruction::Config(Arc::new(candidate))),
         Err(error) => error!(reason = format!("{error:#}"), "configuration not read; the one in force stays"),
     }
 }

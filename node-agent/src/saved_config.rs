@@ -1,12 +1,15 @@
 //! The last good configuration, kept on the node for a start without the API server.
 
-use crate::in_force::Candidate;
+use crate::in_force::{Candidate, Instruction};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
     io::{self, Write as _},
-    path::Path,
+    path::{Path, PathBuf},
+    sync::Arc,
 };
+use tokio::task::spawn_blocking;
+use tracing::warn;
 
 const FILE: &str = "config.json";
 const NEW_FILE: &str = "config.json.new";
@@ -22,8 +25,48 @@ struct Saved {
     document: String,
 }
 
-/// The configuration that was saved for `node`. A file that cannot be read counts as none: the API server has it too.
-pub fn load(state_dir: &Path, node: &str) -> Option<Candidate> {
+/// What is saved for this node.
+#[derive(Debug)]
+pub struct SavedConfig {
+    state_dir: PathBuf,
+    node: String,
+    content: Option<Arc<Candidate>>,
+}
+
+impl SavedConfig {
+    /// Reads it. A file that cannot be read counts as none: the API server has it too.
+    pub fn load(state_dir: &Path, node: &str) -> Self {
+        let content = load(state_dir, node).map(Arc::new);
+        Self { state_dir: state_dir.to_owned(), node: node.to_owned(), content }
+    }
+
+    /// The saved configuration.
+    pub fn content(&self) -> Option<Arc<Candidate>> {
+        self.content.clone()
+    }
+
+    /// Saves a configuration that was accepted, and removes what is saved when the operator has none for this node: a
+    /// later start must not bring back what was withdrawn while no agent ran. What could not be written is tried again
+    /// with the next call.
+    pub async fn keep(&mut self, instruction: &Instruction, accepted: bool) {
+        let content = match instruction {
+            Instruction::Config(candidate) if accepted => Some(candidate.clone()),
+            Instruction::Nothing => None,
+            Instruction::Config(_) | Instruction::Unknown => return,
+        };
+        if content == self.content {
+            return;
+        }
+        let (state_dir, node, candidate) = (self.state_dir.clone(), self.node.clone(), content.clone());
+        match spawn_blocking(move || save(&state_dir, &node, candidate.as_deref())).await {
+            Ok(Ok(())) => self.content = content,
+            Ok(Err(error)) => warn!(%error, folder = %self.state_dir.display(), "save the configuration"),
+            Err(error) => warn!(%error, "save the configuration"),
+        }
+    }
+}
+
+fn load(state_dir: &Path, node: &str) -> Option<Candidate> {
     let text = fs::read(state_dir.join(FILE)).ok()?;
     let saved: Saved = serde_json::from_slice(&text).ok()?;
     (saved.format == FORMAT && saved.node == node).then_some(Candidate {
@@ -33,8 +76,8 @@ pub fn load(state_dir: &Path, node: &str) -> Option<Candidate> {
     })
 }
 
-/// Replaces what was saved; nothing with `None`. A reader sees the old file or the new one.
-pub fn save(state_dir: &Path, node: &str, candidate: Option<&Candidate>) -> io::Result<()> {
+/// Replaces what was saved; removes it with `None`. A reader sees the old file or the new one.
+fn save(state_dir: &Path, node: &str, candidate: Option<&Candidate>) -> io::Result<()> {
     let path = state_dir.join(FILE);
     let Some(candidate) = candidate else {
         return fs::remove_file(&path).or_else(|error| match error.kind() {
@@ -72,6 +115,44 @@ mod tests {
         save(folder.path(), "a", None).unwrap();
         save(folder.path(), "a", None).unwrap();
         assert_eq!(load(folder.path(), "a"), None);
+    }
+
+    #[tokio::test]
+    async fn a_configuration_that_was_withdrawn_while_no_agent_ran_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        save(folder.path(), "a", Some(&Candidate::of_file("old: 1".to_owned()))).unwrap();
+        let mut saved = SavedConfig::load(folder.path(), "a");
+        saved.keep(&Instruction::Unknown, true).await;
+        assert!(load(folder.path(), "a").is_some());
+        saved.keep(&Instruction::Nothing, true).await;
+        assert_eq!(load(folder.path(), "a"), None);
+        assert_eq!(saved.content(), None);
+    }
+
+    #[tokio::test]
+    async fn only_an_accepted_configuration_replaces_the_saved_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let [good, bad, better] =
+            ["good", "bad", "better"].map(|document| Arc::new(Candidate::of_file(document.to_owned())));
+        let mut saved = SavedConfig::load(folder.path(), "a");
+        saved.keep(&Instruction::Config(good.clone()), true).await;
+        saved.keep(&Instruction::Config(bad), false).await;
+        assert_eq!(SavedConfig::load(folder.path(), "a").content(), Some(good));
+        saved.keep(&Instruction::Config(better.clone()), true).await;
+        assert_eq!(SavedConfig::load(folder.path(), "a").content(), Some(better));
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_saved_is_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let state_dir = folder.path().join("later");
+        let instruction = Instruction::Config(Arc::new(Candidate::of_file("{}".to_owned())));
+        let mut saved = SavedConfig::load(&state_dir, "a");
+        saved.keep(&instruction, true).await;
+        assert_eq!(saved.content(), None);
+        fs::create_dir(&state_dir).unwrap();
+        saved.keep(&instruction, true).await;
+        assert!(load(&state_dir, "a").is_some());
     }
 
     #[test]

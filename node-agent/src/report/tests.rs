@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    in_force::{Candidate, Offered},
+    in_force::{Candidate, Instruction},
     nvml::Reading,
 };
 use gpunode_gpu::{Gpu, Inventory};
@@ -19,8 +19,8 @@ fn hardware(driver: Driver) -> Hardware {
     Hardware { functions: 2, driver, reading: Some(Reading { inventory, unreadable: Vec::new() }) }
 }
 
-fn offer(document: &str) -> Offered {
-    Offered::Config(Arc::new(Candidate::of_file(document.to_owned())))
+fn config(document: &str) -> Instruction {
+    Instruction::Config(Arc::new(Candidate::of_file(document.to_owned())))
 }
 
 /// Type, status and reason of each condition.
@@ -37,8 +37,8 @@ fn of_plugin(hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> Gp
 #[test]
 fn a_registered_node_is_ready() {
     let hardware = hardware(Driver::Answers);
-    let offered = offer("");
-    let in_force = InForce::default().next(&offered, hardware.inventory());
+    let instruction = config("");
+    let in_force = InForce::default().next(&instruction, hardware.inventory());
     let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
     assert_eq!(
         verdicts(&status),
@@ -57,10 +57,10 @@ fn a_registered_node_is_ready() {
 }
 
 #[test]
-fn a_refused_configuration_is_named_and_the_old_one_too() {
+fn a_rejected_configuration_is_named_and_the_old_one_too() {
     let hardware = hardware(Driver::Answers);
-    let good = InForce::default().next(&offer(""), hardware.inventory());
-    let bad = offer("colour: red");
+    let good = InForce::default().next(&config(""), hardware.inventory());
+    let bad = config("colour: red");
     let in_force = good.next(&bad, hardware.inventory());
     let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
     assert_eq!(verdicts(&status)[0], "Ready=False ConfigurationRejected");
@@ -73,8 +73,8 @@ fn a_refused_configuration_is_named_and_the_old_one_too() {
 #[test]
 fn what_is_missing_is_the_reason_for_not_being_ready() {
     let missing = hardware(Driver::Missing("no driver".to_owned()));
-    let offered = offer("");
-    let in_force = InForce::default().next(&offered, missing.inventory());
+    let instruction = config("");
+    let in_force = InForce::default().next(&instruction, missing.inventory());
     assert_eq!(verdicts(&of_plugin(&missing, &in_force, &[]))[0], "Ready=False DriverNotFound");
     let answers = hardware(Driver::Answers);
     assert_eq!(verdicts(&of_plugin(&answers, &in_force, &[]))[0], "Ready=False Registering");
@@ -85,8 +85,8 @@ fn what_is_missing_is_the_reason_for_not_being_ready() {
 #[test]
 fn a_node_without_gpu_says_nothing_of_a_driver() {
     let none = Hardware { functions: 0, driver: Driver::NotNeeded, reading: None };
-    let offered = offer("");
-    let in_force = InForce::default().next(&offered, None);
+    let instruction = config("");
+    let in_force = InForce::default().next(&instruction, None);
     let status = of_plugin(&none, &in_force, &[]);
     assert_eq!(
         verdicts(&status),

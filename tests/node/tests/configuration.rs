@@ -63,7 +63,7 @@ async fn a_bad_configuration_leaves_the_old_one_in_force() -> Result<()> {
 
     node.configure("resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replica: 4}}]")?;
     agent.signal(Signal::HUP)?;
-    let line = agent.logs("configuration refused").await?;
+    let line = agent.logs("configuration rejected").await?;
     assert!(line.contains("resources[0].sharing.replica: unknown field; did you mean `replicas`?"), "{line}");
     node.configure("resources: [{name: nvidia.com/gpu, devices: {indices: [99]}}]")?;
     agent.signal(Signal::HUP)?;
