@@ -114,7 +114,6 @@ pub async fn write_reports(
             Ok(true) => {
                 (retry, last_error) = (MIN_INTERVAL, String::new());
                 sleep(MIN_INTERVAL).await;
-                continue;
             }
             Err(error) => {
                 let error = error.to_string();
@@ -145,9 +144,12 @@ struct Writer {
     written: Option<Written>,
 }
 
-/// What was written last, and the version of the object that it made.
+/// What was written last.
 struct Written {
     status: GpuNodeStatus,
+    /// Version of the object that the watch had shown by then.
+    over: Option<String>,
+    /// Version of the object that it made.
     version: Option<String>,
 }
 
@@ -164,13 +166,15 @@ impl Writer {
             (Some(report), Seen::Present(object)) => {
                 let status = needed(self.written.as_ref(), report.status, object, Timestamp::now());
                 let Some(status) = status else { return Ok(false) };
-                self.apply(&status).await?;
+                let version = self.apply(&status).await?;
+                self.written = Some(Written { status, over: object.metadata.resource_version.clone(), version });
                 Ok(true)
             }
         }
     }
 
-    async fn apply(&mut self, status: &GpuNodeStatus) -> Result<(), Error> {
+    /// Returns the version of the object that it made.
+    async fn apply(&self, status: &GpuNodeStatus) -> Result<Option<String>, Error> {
         let resource = ApiResource::erase::<GpuNode>(&());
         let patch = json!({
             "apiVersion": resource.api_version,
@@ -182,8 +186,7 @@ impl Writer {
         let patch = Patch::Apply(&patch);
         let object =
             call("write GpuNode status", api(self.client.clone()).patch_status(&self.node, &params, &patch)).await?;
-        self.written = Some(Written { status: status.clone(), version: object.metadata.resource_version });
-        Ok(())
+        Ok(object.metadata.resource_version)
     }
 
     /// A GpuNode without configuration, which goes with its Node.
@@ -219,8 +222,8 @@ fn needed(
 ) -> Option<GpuNodeStatus> {
     if let Some(written) = written {
         set_times(&mut wanted, &written.status, now);
-        // The API server made of it what it made of it, and nobody has changed it since.
-        if wanted == written.status && written.version == object.metadata.resource_version {
+        // The watch has not brought it yet, or the API server made of it what it made of it and nobody has changed it since.
+        if wanted == written.status && [&written.over, &written.version].contains(&&object.metadata.resource_version) {
             return None;
         }
     }
@@ -262,6 +265,11 @@ mod tests {
         object
     }
 
+    /// A status written over version 1, which made version 2.
+    fn written(hash: &str) -> Written {
+        Written { status: status(hash, 5), over: Some("1".to_owned()), version: Some("2".to_owned()) }
+    }
+
     fn write(written: Option<&Written>, wanted: &str, object: &SeenGpuNode) -> Option<GpuNodeStatus> {
         needed(written, status(wanted, 0), object, Timestamp::from_second(9).unwrap())
     }
@@ -276,17 +284,22 @@ mod tests {
 
     #[test]
     fn what_somebody_changed_is_written_again() {
-        let written = Written { status: status("one", 5), version: Some("1".to_owned()) };
-        let edited = object("2", json!({"configHash": "zero"}));
-        assert_eq!(write(Some(&written), "one", &edited), Some(status("one", 9)));
+        let edited = object("3", json!({"configHash": "zero"}));
+        assert_eq!(write(Some(&written("one")), "one", &edited), Some(status("one", 9)));
     }
 
     #[test]
     fn what_the_api_server_made_of_a_status_is_left_alone() {
-        let written = Written { status: status("one", 5), version: Some("2".to_owned()) };
         let pruned = object("2", json!({}));
-        assert_eq!(write(Some(&written), "one", &pruned), None);
-        assert!(write(Some(&written), "two", &pruned).is_some());
+        assert_eq!(write(Some(&written("one")), "one", &pruned), None);
+        assert!(write(Some(&written("one")), "two", &pruned).is_some());
+    }
+
+    #[test]
+    fn what_the_watch_has_not_brought_yet_is_not_written_again() {
+        let before = object("1", json!(status("zero", 5)));
+        assert_eq!(write(Some(&written("one")), "one", &before), None);
+        assert!(write(Some(&written("one")), "two", &before).is_some(), "the report changed");
     }
 
     #[test]
