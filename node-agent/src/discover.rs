@@ -6,14 +6,13 @@
 use crate::{
     admin,
     cli::NodeArgs,
-    gpu_node::{Report, Seen, watch_gpu_node, write_reports},
+    gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
     handover,
     hardware::{Hardware, Place, watch_hardware},
     report::{Facts, Identity, status},
     signals::{Asked, Signals},
 };
 use anyhow::{Context as _, Result, bail};
-use kube::Client;
 use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
@@ -61,8 +60,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         let Some(hardware) = hardware.borrow_and_update().clone() else { continue };
         _ = readiness.send_replace(Ok(()));
         if hardware.has_gpus() && !reporting {
-            let client =
-                Client::try_default().await.context("find the API server; run in a pod with a service account")?;
+            let client = connect().await?;
             tasks.spawn(watch_gpu_node(client.clone(), args.node_name.clone(), seen.clone()));
             tasks.spawn(write_reports(client, args.node_name.clone(), to_report.clone(), gpu_node.clone()));
             reporting = true;

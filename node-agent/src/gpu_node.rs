@@ -1,12 +1,13 @@
 //! This node's GpuNode: watches it, creates it, writes its status. The only module that talks to the API server.
 
 use crate::report::set_times;
+use anyhow::Context as _;
 use futures::TryStreamExt as _;
 use gpunode_crds::{AGENT_FIELD_MANAGER, GpuNode, GpuNodeSpec, GpuNodeStatus};
 use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
-    Api, Client,
+    Api, Client, Config,
     api::{Patch, PatchParams, PostParams},
     core::{ApiResource, Object},
     runtime::{
@@ -23,6 +24,9 @@ use tokio::{
 use tracing::{info, warn};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Without it a list whose answer never comes would wait for ever. Longer than a watch without events, which the server
+/// ends after 290 s.
+const READ_TIMEOUT: Duration = Duration::from_secs(310);
 /// What happens together goes into one write: a restarted agent that is registered again at once writes nothing.
 const SETTLE: Duration = Duration::from_millis(250);
 /// Time between two writes.
@@ -60,6 +64,16 @@ enum Error {
     Call { action: &'static str, source: kube::Error },
     #[error("{action}: no answer within {CALL_TIMEOUT:?}")]
     NoAnswer { action: &'static str },
+}
+
+/// A client of the API server that the pod's service account, or KUBECONFIG, names.
+pub async fn connect() -> anyhow::Result<Client> {
+    let find = "find the API server; run in a pod with a service account";
+    let mut config = Config::infer().await.context(find)?;
+    config.read_timeout = Some(READ_TIMEOUT);
+    // A connection that lay idle before a watch began has the whole time all the same.
+    config.reset_reader_on_write = true;
+    Client::try_from(config).context(find)
 }
 
 fn api(client: Client) -> Api<SeenGpuNode> {
@@ -242,69 +256,4 @@ async fn call<T>(action: &'static str, request: impl Future<Output = kube::Resul
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-
-    fn status(hash: &str, second: i64) -> GpuNodeStatus {
-        let ready = Condition {
-            type_: "Ready".to_owned(),
-            status: "True".to_owned(),
-            reason: "ConfigurationInForce".to_owned(),
-            message: String::new(),
-            last_transition_time: Time(Timestamp::from_second(second).unwrap()),
-            observed_generation: None,
-        };
-        GpuNodeStatus { config_hash: Some(hash.to_owned()), conditions: vec![ready], ..GpuNodeStatus::default() }
-    }
-
-    fn object(version: &str, status: Value) -> SeenGpuNode {
-        let mut object = SeenGpuNode::new("a", &ApiResource::erase::<GpuNode>(&()), GpuNodeSpec::default());
-        object.metadata.resource_version = Some(version.to_owned());
-        object.status = Some(status);
-        object
-    }
-
-    /// A status written over version 1, which made version 2.
-    fn written(hash: &str) -> Written {
-        Written { status: status(hash, 5), over: Some("1".to_owned()), version: Some("2".to_owned()) }
-    }
-
-    fn write(written: Option<&Written>, wanted: &str, object: &SeenGpuNode) -> Option<GpuNodeStatus> {
-        needed(written, status(wanted, 0), object, Timestamp::from_second(9).unwrap())
-    }
-
-    #[test]
-    fn what_the_object_says_already_is_not_written() {
-        let live = object("1", json!(status("one", 5)));
-        assert_eq!(write(None, "one", &live), None);
-        assert_eq!(write(None, "two", &live), Some(status("two", 5)), "the condition has not changed");
-        assert_eq!(write(None, "one", &object("1", json!({}))), Some(status("one", 9)));
-    }
-
-    #[test]
-    fn what_somebody_changed_is_written_again() {
-        let edited = object("3", json!({"configHash": "zero"}));
-        assert_eq!(write(Some(&written("one")), "one", &edited), Some(status("one", 9)));
-    }
-
-    #[test]
-    fn what_the_api_server_made_of_a_status_is_left_alone() {
-        let pruned = object("2", json!({}));
-        assert_eq!(write(Some(&written("one")), "one", &pruned), None);
-        assert!(write(Some(&written("one")), "two", &pruned).is_some());
-    }
-
-    #[test]
-    fn what_the_watch_has_not_brought_yet_is_not_written_again() {
-        let before = object("1", json!(status("zero", 5)));
-        assert_eq!(write(Some(&written("one")), "one", &before), None);
-        assert!(write(Some(&written("one")), "two", &before).is_some(), "the report changed");
-    }
-
-    #[test]
-    fn a_status_of_a_newer_agent_is_replaced() {
-        let newer = object("1", json!({"agent": {"mode": "Telepathy"}}));
-        assert_eq!(write(None, "one", &newer), Some(status("one", 9)));
-    }
-}
+mod tests;

@@ -18,7 +18,7 @@ const MIN_RETRY: Duration = Duration::from_millis(250);
 const MAX_RETRY: Duration = Duration::from_secs(30);
 /// How often sysfs and the driver's file are compared with what was found last.
 const RECHECK: Duration = Duration::from_mins(1);
-/// A driver call that hangs must not keep the rest of the agent from working.
+/// A driver call or a file of the host that hangs must not keep the rest of the agent from working.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a look found.
@@ -136,7 +136,12 @@ pub async fn watch_hardware(place: Place, found: watch::Sender<Option<Arc<Hardwa
         retry = if settled { MIN_RETRY } else { (retry * 2).min(MAX_RETRY) };
         loop {
             let asked = timeout(if settled { RECHECK } else { retry }, look_again.notified()).await.is_ok();
-            if asked || !settled || place.traces() != traces {
+            if asked || !settled {
+                break;
+            }
+            let looking = place.clone();
+            // Traces that cannot be read are worth a look, which says what hangs.
+            if answer(move || looking.traces()).await.is_none_or(|now| now != traces) {
                 break;
             }
         }
@@ -152,7 +157,9 @@ async fn look(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) 
             result
         } else {
             let message = format!("ask the driver: no answer within {LOOK_TIMEOUT:?}; see the host's kernel log");
-            let functions = nvidia_functions(&place.host_root).len();
+            let looking = place.clone();
+            let functions = answer(move || nvidia_functions(&looking.host_root).len()).await;
+            let functions = functions.unwrap_or_else(|| found.borrow().as_ref().map_or(0, |last| last.functions));
             publish(found, Hardware { functions, driver: Driver::Failed(message), reading: None });
             // Asking a second time beside a call that hangs would only take another thread.
             task.await
@@ -165,6 +172,11 @@ async fn look(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) 
             }
         }
     }
+}
+
+/// What the host answers, if it does in time; the runtime has one thread, which must not wait for a file.
+async fn answer<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    timeout(LOOK_TIMEOUT, tokio::task::spawn_blocking(ask)).await.ok()?.ok()
 }
 
 fn publish(found: &watch::Sender<Option<Arc<Hardware>>>, mut hardware: Hardware) {

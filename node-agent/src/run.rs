@@ -4,7 +4,7 @@ use crate::{
     admin::{self, Readiness},
     cli::{NodeArgs, RunArgs},
     directory::Directory,
-    gpu_node::{Report, Seen, watch_gpu_node, write_reports},
+    gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
     handover::NodeLock,
     hardware::{Hardware, Place, watch_hardware},
     in_force::{Candidate, InForce, Instruction},
@@ -19,7 +19,6 @@ use crate::{
 };
 use anyhow::{Context as _, Result, bail};
 use gpunode_gpu::Resource;
-use kube::Client;
 use std::{fs, path::Path, pin::pin, sync::Arc};
 use tokio::{
     sync::{Notify, watch},
@@ -194,9 +193,7 @@ async fn follow_operator(
     instructions: watch::Sender<Instruction>,
     reports: watch::Receiver<Option<Report>>,
 ) -> Result<SavedConfig> {
-    let client = Client::try_default().await.context(
-        "find the API server; run in a pod with a service account, or give the configuration with --config FILE",
-    )?;
+    let client = connect().await.context("run without --config FILE")?;
     let (seen, gpu_node) = watch::channel(Seen::Unknown);
     let saved = SavedConfig::load(&node.state_dir, &node.node_name);
     tasks.spawn(watch_gpu_node(client.clone(), node.node_name.clone(), seen));
