@@ -24,12 +24,15 @@ use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config};
 use lease::{Candidate, Claim};
 use metrics::Metrics;
-use std::{io::IsTerminal, process::ExitCode, sync::Arc};
+use std::{io::IsTerminal, process::ExitCode, sync::Arc, time::Duration};
 use tokio::{
     signal::unix::{SignalKind, signal},
     task::JoinSet,
 };
 use tracing_subscriber::EnvFilter;
+
+/// How long the API server may send nothing before it is given up. Longer than any watch lasts.
+const READ_TIMEOUT: Duration = Duration::from_secs(310);
 
 /// Two threads, so that planning on one does not delay the renewal of the Lease on the other.
 #[tokio::main(worker_threads = 2)]
@@ -62,6 +65,10 @@ async fn run(args: Args) -> Result<()> {
     let mut config = Config::infer().await.context("find out how to reach the API server")?;
     // Watches and the election have pauses of their own.
     config.default_retry = false;
+    // A list on a dead connection would wait for ever. A watch may be silent for 290 s, after which the server ends it;
+    // the time that a connection lay idle before a request does not count.
+    config.read_timeout = Some(READ_TIMEOUT);
+    config.reset_reader_on_write = true;
     config
         .headers
         .push((USER_AGENT, HeaderValue::from_static(concat!("gpunode-operator/", env!("CARGO_PKG_VERSION")))));
