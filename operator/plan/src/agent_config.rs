@@ -4,7 +4,6 @@ use crate::{facts::NodeFacts, policies::Policy};
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{Configuration, GpuNode, GpuNodeSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use serde_json::{Value, json};
 
 /// What has to be written about the `GpuNode` of one node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -14,8 +13,13 @@ pub enum GpuNodeChange {
     None,
     /// It is missing.
     Create(Box<GpuNode>),
-    /// A merge patch. It holds the resourceVersion, so that it is refused when something changed meanwhile.
-    Patch(Value),
+    /// It is to have another configuration or none, if it still is the one of this version.
+    Configure {
+        /// `metadata.resourceVersion`.
+        resource_version: String,
+        /// `spec.config`.
+        config: Option<Configuration>,
+    },
     /// It has no configuration any more and describes no GPU, if it still is the one of this uid and version.
     Delete {
         /// `metadata.uid`.
@@ -23,6 +27,13 @@ pub enum GpuNodeChange {
         /// `metadata.resourceVersion`.
         resource_version: String,
     },
+}
+
+impl GpuNodeChange {
+    /// Whether this change gives the node a configuration.
+    pub fn gives_configuration(&self) -> bool {
+        matches!(self, Self::Create(_) | Self::Configure { config: Some(_), .. })
+    }
 }
 
 /// The configuration that a node is to have under a governing policy.
@@ -53,7 +64,7 @@ pub fn change(node: &NodeFacts, governing: Option<&Policy>, gpu_node: Option<&Gp
                 if gpu_node.spec.config.as_ref() == Some(&wanted) {
                     GpuNodeChange::None
                 } else {
-                    patch(gpu_node, &json!(wanted))
+                    configure(gpu_node, Some(wanted))
                 }
             }
             _ => GpuNodeChange::None,
@@ -65,7 +76,7 @@ pub fn change(node: &NodeFacts, governing: Option<&Policy>, gpu_node: Option<&Gp
         }),
         (None, Some(gpu_node)) if gpu_node.spec.config.is_some() => {
             if gpu_node.status.as_ref().is_some_and(|status| !status.gpus.is_empty()) {
-                patch(gpu_node, &Value::Null)
+                configure(gpu_node, None)
             } else {
                 // In one step, so that a crash leaves no empty object; the agent's own without a spec is never touched.
                 GpuNodeChange::Delete {
@@ -78,11 +89,8 @@ pub fn change(node: &NodeFacts, governing: Option<&Policy>, gpu_node: Option<&Gp
     }
 }
 
-fn patch(gpu_node: &GpuNode, config: &Value) -> GpuNodeChange {
-    GpuNodeChange::Patch(json!({
-        "metadata": {"resourceVersion": version(gpu_node)},
-        "spec": {"config": config},
-    }))
+fn configure(gpu_node: &GpuNode, config: Option<Configuration>) -> GpuNodeChange {
+    GpuNodeChange::Configure { resource_version: version(gpu_node), config }
 }
 
 fn version(gpu_node: &GpuNode) -> String {

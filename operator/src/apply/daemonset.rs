@@ -3,7 +3,7 @@
 
 use super::{ApplyError, Writer, post_params};
 use crate::{
-    controller::{Controller, DaemonSetWork},
+    controller::{Controller, DaemonSetWork, Write},
     metrics::Kind,
 };
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -24,13 +24,13 @@ impl Writer {
         match work {
             DaemonSetWork::Create(daemonset) => {
                 let created = daemonsets.create(&post_params(), &daemonset).await;
-                let daemonset = created.map_err(ApplyError::request(format!("create daemonset {name}")))?;
-                controller.with_index(|index, _, _| index.update_daemonset(daemonset));
+                let daemonset = created.map_err(ApplyError::creation(format!("create daemonset {name}")))?;
+                controller.with_index(|index, _, _| index.update_daemonset(daemonset, Write::Create));
             }
             DaemonSetWork::Replace(daemonset) => {
                 let replaced = daemonsets.replace(name, &post_params(), &daemonset).await;
                 let daemonset = replaced.map_err(ApplyError::request(format!("update daemonset {name}")))?;
-                controller.with_index(|index, _, _| index.update_daemonset(daemonset));
+                controller.with_index(|index, _, _| index.update_daemonset(daemonset, Write::Change));
             }
             DaemonSetWork::Delete { uid, version } => {
                 let guard = Preconditions { uid: Some(uid), resource_version: Some(version) };

@@ -1,13 +1,17 @@
 //! The configuration in a `GpuNode`.
 
 use super::{ApplyError, Writer, patch_params, post_params};
-use crate::{controller::Controller, metrics::Kind};
+use crate::{
+    controller::{Controller, Write},
+    metrics::Kind,
+};
 use gpunode_crds::GpuNode;
 use gpunode_plan::GpuNodeChange;
 use kube::{
     Api,
     api::{DeleteParams, Patch, Preconditions},
 };
+use serde_json::json;
 
 impl Writer {
     pub(super) async fn apply_gpu_node(
@@ -21,13 +25,17 @@ impl Writer {
             GpuNodeChange::None => return Ok(()),
             GpuNodeChange::Create(gpu_node) => {
                 let created = gpu_nodes.create(&post_params(), &gpu_node).await;
-                let gpu_node = created.map_err(ApplyError::request(format!("create gpunode {name}")))?;
-                controller.with_index(|index, now, effects| index.update_gpu_node(gpu_node, now, effects));
+                let gpu_node = created.map_err(ApplyError::creation(format!("create gpunode {name}")))?;
+                controller
+                    .with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Create, now, effects));
             }
-            GpuNodeChange::Patch(patch) => {
+            GpuNodeChange::Configure { resource_version, config } => {
+                // With the resourceVersion it is refused when something changed meanwhile.
+                let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": {"config": config}});
                 let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(patch)).await;
                 let gpu_node = patched.map_err(ApplyError::request(format!("patch gpunode {name}")))?;
-                controller.with_index(|index, now, effects| index.update_gpu_node(gpu_node, now, effects));
+                controller
+                    .with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Change, now, effects));
             }
             GpuNodeChange::Delete { uid, resource_version } => {
                 let guard = Preconditions { uid: Some(uid), resource_version: Some(resource_version.clone()) };

@@ -28,6 +28,8 @@ pub enum ApplyError {
     Request {
         /// What was tried, on what.
         action: String,
+        /// Whether the object was to be created.
+        creates: bool,
         /// Its answer.
         source: Box<kube::Error>,
     },
@@ -41,9 +43,17 @@ pub enum ApplyError {
 
 impl ApplyError {
     fn request(action: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
-        move |source| match source {
+        |source| Self::new(action.into(), false, source)
+    }
+
+    fn creation(action: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        |source| Self::new(action.into(), true, source)
+    }
+
+    fn new(action: String, creates: bool, source: kube::Error) -> Self {
+        match source {
             kube::Error::Service(source) if source.is::<NotLeader>() => Self::NotLeader(NotLeader),
-            source => Self::Request { action: action.into(), source: Box::new(source) },
+            source => Self::Request { action, creates, source: Box::new(source) },
         }
     }
 
@@ -52,10 +62,12 @@ impl ApplyError {
     pub fn is_race(&self) -> bool {
         match (self, self.answer()) {
             (Self::NotLeader(_), _) => true,
-            (_, Some(answer)) => {
+            (error, Some(answer)) => {
+                // What a creation does not find is its namespace or its kind, and nobody but a person brings these.
+                let creates = matches!(error, Self::Request { creates: true, .. });
                 answer.is_conflict()
                     || answer.is_already_exists()
-                    || answer.is_not_found()
+                    || (answer.is_not_found() && !creates)
                     // The answer to a JSON patch whose test does not hold.
                     || (answer.code == 422 && answer.message.contains("/metadata/resourceVersion"))
             }

@@ -5,7 +5,7 @@ use crate::{
     controller::{Controller, NodeWork},
     metrics::Kind,
 };
-use gpunode_plan::{GpuNodeChange, NodeFacts};
+use gpunode_plan::NodeFacts;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, api::Patch};
 
@@ -13,7 +13,7 @@ impl Writer {
     /// Carries out the work for a node. One part that fails does not stop the other.
     pub async fn apply_node(&self, controller: &Controller, name: &str, work: NodeWork) -> Result<(), ApplyError> {
         // An agent that is about to start finds its configuration there; one that is about to leave keeps it until then.
-        let gives_configuration = !matches!(work.gpu_node, GpuNodeChange::Delete { .. });
+        let gives_configuration = work.gpu_node.gives_configuration();
         let gpu_node = self.apply_gpu_node(controller, name, work.gpu_node);
         let node = self.patch_node(controller, name, work.patch);
         let (one, other) = if gives_configuration {

@@ -19,6 +19,15 @@ pub enum Change<T> {
     Gone(T),
 }
 
+/// A write that returned an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// The object is new.
+    Create,
+    /// It was there before.
+    Change,
+}
+
 /// An object that a cache can hold.
 pub trait Cached {
     /// Its name.
@@ -74,9 +83,14 @@ impl<T: Cached> Cache<T> {
         }
     }
 
-    /// Takes in what a write returned, unless the watch has come as far: then it has told, perhaps of the removal too.
-    pub fn update(&mut self, object: T) -> Option<Changed<T>> {
-        if self.watched >= number(&object) { None } else { self.set_newer(object) }
+    /// Takes in what a write returned. The answer may come late: a changed object that is not here any more was removed
+    /// meanwhile, and so may a created one where the watch has come as far.
+    pub fn update(&mut self, object: T, write: Write) -> Option<Changed<T>> {
+        let is_over = match write {
+            Write::Create => self.watched >= number(&object),
+            Write::Change => self.get(object.name()).is_none(),
+        };
+        if is_over { None } else { self.set_newer(object) }
     }
 
     /// Takes in that a write removed an object of this version.
@@ -208,11 +222,15 @@ mod tests {
     #[test]
     fn what_a_write_returned_revives_nothing() {
         let mut cache = Cache::default();
-        assert!(cache.update(("a", "1")).is_some(), "the watch does not know it yet");
+        assert!(cache.update(("a", "1"), Write::Create).is_some(), "the watch does not know it yet");
         cache.take(Change::Set(("a", "1")));
-        cache.take(Change::Set(("a", "2")));
+        assert!(cache.update(("a", "2"), Write::Change).is_some());
         cache.take(Change::Gone(("a", "3")));
-        assert!(cache.update(("a", "2")).is_none());
-        assert!(cache.update(("a", "4")).is_some());
+        assert!(cache.update(("a", "1"), Write::Create).is_none());
+        assert!(cache.update(("a", "2"), Write::Change).is_none());
+        assert!(cache.update(("a", "4"), Write::Create).is_some());
+        // A list says of no removal how far it went.
+        cache.take(Change::All(vec![("b", "1")]));
+        assert!(cache.update(("a", "5"), Write::Change).is_none());
     }
 }

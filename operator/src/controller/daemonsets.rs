@@ -1,7 +1,7 @@
 //! The DaemonSets as they are and as they are to be.
 
 use crate::controller::{
-    cache::{Cache, Cached, Change},
+    cache::{Cache, Cached, Change, Write},
     work::DaemonSetWork,
 };
 use gpunode_crds::{GpuNodePolicy, Mode};
@@ -17,9 +17,26 @@ use std::collections::HashMap;
 pub struct DaemonSets {
     pods: AgentPods,
     live: Cache<DaemonSet>,
-    /// What a repair could not put right: something else in the cluster insists. By name, the version that it came back
-    /// with and what it was to be, so that it is not tried for ever.
-    futile: HashMap<String, (String, DaemonSet)>,
+    /// What a repair could not put right, by name: something else in the cluster insists. It is not tried for ever.
+    futile: HashMap<String, Futile>,
+}
+
+/// A write that came back changed.
+#[derive(Debug)]
+struct Futile {
+    returned: DaemonSet,
+    desired: DaemonSet,
+}
+
+impl Futile {
+    /// Whether it would be the same write again. The version does not tell, for it grows with every status.
+    fn is_again(&self, live: &DaemonSet, desired: &DaemonSet) -> bool {
+        let (old, new) = (&self.returned.metadata, &live.metadata);
+        self.desired == *desired
+            && self.returned.spec == live.spec
+            && old.labels == new.labels
+            && old.owner_references == new.owner_references
+    }
 }
 
 impl DaemonSets {
@@ -35,11 +52,15 @@ impl DaemonSets {
 
     /// Takes in what a watch says and returns the names of what is different.
     pub fn take(&mut self, change: Change<DaemonSet>) -> Vec<String> {
-        self.live.take(change).into_iter().map(|changed| changed.name).collect()
+        let changed = self.live.take(change);
+        for gone in changed.iter().filter(|changed| changed.after.is_none()) {
+            self.futile.remove(&gone.name);
+        }
+        changed.into_iter().map(|changed| changed.name).collect()
     }
 
     /// Takes in what a write returned. `desired` is what was written.
-    pub fn update(&mut self, daemonset: DaemonSet, desired: Option<DaemonSet>) {
+    pub fn update(&mut self, daemonset: DaemonSet, write: Write, desired: Option<DaemonSet>) {
         let name = daemonset.name().to_owned();
         match desired.filter(|desired| daemonset_drifted(&daemonset, desired)) {
             Some(desired) => {
@@ -47,11 +68,11 @@ impl DaemonSets {
                     name,
                     "a DaemonSet came back changed from a write; something in the cluster rewrites it"
                 );
-                self.futile.insert(name, (daemonset.version().to_owned(), desired));
+                self.futile.insert(name, Futile { returned: daemonset.clone(), desired });
             }
             None => drop(self.futile.remove(&name)),
         }
-        self.live.update(daemonset);
+        self.live.update(daemonset, write);
     }
 
     /// What the DaemonSet of a name is to be; none where nobody wants it.
@@ -74,8 +95,7 @@ impl DaemonSets {
         }
         match desired {
             Some(desired) => {
-                let tried = self.futile.get(name);
-                let is_futile = tried.is_some_and(|(version, tried)| version == live.version() && *tried == desired);
+                let is_futile = self.futile.get(name).is_some_and(|futile| futile.is_again(live, &desired));
                 (!is_futile && daemonset_drifted(live, &desired))
                     .then(|| DaemonSetWork::Replace(Box::new(repaired_daemonset(live, &desired))))
             }
@@ -84,6 +104,12 @@ impl DaemonSets {
                 version: live.version().to_owned(),
             }),
         }
+    }
+
+    /// The DaemonSet of a name as it is.
+    #[cfg(test)]
+    pub fn live(&self, name: &str) -> Option<&std::sync::Arc<DaemonSet>> {
+        self.live.get(name)
     }
 
     /// The names of all that exist.

@@ -2,7 +2,7 @@
 //! nodes that it touches are planned again, and the counts of their policies are kept up to date. No IO.
 
 use crate::controller::{
-    cache::{Cache, Cached, Change, Changed},
+    cache::{Cache, Cached, Change, Changed, Write},
     daemonsets::DaemonSets,
     outcomes::{ByPolicy, Outcomes, Transition},
     work::{DaemonSetWork, Effects, Key, NodeWork, Notice, StatusWork},
@@ -58,7 +58,7 @@ impl Index {
 
     /// Takes in a policy that a write returned.
     pub fn update_policy(&mut self, policy: GpuNodePolicy, now: Timestamp, effects: &mut Effects) {
-        let changed = self.policies.update(policy);
+        let changed = self.policies.update(policy, Write::Change);
         self.policies_changed(changed.as_slice(), true, now, effects);
     }
 
@@ -90,7 +90,7 @@ impl Index {
 
     /// Takes in a node that a write returned.
     pub fn update_node(&mut self, node: NodeFacts, now: Timestamp, effects: &mut Effects) {
-        let changed = self.nodes.update(node);
+        let changed = self.nodes.update(node, Write::Change);
         self.touched(changed.as_slice(), true, NodeFacts::same_but_version, now, effects);
     }
 
@@ -102,8 +102,8 @@ impl Index {
     }
 
     /// Takes in a `GpuNode` that a write returned.
-    pub fn update_gpu_node(&mut self, gpu_node: GpuNode, now: Timestamp, effects: &mut Effects) {
-        let changed = self.gpu_nodes.update(gpu_node);
+    pub fn update_gpu_node(&mut self, gpu_node: GpuNode, write: Write, now: Timestamp, effects: &mut Effects) {
+        let changed = self.gpu_nodes.update(gpu_node, write);
         self.touched(changed.as_slice(), true, same_gpu_node, now, effects);
     }
 
@@ -125,9 +125,9 @@ impl Index {
     }
 
     /// Takes in a DaemonSet that a write returned.
-    pub fn update_daemonset(&mut self, daemonset: DaemonSet) {
+    pub fn update_daemonset(&mut self, daemonset: DaemonSet, write: Write) {
         let desired = self.daemonsets.desired(daemonset.name(), &self.set, &self.policies);
-        self.daemonsets.update(daemonset, desired);
+        self.daemonsets.update(daemonset, write, desired);
     }
 
     fn touched<T>(

@@ -9,6 +9,7 @@ mod watches;
 mod work;
 mod workers;
 
+pub use cache::Write;
 pub use queue::Done;
 pub use watches::watch_everything;
 pub use work::{DaemonSetWork, Key, NodeWork, Notice, StatusWork};

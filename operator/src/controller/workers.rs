@@ -68,7 +68,10 @@ async fn node(controller: &Controller, writer: &Writer, name: &str) -> Result<()
     };
     let result = writer.apply_node(controller, name, work).await;
     let refusal = result.as_ref().err().and_then(ApplyError::refusal);
-    controller.with_index(|index, now, effects| index.node_written(name, refusal, now, effects));
+    // Where the API server could not be asked, what it said before still holds.
+    if result.is_ok() || refusal.is_some() {
+        controller.with_index(|index, now, effects| index.node_written(name, refusal, now, effects));
+    }
     result
 }
 
@@ -102,5 +105,110 @@ impl Pace {
 
     fn written(&self, policy: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(policy.to_owned(), Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::cache::Change;
+    use gpunode_crds::{GpuNode, GpuNodePolicy};
+    use gpunode_plan::{AgentPods, NodeFacts};
+    use http::{Method, Request, Response};
+    use k8s_openapi::api::core::v1::Node;
+    use kube::{Client, client::Body};
+    use serde_json::{Value, json};
+    use std::{convert::Infallible, sync::Arc};
+    use tower::service_fn;
+
+    type Requests = Arc<Mutex<Vec<(Method, String)>>>;
+
+    /// A writer to an API server that answers every request with this code, and what it is asked.
+    fn writer(code: u16) -> (Writer, Requests) {
+        let requests = Requests::default();
+        let seen = requests.clone();
+        let service = service_fn(move |request: Request<Body>| {
+            seen.lock().unwrap().push((request.method().clone(), request.uri().path().to_owned()));
+            let reason = match code {
+                404 => "NotFound",
+                409 => "Conflict",
+                _ => "",
+            };
+            let status =
+                json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": "no"});
+            let response = Response::builder().status(code).body(Body::from(status.to_string().into_bytes()));
+            async { Ok::<_, Infallible>(response.unwrap()) }
+        });
+        (Writer::new(Client::new(service, "ns"), Arc::new(Metrics::new())), requests)
+    }
+
+    /// A controller that knows one node, with what policies and `GpuNode` there are.
+    fn controller(policies: Vec<GpuNodePolicy>, node: &Value, gpu_nodes: Vec<GpuNode>) -> Controller {
+        let (controller, _) = Controller::new(AgentPods { namespace: "ns".to_owned(), image: "image".to_owned() });
+        let node = NodeFacts::of(&serde_json::from_value::<Node>(node.clone()).unwrap());
+        controller.with_index(|index, now, effects| {
+            index.take_policies(Change::All(policies), now, effects);
+            index.take_nodes(Change::All(vec![node]), now, effects);
+            index.take_gpu_nodes(Change::All(gpu_nodes), now, effects);
+            index.take_daemonsets(Change::All(vec![]), now, effects);
+        });
+        controller
+    }
+
+    fn policy(spec: &Value) -> GpuNodePolicy {
+        GpuNodePolicy::new("p", serde_json::from_value(spec.clone()).unwrap())
+    }
+
+    async fn requested(controller: &Controller) -> Vec<(Method, String)> {
+        let (writer, requests) = writer(403);
+        assert!(node(controller, &writer, "n").await.is_err());
+        std::mem::take(&mut *requests.lock().unwrap())
+    }
+
+    #[tokio::test]
+    async fn configuration_comes_before_the_labels_and_goes_after_them() {
+        let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+        let governing = policy(&json!({"nodeSelector": {}, "devicePlugin": {}}));
+        let (patch_node, gpu_nodes) =
+            ((Method::PATCH, "/api/v1/nodes/n".to_owned()), "/apis/gpunode.dev/v1alpha1/gpunodes");
+        let given = requested(&controller(vec![governing], &bare, vec![])).await;
+        assert_eq!(given, [(Method::POST, gpu_nodes.to_owned()), patch_node.clone()]);
+
+        let owned = json!({"version": 1, "labels": {"x": "y"}}).to_string();
+        let labelled = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1", "labels": {"x": "y"},
+            "annotations": {"gpunode.dev/owned": owned}}});
+        let config = json!({"policy": "p", "version": 1, "hash": "0123456789abcdef", "document": "{}"});
+        let mut gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+            "metadata": {"name": "n", "uid": "g", "resourceVersion": "2"}, "spec": {"config": config}});
+        let without_gpu = serde_json::from_value(gpu_node.clone()).unwrap();
+        let withdrawn = requested(&controller(vec![], &labelled, vec![without_gpu])).await;
+        assert_eq!(withdrawn, [patch_node.clone(), (Method::DELETE, format!("{gpu_nodes}/n"))]);
+        gpu_node["status"] = json!({"gpus": [serde_json::to_value(gpunode_crds::GpuDevice::default()).unwrap()]});
+        let with_gpu = serde_json::from_value(gpu_node).unwrap();
+        let withdrawn = requested(&controller(vec![], &labelled, vec![with_gpu])).await;
+        assert_eq!(withdrawn, [patch_node, (Method::PATCH, format!("{gpu_nodes}/n"))]);
+    }
+
+    #[tokio::test]
+    async fn refusal_holds_until_the_api_server_can_be_asked_again() {
+        let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+        let controller = controller(vec![policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}))], &bare, vec![]);
+        for (code, failed) in [(503, 0), (403, 1), (503, 1), (409, 1), (429, 1)] {
+            assert!(node(&controller, &writer(code).0, "n").await.is_err());
+            assert!(controller.node_numbers().contains(&("p".to_owned(), "failed", failed)), "{code}");
+        }
+    }
+
+    #[tokio::test]
+    async fn missing_kind_is_no_race_and_missing_object_is_one() {
+        let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+        for (spec, is_race) in [
+            (json!({"nodeSelector": {}, "devicePlugin": {}}), false),
+            (json!({"nodeSelector": {}, "labels": {"x": "y"}}), true),
+        ] {
+            let controller = controller(vec![policy(&spec)], &bare, vec![]);
+            let error = node(&controller, &writer(404).0, "n").await.unwrap_err();
+            assert_eq!(error.is_race(), is_race, "{error:?}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The difference that policies make: each node as the cluster's policies leave it, and as it would be with others. Pure.
 
 use anyhow::Context;
-use gpunode_crds::{Configuration, GpuNode, GpuNodePolicy, Mode};
+use gpunode_crds::{GpuNode, GpuNodePolicy, Mode};
 use gpunode_plan::{GpuNodeChange, Hold, NodeFacts, NodePlan, PolicySet, plan_node};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -161,7 +161,7 @@ impl World {
     fn carried_out(&self, policies: &PolicySet, now: Timestamp) -> anyhow::Result<Self> {
         let plan = plan_node(policies, &NodeFacts::of(&self.node), self.gpu_node.as_ref(), now);
         let node = patched(&self.node, &plan)?;
-        let gpu_node = changed(self.gpu_node.as_ref(), &plan.gpu_node)?;
+        let gpu_node = changed(self.gpu_node.as_ref(), &plan.gpu_node);
         let facts = NodeFacts::of(&node);
         let labels = facts.labels.into_iter().map(|(key, value)| ((What::Label, key), value));
         let taints = facts
@@ -192,19 +192,17 @@ fn patched(node: &Node, plan: &NodePlan) -> anyhow::Result<Node> {
     serde_json::from_value(value).with_context(wrong)
 }
 
-fn changed(gpu_node: Option<&GpuNode>, change: &GpuNodeChange) -> anyhow::Result<Option<GpuNode>> {
-    Ok(match (change, gpu_node) {
+fn changed(gpu_node: Option<&GpuNode>, change: &GpuNodeChange) -> Option<GpuNode> {
+    match (change, gpu_node) {
         (GpuNodeChange::None, gpu_node) => gpu_node.cloned(),
         (GpuNodeChange::Create(gpu_node), _) => Some((**gpu_node).clone()),
-        (GpuNodeChange::Patch(patch), Some(gpu_node)) => {
-            let config = patch.pointer("/spec/config").cloned().unwrap_or_default();
+        (GpuNodeChange::Configure { config, .. }, Some(gpu_node)) => {
             let mut gpu_node = gpu_node.clone();
-            gpu_node.spec.config =
-                serde_json::from_value::<Option<Configuration>>(config).context("read the planned configuration")?;
+            gpu_node.spec.config.clone_from(config);
             Some(gpu_node)
         }
-        (GpuNodeChange::Patch(_) | GpuNodeChange::Delete { .. }, _) => None,
-    })
+        (GpuNodeChange::Configure { .. } | GpuNodeChange::Delete { .. }, _) => None,
+    }
 }
 
 fn obstacles(plan: &NodePlan) -> BTreeSet<String> {

@@ -94,9 +94,10 @@ fn agents_own_gpu_node_gets_the_configuration_under_a_guard() {
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
     gpu_node.metadata.resource_version = Some("3".to_owned());
     world.gpu_node = Some(gpu_node);
-    let GpuNodeChange::Patch(patch) = world.plan(&[governing()]).gpu_node else { panic!() };
-    assert_eq!(patch["metadata"], json!({"resourceVersion": "3"}));
-    assert_eq!(patch["spec"]["config"]["policy"], "p");
+    let change = world.plan(&[governing()]).gpu_node;
+    assert!(change.gives_configuration());
+    let GpuNodeChange::Configure { resource_version, config } = change else { panic!() };
+    assert_eq!((resource_version.as_str(), config.unwrap().policy.as_str()), ("3", "p"));
     assert_eq!(world.plan(&[]).gpu_node, GpuNodeChange::None);
 }
 
@@ -108,15 +109,16 @@ fn gpu_node_without_configuration_stays_where_there_are_gpus_and_goes_where_ther
     assert_eq!(world.plan(&[]).gpu_node, gone);
     let status = GpuNodeStatus { gpus: vec![GpuDevice::default()], ..GpuNodeStatus::default() };
     world.gpu_node.as_mut().unwrap().status = Some(status);
-    let expected = json!({"metadata": {"resourceVersion": "7"}, "spec": {"config": null}});
-    assert_eq!(world.plan(&[]).gpu_node, GpuNodeChange::Patch(expected));
+    let withdrawn = GpuNodeChange::Configure { resource_version: "7".to_owned(), config: None };
+    assert_eq!(world.plan(&[]).gpu_node, withdrawn);
+    assert!(!withdrawn.gives_configuration() && !gone.gives_configuration());
 }
 
 #[test]
 fn edited_configuration_comes_back() {
     let mut world = settled();
     world.gpu_node.as_mut().unwrap().spec.config.as_mut().unwrap().document = "{}".to_owned();
-    assert!(matches!(world.plan(&[governing()]).gpu_node, GpuNodeChange::Patch(_)));
+    assert!(matches!(world.plan(&[governing()]).gpu_node, GpuNodeChange::Configure { config: Some(_), .. }));
 }
 
 #[test]

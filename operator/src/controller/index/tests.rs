@@ -1,7 +1,7 @@
 use super::*;
 use gpunode_crds::Reason;
 use gpunode_plan::GpuNodeChange;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::{apps::v1::DaemonSetStatus, core::v1::Node};
 use serde_json::json;
 
 /// An index, and what followed from the last change.
@@ -93,13 +93,14 @@ impl Scene {
     }
 
     fn write_daemonset(&mut self, name: &str, edit: impl FnOnce(&mut DaemonSet)) {
-        let mut daemonset = match self.index.daemonset_work(name) {
-            Some(DaemonSetWork::Create(daemonset) | DaemonSetWork::Replace(daemonset)) => *daemonset,
+        let (mut daemonset, write) = match self.index.daemonset_work(name) {
+            Some(DaemonSetWork::Create(daemonset)) => (*daemonset, Write::Create),
+            Some(DaemonSetWork::Replace(daemonset)) => (*daemonset, Write::Change),
             other => panic!("{other:?}"),
         };
         daemonset.metadata.resource_version = Some(self.next_version());
         edit(&mut daemonset);
-        self.index.update_daemonset(daemonset);
+        self.index.update_daemonset(daemonset, write);
     }
 
     fn woken(&self) -> Vec<&Key> {
@@ -255,6 +256,14 @@ fn daemonset_that_something_else_rewrites_is_not_written_for_ever() {
     let insist = |daemonset: &mut DaemonSet| daemonset.spec.as_mut().unwrap().min_ready_seconds = Some(5);
     scene.write_daemonset(DISCOVERY_NAME, insist);
     assert_eq!(scene.index.daemonset_work(DISCOVERY_NAME), None);
+    let mut counted = (**scene.index.daemonsets.live(DISCOVERY_NAME).unwrap()).clone();
+    counted.metadata.resource_version = Some(scene.next_version());
+    counted.status = Some(DaemonSetStatus { number_ready: 1, ..DaemonSetStatus::default() });
+    scene.go(|index, now, effects| index.take_daemonsets(Change::Set(counted.clone()), now, effects));
+    assert_eq!(scene.index.daemonset_work(DISCOVERY_NAME), None, "a new status is no new chance");
+    counted.metadata.resource_version = Some(scene.next_version());
+    scene.go(|index, now, effects| index.take_daemonsets(Change::Gone(counted), now, effects));
+    scene.write_daemonset(DISCOVERY_NAME, |_| {});
     let name = policy_daemonset_name("p");
     scene.set_policy("p", PLUGIN);
     scene.write_daemonset(&name, insist);
@@ -280,6 +289,6 @@ fn governed_node_gets_its_configuration_once() {
     scene.set_node("n", &json!({"pool": "a"}));
     let Some(GpuNodeChange::Create(mut gpu_node)) = scene.node_work("n").map(|work| work.gpu_node) else { panic!() };
     gpu_node.metadata.resource_version = Some(scene.next_version());
-    scene.go(|index, now, effects| index.update_gpu_node(*gpu_node, now, effects));
+    scene.go(|index, now, effects| index.update_gpu_node(*gpu_node, Write::Create, now, effects));
     assert_eq!(scene.node_work("n").unwrap().gpu_node, GpuNodeChange::None);
 }
