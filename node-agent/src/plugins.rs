@@ -28,6 +28,15 @@ struct Running {
     offer: watch::Sender<Offer>,
     stop: watch::Sender<bool>,
     task: Id,
+    /// What is offered once this one has stopped: kubelets up to 1.36 take the end of an old stream for the end of the
+    /// new one.
+    next: Option<Offer>,
+}
+
+impl Running {
+    fn is_stopping(&self) -> bool {
+        *self.stop.borrow()
+    }
 }
 
 impl Plugins {
@@ -42,32 +51,39 @@ impl Plugins {
         let mut wanted: BTreeMap<String, Offer> =
             offers.into_iter().map(|offer| (offer.resource.name.clone(), offer)).collect();
         // First those that go, so that no GPU is offered under two names.
-        self.running.retain(|name, running| {
-            let stays = wanted.contains_key(name);
-            if !stays {
-                info!(resource = name, "resource is no longer offered");
-                running.stop.send_replace(true);
+        for (name, running) in &mut self.running {
+            if !wanted.contains_key(name) {
+                running.next = None;
+                if !running.stop.send_replace(true) {
+                    info!(resource = name, "resource is no longer offered");
+                }
             }
-            stays
-        });
-        for (name, running) in &self.running {
-            if let Some(offer) = wanted.remove(name) {
-                running.offer.send_if_modified(|now| {
-                    let changes = *now != offer;
-                    if changes {
-                        info!(resource = name, devices = offer.resource.len(), "offer changes");
-                        *now = offer;
-                    }
-                    changes
-                });
+        }
+        for (name, running) in &mut self.running {
+            let Some(offer) = wanted.remove(name) else { continue };
+            if running.is_stopping() {
+                running.next = Some(offer);
+                continue;
             }
+            running.offer.send_if_modified(|now| {
+                let changes = *now != offer;
+                if changes {
+                    info!(resource = name, devices = offer.resource.len(), "offer changes");
+                    *now = offer;
+                }
+                changes
+            });
         }
         for (name, offer) in wanted {
-            let (offer, offered) = watch::channel(offer);
-            let (stop, stopped) = watch::channel(false);
-            let task = self.tasks.spawn(keep_registered(self.kubelet.clone(), offered, stopped)).id();
-            self.running.insert(name, Running { offer, stop, task });
+            self.start(name, offer);
         }
+    }
+
+    fn start(&mut self, name: String, offer: Offer) {
+        let (offer, offered) = watch::channel(offer);
+        let (stop, stopped) = watch::channel(false);
+        let task = self.tasks.spawn(keep_registered(self.kubelet.clone(), offered, stopped)).id();
+        self.running.insert(name, Running { offer, stop, task, next: None });
     }
 
     /// Which resources the kubelet has taken the list of; follows their state machines.
@@ -75,15 +91,19 @@ impl Plugins {
         self.kubelet.registered.subscribe()
     }
 
-    /// Returns the name of a resource whose state machine ended though it should run.
+    /// Follows the state machines that end: starts what waits for one that was stopped, and returns the name of a resource
+    /// whose state machine ended though it should run.
     pub async fn failed(&mut self) -> String {
         while let Some(ended) = self.tasks.join_next_with_id().await {
             let id = match &ended {
                 Ok((id, ())) => *id,
                 Err(error) => error.id(),
             };
-            if let Some((name, _)) = self.running.iter().find(|(_, running)| running.task == id) {
-                return name.clone();
+            let ended = self.running.extract_if(.., |_, running| running.task == id).next();
+            match ended {
+                Some((name, Running { next: Some(offer), .. })) => self.start(name, offer),
+                Some((name, running)) if !running.is_stopping() => return name,
+                _ => {}
             }
         }
         std::future::pending().await
@@ -99,5 +119,62 @@ impl Plugins {
             warn!("device plugin servers did not stop in time");
             self.tasks.shutdown().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::Directory;
+    use gpunode_config::AgentConfig;
+    use gpunode_gpu::{Gpu, Inventory, resources};
+    use std::path::Path;
+
+    fn offers() -> Vec<Offer> {
+        let inventory = Inventory { gpus: vec![Gpu::default()], ..Inventory::default() };
+        let resources = resources(&inventory, &AgentConfig::default()).unwrap();
+        resources.into_iter().map(|one| Offer { resource: one.into(), pass_device_specs: false }).collect()
+    }
+
+    fn plugins(folder: &Path) -> Plugins {
+        let registered = watch::Sender::new(Registered::new());
+        Plugins::new(Kubelet { directory: Directory::new(folder.to_owned()), host_root: folder.into(), registered })
+    }
+
+    /// Follows the state machines until what was stopped has ended.
+    async fn settle(plugins: &mut Plugins) {
+        let settle = async {
+            while plugins.running.values().any(Running::is_stopping) {
+                assert!(timeout(Duration::from_millis(10), plugins.failed()).await.is_err());
+            }
+        };
+        timeout(Duration::from_secs(10), settle).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_resource_that_comes_back_at_once_waits_for_its_old_server() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut plugins = plugins(folder.path());
+        plugins.put(offers());
+        let old = plugins.running.values().next().unwrap().task;
+        plugins.put(Vec::new());
+        plugins.put(offers());
+        assert_eq!(plugins.tasks.len(), 1, "the old one is still there");
+        settle(&mut plugins).await;
+        assert_eq!((plugins.tasks.len(), plugins.running.len()), (1, 1));
+        assert_ne!(plugins.running.values().next().unwrap().task, old);
+        plugins.stop().await;
+    }
+
+    #[tokio::test]
+    async fn a_resource_that_goes_again_before_its_old_server_has_stopped_does_not_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut plugins = plugins(folder.path());
+        plugins.put(offers());
+        plugins.put(Vec::new());
+        plugins.put(offers());
+        plugins.put(Vec::new());
+        settle(&mut plugins).await;
+        assert_eq!((plugins.tasks.len(), plugins.running.len()), (0, 0));
     }
 }
