@@ -1,6 +1,6 @@
 //! The GPUs of a node as NVML and sysfs describe them.
 
-use crate::product_label;
+use crate::product::product_label;
 
 /// What the driver says about a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

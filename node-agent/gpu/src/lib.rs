@@ -8,5 +8,4 @@ mod product;
 mod resources;
 
 pub use inventory::{Architecture, Gpu, Inventory, Link, LinkLevel, MigMode};
-pub use product::product_label;
-pub use resources::{Device, Error, MAX_LIST_BYTES, Resource, ResourceGpu, resources};
+pub use resources::{Device, Error, Resource, ResourceGpu, resources};

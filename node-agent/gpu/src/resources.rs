@@ -5,7 +5,7 @@ use globset::{Glob, GlobMatcher};
 use gpunode_config::{AgentConfig, DeviceSelector};
 
 /// Largest device list in bytes: gRPC's default receive limit, which the kubelet does not raise.
-pub const MAX_LIST_BYTES: usize = 4 * 1024 * 1024;
+const MAX_LIST_BYTES: usize = 4 * 1024 * 1024;
 
 /// Between a UUID and the number of a replica, as in NVIDIA's device plugin.
 const REPLICA_SEPARATOR: &str = "::";
