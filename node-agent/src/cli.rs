@@ -1,16 +1,12 @@
 //! Command line.
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 use std::{net::SocketAddr, path::PathBuf};
 
 /// Runs gpunode on one node.
 #[derive(Debug, Parser)]
 #[command(name = "gpunode-agent", version, about)]
 pub struct Cli {
-    /// How log lines look.
-    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Json)]
-    pub log_format: LogFormat,
-
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -23,15 +19,6 @@ pub enum Command {
     Discover(NodeArgs),
     /// Offer the GPUs of this node to its kubelet.
     Run(RunArgs),
-}
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object per line.
-    Json,
 }
 
 /// Where the agent is and what it looks at.

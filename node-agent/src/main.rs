@@ -25,7 +25,7 @@ mod signals;
 mod socket;
 
 use clap::Parser as _;
-use cli::{Cli, Command, LogFormat};
+use cli::{Cli, Command};
 use std::{io::IsTerminal as _, process::ExitCode};
 use tracing::error;
 use tracing_subscriber::EnvFilter;
@@ -33,7 +33,7 @@ use tracing_subscriber::EnvFilter;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     cli.check();
-    log(cli.log_format);
+    start_log();
     // One thread: the agent waits nearly always, and memory on every node counts.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -59,11 +59,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn log(format: LogFormat) {
+/// Text on a terminal, one JSON object per line elsewhere.
+fn start_log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let logger = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => logger.with_ansi(std::io::stderr().is_terminal()).init(),
-        LogFormat::Json => logger.json().flatten_event(true).init(),
+    if std::io::stderr().is_terminal() {
+        logger.init();
+    } else {
+        logger.json().flatten_event(true).init();
     }
 }
