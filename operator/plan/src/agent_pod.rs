@@ -171,7 +171,7 @@ fn discovery_affinity() -> Affinity {
     }
 }
 
-/// Discovery only looks, so it gets no access to the kubelet.
+/// Discovery only looks, so it gets no access to the kubelet and leaves no folder on the node.
 fn mounts(component: Component<'_>) -> Vec<Mount> {
     let host = Mount { name: "host", path: "/", at: "/host", type_: "", read_only: true };
     let plugins = Mount {
@@ -183,7 +183,7 @@ fn mounts(component: Component<'_>) -> Vec<Mount> {
     };
     let state = Mount { name: "state", path: STATE, at: STATE, type_: "DirectoryOrCreate", read_only: false };
     match component {
-        Component::Discovery => vec![host, state],
+        Component::Discovery => vec![host],
         Component::DevicePlugin { .. } => vec![host, plugins, state],
     }
 }
