@@ -18,8 +18,18 @@ pub fn fleet(fleet: &Fleet) -> String {
         text.push_str("no GpuNodePolicy yet: write one and see what it would do with `kubectl gpunode plan -f FILE`\n");
     } else {
         let rows: Vec<_> = fleet.policies.iter().map(policy_row).collect();
-        let heading =
-            ["POLICY", "MODE", "PRIORITY", "MATCHED", "IN FORCE", "UPDATING", "FAILED", "CONFLICT", "READY", "REASON"];
+        let heading = [
+            "POLICY",
+            "MODE",
+            "PRIORITY",
+            "MATCHED",
+            "NODES READY",
+            "UPDATING",
+            "FAILED",
+            "CONFLICTED",
+            "READY",
+            "REASON",
+        ];
         text.push_str(&table(heading, &rows));
     }
     let problems = problems(fleet);
@@ -129,9 +139,9 @@ mod tests {
         c      8 x Tesla-V100-SXM2-32GB   v100     nvidia.com/gpu 7/8   pending    Unknown   NodeNotReady
         d      4 x Tesla-T4               -        -                    none       Unknown   AgentNotReporting
 
-        POLICY   MODE      PRIORITY   MATCHED   IN FORCE   UPDATING   FAILED   CONFLICT   READY     REASON
-        new      Preview   0          0         0          0          0        0          Unknown   -
-        v100     Enforce   100        3         1          1          1        0          False     NodesUpdating
+        POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
+        new      Preview   0          0         0             0          0        0            Unknown   -
+        v100     Enforce   100        3         1             1          1        0            False     NodesUpdating
 
         PROBLEMS
         policy new: the operator has not seen the present spec; is it running?
