@@ -19,7 +19,7 @@ pub use gpu_node::{
 };
 pub use keys::{
     AGENT_FIELD_MANAGER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION,
-    POLICY_LABEL_PREFIX, is_gpunode_key, policy_label,
+    POLICY_LABEL_PREFIX, is_gpunode_key, is_kubernetes_key, policy_label,
 };
 pub use manifest::{Manifest, ManifestError, manifests};
 pub use policy::{GpuNodePolicy, GpuNodePolicySpec, Mode};

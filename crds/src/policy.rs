@@ -32,7 +32,6 @@ use std::collections::BTreeMap;
         .message("metadata.name must be at most 40 characters, since it becomes part of a label key; choose a shorter name")
 )]
 #[serde(rename_all = "camelCase")]
-#[cfg_attr(feature = "cel", kube(cel))]
 #[x_kube(validation = Rule::new("!(has(self.mode) && self.mode == 'Preview') || (has(oldSelf.mode) && oldSelf.mode == 'Preview')")
     .message("mode cannot change from Enforce to Preview, which would leave what the policy wrote without an owner; delete the policy, or keep the mode and see the effect of a change with `kubectl gpunode plan -f`").field_path(".mode"))]
 pub struct GpuNodePolicySpec {

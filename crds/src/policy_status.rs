@@ -128,6 +128,11 @@ pub enum ConditionType {
 }
 
 impl ConditionType {
+    /// The condition of this type.
+    pub fn find(self, conditions: &[Condition]) -> Option<&Condition> {
+        conditions.iter().find(|condition| condition.type_ == self.as_str())
+    }
+
     /// The name in the API.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -188,8 +193,6 @@ pub enum Reason {
     DriverNotFound,
     /// The driver's library reports an error.
     DriverFailed,
-    /// Another agent of this node is still registered.
-    WaitingForPredecessor,
     /// The policy's spec cannot be carried out.
     InvalidSpec,
     /// The record of what gpunode wrote on the node cannot be read.
@@ -223,7 +226,6 @@ impl Reason {
             Self::DriverAnswers => "DriverAnswers",
             Self::DriverNotFound => "DriverNotFound",
             Self::DriverFailed => "DriverFailed",
-            Self::WaitingForPredecessor => "WaitingForPredecessor",
             Self::InvalidSpec => "InvalidSpec",
             Self::RecordUnreadable => "RecordUnreadable",
             Self::WriteFailed => "WriteFailed",

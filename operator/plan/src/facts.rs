@@ -1,6 +1,6 @@
 //! What the planner knows of a node: the few fields of a `Node` that matter, small enough to keep for every node.
 
-use gpunode_crds::OWNED_ANNOTATION;
+use gpunode_crds::{OWNED_ANNOTATION, is_kubernetes_key};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Taint as NodeTaint};
 use serde_json::Value;
@@ -78,7 +78,7 @@ impl NodeFacts {
     fn read_manager(&mut self, manager: &str, fields: &Value) {
         let labels = fields.pointer("/f:metadata/f:labels").and_then(Value::as_object);
         for key in labels.into_iter().flatten().filter_map(|(field, _)| field.strip_prefix("f:")) {
-            if self.labels.contains_key(key) && !is_forbidden(key) {
+            if self.labels.contains_key(key) && !is_kubernetes_key(key) {
                 self.label_managers.insert(key.to_owned(), manager.to_owned());
             }
         }
@@ -108,29 +108,10 @@ fn is_ready(node: &Node) -> bool {
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Whether gpunode may never write a key: those under `kubernetes.io` and `k8s.io` belong to Kubernetes.
-pub(crate) fn is_forbidden(key: &str) -> bool {
-    let Some((prefix, _)) = key.split_once('/') else { return false };
-    ["kubernetes.io", "k8s.io"]
-        .iter()
-        .any(|owner| prefix.strip_suffix(owner).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
-
-    #[test]
-    fn keys_of_kubernetes_are_forbidden() {
-        for key in ["kubernetes.io/os", "node.kubernetes.io/unreachable", "k8s.io/x", "a.b.k8s.io/x"] {
-            assert!(is_forbidden(key), "{key}");
-        }
-        for key in ["os", "mykubernetes.io/x", "kubernetes.io.example.com/x", "gpunode.dev/governed", "nvidia.com/gpu"]
-        {
-            assert!(!is_forbidden(key), "{key}");
-        }
-    }
 
     #[test]
     fn managers_of_labels_and_taints_are_read() {

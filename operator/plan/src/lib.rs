@@ -48,7 +48,6 @@ pub use daemonset::{
 pub use facts::{NodeFacts, Taint, TaintKey};
 pub use node::{Hold, NodePlan, plan_node};
 pub use outcome::Outcome;
-pub use owned::{Record, RecordError};
 pub use policies::{Policy, PolicySet};
 pub use progress::PROGRESS_DEADLINE;
 pub use status::policy_status;

@@ -8,7 +8,7 @@ use crate::{
     facts::{NodeFacts, Taint, TaintKey},
     labels::{label_conflicts, patch_labels, wanted_labels},
     outcome::Outcome,
-    owned::{Record, RecordError},
+    owned::Record,
     patch::PatchBuilder,
     policies::{Policy, PolicySet},
     preview,
@@ -18,7 +18,7 @@ use crate::{
 };
 use gpunode_crds::{GpuNode, IGNORE_LABEL, Mode, NodePreview, OWNED_ANNOTATION, Reason};
 use jiff::Timestamp;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 /// Why a node is left exactly as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +31,24 @@ pub enum Hold {
     Disagreement(Disagreement),
 }
 
+impl fmt::Display for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ignored => write!(f, "the node is labelled {IGNORE_LABEL} and left as it is"),
+            Self::RecordUnreadable(error) => write!(f, "{error}; the node is left as it is until then"),
+            Self::Disagreement(Disagreement { about, policies }) => {
+                let policies: Vec<_> = policies.iter().map(String::as_str).collect();
+                let policies = policies.join(", ");
+                write!(
+                    f,
+                    "policies {policies} have equal priority and disagree about {about}; the node is left as it is until \
+                     their priorities differ"
+                )
+            }
+        }
+    }
+}
+
 /// The plan for one node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodePlan {
@@ -40,12 +58,6 @@ pub struct NodePlan {
     pub matched: Vec<String>,
     /// The policy whose device plugin runs on the node.
     pub governing: Option<String>,
-    /// The labels that gpunode wants and may have, by key.
-    pub labels: BTreeMap<String, String>,
-    /// The taints that gpunode wants and may have.
-    pub taints: BTreeMap<TaintKey, String>,
-    /// The record of what gpunode owns once the plan is carried out.
-    pub record: Record,
     /// One JSON patch that moves labels, taints and the record together; it begins with a test on resourceVersion. `None`
     /// where the node is as it is to be.
     pub patch: Option<json_patch::Patch>,
@@ -115,7 +127,11 @@ fn plan_with(
     };
     let mut record = match Record::read(node.owned.as_deref()) {
         Ok(record) => record,
-        Err(error) => return (unreadable(&matching(&Record::default()), &error), node.clone()),
+        Err(error) => {
+            let hold = Hold::RecordUnreadable(error.to_string());
+            let outcome = |message| Outcome::failed(Reason::RecordUnreadable, message);
+            return (held(&matching(&Record::default()), hold, outcome), node.clone());
+        }
     };
     // A key that was ours and that somebody changed becomes visible to selectors, which may make more policies match. The
     // record shrinks with every round, so this ends.
@@ -123,7 +139,10 @@ fn plan_with(
         let matched = matching(&record);
         let wishes = match Wishes::of(matched) {
             Ok(wishes) => wishes,
-            Err((matched, disagreement)) => return (disagreeing(&matched, disagreement), node.clone()),
+            Err((matched, disagreement)) => {
+                let outcome = |message| Outcome::conflicted(Reason::EqualPriority, message);
+                return (held(&matched, Hold::Disagreement(disagreement), outcome), node.clone());
+            }
         };
         let lost: Vec<String> = lost(&node.labels, &record.labels, &wishes.labels).into_iter().cloned().collect();
         if lost.is_empty() {
@@ -165,12 +184,9 @@ impl<'a> Wishes<'a> {
         let mut plan = NodePlan {
             matched: names(&self.matched),
             governing: self.governing.map(|policy| policy.name.clone()),
-            labels: granted(&self.labels, &labels),
-            taints: granted(&self.taints, &taints),
             conflicts: label_conflicts(node, &labels).chain(taint_conflicts(node, &taints)).collect(),
             patch: node_patch(node, &labels, &taints),
             gpu_node: agent_config::change(node, self.governing, gpu_node),
-            record: Record { labels: labels.owned, taints: taints.owned },
             ..NodePlan::default()
         };
         for policy in &self.matched {
@@ -209,11 +225,6 @@ impl<'a> Wishes<'a> {
     }
 }
 
-fn granted<K: Ord + Clone>(wanted: &BTreeMap<K, Wanted>, claims: &Claims<K>) -> BTreeMap<K, String> {
-    let refused = |key: &K| claims.conflicts.iter().any(|(conflict, ..)| conflict == key);
-    wanted.iter().filter(|(key, _)| !refused(key)).map(|(key, wanted)| (key.clone(), wanted.value.clone())).collect()
-}
-
 /// The order of taints means nothing to the planner, so it is not kept here.
 fn facts_after(node: &NodeFacts, labels: &Claims<String>, taints: &Claims<TaintKey>) -> NodeFacts {
     let taints_after = taints.applied_to(&current_taints(node)).into_iter();
@@ -243,23 +254,8 @@ fn node_patch(node: &NodeFacts, labels: &Claims<String>, taints: &Claims<TaintKe
     patch.build()
 }
 
-fn unreadable(matched: &[&Policy], error: &RecordError) -> NodePlan {
-    let message = error.to_string();
-    let outcome = Outcome::failed(Reason::RecordUnreadable, &message);
-    held(matched, Hold::RecordUnreadable(message), &outcome)
-}
-
-fn disagreeing(matched: &[&Policy], disagreement: Disagreement) -> NodePlan {
-    let policies: Vec<_> = disagreement.policies.iter().map(String::as_str).collect();
-    let message = format!(
-        "policies {} have equal priority and disagree about {}; the node is left as it is until their priorities differ",
-        policies.join(", "),
-        disagreement.about
-    );
-    held(matched, Hold::Disagreement(disagreement), &Outcome::conflicted(Reason::EqualPriority, message))
-}
-
-fn held(matched: &[&Policy], hold: Hold, outcome: &Outcome) -> NodePlan {
+fn held(matched: &[&Policy], hold: Hold, outcome: impl Fn(String) -> Outcome) -> NodePlan {
+    let outcome = outcome(hold.to_string());
     NodePlan {
         hold: Some(hold),
         matched: names(matched),

@@ -5,8 +5,8 @@
 //! is and reported until a person mends or removes the annotation. A field that a later version adds and that matters for
 //! the removal must raise the version; other fields are ignored.
 
-use crate::facts::{TaintKey, is_forbidden};
-use gpunode_crds::IGNORE_LABEL;
+use crate::facts::TaintKey;
+use gpunode_crds::{IGNORE_LABEL, is_kubernetes_key};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -93,7 +93,7 @@ impl Record {
 }
 
 fn may_own(key: &str) -> bool {
-    !is_forbidden(key) && key != IGNORE_LABEL
+    !is_kubernetes_key(key) && key != IGNORE_LABEL
 }
 
 #[cfg(test)]

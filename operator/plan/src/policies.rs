@@ -1,8 +1,8 @@
 //! The policies as the planner uses them: checked, with their documents written, ordered by priority.
 
-use crate::facts::{Taint, TaintKey, is_forbidden};
+use crate::facts::{Taint, TaintKey};
 use gpunode_config::Document;
-use gpunode_crds::{GpuNodePolicy, Mode, NodeSelector, is_gpunode_key};
+use gpunode_crds::{GpuNodePolicy, Mode, NodeSelector, is_gpunode_key, is_kubernetes_key};
 use std::collections::BTreeMap;
 
 /// One policy.
@@ -69,7 +69,7 @@ impl PolicySet {
 impl Policy {
     fn of(policy: &GpuNodePolicy) -> Self {
         let spec = &policy.spec;
-        let may_write = |key: &str| !is_forbidden(key) && !is_gpunode_key(key);
+        let may_write = |key: &str| !is_kubernetes_key(key) && !is_gpunode_key(key);
         let problems = spec.device_plugin.as_ref().map(gpunode_config::AgentConfig::validate).unwrap_or_default();
         let mut refusals: Vec<_> =
             problems.iter().map(|problem| format!("spec.devicePlugin.{}: {}", problem.path, problem.message)).collect();

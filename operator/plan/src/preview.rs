@@ -23,8 +23,8 @@ pub fn effect(
 ) -> (Outcome, Option<NodePreview>) {
     let mut preview = NodePreview { node: before.name.clone(), ..NodePreview::default() };
     if let Some(hold) = &with.hold {
-        if let Hold::Disagreement(disagreement) = hold {
-            preview.conflicts.push(disagreement.about.clone());
+        if let Hold::Disagreement(_) = hold {
+            preview.conflicts.push(bounded(hold));
         }
         let outcome = with.outcomes.get(&policy.name).cloned().unwrap_or(Outcome::Ready);
         return (outcome, (!preview.conflicts.is_empty()).then_some(preview));
@@ -40,8 +40,7 @@ pub fn effect(
         preview.config_hash = wanted_configuration(policy).map(|configuration| configuration.hash);
     }
     let conflicts = with.conflicts.iter().filter(|conflict| conflict.policies.contains(&policy.name));
-    preview.conflicts =
-        conflicts.map(|conflict| conflict.to_string().chars().take(MAX_CONFLICT_CHARS).collect()).collect();
+    preview.conflicts = conflicts.map(bounded).collect();
     let outcome = if let Some(refusal) = &policy.refusal {
         Outcome::failed(Reason::InvalidSpec, refusal)
     } else if !preview.conflicts.is_empty() {
@@ -52,6 +51,10 @@ pub fn effect(
         Outcome::Updating
     };
     (outcome, Some(preview))
+}
+
+fn bounded(conflict: &impl ToString) -> String {
+    conflict.to_string().chars().take(MAX_CONFLICT_CHARS).collect()
 }
 
 fn policy_taint(taint: &Taint) -> Option<PolicyTaint> {

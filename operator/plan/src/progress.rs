@@ -50,7 +50,7 @@ pub fn agent_outcome(
     let began = [node.created, gpu_node.and_then(written_at)].into_iter().flatten().max().unwrap_or(now);
     match in_force {
         None => pending(status, &wanted.hash, began, now),
-        Some(status) => match ready_condition(status) {
+        Some(status) => match ConditionType::Ready.find(&status.conditions) {
             Some(condition) if condition.status == "True" => (Outcome::Ready, None),
             Some(condition) => not_ready(condition, began, now),
             None => within_deadline(began, now, Reason::Registering, "the agent does not say whether it is Ready"),
@@ -83,18 +83,13 @@ fn is_in_force(status: &GpuNodeStatus, hash: &str) -> bool {
         && status.agent.as_ref().is_some_and(|agent| agent.mode == AgentMode::DevicePlugin)
 }
 
-fn ready_condition(status: &GpuNodeStatus) -> Option<&Condition> {
-    status.conditions.iter().find(|condition| condition.type_ == ConditionType::Ready.as_str())
-}
-
 /// The configuration is in force, but the agent says that it is not Ready.
 fn not_ready(condition: &Condition, began: Timestamp, now: Timestamp) -> (Outcome, Option<Timestamp>) {
     let reason = |reason: Reason| (condition.reason == reason.as_str()).then_some(reason);
     if let Some(reason) = reason(Reason::DriverNotFound).or_else(|| reason(Reason::DriverFailed)) {
         return (Outcome::failed(reason, condition.message.clone()), None);
     }
-    let reason = reason(Reason::WaitingForPredecessor).unwrap_or(Reason::Registering);
-    within_deadline(began.max(condition.last_transition_time.0), now, reason, &condition.message)
+    within_deadline(began.max(condition.last_transition_time.0), now, Reason::Registering, &condition.message)
 }
 
 fn within_deadline(began: Timestamp, now: Timestamp, reason: Reason, message: &str) -> (Outcome, Option<Timestamp>) {

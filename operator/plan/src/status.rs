@@ -32,7 +32,7 @@ pub fn policy_status(
 ) -> GpuNodePolicyStatus {
     let conditions = verdicts(policy, tally).map(|verdict| {
         let status = if verdict.holds { "True" } else { "False" };
-        let old = before.and_then(|before| before.conditions.iter().find(|old| old.type_ == verdict.type_.as_str()));
+        let old = before.and_then(|before| verdict.type_.find(&before.conditions));
         Condition {
             type_: verdict.type_.as_str().to_owned(),
             status: status.to_owned(),

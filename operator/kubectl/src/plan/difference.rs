@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use gpunode_crds::{GpuNode, GpuNodePolicy, Mode};
-use gpunode_plan::{GpuNodeChange, Hold, NodeFacts, NodePlan, PolicySet, plan_node};
+use gpunode_plan::{GpuNodeChange, NodeFacts, NodePlan, PolicySet, plan_node};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -206,18 +206,7 @@ fn changed(gpu_node: Option<&GpuNode>, change: &GpuNodeChange) -> Option<GpuNode
 }
 
 fn obstacles(plan: &NodePlan) -> BTreeSet<String> {
-    let hold = plan.hold.as_ref().map(|hold| match hold {
-        Hold::Ignored => "the node is labelled gpunode.dev/ignore and stays as it is".to_owned(),
-        Hold::RecordUnreadable(error) => format!("the node stays as it is: {error}"),
-        Hold::Disagreement(disagreement) => {
-            let policies: Vec<&str> = disagreement.policies.iter().map(String::as_str).collect();
-            format!(
-                "the node stays as it is: policies {} have equal priority and disagree about {}",
-                policies.join(", "),
-                disagreement.about
-            )
-        }
-    });
+    let hold = plan.hold.as_ref().map(ToString::to_string);
     plan.conflicts.iter().map(ToString::to_string).chain(hold).collect()
 }
 

@@ -1,7 +1,7 @@
 //! What the objects of a cluster say about its GPU nodes and policies. Pure.
 
 use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, NodeFailure, Reason, ResourceStatus};
-use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Condition};
+use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -89,7 +89,7 @@ fn node_state(gpu_node: &GpuNode, node: Option<&Node>) -> NodeState {
         }
         Some(_) => Configuration::Pending,
     };
-    let own = status.and_then(|status| condition(&status.conditions, ConditionType::Ready));
+    let own = status.and_then(|status| ConditionType::Ready.find(&status.conditions));
     let unreachable = |message: &str| ("Unknown".to_owned(), Some(Reason::NodeNotReady), Some(message.to_owned()));
     let (ready, reason, message) = match (node.map(is_node_ready), own) {
         // What an agent last said of a node that has gone or is out of reach says nothing about now.
@@ -131,13 +131,13 @@ fn state(gpu_node: &GpuNode, configuration: Configuration) -> NodeState {
 fn policy_state(policy: &GpuNodePolicy) -> PolicyState {
     let status = policy.status.clone().unwrap_or_default();
     let nodes = status.nodes.unwrap_or_default();
-    let ready = condition(&status.conditions, ConditionType::Ready);
+    let ready = ConditionType::Ready.find(&status.conditions);
     let stands_in_the_way = [ConditionType::Stalled, ConditionType::Conflict, ConditionType::Degraded];
     let unseen = status.observed_generation.is_none_or(|seen| policy.metadata.generation.is_some_and(|now| seen < now));
     let unseen = unseen.then(|| "the operator has not seen the present spec; is it running?".to_owned());
     let messages = stands_in_the_way
         .into_iter()
-        .filter_map(|kind| condition(&status.conditions, kind))
+        .filter_map(|kind| kind.find(&status.conditions))
         .filter(|condition| condition.status == "True")
         .map(|condition| format!("{} ({}): {}", condition.type_, condition.reason, condition.message))
         .chain(unseen)
@@ -156,10 +156,6 @@ fn policy_state(policy: &GpuNodePolicy) -> PolicyState {
         messages,
         failures: status.failures,
     }
-}
-
-fn condition(conditions: &[Condition], kind: ConditionType) -> Option<&Condition> {
-    conditions.iter().find(|condition| condition.type_ == kind.as_str())
 }
 
 fn is_node_ready(node: &Node) -> bool {
