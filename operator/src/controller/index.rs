@@ -4,8 +4,9 @@
 use crate::controller::{
     cache::{Cache, Cached, Change, Changed, Write},
     daemonsets::DaemonSets,
+    notice::Notice,
     outcomes::{ByPolicy, Outcomes, Transition},
-    work::{DaemonSetWork, Effects, Key, NodeWork, Notice, StatusWork},
+    work::{DaemonSetWork, Effects, Key, NodeWork, StatusWork},
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy, Mode, NodeCounts};
 use gpunode_plan::{

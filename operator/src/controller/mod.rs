@@ -3,6 +3,7 @@
 mod cache;
 mod daemonsets;
 mod index;
+mod notice;
 mod outcomes;
 mod queue;
 mod watches;
@@ -10,9 +11,10 @@ mod work;
 mod workers;
 
 pub use cache::Write;
+pub use notice::Notice;
 pub use queue::Done;
 pub use watches::watch_everything;
-pub use work::{DaemonSetWork, Key, NodeWork, Notice, StatusWork};
+pub use work::{DaemonSetWork, Key, NodeWork, StatusWork};
 pub use workers::run_workers;
 
 use crate::metrics::MAX_POLICIES;

@@ -1,10 +1,10 @@
 //! What there is to do: keys of the queue, and what is to be written for each.
 
-use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus, Reason};
+use crate::controller::notice::Notice;
+use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus};
 use gpunode_plan::GpuNodeChange;
 use jiff::Timestamp;
-use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::ObjectReference};
-use kube::Resource;
+use k8s_openapi::api::apps::v1::DaemonSet;
 use std::sync::Arc;
 
 /// Something that may need a write.
@@ -80,32 +80,4 @@ pub struct StatusWork {
     pub policy: Arc<GpuNodePolicy>,
     /// Its new status.
     pub status: GpuNodePolicyStatus,
-}
-
-/// Something for people, which becomes an event of a policy.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Notice {
-    /// The policy.
-    pub policy: ObjectReference,
-    /// The node that it is about, if one.
-    pub node: Option<String>,
-    /// Whether somebody should look.
-    pub is_warning: bool,
-    /// One word for programs.
-    pub reason: String,
-    /// A sentence for people.
-    pub message: String,
-}
-
-impl Notice {
-    /// Something about a policy on one node.
-    pub fn of_node(policy: &GpuNodePolicy, node: &str, reason: Reason, message: &str) -> Self {
-        Self {
-            policy: policy.object_ref(&()),
-            node: Some(node.to_owned()),
-            is_warning: reason != Reason::NoConflict,
-            reason: reason.as_str().to_owned(),
-            message: format!("{node}: {message}"),
-        }
-    }
 }
