@@ -1,6 +1,6 @@
 //! Command line arguments.
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use std::net::SocketAddr;
 
 /// The cluster-side controller of gpunode: labels, taints and configures GPU nodes as `GpuNodePolicy` objects say.
@@ -22,17 +22,4 @@ pub struct Args {
     /// Address of /livez, /readyz and /metrics.
     #[arg(long, default_value = "0.0.0.0:8080")]
     pub admin_address: SocketAddr,
-
-    /// Form of the log on standard error; the environment variable `RUST_LOG` sets what is logged.
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
-}
-
-/// Forms of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// One JSON object per line.
-    Json,
-    /// For people.
-    Text,
 }

@@ -16,7 +16,7 @@ use admin::Admin;
 use anyhow::{Context, Result, bail};
 use apply::{Writer, publish_events};
 use clap::Parser;
-use cli::{Args, LogFormat};
+use cli::Args;
 use controller::{Controller, run_workers, watch_everything};
 use gpunode_plan::AgentPods;
 use guard::guarded_client;
@@ -38,7 +38,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(310);
 #[tokio::main(worker_threads = 2)]
 async fn main() -> ExitCode {
     let args = Args::parse();
-    start_log(args.log_format);
+    start_log();
     match run(args).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -48,20 +48,19 @@ async fn main() -> ExitCode {
     }
 }
 
-fn start_log(format: LogFormat) {
+/// One line per event: for a person on a terminal, JSON for everything else.
+fn start_log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
-    match format {
-        LogFormat::Json => log.json().init(),
-        LogFormat::Text => log.init(),
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if std::io::stderr().is_terminal() {
+        log.init();
+    } else {
+        log.json().flatten_event(true).init();
     }
 }
 
 async fn run(args: Args) -> Result<()> {
-    let Args { agent_image, namespace, pod_name, admin_address, log_format: _ } = args;
+    let Args { agent_image, namespace, pod_name, admin_address } = args;
     let mut config = Config::infer().await.context("find out how to reach the API server")?;
     // Watches and the election have pauses of their own.
     config.default_retry = false;
