@@ -16,7 +16,7 @@ help: ## list the entry points
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: programs images ## show gpunode on a cluster of simulated GPU nodes; KEEP=1 leaves it up
+demo: kubernetes images ## show gpunode on a cluster of simulated GPU nodes; KEEP=1 leaves it up
 	@KEEP=$(KEEP) tests/e2e/demo.sh
 
 .PHONY: test
@@ -32,23 +32,24 @@ kubernetes: packages
 	@tests/cluster/build/build.sh
 
 .PHONY: programs
-programs: kubernetes
+programs:
 	@echo "building gpunode (release)"
 	@cargo build --release --locked -p gpunode-agent -p gpunode-operator -p kubectl-gpunode -p gpunode-fake-nvml -p gpunode-cluster
-	@install -m 755 $(TARGET)/release/kubectl-gpunode $(TARGET)/cluster/bin/kubectl-gpunode
+	@install -D -m 755 $(TARGET)/release/kubectl-gpunode $(TARGET)/cluster/bin/kubectl-gpunode
 
 .PHONY: images
 images: programs ## archives of the two images in target/images
 	@manifests/images/build.sh $(TARGET)/release $(TARGET)/images
 
 .PHONY: cluster-up
-cluster-up: images ## a local cluster with gpunode installed (NAME=default, CLUSTER=file.yaml)
+cluster-up: kubernetes images ## a local cluster with gpunode installed (NAME=default, CLUSTER=file.yaml)
 	@$(CLUSTER_CMD) up --name $(NAME) --cluster $(CLUSTER)
 	@tests/cluster/install-gpunode.sh $(NAME)
 
 .PHONY: cluster-down
 cluster-down: ## stop the local cluster (NAME=default)
-	@cargo run --release --locked -q -p gpunode-cluster -- down --name $(NAME)
+	@test -x $(CLUSTER_CMD) || cargo build --release --locked -p gpunode-cluster
+	@$(CLUSTER_CMD) down --name $(NAME)
 
 .PHONY: crds
 crds: ## generate manifests/crds from crds/src
@@ -64,5 +65,5 @@ cargo-deny:
 	  || cargo install --locked --version $(CARGO_DENY_VERSION) cargo-deny
 
 .PHONY: bench
-bench: programs images ## measure the figures of docs/benchmarks.md
+bench: kubernetes images ## measure the figures of docs/benchmarks.md
 	@tests/bench.sh

@@ -8,7 +8,7 @@ cluster=e2e
 stage() { printf '\n######## %s (%ds)\n' "$*" "$((SECONDS - started))"; }
 
 stage "packages, Kubernetes, gpunode, images"
-make images
+make kubernetes images
 
 stage "lint"
 make lint

@@ -98,7 +98,7 @@ pub struct GpuNodeStatus {
 
     /// `Ready`, `ConfigurationAccepted`, `Registered` and `DriverAvailable`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16))]
+    #[schemars(schema_with = "crate::conditions::conditions")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 }

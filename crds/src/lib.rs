@@ -4,6 +4,7 @@
 //! Names and types are settled in `docs/adr/0001-api.md`. Every list, map and string has a bound, because the API server
 //! charges CEL rules by the worst case. This crate does no IO.
 
+mod conditions;
 mod gpu_node;
 mod keys;
 mod label_map;

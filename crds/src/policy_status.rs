@@ -23,7 +23,7 @@ pub struct GpuNodePolicyStatus {
 
     /// `Ready`, `Reconciling` and `Stalled` as kstatus reads them; `Conflict` and `Degraded` say more about single nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16))]
+    #[schemars(schema_with = "crate::conditions::conditions")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 

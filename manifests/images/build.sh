@@ -5,6 +5,9 @@
 # gpunode-operator.tar. Each image is FROM scratch: the program and the shared libraries that it needs, no shell.
 set -euo pipefail
 
+for program in umoci jq; do
+  command -v "$program" > /dev/null || { echo "manifests/images/build.sh needs $program: apt-get install $program" >&2; exit 1; }
+done
 programs=$1
 output=$2
 version=${VERSION:-0.1.0}

@@ -16,7 +16,15 @@ if [ -t 1 ]; then bold=$'\e[1m' green=$'\e[32m' red=$'\e[31m' dim=$'\e[2m' plain
 
 title() { printf '\n%s== %s %s%s(%ds)%s\n' "$bold" "$*" "$plain" "$dim" "$((SECONDS - started))" "$plain"; }
 look() { printf '%sLook for: %s%s\n' "$dim" "$*" "$plain"; }
-show() { printf '%s$ %s%s\n' "$bold" "$*" "$plain"; "$@" || true; }
+show() { # the command as one could type it, then what it prints
+  local word line=
+  for word in "$@"; do
+    case $word in *[!A-Za-z0-9_./:=,@%+-]*) word="'$word'" ;; esac
+    line+=" $word"
+  done
+  printf '%s$%s%s\n' "$bold" "$line" "$plain"
+  "$@" || true
+}
 
 check() { # WHAT COMMAND...: the command must succeed within 60 s
   local what=$1 end=$((SECONDS + 60)); shift
@@ -52,7 +60,9 @@ refused() { ! kubectl apply -f "$1"; }
 finish() {
   local status=$?
   if [ -n "${KEEP:-}" ] && [ "$status" = 0 ]; then
-    printf '\nThe cluster stays up:\n  export KUBECONFIG=%s\n  export PATH=%s:$PATH\n  kubectl gpunode status\nStop it with\n  make cluster-down NAME=%s\n' "$KUBECONFIG" "$bin" "$name"
+    kubectl delete pods,jobs,deployments --all --grace-period=0 --force > /dev/null 2>&1
+    kubectl apply -k manifests/samples > /dev/null
+    printf '\nThe cluster stays up, with the two sample policies. Its nodes have the image gpunode.test/cuda:1 for pods.\n  export KUBECONFIG=%s\n  export PATH=%s:$PATH\n  kubectl gpunode status\nStop it with\n  make cluster-down NAME=%s\n' "$KUBECONFIG" "$bin" "$name"
   else
     title "stopping the cluster"
     "$cluster" down --name "$name"
@@ -86,13 +96,13 @@ check "no other node has the label" is 'kubectl get nodes -l accelerator -o name
 check "the plugin runs there and nowhere else" is "kubectl -n gpunode-system get pods -l app.kubernetes.io/component=device-plugin -o jsonpath='{.items[*].spec.nodeName}'" gpu-v100
 
 title "3. pods that ask for GPUs, without and with the toleration"
-kubectl cordon gpu-t4 > /dev/null; kubectl cordon gpu-a100 > /dev/null
+show kubectl cordon gpu-t4 gpu-a100
 sample_pods pods | kubectl apply -f - > /dev/null
 check "gpu-pod is Pending because of the taint" pending_because gpu-pod 'untolerated taint'
 look "the taint in the scheduler's message"
 show kubectl get events --field-selector involvedObject.name=gpu-pod,reason=FailedScheduling -o custom-columns=MESSAGE:.message --no-headers
 sample_pods pods | kubectl delete --grace-period=0 --force -f - > /dev/null 2>&1
-kubectl uncordon gpu-t4 > /dev/null; kubectl uncordon gpu-a100 > /dev/null
+kubectl uncordon gpu-t4 gpu-a100 > /dev/null
 sample_pods pods-on-v100 | kubectl apply -f -
 check "the job completes" kubectl wait job/gpu-job --for=condition=Complete --timeout=1s
 check "gpu-pod sees one GPU" sees gpu-pod 1
@@ -113,8 +123,8 @@ kubectl create deployment slices --image=gpunode.test/cuda:1 --replicas=16 --dry
       {"op":"add","path":"/spec/template/spec/containers/0/resources","value":{"limits":{"nvidia.com/gpu":"1"}}}]' \
   | kubectl apply -f -
 check "16 pods run at once" running_slices
-look "each UUID four times"
-show per_gpu
+look "NVIDIA_VISIBLE_DEVICES of the 16 containers, counted: each UUID four times"
+per_gpu
 check "four pods on each GPU" four_on_each
 
 title "5. the whole fleet at a glance"

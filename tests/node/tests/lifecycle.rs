@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use gpunode_node_tests::{Agent, FakeKubelet, Node, until};
-use gpunode_scenario::{Scenario, Topology};
+use gpunode_scenario::{ReturnCode, Scenario, Topology};
 use std::time::{Duration, Instant};
 
 const GPU: &str = "nvidia.com/gpu";
@@ -98,6 +98,18 @@ async fn fail_on_init_error_ends_an_agent_without_driver() -> Result<()> {
     let mut agent = Agent::run(&node)?;
     assert_eq!(agent.end().await?.code(), Some(1));
     agent.logs("failOnInitError is on").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn fail_on_init_error_does_not_end_an_agent_with_one_bad_gpu() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("failOnInitError: true")?;
+    node.state()?.fail(2, "nvmlDeviceGetUUID", ReturnCode::Unknown)?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let agent = Agent::run(&node)?;
+    assert_eq!(kubelet.has(GPU, |_| true).await?.devices.len(), 7);
+    agent.logs("read GPU 2: ").await?;
     Ok(())
 }
 
