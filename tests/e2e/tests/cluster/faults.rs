@@ -171,3 +171,29 @@ fn a_change_of_labels_does_not_touch_the_plugin() -> Result<()> {
     assert_eq!(lost, Vec::<&str>::new());
     Ok(())
 }
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_policy_whose_agent_cannot_start_does_not_claim_to_be_in_force() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&samples::policy("t4-time-slicing")?)?;
+    lab.await_ready("t4-time-slicing")?;
+    let broken = r#"{"spec":{"image":"gpunode.test/no-such-agent:1"}}"#;
+    lab.kubectl(&["patch", "gpunodepolicy", "t4-time-slicing", "--type=merge", "-p", broken])?;
+    lab.await_allocatable(T4, "nvidia.com/gpu", 0)?;
+    eventually("the policy is no longer Ready", LIMIT, || {
+        let policy = lab.get(&["gpunodepolicy", "t4-time-slicing"])?;
+        let ready = gpunode_e2e::condition(&policy, "Ready");
+        ensure!(
+            ready["status"] == "False" && policy["status"]["nodes"]["ready"] == 0,
+            "its status is {}",
+            policy["status"]
+        );
+        Ok(())
+    })?;
+    let mended = r#"{"spec":{"image":null}}"#;
+    lab.kubectl(&["patch", "gpunodepolicy", "t4-time-slicing", "--type=merge", "-p", mended])?;
+    lab.await_allocatable(T4, "nvidia.com/gpu", 16)?;
+    lab.await_ready("t4-time-slicing")?;
+    Ok(())
+}
