@@ -75,9 +75,18 @@ impl Hardware {
     /// What is wrong with the driver, or with a GPU.
     pub fn problem(&self) -> Option<String> {
         match (&self.driver, &self.reading) {
-            (Driver::Missing(message) | Driver::Failed(message), _) => Some(message.clone()),
             (Driver::Answers, Some(reading)) if !reading.unreadable.is_empty() => Some(reading.unreadable.join("; ")),
-            _ => None,
+            (driver, _) => driver.problem().map(str::to_owned),
+        }
+    }
+}
+
+impl Driver {
+    /// Why no GPU can be asked.
+    pub fn problem(&self) -> Option<&str> {
+        match self {
+            Self::Missing(message) | Self::Failed(message) => Some(message),
+            Self::NotNeeded | Self::Answers => None,
         }
     }
 }

@@ -137,10 +137,11 @@ impl State<'_> {
         self.check_driver(hardware)
     }
 
-    /// `failOnInitError` is about the start: a driver that has answered once is only waited for.
+    /// `failOnInitError` is about the driver at the start: one that has answered once is only waited for, and a GPU that
+    /// cannot be read does not keep the others back.
     fn check_driver(&mut self, hardware: Option<&Hardware>) -> Result<()> {
         let Some(hardware) = hardware else { return Ok(()) };
-        match hardware.problem() {
+        match hardware.driver.problem() {
             None => self.driver_answered = true,
             Some(problem) if !self.driver_answered && self.in_force.fail_on_init_error() => {
                 bail!("{problem} (failOnInitError is on)")
