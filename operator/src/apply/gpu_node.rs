@@ -2,7 +2,7 @@
 
 use super::{ApplyError, Writer, patch_params, post_params};
 use crate::{
-    controller::{Controller, Write},
+    controller::{Controller, Readable, Write},
     metrics::Kind,
 };
 use gpunode_crds::GpuNode;
@@ -20,11 +20,12 @@ impl Writer {
         name: &str,
         change: GpuNodeChange,
     ) -> Result<(), ApplyError> {
-        let gpu_nodes: Api<GpuNode> = Api::all(self.client.clone());
+        // An answer that cannot be read is no failure to write.
+        let gpu_nodes: Api<Readable<GpuNode>> = Api::all(self.client.clone());
         match change {
             GpuNodeChange::None => return Ok(()),
             GpuNodeChange::Create(gpu_node) => {
-                let created = gpu_nodes.create(&post_params(), &gpu_node).await;
+                let created = Api::<GpuNode>::all(self.client.clone()).create(&post_params(), &gpu_node).await;
                 let gpu_node = created.map_err(ApplyError::creation(format!("create gpunode {name}")))?;
                 controller
                     .with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Create, now, effects));
@@ -34,8 +35,11 @@ impl Writer {
                 let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": {"config": config}});
                 let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(patch)).await;
                 let gpu_node = patched.map_err(ApplyError::request(format!("patch gpunode {name}")))?;
-                controller
-                    .with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Change, now, effects));
+                // The watch has logged what is wrong with it.
+                if let Some(gpu_node) = gpu_node.into_object() {
+                    controller
+                        .with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Change, now, effects));
+                }
             }
             GpuNodeChange::Delete { uid, resource_version } => {
                 let guard = Preconditions { uid: Some(uid), resource_version: Some(resource_version.clone()) };

@@ -15,8 +15,24 @@ pub enum Change<T> {
     All(Vec<T>),
     /// This one is new or changed.
     Set(T),
-    /// This one is gone; it is told as it was last, at the version of its removal.
-    Gone(T),
+    /// This one is gone.
+    Gone(Gone),
+}
+
+/// An object that was removed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gone {
+    /// Its name.
+    pub name: String,
+    /// The resourceVersion of its removal.
+    pub version: String,
+}
+
+impl Gone {
+    /// This object, as it was last.
+    pub fn of(object: &impl Cached) -> Self {
+        Self { name: object.name().to_owned(), version: object.version().to_owned() }
+    }
 }
 
 /// A write that returned an object.
@@ -66,9 +82,9 @@ impl<T: Cached> Cache<T> {
                 self.watched = self.watched.max(number(&object));
                 self.set_newer(object).into_iter().collect()
             }
-            Change::Gone(object) => {
-                self.watched = self.watched.max(number(&object));
-                self.remove(object.name()).into_iter().collect()
+            Change::Gone(gone) => {
+                self.watched = self.watched.max(gone.version.parse().ok());
+                self.remove(&gone.name).into_iter().collect()
             }
             // A list is right whatever was known: versions start again where the store of the cluster was restored.
             Change::All(objects) => {
@@ -225,7 +241,7 @@ mod tests {
         assert!(cache.update(("a", "1"), Write::Create).is_some(), "the watch does not know it yet");
         cache.take(Change::Set(("a", "1")));
         assert!(cache.update(("a", "2"), Write::Change).is_some());
-        cache.take(Change::Gone(("a", "3")));
+        cache.take(Change::Gone(Gone::of(&("a", "3"))));
         assert!(cache.update(("a", "1"), Write::Create).is_none());
         assert!(cache.update(("a", "2"), Write::Change).is_none());
         assert!(cache.update(("a", "4"), Write::Create).is_some());

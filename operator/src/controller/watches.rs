@@ -1,6 +1,12 @@
 //! Watches that fill the index. Objects are trimmed to what the planner reads before they are kept.
 
-use crate::controller::{Controller, cache::Change, index::Index, work::Effects};
+use crate::controller::{
+    Controller,
+    cache::{Change, Gone},
+    index::Index,
+    readable::Readable,
+    work::Effects,
+};
 use futures::StreamExt;
 use gpunode_crds::{GpuNode, GpuNodePolicy, OPERATOR_FIELD_MANAGER};
 use gpunode_plan::NodeFacts;
@@ -24,17 +30,18 @@ type Take<T> = fn(&mut Index, Change<T>, Timestamp, &mut Effects);
 
 /// Keeps the index up to date; never returns while the process lives.
 pub async fn watch_everything(controller: &Controller, client: Client) {
-    let daemonsets = Api::<DaemonSet>::namespaced(client.clone(), controller.namespace());
+    let daemonsets = Api::<Readable<DaemonSet>>::namespaced(client.clone(), controller.namespace());
     tokio::join!(
-        watch(controller, Api::<Node>::all(client.clone()), |node| NodeFacts::of(&node), Index::take_nodes),
-        watch(controller, Api::<GpuNode>::all(client.clone()), trimmed_gpu_node, Index::take_gpu_nodes),
-        watch(controller, Api::<GpuNodePolicy>::all(client), trimmed, Index::take_policies),
+        watch(controller, Api::<Readable<Node>>::all(client.clone()), |node| NodeFacts::of(&node), Index::take_nodes),
+        watch(controller, Api::<Readable<GpuNode>>::all(client.clone()), trimmed_gpu_node, Index::take_gpu_nodes),
+        watch(controller, Api::<Readable<GpuNodePolicy>>::all(client), trimmed, Index::take_policies),
         watch(controller, daemonsets, trimmed, Index::take_daemonsets),
     );
 }
 
-/// Watches one kind. A list that fails changes nothing: what is known stays until a whole list has come in.
-async fn watch<K, T>(controller: &Controller, api: Api<K>, keep: fn(K) -> T, take: Take<T>)
+/// Watches one kind. A list that fails changes nothing: what is known stays until a whole list has come in. An object that
+/// cannot be read stays as it is known, or unknown where a list brings it.
+async fn watch<K, T>(controller: &Controller, api: Api<Readable<K>>, keep: fn(K) -> T, take: Take<T>)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -42,11 +49,14 @@ where
     let mut events = pin!(watcher(api, Config::default().page_size(PAGE)).default_backoff());
     while let Some(event) = events.next().await {
         let change = match event {
-            Ok(Event::Apply(object)) => Change::Set(keep(object)),
-            Ok(Event::Delete(object)) => Change::Gone(keep(object)),
+            Ok(Event::Apply(object)) => match object.read() {
+                Some(object) => Change::Set(keep(object)),
+                None => continue,
+            },
+            Ok(Event::Delete(object)) => Change::Gone(Gone::of(&object)),
             Ok(Event::InitDone) => Change::All(std::mem::take(&mut listed)),
             Ok(Event::InitApply(object)) => {
-                listed.push(keep(object));
+                listed.extend(object.read().map(keep));
                 continue;
             }
             Ok(Event::Init) => {

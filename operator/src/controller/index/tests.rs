@@ -1,4 +1,5 @@
 use super::*;
+use crate::controller::cache::Gone;
 use gpunode_crds::Reason;
 use gpunode_plan::GpuNodeChange;
 use k8s_openapi::api::{apps::v1::DaemonSetStatus, core::v1::Node};
@@ -51,7 +52,7 @@ impl Scene {
 
     fn delete_policy(&mut self, name: &str) {
         let policy = self.policy(name, "{nodeSelector: {}}");
-        self.go(|index, now, effects| index.take_policies(Change::Gone(policy), now, effects));
+        self.go(|index, now, effects| index.take_policies(Change::Gone(Gone::of(&policy)), now, effects));
     }
 
     fn facts(&mut self, name: &str, labels: &serde_json::Value) -> NodeFacts {
@@ -229,7 +230,7 @@ fn node_that_is_gone_is_not_counted() {
     scene.set_policy("p", LABEL);
     scene.set_node("n", &json!({"pool": "a"}));
     let gone = scene.facts("n", &json!({}));
-    scene.go(|index, now, effects| index.take_nodes(Change::Gone(gone), now, effects));
+    scene.go(|index, now, effects| index.take_nodes(Change::Gone(Gone::of(&gone)), now, effects));
     assert_eq!((scene.woken(), scene.index.counts()[0].1.matched), (vec![&status("p")], 0));
 }
 
@@ -262,7 +263,7 @@ fn daemonset_that_something_else_rewrites_is_not_written_for_ever() {
     scene.go(|index, now, effects| index.take_daemonsets(Change::Set(counted.clone()), now, effects));
     assert_eq!(scene.index.daemonset_work(DISCOVERY_NAME), None, "a new status is no new chance");
     counted.metadata.resource_version = Some(scene.next_version());
-    scene.go(|index, now, effects| index.take_daemonsets(Change::Gone(counted), now, effects));
+    scene.go(|index, now, effects| index.take_daemonsets(Change::Gone(Gone::of(&counted)), now, effects));
     scene.write_daemonset(DISCOVERY_NAME, |_| {});
     let name = policy_daemonset_name("p");
     scene.set_policy("p", PLUGIN);
