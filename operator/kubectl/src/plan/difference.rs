@@ -1,5 +1,6 @@
 //! The difference that policies make: each node as the cluster's policies leave it, and as it would be with others. Pure.
 
+use crate::cluster::Unreadable;
 use anyhow::Context;
 use gpunode_crds::{GpuNode, GpuNodePolicy, Mode};
 use gpunode_plan::{GpuNodeChange, NodeFacts, NodePlan, PolicySet, plan_node};
@@ -15,6 +16,8 @@ pub struct Cluster {
     pub policies: Vec<GpuNodePolicy>,
     pub gpu_nodes: Vec<GpuNode>,
     pub nodes: Vec<Node>,
+    /// What could not be read; objects whose status is unreadable are planned without it.
+    pub unreadable: Vec<Unreadable>,
 }
 
 /// What applying policies would change.
@@ -27,6 +30,8 @@ pub struct Plan {
     pub nodes: Vec<NodeChange>,
     /// Nodes that would stay as they are.
     pub unchanged: usize,
+    /// What could not be read and may plan differently.
+    pub unreadable: Vec<Unreadable>,
 }
 
 /// What becomes of one policy of the files.
@@ -137,7 +142,12 @@ impl Plan {
             matched: matched.get(&policy.name_any()).copied().unwrap_or_default(),
             preview: policy.spec.mode() == Mode::Preview,
         });
-        Ok(Self { policies: policies.collect(), unchanged: all - nodes.len(), nodes })
+        Ok(Self {
+            policies: policies.collect(),
+            unchanged: all - nodes.len(),
+            nodes,
+            unreadable: cluster.unreadable.clone(),
+        })
     }
 }
 
@@ -263,6 +273,11 @@ pub mod tests {
                 node("n1", &json!({"pool": "a"})),
                 node("n3", &json!({"pool": "b"})),
             ],
+            unreadable: vec![Unreadable {
+                kind: "GpuNode".to_owned(),
+                name: "n3".to_owned(),
+                message: "its status cannot be read: bad time".to_owned(),
+            }],
         };
         let wanted = policy(
             "pool",

@@ -34,7 +34,7 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
             continue;
         }
         let policy: GpuNodePolicy = serde_json::from_value(report.object.clone())?;
-        if let Some(old) = policies.iter().find(|old| old.name_any() == policy.name_any()) {
+        if let Some(old) = policies.objects.iter().find(|old| old.name_any() == policy.name_any()) {
             refuse_change(&kinds, report, old)?;
         }
         wanted.insert(policy.name_any(), policy);
@@ -44,10 +44,13 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     anyhow::ensure!(!wanted.is_empty(), "plan: no GpuNodePolicy in the files that are named");
+    let gpu_nodes = cluster::list::<GpuNode>(&client).await?;
+    let nodes = cluster::list::<Node>(&client).await?;
     let cluster = Cluster {
-        policies,
-        gpu_nodes: cluster::list::<GpuNode>(&client).await?,
-        nodes: cluster::list::<Node>(&client).await?,
+        policies: policies.objects,
+        gpu_nodes: gpu_nodes.objects,
+        nodes: nodes.objects,
+        unreadable: [policies.unreadable, gpu_nodes.unreadable, nodes.unreadable].concat(),
     };
     let plan = Plan::of(&cluster, &wanted, Timestamp::now())?;
     output::print(args.output, &plan, || text::plan(&plan))?;

@@ -27,6 +27,10 @@ pub fn plan(plan: &Plan) -> String {
         }
         text.push('\n');
     }
+    for object in &plan.unreadable {
+        let paint = style::BAD;
+        let _ = writeln!(text, "{paint}! {} {}: {}{paint:#}", object.kind, object.name, object.message);
+    }
     for policy in &plan.policies {
         let action = match policy.action {
             Action::Add => "new",
@@ -98,6 +102,7 @@ mod tests {
           ~ agent with image: default -> agent:2
           ! label accelerator is "theirs", not "v100"
 
+        ! GpuNode n3: its status cannot be read: bad time
         policy other: new in mode Preview, shown as if it were in force; matches 0 nodes
         policy pool: changed; matches 2 nodes
         2 nodes would change, 1 not; something is in the way on 1 node

@@ -1,5 +1,6 @@
 //! What the objects of a cluster say about its GPU nodes and policies. Pure.
 
+use crate::cluster::{Listed, Unreadable};
 use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, NodeFailure, Reason, ResourceStatus};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -14,6 +15,8 @@ pub struct Fleet {
     pub nodes: Vec<NodeState>,
     /// One per policy.
     pub policies: Vec<PolicyState>,
+    /// What could not be read, of any kind.
+    pub unreadable: Vec<Unreadable>,
 }
 
 /// The state of one GPU node.
@@ -66,14 +69,24 @@ pub struct PolicyState {
 
 impl Fleet {
     /// The state of the cluster that holds these objects.
-    pub fn new(gpu_nodes: &[GpuNode], nodes: &[Node], policies: &[GpuNodePolicy]) -> Self {
-        let nodes: BTreeMap<String, &Node> = nodes.iter().map(|node| (node.name_any(), node)).collect();
-        let mut states: Vec<_> =
-            gpu_nodes.iter().map(|gpu_node| node_state(gpu_node, nodes.get(&gpu_node.name_any()).copied())).collect();
+    pub fn new(gpu_nodes: &Listed<GpuNode>, nodes: &Listed<Node>, policies: &Listed<GpuNodePolicy>) -> Self {
+        let unreadable = [&gpu_nodes.unreadable, &nodes.unreadable, &policies.unreadable];
+        let by_name: BTreeMap<String, &Node> = nodes.objects.iter().map(|node| (node.name_any(), node)).collect();
+        let state = |gpu_node: &GpuNode| {
+            let name = gpu_node.name_any();
+            let mut state = node_state(gpu_node, by_name.get(&name).copied());
+            if gpu_nodes.unreadable.iter().any(|object| object.name == name) {
+                // What is known is that nothing is; the list of what is unreadable says why.
+                (state.ready, state.reason) = ("Unknown".to_owned(), Some("StatusUnreadable".to_owned()));
+                state.message = None;
+            }
+            state
+        };
+        let mut states: Vec<_> = gpu_nodes.objects.iter().map(state).collect();
         states.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut policies: Vec<_> = policies.iter().map(policy_state).collect();
+        let mut policies: Vec<_> = policies.objects.iter().map(policy_state).collect();
         policies.sort_by(|a, b| a.name.cmp(&b.name));
-        Self { nodes: states, policies }
+        Self { nodes: states, policies, unreadable: unreadable.into_iter().flatten().cloned().collect() }
     }
 }
 
@@ -172,8 +185,8 @@ pub mod tests {
         serde_json::from_value(value).expect("a test object")
     }
 
-    /// Nodes `a` (as it should be), `b` (rejected its configuration), `c` (kubelet down) and `d` (hardware only), with
-    /// one policy in force and one in conflict.
+    /// Nodes `a` (as it should be), `b` (rejected its configuration), `c` (kubelet down), `d` (unreadable) and `f` (hardware
+    /// only), with one policy in force and one in conflict.
     pub fn sample() -> Fleet {
         let time = "2026-01-02T03:04:05Z";
         let condition = |kind: &str, status: &str, reason: &str, message: &str| json!({"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": time});
@@ -199,7 +212,8 @@ pub mod tests {
             gpu_node("b", Some("h1"), rejected),
             gpu_node("a", Some("h1"), in_force.clone()),
             gpu_node("c", Some("h2"), in_force),
-            gpu_node("d", None, hardware),
+            gpu_node("d", None, json!(null)),
+            gpu_node("f", None, hardware),
         ];
         let node = |name: &str, ready: &str| {
             from::<Node>(json!({
@@ -207,7 +221,7 @@ pub mod tests {
                 "status": {"conditions": [{"type": "Ready", "status": ready}]},
             }))
         };
-        let nodes = [node("a", "True"), node("b", "True"), node("c", "Unknown"), node("d", "True"), node("e", "True")];
+        let nodes = [node("a", "True"), node("b", "True"), node("c", "Unknown"), node("d", "True"), node("f", "True")];
         let policies = [
             from::<GpuNodePolicy>(json!({
                 "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "v100"},
@@ -227,7 +241,16 @@ pub mod tests {
                 "spec": {"nodeSelector": {}, "mode": "Preview"},
             })),
         ];
-        Fleet::new(&gpu_nodes, &nodes, &policies)
+        let bad = Unreadable {
+            kind: "GpuNode".to_owned(),
+            name: "d".to_owned(),
+            message: "its status cannot be read: bad time".to_owned(),
+        };
+        Fleet::new(
+            &Listed { objects: gpu_nodes.into(), unreadable: vec![bad] },
+            &Listed { objects: nodes.into(), unreadable: Vec::new() },
+            &Listed { objects: policies.into(), unreadable: Vec::new() },
+        )
     }
 
     #[test]
@@ -242,6 +265,7 @@ pub mod tests {
                 ("b", Configuration::Rejected, "False"),
                 ("c", Configuration::Pending, "Unknown"),
                 ("d", Configuration::None, "Unknown"),
+                ("f", Configuration::None, "Unknown"),
             ]
         );
     }
@@ -250,6 +274,7 @@ pub mod tests {
     fn a_node_out_of_reach_does_not_count_as_ready() {
         let fleet = sample();
         assert_eq!(fleet.nodes[2].reason.as_deref(), Some("NodeNotReady"));
-        assert_eq!(fleet.nodes[3].reason.as_deref(), Some("AgentNotReporting"));
+        assert_eq!(fleet.nodes[3].reason.as_deref(), Some("StatusUnreadable"));
+        assert_eq!(fleet.nodes[4].reason.as_deref(), Some("AgentNotReporting"));
     }
 }

@@ -94,6 +94,9 @@ fn ready(status: &str) -> Cell {
 
 fn problems(fleet: &Fleet) -> String {
     let mut text = String::new();
+    for object in &fleet.unreadable {
+        let _ = writeln!(text, "{} {}: {}", object.kind, object.name, object.message);
+    }
     for policy in &fleet.policies {
         for message in &policy.messages {
             let _ = writeln!(text, "policy {}: {message}", policy.name);
@@ -137,13 +140,15 @@ mod tests {
         a      8 x Tesla-V100-SXM2-32GB   v100     nvidia.com/gpu 7/8   in force   True      ConfigurationInForce
         b      8 x Tesla-V100-SXM2-32GB   v100     -                    rejected   False     ConfigurationRejected
         c      8 x Tesla-V100-SXM2-32GB   v100     nvidia.com/gpu 7/8   pending    Unknown   NodeNotReady
-        d      4 x Tesla-T4               -        -                    none       Unknown   AgentNotReporting
+        d      -                          -        -                    none       Unknown   StatusUnreadable
+        f      4 x Tesla-T4               -        -                    none       Unknown   AgentNotReporting
 
         POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
         new      Preview   0          0         0             0          0        0            Unknown   -
         v100     Enforce   100        3         1             1          1        0            False     NodesUpdating
 
         PROBLEMS
+        GpuNode d: its status cannot be read: bad time
         policy new: the operator has not seen the present spec; is it running?
         policy v100: Degraded (NodesFailed): 1 node failed
         policy v100: node b: ConfigurationRejected: resources[0].name: bad
@@ -153,7 +158,7 @@ mod tests {
 
     #[test]
     fn an_empty_cluster_says_what_comes_next() {
-        insta::assert_snapshot!(shown(&Fleet { nodes: Vec::new(), policies: Vec::new() }), @r"
+        insta::assert_snapshot!(shown(&Fleet { nodes: Vec::new(), policies: Vec::new(), unreadable: Vec::new() }), @r"
         no GpuNode yet: they appear when gpunode-discovery finds a GPU, or when a policy with a devicePlugin matches a node
 
         no GpuNodePolicy yet: write one and see what it would do with `kubectl gpunode plan -f FILE`
