@@ -1,6 +1,6 @@
 //! `/livez`, `/readyz` and `/metrics`.
 
-use crate::{controller::Controller, lease::Claim, metrics::Metrics};
+use crate::{bounded_http, controller::Controller, lease::Claim, metrics::Metrics};
 use axum::{Router, extract::State, http::StatusCode, routing::get};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::watch, time::Instant};
@@ -28,7 +28,8 @@ pub async fn serve(address: SocketAddr, admin: Admin) -> std::io::Result<()> {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(admin);
-    axum::serve(TcpListener::bind(address).await?, router).await
+    bounded_http::serve(TcpListener::bind(address).await?, router).await;
+    Ok(())
 }
 
 /// Says only that the process works; an API server that does not answer is not cured by a restart.
