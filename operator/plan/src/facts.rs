@@ -1,10 +1,13 @@
 //! What the planner knows of a node: the few fields of a `Node` that matter, small enough to keep for every node.
 
-use gpunode_crds::{OWNED_ANNOTATION, is_kubernetes_key};
+use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, is_kubernetes_key};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Taint as NodeTaint};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Most extended resources that are kept of one node. A `GpuNode` has at most 64, and few plugins share a node.
+const MAX_OFFERED: usize = 256;
 
 /// Identity of a taint: Kubernetes allows one of each key and effect.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,9 +48,12 @@ pub struct NodeFacts {
     pub owned: Option<String>,
     /// Whether the condition `Ready` is True.
     pub ready: bool,
+    /// The extended resources of which the scheduler may give out at least one there, by the kubelet's
+    /// `status.allocatable`. How many is not kept: a device that comes or goes changes no plan.
+    pub offered: BTreeSet<String>,
     /// Who last wrote each label that a policy could want, by field manager.
     pub label_managers: BTreeMap<String, String>,
-    /// Who last wrote the taints, which Kubernetes tracks only as a whole.
+    /// Who last wrote the taints, which Kubernetes tracks only as a whole; nobody where that was the operator.
     pub taint_manager: Option<String>,
 }
 
@@ -66,11 +72,15 @@ impl NodeFacts {
             annotated: annotations.is_some_and(|annotations| !annotations.is_empty()),
             owned: annotations.and_then(|annotations| annotations.get(OWNED_ANNOTATION)).cloned(),
             ready: is_ready(node),
+            offered: offered(node),
             ..Self::default()
         };
         for entry in meta.managed_fields.iter().flatten() {
             let (Some(manager), Some(fields)) = (&entry.manager, &entry.fields_v1) else { continue };
-            facts.read_manager(manager, &fields.0);
+            // Writing one taint makes the operator the manager of all of them; nobody conflicts with gpunode itself.
+            if manager != OPERATOR_FIELD_MANAGER {
+                facts.read_manager(manager, &fields.0);
+            }
         }
         facts
     }
@@ -108,6 +118,14 @@ fn is_ready(node: &Node) -> bool {
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
+/// Other resources have no slash in their names or belong to Kubernetes.
+fn offered(node: &Node) -> BTreeSet<String> {
+    let allocatable = node.status.iter().flat_map(|status| status.allocatable.iter().flatten());
+    let extended = allocatable.filter(|(name, _)| name.contains('/') && !is_kubernetes_key(name));
+    // The API server writes every zero so.
+    extended.filter(|(_, count)| count.0 != "0").map(|(name, _)| name.clone()).take(MAX_OFFERED).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +140,7 @@ mod tests {
                     {"manager": "kubelet", "fieldsV1": {"f:metadata": {"f:labels": {"f:kubernetes.io/os": {}}}}},
                     {"manager": "kubectl-label", "fieldsV1": {"f:metadata": {"f:labels": {"f:pool": {}, "f:gone": {}}}}},
                     {"manager": "kubectl-taint", "fieldsV1": {"f:spec": {"f:taints": {}}}},
+                    {"manager": "gpunode-operator", "fieldsV1": {"f:spec": {"f:taints": {}}}},
                 ],
             },
             "spec": {"taints": [{"key": "b", "effect": "NoSchedule"}, {"key": "a", "effect": "NoExecute", "value": "v"}]},
@@ -136,9 +155,20 @@ mod tests {
     }
 
     #[test]
+    fn only_extended_resources_that_can_be_given_out_are_kept() {
+        let node: Node = serde_json::from_value(json!({"status": {"allocatable": {
+            "cpu": "8", "hugepages-2Mi": "0", "x.kubernetes.io/y": "1", "nvidia.com/gpu": "1k", "nvidia.com/gone": "0",
+        }}}))
+        .unwrap();
+        assert_eq!(NodeFacts::of(&node).offered, BTreeSet::from(["nvidia.com/gpu".to_owned()]));
+    }
+
+    #[test]
     fn a_heartbeat_changes_nothing_but_the_version() {
         let one = NodeFacts { name: "n".into(), resource_version: "1".into(), ..NodeFacts::default() };
         assert!(one.same_but_version(&NodeFacts { resource_version: "2".into(), ..one.clone() }));
         assert!(!one.same_but_version(&NodeFacts { ready: true, ..one.clone() }));
+        let offered = BTreeSet::from(["nvidia.com/gpu".to_owned()]);
+        assert!(!one.same_but_version(&NodeFacts { offered, ..one.clone() }));
     }
 }

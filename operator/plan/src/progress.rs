@@ -49,9 +49,16 @@ pub fn agent_outcome(
     }
     let began = [node.created, gpu_node.and_then(written_at)].into_iter().flatten().max().unwrap_or(now);
     match in_force {
-        None => pending(status, &wanted.hash, began, now),
+        None => pending(node, status, &wanted.hash, began, now),
         Some(status) => match ConditionType::Ready.find(&status.conditions) {
-            Some(condition) if condition.status == "True" => (Outcome::Ready, None),
+            Some(condition) if condition.status == "True" => match missing(node, status) {
+                None => (Outcome::Ready, None),
+                Some(missing) => {
+                    // The kubelet tells the node of its devices some seconds after it has told the agent.
+                    let began = began.max(condition.last_transition_time.0);
+                    within_deadline(began, now, Reason::AgentNotReporting, &missing)
+                }
+            },
             Some(condition) => not_ready(condition, began, now),
             None => within_deadline(began, now, Reason::Registering, "the agent does not say whether it is Ready"),
         },
@@ -60,6 +67,7 @@ pub fn agent_outcome(
 
 /// The configuration is not in force.
 fn pending(
+    node: &NodeFacts,
     status: Option<&GpuNodeStatus>,
     hash: &str,
     began: Timestamp,
@@ -68,19 +76,35 @@ fn pending(
     if let Some(rejected) = status.and_then(|status| status.rejected_config.as_ref()).filter(|it| it.hash == hash) {
         return (Outcome::failed(Reason::ConfigurationRejected, &rejected.message), None);
     }
-    let runs =
-        status.and_then(|status| status.agent.as_ref()).is_some_and(|agent| agent.mode == AgentMode::DevicePlugin);
-    let (reason, message) = if runs {
-        (Reason::ConfigurationPending, "the agent reports another configuration than it was given; see its log")
-    } else {
-        (Reason::AgentNotReporting, "no agent with the device plugin reports; see its pod")
+    let plugin = status.filter(|status| runs_plugin(status));
+    let (reason, message) = match plugin.map(|status| missing(node, status)) {
+        Some(None) => (
+            Reason::ConfigurationPending,
+            "the agent reports another configuration than it was given; see its log".to_owned(),
+        ),
+        Some(Some(missing)) => (Reason::AgentNotReporting, missing),
+        None => (Reason::AgentNotReporting, "no agent with the device plugin reports; see its pod".to_owned()),
     };
-    within_deadline(began, now, reason, message)
+    within_deadline(began, now, reason, &message)
+}
+
+/// What an agent reported stays when the agent is gone. The kubelet knows better: it offers nothing of a device plugin
+/// that does not answer.
+fn missing(node: &NodeFacts, status: &GpuNodeStatus) -> Option<String> {
+    let mut promised = status.resources.iter().filter(|resource| resource.allocatable > 0);
+    let resource = promised.find(|resource| !node.offered.contains(&resource.name))?;
+    let (name, resource, count) = (&node.name, &resource.name, resource.allocatable);
+    Some(format!(
+        "the agent reported {count} {resource}, node {name} has 0 to give out; see the agent's pod on {name} and its log"
+    ))
 }
 
 fn is_in_force(status: &GpuNodeStatus, hash: &str) -> bool {
-    status.config_hash.as_deref() == Some(hash)
-        && status.agent.as_ref().is_some_and(|agent| agent.mode == AgentMode::DevicePlugin)
+    status.config_hash.as_deref() == Some(hash) && runs_plugin(status)
+}
+
+fn runs_plugin(status: &GpuNodeStatus) -> bool {
+    status.agent.as_ref().is_some_and(|agent| agent.mode == AgentMode::DevicePlugin)
 }
 
 /// The configuration is in force, but the agent says that it is not Ready.

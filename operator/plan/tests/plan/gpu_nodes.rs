@@ -4,6 +4,7 @@ use crate::world::{World, now, policy};
 use gpunode_config::Document;
 use gpunode_crds::{
     Agent, AgentMode, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason, RejectedConfiguration,
+    ResourceStatus,
 };
 use gpunode_plan::{GpuNodeChange, NodePlan, Outcome, PROGRESS_DEADLINE, PolicySet, plan_node};
 use jiff::SignedDuration;
@@ -36,6 +37,12 @@ fn reported(hash: Option<String>, ready: (&str, Reason)) -> GpuNodeStatus {
     GpuNodeStatus {
         agent: Some(Agent { mode: AgentMode::DevicePlugin, config_versions: vec![1], ..Agent::default() }),
         config_hash: hash,
+        resources: vec![ResourceStatus {
+            name: "nvidia.com/gpu".to_owned(),
+            capacity: 8,
+            allocatable: 8,
+            registered: true,
+        }],
         conditions: vec![Condition {
             type_: "Ready".to_owned(),
             status: ready.0.to_owned(),
@@ -55,6 +62,7 @@ fn in_force() -> Option<String> {
 fn with_status(status: GpuNodeStatus) -> World {
     let mut world = settled();
     world.gpu_node.as_mut().unwrap().status = Some(status);
+    world.node["status"]["allocatable"] = json!({"cpu": "8", "nvidia.com/gpu": "8"});
     world
 }
 
@@ -174,6 +182,46 @@ fn agent_that_does_not_get_there_is_waited_for_until_the_deadline() {
         assert!(matches!(outcome, Outcome::Failed { reason, .. } if reason == expected), "{outcome:?}");
         assert_eq!(plan.recheck, None);
     }
+}
+
+#[test]
+fn ready_agent_whose_gpus_the_node_does_not_offer_is_waited_for_and_then_failed() {
+    let mut world = with_status(reported(in_force(), ("True", Reason::Registered)));
+    for allocatable in [json!({"cpu": "8"}), json!({"nvidia.com/gpu": "0"}), json!({"nvidia.com/gpu.shared": "8"})] {
+        world.node["status"]["allocatable"] = allocatable;
+        let (plan, outcome) = outcome_after(&world, 9);
+        assert_eq!((outcome, plan.recheck), (Outcome::Updating, Some(now() + PROGRESS_DEADLINE)));
+        let (plan, outcome) = outcome_after(&world, 10);
+        let message =
+            "the agent reported 8 nvidia.com/gpu, node n has 0 to give out; see the agent's pod on n and its log";
+        assert_eq!((outcome, plan.recheck), (Outcome::failed(Reason::AgentNotReporting, message), None));
+    }
+}
+
+#[test]
+fn agent_that_has_just_registered_again_is_waited_for() {
+    let mut status = reported(in_force(), ("True", Reason::Registered));
+    status.conditions[0].last_transition_time = Time(now() + SignedDuration::from_mins(60));
+    let mut world = with_status(status);
+    world.node["status"]["allocatable"] = json!({});
+    assert_eq!(outcome_after(&world, 61).1, Outcome::Updating);
+    assert!(matches!(outcome_after(&world, 70).1, Outcome::Failed { reason: Reason::AgentNotReporting, .. }));
+}
+
+#[test]
+fn agent_that_died_with_the_old_configuration_does_not_report() {
+    let mut world = with_status(reported(Some("old".to_owned()), ("True", Reason::Registered)));
+    world.node["status"]["allocatable"] = json!({});
+    assert!(matches!(outcome_after(&world, 10).1, Outcome::Failed { reason: Reason::AgentNotReporting, .. }));
+}
+
+#[test]
+fn node_whose_agent_has_nothing_to_offer_is_ready() {
+    let mut status = reported(in_force(), ("True", Reason::Registered));
+    status.resources[0].allocatable = 0;
+    let mut world = with_status(status);
+    world.node["status"]["allocatable"] = json!({});
+    assert_eq!(outcome_after(&world, 60).1, Outcome::Ready);
 }
 
 #[test]
