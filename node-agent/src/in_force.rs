@@ -18,6 +18,8 @@ pub struct Candidate {
     pub hash: String,
     /// The document.
     pub document: String,
+    /// Uid of the GpuNode that it came from; none for a file.
+    pub uid: Option<String>,
 }
 
 /// What the source of configurations says.
@@ -64,7 +66,7 @@ pub struct InForce {
 impl Candidate {
     /// The configuration of a file, which has no hash of its own.
     pub fn of_file(document: String) -> Self {
-        Self { version: CONFIG_VERSION, hash: Document::hash_of(&document), document }
+        Self { version: CONFIG_VERSION, hash: Document::hash_of(&document), document, uid: None }
     }
 
     fn read(&self) -> Result<AgentConfig, String> {
@@ -169,7 +171,7 @@ mod tests {
     fn a_wrong_hash_or_version_is_rejected() {
         let candidate = |version, hash: &str| {
             let document = "{}".to_owned();
-            Instruction::Config(Arc::new(Candidate { version, hash: hash.to_owned(), document }))
+            Instruction::Config(Arc::new(Candidate { version, hash: hash.to_owned(), document, uid: None }))
         };
         let message = |instruction| InForce::default().next(&instruction, None).rejected.unwrap().message;
         assert!(message(candidate(1, "0000")).contains("not 0000"));

@@ -1,4 +1,4 @@
-//! The configuration that the operator writes into this node's GpuNode, or the saved one while the API server is away.
+//! The configuration that the operator writes into this node's GpuNode, or the saved one until it says something.
 
 use crate::{
     gpu_node::{Seen, SeenGpuNode},
@@ -17,14 +17,20 @@ pub async fn follow(
     saved: Option<Arc<Candidate>>,
     instructions: watch::Sender<Instruction>,
 ) {
-    let known = timeout(API_TIMEOUT, seen.wait_for(|seen| !matches!(seen, Seen::Unknown))).await.is_ok();
-    if !known && let Some(saved) = saved {
-        warn!(hash = saved.hash, "the API server does not answer; starting with the saved configuration");
-        instructions.send_replace(Instruction::Config(saved));
-    }
-    let mut source = None;
+    _ = timeout(API_TIMEOUT, seen.wait_for(|seen| !matches!(seen, Seen::Unknown))).await;
+    let mut source = saved.as_ref().and_then(|saved| saved.uid.clone());
+    let mut saved = saved;
     loop {
-        let instruction = instruction(&seen.borrow_and_update(), &mut source);
+        let said = instruction(&seen.borrow_and_update(), &mut source);
+        let start = saved.take();
+        let instruction = said.or_else(|| {
+            let start = start?;
+            warn!(
+                hash = start.hash,
+                "the API server does not say what the configuration is; starting with the saved one"
+            );
+            Some(Instruction::Config(start))
+        });
         if let Some(instruction) = instruction {
             instructions.send_if_modified(|last| {
                 let changes = *last != instruction;
@@ -40,7 +46,8 @@ pub async fn follow(
     }
 }
 
-/// What a GpuNode says; none where what it said before stays. `source` is the uid of the object that it came from.
+/// What a GpuNode says; none where what it said before stays. `source` is the uid of the object that it came from, maybe
+/// before this agent started.
 ///
 /// Only the operator withdraws a configuration, by removing it from the object. An object that somebody deleted, and that
 /// was made again without one, says nothing: the operator will write it again.
@@ -64,7 +71,12 @@ fn instruction(seen: &Seen, source: &mut Option<String>) -> Option<Instruction> 
 
 fn candidate(object: &SeenGpuNode) -> Option<Candidate> {
     let config = object.spec.config.as_ref()?;
-    Some(Candidate { version: config.version, hash: config.hash.clone(), document: config.document.clone() })
+    Some(Candidate {
+        version: config.version,
+        hash: config.hash.clone(),
+        document: config.document.clone(),
+        uid: object.metadata.uid.clone(),
+    })
 }
 
 #[cfg(test)]
@@ -84,9 +96,37 @@ mod tests {
         Seen::Present(Arc::new(object))
     }
 
-    fn config(document: &str) -> Instruction {
-        let document = document.to_owned();
-        Instruction::Config(Arc::new(Candidate { version: 0, hash: String::new(), document }))
+    fn config(uid: &str, document: &str) -> Instruction {
+        Instruction::Config(candidate(uid, document))
+    }
+
+    fn candidate(uid: &str, document: &str) -> Arc<Candidate> {
+        let (uid, document) = (Some(uid.to_owned()), document.to_owned());
+        Arc::new(Candidate { document, uid, ..Candidate::default() })
+    }
+
+    /// What an agent does that starts with something saved and is told `seen`.
+    async fn after_start(seen: Seen) -> Instruction {
+        let (_seen, seen) = watch::channel(seen);
+        let (instructions, mut instructed) = watch::channel(Instruction::Unknown);
+        tokio::select! {
+            () = follow(seen, Some(candidate("1", "{}")), instructions) => unreachable!(),
+            _ = instructed.changed() => {}
+        }
+        instructed.borrow().clone()
+    }
+
+    #[tokio::test]
+    async fn a_gpu_node_that_was_deleted_while_no_agent_ran_withdraws_nothing() {
+        assert_eq!(after_start(Seen::Absent).await, config("1", "{}"));
+        assert_eq!(after_start(gpu_node("2", None)).await, config("1", "{}"));
+    }
+
+    #[tokio::test]
+    async fn a_start_follows_what_the_operator_has_said_meanwhile() {
+        assert_eq!(after_start(gpu_node("1", None)).await, Instruction::Nothing);
+        assert_eq!(after_start(gpu_node("1", Some("a: 1"))).await, config("1", "a: 1"));
+        assert_eq!(after_start(gpu_node("2", Some("{}"))).await, config("2", "{}"));
     }
 
     #[test]
@@ -95,17 +135,17 @@ mod tests {
         assert_eq!(instruction(&Seen::Unknown, &mut source), None);
         assert_eq!(instruction(&Seen::Absent, &mut source), Some(Instruction::Nothing));
         assert_eq!(instruction(&gpu_node("1", None), &mut source), Some(Instruction::Nothing));
-        assert_eq!(instruction(&gpu_node("1", Some("{}")), &mut source), Some(config("{}")));
+        assert_eq!(instruction(&gpu_node("1", Some("{}")), &mut source), Some(config("1", "{}")));
         assert_eq!(instruction(&gpu_node("1", None), &mut source), Some(Instruction::Nothing));
     }
 
     #[test]
     fn a_deleted_gpu_node_withdraws_nothing() {
         let mut source = None;
-        assert_eq!(instruction(&gpu_node("1", Some("{}")), &mut source), Some(config("{}")));
+        assert_eq!(instruction(&gpu_node("1", Some("{}")), &mut source), Some(config("1", "{}")));
         assert_eq!(instruction(&Seen::Absent, &mut source), None);
         assert_eq!(instruction(&gpu_node("2", None), &mut source), None);
-        assert_eq!(instruction(&gpu_node("2", Some("a: 1")), &mut source), Some(config("a: 1")));
+        assert_eq!(instruction(&gpu_node("2", Some("a: 1")), &mut source), Some(config("2", "a: 1")));
         assert_eq!(instruction(&gpu_node("2", None), &mut source), Some(Instruction::Nothing));
     }
 }

@@ -23,6 +23,7 @@ struct Saved {
     version: i32,
     hash: String,
     document: String,
+    uid: Option<String>,
 }
 
 /// What is saved for this node.
@@ -73,6 +74,7 @@ fn load(state_dir: &Path, node: &str) -> Option<Candidate> {
         version: saved.version,
         hash: saved.hash,
         document: saved.document,
+        uid: saved.uid,
     })
 }
 
@@ -91,6 +93,7 @@ fn save(state_dir: &Path, node: &str, candidate: Option<&Candidate>) -> io::Resu
         version: candidate.version,
         hash: candidate.hash.clone(),
         document: candidate.document.clone(),
+        uid: candidate.uid.clone(),
     };
     let new = state_dir.join(NEW_FILE);
     let mut file = File::create(&new)?;
@@ -107,7 +110,7 @@ mod tests {
     #[test]
     fn what_was_saved_is_read_again_for_the_same_node() {
         let folder = tempfile::tempdir().unwrap();
-        let candidate = Candidate::of_file("{}\n".to_owned());
+        let candidate = Candidate { uid: Some("1".to_owned()), ..Candidate::of_file("{}\n".to_owned()) };
         assert_eq!(load(folder.path(), "a"), None);
         save(folder.path(), "a", Some(&candidate)).unwrap();
         assert_eq!(load(folder.path(), "a"), Some(candidate));
