@@ -61,7 +61,8 @@ fn main() -> ExitCode {
 
 /// Text on a terminal, one JSON object per line elsewhere.
 fn start_log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    // kube_client warns with the whole answer of the API server where it cannot read one.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=error"));
     let logger = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if std::io::stderr().is_terminal() {
         logger.init();
