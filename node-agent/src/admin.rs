@@ -1,9 +1,23 @@
-//! `/livez` and `/readyz`.
+//! `/livez` and `/readyz`. Whoever reaches the port can cost the agent a little memory for a short time, and no more.
 
-use axum::{Router, extract::State, http::StatusCode, routing::get};
-use std::{io, net::SocketAddr};
-use tokio::{net::TcpListener, sync::watch};
+use hyper::{Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, watch},
+    time::{sleep, timeout},
+};
 use tracing::{error, info};
+
+/// Connections at the same time; the others wait to be accepted.
+const MAX_CONNECTIONS: usize = 64;
+/// Bytes of a request's header. A probe needs a few hundred.
+const MAX_HEADER: usize = 16 * 1024;
+/// A connection is for one request, which is answered at once.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a connection that could not be accepted, for want of file descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Whether the agent does its work, or why not yet.
 pub type Readiness = Result<(), String>;
@@ -17,19 +31,95 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Serves until the process ends.
 pub async fn serve(listener: TcpListener, readiness: watch::Receiver<Readiness>) {
-    let router = Router::new()
-        // An answer shows that the event loop runs; that is all that a restart could cure.
-        .route("/livez", get(async || "ok\n"))
-        .route("/readyz", get(readyz))
-        .with_state(readiness);
-    if let Err(error) = axum::serve(listener, router).await {
-        error!(%error, "serve /livez and /readyz");
+    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    while let Ok(permit) = free.clone().acquire_owned().await {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let readiness = readiness.clone();
+                tokio::spawn(async move {
+                    // The one who asked knows that there was no answer.
+                    _ = timeout(CONNECTION_TIMEOUT, serve_one(stream, readiness)).await;
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                error!(%error, "accept a connection to /livez and /readyz");
+                sleep(ACCEPT_RETRY).await;
+            }
+        }
     }
 }
 
-async fn readyz(State(readiness): State<watch::Receiver<Readiness>>) -> (StatusCode, String) {
-    match &*readiness.borrow() {
-        Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
-        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+async fn serve_one(stream: TcpStream, readiness: watch::Receiver<Readiness>) -> hyper::Result<()> {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let readiness = readiness.borrow();
+        let (status, text) = answer(request.uri().path(), &readiness);
+        let mut response = Response::new(format!("{text}\n"));
+        *response.status_mut() = status;
+        async { Ok::<_, Infallible>(response) }
+    });
+    let mut http = http1::Builder::new();
+    http.max_buf_size(MAX_HEADER).keep_alive(false).serve_connection(TokioIo::new(stream), service).await
+}
+
+fn answer<'a>(path: &str, readiness: &'a Readiness) -> (StatusCode, &'a str) {
+    match (path, readiness) {
+        // An answer shows that the event loop runs; that is all that a restart could cure.
+        ("/livez", _) | ("/readyz", Ok(())) => (StatusCode::OK, "ok"),
+        ("/readyz", Err(reason)) => (StatusCode::SERVICE_UNAVAILABLE, reason),
+        _ => (StatusCode::NOT_FOUND, "there are /livez and /readyz"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    async fn start(readiness: Readiness) -> SocketAddr {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            let (_readiness, ready) = watch::channel(readiness);
+            serve(listener, ready).await;
+        });
+        address
+    }
+
+    async fn get(address: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: agent\r\n\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn each_path_has_its_answer() {
+        let address = start(Err("not yet".to_owned())).await;
+        assert!(get(address, "/livez").await.starts_with("HTTP/1.1 200"));
+        let answer = get(address, "/readyz").await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("not yet\n"), "{answer}");
+        assert!(get(address, "/metrics").await.starts_with("HTTP/1.1 404"));
+        assert!(get(start(Ok(())).await, "/readyz").await.starts_with("HTTP/1.1 200"));
+    }
+
+    #[tokio::test]
+    async fn an_endless_header_is_cut_off() {
+        let mut stream = TcpStream::connect(start(Ok(())).await).await.unwrap();
+        stream.write_all(b"GET /livez HTTP/1.1\r\nA: ").await.unwrap();
+        let endless = async { while stream.write_all(&[b'a'; 4096]).await.is_ok() {} };
+        timeout(CONNECTION_TIMEOUT / 2, endless).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn silent_connections_do_not_keep_a_probe_out() {
+        let address = start(Ok(())).await;
+        let mut silent = Vec::new();
+        for _ in 0..MAX_CONNECTIONS {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        let answer = timeout(CONNECTION_TIMEOUT * 2, get(address, "/readyz")).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
 }
