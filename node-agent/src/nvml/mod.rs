@@ -1,17 +1,51 @@
 //! The only module that calls NVML. It reads everything in one session and closes it again, so that a driver upgrade
 //! does not find the kernel module busy. Every call here blocks.
 
+mod elf;
 mod links;
 mod raw;
 
 use gpunode_gpu::{Gpu, Inventory, MigMode};
 use nvml_wrapper::{Device, Nvml, error::NvmlError};
 use nvml_wrapper_sys::bindings::NVML_DEVICE_MIG_ENABLE;
-use std::path::{Path, PathBuf};
+use object::{ReadCache, ReadRef as _};
+use std::{
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+};
 
 /// Why the driver cannot be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The library's file cannot be opened.
+    #[error("open {path}: {source}")]
+    Open {
+        /// The library.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The file is no library.
+    #[error("load NVML from {path}: {source}; is this the driver's library?")]
+    NotElf {
+        /// The library.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: object::Error,
+    },
+    /// The end of the file is missing.
+    #[error(
+        "load NVML from {path}: the library is incomplete ({length} of {needed} bytes): a driver installation may be under way"
+    )]
+    Incomplete {
+        /// The library.
+        path: PathBuf,
+        /// Bytes that are there.
+        length: u64,
+        /// Bytes that its headers speak of.
+        needed: u64,
+    },
     /// The library cannot be loaded or started.
     #[error("initialise NVML from {path}: {source}; is the driver loaded, and are its device nodes in this container?")]
     Initialise {
@@ -42,6 +76,7 @@ pub struct Reading {
 
 /// Reads the GPUs through the library at `path`. `numa_node` is asked by PCI address, before NVML is.
 pub fn read(path: &Path, numa_node: impl Fn(&str) -> Option<u32>) -> Result<Reading, Error> {
+    check(path)?;
     let nvml = Nvml::builder()
         .lib_path(path.as_os_str())
         .init()
@@ -70,6 +105,17 @@ pub fn read(path: &Path, numa_node: impl Fn(&str) -> Option<u32>) -> Result<Read
     reading.inventory.cuda_version =
         nvml.sys_cuda_driver_version().ok().map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
     Ok(reading)
+}
+
+/// Whether the library is safe to load.
+fn check(path: &Path) -> Result<(), Error> {
+    let file = File::open(path).map_err(|source| Error::Open { path: path.to_owned(), source })?;
+    let file = ReadCache::new(file);
+    let needed = elf::needed(&file).map_err(|source| Error::NotElf { path: path.to_owned(), source })?;
+    match (&file).len() {
+        Ok(length) if length < needed => Err(Error::Incomplete { path: path.to_owned(), length, needed }),
+        _ => Ok(()),
+    }
 }
 
 /// What a GPU cannot be offered without.

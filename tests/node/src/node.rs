@@ -70,6 +70,14 @@ impl Node {
         Ok(())
     }
 
+    /// Replaces the driver's library by its first `length` bytes.
+    pub fn truncate_driver(&self, length: usize) -> Result<()> {
+        let library = fs::read(&built()?.nvml).context("read the simulated NVML")?;
+        let new = self.library_folder().join("new");
+        fs::write(&new, library.get(..length).context("cut off the simulated NVML")?)?;
+        Ok(fs::rename(new, self.library())?)
+    }
+
     /// What happens to the GPUs.
     pub fn state(&self) -> Result<StateFile> {
         Ok(StateFile::open(self.library_folder())?)

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use gpunode_node_tests::{Agent, FakeKubelet, Node, until};
 use gpunode_scenario::{ReturnCode, Scenario, Topology};
+use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
 const GPU: &str = "nvidia.com/gpu";
@@ -88,6 +89,27 @@ async fn a_driver_that_appears_later_is_found() -> Result<()> {
 
     node.install_driver()?;
     assert_eq!(kubelet.has(GPU, |_| true).await?.devices.len(), 8);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_half_written_driver_takes_nothing_away() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("")?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let agent = Agent::run(&node)?;
+    kubelet.has(GPU, |_| true).await?;
+
+    for length in [0, 5000] {
+        node.truncate_driver(length)?;
+        agent.signal(Signal::HUP)?;
+        agent.logs(&format!("the library is incomplete ({length} of ")).await?;
+    }
+    node.install_driver()?;
+    agent.signal(Signal::HUP)?;
+    until("the driver answers again", || (agent.logged("hardware found") == 2).then_some(())).await?;
+    let endpoint = kubelet.endpoint(GPU);
+    assert_eq!((endpoint.devices.len(), endpoint.registrations, endpoint.lists, endpoint.connected), (8, 1, 1, true));
     Ok(())
 }
 
