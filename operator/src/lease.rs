@@ -20,6 +20,8 @@ use tokio::{
 const NAME: &str = "gpunode-operator";
 /// How long a Lease holds without renewal. Client-go's default.
 pub const LEASE_DURATION: Duration = Duration::from_secs(15);
+/// No other holder is waited for longer, whatever its Lease says.
+const MAX_DURATION: Duration = Duration::from_mins(1);
 /// How often the leader renews: two renewals may fail.
 const RENEW_EVERY: Duration = Duration::from_secs(5);
 /// How often others look, and how soon a failed request is tried again. Client-go's default retry period.
@@ -76,8 +78,18 @@ pub struct Candidate {
     identity: String,
     until: watch::Sender<Option<Instant>>,
     alive: watch::Sender<Instant>,
-    /// What was last seen of another holder, and since when.
-    seen: Option<(Record, Instant)>,
+    /// What was last seen of another holder.
+    seen: Option<Seen>,
+    /// Why the last attempt failed.
+    failure: Option<String>,
+}
+
+/// Another holder.
+struct Seen {
+    record: Record,
+    since: Instant,
+    /// When its Lease may be taken.
+    until: Instant,
 }
 
 /// What a holder changes with each renewal.
@@ -103,6 +115,7 @@ impl Candidate {
             until,
             alive: watch::channel(Instant::now()).0,
             seen: None,
+            failure: None,
         };
         (candidate, Claim(claim))
     }
@@ -118,6 +131,15 @@ impl Candidate {
         loop {
             self.alive.send_replace(Instant::now());
             let attempt = timeout(REQUEST_TIMEOUT, self.attempt()).await;
+            let failure = match &attempt {
+                Ok(Ok(_)) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some(format!("no answer within {}s", REQUEST_TIMEOUT.as_secs())),
+            };
+            if let Some(error) = failure.as_ref().filter(|_| failure != self.failure) {
+                tracing::warn!(error, "request lease {NAME}; trying again");
+            }
+            self.failure = failure;
             let pause = match attempt {
                 Ok(Ok(Attempt::Held(until))) => {
                     if self.until.send_replace(Some(until)).is_none() {
@@ -131,14 +153,7 @@ impl Candidate {
                     }
                     RETRY_EVERY
                 }
-                Ok(Err(error)) => {
-                    tracing::warn!(%error, "request lease {NAME}");
-                    RETRY_EVERY
-                }
-                Err(_) => {
-                    tracing::warn!("request lease {NAME}: no answer within {}s", REQUEST_TIMEOUT.as_secs());
-                    RETRY_EVERY
-                }
+                Ok(Err(_)) | Err(_) => RETRY_EVERY,
             };
             if self.until.borrow().is_some_and(|until| Instant::now() >= until) {
                 self.until.send_replace(None);
@@ -184,22 +199,25 @@ impl Candidate {
             Some(_) => self.leases.replace(NAME, &params, &wanted).await?,
             None => self.leases.create(&params, &wanted).await?,
         };
+        self.seen = None;
         Ok(Attempt::Held(until))
     }
 
     /// Who else holds the Lease, if it may not be taken yet: its record changed within the last lease duration, by this
-    /// machine's clock.
+    /// machine's clock. One who lets go leaves a Lease without holder; where the Lease is gone, somebody deleted it while
+    /// its holder may still lead.
     fn valid_holder(&mut self, lease: Option<&Lease>, now: Instant) -> Option<String> {
-        let spec = lease?.spec.as_ref()?;
-        let holder = spec.holder_identity.clone().filter(|holder| !holder.is_empty() && *holder != self.identity)?;
-        let record = (Some(holder.clone()), spec.renew_time.clone(), spec.lease_transitions);
-        let since = match self.seen.take() {
-            Some((seen, since)) if seen == record => since,
-            _ => now,
-        };
-        self.seen = Some((record, since));
-        let theirs = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or_default();
-        (now < since + LEASE_DURATION.max(Duration::from_secs(theirs))).then_some(holder)
+        if let Some(spec) = lease.and_then(|lease| lease.spec.as_ref()) {
+            let holder =
+                spec.holder_identity.clone().filter(|holder| !holder.is_empty() && *holder != self.identity)?;
+            let record = (Some(holder), spec.renew_time.clone(), spec.lease_transitions);
+            let since = self.seen.take().filter(|seen| seen.record == record).map_or(now, |seen| seen.since);
+            let theirs =
+                spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or_default();
+            let until = since + Duration::from_secs(theirs).clamp(LEASE_DURATION, MAX_DURATION);
+            self.seen = Some(Seen { record, since, until });
+        }
+        self.seen.as_ref().filter(|seen| now < seen.until).and_then(|seen| seen.record.0.clone())
     }
 
     /// The Lease as it is when this candidate holds it from now on. Its resourceVersion is the one that was read.
@@ -258,6 +276,30 @@ mod tests {
         assert_eq!(candidate.valid_holder(Some(&lease("other", 2)), after(16)), other, "it was renewed");
         assert_eq!(candidate.valid_holder(Some(&lease("other", 2)), after(30)), other);
         assert_eq!(candidate.valid_holder(Some(&lease("other", 2)), after(31)), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn deleted_lease_is_taken_when_its_holder_would_have_lost_it_and_a_released_one_at_once() {
+        let (mut candidate, _claim) = candidate();
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let other = Some("other".to_owned());
+        assert_eq!(candidate.valid_holder(Some(&lease("other", 1)), after(0)), other);
+        assert_eq!(candidate.valid_holder(None, after(2)), other);
+        assert_eq!(candidate.valid_holder(Some(&lease("", 2)), after(3)), None);
+        assert_eq!(candidate.valid_holder(None, after(14)), other);
+        assert_eq!(candidate.valid_holder(None, after(15)), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lease_of_absurd_duration_is_waited_for_a_minute() {
+        let (mut candidate, _claim) = candidate();
+        let mut lease = lease("other", 1);
+        lease.spec.as_mut().unwrap().lease_duration_seconds = Some(i32::MAX);
+        let start = Instant::now();
+        assert!(candidate.valid_holder(Some(&lease), start).is_some());
+        assert!(candidate.valid_holder(Some(&lease), start + MAX_DURATION / 2).is_some());
+        assert_eq!(candidate.valid_holder(Some(&lease), start + MAX_DURATION), None);
     }
 
     #[tokio::test(start_paused = true)]
