@@ -118,10 +118,10 @@ fn is_ready(node: &Node) -> bool {
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Other resources have no slash in their names or belong to Kubernetes.
+/// Names as Kubernetes tells extended resources from its own.
 fn offered(node: &Node) -> BTreeSet<String> {
     let allocatable = node.status.iter().flat_map(|status| status.allocatable.iter().flatten());
-    let extended = allocatable.filter(|(name, _)| name.contains('/') && !is_kubernetes_key(name));
+    let extended = allocatable.filter(|(name, _)| name.contains('/') && !name.contains("kubernetes.io/"));
     // The API server writes every zero so.
     extended.filter(|(_, count)| count.0 != "0").map(|(name, _)| name.clone()).take(MAX_OFFERED).collect()
 }
@@ -158,9 +158,13 @@ mod tests {
     fn only_extended_resources_that_can_be_given_out_are_kept() {
         let node: Node = serde_json::from_value(json!({"status": {"allocatable": {
             "cpu": "8", "hugepages-2Mi": "0", "x.kubernetes.io/y": "1", "nvidia.com/gpu": "1k", "nvidia.com/gone": "0",
+            "example.k8s.io/gpu": "1",
         }}}))
         .unwrap();
-        assert_eq!(NodeFacts::of(&node).offered, BTreeSet::from(["nvidia.com/gpu".to_owned()]));
+        assert_eq!(
+            NodeFacts::of(&node).offered,
+            BTreeSet::from(["example.k8s.io/gpu".to_owned(), "nvidia.com/gpu".to_owned()])
+        );
     }
 
     #[test]

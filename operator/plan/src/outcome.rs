@@ -31,6 +31,18 @@ impl Outcome {
         Self::Failed { reason, message: message.into() }
     }
 
+    /// Whether a policy is not in force until somebody acts, though the node could carry it out. A broken node is another
+    /// matter: nobody could wait for it.
+    pub(crate) fn needs_somebody(&self) -> bool {
+        match self {
+            Self::Ready | Self::Updating => false,
+            Self::Conflicted { .. } => true,
+            Self::Failed { reason, .. } => {
+                matches!(reason, Reason::ConfigurationRejected | Reason::RecordUnreadable | Reason::WriteFailed)
+            }
+        }
+    }
+
     /// A conflict.
     pub fn conflicted(reason: Reason, message: impl Into<String>) -> Self {
         Self::Conflicted { reason, message: message.into() }

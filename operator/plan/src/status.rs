@@ -62,7 +62,7 @@ fn verdicts(policy: &Policy, tally: &Tally) -> [Verdict; 5] {
     let counts = tally.counts();
     let updating = if policy.mode == Mode::Preview || policy.refusal.is_some() { 0 } else { counts.updating };
     [
-        ready(policy, &counts, updating),
+        ready(policy, tally, &counts, updating),
         if updating > 0 {
             let message = format!("{} are updating", of_matched(updating, &counts));
             Verdict::new(ConditionType::Reconciling, true, Reason::NodesUpdating, message)
@@ -89,8 +89,9 @@ fn verdicts(policy: &Policy, tally: &Tally) -> [Verdict; 5] {
     ]
 }
 
-/// Failed and conflicted nodes do not hold Ready, since nobody could wait for them.
-fn ready(policy: &Policy, counts: &NodeCounts, updating: i32) -> Verdict {
+/// Broken nodes do not hold Ready, since nobody could wait for them. A node that could carry the policy out does, also where
+/// somebody has to act before it can.
+fn ready(policy: &Policy, tally: &Tally, counts: &NodeCounts, updating: i32) -> Verdict {
     let verdict = |holds, reason, message: String| Verdict::new(ConditionType::Ready, holds, reason, message);
     if let Some(refusal) = &policy.refusal {
         verdict(false, Reason::InvalidSpec, refusal.clone())
@@ -99,6 +100,9 @@ fn ready(policy: &Policy, counts: &NodeCounts, updating: i32) -> Verdict {
         verdict(true, Reason::Preview, message)
     } else if counts.matched == 0 {
         verdict(true, Reason::NoMatchingNodes, "no node matches".to_owned())
+    } else if let Some((node, reason, message)) = tally.first_waiting() {
+        let message = format!("in force on {}; not on {node}: {message}", of_matched(counts.ready, counts));
+        verdict(false, reason, message)
     } else if updating > 0 {
         verdict(false, Reason::NodesUpdating, format!("{} are updating", of_matched(updating, counts)))
     } else {

@@ -3,7 +3,7 @@
 
 use crate::outcome::Outcome;
 use gpunode_crds::{MAX_FAILURES, MAX_PREVIEW, NodeCounts, NodeFailure, NodePreview, Reason};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The nodes that one policy matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub struct Tally {
     updating: usize,
     failed: BTreeMap<String, (Reason, String)>,
     conflicted: BTreeMap<String, (Reason, String)>,
+    /// Those failed and conflicted nodes that could carry the policy out.
+    waiting: BTreeSet<String>,
     previews: BTreeMap<String, NodePreview>,
 }
 
@@ -28,6 +30,9 @@ impl Tally {
                 self.conflicted.insert(node.to_owned(), (*reason, message.clone()));
             }
         }
+        if outcome.needs_somebody() {
+            self.waiting.insert(node.to_owned());
+        }
         self.previews.extend(preview.map(|preview| (node.to_owned(), preview.clone())));
     }
 
@@ -43,6 +48,7 @@ impl Tally {
                 self.conflicted.remove(node);
             }
         }
+        self.waiting.remove(node);
         self.previews.remove(node);
     }
 
@@ -88,6 +94,13 @@ impl Tally {
     /// The first conflicted node by name.
     pub fn first_conflicted(&self) -> Option<(&str, Reason, &str)> {
         first(&self.conflicted)
+    }
+
+    /// The first node by name that could carry the policy out, and what somebody has to mend first.
+    pub fn first_waiting(&self) -> Option<(&str, Reason, &str)> {
+        let node = self.waiting.first()?;
+        let (reason, message) = self.failed.get(node).or_else(|| self.conflicted.get(node))?;
+        Some((node, *reason, message))
     }
 }
 

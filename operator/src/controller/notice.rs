@@ -95,11 +95,12 @@ mod tests {
         assert_eq!(tell(&mut policy, &Outcome::Updating), [told(Reason::NodesUpdating, false)]);
         assert_eq!(tell(&mut policy, &Outcome::Updating), []);
         let conflict = Outcome::conflicted(Reason::KeyOwnedByAnother, "m");
-        let expected = [told(Reason::InForce, false), told(Reason::KeyOwnedByAnother, true)];
+        let expected = [told(Reason::KeyOwnedByAnother, false), told(Reason::KeyOwnedByAnother, true)];
         assert_eq!(tell(&mut policy, &conflict), expected);
         assert_eq!(tell(&mut policy, &conflict), []);
-        assert_eq!(tell(&mut policy, &Outcome::Ready), [told(Reason::NoConflict, false)]);
-        assert_eq!(tell(&mut policy, &Outcome::failed(Reason::WriteFailed, "m")), [told(Reason::NodesFailed, true)]);
+        assert_eq!(tell(&mut policy, &Outcome::Ready), [told(Reason::InForce, false), told(Reason::NoConflict, false)]);
+        let failed = Outcome::failed(Reason::WriteFailed, "m");
+        assert_eq!(tell(&mut policy, &failed), [told(Reason::WriteFailed, false), told(Reason::NodesFailed, true)]);
     }
 
     #[test]

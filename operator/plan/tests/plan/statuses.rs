@@ -36,7 +36,26 @@ fn no_match_is_ready() {
 }
 
 #[test]
-fn broken_and_conflicted_nodes_show_and_do_not_hold_ready() {
+fn broken_nodes_show_and_do_not_hold_ready() {
+    let broken = [
+        Reason::NodeNotReady,
+        Reason::DriverNotFound,
+        Reason::DriverFailed,
+        Reason::AgentNotReporting,
+        Reason::Registering,
+    ];
+    for reason in broken {
+        let status = status("{nodeSelector: {}}", &[Outcome::Ready, Outcome::failed(reason, "m")], None, 0);
+        let conditions = conditions(&status);
+        assert_eq!(conditions[0], "Ready=True InForce: in force on 1 of 2 matched nodes");
+        let degraded =
+            format!("Degraded=True NodesFailed: 1 of 2 matched nodes failed; node-1: {}: m", reason.as_str());
+        assert_eq!(conditions[4], degraded);
+    }
+}
+
+#[test]
+fn healthy_nodes_on_which_somebody_has_to_act_hold_ready() {
     let outcomes = [
         Outcome::Ready,
         Outcome::failed(Reason::ConfigurationRejected, "resources[0]: no"),
@@ -46,7 +65,7 @@ fn broken_and_conflicted_nodes_show_and_do_not_hold_ready() {
     assert_eq!(
         conditions(&status),
         [
-            "Ready=True InForce: in force on 1 of 3 matched nodes",
+            "Ready=False ConfigurationRejected: in force on 1 of 3 matched nodes; not on node-1: resources[0]: no",
             "Reconciling=False UpToDate: nothing is under way",
             "Stalled=False UpToDate: the spec can be carried out",
             "Conflict=True KeyOwnedByAnother: 1 of 3 matched nodes conflict; node-2: label a is \"x\", not \"y\"",
@@ -54,6 +73,25 @@ fn broken_and_conflicted_nodes_show_and_do_not_hold_ready() {
         ]
     );
     assert_eq!(status.failures.iter().map(|it| it.node.as_str()).collect::<Vec<_>>(), ["node-1", "node-2"]);
+}
+
+#[test]
+fn first_word_of_ready_is_what_somebody_has_to_mend() {
+    for (outcome, reason) in [
+        (Outcome::conflicted(Reason::EqualPriority, "m"), "EqualPriority"),
+        (Outcome::conflicted(Reason::KeyOwnedByAnother, "m"), "KeyOwnedByAnother"),
+        (Outcome::failed(Reason::WriteFailed, "m"), "WriteFailed"),
+        (Outcome::failed(Reason::RecordUnreadable, "m"), "RecordUnreadable"),
+    ] {
+        let status = status("{nodeSelector: {}}", &[Outcome::Updating, outcome], None, 0);
+        assert_eq!(
+            conditions(&status)[..2],
+            [
+                format!("Ready=False {reason}: in force on 0 of 2 matched nodes; not on node-1: m"),
+                "Reconciling=True NodesUpdating: 1 of 2 matched nodes are updating".to_owned(),
+            ]
+        );
+    }
 }
 
 #[test]
