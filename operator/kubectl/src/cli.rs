@@ -3,14 +3,24 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
-const EXIT_CODES: &str = "Exit codes:
-  0  everything is well
-  1  problems were found, or the cluster or a file could not be read
+const VALIDATE_EXIT_CODES: &str = "Exit codes:
+  0  everything is valid
+  1  something would be refused, or a file could not be read
+  2  the arguments are wrong";
+
+const STATUS_EXIT_CODES: &str = "Exit codes:
+  0  the state could be shown, problems included; programs find them with -o json
+  1  the cluster could not be read
+  2  the arguments are wrong";
+
+const PLAN_EXIT_CODES: &str = "Exit codes:
+  0  the plan could be made, whatever it says; programs read it with -o json
+  1  a policy would be refused, or the cluster or a file could not be read
   2  the arguments are wrong";
 
 /// See what GPU nodes and their policies are doing, and what a policy would do before it is applied.
 #[derive(Debug, Parser)]
-#[command(name = "kubectl-gpunode", bin_name = "kubectl gpunode", version, after_help = EXIT_CODES)]
+#[command(name = "kubectl-gpunode", bin_name = "kubectl gpunode", version)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -20,12 +30,12 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show the GPU nodes of the cluster and how far their policies are
+    /// Show the GPU nodes of the cluster, how far their policies are, and what stands in their way
     #[command(after_help = format!("Examples:
   kubectl gpunode status
   kubectl gpunode status -o json | jq '.nodes[] | select(.ready != \"True\")'
 
-{EXIT_CODES}"))]
+{STATUS_EXIT_CODES}"))]
     Status(StatusArgs),
     /// Say whether the API server and gpunode would accept policies, without a cluster
     #[command(after_help = format!("Examples:
@@ -34,7 +44,7 @@ pub enum Command {
   kustomize build . | kubectl gpunode validate -f -
   kubectl gpunode validate --agent-config agent.yaml
 
-{EXIT_CODES}"))]
+{VALIDATE_EXIT_CODES}"))]
     Validate(ValidateArgs),
     /// Show node by node what applying policies would change; changes nothing
     ///
@@ -44,7 +54,7 @@ pub enum Command {
   kubectl gpunode plan -f policy.yaml
   kubectl gpunode plan -f policies/ -o json
 
-{EXIT_CODES}"))]
+{PLAN_EXIT_CODES}"))]
     Plan(PlanArgs),
 }
 

@@ -1,6 +1,7 @@
 //! `kubectl gpunode status`: the fleet in one table, then the policies and what stands in their way.
 
 mod fleet;
+mod offered;
 mod text;
 
 use crate::{cli::StatusArgs, cluster, output};
@@ -9,7 +10,7 @@ use gpunode_crds::{GpuNode, GpuNodePolicy};
 use k8s_openapi::api::core::v1::Node;
 use std::process::ExitCode;
 
-/// Prints the state of the cluster.
+/// Prints the state of the cluster; its problems are part of what is shown, and no failure.
 ///
 /// # Errors
 /// When the cluster cannot be read or the output cannot be written.
