@@ -1,11 +1,12 @@
 //! What the objects of a cluster say about its GPU nodes and policies. Pure.
 
+use super::offered::Offer;
 use crate::cluster::{Listed, Unreadable};
-use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, NodeFailure, Reason, ResourceStatus};
+use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, NodeFailure, Reason};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The GPU nodes and the policies, each by name.
 #[derive(Debug, PartialEq, Serialize)]
@@ -26,13 +27,15 @@ pub struct NodeState {
     pub name: String,
     pub hardware: Option<String>,
     pub policy: Option<String>,
-    pub resources: Vec<ResourceStatus>,
+    pub resources: Vec<Offer>,
     pub configuration: Configuration,
     /// `True`, `False` or `Unknown`.
     pub ready: String,
     pub reason: Option<String>,
     /// What the reason means here; only where the node is not ready.
     pub message: Option<String>,
+    /// What does not fit together, and what to do about it.
+    pub problems: Vec<String>,
 }
 
 /// What became of the configuration that the operator wrote for a node.
@@ -72,9 +75,14 @@ impl Fleet {
     pub fn new(gpu_nodes: &Listed<GpuNode>, nodes: &Listed<Node>, policies: &Listed<GpuNodePolicy>) -> Self {
         let unreadable = [&gpu_nodes.unreadable, &nodes.unreadable, &policies.unreadable];
         let by_name: BTreeMap<String, &Node> = nodes.objects.iter().map(|node| (node.name_any(), node)).collect();
+        let unreadable_policies = policies.unreadable.iter().map(|object| object.name.clone());
+        let known: BTreeSet<String> =
+            policies.objects.iter().map(ResourceExt::name_any).chain(unreadable_policies).collect();
         let state = |gpu_node: &GpuNode| {
             let name = gpu_node.name_any();
-            let mut state = node_state(gpu_node, by_name.get(&name).copied());
+            let node = by_name.get(&name).copied();
+            let mut state = node_state(gpu_node, node);
+            state.problems = problems(&state, node, &known);
             if gpu_nodes.unreadable.iter().any(|object| object.name == name) {
                 // What is known is that nothing is; the list of what is unreadable says why.
                 (state.ready, state.reason) = ("Unknown".to_owned(), Some("StatusUnreadable".to_owned()));
@@ -115,7 +123,7 @@ fn node_state(gpu_node: &GpuNode, node: Option<&Node>) -> NodeState {
                 reason: Some(own.reason.clone()),
                 ready: own.status.clone(),
                 message,
-                ..state(gpu_node, configuration)
+                ..state(gpu_node, node, configuration)
             };
         }
     };
@@ -123,21 +131,34 @@ fn node_state(gpu_node: &GpuNode, node: Option<&Node>) -> NodeState {
         ready,
         reason: reason.map(|reason| reason.as_str().to_owned()),
         message,
-        ..state(gpu_node, configuration)
+        ..state(gpu_node, node, configuration)
     }
 }
 
-fn state(gpu_node: &GpuNode, configuration: Configuration) -> NodeState {
-    let status = gpu_node.status.clone().unwrap_or_default();
+/// What does not fit together on a node: its agent and the Node, its configuration and the policies `known`.
+fn problems(state: &NodeState, node: Option<&Node>, known: &BTreeSet<String>) -> Vec<String> {
+    // Where the Node is gone, that is what to say.
+    let offers = state.resources.iter().filter(|_| node.is_some());
+    let orphaned = state.policy.as_ref().filter(|policy| !known.contains(*policy)).map(|policy| {
+        format!(
+            "its configuration comes from policy {policy}, which does not exist; the operator takes it away, so \
+             see whether it runs: `kubectl -n gpunode-system get pods`"
+        )
+    });
+    offers.filter_map(|offer| offer.difference(&state.name)).chain(orphaned).collect()
+}
+
+fn state(gpu_node: &GpuNode, node: Option<&Node>, configuration: Configuration) -> NodeState {
     NodeState {
         name: gpu_node.name_any(),
-        hardware: status.hardware,
+        hardware: gpu_node.status.as_ref().and_then(|status| status.hardware.clone()),
         policy: gpu_node.spec.config.as_ref().map(|config| config.policy.clone()),
-        resources: status.resources,
+        resources: Offer::all(gpu_node, node),
         configuration,
         ready: String::new(),
         reason: None,
         message: None,
+        problems: Vec::new(),
     }
 }
 
@@ -185,13 +206,14 @@ pub mod tests {
         serde_json::from_value(value).expect("a test object")
     }
 
-    /// Nodes `a` (as it should be), `b` (rejected its configuration), `c` (kubelet down), `d` (unreadable) and `f` (hardware
-    /// only), with one policy in force and one in conflict.
+    /// Nodes `a` (as it should be), `b` (rejected its configuration), `c` (kubelet down), `d` (unreadable), `f` (hardware
+    /// only) and `g` (agent and policy gone), with one policy in force and one in conflict.
     pub fn sample() -> Fleet {
         let time = "2026-01-02T03:04:05Z";
         let condition = |kind: &str, status: &str, reason: &str, message: &str| json!({"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": time});
         let gpu_node = |name: &str, hash: Option<&str>, status: serde_json::Value| {
-            let config = hash.map(|hash| json!({"policy": "v100", "version": 1, "hash": hash, "document": "{}"}));
+            let policy = if name == "g" { "gone" } else { "v100" };
+            let config = hash.map(|hash| json!({"policy": policy, "version": 1, "hash": hash, "document": "{}"}));
             from::<GpuNode>(json!({
                 "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name},
                 "spec": {"config": config}, "status": status,
@@ -211,17 +233,23 @@ pub mod tests {
         let gpu_nodes = [
             gpu_node("b", Some("h1"), rejected),
             gpu_node("a", Some("h1"), in_force.clone()),
-            gpu_node("c", Some("h2"), in_force),
+            gpu_node("c", Some("h2"), in_force.clone()),
             gpu_node("d", None, json!(null)),
             gpu_node("f", None, hardware),
+            gpu_node("g", Some("h1"), in_force),
         ];
         let node = |name: &str, ready: &str| {
+            let offered = if name == "a" { "7" } else { "0" };
             from::<Node>(json!({
                 "apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
-                "status": {"conditions": [{"type": "Ready", "status": ready}]},
+                "status": {
+                    "conditions": [{"type": "Ready", "status": ready}],
+                    "allocatable": {"nvidia.com/gpu": offered, "cpu": "7910m"},
+                },
             }))
         };
-        let nodes = [node("a", "True"), node("b", "True"), node("c", "Unknown"), node("d", "True"), node("f", "True")];
+        let nodes = [("a", "True"), ("b", "True"), ("c", "Unknown"), ("d", "True"), ("f", "True"), ("g", "True")]
+            .map(|(name, ready)| node(name, ready));
         let policies = [
             from::<GpuNodePolicy>(json!({
                 "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "v100"},
@@ -266,6 +294,7 @@ pub mod tests {
                 ("c", Configuration::Pending, "Unknown"),
                 ("d", Configuration::None, "Unknown"),
                 ("f", Configuration::None, "Unknown"),
+                ("g", Configuration::InForce, "True"),
             ]
         );
     }
@@ -276,5 +305,16 @@ pub mod tests {
         assert_eq!(fleet.nodes[2].reason.as_deref(), Some("NodeNotReady"));
         assert_eq!(fleet.nodes[3].reason.as_deref(), Some("StatusUnreadable"));
         assert_eq!(fleet.nodes[4].reason.as_deref(), Some("AgentNotReporting"));
+    }
+
+    #[test]
+    fn what_a_dead_agent_said_last_is_not_what_the_node_offers() {
+        let fleet = sample();
+        let offers = |node: &NodeState| node.resources.iter().map(|offer| offer.allocatable).collect::<Vec<_>>();
+        assert_eq!((offers(&fleet.nodes[0]), offers(&fleet.nodes[5])), (vec![7], vec![0]));
+        assert!(fleet.nodes[0].problems.is_empty(), "{:?}", fleet.nodes[0].problems);
+        let [difference, orphaned] = fleet.nodes[5].problems.as_slice() else { panic!("{:?}", fleet.nodes[5]) };
+        assert!(difference.contains("the agent says 7, the Node offers 0"), "{difference}");
+        assert!(orphaned.contains("policy gone, which does not exist"), "{orphaned}");
     }
 }

@@ -49,7 +49,10 @@ fn node_row(node: &NodeState) -> [Cell; 7] {
             format!("{} {}/{}{waiting}", resource.name, resource.allocatable, resource.capacity)
         })
         .collect();
-    let less = node.resources.iter().any(|resource| !resource.registered || resource.allocatable < resource.capacity);
+    let less = node
+        .resources
+        .iter()
+        .any(|resource| !resource.registered || resource.allocatable < i64::from(resource.capacity));
     let configuration = match node.configuration {
         Configuration::None => Cell::new("none", style::PLAIN),
         Configuration::InForce => Cell::new("in force", style::GOOD),
@@ -121,6 +124,11 @@ fn problems(fleet: &Fleet) -> String {
             let _ = writeln!(text, "node {}: {}: {message}", node.name, node.reason.as_deref().unwrap_or("NotReady"));
         }
     }
+    for node in &fleet.nodes {
+        for problem in &node.problems {
+            let _ = writeln!(text, "node {}: {problem}", node.name);
+        }
+    }
     text
 }
 
@@ -139,9 +147,10 @@ mod tests {
         NODE   HARDWARE                   POLICY   RESOURCES            CONFIG     READY     REASON
         a      8 x Tesla-V100-SXM2-32GB   v100     nvidia.com/gpu 7/8   in force   True      ConfigurationInForce
         b      8 x Tesla-V100-SXM2-32GB   v100     -                    rejected   False     ConfigurationRejected
-        c      8 x Tesla-V100-SXM2-32GB   v100     nvidia.com/gpu 7/8   pending    Unknown   NodeNotReady
+        c      8 x Tesla-V100-SXM2-32GB   v100     nvidia.com/gpu 0/8   pending    Unknown   NodeNotReady
         d      -                          -        -                    none       Unknown   StatusUnreadable
         f      4 x Tesla-T4               -        -                    none       Unknown   AgentNotReporting
+        g      8 x Tesla-V100-SXM2-32GB   gone     nvidia.com/gpu 0/8   in force   True      ConfigurationInForce
 
         POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
         new      Preview   0          0         0             0          0        0            Unknown   -
@@ -153,6 +162,9 @@ mod tests {
         policy v100: Degraded (NodesFailed): 1 node failed
         policy v100: node b: ConfigurationRejected: resources[0].name: bad
         node c: NodeNotReady: the node's kubelet is not ready
+        node c: nvidia.com/gpu: the agent says 7, the Node offers 0; look at the agent with `kubectl -n gpunode-system get pods -o wide --field-selector spec.nodeName=c`
+        node g: nvidia.com/gpu: the agent says 7, the Node offers 0; look at the agent with `kubectl -n gpunode-system get pods -o wide --field-selector spec.nodeName=g`
+        node g: its configuration comes from policy gone, which does not exist; the operator takes it away, so see whether it runs: `kubectl -n gpunode-system get pods`
         ");
     }
 

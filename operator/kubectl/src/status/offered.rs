@@ -1,0 +1,76 @@
+//! What a node offers of each resource: what its agent says beside what the Node says. Pure.
+
+use gpunode_crds::{GpuNode, ResourceStatus};
+use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::api::resource::Quantity};
+use serde::Serialize;
+
+/// One resource of one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Offer {
+    pub name: String,
+    /// Devices in the list that the agent gave the kubelet.
+    pub capacity: i32,
+    /// Those of them that are healthy, as the agent said last.
+    pub healthy: i32,
+    /// What pods can have: `status.allocatable` of the Node, which is right also where the agent is gone.
+    pub allocatable: i64,
+    /// Whether the kubelet has taken the list, as the agent said last.
+    pub registered: bool,
+}
+
+impl Offer {
+    /// What a node offers of each resource that its agent names.
+    pub fn all(gpu_node: &GpuNode, node: Option<&Node>) -> Vec<Self> {
+        let resources = gpu_node.status.iter().flat_map(|status| &status.resources);
+        resources.map(|resource| Self::of(resource, node)).collect()
+    }
+
+    fn of(resource: &ResourceStatus, node: Option<&Node>) -> Self {
+        let allocatable = node.and_then(|node| node.status.as_ref()?.allocatable.as_ref()?.get(&resource.name));
+        Self {
+            name: resource.name.clone(),
+            capacity: resource.capacity,
+            healthy: resource.allocatable,
+            allocatable: allocatable.and_then(count).unwrap_or_default(),
+            registered: resource.registered,
+        }
+    }
+
+    /// What to do about node `name`, where it does not offer what its agent says.
+    pub fn difference(&self, name: &str) -> Option<String> {
+        (self.allocatable != i64::from(self.healthy)).then(|| {
+            format!(
+                "{}: the agent says {}, the Node offers {}; look at the agent with `kubectl -n gpunode-system get pods \
+                 -o wide --field-selector spec.nodeName={name}`",
+                self.name, self.healthy, self.allocatable
+            )
+        })
+    }
+}
+
+/// An amount of an extended resource, which is a whole number. Kubernetes writes 8000 as `8k`
+/// (`apimachinery/pkg/api/resource`, DecimalSI).
+fn count(quantity: &Quantity) -> Option<i64> {
+    let text = quantity.0.as_str();
+    let (digits, suffix) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let times = match suffix {
+        "" => 1,
+        "k" => 1_000,
+        "M" => 1_000_000,
+        _ => return None,
+    };
+    digits.parse::<i64>().ok()?.checked_mul(times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_read_as_kubernetes_writes_them() {
+        let read = |text: &str| count(&Quantity(text.to_owned()));
+        assert_eq!(["0", "8", "8k", "1M"].map(read), [Some(0), Some(8), Some(8000), Some(1_000_000)]);
+        assert_eq!(["", "-1", "1.5", "8Gi", "99999999999999999999"].map(read), [None; 5]);
+    }
+}
