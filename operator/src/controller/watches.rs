@@ -25,27 +25,54 @@ use std::{fmt::Debug, pin::pin};
 /// Objects per request of a list, so that no answer grows with the cluster.
 const PAGE: u32 = 500;
 
+/// What an object means that cannot be read where a list brings it.
+#[derive(Clone, Copy, PartialEq)]
+enum Unreadable {
+    /// It is unknown.
+    IsSkipped,
+    /// The list is not taken in: a policy that a newer operator wrote would count as deleted, and be undone.
+    KeepsTheList,
+}
+
 /// How the index takes in what a watch of one kind says.
 type Take<T> = fn(&mut Index, Change<T>, Timestamp, &mut Effects);
 
 /// Keeps the index up to date; never returns while the process lives.
 pub async fn watch_everything(controller: &Controller, client: Client) {
     let daemonsets = Api::<Readable<DaemonSet>>::namespaced(client.clone(), controller.namespace());
+    let skip = Unreadable::IsSkipped;
     tokio::join!(
-        watch(controller, Api::<Readable<Node>>::all(client.clone()), |node| NodeFacts::of(&node), Index::take_nodes),
-        watch(controller, Api::<Readable<GpuNode>>::all(client.clone()), trimmed_gpu_node, Index::take_gpu_nodes),
-        watch(controller, Api::<Readable<GpuNodePolicy>>::all(client), trimmed, Index::take_policies),
-        watch(controller, daemonsets, trimmed, Index::take_daemonsets),
+        watch(
+            controller,
+            Api::<Readable<Node>>::all(client.clone()),
+            skip,
+            |node| NodeFacts::of(&node),
+            Index::take_nodes
+        ),
+        watch(controller, Api::<Readable<GpuNode>>::all(client.clone()), skip, trimmed_gpu_node, Index::take_gpu_nodes),
+        watch(
+            controller,
+            Api::<Readable<GpuNodePolicy>>::all(client),
+            Unreadable::KeepsTheList,
+            trimmed,
+            Index::take_policies
+        ),
+        watch(controller, daemonsets, skip, trimmed, Index::take_daemonsets),
     );
 }
 
 /// Watches one kind. A list that fails changes nothing: what is known stays until a whole list has come in. An object that
-/// cannot be read stays as it is known, or unknown where a list brings it.
-async fn watch<K, T>(controller: &Controller, api: Api<Readable<K>>, keep: fn(K) -> T, take: Take<T>)
-where
+/// cannot be read stays as it is known.
+async fn watch<K, T>(
+    controller: &Controller,
+    api: Api<Readable<K>>,
+    unreadable: Unreadable,
+    keep: fn(K) -> T,
+    take: Take<T>,
+) where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let mut listed = Vec::new();
+    let (mut listed, mut is_whole) = (Vec::new(), true);
     let mut events = pin!(watcher(api, Config::default().page_size(PAGE)).default_backoff());
     while let Some(event) = events.next().await {
         let change = match event {
@@ -54,13 +81,23 @@ where
                 None => continue,
             },
             Ok(Event::Delete(object)) => Change::Gone(Gone::of(&object)),
-            Ok(Event::InitDone) => Change::All(std::mem::take(&mut listed)),
+            Ok(Event::InitDone) if is_whole => Change::All(std::mem::take(&mut listed)),
+            Ok(Event::InitDone) => {
+                tracing::error!(
+                    "list {}: not taken in, since one cannot be read; use an operator of its version",
+                    K::plural(&())
+                );
+                continue;
+            }
             Ok(Event::InitApply(object)) => {
-                listed.extend(object.read().map(keep));
+                let object = object.read();
+                is_whole &= object.is_some() || unreadable == Unreadable::IsSkipped;
+                listed.extend(object.map(keep));
                 continue;
             }
             Ok(Event::Init) => {
                 listed.clear();
+                is_whole = true;
                 continue;
             }
             Err(error) => {
