@@ -1,8 +1,9 @@
 //! The difference that policies make: each node as the cluster's policies leave it, and as it would be with others. Pure.
 
+use super::settings;
 use crate::cluster::Unreadable;
 use anyhow::Context;
-use gpunode_crds::{GpuNode, GpuNodePolicy, Mode};
+use gpunode_crds::{Configuration, GpuNode, GpuNodePolicy, Mode};
 use gpunode_plan::{GpuNodeChange, NodeFacts, NodePlan, PolicySet, plan_node};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -62,7 +63,7 @@ pub struct NodeChange {
 pub struct Change {
     pub action: Action,
     pub what: What,
-    /// Key of the label, or key and effect of the taint.
+    /// Key of the label, key and effect of the taint, or name of the resource or setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,6 +86,12 @@ pub enum Action {
 pub enum What {
     Label,
     Taint,
+    /// Name of the policy whose device plugin runs on the node.
+    Governing,
+    /// What is offered under the name of a resource, in words.
+    Resource,
+    /// A setting of the agent configuration that is on.
+    Setting,
     /// Hash of the agent configuration.
     Configuration,
     /// Image of the agent; the value `default` is the one that the operator was installed with.
@@ -98,6 +105,8 @@ struct World {
     entries: BTreeMap<(What, String), String>,
     obstacles: BTreeSet<String>,
     matched: Vec<String>,
+    /// Nothing is written to the node, so it stays as it is.
+    held: bool,
 }
 
 impl Plan {
@@ -125,7 +134,7 @@ impl Plan {
             }
             nodes.push(NodeChange {
                 name: node.name_any(),
-                changes: changes(&before.entries, &after.entries),
+                changes: if after.held { Vec::new() } else { changes(&before.entries, &after.entries) },
                 obstacles: after.obstacles.difference(&before.obstacles).cloned().collect(),
             });
         }
@@ -164,6 +173,7 @@ impl World {
             entries: BTreeMap::new(),
             obstacles: BTreeSet::new(),
             matched: Vec::new(),
+            held: false,
         }
     }
 
@@ -179,19 +189,41 @@ impl World {
             .into_iter()
             .map(|taint| ((What::Taint, format!("{}:{}", taint.id.key, taint.id.effect)), taint.value));
         let configuration = gpu_node.as_ref().and_then(|gpu_node| gpu_node.spec.config.as_ref());
-        let image =
-            plan.governing.as_ref().and_then(|name| policies.get(name)?.device_plugin.as_ref()).map(|plugin| {
-                ((What::Image, String::new()), plugin.image.clone().unwrap_or_else(|| "default".to_owned()))
-            });
-        let hash = configuration.map(|config| ((What::Configuration, String::new()), config.hash.clone()));
+        // On a node that stays as it is, the policy governs that its configuration comes from.
+        let governing = match &plan.hold {
+            None => plan.governing.as_ref(),
+            Some(_) => configuration.map(|config| &config.policy),
+        };
+        let image = governing
+            .and_then(|name| policies.get(name)?.device_plugin.as_ref())
+            .map(|plugin| ((What::Image, String::new()), plugin.image.clone().unwrap_or_else(|| "default".to_owned())));
+        let governing = governing.map(|name| ((What::Governing, String::new()), name.clone()));
         Ok(Self {
-            entries: labels.chain(taints).chain(hash).chain(image).collect(),
+            entries: labels
+                .chain(taints)
+                .chain(governing)
+                .chain(configuration.into_iter().flat_map(configured))
+                .chain(image)
+                .collect(),
+            held: plan.hold.is_some(),
             obstacles: obstacles(&plan),
             matched: plan.matched,
             node,
             gpu_node,
         })
     }
+}
+
+/// The hash of a configuration and, where the document can be read, what it says.
+fn configured(configuration: &Configuration) -> Vec<((What, String), String)> {
+    let mut entries = vec![((What::Configuration, String::new()), configuration.hash.clone())];
+    if let Ok(config) = gpunode_config::load(&configuration.document) {
+        let resources = settings::resources(&config).into_iter();
+        entries.extend(resources.map(|(name, offered)| ((What::Resource, name), offered)));
+        let settings = settings::switched_on(&config).into_iter();
+        entries.extend(settings.map(|name| ((What::Setting, name.to_owned()), "true".to_owned())));
+    }
+    entries
 }
 
 fn patched(node: &Node, plan: &NodePlan) -> anyhow::Result<Node> {
@@ -259,7 +291,7 @@ pub mod tests {
         Plan::of(cluster, &wanted, Timestamp::UNIX_EPOCH).expect("a plan")
     }
 
-    /// Two nodes of a pool, one of them with a foreign label, and one of another; a policy in force on the pool.
+    /// Two nodes of a pool, one of them with a foreign label, and two of others; a policy in force on the pool.
     pub fn sample() -> Plan {
         let cluster = Cluster {
             policies: vec![policy(
@@ -272,6 +304,7 @@ pub mod tests {
                 node("n2", &json!({"pool": "a", "accelerator": "theirs"})),
                 node("n1", &json!({"pool": "a"})),
                 node("n3", &json!({"pool": "b"})),
+                node("n4", &json!({"pool": "d"})),
             ],
             unreadable: vec![Unreadable {
                 kind: "GpuNode".to_owned(),
@@ -283,13 +316,16 @@ pub mod tests {
             "pool",
             &json!({"nodeSelector": {"matchLabels": {"pool": "a"}}, "labels": {"team": "y", "accelerator": "v100"},
                 "taints": [{"key": "dedicated", "value": "v100", "effect": "NoExecute"}],
-                "devicePlugin": {"passDeviceSpecs": true}, "image": "agent:2"}),
+                "devicePlugin": {"passDeviceSpecs": true, "resources": [
+                    {"name": "nvidia.com/gpu", "sharing": {"strategy": "TimeSlicing", "replicas": 4}}]},
+                "image": "agent:2"}),
         );
         let other = policy(
             "other",
             &json!({"nodeSelector": {"matchLabels": {"pool": "c"}}, "labels": {"a": "b"}, "mode": "Preview"}),
         );
-        plan(&cluster, &[wanted, other])
+        let more = policy("more", &json!({"nodeSelector": {"matchLabels": {"pool": "d"}}, "devicePlugin": {}}));
+        plan(&cluster, &[wanted, other, more])
     }
 
     #[test]
@@ -330,5 +366,21 @@ pub mod tests {
         let plan = plan(&cluster, &[policy("two", &json!({"nodeSelector": {}, "labels": {"a": "2"}}))]);
         assert!(plan.nodes[0].changes.is_empty());
         assert!(plan.nodes[0].obstacles[0].contains("equal priority"), "{:?}", plan.nodes[0].obstacles);
+    }
+
+    #[test]
+    fn a_node_that_would_stay_as_it_is_has_no_changes() {
+        let config = |replicas: i32| {
+            let sharing = json!({"strategy": "TimeSlicing", "replicas": replicas});
+            json!({"nodeSelector": {}, "devicePlugin": {"resources": [{"name": "nvidia.com/gpu", "sharing": sharing}]}})
+        };
+        let cluster = Cluster {
+            policies: vec![policy("one", &config(2))],
+            nodes: vec![node("n", &json!({}))],
+            ..Cluster::default()
+        };
+        let plan = plan(&cluster, &[policy("two", &config(4))]);
+        assert!(plan.nodes[0].changes.is_empty(), "{:?}", plan.nodes[0].changes);
+        assert!(plan.nodes[0].obstacles[0].contains("disagree about devicePlugin"), "{:?}", plan.nodes[0].obstacles);
     }
 }

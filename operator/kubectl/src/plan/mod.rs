@@ -1,6 +1,7 @@
 //! `kubectl gpunode plan`: what applying policies would change, node by node, by the functions that the operator uses.
 
 mod difference;
+mod settings;
 mod text;
 
 use crate::{

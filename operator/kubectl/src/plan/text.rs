@@ -2,6 +2,7 @@
 
 use super::difference::{Action, Change, Plan, What};
 use crate::output::{plural, style};
+use gpunode_crds::{GOVERNED_LABEL, POLICY_LABEL_PREFIX};
 use std::fmt::Write as _;
 
 /// Characters of a configuration hash that are shown.
@@ -13,7 +14,7 @@ pub fn plan(plan: &Plan) -> String {
     for node in &plan.nodes {
         let heading = style::HEADING;
         let _ = writeln!(text, "{heading}node {}{heading:#}", node.name);
-        for change in &node.changes {
+        for change in node.changes.iter().filter(|change| !is_said_better(change, &node.changes)) {
             let (sign, paint) = match change.action {
                 Action::Add => ('+', style::GOOD),
                 Action::Remove => ('-', style::BAD),
@@ -56,6 +57,18 @@ pub fn plan(plan: &Plan) -> String {
     text
 }
 
+/// Whether other changes say for people what this one says for programs.
+fn is_said_better(change: &Change, all: &[Change]) -> bool {
+    let any = |kinds: &[What]| all.iter().any(|change| kinds.contains(&change.what));
+    match (change.what, change.key.as_deref()) {
+        (What::Configuration, _) => any(&[What::Resource, What::Setting]),
+        (What::Label, Some(key)) if key == GOVERNED_LABEL || key.starts_with(POLICY_LABEL_PREFIX) => {
+            any(&[What::Governing])
+        }
+        _ => false,
+    }
+}
+
 fn describe(change: &Change) -> String {
     let key = change.key.as_deref().unwrap_or_default();
     match change.what {
@@ -65,6 +78,9 @@ fn describe(change: &Change) -> String {
             let taint = |value: &str| if value.is_empty() { key.to_owned() } else { format!("{key}={value}") };
             pair("taint", change, " ", |value| format!("{}:{effect}", taint(value)))
         }
+        What::Governing => pair("governed by", change, " ", ToOwned::to_owned),
+        What::Resource => pair(&format!("resource {key}"), change, ": ", ToOwned::to_owned),
+        What::Setting => pair(key, change, ": ", ToOwned::to_owned),
         What::Configuration => pair("configuration", change, " ", |hash| hash.chars().take(HASH).collect()),
         What::Image => pair("agent with image", change, " ", ToOwned::to_owned),
     }
@@ -90,7 +106,8 @@ mod tests {
           ~ label team: x -> y
           + taint dedicated=v100:NoExecute
           - taint dedicated:NoSchedule
-          ~ configuration: ca3d163bab05 -> 02eac49952df
+          ~ resource nvidia.com/gpu: whole GPUs -> 4 replicas per GPU (TimeSlicing)
+          + passDeviceSpecs: true
           ~ agent with image: default -> agent:2
 
         node n2
@@ -98,14 +115,21 @@ mod tests {
           ~ label team: x -> y
           + taint dedicated=v100:NoExecute
           - taint dedicated:NoSchedule
-          ~ configuration: ca3d163bab05 -> 02eac49952df
+          ~ resource nvidia.com/gpu: whole GPUs -> 4 replicas per GPU (TimeSlicing)
+          + passDeviceSpecs: true
           ~ agent with image: default -> agent:2
           ! label accelerator is "theirs", not "v100"
 
+        node n4
+          + governed by more
+          + resource nvidia.com/gpu: whole GPUs
+          + agent with image default
+
         ! GpuNode n3: its status cannot be read: bad time
+        policy more: new; matches 1 node
         policy other: new in mode Preview, shown as if it were in force; matches 0 nodes
         policy pool: changed; matches 2 nodes
-        2 nodes would change, 1 not; something is in the way on 1 node
+        3 nodes would change, 1 not; something is in the way on 1 node
         "#);
     }
 }
