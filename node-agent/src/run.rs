@@ -19,12 +19,16 @@ use crate::{
 };
 use anyhow::{Context as _, Result, bail};
 use gpunode_gpu::Resource;
-use std::{fs, path::Path, pin::pin, sync::Arc};
+use std::{fs, path::Path, pin::pin, sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
+    time::sleep,
 };
 use tracing::{error, info};
+
+/// Pause after a configuration that could not be saved.
+const SAVE_RETRY: Duration = Duration::from_mins(1);
 
 /// Runs until SIGTERM.
 pub async fn run(args: RunArgs) -> Result<()> {
@@ -78,6 +82,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
                 held = Some(taken.context("take the lock of this node")?);
                 remove_stale_sockets(&args.device_plugin_dir);
             }
+            () = sleep(SAVE_RETRY), if agent.saved.as_ref().is_some_and(SavedConfig::failed) => {}
             _ = hardware.changed() => {}
             _ = instructed.changed() => {}
             _ = registered.changed() => {}

@@ -32,18 +32,24 @@ pub struct SavedConfig {
     state_dir: PathBuf,
     node: String,
     content: Option<Arc<Candidate>>,
+    failed: bool,
 }
 
 impl SavedConfig {
     /// Reads it. A file that cannot be read counts as none: the API server has it too.
     pub fn load(state_dir: &Path, node: &str) -> Self {
         let content = load(state_dir, node).map(Arc::new);
-        Self { state_dir: state_dir.to_owned(), node: node.to_owned(), content }
+        Self { state_dir: state_dir.to_owned(), node: node.to_owned(), content, failed: false }
     }
 
     /// The saved configuration.
     pub fn content(&self) -> Option<Arc<Candidate>> {
         self.content.clone()
+    }
+
+    /// Whether the last attempt to save failed, so that [`Self::keep`] is worth another call.
+    pub fn failed(&self) -> bool {
+        self.failed
     }
 
     /// Saves a configuration that was accepted, and removes what is saved when the operator has none for this node: a
@@ -55,12 +61,13 @@ impl SavedConfig {
             Instruction::Nothing => None,
             Instruction::Config(_) | Instruction::Unknown => return,
         };
-        if content == self.content {
+        self.failed = content != self.content;
+        if !self.failed {
             return;
         }
         let (state_dir, node, candidate) = (self.state_dir.clone(), self.node.clone(), content.clone());
         match spawn_blocking(move || save(&state_dir, &node, candidate.as_deref())).await {
-            Ok(Ok(())) => self.content = content,
+            Ok(Ok(())) => (self.content, self.failed) = (content, false),
             Ok(Err(error)) => warn!(%error, folder = %self.state_dir.display(), "save the configuration"),
             Err(error) => warn!(%error, "save the configuration"),
         }
@@ -152,10 +159,10 @@ mod tests {
         let instruction = Instruction::Config(Arc::new(Candidate::of_file("{}".to_owned())));
         let mut saved = SavedConfig::load(&state_dir, "a");
         saved.keep(&instruction, true).await;
-        assert_eq!(saved.content(), None);
+        assert!(saved.failed());
         fs::create_dir(&state_dir).unwrap();
         saved.keep(&instruction, true).await;
-        assert!(load(&state_dir, "a").is_some());
+        assert!(!saved.failed() && load(&state_dir, "a").is_some());
     }
 
     #[test]
