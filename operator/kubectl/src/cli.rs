@@ -40,7 +40,7 @@ pub enum Command {
     /// Say whether the API server and gpunode would accept policies, without a cluster
     #[command(after_help = format!("Examples:
   kubectl gpunode validate -f policy.yaml
-  kubectl gpunode validate -f manifests/ -o json
+  kubectl gpunode validate -f policies/ -o json
   kustomize build . | kubectl gpunode validate -f -
   kubectl gpunode validate --agent-config agent.yaml
 
@@ -83,7 +83,8 @@ pub struct StatusArgs {
 /// Arguments of `validate`.
 #[derive(Debug, Args)]
 pub struct ValidateArgs {
-    /// File with policies, - for standard input, or a folder of .yaml, .yml and .json files; may be repeated
+    /// File with policies, - for standard input, or a folder of .yaml, .yml and .json files (subfolders are not searched); may
+    /// be repeated
     #[arg(short, long = "filename", value_name = "FILE", required_unless_present = "agent_configs")]
     pub filenames: Vec<PathBuf>,
     /// File as `gpunode-agent run --config FILE` takes it; may be repeated
@@ -97,7 +98,8 @@ pub struct ValidateArgs {
 /// Arguments of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// File with policies, - for standard input, or a folder of .yaml, .yml and .json files; may be repeated
+    /// File with policies, - for standard input, or a folder of .yaml, .yml and .json files (subfolders are not searched); may
+    /// be repeated
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     pub filenames: Vec<PathBuf>,
     /// Which cluster.

@@ -34,6 +34,28 @@ fn documents_of_other_kinds_are_skipped() {
 }
 
 #[test]
+fn a_kind_of_gpunodes_in_another_group_is_refused() {
+    for version in ["gpunodes.dev/v1alpha1", "v1alpha1", "gpunode.dev/v1"] {
+        for kind in ["GpuNodePolicy", "GpuNode"] {
+            let object = format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: a}}\nspec: {{}}\n");
+            assert_eq!(verdicts(&object), [(Verdict::Invalid, vec!["1 apiVersion".to_owned()])], "{version} {kind}");
+        }
+    }
+}
+
+#[test]
+fn problems_that_hide_others_say_so() {
+    let unchecked = |spec: &str| {
+        let text = Text { name: "file".to_owned(), contents: format!("{POLICY}spec: {spec}\n") };
+        Kinds::new().expect("generated schemas").validate(&text).remove(0).rules_unchecked
+    };
+    let rule = "labels: {kubernetes.io/a: b}";
+    assert!(!unchecked(&format!("{{nodeSelector: {{}}, {rule}}}")));
+    assert!(unchecked(&format!("{{{rule}}}")), "nodeSelector is missing");
+    assert!(unchecked(&format!("{{nodeSelector: {{}}, mode: Off, {rule}}}")));
+}
+
+#[test]
 fn the_items_of_a_list_are_judged_one_by_one() {
     let item = "- apiVersion: gpunode.dev/v1alpha1\n  kind: GpuNodePolicy\n  metadata: {name: a}\n  spec:\n";
     let list = format!(

@@ -40,6 +40,8 @@ pub struct Report {
     pub verdict: Verdict,
     /// What is wrong with it, in the order of the file.
     pub problems: Vec<Problem>,
+    /// Its problems kept some rules from being checked, as they keep the API server: there may be more.
+    pub rules_unchecked: bool,
     /// The object as it would be stored; null where there is none.
     #[serde(skip)]
     pub object: Value,
@@ -56,6 +58,7 @@ impl Report {
             name: None,
             verdict: Verdict::Invalid,
             problems: vec![problem],
+            rules_unchecked: false,
             object: Value::Null,
         }
     }
@@ -80,12 +83,15 @@ pub fn print(reports: &[Report], format: OutputFormat) -> io::Result<()> {
 pub fn text(reports: &[Report]) -> String {
     let mut text = String::new();
     for report in reports {
+        let name = report.name.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
         for problem in &report.problems {
             let line = problem.line.map(|line| format!("{line}:")).unwrap_or_default();
-            let name = report.name.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
             let bad = style::BAD;
             let path = if problem.path.is_empty() { String::new() } else { format!("{bad}{}{bad:#}: ", problem.path) };
             let _ = writeln!(text, "{}:{line} {name}{path}{}", report.file, problem.message);
+        }
+        if report.rules_unchecked {
+            let _ = writeln!(text, "{}: {name}some rules were not checked because of the problems above", report.file);
         }
     }
     let count = |verdict| reports.iter().filter(|report| report.verdict == verdict).count();

@@ -25,6 +25,8 @@ pub struct Schema(Value);
 pub struct Findings {
     /// Everything that is wrong.
     pub problems: Vec<Problem>,
+    /// The problems kept the rules from being checked.
+    pub rules_unchecked: bool,
     /// The object as it would be stored.
     pub object: Value,
 }
@@ -61,7 +63,7 @@ impl Schema {
             checked.problems.extend(self.broken_rules(&object, None));
         }
         problems.extend(checked.problems);
-        Findings { problems, object }
+        Findings { problems, rules_unchecked: checked.wrong_shape, object }
     }
 }
 

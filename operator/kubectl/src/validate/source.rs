@@ -28,7 +28,9 @@ pub enum SourceError {
         source: io::Error,
     },
     /// A folder holds nothing that could be a manifest.
-    #[error("read {0}: no file ends in .yaml, .yml or .json; name a file, or a folder that holds some")]
+    #[error(
+        "read {0}: no file in it ends in .yaml, .yml or .json, and subfolders are not searched; name a file, or a folder that holds some"
+    )]
     NothingThere(String),
 }
 

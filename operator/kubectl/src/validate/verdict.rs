@@ -82,7 +82,8 @@ impl Kinds {
     /// What is wrong with an object; nothing where it is of a kind that gpunode does not know.
     fn object(&self, object: &Value, duplicates: Vec<Problem>) -> Option<Finding> {
         let refuse = |field: &str, message: String| {
-            Some(Finding { problems: vec![Problem::new(field, message)], object: Value::Null })
+            let problems = vec![Problem::new(field, message)];
+            Some(Finding { problems, rules_unchecked: false, object: Value::Null })
         };
         let text = |name: &str| object.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
         let (Some(api_version), Some(name)) = (text("apiVersion"), text("kind")) else {
@@ -90,10 +91,14 @@ impl Kinds {
             let message = "is required; an agent configuration is validated with --agent-config FILE";
             return refuse(missing, message.to_owned());
         };
+        let kind = self.0.iter().find(|kind| kind.name == name);
         if api_version.split('/').next() != Some(GROUP) {
-            return None;
+            // Skipping a slip of the pen in the group would call a policy good that no API server takes.
+            let kind = kind?;
+            let message = format!("{api_version} has no {name}; did you mean {}?", kind.api_version);
+            return refuse("apiVersion", message);
         }
-        let Some(kind) = self.0.iter().find(|kind| kind.name == name) else {
+        let Some(kind) = kind else {
             let known: Vec<&str> = self.0.iter().map(|kind| kind.name.as_str()).collect();
             return refuse("kind", format!("{name} is none of {}", known.join(", ")));
         };
@@ -105,31 +110,35 @@ impl Kinds {
         let findings = kind.schema.check(object.clone());
         add(&mut problems, metadata::check(&findings.object));
         add(&mut problems, findings.problems);
+        let mut rules_unchecked = findings.rules_unchecked;
         if name == GpuNodePolicy::kind(&()) {
-            let later = own_rules(&findings.object, problems.is_empty());
-            add(&mut problems, later);
+            match own_rules(&findings.object) {
+                Ok(later) => add(&mut problems, later),
+                // The schema has said it better.
+                Err(_) if !problems.is_empty() => rules_unchecked = true,
+                Err(problem) => problems.push(problem),
+            }
         }
-        Some(Finding { problems, object: findings.object })
+        Some(Finding { problems, rules_unchecked, object: findings.object })
     }
 }
 
 struct Finding {
     problems: Vec<Problem>,
+    rules_unchecked: bool,
     object: Value,
 }
 
-/// What gpunode's own types say: whether they can read the object, and the rules of the agent configuration.
-fn own_rules(object: &Value, nothing_yet: bool) -> Vec<Problem> {
-    match serde_path_to_error::deserialize::<_, GpuNodePolicy>(object) {
-        Ok(policy) => {
-            let problems = policy.spec.device_plugin.map(|config| config.validate()).unwrap_or_default();
-            let path = |path: &str| child("spec.devicePlugin", path);
-            problems.into_iter().map(|problem| Problem::new(path(&problem.path), problem.message)).collect()
-        }
-        // The schema has said it better.
-        Err(_) if !nothing_yet => Vec::new(),
-        Err(error) => vec![Problem::new(error.path().to_string(), error.inner().to_string())],
-    }
+/// The rules of the agent configuration that a policy breaks.
+///
+/// # Errors
+/// Why gpunode's own type cannot read the object.
+fn own_rules(object: &Value) -> Result<Vec<Problem>, Problem> {
+    let policy = serde_path_to_error::deserialize::<_, GpuNodePolicy>(object)
+        .map_err(|error| Problem::new(error.path().to_string(), error.inner().to_string()))?;
+    let problems = policy.spec.device_plugin.map(|config| config.validate()).unwrap_or_default();
+    let path = |path: &str| child("spec.devicePlugin", path);
+    Ok(problems.into_iter().map(|problem| Problem::new(path(&problem.path), problem.message)).collect())
 }
 
 /// Adds what a later layer says, unless an earlier one said it of the same field or of the list entry that it is in.
@@ -147,15 +156,16 @@ fn report(file: &str, object: &Value, finding: Option<Finding>, line_of: impl Fn
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
     let (file, line, kind) = (file.to_owned(), Some(line_of("")), text("/kind"));
     let name = text("/metadata/name").or_else(|| text("/metadata/generateName"));
-    let Some(Finding { mut problems, object }) = finding else {
-        return Report { file, line, kind, name, verdict: Verdict::Skipped, problems: Vec::new(), object: Value::Null };
+    let Some(Finding { mut problems, rules_unchecked, object }) = finding else {
+        let (verdict, problems, object) = (Verdict::Skipped, Vec::new(), Value::Null);
+        return Report { file, line, kind, name, verdict, problems, rules_unchecked: false, object };
     };
     for problem in &mut problems {
         problem.line.get_or_insert_with(|| line_of(&problem.path));
     }
     problems.sort_by_key(|problem| problem.line);
     let verdict = if problems.is_empty() { Verdict::Valid } else { Verdict::Invalid };
-    Report { file, line, kind, name, verdict, problems, object }
+    Report { file, line, kind, name, verdict, problems, rules_unchecked, object }
 }
 
 /// A report on an agent configuration, as `gpunode-agent run --config FILE` would read it.
@@ -169,5 +179,5 @@ pub fn validate_agent_config(text: &Text) -> Report {
         .collect();
     let verdict = if problems.is_empty() { Verdict::Valid } else { Verdict::Invalid };
     let (file, kind) = (text.name.clone(), Some("AgentConfig".to_owned()));
-    Report { file, line: None, kind, name: None, verdict, problems, object: Value::Null }
+    Report { file, line: None, kind, name: None, verdict, problems, rules_unchecked: false, object: Value::Null }
 }
