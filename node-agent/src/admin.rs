@@ -2,15 +2,16 @@
 
 use hyper::{Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, time::Duration};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::watch,
+    task::AbortHandle,
     time::{sleep, timeout},
 };
 use tracing::{error, info};
 
-/// Connections at the same time; the others wait to be accepted.
+/// Connections at the same time. One more ends the oldest, so that silent ones do not keep the kubelet's probes out.
 const MAX_CONNECTIONS: usize = 64;
 /// Bytes of a request's header. A probe needs a few hundred.
 const MAX_HEADER: usize = 16 * 1024;
@@ -31,16 +32,18 @@ pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Serves until the process ends.
 pub async fn serve(listener: TcpListener, readiness: watch::Receiver<Readiness>) {
-    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    while let Ok(permit) = free.clone().acquire_owned().await {
+    let mut connections: VecDeque<AbortHandle> = VecDeque::with_capacity(MAX_CONNECTIONS);
+    loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let readiness = readiness.clone();
-                tokio::spawn(async move {
-                    // The one who asked knows that there was no answer.
-                    _ = timeout(CONNECTION_TIMEOUT, serve_one(stream, readiness)).await;
-                    drop(permit);
-                });
+                if connections.len() == MAX_CONNECTIONS
+                    && let Some(oldest) = connections.pop_front()
+                {
+                    oldest.abort();
+                }
+                let serving = timeout(CONNECTION_TIMEOUT, serve_one(stream, readiness.clone()));
+                // What fails here is known to the one who asked.
+                connections.push_back(tokio::spawn(serving).abort_handle());
             }
             Err(error) => {
                 error!(%error, "accept a connection to /livez and /readyz");
@@ -118,10 +121,11 @@ mod tests {
     async fn silent_connections_do_not_keep_a_probe_out() {
         let address = start(Ok(())).await;
         let mut silent = Vec::new();
-        for _ in 0..MAX_CONNECTIONS {
+        for _ in 0..=MAX_CONNECTIONS {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
-        let answer = timeout(CONNECTION_TIMEOUT * 2, get(address, "/readyz")).await.unwrap();
+        let answer = timeout(CONNECTION_TIMEOUT / 2, get(address, "/readyz")).await.unwrap();
+        assert_eq!(silent[0].read(&mut [0]).await.unwrap(), 0, "the oldest is closed");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
 }
