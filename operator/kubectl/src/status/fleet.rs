@@ -8,6 +8,9 @@ use kube::ResourceExt;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The reason beside an object whose status cannot be read; no API object has it.
+const UNREADABLE: &str = "StatusUnreadable";
+
 /// The GPU nodes and the policies, each by name.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -47,6 +50,8 @@ pub enum Configuration {
     InForce,
     Pending,
     Rejected,
+    /// The agent's word on it cannot be read.
+    Unknown,
 }
 
 /// The state of one policy.
@@ -85,14 +90,22 @@ impl Fleet {
             state.problems = problems(&state, node, &known);
             if gpu_nodes.unreadable.iter().any(|object| object.name == name) {
                 // What is known is that nothing is; the list of what is unreadable says why.
-                (state.ready, state.reason) = ("Unknown".to_owned(), Some("StatusUnreadable".to_owned()));
-                state.message = None;
+                (state.ready, state.reason) = ("Unknown".to_owned(), Some(UNREADABLE.to_owned()));
+                (state.configuration, state.message) = (Configuration::Unknown, None);
             }
             state
         };
         let mut states: Vec<_> = gpu_nodes.objects.iter().map(state).collect();
         states.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut policies: Vec<_> = policies.objects.iter().map(policy_state).collect();
+        let is_unreadable = |name: &str| policies.unreadable.iter().any(|object| object.name == name);
+        let policy = |policy: &GpuNodePolicy| {
+            let mut state = policy_state(policy);
+            if is_unreadable(&state.name) {
+                (state.reason, state.messages) = (Some(UNREADABLE.to_owned()), Vec::new());
+            }
+            state
+        };
+        let mut policies: Vec<_> = policies.objects.iter().map(policy).collect();
         policies.sort_by(|a, b| a.name.cmp(&b.name));
         Self { nodes: states, policies, unreadable: unreadable.into_iter().flatten().cloned().collect() }
     }
@@ -292,7 +305,7 @@ pub mod tests {
                 ("a", Configuration::InForce, "True"),
                 ("b", Configuration::Rejected, "False"),
                 ("c", Configuration::Pending, "Unknown"),
-                ("d", Configuration::None, "Unknown"),
+                ("d", Configuration::Unknown, "Unknown"),
                 ("f", Configuration::None, "Unknown"),
                 ("g", Configuration::InForce, "True"),
             ]

@@ -57,6 +57,7 @@ fn node_row(node: &NodeState) -> [Cell; 7] {
         Configuration::None => Cell::new("none", style::PLAIN),
         Configuration::InForce => Cell::new("in force", style::GOOD),
         Configuration::Pending => Cell::new("pending", style::WAITING),
+        Configuration::Unknown => Cell::new("unknown", style::WAITING),
         Configuration::Rejected => Cell::new("rejected", style::BAD),
     };
     [
@@ -148,7 +149,7 @@ mod tests {
         a      8 x Tesla-V100-SXM2-32GB   v100     nvidia.com/gpu 7/8   in force   True      ConfigurationInForce
         b      8 x Tesla-V100-SXM2-32GB   v100     -                    rejected   False     ConfigurationRejected
         c      8 x Tesla-V100-SXM2-32GB   v100     nvidia.com/gpu 0/8   pending    Unknown   NodeNotReady
-        d      -                          -        -                    none       Unknown   StatusUnreadable
+        d      -                          -        -                    unknown    Unknown   StatusUnreadable
         f      4 x Tesla-T4               -        -                    none       Unknown   AgentNotReporting
         g      8 x Tesla-V100-SXM2-32GB   gone     nvidia.com/gpu 0/8   in force   True      ConfigurationInForce
 
