@@ -1,10 +1,9 @@
 //! The difference that policies make: each node as the cluster's policies leave it, and as it would be with others. Pure.
 
-use super::settings;
+use super::world::World;
 use crate::cluster::Unreadable;
-use anyhow::Context;
-use gpunode_crds::{Configuration, GpuNode, GpuNodePolicy, Mode};
-use gpunode_plan::{GpuNodeChange, NodeFacts, NodePlan, PolicySet, plan_node};
+use gpunode_crds::{GpuNode, GpuNodePolicy, Mode};
+use gpunode_plan::PolicySet;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -98,17 +97,6 @@ pub enum What {
     Image,
 }
 
-/// A node once its plan is carried out.
-struct World {
-    node: Node,
-    gpu_node: Option<GpuNode>,
-    entries: BTreeMap<(What, String), String>,
-    obstacles: BTreeSet<String>,
-    matched: Vec<String>,
-    /// Nothing is written to the node, so it stays as it is.
-    held: bool,
-}
-
 impl Plan {
     /// The plan for the policies `wanted`, which take the place of those of the same name. Those in mode Preview are
     /// planned as if they were in force.
@@ -126,8 +114,7 @@ impl Plan {
         let mut matched = BTreeMap::<String, usize>::new();
         for node in &cluster.nodes {
             let gpu_node = gpu_nodes.get(&node.name_any()).copied().cloned();
-            let now_there = World { node: node.clone(), gpu_node, ..World::empty() };
-            let before = now_there.carried_out(&current, now)?;
+            let before = World::of(node.clone(), gpu_node).carried_out(&current, now)?;
             let after = before.carried_out(&next, now)?;
             for name in &after.matched {
                 *matched.entry(name.clone()).or_default() += 1;
@@ -163,93 +150,6 @@ impl Plan {
 fn enforce(mut policy: GpuNodePolicy) -> GpuNodePolicy {
     policy.spec.mode = Some(Mode::Enforce);
     policy
-}
-
-impl World {
-    fn empty() -> Self {
-        Self {
-            node: Node::default(),
-            gpu_node: None,
-            entries: BTreeMap::new(),
-            obstacles: BTreeSet::new(),
-            matched: Vec::new(),
-            held: false,
-        }
-    }
-
-    /// This world once the plan for `policies` is carried out.
-    fn carried_out(&self, policies: &PolicySet, now: Timestamp) -> anyhow::Result<Self> {
-        let plan = plan_node(policies, &NodeFacts::of(&self.node), self.gpu_node.as_ref(), now);
-        let node = patched(&self.node, &plan)?;
-        let gpu_node = changed(self.gpu_node.as_ref(), &plan.gpu_node);
-        let facts = NodeFacts::of(&node);
-        let labels = facts.labels.into_iter().map(|(key, value)| ((What::Label, key), value));
-        let taints = facts
-            .taints
-            .into_iter()
-            .map(|taint| ((What::Taint, format!("{}:{}", taint.id.key, taint.id.effect)), taint.value));
-        let configuration = gpu_node.as_ref().and_then(|gpu_node| gpu_node.spec.config.as_ref());
-        // On a node that stays as it is, the policy governs that its configuration comes from.
-        let governing = match &plan.hold {
-            None => plan.governing.as_ref(),
-            Some(_) => configuration.map(|config| &config.policy),
-        };
-        let image = governing
-            .and_then(|name| policies.get(name)?.device_plugin.as_ref())
-            .map(|plugin| ((What::Image, String::new()), plugin.image.clone().unwrap_or_else(|| "default".to_owned())));
-        let governing = governing.map(|name| ((What::Governing, String::new()), name.clone()));
-        Ok(Self {
-            entries: labels
-                .chain(taints)
-                .chain(governing)
-                .chain(configuration.into_iter().flat_map(configured))
-                .chain(image)
-                .collect(),
-            held: plan.hold.is_some(),
-            obstacles: obstacles(&plan),
-            matched: plan.matched,
-            node,
-            gpu_node,
-        })
-    }
-}
-
-/// The hash of a configuration and, where the document can be read, what it says.
-fn configured(configuration: &Configuration) -> Vec<((What, String), String)> {
-    let mut entries = vec![((What::Configuration, String::new()), configuration.hash.clone())];
-    if let Ok(config) = gpunode_config::load(&configuration.document) {
-        let resources = settings::resources(&config).into_iter();
-        entries.extend(resources.map(|(name, offered)| ((What::Resource, name), offered)));
-        let settings = settings::switched_on(&config).into_iter();
-        entries.extend(settings.map(|name| ((What::Setting, name.to_owned()), "true".to_owned())));
-    }
-    entries
-}
-
-fn patched(node: &Node, plan: &NodePlan) -> anyhow::Result<Node> {
-    let Some(patch) = &plan.patch else { return Ok(node.clone()) };
-    let wrong = || format!("carry out the plan for node {} in memory", node.name_any());
-    let mut value = serde_json::to_value(node).with_context(wrong)?;
-    json_patch::patch(&mut value, patch).with_context(wrong)?;
-    serde_json::from_value(value).with_context(wrong)
-}
-
-fn changed(gpu_node: Option<&GpuNode>, change: &GpuNodeChange) -> Option<GpuNode> {
-    match (change, gpu_node) {
-        (GpuNodeChange::None, gpu_node) => gpu_node.cloned(),
-        (GpuNodeChange::Create(gpu_node), _) => Some((**gpu_node).clone()),
-        (GpuNodeChange::Configure { config, .. }, Some(gpu_node)) => {
-            let mut gpu_node = gpu_node.clone();
-            gpu_node.spec.config.clone_from(config);
-            Some(gpu_node)
-        }
-        (GpuNodeChange::Configure { .. } | GpuNodeChange::Delete { .. }, _) => None,
-    }
-}
-
-fn obstacles(plan: &NodePlan) -> BTreeSet<String> {
-    let hold = plan.hold.as_ref().map(ToString::to_string);
-    plan.conflicts.iter().map(ToString::to_string).chain(hold).collect()
 }
 
 fn changes(before: &BTreeMap<(What, String), String>, after: &BTreeMap<(What, String), String>) -> Vec<Change> {

@@ -3,6 +3,7 @@
 mod difference;
 mod settings;
 mod text;
+mod world;
 
 use crate::{
     cli::PlanArgs,

@@ -1,0 +1,105 @@
+//! One node and its `GpuNode` once a plan is carried out, in memory. Pure.
+
+use super::{difference::What, settings};
+use anyhow::Context;
+use gpunode_crds::{Configuration, GpuNode};
+use gpunode_plan::{GpuNodeChange, NodeFacts, NodePlan, PolicySet, plan_node};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A node once its plan is carried out.
+pub struct World {
+    node: Node,
+    gpu_node: Option<GpuNode>,
+    pub entries: BTreeMap<(What, String), String>,
+    pub obstacles: BTreeSet<String>,
+    pub matched: Vec<String>,
+    /// Nothing is written to the node, so it stays as it is.
+    pub held: bool,
+}
+
+impl World {
+    /// A node as it is in the cluster.
+    pub fn of(node: Node, gpu_node: Option<GpuNode>) -> Self {
+        Self { node, gpu_node, entries: BTreeMap::new(), obstacles: BTreeSet::new(), matched: Vec::new(), held: false }
+    }
+
+    /// This world once the plan for `policies` is carried out.
+    ///
+    /// # Errors
+    /// When the planner's own patch does not fit the node, which is a fault of this program.
+    pub fn carried_out(&self, policies: &PolicySet, now: Timestamp) -> anyhow::Result<Self> {
+        let plan = plan_node(policies, &NodeFacts::of(&self.node), self.gpu_node.as_ref(), now);
+        let node = patched(&self.node, &plan)?;
+        let gpu_node = changed(self.gpu_node.as_ref(), &plan.gpu_node);
+        let facts = NodeFacts::of(&node);
+        let labels = facts.labels.into_iter().map(|(key, value)| ((What::Label, key), value));
+        let taints = facts
+            .taints
+            .into_iter()
+            .map(|taint| ((What::Taint, format!("{}:{}", taint.id.key, taint.id.effect)), taint.value));
+        let configuration = gpu_node.as_ref().and_then(|gpu_node| gpu_node.spec.config.as_ref());
+        // On a node that stays as it is, the policy governs that its configuration comes from.
+        let governing = match &plan.hold {
+            None => plan.governing.as_ref(),
+            Some(_) => configuration.map(|config| &config.policy),
+        };
+        let image = governing
+            .and_then(|name| policies.get(name)?.device_plugin.as_ref())
+            .map(|plugin| ((What::Image, String::new()), plugin.image.clone().unwrap_or_else(|| "default".to_owned())));
+        let governing = governing.map(|name| ((What::Governing, String::new()), name.clone()));
+        Ok(Self {
+            entries: labels
+                .chain(taints)
+                .chain(governing)
+                .chain(configuration.into_iter().flat_map(configured))
+                .chain(image)
+                .collect(),
+            held: plan.hold.is_some(),
+            obstacles: obstacles(&plan),
+            matched: plan.matched,
+            node,
+            gpu_node,
+        })
+    }
+}
+
+/// The hash of a configuration and, where the document can be read, what it says.
+fn configured(configuration: &Configuration) -> Vec<((What, String), String)> {
+    let mut entries = vec![((What::Configuration, String::new()), configuration.hash.clone())];
+    if let Ok(config) = gpunode_config::load(&configuration.document) {
+        let resources = settings::resources(&config).into_iter();
+        entries.extend(resources.map(|(name, offered)| ((What::Resource, name), offered)));
+        let settings = settings::switched_on(&config).into_iter();
+        entries.extend(settings.map(|name| ((What::Setting, name.to_owned()), "true".to_owned())));
+    }
+    entries
+}
+
+fn patched(node: &Node, plan: &NodePlan) -> anyhow::Result<Node> {
+    let Some(patch) = &plan.patch else { return Ok(node.clone()) };
+    let wrong = || format!("carry out the plan for node {} in memory", node.name_any());
+    let mut value = serde_json::to_value(node).with_context(wrong)?;
+    json_patch::patch(&mut value, patch).with_context(wrong)?;
+    serde_json::from_value(value).with_context(wrong)
+}
+
+fn changed(gpu_node: Option<&GpuNode>, change: &GpuNodeChange) -> Option<GpuNode> {
+    match (change, gpu_node) {
+        (GpuNodeChange::None, gpu_node) => gpu_node.cloned(),
+        (GpuNodeChange::Create(gpu_node), _) => Some((**gpu_node).clone()),
+        (GpuNodeChange::Configure { config, .. }, Some(gpu_node)) => {
+            let mut gpu_node = gpu_node.clone();
+            gpu_node.spec.config.clone_from(config);
+            Some(gpu_node)
+        }
+        (GpuNodeChange::Configure { .. } | GpuNodeChange::Delete { .. }, _) => None,
+    }
+}
+
+fn obstacles(plan: &NodePlan) -> BTreeSet<String> {
+    let hold = plan.hold.as_ref().map(ToString::to_string);
+    plan.conflicts.iter().map(ToString::to_string).chain(hold).collect()
+}
