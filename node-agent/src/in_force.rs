@@ -103,6 +103,23 @@ impl InForce {
         }
     }
 
+    /// As [`Self::next`]; where the instruction is rejected and nothing before it ever fitted this hardware, what was saved
+    /// before this start stays in force.
+    pub fn next_or_saved(
+        &self,
+        instruction: &Instruction,
+        saved: Option<Arc<Candidate>>,
+        inventory: Option<&Inventory>,
+    ) -> Self {
+        let next = self.next(instruction, inventory);
+        let Some(rejected) = &next.rejected else { return next };
+        let nothing_fitted = next.accepted.as_ref().is_none_or(|accepted| accepted.hash == rejected.hash);
+        match saved.filter(|saved| nothing_fitted && saved.hash != rejected.hash) {
+            Some(saved) => Self::default().next(&Instruction::Config(saved), inventory).next(instruction, inventory),
+            None => next,
+        }
+    }
+
     /// The same configuration with other hardware. Where that cannot be, the lists stay as they are.
     fn with(&self, inventory: &Inventory) -> Self {
         let fitting = self.accepted.as_ref().and_then(|accepted| resources(inventory, &accepted.config).ok());
@@ -194,6 +211,21 @@ mod tests {
         let two = one.next(&Instruction::Unknown, Some(&gpus(2)));
         assert_eq!(names(&two), [("nvidia.com/gpu", 2)]);
         assert_eq!(names(&two.next(&Instruction::Nothing, Some(&gpus(2)))), []);
+    }
+
+    #[test]
+    fn a_configuration_that_is_rejected_at_the_start_leaves_the_saved_one_in_force() {
+        let saved = Arc::new(Candidate::of_file("passDeviceSpecs: true".to_owned()));
+        let start =
+            |before: &InForce, document| before.next_or_saved(&config(document), Some(saved.clone()), Some(&gpus(16)));
+        for document in ["passDeviceSpec: true", SHARED] {
+            let after = start(&InForce::default(), document);
+            assert!(after.rejected.is_some());
+            assert_eq!(names(&after), [("nvidia.com/gpu", 16)]);
+            assert_eq!(after.accepted.map(|accepted| accepted.hash), Some(saved.hash.clone()));
+        }
+        let before_the_driver_came = InForce::default().next(&config(SHARED), None);
+        assert_eq!(names(&start(&before_the_driver_came, SHARED)), [("nvidia.com/gpu", 16)]);
     }
 
     #[test]

@@ -121,7 +121,9 @@ struct State<'a> {
 impl State<'_> {
     /// Puts in force what can be put in force, and says what changed.
     async fn evaluate(&mut self, instruction: &Instruction, hardware: Option<&Hardware>) -> Result<()> {
-        let next = self.in_force.next(instruction, hardware.and_then(Hardware::inventory));
+        let inventory = hardware.and_then(Hardware::inventory);
+        let before_start = self.saved.as_ref().and_then(SavedConfig::content);
+        let next = self.in_force.next_or_saved(instruction, before_start, inventory);
         if next.rejected != self.in_force.rejected
             && let Some(rejected) = &next.rejected
         {
@@ -136,7 +138,9 @@ impl State<'_> {
             }
         }
         if let Some(saved) = &mut self.saved {
-            saved.keep(instruction, next.rejected.is_none()).await;
+            // Whether a configuration fits is known once the GPUs are.
+            let is_sure = inventory.is_some() || *instruction == Instruction::Nothing;
+            saved.keep(instruction, is_sure && next.rejected.is_none()).await;
         }
         self.in_force = next;
         self.check_driver(hardware)
