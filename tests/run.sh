@@ -23,7 +23,7 @@ stage "demo"
 tests/e2e/demo.sh
 
 stage "gpunode on the local cluster"
-stop() { target/release/gpunode-cluster down --name "$cluster"; }
+stop() { target/release/gpunode-cluster down --name "$cluster" > /dev/null; }
 trap stop EXIT
 target/release/gpunode-cluster up --name "$cluster" --cluster tests/e2e/cluster.yaml
 tests/cluster/install-gpunode.sh "$cluster"
