@@ -5,6 +5,7 @@
 
 use crate::{
     admin,
+    channel::send_if_new,
     cli::NodeArgs,
     gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
     handover,
@@ -70,11 +71,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
             Seen::Unknown | Seen::Absent => false,
         };
         let report = (reporting && !governed && !handover::is_held(&state_dir)).then(|| report(&args, &hardware));
-        reports.send_if_modified(|last| {
-            let changes = *last != report;
-            *last = report;
-            changes
-        });
+        send_if_new(&reports, report);
     }
     info!("stopping");
     Ok(())

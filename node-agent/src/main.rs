@@ -2,6 +2,7 @@
 
 mod admin;
 mod allocate;
+mod channel;
 mod cli;
 mod device_plugin_api;
 mod directory;

@@ -1,6 +1,7 @@
 //! The configuration that the operator writes into this node's GpuNode, or the saved one until it says something.
 
 use crate::{
+    channel::send_if_new,
     gpu_node::{Seen, SeenGpuNode},
     in_force::{Candidate, Instruction},
 };
@@ -32,13 +33,7 @@ pub async fn follow(
             Some(Instruction::Config(start))
         });
         if let Some(instruction) = instruction {
-            instructions.send_if_modified(|last| {
-                let changes = *last != instruction;
-                if changes {
-                    *last = instruction;
-                }
-                changes
-            });
+            send_if_new(&instructions, instruction);
         }
         if seen.changed().await.is_err() {
             std::future::pending::<()>().await;

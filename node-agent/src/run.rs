@@ -2,6 +2,7 @@
 
 use crate::{
     admin::{self, Readiness},
+    channel::send_if_new,
     cli::{NodeArgs, RunArgs},
     directory::Directory,
     gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
@@ -99,9 +100,9 @@ pub async fn run(args: RunArgs) -> Result<()> {
         let plugin = Plugin { in_force: &agent.in_force, registered: &registered };
         // Until then a restarted agent would take back what the one before it reported.
         let config_known = instruction != Instruction::Unknown || agent.in_force.accepted.is_some();
-        set(&readiness, readiness_of(held.is_some(), config_known, hardware.as_deref(), plugin));
+        send_if_new(&readiness, readiness_of(held.is_some(), config_known, hardware.as_deref(), plugin));
         if let (Some(hardware), true) = (hardware, held.is_some() && config_known) {
-            set(&reports, Some(agent.report(&hardware, plugin)));
+            send_if_new(&reports, Some(agent.report(&hardware, plugin)));
         }
     }
     info!("stopping");
@@ -186,17 +187,6 @@ fn readiness_of(holds_lock: bool, config_known: bool, hardware: Option<&Hardware
     not_registered(plugin).map_or(Ok(()), Err)
 }
 
-/// Sends a value where it is a new one.
-fn set<T: PartialEq>(channel: &watch::Sender<T>, value: T) {
-    channel.send_if_modified(|last| {
-        let changes = *last != value;
-        if changes {
-            *last = value;
-        }
-        changes
-    });
-}
-
 async fn follow_operator(
     tasks: &mut JoinSet<()>,
     node: &NodeArgs,
@@ -229,7 +219,7 @@ fn read(path: &Path) -> Result<Candidate> {
 
 fn reload(path: &Path, instructions: &watch::Sender<Instruction>) {
     match read(path) {
-        Ok(candidate) => set(instructions, Instruction::Config(Arc::new(candidate))),
+        Ok(candidate) => send_if_new(instructions, Instruction::Config(Arc::new(candidate))),
         Err(error) => error!(reason = format!("{error:#}"), "configuration not read; the one in force stays"),
     }
 }
