@@ -99,7 +99,7 @@ pub struct Sharing {
 
     /// How many containers share one GPU: each GPU is offered this many times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 2, max = 8192))]
+    #[schemars(range(min = 2, max = MAX_REPLICAS))]
     pub replicas: Option<i32>,
 
     /// Refuse a container that asks for more than one replica, since two replicas do not give twice the GPU.

@@ -48,7 +48,7 @@ pub struct Configuration {
     #[schemars(length(max = 64))]
     pub hash: String,
     /// The configuration, YAML as `gpunode-agent run --config FILE` takes it.
-    #[schemars(length(max = 262_144))]
+    #[schemars(length(max = gpunode_config::MAX_DOCUMENT_BYTES))]
     pub document: String,
 }
 
