@@ -163,7 +163,7 @@ mod tests {
         );
         assert_eq!(
             message("colour: red\n"),
-            "read configuration: colour: unknown field; known are failOnInitError, passDeviceSpecs, resources"
+            "read configuration: colour: unknown field; known are failOnInitError, mig, passDeviceSpecs, resources"
         );
     }
 

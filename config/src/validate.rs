@@ -1,6 +1,12 @@
 //! What a schema cannot say: names by Kubernetes' rules and combinations that cannot work.
 
-use crate::agent_config::{AgentConfig, DeviceSelector, MAX_REPLICAS, ResourceConfig, Sharing, SharingStrategy};
+mod devices;
+mod resource_name;
+mod sharing;
+
+pub use resource_name::is_extended_resource_name;
+
+use crate::{AgentConfig, DeviceKind, MigStrategy, ResourceConfig};
 use std::fmt;
 
 /// One thing that is wrong with a configuration.
@@ -34,137 +40,52 @@ impl AgentConfig {
         }
         for (index, resource) in self.resources.iter().enumerate() {
             let path = format!("resources[{index}]");
-            if self.resources.iter().take(index).any(|earlier| earlier.name == resource.name) {
+            let (name, offered) = (&resource.name, resource.offered_name());
+            let others = || self.resources.iter().enumerate().filter(|(at, _)| *at != index).map(|(_, other)| other);
+            if self.resources.iter().take(index).any(|earlier| earlier.name == *name) {
                 problems.push(Problem::new(
                     format!("{path}.name"),
-                    format!("{} is named twice; each resource has one entry", resource.name),
+                    format!("{name} is named twice; each resource has one entry"),
+                ));
+            } else if offered != *name && others().any(|other| other.name == offered) {
+                problems.push(Problem::new(
+                    format!("{path}.sharing.renameByDefault"),
+                    format!("makes {name} {offered}, which another entry offers; each name is offered by one entry"),
                 ));
             }
             validate_resource(&path, resource, &mut problems);
+            let devices = resource.devices.as_ref();
+            let wants_mig = devices
+                .is_some_and(|devices| devices.kind == Some(DeviceKind::MigDevice) || devices.mig_profiles.is_some());
+            if wants_mig && self.mig_strategy() == MigStrategy::None {
+                problems.push(Problem::new(
+                    format!("{path}.devices"),
+                    "selects MIG devices, which needs mig.strategy Single or Mixed",
+                ));
+            }
         }
         problems
     }
 }
 
 fn validate_resource(path: &str, resource: &ResourceConfig, problems: &mut Vec<Problem>) {
-    if let Err(reason) = is_extended_resource_name(&resource.name) {
-        problems.push(Problem::new(format!("{path}.name"), format!("`{}` {reason}", resource.name)));
+    let offered = resource.offered_name();
+    let refused = [&resource.name, &offered]
+        .into_iter()
+        .find_map(|name| is_extended_resource_name(name).err().map(|reason| format!("`{name}` {reason}")));
+    if let Some(message) = refused {
+        problems.push(Problem::new(format!("{path}.name"), message));
     }
     if let Some(devices) = &resource.devices {
-        validate_devices(&format!("{path}.devices"), devices, problems);
+        devices::validate(&format!("{path}.devices"), devices, problems);
     }
     if let Some(sharing) = &resource.sharing {
-        validate_sharing(&format!("{path}.sharing"), sharing, problems);
+        sharing::validate(&format!("{path}.sharing"), sharing, problems);
     }
-}
-
-fn validate_devices(path: &str, devices: &DeviceSelector, problems: &mut Vec<Problem>) {
-    if *devices == DeviceSelector::default() {
-        problems
-            .push(Problem::new(path, "must name indices, uuids or products; leave devices out to select every GPU"));
-    }
-    for (index, gpu) in devices.indices.iter().flatten().enumerate() {
-        if !(0..64).contains(gpu) {
-            problems.push(Problem::new(format!("{path}.indices[{index}]"), format!("{gpu} is not between 0 and 63")));
-        }
-    }
-    for (index, uuid) in devices.uuids.iter().flatten().enumerate() {
-        let digits = uuid.strip_prefix("GPU-").unwrap_or_default();
-        if digits.is_empty() || uuid.len() > 64 || !digits.chars().all(|c| c.is_ascii_hexdigit() || c == '-') {
-            problems.push(Problem::new(
-                format!("{path}.uuids[{index}]"),
-                format!("`{uuid}` is not a GPU UUID; `nvidia-smi -L` lists them as GPU-..."),
-            ));
-        }
-    }
-    for (index, glob) in devices.products.iter().flatten().enumerate() {
-        if glob.is_empty() || glob.len() > 63 || !glob.chars().all(|c| c.is_ascii_alphanumeric() || "-_.*?".contains(c))
-        {
-            problems.push(Problem::new(
-                format!("{path}.products[{index}]"),
-                format!(
-                    "`{glob}` is not a glob of letters, digits, `-`, `_`, `.`, `*` and `?` of at most 63 characters"
-                ),
-            ));
-        }
-    }
-    for (name, length, most) in [
-        ("indices", devices.indices.as_ref().map(Vec::len), 64),
-        ("uuids", devices.uuids.as_ref().map(Vec::len), 64),
-        ("products", devices.products.as_ref().map(Vec::len), 16),
-    ] {
-        if let Some(length) = length.filter(|length| *length == 0 || *length > most) {
-            problems
-                .push(Problem::new(format!("{path}.{name}"), format!("{length} entries are not between 1 and {most}")));
-        }
-    }
-}
-
-fn validate_sharing(path: &str, sharing: &Sharing, problems: &mut Vec<Problem>) {
-    let mut refuse = |field: &str, message: String| problems.push(Problem::new(format!("{path}.{field}"), message));
-    match (sharing.strategy, sharing.replicas) {
-        (SharingStrategy::TimeSlicing, None) => {
-            refuse("replicas", "is required when sharing.strategy is TimeSlicing".to_owned());
-        }
-        (SharingStrategy::TimeSlicing, Some(replicas)) if !(2..=MAX_REPLICAS).contains(&replicas) => {
-            refuse("replicas", format!("{replicas} is not between 2 and {MAX_REPLICAS}"));
-        }
-        (SharingStrategy::None, Some(_)) => {
-            refuse(
-                "replicas",
-                "has a meaning only when sharing.strategy is TimeSlicing; remove it or set the strategy".to_owned(),
-            );
-        }
-        _ => {}
-    }
-    if sharing.strategy == SharingStrategy::None && sharing.fail_requests_greater_than_one.is_some() {
-        refuse(
-            "failRequestsGreaterThanOne",
-            "has a meaning only when sharing.strategy is TimeSlicing; remove it or set the strategy".to_owned(),
-        );
-    }
-}
-
-/// Whether the kubelet takes a name as an extended resource, and if not, why.
-///
-/// Rule: `IsExtendedResourceName` in Kubernetes `pkg/apis/core/v1/helper/helpers.go`: with a domain, not under
-/// `kubernetes.io`, not starting with `requests.`, and `requests.NAME` a qualified name.
-pub fn is_extended_resource_name(name: &str) -> Result<(), &'static str> {
-    let Some((domain, local)) = name.split_once('/') else {
-        return Err("has no domain; write DOMAIN/NAME, such as nvidia.com/gpu");
-    };
-    if name.contains("kubernetes.io/") {
-        return Err("is under kubernetes.io, which Kubernetes keeps for itself; use a domain of your own");
-    }
-    if name.starts_with("requests.") {
-        return Err("starts with `requests.`, which quotas use; use another domain");
-    }
-    // The kubelet checks "requests." + name, so nine of the 253 characters of a DNS subdomain are taken.
-    if domain.len() > 253 - "requests.".len() {
-        return Err("has a domain of more than 244 characters");
-    }
-    let is_label = |label: &str| {
-        !label.is_empty()
-            && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-    };
-    if !domain.split('.').all(is_label) {
-        return Err("has a domain that is not a DNS name of lower case letters, digits, `-` and `.`");
-    }
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    let inner = local.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
-    if local.len() > 63 || !inner || !edge(local.chars().next()) || !edge(local.chars().last()) {
-        return Err(
-            "has a name part that is not 1 to 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends",
-        );
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::load;
 
     fn problems(text: &str) -> Vec<String> {
@@ -172,44 +93,21 @@ mod tests {
     }
 
     #[test]
-    fn resource_names_follow_the_kubelets_rule() {
-        for good in ["nvidia.com/gpu", "aliyun.com/gpu-mem", "rdma/hca", "a.b/C_d.e"] {
-            assert_eq!(is_extended_resource_name(good), Ok(()), "{good}");
-        }
-        let long = format!("nvidia.com/{}", "g".repeat(64));
-        for bad in [
-            "gpu",
-            "kubernetes.io/gpu",
-            "node.kubernetes.io/gpu",
-            "requests.nvidia.com/gpu",
-            "NVIDIA.com/gpu",
-            "nvidia.com/",
-            "nvidia.com/-a",
-            "nvidia.com/a/b",
-            "nvidia..com/gpu",
-            "/gpu",
-            &long,
-        ] {
-            assert!(is_extended_resource_name(bad).is_err(), "{bad} was accepted");
-        }
-    }
-
-    #[test]
     fn impossible_combinations_name_the_field() {
         assert_eq!(
             problems("resources:\n- name: nvidia.com/gpu\n  sharing: {strategy: TimeSlicing}\n"),
-            ["resources[0].sharing.replicas: is required when sharing.strategy is TimeSlicing"]
+            ["resources[0].sharing.replicas: is required when sharing.strategy is TimeSlicing or Mps"]
         );
         assert_eq!(
             problems("resources:\n- name: nvidia.com/gpu\n  sharing: {strategy: None, replicas: 4}\n"),
             [
-                "resources[0].sharing.replicas: has a meaning only when sharing.strategy is TimeSlicing; remove it or set the strategy"
+                "resources[0].sharing.replicas: has a meaning only when sharing.strategy is TimeSlicing or Mps; remove it or set the strategy"
             ]
         );
         assert_eq!(
             problems("resources:\n- name: nvidia.com/gpu\n  devices: {}\n- name: nvidia.com/gpu\n"),
             [
-                "resources[0].devices: must name indices, uuids or products; leave devices out to select every GPU",
+                "resources[0].devices: must name a condition, such as indices, uuids or products; leave devices out to select every GPU",
                 "resources[1].name: nvidia.com/gpu is named twice; each resource has one entry",
             ]
         );
@@ -217,5 +115,74 @@ mod tests {
             problems("resources:\n- name: nvidia.com/gpu\n  sharing: {strategy: TimeSlicing, replicas: 1}\n"),
             ["resources[0].sharing.replicas: 1 is not between 2 and 8192"]
         );
+    }
+    #[test]
+    fn names_that_renaming_makes_equal_are_refused() {
+        let clash = "resources:\n- name: a.b/c\n  sharing: {strategy: TimeSlicing, replicas: 2, renameByDefault: true}\n- name: a.b/c.shared\n  devices: {indices: [1]}\n";
+        assert_eq!(
+            problems(clash),
+            [
+                "resources[0].sharing.renameByDefault: makes a.b/c a.b/c.shared, which another entry offers; each name is offered by one entry"
+            ]
+        );
+        let long = format!(
+            "resources: [{{name: a.b/{}, sharing: {{strategy: Mps, replicas: 2, renameByDefault: true}}}}]",
+            "c".repeat(60)
+        );
+        assert!(problems(&long).concat().contains("has a name part"), "{:?}", problems(&long));
+    }
+
+    #[test]
+    fn mig_devices_need_a_strategy_that_offers_them() {
+        let selects = |strategy: &str, devices: &str| {
+            problems(&format!("mig: {{strategy: {strategy}}}\nresources: [{{name: a.b/c, devices: {devices}}}]\n"))
+        };
+        for devices in ["{kind: MigDevice}", "{migProfiles: [1g.10gb]}"] {
+            assert_eq!(
+                selects("None", devices),
+                ["resources[0].devices: selects MIG devices, which needs mig.strategy Single or Mixed"]
+            );
+            assert!(selects("Mixed", devices).is_empty());
+        }
+        assert!(selects("None", "{kind: FullGpu}").is_empty());
+        assert_eq!(
+            selects("Mixed", "{kind: FullGpu, migProfiles: ['*+me']}"),
+            ["resources[0].devices.migProfiles: selects MIG devices; remove it, or set kind to MigDevice"]
+        );
+    }
+
+    #[test]
+    fn sharing_by_memory_and_by_mps_have_their_own_fields_and_bounds() {
+        let shared = |sharing: &str| problems(&format!("resources: [{{name: a.b/c, sharing: {{{sharing}}}}}]"));
+        for good in [
+            "strategy: Memory",
+            "strategy: Memory, unit: 512Mi, placement: Spread",
+            "strategy: Mps, replicas: 48",
+            "strategy: TimeSlicing, replicas: 4, replicasPerDevice: [{devices: {indices: [1]}, replicas: 8192}]",
+        ] {
+            assert!(shared(good).is_empty(), "{good}: {:?}", shared(good));
+        }
+        for (bad, field) in [
+            ("strategy: Memory, replicas: 4", "replicas: has a meaning only"),
+            ("strategy: Memory, unit: 1G", "unit: `1G` is no amount of memory"),
+            ("strategy: Memory, unit: 63Mi", "unit: 63 MiB is less than 64 MiB"),
+            ("strategy: TimeSlicing, replicas: 2, unit: 1Gi", "unit: has a meaning only"),
+            ("strategy: Mps, replicas: 2, placement: Spread", "placement: has a meaning only"),
+            ("strategy: Mps", "replicas: is required"),
+            ("strategy: Mps, replicas: 49", "replicas: 49 is not between 2 and 48"),
+            (
+                "strategy: Mps, replicas: 2, replicasPerDevice: [{devices: {indices: [1]}, replicas: 49}]",
+                "replicasPerDevice[0].replicas: 49 is not between 2 and 48",
+            ),
+            (
+                "strategy: Mps, replicas: 2, replicasPerDevice: [{devices: {}, replicas: 4}]",
+                "replicasPerDevice[0].devices: must name a condition",
+            ),
+            ("strategy: None, renameByDefault: true", "renameByDefault: has a meaning only"),
+        ] {
+            let found = shared(bad);
+            assert_eq!(found.len(), 1, "{bad}: {found:?}");
+            assert!(found[0].starts_with(&format!("resources[0].sharing.{field}")), "{bad}: {found:?}");
+        }
     }
 }

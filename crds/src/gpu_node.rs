@@ -3,10 +3,17 @@
 
 #![allow(clippy::duplicated_attributes, reason = "each printer column has a type and a path")]
 
+use gpunode_config::Architecture;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+/// Most entries of `status.holders`.
+pub const MAX_HOLDERS: usize = 256;
+
+/// Most pods that `status.waiting` names for one device.
+pub const MAX_WAITING_PODS: usize = 16;
 
 /// What the operator asks of the agent on one node.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
@@ -87,6 +94,28 @@ pub struct GpuNodeStatus {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub resources: Vec<ResourceStatus>,
 
+    /// Which containers hold which devices, ordered; at most 256.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_HOLDERS))]
+    pub holders: Vec<Holder>,
+
+    /// Whether there are more holders than `holders` lists.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub holders_truncated: bool,
+
+    /// Devices that stay as they are until their last holder is gone, because the configuration in force gives them another
+    /// sharing, name or place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["device".into()]))]
+    pub waiting: Vec<WaitingDevice>,
+
+    /// MPS control daemons that run or have to run on the node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["device".into()]))]
+    pub mps_daemons: Vec<MpsDaemon>,
+
     /// Hash of the configuration in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
@@ -96,7 +125,7 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected_config: Option<RejectedConfiguration>,
 
-    /// `Ready`, `ConfigurationAccepted`, `Registered` and `DriverAvailable`.
+    /// `Ready`, `ConfigurationAccepted`, `Registered`, `DevicesOffered` and `DriverAvailable`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::conditions::conditions")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
@@ -165,27 +194,34 @@ pub struct GpuDevice {
     /// Whether MIG is on; absent where the GPU has no MIG.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig_mode: Option<MigMode>,
+    /// The MIG devices of the GPU, ordered by instance.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["uuid".into()]))]
+    pub mig_devices: Vec<MigDevice>,
     /// How the GPU reaches each other GPU of the node, ordered by index.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub links: Vec<GpuLink>,
 }
 
-/// Architectures by GPU feature discovery's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "the names are the documentation")]
-pub enum Architecture {
-    Kepler,
-    Maxwell,
-    Pascal,
-    Volta,
-    Turing,
-    Ampere,
-    AdaLovelace,
-    Hopper,
-    Blackwell,
-    Unknown,
+/// A compute instance of a GPU that is divided by MIG.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MigDevice {
+    /// UUID, such as `MIG-6c1d3b2e-...`.
+    #[schemars(length(max = 64))]
+    pub uuid: String,
+    /// Profile, such as `1g.10gb`.
+    #[schemars(length(max = 63))]
+    pub profile: String,
+    /// Id of the GPU instance; ids are used again when instances are made anew.
+    pub gpu_instance: i32,
+    /// Id of the compute instance within it.
+    pub compute_instance: i32,
+    /// Memory in MiB.
+    #[serde(rename = "memoryMiB")]
+    pub memory_mib: i64,
 }
 
 /// Whether MIG is on.
@@ -243,6 +279,67 @@ pub struct ResourceStatus {
     pub allocatable: i32,
     /// Whether the kubelet has taken the list.
     pub registered: bool,
+}
+
+/// A container that holds a device, from the kubelet's `PodResources` API.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Holder {
+    /// Namespace of the pod.
+    #[schemars(length(max = 63))]
+    pub namespace: String,
+    /// Name of the pod.
+    #[schemars(length(max = 253))]
+    pub pod: String,
+    /// Name of the container.
+    #[schemars(length(max = 63))]
+    pub container: String,
+    /// The resource that it asked for.
+    #[schemars(length(max = 253))]
+    pub resource: String,
+    /// UUID of the GPU or MIG device.
+    #[schemars(length(max = 64))]
+    pub device: String,
+    /// How many shares of the device it holds: 1 for a whole one, else replicas or units.
+    pub count: i32,
+}
+
+/// A device that has to wait before it changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WaitingDevice {
+    /// UUID of the GPU or MIG device.
+    #[schemars(length(max = 64))]
+    pub device: String,
+    /// What it waits for, in words.
+    #[schemars(length(max = 512))]
+    pub message: String,
+    /// The pods that hold it, as `NAMESPACE/NAME`, ordered; at most 16.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_WAITING_PODS), inner(length(max = 317)))]
+    pub pods: Vec<String>,
+}
+
+/// The MPS control daemon of one device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MpsDaemon {
+    /// UUID of the GPU or MIG device.
+    #[schemars(length(max = 64))]
+    pub device: String,
+    /// What it does.
+    pub state: MpsDaemonState,
+}
+
+/// What an MPS control daemon does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum MpsDaemonState {
+    /// It has to run and does not answer.
+    NotAnswering,
+    /// It answers.
+    Answering,
+    /// It is no longer needed and on its way out.
+    Stopping,
 }
 
 /// A configuration that could not be put in force.

@@ -11,6 +11,9 @@ pub const GOVERNED_LABEL: &str = "gpunode.dev/governed";
 /// Prefix of the label that selects the DaemonSet of one policy.
 pub const POLICY_LABEL_PREFIX: &str = "gpunode.dev/policy.";
 
+/// Label on every node that needs the MPS DaemonSet: its configuration wants MPS, or a daemon there still has clients.
+pub const MPS_LABEL: &str = "gpunode.dev/mps";
+
 /// Annotation that lists what gpunode wrote on the node, so that exactly that can be removed.
 pub const OWNED_ANNOTATION: &str = "gpunode.dev/owned";
 

@@ -15,17 +15,20 @@ mod selector;
 mod taint;
 
 pub use gpu_node::{
-    Agent, AgentMode, Architecture, Configuration, GpuDevice, GpuLink, GpuNode, GpuNodeSpec, GpuNodeStatus, LinkLevel,
-    MigMode, RejectedConfiguration, ResourceStatus,
+    Agent, AgentMode, Configuration, GpuDevice, GpuLink, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, LinkLevel,
+    MAX_HOLDERS, MAX_WAITING_PODS, MigDevice, MigMode, MpsDaemon, MpsDaemonState, RejectedConfiguration,
+    ResourceStatus, WaitingDevice,
 };
+pub use gpunode_config::Architecture;
 pub use keys::{
-    AGENT_FIELD_MANAGER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION,
+    AGENT_FIELD_MANAGER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MPS_LABEL, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION,
     POLICY_LABEL_PREFIX, is_gpunode_key, is_kubernetes_key, policy_label,
 };
 pub use manifest::{Manifest, ManifestError, manifests};
 pub use policy::{GpuNodePolicy, GpuNodePolicySpec, Mode};
 pub use policy_status::{
-    ConditionType, GpuNodePolicyStatus, MAX_FAILURES, MAX_PREVIEW, NodeCounts, NodeFailure, NodePreview, Reason,
+    ConditionType, GpuNodePolicyStatus, MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview,
+    NodeWaiting, Reason,
 };
 pub use selector::{NodeSelector, NodeSelectorRequirement, SelectorOperator};
 pub use taint::{PolicyTaint, TaintEffect};

@@ -13,6 +13,9 @@ pub const MAX_FAILURES: usize = 32;
 /// Most entries of `status.preview`.
 pub const MAX_PREVIEW: usize = 64;
 
+/// Most entries of `status.waiting`.
+pub const MAX_WAITING: usize = 64;
+
 /// What became of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -35,6 +38,12 @@ pub struct GpuNodePolicyStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub failures: Vec<NodeFailure>,
+
+    /// Devices whose change waits until their last holder is gone; ordered by node and device, at most 64. Such a node counts
+    /// as ready: it has taken the configuration, and nothing but its pods is in the way.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub waiting: Vec<NodeWaiting>,
 
     /// Mode Preview only: what would change, for at most 64 nodes, ordered by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -71,6 +80,22 @@ pub struct NodeFailure {
     /// A sentence for people: what, on what, and what to do.
     #[schemars(length(max = 1024))]
     pub message: String,
+}
+
+/// A device whose change waits for its holders.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeWaiting {
+    /// The node's name.
+    #[schemars(length(max = 253))]
+    pub node: String,
+    /// UUID of the GPU or MIG device.
+    #[schemars(length(max = 64))]
+    pub device: String,
+    /// The pods that hold it, as `NAMESPACE/NAME`; at most 16.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), inner(length(max = 317)))]
+    pub pods: Vec<String>,
 }
 
 /// What a policy in mode Preview would change on one node.
@@ -123,6 +148,8 @@ pub enum ConditionType {
     ConfigurationAccepted,
     /// GpuNode: every resource is registered with the kubelet.
     Registered,
+    /// GpuNode: every device that a resource selects can be offered.
+    DevicesOffered,
     /// GpuNode: the driver answers.
     DriverAvailable,
 }
@@ -143,6 +170,7 @@ impl ConditionType {
             Self::Degraded => "Degraded",
             Self::ConfigurationAccepted => "ConfigurationAccepted",
             Self::Registered => "Registered",
+            Self::DevicesOffered => "DevicesOffered",
             Self::DriverAvailable => "DriverAvailable",
         }
     }
@@ -199,6 +227,20 @@ pub enum Reason {
     RecordUnreadable,
     /// The API server does not take what is to be written.
     WriteFailed,
+    /// Every device that a resource selects is offered or waits for its holders.
+    DevicesOffered,
+    /// MIG strategy Single: the MIG devices of a resource are not equal, so it is not offered.
+    MigInstancesUnequal,
+    /// A GPU has MIG enabled and no instance: nothing can run on it.
+    MigWithoutInstances,
+    /// A GPU is older than Volta, whose MPS knows no limits.
+    MpsUnsupported,
+    /// An MPS control daemon does not answer.
+    MpsDaemonNotAnswering,
+    /// A device has less memory than one unit.
+    MemoryBelowUnit,
+    /// The kubelet does not say which pod holds which device.
+    HoldersUnknown,
 }
 
 impl Reason {
@@ -229,6 +271,13 @@ impl Reason {
             Self::InvalidSpec => "InvalidSpec",
             Self::RecordUnreadable => "RecordUnreadable",
             Self::WriteFailed => "WriteFailed",
+            Self::DevicesOffered => "DevicesOffered",
+            Self::MigInstancesUnequal => "MigInstancesUnequal",
+            Self::MigWithoutInstances => "MigWithoutInstances",
+            Self::MpsUnsupported => "MpsUnsupported",
+            Self::MpsDaemonNotAnswering => "MpsDaemonNotAnswering",
+            Self::MemoryBelowUnit => "MemoryBelowUnit",
+            Self::HoldersUnknown => "HoldersUnknown",
         }
     }
 }

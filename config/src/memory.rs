@@ -1,0 +1,53 @@
+//! Amounts of GPU memory.
+
+use std::fmt;
+
+/// An amount of memory in MiB, the unit in which NVML's figures are rounded here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MemoryMiB(pub u64);
+
+impl MemoryMiB {
+    /// Reads a whole number with `Mi`, `Gi` or `Ti` behind it.
+    ///
+    /// The configuration takes no other Kubernetes quantity: `30G` and `30` are mistakes for `30Gi` more often than meant.
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let mib = match text.get(digits.len()..)? {
+            "Mi" => 1,
+            "Gi" => 1024,
+            "Ti" => 1024 * 1024,
+            _ => return None,
+        };
+        if digits.starts_with('0') || digits.len() > 9 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        Some(Self(digits.parse::<u64>().ok()?.checked_mul(mib)?))
+    }
+}
+
+impl fmt::Display for MemoryMiB {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_multiple_of(1024) { write!(f, "{} GiB", self.0 / 1024) } else { write!(f, "{} MiB", self.0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_numbers_with_a_binary_suffix_are_read() {
+        for (text, mib) in [("512Mi", 512), ("1Gi", 1024), ("30Gi", 30 * 1024), ("2Ti", 2 * 1024 * 1024)] {
+            assert_eq!(MemoryMiB::parse(text), Some(MemoryMiB(mib)), "{text}");
+        }
+        for text in ["", "Gi", "0Gi", "01Gi", "1.5Gi", "1G", "1024", "-1Gi", " 1Gi", "9999999999Mi", "1Gi Gi"] {
+            assert_eq!(MemoryMiB::parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_amount_reads_in_the_largest_whole_unit() {
+        assert_eq!(MemoryMiB(2048).to_string(), "2 GiB");
+        assert_eq!(MemoryMiB(2500).to_string(), "2500 MiB");
+    }
+}

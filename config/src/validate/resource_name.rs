@@ -1,0 +1,66 @@
+//! Names of extended resources.
+
+/// Whether the kubelet takes a name as an extended resource, and if not, why.
+///
+/// Rule: `IsExtendedResourceName` in Kubernetes `pkg/apis/core/v1/helper/helpers.go`: with a domain, not under
+/// `kubernetes.io`, not starting with `requests.`, and `requests.NAME` a qualified name.
+pub fn is_extended_resource_name(name: &str) -> Result<(), &'static str> {
+    let Some((domain, local)) = name.split_once('/') else {
+        return Err("has no domain; write DOMAIN/NAME, such as nvidia.com/gpu");
+    };
+    if name.contains("kubernetes.io/") {
+        return Err("is under kubernetes.io, which Kubernetes keeps for itself; use a domain of your own");
+    }
+    if name.starts_with("requests.") {
+        return Err("starts with `requests.`, which quotas use; use another domain");
+    }
+    // The kubelet checks "requests." + name, so nine of the 253 characters of a DNS subdomain are taken.
+    if domain.len() > 253 - "requests.".len() {
+        return Err("has a domain of more than 244 characters");
+    }
+    let is_label = |label: &str| {
+        !label.is_empty()
+            && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    if !domain.split('.').all(is_label) {
+        return Err("has a domain that is not a DNS name of lower case letters, digits, `-` and `.`");
+    }
+    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    let inner = local.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+    if local.len() > 63 || !inner || !edge(local.chars().next()) || !edge(local.chars().last()) {
+        return Err(
+            "has a name part that is not 1 to 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends",
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resource_names_follow_the_kubelets_rule() {
+        for good in ["nvidia.com/gpu", "aliyun.com/gpu-mem", "rdma/hca", "a.b/C_d.e"] {
+            assert_eq!(is_extended_resource_name(good), Ok(()), "{good}");
+        }
+        let long = format!("nvidia.com/{}", "g".repeat(64));
+        for bad in [
+            "gpu",
+            "kubernetes.io/gpu",
+            "node.kubernetes.io/gpu",
+            "requests.nvidia.com/gpu",
+            "NVIDIA.com/gpu",
+            "nvidia.com/",
+            "nvidia.com/-a",
+            "nvidia.com/a/b",
+            "nvidia..com/gpu",
+            "/gpu",
+            &long,
+        ] {
+            assert!(is_extended_resource_name(bad).is_err(), "{bad} was accepted");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Which fields of sharing go with which strategy, and their bounds.
+
+use super::{
+    Problem,
+    devices::{self, validate_memory},
+};
+use crate::{DeviceReplicas, MAX_MPS_REPLICAS, MAX_REPLICAS, MemoryMiB, Sharing, SharingStrategy};
+
+/// Smallest unit of memory sharing: smaller ones make more devices than a kubelet takes.
+const MIN_UNIT: MemoryMiB = MemoryMiB(64);
+
+/// Adds what is wrong with the sharing at `path`.
+pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<Problem>) {
+    let has_replicas = matches!(sharing.strategy, SharingStrategy::TimeSlicing | SharingStrategy::Mps);
+    let has_units = sharing.strategy == SharingStrategy::Memory;
+    for (field, is_given, has_meaning, strategies) in [
+        ("replicas", sharing.replicas.is_some(), has_replicas, "TimeSlicing or Mps"),
+        ("replicasPerDevice", sharing.replicas_per_device.is_some(), has_replicas, "TimeSlicing or Mps"),
+        ("renameByDefault", sharing.rename_by_default.is_some(), has_replicas, "TimeSlicing or Mps"),
+        (
+            "failRequestsGreaterThanOne",
+            sharing.fail_requests_greater_than_one.is_some(),
+            has_replicas,
+            "TimeSlicing or Mps",
+        ),
+        ("unit", sharing.unit.is_some(), has_units, "Memory"),
+        ("placement", sharing.placement.is_some(), has_units, "Memory"),
+    ] {
+        if is_given && !has_meaning {
+            problems.push(Problem::new(
+                format!("{path}.{field}"),
+                format!("has a meaning only when sharing.strategy is {strategies}; remove it or set the strategy"),
+            ));
+        }
+    }
+    if !has_replicas {
+        validate_memory(&format!("{path}.unit"), sharing.unit.as_deref(), problems);
+        if let Some(unit) = sharing.unit.as_deref().and_then(MemoryMiB::parse).filter(|unit| *unit < MIN_UNIT) {
+            problems.push(Problem::new(
+                format!("{path}.unit"),
+                format!("{unit} is less than {MIN_UNIT}, which makes more devices than a kubelet takes"),
+            ));
+        }
+        return;
+    }
+    match sharing.replicas {
+        Some(replicas) => validate_replicas(&format!("{path}.replicas"), sharing.strategy, replicas, problems),
+        None => problems
+            .push(Problem::new(format!("{path}.replicas"), "is required when sharing.strategy is TimeSlicing or Mps")),
+    }
+    if let Some(length) = sharing.replicas_per_device.as_ref().map(Vec::len).filter(|length| !(1..=16).contains(length))
+    {
+        problems.push(Problem::new(
+            format!("{path}.replicasPerDevice"),
+            format!("{length} entries are not between 1 and 16"),
+        ));
+    }
+    for (index, DeviceReplicas { devices, replicas }) in sharing.replicas_per_device.iter().flatten().enumerate() {
+        let path = format!("{path}.replicasPerDevice[{index}]");
+        devices::validate(&format!("{path}.devices"), devices, problems);
+        validate_replicas(&format!("{path}.replicas"), sharing.strategy, *replicas, problems);
+    }
+}
+
+fn validate_replicas(path: &str, strategy: SharingStrategy, replicas: i32, problems: &mut Vec<Problem>) {
+    let most = if strategy == SharingStrategy::Mps { MAX_MPS_REPLICAS } else { MAX_REPLICAS };
+    if !(2..=most).contains(&replicas) {
+        problems.push(Problem::new(path, format!("{replicas} is not between 2 and {most}")));
+    }
+}
