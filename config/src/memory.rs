@@ -1,9 +1,10 @@
 //! Amounts of GPU memory.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// An amount of memory in MiB, the unit in which NVML's figures are rounded here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MemoryMiB(pub u64);
 
 impl MemoryMiB {

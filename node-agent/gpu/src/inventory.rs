@@ -1,6 +1,7 @@
 //! The GPUs of a node as NVML and sysfs describe them.
 
 use crate::product::product_label;
+use gpunode_config::Architecture;
 
 /// What the driver says about a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub struct Gpu {
     pub minor: Option<u32>,
     /// Whether MIG is on; absent where the GPU has no MIG.
     pub mig_mode: Option<MigMode>,
+    /// Its MIG devices, ordered by their index; none where MIG is off or no instance exists.
+    pub mig_devices: Vec<MigDevice>,
     /// The way to each other GPU of the node, ordered by its index.
     pub links: Vec<Link>,
 }
@@ -45,6 +48,42 @@ pub enum MigMode {
     Enabled,
     /// The GPU is whole.
     Disabled,
+}
+
+/// A compute instance of a GPU divided by MIG, as NVML describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MigDevice {
+    /// UUID, such as `MIG-6c1d3b2e-...`.
+    pub uuid: String,
+    /// NVML's index of the MIG device within its GPU.
+    pub index: u32,
+    /// Profile, such as `1g.10gb`, `1c.3g.40gb` or `1g.10gb+me`.
+    pub profile: String,
+    /// Id of the GPU instance; ids are used again when instances are made anew.
+    pub gpu_instance: u32,
+    /// Id of the compute instance within the GPU instance.
+    pub compute_instance: u32,
+    /// Memory in MiB, rounded down; 0 where the driver does not say.
+    pub memory_mib: u64,
+    /// What it consists of: two MIG devices are equal where this is.
+    pub attributes: MigAttributes,
+    /// `/dev/nvidia-caps/nvidia-capN` of the GPU instance and of the compute instance.
+    pub device_nodes: Vec<String>,
+}
+
+/// What `nvmlDeviceGetAttributes` says of a MIG device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "NVML's names are the documentation")]
+pub struct MigAttributes {
+    pub multiprocessors: u32,
+    pub copy_engines: u32,
+    pub decoders: u32,
+    pub encoders: u32,
+    pub jpegs: u32,
+    pub ofas: u32,
+    pub gpu_slices: u32,
+    pub compute_slices: u32,
+    pub memory_mib: u64,
 }
 
 /// The way from one GPU to another.
@@ -74,22 +113,6 @@ pub enum LinkLevel {
     /// Between NUMA nodes (SYS).
     System,
     /// The driver does not say.
-    Unknown,
-}
-
-/// Architectures that GPU feature discovery names and gpunode reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names are the documentation")]
-pub enum Architecture {
-    Kepler,
-    Maxwell,
-    Pascal,
-    Volta,
-    Turing,
-    Ampere,
-    AdaLovelace,
-    Hopper,
-    Blackwell,
     Unknown,
 }
 

@@ -2,10 +2,19 @@
 //!
 //! This crate does no IO; `gpunode-agent` fills in the [`Inventory`] and carries out what is decided here.
 
+mod device;
 mod inventory;
+mod ledger;
 mod prefer;
 mod product;
 mod resources;
+mod share;
+mod wanted;
 
-pub use inventory::{Architecture, Gpu, Inventory, Link, LinkLevel, MigMode};
-pub use resources::{Device, Error, Resource, ResourceGpu, resources};
+pub use device::Device;
+pub use gpunode_config::Architecture;
+pub use inventory::{Gpu, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode};
+pub use ledger::{Granted, Holder, Holding, Ledger, Observation, Refusal, Waiting};
+pub use resources::{Resource, ResourceGpu, resources};
+pub use share::{Assignment, DeviceSharing, ResourceList, Share, device_of};
+pub use wanted::{DeviceProblem, Error, ProblemKind, Rules, Wanted, WantedDevice, wanted};

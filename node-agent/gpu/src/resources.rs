@@ -64,7 +64,7 @@ pub struct ResourceGpu {
 
 /// One device of a resource's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
+pub struct ListedDevice {
     /// The GPU's UUID, with `::N` behind it when the GPU is shared.
     pub id: String,
     /// NUMA node of the GPU.
@@ -87,7 +87,8 @@ pub fn resources(inventory: &Inventory, config: &AgentConfig) -> Result<Vec<Reso
             continue;
         }
         let resource = Resource {
-            replicas: entry.replicas(),
+            replicas: u32::try_from(entry.sharing.as_ref().and_then(|sharing| sharing.replicas).unwrap_or(1))
+                .unwrap_or(1),
             fail_requests_greater_than_one: entry.fail_requests_greater_than_one(),
             gpus: taken.iter().map(|gpu| ResourceGpu::of(gpu)).collect(),
             name: entry.name,
@@ -131,9 +132,9 @@ impl Resource {
     }
 
     /// Its devices: replica 0 of each GPU, then replica 1, so that a reader of the first few sees different GPUs.
-    pub fn devices(&self) -> impl Iterator<Item = Device> {
+    pub fn devices(&self) -> impl Iterator<Item = ListedDevice> {
         (0..self.replicas).flat_map(move |replica| {
-            self.gpus.iter().map(move |gpu| Device { id: self.id(gpu, replica), numa_node: gpu.numa_node })
+            self.gpus.iter().map(move |gpu| ListedDevice { id: self.id(gpu, replica), numa_node: gpu.numa_node })
         })
     }
 
@@ -173,6 +174,3 @@ impl ResourceGpu {
         Self { index: gpu.index, uuid: gpu.uuid.clone(), minor: gpu.minor, numa_node: gpu.numa_node }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,0 +1,124 @@
+//! What a container can be given, whole or in part: a full GPU or a MIG device.
+
+use crate::{Gpu, Inventory, MigDevice};
+use gpunode_config::{Architecture, MemoryMiB};
+
+/// A full GPU or a MIG device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// UUID, such as `GPU-...` or `MIG-...`.
+    pub uuid: String,
+    /// NVML index of the GPU.
+    pub gpu: u32,
+    /// UUID of the GPU; that of the device itself for a full GPU.
+    pub gpu_uuid: String,
+    /// The MIG device; none for a full GPU.
+    pub mig: Option<MigDevice>,
+    /// Product name of the GPU in label form.
+    pub product: String,
+    /// Architecture of the GPU.
+    pub architecture: Architecture,
+    /// CUDA compute capability, major and minor.
+    pub compute_capability: Option<(u32, u32)>,
+    /// Memory of the device itself.
+    pub memory: MemoryMiB,
+    /// NUMA node of the GPU's slot.
+    pub numa_node: Option<u32>,
+    /// `/dev/nvidiaN` of the GPU, then the capabilities of the MIG device.
+    pub device_nodes: Vec<String>,
+}
+
+impl Device {
+    /// A GPU as a whole.
+    pub fn full(gpu: &Gpu) -> Self {
+        Self {
+            uuid: gpu.uuid.clone(),
+            gpu: gpu.index,
+            gpu_uuid: gpu.uuid.clone(),
+            mig: None,
+            product: gpu.product(),
+            architecture: gpu.architecture(),
+            compute_capability: gpu.compute_capability,
+            memory: MemoryMiB(gpu.memory_mib),
+            numa_node: gpu.numa_node,
+            device_nodes: gpu.minor.map(|minor| format!("/dev/nvidia{minor}")).into_iter().collect(),
+        }
+    }
+
+    /// A MIG device of `gpu`.
+    pub fn mig(gpu: &Gpu, mig: &MigDevice) -> Self {
+        let whole = Self::full(gpu);
+        Self {
+            uuid: mig.uuid.clone(),
+            memory: MemoryMiB(mig.memory_mib),
+            device_nodes: whole.device_nodes.into_iter().chain(mig.device_nodes.iter().cloned()).collect(),
+            mig: Some(mig.clone()),
+            ..whole
+        }
+    }
+
+    /// Every device of a node: each GPU as a whole, then its MIG devices.
+    pub fn all(inventory: &Inventory) -> Vec<Self> {
+        let of_gpu = |gpu: &Gpu| {
+            let mig: Vec<Self> = gpu.mig_devices.iter().map(|mig| Self::mig(gpu, mig)).collect();
+            std::iter::once(Self::full(gpu)).chain(mig)
+        };
+        inventory.gpus.iter().flat_map(of_gpu).collect()
+    }
+
+    /// How NVIDIA's tools number it: `3`, or `3:1` for MIG device 1 of GPU 3.
+    pub fn index(&self) -> String {
+        self.mig.as_ref().map_or_else(|| self.gpu.to_string(), |mig| format!("{}:{}", self.gpu, mig.index))
+    }
+
+    /// Where it stands among the devices of its node.
+    pub fn order(&self) -> (u32, Option<u32>) {
+        (self.gpu, self.mig.as_ref().map(|mig| mig.index))
+    }
+
+    /// Whether both cannot be given out at the same time: one is a GPU as a whole and the other is a part of it.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.gpu_uuid == other.gpu_uuid && self.uuid != other.uuid && (self.mig.is_none() || other.mig.is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu() -> Gpu {
+        let mig = |index: u32| MigDevice {
+            uuid: format!("MIG-{index}"),
+            index,
+            memory_mib: 9984,
+            device_nodes: vec![format!("/dev/nvidia-caps/nvidia-cap{index}")],
+            ..MigDevice::default()
+        };
+        Gpu {
+            index: 3,
+            uuid: "GPU-3".to_owned(),
+            memory_mib: 81559,
+            minor: Some(5),
+            mig_devices: vec![mig(0), mig(1)],
+            ..Gpu::default()
+        }
+    }
+
+    #[test]
+    fn a_mig_device_has_its_own_memory_and_the_nodes_of_its_gpu_first() {
+        let mig = Device::mig(&gpu(), &gpu().mig_devices[1]);
+        assert_eq!((mig.index().as_str(), mig.memory), ("3:1", MemoryMiB(9984)));
+        assert_eq!(mig.device_nodes, ["/dev/nvidia5", "/dev/nvidia-caps/nvidia-cap1"]);
+        let full = Device::full(&gpu());
+        assert_eq!((full.index().as_str(), full.memory), ("3", MemoryMiB(81559)));
+    }
+
+    #[test]
+    fn a_gpu_overlaps_its_own_mig_devices_and_nothing_else() {
+        let other = Device::full(&Gpu { uuid: "GPU-4".to_owned(), ..gpu() });
+        let all = Device::all(&Inventory { gpus: vec![gpu()], ..Inventory::default() });
+        let [full, one, two] = all.as_slice() else { panic!("{all:?}") };
+        assert!(full.overlaps(one) && two.overlaps(full));
+        assert!(!one.overlaps(two) && !full.overlaps(full) && !other.overlaps(one));
+    }
+}

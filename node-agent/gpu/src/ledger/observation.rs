@@ -1,0 +1,57 @@
+//! What the kubelet says about who holds what, and what is told of it.
+
+use std::{collections::BTreeSet, time::Instant};
+
+/// One look at the kubelet's `PodResources` API. Looks are made one after the other.
+#[derive(Clone, Debug)]
+pub struct Observation {
+    /// When the first of its calls was made.
+    pub started: Instant,
+    /// What `List` says; it is called after `GetAllocatableResources`.
+    pub holders: Vec<Holding>,
+    /// What `GetAllocatableResources` says: resource and id of every share that the kubelet takes for healthy.
+    pub allocatable: BTreeSet<(String, String)>,
+}
+
+/// What one container holds of one resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holding {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub pod: String,
+    /// Name of the container.
+    pub container: String,
+    /// The resource.
+    pub resource: String,
+    /// The ids that the kubelet gave it.
+    pub ids: Vec<String>,
+}
+
+/// A container that holds shares of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Holder {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub pod: String,
+    /// Name of the container.
+    pub container: String,
+    /// The resource that it asked for.
+    pub resource: String,
+    /// UUID of the device.
+    pub device: String,
+    /// How many shares of the device it holds.
+    pub count: u32,
+}
+
+/// A device that has to wait before it changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// UUID of the device.
+    pub device: String,
+    /// What it waits for, in at most 512 characters.
+    pub message: String,
+    /// The pods that hold it, as `NAMESPACE/NAME`, ordered.
+    pub pods: Vec<String>,
+}
