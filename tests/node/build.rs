@@ -1,10 +1,13 @@
-//! Compiles the kubelet's device plugin API, the kubelet's side and the plugin's.
+//! Compiles the kubelet's APIs, the kubelet's side and the plugin's.
 
-const PROTO: &str = "../../node-agent/proto";
+const DEVICE_PLUGIN: &str = "../../node-agent/proto";
+const POD_RESOURCES: &str = "proto";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo::rerun-if-changed={PROTO}");
-    let descriptors = protox::compile(["v1beta1/api.proto"], [PROTO])?;
-    tonic_prost_build::configure().emit_rerun_if_changed(false).compile_fds(descriptors)?;
+    for (file, folder) in [("v1beta1/api.proto", DEVICE_PLUGIN), ("podresources.proto", POD_RESOURCES)] {
+        println!("cargo::rerun-if-changed={folder}/{file}");
+        let descriptors = protox::compile([file], [folder])?;
+        tonic_prost_build::configure().emit_rerun_if_changed(false).compile_fds(descriptors)?;
+    }
     Ok(())
 }

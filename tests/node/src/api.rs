@@ -1,5 +1,10 @@
-//! The kubelet's device plugin API v1beta1, generated from the agent's proto file.
+//! The kubelet's APIs: device plugins v1beta1 from the agent's proto file, PodResources v1 from one of our own.
 
 #![allow(missing_docs, clippy::pedantic, reason = "generated")]
 
 tonic::include_proto!("v1beta1");
+
+/// PodResources v1.
+pub mod pod_resources {
+    tonic::include_proto!("v1");
+}

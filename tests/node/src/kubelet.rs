@@ -1,30 +1,39 @@
 //! A fake kubelet: the device manager's side of the device plugin API, with the rules of a real one (1.31 to 1.36).
 //!
 //! It calls back inside Register, ignores the options of the request, removes every socket when it starts, never
-//! reconnects, and lets the newest registration of a resource win.
+//! reconnects, and lets the newest registration of a resource win. What containers hold outlives a restart, as with a
+//! kubelet's checkpoint.
+
+mod admission;
+mod pod_resources;
+mod pods;
+mod registration;
+
+pub use admission::{Admitted, Rejection};
+pub use pod_resources::PodResourcesAnswer;
 
 use crate::{
     api::{
-        AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
-        Device, Empty, PreferredAllocationRequest, RegisterRequest,
-        device_plugin_client::DevicePluginClient,
-        registration_server::{Registration, RegistrationServer},
+        AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, Device,
+        device_plugin_client::DevicePluginClient, pod_resources::pod_resources_lister_server::PodResourcesListerServer,
+        registration_server::RegistrationServer,
     },
     until,
 };
 use anyhow::{Context as _, Result};
+use pods::{ContainerKind, Pods};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     os::unix::fs::FileTypeExt as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::Instant,
 };
 use tokio::{net::UnixListener, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{
-    Code, Request, Response, Status,
+    Code, Status,
     transport::{Channel, Server},
 };
 
@@ -50,13 +59,39 @@ impl Endpoint {
     pub fn ids(&self) -> Vec<String> {
         self.devices.iter().map(|device| device.id.clone()).collect()
     }
+
+    /// Ids that the kubelet may allocate.
+    pub fn healthy(&self) -> BTreeSet<String> {
+        self.healthy_devices().map(|device| device.id.clone()).collect()
+    }
+
+    fn healthy_devices(&self) -> impl Iterator<Item = &Device> {
+        self.devices.iter().filter(|device| self.connected && device.health == "Healthy")
+    }
+
+    fn device(&self, id: &str) -> Option<&Device> {
+        self.devices.iter().find(|device| device.id == id)
+    }
+}
+
+/// One list that a plugin sent.
+#[derive(Clone, Debug)]
+pub struct ListMessage {
+    /// When it came.
+    pub at: Instant,
+    /// The whole list.
+    pub devices: Vec<Device>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     endpoints: BTreeMap<String, Endpoint>,
     clients: BTreeMap<String, (Client, JoinHandle<()>)>,
+    messages: BTreeMap<String, Vec<ListMessage>>,
     refusals: usize,
+    pods: Pods,
+    pod_resources: PodResourcesAnswer,
+    pod_resources_calls: usize,
 }
 
 /// The kubelet's device manager.
@@ -64,20 +99,22 @@ struct State {
 pub struct FakeKubelet {
     folder: PathBuf,
     state: Arc<Mutex<State>>,
-    server: Option<JoinHandle<()>>,
+    servers: Vec<JoinHandle<()>>,
+    admitting: tokio::sync::Mutex<()>,
 }
 
 impl FakeKubelet {
-    /// Starts on a folder.
+    /// Starts on a folder of device plugins; PodResources is in the folder `pod-resources` beside it.
     pub fn start(folder: PathBuf) -> Result<Self> {
-        let mut kubelet = Self { folder, state: Arc::default(), server: None };
+        let mut kubelet =
+            Self { folder, state: Arc::default(), servers: Vec::new(), admitting: tokio::sync::Mutex::default() };
         kubelet.serve()?;
         Ok(kubelet)
     }
 
     /// Ends every connection and leaves `kubelet.sock` behind, as a killed kubelet does.
     pub fn stop(&mut self) {
-        if let Some(server) = self.server.take() {
+        for server in self.servers.drain(..) {
             server.abort();
         }
         let mut state = self.lock();
@@ -98,6 +135,16 @@ impl FakeKubelet {
     /// Refuses the next registrations.
     pub fn refuse(&self, registrations: usize) {
         self.lock().refusals = registrations;
+    }
+
+    /// Says how PodResources answers from now on.
+    pub fn answer_pod_resources(&self, answer: PodResourcesAnswer) {
+        self.lock().pod_resources = answer;
+    }
+
+    /// Calls of PodResources since the test began.
+    pub fn pod_resources_calls(&self) -> usize {
+        self.lock().pod_resources_calls
     }
 
     /// Ends the device list stream of a resource.
@@ -124,6 +171,21 @@ impl FakeKubelet {
         self.lock().endpoints.get(resource).cloned().unwrap_or_default()
     }
 
+    /// Every list of a resource since the test began.
+    pub fn messages(&self, resource: &str) -> Vec<ListMessage> {
+        self.lock().messages.get(resource).cloned().unwrap_or_default()
+    }
+
+    /// Ids of a resource that containers hold.
+    pub fn in_use(&self, resource: &str) -> BTreeSet<String> {
+        self.lock().pods.in_use(resource)
+    }
+
+    /// What the scheduler takes for free: what the node's allocatable says, less what pods asked for.
+    pub fn schedulable(&self, resource: &str) -> usize {
+        self.endpoint(resource).healthy().len().saturating_sub(self.in_use(resource).len())
+    }
+
     /// Waits until a resource has an open stream with a list, and `condition` holds.
     pub async fn has(&self, resource: &str, condition: impl Fn(&Endpoint) -> bool) -> Result<Endpoint> {
         let ready = || {
@@ -144,16 +206,8 @@ impl FakeKubelet {
     }
 
     /// Asks which devices a container had best get.
-    pub async fn preferred(&self, resource: &str, available: &[String], size: i32) -> Result<Vec<String>, Status> {
-        let request = PreferredAllocationRequest {
-            container_requests: vec![ContainerPreferredAllocationRequest {
-                available_device_i_ds: available.to_vec(),
-                must_include_device_i_ds: Vec::new(),
-                allocation_size: size,
-            }],
-        };
-        let answer = self.client(resource)?.get_preferred_allocation(request).await?.into_inner();
-        Ok(answer.container_responses.into_iter().flat_map(|response| response.device_i_ds).collect())
+    pub async fn preferred(&self, resource: &str, available: &[String], size: usize) -> Result<Vec<String>, Status> {
+        self.ask_preferred(resource, available.to_vec(), &BTreeSet::new(), size).await
     }
 
     /// What a kubelet calls before a container starts, where a plugin asks for it.
@@ -175,14 +229,22 @@ impl FakeKubelet {
                 fs::remove_file(entry.path())?;
             }
         }
-        let listener = UnixListener::bind(self.folder.join("kubelet.sock")).context("bind kubelet.sock")?;
-        let service = Service { folder: self.folder.clone(), state: self.state.clone() };
-        let server = Server::builder()
-            .add_service(RegistrationServer::new(service))
-            .serve_with_incoming(UnixListenerStream::new(listener));
-        self.server = Some(tokio::spawn(async move {
-            _ = server.await;
-        }));
+        let plugins = UnixListener::bind(self.folder.join("kubelet.sock")).context("bind kubelet.sock")?;
+        let pod_resources = self.folder.with_file_name("pod-resources");
+        fs::create_dir_all(&pod_resources)?;
+        let pod_resources = pod_resources.join("kubelet.sock");
+        _ = fs::remove_file(&pod_resources);
+        let pods = UnixListener::bind(pod_resources).context("bind the socket of PodResources")?;
+
+        let registrar = registration::Registrar { folder: self.folder.clone(), state: self.state.clone() };
+        let registration = Server::builder()
+            .add_service(RegistrationServer::new(registrar))
+            .serve_with_incoming(UnixListenerStream::new(plugins));
+        let lister = pod_resources::Lister(self.state.clone());
+        let lister = Server::builder()
+            .add_service(PodResourcesListerServer::new(lister))
+            .serve_with_incoming(UnixListenerStream::new(pods));
+        self.servers = vec![tokio::spawn(async { _ = registration.await }), tokio::spawn(async { _ = lister.await })];
         Ok(())
     }
 
@@ -199,65 +261,4 @@ impl Drop for FakeKubelet {
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-struct Service {
-    folder: PathBuf,
-    state: Arc<Mutex<State>>,
-}
-
-#[tonic::async_trait]
-impl Registration for Service {
-    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
-        let request = request.into_inner();
-        {
-            let mut state = lock(&self.state);
-            if state.refusals > 0 {
-                state.refusals -= 1;
-                return Err(Status::unknown("refused by the test"));
-            }
-        }
-        if request.version != "v1beta1" || !request.resource_name.contains('/') || request.endpoint.contains('/') {
-            return Err(Status::unknown(format!("invalid registration {request:?}")));
-        }
-        let mut client =
-            dial(&self.folder.join(&request.endpoint)).await.map_err(|e| Status::unknown(format!("{e:#}")))?;
-        client.get_device_plugin_options(Empty {}).await?;
-        let stream = tokio::spawn(list_and_watch(client.clone(), request.clone(), self.state.clone()));
-        let mut state = lock(&self.state);
-        let endpoint = state.endpoints.entry(request.resource_name.clone()).or_default();
-        endpoint.registrations += 1;
-        endpoint.socket = request.endpoint;
-        // The newest wins.
-        if let Some((_, old)) = state.clients.insert(request.resource_name, (client, stream)) {
-            old.abort();
-        }
-        Ok(Response::new(Empty {}))
-    }
-}
-
-async fn dial(socket: &Path) -> Result<Client> {
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("unix://{}", socket.display()))?
-        .origin("http://localhost".parse()?)
-        .connect_timeout(Duration::from_secs(10));
-    let channel = endpoint.connect().await.with_context(|| format!("connect to {}", socket.display()))?;
-    Ok(DevicePluginClient::new(channel))
-}
-
-async fn list_and_watch(mut client: Client, registration: RegisterRequest, state: Arc<Mutex<State>>) {
-    let Ok(answer) = client.list_and_watch(Empty {}).await else { return };
-    let mut lists = answer.into_inner();
-    while let Ok(Some(list)) = lists.message().await {
-        let mut state = lock(&state);
-        let endpoint = state.endpoints.entry(registration.resource_name.clone()).or_default();
-        endpoint.connected = true;
-        endpoint.lists += 1;
-        endpoint.devices = list.devices;
-    }
-    let mut state = lock(&state);
-    if let Some(endpoint) = state.endpoints.get_mut(&registration.resource_name)
-        && endpoint.socket == registration.endpoint
-    {
-        endpoint.connected = false;
-    }
 }

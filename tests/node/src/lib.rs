@@ -10,6 +10,6 @@ mod wait;
 
 pub use agent::Agent;
 pub use api::Device;
-pub use kubelet::{Endpoint, FakeKubelet};
+pub use kubelet::{Admitted, Endpoint, FakeKubelet, ListMessage, PodResourcesAnswer, Rejection};
 pub use node::Node;
 pub use wait::until;

@@ -100,7 +100,17 @@ impl Node {
 
     /// The kubelet's folder of device plugin sockets.
     pub fn device_plugins(&self) -> PathBuf {
-        self.path("dp")
+        self.path("kubelet/device-plugins")
+    }
+
+    /// The kubelet's PodResources socket.
+    pub fn pod_resources(&self) -> PathBuf {
+        self.path("kubelet/pod-resources/kubelet.sock")
+    }
+
+    /// The folder of MPS daemons.
+    pub fn mps_dir(&self) -> PathBuf {
+        self.path("mps")
     }
 
     /// The agent's state.
