@@ -2,7 +2,7 @@
 
 use crate::{facts::NodeFacts, policies::Policy};
 use gpunode_config::CONFIG_VERSION;
-use gpunode_crds::{Configuration, GpuNode, GpuNodeSpec};
+use gpunode_crds::{Configuration, GpuNode, GpuNodeSpec, GpuNodeStatus, NodeWaiting};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// What has to be written about the `GpuNode` of one node.
@@ -20,7 +20,7 @@ pub enum GpuNodeChange {
         /// `spec.config`.
         config: Option<Configuration>,
     },
-    /// It has no configuration any more and describes no GPU, if it still is the one of this uid and version.
+    /// It has no configuration any more and describes neither GPU nor MPS daemon, if it still is the one of this uid and version.
     Delete {
         /// `metadata.uid`.
         uid: String,
@@ -56,6 +56,14 @@ pub fn unreadable_versions(gpu_node: Option<&GpuNode>) -> Option<&[i32]> {
         .then_some(agent.config_versions.as_slice())
 }
 
+/// Whether a node needs MPS daemons: for its configuration, or because some are there, whoever wanted them. The label must
+/// outlive the configuration, since a daemon ends with its last client.
+pub fn needs_mps(governing: Option<&Policy>, gpu_node: Option<&GpuNode>) -> bool {
+    let is_wanted = governing.and_then(|policy| policy.device_plugin.as_ref()).is_some_and(|plugin| plugin.wants_mps);
+    let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
+    is_wanted || status.is_some_and(|status| !status.mps_daemons.is_empty())
+}
+
 /// The change that gives a node the configuration of its governing policy, or takes it away.
 pub fn change(node: &NodeFacts, governing: Option<&Policy>, gpu_node: Option<&GpuNode>) -> GpuNodeChange {
     match (governing, gpu_node) {
@@ -75,7 +83,8 @@ pub fn change(node: &NodeFacts, governing: Option<&Policy>, gpu_node: Option<&Gp
             GpuNodeChange::Create(Box::new(gpu_node))
         }),
         (None, Some(gpu_node)) if gpu_node.spec.config.is_some() => {
-            if gpu_node.status.as_ref().is_some_and(|status| !status.gpus.is_empty()) {
+            let is_of_use = |status: &GpuNodeStatus| !status.gpus.is_empty() || !status.mps_daemons.is_empty();
+            if gpu_node.status.as_ref().is_some_and(is_of_use) {
                 configure(gpu_node, None)
             } else {
                 // In one step, so that a crash leaves no empty object; the agent's own without a spec is never touched.
@@ -87,6 +96,15 @@ pub fn change(node: &NodeFacts, governing: Option<&Policy>, gpu_node: Option<&Gp
         }
         (None, _) => GpuNodeChange::None,
     }
+}
+
+/// The devices of a node whose change waits for their holders.
+pub fn waiting(node: &NodeFacts, gpu_node: Option<&GpuNode>) -> Vec<NodeWaiting> {
+    let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
+    let devices = status.into_iter().flat_map(|status| &status.waiting);
+    let waiting =
+        devices.map(|it| NodeWaiting { node: node.name.clone(), device: it.device.clone(), pods: it.pods.clone() });
+    waiting.collect()
 }
 
 fn configure(gpu_node: &GpuNode, config: Option<Configuration>) -> GpuNodeChange {

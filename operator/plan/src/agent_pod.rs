@@ -2,7 +2,7 @@
 //!
 //! Every default that the API server would fill in is written out (`daemonset` says why).
 
-use gpunode_crds::{GOVERNED_LABEL, policy_label};
+use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, policy_label};
 use k8s_openapi::{
     api::core::v1::{
         Affinity, Container, EnvVar, EnvVarSource, HTTPGetAction, HostPathVolumeSource, NodeAffinity, NodeSelector,
@@ -19,8 +19,12 @@ const CONTAINER: &str = "agent";
 const ADMIN_PORT: i32 = 8081;
 /// Where the kubelet listens for device plugins; a constant of the kubelet.
 const DEVICE_PLUGINS: &str = "/var/lib/kubelet/device-plugins";
+/// Where the kubelet answers who holds what; a constant of the kubelet below its folder.
+const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources";
 /// Where an agent keeps its state on a node.
 const STATE: &str = "/var/lib/gpunode";
+/// Where MPS control daemons and their clients meet; gone after a reboot, as they are.
+const RUN: &str = "/run/gpunode";
 
 /// What an agent does.
 #[derive(Clone, Copy)]
@@ -32,6 +36,8 @@ pub enum Component<'a> {
         /// Name of the policy.
         policy: &'a str,
     },
+    /// It runs MPS control daemons.
+    Mps,
 }
 
 struct Mount {
@@ -45,10 +51,13 @@ struct Mount {
 /// The pod of an agent.
 pub fn agent_pod(image: &str, component: Component<'_>) -> PodSpec {
     let mounts = mounts(component);
+    let labelled = |label: String| Some(BTreeMap::from([(label, "true".to_owned())]));
     let (node_selector, affinity) = match component {
         Component::Discovery => (None, Some(discovery_affinity())),
-        Component::DevicePlugin { policy } => (Some(BTreeMap::from([(policy_label(policy), "true".to_owned())])), None),
+        Component::DevicePlugin { policy } => (labelled(policy_label(policy)), None),
+        Component::Mps => (labelled(MPS_LABEL.to_owned()), None),
     };
+    let is_mps = matches!(component, Component::Mps);
     PodSpec {
         containers: vec![container(image, component, &mounts)],
         volumes: Some(mounts.iter().map(Mount::volume).collect()),
@@ -59,7 +68,10 @@ pub fn agent_pod(image: &str, component: Component<'_>) -> PodSpec {
         priority_class_name: Some("system-node-critical".to_owned()),
         service_account_name: Some(SERVICE_ACCOUNT.to_owned()),
         service_account: Some(SERVICE_ACCOUNT.to_owned()),
-        termination_grace_period_seconds: Some(5),
+        // It asks nothing of the API server, and a privileged pod that lives long is no place for a token.
+        automount_service_account_token: is_mps.then_some(false),
+        // Daemons whose clients are still there are given that long.
+        termination_grace_period_seconds: Some(if is_mps { 30 } else { 5 }),
         restart_policy: Some("Always".to_owned()),
         dns_policy: Some("ClusterFirst".to_owned()),
         scheduler_name: Some("default-scheduler".to_owned()),
@@ -72,7 +84,9 @@ fn container(image: &str, component: Component<'_>, mounts: &[Mount]) -> Contain
     let args = match component {
         Component::Discovery => "discover",
         Component::DevicePlugin { .. } => "run",
+        Component::Mps => "mps",
     };
+    let is_mps = matches!(component, Component::Mps);
     let env = [("NODE_NAME", "spec.nodeName"), ("POD_NAME", "metadata.name"), ("POD_UID", "metadata.uid")];
     let requests = [("cpu", "10m"), ("memory", "32Mi")];
     Container {
@@ -80,7 +94,7 @@ fn container(image: &str, component: Component<'_>, mounts: &[Mount]) -> Contain
         image: Some(image.to_owned()),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         args: Some(vec![args.to_owned()]),
-        env: Some(env.map(|(name, field)| field_env(name, field)).into()),
+        env: (!is_mps).then(|| env.map(|(name, field)| field_env(name, field)).into()),
         resources: Some(ResourceRequirements {
             requests: Some(requests.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned()))).into()),
             ..ResourceRequirements::default()
@@ -93,7 +107,9 @@ fn container(image: &str, component: Component<'_>, mounts: &[Mount]) -> Contain
             ..SecurityContext::default()
         }),
         volume_mounts: Some(mounts.iter().map(Mount::volume_mount).collect()),
-        liveness_probe: Some(probe("/livez", 10)),
+        // The end of the container is the end of every client's CUDA context: worse than a supervisor that hangs, whose
+        // devices the agent takes back by itself.
+        liveness_probe: (!is_mps).then(|| probe("/livez", 10)),
         readiness_probe: Some(probe("/readyz", 5)),
         termination_message_path: Some("/dev/termination-log".to_owned()),
         termination_message_policy: Some("File".to_owned()),
@@ -171,19 +187,18 @@ fn discovery_affinity() -> Affinity {
     }
 }
 
-/// Discovery only looks, so it gets no access to the kubelet and leaves no folder on the node.
+/// Only the device plugin talks to the kubelet, and only its agents write what is kept on the node. All see who holds what,
+/// since nothing that is held may change. The MPS daemons get the folder that their clients mount.
 fn mounts(component: Component<'_>) -> Vec<Mount> {
+    let (is_plugin, is_mps) =
+        (matches!(component, Component::DevicePlugin { .. }), matches!(component, Component::Mps));
+    let mount = |name, path, type_, read_only| Mount { name, path, at: path, type_, read_only };
     let host = Mount { name: "host", path: "/", at: "/host", type_: "", read_only: true };
-    let plugins = Mount {
-        name: "device-plugins",
-        path: DEVICE_PLUGINS,
-        at: DEVICE_PLUGINS,
-        type_: "Directory",
-        read_only: false,
-    };
-    let state = Mount { name: "state", path: STATE, at: STATE, type_: "DirectoryOrCreate", read_only: false };
-    match component {
-        Component::Discovery => vec![host],
-        Component::DevicePlugin { .. } => vec![host, plugins, state],
-    }
+    // The kubelet's memory of who holds what lies there too, which discovery reads.
+    let plugins = mount("device-plugins", DEVICE_PLUGINS, "Directory", !is_plugin);
+    let state = mount("state", STATE, "DirectoryOrCreate", is_mps);
+    let pod_resources = mount("pod-resources", POD_RESOURCES, "Directory", true);
+    let mps = mount("mps", RUN, "DirectoryOrCreate", !is_mps);
+    let all = [host, plugins, state, pod_resources, mps];
+    all.into_iter().filter(|mount| !(is_mps && mount.name == "device-plugins")).collect()
 }

@@ -70,8 +70,12 @@ pub fn governing<'a>(matched: &[&'a Policy]) -> Result<Option<&'a Policy>, Disag
 }
 
 impl Wanted {
-    /// A value that gpunode itself wants for a policy.
-    pub fn by_governing(value: &str, policy: &Policy) -> Self {
-        Self { value: value.to_owned(), policies: vec![policy.name.clone()], priority: policy.priority }
+    /// A value that gpunode itself wants, for a policy or for what is left of one. Nobody conflicts about its keys.
+    pub fn by_gpunode(value: &str, policy: Option<&Policy>) -> Self {
+        Self {
+            value: value.to_owned(),
+            policies: policy.map(|policy| policy.name.clone()).into_iter().collect(),
+            priority: policy.map_or(0, |policy| policy.priority),
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! The DaemonSets: one for each policy with a device plugin, and discovery on all other Linux nodes.
+//! The DaemonSets: one for each policy with a device plugin, discovery on all other Linux nodes, and one of MPS daemons for
+//! the whole installation.
 //!
 //! A pod template depends on the image alone, so that no edit of a policy restarts an agent. Every default that the API
 //! server would fill in is written out, so that a live spec can be compared as a whole: whatever differs was edited.
@@ -22,7 +23,9 @@ use std::collections::BTreeMap;
 
 /// Name of the discovery DaemonSet.
 pub const DISCOVERY_NAME: &str = "gpunode-discovery";
-/// Says which of gpunode's programs a pod is: `device-plugin` or `discovery`.
+/// Name of the DaemonSet of the MPS daemons.
+pub const MPS_NAME: &str = "gpunode-mps";
+/// Says which of gpunode's programs a pod is: `device-plugin`, `discovery` or `mps`.
 pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
 /// On every DaemonSet that the operator keeps.
 pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
@@ -59,6 +62,12 @@ fn is_policy_reference(owner: &OwnerReference) -> bool {
 /// The discovery DaemonSet.
 pub fn desired_discovery(pods: &AgentPods) -> DaemonSet {
     desired(pods, &pods.image, Component::Discovery)
+}
+
+/// The DaemonSet of the MPS daemons. No policy owns it and no update replaces its pods, since the end of a pod is the end of
+/// what its clients compute.
+pub fn desired_mps(pods: &AgentPods) -> DaemonSet {
+    desired(pods, &pods.image, Component::Mps)
 }
 
 /// The DaemonSet of a policy; none without a device plugin. `object` is the policy as the API server has it.
@@ -121,13 +130,7 @@ fn desired(pods: &AgentPods, image: &str, component: Component<'_>) -> DaemonSet
                 metadata: Some(ObjectMeta { labels: Some(labels), ..ObjectMeta::default() }),
                 spec: Some(agent_pod(image, component)),
             },
-            update_strategy: Some(DaemonSetUpdateStrategy {
-                type_: Some("RollingUpdate".to_owned()),
-                rolling_update: Some(RollingUpdateDaemonSet {
-                    max_surge: Some(IntOrString::Int(0)),
-                    max_unavailable: Some(IntOrString::Int(1)),
-                }),
-            }),
+            update_strategy: Some(component.update_strategy()),
             revision_history_limit: Some(10),
             min_ready_seconds: None,
         }),
@@ -140,6 +143,20 @@ impl Component<'_> {
         match self {
             Self::Discovery => DISCOVERY_NAME.to_owned(),
             Self::DevicePlugin { policy } => policy_daemonset_name(policy),
+            Self::Mps => MPS_NAME.to_owned(),
+        }
+    }
+
+    fn update_strategy(self) -> DaemonSetUpdateStrategy {
+        if matches!(self, Self::Mps) {
+            return DaemonSetUpdateStrategy { type_: Some("OnDelete".to_owned()), rolling_update: None };
+        }
+        DaemonSetUpdateStrategy {
+            type_: Some("RollingUpdate".to_owned()),
+            rolling_update: Some(RollingUpdateDaemonSet {
+                max_surge: Some(IntOrString::Int(0)),
+                max_unavailable: Some(IntOrString::Int(1)),
+            }),
         }
     }
 
@@ -148,6 +165,7 @@ impl Component<'_> {
         let (component, policy) = match self {
             Self::Discovery => ("discovery", None),
             Self::DevicePlugin { policy } => ("device-plugin", Some((POLICY_NAME_LABEL, policy))),
+            Self::Mps => ("mps", None),
         };
         let common = [(NAME_LABEL, "gpunode-agent"), (COMPONENT_LABEL, component)];
         common.into_iter().chain(policy).map(|(key, value)| (key.to_owned(), value.to_owned())).collect()

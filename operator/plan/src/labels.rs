@@ -8,17 +8,18 @@ use crate::{
     patch::PatchBuilder,
     policies::Policy,
 };
-use gpunode_crds::{GOVERNED_LABEL, policy_label};
+use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, policy_label};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// Value of gpunode's own labels.
 const TRUE: &str = "true";
 
-/// The labels that the matching policies want, with those that place the agent of the governing one.
+/// The labels that the matching policies want, with those that place the agent of the governing one and the MPS daemons.
 pub fn wanted_labels(
     matched: &[&Policy],
     governing: Option<&Policy>,
+    needs_mps: bool,
 ) -> Result<BTreeMap<String, Wanted>, Disagreement> {
     let mut wanted = compose(
         matched,
@@ -27,8 +28,11 @@ pub fn wanted_labels(
     )?;
     if let Some(policy) = governing {
         for key in [GOVERNED_LABEL.to_owned(), policy_label(&policy.name)] {
-            wanted.insert(key, Wanted::by_governing(TRUE, policy));
+            wanted.insert(key, Wanted::by_gpunode(TRUE, Some(policy)));
         }
+    }
+    if needs_mps {
+        wanted.insert(MPS_LABEL.to_owned(), Wanted::by_gpunode(TRUE, governing));
     }
     Ok(wanted)
 }

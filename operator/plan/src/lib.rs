@@ -42,12 +42,12 @@ mod tally;
 pub use agent_config::GpuNodeChange;
 pub use conflict::{Conflict, ConflictKey};
 pub use daemonset::{
-    AgentPods, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, POLICY_NAME_LABEL, daemonset_drifted,
-    desired_discovery, desired_for_policy, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
+    AgentPods, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, daemonset_drifted,
+    desired_discovery, desired_for_policy, desired_mps, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
 };
 pub use facts::{NodeFacts, Taint, TaintKey};
 pub use node::{Hold, NodePlan, plan_node};
-pub use outcome::Outcome;
+pub use outcome::{Outcome, Standing};
 pub use policies::{Policy, PolicySet};
 pub use progress::PROGRESS_DEADLINE;
 pub use status::policy_status;

@@ -7,7 +7,7 @@ use crate::{
     conflict::Conflict,
     facts::{NodeFacts, Taint, TaintKey},
     labels::{label_conflicts, patch_labels, wanted_labels},
-    outcome::Outcome,
+    outcome::{Outcome, Standing},
     owned::Record,
     patch::PatchBuilder,
     policies::{Policy, PolicySet},
@@ -16,7 +16,7 @@ use crate::{
     select::{VisibleLabels, is_effect, matches},
     taints::{current_taints, patch_taints, taint_conflicts, wanted_taints},
 };
-use gpunode_crds::{GpuNode, IGNORE_LABEL, Mode, NodePreview, OWNED_ANNOTATION, Reason};
+use gpunode_crds::{GpuNode, IGNORE_LABEL, Mode, NodePreview, NodeWaiting, OWNED_ANNOTATION, Reason};
 use jiff::Timestamp;
 use std::{collections::BTreeMap, fmt};
 
@@ -69,6 +69,8 @@ pub struct NodePlan {
     pub outcomes: BTreeMap<String, Outcome>,
     /// What each matching policy in mode Preview would change.
     pub previews: BTreeMap<String, NodePreview>,
+    /// Devices whose change to the governing policy's configuration waits for their holders.
+    pub waiting: Vec<NodeWaiting>,
     /// When to plan again though nothing changed.
     pub recheck: Option<Timestamp>,
 }
@@ -79,17 +81,17 @@ impl NodePlan {
         self.patch.is_none() && self.gpu_node == GpuNodeChange::None
     }
 
-    /// The outcomes where writing failed with `error`: nobody waits for such a node.
-    pub fn outcomes_after(&self, error: Option<&str>) -> BTreeMap<String, Outcome> {
-        let mut outcomes = self.outcomes.clone();
-        if let Some(error) = error.filter(|_| !self.is_settled()) {
-            for name in &self.matched {
-                if let Some(outcome) = outcomes.get_mut(name).filter(|outcome| **outcome == Outcome::Updating) {
-                    *outcome = Outcome::failed(Reason::WriteFailed, error);
-                }
-            }
-        }
-        outcomes
+    /// Where each policy stands if writing failed with `error`, if it did: nobody waits for such a node.
+    pub fn standings_after(&self, error: Option<&str>) -> BTreeMap<String, Standing> {
+        let error = error.filter(|_| !self.is_settled());
+        let standing = |(name, outcome): (&String, &Outcome)| {
+            let failed = error.filter(|_| *outcome == Outcome::Updating && self.matched.contains(name));
+            let outcome = failed.map_or_else(|| outcome.clone(), |error| Outcome::failed(Reason::WriteFailed, error));
+            let governs = self.governing.as_ref() == Some(name);
+            let waiting = if governs { self.waiting.clone() } else { Vec::new() };
+            (name.clone(), Standing { outcome, preview: self.previews.get(name).cloned(), waiting })
+        };
+        self.outcomes.iter().map(standing).collect()
     }
 }
 
@@ -137,7 +139,7 @@ fn plan_with(
     // record shrinks with every round, so this ends.
     let wishes = loop {
         let matched = matching(&record);
-        let wishes = match Wishes::of(matched) {
+        let wishes = match Wishes::of(matched, gpu_node) {
             Ok(wishes) => wishes,
             Err((matched, disagreement)) => {
                 let outcome = |message| Outcome::conflicted(Reason::EqualPriority, message);
@@ -162,9 +164,11 @@ struct Wishes<'a> {
 }
 
 impl<'a> Wishes<'a> {
-    fn of(matched: Vec<&'a Policy>) -> Result<Self, (Vec<&'a Policy>, Disagreement)> {
-        let composed = governing(&matched)
-            .and_then(|governing| Ok((governing, wanted_labels(&matched, governing)?, wanted_taints(&matched)?)));
+    fn of(matched: Vec<&'a Policy>, gpu_node: Option<&GpuNode>) -> Result<Self, (Vec<&'a Policy>, Disagreement)> {
+        let composed = governing(&matched).and_then(|governing| {
+            let needs_mps = agent_config::needs_mps(governing, gpu_node);
+            Ok((governing, wanted_labels(&matched, governing, needs_mps)?, wanted_taints(&matched)?))
+        });
         match composed {
             Ok((governing, labels, taints)) => Ok(Self { matched, governing, labels, taints }),
             Err(disagreement) => Err((matched, disagreement)),
@@ -187,6 +191,7 @@ impl<'a> Wishes<'a> {
             conflicts: label_conflicts(node, &labels).chain(taint_conflicts(node, &taints)).collect(),
             patch: node_patch(node, &labels, &taints),
             gpu_node: agent_config::change(node, self.governing, gpu_node),
+            waiting: self.governing.map(|_| agent_config::waiting(node, gpu_node)).unwrap_or_default(),
             ..NodePlan::default()
         };
         for policy in &self.matched {

@@ -1,6 +1,6 @@
 //! What became of one policy on one node.
 
-use gpunode_crds::Reason;
+use gpunode_crds::{NodePreview, NodeWaiting, Reason};
 
 /// What became of one policy on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,23 @@ pub enum Outcome {
         /// A sentence for people.
         message: String,
     },
+}
+
+/// Everything that the status of a policy says about one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// What became of the policy there.
+    pub outcome: Outcome,
+    /// Mode Preview: what it would change there, if anything.
+    pub preview: Option<NodePreview>,
+    /// Where it governs: devices whose change waits for their holders.
+    pub waiting: Vec<NodeWaiting>,
+}
+
+impl From<Outcome> for Standing {
+    fn from(outcome: Outcome) -> Self {
+        Self { outcome, preview: None, waiting: Vec::new() }
+    }
 }
 
 impl Outcome {

@@ -33,6 +33,8 @@ pub struct Policy {
 pub struct DevicePlugin {
     /// What agents are to put in force. `None` for a configuration that is refused: whatever is in force stays.
     pub document: Option<Document>,
+    /// Whether that configuration needs MPS daemons.
+    pub wants_mps: bool,
     /// Image of the agent, where the policy names one.
     pub image: Option<String>,
 }
@@ -87,6 +89,7 @@ impl Policy {
             taints: spec.taints.iter().filter(|taint| may_write(&taint.key)).map(wanted_taint).collect(),
             device_plugin: spec.device_plugin.as_ref().map(|config| DevicePlugin {
                 document: problems.is_empty().then(|| Document::of(config)),
+                wants_mps: problems.is_empty() && config.wants_mps(),
                 image: spec.image.clone(),
             }),
             refusal: (!refusals.is_empty()).then(|| refusals.join("; ")),

@@ -107,13 +107,26 @@ fn runs_plugin(status: &GpuNodeStatus) -> bool {
     status.agent.as_ref().is_some_and(|agent| agent.mode == AgentMode::DevicePlugin)
 }
 
+/// What only a person mends: waiting for it helps nobody.
+const BROKEN: [Reason; 6] = [
+    Reason::DriverNotFound,
+    Reason::DriverFailed,
+    Reason::MigInstancesUnequal,
+    Reason::MigWithoutInstances,
+    Reason::MpsUnsupported,
+    Reason::MemoryBelowUnit,
+];
+/// What may mend itself.
+const UNSETTLED: [Reason; 2] = [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown];
+
 /// The configuration is in force, but the agent says that it is not Ready.
 fn not_ready(condition: &Condition, began: Timestamp, now: Timestamp) -> (Outcome, Option<Timestamp>) {
-    let reason = |reason: Reason| (condition.reason == reason.as_str()).then_some(reason);
-    if let Some(reason) = reason(Reason::DriverNotFound).or_else(|| reason(Reason::DriverFailed)) {
+    let said = |reasons: &[Reason]| reasons.iter().copied().find(|reason| condition.reason == reason.as_str());
+    if let Some(reason) = said(&BROKEN) {
         return (Outcome::failed(reason, condition.message.clone()), None);
     }
-    within_deadline(began.max(condition.last_transition_time.0), now, Reason::Registering, &condition.message)
+    let reason = said(&UNSETTLED).unwrap_or(Reason::Registering);
+    within_deadline(began.max(condition.last_transition_time.0), now, reason, &condition.message)
 }
 
 fn within_deadline(began: Timestamp, now: Timestamp, reason: Reason, message: &str) -> (Outcome, Option<Timestamp>) {

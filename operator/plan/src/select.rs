@@ -1,6 +1,6 @@
 //! Whether a `nodeSelector` matches.
 
-use gpunode_crds::{GOVERNED_LABEL, NodeSelector, POLICY_LABEL_PREFIX, SelectorOperator};
+use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, NodeSelector, POLICY_LABEL_PREFIX, SelectorOperator};
 use std::collections::BTreeMap;
 
 /// The labels of a node without those that gpunode itself wrote, so that no policy selects or deselects by its own effect.
@@ -24,7 +24,7 @@ impl<'a> VisibleLabels<'a> {
 
 /// Whether a label is one that only gpunode sets, with or without a record of it.
 pub fn is_effect(key: &str) -> bool {
-    key == GOVERNED_LABEL || key.starts_with(POLICY_LABEL_PREFIX)
+    key == GOVERNED_LABEL || key == MPS_LABEL || key.starts_with(POLICY_LABEL_PREFIX)
 }
 
 /// Whether every condition of a selector holds; `{}` matches every node.
@@ -83,7 +83,12 @@ mod tests {
 
     #[test]
     fn what_gpunode_wrote_is_not_seen() {
-        let labels = map(&[("a", "1"), ("gpunode.dev/governed", "true"), ("gpunode.dev/policy.p", "true")]);
+        let labels = map(&[
+            ("a", "1"),
+            ("gpunode.dev/governed", "true"),
+            ("gpunode.dev/mps", "true"),
+            ("gpunode.dev/policy.p", "true"),
+        ]);
         let owned = map(&[("a", "1")]);
         for key in labels.keys() {
             let visible = VisibleLabels::new(&labels, &owned);

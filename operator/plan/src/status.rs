@@ -50,6 +50,7 @@ pub fn policy_status(
         conditions: conditions.into(),
         nodes: Some(tally.counts()),
         failures: tally.failures(),
+        waiting: tally.waiting(),
         preview: tally.previews(),
     }
 }
@@ -100,13 +101,18 @@ fn ready(policy: &Policy, tally: &Tally, counts: &NodeCounts, updating: i32) -> 
         verdict(true, Reason::Preview, message)
     } else if counts.matched == 0 {
         verdict(true, Reason::NoMatchingNodes, "no node matches".to_owned())
-    } else if let Some((node, reason, message)) = tally.first_waiting() {
+    } else if let Some((node, reason, message)) = tally.first_stuck() {
         let message = format!("in force on {}; not on {node}: {message}", of_matched(counts.ready, counts));
         verdict(false, reason, message)
     } else if updating > 0 {
         verdict(false, Reason::NodesUpdating, format!("{} are updating", of_matched(updating, counts)))
     } else {
-        verdict(true, Reason::InForce, format!("in force on {}", of_matched(counts.ready, counts)))
+        // What waits for its holders has taken the configuration; a job of a week must not keep a pipeline red for a week.
+        let waiting = match tally.waiting_nodes() {
+            0 => String::new(),
+            nodes => format!("; on {nodes} of them devices wait for their holders"),
+        };
+        verdict(true, Reason::InForce, format!("in force on {}{waiting}", of_matched(counts.ready, counts)))
     }
 }
 

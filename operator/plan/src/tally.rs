@@ -1,8 +1,8 @@
 //! The state of one policy over all nodes, kept up to date node by node: one node's change costs the same on a hundred
 //! nodes as on ten thousand.
 
-use crate::outcome::Outcome;
-use gpunode_crds::{MAX_FAILURES, MAX_PREVIEW, NodeCounts, NodeFailure, NodePreview, Reason};
+use crate::outcome::{Outcome, Standing};
+use gpunode_crds::{MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview, NodeWaiting, Reason};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The nodes that one policy matches.
@@ -13,13 +13,16 @@ pub struct Tally {
     failed: BTreeMap<String, (Reason, String)>,
     conflicted: BTreeMap<String, (Reason, String)>,
     /// Those failed and conflicted nodes that could carry the policy out.
-    waiting: BTreeSet<String>,
+    stuck: BTreeSet<String>,
     previews: BTreeMap<String, NodePreview>,
+    /// Nodes on which devices wait for their holders.
+    waiting: BTreeMap<String, Vec<NodeWaiting>>,
 }
 
 impl Tally {
     /// Counts a node in.
-    pub fn add(&mut self, node: &str, outcome: &Outcome, preview: Option<&NodePreview>) {
+    pub fn add(&mut self, node: &str, standing: &Standing) {
+        let Standing { outcome, preview, waiting } = standing;
         match outcome {
             Outcome::Ready => self.ready += 1,
             Outcome::Updating => self.updating += 1,
@@ -31,9 +34,12 @@ impl Tally {
             }
         }
         if outcome.needs_somebody() {
-            self.waiting.insert(node.to_owned());
+            self.stuck.insert(node.to_owned());
         }
-        self.previews.extend(preview.map(|preview| (node.to_owned(), preview.clone())));
+        self.previews.extend(preview.as_ref().map(|preview| (node.to_owned(), preview.clone())));
+        if !waiting.is_empty() {
+            self.waiting.insert(node.to_owned(), waiting.clone());
+        }
     }
 
     /// Counts a node out again that was counted in with this outcome.
@@ -48,8 +54,9 @@ impl Tally {
                 self.conflicted.remove(node);
             }
         }
-        self.waiting.remove(node);
+        self.stuck.remove(node);
         self.previews.remove(node);
+        self.waiting.remove(node);
     }
 
     /// The numbers.
@@ -86,6 +93,27 @@ impl Tally {
         self.previews.values().take(MAX_PREVIEW).cloned().collect()
     }
 
+    /// The first devices, by node and name, whose change waits for their holders.
+    pub fn waiting(&self) -> Vec<NodeWaiting> {
+        let mut waiting = Vec::new();
+        for devices in self.waiting.values() {
+            let mut devices = devices.clone();
+            devices.sort_by(|a, b| a.device.cmp(&b.device));
+            waiting.extend(devices);
+            // A node brings at most 64 of them, and it may be one of ten thousand.
+            if waiting.len() >= MAX_WAITING {
+                break;
+            }
+        }
+        waiting.truncate(MAX_WAITING);
+        waiting
+    }
+
+    /// How many nodes have such devices.
+    pub fn waiting_nodes(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// The first failed node by name.
     pub fn first_failed(&self) -> Option<(&str, Reason, &str)> {
         first(&self.failed)
@@ -97,8 +125,8 @@ impl Tally {
     }
 
     /// The first node by name that could carry the policy out, and what somebody has to mend first.
-    pub fn first_waiting(&self) -> Option<(&str, Reason, &str)> {
-        let node = self.waiting.first()?;
+    pub fn first_stuck(&self) -> Option<(&str, Reason, &str)> {
+        let node = self.stuck.first()?;
         let (reason, message) = self.failed.get(node).or_else(|| self.conflicted.get(node))?;
         Some((node, *reason, message))
     }
@@ -117,6 +145,10 @@ fn bounded(message: &str) -> String {
 mod tests {
     use super::*;
 
+    fn full(outcome: Outcome) -> Standing {
+        Standing { outcome, preview: Some(NodePreview::default()), waiting: vec![NodeWaiting::default()] }
+    }
+
     #[test]
     fn what_was_counted_in_can_be_counted_out() {
         let mut tally = Tally::default();
@@ -127,13 +159,28 @@ mod tests {
             Outcome::conflicted(Reason::EqualPriority, "m"),
         ];
         for (index, outcome) in outcomes.iter().enumerate() {
-            tally.add(&index.to_string(), outcome, Some(&NodePreview::default()));
+            tally.add(&index.to_string(), &full(outcome.clone()));
         }
         assert_eq!(tally.counts(), NodeCounts { matched: 4, ready: 1, updating: 1, failed: 1, conflicted: 1 });
         for (index, outcome) in outcomes.iter().enumerate() {
             tally.remove(&index.to_string(), outcome);
         }
         assert_eq!(tally, Tally::default());
+    }
+
+    #[test]
+    fn devices_that_wait_are_ordered_by_node_and_device() {
+        let mut tally = Tally::default();
+        for (node, devices) in [("b", ["GPU-2", "GPU-1"]), ("a", ["GPU-4", "GPU-3"])] {
+            let waiting = devices.map(|device| NodeWaiting {
+                node: node.to_owned(),
+                device: device.to_owned(),
+                pods: Vec::new(),
+            });
+            tally.add(node, &Standing { waiting: waiting.into(), ..Outcome::Ready.into() });
+        }
+        let order: Vec<_> = tally.waiting().into_iter().map(|it| it.node + "/" + &it.device).collect();
+        assert_eq!(order, ["a/GPU-3", "a/GPU-4", "b/GPU-1", "b/GPU-2"]);
     }
 
     #[test]
@@ -145,10 +192,11 @@ mod tests {
             } else {
                 Outcome::conflicted(Reason::EqualPriority, "m")
             };
-            tally.add(&format!("node-{index:03}"), &outcome, Some(&NodePreview::default()));
+            tally.add(&format!("node-{index:03}"), &full(outcome));
         }
         let failures = tally.failures();
         assert_eq!((failures.len(), tally.previews().len()), (MAX_FAILURES, MAX_PREVIEW));
+        assert_eq!((tally.waiting().len(), tally.waiting_nodes()), (MAX_WAITING, 200));
         let expected: Vec<_> = (0..MAX_FAILURES).map(|index| format!("node-{index:03}")).collect();
         assert_eq!(failures.iter().map(|failure| failure.node.clone()).collect::<Vec<_>>(), expected);
         assert!(failures.iter().all(|failure| failure.message.len() <= 1024));

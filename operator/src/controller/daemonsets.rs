@@ -6,11 +6,14 @@ use crate::controller::{
 };
 use gpunode_crds::{GpuNodePolicy, Mode};
 use gpunode_plan::{
-    AgentPods, DISCOVERY_NAME, PolicySet, daemonset_drifted, desired_discovery, desired_for_policy,
-    policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
+    AgentPods, DISCOVERY_NAME, MPS_NAME, PolicySet, daemonset_drifted, desired_discovery, desired_for_policy,
+    desired_mps, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
 };
 use k8s_openapi::api::apps::v1::DaemonSet;
 use std::collections::HashMap;
+
+/// Those that no policy wants and that are always there.
+pub const ALWAYS: [&str; 2] = [DISCOVERY_NAME, MPS_NAME];
 
 /// The DaemonSets of the operator's namespace.
 #[derive(Debug)]
@@ -77,8 +80,10 @@ impl DaemonSets {
 
     /// What the DaemonSet of a name is to be; none where nobody wants it.
     pub fn desired(&self, name: &str, set: &PolicySet, objects: &Cache<GpuNodePolicy>) -> Option<DaemonSet> {
-        if name == DISCOVERY_NAME {
-            return Some(desired_discovery(&self.pods));
+        match name {
+            DISCOVERY_NAME => return Some(desired_discovery(&self.pods)),
+            MPS_NAME => return Some(desired_mps(&self.pods)),
+            _ => {}
         }
         let mut enforced = set.iter().filter(|policy| policy.mode == Mode::Enforce);
         let policy = enforced.find(|policy| policy_daemonset_name(&policy.name) == name)?;

@@ -3,15 +3,13 @@
 
 use crate::controller::{
     cache::{Cache, Cached, Change, Changed, Write},
-    daemonsets::DaemonSets,
+    daemonsets::{ALWAYS, DaemonSets},
     notice::Notice,
     outcomes::{ByPolicy, Outcomes, Transition},
     work::{DaemonSetWork, Effects, Key, NodeWork, StatusWork},
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy, Mode, NodeCounts};
-use gpunode_plan::{
-    AgentPods, DISCOVERY_NAME, NodeFacts, NodePlan, PolicySet, Tally, plan_node, policy_daemonset_name, policy_status,
-};
+use gpunode_plan::{AgentPods, NodeFacts, NodePlan, PolicySet, Tally, plan_node, policy_daemonset_name, policy_status};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use std::{collections::HashMap, sync::Arc};
@@ -167,7 +165,7 @@ impl Index {
             return None;
         };
         let gpu_node = self.gpu_nodes.get(name).map(Arc::as_ref);
-        let mut plan = plan_node(&self.set, facts, gpu_node, now);
+        let plan = plan_node(&self.set, facts, gpu_node, now);
         if plan.is_settled() {
             self.refusals.remove(name);
         } else {
@@ -176,18 +174,12 @@ impl Index {
         if let Some(at) = plan.recheck {
             effects.wake_at(Key::Node(name.to_owned()), at);
         }
-        let mut previews = std::mem::take(&mut plan.previews);
-        let outcomes = plan.outcomes_after(self.refusals.get(name).map(String::as_str)).into_iter();
-        let outcomes = outcomes.map(|(policy, outcome)| {
-            let preview = previews.remove(&policy);
-            (policy, (outcome, preview))
-        });
-        self.count(name, outcomes.collect(), effects);
+        self.count(name, plan.standings_after(self.refusals.get(name).map(String::as_str)), effects);
         Some(plan)
     }
 
-    fn count(&mut self, node: &str, outcomes: ByPolicy, effects: &mut Effects) {
-        for Transition { policy, news } in self.outcomes.put(node, outcomes) {
+    fn count(&mut self, node: &str, standings: ByPolicy, effects: &mut Effects) {
+        for Transition { policy, news } in self.outcomes.put(node, standings) {
             // A policy in mode Preview writes nothing but its status.
             if let Some(object) = self.policies.get(&policy).filter(|policy| policy.spec.mode() == Mode::Enforce) {
                 effects.notices.extend(news.map(|(reason, message)| Notice::of_node(object, node, reason, &message)));
@@ -233,8 +225,7 @@ impl Index {
     /// Everything that could need a write, for one who begins to lead.
     pub fn wake_everything(&mut self, now: Timestamp, effects: &mut Effects) {
         self.replan_all(now, effects);
-        effects.wake(Key::DaemonSet(DISCOVERY_NAME.to_owned()));
-        for name in self.daemonsets.names() {
+        for name in self.daemonsets.names().into_iter().chain(ALWAYS.map(str::to_owned)) {
             effects.wake(Key::DaemonSet(name));
         }
         for name in self.policies.names() {

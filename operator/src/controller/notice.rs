@@ -77,7 +77,7 @@ mod tests {
     /// Gives the policy the status that it has with this outcome on its only node, and returns what people are told.
     fn tell(policy: &mut GpuNodePolicy, outcome: &Outcome) -> Vec<(String, bool)> {
         let mut tally = Tally::default();
-        tally.add("n", outcome, None);
+        tally.add("n", &outcome.clone().into());
         let set = PolicySet::new([&*policy]);
         let status = policy_status(set.get("p").unwrap(), &tally, policy.status.as_ref(), Timestamp::UNIX_EPOCH);
         let notices = Notice::of_status(policy, &status);

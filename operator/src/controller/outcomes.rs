@@ -1,11 +1,11 @@
 //! What became of each policy on each node, and the same summed up by policy.
 
-use gpunode_crds::{NodePreview, Reason};
-use gpunode_plan::{Outcome, Tally};
+use gpunode_crds::Reason;
+use gpunode_plan::{Outcome, Standing, Tally};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Outcomes on one node, by policy.
-pub type ByPolicy = BTreeMap<String, (Outcome, Option<NodePreview>)>;
+/// Where each policy stands on one node, by name.
+pub type ByPolicy = BTreeMap<String, Standing>;
 
 /// All outcomes.
 #[derive(Debug, Default)]
@@ -33,13 +33,13 @@ impl Outcomes {
             .map(|policy| {
                 let (old, new) = (before.get(&policy), after.get(&policy));
                 let tally = self.tallies.entry(policy.clone()).or_default();
-                if let Some((outcome, _)) = old {
-                    tally.remove(node, outcome);
+                if let Some(old) = old {
+                    tally.remove(node, &old.outcome);
                 }
-                if let Some((outcome, preview)) = new {
-                    tally.add(node, outcome, preview.as_ref());
+                if let Some(new) = new {
+                    tally.add(node, new);
                 }
-                Transition { policy, news: news(old.map(|it| &it.0), new.map(|it| &it.0)) }
+                Transition { policy, news: news(old.map(|it| &it.outcome), new.map(|it| &it.outcome)) }
             })
             .collect();
         if !after.is_empty() {
@@ -83,7 +83,7 @@ mod tests {
     use gpunode_crds::NodeCounts;
 
     fn outcomes(outcome: Outcome) -> ByPolicy {
-        BTreeMap::from([("p".to_owned(), (outcome, None))])
+        BTreeMap::from([("p".to_owned(), outcome.into())])
     }
 
     fn put(all: &mut Outcomes, after: ByPolicy) -> Vec<Option<Reason>> {

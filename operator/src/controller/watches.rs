@@ -114,8 +114,8 @@ fn trimmed<K: Resource>(mut object: K) -> K {
     object
 }
 
-/// Links are the bulk of a `GpuNode` and mean nothing to the planner; of the field managers it reads when the operator
-/// wrote last.
+/// Links, MIG devices and holders are the bulk of a `GpuNode` and mean nothing to the planner, and holders come and go; of
+/// the field managers it reads when the operator wrote last.
 fn trimmed_gpu_node(mut gpu_node: GpuNode) -> GpuNode {
     for entry in gpu_node.metadata.managed_fields.iter_mut().flatten() {
         entry.fields_v1 = None;
@@ -123,8 +123,12 @@ fn trimmed_gpu_node(mut gpu_node: GpuNode) -> GpuNode {
     if let Some(entries) = &mut gpu_node.metadata.managed_fields {
         entries.retain(|entry| entry.manager.as_deref() == Some(OPERATOR_FIELD_MANAGER));
     }
-    for gpu in gpu_node.status.iter_mut().flat_map(|status| &mut status.gpus) {
-        gpu.links = Vec::new();
+    if let Some(status) = &mut gpu_node.status {
+        status.holders = Vec::new();
+        for gpu in &mut status.gpus {
+            gpu.links = Vec::new();
+            gpu.mig_devices = Vec::new();
+        }
     }
     gpu_node
 }

@@ -2,7 +2,7 @@
 
 use crate::world::policy;
 use gpunode_plan::{
-    AgentPods, PolicySet, daemonset_drifted, desired_discovery, desired_for_policy, policy_of_daemonset,
+    AgentPods, PolicySet, daemonset_drifted, desired_discovery, desired_for_policy, desired_mps, policy_of_daemonset,
     repaired_daemonset,
 };
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -34,6 +34,11 @@ fn device_plugin_daemonset() {
 #[test]
 fn discovery_daemonset() {
     insta::assert_yaml_snapshot!(desired_discovery(&pods()));
+}
+
+#[test]
+fn mps_daemonset() {
+    insta::assert_yaml_snapshot!(desired_mps(&pods()));
 }
 
 #[test]
@@ -86,6 +91,7 @@ fn daemonset_names_its_policy() {
     let daemonset = of_policy("{nodeSelector: {}, devicePlugin: {}}").unwrap();
     assert_eq!(policy_of_daemonset(&daemonset), Some("v100"));
     assert_eq!(policy_of_daemonset(&desired_discovery(&pods())), None);
+    assert_eq!(policy_of_daemonset(&desired_mps(&pods())), None);
     let foreign = edited(&daemonset, |it| it["metadata"]["ownerReferences"] = json!([]));
     assert_eq!(policy_of_daemonset(&foreign), None);
 }

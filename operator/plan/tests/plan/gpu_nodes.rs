@@ -4,7 +4,7 @@ use crate::world::{World, now, policy};
 use gpunode_config::Document;
 use gpunode_crds::{
     Agent, AgentMode, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason, RejectedConfiguration,
-    ResourceStatus,
+    ResourceStatus, WaitingDevice,
 };
 use gpunode_plan::{GpuNodeChange, NodePlan, Outcome, PROGRESS_DEADLINE, PolicySet, plan_node};
 use jiff::SignedDuration;
@@ -222,6 +222,58 @@ fn node_whose_agent_has_nothing_to_offer_is_ready() {
     let mut world = with_status(status);
     world.node["status"]["allocatable"] = json!({});
     assert_eq!(outcome_after(&world, 60).1, Outcome::Ready);
+}
+
+#[test]
+fn node_whose_devices_wait_for_their_holders_is_ready_and_names_them() {
+    let mut status = reported(in_force(), ("True", Reason::Registered));
+    // Of eight shares three are held; the free ones are Unhealthy until the device has changed.
+    status.resources[0].allocatable = 3;
+    let waiting = |device: &str| WaitingDevice {
+        device: device.to_owned(),
+        pods: vec!["a/b".to_owned()],
+        ..WaitingDevice::default()
+    };
+    status.waiting = vec![waiting("GPU-1"), waiting("GPU-2")];
+    let mut world = with_status(status);
+    for allocatable in ["3", "2"] {
+        world.node["status"]["allocatable"] = json!({"nvidia.com/gpu": allocatable});
+        let (plan, outcome) = outcome_after(&world, 60);
+        assert_eq!((outcome, plan.recheck), (Outcome::Ready, None));
+        let devices: Vec<_> = plan.standings_after(None)["p"].waiting.iter().map(|it| it.device.clone()).collect();
+        assert_eq!(devices, ["GPU-1", "GPU-2"]);
+    }
+    assert!(world.plan(&[]).waiting.is_empty(), "nobody governs the node");
+}
+
+#[test]
+fn resource_of_which_every_share_is_unhealthy_is_not_missed() {
+    let mut status = reported(in_force(), ("True", Reason::Registered));
+    status.resources[0].allocatable = 0;
+    status.resources.push(ResourceStatus {
+        name: "nvidia.com/gpu.mps".to_owned(),
+        capacity: 10,
+        allocatable: 10,
+        registered: true,
+    });
+    let mut world = with_status(status);
+    world.node["status"]["allocatable"] = json!({"nvidia.com/gpu": "0", "nvidia.com/gpu.mps": "10"});
+    assert_eq!(outcome_after(&world, 60).1, Outcome::Ready);
+}
+
+#[test]
+fn device_that_cannot_be_offered_fails_at_once_and_one_that_may_come_is_waited_for() {
+    for reason in
+        [Reason::MigInstancesUnequal, Reason::MigWithoutInstances, Reason::MpsUnsupported, Reason::MemoryBelowUnit]
+    {
+        let world = with_status(reported(in_force(), ("False", reason)));
+        assert_eq!(outcome_after(&world, 0).1, Outcome::failed(reason, "as the agent says"));
+    }
+    for reason in [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown] {
+        let world = with_status(reported(in_force(), ("False", reason)));
+        assert_eq!(outcome_after(&world, 9).1, Outcome::Updating);
+        assert_eq!(outcome_after(&world, 10).1, Outcome::failed(reason, "as the agent says"));
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod daemonsets;
 mod gpu_nodes;
+mod mps;
 mod nodes;
 mod properties;
 mod statuses;

@@ -298,6 +298,6 @@ fn preview_reports_what_would_change_and_changes_nothing() {
 #[test]
 fn refused_write_counts_as_failed_and_not_as_on_its_way() {
     let plan = World::sample().plan(&[v100()]);
-    assert_eq!(plan.outcomes_after(None)["v100"], Outcome::Updating);
-    assert_eq!(plan.outcomes_after(Some("denied"))["v100"], Outcome::failed(Reason::WriteFailed, "denied"));
+    assert_eq!(plan.standings_after(None)["v100"], Outcome::Updating.into());
+    assert_eq!(plan.standings_after(Some("denied"))["v100"], Outcome::failed(Reason::WriteFailed, "denied").into());
 }

@@ -1,16 +1,17 @@
 //! Rules that hold for any nodes, records and policies.
 
 use crate::world::{World, policy};
-use gpunode_crds::GpuNodePolicy;
+use gpunode_crds::{GpuNode, GpuNodePolicy};
 use proptest::{collection, option, prelude::*};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 const KEYS: [&str; 5] = ["a", "b", "c.d/e", "dedicated", "pool"];
-const OTHER_KEYS: [&str; 5] = [
+const OTHER_KEYS: [&str; 6] = [
     "kubernetes.io/os",
     "gpunode.dev/ignored",
     "gpunode.dev/governed",
+    "gpunode.dev/mps",
     "gpunode.dev/policy.p0",
     "gpunode.dev/policy.p9",
 ];
@@ -51,8 +52,10 @@ fn any_policy(index: usize) -> impl Strategy<Value = GpuNodePolicy> {
         json!({"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}),
         json!({"matchExpressions": [{"key": "b", "operator": "NotIn", "values": ["1"]}]}),
         json!({"matchExpressions": [{"key": "gpunode.dev/governed", "operator": "Exists"}]}),
+        json!({"matchExpressions": [{"key": "gpunode.dev/mps", "operator": "Exists"}]}),
     ]);
-    let plugin = option::of(prop::sample::select(vec![json!({}), json!({"passDeviceSpecs": true})]));
+    let mps = json!({"resources": [{"name": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 2}}]});
+    let plugin = option::of(prop::sample::select(vec![json!({}), json!({"passDeviceSpecs": true}), mps]));
     (0..3, selector, keys(&KEYS), taints(), plugin, prop::bool::weighted(0.2)).prop_map(
         move |(priority, selector, labels, taints, plugin, preview)| {
             let mut spec = json!({"priority": priority, "nodeSelector": selector, "labels": labels, "taints": taints});
@@ -83,6 +86,15 @@ fn untouched() -> impl Strategy<Value = World> {
     })
 }
 
+/// A node on which an MPS daemon is left.
+fn with_daemon() -> GpuNode {
+    serde_json::from_value(json!({
+        "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
+        "status": {"mpsDaemons": [{"device": "GPU-1", "state": "Answering"}]},
+    }))
+    .unwrap()
+}
+
 /// A node with any record, true or not, and with any of gpunode's own keys.
 fn touched() -> impl Strategy<Value = World> {
     let record = (keys(&KEYS), keys(&OTHER_KEYS), taints()).prop_map(|(labels, others, taints)| {
@@ -91,13 +103,16 @@ fn touched() -> impl Strategy<Value = World> {
         json!({"version": 1, "labels": labels, "taints": taints}).to_string()
     });
     let record = prop_oneof![4 => record, 1 => "\\PC{0,20}"];
-    (untouched(), keys(&OTHER_KEYS), option::of(record)).prop_map(|(mut world, others, record)| {
-        for (key, value) in others {
-            world.set_label(key, Some(value));
-        }
-        world.set_record(record.as_deref());
-        world
-    })
+    (untouched(), keys(&OTHER_KEYS), option::of(record), any::<bool>()).prop_map(
+        |(mut world, others, record, daemon)| {
+            world.gpu_node = daemon.then(with_daemon);
+            for (key, value) in others {
+                world.set_label(key, Some(value));
+            }
+            world.set_record(record.as_deref());
+            world
+        },
+    )
 }
 
 /// Label keys and taints that are somebody else's: neither in the record nor gpunode's own.
@@ -106,7 +121,9 @@ fn foreign(world: &World) -> (BTreeMap<String, Value>, Vec<Value>) {
     let owned: BTreeSet<&String> = record["labels"].as_object().into_iter().flatten().map(|(key, _)| key).collect();
     let ours = |key: &String| {
         !key.contains("kubernetes.io")
-            && (owned.contains(key) || key == "gpunode.dev/governed" || key.starts_with("gpunode.dev/policy."))
+            && (owned.contains(key)
+                || ["gpunode.dev/governed", "gpunode.dev/mps"].contains(&key.as_str())
+                || key.starts_with("gpunode.dev/policy."))
     };
     let labels = world.node["metadata"]["labels"].as_object().into_iter().flatten();
     let labels = labels.filter(|(key, _)| !ours(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
@@ -126,6 +143,17 @@ proptest! {
         prop_assert_eq!(&second.patch, &None, "first plan {:?}", first);
         prop_assert_eq!((first.hold, first.matched, first.governing), (second.hold, second.matched, second.governing));
         prop_assert_eq!((first.conflicts, first.previews), (second.conflicts, second.previews));
+    }
+
+    #[test]
+    fn mps_daemons_are_placed_exactly_where_they_are_wanted_or_left(mut world in touched(), policies in policies()) {
+        let before = world.label("gpunode.dev/mps").map(str::to_owned);
+        let plan = world.converge(&policies);
+        let governing = policies.iter().find(|it| it.metadata.name == plan.governing);
+        let is_wanted = governing.is_some_and(|it| it.spec.device_plugin.as_ref().unwrap().wants_mps());
+        let expected = (is_wanted || world.gpu_node.is_some()).then(|| "true".to_owned());
+        let expected = if plan.hold.is_some() { before } else { expected };
+        prop_assert_eq!(world.label("gpunode.dev/mps").map(str::to_owned), expected);
     }
 
     #[test]

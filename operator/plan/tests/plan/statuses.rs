@@ -1,15 +1,15 @@
 //! The status of a policy.
 
 use crate::world::{now, policy};
-use gpunode_crds::{GpuNodePolicyStatus, Reason};
-use gpunode_plan::{Outcome, PolicySet, Tally, policy_status};
+use gpunode_crds::{GpuNodePolicyStatus, NodeWaiting, Reason};
+use gpunode_plan::{Outcome, PolicySet, Standing, Tally, policy_status};
 use jiff::SignedDuration;
 
 fn status(spec: &str, outcomes: &[Outcome], before: Option<&GpuNodePolicyStatus>, seconds: i64) -> GpuNodePolicyStatus {
     let policies = PolicySet::new(&[policy("p", spec)]);
     let mut tally = Tally::default();
     for (index, outcome) in outcomes.iter().enumerate() {
-        tally.add(&format!("node-{index}"), outcome, None);
+        tally.add(&format!("node-{index}"), &outcome.clone().into());
     }
     policy_status(policies.get("p").unwrap(), &tally, before, now() + SignedDuration::from_secs(seconds))
 }
@@ -43,6 +43,8 @@ fn broken_nodes_show_and_do_not_hold_ready() {
         Reason::DriverFailed,
         Reason::AgentNotReporting,
         Reason::Registering,
+        Reason::MigInstancesUnequal,
+        Reason::MpsUnsupported,
     ];
     for reason in broken {
         let status = status("{nodeSelector: {}}", &[Outcome::Ready, Outcome::failed(reason, "m")], None, 0);
@@ -104,6 +106,18 @@ fn updating_nodes_hold_ready() {
             "Reconciling=True NodesUpdating: 1 of 2 matched nodes are updating",
         ]
     );
+}
+
+#[test]
+fn devices_that_wait_for_their_holders_are_named_and_do_not_hold_ready() {
+    let policies = PolicySet::new(&[policy("p", "{nodeSelector: {}}")]);
+    let waiting = NodeWaiting { node: "b".to_owned(), device: "GPU-1".to_owned(), pods: vec!["ns/job".to_owned()] };
+    let mut tally = Tally::default();
+    tally.add("a", &Outcome::Ready.into());
+    tally.add("b", &Standing { waiting: vec![waiting.clone()], ..Outcome::Ready.into() });
+    let status = policy_status(policies.get("p").unwrap(), &tally, None, now());
+    let ready = "Ready=True InForce: in force on 2 of 2 matched nodes; on 1 of them devices wait for their holders";
+    assert_eq!((conditions(&status)[0].as_str(), status.waiting), (ready, vec![waiting]));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use super::*;
 use crate::controller::cache::Gone;
 use gpunode_crds::Reason;
-use gpunode_plan::GpuNodeChange;
+use gpunode_plan::{DISCOVERY_NAME, GpuNodeChange, MPS_NAME};
 use k8s_openapi::api::{apps::v1::DaemonSetStatus, core::v1::Node};
 use serde_json::json;
 
@@ -165,8 +165,13 @@ fn status_follows_the_node_until_nothing_is_left_to_write() {
     assert_eq!(scene.woken(), [&status("p")]);
     scene.write_status("p");
     assert_eq!(scene.index.counts()[0].1, NodeCounts { matched: 1, ready: 1, ..NodeCounts::default() });
-    scene.write_daemonset(DISCOVERY_NAME, |_| {});
+    for name in ALWAYS {
+        assert!(matches!(scene.index.daemonset_work(name), Some(DaemonSetWork::Create(_))), "{name}");
+        scene.write_daemonset(name, |_| {});
+    }
     scene.go(Index::wake_everything);
+    let expected = ALWAYS.map(|name| Key::DaemonSet(name.to_owned()));
+    assert!(expected.iter().all(|key| scene.woken().contains(&key)), "{:?}", scene.effects);
     for key in scene.effects.wakes.iter().map(|wake| wake.key.clone()).collect::<Vec<_>>() {
         let is_settled = match &key {
             Key::Node(name) => scene.node_work(name).is_none(),
@@ -249,6 +254,19 @@ fn daemonset_comes_with_the_device_plugin_is_repaired_and_goes_with_it() {
     scene.write_daemonset(&name, |_| {});
     scene.set_policy("p", LABEL);
     assert!(matches!(scene.index.daemonset_work(&name), Some(DaemonSetWork::Delete { .. })));
+}
+
+#[test]
+fn daemonset_of_the_mps_daemons_needs_no_policy_and_comes_back() {
+    let mut scene = Scene::warm();
+    scene.write_daemonset(MPS_NAME, |_| {});
+    scene.set_policy("p", PLUGIN);
+    scene.delete_policy("p");
+    assert_eq!(scene.index.daemonset_work(MPS_NAME), None);
+    let live = (**scene.index.daemonsets.live(MPS_NAME).unwrap()).clone();
+    scene.go(|index, now, effects| index.take_daemonsets(Change::Gone(Gone::of(&live)), now, effects));
+    assert_eq!(scene.woken(), [&Key::DaemonSet(MPS_NAME.to_owned())]);
+    assert!(matches!(scene.index.daemonset_work(MPS_NAME), Some(DaemonSetWork::Create(_))));
 }
 
 #[test]
