@@ -1,9 +1,11 @@
 //! Which devices a configuration offers, under which names and how shared.
 
+mod entry;
 mod selection;
 
-use crate::{Assignment, Device, Inventory};
-use gpunode_config::{AgentConfig, Placement};
+use crate::{Assignment, Device, DeviceSharing, Inventory, MigMode};
+use entry::Entry;
+use gpunode_config::{AgentConfig, MigStrategy, Placement};
 use std::collections::BTreeMap;
 
 /// Why a configuration cannot be put in force with the GPUs of this node.
@@ -38,6 +40,11 @@ pub enum Error {
 
 /// Largest device list in bytes: gRPC's default receive limit, which the kubelet does not raise.
 const MAX_LIST_BYTES: usize = 4 * 1024 * 1024;
+
+/// Most bytes of one share in an encoded `ListAndWatchResponse` beside the UUID: tag and length of the share (4) and of the
+/// id (2), separator and number (3 + 10), the health with its longest value (2 + 9), the topology with one node and its
+/// number (2 + 2 + 11).
+const AROUND_UUID: usize = 4 + 2 + 13 + 11 + 15;
 
 /// What a configuration makes of the devices of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,7 +106,80 @@ impl Wanted {
     }
 }
 
-/// What `config` makes of the devices of `inventory`.
-pub fn wanted(inventory: &Inventory, _config: &AgentConfig) -> Result<Wanted, Error> {
-    Ok(Wanted::nothing(inventory))
+/// What `config` makes of the devices of `inventory`. A device belongs to the first entry that selects it.
+pub fn wanted(inventory: &Inventory, config: &AgentConfig) -> Result<Wanted, Error> {
+    let strategy = config.mig_strategy();
+    let mut wanted = Wanted::nothing(inventory);
+    let mut left = offerable(&wanted.present, inventory, strategy);
+    // Divided by MIG, and into nothing: neither a whole GPU nor a part of one.
+    let mut empty: Vec<_> = inventory
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.mig_mode == Some(MigMode::Enabled) && gpu.mig_devices.is_empty())
+        .collect();
+    let resources = config.effective_resources();
+    for resource in &resources {
+        let entry = Entry::new(resource, strategy)?;
+        let (taken, rest) = left.into_iter().partition(|device| entry.selects(device));
+        left = rest;
+        let (hollow, rest) = empty.into_iter().partition(|gpu| entry.lacks_instances(gpu));
+        empty = rest;
+        entry.offer(taken, &hollow, &mut wanted);
+    }
+    if strategy == MigStrategy::Mixed {
+        for device in left.into_iter().filter(|device| device.mig.is_some()) {
+            entry::offer_by_profile(device, &mut wanted);
+        }
+    }
+    group_by_resource(&mut wanted.devices);
+    check_lists(&wanted.devices)?;
+    Ok(wanted)
 }
+
+/// What stands for each GPU under `strategy`: the GPU or its MIG devices.
+fn offerable(present: &[Device], inventory: &Inventory, strategy: MigStrategy) -> Vec<Device> {
+    let divided: Vec<&str> = inventory
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.mig_mode == Some(MigMode::Enabled))
+        .filter(|gpu| strategy != MigStrategy::None || gpu.mig_devices.is_empty())
+        .map(|gpu| gpu.uuid.as_str())
+        .collect();
+    let stands = |device: &&Device| match device.mig {
+        Some(_) => strategy != MigStrategy::None,
+        None => !divided.contains(&device.gpu_uuid.as_str()),
+    };
+    present.iter().filter(stands).cloned().collect()
+}
+
+/// Devices of one name together, where an entry has the name that others get by default.
+fn group_by_resource(devices: &mut [WantedDevice]) {
+    let mut place = BTreeMap::new();
+    for wanted in devices.iter() {
+        let next = place.len();
+        place.entry(wanted.assignment.resource.clone()).or_insert(next);
+    }
+    devices.sort_by_key(|wanted| (place.get(&wanted.assignment.resource).copied(), wanted.device.order()));
+}
+
+/// Whether the kubelet can receive the list of each resource.
+fn check_lists(devices: &[WantedDevice]) -> Result<(), Error> {
+    let mut lists: BTreeMap<&str, (usize, usize, DeviceSharing)> = BTreeMap::new();
+    for WantedDevice { device, assignment } in devices {
+        let shares = assignment.sharing.shares() as usize;
+        let list = lists.entry(&assignment.resource).or_insert((0, 0, assignment.sharing));
+        list.0 = list.0.saturating_add(shares);
+        list.1 = list.1.saturating_add(shares.saturating_mul(device.uuid.len() + AROUND_UUID));
+    }
+    match lists.into_iter().find(|(_, (_, bytes, _))| *bytes > MAX_LIST_BYTES) {
+        None => Ok(()),
+        Some((resource, (shares, bytes, sharing))) => {
+            let by_memory = matches!(sharing, DeviceSharing::Memory { .. });
+            let remedy = if by_memory { "raise sharing.unit" } else { "lower sharing.replicas" };
+            Err(Error::ListTooLong { resource: resource.to_owned(), shares, bytes, remedy })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
