@@ -4,66 +4,136 @@
 //! holds anything of the device and that the kubelet can give nothing of it out any more (DESIGN 3.7).
 
 mod allocation;
+mod held;
 mod observation;
+mod offer;
+mod preference;
+mod settle;
+mod waiting;
 
 pub use allocation::{Granted, Refusal};
 pub use observation::{Holder, Holding, Observation, Waiting};
 
-use crate::{Assignment, ResourceList, Wanted};
-use std::{collections::BTreeMap, time::Instant};
+use crate::{Assignment, Device, DeviceSharing, Rules, Wanted, WantedDevice, device_of};
+use held::Held;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 /// What the agent knows of the devices of its node and of what is held.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
-    assigned: BTreeMap<String, Assignment>,
+    /// What each device is offered as; this alone is saved.
+    entries: BTreeMap<String, Assignment>,
+    /// Whether entries come from an earlier process, whose last allocations nobody remembers.
+    restored: bool,
+    /// What each device is to be offered as; none before anybody said.
+    wanted: Option<BTreeMap<String, Assignment>>,
+    /// Names of the resources in the order of the configuration.
+    order: Vec<String>,
+    rules: BTreeMap<String, Rules>,
+    /// Every device that the node has, and those with an entry that it had.
+    devices: BTreeMap<String, Device>,
+    present: BTreeSet<String>,
+    held: Held,
+    held_back: BTreeMap<String, String>,
+    /// Resources of which only one device's free shares are offered.
+    withheld: BTreeSet<String>,
+    /// When the newest observation was started.
+    seen: Option<Instant>,
+    /// Observations before this are no evidence for a switch.
+    evidence_from: Option<Instant>,
 }
 
-#[allow(clippy::unused_self, clippy::needless_pass_by_value, missing_docs, reason = "the bodies come next")]
 impl Ledger {
+    /// What was in force when an earlier process saved it.
     pub fn restore(saved: BTreeMap<String, Assignment>) -> Self {
-        Self { assigned: saved }
+        Self { restored: !saved.is_empty(), entries: saved, ..Self::default() }
     }
+
+    /// What has to be on disk before [`Self::lists`] is published.
     pub fn saved(&self) -> &BTreeMap<String, Assignment> {
-        &self.assigned
+        &self.entries
     }
-    pub fn want(&mut self, _wanted: Wanted) {}
-    pub fn observe(&mut self, _observation: Observation) {}
-    pub fn hold_back(&mut self, _reasons: BTreeMap<String, String>) {}
+
+    /// A new configuration or other hardware. Devices that nobody holds and that no entry has are offered at once; what
+    /// changes for the others waits for [`Self::observe`].
+    pub fn want(&mut self, wanted: Wanted) {
+        self.order.clear();
+        for WantedDevice { assignment, .. } in &wanted.devices {
+            if !self.order.contains(&assignment.resource) {
+                self.order.push(assignment.resource.clone());
+            }
+        }
+        self.devices.retain(|uuid, _| self.entries.contains_key(uuid));
+        self.present.clear();
+        let offered = wanted.devices.iter().map(|wanted| wanted.device.clone());
+        for device in wanted.present.into_iter().chain(offered) {
+            self.present.insert(device.uuid.clone());
+            self.devices.insert(device.uuid.clone(), device);
+        }
+        self.rules = wanted.rules;
+        self.wanted = Some(wanted.devices.into_iter().map(|of| (of.device.uuid, of.assignment)).collect());
+        self.adopt();
+    }
+
+    /// What the kubelet says. Carries out what waited and has its evidence now; an observation that was started before
+    /// the newest one is ignored.
+    pub fn observe(&mut self, observation: Observation) {
+        let Observation { started, holders, allocatable } = observation;
+        if self.seen.is_some_and(|seen| started < seen) {
+            return;
+        }
+        if self.seen.is_none() && self.restored {
+            self.evidence_from = started.checked_add(held::GRANT_MEMORY);
+        }
+        self.seen = Some(started);
+        let freed = self.held.observe(started, holders);
+        self.withheld.retain(|resource| !freed.contains(resource));
+        if self.evidence_from.is_none_or(|from| started >= from) {
+            self.switch(&allocatable);
+        }
+        self.adopt();
+    }
+
+    /// Devices that cannot be given out now, and why: all their shares are unhealthy, and allocations of them refused.
+    pub fn hold_back(&mut self, reasons: BTreeMap<String, String>) {
+        self.held_back = reasons;
+    }
+
+    /// Whether the kubelet was asked who holds what; before that nothing is offered.
     pub fn is_known(&self) -> bool {
-        false
+        self.seen.is_some()
     }
-    pub fn lists(&self) -> Vec<ResourceList> {
-        Vec::new()
-    }
-    pub fn preferred(
-        &self,
-        _resource: &str,
-        _available: &[String],
-        _must_include: &[String],
-        _size: usize,
-        _busy: &BTreeMap<u32, u32>,
-    ) -> Vec<String> {
-        Vec::new()
-    }
-    pub fn has_tie(&self, _resource: &str, _available: &[String], _size: usize) -> bool {
-        false
-    }
-    pub fn allocate(&mut self, resource: &str, _ids: &[String], _now: Instant) -> Result<Granted, Refusal> {
-        Err(Refusal::Empty { resource: resource.to_owned() })
-    }
-    pub fn withhold(&mut self, _resource: &str) -> u32 {
-        0
-    }
-    pub fn waiting(&self) -> Vec<Waiting> {
-        Vec::new()
-    }
-    pub fn holders(&self) -> Vec<Holder> {
-        Vec::new()
-    }
+
+    /// Whether something waits, is withheld, or was given out and is not seen held yet: then the kubelet is to be asked
+    /// often.
     pub fn is_busy(&self) -> bool {
-        false
+        !self.withheld.is_empty() || self.held.has_grants() || !self.waiting_devices().is_empty()
     }
+
+    /// The devices that are offered under MPS, by UUID.
     pub fn mps_devices(&self) -> Vec<String> {
-        Vec::new()
+        let mps = |of: &&Assignment| matches!(of.sharing, DeviceSharing::Mps { .. });
+        self.entries.iter().filter(|(_, of)| mps(of)).map(|(uuid, _)| uuid.clone()).collect()
+    }
+
+    /// Which container holds how many shares of which device, for devices and resources that are known here; ordered.
+    pub fn holders(&self) -> Vec<Holder> {
+        let mut counts: BTreeMap<Holder, u32> = BTreeMap::new();
+        for holding in self.held.observed() {
+            let ours = self.order.contains(&holding.resource)
+                || self.entries.values().any(|entry| entry.resource == holding.resource);
+            for device in holding.ids.iter().map(|id| device_of(id)) {
+                if ours || self.devices.contains_key(device) || self.entries.contains_key(device) {
+                    *counts.entry(Holder::of(holding, device)).or_default() += 1;
+                }
+            }
+        }
+        counts.into_iter().map(|(holder, count)| Holder { count, ..holder }).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,15 @@
 //! What a container is given for the ids that the kubelet picked, and what it is refused.
 
-use crate::{Device, DeviceSharing};
+use super::{
+    Ledger,
+    offer::{Offered, State},
+};
+use crate::{Device, DeviceSharing, device_of};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 /// What a container gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +49,7 @@ pub enum Refusal {
         asked: usize,
     },
     /// Shares of several devices, where a container's shares have to come from one.
-    #[error("allocate {resource}: {}", split(*.asked, *.free_total, *.most_free, .device_index))]
+    #[error("allocate {resource}: {}", split_message(*.asked, *.free_total, *.most_free, .device_index))]
     Split {
         /// The resource.
         resource: String,
@@ -65,11 +74,84 @@ pub enum Refusal {
     },
 }
 
-fn split(asked: u32, free_total: u32, most_free: u32, device_index: &str) -> String {
+impl Ledger {
+    /// Gives the shares `ids` to a container, which holds them from now on. A refusal changes nothing.
+    pub fn allocate(&mut self, resource: &str, ids: &[String], now: Instant) -> Result<Granted, Refusal> {
+        // A set: an id that is named twice is one share.
+        let ids: BTreeSet<&str> = ids.iter().map(String::as_str).collect();
+        let granted = self.judge(resource, &ids)?;
+        self.held.grant(resource, ids.into_iter(), now);
+        Ok(granted)
+    }
+
+    fn judge(&self, resource: &str, ids: &BTreeSet<&str>) -> Result<Granted, Refusal> {
+        let name = || resource.to_owned();
+        if ids.is_empty() {
+            return Err(Refusal::Empty { resource: name() });
+        }
+        let mut offered = self.offered(resource);
+        let places: BTreeMap<&str, usize> = offered.iter().enumerate().map(|(at, of)| (of.uuid, at)).collect();
+        let mut asked: BTreeMap<usize, u32> = BTreeMap::new();
+        let mut unknown = Vec::new();
+        for id in ids {
+            let place = places.get(device_of(id)).copied();
+            let share = place.and_then(|at| {
+                let of = offered.get_mut(at)?;
+                of.held.get_mut(of.sharing.number(of.uuid, id)? as usize)
+            });
+            match (place, share) {
+                (Some(at), Some(held)) => {
+                    // The kubelet would not give it out if somebody else still held it.
+                    *held = false;
+                    *asked.entry(at).or_default() += 1;
+                }
+                _ => unknown.push((*id).to_owned()),
+            }
+        }
+        if !unknown.is_empty() {
+            return Err(Refusal::Unknown { resource: name(), ids: unknown });
+        }
+        let given: Vec<(&Offered<'_>, u32)> =
+            asked.into_iter().filter_map(|(at, count)| Some((offered.get(at)?, count))).collect();
+        let replicated =
+            |of: &Offered<'_>| matches!(of.sharing, DeviceSharing::TimeSlicing { .. } | DeviceSharing::Mps { .. });
+        let one_only = self.rules.get(resource).is_some_and(|rules| rules.fail_requests_greater_than_one);
+        if one_only && ids.len() > 1 && given.iter().any(|(of, _)| replicated(of)) {
+            return Err(Refusal::MoreThanOne { resource: name(), asked: ids.len() });
+        }
+        if let Some((of, _)) = given.iter().find(|(of, _)| of.state == State::Out) {
+            let reason = self.held_back.get(of.uuid).map_or("the driver no longer lists it", String::as_str).to_owned();
+            return Err(Refusal::HeldBack { resource: name(), device: of.uuid.to_owned(), reason });
+        }
+        if given.len() > 1 && given.iter().any(|(of, _)| of.sharing.one_device_per_container()) {
+            return Err(split(resource, ids.len(), &offered));
+        }
+        let sharing = given.first().map_or(DeviceSharing::Whole, |(of, _)| of.sharing);
+        // A device that is not out is present, and so known.
+        let devices = given.into_iter().filter_map(|(of, count)| Some((of.device?.clone(), count))).collect();
+        Ok(Granted { devices, sharing })
+    }
+}
+
+/// The refusal of shares of several devices; in `offered`, those that are asked for count as free.
+fn split(resource: &str, asked: usize, offered: &[Offered<'_>]) -> Refusal {
+    let count = |shares: usize| u32::try_from(shares).unwrap_or(u32::MAX);
+    let ones = || offered.iter().filter(|of| of.sharing.one_device_per_container());
+    let most = ones().min_by_key(|of| (Reverse(of.free()), of.order()));
+    Refusal::Split {
+        resource: resource.to_owned(),
+        asked: count(asked),
+        free_total: count(ones().map(Offered::free).sum::<usize>().max(asked)),
+        most_free: count(most.map(Offered::free).unwrap_or_default()),
+        device_index: most.and_then(|of| of.device).map(Device::index).unwrap_or_default(),
+    }
+}
+
+fn split_message(asked: u32, free_total: u32, most_free: u32, device_index: &str) -> String {
     if asked <= most_free {
         return format!(
             "{asked} units of one GPU are needed, and the kubelet picked units of several though {most_free} are free on \
-             GPU {device_index}; its topology manager put other NUMA nodes first"
+             GPU {device_index}: its topology manager prefers other NUMA nodes"
         );
     }
     format!(

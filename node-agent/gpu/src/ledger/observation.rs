@@ -55,3 +55,24 @@ pub struct Waiting {
     /// The pods that hold it, as `NAMESPACE/NAME`, ordered.
     pub pods: Vec<String>,
 }
+
+impl Holding {
+    /// Resource and id of each share.
+    pub(super) fn shares(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.ids.iter().map(|id| (self.resource.as_str(), id.as_str()))
+    }
+}
+
+impl Holder {
+    /// One that holds something of `device`, without a count.
+    pub(super) fn of(holding: &Holding, device: &str) -> Self {
+        Self {
+            namespace: holding.namespace.clone(),
+            pod: holding.pod.clone(),
+            container: holding.container.clone(),
+            resource: holding.resource.clone(),
+            device: device.to_owned(),
+            count: 0,
+        }
+    }
+}

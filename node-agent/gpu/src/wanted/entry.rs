@@ -2,7 +2,7 @@
 
 use super::{DeviceProblem, Error, ProblemKind, Rules, Wanted, WantedDevice, selection::Selection};
 use crate::{Assignment, Device, DeviceSharing, Gpu};
-use gpunode_config::{MigStrategy, ResourceConfig, SharingStrategy};
+use gpunode_config::{MigStrategy, ResourceConfig, Sharing, SharingStrategy};
 
 /// Before the profile in the name of a resource of MIG devices, as in NVIDIA's device plugin.
 const MIG_RESOURCE: &str = "nvidia.com/mig-";
@@ -70,7 +70,7 @@ impl<'a> Entry<'a> {
     }
 
     fn add(&self, device: Device, sharing: DeviceSharing, wanted: &mut Wanted) {
-        let placement = self.config.sharing.as_ref().map(|sharing| sharing.placement()).unwrap_or_default();
+        let placement = self.config.sharing.as_ref().map(Sharing::placement).unwrap_or_default();
         let fail_requests_greater_than_one = self.config.fail_requests_greater_than_one();
         wanted.rules.insert(self.name.clone(), Rules { fail_requests_greater_than_one, placement });
         let assignment = Assignment { resource: self.name.clone(), sharing };
@@ -134,7 +134,7 @@ impl<'a> Entry<'a> {
             }),
             SharingStrategy::Mps => Ok(DeviceSharing::Mps { replicas: replicas() }),
             SharingStrategy::Memory => {
-                let unit = sharing.map(|sharing| sharing.unit()).unwrap_or_default();
+                let unit = sharing.map(Sharing::unit).unwrap_or_default();
                 let units =
                     device.memory.0.checked_div(unit.0).and_then(|units| u32::try_from(units).ok()).unwrap_or(0);
                 if units == 0 {

@@ -1,0 +1,92 @@
+//! What is held: what the kubelet says, and what was given out since.
+
+use super::Holding;
+use crate::{Assignment, device_of};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+/// How long an allocation counts as held though the kubelet does not show it. It writes the allocation down as soon as it
+/// has the answer, so this is generous.
+pub const GRANT_MEMORY: Duration = Duration::from_secs(5);
+
+/// Resource and id of a share.
+type Share = (String, String);
+
+/// The shares that are held.
+#[derive(Clone, Debug, Default)]
+pub struct Held {
+    observed: Vec<Holding>,
+    /// Shares given out and not seen held since, and when.
+    grants: BTreeMap<Share, Instant>,
+    /// Both of them by UUID.
+    by_device: BTreeMap<String, BTreeSet<Share>>,
+}
+
+impl Held {
+    /// What the kubelet says in an observation that was started at `started`. Returns the resources of which a share is
+    /// free again.
+    pub fn observe(&mut self, started: Instant, holders: Vec<Holding>) -> BTreeSet<String> {
+        let shown: BTreeSet<(&str, &str)> = holders.iter().flat_map(Holding::shares).collect();
+        self.grants.retain(|(resource, id), at| {
+            // What was asked before the allocation says nothing about it.
+            let seen = started >= *at && shown.contains(&(resource.as_str(), id.as_str()));
+            let lost = started.checked_duration_since(*at).is_some_and(|age| age >= GRANT_MEMORY);
+            !seen && !lost
+        });
+        let mut by_device: BTreeMap<String, BTreeSet<Share>> = BTreeMap::new();
+        let granted = self.grants.keys().map(|(resource, id)| (resource.as_str(), id.as_str()));
+        for (resource, id) in shown.into_iter().chain(granted) {
+            by_device.entry(device_of(id).to_owned()).or_default().insert((resource.to_owned(), id.to_owned()));
+        }
+        let still =
+            |(device, share): &(&String, &Share)| by_device.get(*device).is_some_and(|shares| shares.contains(share));
+        let before = self.by_device.iter().flat_map(|(device, shares)| shares.iter().map(move |share| (device, share)));
+        let freed = before.filter(|share| !still(share)).map(|(_, (resource, _))| resource.clone()).collect();
+        self.by_device = by_device;
+        self.observed = holders;
+        freed
+    }
+
+    /// `ids` were given to a container.
+    pub fn grant<'a>(&mut self, resource: &str, ids: impl Iterator<Item = &'a str>, now: Instant) {
+        for id in ids {
+            let share = (resource.to_owned(), id.to_owned());
+            self.by_device.entry(device_of(id).to_owned()).or_default().insert(share.clone());
+            self.grants.insert(share, now);
+        }
+    }
+
+    /// Whether something was given out that is not seen held yet.
+    pub fn has_grants(&self) -> bool {
+        !self.grants.is_empty()
+    }
+
+    /// What the kubelet said last.
+    pub fn observed(&self) -> &[Holding] {
+        &self.observed
+    }
+
+    /// Whether anything of the device is held but what `except` offers of it.
+    pub fn holds_of(&self, uuid: &str, except: Option<&Assignment>) -> bool {
+        let excepted = |(resource, id): &Share| {
+            except.is_some_and(|of| of.resource == *resource && of.sharing.number(uuid, id).is_some())
+        };
+        self.by_device.get(uuid).is_some_and(|shares| !shares.iter().all(excepted))
+    }
+
+    /// Of each share that `assignment` offers of the device, whether it is held.
+    pub fn flags(&self, uuid: &str, assignment: &Assignment) -> Vec<bool> {
+        let mut flags = vec![false; assignment.sharing.shares() as usize];
+        for (resource, id) in self.by_device.get(uuid).into_iter().flatten() {
+            if *resource == assignment.resource
+                && let Some(number) = assignment.sharing.number(uuid, id)
+                && let Some(flag) = flags.get_mut(number as usize)
+            {
+                *flag = true;
+            }
+        }
+        flags
+    }
+}

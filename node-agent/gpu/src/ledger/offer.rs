@@ -1,0 +1,121 @@
+//! The lists that the kubelet gets.
+
+use super::Ledger;
+use crate::{Assignment, Device, DeviceSharing, ResourceList, Share};
+use std::{cmp::Reverse, collections::BTreeSet};
+
+/// A device as it is offered now.
+pub(super) struct Offered<'a> {
+    pub uuid: &'a str,
+    /// None for a device that was gone already when this process started.
+    pub device: Option<&'a Device>,
+    pub sharing: DeviceSharing,
+    pub state: State,
+    /// Of each share, whether it is held.
+    pub held: Vec<bool>,
+}
+
+/// What can be done with a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Its free shares can be given out.
+    InForce,
+    /// What is held of it stays, until it changes.
+    Waiting,
+    /// Nothing of it can be given out: it is gone or held back.
+    Out,
+}
+
+impl Offered<'_> {
+    /// Where it stands in its resource; devices that nobody knows come last.
+    pub fn order(&self) -> (bool, Option<(u32, Option<u32>)>, &str) {
+        (self.device.is_none(), self.device.map(Device::order), self.uuid)
+    }
+
+    /// Shares that can be given out.
+    pub fn free(&self) -> usize {
+        if self.state == State::InForce { self.held.iter().filter(|held| !**held).count() } else { 0 }
+    }
+}
+
+impl Ledger {
+    /// What is offered, in the order of the configuration, then resources that it no longer has. A resource of the
+    /// configuration whose devices all wait elsewhere has an empty list, so that its stream stays.
+    pub fn lists(&self) -> Vec<ResourceList> {
+        if !self.is_known() {
+            return Vec::new();
+        }
+        let configured: BTreeSet<&str> = self.order.iter().map(String::as_str).collect();
+        let offered: BTreeSet<&str> = self.entries.values().map(|of| of.resource.as_str()).collect();
+        let left = offered.difference(&configured).copied();
+        self.order.iter().map(String::as_str).chain(left).map(|name| self.list(name)).collect()
+    }
+
+    /// Withholds the free shares of all devices of `resource` but of the one with most of them, until a share that is held
+    /// is free again, so that no request is scheduled that fits on no device. Returns how many shares stay allocatable.
+    /// Nothing is withheld where the shares of one container can come from several devices.
+    pub fn withhold(&mut self, resource: &str) -> u32 {
+        let of_one = |of: &Assignment| of.resource == resource && of.sharing.one_device_per_container();
+        if self.entries.values().any(of_one) {
+            self.withheld.insert(resource.to_owned());
+        }
+        let healthy = self.list(resource).shares.iter().filter(|share| share.healthy).count();
+        u32::try_from(healthy).unwrap_or(u32::MAX)
+    }
+
+    fn list(&self, resource: &str) -> ResourceList {
+        let devices = self.offered(resource);
+        let withheld = self.withheld.contains(resource);
+        let most_free = devices
+            .iter()
+            .enumerate()
+            .filter(|(_, of)| of.sharing.one_device_per_container())
+            .min_by_key(|(at, of)| (Reverse(of.free()), *at))
+            .map(|(at, _)| at);
+        let healthy = |at: usize, of: &Offered<'_>, held: bool| match of.state {
+            State::Out => false,
+            State::Waiting => held,
+            State::InForce => held || !withheld || !of.sharing.one_device_per_container() || most_free == Some(at),
+        };
+        let most = devices.iter().map(|of| of.held.len()).max().unwrap_or_default();
+        let mut shares = Vec::with_capacity(devices.iter().map(|of| of.held.len()).sum());
+        for (number, row) in (0_u32..).zip(0..most) {
+            for (at, of) in devices.iter().enumerate() {
+                let Some(held) = of.held.get(row) else { continue };
+                shares.push(Share {
+                    id: of.sharing.id(of.uuid, number),
+                    healthy: healthy(at, of, *held),
+                    numa_node: of.device.and_then(|device| device.numa_node),
+                });
+            }
+        }
+        ResourceList { name: resource.to_owned(), shares }
+    }
+
+    /// The devices that are offered as `resource`, by index.
+    pub(super) fn offered(&self, resource: &str) -> Vec<Offered<'_>> {
+        let of_resource = self.entries.iter().filter(|(_, of)| of.resource == resource);
+        let mut offered: Vec<Offered<'_>> = of_resource
+            .map(|(uuid, assignment)| Offered {
+                uuid,
+                device: self.devices.get(uuid),
+                sharing: assignment.sharing,
+                state: self.state(uuid, assignment),
+                held: self.held.flags(uuid, assignment),
+            })
+            .collect();
+        offered.sort_by(|one, other| one.order().cmp(&other.order()));
+        offered
+    }
+
+    fn state(&self, uuid: &str, assignment: &Assignment) -> State {
+        let wanted = self.wanted.as_ref().and_then(|wanted| wanted.get(uuid));
+        if !self.present.contains(uuid) || self.held_back.contains_key(uuid) {
+            State::Out
+        } else if wanted != Some(assignment) {
+            State::Waiting
+        } else {
+            State::InForce
+        }
+    }
+}

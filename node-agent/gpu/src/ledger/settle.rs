@@ -1,0 +1,69 @@
+//! When a device changes from one assignment to another.
+
+use super::Ledger;
+use crate::{Assignment, device_of};
+use std::collections::BTreeSet;
+
+/// How the UUIDs of MIG devices begin.
+const MIG_UUID: &str = "MIG-";
+
+impl Ledger {
+    /// Carries out the changes of devices of which nothing is held and the kubelet takes nothing for healthy: it can give
+    /// out nothing of them, and an allocation that it began before is refused or fits what is in force then.
+    pub(super) fn switch(&mut self, allocatable: &BTreeSet<(String, String)>) {
+        let Some(wanted) = &self.wanted else { return };
+        let healthy: BTreeSet<(&str, &str)> =
+            allocatable.iter().map(|(resource, id)| (resource.as_str(), device_of(id))).collect();
+        let free = |uuid: &str, of: &Assignment| {
+            !healthy.contains(&(of.resource.as_str(), uuid)) && !self.is_taken(uuid, None)
+        };
+        let changes: Vec<(String, Option<Assignment>)> = self
+            .entries
+            .iter()
+            .filter(|(uuid, now)| wanted.get(*uuid) != Some(now) && free(uuid, now))
+            .map(|(uuid, _)| (uuid.clone(), wanted.get(uuid).cloned()))
+            .collect();
+        for (uuid, next) in changes {
+            match next {
+                Some(next) => _ = self.entries.insert(uuid, next),
+                None => _ = self.entries.remove(&uuid),
+            }
+        }
+    }
+
+    /// Offers the wanted devices that are not offered yet, nor is a part of them or the GPU that they are a part of, and of
+    /// which nobody holds anything but what they are to be offered as.
+    pub(super) fn adopt(&mut self) {
+        if !self.is_known() {
+            return;
+        }
+        for (uuid, assignment) in self.wanted.iter().flatten() {
+            let blocked = self.entries.contains_key(uuid)
+                || self.overlapping(uuid).any(|other| self.entries.contains_key(other))
+                || self.is_taken(uuid, Some(assignment));
+            if !blocked {
+                self.entries.insert(uuid.clone(), assignment.clone());
+            }
+        }
+        // A resource that lost its last such device has nothing to withhold.
+        self.withheld.retain(|resource| {
+            self.entries.values().any(|of| of.resource == *resource && of.sharing.one_device_per_container())
+        });
+    }
+
+    /// Whether anything of the device but what `except` offers of it, or of a device that overlaps it, is held.
+    fn is_taken(&self, uuid: &str, except: Option<&Assignment>) -> bool {
+        self.held.holds_of(uuid, except) || self.overlapping(uuid).any(|other| self.held.holds_of(other, None))
+    }
+
+    /// The devices that cannot be given out beside this one.
+    pub(super) fn overlapping(&self, uuid: &str) -> impl Iterator<Item = &str> {
+        let this = self.devices.get(uuid);
+        let known = self.devices.values().filter(move |other| this.is_some_and(|this| this.overlaps(other)));
+        // A MIG device that has left the node since it was saved can be a part of any GPU.
+        let whole = this.is_some_and(|this| this.mig.is_none());
+        let lost = |uuid: &&String| uuid.starts_with(MIG_UUID) && !self.devices.contains_key(*uuid);
+        let lost = self.entries.keys().filter(move |_| whole).filter(lost);
+        known.map(|other| other.uuid.as_str()).chain(lost.map(String::as_str))
+    }
+}

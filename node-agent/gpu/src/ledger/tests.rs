@@ -1,0 +1,335 @@
+//! What the ledger does, step by step; [`model`] plays a kubelet against it.
+
+mod choices;
+mod model;
+
+use super::*;
+use crate::{Gpu, Inventory, MigDevice, MigMode, Share, wanted};
+use gpunode_config::load;
+use std::time::Duration;
+
+/// GPUs of 4, 4 and 8 GiB; the last has two MIG devices.
+fn node() -> Inventory {
+    let mig = |index: u32| MigDevice {
+        uuid: format!("MIG-2-{index}"),
+        index,
+        profile: "1g.4gb".to_owned(),
+        memory_mib: 4096,
+        ..MigDevice::default()
+    };
+    let gpu = |index: u32| Gpu {
+        index,
+        uuid: format!("GPU-{index}"),
+        memory_mib: if index == 2 { 8192 } else { 4096 },
+        compute_capability: Some((8, 0)),
+        numa_node: Some(index % 2),
+        mig_mode: (index == 2).then_some(MigMode::Enabled),
+        mig_devices: if index == 2 { vec![mig(0), mig(1)] } else { Vec::new() },
+        ..Gpu::default()
+    };
+    Inventory { gpus: (0..3).map(gpu).collect(), ..Inventory::default() }
+}
+
+fn wants(config: &str) -> Wanted {
+    wanted(&node(), &load(config).unwrap()).unwrap()
+}
+
+const MEMORY: &str = "resources: [{name: a.b/mem, sharing: {strategy: Memory}}]";
+const SHARED: &str = "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 2}}]";
+
+fn strings(ids: &[&str]) -> Vec<String> {
+    ids.iter().map(|id| (*id).to_owned()).collect()
+}
+
+fn holding(pod: &str, resource: &str, ids: &[&str]) -> Holding {
+    Holding {
+        namespace: "team".to_owned(),
+        pod: pod.to_owned(),
+        container: "main".to_owned(),
+        resource: resource.to_owned(),
+        ids: strings(ids),
+    }
+}
+
+/// A ledger with a clock and a kubelet that has taken every list.
+struct Desk {
+    ledger: Ledger,
+    now: Instant,
+}
+
+impl Desk {
+    fn new(config: &str, holders: &[Holding]) -> Self {
+        let mut desk = Self { ledger: Ledger::default(), now: Instant::now() };
+        desk.ledger.want(wants(config));
+        desk.observe(holders);
+        desk
+    }
+
+    /// An observation in which the kubelet has taken the lists of now.
+    fn observe(&mut self, holders: &[Holding]) {
+        let allocatable = self.healthy();
+        self.now += Duration::from_secs(1);
+        self.ledger.observe(Observation { started: self.now, holders: holders.to_vec(), allocatable });
+    }
+
+    fn healthy(&self) -> BTreeSet<(String, String)> {
+        let lists = self.ledger.lists();
+        let shares = lists.iter().flat_map(|list| list.shares.iter().map(|share| (list.name.clone(), share)));
+        shares.filter(|(_, share)| share.healthy).map(|(name, share)| (name, share.id.clone())).collect()
+    }
+
+    fn allocate(&mut self, resource: &str, ids: &[&str]) -> Result<Granted, Refusal> {
+        self.ledger.allocate(resource, &strings(ids), self.now)
+    }
+
+    /// Healthy and all shares of a resource.
+    fn count(&self, resource: &str) -> Option<(usize, usize)> {
+        let lists = self.ledger.lists();
+        let list = lists.iter().find(|list| list.name == resource)?;
+        Some((list.shares.iter().filter(|share| share.healthy).count(), list.shares.len()))
+    }
+}
+
+#[test]
+fn nothing_is_offered_before_the_holders_are_known() {
+    let mut ledger = Ledger::default();
+    ledger.want(wants(""));
+    assert!(!ledger.is_known() && ledger.lists().is_empty() && ledger.waiting().is_empty());
+    let restored = Ledger::restore([("GPU-0".to_owned(), wants("").devices[0].assignment.clone())].into());
+    assert!(restored.lists().is_empty());
+}
+
+#[test]
+fn a_list_begins_with_one_share_of_each_device_and_says_where_it_is() {
+    let desk = Desk::new(SHARED, &[]);
+    let lists = desk.ledger.lists();
+    let ids: Vec<&str> = lists[0].shares.iter().map(|share| share.id.as_str()).collect();
+    assert_eq!(ids, ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-0::1", "GPU-1::1", "GPU-2::1"]);
+    assert_eq!(lists[0].shares[1], Share { id: "GPU-1::0".to_owned(), healthy: true, numa_node: Some(1) });
+}
+
+#[test]
+fn a_held_device_stays_as_it_is_until_its_last_holder_is_gone_and_others_change_at_once() {
+    let mut desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-1"])]);
+    desk.ledger.want(wants(SHARED));
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((1, 3)), "only the held one is healthy");
+    desk.observe(&[holding("train", "nvidia.com/gpu", &["GPU-1"])]);
+    let ids: Vec<String> = desk.ledger.lists()[0].shares.iter().map(|share| share.id.clone()).collect();
+    assert_eq!(ids, ["GPU-0::0", "GPU-1", "GPU-2::0", "GPU-0::1", "GPU-2::1"]);
+    let [waiting] = desk.ledger.waiting().try_into().unwrap();
+    assert_eq!((waiting.device.as_str(), waiting.pods), ("GPU-1", strings(&["team/train"])));
+    assert_eq!(
+        waiting.message,
+        "GPU 1 stays nvidia.com/gpu until the last pod that holds it is gone, then it becomes nvidia.com/gpu (2 replicas)"
+    );
+    desk.observe(&[]);
+    assert_eq!(
+        desk.count("nvidia.com/gpu"),
+        Some((4, 5)),
+        "the kubelet took the id of the holder for healthy until now"
+    );
+    desk.observe(&[]);
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((6, 6)));
+    assert!(desk.ledger.waiting().is_empty() && !desk.ledger.is_busy());
+}
+
+#[test]
+fn an_allocation_of_an_old_id_delays_the_change_and_one_after_it_is_refused() {
+    let mut desk = Desk::new("", &[]);
+    desk.ledger.want(wants(SHARED));
+    assert!(desk.allocate("nvidia.com/gpu", &["GPU-1"]).is_ok(), "the kubelet had picked it before");
+    desk.observe(&[]);
+    assert!(desk.allocate("nvidia.com/gpu", &["GPU-1"]).is_ok());
+    let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "allocate nvidia.com/gpu: unknown devices GPU-0; they are not in the list that is in force"
+    );
+    let waiting = desk.ledger.waiting();
+    assert!(waiting[0].message.contains("until it is certain that no container got"), "{waiting:?}");
+}
+
+#[test]
+fn an_allocation_counts_until_it_is_seen_held_or_five_seconds_have_passed() {
+    let mut desk = Desk::new("", &[]);
+    desk.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap();
+    assert!(desk.ledger.is_busy());
+    desk.ledger.want(wants(SHARED));
+    for _ in 0..4 {
+        desk.observe(&[]);
+        assert_eq!(desk.ledger.waiting().len(), 1);
+    }
+    desk.observe(&[]);
+    assert!(desk.ledger.is_busy(), "its id was still healthy");
+    desk.observe(&[]);
+    assert!(!desk.ledger.is_busy());
+}
+
+#[test]
+fn an_observation_from_before_an_allocation_says_nothing_about_it() {
+    let mut desk = Desk::new("", &[]);
+    let before = Observation { started: desk.now, holders: Vec::new(), allocatable: BTreeSet::new() };
+    desk.now += Duration::from_secs(60);
+    desk.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap();
+    desk.ledger.want(wants(SHARED));
+    desk.ledger.observe(before);
+    let waiting: Vec<String> = desk.ledger.waiting().into_iter().map(|waiting| waiting.device).collect();
+    assert_eq!(waiting, ["GPU-1"]);
+}
+
+#[test]
+fn after_a_restart_what_was_given_out_shortly_before_is_not_given_again() {
+    let before = Desk::new("", &[]);
+    let mut desk = Desk { ledger: Ledger::restore(before.ledger.saved().clone()), now: before.now };
+    desk.ledger.want(wants(SHARED));
+    desk.observe(&[]);
+    assert_eq!(desk.ledger.waiting().len(), 3, "the kubelet may not have written down its last allocation");
+    desk.observe(&[holding("late", "nvidia.com/gpu", &["GPU-0"])]);
+    for _ in 0..5 {
+        desk.observe(&[holding("late", "nvidia.com/gpu", &["GPU-0"])]);
+    }
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((5, 5)));
+}
+
+#[test]
+fn a_device_that_somebody_else_gave_out_is_not_offered() {
+    let others = [holding("other", "nvidia.com/gpu", &["GPU-0"]), holding("part", "x.y/mig", &["MIG-2-0"])];
+    let mut desk = Desk::new("resources: [{name: a.b/c}]", &others);
+    assert_eq!(desk.count("a.b/c"), Some((1, 1)));
+    assert_eq!(desk.ledger.holders().len(), 2, "both hold devices of this node");
+    let waiting = desk.ledger.waiting();
+    assert_eq!(
+        waiting[1].message,
+        "GPU 2 is not offered until the last pod that holds it is gone, then it becomes a.b/c"
+    );
+    desk.observe(&[]);
+    assert_eq!(desk.count("a.b/c"), Some((3, 3)));
+    // What is held under the wanted name is no obstacle: the state on disk was lost.
+    let desk = Desk::new("", &others[..1]);
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((3, 3)));
+}
+
+#[test]
+fn a_gpu_and_its_mig_devices_are_never_offered_together() {
+    let held = [holding("whole", "nvidia.com/gpu", &["GPU-2"])];
+    let mut desk = Desk::new("", &held);
+    desk.ledger.want(wants("mig: {strategy: Mixed}"));
+    desk.observe(&held);
+    assert_eq!(desk.count("nvidia.com/mig-1g.4gb"), Some((0, 0)), "the resource is there, and nothing of it");
+    desk.observe(&[]);
+    desk.observe(&[]);
+    assert_eq!(desk.count("nvidia.com/mig-1g.4gb"), Some((2, 2)));
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 2)));
+}
+
+#[test]
+fn a_resource_that_is_no_longer_configured_ends_with_its_last_holder() {
+    let held = [holding("train", "nvidia.com/gpu", &["GPU-0"])];
+    let mut desk = Desk::new("", &held);
+    desk.ledger.want(Wanted::nothing(&node()));
+    desk.observe(&held);
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((1, 1)));
+    desk.observe(&[]);
+    desk.observe(&[]);
+    assert!(desk.ledger.lists().is_empty() && desk.ledger.saved().is_empty());
+}
+
+#[test]
+fn a_gpu_that_is_gone_or_held_back_is_unhealthy_also_where_it_is_held() {
+    let held = [holding("train", "nvidia.com/gpu", &["GPU-0"])];
+    let mut desk = Desk::new("", &held);
+    let mut less = node();
+    less.gpus.remove(0);
+    desk.ledger.want(wanted(&less, &load("").unwrap()).unwrap());
+    desk.observe(&held);
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 3)));
+    let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err().to_string();
+    assert!(refused.ends_with("GPU-0 cannot be given out now: the driver no longer lists it"), "{refused}");
+    desk.ledger.want(wants(""));
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((3, 3)));
+    desk.ledger.hold_back([("GPU-1".to_owned(), "its MPS daemon does not answer".to_owned())].into());
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 3)));
+    assert!(matches!(desk.allocate("nvidia.com/gpu", &["GPU-1"]), Err(Refusal::HeldBack { .. })));
+}
+
+#[test]
+fn a_gpu_that_changes_its_index_keeps_its_shares() {
+    let held = [holding("train", "a.b/mem", &["GPU-0-_-3"])];
+    let mut desk = Desk::new(MEMORY, &held);
+    let mut swapped = node();
+    swapped.gpus[0].index = 1;
+    swapped.gpus[1].index = 0;
+    desk.ledger.want(wanted(&swapped, &load(MEMORY).unwrap()).unwrap());
+    assert!(desk.ledger.waiting().is_empty());
+    let granted = desk.allocate("a.b/mem", &["GPU-0-_-0", "GPU-0-_-1"]).unwrap();
+    assert_eq!((granted.devices[0].0.gpu, granted.devices[0].1), (1, 2));
+}
+
+#[test]
+fn units_of_several_gpus_are_refused_with_what_fits() {
+    let held = [holding("one", "a.b/mem", &["GPU-2-_-0", "GPU-2-_-1", "GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"])];
+    let mut desk = Desk::new(MEMORY, &held);
+    desk.allocate("a.b/mem", &["GPU-0-_-0", "GPU-0-_-1", "GPU-0-_-2"]).unwrap();
+    desk.allocate("a.b/mem", &["GPU-1-_-0", "GPU-1-_-1"]).unwrap();
+    let refused = desk.allocate("a.b/mem", &["GPU-0-_-3", "GPU-1-_-2", "GPU-1-_-3", "GPU-2-_-5", "GPU-2-_-6"]);
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "allocate a.b/mem: 5 units fit in the 6 that are free on this node but not on one GPU: the most that is free on \
+         one is 3 (GPU 2); ask for at most that, or wait until units are freed"
+    );
+    let misplaced = desk.allocate("a.b/mem", &["GPU-1-_-2", "GPU-2-_-5"]).unwrap_err().to_string();
+    assert!(misplaced.contains("the kubelet picked units of several though 3 are free on GPU 2"), "{misplaced}");
+}
+
+#[test]
+fn withholding_leaves_what_is_held_and_the_free_units_of_one_gpu_until_something_is_freed() {
+    let mut desk = Desk::new(MEMORY, &[holding("one", "a.b/mem", &["GPU-2-_-0", "GPU-2-_-1"])]);
+    assert_eq!(desk.ledger.withhold("a.b/mem"), 2 + 6);
+    assert_eq!(desk.count("a.b/mem"), Some((8, 16)));
+    assert!(desk.ledger.is_busy());
+    desk.allocate("a.b/mem", &["GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"]).unwrap();
+    assert_eq!(desk.count("a.b/mem"), Some((5 + 4, 16)), "now GPU 0 has most");
+    let two = ["GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"];
+    let both = [holding("one", "a.b/mem", &["GPU-2-_-0", "GPU-2-_-1"]), holding("two", "a.b/mem", &two)];
+    desk.observe(&both);
+    assert_eq!(desk.count("a.b/mem"), Some((9, 16)));
+    desk.observe(&both[1..]);
+    assert_eq!(desk.count("a.b/mem"), Some((16, 16)));
+    assert!(!desk.ledger.is_busy());
+    let mut desk = Desk::new(SHARED, &[]);
+    assert_eq!(desk.ledger.withhold("nvidia.com/gpu"), 6, "replicas of one container can come from several GPUs");
+    assert!(!desk.ledger.is_busy());
+}
+
+#[test]
+fn more_than_one_replica_is_refused_where_the_resource_says_so() {
+    let strict = SHARED.replace("replicas: 2", "replicas: 2, failRequestsGreaterThanOne: true");
+    let mut desk = Desk::new(&strict, &[]);
+    let refused = desk.allocate("nvidia.com/gpu", &["GPU-0::0", "GPU-1::0"]).unwrap_err();
+    assert_eq!(refused, Refusal::MoreThanOne { resource: "nvidia.com/gpu".to_owned(), asked: 2 });
+    assert!(desk.allocate("nvidia.com/gpu", &[]).is_err());
+    desk.ledger.want(wants(SHARED));
+    let granted = desk.allocate("nvidia.com/gpu", &["GPU-1::0", "GPU-0::0", "GPU-0::1"]).unwrap();
+    let devices: Vec<(&str, u32)> = granted.devices.iter().map(|(device, count)| (&*device.uuid, *count)).collect();
+    assert_eq!(devices, [("GPU-0", 2), ("GPU-1", 1)], "rules of a resource change at once");
+}
+
+#[test]
+fn holders_are_counted_per_container_and_device() {
+    let held = [
+        holding("b", "nvidia.com/gpu", &["GPU-1::0", "GPU-0::1", "GPU-1::1"]),
+        holding("a", "nvidia.com/gpu", &["GPU-0::0"]),
+        holding("nic", "rdma/hca", &["mlx5_0"]),
+    ];
+    let holders = Desk::new(SHARED, &held).ledger.holders();
+    let counts: Vec<(&str, &str, u32)> = holders.iter().map(|of| (&*of.pod, &*of.device, of.count)).collect();
+    assert_eq!(counts, [("a", "GPU-0", 1), ("b", "GPU-0", 1), ("b", "GPU-1", 2)]);
+}
+
+#[test]
+fn devices_under_mps_are_those_in_force() {
+    let mut desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
+    desk.ledger.want(wants("resources: [{name: nvidia.com/gpu, sharing: {strategy: Mps, replicas: 10}}]"));
+    desk.observe(&[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
+    assert_eq!(desk.ledger.mps_devices(), ["GPU-1", "GPU-2"]);
+}

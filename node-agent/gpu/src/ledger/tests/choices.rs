@@ -1,0 +1,93 @@
+//! Which shares are preferred.
+
+use super::*;
+
+fn free(desk: &Desk) -> Vec<String> {
+    desk.healthy().into_iter().map(|(_, id)| id).collect()
+}
+
+fn preferred(desk: &Desk, resource: &str, available: &[String], must: &[&str], size: usize) -> Vec<String> {
+    let chosen = desk.ledger.preferred(resource, available, &strings(must), size, &BTreeMap::new());
+    let reversed: Vec<String> = available.iter().rev().cloned().collect();
+    assert_eq!(chosen, desk.ledger.preferred(resource, &reversed, &strings(must), size, &BTreeMap::new()));
+    chosen
+}
+
+fn without(available: &[String], taken: &[&str]) -> Vec<String> {
+    available.iter().filter(|id| !taken.contains(&id.as_str())).cloned().collect()
+}
+
+#[test]
+fn whole_gpus_come_in_the_order_of_their_index() {
+    let desk = Desk::new("", &[]);
+    let available = strings(&["GPU-2", "GPU-1", "GPU-0"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &[], 2), ["GPU-0", "GPU-1"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &["GPU-2"], 2), ["GPU-2", "GPU-0"]);
+    assert!(!desk.ledger.has_tie("nvidia.com/gpu", &available, 1));
+}
+
+#[test]
+fn replicas_of_one_request_are_spread_and_a_new_one_goes_where_least_is_held() {
+    let desk = Desk::new(SHARED, &[]);
+    let all = free(&desk);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &all, &[], 4), ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-0::1"]);
+    let some = without(&all, &["GPU-0::0", "GPU-2::1"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &some, &[], 2), ["GPU-1::0", "GPU-0::1"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &all, &["GPU-0::1"], 2), ["GPU-0::1", "GPU-1::0"]);
+}
+
+#[test]
+fn utilisation_decides_between_gpus_of_which_equally_much_is_held() {
+    let desk = Desk::new(SHARED, &[]);
+    let all = free(&desk);
+    let busy = [(0, 90), (1, 5), (2, 40)].into();
+    assert_eq!(desk.ledger.preferred("nvidia.com/gpu", &all, &[], 2, &busy), ["GPU-1::0", "GPU-2::0"]);
+    assert!(desk.ledger.has_tie("nvidia.com/gpu", &all, 2));
+    assert!(!desk.ledger.has_tie("nvidia.com/gpu", &all, 3), "all of them are picked");
+    let one_left = without(&all, &["GPU-0::0", "GPU-2::0"]);
+    assert!(!desk.ledger.has_tie("nvidia.com/gpu", &one_left, 1));
+    let shares = "resources: [{name: a.b/mps, sharing: {strategy: Mps, replicas: 2}}]";
+    let desk = Desk::new(shares, &[]);
+    assert_eq!(desk.ledger.preferred("a.b/mps", &free(&desk), &[], 2, &busy), ["GPU-1::0", "GPU-1::1"]);
+    assert!(desk.ledger.has_tie("a.b/mps", &free(&desk), 2));
+    let used = without(&free(&desk), &["GPU-1::0"]);
+    assert_eq!(desk.ledger.preferred("a.b/mps", &used, &[], 1, &busy), ["GPU-2::0"]);
+}
+
+#[test]
+fn units_come_from_the_fullest_or_the_emptiest_gpu_on_which_they_fit() {
+    for (placement, gpu) in [("Packed", "GPU-1"), ("Spread", "GPU-2")] {
+        let config = MEMORY.replace("Memory", &format!("Memory, placement: {placement}"));
+        let desk = Desk::new(&config, &[]);
+        let available = without(&free(&desk), &["GPU-1-_-0"]);
+        let chosen = preferred(&desk, "a.b/mem", &available, &[], 2);
+        assert!(chosen.iter().all(|id| device_of(id) == gpu), "{placement}: {chosen:?}");
+        let large = preferred(&desk, "a.b/mem", &available, &[], 5);
+        assert!(large.iter().all(|id| device_of(id) == "GPU-2"), "{large:?}");
+        let begun = preferred(&desk, "a.b/mem", &available, &["GPU-0-_-2"], 3);
+        assert!(begun.iter().all(|id| device_of(id) == "GPU-0"), "{begun:?}");
+        assert_eq!(begun.len(), 3);
+        assert_eq!(preferred(&desk, "a.b/mem", &available, &[], 10).len(), 10, "it fits nowhere: best effort");
+    }
+}
+
+#[test]
+fn shares_of_a_device_that_waits_come_last() {
+    let held = [holding("one", "a.b/mem", &["GPU-0-_-0"])];
+    let mut desk = Desk::new(MEMORY, &held);
+    let before = without(&free(&desk), &["GPU-0-_-0"]);
+    desk.ledger.want(wants(
+        "resources: [{name: x.y/z, devices: {indices: [0]}}, {name: a.b/mem, sharing: {strategy: Memory}}]",
+    ));
+    let chosen = preferred(&desk, "a.b/mem", &before, &[], 2);
+    assert!(chosen.iter().all(|id| device_of(id) == "GPU-1"), "GPU 0 is fuller, and is to change: {chosen:?}");
+}
+
+#[test]
+fn ids_of_an_earlier_list_are_taken_last_and_too_few_give_what_there_is() {
+    let desk = Desk::new("", &[]);
+    let some = strings(&["GPU-9", "GPU-1", "GPU-0::1"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &some, &[], 2), ["GPU-1", "GPU-0::1"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &some, &[], 7).len(), 3);
+    assert_eq!(preferred(&desk, "no.such/thing", &some, &[], 1), ["GPU-0::1"]);
+}

@@ -1,0 +1,71 @@
+//! What waits, and for what.
+
+use super::{Ledger, Waiting};
+use crate::{Assignment, DeviceSharing, device_of};
+use std::collections::BTreeSet;
+
+/// Longest message, as long as `GpuNode.status.waiting` takes.
+const MAX_MESSAGE: usize = 512;
+
+impl Ledger {
+    /// Devices that are not yet offered as they are to be, by index.
+    pub fn waiting(&self) -> Vec<Waiting> {
+        let mut waiting: Vec<Waiting> = self.waiting_devices().into_iter().map(|uuid| self.describe(uuid)).collect();
+        waiting.sort_by_key(|of| {
+            let device = self.devices.get(&of.device);
+            (device.is_none(), device.map(crate::Device::order), of.device.clone())
+        });
+        waiting
+    }
+
+    /// UUIDs of the devices whose entry is not what is wanted, and of those that are wanted and have none.
+    pub(super) fn waiting_devices(&self) -> BTreeSet<&str> {
+        let (true, Some(wanted)) = (self.is_known(), &self.wanted) else { return BTreeSet::new() };
+        let changing = self.entries.iter().filter(|(uuid, now)| wanted.get(*uuid) != Some(now)).map(|(uuid, _)| uuid);
+        let coming = wanted.keys().filter(|uuid| !self.entries.contains_key(*uuid));
+        changing.chain(coming).map(String::as_str).collect()
+    }
+
+    fn describe(&self, uuid: &str) -> Waiting {
+        let now = self.entries.get(uuid);
+        let next = self.wanted.as_ref().and_then(|wanted| wanted.get(uuid));
+        let whole_or_part: BTreeSet<&str> = self.overlapping(uuid).chain([uuid]).collect();
+        let holds = |id: &String| whole_or_part.contains(device_of(id));
+        let holding = self.held.observed().iter().filter(|holding| holding.ids.iter().any(holds));
+        let pods: BTreeSet<String> = holding.map(|of| format!("{}/{}", of.namespace, of.pod)).collect();
+        let until = if !pods.is_empty() {
+            "the last pod that holds it is gone"
+        } else if whole_or_part.iter().any(|device| self.held.holds_of(device, None)) {
+            "it is certain that no container got the shares that were given out last"
+        } else {
+            "the kubelet gives nothing of it out any more"
+        };
+        let name = self.devices.get(uuid).map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()));
+        let mut message = match (now, next) {
+            (Some(now), Some(next)) => format!("{name} stays {} until {until}, then it becomes {}", In(now), In(next)),
+            (Some(now), None) if self.present.contains(uuid) => {
+                format!("{name} stays {} until {until}, then it is no longer offered", In(now))
+            }
+            (Some(now), None) => format!("{name} has left the node and stays {}, unhealthy, until {until}", In(now)),
+            (None, Some(next)) => format!("{name} is not offered until {until}, then it becomes {}", In(next)),
+            (None, None) => format!("{name} is not offered"),
+        };
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+        Waiting { device: uuid.to_owned(), message, pods: pods.into_iter().collect() }
+    }
+}
+
+/// An assignment in words.
+struct In<'a>(&'a Assignment);
+
+impl std::fmt::Display for In<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Assignment { resource, sharing } = self.0;
+        match sharing {
+            DeviceSharing::Whole => write!(f, "{resource}"),
+            DeviceSharing::TimeSlicing { replicas } => write!(f, "{resource} ({replicas} replicas)"),
+            DeviceSharing::Memory { unit, units } => write!(f, "{resource} ({units} units of {unit})"),
+            DeviceSharing::Mps { replicas } => write!(f, "{resource} ({replicas} shares under MPS)"),
+        }
+    }
+}
