@@ -29,6 +29,18 @@ type node struct {
 	remapsRows bool
 }
 
+// migDevice is what is expected of one MIG device.
+type migDevice struct {
+	profile          string
+	gpuInstance      int
+	computeInstance  int
+	processors       uint32
+	memoryMB         uint64
+	placement        nvml.GpuInstancePlacement
+	gpuProfile       int
+	computeProfile   int
+}
+
 var nodes = map[string]node{
 	// DGX-1 with Volta.
 	"v100": {

@@ -60,6 +60,14 @@ pub(crate) fn find(node: &Node, found: impl Fn(&Gpu) -> bool) -> Answer<usize> {
     node.gpus().iter().position(found).ok_or(ReturnCode::NotFound)
 }
 
+/// The places of a GPU and of its MIG device with a UUID.
+pub(crate) fn find_mig(node: &Node, uuid: &str) -> Option<(usize, usize)> {
+    node.gpus().iter().enumerate().find_map(|(index, gpu)| {
+        let place = gpu.mig_devices().position(|(_, compute)| compute.uuid == uuid)?;
+        Some((index, place))
+    })
+}
+
 /// The place of the GPU at a PCI address.
 pub(crate) fn find_by_address(node: &Node, text: &str) -> Answer<usize> {
     let wanted = PciAddress::parse(text).ok_or(ReturnCode::InvalidArgument)?;
@@ -141,7 +149,7 @@ impl From<nvmlPciInfo_t> for PciInfoV2 {
 }
 
 /// ASCII text in a fixed buffer, cut if need be, with a NUL at its end.
-fn c_string<const N: usize>(text: &str) -> [libc::c_char; N] {
+pub(crate) fn c_string<const N: usize>(text: &str) -> [libc::c_char; N] {
     let mut buffer = [0; N];
     for (to, from) in buffer.iter_mut().zip(text.bytes().take(N.saturating_sub(1))) {
         *to = libc::c_char::try_from(from).unwrap_or_default();

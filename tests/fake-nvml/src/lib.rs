@@ -1,8 +1,8 @@
 //! A simulated `libnvidia-ml.so.1`: NVML's C interface over a scenario file instead of a driver.
 //!
 //! Programs load it in place of the real library and cannot tell the difference in what gpunode
-//! needs: inventory, PCI and NUMA, links, memory, processes, health and events. What is not
-//! simulated answers `NOT_SUPPORTED`. The hardware comes from the scenario file beside the library
+//! needs: inventory, MIG devices that exist, PCI and NUMA, links, memory, processes, health and events.
+//! What is not simulated answers `NOT_SUPPORTED`. The hardware comes from the scenario file beside the library
 //! and faults from the state file, which changes while the library is loaded (`gpunode-scenario`).
 //!
 //! Each module answers one part of `nvml.h` in terms of Rust values; `ffi` alone sees pointers.
@@ -17,6 +17,7 @@ mod inventory;
 mod library;
 mod links;
 mod mig;
+mod modes;
 mod node;
 mod usage;
 mod watch;

@@ -8,8 +8,8 @@ use std::{
 use gpunode_scenario::ReturnCode;
 
 use crate::{
-    handle::DeviceHandle,
-    node::{GpuCall, Node},
+    handle::{DeviceHandle, Named},
+    node::{GpuCall, MigCall, Node},
 };
 
 /// What a call answers; `Err` is the return code.
@@ -54,11 +54,29 @@ pub(crate) fn node() -> Answer<Arc<Node>> {
     loaded().as_ref().map(|loaded| Arc::clone(&loaded.node)).ok_or(ReturnCode::Uninitialized)
 }
 
-/// The GPU behind a handle, in a call of `function`; an error where the state says so.
+/// What a handle can stand for, in a call that is made on either.
+pub(crate) enum Device {
+    /// A whole GPU.
+    Gpu(GpuCall),
+    /// A MIG device.
+    Mig(MigCall),
+}
+
+/// The GPU or MIG device behind a handle, in a call of `function`; an error where the state says so.
+pub(crate) fn device(function: &str, handle: DeviceHandle) -> Answer<Device> {
+    match handle.named().ok_or(ReturnCode::InvalidArgument)? {
+        Named::Gpu(index) => GpuCall::begin(node()?, index, function).map(Device::Gpu),
+        Named::Mig(index, place) => MigCall::begin(node()?, index, place, function).map(Device::Mig),
+    }
+}
+
+/// The GPU behind a handle, in a call of `function`; an error where the state says so. A MIG device is no GPU.
 pub(crate) fn gpu(function: &str, handle: DeviceHandle) -> Answer<GpuCall> {
     let node = node()?;
-    let index = handle.gpu_index().ok_or(ReturnCode::InvalidArgument)?;
-    GpuCall::begin(node, index, function)
+    match handle.named() {
+        Some(Named::Gpu(index)) => GpuCall::begin(node, index, function),
+        _ => Err(ReturnCode::InvalidArgument),
+    }
 }
 
 /// The GPU at an index, in a call of `function` that looks GPUs up; an error where the state says so.

@@ -1,27 +1,98 @@
-//! What can be read about MIG while it is off everywhere. Enabling it is not simulated.
+//! MIG devices, and the instances behind them. They are what the scenario says: creating and destroying is not simulated.
 
-use gpunode_scenario::{Gpu, ReturnCode};
+use gpunode_scenario::{ComputeInstance, ComputeProfile, Engines, Gpu, GpuInstance, MigProfile, ReturnCode};
+use nvml_wrapper_sys::bindings::{
+    NVML_COMPUTE_INSTANCE_PROFILE_COUNT, NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_ENABLE,
+    NVML_GPU_INSTANCE_PROFILE_COUNT, nvmlDeviceAttributes_t,
+};
 
-use crate::{handle::DeviceHandle, library::Answer};
-
-/// `NVML_DEVICE_MIG_DISABLE`.
-const DISABLED: u32 = 0;
+use crate::{library::Answer, node::MigCall};
 
 /// Current and pending mode.
 pub(crate) fn mode(gpu: &Gpu) -> Answer<(u32, u32)> {
     capable(gpu)?;
-    Ok((DISABLED, DISABLED))
+    let mode = if gpu.mig.is_some() { NVML_DEVICE_MIG_ENABLE } else { NVML_DEVICE_MIG_DISABLE };
+    Ok((mode, mode))
 }
 
 /// The most MIG devices that can exist now: none while the mode is off.
-pub(crate) fn max_devices(_gpu: &Gpu) -> u32 {
-    0
+pub(crate) fn max_devices(gpu: &Gpu) -> u32 {
+    if gpu.mig.is_some() { gpu.board.max_mig_devices } else { 0 }
 }
 
-/// The MIG device at an index: there is none.
-pub(crate) fn device(gpu: &Gpu, _index: u32) -> Answer<DeviceHandle> {
+/// The place of the MIG device at an index.
+pub(crate) fn device(gpu: &Gpu, index: u32) -> Answer<usize> {
     capable(gpu)?;
-    Err(ReturnCode::NotFound)
+    let place = usize::try_from(index).map_err(|_| ReturnCode::InvalidArgument)?;
+    if gpu.mig.is_some() && index >= gpu.board.max_mig_devices {
+        return Err(ReturnCode::InvalidArgument);
+    }
+    gpu.mig_devices().nth(place).map(|_| place).ok_or(ReturnCode::NotFound)
+}
+
+/// The name that a MIG device has.
+pub(crate) fn name(mig: &MigCall) -> Answer<String> {
+    let (_, compute) = mig.instances()?;
+    Ok(format!("{} MIG {}", mig.parent().hardware()?.name, compute.profile.name))
+}
+
+/// What a MIG device consists of.
+pub(crate) fn attributes(mig: &MigCall) -> Answer<nvmlDeviceAttributes_t> {
+    let (instance, compute) = mig.instances()?;
+    let Engines { copy, decoders, encoders, jpegs, ofas } = instance.profile.engines;
+    Ok(nvmlDeviceAttributes_t {
+        multiprocessorCount: compute.profile.multiprocessors,
+        sharedCopyEngineCount: copy,
+        sharedDecoderCount: decoders,
+        sharedEncoderCount: encoders,
+        sharedJpegCount: jpegs,
+        sharedOfaCount: ofas,
+        gpuInstanceSliceCount: instance.profile.slices,
+        computeInstanceSliceCount: compute.profile.slices,
+        memorySizeMB: instance.profile.memory_mib,
+    })
+}
+
+/// The profile that a board has for `NVML_GPU_INSTANCE_PROFILE_*`.
+pub(crate) fn profile(gpu: &Gpu, kind: u32) -> Answer<MigProfile> {
+    if kind >= NVML_GPU_INSTANCE_PROFILE_COUNT {
+        return Err(ReturnCode::InvalidArgument);
+    }
+    find_profile(gpu, |profile| profile.kind == kind)
+}
+
+/// The profile that a board has under an id.
+pub(crate) fn profile_by_id(gpu: &Gpu, id: u32) -> Answer<MigProfile> {
+    find_profile(gpu, |profile| profile.id == id)
+}
+
+fn find_profile(gpu: &Gpu, wanted: impl FnMut(&MigProfile) -> bool) -> Answer<MigProfile> {
+    gpu.board.mig_profiles().into_iter().find(wanted).ok_or(ReturnCode::NotSupported)
+}
+
+/// The GPU instances of a GPU.
+pub(crate) fn instances(gpu: &Gpu) -> Answer<&[GpuInstance]> {
+    gpu.mig.as_deref().ok_or(ReturnCode::NotSupported)
+}
+
+/// The GPU instance with an id.
+pub(crate) fn instance(gpu: &Gpu, id: u32) -> Answer<&GpuInstance> {
+    instances(gpu)?.iter().find(|instance| instance.id == id).ok_or(ReturnCode::NotFound)
+}
+
+/// The compute instance with an id.
+pub(crate) fn compute_instance(instance: &GpuInstance, id: u32) -> Answer<&ComputeInstance> {
+    instance.compute_instances.iter().find(|compute| compute.id == id).ok_or(ReturnCode::NotFound)
+}
+
+/// The profile that a GPU instance has for `NVML_COMPUTE_INSTANCE_PROFILE_*`.
+pub(crate) fn compute_profile(instance: &GpuInstance, kind: u32) -> Answer<ComputeProfile> {
+    if kind >= NVML_COMPUTE_INSTANCE_PROFILE_COUNT {
+        return Err(ReturnCode::InvalidArgument);
+    }
+    // An id is the same number.
+    let profiles = instance.profile.compute_profiles();
+    profiles.into_iter().find(|profile| profile.kind == kind).ok_or(ReturnCode::NotSupported)
 }
 
 fn capable(gpu: &Gpu) -> Answer {

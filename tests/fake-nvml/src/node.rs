@@ -1,17 +1,16 @@
-//! The simulated node: its hardware, its state now, and what programs set on it.
+//! The simulated node: its hardware and its state now.
 
 use std::{
     fs,
     io::{self, Write},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
 };
 
-use gpunode_scenario::{Gpu, GpuState, ReturnCode, SCENARIO_FILE, STATE_FILE, Scenario, ScenarioError, State};
+use gpunode_scenario::{
+    ComputeInstance, Gpu, GpuInstance, GpuState, ReturnCode, SCENARIO_FILE, STATE_FILE, Scenario, ScenarioError, State,
+};
 
 use crate::{events::EventSets, handle::DeviceHandle, library::Answer};
 
@@ -19,18 +18,10 @@ use crate::{events::EventSets, handle::DeviceHandle, library::Answer};
 pub(crate) struct Node {
     dir: PathBuf,
     gpus: Vec<Gpu>,
-    modes: Vec<Modes>,
     driver_version: String,
     cuda_driver_version: i32,
     state: Mutex<CachedState>,
     event_sets: EventSets,
-}
-
-/// Modes that programs set. Real ones belong to the driver; here each process has its own.
-#[derive(Default)]
-pub(crate) struct Modes {
-    compute: AtomicU32,
-    persistence: AtomicU32,
 }
 
 /// Time, inode and size of the state file: it is replaced as a whole, so one of them changes.
@@ -54,7 +45,6 @@ impl Node {
         let gpus = scenario.gpus().map_err(refuse)?;
         Ok(Node {
             dir: dir.to_owned(),
-            modes: gpus.iter().map(|_| Modes::default()).collect(),
             gpus,
             cuda_driver_version: scenario.cuda_driver_version().map_err(refuse)?,
             driver_version: scenario.driver_version,
@@ -117,7 +107,7 @@ impl Node {
 
 /// Says on standard error what is wrong with a file: a return code alone would leave whoever wrote
 /// the file by hand without a clue.
-fn refuse(file: &str, error: &dyn std::error::Error) -> ReturnCode {
+pub(crate) fn refuse(file: &str, error: &dyn std::error::Error) -> ReturnCode {
     let mut text = format!("simulated NVML: {file}: {error}");
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -174,31 +164,37 @@ impl GpuCall {
     pub(crate) fn state(&self) -> &GpuState {
         &self.state
     }
-
-    /// What programs set on it.
-    pub(crate) fn modes(&self) -> Answer<&Modes> {
-        self.node.modes.get(self.index).ok_or(ReturnCode::Unknown)
-    }
 }
 
-impl Modes {
-    /// `nvmlComputeMode_t`.
-    pub(crate) fn compute(&self) -> u32 {
-        self.compute.load(Ordering::Relaxed)
+/// One MIG device during one call, which the state lets through.
+pub(crate) struct MigCall {
+    gpu: GpuCall,
+    place: usize,
+}
+
+impl MigCall {
+    /// Begins a call of `function`; an error when the GPU is lost or the function made to fail.
+    pub(crate) fn begin(node: Arc<Node>, index: usize, place: usize, function: &str) -> Answer<Self> {
+        let call = MigCall { gpu: GpuCall::begin(node, index, function)?, place };
+        call.instances()?;
+        match u32::try_from(place).ok().and_then(|place| call.gpu.state.mig_failure(place, function)) {
+            Some(code) => Err(code),
+            None => Ok(call),
+        }
     }
 
-    /// Sets the compute mode.
-    pub(crate) fn set_compute(&self, mode: u32) {
-        self.compute.store(mode, Ordering::Relaxed);
+    /// The GPU that it is part of.
+    pub(crate) fn parent(&self) -> &GpuCall {
+        &self.gpu
     }
 
-    /// `nvmlEnableState_t` of persistence mode.
-    pub(crate) fn persistence(&self) -> u32 {
-        self.persistence.load(Ordering::Relaxed)
+    /// Its place among the MIG devices of the GPU, which is its NVML index.
+    pub(crate) fn place(&self) -> usize {
+        self.place
     }
 
-    /// Sets persistence mode.
-    pub(crate) fn set_persistence(&self, mode: u32) {
-        self.persistence.store(mode, Ordering::Relaxed);
+    /// The instances that it is made of.
+    pub(crate) fn instances(&self) -> Answer<(&GpuInstance, &ComputeInstance)> {
+        self.gpu.hardware()?.mig_devices().nth(self.place).ok_or(ReturnCode::InvalidArgument)
     }
 }

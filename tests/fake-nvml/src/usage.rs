@@ -1,7 +1,14 @@
 //! What runs on a GPU: memory, processes, load, power.
 
-use gpunode_scenario::{Gpu, GpuProcess, GpuState, ProcessKind};
-use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t};
+use gpunode_scenario::{Gpu, GpuInstance, GpuProcess, GpuState, ProcessKind, ReturnCode};
+use nvml_wrapper_sys::bindings::{
+    nvmlMemory_t, nvmlMemory_v2_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlUtilization_t,
+};
+
+use crate::{
+    library::{Answer, Device},
+    node::GpuCall,
+};
 
 /// Instance ids of what does not run in a MIG instance.
 pub(crate) const NO_INSTANCE: u32 = u32::MAX;
@@ -11,7 +18,7 @@ const IDLE_TEMPERATURE_C: u32 = 30;
 const RESERVED_SHARE: u64 = 128;
 
 /// Bytes that are used by processes, by nobody, by the driver, and all of them.
-struct Memory {
+pub(crate) struct Memory {
     used: u64,
     free: u64,
     reserved: u64,
@@ -27,15 +34,39 @@ fn memory(gpu: &Gpu, state: &GpuState) -> Memory {
     Memory { used, free: total - reserved - used, reserved, total }
 }
 
+/// Nothing runs in a simulated instance, and what the driver keeps is not part of it.
+fn instance_memory(instance: &GpuInstance) -> Memory {
+    let total = instance.profile.memory_mib << 20;
+    Memory { used: 0, free: total, reserved: 0, total }
+}
+
+/// The memory of a GPU or of a MIG device.
+pub(crate) fn device_memory(device: &Device) -> Answer<Memory> {
+    Ok(match device {
+        Device::Gpu(gpu) => memory(gpu.hardware()?, gpu.state()),
+        Device::Mig(mig) => instance_memory(mig.instances()?.0),
+    })
+}
+
+/// Load; drivers do not tell it while MIG is on.
+pub(crate) fn utilization(gpu: &GpuCall) -> Answer<nvmlUtilization_t> {
+    let hardware = gpu.hardware()?;
+    if hardware.mig.is_some() {
+        return Err(ReturnCode::NotSupported);
+    }
+    Ok(nvmlUtilization_t {
+        gpu: gpu.state().utilization_percent.min(100),
+        memory: memory_percent(hardware, gpu.state()),
+    })
+}
+
 /// Version 1 counts what the driver keeps as used.
-pub(crate) fn memory_v1(gpu: &Gpu, state: &GpuState) -> nvmlMemory_t {
-    let memory = memory(gpu, state);
+pub(crate) fn memory_v1(memory: &Memory) -> nvmlMemory_t {
     nvmlMemory_t { total: memory.total, free: memory.free, used: memory.used + memory.reserved }
 }
 
 /// Version 2 tells it apart. The caller has set `version`.
-pub(crate) fn memory_v2(gpu: &Gpu, state: &GpuState, version: u32) -> nvmlMemory_v2_t {
-    let memory = memory(gpu, state);
+pub(crate) fn memory_v2(memory: &Memory, version: u32) -> nvmlMemory_v2_t {
     nvmlMemory_v2_t { version, total: memory.total, reserved: memory.reserved, free: memory.free, used: memory.used }
 }
 
@@ -68,7 +99,7 @@ pub(crate) fn temperature(state: &GpuState) -> u32 {
 }
 
 /// Share of the memory that is used, in percent: stands for the load of the memory bus.
-pub(crate) fn memory_percent(gpu: &Gpu, state: &GpuState) -> u32 {
+fn memory_percent(gpu: &Gpu, state: &GpuState) -> u32 {
     let memory = memory(gpu, state);
     u32::try_from(memory.used * 100 / memory.total.max(1)).unwrap_or(100)
 }

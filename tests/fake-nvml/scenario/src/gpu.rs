@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::{Board, PcieLevel};
+use crate::{Board, GpuInstance, PcieLevel};
 
 /// The far end of an `NVLink`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,12 +57,28 @@ pub struct Gpu {
     pub links: Vec<NvLink>,
     /// How the `PCIe` path to each GPU of the node runs, by index; `Internal` to itself.
     pub pcie_levels: Vec<PcieLevel>,
+    /// Its MIG instances by id; none while MIG is off.
+    pub mig: Option<Vec<GpuInstance>>,
 }
 
 /// A UUID in NVIDIA's form from a node's name and a GPU index.
 pub(crate) fn uuid(node: &str, index: u32) -> String {
-    let mut uuid = String::from("GPU");
-    for (at, byte) in identity(node, index).iter().take(16).enumerate() {
+    in_groups("GPU", &identity(node, index))
+}
+
+/// A UUID in the form of MIG devices: stable for a GPU instance, a compute instance and what they are called.
+pub(crate) fn mig_uuid(node: &str, index: u32, (gpu_instance, compute_instance): (u32, u32), profile: &str) -> String {
+    let mut hash = Sha256::new();
+    hash.update(identity(node, index));
+    hash.update(gpu_instance.to_le_bytes());
+    hash.update(compute_instance.to_le_bytes());
+    hash.update(profile.as_bytes());
+    in_groups("MIG", &hash.finalize())
+}
+
+fn in_groups(prefix: &str, bytes: &[u8]) -> String {
+    let mut uuid = prefix.to_owned();
+    for (at, byte) in bytes.iter().take(16).enumerate() {
         if matches!(at, 0 | 4 | 6 | 8 | 10) {
             uuid.push('-');
         }

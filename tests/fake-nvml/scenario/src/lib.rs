@@ -1,24 +1,34 @@
 //! What a simulated GPU node consists of, and what is happening to it.
 //!
-//! Two files beside the simulated NVML library say that. The *scenario* ([`Scenario`],
+//! Files beside the simulated NVML library say that. The *scenario* ([`Scenario`],
 //! [`SCENARIO_FILE`]) is the hardware and does not change while the node runs. The *state*
 //! ([`State`], [`STATE_FILE`]) is what happens to it: faults, XIDs, processes; tests change it
-//! through [`StateFile`] while other processes have the library loaded.
+//! through [`StateFile`] while other processes have the library loaded. The *driver state*
+//! ([`DriverState`], [`DRIVER_FILE`]) is what programs set through the library, until a reboot.
 //!
 //! This crate knows files and hardware tables, nothing of the C interface.
 
 #![forbid(unsafe_code)]
 
 mod board;
+mod capabilities;
+mod driver_state;
 mod gpu;
+mod mig;
+mod mig_profile;
 mod return_code;
 mod scenario;
+mod shared_file;
 mod state;
 mod state_file;
 mod topology;
 
 pub use board::{Architecture, Board, BoardNvLink, Brand};
+pub use capabilities::MIG_MINORS_FILE;
+pub use driver_state::{ComputeMode, DRIVER_FILE, DriverState, GpuModes};
 pub use gpu::{Gpu, NvLink, NvLinkEnd};
+pub use mig::{ComputeInstance, GpuInstance, MigGroup};
+pub use mig_profile::{ComputeProfile, Engines, MigProfile};
 pub use return_code::{ReturnCode, UnknownReturnCode};
 pub use scenario::{AdditionalBoards, SCENARIO_FILE, Scenario, ScenarioError};
 pub use state::{EccCounts, Event, GpuProcess, GpuState, ProcessKind, RecoveryAction, RetiredPages, RowRemap, State};

@@ -5,7 +5,7 @@ use std::{fs, io, path::Path, path::PathBuf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{Board, Gpu, PcieLevel, Topology, gpu};
+use crate::{Board, Gpu, MigGroup, PcieLevel, Topology, gpu, mig};
 
 /// Name of the scenario file, in the folder of the library.
 pub const SCENARIO_FILE: &str = "gpunode-scenario.yaml";
@@ -26,6 +26,9 @@ pub struct Scenario {
     /// Boards of other products in the same node; their indices follow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub additional: Vec<AdditionalBoards>,
+    /// GPUs with MIG on, and their instances.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mig: Vec<MigGroup>,
     /// Version of the driver.
     #[serde(default = "default_driver_version")]
     pub driver_version: String,
@@ -99,6 +102,14 @@ pub enum ScenarioError {
         /// Why.
         reason: &'static str,
     },
+    /// The GPUs cannot be divided so.
+    #[error("{field}: {reason}")]
+    Mig {
+        /// Path of the field.
+        field: String,
+        /// Why.
+        reason: String,
+    },
     /// `cudaVersion` is not `MAJOR.MINOR`.
     #[error("cudaVersion: {0:?} is not of the form MAJOR.MINOR")]
     CudaVersion(String),
@@ -135,6 +146,7 @@ impl Scenario {
             count,
             topology,
             additional: Vec::new(),
+            mig: Vec::new(),
             driver_version: default_driver_version(),
             cuda_version: default_cuda_version(),
         }
@@ -168,11 +180,35 @@ impl Scenario {
     /// The GPUs of the node, by index.
     pub fn gpus(&self) -> Result<Vec<Gpu>, ScenarioError> {
         let groups = self.groups()?;
-        Ok(groups
+        let mut gpus: Vec<Gpu> = groups
             .iter()
             .flat_map(|group| (0..group.count).map(move |place| (group, place)))
             .map(|(group, place)| self.gpu(&groups, group, place))
-            .collect())
+            .collect();
+        for (at, group) in self.mig.iter().enumerate() {
+            self.divide(&mut gpus, &format!("mig[{at}]"), group)?;
+        }
+        Ok(gpus)
+    }
+
+    fn divide(&self, gpus: &mut [Gpu], field: &str, group: &MigGroup) -> Result<(), ScenarioError> {
+        let count = gpus.len();
+        for (at, index) in group.gpus.iter().enumerate() {
+            let refuse = |reason| ScenarioError::Mig { field: format!("{field}.gpus[{at}]"), reason };
+            let gpu = usize::try_from(*index).ok().and_then(|index| gpus.get_mut(index));
+            let gpu = gpu.ok_or_else(|| refuse(format!("there is no GPU {index}, only {count} GPUs")))?;
+            if gpu.board.max_mig_devices == 0 {
+                return Err(refuse(format!("GPU {index} is a {}, which has no MIG", gpu.name)));
+            }
+            let instances = mig::instances(&self.node, *index, gpu.board, &group.instances).map_err(|refusal| {
+                let entry = refusal.entry.map(|entry| format!("[{entry}]")).unwrap_or_default();
+                ScenarioError::Mig { field: format!("{field}.instances{entry}"), reason: refusal.reason }
+            })?;
+            if gpu.mig.replace(instances).is_some() {
+                return Err(refuse(format!("GPU {index} is named twice")));
+            }
+        }
+        Ok(())
     }
 
     fn groups(&self) -> Result<Vec<Group>, ScenarioError> {
@@ -220,6 +256,7 @@ impl Scenario {
                     }
                 })
                 .collect(),
+            mig: None,
         }
     }
 }

@@ -27,6 +27,9 @@ pub struct GpuState {
     /// Calls that fail, by function name. A name without version (`nvmlDeviceGetMemoryInfo`)
     /// stands for all its versions.
     pub failing: BTreeMap<String, ReturnCode>,
+    /// Calls that fail on one MIG device alone, by its NVML index and by function name; looking it
+    /// up by that index is one of them.
+    pub failing_mig: BTreeMap<u32, BTreeMap<String, ReturnCode>>,
     /// The last XIDs, oldest first.
     pub xids: Vec<Event>,
     /// Processes on the GPU.
@@ -155,13 +158,23 @@ impl State {
 impl GpuState {
     /// The code that `function` answers, if it is made to fail.
     pub fn failure(&self, function: &str) -> Option<ReturnCode> {
-        self.failing
-            .get(function)
-            .or_else(|| self.failing.get(without_version(function)))
-            .copied()
-            // A call that succeeds must also answer: success is no failure.
-            .filter(|code| *code != ReturnCode::Success)
+        failure(&self.failing, function)
     }
+
+    /// The code that `function` answers on a MIG device, if it is made to fail there or on the GPU.
+    pub fn mig_failure(&self, mig_index: u32, function: &str) -> Option<ReturnCode> {
+        let of_device = self.failing_mig.get(&mig_index).and_then(|failing| failure(failing, function));
+        of_device.or_else(|| self.failure(function))
+    }
+}
+
+fn failure(failing: &BTreeMap<String, ReturnCode>, function: &str) -> Option<ReturnCode> {
+    failing
+        .get(function)
+        .or_else(|| failing.get(without_version(function)))
+        .copied()
+        // A call that succeeds must also answer: success is no failure.
+        .filter(|code| *code != ReturnCode::Success)
 }
 
 /// `nvmlDeviceGetMemoryInfo` for `nvmlDeviceGetMemoryInfo_v2`.

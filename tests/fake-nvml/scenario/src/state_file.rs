@@ -1,23 +1,18 @@
 //! Changes to the state file from outside, by tests and by the local cluster.
-//!
-//! Every change is a read, a change and a rename under a lock: readers see the old state or the
-//! new one, and concurrent changes do not lose each other.
 
 use std::{
-    fs::{self, File},
     io,
     path::{Path, PathBuf},
-    time::{Duration, SystemTime},
 };
 
 use thiserror::Error;
 
-use crate::{Event, GpuProcess, GpuState, RecoveryAction, ReturnCode, Scenario, ScenarioError, State};
+use crate::{
+    DriverState, Event, GpuProcess, GpuState, RecoveryAction, ReturnCode, Scenario, ScenarioError, State, shared_file,
+};
 
 /// Name of the state file, in the folder of the library. It may be missing.
 pub const STATE_FILE: &str = "gpunode-state.yaml";
-const LOCK_FILE: &str = "gpunode-state.lock";
-const NEW_STATE_FILE: &str = "gpunode-state.yaml.new";
 /// How many XIDs are kept per GPU; a reader further behind than that misses some, as on hardware.
 const KEPT_XIDS: usize = 256;
 
@@ -82,19 +77,17 @@ impl StateFile {
 
     /// Changes the state as a whole.
     pub fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> Result<T, StateError> {
-        let lock_path = self.dir.join(LOCK_FILE);
-        let lock = File::create(&lock_path).map_err(file_error("create", &lock_path))?;
-        lock.lock().map_err(file_error("lock", &lock_path))?;
+        shared_file::update(&self.dir.join(STATE_FILE), change)
+    }
 
-        let mut state = self.read()?;
-        let result = change(&mut state);
-        let new_path = self.dir.join(NEW_STATE_FILE);
-        let path = self.dir.join(STATE_FILE);
-        let text = serde_yaml::to_string(&state).map_err(|source| StateError::Parse { path: path.clone(), source })?;
-        fs::write(&new_path, text).map_err(file_error("write", &new_path))?;
-        set_newer(&new_path, &path).map_err(file_error("date", &new_path))?;
-        fs::rename(&new_path, &path).map_err(file_error("replace", &path))?;
-        Ok(result)
+    /// What programs have set through the library.
+    pub fn driver(&self) -> Result<DriverState, StateError> {
+        DriverState::load(&self.dir)
+    }
+
+    /// Forgets what a reboot makes the driver forget: call it when the simulated node reboots.
+    pub fn reboot(&self) -> Result<(), StateError> {
+        DriverState::forget(&self.dir)
     }
 
     /// Changes the state of one GPU.
@@ -133,12 +126,23 @@ impl StateFile {
 
     /// Makes a function fail on a GPU. A name without version stands for all its versions.
     pub fn fail(&self, gpu: u32, function: &str, code: ReturnCode) -> Result<(), StateError> {
-        if !SYMBOLS.lines().any(|name| name == function) {
-            return Err(StateError::UnknownFunction(function.to_owned()));
-        }
+        check_function(function)?;
         self.update_gpu(gpu, |state| {
             state.failing.insert(function.to_owned(), code);
         })
+    }
+
+    /// Makes a function fail on one MIG device of a GPU, by its NVML index.
+    pub fn fail_mig(&self, gpu: u32, index: u32, function: &str, code: ReturnCode) -> Result<(), StateError> {
+        check_function(function)?;
+        self.update_gpu(gpu, |state| {
+            state.failing_mig.entry(index).or_default().insert(function.to_owned(), code);
+        })
+    }
+
+    /// Ends all failures made by [`StateFile::fail_mig`] on a GPU.
+    pub fn clear_mig_failures(&self, gpu: u32) -> Result<(), StateError> {
+        self.update_gpu(gpu, |state| state.failing_mig.clear())
     }
 
     /// Ends a failure made by [`StateFile::fail`] under the same name.
@@ -180,27 +184,14 @@ impl StateFile {
 impl State {
     /// Reads the state beside the library in `dir`; every GPU is healthy when there is none.
     pub fn load(dir: &Path) -> Result<Self, StateError> {
-        let path = dir.join(STATE_FILE);
-        match fs::read_to_string(&path) {
-            Ok(text) => serde_yaml::from_str(&text).map_err(|source| StateError::Parse { path, source }),
-            Err(missing) if missing.kind() == io::ErrorKind::NotFound => Ok(State::default()),
-            Err(source) => Err(file_error("read", &path)(source)),
-        }
+        shared_file::load(&dir.join(STATE_FILE))
     }
 }
 
-/// Gives `new` a later time than `old`: readers notice a change by the time, and the clock that
-/// dates files stands still for milliseconds.
-fn set_newer(new: &Path, old: &Path) -> io::Result<()> {
-    let mut modified = SystemTime::now();
-    if let Ok(before) = fs::metadata(old).and_then(|old| old.modified())
-        && modified <= before
-    {
-        modified = before + Duration::from_micros(1);
+fn check_function(function: &str) -> Result<(), StateError> {
+    if SYMBOLS.lines().any(|name| name == function) {
+        Ok(())
+    } else {
+        Err(StateError::UnknownFunction(function.to_owned()))
     }
-    File::options().write(true).open(new)?.set_modified(modified)
-}
-
-fn file_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateError {
-    move |source| StateError::File { action, path: path.to_owned(), source }
 }

@@ -1,22 +1,41 @@
-//! What a GPU is: names, numbers, PCI, MIG.
+//! What a GPU is: names, numbers, PCI.
 
 use std::ffi::{c_int, c_uint};
 
 use nvml_wrapper_sys::bindings::{nvmlPciInfo_t, nvmlPciInfoExt_v1_t, nvmlReturn_t};
 
 use super::{
-    on_gpu,
+    on_device, on_gpu,
     pointer::{Out, OutText},
 };
 use crate::{
     handle::DeviceHandle,
     inventory::{self, PciInfoV1, PciInfoV2},
+    library::{Answer, Device},
     mig,
+    node::GpuCall,
 };
+use gpunode_scenario::ReturnCode;
+
+/// The GPU itself, or the one that a MIG device is part of.
+fn gpu_of(device: &Device) -> &GpuCall {
+    match device {
+        Device::Gpu(gpu) => gpu,
+        Device::Mig(mig) => mig.parent(),
+    }
+}
+
+/// The index of a MIG device is that within its GPU.
+fn index(device: &Device) -> Answer<c_uint> {
+    match device {
+        Device::Gpu(gpu) => Ok(gpu.hardware()?.index),
+        Device::Mig(mig) => c_uint::try_from(mig.place()).map_err(|_| ReturnCode::Unknown),
+    }
+}
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetIndex(device: DeviceHandle, index: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetIndex", device, |gpu| index.set(gpu.hardware()?.index))
+    on_device("nvmlDeviceGetIndex", device, |device| index.set(self::index(device)?))
 }
 
 #[unsafe(no_mangle)]
@@ -32,12 +51,18 @@ extern "C" fn nvmlDeviceGetModuleId(device: DeviceHandle, module: Out<c_uint>) -
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetName(device: DeviceHandle, name: OutText, length: c_uint) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetName", device, |gpu| name.set(length, &gpu.hardware()?.name))
+    on_device("nvmlDeviceGetName", device, |device| match device {
+        Device::Gpu(gpu) => name.set(length, &gpu.hardware()?.name),
+        Device::Mig(mig) => name.set(length, &mig::name(mig)?),
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetUUID(device: DeviceHandle, uuid: OutText, length: c_uint) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetUUID", device, |gpu| uuid.set(length, &gpu.hardware()?.uuid))
+    on_device("nvmlDeviceGetUUID", device, |device| match device {
+        Device::Gpu(gpu) => uuid.set(length, &gpu.hardware()?.uuid),
+        Device::Mig(mig) => uuid.set(length, &mig.instances()?.1.uuid),
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -52,7 +77,9 @@ extern "C" fn nvmlDeviceGetBrand(device: DeviceHandle, brand: Out<c_uint>) -> nv
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetArchitecture(device: DeviceHandle, architecture: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetArchitecture", device, |gpu| architecture.set(gpu.hardware()?.board.architecture as u32))
+    on_device("nvmlDeviceGetArchitecture", device, |device| {
+        architecture.set(gpu_of(device).hardware()?.board.architecture as u32)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -61,8 +88,8 @@ extern "C" fn nvmlDeviceGetCudaComputeCapability(
     major: Out<c_int>,
     minor: Out<c_int>,
 ) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetCudaComputeCapability", device, |gpu| {
-        let capability = gpu.hardware()?.compute_capability;
+    on_device("nvmlDeviceGetCudaComputeCapability", device, |device| {
+        let capability = gpu_of(device).hardware()?.compute_capability;
         major.require()?;
         minor.set(capability.1.cast_signed())?;
         major.set(capability.0.cast_signed())
@@ -89,37 +116,5 @@ extern "C" fn nvmlDeviceGetPciInfoExt(device: DeviceHandle, pci: Out<nvmlPciInfo
     on_gpu("nvmlDeviceGetPciInfoExt", device, |gpu| {
         let version = pci.require_version(1)?;
         pci.set(inventory::gpu_pci_info_ext(gpu.hardware()?, version)?)
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMigMode(device: DeviceHandle, current: Out<c_uint>, pending: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetMigMode", device, |gpu| {
-        let mode = mig::mode(gpu.hardware()?)?;
-        current.require()?;
-        pending.set(mode.1)?;
-        current.set(mode.0)
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: DeviceHandle, count: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetMaxMigDeviceCount", device, |gpu| count.set(mig::max_devices(gpu.hardware()?)))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceIsMigDeviceHandle(device: DeviceHandle, is_mig: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceIsMigDeviceHandle", device, |_| is_mig.set(0))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
-    device: DeviceHandle,
-    index: c_uint,
-    mig_device: Out<DeviceHandle>,
-) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetMigDeviceHandleByIndex", device, |gpu| {
-        mig_device.require()?;
-        mig_device.set(mig::device(gpu.hardware()?, index)?)
     })
 }

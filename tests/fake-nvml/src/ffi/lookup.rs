@@ -69,6 +69,10 @@ extern "C" fn nvmlDeviceGetHandleByUUID(uuid: InText, device: Out<DeviceHandle>)
     answer(|| {
         device.require()?;
         let uuid = uuid.get()?;
+        if let Some((gpu, place)) = inventory::find_mig(&*library::node()?, &uuid) {
+            let handle = DeviceHandle::of_mig(gpu, place);
+            return library::device("nvmlDeviceGetHandleByUUID", handle).and_then(|_| device.set(handle));
+        }
         let place = inventory::find(&*library::node()?, |gpu| gpu.uuid == uuid)?;
         device.set(library::gpu_at("nvmlDeviceGetHandleByUUID", place)?.handle())
     })

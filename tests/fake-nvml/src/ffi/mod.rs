@@ -14,20 +14,25 @@ use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
 use crate::{
     handle::DeviceHandle,
-    library::{self, Answer},
-    node::GpuCall,
+    library::{self, Answer, Device},
+    node::{GpuCall, MigCall},
 };
+
+pub(crate) use writable_view::WritableView;
 
 mod events;
 mod health;
 mod identity;
 mod lookup;
+mod mig;
+mod mig_profiles;
 mod own_folder;
 mod pointer;
 mod processes;
 mod system;
 mod topology;
 mod usage;
+mod writable_view;
 
 /// Turns what `body` finds into a return code.
 fn answer(body: impl FnOnce() -> Answer) -> nvmlReturn_t {
@@ -42,6 +47,19 @@ fn answer(body: impl FnOnce() -> Answer) -> nvmlReturn_t {
 /// A call of `function` on a GPU: `body` runs unless the state makes the call fail.
 fn on_gpu(function: &str, device: DeviceHandle, body: impl FnOnce(&GpuCall) -> Answer) -> nvmlReturn_t {
     answer(|| body(&library::gpu(function, device)?))
+}
+
+/// A call of `function` that is made on GPUs and on MIG devices.
+fn on_device(function: &str, device: DeviceHandle, body: impl FnOnce(&Device) -> Answer) -> nvmlReturn_t {
+    answer(|| body(&library::device(function, device)?))
+}
+
+/// A call of `function` on a MIG device; whole GPUs do not answer it.
+fn on_mig(function: &str, device: DeviceHandle, body: impl FnOnce(&MigCall) -> Answer) -> nvmlReturn_t {
+    on_device(function, device, |device| match device {
+        Device::Mig(mig) => body(mig),
+        Device::Gpu(_) => Err(ReturnCode::NotSupported),
+    })
 }
 
 /// What is not simulated. Most such functions take a GPU first, which may be lost; anything else

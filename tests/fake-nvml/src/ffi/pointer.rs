@@ -109,6 +109,11 @@ impl<T: Copy> OutArray<T> {
         Ok(())
     }
 
+    /// Whether the caller wants nothing written.
+    pub(super) fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+
     /// The place of the value at `index`, of which the caller has told that there are more.
     pub(super) fn at(&self, index: usize) -> Answer<Out<T>> {
         if self.0.is_null() {

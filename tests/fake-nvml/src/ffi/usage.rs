@@ -3,34 +3,29 @@
 use std::ffi::c_uint;
 
 use gpunode_scenario::ReturnCode;
-use nvml_wrapper_sys::bindings::{
-    nvmlComputeMode_enum_NVML_COMPUTEMODE_COUNT as COMPUTE_MODES, nvmlMemory_t, nvmlMemory_v2_t, nvmlReturn_t,
-    nvmlUtilization_t,
-};
+use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t, nvmlReturn_t, nvmlUtilization_t};
 
-use super::{on_gpu, pointer::Out};
-use crate::{handle::DeviceHandle, usage};
+use super::{on_device, on_gpu, pointer::Out};
+use crate::{handle::DeviceHandle, library::Device, modes, usage};
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo(device: DeviceHandle, memory: Out<nvmlMemory_t>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetMemoryInfo", device, |gpu| memory.set(usage::memory_v1(gpu.hardware()?, gpu.state())))
+    on_device("nvmlDeviceGetMemoryInfo", device, |device| memory.set(usage::memory_v1(&usage::device_memory(device)?)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: DeviceHandle, memory: Out<nvmlMemory_v2_t>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetMemoryInfo_v2", device, |gpu| {
+    on_device("nvmlDeviceGetMemoryInfo_v2", device, |device| {
         let version = memory.require_version(2)?;
-        memory.set(usage::memory_v2(gpu.hardware()?, gpu.state(), version))
+        memory.set(usage::memory_v2(&usage::device_memory(device)?, version))
     })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetUtilizationRates(device: DeviceHandle, rates: Out<nvmlUtilization_t>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetUtilizationRates", device, |gpu| {
-        rates.set(nvmlUtilization_t {
-            gpu: gpu.state().utilization_percent.min(100),
-            memory: usage::memory_percent(gpu.hardware()?, gpu.state()),
-        })
+    on_device("nvmlDeviceGetUtilizationRates", device, |device| match device {
+        Device::Gpu(gpu) => rates.set(usage::utilization(gpu)?),
+        Device::Mig(_) => Err(ReturnCode::NotSupported),
     })
 }
 
@@ -62,33 +57,20 @@ extern "C" fn nvmlDeviceGetEnforcedPowerLimit(device: DeviceHandle, limit: Out<c
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetComputeMode(device: DeviceHandle, mode: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetComputeMode", device, |gpu| mode.set(gpu.modes()?.compute()))
+    on_gpu("nvmlDeviceGetComputeMode", device, |gpu| mode.set(modes::compute(gpu)? as u32))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceSetComputeMode(device: DeviceHandle, mode: c_uint) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceSetComputeMode", device, |gpu| {
-        if mode >= COMPUTE_MODES {
-            return Err(ReturnCode::InvalidArgument);
-        }
-        gpu.modes()?.set_compute(mode);
-        Ok(())
-    })
+    on_gpu("nvmlDeviceSetComputeMode", device, |gpu| modes::set_compute(gpu, mode))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPersistenceMode(device: DeviceHandle, mode: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetPersistenceMode", device, |gpu| mode.set(gpu.modes()?.persistence()))
+    on_gpu("nvmlDeviceGetPersistenceMode", device, |gpu| mode.set(modes::get(gpu)?.persistence.into()))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceSetPersistenceMode(device: DeviceHandle, mode: c_uint) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceSetPersistenceMode", device, |gpu| {
-        // nvmlEnableState_t.
-        if mode > 1 {
-            return Err(ReturnCode::InvalidArgument);
-        }
-        gpu.modes()?.set_persistence(mode);
-        Ok(())
-    })
+    on_gpu("nvmlDeviceSetPersistenceMode", device, |gpu| modes::set_persistence(gpu, mode))
 }

@@ -3,11 +3,7 @@
 use std::fs;
 
 use gpunode_scenario::{GpuProcess, ProcessKind, ReturnCode, STATE_FILE, Topology};
-use nvml_wrapper::{
-    enum_wrappers::device::{ComputeMode, P2pCapabilitiesIndex},
-    enums::device::UsedGpuMemory,
-    error::NvmlError,
-};
+use nvml_wrapper::{enum_wrappers::device::P2pCapabilitiesIndex, enums::device::UsedGpuMemory, error::NvmlError};
 
 use crate::node::TestNode;
 
@@ -77,18 +73,6 @@ fn processes_use_memory() {
     assert_eq!(memory.used, 1024 << 20);
     assert_eq!(memory.used + memory.free + memory.reserved, memory.total);
     assert!(node.device(1).running_compute_processes().unwrap().is_empty());
-}
-
-#[test]
-fn modes_can_be_set() {
-    let node = t4();
-    let mut device = node.device(0);
-    assert_eq!(device.compute_mode().unwrap(), ComputeMode::Default);
-    device.set_compute_mode(ComputeMode::ExclusiveProcess).unwrap();
-    assert_eq!(device.compute_mode().unwrap(), ComputeMode::ExclusiveProcess);
-    assert_eq!(node.device(1).compute_mode().unwrap(), ComputeMode::Default);
-    device.set_persistent(true).unwrap();
-    assert!(device.is_in_persistent_mode().unwrap());
 }
 
 #[test]

@@ -9,6 +9,8 @@ mod faults;
 mod go_nvml;
 mod health;
 mod links;
+mod mig;
+mod modes;
 mod node;
 mod raw;
 mod wrapper_bugs;

@@ -1,0 +1,71 @@
+//! Modes that programs set. They belong to the node and not to a process: every process sees what one has set.
+//!
+//! Pods see the folder of the library read-only. What a privileged one sets goes through a mount of its own, as it would
+//! go through the driver's device nodes on a real node.
+
+use std::{io, path::Path};
+
+use gpunode_scenario::{ComputeMode, DRIVER_FILE, DriverState, GpuModes, ReturnCode, StateError};
+
+use crate::{
+    ffi::WritableView,
+    library::Answer,
+    node::{GpuCall, refuse},
+};
+
+/// The modes of a GPU.
+pub(crate) fn get(call: &GpuCall) -> Answer<GpuModes> {
+    let state = DriverState::load(call.node().dir()).map_err(|error| refuse(DRIVER_FILE, &error))?;
+    Ok(state.gpu(call.hardware()?.index))
+}
+
+/// Who may use a GPU; while MIG is on it is not restricted.
+pub(crate) fn compute(call: &GpuCall) -> Answer<ComputeMode> {
+    Ok(if call.hardware()?.mig.is_some() { ComputeMode::Default } else { get(call)?.compute_mode })
+}
+
+/// Sets who may use a GPU.
+pub(crate) fn set_compute(call: &GpuCall, mode: u32) -> Answer {
+    let mode = ComputeMode::from_number(mode).ok_or(ReturnCode::InvalidArgument)?;
+    if call.hardware()?.mig.is_some() {
+        return Err(ReturnCode::NotSupported);
+    }
+    set(call, |modes| modes.compute_mode = mode)
+}
+
+/// Sets whether the driver stays loaded without users: `nvmlEnableState_t`.
+pub(crate) fn set_persistence(call: &GpuCall, mode: u32) -> Answer {
+    let persistence = match mode {
+        0 => false,
+        1 => true,
+        _ => return Err(ReturnCode::InvalidArgument),
+    };
+    set(call, |modes| modes.persistence = persistence)
+}
+
+fn set(call: &GpuCall, change: impl Fn(&mut GpuModes)) -> Answer {
+    if !rustix::process::geteuid().is_root() {
+        return Err(ReturnCode::NoPermission);
+    }
+    let index = call.hardware()?.index;
+    let dir = call.node().dir();
+    let update = |dir: &Path| DriverState::update_gpu(dir, index, &change);
+    let done = match update(dir) {
+        Err(error) if kind(&error) == Some(io::ErrorKind::ReadOnlyFilesystem) => {
+            let view = WritableView::of(dir).map_err(|_| ReturnCode::NoPermission)?;
+            update(&view.path())
+        }
+        done => done,
+    };
+    done.map_err(|error| match kind(&error) {
+        Some(io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied) => ReturnCode::NoPermission,
+        _ => refuse(DRIVER_FILE, &error),
+    })
+}
+
+fn kind(error: &StateError) -> Option<io::ErrorKind> {
+    match error {
+        StateError::File { source, .. } => Some(source.kind()),
+        _ => None,
+    }
+}
