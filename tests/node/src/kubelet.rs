@@ -5,20 +5,21 @@
 //! kubelet's checkpoint.
 
 mod admission;
+mod endpoint;
+mod evidence;
 mod pod_resources;
 mod pods;
 mod registration;
+#[cfg(test)]
+mod tests;
 
 pub use admission::{Admitted, Rejection};
+pub use endpoint::{Endpoint, ListMessage};
 pub use pod_resources::PodResourcesAnswer;
 
-use crate::{
-    api::{
-        AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, Device,
-        device_plugin_client::DevicePluginClient, pod_resources::pod_resources_lister_server::PodResourcesListerServer,
-        registration_server::RegistrationServer,
-    },
-    until,
+use crate::api::{
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, device_plugin_client::DevicePluginClient,
+    pod_resources::pod_resources_lister_server::PodResourcesListerServer, registration_server::RegistrationServer,
 };
 use anyhow::{Context as _, Result};
 use pods::{ContainerKind, Pods};
@@ -28,7 +29,6 @@ use std::{
     os::unix::fs::FileTypeExt as _,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
 };
 use tokio::{net::UnixListener, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -38,50 +38,6 @@ use tonic::{
 };
 
 type Client = DevicePluginClient<Channel>;
-
-/// What the kubelet knows of one resource.
-#[derive(Clone, Debug, Default)]
-pub struct Endpoint {
-    /// File name of the plugin's socket.
-    pub socket: String,
-    /// Registrations since the test began.
-    pub registrations: usize,
-    /// Lists received since the test began.
-    pub lists: usize,
-    /// The last list.
-    pub devices: Vec<Device>,
-    /// Whether its stream is open; when it is not, nothing is allocatable.
-    pub connected: bool,
-}
-
-impl Endpoint {
-    /// Ids of the last list.
-    pub fn ids(&self) -> Vec<String> {
-        self.devices.iter().map(|device| device.id.clone()).collect()
-    }
-
-    /// Ids that the kubelet may allocate.
-    pub fn healthy(&self) -> BTreeSet<String> {
-        self.healthy_devices().map(|device| device.id.clone()).collect()
-    }
-
-    fn healthy_devices(&self) -> impl Iterator<Item = &Device> {
-        self.devices.iter().filter(|device| self.connected && device.health == "Healthy")
-    }
-
-    fn device(&self, id: &str) -> Option<&Device> {
-        self.devices.iter().find(|device| device.id == id)
-    }
-}
-
-/// One list that a plugin sent.
-#[derive(Clone, Debug)]
-pub struct ListMessage {
-    /// When it came.
-    pub at: Instant,
-    /// The whole list.
-    pub devices: Vec<Device>,
-}
 
 #[derive(Debug, Default)]
 struct State {
@@ -184,17 +140,6 @@ impl FakeKubelet {
     /// What the scheduler takes for free: what the node's allocatable says, less what pods asked for.
     pub fn schedulable(&self, resource: &str) -> usize {
         self.endpoint(resource).healthy().len().saturating_sub(self.in_use(resource).len())
-    }
-
-    /// Waits until a resource has an open stream with a list, and `condition` holds.
-    pub async fn has(&self, resource: &str, condition: impl Fn(&Endpoint) -> bool) -> Result<Endpoint> {
-        let ready = || {
-            let endpoint = self.endpoint(resource);
-            (endpoint.connected && !endpoint.devices.is_empty() && condition(&endpoint)).then_some(endpoint)
-        };
-        until(&format!("{resource} is as expected"), ready)
-            .await
-            .with_context(|| format!("it is {:?}", self.endpoint(resource)))
     }
 
     /// Allocates devices for a container.

@@ -5,11 +5,15 @@ mod agent;
 mod api;
 mod built;
 mod kubelet;
+mod lab;
+mod mps;
 mod node;
 mod wait;
 
 pub use agent::Agent;
 pub use api::Device;
 pub use kubelet::{Admitted, Endpoint, FakeKubelet, ListMessage, PodResourcesAnswer, Rejection};
+pub use lab::{Lab, node_of};
+pub use mps::MpsDaemons;
 pub use node::Node;
 pub use wait::until;

@@ -6,7 +6,7 @@ use tokio::time::{sleep, timeout};
 
 /// Long enough for a busy machine; a test that passes never waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-const POLL: Duration = Duration::from_millis(5);
+pub const POLL: Duration = Duration::from_millis(5);
 
 /// Asks `condition` until it has an answer. `what` is named where there is none.
 pub async fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> Result<T> {

@@ -1,0 +1,236 @@
+//! The rules of admission, tried with a plugin that prefers the last ids and refuses `refused`.
+
+use super::{FakeKubelet, PodResourcesAnswer, Rejection};
+use crate::api::{
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse, Device,
+    DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
+    PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
+    device_plugin_server::{DevicePlugin, DevicePluginServer},
+    pod_resources::{
+        AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest,
+        pod_resources_lister_client::PodResourcesListerClient,
+    },
+    registration_client::RegistrationClient,
+};
+use anyhow::Result;
+use std::{collections::BTreeSet, path::Path};
+use tempfile::TempDir;
+use tokio::{net::UnixListener, sync::watch, task::JoinHandle};
+use tokio_stream::{
+    StreamExt as _,
+    wrappers::{UnixListenerStream, WatchStream},
+};
+use tonic::{
+    Request, Response, Status,
+    transport::{Channel, Endpoint, Server},
+};
+
+const RESOURCE: &str = "a.b/c";
+
+struct Plugin(watch::Receiver<Vec<Device>>);
+
+#[tonic::async_trait]
+impl DevicePlugin for Plugin {
+    type ListAndWatchStream =
+        std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(DevicePluginOptions { get_preferred_allocation_available: true, ..Default::default() }))
+    }
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let lists = WatchStream::new(self.0.clone()).map(|devices| Ok(ListAndWatchResponse { devices }));
+        Ok(Response::new(Box::pin(lists)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let request = request.into_inner().container_requests.remove(0);
+        let size = usize::try_from(request.allocation_size).unwrap_or_default();
+        let mut ids = request.available_device_i_ds;
+        ids.sort_by(|a, b| b.cmp(a));
+        // One that was never available is among them.
+        let ids = ["foreign".to_owned()].into_iter().chain(ids).take(size + 1).collect();
+        let response = ContainerPreferredAllocationResponse { device_i_ds: ids };
+        Ok(Response::new(PreferredAllocationResponse { container_responses: vec![response] }))
+    }
+
+    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+        let ids = request.into_inner().container_requests.remove(0).devices_ids;
+        if ids.contains(&"refused".to_owned()) {
+            return Err(Status::invalid_argument("it is refused"));
+        }
+        let response = ContainerAllocateResponse::default();
+        Ok(Response::new(AllocateResponse { container_responses: vec![response] }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        Err(Status::unimplemented("not asked for"))
+    }
+}
+
+struct Bench {
+    folder: TempDir,
+    kubelet: FakeKubelet,
+    lists: watch::Sender<Vec<Device>>,
+    server: JoinHandle<()>,
+}
+
+impl Bench {
+    async fn with(ids: &[&str]) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let plugins = folder.path().join("device-plugins");
+        std::fs::create_dir(&plugins)?;
+        let kubelet = FakeKubelet::start(plugins.clone())?;
+        let (lists, receiver) = watch::channel(devices(ids));
+        let incoming = UnixListenerStream::new(UnixListener::bind(plugins.join("plugin.sock"))?);
+        let server =
+            Server::builder().add_service(DevicePluginServer::new(Plugin(receiver))).serve_with_incoming(incoming);
+        let server = tokio::spawn(async { _ = server.await });
+        let request = RegisterRequest {
+            version: "v1beta1".to_owned(),
+            endpoint: "plugin.sock".to_owned(),
+            resource_name: RESOURCE.to_owned(),
+            options: None,
+        };
+        RegistrationClient::new(connect(&plugins.join("kubelet.sock")).await?).register(request).await?;
+        kubelet.has(RESOURCE, |_| true).await?;
+        Ok(Self { folder, kubelet, lists, server })
+    }
+
+    async fn pod_resources(&self) -> Result<PodResourcesListerClient<Channel>> {
+        let socket = self.folder.path().join("pod-resources/kubelet.sock");
+        Ok(PodResourcesListerClient::new(connect(&socket).await?))
+    }
+
+    /// Pod, container and id of everything that is listed.
+    async fn listed(&self) -> Result<Vec<(String, String, String)>> {
+        let pods = self.pod_resources().await?.list(ListPodResourcesRequest {}).await?.into_inner().pod_resources;
+        let of_pods = pods.into_iter().flat_map(|pod| {
+            let of = move |id| (pod.name.clone(), id);
+            pod.containers.into_iter().map(of).collect::<Vec<_>>()
+        });
+        let ids = of_pods.flat_map(|(pod, container)| {
+            let name = container.name;
+            ids(container.devices).into_iter().map(move |id| (pod.clone(), name.clone(), id)).collect::<Vec<_>>()
+        });
+        Ok(ids.collect())
+    }
+
+    async fn allocatable(&self) -> Result<BTreeSet<String>> {
+        let mut client = self.pod_resources().await?;
+        let answer = client.get_allocatable_resources(AllocatableResourcesRequest {}).await?;
+        Ok(ids(answer.into_inner().devices).into_iter().collect())
+    }
+
+    fn checkpoint(&self) -> String {
+        let file = self.folder.path().join("device-plugins/kubelet_internal_checkpoint");
+        std::fs::read_to_string(file).unwrap_or_default()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn connect(socket: &Path) -> Result<Channel> {
+    Ok(Endpoint::from_shared(format!("unix://{}", socket.display()))?.connect().await?)
+}
+
+fn devices(ids: &[&str]) -> Vec<Device> {
+    let device = |id: &&str| {
+        let (id, healthy) = id.strip_prefix('!').map_or((*id, true), |id| (id, false));
+        let health = if healthy { "Healthy" } else { "Unhealthy" };
+        Device { id: id.to_owned(), health: health.to_owned(), topology: None }
+    };
+    ids.iter().map(device).collect()
+}
+
+fn ids(devices: Vec<ContainerDevices>) -> Vec<String> {
+    devices.into_iter().flat_map(|devices| devices.device_ids).collect()
+}
+
+fn owned(ids: &[&str]) -> BTreeSet<String> {
+    ids.iter().map(|id| (*id).to_owned()).collect()
+}
+
+#[tokio::test]
+async fn what_the_plugin_prefers_is_given_and_listed_until_the_pod_ends() -> Result<()> {
+    let bench = Bench::with(&["1", "2", "3", "4", "!5"]).await?;
+    let kubelet = &bench.kubelet;
+    assert_eq!(kubelet.admit("a", "main", RESOURCE, 2).await?.ids, ["3", "4"]);
+    assert_eq!(kubelet.admit("b", "main", RESOURCE, 1).await?.ids, ["2"]);
+    let held = |pod: &str, id: &str| (pod.to_owned(), "main".to_owned(), id.to_owned());
+    assert_eq!(bench.listed().await?, [held("a", "3"), held("a", "4"), held("b", "2")]);
+    assert_eq!(bench.allocatable().await?, owned(&["1", "2", "3", "4"]), "held or not, and healthy");
+    assert_eq!(kubelet.schedulable(RESOURCE), 1);
+
+    kubelet.release("a");
+    assert_eq!(bench.listed().await?, [held("b", "2")]);
+    assert!(bench.checkpoint().contains(r#""PodUID":"a""#), "written at the next allocation or list");
+    assert_eq!(kubelet.admit("c", "main", RESOURCE, 3).await?.ids, ["1", "3", "4"]);
+    assert!(!bench.checkpoint().contains(r#""PodUID":"a""#));
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_cannot_be_given_is_refused_and_nothing_is_kept_of_it() -> Result<()> {
+    let bench = Bench::with(&["1", "refused"]).await?;
+    let kubelet = &bench.kubelet;
+    let refused = |answer: Result<_, Rejection>| answer.map(|admitted: super::Admitted| admitted.ids).unwrap_err();
+    let error = refused(kubelet.admit("a", "main", "x.y/z", 1).await).to_string();
+    assert_eq!(error, "cannot allocate unregistered device x.y/z");
+    let error = refused(kubelet.admit("a", "main", RESOURCE, 3).await).to_string();
+    assert_eq!(error, "requested number of devices unavailable for a.b/c. Requested: 3, Available: 2");
+    let error = refused(kubelet.admit("a", "main", RESOURCE, 1).await).to_string();
+    assert_eq!(error, "rpc error: code = InvalidArgument desc = it is refused");
+    assert!(kubelet.in_use(RESOURCE).is_empty() && bench.listed().await?.is_empty());
+
+    bench.lists.send(devices(&["!1", "!refused"]))?;
+    kubelet.has(RESOURCE, |endpoint| endpoint.healthy().is_empty()).await?;
+    let error = refused(kubelet.admit("a", "main", RESOURCE, 1).await).to_string();
+    assert_eq!(error, "no healthy devices present; cannot allocate unhealthy devices a.b/c");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_init_containers_hold_is_taken_first_and_never_listed() -> Result<()> {
+    let bench = Bench::with(&["1", "2", "3", "4"]).await?;
+    let kubelet = &bench.kubelet;
+    assert_eq!(kubelet.admit_init("a", "init", RESOURCE, 2).await?.ids, ["3", "4"]);
+    assert!(bench.listed().await?.is_empty());
+    assert!(bench.checkpoint().contains(r#""DeviceIDs":{"-1":["3","4"]}"#), "{}", bench.checkpoint());
+    assert_eq!(kubelet.admit("a", "main", RESOURCE, 3).await?.ids, ["2", "3", "4"]);
+    assert_eq!(bench.listed().await?.len(), 3);
+    assert_eq!(kubelet.admit("a", "beside", RESOURCE, 1).await?.ids, ["1"], "nothing is left to be taken again");
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_its_plugin_nothing_is_allocatable_and_what_is_held_stays_held() -> Result<()> {
+    let bench = Bench::with(&["1", "2"]).await?;
+    bench.kubelet.admit("a", "main", RESOURCE, 1).await?;
+    bench.kubelet.end_stream(RESOURCE);
+    assert!(bench.allocatable().await?.is_empty());
+    assert_eq!(bench.listed().await?.len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn pod_resources_fails_on_demand() -> Result<()> {
+    let bench = Bench::with(&["1"]).await?;
+    bench.kubelet.answer_pod_resources(PodResourcesAnswer::RateLimited);
+    let status = bench.pod_resources().await?.list(ListPodResourcesRequest {}).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (tonic::Code::ResourceExhausted, "rejected by rate limit"));
+    bench.kubelet.answer_pod_resources(PodResourcesAnswer::Truth);
+    bench.allocatable().await?;
+    assert_eq!(bench.kubelet.pod_resources_calls(), 2);
+    Ok(())
+}
