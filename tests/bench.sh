@@ -7,8 +7,9 @@ cluster=bench
 echo "== images"
 ls -l --block-size=1 target/images/*.tar | awk '{printf "%-40s %.1f MB\n", $NF, $5 / 1e6}'
 
-echo "== agent on its own: release build, 8 simulated V100, a kubelet's double"
-cargo test --release --locked -q -p gpunode-node-tests --test lifecycle -- --ignored --nocapture measure
+echo "== agent on its own: release build, simulated GPUs, a kubelet's double"
+cargo test --release --locked -q -p gpunode-node-tests --test lifecycle --test figures -- --ignored --nocapture \
+    --test-threads=1 measure
 
 echo "== local cluster: four nodes from warm to Ready"
 trap 'target/release/gpunode-cluster down --name "$cluster"' EXIT

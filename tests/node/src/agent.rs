@@ -24,6 +24,7 @@ impl Agent {
     pub fn run(node: &Node) -> Result<Self> {
         let mut command = Self::command(node, "run")?;
         command.arg("--config").arg(node.config()).arg("--device-plugin-dir").arg(node.device_plugins());
+        command.arg("--pod-resources-socket").arg(node.pod_resources()).arg("--mps-dir").arg(node.mps_dir());
         Self::start(command.arg("--state-dir").arg(node.state_dir()))
     }
 

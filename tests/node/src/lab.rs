@@ -1,0 +1,51 @@
+//! A node with its kubelet and its agent.
+
+use crate::{Agent, FakeKubelet, Node};
+use anyhow::Result;
+use gpunode_scenario::{AdditionalBoards, Scenario, Topology};
+use rustix::process::Signal;
+
+/// An agent at work on a node.
+#[derive(Debug)]
+pub struct Lab {
+    /// First, so that it ends first.
+    pub agent: Agent,
+    /// The kubelet's double.
+    pub kubelet: FakeKubelet,
+    /// The node.
+    pub node: Node,
+}
+
+impl Lab {
+    /// Starts kubelet and agent on a node.
+    pub fn start(node: Node, config: &str) -> Result<Self> {
+        node.configure(config)?;
+        let kubelet = FakeKubelet::start(node.device_plugins())?;
+        let agent = Agent::run(&node)?;
+        Ok(Self { agent, kubelet, node })
+    }
+
+    /// Puts another configuration in force.
+    pub fn apply(&self, config: &str) -> Result<()> {
+        self.node.configure(config)?;
+        self.agent.signal(Signal::HUP)
+    }
+
+    /// Kills the agent so that it can tidy nothing up, and starts another.
+    pub async fn replace_agent(&mut self) -> Result<()> {
+        self.agent.kill().await?;
+        self.agent = Agent::run(&self.node)?;
+        Ok(())
+    }
+}
+
+/// A node with a board of each product, by index.
+pub fn node_of(boards: &[&str]) -> Result<Node> {
+    let (first, others) = boards.split_first().unwrap_or((&"Tesla T4", &[]));
+    let mut scenario = Scenario::new("boards", *first, u32::from(!boards.is_empty()), Topology::Pcie);
+    scenario.additional = others
+        .iter()
+        .map(|board| AdditionalBoards { board: (*board).to_owned(), count: 1, topology: Topology::Pcie })
+        .collect();
+    Node::new(scenario)
+}

@@ -1,0 +1,93 @@
+//! Figures of `docs/benchmarks.md`; `make bench` prints them.
+
+use anyhow::{Context as _, Result};
+use gpunode_node_tests::{Lab, Node, until};
+use gpunode_scenario::{Scenario, Topology};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_millis(1);
+const CALLS: usize = 1000;
+const ROUNDS: u32 = 20;
+
+fn of_16(board: &str) -> Result<Node> {
+    Node::new(Scenario::new("figures", board, 16, Topology::NvSwitch))
+}
+
+/// Prints the figures of one series and answers its median.
+#[expect(clippy::print_stdout, reason = "a measurement")]
+fn summary(what: &str, mut times: Vec<Duration>) -> Result<Duration> {
+    times.sort();
+    let at = |share: usize| times.get((times.len() * share / 100).min(times.len().saturating_sub(1))).copied();
+    let (median, p99, max) = (at(50).context("a time")?, at(99).context("a time")?, at(100).context("a time")?);
+    println!("{what}: median {median:?}, p99 {p99:?}, maximum {max:?} of {}", times.len());
+    Ok(median)
+}
+
+/// Allocate at the agent's socket, shares of one device as a kubelet picks them.
+async fn allocate(lab: &Lab, resource: &str, units: usize) -> Result<Vec<Duration>> {
+    let uuids = lab.node.uuids()?;
+    let ids = lab.kubelet.endpoint(resource).ids();
+    let mut times = Vec::new();
+    for call in 0..CALLS {
+        let uuid = uuids.get(call % uuids.len()).context("a GPU")?;
+        let free: Vec<&str> = ids.iter().filter(|id| id.starts_with(uuid.as_str())).map(String::as_str).collect();
+        let round = call / uuids.len() * units % (free.len() - units + 1);
+        let start = Instant::now();
+        lab.kubelet.allocate(resource, free.get(round..round + units).context("units")?).await?;
+        times.push(start.elapsed());
+    }
+    Ok(times)
+}
+
+/// From the signal after which the agent reads its configuration to the new list at the kubelet.
+async fn lists(lab: &Lab, resource: &str, configs: [&str; 2]) -> Result<Vec<Duration>> {
+    let mut times = Vec::new();
+    for round in 0..ROUNDS {
+        let before = lab.kubelet.endpoint(resource).lists;
+        lab.node.configure(configs.get(round as usize % 2).context("a configuration")?)?;
+        let start = Instant::now();
+        lab.agent.signal(rustix::process::Signal::HUP)?;
+        let expected = before + 1;
+        until("the list has come", || (lab.kubelet.endpoint(resource).lists >= expected).then_some(())).await?;
+        let messages = lab.kubelet.messages(resource);
+        times.push(messages.get(before).context("the list")?.at.duration_since(start));
+        lab.kubelet.has(resource, |endpoint| endpoint.healthy().len() == endpoint.devices.len()).await?;
+    }
+    Ok(times)
+}
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_64_replicas_of_16_gpus() -> Result<()> {
+    let config = |replicas: u32| {
+        format!("resources: [{{name: nvidia.com/gpu, sharing: {{strategy: TimeSlicing, replicas: {replicas}}}}}]")
+    };
+    let lab = Lab::start(of_16("Tesla V100-SXM2-32GB")?, &config(64))?;
+    lab.kubelet.has("nvidia.com/gpu", |endpoint| endpoint.healthy().len() == 1024).await?;
+    let median = summary("Allocate, 16 x 64 replicas", allocate(&lab, "nvidia.com/gpu", 1).await?)?;
+    assert!(median <= LIMIT, "{median:?}");
+    // Grants that no pod confirms are forgotten before anything can switch.
+    let lab = Lab::start(of_16("Tesla V100-SXM2-32GB")?, &config(64))?;
+    lab.kubelet.has("nvidia.com/gpu", |endpoint| endpoint.healthy().len() == 1024).await?;
+    summary(
+        "configuration to first list, 16 x 64 replicas",
+        lists(&lab, "nvidia.com/gpu", [&config(63), &config(64)]).await?,
+    )?;
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_80_memory_units_of_16_gpus() -> Result<()> {
+    const MEMORY: &str = "aliyun.com/gpu-mem";
+    let config = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory}}]";
+    let half = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory, unit: 1023Mi}}]";
+    let lab = Lab::start(of_16("NVIDIA A100-SXM4-80GB")?, config)?;
+    lab.kubelet.has(MEMORY, |endpoint| endpoint.healthy().len() == 1280).await?;
+    let median = summary("Allocate 8 units, 16 x 80 units", allocate(&lab, MEMORY, 8).await?)?;
+    assert!(median <= LIMIT, "{median:?}");
+    let lab = Lab::start(of_16("NVIDIA A100-SXM4-80GB")?, config)?;
+    lab.kubelet.has(MEMORY, |endpoint| endpoint.healthy().len() == 1280).await?;
+    summary("configuration to first list, 16 x 80 units", lists(&lab, MEMORY, [half, config]).await?)?;
+    Ok(())
+}

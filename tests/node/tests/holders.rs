@@ -1,0 +1,97 @@
+//! Who holds what: nothing is taken for free that a container may hold.
+
+use anyhow::Result;
+use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node, PodResourcesAnswer, node_of, until};
+use std::time::{Duration, Instant};
+
+const GPU: &str = "nvidia.com/gpu";
+const WHOLE: &str = "resources: [{name: nvidia.com/gpu}]";
+const TWO: &str = "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 2}}]";
+
+fn two_t4() -> Result<Node> {
+    node_of(&["Tesla T4", "Tesla T4"])
+}
+
+#[tokio::test]
+async fn nothing_changes_while_the_kubelet_does_not_say_who_holds_what() -> Result<()> {
+    for answer in [PodResourcesAnswer::Unavailable, PodResourcesAnswer::RateLimited] {
+        let lab = Lab::start(two_t4()?, WHOLE)?;
+        let kubelet = &lab.kubelet;
+        let uuids = lab.node.uuids()?;
+        kubelet.has(GPU, |_| true).await?;
+        kubelet.admit("job", "main", GPU, 1).await?;
+        kubelet.answer_pod_resources(answer);
+        lab.apply(TWO)?;
+        // The free one is withdrawn, and nobody knows that it is free.
+        kubelet.offers(GPU, &[(&uuids[0], true), (&uuids[1], false)]).await?;
+        let calls = kubelet.pod_resources_calls();
+        kubelet.release("job");
+        until("it was asked again and again", || (kubelet.pod_resources_calls() > calls + 4).then_some(())).await?;
+        kubelet.offers(GPU, &[(&uuids[0], true), (&uuids[1], false)]).await?;
+        assert!(kubelet.pod_resources_calls() < 100, "a kubelet that refuses is left in peace");
+
+        kubelet.answer_pod_resources(PodResourcesAnswer::Truth);
+        kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
+        assert_eq!(kubelet.offered_twice(), None);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_cannot_know_who_holds_what_offers_nothing() -> Result<()> {
+    let node = two_t4()?;
+    node.configure(TWO)?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    kubelet.answer_pod_resources(PodResourcesAnswer::Never);
+    let agent = Agent::run(&node)?;
+    let asked = || (kubelet.pod_resources_calls() > 1).then_some(());
+    until("it was asked again after it did not answer", asked).await?;
+    assert!(kubelet.connected().is_empty());
+    let line = agent.logs("HoldersUnknown").await?;
+    assert!(line.contains("pod-resources"), "{line}");
+    kubelet.answer_pod_resources(PodResourcesAnswer::Truth);
+    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_allocation_that_comes_in_the_middle_of_a_change_counts_as_a_holder() -> Result<()> {
+    let lab = Lab::start(node_of(&["Tesla T4"])?, WHOLE)?;
+    let kubelet = &lab.kubelet;
+    let uuid = lab.node.uuids()?.remove(0);
+    kubelet.has(GPU, |_| true).await?;
+    kubelet.answer_pod_resources(PodResourcesAnswer::Unavailable);
+    lab.apply(TWO)?;
+    kubelet.offers(GPU, &[(&uuid, false)]).await?;
+
+    // The kubelet picked before it had the list. It never says that somebody holds it: its pod ended at once.
+    let start = Instant::now();
+    kubelet.allocate(GPU, &[&uuid]).await?;
+    kubelet.answer_pod_resources(PodResourcesAnswer::Truth);
+    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 2).await?;
+    let took = start.elapsed();
+    assert!(took >= Duration::from_secs(5), "{took:?}");
+    kubelet.is_refused(GPU, &uuid).await
+}
+
+#[tokio::test]
+async fn what_an_init_container_holds_is_not_given_out_again_while_its_pod_runs() -> Result<()> {
+    let lab = Lab::start(two_t4()?, WHOLE)?;
+    let kubelet = &lab.kubelet;
+    let uuids = lab.node.uuids()?;
+    kubelet.has(GPU, |_| true).await?;
+    // PodResources does not show it.
+    kubelet.admit_init("job", "init", GPU, 1).await?;
+    lab.apply(TWO)?;
+    kubelet.has(GPU, |endpoint| endpoint.healthy_of(&uuids[1]) == 2).await?;
+    // Longer than an allocation counts that nobody confirms.
+    let start = Instant::now();
+    until("the allocation is forgotten", || (start.elapsed() > Duration::from_secs(7)).then_some(())).await?;
+    let endpoint = kubelet.endpoint(GPU);
+    assert!(!endpoint.ids().contains(&format!("{}::0", uuids[0])), "{:?}", endpoint.ids());
+
+    kubelet.release("job");
+    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
+    assert_eq!(kubelet.offered_twice(), None);
+    Ok(())
+}
