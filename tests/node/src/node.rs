@@ -2,7 +2,7 @@
 
 use crate::built::built;
 use anyhow::{Context as _, Result};
-use gpunode_scenario::{Scenario, StateFile, Topology};
+use gpunode_scenario::{Gpu, MIG_MINORS_FILE, Scenario, StateFile, Topology};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -55,6 +55,13 @@ impl Node {
             fs::write(function.join("numa_node"), format!("{}\n", gpu.numa_node))?;
             fs::write(devices.join(format!("nvidia{}", gpu.minor)), "")?;
         }
+        let minors = node.host_root().join(MIG_MINORS_FILE);
+        fs::create_dir_all(minors.parent().context("the folder of MIG capabilities")?)?;
+        fs::write(minors, node.scenario.mig_minors()?)?;
+        fs::create_dir_all(devices.join("nvidia-caps"))?;
+        for minor in node.scenario.capability_minors()? {
+            fs::write(devices.join(format!("nvidia-caps/nvidia-cap{minor}")), "")?;
+        }
         Ok(node)
     }
 
@@ -86,6 +93,13 @@ impl Node {
     /// UUIDs of the GPUs, by index.
     pub fn uuids(&self) -> Result<Vec<String>> {
         Ok(self.scenario.gpus()?.into_iter().map(|gpu| gpu.uuid).collect())
+    }
+
+    /// UUIDs of the MIG devices of each GPU, by index.
+    pub fn mig_uuids(&self) -> Result<Vec<Vec<String>>> {
+        let gpus = self.scenario.gpus()?;
+        let of_gpu = |gpu: &Gpu| gpu.mig_devices().map(|(_, compute)| compute.uuid.clone()).collect();
+        Ok(gpus.iter().map(of_gpu).collect())
     }
 
     /// The driver's library.
