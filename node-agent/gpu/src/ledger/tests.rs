@@ -169,7 +169,7 @@ fn an_allocation_counts_until_it_is_seen_held_or_five_seconds_have_passed() {
 fn an_observation_from_before_an_allocation_says_nothing_about_it() {
     let mut desk = Desk::new("", &[]);
     let before = Observation { started: desk.now, holders: Vec::new(), allocatable: BTreeSet::new() };
-    desk.now += Duration::from_secs(60);
+    desk.now += Duration::from_mins(1);
     desk.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap();
     desk.ledger.want(wants(SHARED));
     desk.ledger.observe(before);

@@ -1,1 +1,331 @@
+//! A kubelet that is played against the ledger: whatever happens in whatever order, nothing is given out twice.
 
+use super::*;
+use proptest::prelude::*;
+
+const CONFIGS: [&str; 11] = [
+    "",
+    SHARED,
+    MEMORY,
+    "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 4}}]",
+    "resources: [{name: a.b/mem, sharing: {strategy: Memory, unit: 512Mi, placement: Spread}}]",
+    "resources: [{name: a.b/mem, sharing: {strategy: Mps, replicas: 3}}]",
+    "mig: {strategy: Mixed}",
+    "mig: {strategy: Mixed}\nresources: [{name: a.b/mem, devices: {kind: MigDevice}, sharing: {strategy: Memory}}]",
+    "mig: {strategy: Single}\nresources: [{name: nvidia.com/gpu, devices: {indices: [2]}}, {name: a.b/mem, sharing: {strategy: Memory}}]",
+    "resources: [{name: a.b/mem, devices: {indices: [1]}, sharing: {strategy: Memory}}, {name: nvidia.com/gpu}]",
+    "resources: [{name: nvidia.com/gpu, devices: {indices: [0]}, sharing: {strategy: Mps, replicas: 4}}]",
+];
+
+/// One thing that happens.
+#[derive(Clone, Debug)]
+enum Step {
+    Configure(usize),
+    /// The GPUs change: one is hidden, or MIG is not seen, or indices are swapped.
+    Hardware(u8),
+    HoldBack(u8),
+    /// The kubelet takes the next list that was sent to it.
+    Deliver,
+    /// A pod is admitted: the kubelet picks ids of a resource, as preferred or as its topology manager likes.
+    Pick {
+        resource: usize,
+        size: usize,
+        preferred: bool,
+        from: usize,
+    },
+    /// The oldest Allocate call arrives.
+    Call,
+    /// The kubelet writes an allocation down.
+    WriteDown,
+    Release(usize),
+    /// The three parts of an observation, which take their time.
+    AskAllocatable,
+    AskHolders,
+    Observe,
+    Restart,
+    Wait(u64),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => (0..CONFIGS.len()).prop_map(Step::Configure),
+        1 => (0..5_u8).prop_map(Step::Hardware),
+        1 => (0..4_u8).prop_map(Step::HoldBack),
+        6 => Just(Step::Deliver),
+        6 => (0..4_usize, 1..5_usize, any::<bool>(), 0..16_usize)
+            .prop_map(|(resource, size, preferred, from)| Step::Pick { resource, size, preferred, from }),
+        6 => Just(Step::Call),
+        4 => Just(Step::WriteDown),
+        4 => (0..8_usize).prop_map(Step::Release),
+        4 => Just(Step::AskAllocatable),
+        4 => Just(Step::AskHolders),
+        4 => Just(Step::Observe),
+        1 => Just(Step::Restart),
+        2 => (0..4_u64).prop_map(Step::Wait),
+    ]
+}
+
+/// A container that was given something.
+#[derive(Clone, Debug)]
+struct Pod {
+    resource: String,
+    ids: Vec<String>,
+    sharing: Vec<(Device, u32, Assignment)>,
+    given: Instant,
+    written: bool,
+}
+
+/// An observation that is being made.
+#[derive(Clone, Debug)]
+struct Look {
+    started: Instant,
+    allocatable: BTreeSet<(String, String)>,
+    holders: Option<Vec<Holding>>,
+}
+
+type Healthy = BTreeSet<(String, String)>;
+
+struct World {
+    now: Instant,
+    ledger: Ledger,
+    config: usize,
+    inventory: Inventory,
+    held_back: BTreeMap<String, String>,
+    /// Lists on their way, then what the kubelet has taken; only healthy ids.
+    sent: Vec<Healthy>,
+    taken: Healthy,
+    /// Allocate calls on their way.
+    picks: Vec<(String, Vec<String>)>,
+    pods: Vec<Pod>,
+    look: Option<Look>,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut world = Self {
+            now: Instant::now(),
+            ledger: Ledger::default(),
+            config: 0,
+            inventory: node(),
+            held_back: BTreeMap::new(),
+            sent: Vec::new(),
+            taken: Healthy::new(),
+            picks: Vec::new(),
+            pods: Vec::new(),
+            look: None,
+        };
+        world.configure();
+        world
+    }
+
+    fn configure(&mut self) {
+        self.ledger.want(wanted(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap());
+        self.send();
+    }
+
+    fn send(&mut self) {
+        let lists = self.ledger.lists();
+        let shares = lists.iter().flat_map(|list| list.shares.iter().map(|share| (list.name.clone(), share)));
+        let healthy: Healthy =
+            shares.filter(|(_, share)| share.healthy).map(|(name, share)| (name, share.id.clone())).collect();
+        if self.sent.last().unwrap_or(&self.taken) != &healthy {
+            self.sent.push(healthy);
+        }
+    }
+
+    fn available(&self, resource: &str) -> Vec<String> {
+        let of_pods = self.pods.iter().flat_map(|pod| pod.ids.iter().map(move |id| (&pod.resource, id)));
+        let of_picks = self.picks.iter().flat_map(|(resource, ids)| ids.iter().map(move |id| (resource, id)));
+        let taken: BTreeSet<(&String, &String)> = of_pods.chain(of_picks).collect();
+        let healthy = self.taken.iter().filter(|(name, id)| name == resource && !taken.contains(&(name, id)));
+        healthy.map(|(_, id)| id.clone()).collect()
+    }
+
+    fn holdings(&self) -> Vec<Holding> {
+        let written = self.pods.iter().enumerate().filter(|(_, pod)| pod.written);
+        written
+            .map(|(at, pod)| Holding {
+                pod: format!("pod-{at}"),
+                resource: pod.resource.clone(),
+                ids: pod.ids.clone(),
+                ..Holding::default()
+            })
+            .collect()
+    }
+
+    fn pick(&mut self, resource: usize, size: usize, preferred: bool, from: usize) {
+        let names: BTreeSet<&String> = self.taken.iter().map(|(name, _)| name).collect();
+        let Some(resource) = names.into_iter().nth(resource).cloned() else { return };
+        let mut available = self.available(&resource);
+        if available.len() < size {
+            return;
+        }
+        let ids = if preferred {
+            self.ledger.preferred(&resource, &available, &[], size, &BTreeMap::new())
+        } else {
+            let from = from % available.len();
+            available.rotate_left(from);
+            available.into_iter().take(size).collect()
+        };
+        assert_eq!(ids.len(), size);
+        self.picks.push((resource, ids));
+    }
+
+    fn call(&mut self) {
+        if self.picks.is_empty() {
+            return;
+        }
+        let (resource, ids) = self.picks.remove(0);
+        match self.ledger.allocate(&resource, &ids, self.now) {
+            Ok(granted) => {
+                let given = |(device, count): (Device, u32)| {
+                    let assignment =
+                        self.ledger.saved().get(&device.uuid).cloned().expect("a device that is given has an entry");
+                    assert!(!self.held_back.contains_key(&device.uuid), "{} is held back", device.uuid);
+                    (device, count, assignment)
+                };
+                let sharing = granted.devices.into_iter().map(given).collect();
+                self.pods.push(Pod { resource, ids, sharing, given: self.now, written: false });
+            }
+            Err(Refusal::Split { most_free, asked, free_total, .. }) => {
+                assert!(asked <= free_total && most_free <= free_total);
+                self.ledger.withhold(&resource);
+            }
+            Err(_) => {}
+        }
+        self.send();
+    }
+
+    fn take(&mut self, step: &Step) {
+        match *step {
+            Step::Configure(config) => {
+                self.config = config;
+                self.configure();
+            }
+            Step::Hardware(kind) => {
+                self.inventory = node();
+                let gpus = &mut self.inventory.gpus;
+                match kind {
+                    0 => _ = gpus.remove(0),
+                    1 => _ = gpus.remove(2),
+                    2 => (gpus[2].mig_mode, gpus[2].mig_devices) = (None, Vec::new()),
+                    3 => (gpus[0].index, gpus[1].index) = (1, 0),
+                    _ => {}
+                }
+                self.configure();
+            }
+            Step::HoldBack(gpu) => {
+                self.held_back.clear();
+                if gpu < 3 {
+                    self.held_back.insert(format!("GPU-{gpu}"), "not now".to_owned());
+                }
+                self.ledger.hold_back(self.held_back.clone());
+                self.send();
+            }
+            Step::Deliver if !self.sent.is_empty() => self.taken = self.sent.remove(0),
+            Step::Pick { resource, size, preferred, from } => self.pick(resource, size, preferred, from),
+            Step::Call => self.call(),
+            Step::WriteDown => {
+                self.pods.iter_mut().find(|pod| !pod.written).into_iter().for_each(|pod| pod.written = true)
+            }
+            Step::Release(at) if self.pods.get(at).is_some_and(|pod| pod.written) => _ = self.pods.remove(at),
+            Step::AskAllocatable => {
+                self.look = Some(Look { started: self.now, allocatable: self.taken.clone(), holders: None });
+            }
+            Step::AskHolders => {
+                let holdings = self.holdings();
+                self.look.as_mut().into_iter().for_each(|look| look.holders = Some(holdings.clone()));
+            }
+            Step::Observe => {
+                if let Some(Look { started, allocatable, holders: Some(holders) }) = self.look.clone() {
+                    self.look = None;
+                    self.ledger.observe(Observation { started, holders, allocatable });
+                    self.send();
+                }
+            }
+            Step::Restart => {
+                self.ledger = Ledger::restore(self.ledger.saved().clone());
+                self.ledger.hold_back(self.held_back.clone());
+                (self.look, self.picks, self.sent, self.taken) = (None, Vec::new(), Vec::new(), Healthy::new());
+                self.configure();
+            }
+            Step::Wait(seconds) => {
+                self.now += Duration::from_secs(seconds);
+                let now = self.now;
+                // The kubelet writes an allocation down long before the ledger stops waiting for it.
+                let due = |pod: &&mut Pod| now - pod.given >= Duration::from_secs(2);
+                self.pods.iter_mut().filter(due).for_each(|pod| pod.written = true);
+            }
+            Step::Deliver | Step::Release(_) => {}
+        }
+        // Time never stands still, so that what comes before is before.
+        self.now += Duration::from_millis(1);
+    }
+
+    /// What has to hold after every step.
+    fn check(&self) {
+        let mut ids = BTreeSet::new();
+        let mut devices: BTreeMap<&str, (&Device, &Assignment, u32)> = BTreeMap::new();
+        for pod in &self.pods {
+            for id in &pod.ids {
+                assert!(ids.insert((&pod.resource, id)), "{id} is given twice");
+            }
+            let one = pod.sharing.iter().any(|(.., of)| of.sharing.one_device_per_container());
+            assert!(!one || pod.sharing.len() == 1, "units of several devices: {pod:?}");
+            for (device, count, of) in &pod.sharing {
+                let now = self.ledger.saved().get(&device.uuid);
+                assert_eq!(now, Some(of), "{} changed under {pod:?}", device.uuid);
+                devices.entry(&device.uuid).or_insert((device, of, 0)).2 += count;
+            }
+        }
+        for (uuid, (device, of, count)) in &devices {
+            assert!(*count <= of.sharing.shares(), "{count} shares of {uuid} are held: {of:?}");
+            let other = devices.values().find(|(other, ..)| device.overlaps(other));
+            assert!(other.is_none(), "{uuid} and {other:?} are both held");
+        }
+        for list in self.ledger.lists() {
+            let distinct: BTreeSet<&String> = list.shares.iter().map(|share| &share.id).collect();
+            assert_eq!(distinct.len(), list.shares.len(), "an id is twice in {}", list.name);
+        }
+    }
+
+    /// Once everybody is gone, what is wanted is in force.
+    fn come_to_rest(&mut self) {
+        (self.picks, self.pods, self.look) = (Vec::new(), Vec::new(), None);
+        self.take(&Step::HoldBack(3));
+        for _ in 0..4 {
+            for step in [Step::Wait(3), Step::AskAllocatable, Step::AskHolders, Step::Observe] {
+                self.take(&step);
+            }
+            while !self.sent.is_empty() {
+                self.take(&Step::Deliver);
+            }
+        }
+        assert!(!self.ledger.is_busy() && self.ledger.waiting().is_empty(), "{:?}", self.ledger.waiting());
+        let wanted = wanted(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap();
+        let wanted = wanted.devices.into_iter().map(|of| (of.device.uuid, of.assignment)).collect();
+        assert_eq!(*self.ledger.saved(), wanted);
+        assert!(self.ledger.lists().iter().flat_map(|list| &list.shares).all(|share| share.healthy));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_given_out_twice_whatever_happens(steps in proptest::collection::vec(any_step(), 1..160)) {
+        let mut world = World::new();
+        let mut again = World::new();
+        // The same clock, since it is an input.
+        again.now = world.now;
+        for step in &steps {
+            world.take(step);
+            world.check();
+            again.take(step);
+            prop_assert_eq!(world.ledger.lists(), again.ledger.lists());
+            prop_assert_eq!(world.ledger.waiting(), again.ledger.waiting());
+            prop_assert_eq!(&world.picks, &again.picks);
+        }
+        world.come_to_rest();
+    }
+}
