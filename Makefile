@@ -35,6 +35,7 @@ kubernetes: packages
 programs:
 	@echo "building gpunode (release)"
 	@cargo build --release --locked -p gpunode-agent -p gpunode-operator -p kubectl-gpunode -p gpunode-fake-nvml -p gpunode-cluster
+	@tests/mps-control/build.sh
 	@install -D -m 755 $(TARGET)/release/kubectl-gpunode $(TARGET)/cluster/bin/kubectl-gpunode
 
 .PHONY: images

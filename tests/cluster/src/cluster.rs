@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsStr,
-    fs::{self, File},
+    fs::File,
     path::{Path, PathBuf},
     process::Output,
     thread,
@@ -37,6 +37,8 @@ pub struct Options {
     pub nodes: ClusterFile,
     /// The simulated NVML library.
     pub nvml_library: PathBuf,
+    /// Folder of the stand-ins for NVIDIA's MPS programs.
+    pub mps_programs: PathBuf,
     /// Where progress is told.
     pub progress: Progress,
 }
@@ -48,12 +50,14 @@ impl Options {
         Self::in_root(default_root()?, name)
     }
 
-    /// The same for another folder of clusters; the simulated NVML is expected where cargo puts it, two folders up.
+    /// The same for another folder of clusters; what stands for the driver is expected where it is built, in the folder
+    /// above.
     pub fn in_root(root: impl Into<PathBuf>, name: impl Into<String>) -> Result<Self> {
         let root = root.into();
         Ok(Options {
             name: name.into(),
             nvml_library: root.join("../release/libgpunode_fake_nvml.so"),
+            mps_programs: root.join("../mps-control"),
             root,
             nodes: ClusterFile::parse(include_str!("../clusters/default.yaml"))?,
             progress: Progress::silent(),
@@ -213,8 +217,4 @@ fn lock(layout: &Layout) -> Result<File> {
         ),
         Err(error) => Err(error).with_context(|| format!("lock {}", path.display())),
     }
-}
-
-pub(crate) fn ensure_file(path: &Path, what_to_do: &str) -> Result<PathBuf> {
-    fs::canonicalize(path).with_context(|| format!("find {}: {what_to_do}", path.display()))
 }

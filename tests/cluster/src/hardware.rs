@@ -8,11 +8,18 @@ use std::{
 use anyhow::{Context, Result};
 use gpunode_scenario::Scenario;
 
-use crate::{cluster_file::NodeSpec, files};
+use crate::{cluster::Options, cluster_file::NodeSpec, files};
 
 /// Folder of the NVML library in a driver folder.
 const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
 const LIBRARY: &str = "libnvidia-ml.so.1";
+/// Folder of the programs.
+const PROGRAM_FOLDER: &str = "usr/bin";
+/// The control daemon, and a client for containers that mount the folder.
+const MPS_PROGRAMS: [&str; 2] = ["nvidia-cuda-mps-control", "mps-client"];
+
+/// The driver's file in `/proc/driver`.
+const MIG_MINORS: &str = "nvidia-caps/mig-minors";
 
 /// A network card and a bridge, so that looking for any device at all does not find a GPU.
 const OTHERS: [(&str, u16, u16, u32); 2] =
@@ -25,13 +32,53 @@ pub(crate) fn library_folder(driver: &Path) -> PathBuf {
     driver.join(LIBRARY_FOLDER)
 }
 
-/// Lays out the driver: the library and, beside it, what it is to simulate.
-pub(crate) fn write_driver(driver: &Path, nvml_library: &Path, gpus: &Scenario) -> Result<()> {
-    let folder = library_folder(driver);
-    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-    fs::copy(nvml_library, folder.join(LIBRARY))
-        .with_context(|| format!("copy {} to {}", nvml_library.display(), folder.display()))?;
-    gpus.save(&folder).with_context(|| format!("write the scenario into {}", folder.display()))
+/// The files that stand for NVIDIA's driver.
+pub(crate) struct Driver {
+    nvml_library: PathBuf,
+    mps_programs: PathBuf,
+}
+
+impl Driver {
+    /// Finds them.
+    pub(crate) fn find(options: &Options) -> Result<Self> {
+        let find = |path: &Path, what_to_do: &str| {
+            fs::canonicalize(path).with_context(|| format!("find {}: {what_to_do}", path.display()))
+        };
+        Ok(Driver {
+            nvml_library: find(
+                &options.nvml_library,
+                "build the simulated NVML (cargo build --release -p gpunode-fake-nvml), or say where it is",
+            )?,
+            mps_programs: find(
+                &options.mps_programs,
+                "build the stand-in for MPS (tests/mps-control/build.sh), or say where it is",
+            )?,
+        })
+    }
+
+    /// Lays out the driver of a node: the library with what it is to simulate beside it, and the MPS programs.
+    pub(crate) fn write(&self, root: &Path, gpus: &Scenario) -> Result<()> {
+        let libraries = library_folder(root);
+        let programs = root.join(PROGRAM_FOLDER);
+        // An MPS daemon runs with the driver's folder as its root, and these are where its own `/run` and shared memory go.
+        for folder in [&libraries, &programs, &root.join("dev/shm"), &root.join("run")] {
+            fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+        }
+        let copy = |from: &Path, to: &Path| {
+            fs::copy(from, to).with_context(|| format!("copy {} to {}", from.display(), to.display())).map(drop)
+        };
+        copy(&self.nvml_library, &libraries.join(LIBRARY))?;
+        for program in MPS_PROGRAMS {
+            copy(&self.mps_programs.join(program), &programs.join(program))?;
+        }
+        gpus.save(&libraries).with_context(|| format!("write the scenario into {}", libraries.display()))
+    }
+}
+
+/// Lays out what becomes `/proc/driver` of a node: which device node stands for which MIG instance.
+pub(crate) fn write_mig_minors(proc_driver: &Path, gpus: &Scenario) -> Result<()> {
+    let text = gpus.mig_minors().context("simulated MIG instances")?;
+    files::replace(&proc_driver.join(MIG_MINORS), text.as_bytes())
 }
 
 /// Lays out what becomes `/sys/bus` of a node.

@@ -34,6 +34,9 @@ enum Task {
         /// The simulated NVML library [default: target/release/libgpunode_fake_nvml.so].
         #[arg(long, value_name = "SO")]
         nvml_lib: Option<PathBuf>,
+        /// Folder of the stand-ins for NVIDIA's MPS programs [default: target/mps-control].
+        #[arg(long, value_name = "DIR")]
+        mps_programs: Option<PathBuf>,
     },
     /// Stop a cluster, whatever state it is in.
     Down {
@@ -94,7 +97,7 @@ fn main() -> ExitCode {
 
 fn run(task: Task) -> Result<ExitCode> {
     match task {
-        Task::Up { which, cluster, nvml_lib } => up(which, cluster, nvml_lib)?,
+        Task::Up { which, cluster, nvml_lib, mps_programs } => up(which, cluster, nvml_lib, mps_programs)?,
         Task::Down { which } => {
             let name = which.name;
             Cluster::stop(&which.folder.path()?, &name)?;
@@ -122,13 +125,16 @@ fn run(task: Task) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn up(which: Which, file: Option<PathBuf>, nvml_lib: Option<PathBuf>) -> Result<()> {
+fn up(which: Which, file: Option<PathBuf>, nvml_lib: Option<PathBuf>, mps_programs: Option<PathBuf>) -> Result<()> {
     let mut options = Options::in_root(which.folder.path()?, which.name)?;
     if let Some(file) = file {
         options.nodes = ClusterFile::load(&file)?;
     }
     if let Some(library) = nvml_lib {
         options.nvml_library = library;
+    }
+    if let Some(folder) = mps_programs {
+        options.mps_programs = folder;
     }
     options.progress = Progress::new(|line| say(format_args!("{line}")));
     let cluster = Cluster::up(&options)?;

@@ -55,6 +55,11 @@ impl Node {
         self.layout.node(&self.spec.name).join("driver")
     }
 
+    /// What the node sees as `/proc/driver`.
+    pub(crate) fn proc_driver(&self) -> PathBuf {
+        self.layout.node(&self.spec.name).join("proc-driver")
+    }
+
     /// What the node sees as `/sys/bus`.
     pub(crate) fn sys_bus(&self) -> PathBuf {
         self.layout.node(&self.spec.name).join("sys-bus")

@@ -13,13 +13,13 @@ use rustix::fs::statfs;
 use serde_json::json;
 
 use crate::{
-    hardware,
+    hardware::{self, Driver},
     image::PAUSE,
     kubeconfig,
     node::Node,
     pki::Authority,
     run,
-    sandbox::{BIN, Bind},
+    sandbox::{BIN, Bind, NvidiaDevices},
     wait,
 };
 
@@ -29,11 +29,14 @@ const CONTAINERD_TIMEOUT: Duration = Duration::from_secs(30);
 const OVERLAYFS: i64 = 0x794c_7630;
 
 /// Lays out the hardware of a node.
-pub(crate) fn write_hardware(node: &Node, nvml_library: &Path) -> Result<()> {
+pub(crate) fn write_hardware(node: &Node, driver: Option<&Driver>) -> Result<()> {
     hardware::write_sys_bus(&node.sys_bus(), node.spec())?;
-    match &node.spec().gpus {
-        Some(gpus) => hardware::write_driver(&node.driver(), nvml_library, gpus),
-        None => Ok(()),
+    match (&node.spec().gpus, driver) {
+        (Some(gpus), Some(driver)) => {
+            hardware::write_mig_minors(&node.proc_driver(), gpus)?;
+            driver.write(&node.driver(), gpus)
+        }
+        _ => Ok(()),
     }
 }
 
@@ -44,9 +47,13 @@ pub(crate) fn start_sandbox(node: &Node) -> Result<()> {
     let mut devices = None;
     if let Some(gpus) = &node.spec().gpus {
         binds.push(read_only(node.driver(), "/run/nvidia/driver"));
-        devices = Some(gpus.gpus().context("simulated GPUs")?.len());
+        binds.push(read_only(node.proc_driver(), "/proc/driver"));
+        devices = Some(NvidiaDevices {
+            gpus: gpus.gpus().context("simulated GPUs")?.len(),
+            capabilities: gpus.capability_minors().context("simulated MIG instances")?,
+        });
     }
-    node.sandbox().start(node.name(), devices, &binds)
+    node.sandbox().start(node.name(), devices.as_ref(), &binds)
 }
 
 /// Starts containerd and waits until it takes requests.

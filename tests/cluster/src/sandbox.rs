@@ -40,6 +40,15 @@ pub(crate) struct Sandbox {
     logs: PathBuf,
 }
 
+/// The device nodes of NVIDIA's driver, beside those that every driver has.
+#[derive(Debug)]
+pub(crate) struct NvidiaDevices {
+    /// How many `/dev/nvidiaN` there are.
+    pub(crate) gpus: usize,
+    /// The N of each `/dev/nvidia-caps/nvidia-capN`.
+    pub(crate) capabilities: Vec<u32>,
+}
+
 /// What of the outside is seen inside.
 #[derive(Debug)]
 pub(crate) struct Bind {
@@ -65,8 +74,8 @@ impl Sandbox {
         files::replace(&path, content.as_ref())
     }
 
-    /// Starts the first process; `nvidia_devices` is how many `/dev/nvidiaN` there are, beside their companions.
-    pub(crate) fn start(&self, hostname: &str, nvidia_devices: Option<usize>, binds: &[Bind]) -> Result<()> {
+    /// Starts the first process.
+    pub(crate) fn start(&self, hostname: &str, nvidia: Option<&NvidiaDevices>, binds: &[Bind]) -> Result<()> {
         let tunables = self.cluster.join(&self.id).join("tunables");
         for folder in [&self.root(), &tunables, &self.logs] {
             fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
@@ -97,7 +106,9 @@ impl Sandbox {
         arguments.push(self.root().into());
         arguments.push(hostname.into());
         arguments.push(tunables.into());
-        arguments.push(nvidia_devices.map_or("none".to_owned(), |count| count.to_string()).into());
+        arguments.push(nvidia.map_or("none".to_owned(), |nvidia| nvidia.gpus.to_string()).into());
+        let capabilities = nvidia.map(|nvidia| nvidia.capabilities.as_slice()).unwrap_or_default();
+        arguments.push(capabilities.iter().map(u32::to_string).collect::<Vec<_>>().join(" ").into());
         for bind in binds {
             arguments.push(if bind.writable { "rw" } else { "ro" }.into());
             arguments.push(bind.source.clone().into());

@@ -1,12 +1,13 @@
 # Makes the file system of a sandbox and then holds its namespaces as its process 1.
 #
 # Runs in new mount, network, PID, UTS and IPC namespaces with:
-#   ROOT HOSTNAME TUNABLES NVIDIA_DEVICES [MODE SOURCE TARGET]...
+#   ROOT HOSTNAME TUNABLES NVIDIA_DEVICES NVIDIA_CAPABILITIES [MODE SOURCE TARGET]...
 # ROOT is the folder that becomes `/`; the machine's programs come in read-only, nothing of the machine is writable.
-# NVIDIA_DEVICES is how many /dev/nvidiaN to make, or `none` for no NVIDIA device at all.
+# NVIDIA_DEVICES is how many /dev/nvidiaN to make, or `none` for no NVIDIA device at all; NVIDIA_CAPABILITIES are the N of
+# /dev/nvidia-caps/nvidia-capN.
 set -eu
-root=$1 hostname=$2 tunables=$3 nvidia_devices=$4
-shift 4
+root=$1 hostname=$2 tunables=$3 nvidia_devices=$4 nvidia_capabilities=$5
+shift 5
 
 # pivot_root wants a mount point.
 mount --bind "$root" "$root"
@@ -81,6 +82,10 @@ if [ "$nvidia_devices" != none ]; then
   while [ $number -lt "$nvidia_devices" ]; do
     mknod -m 666 dev/nvidia$number c 1 3
     number=$((number + 1))
+  done
+  mkdir dev/nvidia-caps
+  for number in $nvidia_capabilities; do
+    mknod -m 444 dev/nvidia-caps/nvidia-cap$number c 1 3
   done
 fi
 

@@ -1,7 +1,7 @@
 //! The order in which a cluster starts.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     thread::{self, ScopedJoinHandle},
     time::Duration,
 };
@@ -11,9 +11,10 @@ use serde_json::Value;
 
 use crate::{
     cgroup::{self, Trees},
-    cluster::{Options, ensure_file},
+    cluster::Options,
     cluster_file::ClusterFile,
     control_plane::ControlPlane,
+    hardware::Driver,
     image,
     kubectl::Kubectl,
     layout::Layout,
@@ -38,14 +39,7 @@ pub(crate) fn nodes(layout: &Layout, file: &ClusterFile, subnet: Subnet) -> Vec<
 pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result<State> {
     let progress = options.progress;
     let has_gpus = options.nodes.nodes.iter().any(|node| node.gpus.is_some());
-    let nvml_library = if has_gpus {
-        ensure_file(
-            &options.nvml_library,
-            "build the simulated NVML (cargo build --release -p gpunode-fake-nvml), or say where it is",
-        )?
-    } else {
-        PathBuf::new()
-    };
+    let driver = has_gpus.then(|| Driver::find(options)).transpose()?;
     let images = image::build(&layout.bin(), &layout.images()).context("make test images")?;
     let authority = Authority::new()?;
 
@@ -63,7 +57,7 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
         group,
         authority: &authority,
         control_plane: &control_plane,
-        nvml_library: &nvml_library,
+        driver: driver.as_ref(),
         images: &images,
     };
     let runtime = &runtime;
@@ -102,14 +96,14 @@ struct Runtime<'a> {
     group: String,
     authority: &'a Authority,
     control_plane: &'a ControlPlane,
-    nvml_library: &'a Path,
+    driver: Option<&'a Driver>,
     images: &'a [PathBuf],
 }
 
 impl Runtime<'_> {
     fn start(&self, node: &Node) -> Result<()> {
         let cgroup = self.trees.create(&self.group, node.name())?;
-        node_start::write_hardware(node, self.nvml_library)?;
+        node_start::write_hardware(node, self.driver)?;
         node_start::write_kubelet_files(node, self.authority, &cgroup)?;
         node_start::start_sandbox(node)?;
         network::connect_node(self.control_plane.sandbox(), node)?;

@@ -22,7 +22,7 @@ nodes:
 - name: gpu
   labels: {pool: inference}
   registerWithTaints: ['dedicated=gpu:NoSchedule']
-  gpus: {board: Tesla T4, count: 2, topology: Pcie}
+  gpus: {board: NVIDIA A30, count: 2, topology: Pcie, mig: [{gpus: [1], instances: [2g.12gb]}]}
 ";
 const CPU_NODE: &str = "nodes: [{name: cpu}]";
 
@@ -40,12 +40,16 @@ fn root() -> PathBuf {
 }
 
 fn options(root: &Path, name: &str, nodes: &str) -> Options {
-    // Nothing here loads the library.
-    let library = root.join("library.so");
-    fs::write(&library, "").unwrap();
+    // Nothing here loads the library or starts the programs.
+    let driver = root.join("driver");
+    fs::create_dir_all(&driver).unwrap();
+    for file in ["library.so", "nvidia-cuda-mps-control", "mps-client"] {
+        fs::write(driver.join(file), "").unwrap();
+    }
     Options {
         nodes: ClusterFile::parse(nodes).unwrap(),
-        nvml_library: library,
+        nvml_library: driver.join("library.so"),
+        mps_programs: driver,
         ..Options::in_root(root, name).unwrap()
     }
 }
@@ -89,7 +93,11 @@ fn check_hardware(cluster: &Cluster) {
     let devices = in_pod(cluster, "cat /host/sys/bus/pci/devices/*/vendor | sort | uniq -c");
     assert!(devices.contains("2 0x10de"), "{devices}");
     let nodes = in_pod(cluster, "ls /host/dev | grep nvidia");
-    assert_eq!(nodes, "nvidia-uvm\nnvidia-uvm-tools\nnvidia0\nnvidia1\nnvidiactl\n");
+    assert_eq!(nodes, "nvidia-caps\nnvidia-uvm\nnvidia-uvm-tools\nnvidia0\nnvidia1\nnvidiactl\n");
+    let every_capability = "cd /host/dev/nvidia-caps && for node in *; do
+        grep \" ${node#nvidia-cap}$\" /host/proc/driver/nvidia-caps/mig-minors | cut -d ' ' -f 1; done";
+    let capabilities = in_pod(cluster, every_capability);
+    assert_eq!(capabilities, "config\ngpu1/gi1/access\ngpu1/gi1/ci0/access\nmonitor\n");
     let driver = in_pod(cluster, "ls /host/run/nvidia/driver/usr/lib/x86_64-linux-gnu");
     assert_eq!(driver, "gpunode-scenario.yaml\nlibnvidia-ml.so.1\n");
     let write = "touch /host/run/nvidia/driver/x 2>/dev/null || echo refused";
