@@ -42,7 +42,8 @@ check() { # WHAT COMMAND...: the command must succeed within 60 s
 # What the checks ask.
 is() { [ "$(eval "$1")" = "$2" ]; }
 node_field() { kubectl get node "$1" -o jsonpath="$2"; }
-allocatable() { is "node_field $1 '{.status.allocatable.nvidia\.com/gpu}'" "$2"; }
+offers() { is "kubectl get node $1 -o json | jq -r '.status.allocatable[\"$2\"]'" "$3"; }
+allocatable() { offers "$1" nvidia.com/gpu "$2"; }
 snapshot() { kubectl get node "$1" -o json | jq -S '{labels: .metadata.labels, annotations: .metadata.annotations, taints: .spec.taints, unschedulable: .spec.unschedulable}'; }
 sample_pods() { kubectl kustomize "manifests/samples/$1" | sed 's|nvidia/cuda:[^ ]*|gpunode.test/cuda:1|'; }
 pending_because() { kubectl get events --field-selector "involvedObject.name=$1,reason=FailedScheduling" -o jsonpath='{.items[*].message}' | grep -q "$2"; }
@@ -54,6 +55,12 @@ four_on_each() { [ "$(per_gpu | awk '{print $1}' | tr '\n' ' ')" = "4 4 4 4 " ];
 unchanged() { [ "$(snapshot "$1")" = "$2" ]; }
 conflicted() { is "kubectl get gpunodepolicy $1 -o jsonpath='{.status.nodes.conflicted}'" "$2"; }
 condition() { is "kubectl get gpunodepolicy $1 -o jsonpath='{.status.conditions[?(@.type==\"$2\")].status}'" "$3"; }
+sharing_pod() { # NAME RESOURCE COUNT
+  kubectl run "$1" --image=gpunode.test/cuda:1 --restart=Never --dry-run=client -o yaml \
+    --overrides='{"spec":{"terminationGracePeriodSeconds":0,"nodeSelector":{"pool":"a100"}}}' -- sleep 100000 \
+    | kubectl patch --local -f - -o yaml --type=json -p '[{"op":"add","path":"/spec/containers/0/resources","value":{"limits":{"'"$2"'":"'"$3"'"}}}]'
+}
+variable() { is "kubectl exec $1 -- printenv $2" "$3"; }
 gone() { ! kubectl get "$@"; }
 refused() { ! kubectl apply -f "$1"; }
 
@@ -127,10 +134,34 @@ look "NVIDIA_VISIBLE_DEVICES of the 16 containers, counted: each UUID four times
 per_gpu
 check "four pods on each GPU" four_on_each
 
-title "5. the whole fleet at a glance"
+title "5. one node, its GPUs in three ways: whole, by memory, by MPS"
+kubectl apply -f - << 'POLICY'
+apiVersion: gpunode.dev/v1alpha1
+kind: GpuNodePolicy
+metadata: {name: a100-sharing}
+spec:
+  nodeSelector: {matchLabels: {pool: a100}}
+  devicePlugin:
+    resources:
+    - {name: nvidia.com/gpu, devices: {indices: [0, 1, 2, 3]}}
+    - {name: nvidia.com/gpu-mem, devices: {indices: [4, 5]}, sharing: {strategy: Memory}}
+    - {name: nvidia.com/gpu.mps, sharing: {strategy: Mps, replicas: 10}}
+POLICY
+check "4 are whole" offers gpu-a100 nvidia.com/gpu 4
+check "2 are 160 GiB" offers gpu-a100 nvidia.com/gpu-mem 160
+check "2 are 20 shares, and their MPS daemons answer" offers gpu-a100 nvidia.com/gpu.mps 20
+sharing_pod memory nvidia.com/gpu-mem 30 | kubectl apply -f - > /dev/null
+sharing_pod shares nvidia.com/gpu.mps 3 | kubectl apply -f - > /dev/null
+check "a container has 30 of a GPU's 80 GiB" variable memory ALIYUN_COM_GPU_MEM_CONTAINER 30
+check "a container has 3 of 10 shares" variable shares CUDA_MPS_ACTIVE_THREAD_PERCENTAGE 30
+look "what the containers are told"
+show kubectl exec memory -- sh -c 'env | grep -E "^(ALIYUN|NVIDIA_VIS)"'
+show kubectl exec shares -- sh -c 'env | grep -E "^(CUDA|NVIDIA_VIS)"'
+
+title "6. the whole fleet at a glance"
 show kubectl gpunode status
 
-title "6. what gpunode wrote comes back, what others wrote stays"
+title "7. what gpunode wrote comes back, what others wrote stays"
 kubectl label node gpu-v100 team=research accelerator- > /dev/null
 check "the removed label is back" is "node_field gpu-v100 '{.metadata.labels.accelerator}'" nvidia-tesla-v100
 look "accelerator (restored) and team (somebody else's)"
@@ -138,7 +169,7 @@ show kubectl get node gpu-v100 -L accelerator -L team
 check "the foreign label is untouched" is "node_field gpu-v100 '{.metadata.labels.team}'" research
 kubectl label node gpu-v100 team- > /dev/null
 
-title "7. a label that a team has set by hand is a conflict on that node alone"
+title "8. a label that a team has set by hand is a conflict on that node alone"
 kubectl label node gpu-a100 tier=mine > /dev/null
 kubectl apply -f - << 'POLICY'
 apiVersion: gpunode.dev/v1alpha1
@@ -156,7 +187,7 @@ check "the foreign value stays" is "node_field gpu-a100 '{.metadata.labels.tier}
 check "the others got the label" is 'kubectl get nodes -l tier=gold -o name | wc -l' 2
 kubectl delete gpunodepolicy tiers > /dev/null; kubectl label node gpu-a100 tier- > /dev/null
 
-title "8. a mistake is refused where it is made"
+title "9. a mistake is refused where it is made"
 cat > "target/cluster/$name/mistake.yaml" << 'POLICY'
 apiVersion: gpunode.dev/v1alpha1
 kind: GpuNodePolicy
@@ -170,7 +201,7 @@ show kubectl apply -f "target/cluster/$name/mistake.yaml"
 show kubectl gpunode validate -f "target/cluster/$name/mistake.yaml"
 check "the API server refuses it" refused "target/cluster/$name/mistake.yaml"
 
-title "9. the policies go, and the node is as it was before"
+title "10. the policies go, and the node is as it was before"
 show kubectl delete gpunodepolicies --all
 check "gpu-v100 is as it was, to the byte" unchanged gpu-v100 "$before"
 check "no plugin pod is left" is "kubectl -n gpunode-system get pods -l app.kubernetes.io/component=device-plugin -o name" ""

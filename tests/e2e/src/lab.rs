@@ -5,6 +5,7 @@ use anyhow::{Context, Result, bail, ensure};
 use gpunode_cluster::Cluster;
 use serde_json::Value;
 use std::{
+    collections::BTreeMap,
     io::Write,
     path::PathBuf,
     process::{Output, Stdio},
@@ -20,12 +21,15 @@ pub const V100: &str = "gpu-v100";
 pub const T4: &str = "gpu-t4";
 /// Node with 8 A100 behind NVSwitch, label `pool=a100`.
 pub const A100: &str = "gpu-a100";
+/// Node with unequal GPUs, label `pool=mixed`: 0 is a V100 of 16 GiB, 1 an A100 of 80 GiB, 2 and 3 are A100 divided by MIG
+/// into equal and unequal instances.
+pub const MIXED: &str = "gpu-mixed";
 /// Node without GPU.
 pub const CPU: &str = "cpu";
 /// Nodes with GPUs.
-pub const GPU_NODES: [&str; 3] = [A100, T4, V100];
+pub const GPU_NODES: [&str; 4] = [A100, MIXED, T4, V100];
 /// All nodes.
-pub const NODES: [&str; 4] = [CPU, A100, T4, V100];
+pub const NODES: [&str; 5] = [CPU, A100, MIXED, T4, V100];
 
 /// How long the cluster may take for what follows from one change.
 const SETTLE: Duration = Duration::from_mins(1);
@@ -150,6 +154,29 @@ impl Lab {
         })
     }
 
+    /// Waits until so many pods with a label `app` run, and gives their names.
+    pub fn await_running(&self, app: &str, count: usize) -> Result<Vec<String>> {
+        eventually(&format!("{count} pods of {app} run"), SETTLE, || {
+            let pods = self.get(&["pods", "-l", &format!("app={app}"), "--field-selector", "status.phase=Running"])?;
+            let names = crate::names(&pods);
+            ensure!(names.len() == count, "there are {names:?}");
+            Ok(names)
+        })
+    }
+
+    /// The environment of a container of a test's pod.
+    pub fn environment(&self, pod: &str) -> Result<BTreeMap<String, String>> {
+        let text = self.kubectl(&["exec", pod, "--", "env"])?;
+        Ok(text.lines().filter_map(|line| line.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect())
+    }
+
+    /// UUIDs of a node's GPUs by index, as the agent reports them.
+    pub fn gpu_uuids(&self, node: &str) -> Result<Vec<String>> {
+        let object = self.get(&["gpunode", node])?;
+        let gpus = object["status"]["gpus"].as_array().context("find the GPUs of a GpuNode")?;
+        Ok(gpus.iter().filter_map(|gpu| gpu["uuid"].as_str()).map(str::to_owned).collect())
+    }
+
     /// What is logged by the API server from now on.
     pub fn audit(&self) -> Result<AuditLog> {
         AuditLog::from_now(self.cluster.audit_log())
@@ -186,7 +213,14 @@ impl Lab {
     /// Removes policies and test pods and waits until gpunode has nothing left on any node.
     pub fn clean(&self) -> Result<()> {
         self.kubectl(&["delete", "gpunodepolicies", "--all", "--timeout=60s"])?;
-        self.kubectl(&["delete", "pods,jobs,deployments", "--all", "--grace-period=0", "--force", "--timeout=60s"])?;
+        self.kubectl(&[
+            "delete",
+            "pods,jobs,deployments,statefulsets",
+            "--all",
+            "--grace-period=0",
+            "--force",
+            "--timeout=60s",
+        ])?;
         for node in NODES {
             self.kubectl(&["uncordon", node])?;
         }
@@ -209,6 +243,9 @@ impl Lab {
             ensure!(crate::names(&plugins).is_empty(), "DaemonSets {:?} are left", crate::names(&plugins));
             let pods = self.get(&["pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=device-plugin"])?;
             ensure!(crate::names(&pods).is_empty(), "pods {:?} are left", crate::names(&pods));
+            // The last MPS daemon of a node ends after its last client.
+            let with_mps = crate::names(&self.get(&["nodes", "-l", "gpunode.dev/mps"])?);
+            ensure!(with_mps.is_empty(), "nodes {with_mps:?} still have MPS daemons");
             for node in self.get(&["gpunodes"])?["items"].as_array().into_iter().flatten() {
                 ensure!(node["spec"].get("config").is_none(), "{} still has a configuration", node["metadata"]["name"]);
             }

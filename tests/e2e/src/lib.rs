@@ -4,12 +4,19 @@
 //! of it, clean.
 
 mod audit;
+mod held;
+mod kubelet_log;
 mod lab;
+mod mps;
+mod node_watch;
 mod objects;
 mod operator;
 mod wait;
 
 pub use audit::{AuditEvent, AuditLog};
-pub use lab::{A100, CPU, GPU_NODES, Lab, NAMESPACE, NODES, T4, V100};
+pub use held::{Held, HeldRecorder, Recording, device_of, held};
+pub use kubelet_log::KubeletLog;
+pub use lab::{A100, CPU, GPU_NODES, Lab, MIXED, NAMESPACE, NODES, T4, V100};
+pub use node_watch::NodeWatch;
 pub use objects::{condition, names, node_snapshot, taints};
 pub use wait::eventually;

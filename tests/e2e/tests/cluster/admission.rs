@@ -117,6 +117,13 @@ fn a_kubelet_cannot_forge_what_gpunode_owns() -> Result<()> {
     )?;
     let output = raw_status_patch(&lab, V100, &kubeconfig)?;
     refused("the record through nodes/status", &output, "annotations under gpunode.dev/")?;
+    let manifest = lab.cluster().folder().join("forged-node.yaml");
+    for label in ["gpunode.dev/governed", "gpunode.dev/mps", "gpunode.dev/policy.v100-reserved"] {
+        let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: {V100}, labels: {{{label}: 'true'}}}}}}");
+        std::fs::write(&manifest, node)?;
+        let output = as_kubelet(&["create", "--validate=false", "-f", &manifest.to_string_lossy()])?;
+        refused(&format!("{label} at registration"), &output, "a kubelet may not register its node with")?;
+    }
     assert_eq!(gpunode_e2e::node_snapshot(&lab.node(V100)?), before);
     Ok(())
 }

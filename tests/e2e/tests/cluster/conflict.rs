@@ -2,7 +2,7 @@
 
 use crate::samples;
 use anyhow::{Result, ensure};
-use gpunode_e2e::{A100, Lab, T4, V100, eventually};
+use gpunode_e2e::{A100, Lab, MIXED, T4, V100, eventually};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_mins(1);
@@ -48,7 +48,7 @@ spec:
         let policy = lab.get(&["gpunodepolicy", "everywhere"])?;
         let nodes = &policy["status"]["nodes"];
         ensure!(
-            nodes["conflicted"] == 1 && nodes["ready"] == 2 && nodes["matched"] == 3,
+            nodes["conflicted"] == 1 && nodes["ready"] == 3 && nodes["matched"] == 4,
             "status is {}",
             policy["status"]
         );
@@ -60,7 +60,7 @@ spec:
     assert!(message.contains("accelerator") && message.contains("mine") && message.contains("gpu"), "{message}");
     assert_eq!(gpunode_e2e::condition(&policy, "Conflict")["status"], "True");
     assert_eq!(lab.node(V100)?["metadata"]["labels"]["accelerator"], "mine", "a foreign key never changes");
-    for node in [T4, A100] {
+    for node in [T4, A100, MIXED] {
         assert_eq!(lab.node(node)?["metadata"]["labels"]["accelerator"], "gpu");
     }
     lab.kubectl(&["delete", "gpunodepolicy", "everywhere", "--timeout=30s"])?;

@@ -3,9 +3,9 @@
 use crate::samples;
 use anyhow::{Context, Result, ensure};
 use gpunode_cluster::Signal;
-use gpunode_e2e::{Lab, NAMESPACE, T4, V100, eventually};
+use gpunode_e2e::{KubeletLog, Lab, NAMESPACE, T4, V100, eventually};
 use serde_json::Value;
-use std::{fs, time::Duration};
+use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(90);
 
@@ -155,20 +155,12 @@ fn a_change_of_labels_does_not_touch_the_plugin() -> Result<()> {
     lab.await_allocatable(T4, "nvidia.com/gpu", 16)?;
     lab.await_ready("t4-time-slicing")?;
     let pod = lab.await_plugin(T4)?;
-    let log = lab.cluster().node(T4)?.kubelet_log();
-    let before = fs::read_to_string(&log)?.len();
+    let log = KubeletLog::from_now(&lab, T4)?;
     lab.apply(&samples::policy("t4-time-slicing")?.replace("nvidia-tesla-t4", "t4"))?;
     lab.await_ready("t4-time-slicing")?;
     assert_eq!(lab.node(T4)?["metadata"]["labels"]["accelerator"], "t4");
     assert_eq!(lab.await_plugin(T4)?, pod, "the same pod goes on");
-    let after = fs::read_to_string(&log)?;
-    let lost: Vec<&str> = after
-        .get(before..)
-        .unwrap_or_default()
-        .lines()
-        .filter(|line| line.contains("Endpoint became unhealthy"))
-        .collect();
-    assert_eq!(lost, Vec::<&str>::new());
+    assert_eq!(log.lost_endpoints()?, Vec::<String>::new());
     Ok(())
 }
 

@@ -54,6 +54,7 @@ fn every_gpu_node_reports_its_hardware_without_any_policy() -> Result<()> {
     let lab = Lab::enter()?;
     let expected = [
         ("gpu-a100", "8 x NVIDIA-A100-SXM4-80GB", 81920),
+        ("gpu-mixed", "1 x Tesla-V100-SXM2-16GB, 3 x NVIDIA-A100-SXM4-80GB", 16384),
         ("gpu-t4", "4 x Tesla-T4", 15360),
         ("gpu-v100", "8 x Tesla-V100-SXM2-32GB", 32768),
     ];

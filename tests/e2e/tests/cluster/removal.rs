@@ -113,7 +113,7 @@ spec: {nodeSelector: {}, devicePlugin: {}}
 ",
     )?;
     let policy = lab.await_ready("everywhere")?;
-    assert_eq!(policy["status"]["nodes"]["ready"], 4, "{}", policy["status"]);
+    assert_eq!(policy["status"]["nodes"]["ready"], 5, "{}", policy["status"]);
     let node = lab.get(&["gpunode", CPU])?;
     assert_eq!(node["spec"]["config"]["policy"], "everywhere");
     assert_eq!(node["status"]["configHash"], node["spec"]["config"]["hash"]);

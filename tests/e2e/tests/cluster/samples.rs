@@ -1,4 +1,4 @@
-//! The sample policies and pods, as `manifests/samples` has them.
+//! The sample policies and pods, as `manifests/samples` has them, and simple ones with other numbers.
 
 use anyhow::{Context, Result};
 use gpunode_e2e::Lab;
@@ -13,6 +13,19 @@ pub fn policy(name: &str) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
 }
 
+/// The policy `sharing` for the nodes of a pool, with a `devicePlugin` in YAML's flow style.
+pub fn sharing(pool: &str, device_plugin: &str) -> String {
+    format!(
+        "apiVersion: gpunode.dev/v1alpha1
+kind: GpuNodePolicy
+metadata: {{name: sharing}}
+spec:
+  nodeSelector: {{matchLabels: {{pool: {pool}}}}}
+  devicePlugin: {device_plugin}
+"
+    )
+}
+
 /// A folder of sample pods, unchanged but for the image.
 pub fn pods(lab: &Lab, folder: &str) -> Result<String> {
     let path = Lab::repository().join("manifests/samples").join(folder);
@@ -22,8 +35,14 @@ pub fn pods(lab: &Lab, folder: &str) -> Result<String> {
 
 /// A Deployment of pods that hold one `nvidia.com/gpu` each on the nodes of a pool.
 pub fn deployment(name: &str, pool: &str, replicas: usize) -> String {
+    holding(name, pool, replicas, "nvidia.com/gpu", 1)
+}
+
+/// A Deployment of pods that hold `count` of a resource each on the nodes of a pool.
+pub fn holding(name: &str, pool: &str, replicas: usize, resource: &str, count: usize) -> String {
     format!(
-        "apiVersion: apps/v1
+        "---
+apiVersion: apps/v1
 kind: Deployment
 metadata: {{name: {name}}}
 spec:
@@ -39,7 +58,13 @@ spec:
       - name: main
         image: {LOCAL_IMAGE}
         command: [sh, -c, 'nvidia-smi; exec sleep 100000']
-        resources: {{limits: {{nvidia.com/gpu: 1}}}}
+        env:
+        - {{name: POD_NAME, valueFrom: {{fieldRef: {{fieldPath: metadata.name}}}}}}
+        - {{name: POD_UID, valueFrom: {{fieldRef: {{fieldPath: metadata.uid}}}}}}
+        resources: {{limits: {{{resource}: {count}}}}}
+        volumeMounts: [{{name: driver, mountPath: /opt/driver, readOnly: true}}]
+      # In the place of NVIDIA's container runtime, which brings the driver's programs into a container.
+      volumes: [{{name: driver, hostPath: {{path: /run/nvidia/driver/usr/bin}}}}]
 "
     )
 }

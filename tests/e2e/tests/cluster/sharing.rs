@@ -1,0 +1,178 @@
+//! Several resources with different sharing on one node, and what a change of one means to the others.
+
+use crate::samples;
+use anyhow::{Context, Result, ensure};
+use gpunode_e2e::{HeldRecorder, KubeletLog, Lab, NodeWatch, T4, device_of, eventually, held};
+use serde_json::Value;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+const LIMIT: Duration = Duration::from_mins(1);
+
+/// Two whole T4, and two on which four containers take turns.
+const TWO_RESOURCES: &str = "{resources: [
+    {name: nvidia.com/gpu, devices: {indices: [0, 1]}},
+    {name: nvidia.com/t4, sharing: {strategy: TimeSlicing, replicas: 4, renameByDefault: true, failRequestsGreaterThanOne: true}}]}";
+
+/// Which GPUs a pod sees.
+fn visible(lab: &Lab, pod: &str) -> Result<BTreeSet<String>> {
+    let environment = lab.environment(pod)?;
+    let visible = environment.get("NVIDIA_VISIBLE_DEVICES").context("find NVIDIA_VISIBLE_DEVICES")?;
+    Ok(visible.split(',').map(str::to_owned).collect())
+}
+
+/// Pods on each of these GPUs, all others being none of them.
+fn pods_per_gpu(lab: &Lab, pods: &[String], gpus: &[String]) -> Result<Vec<usize>> {
+    let mut counts: BTreeMap<&String, usize> = gpus.iter().map(|gpu| (gpu, 0)).collect();
+    for pod in pods {
+        for gpu in visible(lab, pod)? {
+            *counts.get_mut(&gpu).with_context(|| format!("{pod} sees {gpu}, which is none of {gpus:?}"))? += 1;
+        }
+    }
+    Ok(gpus.iter().filter_map(|gpu| counts.get(gpu)).copied().collect())
+}
+
+/// (pod, device, number of shares) as the agent reports them.
+fn reported_holders(lab: &Lab, node: &str) -> Result<BTreeSet<(String, String, u64)>> {
+    let object = lab.get(&["gpunode", node])?;
+    let holders = object["status"]["holders"].as_array().cloned().unwrap_or_default();
+    holders
+        .iter()
+        .map(|holder| {
+            let text = |field: &str| holder[field].as_str().map(str::to_owned).context("read a holder");
+            Ok((text("pod")?, text("device")?, holder["count"].as_u64().context("read a holder's count")?))
+        })
+        .collect()
+}
+
+/// The same, from the kubelet and the kernel.
+fn true_holders(lab: &Lab, node: &str) -> Result<BTreeSet<(String, String, u64)>> {
+    let mut holders = BTreeMap::new();
+    for (pod, ids) in held(&lab.cluster().node(node)?)? {
+        for id in ids {
+            *holders.entry((pod.clone(), device_of(&id).to_owned())).or_default() += 1;
+        }
+    }
+    Ok(holders.into_iter().map(|((pod, device), count)| (pod, device, count)).collect())
+}
+
+fn await_holders(lab: &Lab, node: &str, count: usize) -> Result<()> {
+    eventually("GpuNode.status names the holders", LIMIT, || {
+        let (reported, truth) = (reported_holders(lab, node)?, true_holders(lab, node)?);
+        ensure!(reported == truth && truth.len() == count, "it says {reported:?}, true are {truth:?}");
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn two_resources_of_one_node_are_shared_in_their_own_ways() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&samples::sharing("inference", TWO_RESOURCES))?;
+    lab.await_allocatable(T4, "nvidia.com/gpu", 2)?;
+    lab.await_allocatable(T4, "nvidia.com/t4.shared", 8)?;
+    let gpus = lab.gpu_uuids(T4)?;
+    let (whole, shared) = gpus.split_at_checked(2).context("find four GPUs")?;
+
+    lab.apply(&samples::holding("whole", "inference", 2, "nvidia.com/gpu", 1))?;
+    lab.apply(&samples::holding("turns", "inference", 6, "nvidia.com/t4.shared", 1))?;
+    assert_eq!(pods_per_gpu(&lab, &lab.await_running("whole", 2)?, whole)?, [1, 1]);
+    assert_eq!(pods_per_gpu(&lab, &lab.await_running("turns", 6)?, shared)?, [3, 3], "each goes to the emptier GPU");
+    await_holders(&lab, T4, 8)?;
+
+    // Two replicas are free, and two are not twice the GPU.
+    lab.apply(&samples::holding("greedy", "inference", 1, "nvidia.com/t4.shared", 2))?;
+    let message = refusal(&lab, "greedy")?;
+    ensure!(message.contains("nvidia.com/t4.shared") && message.contains('2'), "{message}");
+    lab.kubectl(&["delete", "deployment", "greedy", "turns", "--timeout=30s"])?;
+    await_holders(&lab, T4, 2)
+}
+
+/// What a pod of an app was told when the kubelet refused it.
+fn refusal(lab: &Lab, app: &str) -> Result<String> {
+    eventually(&format!("a pod of {app} is refused"), LIMIT, || {
+        let pods = lab.get(&["pods", "-l", &format!("app={app}")])?;
+        pods["items"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|pod| pod["status"]["reason"] == "UnexpectedAdmissionError")
+            .and_then(|pod| pod["status"]["message"].as_str())
+            .map(str::to_owned)
+            .with_context(|| format!("none of {} was", crate::sharing::phases(&pods)))
+    })
+}
+
+/// The phases of pods, for a message.
+pub fn phases(pods: &Value) -> String {
+    let items = pods["items"].as_array().into_iter().flatten();
+    items.map(|pod| pod["status"]["phase"].as_str().unwrap_or("?")).collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn the_replicas_of_one_request_are_turns_on_different_gpus() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&samples::policy("t4-time-slicing")?)?;
+    lab.await_allocatable(T4, "nvidia.com/gpu", 16)?;
+    lab.apply(&samples::holding("four", "inference", 1, "nvidia.com/gpu", 4))?;
+    let pods = lab.await_running("four", 1)?;
+    assert_eq!(pods_per_gpu(&lab, &pods, &lab.gpu_uuids(T4)?)?, [1, 1, 1, 1]);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_change_of_one_resource_leaves_the_others_as_they_are() -> Result<()> {
+    let lab = Lab::enter()?;
+    let shared = |replicas: usize, more: &str| {
+        samples::sharing(
+            "inference",
+            &format!(
+                "{{resources: [{{name: nvidia.com/gpu, devices: {{indices: [0, 1]}}}},
+                {{name: example.com/turns, devices: {{indices: [2]}}, sharing: {{strategy: TimeSlicing, replicas: {replicas}}}}}{more}]}}"
+            ),
+        )
+    };
+    let more = ", {name: example.com/memory, sharing: {strategy: Memory}}";
+    lab.apply(&shared(4, ""))?;
+    lab.await_allocatable(T4, "nvidia.com/gpu", 2)?;
+    lab.await_allocatable(T4, "example.com/turns", 4)?;
+    lab.await_ready("sharing")?;
+    lab.apply(&samples::holding("whole", "inference", 1, "nvidia.com/gpu", 1))?;
+    lab.apply(&samples::holding("turns", "inference", 2, "example.com/turns", 1))?;
+    lab.await_running("whole", 1)?;
+    let turns = lab.await_running("turns", 2)?;
+    let agent = lab.await_plugin(T4)?;
+
+    let log = KubeletLog::from_now(&lab, T4)?;
+    let watch = NodeWatch::start(&lab, T4)?;
+    let recorder = HeldRecorder::start(&lab, T4)?;
+
+    // Another resource comes.
+    lab.apply(&shared(4, more))?;
+    lab.await_allocatable(T4, "example.com/memory", 15)?;
+    // One is resized while it is held: its free replicas go, then the new ones come when the last holder is gone.
+    lab.apply(&shared(8, more))?;
+    lab.await_allocatable(T4, "example.com/turns", 2)?;
+    lab.await_ready("sharing")?;
+    assert_eq!(lab.await_running("turns", 2)?, turns);
+    lab.kubectl(&["delete", "deployment", "turns", "--timeout=30s"])?;
+    lab.await_allocatable(T4, "example.com/turns", 8)?;
+    assert_eq!(watch.allocatable(&lab, "nvidia.com/gpu")?, [Some(2)]);
+    assert_eq!(watch.allocatable(&lab, "example.com/turns")?, [Some(4), Some(2), Some(8)]);
+    assert_eq!(log.lost_endpoints()?, Vec::<String>::new());
+    // A resource goes.
+    lab.apply(&shared(8, ""))?;
+    lab.await_allocatable(T4, "example.com/memory", 0)?;
+    lab.await_ready("sharing")?;
+
+    assert_eq!(watch.allocatable(&lab, "nvidia.com/gpu")?, [Some(2)]);
+    let lost: Vec<String> =
+        log.lost_endpoints()?.into_iter().filter(|line| !line.contains("example.com/memory")).collect();
+    assert_eq!(lost, Vec::<String>::new());
+    assert_eq!(lab.await_plugin(T4)?, agent, "the same pod goes on");
+    recorder.finish()?.check_never_overcommitted(8)
+}
