@@ -25,20 +25,10 @@ type node struct {
 	// PCI buses of the switches to which all links lead; nil where there are none.
 	switches []uint32
 	mig      bool
+	// MIG devices of the first GPU, by index; nil where MIG is off.
+	migDevices []migDevice
 	// Rows are remapped, pages not retired.
 	remapsRows bool
-}
-
-// migDevice is what is expected of one MIG device.
-type migDevice struct {
-	profile          string
-	gpuInstance      int
-	computeInstance  int
-	processors       uint32
-	memoryMB         uint64
-	placement        nvml.GpuInstancePlacement
-	gpuProfile       int
-	computeProfile   int
 }
 
 var nodes = map[string]node{
@@ -123,5 +113,16 @@ var nodes = map[string]node{
 		switches:    []uint32{0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9},
 		mig:         true,
 		remapsRows:  true,
+	},
+	// One divided A100: nothing but its MIG devices is looked at.
+	"mig": {
+		count: 1,
+		name:  "NVIDIA A100-SXM4-40GB",
+		migDevices: []migDevice{
+			{"1c.3g.20gb", 2, 0, 14, 19968, nvml.GpuInstancePlacement{Start: 4, Size: 4}, nvml.GPU_INSTANCE_PROFILE_3_SLICE, nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE},
+			{"2c.3g.20gb", 2, 1, 28, 19968, nvml.GpuInstancePlacement{Start: 4, Size: 4}, nvml.GPU_INSTANCE_PROFILE_3_SLICE, nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE},
+			{"1g.5gb", 7, 0, 14, 4864, nvml.GpuInstancePlacement{Start: 0, Size: 1}, nvml.GPU_INSTANCE_PROFILE_1_SLICE, nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE},
+			{"1g.5gb+me", 8, 0, 14, 4864, nvml.GpuInstancePlacement{Start: 1, Size: 1}, nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1, nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE},
+		},
 	},
 }

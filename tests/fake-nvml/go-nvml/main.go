@@ -3,7 +3,7 @@
 // other people's programs work there; it knows nothing of how that library is made, except where
 // faults are written.
 //
-//	go run . v100|t4|a100 /path/to/libnvidia-ml.so.1
+//	go run . v100|t4|a100|mig /path/to/libnvidia-ml.so.1
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 
 func main() {
 	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: go-nvml v100|t4|a100 LIBRARY")
+		fmt.Fprintln(os.Stderr, "usage: go-nvml v100|t4|a100|mig LIBRARY")
 		os.Exit(2)
 	}
 	want, known := nodes[os.Args[1]]
@@ -28,7 +28,12 @@ func main() {
 	lib := nvml.New(nvml.WithLibraryPath(library))
 	check := &checker{}
 	walkSystem(check, lib)
-	if devices := walkHandles(check, lib, want); len(devices) == want.count {
+	devices := walkHandles(check, lib, want)
+	switch {
+	case len(devices) != want.count:
+	case want.migDevices != nil:
+		walkMigDevices(check, lib, devices[0], want)
+	default:
 		for index, device := range devices {
 			walkIdentity(check, lib, device, index, want)
 			walkTopology(check, device, index, devices, want)
