@@ -69,7 +69,7 @@ finish() {
   if [ -n "${KEEP:-}" ] && [ "$status" = 0 ]; then
     kubectl delete pods,jobs,deployments --all --grace-period=0 --force > /dev/null 2>&1
     kubectl apply -k manifests/samples > /dev/null
-    printf '\nThe cluster stays up, with the two sample policies. Its nodes have the image gpunode.test/cuda:1 for pods.\n  export KUBECONFIG=%s\n  export PATH=%s:$PATH\n  kubectl gpunode status\nStop it with\n  make cluster-down NAME=%s\n' "$KUBECONFIG" "$bin" "$name"
+    printf '\nThe cluster stays up, with the sample policies. Its nodes have the image gpunode.test/cuda:1 for pods.\n  export KUBECONFIG=%s\n  export PATH=%s:$PATH\n  kubectl gpunode status\nStop it with\n  make cluster-down NAME=%s\n' "$KUBECONFIG" "$bin" "$name"
   else
     title "stopping the cluster"
     "$cluster" down --name "$name"

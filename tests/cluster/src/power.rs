@@ -3,6 +3,7 @@
 use std::fs;
 
 use anyhow::{Context, Result};
+use gpunode_scenario::StateFile;
 
 use crate::{
     cgroup::{self, Trees},
@@ -38,6 +39,9 @@ impl Node {
         // What a machine keeps in memory.
         let run = self.path("/run");
         fs::remove_dir_all(&run).with_context(|| format!("empty {}", run.display()))?;
+        if self.spec().gpus.is_some() {
+            StateFile::open(&self.driver_dir()?)?.reboot().context("reset the driver's modes")?;
+        }
         let trees = Trees::find()?;
         let group = cgroup::group(self.layout().folder());
         trees.remove(&format!("{group}/{}", self.name()))?;

@@ -3,6 +3,7 @@
 use crate::{Lab, NAMESPACE, eventually};
 use anyhow::{Context, Result, bail, ensure};
 use gpunode_cluster::Process;
+use gpunode_scenario::{ComputeMode, DriverState};
 use serde_json::Value;
 use std::{fs, time::Duration};
 
@@ -49,6 +50,12 @@ impl Lab {
         eventually(&format!("an MPS daemon runs for {uuid}"), Duration::from_mins(1), || {
             self.mps_daemon(node, uuid)?.context("there is none")
         })
+    }
+
+    /// The compute mode of a GPU, as the simulated driver has it.
+    pub fn compute_mode(&self, node: &str, index: u32) -> Result<ComputeMode> {
+        let driver = self.cluster().node(node)?.driver_dir()?;
+        Ok(DriverState::load(&driver).context("read the driver's modes")?.gpu(index).compute_mode)
     }
 
     /// Waits until a node needs no MPS any more: no label, no pod and so no daemon.

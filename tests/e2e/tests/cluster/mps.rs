@@ -4,6 +4,7 @@ use crate::samples;
 use anyhow::{Context, Result, ensure};
 use gpunode_cluster::Signal;
 use gpunode_e2e::{Lab, NAMESPACE, T4, eventually};
+use gpunode_scenario::ComputeMode;
 use std::{fs, path::PathBuf, time::Duration};
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -54,6 +55,8 @@ fn containers_get_as_many_tenths_as_they_ask_for() -> Result<()> {
     let daemons = lab.get(&["gpunode", T4])?["status"]["mpsDaemons"].clone();
     assert_eq!(daemons[0]["device"], uuid);
     assert_eq!(daemons[0]["state"], "Answering");
+    assert_eq!(lab.compute_mode(T4, 0)?, ComputeMode::ExclusiveProcess);
+    assert_eq!(lab.compute_mode(T4, 1)?, ComputeMode::Default, "GPU 1 is in no resource");
     Ok(())
 }
 
@@ -150,7 +153,9 @@ fn a_daemon_with_a_client_outlives_agents_images_and_policies() -> Result<()> {
     assert_eq!(mps_label(&lab)?, "true");
 
     lab.kubectl(&["delete", "deployment", "client", "--timeout=30s"])?;
-    lab.await_no_mps(T4)
+    lab.await_no_mps(T4)?;
+    assert_eq!(lab.compute_mode(T4, 0)?, ComputeMode::Default, "as it was before");
+    Ok(())
 }
 
 /// Gives the policy the same image under another name, and waits until an agent of it has followed `agent`.
