@@ -1,15 +1,25 @@
 //! The only module that calls NVML. It reads everything in one session and closes it again, so that a driver upgrade
 //! does not find the kernel module busy. Every call here blocks.
 
+mod capabilities;
 mod elf;
 mod links;
+mod mig;
+mod modes;
+mod profile;
 mod raw;
+#[cfg(test)]
+mod tests;
 
+pub use modes::{ComputeMode, compute_mode, set_compute_mode};
+
+use capabilities::Capabilities;
 use gpunode_gpu::{Gpu, Inventory, MigMode};
 use nvml_wrapper::{Device, Nvml, error::NvmlError};
 use nvml_wrapper_sys::bindings::NVML_DEVICE_MIG_ENABLE;
 use object::{ReadCache, ReadRef as _};
 use std::{
+    collections::BTreeMap,
     fs::File,
     io,
     path::{Path, PathBuf},
@@ -63,6 +73,24 @@ pub enum Error {
     /// The GPUs cannot be counted.
     #[error("count the GPUs: {0}")]
     Count(NvmlError),
+    /// The mode is not told.
+    #[error("read the compute mode of {uuid}: {source}")]
+    ReadComputeMode {
+        /// The GPU.
+        uuid: String,
+        /// NVML's answer.
+        source: NvmlError,
+    },
+    /// The mode is not changed.
+    #[error("set the compute mode of {uuid} to {mode}: {source}")]
+    SetComputeMode {
+        /// The GPU.
+        uuid: String,
+        /// What it was to be.
+        mode: ComputeMode,
+        /// NVML's answer.
+        source: NvmlError,
+    },
 }
 
 /// What one session found.
@@ -70,29 +98,27 @@ pub enum Error {
 pub struct Reading {
     /// The GPUs that answer.
     pub inventory: Inventory,
-    /// One sentence for each GPU that does not.
+    /// One sentence for each GPU and each MIG device that does not.
     pub unreadable: Vec<String>,
 }
 
 /// Reads the GPUs through the library at `path`. `numa_node` is asked by PCI address, before NVML is.
-pub fn read(path: &Path, numa_node: impl Fn(&str) -> Option<u32>) -> Result<Reading, Error> {
-    check(path)?;
-    let nvml = Nvml::builder()
-        .lib_path(path.as_os_str())
-        .init()
-        .map_err(|source| Error::Initialise { path: path.to_owned(), source })?;
-    if nvml.lib().nvmlShutdown.is_err() {
-        // Dropping the session would call it and panic.
-        std::mem::forget(nvml);
-        return Err(Error::NotNvml { path: path.to_owned() });
-    }
+pub fn read(path: &Path, host_root: &Path, numa_node: impl Fn(&str) -> Option<u32>) -> Result<Reading, Error> {
+    let nvml = open(path)?;
+    let capabilities = Capabilities::of_host(host_root);
     let count = nvml.device_count().map_err(Error::Count)?;
     let mut reading = Reading::default();
     let mut devices = Vec::new();
     for index in 0..count {
         match identify(&nvml, index) {
             Ok((device, gpu)) => {
-                reading.inventory.gpus.push(describe(&device, gpu, &numa_node));
+                let mut gpu = describe(&device, gpu, &numa_node);
+                if gpu.mig_mode == Some(MigMode::Enabled) {
+                    let (found, unreadable) = mig::devices(&device, &gpu, &capabilities);
+                    gpu.mig_devices = found;
+                    reading.unreadable.extend(unreadable);
+                }
+                reading.inventory.gpus.push(gpu);
                 devices.push((index, device));
             }
             Err(error) => reading.unreadable.push(format!("read GPU {index}: {error}")),
@@ -105,6 +131,29 @@ pub fn read(path: &Path, numa_node: impl Fn(&str) -> Option<u32>) -> Result<Read
     reading.inventory.cuda_version =
         nvml.sys_cuda_driver_version().ok().map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
     Ok(reading)
+}
+
+/// How busy each GPU is, in percent of its time, by index. A GPU that does not tell is left out, such as one with MIG on.
+pub fn utilisation(path: &Path) -> Result<BTreeMap<u32, u32>, Error> {
+    let nvml = open(path)?;
+    let count = nvml.device_count().map_err(Error::Count)?;
+    let busy = |index| nvml.device_by_index(index)?.utilization_rates();
+    Ok((0..count).filter_map(|index| Some((index, busy(index).ok()?.gpu))).collect())
+}
+
+/// A session, which ends with the value.
+fn open(path: &Path) -> Result<Nvml, Error> {
+    check(path)?;
+    let nvml = Nvml::builder()
+        .lib_path(path.as_os_str())
+        .init()
+        .map_err(|source| Error::Initialise { path: path.to_owned(), source })?;
+    if nvml.lib().nvmlShutdown.is_err() {
+        // Dropping the session would call it and panic.
+        std::mem::forget(nvml);
+        return Err(Error::NotNvml { path: path.to_owned() });
+    }
+    Ok(nvml)
 }
 
 /// Whether the library is safe to load.

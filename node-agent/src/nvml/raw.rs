@@ -2,9 +2,12 @@
 
 #![allow(unsafe_code, reason = "NVML is a C library")]
 
-use nvml_wrapper::Device;
+use nvml_wrapper::{
+    Device,
+    error::{NvmlError, nvml_sym, nvml_try},
+};
 use nvml_wrapper_sys::bindings::{
-    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU as GPU,
+    nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU as GPU,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN as UNKNOWN, nvmlReturn_enum_NVML_SUCCESS as SUCCESS,
 };
@@ -32,4 +35,43 @@ pub fn remote_device_type(device: &Device<'_>, link: u32) -> Option<RemoteDevice
         SWITCH => Some(RemoteDevice::Switch),
         _ => Some(RemoteDevice::Other),
     }
+}
+
+/// Id of the GPU instance that a MIG device is in.
+pub fn gpu_instance_id(device: &Device<'_>) -> Result<u32, NvmlError> {
+    let call = *nvml_sym(device.nvml().lib().nvmlDeviceGetGpuInstanceId.as_ref())?;
+    let mut id = 0;
+    // SAFETY: the symbol is there; the handle belongs to this session, which `device` borrows; NVML writes one number
+    // to `id`, which outlives the call.
+    nvml_try(unsafe { call(device.handle(), &raw mut id) })?;
+    Ok(id)
+}
+
+/// Id of a MIG device's compute instance within its GPU instance.
+pub fn compute_instance_id(device: &Device<'_>) -> Result<u32, NvmlError> {
+    let call = *nvml_sym(device.nvml().lib().nvmlDeviceGetComputeInstanceId.as_ref())?;
+    let mut id = 0;
+    // SAFETY: as above.
+    nvml_try(unsafe { call(device.handle(), &raw mut id) })?;
+    Ok(id)
+}
+
+/// Id of the profile of a GPU's instance.
+pub fn gpu_instance_profile(device: &Device<'_>, instance: u32) -> Result<u32, NvmlError> {
+    let lib = device.nvml().lib();
+    let find = *nvml_sym(lib.nvmlDeviceGetGpuInstanceById.as_ref())?;
+    let describe = *nvml_sym(lib.nvmlGpuInstanceGetInfo.as_ref())?;
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: the symbol is there; the handle of the GPU belongs to this session, which `device` borrows; NVML writes
+    // one handle, for which there is room.
+    nvml_try(unsafe { find(device.handle(), instance, &raw mut handle) })?;
+    let mut info = nvmlGpuInstanceInfo_t {
+        device: std::ptr::null_mut(),
+        id: 0,
+        profileId: 0,
+        placement: nvmlGpuInstancePlacement_t { start: 0, size: 0 },
+    };
+    // SAFETY: the symbol is there; NVML has just given the handle; it writes one structure, for which there is room.
+    nvml_try(unsafe { describe(handle, &raw mut info) })?;
+    Ok(info.profileId)
 }

@@ -1,0 +1,56 @@
+//! Device nodes of MIG instances, from the table of the driver's kernel module.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+/// Below the host's root: /proc of a container does not show what the driver adds.
+const MIG_MINORS: &str = "proc/driver/nvidia-caps/mig-minors";
+
+/// Minor numbers by capability.
+#[derive(Debug, Default)]
+pub struct Capabilities(BTreeMap<String, u32>);
+
+impl Capabilities {
+    /// Those of a host; none where the driver has no such table.
+    pub fn of_host(root: &Path) -> Self {
+        Self::parse(&fs::read_to_string(root.join(MIG_MINORS)).unwrap_or_default())
+    }
+
+    /// Lines such as `gpu0/gi7/ci0/access 67`.
+    fn parse(text: &str) -> Self {
+        let entry = |line: &str| {
+            let (capability, minor) = line.split_once(' ')?;
+            Some((capability.to_owned(), minor.trim().parse().ok()?))
+        };
+        Self(text.lines().filter_map(entry).collect())
+    }
+
+    /// What a container needs beside the GPU's own node to use a compute instance.
+    pub fn device_nodes(&self, gpu_minor: u32, gpu_instance: u32, compute_instance: u32) -> Vec<String> {
+        let instance = format!("gpu{gpu_minor}/gi{gpu_instance}");
+        [format!("{instance}/access"), format!("{instance}/ci{compute_instance}/access")]
+            .iter()
+            .filter_map(|capability| self.0.get(capability))
+            .map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_those_of_both_instances() {
+        let text = "config 1\nmonitor 2\ngpu1/gi7/access 201\ngpu1/gi7/ci0/access 202\nnonsense\n";
+        let capabilities = Capabilities::parse(text);
+        let nodes = ["/dev/nvidia-caps/nvidia-cap201", "/dev/nvidia-caps/nvidia-cap202"];
+        assert_eq!(capabilities.device_nodes(1, 7, 0), nodes);
+        assert_eq!(capabilities.device_nodes(0, 7, 0), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_host_without_the_table_has_no_nodes() {
+        let host = tempfile::tempdir().unwrap();
+        assert_eq!(Capabilities::of_host(host.path()).device_nodes(0, 1, 0), Vec::<String>::new());
+    }
+}

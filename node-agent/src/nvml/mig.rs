@@ -1,0 +1,88 @@
+//! The MIG devices of a GPU that is divided.
+
+use super::{capabilities::Capabilities, profile, raw};
+use gpunode_gpu::{Gpu, MigAttributes, MigDevice};
+use nvml_wrapper::{Device, error::NvmlError};
+
+/// More kinds of GPU instances than any driver knows.
+const MAX_KINDS: u32 = 64;
+
+/// MIG devices in the order of their index, and one sentence for each that does not answer.
+pub fn devices(device: &Device<'_>, gpu: &Gpu, capabilities: &Capabilities) -> (Vec<MigDevice>, Vec<String>) {
+    let count = match device.mig_device_count() {
+        Ok(count) => count,
+        Err(error) => return (Vec::new(), vec![format!("count the MIG devices of GPU {}: {error}", gpu.index)]),
+    };
+    let parent = Parent { device, gpu, memory: device.memory_info().map(|memory| memory.total).unwrap_or_default() };
+    let (mut found, mut unreadable) = (Vec::new(), Vec::new());
+    for index in 0..count {
+        match parent.device(index, capabilities) {
+            Ok(mig) => found.extend(mig),
+            Err(error) => unreadable.push(format!("read MIG device {index} of GPU {}: {error}", gpu.index)),
+        }
+    }
+    (found, unreadable)
+}
+
+struct Parent<'a> {
+    device: &'a Device<'a>,
+    gpu: &'a Gpu,
+    /// Bytes.
+    memory: u64,
+}
+
+impl Parent<'_> {
+    /// The MIG device at an index, if there is one.
+    fn device(&self, index: u32, capabilities: &Capabilities) -> Result<Option<MigDevice>, NvmlError> {
+        let device = match self.device.mig_device_by_index(index) {
+            Ok(device) => device,
+            Err(NvmlError::NotFound) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let attributes = attributes(&device)?;
+        let gpu_instance = raw::gpu_instance_id(&device)?;
+        let compute_instance = raw::compute_instance_id(&device)?;
+        let kind = self.kind(raw::gpu_instance_profile(self.device, gpu_instance)?)?;
+        let nodes = self.gpu.minor.map(|minor| capabilities.device_nodes(minor, gpu_instance, compute_instance));
+        Ok(Some(MigDevice {
+            uuid: device.uuid()?,
+            index,
+            profile: profile::name(&attributes, self.memory, kind),
+            gpu_instance,
+            compute_instance,
+            memory_mib: attributes.memory_mib,
+            attributes,
+            device_nodes: nodes.unwrap_or_default(),
+        }))
+    }
+
+    /// The kind of GPU instance with that profile id, among those that the driver knows.
+    fn kind(&self, profile: u32) -> Result<Option<u32>, NvmlError> {
+        for kind in 0..MAX_KINDS {
+            match self.device.profile_info(kind) {
+                Ok(info) if info.id == profile => return Ok(Some(kind)),
+                // Another one, or one that the board does not have.
+                Ok(_) | Err(NvmlError::NotSupported) => {}
+                // Behind the last kind.
+                Err(NvmlError::InvalidArg) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn attributes(device: &Device<'_>) -> Result<MigAttributes, NvmlError> {
+    let found = device.attributes()?;
+    Ok(MigAttributes {
+        multiprocessors: found.multiprocessor_count,
+        copy_engines: found.shared_copy_engine_count,
+        decoders: found.shared_decoder_count,
+        encoders: found.shared_encoder_count,
+        jpegs: found.shared_jpeg_count,
+        ofas: found.shared_ofa_count,
+        gpu_slices: found.gpu_instance_slice_count,
+        compute_slices: found.compute_instance_slice_count,
+        memory_mib: found.memory_size_mb,
+    })
+}

@@ -1,0 +1,90 @@
+//! The compute mode of a GPU: how many processes may use it.
+
+use super::{Error, open};
+use nvml_wrapper::{Nvml, enum_wrappers::device::ComputeMode as Nvmls};
+use std::{fmt, path::Path, str::FromStr};
+
+/// How many processes may use a GPU. It is written as NVML's name for it, such as `ExclusiveProcess`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComputeMode {
+    /// Any number.
+    Default,
+    /// One thread; long out of use.
+    ExclusiveThread,
+    /// None.
+    Prohibited,
+    /// One, such as the server of MPS.
+    ExclusiveProcess,
+}
+
+/// A word that names no mode.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("read the compute mode {0:?}: it is none of Default, ExclusiveThread, Prohibited and ExclusiveProcess")]
+pub struct NoComputeMode(String);
+
+const ALL: [ComputeMode; 4] =
+    [ComputeMode::Default, ComputeMode::ExclusiveThread, ComputeMode::Prohibited, ComputeMode::ExclusiveProcess];
+
+/// The compute mode of the GPU with that UUID, asked through the library at `path`.
+pub fn compute_mode(path: &Path, uuid: &str) -> Result<ComputeMode, Error> {
+    let ask = |nvml: &Nvml| nvml.device_by_uuid(uuid)?.compute_mode();
+    let mode = ask(&open(path)?).map_err(|source| Error::ReadComputeMode { uuid: uuid.to_owned(), source })?;
+    Ok(mode.into())
+}
+
+/// Sets the compute mode of the GPU with that UUID. Takes root; a GPU with MIG on has no mode.
+pub fn set_compute_mode(path: &Path, uuid: &str, mode: ComputeMode) -> Result<(), Error> {
+    let set = |nvml: &Nvml| nvml.device_by_uuid(uuid)?.set_compute_mode(mode.into());
+    set(&open(path)?).map_err(|source| Error::SetComputeMode { uuid: uuid.to_owned(), mode, source })
+}
+
+impl fmt::Display for ComputeMode {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, out)
+    }
+}
+
+impl FromStr for ComputeMode {
+    type Err = NoComputeMode;
+
+    fn from_str(text: &str) -> Result<Self, NoComputeMode> {
+        ALL.into_iter().find(|mode| mode.to_string() == text).ok_or_else(|| NoComputeMode(text.to_owned()))
+    }
+}
+
+impl From<Nvmls> for ComputeMode {
+    fn from(mode: Nvmls) -> Self {
+        match mode {
+            Nvmls::Default => Self::Default,
+            Nvmls::ExclusiveThread => Self::ExclusiveThread,
+            Nvmls::Prohibited => Self::Prohibited,
+            Nvmls::ExclusiveProcess => Self::ExclusiveProcess,
+        }
+    }
+}
+
+impl From<ComputeMode> for Nvmls {
+    fn from(mode: ComputeMode) -> Self {
+        match mode {
+            ComputeMode::Default => Self::Default,
+            ComputeMode::ExclusiveThread => Self::ExclusiveThread,
+            ComputeMode::Prohibited => Self::Prohibited,
+            ComputeMode::ExclusiveProcess => Self::ExclusiveProcess,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_is_read_as_it_was_written() {
+        for mode in ALL {
+            assert_eq!(mode.to_string().parse(), Ok(mode));
+            assert_eq!(ComputeMode::from(Nvmls::from(mode)), mode);
+        }
+        let error = "Shared".parse::<ComputeMode>().unwrap_err();
+        assert!(error.to_string().starts_with("read the compute mode \"Shared\""));
+    }
+}

@@ -1,0 +1,155 @@
+//! Reading through the simulated library.
+
+use super::*;
+use std::{env, fs, path::Path, process::Command, sync::OnceLock};
+use tempfile::TempDir;
+
+/// A folder with the library and its scenario.
+struct Driver(TempDir);
+
+impl Driver {
+    fn new(scenario: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::copy(built(), folder.path().join("libnvidia-ml.so.1")).unwrap();
+        fs::write(folder.path().join("gpunode-scenario.yaml"), scenario).unwrap();
+        Self(folder)
+    }
+
+    /// Two GPUs that are divided, and one that is not.
+    fn divided() -> Self {
+        Self::new(
+            "{node: n, board: NVIDIA A100-SXM4-80GB, count: 3, topology: NVSwitch, \
+             mig: [{gpus: [1], instances: [1g.10gb, 1g.10gb+me, 1c.3g.40gb]}, {gpus: [2]}]}",
+        )
+    }
+
+    fn state(&self, state: &str) {
+        fs::write(self.0.path().join("gpunode-state.yaml"), state).unwrap();
+    }
+
+    fn library(&self) -> PathBuf {
+        self.0.path().join("libnvidia-ml.so.1")
+    }
+
+    fn read(&self, host_root: &Path) -> Reading {
+        read(&self.library(), host_root, |_| None).unwrap()
+    }
+}
+
+/// The library as built from the sources of now.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let output = Command::new(env!("CARGO"))
+            .args(["build", "--offline", "--quiet", "--package", "gpunode-fake-nvml", "--message-format", "json"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .unwrap();
+        let messages = String::from_utf8(output.stdout).unwrap();
+        messages
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+            .filter(|message| message["target"]["name"] == "gpunode_fake_nvml")
+            .find_map(|message| Some(PathBuf::from(message["filenames"][0].as_str()?)))
+            .unwrap_or_else(|| panic!("no library: {}", String::from_utf8_lossy(&output.stderr)))
+    })
+}
+
+#[test]
+fn mig_devices_are_read_with_profile_size_and_device_nodes() {
+    let host = tempfile::tempdir().unwrap();
+    let folder = host.path().join("proc/driver/nvidia-caps");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("mig-minors"), "gpu1/gi2/access 156\ngpu1/gi2/ci0/access 157\ngpu1/gi7/access 201\n")
+        .unwrap();
+    let reading = Driver::divided().read(host.path());
+    assert_eq!(reading.unreadable, Vec::<String>::new());
+    let gpus = &reading.inventory.gpus;
+    assert_eq!(gpus.iter().map(|gpu| gpu.mig_devices.len()).collect::<Vec<_>>(), [0, 3, 0]);
+    assert_eq!(gpus[0].mig_mode, Some(MigMode::Disabled));
+    assert_eq!(gpus[2].mig_mode, Some(MigMode::Enabled));
+
+    let devices = &gpus[1].mig_devices;
+    let found: Vec<_> = devices.iter().map(|mig| (mig.index, mig.profile.as_str(), mig.gpu_instance)).collect();
+    assert_eq!(found, [(0, "1c.3g.40gb", 2), (1, "1g.10gb", 7), (2, "1g.10gb+me", 8)]);
+    assert!(devices.iter().all(|mig| mig.uuid.starts_with("MIG-")));
+    let part = &devices[0];
+    assert_eq!((part.compute_instance, part.memory_mib), (0, 40192));
+    assert_eq!((part.attributes.gpu_slices, part.attributes.compute_slices), (3, 1));
+    assert_eq!((part.attributes.multiprocessors, part.attributes.copy_engines), (14, 3));
+    assert_eq!(part.device_nodes, ["/dev/nvidia-caps/nvidia-cap156", "/dev/nvidia-caps/nvidia-cap157"]);
+    assert_eq!(devices[2].device_nodes, Vec::<String>::new());
+    assert_ne!(devices[1].attributes, devices[2].attributes);
+}
+
+#[test]
+fn a_mig_device_that_cannot_be_read_hides_no_other() {
+    let driver = Driver::divided();
+    driver.state(
+        "gpus: {1: {failingMig: {0: {nvmlDeviceGetUUID: UNKNOWN}, \
+         1: {nvmlDeviceGetMigDeviceHandleByIndex: NO_PERMISSION}}}}",
+    );
+    let reading = driver.read(Path::new("/nowhere"));
+    assert_eq!(reading.inventory.gpus.len(), 3);
+    let left: Vec<_> = reading.inventory.gpus[1].mig_devices.iter().map(|mig| mig.profile.as_str()).collect();
+    assert_eq!(left, ["1g.10gb+me"]);
+    assert_eq!(reading.unreadable.len(), 2);
+    assert!(reading.unreadable[0].starts_with("read MIG device 0 of GPU 1: "), "{:?}", reading.unreadable);
+    assert!(reading.unreadable[1].starts_with("read MIG device 1 of GPU 1: "), "{:?}", reading.unreadable);
+}
+
+/// A name without its `+me` would be that of another profile.
+#[test]
+fn a_mig_device_whose_kind_cannot_be_asked_is_not_named_without_it() {
+    let driver = Driver::divided();
+    driver.state("gpus: {1: {failing: {nvmlDeviceGetGpuInstanceProfileInfo: UNKNOWN}}}");
+    let reading = driver.read(Path::new("/nowhere"));
+    assert_eq!(reading.inventory.gpus[1].mig_devices, []);
+    assert_eq!(reading.unreadable.len(), 3);
+}
+
+#[test]
+fn a_kind_that_the_driver_does_not_list_adds_nothing_to_the_name() {
+    let driver = Driver::divided();
+    driver.state("gpus: {1: {failing: {nvmlDeviceGetGpuInstanceProfileInfo: NOT_SUPPORTED}}}");
+    let reading = driver.read(Path::new("/nowhere"));
+    let profiles: Vec<_> = reading.inventory.gpus[1].mig_devices.iter().map(|mig| mig.profile.as_str()).collect();
+    assert_eq!(profiles, ["1c.3g.40gb", "1g.10gb", "1g.10gb"]);
+    assert_eq!(reading.unreadable, Vec::<String>::new());
+}
+
+#[test]
+fn utilisation_leaves_out_what_does_not_tell() {
+    let driver = Driver::divided();
+    driver.state("gpus: {0: {utilizationPercent: 70}}");
+    assert_eq!(utilisation(&driver.library()).unwrap(), BTreeMap::from([(0, 70)]));
+    let driver = Driver::new("{board: Tesla T4, count: 3, topology: Pcie}");
+    driver.state("gpus: {0: {lost: true}, 2: {utilizationPercent: 5}}");
+    assert_eq!(utilisation(&driver.library()).unwrap(), BTreeMap::from([(1, 0), (2, 5)]));
+}
+
+#[test]
+fn a_compute_mode_is_seen_by_the_next_session() {
+    let driver = Driver::new("{board: Tesla T4, count: 1, topology: Pcie}");
+    let library = driver.library();
+    let uuid = &driver.read(Path::new("/nowhere")).inventory.gpus[0].uuid;
+    assert_eq!(compute_mode(&library, uuid).unwrap(), ComputeMode::Default);
+    match set_compute_mode(&library, uuid, ComputeMode::ExclusiveProcess) {
+        Ok(()) => assert_eq!(compute_mode(&library, uuid).unwrap(), ComputeMode::ExclusiveProcess),
+        // Only root may.
+        Err(Error::SetComputeMode { source: NvmlError::NoPermission, .. }) => {}
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn errors_name_the_gpu_and_what_was_tried() {
+    let driver = Driver::divided();
+    let library = driver.library();
+    let uuid = &driver.read(Path::new("/nowhere")).inventory.gpus[1].uuid;
+    let error = set_compute_mode(&library, uuid, ComputeMode::ExclusiveProcess).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("set the compute mode of {uuid} to ExclusiveProcess: ")), "{error}");
+    let error = compute_mode(&library, "GPU-0").unwrap_err().to_string();
+    assert!(error.starts_with("read the compute mode of GPU-0: "), "{error}");
+    assert!(matches!(utilisation(Path::new("/nowhere/libnvidia-ml.so.1")), Err(Error::Open { .. })));
+}
