@@ -14,11 +14,15 @@ fn file_and_value_are_the_same() {
     fs::write(
         dir.path().join(SCENARIO_FILE),
         "node: n\nboard: NVIDIA A100-SXM4-40GB\ncount: 8\ntopology: NVSwitch\n\
-         additional: [{board: Tesla T4, count: 1, topology: Pcie}]\ncudaVersion: '12.8'\n",
+         additional: [{board: Tesla T4, count: 1, topology: Pcie}]\ncudaVersion: '12.8'\n\
+         mig: [{gpus: [1, 3], instances: [1g.5gb, 1c.3g.20gb]}, {gpus: [2]}]\n",
     )
     .unwrap();
     let scenario = Scenario::load(dir.path()).unwrap();
-    assert_eq!(scenario.gpus().unwrap().len(), 9);
+    let gpus = scenario.gpus().unwrap();
+    assert_eq!(gpus.len(), 9);
+    let divided: Vec<_> = gpus.iter().filter(|gpu| gpu.mig.is_some()).map(|gpu| gpu.mig_devices().count()).collect();
+    assert_eq!(divided, [2, 0, 2]);
     assert_eq!(scenario.cuda_driver_version().unwrap(), 12_080);
 
     scenario.save(dir.path()).unwrap();

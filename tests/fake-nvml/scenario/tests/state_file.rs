@@ -4,7 +4,9 @@
 
 use std::{fs, thread};
 
-use gpunode_scenario::{ReturnCode, STATE_FILE, Scenario, State, StateError, StateFile, Topology};
+use gpunode_scenario::{
+    ComputeMode, DriverState, ReturnCode, STATE_FILE, Scenario, State, StateError, StateFile, Topology,
+};
 
 fn node() -> (tempfile::TempDir, StateFile) {
     let dir = tempfile::tempdir().unwrap();
@@ -78,4 +80,17 @@ fn return_codes_are_names_or_numbers() {
     assert_eq!(gpu.failure("nvmlDeviceGetName"), Some(ReturnCode::Timeout));
     assert_eq!(gpu.failure("nvmlDeviceGetUUID"), Some(ReturnCode::InUse));
     assert_eq!(gpu.failure("nvmlDeviceGetIndex"), Some(ReturnCode::Other(31)));
+}
+
+#[test]
+fn what_programs_set_lasts_until_a_reboot() {
+    let (dir, state) = node();
+    state.lose(1).unwrap();
+    DriverState::update_gpu(dir.path(), 1, |modes| modes.compute_mode = ComputeMode::Prohibited).unwrap();
+    DriverState::update_gpu(dir.path(), 0, |modes| modes.persistence = true).unwrap();
+    let driver = state.driver().unwrap();
+    assert_eq!((driver.gpu(1).compute_mode, driver.gpu(0).persistence), (ComputeMode::Prohibited, true));
+    state.reboot().unwrap();
+    assert_eq!(state.driver().unwrap(), DriverState::default());
+    assert!(state.read().unwrap().gpu(1).lost, "a broken GPU is not mended by it");
 }

@@ -13,4 +13,6 @@ mod mig;
 mod modes;
 mod node;
 mod raw;
+mod raw_mig;
+mod thread;
 mod wrapper_bugs;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use gpunode_scenario::{AdditionalBoards, Board, MigGroup, ReturnCode, Scenario, Topology};
 use nvml_wrapper::error::NvmlError;
 
-use crate::{node::TestNode, raw};
+use crate::{node::TestNode, raw_mig};
 
 fn names(list: &[&str]) -> Vec<String> {
     list.iter().map(|name| (*name).to_owned()).collect()
@@ -46,11 +46,11 @@ fn devices_are_found_by_index_and_tell_what_they_are() {
         let uuid = device.uuid().unwrap();
         assert!(uuid.starts_with("MIG-") && uuid.len() == 40, "{uuid}");
         let same = node.nvml().device_by_uuid(uuid.as_str()).unwrap();
-        assert_eq!(raw::instance_ids(node.nvml(), &same), raw::instance_ids(node.nvml(), &device));
+        assert_eq!(raw_mig::instance_ids(node.nvml(), &same), raw_mig::instance_ids(node.nvml(), &device));
         uuids.insert(uuid);
         let name = device.name().unwrap();
         let name = name.strip_prefix("NVIDIA A100-SXM4-80GB MIG ").unwrap().to_owned();
-        let (gpu_instance, compute_instance) = raw::instance_ids(node.nvml(), &device).unwrap();
+        let (gpu_instance, compute_instance) = raw_mig::instance_ids(node.nvml(), &device).unwrap();
         found.push((name, gpu_instance, compute_instance, attributes.multiprocessor_count));
     }
     let expected =
@@ -84,16 +84,16 @@ fn instances_are_found_by_profile_and_by_id() {
     // The kind 3_SLICE is the profile 9, of which one exists: at the upper half of the memory.
     let profile = gpu.profile_info(2).unwrap();
     assert_eq!((profile.id, profile.slice_count, profile.instance_count), (9, 3, 2));
-    assert_eq!(raw::gpu_instances(nvml, &gpu, profile.id).unwrap(), [(2, 9, 4, 4)]);
-    assert_eq!(raw::gpu_instances(nvml, &gpu, 0).unwrap(), []);
-    assert_eq!(raw::gpu_instance(nvml, &gpu, 7).unwrap(), (7, 20, 0, 1));
-    assert_eq!(raw::gpu_instance(nvml, &gpu, 3), Err(ReturnCode::NotFound.code()));
-    assert_eq!(raw::compute_instance(nvml, &gpu, 2, 1).unwrap(), (1, 1, 0, 2));
-    assert_eq!(raw::compute_instance(nvml, &gpu, 2, 2), Err(ReturnCode::NotFound.code()));
-    assert_eq!(raw::compute_instances(nvml, &gpu, 2, 0).unwrap(), [(0, 0, 2, 1)]);
-    assert_eq!(raw::possible_placements(nvml, &gpu, 14).unwrap(), [(0, 2), (2, 2), (4, 2)]);
-    assert_eq!(raw::possible_placements(nvml, &gpu, 4), Err(ReturnCode::NotSupported.code()));
-    assert_eq!(raw::gpu_instances(nvml, &node.device(2), 9), Err(ReturnCode::NotSupported.code()));
+    assert_eq!(raw_mig::gpu_instances(nvml, &gpu, profile.id).unwrap(), [(2, 9, 4, 4)]);
+    assert_eq!(raw_mig::gpu_instances(nvml, &gpu, 0).unwrap(), []);
+    assert_eq!(raw_mig::gpu_instance(nvml, &gpu, 7).unwrap(), (7, 20, 0, 1));
+    assert_eq!(raw_mig::gpu_instance(nvml, &gpu, 3), Err(ReturnCode::NotFound.code()));
+    assert_eq!(raw_mig::compute_instance(nvml, &gpu, 2, 1).unwrap(), (1, 1, 0, 2));
+    assert_eq!(raw_mig::compute_instance(nvml, &gpu, 2, 2), Err(ReturnCode::NotFound.code()));
+    assert_eq!(raw_mig::compute_instances(nvml, &gpu, 2, 0).unwrap(), [(0, 0, 2, 1)]);
+    assert_eq!(raw_mig::possible_placements(nvml, &gpu, 14).unwrap(), [(0, 2), (2, 2), (4, 2)]);
+    assert_eq!(raw_mig::possible_placements(nvml, &gpu, 4), Err(ReturnCode::NotSupported.code()));
+    assert_eq!(raw_mig::gpu_instances(nvml, &node.device(2), 9), Err(ReturnCode::NotSupported.code()));
     assert!(matches!(gpu.profile_info(8), Err(NvmlError::NotSupported)));
     assert!(matches!(gpu.profile_info(17), Err(NvmlError::InvalidArg)));
 }
@@ -102,7 +102,7 @@ fn instances_are_found_by_profile_and_by_id() {
 fn creating_and_destroying_is_not_simulated() {
     let node = divided();
     assert!(matches!(node.device(0).set_mig_mode(false), Err(NvmlError::NotSupported)));
-    assert_eq!(raw::create_and_destroy(node.nvml(), &node.device(0), 7), [ReturnCode::NotSupported.code(); 2]);
+    assert_eq!(raw_mig::create_and_destroy(node.nvml(), &node.device(0), 7), [ReturnCode::NotSupported.code(); 2]);
 }
 
 /// facts/nvml.md section 5.1, written out once more.
@@ -124,7 +124,7 @@ fn profiles_are_those_of_the_boards() {
     scenario.additional = boards.map(|board| AdditionalBoards { board, count: 1, topology: Topology::Pcie }).collect();
     let node = TestNode::with(&scenario);
     for (index, (board, profiles)) in (1..).zip(expected) {
-        let named = (0..17).filter_map(|kind| raw::profile_name(node.nvml(), &node.device(index), kind).ok());
+        let named = (0..17).filter_map(|kind| raw_mig::profile_name(node.nvml(), &node.device(index), kind).ok());
         let named: Vec<_> = named.map(|name| name.strip_prefix("MIG ").unwrap().to_owned()).collect();
         assert_eq!(named.join(" "), profiles, "{board}");
     }

@@ -1,11 +1,12 @@
 //! Compute mode and persistence mode: the node's, not the process's.
 
-use std::thread;
-
 use gpunode_scenario::{ComputeMode as Mode, MigGroup, Scenario, Topology};
 use nvml_wrapper::{Nvml, enum_wrappers::device::ComputeMode, error::NvmlError};
 
-use crate::{node::TestNode, raw};
+use crate::{
+    node::TestNode,
+    thread::{as_nobody, with_read_only},
+};
 
 fn t4() -> TestNode {
     TestNode::new("Tesla T4", 2, Topology::Pcie)
@@ -53,8 +54,7 @@ fn modes_are_shared_outlive_processes_and_end_with_a_reboot() {
 #[ignore = "needs root: make test"]
 fn a_privileged_process_sets_modes_where_the_library_is_mounted_read_only() {
     let node = t4();
-    in_a_thread(|| {
-        raw::mount_read_only(node.dir());
+    with_read_only(node.dir(), || {
         assert!(std::fs::write(node.dir().join("probe"), "").is_err());
         set(node.nvml(), ComputeMode::ExclusiveProcess).unwrap();
         assert_eq!(get(node.nvml()), ComputeMode::ExclusiveProcess);
@@ -67,8 +67,7 @@ fn a_privileged_process_sets_modes_where_the_library_is_mounted_read_only() {
 #[ignore = "needs root: make test"]
 fn ordinary_users_may_only_look() {
     let node = t4();
-    in_a_thread(|| {
-        raw::become_nobody();
+    as_nobody(|| {
         assert!(matches!(set(node.nvml(), ComputeMode::Prohibited), Err(NvmlError::NoPermission)));
         assert!(matches!(node.device(0).set_persistent(true), Err(NvmlError::NoPermission)));
         assert_eq!(get(node.nvml()), ComputeMode::Default);
@@ -82,9 +81,4 @@ fn a_gpu_that_can_be_divided_has_no_mode() {
     let node = TestNode::with(&scenario);
     assert!(matches!(set(node.nvml(), ComputeMode::ExclusiveProcess), Err(NvmlError::NotSupported)));
     assert_eq!(get(node.nvml()), ComputeMode::Default);
-}
-
-/// What a thread of its own does to itself ends with it.
-fn in_a_thread(body: impl FnOnce() + Send) {
-    thread::scope(|scope| scope.spawn(body).join()).unwrap();
 }
