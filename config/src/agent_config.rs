@@ -45,6 +45,8 @@ pub struct AgentConfig {
 /// One extended resource and the GPUs that are offered under its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.sharing) || !has(self.sharing.renameByDefault) || !self.sharing.renameByDefault || size(self.name) - self.name.indexOf('/') <= 57")
+    .message("name must have at most 56 characters after the slash, since sharing.renameByDefault appends .shared").field_path(".name"))]
 pub struct ResourceConfig {
     /// Name of the extended resource that pods ask for, such as `nvidia.com/gpu`; with `sharing.renameByDefault`, `.shared`
     /// is appended.

@@ -33,6 +33,7 @@ pub enum Command {
     /// Show the GPU nodes of the cluster, how far their policies are, and what stands in their way
     #[command(after_help = format!("Examples:
   kubectl gpunode status
+  kubectl gpunode status gpu-17    who holds which GPU of that node
   kubectl gpunode status -o json | jq '.nodes[] | select(.ready != \"True\")'
 
 {STATUS_EXIT_CODES}"))]
@@ -72,6 +73,9 @@ pub struct ClusterArgs {
 /// Arguments of `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
+    /// Show these nodes alone, with every device and who holds it
+    #[arg(value_name = "NODE")]
+    pub nodes: Vec<String>,
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,

@@ -42,6 +42,15 @@ pub fn plural(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
+/// Words of others, such as a status, made safe for a terminal: on one line, and without escape sequences and characters
+/// that change the order of what is read (Unicode's bidirectional controls).
+pub fn plain(text: &str) -> String {
+    let turns = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let stripped = anstream::adapter::strip_str(text).to_string();
+    let spaced = stripped.chars().map(|c| if c.is_whitespace() { ' ' } else { c });
+    spaced.filter(|c| !c.is_control() && !turns(*c)).collect()
+}
+
 /// One cell of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
@@ -50,9 +59,9 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// A cell in a style.
+    /// A cell in a style; escape sequences in its text are removed.
     pub fn new(text: impl Into<String>, style: anstyle::Style) -> Self {
-        let text = text.into();
+        let text = plain(&text.into());
         Self { text: if text.is_empty() { "-".to_owned() } else { text }, style }
     }
 }
@@ -88,6 +97,20 @@ pub fn table<const COLUMNS: usize>(heading: [&str; COLUMNS], rows: &[[Cell; COLU
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_of_others_cannot_steer_the_terminal() {
+        for (text, shown) in [
+            ("\u{1b}[2J\u{1b}[1;31mgone\u{1b}[0m", "gone"),
+            ("\u{1b}]0;title\u{7}a\u{9b}2Jb\u{8}", "a2Jb"),
+            ("one\nnode b: fine\r\ttwo", "one node b: fine  two"),
+            ("\u{202e}evil\u{2066}", "evil"),
+            ("Grüße, 8 × GPU", "Grüße, 8 × GPU"),
+        ] {
+            assert_eq!(plain(text), shown, "{text:?}");
+        }
+        assert_eq!(table(["A"], &[["\u{1b}[2Jx".into()]]).matches('\u{1b}').count(), 2, "those of the heading alone");
+    }
 
     #[test]
     fn columns_are_aligned_whatever_their_colour() {

@@ -89,7 +89,7 @@ pub enum What {
     Governing,
     /// What is offered under the name of a resource, in words.
     Resource,
-    /// A setting of the agent configuration that is on.
+    /// A setting of the agent configuration that is not its default.
     Setting,
     /// Hash of the agent configuration.
     Configuration,
@@ -257,6 +257,18 @@ pub mod tests {
         let plan = plan(&cluster, &[preview]);
         assert!(plan.policies[0].preview);
         assert_eq!(plan.nodes[0].changes.len(), 1);
+    }
+
+    #[test]
+    fn the_label_of_the_mps_daemons_comes_with_a_resource_that_needs_them() {
+        let mps = json!({"resources": [{"name": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 10}}]});
+        let cluster = Cluster { nodes: vec![node("n", &json!({}))], ..Cluster::default() };
+        let plan = plan(&cluster, &[policy("new", &json!({"nodeSelector": {}, "devicePlugin": mps}))]);
+        let changes = &plan.nodes[0].changes;
+        assert!(changes.iter().any(|change| change.key.as_deref() == Some("gpunode.dev/mps")), "{changes:?}");
+        let text = anstream::adapter::strip_str(&crate::plan::text::plan(&plan)).to_string();
+        assert!(text.contains("+ resource a.b/c: 10 shares per GPU (Mps)"), "{text}");
+        assert!(!text.contains("gpunode.dev/mps"), "{text}");
     }
 
     #[test]

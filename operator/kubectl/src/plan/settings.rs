@@ -1,63 +1,125 @@
 //! What an agent configuration offers, in words, so that two of them can be compared line by line. Pure.
 
-use gpunode_config::{AgentConfig, DeviceSelector, ResourceConfig};
+use gpunode_config::{AgentConfig, DeviceKind, DeviceSelector, MigStrategy, ResourceConfig, Sharing, SharingStrategy};
 use std::fmt::Write as _;
 
-/// Each resource and what it offers.
+/// Each resource by the name that pods ask for, and what it offers.
 pub fn resources(config: &AgentConfig) -> Vec<(String, String)> {
     let resources = config.effective_resources();
-    resources.iter().map(|resource| (resource.name.clone(), offered(resource))).collect()
+    resources.iter().map(|resource| (resource.offered_name(), offered(resource, config.mig_strategy()))).collect()
 }
 
 /// The other settings that differ from their defaults.
-pub fn switched_on(config: &AgentConfig) -> Vec<&'static str> {
-    let settings = [("passDeviceSpecs", config.pass_device_specs()), ("failOnInitError", config.fail_on_init_error())];
-    settings.into_iter().filter(|(_, on)| *on).map(|(name, _)| name).collect()
+pub fn others(config: &AgentConfig) -> Vec<(&'static str, String)> {
+    let switches = [("passDeviceSpecs", config.pass_device_specs()), ("failOnInitError", config.fail_on_init_error())];
+    let switches = switches.into_iter().filter(|(_, on)| *on).map(|(name, _)| (name, "true".to_owned()));
+    let mig = Some(config.mig_strategy()).filter(|strategy| *strategy != MigStrategy::None);
+    switches.chain(mig.map(|strategy| ("mig.strategy", format!("{strategy:?}")))).collect()
 }
 
-fn offered(resource: &ResourceConfig) -> String {
-    let mut text = match resource.replicas() {
-        1 => "whole GPUs".to_owned(),
-        replicas => format!("{replicas} replicas per GPU (TimeSlicing)"),
+fn offered(resource: &ResourceConfig, mig: MigStrategy) -> String {
+    let devices = resource.devices.as_ref();
+    let (one, many) = match devices.and_then(|devices| kind(devices, mig)) {
+        Some(DeviceKind::MigDevice) => ("MIG device", "MIG devices"),
+        None if mig == MigStrategy::Single => ("GPU or MIG device", "whole GPUs or MIG devices"),
+        _ => ("GPU", "whole GPUs"),
     };
+    let mut text = resource.sharing.as_ref().map_or_else(|| many.to_owned(), |sharing| shared(sharing, one, many));
     if resource.fail_requests_greater_than_one() {
         text.push_str(", one per container");
     }
-    if let Some(devices) = &resource.devices {
+    if let Some(devices) = devices {
         let _ = write!(text, ", only of {}", selected(devices));
     }
     text
 }
 
+/// The kind of devices that a selector takes; none for both.
+fn kind(devices: &DeviceSelector, mig: MigStrategy) -> Option<DeviceKind> {
+    let implied = if devices.mig_profiles.is_some() { Some(DeviceKind::MigDevice) } else { None };
+    let default = (mig != MigStrategy::Single).then_some(DeviceKind::FullGpu);
+    devices.kind.or(implied).or(default)
+}
+
+fn shared(sharing: &Sharing, one: &str, many: &str) -> String {
+    let replicas = sharing.replicas.unwrap_or(1);
+    let mut text = match sharing.strategy {
+        SharingStrategy::None => many.to_owned(),
+        SharingStrategy::TimeSlicing => format!("{replicas} replicas per {one} (TimeSlicing)"),
+        SharingStrategy::Mps => format!("{replicas} shares per {one} (Mps)"),
+        SharingStrategy::Memory => {
+            format!("memory of each {one} in units of {} (Memory, {:?})", sharing.unit(), sharing.placement())
+        }
+    };
+    for exception in sharing.replicas_per_device.iter().flatten() {
+        let _ = write!(text, ", {} on {}", exception.replicas, selected(&exception.devices));
+    }
+    text
+}
+
 fn selected(devices: &DeviceSelector) -> String {
-    let indices = devices.indices.as_ref().map(|indices| indices.iter().map(ToString::to_string).collect::<Vec<_>>());
+    let DeviceSelector { indices, uuids, products, architectures, min_memory, kind, mig_profiles } = devices;
     let conditions = [
-        ("indices", indices.as_deref()),
-        ("uuids", devices.uuids.as_deref()),
-        ("products", devices.products.as_deref()),
+        ("indices", indices.as_ref().map(|indices| indices.iter().map(ToString::to_string).collect())),
+        ("uuids", uuids.clone()),
+        ("products", products.clone()),
+        ("architectures", architectures.as_ref().map(|names| names.iter().map(in_the_api).collect())),
+        ("minMemory", min_memory.clone().map(|memory| vec![memory])),
+        ("kind", kind.map(|kind| vec![in_the_api(&kind)])),
+        ("migProfiles", mig_profiles.clone()),
     ];
-    let conditions: Vec<_> =
-        conditions.into_iter().filter_map(|(name, values)| Some(format!("{name} {}", values?.join(", ")))).collect();
+    let conditions: Vec<_> = conditions
+        .into_iter()
+        .filter_map(|(name, values): (_, Option<Vec<String>>)| Some(format!("{name} {}", values?.join(", "))))
+        .collect();
     conditions.join(" and ")
+}
+
+/// The name of an enum's value in the API.
+fn in_the_api<T: serde::Serialize>(value: &T) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn words(text: &str) -> Vec<String> {
+        let config = gpunode_config::load(text).expect("a configuration");
+        let resources = resources(&config).into_iter().map(|(name, words)| format!("{name}: {words}"));
+        resources.chain(others(&config).into_iter().map(|(name, value)| format!("{name} = {value}"))).collect()
+    }
+
     #[test]
     fn a_configuration_is_told_in_words() {
-        let config = gpunode_config::load(
-            "passDeviceSpecs: true\nresources:\n- name: a.b/c\n  devices: {indices: [0, 1], products: [T*]}\n- name: a.b/d\n  \
-             sharing: {strategy: TimeSlicing, replicas: 4, failRequestsGreaterThanOne: true}\n",
-        )
-        .expect("a configuration");
-        let expected = [
-            ("a.b/c", "whole GPUs, only of indices 0, 1 and products T*"),
-            ("a.b/d", "4 replicas per GPU (TimeSlicing), one per container"),
-        ];
-        assert_eq!(resources(&config), expected.map(|(name, text)| (name.to_owned(), text.to_owned())));
-        assert_eq!(switched_on(&config), ["passDeviceSpecs"]);
-        assert_eq!(resources(&AgentConfig::default()), [("nvidia.com/gpu".to_owned(), "whole GPUs".to_owned())]);
+        insta::assert_snapshot!(words("
+passDeviceSpecs: true
+mig: {strategy: Mixed}
+resources:
+- {name: a.b/whole, devices: {indices: [0, 1], products: [T*]}}
+- name: a.b/sliced
+  devices: {architectures: [ada-lovelace, hopper], minMemory: 30Gi}
+  sharing: {strategy: TimeSlicing, replicas: 4, failRequestsGreaterThanOne: true, renameByDefault: true}
+- {name: a.b/mem, devices: {kind: FullGpu}, sharing: {strategy: Memory}}
+- {name: a.b/blocks, devices: {uuids: [GPU-1]}, sharing: {strategy: Memory, unit: 256Mi, placement: Spread}}
+- {name: a.b/mig, devices: {migProfiles: [1g.*, '*+me']}}
+- name: a.b/mps
+  devices: {kind: MigDevice}
+  sharing: {strategy: Mps, replicas: 10, replicasPerDevice: [{devices: {indices: [3]}, replicas: 2}]}
+").join("\n"), @r"
+        a.b/whole: whole GPUs, only of indices 0, 1 and products T*
+        a.b/sliced.shared: 4 replicas per GPU (TimeSlicing), one per container, only of architectures ada-lovelace, hopper and minMemory 30Gi
+        a.b/mem: memory of each GPU in units of 1 GiB (Memory, Packed), only of kind FullGpu
+        a.b/blocks: memory of each GPU in units of 256 MiB (Memory, Spread), only of uuids GPU-1
+        a.b/mig: MIG devices, only of migProfiles 1g.*, *+me
+        a.b/mps: 10 shares per MIG device (Mps), 2 on indices 3, only of kind MigDevice
+        passDeviceSpecs = true
+        mig.strategy = Mixed
+        ");
+        assert_eq!(words("{}"), ["nvidia.com/gpu: whole GPUs"]);
+        assert_eq!(
+            words("mig: {strategy: Single}"),
+            ["nvidia.com/gpu: whole GPUs or MIG devices", "mig.strategy = Single"]
+        );
     }
 }

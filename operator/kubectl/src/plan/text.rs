@@ -1,8 +1,8 @@
 //! The plan for people: a diff per node, then a summary.
 
 use super::difference::{Action, Change, Plan, What};
-use crate::output::{plural, style};
-use gpunode_crds::{GOVERNED_LABEL, POLICY_LABEL_PREFIX};
+use crate::output::{plain, plural, style};
+use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, POLICY_LABEL_PREFIX};
 use std::fmt::Write as _;
 
 /// Characters of a configuration hash that are shown.
@@ -20,17 +20,17 @@ pub fn plan(plan: &Plan) -> String {
                 Action::Remove => ('-', style::BAD),
                 Action::Change | Action::None => ('~', style::WAITING),
             };
-            let _ = writeln!(text, "  {paint}{sign} {}{paint:#}", describe(change));
+            let _ = writeln!(text, "  {paint}{sign} {}{paint:#}", plain(&describe(change)));
         }
         for obstacle in &node.obstacles {
             let paint = style::BAD;
-            let _ = writeln!(text, "  {paint}! {obstacle}{paint:#}");
+            let _ = writeln!(text, "  {paint}! {}{paint:#}", plain(obstacle));
         }
         text.push('\n');
     }
     for object in &plan.unreadable {
         let paint = style::BAD;
-        let _ = writeln!(text, "{paint}! {} {}: {}{paint:#}", object.kind, object.name, object.message);
+        let _ = writeln!(text, "{paint}! {} {}: {}{paint:#}", object.kind, object.name, plain(&object.message));
     }
     for policy in &plan.policies {
         let action = match policy.action {
@@ -65,6 +65,8 @@ fn is_said_better(change: &Change, all: &[Change]) -> bool {
         (What::Label, Some(key)) if key == GOVERNED_LABEL || key.starts_with(POLICY_LABEL_PREFIX) => {
             any(&[What::Governing])
         }
+        // It comes with a resource, but may stay behind with daemons that are left, and then go by itself.
+        (What::Label, Some(MPS_LABEL)) => any(&[What::Resource]),
         _ => false,
     }
 }

@@ -72,8 +72,8 @@ fn configured(configuration: &Configuration) -> Vec<((What, String), String)> {
     if let Ok(config) = gpunode_config::load(&configuration.document) {
         let resources = settings::resources(&config).into_iter();
         entries.extend(resources.map(|(name, offered)| ((What::Resource, name), offered)));
-        let settings = settings::switched_on(&config).into_iter();
-        entries.extend(settings.map(|name| ((What::Setting, name.to_owned()), "true".to_owned())));
+        let settings = settings::others(&config).into_iter();
+        entries.extend(settings.map(|(name, value)| ((What::Setting, name.to_owned()), value)));
     }
     entries
 }

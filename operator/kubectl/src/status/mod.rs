@@ -1,7 +1,13 @@
-//! `kubectl gpunode status`: the fleet in one table, then the policies and what stands in their way.
+//! `kubectl gpunode status`: the fleet in one table, then the policies, what waits and what stands in their way; of single
+//! nodes who holds which device.
 
+mod devices;
 mod fleet;
+mod node;
 mod offered;
+mod policy;
+#[cfg(test)]
+mod sample;
 mod text;
 
 use crate::{cli::StatusArgs, cluster, output};
@@ -21,6 +27,11 @@ pub async fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let gpu_nodes = cluster::list::<GpuNode>(&client).await?;
     let nodes = cluster::list::<Node>(&client).await?;
     let fleet = Fleet::new(&gpu_nodes, &nodes, &policies);
-    output::print(args.output, &fleet, || text::fleet(&fleet))?;
+    if args.nodes.is_empty() {
+        output::print(args.output, &fleet, || text::fleet(&fleet))?;
+    } else {
+        let fleet = fleet.only(&args.nodes)?;
+        output::print(args.output, &fleet, || text::nodes(&fleet))?;
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -15,6 +15,9 @@ pub struct Offer {
     pub healthy: i32,
     /// What pods can have: `status.allocatable` of the Node, which is right also where the agent is gone.
     pub allocatable: i64,
+    /// Shares that containers hold; unknown where the agent lists only some of its holders.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held: Option<i64>,
     /// Whether the kubelet has taken the list, as the agent said last.
     pub registered: bool,
 }
@@ -22,17 +25,22 @@ pub struct Offer {
 impl Offer {
     /// What a node offers of each resource that its agent names.
     pub fn all(gpu_node: &GpuNode, node: Option<&Node>) -> Vec<Self> {
-        let resources = gpu_node.status.iter().flat_map(|status| &status.resources);
-        resources.map(|resource| Self::of(resource, node)).collect()
+        let Some(status) = &gpu_node.status else { return Vec::new() };
+        let held = |name: &str| {
+            let holders = status.holders.iter().filter(|holder| holder.resource == name);
+            (!status.holders_truncated).then(|| holders.map(|holder| i64::from(holder.count)).sum())
+        };
+        status.resources.iter().map(|resource| Self::of(resource, node, held(&resource.name))).collect()
     }
 
-    fn of(resource: &ResourceStatus, node: Option<&Node>) -> Self {
+    fn of(resource: &ResourceStatus, node: Option<&Node>, held: Option<i64>) -> Self {
         let allocatable = node.and_then(|node| node.status.as_ref()?.allocatable.as_ref()?.get(&resource.name));
         Self {
             name: resource.name.clone(),
             capacity: resource.capacity,
             healthy: resource.allocatable,
             allocatable: allocatable.and_then(count).unwrap_or_default(),
+            held,
             registered: resource.registered,
         }
     }

@@ -1,17 +1,28 @@
 //! The state of the cluster for people.
 
-use super::fleet::{Configuration, Fleet, NodeState, PolicyState};
-use crate::output::{Cell, style, table};
+use super::{
+    devices::DeviceState,
+    fleet::Fleet,
+    node::{Configuration, NodeState},
+    policy::PolicyState,
+};
+use crate::output::{Cell, plain, style, table};
+use gpunode_crds::{Holder, MpsDaemonState};
 use std::fmt::Write as _;
 
-/// Tables of nodes and policies, then what stands in their way.
+/// Devices that wait which are shown of a fleet; `-o json` has all of them.
+const MAX_WAITING: usize = 20;
+
+/// Pods that are named of one such device.
+const MAX_PODS: usize = 3;
+
+/// Tables of nodes and policies, then what waits for running pods and what stands in the way.
 pub fn fleet(fleet: &Fleet) -> String {
     let mut text = if fleet.nodes.is_empty() {
         "no GpuNode yet: they appear when gpunode-discovery finds a GPU, or when a policy with a devicePlugin matches a node\n"
             .to_owned()
     } else {
-        let rows: Vec<_> = fleet.nodes.iter().map(node_row).collect();
-        table(["NODE", "HARDWARE", "POLICY", "RESOURCES", "CONFIG", "READY", "REASON"], &rows)
+        node_table(fleet)
     };
     text.push('\n');
     if fleet.policies.is_empty() {
@@ -32,10 +43,96 @@ pub fn fleet(fleet: &Fleet) -> String {
         ];
         text.push_str(&table(heading, &rows));
     }
-    let problems = problems(fleet);
-    if !problems.is_empty() {
-        let heading = style::HEADING;
-        let _ = write!(text, "\n{heading}PROBLEMS{heading:#}\n{problems}");
+    text.push_str(&waiting(fleet, MAX_WAITING));
+    text.push_str(&problems(fleet));
+    text
+}
+
+/// The nodes, who holds which of their devices, and what stands in the way.
+pub fn nodes(fleet: &Fleet) -> String {
+    let mut text = node_table(fleet);
+    let rows: Vec<_> = fleet.nodes.iter().flat_map(device_rows).collect();
+    if !rows.is_empty() {
+        let heading = ["NODE", "GPU", "DEVICE", "STATE", "RESOURCE", "HELD", "POD", "CONTAINER"];
+        let _ = write!(text, "\n{}", table(heading, &rows));
+    }
+    for node in fleet.nodes.iter().filter(|node| node.holders_truncated) {
+        let _ = writeln!(text, "{}: the agent lists no more holders than these; there are more", node.name);
+    }
+    text.push_str(&waiting(fleet, usize::MAX));
+    text.push_str(&problems(fleet));
+    text
+}
+
+fn node_table(fleet: &Fleet) -> String {
+    let rows: Vec<_> = fleet.nodes.iter().map(node_row).collect();
+    table(["NODE", "HARDWARE", "POLICY", "RESOURCES", "CONFIG", "READY", "REASON"], &rows)
+}
+
+/// One row for each holder of each device, and one for a device that nobody holds.
+fn device_rows(node: &NodeState) -> Vec<[Cell; 8]> {
+    let row = |device: &DeviceState, holder: Option<&Holder>| {
+        let of = |text: fn(&Holder) -> String| Cell::from(holder.map(text).unwrap_or_default());
+        [
+            node.name.as_str().into(),
+            gpu(device),
+            device.hardware.as_str().into(),
+            state(device),
+            of(|holder| holder.resource.clone()),
+            of(|holder| holder.count.to_string()),
+            of(|holder| format!("{}/{}", holder.namespace, holder.pod)),
+            of(|holder| holder.container.clone()),
+        ]
+    };
+    let rows = |device: &DeviceState| -> Vec<[Cell; 8]> {
+        let held = device.holders.iter().map(|holder| row(device, Some(holder)));
+        held.chain(device.holders.is_empty().then(|| row(device, None))).collect()
+    };
+    node.devices.iter().flat_map(rows).collect()
+}
+
+fn gpu(device: &DeviceState) -> Cell {
+    device.gpu.map(|gpu| gpu.to_string()).unwrap_or_default().into()
+}
+
+fn state(device: &DeviceState) -> Cell {
+    match (&device.waiting, device.mps_daemon) {
+        (_, Some(MpsDaemonState::NotAnswering)) => Cell::new("no MPS daemon", style::BAD),
+        (Some(_), _) => Cell::new("waits", style::WAITING),
+        (_, Some(MpsDaemonState::Stopping)) => Cell::new("MPS ends", style::WAITING),
+        (_, Some(MpsDaemonState::Answering)) => Cell::new("MPS", style::PLAIN),
+        _ if device.holders.is_empty() => Cell::new("free", style::PLAIN),
+        _ => Cell::new("held", style::PLAIN),
+    }
+}
+
+/// Devices whose change waits for running pods, with these.
+fn waiting(fleet: &Fleet, most: usize) -> String {
+    let devices = fleet.nodes.iter().flat_map(|node| node.devices.iter().map(move |device| (node, device)));
+    let rows: Vec<[Cell; 5]> = devices
+        .filter_map(|(node, device)| {
+            let waiting = device.waiting.as_ref()?;
+            let mut pods = waiting.pods.iter().take(MAX_PODS).cloned().collect::<Vec<_>>().join(", ");
+            if waiting.pods.len() > MAX_PODS {
+                let _ = write!(pods, " and {} more", waiting.pods.len() - MAX_PODS);
+            }
+            let (hardware, why) = (device.hardware.as_str(), waiting.message.as_str());
+            Some([node.name.as_str().into(), gpu(device), hardware.into(), pods.into(), why.into()])
+        })
+        .collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let shown = rows.get(..most).unwrap_or(&rows);
+    let heading = style::HEADING;
+    let table = table(["NODE", "GPU", "DEVICE", "HELD BY", "WHAT WAITS"], shown);
+    let mut text = format!("\n{heading}WAITING FOR RUNNING PODS{heading:#}\n{table}");
+    if rows.len() > shown.len() {
+        let _ = writeln!(
+            text,
+            "and {} more; `kubectl gpunode status NODE` shows those of a node",
+            rows.len() - shown.len()
+        );
     }
     text
 }
@@ -45,8 +142,9 @@ fn node_row(node: &NodeState) -> [Cell; 7] {
         .resources
         .iter()
         .map(|resource| {
+            let held = resource.held.filter(|held| *held > 0).map(|held| format!(" ({held} held)")).unwrap_or_default();
             let waiting = if resource.registered { "" } else { " (not registered)" };
-            format!("{} {}/{}{waiting}", resource.name, resource.allocatable, resource.capacity)
+            format!("{} {}/{}{held}{waiting}", resource.name, resource.allocatable, resource.capacity)
         })
         .collect();
     let less = node
@@ -96,47 +194,45 @@ fn ready(status: &str) -> Cell {
     Cell::new(status, paint)
 }
 
+/// What somebody has to look at. The words are other people's.
 fn problems(fleet: &Fleet) -> String {
-    let mut text = String::new();
-    for object in &fleet.unreadable {
-        let _ = writeln!(text, "{} {}: {}", object.kind, object.name, object.message);
-    }
-    for policy in &fleet.policies {
-        for message in &policy.messages {
-            let _ = writeln!(text, "policy {}: {message}", policy.name);
-        }
-        for failure in &policy.failures {
-            let _ = writeln!(
-                text,
-                "policy {}: node {}: {}: {}",
-                policy.name, failure.node, failure.reason, failure.message
-            );
-        }
-        let (named, broken) = (policy.failures.len(), policy.failed + policy.conflicted);
-        let more = usize::try_from(broken).unwrap_or_default().saturating_sub(named);
-        if named > 0 && more > 0 {
-            let _ = writeln!(text, "policy {}: and {more} more nodes", policy.name);
-        }
-    }
+    let unreadable = fleet.unreadable.iter().map(|it| format!("{} {}: {}", it.kind, it.name, it.message));
+    let policies = fleet.policies.iter().flat_map(policy_problems);
     let is_named =
         |name: &str| fleet.policies.iter().flat_map(|policy| &policy.failures).any(|failure| failure.node == name);
-    for node in fleet.nodes.iter().filter(|node| !is_named(&node.name)) {
-        if let Some(message) = &node.message {
-            let _ = writeln!(text, "node {}: {}: {message}", node.name, node.reason.as_deref().unwrap_or("NotReady"));
-        }
+    let unnamed = fleet.nodes.iter().filter(|node| !is_named(&node.name));
+    let unready = unnamed.filter_map(|node| {
+        let reason = node.reason.as_deref().unwrap_or("NotReady");
+        Some(format!("node {}: {reason}: {}", node.name, node.message.as_ref()?))
+    });
+    let differences = fleet
+        .nodes
+        .iter()
+        .flat_map(|node| node.problems.iter().map(move |problem| format!("node {}: {problem}", node.name)));
+    let lines: Vec<String> = unreadable.chain(policies).chain(unready).chain(differences).collect();
+    if lines.is_empty() {
+        return String::new();
     }
-    for node in &fleet.nodes {
-        for problem in &node.problems {
-            let _ = writeln!(text, "node {}: {problem}", node.name);
-        }
-    }
-    text
+    let heading = style::HEADING;
+    let lines: String = lines.iter().map(|line| plain(line) + "\n").collect();
+    format!("\n{heading}PROBLEMS{heading:#}\n{lines}")
+}
+
+fn policy_problems(policy: &PolicyState) -> Vec<String> {
+    let name = &policy.name;
+    let messages = policy.messages.iter().map(|message| format!("policy {name}: {message}"));
+    let failures = policy.failures.iter();
+    let failures = failures.map(|it| format!("policy {name}: node {}: {}: {}", it.node, it.reason, it.message));
+    let (named, broken) = (policy.failures.len(), policy.failed + policy.conflicted);
+    let more = usize::try_from(broken).unwrap_or_default().saturating_sub(named);
+    let more = (named > 0 && more > 0).then(|| format!("policy {name}: and {more} more nodes"));
+    messages.chain(failures).chain(more).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::fleet::tests::sample;
+    use crate::status::sample::{sample, shared};
 
     fn shown(fleet: &Fleet) -> String {
         anstream::adapter::strip_str(&super::fleet(fleet)).to_string()
@@ -167,6 +263,63 @@ mod tests {
         node g: nvidia.com/gpu: the agent says 7, the Node offers 0; look at the agent with `kubectl -n gpunode-system get pods -o wide --field-selector spec.nodeName=g`
         node g: its configuration comes from policy gone, which does not exist; the operator takes it away, so see whether it runs: `kubectl -n gpunode-system get pods`
         ");
+    }
+
+    #[test]
+    fn a_fleet_names_the_devices_that_wait_and_the_pods_that_they_wait_for() {
+        insta::assert_snapshot!(shown(&shared()), @r"
+        NODE   HARDWARE             POLICY   RESOURCES                                                                                                                       CONFIG     READY   REASON
+        n      4 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 30/80 (30 held), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/1 (1 held)   in force   True    Registered
+
+        POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
+        p        Enforce   0          0         0             0          0        0            Unknown   -
+
+        WAITING FOR RUNNING PODS
+        NODE   GPU   DEVICE           HELD BY                                 WHAT WAITS
+        n      0     A100-SXM4-80GB   team/llm, team/ocr, team/x and 2 more   stays aliyun.com/gpu-mem until its holders are gone, then becomes nvidia.com/gpu
+
+        PROBLEMS
+        node n: no MPS daemon answers for GPU 1, so nothing there is given out; look at the daemons' pod with `kubectl -n gpunode-system get pods -l app.kubernetes.io/component=mps -o wide --field-selector spec.nodeName=n`
+        ");
+    }
+
+    #[test]
+    fn a_node_by_name_says_who_holds_which_device() {
+        let node = shared().only(&["n".to_owned()]).expect("there is such a node");
+        let text = nodes(&node);
+        assert!(!text.contains("\u{1b}[2J"), "{text:?}");
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
+        NODE   HARDWARE             POLICY   RESOURCES                                                                                                                       CONFIG     READY   REASON
+        n      4 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 30/80 (30 held), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/1 (1 held)   in force   True    Registered
+
+        NODE   GPU   DEVICE           STATE           RESOURCE                 HELD   POD          CONTAINER
+        n      0     A100-SXM4-80GB   waits           aliyun.com/gpu-mem       20     team/llm     main
+        n      0     A100-SXM4-80GB   waits           aliyun.com/gpu-mem       10     team/ocr     main
+        n      1     A100-SXM4-80GB   no MPS daemon   -                        -      -            -
+        n      2     1g.10gb (7/0)    free            -                        -      -            -
+        n      2     1g.10gb (8/0)    held            nvidia.com/mig-1g.10gb   1      team/train   main
+        n      3     A100-SXM4-80GB   free            -                        -      -            -
+        n      -     gone: GPU-9      held            nvidia.com/gpu           1      team/old     main
+
+        WAITING FOR RUNNING PODS
+        NODE   GPU   DEVICE           HELD BY                                 WHAT WAITS
+        n      0     A100-SXM4-80GB   team/llm, team/ocr, team/x and 2 more   stays aliyun.com/gpu-mem until its holders are gone, then becomes nvidia.com/gpu
+
+        PROBLEMS
+        node n: no MPS daemon answers for GPU 1, so nothing there is given out; look at the daemons' pod with `kubectl -n gpunode-system get pods -l app.kubernetes.io/component=mps -o wide --field-selector spec.nodeName=n`
+        ");
+        assert!(shared().only(&["x".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn a_long_list_of_what_waits_is_cut() {
+        let mut fleet = shared();
+        let devices = &mut fleet.nodes[0].devices;
+        let waits = devices[0].clone();
+        devices.extend(std::iter::repeat_n(waits, 24));
+        let text = shown(&fleet);
+        assert_eq!(text.matches("team/llm, team/ocr, team/x and 2 more").count(), MAX_WAITING, "{text}");
+        assert!(text.contains("and 5 more; `kubectl gpunode status NODE` shows those of a node"), "{text}");
     }
 
     #[test]

@@ -14,6 +14,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::{CustomResourceExt, Resource};
 use serde_json::Value;
 
+/// Where a policy has its agent configuration.
+const CONFIGURATION: &str = "spec.devicePlugin";
+
 /// The kinds that gpunode has, with their generated schemas.
 #[derive(Debug)]
 pub struct Kinds(Vec<Kind>);
@@ -111,7 +114,9 @@ impl Kinds {
         add(&mut problems, metadata::check(&findings.object));
         add(&mut problems, findings.problems);
         let mut rules_unchecked = findings.rules_unchecked;
-        if name == GpuNodePolicy::kind(&()) {
+        // Where the API server refuses the configuration, gpunode would say the same of it in other places.
+        let is_refused = problems.iter().any(|problem| problem.path.starts_with(CONFIGURATION));
+        if name == GpuNodePolicy::kind(&()) && !is_refused {
             match own_rules(&findings.object) {
                 Ok(later) => add(&mut problems, later),
                 // The schema has said it better.
@@ -137,7 +142,7 @@ fn own_rules(object: &Value) -> Result<Vec<Problem>, Problem> {
     let policy = serde_path_to_error::deserialize::<_, GpuNodePolicy>(object)
         .map_err(|error| Problem::new(error.path().to_string(), error.inner().to_string()))?;
     let problems = policy.spec.device_plugin.map(|config| config.validate()).unwrap_or_default();
-    let path = |path: &str| child("spec.devicePlugin", path);
+    let path = |path: &str| child(CONFIGURATION, path);
     Ok(problems.into_iter().map(|problem| Problem::new(path(&problem.path), problem.message)).collect())
 }
 

@@ -1,0 +1,57 @@
+//! What a policy's own status says about it. Pure.
+
+use gpunode_crds::{ConditionType, GpuNodePolicy, NodeFailure};
+use kube::ResourceExt;
+use serde::Serialize;
+
+/// The state of one policy.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyState {
+    pub name: String,
+    pub mode: String,
+    pub priority: i32,
+    pub matched: i32,
+    pub ready_nodes: i32,
+    pub updating: i32,
+    pub failed: i32,
+    pub conflicted: i32,
+    /// `True`, `False` or `Unknown`.
+    pub ready: String,
+    pub reason: Option<String>,
+    /// What stands in the way of the whole policy.
+    pub messages: Vec<String>,
+    /// What stands in its way on single nodes.
+    pub failures: Vec<NodeFailure>,
+}
+
+/// The state of a policy.
+pub fn policy_state(policy: &GpuNodePolicy) -> PolicyState {
+    let status = policy.status.clone().unwrap_or_default();
+    let nodes = status.nodes.unwrap_or_default();
+    let ready = ConditionType::Ready.find(&status.conditions);
+    let stands_in_the_way = [ConditionType::Stalled, ConditionType::Conflict, ConditionType::Degraded];
+    let unseen = status.observed_generation.is_none_or(|seen| policy.metadata.generation.is_some_and(|now| seen < now));
+    let unseen = unseen.then(|| "the operator has not seen the present spec; is it running?".to_owned());
+    let messages = stands_in_the_way
+        .into_iter()
+        .filter_map(|kind| kind.find(&status.conditions))
+        .filter(|condition| condition.status == "True")
+        .map(|condition| format!("{} ({}): {}", condition.type_, condition.reason, condition.message))
+        .chain(unseen)
+        .collect();
+    PolicyState {
+        name: policy.name_any(),
+        mode: format!("{:?}", policy.spec.mode()),
+        priority: policy.spec.priority(),
+        matched: nodes.matched,
+        ready_nodes: nodes.ready,
+        updating: nodes.updating,
+        failed: nodes.failed,
+        conflicted: nodes.conflicted,
+        ready: ready.map_or_else(|| "Unknown".to_owned(), |ready| ready.status.clone()),
+        reason: ready.map(|ready| ready.reason.clone()),
+        messages,
+        failures: status.failures,
+    }
+}

@@ -1,0 +1,135 @@
+//! A cluster in which everything is, as tests show it.
+
+use super::fleet::Fleet;
+use crate::cluster::{Listed, Unreadable};
+use gpunode_crds::{GpuNode, GpuNodePolicy};
+use k8s_openapi::api::core::v1::Node;
+use serde_json::json;
+
+fn from<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
+    serde_json::from_value(value).expect("a test object")
+}
+
+/// Nodes `a` (as it should be), `b` (rejected its configuration), `c` (kubelet down), `d` (unreadable), `f` (hardware
+/// only) and `g` (agent and policy gone), with one policy in force and one in conflict.
+pub fn sample() -> Fleet {
+    let time = "2026-01-02T03:04:05Z";
+    let condition = |kind: &str, status: &str, reason: &str, message: &str| json!({"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": time});
+    let gpu_node = |name: &str, hash: Option<&str>, status: serde_json::Value| {
+        let policy = if name == "g" { "gone" } else { "v100" };
+        let config = hash.map(|hash| json!({"policy": policy, "version": 1, "hash": hash, "document": "{}"}));
+        from::<GpuNode>(json!({
+            "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name},
+            "spec": {"config": config}, "status": status,
+        }))
+    };
+    let in_force = json!({
+        "hardware": "8 x Tesla-V100-SXM2-32GB", "configHash": "h1",
+        "resources": [{"name": "nvidia.com/gpu", "capacity": 8, "allocatable": 7, "registered": true}],
+        "conditions": [condition("Ready", "True", "ConfigurationInForce", "")],
+    });
+    let rejected = json!({
+        "hardware": "8 x Tesla-V100-SXM2-32GB", "configHash": "h0",
+        "rejectedConfig": {"hash": "h1", "message": "resources[0].name: bad"},
+        "conditions": [condition("Ready", "False", "ConfigurationRejected", "resources[0].name: bad")],
+    });
+    let hardware = json!({"hardware": "4 x Tesla-T4"});
+    let gpu_nodes = [
+        gpu_node("b", Some("h1"), rejected),
+        gpu_node("a", Some("h1"), in_force.clone()),
+        gpu_node("c", Some("h2"), in_force.clone()),
+        gpu_node("d", None, json!(null)),
+        gpu_node("f", None, hardware),
+        gpu_node("g", Some("h1"), in_force),
+    ];
+    let node = |name: &str, ready: &str| {
+        let offered = if name == "a" { "7" } else { "0" };
+        from::<Node>(json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
+            "status": {
+                "conditions": [{"type": "Ready", "status": ready}],
+                "allocatable": {"nvidia.com/gpu": offered, "cpu": "7910m"},
+            },
+        }))
+    };
+    let nodes = [("a", "True"), ("b", "True"), ("c", "Unknown"), ("d", "True"), ("f", "True"), ("g", "True")]
+        .map(|(name, ready)| node(name, ready));
+    let policies = [
+        from::<GpuNodePolicy>(json!({
+            "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "v100"},
+            "spec": {"nodeSelector": {}, "priority": 100},
+            "status": {
+                "observedGeneration": 1,
+                "nodes": {"matched": 3, "ready": 1, "updating": 1, "failed": 1, "conflicted": 0},
+                "conditions": [
+                    condition("Ready", "False", "NodesUpdating", "1 of 3"),
+                    condition("Degraded", "True", "NodesFailed", "1 node failed"),
+                ],
+                "failures": [{"node": "b", "reason": "ConfigurationRejected", "message": "resources[0].name: bad"}],
+            },
+        })),
+        from::<GpuNodePolicy>(json!({
+            "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "new"},
+            "spec": {"nodeSelector": {}, "mode": "Preview"},
+        })),
+    ];
+    let bad = Unreadable {
+        kind: "GpuNode".to_owned(),
+        name: "d".to_owned(),
+        message: "its status cannot be read: bad time".to_owned(),
+    };
+    Fleet::new(
+        &Listed { objects: gpu_nodes.into(), unreadable: vec![bad] },
+        &Listed { objects: nodes.into(), unreadable: Vec::new() },
+        &Listed { objects: policies.into(), unreadable: Vec::new() },
+    )
+}
+
+/// One node whose devices are shared: one waits, one has no MPS daemon, one is divided by MIG, one is held and gone. An agent
+/// writes what it likes into its status.
+pub fn shared() -> Fleet {
+    let time = "2026-01-02T03:04:05Z";
+    let ready =
+        json!({"type": "Ready", "status": "True", "reason": "Registered", "message": "", "lastTransitionTime": time});
+    let gpu = |index: i32, mig: &serde_json::Value| json!({"index": index, "uuid": format!("GPU-{index}"), "product": "A100-SXM4-80GB", "memoryMiB": 81920, "migDevices": mig});
+    let mig = |uuid: &str, instance: i32| json!({"uuid": uuid, "profile": "1g.10gb", "gpuInstance": instance, "computeInstance": 0, "memoryMiB": 9728});
+    let holder = |pod: &str, resource: &str, device: &str, count: i32| json!({"namespace": "team", "pod": pod, "container": "main", "resource": resource, "device": device, "count": count});
+    let resource = |name: &str, capacity: i32, allocatable: i32| json!({"name": name, "capacity": capacity, "allocatable": allocatable, "registered": true});
+    let gpu_node = from::<GpuNode>(json!({
+        "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"},
+        "spec": {"config": {"policy": "p", "version": 1, "hash": "h", "document": "{}"}},
+        "status": {
+            "hardware": "4 x A100-SXM4-80GB\u{1b}[2J", "configHash": "h", "conditions": [ready],
+            "gpus": [gpu(0, &json!([])), gpu(1, &json!([])), gpu(2, &json!([mig("MIG-a", 7), mig("MIG-b", 8)])), gpu(3, &json!([]))],
+            "resources": [
+                resource("aliyun.com/gpu-mem", 80, 30), resource("nvidia.com/gpu.mps", 10, 0),
+                resource("nvidia.com/mig-1g.10gb", 2, 2), resource("nvidia.com/gpu", 1, 1),
+            ],
+            "holders": [
+                holder("llm", "aliyun.com/gpu-mem", "GPU-0", 20), holder("ocr", "aliyun.com/gpu-mem", "GPU-0", 10),
+                holder("train", "nvidia.com/mig-1g.10gb", "MIG-b", 1), holder("old", "nvidia.com/gpu", "GPU-9", 1),
+            ],
+            "waiting": [{
+                "device": "GPU-0", "message": "stays aliyun.com/gpu-mem until its holders are gone, then becomes nvidia.com/gpu\u{1b}[0m",
+                "pods": ["team/llm", "team/ocr", "team/x", "team/y", "team/z"],
+            }],
+            "mpsDaemons": [{"device": "GPU-1", "state": "NotAnswering"}],
+        },
+    }));
+    let node = from::<Node>(json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"},
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "allocatable": {"aliyun.com/gpu-mem": "30", "nvidia.com/gpu.mps": "0", "nvidia.com/mig-1g.10gb": "2", "nvidia.com/gpu": "1"},
+        },
+    }));
+    let policy = from::<GpuNodePolicy>(json!({
+        "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "p"},
+        "spec": {"nodeSelector": {}}, "status": {"observedGeneration": 1},
+    }));
+    Fleet::new(
+        &Listed { objects: vec![gpu_node], unreadable: Vec::new() },
+        &Listed { objects: vec![node], unreadable: Vec::new() },
+        &Listed { objects: vec![policy], unreadable: Vec::new() },
+    )
+}
