@@ -1,0 +1,99 @@
+//! The compute mode of a GPU with an MPS daemon: kept before it is changed, and restored when the daemon has gone. MIG
+//! devices have none of their own.
+
+use super::place::Place;
+use crate::{
+    atomic_file, driver_root,
+    nvml::{self, ComputeMode},
+};
+use std::{fs, io, path::PathBuf};
+
+/// Why the compute mode was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no driver.
+    #[error("set the compute mode of {device}: there is no libnvidia-ml.so.1 below the driver root")]
+    NoDriver {
+        /// The GPU.
+        device: String,
+    },
+    /// NVML refuses.
+    #[error(transparent)]
+    Nvml(#[from] nvml::Error),
+    /// What it was cannot be kept.
+    #[error("keep the compute mode of {device} in {path}: {source}")]
+    Keep {
+        /// The GPU.
+        device: String,
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// Sets the mode that MPS needs; blocks. Killed in between, it leaves a GPU whose mode is kept.
+pub fn set(place: &Place, roots: &[PathBuf]) -> Result<(), Error> {
+    if place.is_mig() {
+        return Ok(());
+    }
+    let library = library(place, roots)?;
+    let mode = nvml::compute_mode(&library, place.uuid())?;
+    if kept(place).is_none() {
+        keep(place, mode).map_err(|source| not_kept(place, source))?;
+    }
+    if mode != ComputeMode::ExclusiveProcess {
+        nvml::set_compute_mode(&library, place.uuid(), ComputeMode::ExclusiveProcess)?;
+    }
+    Ok(())
+}
+
+/// Sets the mode that was before, where one is kept; blocks.
+pub fn restore(place: &Place, roots: &[PathBuf]) -> Result<(), Error> {
+    let Some(mode) = kept(place) else { return Ok(()) };
+    nvml::set_compute_mode(&library(place, roots)?, place.uuid(), mode)?;
+    fs::remove_file(place.compute_mode()).map_err(|source| not_kept(place, source))
+}
+
+fn library(place: &Place, roots: &[PathBuf]) -> Result<PathBuf, Error> {
+    driver_root::find_library(roots).ok_or_else(|| Error::NoDriver { device: place.uuid().to_owned() })
+}
+
+fn not_kept(place: &Place, source: io::Error) -> Error {
+    Error::Keep { device: place.uuid().to_owned(), path: place.compute_mode(), source }
+}
+
+/// What is kept. A file with anything else in it is none of ours and counts as the mode that GPUs come with.
+fn kept(place: &Place) -> Option<ComputeMode> {
+    let text = fs::read_to_string(place.compute_mode()).ok()?;
+    Some(text.trim().parse().unwrap_or(ComputeMode::Default))
+}
+
+fn keep(place: &Place, mode: ComputeMode) -> io::Result<()> {
+    atomic_file::replace(&place.compute_mode(), mode.to_string().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn what_was_kept_is_known_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place::of(folder.path(), "GPU-1").unwrap();
+        fs::create_dir(place.folder()).unwrap();
+        assert_eq!(kept(&place), None);
+        for mode in [ComputeMode::Prohibited, ComputeMode::Default] {
+            keep(&place, mode).unwrap();
+            assert_eq!(kept(&place), Some(mode));
+        }
+    }
+
+    #[test]
+    fn a_mig_device_needs_no_driver_for_this() {
+        let place = Place::of(Path::new("/nowhere"), "MIG-1").unwrap();
+        set(&place, &[]).unwrap();
+        restore(&place, &[]).unwrap();
+    }
+}

@@ -1,0 +1,243 @@
+//! Runs NVIDIA's program `nvidia-cuda-mps-control`, which comes from the driver root and sees that as its `/`.
+
+use super::{
+    place::Place,
+    processes::{MARK, Own},
+};
+use crate::{cli::MpsExecArgs, driver_root};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use std::{
+    fs::File,
+    io::{self, Seek as _, SeekFrom, Write as _},
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+use tokio::{process::Command, time::timeout};
+use tracing::warn;
+
+/// Where the driver has the program.
+const PROGRAMS: [&str; 2] = ["usr/bin/nvidia-cuda-mps-control", "bin/nvidia-cuda-mps-control"];
+/// Bytes of a program's output that are kept; it cannot write more.
+const MAX_OUTPUT: u16 = 4096;
+/// The daemon answers at once or not at all. Shorter than an answer stays fresh.
+const ASK_TIMEOUT: Duration = Duration::from_secs(2);
+/// The daemon loads the driver before it goes into the background.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// The real program waits until the daemon has gone, which it does when its last client has.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// For the end of a program that was killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Why the program did not do what it was started for.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The driver has none.
+    #[error(
+        "find usr/bin/nvidia-cuda-mps-control below {roots}: there is none; install the NVIDIA driver's compute utilities, or \
+         name its root with --driver-root"
+    )]
+    NoProgram {
+        /// Where it was looked for.
+        roots: String,
+    },
+    /// It could not be started.
+    #[error("run nvidia-cuda-mps-control for {device}: {source}")]
+    Run {
+        /// For which device.
+        device: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// It did not end.
+    #[error("{action} the MPS control daemon of {device}: no answer within {after:?}")]
+    NoAnswer {
+        /// What for.
+        action: &'static str,
+        /// For which device.
+        device: String,
+        /// How long it had.
+        after: Duration,
+    },
+    /// It ended with an error, or said something else than it should.
+    #[error("{action} the MPS control daemon of {device}: {status}: {output:?}")]
+    Failed {
+        /// What for.
+        action: &'static str,
+        /// For which device.
+        device: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it said.
+        output: String,
+    },
+}
+
+/// Where the program is looked for.
+#[derive(Clone, Debug)]
+pub struct Control {
+    /// Root of the host.
+    pub host_root: PathBuf,
+    /// Root of the driver, when it was named.
+    pub driver_root: Option<PathBuf>,
+}
+
+impl Control {
+    /// Starts the daemon of a device; returns when it is in the background.
+    pub async fn start(&self, place: &Place) -> Result<(), Error> {
+        let mut command = self.command(place, &["-d"])?;
+        command.env(MARK, place.folder());
+        run(command, "start", place, "", START_TIMEOUT).await.map(drop)
+    }
+
+    /// Whether the daemon answers.
+    pub async fn ask(&self, place: &Place) -> Result<(), Error> {
+        let action = "ask";
+        let command = self.command(place, &[])?;
+        let (status, output) =
+            run(command, action, place, "get_default_active_thread_percentage\n", ASK_TIMEOUT).await?;
+        if output.trim().parse::<f32>().is_ok() {
+            return Ok(());
+        }
+        Err(Error::Failed { action, device: place.uuid().to_owned(), status, output })
+    }
+
+    /// Tells the daemon to quit.
+    pub async fn quit(&self, place: &Place) -> Result<(), Error> {
+        run(self.command(place, &[])?, "quit", place, "quit\n", QUIT_TIMEOUT).await.map(drop)
+    }
+
+    fn command(&self, place: &Place, arguments: &[&str]) -> Result<Command, Error> {
+        let (root, program) = self.find()?;
+        let own = std::env::current_exe().map_err(|source| Error::Run { device: place.uuid().to_owned(), source })?;
+        let mut command = Command::new(own);
+        command
+            .args(MpsExecArgs::arguments(&root, place.folder(), &place.shm()))
+            .arg("--")
+            .arg(Path::new("/").join(program))
+            .args(arguments)
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("CUDA_VISIBLE_DEVICES", place.uuid())
+            .env("CUDA_MPS_PIPE_DIRECTORY", place.pipe())
+            .env("CUDA_MPS_LOG_DIRECTORY", place.log())
+            .kill_on_drop(true);
+        Ok(command)
+    }
+
+    /// The root and the program below it. A link counts as well: it leads somewhere below that root.
+    fn find(&self) -> Result<(PathBuf, &'static str), Error> {
+        let roots = driver_root::roots(&self.host_root, self.driver_root.as_deref());
+        let find = |root: &PathBuf| PROGRAMS.into_iter().find(|program| root.join(program).symlink_metadata().is_ok());
+        let found = roots.iter().find_map(|root| Some((root.clone(), find(root)?)));
+        found.ok_or_else(|| {
+            let roots: Vec<String> = roots.iter().map(|root| root.display().to_string()).collect();
+            Error::NoProgram { roots: roots.join(" and ") }
+        })
+    }
+}
+
+/// Runs a command to its end, and tells what it said.
+async fn run(
+    mut command: Command,
+    action: &'static str,
+    place: &Place,
+    input: &str,
+    after: Duration,
+) -> Result<(ExitStatus, String), Error> {
+    let device = || place.uuid().to_owned();
+    let failed = |source| Error::Run { device: device(), source };
+    let output = output_file().map_err(failed)?;
+    let streams = || Ok((input_file(input)?, output.try_clone()?, output.try_clone()?));
+    let (stdin, stdout, stderr) = streams().map_err(failed)?;
+    command.stdin(Stdio::from(stdin)).stdout(Stdio::from(stdout)).stderr(Stdio::from(stderr));
+    let mut child = command.spawn().map_err(failed)?;
+    let _own = child.id().map(Own::new);
+    let Ok(ended) = timeout(after, child.wait()).await else {
+        if timeout(KILL_TIMEOUT, child.kill()).await.is_err() {
+            warn!(
+                device = place.uuid(),
+                action, "nvidia-cuda-mps-control hangs in the kernel; see the host's kernel log"
+            );
+        }
+        return Err(Error::NoAnswer { action, device: device(), after });
+    };
+    let status = ended.map_err(failed)?;
+    let output = read_output(&output).map_err(failed)?;
+    if status.success() {
+        Ok((status, output))
+    } else {
+        Err(Error::Failed { action, device: device(), status, output })
+    }
+}
+
+/// A file in memory that cannot grow: a daemon that keeps it as its output neither fills the memory nor waits for a reader.
+fn output_file() -> io::Result<File> {
+    let file = File::from(memfd_create("output", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    file.set_len(MAX_OUTPUT.into())?;
+    fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK)?;
+    Ok(file)
+}
+
+fn input_file(text: &str) -> io::Result<File> {
+    let mut file = File::from(memfd_create("input", MemfdFlags::CLOEXEC)?);
+    file.write_all(text.as_bytes())?;
+    file.seek(SeekFrom::Start(0))?;
+    Ok(file)
+}
+
+fn read_output(file: &File) -> io::Result<String> {
+    let mut bytes = vec![0; MAX_OUTPUT.into()];
+    file.read_exact_at(&mut bytes, 0)?;
+    // What nobody wrote is 0.
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(text).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place() -> Place {
+        Place::of(Path::new("/nowhere"), "GPU-1").unwrap()
+    }
+
+    async fn shell(script: &str, input: &str, after: Duration) -> Result<(ExitStatus, String), Error> {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(script).kill_on_drop(true);
+        run(command, "ask", &place(), input, after).await
+    }
+
+    #[tokio::test]
+    async fn what_a_program_reads_and_says_goes_through() {
+        let (status, output) = shell("cat; echo b >&2", "a\n", Duration::from_secs(10)).await.unwrap();
+        assert!(status.success());
+        assert_eq!(output, "a\nb");
+        let error = shell("echo no; exit 1", "", Duration::from_secs(10)).await.unwrap_err().to_string();
+        assert_eq!(error, "ask the MPS control daemon of GPU-1: exit status: 1: \"no\"");
+    }
+
+    #[tokio::test]
+    async fn endless_output_and_a_program_in_the_background_hold_nobody_up() {
+        let error = shell("yes", "", Duration::from_secs(10)).await.unwrap_err();
+        assert!(matches!(&error, Error::Failed { output, .. } if output.len() <= 4096), "{error}");
+        // The background process keeps the output open.
+        let (_, output) = shell("sleep 1 & echo a", "", Duration::from_secs(10)).await.unwrap();
+        assert_eq!(output, "a");
+    }
+
+    #[tokio::test]
+    async fn a_program_that_hangs_is_killed() {
+        let error = shell("exec sleep 100", "", Duration::from_millis(100)).await.unwrap_err().to_string();
+        assert!(error.contains("no answer within 100ms"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_driver_without_the_program_is_an_error_that_names_where_it_was_looked_for() {
+        let root = tempfile::tempdir().unwrap();
+        let control = Control { host_root: root.path().to_owned(), driver_root: None };
+        let error = control.ask(&place()).await.unwrap_err().to_string();
+        assert!(error.contains("run/nvidia/driver and ") && error.contains("--driver-root"), "{error}");
+    }
+}

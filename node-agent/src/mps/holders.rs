@@ -1,0 +1,57 @@
+//! Who holds a device, where a daemon may be ended only when nobody does.
+
+use crate::podresources::{Error, PodResources};
+use gpunode_gpu::{Observation, device_of};
+use std::{collections::BTreeSet, sync::Arc};
+
+/// The kubelet, asked about holders.
+#[derive(Clone, Debug)]
+pub struct Holders(Arc<PodResources>);
+
+impl Holders {
+    /// Asks this kubelet.
+    pub fn new(kubelet: PodResources) -> Self {
+        Self(Arc::new(kubelet))
+    }
+
+    /// Whether a container holds a share of the device.
+    pub async fn hold(&self, device: &str) -> Result<bool, Error> {
+        Ok(self.devices().await?.contains(device))
+    }
+
+    /// All devices of which a container holds a share.
+    pub async fn devices(&self) -> Result<BTreeSet<String>, Error> {
+        Ok(held(&self.0.observe().await?))
+    }
+}
+
+fn held(observation: &Observation) -> BTreeSet<String> {
+    let ids = observation.holders.iter().flat_map(|holding| &holding.ids);
+    let remembered = observation.remembered.iter().map(|(_, id)| id);
+    ids.chain(remembered).map(|id| device_of(id).to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_gpu::Holding;
+    use std::time::Instant;
+
+    #[test]
+    fn shares_and_what_only_the_checkpoint_knows_hold_a_device() {
+        let holding = Holding {
+            namespace: "a".to_owned(),
+            pod: "b".to_owned(),
+            container: "c".to_owned(),
+            resource: "d.e/f".to_owned(),
+            ids: vec!["GPU-1::3".to_owned()],
+        };
+        let observation = Observation {
+            started: Instant::now(),
+            holders: vec![holding],
+            allocatable: [("d.e/f".to_owned(), "GPU-3".to_owned())].into(),
+            remembered: [("d.e/f".to_owned(), "GPU-2".to_owned())].into(),
+        };
+        assert_eq!(held(&observation), ["GPU-1", "GPU-2"].map(str::to_owned).into());
+    }
+}

@@ -1,0 +1,132 @@
+//! Where the files of a device's daemon are, below the folder that is the same in every pod and on the host.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// Most characters of a UUID, as in the API (`crds`).
+const MAX_UUID: usize = 64;
+const ANSWERED: &str = "answered";
+
+/// Folder of one device. Containers that hold the device see `pipe` and `shm` of it and nothing else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    uuid: String,
+    folder: PathBuf,
+}
+
+impl Place {
+    /// The folder of a device; none where that is not the UUID of a GPU or a MIG device: it becomes a path of a privileged
+    /// process.
+    pub fn of(mps_dir: &Path, uuid: &str) -> Option<Self> {
+        let (kind, rest) = uuid.split_once('-')?;
+        let known = ["GPU", "MIG"].contains(&kind) && !rest.is_empty() && uuid.len() <= MAX_UUID;
+        let plain = rest.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        (known && plain).then(|| Self { uuid: uuid.to_owned(), folder: mps_dir.join(uuid) })
+    }
+
+    /// Folders of all devices that have one.
+    pub fn all(mps_dir: &Path) -> io::Result<Vec<Self>> {
+        let entries = match fs::read_dir(mps_dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut places = Vec::new();
+        for entry in entries {
+            places.extend(entry?.file_name().to_str().and_then(|name| Self::of(mps_dir, name)));
+        }
+        Ok(places)
+    }
+
+    /// The device.
+    pub fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// Whether it is a part of a GPU.
+    pub fn is_mig(&self) -> bool {
+        self.uuid.starts_with("MIG-")
+    }
+
+    /// The device's folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Sockets of the daemon. Clients have it mounted: it stays the same folder as long as the daemon is wanted.
+    pub fn pipe(&self) -> PathBuf {
+        self.folder.join("pipe")
+    }
+
+    /// Logs of the daemon.
+    pub fn log(&self) -> PathBuf {
+        self.folder.join("log")
+    }
+
+    /// `/dev/shm` of the daemon and its clients.
+    pub fn shm(&self) -> PathBuf {
+        self.folder.join("shm")
+    }
+
+    /// The compute mode that the GPU had before.
+    pub fn compute_mode(&self) -> PathBuf {
+        self.folder.join("compute-mode")
+    }
+
+    /// Says when the daemon answered last.
+    pub fn answered(&self) -> PathBuf {
+        self.folder.join(ANSWERED)
+    }
+
+    /// When the daemon answered last, as time since boot; none where it has not.
+    pub fn read_answered(&self) -> Option<Duration> {
+        let text = fs::read_to_string(self.answered()).ok()?;
+        text.trim().parse().ok().map(Duration::from_millis)
+    }
+}
+
+/// Time since boot, the same in every container.
+pub fn since_boot() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_uuids_of_devices_become_paths() {
+        let root = Path::new("/run/gpunode/mps");
+        let good = "GPU-8dcd427e-483b-b48f-d7e5-75fb19a52b76";
+        assert_eq!(Place::of(root, good).unwrap().pipe(), root.join(good).join("pipe"));
+        assert!(Place::of(root, "MIG-c7384736-a75d-5afc-978f-d2f1294409fd").unwrap().is_mig());
+        let long = format!("GPU-{}", "a".repeat(61));
+        for bad in [
+            "",
+            "GPU",
+            "GPU-",
+            "GPU-../..",
+            "GPU-a/b",
+            "../GPU-1",
+            "MIG-GPU-1/1/0",
+            "gpu-1",
+            "GPU-a b",
+            "GPU-\0",
+            &long,
+        ] {
+            assert_eq!(Place::of(root, bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn other_files_are_not_places() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Place::all(&folder.path().join("missing")).unwrap().is_empty());
+        fs::create_dir(folder.path().join("GPU-1")).unwrap();
+        fs::write(folder.path().join("lock"), "").unwrap();
+        assert_eq!(Place::all(folder.path()).unwrap(), [Place::of(folder.path(), "GPU-1").unwrap()]);
+    }
+}

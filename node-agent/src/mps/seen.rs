@@ -1,0 +1,112 @@
+//! What the agent sees of the MPS daemons on its node: it reads the files that the supervisor keeps.
+
+use super::place::{Place, since_boot};
+use gpunode_crds::{MpsDaemon, MpsDaemonState};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::Path,
+    time::Duration,
+};
+
+/// An answer that is older says nothing about now. The supervisor asks every second.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// When the daemon of each device that has a folder answered last, as time since boot.
+pub type Answers = BTreeMap<String, Option<Duration>>;
+
+/// Reads the folder of the daemons; blocks. No folder is no daemon.
+pub fn read(mps_dir: &Path) -> io::Result<(Answers, Duration)> {
+    let places = Place::all(mps_dir)?;
+    let answers = places.iter().map(|place| (place.uuid().to_owned(), place.read_answered())).collect();
+    Ok((answers, since_boot()))
+}
+
+/// State of every daemon that runs or has to, sorted by device. `mps` are the devices whose assignment is MPS.
+pub fn daemons(mps: &BTreeSet<String>, answers: &Answers, now: Duration) -> Vec<MpsDaemon> {
+    let devices: BTreeSet<&String> = mps.iter().chain(answers.keys()).collect();
+    let state = |device| {
+        let answered = answers.get(device).copied().flatten();
+        if !mps.contains(device) {
+            MpsDaemonState::Stopping
+        } else if answered.and_then(|then| now.checked_sub(then)).is_some_and(|age| age < FRESH) {
+            MpsDaemonState::Answering
+        } else {
+            MpsDaemonState::NotAnswering
+        }
+    };
+    devices.into_iter().map(|device| MpsDaemon { device: device.clone(), state: state(device) }).collect()
+}
+
+/// Why devices cannot be given out now, by UUID: `Ledger::hold_back` takes it.
+pub fn held_back(daemons: &[MpsDaemon]) -> BTreeMap<String, String> {
+    let reason = |daemon: &MpsDaemon| match daemon.state {
+        MpsDaemonState::Answering => None,
+        MpsDaemonState::NotAnswering => {
+            Some("its MPS control daemon does not answer; see the log of gpunode-mps on this node")
+        }
+        MpsDaemonState::Stopping => Some("the MPS control daemon that it had is still on its way out"),
+    };
+    daemons.iter().filter_map(|daemon| Some((daemon.device.clone(), reason(daemon)?.to_owned()))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn states(mps: &[&str], answers: &[(&str, Option<u64>)], now: u64) -> Vec<(String, MpsDaemonState)> {
+        let mps = mps.iter().map(|device| (*device).to_owned()).collect();
+        let answers = answers.iter().map(|(device, at)| ((*device).to_owned(), at.map(Duration::from_millis)));
+        let daemons = daemons(&mps, &answers.collect(), Duration::from_millis(now));
+        daemons.into_iter().map(|daemon| (daemon.device, daemon.state)).collect()
+    }
+
+    #[test]
+    fn only_a_fresh_answer_counts() {
+        use MpsDaemonState::{Answering, NotAnswering};
+        for (answered, state) in [
+            (Some(10_000), Answering),
+            (Some(5_001), Answering),
+            (Some(5_000), NotAnswering),
+            // Of an earlier boot.
+            (Some(10_001), NotAnswering),
+            (None, NotAnswering),
+        ] {
+            assert_eq!(
+                states(&["GPU-1"], &[("GPU-1", answered)], 10_000),
+                [("GPU-1".to_owned(), state)],
+                "{answered:?}"
+            );
+        }
+        assert_eq!(states(&["GPU-1"], &[], 10_000), [("GPU-1".to_owned(), NotAnswering)]);
+    }
+
+    #[test]
+    fn a_device_that_is_no_longer_shared_by_mps_is_held_back_until_its_folder_is_gone() {
+        let stopping = states(&[], &[("GPU-1", Some(10_000))], 10_000);
+        assert_eq!(stopping, [("GPU-1".to_owned(), MpsDaemonState::Stopping)]);
+        let daemon = |device: &str, state| MpsDaemon { device: device.to_owned(), state };
+        let held = held_back(&[
+            daemon("GPU-1", MpsDaemonState::Stopping),
+            daemon("GPU-2", MpsDaemonState::Answering),
+            daemon("GPU-3", MpsDaemonState::NotAnswering),
+        ]);
+        assert_eq!(held.keys().collect::<Vec<_>>(), ["GPU-1", "GPU-3"]);
+    }
+
+    #[test]
+    fn what_the_supervisor_writes_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(read(&folder.path().join("missing")).unwrap().0, Answers::new());
+        for (device, text) in [("GPU-1", "1234"), ("GPU-2", "x"), ("other", "1")] {
+            fs::create_dir(folder.path().join(device)).unwrap();
+            fs::write(folder.path().join(device).join("answered"), text).unwrap();
+        }
+        fs::create_dir(folder.path().join("GPU-3")).unwrap();
+        let (answers, now) = read(folder.path()).unwrap();
+        let expected = [("GPU-1", Some(Duration::from_millis(1234))), ("GPU-2", None), ("GPU-3", None)];
+        assert_eq!(answers, expected.map(|(device, at)| (device.to_owned(), at)).into());
+        assert!(now > Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,72 @@
+//! SIGTERM: daemons that nobody uses quit; the others serve until the grace period of the pod is nearly over. No GPU is left
+//! in a compute mode that only MPS needs.
+
+use super::{INTERVAL, Supervisor, daemon::Want, processes, set};
+use anyhow::Result;
+use std::{collections::BTreeSet, time::Duration};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tracing::{info, warn};
+
+/// Shorter than the grace period of the pod (30 s, `manifests/`), for what comes after.
+const PATIENCE: Duration = Duration::from_secs(24);
+/// After so long without a fresh answer agents give no device out any more, and what they gave out the kubelet shows.
+const WITHDRAWN: Duration = Duration::from_secs(3);
+/// For compute modes, of all GPUs at the same time.
+const RESTORE_TIMEOUT: Duration = Duration::from_secs(4);
+
+impl Supervisor {
+    /// Ends.
+    pub(super) async fn shut_down(mut self) -> Result<()> {
+        let start = Instant::now();
+        let deadline = start + PATIENCE;
+        for (_, want) in self.daemons.values() {
+            set(want, Want::Rest);
+        }
+        while Instant::now() < deadline {
+            self.forget_ended()?;
+            if self.daemons.is_empty() {
+                return Ok(());
+            }
+            if start.elapsed() >= WITHDRAWN {
+                self.let_go(deadline).await;
+            }
+            sleep(INTERVAL / 4).await;
+            processes::reap();
+        }
+        self.restore_compute_modes().await;
+        Ok(())
+    }
+
+    /// Ends the daemons of devices that nobody holds.
+    async fn let_go(&mut self, deadline: Instant) {
+        let held = match timeout_at(deadline, self.holders.devices()).await {
+            Ok(Ok(held)) => held,
+            Ok(Err(error)) => return self.report(error.to_string()),
+            Err(_) => return,
+        };
+        let devices: BTreeSet<&String> = self.daemons.keys().filter(|device| held.contains(*device)).collect();
+        let waiting = format!("devices in use: {devices:?}");
+        for (device, (_, want)) in &self.daemons {
+            if !held.contains(device) {
+                set(want, Want::Gone);
+            }
+        }
+        if !devices.is_empty() {
+            self.report(waiting);
+        }
+    }
+
+    async fn restore_compute_modes(mut self) {
+        // Nobody sets them again.
+        self.tasks.abort_all();
+        let restore = self.daemons.values().map(|(care, _)| async move {
+            let device = care.place.uuid();
+            match timeout(RESTORE_TIMEOUT, care.restore_compute_mode()).await {
+                Ok(Ok(())) => info!(device, "the MPS control daemon still runs; compute mode restored"),
+                Ok(Err(error)) => warn!(device, reason = format!("{error:#}"), "restore the compute mode"),
+                Err(_) => warn!(device, "restore the compute mode: NVML does not answer"),
+            }
+        });
+        futures::future::join_all(restore).await;
+    }
+}
