@@ -107,10 +107,12 @@ impl Ledger {
         self.seen.is_some()
     }
 
-    /// Whether something waits, is withheld, or was given out and is not seen held yet: then the kubelet is to be asked
-    /// often.
+    /// Whether something waits, was given out and is not seen held yet, or is withheld until something that is held is
+    /// free: then the kubelet is to be asked often.
     pub fn is_busy(&self) -> bool {
-        !self.withheld.is_empty() || self.held.has_grants() || !self.waiting_devices().is_empty()
+        self.held.has_grants()
+            || self.withheld.iter().any(|resource| self.held.holds_resource(resource))
+            || !self.waiting_devices().is_empty()
     }
 
     /// The devices that are offered under MPS, by UUID.

@@ -5,9 +5,7 @@
 mod device;
 mod inventory;
 mod ledger;
-mod prefer;
 mod product;
-mod resources;
 mod share;
 mod wanted;
 
@@ -15,6 +13,5 @@ pub use device::Device;
 pub use gpunode_config::Architecture;
 pub use inventory::{Gpu, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode};
 pub use ledger::{Granted, Holder, Holding, Ledger, Observation, Refusal, Waiting};
-pub use resources::{Resource, ResourceGpu, resources};
 pub use share::{Assignment, DeviceSharing, ResourceList, Share, device_of};
 pub use wanted::{DeviceProblem, Error, ProblemKind, Rules, Wanted, WantedDevice, wanted};

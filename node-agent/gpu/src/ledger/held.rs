@@ -30,8 +30,7 @@ impl Held {
     pub fn observe(&mut self, started: Instant, holders: Vec<Holding>) -> BTreeSet<String> {
         let shown: BTreeSet<(&str, &str)> = holders.iter().flat_map(Holding::shares).collect();
         self.grants.retain(|(resource, id), at| {
-            // What was asked before the allocation says nothing about it.
-            let seen = started >= *at && shown.contains(&(resource.as_str(), id.as_str()));
+            let seen = shown.contains(&(resource.as_str(), id.as_str()));
             let lost = started.checked_duration_since(*at).is_some_and(|age| age >= GRANT_MEMORY);
             !seen && !lost
         });
@@ -74,6 +73,11 @@ impl Held {
             except.is_some_and(|of| of.resource == *resource && of.sharing.number(uuid, id).is_some())
         };
         self.by_device.get(uuid).is_some_and(|shares| !shares.iter().all(excepted))
+    }
+
+    /// Whether anything of a resource is held.
+    pub fn holds_resource(&self, resource: &str) -> bool {
+        self.by_device.values().flatten().any(|(of, _)| of == resource)
     }
 
     /// Of each share that `assignment` offers of the device, whether it is held.

@@ -1,5 +1,6 @@
 //! What the ledger does, step by step; [`model`] plays a kubelet against it.
 
+mod allocations;
 mod choices;
 mod model;
 
@@ -178,6 +179,15 @@ fn an_observation_from_before_an_allocation_says_nothing_about_it() {
 }
 
 #[test]
+fn an_observation_that_comes_late_is_ignored() {
+    let held = [holding("train", "nvidia.com/gpu", &["GPU-1"])];
+    let mut desk = Desk::new("", &held);
+    let late = desk.now.checked_sub(Duration::from_millis(1)).unwrap();
+    desk.ledger.observe(Observation { started: late, holders: Vec::new(), allocatable: BTreeSet::new() });
+    assert_eq!(desk.ledger.holders().len(), 1);
+}
+
+#[test]
 fn after_a_restart_what_was_given_out_shortly_before_is_not_given_again() {
     let before = Desk::new("", &[]);
     let mut desk = Desk { ledger: Ledger::restore(before.ledger.saved().clone()), now: before.now };
@@ -263,55 +273,6 @@ fn a_gpu_that_changes_its_index_keeps_its_shares() {
     assert!(desk.ledger.waiting().is_empty());
     let granted = desk.allocate("a.b/mem", &["GPU-0-_-0", "GPU-0-_-1"]).unwrap();
     assert_eq!((granted.devices[0].0.gpu, granted.devices[0].1), (1, 2));
-}
-
-#[test]
-fn units_of_several_gpus_are_refused_with_what_fits() {
-    let held = [holding("one", "a.b/mem", &["GPU-2-_-0", "GPU-2-_-1", "GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"])];
-    let mut desk = Desk::new(MEMORY, &held);
-    desk.allocate("a.b/mem", &["GPU-0-_-0", "GPU-0-_-1", "GPU-0-_-2"]).unwrap();
-    desk.allocate("a.b/mem", &["GPU-1-_-0", "GPU-1-_-1"]).unwrap();
-    let refused = desk.allocate("a.b/mem", &["GPU-0-_-3", "GPU-1-_-2", "GPU-1-_-3", "GPU-2-_-5", "GPU-2-_-6"]);
-    assert_eq!(
-        refused.unwrap_err().to_string(),
-        "allocate a.b/mem: 5 units fit in the 6 that are free on this node but not on one GPU: the most that is free on \
-         one is 3 (GPU 2); ask for at most that, or wait until units are freed"
-    );
-    let misplaced = desk.allocate("a.b/mem", &["GPU-1-_-2", "GPU-2-_-5"]).unwrap_err().to_string();
-    assert!(misplaced.contains("the kubelet picked units of several though 3 are free on GPU 2"), "{misplaced}");
-}
-
-#[test]
-fn withholding_leaves_what_is_held_and_the_free_units_of_one_gpu_until_something_is_freed() {
-    let mut desk = Desk::new(MEMORY, &[holding("one", "a.b/mem", &["GPU-2-_-0", "GPU-2-_-1"])]);
-    assert_eq!(desk.ledger.withhold("a.b/mem"), 2 + 6);
-    assert_eq!(desk.count("a.b/mem"), Some((8, 16)));
-    assert!(desk.ledger.is_busy());
-    desk.allocate("a.b/mem", &["GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"]).unwrap();
-    assert_eq!(desk.count("a.b/mem"), Some((5 + 4, 16)), "now GPU 0 has most");
-    let two = ["GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"];
-    let both = [holding("one", "a.b/mem", &["GPU-2-_-0", "GPU-2-_-1"]), holding("two", "a.b/mem", &two)];
-    desk.observe(&both);
-    assert_eq!(desk.count("a.b/mem"), Some((9, 16)));
-    desk.observe(&both[1..]);
-    assert_eq!(desk.count("a.b/mem"), Some((16, 16)));
-    assert!(!desk.ledger.is_busy());
-    let mut desk = Desk::new(SHARED, &[]);
-    assert_eq!(desk.ledger.withhold("nvidia.com/gpu"), 6, "replicas of one container can come from several GPUs");
-    assert!(!desk.ledger.is_busy());
-}
-
-#[test]
-fn more_than_one_replica_is_refused_where_the_resource_says_so() {
-    let strict = SHARED.replace("replicas: 2", "replicas: 2, failRequestsGreaterThanOne: true");
-    let mut desk = Desk::new(&strict, &[]);
-    let refused = desk.allocate("nvidia.com/gpu", &["GPU-0::0", "GPU-1::0"]).unwrap_err();
-    assert_eq!(refused, Refusal::MoreThanOne { resource: "nvidia.com/gpu".to_owned(), asked: 2 });
-    assert!(desk.allocate("nvidia.com/gpu", &[]).is_err());
-    desk.ledger.want(wants(SHARED));
-    let granted = desk.allocate("nvidia.com/gpu", &["GPU-1::0", "GPU-0::0", "GPU-0::1"]).unwrap();
-    let devices: Vec<(&str, u32)> = granted.devices.iter().map(|(device, count)| (&*device.uuid, *count)).collect();
-    assert_eq!(devices, [("GPU-0", 2), ("GPU-1", 1)], "rules of a resource change at once");
 }
 
 #[test]
