@@ -1,20 +1,18 @@
 //! The state of the cluster for people.
 
+mod devices;
+
 use super::{
-    devices::DeviceState,
     fleet::Fleet,
     node::{Configuration, NodeState},
     policy::PolicyState,
 };
 use crate::output::{Cell, plain, style, table};
-use gpunode_crds::{Holder, MpsDaemonState};
+use devices::{device_table, waiting};
 use std::fmt::Write as _;
 
 /// Devices that wait which are shown of a fleet; `-o json` has all of them.
 const MAX_WAITING: usize = 20;
-
-/// Pods that are named of one such device.
-const MAX_PODS: usize = 3;
 
 /// Tables of nodes and policies, then what waits for running pods and what stands in the way.
 pub fn fleet(fleet: &Fleet) -> String {
@@ -51,11 +49,7 @@ pub fn fleet(fleet: &Fleet) -> String {
 /// The nodes, who holds which of their devices, and what stands in the way.
 pub fn nodes(fleet: &Fleet) -> String {
     let mut text = node_table(fleet);
-    let rows: Vec<_> = fleet.nodes.iter().flat_map(device_rows).collect();
-    if !rows.is_empty() {
-        let heading = ["NODE", "GPU", "DEVICE", "STATE", "RESOURCE", "HELD", "POD", "CONTAINER"];
-        let _ = write!(text, "\n{}", table(heading, &rows));
-    }
+    text.push_str(&device_table(fleet));
     for node in fleet.nodes.iter().filter(|node| node.holders_truncated) {
         let _ = writeln!(text, "{}: the agent lists no more holders than these; there are more", node.name);
     }
@@ -67,74 +61,6 @@ pub fn nodes(fleet: &Fleet) -> String {
 fn node_table(fleet: &Fleet) -> String {
     let rows: Vec<_> = fleet.nodes.iter().map(node_row).collect();
     table(["NODE", "HARDWARE", "POLICY", "RESOURCES", "CONFIG", "READY", "REASON"], &rows)
-}
-
-/// One row for each holder of each device, and one for a device that nobody holds.
-fn device_rows(node: &NodeState) -> Vec<[Cell; 8]> {
-    let row = |device: &DeviceState, holder: Option<&Holder>| {
-        let of = |text: fn(&Holder) -> String| Cell::from(holder.map(text).unwrap_or_default());
-        [
-            node.name.as_str().into(),
-            gpu(device),
-            device.hardware.as_str().into(),
-            state(device),
-            of(|holder| holder.resource.clone()),
-            of(|holder| holder.count.to_string()),
-            of(|holder| format!("{}/{}", holder.namespace, holder.pod)),
-            of(|holder| holder.container.clone()),
-        ]
-    };
-    let rows = |device: &DeviceState| -> Vec<[Cell; 8]> {
-        let held = device.holders.iter().map(|holder| row(device, Some(holder)));
-        held.chain(device.holders.is_empty().then(|| row(device, None))).collect()
-    };
-    node.devices.iter().flat_map(rows).collect()
-}
-
-fn gpu(device: &DeviceState) -> Cell {
-    device.gpu.map(|gpu| gpu.to_string()).unwrap_or_default().into()
-}
-
-fn state(device: &DeviceState) -> Cell {
-    match (&device.waiting, device.mps_daemon) {
-        (_, Some(MpsDaemonState::NotAnswering)) => Cell::new("no MPS daemon", style::BAD),
-        (Some(_), _) => Cell::new("waits", style::WAITING),
-        (_, Some(MpsDaemonState::Stopping)) => Cell::new("MPS ends", style::WAITING),
-        (_, Some(MpsDaemonState::Answering)) => Cell::new("MPS", style::PLAIN),
-        _ if device.holders.is_empty() => Cell::new("free", style::PLAIN),
-        _ => Cell::new("held", style::PLAIN),
-    }
-}
-
-/// Devices whose change waits for running pods, with these.
-fn waiting(fleet: &Fleet, most: usize) -> String {
-    let devices = fleet.nodes.iter().flat_map(|node| node.devices.iter().map(move |device| (node, device)));
-    let rows: Vec<[Cell; 5]> = devices
-        .filter_map(|(node, device)| {
-            let waiting = device.waiting.as_ref()?;
-            let mut pods = waiting.pods.iter().take(MAX_PODS).cloned().collect::<Vec<_>>().join(", ");
-            if waiting.pods.len() > MAX_PODS {
-                let _ = write!(pods, " and {} more", waiting.pods.len() - MAX_PODS);
-            }
-            let (hardware, why) = (device.hardware.as_str(), waiting.message.as_str());
-            Some([node.name.as_str().into(), gpu(device), hardware.into(), pods.into(), why.into()])
-        })
-        .collect();
-    if rows.is_empty() {
-        return String::new();
-    }
-    let shown = rows.get(..most).unwrap_or(&rows);
-    let heading = style::HEADING;
-    let table = table(["NODE", "GPU", "DEVICE", "HELD BY", "WHAT WAITS"], shown);
-    let mut text = format!("\n{heading}WAITING FOR RUNNING PODS{heading:#}\n{table}");
-    if rows.len() > shown.len() {
-        let _ = writeln!(
-            text,
-            "and {} more; `kubectl gpunode status NODE` shows those of a node",
-            rows.len() - shown.len()
-        );
-    }
-    text
 }
 
 fn node_row(node: &NodeState) -> [Cell; 7] {
