@@ -81,7 +81,7 @@ impl Ledger {
     /// What the kubelet says. Carries out what waited and has its evidence now; an observation that was started before
     /// the newest one is ignored.
     pub fn observe(&mut self, observation: Observation) {
-        let Observation { started, holders, allocatable } = observation;
+        let Observation { started, holders, allocatable, remembered } = observation;
         if self.seen.is_some_and(|seen| started < seen) {
             return;
         }
@@ -89,7 +89,7 @@ impl Ledger {
             self.evidence_from = started.checked_add(held::GRANT_MEMORY);
         }
         self.seen = Some(started);
-        let freed = self.held.observe(started, holders);
+        let freed = self.held.observe(started, holders, remembered);
         self.withheld.retain(|resource| !freed.contains(resource));
         if self.evidence_from.is_none_or(|from| started >= from) {
             self.switch(&allocatable);

@@ -22,12 +22,19 @@ pub struct Held {
     grants: BTreeMap<Share, Instant>,
     /// Both of them by UUID.
     by_device: BTreeMap<String, BTreeSet<Share>>,
+    /// Shares that only the kubelet's checkpoint has, by UUID.
+    remembered: BTreeMap<String, BTreeSet<Share>>,
 }
 
 impl Held {
     /// What the kubelet says in an observation that was started at `started`. Returns the resources of which a share is
     /// free again.
-    pub fn observe(&mut self, started: Instant, holders: Vec<Holding>) -> BTreeSet<String> {
+    pub fn observe(
+        &mut self,
+        started: Instant,
+        holders: Vec<Holding>,
+        remembered: BTreeSet<Share>,
+    ) -> BTreeSet<String> {
         let shown: BTreeSet<(&str, &str)> = holders.iter().flat_map(Holding::shares).collect();
         self.grants.retain(|(resource, id), at| {
             let seen = shown.contains(&(resource.as_str(), id.as_str()));
@@ -45,6 +52,13 @@ impl Held {
         let freed = before.filter(|share| !still(share)).map(|(_, (resource, _))| resource.clone()).collect();
         self.by_device = by_device;
         self.observed = holders;
+        self.remembered.clear();
+        for share in remembered {
+            let device = device_of(&share.1);
+            if !self.by_device.get(device).is_some_and(|shares| shares.contains(&share)) {
+                self.remembered.entry(device.to_owned()).or_default().insert(share);
+            }
+        }
         freed
     }
 
@@ -69,10 +83,12 @@ impl Held {
 
     /// Whether anything of the device is held but what `except` offers of it.
     pub fn holds_of(&self, uuid: &str, except: Option<&Assignment>) -> bool {
-        let excepted = |(resource, id): &Share| {
-            except.is_some_and(|of| of.resource == *resource && of.sharing.number(uuid, id).is_some())
-        };
-        self.by_device.get(uuid).is_some_and(|shares| !shares.iter().all(excepted))
+        has_other(self.by_device.get(uuid), uuid, except)
+    }
+
+    /// Whether the kubelet's checkpoint alone has something of the device but what `except` offers of it.
+    pub fn remembers_of(&self, uuid: &str, except: Option<&Assignment>) -> bool {
+        has_other(self.remembered.get(uuid), uuid, except)
     }
 
     /// Whether anything of a resource is held.
@@ -93,4 +109,12 @@ impl Held {
         }
         flags
     }
+}
+
+/// Whether there is a share but those that `except` offers of the device.
+fn has_other(shares: Option<&BTreeSet<Share>>, uuid: &str, except: Option<&Assignment>) -> bool {
+    let excepted = |(resource, id): &Share| {
+        except.is_some_and(|of| of.resource == *resource && of.sharing.number(uuid, id).is_some())
+    };
+    shares.is_some_and(|shares| !shares.iter().all(excepted))
 }

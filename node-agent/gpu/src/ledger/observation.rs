@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Instant};
 
-/// One look at the kubelet's `PodResources` API. Looks are made one after the other.
+/// One look at the kubelet: its `PodResources` API and its checkpoint. Looks are made one after the other.
 #[derive(Clone, Debug)]
 pub struct Observation {
     /// When the first of its calls was made.
@@ -11,6 +11,9 @@ pub struct Observation {
     pub holders: Vec<Holding>,
     /// What `GetAllocatableResources` says: resource and id of every share that the kubelet takes for healthy.
     pub allocatable: BTreeSet<(String, String)>,
+    /// What the kubelet's checkpoint has, read after `List`: resource and id of every share that it takes for held. It
+    /// misses none, and may have some that are free; `List` leaves out init containers that run to their end.
+    pub remembered: BTreeSet<(String, String)>,
 }
 
 /// What one container holds of one resource.

@@ -77,6 +77,10 @@ impl Ledger {
             State::Waiting => held,
             State::InForce => held || !withheld || !of.sharing.one_device_per_container() || most_free == Some(at),
         };
+        // A kubelet with a topology policy takes the shares of one NUMA node first, of however many devices they are.
+        let of_one = |of: &Offered<'_>| of.sharing.one_device_per_container();
+        let node = |of: &Offered<'_>| of.device.and_then(|device| device.numa_node);
+        let nodes: BTreeSet<Option<u32>> = devices.iter().map(node).collect();
         let most = devices.iter().map(|of| of.held.len()).max().unwrap_or_default();
         let mut shares = Vec::with_capacity(devices.iter().map(|of| of.held.len()).sum());
         for (number, row) in (0_u32..).zip(0..most) {
@@ -85,7 +89,7 @@ impl Ledger {
                 shares.push(Share {
                     id: of.sharing.id(of.uuid, number),
                     healthy: healthy(at, of, *held),
-                    numa_node: of.device.and_then(|device| device.numa_node),
+                    numa_node: node(of).filter(|_| nodes.len() == 1 || !of_one(of)),
                 });
             }
         }

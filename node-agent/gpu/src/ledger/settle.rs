@@ -51,9 +51,10 @@ impl Ledger {
         });
     }
 
-    /// Whether anything of the device but what `except` offers of it, or of a device that overlaps it, is held.
+    /// Whether anything of the device but what `except` offers of it, or of a device that overlaps it, is held or may be.
     fn is_taken(&self, uuid: &str, except: Option<&Assignment>) -> bool {
-        self.held.holds_of(uuid, except) || self.overlapping(uuid).any(|other| self.held.holds_of(other, None))
+        let taken = |uuid: &str, except| self.held.holds_of(uuid, except) || self.held.remembers_of(uuid, except);
+        taken(uuid, except) || self.overlapping(uuid).any(|other| taken(other, None))
     }
 
     /// The devices that cannot be given out beside this one.

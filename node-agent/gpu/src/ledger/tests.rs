@@ -2,6 +2,7 @@
 
 mod allocations;
 mod choices;
+mod kubelet;
 mod model;
 
 use super::*;
@@ -70,7 +71,12 @@ impl Desk {
     fn observe(&mut self, holders: &[Holding]) {
         let allocatable = self.healthy();
         self.now += Duration::from_secs(1);
-        self.ledger.observe(Observation { started: self.now, holders: holders.to_vec(), allocatable });
+        self.ledger.observe(Observation {
+            started: self.now,
+            holders: holders.to_vec(),
+            allocatable,
+            remembered: BTreeSet::new(),
+        });
     }
 
     fn healthy(&self) -> BTreeSet<(String, String)> {
@@ -169,7 +175,12 @@ fn an_allocation_counts_until_it_is_seen_held_or_five_seconds_have_passed() {
 #[test]
 fn an_observation_from_before_an_allocation_says_nothing_about_it() {
     let mut desk = Desk::new("", &[]);
-    let before = Observation { started: desk.now, holders: Vec::new(), allocatable: BTreeSet::new() };
+    let before = Observation {
+        started: desk.now,
+        holders: Vec::new(),
+        allocatable: BTreeSet::new(),
+        remembered: BTreeSet::new(),
+    };
     desk.now += Duration::from_mins(1);
     desk.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap();
     desk.ledger.want(wants(SHARED));
@@ -183,7 +194,12 @@ fn an_observation_that_comes_late_is_ignored() {
     let held = [holding("train", "nvidia.com/gpu", &["GPU-1"])];
     let mut desk = Desk::new("", &held);
     let late = desk.now.checked_sub(Duration::from_millis(1)).unwrap();
-    desk.ledger.observe(Observation { started: late, holders: Vec::new(), allocatable: BTreeSet::new() });
+    desk.ledger.observe(Observation {
+        started: late,
+        holders: Vec::new(),
+        allocatable: BTreeSet::new(),
+        remembered: BTreeSet::new(),
+    });
     assert_eq!(desk.ledger.holders().len(), 1);
 }
 

@@ -26,6 +26,16 @@ impl Ledger {
         changing.chain(coming).map(String::as_str).collect()
     }
 
+    /// Whether a device waits only because of what the kubelet's checkpoint has. The kubelet writes it after each device
+    /// list, so another list brings it up to date.
+    pub fn is_stale_memory(&self) -> bool {
+        self.waiting_devices().into_iter().any(|uuid| {
+            let together: Vec<&str> = self.overlapping(uuid).chain([uuid]).collect();
+            let any = |holds: &dyn Fn(&str) -> bool| together.iter().any(|device| holds(device));
+            !any(&|device| self.held.holds_of(device, None)) && any(&|device| self.held.remembers_of(device, None))
+        })
+    }
+
     fn describe(&self, uuid: &str) -> Waiting {
         let now = self.entries.get(uuid);
         let next = self.wanted.as_ref().and_then(|wanted| wanted.get(uuid));
@@ -37,6 +47,8 @@ impl Ledger {
             "the last pod that holds it is gone"
         } else if whole_or_part.iter().any(|device| self.held.holds_of(device, None)) {
             "it is certain that no container got the shares that were given out last"
+        } else if whole_or_part.iter().any(|device| self.held.remembers_of(device, None)) {
+            "the kubelet's checkpoint names no container that holds it, such as an init container"
         } else {
             "the kubelet gives nothing of it out any more"
         };

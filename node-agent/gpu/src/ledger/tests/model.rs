@@ -14,6 +14,8 @@ struct Pod {
     sharing: Vec<(Device, u32, Assignment)>,
     given: Instant,
     written: bool,
+    /// An init container that runs to its end, which `List` leaves out.
+    init: bool,
 }
 
 /// An observation that is being made.
@@ -36,7 +38,9 @@ struct World {
     sent: Vec<Healthy>,
     taken: Healthy,
     /// Allocate calls on their way.
-    picks: Vec<(String, Vec<String>)>,
+    picks: Vec<(String, Vec<String>, bool)>,
+    /// What the kubelet wrote down last.
+    checkpoint: BTreeSet<(String, String)>,
     pods: Vec<Pod>,
     look: Option<Look>,
 }
@@ -52,6 +56,7 @@ impl World {
             sent: Vec::new(),
             taken: Healthy::new(),
             picks: Vec::new(),
+            checkpoint: BTreeSet::new(),
             pods: Vec::new(),
             look: None,
         };
@@ -76,14 +81,14 @@ impl World {
 
     fn available(&self, resource: &str) -> Vec<String> {
         let of_pods = self.pods.iter().flat_map(|pod| pod.ids.iter().map(move |id| (&pod.resource, id)));
-        let of_picks = self.picks.iter().flat_map(|(resource, ids)| ids.iter().map(move |id| (resource, id)));
+        let of_picks = self.picks.iter().flat_map(|(resource, ids, _)| ids.iter().map(move |id| (resource, id)));
         let taken: BTreeSet<(&String, &String)> = of_pods.chain(of_picks).collect();
         let healthy = self.taken.iter().filter(|(name, id)| name == resource && !taken.contains(&(name, id)));
         healthy.map(|(_, id)| id.clone()).collect()
     }
 
     fn holdings(&self) -> Vec<Holding> {
-        let written = self.pods.iter().enumerate().filter(|(_, pod)| pod.written);
+        let written = self.pods.iter().enumerate().filter(|(_, pod)| pod.written && !pod.init);
         written
             .map(|(at, pod)| Holding {
                 pod: format!("pod-{at}"),
@@ -94,7 +99,13 @@ impl World {
             .collect()
     }
 
-    fn pick(&mut self, resource: usize, size: usize, preferred: bool, from: usize) {
+    /// The kubelet does so after each allocation and each list that it takes.
+    fn write_checkpoint(&mut self) {
+        let written = self.pods.iter().filter(|pod| pod.written);
+        self.checkpoint = written.flat_map(|pod| pod.ids.iter().map(|id| (pod.resource.clone(), id.clone()))).collect();
+    }
+
+    fn pick(&mut self, resource: usize, size: usize, preferred: bool, from: usize, init: bool) {
         let names: BTreeSet<&String> = self.taken.iter().map(|(name, _)| name).collect();
         let Some(resource) = names.into_iter().nth(resource).cloned() else { return };
         let mut available = self.available(&resource);
@@ -109,14 +120,14 @@ impl World {
             available.into_iter().take(size).collect()
         };
         assert_eq!(ids.len(), size);
-        self.picks.push((resource, ids));
+        self.picks.push((resource, ids, init));
     }
 
     fn call(&mut self) {
         if self.picks.is_empty() {
             return;
         }
-        let (resource, ids) = self.picks.remove(0);
+        let (resource, ids, init) = self.picks.remove(0);
         match self.ledger.allocate(&resource, &ids, self.now) {
             Ok(granted) => {
                 let given = |(device, count): (Device, u32)| {
@@ -128,7 +139,7 @@ impl World {
                     (device, count, assignment)
                 };
                 let sharing = granted.devices.into_iter().map(given).collect();
-                self.pods.push(Pod { resource, ids, sharing, given: self.now, written: false });
+                self.pods.push(Pod { resource, ids, sharing, given: self.now, written: false, init });
             }
             Err(Refusal::Split { most_free, asked, free_total, .. }) => {
                 assert!(asked <= free_total && most_free <= free_total);
@@ -165,11 +176,15 @@ impl World {
                 self.ledger.hold_back(self.held_back.clone());
                 self.send();
             }
-            Step::Deliver if !self.sent.is_empty() => self.taken = self.sent.remove(0),
-            Step::Pick { resource, size, preferred, from } => self.pick(resource, size, preferred, from),
+            Step::Deliver if !self.sent.is_empty() => {
+                self.taken = self.sent.remove(0);
+                self.write_checkpoint();
+            }
+            Step::Pick { resource, size, preferred, from, init } => self.pick(resource, size, preferred, from, init),
             Step::Call => self.call(),
             Step::WriteDown => {
                 self.pods.iter_mut().find(|pod| !pod.written).into_iter().for_each(|pod| pod.written = true);
+                self.write_checkpoint();
             }
             Step::Release(at) if self.pods.get(at).is_some_and(|pod| pod.written) => _ = self.pods.remove(at),
             Step::AskAllocatable => {
@@ -182,7 +197,8 @@ impl World {
             Step::Observe => {
                 if let Some(Look { started, allocatable, holders: Some(holders) }) = self.look.clone() {
                     self.look = None;
-                    self.ledger.observe(Observation { started, holders, allocatable });
+                    let remembered = self.checkpoint.clone();
+                    self.ledger.observe(Observation { started, holders, allocatable, remembered });
                     self.send();
                 }
             }
@@ -201,8 +217,11 @@ impl World {
                 self.now += Duration::from_secs(seconds);
                 let now = self.now;
                 // The kubelet writes an allocation down long before the ledger stops waiting for it.
-                let due = |pod: &&mut Pod| now - pod.given >= Duration::from_secs(2);
-                self.pods.iter_mut().filter(due).for_each(|pod| pod.written = true);
+                let due = |pod: &&mut Pod| !pod.written && now - pod.given >= Duration::from_secs(2);
+                let mut late = self.pods.iter_mut().filter(due).map(|pod| pod.written = true);
+                if late.by_ref().count() > 0 {
+                    self.write_checkpoint();
+                }
             }
             Step::Deliver | Step::Release(_) => {}
         }
@@ -250,6 +269,9 @@ impl World {
         for _ in 0..4 {
             for step in [Step::Wait(3), Step::Look] {
                 self.take(&step);
+            }
+            if self.ledger.is_stale_memory() {
+                self.sent.push(self.taken.clone());
             }
             while !self.sent.is_empty() {
                 self.take(&Step::Deliver);

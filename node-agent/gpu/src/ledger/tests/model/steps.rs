@@ -33,6 +33,7 @@ pub enum Step {
         size: usize,
         preferred: bool,
         from: usize,
+        init: bool,
     },
     /// The oldest Allocate call arrives.
     Call,
@@ -55,8 +56,8 @@ pub fn any_step() -> impl Strategy<Value = Step> {
         1 => (0..5_u8).prop_map(Step::Hardware),
         1 => (0..4_u8).prop_map(Step::HoldBack),
         6 => Just(Step::Deliver),
-        8 => (0..4_usize, 1..5_usize, any::<bool>(), 0..16_usize)
-            .prop_map(|(resource, size, preferred, from)| Step::Pick { resource, size, preferred, from }),
+        8 => (0..4_usize, 1..5_usize, any::<bool>(), 0..16_usize, prop::bool::weighted(0.3))
+            .prop_map(|(resource, size, preferred, from, init)| Step::Pick { resource, size, preferred, from, init }),
         6 => Just(Step::Call),
         3 => Just(Step::WriteDown),
         4 => (0..8_usize).prop_map(Step::Release),

@@ -1,0 +1,35 @@
+//! What the kubelet leaves out of its answers, and how its topology manager picks.
+
+use super::*;
+
+#[test]
+fn a_device_that_only_the_checkpoint_names_a_holder_of_does_not_change() {
+    let mut desk = Desk::new("", &[]);
+    desk.ledger.want(wants(SHARED));
+    let remembered: BTreeSet<(String, String)> = [("nvidia.com/gpu".to_owned(), "GPU-1".to_owned())].into();
+    for _ in 0..10 {
+        desk.now += Duration::from_secs(1);
+        let allocatable = desk.healthy();
+        let remembered = remembered.clone();
+        desk.ledger.observe(Observation { started: desk.now, holders: Vec::new(), allocatable, remembered });
+    }
+    assert_eq!(desk.ledger.waiting().len(), 1);
+    assert!(desk.ledger.waiting()[0].message.contains("such as an init container"), "{:?}", desk.ledger.waiting());
+    assert!(desk.ledger.is_stale_memory());
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((4, 5)), "the id that may be held is not given out again");
+    desk.observe(&[]);
+    assert!(desk.ledger.waiting().is_empty() && !desk.ledger.is_stale_memory());
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((6, 6)));
+}
+
+#[test]
+fn units_of_gpus_on_several_numa_nodes_carry_none() {
+    let nodes = |config: &str| -> BTreeSet<Option<u32>> {
+        let lists = Desk::new(config, &[]).ledger.lists();
+        lists.iter().flat_map(|list| list.shares.iter().map(|share| share.numa_node)).collect()
+    };
+    assert_eq!(nodes(MEMORY), [None].into());
+    assert_eq!(nodes(SHARED), [Some(0), Some(1)].into());
+    let one = "resources: [{name: a.b/mem, devices: {indices: [1]}, sharing: {strategy: Memory}}]";
+    assert_eq!(nodes(one), [Some(1)].into());
+}
