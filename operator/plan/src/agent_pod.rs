@@ -70,6 +70,8 @@ pub fn agent_pod(image: &str, component: Component<'_>) -> PodSpec {
         service_account: Some(SERVICE_ACCOUNT.to_owned()),
         // It asks nothing of the API server, and a privileged pod that lives long is no place for a token.
         automount_service_account_token: is_mps.then_some(false),
+        // NVIDIA's DaemonSet of MPS daemons has it: a server learns the process ids of its clients, which are in other pods.
+        host_pid: is_mps.then_some(true),
         // Daemons whose clients are still there are given that long.
         termination_grace_period_seconds: Some(if is_mps { 30 } else { 5 }),
         restart_policy: Some("Always".to_owned()),
