@@ -98,7 +98,9 @@ mod tests {
 
     #[test]
     fn a_kubelet_without_allocations_remembers_nothing() {
-        assert!(parse(br#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#).unwrap().is_empty());
+        assert!(
+            parse(br#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#).unwrap().is_empty()
+        );
         let folder = tempfile::tempdir().unwrap();
         assert!(remembered(folder.path()).unwrap().is_empty());
     }

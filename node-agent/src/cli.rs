@@ -1,7 +1,11 @@
 //! Command line.
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    ffi::OsString,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 /// Runs gpunode on one node.
 #[derive(Debug, Parser)]
@@ -19,6 +23,11 @@ pub enum Command {
     Discover(NodeArgs),
     /// Offer the GPUs of this node to its kubelet.
     Run(RunArgs),
+    /// Keep an MPS control daemon running for each device that is shared by MPS.
+    Mps(MpsArgs),
+    /// Become another program that sees a driver root as its root; `mps` starts the daemons this way.
+    #[command(hide = true)]
+    MpsExec(MpsExecArgs),
 }
 
 /// Where the agent is and what it looks at.
@@ -48,6 +57,18 @@ pub struct NodeArgs {
     #[arg(long, default_value = "/var/lib/gpunode")]
     pub state_dir: PathBuf,
 
+    /// Folder of the MPS control daemons, under the same path on the host, here and in containers.
+    #[arg(long, default_value = "/run/gpunode/mps")]
+    pub mps_dir: PathBuf,
+
+    /// Socket on which the kubelet says which pod holds which device.
+    #[arg(long, default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
+    pub pod_resources_socket: PathBuf,
+
+    /// The kubelet's folder of device plugin sockets.
+    #[arg(long, default_value = "/var/lib/kubelet/device-plugins")]
+    pub device_plugin_dir: PathBuf,
+
     /// Address of /livez and /readyz.
     #[arg(long, default_value = "0.0.0.0:8081")]
     pub admin_address: SocketAddr,
@@ -63,10 +84,62 @@ pub struct RunArgs {
     /// node's GpuNode.
     #[arg(long)]
     pub config: Option<PathBuf>,
+}
 
-    /// The kubelet's folder of device plugin sockets.
-    #[arg(long, default_value = "/var/lib/kubelet/device-plugins")]
-    pub device_plugin_dir: PathBuf,
+/// How the MPS control daemons run.
+#[derive(Clone, Debug, Args)]
+pub struct MpsArgs {
+    /// Where the root of the host is mounted.
+    #[arg(long, default_value = "/host")]
+    pub host_root: PathBuf,
+
+    /// Root of the NVIDIA driver's files. Left out: HOST_ROOT/run/nvidia/driver, then HOST_ROOT.
+    #[arg(long)]
+    pub driver_root: Option<PathBuf>,
+
+    /// Folder in which the agents of the node keep the assignments of its devices.
+    #[arg(long, default_value = "/var/lib/gpunode")]
+    pub state_dir: PathBuf,
+
+    /// Folder of the MPS control daemons, under the same path on the host, here and in containers.
+    #[arg(long, default_value = "/run/gpunode/mps")]
+    pub mps_dir: PathBuf,
+
+    /// Socket on which the kubelet says which pod holds which device.
+    #[arg(long, default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
+    pub pod_resources_socket: PathBuf,
+
+    /// Address of /livez and /readyz.
+    #[arg(long, default_value = "0.0.0.0:8081")]
+    pub admin_address: SocketAddr,
+}
+
+/// Which program is started, and what it sees.
+#[derive(Debug, Args)]
+pub struct MpsExecArgs {
+    /// What the program sees as its root.
+    #[arg(long)]
+    pub root: PathBuf,
+
+    /// Folder that it sees under the same path.
+    #[arg(long)]
+    pub folder: PathBuf,
+
+    /// Folder that it sees as /dev/shm.
+    #[arg(long)]
+    pub shm: PathBuf,
+
+    /// The program below ROOT, and its arguments.
+    #[arg(last = true, required = true)]
+    pub program: Vec<PathBuf>,
+}
+
+impl MpsExecArgs {
+    /// The arguments of this agent that say so, before `--` and the program.
+    pub fn arguments(root: &Path, folder: &Path, shm: &Path) -> [OsString; 7] {
+        let [root, folder, shm] = [root, folder, shm].map(|path| path.as_os_str().to_owned());
+        ["mps-exec".into(), "--root".into(), root, "--folder".into(), folder, "--shm".into(), shm]
+    }
 }
 
 impl Cli {
@@ -75,6 +148,7 @@ impl Cli {
         let needs_node_name = match &self.command {
             Command::Discover(node) => node.node_name.is_empty(),
             Command::Run(run) => run.config.is_none() && run.node.node_name.is_empty(),
+            Command::Mps(_) | Command::MpsExec(_) => false,
         };
         if needs_node_name {
             let message =

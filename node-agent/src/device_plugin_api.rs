@@ -8,3 +8,5 @@ tonic::include_proto!("v1beta1");
 pub const VERSION: &str = "v1beta1";
 /// What the kubelet counts as allocatable; anything else is unhealthy.
 pub const HEALTHY: &str = "Healthy";
+/// What it may not give out.
+pub const UNHEALTHY: &str = "Unhealthy";

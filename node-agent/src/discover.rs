@@ -1,16 +1,18 @@
 //! `gpunode-agent discover`: reports the GPUs of a node that no policy governs.
 //!
-//! It speaks while the GpuNode has no configuration and no device plugin of this node is registered, and never talks to the
-//! API server on a node without GPU.
+//! It speaks while the GpuNode has no configuration and no device plugin of this node is registered, ends what a device
+//! plugin left behind, and never talks to the API server on a node without GPU.
 
 use crate::{
     admin,
+    books::Page,
     channel::send_if_new,
     cli::NodeArgs,
     gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
     handover,
     hardware::{Hardware, Place, watch_hardware},
     report::{Facts, Identity, status},
+    retire::retire,
     signals::{Asked, Signals},
 };
 use anyhow::{Context as _, Result, bail};
@@ -40,8 +42,8 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     let (found, mut hardware) = watch::channel(None);
     tasks.spawn(watch_hardware(Place::of(&args), found, look_again.clone()));
 
-    // The lock is looked at through the host's root: discovery has no folder of its own on the node.
-    let state_dir = args.host_root.join(args.state_dir.strip_prefix("/").unwrap_or(&args.state_dir));
+    let (pages, mut page) = watch::channel(None);
+    tasks.spawn(retire(args.clone(), hardware.clone(), pages));
     let mut check_lock = interval(CHECK_LOCK);
     check_lock.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (seen, mut gpu_node) = watch::channel(Seen::Unknown);
@@ -55,6 +57,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
             },
             _ = hardware.changed() => {}
             _ = gpu_node.changed(), if reporting => {}
+            _ = page.changed(), if reporting => {}
             _ = check_lock.tick(), if reporting => {}
             ended = tasks.join_next() => bail!("a task ended that should not: {ended:?}"),
         }
@@ -70,14 +73,16 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
             Seen::Present(object) => object.spec.config.is_some(),
             Seen::Unknown | Seen::Absent => false,
         };
-        let report = (reporting && !governed && !handover::is_held(&state_dir)).then(|| report(&args, &hardware));
-        send_if_new(&reports, report);
+        let speaks = reporting && !governed && !handover::is_held(&args.state_dir);
+        // A status without the daemons that run would take them from their clients.
+        let page = page.borrow_and_update().clone().filter(|_| speaks);
+        send_if_new(&reports, page.map(|page| report(&args, &hardware, &page)));
     }
     info!("stopping");
     Ok(())
 }
 
-fn report(args: &NodeArgs, hardware: &Hardware) -> Report {
-    let status = status(&Identity::of(args), Facts { hardware, plugin: None });
+fn report(args: &NodeArgs, hardware: &Hardware, page: &Page) -> Report {
+    let status = status(&Identity::of(args), Facts { hardware, page, plugin: None });
     Report { status, create: true }
 }

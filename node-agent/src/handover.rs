@@ -4,7 +4,7 @@ use std::{
     fs::{self, File, TryLockError},
     io,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 use tokio::time::sleep;
 use tracing::info;
@@ -25,30 +25,24 @@ pub struct Error {
 /// The right to register the GPUs of this node; given back when dropped.
 #[derive(Debug)]
 pub struct NodeLock {
-    _file: File,
+    file: File,
 }
 
 impl NodeLock {
     /// Waits until no other agent of this node holds the lock.
     pub async fn take(state_dir: &Path) -> Result<Self, Error> {
         let path = state_dir.join(LOCK_FILE);
-        let error = |action| {
-            let path = path.clone();
-            move |source| Error { action, path, source }
-        };
-        fs::create_dir_all(state_dir).map_err(error("create the folder of"))?;
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(error("open the lock file"))?;
+        let file = open(&path)?;
         let mut waiting = false;
         loop {
             match file.try_lock() {
-                Ok(()) => return Ok(Self { _file: file }),
+                Ok(()) => {
+                    // What [`Self::taken`] tells.
+                    file.set_modified(SystemTime::now()).map_err(|source| Error { action: "touch", path, source })?;
+                    return Ok(Self { file });
+                }
                 Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(source)) => return Err(error("lock")(source)),
+                Err(TryLockError::Error(source)) => return Err(Error { action: "lock", path, source }),
             }
             if !waiting {
                 info!(lock = %path.display(), reason = "WaitingForPredecessor", "another agent of this node is registered");
@@ -57,6 +51,31 @@ impl NodeLock {
             sleep(RETRY).await;
         }
     }
+
+    /// When an agent last took it to register GPUs, which [`Self::try_take`] is not for.
+    pub fn taken(&self) -> Option<SystemTime> {
+        self.file.metadata().and_then(|meta| meta.modified()).ok()
+    }
+
+    /// The lock, if no other agent of this node holds it.
+    pub fn try_take(state_dir: &Path) -> Result<Option<Self>, Error> {
+        let path = state_dir.join(LOCK_FILE);
+        let file = open(&path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Self { file })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(source)) => Err(Error { action: "lock", path, source }),
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<File, Error> {
+    let error = |action| move |source| Error { action, path: path.to_owned(), source };
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(error("create the folder of"))?;
+    }
+    let mut options = File::options();
+    options.create(true).truncate(false).write(true).open(path).map_err(error("open the lock file"))
 }
 
 /// Whether some agent of the node holds the lock. A folder that cannot be read has never had one.
@@ -76,8 +95,13 @@ mod tests {
         assert!(!is_held(folder.path()));
         let lock = NodeLock::take(folder.path()).await.unwrap();
         assert!(is_held(folder.path()));
+        assert!(NodeLock::try_take(folder.path()).unwrap().is_none());
         drop(lock);
         assert!(!is_held(folder.path()));
+        let seen = NodeLock::try_take(folder.path()).unwrap().unwrap().taken();
+        assert_eq!(NodeLock::try_take(folder.path()).unwrap().unwrap().taken(), seen);
+        drop(NodeLock::take(folder.path()).await.unwrap());
+        assert_ne!(NodeLock::try_take(folder.path()).unwrap().unwrap().taken(), seen);
     }
 
     #[tokio::test]

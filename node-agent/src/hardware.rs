@@ -1,6 +1,7 @@
 //! The hardware of the node, looked at again when it may have changed.
 
 use crate::{
+    cli::NodeArgs,
     driver_root, nvml,
     pci::{self, nvidia_functions},
 };
@@ -67,6 +68,11 @@ impl Hardware {
         self.reading.as_ref().map(|reading| &reading.inventory)
     }
 
+    /// Whether it is known which GPUs there are, if any.
+    pub fn is_known(&self) -> bool {
+        self.reading.is_some() || self.driver == Driver::NotNeeded
+    }
+
     /// Whether there is a GPU, with or without a driver.
     pub fn has_gpus(&self) -> bool {
         self.functions > 0 || self.inventory().is_some_and(|inventory| !inventory.gpus.is_empty())
@@ -92,11 +98,20 @@ impl Driver {
 }
 
 impl Place {
+    /// Where this agent looks.
+    pub fn of(args: &NodeArgs) -> Self {
+        Self { host_root: args.host_root.clone(), driver_root: args.driver_root.clone() }
+    }
+
+    /// The driver's library, if there is one; blocks.
+    pub fn library(&self) -> Option<PathBuf> {
+        driver_root::find_library(&driver_root::roots(&self.host_root, self.driver_root.as_deref()))
+    }
+
     fn traces(&self) -> Traces {
-        let library = driver_root::find_library(&driver_root::roots(&self.host_root, self.driver_root.as_deref()));
         Traces {
             functions: nvidia_functions(&self.host_root),
-            library: library.and_then(|path| {
+            library: self.library().and_then(|path| {
                 let meta = fs::metadata(&path).ok()?;
                 Some((path, meta.ino(), meta.mtime()))
             }),
@@ -119,15 +134,17 @@ impl Place {
                     roots.join(" and ")
                 ))
             }
-            Some((path, ..)) => match nvml::read(path, |address| pci::numa_node(&self.host_root, address)) {
-                Ok(found) => {
-                    reading = Some(found);
-                    Driver::Answers
+            Some((path, ..)) => {
+                match nvml::read(path, &self.host_root, |address| pci::numa_node(&self.host_root, address)) {
+                    Ok(found) => {
+                        reading = Some(found);
+                        Driver::Answers
+                    }
+                    // A driver that was installed ahead of its hardware.
+                    Err(_) if functions == 0 => Driver::NotNeeded,
+                    Err(error) => Driver::Failed(error.to_string()),
                 }
-                // A driver that was installed ahead of its hardware.
-                Err(_) if functions == 0 => Driver::NotNeeded,
-                Err(error) => Driver::Failed(error.to_string()),
-            },
+            }
         };
         (traces, Hardware { functions, driver, reading })
     }

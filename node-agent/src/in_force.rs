@@ -3,7 +3,7 @@
 //! A configuration that cannot be put in force never replaces one that is.
 
 use gpunode_config::{AgentConfig, CONFIG_VERSION, Document, load};
-use gpunode_gpu::{Inventory, Resource, resources};
+use gpunode_gpu::{Inventory, Wanted, wanted};
 use std::sync::Arc;
 
 /// Most bytes of the message in `GpuNode.status.rejectedConfig`.
@@ -59,8 +59,8 @@ pub struct InForce {
     pub accepted: Option<Accepted>,
     /// The newest one, where it was rejected.
     pub rejected: Option<Rejected>,
-    /// What is offered to pods.
-    pub resources: Vec<Arc<Resource>>,
+    /// What is to be offered to pods.
+    pub wanted: Arc<Wanted>,
 }
 
 impl Candidate {
@@ -86,13 +86,13 @@ impl Candidate {
 }
 
 impl InForce {
-    /// What is in force after `instruction`, with the GPUs that are there now. Without an inventory nothing is offered.
+    /// What is in force after `instruction`, with the GPUs that are there now. Without an inventory no device is there.
     pub fn next(&self, instruction: &Instruction, inventory: Option<&Inventory>) -> Self {
         let none = Inventory::default();
         let inventory = inventory.unwrap_or(&none);
         match instruction {
             Instruction::Unknown => self.with(inventory),
-            Instruction::Nothing => Self::default(),
+            Instruction::Nothing => Self { wanted: Wanted::nothing(inventory).into(), ..Self::default() },
             Instruction::Config(candidate) => match accept(candidate, inventory) {
                 Ok(accepted) => accepted,
                 Err(message) => {
@@ -120,10 +120,13 @@ impl InForce {
         }
     }
 
-    /// The same configuration with other hardware. Where that cannot be, the lists stay as they are.
+    /// The same configuration with other hardware. Where that cannot be, what is wanted stays as it is.
     fn with(&self, inventory: &Inventory) -> Self {
-        let fitting = self.accepted.as_ref().and_then(|accepted| resources(inventory, &accepted.config).ok());
-        Self { resources: fitting.map_or_else(|| self.resources.clone(), shared), ..self.clone() }
+        let wanted = match &self.accepted {
+            Some(accepted) => wanted(inventory, &accepted.config).map_or_else(|_| self.wanted.clone(), Arc::new),
+            None => Wanted::nothing(inventory).into(),
+        };
+        Self { wanted, ..self.clone() }
     }
 
     /// Whether device nodes are named in each allocation.
@@ -139,13 +142,9 @@ impl InForce {
 
 fn accept(candidate: &Candidate, inventory: &Inventory) -> Result<InForce, String> {
     let config = candidate.read()?;
-    let resources = resources(inventory, &config).map_err(|error| error.to_string())?;
+    let wanted = wanted(inventory, &config).map_err(|error| error.to_string())?.into();
     let accepted = Accepted { hash: candidate.hash.clone(), config };
-    Ok(InForce { accepted: Some(accepted), rejected: None, resources: shared(resources) })
-}
-
-fn shared(resources: Vec<Resource>) -> Vec<Arc<Resource>> {
-    resources.into_iter().map(Arc::new).collect()
+    Ok(InForce { accepted: Some(accepted), rejected: None, wanted })
 }
 
 fn bounded(mut message: String) -> String {
@@ -167,8 +166,17 @@ mod tests {
         Inventory { gpus: (0..count).map(gpu).collect(), ..Inventory::default() }
     }
 
-    fn names(state: &InForce) -> Vec<(&str, usize)> {
-        state.resources.iter().map(|resource| (resource.name.as_str(), resource.len())).collect()
+    /// Resources and how many shares they have.
+    fn names(state: &InForce) -> Vec<(&str, u32)> {
+        let mut names: Vec<(&str, u32)> = Vec::new();
+        for device in &state.wanted.devices {
+            let (name, shares) = (device.assignment.resource.as_str(), device.assignment.sharing.shares());
+            match names.last_mut().filter(|(last, _)| *last == name) {
+                Some((_, sum)) => *sum += shares,
+                None => names.push((name, shares)),
+            }
+        }
+        names
     }
 
     const SHARED: &str = "resources: [{name: a.b/c, sharing: {strategy: TimeSlicing, replicas: 8192}}]";
@@ -178,7 +186,7 @@ mod tests {
         let good = InForce::default().next(&config("passDeviceSpecs: true"), Some(&gpus(2)));
         let after = good.next(&config("passDeviceSpec: true"), Some(&gpus(2)));
         assert_eq!(after.accepted, good.accepted);
-        assert_eq!(after.resources, good.resources);
+        assert_eq!(after.wanted, good.wanted);
         let rejected = after.rejected.clone().unwrap();
         assert!(rejected.message.contains("did you mean `passDeviceSpecs`"), "{}", rejected.message);
         assert_eq!(after.next(&config("passDeviceSpecs: true"), Some(&gpus(2))), good);
@@ -210,7 +218,9 @@ mod tests {
         assert_eq!(names(&one), []);
         let two = one.next(&Instruction::Unknown, Some(&gpus(2)));
         assert_eq!(names(&two), [("nvidia.com/gpu", 2)]);
-        assert_eq!(names(&two.next(&Instruction::Nothing, Some(&gpus(2)))), []);
+        let nothing = two.next(&Instruction::Nothing, Some(&gpus(2)));
+        assert_eq!(names(&nothing), []);
+        assert_eq!(nothing.wanted.present.len(), 2, "the devices are still there");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! socket vanished, or when the kubelet ended the device list stream.
 
 use crate::{
+    desk::Desk,
     device_plugin_api::{DevicePluginOptions, RegisterRequest, VERSION, registration_client::RegistrationClient},
     directory::Directory,
     file_id::FileId,
@@ -35,12 +36,12 @@ const STREAM_TIMEOUT: Duration = Duration::from_secs(10);
 pub type Registered = BTreeSet<String>;
 
 /// The kubelet of this node, as far as a device plugin sees it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Kubelet {
     /// Its folder of device plugin sockets.
     pub directory: Directory,
-    /// Root of the host.
-    pub host_root: Arc<Path>,
+    /// Who answers its questions.
+    pub desk: Arc<Desk>,
     /// Where the state machines say which resources are registered.
     pub registered: watch::Sender<Registered>,
 }
@@ -87,7 +88,7 @@ impl Backoff {
 
 /// Keeps a resource registered until `stop` is set. What is offered may change while it is registered.
 pub async fn keep_registered(kubelet: Kubelet, offer: watch::Receiver<Offer>, stop: watch::Receiver<bool>) {
-    let name = offer.borrow().resource.name.clone();
+    let name = offer.borrow().list.name.clone();
     let kubelet_socket = kubelet.directory.path().join("kubelet.sock");
     let mut machine = Machine { kubelet, kubelet_socket, name, offer, stop, backoff: Backoff(MIN_RETRY) };
     while let Lost::Again(reason) = machine.serve_once().await {
@@ -133,8 +134,7 @@ impl Machine {
                 "the path has more than {MAX_SOCKET_PATH} bytes; choose a shorter --device-plugin-dir"
             ));
         }
-        PluginServer::bind(socket, self.offer.clone(), self.kubelet.host_root.clone())
-            .map_err(|error| error.to_string())
+        PluginServer::bind(socket, self.offer.clone(), self.kubelet.desk.clone()).map_err(|error| error.to_string())
     }
 
     /// Registers, and returns when the registration is over.
@@ -151,8 +151,8 @@ impl Machine {
         if !opened {
             return Lost::again("the kubelet did not open the device list stream");
         }
-        let devices = self.offer.borrow().resource.len();
-        info!(resource = self.name, devices, socket = %server.socket().display(), "registered with the kubelet");
+        let shares = self.offer.borrow().list.shares.len();
+        info!(resource = self.name, shares, socket = %server.socket().display(), "registered with the kubelet");
         self.kubelet.registered.send_if_modified(|registered| registered.insert(self.name.clone()));
         let since = Instant::now();
         let lost = self.until_lost(server, &mut streams, kubelet_id).await;

@@ -2,8 +2,15 @@
 
 mod admin;
 mod allocate;
+mod assignments;
+mod atomic_file;
+mod books;
 mod channel;
+mod checkpoint;
 mod cli;
+mod config_file;
+mod decided;
+mod desk;
 mod device_plugin_api;
 mod directory;
 mod discover;
@@ -14,16 +21,22 @@ mod handover;
 mod hardware;
 mod in_force;
 mod kubelet;
+mod mps;
+mod node_allocatable;
 mod nvml;
 mod operator_config;
 mod pci;
 mod plugin;
 mod plugins;
+mod pod_resources_api;
+mod podresources;
 mod report;
+mod retire;
 mod run;
 mod saved_config;
 mod signals;
 mod socket;
+mod utilisation;
 
 use clap::Parser as _;
 use cli::{Cli, Command};
@@ -35,6 +48,10 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     cli.check();
     start_log();
+    if let Command::MpsExec(args) = &cli.command {
+        let Err(error) = mps::exec(args);
+        return failure(&error);
+    }
     // One thread: the agent waits nearly always, and memory on every node counts.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -47,17 +64,21 @@ fn main() -> ExitCode {
         match cli.command {
             Command::Discover(args) => discover::discover(args).await,
             Command::Run(args) => run::run(args).await,
+            Command::Mps(args) => mps::supervise(args).await,
+            Command::MpsExec(args) => mps::exec(&args).map(|never| match never {}),
         }
     });
     // A driver call that hangs must not keep the process from ending.
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            error!(reason = format!("{error:#}"), "agent stops");
-            ExitCode::FAILURE
-        }
+        Err(error) => failure(&error),
     }
+}
+
+fn failure(error: &anyhow::Error) -> ExitCode {
+    error!(reason = format!("{error:#}"), "agent stops");
+    ExitCode::FAILURE
 }
 
 /// Text on a terminal, one JSON object per line elsewhere.

@@ -1,17 +1,17 @@
 //! One device plugin server: it offers one resource on one socket, over a watch channel of what it offers.
 
 use crate::{
-    allocate::{self, allocate, control_nodes},
+    desk::Desk,
     device_plugin_api::{
         AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty,
         HEALTHY, ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
-        PreferredAllocationRequest, PreferredAllocationResponse, TopologyInfo,
+        PreferredAllocationRequest, PreferredAllocationResponse, TopologyInfo, UNHEALTHY,
         device_plugin_server::{DevicePlugin, DevicePluginServer},
     },
     file_id::FileId,
 };
 use futures::{Stream, stream};
-use gpunode_gpu::Resource;
+use gpunode_gpu::{ResourceList, Share};
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -27,13 +27,23 @@ use tracing::{debug, info, warn};
 /// How long calls in progress may take when a server stops; SIGTERM leaves a second for everything.
 const STOP_TIMEOUT: Duration = Duration::from_millis(300);
 
+/// Most ids that a log line names.
+const MAX_LOGGED: usize = 4;
+
 /// What is offered under a resource name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
-    /// The GPUs and how they are shared.
-    pub resource: Arc<Resource>,
-    /// Whether device nodes are named in each allocation.
-    pub pass_device_specs: bool,
+    /// The list.
+    pub list: Arc<ResourceList>,
+    /// How often the list is to be sent again though it has not changed.
+    pub resend: u64,
+}
+
+impl Offer {
+    /// How many of its shares the kubelet may give out.
+    pub fn healthy(&self) -> usize {
+        self.list.shares.iter().filter(|share| share.healthy).count()
+    }
 }
 
 /// How many device list streams the kubelet has opened, and how many of them have ended.
@@ -57,11 +67,11 @@ pub struct PluginServer {
 
 impl PluginServer {
     /// Serves on `socket`, which must not exist.
-    pub fn bind(socket: &Path, offer: watch::Receiver<Offer>, host_root: Arc<Path>) -> io::Result<Self> {
+    pub fn bind(socket: &Path, offer: watch::Receiver<Offer>, desk: Arc<Desk>) -> io::Result<Self> {
         let listener = UnixListener::bind(socket)?;
         let (stop, stopped) = watch::channel(false);
         let (streams, streams_seen) = watch::channel(Streams::default());
-        let service = Service { offer, streams, stopped: stopped.clone(), host_root };
+        let service = Service { offer, streams, stopped: stopped.clone(), desk };
         let server = Server::builder()
             .add_service(DevicePluginServer::new(service))
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), until_stopped(stopped));
@@ -125,7 +135,7 @@ struct Service {
     offer: watch::Receiver<Offer>,
     streams: watch::Sender<Streams>,
     stopped: watch::Receiver<bool>,
-    host_root: Arc<Path>,
+    desk: Arc<Desk>,
 }
 
 /// One `ListAndWatch` stream.
@@ -133,21 +143,22 @@ struct ListStream {
     offer: watch::Receiver<Offer>,
     stopped: watch::Receiver<bool>,
     streams: watch::Sender<Streams>,
-    sent: Option<Arc<Resource>>,
+    sent: Option<Offer>,
 }
 
 impl ListStream {
     /// The next list, when it differs from the one before; none when the server stops.
     async fn next(&mut self) -> Option<ListAndWatchResponse> {
         loop {
-            let resource = self.offer.borrow_and_update().resource.clone();
-            if self.sent.as_ref().is_none_or(|sent| !same_list(sent, &resource)) {
+            let offer = self.offer.borrow_and_update().clone();
+            let is_new = self.sent.as_ref().is_none_or(|sent| sent.list != offer.list || sent.resend < offer.resend);
+            if is_new {
                 if self.sent.is_none() {
                     self.streams.send_modify(|streams| streams.opened += 1);
                 }
-                debug!(resource = resource.name, devices = resource.len(), "send the device list");
-                let response = device_list(&resource);
-                self.sent = Some(resource);
+                debug!(resource = offer.list.name, shares = offer.list.shares.len(), "send the device list");
+                let response = device_list(&offer.list);
+                self.sent = Some(offer);
                 return Some(response);
             }
             tokio::select! {
@@ -166,23 +177,18 @@ impl Drop for ListStream {
     }
 }
 
-/// Whether two resources give the kubelet the same list.
-fn same_list(one: &Resource, other: &Resource) -> bool {
-    one.gpus == other.gpus && one.replicas == other.replicas
+fn device_list(list: &ResourceList) -> ListAndWatchResponse {
+    let device = |share: &Share| Device {
+        id: share.id.clone(),
+        health: if share.healthy { HEALTHY } else { UNHEALTHY }.to_owned(),
+        topology: share.numa_node.map(|node| TopologyInfo { nodes: vec![NumaNode { id: node.into() }] }),
+    };
+    ListAndWatchResponse { devices: list.shares.iter().map(device).collect() }
 }
 
-fn device_list(resource: &Resource) -> ListAndWatchResponse {
-    let devices = resource.devices().map(|device| Device {
-        id: device.id,
-        health: HEALTHY.to_owned(),
-        topology: device.numa_node.map(|node| TopologyInfo { nodes: vec![NumaNode { id: node.into() }] }),
-    });
-    ListAndWatchResponse { devices: devices.collect() }
-}
-
-impl From<allocate::Error> for Status {
-    fn from(error: allocate::Error) -> Self {
-        Self::invalid_argument(error.to_string())
+impl Service {
+    fn resource(&self) -> String {
+        self.offer.borrow().list.name.clone()
     }
 }
 
@@ -210,24 +216,27 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        let resource = self.offer.borrow().resource.clone();
-        let choose = |wanted: crate::device_plugin_api::ContainerPreferredAllocationRequest| {
+        let resource = self.resource();
+        let mut container_responses = Vec::new();
+        for wanted in request.into_inner().container_requests {
             let size = usize::try_from(wanted.allocation_size).unwrap_or_default();
-            let ids = resource.preferred(&wanted.available_device_i_ds, &wanted.must_include_device_i_ds, size);
-            ContainerPreferredAllocationResponse { device_i_ds: ids }
-        };
-        let container_responses = request.into_inner().container_requests.into_iter().map(choose).collect();
+            let (available, must) = (&wanted.available_device_i_ds, &wanted.must_include_device_i_ds);
+            let device_i_ds = self.desk.preferred(&resource, available, must, size).await;
+            container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
+        }
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
     async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
-        let Offer { resource, pass_device_specs } = self.offer.borrow().clone();
-        let control_nodes = pass_device_specs.then(|| control_nodes(&self.host_root));
+        let resource = self.resource();
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {
-            let response = allocate(&resource, control_nodes.as_deref(), &container.devices_ids)
-                .inspect_err(|error| warn!(%error, "allocation refused"))?;
-            info!(resource = resource.name, devices = ?container.devices_ids, "allocated");
+            let ids = container.devices_ids;
+            let response = self.desk.allocate(&resource, &ids).await.map_err(|refusal| {
+                warn!(reason = %refusal, "allocation refused");
+                Status::invalid_argument(refusal.to_string())
+            })?;
+            info!(resource, shares = ids.len(), first = ?ids.get(..MAX_LOGGED).unwrap_or(&ids), "allocated");
             container_responses.push(response);
         }
         Ok(Response::new(AllocateResponse { container_responses }))

@@ -16,7 +16,6 @@ use tracing::{info, warn};
 const STOP_TIMEOUT: Duration = Duration::from_millis(600);
 
 /// The resources that are being offered.
-#[derive(Debug)]
 pub struct Plugins {
     kubelet: Kubelet,
     running: BTreeMap<String, Running>,
@@ -49,7 +48,7 @@ impl Plugins {
     /// that differs.
     pub fn put(&mut self, offers: Vec<Offer>) {
         let mut wanted: BTreeMap<String, Offer> =
-            offers.into_iter().map(|offer| (offer.resource.name.clone(), offer)).collect();
+            offers.into_iter().map(|offer| (offer.list.name.clone(), offer)).collect();
         // First those that go, so that no GPU is offered under two names.
         for (name, running) in &mut self.running {
             if !wanted.contains_key(name) {
@@ -68,7 +67,12 @@ impl Plugins {
             running.offer.send_if_modified(|now| {
                 let changes = *now != offer;
                 if changes {
-                    info!(resource = name, devices = offer.resource.len(), "offer changes");
+                    info!(
+                        resource = name,
+                        shares = offer.list.shares.len(),
+                        healthy = offer.healthy(),
+                        "offer changes"
+                    );
                     *now = offer;
                 }
                 changes
@@ -125,20 +129,30 @@ impl Plugins {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::directory::Directory;
-    use gpunode_config::AgentConfig;
-    use gpunode_gpu::{Gpu, Inventory, resources};
-    use std::path::Path;
+    use crate::{
+        desk::{Desk, Place},
+        directory::Directory,
+        hardware,
+        utilisation::Utilisation,
+    };
+    use gpunode_gpu::ResourceList;
+    use std::{path::Path, sync::Arc};
 
     fn offers() -> Vec<Offer> {
-        let inventory = Inventory { gpus: vec![Gpu::default()], ..Inventory::default() };
-        let resources = resources(&inventory, &AgentConfig::default()).unwrap();
-        resources.into_iter().map(|one| Offer { resource: one.into(), pass_device_specs: false }).collect()
+        let list = ResourceList { name: "nvidia.com/gpu".to_owned(), shares: Vec::new() };
+        vec![Offer { list: list.into(), resend: 0 }]
     }
 
     fn plugins(folder: &Path) -> Plugins {
+        let nowhere = hardware::Place { host_root: folder.to_owned(), driver_root: None };
+        let desk = Desk::new(Place {
+            host_root: folder.to_owned(),
+            mps_dir: folder.to_owned(),
+            utilisation: Utilisation::new(nowhere),
+            node: None,
+        });
         let registered = watch::Sender::new(Registered::new());
-        Plugins::new(Kubelet { directory: Directory::new(folder.to_owned()), host_root: folder.into(), registered })
+        Plugins::new(Kubelet { directory: Directory::new(folder.to_owned()), desk: Arc::new(desk), registered })
     }
 
     /// Follows the state machines until what was stopped has ended.

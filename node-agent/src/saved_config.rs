@@ -1,10 +1,12 @@
 //! The last good configuration, kept on the node for a start without the API server.
 
-use crate::in_force::{Candidate, Instruction};
+use crate::{
+    atomic_file,
+    in_force::{Candidate, Instruction},
+};
 use serde::{Deserialize, Serialize};
 use std::{
-    fs::{self, File},
-    io::{self, Write as _},
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -12,7 +14,6 @@ use tokio::task::spawn_blocking;
 use tracing::warn;
 
 const FILE: &str = "config.json";
-const NEW_FILE: &str = "config.json.new";
 /// Version of this file's own format.
 const FORMAT: u32 = 1;
 
@@ -85,7 +86,7 @@ fn load(state_dir: &Path, node: &str) -> Option<Candidate> {
     })
 }
 
-/// Replaces what was saved; removes it with `None`. A reader sees the old file or the new one.
+/// Replaces what was saved; removes it with `None`.
 fn save(state_dir: &Path, node: &str, candidate: Option<&Candidate>) -> io::Result<()> {
     let path = state_dir.join(FILE);
     let Some(candidate) = candidate else {
@@ -102,12 +103,7 @@ fn save(state_dir: &Path, node: &str, candidate: Option<&Candidate>) -> io::Resu
         document: candidate.document.clone(),
         uid: candidate.uid.clone(),
     };
-    let new = state_dir.join(NEW_FILE);
-    let mut file = File::create(&new)?;
-    file.write_all(&serde_json::to_vec(&saved)?)?;
-    file.sync_all()?;
-    fs::rename(&new, &path)?;
-    File::open(state_dir)?.sync_all()
+    atomic_file::replace(&path, &serde_json::to_vec(&saved)?)
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 use super::*;
 use crate::{
+    hardware::Driver,
     in_force::{Candidate, Instruction},
     nvml::Reading,
 };
-use gpunode_gpu::{Gpu, Inventory};
+use gpunode_crds::{Architecture, MpsDaemon, MpsDaemonState};
+use gpunode_gpu::{Gpu, Inventory, ResourceList, Share, Waiting};
 use std::sync::Arc;
 
 fn hardware(driver: Driver) -> Hardware {
@@ -28,10 +30,29 @@ fn verdicts(status: &GpuNodeStatus) -> Vec<String> {
     status.conditions.iter().map(|c| format!("{}={} {}", c.type_, c.status, c.reason)).collect()
 }
 
-fn of_plugin(hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
+/// Two shares of a resource, one of them healthy.
+fn page() -> Page {
+    let share = |id: &str, healthy| Share { id: id.to_owned(), healthy, numa_node: None };
+    let shares = vec![share("GPU-0", true), share("GPU-1", false)];
+    let list = ResourceList { name: "nvidia.com/gpu".to_owned(), shares };
+    Page { offers: vec![Offer { list: list.into(), resend: 0 }], ..Page::default() }
+}
+
+fn of_page(page: &Page, hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
     let registered = registered.iter().map(|name| (*name).to_owned()).collect();
     let plugin = Plugin { in_force, registered: &registered };
-    status(&Identity::default(), Facts { hardware, plugin: Some(plugin) })
+    status(&Identity::default(), Facts { hardware, page, plugin: Some(plugin) })
+}
+
+fn of_plugin(hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
+    of_page(&page(), hardware, in_force, registered)
+}
+
+/// A node with two GPUs that are offered.
+fn offered() -> (Hardware, InForce) {
+    let hardware = hardware(Driver::Answers);
+    let in_force = InForce::default().next(&config(""), hardware.inventory());
+    (hardware, in_force)
 }
 
 #[test]
@@ -47,11 +68,12 @@ fn a_registered_node_is_ready() {
             "DriverAvailable=True DriverAnswers",
             "ConfigurationAccepted=True ConfigurationInForce",
             "Registered=True Registered",
+            "DevicesOffered=True DevicesOffered",
         ]
     );
     assert_eq!(status.hardware.as_deref(), Some("2 x Tesla-T4"));
-    assert_eq!(status.resources.len(), 1);
-    assert_eq!((status.resources[0].capacity, status.resources[0].registered), (2, true));
+    let [resource] = status.resources.as_slice() else { panic!("{:?}", status.resources) };
+    assert_eq!((resource.capacity, resource.allocatable, resource.registered), (2, 1, true));
     assert_eq!(status.config_hash, in_force.accepted.map(|accepted| accepted.hash));
     assert_eq!(status.gpus[1].architecture, Some(Architecture::Turing));
 }
@@ -87,13 +109,14 @@ fn a_node_without_gpu_says_nothing_of_a_driver() {
     let none = Hardware { functions: 0, driver: Driver::NotNeeded, reading: None };
     let instruction = config("");
     let in_force = InForce::default().next(&instruction, None);
-    let status = of_plugin(&none, &in_force, &[]);
+    let status = of_page(&Page::default(), &none, &in_force, &[]);
     assert_eq!(
         verdicts(&status),
         [
             "Ready=True ConfigurationInForce",
             "ConfigurationAccepted=True ConfigurationInForce",
-            "Registered=True Registered"
+            "Registered=True Registered",
+            "DevicesOffered=True DevicesOffered",
         ]
     );
     assert!(status.hardware.is_none() && status.gpus.is_empty() && status.resources.is_empty());
@@ -102,9 +125,49 @@ fn a_node_without_gpu_says_nothing_of_a_driver() {
 #[test]
 fn discovery_reports_hardware_alone() {
     let hardware = hardware(Driver::Answers);
-    let status = status(&Identity::default(), Facts { hardware: &hardware, plugin: None });
+    let status = status(&Identity::default(), Facts { hardware: &hardware, page: &Page::default(), plugin: None });
     assert_eq!(verdicts(&status), ["Ready=True DriverAnswers", "DriverAvailable=True DriverAnswers"]);
     assert_eq!(status.agent.unwrap().mode, AgentMode::Discovery);
+}
+
+#[test]
+fn unknown_holders_matter_where_there_is_something_to_offer() {
+    let (hardware, in_force) = offered();
+    let unknown = Page { unknown: Some("mount it".to_owned()), ..Page::default() };
+    let status = of_page(&unknown, &hardware, &in_force, &[]);
+    assert_eq!(verdicts(&status)[0], "Ready=False HoldersUnknown");
+    assert_eq!(status.conditions[0].message, "mount it");
+    let nothing = InForce::default().next(&config(""), None);
+    assert_eq!(verdicts(&of_page(&unknown, &hardware, &nothing, &[]))[0], "Ready=True ConfigurationInForce");
+}
+
+#[test]
+fn an_mps_daemon_that_does_not_answer_is_named_and_one_that_ends_is_not() {
+    let (hardware, in_force) = offered();
+    let with = |state| {
+        let page = Page { daemons: vec![MpsDaemon { device: "GPU-1".to_owned(), state }], ..page() };
+        of_page(&page, &hardware, &in_force, &["nvidia.com/gpu"])
+    };
+    let silent = with(MpsDaemonState::NotAnswering);
+    assert_eq!(verdicts(&silent)[0], "Ready=False MpsDaemonNotAnswering");
+    assert!(silent.conditions[0].message.contains("GPU-1"), "{}", silent.conditions[0].message);
+    let stopping = with(MpsDaemonState::Stopping);
+    assert_eq!(verdicts(&stopping)[0], "Ready=True ConfigurationInForce");
+    assert_eq!(stopping.mps_daemons.len(), 1);
+}
+
+#[test]
+fn a_device_that_waits_is_told_and_leaves_the_node_ready() {
+    let (hardware, in_force) = offered();
+    let pods: Vec<String> = (10..40).map(|pod| format!("team/{pod}")).collect();
+    let waiting = vec![Waiting { device: "GPU-1".to_owned(), message: "ü".repeat(600), pods }];
+    let holder = |number| gpu::Holder { pod: format!("pod-{number}"), count: 3, ..gpu::Holder::default() };
+    let page = Page { waiting, holders: (0..300).map(holder).collect(), ..page() };
+    let status = of_page(&page, &hardware, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(verdicts(&status)[0], "Ready=True ConfigurationInForce");
+    let [waiting] = status.waiting.as_slice() else { panic!("{:?}", status.waiting) };
+    assert_eq!((waiting.message.chars().count(), waiting.pods.len()), (MAX_WAITING_MESSAGE, MAX_WAITING_PODS));
+    assert_eq!((status.holders.len(), status.holders_truncated, status.holders[0].count), (MAX_HOLDERS, true, 3));
 }
 
 #[test]
@@ -112,7 +175,8 @@ fn a_condition_keeps_its_time_while_its_status_stays() {
     let at = |second| Timestamp::from_second(second).unwrap();
     let after = |before: &GpuNodeStatus, driver, second| {
         let hardware = hardware(driver);
-        let mut status = status(&Identity::default(), Facts { hardware: &hardware, plugin: None });
+        let mut status =
+            status(&Identity::default(), Facts { hardware: &hardware, page: &Page::default(), plugin: None });
         set_times(&mut status, before, at(second));
         status
     };

@@ -1,0 +1,165 @@
+//! The assignments of this node's devices, kept on disk: a share's id says which device it is of, and not what it stands
+//! for (`docs/adr/0004-sharing.md`).
+
+use crate::atomic_file;
+use gpunode_gpu::Assignment;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+use tokio::task::spawn_blocking;
+use tracing::warn;
+
+/// Name of the file in the state folder; the supervisor of MPS daemons reads it too.
+const FILE: &str = "assignments.json";
+const VERSION: u32 = 1;
+
+/// Assignments by the UUID of the device.
+pub type Assignments = BTreeMap<String, Assignment>;
+
+#[derive(Deserialize, Serialize)]
+struct Content {
+    version: u32,
+    devices: Assignments,
+}
+
+/// Why the file tells nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It cannot be read.
+    #[error("read the assignments {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// It is damaged.
+    #[error("read the assignments {path}: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+    /// It was written by another version of the agent.
+    #[error("read the assignments {path}: version {version} is not {VERSION}, the one that this agent reads")]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
+}
+
+/// Reads the assignments; blocks. No file is no assignment.
+pub fn read(state_dir: &Path) -> Result<Assignments, Error> {
+    let path = state_dir.join(FILE);
+    let text = match fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Assignments::new()),
+        Err(source) => return Err(Error::Read { path, source }),
+    };
+    match serde_json::from_slice(&text) {
+        Ok(Content { version: VERSION, devices }) => Ok(devices),
+        Ok(Content { version, .. }) => Err(Error::Version { path, version }),
+        Err(source) => Err(Error::Parse { path, source }),
+    }
+}
+
+/// What is on disk.
+#[derive(Debug)]
+pub struct Saved {
+    state_dir: PathBuf,
+    content: Option<Assignments>,
+}
+
+impl Saved {
+    /// Reads what an earlier agent left; blocks. What cannot be read counts as none: whatever is held then waits for its
+    /// holders under the names that the kubelet knows.
+    pub fn load(state_dir: &Path) -> Self {
+        let content = read(state_dir).inspect_err(
+            |error| warn!(%error, "the assignments are lost; devices that are held wait for their holders"),
+        );
+        Self { state_dir: state_dir.to_owned(), content: content.ok() }
+    }
+
+    /// The assignments.
+    pub fn assignments(&self) -> Assignments {
+        self.content.clone().unwrap_or_default()
+    }
+
+    /// Brings `assignments` to disk, where they differ from what is there.
+    pub async fn keep(&mut self, assignments: &Assignments) -> io::Result<()> {
+        if self.content.as_ref() == Some(assignments) {
+            return Ok(());
+        }
+        // Until it is known what the disk has.
+        self.content = None;
+        let path = self.state_dir.join(FILE);
+        let text = serde_json::to_vec_pretty(&Content { version: VERSION, devices: assignments.clone() })?;
+        spawn_blocking(move || atomic_file::replace(&path, &text)).await.map_err(io::Error::other)??;
+        self.content = Some(assignments.clone());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_gpu::DeviceSharing;
+
+    fn assignments(replicas: u32) -> Assignments {
+        let assignment = Assignment { resource: "a.b/c".to_owned(), sharing: DeviceSharing::TimeSlicing { replicas } };
+        [("GPU-1".to_owned(), assignment)].into()
+    }
+
+    #[tokio::test]
+    async fn what_was_kept_is_there_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut saved = Saved::load(folder.path());
+        assert!(saved.assignments().is_empty());
+        for replicas in [2, 3] {
+            saved.keep(&assignments(replicas)).await.unwrap();
+            assert_eq!(Saved::load(folder.path()).assignments(), assignments(replicas));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_has_not_changed_is_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut saved = Saved::load(folder.path());
+        saved.keep(&Assignments::new()).await.unwrap();
+        assert!(!folder.path().join(FILE).exists());
+        saved.keep(&assignments(2)).await.unwrap();
+        fs::remove_file(folder.path().join(FILE)).unwrap();
+        saved.keep(&assignments(2)).await.unwrap();
+        assert!(!folder.path().join(FILE).exists());
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_kept_is_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let later = folder.path().join("later");
+        let mut saved = Saved::load(&later);
+        assert!(saved.keep(&assignments(2)).await.is_err());
+        fs::create_dir(&later).unwrap();
+        saved.keep(&assignments(2)).await.unwrap();
+        assert_eq!(read(&later).unwrap(), assignments(2));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_read_counts_as_none_and_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        for text in ["", r#"{"version":7,"devices":{}}"#, r#"{"version":1}"#] {
+            fs::write(folder.path().join(FILE), text).unwrap();
+            assert!(read(folder.path()).is_err(), "{text}");
+            let mut saved = Saved::load(folder.path());
+            assert!(saved.assignments().is_empty());
+            saved.keep(&Assignments::new()).await.unwrap();
+            assert!(read(folder.path()).unwrap().is_empty());
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What the agent knows of the devices of its node: the ledger, the MPS control daemons behind it, and what follows from
+//! both for the kubelet, for the disk and for status. Pure.
+
+use crate::{
+    assignments::Assignments,
+    mps::seen::{Answers, daemons, held_back},
+    plugin::Offer,
+};
+use gpunode_crds::MpsDaemon;
+use gpunode_gpu::{Holder, Ledger, Observation, ResourceList, Waiting, Wanted};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Pause between two equal lists while a device waits for the kubelet's checkpoint alone: the kubelet forgets what is in it
+/// when it is sent a list.
+const RESEND: Duration = Duration::from_secs(10);
+
+/// Why holders are not known before the first answer.
+pub const NOT_ASKED: &str = "the kubelet has not said yet which pod holds which device";
+
+/// Everything that changes together.
+#[derive(Debug, Default)]
+pub struct Books {
+    /// Who holds what, what is offered, what waits.
+    pub ledger: Ledger,
+    /// What the MPS control daemons answered, and when they were looked at, since boot.
+    answers: Option<(Answers, Duration)>,
+    unknown: Option<String>,
+    stale_since: Option<Instant>,
+    /// How often the list of each resource was sent again.
+    resends: BTreeMap<String, u64>,
+}
+
+/// What the books say at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// What has to be on disk before the offers are made.
+    pub assignments: Assignments,
+    /// What is offered to pods.
+    pub offers: Vec<Offer>,
+    /// Devices that wait for their holders.
+    pub waiting: Vec<Waiting>,
+    /// Who holds what.
+    pub holders: Vec<Holder>,
+    /// The MPS control daemons of the node.
+    pub daemons: Vec<MpsDaemon>,
+    /// Whether these are all: who says that there is none takes it from its clients.
+    pub daemons_known: bool,
+    /// Why it is not known who holds what, which keeps everything from being offered.
+    pub unknown: Option<String>,
+}
+
+impl Books {
+    /// The books of a node on which an earlier agent left `assignments`.
+    pub fn restore(assignments: Assignments) -> Self {
+        Self { ledger: Ledger::restore(assignments), ..Self::default() }
+    }
+
+    /// Takes a new configuration or other hardware into account.
+    pub fn want(&mut self, wanted: Wanted) {
+        self.ledger.want(wanted);
+        self.hold_back();
+    }
+
+    /// Takes in what the kubelet says about who holds what.
+    pub fn observe(&mut self, observation: Observation) {
+        let now = observation.started;
+        self.ledger.observe(observation);
+        self.unknown = None;
+        if !self.ledger.is_stale_memory() {
+            self.stale_since = None;
+        } else if now.saturating_duration_since(*self.stale_since.get_or_insert(now)) >= RESEND {
+            self.stale_since = Some(now);
+            for resource in self.stuck() {
+                *self.resends.entry(resource).or_default() += 1;
+            }
+        }
+        self.hold_back();
+    }
+
+    /// Takes in why the kubelet does not say who holds what. What it said before stays.
+    pub fn not_observed(&mut self, reason: String) {
+        self.unknown = Some(reason);
+    }
+
+    /// Takes in what the MPS control daemons answered by `now`, since boot; tells whether that changes anything.
+    pub fn see(&mut self, answers: Answers, now: Duration) -> bool {
+        let before = self.answers.is_some().then(|| self.daemons());
+        self.answers = Some((answers, now));
+        let changes = before.as_ref() != Some(&self.daemons());
+        if changes {
+            self.hold_back();
+        }
+        changes
+    }
+
+    /// Takes in that the daemons cannot be looked at: none of them counts as answering.
+    pub fn not_seen(&mut self) -> bool {
+        let Some((answers, now)) = self.answers.clone() else { return false };
+        self.see(answers.into_keys().map(|device| (device, None)).collect(), now)
+    }
+
+    /// Whether MPS control daemons run or have to run.
+    pub fn has_daemons(&self) -> bool {
+        !self.daemons().is_empty()
+    }
+
+    /// How soon the kubelet is to be asked again is up to this.
+    pub fn is_busy(&self) -> bool {
+        !self.ledger.is_known() || self.unknown.is_some() || self.ledger.is_busy()
+    }
+
+    /// What the books say now.
+    pub fn page(&self) -> Page {
+        let offer = |list: ResourceList| {
+            let resend = self.resends.get(&list.name).copied().unwrap_or_default();
+            Offer { list: Arc::new(list), resend }
+        };
+        let unknown = (!self.ledger.is_known()).then(|| self.unknown.clone().unwrap_or_else(|| NOT_ASKED.to_owned()));
+        Page {
+            offers: self.ledger.lists().into_iter().map(offer).collect(),
+            holders: self.ledger.holders(),
+            daemons: self.daemons(),
+            daemons_known: self.answers.is_some(),
+            waiting: self.ledger.waiting(),
+            assignments: self.ledger.saved().clone(),
+            unknown,
+        }
+    }
+
+    /// Resources of the devices that wait. A device that is to come has none, and any list helps it.
+    fn stuck(&self) -> BTreeSet<String> {
+        let saved = self.ledger.saved();
+        let of_device = |waiting: Waiting| Some(saved.get(&waiting.device)?.resource.clone());
+        let stuck: Option<BTreeSet<String>> = self.ledger.waiting().into_iter().map(of_device).collect();
+        stuck.unwrap_or_else(|| self.ledger.lists().into_iter().map(|list| list.name).collect())
+    }
+
+    fn daemons(&self) -> Vec<MpsDaemon> {
+        let mps = self.ledger.mps_devices().into_iter().collect();
+        let none = (Answers::new(), Duration::ZERO);
+        let (answers, now) = self.answers.as_ref().unwrap_or(&none);
+        daemons(&mps, answers, *now)
+    }
+
+    /// After each change of the ledger or of the daemons: a device that has just become or ceased to be one of MPS must
+    /// not be given out with what its daemon was before.
+    fn hold_back(&mut self) {
+        self.ledger.hold_back(held_back(&self.daemons()));
+    }
+}
+
+#[cfg(test)]
+pub mod tests;

@@ -1,0 +1,126 @@
+use super::*;
+use gpunode_config::load;
+use gpunode_crds::MpsDaemonState;
+use gpunode_gpu::{Gpu, Holding, Inventory, Share, wanted};
+
+/// What a configuration makes of two GPUs of 16 GiB.
+pub fn configured(document: &str) -> Wanted {
+    let gpu = |index| Gpu {
+        index,
+        uuid: format!("GPU-{index}"),
+        memory_mib: 16 * 1024,
+        compute_capability: Some((7, 5)),
+        ..Gpu::default()
+    };
+    let inventory = Inventory { gpus: vec![gpu(0), gpu(1)], ..Inventory::default() };
+    wanted(&inventory, &load(document).unwrap()).unwrap()
+}
+
+/// Nobody holds anything, and the kubelet can give nothing out.
+pub fn nothing_held(started: Instant) -> Observation {
+    Observation { started, holders: Vec::new(), allocatable: BTreeSet::new(), remembered: BTreeSet::new() }
+}
+
+/// Books of a node with this configuration, on which nothing is held.
+pub fn books(document: &str) -> Books {
+    let mut books = Books::default();
+    books.see(Answers::new(), Duration::ZERO);
+    books.want(configured(document));
+    books.observe(nothing_held(Instant::now()));
+    books
+}
+
+const MPS: &str = "resources: [{name: a.b/c, sharing: {strategy: Mps, replicas: 2}}]";
+
+fn healthy(page: &Page) -> Vec<&str> {
+    let shares = page.offers.iter().flat_map(|offer| &offer.list.shares);
+    shares.filter(|share| share.healthy).map(|share: &Share| share.id.as_str()).collect()
+}
+
+fn answered(devices: &[(&str, u64)]) -> Answers {
+    devices.iter().map(|(device, second)| ((*device).to_owned(), Some(Duration::from_secs(*second)))).collect()
+}
+
+#[test]
+fn nothing_is_offered_before_the_kubelet_says_who_holds_what() {
+    let mut books = Books::default();
+    books.want(configured(""));
+    books.not_observed("no socket".to_owned());
+    let page = books.page();
+    assert!(page.offers.is_empty() && page.assignments.is_empty());
+    assert_eq!(page.unknown.as_deref(), Some("no socket"));
+    books.observe(nothing_held(Instant::now()));
+    let page = books.page();
+    assert_eq!((healthy(&page), page.assignments.len(), page.unknown.is_none()), (vec!["GPU-0", "GPU-1"], 2, true));
+}
+
+#[test]
+fn what_was_known_stays_while_the_kubelet_does_not_answer() {
+    let mut books = books("");
+    books.not_observed("no socket".to_owned());
+    let page = books.page();
+    assert_eq!((page.offers.len(), page.unknown), (1, None));
+    assert!(books.is_busy(), "it is asked again soon");
+}
+
+#[test]
+fn a_device_of_mps_is_held_back_until_its_daemon_answers_and_again_when_it_is_silent() {
+    let mut books = books(MPS);
+    assert_eq!(healthy(&books.page()), [""; 0]);
+    assert_eq!(books.page().daemons[1].state, MpsDaemonState::NotAnswering);
+    assert!(books.see(answered(&[("GPU-1", 100)]), Duration::from_secs(101)));
+    assert_eq!(healthy(&books.page()), ["GPU-1::0", "GPU-1::1"]);
+    assert!(!books.see(answered(&[("GPU-1", 101)]), Duration::from_secs(102)), "nothing has changed");
+    assert!(books.see(answered(&[("GPU-1", 101)]), Duration::from_secs(200)));
+    assert_eq!(healthy(&books.page()), [""; 0]);
+}
+
+#[test]
+fn a_device_that_leaves_mps_is_held_back_until_its_daemon_is_gone() {
+    let mut books = books(MPS);
+    books.see(answered(&[("GPU-0", 100), ("GPU-1", 100)]), Duration::from_secs(101));
+    books.want(configured(""));
+    books.observe(nothing_held(Instant::now()));
+    let page = books.page();
+    assert!(healthy(&page).is_empty(), "{page:?}");
+    assert!(page.daemons.iter().all(|daemon| daemon.state == MpsDaemonState::Stopping));
+    books.see(answered(&[("GPU-1", 102)]), Duration::from_secs(102));
+    assert_eq!(healthy(&books.page()), ["GPU-0"]);
+}
+
+#[test]
+fn daemons_that_cannot_be_looked_at_do_not_answer() {
+    let mut books = books(MPS);
+    books.see(answered(&[("GPU-0", 100)]), Duration::from_secs(101));
+    assert!(books.not_seen());
+    assert!(healthy(&books.page()).is_empty());
+    assert!(!Books::default().page().daemons_known);
+}
+
+#[test]
+fn a_list_is_sent_again_only_while_its_device_waits_for_the_checkpoint_alone() {
+    let start = Instant::now();
+    let mut books = books("");
+    books.want(configured("resources: [{name: a.b/c, devices: {indices: [0]}}, {name: nvidia.com/gpu}]"));
+    let resends = |books: &Books| -> Vec<(String, u64)> {
+        let page = books.page();
+        page.offers.iter().map(|offer| (offer.list.name.clone(), offer.resend)).collect()
+    };
+    let mut observe = |second, holders: Vec<Holding>| {
+        let remembered = [("nvidia.com/gpu".to_owned(), "GPU-0".to_owned())].into();
+        books.observe(Observation { holders, remembered, ..nothing_held(start + Duration::from_secs(second)) });
+        resends(&books)
+    };
+    let gpu = |times| vec![("a.b/c".to_owned(), 0), ("nvidia.com/gpu".to_owned(), times)];
+    let held = Holding { resource: "nvidia.com/gpu".to_owned(), ids: vec!["GPU-0".to_owned()], ..Holding::default() };
+    assert_eq!(observe(100, vec![held.clone()]), gpu(0));
+    assert_eq!(observe(200, vec![held]), gpu(0), "the pod is there");
+    assert_eq!(observe(201, Vec::new()), gpu(0), "the list has just changed");
+    assert_eq!(observe(205, Vec::new()), gpu(0));
+    assert_eq!(observe(212, Vec::new()), gpu(1));
+    assert_eq!(observe(215, Vec::new()), gpu(1));
+    assert_eq!(observe(223, Vec::new()), gpu(2));
+    books.observe(nothing_held(start + Duration::from_secs(224)));
+    assert_eq!(books.page().waiting, []);
+    assert_eq!(resends(&books), gpu(2), "a number that falls or rises would send a list");
+}

@@ -1,0 +1,186 @@
+//! What a run of the agent has decided: which configuration is in force, what the desk is to offer, and what the kubelet and
+//! the API server are told of it.
+
+use crate::{
+    assignments::Saved,
+    books::{Books, NOT_ASKED, Page},
+    cli::NodeArgs,
+    desk::Desk,
+    gpu_node::Report,
+    hardware::Hardware,
+    in_force::{InForce, Instruction},
+    kubelet::Registered,
+    plugins::Plugins,
+    report::{Facts, Identity, Plugin, not_offered, status},
+    saved_config::SavedConfig,
+};
+use anyhow::{Context as _, Result, bail};
+use gpunode_crds::Reason;
+use gpunode_gpu::Wanted;
+use std::sync::Arc;
+use tokio::task::spawn_blocking;
+use tracing::{error, info, warn};
+
+/// What the agent has decided so far.
+pub struct Decided<'a> {
+    args: &'a NodeArgs,
+    in_force: InForce,
+    saved: Option<SavedConfig>,
+    config_known: bool,
+    hardware_known: bool,
+    driver_answered: bool,
+    /// The assignments on disk; none before this agent holds the lock of the node.
+    assignments: Option<Saved>,
+    /// What the desk was told to offer.
+    given: Option<Arc<Wanted>>,
+    /// What the kubelet was told last.
+    page: Page,
+    /// What was last said about devices that are not offered.
+    problem: Option<(Reason, String)>,
+}
+
+impl<'a> Decided<'a> {
+    /// Nothing is decided yet. `saved` is none where the configuration comes from a file.
+    pub fn new(args: &'a NodeArgs, saved: Option<SavedConfig>) -> Self {
+        Self {
+            args,
+            in_force: InForce::default(),
+            saved,
+            config_known: false,
+            hardware_known: false,
+            driver_answered: false,
+            assignments: None,
+            given: None,
+            page: Page::default(),
+            problem: None,
+        }
+    }
+
+    /// Whether it is known what the configuration is. Until then a restarted agent would take back what the one before it
+    /// offered and reported.
+    pub fn config_known(&self) -> bool {
+        self.config_known
+    }
+
+    /// Whether the configuration in force has yet to be saved.
+    pub fn is_unsaved(&self) -> bool {
+        self.saved.as_ref().is_some_and(SavedConfig::failed)
+    }
+
+    /// What the kubelet was told last.
+    pub fn page(&self) -> &Page {
+        &self.page
+    }
+
+    /// What the device plugin does.
+    pub fn plugin<'b>(&'b self, registered: &'b Registered) -> Plugin<'b> {
+        Plugin { in_force: &self.in_force, registered }
+    }
+
+    /// Puts in force what can be put in force, and says what changed.
+    pub async fn evaluate(&mut self, instruction: &Instruction, hardware: Option<&Hardware>) -> Result<()> {
+        let inventory = hardware.and_then(Hardware::inventory);
+        let before_start = self.saved.as_ref().and_then(SavedConfig::content);
+        let next = self.in_force.next_or_saved(instruction, before_start, inventory);
+        if next.rejected != self.in_force.rejected
+            && let Some(rejected) = &next.rejected
+        {
+            let kept = next.accepted.as_ref().map(|accepted| accepted.hash.as_str());
+            error!(hash = rejected.hash, reason = rejected.message, kept, "configuration rejected");
+        }
+        if next.accepted != self.in_force.accepted {
+            if let Some(accepted) = &next.accepted {
+                info!(hash = accepted.hash, "configuration in force");
+            } else {
+                info!("no configuration: nothing is offered");
+            }
+        }
+        if let Some(saved) = &mut self.saved {
+            // Whether a configuration fits is known once the GPUs are.
+            let is_sure = inventory.is_some() || *instruction == Instruction::Nothing;
+            saved.keep(instruction, is_sure && next.rejected.is_none()).await;
+        }
+        self.in_force = next;
+        self.config_known = *instruction != Instruction::Unknown || self.in_force.accepted.is_some();
+        self.hardware_known = hardware.is_some_and(Hardware::is_known);
+        self.check_driver(hardware)
+    }
+
+    /// `failOnInitError` is about the driver at the start: one that has answered once is only waited for, and a GPU that
+    /// cannot be read does not keep the others back.
+    fn check_driver(&mut self, hardware: Option<&Hardware>) -> Result<()> {
+        let Some(hardware) = hardware else { return Ok(()) };
+        match hardware.driver.problem() {
+            None => self.driver_answered = true,
+            Some(problem) if !self.driver_answered && self.in_force.fail_on_init_error() => {
+                bail!("{problem} (failOnInitError is on)")
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Takes over from the agent before this one, which held the lock until now.
+    pub async fn open(&mut self, desk: &Desk) -> Result<()> {
+        let state_dir = self.args.state_dir.clone();
+        let saved = spawn_blocking(move || Saved::load(&state_dir)).await.context("read the assignments")?;
+        desk.open(Books::restore(saved.assignments())).await;
+        self.assignments = Some(saved);
+        Ok(())
+    }
+
+    /// Tells the desk what is to be offered, where that is new.
+    pub fn want(&mut self, desk: &Desk) {
+        if self.assignments.is_none() || !self.config_known || !self.hardware_known {
+            return;
+        }
+        desk.pass_device_specs(self.in_force.pass_device_specs());
+        let wanted = &self.in_force.wanted;
+        if self.given.as_ref() != Some(wanted) {
+            desk.change(|books| books.want(Wanted::clone(wanted)));
+            desk.observe_now();
+            self.given = Some(wanted.clone());
+        }
+    }
+
+    /// Brings what the books say to the disk, and then to the kubelet.
+    pub async fn publish(&mut self, desk: &Desk, plugins: &mut Plugins) {
+        let Some(assignments) = &mut self.assignments else { return };
+        let (page, changes) = desk.page();
+        match assignments.keep(&page.assignments).await {
+            Ok(()) => {
+                plugins.put(page.offers.clone());
+                desk.published(changes);
+                self.page = page;
+            }
+            Err(error) => {
+                // The next observation brings the next try.
+                warn!(%error, folder = %self.args.state_dir.display(), "save the assignments; the lists stay as they are");
+                self.page = Page { offers: std::mem::take(&mut self.page.offers), ..page };
+            }
+        }
+    }
+
+    /// Says which devices are not offered, and why, where that is new.
+    pub fn log_problem(&mut self, registered: &Registered) {
+        if self.assignments.is_none() || !self.config_known {
+            return;
+        }
+        let problem = not_offered(&self.page, self.plugin(registered)).filter(|(_, message)| message != NOT_ASKED);
+        if problem != self.problem {
+            if let Some((reason, message)) = &problem {
+                warn!(reason = reason.as_str(), message, "devices are not offered");
+            }
+            self.problem = problem;
+        }
+    }
+
+    /// What there is to report; none before this agent speaks for the node.
+    pub fn report(&self, hardware: &Hardware, registered: &Registered) -> Option<Report> {
+        if !self.config_known || !self.page.daemons_known {
+            return None;
+        }
+        let facts = Facts { hardware, page: &self.page, plugin: Some(self.plugin(registered)) };
+        Some(Report { status: status(&Identity::of(self.args), facts), create: hardware.has_gpus() })
+    }
+}

@@ -1,0 +1,108 @@
+use super::*;
+use crate::{books::tests::books, hardware};
+use gpunode_gpu::{Holding, Observation};
+
+const MEMORY: &str = "resources: [{name: a.b/mem, sharing: {strategy: Memory}}]";
+
+fn desk() -> Arc<Desk> {
+    let folder = PathBuf::from("/nonexistent");
+    let nowhere = hardware::Place { host_root: folder.clone(), driver_root: None };
+    let utilisation = Utilisation::new(nowhere);
+    Arc::new(Desk::new(Place { host_root: folder.clone(), mps_dir: folder, utilisation, node: None }))
+}
+
+async fn open(document: &str) -> Arc<Desk> {
+    let desk = desk();
+    desk.open(books(document)).await;
+    desk
+}
+
+fn units(gpu: u32, units: std::ops::Range<u32>) -> Vec<String> {
+    units.map(|unit| format!("GPU-{gpu}-_-{unit}")).collect()
+}
+
+fn healthy(desk: &Desk) -> usize {
+    desk.page().0.offers.iter().map(crate::plugin::Offer::healthy).sum()
+}
+
+#[tokio::test]
+async fn a_desk_that_was_not_opened_gives_nothing() {
+    let desk = desk();
+    assert!(desk.allocate("nvidia.com/gpu", &["GPU-0".to_owned()]).await.is_err());
+    assert!(!desk.page().0.daemons_known);
+}
+
+#[tokio::test]
+async fn what_is_given_out_is_looked_for_at_once() {
+    let desk = open(MEMORY).await;
+    let response = desk.allocate("a.b/mem", &units(1, 0..3)).await.unwrap();
+    assert_eq!(response.envs["ALIYUN_COM_GPU_MEM_CONTAINER"], "3");
+    timeout(Duration::from_secs(1), desk.observe_now.notified()).await.unwrap();
+    assert!(desk.books().is_busy());
+}
+
+#[tokio::test]
+async fn a_bad_request_is_refused_without_waiting() {
+    let desk = open(MEMORY).await;
+    let refused = timeout(Duration::from_secs(1), desk.allocate("a.b/mem", &units(7, 0..1))).await.unwrap();
+    assert!(matches!(refused, Err(Refusal::Unknown { .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn there_is_always_an_answer_to_which_devices_are_best() {
+    let desk = open("resources: [{name: a.b/c, sharing: {strategy: TimeSlicing, replicas: 2}}]").await;
+    let available = ["GPU-0::0", "GPU-1::0"].map(str::to_owned);
+    assert_eq!(desk.preferred("a.b/c", &available, &[], 1).await.len(), 1);
+    assert_eq!(desk.preferred("x.y/z", &available, &[], 1).await.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn before_a_split_is_refused_free_units_are_withheld_and_the_kubelet_knows() {
+    let desk = open(MEMORY).await;
+    assert_eq!(healthy(&desk), 32);
+    let asked: Vec<String> = units(0, 0..12).into_iter().chain(units(1, 0..8)).collect();
+    let other = desk.clone();
+    let refusal = tokio::spawn(async move { other.allocate("a.b/mem", &asked).await });
+    let mut changes = desk.changes();
+    while healthy(&desk) == 32 {
+        changes.changed().await.unwrap();
+    }
+    assert_eq!(healthy(&desk), 16);
+    let published = tokio::time::Instant::now();
+    desk.published(desk.page().1);
+    let refusal = refusal.await.unwrap().unwrap_err();
+    assert!(published.elapsed() >= NODE_UNSEEN && published.elapsed() < NODE_TIMEOUT, "{:?}", published.elapsed());
+    assert!(refusal.to_string().contains("20 units fit in the 32 that are free"), "{refusal}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_ends_though_nothing_is_published_or_observed() {
+    let desk = open(MEMORY).await;
+    let start = tokio::time::Instant::now();
+    let asked: Vec<String> = units(0, 0..12).into_iter().chain(units(1, 0..8)).collect();
+    desk.allocate("a.b/mem", &asked).await.unwrap_err();
+    assert!(start.elapsed() <= OBSERVE_TIMEOUT + NODE_TIMEOUT, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn holders_that_are_not_known_are_told_and_asked_for_again() {
+    let desk = desk();
+    let nobody = PodResources { socket: "/nonexistent/kubelet.sock".into(), device_plugin_dir: "/nonexistent".into() };
+    let mut changes = desk.changes();
+    let watching = tokio::spawn(desk.clone().watch_holders(nobody));
+    changes.changed().await.unwrap();
+    assert!(desk.page().0.unknown.is_some_and(|unknown| unknown.contains("/nonexistent/kubelet.sock does not exist")));
+    watching.abort();
+}
+
+#[tokio::test]
+async fn an_observation_frees_what_was_withheld() {
+    let desk = open(MEMORY).await;
+    let observation = |holders| Observation { holders, ..crate::books::tests::nothing_held(Instant::now()) };
+    let held = Holding { resource: "a.b/mem".to_owned(), ids: units(0, 0..4), ..Holding::default() };
+    desk.change(|books| books.observe(observation(vec![held])));
+    desk.change(|books| books.ledger.withhold("a.b/mem"));
+    assert_eq!(healthy(&desk), 4 + 16);
+    desk.change(|books| books.observe(observation(Vec::new())));
+    assert_eq!(healthy(&desk), 32);
+}

@@ -1,0 +1,59 @@
+//! GPUs and MIG devices in the words of the API. Pure.
+
+use super::number;
+use gpunode_crds::{GpuDevice, GpuLink, LinkLevel, MigDevice, MigMode};
+use gpunode_gpu as gpu;
+
+/// A GPU.
+pub fn device(gpu: &gpu::Gpu) -> GpuDevice {
+    GpuDevice {
+        index: number(gpu.index),
+        uuid: gpu.uuid.clone(),
+        product: gpu.product(),
+        memory_mib: mib(gpu.memory_mib),
+        architecture: gpu.compute_capability.is_some().then(|| gpu.architecture()),
+        compute_capability: gpu.compute_capability.map(|(major, minor)| format!("{major}.{minor}")),
+        pci_bus_id: gpu.pci_bus_id.clone(),
+        numa_node: gpu.numa_node.map(number),
+        mig_mode: gpu.mig_mode.map(|mode| match mode {
+            gpu::MigMode::Enabled => MigMode::Enabled,
+            gpu::MigMode::Disabled => MigMode::Disabled,
+        }),
+        mig_devices: mig_devices(gpu),
+        links: gpu.links.iter().map(link).collect(),
+    }
+}
+
+fn link(link: &gpu::Link) -> GpuLink {
+    GpuLink {
+        peer: number(link.peer),
+        level: match link.level {
+            gpu::LinkLevel::Internal => LinkLevel::Internal,
+            gpu::LinkLevel::Single => LinkLevel::Pix,
+            gpu::LinkLevel::Multiple => LinkLevel::Pxb,
+            gpu::LinkLevel::HostBridge => LinkLevel::Phb,
+            gpu::LinkLevel::Node => LinkLevel::Node,
+            gpu::LinkLevel::System => LinkLevel::Sys,
+            gpu::LinkLevel::Unknown => LinkLevel::Unknown,
+        },
+        nvlinks: (link.nvlinks > 0).then(|| number(link.nvlinks)),
+    }
+}
+
+/// By instance, as the API has them.
+fn mig_devices(gpu: &gpu::Gpu) -> Vec<MigDevice> {
+    let device = |mig: &gpu::MigDevice| MigDevice {
+        uuid: mig.uuid.clone(),
+        profile: mig.profile.clone(),
+        gpu_instance: number(mig.gpu_instance),
+        compute_instance: number(mig.compute_instance),
+        memory_mib: mib(mig.memory_mib),
+    };
+    let mut devices: Vec<MigDevice> = gpu.mig_devices.iter().map(device).collect();
+    devices.sort_by_key(|device| (device.gpu_instance, device.compute_instance));
+    devices
+}
+
+fn mib(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(i64::MAX)
+}
