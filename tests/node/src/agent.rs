@@ -28,6 +28,13 @@ impl Agent {
         Self::start(command.arg("--state-dir").arg(node.state_dir()))
     }
 
+    /// `mps` on a node.
+    pub fn mps(node: &Node) -> Result<Self> {
+        let mut command = Self::command(node, "mps")?;
+        command.arg("--pod-resources-socket").arg(node.pod_resources()).arg("--mps-dir").arg(node.mps_dir());
+        Self::start(command.arg("--state-dir").arg(node.state_dir()))
+    }
+
     /// `discover` on a node, with an API server that does not exist.
     pub fn discover(node: &Node) -> Result<Self> {
         Self::start(Self::command(node, "discover")?.args(["--node-name", "node"]))

@@ -7,6 +7,7 @@ mod built;
 mod kubelet;
 mod lab;
 mod mps;
+mod mps_programs;
 mod node;
 mod wait;
 
@@ -15,5 +16,6 @@ pub use api::Device;
 pub use kubelet::{Admitted, Endpoint, FakeKubelet, ListMessage, PodResourcesAnswer, Rejection};
 pub use lab::{Lab, node_of};
 pub use mps::MpsDaemons;
+pub use mps_programs::{MpsClient, MpsNode};
 pub use node::Node;
 pub use wait::until;

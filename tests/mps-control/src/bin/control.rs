@@ -43,7 +43,8 @@ fn start() -> io::Result<()> {
     let mut daemon = Command::new(program)
         .arg("-d")
         .env(SERVE, "1")
-        .stdin(Stdio::null())
+        // A driver root of a test has no /dev/null.
+        .stdin(Stdio::inherit())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .current_dir("/")

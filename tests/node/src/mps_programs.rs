@@ -1,0 +1,158 @@
+//! What stands for NVIDIA's MPS programs: installed in the driver of a node, daemons found as processes, and clients.
+
+use crate::{Node, until};
+use anyhow::{Context as _, Result, ensure};
+use gpunode_scenario::{ComputeMode, DriverState};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::OnceLock,
+};
+
+/// Variable by which the supervisor finds its daemons.
+const MARK: &str = "GPUNODE_MPS_DAEMON=";
+
+/// A node whose driver has the MPS programs. Daemons that are left when it is dropped are killed.
+#[derive(Debug)]
+pub struct MpsNode {
+    /// The node.
+    pub node: Node,
+}
+
+impl MpsNode {
+    /// A node with 8 V100.
+    pub fn new() -> Result<Self> {
+        let node = Node::with_v100()?;
+        let folder = node.host_root().join("run/nvidia/driver/usr/bin");
+        fs::create_dir_all(&folder)?;
+        fs::copy(programs()?.join("nvidia-cuda-mps-control"), folder.join("nvidia-cuda-mps-control"))?;
+        fs::create_dir_all(node.state_dir())?;
+        Ok(Self { node })
+    }
+
+    /// UUID of a GPU.
+    pub fn gpu(&self, index: usize) -> Result<String> {
+        self.node.uuids()?.into_iter().nth(index).context("a GPU of that index")
+    }
+
+    /// Writes what an agent writes where these devices are shared by MPS.
+    pub fn assign(&self, devices: &[&str]) -> Result<()> {
+        let assignment = json!({"resource": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 10}});
+        let devices: BTreeMap<_, _> = devices.iter().map(|device| (*device, assignment.clone())).collect();
+        self.write_assignments(&json!({"version": 1, "devices": devices}).to_string())
+    }
+
+    /// Writes any text there.
+    pub fn write_assignments(&self, text: &str) -> Result<()> {
+        let new = self.node.state_dir().join("new");
+        fs::write(&new, text)?;
+        Ok(fs::rename(new, self.node.state_dir().join("assignments.json"))?)
+    }
+
+    /// A file or folder of a device.
+    pub fn path(&self, device: &str, name: &str) -> PathBuf {
+        self.node.mps_dir().join(device).join(name)
+    }
+
+    /// Process of a device's daemon.
+    pub fn daemon(&self, device: &str) -> Option<Pid> {
+        let folder = self.node.mps_dir().join(device);
+        marked(&folder.display().to_string()).into_iter().map(|(pid, _)| pid).next()
+    }
+
+    /// Waits until the daemon of a device answers, and says which process it is.
+    pub async fn answers(&self, device: &str) -> Result<Pid> {
+        until("the daemon answers", || self.path(device, "answered").exists().then(|| self.daemon(device)).flatten())
+            .await
+    }
+
+    /// Waits until nothing of a device's daemon is left.
+    pub async fn is_gone(&self, device: &str) -> Result<()> {
+        let gone = || (!self.node.mps_dir().join(device).exists() && self.daemon(device).is_none()).then_some(());
+        until("nothing of the daemon is left", gone).await
+    }
+
+    /// Compute mode of a GPU.
+    pub fn compute_mode(&self, index: u32) -> Result<ComputeMode> {
+        let folder = self.node.library().parent().context("the library's folder")?.to_owned();
+        Ok(DriverState::load(&folder)?.gpu(index).compute_mode)
+    }
+
+    /// Starts a client with the environment of a container.
+    pub fn client(&self, device: &str, percentage: &str, memory: &str) -> Result<MpsClient> {
+        let mut child = Command::new(programs()?.join("mps-client"))
+            .env("CUDA_MPS_PIPE_DIRECTORY", self.path(device, "pipe"))
+            .env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percentage)
+            .env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", memory)
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut limits = String::new();
+        BufReader::new(child.stdout.take().context("the client's output")?).read_line(&mut limits)?;
+        Ok(MpsClient { child, limits })
+    }
+}
+
+impl Drop for MpsNode {
+    fn drop(&mut self) {
+        for (pid, _) in marked(&self.node.mps_dir().display().to_string()) {
+            _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// Processes whose mark begins with a path, and the mark.
+fn marked(path: &str) -> Vec<(Pid, String)> {
+    let mark = format!("{MARK}{path}");
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let find = |pid: &str| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+        let variables = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+        let found = variables.into_iter().find(|variable| variable.starts_with(&mark))?.into_owned();
+        Some((Pid::from_raw(pid.parse().ok()?)?, found))
+    };
+    processes.filter_map(|process| find(process.file_name().to_str()?)).collect()
+}
+
+/// A client of a daemon; killed when dropped.
+#[derive(Debug)]
+pub struct MpsClient {
+    child: Child,
+    /// What it may use, as it says.
+    pub limits: String,
+}
+
+impl MpsClient {
+    /// Whether it still has its daemon.
+    pub fn is_served(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+}
+
+impl Drop for MpsClient {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// Folder of the programs, built once per test program.
+fn programs() -> Result<&'static Path> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| build().map_err(|error| format!("{error:#}")));
+    built.as_deref().map_err(|error| anyhow::anyhow!("{error}"))
+}
+
+fn build() -> Result<PathBuf> {
+    // A test program is TARGET/PROFILE/deps/NAME.
+    let program = env::current_exe().context("find this test program")?;
+    let folder = program.ancestors().nth(3).context("find the target folder")?.join("mps-control");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mps-control/build.sh");
+    let status = Command::new(script).arg(&folder).status().context("run tests/mps-control/build.sh")?;
+    ensure!(status.success(), "build of the stand-in for NVIDIA's MPS programs failed: {status}");
+    Ok(folder)
+}

@@ -1,0 +1,235 @@
+//! The supervisor of MPS control daemons. The daemon is a stand-in: nothing here was run with NVIDIA's.
+
+use anyhow::Result;
+use gpunode_node_tests::{Agent, FakeKubelet, MpsNode, until};
+use gpunode_scenario::ComputeMode;
+use rustix::process::{Signal, kill_process};
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    time::{Duration, Instant},
+};
+
+#[tokio::test]
+async fn each_device_has_a_daemon_of_its_own_in_exclusive_mode() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let (one, two) = (mps.gpu(1)?, mps.gpu(2)?);
+    mps.assign(&[&one, &two])?;
+    let agent = Agent::mps(&mps.node)?;
+    assert_ne!(mps.answers(&one).await?, mps.answers(&two).await?);
+    assert!(agent.readyz().await?.starts_with("HTTP/1.1 200"));
+    let modes = [0, 1, 2].map(|gpu| mps.compute_mode(gpu));
+    let expected = [ComputeMode::Default, ComputeMode::ExclusiveProcess, ComputeMode::ExclusiveProcess];
+    for (mode, expected) in modes.into_iter().zip(expected) {
+        assert_eq!(mode?, expected);
+    }
+    // The daemon sees the device's own folder as its /dev/shm.
+    assert!(mps.path(&one, "shm/nvidia-mps-stand-in").exists());
+    // It goes on being asked.
+    let first = fs::read_to_string(mps.path(&one, "answered"))?;
+    until("a later answer", || (fs::read_to_string(mps.path(&one, "answered")).ok()? != first).then_some(())).await
+}
+
+#[tokio::test]
+async fn a_client_gets_the_smaller_of_the_daemons_and_its_own_limit() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let _agent = Agent::mps(&mps.node)?;
+    mps.answers(&gpu).await?;
+    for (percentage, memory) in [("10", "0=3276M"), ("50", "0=16384M")] {
+        let client = mps.client(&gpu, percentage, memory)?;
+        let expected = format!("active_thread_percentage={percentage} pinned_device_mem_limit={memory} ");
+        assert!(client.limits.starts_with(&expected), "{}", client.limits);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_killed_supervisor_takes_no_client_with_it() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let mut agent = Agent::mps(&mps.node)?;
+    let daemon = mps.answers(&gpu).await?;
+    let mut client = mps.client(&gpu, "10", "0=3276M")?;
+    agent.kill().await?;
+
+    fs::remove_file(mps.path(&gpu, "answered"))?;
+    let agent = Agent::mps(&mps.node)?;
+    assert_eq!(mps.answers(&gpu).await?, daemon);
+    agent.logs("MPS control daemon answers").await?;
+    assert_eq!(agent.logged("MPS control daemon started"), 0);
+    assert!(client.is_served()?);
+    assert_eq!(mps.compute_mode(0)?, ComputeMode::ExclusiveProcess);
+    // What it restores later is what was before the first of the two.
+    assert_eq!(fs::read_to_string(mps.path(&gpu, "compute-mode"))?, "Default");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_killed_daemon_is_started_again_in_the_same_folder() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let agent = Agent::mps(&mps.node)?;
+    let first = mps.answers(&gpu).await?;
+    let inode = fs::metadata(mps.path(&gpu, "pipe"))?.ino();
+    let mut client = mps.client(&gpu, "10", "0=3276M")?;
+    for starts in 2..4 {
+        let daemon = mps.answers(&gpu).await?;
+        kill_process(daemon, Signal::KILL)?;
+        until("it no longer answers", || (!mps.path(&gpu, "answered").exists()).then_some(())).await?;
+        let again = || (agent.logged("MPS control daemon started") == starts).then_some(());
+        until("it was started again", again).await?;
+    }
+    assert_ne!(mps.answers(&gpu).await?, first);
+    assert!(!client.is_served()?);
+    assert_eq!(fs::metadata(mps.path(&gpu, "pipe"))?.ino(), inode);
+    assert!(mps.client(&gpu, "10", "0=3276M")?.is_served()?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn daemon_and_supervisor_killed_together_come_back() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let mut agent = Agent::mps(&mps.node)?;
+    let daemon = mps.answers(&gpu).await?;
+    agent.kill().await?;
+    kill_process(daemon, Signal::KILL)?;
+    let inode = fs::metadata(mps.path(&gpu, "pipe"))?.ino();
+
+    let agent = Agent::mps(&mps.node)?;
+    agent.logs("MPS control daemon answers").await?;
+    assert_ne!(mps.answers(&gpu).await?, daemon);
+    assert_eq!(fs::metadata(mps.path(&gpu, "pipe"))?.ino(), inode);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_device_that_is_no_longer_shared_by_mps_is_as_it_was() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let (one, two) = (mps.gpu(0)?, mps.gpu(1)?);
+    mps.assign(&[&one, &two])?;
+    let agent = Agent::mps(&mps.node)?;
+    mps.answers(&one).await?;
+    let other = mps.answers(&two).await?;
+
+    mps.assign(&[&two])?;
+    mps.is_gone(&one).await?;
+    agent.logs("MPS control daemon told to quit").await?;
+    assert_eq!(mps.compute_mode(0)?, ComputeMode::Default);
+    assert_eq!(mps.answers(&two).await?, other);
+    assert_eq!(mps.compute_mode(1)?, ComputeMode::ExclusiveProcess);
+
+    mps.assign(&[&one, &two])?;
+    mps.answers(&one).await?;
+    assert_eq!(mps.compute_mode(0)?, ComputeMode::ExclusiveProcess);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_an_earlier_supervisor_left_is_cleaned_up() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let mut agent = Agent::mps(&mps.node)?;
+    mps.answers(&gpu).await?;
+    agent.kill().await?;
+
+    mps.assign(&[])?;
+    let _agent = Agent::mps(&mps.node)?;
+    mps.is_gone(&gpu).await?;
+    assert_eq!(mps.compute_mode(0)?, ComputeMode::Default);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_ends_no_daemon() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let mut agent = Agent::mps(&mps.node)?;
+    let daemon = mps.answers(&gpu).await?;
+
+    for (text, problem) in [("{", "EOF while parsing"), (r#"{"version":7,"devices":{}}"#, "version 7 is not 1")] {
+        mps.write_assignments(text)?;
+        agent.logs(problem).await?;
+    }
+    // Not even at a start.
+    agent.kill().await?;
+    let agent = Agent::mps(&mps.node)?;
+    agent.logs("MPS control daemon answers").await?;
+    assert_eq!(mps.daemon(&gpu), Some(daemon));
+
+    mps.assign(&["../../outside", "GPU-../../outside", &gpu])?;
+    agent.logs("is no UUID of a device").await?;
+    assert_eq!(mps.answers(&gpu).await?, daemon);
+    assert!(!mps.node.mps_dir().join("../../outside").exists());
+    let entries = fs::read_dir(mps.node.mps_dir())?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    let mut entries: Vec<String> = entries.collect::<Result<_>>()?;
+    entries.sort();
+    assert_eq!(entries, [gpu, "lock".to_owned()]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_driver_without_the_programs_is_named_and_waited_for() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let program = mps.node.host_root().join("run/nvidia/driver/usr/bin/nvidia-cuda-mps-control");
+    let away = program.with_extension("away");
+    fs::rename(&program, &away)?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let agent = Agent::mps(&mps.node)?;
+    agent.logs("--driver-root").await?;
+    fs::rename(&away, &program)?;
+    mps.answers(&gpu).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn sigterm_ends_daemons_that_nobody_uses() -> Result<()> {
+    let mps = MpsNode::new()?;
+    // Where the supervisor looks for the kubelet's checkpoint.
+    fs::create_dir_all(mps.node.host_root().join("var/lib/kubelet/device-plugins"))?;
+    fs::create_dir_all(mps.node.device_plugins())?;
+    let _kubelet = FakeKubelet::start(mps.node.device_plugins())?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let mut agent = Agent::mps(&mps.node)?;
+    mps.answers(&gpu).await?;
+    let (status, took) = agent.stop().await?;
+    assert!(status.success() && took < Duration::from_secs(15), "{status} after {took:?}");
+    mps.is_gone(&gpu).await?;
+    assert_eq!(mps.compute_mode(0)?, ComputeMode::Default);
+    Ok(())
+}
+
+#[tokio::test]
+async fn sigterm_leaves_daemons_that_may_be_in_use_and_restores_the_compute_mode() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let mut agent = Agent::mps(&mps.node)?;
+    let daemon = mps.answers(&gpu).await?;
+    let mut client = mps.client(&gpu, "10", "0=3276M")?;
+    let start = Instant::now();
+    agent.signal(Signal::TERM)?;
+    until("nobody takes it for answering", || (!mps.path(&gpu, "answered").exists()).then_some(())).await?;
+    // There is no kubelet to ask. It takes longer than one wait lasts.
+    let restored = || (mps.compute_mode(0).ok()? == ComputeMode::Default).then_some(());
+    if until("the mode is restored", restored).await.is_err() {
+        until("the mode is restored", restored).await?;
+    }
+    assert!(agent.end().await?.success());
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    assert!(client.is_served()?);
+    assert_eq!(mps.daemon(&gpu), Some(daemon));
+
+    let _agent = Agent::mps(&mps.node)?;
+    assert_eq!(mps.answers(&gpu).await?, daemon);
+    until("the mode is set again", || (mps.compute_mode(0).ok()? == ComputeMode::ExclusiveProcess).then_some(())).await
+}
