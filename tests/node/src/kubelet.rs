@@ -48,6 +48,8 @@ struct State {
     pods: Pods,
     pod_resources: PodResourcesAnswer,
     pod_resources_calls: usize,
+    /// Answers of List.
+    pod_lists: usize,
 }
 
 /// The kubelet's device manager.

@@ -109,6 +109,7 @@ async fn replicas_that_are_freed_are_withdrawn_one_by_one_until_the_gpu_can_be_w
     kubelet.has(GPU, |_| true).await?;
     let first = kubelet.admit("first", "main", GPU, 1).await?.ids.remove(0);
     let second = kubelet.admit("second", "main", GPU, 1).await?.ids.remove(0);
+    kubelet.is_listed().await?;
 
     lab.apply(WHOLE)?;
     until("it is in force", || (lab.agent.logged("configuration in force") == 2).then_some(())).await?;

@@ -131,6 +131,7 @@ async fn a_gpu_and_its_mig_devices_are_never_offered_together() -> Result<()> {
     let parts = lab.node.mig_uuids()?.remove(1);
     lab.kubelet.has(GPU, |_| true).await?;
     lab.kubelet.admit("pod", "main", GPU, 1).await?;
+    lab.kubelet.is_listed().await?;
     let single = format!("mig: {{strategy: Single}}\n{only}");
     lab.apply(&single)?;
     gpunode_node_tests::until("it is in force", || (lab.agent.logged("configuration in force") == 2).then_some(()))
@@ -144,6 +145,7 @@ async fn a_gpu_and_its_mig_devices_are_never_offered_together() -> Result<()> {
 
     // And back, with one part held.
     let held = lab.kubelet.admit("pod", "main", GPU, 1).await?.ids.remove(0);
+    lab.kubelet.is_listed().await?;
     lab.apply(only)?;
     let free = if held == parts[0] { &parts[1] } else { &parts[0] };
     gpunode_node_tests::until("the free part is withdrawn", || {

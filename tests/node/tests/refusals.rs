@@ -4,31 +4,33 @@ use anyhow::Result;
 use gpunode_node_tests::{Lab, Node, node_of};
 use tonic::Code;
 
-const GPU: &str = "nvidia.com/gpu";
 const SHARED: &str = "nvidia.com/gpu.shared";
 const MEMORY: &str = "aliyun.com/gpu-mem";
 
 #[tokio::test]
 async fn a_list_that_no_kubelet_takes_is_refused_and_the_old_one_stays() -> Result<()> {
+    // The kubelet's own answers name the resource once per share, and are larger than the list.
+    let long = format!("{}/{}", "long.".repeat(8) + "example", "n".repeat(63));
     let of = |replicas: u32| {
-        format!("resources: [{{name: nvidia.com/gpu, sharing: {{strategy: TimeSlicing, replicas: {replicas}}}}}]")
+        format!("resources: [{{name: {long}, sharing: {{strategy: TimeSlicing, replicas: {replicas}}}}}]")
     };
     let lab = Lab::start(Node::with_v100()?, &of(2))?;
     let kubelet = &lab.kubelet;
-    kubelet.has(GPU, |endpoint| endpoint.devices.len() == 16).await?;
+    kubelet.has(&long, |endpoint| endpoint.devices.len() == 16).await?;
     lab.apply(&of(8192))?;
     let line = lab.agent.logs("configuration rejected").await?;
     assert!(line.contains("65536") && line.contains("replicas"), "{line}");
-    assert_eq!(kubelet.endpoint(GPU).lists, 1);
+    assert_eq!(kubelet.endpoint(&long).lists, 1);
 
-    // One that it takes works, though the kubelet's own answers about it are larger than the list.
-    lab.apply(&of(7000))?;
-    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 56000).await?;
-    kubelet.admit("pod", "main", GPU, 1).await?;
+    // One that it takes works.
+    lab.apply(&of(6000))?;
+    kubelet.has(&long, |endpoint| endpoint.healthy().len() == 48000).await?;
+    let held = kubelet.admit("pod", "main", &long, 1).await?.ids.remove(0);
+    kubelet.is_listed().await?;
     lab.apply(&of(3))?;
-    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 7 * 3 + 1).await?;
+    kubelet.has(&long, |endpoint| endpoint.healthy().len() == 7 * 3 + 1 && endpoint.healthy().contains(&held)).await?;
     kubelet.release("pod");
-    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8 * 3 && endpoint.devices.len() == 8 * 3).await?;
+    kubelet.has(&long, |endpoint| endpoint.healthy().len() == 8 * 3 && endpoint.devices.len() == 8 * 3).await?;
     Ok(())
 }
 

@@ -18,6 +18,12 @@ impl FakeKubelet {
             .with_context(|| format!("it is {:?}", self.endpoint(resource)))
     }
 
+    /// Waits until the pods that hold something now have been listed. What ends unseen counts as held for a while.
+    pub async fn is_listed(&self) -> Result<()> {
+        let before = self.lock().pod_lists;
+        until("the pods are listed", || (self.lock().pod_lists > before).then_some(())).await
+    }
+
     /// Waits until the list of a resource has just these ids, in any order, each with whether it is healthy.
     pub async fn offers(&self, resource: &str, expected: &[(&str, bool)]) -> Result<()> {
         let expected: BTreeMap<String, bool> =

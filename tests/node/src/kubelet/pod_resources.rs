@@ -56,6 +56,7 @@ impl PodResourcesLister for Lister {
         self.may_answer().await?;
         let mut state = lock(&self.0);
         state.pods.collect();
+        state.pod_lists += 1;
         let state = &*state;
         let pods = state.pods.active().map(|(name, pod)| {
             let listed = pod.containers.iter().filter(|container| container.kind == ContainerKind::App);
