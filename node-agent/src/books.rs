@@ -108,7 +108,7 @@ impl Books {
         !self.daemons().is_empty()
     }
 
-    /// How soon the kubelet is to be asked again is up to this.
+    /// Whether something waits for what the kubelet says next.
     pub fn is_busy(&self) -> bool {
         !self.ledger.is_known() || self.unknown.is_some() || self.ledger.is_busy()
     }

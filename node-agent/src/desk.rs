@@ -101,7 +101,7 @@ impl Desk {
         self.changes.subscribe()
     }
 
-    /// Changes the books; what needs evidence is then looked for at once.
+    /// Changes the books.
     pub fn change<T>(&self, change: impl FnOnce(&mut Books) -> T) -> T {
         let mut books = self.books();
         let result = change(&mut books);
@@ -158,8 +158,10 @@ impl Desk {
         Ok(self.response(&granted))
     }
 
+    /// No change that is told at once: the pod waits for this, and what it changes for others can wait for the observation
+    /// that follows.
     fn give(&self, resource: &str, ids: &[String]) -> Result<Granted, Refusal> {
-        self.change(|books| books.ledger.allocate(resource, ids, Instant::now()))
+        self.books().ledger.allocate(resource, ids, Instant::now())
     }
 
     fn response(&self, granted: &Granted) -> ContainerAllocateResponse {

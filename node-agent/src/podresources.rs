@@ -163,4 +163,4 @@ fn pairs(devices: ContainerDevices) -> impl Iterator<Item = (String, String)> {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -7,8 +7,15 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, transport::Server};
 
-struct Kubelet {
-    refuses: bool,
+/// What a kubelet answers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kubelet {
+    /// An error.
+    Refuses,
+    /// That a pod holds GPU-1 and GPU-2.
+    Held,
+    /// That nothing is held and nothing can be given out.
+    Idle,
 }
 
 fn devices(resource: &str, ids: &[&str]) -> ContainerDevices {
@@ -18,8 +25,10 @@ fn devices(resource: &str, ids: &[&str]) -> ContainerDevices {
 #[tonic::async_trait]
 impl PodResourcesLister for Kubelet {
     async fn list(&self, _: Request<ListPodResourcesRequest>) -> Result<Response<ListPodResourcesResponse>, Status> {
-        if self.refuses {
-            return Err(Status::resource_exhausted("rejected by rate limit"));
+        match self {
+            Self::Refuses => return Err(Status::resource_exhausted("rejected by rate limit")),
+            Self::Idle => return Ok(Response::new(ListPodResourcesResponse::default())),
+            Self::Held => {}
         }
         let main = ContainerResources { name: "main".to_owned(), devices: vec![devices("a.b/c", &["GPU-1", "GPU-2"])] };
         let idle = ContainerResources { name: "idle".to_owned(), devices: Vec::new() };
@@ -31,17 +40,20 @@ impl PodResourcesLister for Kubelet {
         &self,
         _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
+        if *self == Self::Idle {
+            return Ok(Response::new(AllocatableResourcesResponse::default()));
+        }
         let devices = vec![devices("a.b/c", &["GPU-2"]), devices("a.b/c", &["GPU-1"])];
         Ok(Response::new(AllocatableResourcesResponse { devices }))
     }
 }
 
 /// A kubelet in `folder`.
-fn serve(folder: &Path, refuses: bool) -> PodResources {
+pub fn serve(folder: &Path, kubelet: Kubelet) -> PodResources {
     let socket = folder.join("kubelet.sock");
     let listener = UnixListener::bind(&socket).unwrap();
     let server = Server::builder()
-        .add_service(PodResourcesListerServer::new(Kubelet { refuses }))
+        .add_service(PodResourcesListerServer::new(kubelet))
         .serve_with_incoming(UnixListenerStream::new(listener));
     tokio::spawn(server);
     PodResources { socket, device_plugin_dir: folder.to_owned() }
@@ -52,7 +64,7 @@ async fn holders_and_what_can_be_given_out_are_observed() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = r#"{"Data":{"PodDeviceEntries":[{"ResourceName":"a.b/c","DeviceIDs":{"0":["GPU-3"]}}]}}"#;
     std::fs::write(folder.path().join(checkpoint::CHECKPOINT_FILE), checkpoint).unwrap();
-    let observation = serve(folder.path(), false).observe().await.unwrap();
+    let observation = serve(folder.path(), Kubelet::Held).observe().await.unwrap();
     let [holding] = observation.holders.as_slice() else { panic!("{observation:?}") };
     assert_eq!(
         (holding.namespace.as_str(), holding.pod.as_str(), holding.container.as_str()),
@@ -73,7 +85,7 @@ async fn what_the_kubelet_does_not_say_is_an_error_that_names_the_socket() {
     let nobody = PodResources { socket: folder.path().join("none.sock"), device_plugin_dir: folder.path().to_owned() };
     let message = nobody.observe().await.unwrap_err().to_string();
     assert!(message.contains("none.sock does not exist; mount"), "{message}");
-    let message = serve(folder.path(), true).observe().await.unwrap_err().to_string();
+    let message = serve(folder.path(), Kubelet::Refuses).observe().await.unwrap_err().to_string();
     assert!(message.contains("List on ") && message.ends_with("rejected by rate limit"), "{message}");
 }
 
@@ -81,7 +93,7 @@ async fn what_the_kubelet_does_not_say_is_an_error_that_names_the_socket() {
 async fn a_damaged_checkpoint_is_no_proof_that_nothing_is_held() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join(checkpoint::CHECKPOINT_FILE), "{").unwrap();
-    let error = serve(folder.path(), false).observe().await.unwrap_err();
+    let error = serve(folder.path(), Kubelet::Held).observe().await.unwrap_err();
     assert!(matches!(error, Error::Checkpoint(_)), "{error}");
     let elsewhere =
         PodResources { socket: folder.path().join("kubelet.sock"), device_plugin_dir: "/nonexistent".into() };

@@ -1,5 +1,8 @@
 use super::*;
-use crate::cli::{Cli, Command};
+use crate::{
+    cli::{Cli, Command},
+    podresources::tests::{Kubelet, serve},
+};
 use clap::Parser as _;
 use std::path::Path;
 
@@ -64,4 +67,41 @@ async fn a_damaged_file_is_left_to_the_next_device_plugin() {
     std::fs::write(args.state_dir.join("assignments.json"), "{").unwrap();
     looked(&args, &mut None).await.unwrap();
     assert_eq!(std::fs::read_to_string(args.state_dir.join("assignments.json")).unwrap(), "{");
+}
+
+#[tokio::test]
+async fn what_nobody_holds_is_given_up_when_that_is_certain() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = args(folder.path());
+    std::fs::create_dir(&args.state_dir).unwrap();
+    std::fs::write(args.state_dir.join("assignments.json"), LEFT).unwrap();
+    serve(folder.path(), Kubelet::Idle);
+    let mut known = None;
+    let first = looked(&args, &mut known).await.unwrap();
+    assert_eq!(first.assignments.len(), 1, "the agent before may have given something out last");
+    // An agent that ran in between may have, too.
+    drop(NodeLock::take(&args.state_dir).await.unwrap());
+    let given_up = async {
+        while !assignments::read(&args.state_dir).unwrap().is_empty() {
+            assert!(looked(&args, &mut known).await.is_some());
+            sleep(Duration::from_millis(200)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), given_up).await.unwrap();
+    assert!(looked(&args, &mut known).await.unwrap().daemons.is_empty());
+}
+
+#[tokio::test]
+async fn a_device_that_is_held_stays_what_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = args(folder.path());
+    std::fs::create_dir(&args.state_dir).unwrap();
+    let left = LEFT.replace(r#"{"strategy":"Mps","replicas":2}"#, r#"{"strategy":"Whole"}"#);
+    std::fs::write(args.state_dir.join("assignments.json"), left).unwrap();
+    serve(folder.path(), Kubelet::Held);
+    let page = looked(&args, &mut None).await.unwrap();
+    assert_eq!(page.assignments.len(), 1);
+    let holder = page.holders.first().unwrap();
+    assert_eq!((holder.pod.as_str(), holder.device.as_str()), ("train", "GPU-1"));
+    assert!(page.waiting[0].pods == ["team/train"]);
 }
