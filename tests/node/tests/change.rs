@@ -1,7 +1,7 @@
 //! Another configuration while containers run: only what it names changes, and nothing is given out twice.
 
 use anyhow::Result;
-use gpunode_node_tests::{Agent, Lab, MpsDaemons, Node, Rejection, node_of, until};
+use gpunode_node_tests::{Agent, Endpoint, Lab, MpsDaemons, Node, Rejection, node_of, until};
 
 const GPU: &str = "nvidia.com/gpu";
 const SHARED: &str = "nvidia.com/gpu.shared";
@@ -12,6 +12,8 @@ const WHOLE: &str = "resources: [{name: nvidia.com/gpu}]";
 const TWO: &str = "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 2}}]";
 const RENAMED: &str =
     "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 2, renameByDefault: true}}]";
+
+const UNITS: &str = "resources: [{name: nvidia.com/gpu, sharing: {strategy: Memory}}]";
 
 fn two_t4() -> Result<Node> {
     node_of(&["Tesla T4", "Tesla T4"])
@@ -215,5 +217,56 @@ async fn a_gpu_that_disappears_while_it_is_held_comes_back_with_its_holder() -> 
     lab.agent.signal(rustix::process::Signal::HUP)?;
     kubelet.offers(GPU, &[(&uuids[0], true), (&uuids[1], true)]).await?;
     assert_eq!(kubelet.admit("other", "main", GPU, 1).await?.ids, [uuids[1].clone()]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_sharing_can_become_every_other_while_a_gpu_is_held() -> Result<()> {
+    let ways = [(WHOLE, 1), (TWO, 2), (UNITS, 15)];
+    let pairs = ways.into_iter().flat_map(|old| ways.into_iter().map(move |new| (old, new)));
+    let mut changes = tokio::task::JoinSet::new();
+    for ((old, old_shares), (new, new_shares)) in pairs.filter(|(old, new)| old != new) {
+        changes.spawn(async move {
+            let lab = Lab::start(two_t4()?, old)?;
+            let kubelet = &lab.kubelet;
+            kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 2 * old_shares).await?;
+            let held = kubelet.admit("job", "main", GPU, 1).await?.ids.remove(0);
+            let uuids = lab.node.uuids()?;
+            let (busy, free) = if held.starts_with(&uuids[0]) { (0, 1) } else { (1, 0) };
+            kubelet.is_listed().await?;
+            lab.apply(new)?;
+            kubelet.has(GPU, |endpoint| endpoint.healthy_of(&uuids[free]) == new_shares).await?;
+            let endpoint = kubelet.endpoint(GPU);
+            assert_eq!(endpoint.healthy_of(&uuids[busy]), 1, "{old} to {new}");
+            assert!(endpoint.healthy().contains(&held), "{old} to {new}");
+            kubelet.release("job");
+            let all_new =
+                |endpoint: &Endpoint| !endpoint.ids().contains(&held) && endpoint.healthy().len() == 2 * new_shares;
+            kubelet.has(GPU, all_new).await?;
+            assert_eq!(kubelet.offered_twice(), None, "{old} to {new}");
+            kubelet.is_refused(GPU, &held).await
+        });
+    }
+    while let Some(change) = changes.join_next().await {
+        change??;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_kubelet_that_restarts_in_the_middle_of_a_change_sees_it_as_before() -> Result<()> {
+    let mut lab = Lab::start(two_t4()?, WHOLE)?;
+    let uuids = lab.node.uuids()?;
+    lab.kubelet.has(GPU, |_| true).await?;
+    lab.kubelet.admit("job", "main", GPU, 1).await?;
+    lab.kubelet.is_listed().await?;
+    lab.apply(TWO)?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 3).await?;
+    let half = lab.kubelet.endpoint(GPU).ids();
+    lab.kubelet.restart()?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.registrations == 2 && endpoint.ids() == half).await?;
+    lab.kubelet.release("job");
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy_of(&uuids[0]) == 2).await?;
+    assert_eq!(lab.kubelet.offered_twice(), None);
     Ok(())
 }

@@ -94,3 +94,23 @@ async fn what_an_init_container_holds_is_not_given_out_again_while_its_pod_runs(
     assert_eq!(kubelet.offered_twice(), None);
     Ok(())
 }
+
+#[tokio::test]
+async fn an_agent_that_lost_its_memory_offers_nothing_of_what_is_held() -> Result<()> {
+    let mut lab = Lab::start(two_t4()?, TWO)?;
+    let uuids = lab.node.uuids()?;
+    lab.kubelet.has(GPU, |_| true).await?;
+    let held = lab.kubelet.admit("job", "main", GPU, 1).await?.ids.remove(0);
+    assert!(held.starts_with(&uuids[0]), "{held}");
+    lab.agent.kill().await?;
+    std::fs::write(lab.node.state_dir().join("assignments.json"), "{")?;
+    lab.node.configure(WHOLE)?;
+    lab.agent = Agent::run(&lab.node)?;
+    lab.agent.logs("assignments").await?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.registrations == 2 && endpoint.healthy().contains(&uuids[1])).await?;
+    let of_held = || lab.kubelet.endpoint(GPU).healthy_of(&uuids[0]);
+    assert_eq!(of_held(), 0);
+    lab.kubelet.release("job");
+    lab.kubelet.offers(GPU, &[(&uuids[0], true), (&uuids[1], true)]).await?;
+    lab.kubelet.is_refused(GPU, &held).await
+}
