@@ -1,4 +1,5 @@
-//! This node's GpuNode: watches it, creates it, writes its status. The only module that talks to the API server.
+//! This node's GpuNode: watches it, creates it, writes its status. But for the Node's allocatable, nothing else talks to the
+//! API server.
 
 use crate::report::set_times;
 use anyhow::Context as _;

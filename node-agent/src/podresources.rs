@@ -19,8 +19,9 @@ use tonic::{Response, Status, transport::Endpoint};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// What Kubernetes' own clients of this API receive at most.
-const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
+/// A kubelet takes 4 MiB of devices for each resource, and says them all in one answer. Kubernetes' own clients of this API
+/// receive 16 MiB, which is too little for a node with many replicas under several names.
+const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
 
 /// Why the kubelet does not say who holds what.
 #[derive(Debug, thiserror::Error)]

@@ -90,7 +90,8 @@ async fn look(
     }
     // An agent that comes now waits no longer than this look takes.
     let Some(lock) = NodeLock::try_take(&args.state_dir)? else { return Ok(None) };
-    let mut saved = Saved::load(&args.state_dir);
+    let state_dir = args.state_dir.clone();
+    let mut saved = spawn_blocking(move || Saved::load(&state_dir)).await.context("read the assignments")?;
     let (assignments, taken) = (saved.assignments(), lock.taken());
     let before = known.take().filter(|known| known.assignments == assignments && known.taken == taken);
     let mut books = before.map_or_else(|| Books::restore(assignments.clone()), |known| known.books);
