@@ -32,6 +32,9 @@ const OBSERVE_BUSY: Duration = Duration::from_millis(500);
 const OBSERVE_IDLE: Duration = Duration::from_secs(10);
 /// Least pause: the kubelet takes 100 calls a second from all its clients together, and an observation is two.
 const OBSERVE_MIN: Duration = Duration::from_millis(100);
+/// Pause between an allocation and the observation that is to show it: a kubelet that is asked before it has written the
+/// allocation down may forget it.
+const GRANT_PAUSE: Duration = Duration::from_millis(200);
 /// How long a refusal waits for a fresh observation.
 const OBSERVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Pause between two looks at the MPS control daemons while there are some.
@@ -72,6 +75,7 @@ pub struct Desk {
     /// When the last observation that succeeded was started.
     observed: watch::Sender<Option<Instant>>,
     observe_now: Notify,
+    granted: Notify,
 }
 
 impl Desk {
@@ -85,6 +89,7 @@ impl Desk {
             published: watch::Sender::default(),
             observed: watch::Sender::default(),
             observe_now: Notify::new(),
+            granted: Notify::new(),
         }
     }
 
@@ -144,6 +149,9 @@ impl Desk {
 
     /// Gives a container the shares that the kubelet picked.
     pub async fn allocate(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
+        if self.books().ledger.is_doubtful(resource, ids) {
+            self.observe_afresh().await;
+        }
         let mut given = self.give(resource, ids);
         if matches!(given, Err(Refusal::Split { .. })) {
             // What was freed since the last observation changes what there is to say.
@@ -154,7 +162,7 @@ impl Desk {
             self.withhold(resource).await;
         }
         let granted = given?;
-        self.observe_now();
+        self.granted.notify_one();
         Ok(self.response(&granted))
     }
 
@@ -238,7 +246,11 @@ impl Desk {
             }
             sleep(OBSERVE_MIN).await;
             let pause = if self.books().is_busy() { OBSERVE_BUSY } else { OBSERVE_IDLE };
-            _ = timeout(pause.saturating_sub(OBSERVE_MIN), self.observe_now.notified()).await;
+            tokio::select! {
+                () = sleep(pause.saturating_sub(OBSERVE_MIN)) => {}
+                () = self.observe_now.notified() => {}
+                () = self.granted.notified() => sleep(GRANT_PAUSE).await,
+            }
         }
     }
 

@@ -37,6 +37,18 @@ pub enum Refusal {
         /// The ids.
         ids: Vec<String>,
     },
+    /// A container has a share of these already.
+    #[error(
+        "allocate {resource}: {id} is held by pod {pod} already, though the kubelet picked it again; it is not given out twice"
+    )]
+    Held {
+        /// The resource.
+        resource: String,
+        /// The id.
+        id: String,
+        /// The pod, as `NAMESPACE/NAME`.
+        pod: String,
+    },
     /// `failRequestsGreaterThanOne`.
     #[error(
         "allocate {resource}: the container asks for {asked} replicas, and two replicas do not give twice the GPU; \
@@ -75,6 +87,13 @@ pub enum Refusal {
 }
 
 impl Ledger {
+    /// Whether one of the shares is held as far as is known here, so that only a new observation can tell whether it may be
+    /// given out. A kubelet can forget an allocation that it is about to write down when it is asked for holders at that
+    /// moment (`pkg/kubelet/cm/devicemanager/manager.go`, `UpdateAllocatedDevices`), and then picks the share again.
+    pub fn is_doubtful(&self, resource: &str, ids: &[String]) -> bool {
+        ids.iter().any(|id| self.held.is_held(&(resource.to_owned(), id.clone())))
+    }
+
     /// Gives the shares `ids` to a container, which holds them from now on. A refusal changes nothing.
     pub fn allocate(&mut self, resource: &str, ids: &[String], now: Instant) -> Result<Granted, Refusal> {
         // A set: an id that is named twice is one share.
@@ -101,7 +120,7 @@ impl Ledger {
             });
             match (place, share) {
                 (Some(at), Some(held)) => {
-                    // The kubelet would not give it out if somebody else still held it.
+                    // Who asks for it holds it from now on, and nobody else does.
                     *held = false;
                     *asked.entry(at).or_default() += 1;
                 }
@@ -122,6 +141,12 @@ impl Ledger {
         if let Some((of, _)) = given.iter().find(|(of, _)| of.state == State::Out) {
             let reason = self.held_back.get(of.uuid).map_or("the driver no longer lists it", String::as_str).to_owned();
             return Err(Refusal::HeldBack { resource: name(), device: of.uuid.to_owned(), reason });
+        }
+        // What was given out and is not seen held since may come again: the kubelet hands the devices of an init container on
+        // to the others of its pod, and those of a pod that it did not admit to the next.
+        let of_other = ids.iter().find_map(|id| Some((*id, self.held.holder(&(name(), (*id).to_owned()))?)));
+        if let Some((id, pod)) = of_other {
+            return Err(Refusal::Held { resource: name(), id: id.to_owned(), pod });
         }
         if given.len() > 1 && given.iter().any(|(of, _)| of.sharing.one_device_per_container()) {
             return Err(split(resource, ids.len(), &offered));

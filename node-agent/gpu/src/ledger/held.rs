@@ -91,6 +91,20 @@ impl Held {
         has_other(self.remembered.get(uuid), uuid, except)
     }
 
+    /// Whether the kubelet said that the share is held, or it was given out since.
+    pub fn is_held(&self, share: &Share) -> bool {
+        self.by_device.get(device_of(&share.1)).is_some_and(|shares| shares.contains(share))
+    }
+
+    /// Who holds a share as the kubelet says, as `NAMESPACE/POD`.
+    pub fn holder(&self, share: &Share) -> Option<String> {
+        if !self.is_held(share) || self.grants.contains_key(share) {
+            return None;
+        }
+        let holds = |of: &&Holding| of.resource == share.0 && of.ids.contains(&share.1);
+        self.observed.iter().find(holds).map(|of| format!("{}/{}", of.namespace, of.pod))
+    }
+
     /// Whether anything of a resource is held.
     pub fn holds_resource(&self, resource: &str) -> bool {
         self.by_device.values().flatten().any(|(of, _)| of == resource)

@@ -33,3 +33,18 @@ fn units_of_gpus_on_several_numa_nodes_carry_none() {
     let one = "resources: [{name: a.b/mem, devices: {indices: [1]}, sharing: {strategy: Memory}}]";
     assert_eq!(nodes(one), [Some(1)].into());
 }
+
+#[test]
+fn a_share_that_the_kubelet_picks_again_while_a_pod_holds_it_is_refused() {
+    let mut desk = Desk::new("", &[]);
+    desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
+    let ids = strings(&["GPU-0"]);
+    assert!(desk.ledger.is_doubtful("nvidia.com/gpu", &ids));
+    desk.allocate("nvidia.com/gpu", &["GPU-0"]).expect("an init container hands it on");
+    desk.observe(&[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
+    let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err().to_string();
+    assert!(refused.starts_with("allocate nvidia.com/gpu: GPU-0 is held by pod team/train already"), "{refused}");
+    desk.observe(&[]);
+    assert!(!desk.ledger.is_doubtful("nvidia.com/gpu", &ids));
+    desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
+}
