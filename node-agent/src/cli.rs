@@ -109,6 +109,10 @@ pub struct MpsArgs {
     #[arg(long, default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pub pod_resources_socket: PathBuf,
 
+    /// The kubelet's folder of device plugin sockets. Left out: HOST_ROOT/var/lib/kubelet/device-plugins.
+    #[arg(long)]
+    pub device_plugin_dir: Option<PathBuf>,
+
     /// Address of /livez and /readyz.
     #[arg(long, default_value = "0.0.0.0:8081")]
     pub admin_address: SocketAddr,

@@ -20,6 +20,8 @@ pub enum Want {
     Run,
     /// It goes on serving the clients that it has, and nobody learns that it answers.
     Rest,
+    /// It ends if nobody holds the device when it is told to, and nothing of it is left.
+    GoneIfFree,
     /// It ends, and nothing of it is left.
     Gone,
 }
@@ -47,6 +49,8 @@ pub enum Step {
     Start,
     /// Tell it to quit.
     Quit,
+    /// Tell it to quit if nobody holds the device.
+    QuitUnlessHeld,
     /// Kill it.
     Kill,
     /// Kill it if nobody holds the device.
@@ -90,7 +94,10 @@ impl Daemon {
     pub fn next(&mut self, want: Want, seen: Seen, now: Instant) -> Option<Step> {
         self.remember(seen, now);
         // A daemon that was told to quit takes no new client: it ends first.
-        let want = if self.quit.is_some() { Want::Gone } else { want };
+        let want = match want {
+            Want::Run | Want::Rest if self.quit.is_some() => Want::Gone,
+            want => want,
+        };
         match (want, seen) {
             (Want::Rest, _) => None,
             (Want::Run, Seen::Answers) if self.prepared => None,
@@ -101,8 +108,11 @@ impl Daemon {
                 let hung = self.silent_since.is_some_and(|since| now.duration_since(since) >= HUNG);
                 (hung && !answered).then_some(Step::Kill)
             }
-            (Want::Gone, Seen::Gone) => self.attempt(Step::Clean, now).inspect(|_| self.prepared = false),
-            (Want::Gone, Seen::Answers | Seen::Silent { .. }) => self.quit(now),
+            (Want::Gone | Want::GoneIfFree, Seen::Gone) => {
+                self.attempt(Step::Clean, now).inspect(|_| self.prepared = false)
+            }
+            (Want::Gone, Seen::Answers | Seen::Silent { .. }) => self.quit(Step::Quit, now),
+            (Want::GoneIfFree, Seen::Answers | Seen::Silent { .. }) => self.quit(Step::QuitUnlessHeld, now),
         }
     }
 
@@ -111,6 +121,11 @@ impl Daemon {
         self.prepared = true;
         self.not_before = None;
         self.pause = self.pause.div_f32(2.0).max(MIN_PAUSE);
+    }
+
+    /// [`Step::QuitUnlessHeld`] was not done: the daemon goes on serving.
+    pub fn not_told(&mut self) {
+        self.quit = None;
     }
 
     fn remember(&mut self, seen: Seen, now: Instant) {
@@ -139,16 +154,16 @@ impl Daemon {
         Some(step)
     }
 
-    fn quit(&mut self, now: Instant) -> Option<Step> {
+    fn quit(&mut self, step: Step, now: Instant) -> Option<Step> {
         let Some(quit) = &mut self.quit else {
             self.quit = Some(Quit { first: now, last: now });
-            return Some(Step::Quit);
+            return Some(step);
         };
         if now.duration_since(quit.last) < ASK_AGAIN {
             return None;
         }
         quit.last = now;
-        Some(if now.duration_since(quit.first) < HUNG { Step::Quit } else { Step::KillUnlessHeld })
+        Some(if now.duration_since(quit.first) < HUNG { step } else { Step::KillUnlessHeld })
     }
 }
 
@@ -253,6 +268,19 @@ mod tests {
         let quits = [10, 20, 30, 40, 50, 60].map(|second| (second, Step::Quit));
         assert_eq!(steps[..6], quits);
         assert_eq!(steps[6..], [(70, Step::KillUnlessHeld), (80, Step::KillUnlessHeld)]);
+    }
+
+    #[test]
+    fn a_daemon_whose_device_is_held_again_was_never_told_to_quit() {
+        let mut world = running();
+        assert_eq!(world.next(10, Want::GoneIfFree, SILENT), Some(Step::QuitUnlessHeld));
+        world.daemon.not_told();
+        assert_eq!(world.next(11, Want::Rest, SILENT), None);
+        assert_eq!(world.next(12, Want::GoneIfFree, SILENT), Some(Step::QuitUnlessHeld));
+        let steps: Vec<_> =
+            (13..33).filter_map(|second| Some((second, world.next(second, Want::GoneIfFree, SILENT)?))).collect();
+        assert_eq!(steps, [(22, Step::QuitUnlessHeld), (32, Step::QuitUnlessHeld)]);
+        assert_eq!(world.next(33, Want::GoneIfFree, Seen::Gone), Some(Step::Clean));
     }
 
     #[test]

@@ -5,17 +5,13 @@ use super::{
     control::Control,
     daemon::{Daemon, Seen, Step, Want},
     holders::Holders,
+    memory,
     place::{Place, since_boot},
     processes,
 };
 use crate::{atomic_file, driver_root};
-use anyhow::{Context as _, Result};
-use std::{
-    fs::{self, Permissions},
-    io,
-    os::unix::fs::PermissionsExt as _,
-    time::Duration,
-};
+use anyhow::{Context as _, Result, bail};
+use std::{fs, io, time::Duration};
 use tokio::{
     sync::watch,
     task::spawn_blocking,
@@ -57,7 +53,7 @@ impl Care {
             let mut asked = seen.map(|seen| (seen, daemon.next(wanted, seen, std::time::Instant::now())));
             // What was prepared is used at once.
             while let Ok((seen, Some(step))) = asked {
-                let done = self.carry_out(step).await;
+                let done = self.carry_out(step, &mut daemon).await;
                 state.report(&self.place, done.as_ref().err().map(|error| format!("{error:#}")));
                 match (step, done) {
                     (Step::Clean, Ok(())) if *want.borrow() != Want::Run => return,
@@ -114,7 +110,7 @@ impl Care {
         .with_context(|| format!("record in {} that the daemon answers", self.place.folder().display()))
     }
 
-    async fn carry_out(&self, step: Step) -> Result<()> {
+    async fn carry_out(&self, step: Step, daemon: &mut Daemon) -> Result<()> {
         let device = self.place.uuid();
         match step {
             Step::Prepare => self.prepare().await,
@@ -125,7 +121,10 @@ impl Care {
                 info!(device, "MPS control daemon started");
                 Ok(())
             }
-            Step::Quit => {
+            Step::Quit | Step::QuitUnlessHeld => {
+                if step == Step::QuitUnlessHeld {
+                    self.is_free().await.inspect_err(|_| daemon.not_told())?;
+                }
                 self.control.quit(&self.place).await?;
                 info!(device, "MPS control daemon told to quit");
                 Ok(())
@@ -142,20 +141,30 @@ impl Care {
             Step::Clean => {
                 self.restore_compute_mode().await?;
                 let place = self.place.clone();
-                blocking(move || ignore_missing(fs::remove_dir_all(place.folder())))
-                    .await
-                    .with_context(|| format!("remove {}", self.place.folder().display()))?;
+                let remove =
+                    move || memory::remove(&place).and_then(|()| ignore_missing(fs::remove_dir_all(place.folder())));
+                blocking(remove).await.with_context(|| format!("remove {}", self.place.folder().display()))?;
                 info!(device, "MPS control daemon gone, compute mode restored");
                 Ok(())
             }
         }
     }
 
+    async fn is_free(&self) -> Result<()> {
+        let device = self.place.uuid();
+        if self.holders.hold(device).await? {
+            bail!("{device} is held by a container again: its MPS control daemon goes on");
+        }
+        Ok(())
+    }
+
     async fn prepare(&self) -> Result<()> {
         let place = self.place.clone();
-        blocking(move || make_folders(&place))
-            .await
-            .with_context(|| format!("make the folders in {}", self.place.folder().display()))?;
+        let folders = blocking(move || make_folders(&place).and_then(|()| memory::provide(&place)));
+        folders.await.with_context(|| {
+            let folder = self.place.folder().display();
+            format!("make the folders in {folder}, and mount a tmpfs on two; does the container run privileged?")
+        })?;
         self.compute_mode(compute_mode::set).await
     }
 
@@ -210,14 +219,12 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
     Ok(timeout(CALL_TIMEOUT, spawn_blocking(work)).await.context("no answer from the file system")???)
 }
 
-/// Folders that are there stay what they are: containers have them mounted.
+/// Folders that are there stay what they are. What clients see of them is mounted on them.
 fn make_folders(place: &Place) -> io::Result<()> {
     for folder in [place.pipe(), place.log(), place.shm()] {
         fs::create_dir_all(&folder)?;
     }
-    // Clients of any user connect, and make files in what they see as /dev/shm.
-    fs::set_permissions(place.pipe(), Permissions::from_mode(0o755))?;
-    fs::set_permissions(place.shm(), Permissions::from_mode(0o1777))
+    Ok(())
 }
 
 /// Removes what is in a folder, and follows no link: clients may have put anything there.
@@ -270,7 +277,6 @@ mod tests {
         assert_eq!(fs::read_dir(place.pipe()).unwrap().count(), 0);
         assert!(other.join("file").exists());
         assert_eq!(fs::metadata(place.pipe()).unwrap().ino(), inode);
-        assert_eq!(fs::metadata(place.shm()).unwrap().mode() & 0o7777, 0o1777);
     }
 
     #[test]

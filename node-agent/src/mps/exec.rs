@@ -5,7 +5,7 @@ use crate::cli::MpsExecArgs;
 use anyhow::{Context as _, Result, bail};
 use rustix::{
     fs::{CWD, Mode, OFlags, openat},
-    mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change},
+    mount::{MountFlags, MountPropagationFlags, mount, mount_bind_recursive, mount_change},
     process::{chdir, chroot, fchdir},
     thread::UnshareFlags,
 };
@@ -60,10 +60,10 @@ fn open(folder: &Path) -> Result<OwnedFd> {
         .with_context(|| format!("open {}", folder.display()))
 }
 
-/// Mounts a folder that is outside of the root by now: the working directory may be.
+/// Mounts a folder, and what is mounted in it, that is outside of the root by now: the working directory may be.
 fn bind(folder: &OwnedFd, target: &Path) -> Result<()> {
     fchdir(folder)
-        .and_then(|()| mount_bind(".", target))
+        .and_then(|()| mount_bind_recursive(".", target))
         .with_context(|| format!("mount the device's folder on {} in the driver root", target.display()))
 }
 

@@ -10,6 +10,7 @@ mod daemon;
 mod device;
 mod exec;
 mod holders;
+mod memory;
 mod place;
 mod processes;
 pub mod seen;
@@ -48,7 +49,7 @@ use tracing::{info, warn};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Held by the supervisor, beside the folders of the devices.
 const LOCK: &str = "lock";
-/// The kubelet's folder of device plugins on the host.
+/// The kubelet's folder of device plugins on the host, where none is named.
 const DEVICE_PLUGINS: &str = "var/lib/kubelet/device-plugins";
 
 /// The daemons that are looked after.
@@ -119,7 +120,7 @@ impl Supervisor {
         let control = Control { host_root: args.host_root.clone(), driver_root: args.driver_root.clone() };
         let holders = Holders::new(PodResources {
             socket: args.pod_resources_socket.clone(),
-            device_plugin_dir: args.host_root.join(DEVICE_PLUGINS),
+            device_plugin_dir: args.device_plugin_dir.clone().unwrap_or_else(|| args.host_root.join(DEVICE_PLUGINS)),
         });
         Self {
             args,

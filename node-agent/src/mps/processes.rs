@@ -1,5 +1,9 @@
-//! Processes of MPS control daemons, found by a mark in their environment that their servers inherit: nothing that a
-//! client can write to (the pipe directory has a pid file) says whom a privileged process kills.
+//! Processes of MPS control daemons, found by their cgroup, which is this container's, and by a mark in their environment
+//! that their servers inherit.
+//!
+//! The supervisor sees every process of the host. A mark anybody can set; into the cgroup of another container nobody gets
+//! who has not the host already. Nothing that a client can write to (the pipe directory has a pid file) says whom a
+//! privileged process kills.
 
 use super::place::Place;
 use rustix::{
@@ -20,30 +24,41 @@ pub const MARK: &str = "GPUNODE_MPS_DAEMON";
 
 /// Processes of the daemon of a device; blocks for a look at every process.
 pub fn of(place: &Place) -> std::io::Result<Vec<Pid>> {
-    let mut found = Vec::new();
+    let (own, mut found) = (cgroup("self")?, Vec::new());
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw) else { continue };
-        if is_marked(pid, place) {
+        if is_ours(pid, place, &own) {
             found.push(pid);
         }
     }
     Ok(found)
 }
 
-/// A process that has ended has no environment any more, also before it is reaped.
-fn is_marked(pid: Pid, place: &Place) -> bool {
+/// A process that has ended has no environment any more, also before it is reaped. That of a foreign process is not read: it
+/// would wait for one that hangs in its memory.
+fn is_ours(pid: Pid, place: &Place, own_cgroup: &str) -> bool {
+    let pid = pid.as_raw_nonzero().to_string();
+    if !cgroup(&pid).is_ok_and(|cgroup| cgroup == own_cgroup) {
+        return false;
+    }
     let mark = [MARK.as_bytes(), b"=", place.folder().as_os_str().as_bytes()].concat();
-    fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero()))
+    fs::read(format!("/proc/{pid}/environ"))
         .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|variable| variable == mark))
+}
+
+/// The same for all processes of a container; those of another have another in every mode of cgroups and their namespaces.
+fn cgroup(pid: &str) -> std::io::Result<String> {
+    fs::read_to_string(format!("/proc/{pid}/cgroup"))
 }
 
 /// Kills the daemon of a device and its servers; blocks.
 pub fn kill(place: &Place) -> std::io::Result<()> {
+    let own = cgroup("self")?;
     for pid in of(place)? {
         let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|process| {
             // The number may have gone to another process since the look.
-            if is_marked(pid, place) { pidfd_send_signal(process, Signal::KILL) } else { Ok(()) }
+            if is_ours(pid, place, &own) { pidfd_send_signal(process, Signal::KILL) } else { Ok(()) }
         });
         match killed {
             Ok(()) | Err(io::Errno::SRCH) => {}

@@ -47,9 +47,7 @@ impl Supervisor {
         let devices: BTreeSet<&String> = self.daemons.keys().filter(|device| held.contains(*device)).collect();
         let waiting = format!("devices in use: {devices:?}");
         for (device, (_, want)) in &self.daemons {
-            if !held.contains(device) {
-                set(want, Want::Gone);
-            }
+            set(want, if held.contains(device) { Want::Rest } else { Want::GoneIfFree });
         }
         if !devices.is_empty() {
             self.report(waiting);

@@ -120,6 +120,16 @@ fn container(image: &str, component: Component<'_>, mounts: &[Mount]) -> Contain
 }
 
 impl Mount {
+    fn propagation(&self) -> Option<&'static str> {
+        match self.read_only {
+            // What a driver container or the MPS pod mounts later on the host is seen too, and kept from no unmount.
+            true => Some("HostToContainer"),
+            // The MPS pod mounts file systems there, of which the kubelet gives clients theirs; they outlive the pod.
+            false if self.path == RUN => Some("Bidirectional"),
+            false => None,
+        }
+    }
+
     fn volume(&self) -> Volume {
         Volume {
             name: self.name.to_owned(),
@@ -133,8 +143,7 @@ impl Mount {
             name: self.name.to_owned(),
             mount_path: self.at.to_owned(),
             read_only: self.read_only.then_some(true),
-            // What a driver container mounts later on the host is seen too.
-            mount_propagation: self.read_only.then(|| "HostToContainer".to_owned()),
+            mount_propagation: self.propagation().map(str::to_owned),
             ..VolumeMount::default()
         }
     }

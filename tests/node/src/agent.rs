@@ -1,6 +1,6 @@
 //! The agent as a process.
 
-use crate::{Node, built::built, until};
+use crate::{Namespace, Node, built::built, until};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -28,9 +28,9 @@ impl Agent {
         Self::start(command.arg("--state-dir").arg(node.state_dir()))
     }
 
-    /// `mps` on a node.
-    pub fn mps(node: &Node) -> Result<Self> {
-        let mut command = Self::command(node, "mps")?;
+    /// `mps` on a node, in the pod that the namespace of the host belongs to.
+    pub fn mps(node: &Node, host: &Namespace) -> Result<Self> {
+        let mut command = Self::arguments(host.peer(&built()?.agent), node, "mps");
         command.arg("--pod-resources-socket").arg(node.pod_resources()).arg("--mps-dir").arg(node.mps_dir());
         Self::start(command.arg("--state-dir").arg(node.state_dir()))
     }
@@ -46,10 +46,13 @@ impl Agent {
     }
 
     fn command(node: &Node, what: &str) -> Result<Command> {
-        let mut command = Command::new(&built()?.agent);
+        Ok(Self::arguments(Command::new(&built()?.agent), node, what))
+    }
+
+    fn arguments(mut command: Command, node: &Node, what: &str) -> Command {
         command.arg(what).arg("--host-root").arg(node.host_root()).args(["--admin-address", "127.0.0.1:0"]);
         command.env("KUBECONFIG", "/nonexistent").env_remove("NODE_NAME");
-        Ok(command)
+        command
     }
 
     fn start(command: &mut Command) -> Result<Self> {

@@ -4,18 +4,22 @@
 mod agent;
 mod api;
 mod built;
+mod foreign;
 mod kubelet;
 mod lab;
 mod mps;
 mod mps_programs;
+mod namespace;
 mod node;
 mod wait;
 
 pub use agent::Agent;
 pub use api::Device;
+pub use foreign::Foreign;
 pub use kubelet::{Admitted, Endpoint, FakeKubelet, ListMessage, PodResourcesAnswer, Rejection};
 pub use lab::{Lab, node_of};
 pub use mps::MpsDaemons;
 pub use mps_programs::{MpsClient, MpsNode};
+pub use namespace::Namespace;
 pub use node::Node;
 pub use wait::until;

@@ -1,6 +1,6 @@
 //! What stands for NVIDIA's MPS programs: installed in the driver of a node, daemons found as processes, and clients.
 
-use crate::{Node, until};
+use crate::{Agent, Foreign, Namespace, Node, until};
 use anyhow::{Context as _, Result, ensure};
 use gpunode_scenario::{ComputeMode, DriverState};
 use rustix::process::{Pid, Signal, kill_process};
@@ -22,6 +22,8 @@ const MARK: &str = "GPUNODE_MPS_DAEMON=";
 pub struct MpsNode {
     /// The node.
     pub node: Node,
+    /// Where its supervisor, daemons and clients see mounts.
+    pub host: Namespace,
 }
 
 impl MpsNode {
@@ -32,7 +34,14 @@ impl MpsNode {
         fs::create_dir_all(&folder)?;
         fs::copy(programs()?.join("nvidia-cuda-mps-control"), folder.join("nvidia-cuda-mps-control"))?;
         fs::create_dir_all(node.state_dir())?;
-        Ok(Self { node })
+        fs::create_dir_all(node.mps_dir())?;
+        let host = Namespace::of_host(&node.mps_dir())?;
+        Ok(Self { node, host })
+    }
+
+    /// Starts a supervisor.
+    pub fn supervisor(&self) -> Result<Agent> {
+        Agent::mps(&self.node, &self.host)
     }
 
     /// UUID of a GPU.
@@ -54,15 +63,30 @@ impl MpsNode {
         Ok(fs::rename(new, self.node.state_dir().join("assignments.json"))?)
     }
 
-    /// A file or folder of a device.
+    /// A file or folder of a device, as the host sees it.
     pub fn path(&self, device: &str, name: &str) -> PathBuf {
+        self.host.path(&self.place(device, name))
+    }
+
+    /// The same as the node's programs name it.
+    pub fn place(&self, device: &str, name: &str) -> PathBuf {
         self.node.mps_dir().join(device).join(name)
     }
 
     /// Process of a device's daemon.
     pub fn daemon(&self, device: &str) -> Option<Pid> {
+        self.daemons(device).into_iter().next()
+    }
+
+    /// Processes with the mark of a device's daemon.
+    pub fn daemons(&self, device: &str) -> Vec<Pid> {
         let folder = self.node.mps_dir().join(device);
-        marked(&folder.display().to_string()).into_iter().map(|(pid, _)| pid).next()
+        marked(&folder.display().to_string()).into_iter().map(|(pid, _)| pid).collect()
+    }
+
+    /// A process of another container that looks like a device's daemon, as far as its environment goes.
+    pub fn foreign(&self, device: &str) -> Result<Foreign> {
+        Foreign::start(&format!("{MARK}{}", self.node.mps_dir().join(device).display()))
     }
 
     /// Waits until the daemon of a device answers, and says which process it is.
@@ -83,17 +107,19 @@ impl MpsNode {
         Ok(DriverState::load(&folder)?.gpu(index).compute_mode)
     }
 
-    /// Starts a client with the environment of a container.
+    /// Starts a client with the environment and the shared memory of a container.
     pub fn client(&self, device: &str, percentage: &str, memory: &str) -> Result<MpsClient> {
-        let mut child = Command::new(programs()?.join("mps-client"))
-            .env("CUDA_MPS_PIPE_DIRECTORY", self.path(device, "pipe"))
+        let container = self.host.of_container("private", &self.place(device, "shm"), Path::new("/dev/shm"))?;
+        let mut child = container
+            .command(programs()?.join("mps-client"))
+            .env("CUDA_MPS_PIPE_DIRECTORY", self.place(device, "pipe"))
             .env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percentage)
             .env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", memory)
             .stdout(Stdio::piped())
             .spawn()?;
         let mut limits = String::new();
         BufReader::new(child.stdout.take().context("the client's output")?).read_line(&mut limits)?;
-        Ok(MpsClient { child, limits })
+        Ok(MpsClient { child, limits, container })
     }
 }
 
@@ -124,6 +150,8 @@ pub struct MpsClient {
     child: Child,
     /// What it may use, as it says.
     pub limits: String,
+    /// What it sees.
+    pub container: Namespace,
 }
 
 impl MpsClient {

@@ -1,12 +1,13 @@
 //! The supervisor of MPS control daemons. The daemon is a stand-in: nothing here was run with NVIDIA's.
 
-use anyhow::Result;
-use gpunode_node_tests::{Agent, FakeKubelet, MpsNode, until};
+use anyhow::{Context as _, Result};
+use gpunode_node_tests::{FakeKubelet, MpsNode, until};
 use gpunode_scenario::ComputeMode;
 use rustix::process::{Signal, kill_process};
 use std::{
     fs,
     os::unix::fs::MetadataExt as _,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -15,7 +16,7 @@ async fn each_device_has_a_daemon_of_its_own_in_exclusive_mode() -> Result<()> {
     let mps = MpsNode::new()?;
     let (one, two) = (mps.gpu(1)?, mps.gpu(2)?);
     mps.assign(&[&one, &two])?;
-    let agent = Agent::mps(&mps.node)?;
+    let agent = mps.supervisor()?;
     assert_ne!(mps.answers(&one).await?, mps.answers(&two).await?);
     assert!(agent.readyz().await?.starts_with("HTTP/1.1 200"));
     let modes = [0, 1, 2].map(|gpu| mps.compute_mode(gpu));
@@ -23,7 +24,7 @@ async fn each_device_has_a_daemon_of_its_own_in_exclusive_mode() -> Result<()> {
     for (mode, expected) in modes.into_iter().zip(expected) {
         assert_eq!(mode?, expected);
     }
-    // The daemon sees the device's own folder as its /dev/shm.
+    // The daemon sees what is mounted there as its /dev/shm.
     assert!(mps.path(&one, "shm/nvidia-mps-stand-in").exists());
     // It goes on being asked.
     let first = fs::read_to_string(mps.path(&one, "answered"))?;
@@ -35,12 +36,13 @@ async fn a_client_gets_the_smaller_of_the_daemons_and_its_own_limit() -> Result<
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
     mps.assign(&[&gpu])?;
-    let _agent = Agent::mps(&mps.node)?;
+    let _agent = mps.supervisor()?;
     mps.answers(&gpu).await?;
     for (percentage, memory) in [("10", "0=3276M"), ("50", "0=16384M")] {
         let client = mps.client(&gpu, percentage, memory)?;
-        let expected = format!("active_thread_percentage={percentage} pinned_device_mem_limit={memory} ");
-        assert!(client.limits.starts_with(&expected), "{}", client.limits);
+        let expected =
+            format!("active_thread_percentage={percentage} pinned_device_mem_limit={memory} shared_memory=true");
+        assert_eq!(client.limits.trim(), expected);
     }
     Ok(())
 }
@@ -50,13 +52,13 @@ async fn a_killed_supervisor_takes_no_client_with_it() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
     mps.assign(&[&gpu])?;
-    let mut agent = Agent::mps(&mps.node)?;
+    let mut agent = mps.supervisor()?;
     let daemon = mps.answers(&gpu).await?;
     let mut client = mps.client(&gpu, "10", "0=3276M")?;
     agent.kill().await?;
 
     fs::remove_file(mps.path(&gpu, "answered"))?;
-    let agent = Agent::mps(&mps.node)?;
+    let agent = mps.supervisor()?;
     assert_eq!(mps.answers(&gpu).await?, daemon);
     agent.logs("MPS control daemon answers").await?;
     assert_eq!(agent.logged("MPS control daemon started"), 0);
@@ -72,7 +74,7 @@ async fn a_killed_daemon_is_started_again_in_the_same_folder() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
     mps.assign(&[&gpu])?;
-    let agent = Agent::mps(&mps.node)?;
+    let agent = mps.supervisor()?;
     let first = mps.answers(&gpu).await?;
     let inode = fs::metadata(mps.path(&gpu, "pipe"))?.ino();
     let mut client = mps.client(&gpu, "10", "0=3276M")?;
@@ -95,13 +97,13 @@ async fn daemon_and_supervisor_killed_together_come_back() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
     mps.assign(&[&gpu])?;
-    let mut agent = Agent::mps(&mps.node)?;
+    let mut agent = mps.supervisor()?;
     let daemon = mps.answers(&gpu).await?;
     agent.kill().await?;
     kill_process(daemon, Signal::KILL)?;
     let inode = fs::metadata(mps.path(&gpu, "pipe"))?.ino();
 
-    let agent = Agent::mps(&mps.node)?;
+    let agent = mps.supervisor()?;
     agent.logs("MPS control daemon answers").await?;
     assert_ne!(mps.answers(&gpu).await?, daemon);
     assert_eq!(fs::metadata(mps.path(&gpu, "pipe"))?.ino(), inode);
@@ -113,7 +115,7 @@ async fn a_device_that_is_no_longer_shared_by_mps_is_as_it_was() -> Result<()> {
     let mps = MpsNode::new()?;
     let (one, two) = (mps.gpu(0)?, mps.gpu(1)?);
     mps.assign(&[&one, &two])?;
-    let agent = Agent::mps(&mps.node)?;
+    let agent = mps.supervisor()?;
     mps.answers(&one).await?;
     let other = mps.answers(&two).await?;
 
@@ -131,16 +133,127 @@ async fn a_device_that_is_no_longer_shared_by_mps_is_as_it_was() -> Result<()> {
 }
 
 #[tokio::test]
+async fn what_containers_write_to_is_no_memory_of_the_hosts_run() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let mut agent = mps.supervisor()?;
+    mps.answers(&gpu).await?;
+    let mounts = mps.host.mounts(&gpu)?;
+    assert_eq!(mounts.len(), 2, "{mounts:?}");
+    assert!(mounts.iter().all(|mount| mount.contains(" rw,nosuid,nodev,")), "{mounts:?}");
+    for (name, mode) in [("shm", 0o1777), ("pipe", 0o755)] {
+        let (folder, mounted) = (fs::metadata(mps.path(&gpu, ""))?, fs::metadata(mps.path(&gpu, name))?);
+        assert_ne!(mounted.dev(), folder.dev(), "{name}");
+        assert_eq!(mounted.mode() & 0o7777, mode, "{name}");
+    }
+    let size = |file_system: rustix::fs::StatVfs| file_system.f_blocks * file_system.f_frsize;
+    assert_eq!(size(rustix::fs::statvfs(mps.path(&gpu, "pipe"))?), 16 * 1024 * 1024);
+    // Another supervisor mounts nothing over it.
+    fs::write(mps.path(&gpu, "shm/of-a-client"), "")?;
+    agent.kill().await?;
+    let agent = mps.supervisor()?;
+    agent.logs("MPS control daemon answers").await?;
+    assert_eq!(mps.host.mounts(&gpu)?, mounts);
+    assert!(mps.path(&gpu, "shm/of-a-client").exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_removal_leaves_no_mount_behind_though_containers_still_have_it() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let _supervisor = mps.supervisor()?;
+    mps.answers(&gpu).await?;
+    let (shm, dev_shm) = (mps.place(&gpu, "shm"), Path::new("/dev/shm"));
+    let client = mps.host.of_container("private", &shm, dev_shm)?;
+    // An agent that sees what the host mounts, and a container that sees what was mounted when it started.
+    let agent = mps.host.of_container("slave", &shm, Path::new("/mnt"))?;
+    let other = mps.host.of_container("private", &shm, Path::new("/mnt"))?;
+    let file = client.path(&dev_shm.join("of-a-client"));
+    fs::write(&file, "kept")?;
+
+    mps.assign(&[])?;
+    mps.is_gone(&gpu).await?;
+    for namespace in [&mps.host, &agent, &client, &other] {
+        let mounts = namespace.mounts(&shm.display().to_string())?;
+        assert!(mounts.is_empty(), "{mounts:?}");
+    }
+    // A container that has not ended yet keeps what it has.
+    assert_eq!(fs::read_to_string(&file)?, "kept");
+
+    mps.assign(&[&gpu])?;
+    mps.answers(&gpu).await?;
+    assert_eq!(mps.host.mounts(&gpu)?.len(), 2);
+    assert!(!mps.path(&gpu, "shm/of-a-client").exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_supervisor_killed_while_it_mounts_or_unmounts_leaves_nothing_that_the_next_does_not_end() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    // Folders made and nothing mounted, then one of two mounted or unmounted.
+    for name in ["pipe", "shm"] {
+        for mounted in [false, true] {
+            let folder = mps.place(&gpu, name);
+            fs::create_dir_all(&folder)?;
+            if mounted {
+                let mut mount = mps.host.command("mount");
+                let status = mount.args(["-t", "tmpfs", "gpunode-mps"]).arg(&folder).status()?;
+                assert!(status.success());
+            }
+            mps.assign(&[])?;
+            let mut agent = mps.supervisor()?;
+            mps.is_gone(&gpu).await?;
+            assert!(mps.host.mounts(&gpu)?.is_empty());
+            agent.kill().await?;
+        }
+        fs::create_dir_all(mps.place(&gpu, name))?;
+        mps.assign(&[&gpu])?;
+        let mut agent = mps.supervisor()?;
+        mps.answers(&gpu).await?;
+        assert_eq!(mps.host.mounts(&gpu)?.len(), 2);
+        mps.assign(&[])?;
+        mps.is_gone(&gpu).await?;
+        agent.kill().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_process_of_another_container_that_carries_the_mark_is_no_daemon() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let mut foreign = mps.foreign(&gpu)?;
+    let agent = mps.supervisor()?;
+    agent.logs("MPS control daemon answers").await?;
+    // Its daemon's death is seen in spite of the other.
+    let ours = mps.daemons(&gpu).into_iter().find(|pid| *pid != foreign.pid());
+    kill_process(ours.context("the daemon")?, Signal::KILL)?;
+    let again = || (agent.logged("MPS control daemon started") == 2).then_some(());
+    until("it was started again", again).await?;
+    // And nothing waits for the other, or ends it.
+    mps.assign(&[])?;
+    agent.logs("MPS control daemon gone").await?;
+    assert!(foreign.is_alive()?);
+    assert_eq!(mps.daemons(&gpu), [foreign.pid()]);
+    Ok(())
+}
+
+#[tokio::test]
 async fn what_an_earlier_supervisor_left_is_cleaned_up() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
     mps.assign(&[&gpu])?;
-    let mut agent = Agent::mps(&mps.node)?;
+    let mut agent = mps.supervisor()?;
     mps.answers(&gpu).await?;
     agent.kill().await?;
 
     mps.assign(&[])?;
-    let _agent = Agent::mps(&mps.node)?;
+    let _agent = mps.supervisor()?;
     mps.is_gone(&gpu).await?;
     assert_eq!(mps.compute_mode(0)?, ComputeMode::Default);
     Ok(())
@@ -151,7 +264,7 @@ async fn a_file_that_cannot_be_read_ends_no_daemon() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
     mps.assign(&[&gpu])?;
-    let mut agent = Agent::mps(&mps.node)?;
+    let mut agent = mps.supervisor()?;
     let daemon = mps.answers(&gpu).await?;
 
     for (text, problem) in [("{", "EOF while parsing"), (r#"{"version":7,"devices":{}}"#, "version 7 is not 1")] {
@@ -160,7 +273,7 @@ async fn a_file_that_cannot_be_read_ends_no_daemon() -> Result<()> {
     }
     // Not even at a start.
     agent.kill().await?;
-    let agent = Agent::mps(&mps.node)?;
+    let agent = mps.supervisor()?;
     agent.logs("MPS control daemon answers").await?;
     assert_eq!(mps.daemon(&gpu), Some(daemon));
 
@@ -183,7 +296,7 @@ async fn a_driver_without_the_programs_is_named_and_waited_for() -> Result<()> {
     fs::rename(&program, &away)?;
     let gpu = mps.gpu(0)?;
     mps.assign(&[&gpu])?;
-    let agent = Agent::mps(&mps.node)?;
+    let agent = mps.supervisor()?;
     agent.logs("--driver-root").await?;
     fs::rename(&away, &program)?;
     mps.answers(&gpu).await?;
@@ -199,7 +312,7 @@ async fn sigterm_ends_daemons_that_nobody_uses() -> Result<()> {
     let _kubelet = FakeKubelet::start(mps.node.device_plugins())?;
     let gpu = mps.gpu(0)?;
     mps.assign(&[&gpu])?;
-    let mut agent = Agent::mps(&mps.node)?;
+    let mut agent = mps.supervisor()?;
     mps.answers(&gpu).await?;
     let (status, took) = agent.stop().await?;
     assert!(status.success() && took < Duration::from_secs(15), "{status} after {took:?}");
@@ -213,7 +326,7 @@ async fn sigterm_leaves_daemons_that_may_be_in_use_and_restores_the_compute_mode
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
     mps.assign(&[&gpu])?;
-    let mut agent = Agent::mps(&mps.node)?;
+    let mut agent = mps.supervisor()?;
     let daemon = mps.answers(&gpu).await?;
     let mut client = mps.client(&gpu, "10", "0=3276M")?;
     let start = Instant::now();
@@ -229,7 +342,7 @@ async fn sigterm_leaves_daemons_that_may_be_in_use_and_restores_the_compute_mode
     assert!(client.is_served()?);
     assert_eq!(mps.daemon(&gpu), Some(daemon));
 
-    let _agent = Agent::mps(&mps.node)?;
+    let _agent = mps.supervisor()?;
     assert_eq!(mps.answers(&gpu).await?, daemon);
     until("the mode is set again", || (mps.compute_mode(0).ok()? == ComputeMode::ExclusiveProcess).then_some(())).await
 }
