@@ -223,6 +223,32 @@ async fn a_supervisor_killed_while_it_mounts_or_unmounts_leaves_nothing_that_the
 }
 
 #[tokio::test]
+async fn a_supervisor_killed_at_any_time_leaves_nothing_that_the_next_does_not_end() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    for step in 0..16_u64 {
+        let wanted: &[&str] = if step % 2 == 0 { &[&gpu] } else { &[] };
+        mps.assign(wanted)?;
+        let mut agent = mps.supervisor()?;
+        agent.logs("serving /livez").await?;
+        // No wait for anything: the moment of the kill is what differs.
+        tokio::time::sleep(Duration::from_millis(5 * step)).await;
+        agent.kill().await?;
+        assert!(mps.host.mounts(&gpu)?.len() <= 2);
+    }
+    mps.assign(&[&gpu])?;
+    let agent = mps.supervisor()?;
+    agent.logs("MPS control daemon answers").await?;
+    assert_eq!(mps.host.mounts(&gpu)?.len(), 2);
+    assert!(mps.client(&gpu, "10", "0=3276M")?.limits.trim().ends_with("shared_memory=true"));
+    mps.assign(&[])?;
+    mps.is_gone(&gpu).await?;
+    assert!(mps.host.mounts(&gpu)?.is_empty());
+    assert_eq!(mps.compute_mode(0)?, ComputeMode::Default);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_process_of_another_container_that_carries_the_mark_is_no_daemon() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
