@@ -33,11 +33,11 @@ async fn a_desk_that_was_not_opened_gives_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_given_out_is_looked_for_at_once() {
+async fn what_is_given_out_is_looked_for_soon() {
     let desk = open(MEMORY).await;
     let response = desk.allocate("a.b/mem", &units(1, 0..3)).await.unwrap();
     assert_eq!(response.envs["ALIYUN_COM_GPU_MEM_CONTAINER"], "3");
-    timeout(Duration::from_secs(1), desk.observe_now.notified()).await.unwrap();
+    timeout(Duration::from_secs(1), desk.granted.notified()).await.unwrap();
     assert!(desk.books().is_busy());
 }
 
