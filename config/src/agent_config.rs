@@ -8,7 +8,7 @@ use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
 /// Name under which GPUs are offered when a configuration names no resources, as NVIDIA's device plugin does.
-pub const DEFAULT_RESOURCE: &str = "nvidia.com/gpu";
+const DEFAULT_RESOURCE: &str = "nvidia.com/gpu";
 
 /// Appended to a resource's name by `sharing.renameByDefault`, as NVIDIA's device plugin does.
 const SHARED_SUFFIX: &str = ".shared";
@@ -71,7 +71,7 @@ pub struct ResourceConfig {
 }
 
 impl AgentConfig {
-    /// The resources in force: those named, or every GPU as [`DEFAULT_RESOURCE`].
+    /// The resources in force: those named, or every GPU as `nvidia.com/gpu`.
     pub fn effective_resources(&self) -> Vec<ResourceConfig> {
         if self.resources.is_empty() {
             vec![ResourceConfig { name: DEFAULT_RESOURCE.to_owned(), ..ResourceConfig::default() }]

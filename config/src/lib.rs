@@ -12,10 +12,10 @@ mod memory;
 mod sharing;
 mod validate;
 
-pub use agent_config::{AgentConfig, DEFAULT_RESOURCE, ResourceConfig};
+pub use agent_config::{AgentConfig, ResourceConfig};
 pub use device_selector::{Architecture, DeviceKind, DeviceSelector, Mig, MigStrategy};
 pub use document::{CONFIG_VERSION, Document};
-pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, load_strict, unknown_field_message};
+pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, unknown_field_message};
 pub use memory::MemoryMiB;
-pub use sharing::{DeviceReplicas, MAX_MPS_REPLICAS, MAX_REPLICAS, Placement, Sharing, SharingStrategy};
-pub use validate::{Problem, is_extended_resource_name};
+pub use sharing::{DeviceReplicas, Placement, Sharing, SharingStrategy};
+pub use validate::Problem;

@@ -53,7 +53,7 @@ pub fn load(text: &str) -> Result<AgentConfig, LoadError> {
 }
 
 /// Reads any of gpunode's types from YAML and refuses unknown fields, naming the nearest right one.
-pub fn load_strict<T: DeserializeOwned + JsonSchema>(text: &str) -> Result<T, LoadError> {
+fn load_strict<T: DeserializeOwned + JsonSchema>(text: &str) -> Result<T, LoadError> {
     if text.len() > MAX_DOCUMENT_BYTES {
         return Err(LoadError::TooLong(text.len()));
     }

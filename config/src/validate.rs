@@ -4,9 +4,8 @@ mod devices;
 mod resource_name;
 mod sharing;
 
-pub use resource_name::is_extended_resource_name;
-
 use crate::{AgentConfig, DeviceKind, MigStrategy, ResourceConfig};
+use resource_name::is_extended_resource_name;
 use std::fmt;
 
 /// One thing that is wrong with a configuration.

@@ -4,7 +4,10 @@ use super::{
     Problem,
     devices::{self, validate_memory},
 };
-use crate::{DeviceReplicas, MAX_MPS_REPLICAS, MAX_REPLICAS, MemoryMiB, Sharing, SharingStrategy};
+use crate::{
+    DeviceReplicas, MemoryMiB, Sharing, SharingStrategy,
+    sharing::{MAX_MPS_REPLICAS, MAX_REPLICAS},
+};
 
 /// Smallest unit of memory sharing: smaller ones make more devices than a kubelet takes.
 const MIN_UNIT: MemoryMiB = MemoryMiB(64);
