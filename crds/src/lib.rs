@@ -5,6 +5,7 @@
 //! charges CEL rules by the worst case. This crate does no IO.
 
 mod conditions;
+mod gpu_device;
 mod gpu_node;
 mod keys;
 mod label_map;
@@ -14,10 +15,11 @@ mod policy_status;
 mod selector;
 mod taint;
 
+pub use gpu_device::{GpuDevice, GpuLink, LinkLevel, MigDevice, MigMode};
 pub use gpu_node::{
-    Agent, AgentMode, Configuration, GpuDevice, GpuLink, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, LinkLevel,
-    MAX_HOLDERS, MAX_WAITING_PODS, MigDevice, MigMode, MpsDaemon, MpsDaemonState, RejectedConfiguration,
-    ResourceStatus, WaitingDevice,
+    Agent, AgentMode, Configuration, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, MAX_DEVICES, MAX_HOLDERS,
+    MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon, MpsDaemonState, RejectedConfiguration, ResourceStatus,
+    WaitingDevice,
 };
 pub use gpunode_config::Architecture;
 pub use keys::{

@@ -42,7 +42,7 @@ pub struct GpuNodePolicyStatus {
     /// Devices whose change waits until their last holder is gone; ordered by node and device, at most 64. Such a node counts
     /// as ready: it has taken the configuration, and nothing but its pods is in the way.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = MAX_WAITING))]
     pub waiting: Vec<NodeWaiting>,
 
     /// Mode Preview only: what would change, for at most 64 nodes, ordered by name.
@@ -94,7 +94,7 @@ pub struct NodeWaiting {
     pub device: String,
     /// The pods that hold it, as `NAMESPACE/NAME`; at most 16.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 16), inner(length(max = 317)))]
+    #[schemars(length(max = crate::MAX_WAITING_PODS), inner(length(max = 317)))]
     pub pods: Vec<String>,
 }
 
