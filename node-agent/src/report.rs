@@ -8,17 +8,12 @@ pub use conditions::{holders_unknown, not_offered, not_registered};
 use crate::{books::Page, cli::NodeArgs, hardware::Hardware, in_force::InForce, kubelet::Registered, plugin::Offer};
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
-    Agent, AgentMode, GpuNodeStatus, Holder, MAX_HOLDERS, MAX_WAITING_PODS, RejectedConfiguration, ResourceStatus,
-    WaitingDevice,
+    Agent, AgentMode, GpuNodeStatus, Holder, MAX_DEVICES, MAX_HOLDERS, MAX_WAITING_MESSAGE, MAX_WAITING_PODS,
+    RejectedConfiguration, ResourceStatus, WaitingDevice,
 };
 use gpunode_gpu as gpu;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-
-/// Most devices that wait, and most MPS control daemons, in a status.
-const MAX_DEVICES: usize = 64;
-/// Most characters of what a device waits for.
-const MAX_WAITING_MESSAGE: usize = 512;
 
 /// Which process reports.
 #[derive(Clone, Debug, Default)]

@@ -53,7 +53,7 @@ pub struct Holder {
 pub struct Waiting {
     /// UUID of the device.
     pub device: String,
-    /// What it waits for, in at most 512 characters.
+    /// What it waits for, in words.
     pub message: String,
     /// The pods that hold it, as `NAMESPACE/NAME`, ordered.
     pub pods: Vec<String>,

@@ -4,9 +4,6 @@ use super::{Ledger, Waiting};
 use crate::{Assignment, DeviceSharing, device_of};
 use std::collections::BTreeSet;
 
-/// Longest message, as long as `GpuNode.status.waiting` takes.
-const MAX_MESSAGE: usize = 512;
-
 impl Ledger {
     /// Devices that are not yet offered as they are to be, by index.
     pub fn waiting(&self) -> Vec<Waiting> {
@@ -53,7 +50,7 @@ impl Ledger {
             "the kubelet gives nothing of it out any more"
         };
         let name = self.devices.get(uuid).map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()));
-        let mut message = match (now, next) {
+        let message = match (now, next) {
             (Some(now), Some(next)) => format!("{name} stays {} until {until}, then it becomes {}", In(now), In(next)),
             (Some(now), None) if self.present.contains(uuid) => {
                 format!("{name} stays {} until {until}, then it is no longer offered", In(now))
@@ -62,7 +59,6 @@ impl Ledger {
             (None, Some(next)) => format!("{name} is not offered until {until}, then it becomes {}", In(next)),
             (None, None) => format!("{name} is not offered"),
         };
-        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
         Waiting { device: uuid.to_owned(), message, pods: pods.into_iter().collect() }
     }
 }
