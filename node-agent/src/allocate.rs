@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Environment variable by which NVIDIA's container runtime learns which GPUs a container sees.
-pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// Device nodes that belong to no single GPU.
 const CONTROL_NODES: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];

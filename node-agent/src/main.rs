@@ -38,9 +38,11 @@ mod signals;
 mod socket;
 mod utilisation;
 
+use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use cli::{Cli, Command};
 use std::{io::IsTerminal as _, process::ExitCode};
+use tokio::runtime::Builder;
 use tracing::error;
 use tracing_subscriber::EnvFilter;
 
@@ -48,37 +50,28 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     cli.check();
     start_log();
-    if let Command::MpsExec(args) = &cli.command {
-        let Err(error) = mps::exec(args);
-        return failure(&error);
-    }
-    // One thread: the agent waits nearly always, and memory on every node counts.
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            error!(%error, "start the runtime");
-            return ExitCode::FAILURE;
-        }
+    let result = match cli.command {
+        Command::Discover(args) => wait_for(discover::discover(args)),
+        Command::Run(args) => wait_for(run::run(args)),
+        Command::Mps(args) => wait_for(mps::supervise(args)),
+        Command::MpsExec(args) => mps::exec(&args).map(|never| match never {}),
     };
-    let result = runtime.block_on(async {
-        match cli.command {
-            Command::Discover(args) => discover::discover(args).await,
-            Command::Run(args) => run::run(args).await,
-            Command::Mps(args) => mps::supervise(args).await,
-            Command::MpsExec(args) => mps::exec(&args).map(|never| match never {}),
-        }
-    });
-    // A driver call that hangs must not keep the process from ending.
-    runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failure(&error),
+        Err(error) => {
+            error!(reason = format!("{error:#}"), "agent stops");
+            ExitCode::FAILURE
+        }
     }
 }
 
-fn failure(error: &anyhow::Error) -> ExitCode {
-    error!(reason = format!("{error:#}"), "agent stops");
-    ExitCode::FAILURE
+fn wait_for(work: impl Future<Output = Result<()>>) -> Result<()> {
+    // One thread: the agent waits nearly always, and memory on every node counts.
+    let runtime = Builder::new_current_thread().enable_all().build().context("start the runtime")?;
+    let result = runtime.block_on(work);
+    // A driver call that hangs must not keep the process from ending.
+    runtime.shutdown_background();
+    result
 }
 
 /// Text on a terminal, one JSON object per line elsewhere.
