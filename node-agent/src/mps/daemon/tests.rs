@@ -1,0 +1,135 @@
+use super::*;
+
+/// A daemon, and seconds since the beginning.
+struct World {
+    daemon: Daemon,
+    start: Instant,
+}
+
+const SILENT: Seen = Seen::Silent { answered: true };
+
+impl World {
+    fn new() -> Self {
+        Self { daemon: Daemon::default(), start: Instant::now() }
+    }
+
+    fn next(&mut self, seconds: u64, want: Want, seen: Seen) -> Option<Step> {
+        self.daemon.next(want, seen, self.start + Duration::from_secs(seconds))
+    }
+
+    /// Times of the starts of a daemon that dies at once, until `end`.
+    fn starts(&mut self, from: u64, end: u64) -> Vec<u64> {
+        (from..end).filter(|second| self.next(*second, Want::Run, Seen::Gone) == Some(Step::Start)).collect()
+    }
+}
+
+fn running() -> World {
+    let mut world = World::new();
+    assert_eq!(world.next(0, Want::Run, Seen::Gone), Some(Step::Prepare));
+    world.daemon.prepared();
+    assert_eq!(world.next(0, Want::Run, Seen::Gone), Some(Step::Start));
+    assert_eq!(world.next(1, Want::Run, Seen::Answers), None);
+    world
+}
+
+#[test]
+fn a_daemon_is_started_only_with_the_compute_mode_set() {
+    let mut world = World::new();
+    let attempts: Vec<u64> =
+        (0..200).filter(|second| world.next(*second, Want::Run, Seen::Gone) == Some(Step::Prepare)).collect();
+    assert_eq!(attempts, [0, 1, 3, 7, 15, 31, 63, 123, 183]);
+    world.daemon.prepared();
+    assert_eq!(world.next(200, Want::Run, Seen::Gone), Some(Step::Start));
+}
+
+#[test]
+fn a_daemon_that_keeps_dying_is_started_ever_more_rarely() {
+    let mut world = running();
+    assert_eq!(world.starts(2, 200), [2, 4, 8, 16, 32, 64, 124, 184]);
+}
+
+#[test]
+fn a_daemon_that_dies_after_a_long_time_is_started_at_once() {
+    let mut world = running();
+    world.starts(2, 70);
+    for second in 70..=130 {
+        assert_eq!(world.next(second, Want::Run, Seen::Answers), None);
+    }
+    assert_eq!(world.starts(131, 136), [131, 132, 134]);
+}
+
+#[test]
+fn a_daemon_of_an_earlier_supervisor_is_taken_over_as_it_is() {
+    let mut world = World::new();
+    assert_eq!(world.next(0, Want::Run, Seen::Answers), Some(Step::Prepare));
+    world.daemon.prepared();
+    assert!((0..100).all(|second| world.next(second, Want::Run, Seen::Answers).is_none()));
+}
+
+#[test]
+fn a_daemon_that_may_have_clients_is_not_killed_for_its_silence() {
+    let mut world = running();
+    assert!((2..1000).all(|second| world.next(second, Want::Run, SILENT).is_none()));
+}
+
+#[test]
+fn a_daemon_that_never_answered_is_killed_after_a_minute() {
+    let mut world = running();
+    let steps: Vec<_> = (2..70)
+        .filter_map(|second| Some((second, world.next(second, Want::Run, Seen::Silent { answered: false })?)))
+        .collect();
+    assert_eq!(steps.first(), Some(&(62, Step::Kill)));
+}
+
+#[test]
+fn a_daemon_that_is_not_wanted_quits_and_leaves_nothing() {
+    let mut world = running();
+    assert_eq!(world.next(10, Want::Gone, SILENT), Some(Step::Quit));
+    assert_eq!(world.next(11, Want::Gone, SILENT), None);
+    assert_eq!(world.next(12, Want::Gone, Seen::Gone), Some(Step::Clean));
+}
+
+#[test]
+fn a_daemon_that_does_not_quit_is_asked_again_and_killed_only_if_nobody_holds_the_device() {
+    let mut world = running();
+    let steps: Vec<_> = (10..81).filter_map(|second| Some((second, world.next(second, Want::Gone, SILENT)?))).collect();
+    let quits = [10, 20, 30, 40, 50, 60].map(|second| (second, Step::Quit));
+    assert_eq!(steps[..6], quits);
+    assert_eq!(steps[6..], [(70, Step::KillUnlessHeld), (80, Step::KillUnlessHeld)]);
+}
+
+#[test]
+fn a_daemon_whose_device_is_held_again_was_never_told_to_quit() {
+    let mut world = running();
+    assert_eq!(world.next(10, Want::GoneIfFree, SILENT), Some(Step::QuitUnlessHeld));
+    world.daemon.not_told();
+    assert_eq!(world.next(11, Want::Rest, SILENT), None);
+    assert_eq!(world.next(12, Want::GoneIfFree, SILENT), Some(Step::QuitUnlessHeld));
+    let steps: Vec<_> =
+        (13..33).filter_map(|second| Some((second, world.next(second, Want::GoneIfFree, SILENT)?))).collect();
+    assert_eq!(steps, [(22, Step::QuitUnlessHeld), (32, Step::QuitUnlessHeld)]);
+    assert_eq!(world.next(33, Want::GoneIfFree, Seen::Gone), Some(Step::Clean));
+}
+
+#[test]
+fn a_daemon_that_is_wanted_again_while_it_quits_ends_first() {
+    let mut world = running();
+    assert_eq!(world.next(10, Want::Gone, SILENT), Some(Step::Quit));
+    assert_eq!(world.next(11, Want::Run, Seen::Answers), None);
+    assert_eq!(world.next(12, Want::Run, Seen::Gone), Some(Step::Start));
+}
+
+#[test]
+fn after_a_clean_up_everything_is_prepared_again() {
+    let mut world = running();
+    assert_eq!(world.next(10, Want::Gone, Seen::Gone), Some(Step::Clean));
+    assert_eq!(world.next(20, Want::Run, Seen::Gone), Some(Step::Prepare));
+}
+
+#[test]
+fn a_daemon_that_rests_is_left_alone() {
+    let mut world = running();
+    for seen in [Seen::Gone, SILENT, Seen::Answers] {
+        assert_eq!(world.next(100, Want::Rest, seen), None);
+    }
+}
