@@ -1,8 +1,9 @@
 //! `/livez` and `/readyz`. Whoever reaches the port can cost the agent a little memory for a short time, and no more.
 
+use anyhow::{Context as _, Result};
 use hyper::{Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, time::Duration};
+use std::{collections::VecDeque, convert::Infallible, net::SocketAddr, time::Duration};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
@@ -24,8 +25,10 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub type Readiness = Result<(), String>;
 
 /// Takes the address, so that one that is in use is noticed at the start.
-pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let listener = TcpListener::bind(address).await?;
+pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("listen on {address}; choose another --admin-address"))?;
     info!(address = %listener.local_addr()?, "serving /livez and /readyz");
     Ok(listener)
 }

@@ -30,21 +30,9 @@ pub enum Command {
     MpsExec(MpsExecArgs),
 }
 
-/// Where the agent is and what it looks at.
+/// Where things are on the node, the same for all agents of the node.
 #[derive(Clone, Debug, Args)]
-pub struct NodeArgs {
-    /// Name of this node in Kubernetes.
-    #[arg(long, env = "NODE_NAME", default_value = "")]
-    pub node_name: String,
-
-    /// Name of this pod.
-    #[arg(long, env = "POD_NAME", default_value = "")]
-    pub pod_name: String,
-
-    /// UID of this pod.
-    #[arg(long, env = "POD_UID", default_value = "")]
-    pub pod_uid: String,
-
+pub struct HostArgs {
     /// Where the root of the host is mounted.
     #[arg(long, default_value = "/host")]
     pub host_root: PathBuf,
@@ -65,13 +53,32 @@ pub struct NodeArgs {
     #[arg(long, default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pub pod_resources_socket: PathBuf,
 
-    /// The kubelet's folder of device plugin sockets.
-    #[arg(long, default_value = "/var/lib/kubelet/device-plugins")]
-    pub device_plugin_dir: PathBuf,
-
     /// Address of /livez and /readyz.
     #[arg(long, default_value = "0.0.0.0:8081")]
     pub admin_address: SocketAddr,
+}
+
+/// Which node this is, and what the agent looks at.
+#[derive(Clone, Debug, Args)]
+pub struct NodeArgs {
+    /// Name of this node in Kubernetes.
+    #[arg(long, env = "NODE_NAME", default_value = "")]
+    pub node_name: String,
+
+    /// Name of this pod.
+    #[arg(long, env = "POD_NAME", default_value = "")]
+    pub pod_name: String,
+
+    /// UID of this pod.
+    #[arg(long, env = "POD_UID", default_value = "")]
+    pub pod_uid: String,
+
+    #[command(flatten)]
+    pub host: HostArgs,
+
+    /// The kubelet's folder of device plugin sockets.
+    #[arg(long, default_value = "/var/lib/kubelet/device-plugins")]
+    pub device_plugin_dir: PathBuf,
 }
 
 /// How the device plugin runs.
@@ -89,33 +96,12 @@ pub struct RunArgs {
 /// How the MPS control daemons run.
 #[derive(Clone, Debug, Args)]
 pub struct MpsArgs {
-    /// Where the root of the host is mounted.
-    #[arg(long, default_value = "/host")]
-    pub host_root: PathBuf,
-
-    /// Root of the NVIDIA driver's files. Left out: HOST_ROOT/run/nvidia/driver, then HOST_ROOT.
-    #[arg(long)]
-    pub driver_root: Option<PathBuf>,
-
-    /// Folder in which the agents of the node keep the assignments of its devices.
-    #[arg(long, default_value = "/var/lib/gpunode")]
-    pub state_dir: PathBuf,
-
-    /// Folder of the MPS control daemons, under the same path on the host, here and in containers.
-    #[arg(long, default_value = "/run/gpunode/mps")]
-    pub mps_dir: PathBuf,
-
-    /// Socket on which the kubelet says which pod holds which device.
-    #[arg(long, default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
-    pub pod_resources_socket: PathBuf,
+    #[command(flatten)]
+    pub host: HostArgs,
 
     /// The kubelet's folder of device plugin sockets. Left out: HOST_ROOT/var/lib/kubelet/device-plugins.
     #[arg(long)]
     pub device_plugin_dir: Option<PathBuf>,
-
-    /// Address of /livez and /readyz.
-    #[arg(long, default_value = "0.0.0.0:8081")]
-    pub admin_address: SocketAddr,
 }
 
 /// Which program is started, and what it sees.

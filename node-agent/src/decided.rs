@@ -122,7 +122,7 @@ impl<'a> Decided<'a> {
 
     /// Takes over from the agent before this one, which held the lock until now.
     pub async fn open(&mut self, desk: &Desk) -> Result<()> {
-        let state_dir = self.args.state_dir.clone();
+        let state_dir = self.args.host.state_dir.clone();
         let saved = spawn_blocking(move || Saved::load(&state_dir)).await.context("read the assignments")?;
         desk.open(Books::restore(saved.assignments())).await;
         self.assignments = Some(saved);
@@ -155,7 +155,7 @@ impl<'a> Decided<'a> {
             }
             Err(error) => {
                 // The next observation brings the next try.
-                warn!(%error, folder = %self.args.state_dir.display(), "save the assignments; the lists stay as they are");
+                warn!(%error, folder = %self.args.host.state_dir.display(), "save the assignments; the lists stay as they are");
                 self.page = Page { offers: std::mem::take(&mut self.page.offers), ..page };
             }
         }

@@ -33,9 +33,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     let mut tasks: JoinSet<()> = JoinSet::new();
 
     let (readiness, ready) = watch::channel(Err("the hardware has not been looked at yet".to_owned()));
-    let listener = admin::bind(args.admin_address)
-        .await
-        .with_context(|| format!("listen on {}; choose another --admin-address", args.admin_address))?;
+    let listener = admin::bind(args.host.admin_address).await?;
     tasks.spawn(admin::serve(listener, ready));
 
     let look_again = Arc::new(Notify::new());
@@ -73,7 +71,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
             Seen::Present(object) => object.spec.config.is_some(),
             Seen::Unknown | Seen::Absent => false,
         };
-        let speaks = reporting && !governed && !handover::is_held(&args.state_dir);
+        let speaks = reporting && !governed && !handover::is_held(&args.host.state_dir);
         // A status without the daemons that run would take them from their clients.
         let page = page.borrow_and_update().clone().filter(|_| speaks);
         send_if_new(&reports, page.map(|page| report(&args, &hardware, &page)));

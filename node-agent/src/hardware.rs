@@ -100,7 +100,7 @@ impl Driver {
 impl Place {
     /// Where this agent looks.
     pub fn of(args: &NodeArgs) -> Self {
-        Self { host_root: args.host_root.clone(), driver_root: args.driver_root.clone() }
+        Self { host_root: args.host.host_root.clone(), driver_root: args.host.driver_root.clone() }
     }
 
     /// The driver's library, if there is one; blocks.

@@ -87,7 +87,7 @@ pub struct PodResources {
 impl PodResources {
     /// Where the kubelet of this node says it.
     pub fn of(args: &NodeArgs) -> Self {
-        Self { socket: args.pod_resources_socket.clone(), device_plugin_dir: args.device_plugin_dir.clone() }
+        Self { socket: args.host.pod_resources_socket.clone(), device_plugin_dir: args.device_plugin_dir.clone() }
     }
 
     /// Asks anew, over a connection of its own: a kubelet that restarted has another socket.

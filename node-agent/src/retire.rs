@@ -74,14 +74,14 @@ async fn look(
     wanted: Wanted,
     known: &mut Option<Known>,
 ) -> Result<Option<Page>> {
-    let (state_dir, mps_dir) = (args.state_dir.clone(), args.mps_dir.clone());
+    let (state_dir, mps_dir) = (args.host.state_dir.clone(), args.host.mps_dir.clone());
     let files = spawn_blocking(move || {
         // A damaged file is left to the next device plugin.
         let left = assignments::read(&state_dir).is_ok_and(|assignments| !assignments.is_empty());
         (left, seen::read(&mps_dir))
     });
     let (left, daemons) = timeout(FILES_TIMEOUT, files).await.context("read the files of the device plugin")??;
-    let (answers, now) = daemons.with_context(|| format!("read {}", args.mps_dir.display()))?;
+    let (answers, now) = daemons.with_context(|| format!("read {}", args.host.mps_dir.display()))?;
     if !left {
         *known = None;
         let mut books = Books::default();
@@ -89,8 +89,8 @@ async fn look(
         return Ok(Some(Page { unknown: None, ..books.page() }));
     }
     // An agent that comes now waits no longer than this look takes.
-    let Some(lock) = NodeLock::try_take(&args.state_dir)? else { return Ok(None) };
-    let state_dir = args.state_dir.clone();
+    let Some(lock) = NodeLock::try_take(&args.host.state_dir)? else { return Ok(None) };
+    let state_dir = args.host.state_dir.clone();
     let mut saved = spawn_blocking(move || Saved::load(&state_dir)).await.context("read the assignments")?;
     let (assignments, taken) = (saved.assignments(), lock.taken());
     let before = known.take().filter(|known| known.assignments == assignments && known.taken == taken);

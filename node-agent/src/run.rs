@@ -42,9 +42,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let mut tasks: JoinSet<()> = JoinSet::new();
 
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
-    let listener = admin::bind(args.node.admin_address)
-        .await
-        .with_context(|| format!("listen on {}; choose another --admin-address", args.node.admin_address))?;
+    let listener = admin::bind(args.node.host.admin_address).await?;
     tasks.spawn(admin::serve(listener, ready));
 
     let look_again = Arc::new(Notify::new());
@@ -63,8 +61,8 @@ pub async fn run(args: RunArgs) -> Result<()> {
     }
 
     let desk = Arc::new(Desk::new(desk::Place {
-        host_root: args.node.host_root.clone(),
-        mps_dir: args.node.mps_dir.clone(),
+        host_root: args.node.host.host_root.clone(),
+        mps_dir: args.node.host.mps_dir.clone(),
         utilisation: Utilisation::new(Place::of(&args.node)),
         node,
     }));
@@ -76,7 +74,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let mut registered = plugins.registered();
 
     let mut decided = Decided::new(&args.node, saved);
-    let mut lock = pin!(NodeLock::take(&args.node.state_dir));
+    let mut lock = pin!(NodeLock::take(&args.node.host.state_dir));
     let mut held: Option<NodeLock> = None;
     let mut save_retry = interval(SAVE_RETRY);
     save_retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -159,7 +157,7 @@ fn follow_operator(
     reports: watch::Receiver<Option<Report>>,
 ) -> SavedConfig {
     let (seen, gpu_node) = watch::channel(Seen::Unknown);
-    let saved = SavedConfig::load(&node.state_dir, &node.node_name);
+    let saved = SavedConfig::load(&node.host.state_dir, &node.node_name);
     tasks.spawn(watch_gpu_node(client.clone(), node.node_name.clone(), seen));
     tasks.spawn(operator_config::follow(gpu_node.clone(), saved.content(), instructions));
     tasks.spawn(write_reports(client, node.node_name.clone(), reports, gpu_node));

@@ -69,12 +69,10 @@ struct Supervisor {
 pub async fn supervise(args: MpsArgs) -> Result<()> {
     let mut signals = Signals::new().context("take over the signals")?;
     let (readiness, ready) = watch::channel(Err("the assignments have not been read yet".to_owned()));
-    let listener = admin::bind(args.admin_address)
-        .await
-        .with_context(|| format!("listen on {}; choose another --admin-address", args.admin_address))?;
+    let listener = admin::bind(args.host.admin_address).await?;
     let serving = tokio::spawn(admin::serve(listener, ready));
 
-    let mps_dir = args.mps_dir.clone();
+    let mps_dir = args.host.mps_dir.clone();
     let locked = spawn_blocking(move || lock(&mps_dir));
     let _lock = tokio::select! {
         locked = locked => locked??,
@@ -117,10 +115,13 @@ fn lock(mps_dir: &Path) -> Result<File> {
 
 impl Supervisor {
     fn new(args: MpsArgs) -> Self {
-        let control = Control { host_root: args.host_root.clone(), driver_root: args.driver_root.clone() };
+        let control = Control { host_root: args.host.host_root.clone(), driver_root: args.host.driver_root.clone() };
         let holders = Holders::new(PodResources {
-            socket: args.pod_resources_socket.clone(),
-            device_plugin_dir: args.device_plugin_dir.clone().unwrap_or_else(|| args.host_root.join(DEVICE_PLUGINS)),
+            socket: args.host.pod_resources_socket.clone(),
+            device_plugin_dir: args
+                .device_plugin_dir
+                .clone()
+                .unwrap_or_else(|| args.host.host_root.join(DEVICE_PLUGINS)),
         });
         Self {
             args,
@@ -136,13 +137,13 @@ impl Supervisor {
     /// Brings what is looked after in line with the assignments, and with what an earlier supervisor left.
     async fn follow(&mut self) -> Result<()> {
         self.forget_ended()?;
-        let (state_dir, mps_dir) = (self.args.state_dir.clone(), self.args.mps_dir.clone());
+        let (state_dir, mps_dir) = (self.args.host.state_dir.clone(), self.args.host.mps_dir.clone());
         let read = spawn_blocking(move || {
             processes::reap();
             (assignments::read(&state_dir), Place::all(&mps_dir))
         });
         let (assignments, left) = read.await?;
-        let left = left.with_context(|| format!("look into {}", self.args.mps_dir.display()))?;
+        let left = left.with_context(|| format!("look into {}", self.args.host.mps_dir.display()))?;
         let mut problem = String::new();
         match assignments {
             Ok(assignments) => self.wanted = Some(mps_devices(&assignments)),
@@ -155,7 +156,7 @@ impl Supervisor {
         let wanted = self.wanted.clone().unwrap_or_default();
         let known: BTreeSet<String> = left.iter().map(|place| place.uuid().to_owned()).collect();
         for uuid in wanted.union(&known) {
-            match Place::of(&self.args.mps_dir, uuid) {
+            match Place::of(&self.args.host.mps_dir, uuid) {
                 Some(place) if !self.daemons.contains_key(uuid) => self.add(place),
                 Some(_) => {}
                 None => problem = format!("{uuid:?} in the assignments is no UUID of a device"),

@@ -40,8 +40,8 @@ async fn on_a_node_on_which_nothing_was_left_nothing_is_touched() {
 async fn a_daemon_stays_as_long_as_its_holders_are_not_known() {
     let folder = tempfile::tempdir().unwrap();
     let args = args(folder.path());
-    std::fs::create_dir(&args.state_dir).unwrap();
-    std::fs::write(args.state_dir.join("assignments.json"), LEFT).unwrap();
+    std::fs::create_dir(&args.host.state_dir).unwrap();
+    std::fs::write(args.host.state_dir.join("assignments.json"), LEFT).unwrap();
     let page = looked(&args, &mut None).await.unwrap();
     assert_eq!((page.daemons.len(), page.assignments.len()), (1, 1));
     assert!(page.unknown.is_some());
@@ -51,8 +51,8 @@ async fn a_daemon_stays_as_long_as_its_holders_are_not_known() {
 async fn while_an_agent_holds_the_lock_nothing_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let args = args(folder.path());
-    let lock = NodeLock::take(&args.state_dir).await.unwrap();
-    std::fs::write(args.state_dir.join("assignments.json"), LEFT).unwrap();
+    let lock = NodeLock::take(&args.host.state_dir).await.unwrap();
+    std::fs::write(args.host.state_dir.join("assignments.json"), LEFT).unwrap();
     let mut known = None;
     assert!(looked(&args, &mut known).await.is_none());
     drop(lock);
@@ -63,26 +63,26 @@ async fn while_an_agent_holds_the_lock_nothing_is_said() {
 async fn a_damaged_file_is_left_to_the_next_device_plugin() {
     let folder = tempfile::tempdir().unwrap();
     let args = args(folder.path());
-    std::fs::create_dir(&args.state_dir).unwrap();
-    std::fs::write(args.state_dir.join("assignments.json"), "{").unwrap();
+    std::fs::create_dir(&args.host.state_dir).unwrap();
+    std::fs::write(args.host.state_dir.join("assignments.json"), "{").unwrap();
     looked(&args, &mut None).await.unwrap();
-    assert_eq!(std::fs::read_to_string(args.state_dir.join("assignments.json")).unwrap(), "{");
+    assert_eq!(std::fs::read_to_string(args.host.state_dir.join("assignments.json")).unwrap(), "{");
 }
 
 #[tokio::test]
 async fn what_nobody_holds_is_given_up_when_that_is_certain() {
     let folder = tempfile::tempdir().unwrap();
     let args = args(folder.path());
-    std::fs::create_dir(&args.state_dir).unwrap();
-    std::fs::write(args.state_dir.join("assignments.json"), LEFT).unwrap();
+    std::fs::create_dir(&args.host.state_dir).unwrap();
+    std::fs::write(args.host.state_dir.join("assignments.json"), LEFT).unwrap();
     serve(folder.path(), Kubelet::Idle);
     let mut known = None;
     let first = looked(&args, &mut known).await.unwrap();
     assert_eq!(first.assignments.len(), 1, "the agent before may have given something out last");
     // An agent that ran in between may have, too.
-    drop(NodeLock::take(&args.state_dir).await.unwrap());
+    drop(NodeLock::take(&args.host.state_dir).await.unwrap());
     let given_up = async {
-        while !assignments::read(&args.state_dir).unwrap().is_empty() {
+        while !assignments::read(&args.host.state_dir).unwrap().is_empty() {
             assert!(looked(&args, &mut known).await.is_some());
             sleep(Duration::from_millis(200)).await;
         }
@@ -95,9 +95,9 @@ async fn what_nobody_holds_is_given_up_when_that_is_certain() {
 async fn a_device_that_is_held_stays_what_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let args = args(folder.path());
-    std::fs::create_dir(&args.state_dir).unwrap();
+    std::fs::create_dir(&args.host.state_dir).unwrap();
     let left = LEFT.replace(r#"{"strategy":"Mps","replicas":2}"#, r#"{"strategy":"Whole"}"#);
-    std::fs::write(args.state_dir.join("assignments.json"), left).unwrap();
+    std::fs::write(args.host.state_dir.join("assignments.json"), left).unwrap();
     serve(folder.path(), Kubelet::Held);
     let page = looked(&args, &mut None).await.unwrap();
     assert_eq!(page.assignments.len(), 1);
