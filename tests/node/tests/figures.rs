@@ -81,13 +81,13 @@ async fn measure_64_replicas_of_16_gpus() -> Result<()> {
 async fn measure_80_memory_units_of_16_gpus() -> Result<()> {
     const MEMORY: &str = "aliyun.com/gpu-mem";
     let config = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory}}]";
-    let half = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory, unit: 1023Mi}}]";
+    let other = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory, unit: 1023Mi}}]";
     let lab = Lab::start(of_16("NVIDIA A100-SXM4-80GB")?, config)?;
     lab.kubelet.has(MEMORY, |endpoint| endpoint.healthy().len() == 1280).await?;
     let median = summary("Allocate 8 units, 16 x 80 units", allocate(&lab, MEMORY, 8).await?)?;
     assert!(median <= LIMIT, "{median:?}");
     let lab = Lab::start(of_16("NVIDIA A100-SXM4-80GB")?, config)?;
     lab.kubelet.has(MEMORY, |endpoint| endpoint.healthy().len() == 1280).await?;
-    summary("configuration to first list, 16 x 80 units", lists(&lab, MEMORY, [half, config]).await?)?;
+    summary("configuration to first list, 16 x 80 units", lists(&lab, MEMORY, [other, config]).await?)?;
     Ok(())
 }
