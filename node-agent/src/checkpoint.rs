@@ -3,18 +3,26 @@
 //! PodResources leaves out the devices of init containers that run to their end, though the kubelet keeps them until the
 //! pod is gone (`pkg/kubelet/apis/podresources/server_v1.go`). The checkpoint has them. It is written after each
 //! allocation and after each device list (`pkg/kubelet/cm/devicemanager/manager.go`, `writeCheckpoint`): it may name
-//! holders that are gone, and names all that are there.
+//! holders that are gone, and names all that are there. Where no device plugin is registered, nothing of it is forgotten
+//! for minutes; then the kubelet's folder of the pod tells whether it is gone.
 
 use serde::Deserialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs::File,
+    io::{self, Read as _},
     path::{Path, PathBuf},
+    time::{Duration, SystemTime},
 };
 
 /// Name of the file in the kubelet's folder of device plugins
 /// (`pkg/kubelet/cm/devicemanager/types.go`, `kubeletDeviceManagerCheckpoint`).
 pub const CHECKPOINT_FILE: &str = "kubelet_internal_checkpoint";
+
+/// How old a checkpoint is before a pod without folder is taken for gone, and not for one that is being started: the kubelet
+/// makes the folder before the first container, and removes it after the last one has ended
+/// (`pkg/kubelet/kubelet.go`, `makePodDataDirs`; `kubelet_volumes.go`, `cleanupOrphanedPodDirs`).
+const STARTED_AFTER: Duration = Duration::from_secs(30);
 
 /// Why the checkpoint tells nothing.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +61,8 @@ struct Data {
 
 #[derive(Deserialize)]
 struct Entry {
+    #[serde(rename = "PodUID")]
+    pod: String,
     #[serde(rename = "ResourceName")]
     resource: String,
     /// Ids by NUMA node.
@@ -60,57 +70,115 @@ struct Entry {
     ids: BTreeMap<String, Vec<String>>,
 }
 
-/// Resource and id of every device that the kubelet remembers as given to a container; blocks. A kubelet that never
-/// allocated anything has no file.
-pub fn remembered(device_plugin_dir: &Path) -> Result<BTreeSet<(String, String)>, Error> {
-    let path = device_plugin_dir.join(CHECKPOINT_FILE);
-    match fs::read(&path) {
-        Ok(text) => parse(&text).map_err(|source| Error::Parse { path, source }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeSet::new()),
-        Err(source) => Err(Error::Read { path, source }),
+/// The folders that the kubelet keeps of the pods of this node.
+#[derive(Clone, Debug, Default)]
+pub struct PodFolders {
+    /// Where they are, `/var/lib/kubelet/pods` of the host as a rule.
+    pub folder: PathBuf,
+    /// UID of the pod of this process, whose folder must be among them: otherwise the kubelet has its folders elsewhere.
+    pub own: String,
+}
+
+impl PodFolders {
+    /// Whether a pod that was admitted a while ago is certainly gone.
+    fn is_gone(&self, pod: &str) -> bool {
+        let has = |uid: &str| !uid.is_empty() && self.folder.join(uid).is_dir();
+        has(&self.own) && !pod.is_empty() && !has(pod)
     }
 }
 
-fn parse(text: &[u8]) -> serde_json::Result<BTreeSet<(String, String)>> {
-    let checkpoint: Checkpoint = serde_json::from_slice(text)?;
-    let of_entry = |entry: Entry| {
-        let resource = entry.resource;
-        entry.ids.into_values().flatten().map(move |id| (resource.clone(), id))
+/// Resource and id of every device that the kubelet remembers as given to a container of a pod that may still be there;
+/// blocks. A kubelet that never allocated anything has no file.
+pub fn remembered(device_plugin_dir: &Path, pods: &PodFolders) -> Result<BTreeSet<(String, String)>, Error> {
+    let path = device_plugin_dir.join(CHECKPOINT_FILE);
+    let (written, text) = match read(&path) {
+        Ok(read) => read,
+        Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        Err(source) => return Err(Error::Read { path, source }),
     };
-    Ok(checkpoint.data.entries.into_iter().flatten().flat_map(of_entry).collect())
+    let entries = parse(&text).map_err(|source| Error::Parse { path, source })?;
+    let is_old = SystemTime::now().duration_since(written).is_ok_and(|age| age >= STARTED_AFTER);
+    let may_hold = entries.into_iter().filter(|entry| !is_old || !pods.is_gone(&entry.pod));
+    Ok(may_hold.flat_map(Entry::shares).collect())
+}
+
+/// When the file was written and what it says; both of one file, since the kubelet replaces it.
+fn read(path: &Path) -> io::Result<(SystemTime, Vec<u8>)> {
+    let mut file = File::open(path)?;
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    Ok((file.metadata()?.modified()?, text))
+}
+
+fn parse(text: &[u8]) -> serde_json::Result<Vec<Entry>> {
+    let checkpoint: Checkpoint = serde_json::from_slice(text)?;
+    Ok(checkpoint.data.entries.unwrap_or_default())
+}
+
+impl Entry {
+    fn shares(self) -> impl Iterator<Item = (String, String)> {
+        let resource = self.resource;
+        self.ids.into_values().flatten().map(move |id| (resource.clone(), id))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+
+    // As kubelet 1.36.3 wrote it, allocation answers shortened.
+    const TEXT: &str = r#"{"Data":{"PodDeviceEntries":[
+        {"PodUID":"a","ContainerName":"init","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["GPU-1"],"1":["GPU-2"]},"AllocResp":"CgA="},
+        {"PodUID":"b","ContainerName":"main","ResourceName":"a.b/c","DeviceIDs":{"-1":["GPU-3::0"]},"AllocResp":""}],
+        "RegisteredDevices":{"nvidia.com/gpu":["GPU-1"]}},"Checksum":4294967295}"#;
+
+    fn write(folder: &Path, text: &str) -> File {
+        fs::write(folder.join(CHECKPOINT_FILE), text).unwrap();
+        File::options().write(true).open(folder.join(CHECKPOINT_FILE)).unwrap()
+    }
+
+    fn ids(folder: &Path, own: &str) -> Vec<String> {
+        let pods = PodFolders { folder: folder.join("pods"), own: own.to_owned() };
+        remembered(folder, &pods).unwrap().into_iter().map(|(resource, id)| format!("{resource} {id}")).collect()
+    }
 
     #[test]
     fn ids_of_every_container_and_numa_node_are_remembered() {
-        // As kubelet 1.36.3 wrote it, allocation answers shortened.
-        let text = br#"{"Data":{"PodDeviceEntries":[
-            {"PodUID":"a","ContainerName":"init","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["GPU-1"],"1":["GPU-2"]},"AllocResp":"CgA="},
-            {"PodUID":"b","ContainerName":"main","ResourceName":"a.b/c","DeviceIDs":{"-1":["GPU-3::0"]},"AllocResp":""}],
-            "RegisteredDevices":{"nvidia.com/gpu":["GPU-1"]}},"Checksum":4294967295}"#;
-        let pair = |resource: &str, id: &str| (resource.to_owned(), id.to_owned());
-        let expected = [pair("a.b/c", "GPU-3::0"), pair("nvidia.com/gpu", "GPU-1"), pair("nvidia.com/gpu", "GPU-2")];
-        assert_eq!(parse(text).unwrap(), expected.into());
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), TEXT);
+        assert_eq!(ids(folder.path(), ""), ["a.b/c GPU-3::0", "nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-2"]);
+    }
+
+    #[test]
+    fn a_pod_whose_folder_is_gone_is_forgotten_once_it_cannot_be_starting() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = write(folder.path(), TEXT);
+        for pod in ["own", "a"] {
+            fs::create_dir_all(folder.path().join("pods").join(pod)).unwrap();
+        }
+        assert_eq!(ids(folder.path(), "own").len(), 3, "pod b may be starting");
+        file.set_modified(SystemTime::now() - STARTED_AFTER).unwrap();
+        assert_eq!(ids(folder.path(), "own"), ["nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-2"]);
+        for own in ["", "elsewhere"] {
+            assert_eq!(ids(folder.path(), own).len(), 3, "these are not the kubelet's folders: {own:?}");
+        }
     }
 
     #[test]
     fn a_kubelet_without_allocations_remembers_nothing() {
-        assert!(
-            parse(br#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#).unwrap().is_empty()
-        );
         let folder = tempfile::tempdir().unwrap();
-        assert!(remembered(folder.path()).unwrap().is_empty());
+        assert!(ids(folder.path(), "").is_empty());
+        write(folder.path(), r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#);
+        assert!(ids(folder.path(), "").is_empty());
     }
 
     #[test]
     fn a_file_that_is_no_checkpoint_is_an_error_and_not_an_empty_one() {
         let folder = tempfile::tempdir().unwrap();
         for text in ["", "{}", "[]", r#"{"Data":{"PodDeviceEntries":[{"PodUID":"a"}]}}"#] {
-            fs::write(folder.path().join(CHECKPOINT_FILE), text).unwrap();
-            let error = remembered(folder.path()).unwrap_err().to_string();
+            write(folder.path(), text);
+            let error = remembered(folder.path(), &PodFolders::default()).unwrap_err().to_string();
             assert!(error.starts_with("parse the kubelet's checkpoint "), "{error}");
         }
     }

@@ -1,7 +1,7 @@
 //! Who holds what, as the kubelet says it: its PodResources API, and its checkpoint for what that leaves out.
 
 use crate::{
-    checkpoint,
+    checkpoint::{self, PodFolders},
     cli::NodeArgs,
     pod_resources_api::{
         AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest, PodResources as Pod,
@@ -17,6 +17,8 @@ use std::{
 use tokio::{task::spawn_blocking, time::timeout};
 use tonic::{Response, Status, transport::Endpoint};
 
+/// The kubelet's folders of pods below the root of the host, unless it has another `--root-dir`.
+const POD_FOLDERS: &str = "var/lib/kubelet/pods";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// A kubelet takes 4 MiB of devices for each resource, and says them all in one answer. Kubernetes' own clients of this API
@@ -82,12 +84,18 @@ pub struct PodResources {
     pub socket: PathBuf,
     /// The kubelet's folder of device plugins, which has the checkpoint.
     pub device_plugin_dir: PathBuf,
+    /// The kubelet's folders of pods.
+    pub pods: PodFolders,
 }
 
 impl PodResources {
     /// Where the kubelet of this node says it.
     pub fn of(args: &NodeArgs) -> Self {
-        Self { socket: args.host.pod_resources_socket.clone(), device_plugin_dir: args.device_plugin_dir.clone() }
+        Self {
+            socket: args.host.pod_resources_socket.clone(),
+            device_plugin_dir: args.device_plugin_dir.clone(),
+            pods: PodFolders { folder: args.host.host_root.join(POD_FOLDERS), own: args.pod_uid.clone() },
+        }
     }
 
     /// Asks anew, over a connection of its own: a kubelet that restarted has another socket.
@@ -109,10 +117,10 @@ impl PodResources {
     }
 
     async fn remembered(&self) -> Result<BTreeSet<(String, String)>, Error> {
-        let folder = self.device_plugin_dir.clone();
+        let (folder, pods) = (self.device_plugin_dir.clone(), self.pods.clone());
         let read = spawn_blocking(move || {
             // A kubelet without checkpoint remembers nothing; one whose folder is not here may remember anything.
-            if folder.is_dir() { Ok(checkpoint::remembered(&folder)?) } else { Err(Error::NoFolder(folder)) }
+            if folder.is_dir() { Ok(checkpoint::remembered(&folder, &pods)?) } else { Err(Error::NoFolder(folder)) }
         });
         timeout(CALL_TIMEOUT, read).await.map_err(|_| Error::SlowCheckpoint)??
     }

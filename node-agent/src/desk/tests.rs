@@ -1,5 +1,5 @@
 use super::*;
-use crate::{books::tests::books, hardware};
+use crate::{books::tests::books, checkpoint::PodFolders, hardware};
 use gpunode_gpu::{Holding, Observation};
 
 const MEMORY: &str = "resources: [{name: a.b/mem, sharing: {strategy: Memory}}]";
@@ -87,7 +87,11 @@ async fn a_refusal_ends_though_nothing_is_published_or_observed() {
 #[tokio::test(start_paused = true)]
 async fn holders_that_are_not_known_are_told_and_asked_for_again() {
     let desk = desk();
-    let nobody = PodResources { socket: "/nonexistent/kubelet.sock".into(), device_plugin_dir: "/nonexistent".into() };
+    let nobody = PodResources {
+        socket: "/nonexistent/kubelet.sock".into(),
+        device_plugin_dir: "/nonexistent".into(),
+        pods: PodFolders::default(),
+    };
     let mut changes = desk.changes();
     let watching = tokio::spawn(desk.clone().watch_holders(nobody));
     changes.changed().await.unwrap();

@@ -21,6 +21,7 @@ pub use exec::exec;
 use crate::{
     admin,
     assignments::{self, Assignments},
+    checkpoint::PodFolders,
     cli::MpsArgs,
     podresources::PodResources,
     signals::{Asked, Signals},
@@ -122,6 +123,7 @@ impl Supervisor {
                 .device_plugin_dir
                 .clone()
                 .unwrap_or_else(|| args.host.host_root.join(DEVICE_PLUGINS)),
+            pods: PodFolders::default(),
         });
         Self {
             args,
