@@ -1,7 +1,7 @@
 //! The assignments of this node's devices, kept on disk: a share's id says which device it is of, and not what it stands
 //! for (`docs/adr/0004-sharing.md`).
 
-use crate::atomic_file;
+use crate::{atomic_file, file_id::FileId};
 use gpunode_gpu::Assignment;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -9,7 +9,6 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
 };
-use tokio::task::spawn_blocking;
 use tracing::warn;
 
 /// Name of the file in the state folder; the supervisor of MPS daemons reads it too.
@@ -74,16 +73,19 @@ pub fn read(state_dir: &Path) -> Result<Assignments, Error> {
 pub struct Saved {
     state_dir: PathBuf,
     content: Option<Assignments>,
+    /// The file that has it; none where there is none.
+    id: Option<FileId>,
 }
 
 impl Saved {
     /// Reads what an earlier agent left; blocks. What cannot be read counts as none: whatever is held then waits for its
     /// holders under the names that the kubelet knows.
     pub fn load(state_dir: &Path) -> Self {
+        let id = FileId::of(&state_dir.join(FILE));
         let content = read(state_dir).inspect_err(
             |error| warn!(%error, "the assignments are lost; devices that are held wait for their holders"),
         );
-        Self { state_dir: state_dir.to_owned(), content: content.ok() }
+        Self { state_dir: state_dir.to_owned(), content: content.ok(), id }
     }
 
     /// The assignments.
@@ -91,16 +93,17 @@ impl Saved {
         self.content.clone().unwrap_or_default()
     }
 
-    /// Brings `assignments` to disk, where they differ from what is there.
+    /// Brings `assignments` to disk, where they differ from what is there: also where somebody removed or replaced the file.
     pub async fn keep(&mut self, assignments: &Assignments) -> io::Result<()> {
-        if self.content.as_ref() == Some(assignments) {
+        let path = self.state_dir.join(FILE);
+        if self.content.as_ref() == Some(assignments) && FileId::of(&path) == self.id {
             return Ok(());
         }
         // Until it is known what the disk has.
         self.content = None;
-        let path = self.state_dir.join(FILE);
         let text = serde_json::to_vec_pretty(&Content { version: VERSION, devices: assignments.clone() })?;
-        spawn_blocking(move || atomic_file::replace(&path, &text)).await.map_err(io::Error::other)??;
+        let replace = move || atomic_file::replace(&path, &text).map(|()| FileId::of(&path));
+        self.id = spawn_blocking(replace).await.map_err(io::Error::other)??;
         self.content = Some(assignments.clone());
         Ok(())
     }
@@ -112,7 +115,8 @@ mod tests {
     use gpunode_gpu::DeviceSharing;
 
     fn assignments(replicas: u32) -> Assignments {
-        let assignment = Assignment { resource: "a.b/c".to_owned(), sharing: DeviceSharing::TimeSlicing { replicas } };
+        let sharing = DeviceSharing::TimeSlicing { replicas };
+        let assignment = Assignment { resource: "a.b/c".to_owned(), sharing };
         [("GPU-1".to_owned(), assignment)].into()
     }
 
@@ -130,13 +134,29 @@ mod tests {
     #[tokio::test]
     async fn what_has_not_changed_is_not_written() {
         let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(FILE);
         let mut saved = Saved::load(folder.path());
         saved.keep(&Assignments::new()).await.unwrap();
-        assert!(!folder.path().join(FILE).exists());
+        assert!(!file.exists());
         saved.keep(&assignments(2)).await.unwrap();
-        fs::remove_file(folder.path().join(FILE)).unwrap();
+        let written = FileId::of(&file);
         saved.keep(&assignments(2)).await.unwrap();
-        assert!(!folder.path().join(FILE).exists());
+        let mut saved = Saved::load(folder.path());
+        saved.keep(&assignments(2)).await.unwrap();
+        assert_eq!(FileId::of(&file), written);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_somebody_removed_or_replaced_is_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(FILE);
+        let mut saved = Saved::load(folder.path());
+        for spoil in [|file: &Path| fs::remove_file(file), |file: &Path| fs::write(file, "{}")] {
+            saved.keep(&assignments(2)).await.unwrap();
+            spoil(&file).unwrap();
+            saved.keep(&assignments(2)).await.unwrap();
+            assert_eq!(read(folder.path()).unwrap(), assignments(2));
+        }
     }
 
     #[tokio::test]
