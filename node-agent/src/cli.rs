@@ -102,6 +102,10 @@ pub struct MpsArgs {
     /// The kubelet's folder of device plugin sockets. Left out: HOST_ROOT/var/lib/kubelet/device-plugins.
     #[arg(long)]
     pub device_plugin_dir: Option<PathBuf>,
+
+    /// UID of this pod.
+    #[arg(long, env = "POD_UID", default_value = "")]
+    pub pod_uid: String,
 }
 
 /// Which program is started, and what it sees.

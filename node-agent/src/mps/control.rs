@@ -12,9 +12,14 @@ use std::{
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
+    sync::Arc,
     time::Duration,
 };
-use tokio::{process::Command, time::timeout};
+use tokio::{
+    process::{Child, Command},
+    sync::Mutex,
+    time::timeout,
+};
 use tracing::warn;
 
 /// Where the driver has the program.
@@ -60,6 +65,17 @@ pub enum Error {
         /// How long it had.
         after: Duration,
     },
+    /// An earlier one was killed and is still there.
+    #[error(
+        "{action} the MPS control daemon of {device}: an earlier nvidia-cuda-mps-control hangs in the kernel; see the host's \
+         kernel log"
+    )]
+    Hangs {
+        /// What for.
+        action: &'static str,
+        /// For which device.
+        device: String,
+    },
     /// It ended with an error, or said something else than it should.
     #[error("{action} the MPS control daemon of {device}: {status}: {output:?}")]
     Failed {
@@ -74,21 +90,33 @@ pub enum Error {
     },
 }
 
-/// Where the program is looked for.
+/// The program of one device: where it is looked for, and what is left of the last one.
 #[derive(Clone, Debug)]
 pub struct Control {
-    /// Root of the host.
-    pub host_root: PathBuf,
-    /// Root of the driver, when it was named.
-    pub driver_root: Option<PathBuf>,
+    host_root: PathBuf,
+    driver_root: Option<PathBuf>,
+    left: Left,
 }
 
+/// A program that was killed and did not end. No other is started meanwhile: each would hang as well.
+type Left = Arc<Mutex<Option<(Child, Own)>>>;
+
 impl Control {
+    /// `driver_root` where one was named.
+    pub fn new(host_root: &Path, driver_root: Option<&Path>) -> Self {
+        Self { host_root: host_root.to_owned(), driver_root: driver_root.map(Path::to_owned), left: Left::default() }
+    }
+
+    /// Folders that may be the driver's root.
+    pub fn roots(&self) -> Vec<PathBuf> {
+        driver_root::roots(&self.host_root, self.driver_root.as_deref())
+    }
+
     /// Starts the daemon of a device; returns when it is in the background.
     pub async fn start(&self, place: &Place) -> Result<(), Error> {
         let mut command = self.command(place, &["-d"])?;
         command.env(MARK, place.folder());
-        run(command, "start", place, "", START_TIMEOUT).await.map(drop)
+        run(&self.left, command, "start", place, "", START_TIMEOUT).await.map(drop)
     }
 
     /// Whether the daemon answers.
@@ -96,7 +124,7 @@ impl Control {
         let action = "ask";
         let command = self.command(place, &[])?;
         let (status, output) =
-            run(command, action, place, "get_default_active_thread_percentage\n", ASK_TIMEOUT).await?;
+            run(&self.left, command, action, place, "get_default_active_thread_percentage\n", ASK_TIMEOUT).await?;
         if output.trim().parse::<f32>().is_ok() {
             return Ok(());
         }
@@ -105,7 +133,7 @@ impl Control {
 
     /// Tells the daemon to quit.
     pub async fn quit(&self, place: &Place) -> Result<(), Error> {
-        run(self.command(place, &[])?, "quit", place, "quit\n", QUIT_TIMEOUT).await.map(drop)
+        run(&self.left, self.command(place, &[])?, "quit", place, "quit\n", QUIT_TIMEOUT).await.map(drop)
     }
 
     fn command(&self, place: &Place, arguments: &[&str]) -> Result<Command, Error> {
@@ -128,7 +156,7 @@ impl Control {
 
     /// The root and the program below it. A link counts as well: it leads somewhere below that root.
     fn find(&self) -> Result<(PathBuf, &'static str), Error> {
-        let roots = driver_root::roots(&self.host_root, self.driver_root.as_deref());
+        let roots = self.roots();
         let find = |root: &PathBuf| PROGRAMS.into_iter().find(|program| root.join(program).symlink_metadata().is_ok());
         let found = roots.iter().find_map(|root| Some((root.clone(), find(root)?)));
         found.ok_or_else(|| {
@@ -140,6 +168,7 @@ impl Control {
 
 /// Runs a command to its end, and tells what it said.
 async fn run(
+    left: &Left,
     mut command: Command,
     action: &'static str,
     place: &Place,
@@ -148,18 +177,26 @@ async fn run(
 ) -> Result<(ExitStatus, String), Error> {
     let device = || place.uuid().to_owned();
     let failed = |source| Error::Run { device: device(), source };
+    let mut left = left.lock().await;
+    if let Some((child, _)) = &mut *left
+        && child.try_wait().map_err(failed)?.is_none()
+    {
+        return Err(Error::Hangs { action, device: device() });
+    }
+    *left = None;
     let output = output_file().map_err(failed)?;
     let streams = || Ok((input_file(input)?, output.try_clone()?, output.try_clone()?));
     let (stdin, stdout, stderr) = streams().map_err(failed)?;
     command.stdin(Stdio::from(stdin)).stdout(Stdio::from(stdout)).stderr(Stdio::from(stderr));
     let mut child = command.spawn().map_err(failed)?;
-    let _own = child.id().map(Own::new);
+    let own = child.id().map(Own::new);
     let Ok(ended) = timeout(after, child.wait()).await else {
         if timeout(KILL_TIMEOUT, child.kill()).await.is_err() {
             warn!(
                 device = place.uuid(),
                 action, "nvidia-cuda-mps-control hangs in the kernel; see the host's kernel log"
             );
+            *left = own.map(|own| (child, own));
         }
         return Err(Error::NoAnswer { action, device: device(), after });
     };
@@ -206,7 +243,7 @@ mod tests {
     async fn shell(script: &str, input: &str, after: Duration) -> Result<(ExitStatus, String), Error> {
         let mut command = Command::new("sh");
         command.arg("-c").arg(script).kill_on_drop(true);
-        run(command, "ask", &place(), input, after).await
+        run(&Left::default(), command, "ask", &place(), input, after).await
     }
 
     #[tokio::test]
@@ -234,9 +271,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn no_program_is_started_while_one_that_was_killed_is_still_there() {
+        let place = place();
+        let hanging = Command::new("sleep").arg("100").kill_on_drop(true).spawn().unwrap();
+        let own = Own::new(hanging.id().unwrap());
+        let left = Left::new(Mutex::new(Some((hanging, own))));
+        let ask = || run(&left, Command::new("true"), "ask", &place, "", Duration::from_secs(10));
+        for _ in 0..2 {
+            assert!(matches!(ask().await, Err(Error::Hangs { .. })));
+        }
+        left.lock().await.as_mut().unwrap().0.kill().await.unwrap();
+        ask().await.unwrap();
+        assert!(left.lock().await.is_none());
+    }
+
+    #[tokio::test]
     async fn a_driver_without_the_program_is_an_error_that_names_where_it_was_looked_for() {
         let root = tempfile::tempdir().unwrap();
-        let control = Control { host_root: root.path().to_owned(), driver_root: None };
+        let control = Control::new(root.path(), None);
         let error = control.ask(&place()).await.unwrap_err().to_string();
         assert!(error.contains("run/nvidia/driver and ") && error.contains("--driver-root"), "{error}");
     }

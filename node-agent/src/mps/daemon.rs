@@ -20,9 +20,7 @@ pub enum Want {
     Run,
     /// It goes on serving the clients that it has, and nobody learns that it answers.
     Rest,
-    /// It ends if nobody holds the device when it is told to, and nothing of it is left.
-    GoneIfFree,
-    /// It ends, and nothing of it is left.
+    /// It ends as soon as nobody holds the device, and nothing of it is left.
     Gone,
 }
 
@@ -47,16 +45,14 @@ pub enum Step {
     Prepare,
     /// Start the daemon.
     Start,
-    /// Tell it to quit.
-    Quit,
     /// Tell it to quit if nobody holds the device.
     QuitUnlessHeld,
     /// Kill it.
     Kill,
     /// Kill it if nobody holds the device.
     KillUnlessHeld,
-    /// Restore the compute mode and remove the folders.
-    Clean,
+    /// Restore the compute mode and remove the folders if nobody holds the device.
+    CleanUnlessHeld,
 }
 
 /// What is remembered between two looks.
@@ -67,13 +63,9 @@ pub struct Daemon {
     not_before: Option<Instant>,
     answering_since: Option<Instant>,
     silent_since: Option<Instant>,
-    quit: Option<Quit>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Quit {
-    first: Instant,
-    last: Instant,
+    /// When it was told to quit first.
+    told: Option<Instant>,
+    ask_again: Option<Instant>,
 }
 
 impl Default for Daemon {
@@ -84,7 +76,8 @@ impl Default for Daemon {
             not_before: None,
             answering_since: None,
             silent_since: None,
-            quit: None,
+            told: None,
+            ask_again: None,
         }
     }
 }
@@ -95,7 +88,7 @@ impl Daemon {
         self.remember(seen, now);
         // A daemon that was told to quit takes no new client: it ends first.
         let want = match want {
-            Want::Run | Want::Rest if self.quit.is_some() => Want::Gone,
+            Want::Run | Want::Rest if self.told.is_some() => Want::Gone,
             want => want,
         };
         match (want, seen) {
@@ -106,13 +99,10 @@ impl Daemon {
             (Want::Run, Seen::Gone | Seen::Answers) => self.attempt(Step::Prepare, now),
             (Want::Run, Seen::Silent { answered }) => {
                 let hung = self.silent_since.is_some_and(|since| now.duration_since(since) >= HUNG);
-                (hung && !answered).then_some(Step::Kill)
+                if hung && !answered { self.attempt(Step::Kill, now) } else { None }
             }
-            (Want::Gone | Want::GoneIfFree, Seen::Gone) => {
-                self.attempt(Step::Clean, now).inspect(|_| self.prepared = false)
-            }
-            (Want::Gone, Seen::Answers | Seen::Silent { .. }) => self.quit(Step::Quit, now),
-            (Want::GoneIfFree, Seen::Answers | Seen::Silent { .. }) => self.quit(Step::QuitUnlessHeld, now),
+            (Want::Gone, Seen::Gone) => self.attempt(Step::CleanUnlessHeld, now).inspect(|_| self.prepared = false),
+            (Want::Gone, Seen::Answers | Seen::Silent { .. }) => self.quit(now),
         }
     }
 
@@ -123,9 +113,9 @@ impl Daemon {
         self.pause = self.pause.div_f32(2.0).max(MIN_PAUSE);
     }
 
-    /// [`Step::QuitUnlessHeld`] was not done: the daemon goes on serving.
-    pub fn not_told(&mut self) {
-        self.quit = None;
+    /// [`Step::QuitUnlessHeld`] has found nobody. Until then the daemon goes on serving.
+    pub fn told(&mut self, now: Instant) {
+        self.told.get_or_insert(now);
     }
 
     fn remember(&mut self, seen: Seen, now: Instant) {
@@ -141,7 +131,10 @@ impl Daemon {
                 self.answering_since = None;
                 self.silent_since.get_or_insert(now);
             }
-            Seen::Gone => (self.answering_since, self.silent_since, self.quit) = (None, None, None),
+            Seen::Gone => {
+                (self.answering_since, self.silent_since) = (None, None);
+                (self.told, self.ask_again) = (None, None);
+            }
         }
     }
 
@@ -154,16 +147,13 @@ impl Daemon {
         Some(step)
     }
 
-    fn quit(&mut self, step: Step, now: Instant) -> Option<Step> {
-        let Some(quit) = &mut self.quit else {
-            self.quit = Some(Quit { first: now, last: now });
-            return Some(step);
-        };
-        if now.duration_since(quit.last) < ASK_AGAIN {
+    fn quit(&mut self, now: Instant) -> Option<Step> {
+        if self.ask_again.is_some_and(|time| now < time) {
             return None;
         }
-        quit.last = now;
-        Some(if now.duration_since(quit.first) < HUNG { step } else { Step::KillUnlessHeld })
+        self.ask_again = Some(now + ASK_AGAIN);
+        let hung = self.told.is_some_and(|first| now.duration_since(first) >= HUNG);
+        Some(if hung { Step::KillUnlessHeld } else { Step::QuitUnlessHeld })
     }
 }
 

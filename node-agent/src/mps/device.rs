@@ -4,12 +4,12 @@ use super::{
     compute_mode,
     control::Control,
     daemon::{Daemon, Seen, Step, Want},
+    folders,
     holders::Holders,
-    memory,
     place::{Place, since_boot},
     processes,
 };
-use crate::{atomic_file, driver_root};
+use crate::atomic_file;
 use anyhow::{Context as _, Result, bail};
 use std::{fs, io, time::Duration};
 use tokio::{
@@ -27,8 +27,6 @@ const SHORT_INTERVAL: Duration = Duration::from_millis(100);
 const SETTLES_WITHIN: Duration = Duration::from_secs(3);
 /// A file system or driver call that hangs must not keep this process from ending.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of each log file that are kept: they are in memory, and each question to a daemon writes lines.
-const MAX_LOG: u64 = 1024 * 1024;
 
 /// What looking after a daemon needs.
 #[derive(Clone, Debug)]
@@ -53,12 +51,13 @@ impl Care {
             let mut asked = seen.map(|seen| (seen, daemon.next(wanted, seen, std::time::Instant::now())));
             // What was prepared is used at once.
             while let Ok((seen, Some(step))) = asked {
-                let done = self.carry_out(step, &mut daemon).await;
+                let done = self.carry_out(step, &mut daemon, &mut state).await;
                 state.report(&self.place, done.as_ref().err().map(|error| format!("{error:#}")));
                 match (step, done) {
-                    (Step::Clean, Ok(())) if *want.borrow() != Want::Run => return,
+                    (Step::CleanUnlessHeld, Ok(())) if *want.borrow() != Want::Run => return,
                     (Step::Prepare, Ok(())) => daemon.prepared(),
-                    _ => short_until = Instant::now() + SETTLES_WITHIN,
+                    (_, Ok(())) => short_until = Instant::now() + SETTLES_WITHIN,
+                    (_, Err(_)) => {}
                 }
                 asked = Ok((seen, daemon.next(wanted, seen, std::time::Instant::now())));
                 if step != Step::Prepare {
@@ -104,46 +103,41 @@ impl Care {
         let place = self.place.clone();
         blocking(move || {
             atomic_file::replace(&place.answered(), since_boot().as_millis().to_string().as_bytes())?;
-            bound_logs(&place)
+            folders::bound_logs(&place)
         })
         .await
         .with_context(|| format!("record in {} that the daemon answers", self.place.folder().display()))
     }
 
-    async fn carry_out(&self, step: Step, daemon: &mut Daemon) -> Result<()> {
-        let device = self.place.uuid();
+    async fn carry_out(&self, step: Step, daemon: &mut Daemon, state: &mut State) -> Result<()> {
+        let (device, place) = (self.place.uuid(), self.place.clone());
         match step {
             Step::Prepare => self.prepare().await,
             Step::Start => {
-                let place = self.place.clone();
-                blocking(move || empty(&place.pipe())).await.context("remove what a dead daemon left")?;
+                blocking(move || folders::empty_for_a_start(&place)).await.context("remove what a dead daemon left")?;
                 self.control.start(&self.place).await?;
                 info!(device, "MPS control daemon started");
                 Ok(())
             }
-            Step::Quit | Step::QuitUnlessHeld => {
-                if step == Step::QuitUnlessHeld {
-                    self.is_free().await.inspect_err(|_| daemon.not_told())?;
-                }
+            Step::QuitUnlessHeld => {
+                self.is_free().await?;
+                daemon.told(std::time::Instant::now());
                 self.control.quit(&self.place).await?;
                 info!(device, "MPS control daemon told to quit");
                 Ok(())
             }
-            Step::KillUnlessHeld if self.holders.hold(device).await? => {
-                warn!(device, "the MPS control daemon is not wanted and does not quit; a container holds the device");
-                Ok(())
-            }
             Step::Kill | Step::KillUnlessHeld => {
-                warn!(device, "the MPS control daemon does not answer; killing it");
-                let place = self.place.clone();
+                if step == Step::KillUnlessHeld {
+                    self.is_free().await?;
+                }
+                state.kills(&self.place);
                 blocking(move || processes::kill(&place)).await.with_context(|| format!("kill the daemon of {device}"))
             }
-            Step::Clean => {
+            Step::CleanUnlessHeld => {
+                self.is_free().await?;
                 self.restore_compute_mode().await?;
-                let place = self.place.clone();
-                let remove =
-                    move || memory::remove(&place).and_then(|()| ignore_missing(fs::remove_dir_all(place.folder())));
-                blocking(remove).await.with_context(|| format!("remove {}", self.place.folder().display()))?;
+                let removed = blocking(move || folders::remove(&place)).await;
+                removed.with_context(|| format!("remove {}", self.place.folder().display()))?;
                 info!(device, "MPS control daemon gone, compute mode restored");
                 Ok(())
             }
@@ -153,14 +147,14 @@ impl Care {
     async fn is_free(&self) -> Result<()> {
         let device = self.place.uuid();
         if self.holders.hold(device).await? {
-            bail!("{device} is held by a container again: its MPS control daemon goes on");
+            bail!("no assignment wants the MPS control daemon of {device}, and a container holds the device: it stays");
         }
         Ok(())
     }
 
     async fn prepare(&self) -> Result<()> {
         let place = self.place.clone();
-        let folders = blocking(move || make_folders(&place).and_then(|()| memory::provide(&place)));
+        let folders = blocking(move || folders::provide(&place));
         folders.await.with_context(|| {
             let folder = self.place.folder().display();
             format!("make the folders in {folder}, and mount a tmpfs on two; does the container run privileged?")
@@ -178,7 +172,7 @@ impl Care {
         change: fn(&Place, &[std::path::PathBuf]) -> Result<(), compute_mode::Error>,
     ) -> Result<()> {
         let place = self.place.clone();
-        let roots = driver_root::roots(&self.control.host_root, self.control.driver_root.as_deref());
+        let roots = self.control.roots();
         let change = spawn_blocking(move || change(&place, &roots));
         Ok(timeout(CALL_TIMEOUT, change).await.context("set the compute mode: NVML does not answer")???)
     }
@@ -188,11 +182,13 @@ impl Care {
 #[derive(Default)]
 struct State {
     answering: bool,
+    killed: bool,
     problem: Option<String>,
 }
 
 impl State {
     fn answers(&mut self, place: &Place) {
+        self.killed = false;
         if !std::mem::replace(&mut self.answering, true) {
             info!(device = place.uuid(), "MPS control daemon answers");
         }
@@ -201,6 +197,15 @@ impl State {
     fn silent(&mut self, place: &Place, error: &str) {
         if std::mem::replace(&mut self.answering, false) {
             warn!(device = place.uuid(), error, "MPS control daemon does not answer");
+        }
+    }
+
+    fn kills(&mut self, place: &Place) {
+        if !std::mem::replace(&mut self.killed, true) {
+            warn!(
+                device = place.uuid(),
+                "the MPS control daemon does not answer; killing it, again and again if need be"
+            );
         }
     }
 
@@ -217,77 +222,4 @@ impl State {
 /// Runs what touches files or processes: the runtime has one thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {
     Ok(timeout(CALL_TIMEOUT, spawn_blocking(work)).await.context("no answer from the file system")???)
-}
-
-/// Folders that are there stay what they are. What clients see of them is mounted on them.
-fn make_folders(place: &Place) -> io::Result<()> {
-    for folder in [place.pipe(), place.log(), place.shm()] {
-        fs::create_dir_all(&folder)?;
-    }
-    Ok(())
-}
-
-/// Removes what is in a folder, and follows no link: clients may have put anything there.
-fn empty(folder: &std::path::Path) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let removed =
-            if entry.file_type()?.is_dir() { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) };
-        ignore_missing(removed)?;
-    }
-    Ok(())
-}
-
-fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
-    result.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
-}
-
-/// Cuts off log files; the daemon goes on writing to them.
-fn bound_logs(place: &Place) -> io::Result<()> {
-    use std::os::unix::fs::MetadataExt as _;
-    for entry in fs::read_dir(place.log())? {
-        let entry = entry?;
-        let meta = entry.metadata()?;
-        // Blocks and not the length, which a writer that does not append keeps.
-        if meta.is_file() && meta.blocks() * 512 > MAX_LOG {
-            fs::File::options().write(true).open(entry.path())?.set_len(0)?;
-        }
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::{MetadataExt as _, symlink};
-
-    #[test]
-    fn folders_that_are_there_stay_and_links_of_clients_lead_nowhere() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = Place::of(folder.path(), "GPU-1").unwrap();
-        make_folders(&place).unwrap();
-        let inode = fs::metadata(place.pipe()).unwrap().ino();
-        let other = folder.path().join("other");
-        fs::create_dir(&other).unwrap();
-        fs::write(other.join("file"), "").unwrap();
-        symlink(&other, place.pipe().join("link")).unwrap();
-        fs::create_dir_all(place.pipe().join("a/b")).unwrap();
-        empty(&place.pipe()).unwrap();
-        make_folders(&place).unwrap();
-        assert_eq!(fs::read_dir(place.pipe()).unwrap().count(), 0);
-        assert!(other.join("file").exists());
-        assert_eq!(fs::metadata(place.pipe()).unwrap().ino(), inode);
-    }
-
-    #[test]
-    fn a_long_log_is_cut_off() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = Place::of(folder.path(), "GPU-1").unwrap();
-        make_folders(&place).unwrap();
-        let (long, short) = (place.log().join("control.log"), place.log().join("server.log"));
-        fs::write(&long, vec![b'a'; 2 * 1024 * 1024]).unwrap();
-        fs::write(&short, "a").unwrap();
-        bound_logs(&place).unwrap();
-        assert_eq!([long, short].map(|path| fs::metadata(path).unwrap().len()), [0, 1]);
-    }
 }

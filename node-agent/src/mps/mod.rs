@@ -8,7 +8,9 @@ mod compute_mode;
 mod control;
 mod daemon;
 mod device;
+mod emptying;
 mod exec;
+mod folders;
 mod holders;
 mod memory;
 mod place;
@@ -19,14 +21,15 @@ mod shutdown;
 pub use exec::exec;
 
 use crate::{
-    admin,
+    admin::{self, Readiness},
     assignments::{self, Assignments},
     checkpoint::PodFolders,
     cli::MpsArgs,
+    one_thread::OneThread,
     podresources::PodResources,
     signals::{Asked, Signals},
 };
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use control::Control;
 use daemon::Want;
 use device::Care;
@@ -36,42 +39,60 @@ use place::Place;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
+    io,
     path::Path,
     time::Duration,
 };
 use tokio::{
     sync::watch,
-    task::{JoinSet, spawn_blocking},
-    time::{MissedTickBehavior, interval},
+    task::{JoinHandle, spawn_blocking},
+    time::{MissedTickBehavior, interval, timeout},
 };
 use tracing::{info, warn};
 
 /// How often the assignments are read.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Files that are read more slowly are waited for until the next time.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Held by the supervisor, beside the folders of the devices.
 const LOCK: &str = "lock";
+/// The kubelet's folders of pods below the root of the host, unless it has another `--root-dir`.
+const POD_FOLDERS: &str = "var/lib/kubelet/pods";
 /// The kubelet's folder of device plugins on the host, where none is named.
 const DEVICE_PLUGINS: &str = "var/lib/kubelet/device-plugins";
 
-/// The daemons that are looked after.
+/// The daemons that are looked after. What fails is a problem of now, and tried again: when this process ends, so do the
+/// daemons in its container, and with them the contexts of all clients.
 #[derive(Debug)]
 struct Supervisor {
     args: MpsArgs,
-    control: Control,
     holders: Holders,
     /// Devices that are shared by MPS, as far as is known.
     wanted: Option<BTreeSet<String>>,
-    daemons: BTreeMap<String, (Care, watch::Sender<Want>)>,
-    tasks: JoinSet<String>,
+    daemons: BTreeMap<String, Looked>,
+    /// A read that has not ended yet.
+    reading: Option<JoinHandle<Read>>,
     problem: String,
 }
+
+/// A daemon that is looked after.
+#[derive(Debug)]
+struct Looked {
+    care: Care,
+    want: watch::Sender<Want>,
+    task: JoinHandle<()>,
+}
+
+/// The assignments, and the folders that there are.
+type Read = (Result<Assignments, assignments::Error>, io::Result<Vec<Place>>);
 
 /// Runs until SIGTERM.
 pub async fn supervise(args: MpsArgs) -> Result<()> {
     let mut signals = Signals::new().context("take over the signals")?;
     let (readiness, ready) = watch::channel(Err("the assignments have not been read yet".to_owned()));
-    let listener = admin::bind(args.host.admin_address).await?;
-    let serving = tokio::spawn(admin::serve(listener, ready));
+    let address = args.host.admin_address;
+    let listener = admin::bind(address).await?;
+    let mut serving = tokio::spawn(admin::serve(listener, ready.clone()));
 
     let mps_dir = args.host.mps_dir.clone();
     let locked = spawn_blocking(move || lock(&mps_dir));
@@ -82,22 +103,26 @@ pub async fn supervise(args: MpsArgs) -> Result<()> {
     let mut supervisor = Supervisor::new(args);
     let mut tick = interval(INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            asked = signals.next() => match asked {
-                Asked::Stop => break,
-                Asked::Reload => {}
-            },
-            _ = tick.tick() => {}
+    let work = async {
+        loop {
+            tick.tick().await;
+            supervisor.follow().await;
+            _ = readiness.send_replace(supervisor.readiness());
+            if serving.is_finished() {
+                match admin::bind(address).await {
+                    Ok(listener) => serving = tokio::spawn(admin::serve(listener, ready.clone())),
+                    Err(error) => warn!(reason = format!("{error:#}"), "/livez and /readyz are not served"),
+                }
+            }
         }
-        supervisor.follow().await?;
-        _ = readiness.send_replace(Ok(()));
-        if serving.is_finished() {
-            bail!("/livez and /readyz are no longer served");
-        }
+    };
+    tokio::select! {
+        () = stop(&mut signals) => {}
+        () = work => {}
     }
     info!("stopping");
-    supervisor.shut_down().await
+    supervisor.shut_down().await;
+    Ok(())
 }
 
 async fn stop(signals: &mut Signals) {
@@ -116,79 +141,90 @@ fn lock(mps_dir: &Path) -> Result<File> {
 
 impl Supervisor {
     fn new(args: MpsArgs) -> Self {
-        let control = Control { host_root: args.host.host_root.clone(), driver_root: args.host.driver_root.clone() };
         let holders = Holders::new(PodResources {
             socket: args.host.pod_resources_socket.clone(),
             device_plugin_dir: args
                 .device_plugin_dir
                 .clone()
                 .unwrap_or_else(|| args.host.host_root.join(DEVICE_PLUGINS)),
-            pods: PodFolders::default(),
+            pods: PodFolders { folder: args.host.host_root.join(POD_FOLDERS), own: args.pod_uid.clone() },
         });
-        Self {
-            args,
-            control,
-            holders,
-            wanted: None,
-            daemons: BTreeMap::new(),
-            tasks: JoinSet::new(),
-            problem: String::new(),
+        Self { args, holders, wanted: None, daemons: BTreeMap::new(), reading: None, problem: String::new() }
+    }
+
+    /// Ready when it is known what is wanted.
+    fn readiness(&self) -> Readiness {
+        if self.wanted.is_some() { Ok(()) } else { Err(self.problem.clone()) }
+    }
+
+    /// Brings what is looked after in line with the assignments, and with what an earlier supervisor left. May be dropped
+    /// in between.
+    async fn follow(&mut self) {
+        processes::reap();
+        self.forget_ended();
+        let problem = match self.read().await {
+            Ok(read) => self.take(read).err(),
+            Err(problem) => Some(problem),
+        };
+        self.report(problem.unwrap_or_default());
+        let Some(wanted) = &self.wanted else { return };
+        for (uuid, looked) in &self.daemons {
+            set(&looked.want, if wanted.contains(uuid) { Want::Run } else { Want::Gone });
         }
     }
 
-    /// Brings what is looked after in line with the assignments, and with what an earlier supervisor left.
-    async fn follow(&mut self) -> Result<()> {
-        self.forget_ended()?;
-        let (state_dir, mps_dir) = (self.args.host.state_dir.clone(), self.args.host.mps_dir.clone());
-        let read = spawn_blocking(move || {
-            processes::reap();
-            (assignments::read(&state_dir), Place::all(&mps_dir))
+    /// Reads what is on disk; one read at a time, however long it takes.
+    async fn read(&mut self) -> Result<Read, String> {
+        let reading = self.reading.get_or_insert_with(|| {
+            let (state_dir, mps_dir) = (self.args.host.state_dir.clone(), self.args.host.mps_dir.clone());
+            spawn_blocking(move || (assignments::read(&state_dir), Place::all(&mps_dir)))
         });
-        let (assignments, left) = read.await?;
-        let left = left.with_context(|| format!("look into {}", self.args.host.mps_dir.display()))?;
-        let mut problem = String::new();
+        let Ok(read) = timeout(READ_TIMEOUT, reading).await else {
+            return Err(format!("read the assignments: no answer from the file system within {READ_TIMEOUT:?}"));
+        };
+        self.reading = None;
+        read.map_err(|error| format!("read the assignments: {error}"))
+    }
+
+    /// Looks after each device that is wanted or has a folder. What cannot be read changes nothing.
+    fn take(&mut self, (assignments, left): Read) -> Result<(), String> {
+        let mut problems = Vec::new();
+        let left: Option<BTreeSet<String>> = left
+            .map(|left| left.iter().map(|place| place.uuid().to_owned()).collect())
+            .map_err(|error| problems.push(format!("look into {}: {error}", self.args.host.mps_dir.display())))
+            .ok();
         match assignments {
             Ok(assignments) => self.wanted = Some(mps_devices(&assignments)),
             // No daemon ends because a file is damaged.
             Err(error) => {
-                self.wanted.get_or_insert_with(|| left.iter().map(|place| place.uuid().to_owned()).collect());
-                problem = error.to_string();
+                problems.push(error.to_string());
+                self.wanted = self.wanted.take().or_else(|| left.clone());
             }
         }
-        let wanted = self.wanted.clone().unwrap_or_default();
-        let known: BTreeSet<String> = left.iter().map(|place| place.uuid().to_owned()).collect();
-        for uuid in wanted.union(&known) {
-            match Place::of(&self.args.host.mps_dir, uuid) {
-                Some(place) if !self.daemons.contains_key(uuid) => self.add(place),
+        let known: BTreeSet<String> = self.wanted.iter().chain(&left).flatten().cloned().collect();
+        for uuid in known {
+            match Place::of(&self.args.host.mps_dir, &uuid) {
+                Some(place) if !self.daemons.contains_key(&uuid) => self.add(place),
                 Some(_) => {}
-                None => problem = format!("{uuid:?} in the assignments is no UUID of a device"),
+                None => problems.push(format!("{uuid:?} in the assignments is no UUID of a device")),
             }
         }
-        self.report(problem);
-        for (uuid, (_, want)) in &self.daemons {
-            set(want, if wanted.contains(uuid) { Want::Run } else { Want::Gone });
-        }
-        Ok(())
+        if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
     }
 
     fn add(&mut self, place: Place) {
         let uuid = place.uuid().to_owned();
-        let care = Care { place, control: self.control.clone(), holders: self.holders.clone() };
+        let control = Control::new(&self.args.host.host_root, self.args.host.driver_root.as_deref());
+        let care = Care { place, control, holders: self.holders.clone() };
         // Nothing is done before the first word.
         let (want, receiver) = watch::channel(Want::Rest);
-        let (looking, device) = (care.clone(), uuid.clone());
-        self.tasks.spawn(async move {
-            looking.look_after(receiver).await;
-            device
-        });
-        self.daemons.insert(uuid, (care, want));
+        let task = tokio::spawn(care.clone().look_after(receiver));
+        self.daemons.insert(uuid, Looked { care, want, task });
     }
 
-    fn forget_ended(&mut self) -> Result<()> {
-        while let Some(ended) = self.tasks.try_join_next() {
-            self.daemons.remove(&ended.context("look after a daemon")?);
-        }
-        Ok(())
+    /// A daemon whose folder is still there, or that is wanted, is looked after anew.
+    fn forget_ended(&mut self) {
+        self.daemons.retain(|_, looked| !looked.task.is_finished());
     }
 
     fn report(&mut self, problem: String) {
@@ -207,3 +243,6 @@ fn mps_devices(assignments: &Assignments) -> BTreeSet<String> {
     let mps = assignments.iter().filter(|(_, assignment)| matches!(assignment.sharing, DeviceSharing::Mps { .. }));
     mps.map(|(uuid, _)| uuid.clone()).collect()
 }
+
+#[cfg(test)]
+mod tests;

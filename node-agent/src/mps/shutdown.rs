@@ -1,8 +1,7 @@
 //! SIGTERM: daemons that nobody uses quit; the others serve until the grace period of the pod is nearly over. No GPU is left
 //! in a compute mode that only MPS needs.
 
-use super::{INTERVAL, Supervisor, daemon::Want, processes, set};
-use anyhow::Result;
+use super::{INTERVAL, Looked, Supervisor, daemon::Want, processes, set};
 use std::{collections::BTreeSet, time::Duration};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{info, warn};
@@ -16,16 +15,16 @@ const RESTORE_TIMEOUT: Duration = Duration::from_secs(4);
 
 impl Supervisor {
     /// Ends.
-    pub(super) async fn shut_down(mut self) -> Result<()> {
+    pub(super) async fn shut_down(mut self) {
         let start = Instant::now();
         let deadline = start + PATIENCE;
-        for (_, want) in self.daemons.values() {
-            set(want, Want::Rest);
+        for looked in self.daemons.values() {
+            set(&looked.want, Want::Rest);
         }
         while Instant::now() < deadline {
-            self.forget_ended()?;
+            self.forget_ended();
             if self.daemons.is_empty() {
-                return Ok(());
+                return;
             }
             if start.elapsed() >= WITHDRAWN {
                 self.let_go(deadline).await;
@@ -34,7 +33,6 @@ impl Supervisor {
             processes::reap();
         }
         self.restore_compute_modes().await;
-        Ok(())
     }
 
     /// Ends the daemons of devices that nobody holds.
@@ -46,18 +44,20 @@ impl Supervisor {
         };
         let devices: BTreeSet<&String> = self.daemons.keys().filter(|device| held.contains(*device)).collect();
         let waiting = format!("devices in use: {devices:?}");
-        for (device, (_, want)) in &self.daemons {
-            set(want, if held.contains(device) { Want::Rest } else { Want::GoneIfFree });
+        for (device, looked) in &self.daemons {
+            set(&looked.want, if held.contains(device) { Want::Rest } else { Want::Gone });
         }
         if !devices.is_empty() {
             self.report(waiting);
         }
     }
 
-    async fn restore_compute_modes(mut self) {
+    async fn restore_compute_modes(self) {
         // Nobody sets them again.
-        self.tasks.abort_all();
-        let restore = self.daemons.values().map(|(care, _)| async move {
+        for looked in self.daemons.values() {
+            looked.task.abort();
+        }
+        let restore = self.daemons.values().map(|Looked { care, .. }| async move {
             let device = care.place.uuid();
             match timeout(RESTORE_TIMEOUT, care.restore_compute_mode()).await {
                 Ok(Ok(())) => info!(device, "the MPS control daemon still runs; compute mode restored"),

@@ -1,6 +1,6 @@
 //! What stands for NVIDIA's MPS programs: installed in the driver of a node, daemons found as processes, and clients.
 
-use crate::{Agent, Foreign, Namespace, Node, until};
+use crate::{Agent, FakeKubelet, Foreign, Namespace, Node, until};
 use anyhow::{Context as _, Result, ensure};
 use gpunode_scenario::{ComputeMode, DriverState};
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,6 +14,8 @@ use std::{
     sync::OnceLock,
 };
 
+/// Where the supervisor looks for the kubelet's checkpoint.
+const CHECKPOINTS: &str = "var/lib/kubelet/device-plugins";
 /// Variable by which the supervisor finds its daemons.
 const MARK: &str = "GPUNODE_MPS_DAEMON=";
 
@@ -24,6 +26,8 @@ pub struct MpsNode {
     pub node: Node,
     /// Where its supervisor, daemons and clients see mounts.
     pub host: Namespace,
+    /// Says who holds devices.
+    pub kubelet: FakeKubelet,
 }
 
 impl MpsNode {
@@ -35,8 +39,20 @@ impl MpsNode {
         fs::copy(programs()?.join("nvidia-cuda-mps-control"), folder.join("nvidia-cuda-mps-control"))?;
         fs::create_dir_all(node.state_dir())?;
         fs::create_dir_all(node.mps_dir())?;
+        fs::create_dir_all(node.host_root().join(CHECKPOINTS))?;
         let host = Namespace::of_host(&node.mps_dir())?;
-        Ok(Self { node, host })
+        let kubelet = FakeKubelet::start(node.device_plugins())?;
+        Ok(Self { node, host, kubelet })
+    }
+
+    /// A container holds a share of these devices, as far as the kubelet's checkpoint says, and nobody of any other.
+    pub fn hold(&self, devices: &[&str]) -> Result<()> {
+        let entry = |device: &&str| json!({"PodUID": "a", "ContainerName": "b", "ResourceName": "a.b/c", "DeviceIDs": {"-1": [format!("{device}::0")]}});
+        let entries: Vec<_> = devices.iter().map(entry).collect();
+        let checkpoint = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1});
+        let folder = self.node.host_root().join(CHECKPOINTS);
+        fs::write(folder.join("new"), checkpoint.to_string())?;
+        Ok(fs::rename(folder.join("new"), folder.join("kubelet_internal_checkpoint"))?)
     }
 
     /// Starts a supervisor.

@@ -1,7 +1,7 @@
 //! The supervisor of MPS control daemons. The daemon is a stand-in: nothing here was run with NVIDIA's.
 
 use anyhow::{Context as _, Result};
-use gpunode_node_tests::{FakeKubelet, MpsNode, until};
+use gpunode_node_tests::{MpsNode, PodResourcesAnswer, until};
 use gpunode_scenario::ComputeMode;
 use rustix::process::{Signal, kill_process};
 use std::{
@@ -198,6 +198,52 @@ async fn a_file_that_cannot_be_read_ends_no_daemon() -> Result<()> {
 }
 
 #[tokio::test]
+async fn assignments_that_are_lost_end_no_daemon_that_somebody_uses() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let (used, free) = (mps.gpu(0)?, mps.gpu(1)?);
+    mps.assign(&[&used, &free])?;
+    let mut agent = mps.supervisor()?;
+    let daemon = mps.answers(&used).await?;
+    mps.answers(&free).await?;
+    let mut client = mps.client(&used, "10", "0=3276M")?;
+    mps.hold(&[&used])?;
+
+    // Nor when another supervisor has never seen them.
+    for _ in 0..2 {
+        fs::remove_file(mps.node.state_dir().join("assignments.json")).ok();
+        agent.logs("a container holds the device: it stays").await?;
+        mps.is_gone(&free).await?;
+        assert!(client.is_served()?);
+        assert_eq!(mps.compute_mode(0)?, ComputeMode::ExclusiveProcess);
+        agent.kill().await?;
+        agent = mps.supervisor()?;
+    }
+    mps.assign(&[&used])?;
+    agent.logs("MPS control daemon answers").await?;
+    assert_eq!(mps.answers(&used).await?, daemon);
+    assert!(client.is_served()?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_daemon_ends_while_the_kubelet_does_not_say_who_uses_it() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let agent = mps.supervisor()?;
+    let daemon = mps.answers(&gpu).await?;
+    mps.kubelet.answer_pod_resources(PodResourcesAnswer::Unavailable);
+    mps.assign(&[])?;
+    agent.logs("unavailable by the test").await?;
+    assert_eq!(mps.daemon(&gpu), Some(daemon));
+    // What a dead one left stays as well: containers have it mounted.
+    kill_process(daemon, Signal::KILL)?;
+    until("the daemon has ended", || mps.daemon(&gpu).is_none().then_some(())).await?;
+    mps.kubelet.answer_pod_resources(PodResourcesAnswer::Truth);
+    mps.is_gone(&gpu).await
+}
+
+#[tokio::test]
 async fn a_driver_without_the_programs_is_named_and_waited_for() -> Result<()> {
     let mps = MpsNode::new()?;
     let program = mps.node.host_root().join("run/nvidia/driver/usr/bin/nvidia-cuda-mps-control");
@@ -215,10 +261,6 @@ async fn a_driver_without_the_programs_is_named_and_waited_for() -> Result<()> {
 #[tokio::test]
 async fn sigterm_ends_daemons_that_nobody_uses() -> Result<()> {
     let mps = MpsNode::new()?;
-    // Where the supervisor looks for the kubelet's checkpoint.
-    fs::create_dir_all(mps.node.host_root().join("var/lib/kubelet/device-plugins"))?;
-    fs::create_dir_all(mps.node.device_plugins())?;
-    let _kubelet = FakeKubelet::start(mps.node.device_plugins())?;
     let gpu = mps.gpu(0)?;
     mps.assign(&[&gpu])?;
     let mut agent = mps.supervisor()?;
@@ -238,10 +280,11 @@ async fn sigterm_leaves_daemons_that_may_be_in_use_and_restores_the_compute_mode
     let mut agent = mps.supervisor()?;
     let daemon = mps.answers(&gpu).await?;
     let mut client = mps.client(&gpu, "10", "0=3276M")?;
+    mps.kubelet.answer_pod_resources(PodResourcesAnswer::Unavailable);
     let start = Instant::now();
     agent.signal(Signal::TERM)?;
     until("nobody takes it for answering", || (!mps.path(&gpu, "answered").exists()).then_some(())).await?;
-    // There is no kubelet to ask. It takes longer than one wait lasts.
+    // It takes longer than one wait lasts.
     let restored = || (mps.compute_mode(0).ok()? == ComputeMode::Default).then_some(());
     if until("the mode is restored", restored).await.is_err() {
         until("the mode is restored", restored).await?;

@@ -1,9 +1,19 @@
 //! What the supervisor of MPS daemons mounts on the host, and that nothing of it stays.
 
-use anyhow::Result;
-use gpunode_node_tests::MpsNode;
+use anyhow::{Context as _, Result};
+use gpunode_node_tests::{MpsNode, until};
 use gpunode_scenario::ComputeMode;
-use std::{fs, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
+use rustix::{
+    fs::{Mode, OFlags, mkdirat, openat},
+    io::Errno,
+    process::{Signal, kill_process},
+};
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, symlink},
+    path::Path,
+    time::Duration,
+};
 
 #[tokio::test]
 async fn what_containers_write_to_is_no_memory_of_the_hosts_run() -> Result<()> {
@@ -14,14 +24,21 @@ async fn what_containers_write_to_is_no_memory_of_the_hosts_run() -> Result<()> 
     mps.answers(&gpu).await?;
     let mounts = mps.host.mounts(&gpu)?;
     assert_eq!(mounts.len(), 2, "{mounts:?}");
-    assert!(mounts.iter().all(|mount| mount.contains(" rw,nosuid,nodev,")), "{mounts:?}");
+    assert!(
+        mounts.iter().all(|mount| mount.contains(" rw,nosuid,nodev,noexec,") && mount.contains("nosymfollow")),
+        "{mounts:?}"
+    );
     for (name, mode) in [("shm", 0o1777), ("pipe", 0o755)] {
         let (folder, mounted) = (fs::metadata(mps.path(&gpu, ""))?, fs::metadata(mps.path(&gpu, name))?);
         assert_ne!(mounted.dev(), folder.dev(), "{name}");
         assert_eq!(mounted.mode() & 0o7777, mode, "{name}");
     }
-    let size = |file_system: rustix::fs::StatVfs| file_system.f_blocks * file_system.f_frsize;
-    assert_eq!(size(rustix::fs::statvfs(mps.path(&gpu, "pipe"))?), 16 * 1024 * 1024);
+    let file_system = |name| -> Result<(u64, u64)> {
+        let found = rustix::fs::statvfs(mps.path(&gpu, name))?;
+        Ok((found.f_blocks * found.f_frsize, found.f_files))
+    };
+    assert_eq!(file_system("pipe")?, (16 * 1024 * 1024, 512));
+    assert_eq!(file_system("shm")?, (shm_size()?, 16 * 1024));
     // Another supervisor mounts nothing over it.
     fs::write(mps.path(&gpu, "shm/of-a-client"), "")?;
     agent.kill().await?;
@@ -29,6 +46,43 @@ async fn what_containers_write_to_is_no_memory_of_the_hosts_run() -> Result<()> 
     agent.logs("MPS control daemon answers").await?;
     assert_eq!(mps.host.mounts(&gpu)?, mounts);
     assert!(mps.path(&gpu, "shm/of-a-client").exists());
+    Ok(())
+}
+
+/// An eighth of the memory, in whole pages.
+fn shm_size() -> Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo")?;
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).context("MemTotal")?;
+    let bytes = total.trim().trim_end_matches(" kB").parse::<u64>()? * 1024 / 8;
+    Ok(bytes.max(64 * 1024 * 1024).next_multiple_of(4096))
+}
+
+#[tokio::test]
+async fn what_a_client_left_keeps_no_daemon_from_starting_and_leads_nowhere() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let agent = mps.supervisor()?;
+    let daemon = mps.answers(&gpu).await?;
+    // A daemon that follows it writes to a file of the host.
+    let (file, link) = (mps.node.state_dir().join("of-the-host"), mps.path(&gpu, "pipe/link"));
+    fs::write(&file, "")?;
+    symlink(&file, &link)?;
+    assert_eq!(fs::read(&link).err().and_then(|error| error.raw_os_error()), Some(Errno::LOOP.raw_os_error()));
+    // Folders in folders, until there can be no more.
+    for name in ["pipe", "shm"] {
+        let mut folder = fs::File::open(mps.path(&gpu, name))?;
+        while mkdirat(&folder, "d", Mode::RWXU).is_ok() {
+            folder = openat(&folder, "d", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?.into();
+        }
+    }
+    kill_process(daemon, Signal::KILL)?;
+    let again = || (agent.logged("MPS control daemon started") == 2).then_some(());
+    until("it was started again", again).await?;
+    for name in ["pipe/d", "pipe/link", "shm/d"] {
+        assert!(mps.path(&gpu, name).symlink_metadata().is_err(), "{name}");
+    }
+    assert!(mps.client(&gpu, "10", "0=3276M")?.is_served()?);
     Ok(())
 }
 

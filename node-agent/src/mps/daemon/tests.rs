@@ -17,6 +17,15 @@ impl World {
         self.daemon.next(want, seen, self.start + Duration::from_secs(seconds))
     }
 
+    /// The same, where nobody holds the device.
+    fn next_if_free(&mut self, seconds: u64, want: Want, seen: Seen) -> Option<Step> {
+        let step = self.next(seconds, want, seen);
+        if step == Some(Step::QuitUnlessHeld) {
+            self.daemon.told(self.start + Duration::from_secs(seconds));
+        }
+        step
+    }
+
     /// Times of the starts of a daemon that dies at once, until `end`.
     fn starts(&mut self, from: u64, end: u64) -> Vec<u64> {
         (from..end).filter(|second| self.next(*second, Want::Run, Seen::Gone) == Some(Step::Start)).collect()
@@ -82,39 +91,52 @@ fn a_daemon_that_never_answered_is_killed_after_a_minute() {
 }
 
 #[test]
+fn a_daemon_that_cannot_be_killed_is_killed_ever_more_rarely() {
+    let mut world = running();
+    let silent = Seen::Silent { answered: false };
+    // It is looked at ten times a second.
+    let kills = (20..2000).filter(|tenth| {
+        let now = world.start + Duration::from_millis(tenth * 100);
+        world.daemon.next(Want::Run, silent, now) == Some(Step::Kill)
+    });
+    assert_eq!(kills.map(|tenth| tenth / 10).collect::<Vec<_>>(), [62, 64, 68, 76, 92, 124, 184]);
+}
+
+#[test]
 fn a_daemon_that_is_not_wanted_quits_and_leaves_nothing() {
     let mut world = running();
-    assert_eq!(world.next(10, Want::Gone, SILENT), Some(Step::Quit));
+    assert_eq!(world.next_if_free(10, Want::Gone, SILENT), Some(Step::QuitUnlessHeld));
     assert_eq!(world.next(11, Want::Gone, SILENT), None);
-    assert_eq!(world.next(12, Want::Gone, Seen::Gone), Some(Step::Clean));
+    assert_eq!(world.next(12, Want::Gone, Seen::Gone), Some(Step::CleanUnlessHeld));
 }
 
 #[test]
 fn a_daemon_that_does_not_quit_is_asked_again_and_killed_only_if_nobody_holds_the_device() {
     let mut world = running();
-    let steps: Vec<_> = (10..81).filter_map(|second| Some((second, world.next(second, Want::Gone, SILENT)?))).collect();
-    let quits = [10, 20, 30, 40, 50, 60].map(|second| (second, Step::Quit));
+    let steps: Vec<_> =
+        (10..81).filter_map(|second| Some((second, world.next_if_free(second, Want::Gone, SILENT)?))).collect();
+    let quits = [10, 20, 30, 40, 50, 60].map(|second| (second, Step::QuitUnlessHeld));
     assert_eq!(steps[..6], quits);
     assert_eq!(steps[6..], [(70, Step::KillUnlessHeld), (80, Step::KillUnlessHeld)]);
 }
 
 #[test]
-fn a_daemon_whose_device_is_held_again_was_never_told_to_quit() {
+fn a_daemon_whose_device_is_held_goes_on_and_the_kubelet_is_not_asked_all_the_time() {
     let mut world = running();
-    assert_eq!(world.next(10, Want::GoneIfFree, SILENT), Some(Step::QuitUnlessHeld));
-    world.daemon.not_told();
-    assert_eq!(world.next(11, Want::Rest, SILENT), None);
-    assert_eq!(world.next(12, Want::GoneIfFree, SILENT), Some(Step::QuitUnlessHeld));
     let steps: Vec<_> =
-        (13..33).filter_map(|second| Some((second, world.next(second, Want::GoneIfFree, SILENT)?))).collect();
-    assert_eq!(steps, [(22, Step::QuitUnlessHeld), (32, Step::QuitUnlessHeld)]);
-    assert_eq!(world.next(33, Want::GoneIfFree, Seen::Gone), Some(Step::Clean));
+        (10..200).filter_map(|second| Some((second, world.next(second, Want::Gone, SILENT)?))).collect();
+    assert_eq!(steps.len(), 19);
+    assert!(steps.iter().all(|(_, step)| *step == Step::QuitUnlessHeld), "{steps:?}");
+    assert_eq!(world.next(200, Want::Rest, SILENT), None);
+    assert_eq!(world.next(201, Want::Run, Seen::Answers), None);
+    assert_eq!(world.next_if_free(202, Want::Gone, SILENT), Some(Step::QuitUnlessHeld));
+    assert_eq!(world.next(203, Want::Gone, Seen::Gone), Some(Step::CleanUnlessHeld));
 }
 
 #[test]
 fn a_daemon_that_is_wanted_again_while_it_quits_ends_first() {
     let mut world = running();
-    assert_eq!(world.next(10, Want::Gone, SILENT), Some(Step::Quit));
+    assert_eq!(world.next_if_free(10, Want::Gone, SILENT), Some(Step::QuitUnlessHeld));
     assert_eq!(world.next(11, Want::Run, Seen::Answers), None);
     assert_eq!(world.next(12, Want::Run, Seen::Gone), Some(Step::Start));
 }
@@ -122,7 +144,7 @@ fn a_daemon_that_is_wanted_again_while_it_quits_ends_first() {
 #[test]
 fn after_a_clean_up_everything_is_prepared_again() {
     let mut world = running();
-    assert_eq!(world.next(10, Want::Gone, Seen::Gone), Some(Step::Clean));
+    assert_eq!(world.next(10, Want::Gone, Seen::Gone), Some(Step::CleanUnlessHeld));
     assert_eq!(world.next(20, Want::Run, Seen::Gone), Some(Step::Prepare));
 }
 

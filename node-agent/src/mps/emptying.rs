@@ -1,0 +1,143 @@
+//! Empties a folder that containers write to: whatever they left there, it takes no more stack and no more open files than
+//! for a file in it, and leads nowhere else.
+
+use rustix::{
+    fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, openat, renameat_with, unlinkat},
+    io::Errno,
+};
+use std::{
+    ffi::CString,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+};
+
+/// Files that are removed or moved at most: more than there can be, unless somebody makes more of them meanwhile.
+const MAX_STEPS: u32 = 256 * 1024;
+
+/// Removes what is in `folder`; blocks. What is in a folder of it is moved up before that is removed, and so never deep.
+pub fn empty(folder: &Path) -> io::Result<()> {
+    let folder = open(CWD, folder)?;
+    let mut steps = 0..MAX_STEPS;
+    loop {
+        let names = names(&folder)?;
+        if names.is_empty() {
+            return Ok(());
+        }
+        for name in names {
+            step(&mut steps)?;
+            if !remove(folder.as_fd(), &name)? {
+                flatten(&folder, &name, &mut steps)?;
+            }
+        }
+    }
+}
+
+/// Moves what is in a folder of `folder` up, and removes it. Somebody may put more into it meanwhile: then it stays for now.
+fn flatten(folder: &OwnedFd, name: &CString, steps: &mut impl Iterator<Item = u32>) -> io::Result<()> {
+    let inner = match open(folder, name.as_c_str()) {
+        // It is another file by now.
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
+        inner => inner?,
+    };
+    for name in names(&inner)? {
+        if remove(inner.as_fd(), &name)? {
+            step(steps)?;
+            continue;
+        }
+        loop {
+            let above = step(steps)?.to_string();
+            match renameat_with(&inner, &name, folder, above, RenameFlags::NOREPLACE) {
+                Ok(()) | Err(Errno::NOENT) => break,
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    match unlinkat(folder, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::NOTEMPTY) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether there is no such file any more; a folder stays.
+fn remove(folder: impl AsFd, name: &CString) -> io::Result<bool> {
+    match unlinkat(folder, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(true),
+        Err(Errno::ISDIR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn open(folder: impl AsFd, name: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
+    openat(folder, name, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+fn names(folder: &OwnedFd) -> io::Result<Vec<CString>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(folder)? {
+        let entry = entry?;
+        if ![c".", c".."].contains(&entry.file_name()) {
+            names.push(entry.file_name().to_owned());
+        }
+    }
+    Ok(names)
+}
+
+fn step(steps: &mut impl Iterator<Item = u32>) -> io::Result<u32> {
+    steps.next().ok_or_else(|| io::Error::other("somebody makes files there as fast as they are removed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::{
+        fs::mkdirat,
+        process::{Resource, Rlimit, getrlimit, setrlimit},
+    };
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt as _, symlink},
+    };
+
+    #[test]
+    fn a_link_leads_nowhere_and_the_folder_stays_the_same() {
+        let root = tempfile::tempdir().unwrap();
+        let (folder, other) = (root.path().join("folder"), root.path().join("other"));
+        for made in [&folder, &other] {
+            fs::create_dir(made).unwrap();
+        }
+        let inode = fs::metadata(&folder).unwrap().ino();
+        fs::write(other.join("file"), "").unwrap();
+        symlink(&other, folder.join("link")).unwrap();
+        fs::create_dir_all(folder.join("a/b/c")).unwrap();
+        symlink(&other, folder.join("a/b/link")).unwrap();
+        // Names that what is moved up would have.
+        for name in 0..20 {
+            fs::create_dir_all(folder.join(name.to_string()).join("a/b")).unwrap();
+            fs::write(folder.join(name.to_string()).join("a/file"), "").unwrap();
+        }
+        empty(&folder).unwrap();
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        assert!(other.join("file").exists());
+        assert_eq!(fs::metadata(&folder).unwrap().ino(), inode);
+    }
+
+    #[test]
+    fn depth_costs_neither_open_files_nor_stack() {
+        let root = tempfile::tempdir().unwrap();
+        let mut folder = open(CWD, root.path()).unwrap();
+        for _ in 0..20_000 {
+            mkdirat(&folder, "d", Mode::RWXU).unwrap();
+            folder = open(&folder, "d").unwrap();
+        }
+        // Of a container, as a rule.
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(1024), ..limit }).unwrap();
+        let emptied = std::thread::Builder::new().stack_size(256 * 1024);
+        let path = root.path().to_owned();
+        emptied.spawn(move || empty(&path)).unwrap().join().unwrap().unwrap();
+        setrlimit(Resource::Nofile, limit).unwrap();
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,79 @@
+//! The folders of a device's daemon. What containers see of them is mounted on them ([`memory`]).
+
+use super::{emptying::empty, memory, place::Place};
+use std::{fs, io, os::unix::fs::MetadataExt as _};
+
+/// Bytes of each log file that are kept: they are in memory, and each question to a daemon writes lines.
+const MAX_LOG: u64 = 1024 * 1024;
+
+/// Makes what is missing; blocks. What is there stays what it is: containers have it mounted.
+pub fn provide(place: &Place) -> io::Result<()> {
+    make(place)?;
+    memory::provide(place)
+}
+
+fn make(place: &Place) -> io::Result<()> {
+    [place.pipe(), place.log(), place.shm()].iter().try_for_each(fs::create_dir_all)
+}
+
+/// Removes what a daemon that has ended and its clients left; blocks. Their contexts ended with it.
+pub fn empty_for_a_start(place: &Place) -> io::Result<()> {
+    empty(&place.pipe())?;
+    empty(&place.shm())
+}
+
+/// Removes all; blocks.
+pub fn remove(place: &Place) -> io::Result<()> {
+    memory::remove(place)?;
+    match fs::remove_dir_all(place.folder()) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Cuts off log files; blocks. The daemon goes on writing to them.
+pub fn bound_logs(place: &Place) -> io::Result<()> {
+    for entry in fs::read_dir(place.log())? {
+        let entry = entry?;
+        let meta = entry.metadata()?;
+        // Blocks and not the length, which a writer that does not append keeps.
+        if meta.is_file() && meta.blocks() * 512 > MAX_LOG {
+            fs::File::options().write(true).open(entry.path())?.set_len(0)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_that_are_there_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place::of(folder.path(), "GPU-1").unwrap();
+        make(&place).unwrap();
+        let inode = fs::metadata(place.pipe()).unwrap().ino();
+        for folder in [place.pipe(), place.shm()] {
+            fs::write(folder.join("file"), "").unwrap();
+        }
+        empty_for_a_start(&place).unwrap();
+        make(&place).unwrap();
+        for folder in [place.pipe(), place.shm()] {
+            assert_eq!(fs::read_dir(folder).unwrap().count(), 0);
+        }
+        assert_eq!(fs::metadata(place.pipe()).unwrap().ino(), inode);
+    }
+
+    #[test]
+    fn a_long_log_is_cut_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place::of(folder.path(), "GPU-1").unwrap();
+        make(&place).unwrap();
+        let (long, short) = (place.log().join("control.log"), place.log().join("server.log"));
+        fs::write(&long, vec![b'a'; 2 * 1024 * 1024]).unwrap();
+        fs::write(&short, "a").unwrap();
+        bound_logs(&place).unwrap();
+        assert_eq!([long, short].map(|path| fs::metadata(path).unwrap().len()), [0, 1]);
+    }
+}

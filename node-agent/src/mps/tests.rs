@@ -1,0 +1,115 @@
+use super::*;
+use crate::cli::{Cli, Command};
+use clap::Parser as _;
+use serde_json::json;
+
+const DEVICE: &str = "GPU-1";
+
+/// Supervises a node without driver, on which no daemon can start.
+fn supervisor(node: &Path) -> Supervisor {
+    for folder in ["state", "mps"] {
+        fs::create_dir(node.join(folder)).unwrap();
+    }
+    assign(node, &[DEVICE]);
+    let path = |name: &str| node.join(name).into_os_string();
+    let arguments = [
+        "gpunode-agent".into(),
+        "mps".into(),
+        "--host-root".into(),
+        path("host"),
+        "--state-dir".into(),
+        path("state"),
+        "--mps-dir".into(),
+        path("mps"),
+    ];
+    let Command::Mps(args) = Cli::parse_from(arguments).command else { panic!("another command") };
+    Supervisor::new(args)
+}
+
+fn assign(node: &Path, devices: &[&str]) {
+    let assignment = json!({"resource": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 10}});
+    let devices: BTreeMap<_, _> = devices.iter().map(|device| (*device, assignment.clone())).collect();
+    fs::write(node.join("state/assignments.json"), json!({"version": 1, "devices": devices}).to_string()).unwrap();
+}
+
+fn wants(supervisor: &Supervisor) -> Vec<(&str, Want)> {
+    supervisor.daemons.iter().map(|(device, looked)| (device.as_str(), *looked.want.borrow())).collect()
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_read_for_a_while_ends_nothing() {
+    let node = tempfile::tempdir().unwrap();
+    let mut supervisor = supervisor(node.path());
+    supervisor.follow().await;
+    let (mps, away) = (node.path().join("mps"), node.path().join("away"));
+    fs::rename(&mps, &away).unwrap();
+    fs::write(&mps, "no folder").unwrap();
+    supervisor.follow().await;
+    assert!(supervisor.problem.contains("look into"), "{}", supervisor.problem);
+    assert_eq!(wants(&supervisor), [(DEVICE, Want::Run)]);
+    assert_eq!(supervisor.readiness(), Ok(()));
+    fs::remove_file(&mps).unwrap();
+    fs::rename(&away, &mps).unwrap();
+    assign(node.path(), &[DEVICE, "GPU-2"]);
+    supervisor.follow().await;
+    assert_eq!(supervisor.problem, "");
+    assert_eq!(wants(&supervisor), [(DEVICE, Want::Run), ("GPU-2", Want::Run)]);
+}
+
+#[tokio::test]
+async fn nothing_is_decided_while_nothing_can_be_read() {
+    let node = tempfile::tempdir().unwrap();
+    let mut supervisor = supervisor(node.path());
+    fs::remove_dir(node.path().join("mps")).unwrap();
+    for file in ["mps", "state/assignments.json"] {
+        fs::write(node.path().join(file), "").unwrap();
+    }
+    supervisor.follow().await;
+    assert!(supervisor.wanted.is_none());
+    assert!(supervisor.readiness().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_that_hangs_is_waited_for_and_no_other_is_begun() {
+    let node = tempfile::tempdir().unwrap();
+    let mut supervisor = supervisor(node.path());
+    let (release, hanging) = watch::channel(());
+    supervisor.reading = Some(tokio::spawn(async move {
+        let mut hanging = hanging;
+        hanging.changed().await.unwrap();
+        (Ok(Assignments::new()), Ok(vec![Place::of(Path::new("/nowhere"), DEVICE).unwrap()]))
+    }));
+    for _ in 0..2 {
+        supervisor.follow().await;
+        assert!(supervisor.problem.contains("no answer from the file system"), "{}", supervisor.problem);
+        assert!(supervisor.wanted.is_none());
+    }
+    release.send(()).unwrap();
+    supervisor.follow().await;
+    assert_eq!(wants(&supervisor), [(DEVICE, Want::Gone)]);
+    assert!(supervisor.reading.is_none());
+}
+
+#[tokio::test]
+async fn a_task_that_panics_is_started_again_alone() {
+    let node = tempfile::tempdir().unwrap();
+    let mut supervisor = supervisor(node.path());
+    assign(node.path(), &[DEVICE, "GPU-2"]);
+    supervisor.follow().await;
+    let other = supervisor.daemons["GPU-2"].task.id();
+    let looked = supervisor.daemons.get_mut(DEVICE).unwrap();
+    looked.task.abort();
+    looked.task = tokio::spawn(async { panic!("by the test") });
+    let panicked = looked.task.id();
+    timeout(Duration::from_secs(10), async {
+        while !supervisor.daemons[DEVICE].task.is_finished() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .unwrap();
+    supervisor.follow().await;
+    assert_eq!(wants(&supervisor), [(DEVICE, Want::Run), ("GPU-2", Want::Run)]);
+    assert_ne!(supervisor.daemons[DEVICE].task.id(), panicked);
+    assert_eq!(supervisor.daemons["GPU-2"].task.id(), other);
+}
