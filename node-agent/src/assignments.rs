@@ -1,7 +1,7 @@
 //! The assignments of this node's devices, kept on disk: a share's id says which device it is of, and not what it stands
 //! for (`docs/adr/0004-sharing.md`).
 
-use crate::{atomic_file, file_id::FileId};
+use crate::{atomic_file, file_id::FileId, one_thread::OneThread};
 use gpunode_gpu::Assignment;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -75,6 +75,8 @@ pub struct Saved {
     content: Option<Assignments>,
     /// The file that has it; none where there is none.
     id: Option<FileId>,
+    /// A write that was given up and comes late must not undo the next.
+    disk: OneThread,
 }
 
 impl Saved {
@@ -85,7 +87,7 @@ impl Saved {
         let content = read(state_dir).inspect_err(
             |error| warn!(%error, "the assignments are lost; devices that are held wait for their holders"),
         );
-        Self { state_dir: state_dir.to_owned(), content: content.ok(), id }
+        Self { state_dir: state_dir.to_owned(), content: content.ok(), id, disk: OneThread::default() }
     }
 
     /// The assignments.
@@ -103,7 +105,7 @@ impl Saved {
         self.content = None;
         let text = serde_json::to_vec_pretty(&Content { version: VERSION, devices: assignments.clone() })?;
         let replace = move || atomic_file::replace(&path, &text).map(|()| FileId::of(&path));
-        self.id = spawn_blocking(replace).await.map_err(io::Error::other)??;
+        self.id = self.disk.run(replace).await.map_err(io::Error::other)??;
         self.content = Some(assignments.clone());
         Ok(())
     }

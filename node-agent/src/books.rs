@@ -18,6 +18,12 @@ use std::{
 /// when it is sent a list.
 const RESEND: Duration = Duration::from_secs(10);
 
+/// How old what the kubelet said may be before status says so. What is offered stays all the same.
+const OVERDUE: Duration = Duration::from_secs(30);
+
+/// Why nothing is given out before the first look at the MPS control daemons.
+const NOT_LOOKED: &str = "it is not known yet whether an MPS control daemon still runs on it";
+
 /// Why holders are not known before the first answer.
 pub const NOT_ASKED: &str = "the kubelet has not said yet which pod holds which device";
 
@@ -28,6 +34,11 @@ pub struct Books {
     pub ledger: Ledger,
     /// What the MPS control daemons answered, and when they were looked at, since boot.
     answers: Option<(Answers, Duration)>,
+    /// When the last observation was started.
+    observed: Option<Instant>,
+    /// Whether the one after that failed.
+    failing: bool,
+    /// What is to be said of it.
     unknown: Option<String>,
     stale_since: Option<Instant>,
     /// How often the list of each resource was sent again.
@@ -49,7 +60,7 @@ pub struct Page {
     pub daemons: Vec<MpsDaemon>,
     /// Whether these are all: who says that there is none takes it from its clients.
     pub daemons_known: bool,
-    /// Why it is not known who holds what, which keeps everything from being offered.
+    /// Why it is not known who holds what. Before the first observation that keeps everything from being offered.
     pub unknown: Option<String>,
 }
 
@@ -69,7 +80,8 @@ impl Books {
     pub fn observe(&mut self, observation: Observation) {
         let now = observation.started;
         self.ledger.observe(observation);
-        self.unknown = None;
+        self.observed = Some(now);
+        (self.failing, self.unknown) = (false, None);
         if !self.ledger.is_stale_memory() {
             self.stale_since = None;
         } else if now.saturating_duration_since(*self.stale_since.get_or_insert(now)) >= RESEND {
@@ -81,9 +93,21 @@ impl Books {
         self.hold_back();
     }
 
-    /// Takes in why the kubelet does not say who holds what. What it said before stays.
-    pub fn not_observed(&mut self, reason: String) {
-        self.unknown = Some(reason);
+    /// Takes in why the kubelet does not say who holds what by `now`; tells whether that changes anything. What it said before
+    /// stays.
+    pub fn not_observed(&mut self, reason: &str, now: Instant) -> bool {
+        let age = self.observed.map(|then| now.saturating_duration_since(then));
+        let unknown = match age {
+            None => Some(reason.to_owned()),
+            Some(age) if age >= OVERDUE => Some(format!(
+                "the kubelet has not said for {OVERDUE:?} and longer which pod holds which device; what is offered stays as it is: {reason}"
+            )),
+            Some(_) => None,
+        };
+        self.failing = true;
+        let changes = self.unknown != unknown;
+        self.unknown = unknown;
+        changes
     }
 
     /// Takes in what the MPS control daemons answered by `now`, since boot; tells whether that changes anything.
@@ -103,14 +127,14 @@ impl Books {
         self.see(answers.into_keys().map(|device| (device, None)).collect(), now)
     }
 
-    /// Whether MPS control daemons run or have to run.
+    /// Whether MPS control daemons run, or have to, or may.
     pub fn has_daemons(&self) -> bool {
-        !self.daemons().is_empty()
+        self.answers.is_none() || !self.daemons().is_empty()
     }
 
     /// Whether something waits for what the kubelet says next.
     pub fn is_busy(&self) -> bool {
-        !self.ledger.is_known() || self.unknown.is_some() || self.ledger.is_busy()
+        !self.ledger.is_known() || self.failing || self.ledger.is_busy()
     }
 
     /// What the books say now.
@@ -119,7 +143,7 @@ impl Books {
             let resend = self.resends.get(&list.name).copied().unwrap_or_default();
             Offer { list: Arc::new(list), resend }
         };
-        let unknown = (!self.ledger.is_known()).then(|| self.unknown.clone().unwrap_or_else(|| NOT_ASKED.to_owned()));
+        let not_asked = || (!self.ledger.is_known()).then(|| NOT_ASKED.to_owned());
         Page {
             offers: self.ledger.lists().into_iter().map(offer).collect(),
             holders: self.ledger.holders(),
@@ -127,7 +151,7 @@ impl Books {
             daemons_known: self.answers.is_some(),
             waiting: self.ledger.waiting(),
             assignments: self.ledger.saved().clone(),
-            unknown,
+            unknown: self.unknown.clone().or_else(not_asked),
         }
     }
 
@@ -149,7 +173,17 @@ impl Books {
     /// After each change of the ledger or of the daemons: a device that has just become or ceased to be one of MPS must
     /// not be given out with what its daemon was before.
     fn hold_back(&mut self) {
-        self.ledger.hold_back(held_back(&self.daemons()));
+        let reasons = match &mut self.answers {
+            None => self.ledger.saved().keys().map(|device| (device.clone(), NOT_LOOKED.to_owned())).collect(),
+            Some((answers, _)) => {
+                // Its daemon may have started since the last look, and then it has to end before the device is another's.
+                for device in self.ledger.mps_devices() {
+                    answers.entry(device).or_insert(None);
+                }
+                held_back(&self.daemons())
+            }
+        };
+        self.ledger.hold_back(reasons);
     }
 }
 

@@ -17,9 +17,12 @@ use crate::{
 use anyhow::{Context as _, Result, bail};
 use gpunode_crds::Reason;
 use gpunode_gpu::Wanted;
-use std::sync::Arc;
-use tokio::task::spawn_blocking;
+use std::{io, sync::Arc, time::Duration};
+use tokio::{task::spawn_blocking, time::timeout};
 use tracing::{error, info, warn};
+
+/// How long the disk may take: while it is waited for, no signal is seen.
+const DISK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the agent has decided so far.
 pub struct Decided<'a> {
@@ -98,7 +101,9 @@ impl<'a> Decided<'a> {
         if let Some(saved) = &mut self.saved {
             // Whether a configuration fits is known once the GPUs are.
             let is_sure = inventory.is_some() || *instruction == Instruction::Nothing;
-            saved.keep(instruction, is_sure && next.rejected.is_none()).await;
+            if timeout(DISK_TIMEOUT, saved.keep(instruction, is_sure && next.rejected.is_none())).await.is_err() {
+                warn!("save the configuration: no answer within {DISK_TIMEOUT:?}; trying again");
+            }
         }
         self.in_force = next;
         self.config_known = *instruction != Instruction::Unknown || self.in_force.accepted.is_some();
@@ -123,7 +128,9 @@ impl<'a> Decided<'a> {
     /// Takes over from the agent before this one, which held the lock until now.
     pub async fn open(&mut self, desk: &Desk) -> Result<()> {
         let state_dir = self.args.host.state_dir.clone();
-        let saved = spawn_blocking(move || Saved::load(&state_dir)).await.context("read the assignments")?;
+        let saved = timeout(DISK_TIMEOUT, spawn_blocking(move || Saved::load(&state_dir)));
+        let saved =
+            saved.await.context("read the assignments: the disk does not answer")?.context("read the assignments")?;
         desk.open(Books::restore(saved.assignments())).await;
         self.assignments = Some(saved);
         Ok(())
@@ -147,7 +154,8 @@ impl<'a> Decided<'a> {
     pub async fn publish(&mut self, desk: &Desk, plugins: &mut Plugins) {
         let Some(assignments) = &mut self.assignments else { return };
         let (page, changes) = desk.page();
-        match assignments.keep(&page.assignments).await {
+        let kept = timeout(DISK_TIMEOUT, assignments.keep(&page.assignments)).await;
+        match kept.unwrap_or_else(|slow| Err(io::Error::from(slow))) {
             Ok(()) => {
                 plugins.put(page.offers.clone());
                 desk.published(changes);

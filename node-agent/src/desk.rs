@@ -1,51 +1,36 @@
-//! The one place where devices are given out: the books behind a lock, and the waiting and asking that goes with them.
+//! The one place where devices are given out: the books behind a lock, and the waiting that goes with a refusal.
+
+mod daemons;
+mod holders;
 
 use crate::{
     allocate::{control_nodes, response},
     books::{Books, Page},
     device_plugin_api::ContainerAllocateResponse,
-    mps::seen,
     node_allocatable::NodeReader,
-    podresources::PodResources,
+    one_thread::OneThread,
     utilisation::Utilisation,
 };
 use gpunode_gpu::{Granted, Refusal};
+use holders::Observed;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 use tokio::{
     sync::{Notify, watch},
-    task::spawn_blocking,
-    time::{sleep, timeout},
+    time::{sleep, timeout_at},
 };
 use tracing::{info, warn};
 
-/// Pause between two observations while something waits for their result.
-const OBSERVE_BUSY: Duration = Duration::from_millis(500);
-/// The same otherwise.
-const OBSERVE_IDLE: Duration = Duration::from_secs(10);
-/// Least pause: the kubelet takes 100 calls a second from all its clients together, and an observation is two.
-const OBSERVE_MIN: Duration = Duration::from_millis(100);
-/// Pause between an allocation and the observation that is to show it: a kubelet that is asked before it has written the
-/// allocation down may forget it.
-const GRANT_PAUSE: Duration = Duration::from_millis(200);
-/// How long a refusal waits for a fresh observation.
-const OBSERVE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Pause between two looks at the MPS control daemons while there are some.
-const DAEMONS_BUSY: Duration = Duration::from_secs(1);
-/// The same while there are none.
-const DAEMONS_IDLE: Duration = Duration::from_secs(5);
-/// How long such a look may take before the daemons count as silent.
-const DAEMONS_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a refusal waits for the Node to show it, and other admissions on the node with it: one and a half updates of
-/// node status, which a kubelet writes every 10 s.
-const NODE_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a call that is refused takes at most, and other admissions on the node with it: one and a half updates of node
+/// status, which a kubelet writes every 10 s.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Pause between two looks at the Node.
 const NODE_POLL: Duration = Duration::from_millis(500);
 /// How long a refusal waits where the Node cannot be looked at.
@@ -72,10 +57,11 @@ pub struct Desk {
     changes: watch::Sender<u64>,
     /// Number of changes that the kubelet has been told of.
     published: watch::Sender<u64>,
-    /// When the last observation that succeeded was started.
-    observed: watch::Sender<Option<Instant>>,
+    observed: watch::Sender<Observed>,
     observe_now: Notify,
     granted: Notify,
+    /// Looks at the daemons.
+    look: OneThread,
 }
 
 impl Desk {
@@ -90,6 +76,7 @@ impl Desk {
             observed: watch::Sender::default(),
             observe_now: Notify::new(),
             granted: Notify::new(),
+            look: OneThread::default(),
         }
     }
 
@@ -106,12 +93,21 @@ impl Desk {
         self.changes.subscribe()
     }
 
-    /// Changes the books.
-    pub fn change<T>(&self, change: impl FnOnce(&mut Books) -> T) -> T {
+    /// Changes the books. Returns the number of the change too.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Books) -> T) -> (T, u64) {
         let mut books = self.books();
         let result = change(&mut books);
         self.changes.send_modify(|number| *number += 1);
-        result
+        let number = *self.changes.borrow();
+        (result, number)
+    }
+
+    /// Changes the books where `change` says that it does.
+    fn change_if(&self, change: impl FnOnce(&mut Books) -> bool) {
+        let mut books = self.books();
+        if change(&mut books) {
+            self.changes.send_modify(|number| *number += 1);
+        }
     }
 
     /// What the books say, and the number of the change up to which they say it.
@@ -149,17 +145,17 @@ impl Desk {
 
     /// Gives a container the shares that the kubelet picked.
     pub async fn allocate(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
-        if self.books().ledger.is_doubtful(resource, ids) {
-            self.observe_afresh().await;
-        }
-        let mut given = self.give(resource, ids);
-        if matches!(given, Err(Refusal::Split { .. })) {
+        let deadline = tokio::time::Instant::now() + REFUSAL_TIMEOUT;
+        let doubtful = self.books().ledger.is_doubtful(resource, ids);
+        let mut unseen = if doubtful { self.observe_afresh().await.err() } else { None };
+        let mut given = self.give(resource, ids, unseen.as_deref());
+        if matches!(given, Err(Refusal::Split { .. })) && !doubtful {
             // What was freed since the last observation changes what there is to say.
-            self.observe_afresh().await;
-            given = self.give(resource, ids);
+            unseen = self.observe_afresh().await.err();
+            given = self.give(resource, ids, unseen.as_deref());
         }
         if matches!(given, Err(Refusal::Split { .. })) {
-            self.withhold(resource).await;
+            self.withhold(resource, deadline).await;
         }
         let granted = given?;
         self.granted.notify_one();
@@ -168,8 +164,8 @@ impl Desk {
 
     /// No change that is told at once: the pod waits for this, and what it changes for others can wait for the observation
     /// that follows.
-    fn give(&self, resource: &str, ids: &[String]) -> Result<Granted, Refusal> {
-        self.books().ledger.allocate(resource, ids, Instant::now())
+    fn give(&self, resource: &str, ids: &[String], unseen: Option<&str>) -> Result<Granted, Refusal> {
+        self.books().ledger.allocate(resource, ids, Instant::now(), unseen)
     }
 
     fn response(&self, granted: &Granted) -> ContainerAllocateResponse {
@@ -179,8 +175,8 @@ impl Desk {
 
     /// Before a container is refused whose shares are free, though not on one device: makes the scheduler see that, so
     /// that a ReplicaSet does not try for ever.
-    async fn withhold(&self, resource: &str) {
-        let (limit, change) = self.change(|books| (books.ledger.withhold(resource), *self.changes.borrow() + 1));
+    async fn withhold(&self, resource: &str, deadline: tokio::time::Instant) {
+        let (limit, change) = self.change(|books| books.ledger.withhold(resource));
         info!(resource, limit, "free units of other GPUs are withheld");
         let shown = async {
             self.is_published(change).await;
@@ -204,89 +200,14 @@ impl Desk {
                 sleep(NODE_POLL).await;
             }
         };
-        if timeout(NODE_TIMEOUT, shown).await.is_err() {
+        if timeout_at(deadline, shown).await.is_err() {
             warn!(resource, limit, "the Node does not show yet what can be given out; refusing all the same");
         }
-    }
-
-    /// Without an answer, what was observed before has to do.
-    async fn observe_afresh(&self) {
-        let now = Instant::now();
-        self.observe_now();
-        _ = timeout(OBSERVE_TIMEOUT, self.observed.subscribe().wait_for(|at| *at >= Some(now))).await;
     }
 
     async fn is_published(&self, change: u64) {
         // Cannot fail: the sender is in this desk.
         _ = self.published.subscribe().wait_for(|published| *published >= change).await;
-    }
-
-    /// Follows who holds what. Does not end.
-    pub async fn watch_holders(self: Arc<Self>, kubelet: PodResources) {
-        let mut last_error = String::new();
-        loop {
-            match kubelet.observe().await {
-                Ok(observation) => {
-                    let started = observation.started;
-                    self.change(|books| books.observe(observation));
-                    self.observed.send_replace(Some(started));
-                    if !last_error.is_empty() {
-                        info!("the kubelet says again which pod holds which device");
-                        last_error.clear();
-                    }
-                }
-                Err(error) => {
-                    let error = error.to_string();
-                    if error != last_error {
-                        warn!(error, "holders are not known; trying again");
-                        self.change(|books| books.not_observed(error.clone()));
-                        last_error = error;
-                    }
-                }
-            }
-            sleep(OBSERVE_MIN).await;
-            let pause = if self.books().is_busy() { OBSERVE_BUSY } else { OBSERVE_IDLE };
-            tokio::select! {
-                () = sleep(pause.saturating_sub(OBSERVE_MIN)) => {}
-                () = self.observe_now.notified() => {}
-                () = self.granted.notified() => sleep(GRANT_PAUSE).await,
-            }
-        }
-    }
-
-    /// Follows which MPS control daemons answer. Does not end.
-    pub async fn watch_daemons(self: Arc<Self>) {
-        let mut last_error = String::new();
-        loop {
-            let pause = if self.books().has_daemons() { DAEMONS_BUSY } else { DAEMONS_IDLE };
-            sleep(pause).await;
-            let error = self.look_at_daemons().await.err().unwrap_or_default();
-            if error != last_error && !error.is_empty() {
-                warn!(error, "look at the MPS control daemons; trying again");
-            }
-            last_error = error;
-        }
-    }
-
-    async fn look_at_daemons(&self) -> Result<(), String> {
-        let folder = self.place.mps_dir.clone();
-        let seen = timeout(DAEMONS_TIMEOUT, spawn_blocking(move || seen::read(&folder))).await;
-        let of_folder = |error: &dyn std::fmt::Display| format!("{}: {error}", self.place.mps_dir.display());
-        let seen = match seen {
-            Ok(Ok(Ok(seen))) => Ok(seen),
-            Ok(Ok(Err(error))) => Err(of_folder(&error)),
-            Ok(Err(error)) => Err(of_folder(&error)),
-            Err(_) => Err(of_folder(&format_args!("no answer within {DAEMONS_TIMEOUT:?}"))),
-        };
-        let mut books = self.books();
-        let changes = match &seen {
-            Ok((answers, now)) => books.see(answers.clone(), *now),
-            Err(_) => books.not_seen(),
-        };
-        if changes {
-            self.changes.send_modify(|number| *number += 1);
-        }
-        seen.map(drop)
     }
 }
 

@@ -24,6 +24,7 @@ mod kubelet;
 mod mps;
 mod node_allocatable;
 mod nvml;
+mod one_thread;
 mod operator_config;
 mod pci;
 mod plugin;

@@ -3,6 +3,7 @@
 use crate::{
     checkpoint::{self, PodFolders},
     cli::NodeArgs,
+    one_thread::OneThread,
     pod_resources_api::{
         AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest, PodResources as Pod,
         pod_resources_lister_client::PodResourcesListerClient,
@@ -14,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
-use tokio::{task::spawn_blocking, time::timeout};
+use tokio::time::timeout;
 use tonic::{Response, Status, transport::Endpoint};
 
 /// The kubelet's folders of pods below the root of the host, unless it has another `--root-dir`.
@@ -86,6 +87,8 @@ pub struct PodResources {
     pub device_plugin_dir: PathBuf,
     /// The kubelet's folders of pods.
     pub pods: PodFolders,
+    /// Reads them.
+    pub files: OneThread,
 }
 
 impl PodResources {
@@ -95,6 +98,7 @@ impl PodResources {
             socket: args.host.pod_resources_socket.clone(),
             device_plugin_dir: args.device_plugin_dir.clone(),
             pods: PodFolders { folder: args.host.host_root.join(POD_FOLDERS), own: args.pod_uid.clone() },
+            files: OneThread::default(),
         }
     }
 
@@ -118,7 +122,7 @@ impl PodResources {
 
     async fn remembered(&self) -> Result<BTreeSet<(String, String)>, Error> {
         let (folder, pods) = (self.device_plugin_dir.clone(), self.pods.clone());
-        let read = spawn_blocking(move || {
+        let read = self.files.run(move || {
             // A kubelet without checkpoint remembers nothing; one whose folder is not here may remember anything.
             if folder.is_dir() { Ok(checkpoint::remembered(&folder, &pods)?) } else { Err(Error::NoFolder(folder)) }
         });

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use gpunode_gpu::Wanted;
 use std::{
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 use tokio::{
     sync::watch,
@@ -75,7 +75,7 @@ async fn look(
     known: &mut Option<Known>,
 ) -> Result<Option<Page>> {
     let (state_dir, mps_dir) = (args.host.state_dir.clone(), args.host.mps_dir.clone());
-    let files = spawn_blocking(move || {
+    let files = kubelet.files.run(move || {
         // A damaged file is left to the next device plugin.
         let left = assignments::read(&state_dir).is_ok_and(|assignments| !assignments.is_empty());
         (left, seen::read(&mps_dir))
@@ -99,7 +99,7 @@ async fn look(
     books.want(wanted);
     match kubelet.observe().await {
         Ok(observation) => books.observe(observation),
-        Err(error) => books.not_observed(error.to_string()),
+        Err(error) => _ = books.not_observed(&error.to_string(), Instant::now()),
     }
     let page = books.page();
     if page.assignments != assignments {

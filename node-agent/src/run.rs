@@ -146,6 +146,9 @@ fn readiness_of(
     if let Some(unknown) = holders_unknown(decided.page(), plugin) {
         return Err(unknown.to_owned());
     }
+    if !decided.page().daemons_known {
+        return Err("the folder of the MPS control daemons has not been read yet, and nothing is given out".to_owned());
+    }
     not_registered(decided.page(), plugin).map_or(Ok(()), Err)
 }
 

@@ -3,6 +3,7 @@
 use crate::{
     atomic_file,
     in_force::{Candidate, Instruction},
+    one_thread::OneThread,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -10,7 +11,6 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use tokio::task::spawn_blocking;
 use tracing::warn;
 
 const FILE: &str = "config.json";
@@ -34,13 +34,20 @@ pub struct SavedConfig {
     node: String,
     content: Option<Arc<Candidate>>,
     failed: bool,
+    disk: OneThread,
 }
 
 impl SavedConfig {
     /// Reads it. A file that cannot be read counts as none: the API server has it too.
     pub fn load(state_dir: &Path, node: &str) -> Self {
         let content = load(state_dir, node).map(Arc::new);
-        Self { state_dir: state_dir.to_owned(), node: node.to_owned(), content, failed: false }
+        Self {
+            state_dir: state_dir.to_owned(),
+            node: node.to_owned(),
+            content,
+            failed: false,
+            disk: OneThread::default(),
+        }
     }
 
     /// The saved configuration.
@@ -55,19 +62,20 @@ impl SavedConfig {
 
     /// Saves a configuration that was accepted, and removes what is saved when the operator has none for this node: a
     /// later start must not bring back what was withdrawn while no agent ran. What could not be written is tried again
-    /// with the next call.
+    /// with the next call, and so is what the caller did not wait for.
     pub async fn keep(&mut self, instruction: &Instruction, accepted: bool) {
         let content = match instruction {
             Instruction::Config(candidate) if accepted => Some(candidate.clone()),
             Instruction::Nothing => None,
             Instruction::Config(_) | Instruction::Unknown => return,
         };
-        self.failed = content != self.content;
+        // After a write that was given up nobody knows what is there.
+        self.failed |= content != self.content;
         if !self.failed {
             return;
         }
         let (state_dir, node, candidate) = (self.state_dir.clone(), self.node.clone(), content.clone());
-        match spawn_blocking(move || save(&state_dir, &node, candidate.as_deref())).await {
+        match self.disk.run(move || save(&state_dir, &node, candidate.as_deref())).await {
             Ok(Ok(())) => (self.content, self.failed) = (content, false),
             Ok(Err(error)) => warn!(%error, folder = %self.state_dir.display(), "save the configuration"),
             Err(error) => warn!(%error, "save the configuration"),

@@ -44,8 +44,9 @@ fn answered(devices: &[(&str, u64)]) -> Answers {
 #[test]
 fn nothing_is_offered_before_the_kubelet_says_who_holds_what() {
     let mut books = Books::default();
+    books.see(Answers::new(), Duration::ZERO);
     books.want(configured(""));
-    books.not_observed("no socket".to_owned());
+    assert!(books.not_observed("no socket", Instant::now()));
     let page = books.page();
     assert!(page.offers.is_empty() && page.assignments.is_empty());
     assert_eq!(page.unknown.as_deref(), Some("no socket"));
@@ -55,12 +56,45 @@ fn nothing_is_offered_before_the_kubelet_says_who_holds_what() {
 }
 
 #[test]
-fn what_was_known_stays_while_the_kubelet_does_not_answer() {
+fn what_was_known_stays_while_the_kubelet_does_not_answer_and_after_a_while_that_is_said() {
+    let start = Instant::now();
     let mut books = books("");
-    books.not_observed("no socket".to_owned());
-    let page = books.page();
-    assert_eq!((page.offers.len(), page.unknown), (1, None));
+    books.observe(nothing_held(start + Duration::from_secs(1)));
+    let after = |books: &mut Books, second| books.not_observed("no socket", start + Duration::from_secs(second));
+    assert!(!after(&mut books, 30));
+    assert_eq!((books.page().offers.len(), books.page().unknown), (1, None));
     assert!(books.is_busy(), "it is asked again soon");
+    assert!(after(&mut books, 31), "that is news");
+    let page = books.page();
+    assert_eq!(healthy(&page), ["GPU-0", "GPU-1"]);
+    let unknown = page.unknown.unwrap();
+    assert!(unknown.contains("not said for 30s and longer") && unknown.ends_with("no socket"), "{unknown}");
+    assert!(!after(&mut books, 32), "it is said once");
+    books.observe(nothing_held(start + Duration::from_secs(33)));
+    assert_eq!(books.page().unknown, None);
+    assert!(!books.is_busy());
+}
+
+#[test]
+fn nothing_is_given_out_before_it_is_known_which_daemons_run() {
+    let mut books = Books::default();
+    books.want(configured(""));
+    books.observe(nothing_held(Instant::now()));
+    assert!(!books.not_seen());
+    assert_eq!(healthy(&books.page()), [""; 0]);
+    assert!(books.has_daemons(), "they are looked for soon");
+    assert!(books.see(answered(&[("GPU-0", 1)]), Duration::from_secs(2)));
+    assert_eq!(healthy(&books.page()), ["GPU-1"], "the old daemon of the other is still stopping");
+}
+
+#[test]
+fn a_device_that_was_of_mps_between_two_looks_is_held_back_until_the_next() {
+    let mut books = books(MPS);
+    books.want(configured(""));
+    books.observe(nothing_held(Instant::now()));
+    assert!(healthy(&books.page()).is_empty(), "its daemon may run by now");
+    books.see(Answers::new(), Duration::from_secs(1));
+    assert_eq!(healthy(&books.page()), ["GPU-0", "GPU-1"]);
 }
 
 #[test]

@@ -1,20 +1,45 @@
 use super::*;
-use crate::{books::tests::books, checkpoint::PodFolders, hardware};
+use crate::{
+    books::tests::{books, nothing_held},
+    checkpoint::PodFolders,
+    hardware,
+    podresources::PodResources,
+};
 use gpunode_gpu::{Holding, Observation};
+use std::sync::Arc;
+use tokio::time::timeout;
 
 const MEMORY: &str = "resources: [{name: a.b/mem, sharing: {strategy: Memory}}]";
 
 fn desk() -> Arc<Desk> {
+    desk_of("/nonexistent".into())
+}
+
+/// One that looks for the daemons in `mps_dir`.
+fn desk_of(mps_dir: PathBuf) -> Arc<Desk> {
     let folder = PathBuf::from("/nonexistent");
     let nowhere = hardware::Place { host_root: folder.clone(), driver_root: None };
-    let utilisation = Utilisation::new(nowhere);
-    Arc::new(Desk::new(Place { host_root: folder.clone(), mps_dir: folder, utilisation, node: None }))
+    Arc::new(Desk::new(Place { host_root: folder, mps_dir, utilisation: Utilisation::new(nowhere), node: None }))
 }
 
 async fn open(document: &str) -> Arc<Desk> {
     let desk = desk();
     desk.open(books(document)).await;
     desk
+}
+
+/// A kubelet that is not there.
+fn nobody() -> PodResources {
+    PodResources {
+        socket: "/nonexistent/kubelet.sock".into(),
+        device_plugin_dir: "/nonexistent".into(),
+        pods: PodFolders::default(),
+        files: OneThread::default(),
+    }
+}
+
+fn holds(resource: &str, ids: Vec<String>) -> Holding {
+    Holding { namespace: "team".into(), pod: "train".into(), resource: resource.into(), ids, ..Holding::default() }
 }
 
 fn units(gpu: u32, units: std::ops::Range<u32>) -> Vec<String> {
@@ -71,7 +96,7 @@ async fn before_a_split_is_refused_free_units_are_withheld_and_the_kubelet_knows
     let published = tokio::time::Instant::now();
     desk.published(desk.page().1);
     let refusal = refusal.await.unwrap().unwrap_err();
-    assert!(published.elapsed() >= NODE_UNSEEN && published.elapsed() < NODE_TIMEOUT, "{:?}", published.elapsed());
+    assert!(published.elapsed() >= NODE_UNSEEN && published.elapsed() < REFUSAL_TIMEOUT, "{:?}", published.elapsed());
     assert!(refusal.to_string().contains("20 units fit in the 32 that are free"), "{refusal}");
 }
 
@@ -81,19 +106,45 @@ async fn a_refusal_ends_though_nothing_is_published_or_observed() {
     let start = tokio::time::Instant::now();
     let asked: Vec<String> = units(0, 0..12).into_iter().chain(units(1, 0..8)).collect();
     desk.allocate("a.b/mem", &asked).await.unwrap_err();
-    assert!(start.elapsed() <= OBSERVE_TIMEOUT + NODE_TIMEOUT, "{:?}", start.elapsed());
+    assert!(start.elapsed() < REFUSAL_TIMEOUT + Duration::from_millis(50), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_split_of_doubtful_units_asks_the_kubelet_once() {
+    let desk = open(MEMORY).await;
+    desk.allocate("a.b/mem", &units(0, 0..1)).await.unwrap();
+    let start = tokio::time::Instant::now();
+    let asked: Vec<String> = units(0, 0..12).into_iter().chain(units(1, 0..8)).collect();
+    let refusal = tokio::spawn({
+        let desk = desk.clone();
+        async move { desk.allocate("a.b/mem", &asked).await }
+    });
+    let mut changes = desk.changes();
+    while healthy(&desk) > 17 {
+        changes.changed().await.unwrap();
+    }
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    refusal.await.unwrap().unwrap_err();
+    assert!(start.elapsed() < REFUSAL_TIMEOUT + Duration::from_millis(50), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_refusal_of_a_held_share_says_why_the_kubelet_was_not_asked_anew() {
+    let desk = open(MEMORY).await;
+    let held = holds("a.b/mem", units(0, 0..4));
+    desk.change(|books| books.observe(Observation { holders: vec![held], ..nothing_held(Instant::now()) }));
+    let watching = tokio::spawn(desk.clone().watch_holders(nobody()));
+    let refusal = desk.allocate("a.b/mem", &units(0, 0..1)).await.unwrap_err().to_string();
+    assert!(refusal.contains("held by pod team/train already, as the kubelet said"), "{refusal}");
+    assert!(refusal.contains("could not be asked now: ask the kubelet"), "{refusal}");
+    watching.abort();
 }
 
 #[tokio::test(start_paused = true)]
 async fn holders_that_are_not_known_are_told_and_asked_for_again() {
     let desk = desk();
-    let nobody = PodResources {
-        socket: "/nonexistent/kubelet.sock".into(),
-        device_plugin_dir: "/nonexistent".into(),
-        pods: PodFolders::default(),
-    };
     let mut changes = desk.changes();
-    let watching = tokio::spawn(desk.clone().watch_holders(nobody));
+    let watching = tokio::spawn(desk.clone().watch_holders(nobody()));
     changes.changed().await.unwrap();
     assert!(desk.page().0.unknown.is_some_and(|unknown| unknown.contains("/nonexistent/kubelet.sock does not exist")));
     watching.abort();
@@ -102,11 +153,24 @@ async fn holders_that_are_not_known_are_told_and_asked_for_again() {
 #[tokio::test]
 async fn an_observation_frees_what_was_withheld() {
     let desk = open(MEMORY).await;
-    let observation = |holders| Observation { holders, ..crate::books::tests::nothing_held(Instant::now()) };
-    let held = Holding { resource: "a.b/mem".to_owned(), ids: units(0, 0..4), ..Holding::default() };
+    let observation = |holders| Observation { holders, ..nothing_held(Instant::now()) };
+    let held = holds("a.b/mem", units(0, 0..4));
     desk.change(|books| books.observe(observation(vec![held])));
     desk.change(|books| books.ledger.withhold("a.b/mem"));
     assert_eq!(healthy(&desk), 4 + 16);
     desk.change(|books| books.observe(observation(Vec::new())));
     assert_eq!(healthy(&desk), 32);
+}
+
+#[tokio::test]
+async fn a_gpu_is_not_given_out_before_it_is_known_which_daemons_run() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let desk = desk_of(file.path().to_owned());
+    let mut books = Books::default();
+    books.want(crate::books::tests::configured(""));
+    books.observe(nothing_held(Instant::now()));
+    desk.open(books).await;
+    assert_eq!((healthy(&desk), desk.page().0.daemons_known), (0, false));
+    let refused = desk.allocate("nvidia.com/gpu", &["GPU-0".to_owned()]).await.unwrap_err().to_string();
+    assert!(refused.contains("not known yet whether an MPS control daemon"), "{refused}");
 }

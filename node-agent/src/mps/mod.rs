@@ -148,6 +148,7 @@ impl Supervisor {
                 .clone()
                 .unwrap_or_else(|| args.host.host_root.join(DEVICE_PLUGINS)),
             pods: PodFolders { folder: args.host.host_root.join(POD_FOLDERS), own: args.pod_uid.clone() },
+            files: OneThread::default(),
         });
         Self { args, holders, wanted: None, daemons: BTreeMap::new(), reading: None, problem: String::new() }
     }

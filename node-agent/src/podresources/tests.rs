@@ -56,13 +56,19 @@ pub fn serve(folder: &Path, kubelet: Kubelet) -> PodResources {
         .add_service(PodResourcesListerServer::new(kubelet))
         .serve_with_incoming(UnixListenerStream::new(listener));
     tokio::spawn(server);
-    PodResources { socket, device_plugin_dir: folder.to_owned(), pods: PodFolders::default() }
+    PodResources {
+        socket,
+        device_plugin_dir: folder.to_owned(),
+        pods: PodFolders::default(),
+        files: OneThread::default(),
+    }
 }
 
 #[tokio::test]
 async fn holders_and_what_can_be_given_out_are_observed() {
     let folder = tempfile::tempdir().unwrap();
-    let checkpoint = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"a","ResourceName":"a.b/c","DeviceIDs":{"0":["GPU-3"]}}]}}"#;
+    let checkpoint =
+        r#"{"Data":{"PodDeviceEntries":[{"PodUID":"a","ResourceName":"a.b/c","DeviceIDs":{"0":["GPU-3"]}}]}}"#;
     std::fs::write(folder.path().join(checkpoint::CHECKPOINT_FILE), checkpoint).unwrap();
     let observation = serve(folder.path(), Kubelet::Held).observe().await.unwrap();
     let [holding] = observation.holders.as_slice() else { panic!("{observation:?}") };
@@ -86,6 +92,7 @@ async fn what_the_kubelet_does_not_say_is_an_error_that_names_the_socket() {
         socket: folder.path().join("none.sock"),
         device_plugin_dir: folder.path().to_owned(),
         pods: PodFolders::default(),
+        files: OneThread::default(),
     };
     let message = nobody.observe().await.unwrap_err().to_string();
     assert!(message.contains("none.sock does not exist; mount"), "{message}");
@@ -103,6 +110,7 @@ async fn a_damaged_checkpoint_is_no_proof_that_nothing_is_held() {
         socket: folder.path().join("kubelet.sock"),
         device_plugin_dir: "/nonexistent".into(),
         pods: PodFolders::default(),
+        files: OneThread::default(),
     };
     assert!(matches!(elsewhere.observe().await.unwrap_err(), Error::NoFolder(_)));
 }

@@ -28,7 +28,7 @@ pub fn not_registered(page: &Page, plugin: Plugin<'_>) -> Option<String> {
     (!missing.is_empty()).then(|| format!("the kubelet has not taken {} yet", missing.join(", ")))
 }
 
-/// Why nothing can be offered though there is something to offer: it is not known who holds what.
+/// Why it is not known who holds what, where there is something to offer.
 pub fn holders_unknown<'a>(page: &'a Page, plugin: Plugin<'_>) -> Option<&'a str> {
     let matters = !plugin.in_force.wanted.devices.is_empty() || !page.assignments.is_empty();
     page.unknown.as_deref().filter(|_| matters)
@@ -112,13 +112,22 @@ pub fn not_offered(page: &Page, plugin: Plugin<'_>) -> Option<(Reason, String)> 
         let messages: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
         return Some((reason(first.kind), messages.join("; ")));
     }
-    let silent = page.daemons.iter().filter(|daemon| daemon.state == MpsDaemonState::NotAnswering);
-    let silent: Vec<&str> = silent.map(|daemon| daemon.device.as_str()).collect();
-    (!silent.is_empty()).then(|| {
-        let devices = silent.join(", ");
-        let message = format!(
-            "the MPS control daemon of {devices} does not answer; see the log of the gpunode-mps pod on this node"
-        );
+    let of = |state| {
+        let daemons = page.daemons.iter().filter(move |daemon| daemon.state == state);
+        daemons.map(|daemon| daemon.device.as_str()).collect::<Vec<&str>>()
+    };
+    let silent = of(MpsDaemonState::NotAnswering);
+    // What is offered as something else is held back until the daemon that it had is gone.
+    let mut stopping = of(MpsDaemonState::Stopping);
+    stopping.retain(|device| page.assignments.contains_key(*device));
+    let what: Vec<String> =
+        [(silent, "does not answer"), (stopping, "is still stopping, which it has to before anything else runs there")]
+            .into_iter()
+            .filter(|(devices, _)| !devices.is_empty())
+            .map(|(devices, does)| format!("the MPS control daemon of {} {does}", devices.join(", ")))
+            .collect();
+    (!what.is_empty()).then(|| {
+        let message = format!("{}; see the log of the gpunode-mps pod on this node", what.join("; "));
         (Reason::MpsDaemonNotAnswering, message)
     })
 }

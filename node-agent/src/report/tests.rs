@@ -142,16 +142,21 @@ fn unknown_holders_matter_where_there_is_something_to_offer() {
 }
 
 #[test]
-fn an_mps_daemon_that_does_not_answer_is_named_and_one_that_ends_is_not() {
+fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
     let (hardware, in_force) = offered();
-    let with = |state| {
-        let page = Page { daemons: vec![MpsDaemon { device: "GPU-1".to_owned(), state }], ..page() };
+    let with = |state, offered: bool| {
+        let assignment = in_force.wanted.devices[1].assignment.clone();
+        let assignments = offered.then(|| ("GPU-1".to_owned(), assignment)).into_iter().collect();
+        let page = Page { daemons: vec![MpsDaemon { device: "GPU-1".to_owned(), state }], assignments, ..page() };
         of_page(&page, &hardware, &in_force, &["nvidia.com/gpu"])
     };
-    let silent = with(MpsDaemonState::NotAnswering);
+    let silent = with(MpsDaemonState::NotAnswering, true);
     assert_eq!(verdicts(&silent)[0], "Ready=False MpsDaemonNotAnswering");
     assert!(silent.conditions[0].message.contains("GPU-1"), "{}", silent.conditions[0].message);
-    let stopping = with(MpsDaemonState::Stopping);
+    let stopping = with(MpsDaemonState::Stopping, true);
+    assert_eq!(verdicts(&stopping)[0], "Ready=False MpsDaemonNotAnswering");
+    assert!(stopping.conditions[0].message.contains("of GPU-1 is still stopping"), "{:?}", stopping.conditions[0]);
+    let stopping = with(MpsDaemonState::Stopping, false);
     assert_eq!(verdicts(&stopping)[0], "Ready=True ConfigurationInForce");
     assert_eq!(stopping.mps_daemons.len(), 1);
 }

@@ -101,7 +101,7 @@ async fn an_unknown_device_is_refused_by_name() -> Result<()> {
     let uuids = node.uuids()?;
     let refused = kubelet.allocate(GPU, &[&uuids[0], "GPU-unknown"]).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(refused.message().contains("unknown devices GPU-unknown;"), "{}", refused.message());
+    assert!(refused.message().contains("unknown shares GPU-unknown;"), "{}", refused.message());
     assert_eq!(kubelet.allocate(GPU, &[]).await.unwrap_err().code(), Code::InvalidArgument);
     // Advice never fails.
     assert_eq!(kubelet.preferred(GPU, &["GPU-unknown".to_owned()], 3).await?, ["GPU-unknown"]);

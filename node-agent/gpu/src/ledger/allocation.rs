@@ -8,8 +8,12 @@ use crate::{Device, DeviceSharing, device_of};
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
-    time::Instant,
+    time::{Duration, Instant},
 };
+
+/// How long after an allocation the kubelet hands its devices on to another container of the same pod without being asked
+/// for proof: it does that within one admission (`pkg/kubelet/cm/devicemanager/manager.go`, `Allocate`).
+const HANDED_ON: Duration = Duration::from_secs(1);
 
 /// What a container gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +34,7 @@ pub enum Refusal {
         resource: String,
     },
     /// Ids that are in no list of this resource.
-    #[error("allocate {resource}: unknown devices {}; they are not in the list that is in force", .ids.join(", "))]
+    #[error("allocate {resource}: unknown shares {}; they are not in the list that is in force", .ids.join(", "))]
     Unknown {
         /// The resource.
         resource: String,
@@ -39,7 +43,8 @@ pub enum Refusal {
     },
     /// A container has a share of these already.
     #[error(
-        "allocate {resource}: {id} is held by pod {pod} already, though the kubelet picked it again; it is not given out twice"
+        "allocate {resource}: {id} is held by pod {pod} already, as the kubelet said {age:.1?} ago, though it picked it \
+         again; it is not given out twice{}", why(.unseen.as_deref())
     )]
     Held {
         /// The resource.
@@ -48,6 +53,25 @@ pub enum Refusal {
         id: String,
         /// The pod, as `NAMESPACE/NAME`.
         pod: String,
+        /// How old that is.
+        age: Duration,
+        /// Why the kubelet could not be asked anew.
+        unseen: Option<String>,
+    },
+    /// It was given out, and nobody says whether a container has it.
+    #[error(
+        "allocate {resource}: {id} was given out {age:.1?} ago, and whether a container holds it is not known; it is not \
+         given out twice{}", why(Some(.unseen))
+    )]
+    Unproven {
+        /// The resource.
+        resource: String,
+        /// The id.
+        id: String,
+        /// How long ago.
+        age: Duration,
+        /// Why the kubelet could not be asked.
+        unseen: String,
     },
     /// `failRequestsGreaterThanOne`.
     #[error(
@@ -94,16 +118,29 @@ impl Ledger {
         ids.iter().any(|id| self.held.is_held(&(resource.to_owned(), id.clone())))
     }
 
-    /// Gives the shares `ids` to a container, which holds them from now on. A refusal changes nothing.
-    pub fn allocate(&mut self, resource: &str, ids: &[String], now: Instant) -> Result<Granted, Refusal> {
+    /// Gives the shares `ids` to a container, which holds them from now on. A refusal changes nothing. `unseen` is why the
+    /// kubelet could not be asked about shares that are doubtful.
+    pub fn allocate(
+        &mut self,
+        resource: &str,
+        ids: &[String],
+        now: Instant,
+        unseen: Option<&str>,
+    ) -> Result<Granted, Refusal> {
         // A set: an id that is named twice is one share.
         let ids: BTreeSet<&str> = ids.iter().map(String::as_str).collect();
-        let granted = self.judge(resource, &ids)?;
+        let granted = self.judge(resource, &ids, now, unseen)?;
         self.held.grant(resource, ids.into_iter(), now);
         Ok(granted)
     }
 
-    fn judge(&self, resource: &str, ids: &BTreeSet<&str>) -> Result<Granted, Refusal> {
+    fn judge(
+        &self,
+        resource: &str,
+        ids: &BTreeSet<&str>,
+        now: Instant,
+        unseen: Option<&str>,
+    ) -> Result<Granted, Refusal> {
         let name = || resource.to_owned();
         if ids.is_empty() {
             return Err(Refusal::Empty { resource: name() });
@@ -142,12 +179,7 @@ impl Ledger {
             let reason = self.held_back.get(of.uuid).map_or("the driver no longer lists it", String::as_str).to_owned();
             return Err(Refusal::HeldBack { resource: name(), device: of.uuid.to_owned(), reason });
         }
-        // What was given out and is not seen held since may come again: the kubelet hands the devices of an init container on
-        // to the others of its pod, and those of a pod that it did not admit to the next.
-        let of_other = ids.iter().find_map(|id| Some((*id, self.held.holder(&(name(), (*id).to_owned()))?)));
-        if let Some((id, pod)) = of_other {
-            return Err(Refusal::Held { resource: name(), id: id.to_owned(), pod });
-        }
+        self.give_once(resource, ids, now, unseen)?;
         if given.len() > 1 && given.iter().any(|(of, _)| of.sharing.one_device_per_container()) {
             return Err(split(resource, ids.len(), &offered));
         }
@@ -156,6 +188,36 @@ impl Ledger {
         let devices = given.into_iter().filter_map(|(of, count)| Some((of.device?.clone(), count))).collect();
         Ok(Granted { devices, sharing })
     }
+
+    /// Refuses what a container has. What was given out and is not seen held since may come again: the kubelet hands the
+    /// devices of an init container on to the others of its pod, and those of a pod that it did not admit to the next.
+    fn give_once(
+        &self,
+        resource: &str,
+        ids: &BTreeSet<&str>,
+        now: Instant,
+        unseen: Option<&str>,
+    ) -> Result<(), Refusal> {
+        let since = |then: Instant| now.saturating_duration_since(then);
+        for id in ids {
+            let share = (resource.to_owned(), (*id).to_owned());
+            if let Some(pod) = self.held.holder(&share) {
+                let (age, unseen) = (self.seen.map(since).unwrap_or_default(), unseen.map(str::to_owned));
+                return Err(Refusal::Held { resource: share.0, id: share.1, pod, age, unseen });
+            }
+            if let Some(unseen) = unseen
+                && let Some(age) = self.held.granted(&share).map(since)
+                && age > HANDED_ON
+            {
+                return Err(Refusal::Unproven { resource: share.0, id: share.1, age, unseen: unseen.to_owned() });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn why(unseen: Option<&str>) -> String {
+    unseen.map(|reason| format!(" (the kubelet could not be asked now: {reason})")).unwrap_or_default()
 }
 
 /// The refusal of shares of several devices; in `offered`, those that are asked for count as free.

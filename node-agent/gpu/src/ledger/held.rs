@@ -81,6 +81,11 @@ impl Held {
         &self.observed
     }
 
+    /// UUIDs of the devices of which something is held or may be.
+    pub fn devices(&self) -> impl Iterator<Item = &String> {
+        self.by_device.keys().chain(self.remembered.keys())
+    }
+
     /// Whether anything of the device is held but what `except` offers of it.
     pub fn holds_of(&self, uuid: &str, except: Option<&Assignment>) -> bool {
         has_other(self.by_device.get(uuid), uuid, except)
@@ -94,6 +99,11 @@ impl Held {
     /// Whether the kubelet said that the share is held, or it was given out since.
     pub fn is_held(&self, share: &Share) -> bool {
         self.by_device.get(device_of(&share.1)).is_some_and(|shares| shares.contains(share))
+    }
+
+    /// When a share was given out that is not seen held since.
+    pub fn granted(&self, share: &Share) -> Option<Instant> {
+        self.grants.get(share).copied()
     }
 
     /// Who holds a share as the kubelet says, as `NAMESPACE/POD`.

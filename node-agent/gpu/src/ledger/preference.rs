@@ -10,6 +10,9 @@ use crate::{DeviceSharing, device_of};
 use gpunode_config::Placement;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+/// Available shares of one device by number; those that the kubelet said to be held come last.
+type Free<'a> = BTreeMap<(bool, u32), &'a str>;
+
 /// The available shares of one device.
 struct Candidate<'a> {
     sharing: DeviceSharing,
@@ -21,7 +24,11 @@ struct Candidate<'a> {
     picked: usize,
     /// Shares that others hold.
     held: usize,
+    /// Shares to pick from.
     free: VecDeque<&'a str>,
+    /// How many of these nobody holds; they come first. The others the kubelet said to be held, and they are refused unless
+    /// they were freed since.
+    sure: usize,
 }
 
 /// The available shares, by device in the order of the indices.
@@ -68,21 +75,28 @@ impl Ledger {
         for (at, _) in required.iter().filter_map(|id| place(id)) {
             picked.get_mut(at).into_iter().for_each(|count| *count += 1);
         }
-        let mut free: Vec<BTreeMap<u32, &'a str>> = vec![BTreeMap::new(); offered.len()];
+        let mut free: Vec<Free<'a>> = vec![Free::new(); offered.len()];
         let mut unknown = BTreeSet::new();
         for id in available.iter().map(String::as_str).filter(|id| !required.contains(id)) {
             match place(id).and_then(|(at, number)| Some((free.get_mut(at)?, number))) {
-                Some((free, number)) => _ = free.insert(number, id),
+                Some((free, number)) => {
+                    let held = self.held.holder(&(resource.to_owned(), id.to_owned())).is_some();
+                    free.insert((held, number), id);
+                }
                 None => _ = unknown.insert(id),
             }
         }
-        let candidate = |((of, free), picked): ((&Offered<'_>, BTreeMap<u32, &'a str>), usize)| Candidate {
-            sharing: of.sharing,
-            gpu: of.device.map(|device| device.gpu),
-            unfit: of.state != State::InForce,
-            picked,
-            held: of.held.len().saturating_sub(free.len() + picked),
-            free: free.into_values().collect(),
+        let candidate = |((of, free), picked): ((&Offered<'_>, Free<'a>), usize)| {
+            let sure = free.keys().filter(|(held, _)| !held).count();
+            Candidate {
+                sharing: of.sharing,
+                gpu: of.device.map(|device| device.gpu),
+                unfit: of.state != State::InForce,
+                picked,
+                held: of.held.len().saturating_sub(sure + picked),
+                free: free.into_values().collect(),
+                sure,
+            }
         };
         Choice {
             candidates: offered.iter().zip(free).zip(picked).map(candidate).collect(),
@@ -100,8 +114,7 @@ impl<'a> Choice<'a> {
         let mut picks = Vec::new();
         while picks.len() < missing {
             let Some(of) = self.next(busy).and_then(|at| self.candidates.get_mut(at)) else { break };
-            of.picked += 1;
-            picks.extend(of.free.pop_front());
+            picks.extend(of.take());
         }
         picks
     }
@@ -109,7 +122,7 @@ impl<'a> Choice<'a> {
     /// The device that all missing shares come from, where they have to come from one.
     fn one_device(&self, missing: usize, busy: &BTreeMap<u32, u32>) -> Option<usize> {
         let fitting = self.fitting(missing);
-        let (at, best) = fitting.into_iter().min_by_key(|(at, of)| (self.of_one(of), of.busy(busy), *at))?;
+        let (at, best) = fitting.into_iter().min_by_key(|(at, of)| (self.of_one(of, missing), of.busy(busy), *at))?;
         let others = self.candidates.iter().filter(|of| !of.unfit && !of.sharing.one_device_per_container());
         let enough = others.map(|of| of.free.len()).sum::<usize>() >= missing;
         (!best.unfit || !enough).then_some(at)
@@ -126,14 +139,14 @@ impl<'a> Choice<'a> {
     }
 
     /// What decides between devices that all shares would come from; less is better.
-    fn of_one(&self, of: &Candidate<'_>) -> (bool, i64) {
+    fn of_one(&self, of: &Candidate<'_>, missing: usize) -> (bool, bool, i64) {
         let count = |shares: usize| i64::try_from(shares).unwrap_or(i64::MAX);
         let rank = match (of.sharing, self.placement) {
-            (DeviceSharing::Memory { .. }, Placement::Packed) => count(of.free.len()),
-            (DeviceSharing::Memory { .. }, Placement::Spread) => -count(of.free.len()),
+            (DeviceSharing::Memory { .. }, Placement::Packed) => count(of.sure),
+            (DeviceSharing::Memory { .. }, Placement::Spread) => -count(of.sure),
             _ => count(of.held),
         };
-        (of.unfit, rank)
+        (of.unfit, of.sure < missing, rank)
     }
 
     /// The device that the next share had best come from: one that gave none yet, then the one of which least is held.
@@ -145,8 +158,8 @@ impl<'a> Choice<'a> {
     fn has_tie(&mut self, size: usize) -> bool {
         let nobody = BTreeMap::new();
         if let Some(of) = self.one_device(size, &nobody).and_then(|at| self.candidates.get(at)) {
-            let best = self.of_one(of);
-            return self.fitting(size).iter().filter(|(_, of)| self.of_one(of) == best).count() > 1;
+            let best = self.of_one(of, size);
+            return self.fitting(size).iter().filter(|(_, of)| self.of_one(of, size) == best).count() > 1;
         }
         for missing in (1..=size).rev() {
             let Some(at) = self.next(&nobody) else { break };
@@ -157,18 +170,21 @@ impl<'a> Choice<'a> {
             if self.candidates.iter().filter(equal).filter(shared).count() > missing {
                 return true;
             }
-            if let Some(of) = self.candidates.get_mut(at) {
-                of.picked += 1;
-                of.free.pop_front();
-            }
+            self.candidates.get_mut(at).and_then(Candidate::take);
         }
         false
     }
 }
 
-impl Candidate<'_> {
-    fn of_many(&self) -> (bool, bool, usize, usize) {
-        (self.unfit, self.sharing.one_device_per_container(), self.picked, self.held)
+impl<'a> Candidate<'a> {
+    fn of_many(&self) -> (bool, bool, bool, usize, usize) {
+        (self.unfit, self.sure == 0, self.sharing.one_device_per_container(), self.picked, self.held)
+    }
+
+    fn take(&mut self) -> Option<&'a str> {
+        self.picked += 1;
+        self.sure = self.sure.saturating_sub(1);
+        self.free.pop_front()
     }
 
     /// Utilisation of its GPU; that of a whole GPU, which nobody uses, decides nothing.

@@ -86,7 +86,7 @@ impl Desk {
     }
 
     fn allocate(&mut self, resource: &str, ids: &[&str]) -> Result<Granted, Refusal> {
-        self.ledger.allocate(resource, &strings(ids), self.now)
+        self.ledger.allocate(resource, &strings(ids), self.now, None)
     }
 
     /// Healthy and all shares of a resource.
@@ -150,7 +150,7 @@ fn an_allocation_of_an_old_id_delays_the_change_and_one_after_it_is_refused() {
     let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "allocate nvidia.com/gpu: unknown devices GPU-0; they are not in the list that is in force"
+        "allocate nvidia.com/gpu: unknown shares GPU-0; they are not in the list that is in force"
     );
     let waiting = desk.ledger.waiting();
     assert!(waiting[0].message.contains("until it is certain that no container got"), "{waiting:?}");

@@ -84,6 +84,31 @@ fn shares_of_a_device_that_waits_come_last() {
 }
 
 #[test]
+fn shares_that_the_kubelet_said_to_be_held_are_taken_last() {
+    let desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
+    let all = strings(&["GPU-0", "GPU-1", "GPU-2"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &all, &[], 2), ["GPU-1", "GPU-2"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &all, &[], 3).len(), 3, "it may be free by now");
+
+    let desk = Desk::new(SHARED, &[holding("train", "nvidia.com/gpu", &["GPU-0::0"])]);
+    let some = strings(&["GPU-0::0", "GPU-0::1", "GPU-1::1"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &some, &[], 2), ["GPU-0::1", "GPU-1::1"]);
+
+    let held = holding("train", "a.b/mem", &["GPU-0-_-0", "GPU-0-_-1", "GPU-0-_-2"]);
+    let desk = Desk::new(MEMORY, &[held]);
+    let all: Vec<String> = desk.ledger.lists()[0].shares.iter().map(|share| share.id.clone()).collect();
+    assert_eq!(preferred(&desk, "a.b/mem", &all, &[], 1), ["GPU-0-_-3"]);
+    let two = preferred(&desk, "a.b/mem", &all, &[], 2);
+    assert!(
+        two.iter().all(|id| device_of(id) == "GPU-1"),
+        "GPU 0 is fuller, with too little that is surely free: {two:?}"
+    );
+    let full = without(&all, &["GPU-1-_-0", "GPU-2-_-0", "GPU-2-_-1", "GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"]);
+    let chosen = preferred(&desk, "a.b/mem", &full, &[], 4);
+    assert!(chosen.iter().all(|id| device_of(id) == "GPU-0"), "better one that may be free than a split: {chosen:?}");
+}
+
+#[test]
 fn ids_of_an_earlier_list_are_taken_last_and_too_few_give_what_there_is() {
     let desk = Desk::new("", &[]);
     let some = strings(&["GPU-9", "GPU-1", "GPU-0::1"]);

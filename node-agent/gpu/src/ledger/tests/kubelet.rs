@@ -48,3 +48,35 @@ fn a_share_that_the_kubelet_picks_again_while_a_pod_holds_it_is_refused() {
     assert!(!desk.ledger.is_doubtful("nvidia.com/gpu", &ids));
     desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
 }
+
+#[test]
+fn a_share_that_was_given_out_comes_again_within_one_admission_or_on_proof() {
+    let mut desk = Desk::new("", &[]);
+    let start = desk.now;
+    desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
+    let after = |millis, unseen| {
+        let now = start + Duration::from_millis(millis);
+        // Each try on a copy: one that succeeds is another allocation.
+        desk.ledger.clone().allocate("nvidia.com/gpu", &strings(&["GPU-0"]), now, unseen)
+    };
+    after(900, Some("no socket")).expect("an init container hands it on");
+    let refused = after(1100, Some("no socket")).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "allocate nvidia.com/gpu: GPU-0 was given out 1.1s ago, and whether a container holds it is not known; it is not \
+         given out twice (the kubelet could not be asked now: no socket)"
+    );
+    after(1100, None).expect("the kubelet has just said that nobody holds it");
+}
+
+#[test]
+fn the_refusal_of_a_held_share_says_how_old_that_is_and_why_it_is_not_newer() {
+    let mut desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
+    let later = desk.now + Duration::from_secs(7);
+    let refused = desk.ledger.allocate("nvidia.com/gpu", &strings(&["GPU-0"]), later, Some("no socket")).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "allocate nvidia.com/gpu: GPU-0 is held by pod team/train already, as the kubelet said 7.0s ago, though it picked \
+         it again; it is not given out twice (the kubelet could not be asked now: no socket)"
+    );
+}

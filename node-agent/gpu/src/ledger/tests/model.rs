@@ -128,7 +128,7 @@ impl World {
             return;
         }
         let (resource, ids, init) = self.picks.remove(0);
-        match self.ledger.allocate(&resource, &ids, self.now) {
+        match self.ledger.allocate(&resource, &ids, self.now, None) {
             Ok(granted) => {
                 let given = |(device, count): (Device, u32)| {
                     let assignment =

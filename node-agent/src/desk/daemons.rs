@@ -1,0 +1,46 @@
+//! Following which MPS control daemons answer.
+
+use super::Desk;
+use crate::mps::seen;
+use std::{fmt::Display, sync::Arc, time::Duration};
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+/// Pause between two looks while there are daemons.
+const BUSY: Duration = Duration::from_secs(1);
+/// The same while there are none.
+const IDLE: Duration = Duration::from_secs(5);
+/// How long a look may take before the daemons count as silent.
+const TIMEOUT: Duration = Duration::from_secs(3);
+
+impl Desk {
+    /// Follows which MPS control daemons answer. Does not end.
+    pub async fn watch_daemons(self: Arc<Self>) {
+        let mut last_error = String::new();
+        loop {
+            let pause = if self.books().has_daemons() { BUSY } else { IDLE };
+            sleep(pause).await;
+            let error = self.look_at_daemons().await.err().unwrap_or_default();
+            if error != last_error && !error.is_empty() {
+                warn!(error, "look at the MPS control daemons; trying again");
+            }
+            last_error = error;
+        }
+    }
+
+    pub(super) async fn look_at_daemons(&self) -> Result<(), String> {
+        let folder = self.place.mps_dir.clone();
+        let of_folder = |error: &dyn Display| format!("{}: {error}", self.place.mps_dir.display());
+        let seen = match timeout(TIMEOUT, self.look.run(move || seen::read(&folder))).await {
+            Ok(Ok(Ok(seen))) => Ok(seen),
+            Ok(Ok(Err(error))) => Err(of_folder(&error)),
+            Ok(Err(error)) => Err(of_folder(&error)),
+            Err(_) => Err(of_folder(&format_args!("no answer within {TIMEOUT:?}"))),
+        };
+        self.change_if(|books| match &seen {
+            Ok((answers, now)) => books.see(answers.clone(), *now),
+            Err(_) => books.not_seen(),
+        });
+        seen.map(drop)
+    }
+}

@@ -1,0 +1,56 @@
+//! Blocking work that may hang with a file system: it takes one thread, however often it is asked for and given up.
+
+use std::sync::Arc;
+use tokio::{
+    sync::Semaphore,
+    task::{JoinError, spawn_blocking},
+};
+
+/// A turn that is waited for, so that what is done comes in the order in which it was asked for.
+#[derive(Clone, Debug)]
+pub struct OneThread(Arc<Semaphore>);
+
+impl Default for OneThread {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(1)))
+    }
+}
+
+impl OneThread {
+    /// Does the work once what was begun before has ended. Who waits no longer leaves work that has begun to its thread, and
+    /// takes back what has not.
+    pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
+        // Never closed.
+        let turn = self.0.clone().acquire_owned().await;
+        spawn_blocking(move || {
+            let _turn = turn;
+            work()
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{sync::mpsc, time::Duration};
+    use tokio::time::timeout;
+
+    #[tokio::test]
+    async fn work_that_hangs_takes_one_thread_and_what_was_given_up_is_not_begun() {
+        let one = OneThread::default();
+        let (release, hangs) = mpsc::channel::<()>();
+        let (says, said) = mpsc::channel();
+        let soon = Duration::from_millis(20);
+        let first = says.clone();
+        let hanging = one.run(move || (first.send("first"), hangs.recv()).1);
+        assert!(timeout(soon, hanging).await.is_err());
+        for _ in 0..3 {
+            let next = says.clone();
+            assert!(timeout(soon, one.run(move || next.send("given up"))).await.is_err());
+        }
+        drop(release);
+        one.run(move || says.send("last")).await.unwrap().unwrap();
+        assert_eq!(said.iter().collect::<Vec<_>>(), ["first", "last"]);
+    }
+}
