@@ -118,7 +118,7 @@ mod tests {
 
     fn assignments(replicas: u32) -> Assignments {
         let sharing = DeviceSharing::TimeSlicing { replicas };
-        let assignment = Assignment { resource: "a.b/c".to_owned(), sharing };
+        let assignment = Assignment { resource: "a.b/c".to_owned(), sharing, gpu_uuid: None };
         [("GPU-1".to_owned(), assignment)].into()
     }
 

@@ -5,8 +5,8 @@ use crate::{
     driver_root, nvml,
     pci::{self, nvidia_functions},
 };
-use gpunode_gpu::Inventory;
-use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf, sync::Arc, time::Duration};
+use gpunode_gpu::{Inventory, MigMode};
+use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
     time::{sleep, timeout},
@@ -29,7 +29,7 @@ pub struct Hardware {
     pub functions: usize,
     /// The driver's answer.
     pub driver: Driver,
-    /// The GPUs; the ones found last while the driver does not answer.
+    /// The GPUs; the ones found last while the driver does not answer, and none where it answers for no GPU.
     pub reading: Option<nvml::Reading>,
 }
 
@@ -60,6 +60,8 @@ pub struct Place {
 struct Traces {
     functions: Vec<String>,
     library: Option<(PathBuf, u64, i64)>,
+    /// MIG instances, which others make and destroy.
+    instances: Option<BTreeSet<String>>,
 }
 
 impl Hardware {
@@ -75,7 +77,13 @@ impl Hardware {
 
     /// Whether there is a GPU, with or without a driver.
     pub fn has_gpus(&self) -> bool {
-        self.functions > 0 || self.inventory().is_some_and(|inventory| !inventory.gpus.is_empty())
+        let listed = |reading: &nvml::Reading| !reading.inventory.gpus.is_empty() || !reading.unreadable.is_empty();
+        self.functions > 0 || self.reading.as_ref().is_some_and(listed)
+    }
+
+    /// Whether a GPU is divided by MIG, or can be at any time.
+    fn is_divided(&self) -> bool {
+        self.inventory().is_some_and(|found| found.gpus.iter().any(|gpu| gpu.mig_mode == Some(MigMode::Enabled)))
     }
 
     /// What is wrong with the driver, or with a GPU.
@@ -115,11 +123,12 @@ impl Place {
                 let meta = fs::metadata(&path).ok()?;
                 Some((path, meta.ino(), meta.mtime()))
             }),
+            instances: nvml::instances(&self.host_root),
         }
     }
 
-    /// Blocks: asks sysfs and the driver.
-    fn look(&self) -> (Traces, Hardware) {
+    /// Blocks: asks sysfs and the driver. `before` is what was found last.
+    fn look(&self, before: Option<&Hardware>) -> (Traces, Hardware) {
         let traces = self.traces();
         let functions = traces.functions.len();
         let mut reading = None;
@@ -135,10 +144,14 @@ impl Place {
                 ))
             }
             Some((path, ..)) => {
-                match nvml::read(path, &self.host_root, |address| pci::numa_node(&self.host_root, address)) {
+                let gpus = before.and_then(Hardware::inventory).map_or(&[][..], |before| &before.gpus);
+                match nvml::read(path, &self.host_root, gpus, |address| pci::numa_node(&self.host_root, address)) {
                     Ok(found) => {
+                        let is_silent = found.inventory.gpus.is_empty() && !found.unreadable.is_empty();
+                        let problem = found.unreadable.join("; ");
                         reading = Some(found);
-                        Driver::Answers
+                        // A driver that answers for no GPU does not work.
+                        if is_silent { Driver::Failed(problem) } else { Driver::Answers }
                     }
                     // A driver that was installed ahead of its hardware.
                     Err(_) if functions == 0 => Driver::NotNeeded,
@@ -158,11 +171,13 @@ pub async fn watch_hardware(place: Place, found: watch::Sender<Option<Arc<Hardwa
     loop {
         let (traces, hardware) = look(&place, &found).await;
         let settled = hardware.problem().is_none();
+        // Nothing but the driver tells of MIG instances that come and go.
+        let blind = traces.instances.is_none() && hardware.is_divided();
         publish(&found, hardware);
         retry = if settled { MIN_RETRY } else { (retry * 2).min(MAX_RETRY) };
         loop {
             let asked = timeout(if settled { RECHECK } else { retry }, look_again.notified()).await.is_ok();
-            if asked || !settled {
+            if asked || !settled || blind {
                 break;
             }
             let looking = place.clone();
@@ -178,7 +193,8 @@ pub async fn watch_hardware(place: Place, found: watch::Sender<Option<Arc<Hardwa
 async fn look(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) -> (Traces, Hardware) {
     loop {
         let looking = place.clone();
-        let mut task = tokio::task::spawn_blocking(move || looking.look());
+        let before = found.borrow().clone();
+        let mut task = tokio::task::spawn_blocking(move || looking.look(before.as_deref()));
         let result = if let Ok(result) = timeout(LOOK_TIMEOUT, &mut task).await {
             result
         } else {
@@ -207,7 +223,7 @@ async fn answer<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> 
 
 fn publish(found: &watch::Sender<Option<Arc<Hardware>>>, mut hardware: Hardware) {
     found.send_if_modified(|last| {
-        if matches!(hardware.driver, Driver::Missing(_) | Driver::Failed(_)) {
+        if hardware.driver.problem().is_some() && hardware.reading.is_none() {
             // A driver that is being replaced has not taken the GPUs away.
             hardware.reading = last.as_ref().and_then(|last| last.reading.clone());
         }
@@ -224,3 +240,6 @@ fn publish(found: &watch::Sender<Option<Arc<Hardware>>>, mut hardware: Hardware)
         true
     });
 }
+
+#[cfg(test)]
+mod tests;

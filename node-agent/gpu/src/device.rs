@@ -71,6 +71,11 @@ impl Device {
         self.mig.as_ref().map_or_else(|| self.gpu.to_string(), |mig| format!("{}:{}", self.gpu, mig.index))
     }
 
+    /// UUID of the GPU that it is a part of; none for a full GPU.
+    pub fn part_of(&self) -> Option<String> {
+        self.mig.as_ref().map(|_| self.gpu_uuid.clone())
+    }
+
     /// Where it stands among the devices of its node.
     pub fn order(&self) -> (u32, Option<u32>) {
         (self.gpu, self.mig.as_ref().map(|mig| mig.index))

@@ -73,6 +73,7 @@ impl Ledger {
             self.present.insert(device.uuid.clone());
             self.devices.insert(device.uuid.clone(), device);
         }
+        self.place_entries();
         self.rules = wanted.rules;
         self.wanted = Some(wanted.devices.into_iter().map(|of| (of.device.uuid, of.assignment)).collect());
         self.adopt();

@@ -42,6 +42,10 @@ pub struct Assignment {
     pub resource: String,
     /// How the device is shared.
     pub sharing: DeviceSharing,
+    /// UUID of the GPU that a MIG device is a part of, which nobody else knows once the device has left the node. None for a
+    /// full GPU, and where an earlier version saved the assignment.
+    #[serde(rename = "gpuUuid", default, skip_serializing_if = "Option::is_none")]
+    pub gpu_uuid: Option<String>,
 }
 
 /// One entry of the list that the kubelet gets.
@@ -153,7 +157,7 @@ mod tests {
             (DeviceSharing::TimeSlicing { replicas: 4 }, r#"{"strategy":"TimeSlicing","replicas":4}"#),
             (MEMORY, r#"{"strategy":"Memory","unitMiB":1024,"units":16}"#),
         ] {
-            let assignment = Assignment { resource: "a.b/c".to_owned(), sharing };
+            let assignment = Assignment { resource: "a.b/c".to_owned(), sharing, gpu_uuid: None };
             let saved = serde_json::to_string(&assignment).unwrap();
             assert_eq!(saved, format!(r#"{{"resource":"a.b/c","sharing":{text}}}"#));
             assert_eq!(serde_json::from_str::<Assignment>(&saved).unwrap(), assignment);

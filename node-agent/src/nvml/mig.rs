@@ -1,27 +1,38 @@
 //! The MIG devices of a GPU that is divided.
 
-use super::{capabilities::Capabilities, profile, raw};
+use super::{Unanswered, capabilities::Capabilities, profile, raw};
 use gpunode_gpu::{Gpu, MigAttributes, MigDevice};
 use nvml_wrapper::{Device, error::NvmlError};
 
 /// More kinds of GPU instances than any driver knows.
 const MAX_KINDS: u32 = 64;
 
-/// MIG devices in the order of their index, and one sentence for each that does not answer.
-pub fn devices(device: &Device<'_>, gpu: &Gpu, capabilities: &Capabilities) -> (Vec<MigDevice>, Vec<String>) {
-    let count = match device.mig_device_count() {
-        Ok(count) => count,
-        Err(error) => return (Vec::new(), vec![format!("count the MIG devices of GPU {}: {error}", gpu.index)]),
-    };
-    let parent = Parent { device, gpu, memory: device.memory_info().map(|memory| memory.total).unwrap_or_default() };
+/// MIG devices in the order of their index, and one sentence for each that does not answer. `memory` is that of the GPU in
+/// bytes.
+pub fn devices(
+    device: &Device<'_>,
+    gpu: &Gpu,
+    memory: u64,
+    capabilities: &Capabilities,
+) -> Result<(Vec<MigDevice>, Vec<String>), Unanswered> {
+    let unanswered = |question, source| Unanswered { question, gpu: gpu.index, source };
+    let count = device.mig_device_count().map_err(|error| unanswered("count the MIG devices", error))?;
+    let parent = Parent { device, gpu, memory };
     let (mut found, mut unreadable) = (Vec::new(), Vec::new());
     for index in 0..count {
         match parent.device(index, capabilities) {
             Ok(mig) => found.extend(mig),
-            Err(error) => unreadable.push(format!("read MIG device {index} of GPU {}: {error}", gpu.index)),
+            Err(error) => unreadable.push((index, error)),
         }
     }
-    (found, unreadable)
+    if found.is_empty()
+        && let Some((_, error)) = unreadable.pop()
+    {
+        // A GPU that has MIG devices must not look like one that has none.
+        return Err(unanswered("read any MIG device", error));
+    }
+    let sentence = |(index, error)| format!("read MIG device {index} of GPU {}: {error}", gpu.index);
+    Ok((found, unreadable.into_iter().map(sentence).collect()))
 }
 
 struct Parent<'a> {

@@ -3,14 +3,16 @@
 
 mod capabilities;
 mod elf;
+mod instances;
 mod links;
 mod mig;
 mod modes;
 mod profile;
 mod raw;
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
+pub use instances::instances;
 pub use modes::{ComputeMode, compute_mode, set_compute_mode};
 
 use capabilities::Capabilities;
@@ -96,32 +98,59 @@ pub enum Error {
 /// What one session found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// The GPUs that answer.
+    /// The GPUs that answer, and those that have ceased to answer some questions, as they were before.
     pub inventory: Inventory,
     /// One sentence for each GPU and each MIG device that does not.
     pub unreadable: Vec<String>,
 }
 
-/// Reads the GPUs through the library at `path`. `numa_node` is asked by PCI address, before NVML is.
-pub fn read(path: &Path, host_root: &Path, numa_node: impl Fn(&str) -> Option<u32>) -> Result<Reading, Error> {
+/// A question about a GPU that decides what it is offered as, and that the driver fails to answer. To take that for the
+/// answer that it has none would make another device of it.
+#[derive(Debug, thiserror::Error)]
+#[error("{question} of GPU {gpu}: {source}")]
+struct Unanswered {
+    question: &'static str,
+    gpu: u32,
+    source: NvmlError,
+}
+
+/// Reads the GPUs through the library at `path`. `numa_node` is asked by PCI address, before NVML is. A GPU of `before` that
+/// does not tell what it is stays what it was; any other is left out.
+pub fn read(
+    path: &Path,
+    host_root: &Path,
+    before: &[Gpu],
+    numa_node: impl Fn(&str) -> Option<u32>,
+) -> Result<Reading, Error> {
     let nvml = open(path)?;
     let capabilities = Capabilities::of_host(host_root);
     let count = nvml.device_count().map_err(Error::Count)?;
     let mut reading = Reading::default();
     let mut devices = Vec::new();
     for index in 0..count {
-        match identify(&nvml, index) {
-            Ok((device, gpu)) => {
-                let mut gpu = describe(&device, gpu, &numa_node);
-                if gpu.mig_mode == Some(MigMode::Enabled) {
-                    let (found, unreadable) = mig::devices(&device, &gpu, &capabilities);
-                    gpu.mig_devices = found;
-                    reading.unreadable.extend(unreadable);
-                }
-                reading.inventory.gpus.push(gpu);
-                devices.push((index, device));
+        let (device, gpu) = match identify(&nvml, index) {
+            Ok(identified) => identified,
+            Err(error) => {
+                reading.unreadable.push(format!("read GPU {index}: {error}"));
+                continue;
             }
-            Err(error) => reading.unreadable.push(format!("read GPU {index}: {error}")),
+        };
+        let uuid = gpu.uuid.clone();
+        let described = match describe(&device, gpu, &capabilities, &numa_node) {
+            Ok((gpu, unreadable)) => {
+                reading.unreadable.extend(unreadable);
+                Some(gpu)
+            }
+            Err(error) => {
+                reading.unreadable.push(error.to_string());
+                let is_lost = matches!(error.source, NvmlError::GpuLost);
+                let kept = before.iter().find(|gpu| gpu.uuid == uuid && !is_lost);
+                kept.map(|gpu| Gpu { index, ..gpu.clone() })
+            }
+        };
+        if let Some(gpu) = described {
+            reading.inventory.gpus.push(gpu);
+            devices.push((index, device));
         }
     }
     for (gpu, links) in reading.inventory.gpus.iter_mut().zip(links::between(&devices)) {
@@ -174,13 +203,25 @@ fn identify(nvml: &Nvml, index: u32) -> Result<(Device<'_>, Gpu), NvmlError> {
     Ok((device, gpu))
 }
 
-/// The rest: a call that fails leaves its field empty.
-fn describe(device: &Device<'_>, gpu: Gpu, numa_node: impl Fn(&str) -> Option<u32>) -> Gpu {
+/// The rest, and a sentence for each MIG device that does not answer.
+fn describe(
+    device: &Device<'_>,
+    gpu: Gpu,
+    capabilities: &Capabilities,
+    numa_node: impl Fn(&str) -> Option<u32>,
+) -> Result<(Gpu, Vec<String>), Unanswered> {
+    let index = gpu.index;
+    let unanswered = |question| move |source| Unanswered { question, gpu: index, source };
+    let memory = if_any(device.memory_info()).map_err(unanswered("read the memory"))?.map(|memory| memory.total);
+    let capability =
+        if_any(device.cuda_compute_capability()).map_err(unanswered("read the CUDA compute capability"))?;
+    let mig_mode = if_any(device.mig_mode()).map_err(unanswered("read the MIG mode"))?;
+    let minor = if_any(device.minor_number()).map_err(unanswered("read the minor number"))?;
+    // A call that fails leaves these empty: they decide nothing.
     let pci_bus_id =
         device.pci_info().ok().map(|pci| format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device));
-    let capability = device.cuda_compute_capability().ok();
-    Gpu {
-        memory_mib: device.memory_info().map(|memory| memory.total / (1024 * 1024)).unwrap_or_default(),
+    let mut gpu = Gpu {
+        memory_mib: memory.unwrap_or_default() / (1024 * 1024),
         compute_capability: capability
             .and_then(|cc| Some((u32::try_from(cc.major).ok()?, u32::try_from(cc.minor).ok()?))),
         numa_node: pci_bus_id
@@ -189,11 +230,25 @@ fn describe(device: &Device<'_>, gpu: Gpu, numa_node: impl Fn(&str) -> Option<u3
             // NVML writes -1 into an unsigned number where the machine does not say.
             .or_else(|| device.numa_node_id().ok().filter(|node| *node < u32::from(u16::MAX))),
         pci_bus_id,
-        minor: device.minor_number().ok(),
-        mig_mode: device.mig_mode().ok().map(|mode| match mode.current {
+        minor,
+        mig_mode: mig_mode.map(|mode| match mode.current {
             NVML_DEVICE_MIG_ENABLE => MigMode::Enabled,
             _ => MigMode::Disabled,
         }),
         ..gpu
+    };
+    let mut unreadable = Vec::new();
+    if gpu.mig_mode == Some(MigMode::Enabled) {
+        (gpu.mig_devices, unreadable) = mig::devices(device, &gpu, memory.unwrap_or_default(), capabilities)?;
+    }
+    Ok((gpu, unreadable))
+}
+
+/// What a call answers; none where the GPU or the driver has no such thing.
+fn if_any<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_)) => Ok(None),
+        Err(error) => Err(error),
     }
 }

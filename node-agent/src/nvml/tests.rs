@@ -5,14 +5,25 @@ use std::{env, fs, path::Path, process::Command, sync::OnceLock};
 use tempfile::TempDir;
 
 /// A folder with the library and its scenario.
-struct Driver(TempDir);
+pub struct Driver(TempDir);
 
 impl Driver {
-    fn new(scenario: &str) -> Self {
+    pub fn new(scenario: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::copy(built(), folder.path().join("libnvidia-ml.so.1")).unwrap();
-        fs::write(folder.path().join("gpunode-scenario.yaml"), scenario).unwrap();
-        Self(folder)
+        let driver = Self(folder);
+        driver.scenario(scenario);
+        driver
+    }
+
+    /// Where the library is.
+    pub fn folder(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// What hardware the next session sees.
+    pub fn scenario(&self, scenario: &str) {
+        fs::write(self.0.path().join("gpunode-scenario.yaml"), scenario).unwrap();
     }
 
     /// Two GPUs that are divided, and one that is not.
@@ -23,7 +34,7 @@ impl Driver {
         )
     }
 
-    fn state(&self, state: &str) {
+    pub fn state(&self, state: &str) {
         fs::write(self.0.path().join("gpunode-state.yaml"), state).unwrap();
     }
 
@@ -32,7 +43,11 @@ impl Driver {
     }
 
     fn read(&self, host_root: &Path) -> Reading {
-        read(&self.library(), host_root, |_| None).unwrap()
+        read(&self.library(), host_root, &[], |_| None).unwrap()
+    }
+
+    fn read_after(&self, before: &Reading) -> Reading {
+        read(&self.library(), Path::new("/nowhere"), &before.inventory.gpus, |_| None).unwrap()
     }
 }
 
@@ -104,8 +119,59 @@ fn a_mig_device_whose_kind_cannot_be_asked_is_not_named_without_it() {
     let driver = Driver::divided();
     driver.state("gpus: {1: {failing: {nvmlDeviceGetGpuInstanceProfileInfo: UNKNOWN}}}");
     let reading = driver.read(Path::new("/nowhere"));
-    assert_eq!(reading.inventory.gpus[1].mig_devices, []);
-    assert_eq!(reading.unreadable.len(), 3);
+    let indices: Vec<u32> = reading.inventory.gpus.iter().map(|gpu| gpu.index).collect();
+    assert_eq!(indices, [0, 2], "nor does GPU 1 look like one without MIG devices");
+    assert_eq!(reading.unreadable.len(), 1);
+    assert!(reading.unreadable[0].starts_with("read any MIG device of GPU 1: "), "{:?}", reading.unreadable);
+}
+
+/// What decides what a GPU is offered as.
+const QUESTIONS: [&str; 5] = [
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetCudaComputeCapability",
+    "nvmlDeviceGetMinorNumber",
+];
+
+#[test]
+fn a_gpu_that_does_not_tell_what_it_is_stays_what_it_was_and_is_left_out_where_nobody_knows() {
+    let driver = Driver::divided();
+    let before = driver.read(Path::new("/nowhere"));
+    for question in QUESTIONS {
+        driver.state(&format!("gpus: {{1: {{failing: {{{question}: UNKNOWN}}}}}}"));
+        let kept = driver.read_after(&before);
+        assert_eq!(kept.inventory, before.inventory, "{question}");
+        let first = driver.read(Path::new("/nowhere"));
+        assert_eq!(first.inventory.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>(), [0, 2], "{question}");
+        for reading in [kept, first] {
+            assert!(matches!(reading.unreadable.as_slice(), [one] if one.contains(" of GPU 1: ")), "{reading:?}");
+        }
+    }
+}
+
+#[test]
+fn a_gpu_that_is_lost_does_not_stay_what_it_was() {
+    let driver = Driver::divided();
+    let before = driver.read(Path::new("/nowhere"));
+    driver.state("gpus: {1: {failing: {nvmlDeviceGetMigMode: GPU_IS_LOST}}}");
+    assert_eq!(driver.read_after(&before).inventory.gpus.len(), 2);
+}
+
+#[test]
+fn what_a_gpu_has_not_is_no_failure() {
+    let driver = Driver::divided();
+    let before = driver.read(Path::new("/nowhere"));
+    for code in ["NOT_SUPPORTED", "FUNCTION_NOT_FOUND"] {
+        driver.state(&format!(
+            "gpus: {{0: {{failing: {{nvmlDeviceGetMigMode: {code}, nvmlDeviceGetMemoryInfo: {code}, \
+             nvmlDeviceGetCudaComputeCapability: {code}, nvmlDeviceGetMinorNumber: {code}}}}}}}"
+        ));
+        let reading = driver.read_after(&before);
+        assert_eq!(reading.unreadable, Vec::<String>::new());
+        let gpu = &reading.inventory.gpus[0];
+        assert_eq!((gpu.mig_mode, gpu.memory_mib, gpu.compute_capability, gpu.minor), (None, 0, None, None));
+    }
 }
 
 #[test]

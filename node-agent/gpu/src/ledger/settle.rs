@@ -1,7 +1,7 @@
 //! When a device changes from one assignment to another.
 
 use super::Ledger;
-use crate::{Assignment, device_of};
+use crate::{Assignment, Device, device_of};
 use std::collections::BTreeSet;
 
 /// How the UUIDs of MIG devices begin.
@@ -61,10 +61,24 @@ impl Ledger {
     pub(super) fn overlapping(&self, uuid: &str) -> impl Iterator<Item = &str> {
         let this = self.devices.get(uuid);
         let known = self.devices.values().filter(move |other| this.is_some_and(|this| this.overlaps(other)));
-        // A MIG device that has left the node since it was saved can be a part of any GPU.
-        let whole = this.is_some_and(|this| this.mig.is_none());
-        let lost = |uuid: &&String| uuid.starts_with(MIG_UUID) && !self.devices.contains_key(*uuid);
-        let lost = self.entries.keys().filter(move |_| whole).filter(lost);
+        // A MIG device that the node does not list can be a part of any GPU, unless it was saved of which.
+        let lost = move |uuid: &&String| {
+            let of = || self.entries.get(*uuid).and_then(|entry| entry.gpu_uuid.as_ref());
+            let of_this = |whole: &Device| of().is_none_or(|gpu| *gpu == whole.gpu_uuid);
+            uuid.starts_with(MIG_UUID)
+                && !self.devices.contains_key(*uuid)
+                && this.is_some_and(|this| this.mig.is_none() && of_this(this))
+        };
+        let lost = self.entries.keys().chain(self.held.devices()).filter(lost);
         known.map(|other| other.uuid.as_str()).chain(lost.map(String::as_str))
+    }
+
+    /// Notes of which GPU each MIG device is a part, where an earlier version saved the entry without it.
+    pub(super) fn place_entries(&mut self) {
+        for (uuid, entry) in &mut self.entries {
+            if let Some(device) = self.devices.get(uuid) {
+                entry.gpu_uuid = device.part_of();
+            }
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 mod allocations;
 mod choices;
+mod divided;
 mod kubelet;
 mod model;
 

@@ -68,7 +68,7 @@ struct In<'a>(&'a Assignment);
 
 impl std::fmt::Display for In<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Assignment { resource, sharing } = self.0;
+        let Assignment { resource, sharing, .. } = self.0;
         match sharing {
             DeviceSharing::Whole => write!(f, "{resource}"),
             DeviceSharing::TimeSlicing { replicas } => write!(f, "{resource} ({replicas} replicas)"),

@@ -73,7 +73,7 @@ impl<'a> Entry<'a> {
         let placement = self.config.sharing.as_ref().map(Sharing::placement).unwrap_or_default();
         let fail_requests_greater_than_one = self.config.fail_requests_greater_than_one();
         wanted.rules.insert(self.name.clone(), Rules { fail_requests_greater_than_one, placement });
-        let assignment = Assignment { resource: self.name.clone(), sharing };
+        let assignment = Assignment { resource: self.name.clone(), sharing, gpu_uuid: device.part_of() };
         wanted.devices.push(WantedDevice { device, assignment });
     }
 
@@ -159,7 +159,7 @@ pub fn offer_by_profile(device: Device, wanted: &mut Wanted) {
     let Some(mig) = &device.mig else { return };
     let resource = format!("{MIG_RESOURCE}{}", mig.profile.replace('+', "."));
     wanted.rules.entry(resource.clone()).or_default();
-    let assignment = Assignment { resource, sharing: DeviceSharing::Whole };
+    let assignment = Assignment { resource, sharing: DeviceSharing::Whole, gpu_uuid: device.part_of() };
     wanted.devices.push(WantedDevice { device, assignment });
 }
 

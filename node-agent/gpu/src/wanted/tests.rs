@@ -44,7 +44,7 @@ fn t4s(count: u32) -> Inventory {
 fn offered(inventory: &Inventory, config: &str) -> Vec<String> {
     let config = load(config).unwrap();
     let line = |WantedDevice { device, assignment }| {
-        let Assignment { resource, sharing } = assignment;
+        let Assignment { resource, sharing, .. } = assignment;
         format!("{resource} {} x{}", Device::index(&device), sharing.shares())
     };
     wanted(inventory, &config).unwrap().devices.into_iter().map(line).collect()

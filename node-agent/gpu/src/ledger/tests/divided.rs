@@ -1,0 +1,76 @@
+//! MIG devices that the node does not list: a GPU is not given out as a whole beside a part of it.
+
+use super::*;
+
+/// The node while its driver does not say that GPU 2 is divided.
+fn undivided() -> Wanted {
+    let mut node = node();
+    for gpu in &mut node.gpus {
+        gpu.mig_mode = None;
+        gpu.mig_devices.clear();
+    }
+    wanted(&node, &load("").unwrap()).unwrap()
+}
+
+fn observation(desk: &mut Desk, holders: &[Holding], remembered: &[(&str, &str)]) -> Observation {
+    desk.now += Duration::from_secs(1);
+    Observation {
+        started: desk.now,
+        holders: holders.to_vec(),
+        allocatable: desk.healthy(),
+        remembered: remembered.iter().map(|(name, id)| ((*name).to_owned(), (*id).to_owned())).collect(),
+    }
+}
+
+fn desk(ledger: Ledger) -> Desk {
+    let mut desk = Desk { ledger, now: Instant::now() };
+    desk.ledger.want(undivided());
+    desk
+}
+
+#[test]
+fn no_gpu_is_offered_whole_while_a_mig_device_that_nobody_knows_is_held() {
+    let resource = "nvidia.com/mig-1g.4gb";
+    let mut desk = desk(Ledger::default());
+    for (holders, remembered) in [
+        (vec![holding("train", resource, &["MIG-2-0"])], vec![]),
+        (vec![], vec![(resource, "MIG-2-0")]),
+        (vec![holding("train", "a.b/mem", &["MIG-2-0-_-1"])], vec![]),
+    ] {
+        let observation = observation(&mut desk, &holders, &remembered);
+        desk.ledger.observe(observation);
+        assert_eq!(desk.count("nvidia.com/gpu"), Some((0, 0)));
+        assert_eq!(desk.ledger.waiting().len(), 3);
+        assert_eq!(desk.ledger.is_stale_memory(), holders.is_empty());
+    }
+    desk.observe(&[]);
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((3, 3)));
+}
+
+#[test]
+fn a_saved_mig_device_that_has_left_keeps_back_its_own_gpu_alone() {
+    let saved = r#"{"resource":"a.b/part","sharing":{"strategy":"Whole"},"gpuUuid":"GPU-2"}"#;
+    let held = [holding("train", "a.b/part", &["MIG-2-0"])];
+    let mut desk = desk(Ledger::restore([("MIG-2-0".to_owned(), serde_json::from_str(saved).unwrap())].into()));
+    for _ in 0..10 {
+        desk.observe(&held);
+    }
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 2)));
+    desk.observe(&[]);
+    assert_eq!(desk.count("nvidia.com/gpu"), Some((3, 3)));
+}
+
+#[test]
+fn what_was_saved_without_the_gpu_of_a_mig_device_stays_in_force_and_gets_it() {
+    let mixed = "mig: {strategy: Mixed}";
+    let saved = r#"{"resource":"nvidia.com/mig-1g.4gb","sharing":{"strategy":"Whole"}}"#;
+    let saved: Assignment = serde_json::from_str(saved).unwrap();
+    let mut ledger = Ledger::restore([("MIG-2-0".to_owned(), saved)].into());
+    ledger.want(wants(mixed));
+    let mut desk = Desk { ledger, now: Instant::now() };
+    desk.observe(&[holding("train", "nvidia.com/mig-1g.4gb", &["MIG-2-0"])]);
+    assert_eq!(desk.ledger.waiting(), []);
+    assert_eq!(desk.count("nvidia.com/mig-1g.4gb"), Some((2, 2)));
+    let saved = serde_json::to_string(&desk.ledger.saved()["MIG-2-0"]).unwrap();
+    assert!(saved.contains(r#""gpuUuid":"GPU-2""#), "{saved}");
+}

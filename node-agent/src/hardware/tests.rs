@@ -1,0 +1,124 @@
+//! Looking again, with the simulated library and a clock that does not wait.
+
+use super::*;
+use crate::nvml::tests::Driver as Library;
+use std::path::Path;
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+const UNDIVIDED: &str = "{node: n, board: NVIDIA A100-SXM4-80GB, count: 2, topology: NVSwitch, mig: [{gpus: [1]}]}";
+const DIVIDED: &str =
+    "{node: n, board: NVIDIA A100-SXM4-80GB, count: 2, topology: NVSwitch, mig: [{gpus: [1], instances: [7g.80gb]}]}";
+
+/// A host with two GPUs whose driver is in a folder of its own.
+struct Host {
+    root: TempDir,
+    library: Library,
+}
+
+impl Host {
+    fn new(scenario: &str) -> Self {
+        let library = Library::new(scenario);
+        let root = tempfile::tempdir().unwrap();
+        for function in ["0000:07:00.0", "0000:08:00.0"] {
+            let function = root.path().join("sys/bus/pci/devices").join(function);
+            fs::create_dir_all(&function).unwrap();
+            fs::write(function.join("vendor"), "0x10de").unwrap();
+            fs::write(function.join("class"), "0x030200").unwrap();
+        }
+        let folder = root.path().join("driver/usr/lib64");
+        fs::create_dir_all(folder.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(library.folder(), &folder).unwrap();
+        Self { root, library }
+    }
+
+    fn place(&self) -> Place {
+        Place { host_root: self.root.path().to_owned(), driver_root: Some(self.root.path().join("driver")) }
+    }
+
+    fn capability(&self, of: &str) {
+        let folder = self.root.path().join("proc/driver/nvidia/capabilities");
+        fs::create_dir_all(folder.join(of)).unwrap();
+    }
+
+    fn watch(&self) -> watch::Receiver<Option<Arc<Hardware>>> {
+        let (found, seen) = watch::channel(None);
+        tokio::spawn(watch_hardware(self.place(), found, Arc::new(Notify::new())));
+        seen
+    }
+}
+
+fn parts(hardware: &Hardware) -> usize {
+    hardware.inventory().map_or(0, |found| found.gpus.iter().map(|gpu| gpu.mig_devices.len()).sum())
+}
+
+async fn wait_for(seen: &mut watch::Receiver<Option<Arc<Hardware>>>, what: impl Fn(&Hardware) -> bool) -> Hardware {
+    let looked = seen.wait_for(|found| found.as_deref().is_some_and(&what));
+    let found = timeout(Duration::from_mins(5), looked).await.expect("it is looked at again").unwrap();
+    Hardware::clone(found.as_ref().unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn mig_instances_of_others_are_found_within_a_minute_with_and_without_the_kernels_list() {
+    for listed in [true, false] {
+        let host = Host::new(UNDIVIDED);
+        if listed {
+            host.capability("gpu1/mig");
+        }
+        let mut seen = host.watch();
+        wait_for(&mut seen, |found| found.problem().is_none() && parts(found) == 0).await;
+        host.library.scenario(DIVIDED);
+        if listed {
+            host.capability("gpu1/mig/gi0/ci0");
+        }
+        let start = Instant::now();
+        wait_for(&mut seen, |found| parts(found) == 1).await;
+        assert!(start.elapsed() <= RECHECK * 2, "{:?}", start.elapsed());
+        // And when they go again.
+        host.library.scenario(UNDIVIDED);
+        if listed {
+            fs::remove_dir_all(host.root.path().join("proc/driver/nvidia/capabilities/gpu1/mig/gi0")).unwrap();
+        }
+        wait_for(&mut seen, |found| parts(found) == 0).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
+    let host = Host::new(DIVIDED);
+    let mut seen = host.watch();
+    wait_for(&mut seen, |found| found.driver == Driver::Answers).await;
+    host.library.state("gpus: {0: {lost: true}, 1: {lost: true}}");
+    fs::write(host.root.path().join("driver/usr/lib64/new"), "").unwrap();
+    let (_, lost) = host.place().look(seen.borrow().as_deref());
+    let Driver::Failed(message) = &lost.driver else { panic!("{lost:?}") };
+    assert!(message.contains("read GPU 0: ") && message.contains("read GPU 1: "), "{message}");
+    assert!(lost.is_known() && lost.has_gpus(), "none of them is offered any more");
+    assert_eq!(lost.inventory().map(|found| found.gpus.len()), Some(0));
+
+    let (found, mut published) = watch::channel(seen.borrow().clone());
+    publish(&found, lost.clone());
+    assert_eq!(published.borrow_and_update().as_deref(), Some(&lost), "what was found before is not taken for what is");
+    host.library.state("{}");
+    assert_eq!(host.place().look(Some(&lost)).1.driver, Driver::Answers);
+}
+
+#[test]
+fn a_gpu_that_does_not_tell_what_it_is_is_looked_at_again() {
+    let host = Host::new(DIVIDED);
+    let (_, before) = host.place().look(None);
+    host.library.state("gpus: {1: {failing: {nvmlDeviceGetMigMode: UNKNOWN}}}");
+    let (_, now) = host.place().look(Some(&before));
+    assert_eq!((now.inventory(), &now.driver), (before.inventory(), &Driver::Answers));
+    assert!(now.problem().is_some_and(|problem| problem.contains("read the MIG mode of GPU 1: ")), "{now:?}");
+    assert_eq!(before.problem(), None);
+}
+
+#[test]
+fn instances_are_a_trace() {
+    let host = Host::new(DIVIDED);
+    let before = host.place().traces();
+    host.capability("gpu1/mig/gi0/ci0");
+    assert_ne!(host.place().traces(), before);
+    assert!(Path::new(&host.place().library().unwrap()).starts_with(host.root.path()));
+}

@@ -1,0 +1,102 @@
+//! A driver that does not answer every question: no GPU is offered as something that it is not.
+
+use anyhow::Result;
+use gpunode_node_tests::{Lab, Node, until};
+use gpunode_scenario::{MigGroup, ReturnCode, Scenario, Topology};
+use rustix::process::Signal;
+
+const GPU: &str = "nvidia.com/gpu";
+const PART: &str = "nvidia.com/mig-3g.40gb";
+const BY_MEMORY: &str = "resources: [{name: a.b/big, devices: {minMemory: 8Gi}}, {name: a.b/small}]";
+
+/// Two A100 of 80 GB, of which the second is divided.
+fn divided() -> Result<Node> {
+    let mut scenario = Scenario::new("mig", "NVIDIA A100-SXM4-80GB", 2, Topology::NvSwitch);
+    scenario.mig = vec![MigGroup { gpus: vec![1], instances: vec!["3g.40gb".to_owned(), "3g.40gb".to_owned()] }];
+    Node::new(scenario)
+}
+
+/// Makes the agent look, and waits for the outcome.
+async fn look_again(lab: &Lab, outcome: &str) -> Result<()> {
+    let before = lab.agent.logged(outcome);
+    lab.agent.signal(Signal::HUP)?;
+    until(outcome, || (lab.agent.logged(outcome) > before).then_some(())).await
+}
+
+#[tokio::test]
+async fn a_gpu_whose_mig_mode_is_not_told_is_offered_once_it_is() -> Result<()> {
+    let node = divided()?;
+    node.state()?.fail(1, "nvmlDeviceGetMigMode", ReturnCode::Unknown)?;
+    let lab = Lab::start(node, "mig: {strategy: Mixed}")?;
+    let endpoint = lab.kubelet.has(GPU, |_| true).await?;
+    assert_eq!(endpoint.ids(), lab.node.uuids()?[..1]);
+    lab.agent.logs("read the MIG mode of GPU 1: ").await?;
+    lab.node.state()?.clear_failure(1, "nvmlDeviceGetMigMode")?;
+    let parts = lab.kubelet.has(PART, |_| true).await?;
+    assert_eq!(parts.ids(), lab.node.mig_uuids()?.concat());
+    assert_eq!(lab.kubelet.endpoint(GPU).ids(), lab.node.uuids()?[..1]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_gpu_that_ceases_to_tell_stays_what_it_was() -> Result<()> {
+    let lab = Lab::start(divided()?, "mig: {strategy: Mixed}")?;
+    lab.kubelet.has(GPU, |_| true).await?;
+    lab.kubelet.has(PART, |_| true).await?;
+    for function in ["nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetCudaComputeCapability"] {
+        lab.node.state()?.fail(1, function, ReturnCode::Timeout)?;
+        look_again(&lab, "hardware has a problem").await?;
+        lab.node.state()?.clear_failure(1, function)?;
+        look_again(&lab, "hardware found").await?;
+    }
+    let (whole, parts) = (lab.kubelet.endpoint(GPU), lab.kubelet.endpoint(PART));
+    assert_eq!((whole.lists, parts.lists), (1, 1), "nothing changed for the kubelet");
+    Ok(())
+}
+
+#[tokio::test]
+async fn memory_that_is_not_told_moves_no_gpu_to_another_resource() -> Result<()> {
+    let mut lab = Lab::start(Node::with_t4()?, BY_MEMORY)?;
+    let before = lab.kubelet.has("a.b/big", |_| true).await?.ids();
+    lab.node.state()?.fail(0, "nvmlDeviceGetMemoryInfo", ReturnCode::Unknown)?;
+    lab.replace_agent().await?;
+    lab.agent.logs("read the memory of GPU 0: ").await?;
+    lab.kubelet.has("a.b/big", |endpoint| endpoint.registrations == 2 && endpoint.devices.len() == 3).await?;
+    lab.node.state()?.clear_failure(0, "nvmlDeviceGetMemoryInfo")?;
+    let after = lab.kubelet.has("a.b/big", |endpoint| endpoint.devices.len() == 4).await?;
+    assert_eq!(after.ids(), before);
+    assert_eq!(lab.kubelet.connected(), ["a.b/big"]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn mig_devices_that_cannot_be_counted_are_not_said_to_be_none() -> Result<()> {
+    for strategy in ["None", "Single", "Mixed"] {
+        let node = divided()?;
+        node.state()?.fail(1, "nvmlDeviceGetMaxMigDeviceCount", ReturnCode::Unknown)?;
+        let lab = Lab::start(node, &format!("mig: {{strategy: {strategy}}}"))?;
+        lab.agent.logs("count the MIG devices of GPU 1: ").await?;
+        let endpoint = lab.kubelet.has(GPU, |_| true).await?;
+        assert_eq!(endpoint.ids(), lab.node.uuids()?[..1], "{strategy}");
+        assert_eq!(lab.agent.logged("MigWithoutInstances"), 0, "{strategy}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_node_that_loses_every_gpu_offers_none_and_waits_for_the_driver() -> Result<()> {
+    let lab = Lab::start(Node::with_t4()?, "")?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
+    lab.kubelet.admit("pod", "main", GPU, 1).await?;
+    lab.kubelet.is_listed().await?;
+    for gpu in 0..4 {
+        lab.node.state()?.lose(gpu)?;
+    }
+    look_again(&lab, "hardware has a problem").await?;
+    until("nothing is healthy", || lab.kubelet.endpoint(GPU).healthy().is_empty().then_some(())).await?;
+    for gpu in 0..4 {
+        lab.node.state()?.restore(gpu)?;
+    }
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
+    Ok(())
+}
