@@ -4,6 +4,7 @@ use clap::Parser as _;
 use serde_json::json;
 
 const DEVICE: &str = "GPU-1";
+const OTHER: &str = "GPU-2";
 
 /// Supervises a node without driver, on which no daemon can start.
 fn supervisor(node: &Path) -> Supervisor {
@@ -27,6 +28,10 @@ fn supervisor(node: &Path) -> Supervisor {
 }
 
 fn assign(node: &Path, devices: &[&str]) {
+    // In the way of the devices' folders, so that nothing is mounted.
+    for device in devices {
+        fs::write(node.join("mps").join(device), "").unwrap();
+    }
     let assignment = json!({"resource": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 10}});
     let devices: BTreeMap<_, _> = devices.iter().map(|device| (*device, assignment.clone())).collect();
     fs::write(node.join("state/assignments.json"), json!({"version": 1, "devices": devices}).to_string()).unwrap();
@@ -50,17 +55,17 @@ async fn a_folder_that_cannot_be_read_for_a_while_ends_nothing() {
     assert_eq!(supervisor.readiness(), Ok(()));
     fs::remove_file(&mps).unwrap();
     fs::rename(&away, &mps).unwrap();
-    assign(node.path(), &[DEVICE, "GPU-2"]);
+    assign(node.path(), &[DEVICE, OTHER]);
     supervisor.follow().await;
     assert_eq!(supervisor.problem, "");
-    assert_eq!(wants(&supervisor), [(DEVICE, Want::Run), ("GPU-2", Want::Run)]);
+    assert_eq!(wants(&supervisor), [(DEVICE, Want::Run), (OTHER, Want::Run)]);
 }
 
 #[tokio::test]
 async fn nothing_is_decided_while_nothing_can_be_read() {
     let node = tempfile::tempdir().unwrap();
     let mut supervisor = supervisor(node.path());
-    fs::remove_dir(node.path().join("mps")).unwrap();
+    fs::remove_dir_all(node.path().join("mps")).unwrap();
     for file in ["mps", "state/assignments.json"] {
         fs::write(node.path().join(file), "").unwrap();
     }
@@ -94,9 +99,9 @@ async fn a_read_that_hangs_is_waited_for_and_no_other_is_begun() {
 async fn a_task_that_panics_is_started_again_alone() {
     let node = tempfile::tempdir().unwrap();
     let mut supervisor = supervisor(node.path());
-    assign(node.path(), &[DEVICE, "GPU-2"]);
+    assign(node.path(), &[DEVICE, OTHER]);
     supervisor.follow().await;
-    let other = supervisor.daemons["GPU-2"].task.id();
+    let other = supervisor.daemons[OTHER].task.id();
     let looked = supervisor.daemons.get_mut(DEVICE).unwrap();
     looked.task.abort();
     looked.task = tokio::spawn(async { panic!("by the test") });
@@ -109,7 +114,7 @@ async fn a_task_that_panics_is_started_again_alone() {
     .await
     .unwrap();
     supervisor.follow().await;
-    assert_eq!(wants(&supervisor), [(DEVICE, Want::Run), ("GPU-2", Want::Run)]);
+    assert_eq!(wants(&supervisor), [(DEVICE, Want::Run), (OTHER, Want::Run)]);
     assert_ne!(supervisor.daemons[DEVICE].task.id(), panicked);
-    assert_eq!(supervisor.daemons["GPU-2"].task.id(), other);
+    assert_eq!(supervisor.daemons[OTHER].task.id(), other);
 }
