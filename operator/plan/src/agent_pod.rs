@@ -90,13 +90,15 @@ fn container(image: &str, component: Component<'_>, mounts: &[Mount]) -> Contain
     };
     let is_mps = matches!(component, Component::Mps);
     let env = [("NODE_NAME", "spec.nodeName"), ("POD_NAME", "metadata.name"), ("POD_UID", "metadata.uid")];
+    // The supervisor of MPS daemons speaks for no node.
+    let env = env.into_iter().filter(|(name, _)| !is_mps || *name == "POD_UID");
     let requests = [("cpu", "10m"), ("memory", "32Mi")];
     Container {
         name: CONTAINER.to_owned(),
         image: Some(image.to_owned()),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         args: Some(vec![args.to_owned()]),
-        env: (!is_mps).then(|| env.map(|(name, field)| field_env(name, field)).into()),
+        env: Some(env.map(|(name, field)| field_env(name, field)).collect()),
         resources: Some(ResourceRequirements {
             requests: Some(requests.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned()))).into()),
             ..ResourceRequirements::default()
