@@ -60,7 +60,7 @@ sharing_pod() { # NAME RESOURCE COUNT
     --overrides='{"spec":{"terminationGracePeriodSeconds":0,"nodeSelector":{"pool":"a100"}}}' -- sleep 100000 \
     | kubectl patch --local -f - -o yaml --type=json -p '[{"op":"add","path":"/spec/containers/0/resources","value":{"limits":{"'"$2"'":"'"$3"'"}}}]'
 }
-variable() { is "kubectl exec $1 -- printenv $2" "$3"; }
+variable() { is "kubectl exec $1 -- sh -c 'echo \$$2'" "$3"; }
 gone() { ! kubectl get "$@"; }
 refused() { ! kubectl apply -f "$1"; }
 
