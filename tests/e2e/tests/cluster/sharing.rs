@@ -162,7 +162,11 @@ fn a_change_of_one_resource_leaves_the_others_as_they_are() -> Result<()> {
     lab.kubectl(&["delete", "deployment", "turns", "--timeout=30s"])?;
     lab.await_allocatable(T4, "example.com/turns", 8)?;
     assert_eq!(watch.allocatable(&lab, "nvidia.com/gpu")?, [Some(2)]);
-    assert_eq!(watch.allocatable(&lab, "example.com/turns")?, [Some(4), Some(2), Some(8)]);
+    // Between the end of the last holder and the new replicas nothing of the device can be given out; a kubelet that
+    // reports in that moment shows it.
+    let mut turns = watch.allocatable(&lab, "example.com/turns")?;
+    turns.retain(|count| *count != Some(0));
+    assert_eq!(turns, [Some(4), Some(2), Some(8)]);
     assert_eq!(log.lost_endpoints()?, Vec::<String>::new());
     // A resource goes.
     lab.apply(&shared(8, ""))?;
