@@ -33,6 +33,12 @@ pub fn roots(host_root: &Path, driver_root: Option<&Path>) -> Vec<PathBuf> {
     }
 }
 
+/// The folders in words.
+pub fn in_words(roots: &[PathBuf]) -> String {
+    let roots: Vec<String> = roots.iter().map(|root| root.display().to_string()).collect();
+    roots.join(" and ")
+}
+
 /// The NVML library below the first of `roots` that has one.
 pub fn find_library(roots: &[PathBuf]) -> Option<PathBuf> {
     roots.iter().find_map(|root| {

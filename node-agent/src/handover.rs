@@ -35,14 +35,10 @@ impl NodeLock {
         let file = open(&path)?;
         let mut waiting = false;
         loop {
-            match file.try_lock() {
-                Ok(()) => {
-                    // What [`Self::taken`] tells.
-                    file.set_modified(SystemTime::now()).map_err(|source| Error { action: "touch", path, source })?;
-                    return Ok(Self { file });
-                }
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(source)) => return Err(Error { action: "lock", path, source }),
+            if lock(&file, &path)? {
+                // What [`Self::taken`] tells.
+                file.set_modified(SystemTime::now()).map_err(|source| Error { action: "touch", path, source })?;
+                return Ok(Self { file });
             }
             if !waiting {
                 info!(lock = %path.display(), reason = "WaitingForPredecessor", "another agent of this node is registered");
@@ -61,11 +57,16 @@ impl NodeLock {
     pub fn try_take(state_dir: &Path) -> Result<Option<Self>, Error> {
         let path = state_dir.join(LOCK_FILE);
         let file = open(&path)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Some(Self { file })),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(source)) => Err(Error { action: "lock", path, source }),
-        }
+        Ok(lock(&file, &path)?.then_some(Self { file }))
+    }
+}
+
+/// Locks the file, unless another process has.
+fn lock(file: &File, path: &Path) -> Result<bool, Error> {
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(source)) => Err(Error { action: "lock", path: path.to_owned(), source }),
     }
 }
 

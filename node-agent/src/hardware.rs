@@ -136,11 +136,10 @@ impl Place {
             None if functions == 0 => Driver::NotNeeded,
             None => {
                 let roots = driver_root::roots(&self.host_root, self.driver_root.as_deref());
-                let roots: Vec<String> = roots.iter().map(|root| root.display().to_string()).collect();
                 Driver::Missing(format!(
                     "find libnvidia-ml.so.1 below {}: there is none; install the NVIDIA driver, or name its root with \
                      --driver-root",
-                    roots.join(" and ")
+                    driver_root::in_words(&roots)
                 ))
             }
             Some((path, ..)) => {

@@ -159,10 +159,7 @@ impl Control {
         let roots = self.roots();
         let find = |root: &PathBuf| PROGRAMS.into_iter().find(|program| root.join(program).symlink_metadata().is_ok());
         let found = roots.iter().find_map(|root| Some((root.clone(), find(root)?)));
-        found.ok_or_else(|| {
-            let roots: Vec<String> = roots.iter().map(|root| root.display().to_string()).collect();
-            Error::NoProgram { roots: roots.join(" and ") }
-        })
+        found.ok_or_else(|| Error::NoProgram { roots: driver_root::in_words(&roots) })
     }
 }
 
