@@ -10,6 +10,7 @@ ls -l --block-size=1 target/images/*.tar | awk '{printf "%-40s %.1f MB\n", $NF, 
 echo "== agent on its own: release build, simulated GPUs, a kubelet's double"
 cargo test --release --locked -q -p gpunode-node-tests --test lifecycle --test figures -- --ignored --nocapture \
     --test-threads=1 measure | grep -v '^{"timestamp"'
+cargo test --release --locked -q -p gpunode-agent -- --ignored --nocapture --test-threads=1 measure
 
 echo "== local cluster: four nodes from warm to Ready"
 trap 'target/release/gpunode-cluster down --name "$cluster"' EXIT

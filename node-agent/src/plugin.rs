@@ -249,3 +249,6 @@ impl DevicePlugin for Service {
         Ok(Response::new(PreStartContainerResponse {}))
     }
 }
+
+#[cfg(test)]
+mod tests;
