@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// Most entries of `status.holders`.
 pub const MAX_HOLDERS: usize = 256;
 
-/// Most devices that wait, and most MPS control daemons: more than a node has.
+/// Most devices of a resource, most devices that wait, and most MPS control daemons: more than a node has.
 pub const MAX_DEVICES: usize = 64;
 
 /// Most characters of what a device waits for.
@@ -36,6 +36,12 @@ pub const MAX_WAITING_PODS: usize = 16;
     printcolumn(name = "Policy", type_ = "string", json_path = ".spec.config.policy"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
+    printcolumn(
+        name = "Waits For",
+        type_ = "string",
+        json_path = ".status.waiting[0].pods[0]",
+        description = "The first of the pods that a change of sharing waits for; `kubectl gpunode status NODE` shows all of them."
+    ),
     printcolumn(name = "Driver", type_ = "string", json_path = ".status.driverVersion"),
     printcolumn(name = "Config", type_ = "string", json_path = ".status.configHash", priority = 1),
     printcolumn(name = "Agent", type_ = "string", json_path = ".status.agent.pod", priority = 1),
@@ -181,6 +187,28 @@ pub struct ResourceStatus {
     pub allocatable: i32,
     /// Whether the kubelet has taken the list.
     pub registered: bool,
+    /// Free shares that the kubelet was told are unhealthy, so that the scheduler sees no more free than fits on one device.
+    /// They come back when something is freed. Left out where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub withheld: Option<i32>,
+    /// The devices in the list, full GPUs first, each ordered by index; at most 64. A device of no resource is not offered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_DEVICES))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["device".into()]))]
+    pub devices: Vec<OfferedDevice>,
+}
+
+/// A device in the list of a resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct OfferedDevice {
+    /// UUID of the GPU or MIG device.
+    #[schemars(length(max = 64))]
+    pub device: String,
+    /// Its shares: 1 for a whole one, else replicas or units.
+    pub shares: i32,
+    /// Those of them that are healthy.
+    pub healthy: i32,
 }
 
 /// A container that holds a device, from the kubelet's `PodResources` API.

@@ -18,8 +18,8 @@ mod taint;
 pub use gpu_device::{GpuDevice, GpuLink, LinkLevel, MigDevice, MigMode};
 pub use gpu_node::{
     Agent, AgentMode, Configuration, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, MAX_DEVICES, MAX_HOLDERS,
-    MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon, MpsDaemonState, RejectedConfiguration, ResourceStatus,
-    WaitingDevice,
+    MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon, MpsDaemonState, OfferedDevice, RejectedConfiguration,
+    ResourceStatus, WaitingDevice,
 };
 pub use gpunode_config::Architecture;
 pub use keys::{

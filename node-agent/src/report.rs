@@ -2,14 +2,15 @@
 
 mod conditions;
 mod hardware;
+mod resources;
 
 pub use conditions::{holders_unknown, not_offered, not_registered};
 
-use crate::{books::Page, cli::NodeArgs, hardware::Hardware, in_force::InForce, kubelet::Registered, plugin::Offer};
+use crate::{books::Page, cli::NodeArgs, hardware::Hardware, in_force::InForce, kubelet::Registered};
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
     Agent, AgentMode, GpuNodeStatus, Holder, MAX_DEVICES, MAX_HOLDERS, MAX_WAITING_MESSAGE, MAX_WAITING_PODS,
-    RejectedConfiguration, ResourceStatus, WaitingDevice,
+    RejectedConfiguration, WaitingDevice,
 };
 use gpunode_gpu as gpu;
 use jiff::Timestamp;
@@ -69,7 +70,7 @@ pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
         driver_version: inventory.and_then(|inventory| inventory.driver_version.clone()),
         cuda_version: inventory.and_then(|inventory| inventory.cuda_version.clone()),
         gpus: inventory.map(|inventory| inventory.gpus.iter().map(hardware::device).collect()).unwrap_or_default(),
-        resources: facts.plugin.map(|plugin| resources(page, plugin)).unwrap_or_default(),
+        resources: facts.plugin.map(|plugin| resources::resources(page, plugin)).unwrap_or_default(),
         holders: page.holders.iter().take(MAX_HOLDERS).map(holder).collect(),
         holders_truncated: page.holders.len() > MAX_HOLDERS,
         waiting: page.waiting.iter().take(MAX_DEVICES).map(waiting).collect(),
@@ -88,16 +89,6 @@ pub fn set_times(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now: Timest
         condition.last_transition_time =
             before.conditions.iter().find(same).map_or(Time(now), |old| old.last_transition_time.clone());
     }
-}
-
-fn resources(page: &Page, plugin: Plugin<'_>) -> Vec<ResourceStatus> {
-    let of = |offer: &Offer| ResourceStatus {
-        registered: plugin.registered.contains(&offer.list.name),
-        name: offer.list.name.clone(),
-        capacity: number(offer.list.shares.len()),
-        allocatable: number(offer.healthy()),
-    };
-    page.offers.iter().map(of).collect()
 }
 
 fn holder(holder: &gpu::Holder) -> Holder {

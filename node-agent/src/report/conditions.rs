@@ -112,24 +112,35 @@ pub fn not_offered(page: &Page, plugin: Plugin<'_>) -> Option<(Reason, String)> 
         let messages: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
         return Some((reason(first.kind), messages.join("; ")));
     }
-    let of = |state| {
+    let devices = |state| {
         let daemons = page.daemons.iter().filter(move |daemon| daemon.state == state);
         daemons.map(|daemon| daemon.device.as_str()).collect::<Vec<&str>>()
     };
-    let silent = of(MpsDaemonState::NotAnswering);
+    let silent = devices(MpsDaemonState::NotAnswering);
     // What is offered as something else is held back until the daemon that it had is gone.
-    let mut stopping = of(MpsDaemonState::Stopping);
+    let mut stopping = devices(MpsDaemonState::Stopping);
     stopping.retain(|device| page.assignments.contains_key(*device));
-    let what: Vec<String> =
-        [(silent, "does not answer"), (stopping, "is still stopping, which it has to before anything else runs there")]
-            .into_iter()
-            .filter(|(devices, _)| !devices.is_empty())
-            .map(|(devices, does)| format!("the MPS control daemon of {} {does}", devices.join(", ")))
-            .collect();
+    let what: Vec<String> = [
+        (silent, "does not answer, as for some seconds after its start"),
+        (stopping, "is still stopping, which it has to before anything else runs there"),
+    ]
+    .into_iter()
+    .filter(|(devices, _)| !devices.is_empty())
+    .map(|(devices, does)| {
+        let names: Vec<String> = devices.into_iter().map(|uuid| name(plugin, uuid)).collect();
+        format!("the MPS control daemon of {} {does}", names.join(", "))
+    })
+    .collect();
     (!what.is_empty()).then(|| {
-        let message = format!("{}; see the log of the gpunode-mps pod on this node", what.join("; "));
+        let message = format!("{}; if that stays so, see the log of the gpunode-mps pod on this node", what.join("; "));
         (Reason::MpsDaemonNotAnswering, message)
     })
+}
+
+/// A device as people call it: `GPU 3`, or `GPU 3:1` for a MIG device of it; the UUID of one that has left the node.
+fn name(plugin: Plugin<'_>, uuid: &str) -> String {
+    let device = plugin.in_force.wanted.present.iter().find(|device| device.uuid == uuid);
+    device.map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()))
 }
 
 fn reason(kind: ProblemKind) -> Reason {

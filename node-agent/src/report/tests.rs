@@ -3,8 +3,9 @@ use crate::{
     hardware::Driver,
     in_force::{Candidate, Instruction},
     nvml::Reading,
+    plugin::Offer,
 };
-use gpunode_crds::{Architecture, MpsDaemon, MpsDaemonState};
+use gpunode_crds::{Architecture, MpsDaemon, MpsDaemonState, OfferedDevice};
 use gpunode_gpu::{Gpu, Inventory, ResourceList, Share, Waiting};
 use std::sync::Arc;
 
@@ -152,13 +153,52 @@ fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
     };
     let silent = with(MpsDaemonState::NotAnswering, true);
     assert_eq!(verdicts(&silent)[0], "Ready=False MpsDaemonNotAnswering");
-    assert!(silent.conditions[0].message.contains("GPU-1"), "{}", silent.conditions[0].message);
+    assert!(
+        silent.conditions[0].message.contains("of GPU 1 does not answer, as for some"),
+        "{:?}",
+        silent.conditions[0]
+    );
     let stopping = with(MpsDaemonState::Stopping, true);
     assert_eq!(verdicts(&stopping)[0], "Ready=False MpsDaemonNotAnswering");
-    assert!(stopping.conditions[0].message.contains("of GPU-1 is still stopping"), "{:?}", stopping.conditions[0]);
+    assert!(stopping.conditions[0].message.contains("of GPU 1 is still stopping"), "{:?}", stopping.conditions[0]);
     let stopping = with(MpsDaemonState::Stopping, false);
     assert_eq!(verdicts(&stopping)[0], "Ready=True ConfigurationInForce");
     assert_eq!(stopping.mps_daemons.len(), 1);
+}
+
+/// Units of memory of `devices`: UUID, units, and how many of them, from the first on, are healthy.
+fn units(devices: &[(&str, u32, u32)]) -> Page {
+    let shares = (0..devices.iter().map(|(_, units, _)| *units).max().unwrap_or_default()).flat_map(|number| {
+        let has = devices.iter().filter(move |(_, units, _)| number < *units);
+        has.map(move |(uuid, _, healthy)| Share {
+            id: format!("{uuid}-_-{number}"),
+            healthy: number < *healthy,
+            numa_node: None,
+        })
+    });
+    let list = ResourceList { name: "a.b/mem".to_owned(), shares: shares.collect() };
+    Page { offers: vec![Offer { list: list.into(), resend: 0 }], ..Page::default() }
+}
+
+#[test]
+fn a_resource_names_its_devices_gpus_first() {
+    let (hardware, in_force) = offered();
+    let status = of_page(&units(&[("MIG-a", 2, 2), ("GPU-0", 3, 1)]), &hardware, &in_force, &[]);
+    let device = |uuid: &str, shares, healthy| OfferedDevice { device: uuid.to_owned(), shares, healthy };
+    assert_eq!(status.resources[0].devices, [device("GPU-0", 3, 1), device("MIG-a", 2, 2)]);
+}
+
+#[test]
+fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
+    let (hardware, in_force) = offered();
+    let withheld = |page: &Page| of_page(page, &hardware, &in_force, &[]).resources[0].withheld;
+    assert_eq!(withheld(&units(&[("GPU-0", 3, 3), ("GPU-1", 5, 5)])), None);
+    let page = units(&[("GPU-0", 3, 1), ("GPU-1", 5, 5)]);
+    assert_eq!(withheld(&page), Some(2));
+    let waiting = vec![Waiting { device: "GPU-0".to_owned(), message: String::new(), pods: Vec::new() }];
+    assert_eq!(withheld(&Page { waiting, ..page.clone() }), None);
+    let daemons = vec![MpsDaemon { device: "GPU-0".to_owned(), state: MpsDaemonState::Stopping }];
+    assert_eq!(withheld(&Page { daemons, ..page }), None);
 }
 
 #[test]

@@ -31,6 +31,11 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show the GPU nodes of the cluster, how far their policies are, and what stands in their way
+    ///
+    /// RESOURCES has `NAME A/C (H held, W withheld)`: of C shares on the node pods can have A, counting the H that are held;
+    /// a share is a whole device, a replica or a unit of memory. W free ones are withheld, since a request would fit the
+    /// node's sum and no single device; they come back when something is freed. For single nodes, HELD has how many of a
+    /// device's shares a container holds, as `2/10`.
     #[command(after_help = format!("Examples:
   kubectl gpunode status
   kubectl gpunode status gpu-17    who holds which GPU of that node

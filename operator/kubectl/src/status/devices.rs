@@ -1,6 +1,6 @@
-//! The GPUs and MIG devices of a node, and who holds them. Pure.
+//! The GPUs and MIG devices of a node, what they are offered as, and who holds them. Pure.
 
-use gpunode_crds::{GpuDevice, GpuNode, GpuNodeStatus, Holder, MpsDaemonState, WaitingDevice};
+use gpunode_crds::{GpuDevice, GpuNode, GpuNodeStatus, Holder, MpsDaemonState, OfferedDevice, WaitingDevice};
 use serde::Serialize;
 
 /// One device that containers can be given, or were.
@@ -12,6 +12,14 @@ pub struct DeviceState {
     pub uuid: String,
     /// Product of a GPU, or profile and instances of a MIG device.
     pub hardware: String,
+    pub state: State,
+    /// The resource that it is offered as.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource: Option<String>,
+    /// Its shares in the list of that resource; none where it is not offered.
+    pub shares: i32,
+    /// Those of them that are healthy.
+    pub healthy: i32,
     /// Which containers hold how much of it.
     pub holders: Vec<Holder>,
     /// It changes when they are gone.
@@ -21,8 +29,47 @@ pub struct DeviceState {
     pub mps_daemon: Option<MpsDaemonState>,
 }
 
+/// What is the matter with a device; of several, the first that needs somebody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum State {
+    /// It is not in the node any more.
+    Gone,
+    /// Nothing of it is given out before its MPS control daemon answers.
+    NoMpsDaemon,
+    /// It changes when its holders are gone.
+    Waits,
+    /// The kubelet was told not to give out anything of it.
+    Unhealthy,
+    /// Somebody holds a share of it.
+    Held,
+    /// Its free shares are withheld until something is freed.
+    Withheld,
+    /// Nobody holds a share of it.
+    Free,
+    /// No resource has it.
+    NotOffered,
+}
+
+impl State {
+    /// In words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Gone => "gone",
+            Self::NoMpsDaemon => "no MPS daemon",
+            Self::Waits => "waits",
+            Self::Unhealthy => "unhealthy",
+            Self::Held => "held",
+            Self::Withheld => "withheld",
+            Self::Free => "free",
+            Self::NotOffered => "not offered",
+        }
+    }
+}
+
 impl DeviceState {
-    /// The devices of a node by index; of a GPU with MIG devices those, and itself only where something is to be said of it.
+    /// The devices of a node by index; of a GPU with MIG devices only those, or only the GPU, where nothing is to be said of
+    /// the other.
     pub fn all(gpu_node: &GpuNode) -> Vec<Self> {
         let Some(status) = &gpu_node.status else { return Vec::new() };
         let mut devices: Vec<Self> = status.gpus.iter().flat_map(|gpu| of_gpu(status, gpu)).collect();
@@ -30,10 +77,16 @@ impl DeviceState {
         let named = named.chain(status.waiting.iter().map(|waiting| &waiting.device));
         for uuid in named.chain(status.mps_daemons.iter().map(|daemon| &daemon.device)) {
             if !devices.iter().any(|device| device.uuid == *uuid) {
-                devices.push(device(status, None, uuid, format!("gone: {uuid}")));
+                devices.push(device(status, None, uuid, uuid.clone()));
             }
         }
         devices
+    }
+
+    /// How many of its shares containers hold, of the resource that it is offered as.
+    pub fn held(&self) -> i64 {
+        let of_it = self.holders.iter().filter(|holder| Some(&holder.resource) == self.resource.as_ref());
+        of_it.map(|holder| i64::from(holder.count)).sum()
     }
 
     /// As people call it.
@@ -46,27 +99,54 @@ impl DeviceState {
     }
 
     fn is_worth_a_word(&self) -> bool {
-        !self.holders.is_empty() || self.waiting.is_some() || self.mps_daemon.is_some()
+        self.state != State::NotOffered
     }
 }
 
 fn of_gpu(status: &GpuNodeStatus, gpu: &GpuDevice) -> Vec<DeviceState> {
     let whole = device(status, Some(gpu.index), &gpu.uuid, gpu.product.clone());
-    let whole = Some(whole).filter(|whole| gpu.mig_devices.is_empty() || whole.is_worth_a_word());
     let parts = gpu.mig_devices.iter().map(|mig| {
         let hardware = format!("{} ({}/{})", mig.profile, mig.gpu_instance, mig.compute_instance);
         device(status, Some(gpu.index), &mig.uuid, hardware)
     });
-    whole.into_iter().chain(parts).collect()
+    let is_whole = whole.is_worth_a_word();
+    let parts = parts.filter(|part| !is_whole || part.is_worth_a_word());
+    let whole = Some(&whole).filter(|_| is_whole || gpu.mig_devices.is_empty());
+    whole.cloned().into_iter().chain(parts).collect()
 }
 
 fn device(status: &GpuNodeStatus, gpu: Option<i32>, uuid: &str, hardware: String) -> DeviceState {
+    let holders: Vec<Holder> = status.holders.iter().filter(|holder| holder.device == uuid).cloned().collect();
+    let waiting = status.waiting.iter().find(|waiting| waiting.device == uuid).cloned();
+    let mps_daemon = status.mps_daemons.iter().find(|daemon| daemon.device == uuid).map(|daemon| daemon.state);
+    let offered = status.resources.iter().find_map(|resource| {
+        let device = resource.devices.iter().find(|device| device.device == uuid)?;
+        Some((resource, device))
+    });
+    let state = match offered {
+        _ if gpu.is_none() => State::Gone,
+        _ if mps_daemon == Some(MpsDaemonState::NotAnswering) => State::NoMpsDaemon,
+        _ if waiting.is_some() => State::Waits,
+        Some((resource, OfferedDevice { healthy: 0, .. }))
+            if resource.withheld.is_none() || mps_daemon == Some(MpsDaemonState::Stopping) =>
+        {
+            State::Unhealthy
+        }
+        _ if !holders.is_empty() => State::Held,
+        Some((_, OfferedDevice { healthy: 0, .. })) => State::Withheld,
+        Some(_) => State::Free,
+        None => State::NotOffered,
+    };
     DeviceState {
         gpu,
         uuid: uuid.to_owned(),
         hardware,
-        holders: status.holders.iter().filter(|holder| holder.device == uuid).cloned().collect(),
-        waiting: status.waiting.iter().find(|waiting| waiting.device == uuid).cloned(),
-        mps_daemon: status.mps_daemons.iter().find(|daemon| daemon.device == uuid).map(|daemon| daemon.state),
+        state,
+        resource: offered.map(|(resource, _)| resource.name.clone()),
+        shares: offered.map(|(_, device)| device.shares).unwrap_or_default(),
+        healthy: offered.map(|(_, device)| device.healthy).unwrap_or_default(),
+        holders,
+        waiting,
+        mps_daemon,
     }
 }

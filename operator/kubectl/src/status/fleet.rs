@@ -60,16 +60,22 @@ impl Fleet {
         policies.sort_by(|a, b| a.name.cmp(&b.name));
         Self { nodes: states, policies, unreadable: unreadable.into_iter().flatten().cloned().collect() }
     }
-    /// The nodes of these names and what cannot be read of them.
+
+    /// The nodes of these names and what cannot be read of them. `nodes` are those of the cluster.
     ///
     /// # Errors
     /// When one of them is no GPU node.
-    pub fn only(mut self, names: &[String]) -> anyhow::Result<Self> {
-        for name in names {
-            let is_known = self.nodes.iter().any(|node| node.name == *name);
+    pub fn only(mut self, names: &[String], nodes: &Listed<Node>) -> anyhow::Result<Self> {
+        if let Some(name) = names.iter().find(|name| !self.nodes.iter().any(|node| node.name == **name)) {
+            let unreadable = nodes.unreadable.iter().map(|node| node.name.clone());
+            let exists = nodes.objects.iter().map(ResourceExt::name_any).chain(unreadable).any(|node| node == *name);
             anyhow::ensure!(
-                is_known,
-                "show node {name}: it has no GpuNode; `kubectl gpunode status` lists those that have"
+                exists,
+                "show node {name}: the cluster has no node of that name; `kubectl get nodes` lists them"
+            );
+            anyhow::bail!(
+                "show node {name}: it has no GpuNode, since neither has a GPU been found there nor does a policy with a \
+                 devicePlugin match it; `kubectl gpunode status` lists the nodes that have one"
             );
         }
         self.nodes.retain(|node| names.contains(&node.name));

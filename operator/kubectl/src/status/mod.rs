@@ -30,7 +30,7 @@ pub async fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     if args.nodes.is_empty() {
         output::print(args.output, &fleet, || text::fleet(&fleet))?;
     } else {
-        let fleet = fleet.only(&args.nodes)?;
+        let fleet = fleet.only(&args.nodes, &nodes)?;
         output::print(args.output, &fleet, || text::nodes(&fleet))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -1,7 +1,7 @@
 //! What the objects of one node say about it. Pure.
 
 use super::{devices::DeviceState, offered::Offer};
-use gpunode_crds::{ConditionType, GpuNode, MpsDaemonState, Reason};
+use gpunode_crds::{ConditionType, GpuNode, Reason};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde::Serialize;
@@ -91,21 +91,7 @@ pub fn problems(state: &NodeState, node: Option<&Node>, known: &BTreeSet<String>
              see whether it runs: `kubectl -n gpunode-system get pods`"
         )
     });
-    let daemons = node.and_then(|_| silent_daemons(state));
-    offers.filter_map(|offer| offer.difference(&state.name)).chain(daemons).chain(orphaned).collect()
-}
-
-fn silent_daemons(state: &NodeState) -> Option<String> {
-    let silent = state.devices.iter().filter(|device| device.mps_daemon == Some(MpsDaemonState::NotAnswering));
-    let names: Vec<String> = silent.map(DeviceState::name).collect();
-    (!names.is_empty()).then(|| {
-        format!(
-            "no MPS daemon answers for {}, so nothing there is given out; look at the daemons' pod with `kubectl -n \
-             gpunode-system get pods -l app.kubernetes.io/component=mps -o wide --field-selector spec.nodeName={}`",
-            names.join(", "),
-            state.name
-        )
-    })
+    offers.filter_map(|offer| offer.difference(&state.name)).chain(orphaned).collect()
 }
 
 fn state(gpu_node: &GpuNode, node: Option<&Node>, configuration: Configuration) -> NodeState {

@@ -18,6 +18,9 @@ pub struct Offer {
     /// Shares that containers hold; unknown where the agent lists only some of its holders.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held: Option<i64>,
+    /// Free shares that are unhealthy only so that no request is scheduled that fits on no device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub withheld: Option<i32>,
     /// Whether the kubelet has taken the list, as the agent said last.
     pub registered: bool,
 }
@@ -41,6 +44,7 @@ impl Offer {
             healthy: resource.allocatable,
             allocatable: allocatable.and_then(count).unwrap_or_default(),
             held,
+            withheld: resource.withheld,
             registered: resource.registered,
         }
     }

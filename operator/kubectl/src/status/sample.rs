@@ -85,28 +85,44 @@ pub fn sample() -> Fleet {
     )
 }
 
-/// One node whose devices are shared: one waits, one has no MPS daemon, one is divided by MIG, one is held and gone. An agent
-/// writes what it likes into its status.
+/// One node whose devices are shared: one waits, one has no MPS daemon, one is offered in its MIG devices and one whole in spite
+/// of them, of one free units are withheld, one is not offered, one is held and gone. An agent writes what it likes into its
+/// status.
 pub fn shared() -> Fleet {
     let time = "2026-01-02T03:04:05Z";
-    let ready =
-        json!({"type": "Ready", "status": "True", "reason": "Registered", "message": "", "lastTransitionTime": time});
+    let message = "the MPS control daemon of GPU 1 does not answer";
+    let ready = json!({"type": "Ready", "status": "False", "reason": "MpsDaemonNotAnswering", "message": message, "lastTransitionTime": time});
     let gpu = |index: i32, mig: &serde_json::Value| json!({"index": index, "uuid": format!("GPU-{index}"), "product": "A100-SXM4-80GB", "memoryMiB": 81920, "migDevices": mig});
     let mig = |uuid: &str, instance: i32| json!({"uuid": uuid, "profile": "1g.10gb", "gpuInstance": instance, "computeInstance": 0, "memoryMiB": 9728});
     let holder = |pod: &str, resource: &str, device: &str, count: i32| json!({"namespace": "team", "pod": pod, "container": "main", "resource": resource, "device": device, "count": count});
-    let resource = |name: &str, capacity: i32, allocatable: i32| json!({"name": name, "capacity": capacity, "allocatable": allocatable, "registered": true});
+    let resource = |name: &str, withheld: Option<i32>, devices: &[(&str, i32, i32)]| {
+        let count = |of: fn(&(&str, i32, i32)) -> i32| devices.iter().map(of).sum::<i32>();
+        let devices = devices
+            .iter()
+            .map(|(device, shares, healthy)| json!({"device": device, "shares": shares, "healthy": healthy}));
+        json!({
+            "name": name, "capacity": count(|device| device.1), "allocatable": count(|device| device.2), "registered": true,
+            "withheld": withheld, "devices": devices.collect::<Vec<_>>(),
+        })
+    };
     let gpu_node = from::<GpuNode>(json!({
         "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"},
         "spec": {"config": {"policy": "p", "version": 1, "hash": "h", "document": "{}"}},
         "status": {
-            "hardware": "4 x A100-SXM4-80GB\u{1b}[2J", "configHash": "h", "conditions": [ready],
-            "gpus": [gpu(0, &json!([])), gpu(1, &json!([])), gpu(2, &json!([mig("MIG-a", 7), mig("MIG-b", 8)])), gpu(3, &json!([]))],
+            "hardware": "8 x A100-SXM4-80GB\u{1b}[2J", "configHash": "h", "conditions": [ready],
+            "gpus": [
+                gpu(0, &json!([])), gpu(1, &json!([])), gpu(2, &json!([mig("MIG-a", 7), mig("MIG-b", 8)])), gpu(3, &json!([])),
+                gpu(4, &json!([])), gpu(5, &json!([])), gpu(6, &json!([mig("MIG-c", 7)])), gpu(7, &json!([])),
+            ],
             "resources": [
-                resource("aliyun.com/gpu-mem", 80, 30), resource("nvidia.com/gpu.mps", 10, 0),
-                resource("nvidia.com/mig-1g.10gb", 2, 2), resource("nvidia.com/gpu", 1, 1),
+                resource("aliyun.com/gpu-mem", Some(89), &[("GPU-0", 80, 30), ("GPU-3", 80, 80), ("GPU-4", 80, 1), ("GPU-5", 10, 0)]),
+                resource("nvidia.com/gpu.mps", None, &[("GPU-1", 10, 0)]),
+                resource("nvidia.com/mig-1g.10gb", None, &[("MIG-a", 1, 1), ("MIG-b", 1, 1)]),
+                resource("nvidia.com/gpu", None, &[("GPU-6", 1, 1), ("GPU-9", 1, 0)]),
             ],
             "holders": [
                 holder("llm", "aliyun.com/gpu-mem", "GPU-0", 20), holder("ocr", "aliyun.com/gpu-mem", "GPU-0", 10),
+                holder("asr", "aliyun.com/gpu-mem", "GPU-4", 1),
                 holder("train", "nvidia.com/mig-1g.10gb", "MIG-b", 1), holder("old", "nvidia.com/gpu", "GPU-9", 1),
             ],
             "waiting": [{
@@ -120,7 +136,7 @@ pub fn shared() -> Fleet {
         "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"},
         "status": {
             "conditions": [{"type": "Ready", "status": "True"}],
-            "allocatable": {"aliyun.com/gpu-mem": "30", "nvidia.com/gpu.mps": "0", "nvidia.com/mig-1g.10gb": "2", "nvidia.com/gpu": "1"},
+            "allocatable": {"aliyun.com/gpu-mem": "111", "nvidia.com/gpu.mps": "0", "nvidia.com/mig-1g.10gb": "2", "nvidia.com/gpu": "1"},
         },
     }));
     let policy = from::<GpuNodePolicy>(json!({

@@ -8,7 +8,7 @@ use super::{
     policy::PolicyState,
 };
 use crate::output::{Cell, plain, style, table};
-use devices::{device_table, waiting};
+use devices::{device_table, waiting, withheld};
 use std::fmt::Write as _;
 
 /// Devices that wait which are shown of a fleet; `-o json` has all of them.
@@ -50,6 +50,7 @@ pub fn fleet(fleet: &Fleet) -> String {
 pub fn nodes(fleet: &Fleet) -> String {
     let mut text = node_table(fleet);
     text.push_str(&device_table(fleet));
+    text.extend(fleet.nodes.iter().map(withheld));
     for node in fleet.nodes.iter().filter(|node| node.holders_truncated) {
         let _ = writeln!(text, "{}: the agent lists no more holders than these; there are more", node.name);
     }
@@ -68,9 +69,12 @@ fn node_row(node: &NodeState) -> [Cell; 7] {
         .resources
         .iter()
         .map(|resource| {
-            let held = resource.held.filter(|held| *held > 0).map(|held| format!(" ({held} held)")).unwrap_or_default();
-            let waiting = if resource.registered { "" } else { " (not registered)" };
-            format!("{} {}/{}{held}{waiting}", resource.name, resource.allocatable, resource.capacity)
+            let held = resource.held.filter(|held| *held > 0).map(|held| format!("{held} held"));
+            let withheld = resource.withheld.map(|count| format!("{count} withheld"));
+            let unregistered = (!resource.registered).then(|| "not registered".to_owned());
+            let more: Vec<String> = held.into_iter().chain(withheld).chain(unregistered).collect();
+            let more = if more.is_empty() { String::new() } else { format!(" ({})", more.join(", ")) };
+            format!("{} {}/{}{more}", resource.name, resource.allocatable, resource.capacity)
         })
         .collect();
     let less = node
@@ -158,7 +162,15 @@ fn policy_problems(policy: &PolicyState) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::sample::{sample, shared};
+    use crate::{
+        cluster::Listed,
+        status::sample::{sample, shared},
+    };
+    use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+
+    fn no_nodes() -> Listed<Node> {
+        Listed { objects: Vec::new(), unreadable: Vec::new() }
+    }
 
     fn shown(fleet: &Fleet) -> String {
         anstream::adapter::strip_str(&super::fleet(fleet)).to_string()
@@ -194,8 +206,8 @@ mod tests {
     #[test]
     fn a_fleet_names_the_devices_that_wait_and_the_pods_that_they_wait_for() {
         insta::assert_snapshot!(shown(&shared()), @r"
-        NODE   HARDWARE             POLICY   RESOURCES                                                                                                                       CONFIG     READY   REASON
-        n      4 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 30/80 (30 held), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/1 (1 held)   in force   True    Registered
+        NODE   HARDWARE             POLICY   RESOURCES                                                                                                                                      CONFIG     READY   REASON
+        n      8 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 111/250 (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/2 (1 held)   in force   False   MpsDaemonNotAnswering
 
         POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
         p        Enforce   0          0         0             0          0        0            Unknown   -
@@ -205,36 +217,54 @@ mod tests {
         n      0     A100-SXM4-80GB   team/llm, team/ocr, team/x and 2 more   stays aliyun.com/gpu-mem until its holders are gone, then becomes nvidia.com/gpu
 
         PROBLEMS
-        node n: no MPS daemon answers for GPU 1, so nothing there is given out; look at the daemons' pod with `kubectl -n gpunode-system get pods -l app.kubernetes.io/component=mps -o wide --field-selector spec.nodeName=n`
+        node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
         ");
     }
 
     #[test]
     fn a_node_by_name_says_who_holds_which_device() {
-        let node = shared().only(&["n".to_owned()]).expect("there is such a node");
+        let node = shared().only(&["n".to_owned()], &no_nodes()).expect("there is such a node");
         let text = nodes(&node);
         assert!(!text.contains("\u{1b}[2J"), "{text:?}");
         insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
-        NODE   HARDWARE             POLICY   RESOURCES                                                                                                                       CONFIG     READY   REASON
-        n      4 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 30/80 (30 held), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/1 (1 held)   in force   True    Registered
+        NODE   HARDWARE             POLICY   RESOURCES                                                                                                                                      CONFIG     READY   REASON
+        n      8 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 111/250 (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/2 (1 held)   in force   False   MpsDaemonNotAnswering
 
-        NODE   GPU   DEVICE           STATE           RESOURCE                 HELD   POD          CONTAINER
-        n      0     A100-SXM4-80GB   waits           aliyun.com/gpu-mem       20     team/llm     main
-        n      0     A100-SXM4-80GB   waits           aliyun.com/gpu-mem       10     team/ocr     main
-        n      1     A100-SXM4-80GB   no MPS daemon   -                        -      -            -
-        n      2     1g.10gb (7/0)    free            -                        -      -            -
-        n      2     1g.10gb (8/0)    held            nvidia.com/mig-1g.10gb   1      team/train   main
-        n      3     A100-SXM4-80GB   free            -                        -      -            -
-        n      -     gone: GPU-9      held            nvidia.com/gpu           1      team/old     main
+        NODE   GPU   DEVICE           STATE           RESOURCE                 HELD    POD          CONTAINER
+        n      0     A100-SXM4-80GB   waits           aliyun.com/gpu-mem       20/80   team/llm     main
+        n      0     A100-SXM4-80GB   waits           aliyun.com/gpu-mem       10/80   team/ocr     main
+        n      1     A100-SXM4-80GB   no MPS daemon   nvidia.com/gpu.mps       0/10    -            -
+        n      2     1g.10gb (7/0)    free            nvidia.com/mig-1g.10gb   0/1     -            -
+        n      2     1g.10gb (8/0)    held            nvidia.com/mig-1g.10gb   1/1     team/train   main
+        n      3     A100-SXM4-80GB   free            aliyun.com/gpu-mem       0/80    -            -
+        n      4     A100-SXM4-80GB   held            aliyun.com/gpu-mem       1/80    team/asr     main
+        n      5     A100-SXM4-80GB   withheld        aliyun.com/gpu-mem       0/10    -            -
+        n      6     A100-SXM4-80GB   free            nvidia.com/gpu           0/1     -            -
+        n      7     A100-SXM4-80GB   not offered     -                        -       -            -
+        n      -     GPU-9            gone            nvidia.com/gpu           1/1     team/old     main
+        n: aliyun.com/gpu-mem: 89 withheld until something is freed: at most 80 are free on one device (GPU 3)
 
         WAITING FOR RUNNING PODS
         NODE   GPU   DEVICE           HELD BY                                 WHAT WAITS
         n      0     A100-SXM4-80GB   team/llm, team/ocr, team/x and 2 more   stays aliyun.com/gpu-mem until its holders are gone, then becomes nvidia.com/gpu
 
         PROBLEMS
-        node n: no MPS daemon answers for GPU 1, so nothing there is given out; look at the daemons' pod with `kubectl -n gpunode-system get pods -l app.kubernetes.io/component=mps -o wide --field-selector spec.nodeName=n`
+        node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
         ");
-        assert!(shared().only(&["x".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn a_name_that_is_no_gpu_node_is_told_apart_from_one_that_is_no_node() {
+        let cpu =
+            Node { metadata: ObjectMeta { name: Some("cpu".to_owned()), ..ObjectMeta::default() }, ..Node::default() };
+        let nodes = Listed { objects: vec![cpu], unreadable: Vec::new() };
+        let refusal = |name: &str| shared().only(&[name.to_owned()], &nodes).expect_err("no GPU node").to_string();
+        assert!(refusal("cpu").starts_with("show node cpu: it has no GpuNode, since"), "{}", refusal("cpu"));
+        assert!(
+            refusal("nope").starts_with("show node nope: the cluster has no node of that name"),
+            "{}",
+            refusal("nope")
+        );
     }
 
     #[test]

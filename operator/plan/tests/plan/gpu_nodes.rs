@@ -42,6 +42,7 @@ fn reported(hash: Option<String>, ready: (&str, Reason)) -> GpuNodeStatus {
             capacity: 8,
             allocatable: 8,
             registered: true,
+            ..ResourceStatus::default()
         }],
         conditions: vec![Condition {
             type_: "Ready".to_owned(),
@@ -255,6 +256,7 @@ fn resource_of_which_every_share_is_unhealthy_is_not_missed() {
         capacity: 10,
         allocatable: 10,
         registered: true,
+        ..ResourceStatus::default()
     });
     let mut world = with_status(status);
     world.node["status"]["allocatable"] = json!({"nvidia.com/gpu": "0", "nvidia.com/gpu.mps": "10"});

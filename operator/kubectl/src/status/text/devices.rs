@@ -1,10 +1,15 @@
 //! Devices, who holds them and what they wait for, for people.
 
 use crate::{
-    output::{Cell, style, table},
-    status::{devices::DeviceState, fleet::Fleet, node::NodeState},
+    output::{Cell, plain, style, table},
+    status::{
+        devices::{DeviceState, State},
+        fleet::Fleet,
+        node::NodeState,
+        offered::Offer,
+    },
 };
-use gpunode_crds::{Holder, MpsDaemonState};
+use gpunode_crds::Holder;
 use std::fmt::Write as _;
 
 /// Pods that are named of one device that waits.
@@ -24,13 +29,14 @@ pub fn device_table(fleet: &Fleet) -> String {
 fn device_rows(node: &NodeState) -> Vec<[Cell; 8]> {
     let row = |device: &DeviceState, holder: Option<&Holder>| {
         let of = |text: fn(&Holder) -> String| Cell::from(holder.map(text).unwrap_or_default());
+        let resource = holder.map(|holder| &holder.resource).or(device.resource.as_ref());
         [
             node.name.as_str().into(),
             gpu(device),
             device.hardware.as_str().into(),
-            state(device),
-            of(|holder| holder.resource.clone()),
-            of(|holder| holder.count.to_string()),
+            Cell::new(device.state.text(), paint(device.state)),
+            resource.map(String::as_str).unwrap_or_default().into(),
+            held(device, holder).into(),
             of(|holder| format!("{}/{}", holder.namespace, holder.pod)),
             of(|holder| holder.container.clone()),
         ]
@@ -46,15 +52,38 @@ fn gpu(device: &DeviceState) -> Cell {
     device.gpu.map(|gpu| gpu.to_string()).unwrap_or_default().into()
 }
 
-fn state(device: &DeviceState) -> Cell {
-    match (&device.waiting, device.mps_daemon) {
-        (_, Some(MpsDaemonState::NotAnswering)) => Cell::new("no MPS daemon", style::BAD),
-        (Some(_), _) => Cell::new("waits", style::WAITING),
-        (_, Some(MpsDaemonState::Stopping)) => Cell::new("MPS ends", style::WAITING),
-        (_, Some(MpsDaemonState::Answering)) => Cell::new("MPS", style::PLAIN),
-        _ if device.holders.is_empty() => Cell::new("free", style::PLAIN),
-        _ => Cell::new("held", style::PLAIN),
+/// `3/10`: three of ten shares. What is held of a resource that does not have the device any more is of none.
+fn held(device: &DeviceState, holder: Option<&Holder>) -> String {
+    let is_of = |holder: &Holder| device.resource.as_ref() == Some(&holder.resource);
+    match holder {
+        Some(holder) if !is_of(holder) => holder.count.to_string(),
+        None if device.resource.is_none() => String::new(),
+        _ => format!("{}/{}", holder.map_or(0, |holder| holder.count), device.shares),
     }
+}
+
+fn paint(state: State) -> anstyle::Style {
+    match state {
+        State::Gone | State::NoMpsDaemon | State::Unhealthy => style::BAD,
+        State::Waits | State::Withheld => style::WAITING,
+        State::Held | State::Free | State::NotOffered => style::PLAIN,
+    }
+}
+
+/// Why free shares of a resource are not given out, in a line for each such resource.
+pub fn withheld(node: &NodeState) -> String {
+    let line = |resource: &Offer| {
+        let count = resource.withheld?;
+        // All that is free and healthy is on one device then.
+        let free = |device: &DeviceState| i64::from(device.healthy) - device.held();
+        let devices = node.devices.iter().filter(|device| device.resource.as_ref() == Some(&resource.name));
+        let most = devices.filter(|_| !node.holders_truncated).max_by_key(|device| free(device));
+        let most = most.map(|device| format!(": at most {} are free on one device ({})", free(device), device.name()));
+        let (node, name) = (&node.name, &resource.name);
+        Some(format!("{node}: {name}: {count} withheld until something is freed{}", most.unwrap_or_default()))
+    };
+    let lines = node.resources.iter().filter_map(line);
+    lines.map(|line| plain(&line) + "\n").collect()
 }
 
 /// Devices whose change waits for running pods, with these; at most `most` of them.

@@ -1,0 +1,49 @@
+//! What is offered under which name, and of which device. Pure.
+
+use super::{Plugin, number};
+use crate::{books::Page, mps::seen::held_back, plugin::Offer};
+use gpunode_crds::{MAX_DEVICES, OfferedDevice, ResourceStatus};
+use gpunode_gpu::{ResourceList, device_of};
+use std::collections::BTreeSet;
+
+/// How the UUIDs of MIG devices begin.
+const MIG_UUID: &str = "MIG-";
+
+/// The resources as the kubelet was given them.
+pub fn resources(page: &Page, plugin: Plugin<'_>) -> Vec<ResourceStatus> {
+    let silent = held_back(&page.daemons);
+    let explained: BTreeSet<&str> =
+        page.waiting.iter().map(|waiting| &waiting.device).chain(silent.keys()).map(String::as_str).collect();
+    let of = |offer: &Offer| ResourceStatus {
+        registered: plugin.registered.contains(&offer.list.name),
+        name: offer.list.name.clone(),
+        capacity: number(offer.list.shares.len()),
+        allocatable: number(offer.healthy()),
+        withheld: withheld(&offer.list, &explained),
+        devices: devices(&offer.list),
+    };
+    page.offers.iter().map(of).collect()
+}
+
+/// A device that neither waits nor is held back has unhealthy shares for this reason alone.
+fn withheld(list: &ResourceList, explained: &BTreeSet<&str>) -> Option<i32> {
+    let unhealthy = list.shares.iter().filter(|share| !share.healthy);
+    let count = unhealthy.filter(|share| !explained.contains(device_of(&share.id))).count();
+    (count > 0).then(|| number(count))
+}
+
+fn devices(list: &ResourceList) -> Vec<OfferedDevice> {
+    let mut devices: Vec<OfferedDevice> = Vec::new();
+    for share in &list.shares {
+        let (uuid, healthy) = (device_of(&share.id), i32::from(share.healthy));
+        if let Some(device) = devices.iter_mut().find(|device| device.device == uuid) {
+            device.shares += 1;
+            device.healthy += healthy;
+        } else {
+            devices.push(OfferedDevice { device: uuid.to_owned(), shares: 1, healthy });
+        }
+    }
+    devices.sort_by_key(|device| device.device.starts_with(MIG_UUID));
+    devices.truncate(MAX_DEVICES);
+    devices
+}
