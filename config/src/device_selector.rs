@@ -30,7 +30,7 @@ pub enum MigStrategy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.indices) || has(self.uuids) || has(self.products) || has(self.architectures) || has(self.minMemory) || has(self.kind) || has(self.migProfiles)")
-    .message("devices must name a condition, such as indices, uuids or products; leave devices out to select every GPU"))]
+    .message("devices must name a condition, such as indices, uuids or products; for every GPU, leave devices out of the resource, or set sharing.replicas alone"))]
 #[x_kube(validation = Rule::new("!has(self.migProfiles) || !has(self.kind) || self.kind == 'MigDevice'")
     .message("devices.migProfiles selects MIG devices; remove it, or set kind to MigDevice").field_path(".migProfiles"))]
 pub struct DeviceSelector {

@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(
             problems("resources:\n- name: nvidia.com/gpu\n  devices: {}\n- name: nvidia.com/gpu\n"),
             [
-                "resources[0].devices: must name a condition, such as indices, uuids or products; leave devices out to select every GPU",
+                "resources[0].devices: must name a condition, such as indices, uuids or products; for every GPU, leave devices out of the resource, or set sharing.replicas alone",
                 "resources[1].name: nvidia.com/gpu is named twice; each resource has one entry",
             ]
         );
@@ -175,7 +175,7 @@ mod tests {
             ),
             (
                 "strategy: Mps, replicas: 2, replicasPerDevice: [{devices: {}, replicas: 4}]",
-                "replicasPerDevice[0].devices: must name a condition",
+                "replicasPerDevice[0].devices: must name a condition, such as indices, uuids or products; for every GPU, leave devices out of the resource, or set sharing.replicas alone",
             ),
             ("strategy: None, renameByDefault: true", "renameByDefault: has a meaning only"),
         ] {

@@ -8,7 +8,7 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<Problem
     if *devices == DeviceSelector::default() {
         problems.push(Problem::new(
             path,
-            "must name a condition, such as indices, uuids or products; leave devices out to select every GPU",
+            "must name a condition, such as indices, uuids or products; for every GPU, leave devices out of the resource, or set sharing.replicas alone",
         ));
     }
     for (index, gpu) in devices.indices.iter().flatten().enumerate() {
