@@ -63,7 +63,7 @@ pub struct Sharing {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16), regex(pattern = r"^[1-9][0-9]{0,8}(Mi|Gi|Ti)$"))]
     #[x_kube(validation = Rule::new("!isQuantity(self) || quantity(self).compareTo(quantity('64Mi')) >= 0")
-        .message("sharing.unit must be at least 64Mi: a unit of a few MiB makes more devices than a kubelet takes"))]
+        .message("sharing.unit must be at least 64Mi: a unit of a few MiB makes more shares than a kubelet takes"))]
     pub unit: Option<String>,
 
     /// Which device a container's units come from. `Packed`: the fullest on which they fit. `Spread`: the emptiest.

@@ -164,7 +164,10 @@ mod tests {
         for (bad, field) in [
             ("strategy: Memory, replicas: 4", "replicas: has a meaning only"),
             ("strategy: Memory, unit: 1G", "unit: `1G` is no amount of memory"),
-            ("strategy: Memory, unit: 63Mi", "unit: 63 MiB is less than 64 MiB"),
+            (
+                "strategy: Memory, unit: 63Mi",
+                "unit: 63 MiB is less than 64 MiB, which makes more shares than a kubelet takes",
+            ),
             ("strategy: TimeSlicing, replicas: 2, unit: 1Gi", "unit: has a meaning only"),
             ("strategy: Mps, replicas: 2, placement: Spread", "placement: has a meaning only"),
             ("strategy: Mps", "replicas: is required"),

@@ -9,7 +9,7 @@ use crate::{
     sharing::{MAX_MPS_REPLICAS, MAX_REPLICAS},
 };
 
-/// Smallest unit of memory sharing: smaller ones make more devices than a kubelet takes.
+/// Smallest unit of memory sharing: smaller ones make more shares than a kubelet takes.
 const MIN_UNIT: MemoryMiB = MemoryMiB(64);
 
 /// Adds what is wrong with the sharing at `path`.
@@ -41,7 +41,7 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<Problem>) {
         if let Some(unit) = sharing.unit.as_deref().and_then(MemoryMiB::parse).filter(|unit| *unit < MIN_UNIT) {
             problems.push(Problem::new(
                 format!("{path}.unit"),
-                format!("{unit} is less than {MIN_UNIT}, which makes more devices than a kubelet takes"),
+                format!("{unit} is less than {MIN_UNIT}, which makes more shares than a kubelet takes"),
             ));
         }
         return;
