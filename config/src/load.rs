@@ -103,16 +103,21 @@ fn unknown_field(schema: &Value, path: &str) -> Problem {
 
 /// What to say of a field that does not exist beside the fields `known`.
 pub fn unknown_field_message(field: &str, known: &[&str]) -> String {
-    let nearest = known
-        .iter()
-        .map(|name| (strsim::damerau_levenshtein(&name.to_lowercase(), &field.to_lowercase()), *name))
-        .filter(|(distance, name)| *distance <= name.len().max(field.len()).div_ceil(3))
-        .min();
-    match nearest {
-        Some((_, name)) => format!("unknown field; did you mean `{name}`?"),
+    match nearest_name(field, known) {
+        Some(name) => format!("unknown field; did you mean `{name}`?"),
         None if known.is_empty() => "unknown field".to_owned(),
         None => format!("unknown field; known are {}", known.join(", ")),
     }
+}
+
+/// The one of the names `known` that `written` is most likely a slip for, whatever the case of its letters.
+pub fn nearest_name<'a>(written: &str, known: &[&'a str]) -> Option<&'a str> {
+    known
+        .iter()
+        .map(|name| (strsim::damerau_levenshtein(&name.to_lowercase(), &written.to_lowercase()), *name))
+        .filter(|(distance, name)| *distance <= name.len().max(written.len()).div_ceil(3))
+        .min()
+        .map(|(_, name)| name)
 }
 
 fn show_path(segments: &[&str]) -> String {

@@ -85,3 +85,46 @@ fn a_policy_in_force_cannot_become_a_preview() {
     let problems = kinds.validate_change(&preview, &enforce);
     assert_eq!(problems.iter().map(|problem| problem.path.as_str()).collect::<Vec<_>>(), ["spec.mode"]);
 }
+
+/// The messages about a policy with this `spec`, each with its field.
+fn words(spec: &str) -> Vec<String> {
+    let text = Text { name: "file".to_owned(), contents: format!("{POLICY}spec: {spec}\n") };
+    let reports = Kinds::new().expect("generated schemas").validate(&text);
+    let problems = reports.iter().flat_map(|report| &report.problems);
+    problems.map(|problem| format!("{}: {}", problem.path, problem.message)).collect()
+}
+
+#[test]
+fn what_is_too_short_is_told_how_much_it_needs() {
+    let selected = |devices: &str| {
+        words(&format!("{{nodeSelector: {{}}, devicePlugin: {{resources: [{{name: a.b/c, devices: {devices}}}]}}}}"))
+    };
+    assert_eq!(selected("{products: []}"), ["spec.devicePlugin.resources[0].devices.products: needs at least 1 entry"]);
+    assert_eq!(
+        selected("{products: [\"\"]}")[0],
+        "spec.devicePlugin.resources[0].devices.products[0]: needs at least 1 character"
+    );
+    assert_eq!(
+        selected("{uuids: [GPU]}")[0],
+        "spec.devicePlugin.resources[0].devices.uuids[0]: needs at least 5 characters"
+    );
+}
+
+#[test]
+fn a_slip_in_a_fixed_value_is_told_the_right_one() {
+    assert_eq!(
+        words("{nodeSelector: {}, mode: preview}"),
+        ["spec.mode: \"preview\" is not supported; did you mean `Preview`?"]
+    );
+    assert_eq!(
+        words("{nodeSelector: {}, mode: DryRun}"),
+        ["spec.mode: \"DryRun\" is not supported; supported are Enforce, Preview"]
+    );
+    let sharing = "{strategy: Timeslicing, replicas: 4}";
+    assert_eq!(
+        words(&format!("{{nodeSelector: {{}}, devicePlugin: {{resources: [{{name: a.b/c, sharing: {sharing}}}]}}}}")),
+        [
+            "spec.devicePlugin.resources[0].sharing.strategy: \"Timeslicing\" is not supported; did you mean `TimeSlicing`?"
+        ]
+    );
+}

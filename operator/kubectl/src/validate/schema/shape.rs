@@ -1,7 +1,11 @@
 //! Types and bounds, as the validator of kube-openapi checks them.
 
 use super::fields::{field, is_nullable, is_open};
-use crate::validate::problem::{Problem, child};
+use crate::{
+    output::plural,
+    validate::problem::{Problem, child},
+};
+use gpunode_config::nearest_name;
 use regex::Regex;
 use serde_json::{Map, Value};
 
@@ -40,7 +44,12 @@ impl Checked {
             && !allowed.contains(value)
         {
             let names: Vec<&str> = allowed.iter().filter_map(Value::as_str).collect();
-            self.misshapen(path, format!("{value} is not supported; supported are {}", names.join(", ")));
+            let nearest = value.as_str().and_then(|written| nearest_name(written, &names));
+            let hint = nearest.map_or_else(
+                || format!("supported are {}", names.join(", ")),
+                |name| format!("did you mean `{name}`?"),
+            );
+            self.misshapen(path, format!("{value} is not supported; {hint}"));
         }
         match value {
             Value::String(text) => self.text(schema, text, path),
@@ -57,7 +66,7 @@ impl Checked {
             self.misshapen(path, format!("{length} characters are more than {most}"));
         }
         if let Some(least) = bound(schema, "minLength").filter(|least| length < *least) {
-            self.invalid(path, format!("{length} characters are fewer than {least}"));
+            self.invalid(path, format!("needs at least {}", plural(least, "character", "characters")));
         }
         let Some(pattern) = schema.get("pattern").and_then(Value::as_str) else { return };
         // A pattern that cannot be read is a fault of gpunode, and a test reads them all.
@@ -87,7 +96,7 @@ impl Checked {
             self.misshapen(path, format!("{} entries are more than {most}", items.len()));
         }
         if let Some(least) = bound(schema, "minItems").filter(|least| items.len() < *least) {
-            self.invalid(path, format!("{} entries are fewer than {least}", items.len()));
+            self.invalid(path, format!("needs at least {}", plural(least, "entry", "entries")));
         }
         let Some(names) = schema.get("x-kubernetes-list-map-keys").and_then(Value::as_array) else { return };
         let names: Vec<&str> = names.iter().filter_map(Value::as_str).collect();
