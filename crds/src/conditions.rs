@@ -1,9 +1,18 @@
-//! The schema of a list of conditions.
+//! The schemas of a moment and of a list of conditions.
 //!
-//! Written by hand: the generated one bounds nothing, and its `date-time` takes offsets such as `+99:99`, which no client
+//! Written by hand: the generated ones bound nothing, and their `date-time` takes offsets such as `+99:99`, which no client
 //! can read again.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
+
+/// A time that clients can read again.
+const TIME: &str =
+    "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$";
+
+/// A moment.
+pub(crate) fn time(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "format": "date-time", "maxLength": 40, "pattern": TIME, "nullable": true})
+}
 
 /// Conditions by the rules of `metav1.Condition` (Kubernetes `apimachinery/pkg/apis/meta/v1/types.go`), with shorter
 /// messages and with times that RFC 3339 knows.
@@ -22,8 +31,7 @@ pub(crate) fn conditions(_: &mut SchemaGenerator) -> Schema {
                     "description": "The generation of the spec that it was found for.",
                 },
                 "lastTransitionTime": {
-                    "type": "string", "format": "date-time", "maxLength": 40,
-                    "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])$",
+                    "type": "string", "format": "date-time", "maxLength": 40, "pattern": TIME,
                     "description": "When its status changed last.",
                 },
                 "reason": {"type": "string", "minLength": 1, "maxLength": 64, "description": "One word for programs."},

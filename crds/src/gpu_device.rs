@@ -1,6 +1,7 @@
 //! The hardware in `GpuNode.status.gpus`: GPUs, their MIG devices and the links between them.
 
 use gpunode_config::Architecture;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,17 @@ pub struct GpuDevice {
     /// NUMA node that the GPU hangs on; absent where the machine does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<i32>,
+    /// What its PCI class says it is for; absent where sysfs does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<GpuMode>,
+    /// The NVLink fabric that it belongs to; absent where there is none that reaches beyond the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
+    /// Since when it has not been seen, or the driver not answered. It stays in the list for 15 minutes, so that the
+    /// upgrade of a driver does not take a node from its policies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::conditions::time")]
+    pub missing_since: Option<Time>,
     /// Whether MIG is on; absent where the GPU has no MIG.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig_mode: Option<MigMode>,
@@ -65,6 +77,75 @@ pub struct MigDevice {
     /// Memory in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: i64,
+    /// Streaming multiprocessors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multiprocessors: Option<i32>,
+    /// Slices of the GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slices: Option<MigSlices>,
+    /// Engines, which the compute instances of a GPU instance share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engines: Option<MigEngines>,
+}
+
+/// How many slices of a GPU a MIG device has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MigSlices {
+    /// Those of its GPU instance.
+    pub gpu_instance: i32,
+    /// Those of its compute instance.
+    pub compute_instance: i32,
+}
+
+/// How many engines of each kind a MIG device has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MigEngines {
+    /// Copy engines.
+    pub copy: i32,
+    /// Video decoders.
+    pub decoder: i32,
+    /// Video encoders.
+    pub encoder: i32,
+    /// JPEG decoders.
+    pub jpeg: i32,
+    /// Optical flow accelerators.
+    pub ofa: i32,
+}
+
+/// What a GPU is for, by its PCI class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum GpuMode {
+    /// A 3D controller (0x030200).
+    Compute,
+    /// A VGA controller (0x030000).
+    Graphics,
+}
+
+/// The driver of the machine that lends virtual GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Vgpu {
+    /// Its version, such as `550.54.16`; absent where it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub host_driver_version: Option<String>,
+    /// Its branch, such as `r550_40`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub host_driver_branch: Option<String>,
+}
+
+/// A place in an NVLink fabric that spans nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Fabric {
+    /// UUID of the fabric.
+    #[schemars(length(max = 36))]
+    pub cluster_uuid: String,
+    /// The part of the fabric within which GPUs reach one another.
+    pub clique_id: i64,
 }
 
 /// Whether MIG is on.

@@ -3,7 +3,8 @@
 
 #![allow(clippy::duplicated_attributes, reason = "each printer column has a type and a path")]
 
-use crate::GpuDevice;
+use crate::{GpuDevice, Vgpu};
+use gpunode_config::{MigStrategy, SharingStrategy};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -94,7 +95,20 @@ pub struct GpuNodeStatus {
     #[schemars(length(max = 64))]
     pub cuda_version: Option<String>,
 
-    /// The GPUs of the node, ordered by index.
+    /// What the machine is, from DMI, in label form, such as `NVIDIA-DGX-2H`; absent where it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub machine: Option<String>,
+
+    /// Where the GPUs are virtual: the driver of the machine that lends them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vgpu: Option<Vgpu>,
+
+    /// How MIG devices are offered; absent where they are not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig_strategy: Option<MigStrategy>,
+
+    /// The GPUs of the node, ordered by index; those that have been missing for less than 15 minutes too.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["uuid".into()]))]
@@ -187,6 +201,12 @@ pub struct ResourceStatus {
     pub allocatable: i32,
     /// Whether the kubelet has taken the list.
     pub registered: bool,
+    /// How its devices are shared; absent where they are not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<SharingStrategy>,
+    /// Whether the name says that its devices are shared: it ends with `.shared`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub renamed: bool,
     /// Free shares that the kubelet was told are unhealthy, so that the scheduler sees no more free than fits on one device.
     /// They come back when something is freed. Left out where there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]

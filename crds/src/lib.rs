@@ -15,13 +15,13 @@ mod policy_status;
 mod selector;
 mod taint;
 
-pub use gpu_device::{GpuDevice, GpuLink, LinkLevel, MigDevice, MigMode};
+pub use gpu_device::{Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu};
 pub use gpu_node::{
     Agent, AgentMode, Configuration, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, MAX_DEVICES, MAX_HOLDERS,
     MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon, MpsDaemonState, OfferedDevice, RejectedConfiguration,
     ResourceStatus, WaitingDevice,
 };
-pub use gpunode_config::Architecture;
+pub use gpunode_config::{Architecture, MigStrategy, SharingStrategy};
 pub use keys::{
     AGENT_FIELD_MANAGER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MPS_LABEL, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION,
     POLICY_LABEL_PREFIX, is_gpunode_key, is_kubernetes_key, policy_label,

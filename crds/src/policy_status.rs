@@ -152,9 +152,14 @@ pub enum ConditionType {
     DevicesOffered,
     /// GpuNode: the driver answers.
     DriverAvailable,
+    /// GpuNode: the labels with the facts about its GPUs are gpunode's. There only while some are not.
+    FactLabels,
 }
 
 impl ConditionType {
+    /// Those in `GpuNode.status` that the operator writes; the agent of the node writes all others.
+    pub const OF_OPERATOR: [Self; 2] = [Self::Conflict, Self::FactLabels];
+
     /// The condition of this type.
     pub fn find(self, conditions: &[Condition]) -> Option<&Condition> {
         conditions.iter().find(|condition| condition.type_ == self.as_str())
@@ -172,6 +177,7 @@ impl ConditionType {
             Self::Registered => "Registered",
             Self::DevicesOffered => "DevicesOffered",
             Self::DriverAvailable => "DriverAvailable",
+            Self::FactLabels => "FactLabels",
         }
     }
 }
@@ -195,6 +201,8 @@ pub enum Reason {
     NodesHealthy,
     /// Another owner's key has another value.
     KeyOwnedByAnother,
+    /// Another program keeps labels with facts about GPUs.
+    OwnedByAnother,
     /// Two policies of equal priority disagree.
     EqualPriority,
     /// No other owner is in the way.
@@ -255,6 +263,7 @@ impl Reason {
             Self::NodesFailed => "NodesFailed",
             Self::NodesHealthy => "NodesHealthy",
             Self::KeyOwnedByAnother => "KeyOwnedByAnother",
+            Self::OwnedByAnother => "OwnedByAnother",
             Self::EqualPriority => "EqualPriority",
             Self::NoConflict => "NoConflict",
             Self::ConfigurationRejected => "ConfigurationRejected",

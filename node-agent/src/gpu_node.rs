@@ -1,10 +1,10 @@
 //! This node's GpuNode: watches it, creates it, writes its status. But for the Node's allocatable, nothing else talks to the
 //! API server.
 
-use crate::report::set_times;
+use crate::report::{keep_missing, next_given_up, set_times};
 use anyhow::Context as _;
 use futures::TryStreamExt as _;
-use gpunode_crds::{AGENT_FIELD_MANAGER, GpuNode, GpuNodeSpec, GpuNodeStatus};
+use gpunode_crds::{AGENT_FIELD_MANAGER, ConditionType, GpuNode, GpuNodeSpec, GpuNodeStatus};
 use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
@@ -118,7 +118,7 @@ pub async fn write_reports(
     mut reports: watch::Receiver<Option<Report>>,
     mut seen: watch::Receiver<Seen>,
 ) {
-    let mut writer = Writer { client, node, written: None };
+    let mut writer = Writer { client, node, written: None, outdated: None };
     let mut retry = MIN_INTERVAL;
     let mut last_error = String::new();
     loop {
@@ -141,8 +141,11 @@ pub async fn write_reports(
                 continue;
             }
         }
+        let outdated =
+            writer.outdated.map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
         // An ended channel means that the agent stops.
         let ended = tokio::select! {
+            () = sleep(outdated.unwrap_or_default()), if outdated.is_some() => false,
             changed = reports.changed() => changed.is_err(),
             changed = seen.changed() => changed.is_err(),
         };
@@ -157,6 +160,8 @@ struct Writer {
     client: Client,
     node: String,
     written: Option<Written>,
+    /// When there is something else to say though nothing changes.
+    outdated: Option<Timestamp>,
 }
 
 /// What was written last.
@@ -179,8 +184,12 @@ impl Writer {
             }
             (None, _) | (Some(_), Seen::Unknown | Seen::Absent) => Ok(false),
             (Some(report), Seen::Present(object)) => {
-                let status = needed(self.written.as_ref(), report.status, object, Timestamp::now());
-                let Some(status) = status else { return Ok(false) };
+                let mut status = report.status;
+                let is_new = complete(self.written.as_ref(), &mut status, object, Timestamp::now());
+                self.outdated = next_given_up(&status.gpus);
+                if !is_new {
+                    return Ok(false);
+                }
                 let version = self.apply(&status).await?;
                 self.written = Some(Written { status, over: object.metadata.resource_version.clone(), version });
                 Ok(true)
@@ -228,25 +237,31 @@ impl Writer {
     }
 }
 
-/// The status to write; none where the object says the same.
-fn needed(
-    written: Option<&Written>,
-    mut wanted: GpuNodeStatus,
-    object: &SeenGpuNode,
-    now: Timestamp,
-) -> Option<GpuNodeStatus> {
-    if let Some(written) = written {
-        set_times(&mut wanted, &written.status, now);
-        // The watch has not brought it yet, or the API server made of it what it made of it and nobody has changed it since.
-        if wanted == written.status && [&written.over, &written.version].contains(&&object.metadata.resource_version) {
-            return None;
-        }
-    }
-    // A status that cannot be read, of a newer agent, is another one.
-    let live = object.status.as_ref().and_then(|status| serde_json::from_value(status.clone()).ok());
-    let live: GpuNodeStatus = live.unwrap_or_default();
-    set_times(&mut wanted, &live, now);
-    (wanted != live).then_some(wanted)
+/// Adds to a status what follows from the one before it, and says whether it is another one.
+fn complete(written: Option<&Written>, status: &mut GpuNodeStatus, object: &SeenGpuNode, now: Timestamp) -> bool {
+    // The watch has not brought it yet, or the API server made of it what it made of it and nobody has changed it since.
+    let stands = |it: &&Written| [&it.over, &it.version].contains(&&object.metadata.resource_version);
+    let before = match written.filter(stands) {
+        Some(written) => written.status.clone(),
+        // A status that cannot be read, of a newer agent, is another one.
+        None => object
+            .status
+            .as_ref()
+            .and_then(|live| serde_json::from_value(live.clone()).ok())
+            .map(own)
+            .unwrap_or_default(),
+    };
+    set_times(status, &before, now);
+    keep_missing(status, &before, now);
+    *status != before
+}
+
+/// What the agent wrote of a status.
+fn own(mut status: GpuNodeStatus) -> GpuNodeStatus {
+    status
+        .conditions
+        .retain(|condition| ConditionType::OF_OPERATOR.iter().all(|theirs| theirs.as_str() != condition.type_));
+    status
 }
 
 async fn call<T>(action: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {

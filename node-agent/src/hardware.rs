@@ -2,7 +2,9 @@
 
 use crate::{
     cli::NodeArgs,
-    driver_root, nvml,
+    driver_root,
+    machine::{self, Machine},
+    nvml,
     pci::{self, nvidia_functions},
 };
 use gpunode_gpu::{Inventory, MigMode};
@@ -27,6 +29,8 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Hardware {
     /// NVIDIA PCI functions in sysfs.
     pub functions: usize,
+    /// The machine.
+    pub machine: Machine,
     /// The driver's answer.
     pub driver: Driver,
     /// The GPUs; the ones found last while the driver does not answer, and none where it answers for no GPU.
@@ -131,6 +135,7 @@ impl Place {
     fn look(&self, before: Option<&Hardware>) -> (Traces, Hardware) {
         let traces = self.traces();
         let functions = traces.functions.len();
+        let machine = machine::read(&self.host_root, &traces.functions);
         let mut reading = None;
         let driver = match &traces.library {
             None if functions == 0 => Driver::NotNeeded,
@@ -144,7 +149,7 @@ impl Place {
             }
             Some((path, ..)) => {
                 let gpus = before.and_then(Hardware::inventory).map_or(&[][..], |before| &before.gpus);
-                match nvml::read(path, &self.host_root, gpus, |address| pci::numa_node(&self.host_root, address)) {
+                match nvml::read(path, &self.host_root, gpus, |address| pci::function(&self.host_root, address)) {
                     Ok(found) => {
                         let is_silent = found.inventory.gpus.is_empty() && !found.unreadable.is_empty();
                         let problem = found.unreadable.join("; ");
@@ -158,7 +163,7 @@ impl Place {
                 }
             }
         };
-        (traces, Hardware { functions, driver, reading })
+        (traces, Hardware { functions, machine, driver, reading })
     }
 }
 
@@ -201,7 +206,8 @@ async fn look(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) 
             let looking = place.clone();
             let functions = answer(move || nvidia_functions(&looking.host_root).len()).await;
             let functions = functions.unwrap_or_else(|| found.borrow().as_ref().map_or(0, |last| last.functions));
-            publish(found, Hardware { functions, driver: Driver::Failed(message), reading: None });
+            let machine = found.borrow().as_ref().map(|last| last.machine.clone()).unwrap_or_default();
+            publish(found, Hardware { functions, machine, driver: Driver::Failed(message), reading: None });
             // Asking a second time beside a call that hangs would only take another thread.
             task.await
         };

@@ -21,6 +21,7 @@ mod handover;
 mod hardware;
 mod in_force;
 mod kubelet;
+mod machine;
 mod mps;
 mod node_allocatable;
 mod nvml;

@@ -1,5 +1,7 @@
-//! NVIDIA's PCI functions as the host's sysfs shows them: whether there is a GPU, also without a driver.
+//! NVIDIA's PCI functions as the host's sysfs shows them: whether there is a GPU, also without a driver, and what the slot
+//! and the configuration space of each say.
 
+use gpunode_gpu::GpuMode;
 use std::{fs, path::Path};
 
 const DEVICES: &str = "sys/bus/pci/devices";
@@ -24,9 +26,31 @@ pub fn nvidia_functions(host_root: &Path) -> Vec<String> {
     functions
 }
 
-/// NUMA node of a PCI function; sysfs writes -1 where the machine does not say.
-pub fn numa_node(host_root: &Path, address: &str) -> Option<u32> {
-    attribute(&host_root.join(DEVICES).join(address), "numa_node")?.parse().ok()
+/// What sysfs says of a GPU's function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Function {
+    /// NUMA node; sysfs writes -1 where the machine does not say.
+    pub numa_node: Option<u32>,
+    /// What it is for; none for another class than those two.
+    pub mode: Option<GpuMode>,
+}
+
+/// The function with that address; nothing is known of one that is not there.
+pub fn function(host_root: &Path, address: &str) -> Function {
+    let device = host_root.join(DEVICES).join(address);
+    Function {
+        numa_node: attribute(&device, "numa_node").and_then(|node| node.parse().ok()),
+        mode: match attribute(&device, "class").as_deref() {
+            Some("0x030000") => Some(GpuMode::Graphics),
+            Some("0x030200") => Some(GpuMode::Compute),
+            _ => None,
+        },
+    }
+}
+
+/// The configuration space of a function, as far as this process may read it.
+pub fn configuration_space(host_root: &Path, address: &str) -> Option<Vec<u8>> {
+    fs::read(host_root.join(DEVICES).join(address).join("config")).ok()
 }
 
 fn attribute(device: &Path, file: &str) -> Option<String> {
@@ -53,9 +77,11 @@ mod tests {
             fs::write(device.join("numa_node"), format!("{numa}\n")).unwrap();
         }
         assert_eq!(nvidia_functions(host.path()), ["0000:07:00.0", "0000:0b:00.0"]);
-        assert_eq!(numa_node(host.path(), "0000:0b:00.0"), Some(1));
-        assert_eq!(numa_node(host.path(), "0000:07:00.0"), None);
-        assert_eq!(numa_node(host.path(), "0000:ff:00.0"), None);
+        let function = |address| function(host.path(), address);
+        assert_eq!(function("0000:0b:00.0"), Function { numa_node: Some(1), mode: Some(GpuMode::Compute) });
+        assert_eq!(function("0000:07:00.0"), Function { numa_node: None, mode: Some(GpuMode::Graphics) });
+        assert_eq!(function("0000:07:00.1"), Function { numa_node: Some(0), mode: None });
+        assert_eq!(function("0000:ff:00.0"), Function::default());
     }
 
     #[test]

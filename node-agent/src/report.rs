@@ -2,15 +2,23 @@
 
 mod conditions;
 mod hardware;
+mod missing;
 mod resources;
 
 pub use conditions::{holders_unknown, not_offered, not_registered};
+pub use missing::{keep_missing, next_given_up};
 
-use crate::{books::Page, cli::NodeArgs, hardware::Hardware, in_force::InForce, kubelet::Registered};
+use crate::{
+    books::Page,
+    cli::NodeArgs,
+    hardware::{Driver, Hardware},
+    in_force::InForce,
+    kubelet::Registered,
+};
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
     Agent, AgentMode, GpuNodeStatus, Holder, MAX_DEVICES, MAX_HOLDERS, MAX_WAITING_MESSAGE, MAX_WAITING_PODS,
-    RejectedConfiguration, WaitingDevice,
+    MigStrategy, RejectedConfiguration, WaitingDevice,
 };
 use gpunode_gpu as gpu;
 use jiff::Timestamp;
@@ -54,7 +62,8 @@ pub struct Plugin<'a> {
 
 /// The status, with transition times that [`set_times`] has yet to set: equal facts give an equal status.
 pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
-    let inventory = facts.hardware.inventory();
+    // What a driver said that does not answer any more is for `keep_missing` to remember.
+    let inventory = facts.hardware.inventory().filter(|_| facts.hardware.driver == Driver::Answers);
     let page = facts.page;
     let in_force = facts.plugin.map(|plugin| plugin.in_force);
     let rejected = in_force.and_then(|in_force| in_force.rejected.as_ref());
@@ -69,6 +78,11 @@ pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
         hardware: inventory.map(gpu::Inventory::summary).filter(|summary| !summary.is_empty()),
         driver_version: inventory.and_then(|inventory| inventory.driver_version.clone()),
         cuda_version: inventory.and_then(|inventory| inventory.cuda_version.clone()),
+        machine: facts.hardware.machine.product.clone(),
+        vgpu: facts.hardware.machine.vgpu.as_ref().map(hardware::vgpu),
+        mig_strategy: in_force
+            .and_then(|in_force| Some(in_force.accepted.as_ref()?.config.mig_strategy()))
+            .filter(|strategy| *strategy != MigStrategy::None),
         gpus: inventory.map(|inventory| inventory.gpus.iter().map(hardware::device).collect()).unwrap_or_default(),
         resources: facts.plugin.map(|plugin| resources::resources(page, plugin)).unwrap_or_default(),
         holders: page.holders.iter().take(MAX_HOLDERS).map(holder).collect(),

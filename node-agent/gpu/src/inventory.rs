@@ -33,12 +33,34 @@ pub struct Gpu {
     pub numa_node: Option<u32>,
     /// The N of `/dev/nvidiaN`.
     pub minor: Option<u32>,
+    /// What its PCI class says it is for; absent where sysfs does not say.
+    pub mode: Option<GpuMode>,
+    /// The NVLink fabric that it belongs to; absent where there is none that reaches beyond the node.
+    pub fabric: Option<Fabric>,
     /// Whether MIG is on; absent where the GPU has no MIG.
     pub mig_mode: Option<MigMode>,
     /// Its MIG devices, ordered by their index; none where MIG is off or no instance exists.
     pub mig_devices: Vec<MigDevice>,
     /// The way to each other GPU of the node, ordered by its index.
     pub links: Vec<Link>,
+}
+
+/// What a GPU is for, by its PCI class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuMode {
+    /// A 3D controller (0x030200).
+    Compute,
+    /// A VGA controller (0x030000).
+    Graphics,
+}
+
+/// A place in an NVLink fabric that spans nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fabric {
+    /// UUID of the fabric, five groups of hexadecimal digits.
+    pub cluster_uuid: String,
+    /// The part of the fabric within which GPUs reach one another.
+    pub clique_id: u32,
 }
 
 /// Whether MIG is on.

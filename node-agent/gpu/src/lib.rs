@@ -11,7 +11,8 @@ mod wanted;
 
 pub use device::Device;
 pub use gpunode_config::Architecture;
-pub use inventory::{Gpu, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode};
+pub use inventory::{Fabric, Gpu, GpuMode, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode};
 pub use ledger::{Granted, Holder, Holding, Ledger, Observation, Refusal, Waiting};
+pub use product::product_label;
 pub use share::{Assignment, DeviceSharing, ResourceList, Share, device_of};
 pub use wanted::{DeviceProblem, Error, ProblemKind, Rules, Wanted, WantedDevice, wanted};

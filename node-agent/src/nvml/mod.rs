@@ -15,6 +15,7 @@ pub mod tests;
 pub use instances::instances;
 pub use modes::{ComputeMode, compute_mode, set_compute_mode};
 
+use crate::pci::Function;
 use capabilities::Capabilities;
 use gpunode_gpu::{Gpu, Inventory, MigMode};
 use nvml_wrapper::{Device, Nvml, error::NvmlError};
@@ -114,13 +115,13 @@ struct Unanswered {
     source: NvmlError,
 }
 
-/// Reads the GPUs through the library at `path`. `numa_node` is asked by PCI address, before NVML is. A GPU of `before` that
-/// does not tell what it is stays what it was; any other is left out.
+/// Reads the GPUs through the library at `path`. `function` is asked by PCI address, and before NVML for what both know. A GPU of
+/// `before` that does not tell what it is stays what it was; any other is left out.
 pub fn read(
     path: &Path,
     host_root: &Path,
     before: &[Gpu],
-    numa_node: impl Fn(&str) -> Option<u32>,
+    function: impl Fn(&str) -> Function,
 ) -> Result<Reading, Error> {
     let nvml = open(path)?;
     let capabilities = Capabilities::of_host(host_root);
@@ -136,7 +137,7 @@ pub fn read(
             }
         };
         let uuid = gpu.uuid.clone();
-        let described = match describe(&device, gpu, &capabilities, &numa_node) {
+        let described = match describe(&device, gpu, &capabilities, &function) {
             Ok((gpu, unreadable)) => {
                 reading.unreadable.extend(unreadable);
                 Some(gpu)
@@ -208,7 +209,7 @@ fn describe(
     device: &Device<'_>,
     gpu: Gpu,
     capabilities: &Capabilities,
-    numa_node: impl Fn(&str) -> Option<u32>,
+    function: impl Fn(&str) -> Function,
 ) -> Result<(Gpu, Vec<String>), Unanswered> {
     let index = gpu.index;
     let unanswered = |question| move |source| Unanswered { question, gpu: index, source };
@@ -220,15 +221,17 @@ fn describe(
     // A call that fails leaves these empty: they decide nothing.
     let pci_bus_id =
         device.pci_info().ok().map(|pci| format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device));
+    let function = pci_bus_id.as_deref().map(function).unwrap_or_default();
     let mut gpu = Gpu {
         memory_mib: memory.unwrap_or_default() / (1024 * 1024),
         compute_capability: capability
             .and_then(|cc| Some((u32::try_from(cc.major).ok()?, u32::try_from(cc.minor).ok()?))),
-        numa_node: pci_bus_id
-            .as_deref()
-            .and_then(numa_node)
+        numa_node: function
+            .numa_node
             // NVML writes -1 into an unsigned number where the machine does not say.
             .or_else(|| device.numa_node_id().ok().filter(|node| *node < u32::from(u16::MAX))),
+        mode: function.mode,
+        fabric: raw::fabric(device),
         pci_bus_id,
         minor,
         mig_mode: mig_mode.map(|mode| match mode.current {

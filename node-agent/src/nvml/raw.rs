@@ -2,12 +2,14 @@
 
 #![allow(unsafe_code, reason = "NVML is a C library")]
 
+use gpunode_gpu::Fabric;
 use nvml_wrapper::{
     Device,
     error::{NvmlError, nvml_sym, nvml_try},
 };
 use nvml_wrapper_sys::bindings::{
-    nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU as GPU,
+    NVML_GPU_FABRIC_STATE_COMPLETED as COMPLETED, nvmlGpuFabricInfo_t, nvmlGpuInstanceInfo_t,
+    nvmlGpuInstancePlacement_t, nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU as GPU,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN as UNKNOWN, nvmlReturn_enum_NVML_SUCCESS as SUCCESS,
 };
@@ -35,6 +37,22 @@ pub fn remote_device_type(device: &Device<'_>, link: u32) -> Option<RemoteDevice
         SWITCH => Some(RemoteDevice::Switch),
         _ => Some(RemoteDevice::Other),
     }
+}
+
+/// The NVLink fabric that a GPU has joined; none where there is none, or none that reaches beyond the node, which has no UUID.
+///
+/// The first form of the call says all that is needed, and every driver has it that knows of fabrics.
+pub fn fabric(device: &Device<'_>) -> Option<Fabric> {
+    let call = *device.nvml().lib().nvmlDeviceGetGpuFabricInfo.as_ref().ok()?;
+    let mut info = nvmlGpuFabricInfo_t { clusterUuid: [0; 16], status: SUCCESS, cliqueId: 0, state: 0 };
+    // SAFETY: the symbol is there; the handle belongs to this session, which `device` borrows; NVML writes one structure
+    // to `info`, which outlives the call.
+    let code = unsafe { call(device.handle(), &raw mut info) };
+    let has_joined = code == SUCCESS && info.status == SUCCESS && u32::from(info.state) == COMPLETED;
+    let uuid = u128::from_be_bytes(info.clusterUuid);
+    let digits = format!("{uuid:032x}");
+    let groups = [0..8, 8..12, 12..16, 16..20, 20..32].map(|group| digits.get(group).unwrap_or_default());
+    (has_joined && uuid != 0).then(|| Fabric { cluster_uuid: groups.join("-"), clique_id: info.cliqueId })
 }
 
 /// Id of the GPU instance that a MIG device is in.

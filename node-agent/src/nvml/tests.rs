@@ -43,11 +43,11 @@ impl Driver {
     }
 
     fn read(&self, host_root: &Path) -> Reading {
-        read(&self.library(), host_root, &[], |_| None).unwrap()
+        read(&self.library(), host_root, &[], |_| Function::default()).unwrap()
     }
 
     fn read_after(&self, before: &Reading) -> Reading {
-        read(&self.library(), Path::new("/nowhere"), &before.inventory.gpus, |_| None).unwrap()
+        read(&self.library(), Path::new("/nowhere"), &before.inventory.gpus, |_| Function::default()).unwrap()
     }
 }
 
@@ -95,6 +95,22 @@ fn mig_devices_are_read_with_profile_size_and_device_nodes() {
     assert_eq!(part.device_nodes, ["/dev/nvidia-caps/nvidia-cap156", "/dev/nvidia-caps/nvidia-cap157"]);
     assert_eq!(devices[2].device_nodes, Vec::<String>::new());
     assert_ne!(devices[1].attributes, devices[2].attributes);
+}
+
+#[test]
+fn a_fabric_is_told_where_it_reaches_beyond_the_node() {
+    let host = Path::new("/nowhere");
+    let driver = Driver::new("{board: NVIDIA GB200, count: 2, topology: NVSwitch}");
+    let fabric = |driver: &Driver| driver.read(host).inventory.gpus[1].fabric.clone();
+    assert_eq!(fabric(&driver), None);
+    driver.scenario(
+        "{board: NVIDIA GB200, count: 2, topology: NVSwitch, \
+         fabric: {clusterUuid: 0b968a6d-c8aa-45e1-9e07-e1e51be99c31, cliqueId: 32766}}",
+    );
+    let cluster_uuid = "0b968a6d-c8aa-45e1-9e07-e1e51be99c31".to_owned();
+    assert_eq!(fabric(&driver), Some(gpunode_gpu::Fabric { cluster_uuid, clique_id: 32766 }));
+    driver.scenario("{board: Tesla T4, count: 2, topology: Pcie, fabric: {clusterUuid: 0b968a6dc8aa45e19e07e1e51be99c31, cliqueId: 1}}");
+    assert_eq!(fabric(&driver), None, "such a board has none");
 }
 
 #[test]

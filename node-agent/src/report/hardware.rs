@@ -1,7 +1,8 @@
 //! GPUs and MIG devices in the words of the API. Pure.
 
 use super::number;
-use gpunode_crds::{GpuDevice, GpuLink, LinkLevel, MigDevice, MigMode};
+use crate::machine::HostDriver;
+use gpunode_crds::{Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu};
 use gpunode_gpu as gpu;
 
 /// A GPU.
@@ -15,6 +16,15 @@ pub fn device(gpu: &gpu::Gpu) -> GpuDevice {
         compute_capability: gpu.compute_capability.map(|(major, minor)| format!("{major}.{minor}")),
         pci_bus_id: gpu.pci_bus_id.clone(),
         numa_node: gpu.numa_node.map(number),
+        mode: gpu.mode.map(|mode| match mode {
+            gpu::GpuMode::Compute => GpuMode::Compute,
+            gpu::GpuMode::Graphics => GpuMode::Graphics,
+        }),
+        fabric: gpu
+            .fabric
+            .as_ref()
+            .map(|fabric| Fabric { cluster_uuid: fabric.cluster_uuid.clone(), clique_id: fabric.clique_id.into() }),
+        missing_since: None,
         mig_mode: gpu.mig_mode.map(|mode| match mode {
             gpu::MigMode::Enabled => MigMode::Enabled,
             gpu::MigMode::Disabled => MigMode::Disabled,
@@ -22,6 +32,12 @@ pub fn device(gpu: &gpu::Gpu) -> GpuDevice {
         mig_devices: mig_devices(gpu),
         links: gpu.links.iter().map(link).collect(),
     }
+}
+
+/// The driver of the host that lends virtual GPUs.
+pub fn vgpu(driver: &HostDriver) -> Vgpu {
+    let told = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+    Vgpu { host_driver_version: told(&driver.version), host_driver_branch: told(&driver.branch) }
 }
 
 fn link(link: &gpu::Link) -> GpuLink {
@@ -48,6 +64,18 @@ fn mig_devices(gpu: &gpu::Gpu) -> Vec<MigDevice> {
         gpu_instance: number(mig.gpu_instance),
         compute_instance: number(mig.compute_instance),
         memory_mib: mib(mig.memory_mib),
+        multiprocessors: Some(number(mig.attributes.multiprocessors)),
+        slices: Some(MigSlices {
+            gpu_instance: number(mig.attributes.gpu_slices),
+            compute_instance: number(mig.attributes.compute_slices),
+        }),
+        engines: Some(MigEngines {
+            copy: number(mig.attributes.copy_engines),
+            decoder: number(mig.attributes.decoders),
+            encoder: number(mig.attributes.encoders),
+            jpeg: number(mig.attributes.jpegs),
+            ofa: number(mig.attributes.ofas),
+        }),
     };
     let mut devices: Vec<MigDevice> = gpu.mig_devices.iter().map(device).collect();
     devices.sort_by_key(|device| (device.gpu_instance, device.compute_instance));

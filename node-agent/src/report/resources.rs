@@ -2,9 +2,12 @@
 
 use super::{Plugin, number};
 use crate::{books::Page, mps::seen::held_back, plugin::Offer};
-use gpunode_crds::{MAX_DEVICES, OfferedDevice, ResourceStatus};
-use gpunode_gpu::{ResourceList, device_of};
+use gpunode_crds::{MAX_DEVICES, OfferedDevice, ResourceStatus, SharingStrategy};
+use gpunode_gpu::{DeviceSharing, ResourceList, device_of};
 use std::collections::BTreeSet;
+
+/// Appended to the name of a resource whose devices are shared.
+const SHARED_SUFFIX: &str = ".shared";
 
 /// How the UUIDs of MIG devices begin.
 const MIG_UUID: &str = "MIG-";
@@ -20,9 +23,22 @@ pub fn resources(page: &Page, plugin: Plugin<'_>) -> Vec<ResourceStatus> {
         capacity: number(offer.list.shares.len()),
         allocatable: number(offer.healthy()),
         withheld: withheld(&offer.list, &explained),
+        sharing: sharing(&offer.list, page),
+        renamed: offer.list.name.ends_with(SHARED_SUFFIX),
         devices: devices(&offer.list),
     };
     page.offers.iter().map(of).collect()
+}
+
+/// How the first of the devices that are shared is.
+fn sharing(list: &ResourceList, page: &Page) -> Option<SharingStrategy> {
+    let assignments = list.shares.iter().filter_map(|share| page.assignments.get(device_of(&share.id)));
+    assignments.map(|assignment| assignment.sharing).find_map(|sharing| match sharing {
+        DeviceSharing::Whole => None,
+        DeviceSharing::TimeSlicing { .. } => Some(SharingStrategy::TimeSlicing),
+        DeviceSharing::Memory { .. } => Some(SharingStrategy::Memory),
+        DeviceSharing::Mps { .. } => Some(SharingStrategy::Mps),
+    })
 }
 
 /// A device that neither waits nor is held back has unhealthy shares for this reason alone.

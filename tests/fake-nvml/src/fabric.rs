@@ -18,11 +18,11 @@ pub(crate) fn info(gpu: &Gpu) -> Answer<nvmlGpuFabricInfo_t> {
     if !switched || (gpu.board.architecture as u32) < Architecture::Hopper as u32 {
         return Err(ReturnCode::NotSupported);
     }
+    let (uuid, clique) = gpu.fabric;
     Ok(nvmlGpuFabricInfo_t {
-        // Zero: the fabric does not reach beyond the node.
-        clusterUuid: [0; 16],
+        clusterUuid: uuid.to_be_bytes(),
         status: ReturnCode::Success.code(),
-        cliqueId: 0,
+        cliqueId: clique,
         state: u8::try_from(NVML_GPU_FABRIC_STATE_COMPLETED).unwrap_or_default(),
     })
 }

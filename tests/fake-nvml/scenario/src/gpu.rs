@@ -59,6 +59,8 @@ pub struct Gpu {
     pub pcie_levels: Vec<PcieLevel>,
     /// Its MIG instances by id; none while MIG is off.
     pub mig: Option<Vec<GpuInstance>>,
+    /// UUID and clique of the `NVLink` fabric; all zero where it ends at the node. Boards without a fabric do not tell.
+    pub fabric: (u128, u32),
 }
 
 /// A UUID in NVIDIA's form from a node's name and a GPU index.

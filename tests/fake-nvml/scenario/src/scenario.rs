@@ -29,6 +29,9 @@ pub struct Scenario {
     /// GPUs with MIG on, and their instances.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mig: Vec<MigGroup>,
+    /// The NVLink fabric that the boards of Hopper and newer on an `NVSwitch` have joined. Without it theirs ends at the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
     /// Version of the driver.
     #[serde(default = "default_driver_version")]
     pub driver_version: String,
@@ -47,6 +50,16 @@ pub struct AdditionalBoards {
     pub count: u32,
     /// How they are wired to one another.
     pub topology: Topology,
+}
+
+/// A place in an `NVLink` fabric that spans nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Fabric {
+    /// UUID of the fabric: 32 hexadecimal digits, hyphens between them or not.
+    pub cluster_uuid: String,
+    /// The part of the fabric within which GPUs reach one another.
+    pub clique_id: u32,
 }
 
 /// Why a scenario cannot be simulated.
@@ -113,6 +126,9 @@ pub enum ScenarioError {
     /// `cudaVersion` is not `MAJOR.MINOR`.
     #[error("cudaVersion: {0:?} is not of the form MAJOR.MINOR")]
     CudaVersion(String),
+    /// `fabric.clusterUuid` is no UUID.
+    #[error("fabric.clusterUuid: {0:?} has not 32 hexadecimal digits")]
+    ClusterUuid(String),
 }
 
 fn default_node() -> String {
@@ -147,6 +163,7 @@ impl Scenario {
             topology,
             additional: Vec::new(),
             mig: Vec::new(),
+            fabric: None,
             driver_version: default_driver_version(),
             cuda_version: default_cuda_version(),
         }
@@ -177,13 +194,23 @@ impl Scenario {
             .ok_or_else(|| ScenarioError::CudaVersion(self.cuda_version.clone()))
     }
 
+    /// UUID and clique of the fabric beyond the node; all zero without one.
+    fn fabric(&self) -> Result<(u128, u32), ScenarioError> {
+        let Some(fabric) = &self.fabric else { return Ok((0, 0)) };
+        let digits = fabric.cluster_uuid.replace('-', "");
+        let uuid = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32);
+        let uuid = uuid.ok_or_else(|| ScenarioError::ClusterUuid(fabric.cluster_uuid.clone()))?;
+        Ok((uuid, fabric.clique_id))
+    }
+
     /// The GPUs of the node, by index.
     pub fn gpus(&self) -> Result<Vec<Gpu>, ScenarioError> {
         let groups = self.groups()?;
+        let fabric = self.fabric()?;
         let mut gpus: Vec<Gpu> = groups
             .iter()
             .flat_map(|group| (0..group.count).map(move |place| (group, place)))
-            .map(|(group, place)| self.gpu(&groups, group, place))
+            .map(|(group, place)| Gpu { fabric, ..self.gpu(&groups, group, place) })
             .collect();
         for (at, group) in self.mig.iter().enumerate() {
             self.divide(&mut gpus, &format!("mig[{at}]"), group)?;
@@ -257,6 +284,7 @@ impl Scenario {
                 })
                 .collect(),
             mig: None,
+            fabric: (0, 0),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs};
 
-use gpunode_scenario::{NvLinkEnd, PcieLevel, SCENARIO_FILE, Scenario, ScenarioError, Topology};
+use gpunode_scenario::{Fabric, NvLinkEnd, PcieLevel, SCENARIO_FILE, Scenario, ScenarioError, Topology};
 
 fn dgx1() -> Scenario {
     Scenario::new("dgx-1", "Tesla V100-SXM2-32GB", 8, Topology::Dgx1Volta)
@@ -15,7 +15,8 @@ fn file_and_value_are_the_same() {
         dir.path().join(SCENARIO_FILE),
         "node: n\nboard: NVIDIA A100-SXM4-40GB\ncount: 8\ntopology: NVSwitch\n\
          additional: [{board: Tesla T4, count: 1, topology: Pcie}]\ncudaVersion: '12.8'\n\
-         mig: [{gpus: [1, 3], instances: [1g.5gb, 1c.3g.20gb]}, {gpus: [2]}]\n",
+         mig: [{gpus: [1, 3], instances: [1g.5gb, 1c.3g.20gb]}, {gpus: [2]}]\n\
+         fabric: {clusterUuid: 7b968a6d-c8aa-45e1-9e07-e1e51be99c31, cliqueId: 4}\n",
     )
     .unwrap();
     let scenario = Scenario::load(dir.path()).unwrap();
@@ -23,6 +24,7 @@ fn file_and_value_are_the_same() {
     assert_eq!(gpus.len(), 9);
     let divided: Vec<_> = gpus.iter().filter(|gpu| gpu.mig.is_some()).map(|gpu| gpu.mig_devices().count()).collect();
     assert_eq!(divided, [2, 0, 2]);
+    assert_eq!(gpus[8].fabric, (0x7b96_8a6d_c8aa_45e1_9e07_e1e5_1be9_9c31, 4));
     assert_eq!(scenario.cuda_driver_version().unwrap(), 12_080);
 
     scenario.save(dir.path()).unwrap();
@@ -54,6 +56,9 @@ fn what_is_impossible_is_refused_with_the_field() {
         refused("Tesla T4", 4, Topology::NvSwitch),
         "topology: NVSwitch is not possible with Tesla T4: it needs an SXM board"
     );
+    let fabric = Some(Fabric { cluster_uuid: "7b968a6d".to_owned(), clique_id: 1 });
+    let error = Scenario { fabric, ..dgx1() }.gpus().unwrap_err();
+    assert_eq!(error.to_string(), "fabric.clusterUuid: \"7b968a6d\" has not 32 hexadecimal digits");
 }
 
 #[test]

@@ -1,0 +1,114 @@
+//! GPUs that were there a moment ago. The upgrade of a driver, a GPU that is being reset or an agent that starts must not take
+//! a node from its policies, so what is not seen stays in status for a while. Pure.
+
+use gpunode_crds::{GpuDevice, GpuNodeStatus, MAX_DEVICES};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// How long a GPU that is not seen stays in status. The containers that install a driver take minutes.
+const FACT_GRACE: SignedDuration = SignedDuration::from_mins(15);
+
+/// Adds to `status` the GPUs of `before` that it lacks, and while it has no other what the driver said then.
+pub fn keep_missing(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now: Timestamp) {
+    let any_seen = !status.gpus.is_empty();
+    status.gpus = with_missing(std::mem::take(&mut status.gpus), &before.gpus, now);
+    if !any_seen && !status.gpus.is_empty() {
+        status.hardware = status.hardware.take().or_else(|| before.hardware.clone());
+        status.driver_version = status.driver_version.take().or_else(|| before.driver_version.clone());
+        status.cuda_version = status.cuda_version.take().or_else(|| before.cuda_version.clone());
+    }
+}
+
+/// When the next of these GPUs leaves the list.
+pub fn next_given_up(gpus: &[GpuDevice]) -> Option<Timestamp> {
+    gpus.iter().filter_map(|gpu| gpu.missing_since.as_ref()).map(given_up).min()
+}
+
+/// `seen` and what `before` has beside it, ordered by index.
+fn with_missing(seen: Vec<GpuDevice>, before: &[GpuDevice], now: Timestamp) -> Vec<GpuDevice> {
+    let mut gpus = seen;
+    for gpu in before {
+        // A time to come is that of a clock that was wrong.
+        let since = gpu.missing_since.clone().filter(|since| since.0 <= now).unwrap_or(Time(now));
+        let is_seen = gpus.iter().any(|other| other.uuid == gpu.uuid);
+        if !is_seen && given_up(&since) > now && gpus.len() < MAX_DEVICES {
+            gpus.push(GpuDevice { missing_since: Some(since), ..gpu.clone() });
+        }
+    }
+    // One that is there may have the index of one that was.
+    gpus.sort_by_key(|gpu| (gpu.index, gpu.missing_since.is_some()));
+    gpus
+}
+
+fn given_up(since: &Time) -> Timestamp {
+    since.0.saturating_add(FACT_GRACE).unwrap_or(Timestamp::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(minute: i64) -> Timestamp {
+        Timestamp::from_second(minute * 60).unwrap()
+    }
+
+    fn gpu(index: i32, missing_since: Option<i64>) -> GpuDevice {
+        let missing_since = missing_since.map(|minute| Time(at(minute)));
+        GpuDevice { index, uuid: format!("GPU-{index}"), missing_since, ..GpuDevice::default() }
+    }
+
+    fn of(gpus: Vec<GpuDevice>) -> GpuNodeStatus {
+        let told = (!gpus.is_empty()).then(|| "580.95.05".to_owned());
+        GpuNodeStatus { gpus, driver_version: told, ..GpuNodeStatus::default() }
+    }
+
+    /// What is said at `minute` of what is seen, after `before`.
+    fn after(before: &GpuNodeStatus, seen: Vec<GpuDevice>, minute: i64) -> GpuNodeStatus {
+        let mut status = of(seen);
+        keep_missing(&mut status, before, at(minute));
+        status
+    }
+
+    #[test]
+    fn a_gpu_that_vanishes_stays_for_a_quarter_of_an_hour_since_it_was_last_seen() {
+        let before = of(vec![gpu(0, None), gpu(1, None)]);
+        let gone = after(&before, vec![gpu(1, None)], 5);
+        assert_eq!(gone.gpus, [gpu(0, Some(5)), gpu(1, None)]);
+        assert_eq!(next_given_up(&gone.gpus), Some(at(20)));
+        // What an agent that starts anew reads from its own GpuNode is all that it needs.
+        assert_eq!(after(&gone, vec![gpu(1, None)], 19).gpus, gone.gpus);
+        assert_eq!(after(&gone, vec![gpu(1, None)], 20).gpus, [gpu(1, None)]);
+    }
+
+    #[test]
+    fn a_gpu_that_comes_back_is_missing_no_more() {
+        let gone = after(&of(vec![gpu(0, None)]), vec![], 5);
+        assert_eq!(gone.gpus, [gpu(0, Some(5))]);
+        let back = after(&gone, vec![gpu(0, None)], 10);
+        assert_eq!((back.gpus.as_slice(), next_given_up(&back.gpus)), ([gpu(0, None)].as_slice(), None));
+        assert_eq!(after(&back, vec![], 12).gpus, [gpu(0, Some(12))], "the next absence counts from its own beginning");
+    }
+
+    #[test]
+    fn the_drivers_version_stays_as_long_as_the_gpus_that_it_drove() {
+        let before = of(vec![gpu(0, None)]);
+        let gone = after(&before, vec![], 1);
+        assert_eq!(gone.driver_version.as_deref(), Some("580.95.05"));
+        assert_eq!(after(&gone, vec![], 16), GpuNodeStatus::default());
+    }
+
+    #[test]
+    fn one_that_was_missing_at_a_time_to_come_is_missing_since_now() {
+        assert_eq!(after(&of(vec![gpu(0, Some(99))]), vec![], 5).gpus, [gpu(0, Some(5))]);
+    }
+
+    #[test]
+    fn another_gpu_with_the_same_index_comes_first_and_the_list_stays_bounded() {
+        let new = GpuDevice { uuid: "GPU-new".to_owned(), ..gpu(0, None) };
+        let both = after(&of(vec![gpu(0, None)]), vec![new.clone()], 1);
+        assert_eq!(both.gpus, [new, gpu(0, Some(1))]);
+        let many = (0..i32::try_from(MAX_DEVICES).unwrap()).map(|index| gpu(index, None)).collect();
+        let full = after(&of(vec![gpu(99, None)]), many, 1);
+        assert_eq!((full.gpus.len(), next_given_up(&full.gpus)), (MAX_DEVICES, None));
+    }
+}
