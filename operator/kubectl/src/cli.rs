@@ -18,6 +18,11 @@ const PLAN_EXIT_CODES: &str = "Exit codes:
   1  a policy would be refused, or the cluster or a file could not be read
   2  the arguments are wrong";
 
+const UNINSTALL_EXIT_CODES: &str = "Exit codes:
+  0  nothing of gpunode is left, or you said no
+  1  something is left, and what it is was said; or the cluster could not be read
+  2  the arguments are wrong";
+
 /// See what GPU nodes and their policies are doing, and what a policy would do before it is applied.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-gpunode", bin_name = "kubectl gpunode", version)]
@@ -62,6 +67,18 @@ pub enum Command {
 
 {PLAN_EXIT_CODES}"))]
     Plan(PlanArgs),
+    /// Undo everything that gpunode did in the cluster, and remove it
+    ///
+    /// Stops the operator, deletes the policies, gives every node back what it had, and deletes what was installed. Works
+    /// without an operator and after a partial removal, and may be repeated. Takes at most 2 minutes. Containers keep whole
+    /// GPUs and replicas that they hold; those that use MPS lose their daemon.
+    #[command(after_help = format!("Examples:
+  kubectl gpunode uninstall --dry-run
+  kubectl gpunode uninstall
+  kubectl gpunode uninstall --yes --wait-resources    # for scripts, and until nvidia.com/gpu has left node status
+
+{UNINSTALL_EXIT_CODES}"))]
+    Uninstall(UninstallArgs),
 }
 
 /// Which cluster.
@@ -117,6 +134,26 @@ pub struct PlanArgs {
     /// Form of the output
     #[arg(short, long, value_enum, default_value_t)]
     pub output: OutputFormat,
+}
+
+/// Arguments of `uninstall`.
+#[derive(Debug, Args)]
+pub struct UninstallArgs {
+    /// Namespace that gpunode was installed in
+    #[arg(short, long, value_name = "NAME", default_value = "gpunode-system")]
+    pub namespace: String,
+    /// Say what would be removed and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Do not ask; without a terminal nothing is asked
+    #[arg(short, long)]
+    pub yes: bool,
+    /// Also take resources out of node status that nobody serves any more; kubelets allow that after 5 to 7 minutes
+    #[arg(long)]
+    pub wait_resources: bool,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
 }
 
 /// Forms of output.

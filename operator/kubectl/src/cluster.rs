@@ -11,7 +11,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::time::Duration;
 
 /// Longest wait for one answer; a fleet's list comes in pages.
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
@@ -77,7 +77,7 @@ where
         let page = tokio::time::timeout(TIMEOUT, api.list(&params))
             .await
             .map_err(|_| anyhow!("list {kind}: no answer within {} s", TIMEOUT.as_secs()))?
-            .map_err(|error| explain(&kind, error))?;
+            .map_err(|error| explain(&format!("list {kind}"), error))?;
         page.items.into_iter().for_each(|object| listed.add(object));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
@@ -121,24 +121,24 @@ fn remedy(kind: &str, name: &str) -> String {
     }
 }
 
-/// What went wrong and what to do, without the library's own words around it.
-fn explain(kind: &str, error: kube::Error) -> anyhow::Error {
+/// What went wrong with `what`, such as `list nodes`, and what to do, without the library's own words around it.
+pub fn explain(what: &str, error: kube::Error) -> anyhow::Error {
     let status = match error {
         kube::Error::Api(status) => status,
         error => {
             let error = anyhow::Error::new(error);
             let root = error.root_cause();
-            return anyhow!("list {kind}: {root}; check that the cluster runs and that the kubeconfig names it");
+            return anyhow!("{what}: {root}; check that the cluster runs and that the kubeconfig names it");
         }
     };
     match status.code {
         // Where the whole API group is missing, the answer is no Status object.
-        404 => anyhow!(
-            "list {kind}: this cluster has no such kind; install gpunode with `kubectl apply -k manifests/default`"
-        ),
-        403 => anyhow!("list {kind}: {}; ask for a role that may list {kind}", status.message),
-        401 => anyhow!("list {kind}: {}; check the credentials in the kubeconfig", status.message),
-        _ => anyhow!("list {kind}: {}", status.message),
+        404 => {
+            anyhow!("{what}: this cluster has no such kind; install gpunode with `kubectl apply -k manifests/default`")
+        }
+        403 => anyhow!("{what}: {}; ask for a role that may {what}", status.message),
+        401 => anyhow!("{what}: {}; check the credentials in the kubeconfig", status.message),
+        _ => anyhow!("{what}: {}", status.message),
     }
 }
 

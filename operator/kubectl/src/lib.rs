@@ -7,4 +7,5 @@ mod cluster;
 mod output;
 pub mod plan;
 pub mod status;
+pub mod uninstall;
 pub mod validate;

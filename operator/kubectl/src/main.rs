@@ -4,7 +4,7 @@
 use clap::Parser;
 use kubectl_gpunode::{
     cli::{Cli, Command},
-    plan, status, validate,
+    plan, status, uninstall, validate,
 };
 use std::process::ExitCode;
 
@@ -14,6 +14,7 @@ async fn main() -> ExitCode {
         Command::Status(args) => status::run(&args).await,
         Command::Validate(args) => validate::run(&args),
         Command::Plan(args) => plan::run(&args).await,
+        Command::Uninstall(args) => uninstall::run(&args).await,
     };
     outcome.unwrap_or_else(|error| {
         anstream::eprintln!("kubectl gpunode: {}", in_words(&error));

@@ -1,0 +1,117 @@
+//! What `manifests/default` installs: those files themselves, so that nothing can be forgotten. Pure.
+
+use anyhow::Context;
+use gpunode_crds::{GpuNode, GpuNodePolicy};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    CustomResourceExt, ResourceExt,
+    api::{ApiResource, DynamicObject},
+    core::GroupVersionKind,
+};
+use serde::Deserialize;
+use std::fmt;
+
+/// Files of `manifests/default`, in the order of its kustomization.
+const FILES: [(&str, &str); 7] = [
+    ("namespace.yaml", include_str!("../../../../manifests/default/namespace.yaml")),
+    ("operator-rbac.yaml", include_str!("../../../../manifests/default/operator-rbac.yaml")),
+    ("agent-rbac.yaml", include_str!("../../../../manifests/default/agent-rbac.yaml")),
+    ("admission-agents.yaml", include_str!("../../../../manifests/default/admission-agents.yaml")),
+    ("admission-kubelets.yaml", include_str!("../../../../manifests/default/admission-kubelets.yaml")),
+    ("operator.yaml", include_str!("../../../../manifests/default/operator.yaml")),
+    ("operator-disruption-budget.yaml", include_str!("../../../../manifests/default/operator-disruption-budget.yaml")),
+];
+
+/// One object.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Installed {
+    /// Its kind, as requests name it.
+    pub kind: ApiResource,
+    /// Its namespace; none for one of the cluster.
+    pub namespace: Option<String>,
+    /// Its name.
+    pub name: String,
+}
+
+impl Installed {
+    /// An object of the cluster.
+    pub fn cluster_scoped<K: kube::Resource<DynamicType = ()>>(name: &str) -> Self {
+        Self { kind: ApiResource::erase::<K>(&()), namespace: None, name: name.to_owned() }
+    }
+}
+
+impl fmt::Display for Installed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.namespace {
+            Some(namespace) => write!(f, "{} {namespace}/{}", self.kind.kind, self.name),
+            None => write!(f, "{} {}", self.kind.kind, self.name),
+        }
+    }
+}
+
+/// Everything in the files, for an installation in this namespace, without the namespace itself.
+///
+/// # Errors
+/// When a file is no manifest, which a test of this program excludes.
+pub fn objects(namespace: &str) -> anyhow::Result<Vec<Installed>> {
+    let mut objects = Vec::new();
+    for (file, text) in FILES {
+        for document in serde_yaml::Deserializer::from_str(text) {
+            let read = || format!("read manifests/default/{file} in this program");
+            let object = DynamicObject::deserialize(document).with_context(read)?;
+            let types = object.types.clone().with_context(read)?;
+            let kind = ApiResource::from_gvk(&GroupVersionKind::try_from(&types).with_context(read)?);
+            if kind.kind != "Namespace" {
+                let namespace = object.namespace().map(|_| namespace.to_owned());
+                objects.push(Installed { kind, namespace, name: object.name_any() });
+            }
+        }
+    }
+    Ok(objects)
+}
+
+/// The kinds of gpunode, with which every object of them goes.
+pub fn definitions() -> [Installed; 2] {
+    [GpuNodePolicy::crd_name(), GpuNode::crd_name()].map(Installed::cluster_scoped::<CustomResourceDefinition>)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_installation_is_known() {
+        #[derive(Deserialize)]
+        struct Kustomization {
+            resources: Vec<String>,
+        }
+        let text = include_str!("../../../../manifests/default/kustomization.yaml");
+        let kustomization: Kustomization = serde_yaml::from_str(text).expect("a kustomization");
+        let mut files: Vec<_> = FILES.iter().map(|(name, _)| (*name).to_owned()).collect();
+        files.insert(0, "../crds".to_owned());
+        assert_eq!(kustomization.resources, files);
+    }
+
+    #[test]
+    fn objects_are_named_as_requests_name_them() {
+        let objects = objects("elsewhere").expect("readable manifests");
+        let shown: Vec<_> = objects.iter().map(|it| format!("{} {it}", it.kind.plural)).collect();
+        insta::assert_snapshot!(shown.join("\n"), @r"
+        serviceaccounts ServiceAccount elsewhere/gpunode-operator
+        clusterroles ClusterRole gpunode-operator
+        clusterrolebindings ClusterRoleBinding gpunode-operator
+        roles Role elsewhere/gpunode-operator
+        rolebindings RoleBinding elsewhere/gpunode-operator
+        serviceaccounts ServiceAccount elsewhere/gpunode-agent
+        clusterroles ClusterRole gpunode-agent
+        clusterrolebindings ClusterRoleBinding gpunode-agent
+        validatingadmissionpolicies ValidatingAdmissionPolicy gpunode-agents
+        validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding gpunode-agents
+        validatingadmissionpolicies ValidatingAdmissionPolicy gpunode-kubelets
+        validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding gpunode-kubelets
+        deployments Deployment elsewhere/gpunode-operator
+        poddisruptionbudgets PodDisruptionBudget elsewhere/gpunode-operator
+        ");
+        assert_eq!(definitions().map(|it| it.name), ["gpunodepolicies.gpunode.dev", "gpunodes.gpunode.dev"]);
+    }
+}

@@ -1,0 +1,109 @@
+//! Nodes become what they were.
+
+use super::{
+    Removal,
+    requests::request,
+    undo::{Undo, undo},
+};
+use crate::{cluster, output::plural};
+use anyhow::anyhow;
+use futures::{StreamExt, stream};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DynamicObject, Patch, PatchParams},
+};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+/// Nodes that are patched at the same time.
+const AT_ONCE: usize = 16;
+/// Tries of one node, whose kubelet writes it too.
+const TRIES: u32 = 8;
+/// Time between two tries, times their number.
+const BACKOFF: Duration = Duration::from_millis(50);
+
+const STEP: &str = "nodes";
+
+impl Removal {
+    /// Takes back what is on every node.
+    pub async fn undo_nodes(&mut self) {
+        let nodes = match cluster::list::<Node>(&self.client).await {
+            Ok(nodes) => nodes,
+            Err(error) => return self.leave("labels and taints of nodes", format!("{error:#}")),
+        };
+        for unreadable in nodes.unreadable {
+            // Without its status alone it can be undone as well.
+            if !nodes.objects.iter().any(|node| node.name_any() == unreadable.name) {
+                self.leave(&format!("node {}", unreadable.name), unreadable.message);
+            }
+        }
+        let all = nodes.objects.len();
+        let (client, end) = (self.client.clone(), self.end);
+        let mut undone = stream::iter(nodes.objects.into_iter().map(|node| undo_node(client.clone(), node, end)))
+            .buffer_unordered(AT_ONCE);
+        let (mut seen, mut changed, mut failed) = (0_usize, 0_usize, Vec::new());
+        while let Some((name, undone)) = undone.next().await {
+            seen += 1;
+            match undone {
+                Ok(true) => changed += 1,
+                Ok(false) => {}
+                Err(error) => failed.push((name, format!("{error:#}"))),
+            }
+            self.progress.doing(STEP, &format!("{seen} of {all}"));
+        }
+        drop(undone);
+        for (name, why) in failed {
+            self.leave(&format!("node {name}"), why);
+        }
+        self.progress.done(STEP, &format!("{} put back, {} looked at", plural(changed, "node", "nodes"), all));
+    }
+}
+
+/// Undoes one node, and says whether anything was to be done.
+async fn undo_node(client: Client, mut node: Node, end: Instant) -> (String, anyhow::Result<bool>) {
+    let name = node.name_any();
+    let nodes: Api<Node> = Api::all(client.clone());
+    // The answer may hold a status that nobody can read.
+    let written: Api<DynamicObject> = Api::all_with(client, &ApiResource::erase::<Node>(&()));
+    for attempt in 1..=TRIES {
+        if Instant::now() >= end {
+            return (name, Err(anyhow!("no time was left for it; run this again")));
+        }
+        let patch = match undo(&node, Timestamp::now()) {
+            Err(error) => return (name, Err(error)),
+            Ok(Undo::Nothing) => return (name, Ok(attempt > 1)),
+            Ok(Undo::Held(hold)) => {
+                let error = anyhow!("{hold}; remove the label or mend the annotation, then run this again");
+                return (name, Err(error));
+            }
+            Ok(Undo::Patch { patch, .. }) => patch,
+        };
+        let params = PatchParams::default();
+        match written.patch(&name, &params, &Patch::<()>::Json(patch)).await {
+            Ok(_) => return (name, Ok(true)),
+            // It went.
+            Err(kube::Error::Api(status)) if status.code == 404 => return (name, Ok(false)),
+            // Its kubelet wrote it meanwhile.
+            Err(kube::Error::Api(status)) if matches!(status.code, 409 | 422 | 429) && attempt < TRIES => {}
+            Err(kube::Error::Api(status)) => return (name, Err(anyhow!("patch node: {}", status.message))),
+            Err(error) => return (name, Err(anyhow::Error::new(error).context("patch node"))),
+        }
+        tokio::time::sleep(BACKOFF * attempt).await;
+        node = match request("read node", nodes.get(&name)).await {
+            Ok(Some(node)) => node,
+            Ok(None) => return (name, Ok(false)),
+            Err(error) => return (name, Err(error)),
+        };
+    }
+    (name, Err(anyhow!("it changed {TRIES} times while it was written; run this again")))
+}
+
+/// The names of the nodes that answer: those whose kubelet says Ready.
+pub async fn ready_nodes(client: &Client) -> anyhow::Result<BTreeSet<String>> {
+    let nodes = cluster::list::<Node>(client).await?;
+    Ok(nodes.objects.iter().filter(|node| gpunode_plan::NodeFacts::of(node).ready).map(ResourceExt::name_any).collect())
+}

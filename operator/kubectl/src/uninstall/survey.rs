@@ -1,0 +1,191 @@
+//! What is there to be removed, as far as it can be seen.
+
+use super::{
+    Installed, Removal, installed,
+    resources::Resources,
+    undo::{Undo, undo},
+};
+use crate::{
+    cluster,
+    output::{plain, plural, style},
+};
+use gpunode_crds::{GpuNode, GpuNodePolicy, OWNED_ANNOTATION};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Namespace, Node};
+use kube::ResourceExt;
+use std::{collections::BTreeSet, fmt::Write as _};
+
+/// Everything of gpunode in a cluster.
+#[derive(Debug, Default)]
+pub struct Survey {
+    pub policies: Vec<String>,
+    /// What is to be undone on each node, in words.
+    pub nodes: Vec<(String, Vec<String>)>,
+    /// Nodes that have to stay as they are, and why.
+    pub held: Vec<(String, String)>,
+    /// DaemonSets, kinds, namespace and everything that was installed.
+    pub objects: Vec<Installed>,
+    /// Resources that agents have served.
+    pub resources: Resources,
+    /// Containers whose MPS daemon ends.
+    pub clients: BTreeSet<String>,
+}
+
+impl Removal {
+    /// Looks at everything.
+    ///
+    /// # Errors
+    /// When the cluster cannot be read.
+    pub async fn survey(&self, installed: &[Installed]) -> anyhow::Result<Survey> {
+        let mut survey = Survey { policies: self.names::<GpuNodePolicy>(None, "").await?, ..Survey::default() };
+        // Where the kind is gone, nobody knows any more what agents served but the records.
+        if self.look_at(&installed::definitions()[1]).await?.is_some() {
+            for gpu_node in cluster::list::<GpuNode>(&self.client).await?.objects {
+                survey.add_gpu_node(&gpu_node);
+            }
+        }
+        for node in cluster::list::<Node>(&self.client).await?.objects {
+            survey.add_node(&node)?;
+        }
+        let mut objects = self.daemonsets().await?;
+        objects.extend(installed.iter().cloned().chain(installed::definitions()));
+        objects.push(Installed::cluster_scoped::<Namespace>(&self.namespace));
+        for object in objects {
+            if self.look_at(&object).await?.is_some() {
+                survey.objects.push(object);
+            }
+        }
+        Ok(survey)
+    }
+}
+
+impl Survey {
+    fn add_gpu_node(&mut self, gpu_node: &GpuNode) {
+        let name = gpu_node.name_any();
+        let Some(status) = &gpu_node.status else { return };
+        let names = status.resources.iter().map(|resource| resource.name.clone());
+        self.resources.entry(name.clone()).or_default().extend(names);
+        let on_mps = |device: &String| status.mps_daemons.iter().any(|daemon| daemon.device == *device);
+        let clients = status.holders.iter().filter(|holder| on_mps(&holder.device));
+        self.clients.extend(clients.map(|it| format!("{}/{} on node {name}", it.namespace, it.pod)));
+    }
+
+    fn add_node(&mut self, node: &Node) -> anyhow::Result<()> {
+        let name = node.name_any();
+        let record = node.annotations().get(OWNED_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
+        let record: serde_json::Value = record.unwrap_or_default();
+        let names = record["resources"].as_object().into_iter().flatten().map(|(name, _)| name.clone());
+        self.resources.entry(name.clone()).or_default().extend(names);
+        // Nothing is awaited of a node that does not have it.
+        let capacity = node.status.as_ref().and_then(|status| status.capacity.as_ref());
+        let is_there = |key: &String| capacity.is_some_and(|capacity| capacity.contains_key(key));
+        if let Some(keys) = self.resources.get_mut(&name) {
+            keys.retain(is_there);
+        }
+        self.resources.retain(|_, keys| !keys.is_empty());
+        match undo(node, Timestamp::now())? {
+            Undo::Nothing => {}
+            Undo::Held(hold) => self.held.push((name, hold.to_string())),
+            Undo::Patch { words, .. } => self.nodes.push((name, words)),
+        }
+        Ok(())
+    }
+
+    /// Whether nothing of gpunode is left.
+    pub fn is_empty(&self) -> bool {
+        self.policies.is_empty() && self.nodes.is_empty() && self.held.is_empty() && self.objects.is_empty()
+    }
+
+    /// What a removal does, for people.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let mut section = |name: &str, lines: Vec<String>| {
+            if lines.is_empty() {
+                return;
+            }
+            let heading = style::HEADING;
+            let _ = writeln!(text, "{heading}{name}{heading:#}");
+            for line in lines {
+                let _ = writeln!(text, "  {}", plain(&line));
+            }
+        };
+        section(&plural(self.policies.len(), "policy", "policies"), self.policies.clone());
+        let nodes = self.nodes.iter().map(|(node, words)| format!("{node}: {}", words.join(", ")));
+        section(&format!("on {}", plural(self.nodes.len(), "node", "nodes")), nodes.collect());
+        section(
+            &plural(self.objects.len(), "object", "objects"),
+            self.objects.iter().map(ToString::to_string).collect(),
+        );
+        section("stays", self.held.iter().map(|(node, why)| format!("node {node}: {why}")).collect());
+        section("MPS daemons end, and with them the work of their clients", self.clients.iter().cloned().collect());
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn survey() -> Survey {
+        let gpu_node = json!({
+            "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n1"}, "spec": {},
+            "status": {
+                "resources": [
+                    {"name": "nvidia.com/gpu", "capacity": 8, "allocatable": 8, "registered": true},
+                    {"name": "nvidia.com/gone", "capacity": 0, "allocatable": 0, "registered": true},
+                ],
+                "mpsDaemons": [{"device": "GPU-1", "state": "Answering"}],
+                "holders": [
+                    {"namespace": "team", "pod": "llm", "container": "c", "resource": "nvidia.com/gpu", "device": "GPU-1", "count": 1},
+                    {"namespace": "team", "pod": "ocr", "container": "c", "resource": "nvidia.com/gpu", "device": "GPU-2", "count": 1},
+                ],
+            },
+        });
+        let record = r#"{"version":1,"labels":{"a":"1"},"resources":{"old.com/gpu":null}}"#;
+        let node = json!({
+            "metadata": {"name": "n1", "resourceVersion": "1", "labels": {"a": "1"}, "annotations": {"gpunode.dev/owned": record}},
+            "status": {"capacity": {"nvidia.com/gpu": "8", "old.com/gpu": "0", "cpu": "1"}},
+        });
+        let kept =
+            json!({"metadata": {"name": "n2", "resourceVersion": "1", "annotations": {"gpunode.dev/owned": "x"}}});
+        let mut survey = Survey {
+            policies: vec!["pool".to_owned()],
+            objects: installed::definitions().to_vec(),
+            ..Survey::default()
+        };
+        survey.add_gpu_node(&serde_json::from_value(gpu_node).expect("a GpuNode"));
+        survey.add_node(&serde_json::from_value(node).expect("a node")).expect("a plan");
+        survey.add_node(&serde_json::from_value(kept).expect("a node")).expect("a plan");
+        survey
+    }
+
+    #[test]
+    fn a_survey_names_what_goes_and_what_stays() {
+        insta::assert_snapshot!(anstream::adapter::strip_str(&survey().text()), @r"
+        1 policy
+          pool
+        on 1 node
+          n1: label a
+        2 objects
+          CustomResourceDefinition gpunodepolicies.gpunode.dev
+          CustomResourceDefinition gpunodes.gpunode.dev
+        stays
+          node n2: read annotation gpunode.dev/owned: expected value at line 1 column 1; mend it, or remove it to keep what is on the node for ever; the node is left as it is until then
+        MPS daemons end, and with them the work of their clients
+          team/llm on node n1
+        ");
+    }
+
+    #[test]
+    fn resources_are_those_of_agents_and_records_that_the_node_has() {
+        let expected = ["nvidia.com/gpu", "old.com/gpu"].map(str::to_owned).into();
+        assert_eq!(survey().resources, Resources::from([("n1".to_owned(), expected)]));
+    }
+
+    #[test]
+    fn nothing_is_nothing() {
+        assert!(Survey::default().is_empty());
+        assert!(!survey().is_empty());
+    }
+}

@@ -1,0 +1,130 @@
+//! What is to be undone on one node: the operator's own plan for a cluster without policies. Pure.
+
+use anyhow::Context;
+use gpunode_crds::OWNED_ANNOTATION;
+use gpunode_plan::{Hold, NodeFacts, PolicySet, plan_node};
+use jiff::Timestamp;
+use json_patch::{Patch, PatchOperation, RemoveOperation, TestOperation, jsonptr::PointerBuf};
+use k8s_openapi::api::core::v1::Node;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// What is to be done on one node.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Undo {
+    /// Nothing of gpunode is there.
+    Nothing,
+    /// This patch takes back everything.
+    Patch {
+        /// One patch, which begins with a test on resourceVersion.
+        patch: Patch,
+        /// What it does, for people.
+        words: Vec<String>,
+    },
+    /// It has to stay, for this reason.
+    Held(Hold),
+}
+
+/// Says what is to be undone on a node. The node's `GpuNode` plays no part: what it says goes with it.
+///
+/// # Errors
+/// When the planner's own patch does not fit the node, which is a fault of this program.
+pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<Undo> {
+    let facts = NodeFacts::of(node);
+    let plan = plan_node(&PolicySet::default(), &facts, None, now);
+    if let Some(hold) = plan.hold {
+        let is_clean = facts.owned.is_none();
+        return Ok(if is_clean { Undo::Nothing } else { Undo::Held(hold) });
+    }
+    let wrong = || format!("undo what is on node {} in memory", facts.name);
+    let mut patch = plan.patch.unwrap_or_else(|| guard(&facts));
+    let mut value = serde_json::to_value(node).with_context(wrong)?;
+    json_patch::patch(&mut value, &patch).with_context(wrong)?;
+    // Nobody is left to read a record, whatever it still says.
+    if value["metadata"]["annotations"].get(OWNED_ANNOTATION).is_some() {
+        let pointer = PointerBuf::from_tokens(["metadata", "annotations", OWNED_ANNOTATION]);
+        let operation = PatchOperation::Remove(RemoveOperation { path: pointer });
+        json_patch::patch(&mut value, std::slice::from_ref(&operation)).with_context(wrong)?;
+        patch.0.push(operation);
+    }
+    if patch.0.len() < 2 {
+        return Ok(Undo::Nothing);
+    }
+    let after = NodeFacts::of(&serde_json::from_value(value).with_context(wrong)?);
+    let mut words = difference("label", &facts.labels, &after.labels);
+    words.extend(difference("taint", &taints(&facts), &taints(&after)));
+    Ok(Undo::Patch { patch, words })
+}
+
+fn guard(facts: &NodeFacts) -> Patch {
+    let path = PointerBuf::from_tokens(["metadata", "resourceVersion"]);
+    let value = Value::from(facts.resource_version.as_str());
+    Patch(vec![PatchOperation::Test(TestOperation { path, value })])
+}
+
+fn taints(facts: &NodeFacts) -> BTreeMap<String, String> {
+    facts.taints.iter().map(|taint| (format!("{}:{}", taint.id.key, taint.id.effect), taint.value.clone())).collect()
+}
+
+fn difference(what: &str, before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> Vec<String> {
+    let changed = before.iter().filter(|(key, value)| after.get(*key) != Some(value));
+    let word = |(key, _): (&String, &String)| match after.get(key) {
+        None => format!("{what} {key}"),
+        Some(old) => format!("{what} {key} back to \"{old}\""),
+    };
+    changed.map(word).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn node(annotations: &Value, labels: &Value, taints: &Value) -> Node {
+        let metadata = json!({"name": "n", "resourceVersion": "7", "annotations": annotations, "labels": labels});
+        serde_json::from_value(json!({"metadata": metadata, "spec": {"taints": taints}})).expect("a node")
+    }
+
+    #[test]
+    fn exactly_what_the_record_names_goes() {
+        let record = r#"{"version":1,"labels":{"a":"1","changed":"1","gpunode.dev/governed":"true"},"taints":[{"key":"t","effect":"NoSchedule","value":"v"}],"later":1}"#;
+        let node = node(
+            &json!({"gpunode.dev/owned": record, "x": "y"}),
+            &json!({"a": "1", "changed": "2", "theirs": "3", "gpunode.dev/governed": "true", "gpunode.dev/mps": "true"}),
+            &json!([{"key": "theirs", "effect": "NoSchedule"}, {"key": "t", "effect": "NoSchedule", "value": "v"}]),
+        );
+        let Undo::Patch { patch, words } = undo(&node, Timestamp::UNIX_EPOCH).expect("a plan") else { panic!() };
+        assert_eq!(words, ["label a", "label gpunode.dev/governed", "label gpunode.dev/mps", "taint t:NoSchedule"]);
+        let mut value = serde_json::to_value(&node).expect("JSON");
+        json_patch::patch(&mut value, &patch).expect("a patch that fits");
+        assert_eq!(value["metadata"]["annotations"], json!({"x": "y"}));
+        assert_eq!(value["metadata"]["labels"], json!({"changed": "2", "theirs": "3"}));
+        assert_eq!(value["spec"]["taints"], json!([{"key": "theirs", "effect": "NoSchedule"}]));
+        let again = serde_json::from_value(value).expect("a node");
+        assert_eq!(undo(&again, Timestamp::UNIX_EPOCH).expect("a plan"), Undo::Nothing);
+    }
+
+    #[test]
+    fn a_record_that_names_nothing_goes_too() {
+        let node = node(&json!({"gpunode.dev/owned": r#"{"version":1}"#}), &json!({}), &json!([]));
+        let Undo::Patch { patch, words } = undo(&node, Timestamp::UNIX_EPOCH).expect("a plan") else { panic!() };
+        assert_eq!((patch.0.len(), words.len()), (2, 0), "{patch:?}");
+    }
+
+    #[test]
+    fn a_node_that_a_person_keeps_or_whose_record_is_broken_stays() {
+        let record = json!({"gpunode.dev/owned": r#"{"version":1,"labels":{"a":"1"}}"#});
+        for (annotations, labels, expected) in [
+            (&record, json!({"a": "1", "gpunode.dev/ignore": ""}), Some("is labelled gpunode.dev/ignore")),
+            (&json!({"gpunode.dev/owned": "broken"}), json!({"a": "1"}), Some("read annotation gpunode.dev/owned")),
+            (&json!({}), json!({"gpunode.dev/ignore": ""}), None),
+            (&json!({}), json!({"gpunode.dev/joined": "true"}), None),
+        ] {
+            let undone = undo(&node(annotations, &labels, &json!([])), Timestamp::UNIX_EPOCH).expect("a plan");
+            match (undone, expected) {
+                (Undo::Held(hold), Some(expected)) => assert!(hold.to_string().contains(expected), "{hold}"),
+                (undone, expected) => assert_eq!((undone, expected), (Undo::Nothing, None)),
+            }
+        }
+    }
+}
