@@ -19,6 +19,9 @@ cargo test --workspace --locked
 stage "simulated NVML under other people's bindings, and the life of local clusters"
 cargo test --locked -p gpunode-fake-nvml -p gpunode-cluster -- --ignored --test-threads=1
 
+stage "GitOps: what kstatus and Argo CD make of policies, samples as kustomize builds them"
+cargo test --locked -p gpunode-gitops-tests -- --ignored
+
 stage "demo"
 tests/e2e/demo.sh
 

@@ -16,11 +16,14 @@ pub const MAX_PREVIEW: usize = 64;
 /// Most entries of `status.waiting`.
 pub const MAX_WAITING: usize = 64;
 
+// The default, for a policy that the operator has not seen, is a generation that never is: kstatus takes an object without
+// any status for done.
 /// What became of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("default" = {"observedGeneration": -1}))]
 pub struct GpuNodePolicyStatus {
-    /// The generation of the spec that this status describes.
+    /// The generation of the spec that this status describes; -1 before the operator has seen the policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 

@@ -6,6 +6,7 @@ mod admission;
 mod bad_input;
 mod conflict;
 mod faults;
+mod gitops;
 mod leadership;
 mod memory;
 mod mig;

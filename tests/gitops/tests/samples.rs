@@ -1,0 +1,45 @@
+//! The sample policies as kustomize builds them, judged as `kubectl gpunode validate` does.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use gpunode_gitops_tests::repository;
+use kubectl_gpunode::validate::{Kinds, Text, Verdict};
+use std::process::Command;
+
+/// The verdicts on what `kubectl kustomize` makes of a folder, with the paths of what is refused.
+fn verdicts(folder: &str) -> Vec<(String, Verdict, Vec<String>)> {
+    let kubectl = repository().join("target/cluster/bin/kubectl");
+    let output = Command::new(kubectl).arg("kustomize").arg(repository().join(folder)).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.is_empty(), "kubectl kustomize {folder}: {errors}");
+    let text = Text { name: folder.to_owned(), contents: String::from_utf8(output.stdout).unwrap() };
+    let reports = Kinds::new().unwrap().validate(&text).into_iter();
+    reports
+        .map(|it| {
+            let paths = it.problems.into_iter().map(|problem| problem.path).collect();
+            (it.name.unwrap_or_default(), it.verdict, paths)
+        })
+        .collect()
+}
+
+#[test]
+#[ignore = "needs kubectl: make test"]
+fn every_sample_is_built_and_accepted() {
+    let folders = [
+        ("manifests/samples", vec!["a100-mig-mixed", "gpu-mem", "mps", "t4-time-slicing", "v100-reserved"]),
+        ("manifests/samples/pools", vec!["inference-gpus", "research-gpus", "training-gpus"]),
+        ("manifests/samples/pools/inference", vec!["inference-gpus"]),
+        ("manifests/samples/pools/research", vec!["research-gpus"]),
+        ("manifests/samples/pools/training", vec!["training-gpus"]),
+    ];
+    for (folder, names) in folders {
+        let expected: Vec<_> = names.into_iter().map(|name| (name.to_owned(), Verdict::Valid, vec![])).collect();
+        assert_eq!(verdicts(folder), expected, "{folder}");
+    }
+}
+
+#[test]
+#[ignore = "needs kubectl: make test"]
+fn base_of_the_pools_selects_no_node_and_is_refused() {
+    let refused = (String::from("gpus"), Verdict::Invalid, vec!["spec.nodeSelector".to_owned()]);
+    assert_eq!(verdicts("manifests/samples/pools/base"), [refused]);
+}
