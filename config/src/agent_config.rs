@@ -50,12 +50,9 @@ pub struct AgentConfig {
 pub struct ResourceConfig {
     /// Name of the extended resource that pods ask for, such as `nvidia.com/gpu`; with `sharing.renameByDefault`, `.shared`
     /// is appended.
-    #[schemars(
-        length(min = 3, max = 253),
-        regex(
-            pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
-        )
-    )]
+    #[schemars(length(min = 3, max = 253))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')")
+        .message("name must be DOMAIN/NAME, such as nvidia.com/gpu: a domain in lower case, then at most 63 letters, digits, '-', '_' and '.'"))]
     #[x_kube(validation = Rule::new("!self.contains('kubernetes.io/') && !self.startsWith('requests.') && self.indexOf('/') <= 244")
         .message("name must not be under kubernetes.io, start with \"requests.\" or have a domain of more than 244 characters; use a domain of your own, such as nvidia.com/gpu"))]
     pub name: String,

@@ -59,7 +59,9 @@ pub struct DeviceSelector {
 
     /// Least memory of a device, in `Mi`, `Gi` or `Ti`, such as `30Gi`; for a MIG device its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 16), regex(pattern = r"^[1-9][0-9]{0,8}(Mi|Gi|Ti)$"))]
+    #[schemars(length(max = 16))]
+    #[x_kube(validation = Rule::new(crate::MEMORY_RULE)
+        .message("memory needs a unit; write a whole number of Mi, Gi or Ti, such as 16Gi or 512Mi"))]
     pub min_memory: Option<String>,
 
     /// Whether whole GPUs or MIG devices are selected. Left out: MIG devices where `migProfiles` is given, under strategy

@@ -16,6 +16,6 @@ pub use agent_config::{AgentConfig, ResourceConfig};
 pub use device_selector::{Architecture, DeviceKind, DeviceSelector, Mig, MigStrategy};
 pub use document::{CONFIG_VERSION, Document};
 pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, nearest_name, unknown_field_message};
-pub use memory::MemoryMiB;
+pub use memory::{MEMORY_RULE, MemoryMiB};
 pub use sharing::{DeviceReplicas, Placement, Sharing, SharingStrategy};
 pub use validate::Problem;

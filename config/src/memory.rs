@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// The CEL rule that a text is what [`MemoryMiB::parse`] reads; a `pattern` would be shown to people as it is.
+pub const MEMORY_RULE: &str = "self.matches('^[1-9][0-9]{0,8}(Mi|Gi|Ti)$')";
+
 /// An amount of memory in MiB, the unit in which NVML's figures are rounded here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MemoryMiB(pub u64);

@@ -61,7 +61,9 @@ pub struct Sharing {
 
     /// The memory that one unit stands for, in `Mi`, `Gi` or `Ti`, at least 64Mi. Default: 1Gi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 16), regex(pattern = r"^[1-9][0-9]{0,8}(Mi|Gi|Ti)$"))]
+    #[schemars(length(max = 16))]
+    #[x_kube(validation = Rule::new(crate::MEMORY_RULE)
+        .message("sharing.unit must be a whole number of Mi, Gi or Ti, such as 1Gi or 512Mi"))]
     #[x_kube(validation = Rule::new("!isQuantity(self) || quantity(self).compareTo(quantity('64Mi')) >= 0")
         .message("sharing.unit must be at least 64Mi: a unit of a few MiB makes more shares than a kubelet takes"))]
     pub unit: Option<String>,

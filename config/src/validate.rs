@@ -151,6 +151,23 @@ mod tests {
     }
 
     #[test]
+    fn globs_have_the_characters_that_the_crd_allows() {
+        let selects = |devices: &str| {
+            problems(&format!("mig: {{strategy: Mixed}}\nresources: [{{name: a.b/c, devices: {{{devices}}}}}]\n"))
+        };
+        for good in ["products: ['Tesla-V100*', '?100_.']", "migProfiles: [1g.10gb+me, '?g.*']"] {
+            assert!(selects(good).is_empty(), "{good}: {:?}", selects(good));
+        }
+        assert_eq!(
+            [selects("products: [A100+]"), selects("migProfiles: [1G.10gb]")].concat(),
+            [
+                "resources[0].devices.products[0]: `A100+` is not a glob of at most 63 characters: letters, digits, `-`, `_` and `.`, and `*` and `?` for any others",
+                "resources[0].devices.migProfiles[0]: `1G.10gb` is not a glob of at most 63 characters: lower case letters, digits, `-`, `_`, `.` and `+`, and `*` and `?` for any others",
+            ]
+        );
+    }
+
+    #[test]
     fn sharing_by_memory_and_by_mps_have_their_own_fields_and_bounds() {
         let shared = |sharing: &str| problems(&format!("resources: [{{name: a.b/c, sharing: {{{sharing}}}}}]"));
         for good in [

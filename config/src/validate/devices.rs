@@ -27,8 +27,8 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<Problem
             ));
         }
     }
-    validate_globs(&format!("{path}.products"), devices.products.as_deref(), problems);
-    validate_globs(&format!("{path}.migProfiles"), devices.mig_profiles.as_deref(), problems);
+    validate_globs(&format!("{path}.products"), PRODUCT, devices.products.as_deref(), problems);
+    validate_globs(&format!("{path}.migProfiles"), MIG_PROFILE, devices.mig_profiles.as_deref(), problems);
     validate_memory(&format!("{path}.minMemory"), devices.min_memory.as_deref(), problems);
     if devices.mig_profiles.is_some() && devices.kind == Some(DeviceKind::FullGpu) {
         problems.push(Problem::new(
@@ -50,14 +50,25 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<Problem
     }
 }
 
-fn validate_globs(path: &str, globs: Option<&[String]>, problems: &mut Vec<Problem>) {
+/// The characters of a product in label form, and of a MIG profile, as the schema of the CRD has them, beside `*` and `?`.
+const PRODUCT: (&str, fn(char) -> bool) =
+    ("letters, digits, `-`, `_` and `.`", |c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+const MIG_PROFILE: (&str, fn(char) -> bool) = ("lower case letters, digits, `-`, `_`, `.` and `+`", |c| {
+    c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.+".contains(c)
+});
+
+fn validate_globs(
+    path: &str,
+    (characters, known): (&str, fn(char) -> bool),
+    globs: Option<&[String]>,
+    problems: &mut Vec<Problem>,
+) {
     for (index, glob) in globs.into_iter().flatten().enumerate() {
-        let known = |c: char| c.is_ascii_alphanumeric() || "-_.+*?".contains(c);
-        if glob.is_empty() || glob.len() > 63 || !glob.chars().all(known) {
+        if glob.is_empty() || glob.len() > 63 || !glob.chars().all(|c| known(c) || c == '*' || c == '?') {
             problems.push(Problem::new(
                 format!("{path}[{index}]"),
                 format!(
-                    "`{glob}` is not a glob of letters, digits, `-`, `_`, `.`, `+`, `*` and `?` of at most 63 characters"
+                    "`{glob}` is not a glob of at most 63 characters: {characters}, and `*` and `?` for any others"
                 ),
             ));
         }
@@ -67,7 +78,9 @@ fn validate_globs(path: &str, globs: Option<&[String]>, problems: &mut Vec<Probl
 /// Adds what is wrong with the amount of memory at `path`.
 pub fn validate_memory(path: &str, memory: Option<&str>, problems: &mut Vec<Problem>) {
     if let Some(text) = memory.filter(|text| MemoryMiB::parse(text).is_none()) {
-        problems
-            .push(Problem::new(path, format!("`{text}` is no amount of memory; write a whole number of Mi, Gi or Ti")));
+        problems.push(Problem::new(
+            path,
+            format!("`{text}` is no amount of memory; write a whole number of Mi, Gi or Ti, such as 16Gi"),
+        ));
     }
 }

@@ -128,3 +128,34 @@ fn a_slip_in_a_fixed_value_is_told_the_right_one() {
         ]
     );
 }
+
+#[test]
+fn what_matches_no_pattern_is_told_in_words_what_is_meant() {
+    let resource =
+        |fields: &str| words(&format!("{{nodeSelector: {{}}, devicePlugin: {{resources: [{{{fields}}}]}}}}"));
+    let path = "spec.devicePlugin.resources[0]";
+    assert_eq!(
+        resource("name: gpu"),
+        [format!(
+            "{path}.name: name must be DOMAIN/NAME, such as nvidia.com/gpu: a domain in lower case, then at most 63 letters, digits, '-', '_' and '.'"
+        )]
+    );
+    assert_eq!(
+        resource("name: a.b/c, devices: {minMemory: \"16\"}"),
+        [format!(
+            "{path}.devices.minMemory: memory needs a unit; write a whole number of Mi, Gi or Ti, such as 16Gi or 512Mi"
+        )]
+    );
+    assert_eq!(
+        resource("name: a.b/c, sharing: {strategy: Memory, unit: 1G}"),
+        [format!("{path}.sharing.unit: sharing.unit must be a whole number of Mi, Gi or Ti, such as 1Gi or 512Mi")]
+    );
+    assert_eq!(
+        resource("name: a.b/c, devices: {products: [Tesla V100]}"),
+        [format!(
+            "{path}.devices.products[0]: \"Tesla V100\" is no glob on a product in label form, such as `Tesla-V100*`; it does not match ^[-A-Za-z0-9_.*?]+$"
+        )]
+    );
+    let label = words("{nodeSelector: {matchLabels: {a.b/pool: '-'}}, labels: {a.b/c: 'x y'}}").join("\n");
+    assert_eq!(label.matches("is no value of a label or taint").count(), 2, "{label}");
+}

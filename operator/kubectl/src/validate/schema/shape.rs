@@ -66,12 +66,13 @@ impl Checked {
             self.misshapen(path, format!("{length} characters are more than {most}"));
         }
         if let Some(least) = bound(schema, "minLength").filter(|least| length < *least) {
-            self.invalid(path, format!("needs at least {}", plural(least, "character", "characters")));
+            return self.invalid(path, format!("needs at least {}", plural(least, "character", "characters")));
         }
         let Some(pattern) = schema.get("pattern").and_then(Value::as_str) else { return };
         // A pattern that cannot be read is a fault of gpunode, and a test reads them all.
         if !Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(text)) {
-            self.invalid(path, format!("{text:?} does not match {pattern}"));
+            let wanted = pattern_words(path).map(|words| format!("is no {words}; it ")).unwrap_or_default();
+            self.invalid(path, format!("{text:?} {wanted}does not match {pattern}"));
         }
     }
 
@@ -125,6 +126,25 @@ impl Checked {
         if let Some(most) = bound(schema, "maxProperties").filter(|most| fields.len() > *most) {
             self.misshapen(path, format!("{} entries are more than {most}", fields.len()));
         }
+    }
+}
+
+/// What a pattern means, by the field that it is of; a schema has no place for words about the values of a list or map.
+fn pattern_words(path: &str) -> Option<&'static str> {
+    const VALUE: &str =
+        "value of a label or taint: letters, digits, `-`, `_` and `.`, with a letter or digit at both ends";
+    // Keys of labels have dots, too.
+    if path.starts_with("spec.labels.") || path.contains(".matchLabels.") {
+        return Some(VALUE);
+    }
+    match path.rsplit('.').next()?.split('[').next()? {
+        "products" => Some("glob on a product in label form, such as `Tesla-V100*`"),
+        "migProfiles" => Some("glob on a MIG profile, such as `1g.*`"),
+        "uuids" => Some("UUID of a GPU or MIG device; `nvidia-smi -L` lists them as GPU-... and MIG-..."),
+        "image" => Some("name of an image, such as `registry.example/agent:1.0`"),
+        "key" => Some("key of a label or taint, such as `example.com/pool`"),
+        "value" | "values" => Some(VALUE),
+        _ => None,
     }
 }
 
