@@ -1,6 +1,9 @@
 //! The plan for people: a diff per node, then a summary.
 
-use super::difference::{Action, Change, Plan, What};
+use super::{
+    difference::{Action, Change, Plan, What},
+    world::OPERATORS_IMAGE,
+};
 use crate::output::{plain, plural, style};
 use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, POLICY_LABEL_PREFIX};
 use std::fmt::Write as _;
@@ -84,7 +87,9 @@ fn describe(change: &Change) -> String {
         What::Resource => pair(&format!("resource {key}"), change, ": ", ToOwned::to_owned),
         What::Setting => pair(key, change, ": ", ToOwned::to_owned),
         What::Configuration => pair("configuration", change, " ", |hash| hash.chars().take(HASH).collect()),
-        What::Image => pair("agent with image", change, " ", ToOwned::to_owned),
+        What::Image => pair("agent image", change, ": ", |image| {
+            if image == OPERATORS_IMAGE { "the operator's default".to_owned() } else { image.to_owned() }
+        }),
     }
 }
 
@@ -110,7 +115,7 @@ mod tests {
           - taint dedicated:NoSchedule
           ~ resource nvidia.com/gpu: whole GPUs -> 4 replicas per GPU (TimeSlicing)
           + passDeviceSpecs: true
-          ~ agent with image: default -> agent:2
+          ~ agent image: the operator's default -> agent:2
 
         node n2
           - label old=1
@@ -119,13 +124,13 @@ mod tests {
           - taint dedicated:NoSchedule
           ~ resource nvidia.com/gpu: whole GPUs -> 4 replicas per GPU (TimeSlicing)
           + passDeviceSpecs: true
-          ~ agent with image: default -> agent:2
+          ~ agent image: the operator's default -> agent:2
           ! label accelerator is "theirs", not "v100"
 
         node n4
           + governed by more
           + resource nvidia.com/gpu: whole GPUs
-          + agent with image default
+          + agent image: the operator's default
 
         ! GpuNode n3: its status cannot be read: bad time
         policy more: new; matches 1 node

@@ -9,6 +9,9 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Stands for the image that the operator was installed with, which no object names.
+pub const OPERATORS_IMAGE: &str = "default";
+
 /// A node once its plan is carried out.
 pub struct World {
     node: Node,
@@ -46,9 +49,9 @@ impl World {
             None => plan.governing.as_ref(),
             Some(_) => configuration.map(|config| &config.policy),
         };
-        let image = governing
-            .and_then(|name| policies.get(name)?.device_plugin.as_ref())
-            .map(|plugin| ((What::Image, String::new()), plugin.image.clone().unwrap_or_else(|| "default".to_owned())));
+        let image = governing.and_then(|name| policies.get(name)?.device_plugin.as_ref()).map(|plugin| {
+            ((What::Image, String::new()), plugin.image.clone().unwrap_or_else(|| OPERATORS_IMAGE.to_owned()))
+        });
         let governing = governing.map(|name| ((What::Governing, String::new()), name.clone()));
         Ok(Self {
             entries: labels
