@@ -1,6 +1,8 @@
 //! `kubectl gpunode plan`: what applying policies would change, node by node, by the functions that the operator uses.
 
 mod difference;
+mod inventory;
+mod offer;
 mod settings;
 mod text;
 mod world;

@@ -25,6 +25,14 @@ pub fn plan(plan: &Plan) -> String {
             };
             let _ = writeln!(text, "  {paint}{sign} {}{paint:#}", plain(&describe(change)));
         }
+        for offer in &node.offers {
+            let now = if offer.now == offer.then { "as now".to_owned() } else { format!("now {}", offer.now) };
+            let _ = writeln!(text, "    {} would have {} ({now})", offer.resource, plain(&offer.words));
+        }
+        for note in &node.notes {
+            let paint = style::WAITING;
+            let _ = writeln!(text, "  {paint}! {}{paint:#}", plain(note));
+        }
         for obstacle in &node.obstacles {
             let paint = style::BAD;
             let _ = writeln!(text, "  {paint}! {}{paint:#}", plain(obstacle));
@@ -114,8 +122,12 @@ mod tests {
           + taint dedicated=v100:NoExecute
           - taint dedicated:NoSchedule
           ~ resource nvidia.com/gpu: whole GPUs -> 4 replicas per GPU (TimeSlicing)
+          + resource example.com/rest: whole GPUs
           + passDeviceSpecs: true
           ~ agent image: the operator's default -> agent:2
+            nvidia.com/gpu would have 2 GPUs x 4 replicas = 8 (now 2)
+            example.com/rest would have nothing: no device is left here that it selects (as now)
+          ! GPU 1 keeps its present offer until ml/train is gone
 
         node n2
           - label old=1
@@ -123,14 +135,17 @@ mod tests {
           + taint dedicated=v100:NoExecute
           - taint dedicated:NoSchedule
           ~ resource nvidia.com/gpu: whole GPUs -> 4 replicas per GPU (TimeSlicing)
+          + resource example.com/rest: whole GPUs
           + passDeviceSpecs: true
           ~ agent image: the operator's default -> agent:2
+          ! the GPUs of this node are not known yet, so what it would offer is not counted
           ! label accelerator is "theirs", not "v100"
 
         node n4
           + governed by more
           + resource nvidia.com/gpu: whole GPUs
           + agent image: the operator's default
+          ! the GPUs of this node are not known yet, so what it would offer is not counted
 
         ! GpuNode n3: its status cannot be read: bad time
         policy more: new; matches 1 node

@@ -2,7 +2,8 @@
 
 use super::{difference::What, settings};
 use anyhow::Context;
-use gpunode_crds::{Configuration, GpuNode};
+use gpunode_config::AgentConfig;
+use gpunode_crds::GpuNode;
 use gpunode_plan::{GpuNodeChange, NodeFacts, NodePlan, PolicySet, plan_node};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -17,6 +18,8 @@ pub struct World {
     node: Node,
     gpu_node: Option<GpuNode>,
     pub entries: BTreeMap<(What, String), String>,
+    /// The names of its resources in the order of the policy.
+    pub resources: Vec<String>,
     pub obstacles: BTreeSet<String>,
     pub matched: Vec<String>,
     /// Nothing is written to the node, so it stays as it is.
@@ -26,7 +29,25 @@ pub struct World {
 impl World {
     /// A node as it is in the cluster.
     pub fn of(node: Node, gpu_node: Option<GpuNode>) -> Self {
-        Self { node, gpu_node, entries: BTreeMap::new(), obstacles: BTreeSet::new(), matched: Vec::new(), held: false }
+        Self {
+            node,
+            gpu_node,
+            entries: BTreeMap::new(),
+            resources: Vec::new(),
+            obstacles: BTreeSet::new(),
+            matched: Vec::new(),
+            held: false,
+        }
+    }
+
+    /// Name of the node.
+    pub fn name(&self) -> String {
+        self.node.name_any()
+    }
+
+    /// Its `GpuNode`, where it has one.
+    pub fn gpu_node(&self) -> Option<&GpuNode> {
+        self.gpu_node.as_ref()
     }
 
     /// This world once the plan for `policies` is carried out.
@@ -43,6 +64,7 @@ impl World {
             .taints
             .into_iter()
             .map(|taint| ((What::Taint, format!("{}:{}", taint.id.key, taint.id.effect)), taint.value));
+        let config = gpu_node.as_ref().and_then(configuration_of);
         let configuration = gpu_node.as_ref().and_then(|gpu_node| gpu_node.spec.config.as_ref());
         // On a node that stays as it is, the policy governs that its configuration comes from.
         let governing = match &plan.hold {
@@ -57,9 +79,14 @@ impl World {
             entries: labels
                 .chain(taints)
                 .chain(governing)
-                .chain(configuration.into_iter().flat_map(configured))
+                .chain(
+                    configuration
+                        .map(|configuration| ((What::Configuration, String::new()), configuration.hash.clone())),
+                )
+                .chain(config.iter().flat_map(configured))
                 .chain(image)
                 .collect(),
+            resources: config.iter().flat_map(settings::resources).map(|(name, _)| name).collect(),
             held: plan.hold.is_some(),
             obstacles: obstacles(&plan),
             matched: plan.matched,
@@ -69,16 +96,17 @@ impl World {
     }
 }
 
-/// The hash of a configuration and, where the document can be read, what it says.
-fn configured(configuration: &Configuration) -> Vec<((What, String), String)> {
-    let mut entries = vec![((What::Configuration, String::new()), configuration.hash.clone())];
-    if let Ok(config) = gpunode_config::load(&configuration.document) {
-        let resources = settings::resources(&config).into_iter();
-        entries.extend(resources.map(|(name, offered)| ((What::Resource, name), offered)));
-        let settings = settings::others(&config).into_iter();
-        entries.extend(settings.map(|(name, value)| ((What::Setting, name.to_owned()), value)));
-    }
-    entries
+/// The configuration that the operator asks for, where the document can be read.
+pub fn configuration_of(gpu_node: &GpuNode) -> Option<AgentConfig> {
+    gpunode_config::load(&gpu_node.spec.config.as_ref()?.document).ok()
+}
+
+/// What a configuration says.
+fn configured(config: &AgentConfig) -> Vec<((What, String), String)> {
+    let resources = settings::resources(config).into_iter();
+    let others = settings::others(config).into_iter();
+    let resources = resources.map(|(name, offered)| ((What::Resource, name), offered));
+    resources.chain(others.map(|(name, value)| ((What::Setting, name.to_owned()), value))).collect()
 }
 
 fn patched(node: &Node, plan: &NodePlan) -> anyhow::Result<Node> {

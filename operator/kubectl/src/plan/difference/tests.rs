@@ -1,0 +1,136 @@
+//! Plans of small clusters.
+
+use super::*;
+use serde_json::json;
+
+fn policy(name: &str, spec: &serde_json::Value) -> GpuNodePolicy {
+    let object = json!({
+        "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": name}, "spec": spec,
+    });
+    serde_json::from_value(object).expect("a policy")
+}
+
+fn node(name: &str, labels: &serde_json::Value) -> Node {
+    let metadata = json!({"name": name, "uid": name, "resourceVersion": "1", "labels": labels});
+    serde_json::from_value(json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}}))
+        .expect("a node")
+}
+
+fn plan(cluster: &Cluster, wanted: &[GpuNodePolicy]) -> Plan {
+    let wanted = wanted.iter().map(|policy| (policy.name_any(), policy.clone())).collect();
+    Plan::of(cluster, &wanted, Timestamp::UNIX_EPOCH).expect("a plan")
+}
+
+/// Two GPUs, one of them held.
+fn gpu_node(name: &str) -> GpuNode {
+    let gpu = |index: u32| {
+        json!({"index": index, "uuid": format!("GPU-{index}"), "product": "Tesla-T4", "memoryMiB": 15360,
+            "computeCapability": "7.5"})
+    };
+    let holder = json!({"namespace": "ml", "pod": "train", "container": "c", "resource": "nvidia.com/gpu", "device": "GPU-1", "count": 1});
+    let object = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name}, "spec": {},
+        "status": {"gpus": [gpu(0), gpu(1)], "holders": [holder]}});
+    serde_json::from_value(object).expect("a GpuNode")
+}
+
+/// Two nodes of a pool, one of them with a foreign label, and two of others; a policy in force on the pool.
+pub fn sample() -> Plan {
+    let cluster = Cluster {
+        policies: vec![policy(
+            "pool",
+            &json!({"nodeSelector": {"matchLabels": {"pool": "a"}}, "labels": {"team": "x", "old": "1"},
+                "taints": [{"key": "dedicated", "effect": "NoSchedule"}], "devicePlugin": {}}),
+        )],
+        gpu_nodes: vec![gpu_node("n1")],
+        nodes: vec![
+            node("n2", &json!({"pool": "a", "accelerator": "theirs"})),
+            node("n1", &json!({"pool": "a"})),
+            node("n3", &json!({"pool": "b"})),
+            node("n4", &json!({"pool": "d"})),
+        ],
+        unreadable: vec![Unreadable {
+            kind: "GpuNode".to_owned(),
+            name: "n3".to_owned(),
+            message: "its status cannot be read: bad time".to_owned(),
+        }],
+    };
+    let wanted = policy(
+        "pool",
+        &json!({"nodeSelector": {"matchLabels": {"pool": "a"}}, "labels": {"team": "y", "accelerator": "v100"},
+            "taints": [{"key": "dedicated", "value": "v100", "effect": "NoExecute"}],
+            "devicePlugin": {"passDeviceSpecs": true, "resources": [
+                {"name": "nvidia.com/gpu", "sharing": {"strategy": "TimeSlicing", "replicas": 4}},
+                {"name": "example.com/rest"}]},
+            "image": "agent:2"}),
+    );
+    let other = policy(
+        "other",
+        &json!({"nodeSelector": {"matchLabels": {"pool": "c"}}, "labels": {"a": "b"}, "mode": "Preview"}),
+    );
+    let more = policy("more", &json!({"nodeSelector": {"matchLabels": {"pool": "d"}}, "devicePlugin": {}}));
+    plan(&cluster, &[wanted, other, more])
+}
+
+#[test]
+fn applying_what_is_there_changes_nothing() {
+    let same = policy("same", &json!({"nodeSelector": {}, "labels": {"a": "b"}, "devicePlugin": {}}));
+    let cluster = Cluster { policies: vec![same.clone()], nodes: vec![node("n", &json!({}))], ..Cluster::default() };
+    let plan = plan(&cluster, &[same]);
+    assert_eq!((plan.nodes.len(), plan.unchanged), (0, 1));
+    assert_eq!(plan.policies[0].action, Action::None);
+    assert_eq!(plan.policies[0].matched, 1);
+}
+
+#[test]
+fn a_new_policy_adds_and_a_foreign_value_stays() {
+    let cluster = Cluster { nodes: vec![node("n", &json!({"a": "theirs"}))], ..Cluster::default() };
+    let plan = plan(&cluster, &[policy("new", &json!({"nodeSelector": {}, "labels": {"a": "b", "c": "d"}}))]);
+    let [node] = plan.nodes.as_slice() else { panic!("{plan:?}") };
+    let added =
+        Change { action: Action::Add, what: What::Label, key: Some("c".into()), from: None, to: Some("d".into()) };
+    assert_eq!(node.changes, [added]);
+    assert_eq!(node.obstacles.len(), 1, "{:?}", node.obstacles);
+}
+
+#[test]
+fn a_policy_in_mode_preview_is_planned_as_if_in_force() {
+    let cluster = Cluster { nodes: vec![node("n", &json!({}))], ..Cluster::default() };
+    let preview = policy("new", &json!({"nodeSelector": {}, "labels": {"c": "d"}, "mode": "Preview"}));
+    let plan = plan(&cluster, &[preview]);
+    assert!(plan.policies[0].preview);
+    assert_eq!(plan.nodes[0].changes.len(), 1);
+}
+
+#[test]
+fn the_label_of_the_mps_daemons_comes_with_a_resource_that_needs_them() {
+    let mps = json!({"resources": [{"name": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 10}}]});
+    let cluster = Cluster { nodes: vec![node("n", &json!({}))], ..Cluster::default() };
+    let plan = plan(&cluster, &[policy("new", &json!({"nodeSelector": {}, "devicePlugin": mps}))]);
+    let changes = &plan.nodes[0].changes;
+    assert!(changes.iter().any(|change| change.key.as_deref() == Some("gpunode.dev/mps")), "{changes:?}");
+    let text = anstream::adapter::strip_str(&crate::plan::text::plan(&plan)).to_string();
+    assert!(text.contains("+ resource a.b/c: 10 shares per GPU (Mps)"), "{text}");
+    assert!(!text.contains("gpunode.dev/mps"), "{text}");
+}
+
+#[test]
+fn policies_that_would_disagree_are_an_obstacle() {
+    let there = policy("one", &json!({"nodeSelector": {}, "labels": {"a": "1"}}));
+    let cluster = Cluster { policies: vec![there], nodes: vec![node("n", &json!({}))], ..Cluster::default() };
+    let plan = plan(&cluster, &[policy("two", &json!({"nodeSelector": {}, "labels": {"a": "2"}}))]);
+    assert!(plan.nodes[0].changes.is_empty());
+    assert!(plan.nodes[0].obstacles[0].contains("equal priority"), "{:?}", plan.nodes[0].obstacles);
+}
+
+#[test]
+fn a_node_that_would_stay_as_it_is_has_no_changes() {
+    let config = |replicas: i32| {
+        let sharing = json!({"strategy": "TimeSlicing", "replicas": replicas});
+        json!({"nodeSelector": {}, "devicePlugin": {"resources": [{"name": "nvidia.com/gpu", "sharing": sharing}]}})
+    };
+    let cluster =
+        Cluster { policies: vec![policy("one", &config(2))], nodes: vec![node("n", &json!({}))], ..Cluster::default() };
+    let plan = plan(&cluster, &[policy("two", &config(4))]);
+    assert!(plan.nodes[0].changes.is_empty(), "{:?}", plan.nodes[0].changes);
+    assert!(plan.nodes[0].obstacles[0].contains("disagree about devicePlugin"), "{:?}", plan.nodes[0].obstacles);
+}

@@ -1,0 +1,69 @@
+//! The GPUs that a `GpuNode` reports, as the agent's own logic takes them. Pure.
+
+use gpunode_crds::{GpuDevice, GpuNodeStatus, MigDevice};
+use gpunode_gpu::{Gpu, Inventory, MigAttributes, MigMode};
+
+/// The GPUs that are there; those that are missing now are left out.
+pub fn inventory(status: &GpuNodeStatus) -> Inventory {
+    let there: Vec<_> = status.gpus.iter().filter(|gpu| gpu.missing_since.is_none()).collect();
+    let mut mig = there.iter().flat_map(|gpu| &gpu.mig_devices);
+    let known = mig.all(|mig| mig.multiprocessors.is_some() && mig.slices.is_some() && mig.engines.is_some());
+    Inventory { gpus: there.into_iter().map(|reported| gpu(reported, known)).collect(), ..Inventory::default() }
+}
+
+fn gpu(reported: &GpuDevice, known: bool) -> Gpu {
+    let capability = reported.compute_capability.as_deref().and_then(|text| text.split_once('.'));
+    Gpu {
+        index: number(reported.index),
+        uuid: reported.uuid.clone(),
+        // A name in label form is its own label.
+        name: reported.product.clone(),
+        memory_mib: u64::try_from(reported.memory_mib).unwrap_or(0),
+        compute_capability: capability.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?))),
+        mig_mode: reported.mig_mode.map(|mode| match mode {
+            gpunode_crds::MigMode::Enabled => MigMode::Enabled,
+            gpunode_crds::MigMode::Disabled => MigMode::Disabled,
+        }),
+        mig_devices: reported.mig_devices.iter().zip(0..).map(|(device, index)| mig(device, index, known)).collect(),
+        ..Gpu::default()
+    }
+}
+
+fn mig(reported: &MigDevice, index: u32, known: bool) -> gpunode_gpu::MigDevice {
+    let memory_mib = u64::try_from(reported.memory_mib).unwrap_or(0);
+    gpunode_gpu::MigDevice {
+        uuid: reported.uuid.clone(),
+        index,
+        profile: reported.profile.clone(),
+        gpu_instance: number(reported.gpu_instance),
+        compute_instance: number(reported.compute_instance),
+        memory_mib,
+        attributes: if known {
+            attributes(reported, memory_mib)
+        } else {
+            MigAttributes { memory_mib, ..MigAttributes::default() }
+        },
+        ..gpunode_gpu::MigDevice::default()
+    }
+}
+
+/// What makes two MIG devices equal. Where a part is not known of every device, only their memory tells them apart.
+fn attributes(reported: &MigDevice, memory_mib: u64) -> MigAttributes {
+    let engines = reported.engines.unwrap_or_default();
+    let slices = reported.slices.unwrap_or_default();
+    MigAttributes {
+        multiprocessors: reported.multiprocessors.map_or(0, number),
+        copy_engines: number(engines.copy),
+        decoders: number(engines.decoder),
+        encoders: number(engines.encoder),
+        jpegs: number(engines.jpeg),
+        ofas: number(engines.ofa),
+        gpu_slices: number(slices.gpu_instance),
+        compute_slices: number(slices.compute_instance),
+        memory_mib,
+    }
+}
+
+fn number(reported: i32) -> u32 {
+    u32::try_from(reported).unwrap_or(0)
+}
