@@ -11,7 +11,14 @@ const TIME: &str =
 
 /// A moment.
 pub(crate) fn time(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "string", "format": "date-time", "maxLength": 40, "pattern": TIME, "nullable": true})
+    json_schema!({"type": "string", "format": "date-time", "maxLength": 40, "pattern": TIME})
+}
+
+/// A moment that may be left out.
+pub(crate) fn optional_time(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = time(generator);
+    schema.insert("nullable".to_owned(), true.into());
+    schema
 }
 
 /// Conditions by the rules of `metav1.Condition` (Kubernetes `apimachinery/pkg/apis/meta/v1/types.go`), with shorter

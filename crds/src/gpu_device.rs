@@ -44,7 +44,7 @@ pub struct GpuDevice {
     /// Since when it has not been seen, or the driver not answered. It stays in the list for 15 minutes, so that the
     /// upgrade of a driver does not take a node from its policies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "crate::conditions::time")]
+    #[schemars(schema_with = "crate::conditions::optional_time")]
     pub missing_since: Option<Time>,
     /// Whether MIG is on; absent where the GPU has no MIG.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -5,7 +5,7 @@
 
 use crate::{GpuDevice, Vgpu};
 use gpunode_config::{MigStrategy, SharingStrategy};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -53,6 +53,20 @@ pub struct GpuNodeSpec {
     /// The configuration that the agent is to put in force. Absent while no policy with a `devicePlugin` governs the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Configuration>,
+
+    /// There while the change to `config` counts against its policy's `rollout.maxUnavailable`: the node was Ready when it
+    /// was written, and does not have it in force yet. Agents do not read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<ConfigurationStep>,
+}
+
+/// The turn of a node in a rollout.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigurationStep {
+    /// When the configuration was written.
+    #[schemars(schema_with = "crate::conditions::time")]
+    pub started_at: Time,
 }
 
 /// A configuration as the agent reads it.

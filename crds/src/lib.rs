@@ -12,14 +12,15 @@ mod label_map;
 mod manifest;
 mod policy;
 mod policy_status;
+mod rollout;
 mod selector;
 mod taint;
 
 pub use gpu_device::{Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu};
 pub use gpu_node::{
-    Agent, AgentMode, Configuration, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, MAX_DEVICES, MAX_HOLDERS,
-    MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon, MpsDaemonState, OfferedDevice, RejectedConfiguration,
-    ResourceStatus, WaitingDevice,
+    Agent, AgentMode, Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, MAX_DEVICES,
+    MAX_HOLDERS, MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon, MpsDaemonState, OfferedDevice,
+    RejectedConfiguration, ResourceStatus, WaitingDevice,
 };
 pub use gpunode_config::{Architecture, MigStrategy, SharingStrategy};
 pub use keys::{
@@ -32,5 +33,6 @@ pub use policy_status::{
     ConditionType, GpuNodePolicyStatus, MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview,
     NodeWaiting, Reason,
 };
+pub use rollout::RolloutPace;
 pub use selector::{NodeSelector, NodeSelectorRequirement, SelectorOperator};
 pub use taint::{PolicyTaint, TaintEffect};

@@ -1,6 +1,6 @@
 //! `GpuNodePolicy`: what a platform team writes.
 
-use crate::{GpuNodePolicyStatus, NodeSelector, PolicyTaint};
+use crate::{GpuNodePolicyStatus, NodeSelector, PolicyTaint, RolloutPace};
 use gpunode_config::AgentConfig;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -68,6 +68,11 @@ pub struct GpuNodePolicySpec {
     /// matching nodes; `{}` runs it with every default. Left out: the policy only writes labels and taints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_plugin: Option<AgentConfig>,
+
+    /// How a change of `devicePlugin` or `image` goes through the nodes that are Ready: a few at a time, and no further than
+    /// to the first that fails. Nodes that are down or were failing before are not waited for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutPace>,
 
     /// Image of the agent on matching nodes. Left out: the image that the operator was installed with.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -252,6 +252,10 @@ pub enum Reason {
     MemoryBelowUnit,
     /// The kubelet does not say which pod holds which device.
     HoldersUnknown,
+    /// A node was given a configuration at its turn and did not put it in force in time.
+    ProgressDeadlineExceeded,
+    /// A node failed with the new configuration, so no further node gets it.
+    RolloutStopped,
 }
 
 impl Reason {
@@ -290,6 +294,8 @@ impl Reason {
             Self::MpsDaemonNotAnswering => "MpsDaemonNotAnswering",
             Self::MemoryBelowUnit => "MemoryBelowUnit",
             Self::HoldersUnknown => "HoldersUnknown",
+            Self::ProgressDeadlineExceeded => "ProgressDeadlineExceeded",
+            Self::RolloutStopped => "RolloutStopped",
         }
     }
 }

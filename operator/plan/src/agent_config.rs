@@ -1,9 +1,10 @@
 //! The configuration in `GpuNode.spec`.
 
-use crate::{facts::NodeFacts, policies::Policy};
+use crate::{facts::NodeFacts, policies::Policy, rollout::Stage};
 use gpunode_config::CONFIG_VERSION;
-use gpunode_crds::{Configuration, GpuNode, GpuNodeSpec, GpuNodeStatus, NodeWaiting};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use gpunode_crds::{Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, NodeWaiting};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
 /// What has to be written about the `GpuNode` of one node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,6 +20,13 @@ pub enum GpuNodeChange {
         resource_version: String,
         /// `spec.config`.
         config: Option<Configuration>,
+        /// `spec.step`: whether the node worked before, so that a rollout waits for it.
+        step: Option<ConfigurationStep>,
+    },
+    /// It has its configuration in force, so that no rollout waits for it any more, if it still is the one of this version.
+    EndStep {
+        /// `metadata.resourceVersion`.
+        resource_version: String,
     },
     /// It has no configuration any more and describes neither GPU nor MPS daemon, if it still is the one of this uid and version.
     Delete {
@@ -64,28 +72,44 @@ pub fn needs_mps(governing: Option<&Policy>, gpu_node: Option<&GpuNode>) -> bool
     is_wanted || status.is_some_and(|status| !status.mps_daemons.is_empty())
 }
 
-/// The change that gives a node the configuration of its governing policy, or takes it away.
-pub fn change(node: &NodeFacts, governing: Option<&Policy>, gpu_node: Option<&GpuNode>) -> GpuNodeChange {
+/// The change that gives a node the configuration of its governing policy, or takes it away. `stage` is where the node is on
+/// its way to that configuration.
+pub fn change(
+    node: &NodeFacts,
+    governing: Option<&Policy>,
+    gpu_node: Option<&GpuNode>,
+    stage: Option<&Stage>,
+    now: Timestamp,
+) -> GpuNodeChange {
     match (governing, gpu_node) {
-        (Some(policy), Some(gpu_node)) => match wanted_configuration(policy) {
-            Some(wanted) if unreadable_versions(Some(gpu_node)).is_none() => {
-                if gpu_node.spec.config.as_ref() == Some(&wanted) {
-                    GpuNodeChange::None
-                } else {
-                    configure(gpu_node, Some(wanted))
+        (Some(policy), Some(gpu_node)) => {
+            let wanted = wanted_configuration(policy).filter(|_| unreadable_versions(Some(gpu_node)).is_none());
+            match (wanted, &gpu_node.spec.config) {
+                (None, _) => GpuNodeChange::None,
+                (Some(wanted), Some(current)) if wanted == *current => {
+                    let is_over = gpu_node.spec.step.is_some() && stage == Some(&Stage::Done);
+                    if is_over {
+                        GpuNodeChange::EndStep { resource_version: version(gpu_node) }
+                    } else {
+                        GpuNodeChange::None
+                    }
+                }
+                (Some(wanted), _) => {
+                    let was_ready = matches!(stage, Some(Stage::Pending | Stage::Stepping));
+                    let step = was_ready.then(|| ConfigurationStep { started_at: Time(whole_second(now)) });
+                    configure(gpu_node, Some(wanted), step)
                 }
             }
-            _ => GpuNodeChange::None,
-        },
+        }
         (Some(policy), None) => wanted_configuration(policy).map_or(GpuNodeChange::None, |wanted| {
-            let mut gpu_node = GpuNode::new(&node.name, GpuNodeSpec { config: Some(wanted) });
+            let mut gpu_node = GpuNode::new(&node.name, GpuNodeSpec { config: Some(wanted), step: None });
             gpu_node.metadata.owner_references = Some(vec![owner(node)]);
             GpuNodeChange::Create(Box::new(gpu_node))
         }),
         (None, Some(gpu_node)) if gpu_node.spec.config.is_some() => {
             let is_of_use = |status: &GpuNodeStatus| !status.gpus.is_empty() || !status.mps_daemons.is_empty();
             if gpu_node.status.as_ref().is_some_and(is_of_use) {
-                configure(gpu_node, None)
+                configure(gpu_node, None, None)
             } else {
                 // In one step, so that a crash leaves no empty object; the agent's own without a spec is never touched.
                 GpuNodeChange::Delete {
@@ -107,8 +131,13 @@ pub fn waiting(node: &NodeFacts, gpu_node: Option<&GpuNode>) -> Vec<NodeWaiting>
     waiting.collect()
 }
 
-fn configure(gpu_node: &GpuNode, config: Option<Configuration>) -> GpuNodeChange {
-    GpuNodeChange::Configure { resource_version: version(gpu_node), config }
+fn configure(gpu_node: &GpuNode, config: Option<Configuration>, step: Option<ConfigurationStep>) -> GpuNodeChange {
+    GpuNodeChange::Configure { resource_version: version(gpu_node), config, step }
+}
+
+/// As the API server keeps times.
+fn whole_second(now: Timestamp) -> Timestamp {
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
 }
 
 fn version(gpu_node: &GpuNode) -> String {

@@ -61,20 +61,21 @@ fn is_policy_reference(owner: &OwnerReference) -> bool {
 
 /// The discovery DaemonSet.
 pub fn desired_discovery(pods: &AgentPods) -> DaemonSet {
-    desired(pods, &pods.image, Component::Discovery)
+    desired(pods, &pods.image, Component::Discovery, IntOrString::Int(1))
 }
 
 /// The DaemonSet of the MPS daemons. No policy owns it and no update replaces its pods, since the end of a pod is the end of
 /// what its clients compute.
 pub fn desired_mps(pods: &AgentPods) -> DaemonSet {
-    desired(pods, &pods.image, Component::Mps)
+    desired(pods, &pods.image, Component::Mps, IntOrString::Int(1))
 }
 
 /// The DaemonSet of a policy; none without a device plugin. `object` is the policy as the API server has it.
 pub fn desired_for_policy(pods: &AgentPods, policy: &Policy, object: &GpuNodePolicy) -> Option<DaemonSet> {
     let plugin = policy.device_plugin.as_ref()?;
     let image = plugin.image.as_ref().unwrap_or(&pods.image);
-    let mut daemonset = desired(pods, image, Component::DevicePlugin { policy: &policy.name });
+    let component = Component::DevicePlugin { policy: &policy.name };
+    let mut daemonset = desired(pods, image, component, policy.pace.max_unavailable());
     daemonset.metadata.owner_references = Some(vec![OwnerReference {
         api_version: format!("{GROUP}/v1alpha1"),
         kind: "GpuNodePolicy".to_owned(),
@@ -115,7 +116,7 @@ pub fn repaired_daemonset(live: &DaemonSet, desired: &DaemonSet) -> DaemonSet {
     repaired
 }
 
-fn desired(pods: &AgentPods, image: &str, component: Component<'_>) -> DaemonSet {
+fn desired(pods: &AgentPods, image: &str, component: Component<'_>, max_unavailable: IntOrString) -> DaemonSet {
     let labels = component.labels();
     DaemonSet {
         metadata: ObjectMeta {
@@ -130,7 +131,7 @@ fn desired(pods: &AgentPods, image: &str, component: Component<'_>) -> DaemonSet
                 metadata: Some(ObjectMeta { labels: Some(labels), ..ObjectMeta::default() }),
                 spec: Some(agent_pod(image, component)),
             },
-            update_strategy: Some(component.update_strategy()),
+            update_strategy: Some(component.update_strategy(max_unavailable)),
             revision_history_limit: Some(10),
             min_ready_seconds: None,
         }),
@@ -147,7 +148,7 @@ impl Component<'_> {
         }
     }
 
-    fn update_strategy(self) -> DaemonSetUpdateStrategy {
+    fn update_strategy(self, max_unavailable: IntOrString) -> DaemonSetUpdateStrategy {
         if matches!(self, Self::Mps) {
             return DaemonSetUpdateStrategy { type_: Some("OnDelete".to_owned()), rolling_update: None };
         }
@@ -155,7 +156,7 @@ impl Component<'_> {
             type_: Some("RollingUpdate".to_owned()),
             rolling_update: Some(RollingUpdateDaemonSet {
                 max_surge: Some(IntOrString::Int(0)),
-                max_unavailable: Some(IntOrString::Int(1)),
+                max_unavailable: Some(max_unavailable),
             }),
         }
     }

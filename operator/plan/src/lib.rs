@@ -13,7 +13,8 @@
 //! | `claim` | what to set, remove, leave alone or report, key by key |
 //! | `labels`, `taints` | the same for the two kinds of keys, and their JSON patch |
 //! | `agent_config` | the configuration in `GpuNode.spec` |
-//! | `progress` | whether the agent of a node is there yet |
+//! | `progress` | whether the agent of a node is there yet, and where it is in a rollout |
+//! | `rollout` | which nodes of a policy may change next |
 //! | `node` | all of it for one node |
 //! | `preview` | what a policy in mode Preview would change |
 //! | `tally`, `status` | the state of one policy over all nodes |
@@ -34,6 +35,7 @@ mod patch;
 mod policies;
 mod preview;
 mod progress;
+mod rollout;
 mod select;
 mod status;
 mod taints;
@@ -46,9 +48,9 @@ pub use daemonset::{
     desired_discovery, desired_for_policy, desired_mps, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
 };
 pub use facts::{NodeFacts, Taint, TaintKey};
-pub use node::{Hold, NodePlan, plan_node};
+pub use node::{Hold, NodePlan, Turn, plan_node, plan_node_at};
 pub use outcome::{Outcome, Standing};
 pub use policies::{Policy, PolicySet};
-pub use progress::PROGRESS_DEADLINE;
+pub use rollout::{Rollout, Stage};
 pub use status::policy_status;
 pub use tally::Tally;

@@ -12,7 +12,8 @@ use crate::{
     patch::PatchBuilder,
     policies::{Policy, PolicySet},
     preview,
-    progress::agent_outcome,
+    progress::{agent_outcome, stage},
+    rollout::Stage,
     select::{VisibleLabels, is_effect, matches},
     taints::{current_taints, patch_taints, taint_conflicts, wanted_taints},
 };
@@ -49,6 +50,15 @@ impl fmt::Display for Hold {
     }
 }
 
+/// Whether a node that works may change to another configuration now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// It may.
+    Now,
+    /// Others come first: it keeps its configuration, and the agent that it has.
+    Later,
+}
+
 /// The plan for one node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodePlan {
@@ -71,14 +81,23 @@ pub struct NodePlan {
     pub previews: BTreeMap<String, NodePreview>,
     /// Devices whose change to the governing policy's configuration waits for their holders.
     pub waiting: Vec<NodeWaiting>,
+    /// Where the node is on its way to the governing policy's configuration.
+    pub stage: Option<Stage>,
+    /// Whether it keeps another configuration only because it is not its turn.
+    pub waits: bool,
     /// When to plan again though nothing changed.
     pub recheck: Option<Timestamp>,
 }
 
 impl NodePlan {
+    /// Whether there is something to write.
+    pub fn has_work(&self) -> bool {
+        self.patch.is_some() || self.gpu_node != GpuNodeChange::None
+    }
+
     /// Whether the node and its `GpuNode` are as they are to be.
     pub fn is_settled(&self) -> bool {
-        self.patch.is_none() && self.gpu_node == GpuNodeChange::None
+        !self.has_work() && !self.waits
     }
 
     /// Where each policy stands if writing failed with `error`, if it did: nobody waits for such a node.
@@ -89,20 +108,32 @@ impl NodePlan {
             let outcome = failed.map_or_else(|| outcome.clone(), |error| Outcome::failed(Reason::WriteFailed, error));
             let governs = self.governing.as_ref() == Some(name);
             let waiting = if governs { self.waiting.clone() } else { Vec::new() };
-            (name.clone(), Standing { outcome, preview: self.previews.get(name).cloned(), waiting })
+            let stage = self.stage.clone().filter(|_| governs);
+            (name.clone(), Standing { outcome, preview: self.previews.get(name).cloned(), waiting, stage })
         };
         self.outcomes.iter().map(standing).collect()
     }
 }
 
-/// Plans one node. `gpu_node` is the object of the same name, where it exists.
+/// Plans one node as if it were its turn. `gpu_node` is the object of the same name, where it exists.
 pub fn plan_node(policies: &PolicySet, node: &NodeFacts, gpu_node: Option<&GpuNode>, now: Timestamp) -> NodePlan {
+    plan_node_at(Turn::Now, policies, node, gpu_node, now)
+}
+
+/// Plans one node.
+pub fn plan_node_at(
+    turn: Turn,
+    policies: &PolicySet,
+    node: &NodeFacts,
+    gpu_node: Option<&GpuNode>,
+    now: Timestamp,
+) -> NodePlan {
     if node.labels.contains_key(IGNORE_LABEL) {
         return NodePlan { hold: Some(Hold::Ignored), ..NodePlan::default() };
     }
-    let (mut plan, after) = plan_with(policies, None, node, gpu_node, now);
+    let (mut plan, after) = plan_with(policies, None, turn, node, gpu_node, now);
     for policy in policies.iter().filter(|policy| policy.mode == Mode::Preview) {
-        let (with, changed) = plan_with(policies, Some(policy), &after, gpu_node, now);
+        let (with, changed) = plan_with(policies, Some(policy), Turn::Now, &after, gpu_node, now);
         if !with.matched.contains(&policy.name) {
             continue;
         }
@@ -117,6 +148,7 @@ pub fn plan_node(policies: &PolicySet, node: &NodeFacts, gpu_node: Option<&GpuNo
 fn plan_with(
     policies: &PolicySet,
     more: Option<&Policy>,
+    turn: Turn,
     node: &NodeFacts,
     gpu_node: Option<&GpuNode>,
     now: Timestamp,
@@ -139,7 +171,7 @@ fn plan_with(
     // record shrinks with every round, so this ends.
     let wishes = loop {
         let matched = matching(&record);
-        let wishes = match Wishes::of(matched, gpu_node) {
+        let wishes = match Wishes::of(matched, policies, turn, node, gpu_node, now) {
             Ok(wishes) => wishes,
             Err((matched, disagreement)) => {
                 let outcome = |message| Outcome::conflicted(Reason::EqualPriority, message);
@@ -159,18 +191,40 @@ fn plan_with(
 struct Wishes<'a> {
     matched: Vec<&'a Policy>,
     governing: Option<&'a Policy>,
+    stage: Option<Stage>,
+    /// When `stage` ends by itself.
+    stage_ends: Option<Timestamp>,
+    /// Whether the node keeps the configuration that it has.
+    waits: bool,
     labels: BTreeMap<String, Wanted>,
     taints: BTreeMap<TaintKey, Wanted>,
 }
 
 impl<'a> Wishes<'a> {
-    fn of(matched: Vec<&'a Policy>, gpu_node: Option<&GpuNode>) -> Result<Self, (Vec<&'a Policy>, Disagreement)> {
+    fn of(
+        matched: Vec<&'a Policy>,
+        policies: &'a PolicySet,
+        turn: Turn,
+        node: &NodeFacts,
+        gpu_node: Option<&GpuNode>,
+        now: Timestamp,
+    ) -> Result<Self, (Vec<&'a Policy>, Disagreement)> {
         let composed = governing(&matched).and_then(|governing| {
-            let needs_mps = agent_config::needs_mps(governing, gpu_node);
-            Ok((governing, wanted_labels(&matched, governing, needs_mps)?, wanted_taints(&matched)?))
+            let stage = governing.and_then(|policy| stage(node, policy, gpu_node, now));
+            // Nodes that are down get a configuration once they are back: many that vanish for a moment must not change
+            // together.
+            let is_down = !node.ready && gpu_node.is_some_and(|gpu_node| gpu_node.spec.config.is_some());
+            let waits = turn == Turn::Later && (is_down || matches!(stage, Some((Stage::Pending, _))));
+            // A change of the policy replaces the agent, so that it comes with the configuration.
+            let placed = if waits { running(policies, gpu_node).or(governing) } else { governing };
+            let needs_mps = agent_config::needs_mps(placed, gpu_node);
+            Ok((governing, stage, waits, wanted_labels(&matched, placed, needs_mps)?, wanted_taints(&matched)?))
         });
         match composed {
-            Ok((governing, labels, taints)) => Ok(Self { matched, governing, labels, taints }),
+            Ok((governing, stage, waits, labels, taints)) => {
+                let (stage, stage_ends) = stage.unzip();
+                Ok(Self { matched, governing, stage, stage_ends: stage_ends.flatten(), waits, labels, taints })
+            }
             Err(disagreement) => Err((matched, disagreement)),
         }
     }
@@ -190,7 +244,14 @@ impl<'a> Wishes<'a> {
             governing: self.governing.map(|policy| policy.name.clone()),
             conflicts: label_conflicts(node, &labels).chain(taint_conflicts(node, &taints)).collect(),
             patch: node_patch(node, &labels, &taints),
-            gpu_node: agent_config::change(node, self.governing, gpu_node),
+            gpu_node: if self.waits && self.governing.is_some() {
+                GpuNodeChange::None
+            } else {
+                agent_config::change(node, self.governing, gpu_node, self.stage.as_ref(), now)
+            },
+            stage: self.stage.clone(),
+            waits: self.stage == Some(Stage::Pending) && self.waits,
+            recheck: self.stage_ends,
             waiting: self.governing.map(|_| agent_config::waiting(node, gpu_node)).unwrap_or_default(),
             ..NodePlan::default()
         };
@@ -223,11 +284,18 @@ impl<'a> Wishes<'a> {
         if let Some(refusal) = &policy.refusal {
             return (Outcome::failed(Reason::InvalidSpec, refusal), None);
         }
-        if plan.patch.is_some() || (governs && plan.gpu_node != GpuNodeChange::None) {
+        let is_configured = matches!(plan.gpu_node, GpuNodeChange::None | GpuNodeChange::EndStep { .. });
+        if plan.patch.is_some() || (governs && (plan.waits || !is_configured)) {
             return (Outcome::Updating, None);
         }
         if governs { agent_outcome(node, policy, gpu_node, now) } else { (Outcome::Ready, None) }
     }
+}
+
+/// The policy whose agent has the configuration of the node in force, where its DaemonSet is still there.
+fn running<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'a Policy> {
+    let current = &gpu_node?.spec.config.as_ref()?.policy;
+    policies.get(current).filter(|policy| policy.mode == Mode::Enforce && policy.device_plugin.is_some())
 }
 
 /// The order of taints means nothing to the planner, so it is not kept here.

@@ -1,5 +1,6 @@
 //! What became of one policy on one node.
 
+use crate::rollout::Stage;
 use gpunode_crds::{NodePreview, NodeWaiting, Reason};
 
 /// What became of one policy on one node.
@@ -34,11 +35,13 @@ pub struct Standing {
     pub preview: Option<NodePreview>,
     /// Where it governs: devices whose change waits for their holders.
     pub waiting: Vec<NodeWaiting>,
+    /// Where it governs: where the node is on its way to the policy's configuration.
+    pub stage: Option<Stage>,
 }
 
 impl From<Outcome> for Standing {
     fn from(outcome: Outcome) -> Self {
-        Self { outcome, preview: None, waiting: Vec::new() }
+        Self { outcome, preview: None, waiting: Vec::new(), stage: None }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::facts::{Taint, TaintKey};
 use gpunode_config::Document;
-use gpunode_crds::{GpuNodePolicy, Mode, NodeSelector, is_gpunode_key, is_kubernetes_key};
+use gpunode_crds::{GpuNodePolicy, Mode, NodeSelector, RolloutPace, is_gpunode_key, is_kubernetes_key};
 use std::collections::BTreeMap;
 
 /// One policy.
@@ -24,6 +24,8 @@ pub struct Policy {
     pub taints: Vec<Taint>,
     /// How it runs the device plugin, if it does.
     pub device_plugin: Option<DevicePlugin>,
+    /// How a change of the device plugin goes through the nodes.
+    pub pace: RolloutPace,
     /// Why its spec cannot be carried out, if so.
     pub refusal: Option<String>,
 }
@@ -92,6 +94,7 @@ impl Policy {
                 wants_mps: problems.is_empty() && config.wants_mps(),
                 image: spec.image.clone(),
             }),
+            pace: spec.rollout.clone().unwrap_or_default(),
             refusal: (!refusals.is_empty()).then(|| refusals.join("; ")),
         }
     }

@@ -1,21 +1,18 @@
-//! Whether the agent of one node has put its configuration in force.
+//! Whether the agent of one node has put its configuration in force, and where the node is in the rollout of its policy.
 //!
-//! A node that is on its way counts as updating for [`PROGRESS_DEADLINE`]; after that, and at once where it is plainly
-//! broken, it counts as failed, so that nobody waits for it for ever.
+//! A node that is on its way counts as updating for the policy's `progressDeadline`; after that, and at once where it is
+//! plainly broken, it counts as failed, so that nobody waits for it for ever.
 
 use crate::{
     agent_config::{unreadable_versions, wanted_configuration},
     facts::NodeFacts,
     outcome::Outcome,
     policies::Policy,
+    rollout::Stage,
 };
 use gpunode_crds::{AgentMode, ConditionType, GpuNode, GpuNodeStatus, OPERATOR_FIELD_MANAGER, Reason};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-
-/// How long a node may take to put a new configuration in force before it counts as failed. As long as the Deployment
-/// controller's default `progressDeadlineSeconds`.
-pub const PROGRESS_DEADLINE: SignedDuration = SignedDuration::from_mins(10);
 
 /// The outcome of the governing policy on a node to which nothing is left to write, and when to look again though nothing
 /// changed.
@@ -36,43 +33,108 @@ pub fn agent_outcome(
         );
         return (Outcome::failed(Reason::ConfigurationPending, message), None);
     }
+    outcome_of(node, &wanted.hash, Clock::of(node, governing, gpu_node, now), gpu_node)
+}
+
+/// Where a node is on its way to the configuration of the policy that governs it, and when to look again; nowhere where that
+/// configuration is refused.
+pub fn stage(
+    node: &NodeFacts,
+    governing: &Policy,
+    gpu_node: Option<&GpuNode>,
+    now: Timestamp,
+) -> Option<(Stage, Option<Timestamp>)> {
+    let wanted = wanted_configuration(governing)?;
+    let Some((gpu_node, current)) = gpu_node.and_then(|it| Some((it, it.spec.config.as_ref()?))) else {
+        return Some((Stage::Outside, None));
+    };
+    if unreadable_versions(Some(gpu_node)).is_some() {
+        return Some((Stage::Outside, None));
+    }
+    let clock = Clock::of(node, governing, Some(gpu_node), now);
+    let (outcome, _) = outcome_of(node, &current.hash, clock, Some(gpu_node));
+    let (is_wanted, had_a_turn) = (*current == wanted, gpu_node.spec.step.is_some());
+    let stage = match outcome {
+        Outcome::Ready if is_wanted => Stage::Done,
+        Outcome::Ready => Stage::Pending,
+        // One that goes down at its turn keeps its place for as long as any other would.
+        Outcome::Updating | Outcome::Failed { .. } if had_a_turn && !node.ready => match clock.turn_ends() {
+            Some(end) => return Some((Stage::Stepping, Some(end))),
+            None => Stage::Outside,
+        },
+        Outcome::Updating if had_a_turn => Stage::Stepping,
+        // An agent that starts again for a moment has worked before.
+        Outcome::Updating if node.ready && !is_wanted && has_in_force(gpu_node, &current.hash) => Stage::Pending,
+        Outcome::Failed { reason, message } if had_a_turn && is_wanted => {
+            Stage::Stopped(format!("{}: {message}", reason.as_str()))
+        }
+        Outcome::Updating | Outcome::Failed { .. } | Outcome::Conflicted { .. } => Stage::Outside,
+    };
+    Some((stage, None))
+}
+
+/// Since when a node has had its configuration, and how long that may take.
+#[derive(Clone, Copy)]
+struct Clock {
+    began: Timestamp,
+    allowed: SignedDuration,
+    /// When it was its turn in a rollout.
+    turn: Option<Timestamp>,
+    now: Timestamp,
+}
+
+impl Clock {
+    fn of(node: &NodeFacts, governing: &Policy, gpu_node: Option<&GpuNode>, now: Timestamp) -> Self {
+        let turn = gpu_node.and_then(|gpu_node| gpu_node.spec.step.as_ref()).map(|step| step.started_at.0);
+        let began = [node.created, gpu_node.and_then(written_at)].into_iter().flatten().max().unwrap_or(now);
+        Self { began, allowed: governing.pace.progress_deadline(), turn, now }
+    }
+
+    /// The end of a turn that is not over.
+    fn turn_ends(self) -> Option<Timestamp> {
+        self.turn?.checked_add(self.allowed).ok().filter(|end| self.now < *end)
+    }
+
+    /// A rollout waits from the moment on in which it was the node's turn, whatever happens there meanwhile.
+    fn wait(self, since: Timestamp, reason: Reason, message: &str) -> (Outcome, Option<Timestamp>) {
+        let Some(turn) = self.turn else { return within(self.allowed, since, self.now, reason, message) };
+        let message = format!("not in force {:#} after it was written: {message}", self.allowed);
+        within(self.allowed, turn, self.now, Reason::ProgressDeadlineExceeded, &message)
+    }
+}
+
+/// What became of the configuration with this hash.
+fn outcome_of(node: &NodeFacts, hash: &str, clock: Clock, gpu_node: Option<&GpuNode>) -> (Outcome, Option<Timestamp>) {
     let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
-    let in_force = status.filter(|status| is_in_force(status, &wanted.hash));
+    let in_force = status.filter(|status| is_in_force(status, hash));
     if !node.ready {
         let message = "the node is not Ready; see the kubelet on it";
         return if in_force.is_some() {
             (Outcome::failed(Reason::NodeNotReady, message), None)
         } else {
             // A node that has just joined is not Ready for a while.
-            within_deadline(node.created.unwrap_or(now), now, Reason::NodeNotReady, message)
+            within(clock.allowed, node.created.unwrap_or(clock.now), clock.now, Reason::NodeNotReady, message)
         };
     }
-    let began = [node.created, gpu_node.and_then(written_at)].into_iter().flatten().max().unwrap_or(now);
     match in_force {
-        None => pending(node, status, &wanted.hash, began, now),
+        None => pending(node, status, hash, clock),
         Some(status) => match ConditionType::Ready.find(&status.conditions) {
             Some(condition) if condition.status == "True" => match missing(node, status) {
                 None => (Outcome::Ready, None),
                 Some(missing) => {
                     // The kubelet tells the node of its devices some seconds after it has told the agent.
-                    let began = began.max(condition.last_transition_time.0);
-                    within_deadline(began, now, Reason::AgentNotReporting, &missing)
+                    let began = clock.began.max(condition.last_transition_time.0);
+                    clock.wait(began, Reason::AgentNotReporting, &missing)
                 }
             },
-            Some(condition) => not_ready(condition, began, now),
-            None => within_deadline(began, now, Reason::Registering, "the agent does not say whether it is Ready"),
+            Some(condition) => not_ready(condition, clock),
+            None => clock.wait(clock.began, Reason::Registering, "the agent does not say whether it is Ready"),
         },
     }
 }
 
 /// The configuration is not in force.
-fn pending(
-    node: &NodeFacts,
-    status: Option<&GpuNodeStatus>,
-    hash: &str,
-    began: Timestamp,
-    now: Timestamp,
-) -> (Outcome, Option<Timestamp>) {
+fn pending(node: &NodeFacts, status: Option<&GpuNodeStatus>, hash: &str, clock: Clock) -> (Outcome, Option<Timestamp>) {
     if let Some(rejected) = status.and_then(|status| status.rejected_config.as_ref()).filter(|it| it.hash == hash) {
         return (Outcome::failed(Reason::ConfigurationRejected, &rejected.message), None);
     }
@@ -85,7 +147,7 @@ fn pending(
         Some(Some(missing)) => (Reason::AgentNotReporting, missing),
         None => (Reason::AgentNotReporting, "no agent with the device plugin reports; see its pod".to_owned()),
     };
-    within_deadline(began, now, reason, &message)
+    clock.wait(clock.began, reason, &message)
 }
 
 /// What an agent reported stays when the agent is gone. The kubelet knows better: it offers nothing of a device plugin
@@ -97,6 +159,10 @@ fn missing(node: &NodeFacts, status: &GpuNodeStatus) -> Option<String> {
     Some(format!(
         "the agent reported {count} {resource}, node {name} has 0 to give out; see the agent's pod on {name} and its log"
     ))
+}
+
+fn has_in_force(gpu_node: &GpuNode, hash: &str) -> bool {
+    gpu_node.status.as_ref().is_some_and(|status| is_in_force(status, hash))
 }
 
 fn is_in_force(status: &GpuNodeStatus, hash: &str) -> bool {
@@ -120,17 +186,23 @@ const BROKEN: [Reason; 6] = [
 const UNSETTLED: [Reason; 2] = [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown];
 
 /// The configuration is in force, but the agent says that it is not Ready.
-fn not_ready(condition: &Condition, began: Timestamp, now: Timestamp) -> (Outcome, Option<Timestamp>) {
+fn not_ready(condition: &Condition, clock: Clock) -> (Outcome, Option<Timestamp>) {
     let said = |reasons: &[Reason]| reasons.iter().copied().find(|reason| condition.reason == reason.as_str());
     if let Some(reason) = said(&BROKEN) {
         return (Outcome::failed(reason, condition.message.clone()), None);
     }
     let reason = said(&UNSETTLED).unwrap_or(Reason::Registering);
-    within_deadline(began.max(condition.last_transition_time.0), now, reason, &condition.message)
+    clock.wait(clock.began.max(condition.last_transition_time.0), reason, &condition.message)
 }
 
-fn within_deadline(began: Timestamp, now: Timestamp, reason: Reason, message: &str) -> (Outcome, Option<Timestamp>) {
-    match began.checked_add(PROGRESS_DEADLINE) {
+fn within(
+    allowed: SignedDuration,
+    since: Timestamp,
+    now: Timestamp,
+    reason: Reason,
+    message: &str,
+) -> (Outcome, Option<Timestamp>) {
+    match since.checked_add(allowed) {
         Ok(deadline) if now < deadline => (Outcome::Updating, Some(deadline)),
         _ => (Outcome::failed(reason, message), None),
     }

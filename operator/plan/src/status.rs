@@ -61,18 +61,22 @@ fn whole_second(now: Timestamp) -> Timestamp {
 
 fn verdicts(policy: &Policy, tally: &Tally) -> [Verdict; 5] {
     let counts = tally.counts();
-    let updating = if policy.mode == Mode::Preview || policy.refusal.is_some() { 0 } else { counts.updating };
+    let is_idle = policy.mode == Mode::Preview || policy.refusal.is_some() || tally.rollout.stopped().is_some();
+    let updating = if is_idle { 0 } else { counts.updating };
     [
         ready(policy, tally, &counts, updating),
         if updating > 0 {
-            let message = format!("{} are updating", of_matched(updating, &counts));
+            let message = under_way(tally, updating, &counts);
             Verdict::new(ConditionType::Reconciling, true, Reason::NodesUpdating, message)
         } else {
             Verdict::new(ConditionType::Reconciling, false, Reason::UpToDate, "nothing is under way")
         },
-        match &policy.refusal {
-            Some(refusal) => Verdict::new(ConditionType::Stalled, true, Reason::InvalidSpec, refusal),
-            None => Verdict::new(ConditionType::Stalled, false, Reason::UpToDate, "the spec can be carried out"),
+        match (&policy.refusal, stop(tally)) {
+            (Some(refusal), _) => Verdict::new(ConditionType::Stalled, true, Reason::InvalidSpec, refusal),
+            (None, Some(stop)) => Verdict::new(ConditionType::Stalled, true, Reason::RolloutStopped, stop),
+            (None, None) => {
+                Verdict::new(ConditionType::Stalled, false, Reason::UpToDate, "the spec can be carried out")
+            }
         },
         if let Some((node, reason, message)) = tally.first_conflicted() {
             let message = format!("{} conflict; {node}: {message}", of_matched(counts.conflicted, &counts));
@@ -101,11 +105,13 @@ fn ready(policy: &Policy, tally: &Tally, counts: &NodeCounts, updating: i32) -> 
         verdict(true, Reason::Preview, message)
     } else if counts.matched == 0 {
         verdict(true, Reason::NoMatchingNodes, "no node matches".to_owned())
+    } else if let Some(stop) = stop(tally) {
+        verdict(false, Reason::RolloutStopped, stop)
     } else if let Some((node, reason, message)) = tally.first_stuck() {
         let message = format!("in force on {}; not on {node}: {message}", of_matched(counts.ready, counts));
         verdict(false, reason, message)
     } else if updating > 0 {
-        verdict(false, Reason::NodesUpdating, format!("{} are updating", of_matched(updating, counts)))
+        verdict(false, Reason::NodesUpdating, under_way(tally, updating, counts))
     } else {
         // What waits for its holders has taken the configuration; a job of a week must not keep a pipeline red for a week.
         let waiting = match tally.waiting_nodes() {
@@ -114,6 +120,17 @@ fn ready(policy: &Policy, tally: &Tally, counts: &NodeCounts, updating: i32) -> 
         };
         verdict(true, Reason::InForce, format!("in force on {}{waiting}", of_matched(counts.ready, counts)))
     }
+}
+
+/// Why no further node gets the configuration, if so.
+fn stop(tally: &Tally) -> Option<String> {
+    let (node, message) = tally.rollout.stopped()?;
+    let progress = tally.rollout.progress().unwrap_or_default();
+    Some(format!("stopped at {node}, which failed: {message}; {progress}; no other node changes until the spec does"))
+}
+
+fn under_way(tally: &Tally, updating: i32, counts: &NodeCounts) -> String {
+    tally.rollout.progress().unwrap_or_else(|| format!("{} are updating", of_matched(updating, counts)))
 }
 
 fn of_matched(number: i32, counts: &NodeCounts) -> String {

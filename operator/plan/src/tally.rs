@@ -1,7 +1,10 @@
 //! The state of one policy over all nodes, kept up to date node by node: one node's change costs the same on a hundred
 //! nodes as on ten thousand.
 
-use crate::outcome::{Outcome, Standing};
+use crate::{
+    outcome::{Outcome, Standing},
+    rollout::Rollout,
+};
 use gpunode_crds::{MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview, NodeWaiting, Reason};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,12 +20,14 @@ pub struct Tally {
     previews: BTreeMap<String, NodePreview>,
     /// Nodes on which devices wait for their holders.
     waiting: BTreeMap<String, Vec<NodeWaiting>>,
+    /// How the configuration goes through those that the policy governs.
+    pub rollout: Rollout,
 }
 
 impl Tally {
     /// Counts a node in.
     pub fn add(&mut self, node: &str, standing: &Standing) {
-        let Standing { outcome, preview, waiting } = standing;
+        let Standing { outcome, preview, waiting, stage } = standing;
         match outcome {
             Outcome::Ready => self.ready += 1,
             Outcome::Updating => self.updating += 1,
@@ -40,9 +45,11 @@ impl Tally {
         if !waiting.is_empty() {
             self.waiting.insert(node.to_owned(), waiting.clone());
         }
+        self.rollout.put(node, stage.as_ref());
     }
 
-    /// Counts a node out again that was counted in with this outcome.
+    /// Counts a node out again that was counted in with this outcome. Its place in the rollout is kept: it may be counted in
+    /// again at once, and the turn of a node must not be forgotten over that. [`Rollout::put`] removes it.
     pub fn remove(&mut self, node: &str, outcome: &Outcome) {
         match outcome {
             Outcome::Ready => self.ready = self.ready.saturating_sub(1),
@@ -146,7 +153,7 @@ mod tests {
     use super::*;
 
     fn full(outcome: Outcome) -> Standing {
-        Standing { outcome, preview: Some(NodePreview::default()), waiting: vec![NodeWaiting::default()] }
+        Standing { outcome, preview: Some(NodePreview::default()), waiting: vec![NodeWaiting::default()], stage: None }
     }
 
     #[test]

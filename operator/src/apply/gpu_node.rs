@@ -11,7 +11,7 @@ use kube::{
     Api,
     api::{DeleteParams, Patch, Preconditions},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 impl Writer {
     pub(super) async fn apply_gpu_node(
@@ -20,8 +20,6 @@ impl Writer {
         name: &str,
         change: GpuNodeChange,
     ) -> Result<(), ApplyError> {
-        // An answer that cannot be read is no failure to write.
-        let gpu_nodes: Api<Readable<GpuNode>> = Api::all(self.client.clone());
         match change {
             GpuNodeChange::None => return Ok(()),
             GpuNodeChange::Create(gpu_node) => {
@@ -30,19 +28,16 @@ impl Writer {
                 controller
                     .with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Create, now, effects));
             }
-            GpuNodeChange::Configure { resource_version, config } => {
-                // With the resourceVersion it is refused when something changed meanwhile.
-                let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": {"config": config}});
-                let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(patch)).await;
-                let gpu_node = patched.map_err(ApplyError::request(format!("patch gpunode {name}")))?;
-                // The watch has logged what is wrong with it.
-                if let Some(gpu_node) = gpu_node.into_object() {
-                    controller
-                        .with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Change, now, effects));
-                }
+            GpuNodeChange::Configure { resource_version, config, step } => {
+                let spec = json!({"config": config, "step": step});
+                self.patch_gpu_node(controller, name, resource_version, spec).await?;
+            }
+            GpuNodeChange::EndStep { resource_version } => {
+                self.patch_gpu_node(controller, name, resource_version, json!({"step": null})).await?;
             }
             GpuNodeChange::Delete { uid, resource_version } => {
                 let guard = Preconditions { uid: Some(uid), resource_version: Some(resource_version.clone()) };
+                let gpu_nodes: Api<Readable<GpuNode>> = Api::all(self.client.clone());
                 let deleted = gpu_nodes.delete(name, &DeleteParams::default().preconditions(guard)).await;
                 deleted.map_err(ApplyError::request(format!("delete gpunode {name}")))?;
                 let version = &resource_version;
@@ -51,6 +46,25 @@ impl Writer {
         }
         self.wrote(Kind::GpuNode);
         tracing::info!(node = name, "wrote configuration");
+        Ok(())
+    }
+    async fn patch_gpu_node(
+        &self,
+        controller: &Controller,
+        name: &str,
+        resource_version: String,
+        spec: Value,
+    ) -> Result<(), ApplyError> {
+        // An answer that cannot be read is no failure to write.
+        let gpu_nodes: Api<Readable<GpuNode>> = Api::all(self.client.clone());
+        // With the resourceVersion it is refused when something changed meanwhile.
+        let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": spec});
+        let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(patch)).await;
+        let gpu_node = patched.map_err(ApplyError::request(format!("patch gpunode {name}")))?;
+        // The watch has logged what is wrong with it.
+        if let Some(gpu_node) = gpu_node.into_object() {
+            controller.with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Change, now, effects));
+        }
         Ok(())
     }
 }

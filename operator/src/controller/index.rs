@@ -9,10 +9,15 @@ use crate::controller::{
     work::{DaemonSetWork, Effects, Key, NodeWork, StatusWork},
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy, Mode, NodeCounts};
-use gpunode_plan::{AgentPods, NodeFacts, NodePlan, PolicySet, Tally, plan_node, policy_daemonset_name, policy_status};
+use gpunode_plan::{
+    AgentPods, NodeFacts, NodePlan, PolicySet, Tally, Turn, plan_node_at, policy_daemonset_name, policy_status,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 /// The caches and everything that is derived from them.
 #[derive(Debug)]
@@ -26,6 +31,8 @@ pub struct Index {
     outcomes: Outcomes,
     /// Why the API server did not take the last write for a node.
     refusals: HashMap<String, String>,
+    /// Policies whose rollouts may go on.
+    moved: BTreeSet<String>,
 }
 
 impl Index {
@@ -39,6 +46,7 @@ impl Index {
             set: PolicySet::default(),
             outcomes: Outcomes::default(),
             refusals: HashMap::new(),
+            moved: BTreeSet::new(),
         }
     }
 
@@ -147,6 +155,7 @@ impl Index {
                 self.plan(&changed.name, now, effects);
             }
         }
+        self.advance(effects);
     }
 
     fn replan_all(&mut self, now: Timestamp, effects: &mut Effects) {
@@ -154,10 +163,23 @@ impl Index {
             for name in self.nodes.names() {
                 self.plan(&name, now, effects);
             }
+            self.moved.extend(self.set.iter().map(|policy| policy.name.clone()));
+            self.advance(effects);
         }
     }
 
-    /// Plans one node again and counts the result.
+    /// Grants turns in the rollouts that may go on. Everything that followed from a change is counted by then, so that the
+    /// order in which nodes were looked at does not matter.
+    fn advance(&mut self, effects: &mut Effects) {
+        for name in std::mem::take(&mut self.moved) {
+            let (Some(policy), Some(rollout)) = (self.set.get(&name), self.outcomes.rollout(&name)) else { continue };
+            for node in rollout.advance(&policy.pace) {
+                effects.wake(Key::Node(node));
+            }
+        }
+    }
+
+    /// Plans one node again, before its turn in a rollout, and counts the result.
     fn plan(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodePlan> {
         let Some(facts) = self.nodes.get(name) else {
             self.refusals.remove(name);
@@ -165,16 +187,18 @@ impl Index {
             return None;
         };
         let gpu_node = self.gpu_nodes.get(name).map(Arc::as_ref);
-        let plan = plan_node(&self.set, facts, gpu_node, now);
+        let plan = plan_node_at(Turn::Later, &self.set, facts, gpu_node, now);
         if plan.is_settled() {
             self.refusals.remove(name);
-        } else {
+        }
+        self.count(name, plan.standings_after(self.refusals.get(name).map(String::as_str)), effects);
+        let is_its_turn = self.outcomes.rollout_of(name).is_some_and(|(_, rollout)| rollout.is_granted(name));
+        if plan.has_work() || is_its_turn {
             effects.wake(Key::Node(name.to_owned()));
         }
         if let Some(at) = plan.recheck {
             effects.wake_at(Key::Node(name.to_owned()), at);
         }
-        self.count(name, plan.standings_after(self.refusals.get(name).map(String::as_str)), effects);
         Some(plan)
     }
 
@@ -184,29 +208,42 @@ impl Index {
             if let Some(object) = self.policies.get(&policy).filter(|policy| policy.spec.mode() == Mode::Enforce) {
                 effects.notices.extend(news.map(|(reason, message)| Notice::of_node(object, node, reason, &message)));
             }
+            self.moved.insert(policy.clone());
             effects.wake(Key::Status(policy));
         }
     }
 
-    /// What is to be written for one node.
+    /// What is to be written for one node. A node whose turn it is counts as changing from here on.
     pub fn node_work(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodeWork> {
-        let plan = self.plan(name, now, effects)?;
+        let mut plan = self.plan(name, now, effects)?;
+        self.advance(effects);
+        if plan.waits && self.outcomes.rollout_of(name).is_some_and(|(_, rollout)| rollout.take_turn(name)) {
+            let (facts, gpu_node) = (self.nodes.get(name)?, self.gpu_nodes.get(name).map(Arc::as_ref));
+            plan = plan_node_at(Turn::Now, &self.set, facts, gpu_node, now);
+        }
         // It is being worked on; a wake for right now would only come back.
         effects.wakes.retain(|wake| wake.at.is_some() || wake.key != Key::Node(name.to_owned()));
-        (!plan.is_settled()).then_some(NodeWork { patch: plan.patch, gpu_node: plan.gpu_node })
+        plan.has_work().then_some(NodeWork { patch: plan.patch, gpu_node: plan.gpu_node })
     }
 
     /// Remembers whether the API server refused a write, so that nobody waits for a node that cannot be written.
     pub fn node_written(&mut self, name: &str, refusal: Option<String>, now: Timestamp, effects: &mut Effects) {
-        if self.refusals.get(name) == refusal.as_ref() {
-            return;
+        if refusal.is_some()
+            && let Some((policy, rollout)) = self.outcomes.rollout_of(name)
+        {
+            rollout.give_back(name);
+            self.moved.insert(policy.to_owned());
         }
-        match refusal {
-            Some(refusal) => drop(self.refusals.insert(name.to_owned(), refusal)),
-            None => drop(self.refusals.remove(name)),
+        if self.refusals.get(name) != refusal.as_ref() {
+            match refusal {
+                Some(refusal) => drop(self.refusals.insert(name.to_owned(), refusal)),
+                None => drop(self.refusals.remove(name)),
+            }
+            self.plan(name, now, effects);
         }
+        self.advance(effects);
         // The queue sees to the next try.
-        self.node_work(name, now, effects);
+        effects.wakes.retain(|wake| wake.at.is_some() || wake.key != Key::Node(name.to_owned()));
     }
 
     /// The status of one policy, where it differs from what it is to be.

@@ -46,7 +46,9 @@ impl Notice {
                     policy: policy.object_ref(&()),
                     node: None,
                     is_warning: (type_ != ConditionType::Ready && condition.status == "True")
-                        || condition.reason == Reason::InvalidSpec.as_str(),
+                        || [Reason::InvalidSpec, Reason::RolloutStopped]
+                            .iter()
+                            .any(|it| condition.reason == it.as_str()),
                     reason: condition.reason.clone(),
                     message: format!("{}: {}", condition.type_, condition.message),
                 })

@@ -1,7 +1,7 @@
 //! What became of each policy on each node, and the same summed up by policy.
 
 use gpunode_crds::Reason;
-use gpunode_plan::{Outcome, Standing, Tally};
+use gpunode_plan::{Outcome, Rollout, Standing, Tally};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Where each policy stands on one node, by name.
@@ -36,8 +36,9 @@ impl Outcomes {
                 if let Some(old) = old {
                     tally.remove(node, &old.outcome);
                 }
-                if let Some(new) = new {
-                    tally.add(node, new);
+                match new {
+                    Some(new) => tally.add(node, new),
+                    None => tally.rollout.put(node, None),
                 }
                 Transition { policy, news: news(old.map(|it| &it.outcome), new.map(|it| &it.outcome)) }
             })
@@ -51,6 +52,18 @@ impl Outcomes {
     /// The sum for a policy, where it matches any node.
     pub fn tally(&self, policy: &str) -> Option<&Tally> {
         self.tallies.get(policy)
+    }
+
+    /// The rollout of a policy.
+    pub fn rollout(&mut self, policy: &str) -> Option<&mut Rollout> {
+        self.tallies.get_mut(policy).map(|tally| &mut tally.rollout)
+    }
+
+    /// The rollout that a node is part of, and its policy.
+    pub fn rollout_of(&mut self, node: &str) -> Option<(&str, &mut Rollout)> {
+        let standings = self.nodes.get(node)?;
+        let (policy, _) = standings.iter().find(|(_, standing)| standing.stage.is_some())?;
+        Some((policy, &mut self.tallies.get_mut(policy)?.rollout))
     }
 
     /// Forgets the sums of policies that are gone.

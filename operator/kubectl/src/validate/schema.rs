@@ -134,6 +134,7 @@ mod tests {
             "properties",
             "required",
             "type",
+            "x-kubernetes-int-or-string",
             "x-kubernetes-list-map-keys",
             "x-kubernetes-list-type",
             "x-kubernetes-validations",

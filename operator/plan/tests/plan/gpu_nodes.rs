@@ -6,10 +6,13 @@ use gpunode_crds::{
     Agent, AgentMode, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason, RejectedConfiguration,
     ResourceStatus, WaitingDevice,
 };
-use gpunode_plan::{GpuNodeChange, NodePlan, Outcome, PROGRESS_DEADLINE, PolicySet, plan_node};
+use gpunode_plan::{GpuNodeChange, NodePlan, Outcome, PolicySet, plan_node};
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
+
+/// Where a policy does not say.
+const PROGRESS_DEADLINE: SignedDuration = SignedDuration::from_mins(10);
 
 fn governing() -> GpuNodePolicy {
     policy("p", "{nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}}")
@@ -105,7 +108,7 @@ fn agents_own_gpu_node_gets_the_configuration_under_a_guard() {
     world.gpu_node = Some(gpu_node);
     let change = world.plan(&[governing()]).gpu_node;
     assert!(change.gives_configuration());
-    let GpuNodeChange::Configure { resource_version, config } = change else { panic!() };
+    let GpuNodeChange::Configure { resource_version, config, step: None } = change else { panic!() };
     assert_eq!((resource_version.as_str(), config.unwrap().policy.as_str()), ("3", "p"));
     assert_eq!(world.plan(&[]).gpu_node, GpuNodeChange::None);
 }
@@ -118,7 +121,7 @@ fn gpu_node_without_configuration_stays_where_there_are_gpus_and_goes_where_ther
     assert_eq!(world.plan(&[]).gpu_node, gone);
     let status = GpuNodeStatus { gpus: vec![GpuDevice::default()], ..GpuNodeStatus::default() };
     world.gpu_node.as_mut().unwrap().status = Some(status);
-    let withdrawn = GpuNodeChange::Configure { resource_version: "7".to_owned(), config: None };
+    let withdrawn = GpuNodeChange::Configure { resource_version: "7".to_owned(), config: None, step: None };
     assert_eq!(world.plan(&[]).gpu_node, withdrawn);
     assert!(!withdrawn.gives_configuration() && !gone.gives_configuration());
 }

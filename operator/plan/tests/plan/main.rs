@@ -6,5 +6,6 @@ mod gpu_nodes;
 mod mps;
 mod nodes;
 mod properties;
+mod rollouts;
 mod statuses;
 mod world;

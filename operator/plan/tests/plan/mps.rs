@@ -134,7 +134,7 @@ fn gpu_node_that_says_that_a_daemon_is_left_is_not_deleted() {
     gpu_node.spec = created.spec;
     gpu_node.metadata.resource_version = Some("7".to_owned());
     world.gpu_node = Some(gpu_node);
-    let withdrawn = GpuNodeChange::Configure { resource_version: "7".to_owned(), config: None };
+    let withdrawn = GpuNodeChange::Configure { resource_version: "7".to_owned(), config: None, step: None };
     assert_eq!(world.plan(&[]).gpu_node, withdrawn);
     world.gpu_node.as_mut().unwrap().status = Some(serde_json::from_value(json!({})).unwrap());
     assert!(matches!(world.plan(&[]).gpu_node, GpuNodeChange::Delete { .. }));

@@ -2,7 +2,7 @@
 
 use crate::world::{now, policy};
 use gpunode_crds::{GpuNodePolicyStatus, NodeWaiting, Reason};
-use gpunode_plan::{Outcome, PolicySet, Standing, Tally, policy_status};
+use gpunode_plan::{Outcome, PolicySet, Stage, Standing, Tally, policy_status};
 use jiff::SignedDuration;
 
 fn status(spec: &str, outcomes: &[Outcome], before: Option<&GpuNodePolicyStatus>, seconds: i64) -> GpuNodePolicyStatus {
@@ -156,4 +156,48 @@ fn transition_times_move_only_with_the_status() {
     let seconds: Vec<_> =
         later.conditions.iter().map(|it| it.last_transition_time.0.as_second() - now().as_second()).collect();
     assert_eq!(seconds, [60, 60, 0, 0, 0]);
+}
+
+/// The conditions where each of some nodes is at a stage.
+fn of_rollout(stages: &[(&str, Stage)]) -> Vec<String> {
+    let policies = PolicySet::new(&[policy("p", "{nodeSelector: {}}")]);
+    let mut tally = Tally::default();
+    for (node, stage) in stages {
+        let outcome = match stage {
+            Stage::Done => Outcome::Ready,
+            Stage::Stopped(_) => Outcome::failed(Reason::MemoryBelowUnit, "m"),
+            Stage::Outside | Stage::Pending | Stage::Stepping => Outcome::Updating,
+        };
+        tally.add(node, &Standing { stage: Some(stage.clone()), ..outcome.into() });
+    }
+    conditions(&policy_status(policies.get("p").unwrap(), &tally, None, now()))
+}
+
+#[test]
+fn rollout_says_how_far_it_is() {
+    let stages = [("a", Stage::Done), ("b", Stage::Done), ("c", Stage::Stepping), ("d", Stage::Pending)];
+    let words = "2 of 4 nodes have the new configuration; c is being changed";
+    assert_eq!(
+        of_rollout(&stages)[..3],
+        [
+            format!("Ready=False NodesUpdating: {words}"),
+            format!("Reconciling=True NodesUpdating: {words}"),
+            "Stalled=False UpToDate: the spec can be carried out".to_owned(),
+        ]
+    );
+}
+
+#[test]
+fn stopped_rollout_is_stalled_and_nothing_is_under_way() {
+    let stages = [("a", Stage::Done), ("b", Stage::Stopped("MemoryBelowUnit: m".to_owned())), ("c", Stage::Pending)];
+    let words = "stopped at b, which failed: MemoryBelowUnit: m; 1 of 3 nodes has the new configuration; no other node \
+                 changes until the spec does";
+    assert_eq!(
+        of_rollout(&stages)[..3],
+        [
+            format!("Ready=False RolloutStopped: {words}"),
+            "Reconciling=False UpToDate: nothing is under way".to_owned(),
+            format!("Stalled=True RolloutStopped: {words}"),
+        ]
+    );
 }

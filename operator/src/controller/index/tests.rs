@@ -73,13 +73,18 @@ impl Scene {
     /// Carries out the work for a node as the API server would.
     fn write_node(&mut self, name: &str) {
         let work = self.node_work(name).expect("there is something to write");
+        self.patch_node(name, &work.patch.expect("the node is patched"));
+    }
+
+    fn patch_node(&mut self, name: &str, patch: &json_patch::Patch) {
         let facts = self.index.nodes.get(name).unwrap().clone();
         let mut node = json!({"metadata": {"name": name, "uid": name, "labels": facts.labels, "annotations": {}}});
+        node["status"]["conditions"] = json!([{"type": "Ready", "status": if facts.ready { "True" } else { "False" }}]);
         if let Some(owned) = &facts.owned {
             node["metadata"]["annotations"]["gpunode.dev/owned"] = json!(owned);
         }
         node["metadata"]["resourceVersion"] = json!(facts.resource_version);
-        json_patch::patch(&mut node, &work.patch.expect("the node is patched")).unwrap();
+        json_patch::patch(&mut node, patch).unwrap();
         node["metadata"]["resourceVersion"] = json!(self.next_version());
         let facts = NodeFacts::of(&serde_json::from_value::<Node>(node).unwrap());
         self.go(|index, now, effects| index.update_node(facts, now, effects));
@@ -311,3 +316,5 @@ fn governed_node_gets_its_configuration_once() {
     scene.go(|index, now, effects| index.update_gpu_node(*gpu_node, Write::Create, now, effects));
     assert_eq!(scene.node_work("n").unwrap().gpu_node, GpuNodeChange::None);
 }
+
+mod rollouts;

@@ -30,7 +30,7 @@ impl Checked {
 
     /// Checks a value against its schema.
     pub fn value(&mut self, schema: &Value, value: &Value, path: &str) {
-        let wanted = schema.get("type").and_then(Value::as_str).unwrap_or_default();
+        let wanted = wanted_type(schema);
         if !(is_type(wanted, value) || (value.is_null() && is_nullable(schema))) {
             // Each field of an object where there can be none has been called unknown.
             if value.as_object().is_some_and(|fields| !fields.is_empty()) && !is_open(path) {
@@ -152,8 +152,19 @@ fn bound(schema: &Value, name: &str) -> Option<usize> {
     schema.get(name)?.as_u64().and_then(|bound| usize::try_from(bound).ok())
 }
 
+/// The words of the API server for a value that may be an integer or a string.
+const INT_OR_STRING: &str = "integer,string";
+
+fn wanted_type(schema: &Value) -> &str {
+    match schema.get("x-kubernetes-int-or-string") {
+        Some(Value::Bool(true)) => INT_OR_STRING,
+        _ => schema.get("type").and_then(Value::as_str).unwrap_or_default(),
+    }
+}
+
 fn is_type(wanted: &str, value: &Value) -> bool {
     match wanted {
+        INT_OR_STRING => is_type("integer", value) || is_type("string", value),
         "integer" => value.is_i64() || value.is_u64(),
         "number" => value.is_number(),
         "" => true,

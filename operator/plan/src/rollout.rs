@@ -1,0 +1,151 @@
+//! How a new configuration goes through the nodes of one policy: who may change next, and where it stops. Kept node by node;
+//! a change of one node costs the logarithm of their number.
+//!
+//! | stage | the node | counts against the budget |
+//! |---|---|---|
+//! | `Outside` | is down, was failing already, or has its first configuration: nobody waits for it | no |
+//! | `Pending` | works with another configuration | once it is granted its turn |
+//! | `Stepping` | has been given the wanted configuration at its turn | yes |
+//! | `Stopped` | failed with it, or is not there in time: no other node gets it | no |
+//! | `Done` | has it in force | no |
+//!
+//! A node that is granted its turn stays so until it is written, refused or something else becomes of it, whatever is lost on
+//! the way: what may have been written counts as written.
+
+use gpunode_crds::RolloutPace;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Most nodes that a sentence names.
+const NAMED: usize = 3;
+
+/// Where a node is on its way to the configuration of the policy that governs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Nobody waits for it.
+    Outside,
+    /// It works, with another configuration.
+    Pending,
+    /// It is changing, having worked before.
+    Stepping,
+    /// It worked before and failed with this configuration, as said.
+    Stopped(String),
+    /// It has the configuration in force.
+    Done,
+}
+
+/// The nodes that one policy governs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rollout {
+    stages: HashMap<String, Stage>,
+    done: usize,
+    /// Pending without a turn: those that the API server refused last, then by name.
+    pending: BTreeSet<(bool, String)>,
+    /// Pending, and next to be written.
+    granted: BTreeSet<String>,
+    /// Pending, and perhaps written already.
+    writing: BTreeSet<String>,
+    stepping: BTreeSet<String>,
+    stopped: BTreeMap<String, String>,
+}
+
+impl Rollout {
+    /// Takes in where a node is; nowhere once the policy does not govern it.
+    pub fn put(&mut self, node: &str, stage: Option<&Stage>) {
+        if self.stages.get(node) == stage {
+            return;
+        }
+        match self.stages.remove(node) {
+            None | Some(Stage::Outside) => {}
+            Some(Stage::Done) => self.done = self.done.saturating_sub(1),
+            Some(Stage::Pending) => self.forget_turn(node),
+            Some(Stage::Stepping) => drop(self.stepping.remove(node)),
+            Some(Stage::Stopped(_)) => drop(self.stopped.remove(node)),
+        }
+        match stage {
+            None => return,
+            Some(Stage::Outside) => {}
+            Some(Stage::Done) => self.done += 1,
+            Some(Stage::Pending) => drop(self.pending.insert((false, node.to_owned()))),
+            Some(Stage::Stepping) => drop(self.stepping.insert(node.to_owned())),
+            Some(Stage::Stopped(message)) => drop(self.stopped.insert(node.to_owned(), message.clone())),
+        }
+        self.stages.extend(stage.map(|stage| (node.to_owned(), stage.clone())));
+    }
+
+    /// Grants turns as far as the budget goes, by name, and takes back those that go beyond it. Returns the nodes whose turn it
+    /// now is.
+    pub fn advance(&mut self, pace: &RolloutPace) -> Vec<String> {
+        let on_the_way = self.stepping.len() + self.writing.len();
+        let free = if self.stopped.is_empty() { pace.budget(self.stages.len()).saturating_sub(on_the_way) } else { 0 };
+        while self.granted.len() > free
+            && let Some(node) = self.granted.pop_last()
+        {
+            self.pending.insert((false, node));
+        }
+        let mut next = Vec::new();
+        while self.granted.len() < free
+            && let Some((_, node)) = self.pending.pop_first()
+        {
+            self.granted.insert(node.clone());
+            next.push(node);
+        }
+        next
+    }
+
+    /// Whether it is the turn of a pending node.
+    pub fn is_granted(&self, node: &str) -> bool {
+        self.granted.contains(node) || (self.writing.contains(node) && self.stopped.is_empty())
+    }
+
+    /// Takes the turn of a pending node, if it is its turn: from here on it counts as written.
+    pub fn take_turn(&mut self, node: &str) -> bool {
+        let is_granted = self.is_granted(node);
+        if self.granted.remove(node) {
+            self.writing.insert(node.to_owned());
+        }
+        is_granted
+    }
+
+    /// Gives a turn back, since the API server refused the write. Others come first now.
+    pub fn give_back(&mut self, node: &str) {
+        if self.stages.get(node) == Some(&Stage::Pending) {
+            self.forget_turn(node);
+            self.pending.insert((true, node.to_owned()));
+        }
+    }
+
+    fn forget_turn(&mut self, node: &str) {
+        self.granted.remove(node);
+        self.writing.remove(node);
+        for refused in [false, true] {
+            self.pending.remove(&(refused, node.to_owned()));
+        }
+    }
+
+    /// The first node by name that stopped the rollout, and why.
+    pub fn stopped(&self) -> Option<(&str, &str)> {
+        self.stopped.first_key_value().map(|(node, message)| (node.as_str(), message.as_str()))
+    }
+
+    /// How far a change has come, in words; nothing where none is under way.
+    pub fn progress(&self) -> Option<String> {
+        let waiting = self.pending.len() + self.granted.len() + self.writing.len();
+        if waiting + self.stepping.len() + self.stopped.len() == 0 {
+            return None;
+        }
+        let (done, all) = (self.done, self.stages.len());
+        let have = if done == 1 { "has" } else { "have" };
+        let changing: Vec<_> = self.stepping.iter().take(NAMED).map(String::as_str).collect();
+        let more = self.stepping.len() - changing.len();
+        let changing = match (changing.len(), more) {
+            (0, _) => String::new(),
+            (1, 0) => format!("; {} is being changed", changing.join("")),
+            (_, 0) => format!("; {} are being changed", changing.join(", ")),
+            (_, more) => format!("; {} and {more} more are being changed", changing.join(", ")),
+        };
+        Some(format!("{done} of {all} nodes {have} the new configuration{changing}"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

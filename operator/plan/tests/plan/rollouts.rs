@@ -1,0 +1,192 @@
+//! Where a node is in the rollout of its policy, and what is written at its turn and before.
+
+use crate::world::{World, now, policy};
+use gpunode_config::Document;
+use gpunode_crds::{
+    Agent, AgentMode, Configuration, ConfigurationStep, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason,
+    RejectedConfiguration,
+};
+use gpunode_plan::{GpuNodeChange, NodePlan, Outcome, PolicySet, Stage, Turn, plan_node_at};
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde_json::json;
+
+fn old() -> GpuNodePolicy {
+    policy("p", "{nodeSelector: {}, devicePlugin: {}, rollout: {progressDeadline: 5m}}")
+}
+
+fn new() -> GpuNodePolicy {
+    policy("p", "{nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}, rollout: {progressDeadline: 5m}}")
+}
+
+fn configuration(policy: &GpuNodePolicy) -> Configuration {
+    let document = Document::of(policy.spec.device_plugin.as_ref().unwrap());
+    let name = policy.metadata.name.clone().unwrap();
+    Configuration { policy: name, version: 1, hash: document.hash, document: document.text }
+}
+
+fn step() -> ConfigurationStep {
+    ConfigurationStep { started_at: Time(now()) }
+}
+
+/// A node whose `GpuNode` has the configuration `given`, maybe at its turn, and whose agent reports `in_force`.
+fn world(given: &GpuNodePolicy, step: Option<ConfigurationStep>, in_force: &GpuNodePolicy, ready: bool) -> World {
+    let mut world = World::sample();
+    world.converge(std::slice::from_ref(given));
+    let mut gpu_node = GpuNode::new("n", GpuNodeSpec { config: Some(configuration(given)), step });
+    gpu_node.metadata.resource_version = Some("7".to_owned());
+    gpu_node.metadata.managed_fields =
+        Some(serde_json::from_value(json!([{"manager": "gpunode-operator", "time": "2026-01-01T00:00:00Z"}])).unwrap());
+    gpu_node.status = Some(GpuNodeStatus {
+        agent: Some(Agent { mode: AgentMode::DevicePlugin, config_versions: vec![1], ..Agent::default() }),
+        config_hash: Some(configuration(in_force).hash),
+        conditions: vec![Condition {
+            type_: "Ready".to_owned(),
+            status: if ready { "True" } else { "False" }.to_owned(),
+            reason: if ready { Reason::Registered } else { Reason::Registering }.as_str().to_owned(),
+            message: "as the agent says".to_owned(),
+            last_transition_time: Time(now()),
+            observed_generation: None,
+        }],
+        ..GpuNodeStatus::default()
+    });
+    world.gpu_node = Some(gpu_node);
+    world
+}
+
+fn down(mut world: World) -> World {
+    world.node["status"]["conditions"][0]["status"] = json!("Unknown");
+    world.node["metadata"]["creationTimestamp"] = json!("2025-01-01T00:00:00Z");
+    world
+}
+
+fn rejecting(mut world: World, rejected: &GpuNodePolicy) -> World {
+    let hash = configuration(rejected).hash;
+    world.gpu_node.as_mut().unwrap().status.as_mut().unwrap().rejected_config =
+        Some(RejectedConfiguration { hash, message: "no".to_owned() });
+    world
+}
+
+fn plan_at(turn: Turn, world: &World, policies: &[GpuNodePolicy], minutes: i64) -> NodePlan {
+    let later = now() + SignedDuration::from_mins(minutes);
+    plan_node_at(turn, &PolicySet::new(policies), &world.facts(), world.gpu_node.as_ref(), later)
+}
+
+fn plan(world: &World, policy: GpuNodePolicy, minutes: i64) -> NodePlan {
+    plan_at(Turn::Now, world, &[policy], minutes)
+}
+
+fn given(change: &GpuNodeChange) -> Option<(&str, bool)> {
+    match change {
+        GpuNodeChange::Configure { config: Some(config), step, .. } => Some((&config.hash, step.is_some())),
+        _ => None,
+    }
+}
+
+#[test]
+fn node_that_works_waits_for_its_turn_and_counts_as_updating() {
+    let world = world(&old(), None, &old(), true);
+    let waiting = plan_at(Turn::Later, &world, &[new()], 0);
+    assert_eq!(
+        (waiting.stage.clone(), &waiting.gpu_node, waiting.waits),
+        (Some(Stage::Pending), &GpuNodeChange::None, true)
+    );
+    assert_eq!(waiting.outcomes["p"], Outcome::Updating);
+    assert!(!waiting.is_settled() && !waiting.has_work());
+    let plan = plan(&world, new(), 0);
+    let hash = configuration(&new()).hash;
+    assert_eq!(given(&plan.gpu_node), Some((hash.as_str(), true)));
+}
+
+#[test]
+fn turn_ends_with_one_more_write_when_the_configuration_is_in_force() {
+    let stepping = world(&new(), Some(step()), &old(), true);
+    let on_its_way = plan(&stepping, new(), 1);
+    assert_eq!((on_its_way.stage, on_its_way.gpu_node), (Some(Stage::Stepping), GpuNodeChange::None));
+    assert_eq!(on_its_way.outcomes["p"], Outcome::Updating);
+    assert_eq!(on_its_way.recheck, Some(now() + SignedDuration::from_mins(5)));
+
+    let there = plan(&world(&new(), Some(step()), &new(), true), new(), 1);
+    assert_eq!((there.stage, &there.outcomes["p"]), (Some(Stage::Done), &Outcome::Ready));
+    assert_eq!(there.gpu_node, GpuNodeChange::EndStep { resource_version: "7".to_owned() });
+    let settled = plan(&world(&new(), None, &new(), true), new(), 1);
+    assert_eq!((settled.stage, settled.gpu_node), (Some(Stage::Done), GpuNodeChange::None));
+}
+
+#[test]
+fn node_that_fails_or_takes_too_long_at_its_turn_stops_the_rollout() {
+    let rejecting = rejecting(world(&new(), Some(step()), &old(), true), &new());
+    let rejected = plan(&rejecting, new(), 0);
+    assert_eq!(rejected.stage, Some(Stage::Stopped("ConfigurationRejected: no".to_owned())));
+
+    let late = plan(&world(&new(), Some(step()), &new(), false), new(), 5);
+    let message = "not in force 5m after it was written: as the agent says";
+    assert_eq!(late.outcomes["p"], Outcome::failed(Reason::ProgressDeadlineExceeded, message));
+    assert_eq!(late.stage, Some(Stage::Stopped(format!("ProgressDeadlineExceeded: {message}"))));
+}
+
+#[test]
+fn node_that_failed_gets_the_next_configuration_at_once_and_outside_the_budget() {
+    let failed = rejecting(world(&new(), Some(step()), &old(), true), &new());
+    let plan = plan_at(Turn::Later, &failed, &[old()], 1);
+    assert_eq!((plan.stage, plan.waits), (Some(Stage::Outside), false));
+    assert_eq!(given(&plan.gpu_node), Some((configuration(&old()).hash.as_str(), false)));
+}
+
+#[test]
+fn node_that_is_changing_goes_on_to_the_next_configuration_in_its_place() {
+    let plan = plan_at(Turn::Later, &world(&new(), Some(step()), &old(), true), &[old()], 1);
+    assert_eq!(plan.stage, Some(Stage::Stepping));
+    let GpuNodeChange::Configure { step: Some(step), .. } = plan.gpu_node else { panic!("{:?}", plan.gpu_node) };
+    assert_eq!(step.started_at.0, now() + SignedDuration::from_mins(1));
+}
+
+#[test]
+fn node_that_never_worked_is_outside_the_budget() {
+    for world in [World::sample(), world(&old(), None, &new(), true)] {
+        let plan = plan_at(Turn::Later, &world, &[new()], 1);
+        assert_eq!((plan.stage, plan.waits), (Some(Stage::Outside), false), "{world:?}");
+        assert!(plan.gpu_node.gives_configuration());
+    }
+}
+
+#[test]
+fn node_whose_agent_starts_again_has_worked_before() {
+    let plan = plan_at(Turn::Later, &world(&old(), None, &old(), false), &[new()], 1);
+    assert_eq!((plan.stage, plan.waits), (Some(Stage::Pending), true));
+}
+
+#[test]
+fn node_that_is_down_gets_the_configuration_when_it_is_back_and_holds_nobody() {
+    let plan = plan_at(Turn::Later, &down(world(&old(), None, &old(), true)), &[new()], 1);
+    assert_eq!((plan.stage, plan.gpu_node), (Some(Stage::Outside), GpuNodeChange::None));
+    assert!(matches!(plan.outcomes["p"], Outcome::Failed { reason: Reason::NodeNotReady, .. }));
+}
+
+#[test]
+fn node_that_goes_down_at_its_turn_keeps_its_place_until_the_deadline() {
+    let down = down(world(&new(), Some(step()), &old(), true));
+    let early = plan(&down, new(), 4);
+    assert_eq!((early.stage, early.recheck), (Some(Stage::Stepping), Some(now() + SignedDuration::from_mins(5))));
+    assert!(matches!(early.outcomes["p"], Outcome::Failed { reason: Reason::NodeNotReady, .. }));
+    assert_eq!(plan(&down, new(), 5).stage, Some(Stage::Outside));
+}
+
+#[test]
+fn node_that_breaks_after_its_turn_stops_nothing() {
+    let plan = plan(&world(&new(), None, &new(), false), new(), 60);
+    assert_eq!(plan.stage, Some(Stage::Outside));
+}
+
+#[test]
+fn agent_of_another_policy_is_placed_with_the_configuration() {
+    let other = policy("q", "{priority: 1, nodeSelector: {}, labels: {x: y}, devicePlugin: {passDeviceSpecs: true}}");
+    let world = world(&old(), None, &old(), true);
+    let patched = |plan: &NodePlan| serde_json::to_string(&plan.patch).unwrap();
+    let waiting = plan_at(Turn::Later, &world, &[old(), other.clone()], 0);
+    assert!(waiting.waits && patched(&waiting).contains("labels/x") && !patched(&waiting).contains("policy.q"));
+    let granted = plan_at(Turn::Now, &world, &[old(), other.clone()], 0);
+    assert!(patched(&granted).contains("policy.q"));
+    let orphaned = plan_at(Turn::Later, &world, &[other], 0);
+    assert!(patched(&orphaned).contains("policy.q"), "the DaemonSet of the old policy is gone");
+}

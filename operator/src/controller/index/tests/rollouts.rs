@@ -1,0 +1,198 @@
+//! Who changes next.
+
+use super::*;
+use crate::controller::work::Wake;
+
+const NODES: [&str; 4] = ["a", "b", "c", "d"];
+
+fn spec(pass: bool, rollout: &str) -> String {
+    format!("{{nodeSelector: {{}}, devicePlugin: {{passDeviceSpecs: {pass}}}, rollout: {rollout}}}")
+}
+
+/// What the agent of a node does with its configuration.
+#[derive(Clone, Copy, PartialEq)]
+enum Agent {
+    PutsInForce,
+    Rejects,
+}
+
+impl Scene {
+    /// Four nodes that work with the first configuration.
+    fn governed(rollout: &str) -> Self {
+        let mut scene = Self::warm();
+        scene.set_policy("p", &spec(false, rollout));
+        for name in NODES {
+            let version = scene.next_version();
+            let facts = NodeFacts::of(
+                &serde_json::from_value::<Node>(json!({
+                    "metadata": {"name": name, "uid": name, "resourceVersion": version},
+                    "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+                }))
+                .unwrap(),
+            );
+            scene.go(|index, now, effects| index.take_nodes(Change::Set(facts), now, effects));
+            assert!(scene.work_on(name), "its first configuration waits for nobody");
+            scene.report(name, Agent::PutsInForce);
+        }
+        assert_eq!(scene.index.counts()[0].1.ready, 4);
+        scene
+    }
+
+    /// A worker takes up a node, and the API server takes what it writes. Returns whether its configuration was written.
+    fn work_on(&mut self, name: &str) -> bool {
+        let Some(work) = self.node_work(name) else { return false };
+        let is_given = self.write_gpu_node(name, work.gpu_node);
+        if let Some(patch) = &work.patch {
+            self.patch_node(name, patch);
+        }
+        self.go(|index, now, effects| index.node_written(name, None, now, effects));
+        is_given
+    }
+
+    fn write_gpu_node(&mut self, name: &str, change: GpuNodeChange) -> bool {
+        let is_given = change.gives_configuration();
+        let known = self.index.gpu_nodes.get(name).map(|known| (**known).clone());
+        let (mut gpu_node, write) = match (change, known) {
+            (GpuNodeChange::Create(gpu_node), _) => (*gpu_node, Write::Create),
+            (GpuNodeChange::Configure { config, step, .. }, Some(mut gpu_node)) => {
+                (gpu_node.spec.config, gpu_node.spec.step) = (config, step);
+                (gpu_node, Write::Change)
+            }
+            (GpuNodeChange::EndStep { .. }, Some(mut gpu_node)) => {
+                gpu_node.spec.step = None;
+                (gpu_node, Write::Change)
+            }
+            _ => return false,
+        };
+        gpu_node.metadata.resource_version = Some(self.next_version());
+        self.go(|index, now, effects| index.update_gpu_node(gpu_node, write, now, effects));
+        is_given
+    }
+
+    /// The agent of a node does something with the configuration there, and the operator hears of it.
+    fn report(&mut self, name: &str, agent: Agent) {
+        let mut gpu_node = (**self.index.gpu_nodes.get(name).unwrap()).clone();
+        let given = gpu_node.spec.config.as_ref().unwrap().hash.clone();
+        let (in_force, rejected) = match agent {
+            Agent::PutsInForce => (json!(given), json!(null)),
+            Agent::Rejects => (json!("before"), json!({"hash": given, "message": "no"})),
+        };
+        let status = json!({
+            "agent": {"pod": "x", "podUid": "x", "mode": "DevicePlugin", "version": "1", "configVersions": [1]},
+            "configHash": in_force, "rejectedConfig": rejected,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Registered", "message": "m",
+                "lastTransitionTime": "1970-01-01T00:00:00Z"}],
+        });
+        gpu_node.status = Some(serde_json::from_value(status).unwrap());
+        gpu_node.metadata.resource_version = Some(self.next_version());
+        self.go(|index, now, effects| index.take_gpu_nodes(Change::Set(gpu_node), now, effects));
+    }
+
+    /// The nodes that are to be looked at now.
+    fn woken_nodes(&self) -> Vec<&str> {
+        let now = self.effects.wakes.iter().filter(|wake| wake.at.is_none());
+        let names: BTreeSet<_> =
+            now.filter_map(|wake| if let Key::Node(name) = &wake.key { Some(name.as_str()) } else { None }).collect();
+        names.into_iter().collect()
+    }
+
+    fn ready(&self) -> String {
+        let status = self.index.status_work("p", Timestamp::UNIX_EPOCH).expect("the status differs").status;
+        let condition = gpunode_crds::ConditionType::Ready.find(&status.conditions).unwrap();
+        format!("{} {}: {}", condition.status, condition.reason, condition.message)
+    }
+}
+
+#[test]
+fn nodes_change_one_after_the_other_in_the_order_of_their_names() {
+    let mut scene = Scene::governed("{maxUnavailable: 1}");
+    scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
+    for (index, name) in NODES.into_iter().enumerate() {
+        assert_eq!(scene.woken_nodes(), [name]);
+        assert!(NODES.iter().filter(|other| **other != name).all(|other| !scene.work_on(other)), "before {name}");
+        assert!(scene.work_on(name));
+        let have = if index == 1 { "has" } else { "have" };
+        let words =
+            format!("False NodesUpdating: {index} of 4 nodes {have} the new configuration; {name} is being changed");
+        assert_eq!(scene.ready(), words);
+        scene.report(name, Agent::PutsInForce);
+        let woken: Vec<String> = scene.woken_nodes().into_iter().map(str::to_owned).collect();
+        assert!(!scene.work_on(name), "the end of its turn is no configuration");
+        assert_eq!(scene.index.gpu_nodes.get(name).unwrap().spec.step, None);
+        scene.effects.wakes =
+            woken.iter().filter(|it| *it != name).map(|it| Wake { key: node(it), at: None }).collect();
+    }
+    assert_eq!(scene.index.counts()[0].1.ready, 4);
+}
+
+#[test]
+fn rollout_stops_at_the_node_that_rejects_and_resumes_with_another_spec() {
+    let mut scene = Scene::governed("{}");
+    scene.set_policy("p", &spec(true, "{}"));
+    assert!(scene.work_on("a"));
+    scene.report("a", Agent::PutsInForce);
+    assert!(scene.work_on("b"));
+    scene.report("b", Agent::Rejects);
+    assert_eq!(scene.woken_nodes(), [""; 0]);
+    assert!(!scene.work_on("c") && !scene.work_on("d"));
+    assert!(
+        scene
+            .ready()
+            .starts_with("False RolloutStopped: stopped at b, which failed: ConfigurationRejected: no; 1 of 4")
+    );
+
+    scene.set_policy("p", &spec(false, "{}"));
+    assert_eq!(scene.woken_nodes(), ["a", "b"], "b failed before and waits for nobody; c and d never changed");
+    assert!(scene.work_on("b") && scene.work_on("a"));
+    scene.report("b", Agent::PutsInForce);
+    scene.report("a", Agent::PutsInForce);
+    assert_eq!(scene.index.counts()[0].1.ready, 4);
+}
+
+#[test]
+fn larger_budget_wakes_the_next_nodes() {
+    let mut scene = Scene::governed("{}");
+    scene.set_policy("p", &spec(true, "{}"));
+    assert!(scene.work_on("a"));
+    scene.set_policy("p", &spec(true, "{maxUnavailable: 75%}"));
+    assert_eq!(scene.woken_nodes(), ["b", "c"]);
+}
+
+#[test]
+fn refused_write_holds_nobody_up() {
+    let mut scene = Scene::governed("{}");
+    scene.set_policy("p", &spec(true, "{}"));
+    assert!(scene.node_work("a").is_some());
+    assert!(scene.node_work("b").is_none(), "a may have been written");
+    scene.go(|index, now, effects| index.node_written("a", Some("denied".to_owned()), now, effects));
+    assert_eq!(scene.woken_nodes(), ["b"]);
+    assert_eq!(scene.index.counts()[0].1.failed, 1);
+    for name in ["b", "c", "d"] {
+        assert!(!scene.work_on("a") && scene.work_on(name), "{name}");
+        assert_eq!(scene.index.counts()[0].1.failed, 1, "the refusal is not forgotten");
+        scene.report(name, Agent::PutsInForce);
+        scene.work_on(name);
+    }
+    assert!(scene.work_on("a"));
+}
+
+#[test]
+fn new_leader_goes_on_where_the_old_one_was() {
+    let mut scene = Scene::governed("{}");
+    scene.set_policy("p", &spec(true, "{}"));
+    scene.go(Index::wake_everything);
+    assert_eq!(scene.woken_nodes(), ["a"], "what a standby was told is not lost");
+    assert!(scene.work_on("a"));
+    scene.go(Index::wake_everything);
+    assert_eq!(scene.woken_nodes(), [""; 0]);
+}
+
+#[test]
+fn node_that_leaves_makes_way() {
+    let mut scene = Scene::governed("{}");
+    scene.set_policy("p", &spec(true, "{}"));
+    assert!(scene.work_on("a"));
+    let gone = scene.facts("a", &json!({}));
+    scene.go(|index, now, effects| index.take_nodes(Change::Gone(Gone::of(&gone)), now, effects));
+    assert_eq!(scene.woken_nodes(), ["b"]);
+}
