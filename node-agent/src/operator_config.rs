@@ -125,6 +125,16 @@ mod tests {
     }
 
     #[test]
+    fn a_turn_in_a_rollout_is_no_new_configuration() {
+        let Seen::Present(object) = gpu_node("1", Some("{}")) else { unreachable!() };
+        let mut stepped = (*object).clone();
+        let started_at = serde_json::from_value(serde_json::json!("2026-01-01T00:00:00Z")).unwrap();
+        stepped.spec.step = Some(gpunode_crds::ConfigurationStep { started_at });
+        let mut source = Some("1".to_owned());
+        assert_eq!(instruction(&Seen::Present(Arc::new(stepped)), &mut source), Some(config("1", "{}")));
+    }
+
+    #[test]
     fn the_operator_withdraws_by_removing_the_configuration() {
         let mut source = None;
         assert_eq!(instruction(&Seen::Unknown, &mut source), None);

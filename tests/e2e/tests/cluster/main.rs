@@ -15,6 +15,7 @@ mod pods;
 mod policy;
 mod quiet;
 mod removal;
+mod rollout;
 mod samples;
 mod sharing;
 mod switching;

@@ -1,0 +1,72 @@
+//! A new configuration goes from node to node, stops at the first that fails with it, and goes on with a better one.
+
+use anyhow::{Result, ensure};
+use gpunode_e2e::{A100, Lab, NodeWatch, T4, V100, condition, eventually};
+use serde_json::Value;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_mins(1);
+const UNITS: &str = "nvidia.com/gpu-mem";
+
+/// Three nodes whose GPUs have 80, 15 and 32 GiB, in the order of their names.
+fn policy(unit: &str) -> String {
+    format!(
+        "apiVersion: gpunode.dev/v1alpha1
+kind: GpuNodePolicy
+metadata: {{name: rollout}}
+spec:
+  nodeSelector: {{matchExpressions: [{{key: pool, operator: In, values: [a100, inference, training]}}]}}
+  rollout: {{maxUnavailable: 1}}
+  devicePlugin: {{resources: [{{name: {UNITS}, sharing: {{strategy: Memory, unit: {unit}}}}}]}}
+"
+    )
+}
+
+fn hash(lab: &Lab, node: &str) -> Result<Value> {
+    Ok(lab.get(&["gpunode", node])?["spec"]["config"]["hash"].clone())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_rollout_stops_at_the_second_node_and_a_fixed_spec_resumes_it() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&policy("4Gi"))?;
+    lab.await_ready("rollout")?;
+    for (node, units) in [(A100, 8 * 20), (T4, 4 * 3), (V100, 8 * 8)] {
+        lab.await_allocatable(node, UNITS, units)?;
+    }
+    let before = hash(&lab, V100)?;
+
+    // No T4 has a unit of that size.
+    let v100 = NodeWatch::start(&lab, V100)?;
+    lab.apply(&policy("24Gi"))?;
+    let stopped = eventually("the rollout stops", LIMIT, || {
+        let policy = lab.get(&["gpunodepolicy", "rollout"])?;
+        let stalled = condition(&policy, "Stalled");
+        ensure!(stalled["status"] == "True" && stalled["reason"] == "RolloutStopped", "{}", policy["status"]);
+        Ok(policy)
+    })?;
+    let ready = condition(&stopped, "Ready");
+    assert_eq!((&ready["status"], &ready["reason"]), (&Value::from("False"), &Value::from("RolloutStopped")));
+    let message = ready["message"].as_str().unwrap_or_default();
+    for part in [T4, "MemoryBelowUnit", "1 of 3 nodes has the new configuration"] {
+        assert!(message.contains(part), "{message:?} does not say {part:?}");
+    }
+    assert_eq!(condition(&stopped, "Reconciling")["status"], "False", "{}", stopped["status"]);
+    lab.await_allocatable(A100, UNITS, 8 * 3)?;
+    assert_eq!(hash(&lab, V100)?, before, "no node after the second is changed");
+    assert_eq!(v100.allocatable(&lab, UNITS)?, [Some(64)]);
+
+    lab.apply(&policy("5Gi"))?;
+    lab.await_ready("rollout")?;
+    for (node, units) in [(A100, 8 * 16), (T4, 4 * 3), (V100, 8 * 6)] {
+        lab.await_allocatable(node, UNITS, units)?;
+    }
+    eventually("no turn is left", LIMIT, || {
+        for node in [A100, T4, V100] {
+            let node = lab.get(&["gpunode", node])?;
+            ensure!(node["spec"].get("step").is_none(), "{}", node["spec"]);
+        }
+        Ok(())
+    })
+}
