@@ -3,7 +3,7 @@
 
 use gpunode_crds::{GpuNode, GpuNodePolicy, Reason};
 use gpunode_gitops_tests::judge;
-use gpunode_plan::{Outcome, PolicySet, Tally, policy_status};
+use gpunode_plan::{Outcome, PolicySet, Stage, Standing, Tally, policy_status};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -27,10 +27,24 @@ fn schema_default(file: &str) -> Value {
 
 /// The policy with the status that the planner gives it where its nodes have these outcomes.
 fn reported(spec: &str, outcomes: &[Outcome]) -> GpuNodePolicy {
+    standing(spec, outcomes.iter().map(|outcome| outcome.clone().into()))
+}
+
+/// The policy where the second of three nodes stopped its rollout.
+fn stopped() -> GpuNodePolicy {
+    let nodes = [
+        (Outcome::Ready, Stage::Done),
+        (Outcome::failed(Reason::MemoryBelowUnit, "m"), Stage::Stopped("m".to_owned())),
+        (Outcome::Updating, Stage::Pending),
+    ];
+    standing(SPEC, nodes.map(|(outcome, stage)| Standing { stage: Some(stage), ..outcome.into() }))
+}
+
+fn standing(spec: &str, standings: impl IntoIterator<Item = Standing>) -> GpuNodePolicy {
     let mut policy = fresh(spec);
     let mut tally = Tally::default();
-    for (index, outcome) in outcomes.iter().enumerate() {
-        tally.add(&format!("node-{index}"), &outcome.clone().into());
+    for (index, standing) in standings.into_iter().enumerate() {
+        tally.add(&format!("node-{index}"), &standing);
     }
     let set = PolicySet::new(&[policy.clone()]);
     policy.status = Some(policy_status(set.get("p").unwrap(), &tally, policy.status.as_ref(), Timestamp::UNIX_EPOCH));
@@ -76,6 +90,7 @@ fn every_phase_of_a_policy_reads_as_meant() {
             "Progressing",
         ),
         ("preview", reported("{mode: Preview, nodeSelector: {}}", &[Outcome::Updating]), "Current", "Healthy"),
+        ("rollout stopped", stopped(), "Failed", "Degraded"),
         ("refused spec", reported(refused, &[]), "Failed", "Degraded"),
         ("refused spec with nodes", reported(refused, &[broken(), Outcome::Updating]), "Failed", "Degraded"),
         ("being deleted", then("deletionTimestamp", json!("2026-01-01T00:00:00Z")), "Terminating", "Progressing"),
