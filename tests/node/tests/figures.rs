@@ -6,37 +6,37 @@ use gpunode_scenario::{Scenario, Topology};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_millis(1);
-const CALLS: usize = 1000;
 const ROUNDS: u32 = 20;
 
 fn of_16(board: &str) -> Result<Node> {
     Node::new(Scenario::new("figures", board, 16, Topology::NvSwitch))
 }
 
-/// Prints the figures of one series; fails where there is a target and the median misses it.
+/// Prints the figures of one series; fails where there is a target and the 99th percentile misses it.
 #[expect(clippy::print_stdout, reason = "a measurement")]
 fn summary(what: &str, mut times: Vec<Duration>, target: Option<Duration>) -> Result<()> {
     times.sort();
     let at = |share: usize| times.get((times.len() * share / 100).min(times.len().saturating_sub(1))).copied();
     let (median, p99, max) = (at(50).context("a time")?, at(99).context("a time")?, at(100).context("a time")?);
-    let verdict = |target| if median <= target { "met" } else { "missed" };
+    let verdict = |target| if p99 <= target { "met" } else { "missed" };
     let against = target.map(|target| format!("; target {target:?}: {}", verdict(target))).unwrap_or_default();
     println!("{what}: median {median:?}, p99 {p99:?}, maximum {max:?} of {}{against}", times.len());
-    ensure!(target.is_none_or(|target| median <= target), "{what}: the median {median:?} misses {target:?}");
+    ensure!(target.is_none_or(|target| p99 <= target), "{what}: the 99th percentile {p99:?} misses {target:?}");
     Ok(())
 }
 
-/// Allocate at the agent's socket, shares of one device as a kubelet picks them.
-async fn allocate(lab: &Lab, resource: &str, units: usize) -> Result<Vec<Duration>> {
+/// Allocate at the agent's socket, so many shares of one device each time. None is asked for twice: before a share is given
+/// out again the agent looks whether it is free, which is not what is measured here.
+async fn allocate(lab: &Lab, resource: &str, shares: usize, calls: usize) -> Result<Vec<Duration>> {
     let uuids = lab.node.uuids()?;
     let ids = lab.kubelet.endpoint(resource).ids();
     let mut times = Vec::new();
-    for call in 0..CALLS {
+    for call in 0..calls {
         let uuid = uuids.get(call % uuids.len()).context("a GPU")?;
-        let free: Vec<&str> = ids.iter().filter(|id| id.starts_with(uuid.as_str())).map(String::as_str).collect();
-        let round = call / uuids.len() * units % (free.len() - units + 1);
+        let all: Vec<&str> = ids.iter().filter(|id| id.starts_with(uuid.as_str())).map(String::as_str).collect();
+        let first = call / uuids.len() * shares;
         let start = Instant::now();
-        lab.kubelet.allocate(resource, free.get(round..round + units).context("units")?).await?;
+        lab.kubelet.allocate(resource, all.get(first..first + shares).context("shares")?).await?;
         times.push(start.elapsed());
     }
     Ok(times)
@@ -67,7 +67,7 @@ async fn measure_64_replicas_of_16_gpus() -> Result<()> {
     };
     let lab = Lab::start(of_16("Tesla V100-SXM2-32GB")?, &config(64))?;
     lab.kubelet.has("nvidia.com/gpu", |endpoint| endpoint.healthy().len() == 1024).await?;
-    summary("Allocate, 16 x 64 replicas", allocate(&lab, "nvidia.com/gpu", 1).await?, Some(LIMIT))?;
+    summary("Allocate, 16 x 64 replicas", allocate(&lab, "nvidia.com/gpu", 1, 1000).await?, Some(LIMIT))?;
     // Grants that no pod confirms are forgotten before anything can switch.
     let lab = Lab::start(of_16("Tesla V100-SXM2-32GB")?, &config(64))?;
     lab.kubelet.has("nvidia.com/gpu", |endpoint| endpoint.healthy().len() == 1024).await?;
@@ -87,7 +87,10 @@ async fn measure_80_memory_units_of_16_gpus() -> Result<()> {
     let other = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory, unit: 1023Mi}}]";
     let lab = Lab::start(of_16("NVIDIA A100-SXM4-80GB")?, config)?;
     lab.kubelet.has(MEMORY, |endpoint| endpoint.healthy().len() == 1280).await?;
-    summary("Allocate 8 units, 16 x 80 units", allocate(&lab, MEMORY, 8).await?, Some(LIMIT))?;
+    summary("Allocate 1 unit, 16 x 80 units", allocate(&lab, MEMORY, 1, 1000).await?, Some(LIMIT))?;
+    let lab = Lab::start(of_16("NVIDIA A100-SXM4-80GB")?, config)?;
+    lab.kubelet.has(MEMORY, |endpoint| endpoint.healthy().len() == 1280).await?;
+    summary("Allocate 8 units, 16 x 80 units", allocate(&lab, MEMORY, 8, 160).await?, Some(LIMIT))?;
     let lab = Lab::start(of_16("NVIDIA A100-SXM4-80GB")?, config)?;
     lab.kubelet.has(MEMORY, |endpoint| endpoint.healthy().len() == 1280).await?;
     summary("configuration to first list, 16 x 80 units", lists(&lab, MEMORY, [other, config]).await?, None)?;
