@@ -14,6 +14,12 @@ pub const POLICY_LABEL_PREFIX: &str = "gpunode.dev/policy.";
 /// Label on every node that needs the MPS DaemonSet: its configuration wants MPS, or a daemon there still has clients.
 pub const MPS_LABEL: &str = "gpunode.dev/mps";
 
+/// Prefix of the labels that count the GPUs of each product on a node.
+pub const PRODUCT_COUNT_PREFIX: &str = "gpunode.dev/gpus.";
+
+/// Longest value, and longest name without its prefix, that a label can have.
+pub const MAX_LABEL_VALUE: usize = 63;
+
 /// Annotation that lists what gpunode wrote on the node, so that exactly that can be removed.
 pub const OWNED_ANNOTATION: &str = "gpunode.dev/owned";
 

@@ -24,8 +24,8 @@ pub use gpu_node::{
 };
 pub use gpunode_config::{Architecture, MigStrategy, SharingStrategy};
 pub use keys::{
-    AGENT_FIELD_MANAGER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MPS_LABEL, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION,
-    POLICY_LABEL_PREFIX, is_gpunode_key, is_kubernetes_key, policy_label,
+    AGENT_FIELD_MANAGER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MAX_LABEL_VALUE, MPS_LABEL, OPERATOR_FIELD_MANAGER,
+    OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, is_gpunode_key, is_kubernetes_key, policy_label,
 };
 pub use manifest::{Manifest, ManifestError, manifests};
 pub use policy::{GpuNodePolicy, GpuNodePolicySpec, Mode};

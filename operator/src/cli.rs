@@ -19,6 +19,11 @@ pub struct Args {
     #[arg(long, env = "POD_NAME")]
     pub pod_name: String,
 
+    /// Whether nodes get labels with the facts about their GPUs, as GPU feature discovery has them. With false, the ones that
+    /// gpunode wrote are removed.
+    #[arg(long, env = "GPU_LABELS", default_value_t = true, action = clap::ArgAction::Set)]
+    pub gpu_labels: bool,
+
     /// Address of /livez, /readyz and /metrics.
     #[arg(long, default_value = "0.0.0.0:8080")]
     pub admin_address: SocketAddr,

@@ -62,7 +62,7 @@ fn start_log() {
 }
 
 async fn run(args: Args) -> Result<()> {
-    let Args { agent_image, namespace, pod_name, admin_address } = args;
+    let Args { agent_image, namespace, pod_name, gpu_labels, admin_address } = args;
     let mut config = Config::infer().await.context("find out how to reach the API server")?;
     // Watches and the election have pauses of their own.
     config.default_retry = false;
@@ -77,7 +77,8 @@ async fn run(args: Args) -> Result<()> {
     let metrics = Arc::new(Metrics::new());
     let (mut candidate, claim) = Candidate::new(client.clone(), &namespace, &pod_name);
     let guarded = guarded_client(config, claim.clone()).context("make a client for writes")?;
-    let (controller, notices) = Controller::new(AgentPods { namespace: namespace.clone(), image: agent_image });
+    let pods = AgentPods { namespace: namespace.clone(), image: agent_image };
+    let (controller, notices) = Controller::new(pods, gpu_labels);
     let controller = Arc::new(controller);
     let admin = Admin {
         controller: controller.clone(),

@@ -1,3 +1,5 @@
+mod labels;
+
 use super::*;
 use crate::{
     hardware::Driver,

@@ -57,6 +57,13 @@ pub fn claim<K: Ord + Clone>(
 }
 
 impl<K: Ord + Clone> Claims<K> {
+    /// The keys about which something is to be written, on the node or in the record, which says `before`.
+    pub fn changes<'a>(&'a self, before: &'a BTreeMap<K, String>) -> impl Iterator<Item = &'a K> {
+        let recorded = self.owned.iter().filter(|(key, value)| before.get(*key) != Some(value)).map(|(key, _)| key);
+        let forgotten = before.keys().filter(|key| !self.owned.contains_key(*key));
+        self.set.keys().chain(&self.remove).chain(recorded).chain(forgotten)
+    }
+
     /// The keys once everything is set and removed.
     pub fn applied_to(&self, current: &BTreeMap<K, String>) -> BTreeMap<K, String> {
         let mut after = current.clone();

@@ -9,11 +9,13 @@
 //! | `policies` | the policies, checked and ordered by priority |
 //! | `select` | which policies match |
 //! | `compose` | what they want together, and where they disagree |
+//! | `features` | the labels that tell the facts about GPUs |
 //! | `owned` | the record of what gpunode wrote on a node |
 //! | `claim` | what to set, remove, leave alone or report, key by key |
 //! | `labels`, `taints` | the same for the two kinds of keys, and their JSON patch |
 //! | `agent_config` | the configuration in `GpuNode.spec` |
 //! | `progress` | whether the agent of a node is there yet, and where it is in a rollout |
+//! | `conditions` | what the operator says in `GpuNode.status` |
 //! | `rollout` | which nodes of a policy may change next |
 //! | `node` | all of it for one node |
 //! | `preview` | what a policy in mode Preview would change |
@@ -24,9 +26,11 @@ mod agent_config;
 mod agent_pod;
 mod claim;
 mod compose;
+mod conditions;
 mod conflict;
 mod daemonset;
 mod facts;
+mod features;
 mod labels;
 mod node;
 mod outcome;
@@ -42,12 +46,14 @@ mod taints;
 mod tally;
 
 pub use agent_config::GpuNodeChange;
+pub use conditions::ConditionsChange;
 pub use conflict::{Conflict, ConflictKey};
 pub use daemonset::{
     AgentPods, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, daemonset_drifted,
     desired_discovery, desired_for_policy, desired_mps, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
 };
 pub use facts::{NodeFacts, Taint, TaintKey};
+pub use features::gpu_labels;
 pub use node::{Hold, NodePlan, Turn, plan_node, plan_node_at};
 pub use outcome::{Outcome, Standing};
 pub use policies::{Policy, PolicySet};

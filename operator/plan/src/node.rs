@@ -4,8 +4,10 @@ use crate::{
     agent_config::{self, GpuNodeChange},
     claim::{Claims, claim, lost},
     compose::{Disagreement, Wanted, governing},
+    conditions::{self, ConditionsChange, foreign_facts},
     conflict::Conflict,
     facts::{NodeFacts, Taint, TaintKey},
+    features::{gpu_labels, is_fact},
     labels::{label_conflicts, patch_labels, wanted_labels},
     outcome::{Outcome, Standing},
     owned::Record,
@@ -73,6 +75,8 @@ pub struct NodePlan {
     pub patch: Option<json_patch::Patch>,
     /// What is to be written about the `GpuNode`.
     pub gpu_node: GpuNodeChange,
+    /// What is to be written in its status, once nothing else is to be written about it.
+    pub conditions: Option<ConditionsChange>,
     /// Keys that stay as somebody else wants them.
     pub conflicts: Vec<Conflict>,
     /// What became of each policy that matches, also of those in mode Preview.
@@ -92,7 +96,7 @@ pub struct NodePlan {
 impl NodePlan {
     /// Whether there is something to write.
     pub fn has_work(&self) -> bool {
-        self.patch.is_some() || self.gpu_node != GpuNodeChange::None
+        self.patch.is_some() || self.gpu_node != GpuNodeChange::None || self.conditions.is_some()
     }
 
     /// Whether the node and its `GpuNode` are as they are to be.
@@ -172,6 +176,7 @@ fn plan_with(
     let wishes = loop {
         let matched = matching(&record);
         let wishes = match Wishes::of(matched, policies, turn, node, gpu_node, now) {
+            Ok(wishes) if policies.gpu_labels() => wishes.with(gpu_labels(gpu_node, &record.labels)),
             Ok(wishes) => wishes,
             Err((matched, disagreement)) => {
                 let outcome = |message| Outcome::conflicted(Reason::EqualPriority, message);
@@ -229,6 +234,14 @@ impl<'a> Wishes<'a> {
         }
     }
 
+    /// With facts, which any policy may want otherwise.
+    fn with(mut self, facts: BTreeMap<String, String>) -> Self {
+        for (key, value) in facts {
+            self.labels.entry(key).or_insert_with(|| Wanted::by_gpunode(&value, None));
+        }
+        self
+    }
+
     fn plan(
         self,
         node: &NodeFacts,
@@ -239,10 +252,15 @@ impl<'a> Wishes<'a> {
         let labels = claim(&node.labels, &record.labels, &self.labels, |key| is_effect(key));
         let taints = claim(&current_taints(node), &record.taints, &self.taints, |_| false);
         let after = facts_after(node, &labels, &taints);
+        // What no policy wants is a fact.
+        let conflicts = label_conflicts(node, &labels).filter(|conflict| !conflict.policies.is_empty());
+        let is_fact = |key: &String| self.labels.get(key).map_or_else(|| is_fact(key), |by| by.policies.is_empty());
+        let is_written =
+            !labels.changes(&record.labels).all(is_fact) || taints.changes(&record.taints).next().is_some();
         let mut plan = NodePlan {
             matched: names(&self.matched),
             governing: self.governing.map(|policy| policy.name.clone()),
-            conflicts: label_conflicts(node, &labels).chain(taint_conflicts(node, &taints)).collect(),
+            conflicts: conflicts.chain(taint_conflicts(node, &taints)).collect(),
             patch: node_patch(node, &labels, &taints),
             gpu_node: if self.waits && self.governing.is_some() {
                 GpuNodeChange::None
@@ -255,8 +273,12 @@ impl<'a> Wishes<'a> {
             waiting: self.governing.map(|_| agent_config::waiting(node, gpu_node)).unwrap_or_default(),
             ..NodePlan::default()
         };
+        if plan.gpu_node == GpuNodeChange::None {
+            let problems = foreign_facts(node, &self.labels, &labels).into_iter().collect();
+            plan.conditions = conditions::change(gpu_node, problems, now);
+        }
         for policy in &self.matched {
-            let (outcome, recheck) = self.outcome(policy, &plan, node, gpu_node, now);
+            let (outcome, recheck) = self.outcome(policy, &plan, is_written, node, gpu_node, now);
             plan.outcomes.insert(policy.name.clone(), outcome);
             plan.recheck = [plan.recheck, recheck].into_iter().flatten().min();
         }
@@ -267,6 +289,7 @@ impl<'a> Wishes<'a> {
         &self,
         policy: &Policy,
         plan: &NodePlan,
+        is_written: bool,
         node: &NodeFacts,
         gpu_node: Option<&GpuNode>,
         now: Timestamp,
@@ -285,7 +308,7 @@ impl<'a> Wishes<'a> {
             return (Outcome::failed(Reason::InvalidSpec, refusal), None);
         }
         let is_configured = matches!(plan.gpu_node, GpuNodeChange::None | GpuNodeChange::EndStep { .. });
-        if plan.patch.is_some() || (governs && (plan.waits || !is_configured)) {
+        if is_written || (governs && (plan.waits || !is_configured)) {
             return (Outcome::Updating, None);
         }
         if governs { agent_outcome(node, policy, gpu_node, now) } else { (Outcome::Ready, None) }

@@ -45,6 +45,7 @@ pub struct DevicePlugin {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PolicySet {
     policies: Vec<Policy>,
+    no_gpu_labels: bool,
 }
 
 impl PolicySet {
@@ -56,7 +57,18 @@ impl PolicySet {
             .map(Policy::of)
             .collect();
         policies.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.name.cmp(&b.name)));
-        Self { policies }
+        Self { policies, no_gpu_labels: false }
+    }
+
+    /// The same policies; `false` where no node is to have labels with facts about its GPUs.
+    #[must_use]
+    pub fn with_gpu_labels(self, gpu_labels: bool) -> Self {
+        Self { no_gpu_labels: !gpu_labels, ..self }
+    }
+
+    /// Whether nodes are to have labels with facts about their GPUs.
+    pub fn gpu_labels(&self) -> bool {
+        !self.no_gpu_labels
     }
 
     /// All of them.

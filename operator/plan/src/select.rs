@@ -1,6 +1,8 @@
 //! Whether a `nodeSelector` matches.
 
-use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, NodeSelector, POLICY_LABEL_PREFIX, SelectorOperator};
+use gpunode_crds::{
+    GOVERNED_LABEL, MPS_LABEL, NodeSelector, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, SelectorOperator,
+};
 use std::collections::BTreeMap;
 
 /// The labels of a node without those that gpunode itself wrote, so that no policy selects or deselects by its own effect.
@@ -24,7 +26,10 @@ impl<'a> VisibleLabels<'a> {
 
 /// Whether a label is one that only gpunode sets, with or without a record of it.
 pub fn is_effect(key: &str) -> bool {
-    key == GOVERNED_LABEL || key == MPS_LABEL || key.starts_with(POLICY_LABEL_PREFIX)
+    key == GOVERNED_LABEL
+        || key == MPS_LABEL
+        || key.starts_with(POLICY_LABEL_PREFIX)
+        || key.starts_with(PRODUCT_COUNT_PREFIX)
 }
 
 /// Whether every condition of a selector holds; `{}` matches every node.
@@ -87,6 +92,7 @@ mod tests {
             ("a", "1"),
             ("gpunode.dev/governed", "true"),
             ("gpunode.dev/mps", "true"),
+            ("gpunode.dev/gpus.Tesla-T4", "4"),
             ("gpunode.dev/policy.p", "true"),
         ]);
         let owned = map(&[("a", "1")]);

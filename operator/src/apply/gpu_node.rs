@@ -1,15 +1,15 @@
-//! The configuration in a `GpuNode`.
+//! The configuration in a `GpuNode`, and what the operator says in its status.
 
 use super::{ApplyError, Writer, patch_params, post_params};
 use crate::{
     controller::{Controller, Readable, Write},
     metrics::Kind,
 };
-use gpunode_crds::GpuNode;
-use gpunode_plan::GpuNodeChange;
+use gpunode_crds::{GpuNode, OPERATOR_FIELD_MANAGER};
+use gpunode_plan::{ConditionsChange, GpuNodeChange};
 use kube::{
-    Api,
-    api::{DeleteParams, Patch, Preconditions},
+    Api, Resource,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
 use serde_json::{Value, json};
 
@@ -48,6 +48,7 @@ impl Writer {
         tracing::info!(node = name, "wrote configuration");
         Ok(())
     }
+
     async fn patch_gpu_node(
         &self,
         controller: &Controller,
@@ -62,6 +63,32 @@ impl Writer {
         let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(patch)).await;
         let gpu_node = patched.map_err(ApplyError::request(format!("patch gpunode {name}")))?;
         // The watch has logged what is wrong with it.
+        if let Some(gpu_node) = gpu_node.into_object() {
+            controller.with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Change, now, effects));
+        }
+        Ok(())
+    }
+
+    /// Server-side apply of the operator's own conditions: those of the agent in the same list stay.
+    pub(super) async fn apply_conditions(
+        &self,
+        controller: &Controller,
+        name: &str,
+        change: Option<ConditionsChange>,
+    ) -> Result<(), ApplyError> {
+        let Some(ConditionsChange { resource_version, conditions }) = change else { return Ok(()) };
+        let patch = json!({
+            "apiVersion": GpuNode::api_version(&()),
+            "kind": GpuNode::kind(&()),
+            "metadata": {"name": name, "resourceVersion": resource_version},
+            "status": {"conditions": conditions},
+        });
+        let gpu_nodes: Api<Readable<GpuNode>> = Api::all(self.client.clone());
+        let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
+        let patched = gpu_nodes.patch_status(name, &params, &Patch::Apply(patch)).await;
+        let gpu_node = patched.map_err(ApplyError::request(format!("patch status of gpunode {name}")))?;
+        self.wrote(Kind::GpuNode);
+        tracing::info!(node = name, "wrote conditions");
         if let Some(gpu_node) = gpu_node.into_object() {
             controller.with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Change, now, effects));
         }

@@ -14,7 +14,10 @@ impl Writer {
     pub async fn apply_node(&self, controller: &Controller, name: &str, work: NodeWork) -> Result<(), ApplyError> {
         // An agent that is about to start finds its configuration there; one that is about to leave keeps it until then.
         let gives_configuration = work.gpu_node.gives_configuration();
-        let gpu_node = self.apply_gpu_node(controller, name, work.gpu_node);
+        let gpu_node = async {
+            self.apply_gpu_node(controller, name, work.gpu_node).await?;
+            self.apply_conditions(controller, name, work.conditions).await
+        };
         let node = self.patch_node(controller, name, work.patch);
         let (one, other) = if gives_configuration {
             let gpu_node = gpu_node.await;

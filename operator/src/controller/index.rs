@@ -36,14 +36,14 @@ pub struct Index {
 }
 
 impl Index {
-    /// Nothing known yet.
-    pub fn new(pods: AgentPods) -> Self {
+    /// Nothing known yet. Nodes get labels with facts about their GPUs if `gpu_labels` says so.
+    pub fn new(pods: AgentPods, gpu_labels: bool) -> Self {
         Self {
             policies: Cache::default(),
             nodes: Cache::default(),
             gpu_nodes: Cache::default(),
             daemonsets: DaemonSets::new(pods),
-            set: PolicySet::default(),
+            set: PolicySet::default().with_gpu_labels(gpu_labels),
             outcomes: Outcomes::default(),
             refusals: HashMap::new(),
             moved: BTreeSet::new(),
@@ -81,7 +81,7 @@ impl Index {
             effects.wake(Key::DaemonSet(policy_daemonset_name(&policy.name)));
         }
         if changed.iter().any(|policy| !same_policy(policy)) || !was_warm {
-            self.set = PolicySet::new(self.policies.iter().map(Arc::as_ref));
+            self.set = PolicySet::new(self.policies.iter().map(Arc::as_ref)).with_gpu_labels(self.set.gpu_labels());
             self.replan_all(now, effects);
             let set = &self.set;
             self.outcomes.retain(|name| set.get(name).is_some());
@@ -223,7 +223,7 @@ impl Index {
         }
         // It is being worked on; a wake for right now would only come back.
         effects.wakes.retain(|wake| wake.at.is_some() || wake.key != Key::Node(name.to_owned()));
-        plan.has_work().then_some(NodeWork { patch: plan.patch, gpu_node: plan.gpu_node })
+        plan.has_work().then_some(NodeWork { patch: plan.patch, gpu_node: plan.gpu_node, conditions: plan.conditions })
     }
 
     /// Remembers whether the API server refused a write, so that nobody waits for a node that cannot be written.

@@ -49,12 +49,13 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Nothing known yet; the receiver gets what people are to be told.
-    pub fn new(pods: AgentPods) -> (Self, mpsc::Receiver<Notice>) {
+    /// Nothing known yet; the receiver gets what people are to be told. Nodes get labels with facts about their GPUs if
+    /// `gpu_labels` says so.
+    pub fn new(pods: AgentPods, gpu_labels: bool) -> (Self, mpsc::Receiver<Notice>) {
         let (notices, receiver) = mpsc::channel(MAX_NOTICES);
         let controller = Self {
             namespace: pods.namespace.clone(),
-            index: Mutex::new(Index::new(pods)),
+            index: Mutex::new(Index::new(pods, gpu_labels)),
             queue: Queue::new(),
             notices,
             is_warm: watch::Sender::new(false),

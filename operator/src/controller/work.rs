@@ -2,7 +2,7 @@
 
 use crate::controller::notice::Notice;
 use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus};
-use gpunode_plan::GpuNodeChange;
+use gpunode_plan::{ConditionsChange, GpuNodeChange};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use std::sync::Arc;
@@ -48,13 +48,15 @@ impl Effects {
     }
 }
 
-/// What is to be written for a node; at least one of the two.
+/// What is to be written for a node; at least one of the three.
 #[derive(Debug, PartialEq)]
 pub struct NodeWork {
     /// A patch of the Node.
     pub patch: Option<json_patch::Patch>,
     /// A change of its `GpuNode`.
     pub gpu_node: GpuNodeChange,
+    /// What the operator says in the status of its `GpuNode`.
+    pub conditions: Option<ConditionsChange>,
 }
 
 /// What is to be written for a DaemonSet.

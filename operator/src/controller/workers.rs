@@ -144,7 +144,8 @@ mod tests {
 
     /// A controller that knows one node, with what policies and `GpuNode` there are.
     fn controller(policies: Vec<GpuNodePolicy>, node: &Value, gpu_nodes: Vec<GpuNode>) -> Controller {
-        let (controller, _) = Controller::new(AgentPods { namespace: "ns".to_owned(), image: "image".to_owned() });
+        let pods = AgentPods { namespace: "ns".to_owned(), image: "image".to_owned() };
+        let (controller, _) = Controller::new(pods, true);
         let node = NodeFacts::of(&serde_json::from_value::<Node>(node.clone()).unwrap());
         controller.with_index(|index, now, effects| {
             index.take_policies(Change::All(policies), now, effects);

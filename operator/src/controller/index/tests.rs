@@ -25,7 +25,7 @@ impl Scene {
 
     fn cold() -> Self {
         let pods = AgentPods { namespace: "ns".to_owned(), image: "image".to_owned() };
-        Self { index: Index::new(pods), effects: Effects::default(), version: 0 }
+        Self { index: Index::new(pods, true), effects: Effects::default(), version: 0 }
     }
 
     fn go<R>(&mut self, work: impl FnOnce(&mut Index, Timestamp, &mut Effects) -> R) -> R {

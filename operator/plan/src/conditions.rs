@@ -1,0 +1,85 @@
+//! The operator's own conditions in `GpuNode.status`; all others are the agent's.
+
+use crate::{claim::Claims, compose::Wanted, facts::NodeFacts};
+use gpunode_crds::{ConditionType, GpuNode, Reason};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Most bytes of a condition's message: a status must stay readable.
+const MAX_MESSAGE: usize = 1024;
+
+/// The conditions that the operator wants in the status of one `GpuNode`, where they are not there yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConditionsChange {
+    /// `metadata.resourceVersion` that the difference was found at.
+    pub resource_version: String,
+    /// All of them; those that are missing here go.
+    pub conditions: Vec<Condition>,
+}
+
+/// A condition that does not hold, without its time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// What it is about.
+    pub of: ConditionType,
+    /// One word for programs.
+    pub reason: Reason,
+    /// A sentence for people.
+    pub message: String,
+}
+
+/// The change after which the `GpuNode` tells these problems and no other of the operator's.
+pub fn change(gpu_node: Option<&GpuNode>, problems: Vec<Problem>, now: Timestamp) -> Option<ConditionsChange> {
+    let gpu_node = gpu_node?;
+    let live = gpu_node.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let is_ours = |condition: &&Condition| ConditionType::OF_OPERATOR.iter().any(|of| of.as_str() == condition.type_);
+    let before: Vec<&Condition> = live.iter().filter(is_ours).collect();
+    let condition = |problem: Problem| Condition {
+        type_: problem.of.as_str().to_owned(),
+        status: "False".to_owned(),
+        reason: problem.reason.as_str().to_owned(),
+        message: problem.message.get(..problem.message.floor_char_boundary(MAX_MESSAGE)).unwrap_or_default().to_owned(),
+        last_transition_time: before
+            .iter()
+            .find(|old| old.type_ == problem.of.as_str() && old.status == "False")
+            .map_or(Time(now), |old| old.last_transition_time.clone()),
+        observed_generation: None,
+    };
+    let conditions: Vec<Condition> = problems.into_iter().map(condition).collect();
+    let is_there = conditions.len() == before.len() && conditions.iter().all(|condition| before.contains(&condition));
+    let resource_version = gpu_node.metadata.resource_version.clone().unwrap_or_default();
+    (!is_there).then_some(ConditionsChange { resource_version, conditions })
+}
+
+/// That somebody else keeps labels with facts, if so. `wanted` is what policies and facts want, and nobody but facts wants
+/// a label of no policy.
+pub fn foreign_facts(node: &NodeFacts, wanted: &BTreeMap<String, Wanted>, claims: &Claims<String>) -> Option<Problem> {
+    let foreign: Vec<&String> = wanted
+        .iter()
+        .filter(|(key, by)| by.policies.is_empty() && !claims.owned.contains_key(*key))
+        .map(|(key, _)| key)
+        .collect();
+    if foreign.is_empty() {
+        return None;
+    }
+    let managers: BTreeSet<&str> =
+        foreign.iter().filter_map(|key| node.label_managers.get(*key)).map(String::as_str).collect();
+    let who = if managers.is_empty() {
+        "somebody else".to_owned()
+    } else {
+        managers.into_iter().collect::<Vec<_>>().join(" and ")
+    };
+    let others: Vec<String> = claims
+        .conflicts
+        .iter()
+        .filter(|(_, by, _)| by.policies.is_empty())
+        .map(|(key, by, actual)| format!("{key} is \"{actual}\", not \"{}\"", by.value))
+        .collect();
+    let others = if others.is_empty() { "with the same values".to_owned() } else { others.join("; ") };
+    let message = format!(
+        "{who} keeps {} of the labels with facts about GPUs, as GPU feature discovery does: {others}",
+        foreign.len()
+    );
+    Some(Problem { of: ConditionType::FactLabels, reason: Reason::OwnedByAnother, message })
+}
