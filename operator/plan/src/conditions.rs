@@ -18,35 +18,38 @@ pub struct ConditionsChange {
     pub conditions: Vec<Condition>,
 }
 
-/// A condition that does not hold, without its time.
+/// A condition without its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct Verdict {
     /// What it is about.
     pub of: ConditionType,
+    /// Whether it holds.
+    pub holds: bool,
     /// One word for programs.
     pub reason: Reason,
     /// A sentence for people.
     pub message: String,
 }
 
-/// The change after which the `GpuNode` tells these problems and no other of the operator's.
-pub fn change(gpu_node: Option<&GpuNode>, problems: Vec<Problem>, now: Timestamp) -> Option<ConditionsChange> {
+/// The change after which the `GpuNode` tells these verdicts and no other of the operator's.
+pub fn change(gpu_node: Option<&GpuNode>, verdicts: Vec<Verdict>, now: Timestamp) -> Option<ConditionsChange> {
     let gpu_node = gpu_node?;
     let live = gpu_node.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let is_ours = |condition: &&Condition| ConditionType::OF_OPERATOR.iter().any(|of| of.as_str() == condition.type_);
     let before: Vec<&Condition> = live.iter().filter(is_ours).collect();
-    let condition = |problem: Problem| Condition {
-        type_: problem.of.as_str().to_owned(),
-        status: "False".to_owned(),
-        reason: problem.reason.as_str().to_owned(),
-        message: problem.message.get(..problem.message.floor_char_boundary(MAX_MESSAGE)).unwrap_or_default().to_owned(),
+    let status = |holds| if holds { "True" } else { "False" };
+    let condition = |verdict: Verdict| Condition {
+        type_: verdict.of.as_str().to_owned(),
+        status: status(verdict.holds).to_owned(),
+        reason: verdict.reason.as_str().to_owned(),
+        message: verdict.message.get(..verdict.message.floor_char_boundary(MAX_MESSAGE)).unwrap_or_default().to_owned(),
         last_transition_time: before
             .iter()
-            .find(|old| old.type_ == problem.of.as_str() && old.status == "False")
+            .find(|old| old.type_ == verdict.of.as_str() && old.status == status(verdict.holds))
             .map_or(Time(now), |old| old.last_transition_time.clone()),
         observed_generation: None,
     };
-    let conditions: Vec<Condition> = problems.into_iter().map(condition).collect();
+    let conditions: Vec<Condition> = verdicts.into_iter().map(condition).collect();
     let is_there = conditions.len() == before.len() && conditions.iter().all(|condition| before.contains(&condition));
     let resource_version = gpu_node.metadata.resource_version.clone().unwrap_or_default();
     (!is_there).then_some(ConditionsChange { resource_version, conditions })
@@ -54,7 +57,7 @@ pub fn change(gpu_node: Option<&GpuNode>, problems: Vec<Problem>, now: Timestamp
 
 /// That somebody else keeps labels with facts, if so. `wanted` is what policies and facts want, and nobody but facts wants
 /// a label of no policy.
-pub fn foreign_facts(node: &NodeFacts, wanted: &BTreeMap<String, Wanted>, claims: &Claims<String>) -> Option<Problem> {
+pub fn foreign_facts(node: &NodeFacts, wanted: &BTreeMap<String, Wanted>, claims: &Claims<String>) -> Option<Verdict> {
     let foreign: Vec<&String> = wanted
         .iter()
         .filter(|(key, by)| by.policies.is_empty() && !claims.owned.contains_key(*key))
@@ -81,5 +84,5 @@ pub fn foreign_facts(node: &NodeFacts, wanted: &BTreeMap<String, Wanted>, claims
         "{who} keeps {} of the labels with facts about GPUs, as GPU feature discovery does: {others}",
         foreign.len()
     );
-    Some(Problem { of: ConditionType::FactLabels, reason: Reason::OwnedByAnother, message })
+    Some(Verdict { of: ConditionType::FactLabels, holds: false, reason: Reason::OwnedByAnother, message })
 }

@@ -274,8 +274,8 @@ impl<'a> Wishes<'a> {
             ..NodePlan::default()
         };
         if plan.gpu_node == GpuNodeChange::None {
-            let problems = foreign_facts(node, &self.labels, &labels).into_iter().collect();
-            plan.conditions = conditions::change(gpu_node, problems, now);
+            let verdicts = foreign_facts(node, &self.labels, &labels).into_iter().collect();
+            plan.conditions = conditions::change(gpu_node, verdicts, now);
         }
         for policy in &self.matched {
             let (outcome, recheck) = self.outcome(policy, &plan, is_written, node, gpu_node, now);
