@@ -25,5 +25,6 @@ kubectl -n gpunode-system rollout status daemonset/gpunode-discovery --timeout 1
 for node in "$folder"/nodes/*/; do
   [ -d "$node/driver/usr" ] || continue
   kubectl wait gpunode "$(basename "$node")" --for=jsonpath='{.status.hardware}' --timeout 60s >> "$folder/install.log"
+  kubectl wait node "$(basename "$node")" --for=jsonpath='{.metadata.labels.nvidia\.com/gpu\.product}' --timeout 60s >> "$folder/install.log"
 done
-say "agents have reported"
+say "agents have reported, nodes have their labels"

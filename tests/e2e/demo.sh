@@ -87,6 +87,9 @@ look "a GpuNode for each node with GPUs, with its hardware; none for the node cp
 show kubectl get gpunodes
 check "three nodes have GPUs" is 'kubectl get gpunodes -o name | wc -l' 3
 check "cpu has no GpuNode" gone gpunode cpu
+look "labels with the facts about GPUs on each of them, and no feature discovery installed"
+show kubectl get nodes -L nvidia.com/gpu.product,nvidia.com/gpu.count,nvidia.com/gpu.memory,nvidia.com/gpu.family
+check "gpu-v100 says what it has" is "node_field gpu-v100 '{.metadata.labels.nvidia\.com/gpu\.product}'" Tesla-V100-SXM2-32GB
 before=$(snapshot gpu-v100)
 
 title "2. the V100 pool: a label, and a taint that keeps other pods away"

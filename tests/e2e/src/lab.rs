@@ -232,11 +232,12 @@ impl Lab {
         eventually("gpunode has cleaned every node", SETTLE, || {
             for node in NODES {
                 let node = self.node(node)?;
-                ensure!(
-                    node["metadata"]["annotations"].get("gpunode.dev/owned").is_none(),
-                    "still {}",
-                    node_snapshot(&node)
-                );
+                ensure!(crate::owned(&node).is_null(), "still {}", node_snapshot(&node));
+            }
+            for node in GPU_NODES {
+                let labels = self.node(node)?["metadata"]["labels"].clone();
+                let is_plain = labels["nvidia.com/gpu.replicas"] == "1" && labels["nvidia.com/mig.strategy"].is_null();
+                ensure!(is_plain, "the labels of {node} are {labels}");
             }
             let plugins =
                 self.get(&["daemonsets", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=device-plugin"])?;

@@ -18,5 +18,5 @@ pub use held::{Held, HeldRecorder, Recording, device_of, held};
 pub use kubelet_log::KubeletLog;
 pub use lab::{A100, CPU, GPU_NODES, Lab, MIXED, NAMESPACE, NODES, T4, V100};
 pub use node_watch::NodeWatch;
-pub use objects::{condition, names, node_snapshot, taints};
+pub use objects::{condition, is_fact, names, node_snapshot, owned, taints};
 pub use wait::eventually;

@@ -35,11 +35,38 @@ pub fn taints(node: &Value) -> Vec<String> {
         .collect()
 }
 
-/// What gpunode must leave as it found it: labels, annotations, taints in their order, and whether the node is cordoned.
+/// Whether a label tells a fact about GPUs: nodes have these with and without policies.
+pub fn is_fact(key: &str) -> bool {
+    key.starts_with("nvidia.com/") || key.starts_with("gpunode.dev/gpus.")
+}
+
+/// What gpunode has on a node because of policies; `null` where that is nothing.
+pub fn owned(node: &Value) -> Value {
+    let Some(text) = node["metadata"]["annotations"]["gpunode.dev/owned"].as_str() else { return Value::Null };
+    let Ok(Value::Object(mut record)) = serde_json::from_str::<Value>(text) else { return text.into() };
+    if let Some(Value::Object(labels)) = record.get_mut("labels") {
+        labels.retain(|key, _| !is_fact(key));
+    }
+    record.retain(|field, entries| {
+        let is_empty = entries.as_object().is_some_and(serde_json::Map::is_empty);
+        field != "version" && !is_empty
+    });
+    if record.is_empty() { Value::Null } else { Value::Object(record) }
+}
+
+/// What policies must leave as they found it: labels, annotations, taints in their order, and whether the node is cordoned.
 pub fn node_snapshot(node: &Value) -> Value {
+    let (mut labels, mut annotations) = (node["metadata"]["labels"].clone(), node["metadata"]["annotations"].clone());
+    if let Value::Object(labels) = &mut labels {
+        labels.retain(|key, _| !is_fact(key));
+    }
+    if let Value::Object(annotations) = &mut annotations {
+        annotations.remove("gpunode.dev/owned");
+    }
     json!({
-        "labels": node["metadata"]["labels"],
-        "annotations": node["metadata"]["annotations"],
+        "labels": labels,
+        "annotations": annotations,
+        "owned": owned(node),
         "taints": node["spec"]["taints"],
         "unschedulable": node["spec"]["unschedulable"],
     })

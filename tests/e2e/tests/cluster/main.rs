@@ -7,6 +7,7 @@ mod bad_input;
 mod conflict;
 mod faults;
 mod gitops;
+mod labels;
 mod leadership;
 mod memory;
 mod mig;
