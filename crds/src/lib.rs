@@ -28,11 +28,11 @@ pub use keys::{
     OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, is_gpunode_key, is_kubernetes_key, policy_label,
 };
 pub use manifest::{Manifest, ManifestError, manifests};
-pub use policy::{GpuNodePolicy, GpuNodePolicySpec, Mode};
+pub use policy::{GpuNodePolicy, GpuNodePolicySpec, Mode, OnConflict};
 pub use policy_status::{
     ConditionType, GpuNodePolicyStatus, MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview,
     NodeWaiting, Reason,
 };
 pub use rollout::RolloutPace;
-pub use selector::{NodeSelector, NodeSelectorRequirement, SelectorOperator};
+pub use selector::{GpuSelector, NodeSelector, NodeSelectorRequirement, SelectorOperator};
 pub use taint::{PolicyTaint, TaintEffect};

@@ -1,6 +1,6 @@
 //! `GpuNodePolicy`: what a platform team writes.
 
-use crate::{GpuNodePolicyStatus, NodeSelector, PolicyTaint, RolloutPace};
+use crate::{GpuNodePolicyStatus, GpuSelector, NodeSelector, PolicyTaint, RolloutPace};
 use gpunode_config::AgentConfig;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -34,7 +34,9 @@ use std::collections::BTreeMap;
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!(has(self.mode) && self.mode == 'Preview') || (has(oldSelf.mode) && oldSelf.mode == 'Preview')")
-    .message("mode cannot change from Enforce to Preview, which would leave what the policy wrote without an owner; delete the policy, or keep the mode and see the effect of a change with `kubectl gpunode plan -f`").field_path(".mode"))]
+    .message("mode cannot change from Enforce or Paused to Preview, which would leave what the policy wrote without an owner; write `mode: Paused` to keep its nodes as they are, see the effect of a change with `kubectl gpunode plan -f`, or delete the policy").field_path(".mode"))]
+#[x_kube(validation = Rule::new("has(self.nodeSelector) || has(self.gpuSelector)")
+    .message("nodeSelector or gpuSelector is required, such as `gpuSelector: {products: [\"Tesla-V100*\"]}`; `nodeSelector: {}` is every node").reason(Reason::FieldValueRequired).field_path(".nodeSelector"))]
 pub struct GpuNodePolicySpec {
     /// Which policy wins where two that match a node say different things: the higher number. Default: 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -42,12 +44,25 @@ pub struct GpuNodePolicySpec {
     pub priority: Option<i32>,
 
     /// `Enforce` writes to the cluster. `Preview` computes what would change and reports it in status, and writes nothing
-    /// else. Default: Enforce.
+    /// else. `Paused` leaves every node on which the policy has something exactly as it is, and adds none; its deletion still
+    /// cleans them. Default: Enforce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
 
-    /// The nodes that this policy is about, by their labels. `{}` is every node.
-    pub node_selector: NodeSelector,
+    /// The nodes that this policy is about, by their labels. `{}` is every node. Left out: `gpuSelector` alone decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_selector: Option<NodeSelector>,
+
+    /// The nodes that this policy is about, by the GPUs that were found on them. Where `nodeSelector` is given too, both must
+    /// match.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_selector: Option<GpuSelector>,
+
+    /// What happens where somebody else owns a label or taint that this policy wants with another value. `Report`: it stays,
+    /// and is a conflict. `TakeOver`: it gets the wanted value, and its old one back when no policy wants it any more.
+    /// Default: Report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_conflict: Option<OnConflict>,
 
     /// Labels that matching nodes get.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -81,7 +96,8 @@ pub struct GpuNodePolicySpec {
 }
 
 /// `Enforce` writes to the cluster. `Preview` computes what would change and reports it in status, and writes nothing
-/// else. Default: Enforce.
+/// else. `Paused` leaves every node on which the policy has something exactly as it is, and adds none; its deletion still
+/// cleans them. Default: Enforce.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Mode {
     /// The policy is put in force.
@@ -89,6 +105,18 @@ pub enum Mode {
     Enforce,
     /// What the policy would do is reported in its status.
     Preview,
+    /// The nodes on which the policy has something stay as they are, and none is added.
+    Paused,
+}
+
+/// What happens where somebody else owns a label or taint that the policy wants with another value. Default: Report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum OnConflict {
+    /// It stays as it is and is reported.
+    #[default]
+    Report,
+    /// It gets the wanted value, and its old one back when no policy wants it any more.
+    TakeOver,
 }
 
 impl GpuNodePolicySpec {
@@ -100,5 +128,10 @@ impl GpuNodePolicySpec {
     /// The mode in force.
     pub fn mode(&self) -> Mode {
         self.mode.unwrap_or_default()
+    }
+
+    /// What happens about somebody else's keys.
+    pub fn on_conflict(&self) -> OnConflict {
+        self.on_conflict.unwrap_or_default()
     }
 }

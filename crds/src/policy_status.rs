@@ -194,6 +194,10 @@ pub enum Reason {
     NoMatchingNodes,
     /// Mode Preview: what would change is in status.
     Preview,
+    /// Mode Paused: nodes stay as they are.
+    Paused,
+    /// A node left the policy, since it has too few of the GPUs that `gpuSelector` asks for.
+    GpusMissing,
     /// Some nodes are not there yet.
     NodesUpdating,
     /// Nothing is under way.
@@ -265,6 +269,8 @@ impl Reason {
             Self::InForce => "InForce",
             Self::NoMatchingNodes => "NoMatchingNodes",
             Self::Preview => "Preview",
+            Self::Paused => "Paused",
+            Self::GpusMissing => "GpusMissing",
             Self::NodesUpdating => "NodesUpdating",
             Self::UpToDate => "UpToDate",
             Self::NodesFailed => "NodesFailed",

@@ -1,7 +1,8 @@
-//! A bounded copy of Kubernetes' LabelSelector.
+//! Which nodes a policy is about: a bounded copy of Kubernetes' LabelSelector, and a selector of GPUs.
 //!
 //! The standard type has no bounds, so that any CEL rule beside it is charged beyond the API server's budget.
 
+use gpunode_config::Architecture;
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -56,4 +57,36 @@ pub enum SelectorOperator {
     Exists,
     /// The label is absent.
     DoesNotExist,
+}
+
+/// Selects nodes by the GPUs that gpunode found on them, which `kubectl get gpunode NODE -o yaml` shows in `status.gpus`.
+///
+/// A node matches that has at least `minCount` GPUs of which each meets every condition that is given. How GPUs are shared
+/// changes nothing, and a GPU that vanishes for less than 15 minutes, as in a driver upgrade, still counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.products) || has(self.architectures) || has(self.minMemory) || has(self.minCount)")
+    .message("gpuSelector must name a condition, such as `products: [\"Tesla-V100*\"]`; `minCount: 1` is every node with a GPU"))]
+pub struct GpuSelector {
+    /// Globs on the product name in label form, such as `Tesla-V100*`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 32), inner(length(min = 1, max = 63), regex(pattern = r"^[-A-Za-z0-9_.*?]+$")))]
+    pub products: Option<Vec<String>>,
+
+    /// Architectures, as GPU feature discovery names them, such as `volta`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 16))]
+    pub architectures: Option<Vec<Architecture>>,
+
+    /// Least memory of a GPU, in `Mi`, `Gi` or `Ti`, such as `30Gi`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16))]
+    #[x_kube(validation = Rule::new(gpunode_config::MEMORY_RULE)
+        .message("memory needs a unit; write a whole number of Mi, Gi or Ti, such as 16Gi or 512Mi"))]
+    pub min_memory: Option<String>,
+
+    /// Least number of such GPUs on the node. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 64))]
+    pub min_count: Option<i32>,
 }

@@ -51,7 +51,6 @@ fn problems_that_hide_others_say_so() {
     };
     let rule = "labels: {kubernetes.io/a: b}";
     assert!(!unchecked(&format!("{{nodeSelector: {{}}, {rule}}}")));
-    assert!(unchecked(&format!("{{{rule}}}")), "nodeSelector is missing");
     assert!(unchecked(&format!("{{nodeSelector: {{}}, mode: Off, {rule}}}")));
 }
 
@@ -80,10 +79,15 @@ fn a_policy_in_force_cannot_become_a_preview() {
         let contents = format!("{POLICY}spec: {{nodeSelector: {{}}, mode: {mode}}}\n");
         kinds.validate(&Text { name: "file".to_owned(), contents }).remove(0).object
     };
-    let (enforce, preview) = (object("Enforce"), object("Preview"));
-    assert!(kinds.validate_change(&enforce, &preview).is_empty());
-    let problems = kinds.validate_change(&preview, &enforce);
-    assert_eq!(problems.iter().map(|problem| problem.path.as_str()).collect::<Vec<_>>(), ["spec.mode"]);
+    for mode in ["Enforce", "Paused"] {
+        assert!(kinds.validate_change(&object(mode), &object("Preview")).is_empty(), "{mode}");
+        let problems = kinds.validate_change(&object("Preview"), &object(mode));
+        assert_eq!(problems.iter().map(|problem| problem.path.as_str()).collect::<Vec<_>>(), ["spec.mode"], "{mode}");
+        assert!(problems[0].message.contains("Paused") && problems[0].message.contains("plan"), "{problems:?}");
+    }
+    for (from, to) in [("Enforce", "Paused"), ("Paused", "Enforce")] {
+        assert!(kinds.validate_change(&object(to), &object(from)).is_empty(), "{from} to {to}");
+    }
 }
 
 /// The messages about a policy with this `spec`, each with its field.
@@ -118,7 +122,7 @@ fn a_slip_in_a_fixed_value_is_told_the_right_one() {
     );
     assert_eq!(
         words("{nodeSelector: {}, mode: DryRun}"),
-        ["spec.mode: \"DryRun\" is not supported; supported are Enforce, Preview"]
+        ["spec.mode: \"DryRun\" is not supported; supported are Enforce, Preview, Paused"]
     );
     let sharing = "{strategy: Timeslicing, replicas: 4}";
     assert_eq!(

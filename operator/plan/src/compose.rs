@@ -1,7 +1,7 @@
 //! What several policies want together: each key goes to the highest priority; equal priorities must agree.
 
 use crate::policies::Policy;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// A value and who wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,6 +10,10 @@ pub struct Wanted {
     pub value: String,
     /// Every policy that wants this value, by priority.
     pub policies: Vec<String>,
+    /// Whether one of them takes over what somebody else owns.
+    pub take_over: bool,
+    /// The first of them, as `NAME@GENERATION`.
+    pub winner: String,
     priority: i32,
 }
 
@@ -18,8 +22,8 @@ pub struct Wanted {
 pub struct Disagreement {
     /// About what, such as `label accelerator`.
     pub about: String,
-    /// The policies, by name.
-    pub policies: BTreeSet<String>,
+    /// What each policy wants, by name.
+    pub values: BTreeMap<String, String>,
 }
 
 /// Composes one kind of keys. `matched` is ordered by falling priority.
@@ -36,15 +40,15 @@ where
     for policy in matched {
         for (key, value) in entries(policy) {
             match wanted.get_mut(&key) {
-                None => {
-                    let policies = vec![policy.name.clone()];
-                    wanted.insert(key, Wanted { value: value.to_owned(), policies, priority: policy.priority });
+                None => drop(wanted.insert(key, Wanted::by_policy(value, policy))),
+                Some(winner) if winner.value == value => {
+                    winner.policies.push(policy.name.clone());
+                    winner.take_over |= policy.takes_over;
                 }
-                Some(winner) if winner.value == value => winner.policies.push(policy.name.clone()),
                 Some(winner) if winner.priority == policy.priority => {
-                    let mut policies: BTreeSet<_> = winner.policies.iter().cloned().collect();
-                    policies.insert(policy.name.clone());
-                    return Err(Disagreement { about: about(&key), policies });
+                    let agreed = winner.policies.iter().map(|name| (name.clone(), winner.value.clone()));
+                    let values = agreed.chain([(policy.name.clone(), value.to_owned())]).collect();
+                    return Err(Disagreement { about: about(&key), values });
                 }
                 Some(_) => {}
             }
@@ -57,25 +61,49 @@ where
 pub fn governing<'a>(matched: &[&'a Policy]) -> Result<Option<&'a Policy>, Disagreement> {
     let mut candidates = matched.iter().filter(|policy| policy.device_plugin.is_some());
     let Some(first) = candidates.next() else { return Ok(None) };
-    let policies: BTreeSet<_> = candidates
+    let others: Vec<_> = candidates
         .take_while(|policy| policy.priority == first.priority)
         .filter(|policy| policy.device_plugin != first.device_plugin)
-        .map(|policy| policy.name.clone())
         .collect();
-    if policies.is_empty() {
+    if others.is_empty() {
         return Ok(Some(first));
     }
-    let policies = policies.into_iter().chain([first.name.clone()]).collect();
-    Err(Disagreement { about: "devicePlugin".to_owned(), policies })
+    let values = others.into_iter().chain([first]).map(|policy| (policy.name.clone(), described(policy))).collect();
+    Err(Disagreement { about: "devicePlugin".to_owned(), values })
+}
+
+/// What tells the device plugins of two policies apart.
+fn described(policy: &Policy) -> String {
+    let Some(plugin) = &policy.device_plugin else { return String::new() };
+    let hash = plugin.document.as_ref().map_or("a refused configuration", |document| document.hash.as_str());
+    match &plugin.image {
+        Some(image) => format!("{hash} with image {image}"),
+        None => hash.to_owned(),
+    }
 }
 
 impl Wanted {
-    /// A value that gpunode itself wants, for a policy or for what is left of one. Nobody conflicts about its keys.
-    pub fn by_gpunode(value: &str, policy: Option<&Policy>) -> Self {
+    fn by_policy(value: &str, policy: &Policy) -> Self {
         Self {
             value: value.to_owned(),
-            policies: policy.map(|policy| policy.name.clone()).into_iter().collect(),
-            priority: policy.map_or(0, |policy| policy.priority),
+            policies: vec![policy.name.clone()],
+            take_over: policy.takes_over,
+            winner: format!("{}@{}", policy.name, policy.generation.unwrap_or(0)),
+            priority: policy.priority,
         }
+    }
+
+    /// A value that gpunode itself wants, for a policy or for what is left of one. Nobody conflicts about its keys.
+    pub fn by_gpunode(value: &str, policy: Option<&Policy>) -> Self {
+        policy.map_or_else(
+            || Self {
+                value: value.to_owned(),
+                policies: Vec::new(),
+                take_over: false,
+                winner: String::new(),
+                priority: 0,
+            },
+            |policy| Self::by_policy(value, policy),
+        )
     }
 }

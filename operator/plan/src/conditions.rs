@@ -1,6 +1,11 @@
 //! The operator's own conditions in `GpuNode.status`; all others are the agent's.
 
-use crate::{claim::Claims, compose::Wanted, facts::NodeFacts};
+use crate::{
+    claim::Claims,
+    compose::Wanted,
+    conflict::{Conflict, ConflictKey},
+    facts::NodeFacts,
+};
 use gpunode_crds::{ConditionType, GpuNode, Reason};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -31,8 +36,13 @@ pub struct Verdict {
     pub message: String,
 }
 
-/// The change after which the `GpuNode` tells these verdicts and no other of the operator's.
-pub fn change(gpu_node: Option<&GpuNode>, verdicts: Vec<Verdict>, now: Timestamp) -> Option<ConditionsChange> {
+/// The change after which the `GpuNode` tells these verdicts and no other of the operator's, but for that of type `kept`.
+pub fn change(
+    gpu_node: Option<&GpuNode>,
+    verdicts: Vec<Verdict>,
+    kept: Option<ConditionType>,
+    now: Timestamp,
+) -> Option<ConditionsChange> {
     let gpu_node = gpu_node?;
     let live = gpu_node.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let is_ours = |condition: &&Condition| ConditionType::OF_OPERATOR.iter().any(|of| of.as_str() == condition.type_);
@@ -49,10 +59,24 @@ pub fn change(gpu_node: Option<&GpuNode>, verdicts: Vec<Verdict>, now: Timestamp
             .map_or(Time(now), |old| old.last_transition_time.clone()),
         observed_generation: None,
     };
-    let conditions: Vec<Condition> = verdicts.into_iter().map(condition).collect();
+    let kept = before.iter().filter(|old| kept.is_some_and(|kept| kept.as_str() == old.type_));
+    let conditions: Vec<Condition> =
+        verdicts.into_iter().map(condition).chain(kept.map(|old| (*old).clone())).collect();
     let is_there = conditions.len() == before.len() && conditions.iter().all(|condition| before.contains(&condition));
     let resource_version = gpu_node.metadata.resource_version.clone().unwrap_or_default();
     (!is_there).then_some(ConditionsChange { resource_version, conditions })
+}
+
+/// That somebody else owns keys that policies want, if so.
+pub fn foreign_keys(conflicts: &[Conflict]) -> Option<Verdict> {
+    let told = conflicts.iter().map(|conflict| format!("{conflict}, as {} wants", conflict.policies.join(" and ")));
+    let message = told.collect::<Vec<_>>().join("; ");
+    (!conflicts.is_empty()).then_some(Verdict {
+        of: ConditionType::Conflict,
+        holds: true,
+        reason: Reason::KeyOwnedByAnother,
+        message,
+    })
 }
 
 /// That somebody else keeps labels with facts, if so. `wanted` is what policies and facts want, and nobody but facts wants
@@ -60,7 +84,7 @@ pub fn change(gpu_node: Option<&GpuNode>, verdicts: Vec<Verdict>, now: Timestamp
 pub fn foreign_facts(node: &NodeFacts, wanted: &BTreeMap<String, Wanted>, claims: &Claims<String>) -> Option<Verdict> {
     let foreign: Vec<&String> = wanted
         .iter()
-        .filter(|(key, by)| by.policies.is_empty() && !claims.owned.contains_key(*key))
+        .filter(|(key, by)| by.policies.is_empty() && !claims.entries.owned.contains_key(*key))
         .map(|(key, _)| key)
         .collect();
     if foreign.is_empty() {
@@ -74,10 +98,13 @@ pub fn foreign_facts(node: &NodeFacts, wanted: &BTreeMap<String, Wanted>, claims
         managers.into_iter().collect::<Vec<_>>().join(" and ")
     };
     let others: Vec<String> = claims
-        .conflicts
+        .clashes
         .iter()
-        .filter(|(_, by, _)| by.policies.is_empty())
-        .map(|(key, by, actual)| format!("{key} is \"{actual}\", not \"{}\"", by.value))
+        .filter(|clash| clash.wanted.policies.is_empty())
+        .map(|clash| {
+            let conflict = Conflict::of(ConflictKey::Label(clash.key.clone()), clash, None).to_string();
+            conflict.strip_prefix("label ").map(str::to_owned).unwrap_or(conflict)
+        })
         .collect();
     let others = if others.is_empty() { "with the same values".to_owned() } else { others.join("; ") };
     let message = format!(

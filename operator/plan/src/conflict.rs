@@ -1,6 +1,9 @@
 //! A key that a policy wants and somebody else has.
 
-use crate::facts::TaintKey;
+use crate::{
+    claim::{Clash, MAX_RESTORES},
+    facts::TaintKey,
+};
 use std::fmt;
 
 /// A label or taint.
@@ -19,8 +22,10 @@ pub struct Conflict {
     pub key: ConflictKey,
     /// The value that policies want.
     pub wanted: String,
-    /// The value on the node.
-    pub actual: String,
+    /// The value that somebody else wants; none where that is no such key.
+    pub actual: Option<String>,
+    /// Whether it was gpunode's and was given up, since somebody kept changing it.
+    pub conceded: bool,
     /// The field manager that wrote it, where Kubernetes knows.
     pub manager: Option<String>,
     /// The policies that want the value, by name.
@@ -44,10 +49,32 @@ impl fmt::Display for TaintKey {
 
 impl fmt::Display for Conflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is \"{}\", not \"{}\"", self.key, self.actual, self.wanted)?;
-        match &self.manager {
-            Some(manager) => write!(f, ", written by {manager}"),
-            None => Ok(()),
+        let Self { key, wanted, actual, manager, .. } = self;
+        match actual {
+            Some(actual) => write!(f, "{key} is \"{actual}\", not \"{wanted}\"")?,
+            None => write!(f, "{key} is gone, not \"{wanted}\"")?,
+        }
+        if self.conceded {
+            let manager = manager.as_deref().unwrap_or("somebody");
+            write!(f, ", changed by {manager} more than {MAX_RESTORES} times in 10 minutes and left since then")
+        } else if let Some(manager) = manager {
+            write!(f, ", written by {manager}")
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Conflict {
+    /// The conflict about a key, with the field manager that wrote it.
+    pub(crate) fn of<K>(key: ConflictKey, clash: &Clash<K>, manager: Option<String>) -> Self {
+        Self {
+            key,
+            wanted: clash.wanted.value.clone(),
+            actual: clash.actual.clone(),
+            conceded: clash.conceded,
+            manager,
+            policies: clash.wanted.policies.clone(),
         }
     }
 }

@@ -52,11 +52,8 @@ pub fn patch_labels(patch: &mut PatchBuilder, node: &NodeFacts, claims: &Claims<
 
 /// The conflicts about labels.
 pub fn label_conflicts<'a>(node: &'a NodeFacts, claims: &'a Claims<String>) -> impl Iterator<Item = Conflict> + 'a {
-    claims.conflicts.iter().map(|(key, wanted, actual)| Conflict {
-        manager: node.label_managers.get(key).cloned(),
-        key: ConflictKey::Label(key.clone()),
-        wanted: wanted.value.clone(),
-        actual: actual.clone(),
-        policies: wanted.policies.clone(),
+    claims.clashes.iter().map(|clash| {
+        let manager = node.label_managers.get(&clash.key).cloned();
+        Conflict::of(ConflictKey::Label(clash.key.clone()), clash, manager)
     })
 }

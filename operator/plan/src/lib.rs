@@ -17,6 +17,7 @@
 //! | `progress` | whether the agent of a node is there yet, and where it is in a rollout |
 //! | `conditions` | what the operator says in `GpuNode.status` |
 //! | `rollout` | which nodes of a policy may change next |
+//! | `conditions` | what the operator says in `GpuNode.status` |
 //! | `node` | all of it for one node |
 //! | `preview` | what a policy in mode Preview would change |
 //! | `tally`, `status` | the state of one policy over all nodes |
@@ -54,7 +55,7 @@ pub use daemonset::{
 };
 pub use facts::{NodeFacts, Taint, TaintKey};
 pub use features::gpu_labels;
-pub use node::{Hold, NodePlan, Turn, plan_node, plan_node_at};
+pub use node::{Hold, NodePlan, Turn, gpus_missing, plan_node, plan_node_at};
 pub use outcome::{Outcome, Standing};
 pub use policies::{Policy, PolicySet};
 pub use rollout::{Rollout, Stage};

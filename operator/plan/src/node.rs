@@ -2,9 +2,9 @@
 
 use crate::{
     agent_config::{self, GpuNodeChange},
-    claim::{Claims, claim, lost},
+    claim::{Claims, claim, released},
     compose::{Disagreement, Wanted, governing},
-    conditions::{self, ConditionsChange, foreign_facts},
+    conditions::{self, ConditionsChange, Verdict, foreign_facts, foreign_keys},
     conflict::Conflict,
     facts::{NodeFacts, Taint, TaintKey},
     features::{gpu_labels, is_fact},
@@ -14,12 +14,14 @@ use crate::{
     patch::PatchBuilder,
     policies::{Policy, PolicySet},
     preview,
-    progress::{agent_outcome, stage},
+    progress::{agent_outcome, outcome_in_force, stage},
     rollout::Stage,
-    select::{VisibleLabels, is_effect, matches},
+    select::{VisibleLabels, is_effect},
     taints::{current_taints, patch_taints, taint_conflicts, wanted_taints},
 };
-use gpunode_crds::{GpuNode, IGNORE_LABEL, Mode, NodePreview, NodeWaiting, OWNED_ANNOTATION, Reason};
+use gpunode_crds::{
+    ConditionType, GpuDevice, GpuNode, IGNORE_LABEL, Mode, NodePreview, NodeWaiting, OWNED_ANNOTATION, Reason,
+};
 use jiff::Timestamp;
 use std::{collections::BTreeMap, fmt};
 
@@ -32,6 +34,8 @@ pub enum Hold {
     RecordUnreadable(String),
     /// Policies of equal priority disagree.
     Disagreement(Disagreement),
+    /// The policy of this name has something there, and is in mode Paused.
+    Paused(String),
 }
 
 impl fmt::Display for Hold {
@@ -39,13 +43,21 @@ impl fmt::Display for Hold {
         match self {
             Self::Ignored => write!(f, "the node is labelled {IGNORE_LABEL} and left as it is"),
             Self::RecordUnreadable(error) => write!(f, "{error}; the node is left as it is until then"),
-            Self::Disagreement(Disagreement { about, policies }) => {
-                let policies: Vec<_> = policies.iter().map(String::as_str).collect();
-                let policies = policies.join(", ");
+            Self::Disagreement(Disagreement { about, values }) => {
+                let policies: Vec<_> = values.keys().map(String::as_str).collect();
+                let wishes: Vec<_> = values.iter().map(|(name, value)| format!("{name} wants \"{value}\"")).collect();
                 write!(
                     f,
-                    "policies {policies} have equal priority and disagree about {about}; the node is left as it is until \
-                     their priorities differ"
+                    "policies {} have equal priority and disagree about {about}: {}; the node is left as it is until their \
+                     priorities differ",
+                    policies.join(", "),
+                    wishes.join(", ")
+                )
+            }
+            Self::Paused(policy) => {
+                write!(
+                    f,
+                    "policy {policy} is paused and governs the node, which stays as it is until that policy goes on or is deleted"
                 )
             }
         }
@@ -148,6 +160,21 @@ pub fn plan_node_at(
     plan
 }
 
+/// Why a node matches a policy no more, where that is for want of GPUs.
+pub fn gpus_missing(
+    policies: &PolicySet,
+    policy: &str,
+    node: &NodeFacts,
+    gpu_node: Option<&GpuNode>,
+) -> Option<String> {
+    let record = Record::read(node.owned.as_deref()).unwrap_or_default();
+    policies.get(policy)?.selector.mismatch(VisibleLabels::new(&node.labels, &record.labels), gpus(gpu_node))
+}
+
+fn gpus(gpu_node: Option<&GpuNode>) -> &[GpuDevice] {
+    gpu_node.and_then(|gpu_node| gpu_node.status.as_ref()).map_or(&[], |status| &status.gpus)
+}
+
 /// Plans with the enforced policies and one more, and says what the node looks like once the plan is carried out.
 fn plan_with(
     policies: &PolicySet,
@@ -159,9 +186,10 @@ fn plan_with(
 ) -> (NodePlan, NodeFacts) {
     let takes_part =
         |policy: &&Policy| policy.mode == Mode::Enforce || more.is_some_and(|more| more.name == policy.name);
+    let gpus = gpus(gpu_node);
     let matching = |record: &Record| -> Vec<&Policy> {
         let visible = VisibleLabels::new(&node.labels, &record.labels);
-        policies.iter().filter(takes_part).filter(|policy| matches(&policy.selector, visible)).collect()
+        policies.iter().filter(takes_part).filter(|policy| policy.selector.matches(visible, gpus)).collect()
     };
     let mut record = match Record::read(node.owned.as_deref()) {
         Ok(record) => record,
@@ -171,23 +199,40 @@ fn plan_with(
             return (held(&matching(&Record::default()), hold, outcome), node.clone());
         }
     };
+    let is_paused = |policy: &&Policy| policy.mode == Mode::Paused && record.policies.contains(&policy.name);
+    let paused: Vec<&Policy> = policies.iter().filter(is_paused).collect();
+    if let Some(first) = paused.first() {
+        let plan = held_by_pause(first, &paused, &matching(&record), node, gpu_node, now);
+        return (plan, node.clone());
+    }
     // A key that was ours and that somebody changed becomes visible to selectors, which may make more policies match. The
     // record shrinks with every round, so this ends.
     let wishes = loop {
         let matched = matching(&record);
         let wishes = match Wishes::of(matched, policies, turn, node, gpu_node, now) {
-            Ok(wishes) if policies.gpu_labels() => wishes.with(gpu_labels(gpu_node, &record.labels)),
+            Ok(wishes) if policies.gpu_labels() => wishes.with(gpu_labels(gpu_node, &record.labels.owned)),
             Ok(wishes) => wishes,
             Err((matched, disagreement)) => {
+                let hold = Hold::Disagreement(disagreement);
+                let verdict = Verdict {
+                    of: ConditionType::Conflict,
+                    holds: true,
+                    reason: Reason::EqualPriority,
+                    message: hold.to_string(),
+                };
                 let outcome = |message| Outcome::conflicted(Reason::EqualPriority, message);
-                return (held(&matched, Hold::Disagreement(disagreement), outcome), node.clone());
+                let mut plan = held(&matched, hold, outcome);
+                plan.conditions = conditions::change(gpu_node, vec![verdict], Some(ConditionType::FactLabels), now);
+                return (plan, node.clone());
             }
         };
-        let lost: Vec<String> = lost(&node.labels, &record.labels, &wishes.labels).into_iter().cloned().collect();
-        if lost.is_empty() {
+        let released = released(&node.labels, &record.labels, &wishes.labels);
+        if released.is_empty() {
             break wishes;
         }
-        record.labels.retain(|key, _| !lost.contains(key));
+        for key in &released {
+            record.labels.release(key);
+        }
     };
     wishes.plan(node, &record, gpu_node, now)
 }
@@ -249,19 +294,20 @@ impl<'a> Wishes<'a> {
         gpu_node: Option<&GpuNode>,
         now: Timestamp,
     ) -> (NodePlan, NodeFacts) {
-        let labels = claim(&node.labels, &record.labels, &self.labels, |key| is_effect(key));
-        let taints = claim(&current_taints(node), &record.taints, &self.taints, |_| false);
-        let after = facts_after(node, &labels, &taints);
+        let labels = claim(&node.labels, &record.labels, &self.labels, |key| is_effect(key), now);
+        let taints = claim(&current_taints(node), &record.taints, &self.taints, |_| false, now);
         // What no policy wants is a fact.
         let conflicts = label_conflicts(node, &labels).filter(|conflict| !conflict.policies.is_empty());
         let is_fact = |key: &String| self.labels.get(key).map_or_else(|| is_fact(key), |by| by.policies.is_empty());
         let is_written =
             !labels.changes(&record.labels).all(is_fact) || taints.changes(&record.taints).next().is_some();
+        let record = record_after(&labels, &taints);
+        let after = facts_after(node, &labels, &taints, record.clone());
         let mut plan = NodePlan {
             matched: names(&self.matched),
             governing: self.governing.map(|policy| policy.name.clone()),
             conflicts: conflicts.chain(taint_conflicts(node, &taints)).collect(),
-            patch: node_patch(node, &labels, &taints),
+            patch: node_patch(node, &labels, &taints, record.as_deref()),
             gpu_node: if self.waits && self.governing.is_some() {
                 GpuNodeChange::None
             } else {
@@ -274,8 +320,9 @@ impl<'a> Wishes<'a> {
             ..NodePlan::default()
         };
         if plan.gpu_node == GpuNodeChange::None {
-            let verdicts = foreign_facts(node, &self.labels, &labels).into_iter().collect();
-            plan.conditions = conditions::change(gpu_node, verdicts, now);
+            let facts = foreign_facts(node, &self.labels, &labels);
+            let verdicts = facts.into_iter().chain(foreign_keys(&plan.conflicts)).collect();
+            plan.conditions = conditions::change(gpu_node, verdicts, None, now);
         }
         for policy in &self.matched {
             let (outcome, recheck) = self.outcome(policy, &plan, is_written, node, gpu_node, now);
@@ -322,29 +369,43 @@ fn running<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'
 }
 
 /// The order of taints means nothing to the planner, so it is not kept here.
-fn facts_after(node: &NodeFacts, labels: &Claims<String>, taints: &Claims<TaintKey>) -> NodeFacts {
+fn facts_after(
+    node: &NodeFacts,
+    labels: &Claims<String>,
+    taints: &Claims<TaintKey>,
+    record: Option<String>,
+) -> NodeFacts {
     let taints_after = taints.applied_to(&current_taints(node)).into_iter();
     NodeFacts {
         labels: labels.applied_to(&node.labels),
         taints: taints_after.map(|(id, value)| Taint { id, value }).collect(),
-        owned: Record { labels: labels.owned.clone(), taints: taints.owned.clone() }.write(),
+        owned: record,
         ..node.clone()
     }
 }
 
-fn node_patch(node: &NodeFacts, labels: &Claims<String>, taints: &Claims<TaintKey>) -> Option<json_patch::Patch> {
+fn record_after(labels: &Claims<String>, taints: &Claims<TaintKey>) -> Option<String> {
+    let policies = labels.owners.union(&taints.owners).cloned().collect();
+    Record { labels: labels.entries.clone(), taints: taints.entries.clone(), policies }.write()
+}
+
+fn node_patch(
+    node: &NodeFacts,
+    labels: &Claims<String>,
+    taints: &Claims<TaintKey>,
+    record: Option<&str>,
+) -> Option<json_patch::Patch> {
     let mut patch = PatchBuilder::guarded_by(&node.resource_version);
     patch_labels(&mut patch, node, labels);
     patch_taints(&mut patch, node, taints);
-    let annotation = Record { labels: labels.owned.clone(), taints: taints.owned.clone() }.write();
-    match &annotation {
-        _ if annotation == node.owned => {}
+    match record {
+        _ if record == node.owned.as_deref() => {}
         None => patch.remove(&["metadata", "annotations", OWNED_ANNOTATION]),
         Some(text) => {
             if !node.annotated {
                 patch.add(&["metadata", "annotations"], serde_json::Map::new());
             }
-            patch.add(&["metadata", "annotations", OWNED_ANNOTATION], text.as_str());
+            patch.add(&["metadata", "annotations", OWNED_ANNOTATION], text);
         }
     }
     patch.build()
@@ -358,6 +419,32 @@ fn held(matched: &[&Policy], hold: Hold, outcome: impl Fn(String) -> Outcome) ->
         outcomes: matched.iter().map(|policy| (policy.name.clone(), outcome.clone())).collect(),
         ..NodePlan::default()
     }
+}
+
+/// The plan for a node on which a paused policy has something. It counts there as what it has there.
+fn held_by_pause(
+    first: &Policy,
+    paused: &[&Policy],
+    matched: &[&Policy],
+    node: &NodeFacts,
+    gpu_node: Option<&GpuNode>,
+    now: Timestamp,
+) -> NodePlan {
+    let outcome = |message| Outcome::conflicted(Reason::Paused, message);
+    let mut plan = held(matched, Hold::Paused(first.name.clone()), outcome);
+    let in_force = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
+    for policy in paused {
+        let governs = in_force.filter(|config| config.policy == policy.name);
+        let (outcome, recheck) = governs
+            .map_or((Outcome::Ready, None), |config| outcome_in_force(node, policy, &config.hash, gpu_node, now));
+        plan.outcomes.insert(policy.name.clone(), outcome);
+        plan.recheck = [plan.recheck, recheck].into_iter().flatten().min();
+        if governs.is_some() {
+            plan.governing = Some(policy.name.clone());
+            plan.waiting = agent_config::waiting(node, gpu_node);
+        }
+    }
+    plan
 }
 
 fn names(policies: &[&Policy]) -> Vec<String> {

@@ -8,7 +8,7 @@
 use crate::facts::TaintKey;
 use gpunode_crds::{IGNORE_LABEL, is_kubernetes_key};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Version of the record that this build reads and writes.
 const VERSION: u64 = 1;
@@ -16,10 +16,78 @@ const VERSION: u64 = 1;
 /// What gpunode wrote on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Values by label key.
-    pub labels: BTreeMap<String, String>,
-    /// Values by taint.
-    pub taints: BTreeMap<TaintKey, String>,
+    /// The labels.
+    pub labels: Entries<String>,
+    /// The taints.
+    pub taints: Entries<TaintKey>,
+    /// The policies that own at least one of them.
+    pub policies: BTreeSet<String>,
+}
+
+/// What the record says of one kind of keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entries<K: Ord> {
+    /// What is ours, with the values written.
+    pub owned: BTreeMap<K, String>,
+    /// What was there before it was taken over; for keys in `owned` or `conceded` alone.
+    pub before: BTreeMap<K, String>,
+    /// When a key that somebody changed was restored last, in seconds since 1970; for keys in `owned` alone.
+    pub restored: BTreeMap<K, Vec<i64>>,
+    /// What was ours and was given up, since somebody kept changing it.
+    pub conceded: BTreeMap<K, Conceded>,
+}
+
+/// A key that was given up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conceded {
+    /// The policy that wanted it, as `NAME@GENERATION`: another one tries again.
+    pub by: String,
+    /// Whether somebody else wants no such key, and not another value.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gone: bool,
+}
+
+impl<K: Ord> Default for Entries<K> {
+    fn default() -> Self {
+        Self { owned: BTreeMap::new(), before: BTreeMap::new(), restored: BTreeMap::new(), conceded: BTreeMap::new() }
+    }
+}
+
+impl<K: Ord> Entries<K> {
+    /// Forgets a key.
+    pub fn release(&mut self, key: &K) {
+        self.owned.remove(key);
+        self.before.remove(key);
+        self.restored.remove(key);
+        self.conceded.remove(key);
+    }
+
+    /// Whether selectors are to see what was there before a key, and not what is there. A key that is fought over stays as
+    /// hidden as it was when it was ours, so that no policy comes and goes with it.
+    pub fn hides(&self, key: &K) -> bool {
+        self.owned.contains_key(key) || self.conceded.contains_key(key)
+    }
+
+    /// Whether both say the same of a key.
+    pub fn same_about(&self, other: &Self, key: &K) -> bool {
+        self.owned.get(key) == other.owned.get(key)
+            && self.before.get(key) == other.before.get(key)
+            && self.restored.get(key) == other.restored.get(key)
+            && self.conceded.get(key) == other.conceded.get(key)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.owned.is_empty() && self.conceded.is_empty()
+    }
+
+    /// Drops what was forged: keys that gpunode never writes, and notes about keys that are not in the record.
+    fn sane(mut self, key_of: impl Fn(&K) -> &str) -> Self {
+        self.owned.retain(|key, _| may_own(key_of(key)));
+        self.conceded.retain(|key, _| may_own(key_of(key)) && !self.owned.contains_key(key));
+        self.before.retain(|key, _| self.owned.contains_key(key) || self.conceded.contains_key(key));
+        self.restored.retain(|key, _| self.owned.contains_key(key));
+        self
+    }
 }
 
 /// Why a record was not understood.
@@ -36,18 +104,71 @@ pub enum RecordError {
 #[derive(Serialize, Deserialize)]
 struct Written {
     version: u64,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    labels: BTreeMap<String, String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    taints: Vec<WrittenTaint>,
+    #[serde(flatten)]
+    owned: Kinds<String, WrittenValue>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    policies: BTreeSet<String>,
+    #[serde(default, skip_serializing_if = "Kinds::is_empty")]
+    before: Kinds<String, WrittenValue>,
+    #[serde(default, skip_serializing_if = "Kinds::is_empty")]
+    restored: Kinds<Vec<i64>, WrittenTimes>,
+    #[serde(default, skip_serializing_if = "Kinds::is_empty")]
+    conceded: Kinds<Conceded, Conceded>,
+}
+
+/// Something about labels and about taints.
+#[derive(Serialize, Deserialize)]
+struct Kinds<L, T> {
+    #[serde(default = "BTreeMap::new", skip_serializing_if = "BTreeMap::is_empty")]
+    labels: BTreeMap<String, L>,
+    #[serde(default = "Vec::new", skip_serializing_if = "Vec::is_empty")]
+    taints: Vec<WrittenTaint<T>>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct WrittenTaint {
+struct WrittenTaint<T> {
     key: String,
     effect: String,
+    #[serde(flatten)]
+    about: T,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WrittenValue {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     value: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WrittenTimes {
+    times: Vec<i64>,
+}
+
+impl<L, T> Default for Kinds<L, T> {
+    fn default() -> Self {
+        Self { labels: BTreeMap::new(), taints: Vec::new() }
+    }
+}
+
+impl<L: Clone, T> Kinds<L, T> {
+    fn is_empty(&self) -> bool {
+        self.labels.is_empty() && self.taints.is_empty()
+    }
+
+    fn write<V: Clone>(labels: &BTreeMap<String, L>, taints: &BTreeMap<TaintKey, V>, about: fn(V) -> T) -> Self {
+        let taints = taints.iter().map(|(id, value)| WrittenTaint {
+            key: id.key.clone(),
+            effect: id.effect.clone(),
+            about: about(value.clone()),
+        });
+        Self { labels: labels.clone(), taints: taints.collect() }
+    }
+
+    fn read<V>(self, of: fn(T) -> V) -> (BTreeMap<String, L>, BTreeMap<TaintKey, V>) {
+        let taints = self.taints.into_iter();
+        let taints = taints.map(|it| (TaintKey { key: it.key, effect: it.effect }, of(it.about)));
+        (self.labels, taints.collect())
+    }
 }
 
 #[derive(Deserialize)]
@@ -65,28 +186,35 @@ impl Record {
             return Err(RecordError::Version(version));
         }
         let written: Written = serde_json::from_str(text)?;
+        let (labels, taints) = written.owned.read(|it| it.value);
+        let (labels_before, taints_before) = written.before.read(|it| it.value);
+        let (labels_restored, taints_restored) = written.restored.read(|it| it.times);
+        let (labels_conceded, taints_conceded) = written.conceded.read(|it| it);
+        let labels =
+            Entries { owned: labels, before: labels_before, restored: labels_restored, conceded: labels_conceded };
+        let taints =
+            Entries { owned: taints, before: taints_before, restored: taints_restored, conceded: taints_conceded };
         Ok(Self {
-            labels: written.labels.into_iter().filter(|(key, _)| may_own(key)).collect(),
-            taints: written
-                .taints
-                .into_iter()
-                .filter(|taint| may_own(&taint.key))
-                .map(|taint| (TaintKey { key: taint.key, effect: taint.effect }, taint.value))
-                .collect(),
+            labels: labels.sane(String::as_str),
+            taints: taints.sane(|taint| &taint.key),
+            policies: written.policies,
         })
     }
 
-    /// The annotation; none where nothing is owned.
+    /// The annotation; none where there is nothing to remember.
     pub fn write(&self) -> Option<String> {
-        if self.labels.is_empty() && self.taints.is_empty() {
+        let Self { labels, taints, policies } = self;
+        if labels.is_empty() && taints.is_empty() {
             return None;
         }
-        let taints = self.taints.iter().map(|(id, value)| WrittenTaint {
-            key: id.key.clone(),
-            effect: id.effect.clone(),
-            value: value.clone(),
-        });
-        let written = Written { version: VERSION, labels: self.labels.clone(), taints: taints.collect() };
+        let written = Written {
+            version: VERSION,
+            owned: Kinds::write(&labels.owned, &taints.owned, |value| WrittenValue { value }),
+            policies: policies.clone(),
+            before: Kinds::write(&labels.before, &taints.before, |value| WrittenValue { value }),
+            restored: Kinds::write(&labels.restored, &taints.restored, |times| WrittenTimes { times }),
+            conceded: Kinds::write(&labels.conceded, &taints.conceded, |conceded| conceded),
+        };
         // Strings in maps and lists always have a JSON form.
         serde_json::to_string(&written).ok()
     }
@@ -107,6 +235,19 @@ mod tests {
         let record = Record::read(Some(SAMPLE)).unwrap();
         assert_eq!(record.write().as_deref(), Some(SAMPLE));
         assert_eq!(Record::read(None).unwrap().write(), None);
+    }
+
+    #[test]
+    fn what_was_before_restored_and_conceded_is_read_as_it_was_written() {
+        let sample = r#"{"version":1,"labels":{"a":"1"},"taints":[{"key":"b","effect":"NoSchedule"}],"policies":["p"],"before":{"labels":{"a":"0"},"taints":[{"key":"b","effect":"NoSchedule","value":"old"}]},"restored":{"labels":{"a":[1,2]},"taints":[{"key":"b","effect":"NoSchedule","times":[3]}]},"conceded":{"labels":{"c":{"by":"p@1"}},"taints":[{"key":"d","effect":"NoExecute","by":"p@1","gone":true}]}}"#;
+        assert_eq!(Record::read(Some(sample)).unwrap().write().as_deref(), Some(sample));
+    }
+
+    #[test]
+    fn notes_about_keys_that_are_not_in_the_record_are_dropped() {
+        let sample = r#"{"version":1,"labels":{"a":"1"},"before":{"labels":{"x":"0"}},"restored":{"labels":{"y":[1]}},"conceded":{"labels":{"a":{"by":"p@1"},"k8s.io/b":{"by":"p@1"}}}}"#;
+        let record = Record::read(Some(sample)).unwrap();
+        assert_eq!(record.write().as_deref(), Some(r#"{"version":1,"labels":{"a":"1"}}"#));
     }
 
     #[test]

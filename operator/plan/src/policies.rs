@@ -1,8 +1,11 @@
 //! The policies as the planner uses them: checked, with their documents written, ordered by priority.
 
-use crate::facts::{Taint, TaintKey};
+use crate::{
+    facts::{Taint, TaintKey},
+    select::Selector,
+};
 use gpunode_config::Document;
-use gpunode_crds::{GpuNodePolicy, Mode, NodeSelector, RolloutPace, is_gpunode_key, is_kubernetes_key};
+use gpunode_crds::{GpuNodePolicy, Mode, OnConflict, RolloutPace, is_gpunode_key, is_kubernetes_key};
 use std::collections::BTreeMap;
 
 /// One policy.
@@ -16,8 +19,10 @@ pub struct Policy {
     pub priority: i32,
     /// Whether it is put in force.
     pub mode: Mode,
+    /// Whether it takes over keys that somebody else owns.
+    pub takes_over: bool,
     /// Which nodes it is about.
-    pub selector: NodeSelector,
+    pub selector: Selector,
     /// Labels that it wants, without keys that no policy may write.
     pub labels: BTreeMap<String, String>,
     /// Taints that it wants, without keys that no policy may write.
@@ -98,7 +103,8 @@ impl Policy {
             generation: policy.metadata.generation,
             priority: spec.priority(),
             mode: spec.mode(),
-            selector: spec.node_selector.clone(),
+            takes_over: spec.on_conflict() == OnConflict::TakeOver,
+            selector: Selector::of(spec),
             labels: spec.labels.iter().filter(|(key, _)| may_write(key)).map(|(k, v)| (k.clone(), v.clone())).collect(),
             taints: spec.taints.iter().filter(|taint| may_write(&taint.key)).map(wanted_taint).collect(),
             device_plugin: spec.device_plugin.as_ref().map(|config| DevicePlugin {

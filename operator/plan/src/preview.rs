@@ -23,7 +23,7 @@ pub fn effect(
 ) -> (Outcome, Option<NodePreview>) {
     let mut preview = NodePreview { node: before.name.clone(), ..NodePreview::default() };
     if let Some(hold) = &with.hold {
-        if let Hold::Disagreement(_) = hold {
+        if let Hold::Disagreement(_) | Hold::Paused(_) = hold {
             preview.conflicts.push(bounded(hold));
         }
         let outcome = with.outcomes.get(&policy.name).cloned().unwrap_or(Outcome::Ready);

@@ -36,6 +36,17 @@ pub fn agent_outcome(
     outcome_of(node, &wanted.hash, Clock::of(node, governing, gpu_node, now), gpu_node)
 }
 
+/// The outcome of a policy on a node that keeps the configuration with this hash, whatever the policy says.
+pub fn outcome_in_force(
+    node: &NodeFacts,
+    governing: &Policy,
+    hash: &str,
+    gpu_node: Option<&GpuNode>,
+    now: Timestamp,
+) -> (Outcome, Option<Timestamp>) {
+    outcome_of(node, hash, Clock::of(node, governing, gpu_node, now), gpu_node)
+}
+
 /// Where a node is on its way to the configuration of the policy that governs it, and when to look again; nowhere where that
 /// configuration is refused.
 pub fn stage(
@@ -212,7 +223,8 @@ fn within(
 fn written_at(gpu_node: &GpuNode) -> Option<Timestamp> {
     let entries = gpu_node.metadata.managed_fields.iter().flatten();
     entries
-        .filter(|entry| entry.manager.as_deref() == Some(OPERATOR_FIELD_MANAGER))
+        // It writes conditions of the status as well.
+        .filter(|entry| entry.manager.as_deref() == Some(OPERATOR_FIELD_MANAGER) && entry.subresource.is_none())
         .filter_map(|entry| entry.time.as_ref().map(|time| time.0))
         .max()
 }

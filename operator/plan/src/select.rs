@@ -1,26 +1,101 @@
-//! Whether a `nodeSelector` matches.
+//! Which nodes a policy is about.
 
+use crate::owned::Entries;
+use globset::{Glob, GlobMatcher};
+use gpunode_config::MemoryMiB;
 use gpunode_crds::{
-    GOVERNED_LABEL, MPS_LABEL, NodeSelector, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, SelectorOperator,
+    GOVERNED_LABEL, GpuDevice, GpuNodePolicySpec, GpuSelector, MPS_LABEL, NodeSelector, POLICY_LABEL_PREFIX,
+    PRODUCT_COUNT_PREFIX, SelectorOperator,
 };
 use std::collections::BTreeMap;
 
-/// The labels of a node without those that gpunode itself wrote, so that no policy selects or deselects by its own effect.
+/// Both selectors of a policy, ready to be asked.
+#[derive(Clone, Debug)]
+pub struct Selector {
+    labels: Option<NodeSelector>,
+    gpus: Option<GpuSelector>,
+    products: Vec<GlobMatcher>,
+}
+
+impl Selector {
+    /// The selectors of a policy.
+    pub fn of(spec: &GpuNodePolicySpec) -> Self {
+        let globs = spec.gpu_selector.iter().flat_map(|gpus| gpus.products.iter().flatten());
+        Self {
+            labels: spec.node_selector.clone(),
+            gpus: spec.gpu_selector.clone(),
+            // The schema lets no other globs through; one that cannot be read matches nothing.
+            products: globs.filter_map(|glob| Some(Glob::new(glob).ok()?.compile_matcher())).collect(),
+        }
+    }
+
+    /// Whether a node matches. A policy that names neither selector, which the CRD refuses, matches none.
+    pub fn matches(&self, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> bool {
+        (self.labels.is_some() || self.gpus.is_some())
+            && self.labels.as_ref().is_none_or(|selector| matches(selector, labels))
+            && self.gpus.as_ref().is_none_or(|selector| self.has_gpus(selector, gpus))
+    }
+
+    /// Why the GPUs of a node do not match, where the labels do.
+    pub fn mismatch(&self, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> Option<String> {
+        let selector = self.gpus.as_ref()?;
+        let is_by_gpus =
+            self.labels.as_ref().is_none_or(|labels_of| matches(labels_of, labels)) && !self.has_gpus(selector, gpus);
+        is_by_gpus.then(|| {
+            format!(
+                "gpuSelector asks for {} such GPUs, the node has {} among {} in the status of its GpuNode",
+                least_count(selector),
+                self.number_of(selector, gpus),
+                gpus.len()
+            )
+        })
+    }
+
+    fn has_gpus(&self, selector: &GpuSelector, gpus: &[GpuDevice]) -> bool {
+        self.number_of(selector, gpus) >= least_count(selector)
+    }
+
+    fn number_of(&self, selector: &GpuSelector, gpus: &[GpuDevice]) -> usize {
+        let least_memory = selector.min_memory.as_deref().and_then(MemoryMiB::parse).unwrap_or_default();
+        let selected = gpus.iter().filter(|gpu| {
+            let product = selector.products.is_none() || self.products.iter().any(|glob| glob.is_match(&gpu.product));
+            let known = |architectures: &Vec<_>| gpu.architecture.is_some_and(|it| architectures.contains(&it));
+            let architecture = selector.architectures.as_ref().is_none_or(known);
+            product && architecture && u64::try_from(gpu.memory_mib).unwrap_or(0) >= least_memory.0
+        });
+        selected.count()
+    }
+}
+
+impl PartialEq for Selector {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.labels, &self.gpus) == (&other.labels, &other.gpus)
+    }
+}
+
+fn least_count(selector: &GpuSelector) -> usize {
+    selector.min_count.and_then(|count| usize::try_from(count).ok()).unwrap_or(1)
+}
+
+/// The labels of a node as they were without gpunode, so that no policy selects or deselects by its own effect.
 #[derive(Clone, Copy, Debug)]
 pub struct VisibleLabels<'a> {
     all: &'a BTreeMap<String, String>,
-    owned: &'a BTreeMap<String, String>,
+    recorded: &'a Entries<String>,
 }
 
 impl<'a> VisibleLabels<'a> {
-    /// `all` but the keys of `owned`.
-    pub fn new(all: &'a BTreeMap<String, String>, owned: &'a BTreeMap<String, String>) -> Self {
-        Self { all, owned }
+    /// `all` but the keys of the record.
+    pub fn new(all: &'a BTreeMap<String, String>, recorded: &'a Entries<String>) -> Self {
+        Self { all, recorded }
     }
 
-    fn get(self, key: &str) -> Option<&'a str> {
-        let hidden = self.owned.contains_key(key) || is_effect(key);
-        self.all.get(key).filter(|_| !hidden).map(String::as_str)
+    fn get(self, key: &String) -> Option<&'a str> {
+        if is_effect(key) {
+            return None;
+        }
+        let seen = if self.recorded.hides(key) { &self.recorded.before } else { self.all };
+        seen.get(key).map(String::as_str)
     }
 }
 
@@ -33,7 +108,7 @@ pub fn is_effect(key: &str) -> bool {
 }
 
 /// Whether every condition of a selector holds; `{}` matches every node.
-pub fn matches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> bool {
+fn matches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> bool {
     selector.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
         && selector.match_expressions.iter().all(|requirement| {
             let value = labels.get(&requirement.key);
@@ -50,7 +125,7 @@ pub fn matches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpunode_crds::NodeSelectorRequirement;
+    use gpunode_crds::{Architecture, NodeSelectorRequirement};
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
@@ -67,7 +142,7 @@ mod tests {
     #[test]
     fn operators_mean_what_they_mean_in_a_label_selector() {
         use SelectorOperator::{DoesNotExist, Exists, In, NotIn};
-        let (labels, none) = (map(&[("pool", "a")]), BTreeMap::new());
+        let (labels, none) = (map(&[("pool", "a")]), Entries::default());
         let visible = VisibleLabels::new(&labels, &none);
         assert!(matches(&NodeSelector::default(), visible));
         assert!(matches(&NodeSelector { match_labels: labels.clone(), ..NodeSelector::default() }, visible));
@@ -95,10 +170,76 @@ mod tests {
             ("gpunode.dev/gpus.Tesla-T4", "4"),
             ("gpunode.dev/policy.p", "true"),
         ]);
-        let owned = map(&[("a", "1")]);
+        let owned = Entries { owned: map(&[("a", "1")]), ..Entries::default() };
         for key in labels.keys() {
             let visible = VisibleLabels::new(&labels, &owned);
             assert!(matches(&expression(key, SelectorOperator::DoesNotExist, &[]), visible), "{key}");
         }
+    }
+
+    #[test]
+    fn what_was_taken_over_is_seen_as_it_was_before() {
+        let labels = map(&[("pool", "ours")]);
+        let taken = Entries { owned: labels.clone(), before: map(&[("pool", "theirs")]), ..Entries::default() };
+        let visible = VisibleLabels::new(&labels, &taken);
+        assert!(matches(&expression("pool", SelectorOperator::In, &["theirs"]), visible));
+        assert!(!matches(&expression("pool", SelectorOperator::In, &["ours"]), visible));
+    }
+
+    fn gpu(product: &str, architecture: Option<Architecture>, memory_mib: i64) -> GpuDevice {
+        GpuDevice { product: product.to_owned(), architecture, memory_mib, ..GpuDevice::default() }
+    }
+
+    #[test]
+    fn gpus_are_counted_that_meet_every_condition() {
+        let gpus = [
+            gpu("Tesla-V100-SXM2-32GB", Some(Architecture::Volta), 32768),
+            gpu("Tesla-V100-SXM2-16GB", Some(Architecture::Volta), 16384),
+            gpu("NVIDIA-A100-SXM4-80GB", Some(Architecture::Ampere), 81920),
+            gpu("NVIDIA-Board", None, 81920),
+        ];
+        let (none, unrecorded) = (BTreeMap::new(), Entries::default());
+        let labels = VisibleLabels::new(&none, &unrecorded);
+        for (selector, expected) in [
+            ("{products: ['Tesla-V100*'], minCount: 2}", true),
+            ("{products: ['Tesla-V100*'], minCount: 3}", false),
+            ("{products: ['Tesla-V100*', NVIDIA-A100-SXM4-80GB], minCount: 3}", true),
+            ("{products: [Tesla-V100]}", false),
+            ("{products: ['Tesla-V100-SXM?-32GB']}", true),
+            ("{products: ['*SHARED']}", false),
+            ("{architectures: [volta, ampere], minCount: 3}", true),
+            ("{architectures: [hopper]}", false),
+            ("{architectures: [volta], minMemory: 32Gi}", true),
+            ("{architectures: [volta], minMemory: 32769Mi}", false),
+            ("{products: ['NVIDIA*'], architectures: [volta]}", false),
+            ("{minMemory: 30Gi, minCount: 3}", true),
+            ("{minCount: 4}", true),
+            ("{minCount: 5}", false),
+        ] {
+            let spec: GpuNodePolicySpec = serde_yaml::from_str(&format!("{{gpuSelector: {selector}}}")).unwrap();
+            let selector = Selector::of(&spec);
+            assert_eq!(selector.matches(labels, &gpus), expected, "{spec:?}");
+            assert_eq!(selector.mismatch(labels, &gpus).is_some(), !expected, "{spec:?}");
+            assert!(!selector.matches(labels, &[]), "{spec:?}");
+        }
+    }
+
+    #[test]
+    fn labels_and_gpus_must_both_match_and_neither_matches_nothing() {
+        let (labels, none) = (map(&[("pool", "a")]), Entries::default());
+        let visible = VisibleLabels::new(&labels, &none);
+        let gpus = [gpu("Tesla-T4", Some(Architecture::Turing), 15360)];
+        for (spec, expected) in [
+            ("{nodeSelector: {}, gpuSelector: {products: [Tesla-T4]}}", true),
+            ("{nodeSelector: {matchLabels: {pool: b}}, gpuSelector: {products: [Tesla-T4]}}", false),
+            ("{nodeSelector: {matchLabels: {pool: a}}, gpuSelector: {products: [Tesla-V100]}}", false),
+            ("{nodeSelector: {}}", true),
+            ("{}", false),
+        ] {
+            let selector = Selector::of(&serde_yaml::from_str(spec).unwrap());
+            assert_eq!(selector.matches(visible, &gpus), expected, "{spec}");
+        }
+        let deselected = "{nodeSelector: {matchLabels: {pool: b}}, gpuSelector: {products: [Tesla-V100]}}";
+        assert_eq!(Selector::of(&serde_yaml::from_str(deselected).unwrap()).mismatch(visible, &gpus), None);
     }
 }

@@ -61,7 +61,7 @@ fn whole_second(now: Timestamp) -> Timestamp {
 
 fn verdicts(policy: &Policy, tally: &Tally) -> [Verdict; 5] {
     let counts = tally.counts();
-    let is_idle = policy.mode == Mode::Preview || policy.refusal.is_some() || tally.rollout.stopped().is_some();
+    let is_idle = policy.mode != Mode::Enforce || policy.refusal.is_some() || tally.rollout.stopped().is_some();
     let updating = if is_idle { 0 } else { counts.updating };
     [
         ready(policy, tally, &counts, updating),
@@ -103,6 +103,9 @@ fn ready(policy: &Policy, tally: &Tally, counts: &NodeCounts, updating: i32) -> 
     } else if policy.mode == Mode::Preview {
         let message = format!("{} would change; nothing is written", of_matched(counts.updating, counts));
         verdict(true, Reason::Preview, message)
+    } else if policy.mode == Mode::Paused {
+        let message = format!("{} nodes stay as they are, and none is added", counts.matched);
+        verdict(true, Reason::Paused, message)
     } else if counts.matched == 0 {
         verdict(true, Reason::NoMatchingNodes, "no node matches".to_owned())
     } else if let Some(stop) = stop(tally) {

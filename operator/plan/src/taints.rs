@@ -36,6 +36,11 @@ pub fn patch_taints(patch: &mut PatchBuilder, node: &NodeFacts, claims: &Claims<
         if claims.remove.contains(&taint.id) {
             patch.remove(&["spec", "taints", &index]);
         } else if let Some(value) = claims.set.get(&taint.id) {
+            if value.is_empty() {
+                // As it was before it had a value.
+                patch.remove(&["spec", "taints", &index, "value"]);
+                continue;
+            }
             patch.add(&["spec", "taints", &index, "value"], value.as_str());
         }
     }
@@ -60,11 +65,8 @@ fn taint_object(id: &TaintKey, value: &str) -> Value {
 
 /// The conflicts about taints.
 pub fn taint_conflicts<'a>(node: &'a NodeFacts, claims: &'a Claims<TaintKey>) -> impl Iterator<Item = Conflict> + 'a {
-    claims.conflicts.iter().map(|(id, wanted, actual)| Conflict {
-        manager: node.taint_manager.clone(),
-        key: ConflictKey::Taint(id.clone()),
-        wanted: wanted.value.clone(),
-        actual: actual.clone(),
-        policies: wanted.policies.clone(),
-    })
+    claims
+        .clashes
+        .iter()
+        .map(|clash| Conflict::of(ConflictKey::Taint(clash.key.clone()), clash, node.taint_manager.clone()))
 }

@@ -90,8 +90,13 @@ impl DaemonSets {
         desired_for_policy(&self.pods, policy, objects.get(&policy.name)?)
     }
 
-    /// What is to be written so that the DaemonSet of a name is as desired.
-    pub fn work(&self, name: &str, desired: Option<DaemonSet>) -> Option<DaemonSetWork> {
+    /// What is to be written so that the DaemonSet of a name is as it is to be. That of a paused policy stays as it is.
+    pub fn work(&self, name: &str, set: &PolicySet, objects: &Cache<GpuNodePolicy>) -> Option<DaemonSetWork> {
+        let mut paused = set.iter().filter(|policy| policy.mode == Mode::Paused);
+        if paused.any(|policy| policy_daemonset_name(&policy.name) == name) {
+            return None;
+        }
+        let desired = self.desired(name, set, objects);
         let Some(live) = self.live.get(name) else {
             return desired.map(|desired| DaemonSetWork::Create(Box::new(desired)));
         };

@@ -8,9 +8,10 @@ use crate::controller::{
     outcomes::{ByPolicy, Outcomes, Transition},
     work::{DaemonSetWork, Effects, Key, NodeWork, StatusWork},
 };
-use gpunode_crds::{GpuNode, GpuNodePolicy, Mode, NodeCounts};
+use gpunode_crds::{GpuNode, GpuNodePolicy, Mode, NodeCounts, Reason};
 use gpunode_plan::{
-    AgentPods, NodeFacts, NodePlan, PolicySet, Tally, Turn, plan_node_at, policy_daemonset_name, policy_status,
+    AgentPods, NodeFacts, NodePlan, PolicySet, Tally, Turn, gpus_missing, plan_node_at, policy_daemonset_name,
+    policy_status,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -203,9 +204,13 @@ impl Index {
     }
 
     fn count(&mut self, node: &str, standings: ByPolicy, effects: &mut Effects) {
-        for Transition { policy, news } in self.outcomes.put(node, standings) {
+        for Transition { policy, news, left } in self.outcomes.put(node, standings) {
             // A policy in mode Preview writes nothing but its status.
-            if let Some(object) = self.policies.get(&policy).filter(|policy| policy.spec.mode() == Mode::Enforce) {
+            if let Some(object) = self.policies.get(&policy).filter(|policy| policy.spec.mode() != Mode::Preview) {
+                let missing = self.nodes.get(node).filter(|_| left).and_then(|facts| {
+                    gpus_missing(&self.set, &policy, facts, self.gpu_nodes.get(node).map(Arc::as_ref))
+                });
+                let news = news.into_iter().chain(missing.map(|message| (Reason::GpusMissing, message)));
                 effects.notices.extend(news.map(|(reason, message)| Notice::of_node(object, node, reason, &message)));
             }
             self.moved.insert(policy.clone());
@@ -256,7 +261,7 @@ impl Index {
 
     /// What is to be written for the DaemonSet of a name.
     pub fn daemonset_work(&self, name: &str) -> Option<DaemonSetWork> {
-        self.daemonsets.work(name, self.daemonsets.desired(name, &self.set, &self.policies))
+        self.daemonsets.work(name, &self.set, &self.policies)
     }
 
     /// Everything that could need a write, for one who begins to lead.

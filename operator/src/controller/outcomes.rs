@@ -21,6 +21,8 @@ pub struct Transition {
     pub policy: String,
     /// What people want to hear of it, if anything.
     pub news: Option<(Reason, String)>,
+    /// Whether the policy has to do with the node no more.
+    pub left: bool,
 }
 
 impl Outcomes {
@@ -40,7 +42,8 @@ impl Outcomes {
                     Some(new) => tally.add(node, new),
                     None => tally.rollout.put(node, None),
                 }
-                Transition { policy, news: news(old.map(|it| &it.outcome), new.map(|it| &it.outcome)) }
+                let left = old.is_some() && new.is_none();
+                Transition { policy, left, news: news(old.map(|it| &it.outcome), new.map(|it| &it.outcome)) }
             })
             .collect();
         if !after.is_empty() {

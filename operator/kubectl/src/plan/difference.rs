@@ -153,7 +153,9 @@ impl Plan {
 }
 
 fn enforce(mut policy: GpuNodePolicy) -> GpuNodePolicy {
-    policy.spec.mode = Some(Mode::Enforce);
+    if policy.spec.mode() == Mode::Preview {
+        policy.spec.mode = Some(Mode::Enforce);
+    }
     policy
 }
 

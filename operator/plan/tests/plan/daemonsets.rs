@@ -42,6 +42,22 @@ fn mps_daemonset() {
 }
 
 #[test]
+fn no_taint_drives_away_a_pod_of_gpunode() {
+    let policy = of_policy("{nodeSelector: {}, devicePlugin: {}, taints: [{key: a, effect: NoExecute}]}").unwrap();
+    for daemonset in [policy, desired_discovery(&pods()), desired_mps(&pods())] {
+        let tolerations = daemonset.spec.unwrap().template.spec.unwrap().tolerations.unwrap();
+        // Without key and effect it tolerates all taints, and without seconds for ever.
+        let all = |it: &k8s_openapi::api::core::v1::Toleration| {
+            it.operator.as_deref() == Some("Exists")
+                && it.key.is_none()
+                && it.effect.is_none()
+                && it.toleration_seconds.is_none()
+        };
+        assert!(tolerations.iter().any(all), "{:?}: {tolerations:?}", daemonset.metadata.name);
+    }
+}
+
+#[test]
 fn template_depends_on_the_image_alone() {
     let base = of_policy("{nodeSelector: {}, devicePlugin: {}}");
     assert_eq!(

@@ -1,6 +1,6 @@
 //! Rules that hold for any nodes, records and policies.
 
-use crate::world::{World, policy};
+use crate::world::{World, now, policy};
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use proptest::{collection, option, prelude::*};
 use serde_json::{Map, Value, json};
@@ -56,14 +56,17 @@ fn any_policy(index: usize) -> impl Strategy<Value = GpuNodePolicy> {
     ]);
     let mps = json!({"resources": [{"name": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 2}}]});
     let plugin = option::of(prop::sample::select(vec![json!({}), json!({"passDeviceSpecs": true}), mps]));
-    (0..3, selector, keys(&KEYS), taints(), plugin, prop::bool::weighted(0.2)).prop_map(
-        move |(priority, selector, labels, taints, plugin, preview)| {
+    (0..3, selector, keys(&KEYS), taints(), plugin, prop::bool::weighted(0.2), any::<bool>()).prop_map(
+        move |(priority, selector, labels, taints, plugin, preview, take_over)| {
             let mut spec = json!({"priority": priority, "nodeSelector": selector, "labels": labels, "taints": taints});
             for taint in spec["taints"].as_array_mut().unwrap() {
                 taint.as_object_mut().unwrap().remove("timeAdded");
             }
             if let Some(plugin) = plugin {
                 spec["devicePlugin"] = plugin;
+            }
+            if take_over {
+                spec["onConflict"] = json!("TakeOver");
             }
             if preview {
                 spec["mode"] = json!("Preview");
@@ -97,11 +100,25 @@ fn with_daemon() -> GpuNode {
 
 /// A node with any record, true or not, and with any of gpunode's own keys.
 fn touched() -> impl Strategy<Value = World> {
-    let record = (keys(&KEYS), keys(&OTHER_KEYS), taints()).prop_map(|(labels, others, taints)| {
-        let labels: Map<_, _> =
-            labels.into_iter().chain(others).map(|(key, value)| (key.to_owned(), json!(value))).collect();
-        json!({"version": 1, "labels": labels, "taints": taints}).to_string()
-    });
+    let conceded = collection::btree_map(prop::sample::select(&KEYS[..]), ("p[0-2]@[12]", any::<bool>()), 0..3);
+    let restored = collection::btree_map(prop::sample::select(&KEYS[..]), collection::vec(-700..1_i64, 0..4), 0..3);
+    let before = (keys(&KEYS), taints());
+    let record = (keys(&KEYS), keys(&OTHER_KEYS), taints(), before, conceded, restored).prop_map(
+        |(labels, others, taints, before, conceded, restored)| {
+            let labels: Map<_, _> =
+                labels.into_iter().chain(others).map(|(key, value)| (key.to_owned(), json!(value))).collect();
+            let conceded: Map<_, _> = conceded
+                .into_iter()
+                .map(|(key, (by, gone))| (key.to_owned(), json!({"by": by, "gone": gone})))
+                .collect();
+            let seconds = |times: Vec<i64>| json!(times.iter().map(|it| now().as_second() + it).collect::<Vec<_>>());
+            let restored: Map<_, _> =
+                restored.into_iter().map(|(key, times)| (key.to_owned(), seconds(times))).collect();
+            json!({"version": 1, "labels": labels, "taints": taints, "before": {"labels": before.0, "taints": before.1},
+                "conceded": {"labels": conceded}, "restored": {"labels": restored}})
+            .to_string()
+        },
+    );
     let record = prop_oneof![4 => record, 1 => "\\PC{0,20}"];
     (untouched(), keys(&OTHER_KEYS), option::of(record), any::<bool>()).prop_map(
         |(mut world, others, record, daemon)| {
@@ -115,10 +132,13 @@ fn touched() -> impl Strategy<Value = World> {
     )
 }
 
-/// Label keys and taints that are somebody else's: neither in the record nor gpunode's own.
+/// Label keys and taints that are somebody else's: neither in the record nor gpunode's own. What was conceded may be taken up
+/// again.
 fn foreign(world: &World) -> (BTreeMap<String, Value>, Vec<Value>) {
     let record: Value = world.record().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-    let owned: BTreeSet<&String> = record["labels"].as_object().into_iter().flatten().map(|(key, _)| key).collect();
+    let kinds = [&record["labels"], &record["conceded"]["labels"]];
+    let owned: BTreeSet<&String> =
+        kinds.iter().flat_map(|kind| kind.as_object().into_iter().flatten()).map(|(key, _)| key).collect();
     let ours = |key: &String| {
         !key.contains("kubernetes.io")
             && (owned.contains(key)
@@ -167,7 +187,10 @@ proptest! {
     }
 
     #[test]
-    fn what_is_not_ours_never_changes(mut world in touched(), policies in policies()) {
+    fn what_is_not_ours_never_changes_unless_a_policy_takes_it_over(mut world in touched(), mut policies in policies()) {
+        for policy in &mut policies {
+            policy.spec.on_conflict = None;
+        }
         let (labels, taints) = foreign(&world);
         world.converge(&policies);
         for (key, value) in labels {
@@ -176,6 +199,31 @@ proptest! {
         let after = world.node["spec"]["taints"].as_array().cloned().unwrap_or_default();
         let kept: Vec<_> = after.iter().filter(|taint| taints.contains(taint)).cloned().collect();
         prop_assert_eq!(kept, taints);
+    }
+
+    #[test]
+    fn every_tug_of_war_ends_with_the_others_value(
+        mut world in untouched(),
+        policies in policies(),
+        key in prop::sample::select(&KEYS[..]),
+        theirs in option::of(Just("theirs")),
+        pauses in collection::vec(0..60_i64, 7),
+    ) {
+        world.converge(&policies);
+        let mut restores = 0;
+        for pause in pauses {
+            let before = world.label(key).map(str::to_owned);
+            world.set_label(key, theirs);
+            world.converge(&policies);
+            restores += usize::from(before.as_deref() != theirs && world.label(key) == before.as_deref());
+            prop_assert_eq!(&world.plan(&policies).patch, &None);
+            world.wait(pause);
+        }
+        // What is there first, and what a policy selects by, may give way once more.
+        prop_assert!(restores <= 4, "{} restores", restores);
+        prop_assert_eq!(world.label(key), theirs);
+        world.converge(&[]);
+        prop_assert_eq!((world.label(key), world.record()), (theirs, None));
     }
 
     #[test]

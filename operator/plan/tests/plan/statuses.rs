@@ -36,6 +36,15 @@ fn no_match_is_ready() {
 }
 
 #[test]
+fn a_paused_policy_is_ready_whatever_its_nodes_do() {
+    let outcomes = [Outcome::Ready, Outcome::Updating, Outcome::failed(Reason::NodeNotReady, "m")];
+    let status = status("{mode: Paused, nodeSelector: {}}", &outcomes, None, 0);
+    let conditions = conditions(&status);
+    assert_eq!(conditions[0], "Ready=True Paused: 3 nodes stay as they are, and none is added");
+    assert_eq!(conditions[1], "Reconciling=False UpToDate: nothing is under way");
+}
+
+#[test]
 fn broken_nodes_show_and_do_not_hold_ready() {
     let broken = [
         Reason::NodeNotReady,

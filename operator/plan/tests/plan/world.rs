@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 pub struct World {
     pub node: Value,
     pub gpu_node: Option<GpuNode>,
+    pub now: Timestamp,
 }
 
 pub fn now() -> Timestamp {
@@ -35,6 +36,7 @@ impl World {
                 "status": {"conditions": [{"type": "Ready", "status": "True"}]},
             }),
             gpu_node: None,
+            now: now(),
         };
         world.omit_empty();
         world
@@ -54,7 +56,7 @@ impl World {
     }
 
     pub fn plan(&self, policies: &[GpuNodePolicy]) -> NodePlan {
-        plan_node(&PolicySet::new(policies), &self.facts(), self.gpu_node.as_ref(), now())
+        plan_node(&PolicySet::new(policies), &self.facts(), self.gpu_node.as_ref(), self.now)
     }
 
     /// Carries out the plan for the node as the API server would.
@@ -67,6 +69,11 @@ impl World {
             self.omit_empty();
         }
         plan
+    }
+
+    /// Lets time go by.
+    pub fn wait(&mut self, seconds: i64) {
+        self.now += jiff::SignedDuration::from_secs(seconds);
     }
 
     pub fn label(&self, key: &str) -> Option<&str> {

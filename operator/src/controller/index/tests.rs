@@ -317,4 +317,39 @@ fn governed_node_gets_its_configuration_once() {
     assert_eq!(scene.node_work("n").unwrap().gpu_node, GpuNodeChange::None);
 }
 
+#[test]
+fn node_whose_gpus_change_is_planned_again_and_people_hear_why_it_leaves_a_policy() {
+    let mut scene = Scene::warm();
+    scene.set_node("n", &json!({}));
+    scene.set_policy("p", "{gpuSelector: {products: [Tesla-T4], minCount: 2}, labels: {x: y}}");
+    assert_eq!(scene.node_work("n"), None);
+    for (count, matches) in [(2, true), (1, false)] {
+        let version = scene.next_version();
+        let gpu = |index: i32| json!({"index": index, "uuid": format!("GPU-{index}"), "product": "Tesla-T4", "memoryMiB": 15360});
+        let gpus: Vec<_> = (0..count).map(gpu).collect();
+        let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+            "metadata": {"name": "n", "resourceVersion": version}, "spec": {}, "status": {"gpus": gpus}});
+        let gpu_node: GpuNode = serde_json::from_value(gpu_node).unwrap();
+        scene.go(|index, now, effects| index.take_gpu_nodes(Change::Set(gpu_node), now, effects));
+        assert!(scene.woken().contains(&&node("n")));
+        let told: Vec<_> = scene.effects.notices.iter().map(|it| (it.reason.as_str(), it.message.as_str())).collect();
+        let missing = "n: gpuSelector asks for 2 such GPUs, the node has 1 among 1 in the status of its GpuNode";
+        assert_eq!(told, if matches { vec![] } else { vec![("GpusMissing", missing)] });
+    }
+}
+
+#[test]
+fn daemonset_of_a_paused_policy_stays_as_it_is() {
+    let mut scene = Scene::warm();
+    let name = policy_daemonset_name("p");
+    scene.set_policy("p", "{mode: Paused, nodeSelector: {}, devicePlugin: {}}");
+    assert_eq!(scene.index.daemonset_work(&name), None, "none comes");
+    scene.set_policy("p", "{nodeSelector: {}, devicePlugin: {}}");
+    scene.write_daemonset(&name, |_| {});
+    scene.set_policy("p", "{mode: Paused, nodeSelector: {}, devicePlugin: {}, image: other}");
+    assert_eq!(scene.index.daemonset_work(&name), None);
+    scene.delete_policy("p");
+    assert!(matches!(scene.index.daemonset_work(&name), Some(DaemonSetWork::Delete { .. })));
+}
+
 mod rollouts;

@@ -1,0 +1,226 @@
+//! Keys that somebody else owns: taken over and given back, or fought over and conceded.
+
+use crate::world::{World, policy};
+use gpunode_crds::{GpuNodePolicy, Reason};
+use gpunode_plan::Outcome;
+use serde_json::json;
+
+const SPEC: &str = "labels: {team: ours}, taints: [{key: other, value: ours, effect: NoSchedule}]";
+
+fn taking_over() -> GpuNodePolicy {
+    policy("taker", &format!("{{nodeSelector: {{}}, onConflict: TakeOver, {SPEC}}}"))
+}
+
+fn reporting() -> GpuNodePolicy {
+    policy("taker", &format!("{{nodeSelector: {{}}, {SPEC}}}"))
+}
+
+/// A node on which somebody else has the label and the taint.
+fn foreign() -> World {
+    let mut world = World::sample();
+    world.set_label("team", Some("theirs"));
+    world
+}
+
+fn taint(world: &World) -> Option<&str> {
+    let taints = world.node["spec"]["taints"].as_array().into_iter().flatten();
+    let mut other = taints.filter(|taint| taint["key"] == "other");
+    other.next().map(|taint| taint["value"].as_str().unwrap_or_default())
+}
+
+fn conflict(world: &World, policies: &[GpuNodePolicy]) -> Option<String> {
+    match world.plan(policies).outcomes.remove("taker") {
+        Some(Outcome::Conflicted { reason: Reason::KeyOwnedByAnother, message }) => Some(message),
+        _ => None,
+    }
+}
+
+#[test]
+fn what_is_taken_over_is_given_back_with_its_old_value() {
+    let mut world = foreign();
+    let before = world.snapshot();
+    world.converge(&[taking_over()]);
+    assert_eq!((world.label("team"), taint(&world)), (Some("ours"), Some("ours")));
+    assert_eq!(world.plan(&[taking_over()]).outcomes["taker"], Outcome::Ready);
+    insta::assert_snapshot!(world.record().unwrap(), @r#"{"version":1,"labels":{"team":"ours"},"taints":[{"key":"other","effect":"NoSchedule","value":"ours"}],"policies":["taker"],"before":{"labels":{"team":"theirs"},"taints":[{"key":"other","effect":"NoSchedule","value":"x"}]}}"#);
+    world.converge(&[]);
+    assert_eq!(world.snapshot(), before);
+}
+
+#[test]
+fn a_taint_without_a_value_is_given_back_without_one() {
+    let taints = json!([{"key": "other", "effect": "NoSchedule"}]);
+    let mut world = World::new(&json!({}), &taints, &json!({}));
+    let before = world.snapshot();
+    world.converge(&[taking_over()]);
+    assert_eq!(taint(&world), Some("ours"));
+    world.converge(&[]);
+    assert_eq!(world.snapshot(), before);
+}
+
+#[test]
+fn a_policy_that_only_reports_inherits_nothing_that_was_taken_over() {
+    let mut world = foreign();
+    let before = world.snapshot();
+    world.converge(&[taking_over()]);
+    world.converge(&[reporting()]);
+    assert_eq!(world.snapshot(), before, "given back as soon as nobody takes over");
+    assert_eq!(
+        conflict(&world, &[reporting()]).as_deref(),
+        Some("label team is \"theirs\", not \"ours\"; taint other:NoSchedule is \"x\", not \"ours\"")
+    );
+}
+
+#[test]
+fn a_policy_selects_by_the_value_that_it_takes_over() {
+    let spec = "{nodeSelector: {matchLabels: {team: theirs}}, onConflict: TakeOver, labels: {team: ours}}";
+    let mut world = foreign();
+    world.converge(&[policy("p", spec)]);
+    let plan = world.plan(&[policy("p", spec)]);
+    assert_eq!((world.label("team"), plan.patch, &plan.outcomes["p"]), (Some("ours"), None, &Outcome::Ready));
+}
+
+#[test]
+fn the_lower_priority_takes_over_nothing_that_a_higher_one_wants_otherwise() {
+    let higher = policy("higher", "{priority: 1, nodeSelector: {}, labels: {team: higher}}");
+    let mut world = foreign();
+    world.converge(&[taking_over(), higher]);
+    assert_eq!((world.label("team"), taint(&world)), (Some("theirs"), Some("ours")));
+}
+
+/// Somebody who changes the label whenever it is not theirs, once a minute: how often gpunode changed it back.
+fn tug_of_war(world: &mut World, policies: &[GpuNodePolicy], theirs: Option<&str>, rounds: usize) -> usize {
+    let mut restores = 0;
+    for _ in 0..rounds {
+        world.set_label("a", theirs);
+        world.converge(policies);
+        restores += usize::from(world.label("a") == Some("ours"));
+        world.wait(60);
+    }
+    restores
+}
+
+fn warrior(generation: i64) -> Vec<GpuNodePolicy> {
+    let mut policy = policy("taker", "{nodeSelector: {}, onConflict: TakeOver, labels: {a: ours}}");
+    policy.metadata.generation = Some(generation);
+    vec![policy]
+}
+
+#[test]
+fn a_tug_of_war_ends_after_three_restores_and_leaves_the_others_value() {
+    for theirs in [Some("theirs"), None] {
+        let mut world = World::sample();
+        world.converge(&warrior(1));
+        assert_eq!(tug_of_war(&mut world, &warrior(1), theirs, 30), 3, "{theirs:?}");
+        let message = conflict(&world, &warrior(1)).unwrap();
+        assert!(message.contains("changed by somebody more than 3 times in 10 minutes"), "{message}");
+        let snapshot = world.snapshot();
+        world.wait(100_000);
+        assert_eq!(world.plan(&warrior(1)).patch, None, "{theirs:?}: nor does it begin again by itself");
+        world.converge(&[]);
+        assert_eq!((world.label("a"), world.record()), (theirs, None), "left on removal, was {snapshot}");
+    }
+}
+
+#[test]
+fn changes_that_are_far_apart_are_put_right_for_ever() {
+    let mut world = World::sample();
+    world.converge(&warrior(1));
+    for _ in 0..20 {
+        world.set_label("a", Some("theirs"));
+        world.converge(&warrior(1));
+        assert_eq!(world.label("a"), Some("ours"));
+        world.wait(201);
+    }
+}
+
+#[test]
+fn what_was_conceded_is_taken_up_again_when_the_other_stops_or_the_policy_changes() {
+    let conceded = || {
+        let mut world = World::sample();
+        world.converge(&warrior(1));
+        tug_of_war(&mut world, &warrior(1), Some("theirs"), 5);
+        assert_eq!(world.label("a"), Some("theirs"));
+        world
+    };
+    for (theirs, generation, expected) in [
+        (Some("theirs"), 1, false),
+        (Some("other"), 1, false),
+        (None, 1, true),
+        (Some("ours"), 1, true),
+        (Some("theirs"), 2, true),
+    ] {
+        let mut world = conceded();
+        world.set_label("a", theirs);
+        world.converge(&warrior(generation));
+        let is_ours = world.label("a") == Some("ours") && conflict(&world, &warrior(generation)).is_none();
+        assert_eq!(is_ours, expected, "{theirs:?} {generation}");
+        if expected {
+            world.converge(&[]);
+            assert_eq!((world.label("a"), world.record()), (None, None));
+        }
+    }
+}
+
+#[test]
+fn a_changed_policy_and_keys_of_gpunode_are_no_tug_of_war() {
+    let mut world = World::sample();
+    for round in 0..10 {
+        let spec = format!("{{nodeSelector: {{}}, labels: {{a: v{round}}}, devicePlugin: {{}}}}");
+        world.set_label("gpunode.dev/governed", None);
+        world.converge(&[policy("p", &spec)]);
+        assert_eq!(world.label("a"), Some(format!("v{round}").as_str()));
+        assert_eq!(world.label("gpunode.dev/governed"), Some("true"));
+    }
+    assert!(!world.record().unwrap().contains("restored"));
+}
+
+#[test]
+fn keys_of_node_feature_discovery_are_somebody_elses_like_any_other() {
+    let key = "feature.node.kubernetes.io/pci-10de.present";
+    let mut world = World::sample();
+    world.set_label(key, Some("true"));
+    world.set_label("nvidia.com/gpu.product", Some("Tesla-V100"));
+    let before = world.snapshot();
+    let selecting = format!(
+        "{{nodeSelector: {{matchLabels: {{{key}: 'true'}}}}, onConflict: TakeOver, labels: {{nvidia.com/gpu.product: Tesla-V100, a: b}}}}"
+    );
+    world.converge(&[policy("p", &selecting)]);
+    assert_eq!((world.label(key), world.label("a")), (Some("true"), Some("b")), "it is seen by selectors and stays");
+    assert!(!world.record().unwrap().contains("nvidia.com"), "a foreign key as wanted is not owned");
+    let forbidden = format!("{{nodeSelector: {{}}, onConflict: TakeOver, labels: {{{key}: 'false'}}}}");
+    world.converge(&[policy("p", &forbidden)]);
+    assert_eq!(world.label(key), Some("true"), "no policy writes it, whatever it says");
+    world.converge(&[]);
+    assert_eq!(world.snapshot(), before);
+}
+
+/// The condition `Conflict` that the operator wants on the `GpuNode`.
+fn condition(world: &World, policies: &[GpuNodePolicy]) -> Option<(String, String)> {
+    let change = world.plan(policies).conditions?;
+    let conflict = change.conditions.into_iter().find(|it| it.type_ == "Conflict" && it.status == "True")?;
+    Some((conflict.reason, conflict.message))
+}
+
+#[test]
+fn the_gpu_node_tells_conflicts_with_keys_values_and_policies_until_they_are_gone() {
+    let mut world = foreign();
+    let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
+        "status": {"conditions": []}});
+    world.gpu_node = Some(serde_json::from_value(gpu_node).unwrap());
+    world.converge(&[reporting()]);
+    let (reason, message) = condition(&world, &[reporting()]).unwrap();
+    assert_eq!(reason, "KeyOwnedByAnother");
+    assert!(message.starts_with("label team is \"theirs\", not \"ours\", as taker wants; taint other"), "{message}");
+
+    let equal =
+        [policy("one", "{nodeSelector: {}, labels: {q: x}}"), policy("two", "{nodeSelector: {}, labels: {q: y}}")];
+    let (reason, message) = condition(&world, &equal).unwrap();
+    assert_eq!(reason, "EqualPriority");
+    assert!(message.contains("about label q: one wants \"x\", two wants \"y\";"), "{message}");
+
+    let written = world.plan(&equal).conditions.unwrap().conditions;
+    world.gpu_node.as_mut().unwrap().status.as_mut().unwrap().conditions = written;
+    assert_eq!(world.plan(&equal).conditions, None, "nothing is left to write");
+    assert_eq!(world.plan(&[]).conditions.unwrap().conditions, [], "it goes with its cause");
+}
