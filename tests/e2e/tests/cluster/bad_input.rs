@@ -17,7 +17,8 @@ fn invalid_policies_are_refused_at_apply_with_the_field_and_the_fix() -> Result<
     let lab = Lab::enter()?;
     let cases = [
         ("{nodeSelector: {}, colour: red}", vec!["unknown field \"spec.colour\""]),
-        ("{labels: {a: b}}", vec!["spec.nodeSelector", "Required value"]),
+        ("{labels: {a: b}}", vec!["spec.nodeSelector", "Required value", "`nodeSelector: {}` is every node"]),
+        ("{gpuSelector: {}}", vec!["spec.gpuSelector", "minCount: 1"]),
         ("{nodeSelector: {}, labels: {node.kubernetes.io/a: b}}", vec!["spec.labels", "use a prefix of your own"]),
         (
             "{nodeSelector: {}, taints: [{key: gpunode.dev/a, effect: NoSchedule}]}",

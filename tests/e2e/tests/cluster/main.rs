@@ -13,6 +13,7 @@ mod memory;
 mod mig;
 mod mps;
 mod pods;
+mod policies_together;
 mod policy;
 mod quiet;
 mod removal;

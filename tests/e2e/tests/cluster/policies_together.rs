@@ -1,0 +1,157 @@
+//! Several policies on the nodes of one cluster, keys that are taken over, and a policy that pauses.
+
+use anyhow::{Result, ensure};
+use gpunode_e2e::{A100, Lab, MIXED, T4, V100, condition, eventually, node_snapshot, taints};
+use serde_json::Value;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_mins(1);
+
+fn manifest(name: &str, spec: &str) -> String {
+    format!("---\napiVersion: gpunode.dev/v1alpha1\nkind: GpuNodePolicy\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+}
+
+fn label(lab: &Lab, node: &str, key: &str) -> Result<Value> {
+    Ok(lab.node(node)?["metadata"]["labels"][key].clone())
+}
+
+/// Labels that a person set on a node; undone when the value is dropped.
+struct HandSet<'a>(&'a Lab, &'a str, &'a [&'a str]);
+
+impl Drop for HandSet<'_> {
+    fn drop(&mut self) {
+        let undo = [&["label", "node", self.1, "--overwrite"], self.2].concat();
+        let _ = self.0.try_kubectl(&undo);
+    }
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn policies_over_different_nodes_compose_and_a_conflict_stops_one_node_alone() -> Result<()> {
+    let lab = Lab::enter()?;
+    let volta = manifest(
+        "volta",
+        "{gpuSelector: {products: ['Tesla-V100*']}, labels: {tier: volta, generation: old}, taints: [{key: dedicated, value: v100, effect: PreferNoSchedule}]}",
+    );
+    let large = manifest("large", "{priority: 10, gpuSelector: {minMemory: 30Gi, minCount: 3}, labels: {tier: large}}");
+    let ampere = manifest("ampere", "{gpuSelector: {architectures: [ampere]}, labels: {generation: new}}");
+    let preview = manifest("later", "{mode: Preview, gpuSelector: {minCount: 1}, labels: {later: 'yes'}}");
+    lab.apply(&format!("{volta}{large}{ampere}{preview}"))?;
+
+    // The mixed node has V100 and A100: `volta` and `ampere` have equal priority and disagree about `generation`.
+    let messages = eventually("the conflict is reported by both policies", LIMIT, || {
+        let mut messages = Vec::new();
+        for name in ["volta", "ampere"] {
+            let policy = lab.get(&["gpunodepolicy", name])?;
+            let nodes = &policy["status"]["nodes"];
+            ensure!(nodes["matched"] == 2 && nodes["ready"] == 1 && nodes["conflicted"] == 1, "{name}: {nodes}");
+            let failure = &policy["status"]["failures"][0];
+            ensure!(failure["node"] == MIXED && failure["reason"] == "EqualPriority", "{name}: {failure}");
+            messages.push(failure["message"].clone());
+        }
+        let gpu_node = lab.get(&["gpunode", MIXED])?;
+        let conflict = condition(&gpu_node, "Conflict");
+        ensure!(conflict["status"] == "True", "GpuNode: {}", gpu_node["status"]["conditions"]);
+        messages.push(conflict["message"].clone());
+        Ok(messages)
+    })?;
+    for message in &messages {
+        let message = message.as_str().unwrap_or_default();
+        for part in ["label generation", "ampere wants \"new\"", "volta wants \"old\""] {
+            assert!(message.contains(part), "{message} does not say {part}");
+        }
+    }
+    assert_eq!(label(&lab, MIXED, "generation")?, Value::Null, "the node is left as it is");
+    assert_eq!((label(&lab, V100, "tier")?, label(&lab, V100, "generation")?), ("large".into(), "old".into()));
+    assert_eq!((label(&lab, A100, "tier")?, label(&lab, A100, "generation")?), ("large".into(), "new".into()));
+    assert_eq!(taints(&lab.node(V100)?), ["dedicated=v100:PreferNoSchedule"]);
+    let later = lab.get(&["gpunodepolicy", "later"])?;
+    assert_eq!(later["status"]["nodes"]["matched"], 4);
+    assert_eq!(label(&lab, T4, "later")?, Value::Null, "a preview writes nothing");
+
+    lab.apply(&manifest("ampere", "{priority: 1, gpuSelector: {architectures: [ampere]}, labels: {generation: new}}"))?;
+    eventually("the conflict has healed", LIMIT, || {
+        ensure!(label(&lab, MIXED, "generation")? == "new", "the label is {}", label(&lab, MIXED, "generation")?);
+        let gpu_node = lab.get(&["gpunode", MIXED])?;
+        let conditions = gpu_node["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        ensure!(conditions.iter().all(|it| it["type"] != "Conflict"), "GpuNode still has {conditions:?}");
+        Ok(())
+    })?;
+    for name in ["volta", "ampere", "large"] {
+        lab.await_ready(name)?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_key_that_was_taken_over_is_given_back_with_its_old_value() -> Result<()> {
+    let lab = Lab::enter()?;
+    let _label = HandSet(&lab, V100, &["tier-"]);
+    lab.kubectl(&["label", "node", V100, "tier=theirs"])?;
+    let before = node_snapshot(&lab.node(V100)?);
+    let spec = |on_conflict: &str| {
+        let spec = "gpuSelector: {products: ['Tesla-V100-SXM2-32GB']}, labels: {tier: ours}";
+        manifest("taker", &format!("{{onConflict: {on_conflict}, {spec}}}"))
+    };
+    lab.apply(&spec("Report"))?;
+    eventually("the key is a conflict", LIMIT, || {
+        let policy = lab.get(&["gpunodepolicy", "taker"])?;
+        let conflict = condition(&policy, "Conflict");
+        let message = conflict["message"].as_str().unwrap_or_default();
+        ensure!(message.contains("kubectl-label") && message.contains("theirs"), "{conflict}");
+        Ok(())
+    })?;
+    lab.apply(&spec("TakeOver"))?;
+    lab.await_ready("taker")?;
+    assert_eq!(label(&lab, V100, "tier")?, "ours");
+    lab.kubectl(&["delete", "gpunodepolicy", "taker", "--timeout=30s"])?;
+    eventually("the node is as it was before", LIMIT, || {
+        let seen = node_snapshot(&lab.node(V100)?);
+        ensure!(seen == before, "before: {before}\n   now: {seen}");
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_paused_policy_keeps_its_nodes_as_they_are_until_it_is_deleted() -> Result<()> {
+    let lab = Lab::enter()?;
+    let _pools = (HandSet(&lab, V100, &["pause-"]), HandSet(&lab, T4, &["pause-"]));
+    let before = node_snapshot(&lab.node(V100)?);
+    lab.kubectl(&["label", "node", V100, "pause=a"])?;
+    let spec = |mode: &str, value: &str| {
+        let spec =
+            format!("nodeSelector: {{matchLabels: {{pause: a}}}}, labels: {{look: {value}}}, devicePlugin: {{}}");
+        manifest("pausing", &format!("{{mode: {mode}, {spec}}}"))
+    };
+    lab.apply(&spec("Enforce", "one"))?;
+    lab.await_ready("pausing")?;
+    lab.await_plugin(V100)?;
+
+    lab.apply(&spec("Paused", "two"))?;
+    lab.kubectl(&["label", "node", T4, "pause=a"])?;
+    lab.kubectl(&["label", "node", V100, "pause-"])?;
+    eventually("the policy says that it is paused", LIMIT, || {
+        let policy = lab.get(&["gpunodepolicy", "pausing"])?;
+        let ready = condition(&policy, "Ready");
+        ensure!(ready["status"] == "True" && ready["reason"] == "Paused", "{ready}");
+        ensure!(policy["status"]["nodes"]["matched"] == 1, "{}", policy["status"]["nodes"]);
+        Ok(())
+    })?;
+    // Another policy of the same operator shows that it has worked through everything that was said before.
+    lab.apply(&manifest("after", "{nodeSelector: {matchLabels: {pause: a}}, labels: {after: 'yes'}}"))?;
+    lab.await_ready("after")?;
+    assert_eq!(label(&lab, V100, "look")?, "one", "neither its new spec nor its leaving changes the node");
+    assert_eq!(label(&lab, T4, "look")?, Value::Null, "no node is added");
+    lab.await_plugin(V100)?;
+    let refused = lab.kubectl_with_input(&["apply", "-f", "-"], &spec("Preview", "two"))?;
+    assert!(!refused.status.success(), "a paused policy cannot become a preview");
+
+    lab.kubectl(&["delete", "gpunodepolicy", "pausing", "after", "--timeout=30s"])?;
+    eventually("the node is as it was before", LIMIT, || {
+        let seen = node_snapshot(&lab.node(V100)?);
+        ensure!(seen == before, "before: {before}\n   now: {seen}");
+        Ok(())
+    })
+}
