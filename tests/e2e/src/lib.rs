@@ -11,6 +11,7 @@ mod mps;
 mod node_watch;
 mod objects;
 mod operator;
+mod plugin;
 mod wait;
 
 pub use audit::{AuditEvent, AuditLog};

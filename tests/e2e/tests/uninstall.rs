@@ -1,9 +1,12 @@
-//! `kubectl delete -k manifests/default` in any state, and what a later installation makes of what was left.
+//! Removal in any state: `kubectl delete -k manifests/default`, what a later installation makes of what was left, and
+//! `kubectl gpunode uninstall`.
 
-use anyhow::{Result, ensure};
-use gpunode_e2e::{Lab, NAMESPACE, V100, eventually, node_snapshot};
+use anyhow::{Context, Result, ensure};
+use gpunode_e2e::{Lab, NAMESPACE, T4, V100, eventually, node_snapshot};
+use serde_json::Value;
 use std::{
-    process::Command,
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -61,6 +64,99 @@ fn delete_returns_in_any_state_and_a_new_installation_cleans_up() -> Result<()> 
     lab.kubectl(&["-n", NAMESPACE, "delete", "deployment", "gpunode-operator", "--timeout=60s"])?;
     delete(&lab, "the operator is gone")?;
     delete(&lab, "nothing is left")?;
+    install(&lab)?;
+    lab.await_nothing_owned()
+}
+
+const T4_POLICY: &str = "apiVersion: gpunode.dev/v1alpha1
+kind: GpuNodePolicy
+metadata: {name: left-behind-too}
+spec:
+  nodeSelector: {matchLabels: {pool: inference}}
+  devicePlugin: {}
+";
+
+/// `kubectl gpunode uninstall`, which must leave every node as it was before and nothing of gpunode.
+fn uninstall(lab: &Lab, state: &str, before: &[(String, Value)]) -> Result<()> {
+    let start = Instant::now();
+    let text = lab.gpunode(&["uninstall", "--yes"]).with_context(|| state.to_owned())?;
+    ensure!(start.elapsed() < LIMIT, "{state}: it took {:?}: {text}", start.elapsed());
+    nothing_is_left(lab, before).with_context(|| state.to_owned())
+}
+
+fn nothing_is_left(lab: &Lab, before: &[(String, Value)]) -> Result<()> {
+    let now = lab.snapshot()?;
+    ensure!(now == before, "before: {before:?}\n   now: {now:?}");
+    let kinds = "crd,ns,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
+    let objects = lab.kubectl(&["get", kinds, "-o", "name"])?;
+    let left: Vec<_> = objects.lines().filter(|name| name.contains("gpunode")).collect();
+    ensure!(left.is_empty(), "left: {left:?}");
+    Ok(())
+}
+
+/// Starts an uninstallation that waits for dead resources, and returns when that is all that it waits for.
+fn uninstall_and_wait_for_resources(lab: &Lab) -> Result<Child> {
+    let mut child = lab.gpunode_command(&["uninstall", "--yes", "--wait-resources"]).stdout(Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().context("open the output of uninstall")?);
+    let mut line = String::new();
+    while !line.starts_with("namespace") {
+        line.clear();
+        ensure!(lines.read_line(&mut line)? > 0, "uninstall ended before the namespace was gone");
+    }
+    // Nobody reads on; what is written then is lost, and no failure.
+    Ok(child)
+}
+
+/// A state, and the kubectl commands that bring it about.
+type Step = (&'static str, &'static [&'static [&'static str]]);
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn uninstall_removes_everything_in_any_state() -> Result<()> {
+    let lab = Lab::enter()?;
+    // What discovery makes known of the nodes is not there before an installation.
+    lab.gpunode(&["uninstall", "--yes"])?;
+    let before = lab.snapshot()?;
+    ensure!(!format!("{before:?}").contains("gpunode.dev/owned"), "left: {before:?}");
+
+    install(&lab)?;
+    lab.apply(T4_POLICY)?;
+    lab.await_ready("left-behind-too")?;
+    let mut waiting = uninstall_and_wait_for_resources(&lab)?;
+    nothing_is_left(&lab, &before).context("a policy is in force")?;
+    ensure!(lab.gpunode(&["uninstall"])?.contains("nothing of gpunode"), "nothing is left");
+
+    let wrong_orders: [Step; 4] = [
+        ("the operator is gone", &[&["-n", NAMESPACE, "delete", "deployment", "gpunode-operator"]]),
+        ("the kinds are gone", &[&["delete", "crd", "gpunodepolicies.gpunode.dev", "gpunodes.gpunode.dev"]]),
+        (
+            "the permissions of the operator are gone",
+            &[&["delete", "clusterrolebinding", "gpunode-operator"], &["delete", "clusterrole", "gpunode-operator"]],
+        ),
+        ("the namespace is gone", &[&["delete", "namespace", NAMESPACE]]),
+    ];
+    for (state, commands) in wrong_orders {
+        install(&lab)?;
+        lab.apply(POLICY)?;
+        lab.await_ready("left-behind")?;
+        for command in commands {
+            lab.kubectl(&[*command, &["--timeout=100s"]].concat()).context(state)?;
+        }
+        uninstall(&lab, state, &before)?;
+    }
+
+    install(&lab)?;
+    lab.apply(POLICY)?;
+    lab.await_ready("left-behind")?;
+    delete(&lab, "a policy is in force")?;
+    uninstall(&lab, "everything was deleted", &before)?;
+
+    // Started first and awaited last: a kubelet lets go of a resource 5 minutes after its plugin has gone.
+    ensure!(waiting.wait()?.success(), "uninstall --wait-resources failed");
+    let status = &lab.node(T4)?["status"];
+    for list in ["capacity", "allocatable"] {
+        ensure!(status[list].get("nvidia.com/gpu").is_none(), "{list}: {}", status[list]);
+    }
     install(&lab)?;
     lab.await_nothing_owned()
 }
