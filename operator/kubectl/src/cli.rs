@@ -5,23 +5,28 @@ use std::path::PathBuf;
 
 const VALIDATE_EXIT_CODES: &str = "Exit codes:
   0  everything is valid
-  1  something would be refused, or a file could not be read
-  2  the arguments are wrong";
+  1  something would be refused, a file could not be read, or the arguments are wrong";
 
 const STATUS_EXIT_CODES: &str = "Exit codes:
   0  the state could be shown, problems included; programs find them with -o json
-  1  the cluster could not be read
-  2  the arguments are wrong";
+  1  the cluster could not be read, or the arguments are wrong";
 
 const PLAN_EXIT_CODES: &str = "Exit codes:
-  0  the plan could be made, whatever it says; programs read it with -o json
-  1  a policy would be refused, or the cluster or a file could not be read
-  2  the arguments are wrong";
+  0  the plan could be made, and running pods would not notice
+  1  a policy would be refused, the cluster or a file could not be read, or the arguments are wrong
+  2  running pods would notice: a taint evicts them, or what they hold changes or goes";
+
+const EXPLAIN_EXIT_CODES: &str = "Exit codes:
+  0  the node could be explained
+  1  there is no such node, the cluster or a file could not be read, or the arguments are wrong";
+
+const DUMP_EXIT_CODES: &str = "Exit codes:
+  0  written
+  1  the cluster could not be read, or the arguments are wrong";
 
 const UNINSTALL_EXIT_CODES: &str = "Exit codes:
   0  nothing of gpunode is left, or you said no
-  1  something is left, and what it is was said; or the cluster could not be read
-  2  the arguments are wrong";
+  1  something is left, and what it is was said; the cluster could not be read, or the arguments are wrong";
 
 /// See what GPU nodes and their policies are doing, and what a policy would do before it is applied.
 #[derive(Debug, Parser)]
@@ -64,9 +69,41 @@ pub enum Command {
     #[command(after_help = format!("Examples:
   kubectl gpunode plan -f policy.yaml
   kubectl gpunode plan -f policies/ -o json
+  kubectl gpunode plan -f policies/ --nodes cluster.yaml    # without a cluster, for pull requests
 
 {PLAN_EXIT_CODES}"))]
     Plan(PlanArgs),
+    /// Say why a node has its labels, taints and configuration
+    ///
+    /// Each line names the policy, the field of it, and what other policies want instead. Policies that do not match say which
+    /// condition fails first.
+    #[command(after_help = format!("Examples:
+  kubectl gpunode explain gpu-17
+  kubectl gpunode explain gpu-17 -o json | jq '.entries[] | select(.state.is != \"inPlace\")'
+
+{EXPLAIN_EXIT_CODES}"))]
+    Explain(ExplainArgs),
+    /// Write what `plan` reads of the cluster to standard output, as one YAML list
+    ///
+    /// Nodes without what a plan does not read, GpuNodes with who holds what, and policies.
+    #[command(after_help = format!("Examples:
+  kubectl gpunode dump > cluster.yaml
+  kubectl gpunode plan -f policies/ --nodes cluster.yaml
+
+{DUMP_EXIT_CODES}"))]
+    Dump(DumpArgs),
+    /// Write a script that completes arguments in a shell
+    ///
+    /// It completes `kubectl-gpunode`. For `kubectl gpunode`, put an executable `kubectl_complete-gpunode` beside it that holds
+    /// `#!/bin/sh` and `exec kubectl-gpunode complete "$@"`.
+    #[command(after_help = "Examples:
+  source <(kubectl gpunode completion bash)
+  kubectl gpunode completion zsh > \"${fpath[1]}/_kubectl-gpunode\"
+  kubectl gpunode completion fish > ~/.config/fish/completions/kubectl-gpunode.fish")]
+    Completion(CompletionArgs),
+    /// Print what kubectl asks for when somebody completes `kubectl gpunode`
+    #[command(hide = true)]
+    Complete(CompleteArgs),
     /// Undo everything that gpunode did in the cluster, and remove it
     ///
     /// Stops the operator, deletes the policies, gives every node back what it had, and deletes what was installed. Works
@@ -82,7 +119,7 @@ pub enum Command {
 }
 
 /// Which cluster.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct ClusterArgs {
     /// Kubeconfig to use instead of $KUBECONFIG or ~/.kube/config
     #[arg(long, value_name = "FILE")]
@@ -121,6 +158,39 @@ pub struct ValidateArgs {
     pub output: OutputFormat,
 }
 
+/// What is read: a cluster or a file.
+#[derive(Debug, Args)]
+pub struct SourceArgs {
+    /// File that `kubectl gpunode dump` wrote, in the place of a cluster
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["kubeconfig", "context"])]
+    pub nodes: Option<PathBuf>,
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// Name of the node
+    #[arg(value_name = "NODE")]
+    pub node: String,
+    /// What to read.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Form of the output
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// Arguments of `dump`.
+#[derive(Debug, Args)]
+pub struct DumpArgs {
+    /// Which cluster.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
 /// Arguments of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
@@ -128,12 +198,28 @@ pub struct PlanArgs {
     /// be repeated
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     pub filenames: Vec<PathBuf>,
-    /// Which cluster.
+    /// What to read.
     #[command(flatten)]
-    pub cluster: ClusterArgs,
+    pub source: SourceArgs,
     /// Form of the output
     #[arg(short, long, value_enum, default_value_t)]
     pub output: OutputFormat,
+}
+
+/// Arguments of `completion`.
+#[derive(Debug, Args)]
+pub struct CompletionArgs {
+    /// Which shell
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// Arguments of `complete`.
+#[derive(Debug, Args)]
+pub struct CompleteArgs {
+    /// The words after `kubectl gpunode`; the last one is to be completed
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<String>,
 }
 
 /// Arguments of `uninstall`.

@@ -69,10 +69,21 @@ pub async fn list<K>(client: &Client) -> anyhow::Result<Listed<K>>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
 {
+    list_some(client, ListParams::default()).await
+}
+
+/// The objects of a kind that `params` selects.
+///
+/// # Errors
+/// As of [`list`].
+pub async fn list_some<K>(client: &Client, params: ListParams) -> anyhow::Result<Listed<K>>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned,
+{
     let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<K>(&()));
     let kind = K::plural(&());
-    let mut listed = Listed { objects: Vec::new(), unreadable: Vec::new() };
-    let mut params = ListParams::default().limit(PAGE);
+    let mut listed = Listed::default();
+    let mut params = params.limit(PAGE);
     for _ in 0..MAX_PAGES {
         let page = tokio::time::timeout(TIMEOUT, api.list(&params))
             .await
@@ -87,8 +98,15 @@ where
     Ok(listed)
 }
 
+impl<K> Default for Listed<K> {
+    fn default() -> Self {
+        Self { objects: Vec::new(), unreadable: Vec::new() }
+    }
+}
+
 impl<K: Resource<DynamicType = ()> + DeserializeOwned> Listed<K> {
-    fn add(&mut self, mut object: DynamicObject) {
+    /// Counts an object in.
+    pub fn add(&mut self, mut object: DynamicObject) {
         let (kind, name) = (K::kind(&()).into_owned(), object.name_any());
         let error = match parse(&object) {
             Ok(object) => return self.objects.push(object),
@@ -106,6 +124,12 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> Listed<K> {
         };
         self.unreadable.push(Unreadable { kind, name, message });
     }
+}
+
+/// Says on standard error what cannot be read.
+#[allow(clippy::print_stderr, reason = "a command line program")]
+pub fn warn(object: &Unreadable) {
+    anstream::eprintln!("{} {}: {}", object.kind, object.name, crate::output::plain(&object.message));
 }
 
 fn parse<K: DeserializeOwned>(object: &DynamicObject) -> serde_json::Result<K> {

@@ -4,8 +4,12 @@
 
 pub mod cli;
 mod cluster;
+pub mod completion;
+pub mod dump;
+pub mod explain;
 mod output;
 pub mod plan;
+mod snapshot;
 pub mod status;
 pub mod uninstall;
 pub mod validate;

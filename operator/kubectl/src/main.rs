@@ -4,16 +4,28 @@
 use clap::Parser;
 use kubectl_gpunode::{
     cli::{Cli, Command},
-    plan, status, uninstall, validate,
+    completion, dump, explain, plan, status, uninstall, validate,
 };
 use std::process::ExitCode;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let arguments = match Cli::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // A closed output is no reason for another message. 2 is what a plan says, not clap.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        }
+    };
+    let outcome = match arguments.command {
         Command::Status(args) => status::run(&args).await,
         Command::Validate(args) => validate::run(&args),
         Command::Plan(args) => plan::run(&args).await,
+        Command::Explain(args) => explain::run(&args).await,
+        Command::Dump(args) => dump::run(&args).await,
+        Command::Completion(args) => completion::run(&args),
+        Command::Complete(args) => completion::complete(&args),
         Command::Uninstall(args) => uninstall::run(&args).await,
     };
     outcome.unwrap_or_else(|error| {

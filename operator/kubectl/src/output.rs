@@ -33,6 +33,14 @@ pub fn print<T: Serialize>(format: OutputFormat, value: &T, text: impl FnOnce() 
         OutputFormat::Json => serde_json::to_string_pretty(value)? + "\n",
         OutputFormat::Yaml => serde_yaml::to_string(value).map_err(io::Error::other)?,
     };
+    write(&text)
+}
+
+/// Writes a text.
+///
+/// # Errors
+/// As of [`print`].
+pub fn write(text: &str) -> io::Result<()> {
     let written = anstream::stdout().lock().write_all(text.as_bytes());
     written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }

@@ -19,6 +19,7 @@
 //! | `rollout` | which nodes of a policy may change next |
 //! | `conditions` | what the operator says in `GpuNode.status` |
 //! | `node` | all of it for one node |
+//! | `explain`, `mismatch` | why a node looks as it does, and why a policy does not match |
 //! | `preview` | what a policy in mode Preview would change |
 //! | `tally`, `status` | the state of one policy over all nodes |
 //! | `daemonset`, `agent_pod` | the DaemonSets |
@@ -30,9 +31,11 @@ mod compose;
 mod conditions;
 mod conflict;
 mod daemonset;
+mod explain;
 mod facts;
 mod features;
 mod labels;
+mod mismatch;
 mod node;
 mod outcome;
 mod owned;
@@ -53,6 +56,7 @@ pub use daemonset::{
     AgentPods, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, daemonset_drifted,
     desired_discovery, desired_for_policy, desired_mps, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
 };
+pub use explain::{Entry, Explanation, Kind, Overridden, PolicyVerdict, Source, State, explain};
 pub use facts::{NodeFacts, Taint, TaintKey};
 pub use features::gpu_labels;
 pub use node::{Hold, NodePlan, Turn, gpus_missing, plan_node, plan_node_at};

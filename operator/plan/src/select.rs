@@ -4,8 +4,8 @@ use crate::owned::Entries;
 use globset::{Glob, GlobMatcher};
 use gpunode_config::MemoryMiB;
 use gpunode_crds::{
-    GOVERNED_LABEL, GpuDevice, GpuNodePolicySpec, GpuSelector, MPS_LABEL, NodeSelector, POLICY_LABEL_PREFIX,
-    PRODUCT_COUNT_PREFIX, SelectorOperator,
+    GOVERNED_LABEL, GpuDevice, GpuNodePolicySpec, GpuSelector, MPS_LABEL, NodeSelector, NodeSelectorRequirement,
+    POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, SelectorOperator,
 };
 use std::collections::BTreeMap;
 
@@ -27,6 +27,11 @@ impl Selector {
             // The schema lets no other globs through; one that cannot be read matches nothing.
             products: globs.filter_map(|glob| Some(Glob::new(glob).ok()?.compile_matcher())).collect(),
         }
+    }
+
+    /// The selector of labels, where there is one.
+    pub fn labels(&self) -> Option<&NodeSelector> {
+        self.labels.as_ref()
     }
 
     /// Whether a node matches. A policy that names neither selector, which the CRD refuses, matches none.
@@ -90,12 +95,18 @@ impl<'a> VisibleLabels<'a> {
         Self { all, recorded }
     }
 
-    fn get(self, key: &String) -> Option<&'a str> {
+    /// The value of a label, if there is one that can be seen.
+    pub fn get(self, key: &String) -> Option<&'a str> {
         if is_effect(key) {
             return None;
         }
         let seen = if self.recorded.hides(key) { &self.recorded.before } else { self.all };
         seen.get(key).map(String::as_str)
+    }
+
+    /// Whether there is a label that cannot be seen.
+    pub fn is_hidden(self, key: &String) -> bool {
+        self.all.contains_key(key) && self.get(key).is_none()
     }
 }
 
@@ -110,22 +121,25 @@ pub fn is_effect(key: &str) -> bool {
 /// Whether every condition of a selector holds; `{}` matches every node.
 fn matches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> bool {
     selector.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
-        && selector.match_expressions.iter().all(|requirement| {
-            let value = labels.get(&requirement.key);
-            let listed = value.is_some_and(|value| requirement.values.iter().any(|listed| listed == value));
-            match requirement.operator {
-                SelectorOperator::In => listed,
-                SelectorOperator::NotIn => !listed,
-                SelectorOperator::Exists => value.is_some(),
-                SelectorOperator::DoesNotExist => value.is_none(),
-            }
-        })
+        && selector.match_expressions.iter().all(|requirement| holds(requirement, labels))
+}
+
+/// Whether one expression holds.
+pub fn holds(requirement: &NodeSelectorRequirement, labels: VisibleLabels<'_>) -> bool {
+    let value = labels.get(&requirement.key);
+    let listed = value.is_some_and(|value| requirement.values.iter().any(|listed| listed == value));
+    match requirement.operator {
+        SelectorOperator::In => listed,
+        SelectorOperator::NotIn => !listed,
+        SelectorOperator::Exists => value.is_some(),
+        SelectorOperator::DoesNotExist => value.is_none(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpunode_crds::{Architecture, NodeSelectorRequirement};
+    use gpunode_crds::Architecture;
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()

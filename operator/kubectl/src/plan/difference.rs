@@ -1,27 +1,18 @@
 //! The difference that policies make: each node as the cluster's policies leave it, and as it would be with others. Pure.
 
 use super::{
+    disruption::disruptions,
     offer::{self, Offer},
     world::World,
 };
 use crate::cluster::Unreadable;
+pub use crate::snapshot::Snapshot as Cluster;
 use gpunode_crds::{GpuNode, GpuNodePolicy, Mode};
 use gpunode_plan::PolicySet;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// What is read of a cluster.
-#[derive(Debug, Default)]
-pub struct Cluster {
-    pub policies: Vec<GpuNodePolicy>,
-    pub gpu_nodes: Vec<GpuNode>,
-    pub nodes: Vec<Node>,
-    /// What could not be read; objects whose status is unreadable are planned without it.
-    pub unreadable: Vec<Unreadable>,
-}
 
 /// What applying policies would change.
 #[derive(Debug, PartialEq, Serialize)]
@@ -60,9 +51,12 @@ pub struct NodeChange {
     /// What each resource would have of this node's devices, in the order of the policy; only where that is decided anew.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub offers: Vec<Offer>,
-    /// What else would happen there and does not now: devices that cannot be offered as asked, or wait for their pods.
+    /// What else would happen there and does not now: devices that cannot be offered as asked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// What running pods would notice.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disruptions: Vec<String>,
 }
 
 /// One difference.
@@ -152,6 +146,13 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// Whether running pods would notice.
+    pub fn is_disruptive(&self) -> bool {
+        self.nodes.iter().any(|node| !node.disruptions.is_empty())
+    }
+}
+
 fn enforce(mut policy: GpuNodePolicy) -> GpuNodePolicy {
     if policy.spec.mode() == Mode::Preview {
         policy.spec.mode = Some(Mode::Enforce);
@@ -165,6 +166,7 @@ fn change(before: &World, after: &World) -> NodeChange {
     let effect = if anew { offer::effect(before.gpu_node(), after.gpu_node()) } else { offer::Effect::default() };
     NodeChange {
         name: after.name(),
+        disruptions: disruptions(&changes, effect.waiting, before.gpu_node()),
         changes,
         obstacles: after.obstacles.difference(&before.obstacles).cloned().chain(effect.obstacle).collect(),
         offers: effect.offers,

@@ -1,6 +1,7 @@
 //! `kubectl gpunode plan`: what applying policies would change, node by node, by the functions that the operator uses.
 
 mod difference;
+mod disruption;
 mod inventory;
 mod offer;
 mod settings;
@@ -9,15 +10,18 @@ mod world;
 
 use crate::{
     cli::PlanArgs,
-    cluster, output,
+    output,
+    snapshot::Snapshot,
     validate::{self, Kinds, Report, Verdict},
 };
-use difference::{Cluster, Plan};
-use gpunode_crds::{GpuNode, GpuNodePolicy};
+use difference::Plan;
+use gpunode_crds::GpuNodePolicy;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use std::{collections::BTreeMap, process::ExitCode};
+
+/// Exit code of a plan that running pods would notice.
+const DISRUPTIVE: u8 = 2;
 
 /// Prints what would change. Policies that the API server would refuse are not planned: what is wrong with them is printed.
 ///
@@ -30,15 +34,14 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         validate::print(&reports, args.output)?;
         return Ok(ExitCode::FAILURE);
     }
-    let client = cluster::connect(&args.cluster).await?;
-    let policies = cluster::list::<GpuNodePolicy>(&client).await?;
+    let cluster = Snapshot::read(&args.source, None).await?;
     let mut wanted = BTreeMap::new();
     for report in &mut reports {
         if report.object.get("kind").is_none_or(|kind| kind != "GpuNodePolicy") {
             continue;
         }
         let policy: GpuNodePolicy = serde_json::from_value(report.object.clone())?;
-        if let Some(old) = policies.objects.iter().find(|old| old.name_any() == policy.name_any()) {
+        if let Some(old) = cluster.policies.iter().find(|old| old.name_any() == policy.name_any()) {
             refuse_change(&kinds, report, old)?;
         }
         wanted.insert(policy.name_any(), policy);
@@ -48,17 +51,16 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     anyhow::ensure!(!wanted.is_empty(), "plan: no GpuNodePolicy in the files that are named");
-    let gpu_nodes = cluster::list::<GpuNode>(&client).await?;
-    let nodes = cluster::list::<Node>(&client).await?;
-    let cluster = Cluster {
-        policies: policies.objects,
-        gpu_nodes: gpu_nodes.objects,
-        nodes: nodes.objects,
-        unreadable: [policies.unreadable, gpu_nodes.unreadable, nodes.unreadable].concat(),
-    };
     let plan = Plan::of(&cluster, &wanted, Timestamp::now())?;
     output::print(args.output, &plan, || text::plan(&plan))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(if plan.is_disruptive() { ExitCode::from(DISRUPTIVE) } else { ExitCode::SUCCESS })
+}
+
+/// Each resource of a configuration in words; nothing of one that cannot be read.
+pub(crate) fn resources_in_words(document: &str) -> Vec<String> {
+    let Ok(config) = gpunode_config::load(document) else { return Vec::new() };
+    let resources = settings::resources(&config).into_iter().map(|(name, offered)| format!("{name}: {offered}"));
+    resources.chain(settings::others(&config).into_iter().map(|(name, value)| format!("{name}: {value}"))).collect()
 }
 
 fn is_refused(reports: &[Report]) -> bool {

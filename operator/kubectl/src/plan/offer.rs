@@ -30,6 +30,8 @@ pub struct Offer {
 pub struct Effect {
     pub offers: Vec<Offer>,
     pub notes: Vec<String>,
+    /// Held devices that are to be something else.
+    pub waiting: Vec<String>,
     /// Why the agent would refuse the configuration, if it would.
     pub obstacle: Option<String>,
 }
@@ -58,7 +60,8 @@ pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> Effect {
     let problems = problems.map(|problem| problem.message.clone());
     Effect {
         offers: offers(&config, &now, &then),
-        notes: problems.chain(missing).chain(waiting(status, &now, &then)).collect(),
+        notes: problems.chain(missing).collect(),
+        waiting: waiting(status, &now, &then),
         obstacle: None,
     }
 }

@@ -37,6 +37,10 @@ pub fn plan(plan: &Plan) -> String {
             let paint = style::BAD;
             let _ = writeln!(text, "  {paint}! {}{paint:#}", plain(obstacle));
         }
+        for disruption in &node.disruptions {
+            let paint = style::BAD;
+            let _ = writeln!(text, "  {paint}! disruptive: {}{paint:#}", plain(disruption));
+        }
         text.push('\n');
     }
     for object in &plan.unreadable {
@@ -63,6 +67,10 @@ pub fn plan(plan: &Plan) -> String {
     );
     if blocked > 0 {
         let _ = write!(text, "; something is in the way on {}", plural(blocked, "node", "nodes"));
+    }
+    let disruptive = plan.nodes.iter().filter(|node| !node.disruptions.is_empty()).count();
+    if disruptive > 0 {
+        let _ = write!(text, "; running pods would notice on {}", plural(disruptive, "node", "nodes"));
     }
     text.push('\n');
     text
@@ -127,7 +135,8 @@ mod tests {
           ~ agent image: the operator's default -> agent:2
             nvidia.com/gpu would have 2 GPUs x 4 replicas = 8 (now 2)
             example.com/rest would have nothing: no device is left here that it selects (as now)
-          ! GPU 1 keeps its present offer until ml/train is gone
+          ! disruptive: taint dedicated:NoExecute evicts the pods that do not tolerate it
+          ! disruptive: GPU 1 keeps its present offer until ml/train is gone
 
         node n2
           - label old=1
@@ -140,6 +149,7 @@ mod tests {
           ~ agent image: the operator's default -> agent:2
           ! the GPUs of this node are not known yet, so what it would offer is not counted
           ! label accelerator is "theirs", not "v100"
+          ! disruptive: taint dedicated:NoExecute evicts the pods that do not tolerate it
 
         node n4
           + governed by more
@@ -151,7 +161,7 @@ mod tests {
         policy more: new; matches 1 node
         policy other: new in mode Preview, shown as if it were in force; matches 0 nodes
         policy pool: changed; matches 2 nodes
-        3 nodes would change, 1 not; something is in the way on 1 node
+        3 nodes would change, 1 not; something is in the way on 1 node; running pods would notice on 2 nodes
         "#);
     }
 }

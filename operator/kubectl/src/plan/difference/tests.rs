@@ -1,6 +1,7 @@
 //! Plans of small clusters.
 
 use super::*;
+use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 
 fn policy(name: &str, spec: &serde_json::Value) -> GpuNodePolicy {

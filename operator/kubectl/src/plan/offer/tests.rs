@@ -41,10 +41,10 @@ fn divided(profiles: &[&str], known: bool) -> Value {
 /// What is said where `status` has the GPUs and `from` becomes `to`.
 fn said(status: &Value, from: &str, to: &str) -> String {
     let (before, after) = (gpu_node(from, status), gpu_node(to, status));
-    let Effect { offers, notes, obstacle } = effect(Some(&before), Some(&after));
+    let Effect { offers, notes, waiting, obstacle } = effect(Some(&before), Some(&after));
     let offers =
         offers.into_iter().map(|Offer { resource, now, then, words }| format!("{resource}: {words} ({now} -> {then})"));
-    let others = notes.into_iter().chain(obstacle).map(|note| format!("! {note}"));
+    let others = notes.into_iter().chain(waiting).chain(obstacle).map(|note| format!("! {note}"));
     offers.chain(others).collect::<Vec<_>>().join("\n")
 }
 

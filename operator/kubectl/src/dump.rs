@@ -1,0 +1,190 @@
+//! `kubectl gpunode dump`: what `plan` and `explain` read of a cluster, as one YAML list.
+
+use crate::{cli::DumpArgs, cluster, output, snapshot::Snapshot};
+use anyhow::Context;
+use gpunode_crds::{GpuNode, GpuNodePolicy, OWNED_ANNOTATION};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::core::v1::{Node, NodeSpec, NodeStatus},
+    apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta},
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+
+/// A Kubernetes list.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct List {
+    api_version: &'static str,
+    kind: &'static str,
+    items: Vec<Value>,
+}
+
+/// Prints the objects.
+///
+/// # Errors
+/// When the cluster cannot be read, or the output cannot be written.
+pub async fn run(args: &DumpArgs) -> anyhow::Result<ExitCode> {
+    let source = crate::cli::SourceArgs { nodes: None, cluster: args.cluster.clone() };
+    let snapshot = Snapshot::read(&source, None).await?;
+    for object in &snapshot.unreadable {
+        cluster::warn(object);
+    }
+    let text = dump(&snapshot, Timestamp::now())?;
+    output::write(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The list below a heading that says when.
+fn dump(snapshot: &Snapshot, now: Timestamp) -> anyhow::Result<String> {
+    let mut items = Vec::new();
+    for node in &snapshot.nodes {
+        items.push(serde_json::to_value(trimmed(node)).context("write a Node")?);
+    }
+    for gpu_node in &snapshot.gpu_nodes {
+        let metadata = identity(&gpu_node.metadata);
+        items.push(serde_json::to_value(GpuNode { metadata, ..gpu_node.clone() }).context("write a GpuNode")?);
+    }
+    for policy in &snapshot.policies {
+        let metadata = identity(&policy.metadata);
+        let policy = GpuNodePolicy { metadata, spec: policy.spec.clone(), status: None };
+        items.push(serde_json::to_value(policy).context("write a GpuNodePolicy")?);
+    }
+    let at = now.round(jiff::Unit::Second).unwrap_or(now);
+    let list = serde_yaml::to_string(&List { api_version: "v1", kind: "List", items }).context("write YAML")?;
+    Ok(format!(
+        "# Written by `kubectl gpunode dump` at {at}: {} nodes, {} GpuNodes, {} policies, without what\n# `kubectl gpunode \
+         plan --nodes` does not read.\n{list}",
+        snapshot.nodes.len(),
+        snapshot.gpu_nodes.len(),
+        snapshot.policies.len()
+    ))
+}
+
+/// The fields of a node that a plan depends on.
+fn trimmed(node: &Node) -> Node {
+    let meta = &node.metadata;
+    let record = meta.annotations.as_ref().and_then(|annotations| annotations.get_key_value(OWNED_ANNOTATION));
+    let fields = meta.managed_fields.iter().flatten().filter_map(managed);
+    let fields: Vec<_> = fields.collect();
+    let status = node.status.as_ref().map(|status| {
+        let conditions = status.conditions.iter().flatten().filter(|condition| condition.type_ == "Ready");
+        let allocatable = status.allocatable.iter().flatten().filter(|(name, _)| name.contains('/'));
+        NodeStatus {
+            conditions: Some(conditions.cloned().collect()),
+            allocatable: Some(allocatable.map(|(name, count)| (name.clone(), count.clone())).collect()),
+            ..NodeStatus::default()
+        }
+    });
+    Node {
+        metadata: ObjectMeta {
+            labels: meta.labels.clone(),
+            annotations: record.map(|(key, value)| [(key.clone(), value.clone())].into()),
+            managed_fields: (!fields.is_empty()).then_some(fields),
+            ..identity(meta)
+        },
+        spec: node.spec.as_ref().map(|spec| NodeSpec { taints: spec.taints.clone(), ..NodeSpec::default() }),
+        status,
+    }
+}
+
+/// Who wrote labels and taints.
+fn managed(entry: &ManagedFieldsEntry) -> Option<ManagedFieldsEntry> {
+    let fields = &entry.fields_v1.as_ref()?.0;
+    let mut kept = json!({});
+    for (part, list) in [("f:metadata", "f:labels"), ("f:spec", "f:taints")] {
+        if let Some(list_fields) = fields.get(part).and_then(|part| part.get(list)) {
+            kept[part][list] = list_fields.clone();
+        }
+    }
+    let is_empty = kept.as_object().is_none_or(serde_json::Map::is_empty);
+    (!is_empty).then(|| ManagedFieldsEntry {
+        manager: entry.manager.clone(),
+        fields_v1: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::FieldsV1(kept)),
+        ..ManagedFieldsEntry::default()
+    })
+}
+
+fn identity(meta: &ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        name: meta.name.clone(),
+        uid: meta.uid.clone(),
+        resource_version: meta.resource_version.clone(),
+        generation: meta.generation,
+        creation_timestamp: meta.creation_timestamp.clone(),
+        deletion_timestamp: meta.deletion_timestamp.clone(),
+        ..ObjectMeta::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_plan::NodeFacts;
+
+    fn node() -> Node {
+        let time = "2026-01-02T03:04:05Z";
+        let ready = json!({"type": "Ready", "status": "True", "lastTransitionTime": time, "lastHeartbeatTime": time});
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": "n", "uid": "u", "resourceVersion": "7", "creationTimestamp": time,
+                "labels": {"pool": "yes", "kubernetes.io/os": "linux"},
+                "annotations": {"gpunode.dev/owned": r#"{"version":1,"labels":{"pool":"yes"}}"#, "secret": "hidden"},
+                "managedFields": [
+                    {"manager": "kubectl-label", "fieldsV1": {"f:metadata": {"f:labels": {"f:pool": {}}, "f:annotations": {}}}},
+                    {"manager": "kubelet", "fieldsV1": {"f:status": {}}},
+                ],
+            },
+            "spec": {"podCIDR": "10.0.0.0/24", "taints": [{"key": "t", "effect": "NoSchedule"}]},
+            "status": {
+                "conditions": [ready, {"type": "DiskPressure", "status": "False"}],
+                "allocatable": {"cpu": "8", "nvidia.com/gpu": "8"}, "images": [{"names": ["x"]}],
+            },
+        }))
+        .expect("a node")
+    }
+
+    #[test]
+    fn a_dump_says_everything_that_a_plan_reads_and_no_more() {
+        assert_eq!(NodeFacts::of(&trimmed(&node())), NodeFacts::of(&node()));
+        let snapshot = Snapshot { nodes: vec![node()], ..Snapshot::default() };
+        insta::assert_snapshot!(dump(&snapshot, Timestamp::UNIX_EPOCH).expect("YAML"), @r#"
+        # Written by `kubectl gpunode dump` at 1970-01-01T00:00:00Z: 1 nodes, 0 GpuNodes, 0 policies, without what
+        # `kubectl gpunode plan --nodes` does not read.
+        apiVersion: v1
+        kind: List
+        items:
+        - apiVersion: v1
+          kind: Node
+          metadata:
+            annotations:
+              gpunode.dev/owned: '{"version":1,"labels":{"pool":"yes"}}'
+            creationTimestamp: 2026-01-02T03:04:05Z
+            labels:
+              kubernetes.io/os: linux
+              pool: yes
+            managedFields:
+            - fieldsV1:
+                f:metadata:
+                  f:labels:
+                    f:pool: {}
+              manager: kubectl-label
+            name: n
+            resourceVersion: '7'
+            uid: u
+          spec:
+            taints:
+            - effect: NoSchedule
+              key: t
+          status:
+            allocatable:
+              nvidia.com/gpu: '8'
+            conditions:
+            - lastHeartbeatTime: 2026-01-02T03:04:05Z
+              lastTransitionTime: 2026-01-02T03:04:05Z
+              status: 'True'
+              type: Ready
+        "#);
+    }
+}

@@ -1,0 +1,198 @@
+//! An explanation for people.
+
+use crate::{
+    cluster::Unreadable,
+    output::{Cell, plain, style, table},
+    plan::resources_in_words,
+};
+use gpunode_crds::Configuration;
+use gpunode_plan::{Entry, Explanation, Kind, PolicyVerdict, Source, State};
+use std::fmt::Write as _;
+
+/// Characters of a configuration hash that are shown.
+const HASH: usize = 12;
+
+/// Tables of the policies and of what they want, then what cannot be read. `config` is the configuration of the node.
+pub fn explanation(explanation: &Explanation, config: Option<&Configuration>, unreadable: &[Unreadable]) -> String {
+    let mut text = String::new();
+    if let Some(hold) = &explanation.hold {
+        let paint = style::BAD;
+        let _ = writeln!(text, "{paint}{}{paint:#}\n", plain(hold));
+    }
+    if explanation.policies.is_empty() {
+        text.push_str("no GpuNodePolicy yet: write one and see what it would do with `kubectl gpunode plan -f FILE`\n");
+    } else {
+        let rows: Vec<_> = explanation.policies.iter().map(verdict).collect();
+        text.push_str(&table(["POLICY", "PRIORITY", "MODE", "MATCHES", "WHY"], &rows));
+    }
+    if explanation.entries.is_empty() {
+        let _ = writeln!(text, "\nnothing on node {} is gpunode's", plain(&explanation.node));
+    } else {
+        let rows: Vec<_> = explanation.entries.iter().map(entry).collect();
+        let _ = write!(text, "\n{}", table(["WHAT", "FROM", "FIELD", "OVERRIDES", "STATE"], &rows));
+    }
+    if let Some(config) = config {
+        let heading = style::HEADING;
+        let name: String = config.hash.chars().take(HASH).collect();
+        let _ = writeln!(text, "\n{heading}CONFIGURATION {name}{heading:#} of policy {}", plain(&config.policy));
+        for line in resources_in_words(&config.document) {
+            let _ = writeln!(text, "{}", plain(&line));
+        }
+    }
+    for object in unreadable {
+        let paint = style::BAD;
+        let _ = writeln!(text, "{paint}! {} {}: {}{paint:#}", object.kind, object.name, plain(&object.message));
+    }
+    text
+}
+
+fn verdict(policy: &PolicyVerdict) -> [Cell; 5] {
+    let why = match (&policy.mismatch, &policy.problem) {
+        (Some(mismatch), _) => mismatch.clone(),
+        (None, Some(problem)) => problem.clone(),
+        (None, None) if policy.governs => "its device plugin runs on the node".to_owned(),
+        (None, None) => String::new(),
+    };
+    let matches = match (&policy.mismatch, &policy.problem) {
+        (Some(_), _) => Cell::new("no", style::PLAIN),
+        (None, Some(_)) => Cell::new("yes", style::BAD),
+        (None, None) => Cell::new("yes", style::GOOD),
+    };
+    [
+        policy.name.as_str().into(),
+        policy.priority.to_string().into(),
+        format!("{:?}", policy.mode).into(),
+        matches,
+        why.into(),
+    ]
+}
+
+fn entry(entry: &Entry) -> [Cell; 5] {
+    let (from, field) = match &entry.source {
+        Source::Policy { name, priority, field, also } => {
+            let also = if also.is_empty() { String::new() } else { format!(", also {}", also.join(", ")) };
+            (format!("{name} ({priority}){also}"), field.as_str())
+        }
+        Source::Gpunode { why } => (format!("gpunode: {why}"), ""),
+        Source::Facts => ("GPU facts".to_owned(), ""),
+        Source::Nobody => ("nobody any more".to_owned(), ""),
+    };
+    let overrides = entry.overrides.iter().map(|it| {
+        let value = if entry.kind == Kind::Configuration { short(&it.value) } else { format!("\"{}\"", it.value) };
+        format!("{value} of {} ({})", it.policy, it.priority)
+    });
+    let overrides: Vec<_> = overrides.collect();
+    [what(entry).into(), from.into(), field.into(), overrides.join(", ").into(), state(entry)]
+}
+
+fn what(entry: &Entry) -> String {
+    match entry.kind {
+        Kind::Label => format!("label {}={}", entry.key, entry.value),
+        Kind::Taint => {
+            let (key, effect) = entry.key.rsplit_once(':').unwrap_or((&entry.key, ""));
+            let value = if entry.value.is_empty() { String::new() } else { format!("={}", entry.value) };
+            format!("taint {key}{value}:{effect}")
+        }
+        Kind::Configuration => format!("configuration {}", short(&entry.value)),
+    }
+}
+
+fn short(hash: &str) -> String {
+    hash.chars().take(HASH).collect()
+}
+
+fn state(entry: &Entry) -> Cell {
+    match (&entry.state, &entry.before) {
+        (State::InPlace, Some(before)) => Cell::new(format!("in place, taken over from \"{before}\""), style::GOOD),
+        (State::InPlace, _) => Cell::new("in place", style::GOOD),
+        (State::Pending, _) => Cell::new("is written next", style::WAITING),
+        (State::Leaving, _) => Cell::new("is taken away next", style::WAITING),
+        (State::Foreign, _) => Cell::new("there already, written by somebody else", style::PLAIN),
+        (State::Conflict { message }, _) => Cell::new(message.as_str(), style::BAD),
+        (State::Held, _) => Cell::new("the node is left as it is", style::BAD),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_crds::GpuNodePolicy;
+    use gpunode_plan::{NodeFacts, PolicySet, explain};
+    use jiff::Timestamp;
+    use serde_json::json;
+
+    fn policy(name: &str, spec: &serde_json::Value) -> GpuNodePolicy {
+        let object = json!({
+            "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": name}, "spec": spec,
+        });
+        serde_json::from_value(object).expect("a policy")
+    }
+
+    fn shown(policies: &[GpuNodePolicy]) -> String {
+        let record = r#"{"version":1,"labels":{"tier":"reserved","old":"1"}}"#;
+        let node = json!({
+            "metadata": {
+                "name": "n1", "uid": "u", "resourceVersion": "1", "annotations": {"gpunode.dev/owned": record},
+                "labels": {"pool": "a", "accelerator": "theirs", "tier": "reserved", "old": "1", "same": "s\u{1b}[2J"},
+            },
+            "spec": {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]},
+        });
+        let facts = NodeFacts::of(&serde_json::from_value(node).expect("a node"));
+        let explained = explain(&PolicySet::new(policies), &facts, None, Timestamp::UNIX_EPOCH);
+        let config = Configuration {
+            policy: "v100".to_owned(),
+            version: 1,
+            hash: "0123456789abcdef".to_owned(),
+            document: "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 4}}]".to_owned(),
+        };
+        anstream::adapter::strip_str(&explanation(&explained, Some(&config), &[])).to_string()
+    }
+
+    #[test]
+    fn a_node_is_explained_in_tables() {
+        let policies = [
+            policy(
+                "all",
+                &json!({"nodeSelector": {}, "labels": {"tier": "standard"}, "taints": [{"key": "dedicated", "effect": "NoSchedule"}]}),
+            ),
+            policy("t4", &json!({"priority": 10, "nodeSelector": {"matchLabels": {"pool": "b"}}})),
+            policy(
+                "v100",
+                &json!({"priority": 100, "nodeSelector": {"matchLabels": {"pool": "a"}}, "labels": {"tier": "reserved", "accelerator": "v100"},
+                "devicePlugin": {}}),
+            ),
+        ];
+        insta::assert_snapshot!(shown(&policies), @r#"
+        POLICY   PRIORITY   MODE      MATCHES   WHY
+        v100     100        Enforce   yes       KeyOwnedByAnother: label accelerator is "theirs", not "v100"
+        t4       10         Enforce   no        spec.nodeSelector.matchLabels[pool]: it is to be "b", the node has "a"
+        all      0          Enforce   yes       -
+
+        WHAT                                 FROM                                          FIELD                               OVERRIDES               STATE
+        label accelerator=v100               v100 (100)                                    spec.labels[accelerator]            -                       label accelerator is "theirs", not "v100"
+        label gpunode.dev/governed=true      gpunode: it places the agent of policy v100   -                                   -                       is written next
+        label gpunode.dev/policy.v100=true   gpunode: it places the agent of policy v100   -                                   -                       is written next
+        label old=1                          nobody any more                               -                                   -                       is taken away next
+        label tier=reserved                  v100 (100)                                    spec.labels[tier]                   "standard" of all (0)   in place
+        taint dedicated:NoSchedule           all (0)                                       spec.taints[dedicated:NoSchedule]   -                       there already, written by somebody else
+        configuration ca3d163bab05           v100 (100)                                    spec.devicePlugin                   -                       is written next
+
+        CONFIGURATION 0123456789ab of policy v100
+        nvidia.com/gpu: 4 replicas per GPU (TimeSlicing)
+        "#);
+    }
+
+    #[test]
+    fn a_cluster_without_policies_is_explained_too() {
+        insta::assert_snapshot!(shown(&[]), @r"
+        no GpuNodePolicy yet: write one and see what it would do with `kubectl gpunode plan -f FILE`
+
+        WHAT                  FROM              FIELD   OVERRIDES   STATE
+        label old=1           nobody any more   -       -           is taken away next
+        label tier=reserved   nobody any more   -       -           is taken away next
+
+        CONFIGURATION 0123456789ab of policy v100
+        nvidia.com/gpu: 4 replicas per GPU (TimeSlicing)
+        ");
+    }
+}

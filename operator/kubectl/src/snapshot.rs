@@ -1,0 +1,113 @@
+//! What is read of a cluster, from itself or from a file that `kubectl gpunode dump` wrote.
+
+use crate::{
+    cli::SourceArgs,
+    cluster::{self, Listed, Unreadable},
+};
+use anyhow::Context;
+use gpunode_crds::{GpuNode, GpuNodePolicy};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{DynamicObject, ListParams};
+use serde::Deserialize;
+use std::{fs::File, io::Read, path::Path};
+
+/// Largest file: a hundred thousand nodes.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// The nodes, GpuNodes and policies of a cluster.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    pub policies: Vec<GpuNodePolicy>,
+    pub gpu_nodes: Vec<GpuNode>,
+    pub nodes: Vec<Node>,
+    /// What could not be read; objects whose status is unreadable are there without it.
+    pub unreadable: Vec<Unreadable>,
+}
+
+impl Snapshot {
+    /// Everything, or of nodes and GpuNodes those of one name alone.
+    ///
+    /// # Errors
+    /// When the cluster or the file cannot be read.
+    pub async fn read(args: &SourceArgs, node: Option<&str>) -> anyhow::Result<Self> {
+        if let Some(path) = &args.nodes {
+            let file = File::open(path).with_context(|| format!("read {}", path.display()))?;
+            return Self::of_file(file, path);
+        }
+        let client = cluster::connect(&args.cluster).await?;
+        let params =
+            ListParams { field_selector: node.map(|name| format!("metadata.name={name}")), ..Default::default() };
+        // Policies come first: when gpunode is not installed, that is the error to show.
+        let policies = cluster::list::<GpuNodePolicy>(&client).await?;
+        let gpu_nodes = cluster::list_some::<GpuNode>(&client, params.clone()).await?;
+        let nodes = cluster::list_some::<Node>(&client, params).await?;
+        Ok(Self::of(policies, gpu_nodes, nodes))
+    }
+
+    fn of(policies: Listed<GpuNodePolicy>, gpu_nodes: Listed<GpuNode>, nodes: Listed<Node>) -> Self {
+        Self {
+            policies: policies.objects,
+            gpu_nodes: gpu_nodes.objects,
+            nodes: nodes.objects,
+            unreadable: [policies.unreadable, gpu_nodes.unreadable, nodes.unreadable].concat(),
+        }
+    }
+
+    /// The objects of a list, as `dump` writes it and also as `kubectl get nodes,gpunodes,gpunodepolicies -o yaml` does.
+    fn of_file(file: impl Read, path: &Path) -> anyhow::Result<Self> {
+        #[derive(Deserialize)]
+        struct List {
+            items: Vec<DynamicObject>,
+        }
+        let list: List = serde_yaml::from_reader(file.take(MAX_BYTES)).with_context(|| {
+            let path = path.display();
+            format!("read {path}: it is no list of Kubernetes objects; write one with `kubectl gpunode dump > {path}`")
+        })?;
+        let (mut policies, mut gpu_nodes, mut nodes) = (Listed::default(), Listed::default(), Listed::default());
+        for object in list.items {
+            match object.types.as_ref().map(|types| types.kind.as_str()) {
+                Some("GpuNodePolicy") => policies.add(object),
+                Some("GpuNode") => gpu_nodes.add(object),
+                Some("Node") => nodes.add(object),
+                _ => {}
+            }
+        }
+        let snapshot = Self::of(policies, gpu_nodes, nodes);
+        anyhow::ensure!(!snapshot.nodes.is_empty(), "read {}: there is no Node in it", path.display());
+        Ok(snapshot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::ResourceExt;
+
+    fn read(text: &str) -> anyhow::Result<Snapshot> {
+        Snapshot::of_file(text.as_bytes(), Path::new("cluster.yaml"))
+    }
+
+    #[test]
+    fn a_file_is_read_as_kubectl_writes_it() {
+        let snapshot = read(
+            "apiVersion: v1\nkind: List\nitems:
+- {apiVersion: v1, kind: Node, metadata: {name: n}}
+- {apiVersion: v1, kind: Pod, metadata: {name: p}}
+- {apiVersion: gpunode.dev/v1alpha1, kind: GpuNode, metadata: {name: n}, spec: {}, status: {gpus: 3}}
+- {apiVersion: gpunode.dev/v1alpha1, kind: GpuNodePolicy, metadata: {name: a}, spec: {nodeSelector: {}}}
+",
+        )
+        .expect("a list");
+        assert_eq!(snapshot.nodes.iter().map(ResourceExt::name_any).collect::<Vec<_>>(), ["n"]);
+        assert_eq!((snapshot.gpu_nodes.len(), snapshot.policies.len(), snapshot.unreadable.len()), (1, 1, 1));
+    }
+
+    #[test]
+    fn another_file_says_how_to_make_one() {
+        for text in ["", "a: b", "- a", "kind: Node\nmetadata: {name: n}\n"] {
+            let error = read(text).expect_err(text).to_string();
+            assert!(error.contains("`kubectl gpunode dump > cluster.yaml`"), "{error}");
+        }
+        assert!(read("items: []").expect_err("no node").to_string().contains("there is no Node in it"));
+    }
+}

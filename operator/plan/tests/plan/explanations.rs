@@ -1,0 +1,197 @@
+//! Why a node looks as it does.
+
+use crate::world::{World, now, policy};
+use gpunode_crds::GpuNodePolicy;
+use gpunode_plan::{Explanation, PolicySet, explain};
+use serde_json::json;
+
+fn explained(world: &World, policies: &[GpuNodePolicy]) -> Explanation {
+    explain(&PolicySet::new(policies), &world.facts(), world.gpu_node.as_ref(), now())
+}
+
+/// One line for each entry: what, where from, over what, and what became of it.
+fn lines(explanation: &Explanation) -> Vec<String> {
+    let line = |entry: &gpunode_plan::Entry| {
+        let text = |value: serde_json::Result<serde_json::Value>| value.expect("JSON").to_string();
+        let (source, state) = (text(serde_json::to_value(&entry.source)), text(serde_json::to_value(&entry.state)));
+        let over = text(serde_json::to_value(&entry.overrides));
+        let value = if entry.key.is_empty() { "HASH" } else { &entry.value };
+        format!("{:?} {}={value}\n  {source}\n  over {over}\n  {state}", entry.kind, entry.key)
+    };
+    let over_hash = |line: String| line.split("\"value\":").take(8).collect::<Vec<_>>().join("\"value\":");
+    explanation.entries.iter().map(line).map(over_hash).collect()
+}
+
+#[test]
+fn each_line_names_the_policy_the_field_and_what_it_overrides() {
+    let policies = [
+        policy("all", "{nodeSelector: {}, labels: {tier: standard, team: x}, taints: [{key: t, effect: NoSchedule}]}"),
+        policy(
+            "high",
+            "{priority: 9, nodeSelector: {matchLabels: {pool: a}}, labels: {tier: reserved, theirs: b, same: s}, taints: [{key: t, value: v, effect: NoSchedule}], devicePlugin: {}}",
+        ),
+        policy("also", "{priority: 5, nodeSelector: {}, labels: {tier: reserved}}"),
+    ];
+    let mut world = World::sample();
+    world.set_label("theirs", Some("a"));
+    world.set_label("same", Some("s"));
+    insta::assert_snapshot!(lines(&explained(&world, &policies)).join("\n"), @r#"
+    Label gpunode.dev/governed=true
+      {"from":"gpunode","why":"it places the agent of policy high"}
+      over []
+      {"is":"pending"}
+    Label gpunode.dev/policy.high=true
+      {"from":"gpunode","why":"it places the agent of policy high"}
+      over []
+      {"is":"pending"}
+    Label same=s
+      {"field":"spec.labels[same]","from":"policy","name":"high","priority":9}
+      over []
+      {"is":"foreign"}
+    Label team=x
+      {"field":"spec.labels[team]","from":"policy","name":"all","priority":0}
+      over []
+      {"is":"pending"}
+    Label theirs=b
+      {"field":"spec.labels[theirs]","from":"policy","name":"high","priority":9}
+      over []
+      {"is":"conflict","message":"label theirs is \"a\", not \"b\""}
+    Label tier=reserved
+      {"also":["also"],"field":"spec.labels[tier]","from":"policy","name":"high","priority":9}
+      over [{"policy":"all","priority":0,"value":"standard"}]
+      {"is":"pending"}
+    Taint t:NoSchedule=v
+      {"field":"spec.taints[t:NoSchedule]","from":"policy","name":"high","priority":9}
+      over [{"policy":"all","priority":0,"value":""}]
+      {"is":"pending"}
+    Configuration =HASH
+      {"field":"spec.devicePlugin","from":"policy","name":"high","priority":9}
+      over []
+      {"is":"pending"}
+    "#);
+    world.converge(&policies);
+    let explanation = explained(&world, &policies);
+    let states: Vec<_> = explanation.entries.iter().map(|it| format!("{} {:?}", it.key, it.state)).collect();
+    insta::assert_snapshot!(states.join("\n"), @r#"
+    gpunode.dev/governed InPlace
+    gpunode.dev/policy.high InPlace
+    same Foreign
+    team InPlace
+    theirs Conflict { message: "label theirs is \"a\", not \"b\"" }
+    tier InPlace
+    t:NoSchedule InPlace
+     Pending
+    "#);
+    let verdicts: Vec<_> =
+        explanation.policies.iter().map(|it| format!("{} {} {:?}", it.name, it.governs, it.problem)).collect();
+    insta::assert_snapshot!(verdicts.join("\n"), @r#"
+    high true Some("KeyOwnedByAnother: label theirs is \"a\", not \"b\"")
+    also false None
+    all false None
+    "#);
+}
+
+#[test]
+fn a_policy_that_does_not_match_says_its_first_condition_that_fails() {
+    for (selector, reason) in [
+        ("{}", None),
+        (
+            "{matchLabels: {pool: b}}",
+            Some("spec.nodeSelector.matchLabels[pool]: it is to be \"b\", the node has \"a\""),
+        ),
+        (
+            "{matchLabels: {zone: b}}",
+            Some("spec.nodeSelector.matchLabels[zone]: it is to be \"b\", the node has no such label"),
+        ),
+        (
+            "{matchLabels: {tier: x}}",
+            Some(
+                "spec.nodeSelector.matchLabels[tier]: it is to be \"x\", and selectors do not see the node's, which gpunode wrote",
+            ),
+        ),
+        (
+            "{matchExpressions: [{key: pool, operator: Exists}, {key: pool, operator: NotIn, values: [a, c]}]}",
+            Some("spec.nodeSelector.matchExpressions[1]: pool is not to be one of \"a\", \"c\", the node has \"a\""),
+        ),
+        (
+            "{matchExpressions: [{key: zone, operator: In, values: [a]}]}",
+            Some("spec.nodeSelector.matchExpressions[0]: zone is to be one of \"a\", the node has no such label"),
+        ),
+    ] {
+        let base = policy("base", "{nodeSelector: {}, labels: {tier: x}}");
+        let mut world = World::sample();
+        world.converge(std::slice::from_ref(&base));
+        let policies = [base, policy("other", &format!("{{nodeSelector: {selector}}}"))];
+        let explanation = explained(&world, &policies);
+        let other = explanation.policies.iter().find(|it| it.name == "other").unwrap();
+        assert_eq!(other.mismatch.as_deref(), reason, "{selector}");
+        let matched = world.plan(&policies).matched.contains(&"other".to_owned());
+        assert_eq!(matched, reason.is_none(), "{selector}");
+    }
+}
+
+#[test]
+fn what_nobody_wants_any_more_leaves() {
+    let mut world = World::sample();
+    world.converge(&[policy("p", "{nodeSelector: {}, labels: {a: b}, devicePlugin: {}}")]);
+    insta::assert_snapshot!(lines(&explained(&world, &[])).join("\n"), @r#"
+    Label a=b
+      {"from":"nobody"}
+      over []
+      {"is":"leaving"}
+    Label gpunode.dev/governed=true
+      {"from":"gpunode","why":"it placed an agent"}
+      over []
+      {"is":"leaving"}
+    Label gpunode.dev/policy.p=true
+      {"from":"gpunode","why":"it placed an agent"}
+      over []
+      {"is":"leaving"}
+    "#);
+}
+
+#[test]
+fn a_node_that_is_held_says_why() {
+    let policies = [
+        policy("one", "{nodeSelector: {}, labels: {a: \"1\"}}"),
+        policy("two", "{nodeSelector: {}, labels: {a: \"2\"}}"),
+    ];
+    let explanation = explained(&World::sample(), &policies);
+    assert!(explanation.hold.as_ref().unwrap().contains("disagree about label a"), "{explanation:?}");
+    insta::assert_snapshot!(lines(&explanation).join("\n"), @r#"
+    Label a=1
+      {"field":"spec.labels[a]","from":"policy","name":"one","priority":0}
+      over [{"policy":"two","priority":0,"value":"2"}]
+      {"is":"held"}
+    "#);
+    let ignored = World::new(&json!({"gpunode.dev/ignore": ""}), &json!([]), &json!({}));
+    assert!(explained(&ignored, &policies).hold.unwrap().contains("gpunode.dev/ignore"));
+}
+
+#[test]
+fn labels_with_facts_come_from_the_facts() {
+    let mut world = World::sample();
+    let gpu = json!({"index": 0, "uuid": "GPU-0", "product": "Tesla-T4", "memoryMiB": 15360});
+    let object = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
+        "status": {"gpus": [gpu]}});
+    world.gpu_node = Some(serde_json::from_value(object).unwrap());
+    let explanation = explained(&world, &[]);
+    let keys: Vec<_> = explanation.entries.iter().map(|entry| entry.key.as_str()).collect();
+    assert!(keys.contains(&"nvidia.com/gpu.count") && keys.contains(&"gpunode.dev/gpus.Tesla-T4"), "{keys:?}");
+    assert!(explanation.entries.iter().all(|entry| entry.source == gpunode_plan::Source::Facts), "{explanation:?}");
+}
+
+#[test]
+fn gpus_that_do_not_match_and_keys_that_were_taken_over_are_named() {
+    let policies = [
+        policy("gpus", "{gpuSelector: {minCount: 2}}"),
+        policy("takes", "{nodeSelector: {}, onConflict: TakeOver, labels: {theirs: ours}}"),
+    ];
+    let mut world = World::sample();
+    world.set_label("theirs", Some("old"));
+    world.converge(&policies);
+    let explanation = explained(&world, &policies);
+    let reason = explanation.policies[0].mismatch.as_deref().unwrap();
+    assert!(reason.starts_with("spec.gpuSelector asks for 2 such GPUs"), "{reason}");
+    assert_eq!(explanation.entries[0].before.as_deref(), Some("old"), "{explanation:?}");
+}
