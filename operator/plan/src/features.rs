@@ -25,10 +25,13 @@ pub fn gpu_labels(gpu_node: Option<&GpuNode>, owned: &BTreeMap<String, String>) 
     }
 }
 
-/// Whether an agent that starts has yet to say how GPUs are shared: labels must not change and change back then.
+/// Whether an agent cannot say how GPUs are shared: it starts, or the driver does not answer for the moment. Labels must not
+/// change and change back then.
 fn is_silent(status: &GpuNodeStatus) -> bool {
     let unknown = Reason::HoldersUnknown.as_str();
-    status.resources.is_empty() && status.conditions.iter().any(|condition| condition.reason == unknown)
+    let starts = status.conditions.iter().any(|condition| condition.reason == unknown);
+    let is_away = !status.gpus.is_empty() && status.gpus.iter().all(|gpu| gpu.missing_since.is_some());
+    status.resources.is_empty() && (starts || is_away)
 }
 
 /// Whether a label that no policy wants may be one of these.

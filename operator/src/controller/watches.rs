@@ -114,8 +114,8 @@ fn trimmed<K: Resource>(mut object: K) -> K {
     object
 }
 
-/// Links, MIG devices and holders are the bulk of a `GpuNode` and mean nothing to the planner, and holders come and go; of
-/// the field managers it reads when the operator wrote last.
+/// Links and holders are the bulk of a `GpuNode` and mean nothing to the planner, and holders come and go; of the field
+/// managers it reads when the operator wrote last.
 fn trimmed_gpu_node(mut gpu_node: GpuNode) -> GpuNode {
     for entry in gpu_node.metadata.managed_fields.iter_mut().flatten() {
         entry.fields_v1 = None;
@@ -127,7 +127,6 @@ fn trimmed_gpu_node(mut gpu_node: GpuNode) -> GpuNode {
         status.holders = Vec::new();
         for gpu in &mut status.gpus {
             gpu.links = Vec::new();
-            gpu.mig_devices = Vec::new();
         }
     }
     gpu_node

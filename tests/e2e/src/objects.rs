@@ -44,6 +44,8 @@ pub fn is_fact(key: &str) -> bool {
 pub fn owned(node: &Value) -> Value {
     let Some(text) = node["metadata"]["annotations"]["gpunode.dev/owned"].as_str() else { return Value::Null };
     let Ok(Value::Object(mut record)) = serde_json::from_str::<Value>(text) else { return text.into() };
+    // Facts are labels of their own, and the times of restores are remembered for a while.
+    record.remove("restored");
     if let Some(Value::Object(labels)) = record.get_mut("labels") {
         labels.retain(|key, _| !is_fact(key));
     }

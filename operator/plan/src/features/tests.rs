@@ -148,3 +148,15 @@ fn labels_stay_until_an_agent_that_starts_knows_what_is_shared() {
     assert_eq!(gpu_labels(Some(&gpu_node), &owned)["nvidia.com/gpu.replicas"], "1");
     assert_eq!(gpu_labels(None, &owned), BTreeMap::new());
 }
+
+#[test]
+fn labels_stay_while_no_gpu_answers() {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    let missing = GpuDevice { missing_since: Some(Time(jiff::Timestamp::UNIX_EPOCH)), ..gpu(0, "Tesla-T4") };
+    let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
+    gpu_node.status = Some(of(vec![missing.clone()]));
+    let owned = BTreeMap::from([("nvidia.com/gpu.product".to_owned(), "Tesla-T4-SHARED".to_owned())]);
+    assert_eq!(gpu_labels(Some(&gpu_node), &owned), owned);
+    gpu_node.status = Some(of(vec![missing, gpu(1, "Tesla-T4")]));
+    assert_eq!(gpu_labels(Some(&gpu_node), &owned)["nvidia.com/gpu.product"], "Tesla-T4");
+}
