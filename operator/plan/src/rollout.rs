@@ -38,8 +38,13 @@ pub enum Stage {
 pub struct Rollout {
     stages: HashMap<String, Stage>,
     done: usize,
-    /// Pending without a turn: those that the API server refused last, then by name.
-    pending: BTreeSet<(bool, String)>,
+    /// Pending without a turn: those that the API server refused last, in that order, then by name.
+    pending: BTreeSet<(u64, String)>,
+    /// The number of the last refusal of a pending node.
+    refused: HashMap<String, u64>,
+    refusals: u64,
+    /// Nothing stops it any more: nodes that were being written meanwhile have to be looked at again.
+    is_resumed: bool,
     /// Pending, and next to be written.
     granted: BTreeSet<String>,
     /// Pending, and perhaps written already.
@@ -57,15 +62,21 @@ impl Rollout {
         match self.stages.remove(node) {
             None | Some(Stage::Outside) => {}
             Some(Stage::Done) => self.done = self.done.saturating_sub(1),
-            Some(Stage::Pending) => self.forget_turn(node),
+            Some(Stage::Pending) => {
+                self.forget_turn(node);
+                self.refused.remove(node);
+            }
             Some(Stage::Stepping) => drop(self.stepping.remove(node)),
-            Some(Stage::Stopped(_)) => drop(self.stopped.remove(node)),
+            Some(Stage::Stopped(_)) => {
+                self.stopped.remove(node);
+                self.is_resumed = self.stopped.is_empty();
+            }
         }
         match stage {
             None => return,
             Some(Stage::Outside) => {}
             Some(Stage::Done) => self.done += 1,
-            Some(Stage::Pending) => drop(self.pending.insert((false, node.to_owned()))),
+            Some(Stage::Pending) => drop(self.pending.insert((0, node.to_owned()))),
             Some(Stage::Stepping) => drop(self.stepping.insert(node.to_owned())),
             Some(Stage::Stopped(message)) => drop(self.stopped.insert(node.to_owned(), message.clone())),
         }
@@ -80,9 +91,10 @@ impl Rollout {
         while self.granted.len() > free
             && let Some(node) = self.granted.pop_last()
         {
-            self.pending.insert((false, node));
+            self.pending.insert((self.refusal_of(&node), node));
         }
-        let mut next = Vec::new();
+        let resumed = std::mem::take(&mut self.is_resumed) && self.stopped.is_empty();
+        let mut next: Vec<_> = if resumed { self.writing.iter().cloned().collect() } else { Vec::new() };
         while self.granted.len() < free
             && let Some((_, node)) = self.pending.pop_first()
         {
@@ -110,16 +122,20 @@ impl Rollout {
     pub fn give_back(&mut self, node: &str) {
         if self.stages.get(node) == Some(&Stage::Pending) {
             self.forget_turn(node);
-            self.pending.insert((true, node.to_owned()));
+            self.refusals += 1;
+            self.refused.insert(node.to_owned(), self.refusals);
+            self.pending.insert((self.refusals, node.to_owned()));
         }
+    }
+
+    fn refusal_of(&self, node: &str) -> u64 {
+        self.refused.get(node).copied().unwrap_or_default()
     }
 
     fn forget_turn(&mut self, node: &str) {
         self.granted.remove(node);
         self.writing.remove(node);
-        for refused in [false, true] {
-            self.pending.remove(&(refused, node.to_owned()));
-        }
+        self.pending.remove(&(self.refusal_of(node), node.to_owned()));
     }
 
     /// The first node by name that stopped the rollout, and why.

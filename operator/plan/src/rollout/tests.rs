@@ -59,6 +59,33 @@ fn refused_node_lets_the_others_go_first() {
 }
 
 #[test]
+fn node_that_is_refused_for_good_holds_no_other_up() {
+    let mut rollout = pending(3);
+    for name in ["gpu-0", "gpu-1", "gpu-2"] {
+        assert_eq!(rollout.advance(&pace("1")), [name]);
+        rollout.take_turn(name);
+        rollout.give_back(name);
+    }
+    for (name, is_refused) in [("gpu-0", true), ("gpu-1", false), ("gpu-2", false), ("gpu-0", true)] {
+        assert_eq!(rollout.advance(&pace("1")), [name]);
+        rollout.take_turn(name);
+        if is_refused { rollout.give_back(name) } else { rollout.put(name, Some(&Stage::Done)) }
+    }
+}
+
+#[test]
+fn write_that_was_lost_before_a_stop_is_made_again_when_that_mends() {
+    let mut rollout = pending(3);
+    rollout.advance(&pace("2"));
+    assert!(rollout.take_turn("gpu-0") && rollout.take_turn("gpu-1"));
+    rollout.put("gpu-0", Some(&Stage::Stopped("broken".to_owned())));
+    assert!(rollout.advance(&pace("2")).is_empty() && !rollout.take_turn("gpu-1"));
+    rollout.put("gpu-0", Some(&Stage::Done));
+    assert_eq!(rollout.advance(&pace("2")), ["gpu-1", "gpu-2"]);
+    assert!(rollout.take_turn("gpu-1"));
+}
+
+#[test]
 fn budget_that_shrinks_takes_back_what_is_not_taken() {
     let mut rollout = pending(4);
     rollout.advance(&pace("3"));
