@@ -9,11 +9,18 @@ use crate::{
     cluster,
     output::{plain, plural, style},
 };
+use anyhow::Context;
 use gpunode_crds::{GpuNode, GpuNodePolicy, OWNED_ANNOTATION};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Namespace, Node};
-use kube::ResourceExt;
+use k8s_openapi::api::{
+    core::v1::{Namespace, Node},
+    rbac::v1::ClusterRoleBinding,
+};
+use kube::{Api, ResourceExt};
 use std::{collections::BTreeSet, fmt::Write as _};
+
+/// Name of the operator's ClusterRoleBinding in `manifests/default`.
+const OPERATOR: &str = "gpunode-operator";
 
 /// Everything of gpunode in a cluster.
 #[derive(Debug, Default)]
@@ -35,8 +42,9 @@ impl Removal {
     /// Looks at everything.
     ///
     /// # Errors
-    /// When the cluster cannot be read.
+    /// When the cluster cannot be read, or gpunode is installed in another namespace.
     pub async fn survey(&self, installed: &[Installed]) -> anyhow::Result<Survey> {
+        self.check_namespace().await?;
         let mut survey = Survey { policies: self.names::<GpuNodePolicy>(None, "").await?, ..Survey::default() };
         // Where the kind is gone, nobody knows any more what agents served but the records.
         if self.look_at(&installed::definitions()[1]).await?.is_some() {
@@ -56,6 +64,17 @@ impl Removal {
             }
         }
         Ok(survey)
+    }
+
+    /// An operator that goes on in another namespace would write again what is taken back.
+    async fn check_namespace(&self) -> anyhow::Result<()> {
+        let bindings: Api<ClusterRoleBinding> = Api::all(self.client.clone());
+        let binding = bindings.get_opt(OPERATOR).await.context("read clusterrolebinding gpunode-operator")?;
+        let subjects = binding.and_then(|binding| binding.subjects).unwrap_or_default();
+        let elsewhere = subjects.into_iter().filter_map(|subject| subject.namespace).find(|it| *it != self.namespace);
+        elsewhere.map_or(Ok(()), |namespace| {
+            anyhow::bail!("uninstall: gpunode is installed in namespace {namespace}; nothing was changed. Name it with -n {namespace}")
+        })
     }
 }
 
