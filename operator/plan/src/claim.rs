@@ -10,7 +10,7 @@
 //! | as wanted | owned | yes | owned |
 //! | otherwise | owned | yes | restored, with the time; after three restores in ten minutes conceded instead |
 //! | as wanted | conceded | yes | owned |
-//! | absent | conceded to a value | yes | set, owned |
+//! | absent | conceded to a value | yes | set, owned, as a further restore; later where there were enough |
 //! | any | conceded under another policy or generation | yes | set, owned |
 //! | otherwise | conceded | yes | left, a conflict |
 //! | as recorded | owned | no | removed, or what was there before |
@@ -24,7 +24,7 @@ use crate::{
     compose::Wanted,
     owned::{Conceded, Entries},
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// So many restores of a key within [`RESTORE_WINDOW_SECONDS`] are enough: the next change is conceded.
@@ -45,6 +45,8 @@ pub struct Claims<K: Ord> {
     pub clashes: Vec<Clash<K>>,
     /// The policies that own a key afterwards.
     pub owners: BTreeSet<String>,
+    /// When to decide again though nothing changed.
+    pub recheck: Option<Timestamp>,
 }
 
 /// A key that stays as somebody else wants it.
@@ -78,15 +80,24 @@ pub fn claim<K: Ord + Clone>(
         entries: Entries::default(),
         clashes: Vec::new(),
         owners: BTreeSet::new(),
+        recheck: None,
     };
     for (key, wanted) in wanted {
         let actual = current.get(key);
+        let restores = recorded.restored.get(key).map(Vec::as_slice).unwrap_or_default();
         let fate = if is_always_ours(key) {
             Fate::Owned { restores: Vec::new() }
         } else if let Some(conceded) = recorded.conceded.get(key) {
-            fate_of_conceded(actual, conceded, wanted)
+            let fate = fate_of_conceded(actual, conceded, wanted, restores, now);
+            if wanted.take_over && matches!(fate, Fate::Owned { .. }) && actual != Some(&wanted.value) {
+                // What was there before is what the other wanted last.
+                match actual {
+                    Some(actual) => drop(recorded.before.insert(key.clone(), actual.clone())),
+                    None => drop(recorded.before.remove(key)),
+                }
+            }
+            fate
         } else if let Some(value) = recorded.owned.get(key) {
-            let restores = recorded.restored.get(key).map(Vec::as_slice).unwrap_or_default();
             match recorded.before.get(key) {
                 Some(before) if !wanted.take_over => Fate::GivenBack { before: before.clone() },
                 _ => fate_of_owned(actual, value, wanted, restores, now),
@@ -138,16 +149,29 @@ enum Fate {
     /// It is somebody else's again.
     GivenBack { before: String },
     /// It was ours, and stays as somebody else wants it.
-    Conceded { by: String },
+    Conceded { by: String, restores: Vec<i64>, gone: bool },
 }
 
-fn fate_of_conceded(actual: Option<&String>, conceded: &Conceded, wanted: &Wanted) -> Fate {
-    let has_come_back = actual == Some(&wanted.value) || (actual.is_none() && !conceded.gone);
-    if has_come_back || conceded.by != wanted.winner {
-        Fate::Owned { restores: Vec::new() }
-    } else {
-        Fate::Conceded { by: conceded.by.clone() }
+fn fate_of_conceded(
+    actual: Option<&String>,
+    conceded: &Conceded,
+    wanted: &Wanted,
+    restores: &[i64],
+    now: Timestamp,
+) -> Fate {
+    if conceded.by != wanted.winner {
+        return Fate::Owned { restores: Vec::new() };
     }
+    if actual == Some(&wanted.value) {
+        return Fate::Owned { restores: restores.to_vec() };
+    }
+    let still = || Fate::Conceded {
+        by: conceded.by.clone(),
+        restores: restores.to_vec(),
+        gone: actual.is_none() && conceded.gone,
+    };
+    let further = further_restore(restores, now).filter(|_| actual.is_none() && !conceded.gone);
+    further.map_or_else(still, |restores| Fate::Owned { restores })
 }
 
 fn fate_of_owned(
@@ -160,15 +184,23 @@ fn fate_of_owned(
     if actual == Some(&wanted.value) || actual == Some(recorded) {
         return Fate::Owned { restores: restores.to_vec() };
     }
+    let conceded = || Fate::Conceded { by: wanted.winner.clone(), restores: restores.to_vec(), gone: actual.is_none() };
+    further_restore(restores, now).map_or_else(conceded, |restores| Fate::Owned { restores })
+}
+
+/// The times of restores with one more; nothing where there were enough.
+fn further_restore(restores: &[i64], now: Timestamp) -> Option<Vec<i64>> {
     // A clock that was set back, or a forged time, must not count for ever.
     let now = now.as_second();
-    let mut restores: Vec<_> =
-        restores.iter().copied().filter(|at| now.abs_diff(*at) < RESTORE_WINDOW_SECONDS).collect();
-    if restores.len() >= MAX_RESTORES {
-        return Fate::Conceded { by: wanted.winner.clone() };
-    }
-    restores.push(now);
-    Fate::Owned { restores }
+    let recent = restores.iter().copied().filter(|at| now.abs_diff(*at) < RESTORE_WINDOW_SECONDS);
+    let restores: Vec<_> = recent.chain([now]).collect();
+    (restores.len() <= MAX_RESTORES).then_some(restores)
+}
+
+/// When the first of these restores counts no more.
+fn next_restore(restores: &[i64]) -> Option<Timestamp> {
+    let first = Timestamp::from_second(*restores.iter().min()?).ok()?;
+    first.checked_add(SignedDuration::from_secs(RESTORE_WINDOW_SECONDS.cast_signed())).ok()
 }
 
 impl<K: Ord + Clone> Claims<K> {
@@ -204,8 +236,15 @@ impl<K: Ord + Clone> Claims<K> {
                     self.set.insert(key.clone(), before);
                 }
             }
-            Fate::Conceded { by } => {
-                self.entries.conceded.insert(key.clone(), Conceded { by, gone: actual.is_none() });
+            Fate::Conceded { by, restores, gone } => {
+                if actual.is_none() && !gone {
+                    self.recheck = [self.recheck, next_restore(&restores)].into_iter().flatten().min();
+                }
+                // Whoever lets go and comes back does not begin anew.
+                if !restores.is_empty() {
+                    self.entries.restored.insert(key.clone(), restores);
+                }
+                self.entries.conceded.insert(key.clone(), Conceded { by, gone });
                 self.entries.before.extend(before.map(|before| (key.clone(), before.clone())));
                 self.clashes.push(clash(actual, true));
             }

@@ -315,7 +315,7 @@ impl<'a> Wishes<'a> {
             },
             stage: self.stage.clone(),
             waits: self.stage == Some(Stage::Pending) && self.waits,
-            recheck: self.stage_ends,
+            recheck: [self.stage_ends, labels.recheck, taints.recheck].into_iter().flatten().min(),
             waiting: self.governing.map(|_| agent_config::waiting(node, gpu_node)).unwrap_or_default(),
             ..NodePlan::default()
         };

@@ -31,7 +31,8 @@ pub struct Entries<K: Ord> {
     pub owned: BTreeMap<K, String>,
     /// What was there before it was taken over; for keys in `owned` or `conceded` alone.
     pub before: BTreeMap<K, String>,
-    /// When a key that somebody changed was restored last, in seconds since 1970; for keys in `owned` alone.
+    /// When a key that somebody changed was restored last, in seconds since 1970; for keys in `owned` and
+    /// `conceded`.
     pub restored: BTreeMap<K, Vec<i64>>,
     /// What was ours and was given up, since somebody kept changing it.
     pub conceded: BTreeMap<K, Conceded>,
@@ -85,7 +86,7 @@ impl<K: Ord> Entries<K> {
         self.owned.retain(|key, _| may_own(key_of(key)));
         self.conceded.retain(|key, _| may_own(key_of(key)) && !self.owned.contains_key(key));
         self.before.retain(|key, _| self.owned.contains_key(key) || self.conceded.contains_key(key));
-        self.restored.retain(|key, _| self.owned.contains_key(key));
+        self.restored.retain(|key, _| self.owned.contains_key(key) || self.conceded.contains_key(key));
         self
     }
 }

@@ -1,6 +1,11 @@
 //! The agent as a process.
 
-use crate::{Namespace, Node, built::built, until};
+use crate::{
+    Namespace, Node,
+    built::built,
+    until,
+    wait::{PATIENCE, POLL},
+};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -11,6 +16,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
+use tokio::time::{sleep, timeout};
 
 /// A running agent; killed when dropped.
 #[derive(Debug)]
@@ -119,6 +125,17 @@ impl Agent {
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)
+    }
+
+    /// Waits until `/readyz` says so.
+    pub async fn await_ready(&self) -> Result<()> {
+        let poll = async {
+            while !self.readyz().await?.starts_with("HTTP/1.1 200") {
+                sleep(POLL).await;
+            }
+            Ok(())
+        };
+        timeout(PATIENCE, poll).await.context("wait until the agent is ready")?
     }
 
     /// Resident memory in KiB.

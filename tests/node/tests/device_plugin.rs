@@ -23,7 +23,7 @@ async fn whole_gpus_are_offered_by_uuid_with_their_numa_node() -> Result<()> {
     assert_eq!(kubelet.connected(), [GPU]);
 
     agent.logs("registered with the kubelet").await?;
-    assert!(agent.readyz().await?.starts_with("HTTP/1.1 200"));
+    agent.await_ready().await?;
     Ok(())
 }
 

@@ -73,7 +73,7 @@ async fn only_one_agent_of_a_node_is_registered() -> Result<()> {
     first.stop().await?;
     kubelet.has(GPU, |endpoint| endpoint.registrations == 2).await?;
     until("the second is ready", || (second.logged("registered with the kubelet") == 1).then_some(())).await?;
-    assert!(second.readyz().await?.starts_with("HTTP/1.1 200"));
+    second.await_ready().await?;
     Ok(())
 }
 
@@ -85,7 +85,7 @@ async fn a_driver_that_appears_later_is_found() -> Result<()> {
     let agent = Agent::run(&node)?;
     let line = agent.logs("hardware has a problem").await?;
     assert!(line.contains("find libnvidia-ml.so.1 below") && line.contains("install the NVIDIA driver"), "{line}");
-    assert!(agent.readyz().await?.starts_with("HTTP/1.1 200"), "there is nothing to register");
+    agent.await_ready().await?;
 
     node.install_driver()?;
     assert_eq!(kubelet.has(GPU, |_| true).await?.devices.len(), 8);
@@ -142,7 +142,7 @@ async fn a_node_without_gpu_needs_no_driver() -> Result<()> {
     let agent = Agent::run(&node)?;
     agent.logs("hardware found").await?;
     until("it is ready", || (agent.logged("configuration in force") == 1).then_some(())).await?;
-    assert!(agent.readyz().await?.starts_with("HTTP/1.1 200"));
+    agent.await_ready().await?;
     Ok(())
 }
 
@@ -151,7 +151,7 @@ async fn discovery_on_a_node_without_gpu_needs_no_api_server() -> Result<()> {
     let node = Node::without_driver(Scenario::new("cpu", "Tesla T4", 0, Topology::Pcie))?;
     let mut agent = Agent::discover(&node)?;
     agent.logs("hardware found").await?;
-    assert!(agent.readyz().await?.starts_with("HTTP/1.1 200"));
+    agent.await_ready().await?;
     let (status, took) = agent.stop().await?;
     assert!(status.success() && took < Duration::from_secs(1), "{status} after {took:?}");
     Ok(())

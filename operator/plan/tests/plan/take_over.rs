@@ -153,11 +153,18 @@ fn what_was_conceded_is_taken_up_again_when_the_other_stops_or_the_policy_change
         let mut world = conceded();
         world.set_label("a", theirs);
         world.converge(&warrior(generation));
+        if theirs.is_none() {
+            assert_eq!(world.label("a"), None, "it may come back at once");
+            assert!(world.plan(&warrior(generation)).recheck.is_some());
+            world.wait(600);
+            world.converge(&warrior(generation));
+        }
         let is_ours = world.label("a") == Some("ours") && conflict(&world, &warrior(generation)).is_none();
         assert_eq!(is_ours, expected, "{theirs:?} {generation}");
         if expected {
             world.converge(&[]);
-            assert_eq!((world.label("a"), world.record()), (None, None));
+            let theirs = theirs.filter(|theirs| *theirs == "theirs");
+            assert_eq!((world.label("a"), world.record()), (theirs, None), "what the other wanted last is given back");
         }
     }
 }
@@ -223,4 +230,44 @@ fn the_gpu_node_tells_conflicts_with_keys_values_and_policies_until_they_are_gon
     world.gpu_node.as_mut().unwrap().status.as_mut().unwrap().conditions = written;
     assert_eq!(world.plan(&equal).conditions, None, "nothing is left to write");
     assert_eq!(world.plan(&[]).conditions.unwrap().conditions, [], "it goes with its cause");
+}
+
+#[test]
+fn whoever_lets_go_and_comes_back_again_and_again_is_not_fought_for_ever() {
+    for steps in [[None, Some("theirs")], [Some("ours"), Some("theirs")]] {
+        let mut world = World::sample();
+        world.converge(&[reporting()]);
+        let mut writes = 0;
+        for _ in 0..100 {
+            for step in steps {
+                world.set_label("team", step);
+                world.converge(&[reporting()]);
+                writes += usize::from(world.label("team") != step);
+                world.wait(1);
+            }
+        }
+        assert_eq!((writes, world.label("team")), (3, Some("theirs")), "{steps:?}");
+    }
+}
+
+#[test]
+fn what_the_other_wanted_last_is_given_back() {
+    let edited = |generation| {
+        let mut policy = taking_over();
+        policy.metadata.generation = Some(generation);
+        [policy]
+    };
+    let mut world = foreign();
+    world.converge(&edited(1));
+    for _ in 0..4 {
+        world.set_label("team", Some("insisted"));
+        world.converge(&edited(1));
+        world.wait(10);
+    }
+    assert_eq!(world.label("team"), Some("insisted"));
+    world.wait(100_000);
+    world.converge(&edited(2));
+    assert_eq!(world.label("team"), Some("ours"));
+    world.converge(&[]);
+    assert_eq!(world.label("team"), Some("insisted"));
 }
