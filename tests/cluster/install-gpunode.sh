@@ -24,6 +24,7 @@ done
 kubectl -n gpunode-system rollout status daemonset/gpunode-discovery --timeout 120s >> "$folder/install.log"
 for node in "$folder"/nodes/*/; do
   [ -d "$node/driver/usr" ] || continue
+  kubectl wait gpunode "$(basename "$node")" --for=create --timeout 60s >> "$folder/install.log"
   kubectl wait gpunode "$(basename "$node")" --for=jsonpath='{.status.hardware}' --timeout 60s >> "$folder/install.log"
   kubectl wait node "$(basename "$node")" --for=jsonpath='{.metadata.labels.nvidia\.com/gpu\.product}' --timeout 60s >> "$folder/install.log"
 done
