@@ -25,7 +25,7 @@ fn verdicts(folder: &str) -> Vec<(String, Verdict, Vec<String>)> {
 #[ignore = "needs kubectl: make test"]
 fn every_sample_is_built_and_accepted() {
     let folders = [
-        ("manifests/samples", vec!["a100-mig-mixed", "gpu-mem", "mps", "t4-time-slicing", "v100-reserved"]),
+        ("manifests/samples", vec!["a100-mig-mixed", "big-gpus", "gpu-mem", "mps", "t4-time-slicing", "v100-reserved"]),
         ("manifests/samples/pools", vec!["inference-gpus", "research-gpus", "training-gpus"]),
         ("manifests/samples/pools/inference", vec!["inference-gpus"]),
         ("manifests/samples/pools/research", vec!["research-gpus"]),
