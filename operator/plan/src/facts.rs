@@ -1,5 +1,6 @@
 //! What the planner knows of a node: the few fields of a `Node` that matter, small enough to keep for every node.
 
+use crate::{owned::Record, retired::Seen};
 use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, is_kubernetes_key};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Taint as NodeTaint};
@@ -51,6 +52,8 @@ pub struct NodeFacts {
     /// The extended resources of which the scheduler may give out at least one there, by the kubelet's
     /// `status.allocatable`. How many is not kept: a device that comes or goes changes no plan.
     pub offered: BTreeSet<String>,
+    /// What the status says of the resources in the record of what gpunode served there.
+    pub served: BTreeMap<String, Seen>,
     /// Who last wrote each label that a policy could want, by field manager.
     pub label_managers: BTreeMap<String, String>,
     /// Who last wrote the taints, which Kubernetes tracks only as a whole; nobody where that was the operator.
@@ -75,6 +78,7 @@ impl NodeFacts {
             offered: offered(node),
             ..Self::default()
         };
+        facts.served = served(node, facts.owned.as_deref());
         for entry in meta.managed_fields.iter().flatten() {
             let (Some(manager), Some(fields)) = (&entry.manager, &entry.fields_v1) else { continue };
             // Writing one taint makes the operator the manager of all of them; nobody conflicts with gpunode itself.
@@ -116,6 +120,12 @@ impl Taint {
 fn is_ready(node: &Node) -> bool {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+fn served(node: &Node, record: Option<&str>) -> BTreeMap<String, Seen> {
+    let Record { resources, .. } = Record::read(record).unwrap_or_default();
+    let seen = resources.into_keys().filter_map(|name| Seen::of(node, &name).map(|seen| (name, seen)));
+    seen.take(MAX_OFFERED).collect()
 }
 
 /// Names as Kubernetes tells extended resources from its own.

@@ -15,7 +15,8 @@
 //! | `labels`, `taints` | the same for the two kinds of keys, and their JSON patch |
 //! | `agent_config` | the configuration in `GpuNode.spec` |
 //! | `progress` | whether the agent of a node is there yet, and where it is in a rollout |
-//! | `conditions` | what the operator says in `GpuNode.status` |
+//! | `inventory` | the GPUs that are reported, as the agent's own logic takes them |
+//! | `retired` | when the keys of resources that nobody serves leave the node's status |
 //! | `rollout` | which nodes of a policy may change next |
 //! | `conditions` | what the operator says in `GpuNode.status` |
 //! | `node` | all of it for one node |
@@ -34,6 +35,7 @@ mod daemonset;
 mod explain;
 mod facts;
 mod features;
+mod inventory;
 mod labels;
 mod mismatch;
 mod node;
@@ -43,6 +45,7 @@ mod patch;
 mod policies;
 mod preview;
 mod progress;
+mod retired;
 mod rollout;
 mod select;
 mod status;
@@ -59,9 +62,11 @@ pub use daemonset::{
 pub use explain::{Entry, Explanation, Kind, Overridden, PolicyVerdict, Source, State, explain};
 pub use facts::{NodeFacts, Taint, TaintKey};
 pub use features::gpu_labels;
+pub use inventory::inventory;
 pub use node::{Hold, NodePlan, Turn, gpus_missing, plan_node, plan_node_at};
 pub use outcome::{Outcome, Standing};
 pub use policies::{Policy, PolicySet};
+pub use retired::{Retirement, Seen, Served, Use, retire};
 pub use rollout::{Rollout, Stage};
 pub use status::policy_status;
 pub use tally::Tally;

@@ -15,6 +15,7 @@ use crate::{
     policies::{Policy, PolicySet},
     preview,
     progress::{agent_outcome, outcome_in_force, stage},
+    retired::{Retirement, Served, retire, status_patch},
     rollout::Stage,
     select::{VisibleLabels, is_effect},
     taints::{current_taints, patch_taints, taint_conflicts, wanted_taints},
@@ -23,7 +24,10 @@ use gpunode_crds::{
     ConditionType, GpuDevice, GpuNode, IGNORE_LABEL, Mode, NodePreview, NodeWaiting, OWNED_ANNOTATION, Reason,
 };
 use jiff::Timestamp;
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 /// Why a node is left exactly as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +89,8 @@ pub struct NodePlan {
     /// One JSON patch that moves labels, taints and the record together; it begins with a test on resourceVersion. `None`
     /// where the node is as it is to be.
     pub patch: Option<json_patch::Patch>,
+    /// One JSON patch of the node's status that removes the keys of resources that nobody serves.
+    pub status_patch: Option<json_patch::Patch>,
     /// What is to be written about the `GpuNode`.
     pub gpu_node: GpuNodeChange,
     /// What is to be written in its status, once nothing else is to be written about it.
@@ -108,7 +114,10 @@ pub struct NodePlan {
 impl NodePlan {
     /// Whether there is something to write.
     pub fn has_work(&self) -> bool {
-        self.patch.is_some() || self.gpu_node != GpuNodeChange::None || self.conditions.is_some()
+        self.patch.is_some()
+            || self.status_patch.is_some()
+            || self.gpu_node != GpuNodeChange::None
+            || self.conditions.is_some()
     }
 
     /// Whether the node and its `GpuNode` are as they are to be.
@@ -296,18 +305,22 @@ impl<'a> Wishes<'a> {
     ) -> (NodePlan, NodeFacts) {
         let labels = claim(&node.labels, &record.labels, &self.labels, |key| is_effect(key), now);
         let taints = claim(&current_taints(node), &record.taints, &self.taints, |_| false, now);
+        let retirement = retire(&record.resources, &self.resources(gpu_node), &node.served, now);
         // What no policy wants is a fact.
         let conflicts = label_conflicts(node, &labels).filter(|conflict| !conflict.policies.is_empty());
         let is_fact = |key: &String| self.labels.get(key).map_or_else(|| is_fact(key), |by| by.policies.is_empty());
         let is_written =
             !labels.changes(&record.labels).all(is_fact) || taints.changes(&record.taints).next().is_some();
-        let record = record_after(&labels, &taints);
+        let record = record_after(&labels, &taints, retirement.record.clone());
         let after = facts_after(node, &labels, &taints, record.clone());
+        let patch = node_patch(node, &labels, &taints, record.as_deref());
         let mut plan = NodePlan {
             matched: names(&self.matched),
             governing: self.governing.map(|policy| policy.name.clone()),
             conflicts: conflicts.chain(taint_conflicts(node, &taints)).collect(),
-            patch: node_patch(node, &labels, &taints, record.as_deref()),
+            // One after the other, since each is refused once the other has happened.
+            status_patch: status_patch_of(&retirement, &labels, &taints, node, now).filter(|_| patch.is_none()),
+            patch,
             gpu_node: if self.waits && self.governing.is_some() {
                 GpuNodeChange::None
             } else {
@@ -315,7 +328,7 @@ impl<'a> Wishes<'a> {
             },
             stage: self.stage.clone(),
             waits: self.stage == Some(Stage::Pending) && self.waits,
-            recheck: [self.stage_ends, labels.recheck, taints.recheck].into_iter().flatten().min(),
+            recheck: [self.stage_ends, labels.recheck, taints.recheck, retirement.recheck].into_iter().flatten().min(),
             waiting: self.governing.map(|_| agent_config::waiting(node, gpu_node)).unwrap_or_default(),
             ..NodePlan::default()
         };
@@ -330,6 +343,16 @@ impl<'a> Wishes<'a> {
             plan.recheck = [plan.recheck, recheck].into_iter().flatten().min();
         }
         (plan, after)
+    }
+
+    /// The resources that the node is to have, or that its agent still serves.
+    fn resources(&self, gpu_node: Option<&GpuNode>) -> BTreeSet<String> {
+        let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
+        let reported = status.into_iter().flat_map(|status| &status.resources).map(|resource| resource.name.clone());
+        let plugin = self.governing.and_then(|policy| policy.device_plugin.as_ref());
+        let mut names = plugin.map(|plugin| plugin.resources(status)).unwrap_or_default();
+        names.extend(reported);
+        names
     }
 
     fn outcome(
@@ -384,9 +407,20 @@ fn facts_after(
     }
 }
 
-fn record_after(labels: &Claims<String>, taints: &Claims<TaintKey>) -> Option<String> {
+fn record_after(labels: &Claims<String>, taints: &Claims<TaintKey>, resources: Served) -> Option<String> {
     let policies = labels.owners.union(&taints.owners).cloned().collect();
-    Record { labels: labels.entries.clone(), taints: taints.entries.clone(), policies }.write()
+    Record { labels: labels.entries.clone(), taints: taints.entries.clone(), policies, resources }.write()
+}
+
+fn status_patch_of(
+    retirement: &Retirement,
+    labels: &Claims<String>,
+    taints: &Claims<TaintKey>,
+    node: &NodeFacts,
+    now: Timestamp,
+) -> Option<json_patch::Patch> {
+    let record = record_after(labels, taints, retirement.record_after(now));
+    status_patch(node, &retirement.remove, record.as_deref())
 }
 
 fn node_patch(

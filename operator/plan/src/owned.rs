@@ -5,7 +5,7 @@
 //! is and reported until a person mends or removes the annotation. A field that a later version adds and that matters for
 //! the removal must raise the version; other fields are ignored.
 
-use crate::facts::TaintKey;
+use crate::{facts::TaintKey, retired::Served};
 use gpunode_crds::{IGNORE_LABEL, is_kubernetes_key};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +22,8 @@ pub struct Record {
     pub taints: Entries<TaintKey>,
     /// The policies that own at least one of them.
     pub policies: BTreeSet<String>,
+    /// Extended resources that were served there, until they have left the node's status.
+    pub resources: Served,
 }
 
 /// What the record says of one kind of keys.
@@ -115,6 +117,8 @@ struct Written {
     restored: Kinds<Vec<i64>, WrittenTimes>,
     #[serde(default, skip_serializing_if = "Kinds::is_empty")]
     conceded: Kinds<Conceded, Conceded>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    resources: Served,
 }
 
 /// Something about labels and about taints.
@@ -199,13 +203,14 @@ impl Record {
             labels: labels.sane(String::as_str),
             taints: taints.sane(|taint| &taint.key),
             policies: written.policies,
+            resources: written.resources.into_iter().filter(|(name, _)| may_serve(name)).collect(),
         })
     }
 
     /// The annotation; none where there is nothing to remember.
     pub fn write(&self) -> Option<String> {
-        let Self { labels, taints, policies } = self;
-        if labels.is_empty() && taints.is_empty() {
+        let Self { labels, taints, policies, resources } = self;
+        if labels.is_empty() && taints.is_empty() && resources.is_empty() {
             return None;
         }
         let written = Written {
@@ -215,6 +220,7 @@ impl Record {
             before: Kinds::write(&labels.before, &taints.before, |value| WrittenValue { value }),
             restored: Kinds::write(&labels.restored, &taints.restored, |times| WrittenTimes { times }),
             conceded: Kinds::write(&labels.conceded, &taints.conceded, |conceded| conceded),
+            resources: resources.clone(),
         };
         // Strings in maps and lists always have a JSON form.
         serde_json::to_string(&written).ok()
@@ -223,6 +229,11 @@ impl Record {
 
 fn may_own(key: &str) -> bool {
     !is_kubernetes_key(key) && key != IGNORE_LABEL
+}
+
+/// Kubernetes' own resources have no domain, or one of its own.
+fn may_serve(name: &str) -> bool {
+    name.contains('/') && !is_kubernetes_key(name)
 }
 
 #[cfg(test)]
@@ -258,6 +269,14 @@ mod tests {
         ))
         .unwrap();
         assert_eq!(record.write().as_deref(), Some(r#"{"version":1,"labels":{"a":"b"}}"#));
+    }
+
+    #[test]
+    fn resources_are_read_as_they_were_written_and_those_of_kubernetes_never() {
+        let sample = r#"{"version":1,"resources":{"nvidia.com/gpu":null,"nvidia.com/gpu.shared":1700000000}}"#;
+        assert_eq!(Record::read(Some(sample)).unwrap().write().as_deref(), Some(sample));
+        let forged = r#"{"version":1,"resources":{"cpu":1,"x.kubernetes.io/y":null}}"#;
+        assert_eq!(Record::read(Some(forged)).unwrap().write(), None);
     }
 
     #[test]

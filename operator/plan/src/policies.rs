@@ -2,11 +2,12 @@
 
 use crate::{
     facts::{Taint, TaintKey},
+    inventory::mig_resources,
     select::Selector,
 };
-use gpunode_config::Document;
-use gpunode_crds::{GpuNodePolicy, Mode, OnConflict, RolloutPace, is_gpunode_key, is_kubernetes_key};
-use std::collections::BTreeMap;
+use gpunode_config::{AgentConfig, Document, MigStrategy, ResourceConfig};
+use gpunode_crds::{GpuNodePolicy, GpuNodeStatus, Mode, OnConflict, RolloutPace, is_gpunode_key, is_kubernetes_key};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One policy.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,8 +43,23 @@ pub struct DevicePlugin {
     pub document: Option<Document>,
     /// Whether that configuration needs MPS daemons.
     pub wants_mps: bool,
+    /// Names of the resources that it may offer, whatever GPUs a node has.
+    resources: BTreeSet<String>,
+    /// The configuration, where MIG devices have names by their profiles besides.
+    by_profile: Option<AgentConfig>,
     /// Image of the agent, where the policy names one.
     pub image: Option<String>,
+}
+
+impl DevicePlugin {
+    /// Names of the resources that it may offer on a node whose agent reports this.
+    pub fn resources(&self, status: Option<&GpuNodeStatus>) -> BTreeSet<String> {
+        let mut names = self.resources.clone();
+        if let (Some(config), Some(status)) = (&self.by_profile, status) {
+            names.extend(mig_resources(status, config));
+        }
+        names
+    }
 }
 
 /// Every policy that exists and is not being deleted, the highest priority first, then by name.
@@ -110,6 +126,9 @@ impl Policy {
             device_plugin: spec.device_plugin.as_ref().map(|config| DevicePlugin {
                 document: problems.is_empty().then(|| Document::of(config)),
                 wants_mps: problems.is_empty() && config.wants_mps(),
+                resources: config.effective_resources().iter().map(ResourceConfig::offered_name).collect(),
+                by_profile: (problems.is_empty() && config.mig_strategy() == MigStrategy::Mixed)
+                    .then(|| config.clone()),
                 image: spec.image.clone(),
             }),
             pace: spec.rollout.clone().unwrap_or_default(),

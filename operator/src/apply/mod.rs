@@ -4,6 +4,7 @@ mod daemonset;
 mod events;
 mod gpu_node;
 mod node;
+mod retired;
 mod status;
 
 pub use events::publish_events;

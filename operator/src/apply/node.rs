@@ -26,7 +26,7 @@ impl Writer {
             let node = node.await;
             (node, gpu_node.await)
         };
-        one.and(other)
+        one.and(other).and(self.patch_node_status(controller, name, work.status_patch).await)
     }
 
     async fn patch_node(

@@ -228,7 +228,12 @@ impl Index {
         }
         // It is being worked on; a wake for right now would only come back.
         effects.wakes.retain(|wake| wake.at.is_some() || wake.key != Key::Node(name.to_owned()));
-        plan.has_work().then_some(NodeWork { patch: plan.patch, gpu_node: plan.gpu_node, conditions: plan.conditions })
+        plan.has_work().then_some(NodeWork {
+            patch: plan.patch,
+            status_patch: plan.status_patch,
+            gpu_node: plan.gpu_node,
+            conditions: plan.conditions,
+        })
     }
 
     /// Remembers whether the API server refused a write, so that nobody waits for a node that cannot be written.

@@ -48,11 +48,13 @@ impl Effects {
     }
 }
 
-/// What is to be written for a node; at least one of the three.
+/// What is to be written for a node; at least one of them.
 #[derive(Debug, PartialEq)]
 pub struct NodeWork {
     /// A patch of the Node.
     pub patch: Option<json_patch::Patch>,
+    /// A patch of its status.
+    pub status_patch: Option<json_patch::Patch>,
     /// A change of its `GpuNode`.
     pub gpu_node: GpuNodeChange,
     /// What the operator says in the status of its `GpuNode`.

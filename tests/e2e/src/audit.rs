@@ -46,7 +46,7 @@ impl AuditLog {
             .collect()
     }
 
-    /// Accepted writes of gpunode's accounts, the Lease left out.
+    /// Accepted writes of gpunode's accounts; the Lease is left out.
     pub fn gpunode_writes(&self) -> Result<Vec<AuditEvent>> {
         Ok(self
             .events()?
@@ -124,6 +124,19 @@ impl AuditEvent {
     /// Whether it was one of gpunode's accounts.
     pub fn is_gpunode(&self) -> bool {
         self.user().starts_with("system:serviceaccount:gpunode-system:")
+    }
+
+    /// Whether it only tells the record of a node, or what follows from that in the node's status. Tests leave resources
+    /// behind that nobody wants any more, whose keys go some minutes later: such a write says nothing about the test in
+    /// whose time it falls.
+    pub fn is_of_record_alone(&self) -> bool {
+        let is_record = |operation: &Value| {
+            let path = operation["path"].as_str().unwrap_or_default();
+            operation["op"] == "test" || path.starts_with("/metadata/annotations")
+        };
+        let is_patch = |patch: &Vec<Value>| patch.iter().all(is_record);
+        let is_of_record = || self.request().and_then(Value::as_array).is_some_and(is_patch);
+        self.resource() == "nodes/status" || (self.resource() == "nodes" && is_of_record())
     }
 
     /// Whether it asked for a change.

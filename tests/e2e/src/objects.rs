@@ -51,7 +51,8 @@ pub fn owned(node: &Value) -> Value {
     }
     record.retain(|field, entries| {
         let is_empty = entries.as_object().is_some_and(serde_json::Map::is_empty);
-        field != "version" && !is_empty
+        // Names of resources stay until the kubelet lets their keys go.
+        !["version", "resources"].contains(&field.as_str()) && !is_empty
     });
     if record.is_empty() { Value::Null } else { Value::Object(record) }
 }

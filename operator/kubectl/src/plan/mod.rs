@@ -2,7 +2,6 @@
 
 mod difference;
 mod disruption;
-mod inventory;
 mod offer;
 mod settings;
 mod text;

@@ -1,10 +1,11 @@
 //! What a changed configuration makes of the devices of one node, by the function that the agent uses. Pure.
 
-use super::{inventory::inventory, world::configuration_of};
+use super::world::configuration_of;
 use crate::output::plural;
 use gpunode_config::{AgentConfig, ResourceConfig};
 use gpunode_crds::{GpuNode, GpuNodeStatus};
 use gpunode_gpu::{Device, DeviceSharing, Wanted, WantedDevice, wanted};
+use gpunode_plan::inventory;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 

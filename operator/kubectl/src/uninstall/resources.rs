@@ -1,10 +1,13 @@
 //! Dead keys in node status. A kubelet writes 0 for ever for a resource whose plugin has gone, from 5 minutes after it went
-//! (`endpointStopGracePeriod`); what is taken out earlier it writes again.
+//! (`endpointStopGracePeriod`); what is taken out earlier it writes again. When to take it out is decided as the operator
+//! decides it.
 
 use super::{Removal, requests::request};
 use crate::{cluster, output::plural};
+use gpunode_plan::{Retirement, Seen, Served, retire};
+use jiff::Timestamp;
 use json_patch::{Patch, PatchOperation, RemoveOperation, TestOperation, jsonptr::PointerBuf};
-use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::api::resource::Quantity};
+use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, ResourceExt,
     api::{ApiResource, DynamicObject, PatchParams},
@@ -15,84 +18,47 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Names of resources by node.
-pub type Resources = BTreeMap<String, BTreeSet<String>>;
+/// What was served, by node.
+pub type Resources = BTreeMap<String, Served>;
 
 /// Time between two looks; a kubelet compares the status of its node every 10 s.
 const LOOK: Duration = Duration::from_secs(10);
-/// How long a key must stay away: a kubelet that has its own idea has then written it again.
-const QUIET: Duration = Duration::from_secs(25);
 /// Longest wait: the kubelet's 5 minutes, and time to be sure of it.
 const LIMIT: Duration = Duration::from_mins(8);
 
 const STEP: &str = "resources";
 
-/// What became of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Key {
-    /// It is not there.
-    Gone,
-    /// Somebody serves it, so it is theirs.
-    Served,
-    /// The plugin that served it has gone, and the kubelet still keeps its devices.
-    Grace,
-    /// It is there with 0, for ever.
-    Dead,
-}
-
 impl Removal {
     /// Waits until the keys can be taken out of node status, and takes them out, but for those that somebody else serves.
     pub async fn remove_resources(&mut self, mut awaited: Resources) {
         let end = Instant::now() + LIMIT;
-        let mut gone_since: BTreeMap<(String, String), Instant> = BTreeMap::new();
-        let mut served = BTreeSet::new();
+        let mut others = BTreeSet::new();
         loop {
             match cluster::list::<Node>(&self.client).await {
                 Ok(nodes) => {
                     awaited.retain(|name, _| nodes.objects.iter().any(|node| node.name_any() == *name));
+                    // What is not known of a node is not gone.
+                    let is_readable = |name: &String| !nodes.unreadable.iter().any(|it| it.name == *name);
                     for node in &nodes.objects {
                         let name = node.name_any();
-                        let Some(keys) = awaited.get_mut(&name) else { continue };
-                        let mut dead = Vec::new();
-                        keys.retain(|key| match state(node, key) {
-                            Key::Served => {
-                                served.insert(format!("{key} on {name}"));
-                                false
-                            }
-                            Key::Gone => {
-                                let since = gone_since.entry((name.clone(), key.clone())).or_insert_with(Instant::now);
-                                since.elapsed() < QUIET
-                            }
-                            at => {
-                                gone_since.remove(&(name.clone(), key.clone()));
-                                dead.extend((at == Key::Dead).then(|| key.clone()));
-                                true
-                            }
-                        });
-                        for key in dead {
-                            // Where it does not hold any more, the next look tells.
-                            let _ = self.take_out(&name, &key).await;
-                        }
+                        let Some(served) = awaited.get_mut(&name).filter(|_| is_readable(&name)) else { continue };
+                        others.extend(self.retire_on(node, &name, served).await);
                     }
                 }
                 // The next look may succeed.
                 Err(error) => self.progress.doing(STEP, &format!("{error:#}")),
             }
-            awaited.retain(|_, keys| !keys.is_empty());
+            awaited.retain(|_, served| !served.is_empty());
             if awaited.is_empty() {
-                let others = match served.len() {
+                let others = match others.len() {
                     0 => String::new(),
-                    _ => format!("; somebody else serves {}", served.into_iter().collect::<Vec<_>>().join(", ")),
+                    _ => format!("; somebody else serves {}", others.into_iter().collect::<Vec<_>>().join(", ")),
                 };
-                return self.progress.done(STEP, &format!("no dead one is left in node status{others}"));
+                return self.progress.done(STEP, &format!("no dead one is awaited in node status any more{others}"));
             }
             if Instant::now() >= end {
-                for (node, keys) in awaited {
-                    let keys = keys.into_iter().collect::<Vec<_>>().join(", ");
-                    self.leave(
-                        &format!("{keys} in the status of node {node}"),
-                        "its kubelet still writes it; run this again",
-                    );
+                for (node, served) in awaited {
+                    self.leave_resources(&node, served.keys());
                 }
                 return;
             }
@@ -102,19 +68,42 @@ impl Removal {
         }
     }
 
+    /// Looks at one node, takes out what can be taken out, and says what somebody else serves there.
+    async fn retire_on(&mut self, node: &Node, name: &str, served: &mut Served) -> Vec<String> {
+        let now = Timestamp::now();
+        let seen = served.keys().filter_map(|key| Some((key.clone(), Seen::of(node, key)?))).collect();
+        let mut retirement = retire(served, &BTreeSet::new(), &seen, now);
+        let mut taken = BTreeSet::new();
+        for key in &retirement.remove {
+            // Where it does not hold any more, the next look tells.
+            if self.take_out(name, key).await.is_ok() {
+                taken.insert(key.clone());
+            }
+        }
+        retirement.remove = taken;
+        let (others, left) = given_up(&retirement, &seen);
+        self.leave_resources(name, left.into_iter());
+        *served = retirement.record_after(now);
+        others.into_iter().map(|key| format!("{key} on {name}")).collect()
+    }
+
+    fn leave_resources<'a>(&mut self, node: &str, keys: impl Iterator<Item = &'a String>) {
+        let keys: Vec<&str> = keys.map(String::as_str).collect();
+        let Some(key) = keys.first() else { return };
+        let what = format!("{} in the status of node {node}", keys.join(", "));
+        self.leave(&what, format!("its kubelet still writes it; once it is 0, `{}` takes it out", by_hand(node, key)));
+    }
+
     /// Says which keys stay where nobody waits for them.
     pub fn note_resources(&mut self, resources: &Resources) {
-        let names: BTreeSet<&str> = resources.values().flatten().map(String::as_str).collect();
+        let names: BTreeSet<&str> = resources.values().flat_map(Served::keys).map(String::as_str).collect();
         let Some(name) = names.first() else { return };
-        let pointer = name.replace('~', "~0").replace('/', "~1");
-        let patch =
-            ["capacity", "allocatable"].map(|list| format!(r#"{{"op":"remove","path":"/status/{list}/{pointer}"}}"#));
+        let by_hand = by_hand("NODE", name);
         let (names, nodes) = (names.iter().copied().collect::<Vec<_>>().join(", "), resources.keys().cloned());
         self.note(format!(
             "kubelets go on to write {names} with 0 on {}, for which --wait-resources waits; from 5 minutes on it can be taken \
-             out, as with `kubectl patch node NODE --subresource=status --type=json -p '[{}]'`",
+             out, as with `{by_hand}`",
             nodes.collect::<Vec<_>>().join(", "),
-            patch.join(",")
         ));
     }
 
@@ -134,37 +123,44 @@ fn removal(key: &str) -> Patch {
     Patch(vec![test("capacity"), test("allocatable"), remove("capacity"), remove("allocatable")])
 }
 
-fn state(node: &Node, key: &str) -> Key {
-    let status = node.status.as_ref();
-    let of = |list: Option<&BTreeMap<String, Quantity>>| list.and_then(|list| list.get(key)).map(|it| it.0.clone());
-    let capacity = of(status.and_then(|status| status.capacity.as_ref()));
-    let allocatable = of(status.and_then(|status| status.allocatable.as_ref()));
-    match (capacity.as_deref(), allocatable.as_deref()) {
-        (None, None) => Key::Gone,
-        (Some("0"), Some("0")) => Key::Dead,
-        (_, None | Some("0")) => Key::Grace,
-        _ => Key::Served,
-    }
+/// A command that takes a key out.
+fn by_hand(node: &str, key: &str) -> String {
+    let pointer = key.replace('~', "~0").replace('/', "~1");
+    let patch =
+        ["capacity", "allocatable"].map(|list| format!(r#"{{"op":"remove","path":"/status/{list}/{pointer}"}}"#));
+    format!("kubectl patch node {node} --subresource=status --type=json -p '[{}]'", patch.join(","))
+}
+
+/// Of what is awaited no longer though it is there: what somebody else serves, and what a kubelet puts back again and again.
+fn given_up<'a>(retirement: &Retirement, seen: &'a BTreeMap<String, Seen>) -> (Vec<&'a String>, Vec<&'a String>) {
+    let dropped = seen.iter().filter(|(key, _)| !retirement.record.contains_key(*key));
+    let (others, left): (Vec<_>, Vec<_>) = dropped.partition(|(_, seen)| **seen == Seen::Offered);
+    let keys = |of: Vec<(&'a String, &Seen)>| of.into_iter().map(|(key, _)| key).collect();
+    (keys(others), keys(left))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpunode_plan::Use;
     use serde_json::json;
 
     #[test]
-    fn only_a_key_that_is_0_for_good_is_taken_out() {
-        let cases = [
-            (json!({}), json!({}), Key::Gone),
-            (json!({"a.b/c": "8"}), json!({"a.b/c": "0"}), Key::Grace),
-            (json!({"a.b/c": "0"}), json!({"a.b/c": "0"}), Key::Dead),
-            (json!({"a.b/c": "1"}), json!({"a.b/c": "1"}), Key::Served),
-        ];
-        for (capacity, allocatable, expected) in cases {
-            let status = json!({"capacity": capacity, "allocatable": allocatable});
-            let node: Node = serde_json::from_value(json!({"status": status})).expect("a node");
-            assert_eq!(state(&node, "a.b/c"), expected, "{status}");
-        }
+    fn what_others_serve_is_theirs_and_what_is_put_back_five_times_is_left() {
+        let tried = |times: &[i64]| Use::Tried(times.to_vec());
+        let served = Served::from([
+            ("a.b/gone".to_owned(), tried(&[0])),
+            ("a.b/back".to_owned(), tried(&[0, 60, 120, 180, 240])),
+            ("a.b/theirs".to_owned(), Use::Unwanted(0)),
+            ("a.b/waits".to_owned(), Use::Unwanted(900)),
+        ]);
+        let seen = [("a.b/back", Seen::Dead), ("a.b/theirs", Seen::Offered), ("a.b/waits", Seen::Offered)];
+        let seen = seen.map(|(key, seen)| (key.to_owned(), seen)).into();
+        let now = Timestamp::from_second(1000).expect("a time");
+        let retirement = retire(&served, &BTreeSet::new(), &seen, now);
+        let (theirs, back) = ("a.b/theirs".to_owned(), "a.b/back".to_owned());
+        assert_eq!(given_up(&retirement, &seen), (vec![&theirs], vec![&back]));
+        assert_eq!(retirement.record.keys().collect::<Vec<_>>(), ["a.b/waits"]);
     }
 
     #[test]

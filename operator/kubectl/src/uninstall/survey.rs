@@ -11,6 +11,7 @@ use crate::{
 };
 use anyhow::Context;
 use gpunode_crds::{GpuNode, GpuNodePolicy, OWNED_ANNOTATION};
+use gpunode_plan::Use;
 use jiff::Timestamp;
 use k8s_openapi::api::{
     core::v1::{Namespace, Node},
@@ -32,7 +33,7 @@ pub struct Survey {
     pub held: Vec<(String, String)>,
     /// DaemonSets, kinds, namespace and everything that was installed.
     pub objects: Vec<Installed>,
-    /// Resources that agents have served.
+    /// Resources that agents have served, on nodes that are put back.
     pub resources: Resources,
     /// Containers whose MPS daemon ends.
     pub clients: BTreeSet<String>,
@@ -83,7 +84,7 @@ impl Survey {
         let name = gpu_node.name_any();
         let Some(status) = &gpu_node.status else { return };
         let names = status.resources.iter().map(|resource| resource.name.clone());
-        self.resources.entry(name.clone()).or_default().extend(names);
+        self.resources.entry(name.clone()).or_default().extend(names.map(|name| (name, Use::Wanted)));
         let on_mps = |device: &String| status.mps_daemons.iter().any(|daemon| daemon.device == *device);
         let clients = status.holders.iter().filter(|holder| on_mps(&holder.device));
         self.clients.extend(clients.map(|it| format!("{}/{} on node {name}", it.namespace, it.pod)));
@@ -93,18 +94,26 @@ impl Survey {
         let name = node.name_any();
         let record = node.annotations().get(OWNED_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
         let record: serde_json::Value = record.unwrap_or_default();
-        let names = record["resources"].as_object().into_iter().flatten().map(|(name, _)| name.clone());
-        self.resources.entry(name.clone()).or_default().extend(names);
+        let recorded = record["resources"].as_object().into_iter().flatten();
+        for (key, of) in recorded {
+            // The operator may have waited already, or even have tried.
+            let of = serde_json::from_value(of.clone()).unwrap_or(Use::Wanted);
+            let served = self.resources.entry(name.clone()).or_default();
+            served.entry(key.clone()).or_insert(of);
+        }
         // Nothing is awaited of a node that does not have it.
         let capacity = node.status.as_ref().and_then(|status| status.capacity.as_ref());
         let is_there = |key: &String| capacity.is_some_and(|capacity| capacity.contains_key(key));
         if let Some(keys) = self.resources.get_mut(&name) {
-            keys.retain(is_there);
+            keys.retain(|key, _| is_there(key));
         }
         self.resources.retain(|_, keys| !keys.is_empty());
         match undo(node, Timestamp::now())? {
             Undo::Nothing => {}
-            Undo::Held(hold) => self.held.push((name, hold.to_string())),
+            Undo::Held(hold) => {
+                self.resources.remove(&name);
+                self.held.push((name, hold.to_string()));
+            }
             Undo::Patch { words, .. } => self.nodes.push((name, words)),
         }
         Ok(())
@@ -161,13 +170,16 @@ mod tests {
                 ],
             },
         });
-        let record = r#"{"version":1,"labels":{"a":"1"},"resources":{"old.com/gpu":null}}"#;
+        let record = r#"{"version":1,"labels":{"a":"1"},"resources":{"nvidia.com/gpu":null,"old.com/gpu":1700000000}}"#;
         let node = json!({
             "metadata": {"name": "n1", "resourceVersion": "1", "labels": {"a": "1"}, "annotations": {"gpunode.dev/owned": record}},
             "status": {"capacity": {"nvidia.com/gpu": "8", "old.com/gpu": "0", "cpu": "1"}},
         });
-        let kept =
-            json!({"metadata": {"name": "n2", "resourceVersion": "1", "annotations": {"gpunode.dev/owned": "x"}}});
+        let kept = r#"{"version":1,"resources":{"old.com/gpu":null}}"#;
+        let kept = json!({
+            "metadata": {"name": "n2", "resourceVersion": "1", "labels": {"gpunode.dev/ignore": ""}, "annotations": {"gpunode.dev/owned": kept}},
+            "status": {"capacity": {"old.com/gpu": "0"}},
+        });
         let mut survey = Survey {
             policies: vec!["pool".to_owned()],
             objects: installed::definitions().to_vec(),
@@ -190,7 +202,7 @@ mod tests {
           CustomResourceDefinition gpunodepolicies.gpunode.dev
           CustomResourceDefinition gpunodes.gpunode.dev
         stays
-          node n2: read annotation gpunode.dev/owned: expected value at line 1 column 1; mend it, or remove it to keep what is on the node for ever; the node is left as it is until then
+          node n2: the node is labelled gpunode.dev/ignore and left as it is
         MPS daemons end, and with them the work of their clients
           team/llm on node n1
         ");
@@ -198,8 +210,13 @@ mod tests {
 
     #[test]
     fn resources_are_those_of_agents_and_records_that_the_node_has() {
-        let expected = ["nvidia.com/gpu", "old.com/gpu"].map(str::to_owned).into();
-        assert_eq!(survey().resources, Resources::from([("n1".to_owned(), expected)]));
+        let expected = [("nvidia.com/gpu", Use::Wanted), ("old.com/gpu", Use::Unwanted(1_700_000_000))];
+        let expected = expected.map(|(key, of)| (key.to_owned(), of)).into();
+        assert_eq!(
+            survey().resources,
+            Resources::from([("n1".to_owned(), expected)]),
+            "a node that is held stays as it is"
+        );
     }
 
     #[test]

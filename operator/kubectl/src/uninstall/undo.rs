@@ -53,6 +53,9 @@ pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<Undo> {
     let after = NodeFacts::of(&serde_json::from_value(value).with_context(wrong)?);
     let mut words = difference("label", &facts.labels, &after.labels);
     words.extend(difference("taint", &taints(&facts), &taints(&after)));
+    if words.is_empty() {
+        words.push(format!("annotation {OWNED_ANNOTATION}"));
+    }
     Ok(Undo::Patch { patch, words })
 }
 
@@ -105,10 +108,24 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_names_nothing_goes_too() {
-        let node = node(&json!({"gpunode.dev/owned": r#"{"version":1}"#}), &json!({}), &json!([]));
-        let Undo::Patch { patch, words } = undo(&node, Timestamp::UNIX_EPOCH).expect("a plan") else { panic!() };
-        assert_eq!((patch.0.len(), words.len()), (2, 0), "{patch:?}");
+    fn a_record_of_nothing_or_of_dead_resources_goes_at_once() {
+        for record in [
+            r#"{"version":1}"#,
+            r#"{"version":1,"resources":{"nvidia.com/gpu":null}}"#,
+            r#"{"version":1,"resources":{"nvidia.com/gpu":1700000000,"nvidia.com/gpu.shared":[1700000000]}}"#,
+        ] {
+            let mut node = node(&json!({"gpunode.dev/owned": record, "x": "y"}), &json!({}), &json!([]));
+            let zero = json!({"nvidia.com/gpu": "0", "nvidia.com/gpu.shared": "0"});
+            let status = json!({"capacity": zero, "allocatable": zero});
+            node.status = Some(serde_json::from_value(status).expect("a status"));
+            let Undo::Patch { patch, words } = undo(&node, Timestamp::UNIX_EPOCH).expect("a plan") else { panic!() };
+            assert_eq!(words, ["annotation gpunode.dev/owned"]);
+            let mut value = serde_json::to_value(&node).expect("JSON");
+            json_patch::patch(&mut value, &patch).expect("a patch that fits");
+            assert_eq!(value["metadata"]["annotations"], json!({"x": "y"}), "{record}");
+            let again = serde_json::from_value(value).expect("a node");
+            assert_eq!(undo(&again, Timestamp::UNIX_EPOCH).expect("a plan"), Undo::Nothing);
+        }
     }
 
     #[test]

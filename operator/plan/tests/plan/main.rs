@@ -9,6 +9,7 @@ mod mps;
 mod nodes;
 mod paused;
 mod properties;
+mod retired;
 mod rollouts;
 mod statuses;
 mod take_over;

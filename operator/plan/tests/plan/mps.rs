@@ -39,6 +39,8 @@ fn node_whose_configuration_wants_mps_gets_the_label_in_the_same_patch_and_loses
     world.converge(&[mps()]);
     world.set_label("pool", Some("b"));
     world.converge(&[mps()]);
+    world.wait(60);
+    world.converge(&[mps()]);
     world.set_label("pool", Some("a"));
     assert_eq!(world.snapshot(), before);
 }
@@ -57,6 +59,8 @@ fn label_outlives_configuration_and_policy_until_no_daemon_is_left() {
         }
         assert!(world.plan(&[]).conflicts.is_empty());
         world.gpu_node = None;
+        world.converge(&[]);
+        world.wait(60);
         world.converge(&[]);
         assert_eq!(world.snapshot(), before);
     }

@@ -171,6 +171,8 @@ fn device_plugin_places_its_pods_by_labels_that_only_gpunode_uses() {
     world.set_record(None);
     world.converge(&governing);
     world.converge(&[]);
+    world.wait(60);
+    world.converge(&[]);
     assert_eq!(world.snapshot(), before);
 }
 

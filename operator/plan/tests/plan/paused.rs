@@ -91,5 +91,7 @@ fn deletion_of_a_paused_policy_cleans_as_ever() {
     let mut world = governed();
     world.converge(&[pool("Paused", "")]);
     world.converge(&[]);
+    world.wait(60);
+    world.converge(&[]);
     assert_eq!(world.snapshot(), World::sample().snapshot());
 }

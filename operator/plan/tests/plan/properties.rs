@@ -183,6 +183,9 @@ proptest! {
             world.converge(policies);
         }
         world.converge(&[]);
+        // Resources that were never seen there are remembered a little longer.
+        world.wait(60);
+        world.converge(&[]);
         prop_assert_eq!(world.snapshot(), before);
     }
 
@@ -222,6 +225,8 @@ proptest! {
         // What is there first, and what a policy selects by, may give way once more.
         prop_assert!(restores <= 4, "{} restores", restores);
         prop_assert_eq!(world.label(key), theirs);
+        world.converge(&[]);
+        world.wait(60);
         world.converge(&[]);
         prop_assert_eq!((world.label(key), world.record()), (theirs, None));
     }

@@ -62,6 +62,9 @@ impl World {
     /// Carries out the plan for the node as the API server would.
     pub fn converge(&mut self, policies: &[GpuNodePolicy]) -> NodePlan {
         let plan = self.plan(policies);
+        if let Some(patch) = &plan.status_patch {
+            json_patch::patch(&mut self.node, patch).expect("a patch of the planner applies");
+        }
         if let Some(patch) = &plan.patch {
             json_patch::patch(&mut self.node, patch).expect("a patch of the planner applies");
             let version: u64 = self.node["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();

@@ -62,7 +62,8 @@ impl Drop for ManyNodes<'_> {
 }
 
 fn node_writes(audit: &AuditLog) -> Result<Vec<AuditEvent>> {
-    Ok(audit.gpunode_writes()?.into_iter().filter(|event| event.resource() == "nodes").collect())
+    let writes = audit.gpunode_writes()?.into_iter();
+    Ok(writes.filter(|event| event.resource() == "nodes" && !event.is_of_record_alone()).collect())
 }
 
 /// Waits for the first node's write by polling the log much faster than the operator can write all.

@@ -1,7 +1,9 @@
 //! The GPUs that a `GpuNode` reports, as the agent's own logic takes them. Pure.
 
+use gpunode_config::AgentConfig;
 use gpunode_crds::{GpuDevice, GpuNodeStatus, MigDevice};
-use gpunode_gpu::{Gpu, Inventory, MigAttributes, MigMode};
+use gpunode_gpu::{Gpu, Inventory, MigAttributes, MigMode, wanted};
+use std::collections::BTreeSet;
 
 /// The GPUs that are there; those that are missing now are left out.
 pub fn inventory(status: &GpuNodeStatus) -> Inventory {
@@ -9,6 +11,15 @@ pub fn inventory(status: &GpuNodeStatus) -> Inventory {
     let mut mig = there.iter().flat_map(|gpu| &gpu.mig_devices);
     let known = mig.all(|mig| mig.multiprocessors.is_some() && mig.slices.is_some() && mig.engines.is_some());
     Inventory { gpus: there.into_iter().map(|reported| gpu(reported, known)).collect(), ..Inventory::default() }
+}
+
+/// Names under which a configuration offers the MIG devices that are reported; none of one that the agent would refuse.
+pub fn mig_resources(status: &GpuNodeStatus, config: &AgentConfig) -> BTreeSet<String> {
+    if status.gpus.iter().all(|gpu| gpu.mig_devices.is_empty()) {
+        return BTreeSet::new();
+    }
+    let devices = wanted(&inventory(status), config).map(|wanted| wanted.devices).unwrap_or_default();
+    devices.into_iter().filter(|it| it.device.mig.is_some()).map(|it| it.assignment.resource).collect()
 }
 
 fn gpu(reported: &GpuDevice, known: bool) -> Gpu {
