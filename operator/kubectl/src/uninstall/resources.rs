@@ -101,7 +101,7 @@ impl Removal {
         let by_hand = by_hand("NODE", name);
         let (names, nodes) = (names.iter().copied().collect::<Vec<_>>().join(", "), resources.keys().cloned());
         self.note(format!(
-            "kubelets go on to write {names} with 0 on {}, for which --wait-resources waits; from 5 minutes on it can be taken \
+            "kubelets go on to write {names} with 0 on {}, for which --wait-resources would have waited; from 5 minutes on it can be taken \
              out, as with `{by_hand}`",
             nodes.collect::<Vec<_>>().join(", "),
         ));
