@@ -5,6 +5,7 @@
 mod admission;
 mod bad_input;
 mod conflict;
+mod eviction;
 mod faults;
 mod gitops;
 mod labels;
