@@ -63,6 +63,7 @@ pub use explain::{Entry, Explanation, Kind, Overridden, PolicyVerdict, Source, S
 pub use facts::{NodeFacts, Taint, TaintKey};
 pub use features::gpu_labels;
 pub use inventory::inventory;
+pub use mismatch::{Mismatch, NearestNode, mismatches, nearest};
 pub use node::{Hold, NodePlan, Turn, gpus_missing, plan_node, plan_node_at};
 pub use outcome::{Outcome, Standing};
 pub use policies::{Policy, PolicySet};

@@ -43,16 +43,34 @@ impl Selector {
 
     /// Why the GPUs of a node do not match, where the labels do.
     pub fn mismatch(&self, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> Option<String> {
-        let selector = self.gpus.as_ref()?;
-        let is_by_gpus =
-            self.labels.as_ref().is_none_or(|labels_of| matches(labels_of, labels)) && !self.has_gpus(selector, gpus);
-        is_by_gpus.then(|| {
+        self.too_few(gpus).filter(|_| self.labels.as_ref().is_none_or(|selector| matches(selector, labels)))
+    }
+
+    /// Why GPUs do not match.
+    pub fn too_few(&self, gpus: &[GpuDevice]) -> Option<String> {
+        let (asked, fit) = self.count(gpus)?;
+        (fit < asked).then(|| {
+            let all = gpus.len();
             format!(
-                "gpuSelector asks for {} such GPUs, the node has {} among {} in the status of its GpuNode",
-                least_count(selector),
-                self.number_of(selector, gpus),
-                gpus.len()
+                "gpuSelector asks for {asked} such GPUs, the node has {fit} among {all} in the status of its GpuNode"
             )
+        })
+    }
+
+    /// How many GPUs it asks for and how many of these fit; nothing where it asks for none.
+    pub fn count(&self, gpus: &[GpuDevice]) -> Option<(usize, usize)> {
+        self.gpus.as_ref().map(|selector| (least_count(selector), self.number_of(selector, gpus)))
+    }
+
+    /// The fact that keeps a GPU from being counted, in words.
+    pub fn unfit(&self, gpu: &GpuDevice) -> Option<String> {
+        self.unfit_for(self.gpus.as_ref()?, gpu).map(|fact| match fact {
+            Fact::Product => format!("with another product ({})", gpu.product),
+            Fact::Architecture => match gpu.architecture {
+                Some(architecture) => format!("with another architecture ({architecture:?})").to_lowercase(),
+                None => "with an architecture that is not known".to_owned(),
+            },
+            Fact::Memory(least) => format!("with less memory than {least} ({} MiB)", gpu.memory_mib),
         })
     }
 
@@ -61,15 +79,29 @@ impl Selector {
     }
 
     fn number_of(&self, selector: &GpuSelector, gpus: &[GpuDevice]) -> usize {
-        let least_memory = selector.min_memory.as_deref().and_then(MemoryMiB::parse).unwrap_or_default();
-        let selected = gpus.iter().filter(|gpu| {
-            let product = selector.products.is_none() || self.products.iter().any(|glob| glob.is_match(&gpu.product));
-            let known = |architectures: &Vec<_>| gpu.architecture.is_some_and(|it| architectures.contains(&it));
-            let architecture = selector.architectures.as_ref().is_none_or(known);
-            product && architecture && u64::try_from(gpu.memory_mib).unwrap_or(0) >= least_memory.0
-        });
-        selected.count()
+        gpus.iter().filter(|gpu| self.unfit_for(selector, gpu).is_none()).count()
     }
+
+    fn unfit_for<'a>(&self, selector: &'a GpuSelector, gpu: &GpuDevice) -> Option<Fact<'a>> {
+        if selector.products.is_some() && !self.products.iter().any(|glob| glob.is_match(&gpu.product)) {
+            return Some(Fact::Product);
+        }
+        let is_one_of = |architectures: &Vec<_>| gpu.architecture.is_some_and(|it| architectures.contains(&it));
+        if !selector.architectures.as_ref().is_none_or(is_one_of) {
+            return Some(Fact::Architecture);
+        }
+        let text = selector.min_memory.as_deref()?;
+        let least = MemoryMiB::parse(text).unwrap_or_default();
+        (u64::try_from(gpu.memory_mib).unwrap_or(0) < least.0).then_some(Fact::Memory(text))
+    }
+}
+
+/// What a selector asks of a GPU.
+enum Fact<'a> {
+    Product,
+    Architecture,
+    /// At least this much.
+    Memory(&'a str),
 }
 
 impl PartialEq for Selector {
