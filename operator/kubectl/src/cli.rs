@@ -46,9 +46,14 @@ pub enum Command {
     /// a share is a whole device, a replica or a unit of memory. W free ones are withheld, since a request would fit the
     /// node's sum and no single device; they come back when something is freed. For single nodes, HELD has how many of a
     /// device's shares a container holds, as `2/10`.
+    ///
+    /// IN USE sums up what containers hold: MEMORY of whole GPUs, MIG devices, units of memory and MPS shares; GPU CORES of
+    /// whole GPUs and MPS shares; SHARES, GPU by GPU. Time-slicing limits neither, so of it SHARES alone says something.
+    /// ROLLOUT is about policies whose configuration is not on every node yet.
     #[command(after_help = format!("Examples:
   kubectl gpunode status
-  kubectl gpunode status gpu-17    who holds which GPU of that node
+  kubectl gpunode status gpu-17     # who holds which GPU of that node
+  kubectl gpunode status --watch    # a rollout as it goes on
   kubectl gpunode status -o json | jq '.nodes[] | select(.ready != \"True\")'
 
 {STATUS_EXIT_CODES}"))]
@@ -83,12 +88,13 @@ pub enum Command {
 
 {EXPLAIN_EXIT_CODES}"))]
     Explain(ExplainArgs),
-    /// Write what `plan` reads of the cluster to standard output, as one YAML list
+    /// Write what `plan` reads of the cluster to standard output, as one list
     ///
-    /// Nodes without what a plan does not read, GpuNodes with who holds what, and policies.
+    /// Nodes without what a plan does not read, GpuNodes with who holds what, policies, and how the operator runs.
     #[command(after_help = format!("Examples:
   kubectl gpunode dump > cluster.yaml
   kubectl gpunode plan -f policies/ --nodes cluster.yaml
+  kubectl gpunode dump -o json | jq '.items[] | select(.kind == \"GpuNode\") | .status.holders'
 
 {DUMP_EXIT_CODES}"))]
     Dump(DumpArgs),
@@ -113,6 +119,7 @@ pub enum Command {
   kubectl gpunode uninstall --dry-run
   kubectl gpunode uninstall
   kubectl gpunode uninstall --yes --wait-resources    # for scripts, and until nvidia.com/gpu has left node status
+  kubectl gpunode uninstall --yes -o json | jq .left
 
 {UNINSTALL_EXIT_CODES}"))]
     Uninstall(UninstallArgs),
@@ -135,6 +142,9 @@ pub struct StatusArgs {
     /// Show these nodes alone, with every device and who holds it
     #[arg(value_name = "NODE")]
     pub nodes: Vec<String>,
+    /// Show it again whenever it changes, until Ctrl-C; on a terminal in the place of what was there
+    #[arg(short, long)]
+    pub watch: bool,
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
@@ -189,6 +199,9 @@ pub struct DumpArgs {
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
+    /// Form of the output
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: DocumentFormat,
 }
 
 /// Arguments of `plan`.
@@ -240,6 +253,19 @@ pub struct UninstallArgs {
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,
+    /// Form of the output; json and yaml write progress to standard error and ask nothing
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// Forms of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DocumentFormat {
+    /// With a heading that says when it was written
+    #[default]
+    Yaml,
+    /// Without
+    Json,
 }
 
 /// Forms of output.
@@ -262,5 +288,22 @@ mod tests {
     #[test]
     fn the_arguments_fit_together() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_subcommand_shows_examples_that_it_understands() {
+        for subcommand in Cli::command().get_subcommands().filter(|it| !it.is_hide_set()) {
+            let name = subcommand.get_name();
+            let help = subcommand.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let begin = format!("kubectl gpunode {name}");
+            let examples: Vec<&str> = help.lines().filter(|line| line.contains(&begin)).collect();
+            assert!(!examples.is_empty(), "{name}: {help}");
+            for example in examples {
+                let command = example.split_once("kubectl gpunode").expect("a command").1;
+                let command = command.split(['|', '>', '#', ')']).next().expect("its words");
+                let words = std::iter::once("kubectl-gpunode").chain(command.split_whitespace());
+                assert!(Cli::try_parse_from(words).is_ok(), "{example}");
+            }
+        }
     }
 }

@@ -1,6 +1,10 @@
 //! `kubectl gpunode dump`: what `plan` and `explain` read of a cluster, as one YAML list.
 
-use crate::{cli::DumpArgs, cluster, output, snapshot::Snapshot};
+use crate::{
+    cli::{DocumentFormat, DumpArgs},
+    cluster, gpu_labels, output,
+    snapshot::Snapshot,
+};
 use anyhow::Context;
 use gpunode_crds::{GpuNode, GpuNodePolicy, OWNED_ANNOTATION};
 use jiff::Timestamp;
@@ -31,13 +35,28 @@ pub async fn run(args: &DumpArgs) -> anyhow::Result<ExitCode> {
     for object in &snapshot.unreadable {
         cluster::warn(object);
     }
-    let text = dump(&snapshot, Timestamp::now())?;
+    let text = match args.output {
+        DocumentFormat::Yaml => dump(&snapshot, Timestamp::now())?,
+        DocumentFormat::Json => serde_json::to_string_pretty(&list(&snapshot)?).context("write JSON")? + "\n",
+    };
     output::write(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The list below a heading that says when.
 fn dump(snapshot: &Snapshot, now: Timestamp) -> anyhow::Result<String> {
+    let at = now.round(jiff::Unit::Second).unwrap_or(now);
+    let list = serde_yaml::to_string(&list(snapshot)?).context("write YAML")?;
+    Ok(format!(
+        "# Written by `kubectl gpunode dump` at {at}: {} nodes, {} GpuNodes, {} policies, without what\n# `kubectl gpunode \
+         plan --nodes` does not read.\n{list}",
+        snapshot.nodes.len(),
+        snapshot.gpu_nodes.len(),
+        snapshot.policies.len()
+    ))
+}
+
+fn list(snapshot: &Snapshot) -> anyhow::Result<List> {
     let mut items = Vec::new();
     for node in &snapshot.nodes {
         items.push(serde_json::to_value(trimmed(node)).context("write a Node")?);
@@ -51,15 +70,11 @@ fn dump(snapshot: &Snapshot, now: Timestamp) -> anyhow::Result<String> {
         let policy = GpuNodePolicy { metadata, spec: policy.spec.clone(), status: None };
         items.push(serde_json::to_value(policy).context("write a GpuNodePolicy")?);
     }
-    let at = now.round(jiff::Unit::Second).unwrap_or(now);
-    let list = serde_yaml::to_string(&List { api_version: "v1", kind: "List", items }).context("write YAML")?;
-    Ok(format!(
-        "# Written by `kubectl gpunode dump` at {at}: {} nodes, {} GpuNodes, {} policies, without what\n# `kubectl gpunode \
-         plan --nodes` does not read.\n{list}",
-        snapshot.nodes.len(),
-        snapshot.gpu_nodes.len(),
-        snapshot.policies.len()
-    ))
+    if let Some(operator) = &snapshot.operator {
+        let operator = gpu_labels::trimmed(operator, snapshot.gpu_labels());
+        items.push(serde_json::to_value(operator).context("write the operator's Deployment")?);
+    }
+    Ok(List { api_version: "v1", kind: "List", items })
 }
 
 /// The fields of a node that a plan depends on.
@@ -148,7 +163,8 @@ mod tests {
     #[test]
     fn a_dump_says_everything_that_a_plan_reads_and_no_more() {
         assert_eq!(NodeFacts::of(&trimmed(&node())), NodeFacts::of(&node()));
-        let snapshot = Snapshot { nodes: vec![node()], ..Snapshot::default() };
+        let operator = gpu_labels::tests::operator(&json!({"args": ["--gpu-labels=false", "--more=x"]}));
+        let snapshot = Snapshot { nodes: vec![node()], operator: Some(operator), ..Snapshot::default() };
         insta::assert_snapshot!(dump(&snapshot, Timestamp::UNIX_EPOCH).expect("YAML"), @r#"
         # Written by `kubectl gpunode dump` at 1970-01-01T00:00:00Z: 1 nodes, 0 GpuNodes, 0 policies, without what
         # `kubectl gpunode plan --nodes` does not read.
@@ -185,6 +201,21 @@ mod tests {
               lastTransitionTime: 2026-01-02T03:04:05Z
               status: 'True'
               type: Ready
+        - apiVersion: apps/v1
+          kind: Deployment
+          metadata:
+            labels:
+              app.kubernetes.io/name: gpunode-operator
+            name: gpunode-operator
+            namespace: gpunode-system
+          spec:
+            selector: {}
+            template:
+              spec:
+                containers:
+                - args:
+                  - --gpu-labels=false
+                  name: operator
         "#);
     }
 }

@@ -7,6 +7,7 @@ mod cluster;
 pub mod completion;
 pub mod dump;
 pub mod explain;
+mod gpu_labels;
 mod output;
 pub mod plan;
 mod snapshot;

@@ -1,10 +1,11 @@
 //! Output for people and for programs: aligned tables, colour on a terminal alone, JSON and YAML.
 
 use crate::cli::OutputFormat;
+use gpunode_plan::NearestNode;
 use serde::Serialize;
 use std::{
     fmt::Write as _,
-    io::{self, Write},
+    io::{self, IsTerminal, Write},
 };
 
 /// Colours and emphasis. `anstream` takes them out where the output is no terminal or NO_COLOR is set.
@@ -28,12 +29,19 @@ pub mod style {
 /// # Errors
 /// When standard output cannot be written. A reader that has left, such as `head`, is no error.
 pub fn print<T: Serialize>(format: OutputFormat, value: &T, text: impl FnOnce() -> String) -> io::Result<()> {
-    let text = match format {
-        OutputFormat::Table => text(),
-        OutputFormat::Json => serde_json::to_string_pretty(value)? + "\n",
-        OutputFormat::Yaml => serde_yaml::to_string(value).map_err(io::Error::other)?,
-    };
-    write(&text)
+    write(&render(format, value, text)?)
+}
+
+/// `value` for programs, or `text` for people.
+///
+/// # Errors
+/// When `value` has no form in JSON or YAML.
+pub fn render<T: Serialize>(format: OutputFormat, value: &T, text: impl FnOnce() -> String) -> io::Result<String> {
+    match format {
+        OutputFormat::Table => Ok(text()),
+        OutputFormat::Json => Ok(serde_json::to_string_pretty(value)? + "\n"),
+        OutputFormat::Yaml => serde_yaml::to_string(value).map_err(io::Error::other),
+    }
 }
 
 /// Writes a text.
@@ -41,13 +49,45 @@ pub fn print<T: Serialize>(format: OutputFormat, value: &T, text: impl FnOnce() 
 /// # Errors
 /// As of [`print`].
 pub fn write(text: &str) -> io::Result<()> {
-    let written = anstream::stdout().lock().write_all(text.as_bytes());
-    written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
+    write_to_reader(text).map(drop)
+}
+
+/// Writes a text; whether the reader is still there.
+///
+/// # Errors
+/// As of [`print`].
+pub fn write_to_reader(text: &str) -> io::Result<bool> {
+    let mut out = anstream::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether standard output is a terminal on which lines can be written anew.
+pub fn is_screen() -> bool {
+    io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
+}
+
+/// Steers the terminal, also where NO_COLOR is set. Where it cannot be written, nothing is to be seen either.
+pub fn control(sequence: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(sequence.as_bytes()).and_then(|()| out.flush());
 }
 
 /// `1 node`, `2 nodes`.
 pub fn plural(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
+}
+
+/// Why a policy matches no node.
+pub fn nearest_in_words(nearest: &NearestNode) -> String {
+    let others = match nearest.others {
+        0 => String::new(),
+        others => format!(", and {} as near", plural(others, "other node is", "other nodes are")),
+    };
+    format!("nearest is node {}{others}: {}", nearest.node, nearest.why.join("; "))
 }
 
 /// Words of others, such as a status, made safe for a terminal: on one line, and without escape sequences and characters

@@ -3,10 +3,12 @@
 use crate::{
     cli::SourceArgs,
     cluster::{self, Listed, Unreadable},
+    gpu_labels::{self, gpu_labels, is_operator},
 };
 use anyhow::Context;
 use gpunode_crds::{GpuNode, GpuNodePolicy};
-use k8s_openapi::api::core::v1::Node;
+use gpunode_plan::PolicySet;
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Node};
 use kube::api::{DynamicObject, ListParams};
 use serde::Deserialize;
 use std::{fs::File, io::Read, path::Path};
@@ -20,6 +22,8 @@ pub struct Snapshot {
     pub policies: Vec<GpuNodePolicy>,
     pub gpu_nodes: Vec<GpuNode>,
     pub nodes: Vec<Node>,
+    /// The Deployment of the operator, where it can be read and says whether nodes get labels with facts about GPUs.
+    pub operator: Option<Deployment>,
     /// What could not be read; objects whose status is unreadable are there without it.
     pub unreadable: Vec<Unreadable>,
 }
@@ -41,16 +45,45 @@ impl Snapshot {
         let policies = cluster::list::<GpuNodePolicy>(&client).await?;
         let gpu_nodes = cluster::list_some::<GpuNode>(&client, params.clone()).await?;
         let nodes = cluster::list_some::<Node>(&client, params).await?;
-        Ok(Self::of(policies, gpu_nodes, nodes))
+        let operators =
+            cluster::list_some::<Deployment>(&client, ListParams::default().labels(gpu_labels::OPERATOR)).await;
+        // Who may not read it can plan all the same.
+        let operator = operators.map_err(|error| format!("{error:#}"));
+        let operator = operator.and_then(|found| first(found.objects, "there is none in the cluster"));
+        Ok(Self::of(policies, gpu_nodes, nodes, operator))
     }
 
-    fn of(policies: Listed<GpuNodePolicy>, gpu_nodes: Listed<GpuNode>, nodes: Listed<Node>) -> Self {
+    /// `operator` is its Deployment, or why it is not known.
+    fn of(
+        policies: Listed<GpuNodePolicy>,
+        gpu_nodes: Listed<GpuNode>,
+        nodes: Listed<Node>,
+        operator: Result<Deployment, String>,
+    ) -> Self {
+        let operator = operator.and_then(|found| gpu_labels(&found).map(|_| found));
+        let unknown = operator.as_ref().err().map(|why| Unreadable {
+            kind: "Deployment".to_owned(),
+            name: "gpunode-operator".to_owned(),
+            message: format!("{why}; taken to write labels with facts about GPUs, as without --gpu-labels=false"),
+        });
+        let unreadable = [policies.unreadable, gpu_nodes.unreadable, nodes.unreadable].into_iter().flatten();
         Self {
             policies: policies.objects,
             gpu_nodes: gpu_nodes.objects,
             nodes: nodes.objects,
-            unreadable: [policies.unreadable, gpu_nodes.unreadable, nodes.unreadable].concat(),
+            operator: operator.ok(),
+            unreadable: unreadable.chain(unknown).collect(),
         }
+    }
+
+    /// The policies as the operator takes them.
+    pub fn policy_set<'a>(&self, policies: impl IntoIterator<Item = &'a GpuNodePolicy>) -> PolicySet {
+        PolicySet::new(policies).with_gpu_labels(self.gpu_labels())
+    }
+
+    /// Whether the operator writes labels with facts about GPUs, which it does unless it was told otherwise.
+    pub fn gpu_labels(&self) -> bool {
+        self.operator.as_ref().is_none_or(|operator| gpu_labels(operator).unwrap_or(true))
     }
 
     /// The objects of a list, as `dump` writes it and also as `kubectl get nodes,gpunodes,gpunodepolicies -o yaml` does.
@@ -64,18 +97,26 @@ impl Snapshot {
             format!("read {path}: it is no list of Kubernetes objects; write one with `kubectl gpunode dump > {path}`")
         })?;
         let (mut policies, mut gpu_nodes, mut nodes) = (Listed::default(), Listed::default(), Listed::default());
+        let mut deployments = Listed::<Deployment>::default();
         for object in list.items {
             match object.types.as_ref().map(|types| types.kind.as_str()) {
                 Some("GpuNodePolicy") => policies.add(object),
                 Some("GpuNode") => gpu_nodes.add(object),
                 Some("Node") => nodes.add(object),
+                Some("Deployment") => deployments.add(object),
                 _ => {}
             }
         }
-        let snapshot = Self::of(policies, gpu_nodes, nodes);
+        deployments.objects.retain(is_operator);
+        let operator = first(deployments.objects, "there is none in the file");
+        let snapshot = Self::of(policies, gpu_nodes, nodes, operator);
         anyhow::ensure!(!snapshot.nodes.is_empty(), "read {}: there is no Node in it", path.display());
         Ok(snapshot)
     }
+}
+
+fn first(deployments: Vec<Deployment>, otherwise: &str) -> Result<Deployment, String> {
+    deployments.into_iter().next().ok_or_else(|| otherwise.to_owned())
 }
 
 #[cfg(test)]
@@ -99,7 +140,27 @@ mod tests {
         )
         .expect("a list");
         assert_eq!(snapshot.nodes.iter().map(ResourceExt::name_any).collect::<Vec<_>>(), ["n"]);
-        assert_eq!((snapshot.gpu_nodes.len(), snapshot.policies.len(), snapshot.unreadable.len()), (1, 1, 1));
+        assert_eq!((snapshot.gpu_nodes.len(), snapshot.policies.len(), snapshot.unreadable.len()), (1, 1, 2));
+        let unknown =
+            "there is none in the file; taken to write labels with facts about GPUs, as without --gpu-labels=false";
+        assert_eq!(snapshot.unreadable[1].message, unknown);
+        assert!(snapshot.gpu_labels());
+    }
+
+    #[test]
+    fn a_file_says_whether_the_operator_writes_fact_labels() {
+        let deployment = |name: &str| {
+            let spec = "{selector: {}, template: {spec: {containers: [{name: operator, args: [--gpu-labels=false]}]}}}";
+            let labels = format!("{{app.kubernetes.io/name: {name}}}");
+            format!(
+                "- {{apiVersion: apps/v1, kind: Deployment, metadata: {{name: {name}, labels: {labels}}}, spec: {spec}}}\n"
+            )
+        };
+        let node = "- {apiVersion: v1, kind: Node, metadata: {name: n}}\n";
+        let snapshot = |operator: &str| read(&format!("items:\n{node}{}", deployment(operator))).expect("a list");
+        let known = snapshot("gpunode-operator");
+        assert!(!known.gpu_labels() && !known.policy_set([]).gpu_labels() && known.unreadable.is_empty());
+        assert!(snapshot("another").gpu_labels());
     }
 
     #[test]

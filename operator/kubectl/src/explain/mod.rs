@@ -3,7 +3,7 @@
 mod text;
 
 use crate::{cli::ExplainArgs, output, snapshot::Snapshot};
-use gpunode_plan::{NodeFacts, PolicySet, explain};
+use gpunode_plan::{NodeFacts, explain};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ pub async fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
         anyhow::bail!("explain node {}: there is no such node; `kubectl get nodes` lists them", args.node)
     };
     let gpu_node = snapshot.gpu_nodes.iter().find(|gpu_node| gpu_node.name_any() == args.node);
-    let policies = PolicySet::new(&snapshot.policies);
+    let policies = snapshot.policy_set(&snapshot.policies);
     let explanation = explain(&policies, &NodeFacts::of(node), gpu_node, Timestamp::now());
     let config = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
     output::print(args.output, &explanation, || text::explanation(&explanation, config, &snapshot.unreadable))?;

@@ -8,7 +8,7 @@ use super::{
 use crate::cluster::Unreadable;
 pub use crate::snapshot::Snapshot as Cluster;
 use gpunode_crds::{GpuNode, GpuNodePolicy, Mode};
-use gpunode_plan::PolicySet;
+use gpunode_plan::{NearestNode, NodeFacts, nearest};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use serde::Serialize;
@@ -36,6 +36,9 @@ pub struct PolicyChange {
     pub action: Action,
     /// Nodes that it matches.
     pub matched: usize,
+    /// Where it matches none: the node that it matches least badly.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nearest: Option<NearestNode>,
     /// It is in mode Preview, and planned as if it were in force.
     pub preview: bool,
 }
@@ -107,10 +110,10 @@ impl Plan {
     /// # Errors
     /// When the planner's own patch does not fit its node, which is a fault of this program.
     pub fn of(cluster: &Cluster, wanted: &BTreeMap<String, GpuNodePolicy>, now: Timestamp) -> anyhow::Result<Self> {
-        let current = PolicySet::new(&cluster.policies);
+        let current = cluster.policy_set(&cluster.policies);
         let enforced: Vec<GpuNodePolicy> = wanted.values().cloned().map(enforce).collect();
         let kept = cluster.policies.iter().filter(|policy| !wanted.contains_key(&policy.name_any()));
-        let next = PolicySet::new(kept.chain(&enforced));
+        let next = cluster.policy_set(kept.chain(&enforced));
         let gpu_nodes: BTreeMap<String, &GpuNode> =
             cluster.gpu_nodes.iter().map(|gpu_node| (gpu_node.name_any(), gpu_node)).collect();
         let mut nodes = Vec::new();
@@ -127,6 +130,14 @@ impl Plan {
         let all = nodes.len();
         nodes.retain(|node| !node.changes.is_empty() || !node.obstacles.is_empty());
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
+        let facts: Vec<(NodeFacts, Option<&GpuNode>)> = if wanted.keys().all(|name| matched.contains_key(name)) {
+            Vec::new()
+        } else {
+            let of = |node| (NodeFacts::of(node), gpu_nodes.get(&node.name_any()).copied());
+            let mut facts: Vec<_> = cluster.nodes.iter().map(of).collect();
+            facts.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+            facts
+        };
         let policies = wanted.values().map(|policy| PolicyChange {
             name: policy.name_any(),
             action: match cluster.policies.iter().find(|old| old.name_any() == policy.name_any()) {
@@ -135,6 +146,7 @@ impl Plan {
                 Some(_) => Action::Change,
             },
             matched: matched.get(&policy.name_any()).copied().unwrap_or_default(),
+            nearest: nearest(&next, &policy.name_any(), facts.iter().map(|(node, gpu_node)| (node, *gpu_node))),
             preview: policy.spec.mode() == Mode::Preview,
         });
         Ok(Self {

@@ -4,7 +4,7 @@ use super::{
     difference::{Action, Change, Plan, What},
     world::OPERATORS_IMAGE,
 };
-use crate::output::{plain, plural, style};
+use crate::output::{nearest_in_words, plain, plural, style};
 use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, POLICY_LABEL_PREFIX};
 use std::fmt::Write as _;
 
@@ -56,6 +56,9 @@ pub fn plan(plan: &Plan) -> String {
         let preview = if policy.preview { " in mode Preview, shown as if it were in force" } else { "" };
         let nodes = plural(policy.matched, "node", "nodes");
         let _ = writeln!(text, "policy {}: {action}{preview}; matches {nodes}", policy.name);
+        if let Some(nearest) = &policy.nearest {
+            let _ = writeln!(text, "  {}", plain(&nearest_in_words(nearest)));
+        }
     }
     let changing = plan.nodes.iter().filter(|node| !node.changes.is_empty()).count();
     let blocked = plan.nodes.iter().filter(|node| !node.obstacles.is_empty()).count();
@@ -160,6 +163,7 @@ mod tests {
         ! GpuNode n3: its status cannot be read: bad time
         policy more: new; matches 1 node
         policy other: new in mode Preview, shown as if it were in force; matches 0 nodes
+          nearest is node n1, and 3 other nodes are as near: spec.nodeSelector.matchLabels[pool]: it is to be "c", the node has "a"
         policy pool: changed; matches 2 nodes
         3 nodes would change, 1 not; something is in the way on 1 node; running pods would notice on 2 nodes
         "#);

@@ -1,6 +1,10 @@
 //! The GPUs and MIG devices of a node, what they are offered as, and who holds them. Pure.
 
-use gpunode_crds::{GpuDevice, GpuNode, GpuNodeStatus, Holder, MpsDaemonState, OfferedDevice, WaitingDevice};
+use super::usage::Amount;
+use gpunode_crds::{
+    GpuDevice, GpuNode, GpuNodeStatus, Holder, MpsDaemonState, OfferedDevice, SharingStrategy, WaitingDevice,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
 
 /// One device that containers can be given, or were.
@@ -12,10 +16,19 @@ pub struct DeviceState {
     pub uuid: String,
     /// Product of a GPU, or profile and instances of a MIG device.
     pub hardware: String,
+    /// Its memory; 0 for a device that is not there.
+    #[serde(rename = "memoryMiB")]
+    pub memory_mib: i64,
     pub state: State,
+    /// Since when its GPU has not been seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub missing_since: Option<Time>,
     /// The resource that it is offered as.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource: Option<String>,
+    /// How it is shared there; nothing where it is given out whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<SharingStrategy>,
     /// Its shares in the list of that resource; none where it is not offered.
     pub shares: i32,
     /// Those of them that are healthy.
@@ -35,6 +48,8 @@ pub struct DeviceState {
 pub enum State {
     /// It is not in the node any more.
     Gone,
+    /// Its GPU has not been seen for less than 15 minutes, or the driver does not answer.
+    Missing,
     /// Nothing of it is given out before its MPS control daemon answers.
     NoMpsDaemon,
     /// It changes when its holders are gone.
@@ -56,6 +71,7 @@ impl State {
     pub fn text(self) -> &'static str {
         match self {
             Self::Gone => "gone",
+            Self::Missing => "missing",
             Self::NoMpsDaemon => "no MPS daemon",
             Self::Waits => "waits",
             Self::Unhealthy => "unhealthy",
@@ -77,7 +93,7 @@ impl DeviceState {
         let named = named.chain(status.waiting.iter().map(|waiting| &waiting.device));
         for uuid in named.chain(status.mps_daemons.iter().map(|daemon| &daemon.device)) {
             if !devices.iter().any(|device| device.uuid == *uuid) {
-                devices.push(device(status, None, uuid, uuid.clone()));
+                devices.push(device(status, None, uuid, uuid.clone(), 0));
             }
         }
         devices
@@ -89,10 +105,21 @@ impl DeviceState {
         of_it.map(|holder| i64::from(holder.count)).sum()
     }
 
+    /// Its shares, and those that are held; nothing where it is not offered.
+    pub fn in_use(&self) -> Option<Amount> {
+        let is_there = self.gpu.is_some() && self.resource.is_some();
+        is_there.then(|| Amount { held: self.held(), total: i64::from(self.shares) })
+    }
+
+    /// Whether it is a part of a GPU.
+    pub fn is_mig(&self) -> bool {
+        self.uuid.starts_with("MIG-")
+    }
+
     /// As people call it.
     pub fn name(&self) -> String {
         match self.gpu {
-            Some(gpu) if self.uuid.starts_with("MIG-") => format!("GPU {gpu} {}", self.hardware),
+            Some(gpu) if self.is_mig() => format!("GPU {gpu} {}", self.hardware),
             Some(gpu) => format!("GPU {gpu}"),
             None => self.uuid.clone(),
         }
@@ -104,10 +131,10 @@ impl DeviceState {
 }
 
 fn of_gpu(status: &GpuNodeStatus, gpu: &GpuDevice) -> Vec<DeviceState> {
-    let whole = device(status, Some(gpu.index), &gpu.uuid, gpu.product.clone());
+    let whole = device(status, Some(gpu), &gpu.uuid, gpu.product.clone(), gpu.memory_mib);
     let parts = gpu.mig_devices.iter().map(|mig| {
         let hardware = format!("{} ({}/{})", mig.profile, mig.gpu_instance, mig.compute_instance);
-        device(status, Some(gpu.index), &mig.uuid, hardware)
+        device(status, Some(gpu), &mig.uuid, hardware, mig.memory_mib)
     });
     let is_whole = whole.is_worth_a_word();
     let parts = parts.filter(|part| !is_whole || part.is_worth_a_word());
@@ -115,7 +142,15 @@ fn of_gpu(status: &GpuNodeStatus, gpu: &GpuDevice) -> Vec<DeviceState> {
     whole.cloned().into_iter().chain(parts).collect()
 }
 
-fn device(status: &GpuNodeStatus, gpu: Option<i32>, uuid: &str, hardware: String) -> DeviceState {
+/// `gpu` is the one that it is, or is a part of.
+fn device(
+    status: &GpuNodeStatus,
+    gpu: Option<&GpuDevice>,
+    uuid: &str,
+    hardware: String,
+    memory_mib: i64,
+) -> DeviceState {
+    let missing_since = gpu.and_then(|gpu| gpu.missing_since.clone());
     let holders: Vec<Holder> = status.holders.iter().filter(|holder| holder.device == uuid).cloned().collect();
     let waiting = status.waiting.iter().find(|waiting| waiting.device == uuid).cloned();
     let mps_daemon = status.mps_daemons.iter().find(|daemon| daemon.device == uuid).map(|daemon| daemon.state);
@@ -125,6 +160,7 @@ fn device(status: &GpuNodeStatus, gpu: Option<i32>, uuid: &str, hardware: String
     });
     let state = match offered {
         _ if gpu.is_none() => State::Gone,
+        _ if missing_since.is_some() => State::Missing,
         _ if mps_daemon == Some(MpsDaemonState::NotAnswering) => State::NoMpsDaemon,
         _ if waiting.is_some() => State::Waits,
         Some((resource, OfferedDevice { healthy: 0, .. }))
@@ -138,10 +174,13 @@ fn device(status: &GpuNodeStatus, gpu: Option<i32>, uuid: &str, hardware: String
         None => State::NotOffered,
     };
     DeviceState {
-        gpu,
+        gpu: gpu.map(|gpu| gpu.index),
         uuid: uuid.to_owned(),
         hardware,
+        memory_mib,
         state,
+        missing_since,
+        sharing: offered.and_then(|(resource, _)| resource.sharing),
         resource: offered.map(|(resource, _)| resource.name.clone()),
         shares: offered.map(|(_, device)| device.shares).unwrap_or_default(),
         healthy: offered.map(|(_, device)| device.healthy).unwrap_or_default(),

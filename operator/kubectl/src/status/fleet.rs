@@ -3,9 +3,12 @@
 use super::{
     node::{Configuration, NodeState, node_state, problems},
     policy::{PolicyState, policy_state},
+    rollout::planned,
+    usage::Usage,
 };
 use crate::cluster::{Listed, Unreadable};
 use gpunode_crds::{GpuNode, GpuNodePolicy};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde::Serialize;
@@ -15,20 +18,28 @@ use std::collections::{BTreeMap, BTreeSet};
 const UNREADABLE: &str = "StatusUnreadable";
 
 /// The GPU nodes and the policies, each by name.
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Fleet {
     /// One per GpuNode.
     pub nodes: Vec<NodeState>,
     /// One per policy.
     pub policies: Vec<PolicyState>,
+    /// What containers hold of the devices of these nodes.
+    #[serde(rename = "inUse")]
+    pub usage: Usage,
     /// What could not be read, of any kind.
     pub unreadable: Vec<Unreadable>,
 }
 
 impl Fleet {
     /// The state of the cluster that holds these objects.
-    pub fn new(gpu_nodes: &Listed<GpuNode>, nodes: &Listed<Node>, policies: &Listed<GpuNodePolicy>) -> Self {
+    pub fn new(
+        gpu_nodes: &Listed<GpuNode>,
+        nodes: &Listed<Node>,
+        policies: &Listed<GpuNodePolicy>,
+        now: Timestamp,
+    ) -> Self {
         let unreadable = [&gpu_nodes.unreadable, &nodes.unreadable, &policies.unreadable];
         let by_name: BTreeMap<String, &Node> = nodes.objects.iter().map(|node| (node.name_any(), node)).collect();
         let unreadable_policies = policies.unreadable.iter().map(|object| object.name.clone());
@@ -49,8 +60,11 @@ impl Fleet {
         let mut states: Vec<_> = gpu_nodes.objects.iter().map(state).collect();
         states.sort_by(|a, b| a.name.cmp(&b.name));
         let is_unreadable = |name: &str| policies.unreadable.iter().any(|object| object.name == name);
+        let mut planned = planned(&policies.objects, &nodes.objects, &gpu_nodes.objects, now);
         let policy = |policy: &GpuNodePolicy| {
             let mut state = policy_state(policy);
+            state.rollout = planned.rollouts.remove(&state.name);
+            state.nearest = planned.nearest.remove(&state.name);
             if is_unreadable(&state.name) {
                 (state.reason, state.messages) = (Some(UNREADABLE.to_owned()), Vec::new());
             }
@@ -58,7 +72,12 @@ impl Fleet {
         };
         let mut policies: Vec<_> = policies.objects.iter().map(policy).collect();
         policies.sort_by(|a, b| a.name.cmp(&b.name));
-        Self { nodes: states, policies, unreadable: unreadable.into_iter().flatten().cloned().collect() }
+        Self {
+            usage: total(&states),
+            nodes: states,
+            policies,
+            unreadable: unreadable.into_iter().flatten().cloned().collect(),
+        }
     }
 
     /// The nodes of these names and what cannot be read of them. `nodes` are those of the cluster.
@@ -79,10 +98,19 @@ impl Fleet {
             );
         }
         self.nodes.retain(|node| names.contains(&node.name));
+        self.usage = total(&self.nodes);
         self.unreadable.retain(|object| object.kind != "GpuNodePolicy" && names.contains(&object.name));
         self.policies.clear();
         Ok(self)
     }
+}
+
+fn total(nodes: &[NodeState]) -> Usage {
+    let mut total = Usage::default();
+    for node in nodes {
+        total.add(&node.usage);
+    }
+    total
 }
 
 #[cfg(test)]

@@ -6,32 +6,57 @@ mod fleet;
 mod node;
 mod offered;
 mod policy;
+mod rollout;
 #[cfg(test)]
 mod sample;
 mod text;
+mod usage;
+mod watch;
 
-use crate::{cli::StatusArgs, cluster, output};
+use crate::{
+    cli::{OutputFormat, StatusArgs},
+    cluster, output,
+};
 use fleet::Fleet;
 use gpunode_crds::{GpuNode, GpuNodePolicy};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
+use kube::Client;
 use std::process::ExitCode;
+use watch::{Place, watch};
 
-/// Prints the state of the cluster; its problems are part of what is shown, and no failure.
+/// Prints the state of the cluster, once or whenever it changes; its problems are part of what is shown, and no failure.
 ///
 /// # Errors
-/// When the cluster cannot be read or the output cannot be written.
+/// When the cluster cannot be read at first or the output cannot be written.
 pub async fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let client = cluster::connect(&args.cluster).await?;
-    // Policies come first: when gpunode is not installed, that is the error to show.
-    let policies = cluster::list::<GpuNodePolicy>(&client).await?;
-    let gpu_nodes = cluster::list::<GpuNode>(&client).await?;
-    let nodes = cluster::list::<Node>(&client).await?;
-    let fleet = Fleet::new(&gpu_nodes, &nodes, &policies);
-    if args.nodes.is_empty() {
-        output::print(args.output, &fleet, || text::fleet(&fleet))?;
+    if args.watch {
+        let place = match args.output {
+            OutputFormat::Table if output::is_screen() => Place::Screen,
+            OutputFormat::Table => Place::Log,
+            OutputFormat::Json | OutputFormat::Yaml => Place::Documents,
+        };
+        watch(place, async || look(&client, args).await).await?;
     } else {
-        let fleet = fleet.only(&args.nodes, &nodes)?;
-        output::print(args.output, &fleet, || text::nodes(&fleet))?;
+        output::write(&look(&client, args).await?)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The state of the cluster, as it is to be shown.
+async fn look(client: &Client, args: &StatusArgs) -> anyhow::Result<String> {
+    // Policies come first: when gpunode is not installed, that is the error to show.
+    let policies = cluster::list::<GpuNodePolicy>(client).await?;
+    let gpu_nodes = cluster::list::<GpuNode>(client).await?;
+    let nodes = cluster::list::<Node>(client).await?;
+    let fleet = Fleet::new(&gpu_nodes, &nodes, &policies, Timestamp::now());
+    let text = if args.nodes.is_empty() {
+        output::render(args.output, &fleet, || text::fleet(&fleet))?
+    } else {
+        let fleet = fleet.only(&args.nodes, &nodes)?;
+        output::render(args.output, &fleet, || text::nodes(&fleet))?
+    };
+    let separator = if args.watch && args.output == OutputFormat::Yaml { "---\n" } else { "" };
+    Ok(format!("{separator}{text}"))
 }

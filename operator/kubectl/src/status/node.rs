@@ -1,11 +1,18 @@
 //! What the objects of one node say about it. Pure.
 
-use super::{devices::DeviceState, offered::Offer};
+use super::{
+    devices::{DeviceState, State},
+    offered::Offer,
+    usage::Usage,
+};
 use gpunode_crds::{ConditionType, GpuNode, Reason};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde::Serialize;
 use std::collections::BTreeSet;
+
+/// Most devices that are named of those that are missing.
+const MAX_MISSING: usize = 4;
 
 /// The state of one GPU node.
 #[derive(Debug, PartialEq, Serialize)]
@@ -20,6 +27,9 @@ pub struct NodeState {
     /// There are more holders than the agent lists.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub holders_truncated: bool,
+    /// What containers hold of these devices.
+    #[serde(rename = "inUse")]
+    pub usage: Usage,
     pub configuration: Configuration,
     /// `True`, `False` or `Unknown`.
     pub ready: String,
@@ -91,17 +101,35 @@ pub fn problems(state: &NodeState, node: Option<&Node>, known: &BTreeSet<String>
              see whether it runs: `kubectl -n gpunode-system get pods`"
         )
     });
-    offers.filter_map(|offer| offer.difference(&state.name)).chain(orphaned).collect()
+    offers.filter_map(|offer| offer.difference(&state.name)).chain(orphaned).chain(missing(state)).collect()
+}
+
+/// Which GPUs have not been seen lately.
+fn missing(state: &NodeState) -> Option<String> {
+    let gone: Vec<&DeviceState> = state.devices.iter().filter(|device| device.state == State::Missing).collect();
+    let since = gone.iter().filter_map(|device| device.missing_since.as_ref()).map(|time| time.0).min()?;
+    let there = state.devices.iter().any(|device| device.gpu.is_some() && device.state != State::Missing);
+    let names: Vec<String> = gone.iter().take(MAX_MISSING).map(|device| device.name()).collect();
+    let more = gone.len().saturating_sub(names.len());
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let what = if there { format!("{}{more}", names.join(", ")) } else { "every GPU".to_owned() };
+    Some(format!(
+        "{what} not seen since {since}, by the agent or by the driver; after 15 minutes it counts as removed. See \
+         `nvidia-smi` and the kernel's log on the node"
+    ))
 }
 
 fn state(gpu_node: &GpuNode, node: Option<&Node>, configuration: Configuration) -> NodeState {
+    let devices = DeviceState::all(gpu_node);
+    let holders_truncated = gpu_node.status.as_ref().is_some_and(|status| status.holders_truncated);
     NodeState {
         name: gpu_node.name_any(),
         hardware: gpu_node.status.as_ref().and_then(|status| status.hardware.clone()),
         policy: gpu_node.spec.config.as_ref().map(|config| config.policy.clone()),
         resources: Offer::all(gpu_node, node),
-        devices: DeviceState::all(gpu_node),
-        holders_truncated: gpu_node.status.as_ref().is_some_and(|status| status.holders_truncated),
+        usage: Usage::of(&devices, holders_truncated),
+        devices,
+        holders_truncated,
         configuration,
         ready: String::new(),
         reason: None,

@@ -1,6 +1,8 @@
 //! What a policy's own status says about it. Pure.
 
+use super::rollout::RolloutState;
 use gpunode_crds::{ConditionType, GpuNodePolicy, NodeFailure};
+use gpunode_plan::NearestNode;
 use kube::ResourceExt;
 use serde::Serialize;
 
@@ -19,6 +21,12 @@ pub struct PolicyState {
     /// `True`, `False` or `Unknown`.
     pub ready: String,
     pub reason: Option<String>,
+    /// How far its configuration is on the nodes that it governs; nothing where it governs none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutState>,
+    /// Where it matches no node: the one that it matches least badly.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nearest: Option<NearestNode>,
     /// What stands in the way of the whole policy.
     pub messages: Vec<String>,
     /// What stands in its way on single nodes.
@@ -51,6 +59,8 @@ pub fn policy_state(policy: &GpuNodePolicy) -> PolicyState {
         conflicted: nodes.conflicted,
         ready: ready.map_or_else(|| "Unknown".to_owned(), |ready| ready.status.clone()),
         reason: ready.map(|ready| ready.reason.clone()),
+        rollout: None,
+        nearest: None,
         messages,
         failures: status.failures,
     }

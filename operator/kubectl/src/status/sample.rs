@@ -3,11 +3,17 @@
 use super::fleet::Fleet;
 use crate::cluster::{Listed, Unreadable};
 use gpunode_crds::{GpuNode, GpuNodePolicy};
+use gpunode_plan::PolicySet;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 
 fn from<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
     serde_json::from_value(value).expect("a test object")
+}
+
+fn now() -> Timestamp {
+    "2026-01-02T03:10:00Z".parse().expect("a time")
 }
 
 /// Nodes `a` (as it should be), `b` (rejected its configuration), `c` (kubelet down), `d` (unreadable), `f` (hardware
@@ -70,7 +76,7 @@ pub fn sample() -> Fleet {
         })),
         from::<GpuNodePolicy>(json!({
             "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "new"},
-            "spec": {"nodeSelector": {}, "mode": "Preview"},
+            "spec": {"nodeSelector": {"matchLabels": {"pool": "x"}}, "mode": "Preview"},
         })),
     ];
     let bad = Unreadable {
@@ -82,47 +88,53 @@ pub fn sample() -> Fleet {
         &Listed { objects: gpu_nodes.into(), unreadable: vec![bad] },
         &Listed { objects: nodes.into(), unreadable: Vec::new() },
         &Listed { objects: policies.into(), unreadable: Vec::new() },
+        now(),
     )
 }
 
 /// One node whose devices are shared: one waits, one has no MPS daemon, one is offered in its MIG devices and one whole in spite
-/// of them, of one free units are withheld, one is not offered, one is held and gone. An agent writes what it likes into its
+/// of them, of one free units are withheld, one is not offered, one is held and gone, one is missing. An agent writes what it likes into its
 /// status.
 pub fn shared() -> Fleet {
     let time = "2026-01-02T03:04:05Z";
     let message = "the MPS control daemon of GPU 1 does not answer";
     let ready = json!({"type": "Ready", "status": "False", "reason": "MpsDaemonNotAnswering", "message": message, "lastTransitionTime": time});
     let gpu = |index: i32, mig: &serde_json::Value| json!({"index": index, "uuid": format!("GPU-{index}"), "product": "A100-SXM4-80GB", "memoryMiB": 81920, "migDevices": mig});
+    let missing =
+        json!({"index": 10, "uuid": "GPU-10", "product": "A100-SXM4-80GB", "memoryMiB": 81920, "missingSince": time});
     let mig = |uuid: &str, instance: i32| json!({"uuid": uuid, "profile": "1g.10gb", "gpuInstance": instance, "computeInstance": 0, "memoryMiB": 9728});
     let holder = |pod: &str, resource: &str, device: &str, count: i32| json!({"namespace": "team", "pod": pod, "container": "main", "resource": resource, "device": device, "count": count});
-    let resource = |name: &str, withheld: Option<i32>, devices: &[(&str, i32, i32)]| {
+    let resource = |name: &str, sharing: Option<&str>, withheld: Option<i32>, devices: &[(&str, i32, i32)]| {
         let count = |of: fn(&(&str, i32, i32)) -> i32| devices.iter().map(of).sum::<i32>();
         let devices = devices
             .iter()
             .map(|(device, shares, healthy)| json!({"device": device, "shares": shares, "healthy": healthy}));
         json!({
             "name": name, "capacity": count(|device| device.1), "allocatable": count(|device| device.2), "registered": true,
-            "withheld": withheld, "devices": devices.collect::<Vec<_>>(),
+            "sharing": sharing, "withheld": withheld, "devices": devices.collect::<Vec<_>>(),
         })
     };
     let gpu_node = from::<GpuNode>(json!({
         "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"},
         "spec": {"config": {"policy": "p", "version": 1, "hash": "h", "document": "{}"}},
         "status": {
-            "hardware": "8 x A100-SXM4-80GB\u{1b}[2J", "configHash": "h", "conditions": [ready],
+            "hardware": "10 x A100-SXM4-80GB\u{1b}[2J", "configHash": "h", "conditions": [ready],
             "gpus": [
                 gpu(0, &json!([])), gpu(1, &json!([])), gpu(2, &json!([mig("MIG-a", 7), mig("MIG-b", 8)])), gpu(3, &json!([])),
                 gpu(4, &json!([])), gpu(5, &json!([])), gpu(6, &json!([mig("MIG-c", 7)])), gpu(7, &json!([])),
+                gpu(8, &json!([])), missing,
             ],
             "resources": [
-                resource("aliyun.com/gpu-mem", Some(89), &[("GPU-0", 80, 30), ("GPU-3", 80, 80), ("GPU-4", 80, 1), ("GPU-5", 10, 0)]),
-                resource("nvidia.com/gpu.mps", None, &[("GPU-1", 10, 0)]),
-                resource("nvidia.com/mig-1g.10gb", None, &[("MIG-a", 1, 1), ("MIG-b", 1, 1)]),
-                resource("nvidia.com/gpu", None, &[("GPU-6", 1, 1), ("GPU-9", 1, 0)]),
+                resource("aliyun.com/gpu-mem", Some("Memory"), Some(89), &[("GPU-0", 80, 30), ("GPU-3", 80, 80), ("GPU-4", 80, 1), ("GPU-5", 10, 0)]),
+                resource("nvidia.com/gpu.mps", Some("Mps"), None, &[("GPU-1", 10, 0)]),
+                resource("nvidia.com/mig-1g.10gb", None, None, &[("MIG-a", 1, 1), ("MIG-b", 1, 1)]),
+                resource("nvidia.com/gpu", None, None, &[("GPU-6", 1, 1), ("GPU-9", 1, 0)]),
+                resource("nvidia.com/gpu.shared", Some("TimeSlicing"), None, &[("GPU-8", 4, 4)]),
             ],
             "holders": [
                 holder("llm", "aliyun.com/gpu-mem", "GPU-0", 20), holder("ocr", "aliyun.com/gpu-mem", "GPU-0", 10),
                 holder("asr", "aliyun.com/gpu-mem", "GPU-4", 1),
+                holder("nb", "nvidia.com/gpu.shared", "GPU-8", 3),
                 holder("train", "nvidia.com/mig-1g.10gb", "MIG-b", 1), holder("old", "nvidia.com/gpu", "GPU-9", 1),
             ],
             "waiting": [{
@@ -136,7 +148,8 @@ pub fn shared() -> Fleet {
         "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"},
         "status": {
             "conditions": [{"type": "Ready", "status": "True"}],
-            "allocatable": {"aliyun.com/gpu-mem": "111", "nvidia.com/gpu.mps": "0", "nvidia.com/mig-1g.10gb": "2", "nvidia.com/gpu": "1"},
+            "allocatable": {"aliyun.com/gpu-mem": "111", "nvidia.com/gpu.mps": "0", "nvidia.com/mig-1g.10gb": "2", "nvidia.com/gpu": "1",
+                "nvidia.com/gpu.shared": "4"},
         },
     }));
     let policy = from::<GpuNodePolicy>(json!({
@@ -147,5 +160,58 @@ pub fn shared() -> Fleet {
         &Listed { objects: vec![gpu_node], unreadable: Vec::new() },
         &Listed { objects: vec![node], unreadable: Vec::new() },
         &Listed { objects: vec![policy], unreadable: Vec::new() },
+        now(),
+    )
+}
+
+/// A rollout on seven nodes: two have it, one is being changed, one failed, two come later, one is down.
+pub fn rolling() -> Fleet {
+    let policy = from::<GpuNodePolicy>(json!({
+        "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "p", "generation": 2},
+        "spec": {"nodeSelector": {}, "devicePlugin": {}, "rollout": {"maxUnavailable": 2}},
+        "status": {"observedGeneration": 2, "nodes": {"matched": 7, "ready": 2, "updating": 3, "failed": 2, "conflicted": 0}},
+    }));
+    let set = PolicySet::new([&policy]);
+    let plugin = set.get("p").and_then(|policy| policy.device_plugin.clone()).expect("a device plugin");
+    let wanted = plugin.document.expect("a configuration");
+    let step = json!({"startedAt": "2026-01-02T03:09:00Z"});
+    let gpu_node = |name: &str, hash: &str, in_force: &str, step: Option<&serde_json::Value>| {
+        let rejected = (name == "n4").then(|| json!({"hash": hash, "message": "offer nvidia.com/gpu: no GPU is left"}));
+        let (ready, reason) =
+            if rejected.is_some() { ("False", "ConfigurationRejected") } else { ("True", "ConfigurationInForce") };
+        let condition = json!({"type": "Ready", "status": ready, "reason": reason, "message": "offer nvidia.com/gpu: no GPU is left", "lastTransitionTime": "2026-01-02T03:04:05Z"});
+        from::<GpuNode>(json!({
+            "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name},
+            "spec": {"config": {"policy": "p", "version": 1, "hash": hash, "document": wanted.text}, "step": step},
+            "status": {
+                "agent": {"pod": "a", "podUid": "u", "mode": "DevicePlugin", "version": "1", "configVersions": [1]},
+                "configHash": in_force, "rejectedConfig": rejected, "conditions": [condition],
+            },
+        }))
+    };
+    let new = wanted.hash.as_str();
+    let gpu_nodes = [
+        gpu_node("n1", new, new, None),
+        gpu_node("n2", new, new, None),
+        gpu_node("n3", new, "old", Some(&step)),
+        gpu_node("n4", new, "old", Some(&step)),
+        gpu_node("n5", "old", "old", None),
+        gpu_node("n6", "old", "old", None),
+        gpu_node("n7", "old", "old", None),
+    ];
+    let node = |name: &str| {
+        let ready = if name == "n7" { "Unknown" } else { "True" };
+        let metadata = json!({"name": name, "creationTimestamp": "2026-01-01T00:00:00Z"});
+        from::<Node>(json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": metadata,
+            "status": {"conditions": [{"type": "Ready", "status": ready}]},
+        }))
+    };
+    let nodes = ["n1", "n2", "n3", "n4", "n5", "n6", "n7"].map(node);
+    Fleet::new(
+        &Listed { objects: gpu_nodes.into(), unreadable: Vec::new() },
+        &Listed { objects: nodes.into(), unreadable: Vec::new() },
+        &Listed { objects: vec![policy], unreadable: Vec::new() },
+        now(),
     )
 }

@@ -1,15 +1,19 @@
 //! The state of the cluster for people.
 
 mod devices;
+mod rollout;
+mod usage;
 
 use super::{
     fleet::Fleet,
     node::{Configuration, NodeState},
     policy::PolicyState,
 };
-use crate::output::{Cell, plain, style, table};
+use crate::output::{Cell, nearest_in_words, plain, style, table};
 use devices::{device_table, waiting, withheld};
+use rollout::rollouts;
 use std::fmt::Write as _;
+use usage::usage;
 
 /// Devices that wait which are shown of a fleet; `-o json` has all of them.
 const MAX_WAITING: usize = 20;
@@ -20,7 +24,7 @@ pub fn fleet(fleet: &Fleet) -> String {
         "no GpuNode yet: they appear when gpunode-discovery finds a GPU, or when a policy with a devicePlugin matches a node\n"
             .to_owned()
     } else {
-        node_table(fleet)
+        node_table(fleet) + &usage(fleet)
     };
     text.push('\n');
     if fleet.policies.is_empty() {
@@ -40,7 +44,12 @@ pub fn fleet(fleet: &Fleet) -> String {
             "REASON",
         ];
         text.push_str(&table(heading, &rows));
+        for (name, nearest) in fleet.policies.iter().filter_map(|policy| Some((&policy.name, policy.nearest.as_ref()?)))
+        {
+            let _ = writeln!(text, "policy {name} matches no node; {}", plain(&nearest_in_words(nearest)));
+        }
     }
+    text.push_str(&rollouts(fleet));
     text.push_str(&waiting(fleet, MAX_WAITING));
     text.push_str(&problems(fleet));
     text
@@ -48,7 +57,7 @@ pub fn fleet(fleet: &Fleet) -> String {
 
 /// The nodes, who holds which of their devices, and what stands in the way.
 pub fn nodes(fleet: &Fleet) -> String {
-    let mut text = node_table(fleet);
+    let mut text = node_table(fleet) + &usage(fleet);
     text.push_str(&device_table(fleet));
     text.extend(fleet.nodes.iter().map(withheld));
     for node in fleet.nodes.iter().filter(|node| node.holders_truncated) {
@@ -164,7 +173,7 @@ mod tests {
     use super::*;
     use crate::{
         cluster::Listed,
-        status::sample::{sample, shared},
+        status::sample::{rolling, sample, shared},
     };
     use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
@@ -178,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_fleet_is_one_table_with_its_problems_below() {
-        insta::assert_snapshot!(shown(&sample()), @r"
+        insta::assert_snapshot!(shown(&sample()), @r#"
         NODE   HARDWARE                   POLICY   RESOURCES            CONFIG     READY     REASON
         a      8 x Tesla-V100-SXM2-32GB   v100     nvidia.com/gpu 7/8   in force   True      ConfigurationInForce
         b      8 x Tesla-V100-SXM2-32GB   v100     -                    rejected   False     ConfigurationRejected
@@ -190,6 +199,7 @@ mod tests {
         POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
         new      Preview   0          0         0             0          0        0            Unknown   -
         v100     Enforce   100        3         1             1          1        0            False     NodesUpdating
+        policy new matches no node; nearest is node a, and 5 other nodes are as near: spec.nodeSelector.matchLabels[pool]: it is to be "x", the node has no such label
 
         PROBLEMS
         GpuNode d: its status cannot be read: bad time
@@ -200,14 +210,17 @@ mod tests {
         node c: nvidia.com/gpu: the agent says 7, the Node offers 0; look at the agent with `kubectl -n gpunode-system get pods -o wide --field-selector spec.nodeName=c`
         node g: nvidia.com/gpu: the agent says 7, the Node offers 0; look at the agent with `kubectl -n gpunode-system get pods -o wide --field-selector spec.nodeName=g`
         node g: its configuration comes from policy gone, which does not exist; the operator takes it away, so see whether it runs: `kubectl -n gpunode-system get pods`
-        ");
+        "#);
     }
 
     #[test]
     fn a_fleet_names_the_devices_that_wait_and_the_pods_that_they_wait_for() {
         insta::assert_snapshot!(shown(&shared()), @r"
-        NODE   HARDWARE             POLICY   RESOURCES                                                                                                                                      CONFIG     READY   REASON
-        n      8 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 111/250 (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/2 (1 held)   in force   False   MpsDaemonNotAnswering
+        NODE   HARDWARE              POLICY   RESOURCES                                                                                                                                                                          CONFIG     READY   REASON
+        n      10 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 111/250 (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/2 (1 held), nvidia.com/gpu.shared 4/4 (3 held)   in force   False   MpsDaemonNotAnswering
+
+        IN USE   MEMORY              GPU CORES   SHARES
+        n        40.5/499 GiB (8%)   0/2 (0%)    0: 30/80, 1: 0/10, 2: 1/2, 3: 0/80, 4: 1/80, 5: 0/10, 6: 0/1, 8: 3/4
 
         POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
         p        Enforce   0          0         0             0          0        0            Unknown   -
@@ -218,6 +231,7 @@ mod tests {
 
         PROBLEMS
         node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
+        node n: GPU 10 not seen since 2026-01-02T03:04:05Z, by the agent or by the driver; after 15 minutes it counts as removed. See `nvidia-smi` and the kernel's log on the node
         ");
     }
 
@@ -227,8 +241,11 @@ mod tests {
         let text = nodes(&node);
         assert!(!text.contains("\u{1b}[2J"), "{text:?}");
         insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
-        NODE   HARDWARE             POLICY   RESOURCES                                                                                                                                      CONFIG     READY   REASON
-        n      8 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 111/250 (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/2 (1 held)   in force   False   MpsDaemonNotAnswering
+        NODE   HARDWARE              POLICY   RESOURCES                                                                                                                                                                          CONFIG     READY   REASON
+        n      10 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 111/250 (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/2 (1 held), nvidia.com/gpu.shared 4/4 (3 held)   in force   False   MpsDaemonNotAnswering
+
+        IN USE   MEMORY              GPU CORES   SHARES
+        n        40.5/499 GiB (8%)   0/2 (0%)    0: 30/80, 1: 0/10, 2: 1/2, 3: 0/80, 4: 1/80, 5: 0/10, 6: 0/1, 8: 3/4
 
         NODE   GPU   DEVICE           STATE           RESOURCE                 HELD    POD          CONTAINER
         n      0     A100-SXM4-80GB   waits           aliyun.com/gpu-mem       20/80   team/llm     main
@@ -241,6 +258,8 @@ mod tests {
         n      5     A100-SXM4-80GB   withheld        aliyun.com/gpu-mem       0/10    -            -
         n      6     A100-SXM4-80GB   free            nvidia.com/gpu           0/1     -            -
         n      7     A100-SXM4-80GB   not offered     -                        -       -            -
+        n      8     A100-SXM4-80GB   held            nvidia.com/gpu.shared    3/4     team/nb      main
+        n      10    A100-SXM4-80GB   missing         -                        -       -            -
         n      -     GPU-9            gone            nvidia.com/gpu           1/1     team/old     main
         n: aliyun.com/gpu-mem: 89 withheld until something is freed: at most 80 are free on one device (GPU 3)
 
@@ -250,6 +269,32 @@ mod tests {
 
         PROBLEMS
         node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
+        node n: GPU 10 not seen since 2026-01-02T03:04:05Z, by the agent or by the driver; after 15 minutes it counts as removed. See `nvidia-smi` and the kernel's log on the node
+        ");
+    }
+
+    #[test]
+    fn a_rollout_says_how_far_it_is_and_where_it_stopped() {
+        insta::assert_snapshot!(shown(&rolling()), @r"
+        NODE   HARDWARE   POLICY   RESOURCES   CONFIG     READY     REASON
+        n1     -          p        -           in force   True      ConfigurationInForce
+        n2     -          p        -           in force   True      ConfigurationInForce
+        n3     -          p        -           pending    True      ConfigurationInForce
+        n4     -          p        -           rejected   False     ConfigurationRejected
+        n5     -          p        -           in force   True      ConfigurationInForce
+        n6     -          p        -           in force   True      ConfigurationInForce
+        n7     -          p        -           in force   Unknown   NodeNotReady
+
+        POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
+        p        Enforce   0          7         2             3          2        0            Unknown   -
+
+        ROLLOUT   IN FORCE   CHANGING   AT ONCE   TO COME   NOT AWAITED   STOPPED AT
+        p         2 of 7     n3         2         2         1             n4
+        p: stopped at n4: ConfigurationRejected: offer nvidia.com/gpu: no GPU is left; no other node changes until the spec does
+
+        PROBLEMS
+        node n4: ConfigurationRejected: offer nvidia.com/gpu: no GPU is left
+        node n7: NodeNotReady: the node's kubelet is not ready
         ");
     }
 
@@ -280,7 +325,7 @@ mod tests {
 
     #[test]
     fn an_empty_cluster_says_what_comes_next() {
-        insta::assert_snapshot!(shown(&Fleet { nodes: Vec::new(), policies: Vec::new(), unreadable: Vec::new() }), @r"
+        insta::assert_snapshot!(shown(&Fleet::default()), @r"
         no GpuNode yet: they appear when gpunode-discovery finds a GPU, or when a policy with a devicePlugin matches a node
 
         no GpuNodePolicy yet: write one and see what it would do with `kubectl gpunode plan -f FILE`

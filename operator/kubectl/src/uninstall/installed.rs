@@ -8,7 +8,7 @@ use kube::{
     api::{ApiResource, DynamicObject},
     core::GroupVersionKind,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 
 /// Files of `manifests/default`, in the order of its kustomization.
@@ -37,6 +37,12 @@ impl Installed {
     /// An object of the cluster.
     pub fn cluster_scoped<K: kube::Resource<DynamicType = ()>>(name: &str) -> Self {
         Self { kind: ApiResource::erase::<K>(&()), namespace: None, name: name.to_owned() }
+    }
+}
+
+impl Serialize for Installed {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -10,6 +10,7 @@ mod progress;
 mod requests;
 mod resources;
 mod rights;
+mod strangers;
 mod survey;
 mod undo;
 
@@ -21,6 +22,7 @@ use crate::{
 use installed::Installed;
 use kube::Client;
 use progress::{Left, Progress};
+use serde::Serialize;
 use std::{
     io::{self, BufRead, IsTerminal, Write},
     process::ExitCode,
@@ -51,16 +53,17 @@ pub async fn run(args: &UninstallArgs) -> anyhow::Result<ExitCode> {
         client,
         namespace: args.namespace.clone(),
         end: Instant::now() + LIMIT,
-        progress: Progress::new(),
+        progress: Progress::new(args.output),
         left: Vec::new(),
         notes: Vec::new(),
     };
     let survey = removal.survey(&objects).await?;
-    if survey.is_empty() {
-        return show("nothing of gpunode is in this cluster\n".to_owned());
-    }
     if args.dry_run {
-        return show(survey.text() + "nothing was changed\n");
+        output::print(args.output, &survey, || survey.text() + "nothing was changed\n")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if survey.is_empty() {
+        return removal.report(args.output, "nothing of gpunode is in this cluster");
     }
     let missing = removal.missing_rights(args.wait_resources).await?;
     anyhow::ensure!(
@@ -69,21 +72,36 @@ pub async fn run(args: &UninstallArgs) -> anyhow::Result<ExitCode> {
         missing.join(", ")
     );
     if io::stdin().is_terminal() && !args.yes {
-        show(survey.text())?;
+        anyhow::ensure!(
+            args.output == OutputFormat::Table,
+            "uninstall: with -o nothing is asked, so nothing was changed; say --yes, or --dry-run to see what would go"
+        );
+        output::write(&survey.text())?;
         if !confirmed(&mut io::stdin().lock())? {
-            return show("nothing was changed\n".to_owned());
+            output::write("nothing was changed\n")?;
+            return Ok(ExitCode::SUCCESS);
         }
     }
     // The time of a person's answer does not count.
     removal.end = Instant::now() + LIMIT;
-    removal.progress = Progress::new();
+    removal.progress = Progress::new(args.output);
     removal.carry_out(&objects).await;
     if args.wait_resources {
         removal.remove_resources(survey.resources).await;
     } else {
         removal.note_resources(&survey.resources);
     }
-    removal.report()
+    let seconds = removal.progress.elapsed().as_secs();
+    removal.report(args.output, &format!("gpunode is gone, after {seconds} s"))
+}
+
+/// How a removal ended.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report<'a> {
+    /// What stays, and why.
+    left: &'a [Left],
+    notes: &'a [String],
 }
 
 impl Removal {
@@ -96,24 +114,22 @@ impl Removal {
         self.await_agents().await;
         self.delete_installed(objects).await;
         self.delete_kinds().await;
-        self.delete_namespace().await;
+        self.delete_namespace(objects).await;
     }
 
-    fn report(&self) -> anyhow::Result<ExitCode> {
-        let notes: String = self.notes.iter().map(|note| "note: ".to_owned() + &plain(note) + "\n").collect();
-        let seconds = self.progress.elapsed().as_secs();
-        if self.left.is_empty() {
-            return show(format!("gpunode is gone, after {seconds} s\n{notes}"));
-        }
-        let (heading, lines) = (style::HEADING, self.left.iter().map(|left| plain(&left.to_string()) + "\n"));
-        show(format!("\n{heading}LEFT{heading:#}\n{}{notes}", lines.collect::<String>()))?;
-        Ok(ExitCode::FAILURE)
+    /// Says how it ended: by `gone` where nothing is left.
+    fn report(&self, output: OutputFormat, gone: &str) -> anyhow::Result<ExitCode> {
+        let report = Report { left: &self.left, notes: &self.notes };
+        output::print(output, &report, || {
+            let notes: String = self.notes.iter().map(|note| "note: ".to_owned() + &plain(note) + "\n").collect();
+            if self.left.is_empty() {
+                return format!("{gone}\n{notes}");
+            }
+            let (heading, lines) = (style::HEADING, self.left.iter().map(|left| plain(&left.to_string()) + "\n"));
+            format!("\n{heading}LEFT{heading:#}\n{}{notes}", lines.collect::<String>())
+        })?;
+        Ok(if self.left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
-}
-
-fn show(text: String) -> anyhow::Result<ExitCode> {
-    output::print(OutputFormat::Table, &(), || text)?;
-    Ok(ExitCode::SUCCESS)
 }
 
 fn confirmed(answer: &mut impl BufRead) -> io::Result<bool> {

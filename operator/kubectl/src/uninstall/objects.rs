@@ -3,13 +3,20 @@
 use super::{Installed, Removal, installed};
 use crate::output::plural;
 use gpunode_crds::GpuNodePolicy;
-use k8s_openapi::api::{
-    apps::v1::{DaemonSet, Deployment, StatefulSet},
-    batch::v1::{CronJob, Job},
-    core::v1::{Namespace, PersistentVolumeClaim, Pod},
-};
-use kube::core::DynamicObject;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Namespace};
+use kube::{api::ApiResource, core::DynamicObject};
 use std::time::Instant;
+
+/// Most objects that are named of those that are not gpunode's.
+const NAMED: usize = 5;
+
+/// Why a namespace is kept that holds these.
+pub fn why_it_is_kept(strangers: &[String]) -> String {
+    let named = strangers.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+    let more = strangers.len().saturating_sub(NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("it is kept, since it holds what is not gpunode's: {named}{more}; delete it yourself if nobody needs that")
+}
 
 impl Removal {
     /// Deletes every policy. It need not be waited for: nobody acts on them any more.
@@ -45,41 +52,30 @@ impl Removal {
     }
 
     /// Deletes the namespace, unless something in it is not gpunode's.
-    pub async fn delete_namespace(&mut self) {
+    pub async fn delete_namespace(&mut self, installed: &[Installed]) {
         let namespace = Installed::cluster_scoped::<Namespace>(&self.namespace.clone());
-        match self.strangers().await {
+        match self.look_at(&namespace).await {
+            Ok(Some(_)) => {}
+            Ok(None) => return self.progress.done("namespace", "gone"),
+            Err(error) => return self.leave(&namespace.to_string(), format!("{error:#}")),
+        }
+        let why = match self.strangers(installed).await {
             Ok(strangers) if strangers.is_empty() => {
                 self.delete(&namespace).await;
-                self.await_gone("namespace", &[namespace]).await;
+                return self.await_gone("namespace", &[namespace]).await;
             }
-            Ok(strangers) => {
-                let named = strangers.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
-                self.leave(&namespace.to_string(), format!("it holds what is not gpunode's: {named}"));
-            }
-            Err(error) => self.leave(&namespace.to_string(), format!("{error:#}")),
-        }
-    }
-
-    /// What runs or is stored in the namespace once everything of gpunode is gone.
-    async fn strangers(&self) -> anyhow::Result<Vec<String>> {
-        let namespace = Some(self.namespace.as_str());
-        let mut strangers = Vec::new();
-        let lists = [
-            ("Deployment", self.names::<Deployment>(namespace, "").await?),
-            ("StatefulSet", self.names::<StatefulSet>(namespace, "").await?),
-            ("DaemonSet", self.names::<DaemonSet>(namespace, "app.kubernetes.io/managed-by!=gpunode-operator").await?),
-            ("Job", self.names::<Job>(namespace, "").await?),
-            ("CronJob", self.names::<CronJob>(namespace, "").await?),
-            (
-                "Pod",
-                self.names::<Pod>(namespace, "app.kubernetes.io/name notin (gpunode-agent,gpunode-operator)").await?,
-            ),
-            ("PersistentVolumeClaim", self.names::<PersistentVolumeClaim>(namespace, "").await?),
-        ];
-        for (kind, names) in lists {
-            strangers.extend(names.into_iter().map(|name| format!("{kind} {name}")));
-        }
-        Ok(strangers)
+            Ok(strangers) => why_it_is_kept(&strangers),
+            Err(error) => format!("it is kept, since nobody knows all that is in it: {error:#}"),
+        };
+        // It would have gone with the namespace.
+        let lease = Installed {
+            kind: ApiResource::erase::<Lease>(&()),
+            namespace: Some(self.namespace.clone()),
+            name: "gpunode-operator".to_owned(),
+        };
+        self.delete(&lease).await;
+        self.progress.done("namespace", "kept");
+        self.leave(&namespace.to_string(), why);
     }
 
     /// Waits until objects are gone that were deleted.

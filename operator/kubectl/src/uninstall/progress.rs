@@ -1,17 +1,25 @@
 //! What a removal says while it goes on, and what it could not remove.
 
-use crate::output::{plain, style};
+use crate::{
+    cli::OutputFormat,
+    output::{self, plain, style},
+};
+use serde::Serialize;
 use std::{
     fmt,
-    io::{self, IsTerminal, Write},
+    io::Write,
     time::{Duration, Instant},
 };
 
 /// Columns of the name of a step.
 const WIDTH: usize = 14;
 
+/// Back to the beginning of an empty line.
+const CLEAR_LINE: &str = "\r\u{1b}[K";
+
 /// Something that stays.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Left {
     /// What it is.
     pub what: String,
@@ -31,12 +39,14 @@ pub struct Progress {
     began: Instant,
     is_terminal: bool,
     shown: String,
+    goes_to: OutputFormat,
 }
 
 impl Progress {
-    /// From now on.
-    pub fn new() -> Self {
-        Self { began: Instant::now(), is_terminal: io::stdout().is_terminal(), shown: String::new() }
+    /// From now on. What is written for programs leaves standard output alone.
+    pub fn new(output: OutputFormat) -> Self {
+        let is_terminal = output == OutputFormat::Table && output::is_screen();
+        Self { began: Instant::now(), is_terminal, shown: String::new(), goes_to: output }
     }
 
     /// Since it began.
@@ -49,19 +59,27 @@ impl Progress {
         if self.is_terminal && self.shown != text {
             text.clone_into(&mut self.shown);
             let paint = style::WAITING;
-            write(&format!("\r\u{1b}[K{step:WIDTH$} {paint}{}{paint:#}", plain(text)));
+            output::control(CLEAR_LINE);
+            self.write(&format!("{step:WIDTH$} {paint}{}{paint:#}", plain(text)));
         }
     }
 
     /// What a step has done.
     pub fn done(&self, step: &str, text: &str) {
-        let (clear, seconds) = (if self.is_terminal { "\r\u{1b}[K" } else { "" }, self.elapsed().as_secs());
-        write(&format!("{clear}{step:WIDTH$} {} ({seconds} s)\n", plain(text)));
+        if self.is_terminal {
+            output::control(CLEAR_LINE);
+        }
+        self.write(&format!("{step:WIDTH$} {} ({} s)\n", plain(text), self.elapsed().as_secs()));
     }
-}
 
-/// Nobody stops a removal by closing its output.
-fn write(text: &str) {
-    let mut out = anstream::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    /// Nobody stops a removal by closing its output.
+    fn write(&self, text: &str) {
+        let _ = match self.goes_to {
+            OutputFormat::Table => {
+                let mut out = anstream::stdout().lock();
+                out.write_all(text.as_bytes()).and_then(|()| out.flush())
+            }
+            OutputFormat::Json | OutputFormat::Yaml => anstream::stderr().write_all(text.as_bytes()),
+        };
+    }
 }

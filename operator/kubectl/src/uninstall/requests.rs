@@ -5,7 +5,7 @@ use crate::cluster::{TIMEOUT, explain};
 use anyhow::anyhow;
 use kube::{
     Api, Resource, ResourceExt,
-    api::{DeleteParams, DynamicObject, ListParams, PartialObjectMeta},
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, ObjectList, PartialObjectMeta},
     core::NamespaceResourceScope,
 };
 use serde::de::DeserializeOwned;
@@ -23,7 +23,7 @@ impl Removal {
     where
         K: Resource<DynamicType = ()>,
     {
-        let kind = kube::api::ApiResource::erase::<K>(&());
+        let kind = ApiResource::erase::<K>(&());
         let api: Api<DynamicObject> = match namespace {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind),
             None => Api::all_with(self.client.clone(), &kind),
@@ -94,4 +94,20 @@ pub async fn request<T>(what: &str, answer: impl Future<Output = kube::Result<T>
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Ok(None),
         Ok(answer) => answer.map(Some).map_err(|error| explain(what, error)),
     }
+}
+
+/// The objects of a kind that the cluster said it has; none where it has gone meanwhile, or cannot be listed at all.
+pub async fn listed(
+    kind: &ApiResource,
+    answer: impl Future<Output = kube::Result<ObjectList<PartialObjectMeta<DynamicObject>>>>,
+) -> anyhow::Result<Vec<PartialObjectMeta<DynamicObject>>> {
+    // 405: some kinds of aggregated API servers have no list, whatever they say.
+    let answer = async {
+        match answer.await {
+            Err(kube::Error::Api(status)) if status.code == 405 => Ok(None),
+            answer => answer.map(Some),
+        }
+    };
+    let list = request(&format!("list {}", kind.plural), answer).await?.flatten();
+    Ok(list.map(|list| list.items).unwrap_or_default())
 }

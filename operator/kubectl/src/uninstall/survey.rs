@@ -2,6 +2,8 @@
 
 use super::{
     Installed, Removal, installed,
+    objects::why_it_is_kept,
+    progress::Left,
     resources::Resources,
     undo::{Undo, undo},
 };
@@ -18,24 +20,35 @@ use k8s_openapi::api::{
     rbac::v1::ClusterRoleBinding,
 };
 use kube::{Api, ResourceExt};
-use std::{collections::BTreeSet, fmt::Write as _};
+use serde::Serialize;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
 
 /// Name of the operator's ClusterRoleBinding in `manifests/default`.
 const OPERATOR: &str = "gpunode-operator";
 
 /// Everything of gpunode in a cluster.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Survey {
     pub policies: Vec<String>,
     /// What is to be undone on each node, in words.
-    pub nodes: Vec<(String, Vec<String>)>,
+    pub nodes: BTreeMap<String, Vec<String>>,
     /// Nodes that have to stay as they are, and why.
-    pub held: Vec<(String, String)>,
+    #[serde(rename = "stays")]
+    pub held: Vec<Left>,
+    /// The namespace, where it holds what is not gpunode's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Left>,
     /// DaemonSets, kinds, namespace and everything that was installed.
     pub objects: Vec<Installed>,
     /// Resources that agents have served, on nodes that are put back.
+    #[serde(skip)]
     pub resources: Resources,
     /// Containers whose MPS daemon ends.
+    #[serde(rename = "mpsClients")]
     pub clients: BTreeSet<String>,
 }
 
@@ -58,10 +71,20 @@ impl Removal {
         }
         let mut objects = self.daemonsets().await?;
         objects.extend(installed.iter().cloned().chain(installed::definitions()));
-        objects.push(Installed::cluster_scoped::<Namespace>(&self.namespace));
         for object in objects {
             if self.look_at(&object).await?.is_some() {
                 survey.objects.push(object);
+            }
+        }
+        let namespace = Installed::cluster_scoped::<Namespace>(&self.namespace);
+        if self.look_at(&namespace).await?.is_some() {
+            match self.strangers(installed).await {
+                Ok(strangers) if strangers.is_empty() => survey.objects.push(namespace),
+                Ok(strangers) => {
+                    survey.kept = Some(Left { what: namespace.to_string(), why: why_it_is_kept(&strangers) });
+                }
+                // The removal says why it stays, if it does.
+                Err(_) => survey.objects.push(namespace),
             }
         }
         Ok(survey)
@@ -112,9 +135,9 @@ impl Survey {
             Undo::Nothing => {}
             Undo::Held(hold) => {
                 self.resources.remove(&name);
-                self.held.push((name, hold.to_string()));
+                self.held.push(Left { what: format!("node {name}"), why: hold.to_string() });
             }
-            Undo::Patch { words, .. } => self.nodes.push((name, words)),
+            Undo::Patch { words, .. } => drop(self.nodes.insert(name, words)),
         }
         Ok(())
     }
@@ -144,7 +167,7 @@ impl Survey {
             &plural(self.objects.len(), "object", "objects"),
             self.objects.iter().map(ToString::to_string).collect(),
         );
-        section("stays", self.held.iter().map(|(node, why)| format!("node {node}: {why}")).collect());
+        section("stays", self.held.iter().chain(&self.kept).map(ToString::to_string).collect());
         section("MPS daemons end, and with them the work of their clients", self.clients.iter().cloned().collect());
         text
     }
@@ -217,6 +240,30 @@ mod tests {
             Resources::from([("n1".to_owned(), expected)]),
             "a node that is held stays as it is"
         );
+    }
+
+    #[test]
+    fn programs_are_told_the_same() {
+        let mut survey = survey();
+        survey.kept = Some(Left { what: "Namespace g".to_owned(), why: why_it_is_kept(&["Secret pull".to_owned()]) });
+        insta::assert_snapshot!(serde_yaml::to_string(&survey).expect("YAML"), @r"
+        policies:
+        - pool
+        nodes:
+          n1:
+          - label a
+        stays:
+        - what: node n2
+          why: the node is labelled gpunode.dev/ignore and left as it is
+        kept:
+          what: Namespace g
+          why: 'it is kept, since it holds what is not gpunode''s: Secret pull; delete it yourself if nobody needs that'
+        objects:
+        - CustomResourceDefinition gpunodepolicies.gpunode.dev
+        - CustomResourceDefinition gpunodes.gpunode.dev
+        mpsClients:
+        - team/llm on node n1
+        ");
     }
 
     #[test]

@@ -54,6 +54,7 @@ pub fn sample() -> Plan {
             name: "n3".to_owned(),
             message: "its status cannot be read: bad time".to_owned(),
         }],
+        ..Cluster::default()
     };
     let wanted = policy(
         "pool",
@@ -112,6 +113,30 @@ fn the_label_of_the_mps_daemons_comes_with_a_resource_that_needs_them() {
     let text = anstream::adapter::strip_str(&crate::plan::text::plan(&plan)).to_string();
     assert!(text.contains("+ resource a.b/c: 10 shares per GPU (Mps)"), "{text}");
     assert!(!text.contains("gpunode.dev/mps"), "{text}");
+}
+
+#[test]
+fn an_operator_without_fact_labels_is_planned_without_them() {
+    let policy = policy("new", &json!({"nodeSelector": {}, "labels": {"a": "b"}}));
+    let removed = |operator| {
+        let mut node = node("n", &json!({"nvidia.com/gpu.count": "2"}));
+        let record = r#"{"version":1,"labels":{"nvidia.com/gpu.count":"2"}}"#;
+        node.metadata.annotations = Some([("gpunode.dev/owned".to_owned(), record.to_owned())].into());
+        let cluster = Cluster {
+            nodes: vec![node],
+            gpu_nodes: vec![gpu_node("n")],
+            operator: Some(operator),
+            ..Cluster::default()
+        };
+        let policies = cluster.policy_set([]);
+        let before = World::of(cluster.nodes[0].clone(), Some(cluster.gpu_nodes[0].clone()));
+        let before = before.carried_out(&policies, Timestamp::UNIX_EPOCH).expect("a plan");
+        assert_eq!(plan(&cluster, std::slice::from_ref(&policy)).nodes[0].changes.len(), 1);
+        !before.entries.contains_key(&(What::Label, "nvidia.com/gpu.count".to_owned()))
+    };
+    let operator = |args: &[&str]| crate::gpu_labels::tests::operator(&json!({"args": args}));
+    assert!(removed(operator(&["--gpu-labels=false"])));
+    assert!(!removed(operator(&[])));
 }
 
 #[test]

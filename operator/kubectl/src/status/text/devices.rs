@@ -64,7 +64,7 @@ fn held(device: &DeviceState, holder: Option<&Holder>) -> String {
 
 fn paint(state: State) -> anstyle::Style {
     match state {
-        State::Gone | State::NoMpsDaemon | State::Unhealthy => style::BAD,
+        State::Gone | State::Missing | State::NoMpsDaemon | State::Unhealthy => style::BAD,
         State::Waits | State::Withheld => style::WAITING,
         State::Held | State::Free | State::NotOffered => style::PLAIN,
     }

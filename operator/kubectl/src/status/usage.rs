@@ -1,0 +1,104 @@
+//! How much of GPUs is in use: memory, cores and shares. Pure.
+//!
+//! | a device | its memory | its cores |
+//! |---|---|---|
+//! | GPU, given out whole | all | all |
+//! | GPU by units of memory | by units | not limited, so not counted |
+//! | GPU by MPS | by shares | by shares |
+//! | GPU by time-slicing | not limited, so not counted | not limited, so not counted |
+//! | MIG device | as of a GPU | not counted: nobody says how many the whole GPU has |
+
+use super::devices::DeviceState;
+use gpunode_crds::SharingStrategy;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What is in use of some devices that are offered.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Usage {
+    /// In MiB.
+    #[serde(rename = "memoryMiB")]
+    pub memory: Amount,
+    /// In percent of one GPU.
+    pub cores_percent: Amount,
+    /// Whole devices, replicas or units of each resource.
+    pub shares: BTreeMap<String, Amount>,
+    /// Not every holder is known, so more may be held.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub at_least: bool,
+}
+
+/// A part of a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Amount {
+    pub held: i64,
+    pub total: i64,
+}
+
+impl Amount {
+    /// Adds another.
+    pub fn add(&mut self, other: Self) {
+        self.held = self.held.saturating_add(other.held);
+        self.total = self.total.saturating_add(other.total);
+    }
+
+    /// The same part of another whole.
+    fn of(self, total: i64) -> Self {
+        let held = self.held.saturating_mul(total).checked_div(self.total).unwrap_or_default();
+        Self { held, total }
+    }
+}
+
+impl Usage {
+    /// Of these devices. `at_least` where not every holder is known.
+    pub fn of(devices: &[DeviceState], at_least: bool) -> Self {
+        let mut usage = Self { at_least, ..Self::default() };
+        for device in devices {
+            let Some((resource, shares)) = device.resource.as_ref().zip(device.in_use()) else { continue };
+            usage.shares.entry(resource.clone()).or_default().add(shares);
+            if device.sharing != Some(SharingStrategy::TimeSlicing) {
+                usage.memory.add(shares.of(device.memory_mib));
+            }
+            if matches!(device.sharing, None | Some(SharingStrategy::None | SharingStrategy::Mps)) && !device.is_mig() {
+                usage.cores_percent.add(shares.of(100));
+            }
+        }
+        usage
+    }
+
+    /// Of these and others.
+    pub fn add(&mut self, other: &Self) {
+        self.memory.add(other.memory);
+        self.cores_percent.add(other.cores_percent);
+        for (resource, shares) in &other.shares {
+            self.shares.entry(resource.clone()).or_default().add(*shares);
+        }
+        self.at_least |= other.at_least;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::status::sample::shared;
+
+    #[test]
+    fn what_is_held_is_counted_by_what_a_share_stands_for() {
+        let fleet = shared();
+        let usage = serde_json::to_value(&fleet.usage).expect("JSON");
+        // GPU 0: 30 of 80 units, 2: one of two MIG devices of 9728 MiB, 4: 1 of 80, 8: 3 of 4 replicas, which say nothing
+        // of memory and cores.
+        let expected = serde_json::json!({
+            "memoryMiB": {"held": 30720 + 9728 + 1024, "total": 6 * 81920 + 2 * 9728},
+            "coresPercent": {"held": 0, "total": 200},
+            "shares": {
+                "aliyun.com/gpu-mem": {"held": 31, "total": 250},
+                "nvidia.com/gpu": {"held": 0, "total": 1},
+                "nvidia.com/gpu.mps": {"held": 0, "total": 10},
+                "nvidia.com/gpu.shared": {"held": 3, "total": 4},
+                "nvidia.com/mig-1g.10gb": {"held": 1, "total": 2},
+            },
+        });
+        assert_eq!(usage, expected);
+    }
+}

@@ -1,0 +1,99 @@
+//! The program itself: what it writes into a pipe, and its exit codes.
+#![allow(clippy::expect_used, clippy::panic, reason = "a test")]
+
+use std::{
+    path::PathBuf,
+    process::{Command, Output},
+};
+
+const DUMP: &str = "apiVersion: v1
+kind: List
+items:
+- apiVersion: v1
+  kind: Node
+  metadata: {name: n1, uid: u, resourceVersion: '1', labels: {pool: training}}
+  spec: {}
+  status: {conditions: [{type: Ready, status: 'True'}]}
+- apiVersion: gpunode.dev/v1alpha1
+  kind: GpuNodePolicy
+  metadata: {name: there}
+  spec: {nodeSelector: {}, labels: {team: platform}}
+- apiVersion: apps/v1
+  kind: Deployment
+  metadata: {name: gpunode-operator, namespace: g, labels: {app.kubernetes.io/name: gpunode-operator}}
+  spec: {selector: {}, template: {spec: {containers: [{name: operator, args: [--gpu-labels=false]}]}}}
+";
+
+fn policy(pool: &str, effect: &str) -> String {
+    let taints = format!("[{{key: dedicated, effect: {effect}}}]");
+    format!(
+        "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNodePolicy\nmetadata: {{name: p}}\n\
+         spec: {{nodeSelector: {{matchLabels: {{pool: {pool}}}}}, taints: {taints}}}\n"
+    )
+}
+
+/// A file of one test.
+fn file(name: &str, text: &str) -> String {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, text).expect("a file");
+    path.to_string_lossy().into_owned()
+}
+
+fn run(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-gpunode"));
+    for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
+        command.env_remove(name);
+    }
+    let command = command.args(arguments).envs(environment.iter().copied());
+    let Output { status, stdout, .. } = command.output().expect("the program");
+    (status.code(), String::from_utf8(stdout).expect("text"))
+}
+
+#[test]
+fn colour_is_for_terminals_that_want_it() {
+    let nodes = file("colour-nodes.yaml", DUMP);
+    let policy = file("colour-policy.yaml", &policy("training", "NoSchedule"));
+    let plan = ["plan", "-f", &policy, "--nodes", &nodes];
+    let explain = ["explain", "n1", "--nodes", &nodes];
+    for arguments in [plan.as_slice(), &explain] {
+        let has_colour = |environment: &[(&str, &str)]| run(arguments, environment).1.contains('\u{1b}');
+        assert!(!has_colour(&[]), "{arguments:?} in a pipe");
+        assert!(has_colour(&[("CLICOLOR_FORCE", "1")]), "{arguments:?} where it is wanted all the same");
+        assert!(!has_colour(&[("NO_COLOR", "1")]), "{arguments:?}");
+    }
+}
+
+#[test]
+fn exit_codes_tell_pipelines_what_would_happen() {
+    let nodes = file("codes-nodes.yaml", DUMP);
+    for (name, text, code) in [
+        ("harmless", policy("training", "NoSchedule"), 0),
+        ("disruptive", policy("training", "NoExecute"), 2),
+        ("refused", policy("training", "Sometimes"), 1),
+    ] {
+        let policy = file(&format!("codes-{name}.yaml"), &text);
+        assert_eq!(run(&["plan", "-f", &policy, "--nodes", &nodes], &[]).0, Some(code), "{name}");
+    }
+    assert_eq!(run(&["explain", "n2", "--nodes", &nodes], &[]).0, Some(1), "there is no such node");
+    assert_eq!(run(&["plan"], &[]).0, Some(1), "wrong arguments are not a disruption");
+}
+
+#[test]
+fn programs_get_json_and_yaml_that_say_the_same() {
+    let nodes = file("forms-nodes.yaml", DUMP);
+    let policy = file("forms-policy.yaml", &policy("trainings", "NoSchedule"));
+    for arguments in [
+        ["plan", "-f", policy.as_str(), "--nodes", &nodes].as_slice(),
+        &["explain", "n1", "--nodes", &nodes],
+        &["validate", "-f", &policy],
+    ] {
+        let form = |form: &str| run(&[arguments, &["-o", form]].concat(), &[]).1;
+        let json: serde_json::Value = serde_json::from_str(&form("json")).expect("JSON");
+        let yaml: serde_json::Value = serde_yaml::from_str(&form("yaml")).expect("YAML");
+        assert_eq!(json, yaml, "{arguments:?}");
+        if arguments.contains(&"plan") {
+            assert_eq!(json["policies"][0]["nearest"]["node"], "n1", "{json}");
+            assert_eq!(json["unreadable"].as_array().map(Vec::len), Some(0), "the operator is known: {json}");
+        }
+    }
+}
