@@ -11,6 +11,8 @@ use std::{
 };
 
 const LIMIT: Duration = Duration::from_mins(2);
+/// A kubelet lets go of a resource 5 minutes after its plugin; the rest is room.
+const RESOURCES_LIMIT: Duration = Duration::from_mins(10);
 
 const POLICY: &str = "apiVersion: gpunode.dev/v1alpha1
 kind: GpuNodePolicy
@@ -94,17 +96,55 @@ fn nothing_is_left(lab: &Lab, before: &[(String, Value)]) -> Result<()> {
     Ok(())
 }
 
-/// Starts an uninstallation that waits for dead resources, and returns when that is all that it waits for.
-fn uninstall_and_wait_for_resources(lab: &Lab) -> Result<Child> {
-    let mut child = lab.gpunode_command(&["uninstall", "--yes", "--wait-resources"]).stdout(Stdio::piped()).spawn()?;
-    let mut lines = BufReader::new(child.stdout.take().context("open the output of uninstall")?);
-    let mut line = String::new();
-    while !line.starts_with("namespace") {
-        line.clear();
-        ensure!(lines.read_line(&mut line)? > 0, "uninstall ended before the namespace was gone");
+/// What somebody else has in gpunode's namespace keeps that, and nothing else of gpunode.
+fn uninstall_keeps_what_is_not_gpunodes(lab: &Lab, before: &[(String, Value)]) -> Result<()> {
+    lab.kubectl(&["-n", NAMESPACE, "create", "secret", "generic", "theirs", "--from-literal=a=b"])?;
+    let output = lab.gpunode_command(&["uninstall", "--yes"]).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.code() == Some(1) && text.contains("not gpunode's: Secret theirs;"), "{output:?}");
+    let now = lab.snapshot()?;
+    ensure!(now == before, "before: {before:?}\n   now: {now:?}");
+    let left = lab.kubectl(&["-n", NAMESPACE, "get", "all,secrets,leases,pdb,roles,rolebindings", "-o", "name"])?;
+    ensure!(left.trim() == "secret/theirs", "left: {left}");
+    lab.kubectl(&["-n", NAMESPACE, "delete", "secret", "theirs"])?;
+    uninstall(lab, "nothing but the namespace is left", before)
+}
+
+/// An uninstallation that waits for dead resources. It ends with the test, whatever becomes of that: one that is left behind
+/// would go on in the cluster of the next test.
+struct Waiting(Child);
+
+impl Waiting {
+    /// Starts it, and returns when dead resources are all that it waits for.
+    fn start(lab: &Lab) -> Result<Self> {
+        let mut command = lab.gpunode_command(&["uninstall", "--yes", "--wait-resources"]);
+        let mut waiting = Self(command.stdout(Stdio::piped()).spawn()?);
+        let mut lines = BufReader::new(waiting.0.stdout.take().context("open the output of uninstall")?);
+        let mut line = String::new();
+        while !line.starts_with("namespace") {
+            line.clear();
+            ensure!(lines.read_line(&mut line)? > 0, "uninstall ended before the namespace was gone");
+        }
+        // Nobody reads on; what is written then is lost, and no failure.
+        Ok(waiting)
     }
-    // Nobody reads on; what is written then is lost, and no failure.
-    Ok(child)
+
+    /// Waits until it ends, and no longer than kubelets and it may take.
+    fn finish(mut self) -> Result<()> {
+        let status = eventually("uninstall --wait-resources ends", RESOURCES_LIMIT, || {
+            self.0.try_wait()?.context("it still runs")
+        })?;
+        ensure!(status.success(), "uninstall --wait-resources failed");
+        Ok(())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        // Of one that has ended nothing is left to be killed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// A state, and the kubectl commands that bring it about.
@@ -122,7 +162,7 @@ fn uninstall_removes_everything_in_any_state() -> Result<()> {
     install(&lab)?;
     lab.apply(T4_POLICY)?;
     lab.await_ready("left-behind-too")?;
-    let mut waiting = uninstall_and_wait_for_resources(&lab)?;
+    let waiting = Waiting::start(&lab)?;
     nothing_is_left(&lab, &before).context("a policy is in force")?;
     ensure!(lab.gpunode(&["uninstall"])?.contains("nothing of gpunode"), "nothing is left");
 
@@ -151,8 +191,13 @@ fn uninstall_removes_everything_in_any_state() -> Result<()> {
     delete(&lab, "a policy is in force")?;
     uninstall(&lab, "everything was deleted", &before)?;
 
+    install(&lab)?;
+    lab.apply(POLICY)?;
+    lab.await_ready("left-behind")?;
+    uninstall_keeps_what_is_not_gpunodes(&lab, &before)?;
+
     // Started first and awaited last: a kubelet lets go of a resource 5 minutes after its plugin has gone.
-    ensure!(waiting.wait()?.success(), "uninstall --wait-resources failed");
+    waiting.finish()?;
     let status = &lab.node(T4)?["status"];
     for list in ["capacity", "allocatable"] {
         ensure!(status[list].get("nvidia.com/gpu").is_none(), "{list}: {}", status[list]);
