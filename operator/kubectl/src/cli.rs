@@ -67,13 +67,14 @@ pub enum Command {
 
 {VALIDATE_EXIT_CODES}"))]
     Validate(ValidateArgs),
-    /// Show node by node what applying policies would change; changes nothing
+    /// Show node by node what applying policies, or deleting some, would change; changes nothing
     ///
     /// The policies of the files take the place of those of the same name in the cluster, and both worlds are planned as
     /// the operator would. A policy of the files in mode Preview is planned as if it were in force.
     #[command(after_help = format!("Examples:
   kubectl gpunode plan -f policy.yaml
   kubectl gpunode plan -f policies/ -o json
+  kubectl gpunode plan --delete v100-reserved
   kubectl gpunode plan -f policies/ --nodes cluster.yaml    # without a cluster, for pull requests
 
 {PLAN_EXIT_CODES}"))]
@@ -209,8 +210,11 @@ pub struct DumpArgs {
 pub struct PlanArgs {
     /// File with policies, - for standard input, or a folder of .yaml, .yml and .json files (subfolders are not searched); may
     /// be repeated
-    #[arg(short, long = "filename", value_name = "FILE", required = true)]
+    #[arg(short, long = "filename", value_name = "FILE", required_unless_present = "deletions")]
     pub filenames: Vec<PathBuf>,
+    /// Plan as if this policy were deleted; may be repeated
+    #[arg(long = "delete", value_name = "POLICY")]
+    pub deletions: Vec<String>,
     /// What to read.
     #[command(flatten)]
     pub source: SourceArgs,

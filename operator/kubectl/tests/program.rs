@@ -12,7 +12,6 @@ items:
 - apiVersion: v1
   kind: Node
   metadata: {name: n1, uid: u, resourceVersion: '1', labels: {pool: training}}
-  spec: {}
   status: {conditions: [{type: Ready, status: 'True'}]}
 - apiVersion: gpunode.dev/v1alpha1
   kind: GpuNodePolicy
@@ -74,6 +73,8 @@ fn exit_codes_tell_pipelines_what_would_happen() {
         let policy = file(&format!("codes-{name}.yaml"), &text);
         assert_eq!(run(&["plan", "-f", &policy, "--nodes", &nodes], &[]).0, Some(code), "{name}");
     }
+    assert_eq!(run(&["plan", "--delete", "there", "--nodes", &nodes], &[]).0, Some(0));
+    assert_eq!(run(&["plan", "--delete", "gone", "--nodes", &nodes], &[]).0, Some(1), "there is no such policy");
     assert_eq!(run(&["explain", "n2", "--nodes", &nodes], &[]).0, Some(1), "there is no such node");
     assert_eq!(run(&["plan"], &[]).0, Some(1), "wrong arguments are not a disruption");
 }

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
-    /// The policies of the files, by name.
+    /// The policies of the files, by name, then those that are to be deleted.
     pub policies: Vec<PolicyChange>,
     /// Every node that would change, or where something would be in the way; by name.
     pub nodes: Vec<NodeChange>,
@@ -28,13 +28,13 @@ pub struct Plan {
     pub unreadable: Vec<Unreadable>,
 }
 
-/// What becomes of one policy of the files.
+/// What becomes of one policy.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyChange {
     pub name: String,
     pub action: Action,
-    /// Nodes that it matches.
+    /// Nodes that it matches, or matched.
     pub matched: usize,
     /// Where it matches none: the node that it matches least badly.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,15 +104,21 @@ pub enum What {
 }
 
 impl Plan {
-    /// The plan for the policies `wanted`, which take the place of those of the same name. Those in mode Preview are
-    /// planned as if they were in force.
+    /// The plan for the policies `wanted`, which take the place of those of the same name, and without those that are
+    /// `deleted`. Wanted ones in mode Preview are planned as if they were in force.
     ///
     /// # Errors
     /// When the planner's own patch does not fit its node, which is a fault of this program.
-    pub fn of(cluster: &Cluster, wanted: &BTreeMap<String, GpuNodePolicy>, now: Timestamp) -> anyhow::Result<Self> {
+    pub fn of(
+        cluster: &Cluster,
+        wanted: &BTreeMap<String, GpuNodePolicy>,
+        deleted: &BTreeSet<String>,
+        now: Timestamp,
+    ) -> anyhow::Result<Self> {
         let current = cluster.policy_set(&cluster.policies);
         let enforced: Vec<GpuNodePolicy> = wanted.values().cloned().map(enforce).collect();
-        let kept = cluster.policies.iter().filter(|policy| !wanted.contains_key(&policy.name_any()));
+        let is_kept = |name: &String| !wanted.contains_key(name) && !deleted.contains(name);
+        let kept = cluster.policies.iter().filter(|policy| is_kept(&policy.name_any()));
         let next = cluster.policy_set(kept.chain(&enforced));
         let gpu_nodes: BTreeMap<String, &GpuNode> =
             cluster.gpu_nodes.iter().map(|gpu_node| (gpu_node.name_any(), gpu_node)).collect();
@@ -122,7 +128,7 @@ impl Plan {
             let gpu_node = gpu_nodes.get(&node.name_any()).copied().cloned();
             let before = World::of(node.clone(), gpu_node).carried_out(&current, now)?;
             let after = before.carried_out(&next, now)?;
-            for name in &after.matched {
+            for name in after.matched.iter().chain(before.matched.iter().filter(|name| deleted.contains(*name))) {
                 *matched.entry(name.clone()).or_default() += 1;
             }
             nodes.push(change(&before, &after));
@@ -149,8 +155,15 @@ impl Plan {
             nearest: nearest(&next, &policy.name_any(), facts.iter().map(|(node, gpu_node)| (node, *gpu_node))),
             preview: policy.spec.mode() == Mode::Preview,
         });
+        let gone = deleted.iter().map(|name| PolicyChange {
+            name: name.clone(),
+            action: Action::Remove,
+            matched: matched.get(name).copied().unwrap_or_default(),
+            nearest: None,
+            preview: false,
+        });
         Ok(Self {
-            policies: policies.collect(),
+            policies: policies.chain(gone).collect(),
             unchanged: all - nodes.len(),
             nodes,
             unreadable: cluster.unreadable.clone(),

@@ -17,7 +17,10 @@ use difference::Plan;
 use gpunode_crds::GpuNodePolicy;
 use jiff::Timestamp;
 use kube::ResourceExt;
-use std::{collections::BTreeMap, process::ExitCode};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::ExitCode,
+};
 
 /// Exit code of a plan that running pods would notice.
 const DISRUPTIVE: u8 = 2;
@@ -49,8 +52,22 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         validate::print(&reports, args.output)?;
         return Ok(ExitCode::FAILURE);
     }
-    anyhow::ensure!(!wanted.is_empty(), "plan: no GpuNodePolicy in the files that are named");
-    let plan = Plan::of(&cluster, &wanted, Timestamp::now())?;
+    anyhow::ensure!(
+        !wanted.is_empty() || !args.deletions.is_empty(),
+        "plan: no GpuNodePolicy in the files that are named"
+    );
+    let deleted: BTreeSet<String> = args.deletions.iter().cloned().collect();
+    for name in &deleted {
+        anyhow::ensure!(
+            !wanted.contains_key(name),
+            "plan: policy {name} is to be deleted and is in a file; name it once"
+        );
+        anyhow::ensure!(
+            cluster.policies.iter().any(|policy| policy.name_any() == *name),
+            "plan: there is no policy {name} to be deleted; `kubectl get gpunodepolicies` lists them"
+        );
+    }
+    let plan = Plan::of(&cluster, &wanted, &deleted, Timestamp::now())?;
     output::print(args.output, &plan, || text::plan(&plan))?;
     Ok(if plan.is_disruptive() { ExitCode::from(DISRUPTIVE) } else { ExitCode::SUCCESS })
 }

@@ -51,11 +51,13 @@ pub fn plan(plan: &Plan) -> String {
         let action = match policy.action {
             Action::Add => "new",
             Action::None => "as it is in the cluster",
-            Action::Change | Action::Remove => "changed",
+            Action::Change => "changed",
+            Action::Remove => "deleted",
         };
         let preview = if policy.preview { " in mode Preview, shown as if it were in force" } else { "" };
+        let matches = if policy.action == Action::Remove { "matched" } else { "matches" };
         let nodes = plural(policy.matched, "node", "nodes");
-        let _ = writeln!(text, "policy {}: {action}{preview}; matches {nodes}", policy.name);
+        let _ = writeln!(text, "policy {}: {action}{preview}; {matches} {nodes}", policy.name);
         if let Some(nearest) = &policy.nearest {
             let _ = writeln!(text, "  {}", plain(&nearest_in_words(nearest)));
         }

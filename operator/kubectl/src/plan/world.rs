@@ -28,7 +28,9 @@ pub struct World {
 
 impl World {
     /// A node as it is in the cluster.
-    pub fn of(node: Node, gpu_node: Option<GpuNode>) -> Self {
+    pub fn of(mut node: Node, gpu_node: Option<GpuNode>) -> Self {
+        // The API server always has one, a file that somebody wrote may not.
+        node.spec.get_or_insert_default();
         Self {
             node,
             gpu_node,

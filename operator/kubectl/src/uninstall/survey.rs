@@ -4,6 +4,7 @@ use super::{
     Installed, Removal, installed,
     objects::why_it_is_kept,
     progress::Left,
+    requests::request,
     resources::Resources,
     undo::{Undo, undo},
 };
@@ -11,7 +12,6 @@ use crate::{
     cluster,
     output::{plain, plural, style},
 };
-use anyhow::Context;
 use gpunode_crds::{GpuNode, GpuNodePolicy, OWNED_ANNOTATION};
 use gpunode_plan::Use;
 use jiff::Timestamp;
@@ -93,7 +93,7 @@ impl Removal {
     /// An operator that goes on in another namespace would write again what is taken back.
     async fn check_namespace(&self) -> anyhow::Result<()> {
         let bindings: Api<ClusterRoleBinding> = Api::all(self.client.clone());
-        let binding = bindings.get_opt(OPERATOR).await.context("read clusterrolebinding gpunode-operator")?;
+        let binding = request("read clusterrolebinding gpunode-operator", bindings.get(OPERATOR)).await?;
         let subjects = binding.and_then(|binding| binding.subjects).unwrap_or_default();
         let elsewhere = subjects.into_iter().filter_map(|subject| subject.namespace).find(|it| *it != self.namespace);
         elsewhere.map_or(Ok(()), |namespace| {

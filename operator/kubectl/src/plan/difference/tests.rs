@@ -19,7 +19,7 @@ fn node(name: &str, labels: &serde_json::Value) -> Node {
 
 fn plan(cluster: &Cluster, wanted: &[GpuNodePolicy]) -> Plan {
     let wanted = wanted.iter().map(|policy| (policy.name_any(), policy.clone())).collect();
-    Plan::of(cluster, &wanted, Timestamp::UNIX_EPOCH).expect("a plan")
+    Plan::of(cluster, &wanted, &BTreeSet::new(), Timestamp::UNIX_EPOCH).expect("a plan")
 }
 
 /// Two GPUs, one of them held.
@@ -92,6 +92,33 @@ fn a_new_policy_adds_and_a_foreign_value_stays() {
         Change { action: Action::Add, what: What::Label, key: Some("c".into()), from: None, to: Some("d".into()) };
     assert_eq!(node.changes, [added]);
     assert_eq!(node.obstacles.len(), 1, "{:?}", node.obstacles);
+}
+
+#[test]
+fn what_a_deleted_policy_gave_goes_and_what_runs_on_it_notices() {
+    let record = r#"{"version":1,"labels":{"a":"b","gpunode.dev/governed":"true","gpunode.dev/policy.old":"true"}}"#;
+    let mut node = node("n", &json!({"a": "b", "gpunode.dev/governed": "true", "gpunode.dev/policy.old": "true"}));
+    node.metadata.annotations = Some([("gpunode.dev/owned".to_owned(), record.to_owned())].into());
+    let old = policy("old", &json!({"nodeSelector": {}, "labels": {"a": "b"}, "devicePlugin": {}}));
+    let other = policy("other", &json!({"nodeSelector": {}, "labels": {"c": "d"}}));
+    let cluster =
+        Cluster { policies: vec![old, other], nodes: vec![node], gpu_nodes: vec![gpu_node("n")], ..Cluster::default() };
+    let deleted = BTreeSet::from(["old".to_owned()]);
+    let plan = Plan::of(&cluster, &BTreeMap::new(), &deleted, Timestamp::UNIX_EPOCH).expect("a plan");
+    let [PolicyChange { action: Action::Remove, matched: 1, .. }] = plan.policies.as_slice() else {
+        panic!("{plan:?}")
+    };
+    let text = anstream::adapter::strip_str(&crate::plan::text::plan(&plan)).to_string();
+    for line in [
+        "- label a=b",
+        "- governed by old",
+        "the device plugin leaves while ml/train",
+        "policy old: deleted; matched 1",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert!(!text.contains("label c"), "the other policy stays: {text}");
+    assert!(plan.is_disruptive());
 }
 
 #[test]
