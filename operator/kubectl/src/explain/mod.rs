@@ -2,11 +2,21 @@
 
 mod text;
 
-use crate::{cli::ExplainArgs, output, snapshot::Snapshot};
-use gpunode_plan::{NodeFacts, explain};
+use crate::{cli::ExplainArgs, cluster::Unreadable, output, snapshot::Snapshot};
+use gpunode_plan::{Explanation, NodeFacts, explain};
 use jiff::Timestamp;
 use kube::ResourceExt;
+use serde::Serialize;
 use std::process::ExitCode;
+
+/// What programs are told.
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    explanation: &'a Explanation,
+    /// What could not be read and may explain it differently.
+    unreadable: &'a [Unreadable],
+}
 
 /// Prints why a node looks as it does.
 ///
@@ -22,6 +32,7 @@ pub async fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let policies = snapshot.policy_set(&snapshot.policies);
     let explanation = explain(&policies, &NodeFacts::of(node), gpu_node, Timestamp::now());
     let config = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
-    output::print(args.output, &explanation, || text::explanation(&explanation, config, &snapshot.unreadable))?;
+    let answer = Answer { explanation: &explanation, unreadable: &snapshot.unreadable };
+    output::print(args.output, &answer, || text::explanation(&explanation, config, &snapshot.unreadable))?;
     Ok(ExitCode::SUCCESS)
 }
