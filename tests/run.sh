@@ -41,3 +41,5 @@ cargo test --locked -p gpunode-e2e --test cluster -- --ignored --test-threads=1 
 cargo test --locked -p gpunode-e2e --test retired -- --ignored end
 cargo test --locked -p gpunode-e2e --test uninstall -- --ignored
 cargo test --locked -p gpunode-e2e --test permissions -- --ignored
+# Last: it looks at what all the others did.
+cargo test --locked -p gpunode-e2e --test plans -- --ignored --nocapture

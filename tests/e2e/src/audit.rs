@@ -139,6 +139,14 @@ impl AuditEvent {
         self.resource() == "nodes/status" || (self.resource() == "nodes" && is_of_record())
     }
 
+    /// Whether somebody changed the spec of a policy with kubectl.
+    pub fn is_policy_change(&self) -> bool {
+        let is_kubectl =
+            self.text("/userAgent").starts_with("kubectl/") && !self.text("/requestURI").contains("dryRun=");
+        let is_change = matches!(self.verb(), "create" | "update" | "patch") && self.is_accepted();
+        self.resource() == "gpunodepolicies" && is_kubectl && is_change
+    }
+
     /// Whether it asked for a change.
     pub fn is_write(&self) -> bool {
         matches!(self.verb(), "create" | "update" | "patch" | "delete" | "deletecollection")

@@ -94,13 +94,6 @@ impl Lab {
         child.wait_with_output().context("wait for kubectl")
     }
 
-    /// `kubectl apply` of a manifest, which must succeed.
-    pub fn apply(&self, manifest: &str) -> Result<()> {
-        let output = self.kubectl_with_input(&["apply", "-f", "-"], manifest)?;
-        ensure!(output.status.success(), "kubectl apply: {}", String::from_utf8_lossy(&output.stderr));
-        Ok(())
-    }
-
     /// An object or list as JSON.
     pub fn get(&self, arguments: &[&str]) -> Result<Value> {
         let text = self.kubectl(&[&["get", "-o", "json"], arguments].concat())?;

@@ -4,6 +4,8 @@
 //! of it, clean.
 
 mod audit;
+mod difference;
+mod fleet;
 mod held;
 mod kubelet_log;
 mod lab;
@@ -12,6 +14,7 @@ mod node_watch;
 mod objects;
 mod operator;
 mod plugin;
+mod policy_change;
 mod wait;
 
 pub use audit::{AuditEvent, AuditLog};
@@ -20,4 +23,5 @@ pub use kubelet_log::KubeletLog;
 pub use lab::{A100, CPU, GPU_NODES, Lab, MIXED, NAMESPACE, NODES, T4, V100};
 pub use node_watch::NodeWatch;
 pub use objects::{condition, is_fact, names, node_snapshot, owned, taints};
+pub use policy_change::{PolicyChange, Written};
 pub use wait::eventually;

@@ -126,12 +126,13 @@ impl Plan {
         let mut matched = BTreeMap::<String, usize>::new();
         for node in &cluster.nodes {
             let gpu_node = gpu_nodes.get(&node.name_any()).copied().cloned();
-            let before = World::of(node.clone(), gpu_node).carried_out(&current, now)?;
+            let live = World::of(node.clone(), gpu_node, &current);
+            let before = live.carried_out(&current, now)?;
             let after = before.carried_out(&next, now)?;
             for name in after.matched.iter().chain(before.matched.iter().filter(|name| deleted.contains(*name))) {
                 *matched.entry(name.clone()).or_default() += 1;
             }
-            nodes.push(change(&before, &after));
+            nodes.push(change(&live, &before, &after));
         }
         let all = nodes.len();
         nodes.retain(|node| !node.changes.is_empty() || !node.obstacles.is_empty());
@@ -185,13 +186,13 @@ fn enforce(mut policy: GpuNodePolicy) -> GpuNodePolicy {
     policy
 }
 
-fn change(before: &World, after: &World) -> NodeChange {
-    let changes = if after.held { Vec::new() } else { changes(before, after) };
+fn change(live: &World, before: &World, after: &World) -> NodeChange {
+    let changes = if after.held { Vec::new() } else { changes(live, before, after) };
     let anew = changes.iter().any(|change| change.what == What::Configuration);
-    let effect = if anew { offer::effect(before.gpu_node(), after.gpu_node()) } else { offer::Effect::default() };
+    let effect = if anew { offer::effect(live.gpu_node(), after.gpu_node()) } else { offer::Effect::default() };
     NodeChange {
         name: after.name(),
-        disruptions: disruptions(&changes, effect.waiting, before.gpu_node()),
+        disruptions: disruptions(&changes, effect.waiting, live.gpu_node()),
         changes,
         obstacles: after.obstacles.difference(&before.obstacles).cloned().chain(effect.obstacle).collect(),
         offers: effect.offers,
@@ -199,21 +200,24 @@ fn change(before: &World, after: &World) -> NodeChange {
     }
 }
 
-/// By kind; resources in the order of the policy, those that go last.
-fn changes(before: &World, after: &World) -> Vec<Change> {
+/// By kind; resources in the order of the policy, those that go last. What is about to happen to the node as it is without
+/// new policies is none of them; what the old ones wanted and never came about, such as behind a rollout that stopped, is not
+/// taken for what the node has.
+fn changes(live: &World, before: &World, after: &World) -> Vec<Change> {
+    let keys: BTreeSet<_> = [live, before, after].into_iter().flat_map(|world| world.entries.keys()).collect();
     let mut keys: Vec<&(What, String)> =
-        before.entries.keys().chain(after.entries.keys()).collect::<BTreeSet<_>>().into_iter().collect();
+        keys.into_iter().filter(|key| before.entries.get(*key) != after.entries.get(*key)).collect();
     let place = |name: &str| {
         let of = |world: &World| world.resources.iter().position(|resource| resource == name);
-        of(after).or_else(|| of(before).map(|place| after.resources.len() + place))
+        of(after).or_else(|| of(live).map(|place| after.resources.len() + place))
     };
     keys.sort_by_key(|(what, name)| (*what, place(name).filter(|_| *what == What::Resource)));
     let change = |entry: &(What, String)| {
-        let (from, to) = (before.entries.get(entry), after.entries.get(entry));
+        let (from, to) = (live.entries.get(entry), after.entries.get(entry));
         let action = match (from, to) {
+            (from, to) if from == to => Action::None,
             (None, _) => Action::Add,
             (_, None) => Action::Remove,
-            (from, to) if from == to => Action::None,
             _ => Action::Change,
         };
         let key = Some(entry.1.clone()).filter(|key| !key.is_empty());

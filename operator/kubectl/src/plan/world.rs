@@ -1,4 +1,4 @@
-//! One node and its `GpuNode` once a plan is carried out, in memory. Pure.
+//! One node and its `GpuNode`, as they are and once a plan is carried out, in memory. Pure.
 
 use super::{difference::What, settings};
 use anyhow::Context;
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Stands for the image that the operator was installed with, which no object names.
 pub const OPERATORS_IMAGE: &str = "default";
 
-/// A node once its plan is carried out.
+/// A node as it is, or once its plan is carried out.
 pub struct World {
     node: Node,
     gpu_node: Option<GpuNode>,
@@ -21,30 +21,31 @@ pub struct World {
     /// The names of its resources in the order of the policy.
     pub resources: Vec<String>,
     pub obstacles: BTreeSet<String>,
+    /// The policies that count the node.
     pub matched: Vec<String>,
     /// Nothing is written to the node, so it stays as it is.
     pub held: bool,
 }
 
 impl World {
-    /// A node as it is in the cluster.
-    pub fn of(mut node: Node, gpu_node: Option<GpuNode>) -> Self {
+    /// A node as it is in the cluster, under the policies that are there.
+    pub fn of(mut node: Node, gpu_node: Option<GpuNode>, policies: &PolicySet) -> Self {
         // The API server always has one, a file that somebody wrote may not.
         node.spec.get_or_insert_default();
-        Self {
-            node,
-            gpu_node,
-            entries: BTreeMap::new(),
-            resources: Vec::new(),
-            obstacles: BTreeSet::new(),
-            matched: Vec::new(),
-            held: false,
-        }
+        let configuration = gpu_node.as_ref().and_then(|gpu_node| gpu_node.spec.config.as_ref());
+        let governing = configuration.map(|config| config.policy.clone());
+        Self::looking(node, gpu_node, governing.as_deref(), policies)
     }
 
     /// Name of the node.
     pub fn name(&self) -> String {
         self.node.name_any()
+    }
+
+    /// The node.
+    #[cfg(test)]
+    pub fn node(&self) -> &Node {
+        &self.node
     }
 
     /// Its `GpuNode`, where it has one.
@@ -60,6 +61,18 @@ impl World {
         let plan = plan_node(policies, &NodeFacts::of(&self.node), self.gpu_node.as_ref(), now);
         let node = patched(&self.node, &plan)?;
         let gpu_node = changed(self.gpu_node.as_ref(), &plan.gpu_node);
+        let held = plan.hold.is_some();
+        // On a node that stays as it is, the policy governs that its configuration comes from.
+        let world = if held {
+            Self::of(node, gpu_node, policies)
+        } else {
+            Self::looking(node, gpu_node, plan.governing.as_deref(), policies)
+        };
+        Ok(Self { held, obstacles: obstacles(&plan), matched: plan.outcomes.into_keys().collect(), ..world })
+    }
+
+    /// What there is to see where a policy governs.
+    fn looking(node: Node, gpu_node: Option<GpuNode>, governing: Option<&str>, policies: &PolicySet) -> Self {
         let facts = NodeFacts::of(&node);
         let labels = facts.labels.into_iter().map(|(key, value)| ((What::Label, key), value));
         let taints = facts
@@ -68,33 +81,27 @@ impl World {
             .map(|taint| ((What::Taint, format!("{}:{}", taint.id.key, taint.id.effect)), taint.value));
         let config = gpu_node.as_ref().and_then(configuration_of);
         let configuration = gpu_node.as_ref().and_then(|gpu_node| gpu_node.spec.config.as_ref());
-        // On a node that stays as it is, the policy governs that its configuration comes from.
-        let governing = match &plan.hold {
-            None => plan.governing.as_ref(),
-            Some(_) => configuration.map(|config| &config.policy),
-        };
         let image = governing.and_then(|name| policies.get(name)?.device_plugin.as_ref()).map(|plugin| {
             ((What::Image, String::new()), plugin.image.clone().unwrap_or_else(|| OPERATORS_IMAGE.to_owned()))
         });
-        let governing = governing.map(|name| ((What::Governing, String::new()), name.clone()));
-        Ok(Self {
+        let governing = governing.map(|name| ((What::Governing, String::new()), name.to_owned()));
+        let configuration =
+            configuration.map(|configuration| ((What::Configuration, String::new()), configuration.hash.clone()));
+        Self {
             entries: labels
                 .chain(taints)
                 .chain(governing)
-                .chain(
-                    configuration
-                        .map(|configuration| ((What::Configuration, String::new()), configuration.hash.clone())),
-                )
+                .chain(configuration)
                 .chain(config.iter().flat_map(configured))
                 .chain(image)
                 .collect(),
             resources: config.iter().flat_map(settings::resources).map(|(name, _)| name).collect(),
-            held: plan.hold.is_some(),
-            obstacles: obstacles(&plan),
-            matched: plan.matched,
+            obstacles: BTreeSet::new(),
+            matched: Vec::new(),
+            held: false,
             node,
             gpu_node,
-        })
+        }
     }
 }
 

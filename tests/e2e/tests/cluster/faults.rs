@@ -171,7 +171,7 @@ fn a_policy_whose_agent_cannot_start_does_not_claim_to_be_in_force() -> Result<(
     lab.apply(&samples::policy("t4-time-slicing")?)?;
     lab.await_ready("t4-time-slicing")?;
     let broken = r#"{"spec":{"image":"gpunode.test/no-such-agent:1"}}"#;
-    lab.kubectl(&["patch", "gpunodepolicy", "t4-time-slicing", "--type=merge", "-p", broken])?;
+    let change = lab.patch_policy("t4-time-slicing", broken)?;
     lab.await_allocatable(T4, "nvidia.com/gpu", 0)?;
     eventually("the policy is no longer Ready", LIMIT, || {
         let policy = lab.get(&["gpunodepolicy", "t4-time-slicing"])?;
@@ -183,8 +183,8 @@ fn a_policy_whose_agent_cannot_start_does_not_claim_to_be_in_force() -> Result<(
         );
         Ok(())
     })?;
-    let mended = r#"{"spec":{"image":null}}"#;
-    lab.kubectl(&["patch", "gpunodepolicy", "t4-time-slicing", "--type=merge", "-p", mended])?;
+    change.check_written()?;
+    lab.patch_policy("t4-time-slicing", r#"{"spec":{"image":null}}"#)?.check()?;
     lab.await_allocatable(T4, "nvidia.com/gpu", 16)?;
     lab.await_ready("t4-time-slicing")?;
     Ok(())

@@ -8,7 +8,7 @@ const FOLDERS: [&str; 2] = ["manifests/samples", "manifests/samples/pools"];
 
 /// Applies a folder of samples and waits for its policies; answers the policies.
 fn applied(lab: &Lab, folder: &str, how: &[&str]) -> Result<Value> {
-    lab.kubectl(&[&["apply", "-k", folder], how].concat())?;
+    lab.apply_folder(folder, how)?;
     let policies = lab.get(&["gpunodepolicies", "--show-managed-fields"])?;
     for name in gpunode_e2e::names(&policies) {
         lab.await_ready(&name)?;

@@ -86,12 +86,13 @@ fn an_operator_killed_between_two_nodes_is_followed_by_one_that_finishes() -> Re
     let leader = lab.leader()?;
     let process = lab.operator_process(&leader)?;
     let audit = lab.audit()?;
-    lab.apply(POLICY)?;
+    let change = lab.begin(POLICY)?;
     first_node_write(&audit)?;
     process.signal(Signal::KILL)?;
     let at_kill = nodes.labelled()?;
     ensure!(at_kill < NODES, "all {NODES} nodes were written before the kill; the test shows nothing");
     nodes.await_all_labelled()?;
+    change.check()?;
 
     let writes = node_writes(&audit)?;
     let mut names: Vec<&str> = writes.iter().map(AuditEvent::name).collect();
@@ -109,7 +110,7 @@ fn a_leader_that_was_stopped_writes_nothing_after_another_took_over() -> Result<
     let first = lab.leader()?;
     let process = lab.operator_process(&first)?;
     let audit = lab.audit()?;
-    lab.apply(POLICY)?;
+    let change = lab.begin(POLICY)?;
     first_node_write(&audit)?;
     process.signal(Signal::STOP)?;
     let at_stop = nodes.labelled()?;
@@ -119,6 +120,7 @@ fn a_leader_that_was_stopped_writes_nothing_after_another_took_over() -> Result<
     let takeover = takeover(&audit, &second)?;
     process.signal(Signal::CONT)?;
     nodes.await_all_labelled()?;
+    change.check()?;
     // The first one is alive again; give it what a write needs: the time until it holds or asks for the lease again.
     eventually("the first operator has noticed that it does not lead", LIMIT, || {
         let asked = audit.events()?.into_iter().any(|event| {

@@ -165,7 +165,7 @@ fn roll_out_another_image(lab: &Lab, agent: &str) -> Result<()> {
     let other = format!("{image}-rolled-out");
     lab.cluster().node(T4)?.ctr(["images", "tag", "--force", &image, &other])?;
     let patch = format!(r#"{{"spec":{{"image":"{other}"}}}}"#);
-    lab.kubectl(&["patch", "gpunodepolicy", "sharing", "--type=merge", "-p", &patch])?;
+    lab.patch_policy("sharing", &patch)?.check()?;
     eventually("an agent of the other image runs", LIMIT, || {
         let follower = lab.agent_pod(T4, "device-plugin")?;
         let pod = lab.get(&["pod", "-n", NAMESPACE, &follower])?;

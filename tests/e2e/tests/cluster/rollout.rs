@@ -39,7 +39,7 @@ fn a_rollout_stops_at_the_second_node_and_a_fixed_spec_resumes_it() -> Result<()
 
     // No T4 has a unit of that size.
     let v100 = NodeWatch::start(&lab, V100)?;
-    lab.apply(&policy("24Gi"))?;
+    let change = lab.begin(&policy("24Gi"))?;
     let stopped = eventually("the rollout stops", LIMIT, || {
         let policy = lab.get(&["gpunodepolicy", "rollout"])?;
         let stalled = condition(&policy, "Stalled");
@@ -54,6 +54,7 @@ fn a_rollout_stops_at_the_second_node_and_a_fixed_spec_resumes_it() -> Result<()
     }
     assert_eq!(condition(&stopped, "Reconciling")["status"], "False", "{}", stopped["status"]);
     lab.await_allocatable(A100, UNITS, 8 * 3)?;
+    change.check_on(&[A100, T4])?;
     assert_eq!(hash(&lab, V100)?, before, "no node after the second is changed");
     assert_eq!(v100.allocatable(&lab, UNITS)?, [Some(64)]);
 

@@ -187,3 +187,36 @@ fn a_node_that_would_stay_as_it_is_has_no_changes() {
     assert!(plan.nodes[0].changes.is_empty(), "{:?}", plan.nodes[0].changes);
     assert!(plan.nodes[0].obstacles[0].contains("disagree about devicePlugin"), "{:?}", plan.nodes[0].obstacles);
 }
+
+fn shared(replicas: i32, mode: &str) -> GpuNodePolicy {
+    let sharing = json!({"strategy": "TimeSlicing", "replicas": replicas});
+    let plugin = json!({"resources": [{"name": "nvidia.com/gpu", "sharing": sharing}]});
+    policy("pool", &json!({"nodeSelector": {}, "mode": mode, "devicePlugin": plugin}))
+}
+
+/// A node on which a policy is in force, in a cluster that has another one of the same name.
+fn overtaken(in_force: &GpuNodePolicy, there: GpuNodePolicy) -> Cluster {
+    let policies = PolicySet::new([in_force]);
+    let world = World::of(node("n", &json!({})), Some(gpu_node("n")), &policies);
+    let world = world.carried_out(&policies, Timestamp::UNIX_EPOCH).expect("a world");
+    let gpu_nodes = world.gpu_node().cloned().into_iter().collect();
+    Cluster { policies: vec![there], gpu_nodes, nodes: vec![world.node().clone()], ..Cluster::default() }
+}
+
+#[test]
+fn a_node_behind_a_stopped_rollout_changes_from_what_it_has() {
+    let cluster = overtaken(&shared(2, "Enforce"), shared(4, "Enforce"));
+    let to_eight = plan(&cluster, &[shared(8, "Enforce")]);
+    let resource = to_eight.nodes[0].changes.iter().find(|change| change.what == What::Resource).expect("a resource");
+    assert_eq!(resource.from.as_deref(), Some("2 replicas per GPU (TimeSlicing)"));
+    let back = plan(&cluster, &[shared(2, "Enforce")]);
+    assert_eq!((back.nodes.len(), back.is_disruptive()), (0, false), "{:?}", back.nodes);
+}
+
+#[test]
+fn a_policy_that_pauses_counts_the_nodes_that_it_governs() {
+    let policies = |mode| shared(2, mode);
+    let plan = plan(&overtaken(&policies("Enforce"), policies("Enforce")), &[policies("Paused")]);
+    assert_eq!(plan.policies[0].matched, 1);
+    assert!(plan.nodes.iter().all(|node| node.changes.is_empty()), "{:?}", plan.nodes);
+}

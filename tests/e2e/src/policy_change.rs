@@ -1,0 +1,272 @@
+//! Every change of a policy, and whether `kubectl gpunode plan` foretold what came of it.
+//!
+//! The plan is taken before the change, the objects before and after it; the plan must be their difference. What became of
+//! each change is written down for the end of the suite (`tests/plans.rs`), which finds changes that went round this.
+
+use crate::{
+    Lab,
+    difference::{Differences, ensure_equal, ensure_previewed, foretold},
+    eventually,
+    fleet::Fleet,
+};
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use std::{
+    fs::{self, OpenOptions},
+    io::Write,
+    path::PathBuf,
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+/// How long all nodes may take, one after the other.
+const SETTLE: Duration = Duration::from_secs(90);
+
+/// Exit code of a plan that running pods would notice.
+const DISRUPTIVE: i32 = 2;
+
+/// Policies that were written, with what was planned and seen before.
+#[must_use = "compare it with its plan, or say why it cannot be"]
+pub struct PolicyChange<'a> {
+    lab: &'a Lab,
+    /// Those of the manifest that are not in mode Preview, and the plan for them.
+    enforced: Option<Value>,
+    previews: Vec<Value>,
+    names: Vec<String>,
+    before: Fleet,
+    written: (Timestamp, Timestamp),
+}
+
+/// One line of what is written down.
+#[derive(Debug)]
+pub struct Written {
+    /// Names of the policies.
+    pub policies: Vec<String>,
+    /// When they were written.
+    pub from: Timestamp,
+    /// The end of that.
+    pub to: Timestamp,
+    /// Why they were not compared with a plan; `None` where they were.
+    pub excuse: Option<String>,
+    /// How many differences were foretold.
+    pub differences: u64,
+}
+
+impl Lab {
+    /// `kubectl apply` of a manifest, which must succeed. Policies in it must do what was planned.
+    pub fn apply(&self, manifest: &str) -> Result<()> {
+        match policies_of(manifest)?.is_empty() {
+            true => succeeded(&self.kubectl_with_input(&["apply", "-f", "-"], manifest)?),
+            false => self.begin(manifest)?.check(),
+        }
+    }
+
+    /// `kubectl apply` of a manifest with policies, for tests that act before all of it has happened.
+    pub fn begin(&self, manifest: &str) -> Result<PolicyChange<'_>> {
+        self.change(policies_of(manifest)?, || self.kubectl_with_input(&["apply", "-f", "-"], manifest))
+    }
+
+    /// `kubectl apply -k` of a folder with policies.
+    pub fn apply_folder(&self, folder: &str, how: &[&str]) -> Result<()> {
+        let policies = policies_of(&self.kubectl(&["kustomize", folder])?)?;
+        self.change(policies, || self.try_kubectl(&[&["apply", "-k", folder], how].concat()))?.check()
+    }
+
+    /// `kubectl patch` of a policy with a merge patch.
+    pub fn patch_policy(&self, name: &str, patch: &str) -> Result<PolicyChange<'_>> {
+        let command = ["patch", "gpunodepolicy", name, "--type=merge", "-p", patch];
+        let patched = self.kubectl(&[&command[..], &["--dry-run=server", "-o", "json"]].concat())?;
+        let patched: Value = serde_json::from_str(&patched).context("parse the patched policy")?;
+        let policy = json!({"apiVersion": patched["apiVersion"], "kind": patched["kind"], "metadata": {"name": name},
+            "spec": patched["spec"]});
+        self.change(vec![policy], || self.try_kubectl(&command))
+    }
+
+    /// Applies a manifest that must be refused, by the API server and by `kubectl gpunode plan`, and gives the former's words.
+    pub fn refusal(&self, manifest: &str) -> Result<String> {
+        let planned = self.try_plan(&policies_of(manifest)?)?;
+        ensure!(planned.status.code() == Some(1), "a plan was made: {planned:?}\n{manifest}");
+        let output = self.kubectl_with_input(&["apply", "-f", "-"], manifest)?;
+        ensure!(!output.status.success(), "it was accepted: {manifest}");
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    fn change(&self, policies: Vec<Value>, write: impl FnOnce() -> Result<Output>) -> Result<PolicyChange<'_>> {
+        let names = policies.iter().filter_map(|policy| policy["metadata"]["name"].as_str()).map(str::to_owned);
+        let names: Vec<String> = names.collect();
+        ensure!(!names.is_empty(), "there is no policy in it");
+        let (previews, enforced): (Vec<_>, Vec<_>) =
+            policies.into_iter().partition(|policy| policy["spec"]["mode"] == "Preview");
+        let enforced = if enforced.is_empty() { None } else { Some(self.plan(&enforced)?) };
+        // Of previews alone the plan is taken before as well; others are previewed on top of what is in force by then.
+        let before = Fleet::read(self)?;
+        let from = Timestamp::now();
+        succeeded(&write()?)?;
+        Ok(PolicyChange { lab: self, enforced, previews, names, before, written: (from, Timestamp::now()) })
+    }
+
+    fn try_plan(&self, policies: &[Value]) -> Result<Output> {
+        let stream: String = policies.iter().map(|policy| format!("---\n{policy}\n")).collect();
+        let mut command = self.gpunode_command(&["plan", "-f", "-", "-o", "json"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().context("start kubectl-gpunode")?;
+        let mut input = child.stdin.take().context("open standard input of kubectl-gpunode")?;
+        input.write_all(stream.as_bytes()).context("write to kubectl-gpunode")?;
+        drop(input);
+        child.wait_with_output().context("wait for kubectl-gpunode")
+    }
+
+    fn plan(&self, policies: &[Value]) -> Result<Value> {
+        let output = self.try_plan(policies)?;
+        let shown = || String::from_utf8_lossy(&output.stderr).into_owned();
+        let plan: Value =
+            serde_json::from_slice(&output.stdout).with_context(|| format!("parse a plan: {}", shown()))?;
+        let nodes = plan["nodes"].as_array().context("find the nodes of a plan")?;
+        let expected = if nodes.iter().any(|node| node.get("disruptions").is_some()) { DISRUPTIVE } else { 0 };
+        ensure!(output.status.code() == Some(expected), "plan ended with {}: {plan}{}", output.status, shown());
+        Ok(plan)
+    }
+
+    fn ledger(&self) -> PathBuf {
+        self.cluster().folder().join("policy-changes.jsonl")
+    }
+
+    /// Every change of a policy on this cluster by the tests, in order.
+    pub fn policy_changes(&self) -> Result<Vec<Written>> {
+        let path = self.ledger();
+        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        text.lines().map(Written::read).collect()
+    }
+}
+
+impl PolicyChange<'_> {
+    /// Waits until no policy is under way. The plan must have been the difference then, and foretold what agents offer.
+    pub fn check(self) -> Result<()> {
+        let planned = self.planned()?;
+        eventually(&format!("policies {:?} are in force as planned", self.names), SETTLE, || {
+            let after = Fleet::read(self.lab)?;
+            after.ensure_settled()?;
+            ensure_equal(&planned, &self.before.difference(&after))?;
+            self.ensure_offers(&after)?;
+            self.ensure_policies(&after)
+        })?;
+        self.ensure_previews()?;
+        self.written_down(None, planned.len())
+    }
+
+    /// The same where agents cannot follow: what is written must be as planned.
+    pub fn check_written(self) -> Result<()> {
+        let planned = self.planned()?;
+        eventually(&format!("policies {:?} are written as planned", self.names), SETTLE, || {
+            let after = Fleet::read(self.lab)?;
+            self.names.iter().try_for_each(|name| after.ensure_observed(name))?;
+            ensure_equal(&planned, &self.before.difference(&after))
+        })?;
+        self.written_down(None, planned.len())
+    }
+
+    /// The same where a rollout stops before it has reached all nodes: it must be as planned on these, and nothing on others.
+    pub fn check_on(self, nodes: &[&str]) -> Result<()> {
+        let mut planned = self.planned()?;
+        planned.retain(|difference| nodes.contains(&difference.node.as_str()));
+        eventually(&format!("policies {:?} are in force as planned on {nodes:?}", self.names), SETTLE, || {
+            let after = Fleet::read(self.lab)?;
+            after.ensure_settled()?;
+            ensure_equal(&planned, &self.before.difference(&after))
+        })?;
+        self.written_down(None, planned.len())
+    }
+
+    /// Leaves it without a comparison, for a reason.
+    pub fn not_compared(self, reason: &str) -> Result<()> {
+        self.written_down(Some(reason), 0)
+    }
+
+    fn planned(&self) -> Result<Differences> {
+        self.enforced.as_ref().map_or_else(|| Ok(Differences::new()), foretold)
+    }
+
+    /// What nodes would offer, where nobody holds anything.
+    fn ensure_offers(&self, after: &Fleet) -> Result<()> {
+        let nodes = self.enforced.iter().flat_map(|plan| plan["nodes"].as_array()).flatten();
+        for node in nodes {
+            let name = node["name"].as_str().unwrap_or_default();
+            for offer in node["offers"].as_array().into_iter().flatten() {
+                let resource = offer["resource"].as_str().unwrap_or_default();
+                let offered = self.before.offered(name, resource).and_then(|_| after.offered(name, resource));
+                ensure!(
+                    offered.is_none_or(|offered| offer["then"] == offered),
+                    "{name} offers {offered:?} {resource}; the plan was {offer}"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// What becomes of the policies themselves.
+    fn ensure_policies(&self, after: &Fleet) -> Result<()> {
+        let policies = self.enforced.iter().flat_map(|plan| plan["policies"].as_array()).flatten();
+        for policy in policies {
+            let name = policy["name"].as_str().unwrap_or_default();
+            let (action, nodes) = (self.before.action_on(name, after), after.status(name, "nodes"));
+            ensure!(policy["action"] == action, "{action} happened to the policy; the plan was {policy}");
+            ensure!(policy["matched"] == nodes["matched"], "the policy counts {nodes}; the plan was {policy}");
+        }
+        Ok(())
+    }
+
+    fn ensure_previews(&self) -> Result<()> {
+        for policy in &self.previews {
+            let name = policy["metadata"]["name"].as_str().unwrap_or_default();
+            let plan = self.lab.plan(std::slice::from_ref(policy))?;
+            eventually(&format!("policy {name} previews what is planned"), SETTLE, || {
+                let now = Fleet::read(self.lab)?;
+                now.ensure_observed(name)?;
+                ensure_previewed(&plan, &now.status(name, "preview"))
+            })?;
+        }
+        Ok(())
+    }
+
+    fn written_down(&self, excuse: Option<&str>, differences: usize) -> Result<()> {
+        let line = json!({"policies": self.names, "from": self.written.0, "to": self.written.1, "excuse": excuse,
+            "differences": differences});
+        let path = self.lab.ledger();
+        let mut file = OpenOptions::new().create(true).append(true).open(&path);
+        let file = file.as_mut().map_err(|error| anyhow::anyhow!("open {}: {error}", path.display()))?;
+        writeln!(file, "{line}").with_context(|| format!("write {}", path.display()))
+    }
+}
+
+impl Written {
+    fn read(line: &str) -> Result<Self> {
+        let line: Value = serde_json::from_str(line).context("parse a line about a change of policies")?;
+        let time = |field: &str| line[field].as_str().unwrap_or_default().parse().context("parse a time");
+        let policies = line["policies"].as_array().into_iter().flatten();
+        Ok(Self {
+            policies: policies.filter_map(Value::as_str).map(str::to_owned).collect(),
+            from: time("from")?,
+            to: time("to")?,
+            excuse: line["excuse"].as_str().map(str::to_owned),
+            differences: line["differences"].as_u64().unwrap_or_default(),
+        })
+    }
+}
+
+/// The policies of a manifest.
+fn policies_of(manifest: &str) -> Result<Vec<Value>> {
+    let mut policies = Vec::new();
+    for document in serde_yaml::Deserializer::from_str(manifest) {
+        let object: Value = serde::Deserialize::deserialize(document).context("read a manifest")?;
+        if object["kind"] == "GpuNodePolicy" {
+            policies.push(object);
+        }
+    }
+    Ok(policies)
+}
+
+fn succeeded(output: &Output) -> Result<()> {
+    ensure!(output.status.success(), "kubectl: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! The end of the suite: no policy was changed without a comparison of its plan with what came of it, or a reason.
+
+use anyhow::{Context, Result, ensure};
+use gpunode_e2e::{AuditLog, Lab};
+
+#[test]
+#[ignore = "needs the local cluster, after all other tests: make test"]
+fn every_policy_change_of_the_suite_was_compared_with_its_plan() -> Result<()> {
+    let lab = Lab::enter()?;
+    let known = lab.policy_changes()?;
+    let audit = AuditLog::whole(lab.cluster().audit_log());
+    for write in audit.events()?.iter().filter(|event| event.is_policy_change()) {
+        let time = write.time()?;
+        let of_it = known.iter().filter(|change| (change.from..=change.to).contains(&time));
+        of_it
+            .flat_map(|change| &change.policies)
+            .find(|policy| *policy == write.name())
+            .with_context(|| format!("nobody compared with a plan what came of {write}"))?;
+    }
+    let (compared, excused): (Vec<_>, Vec<_>) = known.iter().partition(|change| change.excuse.is_none());
+    let differences: u64 = compared.iter().map(|change| change.differences).sum();
+    println!("{} policy changes did what was planned: {differences} differences of nodes", compared.len());
+    for change in &excused {
+        println!("not compared: {:?}: {}", change.policies, change.excuse.as_deref().unwrap_or_default());
+    }
+    ensure!(differences > 0 && compared.len() > excused.len(), "hardly anything was compared");
+    Ok(())
+}
