@@ -115,11 +115,11 @@ pub fn ensure_previewed(plan: &Value, status: &Value) -> Result<()> {
 /// Fails where something else happened than was planned, and shows both.
 pub fn ensure_equal(planned: &Differences, happened: &Differences) -> Result<()> {
     let lines = |differences: &mut dyn Iterator<Item = &Difference>| {
-        differences.map(|difference| format!("\n  {difference}")).collect::<String>()
+        differences.map(ToString::to_string).collect::<Vec<_>>().join("\n  ")
     };
     ensure!(
         planned == happened,
-        "planned and did not happen:{}\nhappened and was not planned:{}\nall of the plan:{}\nall that happened:{}",
+        "planned and did not happen:\n  {}\nhappened and was not planned:\n  {}\nall of the plan:\n  {}\nall that happened:\n  {}",
         lines(&mut planned.difference(happened)),
         lines(&mut happened.difference(planned)),
         lines(&mut planned.iter()),
@@ -133,13 +133,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn plan(changes: Value) -> Value {
+    fn plan(changes: &Value) -> Value {
         json!({"nodes": [{"name": "n", "changes": changes}]})
     }
 
     #[test]
     fn a_plan_equals_the_difference_that_it_foretells() {
-        let plan = plan(json!([
+        let plan = plan(&json!([
             {"action": "add", "what": "label", "key": "a", "to": "b"},
             {"action": "remove", "what": "taint", "key": "t:NoSchedule", "from": ""},
             {"action": "change", "what": "resource", "key": "x/y", "from": "in words", "to": "in other words"},
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_preview_is_compared_by_what_it_says() {
-        let plan = plan(json!([
+        let plan = plan(&json!([
             {"action": "change", "what": "label", "key": "a", "from": "x", "to": "b"},
             {"action": "remove", "what": "label", "key": "c", "from": "d"},
             {"action": "add", "what": "taint", "key": "t:NoSchedule", "to": ""},

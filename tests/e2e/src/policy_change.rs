@@ -56,10 +56,10 @@ pub struct Written {
 impl Lab {
     /// `kubectl apply` of a manifest, which must succeed. Policies in it must do what was planned.
     pub fn apply(&self, manifest: &str) -> Result<()> {
-        match policies_of(manifest)?.is_empty() {
-            true => succeeded(&self.kubectl_with_input(&["apply", "-f", "-"], manifest)?),
-            false => self.begin(manifest)?.check(),
+        if policies_of(manifest)?.is_empty() {
+            return succeeded(&self.kubectl_with_input(&["apply", "-f", "-"], manifest)?);
         }
+        self.begin(manifest)?.check()
     }
 
     /// `kubectl apply` of a manifest with policies, for tests that act before all of it has happened.
@@ -107,12 +107,13 @@ impl Lab {
     }
 
     fn try_plan(&self, policies: &[Value]) -> Result<Output> {
-        let stream: String = policies.iter().map(|policy| format!("---\n{policy}\n")).collect();
         let mut command = self.gpunode_command(&["plan", "-f", "-", "-o", "json"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("start kubectl-gpunode")?;
         let mut input = child.stdin.take().context("open standard input of kubectl-gpunode")?;
-        input.write_all(stream.as_bytes()).context("write to kubectl-gpunode")?;
+        for policy in policies {
+            writeln!(input, "---\n{policy}").context("write to kubectl-gpunode")?;
+        }
         drop(input);
         child.wait_with_output().context("wait for kubectl-gpunode")
     }
@@ -189,7 +190,7 @@ impl PolicyChange<'_> {
 
     /// What nodes would offer, where nobody holds anything.
     fn ensure_offers(&self, after: &Fleet) -> Result<()> {
-        let nodes = self.enforced.iter().flat_map(|plan| plan["nodes"].as_array()).flatten();
+        let nodes = self.enforced.iter().filter_map(|plan| plan["nodes"].as_array()).flatten();
         for node in nodes {
             let name = node["name"].as_str().unwrap_or_default();
             for offer in node["offers"].as_array().into_iter().flatten() {
@@ -206,7 +207,7 @@ impl PolicyChange<'_> {
 
     /// What becomes of the policies themselves.
     fn ensure_policies(&self, after: &Fleet) -> Result<()> {
-        let policies = self.enforced.iter().flat_map(|plan| plan["policies"].as_array()).flatten();
+        let policies = self.enforced.iter().filter_map(|plan| plan["policies"].as_array()).flatten();
         for policy in policies {
             let name = policy["name"].as_str().unwrap_or_default();
             let (action, nodes) = (self.before.action_on(name, after), after.status(name, "nodes"));

@@ -22,6 +22,19 @@ fn plan(cluster: &Cluster, wanted: &[GpuNodePolicy]) -> Plan {
     Plan::of(cluster, &wanted, &BTreeSet::new(), Timestamp::UNIX_EPOCH).expect("a plan")
 }
 
+/// A cluster once its policies are in force.
+fn carried_out(mut cluster: Cluster) -> Cluster {
+    let policies = PolicySet::new(&cluster.policies);
+    let mut gpu_nodes: BTreeMap<_, _> = cluster.gpu_nodes.drain(..).map(|of| (of.name_any(), of)).collect();
+    for node in &mut cluster.nodes {
+        let world = World::of(node.clone(), gpu_nodes.remove(&node.name_any()), &policies);
+        let world = world.carried_out(&policies, Timestamp::UNIX_EPOCH).expect("a world");
+        *node = world.node().clone();
+        cluster.gpu_nodes.extend(world.gpu_node().cloned());
+    }
+    cluster
+}
+
 /// Two GPUs, one of them held.
 fn gpu_node(name: &str) -> GpuNode {
     let gpu = |index: u32| {
@@ -70,7 +83,7 @@ pub fn sample() -> Plan {
         &json!({"nodeSelector": {"matchLabels": {"pool": "c"}}, "labels": {"a": "b"}, "mode": "Preview"}),
     );
     let more = policy("more", &json!({"nodeSelector": {"matchLabels": {"pool": "d"}}, "devicePlugin": {}}));
-    plan(&cluster, &[wanted, other, more])
+    plan(&carried_out(cluster), &[wanted, other, more])
 }
 
 #[test]
@@ -195,17 +208,15 @@ fn shared(replicas: i32, mode: &str) -> GpuNodePolicy {
 }
 
 /// A node on which a policy is in force, in a cluster that has another one of the same name.
-fn overtaken(in_force: &GpuNodePolicy, there: GpuNodePolicy) -> Cluster {
-    let policies = PolicySet::new([in_force]);
-    let world = World::of(node("n", &json!({})), Some(gpu_node("n")), &policies);
-    let world = world.carried_out(&policies, Timestamp::UNIX_EPOCH).expect("a world");
-    let gpu_nodes = world.gpu_node().cloned().into_iter().collect();
-    Cluster { policies: vec![there], gpu_nodes, nodes: vec![world.node().clone()], ..Cluster::default() }
+fn overtaken(by: GpuNodePolicy, in_force: GpuNodePolicy) -> Cluster {
+    let nodes = vec![node("n", &json!({}))];
+    let cluster = Cluster { policies: vec![in_force], gpu_nodes: vec![gpu_node("n")], nodes, ..Cluster::default() };
+    Cluster { policies: vec![by], ..carried_out(cluster) }
 }
 
 #[test]
 fn a_node_behind_a_stopped_rollout_changes_from_what_it_has() {
-    let cluster = overtaken(&shared(2, "Enforce"), shared(4, "Enforce"));
+    let cluster = overtaken(shared(4, "Enforce"), shared(2, "Enforce"));
     let to_eight = plan(&cluster, &[shared(8, "Enforce")]);
     let resource = to_eight.nodes[0].changes.iter().find(|change| change.what == What::Resource).expect("a resource");
     assert_eq!(resource.from.as_deref(), Some("2 replicas per GPU (TimeSlicing)"));
@@ -216,7 +227,7 @@ fn a_node_behind_a_stopped_rollout_changes_from_what_it_has() {
 #[test]
 fn a_policy_that_pauses_counts_the_nodes_that_it_governs() {
     let policies = |mode| shared(2, mode);
-    let plan = plan(&overtaken(&policies("Enforce"), policies("Enforce")), &[policies("Paused")]);
+    let plan = plan(&overtaken(policies("Enforce"), policies("Enforce")), &[policies("Paused")]);
     assert_eq!(plan.policies[0].matched, 1);
     assert!(plan.nodes.iter().all(|node| node.changes.is_empty()), "{:?}", plan.nodes);
 }
