@@ -24,7 +24,7 @@ fn plan(cluster: &Cluster, wanted: &[GpuNodePolicy]) -> Plan {
 
 /// A cluster once its policies are in force.
 fn carried_out(mut cluster: Cluster) -> Cluster {
-    let policies = PolicySet::new(&cluster.policies);
+    let policies = cluster.policy_set(&cluster.policies);
     let mut gpu_nodes: BTreeMap<_, _> = cluster.gpu_nodes.drain(..).map(|of| (of.name_any(), of)).collect();
     for node in &mut cluster.nodes {
         let world = World::of(node.clone(), gpu_nodes.remove(&node.name_any()), &policies);
@@ -169,7 +169,7 @@ fn an_operator_without_fact_labels_is_planned_without_them() {
             ..Cluster::default()
         };
         let policies = cluster.policy_set([]);
-        let before = World::of(cluster.nodes[0].clone(), Some(cluster.gpu_nodes[0].clone()));
+        let before = World::of(cluster.nodes[0].clone(), Some(cluster.gpu_nodes[0].clone()), &policies);
         let before = before.carried_out(&policies, Timestamp::UNIX_EPOCH).expect("a plan");
         assert_eq!(plan(&cluster, std::slice::from_ref(&policy)).nodes[0].changes.len(), 1);
         !before.entries.contains_key(&(What::Label, "nvidia.com/gpu.count".to_owned()))
