@@ -1,5 +1,5 @@
 //! `GpuNode`: one per node that has a GPU or is governed by a `devicePlugin`. The operator writes `spec`, the agent of the
-//! node writes `status`.
+//! node writes `status`, but for two conditions that are the operator's.
 
 #![allow(clippy::duplicated_attributes, reason = "each printer column has a type and a path")]
 
@@ -32,9 +32,10 @@ pub const MAX_WAITING_PODS: usize = 16;
     shortname = "gn",
     status = "GpuNodeStatus",
     derive = "PartialEq",
-    doc = "The GPUs of one node: what the operator asks of the agent there (spec, written by the operator alone) and what the agent found and did (status, written by that agent alone).",
+    doc = "The GPUs of one node: what the operator asks of the agent there (spec, written by the operator alone) and what the agent found and did (status, written by that agent; but for the conditions `Conflict` and `FactLabels`, which are the operator's).",
     printcolumn(name = "Hardware", type_ = "string", json_path = ".status.hardware"),
     printcolumn(name = "Policy", type_ = "string", json_path = ".spec.config.policy"),
+    printcolumn(name = "In Use", type_ = "string", json_path = ".status.inUse"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
     printcolumn(
@@ -43,7 +44,8 @@ pub const MAX_WAITING_PODS: usize = 16;
         json_path = ".status.waiting[0].pods[0]",
         description = "The first of the pods that a change of sharing waits for; `kubectl gpunode status NODE` shows all of them."
     ),
-    printcolumn(name = "Driver", type_ = "string", json_path = ".status.driverVersion"),
+    printcolumn(name = "Held By", type_ = "string", json_path = ".status.heldBy", priority = 1),
+    printcolumn(name = "Driver", type_ = "string", json_path = ".status.driverVersion", priority = 1),
     printcolumn(name = "Config", type_ = "string", json_path = ".status.configHash", priority = 1),
     printcolumn(name = "Agent", type_ = "string", json_path = ".status.agent.pod", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
@@ -98,6 +100,16 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub hardware: Option<String>,
+
+    /// How much of each resource containers hold, in a few words, such as `nvidia.com/gpu 5/8`; `holders` has it all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub in_use: Option<String>,
+
+    /// The pods that hold something, in a few words, such as `ml/train-0, ml/notebook and 3 more`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub held_by: Option<String>,
 
     /// Version of the NVIDIA driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -165,7 +177,8 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected_config: Option<RejectedConfiguration>,
 
-    /// `Ready`, `ConfigurationAccepted`, `Registered`, `DevicesOffered` and `DriverAvailable`.
+    /// `Ready`, `ConfigurationAccepted`, `Registered`, `DevicesOffered` and `DriverAvailable` by the agent, `Conflict` and
+    /// `FactLabels` by the operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::conditions::conditions")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]

@@ -4,6 +4,7 @@ mod conditions;
 mod hardware;
 mod missing;
 mod resources;
+mod usage;
 
 pub use conditions::{holders_unknown, not_offered, not_registered};
 pub use missing::{keep_missing, next_given_up};
@@ -67,6 +68,7 @@ pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
     let page = facts.page;
     let in_force = facts.plugin.map(|plugin| plugin.in_force);
     let rejected = in_force.and_then(|in_force| in_force.rejected.as_ref());
+    let resources = facts.plugin.map(|plugin| resources::resources(page, plugin)).unwrap_or_default();
     GpuNodeStatus {
         agent: Some(Agent {
             pod: identity.pod.clone(),
@@ -84,7 +86,9 @@ pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
             .and_then(|in_force| Some(in_force.accepted.as_ref()?.config.mig_strategy()))
             .filter(|strategy| *strategy != MigStrategy::None),
         gpus: inventory.map(|inventory| inventory.gpus.iter().map(hardware::device).collect()).unwrap_or_default(),
-        resources: facts.plugin.map(|plugin| resources::resources(page, plugin)).unwrap_or_default(),
+        in_use: usage::in_use(&resources, &page.holders),
+        held_by: usage::held_by(&page.holders),
+        resources,
         holders: page.holders.iter().take(MAX_HOLDERS).map(holder).collect(),
         holders_truncated: page.holders.len() > MAX_HOLDERS,
         waiting: page.waiting.iter().take(MAX_DEVICES).map(waiting).collect(),

@@ -4,7 +4,7 @@
 //! minutes between cost no time.
 
 use anyhow::{Result, ensure};
-use gpunode_e2e::{Lab, A100, eventually};
+use gpunode_e2e::{A100, Lab, eventually};
 use std::time::Duration;
 
 /// No other test has a resource of this name.

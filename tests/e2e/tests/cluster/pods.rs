@@ -48,7 +48,12 @@ fn tolerating_pods_run_on_the_v100_node_and_see_the_gpus_they_were_given() -> Re
     let distinct: BTreeSet<String> = held.iter().cloned().collect();
     assert_eq!(distinct.len(), held.len(), "no GPU is given out twice: {held:?}");
     ensure!(distinct.is_subset(&of_node), "{distinct:?} are not of {of_node:?}");
-    Ok(())
+    eventually("the table of GpuNodes tells what is held and by whom", LIMIT, || {
+        let table = lab.kubectl(&["get", "gpunodes", V100, "-o", "wide"])?;
+        let told = ["nvidia.com/gpu 7/8", "default/gpu-pod, default/gpu-pod-2, default/gpu-pod-4"];
+        ensure!(told.iter().all(|text| table.contains(text)), "{table}");
+        Ok(())
+    })
 }
 
 #[test]

@@ -1,0 +1,75 @@
+//! What is in use and by whom, in a few words for a table. Pure.
+
+use gpunode_crds::ResourceStatus;
+use gpunode_gpu::Holder;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Resources and pods that are named; more are counted.
+const NAMED: usize = 3;
+
+/// How much of each resource is held, such as `nvidia.com/gpu 5/8, nvidia.com/gpu.shared 1/16`. What is held under a name
+/// that is not offered any more comes last, without a capacity.
+pub fn in_use(resources: &[ResourceStatus], holders: &[Holder]) -> Option<String> {
+    let mut held: BTreeMap<&str, u64> = BTreeMap::new();
+    for holder in holders {
+        *held.entry(&holder.resource).or_default() += u64::from(holder.count);
+    }
+    let offered = resources.iter().map(|resource| {
+        let count = held.remove(resource.name.as_str()).unwrap_or_default();
+        format!("{} {count}/{}", resource.name, resource.capacity)
+    });
+    let mut parts: Vec<String> = offered.collect();
+    parts.extend(held.iter().map(|(name, count)| format!("{name} {count}")));
+    few(&parts)
+}
+
+/// The pods that hold something, such as `ml/train-0, ml/notebook`.
+pub fn held_by(holders: &[Holder]) -> Option<String> {
+    let pods: BTreeSet<String> = holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
+    few(&Vec::from_iter(pods))
+}
+
+fn few(parts: &[String]) -> Option<String> {
+    let (named, more) = parts.split_at_checked(NAMED).unwrap_or((parts, &[]));
+    let text = named.join(", ");
+    match more.len() {
+        0 => (!text.is_empty()).then_some(text),
+        count => Some(format!("{text} and {count} more")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(pod: &str, resource: &str, count: u32) -> Holder {
+        Holder {
+            namespace: "ml".to_owned(),
+            pod: pod.to_owned(),
+            container: "main".to_owned(),
+            resource: resource.to_owned(),
+            device: "GPU-1".to_owned(),
+            count,
+        }
+    }
+
+    fn offered(names: &[&str]) -> Vec<ResourceStatus> {
+        let of = |name: &&str| ResourceStatus { name: (*name).to_owned(), capacity: 8, ..ResourceStatus::default() };
+        names.iter().map(of).collect()
+    }
+
+    #[test]
+    fn each_resource_tells_how_much_of_it_is_held() {
+        let holders = [holder("a", "x/gpu", 2), holder("b", "x/gpu", 1), holder("b", "x/old", 1)];
+        assert_eq!(in_use(&offered(&["x/gpu", "x/idle"]), &holders).unwrap(), "x/gpu 3/8, x/idle 0/8, x/old 1");
+        assert_eq!(in_use(&[], &[]), None);
+    }
+
+    #[test]
+    fn pods_are_named_once_and_many_are_counted() {
+        let holders = ["a", "a", "b", "c", "d", "e"].map(|pod| holder(pod, "x/gpu", 1));
+        assert_eq!(held_by(&holders).unwrap(), "ml/a, ml/b, ml/c and 2 more");
+        assert_eq!(held_by(&holders[..2]).unwrap(), "ml/a");
+        assert_eq!(held_by(&[]), None);
+    }
+}
