@@ -74,6 +74,9 @@ pub fn claim<K: Ord + Clone>(
     for key in released(current, &recorded, wanted) {
         recorded.release(&key);
     }
+    for (key, actual) in retaken(current, &recorded, wanted, now) {
+        recorded.was_before(&key, actual);
+    }
     let mut claims = Claims {
         set: BTreeMap::new(),
         remove: current.keys().filter(|key| is_always_ours(key) && !wanted.contains_key(key)).cloned().collect(),
@@ -88,15 +91,7 @@ pub fn claim<K: Ord + Clone>(
         let fate = if is_always_ours(key) {
             Fate::Owned { restores: Vec::new() }
         } else if let Some(conceded) = recorded.conceded.get(key) {
-            let fate = fate_of_conceded(actual, conceded, wanted, restores, now);
-            if wanted.take_over && matches!(fate, Fate::Owned { .. }) && actual != Some(&wanted.value) {
-                // What was there before is what the other wanted last.
-                match actual {
-                    Some(actual) => drop(recorded.before.insert(key.clone(), actual.clone())),
-                    None => drop(recorded.before.remove(key)),
-                }
-            }
-            fate
+            fate_of_conceded(actual, conceded, wanted, restores, now)
         } else if let Some(value) = recorded.owned.get(key) {
             match recorded.before.get(key) {
                 Some(before) if !wanted.take_over => Fate::GivenBack { before: before.clone() },
@@ -138,6 +133,25 @@ pub fn released<K: Ord + Clone>(
         |key: &K| wanted.get(key).is_some_and(|wanted| wanted.take_over || !recorded.before.contains_key(key));
     let changed = recorded.owned.iter().filter(|(key, value)| current.get(key) != Some(value)).map(|(key, _)| key);
     changed.chain(recorded.conceded.keys()).filter(|key| !is_wanted(key)).cloned().collect()
+}
+
+/// Keys that are taken over again from those to whom they were conceded, with what these wanted last where the record does not
+/// have that as what was there before. Selectors see it from here on.
+pub fn retaken<K: Ord + Clone>(
+    current: &BTreeMap<K, String>,
+    recorded: &Entries<K>,
+    wanted: &BTreeMap<K, Wanted>,
+    now: Timestamp,
+) -> Vec<(K, Option<String>)> {
+    let retaken = |(key, conceded): (&K, &Conceded)| {
+        let wanted = wanted.get(key).filter(|wanted| wanted.take_over)?;
+        let actual = current.get(key);
+        let restores = recorded.restored.get(key).map(Vec::as_slice).unwrap_or_default();
+        let is_told = actual == Some(&wanted.value) || actual == recorded.before.get(key);
+        let fate = fate_of_conceded(actual, conceded, wanted, restores, now);
+        (!is_told && matches!(fate, Fate::Owned { .. })).then(|| (key.clone(), actual.cloned()))
+    };
+    recorded.conceded.iter().filter_map(retaken).collect()
 }
 
 /// What becomes of a key that is wanted.

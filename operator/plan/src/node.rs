@@ -2,7 +2,7 @@
 
 use crate::{
     agent_config::{self, GpuNodeChange},
-    claim::{Claims, claim, released},
+    claim::{Claims, claim, released, retaken},
     compose::{Disagreement, Wanted, governing},
     conditions::{self, ConditionsChange, Verdict, foreign_facts, foreign_keys},
     conflict::Conflict,
@@ -214,8 +214,8 @@ fn plan_with(
         let plan = held_by_pause(first, &paused, &matching(&record), node, gpu_node, now);
         return (plan, node.clone());
     }
-    // A key that was ours and that somebody changed becomes visible to selectors, which may make more policies match. The
-    // record shrinks with every round, so this ends.
+    // A key that was ours and that somebody changed becomes visible to selectors, which may make other policies match. Each
+    // round a key leaves the record or has what is there now as what was there before, so this ends.
     let wishes = loop {
         let matched = matching(&record);
         let wishes = match Wishes::of(matched, policies, turn, node, gpu_node, now) {
@@ -236,11 +236,15 @@ fn plan_with(
             }
         };
         let released = released(&node.labels, &record.labels, &wishes.labels);
-        if released.is_empty() {
+        let retaken = retaken(&node.labels, &record.labels, &wishes.labels, now);
+        if released.is_empty() && retaken.is_empty() {
             break wishes;
         }
         for key in &released {
             record.labels.release(key);
+        }
+        for (key, actual) in retaken {
+            record.labels.was_before(&key, actual);
         }
     };
     wishes.plan(node, &record, gpu_node, now)

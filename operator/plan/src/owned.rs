@@ -65,6 +65,17 @@ impl<K: Ord> Entries<K> {
         self.conceded.remove(key);
     }
 
+    /// Remembers what was there before a key, absence included.
+    pub fn was_before(&mut self, key: &K, value: Option<String>)
+    where
+        K: Clone,
+    {
+        match value {
+            Some(value) => drop(self.before.insert(key.clone(), value)),
+            None => drop(self.before.remove(key)),
+        }
+    }
+
     /// Whether selectors are to see what was there before a key, and not what is there. A key that is fought over stays as
     /// hidden as it was when it was ours, so that no policy comes and goes with it.
     pub fn hides(&self, key: &K) -> bool {

@@ -271,3 +271,16 @@ fn what_the_other_wanted_last_is_given_back() {
     world.converge(&[]);
     assert_eq!(world.label("team"), Some("insisted"));
 }
+
+#[test]
+fn a_policy_that_selects_by_a_key_that_was_conceded_and_is_gone_does_not_take_it_up_again() {
+    let record = r#"{"version":1,"before":{"labels":{"pool":"a"}},"conceded":{"labels":{"pool":{"by":"taker@1","gone":false}}}}"#;
+    let policies =
+        [policy("taker", "{nodeSelector: {matchLabels: {pool: a}}, onConflict: TakeOver, labels: {pool: b}}")];
+    let mut world = World::sample();
+    world.set_label("pool", None);
+    world.set_record(Some(record));
+    world.converge(&policies);
+    assert_eq!((world.label("pool"), world.record()), (None, None));
+    assert_eq!(world.plan(&policies).patch, None);
+}
