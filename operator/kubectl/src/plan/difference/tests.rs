@@ -109,13 +109,11 @@ fn a_new_policy_adds_and_a_foreign_value_stays() {
 
 #[test]
 fn what_a_deleted_policy_gave_goes_and_what_runs_on_it_notices() {
-    let record = r#"{"version":1,"labels":{"a":"b","gpunode.dev/governed":"true","gpunode.dev/policy.old":"true"}}"#;
-    let mut node = node("n", &json!({"a": "b", "gpunode.dev/governed": "true", "gpunode.dev/policy.old": "true"}));
-    node.metadata.annotations = Some([("gpunode.dev/owned".to_owned(), record.to_owned())].into());
     let old = policy("old", &json!({"nodeSelector": {}, "labels": {"a": "b"}, "devicePlugin": {}}));
     let other = policy("other", &json!({"nodeSelector": {}, "labels": {"c": "d"}}));
-    let cluster =
-        Cluster { policies: vec![old, other], nodes: vec![node], gpu_nodes: vec![gpu_node("n")], ..Cluster::default() };
+    let nodes = vec![node("n", &json!({}))];
+    let policies = vec![old, other];
+    let cluster = carried_out(Cluster { policies, nodes, gpu_nodes: vec![gpu_node("n")], ..Cluster::default() });
     let deleted = BTreeSet::from(["old".to_owned()]);
     let plan = Plan::of(&cluster, &BTreeMap::new(), &deleted, Timestamp::UNIX_EPOCH).expect("a plan");
     let [PolicyChange { action: Action::Remove, matched: 1, .. }] = plan.policies.as_slice() else {
