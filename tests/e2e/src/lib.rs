@@ -23,5 +23,5 @@ pub use kubelet_log::KubeletLog;
 pub use lab::{A100, CPU, GPU_NODES, Lab, MIXED, NAMESPACE, NODES, T4, V100};
 pub use node_watch::NodeWatch;
 pub use objects::{condition, is_fact, names, node_snapshot, owned, taints};
-pub use policy_change::{PolicyChange, Written};
+pub use policy_change::{Compared, PolicyChange};
 pub use wait::eventually;

