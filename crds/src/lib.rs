@@ -5,29 +5,32 @@
 //! charges CEL rules by the worst case. This crate does no IO.
 
 mod conditions;
+mod configuration;
 mod gpu_device;
 mod gpu_node;
 mod keys;
 mod label_map;
 mod manifest;
+mod offer;
 mod policy;
 mod policy_status;
 mod rollout;
 mod selector;
 mod taint;
 
+pub use configuration::{Configuration, ConfigurationStep, MAX_FAILED_MESSAGE, RejectedConfiguration};
 pub use gpu_device::{Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu};
-pub use gpu_node::{
-    Agent, AgentMode, Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, MAX_DEVICES,
-    MAX_HOLDERS, MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon, MpsDaemonState, OfferedDevice,
-    RejectedConfiguration, ResourceStatus, WaitingDevice,
-};
+pub use gpu_node::{Agent, AgentMode, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_HOLDERS};
 pub use gpunode_config::{Architecture, MigStrategy, SharingStrategy};
 pub use keys::{
     AGENT_FIELD_MANAGER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MAX_LABEL_VALUE, MPS_LABEL, OPERATOR_FIELD_MANAGER,
     OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, is_gpunode_key, is_kubernetes_key, policy_label,
 };
 pub use manifest::{Manifest, ManifestError, manifests};
+pub use offer::{
+    Holder, MAX_DEVICES, MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon, MpsDaemonState, OfferedDevice,
+    ResourceStatus, WaitingDevice,
+};
 pub use policy::{GpuNodePolicy, GpuNodePolicySpec, Mode, OnConflict};
 pub use policy_status::{
     ConditionType, GpuNodePolicyStatus, MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview,

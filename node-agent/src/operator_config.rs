@@ -129,7 +129,7 @@ mod tests {
         let Seen::Present(object) = gpu_node("1", Some("{}")) else { unreachable!() };
         let mut stepped = (*object).clone();
         let started_at = serde_json::from_value(serde_json::json!("2026-01-01T00:00:00Z")).unwrap();
-        stepped.spec.step = Some(gpunode_crds::ConfigurationStep { started_at });
+        stepped.spec.step = Some(gpunode_crds::ConfigurationStep { started_at, generation: None, failed: None });
         let mut source = Some("1".to_owned());
         assert_eq!(instruction(&Seen::Present(Arc::new(stepped)), &mut source), Some(config("1", "{}")));
     }

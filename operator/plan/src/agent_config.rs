@@ -2,7 +2,9 @@
 
 use crate::{facts::NodeFacts, policies::Policy, rollout::Stage};
 use gpunode_config::CONFIG_VERSION;
-use gpunode_crds::{Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, NodeWaiting};
+use gpunode_crds::{
+    Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, NodeWaiting,
+};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
@@ -23,10 +25,12 @@ pub enum GpuNodeChange {
         /// `spec.step`: whether the node worked before, so that a rollout waits for it.
         step: Option<ConfigurationStep>,
     },
-    /// It has its configuration in force, so that no rollout waits for it any more, if it still is the one of this version.
-    EndStep {
+    /// Its turn in a rollout is over, or its state is to be written down, if it still is the one of this version.
+    Step {
         /// `metadata.resourceVersion`.
         resource_version: String,
+        /// `spec.step`.
+        step: Option<ConfigurationStep>,
     },
     /// It has no configuration any more and describes neither GPU nor MPS daemon, if it still is the one of this uid and version.
     Delete {
@@ -64,6 +68,11 @@ pub fn unreadable_versions(gpu_node: Option<&GpuNode>) -> Option<&[i32]> {
         .then_some(agent.config_versions.as_slice())
 }
 
+/// Whether the configuration of a policy can be written for a node.
+pub fn is_writable(governing: &Policy, gpu_node: Option<&GpuNode>) -> bool {
+    wanted_configuration(governing).is_some() && unreadable_versions(gpu_node).is_none()
+}
+
 /// Whether a node needs MPS daemons: for its configuration, or because some are there, whoever wanted them. The label must
 /// outlive the configuration, since a daemon ends with its last client.
 pub fn needs_mps(governing: Option<&Policy>, gpu_node: Option<&GpuNode>) -> bool {
@@ -87,17 +96,12 @@ pub fn change(
             match (wanted, &gpu_node.spec.config) {
                 (None, _) => GpuNodeChange::None,
                 (Some(wanted), Some(current)) if wanted == *current => {
-                    let is_over = gpu_node.spec.step.is_some() && stage == Some(&Stage::Done);
-                    if is_over {
-                        GpuNodeChange::EndStep { resource_version: version(gpu_node) }
-                    } else {
-                        GpuNodeChange::None
-                    }
+                    let step = gpu_node.spec.step.as_ref();
+                    step.map_or(GpuNodeChange::None, |step| step_change(gpu_node, step, policy, stage, now))
                 }
                 (Some(wanted), _) => {
                     let was_ready = matches!(stage, Some(Stage::Pending | Stage::Stepping));
-                    let step = was_ready.then(|| ConfigurationStep { started_at: Time(whole_second(now)) });
-                    configure(gpu_node, Some(wanted), step)
+                    configure(gpu_node, Some(wanted), was_ready.then(|| begin(policy, now)))
                 }
             }
         }
@@ -120,6 +124,30 @@ pub fn change(
         }
         (None, _) => GpuNodeChange::None,
     }
+}
+
+/// What becomes of the turn of a node that has the configuration wanted.
+fn step_change(
+    gpu_node: &GpuNode,
+    step: &ConfigurationStep,
+    policy: &Policy,
+    stage: Option<&Stage>,
+    now: Timestamp,
+) -> GpuNodeChange {
+    let next = match stage {
+        Some(Stage::Done) => None,
+        Some(Stage::Stopped(why)) if step.failed.is_none() => {
+            let failed = Some(why.chars().take(MAX_FAILED_MESSAGE).collect());
+            Some(ConfigurationStep { failed, ..step.clone() })
+        }
+        Some(Stage::Stepping) if step.generation != policy.generation => Some(begin(policy, now)),
+        _ => return GpuNodeChange::None,
+    };
+    GpuNodeChange::Step { resource_version: version(gpu_node), step: next }
+}
+
+fn begin(policy: &Policy, now: Timestamp) -> ConfigurationStep {
+    ConfigurationStep { started_at: Time(whole_second(now)), generation: policy.generation, failed: None }
 }
 
 /// The devices of a node whose change waits for their holders.

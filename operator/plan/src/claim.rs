@@ -43,7 +43,7 @@ pub struct Claims<K: Ord> {
     pub entries: Entries<K>,
     /// Keys that stay as somebody else wants them.
     pub clashes: Vec<Clash<K>>,
-    /// The policies that own a key afterwards.
+    /// The policies for which there is a key in the record afterwards.
     pub owners: BTreeSet<String>,
     /// When to decide again though nothing changed.
     pub recheck: Option<Timestamp>,
@@ -259,6 +259,7 @@ impl<K: Ord + Clone> Claims<K> {
                     self.entries.restored.insert(key.clone(), restores);
                 }
                 self.entries.conceded.insert(key.clone(), Conceded { by, gone });
+                self.owners.extend(wanted.policies.iter().cloned());
                 self.entries.before.extend(before.map(|before| (key.clone(), before.clone())));
                 self.clashes.push(clash(actual, true));
             }

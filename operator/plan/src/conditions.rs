@@ -113,3 +113,46 @@ pub fn foreign_facts(node: &NodeFacts, wanted: &BTreeMap<String, Wanted>, claims
     );
     Some(Verdict { of: ConditionType::FactLabels, holds: false, reason: Reason::OwnedByAnother, message })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_crds::{GpuNodeSpec, GpuNodeStatus};
+
+    fn condition(of: &str, status: &str) -> Condition {
+        Condition {
+            type_: of.to_owned(),
+            status: status.to_owned(),
+            reason: "R".to_owned(),
+            message: "m".to_owned(),
+            last_transition_time: Time(Timestamp::UNIX_EPOCH),
+            observed_generation: None,
+        }
+    }
+
+    /// What is applied to a `GpuNode` with conditions of every type there is; their types.
+    fn applied(verdicts: Vec<Verdict>, kept: Option<ConditionType>) -> Vec<String> {
+        let agents = ["Ready", "ConfigurationAccepted", "Registered", "DevicesOffered", "DriverAvailable", "Unheard"];
+        let ours = ConditionType::OF_OPERATOR.map(ConditionType::as_str);
+        let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
+        let conditions = agents.into_iter().chain(ours).map(|of| condition(of, "False")).collect();
+        gpu_node.status = Some(GpuNodeStatus { conditions, ..GpuNodeStatus::default() });
+        let change = change(Some(&gpu_node), verdicts, kept, Timestamp::UNIX_EPOCH).expect("something changes");
+        change.conditions.into_iter().map(|condition| condition.type_).collect()
+    }
+
+    #[test]
+    fn nothing_but_the_operators_own_conditions_is_applied() {
+        let conflict = || Verdict {
+            of: ConditionType::Conflict,
+            holds: true,
+            reason: Reason::EqualPriority,
+            message: "m".to_owned(),
+        };
+        assert_eq!(applied(vec![conflict()], None), ["Conflict"]);
+        assert_eq!(applied(vec![conflict()], Some(ConditionType::FactLabels)), ["Conflict", "FactLabels"]);
+        assert_eq!(applied(Vec::new(), None), [""; 0]);
+        // One of the agent's cannot be kept by mistake either.
+        assert_eq!(applied(Vec::new(), Some(ConditionType::Ready)), [""; 0]);
+    }
+}

@@ -4,12 +4,13 @@
 use crate::{
     conflict::ConflictKey,
     facts::{NodeFacts, TaintKey},
-    mismatch::mismatch,
-    node::{NodePlan, plan_node},
+    matching::first_mismatch,
+    node::plan_node,
+    node_plan::NodePlan,
     outcome::Outcome,
     owned::Record,
     policies::{Policy, PolicySet},
-    select::{VisibleLabels, is_effect},
+    select::is_effect,
     taints::current_taints,
 };
 use gpunode_crds::{GpuNode, MPS_LABEL, Mode, OWNED_ANNOTATION, PRODUCT_COUNT_PREFIX};
@@ -157,14 +158,12 @@ pub fn explain(policies: &PolicySet, node: &NodeFacts, gpu_node: Option<&GpuNode
     let mut entries = context.labels(&matched);
     entries.extend(context.taints(&matched));
     entries.extend(context.configuration(&matched, gpu_node));
-    let visible = VisibleLabels::new(&node.labels, &record.labels);
-    let gpus = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref()).map_or(&[][..], |status| &status.gpus);
     let verdict = |policy: &Policy| PolicyVerdict {
         name: policy.name.clone(),
         priority: policy.priority,
         mode: policy.mode,
         governs: plan.governing.as_ref() == Some(&policy.name),
-        mismatch: mismatch(policy, visible, gpus),
+        mismatch: first_mismatch(policy, node, &record, gpu_node),
         problem: plan.outcomes.get(&policy.name).and_then(problem),
     };
     Explanation {

@@ -3,7 +3,7 @@
 use crate::{owned::Record, retired::Seen};
 use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, is_kubernetes_key};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Taint as NodeTaint};
+use k8s_openapi::api::core::v1::{Node, NodeCondition, Taint as NodeTaint};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,6 +49,8 @@ pub struct NodeFacts {
     pub owned: Option<String>,
     /// Whether the condition `Ready` is True.
     pub ready: bool,
+    /// Since when it is, by the clock of the node.
+    pub ready_since: Option<Timestamp>,
     /// The extended resources of which the scheduler may give out at least one there, by the kubelet's
     /// `status.allocatable`. How many is not kept: a device that comes or goes changes no plan.
     pub offered: BTreeSet<String>,
@@ -65,6 +67,7 @@ impl NodeFacts {
     pub fn of(node: &Node) -> Self {
         let meta = &node.metadata;
         let annotations = meta.annotations.as_ref();
+        let ready = ready(node);
         let mut facts = Self {
             name: meta.name.clone().unwrap_or_default(),
             uid: meta.uid.clone().unwrap_or_default(),
@@ -74,7 +77,8 @@ impl NodeFacts {
             taints: node.spec.iter().flat_map(|spec| spec.taints.iter().flatten()).map(Taint::of).collect(),
             annotated: annotations.is_some_and(|annotations| !annotations.is_empty()),
             owned: annotations.and_then(|annotations| annotations.get(OWNED_ANNOTATION)).cloned(),
-            ready: is_ready(node),
+            ready: ready.is_some(),
+            ready_since: ready.and_then(|condition| condition.last_transition_time.as_ref()).map(|time| time.0),
             offered: offered(node),
             ..Self::default()
         };
@@ -117,9 +121,10 @@ impl Taint {
     }
 }
 
-fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+/// The condition `Ready`, where it is True.
+fn ready(node: &Node) -> Option<&NodeCondition> {
+    let mut conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.find(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn served(node: &Node, record: Option<&str>) -> BTreeMap<String, Seen> {

@@ -5,6 +5,7 @@
 
 mod resource;
 
+use crate::inventory::is_reported;
 use gpunode_crds::{
     Fabric, GpuDevice, GpuMode, GpuNode, GpuNodeStatus, MAX_LABEL_VALUE, MigMode, MigStrategy, PRODUCT_COUNT_PREFIX,
     Reason, SharingStrategy,
@@ -16,12 +17,11 @@ const UNKNOWN: &str = "unknown";
 
 /// The labels that tell the facts about the GPUs of a node; none where there is no GPU. `owned` is what gpunode wrote there.
 pub fn gpu_labels(gpu_node: Option<&GpuNode>, owned: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    match gpu_node.and_then(|gpu_node| gpu_node.status.as_ref()) {
-        Some(status) if is_silent(status) => {
-            owned.iter().filter(|(key, _)| is_fact(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
-        }
-        Some(status) => labels_of(status),
-        None => BTreeMap::new(),
+    let status = gpu_node.filter(|_| is_reported(gpu_node)).and_then(|gpu_node| gpu_node.status.as_ref());
+    match status {
+        Some(status) if !is_silent(status) => labels_of(status),
+        // No agent has told anything: what is there stays.
+        _ => owned.iter().filter(|(key, _)| is_fact(key)).map(|(key, value)| (key.clone(), value.clone())).collect(),
     }
 }
 

@@ -1,9 +1,15 @@
 //! The GPUs that a `GpuNode` reports, as the agent's own logic takes them. Pure.
 
 use gpunode_config::AgentConfig;
-use gpunode_crds::{GpuDevice, GpuNodeStatus, MigDevice};
+use gpunode_crds::{GpuDevice, GpuNode, GpuNodeStatus, MigDevice};
 use gpunode_gpu::{Gpu, Inventory, MigAttributes, MigMode, wanted};
 use std::collections::BTreeSet;
+
+/// Whether an agent has told what GPUs there are. Without one the status may still hold the operator's own conditions.
+pub fn is_reported(gpu_node: Option<&GpuNode>) -> bool {
+    let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
+    status.is_some_and(|status| status.agent.is_some() || !status.gpus.is_empty())
+}
 
 /// The GPUs that are there; those that are missing now are left out.
 pub fn inventory(status: &GpuNodeStatus) -> Inventory {

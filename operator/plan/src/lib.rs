@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `facts` | what is known of a node |
 //! | `policies` | the policies, checked and ordered by priority |
-//! | `select` | which policies match |
+//! | `select`, `matching` | which policies match |
 //! | `compose` | what they want together, and where they disagree |
 //! | `features` | the labels that tell the facts about GPUs |
 //! | `owned` | the record of what gpunode wrote on a node |
@@ -19,7 +19,9 @@
 //! | `retired` | when the keys of resources that nobody serves leave the node's status |
 //! | `rollout` | which nodes of a policy may change next |
 //! | `conditions` | what the operator says in `GpuNode.status` |
-//! | `node` | all of it for one node |
+//! | `hold` | which nodes are left as they are |
+//! | `wishes` | what the policies that match want together, and what is to be written |
+//! | `node`, `node_plan`, `node_patch` | all of it for one node |
 //! | `explain`, `mismatch` | why a node looks as it does, and why a policy does not match |
 //! | `preview` | what a policy in mode Preview would change |
 //! | `tally`, `status` | the state of one policy over all nodes |
@@ -35,10 +37,14 @@ mod daemonset;
 mod explain;
 mod facts;
 mod features;
+mod hold;
 mod inventory;
 mod labels;
+mod matching;
 mod mismatch;
 mod node;
+mod node_patch;
+mod node_plan;
 mod outcome;
 mod owned;
 mod patch;
@@ -51,6 +57,7 @@ mod select;
 mod status;
 mod taints;
 mod tally;
+mod wishes;
 
 pub use agent_config::GpuNodeChange;
 pub use conditions::ConditionsChange;
@@ -62,9 +69,12 @@ pub use daemonset::{
 pub use explain::{Entry, Explanation, Kind, Overridden, PolicyVerdict, Source, State, explain};
 pub use facts::{NodeFacts, Taint, TaintKey};
 pub use features::gpu_labels;
+pub use hold::Hold;
 pub use inventory::inventory;
+pub use matching::gpus_missing;
 pub use mismatch::{Mismatch, NearestNode, mismatches, nearest};
-pub use node::{Hold, NodePlan, Turn, gpus_missing, plan_node, plan_node_at};
+pub use node::{plan_node, plan_node_at};
+pub use node_plan::{NodePlan, Turn};
 pub use outcome::{Outcome, Standing};
 pub use policies::{Policy, PolicySet};
 pub use retired::{Retirement, Seen, Served, Use, retire};

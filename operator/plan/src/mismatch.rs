@@ -2,6 +2,7 @@
 
 use crate::{
     facts::NodeFacts,
+    matching::matches,
     owned::Record,
     policies::{Policy, PolicySet},
     select::{VisibleLabels, holds},
@@ -37,6 +38,9 @@ pub fn mismatches(policy: &Policy, node: &NodeFacts, gpu_node: Option<&GpuNode>)
         return vec![Mismatch::new(format!("the node is labelled {IGNORE_LABEL}"), 0)];
     }
     let record = Record::read(node.owned.as_deref()).unwrap_or_default();
+    if matches(policy, node, &record, gpu_node) {
+        return Vec::new();
+    }
     let gpus = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref()).map_or(&[][..], |status| &status.gpus);
     failing(policy, VisibleLabels::new(&node.labels, &record.labels), gpus)
 }

@@ -29,8 +29,8 @@ pub enum Outcome {
 /// Everything that the status of a policy says about one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// What became of the policy there.
-    pub outcome: Outcome,
+    /// What became of the policy there; nothing where the node only keeps its place in the rollout.
+    pub outcome: Option<Outcome>,
     /// Mode Preview: what it would change there, if anything.
     pub preview: Option<NodePreview>,
     /// Where it governs: devices whose change waits for their holders.
@@ -41,7 +41,14 @@ pub struct Standing {
 
 impl From<Outcome> for Standing {
     fn from(outcome: Outcome) -> Self {
-        Self { outcome, preview: None, waiting: Vec::new(), stage: None }
+        Self { outcome: Some(outcome), preview: None, waiting: Vec::new(), stage: None }
+    }
+}
+
+impl Standing {
+    /// A node that the policy does not count, and that keeps its place in its rollout.
+    pub(crate) fn in_rollout(stage: Stage) -> Self {
+        Self { outcome: None, preview: None, waiting: Vec::new(), stage: Some(stage) }
     }
 }
 

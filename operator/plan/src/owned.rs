@@ -20,7 +20,7 @@ pub struct Record {
     pub labels: Entries<String>,
     /// The taints.
     pub taints: Entries<TaintKey>,
-    /// The policies that own at least one of them.
+    /// The policies for which at least one of them is there.
     pub policies: BTreeSet<String>,
     /// Extended resources that were served there, until they have left the node's status.
     pub resources: Served,

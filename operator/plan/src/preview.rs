@@ -4,7 +4,8 @@
 use crate::{
     agent_config::wanted_configuration,
     facts::{NodeFacts, Taint},
-    node::{Hold, NodePlan},
+    hold::Hold,
+    node_plan::NodePlan,
     outcome::Outcome,
     policies::Policy,
 };

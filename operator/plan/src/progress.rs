@@ -59,12 +59,20 @@ pub fn stage(
     let Some((gpu_node, current)) = gpu_node.and_then(|it| Some((it, it.spec.config.as_ref()?))) else {
         return Some((Stage::Outside, None));
     };
+    let clock = Clock::of(node, governing, Some(gpu_node), now);
+    let (outcome, deadline) = outcome_of(node, &current.hash, clock, Some(gpu_node));
+    let is_wanted = *current == wanted;
+    // A verdict lasts, whatever becomes of the node: the configuration is as bad as it was.
+    if is_wanted
+        && outcome != Outcome::Ready
+        && let Some(why) = verdict(gpu_node, &current.hash)
+    {
+        return Some((Stage::Stopped(why), None));
+    }
     if unreadable_versions(Some(gpu_node)).is_some() {
         return Some((Stage::Outside, None));
     }
-    let clock = Clock::of(node, governing, Some(gpu_node), now);
-    let (outcome, _) = outcome_of(node, &current.hash, clock, Some(gpu_node));
-    let (is_wanted, had_a_turn) = (*current == wanted, gpu_node.spec.step.is_some());
+    let had_a_turn = gpu_node.spec.step.as_ref().is_some_and(|step| step.failed.is_none());
     let stage = match outcome {
         Outcome::Ready if is_wanted => Stage::Done,
         Outcome::Ready => Stage::Pending,
@@ -73,7 +81,7 @@ pub fn stage(
             Some(end) => return Some((Stage::Stepping, Some(end))),
             None => Stage::Outside,
         },
-        Outcome::Updating if had_a_turn => Stage::Stepping,
+        Outcome::Updating if had_a_turn => return Some((Stage::Stepping, deadline)),
         // An agent that starts again for a moment has worked before.
         Outcome::Updating if node.ready && !is_wanted && has_in_force(gpu_node, &current.hash) => Stage::Pending,
         Outcome::Failed { reason, message } if had_a_turn && is_wanted => {
@@ -84,21 +92,43 @@ pub fn stage(
     Some((stage, None))
 }
 
+/// Why a node failed with the configuration of this hash that it was given at its turn, as it is written down or as the
+/// agent says.
+fn verdict(gpu_node: &GpuNode, hash: &str) -> Option<String> {
+    let step = gpu_node.spec.step.as_ref()?;
+    let rejected = || gpu_node.status.as_ref()?.rejected_config.as_ref().filter(|rejected| rejected.hash == hash);
+    let words = |message: &str| format!("{}: {message}", Reason::ConfigurationRejected.as_str());
+    step.failed.clone().or_else(|| rejected().map(|rejected| words(&rejected.message)))
+}
+
 /// Since when a node has had its configuration, and how long that may take.
 #[derive(Clone, Copy)]
 struct Clock {
     began: Timestamp,
     allowed: SignedDuration,
-    /// When it was its turn in a rollout.
+    /// Since when it counts that it is its turn in a rollout.
     turn: Option<Timestamp>,
     now: Timestamp,
 }
 
 impl Clock {
     fn of(node: &NodeFacts, governing: &Policy, gpu_node: Option<&GpuNode>, now: Timestamp) -> Self {
-        let turn = gpu_node.and_then(|gpu_node| gpu_node.spec.step.as_ref()).map(|step| step.started_at.0);
         let began = [node.created, gpu_node.and_then(written_at)].into_iter().flatten().max().unwrap_or(now);
-        Self { began, allowed: governing.pace.progress_deadline(), turn, now }
+        let clock = Self { began, allowed: governing.pace.progress_deadline(), turn: None, now };
+        let turn = gpu_node.and_then(|gpu_node| gpu_node.spec.step.as_ref()).map(|step| match step.failed {
+            Some(_) => step.started_at.0,
+            None if step.generation != governing.generation => now,
+            // Nothing comes into force on a node that is down.
+            None => clock.latest(step.started_at.0, node.ready_since),
+        });
+        Self { turn, ..clock }
+    }
+
+    /// The later of two moments, of which a node told the second. A node whose clock is ahead by more than the time allowed
+    /// would be waited for until then, so such a moment does not count.
+    fn latest(self, known: Timestamp, told: Option<Timestamp>) -> Timestamp {
+        let told = told.filter(|told| told.duration_since(self.now) <= self.allowed);
+        told.map_or(known, |told| known.max(told))
     }
 
     /// The end of a turn that is not over.
@@ -106,10 +136,10 @@ impl Clock {
         self.turn?.checked_add(self.allowed).ok().filter(|end| self.now < *end)
     }
 
-    /// A rollout waits from the moment on in which it was the node's turn, whatever happens there meanwhile.
+    /// A rollout waits from the moment on in which it was the node's turn, whatever its agent does meanwhile.
     fn wait(self, since: Timestamp, reason: Reason, message: &str) -> (Outcome, Option<Timestamp>) {
         let Some(turn) = self.turn else { return within(self.allowed, since, self.now, reason, message) };
-        let message = format!("not in force {:#} after it was written: {message}", self.allowed);
+        let message = format!("not in force after {:#}: {message}", self.allowed);
         within(self.allowed, turn, self.now, Reason::ProgressDeadlineExceeded, &message)
     }
 }
@@ -134,7 +164,7 @@ fn outcome_of(node: &NodeFacts, hash: &str, clock: Clock, gpu_node: Option<&GpuN
                 None => (Outcome::Ready, None),
                 Some(missing) => {
                     // The kubelet tells the node of its devices some seconds after it has told the agent.
-                    let began = clock.began.max(condition.last_transition_time.0);
+                    let began = clock.latest(clock.began, Some(condition.last_transition_time.0));
                     clock.wait(began, Reason::AgentNotReporting, &missing)
                 }
             },
@@ -203,7 +233,8 @@ fn not_ready(condition: &Condition, clock: Clock) -> (Outcome, Option<Timestamp>
         return (Outcome::failed(reason, condition.message.clone()), None);
     }
     let reason = said(&UNSETTLED).unwrap_or(Reason::Registering);
-    clock.wait(clock.began.max(condition.last_transition_time.0), reason, &condition.message)
+    let began = clock.latest(clock.began, Some(condition.last_transition_time.0));
+    clock.wait(began, reason, &condition.message)
 }
 
 fn within(

@@ -37,13 +37,18 @@ impl Selector {
     /// Whether a node matches. A policy that names neither selector, which the CRD refuses, matches none.
     pub fn matches(&self, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> bool {
         (self.labels.is_some() || self.gpus.is_some())
-            && self.labels.as_ref().is_none_or(|selector| matches(selector, labels))
+            && self.matches_labels(labels)
             && self.gpus.as_ref().is_none_or(|selector| self.has_gpus(selector, gpus))
+    }
+
+    /// Whether the labels of a node match.
+    pub fn matches_labels(&self, labels: VisibleLabels<'_>) -> bool {
+        self.labels.as_ref().is_none_or(|selector| matches(selector, labels))
     }
 
     /// Why the GPUs of a node do not match, where the labels do.
     pub fn mismatch(&self, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> Option<String> {
-        self.too_few(gpus).filter(|_| self.labels.as_ref().is_none_or(|selector| matches(selector, labels)))
+        self.too_few(gpus).filter(|_| self.matches_labels(labels))
     }
 
     /// Why GPUs do not match.

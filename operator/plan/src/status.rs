@@ -71,7 +71,7 @@ fn verdicts(policy: &Policy, tally: &Tally) -> [Verdict; 5] {
         } else {
             Verdict::new(ConditionType::Reconciling, false, Reason::UpToDate, "nothing is under way")
         },
-        match (&policy.refusal, stop(tally)) {
+        match (&policy.refusal, stop(policy, tally)) {
             (Some(refusal), _) => Verdict::new(ConditionType::Stalled, true, Reason::InvalidSpec, refusal),
             (None, Some(stop)) => Verdict::new(ConditionType::Stalled, true, Reason::RolloutStopped, stop),
             (None, None) => {
@@ -106,10 +106,10 @@ fn ready(policy: &Policy, tally: &Tally, counts: &NodeCounts, updating: i32) -> 
     } else if policy.mode == Mode::Paused {
         let message = format!("{} nodes stay as they are, and none is added", counts.matched);
         verdict(true, Reason::Paused, message)
+    } else if let Some(stop) = stop(policy, tally) {
+        verdict(false, Reason::RolloutStopped, stop)
     } else if counts.matched == 0 {
         verdict(true, Reason::NoMatchingNodes, "no node matches".to_owned())
-    } else if let Some(stop) = stop(tally) {
-        verdict(false, Reason::RolloutStopped, stop)
     } else if let Some((node, reason, message)) = tally.first_stuck() {
         let message = format!("in force on {}; not on {node}: {message}", of_matched(counts.ready, counts));
         verdict(false, reason, message)
@@ -126,8 +126,8 @@ fn ready(policy: &Policy, tally: &Tally, counts: &NodeCounts, updating: i32) -> 
 }
 
 /// Why no further node gets the configuration, if so.
-fn stop(tally: &Tally) -> Option<String> {
-    let (node, message) = tally.rollout.stopped()?;
+fn stop(policy: &Policy, tally: &Tally) -> Option<String> {
+    let (node, message) = tally.rollout.stopped().filter(|_| policy.mode == Mode::Enforce)?;
     let progress = tally.rollout.progress().unwrap_or_default();
     Some(format!("stopped at {node}, which failed: {message}; {progress}; no other node changes until the spec does"))
 }

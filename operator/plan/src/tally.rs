@@ -29,16 +29,17 @@ impl Tally {
     pub fn add(&mut self, node: &str, standing: &Standing) {
         let Standing { outcome, preview, waiting, stage } = standing;
         match outcome {
-            Outcome::Ready => self.ready += 1,
-            Outcome::Updating => self.updating += 1,
-            Outcome::Failed { reason, message } => {
+            None => {}
+            Some(Outcome::Ready) => self.ready += 1,
+            Some(Outcome::Updating) => self.updating += 1,
+            Some(Outcome::Failed { reason, message }) => {
                 self.failed.insert(node.to_owned(), (*reason, message.clone()));
             }
-            Outcome::Conflicted { reason, message } => {
+            Some(Outcome::Conflicted { reason, message }) => {
                 self.conflicted.insert(node.to_owned(), (*reason, message.clone()));
             }
         }
-        if outcome.needs_somebody() {
+        if outcome.as_ref().is_some_and(Outcome::needs_somebody) {
             self.stuck.insert(node.to_owned());
         }
         self.previews.extend(preview.as_ref().map(|preview| (node.to_owned(), preview.clone())));
@@ -153,7 +154,12 @@ mod tests {
     use super::*;
 
     fn full(outcome: Outcome) -> Standing {
-        Standing { outcome, preview: Some(NodePreview::default()), waiting: vec![NodeWaiting::default()], stage: None }
+        Standing {
+            outcome: Some(outcome),
+            preview: Some(NodePreview::default()),
+            waiting: vec![NodeWaiting::default()],
+            stage: None,
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::{
     controller::{Controller, Readable, Write},
     metrics::Kind,
 };
-use gpunode_crds::{GpuNode, OPERATOR_FIELD_MANAGER};
+use gpunode_crds::{ConfigurationStep, GpuNode, OPERATOR_FIELD_MANAGER};
 use gpunode_plan::{ConditionsChange, GpuNodeChange};
 use kube::{
     Api, Resource,
@@ -29,11 +29,12 @@ impl Writer {
                     .with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Create, now, effects));
             }
             GpuNodeChange::Configure { resource_version, config, step } => {
-                let spec = json!({"config": config, "step": step});
+                let spec = json!({"config": config, "step": step.map(merged)});
                 self.patch_gpu_node(controller, name, resource_version, spec).await?;
             }
-            GpuNodeChange::EndStep { resource_version } => {
-                self.patch_gpu_node(controller, name, resource_version, json!({"step": null})).await?;
+            GpuNodeChange::Step { resource_version, step } => {
+                let spec = json!({"step": step.map(merged)});
+                self.patch_gpu_node(controller, name, resource_version, spec).await?;
             }
             GpuNodeChange::Delete { uid, resource_version } => {
                 let guard = Preconditions { uid: Some(uid), resource_version: Some(resource_version.clone()) };
@@ -94,4 +95,10 @@ impl Writer {
         }
         Ok(())
     }
+}
+
+/// A step as a merge patch that leaves nothing of the one before.
+fn merged(step: ConfigurationStep) -> Value {
+    let ConfigurationStep { started_at, generation, failed } = step;
+    json!({"startedAt": started_at, "generation": generation, "failed": failed})
 }

@@ -5,7 +5,7 @@ use crate::{
     controller::{Controller, NodeWork},
     metrics::Kind,
 };
-use gpunode_plan::NodeFacts;
+use gpunode_plan::{GpuNodeChange, NodeFacts};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, api::Patch};
 
@@ -14,6 +14,8 @@ impl Writer {
     pub async fn apply_node(&self, controller: &Controller, name: &str, work: NodeWork) -> Result<(), ApplyError> {
         // An agent that is about to start finds its configuration there; one that is about to leave keeps it until then.
         let gives_configuration = work.gpu_node.gives_configuration();
+        // What is known of the GPUs must outlive what is on the node because of them.
+        let is_last = matches!(work.gpu_node, GpuNodeChange::Delete { .. });
         let gpu_node = async {
             self.apply_gpu_node(controller, name, work.gpu_node).await?;
             self.apply_conditions(controller, name, work.conditions).await
@@ -24,6 +26,9 @@ impl Writer {
             (gpu_node, node.await)
         } else {
             let node = node.await;
+            if node.is_err() && is_last {
+                return node;
+            }
             (node, gpu_node.await)
         };
         one.and(other).and(self.patch_node_status(controller, name, work.status_patch).await)

@@ -35,15 +35,16 @@ impl Outcomes {
             .map(|policy| {
                 let (old, new) = (before.get(&policy), after.get(&policy));
                 let tally = self.tallies.entry(policy.clone()).or_default();
-                if let Some(old) = old {
-                    tally.remove(node, &old.outcome);
+                let (before, after) = (counted(old), counted(new));
+                if let Some(before) = before {
+                    tally.remove(node, before);
                 }
                 match new {
                     Some(new) => tally.add(node, new),
                     None => tally.rollout.put(node, None),
                 }
-                let left = old.is_some() && new.is_none();
-                Transition { policy, left, news: news(old.map(|it| &it.outcome), new.map(|it| &it.outcome)) }
+                let left = before.is_some() && after.is_none();
+                Transition { policy, left, news: news(before, after) }
             })
             .collect();
         if !after.is_empty() {
@@ -73,6 +74,10 @@ impl Outcomes {
     pub fn retain(&mut self, exists: impl Fn(&str) -> bool) {
         self.tallies.retain(|policy, _| exists(policy));
     }
+}
+
+fn counted(standing: Option<&Standing>) -> Option<&Outcome> {
+    standing?.outcome.as_ref()
 }
 
 /// People hear when a conflict comes or goes, and when an agent refuses its configuration.

@@ -31,7 +31,7 @@ pub enum Undo {
 /// When the planner's own patch does not fit the node, which is a fault of this program.
 pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<Undo> {
     let facts = NodeFacts::of(node);
-    let plan = plan_node(&PolicySet::default(), &facts, None, now);
+    let plan = plan_node(&PolicySet::default().with_gpu_labels(false), &facts, None, now);
     if let Some(hold) = plan.hold {
         let is_clean = facts.owned.is_none();
         return Ok(if is_clean { Undo::Nothing } else { Undo::Held(hold) });

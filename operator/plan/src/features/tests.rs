@@ -146,7 +146,7 @@ fn labels_stay_until_an_agent_that_starts_knows_what_is_shared() {
     assert_eq!(gpu_labels(Some(&gpu_node), &owned), kept);
     gpu_node.status = Some(of(vec![gpu(0, "a")]));
     assert_eq!(gpu_labels(Some(&gpu_node), &owned)["nvidia.com/gpu.replicas"], "1");
-    assert_eq!(gpu_labels(None, &owned), BTreeMap::new());
+    assert_eq!(gpu_labels(None, &owned), kept);
 }
 
 #[test]

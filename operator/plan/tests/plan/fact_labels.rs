@@ -1,7 +1,7 @@
 //! Labels with facts about GPUs, on one node.
 
 use crate::world::{World, now, policy};
-use gpunode_crds::{ConditionType, GpuNode};
+use gpunode_crds::{Agent, ConditionType, GpuNode};
 use gpunode_plan::{Hold, NodePlan, Outcome, PolicySet, plan_node};
 use json_patch::PatchOperation;
 use serde_json::json;
@@ -58,7 +58,8 @@ fn facts_that_change_are_followed_and_no_policy_waits_for_them() {
     world.gpu_node.as_mut().unwrap().status.as_mut().unwrap().gpus.pop();
     let plan = world.converge(&labels);
     assert_eq!((world.label("nvidia.com/gpu.count"), plan.outcomes["p"].clone()), (Some("1"), Outcome::Ready));
-    world.gpu_node = None;
+    let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
+    (status.gpus, status.agent) = (Vec::new(), Some(Agent::default()));
     let plan = world.converge(&labels);
     assert_eq!((world.label("nvidia.com/gpu.count"), plan.outcomes["p"].clone()), (None, Outcome::Ready));
     assert_eq!(world.label("a"), Some("b"));

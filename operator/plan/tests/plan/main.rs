@@ -4,6 +4,7 @@
 mod daemonsets;
 mod explanations;
 mod fact_labels;
+mod governed;
 mod gpu_nodes;
 mod mps;
 mod nodes;
@@ -12,5 +13,7 @@ mod properties;
 mod retired;
 mod rollouts;
 mod statuses;
+mod stops;
 mod take_over;
+mod unknown_facts;
 mod world;

@@ -54,16 +54,20 @@ fn any_policy(index: usize) -> impl Strategy<Value = GpuNodePolicy> {
         json!({"matchExpressions": [{"key": "gpunode.dev/governed", "operator": "Exists"}]}),
         json!({"matchExpressions": [{"key": "gpunode.dev/mps", "operator": "Exists"}]}),
     ]);
+    let by_gpus = prop::bool::weighted(0.3);
     let mps = json!({"resources": [{"name": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 2}}]});
     let plugin = option::of(prop::sample::select(vec![json!({}), json!({"passDeviceSpecs": true}), mps]));
-    (0..3, selector, keys(&KEYS), taints(), plugin, prop::bool::weighted(0.2), any::<bool>()).prop_map(
-        move |(priority, selector, labels, taints, plugin, preview, take_over)| {
+    (0..3, selector, keys(&KEYS), taints(), plugin, prop::bool::weighted(0.2), any::<bool>(), by_gpus).prop_map(
+        move |(priority, selector, labels, taints, plugin, preview, take_over, by_gpus)| {
             let mut spec = json!({"priority": priority, "nodeSelector": selector, "labels": labels, "taints": taints});
             for taint in spec["taints"].as_array_mut().unwrap() {
                 taint.as_object_mut().unwrap().remove("timeAdded");
             }
             if let Some(plugin) = plugin {
                 spec["devicePlugin"] = plugin;
+            }
+            if by_gpus {
+                spec["gpuSelector"] = json!({"products": ["Tesla-*"]});
             }
             if take_over {
                 spec["onConflict"] = json!("TakeOver");
@@ -103,8 +107,9 @@ fn touched() -> impl Strategy<Value = World> {
     let conceded = collection::btree_map(prop::sample::select(&KEYS[..]), ("p[0-2]@[12]", any::<bool>()), 0..3);
     let restored = collection::btree_map(prop::sample::select(&KEYS[..]), collection::vec(-700..1_i64, 0..4), 0..3);
     let before = (keys(&KEYS), taints());
-    let record = (keys(&KEYS), keys(&OTHER_KEYS), taints(), before, conceded, restored).prop_map(
-        |(labels, others, taints, before, conceded, restored)| {
+    let policies = prop::sample::subsequence(vec!["p0", "p1", "p2"], 0..3);
+    let record = (keys(&KEYS), keys(&OTHER_KEYS), taints(), before, conceded, restored, policies).prop_map(
+        |(labels, others, taints, before, conceded, restored, policies)| {
             let labels: Map<_, _> =
                 labels.into_iter().chain(others).map(|(key, value)| (key.to_owned(), json!(value))).collect();
             let conceded: Map<_, _> = conceded
@@ -115,7 +120,7 @@ fn touched() -> impl Strategy<Value = World> {
             let restored: Map<_, _> =
                 restored.into_iter().map(|(key, times)| (key.to_owned(), seconds(times))).collect();
             json!({"version": 1, "labels": labels, "taints": taints, "before": {"labels": before.0, "taints": before.1},
-                "conceded": {"labels": conceded}, "restored": {"labels": restored}})
+                "policies": policies, "conceded": {"labels": conceded}, "restored": {"labels": restored}})
             .to_string()
         },
     );

@@ -1,87 +1,12 @@
 //! Where a node is in the rollout of its policy, and what is written at its turn and before.
 
-use crate::world::{World, now, policy};
-use gpunode_config::Document;
-use gpunode_crds::{
-    Agent, AgentMode, Configuration, ConfigurationStep, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason,
-    RejectedConfiguration,
+use crate::{
+    governed::{configuration, down, given, new, old, plan, plan_at, rejecting, step, world},
+    world::{World, now, policy},
 };
-use gpunode_plan::{GpuNodeChange, NodePlan, Outcome, PolicySet, Stage, Turn, plan_node_at};
+use gpunode_crds::Reason;
+use gpunode_plan::{GpuNodeChange, NodePlan, Outcome, Stage, Turn};
 use jiff::SignedDuration;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use serde_json::json;
-
-fn old() -> GpuNodePolicy {
-    policy("p", "{nodeSelector: {}, devicePlugin: {}, rollout: {progressDeadline: 5m}}")
-}
-
-fn new() -> GpuNodePolicy {
-    policy("p", "{nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}, rollout: {progressDeadline: 5m}}")
-}
-
-fn configuration(policy: &GpuNodePolicy) -> Configuration {
-    let document = Document::of(policy.spec.device_plugin.as_ref().unwrap());
-    let name = policy.metadata.name.clone().unwrap();
-    Configuration { policy: name, version: 1, hash: document.hash, document: document.text }
-}
-
-fn step() -> ConfigurationStep {
-    ConfigurationStep { started_at: Time(now()) }
-}
-
-/// A node whose `GpuNode` has the configuration `given`, maybe at its turn, and whose agent reports `in_force`.
-fn world(given: &GpuNodePolicy, step: Option<ConfigurationStep>, in_force: &GpuNodePolicy, ready: bool) -> World {
-    let mut world = World::sample();
-    world.converge(std::slice::from_ref(given));
-    let mut gpu_node = GpuNode::new("n", GpuNodeSpec { config: Some(configuration(given)), step });
-    gpu_node.metadata.resource_version = Some("7".to_owned());
-    gpu_node.metadata.managed_fields =
-        Some(serde_json::from_value(json!([{"manager": "gpunode-operator", "time": "2026-01-01T00:00:00Z"}])).unwrap());
-    gpu_node.status = Some(GpuNodeStatus {
-        agent: Some(Agent { mode: AgentMode::DevicePlugin, config_versions: vec![1], ..Agent::default() }),
-        config_hash: Some(configuration(in_force).hash),
-        conditions: vec![Condition {
-            type_: "Ready".to_owned(),
-            status: if ready { "True" } else { "False" }.to_owned(),
-            reason: if ready { Reason::Registered } else { Reason::Registering }.as_str().to_owned(),
-            message: "as the agent says".to_owned(),
-            last_transition_time: Time(now()),
-            observed_generation: None,
-        }],
-        ..GpuNodeStatus::default()
-    });
-    world.gpu_node = Some(gpu_node);
-    world
-}
-
-fn down(mut world: World) -> World {
-    world.node["status"]["conditions"][0]["status"] = json!("Unknown");
-    world.node["metadata"]["creationTimestamp"] = json!("2025-01-01T00:00:00Z");
-    world
-}
-
-fn rejecting(mut world: World, rejected: &GpuNodePolicy) -> World {
-    let hash = configuration(rejected).hash;
-    world.gpu_node.as_mut().unwrap().status.as_mut().unwrap().rejected_config =
-        Some(RejectedConfiguration { hash, message: "no".to_owned() });
-    world
-}
-
-fn plan_at(turn: Turn, world: &World, policies: &[GpuNodePolicy], minutes: i64) -> NodePlan {
-    let later = now() + SignedDuration::from_mins(minutes);
-    plan_node_at(turn, &PolicySet::new(policies), &world.facts(), world.gpu_node.as_ref(), later)
-}
-
-fn plan(world: &World, policy: GpuNodePolicy, minutes: i64) -> NodePlan {
-    plan_at(Turn::Now, world, &[policy], minutes)
-}
-
-fn given(change: &GpuNodeChange) -> Option<(&str, bool)> {
-    match change {
-        GpuNodeChange::Configure { config: Some(config), step, .. } => Some((&config.hash, step.is_some())),
-        _ => None,
-    }
-}
 
 #[test]
 fn node_that_works_waits_for_its_turn_and_counts_as_updating() {
@@ -108,7 +33,7 @@ fn turn_ends_with_one_more_write_when_the_configuration_is_in_force() {
 
     let there = plan(&world(&new(), Some(step()), &new(), true), new(), 1);
     assert_eq!((there.stage, &there.outcomes["p"]), (Some(Stage::Done), &Outcome::Ready));
-    assert_eq!(there.gpu_node, GpuNodeChange::EndStep { resource_version: "7".to_owned() });
+    assert_eq!(there.gpu_node, GpuNodeChange::Step { resource_version: "7".to_owned(), step: None });
     let settled = plan(&world(&new(), None, &new(), true), new(), 1);
     assert_eq!((settled.stage, settled.gpu_node), (Some(Stage::Done), GpuNodeChange::None));
 }
@@ -120,7 +45,7 @@ fn node_that_fails_or_takes_too_long_at_its_turn_stops_the_rollout() {
     assert_eq!(rejected.stage, Some(Stage::Stopped("ConfigurationRejected: no".to_owned())));
 
     let late = plan(&world(&new(), Some(step()), &new(), false), new(), 5);
-    let message = "not in force 5m after it was written: as the agent says";
+    let message = "not in force after 5m: as the agent says";
     assert_eq!(late.outcomes["p"], Outcome::failed(Reason::ProgressDeadlineExceeded, message));
     assert_eq!(late.stage, Some(Stage::Stopped(format!("ProgressDeadlineExceeded: {message}"))));
 }
@@ -189,4 +114,24 @@ fn agent_of_another_policy_is_placed_with_the_configuration() {
     assert!(patched(&granted).contains("policy.q"));
     let orphaned = plan_at(Turn::Later, &world, &[other], 0);
     assert!(patched(&orphaned).contains("policy.q"), "the DaemonSet of the old policy is gone");
+}
+
+#[test]
+fn policy_whose_configuration_cannot_be_written_moves_no_agent() {
+    let invalid = policy("q", "{priority: 9, nodeSelector: {}, devicePlugin: {resources: [{name: nodomain}]}}");
+    let other = policy("q", "{priority: 9, nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}}");
+    let works = world(&old(), None, &old(), true);
+    let mut too_old = works.clone();
+    too_old.gpu_node.as_mut().unwrap().status.as_mut().unwrap().agent.as_mut().unwrap().config_versions = vec![9];
+    for (mut world, policies) in [(works, [old(), invalid.clone()]), (too_old, [old(), other])] {
+        for turn in [Turn::Later, Turn::Now] {
+            assert_eq!(plan_at(turn, &world, &policies, 1).gpu_node, GpuNodeChange::None);
+        }
+        world.converge(&policies);
+        assert_eq!((world.label("gpunode.dev/policy.p"), world.label("gpunode.dev/policy.q")), (Some("true"), None));
+        assert!(matches!(world.plan(&policies).outcomes["q"], Outcome::Failed { .. }));
+    }
+    let mut orphaned = world(&old(), None, &old(), true);
+    orphaned.converge(&[invalid]);
+    assert_eq!(orphaned.label("gpunode.dev/policy.q"), Some("true"), "the DaemonSet of the old policy is gone");
 }

@@ -58,8 +58,8 @@ impl Scene {
                 (gpu_node.spec.config, gpu_node.spec.step) = (config, step);
                 (gpu_node, Write::Change)
             }
-            (GpuNodeChange::EndStep { .. }, Some(mut gpu_node)) => {
-                gpu_node.spec.step = None;
+            (GpuNodeChange::Step { step, .. }, Some(mut gpu_node)) => {
+                gpu_node.spec.step = step;
                 (gpu_node, Write::Change)
             }
             _ => return false,
@@ -86,6 +86,11 @@ impl Scene {
         gpu_node.status = Some(serde_json::from_value(status).unwrap());
         gpu_node.metadata.resource_version = Some(self.next_version());
         self.go(|index, now, effects| index.take_gpu_nodes(Change::Set(gpu_node), now, effects));
+    }
+
+    /// A node in a version that is yet to come.
+    fn known(&self, name: &str) -> NodeFacts {
+        NodeFacts { resource_version: "999999".to_owned(), ..(**self.index.nodes.get(name).unwrap()).clone() }
     }
 
     /// The nodes that are to be looked at now.
@@ -133,8 +138,9 @@ fn rollout_stops_at_the_node_that_rejects_and_resumes_with_another_spec() {
     scene.report("a", Agent::PutsInForce);
     assert!(scene.work_on("b"));
     scene.report("b", Agent::Rejects);
+    assert_eq!(scene.woken_nodes(), ["b"], "its verdict is written down");
+    assert!(NODES.iter().all(|name| !scene.work_on(name)));
     assert_eq!(scene.woken_nodes(), [""; 0]);
-    assert!(!scene.work_on("c") && !scene.work_on("d"));
     assert!(
         scene
             .ready()
@@ -147,6 +153,21 @@ fn rollout_stops_at_the_node_that_rejects_and_resumes_with_another_spec() {
     scene.report("b", Agent::PutsInForce);
     scene.report("a", Agent::PutsInForce);
     assert_eq!(scene.index.counts()[0].1.ready, 4);
+}
+
+#[test]
+fn stop_outlasts_the_label_ignore_on_the_node_that_failed() {
+    let mut scene = Scene::governed("{}");
+    scene.set_policy("p", &spec(true, "{}"));
+    assert!(scene.work_on("a"));
+    scene.report("a", Agent::Rejects);
+    assert!(!scene.work_on("a"));
+    let ignored = NodeFacts { labels: [("gpunode.dev/ignore".to_owned(), String::new())].into(), ..scene.known("a") };
+    scene.go(|index, now, effects| index.take_nodes(Change::Set(ignored), now, effects));
+    scene.go(Index::wake_everything);
+    assert!(NODES.iter().all(|name| !scene.work_on(name)));
+    assert!(scene.ready().starts_with("False RolloutStopped: stopped at a"), "{}", scene.ready());
+    assert_eq!(scene.index.counts()[0].1.matched, 3);
 }
 
 #[test]

@@ -1,0 +1,181 @@
+//! What the policies that match a node want of it together, and what follows from that: the plan for the node.
+
+use crate::{
+    agent_config::{self, GpuNodeChange},
+    claim::{Claims, claim},
+    compose::{Disagreement, Wanted, governing},
+    conditions::{self, foreign_facts, foreign_keys},
+    facts::{NodeFacts, TaintKey},
+    features::is_fact,
+    labels::{label_conflicts, wanted_labels},
+    node_patch::{facts_after, node_patch, record_after, status_patch_of},
+    node_plan::{NodePlan, Turn},
+    outcome::Outcome,
+    owned::Record,
+    policies::{Policy, PolicySet},
+    progress::{agent_outcome, stage},
+    retired::retire,
+    rollout::Stage,
+    select::is_effect,
+    taints::{current_taints, taint_conflicts, wanted_taints},
+};
+use gpunode_crds::{GpuNode, Mode, Reason};
+use jiff::Timestamp;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the matching policies want of a node.
+pub struct Wishes<'a> {
+    matched: Vec<&'a Policy>,
+    governing: Option<&'a Policy>,
+    stage: Option<Stage>,
+    /// When `stage` ends by itself.
+    stage_ends: Option<Timestamp>,
+    /// Whether the node keeps the configuration that it has.
+    waits: bool,
+    /// Labels by key.
+    pub labels: BTreeMap<String, Wanted>,
+    taints: BTreeMap<TaintKey, Wanted>,
+}
+
+impl<'a> Wishes<'a> {
+    /// Puts together what the policies that match want, as far as it is the node's turn; or where they disagree.
+    pub fn of(
+        matched: Vec<&'a Policy>,
+        policies: &'a PolicySet,
+        turn: Turn,
+        node: &NodeFacts,
+        gpu_node: Option<&GpuNode>,
+        now: Timestamp,
+    ) -> Result<Self, (Vec<&'a Policy>, Disagreement)> {
+        let composed = governing(&matched).and_then(|governing| {
+            let stage = governing.and_then(|policy| stage(node, policy, gpu_node, now));
+            // Nodes that are down get a configuration once they are back: many that vanish for a moment must not change
+            // together.
+            let is_down = !node.ready && gpu_node.is_some_and(|gpu_node| gpu_node.spec.config.is_some());
+            let waits = turn == Turn::Later && (is_down || matches!(stage, Some((Stage::Pending, _))));
+            // A change of the policy replaces the agent, so that it comes with the configuration.
+            let stays = waits || governing.is_some_and(|policy| !agent_config::is_writable(policy, gpu_node));
+            let placed = if stays { running(policies, gpu_node).or(governing) } else { governing };
+            let needs_mps = agent_config::needs_mps(placed, gpu_node);
+            Ok((governing, stage, waits, wanted_labels(&matched, placed, needs_mps)?, wanted_taints(&matched)?))
+        });
+        match composed {
+            Ok((governing, stage, waits, labels, taints)) => {
+                let (stage, stage_ends) = stage.unzip();
+                Ok(Self { matched, governing, stage, stage_ends: stage_ends.flatten(), waits, labels, taints })
+            }
+            Err(disagreement) => Err((matched, disagreement)),
+        }
+    }
+
+    /// With facts, which any policy may want otherwise.
+    pub fn with(mut self, facts: BTreeMap<String, String>) -> Self {
+        for (key, value) in facts {
+            self.labels.entry(key).or_insert_with(|| Wanted::by_gpunode(&value, None));
+        }
+        self
+    }
+
+    /// The policies that have something on the node once the plan is carried out.
+    pub fn owners(&self, node: &NodeFacts, record: &Record, now: Timestamp) -> BTreeSet<String> {
+        let (labels, taints) = self.claims(node, record, now);
+        labels.owners.into_iter().chain(taints.owners).collect()
+    }
+
+    fn claims(&self, node: &NodeFacts, record: &Record, now: Timestamp) -> (Claims<String>, Claims<TaintKey>) {
+        let labels = claim(&node.labels, &record.labels, &self.labels, |key| is_effect(key), now);
+        let taints = claim(&current_taints(node), &record.taints, &self.taints, |_| false, now);
+        (labels, taints)
+    }
+
+    /// The plan, and what the node looks like once it is carried out.
+    pub fn plan(
+        self,
+        node: &NodeFacts,
+        record: &Record,
+        gpu_node: Option<&GpuNode>,
+        now: Timestamp,
+    ) -> (NodePlan, NodeFacts) {
+        let (labels, taints) = self.claims(node, record, now);
+        let retirement = retire(&record.resources, &self.resources(gpu_node), &node.served, now);
+        // What no policy wants is a fact.
+        let conflicts = label_conflicts(node, &labels).filter(|conflict| !conflict.policies.is_empty());
+        let is_fact = |key: &String| self.labels.get(key).map_or_else(|| is_fact(key), |by| by.policies.is_empty());
+        let is_written =
+            !labels.changes(&record.labels).all(is_fact) || taints.changes(&record.taints).next().is_some();
+        let record = record_after(&labels, &taints, retirement.record.clone());
+        let after = facts_after(node, &labels, &taints, record.clone());
+        let patch = node_patch(node, &labels, &taints, record.as_deref());
+        let change = agent_config::change(node, self.governing, gpu_node, self.stage.as_ref(), now);
+        let mut plan = NodePlan {
+            matched: self.matched.iter().map(|policy| policy.name.clone()).collect(),
+            governing: self.governing.map(|policy| policy.name.clone()),
+            conflicts: conflicts.chain(taint_conflicts(node, &taints)).collect(),
+            // One after the other, since each is refused once the other has happened.
+            status_patch: status_patch_of(&retirement, &labels, &taints, node, now).filter(|_| patch.is_none()),
+            patch,
+            gpu_node: if self.waits && change.gives_configuration() { GpuNodeChange::None } else { change },
+            stage: self.stage.clone(),
+            waits: self.stage == Some(Stage::Pending) && self.waits,
+            recheck: [self.stage_ends, labels.recheck, taints.recheck, retirement.recheck].into_iter().flatten().min(),
+            waiting: self.governing.map(|_| agent_config::waiting(node, gpu_node)).unwrap_or_default(),
+            ..NodePlan::default()
+        };
+        if plan.gpu_node == GpuNodeChange::None {
+            let facts = foreign_facts(node, &self.labels, &labels);
+            let verdicts = facts.into_iter().chain(foreign_keys(&plan.conflicts)).collect();
+            plan.conditions = conditions::change(gpu_node, verdicts, None, now);
+        }
+        for policy in &self.matched {
+            let (outcome, recheck) = self.outcome(policy, &plan, is_written, node, gpu_node, now);
+            plan.outcomes.insert(policy.name.clone(), outcome);
+            plan.recheck = [plan.recheck, recheck].into_iter().flatten().min();
+        }
+        (plan, after)
+    }
+
+    /// The resources that the node is to have, or that its agent still serves.
+    fn resources(&self, gpu_node: Option<&GpuNode>) -> BTreeSet<String> {
+        let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
+        let reported = status.into_iter().flat_map(|status| &status.resources).map(|resource| resource.name.clone());
+        let plugin = self.governing.and_then(|policy| policy.device_plugin.as_ref());
+        let mut names = plugin.map(|plugin| plugin.resources(status)).unwrap_or_default();
+        names.extend(reported);
+        names
+    }
+
+    fn outcome(
+        &self,
+        policy: &Policy,
+        plan: &NodePlan,
+        is_written: bool,
+        node: &NodeFacts,
+        gpu_node: Option<&GpuNode>,
+        now: Timestamp,
+    ) -> (Outcome, Option<Timestamp>) {
+        let governs = self.governing.is_some_and(|governing| governing.name == policy.name);
+        let conflicts: Vec<_> = plan
+            .conflicts
+            .iter()
+            .filter(|conflict| conflict.policies.contains(&policy.name))
+            .map(ToString::to_string)
+            .collect();
+        if !conflicts.is_empty() {
+            return (Outcome::conflicted(Reason::KeyOwnedByAnother, conflicts.join("; ")), None);
+        }
+        if let Some(refusal) = &policy.refusal {
+            return (Outcome::failed(Reason::InvalidSpec, refusal), None);
+        }
+        let is_configured = matches!(plan.gpu_node, GpuNodeChange::None | GpuNodeChange::Step { .. });
+        if is_written || (governs && (plan.waits || !is_configured)) {
+            return (Outcome::Updating, None);
+        }
+        if governs { agent_outcome(node, policy, gpu_node, now) } else { (Outcome::Ready, None) }
+    }
+}
+
+/// The policy whose agent has the configuration of the node in force, where its DaemonSet is still there.
+fn running<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'a Policy> {
+    let current = &gpu_node?.spec.config.as_ref()?.policy;
+    policies.get(current).filter(|policy| policy.mode == Mode::Enforce && policy.device_plugin.is_some())
+}

@@ -1,0 +1,102 @@
+//! A node that policy `p` governs, and what its agent reports.
+
+use crate::world::{World, now, policy};
+use gpunode_config::Document;
+use gpunode_crds::{
+    Agent, AgentMode, Configuration, ConfigurationStep, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason,
+    RejectedConfiguration,
+};
+use gpunode_plan::{GpuNodeChange, NodePlan, PolicySet, Turn, plan_node_at};
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde_json::json;
+
+pub fn old() -> GpuNodePolicy {
+    policy("p", "{nodeSelector: {}, devicePlugin: {}, rollout: {progressDeadline: 5m}}")
+}
+
+pub fn new() -> GpuNodePolicy {
+    policy("p", "{nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}, rollout: {progressDeadline: 5m}}")
+}
+
+pub fn configuration(policy: &GpuNodePolicy) -> Configuration {
+    let document = Document::of(policy.spec.device_plugin.as_ref().unwrap());
+    let name = policy.metadata.name.clone().unwrap();
+    Configuration { policy: name, version: 1, hash: document.hash, document: document.text }
+}
+
+pub fn step() -> ConfigurationStep {
+    ConfigurationStep { started_at: Time(now()), generation: Some(1), failed: None }
+}
+
+/// A node whose `GpuNode` has the configuration `given`, maybe at its turn, and whose agent reports `in_force`.
+pub fn world(given: &GpuNodePolicy, step: Option<ConfigurationStep>, in_force: &GpuNodePolicy, ready: bool) -> World {
+    let mut world = World::sample();
+    world.converge(std::slice::from_ref(given));
+    let mut gpu_node = GpuNode::new("n", GpuNodeSpec { config: Some(configuration(given)), step });
+    gpu_node.metadata.resource_version = Some("7".to_owned());
+    gpu_node.metadata.managed_fields =
+        Some(serde_json::from_value(json!([{"manager": "gpunode-operator", "time": "2026-01-01T00:00:00Z"}])).unwrap());
+    gpu_node.status = Some(GpuNodeStatus {
+        agent: Some(Agent { mode: AgentMode::DevicePlugin, config_versions: vec![1], ..Agent::default() }),
+        config_hash: Some(configuration(in_force).hash),
+        conditions: vec![Condition {
+            type_: "Ready".to_owned(),
+            status: if ready { "True" } else { "False" }.to_owned(),
+            reason: if ready { Reason::Registered } else { Reason::Registering }.as_str().to_owned(),
+            message: "as the agent says".to_owned(),
+            last_transition_time: Time(now()),
+            observed_generation: None,
+        }],
+        ..GpuNodeStatus::default()
+    });
+    world.gpu_node = Some(gpu_node);
+    world
+}
+
+pub fn down(mut world: World) -> World {
+    world.node["status"]["conditions"][0]["status"] = json!("Unknown");
+    world.node["metadata"]["creationTimestamp"] = json!("2025-01-01T00:00:00Z");
+    world
+}
+
+pub fn rejecting(mut world: World, rejected: &GpuNodePolicy) -> World {
+    let hash = configuration(rejected).hash;
+    world.gpu_node.as_mut().unwrap().status.as_mut().unwrap().rejected_config =
+        Some(RejectedConfiguration { hash, message: "no".to_owned() });
+    world
+}
+
+pub fn plan_at(turn: Turn, world: &World, policies: &[GpuNodePolicy], minutes: i64) -> NodePlan {
+    let later = now() + SignedDuration::from_mins(minutes);
+    plan_node_at(turn, &PolicySet::new(policies), &world.facts(), world.gpu_node.as_ref(), later)
+}
+
+pub fn plan(world: &World, policy: GpuNodePolicy, minutes: i64) -> NodePlan {
+    plan_at(Turn::Now, world, &[policy], minutes)
+}
+
+pub fn given(change: &GpuNodeChange) -> Option<(&str, bool)> {
+    match change {
+        GpuNodeChange::Configure { config: Some(config), step, .. } => Some((&config.hash, step.is_some())),
+        _ => None,
+    }
+}
+
+/// The node once it is Ready again, since so many minutes.
+pub fn back(mut world: World, minutes: i64) -> World {
+    let since = now() + SignedDuration::from_mins(minutes);
+    world.node["status"]["conditions"] = json!([{"type": "Ready", "status": "True", "lastTransitionTime": since}]);
+    world
+}
+
+/// The node once its `GpuNode` has what the plan says.
+pub fn written(mut world: World, plan: &NodePlan) -> World {
+    let spec = &mut world.gpu_node.as_mut().unwrap().spec;
+    match &plan.gpu_node {
+        GpuNodeChange::Configure { config, step, .. } => (spec.config, spec.step) = (config.clone(), step.clone()),
+        GpuNodeChange::Step { step, .. } => spec.step.clone_from(step),
+        other => panic!("{other:?}"),
+    }
+    world
+}
