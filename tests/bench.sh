@@ -12,6 +12,9 @@ cargo test --release --locked -q -p gpunode-node-tests --test lifecycle --test f
     --test-threads=1 measure | grep -v '^{"timestamp"'
 cargo test --release --locked -q -p gpunode-agent -- --ignored --nocapture --test-threads=1 measure
 
+echo "== operator on its own: release build, events fed to its index"
+cargo test --release --locked -q -p gpunode-operator -- --ignored --nocapture measure
+
 echo "== local cluster: five nodes from warm to Ready"
 trap 'target/release/gpunode-cluster down --name "$cluster"' EXIT
 target/release/gpunode-cluster up --name "$cluster" --cluster tests/e2e/cluster.yaml

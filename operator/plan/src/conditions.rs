@@ -90,8 +90,7 @@ pub fn foreign_facts(node: &NodeFacts, wanted: &BTreeMap<String, Wanted>, claims
     if foreign.is_empty() {
         return None;
     }
-    let managers: BTreeSet<&str> =
-        foreign.iter().filter_map(|key| node.label_managers.get(*key)).map(String::as_str).collect();
+    let managers: BTreeSet<&str> = foreign.iter().filter_map(|key| node.label_managers.get(key)).collect();
     let who = if managers.is_empty() {
         "somebody else".to_owned()
     } else {

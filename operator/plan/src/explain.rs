@@ -235,8 +235,15 @@ impl Context<'_> {
             let recorded = owned.or_else(|| self.record.taints.owned.get(id));
             let wishes = wanted.get(id).map(Vec::as_slice).unwrap_or_default();
             let conflict = ConflictKey::Taint(id.clone());
-            let mut entry =
-                self.entry(Kind::Taint, &id.to_string(), wishes, current.get(id), owned, recorded, &conflict);
+            let mut entry = self.entry(
+                Kind::Taint,
+                &id.to_string(),
+                wishes,
+                current.get(id).map(String::as_str),
+                owned,
+                recorded,
+                &conflict,
+            );
             entry.before = self.after.taints.before.get(id).cloned();
             entry
         };
@@ -249,7 +256,7 @@ impl Context<'_> {
         kind: Kind,
         key: &str,
         wishes: &[(&Policy, String)],
-        actual: Option<&String>,
+        actual: Option<&str>,
         owned: Option<&String>,
         recorded: Option<&String>,
         conflict: &ConflictKey,
@@ -261,7 +268,7 @@ impl Context<'_> {
         let state = match (conflict, owned) {
             _ if self.plan.hold.is_some() => State::Held,
             (Some(conflict), _) => State::Conflict { message: conflict.to_string() },
-            (None, Some(owned)) if actual == Some(owned) => State::InPlace,
+            (None, Some(owned)) if actual == Some(owned.as_str()) => State::InPlace,
             (None, Some(_)) => State::Pending,
             (None, None) if wishes.is_empty() => State::Leaving,
             (None, None) => State::Foreign,

@@ -1,6 +1,6 @@
 //! What the planner knows of a node: the few fields of a `Node` that matter, small enough to keep for every node.
 
-use crate::{owned::Record, retired::Seen};
+use crate::{owned::Record, retired::Seen, texts::Texts};
 use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, is_kubernetes_key};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Taint as NodeTaint};
@@ -40,7 +40,7 @@ pub struct NodeFacts {
     /// `metadata.creationTimestamp`.
     pub created: Option<Timestamp>,
     /// Every label.
-    pub labels: BTreeMap<String, String>,
+    pub labels: Texts,
     /// Every taint, in the order of the node.
     pub taints: Vec<Taint>,
     /// Whether the node has any annotation: a JSON patch cannot add to a map that is not there.
@@ -57,7 +57,7 @@ pub struct NodeFacts {
     /// What the status says of the resources in the record of what gpunode served there.
     pub served: BTreeMap<String, Seen>,
     /// Who last wrote each label that a policy could want, by field manager.
-    pub label_managers: BTreeMap<String, String>,
+    pub label_managers: Texts,
     /// Who last wrote the taints, which Kubernetes tracks only as a whole; nobody where that was the operator.
     pub taint_manager: Option<String>,
 }
@@ -73,7 +73,7 @@ impl NodeFacts {
             uid: meta.uid.clone().unwrap_or_default(),
             resource_version: meta.resource_version.clone().unwrap_or_default(),
             created: meta.creation_timestamp.as_ref().map(|time| time.0),
-            labels: meta.labels.clone().unwrap_or_default(),
+            labels: meta.labels.as_ref().map(Texts::from).unwrap_or_default(),
             taints: node.spec.iter().flat_map(|spec| spec.taints.iter().flatten()).map(Taint::of).collect(),
             annotated: annotations.is_some_and(|annotations| !annotations.is_empty()),
             owned: annotations.and_then(|annotations| annotations.get(OWNED_ANNOTATION)).cloned(),
@@ -83,21 +83,23 @@ impl NodeFacts {
             ..Self::default()
         };
         facts.served = served(node, facts.owned.as_deref());
+        let mut label_managers = BTreeMap::new();
         for entry in meta.managed_fields.iter().flatten() {
             let (Some(manager), Some(fields)) = (&entry.manager, &entry.fields_v1) else { continue };
             // Writing one taint makes the operator the manager of all of them; nobody conflicts with gpunode itself.
             if manager != OPERATOR_FIELD_MANAGER {
-                facts.read_manager(manager, &fields.0);
+                facts.read_manager(manager, &fields.0, &mut label_managers);
             }
         }
+        facts.label_managers = Texts::from(&label_managers);
         facts
     }
 
-    fn read_manager(&mut self, manager: &str, fields: &Value) {
+    fn read_manager<'a>(&mut self, manager: &'a str, fields: &'a Value, of_labels: &mut BTreeMap<&'a str, &'a str>) {
         let labels = fields.pointer("/f:metadata/f:labels").and_then(Value::as_object);
         for key in labels.into_iter().flatten().filter_map(|(field, _)| field.strip_prefix("f:")) {
             if self.labels.contains_key(key) && !is_kubernetes_key(key) {
-                self.label_managers.insert(key.to_owned(), manager.to_owned());
+                of_labels.insert(key, manager);
             }
         }
         if fields.pointer("/f:spec/f:taints").is_some() {
@@ -107,8 +109,27 @@ impl NodeFacts {
 
     /// Whether two readings of a node differ in nothing but the moment they were taken, as heartbeats make them.
     pub fn same_but_version(&self, other: &Self) -> bool {
-        let at = |version: &str| Self { resource_version: version.to_owned(), ..self.clone() };
-        at(&other.resource_version) == *other
+        // Named one by one, so that a field that is added is not forgotten here; the shortest first.
+        let Self {
+            name,
+            uid,
+            resource_version: _,
+            created,
+            labels,
+            taints,
+            annotated,
+            owned,
+            ready,
+            ready_since,
+            offered,
+            served,
+            label_managers,
+            taint_manager,
+        } = self;
+        (ready, ready_since, annotated, created, name, uid)
+            == (&other.ready, &other.ready_since, &other.annotated, &other.created, &other.name, &other.uid)
+            && (taints, owned, offered, served) == (&other.taints, &other.owned, &other.offered, &other.served)
+            && (labels, label_managers, taint_manager) == (&other.labels, &other.label_managers, &other.taint_manager)
     }
 }
 
@@ -163,7 +184,7 @@ mod tests {
         }))
         .unwrap();
         let facts = NodeFacts::of(&node);
-        assert_eq!(facts.label_managers, BTreeMap::from([("pool".to_owned(), "kubectl-label".to_owned())]));
+        assert_eq!(facts.label_managers, Texts::from(&BTreeMap::from([("pool", "kubectl-label")])));
         assert_eq!(facts.taint_manager.as_deref(), Some("kubectl-taint"));
         assert_eq!(facts.taints.iter().map(|taint| taint.id.key.as_str()).collect::<Vec<_>>(), ["b", "a"]);
         assert!(facts.ready && facts.annotated && facts.owned.is_none());

@@ -53,7 +53,7 @@ pub fn patch_labels(patch: &mut PatchBuilder, node: &NodeFacts, claims: &Claims<
 /// The conflicts about labels.
 pub fn label_conflicts<'a>(node: &'a NodeFacts, claims: &'a Claims<String>) -> impl Iterator<Item = Conflict> + 'a {
     claims.clashes.iter().map(|clash| {
-        let manager = node.label_managers.get(&clash.key).cloned();
+        let manager = node.label_managers.get(&clash.key).map(str::to_owned);
         Conflict::of(ConflictKey::Label(clash.key.clone()), clash, manager)
     })
 }

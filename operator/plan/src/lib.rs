@@ -57,6 +57,7 @@ mod select;
 mod status;
 mod taints;
 mod tally;
+mod texts;
 mod wishes;
 
 pub use agent_config::GpuNodeChange;
@@ -81,3 +82,4 @@ pub use retired::{Retirement, Seen, Served, Use, retire};
 pub use rollout::{Rollout, Stage};
 pub use status::policy_status;
 pub use tally::Tally;
+pub use texts::Texts;

@@ -159,8 +159,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn node(name: &str, labels: &[(&str, &str)]) -> NodeFacts {
-        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        NodeFacts { name: name.to_owned(), labels: labels.collect::<BTreeMap<_, _>>(), ..NodeFacts::default() }
+        let labels: BTreeMap<_, _> = labels.iter().copied().collect();
+        NodeFacts { name: name.to_owned(), labels: (&labels).into(), ..NodeFacts::default() }
     }
 
     fn set(spec: &str) -> PolicySet {

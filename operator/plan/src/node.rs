@@ -77,6 +77,7 @@ fn plan_with(
         let plan = held_by_pause(first, &paused, &matching(&record), node, gpu_node, now);
         return (plan, node.clone());
     }
+    let current = node.labels.to_map();
     // A key that was ours and that somebody changed becomes visible to selectors, which may make other policies match. Each
     // round a key or a policy leaves the record, or a key has what is there now as what was there before, so this ends.
     let wishes = loop {
@@ -89,10 +90,10 @@ fn plan_with(
             }
         };
         let before = record.clone();
-        for key in released(&node.labels, &record.labels, &wishes.labels) {
+        for key in released(&current, &record.labels, &wishes.labels) {
             record.labels.release(&key);
         }
-        for (key, actual) in retaken(&node.labels, &record.labels, &wishes.labels, now) {
+        for (key, actual) in retaken(&current, &record.labels, &wishes.labels, now) {
             record.labels.was_before(&key, actual);
         }
         if !is_reported(gpu_node) {

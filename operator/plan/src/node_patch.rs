@@ -8,6 +8,7 @@ use crate::{
     patch::PatchBuilder,
     retired::{Retirement, Served, status_patch},
     taints::{current_taints, patch_taints},
+    texts::Texts,
 };
 use gpunode_crds::OWNED_ANNOTATION;
 use jiff::Timestamp;
@@ -21,7 +22,7 @@ pub fn facts_after(
 ) -> NodeFacts {
     let taints_after = taints.applied_to(&current_taints(node)).into_iter();
     NodeFacts {
-        labels: labels.applied_to(&node.labels),
+        labels: Texts::from(&labels.applied_to(&node.labels.to_map())),
         taints: taints_after.map(|(id, value)| Taint { id, value }).collect(),
         owned: record,
         ..node.clone()

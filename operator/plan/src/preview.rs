@@ -30,9 +30,10 @@ pub fn effect(
         let outcome = with.outcomes.get(&policy.name).cloned().unwrap_or(Outcome::Ready);
         return (outcome, (!preview.conflicts.is_empty()).then_some(preview));
     }
-    let new_labels = after.labels.iter().filter(|(key, value)| before.labels.get(*key) != Some(value));
-    preview.set_labels = new_labels.map(|(key, value)| (key.clone(), value.clone())).collect();
-    preview.remove_labels = before.labels.keys().filter(|key| !after.labels.contains_key(*key)).cloned().collect();
+    let new_labels = after.labels.iter().filter(|(key, value)| before.labels.get(key) != Some(*value));
+    preview.set_labels = new_labels.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let old_labels = before.labels.iter().filter(|(key, _)| !after.labels.contains_key(key));
+    preview.remove_labels = old_labels.map(|(key, _)| key.to_owned()).collect();
     preview.set_taints =
         after.taints.iter().filter(|it| !before.taints.contains(it)).filter_map(policy_taint).collect();
     let kept = |taint: &Taint| after.taints.iter().any(|other| other.id == taint.id);

@@ -1,14 +1,12 @@
 //! Which nodes a policy is about.
 
-use crate::owned::Entries;
+use crate::{owned::Entries, texts::Texts};
 use globset::{Glob, GlobMatcher};
 use gpunode_config::MemoryMiB;
 use gpunode_crds::{
     GOVERNED_LABEL, GpuDevice, GpuNodePolicySpec, GpuSelector, MPS_LABEL, NodeSelector, NodeSelectorRequirement,
     POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, SelectorOperator,
 };
-use std::collections::BTreeMap;
-
 /// Both selectors of a policy, ready to be asked.
 #[derive(Clone, Debug)]
 pub struct Selector {
@@ -122,13 +120,13 @@ fn least_count(selector: &GpuSelector) -> usize {
 /// The labels of a node as they were without gpunode, so that no policy selects or deselects by its own effect.
 #[derive(Clone, Copy, Debug)]
 pub struct VisibleLabels<'a> {
-    all: &'a BTreeMap<String, String>,
+    all: &'a Texts,
     recorded: &'a Entries<String>,
 }
 
 impl<'a> VisibleLabels<'a> {
     /// `all` but the keys of the record.
-    pub fn new(all: &'a BTreeMap<String, String>, recorded: &'a Entries<String>) -> Self {
+    pub fn new(all: &'a Texts, recorded: &'a Entries<String>) -> Self {
         Self { all, recorded }
     }
 
@@ -137,8 +135,7 @@ impl<'a> VisibleLabels<'a> {
         if is_effect(key) {
             return None;
         }
-        let seen = if self.recorded.hides(key) { &self.recorded.before } else { self.all };
-        seen.get(key).map(String::as_str)
+        if self.recorded.hides(key) { self.recorded.before.get(key).map(String::as_str) } else { self.all.get(key) }
     }
 
     /// Whether there is a label that cannot be seen.
@@ -177,6 +174,7 @@ pub fn holds(requirement: &NodeSelectorRequirement, labels: VisibleLabels<'_>) -
 mod tests {
     use super::*;
     use gpunode_crds::Architecture;
+    use std::collections::BTreeMap;
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
@@ -194,7 +192,8 @@ mod tests {
     fn operators_mean_what_they_mean_in_a_label_selector() {
         use SelectorOperator::{DoesNotExist, Exists, In, NotIn};
         let (labels, none) = (map(&[("pool", "a")]), Entries::default());
-        let visible = VisibleLabels::new(&labels, &none);
+        let texts = Texts::from(&labels);
+        let visible = VisibleLabels::new(&texts, &none);
         assert!(matches(&NodeSelector::default(), visible));
         assert!(matches(&NodeSelector { match_labels: labels.clone(), ..NodeSelector::default() }, visible));
         for (selector, expected) in [
@@ -222,8 +221,9 @@ mod tests {
             ("gpunode.dev/policy.p", "true"),
         ]);
         let owned = Entries { owned: map(&[("a", "1")]), ..Entries::default() };
+        let texts = Texts::from(&labels);
         for key in labels.keys() {
-            let visible = VisibleLabels::new(&labels, &owned);
+            let visible = VisibleLabels::new(&texts, &owned);
             assert!(matches(&expression(key, SelectorOperator::DoesNotExist, &[]), visible), "{key}");
         }
     }
@@ -232,7 +232,8 @@ mod tests {
     fn what_was_taken_over_is_seen_as_it_was_before() {
         let labels = map(&[("pool", "ours")]);
         let taken = Entries { owned: labels.clone(), before: map(&[("pool", "theirs")]), ..Entries::default() };
-        let visible = VisibleLabels::new(&labels, &taken);
+        let texts = Texts::from(&labels);
+        let visible = VisibleLabels::new(&texts, &taken);
         assert!(matches(&expression("pool", SelectorOperator::In, &["theirs"]), visible));
         assert!(!matches(&expression("pool", SelectorOperator::In, &["ours"]), visible));
     }
@@ -249,7 +250,7 @@ mod tests {
             gpu("NVIDIA-A100-SXM4-80GB", Some(Architecture::Ampere), 81920),
             gpu("NVIDIA-Board", None, 81920),
         ];
-        let (none, unrecorded) = (BTreeMap::new(), Entries::default());
+        let (none, unrecorded) = (Texts::default(), Entries::default());
         let labels = VisibleLabels::new(&none, &unrecorded);
         for (selector, expected) in [
             ("{products: ['Tesla-V100*'], minCount: 2}", true),
@@ -278,7 +279,8 @@ mod tests {
     #[test]
     fn labels_and_gpus_must_both_match_and_neither_matches_nothing() {
         let (labels, none) = (map(&[("pool", "a")]), Entries::default());
-        let visible = VisibleLabels::new(&labels, &none);
+        let texts = Texts::from(&labels);
+        let visible = VisibleLabels::new(&texts, &none);
         let gpus = [gpu("Tesla-T4", Some(Architecture::Turing), 15360)];
         for (spec, expected) in [
             ("{nodeSelector: {}, gpuSelector: {products: [Tesla-T4]}}", true),

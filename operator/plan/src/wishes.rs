@@ -83,7 +83,7 @@ impl<'a> Wishes<'a> {
     }
 
     fn claims(&self, node: &NodeFacts, record: &Record, now: Timestamp) -> (Claims<String>, Claims<TaintKey>) {
-        let labels = claim(&node.labels, &record.labels, &self.labels, |key| is_effect(key), now);
+        let labels = claim(&node.labels.to_map(), &record.labels, &self.labels, |key| is_effect(key), now);
         let taints = claim(&current_taints(node), &record.taints, &self.taints, |_| false, now);
         (labels, taints)
     }

@@ -26,6 +26,7 @@ fn resident(process: &gpunode_cluster::Process) -> Result<f64> {
 #[ignore = "a measurement: make bench"]
 fn measure_policy_to_allocatable_and_idle_memory() -> Result<()> {
     let lab = Lab::enter()?;
+    let audit = lab.audit()?;
     let start = Instant::now();
     // Without the plan that tests take before.
     let output = lab.kubectl_with_input(&["apply", "-f", "-"], POLICY)?;
@@ -33,7 +34,12 @@ fn measure_policy_to_allocatable_and_idle_memory() -> Result<()> {
     lab.await_allocatable(V100, "nvidia.com/gpu", 8)?;
     println!("kubectl apply to 8 GPUs allocatable: {:.1} s", start.elapsed().as_secs_f64());
     lab.await_ready("figures")?;
+    let writes = audit.gpunode_writes()?;
+    let to_nodes = writes.iter().filter(|event| event.resource() == "nodes").count();
+    println!("writes to the node for its labels, taints and record: {to_nodes}");
+    let audit = lab.audit()?;
     std::thread::sleep(Duration::from_mins(1));
+    println!("writes in 60 s of an unchanged world: {}", audit.gpunode_writes()?.len());
 
     let leader = lab.leader()?;
     for pod in lab.operator_pods()? {

@@ -74,7 +74,7 @@ impl World {
     /// What there is to see where a policy governs.
     fn looking(node: Node, gpu_node: Option<GpuNode>, governing: Option<&str>, policies: &PolicySet) -> Self {
         let facts = NodeFacts::of(&node);
-        let labels = facts.labels.into_iter().map(|(key, value)| ((What::Label, key), value));
+        let labels = facts.labels.to_map().into_iter().map(|(key, value)| ((What::Label, key), value));
         let taints = facts
             .taints
             .into_iter()

@@ -51,7 +51,7 @@ pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<Undo> {
         return Ok(Undo::Nothing);
     }
     let after = NodeFacts::of(&serde_json::from_value(value).with_context(wrong)?);
-    let mut words = difference("label", &facts.labels, &after.labels);
+    let mut words = difference("label", &facts.labels.to_map(), &after.labels.to_map());
     words.extend(difference("taint", &taints(&facts), &taints(&after)));
     if words.is_empty() {
         words.push(format!("annotation {OWNED_ANNOTATION}"));

@@ -5,6 +5,8 @@ use gpunode_plan::{DISCOVERY_NAME, GpuNodeChange, MPS_NAME};
 use k8s_openapi::api::{apps::v1::DaemonSetStatus, core::v1::Node};
 use serde_json::json;
 
+mod figures;
+
 /// An index, and what followed from the last change.
 struct Scene {
     index: Index,
@@ -78,7 +80,8 @@ impl Scene {
 
     fn patch_node(&mut self, name: &str, patch: &json_patch::Patch) {
         let facts = self.index.nodes.get(name).unwrap().clone();
-        let mut node = json!({"metadata": {"name": name, "uid": name, "labels": facts.labels, "annotations": {}}});
+        let mut node =
+            json!({"metadata": {"name": name, "uid": name, "labels": facts.labels.to_map(), "annotations": {}}});
         node["status"]["conditions"] = json!([{"type": "Ready", "status": if facts.ready { "True" } else { "False" }}]);
         if let Some(owned) = &facts.owned {
             node["metadata"]["annotations"]["gpunode.dev/owned"] = json!(owned);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::controller::work::Wake;
+use std::collections::BTreeMap;
 
 const NODES: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -162,7 +163,8 @@ fn stop_outlasts_the_label_ignore_on_the_node_that_failed() {
     assert!(scene.work_on("a"));
     scene.report("a", Agent::Rejects);
     assert!(!scene.work_on("a"));
-    let ignored = NodeFacts { labels: [("gpunode.dev/ignore".to_owned(), String::new())].into(), ..scene.known("a") };
+    let labels = BTreeMap::from([("gpunode.dev/ignore", "")]);
+    let ignored = NodeFacts { labels: (&labels).into(), ..scene.known("a") };
     scene.go(|index, now, effects| index.take_nodes(Change::Set(ignored), now, effects));
     scene.go(Index::wake_everything);
     assert!(NODES.iter().all(|name| !scene.work_on(name)));
