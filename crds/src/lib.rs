@@ -14,6 +14,7 @@ mod manifest;
 mod offer;
 mod policy;
 mod policy_status;
+mod reason;
 mod rollout;
 mod selector;
 mod taint;
@@ -33,9 +34,9 @@ pub use offer::{
 };
 pub use policy::{GpuNodePolicy, GpuNodePolicySpec, Mode, OnConflict};
 pub use policy_status::{
-    ConditionType, GpuNodePolicyStatus, MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview,
-    NodeWaiting, Reason,
+    GpuNodePolicyStatus, MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview, NodeWaiting,
 };
+pub use reason::{ConditionType, Reason};
 pub use rollout::RolloutPace;
 pub use selector::{GpuSelector, NodeSelector, NodeSelectorRequirement, SelectorOperator};
 pub use taint::{PolicyTaint, TaintEffect};

@@ -3,6 +3,7 @@
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 /// A taint on every matching node. Kubernetes identifies a taint by key and effect.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, KubeSchema)]
@@ -24,7 +25,7 @@ pub struct PolicyTaint {
 }
 
 /// The effects of a taint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, IntoStaticStr)]
 pub enum TaintEffect {
     /// New pods stay away.
     NoSchedule,
@@ -37,10 +38,6 @@ pub enum TaintEffect {
 impl TaintEffect {
     /// The name that Kubernetes uses.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NoSchedule => "NoSchedule",
-            Self::PreferNoSchedule => "PreferNoSchedule",
-            Self::NoExecute => "NoExecute",
-        }
+        self.into()
     }
 }
