@@ -1,24 +1,29 @@
 //! Whether the caller may do all of it: a removal that stops half-way helps nobody.
 
-use super::{Removal, requests::request};
+use super::{Removal, installed, requests::request};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use kube::{Api, api::PostParams};
+use std::collections::BTreeSet;
 
-/// Verb, group, resource with subresource, and whether it is in gpunode's namespace.
-const RIGHTS: [(&str, &str, &str, bool); 14] = [
+/// A verb and what it is for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Right {
+    verb: &'static str,
+    group: String,
+    resource: String,
+    /// Whether it is in gpunode's namespace.
+    namespaced: bool,
+}
+
+/// What is needed beside the deletion of what was installed.
+const OTHERS: [(&str, &str, &str, bool); 8] = [
     ("list", "", "nodes", false),
     ("patch", "", "nodes", false),
     ("list", "", "pods", true),
     ("delete", "", "pods", true),
-    ("delete", "apps", "deployments", true),
     ("list", "apps", "daemonsets", true),
     ("delete", "apps", "daemonsets", true),
     ("delete", "gpunode.dev", "gpunodepolicies", false),
-    ("delete", "apiextensions.k8s.io", "customresourcedefinitions", false),
-    ("delete", "rbac.authorization.k8s.io", "clusterroles", false),
-    ("delete", "rbac.authorization.k8s.io", "clusterrolebindings", false),
-    ("delete", "admissionregistration.k8s.io", "validatingadmissionpolicies", false),
-    ("delete", "admissionregistration.k8s.io", "validatingadmissionpolicybindings", false),
     ("delete", "", "namespaces", false),
 ];
 
@@ -33,11 +38,11 @@ impl Removal {
     pub async fn missing_rights(&self, wait_resources: bool) -> anyhow::Result<Vec<String>> {
         let reviews: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
         let mut missing = Vec::new();
-        for (verb, group, resource, namespaced) in RIGHTS.into_iter().chain(wait_resources.then_some(STATUS)) {
-            let (name, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        for Right { verb, group, resource, namespaced } in rights(wait_resources)? {
+            let (name, subresource) = resource.split_once('/').unwrap_or((&resource, ""));
             let attributes = ResourceAttributes {
                 verb: Some(verb.to_owned()),
-                group: Some(group.to_owned()),
+                group: Some(group.clone()),
                 resource: Some(name.to_owned()),
                 subresource: Some(subresource.to_owned()).filter(|name| !name.is_empty()),
                 namespace: namespaced.then(|| self.namespace.clone()),
@@ -52,5 +57,40 @@ impl Removal {
             }
         }
         Ok(missing)
+    }
+}
+
+/// Every right once, in an order to be read.
+fn rights(wait_resources: bool) -> anyhow::Result<BTreeSet<Right>> {
+    let others =
+        OTHERS.into_iter().chain(wait_resources.then_some(STATUS)).map(|(verb, group, resource, namespaced)| Right {
+            verb,
+            group: group.to_owned(),
+            resource: resource.to_owned(),
+            namespaced,
+        });
+    let deleted = installed::objects("")?.into_iter().chain(installed::definitions()).map(|object| Right {
+        verb: "delete",
+        group: object.kind.group,
+        resource: object.kind.plural,
+        namespaced: object.namespace.is_some(),
+    });
+    Ok(others.chain(deleted).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_that_goes_is_asked_for() {
+        let rights = rights(true).expect("readable manifests");
+        let shown: Vec<_> = rights.iter().map(|it| format!("{} {}.{}", it.verb, it.resource, it.group)).collect();
+        for kind in
+            ["roles.rbac.authorization.k8s.io", "poddisruptionbudgets.policy", "serviceaccounts.", "deployments.apps"]
+        {
+            assert!(shown.contains(&format!("delete {kind}")), "{shown:?}");
+        }
+        assert!(shown.contains(&"patch nodes/status.".to_owned()), "{shown:?}");
     }
 }
