@@ -2,7 +2,7 @@
 //! `kubectl gpunode uninstall`.
 
 use anyhow::{Context, Result, ensure};
-use gpunode_e2e::{Lab, NAMESPACE, T4, V100, eventually, node_snapshot};
+use gpunode_e2e::{Lab, NAMESPACE, NODES, T4, V100, eventually, is_fact, node_snapshot};
 use serde_json::Value;
 use std::{
     io::{BufRead, BufReader},
@@ -87,12 +87,25 @@ fn uninstall(lab: &Lab, state: &str, before: &[(String, Value)]) -> Result<()> {
 }
 
 fn nothing_is_left(lab: &Lab, before: &[(String, Value)]) -> Result<()> {
-    let now = lab.snapshot()?;
-    ensure!(now == before, "before: {before:?}\n   now: {now:?}");
+    nothing_is_left_on_nodes(lab, before)?;
     let kinds = "crd,ns,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
     let objects = lab.kubectl(&["get", kinds, "-o", "name"])?;
     let left: Vec<_> = objects.lines().filter(|name| name.contains("gpunode")).collect();
     ensure!(left.is_empty(), "left: {left:?}");
+    Ok(())
+}
+
+/// A snapshot leaves out what comes and goes without policies, which has to go as well.
+fn nothing_is_left_on_nodes(lab: &Lab, before: &[(String, Value)]) -> Result<()> {
+    let now = lab.snapshot()?;
+    ensure!(now == before, "before: {before:?}\n   now: {now:?}");
+    for node in NODES {
+        let metadata = lab.node(node)?["metadata"].clone();
+        let mut labels = metadata["labels"].as_object().into_iter().flat_map(|labels| labels.keys());
+        ensure!(!labels.any(|key| is_fact(key)), "{node} has labels {}", metadata["labels"]);
+        let record = &metadata["annotations"]["gpunode.dev/owned"];
+        ensure!(record.is_null(), "{node} has the record {record}");
+    }
     Ok(())
 }
 
@@ -102,8 +115,7 @@ fn uninstall_keeps_what_is_not_gpunodes(lab: &Lab, before: &[(String, Value)]) -
     let output = lab.gpunode_command(&["uninstall", "--yes"]).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(output.status.code() == Some(1) && text.contains("not gpunode's: Secret theirs;"), "{output:?}");
-    let now = lab.snapshot()?;
-    ensure!(now == before, "before: {before:?}\n   now: {now:?}");
+    nothing_is_left_on_nodes(lab, before)?;
     let left = lab.kubectl(&["-n", NAMESPACE, "get", "all,secrets,leases,pdb,roles,rolebindings", "-o", "name"])?;
     ensure!(left.trim() == "secret/theirs", "left: {left}");
     lab.kubectl(&["-n", NAMESPACE, "delete", "secret", "theirs"])?;
@@ -157,7 +169,7 @@ fn uninstall_removes_everything_in_any_state() -> Result<()> {
     // What discovery makes known of the nodes is not there before an installation.
     lab.gpunode(&["uninstall", "--yes"])?;
     let before = lab.snapshot()?;
-    ensure!(!format!("{before:?}").contains("gpunode.dev/owned"), "left: {before:?}");
+    nothing_is_left(&lab, &before).context("an installation without policies")?;
 
     install(&lab)?;
     lab.apply(T4_POLICY)?;
