@@ -44,7 +44,8 @@ is() { [ "$(eval "$1")" = "$2" ]; }
 node_field() { kubectl get node "$1" -o jsonpath="$2"; }
 offers() { is "kubectl get node $1 -o json | jq -r '.status.allocatable[\"$2\"]'" "$3"; }
 allocatable() { offers "$1" nvidia.com/gpu "$2"; }
-snapshot() { kubectl get node "$1" -o json | jq -S '{labels: .metadata.labels, annotations: .metadata.annotations, taints: .spec.taints, unschedulable: .spec.unschedulable}'; }
+# The record keeps the names of resources until the kubelet lets their keys go, 5 to 7 minutes after their plugin.
+snapshot() { kubectl get node "$1" -o json | jq -S '.metadata.annotations |= ((.["gpunode.dev/owned"] // empty) |= (fromjson | del(.resources))) | {labels: .metadata.labels, annotations: .metadata.annotations, taints: .spec.taints, unschedulable: .spec.unschedulable}'; }
 sample_pods() { kubectl kustomize "manifests/samples/$1" | sed 's|nvidia/cuda:[^ ]*|gpunode.test/cuda:1|'; }
 pending_because() { kubectl get events --field-selector "involvedObject.name=$1,reason=FailedScheduling" -o jsonpath='{.items[*].message}' | grep -q "$2"; }
 visible() { kubectl exec "$1" -- sh -c 'echo $NVIDIA_VISIBLE_DEVICES'; }

@@ -5,16 +5,17 @@ use std::path::PathBuf;
 
 const VALIDATE_EXIT_CODES: &str = "Exit codes:
   0  everything is valid
-  1  something would be refused, a file could not be read, or the arguments are wrong";
+  1  something would be refused, nothing of gpunode's is there, a file could not be read, or the arguments are wrong";
 
 const STATUS_EXIT_CODES: &str = "Exit codes:
   0  the state could be shown, problems included; programs find them with -o json
   1  the cluster could not be read, or the arguments are wrong";
 
 const PLAN_EXIT_CODES: &str = "Exit codes:
-  0  the plan could be made, and running pods would not notice
+  0  the plan could be made, running pods would not notice, and nothing would be in the way
   1  a policy would be refused, the cluster or a file could not be read, or the arguments are wrong
-  2  running pods would notice: a taint evicts them, or what they hold changes or goes";
+  2  running pods would notice: a taint evicts them, or what they hold changes or goes; or something would be in the way:
+     a conflict, or a node that would fail and stop the rollout";
 
 const EXPLAIN_EXIT_CODES: &str = "Exit codes:
   0  the node could be explained

@@ -94,7 +94,9 @@ impl Snapshot {
         }
         let list: List = serde_yaml::from_reader(file.take(MAX_BYTES)).with_context(|| {
             let path = path.display();
-            format!("read {path}: it is no list of Kubernetes objects; write one with `kubectl gpunode dump > {path}`")
+            format!(
+                "read {path}: it is no list of Kubernetes objects; `kubectl gpunode dump > cluster.yaml` writes one"
+            )
         })?;
         let (mut policies, mut gpu_nodes, mut nodes) = (Listed::default(), Listed::default(), Listed::default());
         let mut deployments = Listed::<Deployment>::default();

@@ -77,6 +77,13 @@ fn exit_codes_tell_pipelines_what_would_happen() {
     assert_eq!(run(&["plan", "--delete", "gone", "--nodes", &nodes], &[]).0, Some(1), "there is no such policy");
     assert_eq!(run(&["explain", "n2", "--nodes", &nodes], &[]).0, Some(1), "there is no such node");
     assert_eq!(run(&["plan"], &[]).0, Some(1), "wrong arguments are not a disruption");
+    let kustomization =
+        file("codes-kustomization.yaml", "kind: Kustomization\napiVersion: kustomize.config.k8s.io/v1beta1\n");
+    let (code, text) = run(&["validate", "-f", &kustomization], &[]);
+    assert!(
+        code == Some(1) && text.contains("kubectl kustomize FOLDER"),
+        "what was not validated is not valid: {text}"
+    );
 }
 
 #[test]

@@ -4,11 +4,12 @@
 use crate::{
     conflict::ConflictKey,
     facts::{NodeFacts, TaintKey},
+    features::is_fact,
     matching::first_mismatch,
     node::plan_node,
     node_plan::NodePlan,
     outcome::Outcome,
-    owned::Record,
+    owned::{Entries, Record},
     policies::{Policy, PolicySet},
     select::is_effect,
     taints::current_taints,
@@ -153,7 +154,12 @@ pub enum State {
 pub fn explain(policies: &PolicySet, node: &NodeFacts, gpu_node: Option<&GpuNode>, now: Timestamp) -> Explanation {
     let plan = plan_node(policies, node, gpu_node, now);
     let record = Record::read(node.owned.as_deref()).unwrap_or_default();
-    let matched: Vec<&Policy> = plan.matched.iter().filter_map(|name| policies.get(name)).collect();
+    // What a node has that is left as it is comes from those who wrote it.
+    let is_meant = |policy: &&Policy| match plan.hold {
+        None => plan.matched.contains(&policy.name),
+        Some(_) => record.policies.contains(&policy.name),
+    };
+    let matched: Vec<&Policy> = policies.iter().filter(is_meant).collect();
     let context = Context { node, record: &record, after: &record_after(&plan, &record), plan: &plan };
     let mut entries = context.labels(&matched);
     entries.extend(context.taints(&matched));
@@ -206,7 +212,9 @@ struct Context<'a> {
 
 impl Context<'_> {
     fn labels(&self, matched: &[&Policy]) -> Vec<Entry> {
-        let wanted = wishes(matched, |policy| policy.labels.iter().map(|(key, value)| (key.clone(), value.clone())));
+        let mut wanted =
+            wishes(matched, |policy| policy.labels.iter().map(|(key, value)| (key.clone(), value.clone())));
+        self.keep_written(&mut wanted, &self.record.labels);
         let recorded = self.record.labels.owned.keys().chain(self.after.labels.owned.keys());
         let keys: BTreeSet<&String> = wanted.keys().chain(recorded).collect();
         let entry = |key: &String| {
@@ -225,8 +233,9 @@ impl Context<'_> {
     }
 
     fn taints(&self, matched: &[&Policy]) -> Vec<Entry> {
-        let wanted =
+        let mut wanted =
             wishes(matched, |policy| policy.taints.iter().map(|taint| (taint.id.clone(), taint.value.clone())));
+        self.keep_written(&mut wanted, &self.record.taints);
         let recorded = self.record.taints.owned.keys().chain(self.after.taints.owned.keys());
         let keys: BTreeSet<&TaintKey> = wanted.keys().chain(recorded).collect();
         let current = current_taints(self.node);
@@ -248,6 +257,16 @@ impl Context<'_> {
             entry
         };
         keys.into_iter().map(entry).collect()
+    }
+
+    /// Of a node that is left as it is, nothing but what was written there counts.
+    fn keep_written<K: Ord>(&self, wanted: &mut BTreeMap<K, Vec<(&Policy, String)>>, written: &Entries<K>) {
+        if self.plan.hold.is_some() {
+            for (key, wishes) in wanted.iter_mut() {
+                wishes.retain(|(_, value)| written.owned.get(key) == Some(value));
+            }
+            wanted.retain(|_, wishes| !wishes.is_empty());
+        }
     }
 
     #[allow(clippy::too_many_arguments, reason = "what is known of one key")]
@@ -273,8 +292,12 @@ impl Context<'_> {
             (None, None) if wishes.is_empty() => State::Leaving,
             (None, None) => State::Foreign,
         };
-        let is_kept = wishes.is_empty() && owned.is_some() && self.plan.hold.is_none();
-        let source = if is_kept { Source::Facts } else { source };
+        let source = match source {
+            Source::Nobody if owned.is_none() => Source::Nobody,
+            Source::Nobody if self.plan.hold.is_none() || is_fact(key) => Source::Facts,
+            Source::Nobody => Source::Gpunode { why: "it was written before, and stays".to_owned() },
+            source => source,
+        };
         let value = value.cloned().unwrap_or_default();
         Entry { kind, key: key.to_owned(), value, source, overrides, before: None, state }
     }

@@ -48,7 +48,7 @@ impl fmt::Display for Hold {
             Self::Paused(policy) => {
                 write!(
                     f,
-                    "policy {policy} is paused and governs the node, which stays as it is until that policy goes on or is deleted"
+                    "policy {policy} is paused and has something on the node, which stays as it is until that policy goes on or is deleted"
                 )
             }
         }

@@ -114,7 +114,9 @@ fn gpu_mismatch(policy: &Policy, gpus: &[GpuDevice]) -> Option<Mismatch> {
     let more = if reasons.len() > NAMED { "; and others" } else { "" };
     let named: Vec<String> = reasons.iter().take(NAMED).map(|(reason, count)| format!("{count} {reason}")).collect();
     let why = if named.is_empty() { String::new() } else { format!(": {}{more}", named.join("; ")) };
-    Some(Mismatch::new(format!("spec.{too_few}{why}"), asked.saturating_sub(fit)))
+    // A node without any GPU is further away than one with others.
+    let wanting = asked.saturating_sub(fit) + if gpus.is_empty() { ABSENT } else { 0 };
+    Some(Mismatch::new(format!("spec.{too_few}{why}"), wanting + policy.selector.product_distance(gpus)))
 }
 
 fn label_mismatches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> Vec<Mismatch> {
@@ -212,6 +214,13 @@ mod tests {
         let expected = "spec.gpuSelector asks for 2 such GPUs, the node has 0 among 3 in the status of its GpuNode: 2 with \
                         another product (Tesla-T4); 1 with less memory than 30Gi (16384 MiB)";
         assert_eq!(found.why, [expected]);
+        let forgotten = set("{gpuSelector: {products: [Tesla-V100]}}");
+        let (none, other, v100) = (node("cpu", &[]), node("t4", &[]), node("v100", &[]));
+        let (t4s, v100s) = (with_gpus(&["Tesla-T4"]), with_gpus(&["Tesla-V100-SXM2-16GB"]));
+        let nodes = [(&none, None), (&other, Some(&t4s)), (&v100, Some(&v100s))];
+        let found = nearest(&forgotten, "p", nodes.into_iter()).unwrap();
+        let hint = "1 with another product (Tesla-V100-SXM2-16GB: a glob for it ends with *)";
+        assert!(found.node == "v100" && found.why[0].ends_with(hint), "{found:?}");
         let none = nearest(&policies, "p", [(&node("n", &[]), None)].into_iter()).unwrap();
         assert!(none.why[0].ends_with("has 0 among 0 in the status of its GpuNode"), "{:?}", none.why);
     }

@@ -68,6 +68,9 @@ impl Selector {
     /// The fact that keeps a GPU from being counted, in words.
     pub fn unfit(&self, gpu: &GpuDevice) -> Option<String> {
         self.unfit_for(self.gpus.as_ref()?, gpu).map(|fact| match fact {
+            Fact::Product if self.begins_product(gpu) => {
+                format!("with another product ({}: a glob for it ends with *)", gpu.product)
+            }
             Fact::Product => format!("with another product ({})", gpu.product),
             Fact::Architecture => match gpu.architecture {
                 Some(architecture) => format!("with another architecture ({architecture:?})").to_lowercase(),
@@ -75,6 +78,22 @@ impl Selector {
             },
             Fact::Memory(least) => format!("with less memory than {least} ({} MiB)", gpu.memory_mib),
         })
+    }
+
+    /// Whether one of the globs would match if it ended with `*`.
+    fn begins_product(&self, gpu: &GpuDevice) -> bool {
+        self.products.iter().any(|glob| gpu.product.starts_with(glob.glob().glob()))
+    }
+
+    /// By how many characters the nearest product of some GPUs differs from the nearest glob; one is a `*` at its end.
+    pub fn product_distance(&self, gpus: &[GpuDevice]) -> usize {
+        let pairs = gpus.iter().flat_map(|gpu| self.products.iter().map(move |glob| (gpu, glob)));
+        let distance = |(gpu, glob): (&GpuDevice, &GlobMatcher)| match glob.glob().glob() {
+            _ if glob.is_match(&gpu.product) => 0,
+            text if gpu.product.starts_with(text) => 1,
+            text => strsim::levenshtein(&gpu.product, text),
+        };
+        pairs.map(distance).min().unwrap_or_default()
     }
 
     fn has_gpus(&self, selector: &GpuSelector, gpus: &[GpuDevice]) -> bool {

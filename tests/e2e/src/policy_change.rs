@@ -23,7 +23,7 @@ use std::{
 /// How long all nodes may take, one after the other.
 const SETTLE: Duration = Duration::from_secs(90);
 
-/// Exit code of a plan that running pods would notice.
+/// Exit code of a plan that running pods would notice, or that something is in the way of.
 const DISRUPTIVE: i32 = 2;
 
 /// Policies that were written, with what was planned and seen before.
@@ -122,7 +122,8 @@ impl Lab {
         let plan: Value =
             serde_json::from_slice(&output.stdout).with_context(|| format!("parse a plan: {}", shown()))?;
         let nodes = plan["nodes"].as_array().context("find the nodes of a plan")?;
-        let expected = if nodes.iter().any(|node| node.get("disruptions").is_some()) { DISRUPTIVE } else { 0 };
+        let is_told = |node: &Value| node.get("disruptions").is_some() || node["obstacles"] != json!([]);
+        let expected = if nodes.iter().any(is_told) { DISRUPTIVE } else { 0 };
         ensure!(output.status.code() == Some(expected), "plan ended with {}: {plan}{}", output.status, shown());
         Ok(plan)
     }

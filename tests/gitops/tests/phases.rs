@@ -90,6 +90,13 @@ fn every_phase_of_a_policy_reads_as_meant() {
             "Progressing",
         ),
         ("preview", reported("{mode: Preview, nodeSelector: {}}", &[Outcome::Updating]), "Current", "Healthy"),
+        ("paused", reported("{mode: Paused, nodeSelector: {}}", &[Outcome::Ready]), "Current", "Suspended"),
+        (
+            "another policy pauses",
+            reported(SPEC, &[Outcome::Ready, Outcome::conflicted(Reason::Paused, "m")]),
+            "InProgress",
+            "Degraded",
+        ),
         ("rollout stopped", stopped(), "Failed", "Degraded"),
         ("refused spec", reported(refused, &[]), "Failed", "Degraded"),
         ("refused spec with nodes", reported(refused, &[broken(), Outcome::Updating]), "Failed", "Degraded"),

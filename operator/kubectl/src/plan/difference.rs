@@ -54,7 +54,7 @@ pub struct NodeChange {
     /// What each resource would have of this node's devices, in the order of the policy; only where that is decided anew.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub offers: Vec<Offer>,
-    /// What else would happen there and does not now: devices that cannot be offered as asked.
+    /// What is not known of the devices there.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
     /// What running pods would notice.
@@ -173,9 +173,9 @@ impl Plan {
 }
 
 impl Plan {
-    /// Whether running pods would notice.
+    /// Whether somebody had better look before this is applied: running pods would notice, or something would be in the way.
     pub fn is_disruptive(&self) -> bool {
-        self.nodes.iter().any(|node| !node.disruptions.is_empty())
+        self.nodes.iter().any(|node| !node.disruptions.is_empty() || !node.obstacles.is_empty())
     }
 }
 
@@ -194,7 +194,7 @@ fn change(live: &World, before: &World, after: &World) -> NodeChange {
         name: after.name(),
         disruptions: disruptions(&changes, effect.waiting, live.gpu_node()),
         changes,
-        obstacles: after.obstacles.difference(&before.obstacles).cloned().chain(effect.obstacle).collect(),
+        obstacles: after.obstacles.difference(&before.obstacles).cloned().chain(effect.obstacles).collect(),
         offers: effect.offers,
         notes: effect.notes,
     }

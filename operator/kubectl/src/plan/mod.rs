@@ -22,7 +22,7 @@ use std::{
     process::ExitCode,
 };
 
-/// Exit code of a plan that running pods would notice.
+/// Exit code of a plan that running pods would notice, or that something is in the way of.
 const DISRUPTIVE: u8 = 2;
 
 /// Prints what would change. Policies that the API server would refuse are not planned: what is wrong with them is printed.

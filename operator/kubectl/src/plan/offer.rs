@@ -33,8 +33,9 @@ pub struct Effect {
     pub notes: Vec<String>,
     /// Held devices that are to be something else.
     pub waiting: Vec<String>,
-    /// Why the agent would refuse the configuration, if it would.
-    pub obstacle: Option<String>,
+    /// What would be in the way: the agent would refuse the configuration or could not offer all of it, or nothing would be
+    /// left to be offered.
+    pub obstacles: Vec<String>,
 }
 
 /// What changes between the configurations of a node as it is and as it would be.
@@ -49,8 +50,8 @@ pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> Effect {
     let then = match wanted(&inventory, &config) {
         Ok(then) => then,
         Err(error) => {
-            let obstacle = Some(format!("the agent would refuse this configuration: {error}"));
-            return Effect { obstacle, ..Effect::default() };
+            let refused = format!("the agent would refuse this configuration: {error}");
+            return Effect { obstacles: vec![refused, fails(before)], ..Effect::default() };
         }
     };
     let missing = status.gpus.len() - inventory.gpus.len();
@@ -58,13 +59,27 @@ pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> Effect {
         format!("{} missing now and not counted", plural(missing, "GPU of this node is", "GPUs of this node are"))
     });
     let problems = then.problems.iter().filter(|problem| !now.problems.contains(problem));
-    let problems = problems.map(|problem| problem.message.clone());
+    let mut obstacles: Vec<String> = problems.map(|problem| problem.message.clone()).collect();
+    if !obstacles.is_empty() {
+        obstacles.push(fails(before));
+    }
+    if then.devices.is_empty() && !now.devices.is_empty() {
+        let count = plural(now.devices.len(), "device", "devices");
+        obstacles.push(format!("the node would offer nothing any more (now {count})"));
+    }
     Effect {
         offers: offers(&config, &now, &then),
-        notes: problems.chain(missing).collect(),
+        notes: missing.into_iter().collect(),
         waiting: waiting(status, &now, &then),
-        obstacle: None,
+        obstacles,
     }
+}
+
+/// What an agent that cannot put all of its configuration in force does to the policy. A node that works stops a rollout; one
+/// with its first configuration does not.
+fn fails(node: Option<&GpuNode>) -> String {
+    let works = node.and_then(configuration_of).is_some();
+    if works { "the node would fail, and the rollout stop there" } else { "the node would fail" }.to_owned()
 }
 
 /// In the order of the policy; then what MIG devices are by default.

@@ -28,7 +28,9 @@ pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     }
     print(&reports, args.output)?;
     let refused = reports.iter().any(|report| report.verdict == Verdict::Invalid);
-    Ok(if refused { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    // Who validates nothing has named the wrong files.
+    let nothing = reports.iter().all(|report| report.verdict == Verdict::Skipped);
+    Ok(if refused || nothing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// A report on each document of some files.

@@ -75,7 +75,8 @@ struct Reports<'a> {
 /// # Errors
 /// When standard output cannot be written.
 pub fn print(reports: &[Report], format: OutputFormat) -> io::Result<()> {
-    let valid = !reports.iter().any(|report| report.verdict == Verdict::Invalid);
+    let has = |verdict| reports.iter().any(|report| report.verdict == verdict);
+    let valid = has(Verdict::Valid) && !has(Verdict::Invalid);
     output::print(format, &Reports { valid, documents: reports }, || text(reports))
 }
 
@@ -99,7 +100,7 @@ pub fn text(reports: &[Report]) -> String {
     let problems: usize = reports.iter().map(|report| report.problems.len()).sum();
     let paint = if invalid > 0 { style::BAD } else { style::GOOD };
     let _ = match (valid, invalid) {
-        (0, 0) => write!(text, "nothing of gpunode's"),
+        (0, 0) => write!(text, "{}nothing of gpunode's is here{:#}", style::BAD, style::BAD),
         (valid, 0) => write!(text, "{paint}{valid} valid{paint:#}"),
         (valid, invalid) => {
             let of = output::plural(problems, "problem", "problems");
@@ -115,5 +116,8 @@ pub fn text(reports: &[Report]) -> String {
         let _ = write!(text, "; skipped, being of other kinds: {}", kinds.join(", "));
     }
     text.push('\n');
+    if skipped.contains_key("Kustomization") {
+        text.push_str("a kustomization is built first: kubectl kustomize FOLDER | kubectl gpunode validate -f -\n");
+    }
     text
 }

@@ -153,15 +153,18 @@ fn what_nobody_wants_any_more_leaves() {
 #[test]
 fn a_node_that_is_held_says_why() {
     let policies = [
+        policy("first", "{nodeSelector: {}, labels: {b: x}}"),
         policy("one", "{nodeSelector: {}, labels: {a: \"1\"}}"),
         policy("two", "{nodeSelector: {}, labels: {a: \"2\"}}"),
     ];
-    let explanation = explained(&World::sample(), &policies);
+    let mut world = World::sample();
+    world.converge(&policies[..1]);
+    let explanation = explained(&world, &policies);
     assert!(explanation.hold.as_ref().unwrap().contains("disagree about label a"), "{explanation:?}");
     insta::assert_snapshot!(lines(&explanation).join("\n"), @r#"
-    Label a=1
-      {"field":"spec.labels[a]","from":"policy","name":"one","priority":0}
-      over [{"policy":"two","priority":0,"value":"2"}]
+    Label b=x
+      {"field":"spec.labels[b]","from":"policy","name":"first","priority":0}
+      over []
       {"is":"held"}
     "#);
     let ignored = World::new(&json!({"gpunode.dev/ignore": ""}), &json!([]), &json!({}));

@@ -82,7 +82,7 @@ fn other_policies_wait_for_the_paused_one_and_say_so() {
     assert!(plan.is_settled());
     for name in ["other", "preview"] {
         let Outcome::Conflicted { reason: Reason::Paused, message } = &plan.outcomes[name] else { panic!("{name}") };
-        assert!(message.starts_with("policy pool is paused and governs the node"), "{message}");
+        assert!(message.starts_with("policy pool is paused and has something on the node"), "{message}");
     }
 }
 

@@ -41,10 +41,10 @@ fn divided(profiles: &[&str], known: bool) -> Value {
 /// What is said where `status` has the GPUs and `from` becomes `to`.
 fn said(status: &Value, from: &str, to: &str) -> String {
     let (before, after) = (gpu_node(from, status), gpu_node(to, status));
-    let Effect { offers, notes, waiting, obstacle } = effect(Some(&before), Some(&after));
+    let Effect { offers, notes, waiting, obstacles } = effect(Some(&before), Some(&after));
     let offers =
         offers.into_iter().map(|Offer { resource, now, then, words }| format!("{resource}: {words} ({now} -> {then})"));
-    let others = notes.into_iter().chain(waiting).chain(obstacle).map(|note| format!("! {note}"));
+    let others = notes.into_iter().chain(waiting).chain(obstacles).map(|note| format!("! {note}"));
     offers.chain(others).collect::<Vec<_>>().join("\n")
 }
 
@@ -69,11 +69,13 @@ resources:
     insta::assert_snapshot!(said(&json!({"gpus": unequal()}), "{}", memory), @r"
     a.b/mem: 1 GPU x 1 unit of 10 GiB + 1 GPU x 8 units of 10 GiB = 9 (0 -> 9)
     ! offer a.b/mem: GPU 2 has 8 GiB of memory, less than one unit of 10 GiB; lower sharing.unit
+    ! the node would fail, and the rollout stop there
     ");
     let mps = "resources: [{name: a.b/mps, devices: {indices: [0, 2]}, sharing: {strategy: Mps, replicas: 10}}]";
     insta::assert_snapshot!(said(&json!({"gpus": unequal()}), "{}", mps), @r"
     a.b/mps: 1 GPU x 10 shares = 10 (0 -> 10)
     ! offer a.b/mps: GPU 2 (Tesla-P4) cannot limit MPS clients, which Volta and newer can; share it by TimeSlicing
+    ! the node would fail, and the rollout stop there
     ");
 }
 
@@ -88,10 +90,13 @@ fn mig_devices_are_counted_and_what_they_cannot_give_is_said() {
     insta::assert_snapshot!(said(&json!({"gpus": divided(&["1g.10gb", "2g.20gb"], true)}), "{}", single), @r"
     nvidia.com/gpu: nothing (1 -> 0)
     ! offer nvidia.com/gpu: mig.strategy Single needs equal devices, and MIG device 0:0 is 1g.10gb while MIG device 0:1 is 2g.20gb, so nothing of it is offered; divide the GPUs alike, select them into several resources, or use Mixed
+    ! the node would fail, and the rollout stop there
+    ! the node would offer nothing any more (now 1 device)
     ");
     insta::assert_snapshot!(said(&json!({"gpus": divided(&[], true)}), mixed, single), @r"
     nvidia.com/gpu: nothing (0 -> 0)
     ! offer nvidia.com/gpu: 1 of its GPUs (the first is GPU 0) have MIG enabled and no MIG device, so nothing of it is offered; create instances or disable MIG there
+    ! the node would fail, and the rollout stop there
     ");
 }
 
@@ -147,5 +152,6 @@ fn what_cannot_be_counted_is_said() {
     let gpus: Value = (0..16).map(|index| gpu(index, "Tesla-T4", 16384, "7.5")).collect();
     insta::assert_snapshot!(said(&json!({"gpus": gpus}), "{}", much), @r"
     ! the agent would refuse this configuration: offer a.b/c: the list of 131072 shares takes 6602752 bytes, more than the 4194304 that a kubelet receives; lower sharing.replicas
+    ! the node would fail, and the rollout stop there
     ");
 }
