@@ -193,7 +193,7 @@ fn measure_one_event_among_10_and_among_5000_nodes() {
     let [few, many] = times.each_mut().map(|times| median(times));
     let ratio = many.as_secs_f64() / few.as_secs_f64();
     println!("one event, watch to wanted writes: {few:?} among 10 nodes, {many:?} among 5,000: ratio {ratio:.2}");
-    let writes = small.change_policy();
+    let writes = Fleet::of(10).change_policy();
     println!("writes to 10 nodes for a policy that changes labels and taints together: {writes}");
     assert_eq!(writes, 10);
     assert!(ratio <= TARGET, "{ratio}");
