@@ -3,7 +3,7 @@
 //! Defaults are answered by methods and never written into a value, so that what a user applied is what a GitOps tool
 //! reads back (`docs/adr/0001-api.md`).
 
-use crate::{DeviceSelector, Mig, MigStrategy, Sharing, SharingStrategy};
+use crate::{Allocation, DeviceSelector, Mig, MigStrategy, Sharing, SharingStrategy};
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +47,8 @@ pub struct AgentConfig {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.sharing) || !has(self.sharing.renameByDefault) || !self.sharing.renameByDefault || size(self.name) - self.name.indexOf('/') <= 57")
     .message("name must have at most 56 characters after the slash, since sharing.renameByDefault appends .shared").field_path(".name"))]
+#[x_kube(validation = Rule::new("!has(self.allocation) || !has(self.sharing) || self.sharing.strategy != 'Memory'")
+    .message("allocation has no meaning when sharing.strategy is Memory; remove it, and set sharing.placement instead").field_path(".allocation"))]
 pub struct ResourceConfig {
     /// Name of the extended resource that pods ask for, such as `nvidia.com/gpu`; with `sharing.renameByDefault`, `.shared`
     /// is appended.
@@ -61,6 +63,12 @@ pub struct ResourceConfig {
     /// above it took.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<DeviceSelector>,
+
+    /// Which of the free devices a container gets. `Topology`: GPUs that are linked best. `Packed`: as few GPUs and NUMA
+    /// nodes as possible, those in use first. `Spread`: GPUs far from one another and from those in use. Units of memory go by
+    /// `sharing.placement` instead. Default: Topology.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocation: Option<Allocation>,
 
     /// How one GPU is shared by several containers. Left out: not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -108,6 +116,11 @@ impl ResourceConfig {
     /// How its devices are shared.
     pub fn strategy(&self) -> SharingStrategy {
         self.sharing.as_ref().map_or(SharingStrategy::None, |sharing| sharing.strategy)
+    }
+
+    /// Which of its free devices a container gets.
+    pub fn allocation(&self) -> Allocation {
+        self.allocation.unwrap_or_default()
     }
 
     /// Whether a container that asks for more than one replica is refused.

@@ -5,6 +5,7 @@
 //! validation. It does no IO.
 
 mod agent_config;
+mod allocation;
 mod device_selector;
 mod document;
 mod load;
@@ -13,6 +14,7 @@ mod sharing;
 mod validate;
 
 pub use agent_config::{AgentConfig, ResourceConfig};
+pub use allocation::Allocation;
 pub use device_selector::{Architecture, DeviceKind, DeviceSelector, Mig, MigStrategy};
 pub use document::{CONFIG_VERSION, Document};
 pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, nearest_name, unknown_field_message};

@@ -4,7 +4,7 @@ mod devices;
 mod resource_name;
 mod sharing;
 
-use crate::{AgentConfig, DeviceKind, MigStrategy, ResourceConfig};
+use crate::{AgentConfig, DeviceKind, MigStrategy, ResourceConfig, SharingStrategy};
 use resource_name::is_extended_resource_name;
 use std::fmt;
 
@@ -78,6 +78,12 @@ fn validate_resource(path: &str, resource: &ResourceConfig, problems: &mut Vec<P
     if let Some(devices) = &resource.devices {
         devices::validate(&format!("{path}.devices"), devices, problems);
     }
+    if resource.allocation.is_some() && resource.strategy() == SharingStrategy::Memory {
+        problems.push(Problem::new(
+            format!("{path}.allocation"),
+            "has no meaning when sharing.strategy is Memory; remove it, and set sharing.placement instead",
+        ));
+    }
     if let Some(sharing) = &resource.sharing {
         sharing::validate(&format!("{path}.sharing"), sharing, problems);
     }
@@ -115,6 +121,23 @@ mod tests {
             ["resources[0].sharing.replicas: 1 is not between 2 and 8192"]
         );
     }
+
+    #[test]
+    fn units_of_memory_are_placed_and_not_allocated() {
+        let with = |sharing: &str| {
+            problems(&format!("resources: [{{name: a.b/c, allocation: Packed, sharing: {{strategy: {sharing}}}}}]\n"))
+        };
+        assert_eq!(
+            with("Memory"),
+            [
+                "resources[0].allocation: has no meaning when sharing.strategy is Memory; remove it, and set sharing.placement instead"
+            ]
+        );
+        for sharing in ["None", "TimeSlicing, replicas: 2", "Mps, replicas: 2"] {
+            assert!(with(sharing).is_empty(), "{sharing}");
+        }
+    }
+
     #[test]
     fn names_that_renaming_makes_equal_are_refused() {
         let clash = "resources:\n- name: a.b/c\n  sharing: {strategy: TimeSlicing, replicas: 2, renameByDefault: true}\n- name: a.b/c.shared\n  devices: {indices: [1]}\n";
