@@ -138,9 +138,12 @@ impl Desk {
 
     /// Which of the `available` ids a container had best get. There is always an answer.
     pub async fn preferred(&self, resource: &str, available: &[String], must: &[String], size: usize) -> Vec<String> {
-        let tie = self.books().ledger.has_tie(resource, available, size);
-        let busy = if tie { self.place.utilisation.ask().await } else { BTreeMap::new() };
-        self.books().ledger.preferred(resource, available, must, size, &busy)
+        let preferred = self.books().ledger.preferred(resource, available, must, size, &BTreeMap::new());
+        if !preferred.is_tied {
+            return preferred.ids;
+        }
+        let busy = self.place.utilisation.ask().await;
+        self.books().ledger.preferred(resource, available, must, size, &busy).ids
     }
 
     /// Gives a container the shares that the kubelet picked.

@@ -13,8 +13,9 @@ mod waiting;
 
 pub use allocation::{Granted, Refusal};
 pub use observation::{Holder, Holding, Observation, Waiting};
+pub use preference::Preference;
 
-use crate::{Assignment, Device, DeviceSharing, Rules, Wanted, WantedDevice, device_of};
+use crate::{Assignment, Device, DeviceSharing, PairScores, Rules, Wanted, WantedDevice, device_of};
 use held::Held;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,6 +34,8 @@ pub struct Ledger {
     /// Names of the resources in the order of the configuration.
     order: Vec<String>,
     rules: BTreeMap<String, Rules>,
+    /// How the GPUs of the node are linked.
+    scores: PairScores,
     /// Every device that the node has, and those with an entry that it had.
     devices: BTreeMap<String, Device>,
     present: BTreeSet<String>,
@@ -75,6 +78,7 @@ impl Ledger {
         }
         self.place_entries();
         self.rules = wanted.rules;
+        self.scores = wanted.scores;
         self.wanted = Some(wanted.devices.into_iter().map(|of| (of.device.uuid, of.assignment)).collect());
         self.adopt();
     }

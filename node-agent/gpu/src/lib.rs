@@ -2,6 +2,7 @@
 //!
 //! This crate does no IO; `gpunode-agent` fills in the [`Inventory`] and carries out what is decided here.
 
+mod choice;
 mod device;
 mod inventory;
 mod ledger;
@@ -9,10 +10,11 @@ mod product;
 mod share;
 mod wanted;
 
+pub use choice::{Candidate, Choice, Load, Merits, PairScores, Pool, choose, ranked};
 pub use device::Device;
-pub use gpunode_config::Architecture;
+pub use gpunode_config::{Allocation, Architecture};
 pub use inventory::{Fabric, Gpu, GpuMode, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode};
-pub use ledger::{Granted, Holder, Holding, Ledger, Observation, Refusal, Waiting};
+pub use ledger::{Granted, Holder, Holding, Ledger, Observation, Preference, Refusal, Waiting};
 pub use product::product_label;
 pub use share::{Assignment, DeviceSharing, ResourceList, Share, device_of};
 pub use wanted::{DeviceProblem, Error, ProblemKind, Rules, Wanted, WantedDevice, wanted};

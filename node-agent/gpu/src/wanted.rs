@@ -3,9 +3,9 @@
 mod entry;
 mod selection;
 
-use crate::{Assignment, Device, DeviceSharing, Inventory, MigMode};
+use crate::{Assignment, Device, DeviceSharing, Inventory, MigMode, PairScores};
 use entry::Entry;
-use gpunode_config::{AgentConfig, MigStrategy, Placement};
+use gpunode_config::{AgentConfig, Allocation, MigStrategy, Placement};
 use std::collections::BTreeMap;
 
 /// Why a configuration cannot be put in force with the GPUs of this node.
@@ -55,6 +55,8 @@ pub struct Wanted {
     pub rules: BTreeMap<String, Rules>,
     /// Every device that the node has, wanted or not.
     pub present: Vec<Device>,
+    /// How the GPUs of the node are linked.
+    pub scores: PairScores,
     /// What the configuration asks for and these devices cannot give.
     pub problems: Vec<DeviceProblem>,
 }
@@ -75,6 +77,8 @@ pub struct Rules {
     pub fail_requests_greater_than_one: bool,
     /// Which device a container's units of memory come from.
     pub placement: Placement,
+    /// Which devices a container gets.
+    pub allocation: Allocation,
 }
 
 /// Devices that cannot be offered as asked.
@@ -102,7 +106,7 @@ pub enum ProblemKind {
 impl Wanted {
     /// Nothing is to be offered on a node with these devices.
     pub fn nothing(inventory: &Inventory) -> Self {
-        Self { present: Device::all(inventory), ..Self::default() }
+        Self { present: Device::all(inventory), scores: PairScores::new(inventory), ..Self::default() }
     }
 }
 

@@ -86,6 +86,11 @@ impl Held {
         self.by_device.keys().chain(self.remembered.keys())
     }
 
+    /// Of how many shares of each device something is held, by UUID.
+    pub fn shares_of_devices(&self) -> impl Iterator<Item = (&String, usize)> {
+        self.by_device.iter().map(|(uuid, shares)| (uuid, shares.len()))
+    }
+
     /// Whether anything of the device is held but what `except` offers of it.
     pub fn holds_of(&self, uuid: &str, except: Option<&Assignment>) -> bool {
         has_other(self.by_device.get(uuid), uuid, except)

@@ -6,37 +6,50 @@ use super::{
     Ledger,
     offer::{Offered, State},
 };
-use crate::{DeviceSharing, device_of};
-use gpunode_config::Placement;
+use crate::{Candidate, DeviceSharing, Load, Pool, Rules, choose, device_of};
+use gpunode_config::{Allocation, Placement};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// What a container had best get.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Preference {
+    /// Ids of shares.
+    pub ids: Vec<String>,
+    /// Whether utilisation would decide between devices that are equal otherwise.
+    pub is_tied: bool,
+}
 
 /// Available shares of one device by number; those that the kubelet said to be held come last.
 type Free<'a> = BTreeMap<(bool, u32), &'a str>;
 
 /// The available shares of one device.
-struct Candidate<'a> {
+struct Supply<'a> {
     sharing: DeviceSharing,
-    /// GPU index, for its utilisation.
-    gpu: Option<u32>,
+    /// Place of its GPU in the scores.
+    gpu: Option<usize>,
+    /// Percent of its time in which its GPU is busy; of a whole device, which nobody uses, that decides nothing.
+    busy: u32,
     /// Whether shares of it had better not be given out: it is to change, or is out.
     unfit: bool,
     /// Shares that the container has already, or is to get.
     picked: usize,
     /// Shares that others hold.
     held: usize,
-    /// Shares to pick from.
-    free: VecDeque<&'a str>,
-    /// How many of these nobody holds; they come first. The others the kubelet said to be held, and they are refused unless
-    /// they were freed since.
-    sure: usize,
+    /// Shares that nobody holds.
+    sure: VecDeque<&'a str>,
+    /// Those that the kubelet said to be held: they are refused unless they were freed since.
+    unsure: VecDeque<&'a str>,
 }
 
-/// The available shares, by device in the order of the indices.
-struct Choice<'a> {
-    candidates: Vec<Candidate<'a>>,
+/// What there is to choose from.
+struct Stock<'a> {
+    /// By index.
+    supplies: Vec<Supply<'a>>,
     /// Ids of a list that was sent before: the kubelet asks with what it knows.
     unknown: Vec<&'a str>,
-    placement: Placement,
+    /// What others do with each GPU, by place.
+    loads: Vec<Load>,
+    rules: Rules,
 }
 
 impl Ledger {
@@ -49,21 +62,24 @@ impl Ledger {
         must_include: &[String],
         size: usize,
         busy: &BTreeMap<u32, u32>,
-    ) -> Vec<String> {
+    ) -> Preference {
         let required: BTreeSet<&str> = must_include.iter().map(String::as_str).collect();
-        let mut choice = self.choice(resource, available, &required);
+        let mut stock = self.stock(resource, available, &required, busy);
         let missing = size.saturating_sub(required.len());
-        let picks = choice.pick(missing, busy);
-        let rest: Vec<&str> = choice.unknown.iter().copied().take(missing.saturating_sub(picks.len())).collect();
-        required.into_iter().chain(picks).chain(rest).map(str::to_owned).collect()
+        let (picks, is_tied) =
+            if let Some(pick) = stock.of_one_device(missing) { pick } else { self.of_many(&mut stock, missing) };
+        let rest: Vec<&str> = stock.unknown.iter().copied().take(missing.saturating_sub(picks.len())).collect();
+        let ids = required.into_iter().chain(picks).chain(rest).map(str::to_owned).collect();
+        Preference { ids, is_tied }
     }
 
-    /// Whether utilisation decides what [`Self::preferred`] answers.
-    pub fn has_tie(&self, resource: &str, available: &[String], size: usize) -> bool {
-        self.choice(resource, available, &BTreeSet::new()).has_tie(size)
-    }
-
-    fn choice<'a>(&self, resource: &str, available: &'a [String], required: &BTreeSet<&str>) -> Choice<'a> {
+    fn stock<'a>(
+        &self,
+        resource: &str,
+        available: &'a [String],
+        required: &BTreeSet<&str>,
+        busy: &BTreeMap<u32, u32>,
+    ) -> Stock<'a> {
         let offered = self.offered(resource);
         let places: BTreeMap<&str, usize> = offered.iter().enumerate().map(|(at, of)| (of.uuid, at)).collect();
         let place = |id: &str| {
@@ -86,112 +102,163 @@ impl Ledger {
                 None => _ = unknown.insert(id),
             }
         }
-        let candidate = |((of, free), picked): ((&Offered<'_>, Free<'a>), usize)| {
-            let sure = free.keys().filter(|(held, _)| !held).count();
-            Candidate {
+        let supply = |((of, free), picked): ((&Offered<'_>, Free<'a>), usize)| {
+            let (unsure, sure): (Vec<_>, Vec<_>) = free.into_iter().partition(|((held, _), _)| *held);
+            let ids = |free: Vec<((bool, u32), &'a str)>| free.into_iter().map(|(_, id)| id).collect::<VecDeque<_>>();
+            let gpu = of.device.filter(|_| of.sharing != DeviceSharing::Whole).map(|device| device.gpu);
+            Supply {
                 sharing: of.sharing,
-                gpu: of.device.map(|device| device.gpu),
+                gpu: of.device.and_then(|device| self.scores.place(&device.gpu_uuid)),
+                busy: gpu.and_then(|gpu| busy.get(&gpu)).copied().unwrap_or_default(),
                 unfit: of.state != State::InForce,
                 picked,
-                held: of.held.len().saturating_sub(sure + picked),
-                free: free.into_values().collect(),
-                sure,
+                held: of.held.len().saturating_sub(sure.len() + picked),
+                sure: ids(sure),
+                unsure: ids(unsure),
             }
         };
-        Choice {
-            candidates: offered.iter().zip(free).zip(picked).map(candidate).collect(),
-            unknown: unknown.into_iter().collect(),
-            placement: self.rules.get(resource).map(|rules| rules.placement).unwrap_or_default(),
+        let supplies: Vec<_> = offered.iter().zip(free).zip(picked).map(supply).collect();
+        let mut loads = vec![Load::default(); self.scores.gpus()];
+        for of in &supplies {
+            let Some(load) = of.gpu.and_then(|gpu| loads.get_mut(gpu)) else { continue };
+            load.held = load.held.saturating_add(count(of.held));
+            load.busy = of.busy;
         }
+        // Parts of the same GPUs that are offered under other names.
+        for (uuid, shares) in self.held.shares_of_devices().filter(|(uuid, _)| !places.contains_key(uuid.as_str())) {
+            let gpu = self.devices.get(uuid).and_then(|device| self.scores.place(&device.gpu_uuid));
+            if let Some(load) = gpu.and_then(|gpu| loads.get_mut(gpu)) {
+                load.held = load.held.saturating_add(count(shares));
+            }
+        }
+        let rules = self.rules.get(resource).copied().unwrap_or_default();
+        Stock { supplies, unknown: unknown.into_iter().collect(), loads, rules }
+    }
+
+    /// Shares of as many devices as it takes: first of those whose shares are surely free and can be given out.
+    fn of_many<'a>(&self, stock: &mut Stock<'a>, missing: usize) -> (Vec<&'a str>, bool) {
+        let (mut picks, mut is_tied) = (Vec::new(), false);
+        for tier in TIERS {
+            let of_tier =
+                |of: &Supply<'_>| of.unfit == tier.unfit && of.sharing.one_device_per_container() == tier.of_one;
+            let devices: Vec<Candidate> = stock
+                .supplies
+                .iter()
+                .map(|of| Candidate {
+                    gpu: of.gpu,
+                    has: count(of.picked),
+                    free: if of_tier(of) { count(of.ids(tier.unsure).len()) } else { 0 },
+                    held: count(of.held),
+                })
+                .collect();
+            if picks.len() >= missing || devices.iter().all(|device| device.free == 0) {
+                continue;
+            }
+            let shared = |of: &Supply<'_>| of_tier(of) && of.sharing != DeviceSharing::Whole;
+            let pool = Pool {
+                scores: &self.scores,
+                allocation: stock.rules.allocation,
+                shared: stock.supplies.iter().any(shared),
+                devices: &devices,
+                loads: &stock.loads,
+            };
+            let choice = choose(&pool, count(missing - picks.len()));
+            is_tied |= choice.is_tied && pool.shared;
+            picks.extend(stock.take(&choice.shares, tier.unsure));
+        }
+        (picks, is_tied)
     }
 }
 
-impl<'a> Choice<'a> {
-    fn pick(&mut self, missing: usize, busy: &BTreeMap<u32, u32>) -> Vec<&'a str> {
-        if let Some(of) = self.one_device(missing, busy).and_then(|at| self.candidates.get_mut(at)) {
-            return of.free.drain(..missing.min(of.free.len())).collect();
+/// Shares that come before or after others whatever GPUs they are of.
+#[derive(Clone, Copy)]
+struct Tier {
+    unfit: bool,
+    unsure: bool,
+    /// Of devices of which a container's shares had to come from one.
+    of_one: bool,
+}
+
+const TIERS: [Tier; 8] = {
+    const fn tier(unfit: bool, unsure: bool, of_one: bool) -> Tier {
+        Tier { unfit, unsure, of_one }
+    }
+    [
+        tier(false, false, false),
+        tier(false, false, true),
+        tier(false, true, false),
+        tier(false, true, true),
+        tier(true, false, false),
+        tier(true, false, true),
+        tier(true, true, false),
+        tier(true, true, true),
+    ]
+};
+
+impl<'a> Stock<'a> {
+    /// Takes so many shares of each device; the first one of each comes first.
+    fn take(&mut self, shares: &[u32], unsure: bool) -> Vec<&'a str> {
+        let mut taken = Vec::new();
+        for (at, (of, shares)) in self.supplies.iter_mut().zip(shares).enumerate() {
+            let ids = if unsure { &mut of.unsure } else { &mut of.sure };
+            let end = (*shares as usize).min(ids.len());
+            taken.extend(ids.drain(..end).enumerate().map(|(row, id)| (row, at, id)));
+            of.picked += end;
         }
-        let mut picks = Vec::new();
-        while picks.len() < missing {
-            let Some(of) = self.next(busy).and_then(|at| self.candidates.get_mut(at)) else { break };
-            picks.extend(of.take());
-        }
-        picks
+        taken.sort_unstable();
+        taken.into_iter().map(|(.., id)| id).collect()
     }
 
-    /// The device that all missing shares come from, where they have to come from one.
-    fn one_device(&self, missing: usize, busy: &BTreeMap<u32, u32>) -> Option<usize> {
+    /// All missing shares of one device, where they have to come from one, and whether utilisation would tell which.
+    fn of_one_device(&mut self, missing: usize) -> Option<(Vec<&'a str>, bool)> {
+        let rules = self.rules;
         let fitting = self.fitting(missing);
-        let (at, best) = fitting.into_iter().min_by_key(|(at, of)| (self.of_one(of, missing), of.busy(busy), *at))?;
-        let others = self.candidates.iter().filter(|of| !of.unfit && !of.sharing.one_device_per_container());
-        let enough = others.map(|of| of.free.len()).sum::<usize>() >= missing;
-        (!best.unfit || !enough).then_some(at)
+        let rank = |of: &Supply<'_>| of.rank(missing, rules);
+        let (at, best) = fitting.iter().min_by_key(|(at, of)| (rank(of), of.busy, *at))?;
+        let is_tied = fitting.iter().filter(|(_, of)| rank(of) == rank(best)).count() > 1;
+        let others = self.supplies.iter().filter(|of| !of.unfit && !of.sharing.one_device_per_container());
+        let enough = others.map(Supply::free).sum::<usize>() >= missing;
+        if best.unfit && enough {
+            return None;
+        }
+        let at = *at;
+        let of = self.supplies.get(at)?;
+        Some((of.sure.iter().chain(&of.unsure).copied().take(missing).collect(), is_tied))
     }
 
     /// Devices of which a container's shares all come from one, and which have enough of them: the one that the container
     /// has shares of already, if any.
-    fn fitting(&self, missing: usize) -> Vec<(usize, &Candidate<'a>)> {
-        let begun = self.candidates.iter().any(|of| of.picked > 0);
-        let fits = |of: &Candidate<'_>| {
-            of.sharing.one_device_per_container() && of.free.len() >= missing && (!begun || of.picked > 0)
+    fn fitting(&self, missing: usize) -> Vec<(usize, &Supply<'a>)> {
+        let begun = self.supplies.iter().any(|of| of.picked > 0);
+        let fits = |of: &Supply<'_>| {
+            of.sharing.one_device_per_container() && of.free() >= missing && (!begun || of.picked > 0)
         };
-        self.candidates.iter().enumerate().filter(|(_, of)| missing > 0 && fits(of)).collect()
-    }
-
-    /// What decides between devices that all shares would come from; less is better.
-    fn of_one(&self, of: &Candidate<'_>, missing: usize) -> (bool, bool, i64) {
-        let count = |shares: usize| i64::try_from(shares).unwrap_or(i64::MAX);
-        let rank = match (of.sharing, self.placement) {
-            (DeviceSharing::Memory { .. }, Placement::Packed) => count(of.sure),
-            (DeviceSharing::Memory { .. }, Placement::Spread) => -count(of.sure),
-            _ => count(of.held),
-        };
-        (of.unfit, of.sure < missing, rank)
-    }
-
-    /// The device that the next share had best come from: one that gave none yet, then the one of which least is held.
-    fn next(&self, busy: &BTreeMap<u32, u32>) -> Option<usize> {
-        let open = self.candidates.iter().enumerate().filter(|(_, of)| !of.free.is_empty());
-        open.min_by_key(|(at, of)| (of.of_many(), of.busy(busy), *at)).map(|(at, _)| at)
-    }
-
-    fn has_tie(&mut self, size: usize) -> bool {
-        let nobody = BTreeMap::new();
-        if let Some(of) = self.one_device(size, &nobody).and_then(|at| self.candidates.get(at)) {
-            let best = self.of_one(of, size);
-            return self.fitting(size).iter().filter(|(_, of)| self.of_one(of, size) == best).count() > 1;
-        }
-        for missing in (1..=size).rev() {
-            let Some(at) = self.next(&nobody) else { break };
-            let Some(best) = self.candidates.get(at).map(Candidate::of_many) else { break };
-            let equal = |of: &&Candidate<'_>| !of.free.is_empty() && of.of_many() == best;
-            let shared = |of: &&Candidate<'_>| of.sharing != DeviceSharing::Whole;
-            // Where all equals are picked, it does not matter which is first.
-            if self.candidates.iter().filter(equal).filter(shared).count() > missing {
-                return true;
-            }
-            self.candidates.get_mut(at).and_then(Candidate::take);
-        }
-        false
+        self.supplies.iter().enumerate().filter(|(_, of)| missing > 0 && fits(of)).collect()
     }
 }
 
-impl<'a> Candidate<'a> {
-    fn of_many(&self) -> (bool, bool, bool, usize, usize) {
-        (self.unfit, self.sure == 0, self.sharing.one_device_per_container(), self.picked, self.held)
+impl<'a> Supply<'a> {
+    fn free(&self) -> usize {
+        self.sure.len() + self.unsure.len()
     }
 
-    fn take(&mut self) -> Option<&'a str> {
-        self.picked += 1;
-        self.sure = self.sure.saturating_sub(1);
-        self.free.pop_front()
+    fn ids(&self, unsure: bool) -> &VecDeque<&'a str> {
+        if unsure { &self.unsure } else { &self.sure }
     }
 
-    /// Utilisation of its GPU; that of a whole GPU, which nobody uses, decides nothing.
-    fn busy(&self, busy: &BTreeMap<u32, u32>) -> u32 {
-        if self.sharing == DeviceSharing::Whole {
-            return 0;
-        }
-        self.gpu.and_then(|gpu| busy.get(&gpu)).copied().unwrap_or_default()
+    /// What decides between devices that all shares would come from; less is better.
+    fn rank(&self, missing: usize, rules: Rules) -> (bool, bool, i64) {
+        let number = |shares: usize| i64::try_from(shares).unwrap_or(i64::MAX);
+        let rank = match (self.sharing, rules.placement, rules.allocation) {
+            (DeviceSharing::Memory { .. }, Placement::Packed, _) => number(self.sure.len()),
+            (DeviceSharing::Memory { .. }, Placement::Spread, _) => -number(self.sure.len()),
+            (_, _, Allocation::Packed) => -number(self.held),
+            (_, _, Allocation::Topology | Allocation::Spread) => number(self.held),
+        };
+        (self.unfit, self.sure.len() < missing, rank)
     }
+}
+
+fn count(shares: usize) -> u32 {
+    u32::try_from(shares).unwrap_or(u32::MAX)
 }

@@ -3,6 +3,7 @@
 mod allocations;
 mod choices;
 mod divided;
+mod figures;
 mod kubelet;
 mod model;
 

@@ -72,7 +72,8 @@ impl<'a> Entry<'a> {
     fn add(&self, device: Device, sharing: DeviceSharing, wanted: &mut Wanted) {
         let placement = self.config.sharing.as_ref().map(Sharing::placement).unwrap_or_default();
         let fail_requests_greater_than_one = self.config.fail_requests_greater_than_one();
-        wanted.rules.insert(self.name.clone(), Rules { fail_requests_greater_than_one, placement });
+        let rules = Rules { fail_requests_greater_than_one, placement, allocation: self.config.allocation() };
+        wanted.rules.insert(self.name.clone(), rules);
         let assignment = Assignment { resource: self.name.clone(), sharing, gpu_uuid: device.part_of() };
         wanted.devices.push(WantedDevice { device, assignment });
     }

@@ -7,10 +7,14 @@ fn free(desk: &Desk) -> Vec<String> {
 }
 
 fn preferred(desk: &Desk, resource: &str, available: &[String], must: &[&str], size: usize) -> Vec<String> {
-    let chosen = desk.ledger.preferred(resource, available, &strings(must), size, &BTreeMap::new());
+    let chosen = desk.ledger.preferred(resource, available, &strings(must), size, &BTreeMap::new()).ids;
     let reversed: Vec<String> = available.iter().rev().cloned().collect();
-    assert_eq!(chosen, desk.ledger.preferred(resource, &reversed, &strings(must), size, &BTreeMap::new()));
+    assert_eq!(chosen, desk.ledger.preferred(resource, &reversed, &strings(must), size, &BTreeMap::new()).ids);
     chosen
+}
+
+fn has_tie(desk: &Desk, resource: &str, available: &[String], size: usize) -> bool {
+    desk.ledger.preferred(resource, available, &[], size, &BTreeMap::new()).is_tied
 }
 
 fn without(available: &[String], taken: &[&str]) -> Vec<String> {
@@ -18,12 +22,14 @@ fn without(available: &[String], taken: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn whole_gpus_come_in_the_order_of_their_index() {
+fn whole_gpus_come_from_one_numa_node_and_in_the_order_of_their_index() {
     let desk = Desk::new("", &[]);
     let available = strings(&["GPU-2", "GPU-1", "GPU-0"]);
-    assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &[], 2), ["GPU-0", "GPU-1"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &[], 1), ["GPU-0"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &[], 2), ["GPU-0", "GPU-2"]);
     assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &["GPU-2"], 2), ["GPU-2", "GPU-0"]);
-    assert!(!desk.ledger.has_tie("nvidia.com/gpu", &available, 1));
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &["GPU-1"], 2), ["GPU-1", "GPU-0"]);
+    assert!(!has_tie(&desk, "nvidia.com/gpu", &available, 1));
 }
 
 #[test]
@@ -32,8 +38,9 @@ fn replicas_of_one_request_are_spread_and_a_new_one_goes_where_least_is_held() {
     let all = free(&desk);
     assert_eq!(preferred(&desk, "nvidia.com/gpu", &all, &[], 4), ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-0::1"]);
     let some = without(&all, &["GPU-0::0", "GPU-2::1"]);
-    assert_eq!(preferred(&desk, "nvidia.com/gpu", &some, &[], 2), ["GPU-1::0", "GPU-0::1"]);
-    assert_eq!(preferred(&desk, "nvidia.com/gpu", &all, &["GPU-0::1"], 2), ["GPU-0::1", "GPU-1::0"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &some, &[], 1), ["GPU-1::0"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &some, &[], 2), ["GPU-0::1", "GPU-2::0"], "one NUMA node");
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &all, &["GPU-0::1"], 2), ["GPU-0::1", "GPU-2::0"]);
 }
 
 #[test]
@@ -41,17 +48,23 @@ fn utilisation_decides_between_gpus_of_which_equally_much_is_held() {
     let desk = Desk::new(SHARED, &[]);
     let all = free(&desk);
     let busy = [(0, 90), (1, 5), (2, 40)].into();
-    assert_eq!(desk.ledger.preferred("nvidia.com/gpu", &all, &[], 2, &busy), ["GPU-1::0", "GPU-2::0"]);
-    assert!(desk.ledger.has_tie("nvidia.com/gpu", &all, 2));
-    assert!(!desk.ledger.has_tie("nvidia.com/gpu", &all, 3), "all of them are picked");
+    let with =
+        |resource: &str, available: &[String], size| desk.ledger.preferred(resource, available, &[], size, &busy).ids;
+    assert_eq!(with("nvidia.com/gpu", &all, 1), ["GPU-1::0"]);
+    assert!(has_tie(&desk, "nvidia.com/gpu", &all, 1));
+    assert!(!has_tie(&desk, "nvidia.com/gpu", &all, 2), "two are on one NUMA node");
+    assert!(!has_tie(&desk, "nvidia.com/gpu", &all, 3), "all of them are picked");
+    assert_eq!(with("nvidia.com/gpu", &all, 4), ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-1::1"]);
     let one_left = without(&all, &["GPU-0::0", "GPU-2::0"]);
-    assert!(!desk.ledger.has_tie("nvidia.com/gpu", &one_left, 1));
+    assert!(!has_tie(&desk, "nvidia.com/gpu", &one_left, 1));
     let shares = "resources: [{name: a.b/mps, sharing: {strategy: Mps, replicas: 2}}]";
     let desk = Desk::new(shares, &[]);
-    assert_eq!(desk.ledger.preferred("a.b/mps", &free(&desk), &[], 2, &busy), ["GPU-1::0", "GPU-1::1"]);
-    assert!(desk.ledger.has_tie("a.b/mps", &free(&desk), 2));
+    assert_eq!(desk.ledger.preferred("a.b/mps", &free(&desk), &[], 2, &busy).ids, ["GPU-1::0", "GPU-1::1"]);
+    assert!(has_tie(&desk, "a.b/mps", &free(&desk), 2));
     let used = without(&free(&desk), &["GPU-1::0"]);
-    assert_eq!(desk.ledger.preferred("a.b/mps", &used, &[], 1, &busy), ["GPU-2::0"]);
+    assert_eq!(desk.ledger.preferred("a.b/mps", &used, &[], 1, &busy).ids, ["GPU-2::0"]);
+    let desk = Desk::new(&shares.replace("a.b/mps,", "a.b/mps, allocation: Packed,"), &[]);
+    assert_eq!(desk.ledger.preferred("a.b/mps", &used, &[], 1, &busy).ids, ["GPU-1::1"], "the fullest");
 }
 
 #[test]
@@ -115,4 +128,63 @@ fn ids_of_an_earlier_list_are_taken_last_and_too_few_give_what_there_is() {
     assert_eq!(preferred(&desk, "nvidia.com/gpu", &some, &[], 2), ["GPU-1", "GPU-0::1"]);
     assert_eq!(preferred(&desk, "nvidia.com/gpu", &some, &[], 7).len(), 3);
     assert_eq!(preferred(&desk, "no.such/thing", &some, &[], 1), ["GPU-0::1"]);
+}
+
+#[test]
+fn replicas_of_one_request_come_from_one_gpu_where_they_are_to_be_packed() {
+    let desk = Desk::new(&SHARED.replace("gpu,", "gpu, allocation: Packed,"), &[]);
+    let all = free(&desk);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &all, &[], 2), ["GPU-0::0", "GPU-0::1"]);
+    let used = without(&all, &["GPU-1::0"]);
+    assert_eq!(
+        preferred(&desk, "nvidia.com/gpu", &used, &[], 1),
+        ["GPU-1::1"],
+        "the fullest, and the others stay whole"
+    );
+}
+
+#[test]
+fn mig_devices_come_from_a_gpu_in_use_whatever_holds_its_other_parts() {
+    let mut inventory = node();
+    let template = inventory.gpus[2].clone();
+    for index in [0, 1] {
+        let mig_devices = template.mig_devices.iter().cloned();
+        let mig = |mut mig: MigDevice| {
+            mig.uuid = format!("MIG-{index}-{}", mig.index);
+            mig.profile = if mig.index == 0 { "1g.4gb" } else { "2g.4gb" }.to_owned();
+            mig
+        };
+        inventory.gpus[index].mig_devices = mig_devices.map(mig).collect();
+        inventory.gpus[index].mig_mode = Some(MigMode::Enabled);
+    }
+    let desk = |allocation: &str, holders: &[Holding]| {
+        let config = format!(
+            "mig: {{strategy: Mixed}}\nresources: [{{name: a.b/small, allocation: {allocation}, devices: {{migProfiles: [1g.4gb]}}}}]"
+        );
+        let mut desk = Desk { ledger: Ledger::default(), now: Instant::now() };
+        desk.ledger.want(wanted(&inventory, &load(&config).unwrap()).unwrap());
+        desk.observe(holders);
+        desk
+    };
+    let small = strings(&["MIG-0-0", "MIG-1-0", "MIG-2-0", "MIG-2-1"]);
+    let held = [holding("large", "nvidia.com/mig-2g.4gb", &["MIG-1-1"])];
+    for (allocation, one) in [("Topology", "MIG-1-0"), ("Packed", "MIG-1-0"), ("Spread", "MIG-0-0")] {
+        assert_eq!(preferred(&desk(allocation, &held), "a.b/small", &small, &[], 1), [one], "{allocation}");
+    }
+    let two = preferred(&desk("Topology", &[]), "a.b/small", &small, &[], 2);
+    assert_eq!(two, ["MIG-2-0", "MIG-2-1"], "as few GPUs as possible");
+}
+
+#[test]
+fn another_allocation_changes_no_id_and_holds_for_the_next_container() {
+    let mut desk = Desk::new(SHARED, &[holding("train", "nvidia.com/gpu", &["GPU-0::0"])]);
+    let (lists, saved) = (desk.ledger.lists(), desk.ledger.saved().clone());
+    let available = without(&free(&desk), &["GPU-0::0"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &[], 1), ["GPU-1::0"]);
+    for (allocation, one) in [("Packed", "GPU-0::1"), ("Spread", "GPU-1::0"), ("Topology", "GPU-1::0")] {
+        desk.ledger.want(wants(&SHARED.replace("gpu,", &format!("gpu, allocation: {allocation},"))));
+        assert_eq!((desk.ledger.lists(), desk.ledger.saved()), (lists.clone(), &saved), "{allocation}");
+        assert!(desk.ledger.waiting().is_empty() && !desk.ledger.is_busy());
+        assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &[], 1), [one], "{allocation}");
+    }
 }

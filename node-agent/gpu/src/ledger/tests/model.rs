@@ -113,7 +113,7 @@ impl World {
             return;
         }
         let ids = if preferred {
-            self.ledger.preferred(&resource, &available, &[], size, &BTreeMap::new())
+            self.ledger.preferred(&resource, &available, &[], size, &BTreeMap::new()).ids
         } else {
             let from = from % available.len();
             available.rotate_left(from);

@@ -1,0 +1,131 @@
+//! How well each pair of GPUs is linked, as a number.
+
+use crate::{Inventory, Link, LinkLevel};
+use std::collections::BTreeMap;
+
+/// What one NVLink adds to the score of a pair (NVIDIA's go-gpuallocator).
+const NVLINK: u32 = 100;
+
+/// NVLinks that count: a GPU has at most 18.
+const MAX_NVLINKS: u32 = 18;
+
+/// The score of every pair of GPUs of a node, and where the GPUs are. Made once for an inventory.
+///
+/// The scores are those of NVIDIA's go-gpuallocator: 10 (SYS) to 60 (the same board) by the PCIe level, and 100 for each
+/// NVLink. Two GPUs on NVSwitches count as linked by as many as both have to the switches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PairScores {
+    gpus: Vec<Gpu>,
+    places: BTreeMap<String, usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Gpu {
+    numa_node: Option<u32>,
+    /// To each GPU of the node; 0 to itself.
+    scores: Vec<u32>,
+}
+
+impl PairScores {
+    /// The scores of a node's GPUs; their places are the order of the inventory. A link that nobody could read scores 0,
+    /// and one that its ends describe differently the lower of both.
+    pub fn new(inventory: &Inventory) -> Self {
+        let gpus = &inventory.gpus;
+        let way =
+            |from: &crate::Gpu, to: &crate::Gpu| from.links.iter().find(|link| link.peer == to.index).map_or(0, score);
+        let score = |one: &crate::Gpu, other: &crate::Gpu| {
+            if one.index == other.index { 0 } else { way(one, other).min(way(other, one)) }
+        };
+        let gpu = |one: &crate::Gpu| Gpu {
+            numa_node: one.numa_node,
+            scores: gpus.iter().map(|other| score(one, other)).collect(),
+        };
+        let places = gpus.iter().enumerate().map(|(place, gpu)| (gpu.uuid.clone(), place)).collect();
+        Self { gpus: gpus.iter().map(gpu).collect(), places }
+    }
+
+    /// Place of a GPU.
+    pub fn place(&self, uuid: &str) -> Option<usize> {
+        self.places.get(uuid).copied()
+    }
+
+    /// How many GPUs there are.
+    pub fn gpus(&self) -> usize {
+        self.gpus.len()
+    }
+
+    /// The score of the pair at two places; 0 for a place without GPU.
+    pub fn pair(&self, one: usize, other: usize) -> u32 {
+        self.gpus.get(one).and_then(|gpu| gpu.scores.get(other)).copied().unwrap_or_default()
+    }
+
+    /// The sum over all pairs of GPUs at the places.
+    pub fn sum(&self, places: &[usize]) -> u64 {
+        let others = |at: usize| places.get(at + 1..).unwrap_or_default();
+        let pairs = places.iter().enumerate().flat_map(|(at, one)| others(at).iter().map(|other| (*one, *other)));
+        pairs.map(|(one, other)| u64::from(self.pair(one, other))).sum()
+    }
+
+    /// NUMA node of the GPU at a place, if the machine says it.
+    pub fn numa_node(&self, place: usize) -> Option<u32> {
+        self.gpus.get(place).and_then(|gpu| gpu.numa_node)
+    }
+}
+
+fn score(link: &Link) -> u32 {
+    let pcie = match link.level {
+        LinkLevel::Internal => 60,
+        LinkLevel::Single => 50,
+        LinkLevel::Multiple => 40,
+        LinkLevel::HostBridge => 30,
+        LinkLevel::Node => 20,
+        LinkLevel::System => 10,
+        LinkLevel::Unknown => 0,
+    };
+    pcie + NVLINK * link.nvlinks.min(MAX_NVLINKS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inventory(links: [Vec<Link>; 2]) -> Inventory {
+        let gpu = |(index, links)| crate::Gpu { index, uuid: format!("GPU-{index}"), links, ..crate::Gpu::default() };
+        Inventory { gpus: (0..).zip(links).map(gpu).collect(), ..Inventory::default() }
+    }
+
+    fn link(peer: u32, level: LinkLevel, nvlinks: u32) -> Vec<Link> {
+        vec![Link { peer, level, nvlinks }]
+    }
+
+    #[test]
+    fn pcie_and_nvlink_both_count() {
+        for (level, nvlinks, expected) in [
+            (LinkLevel::System, 0, 10),
+            (LinkLevel::Node, 0, 20),
+            (LinkLevel::HostBridge, 0, 30),
+            (LinkLevel::Multiple, 0, 40),
+            (LinkLevel::Single, 2, 250),
+            (LinkLevel::Internal, 0, 60),
+            (LinkLevel::Node, 18, 1820),
+            (LinkLevel::Node, 36, 1820),
+            (LinkLevel::Unknown, 1, 100),
+        ] {
+            let scores = PairScores::new(&inventory([link(1, level, nvlinks), link(0, level, nvlinks)]));
+            assert_eq!(
+                (scores.pair(0, 1), scores.pair(1, 0), scores.sum(&[0, 1])),
+                (expected, expected, expected.into())
+            );
+        }
+    }
+
+    #[test]
+    fn a_link_that_could_not_be_read_lowers_a_score_and_is_no_error() {
+        let whole = link(0, LinkLevel::Node, 4);
+        for broken in [link(1, LinkLevel::Unknown, 4), link(1, LinkLevel::Node, 3), Vec::new()] {
+            let scores = PairScores::new(&inventory([broken, whole.clone()]));
+            assert!(scores.pair(0, 1) < 420 && scores.pair(0, 1) == scores.pair(1, 0));
+        }
+        assert_eq!(PairScores::default().pair(3, 4), 0);
+    }
+}

@@ -1,0 +1,91 @@
+//! Figures of `docs/benchmarks.md` on the choice of GPUs; `make bench` prints them.
+
+use super::*;
+use crate::{Link, LinkLevel};
+
+const LIMIT: Duration = Duration::from_millis(1);
+/// How often each request is made; the machine does other things too, so that the median counts.
+const ROUNDS: usize = 25;
+
+/// 16 GPUs: where each is, how each pair is linked, and the MIG devices of each.
+fn of_16(link: impl Fn(u32, u32) -> (LinkLevel, u32), mig: u32) -> Inventory {
+    let link = &link;
+    let links = |index: u32| {
+        let to = move |peer| {
+            let (level, nvlinks) = link(index.min(peer), index.max(peer));
+            Link { peer, level, nvlinks }
+        };
+        (0..16).filter(|peer| *peer != index).map(to).collect()
+    };
+    let part = |gpu: u32, index: u32| MigDevice {
+        uuid: format!("MIG-{gpu:08x}-d3f1-4a8e-9f9e-{index:012x}"),
+        index,
+        ..MigDevice::default()
+    };
+    let gpu = |index: u32| Gpu {
+        index,
+        uuid: format!("GPU-{index:08x}-1c2d-4b5e-8a7f-5e0c3a9b1d77"),
+        compute_capability: Some((8, 0)),
+        numa_node: Some(index / 8),
+        mig_mode: (mig > 0).then_some(MigMode::Enabled),
+        mig_devices: (0..mig).map(|number| part(index, number)).collect(),
+        links: links(index),
+        ..Gpu::default()
+    };
+    Inventory { gpus: (0..16).map(gpu).collect(), ..Inventory::default() }
+}
+
+/// Of each request the median of the rounds, the longest last.
+fn times(inventory: &Inventory, config: &str) -> Vec<(Duration, usize, &'static str)> {
+    let mut all = Vec::new();
+    for allocation in ["Topology", "Packed", "Spread"] {
+        let mut desk = Desk { ledger: Ledger::default(), now: Instant::now() };
+        let config = config.replace("ALLOCATION", allocation);
+        desk.ledger.want(wanted(inventory, &load(&config).unwrap()).unwrap());
+        desk.observe(&[]);
+        let available: Vec<String> = desk.healthy().into_iter().map(|(_, id)| id).collect();
+        let sizes = if available.len() > 16 { vec![1, 3, 8, 24, 53, 56, 59, 100] } else { (1..=16).collect() };
+        for size in sizes {
+            let mut rounds: Vec<Duration> = Vec::new();
+            for _ in 0..ROUNDS {
+                let start = Instant::now();
+                let chosen = desk.ledger.preferred("nvidia.com/gpu", &available, &[], size, &BTreeMap::new());
+                rounds.push(start.elapsed());
+                assert_eq!(chosen.ids.len(), size);
+            }
+            rounds.sort();
+            all.push((rounds[ROUNDS / 2], size, allocation));
+        }
+    }
+    all.sort();
+    all
+}
+
+fn report(what: &str, (time, size, allocation): (Duration, usize, &str)) -> bool {
+    let verdict = if time <= LIMIT { "met" } else { "missed" };
+    println!("{what}: {time:?} ({size}, {allocation}); target {LIMIT:?}: {verdict}");
+    time <= LIMIT
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn measure_the_choice_of_16_gpus() {
+    let node = |one, other| if one / 8 == other / 8 { LinkLevel::Node } else { LinkLevel::System };
+    let switched = of_16(|one, other| (node(one, other), 12), 0);
+    let slots = of_16(|one, other| (node(one, other), 0), 0);
+    let mixed = of_16(|one, other| (node(one, other), (one * 7 + other * 13) % 19), 0);
+    let divided = of_16(|one, other| (node(one, other), 12), 7);
+    let whole = "resources: [{name: nvidia.com/gpu, allocation: ALLOCATION}]";
+    let shared =
+        "resources: [{name: nvidia.com/gpu, allocation: ALLOCATION, sharing: {strategy: TimeSlicing, replicas: 64}}]";
+    let mig = "mig: {strategy: Single}\nresources: [{name: nvidia.com/gpu, allocation: ALLOCATION}]";
+    let whole_times: Vec<_> = [&switched, &slots, &mixed].into_iter().flat_map(|of| times(of, whole)).collect();
+    let of_three = whole_times.iter().filter(|(_, size, allocation)| *size == 3 && *allocation == "Topology");
+    let results = [
+        report("best 3 of 16 GPUs", *of_three.max().unwrap()),
+        report("slowest request of whole GPUs on 16", *whole_times.iter().max().unwrap()),
+        report("slowest request of replicas, 16 x 64", *times(&switched, shared).last().unwrap()),
+        report("slowest request of MIG devices, 16 x 7", *times(&divided, mig).last().unwrap()),
+    ];
+    assert!(results.into_iter().all(|met| met), "a target is missed");
+}
