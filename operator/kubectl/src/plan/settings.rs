@@ -1,6 +1,8 @@
 //! What an agent configuration offers, in words, so that two of them can be compared line by line. Pure.
 
-use gpunode_config::{AgentConfig, DeviceKind, DeviceSelector, MigStrategy, ResourceConfig, Sharing, SharingStrategy};
+use gpunode_config::{
+    AgentConfig, Allocation, DeviceKind, DeviceSelector, MigStrategy, ResourceConfig, Sharing, SharingStrategy,
+};
 use std::fmt::Write as _;
 
 /// Each resource by the name that pods ask for, and what it offers.
@@ -27,6 +29,9 @@ fn offered(resource: &ResourceConfig, mig: MigStrategy) -> String {
     let mut text = resource.sharing.as_ref().map_or_else(|| many.to_owned(), |sharing| shared(sharing, one, many));
     if resource.fail_requests_greater_than_one() {
         text.push_str(", one per container");
+    }
+    if resource.allocation() != Allocation::default() {
+        let _ = write!(text, ", allocation {:?}", resource.allocation());
     }
     if let Some(devices) = devices {
         let _ = write!(text, ", only of {}", selected(devices));
@@ -96,7 +101,7 @@ mod tests {
 passDeviceSpecs: true
 mig: {strategy: Mixed}
 resources:
-- {name: a.b/whole, devices: {indices: [0, 1], products: [T*]}}
+- {name: a.b/whole, allocation: Packed, devices: {indices: [0, 1], products: [T*]}}
 - name: a.b/sliced
   devices: {architectures: [ada-lovelace, hopper], minMemory: 30Gi}
   sharing: {strategy: TimeSlicing, replicas: 4, failRequestsGreaterThanOne: true, renameByDefault: true}
@@ -107,7 +112,7 @@ resources:
   devices: {kind: MigDevice}
   sharing: {strategy: Mps, replicas: 10, replicasPerDevice: [{devices: {indices: [3]}, replicas: 2}]}
 ").join("\n"), @r"
-        a.b/whole: whole GPUs, only of indices 0, 1 and products T*
+        a.b/whole: whole GPUs, allocation Packed, only of indices 0, 1 and products T*
         a.b/sliced.shared: 4 replicas per GPU (TimeSlicing), one per container, only of architectures ada-lovelace, hopper and minMemory 30Gi
         a.b/mem: memory of each GPU in units of 1 GiB (Memory, Packed), only of kind FullGpu
         a.b/blocks: memory of each GPU in units of 256 MiB (Memory, Spread), only of uuids GPU-1
