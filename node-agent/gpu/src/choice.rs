@@ -30,6 +30,7 @@ mod search;
 mod tests;
 
 pub use scores::PairScores;
+pub use search::Point;
 
 use columns::Columns;
 use gpunode_config::Allocation;
@@ -81,6 +82,7 @@ pub struct Choice {
     pub is_tied: bool,
     /// How good it is.
     pub merits: Merits,
+    key: search::Key,
 }
 
 /// What tells sets apart.
@@ -92,8 +94,10 @@ pub struct Merits {
     pub pairs: u64,
     /// Their NUMA nodes; GPUs of which the machine does not say it count as one.
     pub numa_nodes: usize,
-    /// The sum of the pair scores of the GPUs left free.
-    pub left_free: u64,
+    /// How many GPUs are left free; none under orders that do not ask for it.
+    pub free_gpus: usize,
+    /// The sum of the pair scores of these.
+    pub free_pairs: u64,
     /// The sum of what others hold of each share's GPU.
     pub held: u64,
 }
@@ -111,11 +115,20 @@ pub fn ranked(pool: &Pool<'_>, size: u32, most: usize) -> Vec<Choice> {
         let merits = Merits {
             pairs: pool.scores.sum(&set.gpus),
             numa_nodes: set.numa_nodes,
-            left_free: set.left_free,
+            free_gpus: set.free_gpus,
+            free_pairs: set.free_pairs,
             held: set.held,
             gpus: set.gpus,
         };
-        Choice { shares: columns.shares(pool, &set.units), is_tied: set.is_tied, merits }
+        Choice { shares: columns.shares(pool, &set.units), is_tied: set.is_tied, key: set.key, merits }
     };
     found.into_iter().map(choice).collect()
+}
+
+impl Choice {
+    /// By what this set is better than another one of the same order; nothing where only indices tell them apart.
+    pub fn better_by(&self, allocation: Allocation, other: &Self) -> Option<Point> {
+        let mut points = search::points(allocation).into_iter().zip(self.key).zip(other.key);
+        points.find(|((_, one), other)| one != other).map(|((point, _), _)| point)
+    }
 }

@@ -10,7 +10,7 @@ mod product;
 mod share;
 mod wanted;
 
-pub use choice::{Candidate, Choice, Load, Merits, PairScores, Pool, choose, ranked};
+pub use choice::{Candidate, Choice, Load, Merits, PairScores, Point, Pool, choose, ranked};
 pub use device::Device;
 pub use gpunode_config::{Allocation, Architecture};
 pub use inventory::{Fabric, Gpu, GpuMode, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode};

@@ -103,6 +103,20 @@ pub enum ProblemKind {
     MemoryBelowUnit,
 }
 
+impl Rules {
+    /// What decides between devices of which a container gets all its shares, with so many shares free and so many held;
+    /// less is better.
+    pub fn rank_of_one(&self, sharing: DeviceSharing, free: u32, held: u32) -> i64 {
+        let (free, held) = (i64::from(free), i64::from(held));
+        match (sharing, self.placement, self.allocation) {
+            (DeviceSharing::Memory { .. }, Placement::Packed, _) => free,
+            (DeviceSharing::Memory { .. }, Placement::Spread, _) => -free,
+            (_, _, Allocation::Packed) => -held,
+            (_, _, Allocation::Topology | Allocation::Spread) => held,
+        }
+    }
+}
+
 impl Wanted {
     /// Nothing is to be offered on a node with these devices.
     pub fn nothing(inventory: &Inventory) -> Self {

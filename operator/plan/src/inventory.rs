@@ -1,8 +1,8 @@
 //! The GPUs that a `GpuNode` reports, as the agent's own logic takes them. Pure.
 
 use gpunode_config::AgentConfig;
-use gpunode_crds::{GpuDevice, GpuNode, GpuNodeStatus, MigDevice};
-use gpunode_gpu::{Gpu, Inventory, MigAttributes, MigMode, wanted};
+use gpunode_crds::{GpuDevice, GpuLink, GpuNode, GpuNodeStatus, MigDevice};
+use gpunode_gpu::{Gpu, Inventory, Link, LinkLevel, MigAttributes, MigMode, wanted};
 use std::collections::BTreeSet;
 
 /// Whether an agent has told what GPUs there are. Without one the status may still hold the operator's own conditions.
@@ -42,7 +42,25 @@ fn gpu(reported: &GpuDevice, known: bool) -> Gpu {
             gpunode_crds::MigMode::Disabled => MigMode::Disabled,
         }),
         mig_devices: reported.mig_devices.iter().zip(0..).map(|(device, index)| mig(device, index, known)).collect(),
+        numa_node: reported.numa_node.and_then(|node| u32::try_from(node).ok()),
+        links: reported.links.iter().map(link).collect(),
         ..Gpu::default()
+    }
+}
+
+fn link(reported: &GpuLink) -> Link {
+    Link {
+        peer: number(reported.peer),
+        level: match reported.level {
+            gpunode_crds::LinkLevel::Internal => LinkLevel::Internal,
+            gpunode_crds::LinkLevel::Pix => LinkLevel::Single,
+            gpunode_crds::LinkLevel::Pxb => LinkLevel::Multiple,
+            gpunode_crds::LinkLevel::Phb => LinkLevel::HostBridge,
+            gpunode_crds::LinkLevel::Node => LinkLevel::Node,
+            gpunode_crds::LinkLevel::Sys => LinkLevel::System,
+            gpunode_crds::LinkLevel::Unknown => LinkLevel::Unknown,
+        },
+        nvlinks: reported.nvlinks.map_or(0, number),
     }
 }
 

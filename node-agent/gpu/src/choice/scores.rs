@@ -31,17 +31,23 @@ impl PairScores {
     /// and one that its ends describe differently the lower of both.
     pub fn new(inventory: &Inventory) -> Self {
         let gpus = &inventory.gpus;
-        let way =
-            |from: &crate::Gpu, to: &crate::Gpu| from.links.iter().find(|link| link.peer == to.index).map_or(0, score);
-        let score = |one: &crate::Gpu, other: &crate::Gpu| {
-            if one.index == other.index { 0 } else { way(one, other).min(way(other, one)) }
+        let by_index: BTreeMap<u32, usize> = gpus.iter().enumerate().map(|(place, gpu)| (gpu.index, place)).collect();
+        let ways = |(from, gpu): (usize, &crate::Gpu)| {
+            let mut ways = vec![0; gpus.len()];
+            let others = gpu.links.iter().filter_map(|link| Some((*by_index.get(&link.peer)?, score(link))));
+            for (to, score) in others.filter(|(to, _)| *to != from) {
+                ways.get_mut(to).into_iter().for_each(|way| *way = score);
+            }
+            ways
         };
-        let gpu = |one: &crate::Gpu| Gpu {
-            numa_node: one.numa_node,
-            scores: gpus.iter().map(|other| score(one, other)).collect(),
+        let ways: Vec<Vec<u32>> = gpus.iter().enumerate().map(ways).collect();
+        let back = |from: usize, to: usize| ways.get(to).and_then(|ways| ways.get(from)).copied().unwrap_or_default();
+        let gpu = |((from, gpu), ways): ((usize, &crate::Gpu), &Vec<u32>)| Gpu {
+            numa_node: gpu.numa_node,
+            scores: ways.iter().enumerate().map(|(to, way)| (*way).min(back(from, to))).collect(),
         };
         let places = gpus.iter().enumerate().map(|(place, gpu)| (gpu.uuid.clone(), place)).collect();
-        Self { gpus: gpus.iter().map(gpu).collect(), places }
+        Self { gpus: gpus.iter().enumerate().zip(&ways).map(gpu).collect(), places }
     }
 
     /// Place of a GPU.

@@ -21,8 +21,12 @@ pub struct Found {
     pub gpus: Vec<usize>,
     /// How many NUMA nodes these have.
     pub numa_nodes: usize,
-    /// Sum of the pair scores of the GPUs left free.
-    pub left_free: u64,
+    /// How many GPUs are left free.
+    pub free_gpus: usize,
+    /// Sum of their pair scores.
+    pub free_pairs: u64,
+    /// What it is judged by.
+    pub key: Key,
     /// What others hold of the GPU of each unit.
     pub held: u64,
     /// Whether another set is equal to it but for indices.
@@ -30,7 +34,32 @@ pub struct Found {
 }
 
 /// What a set is judged by, in the order of its allocation; more is better.
-type Key = [i64; 4];
+pub type Key = [i64; 4];
+
+/// What sets are told apart by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// The sum of pair scores.
+    Pairs,
+    /// The number of NUMA nodes.
+    NumaNodes,
+    /// The GPUs left free, then the sum of their pair scores.
+    LeftFree,
+    /// What others hold of the GPUs, then their utilisation.
+    Load,
+    /// The sum of the pair scores of the set with the GPUs in use.
+    Distance,
+}
+
+/// What the numbers of a [`Key`] are.
+pub fn points(allocation: Allocation) -> [Point; 4] {
+    match allocation {
+        Allocation::Topology => [Point::Pairs, Point::NumaNodes, Point::LeftFree, Point::Load],
+        Allocation::Packed => [Point::NumaNodes, Point::LeftFree, Point::Load, Point::Pairs],
+        // The last number is always 0.
+        Allocation::Spread => [Point::Load, Point::NumaNodes, Point::Distance, Point::Distance],
+    }
+}
 
 /// Sums of pair scores of one GPU: to those of the set, and to those of the set that were free.
 type Pull = [u32; 2];
@@ -198,7 +227,9 @@ impl Search<'_> {
             units,
             gpus,
             numa_nodes: best.state.nodes.count_ones() as usize,
-            left_free: u64::try_from(best.state.left_free % FREE_GPU).unwrap_or_default(),
+            free_gpus: usize::try_from(best.state.left_free / FREE_GPU).unwrap_or_default(),
+            free_pairs: u64::try_from(best.state.left_free % FREE_GPU).unwrap_or_default(),
+            key: best.key,
             held,
             is_tied,
         }

@@ -7,7 +7,6 @@ use super::{
     offer::{Offered, State},
 };
 use crate::{Candidate, DeviceSharing, Load, Pool, Rules, choose, device_of};
-use gpunode_config::{Allocation, Placement};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What a container had best get.
@@ -112,7 +111,8 @@ impl Ledger {
                 busy: gpu.and_then(|gpu| busy.get(&gpu)).copied().unwrap_or_default(),
                 unfit: of.state != State::InForce,
                 picked,
-                held: of.held.len().saturating_sub(sure.len() + picked),
+                // The kubelet asks with what it knows now, which is newer than what it said last of holders.
+                held: of.held.len().saturating_sub(sure.len() + unsure.len() + picked),
                 sure: ids(sure),
                 unsure: ids(unsure),
             }
@@ -248,13 +248,7 @@ impl<'a> Supply<'a> {
 
     /// What decides between devices that all shares would come from; less is better.
     fn rank(&self, missing: usize, rules: Rules) -> (bool, bool, i64) {
-        let number = |shares: usize| i64::try_from(shares).unwrap_or(i64::MAX);
-        let rank = match (self.sharing, rules.placement, rules.allocation) {
-            (DeviceSharing::Memory { .. }, Placement::Packed, _) => number(self.sure.len()),
-            (DeviceSharing::Memory { .. }, Placement::Spread, _) => -number(self.sure.len()),
-            (_, _, Allocation::Packed) => -number(self.held),
-            (_, _, Allocation::Topology | Allocation::Spread) => number(self.held),
-        };
+        let rank = rules.rank_of_one(self.sharing, count(self.sure.len()), count(self.held));
         (self.unfit, self.sure.len() < missing, rank)
     }
 }

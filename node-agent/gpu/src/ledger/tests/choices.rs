@@ -107,6 +107,17 @@ fn shares_that_the_kubelet_said_to_be_held_are_taken_last() {
     let some = strings(&["GPU-0::0", "GPU-0::1", "GPU-1::1"]);
     assert_eq!(preferred(&desk, "nvidia.com/gpu", &some, &[], 2), ["GPU-0::1", "GPU-1::1"]);
 
+    // A pod on GPU 0 is gone, which the kubelet knows already.
+    let held = [
+        holding("train", "nvidia.com/gpu", &["GPU-0::0"]),
+        holding("more", "nvidia.com/gpu", &["GPU-1::1"]),
+        holding("others", "nvidia.com/gpu", &["GPU-2::1"]),
+    ];
+    let desk = Desk::new(SHARED, &held);
+    let free = strings(&["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-2::0"]);
+    assert_eq!(preferred(&desk, "nvidia.com/gpu", &free, &[], 1), ["GPU-0::1"], "the least loaded");
+    assert!(!has_tie(&desk, "nvidia.com/gpu", &free, 1));
+
     let held = holding("train", "a.b/mem", &["GPU-0-_-0", "GPU-0-_-1", "GPU-0-_-2"]);
     let desk = Desk::new(MEMORY, &[held]);
     let all: Vec<String> = desk.ledger.lists()[0].shares.iter().map(|share| share.id.clone()).collect();
