@@ -21,6 +21,10 @@ const EXPLAIN_EXIT_CODES: &str = "Exit codes:
   0  the node could be explained
   1  there is no such node, the cluster or a file could not be read, or the arguments are wrong";
 
+const TOPO_EXIT_CODES: &str = "Exit codes:
+  0  the links could be shown, and what would be chosen, if anything
+  1  there is no such node or resource, the cluster or a file could not be read, or the arguments are wrong";
+
 const DUMP_EXIT_CODES: &str = "Exit codes:
   0  written
   1  the cluster could not be read, or the arguments are wrong";
@@ -90,6 +94,18 @@ pub enum Command {
 
 {EXPLAIN_EXIT_CODES}"))]
     Explain(ExplainArgs),
+    /// Show how the GPUs of a node are linked, and which of them a container would get
+    ///
+    /// The table is that of `nvidia-smi topo -m`, from what the node's agent has reported, and says who holds which GPU. A
+    /// request is answered by the function that the agent uses; the kubelet may have fewer GPUs to choose from, when its
+    /// Topology Manager wants all of one NUMA node.
+    #[command(after_help = format!("Examples:
+  kubectl gpunode topo gpu-17
+  kubectl gpunode topo gpu-17 --request 4
+  kubectl gpunode topo gpu-17 --request 2 --resource nvidia.com/gpu.shared -o json | jq .request.choices[0]
+
+{TOPO_EXIT_CODES}"))]
+    Topo(TopoArgs),
     /// Write what `plan` reads of the cluster to standard output, as one list
     ///
     /// Nodes without what a plan does not read, GpuNodes with who holds what, policies, and how the operator runs.
@@ -187,6 +203,26 @@ pub struct ExplainArgs {
     /// Name of the node
     #[arg(value_name = "NODE")]
     pub node: String,
+    /// What to read.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Form of the output
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// Arguments of `topo`.
+#[derive(Debug, Args)]
+pub struct TopoArgs {
+    /// Name of the node
+    #[arg(value_name = "NODE")]
+    pub node: String,
+    /// Say which GPUs a container that asks for so many would get, and why
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub request: Option<u32>,
+    /// Resource that it asks for [default: nvidia.com/gpu, or the only one of the node]
+    #[arg(long, value_name = "NAME", requires = "request")]
+    pub resource: Option<String>,
     /// What to read.
     #[command(flatten)]
     pub source: SourceArgs,

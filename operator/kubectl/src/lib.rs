@@ -12,5 +12,6 @@ mod output;
 pub mod plan;
 mod snapshot;
 pub mod status;
+pub mod topo;
 pub mod uninstall;
 pub mod validate;

@@ -4,7 +4,7 @@
 use clap::Parser;
 use kubectl_gpunode::{
     cli::{Cli, Command},
-    completion, dump, explain, plan, status, uninstall, validate,
+    completion, dump, explain, plan, status, topo, uninstall, validate,
 };
 use std::process::ExitCode;
 
@@ -23,6 +23,7 @@ async fn main() -> ExitCode {
         Command::Validate(args) => validate::run(&args),
         Command::Plan(args) => plan::run(&args).await,
         Command::Explain(args) => explain::run(&args).await,
+        Command::Topo(args) => topo::run(&args).await,
         Command::Dump(args) => dump::run(&args).await,
         Command::Completion(args) => completion::run(&args),
         Command::Complete(args) => completion::complete(&args),

@@ -123,8 +123,14 @@ impl<T: Into<String>> From<T> for Cell {
 /// Rows below a heading, in columns as wide as their widest cell and three spaces apart, as kubectl has them.
 pub fn table<const COLUMNS: usize>(heading: [&str; COLUMNS], rows: &[[Cell; COLUMNS]]) -> String {
     let heading = heading.map(|text| Cell::new(text, style::HEADING));
-    let rows: Vec<&[Cell; COLUMNS]> = std::iter::once(&heading).chain(rows).collect();
-    let widths: Vec<usize> = (0..COLUMNS)
+    let rows = rows.iter().map(<[Cell; COLUMNS]>::as_slice);
+    grid(&std::iter::once(heading.as_slice()).chain(rows).collect::<Vec<_>>())
+}
+
+/// Rows of as many cells each as the first one has, in columns as those of a [`table`].
+pub fn grid(rows: &[&[Cell]]) -> String {
+    let columns = rows.first().map_or(0, |row| row.len());
+    let widths: Vec<usize> = (0..columns)
         .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.text.chars().count()).max())
         .map(Option::unwrap_or_default)
         .collect();
@@ -133,7 +139,7 @@ pub fn table<const COLUMNS: usize>(heading: [&str; COLUMNS], rows: &[[Cell; COLU
         for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let style = cell.style;
             let _ = write!(text, "{style}{}{style:#}", cell.text);
-            if column + 1 < COLUMNS {
+            if column + 1 < columns {
                 text.push_str(&" ".repeat(width - cell.text.chars().count() + 3));
             }
         }

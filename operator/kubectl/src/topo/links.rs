@@ -1,0 +1,80 @@
+//! The GPUs of a node and the ways between them. Pure.
+
+use gpunode_crds::{GpuDevice, GpuNodeStatus, Holder, LinkLevel};
+use gpunode_gpu::PairScores;
+use gpunode_plan::inventory;
+use serde::Serialize;
+
+/// One GPU.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Gpu {
+    pub index: i32,
+    pub uuid: String,
+    pub product: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<i32>,
+    pub links: Vec<Link>,
+    /// Who holds it or a part of it.
+    pub holders: Vec<Holder>,
+}
+
+/// The way to another GPU.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Link {
+    pub peer: i32,
+    pub level: LinkLevel,
+    /// Active NVLinks, directly or through NVSwitch.
+    pub nvlinks: i32,
+    /// What the pair counts when GPUs are chosen.
+    pub score: u32,
+}
+
+/// The GPUs that are there, by index.
+pub fn gpus(status: &GpuNodeStatus) -> Vec<Gpu> {
+    let scores = PairScores::new(&inventory(status));
+    let there: Vec<&GpuDevice> = status.gpus.iter().filter(|gpu| gpu.missing_since.is_none()).collect();
+    let place = |index: i32| there.iter().find(|gpu| gpu.index == index).and_then(|gpu| scores.place(&gpu.uuid));
+    let link = |from: &GpuDevice, link: &gpunode_crds::GpuLink| {
+        let pair = place(from.index).zip(place(link.peer));
+        Some(Link {
+            peer: link.peer,
+            level: link.level,
+            nvlinks: link.nvlinks.unwrap_or_default(),
+            score: pair.map(|(one, other)| scores.pair(one, other))?,
+        })
+    };
+    let gpu = |gpu: &&GpuDevice| Gpu {
+        index: gpu.index,
+        uuid: gpu.uuid.clone(),
+        product: gpu.product.clone(),
+        numa_node: gpu.numa_node,
+        links: gpu.links.iter().filter_map(|to| link(gpu, to)).collect(),
+        holders: status.holders.iter().filter(|holder| is_part(gpu, &holder.device)).cloned().collect(),
+    };
+    there.iter().map(gpu).collect()
+}
+
+/// Whether a device is the GPU or one of its MIG devices.
+pub fn is_part(gpu: &GpuDevice, device: &str) -> bool {
+    gpu.uuid == device || gpu.mig_devices.iter().any(|mig| mig.uuid == device)
+}
+
+/// As `nvidia-smi topo -m` has it.
+pub fn symbol(link: &Link) -> String {
+    if link.nvlinks > 0 { format!("NV{}", link.nvlinks) } else { level(link.level).to_owned() }
+}
+
+/// The words of `nvidia-smi`; `?` where the driver does not say.
+pub fn level(level: LinkLevel) -> &'static str {
+    match level {
+        LinkLevel::Internal => "PSB",
+        LinkLevel::Pix => "PIX",
+        LinkLevel::Pxb => "PXB",
+        LinkLevel::Phb => "PHB",
+        LinkLevel::Node => "NODE",
+        LinkLevel::Sys => "SYS",
+        LinkLevel::Unknown => "?",
+    }
+}

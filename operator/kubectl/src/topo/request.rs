@@ -1,0 +1,243 @@
+//! What a container that asks for some shares of a resource would get now. Pure.
+
+use super::links::is_part;
+use crate::output::plural;
+use gpunode_config::{Allocation, MemoryMiB, ResourceConfig, Sharing, SharingStrategy};
+use gpunode_crds::{GpuDevice, GpuNode, GpuNodeStatus, ResourceStatus};
+use gpunode_gpu::{Candidate, Choice, DeviceSharing, Load, PairScores, Point, Pool, Rules, ranked};
+use gpunode_plan::inventory;
+use serde::Serialize;
+
+/// Sets that are shown, the one that would be chosen among them.
+const MOST: usize = 4;
+
+/// Name of the resource that people mean where they name none.
+const USUAL: &str = "nvidia.com/gpu";
+
+/// The answer to a request.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Answer {
+    pub resource: String,
+    pub size: u32,
+    /// How it is chosen: the resource's `allocation`, or `sharing.placement` for units of memory.
+    pub order: String,
+    /// Shares that are free now.
+    pub free: u32,
+    /// The best sets, the one that would be chosen first; none where the request cannot be met.
+    pub choices: Vec<Set>,
+    /// Why it is that one, or why it is none.
+    pub why: String,
+}
+
+/// Shares that a container would get.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Set {
+    pub devices: Vec<Picked>,
+    /// Sum of the pair scores of its GPUs.
+    pub pair_scores: u64,
+    pub numa_nodes: usize,
+    /// What is left free: how many GPUs, and the sum of their pair scores. Only where that counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_free: Option<LeftFree>,
+    /// Shares of its GPUs that others hold, for each share that is picked.
+    pub held_by_others: u64,
+}
+
+/// GPUs that nobody would hold anything of.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeftFree {
+    pub gpus: usize,
+    pub pair_scores: u64,
+}
+
+/// Shares of one device.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Picked {
+    pub gpu: i32,
+    pub device: String,
+    pub shares: u32,
+}
+
+/// A device of the resource, and what of it is free.
+struct Device<'a> {
+    uuid: &'a str,
+    gpu: &'a GpuDevice,
+    candidate: Candidate,
+}
+
+/// What a request for `size` shares would get.
+///
+/// # Errors
+/// When the node offers no such resource.
+pub fn answer(gpu_node: &GpuNode, status: &GpuNodeStatus, resource: Option<&str>, size: u32) -> anyhow::Result<Answer> {
+    let offered = offered(status, resource)?;
+    let config = gpu_node.spec.config.as_ref().and_then(|config| gpunode_config::load(&config.document).ok());
+    let entries = config.map(|config| config.effective_resources()).unwrap_or_default();
+    let entry = entries.iter().find(|entry| entry.offered_name() == offered.name);
+    let sharing = entry.and_then(|entry| entry.sharing.as_ref());
+    let rules = Rules {
+        fail_requests_greater_than_one: entry.is_some_and(ResourceConfig::fail_requests_greater_than_one),
+        placement: sharing.map(Sharing::placement).unwrap_or_default(),
+        allocation: entry.map(ResourceConfig::allocation).unwrap_or_default(),
+    };
+    let scores = PairScores::new(&inventory(status));
+    let devices = devices(status, offered, &scores);
+    let free = devices.iter().map(|device| device.candidate.free).sum();
+    let strategy = offered.sharing.unwrap_or_default();
+    let order = match strategy {
+        SharingStrategy::Memory => format!("placement {:?}", rules.placement),
+        _ => format!("allocation {:?}", rules.allocation),
+    };
+    let mut answer =
+        Answer { resource: offered.name.clone(), size, order, free, choices: Vec::new(), why: String::new() };
+    if rules.fail_requests_greater_than_one && size > 1 {
+        answer.why = String::from("a container that asks for more than one is refused: failRequestsGreaterThanOne");
+    } else if size > free {
+        answer.why = format!(
+            "{} free now, so a pod that asks for {size} does not start here",
+            plural(free as usize, "is", "are")
+        );
+    } else if matches!(strategy, SharingStrategy::Memory | SharingStrategy::Mps) {
+        of_one(&mut answer, &devices, strategy, rules);
+    } else {
+        of_many(&mut answer, status, &devices, strategy, rules.allocation, &scores);
+    }
+    Ok(answer)
+}
+
+fn offered<'a>(status: &'a GpuNodeStatus, name: Option<&str>) -> anyhow::Result<&'a ResourceStatus> {
+    let named = |name: &str| status.resources.iter().find(|resource| resource.name == name);
+    let every = || status.resources.iter().map(|resource| resource.name.as_str()).collect::<Vec<_>>().join(", ");
+    match (name, status.resources.as_slice()) {
+        (_, []) => anyhow::bail!("answer the request: the node offers no resource; `kubectl gpunode status` says why"),
+        (Some(name), _) => named(name)
+            .ok_or_else(|| anyhow::anyhow!("answer the request: the node offers no {name}; it offers {}", every())),
+        (None, [only]) => Ok(only),
+        (None, _) => named(USUAL).ok_or_else(|| {
+            anyhow::anyhow!("answer the request: name one with --resource: the node offers {}", every())
+        }),
+    }
+}
+
+/// The devices of a resource by index. What others hold is what is not free: a share that is unhealthy cannot be had either.
+fn devices<'a>(status: &'a GpuNodeStatus, resource: &'a ResourceStatus, scores: &PairScores) -> Vec<Device<'a>> {
+    let number = |count: i32| u32::try_from(count).unwrap_or_default();
+    let device = |(place, gpu, uuid): (usize, &'a GpuDevice, &'a str)| {
+        let of = resource.devices.iter().find(|device| device.device == uuid)?;
+        let holders = status.holders.iter().filter(|holder| holder.device == uuid && holder.resource == resource.name);
+        let free = number(of.healthy).saturating_sub(holders.map(|holder| number(holder.count)).sum());
+        let candidate = Candidate { gpu: Some(place), has: 0, free, held: number(of.shares).saturating_sub(free) };
+        Some(Device { uuid, gpu, candidate })
+    };
+    let there = status.gpus.iter().filter_map(|gpu| Some((scores.place(&gpu.uuid)?, gpu)));
+    let all = there.flat_map(|(place, gpu)| {
+        let parts = gpu.mig_devices.iter().map(|mig| mig.uuid.as_str());
+        std::iter::once(gpu.uuid.as_str()).chain(parts).map(move |uuid| (place, gpu, uuid))
+    });
+    all.filter_map(device).collect()
+}
+
+/// Units of memory and shares under MPS come from one device.
+fn of_one(answer: &mut Answer, devices: &[Device<'_>], strategy: SharingStrategy, rules: Rules) {
+    let sharing = |shares: u32| match strategy {
+        SharingStrategy::Memory => DeviceSharing::Memory { unit: MemoryMiB::default(), units: shares },
+        _ => DeviceSharing::Mps { replicas: shares },
+    };
+    let rank = |of: &Candidate| rules.rank_of_one(sharing(of.free + of.held), of.free, of.held);
+    let mut fitting: Vec<_> = devices.iter().filter(|device| device.candidate.free >= answer.size).collect();
+    fitting.sort_by_key(|device| rank(&device.candidate));
+    let set = |device: &&Device<'_>| Set {
+        devices: vec![picked(device, answer.size)],
+        pair_scores: 0,
+        numa_nodes: 1,
+        left_free: None,
+        held_by_others: u64::from(device.candidate.held) * u64::from(answer.size),
+    };
+    answer.choices = fitting.iter().take(MOST).map(set).collect();
+    answer.why = match fitting.as_slice() {
+        [] => format!("no device has {} free, and all of a container's come from one", answer.size),
+        [_] => "no other device has so many free".to_owned(),
+        [one, other, ..] if rank(&one.candidate) == rank(&other.candidate) => {
+            "utilisation at that moment decides between this and the next, then the lower index".to_owned()
+        }
+        _ => format!("the {} is free there of all on which the request fits", most_or_least(strategy, rules)),
+    };
+}
+
+fn most_or_least(strategy: SharingStrategy, rules: Rules) -> &'static str {
+    let packed = match strategy {
+        SharingStrategy::Memory => rules.placement == gpunode_config::Placement::Packed,
+        _ => rules.allocation == Allocation::Packed,
+    };
+    if packed { "least" } else { "most" }
+}
+
+fn of_many(
+    answer: &mut Answer,
+    status: &GpuNodeStatus,
+    devices: &[Device<'_>],
+    strategy: SharingStrategy,
+    allocation: Allocation,
+    scores: &PairScores,
+) {
+    let candidates: Vec<Candidate> = devices.iter().map(|device| device.candidate).collect();
+    let mut loads = vec![Load::default(); scores.gpus()];
+    for gpu in &status.gpus {
+        let Some(load) = scores.place(&gpu.uuid).and_then(|place| loads.get_mut(place)) else { continue };
+        let own = devices.iter().filter(|device| device.gpu.uuid == gpu.uuid).map(|device| device.candidate.held);
+        let is_own = |uuid: &str| devices.iter().any(|device| device.uuid == uuid);
+        let others = status.holders.iter().filter(|holder| is_part(gpu, &holder.device) && !is_own(&holder.device));
+        let others = others.map(|holder| u32::try_from(holder.count).unwrap_or_default());
+        load.held = own.chain(others).sum();
+    }
+    let shared = strategy != SharingStrategy::None;
+    let pool = Pool { scores, allocation, shared, devices: &candidates, loads: &loads };
+    let choices = ranked(&pool, answer.size, MOST);
+    let counts_free = allocation == Allocation::Packed || (allocation == Allocation::Topology && !shared);
+    let set = |choice: &Choice| Set {
+        devices: devices
+            .iter()
+            .zip(&choice.shares)
+            .filter(|(_, shares)| **shares > 0)
+            .map(|(device, shares)| picked(device, *shares))
+            .collect(),
+        pair_scores: choice.merits.pairs,
+        numa_nodes: choice.merits.numa_nodes,
+        left_free: counts_free
+            .then_some(LeftFree { gpus: choice.merits.free_gpus, pair_scores: choice.merits.free_pairs }),
+        held_by_others: choice.merits.held,
+    };
+    answer.choices = choices.iter().map(set).collect();
+    answer.why = match choices.as_slice() {
+        [best, next, ..] => why(best, next, allocation, shared).to_owned(),
+        _ => "no other GPUs can be had".to_owned(),
+    };
+}
+
+/// Why the best set is better than the next.
+fn why(best: &Choice, next: &Choice, allocation: Allocation, shared: bool) -> &'static str {
+    match best.better_by(allocation, next) {
+        Some(Point::Pairs) => "linked better than the next",
+        Some(Point::NumaNodes) if allocation == Allocation::Spread => "on more NUMA nodes than the next",
+        Some(Point::NumaNodes) => "on fewer NUMA nodes than the next",
+        Some(Point::LeftFree) if best.merits.free_gpus > next.merits.free_gpus => {
+            "more GPUs are left free than by the next"
+        }
+        Some(Point::LeftFree) => "the GPUs left free are linked better than those that the next leaves",
+        Some(Point::Load) if allocation == Allocation::Packed => "others hold more there than of the next",
+        Some(Point::Load) => "others hold less there than of the next",
+        Some(Point::Distance) => "linked less to one another and to GPUs in use than the next",
+        None if shared && best.is_tied => {
+            "utilisation at that moment decides between this and the next, then the lower index"
+        }
+        None => "equal to the next but for the lower index",
+    }
+}
+
+fn picked(device: &Device<'_>, shares: u32) -> Picked {
+    Picked { gpu: device.gpu.index, device: device.uuid.to_owned(), shares }
+}

@@ -1,0 +1,133 @@
+//! Links, holders and the answer to a request, for people.
+
+use super::{
+    Topology,
+    links::{Gpu, level, symbol},
+    request::{Answer, Set},
+};
+use crate::output::{Cell, grid, plain, style, table};
+use gpunode_crds::LinkLevel;
+use std::{collections::BTreeSet, fmt::Write as _};
+
+/// Pods that are named of one GPU.
+const MAX_PODS: usize = 2;
+
+/// What the symbols of the table mean, nearest first.
+const LEGEND: [(LinkLevel, &str); 7] = [
+    (LinkLevel::Internal, "the same board"),
+    (LinkLevel::Pix, "one PCIe switch"),
+    (LinkLevel::Pxb, "several PCIe switches, and no host bridge"),
+    (LinkLevel::Phb, "a PCIe host bridge, typically the CPU"),
+    (LinkLevel::Node, "host bridges of one NUMA node"),
+    (LinkLevel::Sys, "the interconnect between NUMA nodes"),
+    (LinkLevel::Unknown, "the driver does not say"),
+];
+
+/// The table of links with who holds what, its legend, and the answer.
+pub fn topology(topology: &Topology) -> String {
+    let mut text = if topology.gpus.is_empty() {
+        format!("node {} has no GPU now\n", plain(&topology.node))
+    } else {
+        matrix(&topology.gpus) + &legend(&topology.gpus)
+    };
+    let bad = style::BAD;
+    if !topology.missing.is_empty() {
+        let missing: Vec<_> = topology.missing.iter().map(ToString::to_string).collect();
+        let _ = writeln!(text, "\n{bad}missing now: GPU {}{bad:#}", missing.join(", "));
+    }
+    if topology.holders_truncated {
+        let _ = writeln!(text, "\n{bad}not every pod that holds a device of this node is known{bad:#}");
+    }
+    topology.request.iter().for_each(|answer| text.push_str(&request(answer)));
+    text
+}
+
+fn matrix(gpus: &[Gpu]) -> String {
+    let heading = |text: &str| Cell::new(text, style::HEADING);
+    let name = |gpu: &Gpu| format!("GPU{}", gpu.index);
+    let names = gpus.iter().map(|gpu| heading(&name(gpu)));
+    let mut rows: Vec<Vec<Cell>> =
+        vec![[heading("GPU")].into_iter().chain(names).chain([heading("NUMA AFFINITY"), heading("HELD BY")]).collect()];
+    for gpu in gpus {
+        let link = |to: &Gpu| match gpu.links.iter().find(|link| link.peer == to.index) {
+            _ if to.index == gpu.index => Cell::from("X"),
+            Some(link) if link.nvlinks > 0 => Cell::new(symbol(link), style::GOOD),
+            Some(link) => symbol(link).into(),
+            None => level(LinkLevel::Unknown).into(),
+        };
+        let numa = gpu.numa_node.map_or_else(|| "N/A".to_owned(), |node| node.to_string());
+        let cells = [heading(&name(gpu))].into_iter().chain(gpus.iter().map(link));
+        rows.push(cells.chain([numa.into(), holders(gpu).into()]).collect());
+    }
+    grid(&rows.iter().map(Vec::as_slice).collect::<Vec<_>>())
+}
+
+fn holders(gpu: &Gpu) -> String {
+    let pods: BTreeSet<String> =
+        gpu.holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
+    let named: Vec<&str> = pods.iter().take(MAX_PODS).map(String::as_str).collect();
+    let more = pods.len().saturating_sub(MAX_PODS);
+    if more > 0 { format!("{} and {more} more", named.join(", ")) } else { named.join(", ") }
+}
+
+/// Of the symbols that occur.
+fn legend(gpus: &[Gpu]) -> String {
+    let links = || gpus.iter().flat_map(|gpu| &gpu.links);
+    let mut text = String::from("\n");
+    if links().any(|link| link.nvlinks > 0) {
+        text.push_str("NV#  = # NVLinks, directly or through NVSwitches\n");
+    }
+    for (of, words) in LEGEND {
+        if links().any(|link| link.level == of && link.nvlinks == 0) {
+            let _ = writeln!(text, "{:4} = {words}", level(of));
+        }
+    }
+    if text.len() > 1 { text } else { String::new() }
+}
+
+fn request(answer: &Answer) -> String {
+    let heading = style::HEADING;
+    let (size, resource, order, free) = (answer.size, plain(&answer.resource), &answer.order, answer.free);
+    let mut text = format!("\n{heading}REQUEST{heading:#} {size} of {resource}, {order}; {free} free now\n");
+    let row = |(rank, set): (usize, &Set)| -> [Cell; 7] {
+        let style = if rank == 0 { style::GOOD } else { style::PLAIN };
+        let left = set.left_free.as_ref();
+        [
+            Cell::new((rank + 1).to_string(), style),
+            Cell::new(gpus(set), style),
+            set.pair_scores.to_string().into(),
+            set.numa_nodes.to_string().into(),
+            left.map(|left| left.gpus.to_string()).unwrap_or_default().into(),
+            left.map(|left| left.pair_scores.to_string()).unwrap_or_default().into(),
+            set.held_by_others.to_string().into(),
+        ]
+    };
+    let rows: Vec<_> = answer.choices.iter().enumerate().map(row).collect();
+    if !rows.is_empty() {
+        let heading = ["RANK", "GPUS", "PAIR SCORES", "NUMA NODES", "LEFT FREE", "THEIR PAIR SCORES", "LOAD"];
+        text.push_str(&table(heading, &rows));
+    }
+    let said = match answer.choices.first() {
+        Some(set) => {
+            let many =
+                set.devices.iter().any(|picked| set.devices.first().is_some_and(|first| first.gpu != picked.gpu));
+            format!("GPU{} {} would be chosen: {}", if many { "s" } else { "" }, gpus(set), answer.why)
+        }
+        None => format!("nothing would be chosen: {}", answer.why),
+    };
+    let _ = writeln!(text, "{said}");
+    text
+}
+
+/// `0, 3`, or `0 x2, 3` where more than one share comes from a GPU.
+fn gpus(set: &Set) -> String {
+    let mut counts: Vec<(i32, u32)> = Vec::new();
+    for picked in &set.devices {
+        match counts.last_mut() {
+            Some((gpu, shares)) if *gpu == picked.gpu => *shares += picked.shares,
+            _ => counts.push((picked.gpu, picked.shares)),
+        }
+    }
+    let one = |(gpu, shares): &(i32, u32)| if *shares > 1 { format!("{gpu} x{shares}") } else { gpu.to_string() };
+    counts.iter().map(one).collect::<Vec<_>>().join(", ")
+}
