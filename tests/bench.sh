@@ -11,6 +11,7 @@ echo "== agent on its own: release build, simulated GPUs, a kubelet's double"
 cargo test --release --locked -q -p gpunode-node-tests --test lifecycle --test figures -- --ignored --nocapture \
     --test-threads=1 measure | grep -v '^{"timestamp"'
 cargo test --release --locked -q -p gpunode-agent -- --ignored --nocapture --test-threads=1 measure
+cargo test --release --locked -q -p gpunode-gpu -- --ignored --nocapture --test-threads=1 measure
 
 echo "== operator on its own: release build, events fed to its index"
 cargo test --release --locked -q -p gpunode-operator -- --ignored --nocapture measure

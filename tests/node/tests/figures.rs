@@ -96,3 +96,22 @@ async fn measure_80_memory_units_of_16_gpus() -> Result<()> {
     summary("configuration to first list, 16 x 80 units", lists(&lab, MEMORY, [other, config]).await?, None)?;
     Ok(())
 }
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_the_choice_of_16_gpus_at_the_socket() -> Result<()> {
+    let lab = Lab::start(of_16("Tesla V100-SXM2-32GB")?, "")?;
+    let free = lab.kubelet.has("nvidia.com/gpu", |endpoint| endpoint.healthy().len() == 16).await?.ids();
+    for sizes in [3..=3, 1..=16] {
+        let what = format!("GetPreferredAllocation, {sizes:?} of 16 GPUs");
+        let mut times = Vec::new();
+        for size in sizes.cycle().take(1000) {
+            let start = Instant::now();
+            let chosen = lab.kubelet.preferred("nvidia.com/gpu", &free, size).await?;
+            times.push(start.elapsed());
+            ensure!(chosen.len() == size, "{size}: {chosen:?}");
+        }
+        summary(&what, times, Some(LIMIT))?;
+    }
+    Ok(())
+}
