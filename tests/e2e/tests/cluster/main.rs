@@ -22,3 +22,4 @@ mod rollout;
 mod samples;
 mod sharing;
 mod switching;
+mod topology;

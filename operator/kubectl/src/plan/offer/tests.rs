@@ -134,7 +134,9 @@ fn devices_that_somebody_holds_wait_for_their_pods() {
     ! GPU 2 keeps its present offer until ml/a, ml/b, ml/c and 1 other pod are gone
     ! not every pod that holds a device of this node is known, so more devices may wait
     ");
-    assert!(!said(&status(true), "{}", "passDeviceSpecs: true").contains('!'), "nothing of a device changes");
+    for to in ["passDeviceSpecs: true", "resources: [{name: nvidia.com/gpu, allocation: Packed}]"] {
+        assert!(!said(&status(true), "{}", to).contains('!'), "nothing of a device changes by {to}");
+    }
 }
 
 #[test]
