@@ -8,7 +8,7 @@ use crate::{
     Vgpu, WaitingDevice,
 };
 use gpunode_config::MigStrategy;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -54,6 +54,16 @@ pub struct GpuNodeSpec {
     /// it is in force. Agents do not read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<ConfigurationStep>,
+
+    /// The agents of the node are to let go of its GPUs, whose driver is being replaced: they offer no device as healthy and
+    /// keep no session with the driver. From the node's labels (`docs/health.md`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub release: bool,
+
+    /// Faults that began before are over, as a person said by the annotation `gpunode.dev/recovered` of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::conditions::optional_time")]
+    pub recovered: Option<Time>,
 }
 
 /// What the agent found and did.
@@ -163,6 +173,10 @@ pub struct Agent {
     /// UID of its pod.
     #[schemars(length(max = 64))]
     pub pod_uid: String,
+    /// The policy whose DaemonSet the pod belongs to; absent for discovery.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 40))]
+    pub policy: Option<String>,
     /// What it does on the node.
     pub mode: AgentMode,
     /// Version of the program.

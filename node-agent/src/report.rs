@@ -73,6 +73,7 @@ pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
         agent: Some(Agent {
             pod: identity.pod.clone(),
             pod_uid: identity.pod_uid.clone(),
+            policy: None,
             mode: if facts.plugin.is_some() { AgentMode::DevicePlugin } else { AgentMode::Discovery },
             version: env!("CARGO_PKG_VERSION").to_owned(),
             config_versions: vec![CONFIG_VERSION],

@@ -15,6 +15,7 @@ pub fn device(gpu: &gpu::Gpu) -> GpuDevice {
         architecture: gpu.compute_capability.is_some().then(|| gpu.architecture()),
         compute_capability: gpu.compute_capability.map(|(major, minor)| format!("{major}.{minor}")),
         pci_bus_id: gpu.pci_bus_id.clone(),
+        health: None,
         numa_node: gpu.numa_node.map(number),
         mode: gpu.mode.map(|mode| match mode {
             gpu::GpuMode::Compute => GpuMode::Compute,
@@ -64,6 +65,7 @@ fn mig_devices(gpu: &gpu::Gpu) -> Vec<MigDevice> {
         gpu_instance: number(mig.gpu_instance),
         compute_instance: number(mig.compute_instance),
         memory_mib: mib(mig.memory_mib),
+        health: None,
         multiprocessors: Some(number(mig.attributes.multiprocessors)),
         slices: Some(MigSlices {
             gpu_instance: number(mig.attributes.gpu_slices),

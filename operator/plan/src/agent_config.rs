@@ -106,7 +106,7 @@ pub fn change(
             }
         }
         (Some(policy), None) => wanted_configuration(policy).map_or(GpuNodeChange::None, |wanted| {
-            let mut gpu_node = GpuNode::new(&node.name, GpuNodeSpec { config: Some(wanted), step: None });
+            let mut gpu_node = GpuNode::new(&node.name, GpuNodeSpec { config: Some(wanted), ..GpuNodeSpec::default() });
             gpu_node.metadata.owner_references = Some(vec![owner(node)]);
             GpuNodeChange::Create(Box::new(gpu_node))
         }),
