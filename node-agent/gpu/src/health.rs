@@ -1,0 +1,257 @@
+//! Which devices are broken and by what evidence they are whole again; a pure state machine.
+//!
+//! Every fault stands for itself: a milder one takes no graver one's place, and each goes by its own evidence, never
+//! because time passed. A GPU's faults count for its MIG devices too, those of a MIG device for that one alone.
+
+mod probe;
+
+use crate::{Action, Device, xid};
+use gpunode_config::{Health as Rules, Recovery};
+use jiff::Timestamp;
+pub use probe::{Answer, InstanceProbe, Probe};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What is wrong with a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Trouble {
+    /// The driver reported an XID.
+    Xid,
+    /// The GPU has fallen off the bus.
+    Lost,
+    /// A call of the driver about the device fails.
+    NotAnswering,
+    /// The driver asks for a reset or a reboot.
+    RecoveryPending,
+    /// Uncorrected memory errors on a GPU that can neither replace rows nor tell what it needs.
+    UncorrectedEcc,
+    /// Memory rows wait for the reset that replaces them.
+    RowRemapPending,
+    /// Memory rows could not be replaced.
+    RowRemapFailed,
+    /// Memory pages wait for the reset that retires them.
+    PageRetirementPending,
+    /// An NVLink is down.
+    NvLinkDown,
+    /// The MPS control daemon of the device has died.
+    MpsDaemonDied,
+}
+
+/// One thing that is wrong with one device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// What is wrong.
+    pub trouble: Trouble,
+    /// The XID; of several that the catalog does not have, the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xid: Option<i32>,
+    /// When it began.
+    pub since: Timestamp,
+    /// When the driver reported it last.
+    latest: Timestamp,
+    /// Its place among what was observed, so that a probe from before it proves nothing, whatever the clock does.
+    seen: u64,
+    /// What has been seen since that may have cured it.
+    cure: Cure,
+}
+
+/// How much was started anew, in rising order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+enum Cure {
+    #[default]
+    None,
+    Reset,
+    Boot,
+}
+
+/// What tells one run of the machine and of the driver from the next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// The kernel's boot id.
+    pub boot: String,
+    /// Anything that changes when the driver is loaded anew.
+    pub driver: String,
+}
+
+/// What was observed.
+#[derive(Clone, Debug)]
+pub enum Observation {
+    /// The driver reported an XID of the device with this UUID, a GPU or a MIG device.
+    Xid(String, i32),
+    /// A GPU was looked at.
+    Probe(Probe),
+    /// This run of machine and driver is the one now.
+    Run(Run),
+    /// The GPU with this UUID was reset.
+    Reset(String),
+    /// Whether the MPS control daemon of the device with this UUID runs.
+    MpsDaemon(String, bool),
+    /// A person says that what began before is over.
+    Recovered(Timestamp),
+}
+
+/// A fault that began or ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transition {
+    /// UUID of the GPU or MIG device.
+    pub device: String,
+    /// The fault.
+    pub fault: Fault,
+    /// Whether it began; it ended otherwise.
+    pub began: bool,
+}
+
+/// The faults of a node's devices. Serialised, it is what survives a restart of the agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    faults: BTreeMap<String, Vec<Fault>>,
+    run: Option<Run>,
+    seen: u64,
+}
+
+impl Health {
+    /// To be asked before a probe begins: what is observed from here on is not disproved by that probe.
+    pub fn ticket(&self) -> u64 {
+        self.seen
+    }
+
+    /// What is wrong with a device, its GPU's faults included; the gravest first.
+    pub fn faults(&self, device: &Device) -> Vec<&Fault> {
+        let parent = device.mig.is_some().then_some(&device.gpu_uuid);
+        let mut faults: Vec<_> =
+            std::iter::once(&device.uuid).chain(parent).filter_map(|uuid| self.faults.get(uuid)).flatten().collect();
+        faults.sort_by_key(|fault| (std::cmp::Reverse(fault.action()), fault.since));
+        faults
+    }
+
+    /// Takes in what was observed; says which faults began and ended by it.
+    pub fn observe(&mut self, observation: Observation, rules: &Rules, now: Timestamp) -> Vec<Transition> {
+        let verified = rules.recovery() == Recovery::Verified;
+        match observation {
+            Observation::Xid(device, number) if xid::counts(number, rules) => {
+                self.begin(device, Trouble::Xid, Some(number), now).into_iter().collect()
+            }
+            Observation::Xid(..) => Vec::new(),
+            Observation::Probe(probe) => self.probed(&probe, verified, now),
+            Observation::Run(run) => {
+                self.ran(run);
+                Vec::new()
+            }
+            Observation::Reset(gpu) => {
+                for fault in self.faults.get_mut(&gpu).into_iter().flatten() {
+                    fault.cure = fault.cure.max(Cure::Reset);
+                }
+                Vec::new()
+            }
+            Observation::MpsDaemon(device, false) => {
+                self.begin(device, Trouble::MpsDaemonDied, None, now).into_iter().collect()
+            }
+            Observation::MpsDaemon(device, true) => {
+                self.end(&device, |fault| verified && fault.trouble == Trouble::MpsDaemonDied)
+            }
+            Observation::Recovered(at) => {
+                let devices: Vec<_> = self.faults.keys().cloned().collect();
+                devices.iter().flat_map(|device| self.end(device, |fault| fault.latest < at)).collect()
+            }
+        }
+    }
+
+    fn probed(&mut self, probe: &Probe, verified: bool, now: Timestamp) -> Vec<Transition> {
+        let mut transitions = Vec::new();
+        for (trouble, shown) in probe.troubles() {
+            if shown {
+                transitions.extend(self.begin(probe.gpu.clone(), trouble, None, now));
+            } else if verified {
+                transitions.extend(self.end(&probe.gpu, |fault| fault.trouble == trouble));
+            }
+        }
+        if verified {
+            transitions.extend(self.end(&probe.gpu, |fault| probe.disproves(fault, probe.processes)));
+        }
+        for instance in &probe.instances {
+            if !instance.answers {
+                transitions.extend(self.begin(instance.uuid.clone(), Trouble::NotAnswering, None, now));
+            } else if verified {
+                // That the GPU answers says nothing of its instance, which has to answer too.
+                transitions.extend(self.end(&instance.uuid, |fault| {
+                    fault.trouble == Trouble::NotAnswering || probe.disproves(fault, instance.processes)
+                }));
+            }
+        }
+        transitions
+    }
+
+    fn ran(&mut self, run: Run) {
+        let cure = match &self.run {
+            Some(before) if before.boot != run.boot => Cure::Boot,
+            Some(before) if before.driver != run.driver => Cure::Reset,
+            _ => Cure::None,
+        };
+        for fault in self.faults.values_mut().flatten() {
+            fault.cure = fault.cure.max(cure);
+        }
+        self.run = Some(run);
+    }
+
+    fn begin(&mut self, device: String, trouble: Trouble, xid: Option<i32>, now: Timestamp) -> Option<Transition> {
+        self.seen += 1;
+        let known = |xid: &Option<i32>| xid.filter(|xid| xid::describe(*xid).is_some());
+        let faults = self.faults.entry(device.clone()).or_default();
+        let same = |fault: &&mut Fault| fault.trouble == trouble && known(&fault.xid) == known(&xid);
+        if let Some(fault) = faults.iter_mut().find(same) {
+            if trouble == Trouble::Xid {
+                (fault.latest, fault.seen, fault.cure) = (now, self.seen, Cure::None);
+            }
+            return None;
+        }
+        let fault = Fault { trouble, xid, since: now, latest: now, seen: self.seen, cure: Cure::None };
+        faults.push(fault.clone());
+        Some(Transition { device, fault, began: true })
+    }
+
+    fn end(&mut self, device: &str, over: impl Fn(&Fault) -> bool) -> Vec<Transition> {
+        let Some(faults) = self.faults.get_mut(device) else { return Vec::new() };
+        let ended: Vec<_> = faults.extract_if(.., |fault| over(fault)).collect();
+        if faults.is_empty() {
+            self.faults.remove(device);
+        }
+        let device = device.to_owned();
+        ended.into_iter().map(|fault| Transition { device: device.clone(), fault, began: false }).collect()
+    }
+}
+
+impl Fault {
+    /// What cures it.
+    pub fn action(&self) -> Action {
+        match self.trouble {
+            Trouble::Xid => self.xid.and_then(xid::describe).map_or(Action::ResetGpu, |(_, action)| action),
+            Trouble::Lost => Action::RestartMachine,
+            Trouble::NvLinkDown => Action::CheckLinks,
+            Trouble::MpsDaemonDied => Action::RestartApp,
+            _ => Action::ResetGpu,
+        }
+    }
+
+    /// What has to be seen before it is over, for people.
+    pub fn waits_for(&self, rules: &Rules) -> &'static str {
+        if rules.recovery() == Recovery::Manual {
+            return "the annotation gpunode.dev/recovered of the node";
+        }
+        match (self.trouble, self.action()) {
+            (Trouble::MpsDaemonDied, _) => "an MPS control daemon that runs",
+            (Trouble::Xid, Action::Ignore | Action::RestartApp) => {
+                "recovery action None of the driver, or the end of the processes on the device where the driver tells none"
+            }
+            (Trouble::Xid, Action::RestartMachine | Action::RestartVm) => {
+                "recovery action None of the driver, or a restart of the machine where the driver tells none"
+            }
+            (Trouble::Xid, _) => {
+                "recovery action None of the driver, or a reset of the GPU where the driver tells none"
+            }
+            _ => "the driver no longer shows it",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
