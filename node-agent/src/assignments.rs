@@ -84,9 +84,13 @@ impl Saved {
     /// holders under the names that the kubelet knows.
     pub fn load(state_dir: &Path) -> Self {
         let id = FileId::of(&state_dir.join(FILE));
-        let content = read(state_dir).inspect_err(
-            |error| warn!(%error, "the assignments are lost; devices that are held wait for their holders"),
-        );
+        let content = read(state_dir).inspect_err(|error| {
+            warn!(%error, "the assignments are lost; devices that are held wait for their holders");
+            // One that the disk does not hand out now may be whole.
+            if !matches!(error, Error::Read { .. }) {
+                atomic_file::set_aside(&state_dir.join(FILE), error);
+            }
+        });
         Self { state_dir: state_dir.to_owned(), content: content.ok(), id, disk: OneThread::default() }
     }
 
@@ -173,13 +177,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_cannot_be_read_counts_as_none_and_is_replaced() {
+    async fn a_file_that_tells_nothing_counts_as_none_and_is_set_aside() {
         let folder = tempfile::tempdir().unwrap();
         for text in ["", r#"{"version":7,"devices":{}}"#, r#"{"version":1}"#] {
             fs::write(folder.path().join(FILE), text).unwrap();
             assert!(read(folder.path()).is_err(), "{text}");
             let mut saved = Saved::load(folder.path());
             assert!(saved.assignments().is_empty());
+            assert_eq!(fs::read_to_string(folder.path().join("assignments.json.corrupt")).unwrap(), text);
             saved.keep(&Assignments::new()).await.unwrap();
             assert!(read(folder.path()).unwrap().is_empty());
         }

@@ -4,13 +4,13 @@ use std::{
     ffi::OsString,
     fs::{self, File},
     io::{self, Write as _},
-    path::Path,
+    path::{Path, PathBuf},
 };
+use tracing::{error, warn};
 
 /// Replaces `path`; blocks. The file beside it that has `.new` behind its name belongs to this function.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut new = OsString::from(path);
-    new.push(".new");
+    let new = beside(path, ".new");
     let mut file = File::create(&new)?;
     file.write_all(content)?;
     file.sync_all()?;
@@ -19,6 +19,27 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         Some(folder) => File::open(folder)?.sync_all(),
         None => Ok(()),
     }
+}
+
+/// Takes a file that tells nothing out of the way, so that the next one does not overwrite what may be wanted to find out
+/// what happened; blocks. It keeps its name with `.corrupt` behind it, in place of the one before.
+pub fn set_aside(path: &Path, why: &dyn std::error::Error) {
+    let aside = beside(path, ".corrupt");
+    match fs::rename(path, &aside) {
+        Ok(()) => {
+            error!(reason = "StateFileCorrupt", error = %why, kept = %aside.display(), "a state file tells nothing; set aside");
+        }
+        Err(rename) => warn!(
+            reason = "StateFileCorrupt", error = %why, %rename, file = %path.display(),
+            "a state file tells nothing and cannot be set aside; it will be replaced"
+        ),
+    }
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(suffix);
+    name.into()
 }
 
 #[cfg(test)]
@@ -34,5 +55,17 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_set_aside_keeps_its_content_under_another_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        for content in ["{", "["] {
+            fs::write(&path, content).unwrap();
+            set_aside(&path, &io::Error::other("damaged"));
+            assert!(!path.exists());
+            assert_eq!(fs::read_to_string(folder.path().join("a.json.corrupt")).unwrap(), content);
+        }
     }
 }

@@ -38,6 +38,8 @@ pub struct Decided<'a> {
     given: Option<Arc<Wanted>>,
     /// What the kubelet was told last.
     page: Page,
+    /// Why the assignments could not be saved, said once.
+    unsaved: Option<String>,
     /// What was last said about devices that are not offered.
     problem: Option<(Reason, String)>,
 }
@@ -55,6 +57,7 @@ impl<'a> Decided<'a> {
             assignments: None,
             given: None,
             page: Page::default(),
+            unsaved: None,
             problem: None,
         }
     }
@@ -65,9 +68,9 @@ impl<'a> Decided<'a> {
         self.config_known
     }
 
-    /// Whether the configuration in force has yet to be saved.
+    /// Whether the configuration in force or the assignments have yet to be saved.
     pub fn is_unsaved(&self) -> bool {
-        self.saved.as_ref().is_some_and(SavedConfig::failed)
+        self.unsaved.is_some() || self.saved.as_ref().is_some_and(SavedConfig::failed)
     }
 
     /// What the kubelet was told last.
@@ -160,10 +163,17 @@ impl<'a> Decided<'a> {
                 plugins.put(page.offers.clone());
                 desk.published(changes);
                 self.page = page;
+                if self.unsaved.take().is_some() {
+                    info!("the assignments are saved again");
+                }
             }
             Err(error) => {
                 // The next observation brings the next try.
-                warn!(%error, folder = %self.args.host.state_dir.display(), "save the assignments; the lists stay as they are");
+                let error = Some(error.to_string());
+                if self.unsaved != error {
+                    warn!(error, folder = %self.args.host.state_dir.display(), "save the assignments; the lists stay as they are");
+                    self.unsaved = error;
+                }
                 self.page = Page { offers: std::mem::take(&mut self.page.offers), ..page };
             }
         }

@@ -33,7 +33,7 @@ use tokio::{
 };
 use tracing::info;
 
-/// Pause after a configuration that could not be saved.
+/// Pause after a configuration or assignments that could not be saved.
 const SAVE_RETRY: Duration = Duration::from_mins(1);
 
 /// Runs until SIGTERM.

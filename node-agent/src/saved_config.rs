@@ -5,7 +5,7 @@ use crate::{
     in_force::{Candidate, Instruction},
     one_thread::OneThread,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::Error as _};
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -38,7 +38,7 @@ pub struct SavedConfig {
 }
 
 impl SavedConfig {
-    /// Reads it. A file that cannot be read counts as none: the API server has it too.
+    /// Reads it. A file that tells nothing counts as none and is set aside: the API server has the configuration too.
     pub fn load(state_dir: &Path, node: &str) -> Self {
         let content = load(state_dir, node).map(Arc::new);
         Self {
@@ -84,14 +84,23 @@ impl SavedConfig {
 }
 
 fn load(state_dir: &Path, node: &str) -> Option<Candidate> {
-    let text = fs::read(state_dir.join(FILE)).ok()?;
-    let saved: Saved = serde_json::from_slice(&text).ok()?;
-    (saved.format == FORMAT && saved.node == node).then_some(Candidate {
+    let path = state_dir.join(FILE);
+    let text = fs::read(&path).ok()?;
+    let saved = parse(&text).inspect_err(|error| atomic_file::set_aside(&path, error)).ok()?;
+    (saved.node == node).then_some(Candidate {
         version: saved.version,
         hash: saved.hash,
         document: saved.document,
         uid: saved.uid,
     })
+}
+
+fn parse(text: &[u8]) -> serde_json::Result<Saved> {
+    let saved: Saved = serde_json::from_slice(text)?;
+    if saved.format == FORMAT {
+        return Ok(saved);
+    }
+    Err(serde_json::Error::custom(format!("format {} is not {FORMAT}, the one that this agent reads", saved.format)))
 }
 
 /// Replaces what was saved; removes it with `None`.
@@ -170,9 +179,13 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_counts_as_none() {
+    fn a_file_that_tells_nothing_counts_as_none_and_is_set_aside() {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(FILE), "{\"format\":1,").unwrap();
-        assert_eq!(load(folder.path(), "a"), None);
+        let other_format = r#"{"format":2,"node":"a","version":1,"hash":"","document":"","uid":null}"#;
+        for text in ["{\"format\":1,", other_format] {
+            fs::write(folder.path().join(FILE), text).unwrap();
+            assert_eq!(load(folder.path(), "a"), None);
+            assert_eq!(fs::read_to_string(folder.path().join("config.json.corrupt")).unwrap(), text);
+        }
     }
 }
