@@ -73,6 +73,10 @@ pub struct NodeArgs {
     #[arg(long, env = "POD_UID", default_value = "")]
     pub pod_uid: String,
 
+    /// Name of the policy whose DaemonSet this pod belongs to; empty where there is none.
+    #[arg(long, env = "POLICY_NAME", default_value = "")]
+    pub policy_name: String,
+
     #[command(flatten)]
     pub host: HostArgs,
 

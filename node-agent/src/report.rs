@@ -32,12 +32,14 @@ pub struct Identity {
     pub pod: String,
     /// UID of its pod.
     pub pod_uid: String,
+    /// The policy whose DaemonSet the pod belongs to; empty for discovery.
+    pub policy: String,
 }
 
 impl Identity {
     /// This agent.
     pub fn of(args: &NodeArgs) -> Self {
-        Self { pod: args.pod_name.clone(), pod_uid: args.pod_uid.clone() }
+        Self { pod: args.pod_name.clone(), pod_uid: args.pod_uid.clone(), policy: args.policy_name.clone() }
     }
 }
 
@@ -73,7 +75,7 @@ pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
         agent: Some(Agent {
             pod: identity.pod.clone(),
             pod_uid: identity.pod_uid.clone(),
-            policy: None,
+            policy: Some(identity.policy.clone()).filter(|policy| !policy.is_empty()),
             mode: if facts.plugin.is_some() { AgentMode::DevicePlugin } else { AgentMode::Discovery },
             version: env!("CARGO_PKG_VERSION").to_owned(),
             config_versions: vec![CONFIG_VERSION],
