@@ -26,7 +26,7 @@ pub const MAX_HOLDERS: usize = 256;
     shortname = "gn",
     status = "GpuNodeStatus",
     derive = "PartialEq",
-    doc = "The GPUs of one node: what the operator asks of the agent there (spec, written by the operator alone) and what the agent found and did (status, written by that agent; but for the conditions `Conflict` and `FactLabels`, which are the operator's).",
+    doc = "The GPUs of one node: what the operator asks of the agent there (spec, written by the operator alone) and what the agent found and did (status, written by that agent; but for the conditions `Conflict`, `FactLabels` and `RecoveredAnnotation`, which are the operator's).",
     printcolumn(name = "Hardware", type_ = "string", json_path = ".status.hardware"),
     printcolumn(name = "Policy", type_ = "string", json_path = ".spec.config.policy"),
     printcolumn(name = "In Use", type_ = "string", json_path = ".status.inUse"),
@@ -155,8 +155,8 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected_config: Option<RejectedConfiguration>,
 
-    /// `Ready`, `ConfigurationAccepted`, `Registered`, `DevicesOffered` and `DriverAvailable` by the agent, `Conflict` and
-    /// `FactLabels` by the operator.
+    /// `Ready`, `ConfigurationAccepted`, `Registered`, `DevicesOffered` and `DriverAvailable` by the agent, `Conflict`,
+    /// `FactLabels` and `RecoveredAnnotation` by the operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::conditions::conditions")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]

@@ -26,11 +26,13 @@ pub enum ConditionType {
     DriverAvailable,
     /// GpuNode: the labels with the facts about its GPUs are gpunode's. There only while some are not.
     FactLabels,
+    /// GpuNode: the annotation `gpunode.dev/recovered` of the node can be read. There only while it cannot.
+    RecoveredAnnotation,
 }
 
 impl ConditionType {
     /// Those in `GpuNode.status` that the operator writes; the agent of the node writes all others.
-    pub const OF_OPERATOR: [Self; 2] = [Self::Conflict, Self::FactLabels];
+    pub const OF_OPERATOR: [Self; 3] = [Self::Conflict, Self::FactLabels, Self::RecoveredAnnotation];
 
     /// The condition of this type.
     pub fn find(self, conditions: &[Condition]) -> Option<&Condition> {
@@ -118,6 +120,10 @@ pub enum Reason {
     ProgressDeadlineExceeded,
     /// A node failed with the new configuration, so no further node gets it.
     RolloutStopped,
+    /// The agents of the node have let go of its GPUs, as a label of the node asks.
+    Released,
+    /// A value that a person wrote cannot be read.
+    Unreadable,
 }
 
 impl Reason {

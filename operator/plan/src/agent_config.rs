@@ -32,6 +32,15 @@ pub enum GpuNodeChange {
         /// `spec.step`.
         step: Option<ConfigurationStep>,
     },
+    /// People ask something else of the agent, if it still is the one of this version.
+    Ask {
+        /// `metadata.resourceVersion`.
+        resource_version: String,
+        /// `spec.release`.
+        release: bool,
+        /// `spec.recovered`.
+        recovered: Option<Time>,
+    },
     /// It has no configuration any more and describes neither GPU nor MPS daemon, if it still is the one of this uid and version.
     Delete {
         /// `metadata.uid`.
@@ -164,7 +173,7 @@ fn configure(gpu_node: &GpuNode, config: Option<Configuration>, step: Option<Con
 }
 
 /// As the API server keeps times.
-fn whole_second(now: Timestamp) -> Timestamp {
+pub fn whole_second(now: Timestamp) -> Timestamp {
     Timestamp::from_second(now.as_second()).unwrap_or(now)
 }
 

@@ -1,7 +1,7 @@
 //! What the planner knows of a node: the few fields of a `Node` that matter, small enough to keep for every node.
 
 use crate::{owned::Record, retired::Seen, texts::Texts};
-use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, is_kubernetes_key};
+use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, RECOVERED_ANNOTATION, is_kubernetes_key};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Taint as NodeTaint};
 use serde_json::Value;
@@ -47,6 +47,8 @@ pub struct NodeFacts {
     pub annotated: bool,
     /// The annotation `gpunode.dev/owned`.
     pub owned: Option<String>,
+    /// The annotation `gpunode.dev/recovered`.
+    pub recovered: Option<String>,
     /// Whether the condition `Ready` is True.
     pub ready: bool,
     /// Since when it is, by the clock of the node.
@@ -77,6 +79,7 @@ impl NodeFacts {
             taints: node.spec.iter().flat_map(|spec| spec.taints.iter().flatten()).map(Taint::of).collect(),
             annotated: annotations.is_some_and(|annotations| !annotations.is_empty()),
             owned: annotations.and_then(|annotations| annotations.get(OWNED_ANNOTATION)).cloned(),
+            recovered: annotations.and_then(|annotations| annotations.get(RECOVERED_ANNOTATION)).cloned(),
             ready: ready.is_some(),
             ready_since: ready.and_then(|condition| condition.last_transition_time.as_ref()).map(|time| time.0),
             offered: offered(node),
@@ -119,6 +122,7 @@ impl NodeFacts {
             taints,
             annotated,
             owned,
+            recovered,
             ready,
             ready_since,
             offered,
@@ -129,7 +133,8 @@ impl NodeFacts {
         (ready, ready_since, annotated, created, name, uid)
             == (&other.ready, &other.ready_since, &other.annotated, &other.created, &other.name, &other.uid)
             && (taints, owned, offered, served) == (&other.taints, &other.owned, &other.offered, &other.served)
-            && (labels, label_managers, taint_manager) == (&other.labels, &other.label_managers, &other.taint_manager)
+            && (recovered, labels) == (&other.recovered, &other.labels)
+            && (label_managers, taint_manager) == (&other.label_managers, &other.taint_manager)
     }
 }
 

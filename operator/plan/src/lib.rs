@@ -29,6 +29,7 @@
 
 mod agent_config;
 mod agent_pod;
+mod asked;
 mod claim;
 mod compose;
 mod conditions;

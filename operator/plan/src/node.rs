@@ -1,6 +1,8 @@
 //! Everything about one node: what it is to look like, what has to be written, and what became of each policy on it.
 
 use crate::{
+    agent_config::GpuNodeChange,
+    asked::asked,
     claim::{released, retaken},
     facts::NodeFacts,
     features::gpu_labels,
@@ -40,6 +42,13 @@ pub fn plan_node_at(
     }
     if is_ignored {
         return plan;
+    }
+    if !matches!(plan.gpu_node, GpuNodeChange::Create(_) | GpuNodeChange::Delete { .. })
+        && let Some(change) = asked(node, gpu_node)
+    {
+        // A driver is being replaced: that waits for no rollout. What else there is to write comes with the next plan.
+        plan.gpu_node = change;
+        plan.conditions = None;
     }
     for policy in policies.iter().filter(|policy| policy.mode == Mode::Preview) {
         let (with, changed) = plan_with(policies, Some(policy), Turn::Now, &after, gpu_node, now);

@@ -5,6 +5,7 @@
 
 use crate::{
     agent_config::{unreadable_versions, wanted_configuration},
+    asked::is_released,
     facts::NodeFacts,
     outcome::Outcome,
     policies::Policy,
@@ -72,18 +73,19 @@ pub fn stage(
     if unreadable_versions(Some(gpu_node)).is_some() {
         return Some((Stage::Outside, None));
     }
+    let is_down = !node.ready || is_released(node);
     let had_a_turn = gpu_node.spec.step.as_ref().is_some_and(|step| step.failed.is_none());
     let stage = match outcome {
         Outcome::Ready if is_wanted => Stage::Done,
         Outcome::Ready => Stage::Pending,
         // One that goes down at its turn keeps its place for as long as any other would.
-        Outcome::Updating | Outcome::Failed { .. } if had_a_turn && !node.ready => match clock.turn_ends() {
+        Outcome::Updating | Outcome::Failed { .. } if had_a_turn && is_down => match clock.turn_ends() {
             Some(end) => return Some((Stage::Stepping, Some(end))),
             None => Stage::Outside,
         },
         Outcome::Updating if had_a_turn => return Some((Stage::Stepping, deadline)),
         // An agent that starts again for a moment has worked before.
-        Outcome::Updating if node.ready && !is_wanted && has_in_force(gpu_node, &current.hash) => Stage::Pending,
+        Outcome::Updating if !is_down && !is_wanted && has_in_force(gpu_node, &current.hash) => Stage::Pending,
         Outcome::Failed { reason, message } if had_a_turn && is_wanted => {
             Stage::Stopped(format!("{}: {message}", reason.as_str()))
         }
@@ -157,6 +159,10 @@ fn outcome_of(node: &NodeFacts, hash: &str, clock: Clock, gpu_node: Option<&GpuN
             within(clock.allowed, node.created.unwrap_or(clock.now), clock.now, Reason::NodeNotReady, message)
         };
     }
+    if is_released(node) {
+        let message = "the agents have let go of the GPUs, as a label of the node asks";
+        return (Outcome::failed(Reason::Released, message), None);
+    }
     match in_force {
         None => pending(node, status, hash, clock),
         Some(status) => match ConditionType::Ready.find(&status.conditions) {
@@ -224,7 +230,7 @@ const BROKEN: [Reason; 6] = [
     Reason::MemoryBelowUnit,
 ];
 /// What may mend itself.
-const UNSETTLED: [Reason; 2] = [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown];
+const UNSETTLED: [Reason; 3] = [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown, Reason::Released];
 
 /// The configuration is in force, but the agent says that it is not Ready.
 fn not_ready(condition: &Condition, clock: Clock) -> (Outcome, Option<Timestamp>) {

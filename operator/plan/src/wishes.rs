@@ -2,6 +2,7 @@
 
 use crate::{
     agent_config::{self, GpuNodeChange},
+    asked::{is_released, unreadable},
     claim::{Claims, claim},
     compose::{Disagreement, Wanted, governing},
     conditions::{self, foreign_facts, foreign_keys},
@@ -49,9 +50,10 @@ impl<'a> Wishes<'a> {
     ) -> Result<Self, (Vec<&'a Policy>, Disagreement)> {
         let composed = governing(&matched).and_then(|governing| {
             let stage = governing.and_then(|policy| stage(node, policy, gpu_node, now));
-            // Nodes that are down get a configuration once they are back: many that vanish for a moment must not change
+            // Nodes that are down or released get a configuration once they are back: many that vanish for a moment must not change
             // together.
-            let is_down = !node.ready && gpu_node.is_some_and(|gpu_node| gpu_node.spec.config.is_some());
+            let is_down =
+                (!node.ready || is_released(node)) && gpu_node.is_some_and(|gpu_node| gpu_node.spec.config.is_some());
             let waits = turn == Turn::Later && (is_down || matches!(stage, Some((Stage::Pending, _))));
             // A change of the policy replaces the agent, so that it comes with the configuration.
             let stays = waits || governing.is_some_and(|policy| !agent_config::is_writable(policy, gpu_node));
@@ -123,7 +125,7 @@ impl<'a> Wishes<'a> {
         };
         if plan.gpu_node == GpuNodeChange::None {
             let facts = foreign_facts(node, &self.labels, &labels);
-            let verdicts = facts.into_iter().chain(foreign_keys(&plan.conflicts)).collect();
+            let verdicts = facts.into_iter().chain(foreign_keys(&plan.conflicts)).chain(unreadable(node)).collect();
             plan.conditions = conditions::change(gpu_node, verdicts, None, now);
         }
         for policy in &self.matched {

@@ -128,7 +128,7 @@ fn patched(node: &Node, plan: &NodePlan) -> anyhow::Result<Node> {
 
 fn changed(gpu_node: Option<&GpuNode>, change: &GpuNodeChange) -> Option<GpuNode> {
     match (change, gpu_node) {
-        (GpuNodeChange::None | GpuNodeChange::Step { .. }, gpu_node) => gpu_node.cloned(),
+        (GpuNodeChange::None | GpuNodeChange::Step { .. } | GpuNodeChange::Ask { .. }, gpu_node) => gpu_node.cloned(),
         (GpuNodeChange::Create(gpu_node), _) => Some((**gpu_node).clone()),
         (GpuNodeChange::Configure { config, .. }, Some(gpu_node)) => {
             let mut gpu_node = gpu_node.clone();
