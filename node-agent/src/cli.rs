@@ -53,7 +53,7 @@ pub struct HostArgs {
     #[arg(long, default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pub pod_resources_socket: PathBuf,
 
-    /// Address of /livez and /readyz.
+    /// Address of /livez, /readyz and /metrics.
     #[arg(long, default_value = "0.0.0.0:8081")]
     pub admin_address: SocketAddr,
 }

@@ -155,12 +155,14 @@ impl<'a> Decided<'a> {
 
     /// Brings what the books say to the disk, and then to the kubelet.
     pub async fn publish(&mut self, desk: &Desk, plugins: &mut Plugins) {
+        desk.metrics().set_config(self.in_force.accepted.as_ref().map(|accepted| accepted.hash.as_str()));
         let Some(assignments) = &mut self.assignments else { return };
         let (page, changes) = desk.page();
         let kept = timeout(DISK_TIMEOUT, assignments.keep(&page.assignments)).await;
         match kept.unwrap_or_else(|slow| Err(io::Error::from(slow))) {
             Ok(()) => {
                 plugins.put(page.offers.clone());
+                desk.metrics().set_offers(&page.offers);
                 desk.published(changes);
                 self.page = page;
                 if self.unsaved.take().is_some() {

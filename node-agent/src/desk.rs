@@ -7,6 +7,7 @@ use crate::{
     allocate::{control_nodes, response},
     books::{Books, Page},
     device_plugin_api::ContainerAllocateResponse,
+    metrics::Metrics,
     node_allocatable::NodeReader,
     one_thread::OneThread,
     utilisation::Utilisation,
@@ -46,6 +47,8 @@ pub struct Place {
     pub utilisation: Utilisation,
     /// What the scheduler sees; none without API server.
     pub node: Option<NodeReader>,
+    /// Where it is counted.
+    pub metrics: Metrics,
 }
 
 /// Gives devices out.
@@ -86,6 +89,11 @@ impl Desk {
         if let Err(error) = self.look_at_daemons().await {
             warn!(error, "look at the MPS control daemons; trying again");
         }
+    }
+
+    /// Where it is counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.place.metrics
     }
 
     /// Changes with the books.
@@ -160,6 +168,7 @@ impl Desk {
         if matches!(given, Err(Refusal::Split { .. })) {
             self.withhold(resource, deadline).await;
         }
+        self.place.metrics.allocated(resource, given.is_ok());
         let granted = given?;
         self.granted.notify_one();
         Ok(self.response(&granted))

@@ -11,6 +11,7 @@ use crate::{
     gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
     handover,
     hardware::{Hardware, Place, watch_hardware},
+    metrics::Metrics,
     report::{Facts, Identity, status},
     retire::retire,
     signals::{Asked, Signals},
@@ -34,7 +35,8 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
 
     let (readiness, ready) = watch::channel(Err("the hardware has not been looked at yet".to_owned()));
     let listener = admin::bind(args.host.admin_address).await?;
-    tasks.spawn(admin::serve(listener, ready));
+    let metrics = Metrics::new();
+    tasks.spawn(admin::serve(listener, ready, metrics.clone()));
 
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);
@@ -61,6 +63,8 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         }
         let Some(hardware) = hardware.borrow_and_update().clone() else { continue };
         _ = readiness.send_replace(Ok(()));
+        let (answering, silent) = hardware.counts();
+        metrics.set_found(answering, silent);
         if hardware.has_gpus() && !reporting {
             let client = connect().await?;
             tasks.spawn(watch_gpu_node(client.clone(), args.node_name.clone(), seen.clone()));

@@ -79,6 +79,11 @@ impl Hardware {
         self.reading.is_some() || self.driver == Driver::NotNeeded
     }
 
+    /// How many GPUs answer, and how many GPUs and MIG devices do not.
+    pub fn counts(&self) -> (usize, usize) {
+        self.reading.as_ref().map(|found| (found.inventory.gpus.len(), found.unreadable.len())).unwrap_or_default()
+    }
+
     /// Whether there is a GPU, with or without a driver.
     pub fn has_gpus(&self) -> bool {
         let listed = |reading: &nvml::Reading| !reading.inventory.gpus.is_empty() || !reading.unreadable.is_empty();

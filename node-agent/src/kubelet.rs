@@ -6,6 +6,7 @@ use crate::{
     device_plugin_api::{DevicePluginOptions, RegisterRequest, VERSION, registration_client::RegistrationClient},
     directory::Directory,
     file_id::FileId,
+    metrics::Method,
     plugin::{Offer, PluginServer, Streams, until_stopped},
     socket::{MAX_SOCKET_PATH, socket_path},
 };
@@ -175,6 +176,7 @@ impl Machine {
                 result = self.register(server.socket()) => result,
                 () = until_stopped(self.stop.clone()) => return Err(Lost::Stopped),
             };
+            self.kubelet.desk.metrics().registered(&self.name, result.is_ok());
             let error = match result {
                 Ok(()) => return Ok(kubelet_id),
                 Err(error) => error.to_string(),
@@ -207,6 +209,7 @@ impl Machine {
             options: Some(DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true }),
         };
         let mut client = RegistrationClient::new(channel);
+        let _timer = self.kubelet.desk.metrics().timer(Method::Register);
         match timeout(REGISTER_TIMEOUT, client.register(request)).await {
             Ok(answer) => answer.map(drop).map_err(RegisterError::Refused),
             Err(_) => Err(RegisterError::NoAnswer),

@@ -22,6 +22,7 @@ mod hardware;
 mod in_force;
 mod kubelet;
 mod machine;
+mod metrics;
 mod mps;
 mod node_allocatable;
 mod nvml;

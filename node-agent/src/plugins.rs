@@ -133,6 +133,7 @@ mod tests {
         desk::{Desk, Place},
         directory::Directory,
         hardware,
+        metrics::Metrics,
         utilisation::Utilisation,
     };
     use gpunode_gpu::ResourceList;
@@ -150,6 +151,7 @@ mod tests {
             mps_dir: folder.to_owned(),
             utilisation: Utilisation::new(nowhere),
             node: None,
+            metrics: Metrics::new(),
         });
         let registered = watch::Sender::new(Registered::new());
         Plugins::new(Kubelet { directory: Directory::new(folder.to_owned()), desk: Arc::new(desk), registered })

@@ -13,6 +13,7 @@ use crate::{
     hardware::{Hardware, Place, watch_hardware},
     in_force::Instruction,
     kubelet::{Kubelet, Registered},
+    metrics::Metrics,
     node_allocatable::NodeReader,
     operator_config,
     plugins::Plugins,
@@ -42,8 +43,9 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let mut tasks: JoinSet<()> = JoinSet::new();
 
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
+    let metrics = Metrics::new();
     let listener = admin::bind(args.node.host.admin_address).await?;
-    tasks.spawn(admin::serve(listener, ready));
+    tasks.spawn(admin::serve(listener, ready, metrics.clone()));
 
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);
@@ -65,6 +67,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         mps_dir: args.node.host.mps_dir.clone(),
         utilisation: Utilisation::new(Place::of(&args.node)),
         node,
+        metrics,
     }));
     let mut changes = desk.changes();
     let directory = Directory::new(args.node.device_plugin_dir.clone());

@@ -6,7 +6,6 @@
 
 mod admin;
 mod apply;
-mod bounded_http;
 mod cli;
 mod controller;
 mod guard;

@@ -19,7 +19,13 @@ fn desk() -> Arc<Desk> {
 fn desk_of(mps_dir: PathBuf) -> Arc<Desk> {
     let folder = PathBuf::from("/nonexistent");
     let nowhere = hardware::Place { host_root: folder.clone(), driver_root: None };
-    Arc::new(Desk::new(Place { host_root: folder, mps_dir, utilisation: Utilisation::new(nowhere), node: None }))
+    Arc::new(Desk::new(Place {
+        host_root: folder,
+        mps_dir,
+        utilisation: Utilisation::new(nowhere),
+        node: None,
+        metrics: Metrics::new(),
+    }))
 }
 
 async fn open(document: &str) -> Arc<Desk> {

@@ -25,6 +25,7 @@ use crate::{
     assignments::{self, Assignments},
     checkpoint::PodFolders,
     cli::MpsArgs,
+    metrics::Metrics,
     one_thread::OneThread,
     podresources::PodResources,
     signals::{Asked, Signals},
@@ -92,7 +93,8 @@ pub async fn supervise(args: MpsArgs) -> Result<()> {
     let (readiness, ready) = watch::channel(Err("the assignments have not been read yet".to_owned()));
     let address = args.host.admin_address;
     let listener = admin::bind(address).await?;
-    let mut serving = tokio::spawn(admin::serve(listener, ready.clone()));
+    let metrics = Metrics::new();
+    let mut serving = tokio::spawn(admin::serve(listener, ready.clone(), metrics.clone()));
 
     let mps_dir = args.host.mps_dir.clone();
     let locked = spawn_blocking(move || lock(&mps_dir));
@@ -110,7 +112,7 @@ pub async fn supervise(args: MpsArgs) -> Result<()> {
             _ = readiness.send_replace(supervisor.readiness());
             if serving.is_finished() {
                 match admin::bind(address).await {
-                    Ok(listener) => serving = tokio::spawn(admin::serve(listener, ready.clone())),
+                    Ok(listener) => serving = tokio::spawn(admin::serve(listener, ready.clone(), metrics.clone())),
                     Err(error) => warn!(reason = format!("{error:#}"), "/livez and /readyz are not served"),
                 }
             }

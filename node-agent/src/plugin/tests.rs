@@ -59,7 +59,7 @@ async fn build(what: &str, document: &str, shares: usize) {
     let device = books.ledger.saved().keys().next().unwrap().clone();
     let (offers, offer) = watch::channel(Offer::default());
     let (streams, stopped) = (watch::Sender::default(), watch::channel(false).1);
-    let mut stream = ListStream { offer, stopped, streams, sent: None };
+    let mut stream = ListStream { offer, stopped, streams, sent: None, metrics: Metrics::new() };
     stream.next().await.unwrap();
     let mut times = Vec::new();
     for round in 0..LISTS {

@@ -115,13 +115,18 @@ impl Agent {
         until("the agent has ended", || child.try_wait().ok().flatten()).await.with_context(|| self.log().join("\n"))
     }
 
-    /// Status line and body of `/readyz`.
+    /// Status line, headers and body of `/readyz`.
     pub async fn readyz(&self) -> Result<String> {
+        self.ask("/readyz").await
+    }
+
+    /// What a path of the agent's HTTP server answers.
+    pub async fn ask(&self, path: &str) -> Result<String> {
         let line = self.logs("serving /livez").await?;
         let line: Value = serde_json::from_str(&line)?;
         let address: SocketAddr = line["address"].as_str().context("the address in the log line")?.parse()?;
         let mut stream = TcpStream::connect(address)?;
-        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n").as_bytes())?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)
