@@ -66,5 +66,5 @@ cargo-deny:
 	  || cargo install --locked --version $(CARGO_DENY_VERSION) cargo-deny
 
 .PHONY: bench
-bench: kubernetes images ## measure the figures of docs/benchmarks.md
+bench: kubernetes images ## measure the figures of docs/benchmarks.md, compare them with their targets, write them there
 	@tests/bench.sh

@@ -1,25 +1,30 @@
 #!/usr/bin/env bash
-# `make bench`: measures the figures of docs/benchmarks.md on this machine and prints them.
+# `make bench`: measures the figures of docs/benchmarks.md on this machine. Measurements print lines
+# `figure: KEY | VALUE | UNIT`; gpunode-bench compares them with the targets and fills the document.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cluster=bench
+log=target/bench.log
+: > "$log"
 
-echo "== images"
-ls -l --block-size=1 target/images/*.tar | awk '{printf "%-40s %.1f MB\n", $NF, $5 / 1e6}'
+# A measurement that fails leaves its figures out, which counts as missed.
+measure() { echo "== $*"; { "$@" || echo "FAILED: $*"; } 2>&1 | grep --line-buffered -v '^{"timestamp"' | tee -a "$log"; }
+figure() { echo "figure: $1 | $2 | $3" | tee -a "$log"; }
 
-echo "== agent on its own: release build, simulated GPUs, a kubelet's double"
-cargo test --release --locked -q -p gpunode-node-tests --test lifecycle --test figures -- --ignored --nocapture \
-    --test-threads=1 measure | grep -v '^{"timestamp"'
-cargo test --release --locked -q -p gpunode-agent -- --ignored --nocapture --test-threads=1 measure
-cargo test --release --locked -q -p gpunode-gpu -- --ignored --nocapture --test-threads=1 measure
+for image in agent operator; do
+  figure "$image-image" "$(stat -c %s "target/images/gpunode-$image.tar" | awk '{printf "%.1f", $1 / 1e6}')" MB
+done
+release=(cargo test --release --locked -q)
+measure "${release[@]}" -p gpunode-node-tests -- --ignored --nocapture --test-threads=1 measure
+measure "${release[@]}" -p gpunode-agent -p gpunode-gpu -- --ignored --nocapture --test-threads=1 measure
+measure "${release[@]}" -p gpunode-operator -- --ignored --nocapture measure
 
-echo "== operator on its own: release build, events fed to its index"
-cargo test --release --locked -q -p gpunode-operator -- --ignored --nocapture measure
-
-echo "== local cluster: five nodes from warm to Ready"
 trap 'target/release/gpunode-cluster down --name "$cluster"' EXIT
+started=$(date +%s.%N)
 target/release/gpunode-cluster up --name "$cluster" --cluster tests/e2e/cluster.yaml
+figure cluster-up "$(date +%s.%N | awk -v started="$started" '{printf "%.1f", $1 - started}')" s
 tests/cluster/install-gpunode.sh "$cluster"
+export GPUNODE_E2E_CLUSTER=$cluster
+measure cargo test --locked -q -p gpunode-e2e -- --ignored --nocapture --test-threads=1 measure
 
-echo "== gpunode on it"
-GPUNODE_E2E_CLUSTER=$cluster cargo test --locked -q -p gpunode-e2e --test figures -- --ignored --nocapture
+cargo run --locked -q -p gpunode-bench -- "$log" docs/benchmarks.md

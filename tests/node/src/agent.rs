@@ -34,6 +34,16 @@ impl Agent {
         Self::start(command.arg("--state-dir").arg(node.state_dir()))
     }
 
+    /// `run` on a node whose configuration was saved by an agent before, with an API server that does not answer.
+    pub fn run_saved(node: &Node) -> Result<Self> {
+        node.save_config()?;
+        let mut command = Self::command(node, "run")?;
+        command.env("KUBECONFIG", node.kubeconfig()?).args(["--node-name", crate::node::NAME]);
+        command.arg("--device-plugin-dir").arg(node.device_plugins()).arg("--mps-dir").arg(node.mps_dir());
+        command.arg("--pod-resources-socket").arg(node.pod_resources());
+        Self::start(command.arg("--state-dir").arg(node.state_dir()))
+    }
+
     /// `mps` on a node, in the pod that the namespace of the host belongs to.
     pub fn mps(node: &Node, host: &Namespace) -> Result<Self> {
         let mut command = Self::arguments(host.peer(&built()?.agent), node, "mps");
@@ -150,6 +160,17 @@ impl Agent {
             bail!("the agent has ended");
         };
         Ok(line.trim().trim_end_matches(" kB").parse()?)
+    }
+
+    /// Time on a processor since the start, of threads that have ended too; in steps of 10 ms.
+    pub fn processor_time(&self) -> Result<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        // The program's name, in brackets, may contain spaces.
+        let (_, fields) = stat.rsplit_once(')').context("the fields of /proc/PID/stat")?;
+        let mut times = fields.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
+        let (user, system) = (times.next().context("utime")??, times.next().context("stime")??);
+        // USER_HZ is 100 on every architecture that Linux runs GPUs on.
+        Ok(Duration::from_millis((user + system) * 10))
     }
 
     fn pid(&self) -> Result<Pid> {
