@@ -79,8 +79,9 @@ fn wait_for(work: impl Future<Output = Result<()>>) -> Result<()> {
 
 /// Text on a terminal, one JSON object per line elsewhere.
 fn start_log() {
-    // kube_client warns with the whole answer of the API server where it cannot read one.
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=error"));
+    // kube_client warns with the whole answer of the API server where it cannot read one, and logs each try while there is
+    // none. What became of a call is logged here.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
     let logger = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if std::io::stderr().is_terminal() {
         logger.init();

@@ -49,9 +49,9 @@ async fn main() -> ExitCode {
 }
 
 /// One line per event: for a person on a terminal, JSON for everything else. The client would warn with whole answers of
-/// the API server; what went wrong is logged here.
+/// the API server, and log each try while there is none; what went wrong is logged here.
 fn start_log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=error"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if std::io::stderr().is_terminal() {
         log.init();

@@ -147,6 +147,17 @@ async fn a_node_without_gpu_needs_no_driver() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_api_server_that_does_not_answer_is_logged_once() -> Result<()> {
+    let node = Node::with_v100()?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let agent = Agent::run_saved(&node)?;
+    kubelet.has(GPU, |_| true).await?;
+    agent.logs("starting with the saved one").await?;
+    assert_eq!(agent.logged("client error (Connect)"), 1, "though it is tried again and again");
+    Ok(())
+}
+
+#[tokio::test]
 async fn discovery_on_a_node_without_gpu_needs_no_api_server() -> Result<()> {
     let node = Node::without_driver(Scenario::new("cpu", "Tesla T4", 0, Topology::Pcie))?;
     let mut agent = Agent::discover(&node)?;

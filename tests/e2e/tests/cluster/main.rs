@@ -8,6 +8,7 @@ mod conflict;
 mod eviction;
 mod faults;
 mod gitops;
+mod kills;
 mod labels;
 mod leadership;
 mod memory;
