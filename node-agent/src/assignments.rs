@@ -99,6 +99,11 @@ impl Saved {
         self.content.clone().unwrap_or_default()
     }
 
+    /// Whether `assignments` were brought to disk last. Asks no disk.
+    pub fn has(&self, assignments: &Assignments) -> bool {
+        self.content.as_ref() == Some(assignments)
+    }
+
     /// Brings `assignments` to disk, where they differ from what is there: also where somebody removed or replaced the file.
     pub async fn keep(&mut self, assignments: &Assignments) -> io::Result<()> {
         let path = self.state_dir.join(FILE);

@@ -68,6 +68,12 @@ impl<'a> Decided<'a> {
         self.config_known
     }
 
+    /// Which errors of the driver break a device.
+    pub fn health_rules(&self) -> Arc<gpunode_config::Health> {
+        let config = self.in_force.accepted.as_ref().map(|accepted| &accepted.config);
+        config.and_then(|config| config.health.clone()).unwrap_or_default().into()
+    }
+
     /// Whether the configuration in force or the assignments have yet to be saved.
     pub fn is_unsaved(&self) -> bool {
         self.unsaved.is_some() || self.saved.as_ref().is_some_and(SavedConfig::failed)
@@ -158,6 +164,10 @@ impl<'a> Decided<'a> {
         desk.metrics().set_config(self.in_force.accepted.as_ref().map(|accepted| accepted.hash.as_str()));
         let Some(assignments) = &mut self.assignments else { return };
         let (page, changes) = desk.page();
+        if assignments.has(&page.assignments) {
+            // A device that breaks waits for no disk.
+            plugins.put(page.offers.clone());
+        }
         let kept = timeout(DISK_TIMEOUT, assignments.keep(&page.assignments)).await;
         match kept.unwrap_or_else(|slow| Err(io::Error::from(slow))) {
             Ok(()) => {

@@ -5,14 +5,15 @@ mod holders;
 
 use crate::{
     allocate::{control_nodes, response},
-    books::{Books, Page},
+    books::{Ailments, Books, Page},
     device_plugin_api::ContainerAllocateResponse,
     metrics::Metrics,
     node_allocatable::NodeReader,
     one_thread::OneThread,
     utilisation::Utilisation,
 };
-use gpunode_gpu::{Granted, Refusal};
+use gpunode_crds::MpsDaemon;
+use gpunode_gpu::{Granted, Holder, Refusal};
 use holders::Observed;
 use std::{
     collections::BTreeMap,
@@ -85,7 +86,7 @@ impl Desk {
 
     /// Takes over `books`, before anything is given out.
     pub async fn open(&self, books: Books) {
-        self.change(|mine| *mine = books);
+        self.change(|mine| mine.reopen(books));
         if let Err(error) = self.look_at_daemons().await {
             warn!(error, "look at the MPS control daemons; trying again");
         }
@@ -116,6 +117,21 @@ impl Desk {
         if change(&mut books) {
             self.changes.send_modify(|number| *number += 1);
         }
+    }
+
+    /// Takes in which devices are broken.
+    pub fn ail(&self, ailments: Ailments) {
+        self.change_if(|books| books.ail(ailments));
+    }
+
+    /// The MPS control daemons of the node.
+    pub fn daemons(&self) -> Vec<MpsDaemon> {
+        self.books().daemons()
+    }
+
+    /// Who holds what.
+    pub fn holders(&self) -> Vec<Holder> {
+        self.books().ledger.holders()
     }
 
     /// What the books say, and the number of the change up to which they say it.

@@ -12,15 +12,18 @@ use crate::{
     handover,
     hardware::{Hardware, Place, watch_hardware},
     metrics::Metrics,
+    pci::nvidia_functions,
+    release::Release,
     report::{Facts, Identity, status},
     retire::retire,
     signals::{Asked, Signals},
 };
 use anyhow::{Context as _, Result, bail};
+use kube::Client;
 use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
-    task::JoinSet,
+    task::{JoinSet, spawn_blocking},
     time::{MissedTickBehavior, interval},
 };
 use tracing::info;
@@ -40,15 +43,26 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
 
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);
-    tasks.spawn(watch_hardware(Place::of(&args), found, look_again.clone()));
+    let (seen, mut gpu_node) = watch::channel(Seen::Unknown);
+    let (reports, to_report) = watch::channel(None);
+    let follow = |tasks: &mut JoinSet<()>, client: Client| {
+        tasks.spawn(watch_gpu_node(client.clone(), args.node_name.clone(), seen.clone()));
+        tasks.spawn(write_reports(client, args.node_name.clone(), to_report.clone(), seen.subscribe()));
+    };
+    let host_root = args.host.host_root.clone();
+    let mut reporting = spawn_blocking(move || !nvidia_functions(&host_root).is_empty()).await?;
+    let mut release = Release::never();
+    if reporting {
+        // Before the driver is asked it has to be known whether it may be.
+        follow(&mut tasks, connect().await?);
+        release = Release::of(gpu_node.clone());
+    }
+    tasks.spawn(watch_hardware(Place::of(&args), found, look_again.clone(), release, None));
 
     let (pages, mut page) = watch::channel(None);
     tasks.spawn(retire(args.clone(), hardware.clone(), pages));
     let mut check_lock = interval(CHECK_LOCK);
     check_lock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (seen, mut gpu_node) = watch::channel(Seen::Unknown);
-    let (reports, to_report) = watch::channel(None);
-    let mut reporting = false;
     loop {
         tokio::select! {
             asked = signals.next() => match asked {
@@ -66,9 +80,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         let (answering, silent) = hardware.counts();
         metrics.set_found(answering, silent);
         if hardware.has_gpus() && !reporting {
-            let client = connect().await?;
-            tasks.spawn(watch_gpu_node(client.clone(), args.node_name.clone(), seen.clone()));
-            tasks.spawn(write_reports(client, args.node_name.clone(), to_report.clone(), gpu_node.clone()));
+            follow(&mut tasks, connect().await?);
             reporting = true;
         }
         let governed = match &*gpu_node.borrow_and_update() {

@@ -2,16 +2,18 @@
 
 use crate::{
     cli::NodeArgs,
+    driver_events::DriverEvents,
     driver_root,
     machine::{self, Machine},
     nvml,
     pci::{self, nvidia_functions},
+    release::Release,
 };
-use gpunode_gpu::{Inventory, MigMode};
+use gpunode_gpu::{Inventory, MigMode, Run};
 use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tracing::{info, warn};
 
@@ -19,18 +21,25 @@ use tracing::{info, warn};
 const MIN_RETRY: Duration = Duration::from_millis(250);
 /// A driver takes minutes to build, and a GPU that came back should not wait much longer.
 const MAX_RETRY: Duration = Duration::from_secs(30);
-/// How often sysfs and the driver's file are compared with what was found last.
-const RECHECK: Duration = Duration::from_mins(1);
+/// How often sysfs and the driver's file are compared with what was found last: a driver that was replaced is used again
+/// within 10 s, the end of the session with the old one included.
+const RECHECK: Duration = Duration::from_secs(2);
+/// How often the driver is asked for MIG instances where the kernel does not list them.
+const BLIND_RECHECK: Duration = Duration::from_mins(1);
+/// The driver's kernel module below the host's root.
+const MODULE: &str = "sys/module/nvidia";
 /// A driver call or a file of the host that hangs must not keep the rest of the agent from working.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a look found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hardware {
     /// NVIDIA PCI functions in sysfs.
     pub functions: usize,
     /// The machine.
     pub machine: Machine,
+    /// Which run of machine and driver it was.
+    pub run: Run,
     /// The driver's answer.
     pub driver: Driver,
     /// The GPUs; the ones found last while the driver does not answer, and none where it answers for no GPU.
@@ -38,8 +47,11 @@ pub struct Hardware {
 }
 
 /// The driver's answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Driver {
+    /// It is not asked, as the GPUs are released.
+    #[default]
+    Released,
     /// No GPU, and no driver either.
     NotNeeded,
     /// There is a GPU, but no driver library.
@@ -59,11 +71,17 @@ pub struct Place {
     pub driver_root: Option<PathBuf>,
 }
 
+/// Path, inode and time of the driver's library.
+type Library = Option<(PathBuf, u64, i64)>;
+
 /// What changes when it is worth asking the driver again: reading it costs little, asking the driver much.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Traces {
-    functions: Vec<String>,
-    library: Option<(PathBuf, u64, i64)>,
+    /// Names of all PCI functions: to read what they are costs more.
+    pci: Vec<String>,
+    library: Library,
+    /// The driver's module; it is another one after it was loaded anew.
+    module: Option<u64>,
     /// MIG instances, which others make and destroy.
     instances: Option<BTreeSet<String>>,
 }
@@ -104,12 +122,19 @@ impl Hardware {
     }
 }
 
+impl Traces {
+    /// What tells one driver from the next.
+    fn driver(&self) -> (Library, Option<u64>) {
+        (self.library.clone(), self.module)
+    }
+}
+
 impl Driver {
     /// Why no GPU can be asked.
     pub fn problem(&self) -> Option<&str> {
         match self {
             Self::Missing(message) | Self::Failed(message) => Some(message),
-            Self::NotNeeded | Self::Answers => None,
+            Self::Released | Self::NotNeeded | Self::Answers => None,
         }
     }
 }
@@ -127,7 +152,8 @@ impl Place {
 
     fn traces(&self) -> Traces {
         Traces {
-            functions: nvidia_functions(&self.host_root),
+            pci: pci::functions(&self.host_root),
+            module: fs::metadata(self.host_root.join(MODULE)).ok().map(|module| module.ino()),
             library: self.library().and_then(|path| {
                 let meta = fs::metadata(&path).ok()?;
                 Some((path, meta.ino(), meta.mtime()))
@@ -136,11 +162,17 @@ impl Place {
         }
     }
 
+    /// Blocks: asks sysfs alone.
+    fn without_driver(&self) -> Hardware {
+        let functions = nvidia_functions(&self.host_root);
+        let machine = machine::read(&self.host_root, &functions);
+        Hardware { functions: functions.len(), machine, ..Hardware::default() }
+    }
+
     /// Blocks: asks sysfs and the driver. `before` is what was found last.
     fn look(&self, before: Option<&Hardware>) -> (Traces, Hardware) {
         let traces = self.traces();
-        let functions = traces.functions.len();
-        let machine = machine::read(&self.host_root, &traces.functions);
+        let Hardware { functions, machine, .. } = self.without_driver();
         let mut reading = None;
         let driver = match &traces.library {
             None if functions == 0 => Driver::NotNeeded,
@@ -168,25 +200,62 @@ impl Place {
                 }
             }
         };
-        (traces, Hardware { functions, machine, driver, reading })
+        let version = reading.as_ref().and_then(|reading| reading.inventory.driver_version.as_deref());
+        let run = machine::run(&self.host_root, traces.module, version.unwrap_or_default());
+        (traces, Hardware { functions, machine, run, driver, reading })
     }
 }
 
 /// Looks, publishes what it found, and looks again when `look_again` is notified, when something changed, or soon after
-/// something was missing. Does not end.
-pub async fn watch_hardware(place: Place, found: watch::Sender<Option<Arc<Hardware>>>, look_again: Arc<Notify>) {
+/// something was missing. `events` follow the driver that it finds. While the GpuNode says that the GPUs are released, nobody
+/// is asked. Does not end.
+pub async fn watch_hardware(
+    place: Place,
+    found: watch::Sender<Option<Arc<Hardware>>>,
+    look_again: Arc<Notify>,
+    mut release: Release,
+    mut events: Option<DriverEvents>,
+) {
     let place = Arc::new(place);
     let mut retry = MIN_RETRY;
+    let mut before = None;
+    release.is_known().await;
     loop {
+        let looking = place.clone();
+        let traces = answer(move || looking.traces()).await;
+        if release.is_on() || traces.as_ref().map(Traces::driver) != before {
+            // Before the look: the loader gives one path one library for as long as it is in use.
+            close(&mut events).await;
+        }
+        if release.is_on() {
+            before = None;
+            let_go(&place, &found).await;
+            release.is_over().await;
+            continue;
+        }
         let (traces, hardware) = look(&place, &found).await;
+        before = Some(traces.driver());
         let settled = hardware.problem().is_none();
         // Nothing but the driver tells of MIG instances that come and go.
         let blind = traces.instances.is_none() && hardware.is_divided();
         publish(&found, hardware);
         retry = if settled { MIN_RETRY } else { (retry * 2).min(MAX_RETRY) };
+        let next = match (settled, blind) {
+            (false, _) => Some(Instant::now() + retry),
+            (true, true) => Some(Instant::now() + BLIND_RECHECK),
+            (true, false) => None,
+        };
         loop {
-            let asked = timeout(if settled { RECHECK } else { retry }, look_again.notified()).await.is_ok();
-            if asked || !settled || blind {
+            if let Some(events) = &mut events {
+                follow(events, &traces, &found).await;
+            }
+            let pause = next.map_or(RECHECK, |next| RECHECK.min(next.duration_since(Instant::now())));
+            let asked = tokio::select! {
+                () = look_again.notified() => true,
+                () = release.is_asked() => true,
+                () = sleep(pause) => false,
+            };
+            if asked || next.is_some_and(|next| Instant::now() >= next) {
                 break;
             }
             let looking = place.clone();
@@ -196,6 +265,36 @@ pub async fn watch_hardware(place: Place, found: watch::Sender<Option<Arc<Hardwa
             }
         }
     }
+}
+
+/// Follows the events of the GPUs that were found.
+async fn follow(events: &mut DriverEvents, traces: &Traces, found: &watch::Sender<Option<Arc<Hardware>>>) {
+    let hardware = found.borrow().clone();
+    let inventory = hardware.as_deref().filter(|found| found.driver == Driver::Answers).and_then(Hardware::inventory);
+    if let (Some((library, ..)), Some(inventory)) = (&traces.library, inventory) {
+        let gpus: Vec<String> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        events.follow(library, &gpus).await;
+    }
+}
+
+async fn close(events: &mut Option<DriverEvents>) {
+    if let Some(events) = events {
+        events.close().await;
+    }
+}
+
+/// Publishes that nobody is asked; what was found stays.
+async fn let_go(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) {
+    let last = found.borrow().clone();
+    let hardware = match last {
+        Some(last) => Hardware { driver: Driver::Released, ..Hardware::clone(&last) },
+        None => {
+            let looking = place.clone();
+            answer(move || looking.without_driver()).await.unwrap_or_default()
+        }
+    };
+    info!("the GPUs are released: the driver is not used any more");
+    found.send_replace(Some(Arc::new(hardware)));
 }
 
 /// One look; while it hangs, the driver counts as failed.
@@ -212,7 +311,8 @@ async fn look(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) 
             let functions = answer(move || nvidia_functions(&looking.host_root).len()).await;
             let functions = functions.unwrap_or_else(|| found.borrow().as_ref().map_or(0, |last| last.functions));
             let machine = found.borrow().as_ref().map(|last| last.machine.clone()).unwrap_or_default();
-            publish(found, Hardware { functions, machine, driver: Driver::Failed(message), reading: None });
+            let run = found.borrow().as_ref().map(|last| last.run.clone()).unwrap_or_default();
+            publish(found, Hardware { functions, machine, run, driver: Driver::Failed(message), reading: None });
             // Asking a second time beside a call that hangs would only take another thread.
             task.await
         };

@@ -173,7 +173,6 @@ impl Metrics {
     }
 
     /// The driver told of an XID.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the agent does not listen to the driver yet"))]
     pub fn xid(&self, xid: u64) {
         let xid = if xid <= MAX_XID { xid.to_string() } else { OTHER.to_owned() };
         self.0.xids.get_or_create(&ByXid { xid }).inc();

@@ -8,9 +8,11 @@ use crate::{
     decided::Decided,
     desk::{self, Desk},
     directory::Directory,
+    driver_events::DriverEvents,
     gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
     handover::NodeLock,
     hardware::{Hardware, Place, watch_hardware},
+    health,
     in_force::Instruction,
     kubelet::{Kubelet, Registered},
     metrics::Metrics,
@@ -18,6 +20,7 @@ use crate::{
     operator_config,
     plugins::Plugins,
     podresources::PodResources,
+    release::Release,
     report::{holders_unknown, not_registered},
     saved_config::SavedConfig,
     signals::{Asked, Signals},
@@ -49,7 +52,11 @@ pub async fn run(args: RunArgs) -> Result<()> {
 
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);
-    tasks.spawn(watch_hardware(Place::of(&args.node), found, look_again.clone()));
+    let (driver_events, reported) = DriverEvents::new();
+    let (seen, gpu_node) = watch::channel(Seen::Unknown);
+    let release = if args.config.is_some() { Release::never() } else { Release::of(gpu_node.clone()) };
+    let watched = watch_hardware(Place::of(&args.node), found, look_again.clone(), release, Some(driver_events));
+    tasks.spawn(watched);
 
     let (instructions, mut instructed) = watch::channel(Instruction::Unknown);
     let (reports, to_report) = watch::channel(None);
@@ -59,7 +66,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     } else {
         let client = connect().await.context("run without --config FILE")?;
         node = Some(NodeReader::new(client.clone(), args.node.node_name.clone()));
-        saved = Some(follow_operator(&mut tasks, client, &args.node, instructions.clone(), to_report));
+        saved = Some(follow_operator(&mut tasks, client, &args.node, seen, instructions.clone(), to_report));
     }
 
     let desk = Arc::new(Desk::new(desk::Place {
@@ -77,6 +84,10 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let mut registered = plugins.registered();
 
     let mut decided = Decided::new(&args.node, saved);
+    let rules = watch::Sender::default();
+    let sources =
+        health::Sources { events: reported, hardware: hardware.clone(), rules: rules.subscribe(), desk: desk.clone() };
+    let mut sources = Some(sources);
     let mut lock = pin!(NodeLock::take(&args.node.host.state_dir));
     let mut held: Option<NodeLock> = None;
     let mut save_retry = interval(SAVE_RETRY);
@@ -97,6 +108,9 @@ pub async fn run(args: RunArgs) -> Result<()> {
             taken = &mut lock, if held.is_none() => {
                 held = Some(taken.context("take the lock of this node")?);
                 remove_stale_sockets(&args.node.device_plugin_dir);
+                if let Some(sources) = sources.take() {
+                    tasks.spawn(health::Keeper::open(sources).watch());
+                }
                 decided.open(&desk).await?;
                 tasks.spawn(desk.clone().watch_holders(PodResources::of(&args.node)));
                 tasks.spawn(desk.clone().watch_daemons());
@@ -114,6 +128,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         let instruction = instructed.borrow().clone();
         if evaluate {
             decided.evaluate(&instruction, hardware.as_deref()).await?;
+            send_if_new(&rules, decided.health_rules());
         }
         decided.want(&desk);
         decided.publish(&desk, &mut plugins).await;
@@ -159,10 +174,11 @@ fn follow_operator(
     tasks: &mut JoinSet<()>,
     client: Client,
     node: &NodeArgs,
+    seen: watch::Sender<Seen>,
     instructions: watch::Sender<Instruction>,
     reports: watch::Receiver<Option<Report>>,
 ) -> SavedConfig {
-    let (seen, gpu_node) = watch::channel(Seen::Unknown);
+    let gpu_node = seen.subscribe();
     let saved = SavedConfig::load(&node.host.state_dir, &node.node_name);
     tasks.spawn(watch_gpu_node(client.clone(), node.node_name.clone(), seen));
     tasks.spawn(operator_config::follow(gpu_node.clone(), saved.content(), instructions));

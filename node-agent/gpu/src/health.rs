@@ -5,7 +5,7 @@
 
 mod probe;
 
-use crate::{Action, Device, xid};
+use crate::{Action, xid};
 use gpunode_config::{Health as Rules, Recovery};
 use jiff::Timestamp;
 pub use probe::{Answer, InstanceProbe, Probe};
@@ -65,7 +65,7 @@ enum Cure {
 }
 
 /// What tells one run of the machine and of the driver from the next.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
     /// The kernel's boot id.
     pub boot: String,
@@ -115,13 +115,22 @@ impl Health {
         self.seen
     }
 
-    /// What is wrong with a device, its GPU's faults included; the gravest first.
-    pub fn faults(&self, device: &Device) -> Vec<&Fault> {
-        let parent = device.mig.is_some().then_some(&device.gpu_uuid);
-        let mut faults: Vec<_> =
-            std::iter::once(&device.uuid).chain(parent).filter_map(|uuid| self.faults.get(uuid)).flatten().collect();
-        faults.sort_by_key(|fault| (std::cmp::Reverse(fault.action()), fault.since));
-        faults
+    /// The gravest of what is wrong with a GPU, or with a MIG device or its GPU: of all the devices with these UUIDs.
+    pub fn gravest<'a>(&'a self, uuids: &[&str]) -> Option<&'a Fault> {
+        let faults = uuids.iter().filter_map(|uuid| self.faults.get(*uuid)).flatten();
+        faults.min_by_key(|fault| (std::cmp::Reverse(fault.action()), fault.since))
+    }
+
+    /// The GPUs and MIG devices with which something is wrong, by UUID, each with its faults.
+    pub fn devices(&self) -> impl Iterator<Item = (&str, &[Fault])> {
+        self.faults.iter().map(|(device, faults)| (device.as_str(), faults.as_slice()))
+    }
+
+    /// Forgets the faults of devices that are no more; says of how many.
+    pub fn forget(&mut self, is_gone: impl Fn(&str) -> bool) -> usize {
+        let before = self.faults.len();
+        self.faults.retain(|device, _| !is_gone(device));
+        before - self.faults.len()
     }
 
     /// Takes in what was observed; says which faults began and ended by it.

@@ -1,8 +1,9 @@
-//! The only module that calls NVML. It reads everything in one session and closes it again, so that a driver upgrade
-//! does not find the kernel module busy. Every call here blocks.
+//! The only module that calls NVML. But for [`events`], it reads everything in one session and closes it again. Every call
+//! here blocks.
 
 mod capabilities;
 mod elf;
+pub mod events;
 mod instances;
 mod links;
 mod mig;
@@ -73,6 +74,9 @@ pub enum Error {
         /// The library.
         path: PathBuf,
     },
+    /// The driver cannot be waited for.
+    #[error("wait for events of the driver: {0}")]
+    Events(NvmlError),
     /// The GPUs cannot be counted.
     #[error("count the GPUs: {0}")]
     Count(NvmlError),

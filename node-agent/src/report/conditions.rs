@@ -58,6 +58,12 @@ fn driver(hardware: &Hardware) -> Option<Verdict> {
     let available = ConditionType::DriverAvailable;
     match &hardware.driver {
         Driver::NotNeeded => None,
+        Driver::Released => Some(verdict(
+            available,
+            false,
+            Reason::Released,
+            "the GPUs are released, as a label of the node asks: nothing is given out and the driver is not used",
+        )),
         Driver::Missing(message) => Some(verdict(available, false, Reason::DriverNotFound, message)),
         Driver::Failed(message) => Some(verdict(available, false, Reason::DriverFailed, message)),
         // The other GPUs are offered all the same.

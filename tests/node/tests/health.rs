@@ -1,0 +1,111 @@
+//! Broken GPUs: which they are, that nothing of them is given out, and when they are whole again.
+
+use anyhow::{Context as _, Result};
+use gpunode_node_tests::{Lab, Node, until};
+use gpunode_scenario::{MigGroup, Scenario, Topology};
+use std::time::{Duration, Instant};
+
+const GPU: &str = "nvidia.com/gpu";
+const PART: &str = "nvidia.com/mig-3g.40gb";
+/// NVIDIA's number of a GPU timeout, which only a reset cures.
+const TIMEOUT: u64 = 46;
+
+/// Two A100 of 80 GB, of which the second is divided.
+fn divided() -> Result<Node> {
+    let mut scenario = Scenario::new("mig", "NVIDIA A100-SXM4-80GB", 2, Topology::NvSwitch);
+    scenario.mig = vec![MigGroup { gpus: vec![1], instances: vec!["3g.40gb".to_owned(), "3g.40gb".to_owned()] }];
+    Node::new(scenario)
+}
+
+/// An agent that follows the events of its driver.
+async fn lab(node: Node, config: &str, resource: &str, shares: usize) -> Result<Lab> {
+    let lab = Lab::start(node, config)?;
+    lab.kubelet.has(resource, |endpoint| endpoint.healthy().len() == shares).await?;
+    lab.agent.logs("the events of the driver are followed").await?;
+    Ok(lab)
+}
+
+/// Waits until exactly these are what the kubelet may not give out.
+async fn broken(lab: &Lab, resource: &str, expected: &[&String]) -> Result<()> {
+    let broken = |endpoint: &gpunode_node_tests::Endpoint| {
+        let healthy = endpoint.healthy();
+        endpoint.ids().iter().filter(|id| !healthy.contains(*id)).eq(expected.iter().copied())
+    };
+    lab.kubelet.has(resource, broken).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_xid_takes_out_the_gpu_that_it_is_of_and_no_other() -> Result<()> {
+    let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    lab.node.state()?.inject_xid(3, 79)?;
+    broken(&lab, GPU, &[&uuids[3]]).await?;
+    let refused = lab.kubelet.allocate(GPU, &[&uuids[3]]).await.err().context("a refusal")?;
+    assert!(refused.message().contains("XID 79: GPU has fallen off the bus"), "{refused}");
+    let line = lab.agent.logs("a device is broken").await?;
+    assert!(line.contains(&uuids[3]) && line.contains("restart the machine"), "{line}");
+    lab.node.state()?.inject_xid(5, TIMEOUT)?;
+    broken(&lab, GPU, &[&uuids[3], &uuids[5]]).await?;
+    assert_eq!(lab.kubelet.endpoint(GPU).registrations, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn xids_of_applications_change_nothing_and_lists_of_xids_are_obeyed() -> Result<()> {
+    let config = "health: {ignoreXids: [46], watchXids: [31]}";
+    let lab = lab(Node::with_v100()?, config, GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    let state = lab.node.state()?;
+    for xid in [13, 43, 45, 68, 94, 46] {
+        state.inject_xid(0, xid)?;
+    }
+    // They come in order: what comes after has been heard after.
+    state.inject_xid(1, 31)?;
+    broken(&lab, GPU, &[&uuids[1]]).await?;
+    state.inject_xid(2, 109)?;
+    broken(&lab, GPU, &[&uuids[1], &uuids[2]]).await?;
+    assert_eq!(lab.kubelet.endpoint(GPU).lists, 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_xid_of_a_mig_device_takes_out_that_one_and_one_of_the_gpu_all_of_them() -> Result<()> {
+    let lab = lab(divided()?, "mig: {strategy: Mixed}", PART, 2).await?;
+    let parts = lab.node.mig_uuids()?.concat();
+    let state = lab.node.state()?;
+    state.inject_mig_xid(1, TIMEOUT, (2, 0))?;
+    let hit = lab.agent.logs("a device is broken").await?;
+    let hit = parts.iter().find(|uuid| hit.contains(*uuid)).context("a MIG device")?;
+    broken(&lab, PART, &[hit]).await?;
+    state.inject_xid(1, TIMEOUT)?;
+    broken(&lab, PART, &[&parts[0], &parts[1]]).await?;
+    assert_eq!(lab.kubelet.endpoint(GPU).healthy().len(), 1, "the other GPU has nothing to do with it");
+    Ok(())
+}
+
+/// What the target of 10 ms is about, and what a busy machine adds to it.
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_xid_to_list() -> Result<()> {
+    const ROUNDS: usize = 100;
+    let mut times = Vec::new();
+    while times.len() < ROUNDS {
+        let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+        for gpu in 0..8 {
+            let before = lab.kubelet.messages(GPU).len();
+            let start = Instant::now();
+            lab.node.state()?.inject_xid(gpu, TIMEOUT)?;
+            let messages = || lab.kubelet.messages(GPU).get(before).map(|list| list.at);
+            times.push(until("the list has come", messages).await?.duration_since(start));
+        }
+    }
+    times.truncate(ROUNDS);
+    times.sort();
+    let target = Duration::from_millis(10);
+    let (median, p99, max) = (times[ROUNDS / 2], times[ROUNDS * 99 / 100], times[ROUNDS - 1]);
+    let verdict = if p99 <= target { "met" } else { "missed" };
+    println!("XID to list: median {median:?}, p99 {p99:?}, maximum {max:?} of {ROUNDS}; target {target:?}: {verdict}");
+    assert!(p99 <= target, "XID to list: the 99th percentile {p99:?} misses {target:?}");
+    Ok(())
+}
