@@ -1,24 +1,59 @@
 //! Follows whether the devices of the node work: what the driver reports, what looks at them show, and what people say. It
 //! tells the desk, which gives nothing of a broken device out.
 
+mod looks;
+mod store;
 pub mod words;
 
-use crate::{books::Ailments, desk::Desk, hardware::Hardware, nvml::events::Event};
+use crate::{
+    books::Ailments,
+    channel::send_if_new,
+    desk::Desk,
+    gpu_node::Seen,
+    hardware::{Driver, Hardware, Place},
+    nvml::{
+        events::Event,
+        probe::{Look, Target},
+    },
+};
 use gpunode_config::Health as Rules;
-use gpunode_gpu::{Health, HealthObservation as Observation, Transition};
+use gpunode_crds::MpsDaemonState;
+use gpunode_gpu::{Answer, Gpu, HealthObservation as Observation, Inventory, Transition, Trouble};
 use jiff::Timestamp;
-use std::sync::Arc;
-use tokio::sync::{mpsc, watch};
-use tracing::{info, warn};
+use looks::{Found, Looks, SETTLE};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+use store::Content;
+use tokio::{
+    sync::{Notify, mpsc, watch},
+    time::{Instant, sleep_until},
+};
+use tracing::{debug, info, warn};
+
+/// How long a driver may be away before nothing is given out: where it is replaced in a moment, pods that were admitted just
+/// before start after all.
+const DRIVER_GRACE: Duration = Duration::from_secs(5);
 
 /// Where it is seen what happens to the devices.
 pub struct Sources {
+    /// Where the driver is.
+    pub place: Place,
+    /// Folder of what outlives the agent.
+    pub state_dir: PathBuf,
     /// What the driver reports.
     pub events: mpsc::Receiver<Event>,
     /// The hardware that there is.
     pub hardware: watch::Receiver<Option<Arc<Hardware>>>,
+    /// Asks for a look at the hardware.
+    pub look_again: Arc<Notify>,
     /// What counts, and when it is over.
     pub rules: watch::Receiver<Arc<Rules>>,
+    /// What people say, where there is an API server.
+    pub gpu_node: watch::Receiver<Seen>,
     /// Who gives devices out.
     pub desk: Arc<Desk>,
 }
@@ -26,31 +61,69 @@ pub struct Sources {
 /// Keeps track of the health of the node's devices.
 pub struct Keeper {
     sources: Sources,
-    health: Health,
+    known: Content,
+    looks: Looks,
+    /// Of the last event: when it came, and the ticket from before it.
+    unsettled: Option<(Instant, u64)>,
+    /// Since when the driver does not answer.
+    silent: Option<Instant>,
+    /// GPUs whose NVLinks this process has looked for.
+    linked: BTreeSet<String>,
+    /// Uncorrected memory errors of each GPU: a reset sets them to zero.
+    errors: BTreeMap<String, u64>,
+    /// Devices whose MPS control daemon has answered.
+    answered: BTreeSet<String>,
 }
 
 impl Keeper {
-    /// Takes over what is known, and tells the desk.
-    pub fn open(sources: Sources) -> Self {
-        let keeper = Self { sources, health: Health::default() };
+    /// Takes over what an earlier agent knew, and tells the desk.
+    pub async fn open(sources: Sources) -> Self {
+        let (known, _) = store::load(&sources.state_dir).await;
+        let mut keeper = Self {
+            looks: Looks::new(sources.place.clone(), sources.state_dir.clone()),
+            sources,
+            known,
+            unsettled: None,
+            silent: None,
+            linked: BTreeSet::new(),
+            errors: BTreeMap::new(),
+            answered: BTreeSet::new(),
+        };
+        keeper.found();
         keeper.tell();
         keeper
     }
 
     /// Follows it. Does not end.
-    pub async fn watch(mut self) {
+    pub async fn watch(self) {
+        let (keep, kept) = watch::channel(self.known.clone());
+        let write = store::write(self.sources.state_dir.clone(), self.known.clone(), kept);
+        tokio::join!(self.follow(keep), write);
+    }
+
+    async fn follow(mut self, keep: watch::Sender<Content>) {
+        let mut changes = self.sources.desk.changes();
         loop {
+            let given_up = self.silent.map(|since| since + DRIVER_GRACE).filter(|at| *at > Instant::now());
             tokio::select! {
                 Some(event) = self.sources.events.recv() => self.reported(event),
-                Ok(()) = self.sources.hardware.changed() => {}
-                Ok(()) = self.sources.rules.changed() => {}
-                else => std::future::pending().await,
+                Ok(()) = self.sources.hardware.changed() => self.found(),
+                Ok(()) = self.sources.rules.changed() => self.looks.hasten(Instant::now()),
+                Ok(()) = self.sources.gpu_node.changed() => self.said(),
+                _ = changes.changed() => self.look_at_daemons(),
+                found = self.looks.next() => self.looked(found),
+                () = sleep_until(given_up.unwrap_or_else(Instant::now)), if given_up.is_some() => {}
             }
             self.tell();
+            send_if_new(&keep, self.known.clone());
         }
     }
 
+    /// The driver reports something.
     fn reported(&mut self, event: Event) {
+        let now = Instant::now();
+        self.unsettled = Some((now, self.ticket(now)));
+        self.looks.hasten(now);
         let Some(xid) = event.xid else { return };
         self.sources.desk.metrics().xid(xid.unsigned_abs().into());
         let Some(gpu) = event.gpu else {
@@ -69,9 +142,169 @@ impl Keeper {
         Some(found.uuid.clone())
     }
 
+    /// What a look that begins now proves nothing against: events that the driver may not have followed up yet.
+    fn ticket(&self, now: Instant) -> u64 {
+        match self.unsettled {
+            Some((at, ticket)) if now.duration_since(at) < SETTLE => ticket,
+            _ => self.known.health.ticket(),
+        }
+    }
+
+    /// The hardware was looked at.
+    fn found(&mut self) {
+        let Some(hardware) = self.sources.hardware.borrow_and_update().clone() else { return };
+        if hardware.driver.problem().is_none() {
+            self.silent = None;
+        } else {
+            self.silent.get_or_insert_with(Instant::now);
+        }
+        let (Driver::Answers, Some(reading)) = (&hardware.driver, &hardware.reading) else { return };
+        if self.known.health.is_other_boot(&hardware.run) {
+            // What is linked may have been changed while the machine was off.
+            let health = &self.known.health;
+            self.known.links.retain(|gpu, _| has(health, gpu, Trouble::NvLinkDown));
+        }
+        self.observe(Observation::Run(hardware.run.clone()));
+        for gpu in &reading.lost {
+            let target = Target { gpu: gpu.clone(), ..Target::default() };
+            let probe = gpunode_gpu::Probe { answer: Answer::Lost, ..crate::nvml::probe::unanswered(&target, 0) };
+            self.observe(Observation::Probe(probe));
+        }
+        if reading.unreadable.is_empty() {
+            self.forget_instances(&reading.inventory);
+        }
+        self.looks.hasten(Instant::now());
+    }
+
+    /// MIG devices that are no more took their faults with them.
+    fn forget_instances(&mut self, inventory: &Inventory) {
+        let there: BTreeSet<&str> =
+            inventory.gpus.iter().flat_map(|gpu| &gpu.mig_devices).map(|mig| mig.uuid.as_str()).collect();
+        let gone = |device: &str| device.starts_with("MIG-") && !there.contains(device);
+        let forgotten = self.known.health.forget(gone);
+        if forgotten > 0 {
+            info!(devices = forgotten, "MIG devices that were broken are no more");
+        }
+    }
+
+    /// A person says something.
+    fn said(&mut self) {
+        let recovered = match &*self.sources.gpu_node.borrow_and_update() {
+            Seen::Present(object) => object.spec.recovered.as_ref().map(|time| time.0),
+            Seen::Unknown | Seen::Absent => None,
+        };
+        if let Some(recovered) = recovered {
+            self.recovered(recovered);
+        }
+    }
+
+    fn recovered(&mut self, at: Timestamp) {
+        if self.known.recovered == Some(at) {
+            return;
+        }
+        self.known.recovered = Some(at);
+        info!(%at, "the GPUs are in order again, as a person says");
+        let before: Vec<String> = self.known.links.keys().cloned().collect();
+        let down: Vec<String> =
+            before.into_iter().filter(|gpu| has(&self.known.health, gpu, Trouble::NvLinkDown)).collect();
+        self.observe(Observation::Recovered(at.min(Timestamp::now())));
+        for gpu in down {
+            // A link that is still down is not to be there any more.
+            self.known.links.remove(&gpu);
+            self.linked.remove(&gpu);
+        }
+        self.looks.hasten(Instant::now());
+    }
+
+    /// A daemon that answered and ceased to has died.
+    fn look_at_daemons(&mut self) {
+        let daemons = self.sources.desk.daemons();
+        let silent = |device: &str| {
+            daemons.iter().any(|daemon| daemon.device == device && daemon.state == MpsDaemonState::NotAnswering)
+        };
+        let died: Vec<String> = self.answered.iter().filter(|device| silent(device)).cloned().collect();
+        let over: Vec<String> = self
+            .known
+            .health
+            .devices()
+            .filter(|(device, faults)| {
+                !silent(device) && faults.iter().any(|fault| fault.trouble == Trouble::MpsDaemonDied)
+            })
+            .map(|(device, _)| device.to_owned())
+            .collect();
+        let answering = daemons.into_iter().filter(|daemon| daemon.state == MpsDaemonState::Answering);
+        self.answered = answering.map(|daemon| daemon.device).collect();
+        for (devices, runs) in [(died, false), (over, true)] {
+            for device in devices {
+                self.observe(Observation::MpsDaemon(device, runs));
+            }
+        }
+    }
+
+    /// Begins to look at the GPUs.
+    fn look(&mut self) {
+        let hardware = self.sources.hardware.borrow().clone();
+        let answering = hardware.as_deref().filter(|found| found.driver == Driver::Answers);
+        let gpus = answering.and_then(Hardware::inventory).map_or(&[][..], |inventory| &inventory.gpus);
+        let targets = gpus.iter().map(|gpu| self.target(gpu)).collect();
+        let now = Instant::now();
+        let ticket = self.ticket(now);
+        self.looks.begin(targets, ticket);
+        if let Some((at, _)) = self.unsettled.filter(|(at, _)| now.duration_since(*at) < SETTLE) {
+            self.looks.hasten(at + SETTLE);
+        }
+    }
+
+    fn target(&self, gpu: &Gpu) -> Target {
+        let health = &self.known.health;
+        let instances: Vec<String> = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
+        let processes = instances.iter().chain([&gpu.uuid]).any(|device| has(health, device, Trouble::Xid));
+        let links = self.known.links.get(&gpu.uuid).filter(|_| self.linked.contains(&gpu.uuid)).cloned();
+        Target { gpu: gpu.uuid.clone(), instances, links, processes }
+    }
+
+    fn looked(&mut self, found: Found) {
+        match found {
+            Found::Recovered(at) => self.recovered(at),
+            Found::Look(look) => self.take(*look),
+            Found::Hangs(probe) => {
+                warn!(gpu = probe.gpu, "look at the GPU: the driver does not answer");
+                self.observe(Observation::Probe(probe));
+            }
+            Found::Failed => self.sources.look_again.notify_one(),
+            Found::Done => debug!("the GPUs were looked at"),
+            Found::Due => self.look(),
+        }
+    }
+
+    fn take(&mut self, look: Look) {
+        let Look { mut probe, links, failed } = look;
+        let gpu = probe.gpu.clone();
+        if let Some((call, error)) = failed {
+            self.sources.desk.metrics().nvml_error(call);
+            if !has(&self.known.health, &gpu, Trouble::NotAnswering) && !has(&self.known.health, &gpu, Trouble::Lost) {
+                warn!(gpu, call, %error, "a call of the driver fails");
+            }
+        } else if self.linked.insert(gpu.clone()) {
+            // What an earlier agent saw counts too.
+            let before = self.known.links.entry(gpu.clone()).or_default();
+            probe.link_down = Some(before.iter().any(|link| !links.contains(link)));
+            before.extend(links);
+            before.sort_unstable();
+            before.dedup();
+        }
+        let errors = probe.uncorrected_ecc.unwrap_or_default();
+        if self.errors.insert(gpu.clone(), errors).is_some_and(|before| before > errors)
+            && probe.answer == Answer::Answers
+        {
+            self.observe(Observation::Reset(gpu));
+        }
+        self.observe(Observation::Probe(probe));
+    }
+
     fn observe(&mut self, observation: Observation) {
         let rules = self.sources.rules.borrow().clone();
-        for transition in self.health.observe(observation, &rules, Timestamp::now()) {
+        for transition in self.known.health.observe(observation, &rules, Timestamp::now()) {
             self.say(&transition, &rules);
         }
     }
@@ -83,13 +316,25 @@ impl Keeper {
             let (action, waits_for) = (fault.action().advice(), fault.waits_for(rules));
             warn!(device, reason, xid = fault.xid, meaning, action, waits_for, "a device is broken");
         } else {
-            let healthy = self.health.gravest(&[device]).is_none();
+            let healthy = self.known.health.gravest(&[device]).is_none();
             info!(device, reason, xid = fault.xid, meaning, healthy, "what was wrong with a device is over");
         }
     }
 
     fn tell(&self) {
+        let hardware = self.sources.hardware.borrow().clone();
+        let given_up = self.silent.is_some_and(|since| since.elapsed() >= DRIVER_GRACE);
+        let all = hardware.and_then(|hardware| match &hardware.driver {
+            Driver::Released => Some("the GPUs of the node are released".to_owned()),
+            driver => {
+                driver.problem().filter(|_| given_up).map(|problem| format!("the driver does not answer: {problem}"))
+            }
+        });
         let rules = self.sources.rules.borrow().clone();
-        self.sources.desk.ail(Ailments { all: None, faults: Some(Arc::new(self.health.clone())), rules });
+        self.sources.desk.ail(Ailments { all, faults: Some(Arc::new(self.known.health.clone())), rules });
     }
+}
+
+fn has(health: &gpunode_gpu::Health, device: &str, trouble: Trouble) -> bool {
+    health.devices().any(|(of, faults)| of == device && faults.iter().any(|fault| fault.trouble == trouble))
 }

@@ -85,8 +85,16 @@ pub async fn run(args: RunArgs) -> Result<()> {
 
     let mut decided = Decided::new(&args.node, saved);
     let rules = watch::Sender::default();
-    let sources =
-        health::Sources { events: reported, hardware: hardware.clone(), rules: rules.subscribe(), desk: desk.clone() };
+    let sources = health::Sources {
+        place: Place::of(&args.node),
+        state_dir: args.node.host.state_dir.clone(),
+        events: reported,
+        hardware: hardware.clone(),
+        look_again: look_again.clone(),
+        rules: rules.subscribe(),
+        gpu_node,
+        desk: desk.clone(),
+    };
     let mut sources = Some(sources);
     let mut lock = pin!(NodeLock::take(&args.node.host.state_dir));
     let mut held: Option<NodeLock> = None;
@@ -100,6 +108,8 @@ pub async fn run(args: RunArgs) -> Result<()> {
                 Asked::Reload => {
                     info!("reload");
                     look_again.notify_one();
+                    // The GPUs too.
+                    rules.send_modify(|_| ());
                     if let Some(path) = &args.config {
                         config_file::reload(path, &instructions);
                     }
@@ -109,7 +119,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
                 held = Some(taken.context("take the lock of this node")?);
                 remove_stale_sockets(&args.node.device_plugin_dir);
                 if let Some(sources) = sources.take() {
-                    tasks.spawn(health::Keeper::open(sources).watch());
+                    tasks.spawn(health::Keeper::open(sources).await.watch());
                 }
                 decided.open(&desk).await?;
                 tasks.spawn(desk.clone().watch_holders(PodResources::of(&args.node)));

@@ -126,6 +126,11 @@ impl Health {
         self.faults.iter().map(|(device, faults)| (device.as_str(), faults.as_slice()))
     }
 
+    /// Whether this is another boot of the machine than the last one.
+    pub fn is_other_boot(&self, run: &Run) -> bool {
+        self.run.as_ref().is_some_and(|before| before.boot != run.boot)
+    }
+
     /// Forgets the faults of devices that are no more; says of how many.
     pub fn forget(&mut self, is_gone: impl Fn(&str) -> bool) -> usize {
         let before = self.faults.len();

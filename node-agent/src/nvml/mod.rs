@@ -8,6 +8,7 @@ mod instances;
 mod links;
 mod mig;
 mod modes;
+pub mod probe;
 mod profile;
 mod raw;
 #[cfg(test)]
@@ -105,6 +106,8 @@ pub enum Error {
 pub struct Reading {
     /// The GPUs that answer, and those that have ceased to answer some questions, as they were before.
     pub inventory: Inventory,
+    /// UUIDs of those of them that have fallen off the bus.
+    pub lost: Vec<String>,
     /// One sentence for each GPU and each MIG device that does not.
     pub unreadable: Vec<String>,
 }
@@ -120,7 +123,7 @@ struct Unanswered {
 }
 
 /// Reads the GPUs through the library at `path`. `function` is asked by PCI address, and before NVML for what both know. A GPU of
-/// `before` that does not tell what it is stays what it was; any other is left out.
+/// `before` that does not tell what it is, or is lost, stays what it was; any other is left out.
 pub fn read(
     path: &Path,
     host_root: &Path,
@@ -131,12 +134,16 @@ pub fn read(
     let capabilities = Capabilities::of_host(host_root);
     let count = nvml.device_count().map_err(Error::Count)?;
     let mut reading = Reading::default();
-    let mut devices = Vec::new();
+    let (mut devices, mut lost) = (Vec::new(), Vec::new());
     for index in 0..count {
         let (device, gpu) = match identify(&nvml, index) {
             Ok(identified) => identified,
             Err(error) => {
                 reading.unreadable.push(format!("read GPU {index}: {error}"));
+                // Without an answer only its place tells which one it is.
+                lost.extend(
+                    before.iter().find(|gpu| gpu.index == index && matches!(error, NvmlError::GpuLost)).cloned(),
+                );
                 continue;
             }
         };
@@ -148,9 +155,12 @@ pub fn read(
             }
             Err(error) => {
                 reading.unreadable.push(error.to_string());
-                let is_lost = matches!(error.source, NvmlError::GpuLost);
-                let kept = before.iter().find(|gpu| gpu.uuid == uuid && !is_lost);
-                kept.map(|gpu| Gpu { index, ..gpu.clone() })
+                let kept = before.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| Gpu { index, ..gpu.clone() });
+                if matches!(error.source, NvmlError::GpuLost) {
+                    lost.extend(kept);
+                    continue;
+                }
+                kept
             }
         };
         if let Some(gpu) = described {
@@ -161,6 +171,10 @@ pub fn read(
     for (gpu, links) in reading.inventory.gpus.iter_mut().zip(links::between(&devices)) {
         gpu.links = links;
     }
+    lost.retain(|gpu| reading.inventory.gpus.iter().all(|other| other.uuid != gpu.uuid));
+    reading.lost = lost.iter().map(|gpu| gpu.uuid.clone()).collect();
+    reading.inventory.gpus.extend(lost);
+    reading.inventory.gpus.sort_by_key(|gpu| gpu.index);
     reading.inventory.driver_version = nvml.sys_driver_version().ok();
     reading.inventory.cuda_version =
         nvml.sys_cuda_driver_version().ok().map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));

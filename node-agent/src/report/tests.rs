@@ -22,12 +22,7 @@ fn hardware(driver: Driver) -> Hardware {
         ..Gpu::default()
     };
     let inventory = Inventory { gpus: vec![gpu(0), gpu(1)], ..Inventory::default() };
-    Hardware {
-        functions: 2,
-        machine: Machine::default(),
-        driver,
-        reading: Some(Reading { inventory, unreadable: Vec::new() }),
-    }
+    Hardware { functions: 2, driver, reading: Some(Reading { inventory, ..Reading::default() }), ..Hardware::default() }
 }
 
 fn config(document: &str) -> Instruction {
@@ -115,7 +110,7 @@ fn what_is_missing_is_the_reason_for_not_being_ready() {
 
 #[test]
 fn a_node_without_gpu_says_nothing_of_a_driver() {
-    let none = Hardware { functions: 0, machine: Machine::default(), driver: Driver::NotNeeded, reading: None };
+    let none = Hardware { driver: Driver::NotNeeded, ..Hardware::default() };
     let instruction = config("");
     let in_force = InForce::default().next(&instruction, None);
     let status = of_page(&Page::default(), &none, &in_force, &[]);

@@ -80,6 +80,33 @@ impl Node {
         Ok(())
     }
 
+    /// Takes the driver's library away.
+    pub fn remove_driver(&self) -> Result<()> {
+        Ok(fs::remove_file(self.library())?)
+    }
+
+    /// Installs another version of the driver.
+    pub fn upgrade_driver(&mut self, version: &str) -> Result<()> {
+        version.clone_into(&mut self.scenario.driver_version);
+        self.install_driver()
+    }
+
+    /// Loads the driver's kernel module anew.
+    pub fn load_module(&self) -> Result<()> {
+        let module = self.host_root().join("sys/module/nvidia");
+        // Made before the old one goes, so that it is another file.
+        let new = module.with_file_name("new");
+        fs::create_dir_all(&new)?;
+        Ok(fs::rename(new, module)?)
+    }
+
+    /// Gives the machine another boot.
+    pub fn reboot(&self, boot_id: &str) -> Result<()> {
+        let file = self.host_root().join("proc/sys/kernel/random/boot_id");
+        fs::create_dir_all(file.parent().context("the folder of the boot id")?)?;
+        Ok(fs::write(file, boot_id)?)
+    }
+
     /// Replaces the driver's library by its first `length` bytes.
     pub fn truncate_driver(&self, length: usize) -> Result<()> {
         let library = fs::read(&built()?.nvml).context("read the simulated NVML")?;

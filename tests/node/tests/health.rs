@@ -2,8 +2,12 @@
 
 use anyhow::{Context as _, Result};
 use gpunode_node_tests::{Lab, Node, until};
-use gpunode_scenario::{MigGroup, Scenario, Topology};
-use std::time::{Duration, Instant};
+use gpunode_scenario::{GpuState, MigGroup, RecoveryAction, ReturnCode, Scenario, Topology};
+use rustix::process::Signal;
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 const GPU: &str = "nvidia.com/gpu";
 const PART: &str = "nvidia.com/mig-3g.40gb";
@@ -81,6 +85,134 @@ async fn an_xid_of_a_mig_device_takes_out_that_one_and_one_of_the_gpu_all_of_the
     state.inject_xid(1, TIMEOUT)?;
     broken(&lab, PART, &[&parts[0], &parts[1]]).await?;
     assert_eq!(lab.kubelet.endpoint(GPU).healthy().len(), 1, "the other GPU has nothing to do with it");
+    Ok(())
+}
+
+/// A DGX-1 with a driver that tells no recovery action.
+fn with_old_driver() -> Result<Node> {
+    let mut scenario = Scenario::new("old", "Tesla V100-SXM2-32GB", 8, Topology::Dgx1Volta);
+    scenario.driver_version = "550.163.01".to_owned();
+    let node = Node::new(scenario)?;
+    node.reboot("first")?;
+    node.load_module()?;
+    Ok(node)
+}
+
+/// Lets the agent look at the GPUs, and waits until it has.
+async fn look(lab: &Lab) -> Result<()> {
+    let before = lab.agent.logged("the GPUs were looked at");
+    lab.agent.signal(Signal::HUP)?;
+    until("the GPUs were looked at", || (lab.agent.logged("the GPUs were looked at") > before).then_some(())).await
+}
+
+#[tokio::test]
+async fn a_gpu_is_whole_again_when_the_driver_asks_for_nothing_more() -> Result<()> {
+    let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    let state = lab.node.state()?;
+    state.set_recovery_action(3, RecoveryAction::GpuReset)?;
+    state.inject_xid(3, TIMEOUT)?;
+    broken(&lab, GPU, &[&uuids[3]]).await?;
+    lab.agent.logs("RecoveryPending").await?;
+    state.set_recovery_action(3, RecoveryAction::None)?;
+    // Of the XID only a look counts that comes a while after it.
+    broken(&lab, GPU, &[]).await?;
+    assert_eq!(lab.agent.logged("a device is broken"), 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_looks_show_takes_out_the_gpu_that_they_show_it_of_until_it_is_gone() -> Result<()> {
+    type Change = fn(&mut GpuState);
+    let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    let unknown = |state: &mut GpuState| {
+        state.failing.insert("nvmlDeviceGetMemoryInfo".to_owned(), ReturnCode::Unknown);
+    };
+    let troubles: [(&str, Change); 5] = [
+        ("Lost", |state| state.lost = true),
+        ("NotAnswering", unknown),
+        ("PageRetirementPending", |state| state.retired_pages.pending = true),
+        ("NvLinkDown", |state| state.links_down = vec![0]),
+        ("RecoveryPending", |state| state.recovery_action = RecoveryAction::DrainP2p),
+    ];
+    for (reason, trouble) in troubles {
+        lab.node.state()?.update_gpu(5, trouble)?;
+        lab.agent.signal(Signal::HUP)?;
+        broken(&lab, GPU, &[&uuids[5]]).await.context(reason)?;
+        lab.agent.logs(reason).await?;
+        lab.node.state()?.update_gpu(5, |state| *state = GpuState::default())?;
+        lab.agent.signal(Signal::HUP)?;
+        broken(&lab, GPU, &[]).await.context(reason)?;
+    }
+    assert_eq!(lab.kubelet.endpoint(GPU).registrations, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn memory_rows_that_wait_for_a_reset_take_out_the_gpu() -> Result<()> {
+    let lab = lab(divided()?, "mig: {strategy: Mixed}", PART, 2).await?;
+    let (parts, uuids) = (lab.node.mig_uuids()?.concat(), lab.node.uuids()?);
+    lab.node.state()?.update_gpu(1, |state| state.row_remap.pending = true)?;
+    lab.node.state()?.update_gpu(0, |state| state.row_remap.failed = true)?;
+    lab.agent.signal(Signal::HUP)?;
+    broken(&lab, PART, &[&parts[0], &parts[1]]).await?;
+    broken(&lab, GPU, &[&uuids[0]]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_recovery_action_a_fault_outlives_the_agent_until_a_reset_or_a_boot_is_seen() -> Result<()> {
+    let mut lab = lab(with_old_driver()?, "", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    lab.node.state()?.inject_xid(1, TIMEOUT)?;
+    lab.node.state()?.inject_xid(2, 79)?;
+    broken(&lab, GPU, &[&uuids[1], &uuids[2]]).await?;
+    let file = lab.node.state_dir().join("health.json");
+    until("the faults are saved", || fs::read_to_string(&file).ok().filter(|text| text.contains("79"))).await?;
+    let lists = lab.kubelet.messages(GPU).len();
+    lab.replace_agent().await?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.registrations == 2).await?;
+    look(&lab).await?;
+    broken(&lab, GPU, &[&uuids[1], &uuids[2]]).await?;
+    for list in lab.kubelet.messages(GPU).get(lists..).context("the lists of the second agent")? {
+        let healthy = |device: &&gpunode_node_tests::Device| device.health == "Healthy";
+        assert_eq!(list.devices.iter().filter(healthy).count(), 6, "nothing is whole because of a restart");
+    }
+    lab.node.load_module()?;
+    broken(&lab, GPU, &[&uuids[2]]).await?;
+    lab.node.reboot("second")?;
+    lab.replace_agent().await?;
+    broken(&lab, GPU, &[]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn manual_recovery_waits_for_a_person() -> Result<()> {
+    let lab = lab(Node::with_v100()?, "health: {recovery: Manual}", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    lab.node.state()?.lose(4)?;
+    lab.agent.signal(Signal::HUP)?;
+    broken(&lab, GPU, &[&uuids[4]]).await?;
+    lab.node.state()?.restore(4)?;
+    look(&lab).await?;
+    look(&lab).await?;
+    broken(&lab, GPU, &[&uuids[4]]).await?;
+    fs::write(lab.node.state_dir().join("recovered"), "")?;
+    lab.agent.signal(Signal::HUP)?;
+    broken(&lab, GPU, &[]).await?;
+    lab.agent.logs("as a person says").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_file_of_faults_that_tells_nothing_is_set_aside() -> Result<()> {
+    let node = Node::with_v100()?;
+    fs::create_dir_all(node.state_dir())?;
+    fs::write(node.state_dir().join("health.json"), "{")?;
+    let lab = lab(node, "", GPU, 8).await?;
+    lab.agent.logs("StateFileCorrupt").await?;
+    assert_eq!(fs::read_to_string(lab.node.state_dir().join("health.json.corrupt"))?, "{");
     Ok(())
 }
 

@@ -44,7 +44,8 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
         nvml::read(&library.folder().join("libnvidia-ml.so.1"), Path::new("/nowhere"), &[], function).unwrap();
     let machine = Machine { product: Some("PowerEdge-XE9680".to_owned()), vgpu: None };
     let functions = reading.inventory.gpus.len();
-    let hardware = Hardware { functions, machine, driver: Driver::Answers, reading: Some(reading) };
+    let hardware =
+        Hardware { functions, machine, driver: Driver::Answers, reading: Some(reading), ..Hardware::default() };
     let in_force = InForce::default().next(&config(document.unwrap_or_default()), hardware.inventory());
     assert_eq!(in_force.rejected, None);
     let mut books = Books::default();

@@ -48,6 +48,8 @@ pub struct GpuState {
     pub retired_pages: RetiredPages,
     /// Rows out of use (Ampere and newer).
     pub row_remap: RowRemap,
+    /// Ports of `NVLinks` that are connected and down.
+    pub links_down: Vec<u32>,
     /// What the driver asks for to bring the GPU back.
     pub recovery_action: RecoveryAction,
 }
