@@ -7,7 +7,7 @@ use crate::{
     cli::NodeArgs,
     desk::Desk,
     gpu_node::Report,
-    hardware::Hardware,
+    hardware::{Driver, Hardware},
     in_force::{InForce, Instruction},
     kubelet::Registered,
     plugins::Plugins,
@@ -125,6 +125,7 @@ impl<'a> Decided<'a> {
     fn check_driver(&mut self, hardware: Option<&Hardware>) -> Result<()> {
         let Some(hardware) = hardware else { return Ok(()) };
         match hardware.driver.problem() {
+            None if hardware.driver == Driver::Released => {}
             None => self.driver_answered = true,
             Some(problem) if !self.driver_answered && self.in_force.fail_on_init_error() => {
                 bail!("{problem} (failOnInitError is on)")

@@ -12,18 +12,16 @@ use crate::{
     handover,
     hardware::{Hardware, Place, watch_hardware},
     metrics::Metrics,
-    pci::nvidia_functions,
     release::Release,
     report::{Facts, Identity, status},
     retire::retire,
     signals::{Asked, Signals},
 };
 use anyhow::{Context as _, Result, bail};
-use kube::Client;
 use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
-    task::{JoinSet, spawn_blocking},
+    task::JoinSet,
     time::{MissedTickBehavior, interval},
 };
 use tracing::info;
@@ -44,25 +42,15 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);
     let (seen, mut gpu_node) = watch::channel(Seen::Unknown);
-    let (reports, to_report) = watch::channel(None);
-    let follow = |tasks: &mut JoinSet<()>, client: Client| {
-        tasks.spawn(watch_gpu_node(client.clone(), args.node_name.clone(), seen.clone()));
-        tasks.spawn(write_reports(client, args.node_name.clone(), to_report.clone(), seen.subscribe()));
-    };
-    let host_root = args.host.host_root.clone();
-    let mut reporting = spawn_blocking(move || !nvidia_functions(&host_root).is_empty()).await?;
-    let mut release = Release::never();
-    if reporting {
-        // Before the driver is asked it has to be known whether it may be.
-        follow(&mut tasks, connect().await?);
-        release = Release::of(gpu_node.clone());
-    }
+    let release = Release::new(Some(gpu_node.clone()), &args.host.state_dir);
     tasks.spawn(watch_hardware(Place::of(&args), found, look_again.clone(), release, None));
 
     let (pages, mut page) = watch::channel(None);
     tasks.spawn(retire(args.clone(), hardware.clone(), pages));
     let mut check_lock = interval(CHECK_LOCK);
     check_lock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (reports, to_report) = watch::channel(None);
+    let mut reporting = false;
     loop {
         tokio::select! {
             asked = signals.next() => match asked {
@@ -80,7 +68,9 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         let (answering, silent) = hardware.counts();
         metrics.set_found(answering, silent);
         if hardware.has_gpus() && !reporting {
-            follow(&mut tasks, connect().await?);
+            let client = connect().await?;
+            tasks.spawn(watch_gpu_node(client.clone(), args.node_name.clone(), seen.clone()));
+            tasks.spawn(write_reports(client, args.node_name.clone(), to_report.clone(), gpu_node.clone()));
             reporting = true;
         }
         let governed = match &*gpu_node.borrow_and_update() {

@@ -219,7 +219,6 @@ pub async fn watch_hardware(
     let place = Arc::new(place);
     let mut retry = MIN_RETRY;
     let mut before = None;
-    release.is_known().await;
     loop {
         let looking = place.clone();
         let traces = answer(move || looking.traces()).await;
@@ -230,7 +229,10 @@ pub async fn watch_hardware(
         if release.is_on() {
             before = None;
             let_go(&place, &found).await;
-            release.is_over().await;
+            release.note(true).await;
+            release.is(false).await;
+            release.note(false).await;
+            info!("the GPUs are not released any more");
             continue;
         }
         let (traces, hardware) = look(&place, &found).await;
@@ -252,7 +254,7 @@ pub async fn watch_hardware(
             let pause = next.map_or(RECHECK, |next| RECHECK.min(next.duration_since(Instant::now())));
             let asked = tokio::select! {
                 () = look_again.notified() => true,
-                () = release.is_asked() => true,
+                () = release.is(true) => true,
                 () = sleep(pause) => false,
             };
             if asked || next.is_some_and(|next| Instant::now() >= next) {

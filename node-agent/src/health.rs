@@ -9,6 +9,7 @@ use crate::{
     books::Ailments,
     channel::send_if_new,
     desk::Desk,
+    events::{Kind, Notices},
     gpu_node::Seen,
     hardware::{Driver, Hardware, Place},
     nvml::{
@@ -18,7 +19,7 @@ use crate::{
 };
 use gpunode_config::Health as Rules;
 use gpunode_crds::MpsDaemonState;
-use gpunode_gpu::{Answer, Gpu, HealthObservation as Observation, Inventory, Transition, Trouble};
+use gpunode_gpu::{Answer, Device, Gpu, HealthObservation as Observation, Inventory, Transition, Trouble};
 use jiff::Timestamp;
 use looks::{Found, Looks, SETTLE};
 use std::{
@@ -56,6 +57,8 @@ pub struct Sources {
     pub gpu_node: watch::Receiver<Seen>,
     /// Who gives devices out.
     pub desk: Arc<Desk>,
+    /// Who is told.
+    pub notices: Notices,
 }
 
 /// Keeps track of the health of the node's devices.
@@ -78,7 +81,10 @@ pub struct Keeper {
 impl Keeper {
     /// Takes over what an earlier agent knew, and tells the desk.
     pub async fn open(sources: Sources) -> Self {
-        let (known, _) = store::load(&sources.state_dir).await;
+        let (known, problem) = store::load(&sources.state_dir).await;
+        if let Some(problem) = problem {
+            sources.notices.tell(Kind::StateFileCorrupt, &problem);
+        }
         let mut keeper = Self {
             looks: Looks::new(sources.place.clone(), sources.state_dir.clone()),
             sources,
@@ -222,7 +228,9 @@ impl Keeper {
         let silent = |device: &str| {
             daemons.iter().any(|daemon| daemon.device == device && daemon.state == MpsDaemonState::NotAnswering)
         };
-        let died: Vec<String> = self.answered.iter().filter(|device| silent(device)).cloned().collect();
+        // One that ends as the GPUs are released has not died.
+        let released = self.sources.hardware.borrow().as_ref().is_some_and(|found| found.driver == Driver::Released);
+        let died: Vec<String> = self.answered.iter().filter(|device| silent(device) && !released).cloned().collect();
         let over: Vec<String> = self
             .known
             .health
@@ -312,13 +320,40 @@ impl Keeper {
     fn say(&self, transition: &Transition, rules: &Rules) {
         let Transition { device, fault, began } = transition;
         let (reason, meaning) = (words::reason(fault.trouble).as_str(), words::meaning(fault));
+        let name = self.name(device);
         if *began {
             let (action, waits_for) = (fault.action().advice(), fault.waits_for(rules));
-            warn!(device, reason, xid = fault.xid, meaning, action, waits_for, "a device is broken");
+            let holders = self.holders(device).join(", ");
+            warn!(device, name, reason, xid = fault.xid, meaning, action, waits_for, holders, "a device is broken");
+            let held = if holders.is_empty() { String::new() } else { format!("; held by {holders}") };
+            let note = format!("{name} ({device}): {meaning}; {action}; it waits for: {waits_for}{held}");
+            self.sources.notices.tell(Kind::GpuUnhealthy, &note);
         } else {
             let healthy = self.known.health.gravest(&[device]).is_none();
-            info!(device, reason, xid = fault.xid, meaning, healthy, "what was wrong with a device is over");
+            info!(device, name, reason, xid = fault.xid, meaning, healthy, "what was wrong with a device is over");
+            if healthy {
+                self.sources.notices.tell(Kind::GpuHealthy, &format!("{name} ({device}) is whole again: {meaning}"));
+            }
         }
+    }
+
+    /// What people call a device: `GPU 3`, or `GPU 3:1` for a MIG device of it.
+    fn name(&self, device: &str) -> String {
+        let hardware = self.sources.hardware.borrow().clone();
+        let devices = hardware.as_deref().and_then(Hardware::inventory).map(Device::all).unwrap_or_default();
+        let known = devices.iter().find(|known| known.uuid == device);
+        known.map_or_else(|| "a GPU that has left the node".to_owned(), |known| format!("GPU {}", known.index()))
+    }
+
+    /// Pods that hold something of a device, or of a MIG device of it.
+    fn holders(&self, device: &str) -> Vec<String> {
+        let hardware = self.sources.hardware.borrow().clone();
+        let gpus = hardware.as_deref().and_then(Hardware::inventory).map_or(&[][..], |inventory| &inventory.gpus);
+        let parts = gpus.iter().filter(|gpu| gpu.uuid == device).flat_map(|gpu| &gpu.mig_devices);
+        let hit: BTreeSet<&str> = parts.map(|mig| mig.uuid.as_str()).chain([device]).collect();
+        let holders = self.sources.desk.holders().into_iter().filter(|holder| hit.contains(holder.device.as_str()));
+        let pods: BTreeSet<String> = holders.map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
+        pods.into_iter().collect()
     }
 
     fn tell(&self) {

@@ -16,6 +16,7 @@ mod directory;
 mod discover;
 mod driver_events;
 mod driver_root;
+mod events;
 mod file_id;
 mod gpu_node;
 mod handover;

@@ -9,9 +9,10 @@ use crate::{
     desk::{self, Desk},
     directory::Directory,
     driver_events::DriverEvents,
+    events::Notices,
     gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
     handover::NodeLock,
-    hardware::{Hardware, Place, watch_hardware},
+    hardware::{Driver, Hardware, Place, watch_hardware},
     health,
     in_force::Instruction,
     kubelet::{Kubelet, Registered},
@@ -54,18 +55,21 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let (found, mut hardware) = watch::channel(None);
     let (driver_events, reported) = DriverEvents::new();
     let (seen, gpu_node) = watch::channel(Seen::Unknown);
-    let release = if args.config.is_some() { Release::never() } else { Release::of(gpu_node.clone()) };
+    let release = Release::new(args.config.is_none().then(|| gpu_node.clone()), &args.node.host.state_dir);
     let watched = watch_hardware(Place::of(&args.node), found, look_again.clone(), release, Some(driver_events));
     tasks.spawn(watched);
 
     let (instructions, mut instructed) = watch::channel(Instruction::Unknown);
     let (reports, to_report) = watch::channel(None);
-    let (mut saved, mut node) = (None, None);
+    let (mut saved, mut node, mut notices) = (None, None, Notices::default());
     if let Some(path) = &args.config {
         instructions.send_replace(config_file::read_first(path)?);
     } else {
         let client = connect().await.context("run without --config FILE")?;
         node = Some(NodeReader::new(client.clone(), args.node.node_name.clone()));
+        let told;
+        (notices, told) = Notices::new();
+        tasks.spawn(told.publish(client.clone(), args.node.node_name.clone(), args.node.pod_name.clone()));
         saved = Some(follow_operator(&mut tasks, client, &args.node, seen, instructions.clone(), to_report));
     }
 
@@ -94,6 +98,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         rules: rules.subscribe(),
         gpu_node,
         desk: desk.clone(),
+        notices,
     };
     let mut sources = Some(sources);
     let mut lock = pin!(NodeLock::take(&args.node.host.state_dir));
@@ -164,8 +169,11 @@ fn readiness_of(
     if !holds_lock {
         return Err("WaitingForPredecessor: another agent of this node is registered".to_owned());
     }
-    if hardware.is_none() {
-        return Err("the hardware has not been looked at yet".to_owned());
+    match hardware.map(|hardware| &hardware.driver) {
+        None => return Err("the hardware has not been looked at yet".to_owned()),
+        // It does what it was asked for, and offers nothing.
+        Some(Driver::Released) => return Ok(()),
+        Some(_) => {}
     }
     if !decided.config_known() {
         return Err("the API server has not said yet what the configuration is".to_owned());

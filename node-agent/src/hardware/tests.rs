@@ -1,7 +1,12 @@
 //! Looking again, with the simulated library and a clock that does not wait.
 
 use super::*;
-use crate::nvml::tests::Driver as Library;
+use crate::{
+    gpu_node::{Seen, SeenGpuNode},
+    nvml::tests::Driver as Library,
+};
+use gpunode_crds::{GpuNode, GpuNodeSpec};
+use kube::core::ApiResource;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
@@ -41,8 +46,12 @@ impl Host {
     }
 
     fn watch(&self) -> watch::Receiver<Option<Arc<Hardware>>> {
+        self.watch_with(Release::new(None, self.root.path()))
+    }
+
+    fn watch_with(&self, release: Release) -> watch::Receiver<Option<Arc<Hardware>>> {
         let (found, seen) = watch::channel(None);
-        tokio::spawn(watch_hardware(self.place(), found, Arc::new(Notify::new()), Release::never(), None));
+        tokio::spawn(watch_hardware(self.place(), found, Arc::new(Notify::new()), release, None));
         seen
     }
 }
@@ -121,4 +130,38 @@ fn instances_are_a_trace() {
     let before = host.place().traces();
     host.capability("gpu1/mig/gi0/ci0");
     assert_ne!(host.place().traces(), before);
+}
+
+fn gpu_node(release: bool) -> Seen {
+    let spec = GpuNodeSpec { release, ..GpuNodeSpec::default() };
+    Seen::Present(Arc::new(SeenGpuNode::new("node", &ApiResource::erase::<GpuNode>(&()), spec)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_gpus_are_released_nobody_is_asked_and_what_was_found_stays() {
+    let host = Host::new(UNDIVIDED);
+    let (say, said) = watch::channel(gpu_node(false));
+    let mut seen = host.watch_with(Release::new(Some(said), host.root.path()));
+    let before = wait_for(&mut seen, |found| found.driver == Driver::Answers).await;
+    say.send_replace(gpu_node(true));
+    let released = wait_for(&mut seen, |found| found.driver == Driver::Released).await;
+    assert_eq!((released.inventory(), released.problem()), (before.inventory(), None));
+    host.library.scenario(DIVIDED);
+    sleep(RECHECK * 10).await;
+    assert!(!seen.has_changed().unwrap(), "nobody looks");
+
+    // Nor does an agent that starts then, before the API server says anything.
+    let (later, said) = watch::channel(Seen::Unknown);
+    let mut started = host.watch_with(Release::new(Some(said), host.root.path()));
+    let first = wait_for(&mut started, |_| true).await;
+    assert_eq!((first.driver, first.functions, first.reading), (Driver::Released, 2, None));
+
+    say.send_replace(gpu_node(false));
+    later.send_replace(gpu_node(false));
+    for seen in [&mut seen, &mut started] {
+        wait_for(seen, |found| found.driver == Driver::Answers && parts(found) == 1).await;
+    }
+    let (_later, said) = watch::channel(Seen::Unknown);
+    let mut next = host.watch_with(Release::new(Some(said), host.root.path()));
+    wait_for(&mut next, |found| found.driver == Driver::Answers).await;
 }

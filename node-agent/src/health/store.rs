@@ -45,32 +45,32 @@ struct File {
     content: Content,
 }
 
-/// Reads what an earlier agent left, and whether it could: a file that tells nothing is set aside.
-pub async fn load(state_dir: &Path) -> (Content, bool) {
+/// Reads what an earlier agent left. A file that tells nothing is set aside, and the second value says so.
+pub async fn load(state_dir: &Path) -> (Content, Option<String>) {
     let path = state_dir.join(FILE);
     match timeout(READ_TIMEOUT, spawn_blocking(move || read(&path))).await {
         Ok(Ok(read)) => read,
         Ok(Err(_)) | Err(_) => {
             warn!(file = %state_dir.join(FILE).display(), "read what was broken: no answer from the disk; every fault is forgotten");
-            (Content::default(), true)
+            (Content::default(), None)
         }
     }
 }
 
-fn read(path: &Path) -> (Content, bool) {
+fn read(path: &Path) -> (Content, Option<String>) {
     let text = match fs::read(path) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return (Content::default(), true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return (Content::default(), None),
         Err(error) => {
             warn!(%error, file = %path.display(), "read what was broken; every fault is forgotten");
-            return (Content::default(), true);
+            return (Content::default(), None);
         }
     };
     match parse(&text) {
-        Ok(content) => (content, true),
+        Ok(content) => (content, None),
         Err(error) => {
             atomic_file::set_aside(path, &error);
-            (Content::default(), false)
+            (Content::default(), Some(format!("{} tells nothing and is set aside: {error}", path.display())))
         }
     }
 }
@@ -135,7 +135,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_broken_outlives_the_agent() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(load(folder.path()).await, (Content::default(), true));
+        assert_eq!(load(folder.path()).await, (Content::default(), None));
         let (keep, kept) = watch::channel(Content::default());
         tokio::spawn(write(folder.path().to_owned(), Content::default(), kept));
         keep.send_replace(broken());
@@ -153,7 +153,8 @@ mod tests {
         let path = folder.path().join(FILE);
         for text in ["", "{", r#"{"version":2,"health":{"faults":{},"run":null,"seen":0}}"#] {
             fs::write(&path, text).unwrap();
-            assert_eq!(read(&path), (Content::default(), false), "{text}");
+            let (content, problem) = read(&path);
+            assert!(content == Content::default() && problem.is_some(), "{text}");
             assert_eq!(fs::read_to_string(folder.path().join("health.json.corrupt")).unwrap(), text);
         }
     }

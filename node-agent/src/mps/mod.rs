@@ -28,6 +28,7 @@ use crate::{
     metrics::Metrics,
     one_thread::OneThread,
     podresources::PodResources,
+    release,
     signals::{Asked, Signals},
 };
 use anyhow::{Context as _, Result};
@@ -180,7 +181,11 @@ impl Supervisor {
     async fn read(&mut self) -> Result<Read, String> {
         let reading = self.reading.get_or_insert_with(|| {
             let (state_dir, mps_dir) = (self.args.host.state_dir.clone(), self.args.host.mps_dir.clone());
-            spawn_blocking(move || (assignments::read(&state_dir), Place::all(&mps_dir)))
+            spawn_blocking(move || {
+                // Daemons of released GPUs end with their last client.
+                let wanted = |all: Assignments| if release::is_noted(&state_dir) { Assignments::new() } else { all };
+                (assignments::read(&state_dir).map(wanted), Place::all(&mps_dir))
+            })
         });
         let Ok(read) = timeout(READ_TIMEOUT, reading).await else {
             return Err(format!("read the assignments: no answer from the file system within {READ_TIMEOUT:?}"));

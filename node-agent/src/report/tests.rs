@@ -2,13 +2,13 @@ mod labels;
 
 use super::*;
 use crate::{
+    books::Ailments,
     hardware::Driver,
     in_force::{Candidate, Instruction},
-    machine::Machine,
     nvml::Reading,
     plugin::Offer,
 };
-use gpunode_crds::{Architecture, MpsDaemon, MpsDaemonState, OfferedDevice};
+use gpunode_crds::{Architecture, FaultReason, HealthState, MpsDaemon, MpsDaemonState, OfferedDevice};
 use gpunode_gpu::{Gpu, Inventory, ResourceList, Share, Waiting};
 use std::sync::Arc;
 
@@ -236,4 +236,34 @@ fn a_condition_keeps_its_time_while_its_status_stays() {
     assert_eq!(times(&changed), [at(3), at(3)]);
     let other_reason = after(&changed, Driver::Missing("gone".to_owned()), 4);
     assert_eq!(times(&other_reason), [at(3), at(3)]);
+}
+
+#[test]
+fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
+    let (hardware, in_force) = offered();
+    let mut health = gpunode_gpu::Health::default();
+    let broken = "GPU-1".to_owned();
+    let at = Timestamp::from_second(7).unwrap();
+    health.observe(gpunode_gpu::HealthObservation::Xid(broken, 79), &gpunode_config::Health::default(), at);
+    let looked = Ailments { faults: Some(health.into()), ..Ailments::default() };
+    let status = of_page(&Page { ailments: looked, ..page() }, &hardware, &in_force, &["nvidia.com/gpu"]);
+    let state = |gpu: usize| status.gpus[gpu].health.as_ref().map(|health| health.state);
+    assert_eq!([state(0), state(1)], [Some(HealthState::Healthy), Some(HealthState::Unhealthy)]);
+    let health = status.gpus[1].health.clone().unwrap();
+    assert_eq!((health.reason, health.xid, health.since), (Some(FaultReason::Xid), Some(79), Some(Time(at))));
+    assert_eq!(health.message.as_deref(), Some("XID 79: GPU has fallen off the bus"));
+    assert!(health.action.is_some_and(|action| action.starts_with("restart the machine")));
+    assert!(health.waits_for.is_some_and(|waits| waits.contains("a restart of the machine")));
+    let unknown = of_page(&page(), &hardware, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(unknown.gpus[1].health, None, "nobody has looked");
+}
+
+#[test]
+fn a_released_node_says_so_and_keeps_what_it_has() {
+    let (mut hardware, in_force) = offered();
+    let before = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
+    hardware.driver = Driver::Released;
+    let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(verdicts(&status)[..2], ["Ready=False Released", "DriverAvailable=False Released"]);
+    assert_eq!((&status.gpus, &status.hardware), (&before.gpus, &before.hardware));
 }

@@ -1,6 +1,7 @@
 //! From the hardware of simulated nodes to their labels: what the agent reports is all that the operator needs.
 
 use super::*;
+use crate::machine::Machine;
 use crate::{
     books::{Books, tests::nothing_held},
     mps::seen::Answers,
