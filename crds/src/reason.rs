@@ -120,6 +120,12 @@ pub enum Reason {
     ProgressDeadlineExceeded,
     /// A node failed with the new configuration, so no further node gets it.
     RolloutStopped,
+    /// A pod was evicted, since it held a broken device.
+    PodEvicted,
+    /// A pod is to be evicted, since it holds a broken device, and may not be yet.
+    EvictionRefused,
+    /// A pod was deleted that its node had rejected.
+    RejectedPodDeleted,
     /// The agents of the node have let go of its GPUs, as a label of the node asks.
     Released,
     /// A value that a person wrote cannot be read.
