@@ -11,6 +11,8 @@ mod watches;
 mod work;
 mod workers;
 
+#[cfg(test)]
+pub use cache::Change;
 pub use cache::Write;
 pub use notice::Notice;
 pub use queue::{Done, Queue};

@@ -35,7 +35,7 @@ pub async fn evict_pods(parts: &Parts<'_>) {
     .await;
 }
 
-async fn pass(parts: &Parts<'_>, key: &HolderKey) -> Done {
+pub async fn pass(parts: &Parts<'_>, key: &HolderKey) -> Done {
     let Some(eviction) = parts.controller.with_index(|index, _, _| index.eviction(key).cloned()) else {
         return Done::Settled;
     };
@@ -95,6 +95,8 @@ async fn evict(pods: &Api<Readable<Pod>>, key: &HolderKey, eviction: &Eviction) 
         delete_options: Some(only(pod.uid(), pod.resource_version())),
     };
     match pods.create_subresource::<_, Status>("eviction", name, &PostParams::default(), &request).await {
+        // With several budgets for one pod the API server answers 201, and means 500.
+        Ok(status) if status.is_failure() => Ok(Outcome::Refused(pod.object_ref(&()), Box::new(status))),
         Ok(_) => Ok(Outcome::Evicted(pod.object_ref(&()))),
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Outcome::NotThere),
         Err(kube::Error::Api(status)) if status.is_conflict() => Ok(Outcome::Changed),

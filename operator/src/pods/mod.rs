@@ -52,3 +52,6 @@ fn notice(pod: ObjectReference, node: &str, reason: Reason, message: String) -> 
     let is_warning = reason != Reason::RejectedPodDeleted;
     Notice { about: pod, node: Some(node.to_owned()), is_warning, reason: reason.as_str().to_owned(), message }
 }
+
+#[cfg(test)]
+mod tests;

@@ -52,13 +52,13 @@ pub async fn delete_rejected_pods(parts: &Parts<'_>) {
 }
 
 /// The rejected pods of the cluster: at most as many as its control plane leaves there (`--terminated-pod-gc-threshold`).
-struct Rejected {
+pub struct Rejected {
     pods: Mutex<HashMap<PodName, RejectedPod>>,
     queue: Queue<PodName>,
 }
 
 impl Rejected {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self { pods: Mutex::new(HashMap::new()), queue: Queue::new() }
     }
 
@@ -80,7 +80,7 @@ impl Rejected {
     }
 
     /// Takes in what the watch says. `listed` are the pods of a list that comes in.
-    fn take(&self, event: Event<Readable<Pod>>, listed: &mut HashSet<PodName>) {
+    pub fn take(&self, event: Event<Readable<Pod>>, listed: &mut HashSet<PodName>) {
         match event {
             Event::Apply(pod) => drop(self.put(pod)),
             Event::Delete(pod) => drop(self.lock().remove(&name(&pod))),
@@ -115,7 +115,7 @@ impl Rejected {
         }
     }
 
-    async fn pass(&self, parts: &Parts<'_>, name: &PodName) -> Done {
+    pub async fn pass(&self, parts: &Parts<'_>, name: &PodName) -> Done {
         let Some(pod) = self.lock().get(name).cloned() else { return Done::Settled };
         if !parts.controller.with_index(|index, now, _| index.is_to_go(&pod, now)) {
             return Done::Again(Instant::now() + AGAIN);
