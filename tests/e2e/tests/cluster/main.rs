@@ -5,6 +5,7 @@
 mod admission;
 mod bad_input;
 mod conflict;
+mod evicted;
 mod eviction;
 mod faults;
 mod gitops;
@@ -18,6 +19,7 @@ mod pods;
 mod policies_together;
 mod policy;
 mod quiet;
+mod rejected;
 mod removal;
 mod rollout;
 mod samples;
