@@ -8,6 +8,7 @@ mod books;
 mod channel;
 mod checkpoint;
 mod cli;
+mod clock;
 mod config_file;
 mod decided;
 mod desk;

@@ -113,8 +113,8 @@ impl Plugins {
         std::future::pending().await
     }
 
-    /// Stops every server and removes its socket.
-    pub async fn stop(mut self) {
+    /// Stops every server and removes its socket. Offers may be put again afterwards.
+    pub async fn withdraw(&mut self) {
         for running in self.running.values() {
             running.stop.send_replace(true);
         }
@@ -123,6 +123,7 @@ impl Plugins {
             warn!("device plugin servers did not stop in time");
             self.tasks.shutdown().await;
         }
+        self.running.clear();
     }
 }
 
@@ -179,7 +180,7 @@ mod tests {
         settle(&mut plugins).await;
         assert_eq!((plugins.tasks.len(), plugins.running.len()), (1, 1));
         assert_ne!(plugins.running.values().next().unwrap().task, old);
-        plugins.stop().await;
+        plugins.withdraw().await;
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use crate::{
     desk::{self, Desk},
     directory::Directory,
     gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
-    handover::NodeLock,
+    handover::{Handover, Turn, Who, watch_own_socket},
     hardware::{Hardware, Place, watch_hardware},
     in_force::Instruction,
     kubelet::{Kubelet, Registered},
@@ -26,9 +26,9 @@ use crate::{
 };
 use anyhow::{Context as _, Result, bail};
 use kube::Client;
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Notify, mpsc, watch},
     task::JoinSet,
     time::{MissedTickBehavior, interval},
 };
@@ -36,6 +36,30 @@ use tracing::info;
 
 /// Pause after a configuration or assignments that could not be saved.
 const SAVE_RETRY: Duration = Duration::from_mins(1);
+
+/// What an agent says that only waits for its end.
+const LET_GO: &str = "LetGo: another agent of this node has taken over";
+
+/// This agent's turn as the one that is registered.
+enum Tenure {
+    /// It is still another's.
+    Awaited,
+    /// It is this agent's, and these tasks belong to it.
+    Held(JoinSet<()>),
+    /// It is another's again.
+    Ended,
+}
+
+impl Tenure {
+    /// A task that ends although it should not.
+    async fn failed(&mut self) -> String {
+        let ended = match self {
+            Self::Held(tasks) => tasks.join_next().await,
+            Self::Awaited | Self::Ended => std::future::pending().await,
+        };
+        format!("{ended:?}")
+    }
+}
 
 /// Runs until SIGTERM.
 pub async fn run(args: RunArgs) -> Result<()> {
@@ -45,7 +69,8 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
     let metrics = Metrics::new();
     let listener = admin::bind(args.node.host.admin_address).await?;
-    tasks.spawn(admin::serve(listener, ready, metrics.clone()));
+    let (liveness, live) = watch::channel(Ok(()));
+    tasks.spawn(admin::serve(listener, ready.clone(), live, metrics.clone()));
 
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);
@@ -77,8 +102,14 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let mut registered = plugins.registered();
 
     let mut decided = Decided::new(&args.node, saved);
-    let mut lock = pin!(NodeLock::take(&args.node.host.state_dir));
-    let mut held: Option<NodeLock> = None;
+    let (fitness, fit) = watch::channel(None);
+    let (turns, mut turn) = mpsc::channel(1);
+    let served = watch::Sender::default();
+    let state_dir = args.node.host.state_dir.clone();
+    tasks.spawn(watch_own_socket(state_dir.clone(), served.subscribe(), liveness));
+    let who = Who { version: env!("CARGO_PKG_VERSION").to_owned(), pod: args.node.pod_uid.clone() };
+    tasks.spawn(Handover { state_dir, who, fitness: fit, ready, turns, served }.follow());
+    let mut tenure = Tenure::Awaited;
     let mut save_retry = interval(SAVE_RETRY);
     save_retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -94,13 +125,24 @@ pub async fn run(args: RunArgs) -> Result<()> {
                     }
                 }
             },
-            taken = &mut lock, if held.is_none() => {
-                held = Some(taken.context("take the lock of this node")?);
-                remove_stale_sockets(&args.node.device_plugin_dir);
-                decided.open(&desk).await?;
-                tasks.spawn(desk.clone().watch_holders(PodResources::of(&args.node)));
-                tasks.spawn(desk.clone().watch_daemons());
-            }
+            Some(turn) = turn.recv() => match turn {
+                Turn::Hold => {
+                    remove_stale_sockets(&args.node.device_plugin_dir);
+                    decided.open(&desk).await?;
+                    tenure = Tenure::Held(observe(&desk, &args.node));
+                }
+                Turn::LetGo(done) => {
+                    tenure = Tenure::Ended;
+                    _ = readiness.send_replace(Err(LET_GO.to_owned()));
+                    reports.send_replace(None);
+                    plugins.withdraw().await;
+                    decided.close(&desk);
+                    // Who does not wait for it any more has ended.
+                    _ = done.send(());
+                }
+                Turn::Answer(done) => _ = done.send(()),
+                Turn::Fail(error) => return Err(error).context("take the lock of this node"),
+            },
             _ = save_retry.tick(), if decided.is_unsaved() => {}
             _ = hardware.changed() => {}
             _ = instructed.changed() => {}
@@ -108,6 +150,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
             _ = registered.changed() => evaluate = false,
             name = plugins.failed() => bail!("offer {name}: its state machine ended"),
             ended = tasks.join_next() => bail!("a task ended that should not: {ended:?}"),
+            ended = tenure.failed() => bail!("a task ended that should not: {ended}"),
         }
         // Not marked as seen: what has not been evaluated is yet to be.
         let hardware = hardware.borrow().clone();
@@ -119,25 +162,37 @@ pub async fn run(args: RunArgs) -> Result<()> {
         decided.publish(&desk, &mut plugins).await;
         let registered = registered.borrow().clone();
         decided.log_problem(&registered);
-        send_if_new(&readiness, readiness_of(held.is_some(), hardware.as_deref(), &decided, &registered));
+        send_if_new(&fitness, decided.fitness(hardware.as_deref()));
+        send_if_new(&readiness, readiness_of(&tenure, hardware.as_deref(), &decided, &registered));
         if let Some(report) = hardware.and_then(|hardware| decided.report(&hardware, &registered)) {
             send_if_new(&reports, Some(report));
         }
     }
     info!("stopping");
-    plugins.stop().await;
-    drop(held);
+    plugins.withdraw().await;
     Ok(())
 }
 
+/// Follows what changes beside the agent while it holds the lock.
+fn observe(desk: &Arc<Desk>, args: &NodeArgs) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    tasks.spawn(desk.clone().watch_holders(PodResources::of(args)));
+    tasks.spawn(desk.clone().watch_daemons());
+    tasks
+}
+
 fn readiness_of(
-    holds_lock: bool,
+    tenure: &Tenure,
     hardware: Option<&Hardware>,
     decided: &Decided<'_>,
     registered: &Registered,
 ) -> Readiness {
-    if !holds_lock {
-        return Err("WaitingForPredecessor: another agent of this node is registered".to_owned());
+    match tenure {
+        Tenure::Awaited => {
+            return Err("WaitingForPredecessor: another agent of this node is registered".to_owned());
+        }
+        Tenure::Ended => return Err(LET_GO.to_owned()),
+        Tenure::Held(_) => {}
     }
     if hardware.is_none() {
         return Err("the hardware has not been looked at yet".to_owned());

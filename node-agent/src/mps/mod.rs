@@ -94,7 +94,7 @@ pub async fn supervise(args: MpsArgs) -> Result<()> {
     let address = args.host.admin_address;
     let listener = admin::bind(address).await?;
     let metrics = Metrics::new();
-    let mut serving = tokio::spawn(admin::serve(listener, ready.clone(), metrics.clone()));
+    let mut serving = tokio::spawn(admin::serve(listener, ready.clone(), admin::always_live(), metrics.clone()));
 
     let mps_dir = args.host.mps_dir.clone();
     let locked = spawn_blocking(move || lock(&mps_dir));
@@ -112,7 +112,10 @@ pub async fn supervise(args: MpsArgs) -> Result<()> {
             _ = readiness.send_replace(supervisor.readiness());
             if serving.is_finished() {
                 match admin::bind(address).await {
-                    Ok(listener) => serving = tokio::spawn(admin::serve(listener, ready.clone(), metrics.clone())),
+                    Ok(listener) => {
+                        serving =
+                            tokio::spawn(admin::serve(listener, ready.clone(), admin::always_live(), metrics.clone()));
+                    }
                     Err(error) => warn!(reason = format!("{error:#}"), "/livez and /readyz are not served"),
                 }
             }

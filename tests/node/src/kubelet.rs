@@ -29,6 +29,7 @@ use std::{
     os::unix::fs::FileTypeExt as _,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 use tokio::{net::UnixListener, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -44,6 +45,8 @@ struct State {
     endpoints: BTreeMap<String, Endpoint>,
     clients: BTreeMap<String, (Client, JoinHandle<()>)>,
     messages: BTreeMap<String, Vec<ListMessage>>,
+    /// When streams ended, by resource.
+    ends: BTreeMap<String, Vec<Instant>>,
     refusals: usize,
     pods: Pods,
     pod_resources: PodResourcesAnswer,
@@ -132,6 +135,11 @@ impl FakeKubelet {
     /// Every list of a resource since the test began.
     pub fn messages(&self, resource: &str) -> Vec<ListMessage> {
         self.lock().messages.get(resource).cloned().unwrap_or_default()
+    }
+
+    /// When the plugin of a resource ended its stream, each time since the test began.
+    pub fn ends(&self, resource: &str) -> Vec<Instant> {
+        self.lock().ends.get(resource).cloned().unwrap_or_default()
     }
 
     /// Ids of a resource that containers hold.

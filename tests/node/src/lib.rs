@@ -13,7 +13,7 @@ mod namespace;
 mod node;
 mod wait;
 
-pub use agent::Agent;
+pub use agent::{Agent, Image};
 pub use api::Device;
 pub use foreign::Foreign;
 pub use kubelet::{Admitted, Endpoint, FakeKubelet, ListMessage, PodResourcesAnswer, Rejection};
