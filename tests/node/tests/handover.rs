@@ -47,10 +47,9 @@ async fn a_successor_takes_over_and_the_one_before_only_waits_for_its_end() -> R
     Ok(())
 }
 
-/// The figure of `docs/benchmarks.md`: `make bench` runs it on a machine that does nothing else.
+/// The figure of `docs/benchmarks.md` is measured at a real kubelet (`tests/e2e`).
 #[tokio::test]
-#[expect(clippy::print_stdout, reason = "a measurement")]
-async fn measure_twenty_replacements_in_a_row() -> Result<()> {
+async fn twenty_replacements_in_a_row_leave_no_gap_of_100_ms() -> Result<()> {
     let (node, kubelet, mut agent) = at_work().await?;
     let mut gaps = Vec::new();
     for round in 1..=REPLACEMENTS {
@@ -70,10 +69,7 @@ async fn measure_twenty_replacements_in_a_row() -> Result<()> {
     ensure!(kubelet.endpoint(GPU).registrations == REPLACEMENTS + 1, "nobody registered twice");
     gaps.sort();
     let (median, max) = (gaps.get(REPLACEMENTS / 2).context("a gap")?, gaps.last().context("a gap")?);
-    let verdict = if *max <= GAP { "met" } else { "missed" };
-    println!(
-        "agent replaced, old stream's end to new first list: median {median:?}, maximum {max:?} of {REPLACEMENTS}; target {GAP:?}: {verdict}"
-    );
+    println!("old stream's end to new first list: median {median:?}, maximum {max:?} of {REPLACEMENTS}");
     ensure!(*max <= GAP, "gaps {gaps:?}");
     Ok(())
 }
