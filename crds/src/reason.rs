@@ -20,6 +20,9 @@ pub enum ConditionType {
     ConfigurationAccepted,
     /// GpuNode: every resource is registered with the kubelet.
     Registered,
+    /// GpuNode: another device plugin of the node serves a resource of the policy, which is not registered. There only while
+    /// one does.
+    ResourceServedByAnother,
     /// GpuNode: every device that a resource selects can be offered.
     DevicesOffered,
     /// GpuNode: the driver answers.
@@ -90,6 +93,8 @@ pub enum Reason {
     Registered,
     /// The kubelet does not have every resource yet.
     Registering,
+    /// Another device plugin of the node serves a resource.
+    ServedByAnother,
     /// The driver answers.
     DriverAnswers,
     /// The driver's library cannot be found or loaded.

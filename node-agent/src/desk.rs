@@ -13,7 +13,7 @@ use crate::{
     utilisation::Utilisation,
 };
 use gpunode_gpu::{Granted, Refusal};
-use holders::Observed;
+pub use holders::Observed;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -99,6 +99,11 @@ impl Desk {
     /// Changes with the books.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
+    }
+
+    /// What the kubelet said last, and when.
+    pub fn observed(&self) -> watch::Receiver<Observed> {
+        self.observed.subscribe()
     }
 
     /// Changes the books. Returns the number of the change too.
@@ -224,4 +229,4 @@ impl Desk {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

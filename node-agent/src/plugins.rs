@@ -131,7 +131,7 @@ impl Plugins {
 mod tests {
     use super::*;
     use crate::{
-        desk::{Desk, Place},
+        desk::{Desk, Place, tests::nobody},
         directory::Directory,
         hardware,
         metrics::Metrics,
@@ -154,8 +154,9 @@ mod tests {
             node: None,
             metrics: Metrics::new(),
         });
-        let registered = watch::Sender::new(Registered::new());
-        Plugins::new(Kubelet { directory: Directory::new(folder.to_owned()), desk: Arc::new(desk), registered })
+        let registered = watch::Sender::new(Registered::default());
+        let directory = Directory::new(folder.to_owned());
+        Plugins::new(Kubelet { directory, desk: Arc::new(desk), registered, pod_resources: nobody() })
     }
 
     /// Follows the state machines until what was stopped has ended.

@@ -120,6 +120,14 @@ impl PodResources {
         })
     }
 
+    /// Resource and id of every healthy device that the kubelet has, of any plugin.
+    pub async fn allocatable(&self) -> Result<BTreeSet<(String, String)>, Error> {
+        let mut client = self.connect().await?;
+        let allocatable = client.get_allocatable_resources(AllocatableResourcesRequest {});
+        let devices = self.answer("GetAllocatableResources", allocatable).await?.devices;
+        Ok(devices.into_iter().flat_map(pairs).collect())
+    }
+
     async fn remembered(&self) -> Result<BTreeSet<(String, String)>, Error> {
         let (folder, pods) = (self.device_plugin_dir.clone(), self.pods.clone());
         let read = self.files.run(move || {

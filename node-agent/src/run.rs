@@ -97,8 +97,9 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let mut changes = desk.changes();
     let directory = Directory::new(args.node.device_plugin_dir.clone());
     tasks.spawn(directory.clone().watch());
-    let registered = watch::Sender::new(Registered::new());
-    let mut plugins = Plugins::new(Kubelet { directory, desk: desk.clone(), registered });
+    let registered = watch::Sender::new(Registered::default());
+    let pod_resources = PodResources::of(&args.node);
+    let mut plugins = Plugins::new(Kubelet { directory, desk: desk.clone(), registered, pod_resources });
     let mut registered = plugins.registered();
 
     let mut decided = Decided::new(&args.node, saved);

@@ -22,6 +22,7 @@ async fn at_work() -> Result<(Node, FakeKubelet, Agent)> {
     let kubelet = FakeKubelet::start(node.device_plugins())?;
     let agent = Agent::run_in_pod(&node, "first", Image::Good)?;
     agent.await_ready().await?;
+    served_again(&kubelet, 0).await?;
     Ok((node, kubelet, agent))
 }
 
@@ -39,8 +40,7 @@ async fn a_successor_takes_over_and_the_one_before_only_waits_for_its_end() -> R
     first.logs("the successor does the work").await?;
     assert!(first.readyz().await?.contains("LetGo: another agent of this node has taken over"));
     assert!(first.ask("/livez").await?.starts_with("HTTP/1.1 200"));
-    let endpoint = kubelet.endpoint(GPU);
-    assert_eq!((endpoint.registrations, endpoint.healthy().len()), (2, 8));
+    let endpoint = kubelet.has(GPU, |it| it.registrations == 2 && it.healthy().len() == 8).await?;
     assert_eq!((kubelet.in_use(GPU).len(), node.sockets()?), (2, vec![endpoint.socket]));
     let mode = fs::metadata(node.state_dir().join("agent.sock"))?.permissions().mode();
     assert_eq!(mode & 0o777, 0o600);

@@ -63,6 +63,47 @@ async fn it_registers_again_when_the_kubelet_ends_the_stream() -> Result<()> {
 }
 
 #[tokio::test]
+async fn it_registers_again_when_the_kubelet_has_forgotten_the_resource() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, agent, socket) = registered(&node).await?;
+    kubelet.forget(GPU);
+    // Two looks, 10 s apart.
+    let line = agent.logs("the kubelet has forgotten the resource").await?;
+    assert!(line.contains(GPU), "{line}");
+    let endpoint = kubelet.has(GPU, |endpoint| endpoint.registrations == 2).await?;
+    assert_ne!(endpoint.socket, socket);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_resource_of_another_plugin_is_left_to_it_until_that_ends() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("")?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    kubelet.serve_by_another(GPU);
+    let agent = Agent::run(&node)?;
+    agent.logs("ServedByAnother").await?;
+    agent.await_ready().await?;
+    assert_eq!(kubelet.endpoint(GPU).registrations, 0);
+    kubelet.other_leaves(GPU);
+    // It looks every 10 s.
+    kubelet.has(GPU, |endpoint| endpoint.registrations == 1 && endpoint.devices.len() == 8).await?;
+    agent.logs("no other plugin serves the resource any more").await?;
+    assert_eq!(agent.logged("ServedByAnother"), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_plugin_that_takes_the_resource_over_is_not_fought() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, agent, _) = registered(&node).await?;
+    kubelet.serve_by_another(GPU);
+    agent.logs("ServedByAnother").await?;
+    assert_eq!(kubelet.endpoint(GPU).registrations, 1);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_refused_registration_is_tried_again() -> Result<()> {
     let node = Node::with_v100()?;
     node.configure("")?;
