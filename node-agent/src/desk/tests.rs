@@ -40,6 +40,7 @@ pub fn nobody() -> PodResources {
         socket: "/nonexistent/kubelet.sock".into(),
         device_plugin_dir: "/nonexistent".into(),
         pods: PodFolders::default(),
+        unchanged: crate::checkpoint::Unchanged::default(),
         files: OneThread::default(),
     }
 }

@@ -23,7 +23,7 @@ pub use exec::exec;
 use crate::{
     admin::{self, Readiness},
     assignments::{self, Assignments},
-    checkpoint::PodFolders,
+    checkpoint::{PodFolders, Unchanged},
     cli::MpsArgs,
     metrics::Metrics,
     one_thread::OneThread,
@@ -153,6 +153,7 @@ impl Supervisor {
                 .clone()
                 .unwrap_or_else(|| args.host.host_root.join(DEVICE_PLUGINS)),
             pods: PodFolders { folder: args.host.host_root.join(POD_FOLDERS), own: args.pod_uid.clone() },
+            unchanged: Unchanged::default(),
             files: OneThread::default(),
         });
         Self { args, holders, wanted: None, daemons: BTreeMap::new(), reading: None, problem: String::new() }
