@@ -44,7 +44,15 @@ impl Agent {
 
     /// The same in the pod with that UID, and of an image that works or does not.
     pub fn run_in_pod(node: &Node, uid: &str, image: Image) -> Result<Self> {
-        let mut command = Self::command(node, "run")?;
+        Self::run_with(Self::command(node, "run")?, node, uid, image)
+    }
+
+    /// The same as seen from a namespace.
+    pub fn run_on(host: &Namespace, node: &Node, uid: &str) -> Result<Self> {
+        Self::run_with(Self::arguments(host.command(&built()?.agent), node, "run"), node, uid, Image::Good)
+    }
+
+    fn run_with(mut command: Command, node: &Node, uid: &str, image: Image) -> Result<Self> {
         let nowhere = node.state_dir().join("nowhere");
         let mut device_plugins = node.device_plugins();
         match image {
