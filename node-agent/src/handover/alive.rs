@@ -46,3 +46,40 @@ async fn look(socket: &std::path::Path) -> Result<(), Error> {
     holder.say(&Request::Ping {}).await?;
     holder.hear::<Answer>(ANSWER_TIMEOUT).await.map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handover::protocol::line;
+    use tokio::{io::AsyncWriteExt as _, net::UnixListener, time::timeout};
+
+    const LONG: Duration = Duration::from_mins(2);
+
+    /// What a holder whose socket is `served` says of its liveness after a while.
+    async fn after_a_while(answers: bool, is_served: bool) -> Liveness {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join(SOCKET)).unwrap();
+        let accept = async {
+            let mut silent = Vec::new();
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                if answers {
+                    stream.write_all(&line(&Answer::Holding {})).await.unwrap();
+                }
+                silent.push(stream);
+            }
+        };
+        let (_served, served) = watch::channel(is_served);
+        let (liveness, live) = watch::channel(Ok(()));
+        let looks = watch(folder.path().to_owned(), served, liveness);
+        _ = timeout(LONG, async { tokio::join!(accept, looks) }).await;
+        live.borrow().clone()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_that_does_not_answer_on_its_socket_is_not_live() {
+        assert!(after_a_while(false, true).await.unwrap_err().contains("agent.sock"));
+        assert_eq!(after_a_while(true, true).await, Ok(()));
+        assert_eq!(after_a_while(false, false).await, Ok(()), "another agent's socket, or none, is not its own");
+    }
+}
