@@ -18,9 +18,8 @@ pub use endpoint::{Endpoint, ListMessage};
 pub use pod_resources::PodResourcesAnswer;
 
 use crate::api::{
-    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, Device,
-    device_plugin_client::DevicePluginClient, pod_resources::pod_resources_lister_server::PodResourcesListerServer,
-    registration_server::RegistrationServer,
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, device_plugin_client::DevicePluginClient,
+    pod_resources::pod_resources_lister_server::PodResourcesListerServer, registration_server::RegistrationServer,
 };
 use anyhow::{Context as _, Result};
 use pods::{ContainerKind, Pods};
@@ -125,20 +124,6 @@ impl FakeKubelet {
         if let Some(endpoint) = self.lock().endpoints.get_mut(resource) {
             endpoint.connected = false;
         }
-    }
-
-    /// Another plugin registers a resource, with one healthy device; the newest wins.
-    pub fn serve_by_another(&self, resource: &str) {
-        self.end_stream(resource);
-        let mut state = self.lock();
-        let endpoint = state.endpoints.entry(resource.to_owned()).or_default();
-        let device = Device { id: "another".to_owned(), health: "Healthy".to_owned(), topology: None };
-        (endpoint.devices, endpoint.socket, endpoint.connected) = (vec![device], "another.sock".to_owned(), true);
-    }
-
-    /// The other plugin ends.
-    pub fn other_leaves(&self, resource: &str) {
-        self.forget(resource);
     }
 
     /// Names of the resources with an open stream and a list.

@@ -24,5 +24,6 @@ mod removal;
 mod rollout;
 mod samples;
 mod sharing;
+mod staying_up;
 mod switching;
 mod topology;
