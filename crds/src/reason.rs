@@ -20,6 +20,9 @@ pub enum ConditionType {
     ConfigurationAccepted,
     /// GpuNode: every resource is registered with the kubelet.
     Registered,
+    /// GpuNode: another device plugin of the node serves a resource of the policy, which is not registered. There only while
+    /// one does.
+    ResourceServedByAnother,
     /// GpuNode: every device that a resource selects can be offered.
     DevicesOffered,
     /// GpuNode: the driver answers.
@@ -90,6 +93,8 @@ pub enum Reason {
     Registered,
     /// The kubelet does not have every resource yet.
     Registering,
+    /// Another device plugin of the node serves a resource.
+    ServedByAnother,
     /// The driver answers.
     DriverAnswers,
     /// The driver's library cannot be found or loaded.
@@ -120,6 +125,12 @@ pub enum Reason {
     ProgressDeadlineExceeded,
     /// A node failed with the new configuration, so no further node gets it.
     RolloutStopped,
+    /// A pod was evicted, since it held a broken device.
+    PodEvicted,
+    /// A pod is to be evicted, since it holds a broken device, and may not be yet.
+    EvictionRefused,
+    /// A pod was deleted that its node had rejected.
+    RejectedPodDeleted,
     /// The agents of the node have let go of its GPUs, as a label of the node asks.
     Released,
     /// A value that a person wrote cannot be read.

@@ -10,6 +10,9 @@ use tracing::info;
 /// Whether the agent does its work, or why not yet.
 pub type Readiness = Result<(), String>;
 
+/// Whether a restart could not cure anything, or what it could.
+pub type Liveness = Result<(), String>;
+
 /// Takes the address, so that one that is in use is noticed at the start.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
     let listener = TcpListener::bind(address)
@@ -20,16 +23,30 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Serves until the process ends.
-pub async fn serve(listener: TcpListener, readiness: watch::Receiver<Readiness>, metrics: Metrics) {
-    gpunode_http::serve(listener, move |path| answer(path, &readiness.borrow(), &metrics)).await;
+pub async fn serve(
+    listener: TcpListener,
+    readiness: watch::Receiver<Readiness>,
+    liveness: watch::Receiver<Liveness>,
+    metrics: Metrics,
+) {
+    gpunode_http::serve(listener, move |path| answer(path, &readiness.borrow(), &liveness.borrow(), &metrics)).await;
 }
 
-fn answer(path: &str, readiness: &Readiness, metrics: &Metrics) -> Answer {
-    match (path, readiness) {
-        // An answer shows that the event loop runs; that is all that a restart could cure.
-        ("/livez", _) | ("/readyz", Ok(())) => Answer::line(StatusCode::OK, "ok"),
-        ("/readyz", Err(reason)) => Answer::line(StatusCode::SERVICE_UNAVAILABLE, reason),
-        ("/metrics", _) => Answer::metrics(metrics.render()),
-        _ => Answer::line(StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics"),
+/// The liveness of a process that answers at all.
+pub fn always_live() -> watch::Receiver<Liveness> {
+    watch::channel(Ok(())).1
+}
+
+fn answer(path: &str, readiness: &Readiness, liveness: &Liveness, metrics: &Metrics) -> Answer {
+    let said = match path {
+        // Any answer shows that the event loop runs.
+        "/livez" => liveness,
+        "/readyz" => readiness,
+        "/metrics" => return Answer::metrics(metrics.render()),
+        _ => return Answer::line(StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics"),
+    };
+    match said {
+        Ok(()) => Answer::line(StatusCode::OK, "ok"),
+        Err(reason) => Answer::line(StatusCode::SERVICE_UNAVAILABLE, reason),
     }
 }

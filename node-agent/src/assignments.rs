@@ -111,11 +111,18 @@ impl Saved {
             return Ok(());
         }
         // Until it is known what the disk has.
-        self.content = None;
+        let before = self.content.take();
         let text = serde_json::to_vec_pretty(&Content { version: VERSION, devices: assignments.clone() })?;
-        let replace = move || atomic_file::replace(&path, &text).map(|()| FileId::of(&path));
-        self.id = self.disk.run(replace).await.map_err(io::Error::other)??;
-        self.content = Some(assignments.clone());
+        let file = path.clone();
+        let replace = move || atomic_file::replace(&file, &text).map(|()| FileId::of(&file));
+        match self.disk.run(replace).await.map_err(io::Error::other)? {
+            Ok(id) => (self.id, self.content) = (id, Some(assignments.clone())),
+            Err(error) => {
+                // A full disk keeps the file that it has.
+                self.content = before.filter(|_| FileId::of(&path) == self.id);
+                return Err(error);
+            }
+        }
         Ok(())
     }
 }
@@ -179,6 +186,17 @@ mod tests {
         fs::create_dir(&later).unwrap();
         saved.keep(&assignments(2)).await.unwrap();
         assert_eq!(read(&later).unwrap(), assignments(2));
+    }
+
+    #[tokio::test]
+    async fn what_the_disk_has_needs_no_room_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut saved = Saved::load(folder.path());
+        saved.keep(&assignments(2)).await.unwrap();
+        fs::create_dir(folder.path().join("assignments.json.new")).unwrap();
+        assert!(saved.keep(&assignments(3)).await.is_err());
+        saved.keep(&assignments(2)).await.unwrap();
+        assert_eq!(read(folder.path()).unwrap(), assignments(2));
     }
 
     #[tokio::test]

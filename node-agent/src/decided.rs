@@ -7,6 +7,7 @@ use crate::{
     cli::NodeArgs,
     desk::Desk,
     gpu_node::Report,
+    handover::Fitness,
     hardware::{Driver, Hardware},
     in_force::{InForce, Instruction},
     kubelet::Registered,
@@ -107,7 +108,8 @@ impl<'a> Decided<'a> {
                 info!("no configuration: nothing is offered");
             }
         }
-        if let Some(saved) = &mut self.saved {
+        // Two agents must not write the same file.
+        if let Some(saved) = self.saved.as_mut().filter(|_| self.assignments.is_some()) {
             // Whether a configuration fits is known once the GPUs are.
             let is_sure = inventory.is_some() || *instruction == Instruction::Nothing;
             if timeout(DISK_TIMEOUT, saved.keep(instruction, is_sure && next.rejected.is_none())).await.is_err() {
@@ -144,6 +146,21 @@ impl<'a> Decided<'a> {
         desk.open(Books::restore(saved.assignments())).await;
         self.assignments = Some(saved);
         Ok(())
+    }
+
+    /// Forgets what another agent takes over: it is on disk.
+    pub fn close(&mut self, desk: &Desk) {
+        (self.assignments, self.given, self.page) = (None, None, Page::default());
+        (self.unsaved, self.problem) = (None, None);
+        desk.change(|books| *books = Books::default());
+    }
+
+    /// Whether this agent could offer what there is; none before that is known.
+    pub fn fitness(&self, hardware: Option<&Hardware>) -> Option<Fitness> {
+        let hardware = hardware.filter(|_| self.config_known)?;
+        let rejected = self.in_force.rejected.as_ref().filter(|_| self.in_force.accepted.is_none());
+        let problem = hardware.driver.problem().or(rejected.map(|rejected| rejected.message.as_str()));
+        Some(Fitness { problem: problem.map(str::to_owned) })
     }
 
     /// Tells the desk what is to be offered, where that is new.

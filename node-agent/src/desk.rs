@@ -14,7 +14,7 @@ use crate::{
 };
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::{Granted, Holder, Refusal};
-use holders::Observed;
+pub use holders::Observed;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -100,6 +100,11 @@ impl Desk {
     /// Changes with the books.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
+    }
+
+    /// What the kubelet said last, and when.
+    pub fn observed(&self) -> watch::Receiver<Observed> {
+        self.observed.subscribe()
     }
 
     /// Changes the books. Returns the number of the change too.
@@ -240,4 +245,4 @@ impl Desk {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

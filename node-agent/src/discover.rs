@@ -37,7 +37,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     let (readiness, ready) = watch::channel(Err("the hardware has not been looked at yet".to_owned()));
     let listener = admin::bind(args.host.admin_address).await?;
     let metrics = Metrics::new();
-    tasks.spawn(admin::serve(listener, ready, metrics.clone()));
+    tasks.spawn(admin::serve(listener, ready, admin::always_live(), metrics.clone()));
 
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);

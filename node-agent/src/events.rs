@@ -92,7 +92,7 @@ impl Told {
             failing = error.is_some();
             sleep(PAUSE).await;
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

@@ -288,12 +288,11 @@ async fn close(events: &mut Option<DriverEvents>) {
 /// Publishes that nobody is asked; what was found stays.
 async fn let_go(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) {
     let last = found.borrow().clone();
-    let hardware = match last {
-        Some(last) => Hardware { driver: Driver::Released, ..Hardware::clone(&last) },
-        None => {
-            let looking = place.clone();
-            answer(move || looking.without_driver()).await.unwrap_or_default()
-        }
+    let hardware = if let Some(last) = last {
+        Hardware { driver: Driver::Released, ..Hardware::clone(&last) }
+    } else {
+        let looking = place.clone();
+        answer(move || looking.without_driver()).await.unwrap_or_default()
     };
     info!("the GPUs are released: the driver is not used any more");
     found.send_replace(Some(Arc::new(hardware)));

@@ -30,7 +30,7 @@ use std::{
 };
 use store::Content;
 use tokio::{
-    sync::{Notify, mpsc, watch},
+    sync::{Notify, OwnedMutexGuard, mpsc, oneshot, watch},
     time::{Instant, sleep_until},
 };
 use tracing::{debug, info, warn};
@@ -63,7 +63,7 @@ pub struct Sources {
 
 /// Keeps track of the health of the node's devices.
 pub struct Keeper {
-    sources: Sources,
+    sources: OwnedMutexGuard<Sources>,
     known: Content,
     looks: Looks,
     /// Of the last event: when it came, and the ticket from before it.
@@ -80,7 +80,7 @@ pub struct Keeper {
 
 impl Keeper {
     /// Takes over what an earlier agent knew, and tells the desk.
-    pub async fn open(sources: Sources) -> Self {
+    pub async fn open(sources: OwnedMutexGuard<Sources>) -> Self {
         let (known, problem) = store::load(&sources.state_dir).await;
         if let Some(problem) = problem {
             sources.notices.tell(Kind::StateFileCorrupt, &problem);
@@ -100,22 +100,29 @@ impl Keeper {
         keeper
     }
 
-    /// Follows it. Does not end.
-    pub async fn watch(self) {
+    /// Follows it until the `end`; what is known then is on the disk.
+    pub async fn watch(self, end: oneshot::Receiver<()>) {
         let (keep, kept) = watch::channel(self.known.clone());
         let write = store::write(self.sources.state_dir.clone(), self.known.clone(), kept);
-        tokio::join!(self.follow(keep), write);
+        let follow = async {
+            tokio::select! {
+                () = self.follow(keep) => {}
+                _ = end => {}
+            }
+        };
+        tokio::join!(follow, write);
     }
 
     async fn follow(mut self, keep: watch::Sender<Content>) {
         let mut changes = self.sources.desk.changes();
         loop {
             let given_up = self.silent.map(|since| since + DRIVER_GRACE).filter(|at| *at > Instant::now());
+            let sources = &mut *self.sources;
             tokio::select! {
-                Some(event) = self.sources.events.recv() => self.reported(event),
-                Ok(()) = self.sources.hardware.changed() => self.found(),
-                Ok(()) = self.sources.rules.changed() => self.looks.hasten(Instant::now()),
-                Ok(()) = self.sources.gpu_node.changed() => self.said(),
+                Some(event) = sources.events.recv() => self.reported(event),
+                Ok(()) = sources.hardware.changed() => self.found(),
+                Ok(()) = sources.rules.changed() => self.looks.hasten(Instant::now()),
+                Ok(()) = sources.gpu_node.changed() => self.said(),
                 _ = changes.changed() => self.look_at_daemons(),
                 found = self.looks.next() => self.looked(found),
                 () = sleep_until(given_up.unwrap_or_else(Instant::now)), if given_up.is_some() => {}

@@ -8,6 +8,7 @@ mod books;
 mod channel;
 mod checkpoint;
 mod cli;
+mod clock;
 mod config_file;
 mod decided;
 mod desk;
@@ -43,6 +44,7 @@ mod run;
 mod saved_config;
 mod signals;
 mod socket;
+mod tenure;
 mod utilisation;
 
 use anyhow::{Context as _, Result};

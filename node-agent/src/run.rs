@@ -11,7 +11,7 @@ use crate::{
     driver_events::DriverEvents,
     events::Notices,
     gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
-    handover::NodeLock,
+    handover::{Handover, Turn, Who, watch_own_socket},
     hardware::{Driver, Hardware, Place, watch_hardware},
     health,
     in_force::Instruction,
@@ -26,13 +26,14 @@ use crate::{
     saved_config::SavedConfig,
     signals::{Asked, Signals},
     socket::remove_stale_sockets,
+    tenure::{Held, Tenure},
     utilisation::Utilisation,
 };
 use anyhow::{Context as _, Result, bail};
 use kube::Client;
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Mutex, Notify, mpsc, watch},
     task::JoinSet,
     time::{MissedTickBehavior, interval},
 };
@@ -40,6 +41,9 @@ use tracing::info;
 
 /// Pause after a configuration or assignments that could not be saved.
 const SAVE_RETRY: Duration = Duration::from_mins(1);
+
+/// What an agent says that only waits for its end.
+const LET_GO: &str = "LetGo: another agent of this node has taken over";
 
 /// Runs until SIGTERM.
 pub async fn run(args: RunArgs) -> Result<()> {
@@ -49,7 +53,8 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
     let metrics = Metrics::new();
     let listener = admin::bind(args.node.host.admin_address).await?;
-    tasks.spawn(admin::serve(listener, ready, metrics.clone()));
+    let (liveness, live) = watch::channel(Ok(()));
+    tasks.spawn(admin::serve(listener, ready.clone(), live, metrics.clone()));
 
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);
@@ -83,13 +88,14 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let mut changes = desk.changes();
     let directory = Directory::new(args.node.device_plugin_dir.clone());
     tasks.spawn(directory.clone().watch());
-    let registered = watch::Sender::new(Registered::new());
-    let mut plugins = Plugins::new(Kubelet { directory, desk: desk.clone(), registered });
+    let registered = watch::Sender::new(Registered::default());
+    let pod_resources = PodResources::of(&args.node);
+    let mut plugins = Plugins::new(Kubelet { directory, desk: desk.clone(), registered, pod_resources });
     let mut registered = plugins.registered();
 
     let mut decided = Decided::new(&args.node, saved);
     let rules = watch::Sender::default();
-    let sources = health::Sources {
+    let health = Arc::new(Mutex::new(health::Sources {
         place: Place::of(&args.node),
         state_dir: args.node.host.state_dir.clone(),
         events: reported,
@@ -99,10 +105,15 @@ pub async fn run(args: RunArgs) -> Result<()> {
         gpu_node,
         desk: desk.clone(),
         notices,
-    };
-    let mut sources = Some(sources);
-    let mut lock = pin!(NodeLock::take(&args.node.host.state_dir));
-    let mut held: Option<NodeLock> = None;
+    }));
+    let (fitness, fit) = watch::channel(None);
+    let (turns, mut turn) = mpsc::channel(1);
+    let served = watch::Sender::default();
+    let state_dir = args.node.host.state_dir.clone();
+    tasks.spawn(watch_own_socket(state_dir.clone(), served.subscribe(), liveness));
+    let who = Who { version: env!("CARGO_PKG_VERSION").to_owned(), pod: args.node.pod_uid.clone() };
+    tasks.spawn(Handover { state_dir, who, fitness: fit, ready, turns, served }.follow());
+    let mut tenure = Tenure::Awaited;
     let mut save_retry = interval(SAVE_RETRY);
     save_retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -120,16 +131,27 @@ pub async fn run(args: RunArgs) -> Result<()> {
                     }
                 }
             },
-            taken = &mut lock, if held.is_none() => {
-                held = Some(taken.context("take the lock of this node")?);
-                remove_stale_sockets(&args.node.device_plugin_dir);
-                if let Some(sources) = sources.take() {
-                    tasks.spawn(health::Keeper::open(sources).await.watch());
+            Some(turn) = turn.recv() => match turn {
+                Turn::Hold => {
+                    remove_stale_sockets(&args.node.device_plugin_dir);
+                    // Before anything is offered.
+                    let health = health::Keeper::open(health.clone().lock_owned().await).await;
+                    decided.open(&desk).await?;
+                    tenure = Tenure::Held(Held::begin(health, &desk, &args.node));
                 }
-                decided.open(&desk).await?;
-                tasks.spawn(desk.clone().watch_holders(PodResources::of(&args.node)));
-                tasks.spawn(desk.clone().watch_daemons());
-            }
+                Turn::LetGo(done) => {
+                    let before = mem::replace(&mut tenure, Tenure::Ended);
+                    _ = readiness.send_replace(Err(LET_GO.to_owned()));
+                    reports.send_replace(None);
+                    plugins.withdraw().await;
+                    before.end().await;
+                    decided.close(&desk);
+                    // Who does not wait for it any more has ended.
+                    _ = done.send(());
+                }
+                Turn::Answer(done) => _ = done.send(()),
+                Turn::Fail(error) => return Err(error).context("take the lock of this node"),
+            },
             _ = save_retry.tick(), if decided.is_unsaved() => {}
             _ = hardware.changed() => {}
             _ = instructed.changed() => {}
@@ -137,6 +159,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
             _ = registered.changed() => evaluate = false,
             name = plugins.failed() => bail!("offer {name}: its state machine ended"),
             ended = tasks.join_next() => bail!("a task ended that should not: {ended:?}"),
+            ended = tenure.failed() => bail!("a task ended that should not: {ended}"),
         }
         // Not marked as seen: what has not been evaluated is yet to be.
         let hardware = hardware.borrow().clone();
@@ -149,25 +172,30 @@ pub async fn run(args: RunArgs) -> Result<()> {
         decided.publish(&desk, &mut plugins).await;
         let registered = registered.borrow().clone();
         decided.log_problem(&registered);
-        send_if_new(&readiness, readiness_of(held.is_some(), hardware.as_deref(), &decided, &registered));
+        send_if_new(&fitness, decided.fitness(hardware.as_deref()));
+        send_if_new(&readiness, readiness_of(&tenure, hardware.as_deref(), &decided, &registered));
         if let Some(report) = hardware.and_then(|hardware| decided.report(&hardware, &registered)) {
             send_if_new(&reports, Some(report));
         }
     }
     info!("stopping");
-    plugins.stop().await;
-    drop(held);
+    plugins.withdraw().await;
+    tenure.end().await;
     Ok(())
 }
 
 fn readiness_of(
-    holds_lock: bool,
+    tenure: &Tenure,
     hardware: Option<&Hardware>,
     decided: &Decided<'_>,
     registered: &Registered,
 ) -> Readiness {
-    if !holds_lock {
-        return Err("WaitingForPredecessor: another agent of this node is registered".to_owned());
+    match tenure {
+        Tenure::Awaited => {
+            return Err("WaitingForPredecessor: another agent of this node is registered".to_owned());
+        }
+        Tenure::Ended => return Err(LET_GO.to_owned()),
+        Tenure::Held(_) => {}
     }
     match hardware.map(|hardware| &hardware.driver) {
         None => return Err("the hardware has not been looked at yet".to_owned()),

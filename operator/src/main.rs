@@ -11,6 +11,7 @@ mod controller;
 mod guard;
 mod lease;
 mod metrics;
+mod pods;
 
 use admin::Admin;
 use anyhow::{Context, Result, bail};
@@ -24,6 +25,7 @@ use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config};
 use lease::{Candidate, Claim};
 use metrics::Metrics;
+use pods::{Parts, remove_pods};
 use std::{io::IsTerminal, process::ExitCode, sync::Arc, time::Duration};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -88,6 +90,7 @@ async fn run(args: Args) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
 
+    let parts = (client.clone(), guarded.clone(), controller.clone(), metrics.clone(), claim.clone());
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
         admin::serve(admin_address, admin).await.with_context(|| format!("serve {admin_address}"))?;
@@ -101,6 +104,11 @@ async fn run(args: Args) -> Result<()> {
         }
     });
     tasks.spawn(work(controller, Writer::new(guarded.clone(), metrics.clone()), metrics.clone(), claim.clone()));
+    tasks.spawn(async move {
+        let (client, guarded, controller, metrics, claim) = parts;
+        remove_pods(&Parts { controller: &controller, client, guarded, metrics: &metrics, claim }).await;
+        bail!("remove pods: the work ended");
+    });
     tasks.spawn(async move {
         publish_events(guarded, &pod_name, claim, &metrics, notices).await;
         bail!("send events: nobody is left to ask for one");

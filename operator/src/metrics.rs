@@ -19,6 +19,8 @@ pub enum Kind {
     Status,
     /// An event.
     Event,
+    /// A pod that is to go.
+    Pod,
 }
 
 /// What is counted.

@@ -35,11 +35,12 @@ async fn open(document: &str) -> Arc<Desk> {
 }
 
 /// A kubelet that is not there.
-fn nobody() -> PodResources {
+pub fn nobody() -> PodResources {
     PodResources {
         socket: "/nonexistent/kubelet.sock".into(),
         device_plugin_dir: "/nonexistent".into(),
         pods: PodFolders::default(),
+        unchanged: crate::checkpoint::Unchanged::default(),
         files: OneThread::default(),
     }
 }

@@ -48,13 +48,11 @@ struct File {
 /// Reads what an earlier agent left. A file that tells nothing is set aside, and the second value says so.
 pub async fn load(state_dir: &Path) -> (Content, Option<String>) {
     let path = state_dir.join(FILE);
-    match timeout(READ_TIMEOUT, spawn_blocking(move || read(&path))).await {
-        Ok(Ok(read)) => read,
-        Ok(Err(_)) | Err(_) => {
-            warn!(file = %state_dir.join(FILE).display(), "read what was broken: no answer from the disk; every fault is forgotten");
-            (Content::default(), None)
-        }
+    if let Ok(Ok(read)) = timeout(READ_TIMEOUT, spawn_blocking(move || read(&path))).await {
+        return read;
     }
+    warn!(file = %state_dir.join(FILE).display(), "read what was broken: no answer from the disk; every fault is forgotten");
+    (Content::default(), None)
 }
 
 fn read(path: &Path) -> (Content, Option<String>) {
@@ -83,12 +81,12 @@ fn parse(text: &[u8]) -> serde_json::Result<Content> {
     Err(serde_json::Error::custom(format!("version {} is not {VERSION}, the one that this agent reads", file.version)))
 }
 
-/// Writes each content that is another one than was `written` last. Does not end.
+/// Writes each content that is another one than was `written` last, until there is no sender any more.
 pub async fn write(state_dir: PathBuf, mut written: Content, mut content: watch::Receiver<Content>) {
     let mut failing = false;
     loop {
         if !failing && content.changed().await.is_err() {
-            return std::future::pending().await;
+            return;
         }
         let now = content.borrow_and_update().clone();
         if now == written {

@@ -23,7 +23,7 @@ pub use exec::exec;
 use crate::{
     admin::{self, Readiness},
     assignments::{self, Assignments},
-    checkpoint::PodFolders,
+    checkpoint::{PodFolders, Unchanged},
     cli::MpsArgs,
     metrics::Metrics,
     one_thread::OneThread,
@@ -95,7 +95,7 @@ pub async fn supervise(args: MpsArgs) -> Result<()> {
     let address = args.host.admin_address;
     let listener = admin::bind(address).await?;
     let metrics = Metrics::new();
-    let mut serving = tokio::spawn(admin::serve(listener, ready.clone(), metrics.clone()));
+    let mut serving = tokio::spawn(admin::serve(listener, ready.clone(), admin::always_live(), metrics.clone()));
 
     let mps_dir = args.host.mps_dir.clone();
     let locked = spawn_blocking(move || lock(&mps_dir));
@@ -113,7 +113,10 @@ pub async fn supervise(args: MpsArgs) -> Result<()> {
             _ = readiness.send_replace(supervisor.readiness());
             if serving.is_finished() {
                 match admin::bind(address).await {
-                    Ok(listener) => serving = tokio::spawn(admin::serve(listener, ready.clone(), metrics.clone())),
+                    Ok(listener) => {
+                        serving =
+                            tokio::spawn(admin::serve(listener, ready.clone(), admin::always_live(), metrics.clone()));
+                    }
                     Err(error) => warn!(reason = format!("{error:#}"), "/livez and /readyz are not served"),
                 }
             }
@@ -151,6 +154,7 @@ impl Supervisor {
                 .clone()
                 .unwrap_or_else(|| args.host.host_root.join(DEVICE_PLUGINS)),
             pods: PodFolders { folder: args.host.host_root.join(POD_FOLDERS), own: args.pod_uid.clone() },
+            unchanged: Unchanged::default(),
             files: OneThread::default(),
         });
         Self { args, holders, wanted: None, daemons: BTreeMap::new(), reading: None, problem: String::new() }

@@ -45,23 +45,23 @@ pub trait Watcher {
 pub fn watch(path: &Path, watcher: &mut impl Watcher) -> Result<(), Error> {
     let nvml = open(path)?;
     let set = nvml.create_event_set().map_err(Error::Events)?;
-    let mut watched = Watched { nvml: &nvml, set: &set, known: BTreeMap::new(), missing: Vec::new() };
+    let mut following = Watched { nvml: &nvml, set: &set, known: BTreeMap::new(), missing: Vec::new() };
     let mut waits = 0;
     loop {
         match watcher.gpus() {
             ControlFlow::Break(()) => return Ok(()),
             ControlFlow::Continue(Some(gpus)) => {
-                watched.missing = gpus;
+                following.missing = gpus;
                 waits = 0;
             }
             ControlFlow::Continue(None) => {}
         }
         if waits == 0 {
-            watched.register(watcher);
+            following.register(watcher);
         }
         waits = (waits + 1) % REGISTER_EVERY;
         match raw::wait(&set, WAIT_MS) {
-            Ok(reported) if watcher.tell(watched.event(&reported)).is_break() => return Ok(()),
+            Ok(reported) if watcher.tell(following.event(&reported)).is_break() => return Ok(()),
             Ok(_) | Err(NvmlError::Timeout) => {}
             Err(error) => return Err(Error::Events(error)),
         }

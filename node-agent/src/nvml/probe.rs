@@ -118,7 +118,7 @@ fn fields(device: &Device<'_>, probe: &mut Probe) -> Result<(), NvmlError> {
     let ids = [RECOVERY_ACTION, REMAPPED_PENDING, REMAPPED_FAILURE, RETIRED_PENDING];
     let Some(answers) = told(device.field_values_for(&ids.map(FieldId)))? else { return Ok(()) };
     let mut values = answers.into_iter().map(|answer| told(answer.and_then(|sample| sample.value)));
-    let mut next = || values.next().transpose().map(|value| value.flatten().and_then(number));
+    let mut next = || values.next().transpose().map(|value| value.flatten().and_then(|value| number(&value)));
     probe.recovery_action = next()?.map(|value| u32::try_from(value).unwrap_or(u32::MAX));
     probe.remap_pending = next()?.map(|value| value != 0);
     probe.remap_failed = next()?.map(|value| value != 0);
@@ -126,12 +126,12 @@ fn fields(device: &Device<'_>, probe: &mut Probe) -> Result<(), NvmlError> {
     Ok(())
 }
 
-fn number(value: SampleValue) -> Option<u64> {
+fn number(value: &SampleValue) -> Option<u64> {
     match value {
-        SampleValue::U32(value) => Some(value.into()),
-        SampleValue::U64(value) => Some(value),
-        SampleValue::I64(value) => u64::try_from(value).ok(),
-        _ => None,
+        SampleValue::U32(value) => Some((*value).into()),
+        SampleValue::U64(value) => Some(*value),
+        SampleValue::I64(value) => u64::try_from(*value).ok(),
+        SampleValue::F64(_) => None,
     }
 }
 

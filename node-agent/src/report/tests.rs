@@ -43,8 +43,8 @@ fn page() -> Page {
 }
 
 fn of_page(page: &Page, hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
-    let registered = registered.iter().map(|name| (*name).to_owned()).collect();
-    let plugin = Plugin { in_force, registered: &registered };
+    let taken = registered.iter().map(|name| (*name).to_owned()).collect();
+    let plugin = Plugin { in_force, registered: &Registered { taken, ..Registered::default() } };
     status(&Identity::default(), Facts { hardware, page, plugin: Some(plugin) })
 }
 
@@ -57,6 +57,21 @@ fn offered() -> (Hardware, InForce) {
     let hardware = hardware(Driver::Answers);
     let in_force = InForce::default().next(&config(""), hardware.inventory());
     (hardware, in_force)
+}
+
+#[test]
+fn a_resource_of_another_plugin_is_said_and_not_waited_for() {
+    let (hardware, in_force) = offered();
+    let registered = Registered { others: ["nvidia.com/gpu".to_owned()].into(), ..Registered::default() };
+    let plugin = Plugin { in_force: &in_force, registered: &registered };
+    assert_eq!(not_registered(&page(), plugin), None);
+    let status = status(&Identity::default(), Facts { hardware: &hardware, page: &page(), plugin: Some(plugin) });
+    let verdicts = verdicts(&status);
+    assert_eq!(verdicts.first().unwrap(), "Ready=False ServedByAnother");
+    assert_eq!(verdicts.last().unwrap(), "ResourceServedByAnother=True ServedByAnother");
+    let ready = &status.conditions[0];
+    assert!(ready.message.contains("another device plugin of this node serves nvidia.com/gpu"), "{}", ready.message);
+    assert!(!status.resources[0].registered);
 }
 
 #[test]

@@ -23,6 +23,7 @@
 //! | `wishes` | what the policies that match want together, and what is to be written |
 //! | `node`, `node_plan`, `node_patch` | all of it for one node |
 //! | `explain`, `mismatch` | why a node looks as it does, and why a policy does not match |
+//! | `pods` | which pods are to be evicted from a broken GPU, and which rejected ones deleted |
 //! | `preview` | what a policy in mode Preview would change |
 //! | `tally`, `status` | the state of one policy over all nodes |
 //! | `daemonset`, `agent_pod` | the DaemonSets |
@@ -49,6 +50,7 @@ mod node_plan;
 mod outcome;
 mod owned;
 mod patch;
+mod pods;
 mod policies;
 mod preview;
 mod progress;
@@ -78,6 +80,7 @@ pub use mismatch::{Mismatch, NearestNode, mismatches, nearest};
 pub use node::{plan_node, plan_node_at};
 pub use node_plan::{NodePlan, Turn};
 pub use outcome::{Outcome, Standing};
+pub use pods::{Eviction, PodName, RejectedPod, evictions, keep_holders_of_broken, wants_rejected_pods};
 pub use policies::{Policy, PolicySet};
 pub use retired::{Retirement, Seen, Served, Use, retire};
 pub use rollout::{Rollout, Stage};

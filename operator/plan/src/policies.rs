@@ -30,6 +30,10 @@ pub struct Policy {
     pub taints: Vec<Taint>,
     /// How it runs the device plugin, if it does.
     pub device_plugin: Option<DevicePlugin>,
+    /// Whether pods that hold a broken device are to be evicted.
+    pub evicts_pods: bool,
+    /// Whether pods that a node rejected are to be deleted.
+    pub deletes_rejected_pods: bool,
     /// How a change of the device plugin goes through the nodes.
     pub pace: RolloutPace,
     /// Why its spec cannot be carried out, if so.
@@ -131,6 +135,8 @@ impl Policy {
                     .then(|| config.clone()),
                 image: spec.image.clone(),
             }),
+            evicts_pods: spec.evict_pods == Some(true),
+            deletes_rejected_pods: spec.delete_rejected_pods == Some(true),
             pace: spec.rollout.clone().unwrap_or_default(),
             refusal: (!refusals.is_empty()).then(|| refusals.join("; ")),
         }

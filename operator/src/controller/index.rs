@@ -8,15 +8,16 @@ use crate::controller::{
     outcomes::{ByPolicy, Outcomes, Transition},
     work::{DaemonSetWork, Effects, Key, NodeWork, StatusWork},
 };
+use crate::pods::Wanted;
 use gpunode_crds::{GpuNode, GpuNodePolicy, Mode, NodeCounts, Reason};
 use gpunode_plan::{
-    AgentPods, NodeFacts, NodePlan, PolicySet, Tally, Turn, gpus_missing, plan_node_at, policy_daemonset_name,
-    policy_status,
+    AgentPods, NodeFacts, NodePlan, PolicySet, Tally, Turn, evictions, gpus_missing, plan_node_at,
+    policy_daemonset_name, policy_status,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -34,6 +35,8 @@ pub struct Index {
     refusals: HashMap<String, String>,
     /// Policies whose rollouts may go on.
     moved: BTreeSet<String>,
+    /// Pods that are to be evicted.
+    evictions: Wanted,
 }
 
 impl Index {
@@ -48,6 +51,7 @@ impl Index {
             outcomes: Outcomes::default(),
             refusals: HashMap::new(),
             moved: BTreeSet::new(),
+            evictions: Wanted::default(),
         }
     }
 
@@ -184,11 +188,13 @@ impl Index {
     fn plan(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodePlan> {
         let Some(facts) = self.nodes.get(name) else {
             self.refusals.remove(name);
+            self.evictions.put(name, BTreeMap::new());
             self.count(name, ByPolicy::new(), effects);
             return None;
         };
         let gpu_node = self.gpu_nodes.get(name).map(Arc::as_ref);
         let plan = plan_node_at(Turn::Later, &self.set, facts, gpu_node, now);
+        effects.evictions.extend(self.evictions.put(name, evictions(&self.set, &plan, facts, gpu_node)));
         if plan.is_settled() {
             self.refusals.remove(name);
         }
@@ -271,6 +277,7 @@ impl Index {
 
     /// Everything that could need a write, for one who begins to lead.
     pub fn wake_everything(&mut self, now: Timestamp, effects: &mut Effects) {
+        self.evictions.clear();
         self.replan_all(now, effects);
         for name in self.daemonsets.names().into_iter().chain(ALWAYS.map(str::to_owned)) {
             effects.wake(Key::DaemonSet(name));
@@ -304,5 +311,6 @@ fn same_gpu_node(before: &GpuNode, after: &GpuNode) -> bool {
     before.spec == after.spec && before.status == after.status && before.metadata.uid == after.metadata.uid
 }
 
+mod pods;
 #[cfg(test)]
 mod tests;

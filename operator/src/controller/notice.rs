@@ -4,11 +4,11 @@ use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, Mode, Reas
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::Resource;
 
-/// Something for people, which becomes an event of a policy.
+/// Something for people, which becomes an event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Notice {
-    /// The policy.
-    pub policy: ObjectReference,
+    /// The policy or pod.
+    pub about: ObjectReference,
     /// The node that it is about, if one.
     pub node: Option<String>,
     /// Whether somebody should look.
@@ -23,7 +23,7 @@ impl Notice {
     /// Something about a policy on one node.
     pub fn of_node(policy: &GpuNodePolicy, node: &str, reason: Reason, message: &str) -> Self {
         Self {
-            policy: policy.object_ref(&()),
+            about: policy.object_ref(&()),
             node: Some(node.to_owned()),
             is_warning: reason != Reason::NoConflict,
             reason: reason.as_str().to_owned(),
@@ -43,7 +43,7 @@ impl Notice {
             .filter_map(|type_| {
                 let condition = type_.find(&after.conditions)?;
                 is_news(type_, type_.find(before), condition).then(|| Self {
-                    policy: policy.object_ref(&()),
+                    about: policy.object_ref(&()),
                     node: None,
                     is_warning: (type_ != ConditionType::Ready && condition.status == "True")
                         || [Reason::InvalidSpec, Reason::RolloutStopped]

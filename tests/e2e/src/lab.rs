@@ -203,12 +203,13 @@ impl Lab {
         })
     }
 
-    /// Removes policies and test pods and waits until gpunode has nothing left on any node.
+    /// Removes policies, test pods and what tests ask of nodes, and waits until gpunode has nothing left on any node.
     pub fn clean(&self) -> Result<()> {
+        self.kubectl(&["label", "nodes", "--all", "gpunode.dev/ignore-", "gpunode.dev/release-"])?;
         self.kubectl(&["delete", "gpunodepolicies", "--all", "--timeout=60s"])?;
         self.kubectl(&[
             "delete",
-            "pods,jobs,deployments,statefulsets",
+            "pods,jobs,deployments,statefulsets,poddisruptionbudgets",
             "--all",
             "--grace-period=0",
             "--force",

@@ -25,11 +25,47 @@ pub struct Agent {
     log: Arc<Mutex<Vec<String>>>,
 }
 
+/// What is wrong with an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Image {
+    /// Nothing.
+    Good,
+    /// It does not find the driver.
+    WithoutDriver,
+    /// It does not find the kubelet's socket of registrations.
+    WithoutKubelet,
+}
+
 impl Agent {
     /// `run --config FILE` on a node.
     pub fn run(node: &Node) -> Result<Self> {
-        let mut command = Self::command(node, "run")?;
-        command.arg("--config").arg(node.config()).arg("--device-plugin-dir").arg(node.device_plugins());
+        Self::run_in_pod(node, "", Image::Good)
+    }
+
+    /// The same in the pod with that UID, and of an image that works or does not.
+    pub fn run_in_pod(node: &Node, uid: &str, image: Image) -> Result<Self> {
+        Self::run_with(Self::command(node, "run")?, node, uid, image)
+    }
+
+    /// The same as seen from a namespace.
+    pub fn run_on(host: &Namespace, node: &Node, uid: &str) -> Result<Self> {
+        Self::run_with(Self::arguments(host.command(&built()?.agent), node, "run"), node, uid, Image::Good)
+    }
+
+    fn run_with(mut command: Command, node: &Node, uid: &str, image: Image) -> Result<Self> {
+        let nowhere = node.state_dir().join("nowhere");
+        let mut device_plugins = node.device_plugins();
+        match image {
+            Image::Good => {}
+            Image::WithoutDriver => _ = command.arg("--driver-root").arg(&nowhere),
+            Image::WithoutKubelet => device_plugins.set_file_name("other"),
+        }
+        command
+            .arg("--config")
+            .arg(node.config())
+            .arg("--device-plugin-dir")
+            .arg(device_plugins)
+            .args(["--pod-uid", uid]);
         command.arg("--pod-resources-socket").arg(node.pod_resources()).arg("--mps-dir").arg(node.mps_dir());
         Self::start(command.arg("--state-dir").arg(node.state_dir()))
     }

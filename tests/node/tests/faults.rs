@@ -1,9 +1,14 @@
 //! What goes wrong beside the agent is noticed and cured without a restart, and never keeps the agent from stopping.
 
 use anyhow::Result;
-use gpunode_node_tests::{Agent, FakeKubelet, Node, until};
+use gpunode_node_tests::{Agent, FakeKubelet, Namespace, Node, until};
 use rustix::process::Signal;
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 const GPU: &str = "nvidia.com/gpu";
 const SHARED: &str = "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 2}}]";
@@ -127,5 +132,51 @@ async fn new_ids_are_not_offered_before_the_disk_has_what_they_stand_for() -> Re
     agent.signal(Signal::HUP)?;
     kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 16).await?;
     agent.logs("the assignments are saved again").await?;
+    Ok(())
+}
+
+/// Fills a disk to its last byte.
+fn fill(folder: &Path) -> Result<PathBuf> {
+    let path = folder.join("filler");
+    let mut file = fs::File::create(&path)?;
+    let page = [0; 4096];
+    while let Ok(written) = file.write(&page)
+        && written > 0
+    {}
+    Ok(path)
+}
+
+#[tokio::test]
+async fn on_a_full_disk_what_is_offered_stays_and_an_agent_can_be_replaced() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("")?;
+    fs::create_dir_all(node.state_dir())?;
+    let host = Namespace::with_small_disk(&node.state_dir(), 64 * 1024)?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let first = Agent::run_on(&host, &node, "first")?;
+    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    let state = host.path(&node.state_dir());
+    let filler = fill(&state)?;
+
+    node.configure(SHARED)?;
+    first.signal(Signal::HUP)?;
+    let line = first.logs("save the assignments").await?;
+    assert!(line.contains("os error 28"), "{line}");
+    assert_eq!(kubelet.endpoint(GPU).devices.len(), 8, "ids that the disk does not have are not offered");
+    node.configure("")?;
+    first.signal(Signal::HUP)?;
+    first.logs("the assignments are saved again").await?;
+
+    let second = Agent::run_on(&host, &node, "second")?;
+    second.await_ready().await?;
+    second.logs("note the hand-over").await?;
+    first.logs("the successor does the work").await?;
+    kubelet.has(GPU, |endpoint| endpoint.registrations == 2 && endpoint.healthy().len() == 8).await?;
+    assert!(second.ask("/livez").await?.starts_with("HTTP/1.1 200"));
+
+    fs::remove_file(filler)?;
+    node.configure(SHARED)?;
+    second.signal(Signal::HUP)?;
+    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 16).await?;
     Ok(())
 }

@@ -53,7 +53,7 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
     books.see(Answers::new(), Duration::ZERO);
     books.want((*in_force.wanted).clone());
     books.observe(nothing_held(Instant::now()));
-    let registered = document.map(|_| Registered::new());
+    let registered = document.map(|_| Registered::default());
     let plugin = registered.as_ref().map(|registered| Plugin { in_force: &in_force, registered });
     let page = if plugin.is_some() { books.page() } else { Page::default() };
     status(&Identity::default(), Facts { hardware: &hardware, page: &page, plugin })
