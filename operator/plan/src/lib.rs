@@ -13,6 +13,7 @@
 //! | `owned` | the record of what gpunode wrote on a node |
 //! | `claim` | what to set, remove, leave alone or report, key by key |
 //! | `labels`, `taints` | the same for the two kinds of keys, and their JSON patch |
+//! | `startup`, `unhealthy` | the taints that come and go with what the agent reports |
 //! | `agent_config` | the configuration in `GpuNode.spec` |
 //! | `progress` | whether the agent of a node is there yet, and where it is in a rollout |
 //! | `inventory` | the GPUs that are reported, as the agent's own logic takes them |
@@ -57,10 +58,12 @@ mod progress;
 mod retired;
 mod rollout;
 mod select;
+mod startup;
 mod status;
 mod taints;
 mod tally;
 mod texts;
+mod unhealthy;
 mod wishes;
 
 pub use agent_config::GpuNodeChange;

@@ -201,7 +201,7 @@ fn pending(node: &NodeFacts, status: Option<&GpuNodeStatus>, hash: &str, clock: 
 /// that does not answer.
 fn missing(node: &NodeFacts, status: &GpuNodeStatus) -> Option<String> {
     let mut promised = status.resources.iter().filter(|resource| resource.allocatable > 0);
-    let resource = promised.find(|resource| !node.offered.contains(&resource.name))?;
+    let resource = promised.find(|resource| !node.offered.contains_key(&resource.name))?;
     let (name, resource, count) = (&node.name, &resource.name, resource.allocatable);
     Some(format!(
         "the agent reported {count} {resource}, node {name} has 0 to give out; see the agent's pod on {name} and its log"

@@ -4,7 +4,7 @@ use super::{difference::What, settings};
 use anyhow::Context;
 use gpunode_config::AgentConfig;
 use gpunode_crds::GpuNode;
-use gpunode_plan::{GpuNodeChange, NodeFacts, NodePlan, PolicySet, plan_node};
+use gpunode_plan::{GpuNodeChange, NodeFacts, NodePlan, PolicySet, Turn, plan_node_at};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -58,7 +58,7 @@ impl World {
     /// # Errors
     /// When the planner's own patch does not fit the node, which is a fault of this program.
     pub fn carried_out(&self, policies: &PolicySet, now: Timestamp) -> anyhow::Result<Self> {
-        let plan = plan_node(policies, &NodeFacts::of(&self.node), self.gpu_node.as_ref(), now);
+        let plan = plan_node_at(Turn::Foretold, policies, &NodeFacts::of(&self.node), self.gpu_node.as_ref(), now);
         let node = patched(&self.node, &plan)?;
         let gpu_node = changed(self.gpu_node.as_ref(), &plan.gpu_node);
         let held = plan.hold.is_some();
