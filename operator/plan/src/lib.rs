@@ -70,8 +70,9 @@ pub use agent_config::GpuNodeChange;
 pub use conditions::ConditionsChange;
 pub use conflict::{Conflict, ConflictKey};
 pub use daemonset::{
-    AgentPods, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, daemonset_drifted,
-    desired_discovery, desired_for_policy, desired_mps, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
+    AgentPods, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, agents_behind,
+    daemonset_drifted, desired_discovery, desired_for_policy, desired_mps, policy_daemonset_name, policy_of_daemonset,
+    repaired_daemonset,
 };
 pub use explain::{Entry, Explanation, Kind, Overridden, PolicyVerdict, Source, State, explain};
 pub use facts::{NodeFacts, Taint, TaintKey};
@@ -87,6 +88,6 @@ pub use pods::{Eviction, PodName, RejectedPod, evictions, keep_holders_of_broken
 pub use policies::{Policy, PolicySet};
 pub use retired::{Retirement, Seen, Served, Use, retire};
 pub use rollout::{Rollout, Stage};
-pub use status::policy_status;
+pub use status::{Agents, policy_status};
 pub use tally::Tally;
 pub use texts::Texts;

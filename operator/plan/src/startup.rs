@@ -13,10 +13,9 @@ use crate::{
     facts::{NodeFacts, TaintKey},
     inventory::is_reported,
     node_plan::Turn,
-    outcome::Outcome,
     owned::Record,
     policies::{Policy, PolicySet},
-    progress::outcome_in_force,
+    progress::is_served,
     taints::current_taints,
 };
 use gpunode_crds::{GpuNode, Mode, NOT_READY_TAINT, TaintEffect};
@@ -109,10 +108,9 @@ fn wanted(matched: &[&Policy]) -> BTreeMap<TaintKey, Wanted> {
 fn is_allocatable(node: &NodeFacts, governing: &Policy, gpu_node: Option<&GpuNode>, now: Timestamp) -> bool {
     let given = gpu_node.and_then(|gpu_node| Some((gpu_node.spec.config.as_ref()?, gpu_node.status.as_ref()?)));
     let Some((config, status)) = given else { return false };
-    let (outcome, _) = outcome_in_force(node, governing, &config.hash, gpu_node, now);
     let offered = |name: &str| node.offered.get(name).copied().unwrap_or(0);
     let mut promised = status.resources.iter();
-    outcome == Outcome::Ready
+    is_served(node, governing, &config.hash, gpu_node, now)
         && promised.all(|resource| offered(&resource.name) >= u64::try_from(resource.allocatable).unwrap_or(0))
 }
 

@@ -64,6 +64,7 @@ impl<'a> Wishes<'a> {
             // A change of the policy replaces the agent, so that it comes with the configuration.
             let stays = waits || governing.is_some_and(|policy| !agent_config::is_writable(policy, gpu_node));
             let placed = if stays { running(policies, gpu_node).or(governing) } else { governing };
+            let serving = serving(policies, gpu_node).filter(|_| turn != Turn::Foretold);
             let needs_mps = agent_config::needs_mps(placed, gpu_node);
             let startup = Startup::of(policies, &matched, governing, turn, node, record, gpu_node, now);
             let (unhealthy, unhealthy_from) = unhealthy_taints(&matched, node, gpu_node, now);
@@ -75,7 +76,7 @@ impl<'a> Wishes<'a> {
             Ok((
                 governing,
                 (stage, stage_ends.flatten(), waits),
-                wanted_labels(&matched, placed, needs_mps)?,
+                wanted_labels(&matched, placed, serving, needs_mps)?,
                 taints,
                 (startup, unhealthy_from),
             ))
@@ -209,4 +210,12 @@ impl<'a> Wishes<'a> {
 fn running<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'a Policy> {
     let current = &gpu_node?.spec.config.as_ref()?.policy;
     policies.get(current).filter(|policy| policy.mode == Mode::Enforce && policy.device_plugin.is_some())
+}
+
+/// The policy whose agent is registered on the node, where its DaemonSet is still there: it goes once another policy's agent has
+/// taken over.
+fn serving<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'a Policy> {
+    let agent = gpu_node?.status.as_ref()?.agent.as_ref()?;
+    let policy = policies.get(agent.policy.as_ref()?)?;
+    (policy.mode != Mode::Preview && policy.device_plugin.is_some()).then_some(policy)
 }

@@ -7,6 +7,7 @@ mod explanations;
 mod fact_labels;
 mod governed;
 mod gpu_nodes;
+mod hand_over;
 mod mps;
 mod nodes;
 mod paused;
