@@ -43,7 +43,8 @@ pub fn plan_node_at(
     if is_ignored {
         return plan;
     }
-    if !matches!(plan.gpu_node, GpuNodeChange::Create(_) | GpuNodeChange::Delete { .. })
+    if turn != Turn::Foretold
+        && !matches!(plan.gpu_node, GpuNodeChange::Create(_) | GpuNodeChange::Delete { .. })
         && let Some(change) = asked(node, gpu_node)
     {
         // A driver is being replaced: that waits for no rollout. What else there is to write comes with the next plan.

@@ -5,6 +5,7 @@ use crate::{
     asked::is_released,
     compose::{Wanted, compose},
     facts::{NodeFacts, TaintKey},
+    node_plan::Turn,
     policies::Policy,
 };
 use gpunode_crds::{GpuDevice, GpuNode, HealthState, UNHEALTHY_TAINT, UnhealthyTaint};
@@ -14,6 +15,7 @@ use std::collections::BTreeMap;
 /// The taints that the matching policies want now, and when they may want another.
 pub fn unhealthy_taints(
     matched: &[&Policy],
+    turn: Turn,
     node: &NodeFacts,
     gpu_node: Option<&GpuNode>,
     now: Timestamp,
@@ -33,7 +35,7 @@ pub fn unhealthy_taints(
     };
     let is_wanted = |taint: &&UnhealthyTaint| {
         let is_there = || node.taints.iter().any(|there| there.id == id(taint));
-        if is_unknown { is_there() } else { due(taint).is_some_and(|due| due <= now) }
+        if is_unknown { is_there() } else { due(taint).is_some_and(|due| due <= now || turn == Turn::Foretold) }
     };
     let entries = |policy: &Policy| {
         policy.unhealthy_taint.iter().filter(is_wanted).map(|taint| (id(taint), "")).collect::<Vec<_>>()

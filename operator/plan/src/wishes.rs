@@ -67,7 +67,7 @@ impl<'a> Wishes<'a> {
             let serving = serving(policies, gpu_node).filter(|_| turn != Turn::Foretold);
             let needs_mps = agent_config::needs_mps(placed, gpu_node);
             let startup = Startup::of(policies, &matched, governing, turn, node, record, gpu_node, now);
-            let (unhealthy, unhealthy_from) = unhealthy_taints(&matched, node, gpu_node, now);
+            let (unhealthy, unhealthy_from) = unhealthy_taints(&matched, turn, node, gpu_node, now);
             // What a policy wants in any case comes first.
             let mut taints = startup.wanted.clone();
             taints.extend(unhealthy);
