@@ -47,7 +47,13 @@ fn standing(spec: &str, standings: impl IntoIterator<Item = Standing>) -> GpuNod
         tally.add(&format!("node-{index}"), &standing);
     }
     let set = PolicySet::new(&[policy.clone()]);
-    policy.status = Some(policy_status(set.get("p").unwrap(), &tally, &Agents::default(), policy.status.as_ref(), Timestamp::UNIX_EPOCH));
+    policy.status = Some(policy_status(
+        set.get("p").unwrap(),
+        &tally,
+        &Agents::default(),
+        policy.status.as_ref(),
+        Timestamp::UNIX_EPOCH,
+    ));
     policy
 }
 

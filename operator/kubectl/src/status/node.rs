@@ -131,9 +131,9 @@ fn faults(state: &NodeState) -> Vec<String> {
             Some(format!("held by {}", pods.into_iter().collect::<Vec<_>>().join(", ")))
         };
         let waits = fault.waits_for.as_ref().map(|waits| format!("healthy again after {waits}"));
-        let more = [fault.message.clone(), fault.action.clone(), waits, held].into_iter().flatten();
-        let more: String = more.map(|part| format!("; {part}")).collect();
-        format!("{} is unhealthy{since}: {reason}{xid}{more}", device.name())
+        let what = Some(format!("{} is unhealthy{since}: {reason}{xid}", device.name()));
+        let parts = [what, fault.message.clone(), fault.action.clone(), waits, held];
+        parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
     };
     broken.map(words).take(MAX_FAULTS).collect()
 }
