@@ -40,6 +40,9 @@ pub const UNHEALTHY_TAINT: &str = "gpunode.dev/unhealthy";
 /// Key of the startup taint where a policy names no other.
 pub const NOT_READY_TAINT: &str = "gpunode.dev/not-ready";
 
+/// Prefix of the startup taints that the cluster autoscaler knows: the only keys of Kubernetes that a policy may write.
+pub const AUTOSCALER_STARTUP_PREFIX: &str = "startup-taint.cluster-autoscaler.kubernetes.io/";
+
 /// Field manager of everything that the operator writes.
 pub const OPERATOR_FIELD_MANAGER: &str = "gpunode-operator";
 

@@ -26,9 +26,9 @@ pub use gpu_node::{Agent, AgentMode, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_HO
 pub use gpunode_config::{Architecture, MigStrategy, SharingStrategy};
 pub use health::{DeviceHealth, FaultReason, HealthState, MAX_HEALTH_TEXT};
 pub use keys::{
-    AGENT_FIELD_MANAGER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MAX_LABEL_VALUE, MPS_LABEL, NOT_READY_TAINT,
-    OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, RECOVERED_ANNOTATION,
-    RELEASE_LABEL, UNHEALTHY_TAINT, is_gpunode_key, is_kubernetes_key, policy_label,
+    AGENT_FIELD_MANAGER, AUTOSCALER_STARTUP_PREFIX, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MAX_LABEL_VALUE, MPS_LABEL,
+    NOT_READY_TAINT, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX,
+    RECOVERED_ANNOTATION, RELEASE_LABEL, UNHEALTHY_TAINT, is_gpunode_key, is_kubernetes_key, policy_label,
 };
 pub use manifest::{Manifest, ManifestError, manifests};
 pub use offer::{

@@ -133,6 +133,8 @@ pub enum Reason {
     RejectedPodDeleted,
     /// The agents of the node have let go of its GPUs, as a label of the node asks.
     Released,
+    /// The agent of another policy still serves the node, as that of this policy has not taken over.
+    HandOverPending,
     /// A value that a person wrote cannot be read.
     Unreadable,
 }

@@ -7,13 +7,15 @@ use crate::{
     facts::NodeFacts,
 };
 use gpunode_crds::{ConditionType, GpuNode, RECOVERED_ANNOTATION, RELEASE_LABEL, Reason};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// Label by which NVIDIA's driver manager and mig-manager of gpu-operator pause a device plugin.
 const PAUSE_LABEL: &str = "nvidia.com/gpu.deploy.device-plugin";
 /// What they put into its value. `false` is the user's own choice of no plugin of NVIDIA's.
 const PAUSED: &str = "paused-for-";
+
+const SECOND: SignedDuration = SignedDuration::from_secs(1);
 
 /// Whether the agents of a node are to let go of its GPUs.
 pub fn is_released(node: &NodeFacts) -> bool {
@@ -48,6 +50,7 @@ pub fn unreadable(node: &NodeFacts) -> Option<Verdict> {
     Some(Verdict { of, holds: false, reason, message })
 }
 
+/// The end of the second that is named: whoever writes seconds means faults of that second too.
 fn read(text: &str) -> Result<Timestamp, jiff::Error> {
-    text.parse().map(whole_second)
+    text.parse().map(whole_second)?.checked_add(SECOND)
 }

@@ -13,6 +13,7 @@
 //! | `owned` | the record of what gpunode wrote on a node |
 //! | `claim` | what to set, remove, leave alone or report, key by key |
 //! | `labels`, `taints` | the same for the two kinds of keys, and their JSON patch |
+//! | `startup`, `unhealthy` | the taints that come and go with what the agent reports |
 //! | `agent_config` | the configuration in `GpuNode.spec` |
 //! | `progress` | whether the agent of a node is there yet, and where it is in a rollout |
 //! | `inventory` | the GPUs that are reported, as the agent's own logic takes them |
@@ -57,18 +58,21 @@ mod progress;
 mod retired;
 mod rollout;
 mod select;
+mod startup;
 mod status;
 mod taints;
 mod tally;
 mod texts;
+mod unhealthy;
 mod wishes;
 
 pub use agent_config::GpuNodeChange;
 pub use conditions::ConditionsChange;
 pub use conflict::{Conflict, ConflictKey};
 pub use daemonset::{
-    AgentPods, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, daemonset_drifted,
-    desired_discovery, desired_for_policy, desired_mps, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
+    AgentPods, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, agents_behind,
+    daemonset_drifted, desired_discovery, desired_for_policy, desired_mps, policy_daemonset_name, policy_of_daemonset,
+    repaired_daemonset,
 };
 pub use explain::{Entry, Explanation, Kind, Overridden, PolicyVerdict, Source, State, explain};
 pub use facts::{NodeFacts, Taint, TaintKey};
@@ -84,6 +88,6 @@ pub use pods::{Eviction, PodName, RejectedPod, evictions, keep_holders_of_broken
 pub use policies::{Policy, PolicySet};
 pub use retired::{Retirement, Seen, Served, Use, retire};
 pub use rollout::{Rollout, Stage};
-pub use status::policy_status;
+pub use status::{Agents, policy_status};
 pub use tally::Tally;
 pub use texts::Texts;

@@ -129,6 +129,7 @@ impl Index {
     pub fn take_daemonsets(&mut self, change: Change<DaemonSet>, now: Timestamp, effects: &mut Effects) {
         let was_warm = self.is_warm();
         for name in self.daemonsets.take(change) {
+            self.look_at_agents(&name, now, effects);
             effects.wake(Key::DaemonSet(name));
         }
         if !was_warm {
@@ -137,9 +138,30 @@ impl Index {
     }
 
     /// Takes in a DaemonSet that a write returned.
-    pub fn update_daemonset(&mut self, daemonset: DaemonSet, write: Write) {
-        let desired = self.daemonsets.desired(daemonset.name(), &self.set, &self.policies);
+    pub fn update_daemonset(&mut self, daemonset: DaemonSet, write: Write, now: Timestamp, effects: &mut Effects) {
+        let name = daemonset.name().to_owned();
+        let desired = self.daemonsets.desired(&name, &self.set, &self.policies, &self.outcomes);
         self.daemonsets.update(daemonset, write, desired);
+        self.look_at_agents(&name, now, effects);
+    }
+
+    /// Remembers whether the API server refused to write a DaemonSet.
+    pub fn daemonset_written(&mut self, name: &str, refusal: Option<&str>, effects: &mut Effects) {
+        if self.daemonsets.written(name, refusal)
+            && let Some(policy) = self.set.iter().find(|policy| policy_daemonset_name(&policy.name) == name)
+        {
+            effects.wake(Key::Status(policy.name.clone()));
+        }
+    }
+
+    /// The status of a policy tells how far its agents are replaced, and after its deadline that they come no further.
+    fn look_at_agents(&mut self, name: &str, now: Timestamp, effects: &mut Effects) {
+        let since = self.daemonsets.look_at_progress(name, now);
+        let Some(policy) = self.set.iter().find(|policy| policy_daemonset_name(&policy.name) == name) else { return };
+        effects.wake(Key::Status(policy.name.clone()));
+        if let Some(at) = since.and_then(|since| since.checked_add(policy.pace.progress_deadline()).ok()) {
+            effects.wake_at(Key::Status(policy.name.clone()), at);
+        }
     }
 
     fn touched<T>(
@@ -220,6 +242,11 @@ impl Index {
                 effects.notices.extend(news.map(|(reason, message)| Notice::of_node(object, node, reason, &message)));
             }
             self.moved.insert(policy.clone());
+            let daemonset = policy_daemonset_name(&policy);
+            // How many agents may stand by depends on the nodes that are down.
+            if self.daemonsets.is_behind(&daemonset) {
+                effects.wake(Key::DaemonSet(daemonset));
+            }
             effects.wake(Key::Status(policy));
         }
     }
@@ -266,13 +293,16 @@ impl Index {
     pub fn status_work(&self, name: &str, now: Timestamp) -> Option<StatusWork> {
         let (object, policy) = (self.policies.get(name)?, self.set.get(name)?);
         let none = Tally::default();
-        let status = policy_status(policy, self.outcomes.tally(name).unwrap_or(&none), object.status.as_ref(), now);
+        let is_written = self.daemonset_work(&policy_daemonset_name(name)).is_none();
+        let agents = self.daemonsets.agents(policy, is_written, now);
+        let tally = self.outcomes.tally(name).unwrap_or(&none);
+        let status = policy_status(policy, tally, &agents, object.status.as_ref(), now);
         (object.status.as_ref() != Some(&status)).then(|| StatusWork { policy: object.clone(), status })
     }
 
     /// What is to be written for the DaemonSet of a name.
     pub fn daemonset_work(&self, name: &str) -> Option<DaemonSetWork> {
-        self.daemonsets.work(name, &self.set, &self.policies)
+        self.daemonsets.work(name, &self.set, &self.policies, &self.outcomes)
     }
 
     /// Everything that could need a write, for one who begins to lead.

@@ -69,7 +69,7 @@ fn is_news(type_: ConditionType, before: Option<&Condition>, after: &Condition) 
 mod tests {
     use super::*;
     use gpunode_crds::GpuNodePolicySpec;
-    use gpunode_plan::{Outcome, PolicySet, Tally, policy_status};
+    use gpunode_plan::{Agents, Outcome, PolicySet, Tally, policy_status};
     use jiff::Timestamp;
 
     fn policy(spec: &str) -> GpuNodePolicy {
@@ -81,7 +81,13 @@ mod tests {
         let mut tally = Tally::default();
         tally.add("n", &outcome.clone().into());
         let set = PolicySet::new([&*policy]);
-        let status = policy_status(set.get("p").unwrap(), &tally, policy.status.as_ref(), Timestamp::UNIX_EPOCH);
+        let status = policy_status(
+            set.get("p").unwrap(),
+            &tally,
+            &Agents::default(),
+            policy.status.as_ref(),
+            Timestamp::UNIX_EPOCH,
+        );
         let notices = Notice::of_status(policy, &status);
         policy.status = Some(status);
         notices.into_iter().map(|notice| (notice.reason, notice.is_warning)).collect()

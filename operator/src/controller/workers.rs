@@ -76,10 +76,16 @@ async fn node(controller: &Controller, writer: &Writer, name: &str) -> Result<()
 }
 
 async fn daemonset(controller: &Controller, writer: &Writer, name: &str) -> Result<(), ApplyError> {
-    match controller.with_index(|index, _, _| index.daemonset_work(name)) {
+    let result = match controller.with_index(|index, _, _| index.daemonset_work(name)) {
         Some(work) => writer.apply_daemonset(controller, name, work).await,
         None => Ok(()),
+    };
+    let refusal = result.as_ref().err().and_then(ApplyError::refusal);
+    // Where the API server could not be asked, what it said before still holds.
+    if result.is_ok() || refusal.is_some() {
+        controller.with_index(|index, _, effects| index.daemonset_written(name, refusal.as_deref(), effects));
     }
+    result
 }
 
 async fn status(controller: &Controller, writer: &Writer, pace: &Pace, name: &str) -> Result<(), ApplyError> {

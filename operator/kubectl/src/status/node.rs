@@ -5,11 +5,14 @@ use super::{
     offered::Offer,
     usage::Usage,
 };
-use gpunode_crds::{ConditionType, GpuNode, Reason};
+use gpunode_crds::{ConditionType, DeviceHealth, FaultReason, GpuNode, RELEASE_LABEL, Reason};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde::Serialize;
 use std::collections::BTreeSet;
+
+/// Most devices whose faults are told in words; `-o json` has all of them.
+const MAX_FAULTS: usize = 16;
 
 /// Most devices that are named of those that are missing.
 const MAX_MISSING: usize = 4;
@@ -36,6 +39,9 @@ pub struct NodeState {
     pub reason: Option<String>,
     /// What the reason means here; only where the node is not ready.
     pub message: Option<String>,
+    /// Its agents were asked to let go of the GPUs.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub released: bool,
     /// What does not fit together, and what to do about it.
     pub problems: Vec<String>,
 }
@@ -101,7 +107,35 @@ pub fn problems(state: &NodeState, node: Option<&Node>, known: &BTreeSet<String>
              see whether it runs: `kubectl -n gpunode-system get pods`"
         )
     });
-    offers.filter_map(|offer| offer.difference(&state.name)).chain(orphaned).chain(missing(state)).collect()
+    let released = state.released.then(|| {
+        format!(
+            "its agents have let go of the GPUs, as label {RELEASE_LABEL} or nvidia.com/gpu.deploy.device-plugin of the node asks"
+        )
+    });
+    let differences = offers.filter_map(|offer| offer.difference(&state.name)).chain(orphaned);
+    differences.chain(missing(state)).chain(released).chain(faults(state)).collect()
+}
+
+/// What is wrong with GPUs, what to do about it, and who holds them.
+fn faults(state: &NodeState) -> Vec<String> {
+    let broken = state.devices.iter().filter_map(|device| Some((device, device.fault.as_ref()?)));
+    let words = |(device, fault): (&DeviceState, &DeviceHealth)| {
+        let reason = fault.reason.map_or("broken", FaultReason::as_str);
+        let xid = fault.xid.map(|xid| format!(" {xid}")).unwrap_or_default();
+        let since = fault.since.as_ref().map(|since| format!(" since {}", since.0)).unwrap_or_default();
+        let pods: BTreeSet<String> =
+            device.holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
+        let held = if pods.is_empty() {
+            None
+        } else {
+            Some(format!("held by {}", pods.into_iter().collect::<Vec<_>>().join(", ")))
+        };
+        let waits = fault.waits_for.as_ref().map(|waits| format!("healthy again after {waits}"));
+        let what = Some(format!("{} is unhealthy{since}: {reason}{xid}", device.name()));
+        let parts = [what, fault.message.clone(), fault.action.clone(), waits, held];
+        parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
+    };
+    broken.map(words).take(MAX_FAULTS).collect()
 }
 
 /// Which GPUs have not been seen lately.
@@ -131,6 +165,7 @@ fn state(gpu_node: &GpuNode, node: Option<&Node>, configuration: Configuration) 
         devices,
         holders_truncated,
         configuration,
+        released: gpu_node.spec.release,
         ready: String::new(),
         reason: None,
         message: None,

@@ -1,6 +1,9 @@
 //! What people ask of the agents of a node: to let go of its GPUs, and to take them for recovered.
 
-use crate::world::{World, policy};
+use crate::{
+    governed,
+    world::{World, policy},
+};
 use gpunode_crds::{GpuNode, GpuNodePolicy, GpuNodeSpec, Reason};
 use gpunode_plan::{GpuNodeChange, Outcome, Stage, Turn, plan_node_at};
 use serde_json::json;
@@ -92,7 +95,7 @@ fn recovery_is_told_and_one_that_cannot_be_read_changes_nothing_and_is_said() {
     };
     set(&mut world, "2026-01-01T10:00:00.75+01:00");
     assert!(ask(&mut world, &[]));
-    assert_eq!(spec(&world).1.as_deref(), Some("2026-01-01T09:00:00Z"));
+    assert_eq!(spec(&world).1.as_deref(), Some("2026-01-01T09:00:01Z"), "the end of that second");
     assert!(!ask(&mut world, &[]));
     set(&mut world, "yesterday");
     assert!(!ask(&mut world, &[]));
@@ -103,4 +106,14 @@ fn recovery_is_told_and_one_that_cannot_be_read_changes_nothing_and_is_said() {
     world.node["metadata"]["annotations"] = json!({"team": "t"});
     assert!(ask(&mut world, &[]));
     assert_eq!(spec(&world).1, None);
+}
+
+#[test]
+fn agent_that_does_not_come_back_after_the_release_is_waited_for_no_longer_than_the_deadline() {
+    let mut world = governed::world(&governed::old(), None, &governed::old(), false);
+    let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
+    status.conditions[0].reason = Reason::Released.as_str().to_owned();
+    let outcome = |minutes| governed::plan(&world, governed::old(), minutes).outcomes["p"].clone();
+    assert_eq!(outcome(4), Outcome::Updating);
+    assert_eq!(outcome(5), Outcome::failed(Reason::Released, "as the agent says"));
 }

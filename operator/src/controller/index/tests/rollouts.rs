@@ -63,6 +63,10 @@ impl Scene {
                 gpu_node.spec.step = step;
                 (gpu_node, Write::Change)
             }
+            (GpuNodeChange::Ask { release, recovered, .. }, Some(mut gpu_node)) => {
+                (gpu_node.spec.release, gpu_node.spec.recovered) = (release, recovered);
+                (gpu_node, Write::Change)
+            }
             _ => return false,
         };
         gpu_node.metadata.resource_version = Some(self.next_version());
@@ -218,4 +222,22 @@ fn node_that_leaves_makes_way() {
     let gone = scene.facts("a", &json!({}));
     scene.go(|index, now, effects| index.take_nodes(Change::Gone(Gone::of(&gone)), now, effects));
     assert_eq!(scene.woken_nodes(), ["b"]);
+}
+
+#[test]
+fn what_people_ask_goes_before_the_configuration_and_costs_the_node_no_turn() {
+    let mut scene = Scene::governed("{maxUnavailable: 1}");
+    let version = scene.next_version();
+    let known = scene.index.nodes.get("a").unwrap().as_ref().clone();
+    let asking = NodeFacts { recovered: Some("1970-01-01T00:00:00Z".to_owned()), resource_version: version, ..known };
+    scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
+    scene.go(|index, now, effects| index.take_nodes(Change::Set(asking), now, effects));
+    assert!(!scene.work_on("a"), "what people ask is written first");
+    let spec = |scene: &Scene| scene.index.gpu_nodes.get("a").unwrap().spec.clone();
+    assert!(spec(&scene).recovered.is_some() && spec(&scene).step.is_none());
+    for name in ["b", "c", "d"] {
+        assert!(!scene.work_on(name), "it is the turn of another");
+    }
+    assert!(scene.work_on("a"), "it still is its turn");
+    assert!(spec(&scene).step.is_some());
 }

@@ -1,0 +1,130 @@
+//! The startup taint: it keeps pods off a node from each of its boots on until what was promised is allocatable there. Nodes may
+//! join with it (`--register-with-taints`), so it is known by its key and needs no record.
+//!
+//! | the policies that match | on the node | then |
+//! |---|---|---|
+//! | want it, in this boot not all was allocatable yet | any | set |
+//! | want it, all is allocatable | any | removed, and the boot goes into the record |
+//! | do not want it, no agent has reported and the node is not Ready for two minutes | present | stays: a policy may come to match |
+//! | do not want it otherwise | present | removed |
+
+use crate::{
+    compose::{Wanted, compose},
+    facts::{NodeFacts, TaintKey},
+    inventory::is_reported,
+    node_plan::Turn,
+    owned::Record,
+    policies::{Policy, PolicySet},
+    progress::is_served,
+    taints::current_taints,
+};
+use gpunode_crds::{GpuNode, Mode, NOT_READY_TAINT, TaintEffect};
+use jiff::{SignedDuration, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Longer than an agent of discovery takes to start and to report on a node that is Ready.
+const UNREPORTED: SignedDuration = SignedDuration::from_mins(2);
+
+/// What is to become of the startup taints of one node.
+#[derive(Debug)]
+pub struct Startup {
+    /// Those that are to be there.
+    pub wanted: BTreeMap<TaintKey, Wanted>,
+    /// Those that nobody wants and that stay for now.
+    lingering: BTreeSet<TaintKey>,
+    /// The keys by which they are known.
+    keys: BTreeSet<String>,
+    /// The boot that the record is to name.
+    pub started: Option<String>,
+    /// When to decide again though nothing changed.
+    pub recheck: Option<Timestamp>,
+}
+
+impl Startup {
+    /// Decides.
+    #[allow(clippy::too_many_arguments, reason = "all that is known of one node")]
+    pub fn of(
+        policies: &PolicySet,
+        matched: &[&Policy],
+        governing: Option<&Policy>,
+        turn: Turn,
+        node: &NodeFacts,
+        record: &Record,
+        gpu_node: Option<&GpuNode>,
+        now: Timestamp,
+    ) -> Self {
+        let known = policies.iter().filter(|policy| policy.mode != Mode::Preview);
+        let mut keys: BTreeSet<String> = known.filter_map(|policy| policy.startup_taint.clone()).collect();
+        keys.insert(NOT_READY_TAINT.to_owned());
+        // Nothing is promised where no device plugin runs.
+        let is_wanted = governing.is_some() && matched.iter().any(|policy| policy.startup_taint.is_some());
+        let has_started = record.started.as_ref() == Some(&node.boot);
+        let is_kept = |governing| has_started || is_allocatable(node, governing, gpu_node, now);
+        let (started, is_over) = match governing.filter(|_| is_wanted) {
+            None => (None, true),
+            Some(governing) if is_kept(governing) => (Some(node.boot.clone()), true),
+            Some(_) => (record.started.clone(), false),
+        };
+        let current = current_taints(node);
+        let mut wanted = if is_over { BTreeMap::new() } else { wanted(matched) };
+        for (id, wanted) in &mut wanted {
+            // A node may join with a value, which says nothing.
+            wanted.value = current.get(id).cloned().unwrap_or_default();
+        }
+        if turn == Turn::Foretold {
+            wanted.retain(|id, _| current.contains_key(id));
+        }
+        let stays_until = stays_until(node, gpu_node, now).filter(|_| !has_started && turn != Turn::Foretold);
+        let mut startup = Self { wanted, lingering: BTreeSet::new(), keys, started, recheck: None };
+        if let Some(until) = stays_until {
+            let unwanted = |id: &&TaintKey| startup.is_startup(id) && !startup.wanted.contains_key(id);
+            startup.lingering = current.keys().filter(unwanted).cloned().collect();
+            startup.recheck = until.filter(|_| !startup.lingering.is_empty());
+        }
+        startup
+    }
+
+    /// Whether a taint is gpunode's with or without a record.
+    pub fn is_ours(&self, id: &TaintKey) -> bool {
+        self.is_startup(id) && !self.lingering.contains(id)
+    }
+
+    fn is_startup(&self, id: &TaintKey) -> bool {
+        // A key of a policy's own may be somebody else's with another effect.
+        id.key == NOT_READY_TAINT || (id.effect == TaintEffect::NoSchedule.as_str() && self.keys.contains(&id.key))
+    }
+}
+
+fn wanted(matched: &[&Policy]) -> BTreeMap<TaintKey, Wanted> {
+    let entries = |policy: &Policy| {
+        let id = |key: &String| TaintKey { key: key.clone(), effect: TaintEffect::NoSchedule.as_str().to_owned() };
+        policy.startup_taint.iter().map(|key| (id(key), "")).collect::<Vec<_>>()
+    };
+    // All want the same value, so nobody disagrees.
+    compose(matched, entries, |id| format!("taint {id}")).unwrap_or_default()
+}
+
+/// Whether the configuration that the node was given is in force, and the scheduler knows of every device that its agent offers.
+fn is_allocatable(node: &NodeFacts, governing: &Policy, gpu_node: Option<&GpuNode>, now: Timestamp) -> bool {
+    let given = gpu_node.and_then(|gpu_node| Some((gpu_node.spec.config.as_ref()?, gpu_node.status.as_ref()?)));
+    let Some((config, status)) = given else { return false };
+    let offered = |name: &str| node.offered.get(name).copied().unwrap_or(0);
+    let mut promised = status.resources.iter();
+    is_served(node, governing, &config.hash, gpu_node, now)
+        && promised.all(|resource| offered(&resource.name) >= u64::try_from(resource.allocatable).unwrap_or(0))
+}
+
+/// Until when a startup taint that nobody wants stays, if it does; the inner value is nothing where that is not known.
+#[allow(clippy::option_option, reason = "whether, and until when")]
+fn stays_until(node: &NodeFacts, gpu_node: Option<&GpuNode>, now: Timestamp) -> Option<Option<Timestamp>> {
+    if !node.ready {
+        return Some(None);
+    }
+    if is_reported(gpu_node) {
+        return None;
+    }
+    // By the clock of the node, which may be wrong: it counts no further ahead than the time that it is about.
+    let told = node.ready_since.filter(|since| since.duration_since(now) <= UNREPORTED);
+    let until = told.max(node.created)?.checked_add(UNREPORTED).ok()?;
+    (now < until).then_some(Some(until))
+}
