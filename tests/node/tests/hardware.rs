@@ -4,6 +4,7 @@ use anyhow::Result;
 use gpunode_node_tests::{Lab, Node, until};
 use gpunode_scenario::{MigGroup, ReturnCode, Scenario, Topology};
 use rustix::process::Signal;
+use std::time::{Duration, Instant};
 
 const GPU: &str = "nvidia.com/gpu";
 const PART: &str = "nvidia.com/mig-3g.40gb";
@@ -98,5 +99,34 @@ async fn a_node_that_loses_every_gpu_offers_none_and_waits_for_the_driver() -> R
         lab.node.state()?.restore(gpu)?;
     }
     lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
+    Ok(())
+}
+
+/// The library with which a process works is one mapping; it goes with the session.
+#[tokio::test]
+async fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_container_notices() -> Result<()> {
+    let mut lab = Lab::start(Node::with_v100()?, "")?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    lab.agent.logs("the events of the driver are followed").await?;
+    let held = lab.kubelet.admit("pod", "main", GPU, 1).await?;
+    let registrations = lab.kubelet.endpoint(GPU).registrations;
+    lab.node.remove_driver()?;
+    lab.agent.logs("hardware has a problem").await?;
+    // Longer than anybody takes for a moment.
+    until("nothing is given out", || lab.kubelet.endpoint(GPU).healthy().is_empty().then_some(())).await?;
+
+    lab.node.upgrade_driver("590.10.01")?;
+    let start = Instant::now();
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    lab.agent.logs("the events of the driver are followed").await?;
+    until("the new driver's events are followed", || {
+        (lab.agent.logged("the events of the driver are followed") == 2).then_some(())
+    })
+    .await?;
+    lab.node.state()?.inject_xid(0, 79)?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 7).await?;
+    assert_eq!(lab.kubelet.endpoint(GPU).registrations, registrations);
+    assert!(!held.ids.is_empty() && lab.kubelet.in_use(GPU).len() == 1, "what was held is held");
     Ok(())
 }

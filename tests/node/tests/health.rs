@@ -91,7 +91,7 @@ async fn an_xid_of_a_mig_device_takes_out_that_one_and_one_of_the_gpu_all_of_the
 /// A DGX-1 with a driver that tells no recovery action.
 fn with_old_driver() -> Result<Node> {
     let mut scenario = Scenario::new("old", "Tesla V100-SXM2-32GB", 8, Topology::Dgx1Volta);
-    scenario.driver_version = "550.163.01".to_owned();
+    "550.163.01".clone_into(&mut scenario.driver_version);
     let node = Node::new(scenario)?;
     node.reboot("first")?;
     node.load_module()?;
