@@ -104,7 +104,7 @@ impl Agent {
     fn arguments(mut command: Command, node: &Node, what: &str) -> Command {
         command.arg(what).arg("--host-root").arg(node.host_root()).args(["--admin-address", "127.0.0.1:0"]);
         command.env("KUBECONFIG", "/nonexistent").env_remove("NODE_NAME");
-        command.env("RUST_LOG", "info,kube_client=error,gpunode_agent::health=debug,gpunode_agent::health::looks=info");
+        command.env("RUST_LOG", "info,kube_client=off,gpunode_agent::health=debug,gpunode_agent::health::looks=info");
         command
     }
 
