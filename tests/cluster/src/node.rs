@@ -141,6 +141,14 @@ impl Node {
         node_start::start_kubelet(self)
     }
 
+    /// This node with a kubelet that, when it is started and the cluster does not know the node, registers it with other taints
+    /// than the cluster file says, `key=value:Effect`.
+    #[must_use]
+    pub fn registering_with(mut self, taints: &[&str]) -> Self {
+        self.spec.register_with_taints = taints.iter().map(|taint| (*taint).to_owned()).collect();
+        self
+    }
+
     /// Stops the kubelet and starts it again.
     pub fn restart_kubelet(&self) -> Result<()> {
         self.stop_kubelet()?;

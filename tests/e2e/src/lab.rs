@@ -205,7 +205,9 @@ impl Lab {
 
     /// Removes policies, test pods and what tests ask of nodes, and waits until gpunode has nothing left on any node.
     pub fn clean(&self) -> Result<()> {
-        self.kubectl(&["label", "nodes", "--all", "gpunode.dev/ignore-", "gpunode.dev/release-"])?;
+        let asked = ["gpunode.dev/ignore-", "gpunode.dev/release-", "nvidia.com/gpu.deploy.device-plugin-"];
+        self.kubectl(&[&["label", "nodes", "--all"], &asked[..]].concat())?;
+        self.kubectl(&["annotate", "nodes", "--all", "gpunode.dev/recovered-"])?;
         self.kubectl(&["delete", "gpunodepolicies", "--all", "--timeout=60s"])?;
         self.kubectl(&[
             "delete",

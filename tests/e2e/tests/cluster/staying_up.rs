@@ -21,7 +21,7 @@ const GAP: Duration = Duration::from_millis(100);
 const NO_AGENT: &str = "gpunode.test/pause:1";
 
 /// Gives the agent's image another name on a node, so that a rollout has something to roll out.
-fn tag(lab: &Lab, tag: &str) -> Result<String> {
+pub fn tag(lab: &Lab, tag: &str) -> Result<String> {
     let image = format!("gpunode.test/agent:{tag}");
     lab.cluster().node(T4)?.ctr(["images", "tag", "--force", "gpunode.dev/agent:0.1.0", &image])?;
     Ok(image)
