@@ -1,6 +1,6 @@
 //! The configuration in `GpuNode.spec`.
 
-use crate::{facts::NodeFacts, policies::Policy, rollout::Stage};
+use crate::{asked::asked_at_first, facts::NodeFacts, policies::Policy, rollout::Stage};
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
     Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, NodeWaiting,
@@ -115,7 +115,7 @@ pub fn change(
             }
         }
         (Some(policy), None) => wanted_configuration(policy).map_or(GpuNodeChange::None, |wanted| {
-            let mut gpu_node = GpuNode::new(&node.name, GpuNodeSpec { config: Some(wanted), ..GpuNodeSpec::default() });
+            let mut gpu_node = GpuNode::new(&node.name, GpuNodeSpec { config: Some(wanted), ..asked_at_first(node) });
             gpu_node.metadata.owner_references = Some(vec![owner(node)]);
             GpuNodeChange::Create(Box::new(gpu_node))
         }),

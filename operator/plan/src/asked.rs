@@ -6,7 +6,7 @@ use crate::{
     conditions::Verdict,
     facts::NodeFacts,
 };
-use gpunode_crds::{ConditionType, GpuNode, RECOVERED_ANNOTATION, RELEASE_LABEL, Reason};
+use gpunode_crds::{ConditionType, GpuNode, GpuNodeSpec, RECOVERED_ANNOTATION, RELEASE_LABEL, Reason};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -36,6 +36,12 @@ pub fn asked(node: &NodeFacts, gpu_node: Option<&GpuNode>) -> Option<GpuNodeChan
     let is_there = (release, &recovered) == (gpu_node.spec.release, &gpu_node.spec.recovered);
     let resource_version = gpu_node.metadata.resource_version.clone().unwrap_or_default();
     (!is_there).then_some(GpuNodeChange::Ask { resource_version, release, recovered })
+}
+
+/// What the `GpuNode` of a node that has none says from the start.
+pub fn asked_at_first(node: &NodeFacts) -> GpuNodeSpec {
+    let recovered = node.recovered.as_deref().and_then(|text| read(text).ok()).map(Time);
+    GpuNodeSpec { release: is_released(node), recovered, ..GpuNodeSpec::default() }
 }
 
 /// That the annotation cannot be read, if so.

@@ -75,6 +75,17 @@ fn release_waits_for_no_turn_and_for_no_paused_policy_but_an_ignored_node_is_lef
 }
 
 #[test]
+fn agent_that_is_to_start_on_a_released_node_never_uses_its_driver() {
+    let mut world = World::sample();
+    world.set_label("gpunode.dev/release", Some("true"));
+    world.node["metadata"]["annotations"] = json!({"gpunode.dev/recovered": "2026-01-01T10:00:00Z"});
+    let GpuNodeChange::Create(gpu_node) = world.plan(&[governing()]).gpu_node else { panic!() };
+    assert!(gpu_node.spec.release && gpu_node.spec.config.is_some());
+    world.gpu_node = Some(*gpu_node);
+    assert!(!ask(&mut world, &[governing()]), "all is said");
+}
+
+#[test]
 fn released_node_is_outside_of_a_rollout_and_says_why() {
     let mut world = reported();
     world.converge(&[governing()]);
