@@ -1,5 +1,9 @@
 use super::*;
-use crate::controller::cache::Gone;
+use crate::controller::{
+    cache::Gone,
+    daemonsets::ALWAYS,
+    work::{DaemonSetWork, NodeWork},
+};
 use gpunode_crds::Reason;
 use gpunode_plan::{DISCOVERY_NAME, GpuNodeChange, MPS_NAME};
 use k8s_openapi::api::{apps::v1::DaemonSetStatus, core::v1::Node};
