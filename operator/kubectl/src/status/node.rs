@@ -177,3 +177,38 @@ fn is_node_ready(node: &Node) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn told(gpu_node: &serde_json::Value) -> Vec<String> {
+        let gpu_node = serde_json::from_value(gpu_node.clone()).expect("a GpuNode");
+        problems(&node_state(&gpu_node, None), None, &BTreeSet::new())
+    }
+
+    #[test]
+    fn broken_devices_are_told_with_what_is_wrong_what_to_do_and_who_holds_them() {
+        let health = json!({"state": "Unhealthy", "reason": "Xid", "xid": 79, "since": "2026-01-02T03:04:05Z",
+            "message": "GPU has fallen off the bus", "action": "restart the machine", "waitsFor": "another boot"});
+        let gpu = json!({"index": 0, "uuid": "GPU-0", "product": "T4", "memoryMiB": 1, "health": health});
+        let whole =
+            json!({"index": 1, "uuid": "GPU-1", "product": "T4", "memoryMiB": 1, "health": {"state": "Healthy"}});
+        let holder = |pod: &str| json!({"namespace": "team", "pod": pod, "container": "c", "resource": "nvidia.com/gpu", "device": "GPU-0", "count": 1});
+        let status = json!({"gpus": [gpu, whole], "holders": [holder("b"), holder("a"), holder("a")]});
+        let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
+            "status": status});
+        let expected = "GPU 0 is unhealthy since 2026-01-02T03:04:05Z: Xid 79; GPU has fallen off the bus; restart the machine; \
+            healthy again after another boot; held by team/a, team/b";
+        assert_eq!(told(&gpu_node), [expected]);
+    }
+
+    #[test]
+    fn released_node_says_who_asked() {
+        let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"},
+            "spec": {"release": true}, "status": {}});
+        let [released] = &told(&gpu_node)[..] else { panic!("it says one thing") };
+        assert!(released.contains("let go of the GPUs, as label gpunode.dev/release"), "{released}");
+    }
+}

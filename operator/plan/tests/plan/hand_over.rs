@@ -5,7 +5,7 @@ use crate::{
     world::{World, policy},
 };
 use gpunode_crds::{GpuNodePolicy, Reason};
-use gpunode_plan::{Outcome, Stage, Turn};
+use gpunode_plan::{Outcome, PolicySet, Stage, Turn, explain};
 
 fn old() -> GpuNodePolicy {
     policy("old", "{nodeSelector: {}, devicePlugin: {}}")
@@ -84,4 +84,14 @@ fn agent_that_never_takes_over_stops_the_rollout_and_is_told_as_what_it_is() {
 fn plan_for_people_foretells_the_end_of_the_hand_over() {
     let plan = plan_at(Turn::Foretold, &taken(), &[new(), old()], 0);
     assert!(format!("{:?}", plan.patch).contains("policy.old"), "{:?}", plan.patch);
+}
+
+#[test]
+fn explanation_says_why_the_agent_of_another_policy_is_still_there() {
+    let world = taken();
+    let set = PolicySet::new(&[new(), old()]);
+    let explanation = explain(&set, &world.facts(), world.gpu_node.as_ref(), world.now);
+    let entry = explanation.entries.iter().find(|entry| entry.key == "gpunode.dev/policy.old").unwrap();
+    let source = serde_json::to_value(&entry.source).unwrap();
+    assert_eq!(source["why"], "its agent serves until that of policy new has taken over");
 }
