@@ -7,8 +7,9 @@ use tokio::time::{sleep, timeout};
 /// How long the kubelet may take to notice that a plugin has ended: with its devices healthy until then, it would also take the
 /// end of the old stream for the end of a new one (up to 1.36).
 const NOTICES_WITHIN: Duration = Duration::from_secs(1);
-/// Pause before the second look while it may not have noticed yet; it doubles.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Pause before the second look while it may not have noticed yet; each is half as long again as the one before, so that no look
+/// comes late by more than that, and a second has a dozen of them.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// How long a resource is missing at the kubelet before it is registered again, and the first of two looks counts.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 /// The same for a kubelet that does not list it after that either.
@@ -30,7 +31,7 @@ pub async fn by_another(kubelet: &PodResources, resource: &str) -> bool {
                 return;
             }
             sleep(pause).await;
-            pause *= 2;
+            pause = pause * 3 / 2;
         }
     };
     // One that is served that long is.
