@@ -43,7 +43,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     let (found, mut hardware) = watch::channel(None);
     let (seen, mut gpu_node) = watch::channel(Seen::Unknown);
     let release = Release::new(Some(gpu_node.clone()), &args.host.state_dir);
-    tasks.spawn(watch_hardware(Place::of(&args), found, look_again.clone(), release, None));
+    tasks.spawn(watch_hardware(Place::of(&args), found, look_again.clone(), release, None, metrics.clone()));
 
     let (pages, mut page) = watch::channel(None);
     tasks.spawn(retire(args.clone(), hardware.clone(), pages));

@@ -1,8 +1,11 @@
 //! The thread that waits for what the driver reports: one thread with one session, for as long as the driver stays the same.
 
-use crate::nvml::{
-    self,
-    events::{Event, Watcher},
+use crate::{
+    metrics::Metrics,
+    nvml::{
+        self,
+        events::{Event, Watcher},
+    },
 };
 use nvml_wrapper::error::NvmlError;
 use std::{
@@ -40,6 +43,7 @@ pub struct DriverEvents {
     running: Option<Running>,
     not_before: Instant,
     last_error: String,
+    metrics: Metrics,
 }
 
 struct Running {
@@ -53,10 +57,10 @@ type Ended = (BTreeSet<String>, Result<(), nvml::Error>);
 
 impl DriverEvents {
     /// Nothing is followed yet. The other end gets the events.
-    pub fn new() -> (Self, mpsc::Receiver<Event>) {
+    pub fn new(metrics: Metrics) -> (Self, mpsc::Receiver<Event>) {
         let (tell, told) = mpsc::channel(QUEUE);
         let (silent, last_error) = (BTreeSet::new(), String::new());
-        (Self { tell, silent, running: None, not_before: Instant::now(), last_error }, told)
+        (Self { tell, silent, running: None, not_before: Instant::now(), last_error, metrics }, told)
     }
 
     /// Follows these GPUs through the library at `path`; does nothing where it does so already.
@@ -99,7 +103,11 @@ impl DriverEvents {
         let error = match timeout(END_TIMEOUT, running.thread).await {
             Ok(Ok((silent, ended))) => {
                 self.silent = silent;
-                ended.err().map(|error| error.to_string()).unwrap_or_default()
+                let error = ended.err();
+                if let Some(call) = error.as_ref().and_then(nvml::Error::call) {
+                    self.metrics.nvml_error(call);
+                }
+                error.map(|error| error.to_string()).unwrap_or_default()
             }
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("end the session with the driver: no answer within {END_TIMEOUT:?}"),

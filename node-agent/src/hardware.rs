@@ -5,6 +5,7 @@ use crate::{
     driver_events::DriverEvents,
     driver_root,
     machine::{self, Machine},
+    metrics::Metrics,
     nvml,
     pci::{self, nvidia_functions},
     release::Release,
@@ -42,6 +43,8 @@ pub struct Hardware {
     pub run: Run,
     /// The driver's answer.
     pub driver: Driver,
+    /// The call to NVML that failed, by its name in C, where no GPU could be asked.
+    pub failed: Option<&'static str>,
     /// The GPUs; the ones found last while the driver does not answer, and none where it answers for no GPU.
     pub reading: Option<nvml::Reading>,
 }
@@ -173,7 +176,7 @@ impl Place {
     fn look(&self, before: Option<&Hardware>) -> (Traces, Hardware) {
         let traces = self.traces();
         let Hardware { functions, machine, .. } = self.without_driver();
-        let mut reading = None;
+        let (mut reading, mut failed) = (None, None);
         let driver = match &traces.library {
             None if functions == 0 => Driver::NotNeeded,
             None => {
@@ -196,13 +199,16 @@ impl Place {
                     }
                     // A driver that was installed ahead of its hardware.
                     Err(_) if functions == 0 => Driver::NotNeeded,
-                    Err(error) => Driver::Failed(error.to_string()),
+                    Err(error) => {
+                        failed = error.call();
+                        Driver::Failed(error.to_string())
+                    }
                 }
             }
         };
         let version = reading.as_ref().and_then(|reading| reading.inventory.driver_version.as_deref());
         let run = machine::run(&self.host_root, traces.module, version.unwrap_or_default());
-        (traces, Hardware { functions, machine, run, driver, reading })
+        (traces, Hardware { functions, machine, run, driver, failed, reading })
     }
 }
 
@@ -215,6 +221,7 @@ pub async fn watch_hardware(
     look_again: Arc<Notify>,
     mut release: Release,
     mut events: Option<DriverEvents>,
+    metrics: Metrics,
 ) {
     let place = Arc::new(place);
     let mut retry = MIN_RETRY;
@@ -237,6 +244,9 @@ pub async fn watch_hardware(
         }
         let (traces, hardware) = look(&place, &found).await;
         before = Some(traces.driver());
+        if let Some(call) = hardware.failed {
+            metrics.nvml_error(call);
+        }
         let settled = hardware.problem().is_none();
         // Nothing but the driver tells of MIG instances that come and go.
         let blind = traces.instances.is_none() && hardware.is_divided();
@@ -313,7 +323,10 @@ async fn look(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) 
             let functions = functions.unwrap_or_else(|| found.borrow().as_ref().map_or(0, |last| last.functions));
             let machine = found.borrow().as_ref().map(|last| last.machine.clone()).unwrap_or_default();
             let run = found.borrow().as_ref().map(|last| last.run.clone()).unwrap_or_default();
-            publish(found, Hardware { functions, machine, run, driver: Driver::Failed(message), reading: None });
+            publish(
+                found,
+                Hardware { functions, machine, run, driver: Driver::Failed(message), ..Hardware::default() },
+            );
             // Asking a second time beside a call that hangs would only take another thread.
             task.await
         };

@@ -1,6 +1,8 @@
 //! Follows whether the devices of the node work: what the driver reports, what looks at them show, and what people say. It
 //! tells the desk, which gives nothing of a broken device out.
 
+mod daemons;
+mod devices;
 mod looks;
 mod store;
 pub mod words;
@@ -14,12 +16,13 @@ use crate::{
     hardware::{Driver, Hardware, Place},
     nvml::{
         events::Event,
-        probe::{Look, Target},
+        probe::{Look, Target, unanswered},
     },
 };
+use daemons::Daemons;
+use devices::Devices;
 use gpunode_config::Health as Rules;
-use gpunode_crds::MpsDaemonState;
-use gpunode_gpu::{Answer, Device, Gpu, HealthObservation as Observation, Inventory, Transition, Trouble};
+use gpunode_gpu::{Answer, Gpu, HealthObservation as Observation, Inventory, Probe, Transition, Trouble};
 use jiff::Timestamp;
 use looks::{Found, Looks, SETTLE};
 use std::{
@@ -74,8 +77,7 @@ pub struct Keeper {
     linked: BTreeSet<String>,
     /// Uncorrected memory errors of each GPU: a reset sets them to zero.
     errors: BTreeMap<String, u64>,
-    /// Devices whose MPS control daemon has answered.
-    answered: BTreeSet<String>,
+    daemons: Daemons,
 }
 
 impl Keeper {
@@ -93,7 +95,7 @@ impl Keeper {
             silent: None,
             linked: BTreeSet::new(),
             errors: BTreeMap::new(),
-            answered: BTreeSet::new(),
+            daemons: Daemons::default(),
         };
         keeper.found();
         keeper.tell();
@@ -143,16 +145,10 @@ impl Keeper {
             warn!(xid, "the driver reports an XID of a GPU that is not known");
             return;
         };
-        let device = self.instance(&gpu, event.instance).unwrap_or(gpu);
-        self.observe(Observation::Xid(device, xid));
-    }
-
-    /// UUID of the MIG device. One that is not known is no device that is offered: its GPU stands for it.
-    fn instance(&self, gpu: &str, instance: Option<(u32, u32)>) -> Option<String> {
-        let hardware = self.sources.hardware.borrow().clone()?;
-        let gpu = hardware.inventory()?.gpus.iter().find(|of| of.uuid == gpu)?;
-        let found = gpu.mig_devices.iter().find(|mig| Some((mig.gpu_instance, mig.compute_instance)) == instance)?;
-        Some(found.uuid.clone())
+        // A MIG device that is not known is none that is offered: its GPU stands for it.
+        let devices = self.devices();
+        let part = event.instance.and_then(|instance| devices.part(&gpu, instance)).map(str::to_owned);
+        self.observe(Observation::Xid(part.unwrap_or(gpu), xid));
     }
 
     /// What a look that begins now proves nothing against: events that the driver may not have followed up yet.
@@ -175,12 +171,12 @@ impl Keeper {
         if self.known.health.is_other_boot(&hardware.run) {
             // What is linked may have been changed while the machine was off.
             let health = &self.known.health;
-            self.known.links.retain(|gpu, _| has(health, gpu, Trouble::NvLinkDown));
+            self.known.links.retain(|gpu, _| health.has(gpu, Trouble::NvLinkDown));
         }
         self.observe(Observation::Run(hardware.run.clone()));
         for gpu in &reading.lost {
             let target = Target { gpu: gpu.clone(), ..Target::default() };
-            let probe = gpunode_gpu::Probe { answer: Answer::Lost, ..crate::nvml::probe::unanswered(&target, 0) };
+            let probe = Probe { answer: Answer::Lost, ..unanswered(&target, 0) };
             self.observe(Observation::Probe(probe));
         }
         if reading.unreadable.is_empty() {
@@ -206,20 +202,17 @@ impl Keeper {
             Seen::Present(object) => object.spec.recovered.as_ref().map(|time| time.0),
             Seen::Unknown | Seen::Absent => None,
         };
-        if let Some(recovered) = recovered {
-            self.recovered(recovered);
+        if let Some(at) = recovered.filter(|_| recovered != self.known.recovered) {
+            self.known.recovered = recovered;
+            self.recovered(at);
         }
     }
 
     fn recovered(&mut self, at: Timestamp) {
-        if self.known.recovered == Some(at) {
-            return;
-        }
-        self.known.recovered = Some(at);
         info!(%at, "the GPUs are in order again, as a person says");
         let before: Vec<String> = self.known.links.keys().cloned().collect();
         let down: Vec<String> =
-            before.into_iter().filter(|gpu| has(&self.known.health, gpu, Trouble::NvLinkDown)).collect();
+            before.into_iter().filter(|gpu| self.known.health.has(gpu, Trouble::NvLinkDown)).collect();
         self.observe(Observation::Recovered(at.min(Timestamp::now())));
         for gpu in down {
             // A link that is still down is not to be there any more.
@@ -229,30 +222,11 @@ impl Keeper {
         self.looks.hasten(Instant::now());
     }
 
-    /// A daemon that answered and ceased to has died.
     fn look_at_daemons(&mut self) {
-        let daemons = self.sources.desk.daemons();
-        let silent = |device: &str| {
-            daemons.iter().any(|daemon| daemon.device == device && daemon.state == MpsDaemonState::NotAnswering)
-        };
-        // One that ends as the GPUs are released has not died.
         let released = self.sources.hardware.borrow().as_ref().is_some_and(|found| found.driver == Driver::Released);
-        let died: Vec<String> = self.answered.iter().filter(|device| silent(device) && !released).cloned().collect();
-        let over: Vec<String> = self
-            .known
-            .health
-            .devices()
-            .filter(|(device, faults)| {
-                !silent(device) && faults.iter().any(|fault| fault.trouble == Trouble::MpsDaemonDied)
-            })
-            .map(|(device, _)| device.to_owned())
-            .collect();
-        let answering = daemons.into_iter().filter(|daemon| daemon.state == MpsDaemonState::Answering);
-        self.answered = answering.map(|daemon| daemon.device).collect();
-        for (devices, runs) in [(died, false), (over, true)] {
-            for device in devices {
-                self.observe(Observation::MpsDaemon(device, runs));
-            }
+        let daemons = self.sources.desk.daemons();
+        for observation in self.daemons.look(&daemons, released, &self.known.health) {
+            self.observe(observation);
         }
     }
 
@@ -273,14 +247,18 @@ impl Keeper {
     fn target(&self, gpu: &Gpu) -> Target {
         let health = &self.known.health;
         let instances: Vec<String> = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
-        let processes = instances.iter().chain([&gpu.uuid]).any(|device| has(health, device, Trouble::Xid));
+        let processes = instances.iter().chain([&gpu.uuid]).any(|device| health.has(device, Trouble::Xid));
         let links = self.known.links.get(&gpu.uuid).filter(|_| self.linked.contains(&gpu.uuid)).cloned();
         Target { gpu: gpu.uuid.clone(), instances, links, processes }
     }
 
     fn looked(&mut self, found: Found) {
         match found {
-            Found::Recovered(at) => self.recovered(at),
+            Found::Recovered(at) => {
+                if self.known.touched.replace(at) != Some(at) {
+                    self.recovered(at);
+                }
+            }
             Found::Look(look) => self.take(*look),
             Found::Hangs(probe) => {
                 warn!(gpu = probe.gpu, "look at the GPU: the driver does not answer");
@@ -295,26 +273,50 @@ impl Keeper {
     fn take(&mut self, look: Look) {
         let Look { mut probe, links, failed } = look;
         let gpu = probe.gpu.clone();
-        if let Some((call, error)) = failed {
+        for (device, (call, error)) in &failed {
             self.sources.desk.metrics().nvml_error(call);
-            if !has(&self.known.health, &gpu, Trouble::NotAnswering) && !has(&self.known.health, &gpu, Trouble::Lost) {
-                warn!(gpu, call, %error, "a call of the driver fails");
+            let health = &self.known.health;
+            if !health.doubts(device)
+                && !health.has(device, Trouble::NotAnswering)
+                && !health.has(device, Trouble::Lost)
+            {
+                warn!(device, call, %error, "a call of the driver fails");
             }
-        } else if self.linked.insert(gpu.clone()) {
-            // What an earlier agent saw counts too.
-            let before = self.known.links.entry(gpu.clone()).or_default();
-            probe.link_down = Some(before.iter().any(|link| !links.contains(link)));
-            before.extend(links);
-            before.sort_unstable();
-            before.dedup();
         }
-        let errors = probe.uncorrected_ecc.unwrap_or_default();
-        if self.errors.insert(gpu.clone(), errors).is_some_and(|before| before > errors)
-            && probe.answer == Answer::Answers
-        {
-            self.observe(Observation::Reset(gpu));
+        if probe.answer == Answer::Answers {
+            if self.linked.insert(gpu.clone()) {
+                // What an earlier agent saw counts too.
+                let before = self.known.links.entry(gpu.clone()).or_default();
+                probe.link_down = Some(before.iter().any(|link| !links.contains(link)));
+                before.extend(links);
+                before.sort_unstable();
+                before.dedup();
+            }
+            let errors = probe.uncorrected_ecc.unwrap_or_default();
+            if self.errors.insert(gpu.clone(), errors).is_some_and(|before| before > errors) {
+                let parts = probe.instances.iter().map(|instance| instance.uuid.clone());
+                self.observe(Observation::Reset(parts.chain([gpu]).collect()));
+            }
+            self.count_pods(&mut probe);
         }
         self.observe(Observation::Probe(probe));
+        if failed.iter().any(|(device, _)| self.known.health.doubts(device)) {
+            self.looks.hasten(Instant::now());
+        }
+    }
+
+    /// The driver may hide the processes of containers from this one: what a pod holds is not without processes.
+    fn count_pods(&self, probe: &mut Probe) {
+        let instances = probe.instances.iter_mut().map(|instance| (&instance.uuid, &mut instance.processes));
+        let all = instances.chain([(&probe.gpu, &mut probe.processes)]);
+        let mut counted = all.filter_map(|(device, processes)| Some((device, (*processes)?, processes))).peekable();
+        if counted.peek().is_none() {
+            return;
+        }
+        let (devices, page) = (self.devices(), self.sources.desk.page().0);
+        for (device, count, processes) in counted {
+            *processes = page.unknown.is_none().then(|| count + devices.pods(device, &page.holders).len());
+        }
     }
 
     fn observe(&mut self, observation: Observation) {
@@ -327,10 +329,11 @@ impl Keeper {
     fn say(&self, transition: &Transition, rules: &Rules) {
         let Transition { device, fault, began } = transition;
         let (reason, meaning) = (words::reason(fault.trouble).as_str(), words::meaning(fault));
-        let name = self.name(device);
+        let devices = self.devices();
+        let name = devices.name(device);
         if *began {
             let (action, waits_for) = (fault.action().advice(), fault.waits_for(rules));
-            let holders = self.holders(device).join(", ");
+            let holders = Vec::from_iter(devices.pods(device, &self.sources.desk.holders())).join(", ");
             warn!(device, name, reason, xid = fault.xid, meaning, action, waits_for, holders, "a device is broken");
             let held = if holders.is_empty() { String::new() } else { format!("; held by {holders}") };
             let note = format!("{name} ({device}): {meaning}; {action}; it waits for: {waits_for}{held}");
@@ -344,23 +347,8 @@ impl Keeper {
         }
     }
 
-    /// What people call a device: `GPU 3`, or `GPU 3:1` for a MIG device of it.
-    fn name(&self, device: &str) -> String {
-        let hardware = self.sources.hardware.borrow().clone();
-        let devices = hardware.as_deref().and_then(Hardware::inventory).map(Device::all).unwrap_or_default();
-        let known = devices.iter().find(|known| known.uuid == device);
-        known.map_or_else(|| "a GPU that has left the node".to_owned(), |known| format!("GPU {}", known.index()))
-    }
-
-    /// Pods that hold something of a device, or of a MIG device of it.
-    fn holders(&self, device: &str) -> Vec<String> {
-        let hardware = self.sources.hardware.borrow().clone();
-        let gpus = hardware.as_deref().and_then(Hardware::inventory).map_or(&[][..], |inventory| &inventory.gpus);
-        let parts = gpus.iter().filter(|gpu| gpu.uuid == device).flat_map(|gpu| &gpu.mig_devices);
-        let hit: BTreeSet<&str> = parts.map(|mig| mig.uuid.as_str()).chain([device]).collect();
-        let holders = self.sources.desk.holders().into_iter().filter(|holder| hit.contains(holder.device.as_str()));
-        let pods: BTreeSet<String> = holders.map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
-        pods.into_iter().collect()
+    fn devices(&self) -> Devices {
+        Devices(self.sources.hardware.borrow().clone())
     }
 
     fn tell(&self) {
@@ -375,8 +363,4 @@ impl Keeper {
         let rules = self.sources.rules.borrow().clone();
         self.sources.desk.ail(Ailments { all, faults: Some(Arc::new(self.known.health.clone())), rules });
     }
-}
-
-fn has(health: &gpunode_gpu::Health, device: &str, trouble: Trouble) -> bool {
-    health.devices().any(|(of, faults)| of == device && faults.iter().any(|fault| fault.trouble == trouble))
 }

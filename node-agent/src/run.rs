@@ -58,11 +58,11 @@ pub async fn run(args: RunArgs) -> Result<()> {
 
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);
-    let (driver_events, reported) = DriverEvents::new();
+    let (driver_events, reported) = DriverEvents::new(metrics.clone());
     let (seen, gpu_node) = watch::channel(Seen::Unknown);
     let release = Release::new(args.config.is_none().then(|| gpu_node.clone()), &args.node.host.state_dir);
-    let watched = watch_hardware(Place::of(&args.node), found, look_again.clone(), release, Some(driver_events));
-    tasks.spawn(watched);
+    let (place, look) = (Place::of(&args.node), look_again.clone());
+    tasks.spawn(watch_hardware(place, found, look, release, Some(driver_events), metrics.clone()));
 
     let (instructions, mut instructed) = watch::channel(Instruction::Unknown);
     let (reports, to_report) = watch::channel(None);

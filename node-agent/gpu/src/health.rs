@@ -10,7 +10,7 @@ use gpunode_config::{Health as Rules, Recovery};
 use jiff::Timestamp;
 pub use probe::{Answer, InstanceProbe, Probe};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What is wrong with a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -82,8 +82,8 @@ pub enum Observation {
     Probe(Probe),
     /// This run of machine and driver is the one now.
     Run(Run),
-    /// The GPU with this UUID was reset.
-    Reset(String),
+    /// The devices with these UUIDs were reset: a GPU and its MIG devices.
+    Reset(Vec<String>),
     /// Whether the MPS control daemon of the device with this UUID runs.
     MpsDaemon(String, bool),
     /// A person says that what began before is over.
@@ -107,6 +107,9 @@ pub struct Health {
     faults: BTreeMap<String, Vec<Fault>>,
     run: Option<Run>,
     seen: u64,
+    /// Devices with a call that failed for the first time.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    doubtful: BTreeSet<String>,
 }
 
 impl Health {
@@ -126,6 +129,16 @@ impl Health {
         self.faults.iter().map(|(device, faults)| (device.as_str(), faults.as_slice()))
     }
 
+    /// Whether a call about this device failed that counts only if it fails again at the next look.
+    pub fn doubts(&self, device: &str) -> bool {
+        self.doubtful.contains(device)
+    }
+
+    /// Whether this is wrong with this very device.
+    pub fn has(&self, device: &str, trouble: Trouble) -> bool {
+        self.faults.get(device).is_some_and(|faults| faults.iter().any(|fault| fault.trouble == trouble))
+    }
+
     /// Whether this is another boot of the machine than the last one.
     pub fn is_other_boot(&self, run: &Run) -> bool {
         self.run.as_ref().is_some_and(|before| before.boot != run.boot)
@@ -135,6 +148,7 @@ impl Health {
     pub fn forget(&mut self, is_gone: impl Fn(&str) -> bool) -> usize {
         let before = self.faults.len();
         self.faults.retain(|device, _| !is_gone(device));
+        self.doubtful.retain(|device| !is_gone(device));
         before - self.faults.len()
     }
 
@@ -151,8 +165,9 @@ impl Health {
                 self.ran(run);
                 Vec::new()
             }
-            Observation::Reset(gpu) => {
-                for fault in self.faults.get_mut(&gpu).into_iter().flatten() {
+            Observation::Reset(devices) => {
+                let hit = self.faults.iter_mut().filter(|(device, _)| devices.contains(device));
+                for fault in hit.flat_map(|(_, faults)| faults) {
                     fault.cure = fault.cure.max(Cure::Reset);
                 }
                 Vec::new()
@@ -172,7 +187,11 @@ impl Health {
 
     fn probed(&mut self, probe: &Probe, verified: bool, now: Timestamp) -> Vec<Transition> {
         let mut transitions = Vec::new();
+        let is_sure = self.is_sure(&probe.gpu, probe.answer == Answer::Fails);
         for (trouble, shown) in probe.troubles() {
+            if shown && trouble == Trouble::NotAnswering && !is_sure {
+                continue;
+            }
             if shown {
                 transitions.extend(self.begin(probe.gpu.clone(), trouble, None, now));
             } else if verified {
@@ -183,9 +202,10 @@ impl Health {
             transitions.extend(self.end(&probe.gpu, |fault| probe.disproves(fault, probe.processes)));
         }
         for instance in &probe.instances {
-            if !instance.answers {
+            let is_sure = self.is_sure(&instance.uuid, !instance.answers);
+            if !instance.answers && is_sure {
                 transitions.extend(self.begin(instance.uuid.clone(), Trouble::NotAnswering, None, now));
-            } else if verified {
+            } else if instance.answers && verified {
                 // That the GPU answers says nothing of its instance, which has to answer too.
                 transitions.extend(self.end(&instance.uuid, |fault| {
                     fault.trouble == Trouble::NotAnswering || probe.disproves(fault, instance.processes)
@@ -193,6 +213,16 @@ impl Health {
             }
         }
         transitions
+    }
+
+    /// Whether what a look says of a device's calls is beyond doubt: one that fails has to fail in two looks in a row.
+    fn is_sure(&mut self, device: &str, fails: bool) -> bool {
+        let failed = self.doubtful.remove(device);
+        if fails && !failed && !self.has(device, Trouble::NotAnswering) {
+            self.doubtful.insert(device.to_owned());
+            return false;
+        }
+        true
     }
 
     fn ran(&mut self, run: Run) {

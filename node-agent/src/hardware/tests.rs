@@ -51,7 +51,7 @@ impl Host {
 
     fn watch_with(&self, release: Release) -> watch::Receiver<Option<Arc<Hardware>>> {
         let (found, seen) = watch::channel(None);
-        tokio::spawn(watch_hardware(self.place(), found, Arc::new(Notify::new()), release, None));
+        tokio::spawn(watch_hardware(self.place(), found, Arc::new(Notify::new()), release, None, Metrics::new()));
         seen
     }
 }

@@ -4,7 +4,7 @@ use crate::{
     hardware::Place,
     nvml::probe::{Look, Target, probe, unanswered},
 };
-use gpunode_gpu::Probe;
+use gpunode_gpu::{Answer, Probe};
 use jiff::Timestamp;
 use std::{
     fs,
@@ -124,7 +124,8 @@ impl Looks {
             () = sleep_until(round.begun + TIMEOUT), if !round.hangs => {
                 round.hangs = true;
                 let gpu = round.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                Found::Hangs(unanswered(&Target { gpu, ..Target::default() }, round.ticket))
+                let probe = unanswered(&Target { gpu, ..Target::default() }, round.ticket);
+                Found::Hangs(Probe { answer: Answer::Hangs, ..probe })
             }
         }
     }

@@ -33,9 +33,12 @@ pub struct Content {
     /// The NVLinks that each GPU had, by UUID.
     #[serde(default)]
     pub links: BTreeMap<String, Vec<u32>>,
-    /// When a person said last that the GPUs are in order again.
+    /// When the GPUs were in order again, as the GpuNode said last.
     #[serde(default)]
     pub recovered: Option<Timestamp>,
+    /// The same by the file on the node.
+    #[serde(default)]
+    pub touched: Option<Timestamp>,
 }
 
 #[derive(Serialize, Deserialize)]

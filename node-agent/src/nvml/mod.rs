@@ -101,6 +101,20 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// The call that failed, by its name in C, where it came to one.
+    pub fn call(&self) -> Option<&'static str> {
+        match self {
+            Self::Initialise { .. } => Some("nvmlInit_v2"),
+            Self::Events(_) => Some("nvmlEventSetWait_v2"),
+            Self::Count(_) => Some("nvmlDeviceGetCount_v2"),
+            Self::ReadComputeMode { .. } => Some("nvmlDeviceGetComputeMode"),
+            Self::SetComputeMode { .. } => Some("nvmlDeviceSetComputeMode"),
+            Self::Open { .. } | Self::NotElf { .. } | Self::Incomplete { .. } | Self::NotNvml { .. } => None,
+        }
+    }
+}
+
 /// What one session found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
@@ -134,16 +148,16 @@ pub fn read(
     let capabilities = Capabilities::of_host(host_root);
     let count = nvml.device_count().map_err(Error::Count)?;
     let mut reading = Reading::default();
-    let (mut devices, mut lost) = (Vec::new(), Vec::new());
+    // Those that do not tell who they are, and whether they are lost.
+    let (mut devices, mut silent) = (Vec::new(), Vec::new());
     for index in 0..count {
         let (device, gpu) = match identify(&nvml, index) {
             Ok(identified) => identified,
             Err(error) => {
                 reading.unreadable.push(format!("read GPU {index}: {error}"));
                 // Without an answer only its place tells which one it is.
-                lost.extend(
-                    before.iter().find(|gpu| gpu.index == index && matches!(error, NvmlError::GpuLost)).cloned(),
-                );
+                let kept = before.iter().find(|gpu| gpu.index == index).cloned();
+                silent.extend(kept.map(|gpu| (gpu, matches!(error, NvmlError::GpuLost))));
                 continue;
             }
         };
@@ -157,7 +171,7 @@ pub fn read(
                 reading.unreadable.push(error.to_string());
                 let kept = before.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| Gpu { index, ..gpu.clone() });
                 if matches!(error.source, NvmlError::GpuLost) {
-                    lost.extend(kept);
+                    silent.extend(kept.map(|gpu| (gpu, true)));
                     continue;
                 }
                 kept
@@ -171,9 +185,12 @@ pub fn read(
     for (gpu, links) in reading.inventory.gpus.iter_mut().zip(links::between(&devices)) {
         gpu.links = links;
     }
-    lost.retain(|gpu| reading.inventory.gpus.iter().all(|other| other.uuid != gpu.uuid));
-    reading.lost = lost.iter().map(|gpu| gpu.uuid.clone()).collect();
-    reading.inventory.gpus.extend(lost);
+    for (kept, is_lost) in silent {
+        if reading.inventory.gpus.iter().all(|other| other.uuid != kept.uuid) {
+            reading.lost.extend(is_lost.then(|| kept.uuid.clone()));
+            reading.inventory.gpus.push(kept);
+        }
+    }
     reading.inventory.gpus.sort_by_key(|gpu| gpu.index);
     reading.inventory.driver_version = nvml.sys_driver_version().ok();
     reading.inventory.cuda_version =

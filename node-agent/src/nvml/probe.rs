@@ -38,12 +38,12 @@ pub struct Look {
     pub probe: Probe,
     /// The NVLinks that are up, of those that were looked at.
     pub links: Vec<u32>,
-    /// The call that failed, by its name in C, and how.
-    pub failed: Option<(&'static str, NvmlError)>,
+    /// The calls that failed, each with the UUID of the GPU or MIG device.
+    pub failed: Vec<(String, Failed)>,
 }
 
-/// A call that failed.
-type Failed = (&'static str, NvmlError);
+/// A call that failed, by its name in C, and how.
+pub type Failed = (&'static str, NvmlError);
 
 /// Looks at each target through the library at `path`, one after the other; blocks. `ticket` is that of
 /// `Health` from before.
@@ -57,11 +57,11 @@ pub fn probe(
     let nvml = open(path)?;
     for target in targets {
         begin(&target.gpu);
-        let mut look = Look { probe: unanswered(target, ticket), links: Vec::new(), failed: None };
+        let mut look = Look { probe: unanswered(target, ticket), links: Vec::new(), failed: Vec::new() };
         if let Err((call, error)) = ask(&nvml, target, &mut look) {
             let is_lost = matches!(error, NvmlError::GpuLost);
             look.probe.answer = if is_lost { Answer::Lost } else { Answer::Fails };
-            look.failed = Some((call, error));
+            look.failed.push((target.gpu.clone(), (call, error)));
         }
         tell(look);
     }
@@ -97,21 +97,21 @@ fn ask(nvml: &Nvml, target: &Target, look: &mut Look) -> Result<(), Failed> {
     if target.processes {
         look.probe.processes = processes(&device);
     }
-    look.probe.instances = target
-        .instances
-        .iter()
-        .map(|uuid| {
-            let device = nvml.device_by_uuid(uuid.as_str()).ok();
-            let device = device.filter(|device| told(device.memory_info()).is_ok());
-            InstanceProbe {
-                uuid: uuid.clone(),
-                answers: device.is_some(),
-                processes: device.filter(|_| target.processes).and_then(|device| processes(&device)),
-            }
-        })
-        .collect();
+    for uuid in &target.instances {
+        let answer = ask_instance(nvml, uuid, target.processes);
+        let (answers, processes) = (answer.is_ok(), answer.as_ref().ok().copied().flatten());
+        look.probe.instances.push(InstanceProbe { uuid: uuid.clone(), answers, processes });
+        look.failed.extend(answer.err().map(|failed| (uuid.clone(), failed)));
+    }
     look.probe.answer = Answer::Answers;
     Ok(())
+}
+
+/// The processes on a MIG device, where they matter.
+fn ask_instance(nvml: &Nvml, uuid: &str, count: bool) -> Result<Option<usize>, Failed> {
+    let device = nvml.device_by_uuid(uuid).map_err(of("nvmlDeviceGetHandleByUUID"))?;
+    told(device.memory_info()).map_err(of("nvmlDeviceGetMemoryInfo_v2"))?;
+    Ok(count.then(|| processes(&device)).flatten())
 }
 
 fn fields(device: &Device<'_>, probe: &mut Probe) -> Result<(), NvmlError> {

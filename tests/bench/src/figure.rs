@@ -66,7 +66,7 @@ pub const FIGURES: &[Figure] = &[
     target("allocate-p99", "Allocate at the agent's socket, 16 x 64 replicas, 1,000 calls, p99", 1.0, "ms", ""),
     target("allocate-unit-p99", "Allocate of 1 unit, 16 x 80 units of memory, 1,000 calls, p99", 1.0, "ms", ""),
     target("allocate-units-p99", "Allocate of 8 units, 16 x 80 units of memory, 160 calls, p99", 1.0, "ms", ""),
-    target("xid-to-list", "XID to ListAndWatch message", 10.0, "ms", ""),
+    target("xid-to-list", "XID to ListAndWatch message, 8 V100, p99 of 104", 10.0, "ms", ""),
     target("idle-cpu", "agent: processor over an idle minute, of one core", 0.1, "%", ""),
     target("best-3-of-16", "best 3 of 16 GPUs", 1.0, "ms", "16.9 s"),
     target(

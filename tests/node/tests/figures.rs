@@ -110,3 +110,23 @@ async fn measure_the_choice_of_16_gpus_at_the_socket() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_xid_to_list() -> Result<()> {
+    const GPU: &str = "nvidia.com/gpu";
+    let mut times = Vec::new();
+    while times.len() < 100 {
+        let lab = Lab::start(Node::with_v100()?, "")?;
+        lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+        lab.agent.logs("the events of the driver are followed").await?;
+        for gpu in 0..8 {
+            let before = lab.kubelet.messages(GPU).len();
+            let start = Instant::now();
+            lab.node.state()?.inject_xid(gpu, 79)?;
+            let messages = || lab.kubelet.messages(GPU).get(before).map(|list| list.at);
+            times.push(until("the list has come", messages).await?.duration_since(start));
+        }
+    }
+    summary("xid-to-list", times, P99)
+}

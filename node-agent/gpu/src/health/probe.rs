@@ -12,6 +12,8 @@ pub enum Answer {
     Lost,
     /// A call failed in another way.
     Fails,
+    /// A call has not been answered for long.
+    Hangs,
 }
 
 /// One look at a GPU. None is what it or its driver cannot tell; a call that fails is [`Answer::Fails`].
@@ -35,7 +37,7 @@ pub struct Probe {
     pub retirement_pending: Option<bool>,
     /// An NVLink that was up is down.
     pub link_down: Option<bool>,
-    /// Processes on the GPU.
+    /// Processes on the GPU, and pods that hold something of it.
     pub processes: Option<usize>,
     /// Its MIG devices.
     pub instances: Vec<InstanceProbe>,
@@ -48,7 +50,7 @@ pub struct InstanceProbe {
     pub uuid: String,
     /// Whether it answered itself.
     pub answers: bool,
-    /// Processes on it.
+    /// Processes on it, and pods that hold something of it.
     pub processes: Option<usize>,
 }
 
@@ -57,7 +59,7 @@ impl Probe {
     pub(super) fn troubles(&self) -> Vec<(Trouble, bool)> {
         match self.answer {
             Answer::Lost => return vec![(Trouble::Lost, true)],
-            Answer::Fails => return vec![(Trouble::NotAnswering, true)],
+            Answer::Fails | Answer::Hangs => return vec![(Trouble::NotAnswering, true)],
             Answer::Answers => {}
         }
         // Where rows are replaced, or the driver tells what it needs, an error that hit one application leaves the GPU whole.

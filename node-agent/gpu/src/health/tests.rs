@@ -81,12 +81,51 @@ fn a_mig_device_that_does_not_answer_itself_stays_faulty() {
     health.observe(Observation::Xid("G/mig".to_owned(), 95), &rules, at(1));
     let mut probe = Probe { recovery_action: Some(0), ..look("G", &health) };
     probe.instances[0].answers = false;
-    health.observe(Observation::Probe(probe.clone()), &rules, at(2));
+    for _ in 0..2 {
+        health.observe(Observation::Probe(probe.clone()), &rules, at(2));
+    }
     assert_eq!(health.faults["G/mig"].len(), 2);
     assert_eq!(health.faults.get("G"), None);
     probe.instances[0].answers = true;
     health.observe(Observation::Probe(probe), &rules, at(3));
     assert_eq!(health.faults.len(), 0);
+}
+
+#[test]
+fn a_call_that_fails_once_is_no_fault_and_one_that_hangs_or_a_lost_gpu_is() {
+    let rules = Rules::default();
+    let mut health = Health::default();
+    let mut probe = Probe { answer: Answer::Fails, ..look("G", &health) };
+    let mut began = |health: &mut Health, answer, instance| {
+        probe.answer = answer;
+        probe.instances[0].answers = instance;
+        health.observe(Observation::Probe(probe.clone()), &rules, at(1)).iter().filter(|it| it.began).count()
+    };
+    for _ in 0..3 {
+        assert_eq!((began(&mut health, Answer::Answers, false), health.doubts("G/mig")), (0, true));
+        assert_eq!((began(&mut health, Answer::Answers, true), health.doubts("G/mig")), (0, false));
+    }
+    assert_eq!((began(&mut health, Answer::Fails, true), health.doubts("G")), (0, true));
+    assert_eq!((began(&mut health, Answer::Fails, true), health.doubts("G")), (1, false));
+    assert_eq!((began(&mut health, Answer::Fails, true), health.doubts("G")), (0, false), "it is known");
+    for answer in [Answer::Hangs, Answer::Lost] {
+        let mut health = Health::default();
+        assert_eq!((began(&mut health, answer, true), health.doubts("G")), (1, false), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_reset_of_a_gpu_cures_its_mig_devices() {
+    let rules = Rules::default();
+    let mut health = with_xids(&rules, &[95]);
+    health.observe(Observation::Xid("G/mig".to_owned(), 95), &rules, at(1));
+    health.observe(Observation::Xid("H".to_owned(), 95), &rules, at(1));
+    health.observe(Observation::Reset(vec!["G".to_owned(), "G/mig".to_owned()]), &rules, at(2));
+    for gpu in ["G", "H"] {
+        let probe = look(gpu, &health);
+        health.observe(Observation::Probe(probe), &rules, at(3));
+    }
+    assert_eq!(health.faults.keys().collect::<Vec<_>>(), ["H"]);
 }
 
 #[test]
@@ -120,7 +159,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         (
             0..2usize,
             prop::option::of(0..3u32),
-            prop::sample::select(vec![Answer::Answers, Answer::Lost, Answer::Fails]),
+            prop::sample::select(vec![Answer::Answers, Answer::Lost, Answer::Fails, Answer::Hangs]),
             0..2usize,
             any::<bool>(),
             any::<bool>(),
@@ -166,7 +205,10 @@ proptest! {
                     (Observation::Probe(probe), Some(GPUS[*gpu]))
                 }
                 Step::Run(boot, driver) => (run(&boot.to_string(), &driver.to_string()), None),
-                Step::Reset(gpu) => (Observation::Reset(GPUS[*gpu].to_owned()), Some(GPUS[*gpu])),
+                Step::Reset(gpu) => {
+                    let devices = vec![GPUS[*gpu].to_owned(), format!("{}/mig", GPUS[*gpu])];
+                    (Observation::Reset(devices), Some(GPUS[*gpu]))
+                }
             };
             let transitions = health.observe(observation, &rules, at(now));
             for transition in &transitions {
