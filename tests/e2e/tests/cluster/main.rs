@@ -9,6 +9,7 @@ mod evicted;
 mod eviction;
 mod faults;
 mod gitops;
+mod health;
 mod kills;
 mod labels;
 mod leadership;

@@ -131,7 +131,7 @@ pub struct RowRemap {
     pub failed: bool,
 }
 
-/// NVML field 230 (facts/nvml.md section 8.1).
+/// NVML field 230 (`NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum RecoveryAction {
