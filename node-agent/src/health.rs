@@ -3,12 +3,13 @@
 
 mod daemons;
 mod devices;
+mod looking;
 mod looks;
 mod store;
+mod telling;
 pub mod words;
 
 use crate::{
-    books::Ailments,
     channel::send_if_new,
     desk::Desk,
     events::{Kind, Notices},
@@ -16,15 +17,14 @@ use crate::{
     hardware::{Driver, Hardware, Place},
     nvml::{
         events::Event,
-        probe::{Look, Target, unanswered},
+        probe::{Target, unanswered},
     },
 };
 use daemons::Daemons;
-use devices::Devices;
 use gpunode_config::Health as Rules;
-use gpunode_gpu::{Answer, Gpu, HealthObservation as Observation, Inventory, Probe, Transition, Trouble};
+use gpunode_gpu::{Answer, HealthObservation as Observation, Inventory, Probe, Trouble};
 use jiff::Timestamp;
-use looks::{Found, Looks, SETTLE};
+use looks::{Looks, SETTLE};
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
@@ -36,7 +36,7 @@ use tokio::{
     sync::{Notify, OwnedMutexGuard, mpsc, oneshot, watch},
     time::{Instant, sleep_until},
 };
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 /// How long a driver may be away before nothing is given out: where it is replaced in a moment, pods that were admitted just
 /// before start after all.
@@ -69,8 +69,8 @@ pub struct Keeper {
     sources: OwnedMutexGuard<Sources>,
     known: Content,
     looks: Looks,
-    /// Of the last event: when it came, and the ticket from before it.
-    unsettled: Option<(Instant, u64)>,
+    /// Of the last event of each GPU: when it came, and the ticket from before it.
+    unsettled: BTreeMap<String, (Instant, u64)>,
     /// Since when the driver does not answer.
     silent: Option<Instant>,
     /// GPUs whose NVLinks this process has looked for.
@@ -91,7 +91,7 @@ impl Keeper {
             looks: Looks::new(sources.place.clone(), sources.state_dir.clone()),
             sources,
             known,
-            unsettled: None,
+            unsettled: BTreeMap::new(),
             silent: None,
             linked: BTreeSet::new(),
             errors: BTreeMap::new(),
@@ -137,24 +137,27 @@ impl Keeper {
     /// The driver reports something.
     fn reported(&mut self, event: Event) {
         let now = Instant::now();
-        self.unsettled = Some((now, self.ticket(now)));
         self.looks.hasten(now);
-        let Some(xid) = event.xid else { return };
-        self.sources.desk.metrics().xid(xid.unsigned_abs().into());
+        if let Some(xid) = event.xid {
+            self.sources.desk.metrics().xid(xid.unsigned_abs().into());
+        }
         let Some(gpu) = event.gpu else {
-            warn!(xid, "the driver reports an XID of a GPU that is not known");
+            warn!(xid = event.xid, "the driver reports something of a GPU that is not known");
             return;
         };
+        let ticket = self.ticket(&gpu, now);
+        self.unsettled.insert(gpu.clone(), (now, ticket));
+        let Some(xid) = event.xid else { return };
         // A MIG device that is not known is none that is offered: its GPU stands for it.
         let devices = self.devices();
         let part = event.instance.and_then(|instance| devices.part(&gpu, instance)).map(str::to_owned);
         self.observe(Observation::Xid(part.unwrap_or(gpu), xid));
     }
 
-    /// What a look that begins now proves nothing against: events that the driver may not have followed up yet.
-    fn ticket(&self, now: Instant) -> u64 {
-        match self.unsettled {
-            Some((at, ticket)) if now.duration_since(at) < SETTLE => ticket,
+    /// What a look at a GPU that begins now proves nothing against: events that the driver may not have followed up yet.
+    fn ticket(&self, gpu: &str, now: Instant) -> u64 {
+        match self.unsettled.get(gpu) {
+            Some((at, ticket)) if now.duration_since(*at) < SETTLE => *ticket,
             _ => self.known.health.ticket(),
         }
     }
@@ -176,7 +179,7 @@ impl Keeper {
         self.observe(Observation::Run(hardware.run.clone()));
         for gpu in &reading.lost {
             let target = Target { gpu: gpu.clone(), ..Target::default() };
-            let probe = Probe { answer: Answer::Lost, ..unanswered(&target, 0) };
+            let probe = Probe { answer: Answer::Lost, ..unanswered(&target) };
             self.observe(Observation::Probe(probe));
         }
         if reading.unreadable.is_empty() {
@@ -230,137 +233,10 @@ impl Keeper {
         }
     }
 
-    /// Begins to look at the GPUs.
-    fn look(&mut self) {
-        let hardware = self.sources.hardware.borrow().clone();
-        let answering = hardware.as_deref().filter(|found| found.driver == Driver::Answers);
-        let gpus = answering.and_then(Hardware::inventory).map_or(&[][..], |inventory| &inventory.gpus);
-        let targets = gpus.iter().map(|gpu| self.target(gpu)).collect();
-        let now = Instant::now();
-        let ticket = self.ticket(now);
-        self.looks.begin(targets, ticket);
-        if let Some((at, _)) = self.unsettled.filter(|(at, _)| now.duration_since(*at) < SETTLE) {
-            self.looks.hasten(at + SETTLE);
-        }
-    }
-
-    fn target(&self, gpu: &Gpu) -> Target {
-        let health = &self.known.health;
-        let instances: Vec<String> = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
-        let processes = instances.iter().chain([&gpu.uuid]).any(|device| health.has(device, Trouble::Xid));
-        let links = self.known.links.get(&gpu.uuid).filter(|_| self.linked.contains(&gpu.uuid)).cloned();
-        Target { gpu: gpu.uuid.clone(), instances, links, processes }
-    }
-
-    fn looked(&mut self, found: Found) {
-        match found {
-            Found::Recovered(at) => {
-                if self.known.touched.replace(at) != Some(at) {
-                    self.recovered(at);
-                }
-            }
-            Found::Look(look) => self.take(*look),
-            Found::Hangs(probe) => {
-                warn!(gpu = probe.gpu, "look at the GPU: the driver does not answer");
-                self.observe(Observation::Probe(probe));
-            }
-            Found::Failed => self.sources.look_again.notify_one(),
-            Found::Done => debug!("the GPUs were looked at"),
-            Found::Due => self.look(),
-        }
-    }
-
-    fn take(&mut self, look: Look) {
-        let Look { mut probe, links, failed } = look;
-        let gpu = probe.gpu.clone();
-        for (device, (call, error)) in &failed {
-            self.sources.desk.metrics().nvml_error(call);
-            let health = &self.known.health;
-            if !health.doubts(device)
-                && !health.has(device, Trouble::NotAnswering)
-                && !health.has(device, Trouble::Lost)
-            {
-                warn!(device, call, %error, "a call of the driver fails");
-            }
-        }
-        if probe.answer == Answer::Answers {
-            if self.linked.insert(gpu.clone()) {
-                // What an earlier agent saw counts too.
-                let before = self.known.links.entry(gpu.clone()).or_default();
-                probe.link_down = Some(before.iter().any(|link| !links.contains(link)));
-                before.extend(links);
-                before.sort_unstable();
-                before.dedup();
-            }
-            let errors = probe.uncorrected_ecc.unwrap_or_default();
-            if self.errors.insert(gpu.clone(), errors).is_some_and(|before| before > errors) {
-                let parts = probe.instances.iter().map(|instance| instance.uuid.clone());
-                self.observe(Observation::Reset(parts.chain([gpu]).collect()));
-            }
-            self.count_pods(&mut probe);
-        }
-        self.observe(Observation::Probe(probe));
-        if failed.iter().any(|(device, _)| self.known.health.doubts(device)) {
-            self.looks.hasten(Instant::now());
-        }
-    }
-
-    /// The driver may hide the processes of containers from this one: what a pod holds is not without processes.
-    fn count_pods(&self, probe: &mut Probe) {
-        let instances = probe.instances.iter_mut().map(|instance| (&instance.uuid, &mut instance.processes));
-        let all = instances.chain([(&probe.gpu, &mut probe.processes)]);
-        let mut counted = all.filter_map(|(device, processes)| Some((device, (*processes)?, processes))).peekable();
-        if counted.peek().is_none() {
-            return;
-        }
-        let (devices, page) = (self.devices(), self.sources.desk.page().0);
-        for (device, count, processes) in counted {
-            *processes = page.unknown.is_none().then(|| count + devices.pods(device, &page.holders).len());
-        }
-    }
-
     fn observe(&mut self, observation: Observation) {
         let rules = self.sources.rules.borrow().clone();
         for transition in self.known.health.observe(observation, &rules, Timestamp::now()) {
             self.say(&transition, &rules);
         }
-    }
-
-    fn say(&self, transition: &Transition, rules: &Rules) {
-        let Transition { device, fault, began } = transition;
-        let (reason, meaning) = (words::reason(fault.trouble).as_str(), words::meaning(fault));
-        let devices = self.devices();
-        let name = devices.name(device);
-        if *began {
-            let (action, waits_for) = (fault.action().advice(), fault.waits_for(rules));
-            let holders = Vec::from_iter(devices.pods(device, &self.sources.desk.holders())).join(", ");
-            warn!(device, name, reason, xid = fault.xid, meaning, action, waits_for, holders, "a device is broken");
-            let held = if holders.is_empty() { String::new() } else { format!("; held by {holders}") };
-            let note = format!("{name} ({device}): {meaning}; {action}; it waits for: {waits_for}{held}");
-            self.sources.notices.tell(Kind::GpuUnhealthy, &note);
-        } else {
-            let healthy = self.known.health.gravest(&[device]).is_none();
-            info!(device, name, reason, xid = fault.xid, meaning, healthy, "what was wrong with a device is over");
-            if healthy {
-                self.sources.notices.tell(Kind::GpuHealthy, &format!("{name} ({device}) is whole again: {meaning}"));
-            }
-        }
-    }
-
-    fn devices(&self) -> Devices {
-        Devices(self.sources.hardware.borrow().clone())
-    }
-
-    fn tell(&self) {
-        let hardware = self.sources.hardware.borrow().clone();
-        let given_up = self.silent.is_some_and(|since| since.elapsed() >= DRIVER_GRACE);
-        let all = hardware.and_then(|hardware| match &hardware.driver {
-            Driver::Released => Some("the GPUs of the node are released".to_owned()),
-            driver => {
-                driver.problem().filter(|_| given_up).map(|problem| format!("the driver does not answer: {problem}"))
-            }
-        });
-        let rules = self.sources.rules.borrow().clone();
-        self.sources.desk.ail(Ailments { all, faults: Some(Arc::new(self.known.health.clone())), rules });
     }
 }

@@ -62,7 +62,6 @@ struct Round {
     found: mpsc::Receiver<Found>,
     /// The one that is looked at.
     current: Arc<Mutex<String>>,
-    ticket: u64,
     begun: Instant,
     hangs: bool,
 }
@@ -79,7 +78,7 @@ impl Looks {
     }
 
     /// Begins a round.
-    pub fn begin(&mut self, targets: Vec<Target>, ticket: u64) {
+    pub fn begin(&mut self, targets: Vec<Target>) {
         let now = Instant::now();
         self.next = now + EVERY;
         let (tell, found) = mpsc::channel(QUEUE);
@@ -98,12 +97,12 @@ impl Looks {
             let Some(library) = place.library() else { return };
             let begin = |gpu: &str| gpu.clone_into(&mut at.lock().unwrap_or_else(PoisonError::into_inner));
             let looked = |look| _ = tell.blocking_send(Found::Look(Box::new(look)));
-            if let Err(error) = probe(&library, &targets, ticket, begin, looked) {
+            if let Err(error) = probe(&library, &targets, begin, looked) {
                 debug!(%error, "look at the GPUs");
                 _ = tell.blocking_send(Found::Failed);
             }
         });
-        self.round = Some(Round { found, current, ticket, begun: now, hangs: false });
+        self.round = Some(Round { found, current, begun: now, hangs: false });
     }
 
     /// What comes next.
@@ -124,8 +123,10 @@ impl Looks {
             () = sleep_until(round.begun + TIMEOUT), if !round.hangs => {
                 round.hangs = true;
                 let gpu = round.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                let probe = unanswered(&Target { gpu, ..Target::default() }, round.ticket);
-                Found::Hangs(Probe { answer: Answer::Hangs, ..probe })
+                if gpu.is_empty() {
+                    return Found::Failed;
+                }
+                Found::Hangs(Probe { answer: Answer::Hangs, ..unanswered(&Target { gpu, ..Target::default() }) })
             }
         }
     }

@@ -23,6 +23,8 @@ const MAX_NVLINKS: u32 = 36;
 pub struct Target {
     /// UUID of the GPU.
     pub gpu: String,
+    /// `Health::ticket` from before the look.
+    pub ticket: u64,
     /// UUIDs of its MIG devices.
     pub instances: Vec<String>,
     /// The NVLinks that were up; none where all are to be looked at.
@@ -45,19 +47,17 @@ pub struct Look {
 /// A call that failed, by its name in C, and how.
 pub type Failed = (&'static str, NvmlError);
 
-/// Looks at each target through the library at `path`, one after the other; blocks. `ticket` is that of
-/// `Health` from before.
+/// Looks at each target through the library at `path`, one after the other; blocks.
 pub fn probe(
     path: &Path,
     targets: &[Target],
-    ticket: u64,
     mut begin: impl FnMut(&str),
     mut tell: impl FnMut(Look),
 ) -> Result<(), Error> {
     let nvml = open(path)?;
     for target in targets {
         begin(&target.gpu);
-        let mut look = Look { probe: unanswered(target, ticket), links: Vec::new(), failed: Vec::new() };
+        let mut look = Look { probe: unanswered(target), links: Vec::new(), failed: Vec::new() };
         if let Err((call, error)) = ask(&nvml, target, &mut look) {
             let is_lost = matches!(error, NvmlError::GpuLost);
             look.probe.answer = if is_lost { Answer::Lost } else { Answer::Fails };
@@ -69,10 +69,10 @@ pub fn probe(
 }
 
 /// What is known of a GPU that does not answer in any way.
-pub fn unanswered(target: &Target, ticket: u64) -> Probe {
+pub fn unanswered(target: &Target) -> Probe {
     Probe {
         gpu: target.gpu.clone(),
-        ticket,
+        ticket: target.ticket,
         answer: Answer::Fails,
         recovery_action: None,
         uncorrected_ecc: None,

@@ -5,7 +5,8 @@ use anyhow::{Context as _, Result};
 use gpunode_node_tests::{Lab, Node, until};
 use gpunode_scenario::{GpuProcess, GpuState, ProcessKind, RecoveryAction};
 use rustix::process::Signal;
-use std::fs;
+use std::{fs, time::Duration};
+use tokio::time::sleep;
 
 #[tokio::test]
 async fn a_gpu_is_whole_again_when_the_driver_asks_for_nothing_more() -> Result<()> {
@@ -127,4 +128,22 @@ async fn without_a_recovery_action_an_application_has_to_end_with_its_processes_
     broken(&lab, GPU, &[&uuids[held]]).await?;
     lab.kubelet.release("pod");
     broken(&lab, GPU, &[]).await
+}
+
+#[tokio::test]
+async fn a_gpu_that_reports_without_end_keeps_no_other_from_being_whole_again() -> Result<()> {
+    let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    lab.node.state()?.inject_xid(3, TIMEOUT)?;
+    broken(&lab, GPU, &[&uuids[3]]).await?;
+    let storm = async {
+        loop {
+            lab.node.state()?.inject_xid(0, 13)?;
+            sleep(Duration::from_millis(500)).await;
+        }
+    };
+    tokio::select! {
+        whole = broken(&lab, GPU, &[]) => whole,
+        failed = storm => failed,
+    }
 }
