@@ -10,8 +10,10 @@ use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::{
+    fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -190,9 +192,15 @@ impl Agent {
         timeout(PATIENCE, poll).await.context("wait until the agent is ready")?
     }
 
+    /// Whether it has loaded a library.
+    pub fn has_loaded(&self, library: &Path) -> Result<bool> {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.child.id())).context("read what is in memory")?;
+        Ok(maps.contains(&*library.to_string_lossy()))
+    }
+
     /// Resident memory in KiB.
     pub fn resident_kib(&self) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let Some(line) = status.lines().find_map(|line| line.strip_prefix("VmRSS:")) else {
             bail!("the agent has ended");
         };
@@ -201,7 +209,7 @@ impl Agent {
 
     /// Time on a processor since the start, of threads that have ended too; in steps of 10 ms.
     pub fn processor_time(&self) -> Result<Duration> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         // The program's name, in brackets, may contain spaces.
         let (_, fields) = stat.rsplit_once(')').context("the fields of /proc/PID/stat")?;
         let mut times = fields.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
