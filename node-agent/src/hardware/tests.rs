@@ -7,6 +7,7 @@ use crate::{
 };
 use gpunode_crds::{GpuNode, GpuNodeSpec};
 use kube::core::ApiResource;
+use std::fs;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
