@@ -7,24 +7,34 @@ cluster=bench
 log=target/bench.log
 : > "$log"
 
-# A measurement that fails leaves its figures out, which counts as missed.
-measure() { echo "== $*"; { "$@" || echo "FAILED: $*"; } 2>&1 | grep --line-buffered -v '^{"timestamp"' | tee -a "$log"; }
+say() { printf '\n######## %s (%ds)\n' "$*" "$SECONDS"; }
+
+# A measurement that fails, or does not end, leaves its figures out, which counts as missed.
+measure() { # WHAT ARGUMENTS-OF-CARGO-TEST...
+  say "$1"
+  { timeout --kill-after 10 1200 cargo test --locked -q "${@:2}" || echo "FAILED: $1"; } 2>&1 \
+    | grep --line-buffered -v '^{"timestamp"' | tee -a "$log"
+}
 figure() { echo "figure: $1 | $2 | $3" | tee -a "$log"; }
 
 for image in agent operator; do
   figure "$image-image" "$(stat -c %s "target/images/gpunode-$image.tar" | awk '{printf "%.1f", $1 / 1e6}')" MB
 done
-release=(cargo test --release --locked -q)
-measure "${release[@]}" -p gpunode-node-tests -- --ignored --nocapture --test-threads=1 measure
-measure "${release[@]}" -p gpunode-agent -p gpunode-gpu -- --ignored --nocapture --test-threads=1 measure
-measure "${release[@]}" -p gpunode-operator -- --ignored --nocapture measure
+one=(-- --ignored --nocapture --test-threads=1 measure)
+measure "choice of GPUs" --release -p gpunode-gpu "${one[@]}"
+measure "agent against a double of the kubelet" --release -p gpunode-node-tests --test figures --test lifecycle "${one[@]}"
+measure "lists" --release -p gpunode-agent --bins "${one[@]}"
+measure "operator" --release -p gpunode-operator --bins "${one[@]}"
 
+say "local cluster"
 trap 'target/release/gpunode-cluster down --name "$cluster"' EXIT
 started=$(date +%s.%N)
 target/release/gpunode-cluster up --name "$cluster" --cluster tests/e2e/cluster.yaml
 figure cluster-up "$(date +%s.%N | awk -v started="$started" '{printf "%.1f", $1 - started}')" s
 tests/cluster/install-gpunode.sh "$cluster"
 export GPUNODE_E2E_CLUSTER=$cluster
-measure cargo test --locked -q -p gpunode-e2e -- --ignored --nocapture --test-threads=1 measure
+measure "gpunode on the cluster" -p gpunode-e2e --test figures "${one[@]}"
+measure "twenty replacements of the agent" -p gpunode-e2e --test cluster "${one[@]}"
 
+say "figures"
 cargo run --locked -q -p gpunode-bench -- "$log" docs/benchmarks.md
