@@ -40,14 +40,16 @@ pub struct HostDriver {
     pub branch: String,
 }
 
-/// Which run of machine and driver this is; blocks. `module` and `version` are those of the driver.
-pub fn run(host_root: &Path, module: Option<u64>, version: &str) -> Run {
+/// Which run of machine and driver this is; blocks. `module` and `version` are those of the driver, of which one that does not
+/// tell its version tells nothing.
+pub fn run(host_root: &Path, module: Option<u64>, version: Option<&str>) -> Run {
     // A container has its host's, but for a simulated one.
     let boot = [host_root.join(BOOT_ID), Path::new("/").join(BOOT_ID)]
         .into_iter()
         .find_map(|path| fs::read_to_string(path).ok());
     let boot = boot.unwrap_or_default().trim().to_owned();
-    Run { boot, driver: format!("{version}/{}", module.unwrap_or_default()) }
+    let driver = version.map(|version| format!("{version}/{}", module.unwrap_or_default()));
+    Run { boot, driver: driver.unwrap_or_default() }
 }
 
 /// Reads DMI and the configuration space of NVIDIA's PCI `functions`; blocks.

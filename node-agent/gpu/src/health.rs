@@ -47,6 +47,8 @@ pub struct Fault {
     pub xid: Option<i32>,
     /// When it began.
     pub since: Timestamp,
+    /// Since when the device has not been whole, be it for another fault that is over.
+    broken_since: Timestamp,
     /// When the driver reported it last.
     latest: Timestamp,
     /// Its place among what was observed, so that a probe from before it proves nothing, whatever the clock does.
@@ -64,7 +66,7 @@ enum Cure {
     Boot,
 }
 
-/// What tells one run of the machine and of the driver from the next.
+/// What tells one run of the machine and of the driver from the next; empty is what is not known, which is no evidence.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
     /// The kernel's boot id.
@@ -124,6 +126,13 @@ impl Health {
         faults.min_by_key(|fault| (std::cmp::Reverse(fault.action()), fault.since))
     }
 
+    /// Since when one of the devices with these UUIDs has not been whole. A fault that comes beside others or after them begins
+    /// nothing anew.
+    pub fn broken_since(&self, uuids: &[&str]) -> Option<Timestamp> {
+        let faults = uuids.iter().filter_map(|uuid| self.faults.get(*uuid)).flatten();
+        faults.map(|fault| fault.broken_since).min()
+    }
+
     /// The GPUs and MIG devices with which something is wrong, by UUID, each with its faults.
     pub fn devices(&self) -> impl Iterator<Item = (&str, &[Fault])> {
         self.faults.iter().map(|(device, faults)| (device.as_str(), faults.as_slice()))
@@ -141,7 +150,7 @@ impl Health {
 
     /// Whether this is another boot of the machine than the last one.
     pub fn is_other_boot(&self, run: &Run) -> bool {
-        self.run.as_ref().is_some_and(|before| before.boot != run.boot)
+        self.run.as_ref().is_some_and(|before| is_other(&before.boot, &run.boot))
     }
 
     /// Forgets the faults of devices that are no more; says of how many.
@@ -180,7 +189,9 @@ impl Health {
             }
             Observation::Recovered(at) => {
                 let devices: Vec<_> = self.faults.keys().cloned().collect();
-                devices.iter().flat_map(|device| self.end(device, |fault| fault.latest < at)).collect()
+                // What lies ahead was noted by a clock that has been set back since.
+                let is_before = |fault: &Fault| fault.latest < at || fault.latest > now;
+                devices.iter().flat_map(|device| self.end(device, is_before)).collect()
             }
         }
     }
@@ -225,12 +236,17 @@ impl Health {
         true
     }
 
-    fn ran(&mut self, run: Run) {
+    fn ran(&mut self, mut run: Run) {
         let cure = match &self.run {
-            Some(before) if before.boot != run.boot => Cure::Boot,
-            Some(before) if before.driver != run.driver => Cure::Reset,
+            Some(before) if is_other(&before.boot, &run.boot) => Cure::Boot,
+            Some(before) if is_other(&before.driver, &run.driver) => Cure::Reset,
             _ => Cure::None,
         };
+        if let Some(before) = self.run.take().filter(|_| cure != Cure::Boot) {
+            // What is not known this time is compared when it is known again.
+            let known = |now: String, before: String| if now.is_empty() { before } else { now };
+            run = Run { boot: known(run.boot, before.boot), driver: known(run.driver, before.driver) };
+        }
         for fault in self.faults.values_mut().flatten() {
             fault.cure = fault.cure.max(cure);
         }
@@ -238,7 +254,7 @@ impl Health {
     }
 
     fn begin(&mut self, device: String, trouble: Trouble, xid: Option<i32>, now: Timestamp) -> Option<Transition> {
-        self.seen += 1;
+        self.seen = self.seen.saturating_add(1);
         let known = |xid: &Option<i32>| xid.filter(|xid| xid::describe(*xid).is_some());
         let faults = self.faults.entry(device.clone()).or_default();
         let same = |fault: &&mut Fault| fault.trouble == trouble && known(&fault.xid) == known(&xid);
@@ -248,7 +264,8 @@ impl Health {
             }
             return None;
         }
-        let fault = Fault { trouble, xid, since: now, latest: now, seen: self.seen, cure: Cure::None };
+        let broken_since = faults.iter().map(|fault| fault.broken_since).min().unwrap_or(now);
+        let fault = Fault { trouble, xid, since: now, broken_since, latest: now, seen: self.seen, cure: Cure::None };
         faults.push(fault.clone());
         Some(Transition { device, fault, began: true })
     }
@@ -262,6 +279,11 @@ impl Health {
         let device = device.to_owned();
         ended.into_iter().map(|fault| Transition { device: device.clone(), fault, began: false }).collect()
     }
+}
+
+/// Whether two that are known differ.
+fn is_other(before: &str, now: &str) -> bool {
+    !before.is_empty() && !now.is_empty() && before != now
 }
 
 impl Fault {

@@ -108,7 +108,7 @@ impl Place {
             }
         };
         let version = reading.as_ref().and_then(|reading| reading.inventory.driver_version.as_deref());
-        let run = machine::run(&self.host_root, traces.module, version.unwrap_or_default());
+        let run = machine::run(&self.host_root, traces.module, version);
         (traces, Hardware { functions, machine, run, driver, failed, reading })
     }
 }

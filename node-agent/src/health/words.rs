@@ -2,7 +2,7 @@
 
 use gpunode_config::Health as Rules;
 use gpunode_crds::{DeviceHealth, FaultReason, HealthState};
-use gpunode_gpu::{Fault, Trouble, describe_xid};
+use gpunode_gpu::{Fault, Health, Trouble, describe_xid};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// What is wrong, such as `XID 79: GPU has fallen off the bus`.
@@ -44,9 +44,9 @@ pub fn reason(trouble: Trouble) -> FaultReason {
     }
 }
 
-/// Health of a device with this fault, which is its gravest.
-pub fn health(fault: Option<&Fault>, rules: &Rules) -> DeviceHealth {
-    let Some(fault) = fault else { return DeviceHealth::default() };
+/// Health of a device that is made of those with these UUIDs: the gravest of its faults, and since when it has any.
+pub fn health(faults: &Health, uuids: &[&str], rules: &Rules) -> DeviceHealth {
+    let Some(fault) = faults.gravest(uuids) else { return DeviceHealth::default() };
     DeviceHealth {
         state: HealthState::Unhealthy,
         reason: Some(reason(fault.trouble)),
@@ -54,6 +54,6 @@ pub fn health(fault: Option<&Fault>, rules: &Rules) -> DeviceHealth {
         message: Some(meaning(fault)),
         action: Some(fault.action().advice().to_owned()),
         waits_for: Some(fault.waits_for(rules).to_owned()),
-        since: Some(Time(fault.since)),
+        since: faults.broken_since(uuids).map(Time),
     }
 }

@@ -40,7 +40,7 @@ pub fn device(gpu: &gpu::Gpu, ailments: &Ailments) -> GpuDevice {
 /// Health of a device that is made of these.
 fn health(ailments: &Ailments, uuids: &[&str]) -> Option<DeviceHealth> {
     let faults = ailments.faults.as_ref()?;
-    Some(words::health(faults.gravest(uuids), &ailments.rules))
+    Some(words::health(faults, uuids, &ailments.rules))
 }
 
 /// The driver of the host that lends virtual GPUs.

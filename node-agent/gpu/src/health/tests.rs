@@ -144,6 +144,51 @@ fn manual_recovery_waits_for_a_person_and_trouble_that_is_still_there_comes_back
     assert_eq!(health.faults["G"].len(), 1);
 }
 
+#[test]
+fn a_person_clears_what_a_clock_noted_that_was_ahead() {
+    let rules = Rules { recovery: Some(Recovery::Manual), ..Rules::default() };
+    let mut health = Health::default();
+    health.observe(Observation::Xid("G".to_owned(), 95), &rules, at(1_000_000));
+    health.observe(Observation::Recovered(at(5)), &rules, at(6));
+    assert_eq!(health.faults.len(), 0);
+}
+
+#[test]
+fn what_is_not_known_of_a_run_is_no_evidence() {
+    let rules = Rules::default();
+    let mut health = with_xids(&rules, &[95, 79]);
+    for step in [run("a", ""), run("", "1"), run("", ""), run("a", "1")] {
+        assert!(!matches!(&step, Observation::Run(run) if health.is_other_boot(run)));
+        health.observe(step, &rules, at(2));
+        let probe = look("G", &health);
+        health.observe(Observation::Probe(probe), &rules, at(3));
+        assert_eq!(xids(&health, "G"), [95, 79]);
+    }
+    // A fault of this boot, before the driver is known again.
+    health.observe(run("b", ""), &rules, at(4));
+    health.observe(Observation::Xid("H".to_owned(), 95), &rules, at(5));
+    health.observe(run("b", "2"), &rules, at(6));
+    let probe = look("H", &health);
+    health.observe(Observation::Probe(probe), &rules, at(7));
+    assert_eq!(xids(&health, "H"), [95]);
+}
+
+#[test]
+fn a_device_is_broken_since_its_first_fault_whatever_comes_and_goes_beside_it() {
+    let rules = Rules { watch_xids: vec![94], ..Rules::default() };
+    let mut health = Health::default();
+    health.observe(Observation::Xid("G".to_owned(), 94), &rules, at(1));
+    health.observe(Observation::Xid("G".to_owned(), 79), &rules, at(5));
+    assert_eq!(health.gravest(&["G"]).unwrap().xid, Some(79));
+    assert_eq!(health.broken_since(&["G"]), Some(at(1)));
+    // Its processes are gone, so that the milder one is over.
+    let probe = look("G", &health);
+    health.observe(Observation::Probe(probe), &rules, at(6));
+    assert_eq!(xids(&health, "G"), [79]);
+    assert_eq!(health.broken_since(&["G/mig", "G"]), Some(at(1)));
+    assert_eq!(health.broken_since(&["H"]), None);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Xid(usize, bool, i32),
