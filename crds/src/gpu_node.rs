@@ -29,6 +29,11 @@ pub const MAX_HOLDERS: usize = 256;
     doc = "The GPUs of one node: what the operator asks of the agent there (spec, written by the operator alone) and what the agent found and did (status, written by that agent; but for the conditions `Conflict`, `FactLabels` and `RecoveredAnnotation`, which are the operator's).",
     printcolumn(name = "Hardware", type_ = "string", json_path = ".status.hardware"),
     printcolumn(name = "Policy", type_ = "string", json_path = ".spec.config.policy"),
+    printcolumn(
+        name = "Fault",
+        type_ = "string",
+        json_path = ".status.gpus[?(@.health.state=='Unhealthy')].health.reason"
+    ),
     printcolumn(name = "In Use", type_ = "string", json_path = ".status.inUse"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),

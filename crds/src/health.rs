@@ -29,7 +29,7 @@ pub struct DeviceHealth {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_HEALTH_TEXT))]
     pub action: Option<String>,
-    /// What has to be seen before the device is healthy again.
+    /// When the device is healthy again, such as `the GPU was reset`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_HEALTH_TEXT))]
     pub waits_for: Option<String>,

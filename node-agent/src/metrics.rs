@@ -36,6 +36,7 @@ struct Inner {
     xids: Family<ByXid, Counter>,
     nvml_errors: Family<ByCall, Counter>,
     config: Family<ByHash, Gauge>,
+    faults: Family<ByReason, Gauge>,
 }
 
 /// A call between the agent and the kubelet.
@@ -79,6 +80,11 @@ struct ByCall {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByReason {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByHash {
     hash: String,
 }
@@ -108,6 +114,7 @@ impl Metrics {
         let xids = Family::<ByXid, Counter>::default();
         let nvml_errors = Family::<ByCall, Counter>::default();
         let config = Family::<ByHash, Gauge>::default();
+        let faults = Family::<ByReason, Gauge>::default();
         let mut registry = Registry::with_prefix("gpunode_agent");
         registry.register("build", "Version of the program", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
         registry.register("devices", "Device ids by resource and health, as the kubelet is told", devices.clone());
@@ -116,10 +123,23 @@ impl Metrics {
         registry.register("registrations", "Tries to register with the kubelet, by answer", registrations.clone());
         registry.register("xids", "XID events of the driver", xids.clone());
         registry.register("nvml_errors", "NVML calls that failed", nvml_errors.clone());
+        registry.register("faults", "Broken GPUs and MIG devices, by what is wrong with them", faults.clone());
         registry.register("config_info", "Hash of the configuration in force", config.clone());
         let resources = Mutex::default();
         Self(
-            Inner { registry, resources, devices, allocations, calls, registrations, xids, nvml_errors, config }.into(),
+            Inner {
+                registry,
+                resources,
+                devices,
+                allocations,
+                calls,
+                registrations,
+                xids,
+                nvml_errors,
+                config,
+                faults,
+            }
+            .into(),
         )
     }
 
@@ -144,6 +164,14 @@ impl Metrics {
         for (health, count) in [("healthy", healthy), ("unhealthy", unhealthy)] {
             let labels = ByHealth { resource: resource.clone(), health };
             self.0.devices.get_or_create(&labels).inc_by(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Sets what is wrong with devices: the reason of each fault.
+    pub fn set_faults(&self, reasons: impl Iterator<Item = &'static str>) {
+        self.0.faults.clear();
+        for reason in reasons {
+            self.0.faults.get_or_create(&ByReason { reason }).inc();
         }
     }
 

@@ -21,8 +21,10 @@ pub enum Trouble {
     Lost,
     /// A call of the driver about the device fails.
     NotAnswering,
-    /// The driver asks for a reset or a reboot.
+    /// The driver asks for a reset of the GPU, or for it to be drained.
     RecoveryPending,
+    /// The driver asks for a restart of the machine.
+    RebootPending,
     /// Uncorrected memory errors on a GPU that can neither replace rows nor tell what it needs.
     UncorrectedEcc,
     /// Memory rows wait for the reset that replaces them.
@@ -291,29 +293,27 @@ impl Fault {
     pub fn action(&self) -> Action {
         match self.trouble {
             Trouble::Xid => self.xid.and_then(xid::describe).map_or(Action::ResetGpu, |(_, action)| action),
-            Trouble::Lost => Action::RestartMachine,
+            Trouble::Lost | Trouble::RebootPending => Action::RestartMachine,
             Trouble::NvLinkDown => Action::CheckLinks,
             Trouble::MpsDaemonDied => Action::RestartApp,
             _ => Action::ResetGpu,
         }
     }
 
-    /// What has to be seen before it is over, for people.
+    /// When it is over, for people: the end of a sentence.
     pub fn waits_for(&self, rules: &Rules) -> &'static str {
         if rules.recovery() == Recovery::Manual {
-            return "the annotation gpunode.dev/recovered of the node";
+            return "the annotation gpunode.dev/recovered of the node says so";
         }
         match (self.trouble, self.action()) {
-            (Trouble::MpsDaemonDied, _) => "an MPS control daemon that runs",
+            (Trouble::MpsDaemonDied, _) => "an MPS control daemon runs",
             (Trouble::Xid, Action::Ignore | Action::RestartApp) => {
-                "recovery action None of the driver, or the end of the processes on the device where the driver tells none"
+                "no process and no pod is on the device, or the driver says that it needs nothing"
             }
             (Trouble::Xid, Action::RestartMachine | Action::RestartVm) => {
-                "recovery action None of the driver, or a restart of the machine where the driver tells none"
+                "the machine was restarted, or the driver says that the GPU needs nothing"
             }
-            (Trouble::Xid, _) => {
-                "recovery action None of the driver, or a reset of the GPU where the driver tells none"
-            }
+            (Trouble::Xid, _) => "the GPU was reset, or the driver says that it needs nothing",
             _ => "the driver no longer shows it",
         }
     }

@@ -19,7 +19,7 @@ impl Keeper {
             let holders = Vec::from_iter(devices.pods(device, &self.sources.desk.holders())).join(", ");
             warn!(device, name, reason, xid = fault.xid, meaning, action, waits_for, holders, "a device is broken");
             let held = if holders.is_empty() { String::new() } else { format!("; held by {holders}") };
-            let note = format!("{name} ({device}): {meaning}; {action}; it waits for: {waits_for}{held}");
+            let note = format!("{name} ({device}): {meaning}; {action}; healthy again when {waits_for}{held}");
             self.sources.notices.tell(Kind::GpuUnhealthy, &note);
         } else {
             let healthy = self.known.health.gravest(&[device]).is_none();
@@ -44,6 +44,8 @@ impl Keeper {
                 driver.problem().filter(|_| given_up).map(|problem| format!("the driver does not answer: {problem}"))
             }
         });
+        let faults = self.known.health.devices().flat_map(|(_, faults)| faults);
+        self.sources.desk.metrics().set_faults(faults.map(|fault| words::reason(fault.trouble).as_str()));
         let rules = self.sources.rules.borrow().clone();
         self.sources.desk.ail(Ailments { all, faults: Some(Arc::new(self.known.health.clone())), rules });
     }

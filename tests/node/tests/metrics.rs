@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node};
 use gpunode_scenario::{Scenario, Topology};
+use rustix::process::Signal;
 use std::collections::{BTreeMap, BTreeSet};
 
 const GPU: &str = "nvidia.com/gpu";
@@ -94,5 +95,26 @@ async fn discovery_counts_gpus_of_no_resource() -> Result<()> {
     let devices = r#"gpunode_agent_devices{resource="",health="healthy"}"#;
     ensure!(values.get(devices) == Some(&0.0), "{values:#?}");
     ensure!(values.keys().any(|series| series.starts_with("gpunode_agent_build_info{")), "{values:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_gpus_is_counted_until_it_is_over() -> Result<()> {
+    let lab = Lab::start(Node::with_v100()?, "resources: [{name: nvidia.com/gpu, sharing: {strategy: Memory}}]")?;
+    lab.kubelet.has(GPU, |endpoint| !endpoint.healthy().is_empty()).await?;
+    let counted = async || -> Result<Vec<f64>> {
+        let values = metrics(&lab.agent).await?;
+        let faults = values.into_iter().filter(|(series, _)| series.starts_with("gpunode_agent_faults{"));
+        Ok(faults.map(|(_, value)| value).collect())
+    };
+    ensure!(counted().await?.is_empty(), "units that are withheld are no fault");
+    lab.node.state()?.lose(0)?;
+    lab.agent.signal(Signal::HUP)?;
+    lab.agent.logs("a device is broken").await?;
+    ensure!(counted().await? == [1.0], "{:?}", counted().await);
+    lab.node.state()?.restore(0)?;
+    lab.agent.signal(Signal::HUP)?;
+    lab.agent.logs("what was wrong with a device is over").await?;
+    ensure!(counted().await?.is_empty(), "{:?}", counted().await);
     Ok(())
 }

@@ -3,6 +3,9 @@
 use super::{Cure, Fault, Trouble};
 use crate::Action;
 
+/// `NVML_GPU_RECOVERY_ACTION_NODE_REBOOT` of NVML.
+const NODE_REBOOT: u32 = 2;
+
 /// Whether a GPU answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -69,7 +72,8 @@ impl Probe {
         [
             (Trouble::Lost, Some(false)),
             (Trouble::NotAnswering, Some(false)),
-            (Trouble::RecoveryPending, self.recovery_action.map(|action| action != 0)),
+            (Trouble::RecoveryPending, self.recovery_action.map(|action| action != 0 && action != NODE_REBOOT)),
+            (Trouble::RebootPending, self.recovery_action.map(|action| action == NODE_REBOOT)),
             (Trouble::UncorrectedEcc, ecc),
             (Trouble::RowRemapPending, self.remap_pending),
             (Trouble::RowRemapFailed, self.remap_failed),

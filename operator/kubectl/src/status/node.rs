@@ -121,7 +121,6 @@ fn faults(state: &NodeState) -> Vec<String> {
     let broken = state.devices.iter().filter_map(|device| Some((device, device.fault.as_ref()?)));
     let words = |(device, fault): (&DeviceState, &DeviceHealth)| {
         let reason = fault.reason.map_or("broken", FaultReason::as_str);
-        let xid = fault.xid.map(|xid| format!(" {xid}")).unwrap_or_default();
         let since = fault.since.as_ref().map(|since| format!(" since {}", since.0)).unwrap_or_default();
         let pods: BTreeSet<String> =
             device.holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
@@ -130,9 +129,10 @@ fn faults(state: &NodeState) -> Vec<String> {
         } else {
             Some(format!("held by {}", pods.into_iter().collect::<Vec<_>>().join(", ")))
         };
-        let waits = fault.waits_for.as_ref().map(|waits| format!("healthy again after {waits}"));
-        let what = Some(format!("{} is unhealthy{since}: {reason}{xid}", device.name()));
-        let parts = [what, fault.message.clone(), fault.action.clone(), waits, held];
+        let waits = fault.waits_for.as_ref().map(|waits| format!("healthy again when {waits}"));
+        let what = fault.message.as_deref().unwrap_or(reason);
+        let what = Some(format!("{} is unhealthy{since}: {what}", device.name()));
+        let parts = [what, fault.action.clone(), waits, held];
         parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
     };
     broken.map(words).take(MAX_FAULTS).collect()
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn broken_devices_are_told_with_what_is_wrong_what_to_do_and_who_holds_them() {
         let health = json!({"state": "Unhealthy", "reason": "Xid", "xid": 79, "since": "2026-01-02T03:04:05Z",
-            "message": "GPU has fallen off the bus", "action": "restart the machine", "waitsFor": "another boot"});
+            "message": "XID 79: GPU has fallen off the bus", "action": "restart the machine", "waitsFor": "the machine was restarted"});
         let gpu = json!({"index": 0, "uuid": "GPU-0", "product": "T4", "memoryMiB": 1, "health": health});
         let whole =
             json!({"index": 1, "uuid": "GPU-1", "product": "T4", "memoryMiB": 1, "health": {"state": "Healthy"}});
@@ -199,8 +199,8 @@ mod tests {
         let status = json!({"gpus": [gpu, whole], "holders": [holder("b"), holder("a"), holder("a")]});
         let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
             "status": status});
-        let expected = "GPU 0 is unhealthy since 2026-01-02T03:04:05Z: Xid 79; GPU has fallen off the bus; restart the machine; \
-            healthy again after another boot; held by team/a, team/b";
+        let expected = "GPU 0 is unhealthy since 2026-01-02T03:04:05Z: XID 79: GPU has fallen off the bus; restart the machine; \
+            healthy again when the machine was restarted; held by team/a, team/b";
         assert_eq!(told(&gpu_node), [expected]);
     }
 
