@@ -268,13 +268,14 @@ fn runs_plugin(status: &GpuNodeStatus) -> bool {
 }
 
 /// What only a person mends: waiting for it helps nobody.
-const BROKEN: [Reason; 6] = [
+const BROKEN: [Reason; 7] = [
     Reason::DriverNotFound,
     Reason::DriverFailed,
     Reason::MigInstancesUnequal,
     Reason::MigWithoutInstances,
     Reason::MpsUnsupported,
     Reason::MemoryBelowUnit,
+    Reason::ServedByAnother,
 ];
 /// What may mend itself.
 const UNSETTLED: [Reason; 3] = [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown, Reason::Released];

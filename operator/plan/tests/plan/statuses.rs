@@ -98,6 +98,7 @@ fn first_word_of_ready_is_what_somebody_has_to_mend() {
         (Outcome::conflicted(Reason::EqualPriority, "m"), "EqualPriority"),
         (Outcome::conflicted(Reason::KeyOwnedByAnother, "m"), "KeyOwnedByAnother"),
         (Outcome::failed(Reason::WriteFailed, "m"), "WriteFailed"),
+        (Outcome::failed(Reason::ServedByAnother, "m"), "ServedByAnother"),
         (Outcome::failed(Reason::RecordUnreadable, "m"), "RecordUnreadable"),
     ] {
         let status = status("{nodeSelector: {}}", &[Outcome::Updating, outcome], None, 0);
