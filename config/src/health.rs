@@ -26,7 +26,8 @@ pub struct Health {
     pub recovery: Option<Recovery>,
 }
 
-/// When a GPU is healthy again. Default: Verified.
+/// When a GPU is healthy again. `Verified`: when the driver shows that nothing is left of what was wrong. `Manual`: when a
+/// person says so by the annotation `gpunode.dev/recovered` of the node. Default: Verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Recovery {
     /// When the driver shows that nothing is left of what was wrong.

@@ -47,7 +47,13 @@ pub const MAX_HOLDERS: usize = 256;
     printcolumn(name = "Driver", type_ = "string", json_path = ".status.driverVersion", priority = 1),
     printcolumn(name = "Config", type_ = "string", json_path = ".status.configHash", priority = 1),
     printcolumn(name = "Agent", type_ = "string", json_path = ".status.agent.pod", priority = 1),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].message",
+        priority = 1
+    )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct GpuNodeSpec {

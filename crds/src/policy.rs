@@ -29,6 +29,7 @@ use std::collections::BTreeMap;
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
     printcolumn(name = "Waiting Node", type_ = "string", json_path = ".status.waiting[0].node", description = "The first of the nodes on which a change of sharing waits for running pods; `kubectl gpunode status` shows all of them."),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].message", priority = 1),
     validation = Rule::new("size(self.metadata.name) <= 40")
         .message("metadata.name must be at most 40 characters, since it becomes part of a label key; choose a shorter name")
 )]

@@ -22,7 +22,8 @@ pub struct PolicyTaint {
     #[schemars(length(max = 63), regex(pattern = crate::label_map::VALUE_PATTERN))]
     pub value: Option<String>,
 
-    /// What happens to pods that do not tolerate the taint.
+    /// What happens to pods that do not tolerate the taint. `NoSchedule`: new ones stay away. `PreferNoSchedule`: new ones
+    /// stay away where they can. `NoExecute`: running ones are evicted, too.
     pub effect: TaintEffect,
 }
 
@@ -86,7 +87,8 @@ impl UnhealthyTaint {
     }
 }
 
-/// The effects of a taint.
+/// What happens to pods that do not tolerate the taint. `NoSchedule`: new ones stay away. `PreferNoSchedule`: new ones stay
+/// away where they can. `NoExecute`: running ones are evicted, too. Default: NoSchedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, IntoStaticStr)]
 pub enum TaintEffect {
     /// New pods stay away.
