@@ -32,8 +32,9 @@ pub struct World {
 impl World {
     /// A node as it is in the cluster, under the policies that are there.
     pub fn of(mut node: Node, gpu_node: Option<GpuNode>, policies: &PolicySet) -> Self {
-        // The API server always has one, a file that somebody wrote may not.
+        // The API server always has both, a file that somebody wrote may not; patches of the planner test the version.
         node.spec.get_or_insert_default();
+        node.metadata.resource_version.get_or_insert_default();
         let configuration = gpu_node.as_ref().and_then(|gpu_node| gpu_node.spec.config.as_ref());
         let governing = configuration.map(|config| config.policy.clone());
         Self::looking(node, gpu_node, governing.as_deref(), policies)
