@@ -9,13 +9,14 @@ use crate::controller::{
     work::{Effects, Key},
 };
 use crate::pods::Wanted;
-use gpunode_crds::{GpuNode, GpuNodePolicy, Mode, NodeCounts, Reason};
+use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, Mode, NodeCounts, Reason};
 use gpunode_plan::{
     AgentPods, NodeFacts, NodePlan, PolicySet, Tally, Turn, evictions, gpus_missing, plan_node_at,
     policy_daemonset_name,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::ResourceExt;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
@@ -238,6 +239,18 @@ impl Index {
     pub fn counts(&self) -> Vec<(String, NodeCounts)> {
         let counts = |policy: &str| self.outcomes.tally(policy).map(Tally::counts).unwrap_or_default();
         self.set.iter().map(|policy| (policy.name.clone(), counts(&policy.name))).collect()
+    }
+
+    /// The conditions of the first policies, as they are written, and whether they are True.
+    pub fn conditions(&self, policies: usize) -> Vec<(String, ConditionType, bool)> {
+        let objects = self.set.iter().take(policies).filter_map(|policy| self.policies.get(&policy.name));
+        let statuses = objects.filter_map(|policy| Some((policy.name_any(), policy.status.as_ref()?)));
+        let of_policy = |(name, status): (String, &GpuNodePolicyStatus)| {
+            let found = |type_: ConditionType| Some((type_, type_.find(&status.conditions)?.status == "True"));
+            let conditions = ConditionType::OF_POLICY.into_iter().filter_map(found);
+            conditions.map(|(type_, holds)| (name.clone(), type_, holds)).collect::<Vec<_>>()
+        };
+        statuses.flat_map(of_policy).collect()
     }
 }
 

@@ -22,6 +22,7 @@ pub use work::{DaemonSetWork, Key, NodeWork, StatusWork};
 pub use workers::run_workers;
 
 use crate::{metrics::MAX_POLICIES, pods::HolderKey};
+use gpunode_crds::ConditionType;
 use gpunode_plan::AgentPods;
 use index::Index;
 use jiff::Timestamp;
@@ -102,6 +103,11 @@ impl Controller {
             ]
         };
         counts.into_iter().take(MAX_POLICIES).flat_map(by_state).collect()
+    }
+
+    /// The conditions of policies and whether they are True, for metrics.
+    pub fn conditions(&self) -> Vec<(String, ConditionType, bool)> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner).conditions(MAX_POLICIES)
     }
 
     /// Pods that are to be evicted, while this process leads.

@@ -318,6 +318,19 @@ fn daemonset_of_the_mps_daemons_needs_no_policy_and_comes_back() {
 }
 
 #[test]
+fn conditions_are_those_that_are_written_and_go_with_the_policy() {
+    let mut scene = Scene::warm();
+    scene.set_policy("p", "{nodeSelector: {}}");
+    assert_eq!(scene.index.conditions(9), []);
+    scene.write_status("p");
+    let conditions = scene.index.conditions(9);
+    assert_eq!((conditions.len(), &conditions[0]), (5, &("p".to_owned(), ConditionType::Ready, true)));
+    assert_eq!(scene.index.conditions(0), []);
+    scene.delete_policy("p");
+    assert_eq!(scene.index.conditions(9), []);
+}
+
+#[test]
 fn daemonset_that_something_else_rewrites_is_not_written_for_ever() {
     let mut scene = Scene::warm();
     let insist = |daemonset: &mut DaemonSet| daemonset.spec.as_mut().unwrap().min_ready_seconds = Some(5);
