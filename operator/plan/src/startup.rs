@@ -74,25 +74,26 @@ impl Startup {
         if turn == Turn::Foretold {
             wanted.retain(|id, _| current.contains_key(id));
         }
-        let stays_until = stays_until(node, gpu_node, now).filter(|_| !has_started && turn != Turn::Foretold);
-        let mut startup = Self { wanted, lingering: BTreeSet::new(), keys, started, recheck: None };
-        if let Some(until) = stays_until {
-            let unwanted = |id: &&TaintKey| startup.is_startup(id) && !startup.wanted.contains_key(id);
-            startup.lingering = current.keys().filter(unwanted).cloned().collect();
-            startup.recheck = until.filter(|_| !startup.lingering.is_empty());
+        let until = waits_until(node, gpu_node, now);
+        let mut lingering = BTreeSet::new();
+        if !has_started && turn != Turn::Foretold && (!node.ready || until.is_some()) {
+            let unwanted = current.keys().filter(|id| is_startup(id, &keys) && !wanted.contains_key(id));
+            lingering.extend(unwanted.cloned());
         }
-        startup
+        let recheck = until.filter(|_| !lingering.is_empty());
+        Self { wanted, lingering, keys, started, recheck }
     }
 
     /// Whether a taint is gpunode's with or without a record.
     pub fn is_ours(&self, id: &TaintKey) -> bool {
-        self.is_startup(id) && !self.lingering.contains(id)
+        is_startup(id, &self.keys) && !self.lingering.contains(id)
     }
+}
 
-    fn is_startup(&self, id: &TaintKey) -> bool {
-        // A key of a policy's own may be somebody else's with another effect.
-        id.key == NOT_READY_TAINT || (id.effect == TaintEffect::NoSchedule.as_str() && self.keys.contains(&id.key))
-    }
+/// Whether a taint is a startup taint, of which there are these keys.
+fn is_startup(id: &TaintKey, keys: &BTreeSet<String>) -> bool {
+    // A key of a policy's own may be somebody else's with another effect.
+    id.key == NOT_READY_TAINT || (id.effect == TaintEffect::NoSchedule.as_str() && keys.contains(&id.key))
 }
 
 fn wanted(matched: &[&Policy]) -> BTreeMap<TaintKey, Wanted> {
@@ -114,17 +115,13 @@ fn is_allocatable(node: &NodeFacts, governing: &Policy, gpu_node: Option<&GpuNod
         && promised.all(|resource| offered(&resource.name) >= u64::try_from(resource.allocatable).unwrap_or(0))
 }
 
-/// Until when a startup taint that nobody wants stays, if it does; the inner value is nothing where that is not known.
-#[allow(clippy::option_option, reason = "whether, and until when")]
-fn stays_until(node: &NodeFacts, gpu_node: Option<&GpuNode>, now: Timestamp) -> Option<Option<Timestamp>> {
-    if !node.ready {
-        return Some(None);
-    }
-    if is_reported(gpu_node) {
+/// Until when a Ready node keeps a startup taint that nobody wants, if it does.
+fn waits_until(node: &NodeFacts, gpu_node: Option<&GpuNode>, now: Timestamp) -> Option<Timestamp> {
+    if !node.ready || is_reported(gpu_node) {
         return None;
     }
     // By the clock of the node, which may be wrong: it counts no further ahead than the time that it is about.
     let told = node.ready_since.filter(|since| since.duration_since(now) <= UNREPORTED);
     let until = told.max(node.created)?.checked_add(UNREPORTED).ok()?;
-    (now < until).then_some(Some(until))
+    (now < until).then_some(until)
 }
