@@ -72,19 +72,13 @@ impl<'a> Wishes<'a> {
             let mut taints = startup.wanted.clone();
             taints.extend(unhealthy);
             taints.extend(wanted_taints(&matched)?);
+            let labels = wanted_labels(&matched, placed, serving, needs_mps)?;
             let (stage, stage_ends) = stage.unzip();
-            Ok((
-                governing,
-                (stage, stage_ends.flatten(), waits),
-                wanted_labels(&matched, placed, serving, needs_mps)?,
-                taints,
-                (startup, unhealthy_from),
-            ))
+            let (matched, stage_ends) = (Vec::new(), stage_ends.flatten());
+            Ok(Self { matched, governing, stage, stage_ends, waits, labels, taints, startup, unhealthy_from })
         });
         match composed {
-            Ok((governing, (stage, stage_ends, waits), labels, taints, (startup, unhealthy_from))) => {
-                Ok(Self { matched, governing, stage, stage_ends, waits, labels, taints, startup, unhealthy_from })
-            }
+            Ok(wishes) => Ok(Self { matched, ..wishes }),
             Err(disagreement) => Err((matched, disagreement)),
         }
     }
