@@ -1,6 +1,6 @@
 //! The status of one policy: counts, conditions with the meanings of kstatus, failures, preview.
 
-use crate::{daemonset::policy_daemonset_name, policies::Policy, tally::Tally};
+use crate::{agent_config::whole_second, daemonset::policy_daemonset_name, policies::Policy, tally::Tally};
 use gpunode_crds::{ConditionType, GpuNodePolicyStatus, Mode, NodeCounts, Reason};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -67,10 +67,6 @@ pub fn policy_status(
         waiting: tally.waiting(),
         preview: tally.previews(),
     }
-}
-
-fn whole_second(now: Timestamp) -> Timestamp {
-    Timestamp::from_second(now.as_second()).unwrap_or(now)
 }
 
 fn verdicts(policy: &Policy, tally: &Tally, agents: &Agents) -> [Verdict; 5] {
