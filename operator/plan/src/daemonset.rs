@@ -6,7 +6,7 @@
 
 use crate::{
     agent_pod::{Component, agent_pod},
-    policies::Policy,
+    policies::{Policy, PolicySet},
 };
 use gpunode_crds::{GROUP, GpuNodePolicy};
 use k8s_openapi::{
@@ -46,6 +46,13 @@ pub struct AgentPods {
 /// Name of the DaemonSet of a policy.
 pub fn policy_daemonset_name(policy: &str) -> String {
     format!("{POLICY_DAEMONSET_PREFIX}{policy}")
+}
+
+impl PolicySet {
+    /// The policy whose DaemonSet has this name.
+    pub fn of_daemonset(&self, name: &str) -> Option<&Policy> {
+        self.get(name.strip_prefix(POLICY_DAEMONSET_PREFIX)?)
+    }
 }
 
 /// The policy whose DaemonSet this is.

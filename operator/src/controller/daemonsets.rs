@@ -111,8 +111,7 @@ impl DaemonSets {
             MPS_NAME => return Some(desired_mps(&self.pods)),
             _ => {}
         }
-        let mut enforced = set.iter().filter(|policy| policy.mode == Mode::Enforce);
-        let policy = enforced.find(|policy| policy_daemonset_name(&policy.name) == name)?;
+        let policy = set.of_daemonset(name).filter(|policy| policy.mode == Mode::Enforce)?;
         let none = Tally::default();
         let surge = outcomes.tally(&policy.name).unwrap_or(&none).rollout.surge(&policy.pace);
         desired_for_policy(&self.pods, policy, objects.get(&policy.name)?, surge)
@@ -126,8 +125,7 @@ impl DaemonSets {
         objects: &Cache<GpuNodePolicy>,
         outcomes: &Outcomes,
     ) -> Option<DaemonSetWork> {
-        let mut paused = set.iter().filter(|policy| policy.mode == Mode::Paused);
-        if paused.any(|policy| policy_daemonset_name(&policy.name) == name) {
+        if set.of_daemonset(name).is_some_and(|policy| policy.mode == Mode::Paused) {
             return None;
         }
         let desired = self.desired(name, set, objects, outcomes);

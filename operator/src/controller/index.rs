@@ -141,7 +141,7 @@ impl Index {
     /// The status of a policy tells how far its agents are replaced, and after its deadline that they come no further.
     fn look_at_agents(&mut self, name: &str, now: Timestamp, effects: &mut Effects) {
         let since = self.daemonsets.look_at_progress(name, now);
-        let Some(policy) = self.set.iter().find(|policy| policy_daemonset_name(&policy.name) == name) else { return };
+        let Some(policy) = self.set.of_daemonset(name) else { return };
         effects.wake(Key::Status(policy.name.clone()));
         if let Some(at) = since.and_then(|since| since.checked_add(policy.pace.progress_deadline()).ok()) {
             effects.wake_at(Key::Status(policy.name.clone()), at);

@@ -91,7 +91,7 @@ impl Index {
     /// Remembers whether the API server refused to write a DaemonSet.
     pub fn daemonset_written(&mut self, name: &str, refusal: Option<&str>, effects: &mut Effects) {
         if self.daemonsets.written(name, refusal)
-            && let Some(policy) = self.set.iter().find(|policy| policy_daemonset_name(&policy.name) == name)
+            && let Some(policy) = self.set.of_daemonset(name)
         {
             effects.wake(Key::Status(policy.name.clone()));
         }
