@@ -1,5 +1,6 @@
 //! Files that are replaced as a whole: a reader, also after a power cut, sees the old content or the new one.
 
+use serde::{Deserialize, de::DeserializeOwned, de::Error as _};
 use std::{
     ffi::OsString,
     fs::{self, File},
@@ -19,6 +20,25 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         Some(folder) => File::open(folder)?.sync_all(),
         None => Ok(()),
     }
+}
+
+/// What `path` says; blocks. One that is damaged or of another format, by its field `format`, is set aside; it says nothing
+/// then, as one that cannot be read.
+pub fn load<T: DeserializeOwned>(path: &Path, format: u32) -> Option<T> {
+    let text = fs::read(path).ok()?;
+    parse(&text, format).inspect_err(|error| set_aside(path, error)).ok()
+}
+
+fn parse<T: DeserializeOwned>(text: &[u8], known: u32) -> serde_json::Result<T> {
+    #[derive(Deserialize)]
+    struct Stamp {
+        format: u32,
+    }
+    let Stamp { format } = serde_json::from_slice(text)?;
+    if format == known {
+        return serde_json::from_slice(text);
+    }
+    Err(serde_json::Error::custom(format!("format {format} is not {known}, the one that this agent reads")))
 }
 
 /// Takes a file that tells nothing out of the way, so that the next one does not overwrite what may be wanted to find out

@@ -5,7 +5,7 @@ use crate::{
     in_force::{Candidate, Instruction},
     one_thread::OneThread,
 };
-use serde::{Deserialize, Serialize, de::Error as _};
+use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -84,23 +84,13 @@ impl SavedConfig {
 }
 
 fn load(state_dir: &Path, node: &str) -> Option<Candidate> {
-    let path = state_dir.join(FILE);
-    let text = fs::read(&path).ok()?;
-    let saved = parse(&text).inspect_err(|error| atomic_file::set_aside(&path, error)).ok()?;
+    let saved: Saved = atomic_file::load(&state_dir.join(FILE), FORMAT)?;
     (saved.node == node).then_some(Candidate {
         version: saved.version,
         hash: saved.hash,
         document: saved.document,
         uid: saved.uid,
     })
-}
-
-fn parse(text: &[u8]) -> serde_json::Result<Saved> {
-    let saved: Saved = serde_json::from_slice(text)?;
-    if saved.format == FORMAT {
-        return Ok(saved);
-    }
-    Err(serde_json::Error::custom(format!("format {} is not {FORMAT}, the one that this agent reads", saved.format)))
 }
 
 /// Replaces what was saved; removes it with `None`.

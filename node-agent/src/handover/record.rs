@@ -2,9 +2,9 @@
 //! which pods have let go for good.
 
 use crate::atomic_file;
-use serde::{Deserialize, Serialize, de::Error as _};
+use serde::{Deserialize, Serialize};
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -56,9 +56,7 @@ impl Default for Record {
 impl Record {
     /// Reads it; blocks. A file that tells nothing counts as none and is set aside.
     pub fn load(state_dir: &Path) -> Self {
-        let path = path(state_dir);
-        let Ok(text) = fs::read(&path) else { return Self::default() };
-        parse(&text).inspect_err(|error| atomic_file::set_aside(&path, error)).unwrap_or_default()
+        atomic_file::load(&path(state_dir), FORMAT).unwrap_or_default()
     }
 
     /// Brings it to disk; blocks.
@@ -104,17 +102,10 @@ fn path(state_dir: &Path) -> PathBuf {
     state_dir.join(FILE)
 }
 
-fn parse(text: &[u8]) -> serde_json::Result<Record> {
-    let record: Record = serde_json::from_slice(text)?;
-    if record.format == FORMAT {
-        return Ok(record);
-    }
-    Err(serde_json::Error::custom(format!("format {} is not {FORMAT}, the one that this agent reads", record.format)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn who(pod: &str) -> Who {
         Who { version: "1".to_owned(), pod: pod.to_owned() }
