@@ -39,7 +39,7 @@ const NODE_POLL: Duration = Duration::from_millis(500);
 const NODE_UNSEEN: Duration = Duration::from_secs(11);
 
 /// What the desk works with.
-pub struct Place {
+pub struct Parts {
     /// Root of the host.
     pub host_root: PathBuf,
     /// Where the MPS control daemons have their folders.
@@ -55,7 +55,7 @@ pub struct Place {
 /// Gives devices out.
 pub struct Desk {
     books: Mutex<Books>,
-    place: Place,
+    parts: Parts,
     pass_device_specs: AtomicBool,
     /// Number of changes of the books.
     changes: watch::Sender<u64>,
@@ -70,10 +70,10 @@ pub struct Desk {
 
 impl Desk {
     /// A desk that knows nothing and gives nothing.
-    pub fn new(place: Place) -> Self {
+    pub fn new(parts: Parts) -> Self {
         Self {
             books: Mutex::default(),
-            place,
+            parts,
             pass_device_specs: AtomicBool::default(),
             changes: watch::Sender::default(),
             published: watch::Sender::default(),
@@ -94,7 +94,7 @@ impl Desk {
 
     /// Where it is counted.
     pub fn metrics(&self) -> &Metrics {
-        &self.place.metrics
+        &self.parts.metrics
     }
 
     /// Changes with the books.
@@ -171,7 +171,7 @@ impl Desk {
         if !preferred.is_tied {
             return preferred.ids;
         }
-        let busy = self.place.utilisation.ask().await;
+        let busy = self.parts.utilisation.ask().await;
         self.books().ledger.preferred(resource, available, must, size, &busy).ids
     }
 
@@ -189,7 +189,7 @@ impl Desk {
         if matches!(given, Err(Refusal::Split { .. })) {
             self.withhold(resource, deadline).await;
         }
-        self.place.metrics.allocated(resource, given.is_ok());
+        self.parts.metrics.allocated(resource, given.is_ok());
         let granted = given?;
         self.granted.notify_one();
         Ok(self.response(&granted))
@@ -202,8 +202,8 @@ impl Desk {
     }
 
     fn response(&self, granted: &Granted) -> ContainerAllocateResponse {
-        let control = self.pass_device_specs.load(Ordering::Relaxed).then(|| control_nodes(&self.place.host_root));
-        response(granted, control.as_deref(), &self.place.mps_dir)
+        let control = self.pass_device_specs.load(Ordering::Relaxed).then(|| control_nodes(&self.parts.host_root));
+        response(granted, control.as_deref(), &self.parts.mps_dir)
     }
 
     /// Before a container is refused whose shares are free, though not on one device: makes the scheduler see that, so
@@ -213,7 +213,7 @@ impl Desk {
         info!(resource, limit, "free units of other GPUs are withheld");
         let shown = async {
             self.is_published(change).await;
-            let Some(node) = &self.place.node else {
+            let Some(node) = &self.parts.node else {
                 sleep(NODE_UNSEEN).await;
                 return;
             };

@@ -131,7 +131,7 @@ impl Plugins {
 mod tests {
     use super::*;
     use crate::{
-        desk::{Desk, Place, tests::nobody},
+        desk::{Desk, Parts, tests::nobody},
         directory::Directory,
         hardware,
         metrics::Metrics,
@@ -147,7 +147,7 @@ mod tests {
 
     fn plugins(folder: &Path) -> Plugins {
         let nowhere = hardware::Place { host_root: folder.to_owned(), driver_root: None };
-        let desk = Desk::new(Place {
+        let desk = Desk::new(Parts {
             host_root: folder.to_owned(),
             mps_dir: folder.to_owned(),
             utilisation: Utilisation::new(nowhere),

@@ -78,7 +78,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         saved = Some(follow_operator(&mut tasks, client, &args.node, seen, instructions.clone(), to_report));
     }
 
-    let desk = Arc::new(Desk::new(desk::Place {
+    let desk = Arc::new(Desk::new(desk::Parts {
         host_root: args.node.host.host_root.clone(),
         mps_dir: args.node.host.mps_dir.clone(),
         utilisation: Utilisation::new(Place::of(&args.node)),

@@ -19,7 +19,7 @@ fn desk() -> Arc<Desk> {
 fn desk_of(mps_dir: PathBuf) -> Arc<Desk> {
     let folder = PathBuf::from("/nonexistent");
     let nowhere = hardware::Place { host_root: folder.clone(), driver_root: None };
-    Arc::new(Desk::new(Place {
+    Arc::new(Desk::new(Parts {
         host_root: folder,
         mps_dir,
         utilisation: Utilisation::new(nowhere),
