@@ -19,18 +19,12 @@ pub fn functions(host_root: &Path) -> Vec<String> {
 
 /// Addresses of the NVIDIA GPUs, such as `0000:07:00.0`, sorted. None where sysfs cannot be read.
 pub fn nvidia_functions(host_root: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(host_root.join(DEVICES)) else {
-        return Vec::new();
-    };
-    let mut functions: Vec<String> = entries
-        .filter_map(Result::ok)
-        .filter(|entry| {
-            let is = |file, start| attribute(&entry.path(), file).is_some_and(|value| value.starts_with(start));
-            is("vendor", NVIDIA) && is("class", DISPLAY_CLASS)
-        })
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    functions.sort();
+    let mut functions = functions(host_root);
+    functions.retain(|address| {
+        let device = host_root.join(DEVICES).join(address);
+        let is = |file, start| attribute(&device, file).is_some_and(|value| value.starts_with(start));
+        is("vendor", NVIDIA) && is("class", DISPLAY_CLASS)
+    });
     functions
 }
 
