@@ -109,19 +109,15 @@ impl Machine {
             Err(error) => {
                 let now = FileId::of(&self.kubelet_socket);
                 let pause = self.backoff.next();
-                let stopped = self.pause(pause, None, now).await;
+                if self.pause(pause, None, now).await {
+                    return Lost::Stopped;
+                }
                 let folder = self.kubelet.directory.path().display();
-                return if stopped {
-                    Lost::Stopped
-                } else {
-                    Lost::Again(format!("bind a socket in {folder}: {error}"))
-                };
+                return Lost::Again(format!("bind a socket in {folder}: {error}"));
             }
         };
         let lost = self.registration(&server).await;
-        self.kubelet
-            .registered
-            .send_if_modified(|registered| registered.taken.remove(&self.name) | registered.others.remove(&self.name));
+        self.kubelet.registered.send_if_modified(|registered| registered.others.remove(&self.name));
         // Before the next one: kubelets up to 1.36 take the end of an old stream for the end of the new one.
         server.stop().await;
         lost
