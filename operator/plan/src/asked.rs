@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// Label by which NVIDIA's driver manager and mig-manager of gpu-operator pause a device plugin.
-const PAUSE_LABEL: &str = "nvidia.com/gpu.deploy.device-plugin";
+pub const PAUSE_LABEL: &str = "nvidia.com/gpu.deploy.device-plugin";
 /// What they put into its value. `false` is the user's own choice of no plugin of NVIDIA's.
 const PAUSED: &str = "paused-for-";
 

@@ -67,6 +67,7 @@ mod unhealthy;
 mod wishes;
 
 pub use agent_config::GpuNodeChange;
+pub use asked::PAUSE_LABEL;
 pub use conditions::ConditionsChange;
 pub use conflict::{Conflict, ConflictKey};
 pub use daemonset::{

@@ -6,6 +6,7 @@ use super::{
     usage::Usage,
 };
 use gpunode_crds::{ConditionType, DeviceHealth, FaultReason, GpuNode, RELEASE_LABEL, Reason};
+use gpunode_plan::PAUSE_LABEL;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde::Serialize;
@@ -108,9 +109,7 @@ pub fn problems(state: &NodeState, node: Option<&Node>, known: &BTreeSet<String>
         )
     });
     let released = state.released.then(|| {
-        format!(
-            "its agents have let go of the GPUs, as label {RELEASE_LABEL} or nvidia.com/gpu.deploy.device-plugin of the node asks"
-        )
+        format!("its agents have let go of the GPUs, as label {RELEASE_LABEL} or {PAUSE_LABEL} of the node asks")
     });
     let differences = offers.filter_map(|offer| offer.difference(&state.name)).chain(orphaned);
     differences.chain(missing(state)).chain(released).chain(faults(state)).collect()
@@ -124,11 +123,7 @@ fn faults(state: &NodeState) -> Vec<String> {
         let since = fault.since.as_ref().map(|since| format!(" since {}", since.0)).unwrap_or_default();
         let pods: BTreeSet<String> =
             device.holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
-        let held = if pods.is_empty() {
-            None
-        } else {
-            Some(format!("held by {}", pods.into_iter().collect::<Vec<_>>().join(", ")))
-        };
+        let held = (!pods.is_empty()).then(|| format!("held by {}", pods.into_iter().collect::<Vec<_>>().join(", ")));
         let waits = fault.waits_for.as_ref().map(|waits| format!("healthy again when {waits}"));
         let what = fault.message.as_deref().unwrap_or(reason);
         let what = Some(format!("{} is unhealthy{since}: {what}", device.name()));
