@@ -10,7 +10,7 @@ use tracing::info;
 /// Whether the agent does its work, or why not yet.
 pub type Readiness = Result<(), String>;
 
-/// Whether a restart could not cure anything, or what it could.
+/// Whether the agent needs no restart, or why it does.
 pub type Liveness = Result<(), String>;
 
 /// Takes the address, so that one that is in use is noticed at the start.

@@ -49,7 +49,7 @@ pub struct Books {
     resends: BTreeMap<String, u64>,
 }
 
-/// Which devices are broken, as far as is known; those of one that nobody has looked at are not.
+/// Which devices are broken, as far as is known. One that nobody has looked at counts as whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ailments {
     /// Why no device of the node can be used now.

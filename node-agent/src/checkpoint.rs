@@ -21,8 +21,8 @@ use std::{
 /// (`pkg/kubelet/cm/devicemanager/types.go`, `kubeletDeviceManagerCheckpoint`).
 pub const CHECKPOINT_FILE: &str = "kubelet_internal_checkpoint";
 
-/// How long a checkpoint has been seen unchanged before a pod without folder is taken for gone, and not for one that is being started: the kubelet
-/// makes the folder before the first container, and removes it after the last one has ended
+/// How long a checkpoint has been seen unchanged before a pod without folder is taken for gone, and not for one that is being
+/// started: the kubelet makes the folder before the first container, and removes it after the last one has ended
 /// (`pkg/kubelet/kubelet.go`, `makePodDataDirs`; `kubelet_volumes.go`, `cleanupOrphanedPodDirs`).
 const STARTED_AFTER: Duration = Duration::from_secs(30);
 

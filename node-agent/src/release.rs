@@ -8,8 +8,8 @@ use std::{
 use tokio::{sync::watch, task::spawn_blocking};
 use tracing::warn;
 
-/// File in the state folder that is there while the GPUs are released: an agent that starts then waits for the API server
-/// before it uses the driver, which any other does not, and no MPS daemon is started.
+/// File in the state folder that is there while the GPUs are released. An agent that starts then waits for the API server
+/// before it uses the driver, and no MPS daemon is started.
 const FILE: &str = "released";
 
 /// What the GpuNode says of it.

@@ -71,7 +71,7 @@ impl Handover {
             tokio::select! {
                 asked = asked.recv() => if let Some(asked) = asked { break asked },
                 stream = accept(listening.as_ref()) => {
-                    // One more is closed at once: whoever means it asks again.
+                    // One too many is closed at once, and may ask again.
                     if connections.len() < MAX_CONNECTIONS {
                         let (turns, fitness) = (self.turns.clone(), self.fitness.clone());
                         connections.spawn(answer(stream, turns, fitness, asks.clone()));

@@ -102,7 +102,7 @@ impl Handover {
                         self.let_go().await;
                         drop(lock);
                         drop(predecessor);
-                        // It comes first.
+                        // The agent before takes the lock first.
                         sleep(successor::GIVE_BACK).await;
                         taken = self.stand_by().await?;
                         continue;

@@ -4,13 +4,12 @@ use crate::podresources::{Error, PodResources};
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// How long the kubelet may take to notice that a plugin has ended: with its devices healthy until then, it would also take the
-/// end of the old stream for the end of a new one (up to 1.36).
+/// How long the kubelet may take to notice that a plugin has ended. Until it does, the old devices count as healthy, and
+/// kubelets up to 1.36 would take the end of the old stream for that of the new one.
 const NOTICES_WITHIN: Duration = Duration::from_secs(1);
-/// Pause before the second look while it may not have noticed yet; each is half as long again as the one before, so that no look
-/// comes late by more than that, and a second has a dozen of them.
+/// First pause between two looks. Each further one is half as long again, which makes a dozen looks in a second.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// How long a resource is missing at the kubelet before it is registered again, and the first of two looks counts.
+/// How long a resource is missing at the kubelet, from the first look that misses it, before it is registered again.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 /// The same for a kubelet that does not list it after that either.
 const MAX_FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
@@ -34,7 +33,7 @@ pub async fn by_another(kubelet: &PodResources, resource: &str) -> bool {
             pause = pause * 3 / 2;
         }
     };
-    // One that is served that long is.
+    // What is still served after that is another plugin's.
     _ = timeout(NOTICES_WITHIN, looks).await;
     is_served
 }

@@ -177,8 +177,7 @@ fn offered(node: &Node) -> BTreeMap<String, u64> {
     some.take(MAX_OFFERED).collect()
 }
 
-/// A whole number as the API server writes it: zeros in threes are left out for a suffix. Of what nobody can count there is
-/// enough.
+/// A whole number as the API server writes it, with a suffix for zeros in threes. What cannot be read counts as enough.
 fn number(quantity: &str) -> u64 {
     let (digits, thousands) = match quantity.char_indices().next_back() {
         Some((at, 'k')) => (quantity.get(..at), 1_000),

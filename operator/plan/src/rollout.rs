@@ -141,8 +141,8 @@ impl Rollout {
         self.pending.remove(&(self.refusal_of(node), node.to_owned()));
     }
 
-    /// On how many nodes a new agent may stand by beside the old one, as a DaemonSet takes it. Where nobody waits for a node,
-    /// one may stand by there for ever.
+    /// On how many nodes a new agent may stand by beside the old one, as a DaemonSet takes it. Nodes that
+    /// nobody waits for come on top: a new agent may stand by there for ever.
     pub fn surge(&self, pace: &RolloutPace) -> IntOrString {
         if self.outside == 0 {
             return pace.max_unavailable();

@@ -120,7 +120,7 @@ fn waits_until(node: &NodeFacts, gpu_node: Option<&GpuNode>, now: Timestamp) -> 
     if !node.ready || is_reported(gpu_node) {
         return None;
     }
-    // By the clock of the node, which may be wrong: it counts no further ahead than the time that it is about.
+    // The clock of the node may be wrong: a time further ahead than the wait itself does not count.
     let told = node.ready_since.filter(|since| since.duration_since(now) <= UNREPORTED);
     let until = told.max(node.created)?.checked_add(UNREPORTED).ok()?;
     (now < until).then_some(until)

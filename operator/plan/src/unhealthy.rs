@@ -26,7 +26,7 @@ pub fn unhealthy_taints(
     let due = |taint: &UnhealthyTaint| {
         let since = too_few_since(gpus, taint.min_healthy()).filter(|_| !is_unknown)?;
         let due = since.checked_add(taint.after()).unwrap_or(Timestamp::MAX);
-        // The clock of a node that is ahead by more than the delay would be waited for.
+        // Where the clock of the node is ahead by more than the delay, nobody waits for it.
         Some(if since.duration_since(now) > taint.after() { now } else { due })
     };
     let id = |taint: &UnhealthyTaint| TaintKey {

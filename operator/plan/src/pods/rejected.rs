@@ -1,5 +1,5 @@
-//! Pods that a node admitted no more than to fail them, as it does with those that are bound to it before its GPUs are
-//! registered. They hold nothing, run no more, and stay as they are.
+//! Pods that their node failed instead of starting them, since its GPUs were not registered yet. They hold nothing, never
+//! run, and stay until somebody deletes them.
 
 use crate::{facts::NodeFacts, node_plan::NodePlan, owned::Record, pods::PodName, policies::PolicySet, retired::Use};
 use gpunode_crds::{GpuNode, Mode};
