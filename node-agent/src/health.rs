@@ -26,7 +26,7 @@ use gpunode_gpu::{Answer, HealthObservation as Observation, Inventory, Probe, Tr
 use jiff::Timestamp;
 use looks::{Looks, SETTLE};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     path::PathBuf,
     sync::Arc,
     time::Duration,
@@ -41,6 +41,11 @@ use tracing::{info, warn};
 /// How long a driver may be away before nothing is given out: where it is replaced in a moment, pods that were admitted just
 /// before start after all.
 const DRIVER_GRACE: Duration = Duration::from_secs(5);
+
+/// XIDs of so long count as one, so that a storm of them costs no memory.
+const STORM: Duration = Duration::from_secs(1);
+/// How long after an XID a look may show less than it will.
+const UNSETTLED: Duration = SETTLE.saturating_add(STORM);
 
 /// Where it is seen what happens to the devices.
 pub struct Sources {
@@ -69,8 +74,8 @@ pub struct Keeper {
     sources: OwnedMutexGuard<Sources>,
     known: Content,
     looks: Looks,
-    /// Of the last event of each GPU: when it came, and the ticket from before it.
-    unsettled: BTreeMap<String, (Instant, u64)>,
+    /// Of the XIDs of each GPU that count and came lately: when, and the ticket from before it; the oldest first.
+    unsettled: BTreeMap<String, VecDeque<(Instant, u64)>>,
     /// Since when the driver does not answer.
     silent: Option<Instant>,
     /// GPUs whose NVLinks this process has looked for.
@@ -145,21 +150,27 @@ impl Keeper {
             warn!(xid = event.xid, "the driver reports something of a GPU that is not known");
             return;
         };
-        let ticket = self.ticket(&gpu, now);
-        self.unsettled.insert(gpu.clone(), (now, ticket));
         let Some(xid) = event.xid else { return };
         // A MIG device that is not known is none that is offered: its GPU stands for it.
         let devices = self.devices();
         let part = event.instance.and_then(|instance| devices.part(&gpu, instance)).map(str::to_owned);
-        self.observe(Observation::Xid(part.unwrap_or(gpu), xid));
+        let before = self.known.health.ticket();
+        self.observe(Observation::Xid(part.unwrap_or_else(|| gpu.clone()), xid));
+        // What counts for nothing is followed by nothing.
+        if self.known.health.ticket() != before {
+            let lately = self.unsettled.entry(gpu).or_default();
+            lately.retain(|event| is_unsettled(event, now));
+            if lately.back().is_none_or(|(at, _)| now.duration_since(*at) >= STORM) {
+                lately.push_back((now, before));
+            }
+        }
     }
 
     /// What a look at a GPU that begins now proves nothing against: events that the driver may not have followed up yet.
     fn ticket(&self, gpu: &str, now: Instant) -> u64 {
-        match self.unsettled.get(gpu) {
-            Some((at, ticket)) if now.duration_since(*at) < SETTLE => *ticket,
-            _ => self.known.health.ticket(),
-        }
+        let mut lately = self.unsettled.get(gpu).into_iter().flatten();
+        let oldest = lately.find(|event| is_unsettled(event, now));
+        oldest.map_or_else(|| self.known.health.ticket(), |(_, ticket)| *ticket)
     }
 
     /// The hardware was looked at.
@@ -239,4 +250,8 @@ impl Keeper {
             self.say(&transition, &rules);
         }
     }
+}
+
+fn is_unsettled((at, _): &(Instant, u64), now: Instant) -> bool {
+    now.duration_since(*at) < UNSETTLED
 }

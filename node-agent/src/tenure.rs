@@ -52,8 +52,10 @@ impl Tenure {
 
     /// Ends it: what is known is on the disk then, for the next one.
     pub async fn end(self) {
-        let Self::Held(Held { tasks: _aborted, health, end }) = self else { return };
-        if end.send(()).is_ok() && timeout(END_TIMEOUT, health).await.is_err() {
+        let Self::Held(Held { tasks: _aborted, mut health, end }) = self else { return };
+        if end.send(()).is_ok() && timeout(END_TIMEOUT, &mut health).await.is_err() {
+            // What it would write later is not true any more.
+            health.abort();
             warn!(
                 "save what is broken before another agent takes over: no answer from the disk within {END_TIMEOUT:?}"
             );

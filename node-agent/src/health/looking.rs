@@ -1,9 +1,6 @@
 //! Looking at the GPUs, and what a look tells of them.
 
-use super::{
-    Keeper,
-    looks::{Found, SETTLE},
-};
+use super::{Keeper, UNSETTLED, is_unsettled, looks::Found};
 use crate::{
     hardware::{Driver, Hardware},
     nvml::probe::{Look, Target},
@@ -21,9 +18,8 @@ impl Keeper {
         let now = Instant::now();
         let targets = gpus.iter().map(|gpu| self.target(gpu, now)).collect();
         self.looks.begin(targets);
-        self.unsettled.retain(|_, (at, _)| now.duration_since(*at) < SETTLE);
-        for (at, _) in self.unsettled.values() {
-            self.looks.hasten(*at + SETTLE);
+        for (at, _) in self.unsettled.values().flatten().filter(|event| is_unsettled(event, now)) {
+            self.looks.hasten(*at + UNSETTLED);
         }
     }
 
