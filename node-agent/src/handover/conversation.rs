@@ -70,6 +70,11 @@ impl Conversation {
     pub async fn ended(&mut self) {
         _ = self.0.fill_buf().await;
     }
+
+    /// Whether that is so already.
+    pub async fn has_ended(&mut self) -> bool {
+        timeout(Duration::ZERO, self.ended()).await.is_ok()
+    }
 }
 
 #[cfg(test)]
@@ -101,7 +106,9 @@ mod tests {
         one.0.write_all(&[b'a'; 2 * MAX_LINE]).await.unwrap();
         assert!(matches!(other.hear::<String>(SOON).await, Err(Error::Unclear(_))));
         let (one, mut other) = pair();
+        assert!(!other.has_ended().await);
         drop(one);
+        assert!(other.has_ended().await);
         assert!(matches!(other.hear::<String>(SOON).await, Err(Error::Closed)));
         other.ended().await;
     }

@@ -159,7 +159,10 @@ async fn answer(
         }
         Reply::No(reason) => Answer::Refused { reason: short(&reason) },
         Reply::LetGo(successor) => {
-            _ = asks.try_send((conversation, successor));
+            // An agent that was stopped for a while hears of one that has given up since.
+            if !conversation.has_ended().await {
+                _ = asks.try_send((conversation, successor));
+            }
             return;
         }
     };

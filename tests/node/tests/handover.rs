@@ -274,6 +274,29 @@ async fn one_that_asks_and_goes_away_leaves_the_node_served() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_holder_that_was_stopped_lets_go_to_nobody_who_has_given_up_meanwhile() -> Result<()> {
+    let (node, kubelet, first) = at_work().await?;
+    let socket = node.state_dir().join("agent.sock");
+    first.signal(Signal::STOP)?;
+    let mut gone = UnixStream::connect(&socket)?;
+    gone.write_all(b"{\"letGo\":{\"version\":\"9\",\"pod\":\"x\"}}\n")?;
+    drop(gone);
+    first.signal(Signal::CONT)?;
+    // It has read what came before.
+    let mut ping = UnixStream::connect(&socket)?;
+    ping.write_all(b"{\"ping\":{}}\n")?;
+    let mut answer = String::new();
+    BufReader::new(ping).read_line(&mut answer)?;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(
+        (first.logged("letting a successor take over"), kubelet.endpoint(GPU).registrations),
+        (0, 1),
+        "{answer}"
+    );
+    first.await_ready().await
+}
+
+#[tokio::test]
 async fn a_socket_that_somebody_removed_is_made_again() -> Result<()> {
     let (node, _kubelet, first) = at_work().await?;
     fs::remove_file(node.state_dir().join("agent.sock"))?;
