@@ -48,7 +48,8 @@ mod tests {
         let eviction = |(name, since): &(&str, i64)| {
             let pod = PodName { namespace: "ml".to_owned(), name: (*name).to_owned() };
             let since = Timestamp::from_second(*since).unwrap();
-            (pod, Eviction { device: "GPU-0".to_owned(), since, trouble: "x".to_owned() })
+            let (device, resource) = ("GPU-0".to_owned(), "nvidia.com/gpu".to_owned());
+            (pod, Eviction { device, resource, since, trouble: "x".to_owned() })
         };
         pods.iter().map(eviction).collect()
     }

@@ -15,6 +15,8 @@ use std::{
 pub struct Eviction {
     /// UUID of the device that it holds.
     pub device: String,
+    /// The resource that it got the device as.
+    pub resource: String,
     /// Since when the device is not given out, by the clock of the node.
     pub since: Timestamp,
     /// What is wrong with it, for people.
@@ -28,8 +30,9 @@ impl fmt::Display for Eviction {
 }
 
 impl Eviction {
-    /// Whether the pod of the name that was told is the one that holds the device: it is on the node, runs, and started
-    /// before the device broke. A namesake that came later was given another one.
+    /// Whether the pod of the name that was told is the one that holds the device: it is on the node, runs, asks for the
+    /// resource, and started before the device broke. A namesake that came later was given another one, and whoever can write
+    /// what an agent says gets no pod evicted that asks for no device.
     pub fn is_of(&self, pod: &Pod, node: &str) -> bool {
         let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
         let is_there = spec.and_then(|spec| spec.node_name.as_deref()) == Some(node);
@@ -38,7 +41,8 @@ impl Eviction {
         // The kubelet's clock, as that of `since`, in whole seconds rounded down.
         let started = status.and_then(|status| status.start_time.as_ref());
         let was_before = started.is_some_and(|time| time.0 <= self.since);
-        is_there && !is_over && was_before && !super::is_mirror(pod)
+        let asks = spec.is_some_and(|spec| super::extended_resources(spec).any(|name| *name == self.resource));
+        asks && is_there && !is_over && was_before && !super::is_mirror(pod)
     }
 }
 
@@ -61,7 +65,8 @@ pub fn evictions(
     for holder in status.holders.iter().take(MAX_HOLDERS) {
         let Some((since, trouble)) = broken.get(holder.device.as_str()) else { continue };
         let pod = PodName { namespace: holder.namespace.clone(), name: holder.pod.clone() };
-        let of_device = Eviction { device: holder.device.clone(), since: *since, trouble: trouble.clone() };
+        let (device, resource) = (holder.device.clone(), holder.resource.clone());
+        let of_device = Eviction { device, resource, since: *since, trouble: trouble.clone() };
         match evictions.get_mut(&pod) {
             // Who started before one of its devices broke may hold that one.
             Some(other) if other.since >= of_device.since => {}

@@ -6,7 +6,7 @@ mod rejected;
 pub use evictions::{Eviction, evictions, keep_holders_of_broken};
 pub use rejected::{RejectedPod, wants_rejected_pods};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use std::fmt;
 
 /// Annotation of a pod that a kubelet runs from a file: the object in the API server only shows it.
@@ -25,6 +25,13 @@ impl fmt::Display for PodName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
+}
+
+/// Names of the extended resources that a pod asks for. Of these limits and requests are the same.
+fn extended_resources(spec: &PodSpec) -> impl Iterator<Item = &String> {
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let limits = containers.filter_map(|container| container.resources.as_ref()?.limits.as_ref()).flatten();
+    limits.filter(|(name, count)| name.contains('/') && count.0 != "0").map(|(name, _)| name)
 }
 
 fn is_mirror(pod: &Pod) -> bool {

@@ -37,16 +37,12 @@ impl RejectedPod {
         if !is_rejected || !is_replaced || meta.deletion_timestamp.is_some() || super::is_mirror(pod) {
             return None;
         }
-        let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-        // Of extended resources limits and requests are the same.
-        let limits = containers.filter_map(|container| container.resources.as_ref()?.limits.as_ref());
-        let asked = limits.flatten().filter(|(name, count)| name.contains('/') && count.0 != "0");
         Some(Self {
             name: PodName { namespace: meta.namespace.clone()?, name: meta.name.clone()? },
             uid: meta.uid.clone()?,
             resource_version: meta.resource_version.clone()?,
             node: spec.node_name.clone()?,
-            resources: asked.map(|(name, _)| name.clone()).collect(),
+            resources: super::extended_resources(spec).cloned().collect(),
         })
     }
 

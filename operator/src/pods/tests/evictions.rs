@@ -12,7 +12,8 @@ holders: [{namespace: ml, pod: a, container: main, resource: nvidia.com/gpu, dev
 fn pod(started: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "a", "namespace": "ml", "uid": "pod-uid", "resourceVersion": "41"},
-            "spec": {"nodeName": "n", "containers": []}, "status": {"phase": "Running", "startTime": started}})
+            "spec": {"nodeName": "n", "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+            "status": {"phase": "Running", "startTime": started}})
 }
 
 async fn scene(started: &'static str, code: u16, reason: &'static str) -> Scene {

@@ -144,9 +144,12 @@ fn only_the_holders_of_broken_devices_are_kept() {
 
 #[test]
 fn pod_that_cannot_hold_the_device_is_left_alone() {
-    let eviction = Eviction { device: "GPU-0".to_owned(), since: at(100), trouble: "x".to_owned() };
+    let (device, resource) = ("GPU-0".to_owned(), "nvidia.com/gpu".to_owned());
+    let eviction = Eviction { device, resource, since: at(100), trouble: "x".to_owned() };
+    let asks = |name: &str, count: &str| json!([{"name": "main", "resources": {"limits": {name: count}}}]);
     let pod = || {
-        json!({"metadata": {"name": "a", "namespace": "ml"}, "spec": {"nodeName": "n", "containers": []},
+        json!({"metadata": {"name": "a", "namespace": "ml"},
+            "spec": {"nodeName": "n", "containers": asks("nvidia.com/gpu", "1")},
             "status": {"phase": "Running", "startTime": at(100).to_string()}})
     };
     let changed = |pointer: &str, value: Value| {
@@ -158,6 +161,8 @@ fn pod_that_cannot_hold_the_device_is_left_alone() {
     for (pod, expected) in [
         (pod(), true),
         (changed("/status/phase", json!("Pending")), true),
+        (changed("/spec/containers", asks("nvidia.com/gpu", "0")), false),
+        (changed("/spec/containers", asks("cpu", "1")), false),
         (changed("/status/startTime", json!(at(101).to_string())), false),
         (changed("/status/startTime", Value::Null), false),
         (changed("/spec/nodeName", json!("other")), false),
