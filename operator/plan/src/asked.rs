@@ -58,5 +58,10 @@ pub fn unreadable(node: &NodeFacts) -> Option<Verdict> {
 
 /// The end of the second that is named: whoever writes seconds means faults of that second too.
 fn read(text: &str) -> Result<Timestamp, jiff::Error> {
-    text.parse().map(whole_second)?.checked_add(SECOND)
+    let end = text.parse().map(whole_second)?.checked_add(SECOND)?;
+    // The API server takes no year before 0, and would refuse everything else that is written with it.
+    if end < Timestamp::UNIX_EPOCH {
+        return Err(jiff::Error::from_args(format_args!("it lies before 1970")));
+    }
+    Ok(end)
 }

@@ -108,8 +108,10 @@ fn recovery_is_told_and_one_that_cannot_be_read_changes_nothing_and_is_said() {
     assert!(ask(&mut world, &[]));
     assert_eq!(spec(&world).1.as_deref(), Some("2026-01-01T09:00:01Z"), "the end of that second");
     assert!(!ask(&mut world, &[]));
-    set(&mut world, "yesterday");
-    assert!(!ask(&mut world, &[]));
+    for unreadable in ["-000001-01-01T00:00:00Z", "9999-12-30T22:00:00Z", "yesterday"] {
+        set(&mut world, unreadable);
+        assert!(!ask(&mut world, &[]), "{unreadable}");
+    }
     let conditions = world.plan(&[]).conditions.expect("it is said").conditions;
     let [condition] = conditions.as_slice() else { panic!("{conditions:?}") };
     assert_eq!((condition.type_.as_str(), condition.status.as_str()), ("RecoveredAnnotation", "False"));
