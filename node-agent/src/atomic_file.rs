@@ -5,9 +5,20 @@ use std::{
     ffi::OsString,
     fs::{self, File},
     io::{self, Write as _},
+    mem,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 use tracing::{error, warn};
+
+/// Most files that are set aside and not told of.
+const MAX_UNTOLD: usize = 8;
+static SET_ASIDE: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Which files of this process were set aside since the last call, and why: for those who tell people.
+pub fn lately_set_aside() -> Vec<String> {
+    mem::take(&mut *SET_ASIDE.lock().unwrap_or_else(PoisonError::into_inner))
+}
 
 /// Replaces `path`; blocks. The file beside it that has `.new` behind its name belongs to this function.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
@@ -45,6 +56,11 @@ fn parse<T: DeserializeOwned>(text: &[u8], known: u32) -> serde_json::Result<T> 
 /// what happened; blocks. It keeps its name with `.corrupt` behind it, in place of the one before.
 pub fn set_aside(path: &Path, why: &dyn std::error::Error) {
     let aside = beside(path, ".corrupt");
+    let mut untold = SET_ASIDE.lock().unwrap_or_else(PoisonError::into_inner);
+    if untold.len() < MAX_UNTOLD {
+        untold.push(format!("{} tells nothing and is set aside as {}: {why}", path.display(), aside.display()));
+    }
+    drop(untold);
     match fs::rename(path, &aside) {
         Ok(()) => {
             error!(reason = "StateFileCorrupt", error = %why, kept = %aside.display(), "a state file tells nothing; set aside");

@@ -12,7 +12,7 @@ pub mod words;
 use crate::{
     channel::send_if_new,
     desk::Desk,
-    events::{Kind, Notices},
+    events::Notices,
     gpu_node::Seen,
     hardware::{Driver, Hardware, Place},
     nvml::{
@@ -88,10 +88,7 @@ pub struct Keeper {
 impl Keeper {
     /// Takes over what an earlier agent knew, and tells the desk.
     pub async fn open(sources: OwnedMutexGuard<Sources>) -> Self {
-        let (known, problem) = store::load(&sources.state_dir).await;
-        if let Some(problem) = problem {
-            sources.notices.tell(Kind::StateFileCorrupt, &problem);
-        }
+        let known = store::load(&sources.state_dir).await;
         let mut keeper = Self {
             looks: Looks::new(sources.place.clone(), sources.state_dir.clone()),
             sources,

@@ -2,6 +2,7 @@
 
 use crate::{
     admin::{self, Readiness},
+    atomic_file,
     channel::send_if_new,
     cli::{NodeArgs, RunArgs},
     config_file,
@@ -9,7 +10,7 @@ use crate::{
     desk::{self, Desk},
     directory::Directory,
     driver_events::DriverEvents,
-    events::Notices,
+    events::{Kind, Notices},
     gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
     handover::{Handover, Turn, Who, watch_own_socket},
     hardware::{Driver, Hardware, Place, watch_hardware},
@@ -104,7 +105,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         rules: rules.subscribe(),
         gpu_node,
         desk: desk.clone(),
-        notices,
+        notices: notices.clone(),
     }));
     let (fitness, fit) = watch::channel(None);
     let (turns, mut turn) = mpsc::channel(1);
@@ -138,6 +139,9 @@ pub async fn run(args: RunArgs) -> Result<()> {
                     let health = health::Keeper::open(health.clone().lock_owned().await).await;
                     decided.open(&desk).await?;
                     tenure = Tenure::Held(Held::begin(health, &desk, &args.node));
+                    for file in atomic_file::lately_set_aside() {
+                        notices.tell(Kind::StateFileCorrupt, &file);
+                    }
                 }
                 Turn::LetGo(done) => {
                     let before = mem::replace(&mut tenure, Tenure::Ended);

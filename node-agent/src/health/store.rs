@@ -48,32 +48,26 @@ struct File {
     content: Content,
 }
 
-/// Reads what an earlier agent left. A file that tells nothing is set aside, and the second value says so.
-pub async fn load(state_dir: &Path) -> (Content, Option<String>) {
+/// Reads what an earlier agent left. A file that tells nothing is set aside.
+pub async fn load(state_dir: &Path) -> Content {
     let path = state_dir.join(FILE);
     if let Ok(Ok(read)) = timeout(READ_TIMEOUT, spawn_blocking(move || read(&path))).await {
         return read;
     }
     warn!(file = %state_dir.join(FILE).display(), "read what was broken: no answer from the disk; every fault is forgotten");
-    (Content::default(), None)
+    Content::default()
 }
 
-fn read(path: &Path) -> (Content, Option<String>) {
+fn read(path: &Path) -> Content {
     let text = match fs::read(path) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return (Content::default(), None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Content::default(),
         Err(error) => {
             warn!(%error, file = %path.display(), "read what was broken; every fault is forgotten");
-            return (Content::default(), None);
+            return Content::default();
         }
     };
-    match parse(&text) {
-        Ok(content) => (content, None),
-        Err(error) => {
-            atomic_file::set_aside(path, &error);
-            (Content::default(), Some(format!("{} tells nothing and is set aside: {error}", path.display())))
-        }
-    }
+    parse(&text).inspect_err(|error| atomic_file::set_aside(path, error)).unwrap_or_default()
 }
 
 fn parse(text: &[u8]) -> serde_json::Result<Content> {
@@ -136,12 +130,12 @@ mod tests {
     #[tokio::test]
     async fn what_is_broken_outlives_the_agent() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(load(folder.path()).await, (Content::default(), None));
+        assert_eq!(load(folder.path()).await, Content::default());
         let (keep, kept) = watch::channel(Content::default());
         tokio::spawn(write(folder.path().to_owned(), Content::default(), kept));
         keep.send_replace(broken());
         let saved = async {
-            while load(folder.path()).await.0 != broken() {
+            while load(folder.path()).await != broken() {
                 sleep(Duration::from_millis(5)).await;
             }
         };
@@ -154,8 +148,7 @@ mod tests {
         let path = folder.path().join(FILE);
         for text in ["", "{", r#"{"version":2,"health":{"faults":{},"run":null,"seen":0}}"#] {
             fs::write(&path, text).unwrap();
-            let (content, problem) = read(&path);
-            assert!(content == Content::default() && problem.is_some(), "{text}");
+            assert_eq!(read(&path), Content::default(), "{text}");
             assert_eq!(fs::read_to_string(folder.path().join("health.json.corrupt")).unwrap(), text);
         }
     }

@@ -131,13 +131,15 @@ async fn without_a_recovery_action_an_application_has_to_end_with_its_processes_
 }
 
 #[tokio::test]
-async fn a_gpu_that_reports_without_end_keeps_no_other_from_being_whole_again() -> Result<()> {
+async fn applications_that_fail_without_end_keep_no_gpu_from_being_whole_again() -> Result<()> {
     let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
     let uuids = lab.node.uuids()?;
     lab.node.state()?.inject_xid(3, TIMEOUT)?;
     broken(&lab, GPU, &[&uuids[3]]).await?;
     let storm = async {
         loop {
+            // On the GPU itself, and on another one.
+            lab.node.state()?.inject_xid(3, 13)?;
             lab.node.state()?.inject_xid(0, 13)?;
             sleep(Duration::from_millis(500)).await;
         }
