@@ -113,9 +113,26 @@ impl Handover {
             info!(successor = named.pod, version = named.version, "letting a successor take over");
             self.let_go().await;
             drop(lock);
-            let pause = if self.see_off(successor).await { RETRY } else { RETRY_SOON };
-            taken = Taken::Free(self.wait_for_lock(pause).await?);
+            let is_seen_off = self.see_off(successor).await;
+            let lock = if is_seen_off { self.wait_for_nobody().await? } else { self.wait_for_lock(RETRY_SOON).await? };
+            taken = Taken::Free(lock);
             warn!("no other agent of this node is at work any more: taking over again");
+        }
+    }
+
+    /// Waits until nobody holds the lock for longer than a hand-over between two others takes, and asks nobody.
+    async fn wait_for_nobody(&self) -> Result<NodeLock, lock::Error> {
+        let mut was_held = true;
+        loop {
+            let held = is_held(&self.state_dir);
+            if !held
+                && !was_held
+                && let Some(lock) = NodeLock::take(&self.state_dir)?
+            {
+                return Ok(lock);
+            }
+            was_held = held;
+            sleep(RETRY).await;
         }
     }
 

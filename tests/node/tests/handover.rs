@@ -42,7 +42,9 @@ async fn a_successor_takes_over_and_the_one_before_only_waits_for_its_end() -> R
     assert!(first.ask("/livez").await?.starts_with("HTTP/1.1 200"));
     let endpoint = kubelet.has(GPU, |it| it.registrations == 2 && it.healthy().len() == 8).await?;
     assert_eq!((kubelet.in_use(GPU).len(), node.sockets()?), (2, vec![endpoint.socket]));
-    let mode = fs::metadata(node.state_dir().join("agent.sock"))?.permissions().mode();
+    // It listens in place of the one before, whose socket goes first.
+    let socket = until("its socket", || fs::metadata(node.state_dir().join("agent.sock")).ok()).await?;
+    let mode = socket.permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     Ok(())
 }
@@ -294,6 +296,26 @@ async fn a_holder_that_was_stopped_lets_go_to_nobody_who_has_given_up_meanwhile(
         "{answer}"
     );
     first.await_ready().await
+}
+
+#[tokio::test]
+async fn one_that_has_let_go_does_not_come_between_two_others() -> Result<()> {
+    let (node, kubelet, first) = at_work().await?;
+    let mut stream = UnixStream::connect(node.state_dir().join("agent.sock"))?;
+    stream.write_all(b"{\"letGo\":{\"version\":\"9\",\"pod\":\"x\"}}\n")?;
+    BufReader::new(&stream).read_line(&mut String::new())?;
+    let lock = File::options().write(true).open(node.state_dir().join("agent.lock"))?;
+    lock.lock()?;
+    stream.write_all(b"{\"serving\":{}}\n")?;
+    first.logs("the successor does the work").await?;
+    for _ in 0..12 {
+        sleep(Duration::from_secs(1)).await;
+        lock.unlock()?;
+        sleep(Duration::from_millis(80)).await;
+        until("the lock is free", || lock.try_lock().ok()).await.context("it took the lock")?;
+    }
+    drop(lock);
+    served_again(&kubelet, 1).await
 }
 
 #[tokio::test]
