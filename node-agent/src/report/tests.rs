@@ -268,7 +268,7 @@ fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
     assert_eq!((health.reason, health.xid, health.since), (Some(FaultReason::Xid), Some(79), Some(Time(at))));
     assert_eq!(health.message.as_deref(), Some("XID 79: GPU has fallen off the bus"));
     assert!(health.action.is_some_and(|action| action.starts_with("restart the machine")));
-    assert!(health.waits_for.is_some_and(|waits| waits.contains("a restart of the machine")));
+    assert!(health.waits_for.is_some_and(|waits| waits.contains("the machine was restarted")));
     let unknown = of_page(&page(), &hardware, &in_force, &["nvidia.com/gpu"]);
     assert_eq!(unknown.gpus[1].health, None, "nobody has looked");
 }
