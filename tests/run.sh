@@ -46,6 +46,7 @@ on_the_second() {
   export GPUNODE_E2E_CLUSTER=e2e-breaking
   # shellcheck disable=SC2086 # several filters
   cargo test --locked -p gpunode-e2e --test cluster -- --ignored --test-threads=1 $breaking
+  cargo test --locked -p gpunode-e2e --test uninstall -- --ignored
   cargo test --locked -p gpunode-e2e --test plans -- --ignored --nocapture
 }
 on_the_second > >(sed -u 's/^/[e2e-breaking] /') 2>&1 &
@@ -59,7 +60,6 @@ cargo test --locked -p gpunode-e2e --test cluster -- --ignored quiet
 cargo test --locked -p gpunode-e2e --test retired -- --ignored begin
 cargo test --locked -p gpunode-e2e --test cluster -- --ignored --test-threads=1 --skip quiet "${others[@]}"
 cargo test --locked -p gpunode-e2e --test retired -- --ignored end
-cargo test --locked -p gpunode-e2e --test uninstall -- --ignored
 wait "$second"
 # Last: they look at what all the others did.
 cargo test --locked -p gpunode-e2e --test permissions -- --ignored
