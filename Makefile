@@ -66,5 +66,9 @@ cargo-deny:
 	  || cargo install --locked --version $(CARGO_DENY_VERSION) cargo-deny
 
 .PHONY: bench
-bench: kubernetes images ## measure the figures of docs/benchmarks.md
+bench: kubernetes images ## measure the figures of docs/benchmarks.md, compare them with their targets, write them there
 	@tests/bench.sh
+
+.PHONY: soak
+soak: kubernetes images ## kill the agent at random moments for a long time (SOAK_SECONDS=1800, GPUNODE_SOAK_SEED=n)
+	@tests/soak.sh

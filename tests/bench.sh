@@ -1,25 +1,40 @@
 #!/usr/bin/env bash
-# `make bench`: measures the figures of docs/benchmarks.md on this machine and prints them.
+# `make bench`: measures the figures of docs/benchmarks.md on this machine. Measurements print lines
+# `figure: KEY | VALUE | UNIT`; gpunode-bench compares them with the targets and fills the document.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cluster=bench
+log=target/bench.log
+: > "$log"
 
-echo "== images"
-ls -l --block-size=1 target/images/*.tar | awk '{printf "%-40s %.1f MB\n", $NF, $5 / 1e6}'
+say() { printf '\n######## %s (%ds)\n' "$*" "$SECONDS"; }
 
-echo "== agent on its own: release build, simulated GPUs, a kubelet's double"
-cargo test --release --locked -q -p gpunode-node-tests --test lifecycle --test figures -- --ignored --nocapture \
-    --test-threads=1 measure | grep -v '^{"timestamp"'
-cargo test --release --locked -q -p gpunode-agent -- --ignored --nocapture --test-threads=1 measure
-cargo test --release --locked -q -p gpunode-gpu -- --ignored --nocapture --test-threads=1 measure
+# A measurement that fails, or does not end, leaves its figures out, which counts as missed.
+measure() { # WHAT ARGUMENTS-OF-CARGO-TEST...
+  say "$1"
+  { timeout --kill-after 10 1200 cargo test --locked -q "${@:2}" || echo "FAILED: $1"; } 2>&1 \
+    | grep --line-buffered -v '^{"timestamp"' | tee -a "$log"
+}
+figure() { echo "figure: $1 | $2 | $3" | tee -a "$log"; }
 
-echo "== operator on its own: release build, events fed to its index"
-cargo test --release --locked -q -p gpunode-operator -- --ignored --nocapture measure
+for image in agent operator; do
+  figure "$image-image" "$(stat -c %s "target/images/gpunode-$image.tar" | awk '{printf "%.1f", $1 / 1e6}')" MB
+done
+one=(-- --ignored --nocapture --test-threads=1 measure)
+measure "choice of GPUs" --release -p gpunode-gpu "${one[@]}"
+measure "agent against a double of the kubelet" --release -p gpunode-node-tests --test figures --test lifecycle "${one[@]}"
+measure "lists" --release -p gpunode-agent --bins "${one[@]}"
+measure "operator" --release -p gpunode-operator --bins "${one[@]}"
 
-echo "== local cluster: five nodes from warm to Ready"
+say "local cluster"
 trap 'target/release/gpunode-cluster down --name "$cluster"' EXIT
+started=$(date +%s.%N)
 target/release/gpunode-cluster up --name "$cluster" --cluster tests/e2e/cluster.yaml
+figure cluster-up "$(date +%s.%N | awk -v started="$started" '{printf "%.1f", $1 - started}')" s
 tests/cluster/install-gpunode.sh "$cluster"
+export GPUNODE_E2E_CLUSTER=$cluster
+measure "gpunode on the cluster" -p gpunode-e2e --test figures "${one[@]}"
+measure "twenty replacements of the agent" -p gpunode-e2e --test cluster "${one[@]}"
 
-echo "== gpunode on it"
-GPUNODE_E2E_CLUSTER=$cluster cargo test --locked -q -p gpunode-e2e --test figures -- --ignored --nocapture
+say "figures"
+cargo run --locked -q -p gpunode-bench -- "$log" docs/benchmarks.md

@@ -3,7 +3,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 started=$SECONDS
-cluster=e2e
+# Tests mostly wait, so two clusters share the machine. Nodes and agents break on the second one.
+clusters="e2e e2e-breaking"
+breaking="evicted:: health:: kills:: policy_hand_over:: rejected:: release:: startup_taint:: staying_up:: unhealthy_taint::"
 
 stage() { printf '\n######## %s (%ds)\n' "$*" "$((SECONDS - started))"; }
 
@@ -25,21 +27,40 @@ cargo test --locked -p gpunode-gitops-tests -- --ignored
 stage "demo"
 tests/e2e/demo.sh
 
-stage "gpunode on the local cluster"
-stop() { target/release/gpunode-cluster down --name "$cluster" > /dev/null; }
+stage "gpunode on local clusters"
+stop() {
+  # Its tests end with their cluster.
+  for cluster in $clusters; do target/release/gpunode-cluster down --name "$cluster" > /dev/null || true; done
+  wait
+}
 trap stop EXIT
-target/release/gpunode-cluster up --name "$cluster" --cluster tests/e2e/cluster.yaml
-tests/cluster/install-gpunode.sh "$cluster"
-export GPUNODE_E2E_CLUSTER=$cluster
-export GPUNODE_TEST_KUBECONFIG=$PWD/target/cluster/$cluster/admin.kubeconfig
+for cluster in $clusters; do
+  target/release/gpunode-cluster up --name "$cluster" --cluster tests/e2e/cluster.yaml
+  tests/cluster/install-gpunode.sh "$cluster"
+done
+export GPUNODE_E2E_CLUSTERS=$clusters GPUNODE_E2E_CLUSTER=e2e
+export GPUNODE_TEST_KUBECONFIG=$PWD/target/cluster/e2e/admin.kubeconfig
+cargo test --locked -p gpunode-e2e --no-run
+
+on_the_second() {
+  export GPUNODE_E2E_CLUSTER=e2e-breaking
+  # shellcheck disable=SC2086 # several filters
+  cargo test --locked -p gpunode-e2e --test cluster -- --ignored --test-threads=1 $breaking
+  cargo test --locked -p gpunode-e2e --test uninstall -- --ignored
+  cargo test --locked -p gpunode-e2e --test plans -- --ignored --nocapture
+}
+on_the_second > >(sed -u 's/^/[e2e-breaking] /') 2>&1 &
+second=$!
+others=()
+for module in $breaking; do others+=(--skip "$module"); done
 cargo test --locked -p kubectl-gpunode -- --ignored
 # Before anything is left behind that goes minutes later, for which it would have to wait.
 cargo test --locked -p gpunode-e2e --test cluster -- --ignored quiet
 # Begun first and awaited last: the kubelet keeps a key for five minutes.
 cargo test --locked -p gpunode-e2e --test retired -- --ignored begin
-cargo test --locked -p gpunode-e2e --test cluster -- --ignored --test-threads=1 --skip quiet
+cargo test --locked -p gpunode-e2e --test cluster -- --ignored --test-threads=1 --skip quiet "${others[@]}"
 cargo test --locked -p gpunode-e2e --test retired -- --ignored end
-cargo test --locked -p gpunode-e2e --test uninstall -- --ignored
+wait "$second"
+# Last: they look at what all the others did.
 cargo test --locked -p gpunode-e2e --test permissions -- --ignored
-# Last: it looks at what all the others did.
 cargo test --locked -p gpunode-e2e --test plans -- --ignored --nocapture

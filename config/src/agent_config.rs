@@ -3,7 +3,7 @@
 //! Defaults are answered by methods and never written into a value, so that what a user applied is what a GitOps tool
 //! reads back (`docs/adr/0001-api.md`).
 
-use crate::{Allocation, DeviceSelector, Mig, MigStrategy, Sharing, SharingStrategy};
+use crate::{Allocation, DeviceSelector, Health, Mig, MigStrategy, Sharing, SharingStrategy};
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,10 @@ pub struct AgentConfig {
     /// NVIDIA's container runtime and with the kubelet's CPU manager. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass_device_specs: Option<bool>,
+
+    /// Which errors of the driver make a GPU unhealthy, and when it is healthy again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<Health>,
 
     /// Exit when the driver or a GPU cannot be initialised, instead of waiting until it can. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]

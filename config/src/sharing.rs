@@ -88,7 +88,8 @@ pub enum SharingStrategy {
     Mps,
 }
 
-/// Which device a container's units come from.
+/// Which device a container's units come from, with strategy `Memory`. `Packed`: the fullest on which they fit, which keeps
+/// the others whole. `Spread`: the emptiest. Default: Packed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Placement {
     /// The fullest on which they fit, which keeps the others whole.

@@ -1,6 +1,7 @@
 //! What a schema cannot say: names by Kubernetes' rules and combinations that cannot work.
 
 mod devices;
+mod health;
 mod resource_name;
 mod sharing;
 
@@ -34,6 +35,9 @@ impl AgentConfig {
     /// Everything that is wrong with this configuration; nothing where it can be put in force.
     pub fn validate(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
+        if let Some(health) = &self.health {
+            health::validate("health", health, &mut problems);
+        }
         if self.resources.len() > 32 {
             problems.push(Problem::new("resources", format!("{} entries are more than 32", self.resources.len())));
         }

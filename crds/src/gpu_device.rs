@@ -1,5 +1,6 @@
 //! The hardware in `GpuNode.status.gpus`: GPUs, their MIG devices and the links between them.
 
+use crate::DeviceHealth;
 use gpunode_config::Architecture;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
@@ -41,6 +42,9 @@ pub struct GpuDevice {
     /// The NVLink fabric that it belongs to; absent where there is none that reaches beyond the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
+    /// Whether it works; absent where the agent has not looked yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<DeviceHealth>,
     /// Since when it has not been seen, or the driver not answered. It stays in the list for 15 minutes, so that the
     /// upgrade of a driver does not take a node from its policies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -77,6 +81,9 @@ pub struct MigDevice {
     /// Memory in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: i64,
+    /// Whether it works; absent where the agent has not looked yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<DeviceHealth>,
     /// Streaming multiprocessors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<i32>,

@@ -8,7 +8,7 @@ use crate::{
     Vgpu, WaitingDevice,
 };
 use gpunode_config::MigStrategy;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,9 +26,14 @@ pub const MAX_HOLDERS: usize = 256;
     shortname = "gn",
     status = "GpuNodeStatus",
     derive = "PartialEq",
-    doc = "The GPUs of one node: what the operator asks of the agent there (spec, written by the operator alone) and what the agent found and did (status, written by that agent; but for the conditions `Conflict` and `FactLabels`, which are the operator's).",
+    doc = "The GPUs of one node: what the operator asks of the agent there (spec, written by the operator alone) and what the agent found and did (status, written by that agent; but for the conditions `Conflict`, `FactLabels` and `RecoveredAnnotation`, which are the operator's).",
     printcolumn(name = "Hardware", type_ = "string", json_path = ".status.hardware"),
     printcolumn(name = "Policy", type_ = "string", json_path = ".spec.config.policy"),
+    printcolumn(
+        name = "Fault",
+        type_ = "string",
+        json_path = ".status.gpus[?(@.health.state=='Unhealthy')].health.reason"
+    ),
     printcolumn(name = "In Use", type_ = "string", json_path = ".status.inUse"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
@@ -42,7 +47,13 @@ pub const MAX_HOLDERS: usize = 256;
     printcolumn(name = "Driver", type_ = "string", json_path = ".status.driverVersion", priority = 1),
     printcolumn(name = "Config", type_ = "string", json_path = ".status.configHash", priority = 1),
     printcolumn(name = "Agent", type_ = "string", json_path = ".status.agent.pod", priority = 1),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].message",
+        priority = 1
+    )
 )]
 #[serde(rename_all = "camelCase")]
 pub struct GpuNodeSpec {
@@ -54,6 +65,16 @@ pub struct GpuNodeSpec {
     /// it is in force. Agents do not read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<ConfigurationStep>,
+
+    /// The agents of the node are to let go of its GPUs, whose driver is being replaced: they offer no device as healthy and
+    /// keep no session with the driver. From the node's labels (`docs/health.md`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub release: bool,
+
+    /// Faults that began before are over, as a person said by the annotation `gpunode.dev/recovered` of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::conditions::optional_time")]
+    pub recovered: Option<Time>,
 }
 
 /// What the agent found and did.
@@ -145,8 +166,8 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected_config: Option<RejectedConfiguration>,
 
-    /// `Ready`, `ConfigurationAccepted`, `Registered`, `DevicesOffered` and `DriverAvailable` by the agent, `Conflict` and
-    /// `FactLabels` by the operator.
+    /// `Ready`, `ConfigurationAccepted`, `Registered`, `DevicesOffered` and `DriverAvailable` by the agent, `Conflict`,
+    /// `FactLabels` and `RecoveredAnnotation` by the operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::conditions::conditions")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
@@ -163,6 +184,10 @@ pub struct Agent {
     /// UID of its pod.
     #[schemars(length(max = 64))]
     pub pod_uid: String,
+    /// The policy whose DaemonSet the pod belongs to; absent for discovery.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 40))]
+    pub policy: Option<String>,
     /// What it does on the node.
     pub mode: AgentMode,
     /// Version of the program.

@@ -26,6 +26,23 @@ pub const OWNED_ANNOTATION: &str = "gpunode.dev/owned";
 /// Label by which a person keeps gpunode's hands off a node. gpunode never writes it.
 pub const IGNORE_LABEL: &str = "gpunode.dev/ignore";
 
+/// Label by which a person, or a program that replaces the driver, makes gpunode let go of the GPUs of a node. gpunode never
+/// writes it.
+pub const RELEASE_LABEL: &str = "gpunode.dev/release";
+
+/// Annotation by which a person says since when the GPUs of a node are in order again: an RFC 3339 time. gpunode never writes
+/// it.
+pub const RECOVERED_ANNOTATION: &str = "gpunode.dev/recovered";
+
+/// Key of the taint of a node with too few healthy GPUs.
+pub const UNHEALTHY_TAINT: &str = "gpunode.dev/unhealthy";
+
+/// Key of the startup taint where a policy names no other.
+pub const NOT_READY_TAINT: &str = "gpunode.dev/not-ready";
+
+/// Prefix of the startup taints that the cluster autoscaler knows: the only keys of Kubernetes that a policy may write.
+pub const AUTOSCALER_STARTUP_PREFIX: &str = "startup-taint.cluster-autoscaler.kubernetes.io/";
+
 /// Field manager of everything that the operator writes.
 pub const OPERATOR_FIELD_MANAGER: &str = "gpunode-operator";
 

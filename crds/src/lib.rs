@@ -8,6 +8,7 @@ mod conditions;
 mod configuration;
 mod gpu_device;
 mod gpu_node;
+mod health;
 mod keys;
 mod label_map;
 mod manifest;
@@ -23,9 +24,11 @@ pub use configuration::{Configuration, ConfigurationStep, MAX_FAILED_MESSAGE, Re
 pub use gpu_device::{Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu};
 pub use gpu_node::{Agent, AgentMode, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_HOLDERS};
 pub use gpunode_config::{Architecture, MigStrategy, SharingStrategy};
+pub use health::{DeviceHealth, FaultReason, HealthState, MAX_HEALTH_TEXT};
 pub use keys::{
-    AGENT_FIELD_MANAGER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MAX_LABEL_VALUE, MPS_LABEL, OPERATOR_FIELD_MANAGER,
-    OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, is_gpunode_key, is_kubernetes_key, policy_label,
+    AGENT_FIELD_MANAGER, AUTOSCALER_STARTUP_PREFIX, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MAX_LABEL_VALUE, MPS_LABEL,
+    NOT_READY_TAINT, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX,
+    RECOVERED_ANNOTATION, RELEASE_LABEL, UNHEALTHY_TAINT, is_gpunode_key, is_kubernetes_key, policy_label,
 };
 pub use manifest::{Manifest, ManifestError, manifests};
 pub use offer::{
@@ -39,4 +42,4 @@ pub use policy_status::{
 pub use reason::{ConditionType, Reason};
 pub use rollout::RolloutPace;
 pub use selector::{GpuSelector, NodeSelector, NodeSelectorRequirement, SelectorOperator};
-pub use taint::{PolicyTaint, TaintEffect};
+pub use taint::{PolicyTaint, StartupTaint, TaintEffect, UnhealthyTaint};

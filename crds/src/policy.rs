@@ -1,6 +1,6 @@
 //! `GpuNodePolicy`: what a platform team writes.
 
-use crate::{GpuNodePolicyStatus, GpuSelector, NodeSelector, PolicyTaint, RolloutPace};
+use crate::{GpuNodePolicyStatus, GpuSelector, NodeSelector, PolicyTaint, RolloutPace, StartupTaint, UnhealthyTaint};
 use gpunode_config::AgentConfig;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -29,6 +29,7 @@ use std::collections::BTreeMap;
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
     printcolumn(name = "Waiting Node", type_ = "string", json_path = ".status.waiting[0].node", description = "The first of the nodes on which a change of sharing waits for running pods; `kubectl gpunode status` shows all of them."),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].message", priority = 1),
     validation = Rule::new("size(self.metadata.name) <= 40")
         .message("metadata.name must be at most 40 characters, since it becomes part of a label key; choose a shorter name")
 )]
@@ -78,6 +79,24 @@ pub struct GpuNodePolicySpec {
     #[schemars(length(max = 16))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["key".into(), "effect".into()]))]
     pub taints: Vec<PolicyTaint>,
+
+    /// A taint with effect NoSchedule that matching nodes have from their start on, also after each reboot, until what
+    /// `devicePlugin` promises is allocatable there: the scheduler's view of a node is old then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub startup_taint: Option<StartupTaint>,
+
+    /// The taint `gpunode.dev/unhealthy` on matching nodes that have too few healthy GPUs, until they have enough again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unhealthy_taint: Option<UnhealthyTaint>,
+
+    /// Evict pods that hold an unhealthy GPU, within their PodDisruptionBudgets. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evict_pods: Option<bool>,
+
+    /// Delete pods of matching nodes that failed with `UnexpectedAdmissionError`, as those do that a node admits before its
+    /// GPUs are registered, where a controller makes new ones. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delete_rejected_pods: Option<bool>,
 
     /// How the GPUs of matching nodes are offered to pods. With this field the policy runs gpunode's device plugin on
     /// matching nodes; `{}` runs it with every default. Left out: the policy only writes labels and taints.

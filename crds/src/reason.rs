@@ -20,17 +20,25 @@ pub enum ConditionType {
     ConfigurationAccepted,
     /// GpuNode: every resource is registered with the kubelet.
     Registered,
+    /// GpuNode: another device plugin of the node serves a resource of the policy, which is not registered. There only while
+    /// one does.
+    ResourceServedByAnother,
     /// GpuNode: every device that a resource selects can be offered.
     DevicesOffered,
     /// GpuNode: the driver answers.
     DriverAvailable,
     /// GpuNode: the labels with the facts about its GPUs are gpunode's. There only while some are not.
     FactLabels,
+    /// GpuNode: the annotation `gpunode.dev/recovered` of the node can be read. There only while it cannot.
+    RecoveredAnnotation,
 }
 
 impl ConditionType {
+    /// Those in `GpuNodePolicy.status`.
+    pub const OF_POLICY: [Self; 5] = [Self::Ready, Self::Reconciling, Self::Stalled, Self::Conflict, Self::Degraded];
+
     /// Those in `GpuNode.status` that the operator writes; the agent of the node writes all others.
-    pub const OF_OPERATOR: [Self; 2] = [Self::Conflict, Self::FactLabels];
+    pub const OF_OPERATOR: [Self; 3] = [Self::Conflict, Self::FactLabels, Self::RecoveredAnnotation];
 
     /// The condition of this type.
     pub fn find(self, conditions: &[Condition]) -> Option<&Condition> {
@@ -88,6 +96,8 @@ pub enum Reason {
     Registered,
     /// The kubelet does not have every resource yet.
     Registering,
+    /// Another device plugin of the node serves a resource.
+    ServedByAnother,
     /// The driver answers.
     DriverAnswers,
     /// The driver's library cannot be found or loaded.
@@ -118,6 +128,18 @@ pub enum Reason {
     ProgressDeadlineExceeded,
     /// A node failed with the new configuration, so no further node gets it.
     RolloutStopped,
+    /// A pod was evicted, since it held a broken device.
+    PodEvicted,
+    /// A pod is to be evicted, since it holds a broken device, and may not be yet.
+    EvictionRefused,
+    /// A pod was deleted that its node had rejected.
+    RejectedPodDeleted,
+    /// The agents of the node have let go of its GPUs, as a label of the node asks.
+    Released,
+    /// The agent of another policy still serves the node, as that of this policy has not taken over.
+    HandOverPending,
+    /// A value that a person wrote cannot be read.
+    Unreadable,
 }
 
 impl Reason {

@@ -1,5 +1,7 @@
 //! Taints as a policy names them.
 
+use crate::NOT_READY_TAINT;
+use jiff::SignedDuration;
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -20,11 +22,73 @@ pub struct PolicyTaint {
     #[schemars(length(max = 63), regex(pattern = crate::label_map::VALUE_PATTERN))]
     pub value: Option<String>,
 
-    /// What happens to pods that do not tolerate the taint.
+    /// What happens to pods that do not tolerate the taint. `NoSchedule`: new ones stay away. `PreferNoSchedule`: new ones
+    /// stay away where they can. `NoExecute`: running ones are evicted, too.
     pub effect: TaintEffect,
 }
 
-/// The effects of a taint.
+/// The taint of nodes whose GPUs are not allocatable yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.key) || self.key == 'gpunode.dev/not-ready' || self.key.startsWith('startup-taint.cluster-autoscaler.kubernetes.io/') || (!self.key.matches('^([-a-z0-9.]+[.])?(kubernetes|k8s)[.]io/') && !self.key.startsWith('gpunode.dev/'))")
+    .message("key must be gpunode.dev/not-ready, be under startup-taint.cluster-autoscaler.kubernetes.io, or have a prefix of your own").field_path(".key"))]
+pub struct StartupTaint {
+    /// The taint's key. Nodes that join with it (`--register-with-taints`) are known by it. Default: gpunode.dev/not-ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), regex(pattern = crate::label_map::KEY_PATTERN))]
+    pub key: Option<String>,
+}
+
+/// The taint `gpunode.dev/unhealthy` of nodes that have too few healthy GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UnhealthyTaint {
+    /// What happens to pods that do not tolerate the taint. Default: NoSchedule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effect: Option<TaintEffect>,
+    /// How long there have to be too few, such as `30s` or `5m`. Default: 30s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 2, max = 16),
+        regex(pattern = r"^(0s|([1-9][0-9]{0,3}h)?([1-9][0-9]{0,3}m)?([1-9][0-9]{0,4}s)?)$")
+    )]
+    pub after: Option<String>,
+    /// How many GPUs have to be healthy. Default: 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 64))]
+    pub min_healthy: Option<i32>,
+}
+
+/// `unhealthyTaint.after` where a policy does not say: longer than a driver takes to reset a GPU.
+const UNHEALTHY_AFTER: SignedDuration = SignedDuration::from_secs(30);
+
+impl StartupTaint {
+    /// The key in force.
+    pub fn key(&self) -> &str {
+        self.key.as_deref().unwrap_or(NOT_READY_TAINT)
+    }
+}
+
+impl UnhealthyTaint {
+    /// The effect in force.
+    pub fn effect(&self) -> TaintEffect {
+        self.effect.unwrap_or(TaintEffect::NoSchedule)
+    }
+
+    /// The delay in force. One that cannot be read, which the CRD refuses, counts as left out.
+    pub fn after(&self) -> SignedDuration {
+        let given = self.after.as_ref().and_then(|text| text.parse::<SignedDuration>().ok());
+        given.filter(|after| !after.is_negative()).unwrap_or(UNHEALTHY_AFTER)
+    }
+
+    /// How many GPUs have to be healthy.
+    pub fn min_healthy(&self) -> usize {
+        self.min_healthy.and_then(|least| usize::try_from(least).ok()).unwrap_or(1)
+    }
+}
+
+/// What happens to pods that do not tolerate the taint. `NoSchedule`: new ones stay away. `PreferNoSchedule`: new ones stay
+/// away where they can. `NoExecute`: running ones are evicted, too. Default: NoSchedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, IntoStaticStr)]
 pub enum TaintEffect {
     /// New pods stay away.

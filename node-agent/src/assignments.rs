@@ -84,15 +84,24 @@ impl Saved {
     /// holders under the names that the kubelet knows.
     pub fn load(state_dir: &Path) -> Self {
         let id = FileId::of(&state_dir.join(FILE));
-        let content = read(state_dir).inspect_err(
-            |error| warn!(%error, "the assignments are lost; devices that are held wait for their holders"),
-        );
+        let content = read(state_dir).inspect_err(|error| {
+            warn!(%error, "the assignments are lost; devices that are held wait for their holders");
+            // One that the disk does not hand out now may be whole.
+            if !matches!(error, Error::Read { .. }) {
+                atomic_file::set_aside(&state_dir.join(FILE), error);
+            }
+        });
         Self { state_dir: state_dir.to_owned(), content: content.ok(), id, disk: OneThread::default() }
     }
 
     /// The assignments.
     pub fn assignments(&self) -> Assignments {
         self.content.clone().unwrap_or_default()
+    }
+
+    /// Whether `assignments` were brought to disk last. Asks no disk.
+    pub fn has(&self, assignments: &Assignments) -> bool {
+        self.content.as_ref() == Some(assignments)
     }
 
     /// Brings `assignments` to disk, where they differ from what is there: also where somebody removed or replaced the file.
@@ -102,11 +111,18 @@ impl Saved {
             return Ok(());
         }
         // Until it is known what the disk has.
-        self.content = None;
+        let before = self.content.take();
         let text = serde_json::to_vec_pretty(&Content { version: VERSION, devices: assignments.clone() })?;
-        let replace = move || atomic_file::replace(&path, &text).map(|()| FileId::of(&path));
-        self.id = self.disk.run(replace).await.map_err(io::Error::other)??;
-        self.content = Some(assignments.clone());
+        let file = path.clone();
+        let replace = move || atomic_file::replace(&file, &text).map(|()| FileId::of(&file));
+        match self.disk.run(replace).await.map_err(io::Error::other)? {
+            Ok(id) => (self.id, self.content) = (id, Some(assignments.clone())),
+            Err(error) => {
+                // A full disk keeps the file that it has.
+                self.content = before.filter(|_| FileId::of(&path) == self.id);
+                return Err(error);
+            }
+        }
         Ok(())
     }
 }
@@ -173,13 +189,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_cannot_be_read_counts_as_none_and_is_replaced() {
+    async fn what_the_disk_has_needs_no_room_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut saved = Saved::load(folder.path());
+        saved.keep(&assignments(2)).await.unwrap();
+        fs::create_dir(folder.path().join("assignments.json.new")).unwrap();
+        assert!(saved.keep(&assignments(3)).await.is_err());
+        saved.keep(&assignments(2)).await.unwrap();
+        assert_eq!(read(folder.path()).unwrap(), assignments(2));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_tells_nothing_counts_as_none_and_is_set_aside() {
         let folder = tempfile::tempdir().unwrap();
         for text in ["", r#"{"version":7,"devices":{}}"#, r#"{"version":1}"#] {
             fs::write(folder.path().join(FILE), text).unwrap();
             assert!(read(folder.path()).is_err(), "{text}");
             let mut saved = Saved::load(folder.path());
             assert!(saved.assignments().is_empty());
+            assert_eq!(fs::read_to_string(folder.path().join("assignments.json.corrupt")).unwrap(), text);
             saved.keep(&Assignments::new()).await.unwrap();
             assert!(read(folder.path()).unwrap().is_empty());
         }

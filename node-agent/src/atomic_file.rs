@@ -1,16 +1,28 @@
 //! Files that are replaced as a whole: a reader, also after a power cut, sees the old content or the new one.
 
+use serde::{Deserialize, de::DeserializeOwned, de::Error as _};
 use std::{
     ffi::OsString,
     fs::{self, File},
     io::{self, Write as _},
-    path::Path,
+    mem,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
+use tracing::{error, warn};
+
+/// Most files that are set aside and not told of.
+const MAX_UNTOLD: usize = 8;
+static SET_ASIDE: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Which files of this process were set aside since the last call, and why: for those who tell people.
+pub fn lately_set_aside() -> Vec<String> {
+    mem::take(&mut *SET_ASIDE.lock().unwrap_or_else(PoisonError::into_inner))
+}
 
 /// Replaces `path`; blocks. The file beside it that has `.new` behind its name belongs to this function.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut new = OsString::from(path);
-    new.push(".new");
+    let new = beside(path, ".new");
     let mut file = File::create(&new)?;
     file.write_all(content)?;
     file.sync_all()?;
@@ -19,6 +31,51 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         Some(folder) => File::open(folder)?.sync_all(),
         None => Ok(()),
     }
+}
+
+/// What `path` says; blocks. One that is damaged or of another format, by its field `format`, is set aside; it says nothing
+/// then, as one that cannot be read.
+pub fn load<T: DeserializeOwned>(path: &Path, format: u32) -> Option<T> {
+    let text = fs::read(path).ok()?;
+    parse(&text, format).inspect_err(|error| set_aside(path, error)).ok()
+}
+
+fn parse<T: DeserializeOwned>(text: &[u8], known: u32) -> serde_json::Result<T> {
+    #[derive(Deserialize)]
+    struct Stamp {
+        format: u32,
+    }
+    let Stamp { format } = serde_json::from_slice(text)?;
+    if format == known {
+        return serde_json::from_slice(text);
+    }
+    Err(serde_json::Error::custom(format!("format {format} is not {known}, the one that this agent reads")))
+}
+
+/// Takes a file that tells nothing out of the way, so that the next one does not overwrite what may be wanted to find out
+/// what happened; blocks. It keeps its name with `.corrupt` behind it, in place of the one before.
+pub fn set_aside(path: &Path, why: &dyn std::error::Error) {
+    let aside = beside(path, ".corrupt");
+    let mut untold = SET_ASIDE.lock().unwrap_or_else(PoisonError::into_inner);
+    if untold.len() < MAX_UNTOLD {
+        untold.push(format!("{} tells nothing and is set aside as {}: {why}", path.display(), aside.display()));
+    }
+    drop(untold);
+    match fs::rename(path, &aside) {
+        Ok(()) => {
+            error!(reason = "StateFileCorrupt", error = %why, kept = %aside.display(), "a state file tells nothing; set aside");
+        }
+        Err(rename) => warn!(
+            reason = "StateFileCorrupt", error = %why, %rename, file = %path.display(),
+            "a state file tells nothing and cannot be set aside; it will be replaced"
+        ),
+    }
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(suffix);
+    name.into()
 }
 
 #[cfg(test)]
@@ -34,5 +91,17 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_set_aside_keeps_its_content_under_another_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        for content in ["{", "["] {
+            fs::write(&path, content).unwrap();
+            set_aside(&path, &io::Error::other("damaged"));
+            assert!(!path.exists());
+            assert_eq!(fs::read_to_string(folder.path().join("a.json.corrupt")).unwrap(), content);
+        }
     }
 }

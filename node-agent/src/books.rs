@@ -3,11 +3,13 @@
 
 use crate::{
     assignments::Assignments,
+    health::words,
     mps::seen::{Answers, daemons, held_back},
     plugin::Offer,
 };
+use gpunode_config::Health as Rules;
 use gpunode_crds::MpsDaemon;
-use gpunode_gpu::{Holder, Ledger, Observation, ResourceList, Waiting, Wanted};
+use gpunode_gpu::{Health, Holder, Ledger, Observation, ResourceList, Waiting, Wanted};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -34,6 +36,8 @@ pub struct Books {
     pub ledger: Ledger,
     /// What the MPS control daemons answered, and when they were looked at, since boot.
     answers: Option<(Answers, Duration)>,
+    /// Which devices are broken.
+    ailments: Ailments,
     /// When the last observation was started.
     observed: Option<Instant>,
     /// Whether the one after that failed.
@@ -43,6 +47,17 @@ pub struct Books {
     stale_since: Option<Instant>,
     /// How often the list of each resource was sent again.
     resends: BTreeMap<String, u64>,
+}
+
+/// Which devices are broken, as far as is known. One that nobody has looked at counts as whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ailments {
+    /// Why no device of the node can be used now.
+    pub all: Option<String>,
+    /// What is wrong with which GPU or MIG device; none before anybody has looked.
+    pub faults: Option<Arc<Health>>,
+    /// When they are whole again.
+    pub rules: Arc<Rules>,
 }
 
 /// What the books say at one moment.
@@ -56,6 +71,8 @@ pub struct Page {
     pub waiting: Vec<Waiting>,
     /// Who holds what.
     pub holders: Vec<Holder>,
+    /// Which devices are broken.
+    pub ailments: Ailments,
     /// The MPS control daemons of the node.
     pub daemons: Vec<MpsDaemon>,
     /// Whether these are all: who says that there is none takes it from its clients.
@@ -127,6 +144,23 @@ impl Books {
         self.see(answers.into_keys().map(|device| (device, None)).collect(), now)
     }
 
+    /// Takes in which devices are broken; tells whether that changes anything.
+    pub fn ail(&mut self, ailments: Ailments) -> bool {
+        let changes = self.ailments != ailments;
+        self.ailments = ailments;
+        if changes {
+            self.hold_back();
+        }
+        changes
+    }
+
+    /// The same books with what an earlier agent left, before anything is given out. Which devices are broken stays.
+    pub fn reopen(&mut self, left: Self) {
+        let ailments = std::mem::take(&mut self.ailments);
+        *self = left;
+        self.ail(ailments);
+    }
+
     /// Whether MPS control daemons run, or have to, or may.
     pub fn has_daemons(&self) -> bool {
         self.answers.is_none() || !self.daemons().is_empty()
@@ -147,6 +181,7 @@ impl Books {
         Page {
             offers: self.ledger.lists().into_iter().map(offer).collect(),
             holders: self.ledger.holders(),
+            ailments: self.ailments.clone(),
             daemons: self.daemons(),
             daemons_known: self.answers.is_some(),
             waiting: self.ledger.waiting(),
@@ -163,17 +198,18 @@ impl Books {
         stuck.unwrap_or_else(|| self.ledger.lists().into_iter().map(|list| list.name).collect())
     }
 
-    fn daemons(&self) -> Vec<MpsDaemon> {
+    /// The MPS control daemons of the node.
+    pub fn daemons(&self) -> Vec<MpsDaemon> {
         let mps = self.ledger.mps_devices().into_iter().collect();
         let none = (Answers::new(), Duration::ZERO);
         let (answers, now) = self.answers.as_ref().unwrap_or(&none);
         daemons(&mps, answers, *now)
     }
 
-    /// After each change of the ledger or of the daemons: a device that has just become or ceased to be one of MPS must
-    /// not be given out with what its daemon was before.
+    /// After each change of the ledger, of the daemons or of what is broken: a device that has just become or ceased to be
+    /// one of MPS must not be given out with what its daemon was before.
     fn hold_back(&mut self) {
-        let reasons = match &mut self.answers {
+        let mut reasons = match &mut self.answers {
             None => self.ledger.saved().keys().map(|device| (device.clone(), NOT_LOOKED.to_owned())).collect(),
             Some((answers, _)) => {
                 // Its daemon may have started since the last look, and then it has to end before the device is another's.
@@ -183,7 +219,21 @@ impl Books {
                 held_back(&self.daemons())
             }
         };
+        reasons.extend(self.ailments.reasons());
+        if let Some(reason) = &self.ailments.all {
+            reasons.extend(self.ledger.saved().keys().map(|device| (device.clone(), reason.clone())));
+        }
         self.ledger.hold_back(reasons);
+    }
+}
+
+impl Ailments {
+    /// Why devices cannot be given out, by UUID.
+    fn reasons(&self) -> impl Iterator<Item = (String, String)> {
+        self.faults.iter().flat_map(|health| {
+            let broken = health.devices().filter_map(|(device, _)| Some((device, health.gravest(&[device])?)));
+            broken.map(|(device, fault)| (device.to_owned(), words::meaning(fault)))
+        })
     }
 }
 

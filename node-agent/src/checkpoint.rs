@@ -6,21 +6,23 @@
 //! holders that are gone, and names all that are there. Where no device plugin is registered, nothing of it is forgotten
 //! for minutes; then the kubelet's folder of the pod tells whether it is gone.
 
+use crate::file_id::FileId;
 use serde::Deserialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     io::{self, Read as _},
     path::{Path, PathBuf},
-    time::{Duration, SystemTime},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 /// Name of the file in the kubelet's folder of device plugins
 /// (`pkg/kubelet/cm/devicemanager/types.go`, `kubeletDeviceManagerCheckpoint`).
 pub const CHECKPOINT_FILE: &str = "kubelet_internal_checkpoint";
 
-/// How old a checkpoint is before a pod without folder is taken for gone, and not for one that is being started: the kubelet
-/// makes the folder before the first container, and removes it after the last one has ended
+/// How long a checkpoint has been seen unchanged before a pod without folder is taken for gone, and not for one that is being
+/// started: the kubelet makes the folder before the first container, and removes it after the last one has ended
 /// (`pkg/kubelet/kubelet.go`, `makePodDataDirs`; `kubelet_volumes.go`, `cleanupOrphanedPodDirs`).
 const STARTED_AFTER: Duration = Duration::from_secs(30);
 
@@ -87,27 +89,46 @@ impl PodFolders {
     }
 }
 
+/// Since when the checkpoint has been seen as it is. Its own time would do, were it not for clocks that jump.
+#[derive(Clone, Debug, Default)]
+pub struct Unchanged(Arc<Mutex<Option<(FileId, Instant)>>>);
+
+impl Unchanged {
+    /// How long the file that is `id` at `now` has been it.
+    fn age(&self, id: FileId, now: Instant) -> Duration {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, since) = *seen.filter(|(before, _)| *before == id).get_or_insert((id, now));
+        *seen = Some((id, since));
+        now.saturating_duration_since(since)
+    }
+}
+
 /// Resource and id of every device that the kubelet remembers as given to a container of a pod that may still be there;
 /// blocks. A kubelet that never allocated anything has no file.
-pub fn remembered(device_plugin_dir: &Path, pods: &PodFolders) -> Result<BTreeSet<(String, String)>, Error> {
+pub fn remembered(
+    device_plugin_dir: &Path,
+    pods: &PodFolders,
+    unchanged: &Unchanged,
+    now: Instant,
+) -> Result<BTreeSet<(String, String)>, Error> {
     let path = device_plugin_dir.join(CHECKPOINT_FILE);
-    let (written, text) = match read(&path) {
+    let (id, text) = match read(&path) {
         Ok(read) => read,
         Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
         Err(source) => return Err(Error::Read { path, source }),
     };
     let entries = parse(&text).map_err(|source| Error::Parse { path, source })?;
-    let is_old = SystemTime::now().duration_since(written).is_ok_and(|age| age >= STARTED_AFTER);
+    let is_old = unchanged.age(id, now) >= STARTED_AFTER;
     let may_hold = entries.into_iter().filter(|entry| !is_old || !pods.is_gone(&entry.pod));
     Ok(may_hold.flat_map(Entry::shares).collect())
 }
 
-/// When the file was written and what it says; both of one file, since the kubelet replaces it.
-fn read(path: &Path) -> io::Result<(SystemTime, Vec<u8>)> {
+/// Which file it is and what it says; both of one file, since the kubelet replaces it.
+fn read(path: &Path) -> io::Result<(FileId, Vec<u8>)> {
     let mut file = File::open(path)?;
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
-    Ok((file.metadata()?.modified()?, text))
+    Ok((FileId::of_open(&file)?, text))
 }
 
 fn parse(text: &[u8]) -> serde_json::Result<Vec<Entry>> {
@@ -125,7 +146,7 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
+    use std::{fs, time::SystemTime};
 
     // As kubelet 1.36.3 wrote it, allocation answers shortened.
     const TEXT: &str = r#"{"Data":{"PodDeviceEntries":[
@@ -139,8 +160,16 @@ mod tests {
     }
 
     fn ids(folder: &Path, own: &str) -> Vec<String> {
+        ids_at(folder, own, &Unchanged::default(), Instant::now())
+    }
+
+    fn ids_at(folder: &Path, own: &str, unchanged: &Unchanged, now: Instant) -> Vec<String> {
         let pods = PodFolders { folder: folder.join("pods"), own: own.to_owned() };
-        remembered(folder, &pods).unwrap().into_iter().map(|(resource, id)| format!("{resource} {id}")).collect()
+        remembered(folder, &pods, unchanged, now)
+            .unwrap()
+            .into_iter()
+            .map(|(resource, id)| format!("{resource} {id}"))
+            .collect()
     }
 
     #[test]
@@ -153,16 +182,34 @@ mod tests {
     #[test]
     fn a_pod_whose_folder_is_gone_is_forgotten_once_it_cannot_be_starting() {
         let folder = tempfile::tempdir().unwrap();
-        let file = write(folder.path(), TEXT);
+        write(folder.path(), TEXT);
         for pod in ["own", "a"] {
             fs::create_dir_all(folder.path().join("pods").join(pod)).unwrap();
         }
-        assert_eq!(ids(folder.path(), "own").len(), 3, "pod b may be starting");
-        file.set_modified(SystemTime::now() - STARTED_AFTER).unwrap();
-        assert_eq!(ids(folder.path(), "own"), ["nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-2"]);
+        let (seen, start) = (Unchanged::default(), Instant::now());
+        let at = |own: &str, seconds: u64| ids_at(folder.path(), own, &seen, start + Duration::from_secs(seconds));
+        assert_eq!(at("own", 0).len(), 3, "pod b may be starting");
+        assert_eq!(at("own", 29).len(), 3);
+        assert_eq!(at("own", 30), ["nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-2"]);
         for own in ["", "elsewhere"] {
-            assert_eq!(ids(folder.path(), own).len(), 3, "these are not the kubelet's folders: {own:?}");
+            assert_eq!(at(own, 60).len(), 3, "these are not the kubelet's folders: {own:?}");
         }
+    }
+
+    #[test]
+    fn no_time_of_the_file_makes_a_checkpoint_that_was_just_written_an_old_one() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("pods/own")).unwrap();
+        let (seen, start) = (Unchanged::default(), Instant::now());
+        let at = |seconds: u64| ids_at(folder.path(), "own", &seen, start + Duration::from_secs(seconds)).len();
+        let written = |time: SystemTime| write(folder.path(), TEXT).set_modified(time).unwrap();
+        // As after a jump of the clock, to either side.
+        written(SystemTime::UNIX_EPOCH);
+        assert_eq!(at(0), 3);
+        assert_eq!(at(31), 0);
+        written(SystemTime::now() + Duration::from_hours(1));
+        assert_eq!(at(32), 3, "the kubelet has written it anew");
+        assert_eq!(at(63), 0);
     }
 
     #[test]
@@ -178,7 +225,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for text in ["", "{}", "[]", r#"{"Data":{"PodDeviceEntries":[{"PodUID":"a"}]}}"#] {
             write(folder.path(), text);
-            let error = remembered(folder.path(), &PodFolders::default()).unwrap_err().to_string();
+            let error = remembered(folder.path(), &PodFolders::default(), &Unchanged::default(), Instant::now());
+            let error = error.unwrap_err().to_string();
             assert!(error.starts_with("parse the kubelet's checkpoint "), "{error}");
         }
     }

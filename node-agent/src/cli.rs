@@ -53,7 +53,7 @@ pub struct HostArgs {
     #[arg(long, default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pub pod_resources_socket: PathBuf,
 
-    /// Address of /livez and /readyz.
+    /// Address of /livez, /readyz and /metrics.
     #[arg(long, default_value = "0.0.0.0:8081")]
     pub admin_address: SocketAddr,
 }
@@ -72,6 +72,10 @@ pub struct NodeArgs {
     /// UID of this pod.
     #[arg(long, env = "POD_UID", default_value = "")]
     pub pod_uid: String,
+
+    /// Name of the policy whose DaemonSet this pod belongs to; empty where there is none.
+    #[arg(long, env = "POLICY_NAME", default_value = "")]
+    pub policy_name: String,
 
     #[command(flatten)]
     pub host: HostArgs,

@@ -7,7 +7,8 @@ use crate::{
     cli::NodeArgs,
     desk::Desk,
     gpu_node::Report,
-    hardware::Hardware,
+    handover::Fitness,
+    hardware::{Driver, Hardware},
     in_force::{InForce, Instruction},
     kubelet::Registered,
     plugins::Plugins,
@@ -38,6 +39,8 @@ pub struct Decided<'a> {
     given: Option<Arc<Wanted>>,
     /// What the kubelet was told last.
     page: Page,
+    /// Why the assignments could not be saved, said once.
+    unsaved: Option<String>,
     /// What was last said about devices that are not offered.
     problem: Option<(Reason, String)>,
 }
@@ -55,6 +58,7 @@ impl<'a> Decided<'a> {
             assignments: None,
             given: None,
             page: Page::default(),
+            unsaved: None,
             problem: None,
         }
     }
@@ -65,9 +69,15 @@ impl<'a> Decided<'a> {
         self.config_known
     }
 
-    /// Whether the configuration in force has yet to be saved.
+    /// Which errors of the driver break a device.
+    pub fn health_rules(&self) -> Arc<gpunode_config::Health> {
+        let config = self.in_force.accepted.as_ref().map(|accepted| &accepted.config);
+        config.and_then(|config| config.health.clone()).unwrap_or_default().into()
+    }
+
+    /// Whether the configuration in force or the assignments have yet to be saved.
     pub fn is_unsaved(&self) -> bool {
-        self.saved.as_ref().is_some_and(SavedConfig::failed)
+        self.unsaved.is_some() || self.saved.as_ref().is_some_and(SavedConfig::failed)
     }
 
     /// What the kubelet was told last.
@@ -98,7 +108,8 @@ impl<'a> Decided<'a> {
                 info!("no configuration: nothing is offered");
             }
         }
-        if let Some(saved) = &mut self.saved {
+        // Two agents must not write the same file.
+        if let Some(saved) = self.saved.as_mut().filter(|_| self.assignments.is_some()) {
             // Whether a configuration fits is known once the GPUs are.
             let is_sure = inventory.is_some() || *instruction == Instruction::Nothing;
             if timeout(DISK_TIMEOUT, saved.keep(instruction, is_sure && next.rejected.is_none())).await.is_err() {
@@ -116,6 +127,7 @@ impl<'a> Decided<'a> {
     fn check_driver(&mut self, hardware: Option<&Hardware>) -> Result<()> {
         let Some(hardware) = hardware else { return Ok(()) };
         match hardware.driver.problem() {
+            None if hardware.driver == Driver::Released => {}
             None => self.driver_answered = true,
             Some(problem) if !self.driver_answered && self.in_force.fail_on_init_error() => {
                 bail!("{problem} (failOnInitError is on)")
@@ -136,6 +148,21 @@ impl<'a> Decided<'a> {
         Ok(())
     }
 
+    /// Forgets what another agent takes over: it is on disk.
+    pub fn close(&mut self, desk: &Desk) {
+        (self.assignments, self.given, self.page) = (None, None, Page::default());
+        (self.unsaved, self.problem) = (None, None);
+        desk.change(|books| *books = Books::default());
+    }
+
+    /// Whether this agent could offer what there is; none before that is known.
+    pub fn fitness(&self, hardware: Option<&Hardware>) -> Option<Fitness> {
+        let hardware = hardware.filter(|_| self.config_known)?;
+        let rejected = self.in_force.rejected.as_ref().filter(|_| self.in_force.accepted.is_none());
+        let problem = hardware.driver.problem().or(rejected.map(|rejected| rejected.message.as_str()));
+        Some(Fitness { problem: problem.map(str::to_owned) })
+    }
+
     /// Tells the desk what is to be offered, where that is new.
     pub fn want(&mut self, desk: &Desk) {
         if self.assignments.is_none() || !self.config_known || !self.hardware_known {
@@ -152,18 +179,31 @@ impl<'a> Decided<'a> {
 
     /// Brings what the books say to the disk, and then to the kubelet.
     pub async fn publish(&mut self, desk: &Desk, plugins: &mut Plugins) {
+        desk.metrics().set_config(self.in_force.accepted.as_ref().map(|accepted| accepted.hash.as_str()));
         let Some(assignments) = &mut self.assignments else { return };
         let (page, changes) = desk.page();
+        if assignments.has(&page.assignments) {
+            // A device that breaks waits for no disk.
+            plugins.put(page.offers.clone());
+        }
         let kept = timeout(DISK_TIMEOUT, assignments.keep(&page.assignments)).await;
         match kept.unwrap_or_else(|slow| Err(io::Error::from(slow))) {
             Ok(()) => {
                 plugins.put(page.offers.clone());
+                desk.metrics().set_offers(&page.offers);
                 desk.published(changes);
                 self.page = page;
+                if self.unsaved.take().is_some() {
+                    info!("the assignments are saved again");
+                }
             }
             Err(error) => {
                 // The next observation brings the next try.
-                warn!(%error, folder = %self.args.host.state_dir.display(), "save the assignments; the lists stay as they are");
+                let error = Some(error.to_string());
+                if self.unsaved != error {
+                    warn!(error, folder = %self.args.host.state_dir.display(), "save the assignments; the lists stay as they are");
+                    self.unsaved = error;
+                }
                 self.page = Page { offers: std::mem::take(&mut self.page.offers), ..page };
             }
         }

@@ -5,14 +5,16 @@ mod holders;
 
 use crate::{
     allocate::{control_nodes, response},
-    books::{Books, Page},
+    books::{Ailments, Books, Page},
     device_plugin_api::ContainerAllocateResponse,
+    metrics::Metrics,
     node_allocatable::NodeReader,
     one_thread::OneThread,
     utilisation::Utilisation,
 };
-use gpunode_gpu::{Granted, Refusal};
-use holders::Observed;
+use gpunode_crds::MpsDaemon;
+use gpunode_gpu::{Granted, Holder, Refusal};
+pub use holders::Observed;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -37,7 +39,7 @@ const NODE_POLL: Duration = Duration::from_millis(500);
 const NODE_UNSEEN: Duration = Duration::from_secs(11);
 
 /// What the desk works with.
-pub struct Place {
+pub struct Parts {
     /// Root of the host.
     pub host_root: PathBuf,
     /// Where the MPS control daemons have their folders.
@@ -46,12 +48,14 @@ pub struct Place {
     pub utilisation: Utilisation,
     /// What the scheduler sees; none without API server.
     pub node: Option<NodeReader>,
+    /// Where it is counted.
+    pub metrics: Metrics,
 }
 
 /// Gives devices out.
 pub struct Desk {
     books: Mutex<Books>,
-    place: Place,
+    parts: Parts,
     pass_device_specs: AtomicBool,
     /// Number of changes of the books.
     changes: watch::Sender<u64>,
@@ -66,10 +70,10 @@ pub struct Desk {
 
 impl Desk {
     /// A desk that knows nothing and gives nothing.
-    pub fn new(place: Place) -> Self {
+    pub fn new(parts: Parts) -> Self {
         Self {
             books: Mutex::default(),
-            place,
+            parts,
             pass_device_specs: AtomicBool::default(),
             changes: watch::Sender::default(),
             published: watch::Sender::default(),
@@ -82,15 +86,25 @@ impl Desk {
 
     /// Takes over `books`, before anything is given out.
     pub async fn open(&self, books: Books) {
-        self.change(|mine| *mine = books);
+        self.change(|mine| mine.reopen(books));
         if let Err(error) = self.look_at_daemons().await {
             warn!(error, "look at the MPS control daemons; trying again");
         }
     }
 
+    /// Where it is counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.parts.metrics
+    }
+
     /// Changes with the books.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
+    }
+
+    /// What the kubelet said last, and when.
+    pub fn observed(&self) -> watch::Receiver<Observed> {
+        self.observed.subscribe()
     }
 
     /// Changes the books. Returns the number of the change too.
@@ -108,6 +122,21 @@ impl Desk {
         if change(&mut books) {
             self.changes.send_modify(|number| *number += 1);
         }
+    }
+
+    /// Takes in which devices are broken.
+    pub fn ail(&self, ailments: Ailments) {
+        self.change_if(|books| books.ail(ailments));
+    }
+
+    /// The MPS control daemons of the node.
+    pub fn daemons(&self) -> Vec<MpsDaemon> {
+        self.books().daemons()
+    }
+
+    /// Who holds what.
+    pub fn holders(&self) -> Vec<Holder> {
+        self.books().ledger.holders()
     }
 
     /// What the books say, and the number of the change up to which they say it.
@@ -142,7 +171,7 @@ impl Desk {
         if !preferred.is_tied {
             return preferred.ids;
         }
-        let busy = self.place.utilisation.ask().await;
+        let busy = self.parts.utilisation.ask().await;
         self.books().ledger.preferred(resource, available, must, size, &busy).ids
     }
 
@@ -160,6 +189,7 @@ impl Desk {
         if matches!(given, Err(Refusal::Split { .. })) {
             self.withhold(resource, deadline).await;
         }
+        self.parts.metrics.allocated(resource, given.is_ok());
         let granted = given?;
         self.granted.notify_one();
         Ok(self.response(&granted))
@@ -172,8 +202,8 @@ impl Desk {
     }
 
     fn response(&self, granted: &Granted) -> ContainerAllocateResponse {
-        let control = self.pass_device_specs.load(Ordering::Relaxed).then(|| control_nodes(&self.place.host_root));
-        response(granted, control.as_deref(), &self.place.mps_dir)
+        let control = self.pass_device_specs.load(Ordering::Relaxed).then(|| control_nodes(&self.parts.host_root));
+        response(granted, control.as_deref(), &self.parts.mps_dir)
     }
 
     /// Before a container is refused whose shares are free, though not on one device: makes the scheduler see that, so
@@ -183,7 +213,7 @@ impl Desk {
         info!(resource, limit, "free units of other GPUs are withheld");
         let shown = async {
             self.is_published(change).await;
-            let Some(node) = &self.place.node else {
+            let Some(node) = &self.parts.node else {
                 sleep(NODE_UNSEEN).await;
                 return;
             };
@@ -215,4 +245,4 @@ impl Desk {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -11,6 +11,8 @@ use crate::{
     gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
     handover,
     hardware::{Hardware, Place, watch_hardware},
+    metrics::Metrics,
+    release::Release,
     report::{Facts, Identity, status},
     retire::retire,
     signals::{Asked, Signals},
@@ -34,17 +36,19 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
 
     let (readiness, ready) = watch::channel(Err("the hardware has not been looked at yet".to_owned()));
     let listener = admin::bind(args.host.admin_address).await?;
-    tasks.spawn(admin::serve(listener, ready));
+    let metrics = Metrics::new();
+    tasks.spawn(admin::serve(listener, ready, admin::always_live(), metrics.clone()));
 
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);
-    tasks.spawn(watch_hardware(Place::of(&args), found, look_again.clone()));
+    let (seen, mut gpu_node) = watch::channel(Seen::Unknown);
+    let release = Release::new(Some(gpu_node.clone()), &args.host.state_dir);
+    tasks.spawn(watch_hardware(Place::of(&args), found, look_again.clone(), release, None, metrics.clone()));
 
     let (pages, mut page) = watch::channel(None);
     tasks.spawn(retire(args.clone(), hardware.clone(), pages));
     let mut check_lock = interval(CHECK_LOCK);
     check_lock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (seen, mut gpu_node) = watch::channel(Seen::Unknown);
     let (reports, to_report) = watch::channel(None);
     let mut reporting = false;
     loop {
@@ -61,6 +65,8 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         }
         let Some(hardware) = hardware.borrow_and_update().clone() else { continue };
         _ = readiness.send_replace(Ok(()));
+        let (answering, silent) = hardware.counts();
+        metrics.set_found(answering, silent);
         if hardware.has_gpus() && !reporting {
             let client = connect().await?;
             tasks.spawn(watch_gpu_node(client.clone(), args.node_name.clone(), seen.clone()));

@@ -1,6 +1,11 @@
 //! Which file a path leads to, so that a file that was removed and made again is noticed.
 
-use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
+use std::{
+    fs::{self, File, Metadata},
+    io,
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+};
 
 /// Identity of a file. The change time tells apart files that got the same inode number one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,8 +18,16 @@ pub struct FileId {
 impl FileId {
     /// The file at `path`; none where there is none.
     pub fn of(path: &Path) -> Option<Self> {
-        let meta = fs::symlink_metadata(path).ok()?;
-        Some(Self { device: meta.dev(), inode: meta.ino(), changed: (meta.ctime(), meta.ctime_nsec()) })
+        fs::symlink_metadata(path).ok().map(|meta| Self::of_metadata(&meta))
+    }
+
+    /// An open file.
+    pub fn of_open(file: &File) -> io::Result<Self> {
+        file.metadata().map(|meta| Self::of_metadata(&meta))
+    }
+
+    fn of_metadata(meta: &Metadata) -> Self {
+        Self { device: meta.dev(), inode: meta.ino(), changed: (meta.ctime(), meta.ctime_nsec()) }
     }
 
     /// The same for what changes its time while it stays: a folder, or a socket that is relabelled.

@@ -1,7 +1,7 @@
 //! This node's GpuNode: watches it, creates it, writes its status. But for the Node's allocatable, nothing else talks to the
 //! API server.
 
-use crate::report::{keep_missing, next_given_up, set_times};
+use crate::report::{keep_missing, next_given_up, set_health_times, set_times};
 use anyhow::Context as _;
 use futures::TryStreamExt as _;
 use gpunode_crds::{AGENT_FIELD_MANAGER, ConditionType, GpuNode, GpuNodeSpec, GpuNodeStatus};
@@ -252,6 +252,7 @@ fn complete(written: Option<&Written>, status: &mut GpuNodeStatus, object: &Seen
             .unwrap_or_default(),
     };
     set_times(status, &before, now);
+    set_health_times(status, &before, now);
     keep_missing(status, &before, now);
     *status != before
 }

@@ -1,17 +1,17 @@
 //! The hardware of the node, looked at again when it may have changed.
 
+mod place;
+
 use crate::{
-    cli::NodeArgs,
-    driver_root,
-    machine::{self, Machine},
-    nvml,
-    pci::{self, nvidia_functions},
+    driver_events::DriverEvents, machine::Machine, metrics::Metrics, nvml, pci::nvidia_functions, release::Release,
 };
-use gpunode_gpu::{Inventory, MigMode};
-use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::PathBuf, sync::Arc, time::Duration};
+use gpunode_gpu::{Inventory, MigMode, Run};
+pub use place::Place;
+use place::Traces;
+use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tracing::{info, warn};
 
@@ -19,27 +19,37 @@ use tracing::{info, warn};
 const MIN_RETRY: Duration = Duration::from_millis(250);
 /// A driver takes minutes to build, and a GPU that came back should not wait much longer.
 const MAX_RETRY: Duration = Duration::from_secs(30);
-/// How often sysfs and the driver's file are compared with what was found last.
-const RECHECK: Duration = Duration::from_mins(1);
+/// How often sysfs and the driver's file are compared with what was found last: a driver that was replaced is used again
+/// within 10 s, the end of the session with the old one included.
+const RECHECK: Duration = Duration::from_secs(2);
+/// How often the driver is asked for MIG instances where the kernel does not list them.
+const BLIND_RECHECK: Duration = Duration::from_mins(1);
 /// A driver call or a file of the host that hangs must not keep the rest of the agent from working.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a look found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hardware {
     /// NVIDIA PCI functions in sysfs.
     pub functions: usize,
     /// The machine.
     pub machine: Machine,
+    /// Which run of machine and driver it was.
+    pub run: Run,
     /// The driver's answer.
     pub driver: Driver,
+    /// The call to NVML that failed, by its name in C, where no GPU could be asked.
+    pub failed: Option<&'static str>,
     /// The GPUs; the ones found last while the driver does not answer, and none where it answers for no GPU.
     pub reading: Option<nvml::Reading>,
 }
 
 /// The driver's answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Driver {
+    /// It is not asked, as the GPUs are released.
+    #[default]
+    Released,
     /// No GPU, and no driver either.
     NotNeeded,
     /// There is a GPU, but no driver library.
@@ -48,24 +58,6 @@ pub enum Driver {
     Failed(String),
     /// The driver answers.
     Answers,
-}
-
-/// Where to look.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// Root of the host.
-    pub host_root: PathBuf,
-    /// Root of the driver, when it was named.
-    pub driver_root: Option<PathBuf>,
-}
-
-/// What changes when it is worth asking the driver again: reading it costs little, asking the driver much.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Traces {
-    functions: Vec<String>,
-    library: Option<(PathBuf, u64, i64)>,
-    /// MIG instances, which others make and destroy.
-    instances: Option<BTreeSet<String>>,
 }
 
 impl Hardware {
@@ -77,6 +69,11 @@ impl Hardware {
     /// Whether it is known which GPUs there are, if any.
     pub fn is_known(&self) -> bool {
         self.reading.is_some() || self.driver == Driver::NotNeeded
+    }
+
+    /// How many GPUs answer, and how many GPUs and MIG devices do not.
+    pub fn counts(&self) -> (usize, usize) {
+        self.reading.as_ref().map(|found| (found.inventory.gpus.len(), found.unreadable.len())).unwrap_or_default()
     }
 
     /// Whether there is a GPU, with or without a driver.
@@ -104,84 +101,67 @@ impl Driver {
     pub fn problem(&self) -> Option<&str> {
         match self {
             Self::Missing(message) | Self::Failed(message) => Some(message),
-            Self::NotNeeded | Self::Answers => None,
+            Self::Released | Self::NotNeeded | Self::Answers => None,
         }
-    }
-}
-
-impl Place {
-    /// Where this agent looks.
-    pub fn of(args: &NodeArgs) -> Self {
-        Self { host_root: args.host.host_root.clone(), driver_root: args.host.driver_root.clone() }
-    }
-
-    /// The driver's library, if there is one; blocks.
-    pub fn library(&self) -> Option<PathBuf> {
-        driver_root::find_library(&driver_root::roots(&self.host_root, self.driver_root.as_deref()))
-    }
-
-    fn traces(&self) -> Traces {
-        Traces {
-            functions: nvidia_functions(&self.host_root),
-            library: self.library().and_then(|path| {
-                let meta = fs::metadata(&path).ok()?;
-                Some((path, meta.ino(), meta.mtime()))
-            }),
-            instances: nvml::instances(&self.host_root),
-        }
-    }
-
-    /// Blocks: asks sysfs and the driver. `before` is what was found last.
-    fn look(&self, before: Option<&Hardware>) -> (Traces, Hardware) {
-        let traces = self.traces();
-        let functions = traces.functions.len();
-        let machine = machine::read(&self.host_root, &traces.functions);
-        let mut reading = None;
-        let driver = match &traces.library {
-            None if functions == 0 => Driver::NotNeeded,
-            None => {
-                let roots = driver_root::roots(&self.host_root, self.driver_root.as_deref());
-                Driver::Missing(format!(
-                    "find libnvidia-ml.so.1 below {}: there is none; install the NVIDIA driver, or name its root with \
-                     --driver-root",
-                    driver_root::in_words(&roots)
-                ))
-            }
-            Some((path, ..)) => {
-                let gpus = before.and_then(Hardware::inventory).map_or(&[][..], |before| &before.gpus);
-                match nvml::read(path, &self.host_root, gpus, |address| pci::function(&self.host_root, address)) {
-                    Ok(found) => {
-                        let is_silent = found.inventory.gpus.is_empty() && !found.unreadable.is_empty();
-                        let problem = found.unreadable.join("; ");
-                        reading = Some(found);
-                        // A driver that answers for no GPU does not work.
-                        if is_silent { Driver::Failed(problem) } else { Driver::Answers }
-                    }
-                    // A driver that was installed ahead of its hardware.
-                    Err(_) if functions == 0 => Driver::NotNeeded,
-                    Err(error) => Driver::Failed(error.to_string()),
-                }
-            }
-        };
-        (traces, Hardware { functions, machine, driver, reading })
     }
 }
 
 /// Looks, publishes what it found, and looks again when `look_again` is notified, when something changed, or soon after
-/// something was missing. Does not end.
-pub async fn watch_hardware(place: Place, found: watch::Sender<Option<Arc<Hardware>>>, look_again: Arc<Notify>) {
+/// something was missing. `events` follow the driver that it finds. While the GpuNode says that the GPUs are released, nobody
+/// is asked. Does not end.
+pub async fn watch_hardware(
+    place: Place,
+    found: watch::Sender<Option<Arc<Hardware>>>,
+    look_again: Arc<Notify>,
+    mut release: Release,
+    mut events: Option<DriverEvents>,
+    metrics: Metrics,
+) {
     let place = Arc::new(place);
     let mut retry = MIN_RETRY;
+    let mut before = None;
     loop {
+        let looking = place.clone();
+        let traces = answer(move || looking.traces()).await;
+        if release.is_on() || traces.as_ref().map(Traces::driver) != before {
+            // Before the look: the loader gives one path one library for as long as it is in use.
+            close(&mut events).await;
+        }
+        if release.is_on() {
+            before = None;
+            let_go(&place, &found).await;
+            release.note(true).await;
+            release.is(false).await;
+            release.note(false).await;
+            info!("the GPUs are not released any more");
+            continue;
+        }
         let (traces, hardware) = look(&place, &found).await;
+        before = Some(traces.driver());
+        if let Some(call) = hardware.failed {
+            metrics.nvml_error(call);
+        }
         let settled = hardware.problem().is_none();
         // Nothing but the driver tells of MIG instances that come and go.
         let blind = traces.instances.is_none() && hardware.is_divided();
         publish(&found, hardware);
         retry = if settled { MIN_RETRY } else { (retry * 2).min(MAX_RETRY) };
+        let next = match (settled, blind) {
+            (false, _) => Some(Instant::now() + retry),
+            (true, true) => Some(Instant::now() + BLIND_RECHECK),
+            (true, false) => None,
+        };
         loop {
-            let asked = timeout(if settled { RECHECK } else { retry }, look_again.notified()).await.is_ok();
-            if asked || !settled || blind {
+            if let Some(events) = &mut events {
+                follow(events, &traces, &found).await;
+            }
+            let pause = next.map_or(RECHECK, |next| RECHECK.min(next.duration_since(Instant::now())));
+            let asked = tokio::select! {
+                () = look_again.notified() => true,
+                () = release.is(true) => true,
+                () = sleep(pause) => false,
+            };
+            if asked || next.is_some_and(|next| Instant::now() >= next) {
                 break;
             }
             let looking = place.clone();
@@ -191,6 +171,35 @@ pub async fn watch_hardware(place: Place, found: watch::Sender<Option<Arc<Hardwa
             }
         }
     }
+}
+
+/// Follows the events of the GPUs that were found.
+async fn follow(events: &mut DriverEvents, traces: &Traces, found: &watch::Sender<Option<Arc<Hardware>>>) {
+    let hardware = found.borrow().clone();
+    let inventory = hardware.as_deref().filter(|found| found.driver == Driver::Answers).and_then(Hardware::inventory);
+    if let (Some((library, ..)), Some(inventory)) = (&traces.library, inventory) {
+        let gpus: Vec<String> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        events.follow(library, &gpus).await;
+    }
+}
+
+async fn close(events: &mut Option<DriverEvents>) {
+    if let Some(events) = events {
+        events.close().await;
+    }
+}
+
+/// Publishes that nobody is asked; what was found stays.
+async fn let_go(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) {
+    let last = found.borrow().clone();
+    let hardware = if let Some(last) = last {
+        Hardware { driver: Driver::Released, ..Hardware::clone(&last) }
+    } else {
+        let looking = place.clone();
+        answer(move || looking.without_driver()).await.unwrap_or_default()
+    };
+    info!("the GPUs are released: the driver is not used any more");
+    found.send_replace(Some(Arc::new(hardware)));
 }
 
 /// One look; while it hangs, the driver counts as failed.
@@ -207,7 +216,11 @@ async fn look(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) 
             let functions = answer(move || nvidia_functions(&looking.host_root).len()).await;
             let functions = functions.unwrap_or_else(|| found.borrow().as_ref().map_or(0, |last| last.functions));
             let machine = found.borrow().as_ref().map(|last| last.machine.clone()).unwrap_or_default();
-            publish(found, Hardware { functions, machine, driver: Driver::Failed(message), reading: None });
+            let run = found.borrow().as_ref().map(|last| last.run.clone()).unwrap_or_default();
+            publish(
+                found,
+                Hardware { functions, machine, run, driver: Driver::Failed(message), ..Hardware::default() },
+            );
             // Asking a second time beside a call that hangs would only take another thread.
             task.await
         };

@@ -1,9 +1,10 @@
 //! What the machine is: its name in DMI, and whether its GPUs are lent by another machine.
 
 use crate::pci;
-use gpunode_gpu::product_label;
+use gpunode_gpu::{Run, product_label};
 use std::{fs, path::Path};
 
+const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
 const PRODUCT_NAME: &str = "sys/class/dmi/id/product_name";
 
 /// Offsets in the configuration space (PCI Local Bus Specification 3.0, 6.2.3 and 6.7) and the id of a vendor's own capability.
@@ -37,6 +38,18 @@ pub struct HostDriver {
     pub version: String,
     /// Branch in label form, such as `r550_40`.
     pub branch: String,
+}
+
+/// Which run of machine and driver this is; blocks. `module` and `version` are those of the driver, of which one that does not
+/// tell its version tells nothing.
+pub fn run(host_root: &Path, module: Option<u64>, version: Option<&str>) -> Run {
+    // A container has its host's, but for a simulated one.
+    let boot = [host_root.join(BOOT_ID), Path::new("/").join(BOOT_ID)]
+        .into_iter()
+        .find_map(|path| fs::read_to_string(path).ok());
+    let boot = boot.unwrap_or_default().trim().to_owned();
+    let driver = version.map(|version| format!("{version}/{}", module.unwrap_or_default()));
+    Run { boot, driver: driver.unwrap_or_default() }
 }
 
 /// Reads DMI and the configuration space of NVIDIA's PCI `functions`; blocks.

@@ -8,20 +8,25 @@ mod books;
 mod channel;
 mod checkpoint;
 mod cli;
+mod clock;
 mod config_file;
 mod decided;
 mod desk;
 mod device_plugin_api;
 mod directory;
 mod discover;
+mod driver_events;
 mod driver_root;
+mod events;
 mod file_id;
 mod gpu_node;
 mod handover;
 mod hardware;
+mod health;
 mod in_force;
 mod kubelet;
 mod machine;
+mod metrics;
 mod mps;
 mod node_allocatable;
 mod nvml;
@@ -32,12 +37,14 @@ mod plugin;
 mod plugins;
 mod pod_resources_api;
 mod podresources;
+mod release;
 mod report;
 mod retire;
 mod run;
 mod saved_config;
 mod signals;
 mod socket;
+mod tenure;
 mod utilisation;
 
 use anyhow::{Context as _, Result};
@@ -78,8 +85,9 @@ fn wait_for(work: impl Future<Output = Result<()>>) -> Result<()> {
 
 /// Text on a terminal, one JSON object per line elsewhere.
 fn start_log() {
-    // kube_client warns with the whole answer of the API server where it cannot read one.
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=error"));
+    // kube_client warns with the whole answer of the API server where it cannot read one, and logs each try while there is
+    // none. What became of a call is logged here.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
     let logger = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if std::io::stderr().is_terminal() {
         logger.init();

@@ -9,20 +9,22 @@ const NVIDIA: &str = "0x10de";
 /// Base class "display controller", which graphics (0x0300) and 3D controllers (0x0302) share.
 const DISPLAY_CLASS: &str = "0x03";
 
+/// Addresses of all functions, sorted; what they are is not read.
+pub fn functions(host_root: &Path) -> Vec<String> {
+    let entries = fs::read_dir(host_root.join(DEVICES)).into_iter().flatten().filter_map(Result::ok);
+    let mut functions: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    functions.sort();
+    functions
+}
+
 /// Addresses of the NVIDIA GPUs, such as `0000:07:00.0`, sorted. None where sysfs cannot be read.
 pub fn nvidia_functions(host_root: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(host_root.join(DEVICES)) else {
-        return Vec::new();
-    };
-    let mut functions: Vec<String> = entries
-        .filter_map(Result::ok)
-        .filter(|entry| {
-            let is = |file, start| attribute(&entry.path(), file).is_some_and(|value| value.starts_with(start));
-            is("vendor", NVIDIA) && is("class", DISPLAY_CLASS)
-        })
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    functions.sort();
+    let mut functions = functions(host_root);
+    functions.retain(|address| {
+        let device = host_root.join(DEVICES).join(address);
+        let is = |file, start| attribute(&device, file).is_some_and(|value| value.starts_with(start));
+        is("vendor", NVIDIA) && is("class", DISPLAY_CLASS)
+    });
     functions
 }
 

@@ -9,6 +9,7 @@ use crate::{
         device_plugin_server::{DevicePlugin, DevicePluginServer},
     },
     file_id::FileId,
+    metrics::{Method, Metrics},
 };
 use futures::{Stream, stream};
 use gpunode_gpu::{ResourceList, Share};
@@ -144,6 +145,7 @@ struct ListStream {
     stopped: watch::Receiver<bool>,
     streams: watch::Sender<Streams>,
     sent: Option<Offer>,
+    metrics: Metrics,
 }
 
 impl ListStream {
@@ -157,6 +159,7 @@ impl ListStream {
                     self.streams.send_modify(|streams| streams.opened += 1);
                 }
                 debug!(resource = offer.list.name, shares = offer.list.shares.len(), "send the device list");
+                let _timer = self.metrics.timer(Method::ListAndWatch);
                 let response = device_list(&offer.list);
                 self.sent = Some(offer);
                 return Some(response);
@@ -207,6 +210,7 @@ impl DevicePlugin for Service {
             stopped: self.stopped.clone(),
             streams: self.streams.clone(),
             sent: None,
+            metrics: self.desk.metrics().clone(),
         };
         let lists = stream::unfold(state, |mut state| async move { Some((Ok(state.next().await?), state)) });
         Ok(Response::new(Box::pin(lists)))
@@ -216,6 +220,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let _timer = self.desk.metrics().timer(Method::GetPreferredAllocation);
         let resource = self.resource();
         let mut container_responses = Vec::new();
         for wanted in request.into_inner().container_requests {
@@ -228,6 +233,7 @@ impl DevicePlugin for Service {
     }
 
     async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+        let _timer = self.desk.metrics().timer(Method::Allocate);
         let resource = self.resource();
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {

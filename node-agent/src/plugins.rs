@@ -113,8 +113,8 @@ impl Plugins {
         std::future::pending().await
     }
 
-    /// Stops every server and removes its socket.
-    pub async fn stop(mut self) {
+    /// Stops every server and removes its socket. Offers may be put again afterwards.
+    pub async fn withdraw(&mut self) {
         for running in self.running.values() {
             running.stop.send_replace(true);
         }
@@ -123,6 +123,7 @@ impl Plugins {
             warn!("device plugin servers did not stop in time");
             self.tasks.shutdown().await;
         }
+        self.running.clear();
     }
 }
 
@@ -130,9 +131,10 @@ impl Plugins {
 mod tests {
     use super::*;
     use crate::{
-        desk::{Desk, Place},
+        desk::{Desk, Parts, tests::nobody},
         directory::Directory,
         hardware,
+        metrics::Metrics,
         utilisation::Utilisation,
     };
     use gpunode_gpu::ResourceList;
@@ -145,14 +147,16 @@ mod tests {
 
     fn plugins(folder: &Path) -> Plugins {
         let nowhere = hardware::Place { host_root: folder.to_owned(), driver_root: None };
-        let desk = Desk::new(Place {
+        let desk = Desk::new(Parts {
             host_root: folder.to_owned(),
             mps_dir: folder.to_owned(),
             utilisation: Utilisation::new(nowhere),
             node: None,
+            metrics: Metrics::new(),
         });
-        let registered = watch::Sender::new(Registered::new());
-        Plugins::new(Kubelet { directory: Directory::new(folder.to_owned()), desk: Arc::new(desk), registered })
+        let registered = watch::Sender::new(Registered::default());
+        let directory = Directory::new(folder.to_owned());
+        Plugins::new(Kubelet { directory, desk: Arc::new(desk), registered, pod_resources: nobody() })
     }
 
     /// Follows the state machines until what was stopped has ended.
@@ -177,7 +181,7 @@ mod tests {
         settle(&mut plugins).await;
         assert_eq!((plugins.tasks.len(), plugins.running.len()), (1, 1));
         assert_ne!(plugins.running.values().next().unwrap().task, old);
-        plugins.stop().await;
+        plugins.withdraw().await;
     }
 
     #[tokio::test]

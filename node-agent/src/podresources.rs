@@ -1,7 +1,7 @@
 //! Who holds what, as the kubelet says it: its PodResources API, and its checkpoint for what that leaves out.
 
 use crate::{
-    checkpoint::{self, PodFolders},
+    checkpoint::{self, PodFolders, Unchanged},
     cli::NodeArgs,
     one_thread::OneThread,
     pod_resources_api::{
@@ -87,6 +87,8 @@ pub struct PodResources {
     pub device_plugin_dir: PathBuf,
     /// The kubelet's folders of pods.
     pub pods: PodFolders,
+    /// Since when the checkpoint is what it is.
+    pub unchanged: Unchanged,
     /// Reads them.
     pub files: OneThread,
 }
@@ -98,6 +100,7 @@ impl PodResources {
             socket: args.host.pod_resources_socket.clone(),
             device_plugin_dir: args.device_plugin_dir.clone(),
             pods: PodFolders { folder: args.host.host_root.join(POD_FOLDERS), own: args.pod_uid.clone() },
+            unchanged: Unchanged::default(),
             files: OneThread::default(),
         }
     }
@@ -120,11 +123,22 @@ impl PodResources {
         })
     }
 
+    /// Resource and id of every healthy device that the kubelet has, of any plugin.
+    pub async fn allocatable(&self) -> Result<BTreeSet<(String, String)>, Error> {
+        let mut client = self.connect().await?;
+        let allocatable = client.get_allocatable_resources(AllocatableResourcesRequest {});
+        let devices = self.answer("GetAllocatableResources", allocatable).await?.devices;
+        Ok(devices.into_iter().flat_map(pairs).collect())
+    }
+
     async fn remembered(&self) -> Result<BTreeSet<(String, String)>, Error> {
-        let (folder, pods) = (self.device_plugin_dir.clone(), self.pods.clone());
+        let (folder, pods, unchanged) = (self.device_plugin_dir.clone(), self.pods.clone(), self.unchanged.clone());
         let read = self.files.run(move || {
             // A kubelet without checkpoint remembers nothing; one whose folder is not here may remember anything.
-            if folder.is_dir() { Ok(checkpoint::remembered(&folder, &pods)?) } else { Err(Error::NoFolder(folder)) }
+            if !folder.is_dir() {
+                return Err(Error::NoFolder(folder));
+            }
+            Ok(checkpoint::remembered(&folder, &pods, &unchanged, Instant::now())?)
         });
         timeout(CALL_TIMEOUT, read).await.map_err(|_| Error::SlowCheckpoint)??
     }

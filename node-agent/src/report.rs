@@ -2,11 +2,13 @@
 
 mod conditions;
 mod hardware;
+mod health;
 mod missing;
 mod resources;
 mod usage;
 
 pub use conditions::{holders_unknown, not_offered, not_registered};
+pub use health::set_health_times;
 pub use missing::{keep_missing, next_given_up};
 
 use crate::{
@@ -32,12 +34,14 @@ pub struct Identity {
     pub pod: String,
     /// UID of its pod.
     pub pod_uid: String,
+    /// The policy whose DaemonSet the pod belongs to; empty for discovery.
+    pub policy: String,
 }
 
 impl Identity {
     /// This agent.
     pub fn of(args: &NodeArgs) -> Self {
-        Self { pod: args.pod_name.clone(), pod_uid: args.pod_uid.clone() }
+        Self { pod: args.pod_name.clone(), pod_uid: args.pod_uid.clone(), policy: args.policy_name.clone() }
     }
 }
 
@@ -64,7 +68,8 @@ pub struct Plugin<'a> {
 /// The status, with transition times that [`set_times`] has yet to set: equal facts give an equal status.
 pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
     // What a driver said that does not answer any more is for `keep_missing` to remember.
-    let inventory = facts.hardware.inventory().filter(|_| facts.hardware.driver == Driver::Answers);
+    let stands = matches!(facts.hardware.driver, Driver::Answers | Driver::Released);
+    let inventory = facts.hardware.inventory().filter(|_| stands);
     let page = facts.page;
     let in_force = facts.plugin.map(|plugin| plugin.in_force);
     let rejected = in_force.and_then(|in_force| in_force.rejected.as_ref());
@@ -73,6 +78,7 @@ pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
         agent: Some(Agent {
             pod: identity.pod.clone(),
             pod_uid: identity.pod_uid.clone(),
+            policy: Some(identity.policy.clone()).filter(|policy| !policy.is_empty()),
             mode: if facts.plugin.is_some() { AgentMode::DevicePlugin } else { AgentMode::Discovery },
             version: env!("CARGO_PKG_VERSION").to_owned(),
             config_versions: vec![CONFIG_VERSION],
@@ -85,7 +91,9 @@ pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
         mig_strategy: in_force
             .and_then(|in_force| Some(in_force.accepted.as_ref()?.config.mig_strategy()))
             .filter(|strategy| *strategy != MigStrategy::None),
-        gpus: inventory.map(|inventory| inventory.gpus.iter().map(hardware::device).collect()).unwrap_or_default(),
+        gpus: inventory
+            .map(|inventory| inventory.gpus.iter().map(|gpu| hardware::device(gpu, &page.ailments)).collect())
+            .unwrap_or_default(),
         in_use: usage::in_use(&resources, &page.holders),
         held_by: usage::held_by(&page.holders),
         resources,

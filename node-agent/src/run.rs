@@ -2,39 +2,49 @@
 
 use crate::{
     admin::{self, Readiness},
+    atomic_file,
     channel::send_if_new,
     cli::{NodeArgs, RunArgs},
     config_file,
     decided::Decided,
     desk::{self, Desk},
     directory::Directory,
+    driver_events::DriverEvents,
+    events::{Kind, Notices},
     gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
-    handover::NodeLock,
-    hardware::{Hardware, Place, watch_hardware},
+    handover::{Handover, Turn, Who, watch_own_socket},
+    hardware::{Driver, Hardware, Place, watch_hardware},
+    health,
     in_force::Instruction,
     kubelet::{Kubelet, Registered},
+    metrics::Metrics,
     node_allocatable::NodeReader,
     operator_config,
     plugins::Plugins,
     podresources::PodResources,
+    release::Release,
     report::{holders_unknown, not_registered},
     saved_config::SavedConfig,
     signals::{Asked, Signals},
     socket::remove_stale_sockets,
+    tenure::{Held, Tenure},
     utilisation::Utilisation,
 };
 use anyhow::{Context as _, Result, bail};
 use kube::Client;
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Mutex, Notify, mpsc, watch},
     task::JoinSet,
     time::{MissedTickBehavior, interval},
 };
 use tracing::info;
 
-/// Pause after a configuration that could not be saved.
+/// Pause after a configuration or assignments that could not be saved.
 const SAVE_RETRY: Duration = Duration::from_mins(1);
+
+/// What an agent says that only waits for its end.
+const LET_GO: &str = "LetGo: another agent of this node has taken over";
 
 /// Runs until SIGTERM.
 pub async fn run(args: RunArgs) -> Result<()> {
@@ -42,40 +52,69 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let mut tasks: JoinSet<()> = JoinSet::new();
 
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
+    let metrics = Metrics::new();
     let listener = admin::bind(args.node.host.admin_address).await?;
-    tasks.spawn(admin::serve(listener, ready));
+    let (liveness, live) = watch::channel(Ok(()));
+    tasks.spawn(admin::serve(listener, ready.clone(), live, metrics.clone()));
 
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);
-    tasks.spawn(watch_hardware(Place::of(&args.node), found, look_again.clone()));
+    let (driver_events, reported) = DriverEvents::new(metrics.clone());
+    let (seen, gpu_node) = watch::channel(Seen::Unknown);
+    let release = Release::new(args.config.is_none().then(|| gpu_node.clone()), &args.node.host.state_dir);
+    let (place, look) = (Place::of(&args.node), look_again.clone());
+    tasks.spawn(watch_hardware(place, found, look, release, Some(driver_events), metrics.clone()));
 
     let (instructions, mut instructed) = watch::channel(Instruction::Unknown);
     let (reports, to_report) = watch::channel(None);
-    let (mut saved, mut node) = (None, None);
+    let (mut saved, mut node, mut notices) = (None, None, Notices::default());
     if let Some(path) = &args.config {
         instructions.send_replace(config_file::read_first(path)?);
     } else {
         let client = connect().await.context("run without --config FILE")?;
         node = Some(NodeReader::new(client.clone(), args.node.node_name.clone()));
-        saved = Some(follow_operator(&mut tasks, client, &args.node, instructions.clone(), to_report));
+        let told;
+        (notices, told) = Notices::new();
+        tasks.spawn(told.publish(client.clone(), args.node.node_name.clone(), args.node.pod_name.clone()));
+        saved = Some(follow_operator(&mut tasks, client, &args.node, seen, instructions.clone(), to_report));
     }
 
-    let desk = Arc::new(Desk::new(desk::Place {
+    let desk = Arc::new(Desk::new(desk::Parts {
         host_root: args.node.host.host_root.clone(),
         mps_dir: args.node.host.mps_dir.clone(),
         utilisation: Utilisation::new(Place::of(&args.node)),
         node,
+        metrics,
     }));
     let mut changes = desk.changes();
     let directory = Directory::new(args.node.device_plugin_dir.clone());
     tasks.spawn(directory.clone().watch());
-    let registered = watch::Sender::new(Registered::new());
-    let mut plugins = Plugins::new(Kubelet { directory, desk: desk.clone(), registered });
+    let registered = watch::Sender::new(Registered::default());
+    let pod_resources = PodResources::of(&args.node);
+    let mut plugins = Plugins::new(Kubelet { directory, desk: desk.clone(), registered, pod_resources });
     let mut registered = plugins.registered();
 
     let mut decided = Decided::new(&args.node, saved);
-    let mut lock = pin!(NodeLock::take(&args.node.host.state_dir));
-    let mut held: Option<NodeLock> = None;
+    let rules = watch::Sender::default();
+    let health = Arc::new(Mutex::new(health::Sources {
+        place: Place::of(&args.node),
+        state_dir: args.node.host.state_dir.clone(),
+        events: reported,
+        hardware: hardware.clone(),
+        look_again: look_again.clone(),
+        rules: rules.subscribe(),
+        gpu_node,
+        desk: desk.clone(),
+        notices: notices.clone(),
+    }));
+    let (fitness, fit) = watch::channel(None);
+    let (turns, mut turn) = mpsc::channel(1);
+    let served = watch::Sender::default();
+    let state_dir = args.node.host.state_dir.clone();
+    tasks.spawn(watch_own_socket(state_dir.clone(), served.subscribe(), liveness));
+    let who = Who { version: env!("CARGO_PKG_VERSION").to_owned(), pod: args.node.pod_uid.clone() };
+    tasks.spawn(Handover { state_dir, who, fitness: fit, ready, turns, served }.follow());
+    let mut tenure = Tenure::Awaited;
     let mut save_retry = interval(SAVE_RETRY);
     save_retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -86,18 +125,37 @@ pub async fn run(args: RunArgs) -> Result<()> {
                 Asked::Reload => {
                     info!("reload");
                     look_again.notify_one();
+                    // The GPUs too.
+                    rules.send_modify(|_| ());
                     if let Some(path) = &args.config {
                         config_file::reload(path, &instructions);
                     }
                 }
             },
-            taken = &mut lock, if held.is_none() => {
-                held = Some(taken.context("take the lock of this node")?);
-                remove_stale_sockets(&args.node.device_plugin_dir);
-                decided.open(&desk).await?;
-                tasks.spawn(desk.clone().watch_holders(PodResources::of(&args.node)));
-                tasks.spawn(desk.clone().watch_daemons());
-            }
+            Some(turn) = turn.recv() => match turn {
+                Turn::Hold => {
+                    remove_stale_sockets(&args.node.device_plugin_dir);
+                    // Before anything is offered.
+                    let health = health::Keeper::open(health.clone().lock_owned().await).await;
+                    decided.open(&desk).await?;
+                    tenure = Tenure::Held(Held::begin(health, &desk, &args.node));
+                    for file in atomic_file::lately_set_aside() {
+                        notices.tell(Kind::StateFileCorrupt, &file);
+                    }
+                }
+                Turn::LetGo(done) => {
+                    let before = mem::replace(&mut tenure, Tenure::Ended);
+                    _ = readiness.send_replace(Err(LET_GO.to_owned()));
+                    reports.send_replace(None);
+                    plugins.withdraw().await;
+                    before.end().await;
+                    decided.close(&desk);
+                    // Who does not wait for it any more has ended.
+                    _ = done.send(());
+                }
+                Turn::Answer(done) => _ = done.send(()),
+                Turn::Fail(error) => return Err(error).context("take the lock of this node"),
+            },
             _ = save_retry.tick(), if decided.is_unsaved() => {}
             _ = hardware.changed() => {}
             _ = instructed.changed() => {}
@@ -105,39 +163,49 @@ pub async fn run(args: RunArgs) -> Result<()> {
             _ = registered.changed() => evaluate = false,
             name = plugins.failed() => bail!("offer {name}: its state machine ended"),
             ended = tasks.join_next() => bail!("a task ended that should not: {ended:?}"),
+            ended = tenure.failed() => bail!("a task ended that should not: {ended}"),
         }
         // Not marked as seen: what has not been evaluated is yet to be.
         let hardware = hardware.borrow().clone();
         let instruction = instructed.borrow().clone();
         if evaluate {
             decided.evaluate(&instruction, hardware.as_deref()).await?;
+            send_if_new(&rules, decided.health_rules());
         }
         decided.want(&desk);
         decided.publish(&desk, &mut plugins).await;
         let registered = registered.borrow().clone();
         decided.log_problem(&registered);
-        send_if_new(&readiness, readiness_of(held.is_some(), hardware.as_deref(), &decided, &registered));
+        send_if_new(&fitness, decided.fitness(hardware.as_deref()));
+        send_if_new(&readiness, readiness_of(&tenure, hardware.as_deref(), &decided, &registered));
         if let Some(report) = hardware.and_then(|hardware| decided.report(&hardware, &registered)) {
             send_if_new(&reports, Some(report));
         }
     }
     info!("stopping");
-    plugins.stop().await;
-    drop(held);
+    plugins.withdraw().await;
+    tenure.end().await;
     Ok(())
 }
 
 fn readiness_of(
-    holds_lock: bool,
+    tenure: &Tenure,
     hardware: Option<&Hardware>,
     decided: &Decided<'_>,
     registered: &Registered,
 ) -> Readiness {
-    if !holds_lock {
-        return Err("WaitingForPredecessor: another agent of this node is registered".to_owned());
+    match tenure {
+        Tenure::Awaited => {
+            return Err("WaitingForPredecessor: another agent of this node is registered".to_owned());
+        }
+        Tenure::Ended => return Err(LET_GO.to_owned()),
+        Tenure::Held(_) => {}
     }
-    if hardware.is_none() {
-        return Err("the hardware has not been looked at yet".to_owned());
+    match hardware.map(|hardware| &hardware.driver) {
+        None => return Err("the hardware has not been looked at yet".to_owned()),
+        // It does what it was asked for, and offers nothing.
+        Some(Driver::Released) => return Ok(()),
+        Some(_) => {}
     }
     if !decided.config_known() {
         return Err("the API server has not said yet what the configuration is".to_owned());
@@ -156,10 +224,11 @@ fn follow_operator(
     tasks: &mut JoinSet<()>,
     client: Client,
     node: &NodeArgs,
+    seen: watch::Sender<Seen>,
     instructions: watch::Sender<Instruction>,
     reports: watch::Receiver<Option<Report>>,
 ) -> SavedConfig {
-    let (seen, gpu_node) = watch::channel(Seen::Unknown);
+    let gpu_node = seen.subscribe();
     let saved = SavedConfig::load(&node.host.state_dir, &node.node_name);
     tasks.spawn(watch_gpu_node(client.clone(), node.node_name.clone(), seen));
     tasks.spawn(operator_config::follow(gpu_node.clone(), saved.content(), instructions));

@@ -38,7 +38,7 @@ pub struct SavedConfig {
 }
 
 impl SavedConfig {
-    /// Reads it. A file that cannot be read counts as none: the API server has it too.
+    /// Reads it. A file that tells nothing counts as none and is set aside: the API server has the configuration too.
     pub fn load(state_dir: &Path, node: &str) -> Self {
         let content = load(state_dir, node).map(Arc::new);
         Self {
@@ -84,9 +84,8 @@ impl SavedConfig {
 }
 
 fn load(state_dir: &Path, node: &str) -> Option<Candidate> {
-    let text = fs::read(state_dir.join(FILE)).ok()?;
-    let saved: Saved = serde_json::from_slice(&text).ok()?;
-    (saved.format == FORMAT && saved.node == node).then_some(Candidate {
+    let saved: Saved = atomic_file::load(&state_dir.join(FILE), FORMAT)?;
+    (saved.node == node).then_some(Candidate {
         version: saved.version,
         hash: saved.hash,
         document: saved.document,
@@ -170,9 +169,13 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_counts_as_none() {
+    fn a_file_that_tells_nothing_counts_as_none_and_is_set_aside() {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(FILE), "{\"format\":1,").unwrap();
-        assert_eq!(load(folder.path(), "a"), None);
+        let other_format = r#"{"format":2,"node":"a","version":1,"hash":"","document":"","uid":null}"#;
+        for text in ["{\"format\":1,", other_format] {
+            fs::write(folder.path().join(FILE), text).unwrap();
+            assert_eq!(load(folder.path(), "a"), None);
+            assert_eq!(fs::read_to_string(folder.path().join("config.json.corrupt")).unwrap(), text);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `/livez`, `/readyz` and `/metrics`.
 
-use crate::{bounded_http, controller::Controller, lease::Claim, metrics::Metrics};
-use axum::{Router, extract::State, http::StatusCode, routing::get};
+use crate::{controller::Controller, lease::Claim, metrics::Metrics};
+use gpunode_http::{Answer, StatusCode};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::watch, time::Instant};
 
@@ -23,36 +23,30 @@ pub struct Admin {
 
 /// Serves until the process ends.
 pub async fn serve(address: SocketAddr, admin: Admin) -> std::io::Result<()> {
-    let router = Router::new()
-        .route("/livez", get(livez))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics))
-        .with_state(admin);
-    bounded_http::serve(TcpListener::bind(address).await?, router).await;
+    gpunode_http::serve(TcpListener::bind(address).await?, move |path| admin.answer(path)).await;
     Ok(())
 }
 
-/// Says only that the process works; an API server that does not answer is not cured by a restart.
-async fn livez(State(admin): State<Admin>) -> (StatusCode, &'static str) {
-    if admin.heartbeat.borrow().elapsed() < STUCK_AFTER {
-        (StatusCode::OK, "ok\n")
-    } else {
-        (StatusCode::INTERNAL_SERVER_ERROR, "the election is stuck\n")
+impl Admin {
+    fn answer(&self, path: &str) -> Answer {
+        match path {
+            // Says only that the process works; an API server that does not answer is not cured by a restart.
+            "/livez" if self.heartbeat.borrow().elapsed() >= STUCK_AFTER => {
+                Answer::line(StatusCode::INTERNAL_SERVER_ERROR, "the election is stuck")
+            }
+            // A standby is ready too, once it could take over.
+            "/readyz" if !self.controller.is_warm() => {
+                Answer::line(StatusCode::SERVICE_UNAVAILABLE, "the caches are not filled yet")
+            }
+            "/livez" | "/readyz" => Answer::line(StatusCode::OK, "ok"),
+            "/metrics" => {
+                let leads = self.claim.is_current();
+                self.metrics.set_leader(leads);
+                self.metrics.set_nodes(if leads { self.controller.node_numbers() } else { Vec::new() });
+                self.metrics.set_conditions(if leads { self.controller.conditions() } else { Vec::new() });
+                Answer::metrics(self.metrics.render())
+            }
+            _ => Answer::line(StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics"),
+        }
     }
-}
-
-/// A standby is ready too, once it could take over.
-async fn readyz(State(admin): State<Admin>) -> (StatusCode, &'static str) {
-    if admin.controller.is_warm() {
-        (StatusCode::OK, "ok\n")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "the caches are not filled yet\n")
-    }
-}
-
-async fn metrics(State(admin): State<Admin>) -> String {
-    let leads = admin.claim.is_current();
-    admin.metrics.set_leader(leads);
-    admin.metrics.set_nodes(if leads { admin.controller.node_numbers() } else { Vec::new() });
-    admin.metrics.render()
 }

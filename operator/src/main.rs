@@ -6,12 +6,12 @@
 
 mod admin;
 mod apply;
-mod bounded_http;
 mod cli;
 mod controller;
 mod guard;
 mod lease;
 mod metrics;
+mod pods;
 
 use admin::Admin;
 use anyhow::{Context, Result, bail};
@@ -25,6 +25,7 @@ use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config};
 use lease::{Candidate, Claim};
 use metrics::Metrics;
+use pods::{Parts, remove_pods};
 use std::{io::IsTerminal, process::ExitCode, sync::Arc, time::Duration};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -50,9 +51,9 @@ async fn main() -> ExitCode {
 }
 
 /// One line per event: for a person on a terminal, JSON for everything else. The client would warn with whole answers of
-/// the API server; what went wrong is logged here.
+/// the API server, and log each try while there is none; what went wrong is logged here.
 fn start_log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=error"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if std::io::stderr().is_terminal() {
         log.init();
@@ -89,6 +90,7 @@ async fn run(args: Args) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
 
+    let parts = (client.clone(), guarded.clone(), controller.clone(), metrics.clone(), claim.clone());
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
         admin::serve(admin_address, admin).await.with_context(|| format!("serve {admin_address}"))?;
@@ -102,6 +104,11 @@ async fn run(args: Args) -> Result<()> {
         }
     });
     tasks.spawn(work(controller, Writer::new(guarded.clone(), metrics.clone()), metrics.clone(), claim.clone()));
+    tasks.spawn(async move {
+        let (client, guarded, controller, metrics, claim) = parts;
+        remove_pods(&Parts { controller: &controller, client, guarded, metrics: &metrics, claim }).await;
+        bail!("remove pods: the work ended");
+    });
     tasks.spawn(async move {
         publish_events(guarded, &pod_name, claim, &metrics, notices).await;
         bail!("send events: nobody is left to ask for one");

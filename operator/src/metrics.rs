@@ -1,5 +1,6 @@
 //! Prometheus metrics. Label values come from enums, and from policy names up to a bound.
 
+use gpunode_crds::ConditionType;
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue, text::encode},
     metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
@@ -19,6 +20,8 @@ pub enum Kind {
     Status,
     /// An event.
     Event,
+    /// A pod that is to go.
+    Pod,
 }
 
 /// What is counted.
@@ -30,6 +33,7 @@ pub struct Metrics {
     errors: Family<ByKind, Counter>,
     leader: Gauge,
     nodes: Family<ByPolicy, Gauge>,
+    conditions: Family<ByCondition, Gauge>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -41,6 +45,12 @@ struct ByKind {
 struct ByPolicy {
     policy: String,
     state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByCondition {
+    policy: String,
+    r#type: &'static str,
 }
 
 /// Policies beyond this number have no metrics of their own; their status has the numbers all the same.
@@ -56,6 +66,7 @@ impl Metrics {
             errors: Family::default(),
             leader: Gauge::default(),
             nodes: Family::default(),
+            conditions: Family::default(),
             registry: Registry::default(),
         };
         registry.register("build", "Version of the program", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
@@ -64,6 +75,8 @@ impl Metrics {
         registry.register("errors", "Failed reconciles", metrics.errors.clone());
         registry.register("is_leader", "Whether this process leads", metrics.leader.clone());
         registry.register("policy_nodes", "Nodes of a policy by state, on the leader", metrics.nodes.clone());
+        let conditions = metrics.conditions.clone();
+        registry.register("policy_condition", "Whether a condition of a policy is True, on the leader", conditions);
         Self { registry, ..metrics }
     }
 
@@ -95,11 +108,35 @@ impl Metrics {
         }
     }
 
+    /// Sets the conditions: policy, type, whether it is True. Policies that are not named are forgotten.
+    pub fn set_conditions(&self, conditions: impl IntoIterator<Item = (String, ConditionType, bool)>) {
+        self.conditions.clear();
+        for (policy, type_, holds) in conditions {
+            let labels = ByCondition { policy, r#type: type_.as_str() };
+            self.conditions.get_or_create(&labels).set(holds.into());
+        }
+    }
+
     /// The metrics in the OpenMetrics text format.
     pub fn render(&self) -> String {
         let mut text = String::new();
         // Writing into a string has no error of its own.
         let _ = encode(&mut text, &self.registry);
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_that_are_not_named_any_more_are_forgotten() {
+        let metrics = Metrics::new();
+        metrics.set_conditions(["gone", "p"].map(|policy| (policy.to_owned(), ConditionType::Stalled, true)));
+        metrics.set_conditions([("p".to_owned(), ConditionType::Stalled, true)]);
+        let text = metrics.render();
+        let series: Vec<&str> = text.lines().filter(|line| line.starts_with("gpunode_operator_policy_c")).collect();
+        assert_eq!(series, [r#"gpunode_operator_policy_condition{policy="p",type="Stalled"} 1"#]);
     }
 }

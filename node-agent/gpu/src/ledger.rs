@@ -102,9 +102,16 @@ impl Ledger {
         self.adopt();
     }
 
-    /// Devices that cannot be given out now, and why: all their shares are unhealthy, and allocations of them refused.
+    /// Devices that cannot be given out now, and why: all their shares are unhealthy, and allocations of them refused. A GPU
+    /// stands for its MIG devices too.
     pub fn hold_back(&mut self, reasons: BTreeMap<String, String>) {
         self.held_back = reasons;
+    }
+
+    /// Why a device cannot be given out now.
+    fn held_back(&self, uuid: &str) -> Option<&str> {
+        let of_gpu = || self.held_back.get(&self.devices.get(uuid)?.gpu_uuid);
+        self.held_back.get(uuid).or_else(of_gpu).map(String::as_str)
     }
 
     /// Whether the kubelet was asked who holds what; before that nothing is offered.

@@ -4,17 +4,23 @@
 
 mod choice;
 mod device;
+mod health;
 mod inventory;
 mod ledger;
 mod product;
 mod share;
 mod wanted;
+mod xid;
 
 pub use choice::{Candidate, Choice, Load, Merits, PairScores, Point, Pool, choose, ranked};
 pub use device::Device;
 pub use gpunode_config::{Allocation, Architecture};
+pub use health::{
+    Answer, Fault, Health, InstanceProbe, Observation as HealthObservation, Probe, Run, Transition, Trouble,
+};
 pub use inventory::{Fabric, Gpu, GpuMode, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode};
 pub use ledger::{Granted, Holder, Holding, Ledger, Observation, Preference, Refusal, Waiting};
 pub use product::product_label;
 pub use share::{Assignment, DeviceSharing, ResourceList, Share, device_of};
 pub use wanted::{DeviceProblem, Error, ProblemKind, Rules, Wanted, WantedDevice, wanted};
+pub use xid::{Action, describe as describe_xid};

@@ -29,8 +29,8 @@ impl Desk {
     }
 
     pub(super) async fn look_at_daemons(&self) -> Result<(), String> {
-        let folder = self.place.mps_dir.clone();
-        let of_folder = |error: &dyn Display| format!("{}: {error}", self.place.mps_dir.display());
+        let folder = self.parts.mps_dir.clone();
+        let of_folder = |error: &dyn Display| format!("{}: {error}", self.parts.mps_dir.display());
         let seen = match timeout(TIMEOUT, self.look.run(move || seen::read(&folder))).await {
             Ok(Ok(Ok(seen))) => Ok(seen),
             Ok(Ok(Err(error))) => Err(of_folder(&error)),

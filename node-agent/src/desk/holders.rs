@@ -3,6 +3,7 @@
 use super::Desk;
 use crate::podresources::PodResources;
 use std::{
+    collections::BTreeSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -23,11 +24,13 @@ const FRESH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How the observations go.
 #[derive(Debug, Default)]
-pub(super) struct Observed {
+pub struct Observed {
     /// When the last one that succeeded was started.
-    started: Option<Instant>,
+    pub started: Option<Instant>,
     /// Why the one after that failed.
-    error: Option<String>,
+    pub error: Option<String>,
+    /// Names of the resources that the kubelet had healthy devices of.
+    pub allocatable: BTreeSet<String>,
 }
 
 impl Desk {
@@ -38,8 +41,9 @@ impl Desk {
             let error = match kubelet.observe().await {
                 Ok(observation) => {
                     let started = Some(observation.started);
+                    let allocatable = observation.allocatable.iter().map(|(resource, _)| resource.clone()).collect();
                     self.change(|books| books.observe(observation));
-                    self.observed.send_replace(Observed { started, error: None });
+                    self.observed.send_replace(Observed { started, error: None, allocatable });
                     String::new()
                 }
                 Err(error) => {

@@ -19,7 +19,13 @@ fn desk() -> Arc<Desk> {
 fn desk_of(mps_dir: PathBuf) -> Arc<Desk> {
     let folder = PathBuf::from("/nonexistent");
     let nowhere = hardware::Place { host_root: folder.clone(), driver_root: None };
-    Arc::new(Desk::new(Place { host_root: folder, mps_dir, utilisation: Utilisation::new(nowhere), node: None }))
+    Arc::new(Desk::new(Parts {
+        host_root: folder,
+        mps_dir,
+        utilisation: Utilisation::new(nowhere),
+        node: None,
+        metrics: Metrics::new(),
+    }))
 }
 
 async fn open(document: &str) -> Arc<Desk> {
@@ -29,11 +35,12 @@ async fn open(document: &str) -> Arc<Desk> {
 }
 
 /// A kubelet that is not there.
-fn nobody() -> PodResources {
+pub fn nobody() -> PodResources {
     PodResources {
         socket: "/nonexistent/kubelet.sock".into(),
         device_plugin_dir: "/nonexistent".into(),
         pods: PodFolders::default(),
+        unchanged: crate::checkpoint::Unchanged::default(),
         files: OneThread::default(),
     }
 }

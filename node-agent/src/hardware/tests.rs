@@ -1,7 +1,13 @@
 //! Looking again, with the simulated library and a clock that does not wait.
 
 use super::*;
-use crate::nvml::tests::Driver as Library;
+use crate::{
+    gpu_node::{Seen, SeenGpuNode},
+    nvml::tests::Driver as Library,
+};
+use gpunode_crds::{GpuNode, GpuNodeSpec};
+use kube::core::ApiResource;
+use std::fs;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
@@ -41,8 +47,12 @@ impl Host {
     }
 
     fn watch(&self) -> watch::Receiver<Option<Arc<Hardware>>> {
+        self.watch_with(Release::new(None, self.root.path()))
+    }
+
+    fn watch_with(&self, release: Release) -> watch::Receiver<Option<Arc<Hardware>>> {
         let (found, seen) = watch::channel(None);
-        tokio::spawn(watch_hardware(self.place(), found, Arc::new(Notify::new())));
+        tokio::spawn(watch_hardware(self.place(), found, Arc::new(Notify::new()), release, None, Metrics::new()));
         seen
     }
 }
@@ -72,7 +82,8 @@ async fn mig_instances_of_others_are_found_within_a_minute_with_and_without_the_
         }
         let start = Instant::now();
         wait_for(&mut seen, |found| parts(found) == 1).await;
-        assert!(start.elapsed() <= RECHECK * 2, "{:?}", start.elapsed());
+        let limit = if listed { RECHECK } else { BLIND_RECHECK };
+        assert!(start.elapsed() <= limit * 2, "{:?}", start.elapsed());
         // And when they go again.
         host.library.scenario(UNDIVIDED);
         if listed {
@@ -82,23 +93,25 @@ async fn mig_instances_of_others_are_found_within_a_minute_with_and_without_the_
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
+#[test]
+fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
     let host = Host::new(DIVIDED);
-    let mut seen = host.watch();
-    wait_for(&mut seen, |found| found.driver == Driver::Answers).await;
     host.library.state("gpus: {0: {lost: true}, 1: {lost: true}}");
-    let (_, lost) = host.place().look(seen.borrow().as_deref());
+    let (_, lost) = host.place().look(None);
     let Driver::Failed(message) = &lost.driver else { panic!("{lost:?}") };
     assert!(message.contains("read GPU 0: ") && message.contains("read GPU 1: "), "{message}");
-    assert!(lost.is_known() && lost.has_gpus(), "none of them is offered any more");
-    assert_eq!(lost.inventory().map(|found| found.gpus.len()), Some(0));
-
-    let (found, mut published) = watch::channel(seen.borrow().clone());
-    publish(&found, lost.clone());
-    assert_eq!(published.borrow_and_update().as_deref(), Some(&lost), "what was found before is not taken for what is");
+    assert!(lost.is_known() && lost.has_gpus(), "none of them is offered");
     host.library.state("{}");
-    assert_eq!(host.place().look(Some(&lost)).1.driver, Driver::Answers);
+    let (_, found) = host.place().look(Some(&lost));
+    assert_eq!(found.driver, Driver::Answers);
+    host.library.state("gpus: {0: {lost: true}, 1: {lost: true}}");
+    let (_, lost) = host.place().look(Some(&found));
+    assert_eq!(
+        (lost.inventory(), &lost.driver),
+        (found.inventory(), &Driver::Answers),
+        "that they are broken is said of each"
+    );
+    assert!(lost.problem().is_some());
 }
 
 #[test]
@@ -118,4 +131,38 @@ fn instances_are_a_trace() {
     let before = host.place().traces();
     host.capability("gpu1/mig/gi0/ci0");
     assert_ne!(host.place().traces(), before);
+}
+
+fn gpu_node(release: bool) -> Seen {
+    let spec = GpuNodeSpec { release, ..GpuNodeSpec::default() };
+    Seen::Present(Arc::new(SeenGpuNode::new("node", &ApiResource::erase::<GpuNode>(&()), spec)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_gpus_are_released_nobody_is_asked_and_what_was_found_stays() {
+    let host = Host::new(UNDIVIDED);
+    let (say, said) = watch::channel(gpu_node(false));
+    let mut seen = host.watch_with(Release::new(Some(said), host.root.path()));
+    let before = wait_for(&mut seen, |found| found.driver == Driver::Answers).await;
+    say.send_replace(gpu_node(true));
+    let released = wait_for(&mut seen, |found| found.driver == Driver::Released).await;
+    assert_eq!((released.inventory(), released.problem()), (before.inventory(), None));
+    host.library.scenario(DIVIDED);
+    sleep(RECHECK * 10).await;
+    assert!(!seen.has_changed().unwrap(), "nobody looks");
+
+    // Nor does an agent that starts then, before the API server says anything.
+    let (later, said) = watch::channel(Seen::Unknown);
+    let mut started = host.watch_with(Release::new(Some(said), host.root.path()));
+    let first = wait_for(&mut started, |_| true).await;
+    assert_eq!((first.driver, first.functions, first.reading), (Driver::Released, 2, None));
+
+    say.send_replace(gpu_node(false));
+    later.send_replace(gpu_node(false));
+    for seen in [&mut seen, &mut started] {
+        wait_for(seen, |found| found.driver == Driver::Answers && parts(found) == 1).await;
+    }
+    let (_later, said) = watch::channel(Seen::Unknown);
+    let mut next = host.watch_with(Release::new(Some(said), host.root.path()));
+    wait_for(&mut next, |found| found.driver == Driver::Answers).await;
 }

@@ -6,10 +6,10 @@ use super::{
     daemon::{Daemon, Seen, Step, Want},
     folders,
     holders::Holders,
-    place::{Place, since_boot},
+    place::Place,
     processes,
 };
-use crate::atomic_file;
+use crate::{atomic_file, clock::since_boot};
 use anyhow::{Context as _, Result, bail};
 use std::{fs, io, time::Duration};
 use tokio::{

@@ -23,10 +23,12 @@ pub use exec::exec;
 use crate::{
     admin::{self, Readiness},
     assignments::{self, Assignments},
-    checkpoint::PodFolders,
+    checkpoint::{PodFolders, Unchanged},
     cli::MpsArgs,
+    metrics::Metrics,
     one_thread::OneThread,
     podresources::PodResources,
+    release,
     signals::{Asked, Signals},
 };
 use anyhow::{Context as _, Result};
@@ -92,7 +94,8 @@ pub async fn supervise(args: MpsArgs) -> Result<()> {
     let (readiness, ready) = watch::channel(Err("the assignments have not been read yet".to_owned()));
     let address = args.host.admin_address;
     let listener = admin::bind(address).await?;
-    let mut serving = tokio::spawn(admin::serve(listener, ready.clone()));
+    let metrics = Metrics::new();
+    let mut serving = tokio::spawn(admin::serve(listener, ready.clone(), admin::always_live(), metrics.clone()));
 
     let mps_dir = args.host.mps_dir.clone();
     let locked = spawn_blocking(move || lock(&mps_dir));
@@ -110,7 +113,10 @@ pub async fn supervise(args: MpsArgs) -> Result<()> {
             _ = readiness.send_replace(supervisor.readiness());
             if serving.is_finished() {
                 match admin::bind(address).await {
-                    Ok(listener) => serving = tokio::spawn(admin::serve(listener, ready.clone())),
+                    Ok(listener) => {
+                        serving =
+                            tokio::spawn(admin::serve(listener, ready.clone(), admin::always_live(), metrics.clone()));
+                    }
                     Err(error) => warn!(reason = format!("{error:#}"), "/livez and /readyz are not served"),
                 }
             }
@@ -148,6 +154,7 @@ impl Supervisor {
                 .clone()
                 .unwrap_or_else(|| args.host.host_root.join(DEVICE_PLUGINS)),
             pods: PodFolders { folder: args.host.host_root.join(POD_FOLDERS), own: args.pod_uid.clone() },
+            unchanged: Unchanged::default(),
             files: OneThread::default(),
         });
         Self { args, holders, wanted: None, daemons: BTreeMap::new(), reading: None, problem: String::new() }
@@ -178,7 +185,11 @@ impl Supervisor {
     async fn read(&mut self) -> Result<Read, String> {
         let reading = self.reading.get_or_insert_with(|| {
             let (state_dir, mps_dir) = (self.args.host.state_dir.clone(), self.args.host.mps_dir.clone());
-            spawn_blocking(move || (assignments::read(&state_dir), Place::all(&mps_dir)))
+            spawn_blocking(move || {
+                // Daemons of released GPUs end with their last client.
+                let wanted = |all: Assignments| if release::is_noted(&state_dir) { Assignments::new() } else { all };
+                (assignments::read(&state_dir).map(wanted), Place::all(&mps_dir))
+            })
         });
         let Ok(read) = timeout(READ_TIMEOUT, reading).await else {
             return Err(format!("read the assignments: no answer from the file system within {READ_TIMEOUT:?}"));

@@ -1,6 +1,5 @@
 //! Where the files of a device's daemon are, below the folder that is the same in every pod and on the host.
 
-use rustix::time::{ClockId, clock_gettime};
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -86,11 +85,6 @@ impl Place {
         let text = fs::read_to_string(self.answered()).ok()?;
         text.trim().parse().ok().map(Duration::from_millis)
     }
-}
-
-/// Time since boot, the same in every container.
-pub fn since_boot() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }
 
 #[cfg(test)]

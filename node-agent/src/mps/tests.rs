@@ -62,6 +62,20 @@ async fn a_folder_that_cannot_be_read_for_a_while_ends_nothing() {
 }
 
 #[tokio::test]
+async fn while_the_gpus_are_released_no_daemon_is_wanted() {
+    let node = tempfile::tempdir().unwrap();
+    let mut supervisor = supervisor(node.path());
+    supervisor.follow().await;
+    let released = node.path().join("state/released");
+    fs::write(&released, "").unwrap();
+    supervisor.follow().await;
+    assert_eq!(wants(&supervisor), [(DEVICE, Want::Gone)]);
+    fs::remove_file(released).unwrap();
+    supervisor.follow().await;
+    assert_eq!(wants(&supervisor), [(DEVICE, Want::Run)]);
+}
+
+#[tokio::test]
 async fn nothing_is_decided_while_nothing_can_be_read() {
     let node = tempfile::tempdir().unwrap();
     let mut supervisor = supervisor(node.path());

@@ -1,12 +1,14 @@
-//! The only module that calls NVML. It reads everything in one session and closes it again, so that a driver upgrade
-//! does not find the kernel module busy. Every call here blocks.
+//! The only module that calls NVML. But for [`events`], it reads everything in one session and closes it again. Every call
+//! here blocks.
 
 mod capabilities;
 mod elf;
+pub mod events;
 mod instances;
 mod links;
 mod mig;
 mod modes;
+pub mod probe;
 mod profile;
 mod raw;
 #[cfg(test)]
@@ -73,6 +75,9 @@ pub enum Error {
         /// The library.
         path: PathBuf,
     },
+    /// The driver cannot be waited for.
+    #[error("wait for events of the driver: {0}")]
+    Events(NvmlError),
     /// The GPUs cannot be counted.
     #[error("count the GPUs: {0}")]
     Count(NvmlError),
@@ -96,11 +101,27 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// The call that failed, by its name in C, where it came to one.
+    pub fn call(&self) -> Option<&'static str> {
+        match self {
+            Self::Initialise { .. } => Some("nvmlInit_v2"),
+            Self::Events(_) => Some("nvmlEventSetWait_v2"),
+            Self::Count(_) => Some("nvmlDeviceGetCount_v2"),
+            Self::ReadComputeMode { .. } => Some("nvmlDeviceGetComputeMode"),
+            Self::SetComputeMode { .. } => Some("nvmlDeviceSetComputeMode"),
+            Self::Open { .. } | Self::NotElf { .. } | Self::Incomplete { .. } | Self::NotNvml { .. } => None,
+        }
+    }
+}
+
 /// What one session found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
     /// The GPUs that answer, and those that have ceased to answer some questions, as they were before.
     pub inventory: Inventory,
+    /// UUIDs of those of them that have fallen off the bus.
+    pub lost: Vec<String>,
     /// One sentence for each GPU and each MIG device that does not.
     pub unreadable: Vec<String>,
 }
@@ -116,7 +137,7 @@ struct Unanswered {
 }
 
 /// Reads the GPUs through the library at `path`. `function` is asked by PCI address, and before NVML for what both know. A GPU of
-/// `before` that does not tell what it is stays what it was; any other is left out.
+/// `before` that does not tell what it is, or is lost, stays what it was; any other is left out.
 pub fn read(
     path: &Path,
     host_root: &Path,
@@ -127,12 +148,16 @@ pub fn read(
     let capabilities = Capabilities::of_host(host_root);
     let count = nvml.device_count().map_err(Error::Count)?;
     let mut reading = Reading::default();
-    let mut devices = Vec::new();
+    // Those that do not tell who they are, and whether they are lost.
+    let (mut devices, mut silent) = (Vec::new(), Vec::new());
     for index in 0..count {
         let (device, gpu) = match identify(&nvml, index) {
             Ok(identified) => identified,
             Err(error) => {
                 reading.unreadable.push(format!("read GPU {index}: {error}"));
+                // Without an answer only its place tells which one it is.
+                let kept = before.iter().find(|gpu| gpu.index == index).cloned();
+                silent.extend(kept.map(|gpu| (gpu, matches!(error, NvmlError::GpuLost))));
                 continue;
             }
         };
@@ -144,9 +169,12 @@ pub fn read(
             }
             Err(error) => {
                 reading.unreadable.push(error.to_string());
-                let is_lost = matches!(error.source, NvmlError::GpuLost);
-                let kept = before.iter().find(|gpu| gpu.uuid == uuid && !is_lost);
-                kept.map(|gpu| Gpu { index, ..gpu.clone() })
+                let kept = before.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| Gpu { index, ..gpu.clone() });
+                if matches!(error.source, NvmlError::GpuLost) {
+                    silent.extend(kept.map(|gpu| (gpu, true)));
+                    continue;
+                }
+                kept
             }
         };
         if let Some(gpu) = described {
@@ -157,6 +185,13 @@ pub fn read(
     for (gpu, links) in reading.inventory.gpus.iter_mut().zip(links::between(&devices)) {
         gpu.links = links;
     }
+    for (kept, is_lost) in silent {
+        if reading.inventory.gpus.iter().all(|other| other.uuid != kept.uuid) {
+            reading.lost.extend(is_lost.then(|| kept.uuid.clone()));
+            reading.inventory.gpus.push(kept);
+        }
+    }
+    reading.inventory.gpus.sort_by_key(|gpu| gpu.index);
     reading.inventory.driver_version = nvml.sys_driver_version().ok();
     reading.inventory.cuda_version =
         nvml.sys_cuda_driver_version().ok().map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));

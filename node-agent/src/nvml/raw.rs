@@ -4,11 +4,11 @@
 
 use gpunode_gpu::Fabric;
 use nvml_wrapper::{
-    Device,
+    Device, EventSet,
     error::{NvmlError, nvml_sym, nvml_try},
 };
 use nvml_wrapper_sys::bindings::{
-    NVML_GPU_FABRIC_STATE_COMPLETED as COMPLETED, nvmlGpuFabricInfo_t, nvmlGpuInstanceInfo_t,
+    NVML_GPU_FABRIC_STATE_COMPLETED as COMPLETED, nvmlEventData_t, nvmlGpuFabricInfo_t, nvmlGpuInstanceInfo_t,
     nvmlGpuInstancePlacement_t, nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU as GPU,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN as UNKNOWN, nvmlReturn_enum_NVML_SUCCESS as SUCCESS,
@@ -92,4 +92,67 @@ pub fn gpu_instance_profile(device: &Device<'_>, instance: u32) -> Result<u32, N
     // SAFETY: the symbol is there; NVML has just given the handle; it writes one structure, for which there is room.
     nvml_try(unsafe { describe(handle, &raw mut info) })?;
     Ok(info.profileId)
+}
+
+/// What tells the handle of a device from those of others in its session.
+pub fn handle_id(device: &Device<'_>) -> usize {
+    // SAFETY: the pointer is compared and never followed.
+    unsafe { device.handle() }.addr()
+}
+
+/// Types of events that the driver can report of a device, as bits.
+pub fn supported_events(device: &Device<'_>) -> Result<u64, NvmlError> {
+    let call = *nvml_sym(device.nvml().lib().nvmlDeviceGetSupportedEventTypes.as_ref())?;
+    let mut types = 0;
+    // SAFETY: the symbol is there; the handle belongs to this session, which `device` borrows; NVML writes one number
+    // to `types`, which outlives the call.
+    nvml_try(unsafe { call(device.handle(), &raw mut types) })?;
+    Ok(types)
+}
+
+/// Adds events of a device to a set of its session.
+///
+/// `Device::register_events` of nvml-wrapper 0.13 frees the set where one device fails.
+pub fn register_events(set: &EventSet<'_>, device: &Device<'_>, types: u64) -> Result<(), NvmlError> {
+    let call = *nvml_sym(device.nvml().lib().nvmlDeviceRegisterEvents.as_ref())?;
+    // SAFETY: the symbol is there; device and set are borrowed, and belong to a session each: another than the set's is
+    // no handle that NVML knows there.
+    nvml_try(unsafe { call(device.handle(), types, set.handle()) })
+}
+
+/// What the driver reported.
+pub struct Reported {
+    /// [`handle_id`] of the GPU.
+    pub device: usize,
+    /// The type, as a bit.
+    pub kind: u64,
+    /// Of an XID its number.
+    pub data: u64,
+    /// Ids of GPU instance and compute instance; [`NO_INSTANCE`] for the GPU as a whole.
+    pub instance: (u32, u32),
+}
+
+/// Where a GPU as a whole is meant.
+pub const NO_INSTANCE: u32 = u32::MAX;
+
+/// Waits for the next event of a set: [`NvmlError::Timeout`] where there is none.
+///
+/// `EventSet::wait` of nvml-wrapper 0.13 does not tell the MIG instance, nor types that it does not know.
+pub fn wait(set: &EventSet<'_>, timeout_ms: u32) -> Result<Reported, NvmlError> {
+    let call = *nvml_sym(set.nvml.lib().nvmlEventSetWait_v2.as_ref())?;
+    let mut data = nvmlEventData_t {
+        device: std::ptr::null_mut(),
+        eventType: 0,
+        eventData: 0,
+        gpuInstanceId: NO_INSTANCE,
+        computeInstanceId: NO_INSTANCE,
+    };
+    // SAFETY: the symbol is there; the set is borrowed with its session; NVML writes one structure, which outlives the call.
+    nvml_try(unsafe { call(set.handle(), &raw mut data, timeout_ms) })?;
+    Ok(Reported {
+        device: data.device.addr(),
+        kind: data.eventType,
+        data: data.eventData,
+        instance: (data.gpuInstanceId, data.computeInstanceId),
+    })
 }

@@ -167,11 +167,30 @@ fn a_gpu_that_does_not_tell_what_it_is_stays_what_it_was_and_is_left_out_where_n
 }
 
 #[test]
-fn a_gpu_that_is_lost_does_not_stay_what_it_was() {
+fn a_gpu_that_does_not_tell_who_it_is_stays_what_it_was() {
     let driver = Driver::divided();
     let before = driver.read(Path::new("/nowhere"));
-    driver.state("gpus: {1: {failing: {nvmlDeviceGetMigMode: GPU_IS_LOST}}}");
-    assert_eq!(driver.read_after(&before).inventory.gpus.len(), 2);
+    for question in ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetName"] {
+        driver.state(&format!("gpus: {{1: {{failing: {{{question}: UNKNOWN}}}}}}"));
+        let now = driver.read_after(&before);
+        let uuids = |reading: &Reading| reading.inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect::<Vec<_>>();
+        assert_eq!((uuids(&now), now.lost.len(), now.unreadable.len()), (uuids(&before), 0, 1), "{question}");
+        assert_eq!(driver.read(Path::new("/nowhere")).inventory.gpus.len(), 2, "nobody knows who it was");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_lost_stays_what_it_was_and_is_said_to_be_lost() {
+    let driver = Driver::divided();
+    let before = driver.read(Path::new("/nowhere"));
+    for lost in ["lost: true", "failing: {nvmlDeviceGetMigMode: GPU_IS_LOST}"] {
+        driver.state(&format!("gpus: {{1: {{{lost}}}}}"));
+        let now = driver.read_after(&before);
+        let uuids = |reading: &Reading| reading.inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect::<Vec<_>>();
+        assert_eq!(uuids(&now), uuids(&before), "{lost}");
+        assert_eq!(now.lost, [before.inventory.gpus[1].uuid.clone()], "{lost}");
+        assert_eq!(driver.read(Path::new("/nowhere")).inventory.gpus.len(), 2, "nobody knows what it was");
+    }
 }
 
 #[test]

@@ -10,7 +10,6 @@ use std::{
     time::Instant,
 };
 
-const LIMIT: Duration = Duration::from_millis(1);
 const LISTS: usize = 2000;
 
 /// Books of a node with 16 GPUs of 80 GiB, every other share of which a pod of its own holds.
@@ -54,12 +53,12 @@ fn half_held(document: &str) -> Books {
 
 /// From books that have changed to the bytes that a kubelet is sent, all that the agent does in between but saving the
 /// assignments.
-async fn build(what: &str, document: &str, shares: usize) {
+async fn build(key: &str, document: &str, shares: usize) {
     let mut books = half_held(document);
     let device = books.ledger.saved().keys().next().unwrap().clone();
     let (offers, offer) = watch::channel(Offer::default());
     let (streams, stopped) = (watch::Sender::default(), watch::channel(false).1);
-    let mut stream = ListStream { offer, stopped, streams, sent: None };
+    let mut stream = ListStream { offer, stopped, streams, sent: None, metrics: Metrics::new() };
     stream.next().await.unwrap();
     let mut times = Vec::new();
     for round in 0..LISTS {
@@ -75,21 +74,20 @@ async fn build(what: &str, document: &str, shares: usize) {
     }
     times.sort();
     let [median, p99, max] = [50, 99, 100].map(|share| times[(LISTS * share / 100).min(LISTS - 1)]);
-    let verdict = if p99 <= LIMIT { "met" } else { "missed" };
-    println!("{what}: median {median:?}, p99 {p99:?}, maximum {max:?} of {LISTS}; target {LIMIT:?}: {verdict}");
-    assert!(p99 <= LIMIT, "{p99:?}");
+    println!("{key}: median {median:?}, p99 {p99:?}, maximum {max:?} of {LISTS}");
+    println!("figure: {key} | {:.3} | ms", p99.as_secs_f64() * 1000.0);
 }
 
 #[tokio::test]
 #[ignore = "a measurement"]
 async fn measure_the_list_of_64_replicas_of_16_gpus() {
     let document = "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 64}}]";
-    build("ListAndWatch message, 16 x 64 replicas", document, 1024).await;
+    build("list-replicas-p99", document, 1024).await;
 }
 
 #[tokio::test]
 #[ignore = "a measurement"]
 async fn measure_the_list_of_80_memory_units_of_16_gpus() {
     let document = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory}}]";
-    build("ListAndWatch message, 16 x 80 units", document, 1280).await;
+    build("list-units-p99", document, 1280).await;
 }

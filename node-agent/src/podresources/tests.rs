@@ -60,6 +60,7 @@ pub fn serve(folder: &Path, kubelet: Kubelet) -> PodResources {
         socket,
         device_plugin_dir: folder.to_owned(),
         pods: PodFolders::default(),
+        unchanged: Unchanged::default(),
         files: OneThread::default(),
     }
 }
@@ -92,6 +93,7 @@ async fn what_the_kubelet_does_not_say_is_an_error_that_names_the_socket() {
         socket: folder.path().join("none.sock"),
         device_plugin_dir: folder.path().to_owned(),
         pods: PodFolders::default(),
+        unchanged: Unchanged::default(),
         files: OneThread::default(),
     };
     let message = nobody.observe().await.unwrap_err().to_string();
@@ -110,6 +112,7 @@ async fn a_damaged_checkpoint_is_no_proof_that_nothing_is_held() {
         socket: folder.path().join("kubelet.sock"),
         device_plugin_dir: "/nonexistent".into(),
         pods: PodFolders::default(),
+        unchanged: Unchanged::default(),
         files: OneThread::default(),
     };
     assert!(matches!(elsewhere.observe().await.unwrap_err(), Error::NoFolder(_)));

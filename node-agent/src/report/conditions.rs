@@ -4,6 +4,7 @@ use super::{Facts, Plugin};
 use crate::{
     books::Page,
     hardware::{Driver, Hardware},
+    kubelet::Registered,
 };
 use gpunode_crds::{ConditionType, MpsDaemonState, Reason};
 use gpunode_gpu::ProblemKind;
@@ -24,7 +25,8 @@ struct Verdict {
 /// What is in the way of this agent doing its work; the text of `/readyz`.
 pub fn not_registered(page: &Page, plugin: Plugin<'_>) -> Option<String> {
     let offered = page.offers.iter().map(|offer| offer.list.name.as_str());
-    let missing: Vec<&str> = offered.filter(|name| !plugin.registered.contains(*name)).collect();
+    let Registered { taken, others } = plugin.registered;
+    let missing: Vec<&str> = offered.filter(|name| !taken.contains(*name) && !others.contains(*name)).collect();
     (!missing.is_empty()).then(|| format!("the kubelet has not taken {} yet", missing.join(", ")))
 }
 
@@ -50,6 +52,9 @@ pub fn conditions(facts: Facts<'_>) -> Vec<Condition> {
         None => verdict(ConditionType::Ready, true, Reason::DriverAnswers, "the hardware is known"),
     };
     verdicts.insert(0, ready);
+    if let Some(served) = facts.plugin.and_then(served_by_another) {
+        verdicts.push(verdict(ConditionType::ResourceServedByAnother, true, Reason::ServedByAnother, &served));
+    }
     verdicts.into_iter().map(Verdict::without_time).collect()
 }
 
@@ -58,6 +63,12 @@ fn driver(hardware: &Hardware) -> Option<Verdict> {
     let available = ConditionType::DriverAvailable;
     match &hardware.driver {
         Driver::NotNeeded => None,
+        Driver::Released => Some(verdict(
+            available,
+            false,
+            Reason::Released,
+            "the GPUs are released, as a label of the node asks: nothing is given out and the driver is not used",
+        )),
         Driver::Missing(message) => Some(verdict(available, false, Reason::DriverNotFound, message)),
         Driver::Failed(message) => Some(verdict(available, false, Reason::DriverFailed, message)),
         // The other GPUs are offered all the same.
@@ -86,10 +97,21 @@ fn configuration(plugin: Plugin<'_>) -> Verdict {
 
 fn registration(page: &Page, plugin: Plugin<'_>) -> Verdict {
     let registered = ConditionType::Registered;
+    if let Some(served) = served_by_another(plugin) {
+        return verdict(registered, false, Reason::ServedByAnother, &served);
+    }
     match not_registered(page, plugin) {
         Some(missing) => verdict(registered, false, Reason::Registering, &missing),
         None => verdict(registered, true, Reason::Registered, "the kubelet has every resource"),
     }
+}
+
+/// Which resources are another plugin's.
+fn served_by_another(plugin: Plugin<'_>) -> Option<String> {
+    let others: Vec<&str> = plugin.registered.others.iter().map(String::as_str).collect();
+    (!others.is_empty()).then(|| {
+        format!("another device plugin of this node serves {}; remove it, or choose another name", others.join(", "))
+    })
 }
 
 /// Devices that wait for their holders are offered, as what they were before.

@@ -1,12 +1,14 @@
 //! GPUs and MIG devices in the words of the API. Pure.
 
 use super::number;
-use crate::machine::HostDriver;
-use gpunode_crds::{Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu};
+use crate::{books::Ailments, health::words, machine::HostDriver};
+use gpunode_crds::{
+    DeviceHealth, Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu,
+};
 use gpunode_gpu as gpu;
 
-/// A GPU.
-pub fn device(gpu: &gpu::Gpu) -> GpuDevice {
+/// A GPU, and whether it works.
+pub fn device(gpu: &gpu::Gpu, ailments: &Ailments) -> GpuDevice {
     GpuDevice {
         index: number(gpu.index),
         uuid: gpu.uuid.clone(),
@@ -15,6 +17,7 @@ pub fn device(gpu: &gpu::Gpu) -> GpuDevice {
         architecture: gpu.compute_capability.is_some().then(|| gpu.architecture()),
         compute_capability: gpu.compute_capability.map(|(major, minor)| format!("{major}.{minor}")),
         pci_bus_id: gpu.pci_bus_id.clone(),
+        health: health(ailments, &[&gpu.uuid]),
         numa_node: gpu.numa_node.map(number),
         mode: gpu.mode.map(|mode| match mode {
             gpu::GpuMode::Compute => GpuMode::Compute,
@@ -29,9 +32,15 @@ pub fn device(gpu: &gpu::Gpu) -> GpuDevice {
             gpu::MigMode::Enabled => MigMode::Enabled,
             gpu::MigMode::Disabled => MigMode::Disabled,
         }),
-        mig_devices: mig_devices(gpu),
+        mig_devices: mig_devices(gpu, ailments),
         links: gpu.links.iter().map(link).collect(),
     }
+}
+
+/// Health of a device that is made of these.
+fn health(ailments: &Ailments, uuids: &[&str]) -> Option<DeviceHealth> {
+    let faults = ailments.faults.as_ref()?;
+    Some(words::health(faults, uuids, &ailments.rules))
 }
 
 /// The driver of the host that lends virtual GPUs.
@@ -57,13 +66,14 @@ fn link(link: &gpu::Link) -> GpuLink {
 }
 
 /// By instance, as the API has them.
-fn mig_devices(gpu: &gpu::Gpu) -> Vec<MigDevice> {
+fn mig_devices(gpu: &gpu::Gpu, ailments: &Ailments) -> Vec<MigDevice> {
     let device = |mig: &gpu::MigDevice| MigDevice {
         uuid: mig.uuid.clone(),
         profile: mig.profile.clone(),
         gpu_instance: number(mig.gpu_instance),
         compute_instance: number(mig.compute_instance),
         memory_mib: mib(mig.memory_mib),
+        health: health(ailments, &[&mig.uuid, &gpu.uuid]),
         multiprocessors: Some(number(mig.attributes.multiprocessors)),
         slices: Some(MigSlices {
             gpu_instance: number(mig.attributes.gpu_slices),

@@ -1,7 +1,7 @@
 //! GPUs that were there a moment ago. The upgrade of a driver, a GPU that is being reset or an agent that starts must not take
 //! a node from its policies, so what is not seen stays in status for a while. Pure.
 
-use gpunode_crds::{GpuDevice, GpuNodeStatus, MAX_DEVICES};
+use gpunode_crds::{ConditionType, GpuDevice, GpuNodeStatus, MAX_DEVICES, Reason};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -11,12 +11,22 @@ const FACT_GRACE: SignedDuration = SignedDuration::from_mins(15);
 /// Adds to `status` the GPUs of `before` that it lacks, and while it has no other what the driver said then.
 pub fn keep_missing(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now: Timestamp) {
     let any_seen = !status.gpus.is_empty();
+    if !any_seen && is_released(status) {
+        // Nobody looks: they are not missing.
+        status.gpus.clone_from(&before.gpus);
+    }
     status.gpus = with_missing(std::mem::take(&mut status.gpus), &before.gpus, now);
     if !any_seen && !status.gpus.is_empty() {
         status.hardware = status.hardware.take().or_else(|| before.hardware.clone());
         status.driver_version = status.driver_version.take().or_else(|| before.driver_version.clone());
         status.cuda_version = status.cuda_version.take().or_else(|| before.cuda_version.clone());
     }
+}
+
+fn is_released(status: &GpuNodeStatus) -> bool {
+    ConditionType::DriverAvailable
+        .find(&status.conditions)
+        .is_some_and(|condition| condition.reason == Reason::Released.as_str())
 }
 
 /// When the next of these GPUs leaves the list.
@@ -47,6 +57,7 @@ fn given_up(since: &Time) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
     fn at(minute: i64) -> Timestamp {
         Timestamp::from_second(minute * 60).unwrap()
@@ -95,6 +106,22 @@ mod tests {
         let gone = after(&before, vec![], 1);
         assert_eq!(gone.driver_version.as_deref(), Some("580.95.05"));
         assert_eq!(after(&gone, vec![], 16), GpuNodeStatus::default());
+    }
+
+    #[test]
+    fn while_the_gpus_are_released_none_is_missing() {
+        let mut status = of(vec![]);
+        status.conditions.push(Condition {
+            type_: ConditionType::DriverAvailable.as_str().to_owned(),
+            status: "False".to_owned(),
+            reason: Reason::Released.as_str().to_owned(),
+            message: String::new(),
+            last_transition_time: Time(at(0)),
+            observed_generation: None,
+        });
+        keep_missing(&mut status, &of(vec![gpu(0, None), gpu(1, Some(2))]), at(5));
+        assert_eq!(status.gpus, [gpu(0, None), gpu(1, Some(2))]);
+        assert_eq!(status.driver_version.as_deref(), Some("580.95.05"));
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub fn resources(page: &Page, plugin: Plugin<'_>) -> Vec<ResourceStatus> {
     let explained: BTreeSet<&str> =
         page.waiting.iter().map(|waiting| &waiting.device).chain(silent.keys()).map(String::as_str).collect();
     let of = |offer: &Offer| ResourceStatus {
-        registered: plugin.registered.contains(&offer.list.name),
+        registered: plugin.registered.taken.contains(&offer.list.name),
         name: offer.list.name.clone(),
         capacity: number(offer.list.shares.len()),
         allocatable: number(offer.healthy()),

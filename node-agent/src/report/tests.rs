@@ -2,13 +2,13 @@ mod labels;
 
 use super::*;
 use crate::{
+    books::Ailments,
     hardware::Driver,
     in_force::{Candidate, Instruction},
-    machine::Machine,
     nvml::Reading,
     plugin::Offer,
 };
-use gpunode_crds::{Architecture, MpsDaemon, MpsDaemonState, OfferedDevice};
+use gpunode_crds::{Architecture, FaultReason, HealthState, MpsDaemon, MpsDaemonState, OfferedDevice};
 use gpunode_gpu::{Gpu, Inventory, ResourceList, Share, Waiting};
 use std::sync::Arc;
 
@@ -22,12 +22,7 @@ fn hardware(driver: Driver) -> Hardware {
         ..Gpu::default()
     };
     let inventory = Inventory { gpus: vec![gpu(0), gpu(1)], ..Inventory::default() };
-    Hardware {
-        functions: 2,
-        machine: Machine::default(),
-        driver,
-        reading: Some(Reading { inventory, unreadable: Vec::new() }),
-    }
+    Hardware { functions: 2, driver, reading: Some(Reading { inventory, ..Reading::default() }), ..Hardware::default() }
 }
 
 fn config(document: &str) -> Instruction {
@@ -48,8 +43,8 @@ fn page() -> Page {
 }
 
 fn of_page(page: &Page, hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
-    let registered = registered.iter().map(|name| (*name).to_owned()).collect();
-    let plugin = Plugin { in_force, registered: &registered };
+    let taken = registered.iter().map(|name| (*name).to_owned()).collect();
+    let plugin = Plugin { in_force, registered: &Registered { taken, ..Registered::default() } };
     status(&Identity::default(), Facts { hardware, page, plugin: Some(plugin) })
 }
 
@@ -62,6 +57,21 @@ fn offered() -> (Hardware, InForce) {
     let hardware = hardware(Driver::Answers);
     let in_force = InForce::default().next(&config(""), hardware.inventory());
     (hardware, in_force)
+}
+
+#[test]
+fn a_resource_of_another_plugin_is_said_and_not_waited_for() {
+    let (hardware, in_force) = offered();
+    let registered = Registered { others: ["nvidia.com/gpu".to_owned()].into(), ..Registered::default() };
+    let plugin = Plugin { in_force: &in_force, registered: &registered };
+    assert_eq!(not_registered(&page(), plugin), None);
+    let status = status(&Identity::default(), Facts { hardware: &hardware, page: &page(), plugin: Some(plugin) });
+    let verdicts = verdicts(&status);
+    assert_eq!(verdicts.first().unwrap(), "Ready=False ServedByAnother");
+    assert_eq!(verdicts.last().unwrap(), "ResourceServedByAnother=True ServedByAnother");
+    let ready = &status.conditions[0];
+    assert!(ready.message.contains("another device plugin of this node serves nvidia.com/gpu"), "{}", ready.message);
+    assert!(!status.resources[0].registered);
 }
 
 #[test]
@@ -115,7 +125,7 @@ fn what_is_missing_is_the_reason_for_not_being_ready() {
 
 #[test]
 fn a_node_without_gpu_says_nothing_of_a_driver() {
-    let none = Hardware { functions: 0, machine: Machine::default(), driver: Driver::NotNeeded, reading: None };
+    let none = Hardware { driver: Driver::NotNeeded, ..Hardware::default() };
     let instruction = config("");
     let in_force = InForce::default().next(&instruction, None);
     let status = of_page(&Page::default(), &none, &in_force, &[]);
@@ -241,4 +251,34 @@ fn a_condition_keeps_its_time_while_its_status_stays() {
     assert_eq!(times(&changed), [at(3), at(3)]);
     let other_reason = after(&changed, Driver::Missing("gone".to_owned()), 4);
     assert_eq!(times(&other_reason), [at(3), at(3)]);
+}
+
+#[test]
+fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
+    let (hardware, in_force) = offered();
+    let mut health = gpunode_gpu::Health::default();
+    let broken = "GPU-1".to_owned();
+    let at = Timestamp::from_second(7).unwrap();
+    health.observe(gpunode_gpu::HealthObservation::Xid(broken, 79), &gpunode_config::Health::default(), at);
+    let looked = Ailments { faults: Some(health.into()), ..Ailments::default() };
+    let status = of_page(&Page { ailments: looked, ..page() }, &hardware, &in_force, &["nvidia.com/gpu"]);
+    let state = |gpu: usize| status.gpus[gpu].health.as_ref().map(|health| health.state);
+    assert_eq!([state(0), state(1)], [Some(HealthState::Healthy), Some(HealthState::Unhealthy)]);
+    let health = status.gpus[1].health.clone().unwrap();
+    assert_eq!((health.reason, health.xid, health.since), (Some(FaultReason::Xid), Some(79), Some(Time(at))));
+    assert_eq!(health.message.as_deref(), Some("XID 79: GPU has fallen off the bus"));
+    assert!(health.action.is_some_and(|action| action.starts_with("restart the machine")));
+    assert!(health.waits_for.is_some_and(|waits| waits.contains("the machine was restarted")));
+    let unknown = of_page(&page(), &hardware, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(unknown.gpus[1].health, None, "nobody has looked");
+}
+
+#[test]
+fn a_released_node_says_so_and_keeps_what_it_has() {
+    let (mut hardware, in_force) = offered();
+    let before = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
+    hardware.driver = Driver::Released;
+    let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(verdicts(&status)[..2], ["Ready=False Released", "DriverAvailable=False Released"]);
+    assert_eq!((&status.gpus, &status.hardware), (&before.gpus, &before.hardware));
 }

@@ -51,7 +51,7 @@ async fn a_daemon_stays_as_long_as_its_holders_are_not_known() {
 async fn while_an_agent_holds_the_lock_nothing_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let args = args(folder.path());
-    let lock = NodeLock::take(&args.host.state_dir).await.unwrap();
+    let lock = NodeLock::take(&args.host.state_dir).unwrap().unwrap();
     std::fs::write(args.host.state_dir.join("assignments.json"), LEFT).unwrap();
     let mut known = None;
     assert!(looked(&args, &mut known).await.is_none());
@@ -80,7 +80,7 @@ async fn what_nobody_holds_is_given_up_when_that_is_certain() {
     let first = looked(&args, &mut known).await.unwrap();
     assert_eq!(first.assignments.len(), 1, "the agent before may have given something out last");
     // An agent that ran in between may have, too.
-    drop(NodeLock::take(&args.host.state_dir).await.unwrap());
+    drop(NodeLock::take(&args.host.state_dir).unwrap().unwrap());
     let given_up = async {
         while !assignments::read(&args.host.state_dir).unwrap().is_empty() {
             assert!(looked(&args, &mut known).await.is_some());

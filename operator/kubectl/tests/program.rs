@@ -49,6 +49,14 @@ fn run(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String
 }
 
 #[test]
+fn nodes_without_a_version_can_be_planned() {
+    let nodes = file("unversioned-nodes.yaml", &DUMP.replace("uid: u, resourceVersion: '1', ", ""));
+    let policy = file("unversioned-policy.yaml", &policy("training", "NoSchedule"));
+    let (code, text) = run(&["plan", "-f", &policy, "--nodes", &nodes], &[]);
+    assert!(code != Some(1) && text.contains("dedicated"), "{code:?} {text}");
+}
+
+#[test]
 fn colour_is_for_terminals_that_want_it() {
     let nodes = file("colour-nodes.yaml", DUMP);
     let policy = file("colour-policy.yaml", &policy("training", "NoSchedule"));

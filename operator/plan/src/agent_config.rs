@@ -1,6 +1,6 @@
 //! The configuration in `GpuNode.spec`.
 
-use crate::{facts::NodeFacts, policies::Policy, rollout::Stage};
+use crate::{asked::asked_at_first, facts::NodeFacts, policies::Policy, rollout::Stage};
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
     Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, NodeWaiting,
@@ -31,6 +31,15 @@ pub enum GpuNodeChange {
         resource_version: String,
         /// `spec.step`.
         step: Option<ConfigurationStep>,
+    },
+    /// People ask something else of the agent, if it still is the one of this version.
+    Ask {
+        /// `metadata.resourceVersion`.
+        resource_version: String,
+        /// `spec.release`.
+        release: bool,
+        /// `spec.recovered`.
+        recovered: Option<Time>,
     },
     /// It has no configuration any more and describes neither GPU nor MPS daemon, if it still is the one of this uid and version.
     Delete {
@@ -106,7 +115,7 @@ pub fn change(
             }
         }
         (Some(policy), None) => wanted_configuration(policy).map_or(GpuNodeChange::None, |wanted| {
-            let mut gpu_node = GpuNode::new(&node.name, GpuNodeSpec { config: Some(wanted), step: None });
+            let mut gpu_node = GpuNode::new(&node.name, GpuNodeSpec { config: Some(wanted), ..asked_at_first(node) });
             gpu_node.metadata.owner_references = Some(vec![owner(node)]);
             GpuNodeChange::Create(Box::new(gpu_node))
         }),
@@ -164,7 +173,7 @@ fn configure(gpu_node: &GpuNode, config: Option<Configuration>, step: Option<Con
 }
 
 /// As the API server keeps times.
-fn whole_second(now: Timestamp) -> Timestamp {
+pub fn whole_second(now: Timestamp) -> Timestamp {
     Timestamp::from_second(now.as_second()).unwrap_or(now)
 }
 

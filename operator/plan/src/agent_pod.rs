@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 
 const SERVICE_ACCOUNT: &str = "gpunode-agent";
 const CONTAINER: &str = "agent";
+/// Where a pod reads its policy: `daemonset::POLICY_NAME_LABEL` on itself.
+const POLICY_FIELD: &str = "metadata.labels['gpunode.dev/policy']";
 /// Port of the agent's `--admin-address`.
 const ADMIN_PORT: i32 = 8081;
 /// Where the kubelet listens for device plugins; a constant of the kubelet.
@@ -92,6 +94,8 @@ fn container(image: &str, component: Component<'_>, mounts: &[Mount]) -> Contain
     let env = [("NODE_NAME", "spec.nodeName"), ("POD_NAME", "metadata.name"), ("POD_UID", "metadata.uid")];
     // The supervisor of MPS daemons speaks for no node.
     let env = env.into_iter().filter(|(name, _)| !is_mps || *name == "POD_UID");
+    let policy = matches!(component, Component::DevicePlugin { .. }).then_some(("POLICY_NAME", POLICY_FIELD));
+    let env = env.chain(policy);
     let requests = [("cpu", "10m"), ("memory", "32Mi")];
     Container {
         name: CONTAINER.to_owned(),

@@ -6,7 +6,7 @@
 
 use crate::{
     agent_pod::{Component, agent_pod},
-    policies::Policy,
+    policies::{Policy, PolicySet},
 };
 use gpunode_crds::{GROUP, GpuNodePolicy};
 use k8s_openapi::{
@@ -48,6 +48,13 @@ pub fn policy_daemonset_name(policy: &str) -> String {
     format!("{POLICY_DAEMONSET_PREFIX}{policy}")
 }
 
+impl PolicySet {
+    /// The policy whose DaemonSet has this name.
+    pub fn of_daemonset(&self, name: &str) -> Option<&Policy> {
+        self.get(name.strip_prefix(POLICY_DAEMONSET_PREFIX)?)
+    }
+}
+
 /// The policy whose DaemonSet this is.
 pub fn policy_of_daemonset(daemonset: &DaemonSet) -> Option<&str> {
     let owned = daemonset.metadata.owner_references.iter().flatten().any(is_policy_reference);
@@ -61,21 +68,27 @@ fn is_policy_reference(owner: &OwnerReference) -> bool {
 
 /// The discovery DaemonSet.
 pub fn desired_discovery(pods: &AgentPods) -> DaemonSet {
-    desired(pods, &pods.image, Component::Discovery, IntOrString::Int(1))
+    desired(pods, &pods.image, Component::Discovery, None)
 }
 
 /// The DaemonSet of the MPS daemons. No policy owns it and no update replaces its pods, since the end of a pod is the end of
 /// what its clients compute.
 pub fn desired_mps(pods: &AgentPods) -> DaemonSet {
-    desired(pods, &pods.image, Component::Mps, IntOrString::Int(1))
+    desired(pods, &pods.image, Component::Mps, None)
 }
 
-/// The DaemonSet of a policy; none without a device plugin. `object` is the policy as the API server has it.
-pub fn desired_for_policy(pods: &AgentPods, policy: &Policy, object: &GpuNodePolicy) -> Option<DaemonSet> {
+/// The DaemonSet of a policy; none without a device plugin. `object` is the policy as the API server has it. On so many nodes as
+/// `surge` says a new agent may stand by beside the old one, which serves until then.
+pub fn desired_for_policy(
+    pods: &AgentPods,
+    policy: &Policy,
+    object: &GpuNodePolicy,
+    surge: IntOrString,
+) -> Option<DaemonSet> {
     let plugin = policy.device_plugin.as_ref()?;
     let image = plugin.image.as_ref().unwrap_or(&pods.image);
     let component = Component::DevicePlugin { policy: &policy.name };
-    let mut daemonset = desired(pods, image, component, policy.pace.max_unavailable());
+    let mut daemonset = desired(pods, image, component, Some(surge));
     daemonset.metadata.owner_references = Some(vec![OwnerReference {
         api_version: format!("{GROUP}/v1alpha1"),
         kind: "GpuNodePolicy".to_owned(),
@@ -88,12 +101,31 @@ pub fn desired_for_policy(pods: &AgentPods, policy: &Policy, object: &GpuNodePol
 }
 
 /// Whether a live DaemonSet differs from what it is to be. Further labels, annotations and owners are other people's, and
-/// so are annotations of the pod template, by which `kubectl rollout restart` works.
+/// so are annotations of the pod template, by which `kubectl rollout restart` works. How many agents may stand by matters only
+/// while pods are replaced: it changes whenever a node goes down.
 pub fn daemonset_drifted(live: &DaemonSet, desired: &DaemonSet) -> bool {
-    let repaired = repaired_daemonset(live, desired);
+    let mut repaired = repaired_daemonset(live, desired);
+    if agents_behind(live) == 0
+        && let (Some(repaired), Some(surge)) = (rolling(&mut repaired), rolling(&mut live.clone()))
+        && repaired.max_unavailable == surge.max_unavailable
+    {
+        repaired.max_surge.clone_from(&surge.max_surge);
+    }
     repaired.spec != live.spec
         || repaired.metadata.labels != live.metadata.labels
         || repaired.metadata.owner_references != live.metadata.owner_references
+}
+
+fn rolling(daemonset: &mut DaemonSet) -> Option<&mut RollingUpdateDaemonSet> {
+    daemonset.spec.as_mut()?.update_strategy.as_mut()?.rolling_update.as_mut()
+}
+
+/// On how many nodes the pod of a DaemonSet is not yet the one that it describes now.
+pub fn agents_behind(live: &DaemonSet) -> i32 {
+    let Some(status) = &live.status else { return 0 };
+    let is_observed = status.observed_generation >= live.metadata.generation;
+    let updated = status.updated_number_scheduled.filter(|_| is_observed).unwrap_or(0);
+    (status.desired_number_scheduled - updated).max(0)
 }
 
 /// The live DaemonSet with everything put right that is gpunode's; it keeps its resourceVersion.
@@ -116,7 +148,7 @@ pub fn repaired_daemonset(live: &DaemonSet, desired: &DaemonSet) -> DaemonSet {
     repaired
 }
 
-fn desired(pods: &AgentPods, image: &str, component: Component<'_>, max_unavailable: IntOrString) -> DaemonSet {
+fn desired(pods: &AgentPods, image: &str, component: Component<'_>, surge: Option<IntOrString>) -> DaemonSet {
     let labels = component.labels();
     DaemonSet {
         metadata: ObjectMeta {
@@ -131,7 +163,7 @@ fn desired(pods: &AgentPods, image: &str, component: Component<'_>, max_unavaila
                 metadata: Some(ObjectMeta { labels: Some(labels), ..ObjectMeta::default() }),
                 spec: Some(agent_pod(image, component)),
             },
-            update_strategy: Some(component.update_strategy(max_unavailable)),
+            update_strategy: Some(component.update_strategy(surge)),
             revision_history_limit: Some(10),
             min_ready_seconds: None,
         }),
@@ -148,15 +180,16 @@ impl Component<'_> {
         }
     }
 
-    fn update_strategy(self, max_unavailable: IntOrString) -> DaemonSetUpdateStrategy {
+    fn update_strategy(self, surge: Option<IntOrString>) -> DaemonSetUpdateStrategy {
         if matches!(self, Self::Mps) {
             return DaemonSetUpdateStrategy { type_: Some("OnDelete".to_owned()), rolling_update: None };
         }
         DaemonSetUpdateStrategy {
             type_: Some("RollingUpdate".to_owned()),
             rolling_update: Some(RollingUpdateDaemonSet {
-                max_surge: Some(IntOrString::Int(0)),
-                max_unavailable: Some(max_unavailable),
+                // Discovery has nothing registered and is simply replaced.
+                max_unavailable: Some(IntOrString::Int(i32::from(surge.is_none()))),
+                max_surge: Some(surge.unwrap_or(IntOrString::Int(0))),
             }),
         }
     }

@@ -14,7 +14,9 @@ use crate::{
     select::is_effect,
     taints::current_taints,
 };
-use gpunode_crds::{GpuNode, MPS_LABEL, Mode, OWNED_ANNOTATION, PRODUCT_COUNT_PREFIX};
+use gpunode_crds::{
+    GpuNode, MPS_LABEL, Mode, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, TaintEffect, UNHEALTHY_TAINT,
+};
 use jiff::Timestamp;
 use json_patch::PatchOperation;
 use serde::Serialize;
@@ -236,6 +238,14 @@ impl Context<'_> {
         let mut wanted =
             wishes(matched, |policy| policy.taints.iter().map(|taint| (taint.id.clone(), taint.value.clone())));
         self.keep_written(&mut wanted, &self.record.taints);
+        // Those that come and go are wanted where they are in the record.
+        for (id, value) in &self.after.taints.owned {
+            let wishes = matched.iter().filter(|policy| transient_field(policy, id).is_some());
+            let wishes: Vec<_> = wishes.map(|policy| (*policy, value.clone())).collect();
+            if !wishes.is_empty() {
+                wanted.entry(id.clone()).or_insert(wishes);
+            }
+        }
         let recorded = self.record.taints.owned.keys().chain(self.after.taints.owned.keys());
         let keys: BTreeSet<&TaintKey> = wanted.keys().chain(recorded).collect();
         let current = current_taints(self.node);
@@ -254,6 +264,12 @@ impl Context<'_> {
                 &conflict,
             );
             entry.before = self.after.taints.before.get(id).cloned();
+            if let (Source::Policy { field, .. }, Some((winner, _))) = (&mut entry.source, wishes.first())
+                && !winner.taints.iter().any(|taint| taint.id == *id)
+                && let Some(other) = transient_field(winner, id)
+            {
+                other.clone_into(field);
+            }
             entry
         };
         keys.into_iter().map(entry).collect()
@@ -306,6 +322,9 @@ impl Context<'_> {
     fn effect(&self, key: &str) -> String {
         match &self.plan.governing {
             _ if key == MPS_LABEL => "MPS daemons run there, or have to".to_owned(),
+            Some(policy) if key.strip_prefix(POLICY_LABEL_PREFIX).is_some_and(|placed| placed != policy) => {
+                format!("its agent serves until that of policy {policy} has taken over")
+            }
             Some(policy) => format!("it places the agent of policy {policy}"),
             None => "it placed an agent".to_owned(),
         }
@@ -360,4 +379,12 @@ fn origin(wishes: &[(&Policy, String)], field: &str) -> (Source, Vec<Overridden>
         also: same.iter().map(|(policy, _)| policy.name.clone()).collect(),
     };
     (source, others.into_iter().map(overridden).collect())
+}
+
+/// The field by which a policy wants a taint that comes and goes, if it does.
+fn transient_field(policy: &Policy, id: &TaintKey) -> Option<&'static str> {
+    let is_startup = id.effect == TaintEffect::NoSchedule.as_str() && policy.startup_taint.as_ref() == Some(&id.key);
+    let watches = policy.unhealthy_taint.as_ref();
+    let is_unhealthy = id.key == UNHEALTHY_TAINT && watches.is_some_and(|taint| taint.effect().as_str() == id.effect);
+    is_startup.then_some("spec.startupTaint").or(is_unhealthy.then_some("spec.unhealthyTaint"))
 }

@@ -1,11 +1,11 @@
 //! What the planner knows of a node: the few fields of a `Node` that matter, small enough to keep for every node.
 
 use crate::{owned::Record, retired::Seen, texts::Texts};
-use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, is_kubernetes_key};
+use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, RECOVERED_ANNOTATION, is_kubernetes_key};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Taint as NodeTaint};
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Most extended resources that are kept of one node. A `GpuNode` has at most 64, and few plugins share a node.
 const MAX_OFFERED: usize = 256;
@@ -47,13 +47,17 @@ pub struct NodeFacts {
     pub annotated: bool,
     /// The annotation `gpunode.dev/owned`.
     pub owned: Option<String>,
+    /// The annotation `gpunode.dev/recovered`.
+    pub recovered: Option<String>,
     /// Whether the condition `Ready` is True.
     pub ready: bool,
     /// Since when it is, by the clock of the node.
     pub ready_since: Option<Timestamp>,
-    /// The extended resources of which the scheduler may give out at least one there, by the kubelet's
-    /// `status.allocatable`. How many is not kept: a device that comes or goes changes no plan.
-    pub offered: BTreeSet<String>,
+    /// The machine's boot, by `status.nodeInfo.bootID`; empty where the kubelet has not told.
+    pub boot: String,
+    /// The extended resources of which the scheduler may give out at least one there, and how many, by the kubelet's
+    /// `status.allocatable`.
+    pub offered: BTreeMap<String, u64>,
     /// What the status says of the resources in the record of what gpunode served there.
     pub served: BTreeMap<String, Seen>,
     /// Who last wrote each label that a policy could want, by field manager.
@@ -77,8 +81,10 @@ impl NodeFacts {
             taints: node.spec.iter().flat_map(|spec| spec.taints.iter().flatten()).map(Taint::of).collect(),
             annotated: annotations.is_some_and(|annotations| !annotations.is_empty()),
             owned: annotations.and_then(|annotations| annotations.get(OWNED_ANNOTATION)).cloned(),
+            recovered: annotations.and_then(|annotations| annotations.get(RECOVERED_ANNOTATION)).cloned(),
             ready: ready.is_some(),
             ready_since: ready.and_then(|condition| condition.last_transition_time.as_ref()).map(|time| time.0),
+            boot: boot(node),
             offered: offered(node),
             ..Self::default()
         };
@@ -119,8 +125,10 @@ impl NodeFacts {
             taints,
             annotated,
             owned,
+            recovered,
             ready,
             ready_since,
+            boot,
             offered,
             served,
             label_managers,
@@ -129,7 +137,8 @@ impl NodeFacts {
         (ready, ready_since, annotated, created, name, uid)
             == (&other.ready, &other.ready_since, &other.annotated, &other.created, &other.name, &other.uid)
             && (taints, owned, offered, served) == (&other.taints, &other.owned, &other.offered, &other.served)
-            && (labels, label_managers, taint_manager) == (&other.labels, &other.label_managers, &other.taint_manager)
+            && (boot, recovered, labels) == (&other.boot, &other.recovered, &other.labels)
+            && (label_managers, taint_manager) == (&other.label_managers, &other.taint_manager)
     }
 }
 
@@ -154,12 +163,29 @@ fn served(node: &Node, record: Option<&str>) -> BTreeMap<String, Seen> {
     seen.take(MAX_OFFERED).collect()
 }
 
+fn boot(node: &Node) -> String {
+    let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
+    info.map(|info| info.boot_id.clone()).unwrap_or_default()
+}
+
 /// Names as Kubernetes tells extended resources from its own.
-fn offered(node: &Node) -> BTreeSet<String> {
+fn offered(node: &Node) -> BTreeMap<String, u64> {
     let allocatable = node.status.iter().flat_map(|status| status.allocatable.iter().flatten());
     let extended = allocatable.filter(|(name, _)| name.contains('/') && !name.contains("kubernetes.io/"));
     // The API server writes every zero so.
-    extended.filter(|(_, count)| count.0 != "0").map(|(name, _)| name.clone()).take(MAX_OFFERED).collect()
+    let some = extended.filter(|(_, count)| count.0 != "0").map(|(name, count)| (name.clone(), number(&count.0)));
+    some.take(MAX_OFFERED).collect()
+}
+
+/// A whole number as the API server writes it, with a suffix for zeros in threes. What cannot be read counts as enough.
+fn number(quantity: &str) -> u64 {
+    let (digits, thousands) = match quantity.char_indices().next_back() {
+        Some((at, 'k')) => (quantity.get(..at), 1_000),
+        Some((at, 'M')) => (quantity.get(..at), 1_000_000),
+        _ => (Some(quantity), 1),
+    };
+    let number = digits.and_then(|digits| digits.parse::<u64>().ok());
+    number.and_then(|number| number.checked_mul(thousands)).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -191,15 +217,19 @@ mod tests {
     }
 
     #[test]
-    fn only_extended_resources_that_can_be_given_out_are_kept() {
+    fn only_extended_resources_that_can_be_given_out_are_kept_and_counted() {
         let node: Node = serde_json::from_value(json!({"status": {"allocatable": {
             "cpu": "8", "hugepages-2Mi": "0", "x.kubernetes.io/y": "1", "nvidia.com/gpu": "1k", "nvidia.com/gone": "0",
-            "example.k8s.io/gpu": "1",
+            "example.k8s.io/gpu": "12", "a.b/odd": "1Ki",
         }}}))
         .unwrap();
         assert_eq!(
             NodeFacts::of(&node).offered,
-            BTreeSet::from(["example.k8s.io/gpu".to_owned(), "nvidia.com/gpu".to_owned()])
+            BTreeMap::from([
+                ("a.b/odd".to_owned(), u64::MAX),
+                ("example.k8s.io/gpu".to_owned(), 12),
+                ("nvidia.com/gpu".to_owned(), 1000)
+            ])
         );
     }
 
@@ -208,7 +238,7 @@ mod tests {
         let one = NodeFacts { name: "n".into(), resource_version: "1".into(), ..NodeFacts::default() };
         assert!(one.same_but_version(&NodeFacts { resource_version: "2".into(), ..one.clone() }));
         assert!(!one.same_but_version(&NodeFacts { ready: true, ..one.clone() }));
-        let offered = BTreeSet::from(["nvidia.com/gpu".to_owned()]);
+        let offered = BTreeMap::from([("nvidia.com/gpu".to_owned(), 8)]);
         assert!(!one.same_but_version(&NodeFacts { offered, ..one.clone() }));
     }
 }

@@ -15,10 +15,12 @@ use std::collections::BTreeMap;
 /// Value of gpunode's own labels.
 const TRUE: &str = "true";
 
-/// The labels that the matching policies want, with those that place the agent of the governing one and the MPS daemons.
+/// The labels that the matching policies want, with those that place the agent of the governing one and the MPS daemons. The
+/// agent of the policy `serving` stays until it has handed over.
 pub fn wanted_labels(
     matched: &[&Policy],
     governing: Option<&Policy>,
+    serving: Option<&Policy>,
     needs_mps: bool,
 ) -> Result<BTreeMap<String, Wanted>, Disagreement> {
     let mut wanted = compose(
@@ -27,7 +29,8 @@ pub fn wanted_labels(
         |key| format!("label {key}"),
     )?;
     if let Some(policy) = governing {
-        for key in [GOVERNED_LABEL.to_owned(), policy_label(&policy.name)] {
+        let placed = [Some(policy), serving].into_iter().flatten().map(|policy| policy_label(&policy.name));
+        for key in placed.chain([GOVERNED_LABEL.to_owned()]) {
             wanted.insert(key, Wanted::by_gpunode(TRUE, Some(policy)));
         }
     }

@@ -13,6 +13,7 @@
 //! | `owned` | the record of what gpunode wrote on a node |
 //! | `claim` | what to set, remove, leave alone or report, key by key |
 //! | `labels`, `taints` | the same for the two kinds of keys, and their JSON patch |
+//! | `startup`, `unhealthy` | the taints that come and go with what the agent reports |
 //! | `agent_config` | the configuration in `GpuNode.spec` |
 //! | `progress` | whether the agent of a node is there yet, and where it is in a rollout |
 //! | `inventory` | the GPUs that are reported, as the agent's own logic takes them |
@@ -23,12 +24,14 @@
 //! | `wishes` | what the policies that match want together, and what is to be written |
 //! | `node`, `node_plan`, `node_patch` | all of it for one node |
 //! | `explain`, `mismatch` | why a node looks as it does, and why a policy does not match |
+//! | `pods` | which pods are to be evicted from a broken GPU, and which rejected ones deleted |
 //! | `preview` | what a policy in mode Preview would change |
 //! | `tally`, `status` | the state of one policy over all nodes |
 //! | `daemonset`, `agent_pod` | the DaemonSets |
 
 mod agent_config;
 mod agent_pod;
+mod asked;
 mod claim;
 mod compose;
 mod conditions;
@@ -48,24 +51,29 @@ mod node_plan;
 mod outcome;
 mod owned;
 mod patch;
+mod pods;
 mod policies;
 mod preview;
 mod progress;
 mod retired;
 mod rollout;
 mod select;
+mod startup;
 mod status;
 mod taints;
 mod tally;
 mod texts;
+mod unhealthy;
 mod wishes;
 
 pub use agent_config::GpuNodeChange;
+pub use asked::PAUSE_LABEL;
 pub use conditions::ConditionsChange;
 pub use conflict::{Conflict, ConflictKey};
 pub use daemonset::{
-    AgentPods, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, daemonset_drifted,
-    desired_discovery, desired_for_policy, desired_mps, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
+    AgentPods, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, agents_behind,
+    daemonset_drifted, desired_discovery, desired_for_policy, desired_mps, policy_daemonset_name, policy_of_daemonset,
+    repaired_daemonset,
 };
 pub use explain::{Entry, Explanation, Kind, Overridden, PolicyVerdict, Source, State, explain};
 pub use facts::{NodeFacts, Taint, TaintKey};
@@ -77,9 +85,10 @@ pub use mismatch::{Mismatch, NearestNode, mismatches, nearest};
 pub use node::{plan_node, plan_node_at};
 pub use node_plan::{NodePlan, Turn};
 pub use outcome::{Outcome, Standing};
+pub use pods::{Eviction, PodName, RejectedPod, evictions, keep_holders_of_broken, wants_rejected_pods};
 pub use policies::{Policy, PolicySet};
 pub use retired::{Retirement, Seen, Served, Use, retire};
 pub use rollout::{Rollout, Stage};
-pub use status::policy_status;
+pub use status::{Agents, policy_status};
 pub use tally::Tally;
 pub use texts::Texts;

@@ -1,6 +1,8 @@
 //! Everything about one node: what it is to look like, what has to be written, and what became of each policy on it.
 
 use crate::{
+    agent_config::GpuNodeChange,
+    asked::asked,
     claim::{released, retaken},
     facts::NodeFacts,
     features::gpu_labels,
@@ -41,8 +43,16 @@ pub fn plan_node_at(
     if is_ignored {
         return plan;
     }
+    if turn != Turn::Foretold
+        && !matches!(plan.gpu_node, GpuNodeChange::Create(_) | GpuNodeChange::Delete { .. })
+        && let Some(change) = asked(node, gpu_node)
+    {
+        // A driver is being replaced: that waits for no rollout. What else there is to write comes with the next plan.
+        plan.gpu_node = change;
+        plan.conditions = None;
+    }
     for policy in policies.iter().filter(|policy| policy.mode == Mode::Preview) {
-        let (with, changed) = plan_with(policies, Some(policy), Turn::Now, &after, gpu_node, now);
+        let (with, changed) = plan_with(policies, Some(policy), Turn::Foretold, &after, gpu_node, now);
         if !with.matched.contains(&policy.name) {
             continue;
         }
@@ -82,7 +92,7 @@ fn plan_with(
     // round a key or a policy leaves the record, or a key has what is there now as what was there before, so this ends.
     let wishes = loop {
         let matched = matching(&record);
-        let wishes = match Wishes::of(matched, policies, turn, node, gpu_node, now) {
+        let wishes = match Wishes::of(matched, policies, turn, node, &record, gpu_node, now) {
             Ok(wishes) if policies.gpu_labels() => wishes.with(gpu_labels(gpu_node, &record.labels.owned)),
             Ok(wishes) => wishes,
             Err((matched, disagreement)) => {

@@ -30,9 +30,15 @@ pub fn facts_after(
 }
 
 /// The record once its labels and taints are written.
-pub fn record_after(labels: &Claims<String>, taints: &Claims<TaintKey>, resources: Served) -> Option<String> {
+pub fn record_after(
+    labels: &Claims<String>,
+    taints: &Claims<TaintKey>,
+    started: Option<&String>,
+    resources: Served,
+) -> Option<String> {
     let policies = labels.owners.union(&taints.owners).cloned().collect();
-    Record { labels: labels.entries.clone(), taints: taints.entries.clone(), policies, resources }.write()
+    let (labels, taints) = (labels.entries.clone(), taints.entries.clone());
+    Record { labels, taints, policies, resources, started: started.cloned() }.write()
 }
 
 /// The patch of its status.
@@ -40,10 +46,11 @@ pub fn status_patch_of(
     retirement: &Retirement,
     labels: &Claims<String>,
     taints: &Claims<TaintKey>,
+    started: Option<&String>,
     node: &NodeFacts,
     now: Timestamp,
 ) -> Option<json_patch::Patch> {
-    let record = record_after(labels, taints, retirement.record_after(now));
+    let record = record_after(labels, taints, started, retirement.record_after(now));
     status_patch(node, &retirement.remove, record.as_deref())
 }
 

@@ -19,6 +19,8 @@ pub enum Turn {
     Now,
     /// Others come first: it keeps its configuration, and the agent that it has.
     Later,
+    /// It may, and its agents have followed: what is there only until then is not to be seen.
+    Foretold,
 }
 
 /// The plan for one node.

@@ -65,7 +65,8 @@ impl Outcome {
             Self::Ready | Self::Updating => false,
             Self::Conflicted { .. } => true,
             Self::Failed { reason, .. } => {
-                matches!(reason, Reason::ConfigurationRejected | Reason::RecordUnreadable | Reason::WriteFailed)
+                use Reason::{ConfigurationRejected, RecordUnreadable, ServedByAnother, WriteFailed};
+                matches!(reason, ConfigurationRejected | RecordUnreadable | ServedByAnother | WriteFailed)
             }
         }
     }

@@ -6,7 +6,7 @@
 //! the removal must raise the version; other fields are ignored.
 
 use crate::{facts::TaintKey, retired::Served};
-use gpunode_crds::{IGNORE_LABEL, is_kubernetes_key};
+use gpunode_crds::{AUTOSCALER_STARTUP_PREFIX, IGNORE_LABEL, is_kubernetes_key};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,6 +24,9 @@ pub struct Record {
     pub policies: BTreeSet<String>,
     /// Extended resources that were served there, until they have left the node's status.
     pub resources: Served,
+    /// The boot of the node for which everything that was promised has been allocatable: no startup taint is wanted until the
+    /// next one.
+    pub started: Option<String>,
 }
 
 /// What the record says of one kind of keys.
@@ -130,6 +133,8 @@ struct Written {
     conceded: Kinds<Conceded, Conceded>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     resources: Served,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    started: Option<String>,
 }
 
 /// Something about labels and about taints.
@@ -215,13 +220,14 @@ impl Record {
             taints: taints.sane(|taint| &taint.key),
             policies: written.policies,
             resources: written.resources.into_iter().filter(|(name, _)| may_serve(name)).collect(),
+            started: written.started,
         })
     }
 
     /// The annotation; none where there is nothing to remember.
     pub fn write(&self) -> Option<String> {
-        let Self { labels, taints, policies, resources } = self;
-        if labels.is_empty() && taints.is_empty() && resources.is_empty() {
+        let Self { labels, taints, policies, resources, started } = self;
+        if labels.is_empty() && taints.is_empty() && resources.is_empty() && started.is_none() {
             return None;
         }
         let written = Written {
@@ -232,6 +238,7 @@ impl Record {
             restored: Kinds::write(&labels.restored, &taints.restored, |times| WrittenTimes { times }),
             conceded: Kinds::write(&labels.conceded, &taints.conceded, |conceded| conceded),
             resources: resources.clone(),
+            started: started.clone(),
         };
         // Strings in maps and lists always have a JSON form.
         serde_json::to_string(&written).ok()
@@ -239,7 +246,7 @@ impl Record {
 }
 
 fn may_own(key: &str) -> bool {
-    !is_kubernetes_key(key) && key != IGNORE_LABEL
+    (!is_kubernetes_key(key) || key.starts_with(AUTOSCALER_STARTUP_PREFIX)) && key != IGNORE_LABEL
 }
 
 /// Kubernetes' own resources have no domain, or one of its own.
@@ -288,6 +295,13 @@ mod tests {
         assert_eq!(Record::read(Some(sample)).unwrap().write().as_deref(), Some(sample));
         let forged = r#"{"version":1,"resources":{"cpu":1,"x.kubernetes.io/y":null}}"#;
         assert_eq!(Record::read(Some(forged)).unwrap().write(), None);
+    }
+
+    #[test]
+    fn boot_and_startup_taint_of_the_autoscaler_are_read_as_they_were_written() {
+        let sample = r#"{"version":1,"taints":[{"key":"startup-taint.cluster-autoscaler.kubernetes.io/gpu","effect":"NoSchedule"}],"started":"b1"}"#;
+        assert_eq!(Record::read(Some(sample)).unwrap().write().as_deref(), Some(sample));
+        assert_eq!(Record::read(Some(SAMPLE)).unwrap().started, None);
     }
 
     #[test]

@@ -6,7 +6,10 @@ use crate::{
     select::Selector,
 };
 use gpunode_config::{AgentConfig, Document, MigStrategy, ResourceConfig};
-use gpunode_crds::{GpuNodePolicy, GpuNodeStatus, Mode, OnConflict, RolloutPace, is_gpunode_key, is_kubernetes_key};
+use gpunode_crds::{
+    AUTOSCALER_STARTUP_PREFIX, GpuNodePolicy, GpuNodeStatus, Mode, NOT_READY_TAINT, OnConflict, RolloutPace,
+    StartupTaint, UnhealthyTaint, is_gpunode_key, is_kubernetes_key,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One policy.
@@ -28,8 +31,16 @@ pub struct Policy {
     pub labels: BTreeMap<String, String>,
     /// Taints that it wants, without keys that no policy may write.
     pub taints: Vec<Taint>,
+    /// Key of the startup taint that it wants, if it does.
+    pub startup_taint: Option<String>,
+    /// When it wants the taint of nodes with too few healthy GPUs, if it does.
+    pub unhealthy_taint: Option<UnhealthyTaint>,
     /// How it runs the device plugin, if it does.
     pub device_plugin: Option<DevicePlugin>,
+    /// Whether pods that hold a broken device are to be evicted.
+    pub evicts_pods: bool,
+    /// Whether pods that a node rejected are to be deleted.
+    pub deletes_rejected_pods: bool,
     /// How a change of the device plugin goes through the nodes.
     pub pace: RolloutPace,
     /// Why its spec cannot be carried out, if so.
@@ -112,8 +123,12 @@ impl Policy {
             problems.iter().map(|problem| format!("spec.devicePlugin.{}: {}", problem.path, problem.message)).collect();
         // The CRD refuses such keys; the rule holds all the same where somebody weakened the CRD.
         let keys = spec.labels.keys().chain(spec.taints.iter().map(|taint| &taint.key));
-        refusals
-            .extend(keys.filter(|key| !may_write(key)).map(|key| format!("{key}: only its owner may write this key")));
+        let startup = spec.startup_taint.as_ref().map(StartupTaint::key);
+        let may_start =
+            |key: &str| may_write(key) || key == NOT_READY_TAINT || key.starts_with(AUTOSCALER_STARTUP_PREFIX);
+        let refused = keys.map(String::as_str).filter(|key| !may_write(key));
+        let refused = refused.chain(startup.filter(|key| !may_start(key)));
+        refusals.extend(refused.map(|key| format!("{key}: only its owner may write this key")));
         Self {
             name: policy.metadata.name.clone().unwrap_or_default(),
             generation: policy.metadata.generation,
@@ -123,6 +138,8 @@ impl Policy {
             selector: Selector::of(spec),
             labels: spec.labels.iter().filter(|(key, _)| may_write(key)).map(|(k, v)| (k.clone(), v.clone())).collect(),
             taints: spec.taints.iter().filter(|taint| may_write(&taint.key)).map(wanted_taint).collect(),
+            startup_taint: startup.filter(|key| may_start(key)).map(str::to_owned),
+            unhealthy_taint: spec.unhealthy_taint.clone(),
             device_plugin: spec.device_plugin.as_ref().map(|config| DevicePlugin {
                 document: problems.is_empty().then(|| Document::of(config)),
                 wants_mps: problems.is_empty() && config.wants_mps(),
@@ -131,6 +148,8 @@ impl Policy {
                     .then(|| config.clone()),
                 image: spec.image.clone(),
             }),
+            evicts_pods: spec.evict_pods == Some(true),
+            deletes_rejected_pods: spec.delete_rejected_pods == Some(true),
             pace: spec.rollout.clone().unwrap_or_default(),
             refusal: (!refusals.is_empty()).then(|| refusals.join("; ")),
         }

@@ -5,6 +5,7 @@
 
 use crate::{
     agent_config::{unreadable_versions, wanted_configuration},
+    asked::is_released,
     facts::NodeFacts,
     outcome::Outcome,
     policies::Policy,
@@ -33,7 +34,7 @@ pub fn agent_outcome(
         );
         return (Outcome::failed(Reason::ConfigurationPending, message), None);
     }
-    outcome_of(node, &wanted.hash, Clock::of(node, governing, gpu_node, now), gpu_node)
+    outcome_of(node, Given::to(&wanted.hash, governing), Clock::of(node, governing, gpu_node, now), gpu_node)
 }
 
 /// The outcome of a policy on a node that keeps the configuration with this hash, whatever the policy says.
@@ -44,7 +45,28 @@ pub fn outcome_in_force(
     gpu_node: Option<&GpuNode>,
     now: Timestamp,
 ) -> (Outcome, Option<Timestamp>) {
-    outcome_of(node, hash, Clock::of(node, governing, gpu_node, now), gpu_node)
+    outcome_of(node, Given::to(hash, governing), Clock::of(node, governing, gpu_node, now), gpu_node)
+}
+
+/// Whether some agent serves a node with the configuration of this hash, be it that of another policy.
+pub fn is_served(node: &NodeFacts, governing: &Policy, hash: &str, gpu_node: Option<&GpuNode>, now: Timestamp) -> bool {
+    let given = Given { hash, policy: None };
+    outcome_of(node, given, Clock::of(node, governing, gpu_node, now), gpu_node).0 == Outcome::Ready
+}
+
+/// What a node was given.
+#[derive(Clone, Copy)]
+struct Given<'a> {
+    /// The configuration with this hash.
+    hash: &'a str,
+    /// The agent of the policy of this name, where that matters.
+    policy: Option<&'a str>,
+}
+
+impl<'a> Given<'a> {
+    fn to(hash: &'a str, policy: &'a Policy) -> Self {
+        Self { hash, policy: Some(&policy.name) }
+    }
 }
 
 /// Where a node is on its way to the configuration of the policy that governs it, and when to look again; nowhere where that
@@ -60,7 +82,8 @@ pub fn stage(
         return Some((Stage::Outside, None));
     };
     let clock = Clock::of(node, governing, Some(gpu_node), now);
-    let (outcome, deadline) = outcome_of(node, &current.hash, clock, Some(gpu_node));
+    let given = Given { hash: &current.hash, policy: Some(&current.policy) };
+    let (outcome, deadline) = outcome_of(node, given, clock, Some(gpu_node));
     let is_wanted = *current == wanted;
     // A verdict lasts, whatever becomes of the node: the configuration is as bad as it was.
     if is_wanted
@@ -72,18 +95,19 @@ pub fn stage(
     if unreadable_versions(Some(gpu_node)).is_some() {
         return Some((Stage::Outside, None));
     }
+    let is_down = !node.ready || is_released(node);
     let had_a_turn = gpu_node.spec.step.as_ref().is_some_and(|step| step.failed.is_none());
     let stage = match outcome {
         Outcome::Ready if is_wanted => Stage::Done,
         Outcome::Ready => Stage::Pending,
         // One that goes down at its turn keeps its place for as long as any other would.
-        Outcome::Updating | Outcome::Failed { .. } if had_a_turn && !node.ready => match clock.turn_ends() {
+        Outcome::Updating | Outcome::Failed { .. } if had_a_turn && is_down => match clock.turn_ends() {
             Some(end) => return Some((Stage::Stepping, Some(end))),
             None => Stage::Outside,
         },
         Outcome::Updating if had_a_turn => return Some((Stage::Stepping, deadline)),
         // An agent that starts again for a moment has worked before.
-        Outcome::Updating if node.ready && !is_wanted && has_in_force(gpu_node, &current.hash) => Stage::Pending,
+        Outcome::Updating if !is_down && !is_wanted && has_in_force(gpu_node, &current.hash) => Stage::Pending,
         Outcome::Failed { reason, message } if had_a_turn && is_wanted => {
             Stage::Stopped(format!("{}: {message}", reason.as_str()))
         }
@@ -145,7 +169,13 @@ impl Clock {
 }
 
 /// What became of the configuration with this hash.
-fn outcome_of(node: &NodeFacts, hash: &str, clock: Clock, gpu_node: Option<&GpuNode>) -> (Outcome, Option<Timestamp>) {
+fn outcome_of(
+    node: &NodeFacts,
+    given: Given<'_>,
+    clock: Clock,
+    gpu_node: Option<&GpuNode>,
+) -> (Outcome, Option<Timestamp>) {
+    let hash = given.hash;
     let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
     let in_force = status.filter(|status| is_in_force(status, hash));
     if !node.ready {
@@ -157,11 +187,15 @@ fn outcome_of(node: &NodeFacts, hash: &str, clock: Clock, gpu_node: Option<&GpuN
             within(clock.allowed, node.created.unwrap_or(clock.now), clock.now, Reason::NodeNotReady, message)
         };
     }
+    if is_released(node) {
+        let message = "the agents have let go of the GPUs, as a label of the node asks";
+        return (Outcome::failed(Reason::Released, message), None);
+    }
     match in_force {
         None => pending(node, status, hash, clock),
         Some(status) => match ConditionType::Ready.find(&status.conditions) {
             Some(condition) if condition.status == "True" => match missing(node, status) {
-                None => (Outcome::Ready, None),
+                None => handed_over(node, status, given, clock),
                 Some(missing) => {
                     // The kubelet tells the node of its devices some seconds after it has told the agent.
                     let began = clock.latest(clock.began, Some(condition.last_transition_time.0));
@@ -172,6 +206,25 @@ fn outcome_of(node: &NodeFacts, hash: &str, clock: Clock, gpu_node: Option<&GpuN
             None => clock.wait(clock.began, Reason::Registering, "the agent does not say whether it is Ready"),
         },
     }
+}
+
+/// An agent serves the node. That of another policy does until the one of this policy takes over, which a broken one never does.
+fn handed_over(
+    node: &NodeFacts,
+    status: &GpuNodeStatus,
+    given: Given<'_>,
+    clock: Clock,
+) -> (Outcome, Option<Timestamp>) {
+    let serving = status.agent.as_ref().and_then(|agent| agent.policy.as_deref());
+    let (Some(serving), Some(policy)) = (serving, given.policy) else { return (Outcome::Ready, None) };
+    if serving == policy {
+        return (Outcome::Ready, None);
+    }
+    let message = format!(
+        "the agent of policy {serving} still serves the node, that of {policy} has not taken over; see its pod on {}",
+        node.name
+    );
+    clock.wait(clock.began, Reason::HandOverPending, &message)
 }
 
 /// The configuration is not in force.
@@ -195,7 +248,7 @@ fn pending(node: &NodeFacts, status: Option<&GpuNodeStatus>, hash: &str, clock: 
 /// that does not answer.
 fn missing(node: &NodeFacts, status: &GpuNodeStatus) -> Option<String> {
     let mut promised = status.resources.iter().filter(|resource| resource.allocatable > 0);
-    let resource = promised.find(|resource| !node.offered.contains(&resource.name))?;
+    let resource = promised.find(|resource| !node.offered.contains_key(&resource.name))?;
     let (name, resource, count) = (&node.name, &resource.name, resource.allocatable);
     Some(format!(
         "the agent reported {count} {resource}, node {name} has 0 to give out; see the agent's pod on {name} and its log"
@@ -215,16 +268,17 @@ fn runs_plugin(status: &GpuNodeStatus) -> bool {
 }
 
 /// What only a person mends: waiting for it helps nobody.
-const BROKEN: [Reason; 6] = [
+const BROKEN: [Reason; 7] = [
     Reason::DriverNotFound,
     Reason::DriverFailed,
     Reason::MigInstancesUnequal,
     Reason::MigWithoutInstances,
     Reason::MpsUnsupported,
     Reason::MemoryBelowUnit,
+    Reason::ServedByAnother,
 ];
 /// What may mend itself.
-const UNSETTLED: [Reason; 2] = [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown];
+const UNSETTLED: [Reason; 3] = [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown, Reason::Released];
 
 /// The configuration is in force, but the agent says that it is not Ready.
 fn not_ready(condition: &Condition, clock: Clock) -> (Outcome, Option<Timestamp>) {

@@ -13,6 +13,7 @@
 //! the way: what may have been written counts as written.
 
 use gpunode_crds::RolloutPace;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Most nodes that a sentence names.
@@ -38,6 +39,7 @@ pub enum Stage {
 pub struct Rollout {
     stages: HashMap<String, Stage>,
     done: usize,
+    outside: usize,
     /// Pending without a turn: those that the API server refused last, in that order, then by name.
     pending: BTreeSet<(u64, String)>,
     /// The number of the last refusal of a pending node.
@@ -60,7 +62,8 @@ impl Rollout {
             return;
         }
         match self.stages.remove(node) {
-            None | Some(Stage::Outside) => {}
+            None => {}
+            Some(Stage::Outside) => self.outside = self.outside.saturating_sub(1),
             Some(Stage::Done) => self.done = self.done.saturating_sub(1),
             Some(Stage::Pending) => {
                 self.forget_turn(node);
@@ -74,7 +77,7 @@ impl Rollout {
         }
         match stage {
             None => return,
-            Some(Stage::Outside) => {}
+            Some(Stage::Outside) => self.outside += 1,
             Some(Stage::Done) => self.done += 1,
             Some(Stage::Pending) => drop(self.pending.insert((0, node.to_owned()))),
             Some(Stage::Stepping) => drop(self.stepping.insert(node.to_owned())),
@@ -136,6 +139,16 @@ impl Rollout {
         self.granted.remove(node);
         self.writing.remove(node);
         self.pending.remove(&(self.refusal_of(node), node.to_owned()));
+    }
+
+    /// On how many nodes a new agent may stand by beside the old one, as a DaemonSet takes it. Nodes that
+    /// nobody waits for come on top: a new agent may stand by there for ever.
+    pub fn surge(&self, pace: &RolloutPace) -> IntOrString {
+        if self.outside == 0 {
+            return pace.max_unavailable();
+        }
+        let surge = pace.budget(self.stages.len()).saturating_add(self.outside);
+        IntOrString::Int(i32::try_from(surge).unwrap_or(i32::MAX))
     }
 
     /// The first node by name that stopped the rollout, and why.

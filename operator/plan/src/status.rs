@@ -1,12 +1,25 @@
 //! The status of one policy: counts, conditions with the meanings of kstatus, failures, preview.
 
-use crate::{policies::Policy, tally::Tally};
+use crate::{agent_config::whole_second, daemonset::policy_daemonset_name, policies::Policy, tally::Tally};
 use gpunode_crds::{ConditionType, GpuNodePolicyStatus, Mode, NodeCounts, Reason};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 /// The schema of conditions bounds messages at 32768; a screen holds less.
 const MAX_MESSAGE_CHARS: usize = 1024;
+
+/// What is known of the DaemonSet of a policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Agents {
+    /// Why the API server does not take it.
+    pub refusal: Option<String>,
+    /// On how many nodes the agent is still another than the policy asks for. It serves until the new one takes over.
+    pub behind: i32,
+    /// On how many it is to run.
+    pub all: i32,
+    /// No further agent has taken over for as long as the policy's `progressDeadline`.
+    pub is_late: bool,
+}
 
 /// A condition without its times.
 struct Verdict {
@@ -27,10 +40,11 @@ impl Verdict {
 pub fn policy_status(
     policy: &Policy,
     tally: &Tally,
+    agents: &Agents,
     before: Option<&GpuNodePolicyStatus>,
     now: Timestamp,
 ) -> GpuNodePolicyStatus {
-    let conditions = verdicts(policy, tally).map(|verdict| {
+    let conditions = verdicts(policy, tally, agents).map(|verdict| {
         let status = if verdict.holds { "True" } else { "False" };
         let old = before.and_then(|before| verdict.type_.find(&before.conditions));
         Condition {
@@ -55,23 +69,23 @@ pub fn policy_status(
     }
 }
 
-fn whole_second(now: Timestamp) -> Timestamp {
-    Timestamp::from_second(now.as_second()).unwrap_or(now)
-}
-
-fn verdicts(policy: &Policy, tally: &Tally) -> [Verdict; 5] {
+fn verdicts(policy: &Policy, tally: &Tally, agents: &Agents) -> [Verdict; 5] {
     let counts = tally.counts();
-    let is_idle = policy.mode != Mode::Enforce || policy.refusal.is_some() || tally.rollout.stopped().is_some();
+    let stop = stop(policy, tally).or_else(|| late(policy, agents, &counts));
+    let is_idle = policy.mode != Mode::Enforce || policy.refusal.is_some() || stop.is_some();
     let updating = if is_idle { 0 } else { counts.updating };
+    let replaced = if is_idle { None } else { replaced(agents, &counts) };
     [
-        ready(policy, tally, &counts, updating),
+        ready(policy, tally, agents, &counts, stop.as_ref(), updating),
         if updating > 0 {
             let message = under_way(tally, updating, &counts);
             Verdict::new(ConditionType::Reconciling, true, Reason::NodesUpdating, message)
+        } else if let Some(replaced) = replaced {
+            Verdict::new(ConditionType::Reconciling, true, Reason::NodesUpdating, replaced)
         } else {
             Verdict::new(ConditionType::Reconciling, false, Reason::UpToDate, "nothing is under way")
         },
-        match (&policy.refusal, stop(policy, tally)) {
+        match (&policy.refusal, stop) {
             (Some(refusal), _) => Verdict::new(ConditionType::Stalled, true, Reason::InvalidSpec, refusal),
             (None, Some(stop)) => Verdict::new(ConditionType::Stalled, true, Reason::RolloutStopped, stop),
             (None, None) => {
@@ -96,7 +110,14 @@ fn verdicts(policy: &Policy, tally: &Tally) -> [Verdict; 5] {
 
 /// Broken nodes do not hold Ready, since nobody could wait for them. A node that could carry the policy out does, also where
 /// somebody has to act before it can.
-fn ready(policy: &Policy, tally: &Tally, counts: &NodeCounts, updating: i32) -> Verdict {
+fn ready(
+    policy: &Policy,
+    tally: &Tally,
+    agents: &Agents,
+    counts: &NodeCounts,
+    stop: Option<&String>,
+    updating: i32,
+) -> Verdict {
     let verdict = |holds, reason, message: String| Verdict::new(ConditionType::Ready, holds, reason, message);
     if let Some(refusal) = &policy.refusal {
         verdict(false, Reason::InvalidSpec, refusal.clone())
@@ -106,8 +127,10 @@ fn ready(policy: &Policy, tally: &Tally, counts: &NodeCounts, updating: i32) -> 
     } else if policy.mode == Mode::Paused {
         let message = format!("{} nodes stay as they are, and none is added", counts.matched);
         verdict(true, Reason::Paused, message)
-    } else if let Some(stop) = stop(policy, tally) {
-        verdict(false, Reason::RolloutStopped, stop)
+    } else if let Some(refusal) = &agents.refusal {
+        verdict(false, Reason::WriteFailed, refusal.clone())
+    } else if let Some(stop) = stop {
+        verdict(false, Reason::RolloutStopped, stop.clone())
     } else if counts.matched == 0 {
         verdict(true, Reason::NoMatchingNodes, "no node matches".to_owned())
     } else if let Some((node, reason, message)) = tally.first_stuck() {
@@ -115,6 +138,8 @@ fn ready(policy: &Policy, tally: &Tally, counts: &NodeCounts, updating: i32) -> 
         verdict(false, reason, message)
     } else if updating > 0 {
         verdict(false, Reason::NodesUpdating, under_way(tally, updating, counts))
+    } else if let Some(replaced) = replaced(agents, counts) {
+        verdict(false, Reason::NodesUpdating, replaced)
     } else {
         // What waits for its holders has taken the configuration; a job of a week must not keep a pipeline red for a week.
         let waiting = match tally.waiting_nodes() {
@@ -130,6 +155,27 @@ fn stop(policy: &Policy, tally: &Tally) -> Option<String> {
     let (node, message) = tally.rollout.stopped().filter(|_| policy.mode == Mode::Enforce)?;
     let progress = tally.rollout.progress().unwrap_or_default();
     Some(format!("stopped at {node}, which failed: {message}; {progress}; no other node changes until the spec does"))
+}
+
+/// How many agents wait for their successors on nodes that work. Of others their outcomes tell.
+fn behind(agents: &Agents, counts: &NodeCounts) -> i32 {
+    (agents.behind - counts.failed - counts.updating).max(0)
+}
+
+/// How far the replacement of agents has come, in words; nothing where none is under way.
+fn replaced(agents: &Agents, counts: &NodeCounts) -> Option<String> {
+    let Agents { behind: old, all, .. } = agents;
+    (behind(agents, counts) > 0)
+        .then(|| format!("{} of {all} agents are the new ones; the old ones serve until then", all - old))
+}
+
+/// Why no further agent is replaced, if so.
+fn late(policy: &Policy, agents: &Agents, counts: &NodeCounts) -> Option<String> {
+    let replaced = replaced(agents, counts).filter(|_| agents.is_late && policy.mode == Mode::Enforce)?;
+    let (deadline, name) = (policy.pace.progress_deadline(), policy_daemonset_name(&policy.name));
+    Some(format!(
+        "no further agent has taken over for {deadline:#}: {replaced}; see the pods of DaemonSet {name} that are not Ready"
+    ))
 }
 
 fn under_way(tally: &Tally, updating: i32, counts: &NodeCounts) -> String {

@@ -2,6 +2,7 @@
 
 use crate::{
     agent_config::{self, GpuNodeChange},
+    asked::{is_released, unreadable},
     claim::{Claims, claim},
     compose::{Disagreement, Wanted, governing},
     conditions::{self, foreign_facts, foreign_keys},
@@ -17,9 +18,11 @@ use crate::{
     retired::retire,
     rollout::Stage,
     select::is_effect,
+    startup::Startup,
     taints::{current_taints, taint_conflicts, wanted_taints},
+    unhealthy::unhealthy_taints,
 };
-use gpunode_crds::{GpuNode, Mode, Reason};
+use gpunode_crds::{GpuNode, Mode, Reason, UNHEALTHY_TAINT};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,6 +38,9 @@ pub struct Wishes<'a> {
     /// Labels by key.
     pub labels: BTreeMap<String, Wanted>,
     taints: BTreeMap<TaintKey, Wanted>,
+    startup: Startup,
+    /// When it follows from the health of the GPUs that a taint is wanted.
+    unhealthy_from: Option<Timestamp>,
 }
 
 impl<'a> Wishes<'a> {
@@ -44,26 +50,35 @@ impl<'a> Wishes<'a> {
         policies: &'a PolicySet,
         turn: Turn,
         node: &NodeFacts,
+        record: &Record,
         gpu_node: Option<&GpuNode>,
         now: Timestamp,
     ) -> Result<Self, (Vec<&'a Policy>, Disagreement)> {
         let composed = governing(&matched).and_then(|governing| {
             let stage = governing.and_then(|policy| stage(node, policy, gpu_node, now));
-            // Nodes that are down get a configuration once they are back: many that vanish for a moment must not change
+            // Nodes that are down or released get a configuration once they are back: many that vanish for a moment must not change
             // together.
-            let is_down = !node.ready && gpu_node.is_some_and(|gpu_node| gpu_node.spec.config.is_some());
+            let is_down =
+                (!node.ready || is_released(node)) && gpu_node.is_some_and(|gpu_node| gpu_node.spec.config.is_some());
             let waits = turn == Turn::Later && (is_down || matches!(stage, Some((Stage::Pending, _))));
             // A change of the policy replaces the agent, so that it comes with the configuration.
             let stays = waits || governing.is_some_and(|policy| !agent_config::is_writable(policy, gpu_node));
             let placed = if stays { running(policies, gpu_node).or(governing) } else { governing };
+            let serving = serving(policies, gpu_node).filter(|_| turn != Turn::Foretold);
             let needs_mps = agent_config::needs_mps(placed, gpu_node);
-            Ok((governing, stage, waits, wanted_labels(&matched, placed, needs_mps)?, wanted_taints(&matched)?))
+            let startup = Startup::of(policies, &matched, governing, turn, node, record, gpu_node, now);
+            let (unhealthy, unhealthy_from) = unhealthy_taints(&matched, turn, node, gpu_node, now);
+            // What a policy wants in any case comes first.
+            let mut taints = startup.wanted.clone();
+            taints.extend(unhealthy);
+            taints.extend(wanted_taints(&matched)?);
+            let labels = wanted_labels(&matched, placed, serving, needs_mps)?;
+            let (stage, stage_ends) = stage.unzip();
+            let (matched, stage_ends) = (Vec::new(), stage_ends.flatten());
+            Ok(Self { matched, governing, stage, stage_ends, waits, labels, taints, startup, unhealthy_from })
         });
         match composed {
-            Ok((governing, stage, waits, labels, taints)) => {
-                let (stage, stage_ends) = stage.unzip();
-                Ok(Self { matched, governing, stage, stage_ends: stage_ends.flatten(), waits, labels, taints })
-            }
+            Ok(wishes) => Ok(Self { matched, ..wishes }),
             Err(disagreement) => Err((matched, disagreement)),
         }
     }
@@ -84,7 +99,8 @@ impl<'a> Wishes<'a> {
 
     fn claims(&self, node: &NodeFacts, record: &Record, now: Timestamp) -> (Claims<String>, Claims<TaintKey>) {
         let labels = claim(&node.labels.to_map(), &record.labels, &self.labels, |key| is_effect(key), now);
-        let taints = claim(&current_taints(node), &record.taints, &self.taints, |_| false, now);
+        let is_ours = |id: &TaintKey| id.key == UNHEALTHY_TAINT || self.startup.is_ours(id);
+        let taints = claim(&current_taints(node), &record.taints, &self.taints, is_ours, now);
         (labels, taints)
     }
 
@@ -103,27 +119,37 @@ impl<'a> Wishes<'a> {
         let is_fact = |key: &String| self.labels.get(key).map_or_else(|| is_fact(key), |by| by.policies.is_empty());
         let is_written =
             !labels.changes(&record.labels).all(is_fact) || taints.changes(&record.taints).next().is_some();
-        let record = record_after(&labels, &taints, retirement.record.clone());
+        let started = self.startup.started.as_ref();
+        let record = record_after(&labels, &taints, started, retirement.record.clone());
         let after = facts_after(node, &labels, &taints, record.clone());
         let patch = node_patch(node, &labels, &taints, record.as_deref());
         let change = agent_config::change(node, self.governing, gpu_node, self.stage.as_ref(), now);
+        let rechecks = [
+            self.stage_ends,
+            self.startup.recheck,
+            self.unhealthy_from,
+            labels.recheck,
+            taints.recheck,
+            retirement.recheck,
+        ];
         let mut plan = NodePlan {
             matched: self.matched.iter().map(|policy| policy.name.clone()).collect(),
             governing: self.governing.map(|policy| policy.name.clone()),
             conflicts: conflicts.chain(taint_conflicts(node, &taints)).collect(),
             // One after the other, since each is refused once the other has happened.
-            status_patch: status_patch_of(&retirement, &labels, &taints, node, now).filter(|_| patch.is_none()),
+            status_patch: status_patch_of(&retirement, &labels, &taints, started, node, now)
+                .filter(|_| patch.is_none()),
             patch,
             gpu_node: if self.waits && change.gives_configuration() { GpuNodeChange::None } else { change },
             stage: self.stage.clone(),
             waits: self.stage == Some(Stage::Pending) && self.waits,
-            recheck: [self.stage_ends, labels.recheck, taints.recheck, retirement.recheck].into_iter().flatten().min(),
+            recheck: rechecks.into_iter().flatten().min(),
             waiting: self.governing.map(|_| agent_config::waiting(node, gpu_node)).unwrap_or_default(),
             ..NodePlan::default()
         };
         if plan.gpu_node == GpuNodeChange::None {
             let facts = foreign_facts(node, &self.labels, &labels);
-            let verdicts = facts.into_iter().chain(foreign_keys(&plan.conflicts)).collect();
+            let verdicts = facts.into_iter().chain(foreign_keys(&plan.conflicts)).chain(unreadable(node)).collect();
             plan.conditions = conditions::change(gpu_node, verdicts, None, now);
         }
         for policy in &self.matched {
@@ -178,4 +204,12 @@ impl<'a> Wishes<'a> {
 fn running<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'a Policy> {
     let current = &gpu_node?.spec.config.as_ref()?.policy;
     policies.get(current).filter(|policy| policy.mode == Mode::Enforce && policy.device_plugin.is_some())
+}
+
+/// The policy whose agent is registered on the node, where its DaemonSet is still there: it goes once another policy's agent has
+/// taken over.
+fn serving<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'a Policy> {
+    let agent = gpu_node?.status.as_ref()?.agent.as_ref()?;
+    let policy = policies.get(agent.policy.as_ref()?)?;
+    (policy.mode != Mode::Preview && policy.device_plugin.is_some()).then_some(policy)
 }

@@ -25,12 +25,14 @@ impl Writer {
             DaemonSetWork::Create(daemonset) => {
                 let created = daemonsets.create(&post_params(), &daemonset).await;
                 let daemonset = created.map_err(ApplyError::creation(format!("create daemonset {name}")))?;
-                controller.with_index(|index, _, _| index.update_daemonset(daemonset, Write::Create));
+                controller
+                    .with_index(|index, now, effects| index.update_daemonset(daemonset, Write::Create, now, effects));
             }
             DaemonSetWork::Replace(daemonset) => {
                 let replaced = daemonsets.replace(name, &post_params(), &daemonset).await;
                 let daemonset = replaced.map_err(ApplyError::request(format!("update daemonset {name}")))?;
-                controller.with_index(|index, _, _| index.update_daemonset(daemonset, Write::Change));
+                controller
+                    .with_index(|index, now, effects| index.update_daemonset(daemonset, Write::Change, now, effects));
             }
             DaemonSetWork::Delete { uid, version } => {
                 let guard = Preconditions { uid: Some(uid), resource_version: Some(version) };

@@ -34,7 +34,7 @@ pub async fn publish_events(
             continue;
         }
         let event = event(&notice);
-        match timeout(TIMEOUT, recorder.publish(&event, &notice.policy)).await {
+        match timeout(TIMEOUT, recorder.publish(&event, &notice.about)).await {
             Ok(Ok(())) => metrics.wrote(Kind::Event),
             Ok(Err(error)) => {
                 metrics.failed(Kind::Event);

@@ -36,6 +36,11 @@ impl Writer {
                 let spec = json!({"step": step.map(merged)});
                 self.patch_gpu_node(controller, name, resource_version, spec).await?;
             }
+            GpuNodeChange::Ask { resource_version, release, recovered } => {
+                // False is the same as left out, which a merge patch says by null.
+                let spec = json!({"release": release.then_some(true), "recovered": recovered});
+                self.patch_gpu_node(controller, name, resource_version, spec).await?;
+            }
             GpuNodeChange::Delete { uid, resource_version } => {
                 let guard = Preconditions { uid: Some(uid), resource_version: Some(resource_version.clone()) };
                 let gpu_nodes: Api<Readable<GpuNode>> = Api::all(self.client.clone());

@@ -2,13 +2,15 @@
 
 use crate::controller::{
     cache::{Cache, Cached, Change, Write},
+    outcomes::Outcomes,
     work::DaemonSetWork,
 };
 use gpunode_crds::{GpuNodePolicy, Mode};
 use gpunode_plan::{
-    AgentPods, DISCOVERY_NAME, MPS_NAME, PolicySet, daemonset_drifted, desired_discovery, desired_for_policy,
-    desired_mps, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
+    AgentPods, Agents, DISCOVERY_NAME, MPS_NAME, Policy, PolicySet, Tally, agents_behind, daemonset_drifted,
+    desired_discovery, desired_for_policy, desired_mps, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
 };
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use std::collections::HashMap;
 
@@ -22,6 +24,17 @@ pub struct DaemonSets {
     live: Cache<DaemonSet>,
     /// What a repair could not put right, by name: something else in the cluster insists. It is not tried for ever.
     futile: HashMap<String, Futile>,
+    /// Why the API server did not take the last write, by name.
+    refusals: HashMap<String, String>,
+    /// Those whose pods are being replaced, by name.
+    progress: HashMap<String, Progress>,
+}
+
+/// How far the replacement of pods has come: the generation, and on how many nodes it is not there.
+#[derive(Debug)]
+struct Progress {
+    reached: (Option<i64>, i32),
+    since: Timestamp,
 }
 
 /// A write that came back changed.
@@ -45,7 +58,13 @@ impl Futile {
 impl DaemonSets {
     /// None known yet.
     pub fn new(pods: AgentPods) -> Self {
-        Self { pods, live: Cache::default(), futile: HashMap::new() }
+        Self {
+            pods,
+            live: Cache::default(),
+            futile: HashMap::new(),
+            refusals: HashMap::new(),
+            progress: HashMap::new(),
+        }
     }
 
     /// Whether the first list has come in.
@@ -58,6 +77,7 @@ impl DaemonSets {
         let changed = self.live.take(change);
         for gone in changed.iter().filter(|changed| changed.after.is_none()) {
             self.futile.remove(&gone.name);
+            self.refusals.remove(&gone.name);
         }
         changed.into_iter().map(|changed| changed.name).collect()
     }
@@ -79,24 +99,36 @@ impl DaemonSets {
     }
 
     /// What the DaemonSet of a name is to be; none where nobody wants it.
-    pub fn desired(&self, name: &str, set: &PolicySet, objects: &Cache<GpuNodePolicy>) -> Option<DaemonSet> {
+    pub fn desired(
+        &self,
+        name: &str,
+        set: &PolicySet,
+        objects: &Cache<GpuNodePolicy>,
+        outcomes: &Outcomes,
+    ) -> Option<DaemonSet> {
         match name {
             DISCOVERY_NAME => return Some(desired_discovery(&self.pods)),
             MPS_NAME => return Some(desired_mps(&self.pods)),
             _ => {}
         }
-        let mut enforced = set.iter().filter(|policy| policy.mode == Mode::Enforce);
-        let policy = enforced.find(|policy| policy_daemonset_name(&policy.name) == name)?;
-        desired_for_policy(&self.pods, policy, objects.get(&policy.name)?)
+        let policy = set.of_daemonset(name).filter(|policy| policy.mode == Mode::Enforce)?;
+        let none = Tally::default();
+        let surge = outcomes.tally(&policy.name).unwrap_or(&none).rollout.surge(&policy.pace);
+        desired_for_policy(&self.pods, policy, objects.get(&policy.name)?, surge)
     }
 
     /// What is to be written so that the DaemonSet of a name is as it is to be. That of a paused policy stays as it is.
-    pub fn work(&self, name: &str, set: &PolicySet, objects: &Cache<GpuNodePolicy>) -> Option<DaemonSetWork> {
-        let mut paused = set.iter().filter(|policy| policy.mode == Mode::Paused);
-        if paused.any(|policy| policy_daemonset_name(&policy.name) == name) {
+    pub fn work(
+        &self,
+        name: &str,
+        set: &PolicySet,
+        objects: &Cache<GpuNodePolicy>,
+        outcomes: &Outcomes,
+    ) -> Option<DaemonSetWork> {
+        if set.of_daemonset(name).is_some_and(|policy| policy.mode == Mode::Paused) {
             return None;
         }
-        let desired = self.desired(name, set, objects);
+        let desired = self.desired(name, set, objects, outcomes);
         let Some(live) = self.live.get(name) else {
             return desired.map(|desired| DaemonSetWork::Create(Box::new(desired)));
         };
@@ -114,6 +146,48 @@ impl DaemonSets {
                 version: live.version().to_owned(),
             }),
         }
+    }
+
+    /// Remembers whether the API server refused a write; whether that is news.
+    pub fn written(&mut self, name: &str, refusal: Option<&str>) -> bool {
+        let before = match refusal {
+            Some(refusal) => self.refusals.insert(name.to_owned(), refusal.to_owned()),
+            None => self.refusals.remove(name),
+        };
+        before.as_deref() != refusal
+    }
+
+    /// Takes in how far the replacement of the pods has come, and returns since when it has come no further; nothing where none
+    /// is under way.
+    pub fn look_at_progress(&mut self, name: &str, now: Timestamp) -> Option<Timestamp> {
+        let live = self.live.get(name).filter(|live| agents_behind(live) > 0);
+        let Some(live) = live else {
+            self.progress.remove(name);
+            return None;
+        };
+        let reached = (live.metadata.generation, agents_behind(live));
+        let progress = self.progress.entry(name.to_owned()).or_insert(Progress { reached, since: now });
+        if progress.reached != reached {
+            *progress = Progress { reached, since: now };
+        }
+        Some(progress.since)
+    }
+
+    /// Whether pods of a DaemonSet are being replaced.
+    pub fn is_behind(&self, name: &str) -> bool {
+        self.progress.contains_key(name)
+    }
+
+    /// What is known of the DaemonSet of a policy. `is_written` is false where it is yet to be as the policy asks.
+    pub fn agents(&self, policy: &Policy, is_written: bool, now: Timestamp) -> Agents {
+        let name = policy_daemonset_name(&policy.name);
+        let refusal = self.refusals.get(&name).cloned();
+        let Some(live) = self.live.get(&name) else { return Agents { refusal, ..Agents::default() } };
+        let all = live.status.as_ref().map_or(0, |status| status.desired_number_scheduled);
+        let behind = if is_written { agents_behind(live) } else { all };
+        let since = self.progress.get(&name).filter(|_| is_written).map(|progress| progress.since);
+        let is_late = since.is_some_and(|since| now.duration_since(since) >= policy.pace.progress_deadline());
+        Agents { refusal, behind, all, is_late }
     }
 
     /// The DaemonSet of a name as it is.

@@ -2,21 +2,23 @@
 //! nodes that it touches are planned again, and the counts of their policies are kept up to date. No IO.
 
 use crate::controller::{
-    cache::{Cache, Cached, Change, Changed, Write},
-    daemonsets::{ALWAYS, DaemonSets},
+    cache::{Cache, Change, Changed, Write},
+    daemonsets::DaemonSets,
     notice::Notice,
     outcomes::{ByPolicy, Outcomes, Transition},
-    work::{DaemonSetWork, Effects, Key, NodeWork, StatusWork},
+    work::{Effects, Key},
 };
-use gpunode_crds::{GpuNode, GpuNodePolicy, Mode, NodeCounts, Reason};
+use crate::pods::Wanted;
+use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, Mode, NodeCounts, Reason};
 use gpunode_plan::{
-    AgentPods, NodeFacts, NodePlan, PolicySet, Tally, Turn, gpus_missing, plan_node_at, policy_daemonset_name,
-    policy_status,
+    AgentPods, NodeFacts, NodePlan, PolicySet, Tally, Turn, evictions, gpus_missing, plan_node_at,
+    policy_daemonset_name,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::ResourceExt;
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -34,6 +36,8 @@ pub struct Index {
     refusals: HashMap<String, String>,
     /// Policies whose rollouts may go on.
     moved: BTreeSet<String>,
+    /// Pods that are to be evicted.
+    evictions: Wanted,
 }
 
 impl Index {
@@ -48,6 +52,7 @@ impl Index {
             outcomes: Outcomes::default(),
             refusals: HashMap::new(),
             moved: BTreeSet::new(),
+            evictions: Wanted::default(),
         }
     }
 
@@ -125,6 +130,7 @@ impl Index {
     pub fn take_daemonsets(&mut self, change: Change<DaemonSet>, now: Timestamp, effects: &mut Effects) {
         let was_warm = self.is_warm();
         for name in self.daemonsets.take(change) {
+            self.look_at_agents(&name, now, effects);
             effects.wake(Key::DaemonSet(name));
         }
         if !was_warm {
@@ -132,10 +138,14 @@ impl Index {
         }
     }
 
-    /// Takes in a DaemonSet that a write returned.
-    pub fn update_daemonset(&mut self, daemonset: DaemonSet, write: Write) {
-        let desired = self.daemonsets.desired(daemonset.name(), &self.set, &self.policies);
-        self.daemonsets.update(daemonset, write, desired);
+    /// The status of a policy tells how far its agents are replaced, and after its deadline that they come no further.
+    fn look_at_agents(&mut self, name: &str, now: Timestamp, effects: &mut Effects) {
+        let since = self.daemonsets.look_at_progress(name, now);
+        let Some(policy) = self.set.of_daemonset(name) else { return };
+        effects.wake(Key::Status(policy.name.clone()));
+        if let Some(at) = since.and_then(|since| since.checked_add(policy.pace.progress_deadline()).ok()) {
+            effects.wake_at(Key::Status(policy.name.clone()), at);
+        }
     }
 
     fn touched<T>(
@@ -184,11 +194,13 @@ impl Index {
     fn plan(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodePlan> {
         let Some(facts) = self.nodes.get(name) else {
             self.refusals.remove(name);
+            self.evictions.put(name, BTreeMap::new());
             self.count(name, ByPolicy::new(), effects);
             return None;
         };
         let gpu_node = self.gpu_nodes.get(name).map(Arc::as_ref);
         let plan = plan_node_at(Turn::Later, &self.set, facts, gpu_node, now);
+        effects.evictions.extend(self.evictions.put(name, evictions(&self.set, &plan, facts, gpu_node)));
         if plan.is_settled() {
             self.refusals.remove(name);
         }
@@ -214,78 +226,31 @@ impl Index {
                 effects.notices.extend(news.map(|(reason, message)| Notice::of_node(object, node, reason, &message)));
             }
             self.moved.insert(policy.clone());
+            let daemonset = policy_daemonset_name(&policy);
+            // How many agents may stand by depends on the nodes that are down.
+            if self.daemonsets.is_behind(&daemonset) {
+                effects.wake(Key::DaemonSet(daemonset));
+            }
             effects.wake(Key::Status(policy));
         }
-    }
-
-    /// What is to be written for one node. A node whose turn it is counts as changing from here on.
-    pub fn node_work(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodeWork> {
-        let mut plan = self.plan(name, now, effects)?;
-        self.advance(effects);
-        if plan.waits && self.outcomes.rollout_of(name).is_some_and(|(_, rollout)| rollout.take_turn(name)) {
-            let (facts, gpu_node) = (self.nodes.get(name)?, self.gpu_nodes.get(name).map(Arc::as_ref));
-            plan = plan_node_at(Turn::Now, &self.set, facts, gpu_node, now);
-        }
-        // It is being worked on; a wake for right now would only come back.
-        effects.wakes.retain(|wake| wake.at.is_some() || wake.key != Key::Node(name.to_owned()));
-        plan.has_work().then_some(NodeWork {
-            patch: plan.patch,
-            status_patch: plan.status_patch,
-            gpu_node: plan.gpu_node,
-            conditions: plan.conditions,
-        })
-    }
-
-    /// Remembers whether the API server refused a write, so that nobody waits for a node that cannot be written.
-    pub fn node_written(&mut self, name: &str, refusal: Option<String>, now: Timestamp, effects: &mut Effects) {
-        if refusal.is_some()
-            && let Some((policy, rollout)) = self.outcomes.rollout_of(name)
-        {
-            rollout.give_back(name);
-            self.moved.insert(policy.to_owned());
-        }
-        if self.refusals.get(name) != refusal.as_ref() {
-            match refusal {
-                Some(refusal) => drop(self.refusals.insert(name.to_owned(), refusal)),
-                None => drop(self.refusals.remove(name)),
-            }
-            self.plan(name, now, effects);
-        }
-        self.advance(effects);
-        // The queue sees to the next try.
-        effects.wakes.retain(|wake| wake.at.is_some() || wake.key != Key::Node(name.to_owned()));
-    }
-
-    /// The status of one policy, where it differs from what it is to be.
-    pub fn status_work(&self, name: &str, now: Timestamp) -> Option<StatusWork> {
-        let (object, policy) = (self.policies.get(name)?, self.set.get(name)?);
-        let none = Tally::default();
-        let status = policy_status(policy, self.outcomes.tally(name).unwrap_or(&none), object.status.as_ref(), now);
-        (object.status.as_ref() != Some(&status)).then(|| StatusWork { policy: object.clone(), status })
-    }
-
-    /// What is to be written for the DaemonSet of a name.
-    pub fn daemonset_work(&self, name: &str) -> Option<DaemonSetWork> {
-        self.daemonsets.work(name, &self.set, &self.policies)
-    }
-
-    /// Everything that could need a write, for one who begins to lead.
-    pub fn wake_everything(&mut self, now: Timestamp, effects: &mut Effects) {
-        self.replan_all(now, effects);
-        for name in self.daemonsets.names().into_iter().chain(ALWAYS.map(str::to_owned)) {
-            effects.wake(Key::DaemonSet(name));
-        }
-        for name in self.policies.names() {
-            effects.wake(Key::DaemonSet(policy_daemonset_name(&name)));
-            effects.wake(Key::Status(name));
-        }
-        effects.notices.clear();
     }
 
     /// The numbers of nodes of each policy, by name.
     pub fn counts(&self) -> Vec<(String, NodeCounts)> {
         let counts = |policy: &str| self.outcomes.tally(policy).map(Tally::counts).unwrap_or_default();
         self.set.iter().map(|policy| (policy.name.clone(), counts(&policy.name))).collect()
+    }
+
+    /// The conditions of the first policies, as they are written, and whether they are True.
+    pub fn conditions(&self, policies: usize) -> Vec<(String, ConditionType, bool)> {
+        let objects = self.set.iter().take(policies).filter_map(|policy| self.policies.get(&policy.name));
+        let statuses = objects.filter_map(|policy| Some((policy.name_any(), policy.status.as_ref()?)));
+        let of_policy = |(name, status): (String, &GpuNodePolicyStatus)| {
+            let found = |type_: ConditionType| Some((type_, type_.find(&status.conditions)?.status == "True"));
+            let conditions = ConditionType::OF_POLICY.into_iter().filter_map(found);
+            conditions.map(|(type_, holds)| (name.clone(), type_, holds)).collect::<Vec<_>>()
+        };
+        statuses.flat_map(of_policy).collect()
     }
 }
 
@@ -304,5 +269,7 @@ fn same_gpu_node(before: &GpuNode, after: &GpuNode) -> bool {
     before.spec == after.spec && before.status == after.status && before.metadata.uid == after.metadata.uid
 }
 
+mod pods;
 #[cfg(test)]
 mod tests;
+mod writes;

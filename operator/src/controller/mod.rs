@@ -11,19 +11,21 @@ mod watches;
 mod work;
 mod workers;
 
+#[cfg(test)]
+pub use cache::Change;
 pub use cache::Write;
 pub use notice::Notice;
-pub use queue::Done;
+pub use queue::{Done, Queue};
 pub use readable::Readable;
 pub use watches::watch_everything;
 pub use work::{DaemonSetWork, Key, NodeWork, StatusWork};
 pub use workers::run_workers;
 
-use crate::metrics::MAX_POLICIES;
+use crate::{metrics::MAX_POLICIES, pods::HolderKey};
+use gpunode_crds::ConditionType;
 use gpunode_plan::AgentPods;
 use index::Index;
 use jiff::Timestamp;
-use queue::Queue;
 use std::{
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -46,6 +48,10 @@ pub struct Controller {
     is_warm: watch::Sender<bool>,
     /// Whether effects are carried out. A standby only keeps its index.
     leads: watch::Sender<bool>,
+    /// Pods that are to be evicted.
+    evictions: Queue<HolderKey>,
+    /// Whether rejected pods are to be deleted.
+    wants_rejected_pods: watch::Sender<bool>,
 }
 
 impl Controller {
@@ -60,6 +66,8 @@ impl Controller {
             notices,
             is_warm: watch::Sender::new(false),
             leads: watch::Sender::new(false),
+            evictions: Queue::new(),
+            wants_rejected_pods: watch::Sender::new(false),
         };
         (controller, receiver)
     }
@@ -97,6 +105,21 @@ impl Controller {
         counts.into_iter().take(MAX_POLICIES).flat_map(by_state).collect()
     }
 
+    /// The conditions of policies and whether they are True, for metrics.
+    pub fn conditions(&self) -> Vec<(String, ConditionType, bool)> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner).conditions(MAX_POLICIES)
+    }
+
+    /// Pods that are to be evicted, while this process leads.
+    pub fn evictions(&self) -> &Queue<HolderKey> {
+        &self.evictions
+    }
+
+    /// Whether this process leads and a policy wants rejected pods to be deleted.
+    pub fn wants_rejected_pods(&self) -> watch::Receiver<bool> {
+        self.wants_rejected_pods.subscribe()
+    }
+
     /// Tells people something.
     pub fn notify(&self, notice: Notice) {
         if self.notices.try_send(notice).is_err() {
@@ -107,11 +130,11 @@ impl Controller {
     /// Works with the index and sees to what follows.
     pub fn with_index<R>(&self, work: impl FnOnce(&mut Index, Timestamp, &mut Effects) -> R) -> R {
         let (now, mut effects) = (Timestamp::now(), Effects::default());
-        let result = {
+        let (result, wants_rejected_pods) = {
             let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
             let result = work(&mut index, now, &mut effects);
             self.is_warm.send_if_modified(|is_warm| index.is_warm() && !std::mem::replace(is_warm, true));
-            result
+            (result, index.wants_rejected_pods())
         };
         if *self.leads.borrow() {
             let start = Instant::now();
@@ -120,6 +143,9 @@ impl Controller {
                 self.queue.wake(wake.key, start + after.unwrap_or_default());
             }
             effects.notices.into_iter().for_each(|notice| self.notify(notice));
+            effects.evictions.into_iter().for_each(|holder| self.evictions.wake(holder, start));
+            let is_other = |known: &mut bool| std::mem::replace(known, wants_rejected_pods) != wants_rejected_pods;
+            self.wants_rejected_pods.send_if_modified(is_other);
         }
         result
     }

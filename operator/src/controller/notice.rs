@@ -4,11 +4,11 @@ use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, Mode, Reas
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::Resource;
 
-/// Something for people, which becomes an event of a policy.
+/// Something for people, which becomes an event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Notice {
-    /// The policy.
-    pub policy: ObjectReference,
+    /// The policy or pod.
+    pub about: ObjectReference,
     /// The node that it is about, if one.
     pub node: Option<String>,
     /// Whether somebody should look.
@@ -23,7 +23,7 @@ impl Notice {
     /// Something about a policy on one node.
     pub fn of_node(policy: &GpuNodePolicy, node: &str, reason: Reason, message: &str) -> Self {
         Self {
-            policy: policy.object_ref(&()),
+            about: policy.object_ref(&()),
             node: Some(node.to_owned()),
             is_warning: reason != Reason::NoConflict,
             reason: reason.as_str().to_owned(),
@@ -43,7 +43,7 @@ impl Notice {
             .filter_map(|type_| {
                 let condition = type_.find(&after.conditions)?;
                 is_news(type_, type_.find(before), condition).then(|| Self {
-                    policy: policy.object_ref(&()),
+                    about: policy.object_ref(&()),
                     node: None,
                     is_warning: (type_ != ConditionType::Ready && condition.status == "True")
                         || [Reason::InvalidSpec, Reason::RolloutStopped]
@@ -69,7 +69,7 @@ fn is_news(type_: ConditionType, before: Option<&Condition>, after: &Condition) 
 mod tests {
     use super::*;
     use gpunode_crds::GpuNodePolicySpec;
-    use gpunode_plan::{Outcome, PolicySet, Tally, policy_status};
+    use gpunode_plan::{Agents, Outcome, PolicySet, Tally, policy_status};
     use jiff::Timestamp;
 
     fn policy(spec: &str) -> GpuNodePolicy {
@@ -81,7 +81,13 @@ mod tests {
         let mut tally = Tally::default();
         tally.add("n", &outcome.clone().into());
         let set = PolicySet::new([&*policy]);
-        let status = policy_status(set.get("p").unwrap(), &tally, policy.status.as_ref(), Timestamp::UNIX_EPOCH);
+        let status = policy_status(
+            set.get("p").unwrap(),
+            &tally,
+            &Agents::default(),
+            policy.status.as_ref(),
+            Timestamp::UNIX_EPOCH,
+        );
         let notices = Notice::of_status(policy, &status);
         policy.status = Some(status);
         notices.into_iter().map(|notice| (notice.reason, notice.is_warning)).collect()

@@ -20,6 +20,10 @@ const LONGEST_RACE_PAUSE: Duration = Duration::from_secs(5);
 const FIRST_FAILURE_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_FAILURE_PAUSE: Duration = Duration::from_mins(5);
 
+/// Pauses after the API server said that it may not be done yet.
+const FIRST_REFUSAL_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_REFUSAL_PAUSE: Duration = Duration::from_mins(5);
+
 /// How work on a key ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
@@ -31,6 +35,8 @@ pub enum Done {
     Raced,
     /// It failed.
     Failed,
+    /// It may not be done yet.
+    Refused,
 }
 
 /// The queue.
@@ -100,7 +106,7 @@ impl<K: Clone + Ord + Hash> Queue<K> {
                 state.failures.remove(&key);
                 state.wake(key, at);
             }
-            Done::Raced | Done::Failed => {
+            Done::Raced | Done::Failed | Done::Refused => {
                 let failures = state.failures.entry(key.clone()).or_insert(0);
                 let pause = pause(done, *failures);
                 *failures = failures.saturating_add(1);
@@ -122,6 +128,7 @@ impl<K: Clone + Ord + Hash> Queue<K> {
 fn pause(done: Done, failures: u32) -> Duration {
     let (first, longest) = match done {
         Done::Raced => (FIRST_RACE_PAUSE, LONGEST_RACE_PAUSE),
+        Done::Refused => (FIRST_REFUSAL_PAUSE, LONGEST_REFUSAL_PAUSE),
         _ => (FIRST_FAILURE_PAUSE, LONGEST_FAILURE_PAUSE),
     };
     first.saturating_mul(2_u32.saturating_pow(failures)).min(longest)

@@ -9,7 +9,7 @@ use crate::controller::{
 };
 use futures::StreamExt;
 use gpunode_crds::{GpuNode, GpuNodePolicy, OPERATOR_FIELD_MANAGER};
-use gpunode_plan::NodeFacts;
+use gpunode_plan::{NodeFacts, keep_holders_of_broken};
 use jiff::Timestamp;
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
 use kube::{
@@ -114,8 +114,8 @@ fn trimmed<K: Resource>(mut object: K) -> K {
     object
 }
 
-/// Links and holders are the bulk of a `GpuNode` and mean nothing to the planner, and holders come and go; of the field
-/// managers it reads when the operator wrote last.
+/// Links and holders are the bulk of a `GpuNode`, and holders come and go; the planner needs those of broken devices alone. Of
+/// the field managers it reads when the operator wrote last.
 fn trimmed_gpu_node(mut gpu_node: GpuNode) -> GpuNode {
     for entry in gpu_node.metadata.managed_fields.iter_mut().flatten() {
         entry.fields_v1 = None;
@@ -124,7 +124,7 @@ fn trimmed_gpu_node(mut gpu_node: GpuNode) -> GpuNode {
         entries.retain(|entry| entry.manager.as_deref() == Some(OPERATOR_FIELD_MANAGER));
     }
     if let Some(status) = &mut gpu_node.status {
-        status.holders = Vec::new();
+        keep_holders_of_broken(status);
         for gpu in &mut status.gpus {
             gpu.links = Vec::new();
         }

@@ -1,6 +1,6 @@
 //! What there is to do: keys of the queue, and what is to be written for each.
 
-use crate::controller::notice::Notice;
+use crate::{controller::notice::Notice, pods::HolderKey};
 use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus};
 use gpunode_plan::{ConditionsChange, GpuNodeChange};
 use jiff::Timestamp;
@@ -34,6 +34,8 @@ pub struct Effects {
     pub wakes: Vec<Wake>,
     /// What to tell people.
     pub notices: Vec<Notice>,
+    /// Pods to evict.
+    pub evictions: Vec<HolderKey>,
 }
 
 impl Effects {

@@ -76,10 +76,16 @@ async fn node(controller: &Controller, writer: &Writer, name: &str) -> Result<()
 }
 
 async fn daemonset(controller: &Controller, writer: &Writer, name: &str) -> Result<(), ApplyError> {
-    match controller.with_index(|index, _, _| index.daemonset_work(name)) {
+    let result = match controller.with_index(|index, _, _| index.daemonset_work(name)) {
         Some(work) => writer.apply_daemonset(controller, name, work).await,
         None => Ok(()),
+    };
+    let refusal = result.as_ref().err().and_then(ApplyError::refusal);
+    // Where the API server could not be asked, what it said before still holds.
+    if result.is_ok() || refusal.is_some() {
+        controller.with_index(|index, _, effects| index.daemonset_written(name, refusal.as_deref(), effects));
     }
+    result
 }
 
 async fn status(controller: &Controller, writer: &Writer, pace: &Pace, name: &str) -> Result<(), ApplyError> {
@@ -121,14 +127,15 @@ mod tests {
     use std::{convert::Infallible, sync::Arc};
     use tower::service_fn;
 
-    type Requests = Arc<Mutex<Vec<(Method, String)>>>;
+    /// Method, path and body.
+    type Requests = Arc<Mutex<Vec<(Method, String, Value)>>>;
 
     /// A writer to an API server that answers every request with this code, and what it is asked.
     fn writer(code: u16) -> (Writer, Requests) {
         let requests = Requests::default();
         let seen = requests.clone();
         let service = service_fn(move |request: Request<Body>| {
-            seen.lock().unwrap().push((request.method().clone(), request.uri().path().to_owned()));
+            let seen = seen.clone();
             let reason = match code {
                 404 => "NotFound",
                 409 => "Conflict",
@@ -137,7 +144,12 @@ mod tests {
             let status =
                 json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": "no"});
             let response = Response::builder().status(code).body(Body::from(status.to_string().into_bytes()));
-            async { Ok::<_, Infallible>(response.unwrap()) }
+            async move {
+                let (head, body) = request.into_parts();
+                let body = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap_or_default();
+                seen.lock().unwrap().push((head.method, head.uri.path().to_owned(), body));
+                Ok::<_, Infallible>(response.unwrap())
+            }
         });
         (Writer::new(Client::new(service, "ns"), Arc::new(Metrics::new())), requests)
     }
@@ -163,7 +175,7 @@ mod tests {
     async fn requested(controller: &Controller) -> Vec<(Method, String)> {
         let (writer, requests) = writer(403);
         assert!(node(controller, &writer, "n").await.is_err());
-        std::mem::take(&mut *requests.lock().unwrap())
+        requests.lock().unwrap().drain(..).map(|(method, path, _)| (method, path)).collect()
     }
 
     #[tokio::test]
@@ -190,6 +202,34 @@ mod tests {
         let with_gpu = serde_json::from_value(gpu_node).unwrap();
         let withdrawn = requested(&controller(vec![], &labelled, vec![with_gpu])).await;
         assert_eq!(withdrawn, [patch_node, (Method::PATCH, format!("{gpu_nodes}/n"))]);
+    }
+
+    #[tokio::test]
+    async fn what_is_asked_of_agents_is_all_that_its_write_changes() {
+        let config = json!({"policy": "p", "version": 1, "hash": "0123456789abcdef", "document": "{}"});
+        let step = json!({"startedAt": "2026-01-01T00:00:00Z", "generation": 1});
+        let gpu_node = |release: bool| {
+            let spec = json!({"config": config, "step": step, "release": release});
+            let object = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+                "metadata": {"name": "n", "uid": "g", "resourceVersion": "2"}, "spec": spec});
+            serde_json::from_value::<GpuNode>(object).unwrap()
+        };
+        for (labels, before, written) in [
+            (json!({"gpunode.dev/release": "true"}), false, json!(true)),
+            (json!({"nvidia.com/gpu.deploy.device-plugin": "paused-for-driver-upgrade"}), false, json!(true)),
+            (json!({"nvidia.com/gpu.deploy.device-plugin": "false"}), true, Value::Null),
+        ] {
+            let object = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1", "labels": labels}});
+            let governing = policy(&json!({"nodeSelector": {}, "devicePlugin": {}}));
+            let controller = controller(vec![governing], &object, vec![gpu_node(before)]);
+            let (writer, requests) = writer(403);
+            node(&controller, &writer, "n").await.unwrap_err();
+            let spec = json!({"release": written, "recovered": null});
+            let expected = json!({"metadata": {"resourceVersion": "2"}, "spec": spec});
+            let requests = requests.lock().unwrap();
+            let bodies: Vec<_> = requests.iter().filter(|it| it.1.ends_with("/gpunodes/n")).map(|it| &it.2).collect();
+            assert_eq!(bodies, [&expected], "{labels}");
+        }
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! The cluster file: which nodes, with which simulated hardware.
 
-use std::{collections::BTreeMap, collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeMap, collections::BTreeSet, fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use gpunode_scenario::Scenario;
@@ -26,6 +26,9 @@ pub struct NodeSpec {
     /// Taints that the kubelet registers the node with, `key=value:Effect`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub register_with_taints: Vec<String>,
+    /// How often the kubelet looks whether there is something new to report of the node; every second without it.
+    #[serde(skip)]
+    pub status_update_frequency: Option<Duration>,
     /// The simulated GPUs; without them the node has no driver either.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpus: Option<Scenario>,

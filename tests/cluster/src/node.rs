@@ -141,6 +141,21 @@ impl Node {
         node_start::start_kubelet(self)
     }
 
+    /// This node with a kubelet that, when it is started and the cluster does not know the node, registers it with other taints
+    /// than the cluster file says, `key=value:Effect`.
+    #[must_use]
+    pub fn registering_with(mut self, taints: &[&str]) -> Self {
+        self.spec.register_with_taints = taints.iter().map(|taint| (*taint).to_owned()).collect();
+        self
+    }
+
+    /// This node with a kubelet that, when it is started, reports what is new so often.
+    #[must_use]
+    pub fn reporting_every(mut self, frequency: std::time::Duration) -> Self {
+        self.spec.status_update_frequency = Some(frequency);
+        self
+    }
+
     /// Stops the kubelet and starts it again.
     pub fn restart_kubelet(&self) -> Result<()> {
         self.stop_kubelet()?;

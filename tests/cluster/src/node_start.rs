@@ -178,6 +178,9 @@ pub(crate) fn start_kubelet(node: &Node) -> Result<()> {
     if !spec.register_with_taints.is_empty() {
         flags.push(format!("--register-with-taints={}", spec.register_with_taints.join(",")));
     }
+    if let Some(frequency) = spec.status_update_frequency {
+        flags.push(format!("--node-status-update-frequency={}s", frequency.as_secs()));
+    }
     node.sandbox().daemon("kubelet", &flags)
 }
 

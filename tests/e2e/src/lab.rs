@@ -203,12 +203,15 @@ impl Lab {
         })
     }
 
-    /// Removes policies and test pods and waits until gpunode has nothing left on any node.
+    /// Removes policies, test pods and what tests ask of nodes, and waits until gpunode has nothing left on any node.
     pub fn clean(&self) -> Result<()> {
+        let asked = ["gpunode.dev/ignore-", "gpunode.dev/release-", "nvidia.com/gpu.deploy.device-plugin-"];
+        self.kubectl(&[&["label", "nodes", "--all"], &asked[..]].concat())?;
+        self.kubectl(&["annotate", "nodes", "--all", "gpunode.dev/recovered-"])?;
         self.kubectl(&["delete", "gpunodepolicies", "--all", "--timeout=60s"])?;
         self.kubectl(&[
             "delete",
-            "pods,jobs,deployments,statefulsets",
+            "pods,jobs,deployments,statefulsets,poddisruptionbudgets",
             "--all",
             "--grace-period=0",
             "--force",

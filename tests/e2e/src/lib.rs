@@ -4,6 +4,7 @@
 //! of it, clean.
 
 mod audit;
+mod broken_gpu;
 mod difference;
 mod fleet;
 mod held;
@@ -18,6 +19,7 @@ mod policy_change;
 mod wait;
 
 pub use audit::{AuditEvent, AuditLog};
+pub use broken_gpu::BrokenGpu;
 pub use held::{Held, HeldRecorder, Recording, device_of, held};
 pub use kubelet_log::KubeletLog;
 pub use lab::{A100, CPU, GPU_NODES, Lab, MIXED, NAMESPACE, NODES, T4, V100};

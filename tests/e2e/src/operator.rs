@@ -35,6 +35,16 @@ impl Lab {
         Ok(names(&self.get(&["pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=gpunode-operator"])?))
     }
 
+    /// Moves the operator's pods to other nodes than this one, which is about to go down.
+    pub fn move_operator_off(&self, node: &str) -> Result<()> {
+        self.kubectl(&["cordon", node])?;
+        let selector = ["-n", NAMESPACE, "-l", "app.kubernetes.io/name=gpunode-operator"];
+        let there = format!("--field-selector=spec.nodeName={node}");
+        self.kubectl(&[&["delete", "pods", &there], &selector[..]].concat())?;
+        self.kubectl(&["rollout", "status", "-n", NAMESPACE, "deployment/gpunode-operator", "--timeout=120s"])?;
+        self.kubectl(&["uncordon", node]).map(drop)
+    }
+
     /// Sets the number of operator pods and waits until it is true.
     pub fn scale_operator(&self, replicas: usize) -> Result<()> {
         self.kubectl(&["scale", "-n", NAMESPACE, "deployment/gpunode-operator", &format!("--replicas={replicas}")])?;

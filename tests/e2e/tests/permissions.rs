@@ -1,14 +1,23 @@
 //! The roles of `manifests/default` name exactly what the test suite has seen gpunode do.
 //!
-//! Runs last: it reads the audit log of everything before it.
+//! Runs last: it reads the audit logs of everything before it, on each cluster that `GPUNODE_E2E_CLUSTERS` names (default: the one
+//! of the tests).
 
 use anyhow::{Context, Result};
+use gpunode_cluster::Cluster;
 use gpunode_e2e::{AuditLog, Lab};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// What one account did or may do: (API group, resource, verb).
 type Use = (String, String, String);
+
+fn audit_logs(lab: &Lab) -> Result<Vec<AuditLog>> {
+    let Ok(clusters) = std::env::var("GPUNODE_E2E_CLUSTERS") else {
+        return Ok(vec![AuditLog::whole(lab.cluster().audit_log())]);
+    };
+    clusters.split_whitespace().map(|name| Ok(AuditLog::whole(Cluster::attach(name)?.audit_log()))).collect()
+}
 
 fn used(audit: &AuditLog, account: &str) -> Result<BTreeSet<Use>> {
     let account_name = format!("system:serviceaccount:gpunode-system:{account}");
@@ -54,11 +63,14 @@ fn granted(lab: &Lab, account: &str) -> Result<BTreeSet<Use>> {
 #[ignore = "needs the audit log of the whole suite: make test"]
 fn roles_grant_exactly_the_verbs_and_resources_that_were_used() -> Result<()> {
     let lab = Lab::enter()?;
-    let audit = AuditLog::whole(lab.cluster().audit_log());
+    let audits = audit_logs(&lab)?;
     for account in ["gpunode-operator", "gpunode-agent"] {
-        let (used, granted) = (used(&audit, account)?, granted(&lab, account)?);
-        let unused: Vec<_> = granted.difference(&used).collect();
-        let missing: Vec<_> = used.difference(&granted).collect();
+        let (mut used_anywhere, granted) = (BTreeSet::new(), granted(&lab, account)?);
+        for audit in &audits {
+            used_anywhere.append(&mut used(audit, account)?);
+        }
+        let unused: Vec<_> = granted.difference(&used_anywhere).collect();
+        let missing: Vec<_> = used_anywhere.difference(&granted).collect();
         assert!(
             unused.is_empty() && missing.is_empty(),
             "{account}: granted and never used {unused:?}; used and not granted {missing:?}"

@@ -6,7 +6,7 @@
 //! and faults from the state file, which changes while the library is loaded (`gpunode-scenario`).
 //!
 //! Each module answers one part of `nvml.h` in terms of Rust values; `ffi` alone sees pointers.
-//! What the calls answer follows `nvml.h` and facts/nvml.md.
+//! What the calls answer follows `nvml.h`.
 
 mod events;
 mod fabric;

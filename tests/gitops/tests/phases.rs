@@ -3,7 +3,7 @@
 
 use gpunode_crds::{GpuNode, GpuNodePolicy, Reason};
 use gpunode_gitops_tests::judge;
-use gpunode_plan::{Outcome, PolicySet, Stage, Standing, Tally, policy_status};
+use gpunode_plan::{Agents, Outcome, PolicySet, Stage, Standing, Tally, policy_status};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -47,7 +47,13 @@ fn standing(spec: &str, standings: impl IntoIterator<Item = Standing>) -> GpuNod
         tally.add(&format!("node-{index}"), &standing);
     }
     let set = PolicySet::new(&[policy.clone()]);
-    policy.status = Some(policy_status(set.get("p").unwrap(), &tally, policy.status.as_ref(), Timestamp::UNIX_EPOCH));
+    policy.status = Some(policy_status(
+        set.get("p").unwrap(),
+        &tally,
+        &Agents::default(),
+        policy.status.as_ref(),
+        Timestamp::UNIX_EPOCH,
+    ));
     policy
 }
 

@@ -24,8 +24,9 @@ fn verdicts(folder: &str) -> Vec<(String, Verdict, Vec<String>)> {
 #[test]
 #[ignore = "needs kubectl: make test"]
 fn every_sample_is_built_and_accepted() {
+    let all = vec!["a100-mig-mixed", "autoscaled", "big-gpus", "gpu-mem", "mps", "t4-time-slicing", "v100-reserved"];
     let folders = [
-        ("manifests/samples", vec!["a100-mig-mixed", "big-gpus", "gpu-mem", "mps", "t4-time-slicing", "v100-reserved"]),
+        ("manifests/samples", all),
         ("manifests/samples/pools", vec!["inference-gpus", "research-gpus", "training-gpus"]),
         ("manifests/samples/pools/inference", vec!["inference-gpus"]),
         ("manifests/samples/pools/research", vec!["research-gpus"]),

@@ -10,8 +10,10 @@ use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::{
+    fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -25,12 +27,58 @@ pub struct Agent {
     log: Arc<Mutex<Vec<String>>>,
 }
 
+/// What is wrong with an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Image {
+    /// Nothing.
+    Good,
+    /// It does not find the driver.
+    WithoutDriver,
+    /// It does not find the kubelet's socket of registrations.
+    WithoutKubelet,
+}
+
 impl Agent {
     /// `run --config FILE` on a node.
     pub fn run(node: &Node) -> Result<Self> {
-        let mut command = Self::command(node, "run")?;
-        command.arg("--config").arg(node.config()).arg("--device-plugin-dir").arg(node.device_plugins());
+        Self::run_in_pod(node, "", Image::Good)
+    }
+
+    /// The same in the pod with that UID, and of an image that works or does not.
+    pub fn run_in_pod(node: &Node, uid: &str, image: Image) -> Result<Self> {
+        Self::run_with(Self::command(node, "run")?, node, uid, image)
+    }
+
+    /// The same as seen from a namespace.
+    pub fn run_on(host: &Namespace, node: &Node, uid: &str) -> Result<Self> {
+        Self::run_with(Self::arguments(host.command(&built()?.agent), node, "run"), node, uid, Image::Good)
+    }
+
+    fn run_with(mut command: Command, node: &Node, uid: &str, image: Image) -> Result<Self> {
+        let nowhere = node.state_dir().join("nowhere");
+        let mut device_plugins = node.device_plugins();
+        match image {
+            Image::Good => {}
+            Image::WithoutDriver => _ = command.arg("--driver-root").arg(&nowhere),
+            Image::WithoutKubelet => device_plugins.set_file_name("other"),
+        }
+        command
+            .arg("--config")
+            .arg(node.config())
+            .arg("--device-plugin-dir")
+            .arg(device_plugins)
+            .args(["--pod-uid", uid]);
         command.arg("--pod-resources-socket").arg(node.pod_resources()).arg("--mps-dir").arg(node.mps_dir());
+        Self::start(command.arg("--state-dir").arg(node.state_dir()))
+    }
+
+    /// `run` on a node whose configuration was saved by an agent before, with an API server that does not answer.
+    pub fn run_saved(node: &Node) -> Result<Self> {
+        node.save_config()?;
+        let mut command = Self::command(node, "run")?;
+        command.env("KUBECONFIG", node.kubeconfig()?).args(["--node-name", crate::node::NAME]);
+        command.arg("--device-plugin-dir").arg(node.device_plugins()).arg("--mps-dir").arg(node.mps_dir());
+        command.arg("--pod-resources-socket").arg(node.pod_resources());
         Self::start(command.arg("--state-dir").arg(node.state_dir()))
     }
 
@@ -58,6 +106,7 @@ impl Agent {
     fn arguments(mut command: Command, node: &Node, what: &str) -> Command {
         command.arg(what).arg("--host-root").arg(node.host_root()).args(["--admin-address", "127.0.0.1:0"]);
         command.env("KUBECONFIG", "/nonexistent").env_remove("NODE_NAME");
+        command.env("RUST_LOG", "info,kube_client=off,gpunode_agent::health=debug,gpunode_agent::health::looks=info");
         command
     }
 
@@ -115,13 +164,18 @@ impl Agent {
         until("the agent has ended", || child.try_wait().ok().flatten()).await.with_context(|| self.log().join("\n"))
     }
 
-    /// Status line and body of `/readyz`.
+    /// Status line, headers and body of `/readyz`.
     pub async fn readyz(&self) -> Result<String> {
+        self.ask("/readyz").await
+    }
+
+    /// What a path of the agent's HTTP server answers.
+    pub async fn ask(&self, path: &str) -> Result<String> {
         let line = self.logs("serving /livez").await?;
         let line: Value = serde_json::from_str(&line)?;
         let address: SocketAddr = line["address"].as_str().context("the address in the log line")?.parse()?;
         let mut stream = TcpStream::connect(address)?;
-        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n").as_bytes())?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)
@@ -138,13 +192,30 @@ impl Agent {
         timeout(PATIENCE, poll).await.context("wait until the agent is ready")?
     }
 
+    /// Whether it has loaded a library.
+    pub fn has_loaded(&self, library: &Path) -> Result<bool> {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.child.id())).context("read what is in memory")?;
+        Ok(maps.contains(&*library.to_string_lossy()))
+    }
+
     /// Resident memory in KiB.
     pub fn resident_kib(&self) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let Some(line) = status.lines().find_map(|line| line.strip_prefix("VmRSS:")) else {
             bail!("the agent has ended");
         };
         Ok(line.trim().trim_end_matches(" kB").parse()?)
+    }
+
+    /// Time on a processor since the start, of threads that have ended too; in steps of 10 ms.
+    pub fn processor_time(&self) -> Result<Duration> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        // The program's name, in brackets, may contain spaces.
+        let (_, fields) = stat.rsplit_once(')').context("the fields of /proc/PID/stat")?;
+        let mut times = fields.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
+        let (user, system) = (times.next().context("utime")??, times.next().context("stime")??);
+        // USER_HZ is 100 on every architecture that Linux runs GPUs on.
+        Ok(Duration::from_millis((user + system) * 10))
     }
 
     fn pid(&self) -> Result<Pid> {

@@ -29,6 +29,7 @@ use std::{
     os::unix::fs::FileTypeExt as _,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
 };
 use tokio::{net::UnixListener, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -44,6 +45,8 @@ struct State {
     endpoints: BTreeMap<String, Endpoint>,
     clients: BTreeMap<String, (Client, JoinHandle<()>)>,
     messages: BTreeMap<String, Vec<ListMessage>>,
+    /// When streams ended, by resource.
+    ends: BTreeMap<String, Vec<Instant>>,
     refusals: usize,
     pods: Pods,
     pod_resources: PodResourcesAnswer,
@@ -116,6 +119,13 @@ impl FakeKubelet {
         }
     }
 
+    /// Forgets a resource while its plugin goes on with its stream.
+    pub fn forget(&self, resource: &str) {
+        if let Some(endpoint) = self.lock().endpoints.get_mut(resource) {
+            endpoint.connected = false;
+        }
+    }
+
     /// Names of the resources with an open stream and a list.
     pub fn connected(&self) -> Vec<String> {
         let state = self.lock();
@@ -132,6 +142,11 @@ impl FakeKubelet {
     /// Every list of a resource since the test began.
     pub fn messages(&self, resource: &str) -> Vec<ListMessage> {
         self.lock().messages.get(resource).cloned().unwrap_or_default()
+    }
+
+    /// When the plugin of a resource ended its stream, each time since the test began.
+    pub fn ends(&self, resource: &str) -> Vec<Instant> {
+        self.lock().ends.get(resource).cloned().unwrap_or_default()
     }
 
     /// Ids of a resource that containers hold.

@@ -11,9 +11,10 @@ mod mps;
 mod mps_programs;
 mod namespace;
 mod node;
+mod other_plugin;
 mod wait;
 
-pub use agent::Agent;
+pub use agent::{Agent, Image};
 pub use api::Device;
 pub use foreign::Foreign;
 pub use kubelet::{Admitted, Endpoint, FakeKubelet, ListMessage, PodResourcesAnswer, Rejection};
@@ -22,4 +23,5 @@ pub use mps::MpsDaemons;
 pub use mps_programs::{MpsClient, MpsNode};
 pub use namespace::Namespace;
 pub use node::Node;
+pub use other_plugin::OtherPlugin;
 pub use wait::until;

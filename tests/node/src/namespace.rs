@@ -25,6 +25,12 @@ impl Namespace {
         Self::start(Command::new("unshare").args(["--mount", "--propagation", "private"]), share, &[folder])
     }
 
+    /// That of a host whose `folder` is a disk of so many bytes.
+    pub fn with_small_disk(folder: &Path, bytes: usize) -> Result<Self> {
+        let mount = format!("mount -t tmpfs -o size={bytes} tmpfs \"$0\"");
+        Self::start(Command::new("unshare").args(["--mount", "--propagation", "private"]), &mount, &[folder])
+    }
+
     /// That of a container, as a runtime makes it: what is mounted on the host later is seen with `propagation` `slave`, and
     /// not with `private`. `source` is mounted on `target`.
     pub fn of_container(&self, propagation: &str, source: &Path, target: &Path) -> Result<Self> {

@@ -3,6 +3,7 @@
 use crate::built::built;
 use anyhow::{Context as _, Result};
 use gpunode_scenario::{Gpu, MIG_MINORS_FILE, Scenario, StateFile, Topology};
+use serde_json::json;
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -12,6 +13,8 @@ use tempfile::TempDir;
 /// Folder of the driver's library below its root.
 const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
 const LIBRARY: &str = "libnvidia-ml.so.1";
+/// Name of the node in Kubernetes.
+pub const NAME: &str = "node";
 
 /// A simulated node.
 #[derive(Debug)]
@@ -77,6 +80,33 @@ impl Node {
         Ok(())
     }
 
+    /// Takes the driver's library away.
+    pub fn remove_driver(&self) -> Result<()> {
+        Ok(fs::remove_file(self.library())?)
+    }
+
+    /// Installs another version of the driver.
+    pub fn upgrade_driver(&mut self, version: &str) -> Result<()> {
+        version.clone_into(&mut self.scenario.driver_version);
+        self.install_driver()
+    }
+
+    /// Loads the driver's kernel module anew.
+    pub fn load_module(&self) -> Result<()> {
+        let module = self.host_root().join("sys/module/nvidia");
+        // Made before the old one goes, so that it is another file.
+        let new = module.with_file_name("new");
+        fs::create_dir_all(&new)?;
+        Ok(fs::rename(new, module)?)
+    }
+
+    /// Gives the machine another boot.
+    pub fn reboot(&self, boot_id: &str) -> Result<()> {
+        let file = self.host_root().join("proc/sys/kernel/random/boot_id");
+        fs::create_dir_all(file.parent().context("the folder of the boot id")?)?;
+        Ok(fs::write(file, boot_id)?)
+    }
+
     /// Replaces the driver's library by its first `length` bytes.
     pub fn truncate_driver(&self, length: usize) -> Result<()> {
         let library = fs::read(&built()?.nvml).context("read the simulated NVML")?;
@@ -140,6 +170,30 @@ impl Node {
     /// The configuration file.
     pub fn config(&self) -> PathBuf {
         self.path("config.yaml")
+    }
+
+    /// Saves an empty configuration, as an agent does that got it from the API server.
+    pub fn save_config(&self) -> Result<()> {
+        // The first eight bytes of the SHA-256 of `{}`.
+        let hash = "44136fa355b3678a";
+        let saved = json!({"format": 1, "node": NAME, "version": 1, "hash": hash, "document": "{}", "uid": null});
+        fs::create_dir_all(self.state_dir())?;
+        Ok(fs::write(self.state_dir().join("config.json"), saved.to_string())?)
+    }
+
+    /// Says where the API server is: at a port where nobody listens.
+    pub fn kubeconfig(&self) -> Result<PathBuf> {
+        let path = self.path("kubeconfig");
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": NAME,
+            "clusters": [{"name": NAME, "cluster": {"server": "https://127.0.0.1:1", "insecure-skip-tls-verify": true}}],
+            "users": [{"name": NAME, "user": {"token": NAME}}],
+            "contexts": [{"name": NAME, "context": {"cluster": NAME, "user": NAME}}],
+        });
+        fs::write(&path, config.to_string())?;
+        Ok(path)
     }
 
     /// Names of gpunode's sockets in the kubelet's folder.

@@ -1,9 +1,13 @@
 //! A driver that does not answer every question: no GPU is offered as something that it is not.
 
 use anyhow::Result;
-use gpunode_node_tests::{Lab, Node, until};
+use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node, until};
 use gpunode_scenario::{MigGroup, ReturnCode, Scenario, Topology};
 use rustix::process::Signal;
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 const GPU: &str = "nvidia.com/gpu";
 const PART: &str = "nvidia.com/mig-3g.40gb";
@@ -98,5 +102,53 @@ async fn a_node_that_loses_every_gpu_offers_none_and_waits_for_the_driver() -> R
         lab.node.state()?.restore(gpu)?;
     }
     lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
+    Ok(())
+}
+
+/// The library with which a process works is one mapping; it goes with the session.
+#[tokio::test]
+async fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_container_notices() -> Result<()> {
+    let mut lab = Lab::start(Node::with_v100()?, "")?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    lab.agent.logs("the events of the driver are followed").await?;
+    let held = lab.kubelet.admit("pod", "main", GPU, 1).await?;
+    let registrations = lab.kubelet.endpoint(GPU).registrations;
+    lab.node.remove_driver()?;
+    lab.agent.logs("hardware has a problem").await?;
+    // Longer than anybody takes for a moment.
+    until("nothing is given out", || lab.kubelet.endpoint(GPU).healthy().is_empty().then_some(())).await?;
+
+    lab.node.upgrade_driver("590.10.01")?;
+    let start = Instant::now();
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    lab.agent.logs("the events of the driver are followed").await?;
+    until("the new driver's events are followed", || {
+        (lab.agent.logged("the events of the driver are followed") == 2).then_some(())
+    })
+    .await?;
+    lab.node.state()?.inject_xid(0, 79)?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 7).await?;
+    assert_eq!(lab.kubelet.endpoint(GPU).registrations, registrations);
+    assert!(!held.ids.is_empty() && lab.kubelet.in_use(GPU).len() == 1, "what was held is held");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_starts_while_the_gpus_are_released_leaves_the_driver_alone() -> Result<()> {
+    let node = Node::with_v100()?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let mut agent = Agent::run_saved(&node)?;
+    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    agent.logs("the events of the driver are followed").await?;
+    assert!(agent.has_loaded(&node.library())?);
+    agent.stop().await?;
+    // As the agent leaves it that was asked to let go.
+    fs::write(node.state_dir().join("released"), "")?;
+    let agent = Agent::run_saved(&node)?;
+    agent.logs("the GPUs are released").await?;
+    agent.await_ready().await?;
+    assert!(!agent.has_loaded(&node.library())?);
+    assert_eq!(agent.logged("hardware found"), 0);
     Ok(())
 }

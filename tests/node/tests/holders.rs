@@ -106,7 +106,8 @@ async fn an_agent_that_lost_its_memory_offers_nothing_of_what_is_held() -> Resul
     std::fs::write(lab.node.state_dir().join("assignments.json"), "{")?;
     lab.node.configure(WHOLE)?;
     lab.agent = Agent::run(&lab.node)?;
-    lab.agent.logs("assignments").await?;
+    lab.agent.logs("StateFileCorrupt").await?;
+    assert_eq!(std::fs::read_to_string(lab.node.state_dir().join("assignments.json.corrupt"))?, "{");
     lab.kubelet.has(GPU, |endpoint| endpoint.registrations == 2 && endpoint.healthy().contains(&uuids[1])).await?;
     let of_held = || lab.kubelet.endpoint(GPU).healthy_of(&uuids[0]);
     assert_eq!(of_held(), 0);

@@ -1,7 +1,7 @@
 //! The agent stays registered, whatever the kubelet does.
 
 use anyhow::Result;
-use gpunode_node_tests::{Agent, FakeKubelet, Node, until};
+use gpunode_node_tests::{Agent, FakeKubelet, Node, OtherPlugin, until};
 use std::fs;
 
 const GPU: &str = "nvidia.com/gpu";
@@ -59,6 +59,49 @@ async fn it_registers_again_when_the_kubelet_ends_the_stream() -> Result<()> {
         kubelet.end_stream(GPU);
         kubelet.has(GPU, |endpoint| endpoint.registrations > ends).await?;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_registers_again_when_the_kubelet_has_forgotten_the_resource() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, agent, socket) = registered(&node).await?;
+    kubelet.forget(GPU);
+    // Two looks, 10 s apart.
+    let line = agent.logs("the kubelet has forgotten the resource").await?;
+    assert!(line.contains(GPU), "{line}");
+    let endpoint = kubelet.has(GPU, |endpoint| endpoint.registrations == 2).await?;
+    assert_ne!(endpoint.socket, socket);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_resource_of_another_plugin_is_left_to_it_until_that_ends() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("")?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let other = OtherPlugin::register(&node.device_plugins(), GPU).await?;
+    kubelet.has(GPU, |endpoint| endpoint.devices.len() == 1).await?;
+    let agent = Agent::run(&node)?;
+    agent.logs("ServedByAnother").await?;
+    agent.await_ready().await?;
+    assert_eq!(kubelet.endpoint(GPU).registrations, 1);
+    drop(other);
+    // It looks every 10 s.
+    kubelet.has(GPU, |endpoint| endpoint.registrations == 2 && endpoint.devices.len() == 8).await?;
+    agent.logs("no other plugin serves the resource any more").await?;
+    assert_eq!(agent.logged("ServedByAnother"), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_plugin_that_takes_the_resource_over_is_not_fought() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, agent, _) = registered(&node).await?;
+    let _other = OtherPlugin::register(&node.device_plugins(), GPU).await?;
+    agent.logs("ServedByAnother").await?;
+    let endpoint = kubelet.endpoint(GPU);
+    assert_eq!((endpoint.registrations, endpoint.ids()), (2, vec!["another".to_owned()]));
     Ok(())
 }
 

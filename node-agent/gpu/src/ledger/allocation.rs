@@ -176,7 +176,7 @@ impl Ledger {
             return Err(Refusal::MoreThanOne { resource: name(), asked: ids.len() });
         }
         if let Some((of, _)) = given.iter().find(|(of, _)| of.state == State::Out) {
-            let reason = self.held_back.get(of.uuid).map_or("the driver no longer lists it", String::as_str).to_owned();
+            let reason = self.held_back(of.uuid).unwrap_or("the driver no longer lists it").to_owned();
             return Err(Refusal::HeldBack { resource: name(), device: of.uuid.to_owned(), reason });
         }
         self.give_once(resource, ids, now, unseen)?;

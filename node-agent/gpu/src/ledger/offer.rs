@@ -114,7 +114,7 @@ impl Ledger {
 
     fn state(&self, uuid: &str, assignment: &Assignment) -> State {
         let wanted = self.wanted.as_ref().and_then(|wanted| wanted.get(uuid));
-        if !self.present.contains(uuid) || self.held_back.contains_key(uuid) {
+        if !self.present.contains(uuid) || self.held_back(uuid).is_some() {
             State::Out
         } else if wanted != Some(assignment) {
             State::Waiting

@@ -1,6 +1,7 @@
 //! From the hardware of simulated nodes to their labels: what the agent reports is all that the operator needs.
 
 use super::*;
+use crate::machine::Machine;
 use crate::{
     books::{Books, tests::nothing_held},
     mps::seen::Answers,
@@ -44,14 +45,15 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
         nvml::read(&library.folder().join("libnvidia-ml.so.1"), Path::new("/nowhere"), &[], function).unwrap();
     let machine = Machine { product: Some("PowerEdge-XE9680".to_owned()), vgpu: None };
     let functions = reading.inventory.gpus.len();
-    let hardware = Hardware { functions, machine, driver: Driver::Answers, reading: Some(reading) };
+    let hardware =
+        Hardware { functions, machine, driver: Driver::Answers, reading: Some(reading), ..Hardware::default() };
     let in_force = InForce::default().next(&config(document.unwrap_or_default()), hardware.inventory());
     assert_eq!(in_force.rejected, None);
     let mut books = Books::default();
     books.see(Answers::new(), Duration::ZERO);
     books.want((*in_force.wanted).clone());
     books.observe(nothing_held(Instant::now()));
-    let registered = document.map(|_| Registered::new());
+    let registered = document.map(|_| Registered::default());
     let plugin = registered.as_ref().map(|registered| Plugin { in_force: &in_force, registered });
     let page = if plugin.is_some() { books.page() } else { Page::default() };
     status(&Identity::default(), Facts { hardware: &hardware, page: &page, plugin })

@@ -196,7 +196,7 @@ fn change(live: &World, before: &World, after: &World) -> NodeChange {
         changes,
         obstacles: after.obstacles.difference(&before.obstacles).cloned().chain(effect.obstacles).collect(),
         offers: effect.offers,
-        notes: effect.notes,
+        notes: after.meanwhile.difference(&before.meanwhile).cloned().chain(effect.notes).collect(),
     }
 }
 

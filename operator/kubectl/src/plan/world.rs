@@ -4,7 +4,7 @@ use super::{difference::What, settings};
 use anyhow::Context;
 use gpunode_config::AgentConfig;
 use gpunode_crds::GpuNode;
-use gpunode_plan::{GpuNodeChange, NodeFacts, NodePlan, PolicySet, plan_node};
+use gpunode_plan::{GpuNodeChange, NodeFacts, NodePlan, PolicySet, Turn, plan_node_at};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -23,6 +23,8 @@ pub struct World {
     pub obstacles: BTreeSet<String>,
     /// The policies that count the node.
     pub matched: Vec<String>,
+    /// What would be there besides until the agent has followed.
+    pub meanwhile: BTreeSet<String>,
     /// Nothing is written to the node, so it stays as it is.
     pub held: bool,
 }
@@ -30,8 +32,9 @@ pub struct World {
 impl World {
     /// A node as it is in the cluster, under the policies that are there.
     pub fn of(mut node: Node, gpu_node: Option<GpuNode>, policies: &PolicySet) -> Self {
-        // The API server always has one, a file that somebody wrote may not.
+        // The API server always has both, a file that somebody wrote may not; patches of the planner test the version.
         node.spec.get_or_insert_default();
+        node.metadata.resource_version.get_or_insert_default();
         let configuration = gpu_node.as_ref().and_then(|gpu_node| gpu_node.spec.config.as_ref());
         let governing = configuration.map(|config| config.policy.clone());
         Self::looking(node, gpu_node, governing.as_deref(), policies)
@@ -58,8 +61,12 @@ impl World {
     /// # Errors
     /// When the planner's own patch does not fit the node, which is a fault of this program.
     pub fn carried_out(&self, policies: &PolicySet, now: Timestamp) -> anyhow::Result<Self> {
-        let plan = plan_node(policies, &NodeFacts::of(&self.node), self.gpu_node.as_ref(), now);
+        let facts = NodeFacts::of(&self.node);
+        let plan = |turn| plan_node_at(turn, policies, &facts, self.gpu_node.as_ref(), now);
+        let at_once = patched(&self.node, &plan(Turn::Now))?;
+        let plan = plan(Turn::Foretold);
         let node = patched(&self.node, &plan)?;
+        let meanwhile = meanwhile(&at_once, &node);
         let gpu_node = changed(self.gpu_node.as_ref(), &plan.gpu_node);
         let held = plan.hold.is_some();
         // On a node that stays as it is, the policy governs that its configuration comes from.
@@ -68,7 +75,7 @@ impl World {
         } else {
             Self::looking(node, gpu_node, plan.governing.as_deref(), policies)
         };
-        Ok(Self { held, obstacles: obstacles(&plan), matched: plan.outcomes.into_keys().collect(), ..world })
+        Ok(Self { held, meanwhile, obstacles: obstacles(&plan), matched: plan.outcomes.into_keys().collect(), ..world })
     }
 
     /// What there is to see where a policy governs.
@@ -97,6 +104,7 @@ impl World {
                 .collect(),
             resources: config.iter().flat_map(settings::resources).map(|(name, _)| name).collect(),
             obstacles: BTreeSet::new(),
+            meanwhile: BTreeSet::new(),
             matched: Vec::new(),
             held: false,
             node,
@@ -128,7 +136,7 @@ fn patched(node: &Node, plan: &NodePlan) -> anyhow::Result<Node> {
 
 fn changed(gpu_node: Option<&GpuNode>, change: &GpuNodeChange) -> Option<GpuNode> {
     match (change, gpu_node) {
-        (GpuNodeChange::None | GpuNodeChange::Step { .. }, gpu_node) => gpu_node.cloned(),
+        (GpuNodeChange::None | GpuNodeChange::Step { .. } | GpuNodeChange::Ask { .. }, gpu_node) => gpu_node.cloned(),
         (GpuNodeChange::Create(gpu_node), _) => Some((**gpu_node).clone()),
         (GpuNodeChange::Configure { config, .. }, Some(gpu_node)) => {
             let mut gpu_node = gpu_node.clone();
@@ -137,6 +145,16 @@ fn changed(gpu_node: Option<&GpuNode>, change: &GpuNodeChange) -> Option<GpuNode
         }
         (GpuNodeChange::Configure { .. } | GpuNodeChange::Delete { .. }, _) => None,
     }
+}
+
+/// Labels and taints that go by themselves.
+fn meanwhile(at_once: &Node, then: &Node) -> BTreeSet<String> {
+    let (at_once, then) = (NodeFacts::of(at_once), NodeFacts::of(then));
+    let labels = at_once.labels.iter().filter(|(key, _)| !then.labels.contains_key(key));
+    let labels = labels.map(|(key, _)| format!("label {key} is there until the new agent has taken over"));
+    let taints = at_once.taints.iter().filter(|taint| !then.taints.iter().any(|kept| kept.id == taint.id));
+    let taints = taints.map(|taint| format!("taint {} is there until what is promised is allocatable", taint.id));
+    labels.chain(taints).collect()
 }
 
 fn obstacles(plan: &NodePlan) -> BTreeSet<String> {

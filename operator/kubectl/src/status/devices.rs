@@ -2,7 +2,8 @@
 
 use super::usage::Amount;
 use gpunode_crds::{
-    GpuDevice, GpuNode, GpuNodeStatus, Holder, MpsDaemonState, OfferedDevice, SharingStrategy, WaitingDevice,
+    DeviceHealth, GpuDevice, GpuNode, GpuNodeStatus, HealthState, Holder, MpsDaemonState, OfferedDevice,
+    SharingStrategy, WaitingDevice,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
@@ -23,6 +24,9 @@ pub struct DeviceState {
     /// Since when its GPU has not been seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missing_since: Option<Time>,
+    /// What is wrong with it, or with its GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fault: Option<DeviceHealth>,
     /// The resource that it is offered as.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource: Option<String>,
@@ -154,6 +158,9 @@ fn device(
     let holders: Vec<Holder> = status.holders.iter().filter(|holder| holder.device == uuid).cloned().collect();
     let waiting = status.waiting.iter().find(|waiting| waiting.device == uuid).cloned();
     let mps_daemon = status.mps_daemons.iter().find(|daemon| daemon.device == uuid).map(|daemon| daemon.state);
+    let part = gpu.and_then(|gpu| gpu.mig_devices.iter().find(|mig| mig.uuid == uuid));
+    let told = [part.and_then(|part| part.health.as_ref()), gpu.and_then(|gpu| gpu.health.as_ref())];
+    let fault = told.into_iter().flatten().find(|health| health.state == HealthState::Unhealthy).cloned();
     let offered = status.resources.iter().find_map(|resource| {
         let device = resource.devices.iter().find(|device| device.device == uuid)?;
         Some((resource, device))
@@ -161,6 +168,7 @@ fn device(
     let state = match offered {
         _ if gpu.is_none() => State::Gone,
         _ if missing_since.is_some() => State::Missing,
+        _ if fault.is_some() => State::Unhealthy,
         _ if mps_daemon == Some(MpsDaemonState::NotAnswering) => State::NoMpsDaemon,
         _ if waiting.is_some() => State::Waits,
         Some((resource, OfferedDevice { healthy: 0, .. }))
@@ -180,6 +188,7 @@ fn device(
         memory_mib,
         state,
         missing_since,
+        fault,
         sharing: offered.and_then(|(resource, _)| resource.sharing),
         resource: offered.map(|(resource, _)| resource.name.clone()),
         shares: offered.map(|(_, device)| device.shares).unwrap_or_default(),

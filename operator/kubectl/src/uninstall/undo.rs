@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use gpunode_crds::OWNED_ANNOTATION;
-use gpunode_plan::{Hold, NodeFacts, PolicySet, plan_node};
+use gpunode_plan::{Hold, NodeFacts, PolicySet, Turn, plan_node_at};
 use jiff::Timestamp;
 use json_patch::{Patch, PatchOperation, RemoveOperation, TestOperation, jsonptr::PointerBuf};
 use k8s_openapi::api::core::v1::Node;
@@ -31,7 +31,7 @@ pub enum Undo {
 /// When the planner's own patch does not fit the node, which is a fault of this program.
 pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<Undo> {
     let facts = NodeFacts::of(node);
-    let plan = plan_node(&PolicySet::default().with_gpu_labels(false), &facts, None, now);
+    let plan = plan_node_at(Turn::Foretold, &PolicySet::default().with_gpu_labels(false), &facts, None, now);
     if let Some(hold) = plan.hold {
         let is_clean = facts.owned.is_none();
         return Ok(if is_clean { Undo::Nothing } else { Undo::Held(hold) });

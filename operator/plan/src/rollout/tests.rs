@@ -305,3 +305,19 @@ proptest! {
         prop_assert_eq!(fleet.rollout.progress(), None);
     }
 }
+
+#[test]
+fn agents_stand_by_on_as_many_nodes_more_as_nobody_waits_for() {
+    let mut rollout = pending(10);
+    assert_eq!(rollout.surge(&pace("\"20%\"")), IntOrString::String("20%".to_owned()));
+    for (down, surge) in [(1, 3), (4, 6)] {
+        for index in 0..down {
+            rollout.put(&format!("gpu-{index}"), Some(&Stage::Outside));
+        }
+        assert_eq!(rollout.surge(&pace("\"20%\"")), IntOrString::Int(surge));
+    }
+    for index in 0..4 {
+        rollout.put(&format!("gpu-{index}"), Some(&Stage::Done));
+    }
+    assert_eq!(rollout.surge(&pace("3")), IntOrString::Int(3));
+}

@@ -5,7 +5,7 @@ use gpunode_plan::{
     AgentPods, PolicySet, daemonset_drifted, desired_discovery, desired_for_policy, desired_mps, policy_of_daemonset,
     repaired_daemonset,
 };
-use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::{api::apps::v1::DaemonSet, apimachinery::pkg::util::intstr::IntOrString};
 use serde_json::{Value, json};
 
 type Edit = fn(&mut Value);
@@ -15,9 +15,13 @@ fn pods() -> AgentPods {
 }
 
 fn of_policy(spec: &str) -> Option<DaemonSet> {
+    surging(spec, IntOrString::String("10%".to_owned()))
+}
+
+fn surging(spec: &str, surge: IntOrString) -> Option<DaemonSet> {
     let policy = policy("v100", spec);
     let policies = PolicySet::new([&policy]);
-    desired_for_policy(&pods(), policies.get("v100").unwrap(), &policy)
+    desired_for_policy(&pods(), policies.get("v100").unwrap(), &policy, surge)
 }
 
 fn edited(daemonset: &DaemonSet, edit: impl FnOnce(&mut Value)) -> DaemonSet {
@@ -110,4 +114,27 @@ fn daemonset_names_its_policy() {
     assert_eq!(policy_of_daemonset(&desired_mps(&pods())), None);
     let foreign = edited(&daemonset, |it| it["metadata"]["ownerReferences"] = json!([]));
     assert_eq!(policy_of_daemonset(&foreign), None);
+}
+
+#[test]
+fn how_many_agents_may_stand_by_is_written_only_while_pods_are_replaced() {
+    let spec = "{nodeSelector: {}, devicePlugin: {}}";
+    let (live, desired) = (of_policy(spec).unwrap(), surging(spec, IntOrString::Int(5)).unwrap());
+    let with_status = |generation: i64, updated: i32| {
+        edited(&live, |it| {
+            it["metadata"]["generation"] = json!(2);
+            it["status"] = json!({"observedGeneration": generation, "desiredNumberScheduled": 4, "currentNumberScheduled": 4,
+                "numberMisscheduled": 0, "numberReady": 4, "updatedNumberScheduled": updated});
+        })
+    };
+    for (live, is_written) in
+        [(live.clone(), false), (with_status(2, 4), false), (with_status(2, 3), true), (with_status(1, 4), true)]
+    {
+        assert_eq!(daemonset_drifted(&live, &desired), is_written, "{:?}", live.status);
+    }
+    // As it was before agents handed over.
+    let old = edited(&live, |it| {
+        it["spec"]["updateStrategy"]["rollingUpdate"] = json!({"maxSurge": 0, "maxUnavailable": "10%"});
+    });
+    assert!(daemonset_drifted(&old, &desired));
 }

@@ -198,3 +198,31 @@ fn gpus_that_do_not_match_and_keys_that_were_taken_over_are_named() {
     assert!(reason.starts_with("spec.gpuSelector asks for 2 such GPUs"), "{reason}");
     assert_eq!(explanation.entries[0].before.as_deref(), Some("old"), "{explanation:?}");
 }
+
+#[test]
+fn taints_that_come_and_go_name_the_field_that_wants_them() {
+    let policies = [
+        policy("p", "{priority: 2, nodeSelector: {}, startupTaint: {}, devicePlugin: {}}"),
+        policy("q", "{priority: 1, nodeSelector: {}, startupTaint: {key: a.b/c}, unhealthyTaint: {after: 0s}}"),
+    ];
+    let mut world = World::sample();
+    let broken = json!({"index": 0, "uuid": "GPU-0", "product": "x", "memoryMiB": 1, "health": {"state": "Unhealthy"}});
+    let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
+        "status": {"gpus": [broken]}});
+    world.gpu_node = Some(serde_json::from_value(gpu_node).expect("a GpuNode"));
+    world.converge(&policies);
+    let explanation = explained(&world, &policies);
+    let taints = explanation.entries.iter().filter(|entry| entry.kind == gpunode_plan::Kind::Taint);
+    let told: Vec<_> = taints
+        .map(|entry| {
+            let source = serde_json::to_value(&entry.source).expect("JSON");
+            format!("{} {}.{} {:?}", entry.key, source["name"], source["field"], entry.state).replace('"', "")
+        })
+        .collect();
+    let expected = [
+        "a.b/c:NoSchedule q.spec.startupTaint InPlace",
+        "gpunode.dev/not-ready:NoSchedule p.spec.startupTaint InPlace",
+        "gpunode.dev/unhealthy:NoSchedule q.spec.unhealthyTaint InPlace",
+    ];
+    assert_eq!(told, expected);
+}

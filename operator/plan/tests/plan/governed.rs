@@ -33,7 +33,8 @@ pub fn step() -> ConfigurationStep {
 pub fn world(given: &GpuNodePolicy, step: Option<ConfigurationStep>, in_force: &GpuNodePolicy, ready: bool) -> World {
     let mut world = World::sample();
     world.converge(std::slice::from_ref(given));
-    let mut gpu_node = GpuNode::new("n", GpuNodeSpec { config: Some(configuration(given)), step });
+    let mut gpu_node =
+        GpuNode::new("n", GpuNodeSpec { config: Some(configuration(given)), step, ..GpuNodeSpec::default() });
     gpu_node.metadata.resource_version = Some("7".to_owned());
     gpu_node.metadata.managed_fields =
         Some(serde_json::from_value(json!([{"manager": "gpunode-operator", "time": "2026-01-01T00:00:00Z"}])).unwrap());

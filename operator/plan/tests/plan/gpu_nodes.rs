@@ -282,6 +282,14 @@ fn device_that_cannot_be_offered_fails_at_once_and_one_that_may_come_is_waited_f
 }
 
 #[test]
+fn resource_of_another_plugin_fails_at_once_and_is_said() {
+    let mut status = reported(in_force(), ("False", Reason::ServedByAnother));
+    status.resources[0].registered = false;
+    let world = with_status(status);
+    assert_eq!(outcome_after(&world, 0).1, Outcome::failed(Reason::ServedByAnother, "as the agent says"));
+}
+
+#[test]
 fn broken_driver_and_unreachable_node_fail_at_once() {
     let mut world = with_status(reported(in_force(), ("False", Reason::DriverNotFound)));
     assert!(matches!(outcome_after(&world, 0).1, Outcome::Failed { reason: Reason::DriverNotFound, .. }));

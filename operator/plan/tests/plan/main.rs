@@ -1,19 +1,23 @@
 //! What the planner decides, shown on nodes to which its patches are applied.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails")]
 
+mod asked;
 mod daemonsets;
 mod explanations;
 mod fact_labels;
 mod governed;
 mod gpu_nodes;
+mod hand_over;
 mod mps;
 mod nodes;
 mod paused;
 mod properties;
 mod retired;
 mod rollouts;
+mod startup;
 mod statuses;
 mod stops;
 mod take_over;
+mod unhealthy;
 mod unknown_facts;
 mod world;

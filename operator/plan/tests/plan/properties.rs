@@ -55,16 +55,21 @@ fn any_policy(index: usize) -> impl Strategy<Value = GpuNodePolicy> {
         json!({"matchExpressions": [{"key": "gpunode.dev/mps", "operator": "Exists"}]}),
     ]);
     let by_gpus = prop::bool::weighted(0.3);
+    let starting = option::of(prop::sample::select(vec![json!({}), json!({"key": "start/up"})]));
     let mps = json!({"resources": [{"name": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 2}}]});
     let plugin = option::of(prop::sample::select(vec![json!({}), json!({"passDeviceSpecs": true}), mps]));
-    (0..3, selector, keys(&KEYS), taints(), plugin, prop::bool::weighted(0.2), any::<bool>(), by_gpus).prop_map(
-        move |(priority, selector, labels, taints, plugin, preview, take_over, by_gpus)| {
+    (0..3, selector, keys(&KEYS), taints(), plugin, prop::bool::weighted(0.2), any::<bool>(), by_gpus, starting)
+        .prop_map(move |(priority, selector, labels, taints, plugin, preview, take_over, by_gpus, starting)| {
             let mut spec = json!({"priority": priority, "nodeSelector": selector, "labels": labels, "taints": taints});
             for taint in spec["taints"].as_array_mut().unwrap() {
                 taint.as_object_mut().unwrap().remove("timeAdded");
             }
             if let Some(plugin) = plugin {
                 spec["devicePlugin"] = plugin;
+            }
+            if let Some(starting) = starting {
+                spec["startupTaint"] = starting;
+                spec["unhealthyTaint"] = json!({});
             }
             if by_gpus {
                 spec["gpuSelector"] = json!({"products": ["Tesla-*"]});
@@ -76,8 +81,7 @@ fn any_policy(index: usize) -> impl Strategy<Value = GpuNodePolicy> {
                 spec["mode"] = json!("Preview");
             }
             policy(&format!("p{index}"), &spec.to_string())
-        },
-    )
+        })
 }
 
 fn policies() -> impl Strategy<Value = Vec<GpuNodePolicy>> {

@@ -2,7 +2,7 @@
 
 use crate::world::{now, policy};
 use gpunode_crds::{GpuNodePolicyStatus, NodeWaiting, Reason};
-use gpunode_plan::{Outcome, PolicySet, Stage, Standing, Tally, policy_status};
+use gpunode_plan::{Agents, Outcome, PolicySet, Stage, Standing, Tally, policy_status};
 use jiff::SignedDuration;
 
 fn status(spec: &str, outcomes: &[Outcome], before: Option<&GpuNodePolicyStatus>, seconds: i64) -> GpuNodePolicyStatus {
@@ -11,7 +11,13 @@ fn status(spec: &str, outcomes: &[Outcome], before: Option<&GpuNodePolicyStatus>
     for (index, outcome) in outcomes.iter().enumerate() {
         tally.add(&format!("node-{index}"), &outcome.clone().into());
     }
-    policy_status(policies.get("p").unwrap(), &tally, before, now() + SignedDuration::from_secs(seconds))
+    policy_status(
+        policies.get("p").unwrap(),
+        &tally,
+        &Agents::default(),
+        before,
+        now() + SignedDuration::from_secs(seconds),
+    )
 }
 
 fn conditions(status: &GpuNodePolicyStatus) -> Vec<String> {
@@ -92,6 +98,7 @@ fn first_word_of_ready_is_what_somebody_has_to_mend() {
         (Outcome::conflicted(Reason::EqualPriority, "m"), "EqualPriority"),
         (Outcome::conflicted(Reason::KeyOwnedByAnother, "m"), "KeyOwnedByAnother"),
         (Outcome::failed(Reason::WriteFailed, "m"), "WriteFailed"),
+        (Outcome::failed(Reason::ServedByAnother, "m"), "ServedByAnother"),
         (Outcome::failed(Reason::RecordUnreadable, "m"), "RecordUnreadable"),
     ] {
         let status = status("{nodeSelector: {}}", &[Outcome::Updating, outcome], None, 0);
@@ -124,7 +131,7 @@ fn devices_that_wait_for_their_holders_are_named_and_do_not_hold_ready() {
     let mut tally = Tally::default();
     tally.add("a", &Outcome::Ready.into());
     tally.add("b", &Standing { waiting: vec![waiting.clone()], ..Outcome::Ready.into() });
-    let status = policy_status(policies.get("p").unwrap(), &tally, None, now());
+    let status = policy_status(policies.get("p").unwrap(), &tally, &Agents::default(), None, now());
     let ready = "Ready=True InForce: in force on 2 of 2 matched nodes; on 1 of them devices wait for their holders";
     assert_eq!((conditions(&status)[0].as_str(), status.waiting), (ready, vec![waiting]));
 }
@@ -179,7 +186,7 @@ fn of_rollout(stages: &[(&str, Stage)]) -> Vec<String> {
         };
         tally.add(node, &Standing { stage: Some(stage.clone()), ..outcome.into() });
     }
-    conditions(&policy_status(policies.get("p").unwrap(), &tally, None, now()))
+    conditions(&policy_status(policies.get("p").unwrap(), &tally, &Agents::default(), None, now()))
 }
 
 #[test]
@@ -209,4 +216,41 @@ fn stopped_rollout_is_stalled_and_nothing_is_under_way() {
             format!("Stalled=True RolloutStopped: {words}"),
         ]
     );
+}
+
+#[test]
+fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
+    let policies = PolicySet::new(&[policy("p", "{nodeSelector: {}, devicePlugin: {}}")]);
+    let told = |ready: usize, failed: usize, agents: &Agents| {
+        let mut tally = Tally::default();
+        let outcomes = std::iter::repeat_n(Outcome::Ready, ready);
+        let failures = std::iter::repeat_n(Outcome::failed(Reason::NodeNotReady, "m"), failed);
+        for (index, outcome) in outcomes.chain(failures).enumerate() {
+            tally.add(&format!("node-{index}"), &outcome.into());
+        }
+        let status = policy_status(policies.get("p").unwrap(), &tally, agents, None, now());
+        conditions(&status)[..3].to_vec()
+    };
+    let behind = |behind, is_late| Agents { behind, all: 4, is_late, ..Agents::default() };
+    assert_eq!(
+        told(4, 0, &behind(3, false)),
+        [
+            "Ready=False NodesUpdating: 1 of 4 agents are the new ones; the old ones serve until then",
+            "Reconciling=True NodesUpdating: 1 of 4 agents are the new ones; the old ones serve until then",
+            "Stalled=False UpToDate: the spec can be carried out",
+        ]
+    );
+    let why = "no further agent has taken over for 10m: 1 of 4 agents are the new ones; the old ones serve until then; see the \
+               pods of DaemonSet gpunode-agent-p that are not Ready";
+    assert_eq!(
+        told(4, 0, &behind(3, true)),
+        [
+            format!("Ready=False RolloutStopped: {why}"),
+            "Reconciling=False UpToDate: nothing is under way".to_owned(),
+            format!("Stalled=True RolloutStopped: {why}"),
+        ]
+    );
+    assert_eq!(told(3, 1, &behind(1, true))[0], "Ready=True InForce: in force on 3 of 4 matched nodes", "one is down");
+    let refused = Agents { refusal: Some("update daemonset d: no".to_owned()), ..Agents::default() };
+    assert_eq!(told(4, 0, &refused)[0], "Ready=False WriteFailed: update daemonset d: no");
 }

@@ -1,5 +1,9 @@
 use super::*;
-use crate::controller::cache::Gone;
+use crate::controller::{
+    cache::Gone,
+    daemonsets::ALWAYS,
+    work::{DaemonSetWork, NodeWork},
+};
 use gpunode_crds::Reason;
 use gpunode_plan::{DISCOVERY_NAME, GpuNodeChange, MPS_NAME};
 use k8s_openapi::api::{apps::v1::DaemonSetStatus, core::v1::Node};
@@ -109,7 +113,7 @@ impl Scene {
         };
         daemonset.metadata.resource_version = Some(self.next_version());
         edit(&mut daemonset);
-        self.index.update_daemonset(daemonset, write);
+        self.go(|index, now, effects| index.update_daemonset(daemonset, write, now, effects));
     }
 
     fn woken(&self) -> Vec<&Key> {
@@ -254,14 +258,50 @@ fn daemonset_comes_with_the_device_plugin_is_repaired_and_goes_with_it() {
     let name = policy_daemonset_name("p");
     scene.write_daemonset(&name, |_| {});
     assert_eq!(scene.index.daemonset_work(&name), None);
-    let mut edited = scene.index.daemonsets.desired(&name, &scene.index.set, &scene.index.policies).unwrap();
+    let mut edited = {
+        let Index { daemonsets, set, policies, outcomes, .. } = &scene.index;
+        daemonsets.desired(&name, set, policies, outcomes).unwrap()
+    };
     edited.metadata.resource_version = Some(scene.next_version());
     edited.spec.as_mut().unwrap().min_ready_seconds = Some(5);
     scene.go(|index, now, effects| index.take_daemonsets(Change::Set(edited), now, effects));
-    assert_eq!(scene.woken(), [&Key::DaemonSet(name.clone())]);
+    assert_eq!(scene.woken(), [&Key::DaemonSet(name.clone()), &status("p")]);
     scene.write_daemonset(&name, |_| {});
     scene.set_policy("p", LABEL);
     assert!(matches!(scene.index.daemonset_work(&name), Some(DaemonSetWork::Delete { .. })));
+}
+
+#[test]
+fn status_tells_of_a_daemonset_that_is_refused_and_of_agents_that_never_take_over() {
+    let mut scene = Scene::warm();
+    scene.set_policy("p", PLUGIN);
+    let name = policy_daemonset_name("p");
+    let told = |scene: &Scene, seconds| {
+        let now = Timestamp::from_second(seconds).unwrap();
+        let status = scene.index.status_work("p", now).unwrap().status;
+        (status.conditions[0].reason.clone(), status.conditions[0].message.clone())
+    };
+    scene.go(|index, _, effects| index.daemonset_written(&name, Some("create daemonset: no"), effects));
+    assert_eq!(scene.woken(), [&status("p")]);
+    assert_eq!(told(&scene, 0), ("WriteFailed".to_owned(), "create daemonset: no".to_owned()));
+    scene.go(|index, _, effects| index.daemonset_written(&name, None, effects));
+    scene.write_daemonset(&name, |_| {});
+    let mut counted = (**scene.index.daemonsets.live(&name).unwrap()).clone();
+    let mut report = |scene: &mut Scene, updated| {
+        counted.metadata.resource_version = Some(scene.next_version());
+        counted.status = Some(DaemonSetStatus {
+            desired_number_scheduled: 2,
+            updated_number_scheduled: Some(updated),
+            ..DaemonSetStatus::default()
+        });
+        scene.go(|index, now, effects| index.take_daemonsets(Change::Set(counted.clone()), now, effects));
+    };
+    report(&mut scene, 1);
+    let deadline = scene.effects.wakes.iter().find_map(|wake| wake.at);
+    assert_eq!(deadline, Timestamp::from_second(600).ok());
+    assert_eq!(told(&scene, 600).0, "RolloutStopped");
+    report(&mut scene, 2);
+    assert_eq!(told(&scene, 600).0, "NoMatchingNodes");
 }
 
 #[test]
@@ -275,6 +315,19 @@ fn daemonset_of_the_mps_daemons_needs_no_policy_and_comes_back() {
     scene.go(|index, now, effects| index.take_daemonsets(Change::Gone(Gone::of(&live)), now, effects));
     assert_eq!(scene.woken(), [&Key::DaemonSet(MPS_NAME.to_owned())]);
     assert!(matches!(scene.index.daemonset_work(MPS_NAME), Some(DaemonSetWork::Create(_))));
+}
+
+#[test]
+fn conditions_are_those_that_are_written_and_go_with_the_policy() {
+    let mut scene = Scene::warm();
+    scene.set_policy("p", "{nodeSelector: {}}");
+    assert_eq!(scene.index.conditions(9), []);
+    scene.write_status("p");
+    let conditions = scene.index.conditions(9);
+    assert_eq!((conditions.len(), &conditions[0]), (5, &("p".to_owned(), ConditionType::Ready, true)));
+    assert_eq!(scene.index.conditions(0), []);
+    scene.delete_policy("p");
+    assert_eq!(scene.index.conditions(9), []);
 }
 
 #[test]

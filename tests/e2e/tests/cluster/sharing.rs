@@ -58,7 +58,8 @@ fn true_holders(lab: &Lab, node: &str) -> Result<BTreeSet<(String, String, u64)>
     Ok(holders.into_iter().map(|((pod, device), count)| (pod, device, count)).collect())
 }
 
-fn await_holders(lab: &Lab, node: &str, count: usize) -> Result<()> {
+/// Waits until `GpuNode.status` names so many holders, and those that kubelet and kernel know.
+pub fn await_holders(lab: &Lab, node: &str, count: usize) -> Result<()> {
     eventually("GpuNode.status names the holders", LIMIT, || {
         let (reported, truth) = (reported_holders(lab, node)?, true_holders(lab, node)?);
         ensure!(reported == truth && truth.len() == count, "it says {reported:?}, true are {truth:?}");

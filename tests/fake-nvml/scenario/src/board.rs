@@ -1,4 +1,4 @@
-//! The boards that can be simulated: the table of facts/nvml.md section 4.
+//! The boards that can be simulated.
 
 /// GPU generation, with NVML's number for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

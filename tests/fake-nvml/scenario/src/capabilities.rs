@@ -1,4 +1,4 @@
-//! Device nodes of MIG instances: facts/nvml.md section 5.3.
+//! Device nodes of MIG instances.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! The ways in which a board can be divided: the tables of facts/nvml.md section 5.1.
+//! The ways in which a board can be divided.
 //!
 //! Engine counts are those of `nvidia-smi mig -lgip` in NVIDIA's user guide. B200 is not documented as a whole; its sizes
 //! lie between those of its neighbours, such that the names come out right.

@@ -48,6 +48,8 @@ pub struct GpuState {
     pub retired_pages: RetiredPages,
     /// Rows out of use (Ampere and newer).
     pub row_remap: RowRemap,
+    /// Ports of `NVLinks` that are connected and down.
+    pub links_down: Vec<u32>,
     /// What the driver asks for to bring the GPU back.
     pub recovery_action: RecoveryAction,
 }
@@ -129,7 +131,7 @@ pub struct RowRemap {
     pub failed: bool,
 }
 
-/// NVML field 230 (facts/nvml.md section 8.1).
+/// NVML field 230 (`NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum RecoveryAction {

@@ -1,4 +1,4 @@
-//! How the GPUs of a node are wired: facts/nvml.md section 6.
+//! How the GPUs of a node are wired.
 
 use serde::{Deserialize, Serialize};
 

@@ -84,7 +84,8 @@ extern "C" fn nvmlDeviceGetP2PStatus(
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetNvLinkState(device: DeviceHandle, link: c_uint, active: Out<c_uint>) -> nvmlReturn_t {
     on_gpu("nvmlDeviceGetNvLinkState", device, |gpu| {
-        active.set(u32::from(links::port(gpu.hardware()?, link)?.is_some()))
+        let is_up = links::port(gpu.hardware()?, link)?.is_some() && !gpu.state().links_down.contains(&link);
+        active.set(u32::from(is_up))
     })
 }
 

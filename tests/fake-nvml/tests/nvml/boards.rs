@@ -1,4 +1,4 @@
-//! Identity and memory of every board: facts/nvml.md section 4, written out once more.
+//! Identity and memory of every board, written out once more.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Links between GPUs: facts/nvml.md section 6.
+//! Links between GPUs.
 
 use std::collections::BTreeMap;
 
@@ -124,4 +124,16 @@ fn ports_without_a_partner_are_inactive() {
     assert!(!node.device(0).link_wrapper_for(5).is_active().unwrap());
     assert!(matches!(node.device(0).link_wrapper_for(5).remote_pci_info(), Err(NvmlError::NotSupported)));
     assert!(matches!(node.device(0).link_wrapper_for(6).is_active(), Err(NvmlError::InvalidArg)));
+}
+
+#[test]
+fn a_link_goes_down_alone_and_comes_back() {
+    let node = TestNode::dgx1();
+    let up = |index: u32| -> Vec<u32> {
+        (0..6).filter(|port| node.device(index).link_wrapper_for(*port).is_active().unwrap()).collect()
+    };
+    node.state().update_gpu(3, |state| state.links_down = vec![1, 4]).unwrap();
+    assert_eq!((up(3), up(2)), (vec![0, 2, 3, 5], (0..6).collect()));
+    node.state().update_gpu(3, |state| state.links_down.clear()).unwrap();
+    assert_eq!(up(3), (0..6).collect::<Vec<_>>());
 }

@@ -105,7 +105,7 @@ fn creating_and_destroying_is_not_simulated() {
     assert_eq!(raw_mig::create_and_destroy(node.nvml(), &node.device(0), 7), [ReturnCode::NotSupported.code(); 2]);
 }
 
-/// facts/nvml.md section 5.1, written out once more.
+/// The tables of profiles, written out once more.
 #[test]
 fn profiles_are_those_of_the_boards() {
     let expected = [

@@ -1,4 +1,4 @@
-//! Bugs of nvml-wrapper 0.13.0 that gpunode works around (facts/nvml.md section 2.2). A test that
+//! Bugs of nvml-wrapper 0.13.0 that gpunode works around. A test that
 //! fails here says that an upgrade has repaired one, and that the workaround can go.
 
 use gpunode_scenario::Topology;

@@ -18,6 +18,11 @@ impl FakeKubelet {
             .with_context(|| format!("it is {:?}", self.endpoint(resource)))
     }
 
+    /// Waits until the stream of a resource has ended.
+    pub async fn is_gone(&self, resource: &str) -> Result<()> {
+        until(&format!("{resource} is gone"), || (!self.endpoint(resource).connected).then_some(())).await
+    }
+
     /// Waits until the pods that hold something now have been listed. What ends unseen counts as held for a while.
     pub async fn is_listed(&self) -> Result<()> {
         let before = self.lock().pod_lists;

@@ -71,6 +71,7 @@ async fn list_and_watch(mut client: Client, registration: RegisterRequest, state
         }
     }
     let mut state = lock(&state);
+    state.ends.entry(registration.resource_name.clone()).or_default().push(Instant::now());
     if let Some(endpoint) = state.endpoints.get_mut(&registration.resource_name)
         && endpoint.socket == registration.endpoint
     {

@@ -1,78 +1,26 @@
 //! The rules of admission, tried with a plugin that prefers the last ids and refuses `refused`.
 
 use super::{FakeKubelet, PodResourcesAnswer, Rejection};
-use crate::api::{
-    AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse, Device,
-    DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
-    PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
-    device_plugin_server::{DevicePlugin, DevicePluginServer},
-    pod_resources::{
-        AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest,
-        pod_resources_lister_client::PodResourcesListerClient,
+use crate::{
+    api::{
+        Device, RegisterRequest,
+        device_plugin_server::DevicePluginServer,
+        pod_resources::{
+            AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest,
+            pod_resources_lister_client::PodResourcesListerClient,
+        },
+        registration_client::RegistrationClient,
     },
-    registration_client::RegistrationClient,
+    other_plugin::Plugin,
 };
 use anyhow::Result;
 use std::{collections::BTreeSet, path::Path};
 use tempfile::TempDir;
 use tokio::{net::UnixListener, sync::watch, task::JoinHandle};
-use tokio_stream::{
-    StreamExt as _,
-    wrappers::{UnixListenerStream, WatchStream},
-};
-use tonic::{
-    Request, Response, Status,
-    transport::{Channel, Endpoint, Server},
-};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::{Channel, Endpoint, Server};
 
 const RESOURCE: &str = "a.b/c";
-
-struct Plugin(watch::Receiver<Vec<Device>>);
-
-#[tonic::async_trait]
-impl DevicePlugin for Plugin {
-    type ListAndWatchStream =
-        std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
-
-    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
-        Ok(Response::new(DevicePluginOptions { get_preferred_allocation_available: true, ..Default::default() }))
-    }
-
-    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let lists = WatchStream::new(self.0.clone()).map(|devices| Ok(ListAndWatchResponse { devices }));
-        Ok(Response::new(Box::pin(lists)))
-    }
-
-    async fn get_preferred_allocation(
-        &self,
-        request: Request<PreferredAllocationRequest>,
-    ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        let request = request.into_inner().container_requests.remove(0);
-        let size = usize::try_from(request.allocation_size).unwrap_or_default();
-        let mut ids = request.available_device_i_ds;
-        ids.sort_by(|a, b| b.cmp(a));
-        // One that was never available is among them.
-        let ids = ["foreign".to_owned()].into_iter().chain(ids).take(size + 1).collect();
-        let response = ContainerPreferredAllocationResponse { device_i_ds: ids };
-        Ok(Response::new(PreferredAllocationResponse { container_responses: vec![response] }))
-    }
-
-    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
-        let ids = request.into_inner().container_requests.remove(0).devices_ids;
-        if ids.contains(&"refused".to_owned()) {
-            return Err(Status::invalid_argument("it is refused"));
-        }
-        let response = ContainerAllocateResponse::default();
-        Ok(Response::new(AllocateResponse { container_responses: vec![response] }))
-    }
-
-    async fn pre_start_container(
-        &self,
-        _: Request<PreStartContainerRequest>,
-    ) -> Result<Response<PreStartContainerResponse>, Status> {
-        Err(Status::unimplemented("not asked for"))
-    }
-}
 
 struct Bench {
     folder: TempDir,

@@ -3,7 +3,6 @@
 use super::*;
 use crate::{Link, LinkLevel};
 
-const LIMIT: Duration = Duration::from_millis(1);
 /// How often each request is made; the machine does other things too, so that the median counts.
 const ROUNDS: usize = 25;
 
@@ -61,10 +60,9 @@ fn times(inventory: &Inventory, config: &str) -> Vec<(Duration, usize, &'static 
     all
 }
 
-fn report(what: &str, (time, size, allocation): (Duration, usize, &str)) -> bool {
-    let verdict = if time <= LIMIT { "met" } else { "missed" };
-    println!("{what}: {time:?} ({size}, {allocation}); target {LIMIT:?}: {verdict}");
-    time <= LIMIT
+fn report(key: &str, (time, size, allocation): (Duration, usize, &str)) {
+    println!("{key}: {time:?} ({size}, {allocation})");
+    println!("figure: {key} | {:.3} | ms", time.as_secs_f64() * 1000.0);
 }
 
 #[test]
@@ -81,11 +79,8 @@ fn measure_the_choice_of_16_gpus() {
     let mig = "mig: {strategy: Single}\nresources: [{name: nvidia.com/gpu, allocation: ALLOCATION}]";
     let whole_times: Vec<_> = [&switched, &slots, &mixed].into_iter().flat_map(|of| times(of, whole)).collect();
     let of_three = whole_times.iter().filter(|(_, size, allocation)| *size == 3 && *allocation == "Topology");
-    let results = [
-        report("best 3 of 16 GPUs", *of_three.max().unwrap()),
-        report("slowest request of whole GPUs on 16", *whole_times.iter().max().unwrap()),
-        report("slowest request of replicas, 16 x 64", *times(&switched, shared).last().unwrap()),
-        report("slowest request of MIG devices, 16 x 7", *times(&divided, mig).last().unwrap()),
-    ];
-    assert!(results.into_iter().all(|met| met), "a target is missed");
+    report("best-3-of-16", *of_three.max().unwrap());
+    report("slowest-of-16", *whole_times.iter().max().unwrap());
+    report("slowest-of-replicas", *times(&switched, shared).last().unwrap());
+    report("slowest-of-mig", *times(&divided, mig).last().unwrap());
 }

@@ -229,3 +229,15 @@ fn a_policy_that_pauses_counts_the_nodes_that_it_governs() {
     assert_eq!(plan.policies[0].matched, 1);
     assert!(plan.nodes.iter().all(|node| node.changes.is_empty()), "{:?}", plan.nodes);
 }
+
+#[test]
+fn what_will_be_there_only_for_a_while_is_a_note_and_no_change() {
+    let cluster = Cluster { nodes: vec![node("n", &json!({}))], ..Cluster::default() };
+    let starting = policy("new", &json!({"nodeSelector": {}, "startupTaint": {}, "devicePlugin": {}}));
+    let planned = plan(&cluster, &[starting]);
+    let [node] = planned.nodes.as_slice() else { panic!("{planned:?}") };
+    assert!(node.changes.iter().all(|change| change.what != What::Taint), "{:?}", node.changes);
+    let told = "taint gpunode.dev/not-ready:NoSchedule is there until what is promised is allocatable";
+    assert!(node.notes.iter().any(|note| note == told), "{:?}", node.notes);
+    assert!(!planned.is_disruptive());
+}

@@ -2,7 +2,10 @@
 
 use super::*;
 use crate::controller::work::Wake;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use std::collections::BTreeMap;
+
+mod asked;
 
 const NODES: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -61,6 +64,10 @@ impl Scene {
             }
             (GpuNodeChange::Step { step, .. }, Some(mut gpu_node)) => {
                 gpu_node.spec.step = step;
+                (gpu_node, Write::Change)
+            }
+            (GpuNodeChange::Ask { release, recovered, .. }, Some(mut gpu_node)) => {
+                (gpu_node.spec.release, gpu_node.spec.recovered) = (release, recovered);
                 (gpu_node, Write::Change)
             }
             _ => return false,
@@ -218,4 +225,38 @@ fn node_that_leaves_makes_way() {
     let gone = scene.facts("a", &json!({}));
     scene.go(|index, now, effects| index.take_nodes(Change::Gone(Gone::of(&gone)), now, effects));
     assert_eq!(scene.woken_nodes(), ["b"]);
+}
+
+/// The DaemonSet of the policy as the API server has it, with new pods on so many of its four nodes.
+fn replaced(scene: &mut Scene, updated: i32) {
+    let mut live = (**scene.index.daemonsets.live(&policy_daemonset_name("p")).unwrap()).clone();
+    live.metadata.resource_version = Some(scene.next_version());
+    live.status = Some(DaemonSetStatus {
+        desired_number_scheduled: 4,
+        updated_number_scheduled: Some(updated),
+        ..DaemonSetStatus::default()
+    });
+    scene.go(|index, now, effects| index.take_daemonsets(Change::Set(live), now, effects));
+}
+
+#[test]
+fn nodes_that_go_down_while_agents_are_replaced_hold_up_no_other() {
+    let mut scene = Scene::governed("{maxUnavailable: 1}");
+    let name = policy_daemonset_name("p");
+    scene.write_daemonset(&name, |_| {});
+    for (updated, node, surge) in [(4, "a", None), (3, "b", Some(3)), (3, "c", Some(4))] {
+        replaced(&mut scene, updated);
+        let down = NodeFacts { ready: false, resource_version: scene.next_version(), ..scene.known(node) };
+        scene.go(|index, now, effects| index.take_nodes(Change::Set(down), now, effects));
+        let written = match scene.index.daemonset_work(&name) {
+            Some(DaemonSetWork::Replace(daemonset)) => {
+                assert!(scene.woken().contains(&&Key::DaemonSet(name.clone())));
+                let strategy = daemonset.spec.unwrap().update_strategy.unwrap().rolling_update.unwrap();
+                Some(strategy.max_surge.unwrap())
+            }
+            None => None,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(written, surge.map(IntOrString::Int), "{updated} replaced, {node} down");
+    }
 }

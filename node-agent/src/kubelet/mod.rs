@@ -1,14 +1,22 @@
 //! Keeps one resource registered with the kubelet: bind, serve, register, and again when the kubelet restarted, when the
 //! socket vanished, or when the kubelet ended the device list stream.
 
+mod backoff;
+mod register;
+mod served;
+
 use crate::{
-    desk::Desk,
-    device_plugin_api::{DevicePluginOptions, RegisterRequest, VERSION, registration_client::RegistrationClient},
+    desk::{Desk, Observed},
     directory::Directory,
     file_id::FileId,
+    metrics::Method,
     plugin::{Offer, PluginServer, Streams, until_stopped},
+    podresources::PodResources,
     socket::{MAX_SOCKET_PATH, socket_path},
 };
+use backoff::Backoff;
+use register::register;
+use served::{Forgotten, by_another};
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
@@ -19,21 +27,24 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep_until, timeout},
 };
-use tonic::transport::Endpoint;
 use tracing::{info, warn};
 
-const MIN_RETRY: Duration = Duration::from_millis(100);
-const MAX_RETRY: Duration = Duration::from_secs(5);
 /// A registration that held this long was a good one, and the next failure starts with a short pause again.
 const STABLE_AFTER: Duration = Duration::from_secs(30);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The kubelet calls back before it answers, and gives that call 10 s.
-const REGISTER_TIMEOUT: Duration = Duration::from_secs(15);
 /// From the answer of the kubelet until it opens the device list stream.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Names of the resources that the kubelet has taken the list of.
-pub type Registered = BTreeSet<String>;
+/// How often a resource is looked at that another plugin serves.
+const SERVED_PAUSE: Duration = Duration::from_secs(10);
+
+/// Names of resources.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Registered {
+    /// Those that the kubelet has taken the list of.
+    pub taken: BTreeSet<String>,
+    /// Those that another plugin serves: they are not registered.
+    pub others: BTreeSet<String>,
+}
 
 /// The kubelet of this node, as far as a device plugin sees it.
 #[derive(Clone)]
@@ -44,6 +55,8 @@ pub struct Kubelet {
     pub desk: Arc<Desk>,
     /// Where the state machines say which resources are registered.
     pub registered: watch::Sender<Registered>,
+    /// Where it says what it has healthy devices of.
+    pub pod_resources: PodResources,
 }
 
 /// Why a server is no longer registered.
@@ -61,38 +74,17 @@ impl Lost {
     }
 }
 
-/// Why a registration did not come about.
-#[derive(Debug, thiserror::Error)]
-enum RegisterError {
-    #[error("{0} does not exist; is the kubelet running?")]
-    NoKubelet(PathBuf),
-    #[error("connect to {path}: {source:?}")]
-    Connect { path: PathBuf, source: tonic::transport::Error },
-    #[error("no answer within {REGISTER_TIMEOUT:?}")]
-    NoAnswer,
-    #[error("{}", .0.message())]
-    Refused(tonic::Status),
-}
-
-/// Growing pauses.
-#[derive(Debug)]
-struct Backoff(Duration);
-
-impl Backoff {
-    fn next(&mut self) -> Duration {
-        let pause = self.0;
-        self.0 = (pause * 2).min(MAX_RETRY);
-        pause
-    }
-}
-
 /// Keeps a resource registered until `stop` is set. What is offered may change while it is registered.
 pub async fn keep_registered(kubelet: Kubelet, offer: watch::Receiver<Offer>, stop: watch::Receiver<bool>) {
     let name = offer.borrow().list.name.clone();
     let kubelet_socket = kubelet.directory.path().join("kubelet.sock");
-    let mut machine = Machine { kubelet, kubelet_socket, name, offer, stop, backoff: Backoff(MIN_RETRY) };
+    let (backoff, forgotten, said) = (Backoff::default(), Forgotten::default(), String::new());
+    let mut machine = Machine { kubelet, kubelet_socket, name, offer, stop, backoff, forgotten, said };
     while let Lost::Again(reason) = machine.serve_once().await {
-        warn!(resource = machine.name, reason, "not registered; registering again");
+        if reason != machine.said {
+            warn!(resource = machine.name, reason, "not registered; registering again");
+            machine.said = reason;
+        }
     }
 }
 
@@ -103,6 +95,9 @@ struct Machine {
     offer: watch::Receiver<Offer>,
     stop: watch::Receiver<bool>,
     backoff: Backoff,
+    forgotten: Forgotten,
+    /// Why it is not registered, as said last.
+    said: String,
 }
 
 impl Machine {
@@ -113,16 +108,16 @@ impl Machine {
             Ok(server) => server,
             Err(error) => {
                 let now = FileId::of(&self.kubelet_socket);
-                let stopped = self.pause(None, now).await;
-                return if stopped {
-                    Lost::Stopped
-                } else {
-                    Lost::Again(format!("bind {}: {error}", socket.display()))
-                };
+                let pause = self.backoff.next();
+                if self.pause(pause, None, now).await {
+                    return Lost::Stopped;
+                }
+                let folder = self.kubelet.directory.path().display();
+                return Lost::Again(format!("bind a socket in {folder}: {error}"));
             }
         };
         let lost = self.registration(&server).await;
-        self.kubelet.registered.send_if_modified(|registered| registered.remove(&self.name));
+        self.kubelet.registered.send_if_modified(|registered| registered.others.remove(&self.name));
         // Before the next one: kubelets up to 1.36 take the end of an old stream for the end of the new one.
         server.stop().await;
         lost
@@ -153,15 +148,17 @@ impl Machine {
         }
         let shares = self.offer.borrow().list.shares.len();
         info!(resource = self.name, shares, socket = %server.socket().display(), "registered with the kubelet");
-        self.kubelet.registered.send_if_modified(|registered| registered.insert(self.name.clone()));
+        self.kubelet.registered.send_if_modified(|registered| registered.taken.insert(self.name.clone()));
+        self.said.clear();
         let since = Instant::now();
         let lost = self.until_lost(server, &mut streams, kubelet_id).await;
-        self.kubelet.registered.send_if_modified(|registered| registered.remove(&self.name));
+        self.kubelet.registered.send_if_modified(|registered| registered.taken.remove(&self.name));
         if since.elapsed() >= STABLE_AFTER {
-            self.backoff = Backoff(MIN_RETRY);
+            self.backoff = Backoff::default();
         }
         // A kubelet that drops every registration must not be asked in a hot loop.
-        let stopped = matches!(lost, Lost::Stopped) || self.pause(Some(server), kubelet_id).await;
+        let pause = self.backoff.next();
+        let stopped = matches!(lost, Lost::Stopped) || self.pause(pause, Some(server), kubelet_id).await;
         if stopped { Lost::Stopped } else { lost }
     }
 
@@ -169,12 +166,14 @@ impl Machine {
     async fn register_until_taken(&mut self, server: &PluginServer) -> Result<Option<FileId>, Lost> {
         let mut last_error = String::new();
         loop {
+            self.until_free(server).await?;
             // Before the call: a kubelet that restarts in between is another one afterwards.
             let kubelet_id = FileId::of(&self.kubelet_socket);
             let result = tokio::select! {
                 result = self.register(server.socket()) => result,
                 () = until_stopped(self.stop.clone()) => return Err(Lost::Stopped),
             };
+            self.kubelet.desk.metrics().registered(&self.name, result.is_ok());
             let error = match result {
                 Ok(()) => return Ok(kubelet_id),
                 Err(error) => error.to_string(),
@@ -183,7 +182,8 @@ impl Machine {
                 warn!(resource = self.name, error, "register with the kubelet; trying again");
                 last_error = error;
             }
-            if self.pause(Some(server), kubelet_id).await {
+            let pause = self.backoff.next();
+            if self.pause(pause, Some(server), kubelet_id).await {
                 return Err(Lost::Stopped);
             }
             if !server.is_reachable() {
@@ -192,35 +192,52 @@ impl Machine {
         }
     }
 
-    async fn register(&self, socket: &Path) -> Result<(), RegisterError> {
-        let path = &self.kubelet_socket;
-        if !path.exists() {
-            return Err(RegisterError::NoKubelet(path.clone()));
-        }
-        let connect = |source| RegisterError::Connect { path: path.clone(), source };
-        let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).map_err(connect)?;
-        let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).connect().await.map_err(connect)?;
-        let request = RegisterRequest {
-            version: VERSION.to_owned(),
-            endpoint: socket.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            resource_name: self.name.clone(),
-            options: Some(DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true }),
-        };
-        let mut client = RegistrationClient::new(channel);
-        match timeout(REGISTER_TIMEOUT, client.register(request)).await {
-            Ok(answer) => answer.map(drop).map_err(RegisterError::Refused),
-            Err(_) => Err(RegisterError::NoAnswer),
+    async fn register(&self, socket: &Path) -> Result<(), register::Error> {
+        let _timer = self.kubelet.desk.metrics().timer(Method::Register);
+        register(&self.kubelet_socket, &self.name, socket).await
+    }
+
+    /// Waits while another plugin serves the resource.
+    async fn until_free(&mut self, server: &PluginServer) -> Result<(), Lost> {
+        loop {
+            let kubelet_id = FileId::of(&self.kubelet_socket);
+            let is_taken = tokio::select! {
+                is_taken = by_another(&self.kubelet.pod_resources, &self.name) => is_taken,
+                () = until_stopped(self.stop.clone()) => return Err(Lost::Stopped),
+            };
+            let others = &self.kubelet.registered;
+            if !is_taken {
+                if others.send_if_modified(|registered| registered.others.remove(&self.name)) {
+                    info!(resource = self.name, "no other plugin serves the resource any more");
+                }
+                return Ok(());
+            }
+            if others.send_if_modified(|registered| registered.others.insert(self.name.clone())) {
+                let reason = "ServedByAnother";
+                warn!(
+                    resource = self.name,
+                    reason, "another plugin of this node serves the resource; not registering it"
+                );
+            }
+            if self.pause(SERVED_PAUSE, Some(server), kubelet_id).await {
+                return Err(Lost::Stopped);
+            }
+            if !server.is_reachable() {
+                return Err(Lost::again("the socket is gone"));
+            }
         }
     }
 
     /// Waits while the registration holds.
     async fn until_lost(
-        &self,
+        &mut self,
         server: &PluginServer,
         streams: &mut watch::Receiver<Streams>,
         kubelet_id: Option<FileId>,
     ) -> Lost {
         let mut changes = self.kubelet.directory.changes();
+        let mut looks = self.kubelet.desk.observed();
+        looks.mark_unchanged();
         loop {
             if !server.is_reachable() {
                 return Lost::again("the socket is gone");
@@ -235,15 +252,24 @@ impl Machine {
             tokio::select! {
                 _ = changes.changed() => {}
                 _ = streams.changed() => {}
+                _ = looks.changed() => if self.is_forgotten(&looks.borrow_and_update()) {
+                    return Lost::again("the kubelet has forgotten the resource");
+                },
                 () = until_stopped(self.stop.clone()) => return Lost::Stopped,
             }
         }
     }
 
+    fn is_forgotten(&mut self, look: &Observed) -> bool {
+        let Some(at) = look.started.filter(|_| look.error.is_none()) else { return false };
+        let is_offered = self.offer.borrow().healthy() > 0;
+        self.forgotten.look(at, is_offered, look.allocatable.contains(&self.name))
+    }
+
     /// Waits until the next try is due, or sooner when there is another kubelet or the server's socket is gone. Returns
     /// whether the agent stops offering the resource.
-    async fn pause(&mut self, server: Option<&PluginServer>, kubelet_id: Option<FileId>) -> bool {
-        let due = Instant::now() + self.backoff.next();
+    async fn pause(&self, pause: Duration, server: Option<&PluginServer>, kubelet_id: Option<FileId>) -> bool {
+        let due = Instant::now() + pause;
         let mut changes = self.kubelet.directory.changes();
         loop {
             if self.has_other_socket(kubelet_id) || server.is_some_and(|server| !server.is_reachable()) {
@@ -260,18 +286,5 @@ impl Machine {
     /// Whether the kubelet has made its socket again. Without a socket it is on its way down: its stream will end.
     fn has_other_socket(&self, kubelet_id: Option<FileId>) -> bool {
         FileId::of(&self.kubelet_socket).is_some_and(|id| Some(id) != kubelet_id)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pauses_grow_up_to_a_limit() {
-        let mut backoff = Backoff(MIN_RETRY);
-        let pauses: Vec<Duration> = (0..8).map(|_| backoff.next()).collect();
-        assert_eq!(pauses.first(), Some(&MIN_RETRY));
-        assert_eq!(pauses.last(), Some(&MAX_RETRY));
     }
 }

@@ -4,14 +4,10 @@ use std::{
     fs::{self, File, TryLockError},
     io,
     path::{Path, PathBuf},
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
-use tokio::time::sleep;
-use tracing::info;
 
 const LOCK_FILE: &str = "agent.lock";
-/// How soon a successor notices that the lock is free.
-const RETRY: Duration = Duration::from_millis(200);
 
 /// Why the lock cannot be taken.
 #[derive(Debug, thiserror::Error)]
@@ -29,26 +25,17 @@ pub struct NodeLock {
 }
 
 impl NodeLock {
-    /// Waits until no other agent of this node holds the lock.
-    pub async fn take(state_dir: &Path) -> Result<Self, Error> {
-        let path = state_dir.join(LOCK_FILE);
-        let file = open(&path)?;
-        let mut waiting = false;
-        loop {
-            if lock(&file, &path)? {
-                // What [`Self::taken`] tells.
-                file.set_modified(SystemTime::now()).map_err(|source| Error { action: "touch", path, source })?;
-                return Ok(Self { file });
-            }
-            if !waiting {
-                info!(lock = %path.display(), reason = "WaitingForPredecessor", "another agent of this node is registered");
-                waiting = true;
-            }
-            sleep(RETRY).await;
-        }
+    /// The lock, if no other agent of this node holds it, for an agent that is to register GPUs.
+    pub fn take(state_dir: &Path) -> Result<Option<Self>, Error> {
+        let Some(lock) = Self::try_take(state_dir)? else { return Ok(None) };
+        // What [`Self::taken`] tells.
+        let touched = lock.file.set_modified(SystemTime::now());
+        touched.map_err(|source| Error { action: "touch", path: state_dir.join(LOCK_FILE), source })?;
+        Ok(Some(lock))
     }
 
-    /// When an agent last took it to register GPUs, which [`Self::try_take`] is not for.
+    /// When an agent last took it to register GPUs, which [`Self::try_take`] is not for. To be compared, not to be reckoned
+    /// with: it is the machine's clock.
     pub fn taken(&self) -> Option<SystemTime> {
         self.file.metadata().and_then(|meta| meta.modified()).ok()
     }
@@ -90,25 +77,26 @@ pub fn is_held(state_dir: &Path) -> bool {
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn the_lock_is_held_until_it_is_dropped() {
+    #[test]
+    fn the_lock_is_held_until_it_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         assert!(!is_held(folder.path()));
-        let lock = NodeLock::take(folder.path()).await.unwrap();
+        let lock = NodeLock::take(folder.path()).unwrap().unwrap();
         assert!(is_held(folder.path()));
         assert!(NodeLock::try_take(folder.path()).unwrap().is_none());
+        assert!(NodeLock::take(folder.path()).unwrap().is_none());
         drop(lock);
         assert!(!is_held(folder.path()));
         let seen = NodeLock::try_take(folder.path()).unwrap().unwrap().taken();
         assert_eq!(NodeLock::try_take(folder.path()).unwrap().unwrap().taken(), seen);
-        drop(NodeLock::take(folder.path()).await.unwrap());
+        drop(NodeLock::take(folder.path()).unwrap().unwrap());
         assert_ne!(NodeLock::try_take(folder.path()).unwrap().unwrap().taken(), seen);
     }
 
-    #[tokio::test]
-    async fn a_folder_that_cannot_be_made_is_an_error_that_names_it() {
+    #[test]
+    fn a_folder_that_cannot_be_made_is_an_error_that_names_it() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let error = NodeLock::take(&file.path().join("state")).await.unwrap_err().to_string();
+        let error = NodeLock::take(&file.path().join("state")).unwrap_err().to_string();
         assert!(error.contains("agent.lock") && error.contains("--state-dir"), "{error}");
     }
 }

@@ -1,0 +1,51 @@
+//! What a schema cannot say of health.
+
+use crate::{Health, Problem};
+
+const MAX_XIDS: usize = 64;
+const MAX_XID: i32 = 65535;
+
+pub(super) fn validate(path: &str, health: &Health, problems: &mut Vec<Problem>) {
+    for (field, xids) in [("ignoreXids", &health.ignore_xids), ("watchXids", &health.watch_xids)] {
+        if xids.len() > MAX_XIDS {
+            problems.push(Problem::new(
+                format!("{path}.{field}"),
+                format!("{} entries are more than {MAX_XIDS}", xids.len()),
+            ));
+        }
+        for (index, xid) in xids.iter().enumerate().filter(|(_, xid)| !(1..=MAX_XID).contains(*xid)) {
+            problems.push(Problem::new(
+                format!("{path}.{field}[{index}]"),
+                format!("{xid} is not between 1 and {MAX_XID}"),
+            ));
+        }
+    }
+    for (index, xid) in health.watch_xids.iter().enumerate().filter(|(_, xid)| health.ignore_xids.contains(xid)) {
+        problems.push(Problem::new(
+            format!("{path}.watchXids[{index}]"),
+            format!("{xid} is in ignoreXids too; remove it from one of them"),
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::load;
+
+    #[test]
+    fn an_xid_is_ignored_or_watched_and_not_both() {
+        let problems = |health: &str| {
+            load(&format!("health: {health}"))
+                .map_or_else(|error| error.problems().iter().map(ToString::to_string).collect(), |_| Vec::new())
+        };
+        assert_eq!(problems("{ignoreXids: [94], watchXids: [13, 43], recovery: Manual}"), Vec::<String>::new());
+        assert_eq!(
+            problems("{ignoreXids: [94, 0], watchXids: [65536, 94]}"),
+            [
+                "health.ignoreXids[1]: 0 is not between 1 and 65535",
+                "health.watchXids[0]: 65536 is not between 1 and 65535",
+                "health.watchXids[1]: 94 is in ignoreXids too; remove it from one of them",
+            ]
+        );
+    }
+}

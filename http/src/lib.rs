@@ -1,0 +1,150 @@
+//! Serves what probes and scrapes ask for. Whoever reaches the port can cost the process a little memory for a short time,
+//! and no more, which `axum::serve` cannot be told.
+
+use hyper::{
+    Request, Response,
+    body::Incoming,
+    header::{CONTENT_TYPE, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use std::{collections::VecDeque, convert::Infallible, time::Duration};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::AbortHandle,
+    time::{sleep, timeout},
+};
+use tracing::error;
+
+pub use hyper::StatusCode;
+
+/// Connections at the same time. One more ends the oldest, so that silent ones do not keep the kubelet's probes out.
+const MAX_CONNECTIONS: usize = 64;
+/// Bytes of a request's header. A probe needs a few hundred.
+const MAX_HEADER: usize = 16 * 1024;
+/// A connection is for one request, which is answered at once.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a connection that could not be accepted, for want of file descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+/// Prometheus 3 takes no answer that does not say its format.
+const OPEN_METRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+
+/// What a path is answered with.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    status: StatusCode,
+    content_type: HeaderValue,
+    text: String,
+}
+
+impl Answer {
+    /// A line for people.
+    pub fn line(status: StatusCode, text: &str) -> Self {
+        Self { status, content_type: PLAIN, text: format!("{text}\n") }
+    }
+
+    /// Metrics in the OpenMetrics text format.
+    pub fn metrics(text: String) -> Self {
+        Self { status: StatusCode::OK, content_type: OPEN_METRICS, text }
+    }
+}
+
+/// Answers by path until the process ends. `answer` must not block.
+pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> Answer + Clone + Send + 'static) {
+    let mut connections: VecDeque<AbortHandle> = VecDeque::with_capacity(MAX_CONNECTIONS);
+    let mut last_error = String::new();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                last_error.clear();
+                if connections.len() == MAX_CONNECTIONS
+                    && let Some(oldest) = connections.pop_front()
+                {
+                    oldest.abort();
+                }
+                let serving = timeout(CONNECTION_TIMEOUT, serve_one(stream, answer.clone()));
+                // What fails here is known to the one who asked.
+                connections.push_back(tokio::spawn(serving).abort_handle());
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if error != last_error {
+                    error!(error, "accept a connection of a probe or scrape; trying again");
+                    last_error = error;
+                }
+                sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+async fn serve_one(stream: TcpStream, answer: impl Fn(&str) -> Answer) -> hyper::Result<()> {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let Answer { status, content_type, text } = answer(request.uri().path());
+        let mut response = Response::new(text);
+        *response.status_mut() = status;
+        response.headers_mut().insert(CONTENT_TYPE, content_type);
+        async { Ok::<_, Infallible>(response) }
+    });
+    let mut http = http1::Builder::new();
+    http.max_buf_size(MAX_HEADER).keep_alive(false).serve_connection(TokioIo::new(stream), service).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    async fn start() -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(serve(listener, |path| match path {
+            "/readyz" => Answer::line(StatusCode::SERVICE_UNAVAILABLE, "not yet"),
+            _ => Answer::metrics("# EOF\n".to_owned()),
+        }));
+        address
+    }
+
+    async fn get(address: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: agent\r\n\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn an_answer_has_its_status_and_says_its_format() {
+        let address = start().await;
+        let answer = get(address, "/readyz").await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("not yet\n"), "{answer}");
+        let answer = get(address, "/metrics").await;
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("application/openmetrics-text"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn an_endless_header_is_refused_early() {
+        let mut stream = TcpStream::connect(start().await).await.unwrap();
+        stream.write_all(b"GET /livez HTTP/1.1\r\nA: ").await.unwrap();
+        stream.write_all(&[b'a'; MAX_HEADER]).await.unwrap();
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).await.unwrap();
+        assert_eq!(status.as_slice(), b"HTTP/1.1 431");
+    }
+
+    #[tokio::test]
+    async fn silent_connections_do_not_keep_a_probe_out() {
+        let address = start().await;
+        let mut silent = Vec::new();
+        for _ in 0..=MAX_CONNECTIONS {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        let answer = timeout(CONNECTION_TIMEOUT / 2, get(address, "/readyz")).await.unwrap();
+        assert_eq!(silent[0].read(&mut [0]).await.unwrap(), 0, "the oldest is closed");
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    }
+}

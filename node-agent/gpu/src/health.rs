@@ -1,0 +1,323 @@
+//! Which devices are broken and by what evidence they are whole again; a pure state machine.
+//!
+//! Every fault stands for itself: a milder one takes no graver one's place, and each goes by its own evidence, never
+//! because time passed. A GPU's faults count for its MIG devices too, those of a MIG device for that one alone.
+
+mod probe;
+
+use crate::{Action, xid};
+use gpunode_config::{Health as Rules, Recovery};
+use jiff::Timestamp;
+pub use probe::{Answer, InstanceProbe, Probe};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is wrong with a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Trouble {
+    /// The driver reported an XID.
+    Xid,
+    /// The GPU has fallen off the bus.
+    Lost,
+    /// A call of the driver about the device fails.
+    NotAnswering,
+    /// The driver asks for a reset of the GPU, or for it to be drained.
+    RecoveryPending,
+    /// The driver asks for a restart of the machine.
+    RebootPending,
+    /// Uncorrected memory errors on a GPU that can neither replace rows nor tell what it needs.
+    UncorrectedEcc,
+    /// Memory rows wait for the reset that replaces them.
+    RowRemapPending,
+    /// Memory rows could not be replaced.
+    RowRemapFailed,
+    /// Memory pages wait for the reset that retires them.
+    PageRetirementPending,
+    /// An NVLink is down.
+    NvLinkDown,
+    /// The MPS control daemon of the device has died.
+    MpsDaemonDied,
+}
+
+/// One thing that is wrong with one device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// What is wrong.
+    pub trouble: Trouble,
+    /// The XID; of several that the catalog does not have, the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xid: Option<i32>,
+    /// When it began.
+    pub since: Timestamp,
+    /// Since when the device has not been whole, be it for another fault that is over.
+    broken_since: Timestamp,
+    /// When the driver reported it last.
+    latest: Timestamp,
+    /// Its place among what was observed, so that a probe from before it proves nothing, whatever the clock does.
+    seen: u64,
+    /// What has been seen since that may have cured it.
+    cure: Cure,
+}
+
+/// How much was started anew, in rising order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+enum Cure {
+    #[default]
+    None,
+    Reset,
+    Boot,
+}
+
+/// What tells one run of the machine and of the driver from the next; empty is what is not known, which is no evidence.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Run {
+    /// The kernel's boot id.
+    pub boot: String,
+    /// Anything that changes when the driver is loaded anew.
+    pub driver: String,
+}
+
+/// What was observed.
+#[derive(Clone, Debug)]
+pub enum Observation {
+    /// The driver reported an XID of the device with this UUID, a GPU or a MIG device.
+    Xid(String, i32),
+    /// A GPU was looked at.
+    Probe(Probe),
+    /// This run of machine and driver is the one now.
+    Run(Run),
+    /// The devices with these UUIDs were reset: a GPU and its MIG devices.
+    Reset(Vec<String>),
+    /// Whether the MPS control daemon of the device with this UUID runs.
+    MpsDaemon(String, bool),
+    /// A person says that what began before is over.
+    Recovered(Timestamp),
+}
+
+/// A fault that began or ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transition {
+    /// UUID of the GPU or MIG device.
+    pub device: String,
+    /// The fault.
+    pub fault: Fault,
+    /// Whether it began; it ended otherwise.
+    pub began: bool,
+}
+
+/// The faults of a node's devices. Serialised, it is what survives a restart of the agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    faults: BTreeMap<String, Vec<Fault>>,
+    run: Option<Run>,
+    seen: u64,
+    /// Devices with a call that failed for the first time.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    doubtful: BTreeSet<String>,
+}
+
+impl Health {
+    /// To be asked before a probe begins: what is observed from here on is not disproved by that probe.
+    pub fn ticket(&self) -> u64 {
+        self.seen
+    }
+
+    /// The gravest of what is wrong with a GPU, or with a MIG device or its GPU: of all the devices with these UUIDs.
+    pub fn gravest<'a>(&'a self, uuids: &[&str]) -> Option<&'a Fault> {
+        let faults = uuids.iter().filter_map(|uuid| self.faults.get(*uuid)).flatten();
+        faults.min_by_key(|fault| (std::cmp::Reverse(fault.action()), fault.since))
+    }
+
+    /// Since when one of the devices with these UUIDs has not been whole. A fault that comes beside others or after them begins
+    /// nothing anew.
+    pub fn broken_since(&self, uuids: &[&str]) -> Option<Timestamp> {
+        let faults = uuids.iter().filter_map(|uuid| self.faults.get(*uuid)).flatten();
+        faults.map(|fault| fault.broken_since).min()
+    }
+
+    /// The GPUs and MIG devices with which something is wrong, by UUID, each with its faults.
+    pub fn devices(&self) -> impl Iterator<Item = (&str, &[Fault])> {
+        self.faults.iter().map(|(device, faults)| (device.as_str(), faults.as_slice()))
+    }
+
+    /// Whether a call about this device failed that counts only if it fails again at the next look.
+    pub fn doubts(&self, device: &str) -> bool {
+        self.doubtful.contains(device)
+    }
+
+    /// Whether this is wrong with this very device.
+    pub fn has(&self, device: &str, trouble: Trouble) -> bool {
+        self.faults.get(device).is_some_and(|faults| faults.iter().any(|fault| fault.trouble == trouble))
+    }
+
+    /// Whether this is another boot of the machine than the last one.
+    pub fn is_other_boot(&self, run: &Run) -> bool {
+        self.run.as_ref().is_some_and(|before| is_other(&before.boot, &run.boot))
+    }
+
+    /// Forgets the faults of devices that are no more; says of how many.
+    pub fn forget(&mut self, is_gone: impl Fn(&str) -> bool) -> usize {
+        let before = self.faults.len();
+        self.faults.retain(|device, _| !is_gone(device));
+        self.doubtful.retain(|device| !is_gone(device));
+        before - self.faults.len()
+    }
+
+    /// Takes in what was observed; says which faults began and ended by it.
+    pub fn observe(&mut self, observation: Observation, rules: &Rules, now: Timestamp) -> Vec<Transition> {
+        let verified = rules.recovery() == Recovery::Verified;
+        match observation {
+            Observation::Xid(device, number) if xid::counts(number, rules) => {
+                self.begin(device, Trouble::Xid, Some(number), now).into_iter().collect()
+            }
+            Observation::Xid(..) => Vec::new(),
+            Observation::Probe(probe) => self.probed(&probe, verified, now),
+            Observation::Run(run) => {
+                self.ran(run);
+                Vec::new()
+            }
+            Observation::Reset(devices) => {
+                let hit = self.faults.iter_mut().filter(|(device, _)| devices.contains(device));
+                for fault in hit.flat_map(|(_, faults)| faults) {
+                    fault.cure = fault.cure.max(Cure::Reset);
+                }
+                Vec::new()
+            }
+            Observation::MpsDaemon(device, false) => {
+                self.begin(device, Trouble::MpsDaemonDied, None, now).into_iter().collect()
+            }
+            Observation::MpsDaemon(device, true) => {
+                self.end(&device, |fault| verified && fault.trouble == Trouble::MpsDaemonDied)
+            }
+            Observation::Recovered(at) => {
+                let devices: Vec<_> = self.faults.keys().cloned().collect();
+                // What lies ahead was noted by a clock that has been set back since.
+                let is_before = |fault: &Fault| fault.latest < at || fault.latest > now;
+                devices.iter().flat_map(|device| self.end(device, is_before)).collect()
+            }
+        }
+    }
+
+    fn probed(&mut self, probe: &Probe, verified: bool, now: Timestamp) -> Vec<Transition> {
+        let mut transitions = Vec::new();
+        let is_sure = self.is_sure(&probe.gpu, probe.answer == Answer::Fails);
+        for (trouble, shown) in probe.troubles() {
+            if shown && trouble == Trouble::NotAnswering && !is_sure {
+                continue;
+            }
+            if shown {
+                transitions.extend(self.begin(probe.gpu.clone(), trouble, None, now));
+            } else if verified {
+                transitions.extend(self.end(&probe.gpu, |fault| fault.trouble == trouble));
+            }
+        }
+        if verified {
+            transitions.extend(self.end(&probe.gpu, |fault| probe.disproves(fault, probe.processes)));
+        }
+        for instance in &probe.instances {
+            let is_sure = self.is_sure(&instance.uuid, !instance.answers);
+            if !instance.answers && is_sure {
+                transitions.extend(self.begin(instance.uuid.clone(), Trouble::NotAnswering, None, now));
+            } else if instance.answers && verified {
+                // That the GPU answers says nothing of its instance, which has to answer too.
+                transitions.extend(self.end(&instance.uuid, |fault| {
+                    fault.trouble == Trouble::NotAnswering || probe.disproves(fault, instance.processes)
+                }));
+            }
+        }
+        transitions
+    }
+
+    /// Whether what a look says of a device's calls is beyond doubt: one that fails has to fail in two looks in a row.
+    fn is_sure(&mut self, device: &str, fails: bool) -> bool {
+        let failed = self.doubtful.remove(device);
+        if fails && !failed && !self.has(device, Trouble::NotAnswering) {
+            self.doubtful.insert(device.to_owned());
+            return false;
+        }
+        true
+    }
+
+    fn ran(&mut self, mut run: Run) {
+        let cure = match &self.run {
+            Some(before) if is_other(&before.boot, &run.boot) => Cure::Boot,
+            Some(before) if is_other(&before.driver, &run.driver) => Cure::Reset,
+            _ => Cure::None,
+        };
+        if let Some(before) = self.run.take().filter(|_| cure != Cure::Boot) {
+            // What is not known this time is compared when it is known again.
+            let known = |now: String, before: String| if now.is_empty() { before } else { now };
+            run = Run { boot: known(run.boot, before.boot), driver: known(run.driver, before.driver) };
+        }
+        for fault in self.faults.values_mut().flatten() {
+            fault.cure = fault.cure.max(cure);
+        }
+        self.run = Some(run);
+    }
+
+    fn begin(&mut self, device: String, trouble: Trouble, xid: Option<i32>, now: Timestamp) -> Option<Transition> {
+        self.seen = self.seen.saturating_add(1);
+        let known = |xid: &Option<i32>| xid.filter(|xid| xid::describe(*xid).is_some());
+        let faults = self.faults.entry(device.clone()).or_default();
+        let same = |fault: &&mut Fault| fault.trouble == trouble && known(&fault.xid) == known(&xid);
+        if let Some(fault) = faults.iter_mut().find(same) {
+            if trouble == Trouble::Xid {
+                (fault.latest, fault.seen, fault.cure) = (now, self.seen, Cure::None);
+            }
+            return None;
+        }
+        let broken_since = faults.iter().map(|fault| fault.broken_since).min().unwrap_or(now);
+        let fault = Fault { trouble, xid, since: now, broken_since, latest: now, seen: self.seen, cure: Cure::None };
+        faults.push(fault.clone());
+        Some(Transition { device, fault, began: true })
+    }
+
+    fn end(&mut self, device: &str, over: impl Fn(&Fault) -> bool) -> Vec<Transition> {
+        let Some(faults) = self.faults.get_mut(device) else { return Vec::new() };
+        let ended: Vec<_> = faults.extract_if(.., |fault| over(fault)).collect();
+        if faults.is_empty() {
+            self.faults.remove(device);
+        }
+        let device = device.to_owned();
+        ended.into_iter().map(|fault| Transition { device: device.clone(), fault, began: false }).collect()
+    }
+}
+
+/// Whether two that are known differ.
+fn is_other(before: &str, now: &str) -> bool {
+    !before.is_empty() && !now.is_empty() && before != now
+}
+
+impl Fault {
+    /// What cures it.
+    pub fn action(&self) -> Action {
+        match self.trouble {
+            Trouble::Xid => self.xid.and_then(xid::describe).map_or(Action::ResetGpu, |(_, action)| action),
+            Trouble::Lost | Trouble::RebootPending => Action::RestartMachine,
+            Trouble::NvLinkDown => Action::CheckLinks,
+            Trouble::MpsDaemonDied => Action::RestartApp,
+            _ => Action::ResetGpu,
+        }
+    }
+
+    /// When it is over, for people: the end of a sentence.
+    pub fn waits_for(&self, rules: &Rules) -> &'static str {
+        if rules.recovery() == Recovery::Manual {
+            return "the annotation gpunode.dev/recovered of the node says so";
+        }
+        match (self.trouble, self.action()) {
+            (Trouble::MpsDaemonDied, _) => "an MPS control daemon runs",
+            (Trouble::Xid, Action::Ignore | Action::RestartApp) => {
+                "no process and no pod is on the device, or the driver says that it needs nothing"
+            }
+            (Trouble::Xid, Action::RestartMachine | Action::RestartVm) => {
+                "the machine was restarted, or the driver says that the GPU needs nothing"
+            }
+            (Trouble::Xid, _) => "the GPU was reset, or the driver says that it needs nothing",
+            _ => "the driver no longer shows it",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,284 @@
+use super::*;
+use proptest::prelude::*;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+/// A look that shows nothing wrong, by a driver that tells no recovery action.
+fn look(gpu: &str, health: &Health) -> Probe {
+    Probe {
+        gpu: gpu.to_owned(),
+        ticket: health.ticket(),
+        answer: Answer::Answers,
+        recovery_action: None,
+        uncorrected_ecc: Some(0),
+        remap_pending: Some(false),
+        remap_failed: Some(false),
+        retirement_pending: None,
+        link_down: Some(false),
+        processes: Some(0),
+        instances: vec![InstanceProbe { uuid: format!("{gpu}/mig"), answers: true, processes: Some(0) }],
+    }
+}
+
+fn run(boot: &str, driver: &str) -> Observation {
+    Observation::Run(Run { boot: boot.to_owned(), driver: driver.to_owned() })
+}
+
+fn xids(health: &Health, device: &str) -> Vec<i32> {
+    health.faults.get(device).into_iter().flatten().filter_map(|fault| fault.xid).collect()
+}
+
+fn with_xids(rules: &Rules, numbers: &[i32]) -> Health {
+    let mut health = Health::default();
+    health.observe(run("a", "1"), rules, at(0));
+    for number in numbers {
+        health.observe(Observation::Xid("G".to_owned(), *number), rules, at(1));
+    }
+    health
+}
+
+#[test]
+fn a_milder_xid_clears_no_graver_one_and_each_goes_by_its_own_evidence() {
+    let rules = Rules { watch_xids: vec![94], ..Rules::default() };
+    let mut health = with_xids(&rules, &[79, 95, 94]);
+    let mut seen = Vec::new();
+    for step in [run("a", "1"), run("a", "2"), run("b", "2")] {
+        health.observe(step, &rules, at(2));
+        let probe = look("G", &health);
+        health.observe(Observation::Probe(probe), &rules, at(3));
+        seen.push(xids(&health, "G"));
+    }
+    assert_eq!(seen, [vec![79, 95], vec![79], vec![]]);
+}
+
+#[test]
+fn the_drivers_recovery_action_decides_where_it_is_told() {
+    let rules = Rules::default();
+    for (action, pending, left) in [(0, false, 0), (1, false, 1), (5, false, 1), (0, true, 1)] {
+        let mut health = with_xids(&rules, &[95]);
+        let probe = Probe { recovery_action: Some(action), remap_pending: Some(pending), ..look("G", &health) };
+        health.observe(Observation::Probe(probe), &rules, at(2));
+        assert_eq!(xids(&health, "G").len(), left, "action {action}, pending {pending}");
+    }
+}
+
+#[test]
+fn a_look_from_before_an_xid_proves_nothing() {
+    let rules = Rules::default();
+    let mut health = Health::default();
+    let probe = Probe { recovery_action: Some(0), ..look("G", &health) };
+    health.observe(Observation::Xid("G".to_owned(), 95), &rules, at(1));
+    health.observe(Observation::Probe(probe), &rules, at(2));
+    assert_eq!(xids(&health, "G"), [95]);
+}
+
+#[test]
+fn a_mig_device_that_does_not_answer_itself_stays_faulty() {
+    let rules = Rules::default();
+    let mut health = Health::default();
+    health.observe(Observation::Xid("G/mig".to_owned(), 95), &rules, at(1));
+    let mut probe = Probe { recovery_action: Some(0), ..look("G", &health) };
+    probe.instances[0].answers = false;
+    for _ in 0..2 {
+        health.observe(Observation::Probe(probe.clone()), &rules, at(2));
+    }
+    assert_eq!(health.faults["G/mig"].len(), 2);
+    assert_eq!(health.faults.get("G"), None);
+    probe.instances[0].answers = true;
+    health.observe(Observation::Probe(probe), &rules, at(3));
+    assert_eq!(health.faults.len(), 0);
+}
+
+#[test]
+fn a_call_that_fails_once_is_no_fault_and_one_that_hangs_or_a_lost_gpu_is() {
+    let rules = Rules::default();
+    let mut health = Health::default();
+    let mut probe = Probe { answer: Answer::Fails, ..look("G", &health) };
+    let mut began = |health: &mut Health, answer, instance| {
+        probe.answer = answer;
+        probe.instances[0].answers = instance;
+        health.observe(Observation::Probe(probe.clone()), &rules, at(1)).iter().filter(|it| it.began).count()
+    };
+    for _ in 0..3 {
+        assert_eq!((began(&mut health, Answer::Answers, false), health.doubts("G/mig")), (0, true));
+        assert_eq!((began(&mut health, Answer::Answers, true), health.doubts("G/mig")), (0, false));
+    }
+    assert_eq!((began(&mut health, Answer::Fails, true), health.doubts("G")), (0, true));
+    assert_eq!((began(&mut health, Answer::Fails, true), health.doubts("G")), (1, false));
+    assert_eq!((began(&mut health, Answer::Fails, true), health.doubts("G")), (0, false), "it is known");
+    for answer in [Answer::Hangs, Answer::Lost] {
+        let mut health = Health::default();
+        assert_eq!((began(&mut health, answer, true), health.doubts("G")), (1, false), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_reset_of_a_gpu_cures_its_mig_devices() {
+    let rules = Rules::default();
+    let mut health = with_xids(&rules, &[95]);
+    health.observe(Observation::Xid("G/mig".to_owned(), 95), &rules, at(1));
+    health.observe(Observation::Xid("H".to_owned(), 95), &rules, at(1));
+    health.observe(Observation::Reset(vec!["G".to_owned(), "G/mig".to_owned()]), &rules, at(2));
+    for gpu in ["G", "H"] {
+        let probe = look(gpu, &health);
+        health.observe(Observation::Probe(probe), &rules, at(3));
+    }
+    assert_eq!(health.faults.keys().collect::<Vec<_>>(), ["H"]);
+}
+
+#[test]
+fn manual_recovery_waits_for_a_person_and_trouble_that_is_still_there_comes_back() {
+    let rules = Rules { recovery: Some(Recovery::Manual), ..Rules::default() };
+    let mut health = with_xids(&rules, &[95]);
+    let lost = Probe { answer: Answer::Lost, ..look("G", &health) };
+    health.observe(Observation::Probe(lost.clone()), &rules, at(2));
+    health.observe(run("b", "2"), &rules, at(3));
+    let whole = Probe { recovery_action: Some(0), ..look("G", &health) };
+    health.observe(Observation::Probe(whole), &rules, at(4));
+    assert_eq!(health.faults["G"].len(), 2);
+    health.observe(Observation::Recovered(at(5)), &rules, at(6));
+    assert_eq!(health.faults.len(), 0);
+    health.observe(Observation::Probe(lost), &rules, at(7));
+    assert_eq!(health.faults["G"].len(), 1);
+}
+
+#[test]
+fn a_person_clears_what_a_clock_noted_that_was_ahead() {
+    let rules = Rules { recovery: Some(Recovery::Manual), ..Rules::default() };
+    let mut health = Health::default();
+    health.observe(Observation::Xid("G".to_owned(), 95), &rules, at(1_000_000));
+    health.observe(Observation::Recovered(at(5)), &rules, at(6));
+    assert_eq!(health.faults.len(), 0);
+}
+
+#[test]
+fn what_is_not_known_of_a_run_is_no_evidence() {
+    let rules = Rules::default();
+    let mut health = with_xids(&rules, &[95, 79]);
+    for step in [run("a", ""), run("", "1"), run("", ""), run("a", "1")] {
+        assert!(!matches!(&step, Observation::Run(run) if health.is_other_boot(run)));
+        health.observe(step, &rules, at(2));
+        let probe = look("G", &health);
+        health.observe(Observation::Probe(probe), &rules, at(3));
+        assert_eq!(xids(&health, "G"), [95, 79]);
+    }
+    // A fault of this boot, before the driver is known again.
+    health.observe(run("b", ""), &rules, at(4));
+    health.observe(Observation::Xid("H".to_owned(), 95), &rules, at(5));
+    health.observe(run("b", "2"), &rules, at(6));
+    let probe = look("H", &health);
+    health.observe(Observation::Probe(probe), &rules, at(7));
+    assert_eq!(xids(&health, "H"), [95]);
+}
+
+#[test]
+fn a_device_is_broken_since_its_first_fault_whatever_comes_and_goes_beside_it() {
+    let rules = Rules { watch_xids: vec![94], ..Rules::default() };
+    let mut health = Health::default();
+    health.observe(Observation::Xid("G".to_owned(), 94), &rules, at(1));
+    health.observe(Observation::Xid("G".to_owned(), 79), &rules, at(5));
+    assert_eq!(health.gravest(&["G"]).unwrap().xid, Some(79));
+    assert_eq!(health.broken_since(&["G"]), Some(at(1)));
+    // Its processes are gone, so that the milder one is over.
+    let probe = look("G", &health);
+    health.observe(Observation::Probe(probe), &rules, at(6));
+    assert_eq!(xids(&health, "G"), [79]);
+    assert_eq!(health.broken_since(&["G/mig", "G"]), Some(at(1)));
+    assert_eq!(health.broken_since(&["H"]), None);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Xid(usize, bool, i32),
+    Look { gpu: usize, action: Option<u32>, answer: Answer, processes: usize, pending: bool, instance: bool },
+    Run(u8, u8),
+    Reset(usize),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0..2usize, any::<bool>(), prop::sample::select(vec![13, 48, 74, 79, 94, 95, 151, 9999]))
+            .prop_map(|(gpu, mig, xid)| Step::Xid(gpu, mig, xid)),
+        (
+            0..2usize,
+            prop::option::of(0..3u32),
+            prop::sample::select(vec![Answer::Answers, Answer::Lost, Answer::Fails, Answer::Hangs]),
+            0..2usize,
+            any::<bool>(),
+            any::<bool>(),
+        )
+            .prop_map(|(gpu, action, answer, processes, pending, instance)| Step::Look {
+                gpu,
+                action,
+                answer,
+                processes,
+                pending,
+                instance
+            }),
+        (0..2u8, 0..2u8).prop_map(|(boot, driver)| Step::Run(boot, driver)),
+        (0..2usize).prop_map(Step::Reset),
+    ]
+}
+
+const GPUS: [&str; 2] = ["G", "H"];
+
+proptest! {
+    #[test]
+    fn nothing_is_healthy_again_without_evidence_and_one_gpus_trouble_stays_with_it(
+        steps in prop::collection::vec(any_step(), 1..60)
+    ) {
+        let rules = Rules { watch_xids: vec![94], ..Rules::default() };
+        let mut health = Health::default();
+        let mut now = 0;
+        for step in steps {
+            // Years pass between two steps: none of that is evidence.
+            now += 100_000_000;
+            let before = health.clone();
+            let (observation, subject) = match &step {
+                Step::Xid(gpu, mig, xid) => {
+                    let device = if *mig { format!("{}/mig", GPUS[*gpu]) } else { GPUS[*gpu].to_owned() };
+                    (Observation::Xid(device, *xid), Some(GPUS[*gpu]))
+                }
+                Step::Look { gpu, action, answer, processes, pending, instance } => {
+                    let mut probe = look(GPUS[*gpu], &health);
+                    (probe.recovery_action, probe.answer, probe.processes) = (*action, *answer, Some(*processes));
+                    probe.remap_pending = Some(*pending);
+                    probe.instances[0].answers = *instance;
+                    probe.instances[0].processes = Some(*processes);
+                    (Observation::Probe(probe), Some(GPUS[*gpu]))
+                }
+                Step::Run(boot, driver) => (run(&boot.to_string(), &driver.to_string()), None),
+                Step::Reset(gpu) => {
+                    let devices = vec![GPUS[*gpu].to_owned(), format!("{}/mig", GPUS[*gpu])];
+                    (Observation::Reset(devices), Some(GPUS[*gpu]))
+                }
+            };
+            let transitions = health.observe(observation, &rules, at(now));
+            for transition in &transitions {
+                prop_assert!(subject.is_some_and(|gpu| transition.device.starts_with(gpu)), "{step:?}: {transition:?}");
+                if !transition.began && transition.fault.trouble == Trouble::Xid {
+                    let Step::Look { action, answer, processes, pending, .. } = &step else {
+                        return Err(TestCaseError::fail(format!("{step:?} ended {transition:?}")));
+                    };
+                    let cured = match transition.fault.action() {
+                        Action::Ignore | Action::RestartApp => *processes == 0 || transition.fault.cure >= Cure::Reset,
+                        Action::CheckLinks | Action::ResetGpu => transition.fault.cure >= Cure::Reset,
+                        Action::RestartVm | Action::RestartMachine => transition.fault.cure == Cure::Boot,
+                    };
+                    prop_assert!(*answer == Answer::Answers && !pending, "{step:?}");
+                    prop_assert!(action.map_or(cured, |action| action == 0), "{step:?}: {transition:?}");
+                }
+            }
+            for (device, faults) in &before.faults {
+                let left = health.faults.get(device).map_or(0, Vec::len);
+                let told = transitions.iter().filter(|it| &it.device == device);
+                let (began, ended): (Vec<_>, Vec<_>) = told.partition(|it| it.began);
+                prop_assert_eq!(faults.len() + began.len() - ended.len(), left);
+            }
+            let written = serde_json::to_string(&health).unwrap();
+            prop_assert_eq!(&serde_json::from_str::<Health>(&written).unwrap(), &health);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! NVIDIA's errors by number (XID): what each means, what cures it, and which of them make a device unhealthy.
+//!
+//! Source: NVIDIA's XID catalog for Ampere and newer, <https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>.
+
+use gpunode_config::Health as Rules;
+use serde::{Deserialize, Serialize};
+
+/// What cures an error, from the mildest to the gravest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Action {
+    /// Nothing is to be done about the GPU.
+    Ignore,
+    /// The end of the application that was hit.
+    RestartApp,
+    /// The links are to be looked at; one end or the other has to be reset.
+    CheckLinks,
+    /// A reset of the GPU.
+    ResetGpu,
+    /// A restart of the virtual machine.
+    RestartVm,
+    /// A restart of the machine.
+    RestartMachine,
+}
+
+impl Action {
+    /// What to do, for people.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Self::Ignore => "nothing has to be done about the GPU",
+            Self::RestartApp => "end the pods that use the device",
+            Self::CheckLinks => "look at the NVLinks of the GPU and reset the GPU",
+            Self::ResetGpu => "reset the GPU",
+            Self::RestartVm => "restart the virtual machine",
+            Self::RestartMachine => "restart the machine; look at the seat and the power of the GPU if it comes again",
+        }
+    }
+}
+
+/// What an XID means and what cures it; none for a number that the catalog does not have.
+pub fn describe(xid: i32) -> Option<(&'static str, Action)> {
+    use Action::{CheckLinks, Ignore, ResetGpu, RestartApp, RestartMachine, RestartVm};
+    Some(match xid {
+        8 => ("GPU stopped processing", RestartApp),
+        11 | 25 | 32 => ("invalid or corrupted push buffer", RestartApp),
+        13 => ("graphics engine exception", RestartApp),
+        14 => ("injected error", Ignore),
+        31 => ("GPU memory page fault", RestartApp),
+        37 | 38 | 44 | 66 | 67 => ("firmware error or illegal access by the driver", Ignore),
+        39..=41 | 70..=72 | 75..=77 | 85 | 126..=135 => ("copy engine error", RestartApp),
+        43 => ("GPU stopped processing for one application", Ignore),
+        // It follows the XID that tells the cause, or an application that was killed: the other one counts.
+        45 => ("channels of an application were removed", RestartApp),
+        46 => ("GPU timeout", ResetGpu),
+        48 => ("double bit ECC error", ResetGpu),
+        60 | 68 | 82..=84 | 86 | 88 | 89 | 96..=105 | 139 => ("video, JPEG or optical flow engine error", RestartApp),
+        62 => ("internal micro-controller halt", ResetGpu),
+        63 => ("memory row remapped or page retired", Ignore),
+        64 => ("memory row remapping or page retirement failed", ResetGpu),
+        69 => ("graphics class error", RestartApp),
+        74 => ("NVLink error", CheckLinks),
+        79 => ("GPU has fallen off the bus", RestartMachine),
+        92 => ("high rate of single bit ECC errors", Ignore),
+        94 => ("contained memory error", RestartApp),
+        95 => ("uncontained memory error", ResetGpu),
+        109 => ("context switch timeout", ResetGpu),
+        110 => ("security fault", ResetGpu),
+        119 | 120 => ("error of the GPU's system processor (GSP)", ResetGpu),
+        121 => ("corrected chip-to-chip link error", Ignore),
+        136 => ("link training failed", ResetGpu),
+        137 => ("NVLink privilege error", Ignore),
+        140 => ("unrecovered ECC error", ResetGpu),
+        143 => ("GPU initialization error", ResetGpu),
+        144..=150 => ("NVLink 5 error", CheckLinks),
+        151 => ("key rotation error", RestartVm),
+        // It comes beside another XID; what it announces is read from the driver.
+        154 => ("recovery action changed", Ignore),
+        155 => ("NVLink software defined error", ResetGpu),
+        156 => ("resource retirement", ResetGpu),
+        157 => ("resource retirement failed", Ignore),
+        158 => ("GPU fatal timeout", ResetGpu),
+        171 => ("uncorrectable DRAM error", ResetGpu),
+        172 => ("uncorrectable SRAM error", ResetGpu),
+        _ => return None,
+    })
+}
+
+/// Whether an XID makes a device unhealthy under these rules. One that the catalog does not have does.
+pub fn counts(xid: i32, rules: &Rules) -> bool {
+    if rules.watch_xids.contains(&xid) {
+        return true;
+    }
+    !rules.ignore_xids.contains(&xid) && describe(xid).is_none_or(|(_, action)| action > Action::RestartApp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_end_of_an_application_cures_is_ignored_unless_watched() {
+        let rules = Rules { ignore_xids: vec![79], watch_xids: vec![94], ..Rules::default() };
+        let counted = |rules: &Rules| {
+            [13, 31, 43, 45, 48, 63, 68, 79, 94, 95, 109, 154, 9999]
+                .into_iter()
+                .filter(|xid| counts(*xid, rules))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(counted(&Rules::default()), [48, 79, 95, 109, 9999]);
+        assert_eq!(counted(&rules), [48, 94, 95, 109, 9999]);
+    }
+}

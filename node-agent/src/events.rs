@@ -1,0 +1,126 @@
+//! Events on the Node, for people who look there. None is worth waiting for: what cannot be told soon is dropped, and the log
+//! has it too.
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{
+    Client,
+    runtime::events::{Event, EventType, Recorder, Reporter},
+};
+use std::time::Duration;
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
+use tracing::warn;
+
+/// Notices that wait.
+const QUEUE: usize = 64;
+/// Pause between two events: what breaks all GPUs of a node at once must not be a burst for the API server.
+const PAUSE: Duration = Duration::from_millis(100);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most bytes of an event's note (`pkg/apis/core/validation/events.go` of Kubernetes).
+const MAX_NOTE: usize = 1024;
+const CONTROLLER: &str = "gpunode-agent";
+
+/// What there is to be said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A GPU or a MIG device is broken.
+    GpuUnhealthy,
+    /// It is whole again.
+    GpuHealthy,
+    /// A file of the agent tells nothing and was set aside.
+    StateFileCorrupt,
+}
+
+#[derive(Debug)]
+struct Notice {
+    kind: Kind,
+    note: String,
+}
+
+/// Where notices go. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Notices(Option<mpsc::Sender<Notice>>);
+
+/// The notices to be told.
+#[derive(Debug)]
+pub struct Told(mpsc::Receiver<Notice>);
+
+impl Notices {
+    /// Notices that [`Told::publish`] tells.
+    pub fn new() -> (Self, Told) {
+        let (notices, told) = mpsc::channel(QUEUE);
+        (Self(Some(notices)), Told(told))
+    }
+
+    /// Tells the API server soon, where there is one.
+    pub fn tell(&self, kind: Kind, note: &str) {
+        let note = note.get(..note.floor_char_boundary(MAX_NOTE)).unwrap_or_default().to_owned();
+        // A full queue is that of an API server that is away.
+        _ = self.0.as_ref().map(|notices| notices.try_send(Notice { kind, note }));
+    }
+}
+
+impl Told {
+    /// Tells the notices as events of the Node. Does not end.
+    pub async fn publish(mut self, client: Client, node: String, pod: String) {
+        let reporter =
+            Reporter { controller: CONTROLLER.to_owned(), instance: Some(pod).filter(|pod| !pod.is_empty()) };
+        let recorder = Recorder::new(client, reporter);
+        // As kubelets do: `kubectl describe node` looks for events under the name.
+        let node = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(node.clone()),
+            uid: Some(node),
+            ..ObjectReference::default()
+        };
+        let mut failing = false;
+        while let Some(notice) = self.0.recv().await {
+            let event = event(notice);
+            let error = match timeout(CALL_TIMEOUT, recorder.publish(&event, &node)).await {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some(format!("no answer within {CALL_TIMEOUT:?}")),
+            };
+            if let Some(error) = &error
+                && !failing
+            {
+                warn!(error, "tell an event of the Node; it is dropped");
+            }
+            failing = error.is_some();
+            sleep(PAUSE).await;
+        }
+        std::future::pending::<()>().await;
+    }
+}
+
+fn event(notice: Notice) -> Event {
+    let (type_, reason, action) = match notice.kind {
+        Kind::GpuUnhealthy => (EventType::Warning, "GpuUnhealthy", "WithholdDevice"),
+        Kind::GpuHealthy => (EventType::Normal, "GpuHealthy", "OfferDevice"),
+        Kind::StateFileCorrupt => (EventType::Warning, "StateFileCorrupt", "SetAside"),
+    };
+    Event { type_, reason: reason.to_owned(), note: Some(notice.note), action: action.to_owned(), secondary: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_api_server_that_is_away_holds_nobody_up() {
+        let (notices, mut told) = Notices::new();
+        for number in 0..QUEUE * 2 {
+            notices.tell(Kind::GpuUnhealthy, &format!("{number} {}", "ü".repeat(MAX_NOTE)));
+        }
+        let mut count = 0;
+        while let Ok(notice) = told.0.try_recv() {
+            assert!(notice.note.starts_with(&format!("{count} ")) && notice.note.len() <= MAX_NOTE);
+            count += 1;
+        }
+        assert_eq!(count, QUEUE, "the first ones are kept");
+        Notices::default().tell(Kind::GpuHealthy, "nobody to tell");
+    }
+}

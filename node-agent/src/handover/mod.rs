@@ -1,0 +1,164 @@
+//! One registered agent per node, by a lock on the node, and the hand-over of that lock from an agent to its successor.
+//!
+//! The lock decides; the socket only spares the kubelet a gap. A successor stands by with hardware and configuration loaded,
+//! asks the holder over `agent.sock` to let go, takes the lock, and says so once the kubelet has taken its lists. Where that
+//! does not come, the holder before it takes the lock again as soon as it is free. Without anybody on the socket (an older
+//! version, or one that was killed) a successor waits for the lock alone.
+
+mod alive;
+mod conversation;
+mod holder;
+mod lock;
+mod protocol;
+mod record;
+mod successor;
+
+pub use alive::watch as watch_own_socket;
+pub use lock::{NodeLock, is_held};
+pub use record::Who;
+
+use crate::admin::Readiness;
+use std::{convert::Infallible, path::PathBuf, time::Duration};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::sleep,
+};
+use tracing::{info, warn};
+
+/// The socket in the state folder.
+const SOCKET: &str = "agent.sock";
+/// How soon a free lock is noticed.
+const RETRY: Duration = Duration::from_millis(200);
+/// The same after a failed hand-over, so that the agent that was at work before is the first.
+const RETRY_SOON: Duration = Duration::from_millis(20);
+
+/// What the agent has to do.
+#[derive(Debug)]
+pub enum Turn {
+    /// This agent holds the lock: it reads what the one before it left, and registers.
+    Hold,
+    /// It withdraws from the kubelet, forgets what it knows of the devices, and says so: what it leaves is on disk.
+    LetGo(oneshot::Sender<()>),
+    /// It shows that it still takes its turns.
+    Answer(oneshot::Sender<()>),
+    /// The lock cannot be used.
+    Fail(lock::Error),
+}
+
+/// Whether this agent could offer the GPUs of the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fitness {
+    /// Why it could not.
+    pub problem: Option<String>,
+}
+
+/// This agent's part in hand-overs.
+#[derive(Debug)]
+pub struct Handover {
+    /// Folder of lock, socket and record, the same for every agent of the node.
+    pub state_dir: PathBuf,
+    /// This agent.
+    pub who: Who,
+    /// Whether it could offer the GPUs; none before hardware and configuration are known, and nobody is asked to let go.
+    pub fitness: watch::Receiver<Option<Fitness>>,
+    /// Whether it has done what a holder has to do.
+    pub ready: watch::Receiver<Readiness>,
+    /// Where the agent takes its turns.
+    pub turns: mpsc::Sender<Turn>,
+    /// Whether the socket is served.
+    pub served: watch::Sender<bool>,
+}
+
+/// How a successor came to the lock.
+#[derive(Debug)]
+enum Taken {
+    /// Nobody held it.
+    Free(NodeLock),
+    /// From another agent, which waits on the connection to hear that all is well.
+    From(NodeLock, conversation::Conversation, String),
+}
+
+impl Handover {
+    /// Takes the lock, holds it, lets go of it. Ends with the process.
+    pub async fn follow(mut self) {
+        match self.run().await {
+            Ok(never) => match never {},
+            Err(error) => {
+                self.turn(Turn::Fail(error)).await;
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    async fn run(&mut self) -> Result<Infallible, lock::Error> {
+        let mut taken = self.stand_by().await?;
+        loop {
+            self.turn(Turn::Hold).await;
+            let lock = match taken {
+                Taken::Free(lock) => lock,
+                Taken::From(lock, predecessor, pod) => match self.prove(predecessor, &pod).await {
+                    Ok(()) => lock,
+                    Err(predecessor) => {
+                        self.let_go().await;
+                        drop(lock);
+                        drop(predecessor);
+                        // The agent before takes the lock first.
+                        sleep(successor::GIVE_BACK).await;
+                        taken = self.stand_by().await?;
+                        continue;
+                    }
+                },
+            };
+            let (successor, named) = self.hold().await;
+            info!(successor = named.pod, version = named.version, "letting a successor take over");
+            self.let_go().await;
+            drop(lock);
+            let is_seen_off = self.see_off(successor).await;
+            let lock = if is_seen_off { self.wait_for_nobody().await? } else { self.wait_for_lock(RETRY_SOON).await? };
+            taken = Taken::Free(lock);
+            warn!("no other agent of this node is at work any more: taking over again");
+        }
+    }
+
+    /// Waits until nobody holds the lock for longer than a hand-over between two others takes, and asks nobody.
+    async fn wait_for_nobody(&self) -> Result<NodeLock, lock::Error> {
+        let mut was_held = true;
+        loop {
+            let held = is_held(&self.state_dir);
+            if !held
+                && !was_held
+                && let Some(lock) = NodeLock::take(&self.state_dir)?
+            {
+                return Ok(lock);
+            }
+            was_held = held;
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Waits for the lock, and asks nobody.
+    async fn wait_for_lock(&self, pause: Duration) -> Result<NodeLock, lock::Error> {
+        loop {
+            if let Some(lock) = NodeLock::take(&self.state_dir)? {
+                return Ok(lock);
+            }
+            sleep(pause).await;
+        }
+    }
+
+    async fn let_go(&self) {
+        let (done, withdrawn) = oneshot::channel();
+        self.turn(Turn::LetGo(done)).await;
+        // An agent that ends withdraws too.
+        _ = withdrawn.await;
+    }
+
+    /// An agent that ends takes no more turns.
+    async fn turn(&self, turn: Turn) {
+        _ = self.turns.send(turn).await;
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.state_dir.join(SOCKET)
+    }
+}

@@ -1,0 +1,163 @@
+//! What hand-overs leave on disk: which successor failed how often, so that a restart does not let it ask at once again, and
+//! which pods have let go for good.
+
+use crate::atomic_file;
+use serde::{Deserialize, Serialize};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+const FILE: &str = "handover.json";
+/// Version of this file's own format.
+const FORMAT: u32 = 1;
+/// Pause after the first failure; it doubles up to [`MAX_PAUSE`].
+const MIN_PAUSE: Duration = Duration::from_secs(10);
+const MAX_PAUSE: Duration = Duration::from_mins(5);
+/// Pods to remember: those of a node whose policies and images change while their pods still end.
+const MAX_LET_GO: usize = 8;
+
+/// Which agent it is about. A pod keeps its UID when its container restarts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Who {
+    /// Version of the agent.
+    pub version: String,
+    /// UID of its pod; empty where there is no pod.
+    pub pod: String,
+}
+
+/// What is remembered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    format: u32,
+    /// The last successor that asked and has not taken over since.
+    asked: Option<Asked>,
+    /// Pods that have let go for good, the last one last.
+    let_go: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Asked {
+    who: Who,
+    times: u32,
+    /// When it asked last, in milliseconds since boot: no jump of the clock changes that.
+    at_ms: u64,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self { format: FORMAT, asked: None, let_go: Vec::new() }
+    }
+}
+
+impl Record {
+    /// Reads it; blocks. A file that tells nothing counts as none and is set aside.
+    pub fn load(state_dir: &Path) -> Self {
+        atomic_file::load(&path(state_dir), FORMAT).unwrap_or_default()
+    }
+
+    /// Brings it to disk; blocks.
+    pub fn save(&self, state_dir: &Path) -> io::Result<()> {
+        atomic_file::replace(&path(state_dir), &serde_json::to_vec(self)?)
+    }
+
+    /// How long `who` has to wait before it asks, at `now` since boot.
+    pub fn pause(&self, who: &Who, now: Duration) -> Duration {
+        let Some(asked) = self.asked.as_ref().filter(|asked| asked.who == *who) else { return Duration::ZERO };
+        let doublings = asked.times.saturating_sub(1).min(10);
+        let pause = (MIN_PAUSE * 2_u32.pow(doublings)).min(MAX_PAUSE);
+        // After a boot there is nobody to ask.
+        let since = now.checked_sub(Duration::from_millis(asked.at_ms)).unwrap_or(pause);
+        pause.saturating_sub(since)
+    }
+
+    /// `who` asks at `now`, and has failed unless it is heard of again.
+    pub fn asks(&mut self, who: &Who, now: Duration) {
+        let before = self.asked.take().filter(|asked| asked.who == *who).map_or(0, |asked| asked.times);
+        let at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        self.asked = Some(Asked { who: who.clone(), times: before.saturating_add(1), at_ms });
+    }
+
+    /// The successor has taken over from the pod `predecessor`.
+    pub fn took_over(&mut self, who: &Who, predecessor: &str) {
+        self.asked = None;
+        self.let_go.retain(|pod| pod != predecessor && *pod != who.pod);
+        if !predecessor.is_empty() {
+            self.let_go.push(predecessor.to_owned());
+        }
+        let surplus = self.let_go.len().saturating_sub(MAX_LET_GO);
+        self.let_go.drain(..surplus);
+    }
+
+    /// Whether the pod has let go for good: it takes over what nobody holds, and asks nobody.
+    pub fn has_let_go(&self, pod: &str) -> bool {
+        self.let_go.iter().any(|other| other == pod)
+    }
+}
+
+fn path(state_dir: &Path) -> PathBuf {
+    state_dir.join(FILE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn who(pod: &str) -> Who {
+        Who { version: "1".to_owned(), pod: pod.to_owned() }
+    }
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn pauses_grow_with_each_failure_up_to_five_minutes_and_end_with_success() {
+        let mut record = Record::default();
+        assert_eq!(record.pause(&who("b"), seconds(100)), Duration::ZERO);
+        for pause in [10, 20, 40, 80, 160, 300, 300] {
+            record.asks(&who("b"), seconds(100));
+            assert_eq!(record.pause(&who("b"), seconds(100)), seconds(pause));
+            assert_eq!(record.pause(&who("b"), seconds(103)), seconds(pause - 3));
+        }
+        assert_eq!(record.pause(&who("b"), seconds(1000)), Duration::ZERO);
+        assert_eq!(record.pause(&who("c"), seconds(100)), Duration::ZERO, "another pod has not failed");
+        assert_eq!(record.pause(&who("b"), seconds(5)), Duration::ZERO, "the node has booted since");
+        record.took_over(&who("b"), "a");
+        assert_eq!(record.pause(&who("b"), seconds(100)), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_pod_that_has_let_go_is_remembered_until_it_takes_over_again() {
+        let mut record = Record::default();
+        record.took_over(&who("b"), "a");
+        assert!(record.has_let_go("a") && !record.has_let_go("b"));
+        record.took_over(&who("a"), "b");
+        assert!(!record.has_let_go("a") && record.has_let_go("b"));
+        record.took_over(&who(""), "");
+        assert!(!record.has_let_go(""), "agents without pod are not told apart");
+        for pod in 0..20 {
+            record.took_over(&who("b"), &pod.to_string());
+        }
+        assert_eq!(record.let_go.len(), MAX_LET_GO);
+    }
+
+    #[test]
+    fn what_was_saved_is_read_again_and_what_tells_nothing_is_set_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Record::load(folder.path()), Record::default());
+        let mut record = Record::default();
+        record.asks(&who("b"), seconds(1));
+        record.save(folder.path()).unwrap();
+        assert_eq!(Record::load(folder.path()), record);
+        for text in ["{", r#"{"format":2,"asked":null,"letGo":[]}"#] {
+            fs::write(path(folder.path()), text).unwrap();
+            assert_eq!(Record::load(folder.path()), Record::default());
+            assert_eq!(fs::read_to_string(folder.path().join("handover.json.corrupt")).unwrap(), text);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Which MPS control daemons have died: one that answered and ceased to. Pure.
+
+use gpunode_crds::{MpsDaemon, MpsDaemonState};
+use gpunode_gpu::{Health, HealthObservation as Observation, Trouble};
+use std::collections::BTreeSet;
+
+/// The daemons that answered when they were looked at last, by the UUIDs of their devices.
+#[derive(Debug, Default)]
+pub struct Daemons(BTreeSet<String>);
+
+impl Daemons {
+    /// What another look at all of them tells. One that ends as the GPUs are released has not died.
+    pub fn look(&mut self, daemons: &[MpsDaemon], released: bool, health: &Health) -> Vec<Observation> {
+        let in_state = |state| {
+            let daemons = daemons.iter().filter(move |daemon| daemon.state == state);
+            daemons.map(|daemon| daemon.device.clone()).collect::<BTreeSet<_>>()
+        };
+        let silent = in_state(MpsDaemonState::NotAnswering);
+        let before = std::mem::replace(&mut self.0, in_state(MpsDaemonState::Answering));
+        let died = before.into_iter().filter(|device| silent.contains(device) && !released);
+        // One that is not wanted any more is gone for good.
+        let known = health.devices().map(|(device, _)| device);
+        let over = known.filter(|device| !silent.contains(*device) && health.has(device, Trouble::MpsDaemonDied));
+        let over = over.map(|device| Observation::MpsDaemon(device.to_owned(), true));
+        died.map(|device| Observation::MpsDaemon(device, false)).chain(over).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_config::Health as Rules;
+    use jiff::Timestamp;
+
+    #[test]
+    fn a_daemon_has_died_that_answered_and_ceases_to_until_it_answers_or_is_not_wanted() {
+        use MpsDaemonState::{Answering, NotAnswering, Stopping};
+        let (mut daemons, mut health) = (Daemons::default(), Health::default());
+        let mut is_dead = |state: Option<MpsDaemonState>, released| {
+            let daemon = state.map(|state| MpsDaemon { device: "GPU-1".to_owned(), state });
+            for observation in daemons.look(daemon.as_slice(), released, &health) {
+                health.observe(observation, &Rules::default(), Timestamp::UNIX_EPOCH);
+            }
+            health.has("GPU-1", Trouble::MpsDaemonDied)
+        };
+        for over in [Some(Stopping), None, Some(Answering)] {
+            assert!(!is_dead(Some(NotAnswering), false), "it is starting");
+            assert!(!is_dead(Some(Answering), false));
+            assert!(is_dead(Some(NotAnswering), false) && is_dead(Some(NotAnswering), false));
+            assert!(!is_dead(over, false), "{over:?}");
+        }
+        assert!(!is_dead(Some(NotAnswering), true), "it was ended");
+    }
+}

@@ -1,0 +1,101 @@
+//! Looking at the GPUs, and what a look tells of them.
+
+use super::{Keeper, UNSETTLED, is_unsettled, looks::Found};
+use crate::{
+    hardware::{Driver, Hardware},
+    nvml::probe::{Look, Target},
+};
+use gpunode_gpu::{Answer, Gpu, HealthObservation as Observation, Probe, Trouble};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+impl Keeper {
+    /// Begins to look at the GPUs.
+    fn look(&mut self) {
+        let hardware = self.sources.hardware.borrow().clone();
+        let answering = hardware.as_deref().filter(|found| found.driver == Driver::Answers);
+        let gpus = answering.and_then(Hardware::inventory).map_or(&[][..], |inventory| &inventory.gpus);
+        let now = Instant::now();
+        let targets = gpus.iter().map(|gpu| self.target(gpu, now)).collect();
+        self.looks.begin(targets);
+        for (at, _) in self.unsettled.values().flatten().filter(|event| is_unsettled(event, now)) {
+            self.looks.hasten(*at + UNSETTLED);
+        }
+    }
+
+    fn target(&self, gpu: &Gpu, now: Instant) -> Target {
+        let health = &self.known.health;
+        let instances: Vec<String> = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
+        let processes = instances.iter().chain([&gpu.uuid]).any(|device| health.has(device, Trouble::Xid));
+        let links = self.known.links.get(&gpu.uuid).filter(|_| self.linked.contains(&gpu.uuid)).cloned();
+        Target { gpu: gpu.uuid.clone(), ticket: self.ticket(&gpu.uuid, now), instances, links, processes }
+    }
+
+    pub(super) fn looked(&mut self, found: Found) {
+        match found {
+            Found::Recovered(at) => {
+                if self.known.touched.replace(at) != Some(at) {
+                    self.recovered(at);
+                }
+            }
+            Found::Look(look) => self.take(*look),
+            Found::Hangs(probe) => {
+                warn!(gpu = probe.gpu, "look at the GPU: the driver does not answer");
+                self.observe(Observation::Probe(probe));
+            }
+            Found::Failed => self.sources.look_again.notify_one(),
+            Found::Done => debug!("the GPUs were looked at"),
+            Found::Due => self.look(),
+        }
+    }
+
+    fn take(&mut self, look: Look) {
+        let Look { mut probe, links, failed } = look;
+        let gpu = probe.gpu.clone();
+        for (device, (call, error)) in &failed {
+            self.sources.desk.metrics().nvml_error(call);
+            let health = &self.known.health;
+            if !health.doubts(device)
+                && !health.has(device, Trouble::NotAnswering)
+                && !health.has(device, Trouble::Lost)
+            {
+                warn!(device, call, %error, "a call of the driver fails");
+            }
+        }
+        if probe.answer == Answer::Answers {
+            if self.linked.insert(gpu.clone()) {
+                // What an earlier agent saw counts too.
+                let before = self.known.links.entry(gpu.clone()).or_default();
+                probe.link_down = Some(before.iter().any(|link| !links.contains(link)));
+                before.extend(links);
+                before.sort_unstable();
+                before.dedup();
+            }
+            if let Some(errors) = probe.uncorrected_ecc
+                && self.errors.insert(gpu.clone(), errors).is_some_and(|before| before > errors)
+            {
+                let parts = probe.instances.iter().map(|instance| instance.uuid.clone());
+                self.observe(Observation::Reset(parts.chain([gpu]).collect()));
+            }
+            self.count_pods(&mut probe);
+        }
+        self.observe(Observation::Probe(probe));
+        if failed.iter().any(|(device, _)| self.known.health.doubts(device)) {
+            self.looks.hasten(Instant::now());
+        }
+    }
+
+    /// The driver may hide the processes of containers from this one: what a pod holds is not without processes.
+    fn count_pods(&self, probe: &mut Probe) {
+        let instances = probe.instances.iter_mut().map(|instance| (&instance.uuid, &mut instance.processes));
+        let all = instances.chain([(&probe.gpu, &mut probe.processes)]);
+        let mut counted = all.filter_map(|(device, processes)| Some((device, (*processes)?, processes))).peekable();
+        if counted.peek().is_none() {
+            return;
+        }
+        let (devices, page) = (self.devices(), self.sources.desk.page().0);
+        for (device, count, processes) in counted {
+            *processes = page.unknown.is_none().then(|| count + devices.pods(device, &page.holders).len());
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What is known of the devices' health, on disk: a restart of the agent is no evidence that anything is whole.
+
+use crate::atomic_file;
+use gpunode_gpu::Health;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize, de::Error as _};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+use tokio::{
+    sync::watch,
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
+use tracing::{info, warn};
+
+/// Name of the file in the state folder.
+const FILE: &str = "health.json";
+const VERSION: u32 = 1;
+/// Pause after a write that failed.
+const RETRY: Duration = Duration::from_secs(30);
+/// How long the start waits for the disk.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Content {
+    /// The faults.
+    pub health: Health,
+    /// The NVLinks that each GPU had, by UUID.
+    #[serde(default)]
+    pub links: BTreeMap<String, Vec<u32>>,
+    /// When the GPUs were in order again, as the GpuNode said last.
+    #[serde(default)]
+    pub recovered: Option<Timestamp>,
+    /// The same by the file on the node.
+    #[serde(default)]
+    pub touched: Option<Timestamp>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    version: u32,
+    #[serde(flatten)]
+    content: Content,
+}
+
+/// Reads what an earlier agent left. A file that tells nothing is set aside.
+pub async fn load(state_dir: &Path) -> Content {
+    let path = state_dir.join(FILE);
+    if let Ok(Ok(read)) = timeout(READ_TIMEOUT, spawn_blocking(move || read(&path))).await {
+        return read;
+    }
+    warn!(file = %state_dir.join(FILE).display(), "read what was broken: no answer from the disk; every fault is forgotten");
+    Content::default()
+}
+
+fn read(path: &Path) -> Content {
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Content::default(),
+        Err(error) => {
+            warn!(%error, file = %path.display(), "read what was broken; every fault is forgotten");
+            return Content::default();
+        }
+    };
+    parse(&text).inspect_err(|error| atomic_file::set_aside(path, error)).unwrap_or_default()
+}
+
+fn parse(text: &[u8]) -> serde_json::Result<Content> {
+    let file: File = serde_json::from_slice(text)?;
+    if file.version == VERSION {
+        return Ok(file.content);
+    }
+    Err(serde_json::Error::custom(format!("version {} is not {VERSION}, the one that this agent reads", file.version)))
+}
+
+/// Writes each content that is another one than was `written` last, until there is no sender any more.
+pub async fn write(state_dir: PathBuf, mut written: Content, mut content: watch::Receiver<Content>) {
+    let mut failing = false;
+    loop {
+        if !failing && content.changed().await.is_err() {
+            return;
+        }
+        let now = content.borrow_and_update().clone();
+        if now == written {
+            failing = false;
+            continue;
+        }
+        let path = state_dir.join(FILE);
+        let file = File { version: VERSION, content: now };
+        let result = spawn_blocking(move || {
+            let text = serde_json::to_vec_pretty(&file)?;
+            atomic_file::replace(&path, &text).map(|()| file.content)
+        });
+        match result.await.map_err(io::Error::other).flatten() {
+            Ok(done) => {
+                if failing {
+                    info!("what is broken is saved again");
+                }
+                (written, failing) = (done, false);
+            }
+            Err(error) => {
+                if !failing {
+                    warn!(%error, folder = %state_dir.display(), "save what is broken; trying again");
+                }
+                failing = true;
+                sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_config::Health as Rules;
+    use gpunode_gpu::HealthObservation;
+
+    fn broken() -> Content {
+        let mut content = Content { links: [("GPU-1".to_owned(), vec![0, 1])].into(), ..Content::default() };
+        let xid = HealthObservation::Xid("GPU-1".to_owned(), 79);
+        content.health.observe(xid, &Rules::default(), Timestamp::UNIX_EPOCH);
+        content
+    }
+
+    #[tokio::test]
+    async fn what_is_broken_outlives_the_agent() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(load(folder.path()).await, Content::default());
+        let (keep, kept) = watch::channel(Content::default());
+        tokio::spawn(write(folder.path().to_owned(), Content::default(), kept));
+        keep.send_replace(broken());
+        let saved = async {
+            while load(folder.path()).await != broken() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(Duration::from_secs(10), saved).await.unwrap();
+    }
+
+    #[test]
+    fn a_file_that_tells_nothing_is_set_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE);
+        for text in ["", "{", r#"{"version":2,"health":{"faults":{},"run":null,"seen":0}}"#] {
+            fs::write(&path, text).unwrap();
+            assert_eq!(read(&path), Content::default(), "{text}");
+            assert_eq!(fs::read_to_string(folder.path().join("health.json.corrupt")).unwrap(), text);
+        }
+    }
+}

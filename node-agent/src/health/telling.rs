@@ -1,0 +1,52 @@
+//! Who is told what of the devices' health: people and the desk.
+
+use super::{DRIVER_GRACE, Keeper, devices::Devices, words};
+use crate::{books::Ailments, events::Kind, hardware::Driver};
+use gpunode_config::Health as Rules;
+use gpunode_gpu::Transition;
+use std::sync::Arc;
+use tracing::{info, warn};
+
+impl Keeper {
+    /// Tells people of a fault that began or ended.
+    pub(super) fn say(&self, transition: &Transition, rules: &Rules) {
+        let Transition { device, fault, began } = transition;
+        let (reason, meaning) = (words::reason(fault.trouble).as_str(), words::meaning(fault));
+        let devices = self.devices();
+        let name = devices.name(device);
+        if *began {
+            let (action, waits_for) = (fault.action().advice(), fault.waits_for(rules));
+            let holders = Vec::from_iter(devices.pods(device, &self.sources.desk.holders())).join(", ");
+            warn!(device, name, reason, xid = fault.xid, meaning, action, waits_for, holders, "a device is broken");
+            let held = if holders.is_empty() { String::new() } else { format!("; held by {holders}") };
+            let note = format!("{name} ({device}): {meaning}; {action}; healthy again when {waits_for}{held}");
+            self.sources.notices.tell(Kind::GpuUnhealthy, &note);
+        } else {
+            let healthy = self.known.health.gravest(&[device]).is_none();
+            info!(device, name, reason, xid = fault.xid, meaning, healthy, "what was wrong with a device is over");
+            if healthy {
+                self.sources.notices.tell(Kind::GpuHealthy, &format!("{name} ({device}) is whole again: {meaning}"));
+            }
+        }
+    }
+
+    pub(super) fn devices(&self) -> Devices {
+        Devices(self.sources.hardware.borrow().clone())
+    }
+
+    /// Tells the desk what may not be given out.
+    pub(super) fn tell(&self) {
+        let hardware = self.sources.hardware.borrow().clone();
+        let given_up = self.silent.is_some_and(|since| since.elapsed() >= DRIVER_GRACE);
+        let all = hardware.and_then(|hardware| match &hardware.driver {
+            Driver::Released => Some("the GPUs of the node are released".to_owned()),
+            driver => {
+                driver.problem().filter(|_| given_up).map(|problem| format!("the driver does not answer: {problem}"))
+            }
+        });
+        let faults = self.known.health.devices().flat_map(|(_, faults)| faults);
+        self.sources.desk.metrics().set_faults(faults.map(|fault| words::reason(fault.trouble).as_str()));
+        let rules = self.sources.rules.borrow().clone();
+        self.sources.desk.ail(Ailments { all, faults: Some(Arc::new(self.known.health.clone())), rules });
+    }
+}

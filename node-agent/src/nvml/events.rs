@@ -1,0 +1,117 @@
+//! Waiting for what the driver reports by itself. The session lasts as long as the waiting: while it does, the driver cannot be
+//! unloaded.
+
+use super::{Error, open, raw};
+use nvml_wrapper::{EventSet, Nvml, error::NvmlError};
+use nvml_wrapper_sys::bindings::{
+    nvmlEventTypeDoubleBitEccError as DOUBLE_BIT, nvmlEventTypeDramRetirementEvent as RETIREMENT,
+    nvmlEventTypeDramRetirementFailure as RETIREMENT_FAILURE, nvmlEventTypeFatalPoisonError as POISON,
+    nvmlEventTypeGpuRecoveryAction as RECOVERY_ACTION, nvmlEventTypeGpuUnavailableError as UNAVAILABLE,
+    nvmlEventTypeXidCriticalError as XID,
+};
+use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
+use tracing::info;
+
+/// What is worth a look at the GPU, where the driver reports it.
+const WANTED: u64 =
+    (XID | DOUBLE_BIT | RETIREMENT | RETIREMENT_FAILURE | POISON | UNAVAILABLE | RECOVERY_ACTION) as u64;
+/// How long one wait lasts: as long it takes to see that the session is to end.
+const WAIT_MS: u32 = 2000;
+/// Waits between two tries to register a GPU that did not answer.
+const REGISTER_EVERY: u32 = 15;
+
+/// What the driver reported about a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// UUID of the GPU; none where the driver names one that is not known here.
+    pub gpu: Option<String>,
+    /// The XID; none for what says only that it is worth to look.
+    pub xid: Option<i32>,
+    /// Ids of GPU instance and compute instance, where it concerns that one alone.
+    pub instance: Option<(u32, u32)>,
+}
+
+/// What goes on between two waits.
+pub trait Watcher {
+    /// The UUIDs of the GPUs to watch, once they have changed, and whether to go on.
+    fn gpus(&mut self) -> ControlFlow<(), Option<Vec<String>>>;
+    /// Takes an event.
+    fn tell(&mut self, event: Event) -> ControlFlow<()>;
+    /// Takes why a GPU reports no events.
+    fn is_silent(&mut self, gpu: &str, why: &NvmlError);
+}
+
+/// Tells what the driver reports through the library at `path` until the watcher ends it; blocks.
+pub fn watch(path: &Path, watcher: &mut impl Watcher) -> Result<(), Error> {
+    let nvml = open(path)?;
+    let set = nvml.create_event_set().map_err(Error::Events)?;
+    let mut following = Watched { nvml: &nvml, set: &set, known: BTreeMap::new(), missing: Vec::new() };
+    let mut waits = 0;
+    loop {
+        match watcher.gpus() {
+            ControlFlow::Break(()) => return Ok(()),
+            ControlFlow::Continue(Some(gpus)) => {
+                following.missing = gpus;
+                waits = 0;
+            }
+            ControlFlow::Continue(None) => {}
+        }
+        if waits == 0 {
+            following.register(watcher);
+        }
+        waits = (waits + 1) % REGISTER_EVERY;
+        match raw::wait(&set, WAIT_MS) {
+            Ok(reported) if watcher.tell(following.event(&reported)).is_break() => return Ok(()),
+            Ok(_) | Err(NvmlError::Timeout) => {}
+            Err(error) => return Err(Error::Events(error)),
+        }
+    }
+}
+
+struct Watched<'a> {
+    nvml: &'a Nvml,
+    set: &'a EventSet<'a>,
+    /// UUIDs of the GPUs that are registered.
+    known: BTreeMap<usize, String>,
+    /// Those that are yet to be.
+    missing: Vec<String>,
+}
+
+impl Watched<'_> {
+    /// Registers what is missing. One that does not answer is tried again, one that has no events is not.
+    fn register(&mut self, watcher: &mut impl Watcher) {
+        let before = self.known.len();
+        for gpu in std::mem::take(&mut self.missing) {
+            if self.known.values().any(|known| *known == gpu) {
+                continue;
+            }
+            match self.register_one(&gpu) {
+                Ok(id) => _ = self.known.insert(id, gpu),
+                Err(error) => {
+                    watcher.is_silent(&gpu, &error);
+                    if !matches!(error, NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) {
+                        self.missing.push(gpu);
+                    }
+                }
+            }
+        }
+        if self.known.len() > before {
+            info!(gpus = self.known.len(), "the events of the driver are followed");
+        }
+    }
+
+    fn register_one(&self, gpu: &str) -> Result<usize, NvmlError> {
+        let device = self.nvml.device_by_uuid(gpu)?;
+        match raw::supported_events(&device)? & WANTED {
+            0 => Err(NvmlError::NotSupported),
+            types => raw::register_events(self.set, &device, types).map(|()| raw::handle_id(&device)),
+        }
+    }
+
+    fn event(&self, reported: &raw::Reported) -> Event {
+        let xid = (reported.kind == u64::from(XID)).then(|| i32::try_from(reported.data).unwrap_or(i32::MAX));
+        let (gpu, compute) = reported.instance;
+        let is_of_one = gpu != raw::NO_INSTANCE && compute != raw::NO_INSTANCE;
+        Event { gpu: self.known.get(&reported.device).cloned(), xid, instance: is_of_one.then_some(reported.instance) }
+    }
+}

@@ -1,0 +1,186 @@
+//! A look at whether GPUs work.
+
+use super::{Error, open};
+use gpunode_gpu::{Answer, InstanceProbe, Probe};
+use nvml_wrapper::{
+    Device, Nvml,
+    enum_wrappers::device::{EccCounter, MemoryError},
+    enums::device::SampleValue,
+    error::NvmlError,
+    structs::device::FieldId,
+};
+use nvml_wrapper_sys::bindings::field_id::{
+    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION as RECOVERY_ACTION, NVML_FI_DEV_REMAPPED_FAILURE as REMAPPED_FAILURE,
+    NVML_FI_DEV_REMAPPED_PENDING as REMAPPED_PENDING, NVML_FI_DEV_RETIRED_PENDING as RETIRED_PENDING,
+};
+use std::path::Path;
+
+/// NVLinks that a GPU can have (`NVML_NVLINK_MAX_LINKS` of NVML 13).
+const MAX_NVLINKS: u32 = 36;
+
+/// What is looked at.
+#[derive(Clone, Debug, Default)]
+pub struct Target {
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// `Health::ticket` from before the look.
+    pub ticket: u64,
+    /// UUIDs of its MIG devices.
+    pub instances: Vec<String>,
+    /// The NVLinks that were up; none where all are to be looked at.
+    pub links: Option<Vec<u32>>,
+    /// Whether it matters which processes are there.
+    pub processes: bool,
+}
+
+/// What a look found.
+#[derive(Debug)]
+pub struct Look {
+    /// The look.
+    pub probe: Probe,
+    /// The NVLinks that are up, of those that were looked at.
+    pub links: Vec<u32>,
+    /// The calls that failed, each with the UUID of the GPU or MIG device.
+    pub failed: Vec<(String, Failed)>,
+}
+
+/// A call that failed, by its name in C, and how.
+pub type Failed = (&'static str, NvmlError);
+
+/// Looks at each target through the library at `path`, one after the other; blocks.
+pub fn probe(
+    path: &Path,
+    targets: &[Target],
+    mut begin: impl FnMut(&str),
+    mut tell: impl FnMut(Look),
+) -> Result<(), Error> {
+    let nvml = open(path)?;
+    for target in targets {
+        begin(&target.gpu);
+        let mut look = Look { probe: unanswered(target), links: Vec::new(), failed: Vec::new() };
+        if let Err((call, error)) = ask(&nvml, target, &mut look) {
+            let is_lost = matches!(error, NvmlError::GpuLost);
+            look.probe.answer = if is_lost { Answer::Lost } else { Answer::Fails };
+            look.failed.push((target.gpu.clone(), (call, error)));
+        }
+        tell(look);
+    }
+    Ok(())
+}
+
+/// What is known of a GPU that does not answer in any way.
+pub fn unanswered(target: &Target) -> Probe {
+    Probe {
+        gpu: target.gpu.clone(),
+        ticket: target.ticket,
+        answer: Answer::Fails,
+        recovery_action: None,
+        uncorrected_ecc: None,
+        remap_pending: None,
+        remap_failed: None,
+        retirement_pending: None,
+        link_down: None,
+        processes: None,
+        instances: Vec::new(),
+    }
+}
+
+/// Ends with the first call that fails.
+fn ask(nvml: &Nvml, target: &Target, look: &mut Look) -> Result<(), Failed> {
+    let device = nvml.device_by_uuid(target.gpu.as_str()).map_err(of("nvmlDeviceGetHandleByUUID"))?;
+    told(device.memory_info()).map_err(of("nvmlDeviceGetMemoryInfo_v2"))?;
+    fields(&device, &mut look.probe).map_err(of("nvmlDeviceGetFieldValues"))?;
+    look.probe.uncorrected_ecc = told(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile))
+        .map_err(of("nvmlDeviceGetTotalEccErrors"))?;
+    look.links = links(&device, target.links.as_deref()).map_err(of("nvmlDeviceGetNvLinkState"))?;
+    look.probe.link_down = target.links.as_ref().map(|before| before.len() > look.links.len());
+    if target.processes {
+        look.probe.processes = processes(&device);
+    }
+    for uuid in &target.instances {
+        let answer = ask_instance(nvml, uuid, target.processes);
+        let (answers, processes) = (answer.is_ok(), answer.as_ref().ok().copied().flatten());
+        look.probe.instances.push(InstanceProbe { uuid: uuid.clone(), answers, processes });
+        look.failed.extend(answer.err().map(|failed| (uuid.clone(), failed)));
+    }
+    look.probe.answer = Answer::Answers;
+    Ok(())
+}
+
+/// The processes on a MIG device, where they matter.
+fn ask_instance(nvml: &Nvml, uuid: &str, count: bool) -> Result<Option<usize>, Failed> {
+    let device = nvml.device_by_uuid(uuid).map_err(of("nvmlDeviceGetHandleByUUID"))?;
+    told(device.memory_info()).map_err(of("nvmlDeviceGetMemoryInfo_v2"))?;
+    Ok(count.then(|| processes(&device)).flatten())
+}
+
+fn fields(device: &Device<'_>, probe: &mut Probe) -> Result<(), NvmlError> {
+    let ids = [RECOVERY_ACTION, REMAPPED_PENDING, REMAPPED_FAILURE, RETIRED_PENDING];
+    let Some(answers) = told(device.field_values_for(&ids.map(FieldId)))? else { return Ok(()) };
+    let mut values = answers.into_iter().map(|answer| told(answer.and_then(|sample| sample.value)));
+    let mut next = || values.next().transpose().map(|value| value.flatten().and_then(|value| number(&value)));
+    probe.recovery_action = next()?.map(|value| u32::try_from(value).unwrap_or(u32::MAX));
+    probe.remap_pending = next()?.map(|value| value != 0);
+    probe.remap_failed = next()?.map(|value| value != 0);
+    probe.retirement_pending = next()?.map(|value| value != 0);
+    Ok(())
+}
+
+fn number(value: &SampleValue) -> Option<u64> {
+    match value {
+        SampleValue::U32(value) => Some((*value).into()),
+        SampleValue::U64(value) => Some(*value),
+        SampleValue::I64(value) => u64::try_from(*value).ok(),
+        SampleValue::F64(_) => None,
+    }
+}
+
+/// Which of the NVLinks `of` are up, or of all.
+fn links(device: &Device<'_>, of: Option<&[u32]>) -> Result<Vec<u32>, NvmlError> {
+    let all: Vec<u32> = (0..MAX_NVLINKS).collect();
+    let mut up = Vec::new();
+    for link in of.unwrap_or(&all) {
+        match device.link_wrapper_for(*link).is_active() {
+            Ok(true) => up.push(*link),
+            Ok(false) => {}
+            // No more of them, or none at all.
+            Err(NvmlError::InvalidArg) if of.is_none() => break,
+            Err(error) if is_none(&error) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(up)
+}
+
+/// Processes on a device, as far as the driver tells.
+fn processes(device: &Device<'_>) -> Option<usize> {
+    Some(
+        device.running_compute_processes_count().ok()? as usize
+            + device.running_graphics_processes_count().ok()? as usize,
+    )
+}
+
+fn of(call: &'static str) -> impl Fn(NvmlError) -> Failed {
+    move |error| (call, error)
+}
+
+/// What a call tells; none where the GPU or the driver does not know of such a thing, or does not say it here.
+fn told<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if is_none(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_none(error: &NvmlError) -> bool {
+    matches!(
+        error,
+        NvmlError::NotSupported
+            | NvmlError::FunctionNotFound
+            | NvmlError::FailedToLoadSymbol(_)
+            | NvmlError::NoPermission
+            | NvmlError::IncorrectBits(_)
+            | NvmlError::UnexpectedVariant(_)
+    )
+}

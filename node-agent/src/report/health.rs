@@ -1,0 +1,57 @@
+//! Since when devices have been whole again. Pure.
+
+use gpunode_crds::{DeviceHealth, GpuDevice, GpuNodeStatus, HealthState};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use std::collections::BTreeMap;
+
+/// Sets since when each healthy device has been so: that of `before` where it was healthy there, `now` where it was not, and
+/// nothing where it always was.
+pub fn set_health_times(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now: Timestamp) {
+    let before: BTreeMap<String, DeviceHealth> = before
+        .gpus
+        .clone()
+        .iter_mut()
+        .flat_map(devices)
+        .filter_map(|(uuid, health)| Some((uuid.to_owned(), health.take()?)))
+        .collect();
+    for (uuid, health) in status.gpus.iter_mut().flat_map(devices) {
+        let Some(health) = health.as_mut().filter(|health| health.state == HealthState::Healthy) else { continue };
+        health.since = match before.get(uuid) {
+            Some(before) if before.state == HealthState::Healthy => before.since.clone(),
+            Some(_) => Some(Time(now)),
+            None => None,
+        };
+    }
+}
+
+/// A GPU and its MIG devices.
+fn devices(gpu: &mut GpuDevice) -> impl Iterator<Item = (&str, &mut Option<DeviceHealth>)> {
+    let parts = gpu.mig_devices.iter_mut().map(|mig| (mig.uuid.as_str(), &mut mig.health));
+    std::iter::once((gpu.uuid.as_str(), &mut gpu.health)).chain(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(state: HealthState) -> GpuNodeStatus {
+        let health = Some(DeviceHealth { state, ..DeviceHealth::default() });
+        GpuNodeStatus { gpus: vec![GpuDevice { health, ..GpuDevice::default() }], ..GpuNodeStatus::default() }
+    }
+
+    #[test]
+    fn a_device_is_healthy_since_it_ceased_to_be_broken() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let since = |status: &GpuNodeStatus| status.gpus[0].health.as_ref().and_then(|health| health.since.clone());
+        let mut first = of(HealthState::Healthy);
+        set_health_times(&mut first, &GpuNodeStatus::default(), at(1));
+        assert_eq!(since(&first), None, "it always was");
+        let mut again = of(HealthState::Healthy);
+        set_health_times(&mut again, &of(HealthState::Unhealthy), at(2));
+        assert_eq!(since(&again), Some(Time(at(2))));
+        let mut later = of(HealthState::Healthy);
+        set_health_times(&mut later, &again, at(3));
+        assert_eq!(since(&later), Some(Time(at(2))));
+    }
+}

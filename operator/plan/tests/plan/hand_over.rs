@@ -1,0 +1,97 @@
+//! Another policy takes a node over: the agent of the one before serves until the other's has taken over.
+
+use crate::{
+    governed::{configuration, plan_at, world, written},
+    world::{World, policy},
+};
+use gpunode_crds::{GpuNodePolicy, Reason};
+use gpunode_plan::{Outcome, PolicySet, Stage, Turn, explain};
+
+fn old() -> GpuNodePolicy {
+    policy("old", "{nodeSelector: {}, devicePlugin: {}}")
+}
+
+fn new() -> GpuNodePolicy {
+    policy(
+        "new",
+        "{priority: 1, nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}, rollout: {progressDeadline: 5m}}",
+    )
+}
+
+fn placed(world: &World) -> Vec<&str> {
+    let labels = world.node["metadata"]["labels"].as_object().into_iter().flatten();
+    labels.filter_map(|(key, _)| key.strip_prefix("gpunode.dev/policy.")).collect()
+}
+
+fn serve(world: &mut World, policy: &GpuNodePolicy, in_force: &GpuNodePolicy) {
+    let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
+    status.agent.as_mut().unwrap().policy.clone_from(&policy.metadata.name);
+    status.config_hash = Some(configuration(in_force).hash);
+}
+
+/// A node of policy `old`, at the turn of policy `new`.
+fn taken() -> World {
+    let mut world = world(&old(), None, &old(), true);
+    serve(&mut world, &old(), &old());
+    let plan = world.converge(&[new(), old()]);
+    written(world, &plan)
+}
+
+#[test]
+fn node_has_the_labels_of_both_policies_until_the_new_agent_has_taken_over() {
+    let mut world = taken();
+    assert_eq!(placed(&world), ["new", "old"]);
+    serve(&mut world, &old(), &new());
+    assert_eq!(world.converge(&[new(), old()]).patch, None);
+    serve(&mut world, &new(), &new());
+    world.converge(&[new(), old()]);
+    assert_eq!(placed(&world), ["new"]);
+    assert!(!world.record().unwrap().contains("policy.old"), "{:?}", world.record());
+    assert_eq!(world.plan(&[new(), old()]).outcomes["new"], Outcome::Ready);
+}
+
+#[test]
+fn agents_of_a_policy_that_is_gone_or_runs_none_go_at_once() {
+    let without = policy("old", "{nodeSelector: {}, labels: {a: b}}");
+    let preview = policy("old", "{mode: Preview, nodeSelector: {}, devicePlugin: {}}");
+    for policies in [vec![new()], vec![new(), without], vec![new(), preview]] {
+        let mut world = taken();
+        world.converge(&policies);
+        assert_eq!(placed(&world), ["new"], "{policies:?}");
+    }
+    let elsewhere = policy("old", "{nodeSelector: {matchLabels: {pool: b}}, devicePlugin: {}}");
+    let mut world = taken();
+    world.converge(&[new(), elsewhere.clone()]);
+    assert_eq!(placed(&world), ["new", "old"], "it has not handed over yet");
+    world.converge(&[elsewhere]);
+    assert_eq!(placed(&world), Vec::<&str>::new(), "nobody follows");
+}
+
+#[test]
+fn agent_that_never_takes_over_stops_the_rollout_and_is_told_as_what_it_is() {
+    let mut world = taken();
+    serve(&mut world, &old(), &new());
+    let policies = [new(), old()];
+    let plan = plan_at(Turn::Now, &world, &policies, 4);
+    assert_eq!((plan.stage, &plan.outcomes["new"]), (Some(Stage::Stepping), &Outcome::Updating));
+    let plan = plan_at(Turn::Now, &world, &policies, 5);
+    let why = "not in force after 5m: the agent of policy old still serves the node, that of new has not taken over; see its pod on n";
+    assert_eq!(plan.outcomes["new"], Outcome::failed(Reason::ProgressDeadlineExceeded, why));
+    assert!(matches!(plan.stage, Some(Stage::Stopped(_))), "{:?}", plan.stage);
+}
+
+#[test]
+fn plan_for_people_foretells_the_end_of_the_hand_over() {
+    let plan = plan_at(Turn::Foretold, &taken(), &[new(), old()], 0);
+    assert!(format!("{:?}", plan.patch).contains("policy.old"), "{:?}", plan.patch);
+}
+
+#[test]
+fn explanation_says_why_the_agent_of_another_policy_is_still_there() {
+    let world = taken();
+    let set = PolicySet::new(&[new(), old()]);
+    let explanation = explain(&set, &world.facts(), world.gpu_node.as_ref(), world.now);
+    let entry = explanation.entries.iter().find(|entry| entry.key == "gpunode.dev/policy.old").unwrap();
+    let source = serde_json::to_value(&entry.source).unwrap();
+    assert_eq!(source["why"], "its agent serves until that of policy new has taken over");
+}

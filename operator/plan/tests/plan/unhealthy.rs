@@ -1,0 +1,111 @@
+//! The taint of nodes with too few healthy GPUs.
+
+use crate::world::{World, now, policy};
+use gpunode_crds::{DeviceHealth, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, HealthState};
+use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
+
+fn watching(taint: &str) -> GpuNodePolicy {
+    policy("p", &format!("{{nodeSelector: {{}}, unhealthyTaint: {taint}}}"))
+}
+
+/// A node on which GPUs are healthy (`None`) or broken or missing since so many seconds ago.
+fn with_gpus(gpus: &[Option<i64>]) -> World {
+    let gpu = |(index, since): (usize, &Option<i64>)| {
+        let since = since.map(|seconds| Time(now() - SignedDuration::from_secs(seconds)));
+        let is_missing = index % 2 == 1;
+        let state = if since.is_some() { HealthState::Unhealthy } else { HealthState::Healthy };
+        GpuDevice {
+            uuid: format!("GPU-{index}"),
+            missing_since: since.clone().filter(|_| is_missing),
+            health: (!is_missing).then(|| DeviceHealth { state, since, ..DeviceHealth::default() }),
+            ..GpuDevice::default()
+        }
+    };
+    let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
+    gpu_node.status =
+        Some(GpuNodeStatus { gpus: gpus.iter().enumerate().map(gpu).collect(), ..GpuNodeStatus::default() });
+    World { gpu_node: Some(gpu_node), ..World::sample() }
+}
+
+fn effects(world: &World) -> Vec<&str> {
+    let taints = world.node["spec"]["taints"].as_array().into_iter().flatten();
+    taints.filter(|it| it["key"] == "gpunode.dev/unhealthy").filter_map(|it| it["effect"].as_str()).collect()
+}
+
+#[test]
+fn node_is_tainted_once_too_few_of_its_gpus_have_been_healthy_for_the_delay() {
+    for (taint, gpus, expected) in [
+        ("{}", &[None, Some(999)][..], Ok(false)),
+        ("{}", &[Some(30), Some(999)], Ok(true)),
+        ("{}", &[Some(29), Some(999)], Err(1)),
+        ("{after: 0s}", &[Some(0), Some(999)], Ok(true)),
+        ("{after: 5m, minHealthy: 2}", &[None, Some(999), None], Ok(false)),
+        ("{after: 5m, minHealthy: 2}", &[Some(200), Some(999), None], Err(100)),
+        ("{after: 5m, minHealthy: 2}", &[Some(300), Some(999), None], Ok(true)),
+        // The second that broke made them too few, whatever broke after it.
+        ("{after: 5m, minHealthy: 2}", &[Some(300), Some(10), Some(999)], Ok(true)),
+        ("{minHealthy: 4}", &[None, None], Ok(true)),
+        // A clock that is an hour ahead.
+        ("{}", &[Some(-3600)], Ok(true)),
+        ("{}", &[Some(-10)], Err(40)),
+        ("{}", &[], Ok(false)),
+    ] {
+        let mut world = with_gpus(gpus);
+        let plan = world.converge(&[watching(taint)]);
+        assert_eq!(effects(&world).is_empty(), expected != Ok(true), "{taint} {gpus:?}");
+        let recheck = expected.err().map(|seconds| now() + SignedDuration::from_secs(seconds));
+        assert_eq!(plan.recheck, recheck, "{taint} {gpus:?}");
+        assert_eq!(world.plan(&[watching(taint)]).patch, None);
+    }
+}
+
+#[test]
+fn taint_goes_on_recovery_and_with_the_policy() {
+    let policies = [watching("{effect: NoExecute}")];
+    let mut world = with_gpus(&[Some(60)]);
+    let before = world.node["spec"].clone();
+    world.converge(&policies);
+    assert_eq!(effects(&world), ["NoExecute"]);
+    let tainted = world.clone();
+    world.gpu_node = with_gpus(&[None]).gpu_node;
+    world.converge(&policies);
+    assert_eq!(world.node["spec"], before);
+    let mut world = tainted;
+    world.converge(&[]);
+    assert_eq!(world.node["spec"], before);
+}
+
+#[test]
+fn taint_stays_as_it_is_while_nothing_is_known_of_gpus() {
+    let policies = [watching("{}")];
+    let mut tainted = with_gpus(&[Some(60)]);
+    tainted.converge(&policies);
+    for is_tainted in [true, false] {
+        let node = if is_tainted { tainted.node.clone() } else { World::sample().node };
+        let released = || {
+            let gpu_node = with_gpus(&[if is_tainted { None } else { Some(60) }]).gpu_node;
+            let mut world = World { node: node.clone(), gpu_node, ..tainted.clone() };
+            world.set_label("gpunode.dev/release", Some("true"));
+            world
+        };
+        let forgotten = World { node: node.clone(), gpu_node: with_gpus(&[]).gpu_node, ..tainted.clone() };
+        let gone = World { node: node.clone(), gpu_node: None, ..tainted.clone() };
+        for mut world in [released(), forgotten, gone] {
+            world.converge(&policies);
+            assert_eq!(effects(&world).is_empty(), !is_tainted);
+        }
+    }
+}
+
+#[test]
+fn key_is_gpunodes_alone() {
+    let mut world = with_gpus(&[None]);
+    world.node["spec"]["taints"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"key": "gpunode.dev/unhealthy", "effect": "NoExecute"}));
+    world.converge(&[]);
+    assert_eq!(effects(&world), Vec::<&str>::new());
+}

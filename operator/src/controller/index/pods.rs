@@ -1,0 +1,25 @@
+//! What the index knows of pods that are to go.
+
+use super::Index;
+use crate::pods::HolderKey;
+use gpunode_plan::{Eviction, RejectedPod, Turn, plan_node_at, wants_rejected_pods};
+use jiff::Timestamp;
+
+impl Index {
+    /// Why a pod is to be evicted, if it still is.
+    pub fn eviction(&self, key: &HolderKey) -> Option<&Eviction> {
+        self.evictions.get(key)
+    }
+
+    /// Whether a policy in force wants rejected pods to be deleted.
+    pub fn wants_rejected_pods(&self) -> bool {
+        wants_rejected_pods(&self.set)
+    }
+
+    /// Whether a rejected pod is to be deleted.
+    pub fn is_to_go(&self, pod: &RejectedPod, now: Timestamp) -> bool {
+        let Some(facts) = self.nodes.get(&pod.node) else { return false };
+        let gpu_node = self.gpu_nodes.get(&pod.node).map(AsRef::as_ref);
+        pod.goes(&self.set, &plan_node_at(Turn::Later, &self.set, facts, gpu_node, now), facts, gpu_node)
+    }
+}

@@ -1,0 +1,57 @@
+//! Pods that are to go: those that hold a broken device are evicted, those that a node rejected are deleted. Which they are is
+//! decided by `gpunode-plan`; here is how. Nothing else of the operator waits for it.
+
+mod evicted;
+mod rejected;
+mod wanted;
+
+pub use wanted::{HolderKey, Wanted};
+
+use crate::{
+    controller::{Controller, Notice},
+    lease::Claim,
+    metrics::Metrics,
+};
+use gpunode_crds::Reason;
+use k8s_openapi::{
+    api::core::v1::ObjectReference,
+    apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions},
+};
+use kube::Client;
+use std::time::Duration;
+
+/// The longest that one pod may take.
+const PASS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the work needs.
+pub struct Parts<'a> {
+    /// What is known.
+    pub controller: &'a Controller,
+    /// Client for watches.
+    pub client: Client,
+    /// Client for everything else, which writes only while this process leads.
+    pub guarded: Client,
+    /// Counts.
+    pub metrics: &'a Metrics,
+    /// Whether this process leads.
+    pub claim: Claim,
+}
+
+/// Does it from the moment on that this process leads. Does not end.
+pub async fn remove_pods(parts: &Parts<'_>) {
+    tokio::join!(evicted::evict_pods(parts), rejected::delete_rejected_pods(parts));
+}
+
+/// A removal of this very pod as it was looked at, which a late request of a replaced leader is not.
+fn only(uid: Option<String>, resource_version: Option<String>) -> DeleteOptions {
+    DeleteOptions { preconditions: Some(Preconditions { uid, resource_version }), ..DeleteOptions::default() }
+}
+
+/// Something about a pod, for people.
+fn notice(pod: ObjectReference, node: &str, reason: Reason, message: String) -> Notice {
+    let is_warning = reason != Reason::RejectedPodDeleted;
+    Notice { about: pod, node: Some(node.to_owned()), is_warning, reason: reason.as_str().to_owned(), message }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+//! Broken GPUs, as people see them, and a driver that is replaced while pods use it.
+
+use crate::{
+    faults::{running, steady},
+    samples,
+};
+use anyhow::{Context, Result, ensure};
+use gpunode_e2e::{Lab, T4, eventually};
+use gpunode_scenario::{RecoveryAction, Scenario, StateFile};
+use jiff::Timestamp;
+use serde_json::Value;
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+const LIMIT: Duration = Duration::from_mins(1);
+const GPU: &str = "nvidia.com/gpu";
+
+/// Health of a GPU of the T4 node.
+fn health(lab: &Lab, uuid: &str) -> Result<Value> {
+    let object = lab.get(&["gpunode", T4])?;
+    let mut gpus = object["status"]["gpus"].as_array().context("find the GPUs")?.iter();
+    Ok(gpus.find(|gpu| gpu["uuid"] == uuid).context("find the GPU")?["health"].clone())
+}
+
+/// Whether an event of the T4 node with a reason says all of this.
+fn told(lab: &Lab, reason: &str, parts: &[&str]) -> Result<()> {
+    let selector = format!("involvedObject.kind=Node,involvedObject.name={T4},reason={reason}");
+    let events = lab.get(&["events", "--all-namespaces", "--field-selector", &selector])?;
+    let mut messages = events["items"].as_array().into_iter().flatten().filter_map(|event| event["message"].as_str());
+    let says_all = |message: &str| parts.iter().all(|part| message.contains(part));
+    ensure!(messages.any(says_all), "no event {reason} says {parts:?}; there is {}", events["items"]);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_broken_gpu_is_told_with_cause_cure_and_holders_and_takes_no_other_with_it() -> Result<()> {
+    let lab = Lab::enter()?;
+    let before = steady(&lab)?;
+    let pod = lab.await_running("steady", 4)?.pop().context("a pod")?;
+    let gpu = lab.environment(&pod)?.remove("NVIDIA_VISIBLE_DEVICES").context("find NVIDIA_VISIBLE_DEVICES")?;
+    let broken = lab.break_gpu(T4, &gpu)?;
+    // Four of the sixteen shares.
+    lab.await_allocatable(T4, GPU, 12)?;
+    let seen = health(&lab, &gpu)?;
+    ensure!(seen["reason"] == "Xid" && seen["xid"] == 46, "{seen}");
+    for (field, part) in
+        [("message", "XID 46: GPU timeout"), ("action", "reset the GPU"), ("waitsFor", "the GPU was reset")]
+    {
+        ensure!(seen[field].as_str().is_some_and(|text| text.contains(part)), "{field} of {seen}");
+    }
+    let since: Timestamp = seen["since"].as_str().context("since when")?.parse()?;
+    for other in lab.gpu_uuids(T4)?.iter().filter(|uuid| **uuid != gpu) {
+        ensure!(health(&lab, other)?["state"] == "Healthy", "{other}");
+    }
+    let parts = [gpu.as_str(), "XID 46", "reset the GPU", &pod];
+    eventually("an event of the Node tells it", LIMIT, || told(&lab, "GpuUnhealthy", &parts))?;
+    let described = lab.kubectl(&["describe", "node", T4])?;
+    ensure!(described.contains("GpuUnhealthy") && described.contains(&gpu), "{described}");
+    let status = lab.gpunode(&["status", T4])?;
+    ensure!(status.contains("is unhealthy") && status.contains("XID 46"), "{status}");
+
+    broken.mend()?;
+    lab.await_allocatable(T4, GPU, 16)?;
+    eventually("an event of the Node tells it", LIMIT, || told(&lab, "GpuHealthy", &[&gpu]))?;
+    let healed: Timestamp = health(&lab, &gpu)?["since"].as_str().context("since when")?.parse()?;
+    ensure!(healed > since, "{healed} and {since}");
+    assert_eq!(running(&lab)?, before, "pods keep running");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn manual_recovery_waits_for_the_annotation_of_the_node() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&samples::sharing("inference", "{health: {recovery: Manual}}"))?;
+    lab.await_allocatable(T4, GPU, 4)?;
+    let uuids = lab.gpu_uuids(T4)?;
+    let broken = lab.break_gpu(T4, &uuids[0])?;
+    let waits_for = health(&lab, &uuids[0])?["waitsFor"].to_string();
+    ensure!(waits_for.contains("gpunode.dev/recovered"), "{waits_for}");
+    // Dropped, it shows nothing wrong any more; what another one shows is found by a later look at both.
+    drop(broken);
+    let state = StateFile::open(lab.cluster().node(T4)?.driver_dir()?)?;
+    state.set_recovery_action(1, RecoveryAction::DrainAndReset)?;
+    eventually("the other GPU was looked at", LIMIT, || {
+        let seen = health(&lab, &uuids[1])?;
+        ensure!(seen["reason"] == "RecoveryPending", "{seen}");
+        Ok(())
+    })?;
+    state.set_recovery_action(1, RecoveryAction::None)?;
+    ensure!(health(&lab, &uuids[0])?["state"] == "Unhealthy");
+    lab.await_allocatable(T4, GPU, 2)?;
+
+    let recovered = format!("gpunode.dev/recovered={:.0}", Timestamp::now());
+    lab.kubectl(&["annotate", "node", T4, &recovered])?;
+    lab.await_allocatable(T4, GPU, 4)?;
+    for uuid in &uuids {
+        eventually("every GPU is healthy", LIMIT, || {
+            let seen = health(&lab, uuid)?;
+            ensure!(seen["state"] == "Healthy", "{seen}");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// The driver of the T4 node as it was, once this is dropped.
+struct Driver {
+    folder: PathBuf,
+    before: Scenario,
+}
+
+impl Driver {
+    fn of(lab: &Lab) -> Result<Self> {
+        let folder = lab.cluster().node(T4)?.driver_dir()?;
+        let before = Scenario::load(&folder)?;
+        Ok(Self { folder, before })
+    }
+
+    fn library(&self) -> PathBuf {
+        self.folder.join("libnvidia-ml.so.1")
+    }
+
+    fn set_aside(&self) -> PathBuf {
+        self.folder.join("libnvidia-ml.so.before")
+    }
+
+    fn uninstall(&self) -> Result<()> {
+        Ok(fs::rename(self.library(), self.set_aside())?)
+    }
+
+    /// Another file, as an installation makes.
+    fn install(&self, scenario: &Scenario) -> Result<()> {
+        scenario.save(&self.folder)?;
+        let new = self.folder.join("libnvidia-ml.so.new");
+        let from = if self.set_aside().exists() { self.set_aside() } else { self.library() };
+        fs::copy(from, &new)?;
+        Ok(fs::rename(new, self.library())?)
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // What fails here shows in the next test.
+        let _ = self.install(&self.before);
+        let _ = fs::remove_file(self.set_aside());
+    }
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_pod_notices() -> Result<()> {
+    const VERSION: &str = "590.10.01";
+    let lab = Lab::enter()?;
+    let before = steady(&lab)?;
+    let agent = lab.await_plugin(T4)?;
+    let is_version = |version: &str| {
+        eventually(&format!("the driver is {version}"), LIMIT, || {
+            let seen = lab.get(&["gpunode", T4])?["status"]["driverVersion"].clone();
+            ensure!(seen == version, "it is {seen}");
+            Ok(())
+        })
+    };
+    let driver = Driver::of(&lab)?;
+    let version = driver.before.driver_version.clone();
+    driver.uninstall()?;
+    lab.await_allocatable(T4, GPU, 0)?;
+    driver.install(&Scenario { driver_version: VERSION.to_owned(), ..driver.before.clone() })?;
+    let start = Instant::now();
+    lab.await_allocatable(T4, GPU, 16)?;
+    let took = start.elapsed();
+    ensure!(took < Duration::from_secs(10), "{took:?}");
+    is_version(VERSION)?;
+    drop(driver);
+    is_version(&version)?;
+    lab.await_allocatable(T4, GPU, 16)?;
+    assert_eq!((running(&lab)?, lab.await_plugin(T4)?), (before, agent), "nothing was started anew");
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! The labels by which a node has the agents of two policies while one takes over from the other.
+
+use crate::{
+    faults::{gives_out_a_gpu, running},
+    samples,
+    staying_up::tag,
+};
+use anyhow::{Result, ensure};
+use gpunode_e2e::{KubeletLog, Lab, NodeWatch, T4, condition, eventually};
+use serde_json::Value;
+use std::time::Duration;
+
+const RESOURCE: &str = "nvidia.com/gpu";
+const LIMIT: Duration = Duration::from_mins(2);
+const OF_POLICY: &str = "gpunode.dev/policy.";
+
+fn policy(name: &str, priority: u32, pool: &str, more: &str) -> String {
+    format!(
+        "---
+apiVersion: gpunode.dev/v1alpha1
+kind: GpuNodePolicy
+metadata: {{name: {name}}}
+spec: {{priority: {priority}, nodeSelector: {{matchLabels: {{pool: {pool}}}}}, devicePlugin: {{}}{more}}}
+"
+    )
+}
+
+/// The policies whose agents a node has.
+fn placed(node: &Value) -> Vec<String> {
+    let labels = node["metadata"]["labels"].as_object().into_iter().flatten();
+    labels.filter_map(|(key, _)| key.strip_prefix(OF_POLICY)).map(str::to_owned).collect()
+}
+
+fn await_serving(lab: &Lab, policy: &str) -> Result<()> {
+    eventually(&format!("the agent of {policy} alone serves the node"), LIMIT, || {
+        let agent = lab.get(&["gpunode", T4])?["status"]["agent"].clone();
+        ensure!(agent["policy"] == policy, "the agent is {agent}");
+        let placed = placed(&lab.node(T4)?);
+        ensure!(placed == [policy], "the node has agents of {placed:?}");
+        let pod = lab.agent_pod(T4, "device-plugin")?;
+        ensure!(agent["pod"] == pod, "the agent is {agent}, the pod {pod}");
+        Ok(())
+    })
+}
+
+fn steady(lab: &Lab) -> Result<Vec<(String, Value)>> {
+    lab.await_allocatable(T4, RESOURCE, 4)?;
+    lab.apply(&samples::deployment("steady", "inference", 2))?;
+    lab.kubectl(&["rollout", "status", "deployment/steady", "--timeout=60s"])?;
+    running(lab)
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_node_that_leaves_a_policy_keeps_its_agent_until_that_of_the_next_has_taken_over() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&policy("first", 10, "inference", ""))?;
+    lab.await_ready("first")?;
+    lab.apply(&policy("second", 0, "inference", ""))?;
+    lab.await_ready("second")?;
+    let before = steady(&lab)?;
+    await_serving(&lab, "first")?;
+    let (log, watch) = (KubeletLog::from_now(&lab, T4)?, NodeWatch::start(&lab, T4)?);
+
+    lab.apply(&policy("first", 10, "nowhere", ""))?;
+    await_serving(&lab, "second")?;
+    let mut placements: Vec<_> = watch.states(&lab)?.iter().map(placed).collect();
+    placements.dedup();
+    assert_eq!(placements, [vec!["first"], vec!["first", "second"], vec!["second"]]);
+    assert_eq!(watch.allocatable(&lab, RESOURCE)?, [Some(4)]);
+    assert_eq!(log.gaps(RESOURCE)?.len(), 1);
+    assert_eq!(running(&lab)?, before);
+    gives_out_a_gpu(&lab, "after-hand-over")
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_policy_whose_agent_does_not_run_takes_no_node_over_before_it_does_and_says_so() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&policy("first", 0, "inference", ""))?;
+    lab.await_ready("first")?;
+    let before = steady(&lab)?;
+    let (log, watch) = (KubeletLog::from_now(&lab, T4)?, NodeWatch::start(&lab, T4)?);
+    // An earlier run may have left it.
+    let _ = lab.cluster().node(T4)?.ctr(["images", "rm", "--sync", "gpunode.test/agent:late"]);
+
+    let late = ", image: 'gpunode.test/agent:late', rollout: {progressDeadline: 20s}";
+    let change = lab.begin(&policy("second", 10, "inference", late))?;
+    eventually("the second policy says who still serves the node", LIMIT, || {
+        let status = lab.get(&["gpunodepolicy", "second"])?["status"].clone();
+        let failure = &status["failures"][0];
+        let message = failure["message"].as_str().unwrap_or_default();
+        ensure!(failure["node"] == T4 && message.contains("the agent of policy first still serves"), "{status}");
+        let object = lab.get(&["gpunodepolicy", "second"])?;
+        ensure!(condition(&object, "Ready")["status"] == "False", "{status}");
+        Ok(())
+    })?;
+    assert_eq!(placed(&lab.node(T4)?), ["first", "second"]);
+    gives_out_a_gpu(&lab, "meanwhile")?;
+    assert_eq!(watch.allocatable(&lab, RESOURCE)?, [Some(4)]);
+    assert_eq!(log.lost_endpoints()?, Vec::<String>::new());
+    assert_eq!(running(&lab)?, before);
+
+    tag(&lab, "late")?;
+    await_serving(&lab, "second")?;
+    change.check()?;
+    assert_eq!(watch.allocatable(&lab, RESOURCE)?, [Some(4)]);
+    assert_eq!(running(&lab)?, before);
+    Ok(())
+}

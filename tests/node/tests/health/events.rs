@@ -1,0 +1,77 @@
+//! What the driver reports.
+
+use crate::{GPU, PART, TIMEOUT, broken, divided, lab};
+use anyhow::{Context as _, Result};
+use gpunode_node_tests::{Node, until};
+use gpunode_scenario::ReturnCode;
+
+#[tokio::test]
+async fn an_xid_takes_out_the_gpu_that_it_is_of_and_no_other() -> Result<()> {
+    let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    lab.node.state()?.inject_xid(3, 79)?;
+    broken(&lab, GPU, &[&uuids[3]]).await?;
+    let refused = lab.kubelet.allocate(GPU, &[&uuids[3]]).await.err().context("a refusal")?;
+    assert!(refused.message().contains("XID 79: GPU has fallen off the bus"), "{refused}");
+    let line = lab.agent.logs("a device is broken").await?;
+    assert!(line.contains(&uuids[3]) && line.contains("restart the machine"), "{line}");
+    let metrics = lab.agent.ask("/metrics").await?;
+    assert!(metrics.contains(r#"gpunode_agent_xids_total{xid="79"} 1"#), "{metrics}");
+    lab.node.state()?.inject_xid(5, TIMEOUT)?;
+    broken(&lab, GPU, &[&uuids[3], &uuids[5]]).await?;
+    assert_eq!(lab.kubelet.endpoint(GPU).registrations, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn xids_of_applications_change_nothing_and_lists_of_xids_are_obeyed() -> Result<()> {
+    let config = "health: {ignoreXids: [46], watchXids: [31]}";
+    let lab = lab(Node::with_v100()?, config, GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    let state = lab.node.state()?;
+    for xid in [13, 43, 45, 68, 94, 46] {
+        state.inject_xid(0, xid)?;
+    }
+    // They come in order: what comes after has been heard after.
+    state.inject_xid(1, 31)?;
+    broken(&lab, GPU, &[&uuids[1]]).await?;
+    state.inject_xid(2, 109)?;
+    broken(&lab, GPU, &[&uuids[1], &uuids[2]]).await?;
+    assert_eq!(lab.kubelet.endpoint(GPU).lists, 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_xid_of_a_mig_device_takes_out_that_one_and_one_of_the_gpu_all_of_them() -> Result<()> {
+    let lab = lab(divided()?, "mig: {strategy: Mixed}", PART, 2).await?;
+    let parts = lab.node.mig_uuids()?.concat();
+    let state = lab.node.state()?;
+    state.inject_mig_xid(1, TIMEOUT, (2, 0))?;
+    let hit = lab.agent.logs("a device is broken").await?;
+    let hit = parts.iter().find(|uuid| hit.contains(*uuid)).context("a MIG device")?;
+    broken(&lab, PART, &[hit]).await?;
+    state.inject_xid(1, TIMEOUT)?;
+    broken(&lab, PART, &[&parts[0], &parts[1]]).await?;
+    assert_eq!(lab.kubelet.endpoint(GPU).healthy().len(), 1, "the other GPU has nothing to do with it");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_gpu_that_reports_no_events_is_told_once_and_the_others_are_followed() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.state()?.fail(2, "nvmlDeviceGetSupportedEventTypes", ReturnCode::NotSupported)?;
+    node.load_module()?;
+    let lab = lab(node, "", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    lab.agent.logs("the GPU reports no events").await?;
+    // Another session.
+    lab.node.load_module()?;
+    let followed = || (lab.agent.logged("the events of the driver are followed") == 2).then_some(());
+    until("the events of the other driver are followed", followed).await?;
+    for gpu in [2, 3] {
+        lab.node.state()?.inject_xid(gpu, TIMEOUT)?;
+    }
+    broken(&lab, GPU, &[&uuids[3]]).await?;
+    assert_eq!(lab.agent.logged("the GPU reports no events"), 1);
+    Ok(())
+}

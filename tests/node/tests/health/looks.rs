@@ -1,0 +1,88 @@
+//! What looks at the GPUs show.
+
+use crate::{GPU, PART, broken, divided, lab, look};
+use anyhow::{Context as _, Result};
+use gpunode_node_tests::Node;
+use gpunode_scenario::{GpuState, RecoveryAction, ReturnCode};
+use rustix::process::Signal;
+use std::time::{Duration, Instant};
+
+#[tokio::test]
+async fn what_looks_show_takes_out_the_gpu_that_they_show_it_of_until_it_is_gone() -> Result<()> {
+    type Change = fn(&mut GpuState);
+    let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    let unknown = |state: &mut GpuState| {
+        state.failing.insert("nvmlDeviceGetMemoryInfo".to_owned(), ReturnCode::Unknown);
+    };
+    let troubles: [(&str, Change); 5] = [
+        ("Lost", |state| state.lost = true),
+        ("NotAnswering", unknown),
+        ("PageRetirementPending", |state| state.retired_pages.pending = true),
+        ("NvLinkDown", |state| state.links_down = vec![0]),
+        ("RecoveryPending", |state| state.recovery_action = RecoveryAction::DrainP2p),
+    ];
+    for (reason, trouble) in troubles {
+        lab.node.state()?.update_gpu(5, trouble)?;
+        lab.agent.signal(Signal::HUP)?;
+        broken(&lab, GPU, &[&uuids[5]]).await.context(reason)?;
+        lab.agent.logs(reason).await?;
+        lab.node.state()?.update_gpu(5, |state| *state = GpuState::default())?;
+        lab.agent.signal(Signal::HUP)?;
+        broken(&lab, GPU, &[]).await.context(reason)?;
+    }
+    assert_eq!(lab.kubelet.endpoint(GPU).registrations, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn memory_rows_that_wait_for_a_reset_take_out_the_gpu() -> Result<()> {
+    let lab = lab(divided()?, "mig: {strategy: Mixed}", PART, 2).await?;
+    let (parts, uuids) = (lab.node.mig_uuids()?.concat(), lab.node.uuids()?);
+    lab.node.state()?.update_gpu(1, |state| state.row_remap.pending = true)?;
+    lab.node.state()?.update_gpu(0, |state| state.row_remap.failed = true)?;
+    lab.agent.signal(Signal::HUP)?;
+    broken(&lab, PART, &[&parts[0], &parts[1]]).await?;
+    broken(&lab, GPU, &[&uuids[0]]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_call_that_fails_once_takes_out_nothing_and_one_that_fails_again_soon_does() -> Result<()> {
+    const CALL: &str = "nvmlDeviceGetMemoryInfo";
+    let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    look(&lab).await?;
+    lab.node.state()?.fail(5, CALL, ReturnCode::Unknown)?;
+    lab.agent.signal(Signal::HUP)?;
+    lab.agent.logs("a call of the driver fails").await?;
+    lab.node.state()?.clear_failure(5, CALL)?;
+    for _ in 0..2 {
+        look(&lab).await?;
+    }
+    assert_eq!((lab.agent.logged("a device is broken"), lab.kubelet.endpoint(GPU).lists), (0, 1));
+    let metrics = lab.agent.ask("/metrics").await?;
+    assert!(metrics.contains(r#"gpunode_agent_nvml_errors_total{call="nvmlDeviceGetMemoryInfo_v2"} 1"#), "{metrics}");
+
+    lab.node.state()?.fail(5, CALL, ReturnCode::Unknown)?;
+    let start = Instant::now();
+    lab.agent.signal(Signal::HUP)?;
+    broken(&lab, GPU, &[&uuids[5]]).await?;
+    // Looks are 15 s apart otherwise.
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_mig_device_with_a_call_that_fails_is_taken_out_alone() -> Result<()> {
+    let lab = lab(divided()?, "mig: {strategy: Mixed}", PART, 2).await?;
+    let parts = lab.node.mig_uuids()?.concat();
+    lab.node.state()?.fail_mig(1, 0, "nvmlDeviceGetMemoryInfo", ReturnCode::Unknown)?;
+    lab.agent.signal(Signal::HUP)?;
+    broken(&lab, PART, &[&parts[0]]).await?;
+    lab.node.state()?.clear_mig_failures(1)?;
+    lab.agent.signal(Signal::HUP)?;
+    broken(&lab, PART, &[]).await?;
+    assert_eq!(lab.kubelet.endpoint(GPU).lists, 1, "the other GPU has nothing to do with it");
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! What Prometheus reads of an agent.
+
+use anyhow::{Context as _, Result, ensure};
+use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node};
+use gpunode_scenario::{Scenario, Topology};
+use rustix::process::Signal;
+use std::collections::{BTreeMap, BTreeSet};
+
+const GPU: &str = "nvidia.com/gpu";
+
+/// Values by series of an answer in the OpenMetrics format, which is checked: every family has its help and type once, every
+/// series belongs to one and is there once, counters end in `_total`, durations are in seconds, and the end is marked.
+fn read(answer: &str) -> Result<BTreeMap<String, f64>> {
+    ensure!(answer.contains("content-type: application/openmetrics-text; version=1.0.0"), "{answer}");
+    let (_, text) = answer.split_once("\r\n\r\n").context("find the body")?;
+    ensure!(text.ends_with("# EOF\n"), "{text}");
+    let (mut types, mut help, mut values) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+    for line in text.lines() {
+        if let Some((name, _)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+            ensure!(help.insert(name), "{line}: twice");
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            ensure!(types.insert(name, kind).is_none(), "{line}: twice");
+        } else if !line.starts_with('#') {
+            let (series, value) = line.rsplit_once(' ').context("a series and its value")?;
+            let name = series.split('{').next().unwrap_or_default();
+            let suffixes = ["", "_total", "_info", "_bucket", "_sum", "_count"];
+            let belongs = |suffix: &&str| name.strip_suffix(*suffix).is_some_and(|family| types.contains_key(family));
+            let suffix = suffixes.iter().rev().find(|suffix| belongs(suffix)).context("the family of the series")?;
+            let kind = types.get(name.strip_suffix(suffix).unwrap_or_default()).copied().unwrap_or_default();
+            let fits = match *suffix {
+                "" => kind == "gauge",
+                "_total" => kind == "counter",
+                "_info" => kind == "info",
+                _ => kind == "histogram" && name.contains("_seconds"),
+            };
+            ensure!(fits && name.starts_with("gpunode_agent_"), "{line}: a {kind}");
+            ensure!(values.insert(series.to_owned(), value.parse()?).is_none(), "{line}: twice");
+        }
+    }
+    ensure!(types.keys().eq(&help), "help of {help:?}, types of {types:?}");
+    Ok(values)
+}
+
+async fn metrics(agent: &Agent) -> Result<BTreeMap<String, f64>> {
+    read(&agent.ask("/metrics").await?)
+}
+
+#[tokio::test]
+async fn what_the_agent_does_is_counted() -> Result<()> {
+    let lab = Lab::start(Node::with_v100()?, "")?;
+    let ids = lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?.ids();
+    lab.kubelet.allocate(GPU, &[ids.first().context("an id")?]).await?;
+    lab.kubelet.preferred(GPU, &ids, 2).await?;
+    ensure!(lab.kubelet.allocate(GPU, &["GPU-nobody"]).await.is_err());
+    let values = metrics(&lab.agent).await?;
+    for (series, expected) in [
+        (r#"gpunode_agent_devices{resource="nvidia.com/gpu",health="healthy"}"#, 8.0),
+        (r#"gpunode_agent_devices{resource="nvidia.com/gpu",health="unhealthy"}"#, 0.0),
+        (r#"gpunode_agent_allocations_total{resource="nvidia.com/gpu",result="granted"}"#, 1.0),
+        (r#"gpunode_agent_allocations_total{resource="nvidia.com/gpu",result="refused"}"#, 1.0),
+        (r#"gpunode_agent_registrations_total{resource="nvidia.com/gpu",result="accepted"}"#, 1.0),
+        (r#"gpunode_agent_rpc_duration_seconds_count{method="Allocate"}"#, 2.0),
+        (r#"gpunode_agent_rpc_duration_seconds_count{method="GetPreferredAllocation"}"#, 1.0),
+        (r#"gpunode_agent_rpc_duration_seconds_count{method="ListAndWatch"}"#, 1.0),
+        (r#"gpunode_agent_rpc_duration_seconds_count{method="Register"}"#, 1.0),
+    ] {
+        ensure!(values.get(series) == Some(&expected), "{series} is not {expected}: {values:#?}");
+    }
+    for start in ["gpunode_agent_config_info{hash=", "gpunode_agent_build_info{version="] {
+        ensure!(values.iter().any(|(series, value)| series.starts_with(start) && (value - 1.0).abs() < 0.1));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_kubelet_that_refuses_is_counted() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("")?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    kubelet.refuse(2);
+    let agent = Agent::run(&node)?;
+    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    let values = metrics(&agent).await?;
+    let failed = r#"gpunode_agent_registrations_total{resource="nvidia.com/gpu",result="failed"}"#;
+    ensure!(values.get(failed) == Some(&2.0), "{values:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn discovery_counts_gpus_of_no_resource() -> Result<()> {
+    let node = Node::without_driver(Scenario::new("cpu", "Tesla T4", 0, Topology::Pcie))?;
+    let agent = Agent::discover(&node)?;
+    agent.await_ready().await?;
+    let values = metrics(&agent).await?;
+    let devices = r#"gpunode_agent_devices{resource="",health="healthy"}"#;
+    ensure!(values.get(devices) == Some(&0.0), "{values:#?}");
+    ensure!(values.keys().any(|series| series.starts_with("gpunode_agent_build_info{")), "{values:#?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_gpus_is_counted_until_it_is_over() -> Result<()> {
+    let lab = Lab::start(Node::with_v100()?, "resources: [{name: nvidia.com/gpu, sharing: {strategy: Memory}}]")?;
+    lab.kubelet.has(GPU, |endpoint| !endpoint.healthy().is_empty()).await?;
+    let counted = async || -> Result<Vec<f64>> {
+        let values = metrics(&lab.agent).await?;
+        let faults = values.into_iter().filter(|(series, _)| series.starts_with("gpunode_agent_faults{"));
+        Ok(faults.map(|(_, value)| value).collect())
+    };
+    ensure!(counted().await?.is_empty(), "units that are withheld are no fault");
+    lab.node.state()?.lose(0)?;
+    lab.agent.signal(Signal::HUP)?;
+    lab.agent.logs("a device is broken").await?;
+    ensure!(counted().await? == [1.0], "{:?}", counted().await);
+    lab.node.state()?.restore(0)?;
+    lab.agent.signal(Signal::HUP)?;
+    lab.agent.logs("what was wrong with a device is over").await?;
+    ensure!(counted().await?.is_empty(), "{:?}", counted().await);
+    Ok(())
+}
