@@ -2,7 +2,7 @@
 
 use crate::{
     checkpoint::{self, PodFolders, Unchanged},
-    cli::NodeArgs,
+    cli::{HostArgs, NodeArgs},
     one_thread::OneThread,
     pod_resources_api::{
         AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest, PodResources as Pod,
@@ -86,9 +86,9 @@ pub struct PodResources {
     /// The kubelet's folder of device plugins, which has the checkpoint.
     pub device_plugin_dir: PathBuf,
     /// The kubelet's folders of pods.
-    pub pods: PodFolders,
+    pods: PodFolders,
     /// Since when the checkpoint is what it is.
-    pub unchanged: Unchanged,
+    unchanged: Unchanged,
     /// Reads them.
     pub files: OneThread,
 }
@@ -96,13 +96,18 @@ pub struct PodResources {
 impl PodResources {
     /// Where the kubelet of this node says it.
     pub fn of(args: &NodeArgs) -> Self {
-        Self {
-            socket: args.host.pod_resources_socket.clone(),
-            device_plugin_dir: args.device_plugin_dir.clone(),
-            pods: PodFolders { folder: args.host.host_root.join(POD_FOLDERS), own: args.pod_uid.clone() },
-            unchanged: Unchanged::default(),
-            files: OneThread::default(),
-        }
+        Self::at(&args.host, args.device_plugin_dir.clone(), &args.pod_uid)
+    }
+
+    /// The same for the pod with this UID.
+    pub fn at(host: &HostArgs, device_plugin_dir: PathBuf, pod_uid: &str) -> Self {
+        let pods = PodFolders { folder: host.host_root.join(POD_FOLDERS), own: pod_uid.to_owned() };
+        Self::new(host.pod_resources_socket.clone(), device_plugin_dir, pods)
+    }
+
+    /// A kubelet with this socket and these folders.
+    pub fn new(socket: PathBuf, device_plugin_dir: PathBuf, pods: PodFolders) -> Self {
+        Self { socket, device_plugin_dir, pods, unchanged: Unchanged::default(), files: OneThread::default() }
     }
 
     /// Asks anew, over a connection of its own: a kubelet that restarted has another socket.

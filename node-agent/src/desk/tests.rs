@@ -36,13 +36,7 @@ async fn open(document: &str) -> Arc<Desk> {
 
 /// A kubelet that is not there.
 pub fn nobody() -> PodResources {
-    PodResources {
-        socket: "/nonexistent/kubelet.sock".into(),
-        device_plugin_dir: "/nonexistent".into(),
-        pods: PodFolders::default(),
-        unchanged: crate::checkpoint::Unchanged::default(),
-        files: OneThread::default(),
-    }
+    PodResources::new("/nonexistent/kubelet.sock".into(), "/nonexistent".into(), PodFolders::default())
 }
 
 fn holds(resource: &str, ids: Vec<String>) -> Holding {

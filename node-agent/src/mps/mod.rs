@@ -23,10 +23,8 @@ pub use exec::exec;
 use crate::{
     admin::{self, Readiness},
     assignments::{self, Assignments},
-    checkpoint::{PodFolders, Unchanged},
     cli::MpsArgs,
     metrics::Metrics,
-    one_thread::OneThread,
     podresources::PodResources,
     release,
     signals::{Asked, Signals},
@@ -58,8 +56,6 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Held by the supervisor, beside the folders of the devices.
 const LOCK: &str = "lock";
-/// The kubelet's folders of pods below the root of the host, unless it has another `--root-dir`.
-const POD_FOLDERS: &str = "var/lib/kubelet/pods";
 /// The kubelet's folder of device plugins on the host, where none is named.
 const DEVICE_PLUGINS: &str = "var/lib/kubelet/device-plugins";
 
@@ -147,16 +143,9 @@ fn lock(mps_dir: &Path) -> Result<File> {
 
 impl Supervisor {
     fn new(args: MpsArgs) -> Self {
-        let holders = Holders::new(PodResources {
-            socket: args.host.pod_resources_socket.clone(),
-            device_plugin_dir: args
-                .device_plugin_dir
-                .clone()
-                .unwrap_or_else(|| args.host.host_root.join(DEVICE_PLUGINS)),
-            pods: PodFolders { folder: args.host.host_root.join(POD_FOLDERS), own: args.pod_uid.clone() },
-            unchanged: Unchanged::default(),
-            files: OneThread::default(),
-        });
+        let folder = args.device_plugin_dir.clone();
+        let folder = folder.unwrap_or_else(|| args.host.host_root.join(DEVICE_PLUGINS));
+        let holders = Holders::new(PodResources::at(&args.host, folder, &args.pod_uid));
         Self { args, holders, wanted: None, daemons: BTreeMap::new(), reading: None, problem: String::new() }
     }
 

@@ -56,13 +56,7 @@ pub fn serve(folder: &Path, kubelet: Kubelet) -> PodResources {
         .add_service(PodResourcesListerServer::new(kubelet))
         .serve_with_incoming(UnixListenerStream::new(listener));
     tokio::spawn(server);
-    PodResources {
-        socket,
-        device_plugin_dir: folder.to_owned(),
-        pods: PodFolders::default(),
-        unchanged: Unchanged::default(),
-        files: OneThread::default(),
-    }
+    PodResources::new(socket, folder.to_owned(), PodFolders::default())
 }
 
 #[tokio::test]
@@ -89,13 +83,8 @@ async fn holders_and_what_can_be_given_out_are_observed() {
 #[tokio::test]
 async fn what_the_kubelet_does_not_say_is_an_error_that_names_the_socket() {
     let folder = tempfile::tempdir().unwrap();
-    let nobody = PodResources {
-        socket: folder.path().join("none.sock"),
-        device_plugin_dir: folder.path().to_owned(),
-        pods: PodFolders::default(),
-        unchanged: Unchanged::default(),
-        files: OneThread::default(),
-    };
+    let socket = folder.path().join("none.sock");
+    let nobody = PodResources::new(socket, folder.path().to_owned(), PodFolders::default());
     let message = nobody.observe().await.unwrap_err().to_string();
     assert!(message.contains("none.sock does not exist; mount"), "{message}");
     let message = serve(folder.path(), Kubelet::Refuses).observe().await.unwrap_err().to_string();
@@ -108,12 +97,7 @@ async fn a_damaged_checkpoint_is_no_proof_that_nothing_is_held() {
     std::fs::write(folder.path().join(checkpoint::CHECKPOINT_FILE), "{").unwrap();
     let error = serve(folder.path(), Kubelet::Held).observe().await.unwrap_err();
     assert!(matches!(error, Error::Checkpoint(_)), "{error}");
-    let elsewhere = PodResources {
-        socket: folder.path().join("kubelet.sock"),
-        device_plugin_dir: "/nonexistent".into(),
-        pods: PodFolders::default(),
-        unchanged: Unchanged::default(),
-        files: OneThread::default(),
-    };
+    let socket = folder.path().join("kubelet.sock");
+    let elsewhere = PodResources::new(socket, "/nonexistent".into(), PodFolders::default());
     assert!(matches!(elsewhere.observe().await.unwrap_err(), Error::NoFolder(_)));
 }
