@@ -66,6 +66,11 @@ impl Hardware {
         self.reading.as_ref().map(|reading| &reading.inventory)
     }
 
+    /// The same while it answers.
+    pub fn answering(&self) -> Option<&Inventory> {
+        self.inventory().filter(|_| self.driver == Driver::Answers)
+    }
+
     /// Whether it is known which GPUs there are, if any.
     pub fn is_known(&self) -> bool {
         self.reading.is_some() || self.driver == Driver::NotNeeded
@@ -176,7 +181,7 @@ pub async fn watch_hardware(
 /// Follows the events of the GPUs that were found.
 async fn follow(events: &mut DriverEvents, traces: &Traces, found: &watch::Sender<Option<Arc<Hardware>>>) {
     let hardware = found.borrow().clone();
-    let inventory = hardware.as_deref().filter(|found| found.driver == Driver::Answers).and_then(Hardware::inventory);
+    let inventory = hardware.as_deref().and_then(Hardware::answering);
     if let (Some((library, ..)), Some(inventory)) = (&traces.library, inventory) {
         let gpus: Vec<String> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         events.follow(library, &gpus).await;
@@ -214,13 +219,9 @@ async fn look(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) 
             let message = format!("ask the driver: no answer within {LOOK_TIMEOUT:?}; see the host's kernel log");
             let looking = place.clone();
             let functions = answer(move || nvidia_functions(&looking.host_root).len()).await;
-            let functions = functions.unwrap_or_else(|| found.borrow().as_ref().map_or(0, |last| last.functions));
-            let machine = found.borrow().as_ref().map(|last| last.machine.clone()).unwrap_or_default();
-            let run = found.borrow().as_ref().map(|last| last.run.clone()).unwrap_or_default();
-            publish(
-                found,
-                Hardware { functions, machine, run, driver: Driver::Failed(message), ..Hardware::default() },
-            );
+            let last = found.borrow().as_deref().cloned().unwrap_or_default();
+            let functions = functions.unwrap_or(last.functions);
+            publish(found, Hardware { functions, driver: Driver::Failed(message), failed: None, ..last });
             // Asking a second time beside a call that hangs would only take another thread.
             task.await
         };

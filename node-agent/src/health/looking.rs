@@ -2,7 +2,7 @@
 
 use super::{Keeper, UNSETTLED, is_unsettled, looks::Found};
 use crate::{
-    hardware::{Driver, Hardware},
+    hardware::Hardware,
     nvml::probe::{Look, Target},
 };
 use gpunode_gpu::{Answer, Gpu, HealthObservation as Observation, Probe, Trouble};
@@ -13,8 +13,7 @@ impl Keeper {
     /// Begins to look at the GPUs.
     fn look(&mut self) {
         let hardware = self.sources.hardware.borrow().clone();
-        let answering = hardware.as_deref().filter(|found| found.driver == Driver::Answers);
-        let gpus = answering.and_then(Hardware::inventory).map_or(&[][..], |inventory| &inventory.gpus);
+        let gpus = hardware.as_deref().and_then(Hardware::answering).map_or(&[][..], |inventory| &inventory.gpus);
         let now = Instant::now();
         let targets = gpus.iter().map(|gpu| self.target(gpu, now)).collect();
         self.looks.begin(targets);
