@@ -7,6 +7,9 @@ started=$SECONDS
 clusters="e2e e2e-breaking"
 breaking="evicted:: health:: kills:: policy_hand_over:: rejected:: release:: startup_taint:: staying_up:: unhealthy_taint::"
 
+# A failure says what was awaited and what was seen; where in the code hides it among a hundred lines.
+export RUST_BACKTRACE=0
+
 stage() { printf '\n######## %s (%ds)\n' "$*" "$((SECONDS - started))"; }
 
 stage "packages, Kubernetes, gpunode, images"
@@ -28,7 +31,9 @@ stage "demo"
 tests/e2e/demo.sh
 
 stage "gpunode on local clusters"
+pids=()
 stop() {
+  if [ ${#pids[@]} -gt 0 ]; then kill "${pids[@]}" 2> /dev/null || true; fi
   # Its tests end with their cluster.
   for cluster in $clusters; do target/release/gpunode-cluster down --name "$cluster" > /dev/null || true; done
   wait
@@ -42,6 +47,17 @@ export GPUNODE_E2E_CLUSTERS=$clusters GPUNODE_E2E_CLUSTER=e2e
 export GPUNODE_TEST_KUBECONFIG=$PWD/target/cluster/e2e/admin.kubeconfig
 cargo test --locked -p gpunode-e2e --no-run
 
+others=()
+for module in $breaking; do others+=(--skip "$module"); done
+on_the_first() {
+  cargo test --locked -p kubectl-gpunode -- --ignored
+  # Before anything is left behind that goes minutes later, for which it would have to wait.
+  cargo test --locked -p gpunode-e2e --test cluster -- --ignored quiet
+  # Begun first and awaited last: the kubelet keeps a key for five minutes.
+  cargo test --locked -p gpunode-e2e --test retired -- --ignored begin
+  cargo test --locked -p gpunode-e2e --test cluster -- --ignored --test-threads=1 --skip quiet "${others[@]}"
+  cargo test --locked -p gpunode-e2e --test retired -- --ignored end
+}
 on_the_second() {
   export GPUNODE_E2E_CLUSTER=e2e-breaking
   # shellcheck disable=SC2086 # several filters
@@ -49,18 +65,15 @@ on_the_second() {
   cargo test --locked -p gpunode-e2e --test uninstall -- --ignored
   cargo test --locked -p gpunode-e2e --test plans -- --ignored --nocapture
 }
+on_the_first &
+pids+=($!)
 on_the_second > >(sed -u 's/^/[e2e-breaking] /') 2>&1 &
-second=$!
-others=()
-for module in $breaking; do others+=(--skip "$module"); done
-cargo test --locked -p kubectl-gpunode -- --ignored
-# Before anything is left behind that goes minutes later, for which it would have to wait.
-cargo test --locked -p gpunode-e2e --test cluster -- --ignored quiet
-# Begun first and awaited last: the kubelet keeps a key for five minutes.
-cargo test --locked -p gpunode-e2e --test retired -- --ignored begin
-cargo test --locked -p gpunode-e2e --test cluster -- --ignored --test-threads=1 --skip quiet "${others[@]}"
-cargo test --locked -p gpunode-e2e --test retired -- --ignored end
-wait "$second"
+pids+=($!)
+# What fails on one cluster is no reason not to hear what the other has to say.
+failed=
+for pid in "${pids[@]}"; do wait "$pid" || failed=yes; done
+pids=()
+[ -z "$failed" ] || exit 1
 # Last: they look at what all the others did.
 cargo test --locked -p gpunode-e2e --test permissions -- --ignored
 cargo test --locked -p gpunode-e2e --test plans -- --ignored --nocapture
