@@ -103,6 +103,13 @@ impl Unchanged {
     }
 }
 
+/// Notes the checkpoint that is there, for who reads it only now and then; blocks.
+pub fn notice(device_plugin_dir: &Path, unchanged: &Unchanged, now: Instant) {
+    if let Some(id) = FileId::of(&device_plugin_dir.join(CHECKPOINT_FILE)) {
+        unchanged.age(id, now);
+    }
+}
+
 /// Resource and id of every device that the kubelet remembers as given to a container of a pod that may still be there;
 /// blocks. A kubelet that never allocated anything has no file.
 pub fn remembered(
@@ -210,6 +217,19 @@ mod tests {
         written(SystemTime::now() + Duration::from_hours(1));
         assert_eq!(at(32), 3, "the kubelet has written it anew");
         assert_eq!(at(63), 0);
+    }
+
+    #[test]
+    fn a_checkpoint_that_was_noticed_is_as_old_as_one_that_was_read() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("pods/own")).unwrap();
+        let (seen, start) = (Unchanged::default(), Instant::now());
+        notice(folder.path(), &seen, start);
+        write(folder.path(), TEXT);
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        notice(folder.path(), &seen, at(10));
+        assert_eq!(ids_at(folder.path(), "own", &seen, at(39)).len(), 3);
+        assert_eq!(ids_at(folder.path(), "own", &seen, at(40)).len(), 0);
     }
 
     #[test]

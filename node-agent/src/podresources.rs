@@ -136,6 +136,11 @@ impl PodResources {
         Ok(devices.into_iter().flat_map(pairs).collect())
     }
 
+    /// Notes since when the kubelet's checkpoint is what it is, for who asks only now and then; blocks.
+    pub fn notice_checkpoint(&self) {
+        checkpoint::notice(&self.device_plugin_dir, &self.unchanged, Instant::now());
+    }
+
     async fn remembered(&self) -> Result<BTreeSet<(String, String)>, Error> {
         let (folder, pods, unchanged) = (self.device_plugin_dir.clone(), self.pods.clone(), self.unchanged.clone());
         let read = self.files.run(move || {

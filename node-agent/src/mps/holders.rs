@@ -19,6 +19,11 @@ impl Holders {
         Ok(self.devices().await?.contains(device))
     }
 
+    /// Readies the next question: of a checkpoint that has been seen for a while it is known which pods are gone; blocks.
+    pub fn prepare(&self) {
+        self.0.notice_checkpoint();
+    }
+
     /// All devices of which a container holds a share.
     pub async fn devices(&self) -> Result<BTreeSet<String>, Error> {
         Ok(held(&self.0.observe().await?))

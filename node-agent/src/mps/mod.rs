@@ -174,7 +174,9 @@ impl Supervisor {
     async fn read(&mut self) -> Result<Read, String> {
         let reading = self.reading.get_or_insert_with(|| {
             let (state_dir, mps_dir) = (self.args.host.state_dir.clone(), self.args.host.mps_dir.clone());
+            let holders = self.holders.clone();
             spawn_blocking(move || {
+                holders.prepare();
                 // Daemons of released GPUs end with their last client.
                 let wanted = |all: Assignments| if release::is_noted(&state_dir) { Assignments::new() } else { all };
                 (assignments::read(&state_dir).map(wanted), Place::all(&mps_dir))

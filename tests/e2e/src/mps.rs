@@ -58,9 +58,10 @@ impl Lab {
         Ok(DriverState::load(&driver).context("read the driver's modes")?.gpu(index).compute_mode)
     }
 
-    /// Waits until a node needs no MPS any more: no label, no pod and so no daemon.
+    /// Waits until a node needs no MPS any more: no label, no pod and so no daemon. Where no device plugin is left, it takes
+    /// half a minute until a pod that the kubelet's checkpoint names is known to be gone, and some looks.
     pub fn await_no_mps(&self, node: &str) -> Result<()> {
-        eventually(&format!("{node} has no MPS"), Duration::from_mins(1), || {
+        eventually(&format!("{node} has no MPS"), Duration::from_mins(2), || {
             let label = self.node(node)?["metadata"]["labels"]["gpunode.dev/mps"].clone();
             ensure!(label.is_null(), "its label is {label}");
             let pod = self.mps_pod(node)?;
