@@ -12,7 +12,7 @@ use crate::{
     driver_events::DriverEvents,
     events::{Kind, Notices},
     gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
-    handover::{Handover, Turn, Who, watch_own_socket},
+    handover::{Handover, Turn, Wanted, Who, watch_own_socket},
     hardware::{Driver, Hardware, Place, watch_hardware},
     health,
     in_force::Instruction,
@@ -103,7 +103,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         hardware: hardware.clone(),
         look_again: look_again.clone(),
         rules: rules.subscribe(),
-        gpu_node,
+        gpu_node: gpu_node.clone(),
         desk: desk.clone(),
         notices: notices.clone(),
     }));
@@ -113,7 +113,8 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let state_dir = args.node.host.state_dir.clone();
     tasks.spawn(watch_own_socket(state_dir.clone(), served.subscribe(), liveness));
     let who = Who { version: env!("CARGO_PKG_VERSION").to_owned(), pod: args.node.pod_uid.clone() };
-    tasks.spawn(Handover { state_dir, who, fitness: fit, ready, turns, served }.follow());
+    let wanted = Wanted { policy: args.node.policy_name.clone(), gpu_node };
+    tasks.spawn(Handover { state_dir, who, wanted, fitness: fit, ready, turns, served }.follow());
     let mut tenure = Tenure::Awaited;
     let mut save_retry = interval(SAVE_RETRY);
     save_retry.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -12,10 +12,12 @@ mod lock;
 mod protocol;
 mod record;
 mod successor;
+mod wanted;
 
 pub use alive::watch as watch_own_socket;
 pub use lock::{NodeLock, is_held};
 pub use record::Who;
+pub use wanted::Wanted;
 
 use crate::admin::Readiness;
 use std::{convert::Infallible, path::PathBuf, time::Duration};
@@ -59,6 +61,8 @@ pub struct Handover {
     pub state_dir: PathBuf,
     /// This agent.
     pub who: Who,
+    /// Whether it is to have the node again after it has let go.
+    pub wanted: Wanted,
     /// Whether it could offer the GPUs; none before hardware and configuration are known, and nobody is asked to let go.
     pub fitness: watch::Receiver<Option<Fitness>>,
     /// Whether it has done what a holder has to do.
@@ -114,9 +118,21 @@ impl Handover {
             self.let_go().await;
             drop(lock);
             let is_seen_off = self.see_off(successor).await;
-            let lock = if is_seen_off { self.wait_for_nobody().await? } else { self.wait_for_lock(RETRY_SOON).await? };
-            taken = Taken::Free(lock);
-            warn!("no other agent of this node is at work any more: taking over again");
+            if !is_seen_off {
+                taken = Taken::Free(self.wait_for_lock(RETRY_SOON).await?);
+                continue;
+            }
+            let free = tokio::select! {
+                lock = self.wait_for_nobody() => Some(lock?),
+                () = self.wanted.back() => None,
+            };
+            taken = match free {
+                Some(lock) => {
+                    warn!("no other agent of this node is at work any more: taking over again");
+                    Taken::Free(lock)
+                }
+                None => self.stand_by().await?,
+            };
         }
     }
 

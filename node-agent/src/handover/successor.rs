@@ -44,7 +44,7 @@ impl Handover {
     /// Waits until this agent has the lock. Hardware and configuration are loaded meanwhile.
     pub(super) async fn stand_by(&mut self) -> Result<Taken, lock::Error> {
         let mut record = self.record().await;
-        let asks = !record.has_let_go(&self.who.pod);
+        let has_let_go = record.has_let_go(&self.who.pod);
         let mut due = Instant::now() + record.pause(&self.who, since_boot());
         let (mut waiting, mut said) = (false, String::new());
         loop {
@@ -52,10 +52,11 @@ impl Handover {
                 return Ok(Taken::Free(lock));
             }
             if !waiting {
-                info!(reason = "WaitingForPredecessor", asks, "another agent of this node is registered");
+                info!(reason = "WaitingForPredecessor", has_let_go, "another agent of this node is registered");
                 waiting = true;
             }
-            let fitness = self.fitness.borrow().clone().filter(|_| asks && due <= Instant::now());
+            let asks = due <= Instant::now() && (!has_let_go || self.wanted.is_back());
+            let fitness = self.fitness.borrow().clone().filter(|_| asks);
             if let Some(fitness) = fitness {
                 let text = match self.ask(fitness.problem, &mut record).await? {
                     Asked::Took(taken) => return Ok(taken),
