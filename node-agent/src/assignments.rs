@@ -6,7 +6,7 @@ use gpunode_gpu::Assignment;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 use tracing::warn;
@@ -56,7 +56,7 @@ pub enum Error {
 /// Reads the assignments; blocks. No file is no assignment.
 pub fn read(state_dir: &Path) -> Result<Assignments, Error> {
     let path = state_dir.join(FILE);
-    let text = match fs::read(&path) {
+    let text = match atomic_file::read(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Assignments::new()),
         Err(source) => return Err(Error::Read { path, source }),
@@ -131,6 +131,7 @@ impl Saved {
 mod tests {
     use super::*;
     use gpunode_gpu::DeviceSharing;
+    use std::fs;
 
     fn assignments(replicas: u32) -> Assignments {
         let sharing = DeviceSharing::TimeSlicing { replicas };

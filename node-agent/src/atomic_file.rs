@@ -4,13 +4,15 @@ use serde::{Deserialize, de::DeserializeOwned, de::Error as _};
 use std::{
     ffi::OsString,
     fs::{self, File},
-    io::{self, Write as _},
+    io::{self, Read as _, Write as _},
     mem,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
 use tracing::{error, warn};
 
+/// Much more than any state of a node takes.
+const MAX_BYTES: u64 = 64 * 1024 * 1024;
 /// Most files that are set aside and not told of.
 const MAX_UNTOLD: usize = 8;
 static SET_ASIDE: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -36,8 +38,21 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 /// What `path` says; blocks. One that is damaged or of another format, by its field `format`, is set aside; it says nothing
 /// then, as one that cannot be read.
 pub fn load<T: DeserializeOwned>(path: &Path, format: u32) -> Option<T> {
-    let text = fs::read(path).ok()?;
+    let text = read(path)
+        .inspect_err(|error| {
+            if error.kind() != io::ErrorKind::NotFound {
+                warn!(%error, file = %path.display(), "read a state file; going on without what it says");
+            }
+        })
+        .ok()?;
     parse(&text, format).inspect_err(|error| set_aside(path, error)).ok()
+}
+
+/// What is in `path`; blocks. One that is too long to be the agent's is cut, and so no JSON.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(MAX_BYTES).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 fn parse<T: DeserializeOwned>(text: &[u8], known: u32) -> serde_json::Result<T> {
@@ -56,19 +71,14 @@ fn parse<T: DeserializeOwned>(text: &[u8], known: u32) -> serde_json::Result<T> 
 /// what happened; blocks. It keeps its name with `.corrupt` behind it, in place of the one before.
 pub fn set_aside(path: &Path, why: &dyn std::error::Error) {
     let aside = beside(path, ".corrupt");
+    let what = match fs::rename(path, &aside) {
+        Ok(()) => format!("{} tells nothing and is set aside as {}: {why}", path.display(), aside.display()),
+        Err(rename) => format!("{} tells nothing, and will be replaced: {why}; set it aside: {rename}", path.display()),
+    };
+    error!(reason = "StateFileCorrupt", "{what}");
     let mut untold = SET_ASIDE.lock().unwrap_or_else(PoisonError::into_inner);
     if untold.len() < MAX_UNTOLD {
-        untold.push(format!("{} tells nothing and is set aside as {}: {why}", path.display(), aside.display()));
-    }
-    drop(untold);
-    match fs::rename(path, &aside) {
-        Ok(()) => {
-            error!(reason = "StateFileCorrupt", error = %why, kept = %aside.display(), "a state file tells nothing; set aside");
-        }
-        Err(rename) => warn!(
-            reason = "StateFileCorrupt", error = %why, %rename, file = %path.display(),
-            "a state file tells nothing and cannot be set aside; it will be replaced"
-        ),
+        untold.push(what);
     }
 }
 
@@ -91,6 +101,16 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_is_too_long_is_set_aside_without_being_read_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        fs::write(&path, r#"{"format": 1, "more": ""#).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(100 * MAX_BYTES).unwrap();
+        assert_eq!(load::<serde_json::Value>(&path, 1), None);
+        assert!(!path.exists() && folder.path().join("a.json.corrupt").exists());
     }
 
     #[test]

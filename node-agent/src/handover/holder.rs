@@ -3,6 +3,7 @@
 use super::{
     Handover, Turn,
     conversation::{Conversation, Error},
+    lock::{self, NodeLock},
     protocol::{Answer, Reply, Request, Successor, reply, short},
 };
 use crate::{channel::send_if_new, file_id::FileId};
@@ -24,8 +25,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a successor may take until the kubelet has its lists.
 const SERVING_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often the socket is looked at: somebody may have removed it.
-const CHECK_SOCKET: Duration = Duration::from_secs(5);
+/// How often lock and socket are looked at: somebody may have removed them.
+const CHECK: Duration = Duration::from_secs(5);
 
 /// The socket that is listened on.
 struct Listening {
@@ -52,7 +53,7 @@ impl Listening {
 
 impl Handover {
     /// Listens until there is a successor to let go to.
-    pub(super) async fn hold(&self) -> (Conversation, Successor) {
+    pub(super) async fn hold(&self, lock: &mut NodeLock) -> Result<(Conversation, Successor), lock::Error> {
         let socket = self.socket();
         let mut connections: JoinSet<()> = JoinSet::new();
         let (asks, mut asked) = mpsc::channel(1);
@@ -61,12 +62,13 @@ impl Handover {
         let mut check = Instant::now();
         let (successor, named) = loop {
             if check <= Instant::now() {
+                lock.keep(&self.state_dir)?;
                 if listening.as_ref().is_none_or(|listening| !listening.is_there(&socket)) {
                     listening =
                         Listening::on(&socket).inspect_err(|error| said_once(&mut last_error, &socket, error)).ok();
                     send_if_new(&self.served, listening.is_some());
                 }
-                check = Instant::now() + CHECK_SOCKET;
+                check = Instant::now() + CHECK;
             }
             tokio::select! {
                 asked = asked.recv() => if let Some(asked) = asked { break asked },
@@ -82,7 +84,7 @@ impl Handover {
             }
         };
         send_if_new(&self.served, false);
-        (successor, named)
+        Ok((successor, named))
     }
 
     /// Tells a successor that the lock is free, and waits until it says that it does the work; whether it did.

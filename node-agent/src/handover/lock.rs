@@ -3,9 +3,11 @@
 use std::{
     fs::{self, File, TryLockError},
     io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::SystemTime,
 };
+use tracing::warn;
 
 const LOCK_FILE: &str = "agent.lock";
 
@@ -45,6 +47,32 @@ impl NodeLock {
         let path = state_dir.join(LOCK_FILE);
         let file = open(&path)?;
         Ok(lock(&file, &path)?.then_some(Self { file }))
+    }
+
+    /// Takes the lock anew where somebody has removed or replaced the file: the next agent would lock the new one. An error where
+    /// another agent has it, or the whole folder is gone; what else keeps it from being taken may pass.
+    pub fn keep(&mut self, state_dir: &Path) -> Result<(), Error> {
+        let path = state_dir.join(LOCK_FILE);
+        let own = self.file.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
+        match fs::symlink_metadata(&path) {
+            Ok(meta) if own.is_none_or(|own| own == (meta.dev(), meta.ino())) => return Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Ok(()),
+            _ => {}
+        }
+        match Self::take(state_dir) {
+            Ok(Some(again)) => {
+                warn!(file = %path.display(), "somebody has removed the lock of this node; it is taken anew");
+                *self = again;
+                Ok(())
+            }
+            Ok(None) => {
+                let source =
+                    io::Error::other("somebody has removed the file, and another agent has locked the new one");
+                Err(Error { action: "keep the lock", path, source })
+            }
+            Err(error) if error.source.kind() == io::ErrorKind::NotFound => Err(error),
+            Err(_) => Ok(()),
+        }
     }
 }
 
@@ -91,6 +119,26 @@ mod tests {
         assert_eq!(NodeLock::try_take(folder.path()).unwrap().unwrap().taken(), seen);
         drop(NodeLock::take(folder.path()).unwrap().unwrap());
         assert_ne!(NodeLock::try_take(folder.path()).unwrap().unwrap().taken(), seen);
+    }
+
+    #[test]
+    fn a_lock_whose_file_was_removed_is_taken_anew_unless_another_agent_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let mut lock = NodeLock::take(&state).unwrap().unwrap();
+        lock.keep(&state).unwrap();
+        fs::remove_file(state.join(LOCK_FILE)).unwrap();
+        assert!(!is_held(&state));
+        lock.keep(&state).unwrap();
+        assert!(is_held(&state));
+
+        fs::remove_dir_all(&state).unwrap();
+        let another = NodeLock::take(&state).unwrap().unwrap();
+        let error = lock.keep(&state).unwrap_err().to_string();
+        assert!(error.contains("another agent has locked the new one"), "{error}");
+        drop(another);
+        lock.keep(&state).unwrap();
+        assert!(NodeLock::take(&state).unwrap().is_none());
     }
 
     #[test]

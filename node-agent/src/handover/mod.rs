@@ -19,11 +19,11 @@ pub use lock::{NodeLock, is_held};
 pub use record::Who;
 pub use wanted::Wanted;
 
-use crate::admin::Readiness;
+use crate::{admin::Readiness, channel::send_if_new};
 use std::{convert::Infallible, path::PathBuf, time::Duration};
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tracing::{info, warn};
 
@@ -33,6 +33,8 @@ const SOCKET: &str = "agent.sock";
 const RETRY: Duration = Duration::from_millis(200);
 /// The same after a failed hand-over, so that the agent that was at work before is the first.
 const RETRY_SOON: Duration = Duration::from_millis(20);
+/// For how long: then a third agent has been faster.
+const SOON: Duration = Duration::from_secs(10);
 
 /// What the agent has to do.
 #[derive(Debug)]
@@ -98,12 +100,15 @@ impl Handover {
         let mut taken = self.stand_by().await?;
         loop {
             self.turn(Turn::Hold).await;
-            let lock = match taken {
+            let mut lock = match taken {
                 Taken::Free(lock) => lock,
                 Taken::From(lock, predecessor, pod) => match self.prove(predecessor, &pod).await {
                     Ok(()) => lock,
                     Err(predecessor) => {
+                        // One that does not even manage that is not live: nobody answers on the socket.
+                        send_if_new(&self.served, true);
                         self.let_go().await;
+                        send_if_new(&self.served, false);
                         drop(lock);
                         drop(predecessor);
                         // The agent before takes the lock first.
@@ -113,27 +118,31 @@ impl Handover {
                     }
                 },
             };
-            let (successor, named) = self.hold().await;
+            let (successor, named) = self.hold(&mut lock).await?;
             info!(successor = named.pod, version = named.version, "letting a successor take over");
             self.let_go().await;
             drop(lock);
-            let is_seen_off = self.see_off(successor).await;
-            if !is_seen_off {
-                taken = Taken::Free(self.wait_for_lock(RETRY_SOON).await?);
-                continue;
-            }
-            let free = tokio::select! {
-                lock = self.wait_for_nobody() => Some(lock?),
+            taken = self.stand_back(successor).await?;
+        }
+    }
+
+    /// Waits until this agent, which has let go, is to hold the lock again: the successor has not taken over, nobody is there any
+    /// more, or it is wanted back.
+    async fn stand_back(&mut self, successor: conversation::Conversation) -> Result<Taken, lock::Error> {
+        let mut free = None;
+        if !self.see_off(successor).await {
+            free = timeout(SOON, self.wait_for_lock(RETRY_SOON)).await.ok();
+        }
+        if free.is_none() {
+            free = tokio::select! {
+                lock = self.wait_for_nobody() => Some(lock),
                 () = self.wanted.back() => None,
             };
-            taken = match free {
-                Some(lock) => {
-                    warn!("no other agent of this node is at work any more: taking over again");
-                    Taken::Free(lock)
-                }
-                None => self.stand_by().await?,
-            };
         }
+        let Some(lock) = free else { return self.stand_by().await };
+        let lock = lock?;
+        warn!("no other agent of this node is at work any more: taking over again");
+        Ok(Taken::Free(lock))
     }
 
     /// Waits until nobody holds the lock for longer than a hand-over between two others takes, and asks nobody.
@@ -176,5 +185,37 @@ impl Handover {
 
     fn socket(&self) -> PathBuf {
         self.state_dir.join(SOCKET)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu_node::Seen;
+    use conversation::Conversation;
+    use protocol::{Answer, Request};
+    use tokio::net::UnixListener;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_successor_that_hangs_with_the_lock_counts_as_one_that_does_not_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let state_dir = folder.path().to_owned();
+        let lock = NodeLock::take(&state_dir).unwrap().unwrap();
+        let listener = UnixListener::bind(state_dir.join(SOCKET)).unwrap();
+        let (turns, mut taken) = mpsc::channel(1);
+        let (served, mut is_served) = watch::channel(false);
+        let (_fitness, fitness) = watch::channel(Some(Fitness::default()));
+        let (_ready, ready) = watch::channel(Err("it hangs".to_owned()));
+        let (_seen, gpu_node) = watch::channel(Seen::Unknown);
+        let wanted = Wanted { policy: String::new(), gpu_node };
+        tokio::spawn(Handover { state_dir, who: Who::default(), wanted, fitness, ready, turns, served }.follow());
+
+        let mut successor = Conversation::of(listener.accept().await.unwrap().0);
+        assert!(matches!(successor.hear::<Request>(Duration::from_secs(5)).await.unwrap(), Request::LetGo(_)));
+        drop((lock, listener));
+        successor.say(&Answer::Released { pod: String::new() }).await.unwrap();
+        // The last turn that it takes.
+        assert!(matches!(taken.recv().await, Some(Turn::Hold)));
+        timeout(Duration::from_secs(30), is_served.wait_for(|is_served| *is_served)).await.unwrap().unwrap();
     }
 }

@@ -3,10 +3,10 @@
 use crate::atomic_file;
 use gpunode_gpu::Health;
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize, de::Error as _};
+use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
-    fs, io,
+    io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -19,7 +19,8 @@ use tracing::{info, warn};
 
 /// Name of the file in the state folder.
 const FILE: &str = "health.json";
-const VERSION: u32 = 1;
+/// Version of this file's own format.
+const FORMAT: u32 = 1;
 /// Pause after a write that failed.
 const RETRY: Duration = Duration::from_secs(30);
 /// How long the start waits for the disk.
@@ -43,7 +44,7 @@ pub struct Content {
 
 #[derive(Serialize, Deserialize)]
 struct File {
-    version: u32,
+    format: u32,
     #[serde(flatten)]
     content: Content,
 }
@@ -51,31 +52,12 @@ struct File {
 /// Reads what an earlier agent left. A file that tells nothing is set aside.
 pub async fn load(state_dir: &Path) -> Content {
     let path = state_dir.join(FILE);
-    if let Ok(Ok(read)) = timeout(READ_TIMEOUT, spawn_blocking(move || read(&path))).await {
-        return read;
+    if let Ok(Ok(read)) = timeout(READ_TIMEOUT, spawn_blocking(move || atomic_file::load::<File>(&path, FORMAT))).await
+    {
+        return read.map(|file| file.content).unwrap_or_default();
     }
     warn!(file = %state_dir.join(FILE).display(), "read what was broken: no answer from the disk; every fault is forgotten");
     Content::default()
-}
-
-fn read(path: &Path) -> Content {
-    let text = match fs::read(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Content::default(),
-        Err(error) => {
-            warn!(%error, file = %path.display(), "read what was broken; every fault is forgotten");
-            return Content::default();
-        }
-    };
-    parse(&text).inspect_err(|error| atomic_file::set_aside(path, error)).unwrap_or_default()
-}
-
-fn parse(text: &[u8]) -> serde_json::Result<Content> {
-    let file: File = serde_json::from_slice(text)?;
-    if file.version == VERSION {
-        return Ok(file.content);
-    }
-    Err(serde_json::Error::custom(format!("version {} is not {VERSION}, the one that this agent reads", file.version)))
 }
 
 /// Writes each content that is another one than was `written` last, until there is no sender any more.
@@ -91,7 +73,7 @@ pub async fn write(state_dir: PathBuf, mut written: Content, mut content: watch:
             continue;
         }
         let path = state_dir.join(FILE);
-        let file = File { version: VERSION, content: now };
+        let file = File { format: FORMAT, content: now };
         let result = spawn_blocking(move || {
             let text = serde_json::to_vec_pretty(&file)?;
             atomic_file::replace(&path, &text).map(|()| file.content)
@@ -119,6 +101,7 @@ mod tests {
     use super::*;
     use gpunode_config::Health as Rules;
     use gpunode_gpu::HealthObservation;
+    use std::fs;
 
     fn broken() -> Content {
         let mut content = Content { links: [("GPU-1".to_owned(), vec![0, 1])].into(), ..Content::default() };
@@ -142,13 +125,13 @@ mod tests {
         timeout(Duration::from_secs(10), saved).await.unwrap();
     }
 
-    #[test]
-    fn a_file_that_tells_nothing_is_set_aside() {
+    #[tokio::test]
+    async fn a_file_that_tells_nothing_is_set_aside() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
-        for text in ["", "{", r#"{"version":2,"health":{"faults":{},"run":null,"seen":0}}"#] {
+        for text in ["", "{", r#"{"format":2,"health":{"faults":{},"run":null,"seen":0}}"#] {
             fs::write(&path, text).unwrap();
-            assert_eq!(read(&path), Content::default(), "{text}");
+            assert_eq!(load(folder.path()).await, Content::default(), "{text}");
             assert_eq!(fs::read_to_string(folder.path().join("health.json.corrupt")).unwrap(), text);
         }
     }

@@ -44,26 +44,15 @@ pub trait Watcher {
 /// Tells what the driver reports through the library at `path` until the watcher ends it; blocks.
 pub fn watch(path: &Path, watcher: &mut impl Watcher) -> Result<(), Error> {
     let nvml = open(path)?;
-    let set = nvml.create_event_set().map_err(Error::Events)?;
-    let mut following = Watched { nvml: &nvml, set: &set, known: BTreeMap::new(), missing: Vec::new() };
-    let mut waits = 0;
+    let mut gpus = Vec::new();
+    let mut fewer_than = usize::MAX;
     loop {
-        match watcher.gpus() {
-            ControlFlow::Break(()) => return Ok(()),
-            ControlFlow::Continue(Some(gpus)) => {
-                following.missing = gpus;
-                waits = 0;
-            }
-            ControlFlow::Continue(None) => {}
-        }
-        if waits == 0 {
-            following.register(watcher);
-        }
-        waits = (waits + 1) % REGISTER_EVERY;
-        match raw::wait(&set, WAIT_MS) {
-            Ok(reported) if watcher.tell(following.event(&reported)).is_break() => return Ok(()),
-            Ok(_) | Err(NvmlError::Timeout) => {}
-            Err(error) => return Err(Error::Events(error)),
+        let set = nvml.create_event_set().map_err(Error::Events)?;
+        let mut following = Watched { nvml: &nvml, set: &set, known: BTreeMap::new(), missing: gpus.clone() };
+        match following.follow(&mut gpus, watcher) {
+            // A lost GPU may end every wait for a set that it is in. It cannot be registered with another one.
+            Err(NvmlError::GpuLost) if following.known.len() < fewer_than => fewer_than = following.known.len(),
+            ended => return ended.map_err(Error::Events),
         }
     }
 }
@@ -78,6 +67,31 @@ struct Watched<'a> {
 }
 
 impl Watched<'_> {
+    /// Goes on until the watcher ends it, or the driver a wait. `gpus` are those that the watcher named last.
+    fn follow(&mut self, gpus: &mut Vec<String>, watcher: &mut impl Watcher) -> Result<(), NvmlError> {
+        let mut waits = 0;
+        loop {
+            match watcher.gpus() {
+                ControlFlow::Break(()) => return Ok(()),
+                ControlFlow::Continue(Some(named)) => {
+                    self.missing.clone_from(&named);
+                    *gpus = named;
+                    waits = 0;
+                }
+                ControlFlow::Continue(None) => {}
+            }
+            if waits == 0 {
+                self.register(watcher);
+            }
+            waits = (waits + 1) % REGISTER_EVERY;
+            match raw::wait(self.set, WAIT_MS) {
+                Ok(reported) if watcher.tell(self.event(&reported)).is_break() => return Ok(()),
+                Ok(_) | Err(NvmlError::Timeout) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// Registers what is missing. One that does not answer is tried again, one that has no events is not.
     fn register(&mut self, watcher: &mut impl Watcher) {
         let before = self.known.len();

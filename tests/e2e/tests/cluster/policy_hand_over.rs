@@ -73,6 +73,60 @@ fn a_node_that_leaves_a_policy_keeps_its_agent_until_that_of_the_next_has_taken_
     gives_out_a_gpu(&lab, "after-hand-over")
 }
 
+/// A label of the node; gone when the value is dropped.
+struct Label<'a>(&'a Lab, &'static str);
+
+impl<'a> Label<'a> {
+    fn set(lab: &'a Lab, key: &'static str) -> Result<Self> {
+        let label = Self(lab, key);
+        lab.kubectl(&["label", "node", T4, &format!("{key}=yes")])?;
+        Ok(label)
+    }
+}
+
+impl Drop for Label<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.try_kubectl(&["label", "node", T4, &format!("{}-", self.1)]);
+    }
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_node_that_comes_back_before_its_agent_was_removed_gets_that_agent_back() -> Result<()> {
+    let lab = Lab::enter()?;
+    let _ = lab.cluster().node(T4)?.ctr(["images", "rm", "--sync", "gpunode.test/agent:flipped"]);
+    lab.apply(&policy("first", 0, "inference", ""))?;
+    lab.await_ready("first")?;
+    let flipped = ", image: 'gpunode.test/agent:flipped'";
+    lab.apply(&policy("second", 10, "inference", flipped).replace("{pool: inference}", "{flipped: 'yes'}"))?;
+    let before = steady(&lab)?;
+    await_serving(&lab, "first")?;
+    let agent = lab.agent_pod(T4, "device-plugin")?;
+    let watch = NodeWatch::start(&lab, T4)?;
+
+    let label = Label::set(&lab, "flipped")?;
+    eventually("the node has the agents of both", LIMIT, || {
+        let placed = placed(&lab.node(T4)?);
+        ensure!(placed == ["first", "second"], "the node has agents of {placed:?}");
+        Ok(())
+    })?;
+    // Nobody takes the first one's agent away.
+    lab.scale_operator(0)?;
+    tag(&lab, "flipped")?;
+    eventually("the agent of the second policy serves", LIMIT, || {
+        let agent = lab.get(&["gpunode", T4])?["status"]["agent"].clone();
+        ensure!(agent["policy"] == "second", "the agent is {agent}");
+        Ok(())
+    })?;
+    drop(label);
+    lab.scale_operator(2)?;
+    await_serving(&lab, "first")?;
+    assert_eq!(lab.agent_pod(T4, "device-plugin")?, agent);
+    assert_eq!(watch.allocatable(&lab, RESOURCE)?, [Some(4)]);
+    assert_eq!(running(&lab)?, before);
+    gives_out_a_gpu(&lab, "after-coming-back")
+}
+
 #[test]
 #[ignore = "needs the local cluster: make test"]
 fn a_policy_whose_agent_does_not_run_takes_no_node_over_before_it_does_and_says_so() -> Result<()> {

@@ -4,6 +4,7 @@ use crate::{GPU, PART, TIMEOUT, broken, divided, lab};
 use anyhow::{Context as _, Result};
 use gpunode_node_tests::{Node, until};
 use gpunode_scenario::ReturnCode;
+use std::time::{Duration, Instant};
 
 #[tokio::test]
 async fn an_xid_takes_out_the_gpu_that_it_is_of_and_no_other() -> Result<()> {
@@ -74,4 +75,20 @@ async fn a_gpu_that_reports_no_events_is_told_once_and_the_others_are_followed()
     broken(&lab, GPU, &[&uuids[3]]).await?;
     assert_eq!(lab.agent.logged("the GPU reports no events"), 1);
     Ok(())
+}
+
+#[tokio::test]
+async fn a_lost_gpu_that_ends_the_wait_for_events_costs_the_others_none() -> Result<()> {
+    let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    let state = lab.node.state()?;
+    state.lose(2)?;
+    let lost = Instant::now();
+    state.fail(2, "nvmlEventSetWait", ReturnCode::GpuIsLost)?;
+    let followed = || (lab.agent.logged("the events of the driver are followed") == 2).then_some(());
+    until("the events of the other GPUs are followed", followed).await?;
+    let gap = lost.elapsed();
+    assert!(gap < Duration::from_secs(3), "after {gap:?}; a whole new session comes after 5 s");
+    state.inject_xid(3, TIMEOUT)?;
+    broken(&lab, GPU, &[&uuids[2], &uuids[3]]).await
 }
