@@ -1,4 +1,4 @@
-//! Looking at the GPUs now and then, on a thread of its own: a driver that hangs takes that one alone.
+//! Looking at the GPUs now and then, on a thread of its own, which a GPU that hangs keeps.
 
 use crate::{
     hardware::Place,
@@ -7,14 +7,17 @@ use crate::{
 use gpunode_gpu::{Answer, Probe};
 use jiff::Timestamp;
 use std::{
+    collections::BTreeSet,
     fs,
+    future::pending,
+    ops::ControlFlow,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 use tokio::{
     sync::mpsc,
-    task::spawn_blocking,
+    task::{JoinSet, spawn_blocking},
     time::{Instant, sleep_until},
 };
 use tracing::debug;
@@ -27,6 +30,8 @@ const LEAST: Duration = Duration::from_secs(1);
 pub const SETTLE: Duration = Duration::from_secs(5);
 /// How long one look at all GPUs may take before the one that it is at counts as not answering.
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// GPUs that may hang at the same time, each with a thread. Where more do, it is the driver that hangs.
+const MAX_HANGING: usize = 4;
 /// Looks that wait; more than a node has GPUs.
 const QUEUE: usize = 256;
 /// By its time a person says when the node was in order again, where there is no API server.
@@ -38,7 +43,7 @@ pub enum Found {
     Recovered(Timestamp),
     /// A look.
     Look(Box<Look>),
-    /// A GPU did not answer in time.
+    /// A GPU did not answer in time. From now on the others are looked at without it.
     Hangs(Probe),
     /// The driver could not be asked.
     Failed,
@@ -56,6 +61,10 @@ pub struct Looks {
     /// No look before this.
     earliest: Instant,
     round: Option<Round>,
+    /// GPUs that have not answered yet.
+    hanging: BTreeSet<String>,
+    /// What comes of looks at them.
+    answers: JoinSet<(String, Option<Found>)>,
 }
 
 struct Round {
@@ -69,7 +78,9 @@ struct Round {
 impl Looks {
     /// The first one is due at once.
     pub fn new(place: Place, state_dir: PathBuf) -> Self {
-        Self { place, state_dir, next: Instant::now(), earliest: Instant::now(), round: None }
+        let (next, earliest) = (Instant::now(), Instant::now());
+        let (hanging, answers) = (BTreeSet::new(), JoinSet::new());
+        Self { place, state_dir, next, earliest, round: None, hanging, answers }
     }
 
     /// The next look comes no later than this, and at least a while after the last one.
@@ -77,10 +88,14 @@ impl Looks {
         self.next = self.next.min(to);
     }
 
-    /// Begins a round.
-    pub fn begin(&mut self, targets: Vec<Target>) {
+    /// Begins a round of the GPUs that do not hang.
+    pub fn begin(&mut self, mut targets: Vec<Target>) {
         let now = Instant::now();
         self.next = now + EVERY;
+        if self.hanging.len() >= MAX_HANGING {
+            return;
+        }
+        targets.retain(|target| !self.hanging.contains(&target.gpu));
         let (tell, found) = mpsc::channel(QUEUE);
         let current = Arc::new(Mutex::new(String::new()));
         let (place, recovered, at) = (self.place.clone(), self.state_dir.join(RECOVERED), current.clone());
@@ -96,7 +111,10 @@ impl Looks {
             }
             let Some(library) = place.library() else { return };
             let begin = |gpu: &str| gpu.clone_into(&mut at.lock().unwrap_or_else(PoisonError::into_inner));
-            let looked = |look| _ = tell.blocking_send(Found::Look(Box::new(look)));
+            let looked = |look| match tell.blocking_send(Found::Look(Box::new(look))) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            };
             if let Err(error) = probe(&library, &targets, begin, looked) {
                 debug!(%error, "look at the GPUs");
                 _ = tell.blocking_send(Found::Failed);
@@ -107,27 +125,44 @@ impl Looks {
 
     /// What comes next.
     pub async fn next(&mut self) -> Found {
-        let Some(round) = &mut self.round else {
-            sleep_until(self.next.max(self.earliest)).await;
-            return Found::Due;
-        };
+        let due = self.next.max(self.earliest);
+        let given_up = self.round.as_ref().filter(|round| !round.hangs).map(|round| round.begun + TIMEOUT);
         tokio::select! {
-            found = round.found.recv() => {
-                let Some(found) = found else {
-                    self.earliest = Instant::now() + LEAST;
-                    self.round = None;
-                    return Found::Done;
-                };
-                found
+            biased;
+            Some(Ok((gpu, found))) = self.answers.join_next() => {
+                self.hanging.remove(&gpu);
+                found.unwrap_or(Found::Failed)
             }
-            () = sleep_until(round.begun + TIMEOUT), if !round.hangs => {
-                round.hangs = true;
-                let gpu = round.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                if gpu.is_empty() {
-                    return Found::Failed;
-                }
-                Found::Hangs(Probe { answer: Answer::Hangs, ..unanswered(&Target { gpu, ..Target::default() }) })
-            }
+            found = found(&mut self.round) => found.unwrap_or_else(|| {
+                self.earliest = Instant::now() + LEAST;
+                self.round = None;
+                Found::Done
+            }),
+            () = sleep_until(given_up.unwrap_or(due)), if given_up.is_some() => self.give_up(),
+            () = sleep_until(due), if self.round.is_none() => Found::Due,
         }
+    }
+
+    /// Leaves the GPU that the round is at, which hangs, to itself. Where even the library does, nothing else can be asked.
+    fn give_up(&mut self) -> Found {
+        let Some(mut round) = self.round.take() else { return Found::Due };
+        let gpu = round.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if gpu.is_empty() {
+            self.round = Some(Round { hangs: true, ..round });
+            return Found::Failed;
+        }
+        self.hanging.insert(gpu.clone());
+        let answer = gpu.clone();
+        self.answers.spawn(async move { (answer, round.found.recv().await) });
+        self.next = Instant::now();
+        Found::Hangs(Probe { answer: Answer::Hangs, ..unanswered(&Target { gpu, ..Target::default() }) })
+    }
+}
+
+/// The next that a round brings; none at its end.
+async fn found(round: &mut Option<Round>) -> Option<Found> {
+    match round {
+        Some(round) => round.found.recv().await,
+        None => pending().await,
     }
 }

@@ -13,7 +13,7 @@ use nvml_wrapper_sys::bindings::field_id::{
     NVML_FI_DEV_GET_GPU_RECOVERY_ACTION as RECOVERY_ACTION, NVML_FI_DEV_REMAPPED_FAILURE as REMAPPED_FAILURE,
     NVML_FI_DEV_REMAPPED_PENDING as REMAPPED_PENDING, NVML_FI_DEV_RETIRED_PENDING as RETIRED_PENDING,
 };
-use std::path::Path;
+use std::{ops::ControlFlow, path::Path};
 
 /// NVLinks that a GPU can have (`NVML_NVLINK_MAX_LINKS` of NVML 13).
 const MAX_NVLINKS: u32 = 36;
@@ -47,12 +47,12 @@ pub struct Look {
 /// A call that failed, by its name in C, and how.
 pub type Failed = (&'static str, NvmlError);
 
-/// Looks at each target through the library at `path`, one after the other; blocks.
+/// Looks at each target through the library at `path`, one after the other, as long as somebody wants to know; blocks.
 pub fn probe(
     path: &Path,
     targets: &[Target],
     mut begin: impl FnMut(&str),
-    mut tell: impl FnMut(Look),
+    mut tell: impl FnMut(Look) -> ControlFlow<()>,
 ) -> Result<(), Error> {
     let nvml = open(path)?;
     for target in targets {
@@ -63,7 +63,9 @@ pub fn probe(
             look.probe.answer = if is_lost { Answer::Lost } else { Answer::Fails };
             look.failed.push((target.gpu.clone(), (call, error)));
         }
-        tell(look);
+        if tell(look).is_break() {
+            break;
+        }
     }
     Ok(())
 }

@@ -6,6 +6,8 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::Duration,
 };
 
 use gpunode_scenario::{
@@ -13,6 +15,9 @@ use gpunode_scenario::{
 };
 
 use crate::{events::EventSets, handle::DeviceHandle, library::Answer};
+
+/// How soon it is noticed that a GPU hangs no more.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A node as one process sees it.
 pub(crate) struct Node {
@@ -127,10 +132,14 @@ pub(crate) struct GpuCall {
 }
 
 impl GpuCall {
-    /// Begins a call of `function`; an error when the GPU is lost or the function made to fail.
+    /// Begins a call of `function`, once the GPU hangs no more; an error when it is lost or the function made to fail.
     pub(crate) fn begin(node: Arc<Node>, index: usize, function: &str) -> Answer<Self> {
         let gpu = node.gpus.get(index).ok_or(ReturnCode::InvalidArgument)?;
-        let state = node.state()?.gpu(gpu.index);
+        let mut state = node.state()?.gpu(gpu.index);
+        while state.hangs {
+            thread::sleep(LOOK_AGAIN);
+            state = node.state()?.gpu(gpu.index);
+        }
         if state.lost {
             return Err(ReturnCode::GpuIsLost);
         }

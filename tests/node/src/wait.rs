@@ -4,8 +4,8 @@ use anyhow::{Context as _, Result};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// Long enough for a busy machine; a test that passes never waits for it.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Long enough for a busy machine, and for the agent's own patience with a GPU that hangs.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 pub const POLL: Duration = Duration::from_millis(5);
 
 /// Asks `condition` until it has an answer. `what` is named where there is none.

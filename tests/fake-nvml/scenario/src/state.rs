@@ -24,6 +24,8 @@ pub struct State {
 pub struct GpuState {
     /// It has fallen off the bus: every call on its handle answers `GPU_IS_LOST`.
     pub lost: bool,
+    /// It hangs: every call on its handle waits until this is over.
+    pub hangs: bool,
     /// Calls that fail, by function name. A name without version (`nvmlDeviceGetMemoryInfo`)
     /// stands for all its versions.
     pub failing: BTreeMap<String, ReturnCode>,

@@ -86,3 +86,23 @@ async fn a_mig_device_with_a_call_that_fails_is_taken_out_alone() -> Result<()> 
     assert_eq!(lab.kubelet.endpoint(GPU).lists, 1, "the other GPU has nothing to do with it");
     Ok(())
 }
+
+#[tokio::test]
+async fn a_gpu_that_hangs_is_taken_out_and_the_others_are_looked_at_without_it() -> Result<()> {
+    let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    look(&lab).await?;
+    lab.node.state()?.update_gpu(2, |state| state.hangs = true)?;
+    let pending = |pending: bool| -> Result<()> {
+        lab.node.state()?.update_gpu(5, |state| state.retired_pages.pending = pending)?;
+        // Means nothing and is worth a look.
+        lab.node.state()?.inject_xid(5, 31)?;
+        Ok(())
+    };
+    pending(true)?;
+    broken(&lab, GPU, &[&uuids[2], &uuids[5]]).await?;
+    pending(false)?;
+    broken(&lab, GPU, &[&uuids[2]]).await?;
+    lab.node.state()?.update_gpu(2, |state| state.hangs = false)?;
+    broken(&lab, GPU, &[]).await
+}
