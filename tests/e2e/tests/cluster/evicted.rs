@@ -42,9 +42,7 @@ fn evicted(audit: &AuditLog) -> Result<Vec<String>> {
 #[ignore = "needs the local cluster: make test"]
 fn a_pod_on_a_broken_gpu_is_evicted_once_its_policy_says_so_and_its_budget_lets_it() -> Result<()> {
     let lab = Lab::enter()?;
-    lab.apply(&samples::sharing("inference", "{}"))?;
-    lab.await_allocatable(T4, RESOURCE, 4)?;
-    lab.await_ready("sharing")?;
+    samples::offer_four_t4(&lab, "")?;
     lab.apply(BUDGET)?;
     lab.apply(&samples::holding("holder", "inference", 1, RESOURCE, 1))?;
     lab.apply(&samples::holding("other", "inference", 1, RESOURCE, 1))?;
@@ -90,8 +88,7 @@ fn a_pod_on_a_broken_gpu_is_evicted_once_its_policy_says_so_and_its_budget_lets_
 #[ignore = "needs the local cluster: make test"]
 fn pods_of_a_released_node_stay_whatever_its_gpus_are_like() -> Result<()> {
     let lab = Lab::enter()?;
-    lab.apply(&(samples::sharing("inference", "{}") + "  evictPods: true\n"))?;
-    lab.await_allocatable(T4, RESOURCE, 4)?;
+    samples::offer_four_t4(&lab, "  evictPods: true\n")?;
     lab.apply(&samples::holding("holder", "inference", 1, RESOURCE, 1))?;
     let (pod, gpu) = holder(&lab, "holder")?;
     // The agent of an ignored node goes on, and nothing else is done there until the node is released.

@@ -46,9 +46,7 @@ fn await_back(lab: &Lab) -> Result<()> {
 #[ignore = "needs the local cluster: make test"]
 fn agents_let_go_of_gpus_while_a_label_asks_for_it_and_come_back() -> Result<()> {
     let lab = Lab::enter()?;
-    lab.apply(&samples::sharing("inference", "{}"))?;
-    lab.await_allocatable(T4, RESOURCE, 4)?;
-    lab.await_ready("sharing")?;
+    samples::offer_four_t4(&lab, "")?;
     lab.apply(&samples::deployment("steady", "inference", 1))?;
     let before = steady(&lab)?;
     for label in ["gpunode.dev/release=true".to_owned(), format!("{PAUSE}=paused-for-driver-upgrade")] {
@@ -66,8 +64,7 @@ fn agents_let_go_of_gpus_while_a_label_asks_for_it_and_come_back() -> Result<()>
 #[ignore = "needs the local cluster: make test"]
 fn who_wants_no_plugin_of_nvidia_releases_nothing() -> Result<()> {
     let lab = Lab::enter()?;
-    lab.apply(&samples::sharing("inference", "{}"))?;
-    lab.await_allocatable(T4, RESOURCE, 4)?;
+    samples::offer_four_t4(&lab, "")?;
     lab.kubectl(&["label", "node", T4, &format!("{PAUSE}=false")])?;
     // Written later, and passed on by the same write where there is one.
     lab.kubectl(&["annotate", "node", T4, "gpunode.dev/recovered=2026-01-31T12:00:00Z"])?;

@@ -1,7 +1,7 @@
 //! The sample policies and pods, as `manifests/samples` has them, and simple ones with other numbers.
 
 use anyhow::{Context, Result};
-use gpunode_e2e::Lab;
+use gpunode_e2e::{Lab, T4};
 
 /// Image that the local cluster has in the place of `nvidia/cuda`.
 const LOCAL_IMAGE: &str = "gpunode.test/cuda:1";
@@ -24,6 +24,13 @@ spec:
   devicePlugin: {device_plugin}
 "
     )
+}
+
+/// Puts the policy `sharing` in force, which offers the four T4s whole, with more of a `spec` where there is some.
+pub fn offer_four_t4(lab: &Lab, more: &str) -> Result<()> {
+    lab.apply(&(sharing("inference", "{}") + more))?;
+    lab.await_allocatable(T4, "nvidia.com/gpu", 4)?;
+    lab.await_ready("sharing").map(drop)
 }
 
 /// A folder of sample pods, unchanged but for the image.

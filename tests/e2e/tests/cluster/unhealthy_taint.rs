@@ -39,9 +39,7 @@ fn await_taint(lab: &Lab, is_there: bool) -> Result<()> {
 #[ignore = "needs the local cluster: make test"]
 fn a_node_is_tainted_while_it_has_had_too_few_healthy_gpus_for_a_while() -> Result<()> {
     let lab = Lab::enter()?;
-    lab.apply(&(samples::sharing("inference", "{}") + "  unhealthyTaint: {after: 15s, minHealthy: 3}\n"))?;
-    lab.await_allocatable(T4, RESOURCE, 4)?;
-    lab.await_ready("sharing")?;
+    samples::offer_four_t4(&lab, "  unhealthyTaint: {after: 15s, minHealthy: 3}\n")?;
     let (audit, watch) = (lab.audit()?, NodeWatch::start(&lab, T4)?);
     let gpus = lab.gpu_uuids(T4)?;
     let [first, second, ..] = gpus.as_slice() else { anyhow::bail!("the node has {gpus:?}") };
