@@ -35,6 +35,8 @@ const RETRY: Duration = Duration::from_millis(200);
 const RETRY_SOON: Duration = Duration::from_millis(20);
 /// For how long: then a third agent has been faster.
 const SOON: Duration = Duration::from_secs(10);
+/// How soon an agent is asked for that is to have the node again, where another of its policy had it just now.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// What the agent has to do.
 #[derive(Debug)]
@@ -105,10 +107,7 @@ impl Handover {
                 Taken::From(lock, predecessor, pod) => match self.prove(predecessor, &pod).await {
                     Ok(()) => lock,
                     Err(predecessor) => {
-                        // One that does not even manage that is not live: nobody answers on the socket.
-                        send_if_new(&self.served, true);
                         self.let_go().await;
-                        send_if_new(&self.served, false);
                         drop(lock);
                         drop(predecessor);
                         // The agent before takes the lock first.
@@ -136,13 +135,27 @@ impl Handover {
         if free.is_none() {
             free = tokio::select! {
                 lock = self.wait_for_nobody() => Some(lock),
-                () = self.wanted.back() => None,
+                () = self.wanted_back() => None,
             };
         }
         let Some(lock) = free else { return self.stand_by().await };
         let lock = lock?;
         warn!("no other agent of this node is at work any more: taking over again");
         Ok(Taken::Free(lock))
+    }
+
+    /// Waits until this agent is to have the node again.
+    async fn wanted_back(&self) {
+        self.wanted.back().await;
+        while !self.is_wanted_back().await {
+            sleep(LOOK_AGAIN).await;
+            self.wanted.back().await;
+        }
+    }
+
+    /// Whether it is so now. What the API server says may be old; who took over last is on the disk.
+    async fn is_wanted_back(&self) -> bool {
+        self.wanted.is_back() && self.record().await.serves_another(&self.wanted.policy)
     }
 
     /// Waits until nobody holds the lock for longer than a hand-over between two others takes, and asks nobody.
@@ -172,10 +185,13 @@ impl Handover {
     }
 
     async fn let_go(&self) {
+        // One that does not manage that is not live: nobody answers on the socket meanwhile.
+        send_if_new(&self.served, true);
         let (done, withdrawn) = oneshot::channel();
         self.turn(Turn::LetGo(done)).await;
         // An agent that ends withdraws too.
         _ = withdrawn.await;
+        send_if_new(&self.served, false);
     }
 
     /// An agent that ends takes no more turns.

@@ -1,5 +1,5 @@
 //! What hand-overs leave on disk: which successor failed how often, so that a restart does not let it ask at once again, and
-//! which pods have let go for good.
+//! which pods have let go for good, and to whom.
 
 use crate::atomic_file;
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,8 @@ pub struct Record {
     asked: Option<Asked>,
     /// Pods that have let go for good, the last one last.
     let_go: Vec<String>,
+    /// The policy of the agent that took over last; empty where it has none.
+    policy: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,7 +51,7 @@ struct Asked {
 
 impl Default for Record {
     fn default() -> Self {
-        Self { format: FORMAT, asked: None, let_go: Vec::new() }
+        Self { format: FORMAT, asked: None, let_go: Vec::new(), policy: String::new() }
     }
 }
 
@@ -81,15 +83,21 @@ impl Record {
         self.asked = Some(Asked { who: who.clone(), times: before.saturating_add(1), at_ms });
     }
 
-    /// The successor has taken over from the pod `predecessor`.
-    pub fn took_over(&mut self, who: &Who, predecessor: &str) {
+    /// The successor, of a policy, has taken over from the pod `predecessor`.
+    pub fn took_over(&mut self, who: &Who, policy: &str, predecessor: &str) {
         self.asked = None;
+        policy.clone_into(&mut self.policy);
         self.let_go.retain(|pod| pod != predecessor && *pod != who.pod);
         if !predecessor.is_empty() {
             self.let_go.push(predecessor.to_owned());
         }
         let surplus = self.let_go.len().saturating_sub(MAX_LET_GO);
         self.let_go.drain(..surplus);
+    }
+
+    /// Whether an agent of another policy took over last.
+    pub fn serves_another(&self, policy: &str) -> bool {
+        !self.policy.is_empty() && self.policy != policy
     }
 
     /// Whether the pod has let go for good: it takes over what nobody holds, and asks nobody.
@@ -127,21 +135,22 @@ mod tests {
         assert_eq!(record.pause(&who("b"), seconds(1000)), Duration::ZERO);
         assert_eq!(record.pause(&who("c"), seconds(100)), Duration::ZERO, "another pod has not failed");
         assert_eq!(record.pause(&who("b"), seconds(5)), Duration::ZERO, "the node has booted since");
-        record.took_over(&who("b"), "a");
+        record.took_over(&who("b"), "p", "a");
         assert_eq!(record.pause(&who("b"), seconds(100)), Duration::ZERO);
     }
 
     #[test]
     fn a_pod_that_has_let_go_is_remembered_until_it_takes_over_again() {
         let mut record = Record::default();
-        record.took_over(&who("b"), "a");
+        record.took_over(&who("b"), "p", "a");
         assert!(record.has_let_go("a") && !record.has_let_go("b"));
-        record.took_over(&who("a"), "b");
+        assert!(record.serves_another("q") && !record.serves_another("p"));
+        record.took_over(&who("a"), "q", "b");
         assert!(!record.has_let_go("a") && record.has_let_go("b"));
-        record.took_over(&who(""), "");
+        record.took_over(&who(""), "", "");
         assert!(!record.has_let_go(""), "agents without pod are not told apart");
         for pod in 0..20 {
-            record.took_over(&who("b"), &pod.to_string());
+            record.took_over(&who("b"), "p", &pod.to_string());
         }
         assert_eq!(record.let_go.len(), MAX_LET_GO);
     }
@@ -154,7 +163,7 @@ mod tests {
         record.asks(&who("b"), seconds(1));
         record.save(folder.path()).unwrap();
         assert_eq!(Record::load(folder.path()), record);
-        for text in ["{", r#"{"format":2,"asked":null,"letGo":[]}"#] {
+        for text in ["{", r#"{"format":2,"asked":null,"letGo":[],"policy":""}"#] {
             fs::write(path(folder.path()), text).unwrap();
             assert_eq!(Record::load(folder.path()), Record::default());
             assert_eq!(fs::read_to_string(folder.path().join("handover.json.corrupt")).unwrap(), text);

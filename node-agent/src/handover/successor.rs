@@ -3,7 +3,7 @@
 use super::{
     Handover, RETRY, RETRY_SOON, Taken,
     conversation::{Conversation, Error},
-    lock::{self, NodeLock},
+    lock::{self, NodeLock, is_held},
     protocol::{Answer, Request, Successor, short},
     record::Record,
 };
@@ -47,15 +47,22 @@ impl Handover {
         let has_let_go = record.has_let_go(&self.who.pod);
         let mut due = Instant::now() + record.pause(&self.who, since_boot());
         let (mut waiting, mut said) = (false, String::new());
+        let mut was_held = has_let_go;
         loop {
-            if let Some(lock) = NodeLock::take(&self.state_dir)? {
+            // One that has let go does not come between two others.
+            let is_held = has_let_go && is_held(&self.state_dir);
+            if !is_held
+                && !was_held
+                && let Some(lock) = NodeLock::take(&self.state_dir)?
+            {
                 return Ok(Taken::Free(lock));
             }
+            was_held = is_held;
             if !waiting {
                 info!(reason = "WaitingForPredecessor", has_let_go, "another agent of this node is registered");
                 waiting = true;
             }
-            let asks = due <= Instant::now() && (!has_let_go || self.wanted.is_back());
+            let asks = due <= Instant::now() && (!has_let_go || self.is_wanted_back().await);
             let fitness = self.fitness.borrow().clone().filter(|_| asks);
             if let Some(fitness) = fitness {
                 let text = match self.ask(fitness.problem, &mut record).await? {
@@ -141,12 +148,12 @@ impl Handover {
         }
         info!(pod, "took over from the agent before this one");
         let mut record = self.record().await;
-        record.took_over(&self.who, pod);
+        record.took_over(&self.who, &self.wanted.policy, pod);
         self.save(&record).await;
         Ok(())
     }
 
-    async fn record(&self) -> Record {
+    pub(super) async fn record(&self) -> Record {
         let folder = self.state_dir.clone();
         let read = timeout(DISK_TIMEOUT, spawn_blocking(move || Record::load(&folder))).await;
         read.ok().and_then(Result::ok).unwrap_or_default()

@@ -28,9 +28,9 @@ const EVERY: Duration = Duration::from_secs(15);
 const LEAST: Duration = Duration::from_secs(1);
 /// How long after an event a look may show less than it will: the driver tells of the error first and of what it needs then.
 pub const SETTLE: Duration = Duration::from_secs(5);
-/// How long one look at all GPUs may take before the one that it is at counts as not answering.
+/// How long a look at a GPU may take before that counts as not answering.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// GPUs that may hang at the same time, each with a thread. Where more do, it is the driver that hangs.
+/// GPUs that may hang at the same time, each with a thread. From so many on, no other is looked at.
 const MAX_HANGING: usize = 4;
 /// Looks that wait; more than a node has GPUs.
 const QUEUE: usize = 256;
@@ -71,8 +71,10 @@ struct Round {
     found: mpsc::Receiver<Found>,
     /// The one that is looked at.
     current: Arc<Mutex<String>>,
-    begun: Instant,
-    hangs: bool,
+    /// Since when.
+    since: Instant,
+    /// Whether a GPU has answered in it.
+    answered: bool,
 }
 
 impl Looks {
@@ -120,43 +122,67 @@ impl Looks {
                 _ = tell.blocking_send(Found::Failed);
             }
         });
-        self.round = Some(Round { found, current, begun: now, hangs: false });
+        self.round = Some(Round { found, current, since: now, answered: false });
+    }
+
+    /// Looks as they would be at the GPUs that hang.
+    pub fn hanging(&self) -> Vec<Probe> {
+        self.hanging.iter().map(|gpu| hangs(gpu)).collect()
     }
 
     /// What comes next.
     pub async fn next(&mut self) -> Found {
-        let due = self.next.max(self.earliest);
-        let given_up = self.round.as_ref().filter(|round| !round.hangs).map(|round| round.begun + TIMEOUT);
-        tokio::select! {
-            biased;
-            Some(Ok((gpu, found))) = self.answers.join_next() => {
-                self.hanging.remove(&gpu);
-                found.unwrap_or(Found::Failed)
+        loop {
+            let due = self.next.max(self.earliest);
+            let given_up = self.round.as_ref().map_or(due, |round| round.since + TIMEOUT);
+            tokio::select! {
+                biased;
+                Some(Ok((gpu, found))) = self.answers.join_next() => {
+                    self.hanging.remove(&gpu);
+                    return found.unwrap_or(Found::Failed);
+                }
+                found = found(&mut self.round) => return self.brought(found),
+                () = sleep_until(given_up), if self.round.is_some() => if let Some(found) = self.give_up() {
+                    return found;
+                },
+                () = sleep_until(due), if self.round.is_none() => return Found::Due,
             }
-            found = found(&mut self.round) => found.unwrap_or_else(|| {
-                self.earliest = Instant::now() + LEAST;
-                self.round = None;
-                Found::Done
-            }),
-            () = sleep_until(given_up.unwrap_or(due)), if given_up.is_some() => self.give_up(),
-            () = sleep_until(due), if self.round.is_none() => Found::Due,
         }
     }
 
-    /// Leaves the GPU that the round is at, which hangs, to itself. Where even the library does, nothing else can be asked.
-    fn give_up(&mut self) -> Found {
-        let Some(mut round) = self.round.take() else { return Found::Due };
-        let gpu = round.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if gpu.is_empty() {
-            self.round = Some(Round { hangs: true, ..round });
-            return Found::Failed;
+    fn brought(&mut self, found: Option<Found>) -> Found {
+        if let Some(round) = &mut self.round {
+            round.since = Instant::now();
+            round.answered |= matches!(found, Some(Found::Look(_)));
         }
-        self.hanging.insert(gpu.clone());
-        let answer = gpu.clone();
-        self.answers.spawn(async move { (answer, round.found.recv().await) });
-        self.next = Instant::now();
-        Found::Hangs(Probe { answer: Answer::Hangs, ..unanswered(&Target { gpu, ..Target::default() }) })
+        found.unwrap_or_else(|| {
+            self.earliest = Instant::now() + LEAST;
+            self.round = None;
+            Found::Done
+        })
     }
+
+    /// Leaves the GPU that the round is at, which hangs, to itself. Nobody is named where it may be another one's fault: one that
+    /// hangs may keep the driver from answering for any.
+    fn give_up(&mut self) -> Option<Found> {
+        let mut round = self.round.take()?;
+        let gpu = round.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let may_be_anothers = !round.answered && !self.hanging.is_empty();
+        if gpu.is_empty() || may_be_anothers {
+            self.round = Some(Round { since: Instant::now(), ..round });
+            return (!may_be_anothers).then_some(Found::Failed);
+        }
+        let found = Found::Hangs(hangs(&gpu));
+        self.hanging.insert(gpu.clone());
+        self.answers.spawn(async move { (gpu, round.found.recv().await) });
+        self.next = Instant::now();
+        Some(found)
+    }
+}
+
+fn hangs(gpu: &str) -> Probe {
+    let target = Target { gpu: gpu.to_owned(), ..Target::default() };
+    Probe { answer: Answer::Hangs, ..unanswered(&target) }
 }
 
 /// The next that a round brings; none at its end.

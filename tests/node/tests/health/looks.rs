@@ -2,10 +2,13 @@
 
 use crate::{GPU, PART, broken, divided, lab, look};
 use anyhow::{Context as _, Result};
-use gpunode_node_tests::Node;
+use gpunode_node_tests::{Node, until};
 use gpunode_scenario::{GpuState, RecoveryAction, ReturnCode};
 use rustix::process::Signal;
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 #[tokio::test]
 async fn what_looks_show_takes_out_the_gpu_that_they_show_it_of_until_it_is_gone() -> Result<()> {
@@ -102,6 +105,13 @@ async fn a_gpu_that_hangs_is_taken_out_and_the_others_are_looked_at_without_it()
     pending(true)?;
     broken(&lab, GPU, &[&uuids[2], &uuids[5]]).await?;
     pending(false)?;
+    broken(&lab, GPU, &[&uuids[2]]).await?;
+    let lists = lab.kubelet.endpoint(GPU).lists;
+    fs::write(lab.node.state_dir().join("recovered"), "")?;
+    pending(false)?;
+    lab.agent.logs("the GPUs are in order again, as a person says").await?;
+    let told = || (lab.kubelet.endpoint(GPU).lists >= lists + 2).then_some(());
+    until("it is offered, and found to hang", told).await?;
     broken(&lab, GPU, &[&uuids[2]]).await?;
     lab.node.state()?.update_gpu(2, |state| state.hangs = false)?;
     broken(&lab, GPU, &[]).await
