@@ -36,11 +36,11 @@ pub struct Verdict {
     pub message: String,
 }
 
-/// The change after which the `GpuNode` tells these verdicts and no other of the operator's, but for that of type `kept`.
+/// The change after which the `GpuNode` tells these verdicts and no other of the operator's, but for those of types `kept`.
 pub fn change(
     gpu_node: Option<&GpuNode>,
     verdicts: Vec<Verdict>,
-    kept: Option<ConditionType>,
+    kept: &[ConditionType],
     now: Timestamp,
 ) -> Option<ConditionsChange> {
     let gpu_node = gpu_node?;
@@ -59,7 +59,7 @@ pub fn change(
             .map_or(Time(now), |old| old.last_transition_time.clone()),
         observed_generation: None,
     };
-    let kept = before.iter().filter(|old| kept.is_some_and(|kept| kept.as_str() == old.type_));
+    let kept = before.iter().filter(|old| kept.iter().any(|kept| kept.as_str() == old.type_));
     let conditions: Vec<Condition> =
         verdicts.into_iter().map(condition).chain(kept.map(|old| (*old).clone())).collect();
     let is_there = conditions.len() == before.len() && conditions.iter().all(|condition| before.contains(&condition));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     /// What is applied to a `GpuNode` with conditions of every type there is; their types.
-    fn applied(verdicts: Vec<Verdict>, kept: Option<ConditionType>) -> Vec<String> {
+    fn applied(verdicts: Vec<Verdict>, kept: &[ConditionType]) -> Vec<String> {
         let agents = ["Ready", "ConfigurationAccepted", "Registered", "DevicesOffered", "DriverAvailable", "Unheard"];
         let ours = ConditionType::OF_OPERATOR.map(ConditionType::as_str);
         let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
@@ -148,10 +148,10 @@ mod tests {
             reason: Reason::EqualPriority,
             message: "m".to_owned(),
         };
-        assert_eq!(applied(vec![conflict()], None), ["Conflict"]);
-        assert_eq!(applied(vec![conflict()], Some(ConditionType::FactLabels)), ["Conflict", "FactLabels"]);
-        assert_eq!(applied(Vec::new(), None), [""; 0]);
+        assert_eq!(applied(vec![conflict()], &[]), ["Conflict"]);
+        assert_eq!(applied(vec![conflict()], &[ConditionType::FactLabels]), ["Conflict", "FactLabels"]);
+        assert_eq!(applied(Vec::new(), &[]), [""; 0]);
         // One of the agent's cannot be kept by mistake either.
-        assert_eq!(applied(Vec::new(), Some(ConditionType::Ready)), [""; 0]);
+        assert_eq!(applied(Vec::new(), &[ConditionType::Ready]), [""; 0]);
     }
 }

@@ -101,31 +101,24 @@ pub fn desired_for_policy(
 }
 
 /// Whether a live DaemonSet differs from what it is to be. Further labels, annotations and owners are other people's, and
-/// so are annotations of the pod template, by which `kubectl rollout restart` works. How many agents may stand by matters only
-/// while pods are replaced: it changes whenever a node goes down.
+/// so are annotations of the pod template, by which `kubectl rollout restart` works.
 pub fn daemonset_drifted(live: &DaemonSet, desired: &DaemonSet) -> bool {
-    let mut repaired = repaired_daemonset(live, desired);
-    if agents_behind(live) == 0
-        && let (Some(repaired), Some(surge)) = (rolling(&mut repaired), rolling(&mut live.clone()))
-        && repaired.max_unavailable == surge.max_unavailable
-    {
-        repaired.max_surge.clone_from(&surge.max_surge);
-    }
+    let repaired = repaired_daemonset(live, desired);
     repaired.spec != live.spec
         || repaired.metadata.labels != live.metadata.labels
         || repaired.metadata.owner_references != live.metadata.owner_references
 }
 
-fn rolling(daemonset: &mut DaemonSet) -> Option<&mut RollingUpdateDaemonSet> {
-    daemonset.spec.as_mut()?.update_strategy.as_mut()?.rolling_update.as_mut()
-}
-
-/// On how many nodes the pod of a DaemonSet is not yet the one that it describes now.
+/// On how many nodes the pod of a DaemonSet is one that it described before. Nodes without a pod have none to replace.
 pub fn agents_behind(live: &DaemonSet) -> i32 {
     let Some(status) = &live.status else { return 0 };
-    let is_observed = status.observed_generation >= live.metadata.generation;
-    let updated = status.updated_number_scheduled.filter(|_| is_observed).unwrap_or(0);
-    (status.desired_number_scheduled - updated).max(0)
+    let updated = status.updated_number_scheduled.filter(|_| is_observed(live)).unwrap_or(0);
+    (status.current_number_scheduled - updated).max(0)
+}
+
+/// Whether the status of a DaemonSet is of what it describes now.
+pub fn is_observed(live: &DaemonSet) -> bool {
+    live.status.as_ref().is_some_and(|status| status.observed_generation >= live.metadata.generation)
 }
 
 /// The live DaemonSet with everything put right that is gpunode's; it keeps its resourceVersion.

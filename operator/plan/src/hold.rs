@@ -2,6 +2,7 @@
 
 use crate::{
     agent_config,
+    asked::unreadable,
     compose::Disagreement,
     conditions::{self, Verdict},
     facts::NodeFacts,
@@ -66,6 +67,7 @@ pub fn held_by_record(error: &RecordError, matched: &[&Policy]) -> NodePlan {
 pub fn held_by_disagreement(
     disagreement: Disagreement,
     matched: &[&Policy],
+    node: &NodeFacts,
     gpu_node: Option<&GpuNode>,
     now: Timestamp,
 ) -> NodePlan {
@@ -73,7 +75,8 @@ pub fn held_by_disagreement(
         held(matched, Hold::Disagreement(disagreement), |message| Outcome::conflicted(Reason::EqualPriority, message));
     let message = plan.hold.as_ref().map(ToString::to_string).unwrap_or_default();
     let verdict = Verdict { of: ConditionType::Conflict, holds: true, reason: Reason::EqualPriority, message };
-    plan.conditions = conditions::change(gpu_node, vec![verdict], Some(ConditionType::FactLabels), now);
+    let verdicts = [verdict].into_iter().chain(unreadable(node)).collect();
+    plan.conditions = conditions::change(gpu_node, verdicts, &[ConditionType::FactLabels], now);
     plan
 }
 
@@ -98,6 +101,8 @@ pub fn held_by_pause(
 ) -> NodePlan {
     let outcome = |message| Outcome::conflicted(Reason::Paused, message);
     let mut plan = held(matched, Hold::Paused(first.name.clone()), outcome);
+    let kept = [ConditionType::Conflict, ConditionType::FactLabels];
+    plan.conditions = conditions::change(gpu_node, unreadable(node).into_iter().collect(), &kept, now);
     let in_force = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
     for policy in paused {
         let governs = in_force.filter(|config| config.policy == policy.name);
@@ -113,7 +118,7 @@ pub fn held_by_pause(
 }
 
 /// Adds what holds for every node that is left as it is: it keeps the place that it has in the rollout of the policy whose
-/// configuration it has. It may not change, so it takes no turn.
+/// configuration it has. It may not change, so it takes no turn. Nobody waits for one that is down.
 pub fn keep_place(
     plan: &mut NodePlan,
     policies: &PolicySet,
@@ -124,7 +129,9 @@ pub fn keep_place(
     let config = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
     let Some(policy) = config.and_then(|config| policies.get(&config.policy)) else { return };
     plan.governing = Some(policy.name.clone());
-    if let Some((stage @ (Stage::Stepping | Stage::Stopped(_)), recheck)) = stage(node, policy, gpu_node, now) {
+    if let Some((stage @ (Stage::Stepping | Stage::Stopped(_) | Stage::Outside), recheck)) =
+        stage(node, policy, gpu_node, now)
+    {
         plan.stage = Some(stage);
         plan.recheck = [plan.recheck, recheck].into_iter().flatten().min();
     }

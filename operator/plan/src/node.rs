@@ -51,12 +51,18 @@ pub fn plan_node_at(
         plan.gpu_node = change;
         plan.conditions = None;
     }
-    for policy in policies.iter().filter(|policy| policy.mode == Mode::Preview) {
+    let mut previewed = policies.iter().filter(|policy| policy.mode == Mode::Preview).peekable();
+    if previewed.peek().is_none() {
+        return plan;
+    }
+    // What ends by itself is nobody's change.
+    let (_, without) = plan_with(policies, None, Turn::Foretold, &after, gpu_node, now);
+    for policy in previewed {
         let (with, changed) = plan_with(policies, Some(policy), Turn::Foretold, &after, gpu_node, now);
         if !with.matched.contains(&policy.name) {
             continue;
         }
-        let (outcome, preview) = preview::effect(policy, &after, &with, &changed);
+        let (outcome, preview) = preview::effect(policy, &without, &with, &changed);
         plan.outcomes.insert(policy.name.clone(), outcome);
         plan.previews.extend(preview.map(|preview| (policy.name.clone(), preview)));
     }
@@ -96,7 +102,7 @@ fn plan_with(
             Ok(wishes) if policies.gpu_labels() => wishes.with(gpu_labels(gpu_node, &record.labels.owned)),
             Ok(wishes) => wishes,
             Err((matched, disagreement)) => {
-                return (held_by_disagreement(disagreement, &matched, gpu_node, now), node.clone());
+                return (held_by_disagreement(disagreement, &matched, node, gpu_node, now), node.clone());
             }
         };
         let before = record.clone();

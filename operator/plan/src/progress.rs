@@ -106,8 +106,14 @@ pub fn stage(
             None => Stage::Outside,
         },
         Outcome::Updating if had_a_turn => return Some((Stage::Stepping, deadline)),
-        // An agent that starts again for a moment has worked before.
-        Outcome::Updating if !is_down && !is_wanted && has_in_force(gpu_node, &current.hash) => Stage::Pending,
+        // An agent that starts again, or takes over, for a moment has worked before.
+        Outcome::Updating if !is_down && has_in_force(gpu_node, &current.hash) => {
+            if is_wanted {
+                Stage::Done
+            } else {
+                Stage::Pending
+            }
+        }
         Outcome::Failed { reason, message } if had_a_turn && is_wanted => {
             Stage::Stopped(format!("{}: {message}", reason.as_str()))
         }

@@ -151,6 +151,11 @@ impl Rollout {
         IntOrString::Int(i32::try_from(surge).unwrap_or(i32::MAX))
     }
 
+    /// How many nodes nobody waits for.
+    pub fn outside(&self) -> usize {
+        self.outside
+    }
+
     /// The first node by name that stopped the rollout, and why.
     pub fn stopped(&self) -> Option<(&str, &str)> {
         self.stopped.first_key_value().map(|(node, message)| (node.as_str(), message.as_str()))

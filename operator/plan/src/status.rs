@@ -71,10 +71,10 @@ pub fn policy_status(
 
 fn verdicts(policy: &Policy, tally: &Tally, agents: &Agents) -> [Verdict; 5] {
     let counts = tally.counts();
-    let stop = stop(policy, tally).or_else(|| late(policy, agents, &counts));
+    let stop = stop(policy, tally).or_else(|| late(policy, agents, tally));
     let is_idle = policy.mode != Mode::Enforce || policy.refusal.is_some() || stop.is_some();
     let updating = if is_idle { 0 } else { counts.updating };
-    let replaced = if is_idle { None } else { replaced(agents, &counts) };
+    let replaced = if is_idle { None } else { replaced(agents, tally) };
     [
         ready(policy, tally, agents, &counts, stop.as_ref(), updating),
         if updating > 0 {
@@ -138,7 +138,7 @@ fn ready(
         verdict(false, reason, message)
     } else if updating > 0 {
         verdict(false, Reason::NodesUpdating, under_way(tally, updating, counts))
-    } else if let Some(replaced) = replaced(agents, counts) {
+    } else if let Some(replaced) = replaced(agents, tally) {
         verdict(false, Reason::NodesUpdating, replaced)
     } else {
         // What waits for its holders has taken the configuration; a job of a week must not keep a pipeline red for a week.
@@ -157,21 +157,21 @@ fn stop(policy: &Policy, tally: &Tally) -> Option<String> {
     Some(format!("stopped at {node}, which failed: {message}; {progress}; no other node changes until the spec does"))
 }
 
-/// How many agents wait for their successors on nodes that work. Of others their outcomes tell.
-fn behind(agents: &Agents, counts: &NodeCounts) -> i32 {
-    (agents.behind - counts.failed - counts.updating).max(0)
+/// How many agents wait for their successors on nodes that are waited for.
+fn behind(agents: &Agents, tally: &Tally) -> i32 {
+    (agents.behind - i32::try_from(tally.rollout.outside()).unwrap_or(i32::MAX)).max(0)
 }
 
 /// How far the replacement of agents has come, in words; nothing where none is under way.
-fn replaced(agents: &Agents, counts: &NodeCounts) -> Option<String> {
+fn replaced(agents: &Agents, tally: &Tally) -> Option<String> {
     let Agents { behind: old, all, .. } = agents;
-    (behind(agents, counts) > 0)
+    (behind(agents, tally) > 0)
         .then(|| format!("{} of {all} agents are the new ones; the old ones serve until then", all - old))
 }
 
 /// Why no further agent is replaced, if so.
-fn late(policy: &Policy, agents: &Agents, counts: &NodeCounts) -> Option<String> {
-    let replaced = replaced(agents, counts).filter(|_| agents.is_late && policy.mode == Mode::Enforce)?;
+fn late(policy: &Policy, agents: &Agents, tally: &Tally) -> Option<String> {
+    let replaced = replaced(agents, tally).filter(|_| agents.is_late && policy.mode == Mode::Enforce)?;
     let (deadline, name) = (policy.pace.progress_deadline(), policy_daemonset_name(&policy.name));
     Some(format!(
         "no further agent has taken over for {deadline:#}: {replaced}; see the pods of DaemonSet {name} that are not Ready"

@@ -150,7 +150,7 @@ impl<'a> Wishes<'a> {
         if plan.gpu_node == GpuNodeChange::None {
             let facts = foreign_facts(node, &self.labels, &labels);
             let verdicts = facts.into_iter().chain(foreign_keys(&plan.conflicts)).chain(unreadable(node)).collect();
-            plan.conditions = conditions::change(gpu_node, verdicts, None, now);
+            plan.conditions = conditions::change(gpu_node, verdicts, &[], now);
         }
         for policy in &self.matched {
             let (outcome, recheck) = self.outcome(policy, &plan, is_written, node, gpu_node, now);

@@ -7,11 +7,12 @@ use crate::controller::{
 };
 use gpunode_crds::{GpuNodePolicy, Mode};
 use gpunode_plan::{
-    AgentPods, Agents, DISCOVERY_NAME, MPS_NAME, Policy, PolicySet, Tally, agents_behind, daemonset_drifted,
-    desired_discovery, desired_for_policy, desired_mps, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
+    AgentPods, Agents, DISCOVERY_NAME, MPS_NAME, Policy, PolicySet, agents_behind, daemonset_drifted,
+    desired_discovery, desired_for_policy, desired_mps, is_observed, policy_daemonset_name, policy_of_daemonset,
+    repaired_daemonset,
 };
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::PodTemplateSpec};
 use std::collections::HashMap;
 
 /// Those that no policy wants and that are always there.
@@ -26,14 +27,16 @@ pub struct DaemonSets {
     futile: HashMap<String, Futile>,
     /// Why the API server did not take the last write, by name.
     refusals: HashMap<String, String>,
-    /// Those whose pods are being replaced, by name.
+    /// How far the replacement of pods has come, by name.
     progress: HashMap<String, Progress>,
 }
 
-/// How far the replacement of pods has come: the generation, and on how many nodes it is not there.
+/// How far the replacement of pods by those of a template has come.
 #[derive(Debug)]
 struct Progress {
-    reached: (Option<i64>, i32),
+    template: Option<PodTemplateSpec>,
+    /// On how many nodes the pod was yet to be replaced when there were fewest of them.
+    behind: i32,
     since: Timestamp,
 }
 
@@ -112,8 +115,9 @@ impl DaemonSets {
             _ => {}
         }
         let policy = set.of_daemonset(name).filter(|policy| policy.mode == Mode::Enforce)?;
-        let none = Tally::default();
-        let surge = outcomes.tally(&policy.name).unwrap_or(&none).rollout.surge(&policy.pace);
+        // At rest the plain pace: a rollout that somebody else begins has it too.
+        let rollout = outcomes.tally(&policy.name).map(|tally| &tally.rollout).filter(|_| self.is_behind(name));
+        let surge = rollout.map_or_else(|| policy.pace.max_unavailable(), |rollout| rollout.surge(&policy.pace));
         desired_for_policy(&self.pods, policy, objects.get(&policy.name)?, surge)
     }
 
@@ -157,25 +161,36 @@ impl DaemonSets {
         before.as_deref() != refusal
     }
 
-    /// Takes in how far the replacement of the pods has come, and returns since when it has come no further; nothing where none
-    /// is under way.
-    pub fn look_at_progress(&mut self, name: &str, now: Timestamp) -> Option<Timestamp> {
-        let live = self.live.get(name).filter(|live| agents_behind(live) > 0);
-        let Some(live) = live else {
-            self.progress.remove(name);
-            return None;
-        };
-        let reached = (live.metadata.generation, agents_behind(live));
-        let progress = self.progress.entry(name.to_owned()).or_insert(Progress { reached, since: now });
-        if progress.reached != reached {
-            *progress = Progress { reached, since: now };
+    /// Takes in how far the replacement of the pods has come. Neither nodes that join nor writes of anything but the template
+    /// are progress.
+    pub fn look_at_progress(&mut self, name: &str, now: Timestamp) {
+        let Some(live) = self.live.get(name) else { return drop(self.progress.remove(name)) };
+        let template = live.spec.as_ref().map(|spec| &spec.template);
+        let behind = agents_behind(live);
+        match self.progress.get_mut(name) {
+            Some(known) if known.template.as_ref() == template => {
+                let begins_or_goes_on = known.behind == 0 || behind < known.behind;
+                if is_observed(live) && begins_or_goes_on && behind != known.behind {
+                    (known.behind, known.since) = (behind, now);
+                }
+            }
+            _ => {
+                let progress = Progress { template: template.cloned(), behind, since: now };
+                self.progress.insert(name.to_owned(), progress);
+            }
         }
-        Some(progress.since)
     }
 
     /// Whether pods of a DaemonSet are being replaced.
     pub fn is_behind(&self, name: &str) -> bool {
-        self.progress.contains_key(name)
+        self.progress.get(name).is_some_and(|progress| progress.behind > 0)
+    }
+
+    /// From when on the replacement of a policy's agents is late, unless it goes on; nothing where none is under way.
+    pub fn late_at(&self, policy: &Policy) -> Option<Timestamp> {
+        let progress =
+            self.progress.get(&policy_daemonset_name(&policy.name)).filter(|progress| progress.behind > 0)?;
+        progress.since.checked_add(policy.pace.progress_deadline()).ok()
     }
 
     /// What is known of the DaemonSet of a policy. `is_written` is false where it is yet to be as the policy asks.
@@ -185,8 +200,7 @@ impl DaemonSets {
         let Some(live) = self.live.get(&name) else { return Agents { refusal, ..Agents::default() } };
         let all = live.status.as_ref().map_or(0, |status| status.desired_number_scheduled);
         let behind = if is_written { agents_behind(live) } else { all };
-        let since = self.progress.get(&name).filter(|_| is_written).map(|progress| progress.since);
-        let is_late = since.is_some_and(|since| now.duration_since(since) >= policy.pace.progress_deadline());
+        let is_late = is_written && self.late_at(policy).is_some_and(|late| late <= now);
         Agents { refusal, behind, all, is_late }
     }
 

@@ -138,13 +138,20 @@ impl Index {
         }
     }
 
-    /// The status of a policy tells how far its agents are replaced, and after its deadline that they come no further.
+    /// The status of a policy tells how far its agents are replaced.
     fn look_at_agents(&mut self, name: &str, now: Timestamp, effects: &mut Effects) {
-        let since = self.daemonsets.look_at_progress(name, now);
-        let Some(policy) = self.set.of_daemonset(name) else { return };
-        effects.wake(Key::Status(policy.name.clone()));
-        if let Some(at) = since.and_then(|since| since.checked_add(policy.pace.progress_deadline()).ok()) {
-            effects.wake_at(Key::Status(policy.name.clone()), at);
+        self.daemonsets.look_at_progress(name, now);
+        if let Some(policy) = self.set.of_daemonset(name) {
+            effects.wake(Key::Status(policy.name.clone()));
+        }
+    }
+
+    /// Once its deadline is over it tells that they come no further. Asked for whenever the status was looked at: of two times
+    /// the earlier holds.
+    pub fn wake_when_late(&self, name: &str, now: Timestamp, effects: &mut Effects) {
+        let late = self.set.get(name).and_then(|policy| self.daemonsets.late_at(policy));
+        if let Some(at) = late.filter(|at| *at > now) {
+            effects.wake_at(Key::Status(name.to_owned()), at);
         }
     }
 

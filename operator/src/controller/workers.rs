@@ -89,7 +89,11 @@ async fn daemonset(controller: &Controller, writer: &Writer, name: &str) -> Resu
 }
 
 async fn status(controller: &Controller, writer: &Writer, pace: &Pace, name: &str) -> Result<(), ApplyError> {
-    match controller.with_index(|index, now, _| index.status_work(name, now)) {
+    let work = controller.with_index(|index, now, effects| {
+        index.wake_when_late(name, now, effects);
+        index.status_work(name, now)
+    });
+    match work {
         Some(work) => {
             pace.written(name);
             writer.apply_status(controller, name, work).await
@@ -117,11 +121,11 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::cache::Change;
+    use crate::controller::{cache::Change, work::DaemonSetWork};
     use gpunode_crds::{GpuNode, GpuNodePolicy};
-    use gpunode_plan::{AgentPods, NodeFacts};
+    use gpunode_plan::{AgentPods, NodeFacts, policy_daemonset_name};
     use http::{Method, Request, Response};
-    use k8s_openapi::api::core::v1::Node;
+    use k8s_openapi::api::{apps::v1::DaemonSetStatus, core::v1::Node};
     use kube::{Client, client::Body};
     use serde_json::{Value, json};
     use std::{convert::Infallible, sync::Arc};
@@ -253,5 +257,33 @@ mod tests {
             let error = node(&controller, &writer(404).0, "n").await.unwrap_err();
             assert_eq!(error.is_race(), is_race, "{error:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn status_is_looked_at_again_when_agents_are_late_however_often_it_was_before() {
+        let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+        let plugin = json!({"nodeSelector": {}, "devicePlugin": {}, "rollout": {"progressDeadline": "30s"}});
+        let controller = controller(vec![policy(&plugin)], &bare, vec![]);
+        let name = policy_daemonset_name("p");
+        let Some(DaemonSetWork::Create(mut daemonset)) =
+            controller.with_index(|index, _, _| index.daemonset_work(&name))
+        else {
+            panic!("the DaemonSet is yet to be created");
+        };
+        daemonset.metadata.resource_version = Some("1".to_owned());
+        daemonset.status = Some(DaemonSetStatus { current_number_scheduled: 1, ..DaemonSetStatus::default() });
+        controller.lead().await;
+        controller.with_index(|index, now, effects| index.take_daemonsets(Change::Set(*daemonset), now, effects));
+        let (pace, start) = (Pace::default(), Instant::now());
+        let late = async {
+            while start.elapsed() < Duration::from_secs(29) {
+                let key = controller.queue.next().await;
+                if let Key::Status(name) = &key {
+                    _ = status(&controller, &writer(403).0, &pace, name).await;
+                }
+                controller.queue.done(key, Done::Settled);
+            }
+        };
+        timeout(Duration::from_mins(1), late).await.expect("the status is looked at when its agents are late");
     }
 }

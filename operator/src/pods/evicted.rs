@@ -1,6 +1,6 @@
 //! Evictions through the API that respects PodDisruptionBudgets.
 
-use super::{HolderKey, PASS_TIMEOUT, Parts, notice, only};
+use super::{HolderKey, Parts, notice, tried};
 use crate::{
     controller::{Done, Readable},
     guard::NotLeader,
@@ -9,12 +9,14 @@ use crate::{
 use futures::future::join_all;
 use gpunode_crds::Reason;
 use gpunode_plan::Eviction;
-use k8s_openapi::api::{
-    core::v1::{ObjectReference, Pod},
-    policy::v1::Eviction as Request,
+use k8s_openapi::{
+    api::{
+        core::v1::{ObjectReference, Pod},
+        policy::v1::Eviction as Request,
+    },
+    apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions},
 };
 use kube::{Api, Resource, ResourceExt, api::PostParams, core::Status};
-use tokio::time::timeout;
 
 /// Pods that are looked at at a time: a slow answer about one does not hold up all others.
 const WORKERS: usize = 2;
@@ -42,33 +44,24 @@ pub async fn pass(parts: &Parts<'_>, key: &HolderKey) -> Done {
     parts.metrics.reconciled(Kind::Pod);
     let pods = Api::namespaced(parts.guarded.clone(), &key.pod.namespace);
     let (node, pod) = (&key.node, &key.pod);
-    match timeout(PASS_TIMEOUT, evict(&pods, key, &eviction)).await {
-        Ok(Ok(Outcome::NotThere)) => Done::Settled,
-        Ok(Ok(Outcome::Changed)) => Done::Raced,
-        Ok(Ok(Outcome::Evicted(reference))) => {
+    match tried(parts, "evict a pod", node, pod, evict(&pods, key, &eviction)).await {
+        Ok(Outcome::NotThere) => Done::Settled,
+        Ok(Outcome::Changed) => Done::Raced,
+        Ok(Outcome::Evicted(reference)) => {
             parts.metrics.wrote(Kind::Pod);
             tracing::info!(%node, %pod, why = %eviction, "evicted a pod");
             let message = format!("evicted from node {node}, since {eviction}");
             parts.controller.notify(notice(reference, node, Reason::PodEvicted, message));
             Done::Settled
         }
-        Ok(Ok(Outcome::Refused(reference, status))) => {
+        Ok(Outcome::Refused(reference, status)) => {
             tracing::debug!(%node, %pod, code = status.code, status.message, "evict a pod: refused");
             let message =
                 format!("to be evicted from node {node}, since {eviction}; refused so far: {}", status.message);
             parts.controller.notify(notice(reference, node, Reason::EvictionRefused, message));
             Done::Refused
         }
-        Ok(Err(error)) => {
-            parts.metrics.failed(Kind::Pod);
-            tracing::warn!(%node, %pod, %error, "evict a pod");
-            Done::Failed
-        }
-        Err(_) => {
-            parts.metrics.failed(Kind::Pod);
-            tracing::warn!(%node, %pod, "evict a pod: no answer within {}s", PASS_TIMEOUT.as_secs());
-            Done::Failed
-        }
+        Err(done) => done,
     }
 }
 
@@ -89,10 +82,12 @@ async fn evict(pods: &Api<Readable<Pod>>, key: &HolderKey, eviction: &Eviction) 
     let name = &key.pod.name;
     let pod = pods.get_opt(name).await?.and_then(Readable::into_object);
     let Some(pod) = pod.filter(|pod| eviction.is_of(pod, &key.node)) else { return Ok(Outcome::NotThere) };
+    // This very pod as it was looked at, which a late request of a replaced leader is not about.
+    let only = Preconditions { uid: pod.uid(), resource_version: pod.resource_version() };
     // Not `Api::evict`: kube 5 names the options in a way that no API server reads, so the preconditions would be lost.
     let request = Request {
         metadata: kube::api::ObjectMeta { name: Some(name.clone()), namespace: pod.namespace(), ..Default::default() },
-        delete_options: Some(only(pod.uid(), pod.resource_version())),
+        delete_options: Some(DeleteOptions { preconditions: Some(only), ..DeleteOptions::default() }),
     };
     match pods.create_subresource::<_, Status>("eviction", name, &PostParams::default(), &request).await {
         // With several budgets for one pod the API server answers 201, and means 500.

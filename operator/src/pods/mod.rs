@@ -8,17 +8,16 @@ mod wanted;
 pub use wanted::{HolderKey, Wanted};
 
 use crate::{
-    controller::{Controller, Notice},
+    controller::{Controller, Done, Notice},
     lease::Claim,
-    metrics::Metrics,
+    metrics::{Kind, Metrics},
 };
 use gpunode_crds::Reason;
-use k8s_openapi::{
-    api::core::v1::ObjectReference,
-    apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions},
-};
+use gpunode_plan::PodName;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use std::time::Duration;
+use tokio::time::timeout;
 
 /// The longest that one pod may take.
 const PASS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,9 +41,22 @@ pub async fn remove_pods(parts: &Parts<'_>) {
     tokio::join!(evicted::evict_pods(parts), rejected::delete_rejected_pods(parts));
 }
 
-/// A removal of this very pod as it was looked at, which a late request of a replaced leader is not.
-fn only(uid: Option<String>, resource_version: Option<String>) -> DeleteOptions {
-    DeleteOptions { preconditions: Some(Preconditions { uid, resource_version }), ..DeleteOptions::default() }
+/// What became of work on a pod of a node; counted and logged where it failed.
+async fn tried<T>(
+    parts: &Parts<'_>,
+    what: &str,
+    node: &str,
+    pod: &PodName,
+    work: impl Future<Output = kube::Result<T>>,
+) -> Result<T, Done> {
+    let error = match timeout(PASS_TIMEOUT, work).await {
+        Ok(Ok(outcome)) => return Ok(outcome),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {}s", PASS_TIMEOUT.as_secs()),
+    };
+    parts.metrics.failed(Kind::Pod);
+    tracing::warn!(node, %pod, error, "{what}");
+    Err(Done::Failed)
 }
 
 /// Something about a pod, for people.

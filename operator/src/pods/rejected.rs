@@ -1,6 +1,6 @@
 //! Deletes pods that a node rejected, where a controller makes new ones. They are watched only while some policy wants that.
 
-use super::{PASS_TIMEOUT, Parts, notice};
+use super::{Parts, notice, tried};
 use crate::{
     controller::{Done, Queue, Readable},
     guard::NotLeader,
@@ -24,7 +24,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 /// What is watched.
 const FAILED: &str = "status.phase=Failed";
@@ -121,8 +121,9 @@ impl Rejected {
             return Done::Again(Instant::now() + AGAIN);
         }
         parts.metrics.reconciled(Kind::Pod);
-        match timeout(PASS_TIMEOUT, delete(parts.guarded.clone(), &pod)).await {
-            Ok(Ok(true)) => {
+        let work = delete(parts.guarded.clone(), &pod);
+        match tried(parts, "delete a rejected pod", &pod.node, name, work).await {
+            Ok(true) => {
                 parts.metrics.wrote(Kind::Pod);
                 tracing::info!(node = pod.node, pod = %name, "deleted a rejected pod");
                 let message = format!("deleted, since node {} rejected it and its controller makes another", pod.node);
@@ -130,17 +131,8 @@ impl Rejected {
                 parts.controller.notify(notice);
                 Done::Settled
             }
-            Ok(Ok(false)) => Done::Raced,
-            Ok(Err(error)) => {
-                parts.metrics.failed(Kind::Pod);
-                tracing::warn!(pod = %name, %error, "delete a rejected pod");
-                Done::Failed
-            }
-            Err(_) => {
-                parts.metrics.failed(Kind::Pod);
-                tracing::warn!(pod = %name, "delete a rejected pod: no answer within {}s", PASS_TIMEOUT.as_secs());
-                Done::Failed
-            }
+            Ok(false) => Done::Raced,
+            Err(done) => done,
         }
     }
 }

@@ -116,6 +116,10 @@ fn recovery_is_told_and_one_that_cannot_be_read_changes_nothing_and_is_said() {
     let [condition] = conditions.as_slice() else { panic!("{conditions:?}") };
     assert_eq!((condition.type_.as_str(), condition.status.as_str()), ("RecoveredAnnotation", "False"));
     assert!(condition.message.contains("\"yesterday\""), "{}", condition.message);
+    let equals = ["a", "b"].map(|name| policy(name, &format!("{{nodeSelector: {{}}, labels: {{x: {name}}}}}")));
+    let conditions = world.plan(&equals).conditions.expect("it is said").conditions;
+    let types: Vec<&str> = conditions.iter().map(|condition| condition.type_.as_str()).collect();
+    assert_eq!(types, ["Conflict", "RecoveredAnnotation"], "also where policies disagree");
     world.node["metadata"]["annotations"] = json!({"team": "t"});
     assert!(ask(&mut world, &[]));
     assert_eq!(spec(&world).1, None);

@@ -87,6 +87,13 @@ fn plan_for_people_foretells_the_end_of_the_hand_over() {
 }
 
 #[test]
+fn end_of_a_hand_over_is_no_change_of_a_policy_that_changes_nothing() {
+    let harmless = policy("harmless", "{mode: Preview, nodeSelector: {}}");
+    let plan = plan_at(Turn::Later, &taken(), &[new(), old(), harmless], 0);
+    assert_eq!((plan.outcomes.get("harmless"), plan.previews.len()), (Some(&Outcome::Ready), 0), "{:?}", plan.previews);
+}
+
+#[test]
 fn explanation_says_why_the_agent_of_another_policy_is_still_there() {
     let world = taken();
     let set = PolicySet::new(&[new(), old()]);

@@ -95,3 +95,12 @@ fn deletion_of_a_paused_policy_cleans_as_ever() {
     world.converge(&[]);
     assert_eq!(world.snapshot(), World::sample().snapshot());
 }
+
+#[test]
+fn an_annotation_that_cannot_be_read_is_said_on_a_node_of_a_paused_policy_too() {
+    let mut world = governed();
+    world.node["metadata"]["annotations"]["gpunode.dev/recovered"] = "yesterday".into();
+    let plan = world.plan(&[pool("Paused", "")]);
+    let types: Vec<String> = plan.conditions.unwrap().conditions.into_iter().map(|it| it.type_).collect();
+    assert_eq!((types, plan.patch), (vec!["RecoveredAnnotation".to_owned()], None));
+}

@@ -82,6 +82,21 @@ fn node_whose_agent_starts_again_has_worked_before() {
 }
 
 #[test]
+fn node_whose_agent_is_replaced_is_no_more_outside_than_before() {
+    let plan = plan_at(Turn::Later, &world(&new(), None, &new(), false), &[new()], 1);
+    assert_eq!((plan.stage, &plan.outcomes["p"]), (Some(Stage::Done), &Outcome::Updating));
+}
+
+#[test]
+fn node_that_is_held_and_down_holds_nobody() {
+    let mut world = down(world(&new(), None, &new(), true));
+    world.set_label("gpunode.dev/ignore", Some(""));
+    let plan = plan_at(Turn::Later, &world, &[new()], 1);
+    assert!(plan.hold.is_some());
+    assert_eq!((plan.stage, plan.outcomes.len()), (Some(Stage::Outside), 0));
+}
+
+#[test]
 fn node_that_is_down_gets_the_configuration_when_it_is_back_and_holds_nobody() {
     let plan = plan_at(Turn::Later, &down(world(&old(), None, &old(), true)), &[new()], 1);
     assert_eq!((plan.stage, plan.gpu_node), (Some(Stage::Outside), GpuNodeChange::None));

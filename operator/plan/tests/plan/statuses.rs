@@ -226,7 +226,8 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
         let outcomes = std::iter::repeat_n(Outcome::Ready, ready);
         let failures = std::iter::repeat_n(Outcome::failed(Reason::NodeNotReady, "m"), failed);
         for (index, outcome) in outcomes.chain(failures).enumerate() {
-            tally.add(&format!("node-{index}"), &outcome.into());
+            let stage = if outcome == Outcome::Ready { Stage::Done } else { Stage::Outside };
+            tally.add(&format!("node-{index}"), &Standing { stage: Some(stage), ..outcome.into() });
         }
         let status = policy_status(policies.get("p").unwrap(), &tally, agents, None, now());
         conditions(&status)[..3].to_vec()

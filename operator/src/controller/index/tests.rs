@@ -287,21 +287,28 @@ fn status_tells_of_a_daemonset_that_is_refused_and_of_agents_that_never_take_ove
     scene.go(|index, _, effects| index.daemonset_written(&name, None, effects));
     scene.write_daemonset(&name, |_| {});
     let mut counted = (**scene.index.daemonsets.live(&name).unwrap()).clone();
-    let mut report = |scene: &mut Scene, updated| {
+    let mut report = |scene: &mut Scene, second, (current, updated)| {
         counted.metadata.resource_version = Some(scene.next_version());
         counted.status = Some(DaemonSetStatus {
-            desired_number_scheduled: 2,
+            desired_number_scheduled: 3,
+            current_number_scheduled: current,
             updated_number_scheduled: Some(updated),
             ..DaemonSetStatus::default()
         });
-        scene.go(|index, now, effects| index.take_daemonsets(Change::Set(counted.clone()), now, effects));
+        let now = Timestamp::from_second(second).unwrap();
+        scene.go(|index, _, effects| index.take_daemonsets(Change::Set(counted.clone()), now, effects));
+        scene.go(|index, _, effects| index.wake_when_late("p", now, effects));
+        scene.effects.wakes.iter().find_map(|wake| wake.at).map(Timestamp::as_second)
     };
-    report(&mut scene, 1);
-    let deadline = scene.effects.wakes.iter().find_map(|wake| wake.at);
-    assert_eq!(deadline, Timestamp::from_second(600).ok());
-    assert_eq!(told(&scene, 600).0, "RolloutStopped");
-    report(&mut scene, 2);
-    assert_eq!(told(&scene, 600).0, "NoMatchingNodes");
+    assert_eq!(report(&mut scene, 0, (1, 1)), None, "a node without a pod has none to replace");
+    assert_eq!(report(&mut scene, 10, (2, 0)), Some(610));
+    assert_eq!(report(&mut scene, 20, (2, 1)), Some(620));
+    assert_eq!(report(&mut scene, 30, (3, 1)), Some(620), "a node that joins is no progress");
+    assert_eq!(report(&mut scene, 40, (2, 1)), Some(620), "and one that leaves again neither");
+    assert_eq!(told(&scene, 619).0, "NoMatchingNodes");
+    assert_eq!(told(&scene, 620).0, "RolloutStopped");
+    assert_eq!(report(&mut scene, 630, (2, 2)), None);
+    assert_eq!(told(&scene, 9999).0, "NoMatchingNodes");
 }
 
 #[test]

@@ -233,6 +233,7 @@ fn replaced(scene: &mut Scene, updated: i32) {
     live.metadata.resource_version = Some(scene.next_version());
     live.status = Some(DaemonSetStatus {
         desired_number_scheduled: 4,
+        current_number_scheduled: 4,
         updated_number_scheduled: Some(updated),
         ..DaemonSetStatus::default()
     });
