@@ -111,7 +111,8 @@ fn a_broken_image_halts_its_rollout_and_the_agent_before_it_goes_on() -> Result<
     lab.await_ready(POLICY)?;
     let (log, watch) = (KubeletLog::from_now(&lab, T4)?, NodeWatch::start(&lab, T4)?);
     for image in [NO_AGENT, "gpunode.test/no-such-agent:1"] {
-        let change = lab.patch_policy(POLICY, &image_patch(image))?;
+        let patch = format!(r#"{{"spec":{{"image":"{image}","rollout":{{"progressDeadline":"20s"}}}}}}"#);
+        let change = lab.patch_policy(POLICY, &patch)?;
         eventually("a pod of the broken image stands beside the agent", LIMIT, || {
             let pods = lab.get(&["pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=device-plugin"])?;
             let pods = pods["items"].as_array().context("list pods")?;
@@ -128,7 +129,17 @@ fn a_broken_image_halts_its_rollout_and_the_agent_before_it_goes_on() -> Result<
         gives_out_a_gpu(&lab, "meanwhile")?;
         lab.kubectl(&["delete", "deployment", "meanwhile", "--wait"])?;
     }
-    lab.patch_policy(POLICY, r#"{"spec":{"image":null}}"#)?.check()?;
+    eventually("the policy says that the rollout gets nowhere", LIMIT, || {
+        let policy = lab.get(&["gpunodepolicy", POLICY])?;
+        let stalled = condition(&policy, "Stalled");
+        let message = stalled["message"].as_str().unwrap_or_default();
+        ensure!(
+            stalled["status"] == "True" && message.contains("no further agent has taken over for 20s"),
+            "{stalled}"
+        );
+        Ok(())
+    })?;
+    lab.patch_policy(POLICY, r#"{"spec":{"image":null,"rollout":null}}"#)?.check()?;
     lab.await_plugin(T4)?;
     lab.await_ready(POLICY)?;
     assert_eq!(watch.allocatable(&lab, GPU)?, [Some(UNITS)]);
