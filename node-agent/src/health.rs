@@ -225,6 +225,10 @@ impl Keeper {
         let down: Vec<String> =
             before.into_iter().filter(|gpu| self.known.health.has(gpu, Trouble::NvLinkDown)).collect();
         self.observe(Observation::Recovered(at.min(Timestamp::now())));
+        // Nobody looks at them again as long as they do.
+        for probe in self.looks.hanging() {
+            self.observe(Observation::Probe(probe));
+        }
         for gpu in down {
             // A link that is still down is not to be there any more.
             self.known.links.remove(&gpu);

@@ -37,6 +37,7 @@ pub struct Record {
     /// Pods that have let go for good, the last one last.
     let_go: Vec<String>,
     /// The policy of the agent that took over last; empty where it has none.
+    #[serde(default)]
     policy: String,
 }
 

@@ -12,10 +12,6 @@ use tracing::{debug, warn};
 impl Keeper {
     /// Begins to look at the GPUs.
     fn look(&mut self) {
-        // What a person said of them is not so.
-        for probe in self.looks.hanging() {
-            self.observe(Observation::Probe(probe));
-        }
         let hardware = self.sources.hardware.borrow().clone();
         let gpus = hardware.as_deref().and_then(Hardware::answering).map_or(&[][..], |inventory| &inventory.gpus);
         let now = Instant::now();

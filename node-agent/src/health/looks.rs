@@ -63,6 +63,8 @@ pub struct Looks {
     round: Option<Round>,
     /// GPUs that have not answered yet.
     hanging: BTreeSet<String>,
+    /// Those of them that may only wait for another one: the driver has answered for none since.
+    suspects: BTreeSet<String>,
     /// What comes of looks at them.
     answers: JoinSet<(String, Option<Found>)>,
 }
@@ -81,8 +83,8 @@ impl Looks {
     /// The first one is due at once.
     pub fn new(place: Place, state_dir: PathBuf) -> Self {
         let (next, earliest) = (Instant::now(), Instant::now());
-        let (hanging, answers) = (BTreeSet::new(), JoinSet::new());
-        Self { place, state_dir, next, earliest, round: None, hanging, answers }
+        let (hanging, suspects) = (BTreeSet::new(), BTreeSet::new());
+        Self { place, state_dir, next, earliest, round: None, hanging, suspects, answers: JoinSet::new() }
     }
 
     /// The next look comes no later than this, and at least a while after the last one.
@@ -125,20 +127,26 @@ impl Looks {
         self.round = Some(Round { found, current, since: now, answered: false });
     }
 
-    /// Looks as they would be at the GPUs that hang.
+    /// What a look at each GPU that hangs would show.
     pub fn hanging(&self) -> Vec<Probe> {
-        self.hanging.iter().map(|gpu| hangs(gpu)).collect()
+        self.hanging.difference(&self.suspects).map(|gpu| hangs(gpu)).collect()
     }
 
     /// What comes next.
     pub async fn next(&mut self) -> Found {
         loop {
+            if self.round.as_ref().is_some_and(|round| round.answered)
+                && let Some(gpu) = self.suspects.pop_first()
+            {
+                return Found::Hangs(hangs(&gpu));
+            }
             let due = self.next.max(self.earliest);
             let given_up = self.round.as_ref().map_or(due, |round| round.since + TIMEOUT);
             tokio::select! {
                 biased;
                 Some(Ok((gpu, found))) = self.answers.join_next() => {
                     self.hanging.remove(&gpu);
+                    self.suspects.remove(&gpu);
                     return found.unwrap_or(Found::Failed);
                 }
                 found = found(&mut self.round) => return self.brought(found),
@@ -162,21 +170,24 @@ impl Looks {
         })
     }
 
-    /// Leaves the GPU that the round is at, which hangs, to itself. Nobody is named where it may be another one's fault: one that
-    /// hangs may keep the driver from answering for any.
+    /// Leaves the GPU that the round is at, which hangs, to itself. Where another hangs already, that one may keep the driver from
+    /// answering for any.
     fn give_up(&mut self) -> Option<Found> {
         let mut round = self.round.take()?;
         let gpu = round.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let may_be_anothers = !round.answered && !self.hanging.is_empty();
-        if gpu.is_empty() || may_be_anothers {
+        if gpu.is_empty() {
             self.round = Some(Round { since: Instant::now(), ..round });
             return (!may_be_anothers).then_some(Found::Failed);
         }
         let found = Found::Hangs(hangs(&gpu));
         self.hanging.insert(gpu.clone());
+        if may_be_anothers {
+            self.suspects.insert(gpu.clone());
+        }
         self.answers.spawn(async move { (gpu, round.found.recv().await) });
         self.next = Instant::now();
-        Some(found)
+        (!may_be_anothers).then_some(found)
     }
 }
 

@@ -129,10 +129,11 @@ pub fn keep_place(
     let config = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
     let Some(policy) = config.and_then(|config| policies.get(&config.policy)) else { return };
     plan.governing = Some(policy.name.clone());
-    if let Some((stage @ (Stage::Stepping | Stage::Stopped(_) | Stage::Outside), recheck)) =
-        stage(node, policy, gpu_node, now)
-    {
-        plan.stage = Some(stage);
-        plan.recheck = [plan.recheck, recheck].into_iter().flatten().min();
-    }
+    let Some((stage, recheck)) = stage(node, policy, gpu_node, now) else { return };
+    plan.stage = match stage {
+        Stage::Stepping | Stage::Stopped(_) => Some(stage),
+        Stage::Outside => Some(Stage::Held),
+        Stage::Held | Stage::Pending | Stage::Done => return,
+    };
+    plan.recheck = [plan.recheck, recheck].into_iter().flatten().min();
 }

@@ -24,6 +24,8 @@ const NAMED: usize = 3;
 pub enum Stage {
     /// Nobody waits for it.
     Outside,
+    /// The same of one that is left as it is. It is no part of the rollout, but has an agent of the policy.
+    Held,
     /// It works, with another configuration.
     Pending,
     /// It is changing, having worked before.
@@ -40,6 +42,7 @@ pub struct Rollout {
     stages: HashMap<String, Stage>,
     done: usize,
     outside: usize,
+    held: usize,
     /// Pending without a turn: those that the API server refused last, in that order, then by name.
     pending: BTreeSet<(u64, String)>,
     /// The number of the last refusal of a pending node.
@@ -64,6 +67,7 @@ impl Rollout {
         match self.stages.remove(node) {
             None => {}
             Some(Stage::Outside) => self.outside = self.outside.saturating_sub(1),
+            Some(Stage::Held) => self.held = self.held.saturating_sub(1),
             Some(Stage::Done) => self.done = self.done.saturating_sub(1),
             Some(Stage::Pending) => {
                 self.forget_turn(node);
@@ -78,6 +82,7 @@ impl Rollout {
         match stage {
             None => return,
             Some(Stage::Outside) => self.outside += 1,
+            Some(Stage::Held) => self.held += 1,
             Some(Stage::Done) => self.done += 1,
             Some(Stage::Pending) => drop(self.pending.insert((0, node.to_owned()))),
             Some(Stage::Stepping) => drop(self.stepping.insert(node.to_owned())),
@@ -90,7 +95,7 @@ impl Rollout {
     /// now is.
     pub fn advance(&mut self, pace: &RolloutPace) -> Vec<String> {
         let on_the_way = self.stepping.len() + self.writing.len();
-        let free = if self.stopped.is_empty() { pace.budget(self.stages.len()).saturating_sub(on_the_way) } else { 0 };
+        let free = if self.stopped.is_empty() { pace.budget(self.size()).saturating_sub(on_the_way) } else { 0 };
         while self.granted.len() > free
             && let Some(node) = self.granted.pop_last()
         {
@@ -144,16 +149,21 @@ impl Rollout {
     /// On how many nodes a new agent may stand by beside the old one, as a DaemonSet takes it. Nodes that
     /// nobody waits for come on top: a new agent may stand by there for ever.
     pub fn surge(&self, pace: &RolloutPace) -> IntOrString {
-        if self.outside == 0 {
+        if self.outside() == 0 {
             return pace.max_unavailable();
         }
-        let surge = pace.budget(self.stages.len()).saturating_add(self.outside);
+        let surge = pace.budget(self.size()).saturating_add(self.outside());
         IntOrString::Int(i32::try_from(surge).unwrap_or(i32::MAX))
     }
 
     /// How many nodes nobody waits for.
     pub fn outside(&self) -> usize {
-        self.outside
+        self.outside + self.held
+    }
+
+    /// How many are part of the rollout.
+    fn size(&self) -> usize {
+        self.stages.len() - self.held
     }
 
     /// The first node by name that stopped the rollout, and why.
@@ -167,7 +177,7 @@ impl Rollout {
         if waiting + self.stepping.len() + self.stopped.len() == 0 {
             return None;
         }
-        let (done, all) = (self.done, self.stages.len());
+        let (done, all) = (self.done, self.size());
         let have = if done == 1 { "has" } else { "have" };
         let changing: Vec<_> = self.stepping.iter().take(NAMED).map(String::as_str).collect();
         let more = self.stepping.len() - changing.len();

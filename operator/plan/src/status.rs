@@ -15,6 +15,8 @@ pub struct Agents {
     pub refusal: Option<String>,
     /// On how many nodes the agent is still another than the policy asks for. It serves until the new one takes over.
     pub behind: i32,
+    /// On how many of them the new one is waited for.
+    pub waited_for: i32,
     /// On how many it is to run.
     pub all: i32,
     /// No further agent has taken over for as long as the policy's `progressDeadline`.
@@ -71,10 +73,10 @@ pub fn policy_status(
 
 fn verdicts(policy: &Policy, tally: &Tally, agents: &Agents) -> [Verdict; 5] {
     let counts = tally.counts();
-    let stop = stop(policy, tally).or_else(|| late(policy, agents, tally));
+    let stop = stop(policy, tally).or_else(|| late(policy, agents));
     let is_idle = policy.mode != Mode::Enforce || policy.refusal.is_some() || stop.is_some();
     let updating = if is_idle { 0 } else { counts.updating };
-    let replaced = if is_idle { None } else { replaced(agents, tally) };
+    let replaced = if is_idle { None } else { replaced(agents) };
     [
         ready(policy, tally, agents, &counts, stop.as_ref(), updating),
         if updating > 0 {
@@ -138,7 +140,7 @@ fn ready(
         verdict(false, reason, message)
     } else if updating > 0 {
         verdict(false, Reason::NodesUpdating, under_way(tally, updating, counts))
-    } else if let Some(replaced) = replaced(agents, tally) {
+    } else if let Some(replaced) = replaced(agents) {
         verdict(false, Reason::NodesUpdating, replaced)
     } else {
         // What waits for its holders has taken the configuration; a job of a week must not keep a pipeline red for a week.
@@ -146,7 +148,13 @@ fn ready(
             0 => String::new(),
             nodes => format!("; on {nodes} of them devices wait for their holders"),
         };
-        verdict(true, Reason::InForce, format!("in force on {}{waiting}", of_matched(counts.ready, counts)))
+        // Which nodes have them is not known, only that no more are behind than nobody waits for.
+        let old = match agents.behind {
+            0 => String::new(),
+            1 => "; 1 agent is still the old one".to_owned(),
+            old => format!("; {old} agents are still the old ones"),
+        };
+        verdict(true, Reason::InForce, format!("in force on {}{waiting}{old}", of_matched(counts.ready, counts)))
     }
 }
 
@@ -157,21 +165,16 @@ fn stop(policy: &Policy, tally: &Tally) -> Option<String> {
     Some(format!("stopped at {node}, which failed: {message}; {progress}; no other node changes until the spec does"))
 }
 
-/// How many agents wait for their successors on nodes that are waited for.
-fn behind(agents: &Agents, tally: &Tally) -> i32 {
-    (agents.behind - i32::try_from(tally.rollout.outside()).unwrap_or(i32::MAX)).max(0)
-}
-
 /// How far the replacement of agents has come, in words; nothing where none is under way.
-fn replaced(agents: &Agents, tally: &Tally) -> Option<String> {
+fn replaced(agents: &Agents) -> Option<String> {
     let Agents { behind: old, all, .. } = agents;
-    (behind(agents, tally) > 0)
+    (agents.waited_for > 0)
         .then(|| format!("{} of {all} agents are the new ones; the old ones serve until then", all - old))
 }
 
 /// Why no further agent is replaced, if so.
-fn late(policy: &Policy, agents: &Agents, tally: &Tally) -> Option<String> {
-    let replaced = replaced(agents, tally).filter(|_| agents.is_late && policy.mode == Mode::Enforce)?;
+fn late(policy: &Policy, agents: &Agents) -> Option<String> {
+    let replaced = replaced(agents).filter(|_| agents.is_late && policy.mode == Mode::Enforce)?;
     let (deadline, name) = (policy.pace.progress_deadline(), policy_daemonset_name(&policy.name));
     Some(format!(
         "no further agent has taken over for {deadline:#}: {replaced}; see the pods of DaemonSet {name} that are not Ready"

@@ -22,17 +22,19 @@ impl Writer {
     ) -> Result<(), ApplyError> {
         let daemonsets: Api<DaemonSet> = Api::namespaced(self.client.clone(), controller.namespace());
         match work {
-            DaemonSetWork::Create(daemonset) => {
-                let created = daemonsets.create(&post_params(), &daemonset).await;
+            DaemonSetWork::Create(written) => {
+                let created = daemonsets.create(&post_params(), &written).await;
                 let daemonset = created.map_err(ApplyError::creation(format!("create daemonset {name}")))?;
-                controller
-                    .with_index(|index, now, effects| index.update_daemonset(daemonset, Write::Create, now, effects));
+                controller.with_index(|index, now, effects| {
+                    index.update_daemonset(daemonset, Write::Create, &written, now, effects);
+                });
             }
-            DaemonSetWork::Replace(daemonset) => {
-                let replaced = daemonsets.replace(name, &post_params(), &daemonset).await;
+            DaemonSetWork::Replace(written) => {
+                let replaced = daemonsets.replace(name, &post_params(), &written).await;
                 let daemonset = replaced.map_err(ApplyError::request(format!("update daemonset {name}")))?;
-                controller
-                    .with_index(|index, now, effects| index.update_daemonset(daemonset, Write::Change, now, effects));
+                controller.with_index(|index, now, effects| {
+                    index.update_daemonset(daemonset, Write::Change, &written, now, effects);
+                });
             }
             DaemonSetWork::Delete { uid, version } => {
                 let guard = Preconditions { uid: Some(uid), resource_version: Some(version) };

@@ -35,8 +35,10 @@ pub struct DaemonSets {
 #[derive(Debug)]
 struct Progress {
     template: Option<PodTemplateSpec>,
-    /// On how many nodes the pod was yet to be replaced when there were fewest of them.
+    /// On how many nodes the pod is yet to be replaced, by the last status that is of the template.
     behind: i32,
+    /// Of those that are waited for, the fewest that there were.
+    fewest: i32,
     since: Timestamp,
 }
 
@@ -44,18 +46,21 @@ struct Progress {
 #[derive(Debug)]
 struct Futile {
     returned: DaemonSet,
-    desired: DaemonSet,
+    /// What would put that right.
+    repaired: DaemonSet,
 }
 
 impl Futile {
-    /// Whether it would be the same write again. The version does not tell, for it grows with every status.
-    fn is_again(&self, live: &DaemonSet, desired: &DaemonSet) -> bool {
-        let (old, new) = (&self.returned.metadata, &live.metadata);
-        self.desired == *desired
-            && self.returned.spec == live.spec
-            && old.labels == new.labels
-            && old.owner_references == new.owner_references
+    /// Whether it would be the same write again.
+    fn is_again(&self, live: &DaemonSet, next: &DaemonSet) -> bool {
+        is_alike(&self.returned, live) && is_alike(&self.repaired, next)
     }
+}
+
+/// Whether two DaemonSets are alike in all that gpunode writes. The version does not tell, for it grows with every status.
+fn is_alike(one: &DaemonSet, other: &DaemonSet) -> bool {
+    let (old, new) = (&one.metadata, &other.metadata);
+    one.spec == other.spec && old.labels == new.labels && old.owner_references == new.owner_references
 }
 
 impl DaemonSets {
@@ -85,18 +90,15 @@ impl DaemonSets {
         changed.into_iter().map(|changed| changed.name).collect()
     }
 
-    /// Takes in what a write returned. `desired` is what was written.
-    pub fn update(&mut self, daemonset: DaemonSet, write: Write, desired: Option<DaemonSet>) {
+    /// Takes in what a write returned.
+    pub fn update(&mut self, daemonset: DaemonSet, write: Write, written: &DaemonSet) {
         let name = daemonset.name().to_owned();
-        match desired.filter(|desired| daemonset_drifted(&daemonset, desired)) {
-            Some(desired) => {
-                tracing::warn!(
-                    name,
-                    "a DaemonSet came back changed from a write; something in the cluster rewrites it"
-                );
-                self.futile.insert(name, Futile { returned: daemonset.clone(), desired });
-            }
-            None => drop(self.futile.remove(&name)),
+        if daemonset_drifted(&daemonset, written) {
+            tracing::warn!(name, "a DaemonSet came back changed from a write; something in the cluster rewrites it");
+            let repaired = repaired_daemonset(&daemonset, written);
+            self.futile.insert(name, Futile { returned: daemonset.clone(), repaired });
+        } else {
+            self.futile.remove(&name);
         }
         self.live.update(daemonset, write);
     }
@@ -141,9 +143,9 @@ impl DaemonSets {
         }
         match desired {
             Some(desired) => {
-                let is_futile = self.futile.get(name).is_some_and(|futile| futile.is_again(live, &desired));
-                (!is_futile && daemonset_drifted(live, &desired))
-                    .then(|| DaemonSetWork::Replace(Box::new(repaired_daemonset(live, &desired))))
+                let next = repaired_daemonset(live, &desired);
+                let is_futile = self.futile.get(name).is_some_and(|futile| futile.is_again(live, &next));
+                (!is_futile && !is_alike(live, &next)).then(|| DaemonSetWork::Replace(Box::new(next)))
             }
             None => policy_of_daemonset(live).map(|_| DaemonSetWork::Delete {
                 uid: live.metadata.uid.clone().unwrap_or_default(),
@@ -161,23 +163,24 @@ impl DaemonSets {
         before.as_deref() != refusal
     }
 
-    /// Takes in how far the replacement of the pods has come. Neither nodes that join nor writes of anything but the template
-    /// are progress.
-    pub fn look_at_progress(&mut self, name: &str, now: Timestamp) {
+    /// Takes in how far the replacement of the pods has come, where nobody waits for so many nodes. Neither nodes that join nor
+    /// writes of anything but the template are progress; where none was waited for, it begins anew.
+    pub fn look_at_progress(&mut self, name: &str, outside: i32, now: Timestamp) {
         let Some(live) = self.live.get(name) else { return drop(self.progress.remove(name)) };
         let template = live.spec.as_ref().map(|spec| &spec.template);
-        let behind = agents_behind(live);
-        match self.progress.get_mut(name) {
-            Some(known) if known.template.as_ref() == template => {
-                let begins_or_goes_on = known.behind == 0 || behind < known.behind;
-                if is_observed(live) && begins_or_goes_on && behind != known.behind {
-                    (known.behind, known.since) = (behind, now);
-                }
-            }
-            _ => {
-                let progress = Progress { template: template.cloned(), behind, since: now };
-                self.progress.insert(name.to_owned(), progress);
-            }
+        let known = self.progress.get_mut(name).filter(|known| known.template.as_ref() == template);
+        let Some(known) = known else {
+            let behind = agents_behind(live);
+            let fewest = (behind - outside).max(0);
+            let progress = Progress { template: template.cloned(), behind, fewest, since: now };
+            return drop(self.progress.insert(name.to_owned(), progress));
+        };
+        if is_observed(live) {
+            known.behind = agents_behind(live);
+        }
+        let waited_for = (known.behind - outside).max(0);
+        if waited_for < known.fewest || (known.fewest == 0 && waited_for > 0) {
+            (known.fewest, known.since) = (waited_for, now);
         }
     }
 
@@ -186,22 +189,29 @@ impl DaemonSets {
         self.progress.get(name).is_some_and(|progress| progress.behind > 0)
     }
 
-    /// From when on the replacement of a policy's agents is late, unless it goes on; nothing where none is under way.
+    /// From when on the replacement of a policy's agents is late, unless it goes on; nothing where none is waited for.
     pub fn late_at(&self, policy: &Policy) -> Option<Timestamp> {
         let progress =
-            self.progress.get(&policy_daemonset_name(&policy.name)).filter(|progress| progress.behind > 0)?;
+            self.progress.get(&policy_daemonset_name(&policy.name)).filter(|progress| progress.fewest > 0)?;
         progress.since.checked_add(policy.pace.progress_deadline()).ok()
     }
 
-    /// What is known of the DaemonSet of a policy. `is_written` is false where it is yet to be as the policy asks.
-    pub fn agents(&self, policy: &Policy, is_written: bool, now: Timestamp) -> Agents {
+    /// What is known of the DaemonSet of a policy. `next` is what is to be written, if anything.
+    pub fn agents(&self, policy: &Policy, next: Option<&DaemonSetWork>, outside: i32, now: Timestamp) -> Agents {
         let name = policy_daemonset_name(&policy.name);
         let refusal = self.refusals.get(&name).cloned();
         let Some(live) = self.live.get(&name) else { return Agents { refusal, ..Agents::default() } };
+        let template = |daemonset: &DaemonSet| daemonset.spec.as_ref().map(|spec| spec.template.clone());
+        let is_of_template = match next {
+            None => true,
+            Some(DaemonSetWork::Replace(next)) => template(next) == template(live),
+            Some(DaemonSetWork::Create(_) | DaemonSetWork::Delete { .. }) => false,
+        };
         let all = live.status.as_ref().map_or(0, |status| status.desired_number_scheduled);
-        let behind = if is_written { agents_behind(live) } else { all };
-        let is_late = is_written && self.late_at(policy).is_some_and(|late| late <= now);
-        Agents { refusal, behind, all, is_late }
+        let known = self.progress.get(&name).map_or(0, |progress| progress.behind);
+        let behind = if is_of_template { known } else { all };
+        let is_late = is_of_template && self.late_at(policy).is_some_and(|late| late <= now);
+        Agents { refusal, behind, waited_for: (behind - outside).max(0), all, is_late }
     }
 
     /// The DaemonSet of a name as it is.

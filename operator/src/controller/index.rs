@@ -140,8 +140,10 @@ impl Index {
 
     /// The status of a policy tells how far its agents are replaced.
     fn look_at_agents(&mut self, name: &str, now: Timestamp, effects: &mut Effects) {
-        self.daemonsets.look_at_progress(name, now);
-        if let Some(policy) = self.set.of_daemonset(name) {
+        let policy = self.set.of_daemonset(name);
+        let outside = policy.map_or(0, |policy| self.outcomes.outside(&policy.name));
+        self.daemonsets.look_at_progress(name, outside, now);
+        if let Some(policy) = policy {
             effects.wake(Key::Status(policy.name.clone()));
         }
     }
@@ -202,7 +204,7 @@ impl Index {
         let Some(facts) = self.nodes.get(name) else {
             self.refusals.remove(name);
             self.evictions.put(name, BTreeMap::new());
-            self.count(name, ByPolicy::new(), effects);
+            self.count(name, ByPolicy::new(), now, effects);
             return None;
         };
         let gpu_node = self.gpu_nodes.get(name).map(Arc::as_ref);
@@ -211,7 +213,7 @@ impl Index {
         if plan.is_settled() {
             self.refusals.remove(name);
         }
-        self.count(name, plan.standings_after(self.refusals.get(name).map(String::as_str)), effects);
+        self.count(name, plan.standings_after(self.refusals.get(name).map(String::as_str)), now, effects);
         let is_its_turn = self.outcomes.rollout_of(name).is_some_and(|(_, rollout)| rollout.is_granted(name));
         if plan.has_work() || is_its_turn {
             effects.wake(Key::Node(name.to_owned()));
@@ -222,7 +224,7 @@ impl Index {
         Some(plan)
     }
 
-    fn count(&mut self, node: &str, standings: ByPolicy, effects: &mut Effects) {
+    fn count(&mut self, node: &str, standings: ByPolicy, now: Timestamp, effects: &mut Effects) {
         for Transition { policy, news, left } in self.outcomes.put(node, standings) {
             // A policy in mode Preview writes nothing but its status.
             if let Some(object) = self.policies.get(&policy).filter(|policy| policy.spec.mode() != Mode::Preview) {
@@ -234,6 +236,7 @@ impl Index {
             }
             self.moved.insert(policy.clone());
             let daemonset = policy_daemonset_name(&policy);
+            self.daemonsets.look_at_progress(&daemonset, self.outcomes.outside(&policy), now);
             // How many agents may stand by depends on the nodes that are down.
             if self.daemonsets.is_behind(&daemonset) {
                 effects.wake(Key::DaemonSet(daemonset));

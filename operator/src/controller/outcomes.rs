@@ -58,6 +58,12 @@ impl Outcomes {
         self.tallies.get(policy)
     }
 
+    /// How many nodes of a policy nobody waits for.
+    pub fn outside(&self, policy: &str) -> i32 {
+        let outside = self.tallies.get(policy).map_or(0, |tally| tally.rollout.outside());
+        i32::try_from(outside).unwrap_or(i32::MAX)
+    }
+
     /// The rollout of a policy.
     pub fn rollout(&mut self, policy: &str) -> Option<&mut Rollout> {
         self.tallies.get_mut(policy).map(|tally| &mut tally.rollout)

@@ -271,7 +271,7 @@ mod tests {
             panic!("the DaemonSet is yet to be created");
         };
         daemonset.metadata.resource_version = Some("1".to_owned());
-        daemonset.status = Some(DaemonSetStatus { current_number_scheduled: 1, ..DaemonSetStatus::default() });
+        daemonset.status = Some(DaemonSetStatus { current_number_scheduled: 2, ..DaemonSetStatus::default() });
         controller.lead().await;
         controller.with_index(|index, now, effects| index.take_daemonsets(Change::Set(*daemonset), now, effects));
         let (pace, start) = (Pace::default(), Instant::now());

@@ -48,7 +48,7 @@ impl RolloutState {
         match stage {
             Stage::Done => self.in_force += 1,
             Stage::Pending => self.pending += 1,
-            Stage::Outside => self.outside += 1,
+            Stage::Outside | Stage::Held => self.outside += 1,
             Stage::Stepping => self.changing.push(node.to_owned()),
             Stage::Stopped(why) => self.stopped.push(Stop { node: node.to_owned(), why }),
         }
@@ -76,7 +76,7 @@ pub fn planned(policies: &[GpuNodePolicy], nodes: &[Node], gpu_nodes: &[GpuNode]
     for (node, gpu_node) in &nodes {
         let plan = plan_node_at(Turn::Later, &set, node, *gpu_node, now);
         matched.extend(plan.outcomes.into_keys());
-        if let Some((policy, stage)) = plan.governing.zip(plan.stage) {
+        if let Some((policy, stage)) = plan.governing.zip(plan.stage).filter(|(_, stage)| *stage != Stage::Held) {
             rollouts.entry(policy).or_default().add(&node.name, stage);
         }
     }

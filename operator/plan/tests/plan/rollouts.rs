@@ -93,7 +93,7 @@ fn node_that_is_held_and_down_holds_nobody() {
     world.set_label("gpunode.dev/ignore", Some(""));
     let plan = plan_at(Turn::Later, &world, &[new()], 1);
     assert!(plan.hold.is_some());
-    assert_eq!((plan.stage, plan.outcomes.len()), (Some(Stage::Outside), 0));
+    assert_eq!((plan.stage, plan.outcomes.len()), (Some(Stage::Held), 0));
 }
 
 #[test]

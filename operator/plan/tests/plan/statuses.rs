@@ -182,7 +182,7 @@ fn of_rollout(stages: &[(&str, Stage)]) -> Vec<String> {
         let outcome = match stage {
             Stage::Done => Outcome::Ready,
             Stage::Stopped(_) => Outcome::failed(Reason::MemoryBelowUnit, "m"),
-            Stage::Outside | Stage::Pending | Stage::Stepping => Outcome::Updating,
+            Stage::Outside | Stage::Held | Stage::Pending | Stage::Stepping => Outcome::Updating,
         };
         tally.add(node, &Standing { stage: Some(stage.clone()), ..outcome.into() });
     }
@@ -232,7 +232,7 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
         let status = policy_status(policies.get("p").unwrap(), &tally, agents, None, now());
         conditions(&status)[..3].to_vec()
     };
-    let behind = |behind, is_late| Agents { behind, all: 4, is_late, ..Agents::default() };
+    let behind = |behind, is_late| Agents { behind, waited_for: behind, all: 4, is_late, ..Agents::default() };
     assert_eq!(
         told(4, 0, &behind(3, false)),
         [
@@ -251,7 +251,12 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
             format!("Stalled=True RolloutStopped: {why}"),
         ]
     );
-    assert_eq!(told(3, 1, &behind(1, true))[0], "Ready=True InForce: in force on 3 of 4 matched nodes", "one is down");
+    let nobody_waits = Agents { waited_for: 0, ..behind(1, false) };
+    assert_eq!(
+        told(3, 1, &nobody_waits)[0],
+        "Ready=True InForce: in force on 3 of 4 matched nodes; 1 agent is still the old one",
+        "one is down"
+    );
     let refused = Agents { refusal: Some("update daemonset d: no".to_owned()), ..Agents::default() };
     assert_eq!(told(4, 0, &refused)[0], "Ready=False WriteFailed: update daemonset d: no");
 }

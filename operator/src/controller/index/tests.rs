@@ -106,14 +106,15 @@ impl Scene {
     }
 
     fn write_daemonset(&mut self, name: &str, edit: impl FnOnce(&mut DaemonSet)) {
-        let (mut daemonset, write) = match self.index.daemonset_work(name) {
+        let (written, write) = match self.index.daemonset_work(name) {
             Some(DaemonSetWork::Create(daemonset)) => (*daemonset, Write::Create),
             Some(DaemonSetWork::Replace(daemonset)) => (*daemonset, Write::Change),
             other => panic!("{other:?}"),
         };
+        let mut daemonset = written.clone();
         daemonset.metadata.resource_version = Some(self.next_version());
         edit(&mut daemonset);
-        self.go(|index, now, effects| index.update_daemonset(daemonset, write, now, effects));
+        self.go(|index, now, effects| index.update_daemonset(daemonset, write, &written, now, effects));
     }
 
     fn woken(&self) -> Vec<&Key> {

@@ -54,8 +54,8 @@ impl Index {
     pub fn status_work(&self, name: &str, now: Timestamp) -> Option<StatusWork> {
         let (object, policy) = (self.policies.get(name)?, self.set.get(name)?);
         let none = Tally::default();
-        let is_written = self.daemonset_work(&policy_daemonset_name(name)).is_none();
-        let agents = self.daemonsets.agents(policy, is_written, now);
+        let next = self.daemonset_work(&policy_daemonset_name(name));
+        let agents = self.daemonsets.agents(policy, next.as_ref(), self.outcomes.outside(name), now);
         let tally = self.outcomes.tally(name).unwrap_or(&none);
         let status = policy_status(policy, tally, &agents, object.status.as_ref(), now);
         (object.status.as_ref() != Some(&status)).then(|| StatusWork { policy: object.clone(), status })
@@ -81,10 +81,16 @@ impl Index {
     }
 
     /// Takes in a DaemonSet that a write returned.
-    pub fn update_daemonset(&mut self, daemonset: DaemonSet, write: Write, now: Timestamp, effects: &mut Effects) {
+    pub fn update_daemonset(
+        &mut self,
+        daemonset: DaemonSet,
+        write: Write,
+        written: &DaemonSet,
+        now: Timestamp,
+        effects: &mut Effects,
+    ) {
         let name = daemonset.name().to_owned();
-        let desired = self.daemonsets.desired(&name, &self.set, &self.policies, &self.outcomes);
-        self.daemonsets.update(daemonset, write, desired);
+        self.daemonsets.update(daemonset, write, written);
         self.look_at_agents(&name, now, effects);
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{GPU, PART, broken, divided, lab, look};
 use anyhow::{Context as _, Result};
-use gpunode_node_tests::{Node, until};
+use gpunode_node_tests::Node;
 use gpunode_scenario::{GpuState, RecoveryAction, ReturnCode};
 use rustix::process::Signal;
 use std::{
@@ -110,9 +110,16 @@ async fn a_gpu_that_hangs_is_taken_out_and_the_others_are_looked_at_without_it()
     fs::write(lab.node.state_dir().join("recovered"), "")?;
     pending(false)?;
     lab.agent.logs("the GPUs are in order again, as a person says").await?;
-    let told = || (lab.kubelet.endpoint(GPU).lists >= lists + 2).then_some(());
-    until("it is offered, and found to hang", told).await?;
-    broken(&lab, GPU, &[&uuids[2]]).await?;
-    lab.node.state()?.update_gpu(2, |state| state.hangs = false)?;
+    assert_eq!(lab.kubelet.endpoint(GPU).lists, lists, "it still hangs, whatever a person says");
+    for gpu in [0, 7] {
+        lab.node.state()?.update_gpu(gpu, |state| state.hangs = true)?;
+    }
+    pending(true)?;
+    broken(&lab, GPU, &[&uuids[0], &uuids[2], &uuids[5], &uuids[7]]).await?;
+    for gpu in [0, 2, 5, 7] {
+        lab.node
+            .state()?
+            .update_gpu(gpu, |state| *state = GpuState { xids: state.xids.clone(), ..GpuState::default() })?;
+    }
     broken(&lab, GPU, &[]).await
 }

@@ -261,3 +261,44 @@ fn nodes_that_go_down_while_agents_are_replaced_hold_up_no_other() {
         assert_eq!(written, surge.map(IntOrString::Int), "{updated} replaced, {node} down");
     }
 }
+
+fn set_ready(scene: &mut Scene, node: &str, ready: bool, now: i64) {
+    let facts = NodeFacts { ready, resource_version: scene.next_version(), ..scene.known(node) };
+    let now = Timestamp::from_second(now).unwrap();
+    scene.go(|index, _, effects| index.take_nodes(Change::Set(facts), now, effects));
+}
+
+#[test]
+fn node_that_comes_back_has_as_long_as_any_to_replace_its_agent() {
+    let mut scene = Scene::governed("{maxUnavailable: 1}");
+    scene.write_daemonset(&policy_daemonset_name("p"), |_| {});
+    let late_at = |scene: &mut Scene| {
+        scene.go(|index, now, effects| index.wake_when_late("p", now, effects));
+        scene.effects.wakes.iter().find_map(|wake| wake.at).map(Timestamp::as_second)
+    };
+    replaced(&mut scene, 3);
+    assert_eq!(late_at(&mut scene), Some(600));
+    set_ready(&mut scene, "a", false, 500);
+    assert_eq!(late_at(&mut scene), None, "nobody waits for it");
+    set_ready(&mut scene, "a", true, 5000);
+    assert_eq!(late_at(&mut scene), Some(5600));
+}
+
+#[test]
+fn write_that_the_watch_tells_of_first_is_not_taken_for_one_that_came_back_changed() {
+    let mut scene = Scene::governed("{maxUnavailable: 1}");
+    let name = policy_daemonset_name("p");
+    scene.write_daemonset(&name, |_| {});
+    replaced(&mut scene, 4);
+    set_ready(&mut scene, "a", false, 1);
+    scene.set_policy("p", "{nodeSelector: {}, image: another, devicePlugin: {}, rollout: {maxUnavailable: 1}}");
+    let Some(DaemonSetWork::Replace(written)) = scene.index.daemonset_work(&name) else { panic!("another image") };
+    let mut returned = (*written).clone();
+    returned.metadata.resource_version = Some(scene.next_version());
+    returned.metadata.generation = Some(2);
+    scene.go(|index, now, effects| index.take_daemonsets(Change::Set(returned.clone()), now, effects));
+    scene.go(|index, now, effects| index.update_daemonset(returned, Write::Change, &written, now, effects));
+    let Some(DaemonSetWork::Replace(more)) = scene.index.daemonset_work(&name) else { panic!("one more may stand by") };
+    let strategy = more.spec.unwrap().update_strategy.unwrap().rolling_update.unwrap();
+    assert_eq!(strategy.max_surge, Some(IntOrString::Int(2)));
+}
