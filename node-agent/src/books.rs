@@ -9,7 +9,7 @@ use crate::{
 };
 use gpunode_config::Health as Rules;
 use gpunode_crds::MpsDaemon;
-use gpunode_gpu::{Health, Holder, Ledger, Observation, ResourceList, Waiting, Wanted};
+use gpunode_gpu::{Health, Holder, Ledger, Observation, ResourceList, Trouble, Waiting, Wanted};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -224,6 +224,18 @@ impl Books {
             reasons.extend(self.ledger.saved().keys().map(|device| (device.clone(), reason.clone())));
         }
         self.ledger.hold_back(reasons);
+    }
+}
+
+impl Page {
+    /// Whether a device is broken, or its GPU: more is wrong with it than that its MPS daemon has died.
+    pub fn is_broken(&self, device: &str) -> bool {
+        let gpu = self.assignments.get(device).and_then(|assignment| assignment.gpu_uuid.as_deref());
+        let mut faults = self.ailments.faults.iter().flat_map(|health| health.devices());
+        faults.any(|(broken, faults)| {
+            (broken == device || Some(broken) == gpu)
+                && faults.iter().any(|fault| fault.trouble != Trouble::MpsDaemonDied)
+        })
     }
 }
 

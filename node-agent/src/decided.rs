@@ -23,7 +23,7 @@ use tokio::{task::spawn_blocking, time::timeout};
 use tracing::{error, info, warn};
 
 /// How long the disk may take: while it is waited for, no signal is seen.
-const DISK_TIMEOUT: Duration = Duration::from_secs(2);
+pub const DISK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the agent has decided so far.
 pub struct Decided<'a> {
@@ -112,9 +112,7 @@ impl<'a> Decided<'a> {
         if let Some(saved) = self.saved.as_mut().filter(|_| self.assignments.is_some()) {
             // Whether a configuration fits is known once the GPUs are.
             let is_sure = inventory.is_some() || *instruction == Instruction::Nothing;
-            if timeout(DISK_TIMEOUT, saved.keep(instruction, is_sure && next.rejected.is_none())).await.is_err() {
-                warn!("save the configuration: no answer within {DISK_TIMEOUT:?}; trying again");
-            }
+            saved.keep(instruction, is_sure && next.rejected.is_none()).await;
         }
         self.in_force = next;
         self.config_known = *instruction != Instruction::Unknown || self.in_force.accepted.is_some();

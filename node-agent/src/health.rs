@@ -76,8 +76,8 @@ pub struct Keeper {
     looks: Looks,
     /// Of the XIDs of each GPU that count and came lately: when, and the ticket from before it; the oldest first.
     unsettled: BTreeMap<String, VecDeque<(Instant, u64)>>,
-    /// Since when the driver does not answer.
-    silent: Option<Instant>,
+    /// From when on nothing is given out, since the driver does not answer.
+    given_up: Option<Instant>,
     /// GPUs whose NVLinks this process has looked for.
     linked: BTreeSet<String>,
     /// Uncorrected memory errors of each GPU: a reset sets them to zero.
@@ -94,12 +94,19 @@ impl Keeper {
             sources,
             known,
             unsettled: BTreeMap::new(),
-            silent: None,
+            // Whoever was before has waited already.
+            given_up: Some(Instant::now()),
             linked: BTreeSet::new(),
             errors: BTreeMap::new(),
             daemons: Daemons::default(),
         };
         keeper.found();
+        // What came while this agent stood by was the other one's. The last of it may be of the time between the two.
+        while let Ok(event) = keeper.sources.events.try_recv() {
+            if event.at.elapsed() < UNSETTLED {
+                keeper.reported(event);
+            }
+        }
         keeper.tell();
         keeper
     }
@@ -120,7 +127,7 @@ impl Keeper {
     async fn follow(mut self, keep: watch::Sender<Content>) {
         let mut changes = self.sources.desk.changes();
         loop {
-            let given_up = self.silent.map(|since| since + DRIVER_GRACE).filter(|at| *at > Instant::now());
+            let given_up = self.given_up.filter(|at| *at > Instant::now());
             let sources = &mut *self.sources;
             tokio::select! {
                 Some(event) = sources.events.recv() => self.reported(event),
@@ -173,10 +180,13 @@ impl Keeper {
     /// The hardware was looked at.
     fn found(&mut self) {
         let Some(hardware) = self.sources.hardware.borrow_and_update().clone() else { return };
-        if hardware.driver.problem().is_none() {
-            self.silent = None;
+        if hardware.driver == Driver::Released {
+            // A driver that is not back when the release ends has been away for long.
+            self.given_up = Some(Instant::now());
+        } else if hardware.driver.problem().is_none() {
+            self.given_up = None;
         } else {
-            self.silent.get_or_insert_with(Instant::now);
+            self.given_up.get_or_insert_with(|| Instant::now() + DRIVER_GRACE);
         }
         let (Driver::Answers, Some(reading)) = (&hardware.driver, &hardware.reading) else { return };
         if self.known.health.is_other_boot(&hardware.run) {

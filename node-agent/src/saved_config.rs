@@ -2,6 +2,7 @@
 
 use crate::{
     atomic_file,
+    decided::DISK_TIMEOUT,
     in_force::{Candidate, Instruction},
     one_thread::OneThread,
 };
@@ -11,6 +12,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use tokio::time::timeout;
 use tracing::warn;
 
 const FILE: &str = "config.json";
@@ -34,6 +36,8 @@ pub struct SavedConfig {
     node: String,
     content: Option<Arc<Candidate>>,
     failed: bool,
+    /// Why, as it was said.
+    said: String,
     disk: OneThread,
 }
 
@@ -46,6 +50,7 @@ impl SavedConfig {
             node: node.to_owned(),
             content,
             failed: false,
+            said: String::new(),
             disk: OneThread::default(),
         }
     }
@@ -75,10 +80,20 @@ impl SavedConfig {
             return;
         }
         let (state_dir, node, candidate) = (self.state_dir.clone(), self.node.clone(), content.clone());
-        match self.disk.run(move || save(&state_dir, &node, candidate.as_deref())).await {
-            Ok(Ok(())) => (self.content, self.failed) = (content, false),
-            Ok(Err(error)) => warn!(%error, folder = %self.state_dir.display(), "save the configuration"),
-            Err(error) => warn!(%error, "save the configuration"),
+        let work = self.disk.run(move || save(&state_dir, &node, candidate.as_deref()));
+        let error = match timeout(DISK_TIMEOUT, work).await {
+            Ok(Ok(Ok(()))) => {
+                (self.content, self.failed) = (content, false);
+                self.said.clear();
+                return;
+            }
+            Ok(Ok(Err(error))) => error.to_string(),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {DISK_TIMEOUT:?}"),
+        };
+        if self.said != error {
+            warn!(error, folder = %self.state_dir.display(), "save the configuration; trying again");
+            self.said = error;
         }
     }
 }

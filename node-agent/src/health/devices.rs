@@ -19,6 +19,12 @@ impl Devices {
         Some(&found.uuid)
     }
 
+    /// Whether a GPU or MIG device is there, as far as is known.
+    pub fn has(&self, device: &str) -> bool {
+        let is_it = |gpu: &Gpu| gpu.uuid == device || gpu.mig_devices.iter().any(|mig| mig.uuid == device);
+        self.gpus().is_empty() || self.gpus().iter().any(is_it)
+    }
+
     /// `GPU 3`, or `GPU 3:1` for a MIG device of it.
     pub fn name(&self, device: &str) -> String {
         let devices = self.0.as_deref().and_then(Hardware::inventory).map(Device::all).unwrap_or_default();
@@ -32,5 +38,23 @@ impl Devices {
         let hit: BTreeSet<&str> = parts.map(|mig| mig.uuid.as_str()).chain([device]).collect();
         let holders = holders.iter().filter(|holder| hit.contains(holder.device.as_str()));
         holders.map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{hardware::Driver, nvml::Reading};
+    use gpunode_gpu::{Inventory, MigDevice};
+
+    #[test]
+    fn what_has_left_the_node_is_not_there() {
+        let mig_devices = vec![MigDevice { uuid: "MIG-1".to_owned(), ..MigDevice::default() }];
+        let gpus = vec![Gpu { uuid: "GPU-1".to_owned(), mig_devices, ..Gpu::default() }];
+        let reading = Reading { inventory: Inventory { gpus, ..Inventory::default() }, ..Reading::default() };
+        let hardware = Hardware { reading: Some(reading), driver: Driver::Answers, ..Hardware::default() };
+        let devices = Devices(Some(Arc::new(hardware)));
+        assert_eq!(["GPU-1", "MIG-1", "GPU-2"].map(|device| devices.has(device)), [true, true, false]);
+        assert!(Devices(None).has("GPU-2"), "nobody has looked");
     }
 }

@@ -62,14 +62,7 @@ impl Keeper {
             }
         }
         if probe.answer == Answer::Answers {
-            if self.linked.insert(gpu.clone()) {
-                // What an earlier agent saw counts too.
-                let before = self.known.links.entry(gpu.clone()).or_default();
-                probe.link_down = Some(before.iter().any(|link| !links.contains(link)));
-                before.extend(links);
-                before.sort_unstable();
-                before.dedup();
-            }
+            self.take_links(&mut probe, links);
             if let Some(errors) = probe.uncorrected_ecc
                 && self.errors.insert(gpu.clone(), errors).is_some_and(|before| before > errors)
             {
@@ -81,6 +74,23 @@ impl Keeper {
         self.observe(Observation::Probe(probe));
         if failed.iter().any(|(device, _)| self.known.health.doubts(device)) {
             self.looks.hasten(Instant::now());
+        }
+    }
+
+    /// Takes in which NVLinks of a GPU are up: none where they do not count.
+    fn take_links(&mut self, probe: &mut Probe, links: Option<Vec<u32>>) {
+        let Some(links) = links else {
+            self.known.links.remove(&probe.gpu);
+            self.linked.remove(&probe.gpu);
+            return;
+        };
+        if self.linked.insert(probe.gpu.clone()) {
+            // What an earlier agent saw counts too.
+            let before = self.known.links.entry(probe.gpu.clone()).or_default();
+            probe.link_down = Some(before.iter().any(|link| !links.contains(link)));
+            before.extend(links);
+            before.sort_unstable();
+            before.dedup();
         }
     }
 

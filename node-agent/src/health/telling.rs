@@ -1,10 +1,11 @@
 //! Who is told what of the devices' health: people and the desk.
 
-use super::{DRIVER_GRACE, Keeper, devices::Devices, words};
+use super::{Keeper, devices::Devices, words};
 use crate::{books::Ailments, events::Kind, hardware::Driver};
 use gpunode_config::Health as Rules;
 use gpunode_gpu::Transition;
 use std::sync::Arc;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 impl Keeper {
@@ -37,14 +38,16 @@ impl Keeper {
     /// Tells the desk what may not be given out.
     pub(super) fn tell(&self) {
         let hardware = self.sources.hardware.borrow().clone();
-        let given_up = self.silent.is_some_and(|since| since.elapsed() >= DRIVER_GRACE);
+        let given_up = self.given_up.is_some_and(|at| at <= Instant::now());
         let all = hardware.and_then(|hardware| match &hardware.driver {
             Driver::Released => Some("the GPUs of the node are released".to_owned()),
             driver => {
                 driver.problem().filter(|_| given_up).map(|problem| format!("the driver does not answer: {problem}"))
             }
         });
-        let faults = self.known.health.devices().flat_map(|(_, faults)| faults);
+        let devices = self.devices();
+        let there = self.known.health.devices().filter(|(device, _)| devices.has(device));
+        let faults = there.flat_map(|(_, faults)| faults);
         self.sources.desk.metrics().set_faults(faults.map(|fault| words::reason(fault.trouble).as_str()));
         let rules = self.sources.rules.borrow().clone();
         self.sources.desk.ail(Ailments { all, faults: Some(Arc::new(self.known.health.clone())), rules });

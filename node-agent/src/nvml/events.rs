@@ -9,7 +9,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlEventTypeGpuRecoveryAction as RECOVERY_ACTION, nvmlEventTypeGpuUnavailableError as UNAVAILABLE,
     nvmlEventTypeXidCriticalError as XID,
 };
-use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
+use std::{collections::BTreeMap, ops::ControlFlow, path::Path, time::Instant};
 use tracing::info;
 
 /// What is worth a look at the GPU, where the driver reports it.
@@ -29,6 +29,8 @@ pub struct Event {
     pub xid: Option<i32>,
     /// Ids of GPU instance and compute instance, where it concerns that one alone.
     pub instance: Option<(u32, u32)>,
+    /// When it was heard of.
+    pub at: Instant,
 }
 
 /// What goes on between two waits.
@@ -126,6 +128,11 @@ impl Watched<'_> {
         let xid = (reported.kind == u64::from(XID)).then(|| i32::try_from(reported.data).unwrap_or(i32::MAX));
         let (gpu, compute) = reported.instance;
         let is_of_one = gpu != raw::NO_INSTANCE && compute != raw::NO_INSTANCE;
-        Event { gpu: self.known.get(&reported.device).cloned(), xid, instance: is_of_one.then_some(reported.instance) }
+        Event {
+            gpu: self.known.get(&reported.device).cloned(),
+            xid,
+            instance: is_of_one.then_some(reported.instance),
+            at: Instant::now(),
+        }
     }
 }

@@ -9,9 +9,12 @@ use nvml_wrapper::{
     error::NvmlError,
     structs::device::FieldId,
 };
-use nvml_wrapper_sys::bindings::field_id::{
-    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION as RECOVERY_ACTION, NVML_FI_DEV_REMAPPED_FAILURE as REMAPPED_FAILURE,
-    NVML_FI_DEV_REMAPPED_PENDING as REMAPPED_PENDING, NVML_FI_DEV_RETIRED_PENDING as RETIRED_PENDING,
+use nvml_wrapper_sys::bindings::{
+    NVML_DEVICE_MIG_ENABLE,
+    field_id::{
+        NVML_FI_DEV_GET_GPU_RECOVERY_ACTION as RECOVERY_ACTION, NVML_FI_DEV_REMAPPED_FAILURE as REMAPPED_FAILURE,
+        NVML_FI_DEV_REMAPPED_PENDING as REMAPPED_PENDING, NVML_FI_DEV_RETIRED_PENDING as RETIRED_PENDING,
+    },
 };
 use std::{ops::ControlFlow, path::Path};
 
@@ -38,8 +41,8 @@ pub struct Target {
 pub struct Look {
     /// The look.
     pub probe: Probe,
-    /// The NVLinks that are up, of those that were looked at.
-    pub links: Vec<u32>,
+    /// The NVLinks that are up, of those that were looked at; none where MIG is on, which takes those of an A100 down.
+    pub links: Option<Vec<u32>>,
     /// The calls that failed, each with the UUID of the GPU or MIG device.
     pub failed: Vec<(String, Failed)>,
 }
@@ -57,7 +60,7 @@ pub fn probe(
     let nvml = open(path)?;
     for target in targets {
         begin(&target.gpu);
-        let mut look = Look { probe: unanswered(target), links: Vec::new(), failed: Vec::new() };
+        let mut look = Look { probe: unanswered(target), links: None, failed: Vec::new() };
         if let Err((call, error)) = ask(&nvml, target, &mut look) {
             let is_lost = matches!(error, NvmlError::GpuLost);
             look.probe.answer = if is_lost { Answer::Lost } else { Answer::Fails };
@@ -94,8 +97,14 @@ fn ask(nvml: &Nvml, target: &Target, look: &mut Look) -> Result<(), Failed> {
     fields(&device, &mut look.probe).map_err(of("nvmlDeviceGetFieldValues"))?;
     look.probe.uncorrected_ecc = told(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile))
         .map_err(of("nvmlDeviceGetTotalEccErrors"))?;
-    look.links = links(&device, target.links.as_deref()).map_err(of("nvmlDeviceGetNvLinkState"))?;
-    look.probe.link_down = target.links.as_ref().map(|before| before.len() > look.links.len());
+    let mig = told(device.mig_mode()).map_err(of("nvmlDeviceGetMigMode"))?;
+    if mig.is_some_and(|mode| mode.current == NVML_DEVICE_MIG_ENABLE) {
+        look.probe.link_down = Some(false);
+    } else {
+        let up = links(&device, target.links.as_deref()).map_err(of("nvmlDeviceGetNvLinkState"))?;
+        look.probe.link_down = target.links.as_ref().map(|before| before.len() > up.len());
+        look.links = Some(up);
+    }
     if target.processes {
         look.probe.processes = processes(&device);
     }

@@ -138,7 +138,9 @@ pub fn not_offered(page: &Page, plugin: Plugin<'_>) -> Option<(Reason, String)> 
         let daemons = page.daemons.iter().filter(move |daemon| daemon.state == state);
         daemons.map(|daemon| daemon.device.as_str()).collect::<Vec<&str>>()
     };
-    let silent = devices(MpsDaemonState::NotAnswering);
+    let mut silent = devices(MpsDaemonState::NotAnswering);
+    // What is wrong there is told as that, and takes no node away.
+    silent.retain(|device| !page.is_broken(device));
     // What is offered as something else is held back until the daemon that it had is gone.
     let mut stopping = devices(MpsDaemonState::Stopping);
     stopping.retain(|device| page.assignments.contains_key(*device));

@@ -17,12 +17,14 @@ pub fn resources(page: &Page, plugin: Plugin<'_>) -> Vec<ResourceStatus> {
     let silent = held_back(&page.daemons);
     let explained: BTreeSet<&str> =
         page.waiting.iter().map(|waiting| &waiting.device).chain(silent.keys()).map(String::as_str).collect();
+    let is_explained =
+        |device: &str| page.ailments.all.is_some() || explained.contains(device) || page.is_broken(device);
     let of = |offer: &Offer| ResourceStatus {
         registered: plugin.registered.taken.contains(&offer.list.name),
         name: offer.list.name.clone(),
         capacity: number(offer.list.shares.len()),
         allocatable: number(offer.healthy()),
-        withheld: withheld(&offer.list, &explained),
+        withheld: withheld(&offer.list, is_explained),
         sharing: sharing(&offer.list, page),
         renamed: offer.list.name.ends_with(SHARED_SUFFIX),
         devices: devices(&offer.list),
@@ -41,10 +43,10 @@ fn sharing(list: &ResourceList, page: &Page) -> Option<SharingStrategy> {
     })
 }
 
-/// A device that neither waits nor is held back has unhealthy shares for this reason alone.
-fn withheld(list: &ResourceList, explained: &BTreeSet<&str>) -> Option<i32> {
+/// A device that neither waits nor is held back nor is broken has unhealthy shares for this reason alone.
+fn withheld(list: &ResourceList, is_explained: impl Fn(&str) -> bool) -> Option<i32> {
     let unhealthy = list.shares.iter().filter(|share| !share.healthy);
-    let count = unhealthy.filter(|share| !explained.contains(device_of(&share.id))).count();
+    let count = unhealthy.filter(|share| !is_explained(device_of(&share.id))).count();
     (count > 0).then(|| number(count))
 }
 

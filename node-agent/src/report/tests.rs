@@ -163,23 +163,26 @@ fn unknown_holders_matter_where_there_is_something_to_offer() {
 #[test]
 fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
     let (hardware, in_force) = offered();
-    let with = |state, offered: bool| {
+    let with = |state, offered: bool, ailments: Ailments| {
         let assignment = in_force.wanted.devices[1].assignment.clone();
         let assignments = offered.then(|| ("GPU-1".to_owned(), assignment)).into_iter().collect();
-        let page = Page { daemons: vec![MpsDaemon { device: "GPU-1".to_owned(), state }], assignments, ..page() };
+        let daemons = vec![MpsDaemon { device: "GPU-1".to_owned(), state }];
+        let page = Page { assignments, ailments, daemons, ..page() };
         of_page(&page, &hardware, &in_force, &["nvidia.com/gpu"])
     };
-    let silent = with(MpsDaemonState::NotAnswering, true);
+    let silent = with(MpsDaemonState::NotAnswering, true, Ailments::default());
     assert_eq!(verdicts(&silent)[0], "Ready=False MpsDaemonNotAnswering");
     assert!(
         silent.conditions[0].message.contains("of GPU 1 does not answer, as for some"),
         "{:?}",
         silent.conditions[0]
     );
-    let stopping = with(MpsDaemonState::Stopping, true);
+    let of_broken = with(MpsDaemonState::NotAnswering, true, broken("GPU-1"));
+    assert_eq!(verdicts(&of_broken)[0], "Ready=True ConfigurationInForce", "the GPU's state says it");
+    let stopping = with(MpsDaemonState::Stopping, true, Ailments::default());
     assert_eq!(verdicts(&stopping)[0], "Ready=False MpsDaemonNotAnswering");
     assert!(stopping.conditions[0].message.contains("of GPU 1 is still stopping"), "{:?}", stopping.conditions[0]);
-    let stopping = with(MpsDaemonState::Stopping, false);
+    let stopping = with(MpsDaemonState::Stopping, false, Ailments::default());
     assert_eq!(verdicts(&stopping)[0], "Ready=True ConfigurationInForce");
     assert_eq!(stopping.mps_daemons.len(), 1);
 }
@@ -216,7 +219,18 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
     let waiting = vec![Waiting { device: "GPU-0".to_owned(), message: String::new(), pods: Vec::new() }];
     assert_eq!(withheld(&Page { waiting, ..page.clone() }), None);
     let daemons = vec![MpsDaemon { device: "GPU-0".to_owned(), state: MpsDaemonState::Stopping }];
-    assert_eq!(withheld(&Page { daemons, ..page }), None);
+    assert_eq!(withheld(&Page { daemons, ..page.clone() }), None);
+    assert_eq!(withheld(&Page { ailments: broken("GPU-0"), ..page.clone() }), None, "it is broken");
+    assert_eq!(withheld(&Page { ailments: broken("GPU-1"), ..page.clone() }), Some(2));
+    let released = Ailments { all: Some("the GPUs of the node are released".to_owned()), ..Ailments::default() };
+    assert_eq!(withheld(&Page { ailments: released, ..page }), None);
+}
+
+fn broken(device: &str) -> Ailments {
+    let mut health = gpunode_gpu::Health::default();
+    let xid = gpunode_gpu::HealthObservation::Xid(device.to_owned(), 79);
+    health.observe(xid, &gpunode_config::Health::default(), Timestamp::from_second(7).unwrap());
+    Ailments { faults: Some(health.into()), ..Ailments::default() }
 }
 
 #[test]
@@ -256,12 +270,8 @@ fn a_condition_keeps_its_time_while_its_status_stays() {
 #[test]
 fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
     let (hardware, in_force) = offered();
-    let mut health = gpunode_gpu::Health::default();
-    let broken = "GPU-1".to_owned();
     let at = Timestamp::from_second(7).unwrap();
-    health.observe(gpunode_gpu::HealthObservation::Xid(broken, 79), &gpunode_config::Health::default(), at);
-    let looked = Ailments { faults: Some(health.into()), ..Ailments::default() };
-    let status = of_page(&Page { ailments: looked, ..page() }, &hardware, &in_force, &["nvidia.com/gpu"]);
+    let status = of_page(&Page { ailments: broken("GPU-1"), ..page() }, &hardware, &in_force, &["nvidia.com/gpu"]);
     let state = |gpu: usize| status.gpus[gpu].health.as_ref().map(|health| health.state);
     assert_eq!([state(0), state(1)], [Some(HealthState::Healthy), Some(HealthState::Unhealthy)]);
     let health = status.gpus[1].health.clone().unwrap();

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// Long enough for a busy machine, and for the agent's own patience with a GPU that hangs.
+/// Long enough for a busy machine, and for the agent's own patience: 20 s with a GPU that hangs, or as a successor.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 pub const POLL: Duration = Duration::from_millis(5);
 

@@ -109,13 +109,13 @@ fn manual_recovery_waits_for_the_annotation_of_the_node() -> Result<()> {
 }
 
 /// The driver of the T4 node as it was, once this is dropped.
-struct Driver {
+pub struct Driver {
     folder: PathBuf,
     before: Scenario,
 }
 
 impl Driver {
-    fn of(lab: &Lab) -> Result<Self> {
+    pub fn of(lab: &Lab) -> Result<Self> {
         let folder = lab.cluster().node(T4)?.driver_dir()?;
         let before = Scenario::load(&folder)?;
         Ok(Self { folder, before })
@@ -129,7 +129,7 @@ impl Driver {
         self.folder.join("libnvidia-ml.so.before")
     }
 
-    fn uninstall(&self) -> Result<()> {
+    pub fn uninstall(&self) -> Result<()> {
         Ok(fs::rename(self.library(), self.set_aside())?)
     }
 

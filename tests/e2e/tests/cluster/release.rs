@@ -1,8 +1,8 @@
 //! A node whose driver is being replaced: agents let go of its GPUs while a label asks for it, and pods run on.
 
-use crate::{faults::gives_out_a_gpu, samples};
+use crate::{faults::gives_out_a_gpu, health::Driver, samples};
 use anyhow::{Result, ensure};
-use gpunode_e2e::{Lab, T4, condition, eventually};
+use gpunode_e2e::{Lab, NodeWatch, T4, condition, eventually};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -58,6 +58,29 @@ fn agents_let_go_of_gpus_while_a_label_asks_for_it_and_come_back() -> Result<()>
     }
     assert_eq!(steady(&lab)?, before, "the pod that holds a GPU ran through it");
     gives_out_a_gpu(&lab, "after-release")
+}
+
+/// As gpu-operator's driver manager does it: it lifts the label before the new driver is installed.
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn nothing_is_offered_after_a_release_before_the_driver_is_back() -> Result<()> {
+    let lab = Lab::enter()?;
+    samples::offer_four_t4(&lab, "")?;
+    lab.kubectl(&["label", "node", T4, "gpunode.dev/release=true"])?;
+    await_released(&lab)?;
+    let (driver, watch) = (Driver::of(&lab)?, NodeWatch::start(&lab, T4)?);
+    driver.uninstall()?;
+    lab.kubectl(&["label", "node", T4, "gpunode.dev/release-"])?;
+    eventually("the GpuNode says that there is no driver", LIMIT, || {
+        let available = condition(&lab.get(&["gpunode", T4])?, "DriverAvailable");
+        ensure!(available["status"] == "False" && available["reason"] == "DriverNotFound", "{available}");
+        Ok(())
+    })?;
+    // That nothing comes can only be waited for; the kubelet reports every second.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(watch.allocatable(&lab, RESOURCE)?, [Some(0)]);
+    drop(driver);
+    await_back(&lab)
 }
 
 #[test]
