@@ -26,10 +26,12 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// Events that wait for the agent; a driver that reports more waits with them.
+/// Events that wait for the agent; a driver that reports more waits with them for a while.
 const QUEUE: usize = 256;
 /// Pause before a full queue is tried again.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
+/// How long events wait for a full queue: while an agent stands by nobody takes them, and old ones are nothing to it.
+const FULL_TIMEOUT: Duration = Duration::from_secs(6);
 /// How long the thread may take to end its session: longer than one wait.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a session that ended by an error.
@@ -87,7 +89,7 @@ impl DriverEvents {
         followed.mark_changed();
         let stop = Arc::new(AtomicBool::new(false));
         let silent = std::mem::take(&mut self.silent);
-        let mut thread = Thread { followed, stop: stop.clone(), tell: self.tell.clone(), silent };
+        let mut thread = Thread { followed, stop: stop.clone(), tell: self.tell.clone(), silent, full_since: None };
         let path = path.to_owned();
         let thread = spawn_blocking(move || {
             let ended = nvml::events::watch(&path, &mut thread);
@@ -125,6 +127,8 @@ struct Thread {
     stop: Arc<AtomicBool>,
     tell: mpsc::Sender<Event>,
     silent: BTreeSet<String>,
+    /// Since when the queue is full.
+    full_since: Option<Instant>,
 }
 
 impl Thread {
@@ -147,9 +151,15 @@ impl Watcher for Thread {
         let mut event = event;
         while !self.stops() {
             match self.tell.try_send(event) {
-                Ok(()) => return ControlFlow::Continue(()),
+                Ok(()) => {
+                    self.full_since = None;
+                    return ControlFlow::Continue(());
+                }
                 Err(mpsc::error::TrySendError::Full(back)) => event = back,
                 Err(mpsc::error::TrySendError::Closed(_)) => return ControlFlow::Break(()),
+            }
+            if self.full_since.get_or_insert_with(Instant::now).elapsed() >= FULL_TIMEOUT {
+                return ControlFlow::Continue(());
             }
             thread::sleep(FULL_PAUSE);
         }

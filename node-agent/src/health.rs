@@ -155,9 +155,11 @@ impl Keeper {
             return;
         };
         let Some(xid) = event.xid else { return };
-        // A MIG device that is not known is none that is offered: its GPU stands for it.
+        // The GPU stands for a MIG device that is not known, and where it is offered whole though it is divided.
         let devices = self.devices();
-        let part = event.instance.and_then(|instance| devices.part(&gpu, instance)).map(str::to_owned);
+        let is_whole = self.sources.desk.page().0.assignments.contains_key(&gpu);
+        let instance = event.instance.filter(|_| !is_whole);
+        let part = instance.and_then(|instance| devices.part(&gpu, instance)).map(str::to_owned);
         let before = self.known.health.ticket();
         self.observe(Observation::Xid(part.unwrap_or_else(|| gpu.clone()), xid));
         // What counts for nothing is followed by nothing.

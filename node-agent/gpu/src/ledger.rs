@@ -108,14 +108,10 @@ impl Ledger {
         self.held_back = reasons;
     }
 
-    /// Why a device cannot be given out now. Of a GPU that is offered whole though it is divided, each part counts.
+    /// Why a device cannot be given out now.
     fn held_back(&self, uuid: &str) -> Option<&str> {
         let of_gpu = || self.held_back.get(&self.devices.get(uuid)?.gpu_uuid);
-        let of_part = || {
-            let mut parts = self.devices.values().filter(|part| part.gpu_uuid == uuid && part.uuid != uuid);
-            parts.find_map(|part| self.held_back.get(&part.uuid))
-        };
-        self.held_back.get(uuid).or_else(of_gpu).or_else(of_part).map(String::as_str)
+        self.held_back.get(uuid).or_else(of_gpu).map(String::as_str)
     }
 
     /// Whether the kubelet was asked who holds what; before that nothing is offered.

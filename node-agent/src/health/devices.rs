@@ -19,10 +19,14 @@ impl Devices {
         Some(&found.uuid)
     }
 
-    /// Whether a GPU or MIG device is there, as far as is known.
+    /// Whether a GPU or MIG device is there, as far as is known: one that does not say what it is may be any.
     pub fn has(&self, device: &str) -> bool {
+        let reading = self.0.as_deref().and_then(|hardware| hardware.reading.as_ref());
+        if reading.is_none_or(|reading| !reading.unreadable.is_empty()) {
+            return true;
+        }
         let is_it = |gpu: &Gpu| gpu.uuid == device || gpu.mig_devices.iter().any(|mig| mig.uuid == device);
-        self.gpus().is_empty() || self.gpus().iter().any(is_it)
+        self.gpus().iter().any(is_it)
     }
 
     /// `GPU 3`, or `GPU 3:1` for a MIG device of it.

@@ -80,7 +80,7 @@ impl Keeper {
     /// Takes in which NVLinks of a GPU are up: none where they do not count.
     fn take_links(&mut self, probe: &mut Probe, links: Option<Vec<u32>>) {
         let Some(links) = links else {
-            self.known.links.remove(&probe.gpu);
+            // What was up before counts again when they do.
             self.linked.remove(&probe.gpu);
             return;
         };

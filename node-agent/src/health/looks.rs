@@ -30,8 +30,6 @@ const LEAST: Duration = Duration::from_secs(1);
 pub const SETTLE: Duration = Duration::from_secs(5);
 /// How long a look at a GPU may take before that counts as not answering.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// GPUs that may hang at the same time, each with a thread. From so many on, no other is looked at.
-const MAX_HANGING: usize = 4;
 /// Looks that wait; more than a node has GPUs.
 const QUEUE: usize = 256;
 /// By its time a person says when the node was in order again, where there is no API server.
@@ -65,6 +63,8 @@ pub struct Looks {
     hanging: BTreeSet<String>,
     /// Those of them that may only wait for another one: the driver has answered for none since.
     suspects: BTreeSet<String>,
+    /// Whether it has turned out that they do hang.
+    are_convicted: bool,
     /// What comes of looks at them.
     answers: JoinSet<(String, Option<Found>)>,
 }
@@ -84,7 +84,17 @@ impl Looks {
     pub fn new(place: Place, state_dir: PathBuf) -> Self {
         let (next, earliest) = (Instant::now(), Instant::now());
         let (hanging, suspects) = (BTreeSet::new(), BTreeSet::new());
-        Self { place, state_dir, next, earliest, round: None, hanging, suspects, answers: JoinSet::new() }
+        Self {
+            place,
+            state_dir,
+            next,
+            earliest,
+            round: None,
+            hanging,
+            suspects,
+            are_convicted: false,
+            answers: JoinSet::new(),
+        }
     }
 
     /// The next look comes no later than this, and at least a while after the last one.
@@ -96,10 +106,9 @@ impl Looks {
     pub fn begin(&mut self, mut targets: Vec<Target>) {
         let now = Instant::now();
         self.next = now + EVERY;
-        if self.hanging.len() >= MAX_HANGING {
-            return;
-        }
         targets.retain(|target| !self.hanging.contains(&target.gpu));
+        // Nobody is left whose answer could tell.
+        self.are_convicted = targets.is_empty();
         let (tell, found) = mpsc::channel(QUEUE);
         let current = Arc::new(Mutex::new(String::new()));
         let (place, recovered, at) = (self.place.clone(), self.state_dir.join(RECOVERED), current.clone());
@@ -135,20 +144,20 @@ impl Looks {
     /// What comes next.
     pub async fn next(&mut self) -> Found {
         loop {
-            if self.round.as_ref().is_some_and(|round| round.answered)
+            if let Some(Ok((gpu, found))) = self.answers.try_join_next() {
+                return self.answered(&gpu, found);
+            }
+            if self.are_convicted
                 && let Some(gpu) = self.suspects.pop_first()
             {
                 return Found::Hangs(hangs(&gpu));
             }
+            self.are_convicted = false;
             let due = self.next.max(self.earliest);
             let given_up = self.round.as_ref().map_or(due, |round| round.since + TIMEOUT);
             tokio::select! {
                 biased;
-                Some(Ok((gpu, found))) = self.answers.join_next() => {
-                    self.hanging.remove(&gpu);
-                    self.suspects.remove(&gpu);
-                    return found.unwrap_or(Found::Failed);
-                }
+                Some(Ok((gpu, found))) = self.answers.join_next() => return self.answered(&gpu, found),
                 found = found(&mut self.round) => return self.brought(found),
                 () = sleep_until(given_up), if self.round.is_some() => if let Some(found) = self.give_up() {
                     return found;
@@ -158,6 +167,13 @@ impl Looks {
         }
     }
 
+    /// A GPU that hung does so no more.
+    fn answered(&mut self, gpu: &str, found: Option<Found>) -> Found {
+        self.hanging.remove(gpu);
+        self.suspects.remove(gpu);
+        found.unwrap_or(Found::Failed)
+    }
+
     fn brought(&mut self, found: Option<Found>) -> Found {
         if let Some(round) = &mut self.round {
             round.since = Instant::now();
@@ -165,7 +181,7 @@ impl Looks {
         }
         found.unwrap_or_else(|| {
             self.earliest = Instant::now() + LEAST;
-            self.round = None;
+            self.are_convicted |= self.round.take().is_some_and(|round| round.answered);
             Found::Done
         })
     }
@@ -176,6 +192,7 @@ impl Looks {
         let mut round = self.round.take()?;
         let gpu = round.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let may_be_anothers = !round.answered && !self.hanging.is_empty();
+        self.are_convicted |= round.answered;
         if gpu.is_empty() {
             self.round = Some(Round { since: Instant::now(), ..round });
             return (!may_be_anothers).then_some(Found::Failed);

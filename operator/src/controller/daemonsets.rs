@@ -37,8 +37,10 @@ struct Progress {
     template: Option<PodTemplateSpec>,
     /// On how many nodes the pod is yet to be replaced, by the last status that is of the template.
     behind: i32,
-    /// Of those that are waited for, the fewest that there were.
+    /// The fewest of them that there were.
     fewest: i32,
+    /// How many of them are waited for.
+    waited_for: i32,
     since: Timestamp,
 }
 
@@ -163,25 +165,26 @@ impl DaemonSets {
         before.as_deref() != refusal
     }
 
-    /// Takes in how far the replacement of the pods has come, where nobody waits for so many nodes. Neither nodes that join nor
-    /// writes of anything but the template are progress; where none was waited for, it begins anew.
+    /// Takes in how far the replacement of the pods has come, where nobody waits for so many nodes. Neither nodes that join or go
+    /// down nor writes of anything but the template are progress; where none was waited for, it begins anew.
     pub fn look_at_progress(&mut self, name: &str, outside: i32, now: Timestamp) {
         let Some(live) = self.live.get(name) else { return drop(self.progress.remove(name)) };
         let template = live.spec.as_ref().map(|spec| &spec.template);
+        let behind = agents_behind(live);
         let known = self.progress.get_mut(name).filter(|known| known.template.as_ref() == template);
         let Some(known) = known else {
-            let behind = agents_behind(live);
-            let fewest = (behind - outside).max(0);
-            let progress = Progress { template: template.cloned(), behind, fewest, since: now };
+            let waited_for = (behind - outside).max(0);
+            let progress = Progress { template: template.cloned(), behind, fewest: behind, waited_for, since: now };
             return drop(self.progress.insert(name.to_owned(), progress));
         };
         if is_observed(live) {
-            known.behind = agents_behind(live);
+            known.behind = behind;
         }
         let waited_for = (known.behind - outside).max(0);
-        if waited_for < known.fewest || (known.fewest == 0 && waited_for > 0) {
-            (known.fewest, known.since) = (waited_for, now);
+        if known.behind < known.fewest || (known.waited_for == 0 && waited_for > 0) {
+            (known.fewest, known.since) = (known.behind, now);
         }
+        known.waited_for = waited_for;
     }
 
     /// Whether pods of a DaemonSet are being replaced.
@@ -192,7 +195,7 @@ impl DaemonSets {
     /// From when on the replacement of a policy's agents is late, unless it goes on; nothing where none is waited for.
     pub fn late_at(&self, policy: &Policy) -> Option<Timestamp> {
         let progress =
-            self.progress.get(&policy_daemonset_name(&policy.name)).filter(|progress| progress.fewest > 0)?;
+            self.progress.get(&policy_daemonset_name(&policy.name)).filter(|progress| progress.waited_for > 0)?;
         progress.since.checked_add(policy.pace.progress_deadline()).ok()
     }
 

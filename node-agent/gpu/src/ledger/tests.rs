@@ -281,16 +281,6 @@ fn a_gpu_that_is_gone_or_held_back_is_unhealthy_also_where_it_is_held() {
 }
 
 #[test]
-fn a_divided_gpu_that_is_offered_whole_is_held_back_for_each_of_its_parts() {
-    let mut desk = Desk::new("", &[]);
-    desk.ledger.hold_back([("MIG-2-1".to_owned(), "XID 109".to_owned())].into());
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 3)));
-    assert!(matches!(desk.allocate("nvidia.com/gpu", &["GPU-2"]), Err(Refusal::HeldBack { .. })));
-    desk.ledger.hold_back([("GPU-1".to_owned(), "XID 109".to_owned())].into());
-    assert!(desk.allocate("nvidia.com/gpu", &["GPU-2"]).is_ok());
-}
-
-#[test]
 fn a_gpu_that_changes_its_index_keeps_its_shares() {
     let held = [holding("train", "a.b/mem", &["GPU-0-_-3"])];
     let mut desk = Desk::new(MEMORY, &held);

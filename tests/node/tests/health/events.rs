@@ -58,6 +58,13 @@ async fn an_xid_of_a_mig_device_takes_out_that_one_and_one_of_the_gpu_all_of_the
 }
 
 #[tokio::test]
+async fn an_xid_of_a_mig_device_takes_out_its_gpu_where_that_is_offered_whole() -> Result<()> {
+    let lab = lab(divided()?, "", GPU, 2).await?;
+    lab.node.state()?.inject_mig_xid(1, TIMEOUT, (2, 0))?;
+    broken(&lab, GPU, &[&lab.node.uuids()?[1]]).await
+}
+
+#[tokio::test]
 async fn a_gpu_that_reports_no_events_is_told_once_and_the_others_are_followed() -> Result<()> {
     let node = Node::with_v100()?;
     node.state()?.fail(2, "nvmlDeviceGetSupportedEventTypes", ReturnCode::NotSupported)?;

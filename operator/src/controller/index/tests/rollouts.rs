@@ -278,6 +278,16 @@ fn node_that_comes_back_has_as_long_as_any_to_replace_its_agent() {
     };
     replaced(&mut scene, 3);
     assert_eq!(late_at(&mut scene), Some(600));
+    for ready in [false, true] {
+        set_ready(&mut scene, "b", ready, 100);
+    }
+    assert_eq!(late_at(&mut scene), Some(700), "it alone was waited for");
+    replaced(&mut scene, 2);
+    for ready in [false, true] {
+        set_ready(&mut scene, "b", ready, 200);
+    }
+    assert_eq!(late_at(&mut scene), Some(700), "one that goes down for a moment is no progress");
+    replaced(&mut scene, 3);
     set_ready(&mut scene, "a", false, 500);
     assert_eq!(late_at(&mut scene), None, "nobody waits for it");
     set_ready(&mut scene, "a", true, 5000);
