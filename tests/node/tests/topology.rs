@@ -60,7 +60,7 @@ async fn links_are_read_once_and_not_for_each_container() -> Result<()> {
     lab.kubelet.has(GPU, |endpoint| endpoint.devices.len() == 8).await?;
     for gpu in 0..8 {
         lab.node.state()?.fail(gpu, "nvmlDeviceGetTopologyCommonAncestor", ReturnCode::Unknown)?;
-        lab.node.state()?.fail(gpu, "nvmlDeviceGetNvLinkState", ReturnCode::Unknown)?;
+        lab.node.state()?.fail(gpu, "nvmlDeviceGetNvLinkRemotePciInfo", ReturnCode::Unknown)?;
     }
     assert_eq!(admit(&lab, "a", 2).await?, [2, 3]);
     fs::remove_file(lab.node.library())?;
