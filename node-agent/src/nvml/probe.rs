@@ -128,7 +128,11 @@ fn ask_instance(nvml: &Nvml, uuid: &str, count: bool) -> Result<Option<usize>, F
 fn fields(device: &Device<'_>, probe: &mut Probe) -> Result<(), NvmlError> {
     let ids = [RECOVERY_ACTION, REMAPPED_PENDING, REMAPPED_FAILURE, RETIRED_PENDING];
     let Some(answers) = told(device.field_values_for(&ids.map(FieldId)))? else { return Ok(()) };
-    let mut values = answers.into_iter().map(|answer| told(answer.and_then(|sample| sample.value)));
+    let mut values = answers.into_iter().map(|answer| match answer.and_then(|sample| sample.value) {
+        // NVML does not say how it answers for a field that is newer than the driver.
+        Err(NvmlError::InvalidArg) => Ok(None),
+        answer => told(answer),
+    });
     let mut next = || values.next().transpose().map(|value| value.flatten().and_then(|value| number(&value)));
     probe.recovery_action = next()?.map(|value| u32::try_from(value).unwrap_or(u32::MAX));
     probe.remap_pending = next()?.map(|value| value != 0);
