@@ -118,7 +118,8 @@ fn container(image: &str, component: Component<'_>, mounts: &[Mount]) -> Contain
         // The end of the container is the end of every client's CUDA context: worse than a supervisor that hangs, whose
         // devices the agent takes back by itself.
         liveness_probe: (!is_mps).then(|| probe("/livez", 10)),
-        readiness_probe: Some(probe("/readyz", 5)),
+        // A pod that is not Ready is replaced without waiting for the next one: it is to be Ready as soon as it serves.
+        readiness_probe: Some(probe("/readyz", 1)),
         termination_message_path: Some("/dev/termination-log".to_owned()),
         termination_message_policy: Some("File".to_owned()),
         ..Container::default()

@@ -26,6 +26,8 @@ pub fn running(lab: &Lab) -> Result<Vec<(String, Value)>> {
 pub fn steady(lab: &Lab) -> Result<Vec<(String, Value)>> {
     lab.apply(&samples::policy("t4-time-slicing")?)?;
     lab.await_allocatable(T4, "nvidia.com/gpu", 16)?;
+    // An agent whose pod is not Ready yet would be replaced without waiting for the next one.
+    lab.await_plugin(T4)?;
     lab.apply(&samples::deployment("steady", "inference", 4))?;
     lab.kubectl(&["rollout", "status", "deployment/steady", "--timeout=60s"])?;
     running(lab)

@@ -264,7 +264,10 @@ fn a_resource_of_another_plugin_is_left_to_it_and_said() -> Result<()> {
     drop(other);
     lab.await_allocatable(T4, GPU, UNITS)?;
     change.check()?;
-    let object = lab.get(&["gpunode", T4])?;
-    assert!(condition(&object, "ResourceServedByAnother").is_null(), "{}", object["status"]["conditions"]);
-    Ok(())
+    eventually("the GpuNode says no more that another serves it", LIMIT, || {
+        let object = lab.get(&["gpunode", T4])?;
+        let conditions = &object["status"]["conditions"];
+        ensure!(condition(&object, "ResourceServedByAnother").is_null(), "its conditions are {conditions}");
+        Ok(())
+    })
 }
