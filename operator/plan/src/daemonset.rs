@@ -103,10 +103,13 @@ pub fn desired_for_policy(
 /// Whether a live DaemonSet differs from what it is to be. Further labels, annotations and owners are other people's, and
 /// so are annotations of the pod template, by which `kubectl rollout restart` works.
 pub fn daemonset_drifted(live: &DaemonSet, desired: &DaemonSet) -> bool {
-    let repaired = repaired_daemonset(live, desired);
-    repaired.spec != live.spec
-        || repaired.metadata.labels != live.metadata.labels
-        || repaired.metadata.owner_references != live.metadata.owner_references
+    !is_alike(&repaired_daemonset(live, desired), live)
+}
+
+/// Whether two DaemonSets are alike in all that gpunode writes. The version does not tell, for it grows with every status.
+pub fn is_alike(one: &DaemonSet, other: &DaemonSet) -> bool {
+    let (old, new) = (&one.metadata, &other.metadata);
+    one.spec == other.spec && old.labels == new.labels && old.owner_references == new.owner_references
 }
 
 /// On how many nodes the pod of a DaemonSet is one that it described before. Nodes without a pod have none to replace.

@@ -72,8 +72,8 @@ pub use conditions::ConditionsChange;
 pub use conflict::{Conflict, ConflictKey};
 pub use daemonset::{
     AgentPods, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, agents_behind,
-    daemonset_drifted, desired_discovery, desired_for_policy, desired_mps, is_observed, policy_daemonset_name,
-    policy_of_daemonset, repaired_daemonset,
+    daemonset_drifted, desired_discovery, desired_for_policy, desired_mps, is_alike, is_observed,
+    policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
 };
 pub use explain::{Entry, Explanation, Kind, Overridden, PolicyVerdict, Source, State, explain};
 pub use facts::{NodeFacts, Taint, TaintKey};

@@ -8,8 +8,8 @@ use crate::controller::{
 use gpunode_crds::{GpuNodePolicy, Mode};
 use gpunode_plan::{
     AgentPods, Agents, DISCOVERY_NAME, MPS_NAME, Policy, PolicySet, agents_behind, daemonset_drifted,
-    desired_discovery, desired_for_policy, desired_mps, is_observed, policy_daemonset_name, policy_of_daemonset,
-    repaired_daemonset,
+    desired_discovery, desired_for_policy, desired_mps, is_alike, is_observed, policy_daemonset_name,
+    policy_of_daemonset, repaired_daemonset,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::PodTemplateSpec};
@@ -57,12 +57,6 @@ impl Futile {
     fn is_again(&self, live: &DaemonSet, next: &DaemonSet) -> bool {
         is_alike(&self.returned, live) && is_alike(&self.repaired, next)
     }
-}
-
-/// Whether two DaemonSets are alike in all that gpunode writes. The version does not tell, for it grows with every status.
-fn is_alike(one: &DaemonSet, other: &DaemonSet) -> bool {
-    let (old, new) = (&one.metadata, &other.metadata);
-    one.spec == other.spec && old.labels == new.labels && old.owner_references == new.owner_references
 }
 
 impl DaemonSets {
