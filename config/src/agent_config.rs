@@ -83,7 +83,10 @@ impl AgentConfig {
     /// The resources in force: those named, or every GPU as `nvidia.com/gpu`.
     pub fn effective_resources(&self) -> Vec<ResourceConfig> {
         if self.resources.is_empty() {
-            vec![ResourceConfig { name: DEFAULT_RESOURCE.to_owned(), ..ResourceConfig::default() }]
+            vec![ResourceConfig {
+                name: DEFAULT_RESOURCE.to_owned(),
+                ..ResourceConfig::default()
+            }]
         } else {
             self.resources.clone()
         }
@@ -106,20 +109,32 @@ impl AgentConfig {
 
     /// Whether some resource needs MPS control daemons.
     pub fn wants_mps(&self) -> bool {
-        self.resources.iter().any(|resource| resource.strategy() == SharingStrategy::Mps)
+        self.resources
+            .iter()
+            .any(|resource| resource.strategy() == SharingStrategy::Mps)
     }
 }
 
 impl ResourceConfig {
     /// The name under which it is offered.
     pub fn offered_name(&self) -> String {
-        let renamed = self.sharing.as_ref().and_then(|sharing| sharing.rename_by_default).unwrap_or(false);
-        if renamed { format!("{}{SHARED_SUFFIX}", self.name) } else { self.name.clone() }
+        let renamed = self
+            .sharing
+            .as_ref()
+            .and_then(|sharing| sharing.rename_by_default)
+            .unwrap_or(false);
+        if renamed {
+            format!("{}{SHARED_SUFFIX}", self.name)
+        } else {
+            self.name.clone()
+        }
     }
 
     /// How its devices are shared.
     pub fn strategy(&self) -> SharingStrategy {
-        self.sharing.as_ref().map_or(SharingStrategy::None, |sharing| sharing.strategy)
+        self.sharing
+            .as_ref()
+            .map_or(SharingStrategy::None, |sharing| sharing.strategy)
     }
 
     /// Which of its free devices a container gets.
@@ -129,6 +144,9 @@ impl ResourceConfig {
 
     /// Whether a container that asks for more than one replica is refused.
     pub fn fail_requests_greater_than_one(&self) -> bool {
-        self.sharing.as_ref().and_then(|sharing| sharing.fail_requests_greater_than_one).unwrap_or(false)
+        self.sharing
+            .as_ref()
+            .and_then(|sharing| sharing.fail_requests_greater_than_one)
+            .unwrap_or(false)
     }
 }

@@ -49,7 +49,10 @@ pub struct DeviceSelector {
 
     /// Globs on the product name in label form, such as `Tesla-V100*`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 16), inner(length(min = 1, max = 63), regex(pattern = r"^[-A-Za-z0-9_.*?]+$")))]
+    #[schemars(
+        length(min = 1, max = 16),
+        inner(length(min = 1, max = 63), regex(pattern = r"^[-A-Za-z0-9_.*?]+$"))
+    )]
     pub products: Option<Vec<String>>,
 
     /// Architectures, as GPU feature discovery names them.
@@ -71,7 +74,10 @@ pub struct DeviceSelector {
 
     /// Globs on the profile of a MIG device, such as `1g.10gb` or `*+me`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 16), inner(length(min = 1, max = 63), regex(pattern = r"^[-a-z0-9_.+*?]+$")))]
+    #[schemars(
+        length(min = 1, max = 16),
+        inner(length(min = 1, max = 63), regex(pattern = r"^[-a-z0-9_.+*?]+$"))
+    )]
     pub mig_profiles: Option<Vec<String>>,
 }
 

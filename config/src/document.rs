@@ -27,10 +27,13 @@ impl Document {
     /// The hash of a document's text.
     pub fn hash_of(text: &str) -> String {
         use std::fmt::Write as _;
-        Sha256::digest(text.as_bytes()).iter().take(8).fold(String::new(), |mut hash, byte| {
-            let _ = write!(hash, "{byte:02x}");
-            hash
-        })
+        Sha256::digest(text.as_bytes())
+            .iter()
+            .take(8)
+            .fold(String::new(), |mut hash, byte| {
+                let _ = write!(hash, "{byte:02x}");
+                hash
+            })
     }
 }
 
@@ -45,7 +48,10 @@ mod tests {
 
     #[test]
     fn hash_depends_on_the_text_alone() {
-        let one = Document::of(&AgentConfig { pass_device_specs: Some(true), ..AgentConfig::default() });
+        let one = Document::of(&AgentConfig {
+            pass_device_specs: Some(true),
+            ..AgentConfig::default()
+        });
         assert_eq!(one.hash, Document::hash_of("passDeviceSpecs: true\n"));
         assert_ne!(one.hash, Document::of(&AgentConfig::default()).hash);
         assert_eq!(one.hash.len(), 16);

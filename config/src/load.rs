@@ -49,7 +49,11 @@ fn join(problems: &[Problem]) -> String {
 pub fn load(text: &str) -> Result<AgentConfig, LoadError> {
     let config: AgentConfig = load_strict(text)?;
     let problems = config.validate();
-    if problems.is_empty() { Ok(config) } else { Err(LoadError::Refused(problems)) }
+    if problems.is_empty() {
+        Ok(config)
+    } else {
+        Err(LoadError::Refused(problems))
+    }
 }
 
 /// Reads any of gpunode's types from YAML and refuses unknown fields, naming the nearest right one.
@@ -58,8 +62,14 @@ fn load_strict<T: DeserializeOwned + JsonSchema>(text: &str) -> Result<T, LoadEr
         return Err(LoadError::TooLong(text.len()));
     }
     // An empty file is a configuration with every default, as `{}` is.
-    let text =
-        if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) { "{}" } else { text };
+    let text = if text
+        .lines()
+        .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
+    {
+        "{}"
+    } else {
+        text
+    };
     let mut unknown = Vec::new();
     let mut record = |path: serde_ignored::Path<'_>| unknown.push(path.to_string());
     let document = serde_yaml::Deserializer::from_str(text);
@@ -70,7 +80,9 @@ fn load_strict<T: DeserializeOwned + JsonSchema>(text: &str) -> Result<T, LoadEr
         Err(error) => Err(malformed(track.path().to_string(), &error)),
         Ok(_) if !unknown.is_empty() => {
             let schema = inlined_schema::<T>();
-            Err(LoadError::Refused(unknown.iter().map(|path| unknown_field(&schema, path)).collect()))
+            Err(LoadError::Refused(
+                unknown.iter().map(|path| unknown_field(&schema, path)).collect(),
+            ))
         }
         Ok(value) => Ok(value),
     }
@@ -79,7 +91,9 @@ fn load_strict<T: DeserializeOwned + JsonSchema>(text: &str) -> Result<T, LoadEr
 /// `serde_yaml` puts the path before its message where it knows it.
 fn malformed(path: String, error: &serde_yaml::Error) -> LoadError {
     let message = error.to_string();
-    let message = message.strip_prefix(&format!("{path}: ")).map_or(message.clone(), str::to_owned);
+    let message = message
+        .strip_prefix(&format!("{path}: "))
+        .map_or(message.clone(), str::to_owned);
     LoadError::Malformed { path, message }
 }
 
@@ -95,8 +109,11 @@ fn unknown_field(schema: &Value, path: &str) -> Problem {
     let Some((field, parents)) = segments.split_last() else {
         return Problem::new(shown, "unknown field");
     };
-    let known =
-        parents.iter().try_fold(schema, |schema, segment| child(schema, segment)).map(properties).unwrap_or_default();
+    let known = parents
+        .iter()
+        .try_fold(schema, |schema, segment| child(schema, segment))
+        .map(properties)
+        .unwrap_or_default();
     let message = unknown_field_message(field, &known);
     Problem::new(shown, message)
 }
@@ -114,18 +131,25 @@ pub fn unknown_field_message(field: &str, known: &[&str]) -> String {
 pub fn nearest_name<'a>(written: &str, known: &[&'a str]) -> Option<&'a str> {
     known
         .iter()
-        .map(|name| (strsim::damerau_levenshtein(&name.to_lowercase(), &written.to_lowercase()), *name))
+        .map(|name| {
+            (
+                strsim::damerau_levenshtein(&name.to_lowercase(), &written.to_lowercase()),
+                *name,
+            )
+        })
         .filter(|(distance, name)| *distance <= name.len().max(written.len()).div_ceil(3))
         .min()
         .map(|(_, name)| name)
 }
 
 fn show_path(segments: &[&str]) -> String {
-    segments.iter().fold(String::new(), |path, segment| match segment.parse::<usize>() {
-        Ok(index) => format!("{path}[{index}]"),
-        Err(_) if path.is_empty() => (*segment).to_owned(),
-        Err(_) => format!("{path}.{segment}"),
-    })
+    segments
+        .iter()
+        .fold(String::new(), |path, segment| match segment.parse::<usize>() {
+            Ok(index) => format!("{path}[{index}]"),
+            Err(_) if path.is_empty() => (*segment).to_owned(),
+            Err(_) => format!("{path}.{segment}"),
+        })
 }
 
 fn child<'a>(schema: &'a Value, segment: &str) -> Option<&'a Value> {
@@ -183,8 +207,16 @@ mod tests {
             error.starts_with("read configuration: resources[0].sharing.strategy: unknown variant `Timeslicing`"),
             "{error}"
         );
-        assert!(message("- a\n- b\n").contains("invalid type: sequence"), "{}", message("- a\n- b\n"));
-        assert!(message("a: [\n").starts_with("read configuration: "), "{}", message("a: [\n"));
+        assert!(
+            message("- a\n- b\n").contains("invalid type: sequence"),
+            "{}",
+            message("- a\n- b\n")
+        );
+        assert!(
+            message("a: [\n").starts_with("read configuration: "),
+            "{}",
+            message("a: [\n")
+        );
     }
 
     #[test]
@@ -192,7 +224,11 @@ mod tests {
         let error = load("colour: red\nresources:\n- name: nvidia.com/gpu\n  device: {}\n")
             .expect_err("both fields are unknown");
         assert_eq!(
-            error.problems().iter().map(|problem| problem.path.as_str()).collect::<Vec<_>>(),
+            error
+                .problems()
+                .iter()
+                .map(|problem| problem.path.as_str())
+                .collect::<Vec<_>>(),
             ["colour", "resources[0].device"]
         );
     }
@@ -206,7 +242,10 @@ mod tests {
 
     #[test]
     fn a_document_beyond_the_limit_is_refused_unread() {
-        assert_eq!(load(&"#".repeat(MAX_DOCUMENT_BYTES + 1)), Err(LoadError::TooLong(MAX_DOCUMENT_BYTES + 1)));
+        assert_eq!(
+            load(&"#".repeat(MAX_DOCUMENT_BYTES + 1)),
+            Err(LoadError::TooLong(MAX_DOCUMENT_BYTES + 1))
+        );
     }
 
     proptest::proptest! {

@@ -31,7 +31,11 @@ impl MemoryMiB {
 
 impl fmt::Display for MemoryMiB {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_multiple_of(1024) { write!(f, "{} GiB", self.0 / 1024) } else { write!(f, "{} MiB", self.0) }
+        if self.0.is_multiple_of(1024) {
+            write!(f, "{} GiB", self.0 / 1024)
+        } else {
+            write!(f, "{} MiB", self.0)
+        }
     }
 }
 
@@ -41,10 +45,27 @@ mod tests {
 
     #[test]
     fn whole_numbers_with_a_binary_suffix_are_read() {
-        for (text, mib) in [("512Mi", 512), ("1Gi", 1024), ("30Gi", 30 * 1024), ("2Ti", 2 * 1024 * 1024)] {
+        for (text, mib) in [
+            ("512Mi", 512),
+            ("1Gi", 1024),
+            ("30Gi", 30 * 1024),
+            ("2Ti", 2 * 1024 * 1024),
+        ] {
             assert_eq!(MemoryMiB::parse(text), Some(MemoryMiB(mib)), "{text}");
         }
-        for text in ["", "Gi", "0Gi", "01Gi", "1.5Gi", "1G", "1024", "-1Gi", " 1Gi", "9999999999Mi", "1Gi Gi"] {
+        for text in [
+            "",
+            "Gi",
+            "0Gi",
+            "01Gi",
+            "1.5Gi",
+            "1G",
+            "1024",
+            "-1Gi",
+            " 1Gi",
+            "9999999999Mi",
+            "1Gi Gi",
+        ] {
             assert_eq!(MemoryMiB::parse(text), None, "{text:?}");
         }
     }

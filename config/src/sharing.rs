@@ -113,7 +113,10 @@ pub struct DeviceReplicas {
 impl Sharing {
     /// The memory that one unit stands for.
     pub fn unit(&self) -> MemoryMiB {
-        self.unit.as_deref().and_then(MemoryMiB::parse).unwrap_or(MemoryMiB(1024))
+        self.unit
+            .as_deref()
+            .and_then(MemoryMiB::parse)
+            .unwrap_or(MemoryMiB(1024))
     }
 
     /// Which device a container's units come from.

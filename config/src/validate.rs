@@ -21,13 +21,20 @@ pub struct Problem {
 impl Problem {
     /// A problem of the field at `path`.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { path: path.into(), message: message.into() }
+        Self {
+            path: path.into(),
+            message: message.into(),
+        }
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.path.is_empty() { f.write_str(&self.message) } else { write!(f, "{}: {}", self.path, self.message) }
+        if self.path.is_empty() {
+            f.write_str(&self.message)
+        } else {
+            write!(f, "{}: {}", self.path, self.message)
+        }
     }
 }
 
@@ -39,12 +46,21 @@ impl AgentConfig {
             health::validate("health", health, &mut problems);
         }
         if self.resources.len() > 32 {
-            problems.push(Problem::new("resources", format!("{} entries are more than 32", self.resources.len())));
+            problems.push(Problem::new(
+                "resources",
+                format!("{} entries are more than 32", self.resources.len()),
+            ));
         }
         for (index, resource) in self.resources.iter().enumerate() {
             let path = format!("resources[{index}]");
             let (name, offered) = (&resource.name, resource.offered_name());
-            let others = || self.resources.iter().enumerate().filter(|(at, _)| *at != index).map(|(_, other)| other);
+            let others = || {
+                self.resources
+                    .iter()
+                    .enumerate()
+                    .filter(|(at, _)| *at != index)
+                    .map(|(_, other)| other)
+            };
             if self.resources.iter().take(index).any(|earlier| earlier.name == *name) {
                 problems.push(Problem::new(
                     format!("{path}.name"),
@@ -73,9 +89,11 @@ impl AgentConfig {
 
 fn validate_resource(path: &str, resource: &ResourceConfig, problems: &mut Vec<Problem>) {
     let offered = resource.offered_name();
-    let refused = [&resource.name, &offered]
-        .into_iter()
-        .find_map(|name| is_extended_resource_name(name).err().map(|reason| format!("`{name}` {reason}")));
+    let refused = [&resource.name, &offered].into_iter().find_map(|name| {
+        is_extended_resource_name(name)
+            .err()
+            .map(|reason| format!("`{name}` {reason}"))
+    });
     if let Some(message) = refused {
         problems.push(Problem::new(format!("{path}.name"), message));
     }
@@ -98,7 +116,10 @@ mod tests {
     use crate::load;
 
     fn problems(text: &str) -> Vec<String> {
-        load(text).map_or_else(|error| error.problems().iter().map(ToString::to_string).collect(), |_| Vec::new())
+        load(text).map_or_else(
+            |error| error.problems().iter().map(ToString::to_string).collect(),
+            |_| Vec::new(),
+        )
     }
 
     #[test]
@@ -129,7 +150,9 @@ mod tests {
     #[test]
     fn units_of_memory_are_placed_and_not_allocated() {
         let with = |sharing: &str| {
-            problems(&format!("resources: [{{name: a.b/c, allocation: Packed, sharing: {{strategy: {sharing}}}}}]\n"))
+            problems(&format!(
+                "resources: [{{name: a.b/c, allocation: Packed, sharing: {{strategy: {sharing}}}}}]\n"
+            ))
         };
         assert_eq!(
             with("Memory"),
@@ -155,13 +178,19 @@ mod tests {
             "resources: [{{name: a.b/{}, sharing: {{strategy: Mps, replicas: 2, renameByDefault: true}}}}]",
             "c".repeat(60)
         );
-        assert!(problems(&long).concat().contains("has a name part"), "{:?}", problems(&long));
+        assert!(
+            problems(&long).concat().contains("has a name part"),
+            "{:?}",
+            problems(&long)
+        );
     }
 
     #[test]
     fn mig_devices_need_a_strategy_that_offers_them() {
         let selects = |strategy: &str, devices: &str| {
-            problems(&format!("mig: {{strategy: {strategy}}}\nresources: [{{name: a.b/c, devices: {devices}}}]\n"))
+            problems(&format!(
+                "mig: {{strategy: {strategy}}}\nresources: [{{name: a.b/c, devices: {devices}}}]\n"
+            ))
         };
         for devices in ["{kind: MigDevice}", "{migProfiles: [1g.10gb]}"] {
             assert_eq!(
@@ -180,9 +209,14 @@ mod tests {
     #[test]
     fn globs_have_the_characters_that_the_crd_allows() {
         let selects = |devices: &str| {
-            problems(&format!("mig: {{strategy: Mixed}}\nresources: [{{name: a.b/c, devices: {{{devices}}}}}]\n"))
+            problems(&format!(
+                "mig: {{strategy: Mixed}}\nresources: [{{name: a.b/c, devices: {{{devices}}}}}]\n"
+            ))
         };
-        for good in ["products: ['Tesla-V100*', '?100_.']", "migProfiles: [1g.10gb+me, '?g.*']"] {
+        for good in [
+            "products: ['Tesla-V100*', '?100_.']",
+            "migProfiles: [1g.10gb+me, '?g.*']",
+        ] {
             assert!(selects(good).is_empty(), "{good}: {:?}", selects(good));
         }
         assert_eq!(
@@ -212,8 +246,14 @@ mod tests {
                 "strategy: Memory, unit: 63Mi",
                 "unit: 63 MiB is less than 64 MiB, which makes more shares than a kubelet takes",
             ),
-            ("strategy: TimeSlicing, replicas: 2, unit: 1Gi", "unit: has a meaning only"),
-            ("strategy: Mps, replicas: 2, placement: Spread", "placement: has a meaning only"),
+            (
+                "strategy: TimeSlicing, replicas: 2, unit: 1Gi",
+                "unit: has a meaning only",
+            ),
+            (
+                "strategy: Mps, replicas: 2, placement: Spread",
+                "placement: has a meaning only",
+            ),
             ("strategy: Mps", "replicas: is required"),
             ("strategy: Mps, replicas: 49", "replicas: 49 is not between 2 and 48"),
             (
@@ -224,11 +264,17 @@ mod tests {
                 "strategy: Mps, replicas: 2, replicasPerDevice: [{devices: {}, replicas: 4}]",
                 "replicasPerDevice[0].devices: must name a condition, such as indices, uuids or products; for every GPU, leave devices out of the resource, or set sharing.replicas alone",
             ),
-            ("strategy: None, renameByDefault: true", "renameByDefault: has a meaning only"),
+            (
+                "strategy: None, renameByDefault: true",
+                "renameByDefault: has a meaning only",
+            ),
         ] {
             let found = shared(bad);
             assert_eq!(found.len(), 1, "{bad}: {found:?}");
-            assert!(found[0].starts_with(&format!("resources[0].sharing.{field}")), "{bad}: {found:?}");
+            assert!(
+                found[0].starts_with(&format!("resources[0].sharing.{field}")),
+                "{bad}: {found:?}"
+            );
         }
     }
 }

@@ -35,8 +35,16 @@ pub const MAX_HOLDERS: usize = 256;
         json_path = ".status.gpus[?(@.health.state=='Unhealthy')].health.reason"
     ),
     printcolumn(name = "In Use", type_ = "string", json_path = ".status.inUse"),
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
-    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].reason"
+    ),
     printcolumn(
         name = "Waits For",
         type_ = "string",

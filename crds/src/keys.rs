@@ -61,10 +61,14 @@ pub fn is_gpunode_key(key: &str) -> bool {
 
 /// Whether a key belongs to Kubernetes, being under `kubernetes.io` or `k8s.io`. gpunode never writes such a key.
 pub fn is_kubernetes_key(key: &str) -> bool {
-    let Some((prefix, _)) = key.split_once('/') else { return false };
-    ["kubernetes.io", "k8s.io"]
-        .iter()
-        .any(|owner| prefix.strip_suffix(owner).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')))
+    let Some((prefix, _)) = key.split_once('/') else {
+        return false;
+    };
+    ["kubernetes.io", "k8s.io"].iter().any(|owner| {
+        prefix
+            .strip_suffix(owner)
+            .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    })
 }
 
 #[cfg(test)]
@@ -73,11 +77,21 @@ mod tests {
 
     #[test]
     fn keys_of_kubernetes_are_known_by_their_prefix() {
-        for key in ["kubernetes.io/os", "node.kubernetes.io/unreachable", "k8s.io/x", "a.b.k8s.io/x"] {
+        for key in [
+            "kubernetes.io/os",
+            "node.kubernetes.io/unreachable",
+            "k8s.io/x",
+            "a.b.k8s.io/x",
+        ] {
             assert!(is_kubernetes_key(key), "{key}");
         }
-        for key in ["os", "mykubernetes.io/x", "kubernetes.io.example.com/x", "gpunode.dev/governed", "nvidia.com/gpu"]
-        {
+        for key in [
+            "os",
+            "mykubernetes.io/x",
+            "kubernetes.io.example.com/x",
+            "gpunode.dev/governed",
+            "nvidia.com/gpu",
+        ] {
             assert!(!is_kubernetes_key(key), "{key}");
         }
     }

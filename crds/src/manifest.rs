@@ -28,7 +28,10 @@ pub fn manifests() -> Result<Vec<Manifest>, ManifestError> {
 
 fn manifest(crd: &CustomResourceDefinition) -> Result<Manifest, ManifestError> {
     let name = crd.spec.names.plural.clone();
-    let yaml = serde_yaml::to_string(crd).map_err(|source| ManifestError { name: name.clone(), source })?;
+    let yaml = serde_yaml::to_string(crd).map_err(|source| ManifestError {
+        name: name.clone(),
+        source,
+    })?;
     Ok(Manifest {
         name: format!("{name}.yaml"),
         yaml: format!("# Generated from crds/src by `make crds`; do not edit.\n{yaml}"),

@@ -35,7 +35,13 @@ pub enum ConditionType {
 
 impl ConditionType {
     /// Those in `GpuNodePolicy.status`.
-    pub const OF_POLICY: [Self; 5] = [Self::Ready, Self::Reconciling, Self::Stalled, Self::Conflict, Self::Degraded];
+    pub const OF_POLICY: [Self; 5] = [
+        Self::Ready,
+        Self::Reconciling,
+        Self::Stalled,
+        Self::Conflict,
+        Self::Degraded,
+    ];
 
     /// Those in `GpuNode.status` that the operator writes; the agent of the node writes all others.
     pub const OF_OPERATOR: [Self; 3] = [Self::Conflict, Self::FactLabels, Self::RecoveredAnnotation];

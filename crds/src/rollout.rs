@@ -44,9 +44,9 @@ impl RolloutPace {
     pub fn max_unavailable(&self) -> IntOrString {
         match &self.max_unavailable {
             None => IntOrString::String(MAX_UNAVAILABLE.to_owned()),
-            Some(IntOrString::String(text)) => {
-                text.parse().map_or_else(|_| IntOrString::String(text.clone()), IntOrString::Int)
-            }
+            Some(IntOrString::String(text)) => text
+                .parse()
+                .map_or_else(|_| IntOrString::String(text.clone()), IntOrString::Int),
             Some(number) => number.clone(),
         }
     }
@@ -65,7 +65,10 @@ impl RolloutPace {
 
     /// The deadline in force. One that cannot be read, which the CRD refuses, counts as left out.
     pub fn progress_deadline(&self) -> SignedDuration {
-        let given = self.progress_deadline.as_ref().and_then(|text| text.parse::<SignedDuration>().ok());
+        let given = self
+            .progress_deadline
+            .as_ref()
+            .and_then(|text| text.parse::<SignedDuration>().ok());
         given.filter(SignedDuration::is_positive).unwrap_or(PROGRESS_DEADLINE)
     }
 }
@@ -97,9 +100,14 @@ mod tests {
 
     #[test]
     fn deadlines_are_go_durations() {
-        for (text, seconds) in
-            [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1h1m1s", 3661), ("", 600), ("nonsense", 600)]
-        {
+        for (text, seconds) in [
+            ("90s", 90),
+            ("10m", 600),
+            ("1h30m", 5400),
+            ("1h1m1s", 3661),
+            ("", 600),
+            ("nonsense", 600),
+        ] {
             let pace = pace(&format!("{{progressDeadline: '{text}'}}"));
             assert_eq!(pace.progress_deadline().as_secs(), seconds, "{text}");
         }

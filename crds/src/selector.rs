@@ -70,7 +70,10 @@ pub enum SelectorOperator {
 pub struct GpuSelector {
     /// Globs on the product name in label form, such as `Tesla-V100*`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 32), inner(length(min = 1, max = 63), regex(pattern = r"^[-A-Za-z0-9_.*?]+$")))]
+    #[schemars(
+        length(min = 1, max = 32),
+        inner(length(min = 1, max = 63), regex(pattern = r"^[-A-Za-z0-9_.*?]+$"))
+    )]
     pub products: Option<Vec<String>>,
 
     /// Architectures, as GPU feature discovery names them, such as `volta`.

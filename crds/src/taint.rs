@@ -83,7 +83,9 @@ impl UnhealthyTaint {
 
     /// How many GPUs have to be healthy.
     pub fn min_healthy(&self) -> usize {
-        self.min_healthy.and_then(|least| usize::try_from(least).ok()).unwrap_or(1)
+        self.min_healthy
+            .and_then(|least| usize::try_from(least).ok())
+            .unwrap_or(1)
     }
 }
 

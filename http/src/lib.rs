@@ -43,12 +43,20 @@ pub struct Answer {
 impl Answer {
     /// A line for people.
     pub fn line(status: StatusCode, text: &str) -> Self {
-        Self { status, content_type: PLAIN, text: format!("{text}\n") }
+        Self {
+            status,
+            content_type: PLAIN,
+            text: format!("{text}\n"),
+        }
     }
 
     /// Metrics in the OpenMetrics text format.
     pub fn metrics(text: String) -> Self {
-        Self { status: StatusCode::OK, content_type: OPEN_METRICS, text }
+        Self {
+            status: StatusCode::OK,
+            content_type: OPEN_METRICS,
+            text,
+        }
     }
 }
 
@@ -83,14 +91,21 @@ pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> Answer + Clon
 
 async fn serve_one(stream: TcpStream, answer: impl Fn(&str) -> Answer) -> hyper::Result<()> {
     let service = service_fn(move |request: Request<Incoming>| {
-        let Answer { status, content_type, text } = answer(request.uri().path());
+        let Answer {
+            status,
+            content_type,
+            text,
+        } = answer(request.uri().path());
         let mut response = Response::new(text);
         *response.status_mut() = status;
         response.headers_mut().insert(CONTENT_TYPE, content_type);
         async { Ok::<_, Infallible>(response) }
     });
     let mut http = http1::Builder::new();
-    http.max_buf_size(MAX_HEADER).keep_alive(false).serve_connection(TokioIo::new(stream), service).await
+    http.max_buf_size(MAX_HEADER)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service)
+        .await
 }
 
 #[cfg(test)]
@@ -111,7 +126,10 @@ mod tests {
 
     async fn get(address: SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: agent\r\n\r\n").as_bytes()).await.unwrap();
+        stream
+            .write_all(format!("GET {path} HTTP/1.1\r\nHost: agent\r\n\r\n").as_bytes())
+            .await
+            .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer
@@ -121,9 +139,15 @@ mod tests {
     async fn an_answer_has_its_status_and_says_its_format() {
         let address = start().await;
         let answer = get(address, "/readyz").await;
-        assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("not yet\n"), "{answer}");
+        assert!(
+            answer.starts_with("HTTP/1.1 503") && answer.ends_with("not yet\n"),
+            "{answer}"
+        );
         let answer = get(address, "/metrics").await;
-        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("application/openmetrics-text"), "{answer}");
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && answer.contains("application/openmetrics-text"),
+            "{answer}"
+        );
     }
 
     #[tokio::test]

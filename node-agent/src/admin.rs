@@ -29,7 +29,10 @@ pub async fn serve(
     liveness: watch::Receiver<Liveness>,
     metrics: Metrics,
 ) {
-    gpunode_http::serve(listener, move |path| answer(path, &readiness.borrow(), &liveness.borrow(), &metrics)).await;
+    gpunode_http::serve(listener, move |path| {
+        answer(path, &readiness.borrow(), &liveness.borrow(), &metrics)
+    })
+    .await;
 }
 
 /// The liveness of a process that answers at all.

@@ -12,7 +12,12 @@ use std::{
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// Device nodes that belong to no single GPU.
-const CONTROL_NODES: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
+const CONTROL_NODES: [&str; 4] = [
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+    "/dev/nvidia-uvm-tools",
+    "/dev/nvidia-modeset",
+];
 
 /// Those of the [`CONTROL_NODES`] that the host has.
 pub fn control_nodes(host_root: &Path) -> Vec<String> {
@@ -26,7 +31,9 @@ pub fn response(granted: &Granted, control_nodes: Option<&[String]>, mps_dir: &P
     let uuids: Vec<&str> = granted.devices.iter().map(|(device, _)| device.uuid.as_str()).collect();
     let mut response = ContainerAllocateResponse {
         envs: [(VISIBLE_DEVICES.to_owned(), uuids.join(","))].into(),
-        devices: control_nodes.map(|control| device_nodes(granted, control)).unwrap_or_default(),
+        devices: control_nodes
+            .map(|control| device_nodes(granted, control))
+            .unwrap_or_default(),
         ..ContainerAllocateResponse::default()
     };
     // Shares of these two come from one device.
@@ -71,15 +78,28 @@ fn mps_limits(device: &Device, shares: u32, replicas: u32, folder: &Path) -> Has
 fn device_nodes(granted: &Granted, control: &[String]) -> Vec<DeviceSpec> {
     let own = granted.devices.iter().flat_map(|(device, _)| &device.device_nodes);
     let mut named = BTreeSet::new();
-    control.iter().chain(own).filter(|node| named.insert(node.as_str())).map(|node| device_spec(node)).collect()
+    control
+        .iter()
+        .chain(own)
+        .filter(|node| named.insert(node.as_str()))
+        .map(|node| device_spec(node))
+        .collect()
 }
 
 fn device_spec(path: &str) -> DeviceSpec {
-    DeviceSpec { container_path: path.to_owned(), host_path: path.to_owned(), permissions: "rw".to_owned() }
+    DeviceSpec {
+        container_path: path.to_owned(),
+        host_path: path.to_owned(),
+        permissions: "rw".to_owned(),
+    }
 }
 
 fn mount(host: &Path, container: &Path) -> Mount {
-    Mount { container_path: container.display().to_string(), host_path: host.display().to_string(), read_only: false }
+    Mount {
+        container_path: container.display().to_string(),
+        host_path: host.display().to_string(),
+        read_only: false,
+    }
 }
 
 #[cfg(test)]
@@ -92,11 +112,20 @@ mod tests {
 
     fn device(index: u32) -> Device {
         let (uuid, minor) = (format!("GPU-{index}"), Some(index + 4));
-        Device::full(&Gpu { index, uuid, minor, memory_mib: 16_160, ..Gpu::default() })
+        Device::full(&Gpu {
+            index,
+            uuid,
+            minor,
+            memory_mib: 16_160,
+            ..Gpu::default()
+        })
     }
 
     fn granted(sharing: DeviceSharing, shares: &[(u32, u32)]) -> Granted {
-        Granted { devices: shares.iter().map(|(index, shares)| (device(*index), *shares)).collect(), sharing }
+        Granted {
+            devices: shares.iter().map(|(index, shares)| (device(*index), *shares)).collect(),
+            sharing,
+        }
     }
 
     fn envs(granted: &Granted) -> Vec<(String, String)> {
@@ -106,21 +135,30 @@ mod tests {
     }
 
     fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
-        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
     }
 
     #[test]
     fn whole_and_time_sliced_devices_are_named_in_the_order_given() {
         for sharing in [DeviceSharing::Whole, DeviceSharing::TimeSlicing { replicas: 4 }] {
             let response = response(&granted(sharing, &[(0, 1), (3, 2)]), None, Path::new(MPS_DIR));
-            assert_eq!(response.envs, [(VISIBLE_DEVICES.to_owned(), "GPU-0,GPU-3".to_owned())].into());
+            assert_eq!(
+                response.envs,
+                [(VISIBLE_DEVICES.to_owned(), "GPU-0,GPU-3".to_owned())].into()
+            );
             assert!(response.devices.is_empty() && response.mounts.is_empty());
         }
     }
 
     #[test]
     fn memory_units_come_with_the_variables_of_gpushare() {
-        let sharing = DeviceSharing::Memory { unit: MemoryMiB(1024), units: 15 };
+        let sharing = DeviceSharing::Memory {
+            unit: MemoryMiB(1024),
+            units: 15,
+        };
         let expected = pairs(&[
             ("ALIYUN_COM_GPU_MEM_CONTAINER", "5"),
             ("ALIYUN_COM_GPU_MEM_DEV", "15"),
@@ -148,9 +186,16 @@ mod tests {
 
     #[test]
     fn mps_clients_get_the_pipe_and_the_shared_memory_of_their_daemon() {
-        let response = response(&granted(DeviceSharing::Mps { replicas: 2 }, &[(1, 1)]), None, Path::new(MPS_DIR));
-        let mounts: Vec<_> =
-            response.mounts.iter().map(|mount| (mount.host_path.as_str(), mount.container_path.as_str())).collect();
+        let response = response(
+            &granted(DeviceSharing::Mps { replicas: 2 }, &[(1, 1)]),
+            None,
+            Path::new(MPS_DIR),
+        );
+        let mounts: Vec<_> = response
+            .mounts
+            .iter()
+            .map(|mount| (mount.host_path.as_str(), mount.container_path.as_str()))
+            .collect();
         let pipe = "/run/gpunode/mps/GPU-1/pipe";
         assert_eq!(mounts, [(pipe, pipe), ("/run/gpunode/mps/GPU-1/shm", "/dev/shm")]);
         assert!(response.mounts.iter().all(|mount| !mount.read_only));
@@ -163,8 +208,16 @@ mod tests {
         both.devices[1].0.device_nodes = vec!["/dev/nvidia4".to_owned(), "/dev/nvidia-caps/nvidia-cap3".to_owned()];
         let response = response(&both, Some(&control), Path::new(MPS_DIR));
         let nodes: Vec<_> = response.devices.iter().map(|node| node.host_path.as_str()).collect();
-        assert_eq!(nodes, ["/dev/nvidiactl", "/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap3"]);
-        assert!(response.devices.iter().all(|node| node.permissions == "rw" && node.container_path == node.host_path));
+        assert_eq!(
+            nodes,
+            ["/dev/nvidiactl", "/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap3"]
+        );
+        assert!(
+            response
+                .devices
+                .iter()
+                .all(|node| node.permissions == "rw" && node.container_path == node.host_path)
+        );
     }
 
     #[test]

@@ -62,7 +62,10 @@ pub fn read(state_dir: &Path) -> Result<Assignments, Error> {
         Err(source) => return Err(Error::Read { path, source }),
     };
     match serde_json::from_slice(&text) {
-        Ok(Content { version: VERSION, devices }) => Ok(devices),
+        Ok(Content {
+            version: VERSION,
+            devices,
+        }) => Ok(devices),
         Ok(Content { version, .. }) => Err(Error::Version { path, version }),
         Err(source) => Err(Error::Parse { path, source }),
     }
@@ -91,7 +94,12 @@ impl Saved {
                 atomic_file::set_aside(&state_dir.join(FILE), error);
             }
         });
-        Self { state_dir: state_dir.to_owned(), content: content.ok(), id, disk: OneThread::default() }
+        Self {
+            state_dir: state_dir.to_owned(),
+            content: content.ok(),
+            id,
+            disk: OneThread::default(),
+        }
     }
 
     /// The assignments.
@@ -112,7 +120,10 @@ impl Saved {
         }
         // Until it is known what the disk has.
         let before = self.content.take();
-        let text = serde_json::to_vec_pretty(&Content { version: VERSION, devices: assignments.clone() })?;
+        let text = serde_json::to_vec_pretty(&Content {
+            version: VERSION,
+            devices: assignments.clone(),
+        })?;
         let file = path.clone();
         let replace = move || atomic_file::replace(&file, &text).map(|()| FileId::of(&file));
         match self.disk.run(replace).await.map_err(io::Error::other)? {
@@ -135,7 +146,11 @@ mod tests {
 
     fn assignments(replicas: u32) -> Assignments {
         let sharing = DeviceSharing::TimeSlicing { replicas };
-        let assignment = Assignment { resource: "a.b/c".to_owned(), sharing, gpu_uuid: None };
+        let assignment = Assignment {
+            resource: "a.b/c".to_owned(),
+            sharing,
+            gpu_uuid: None,
+        };
         [("GPU-1".to_owned(), assignment)].into()
     }
 
@@ -208,7 +223,10 @@ mod tests {
             assert!(read(folder.path()).is_err(), "{text}");
             let mut saved = Saved::load(folder.path());
             assert!(saved.assignments().is_empty());
-            assert_eq!(fs::read_to_string(folder.path().join("assignments.json.corrupt")).unwrap(), text);
+            assert_eq!(
+                fs::read_to_string(folder.path().join("assignments.json.corrupt")).unwrap(),
+                text
+            );
             saved.keep(&Assignments::new()).await.unwrap();
             assert!(read(folder.path()).unwrap().is_empty());
         }

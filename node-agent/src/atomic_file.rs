@@ -64,7 +64,9 @@ fn parse<T: DeserializeOwned>(text: &[u8], known: u32) -> serde_json::Result<T> 
     if format == known {
         return serde_json::from_slice(text);
     }
-    Err(serde_json::Error::custom(format!("format {format} is not {known}, the one that this agent reads")))
+    Err(serde_json::Error::custom(format!(
+        "format {format} is not {known}, the one that this agent reads"
+    )))
 }
 
 /// Takes a file that tells nothing out of the way, so that the next one does not overwrite what may be wanted to find out
@@ -72,8 +74,15 @@ fn parse<T: DeserializeOwned>(text: &[u8], known: u32) -> serde_json::Result<T> 
 pub fn set_aside(path: &Path, why: &dyn std::error::Error) {
     let aside = beside(path, ".corrupt");
     let what = match fs::rename(path, &aside) {
-        Ok(()) => format!("{} tells nothing and is set aside as {}: {why}", path.display(), aside.display()),
-        Err(rename) => format!("{} tells nothing, and will be replaced: {why}; set it aside: {rename}", path.display()),
+        Ok(()) => format!(
+            "{} tells nothing and is set aside as {}: {why}",
+            path.display(),
+            aside.display()
+        ),
+        Err(rename) => format!(
+            "{} tells nothing, and will be replaced: {why}; set it aside: {rename}",
+            path.display()
+        ),
     };
     error!(reason = "StateFileCorrupt", "{what}");
     let mut untold = SET_ASIDE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -108,7 +117,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
         fs::write(&path, r#"{"format": 1, "more": ""#).unwrap();
-        File::options().write(true).open(&path).unwrap().set_len(100 * MAX_BYTES).unwrap();
+        File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(100 * MAX_BYTES)
+            .unwrap();
         assert_eq!(load::<serde_json::Value>(&path, 1), None);
         assert!(!path.exists() && folder.path().join("a.json.corrupt").exists());
     }
@@ -121,7 +135,10 @@ mod tests {
             fs::write(&path, content).unwrap();
             set_aside(&path, &io::Error::other("damaged"));
             assert!(!path.exists());
-            assert_eq!(fs::read_to_string(folder.path().join("a.json.corrupt")).unwrap(), content);
+            assert_eq!(
+                fs::read_to_string(folder.path().join("a.json.corrupt")).unwrap(),
+                content
+            );
         }
     }
 }

@@ -84,7 +84,10 @@ pub struct Page {
 impl Books {
     /// The books of a node on which an earlier agent left `assignments`.
     pub fn restore(assignments: Assignments) -> Self {
-        Self { ledger: Ledger::restore(assignments), ..Self::default() }
+        Self {
+            ledger: Ledger::restore(assignments),
+            ..Self::default()
+        }
     }
 
     /// Takes a new configuration or other hardware into account.
@@ -140,7 +143,9 @@ impl Books {
 
     /// Takes in that the daemons cannot be looked at: none of them counts as answering.
     pub fn not_seen(&mut self) -> bool {
-        let Some((answers, now)) = self.answers.clone() else { return false };
+        let Some((answers, now)) = self.answers.clone() else {
+            return false;
+        };
         self.see(answers.into_keys().map(|device| (device, None)).collect(), now)
     }
 
@@ -175,7 +180,10 @@ impl Books {
     pub fn page(&self) -> Page {
         let offer = |list: ResourceList| {
             let resend = self.resends.get(&list.name).copied().unwrap_or_default();
-            Offer { list: Arc::new(list), resend }
+            Offer {
+                list: Arc::new(list),
+                resend,
+            }
         };
         let not_asked = || (!self.ledger.is_known()).then(|| NOT_ASKED.to_owned());
         Page {
@@ -210,7 +218,12 @@ impl Books {
     /// one of MPS must not be given out with what its daemon was before.
     fn hold_back(&mut self) {
         let mut reasons = match &mut self.answers {
-            None => self.ledger.saved().keys().map(|device| (device.clone(), NOT_LOOKED.to_owned())).collect(),
+            None => self
+                .ledger
+                .saved()
+                .keys()
+                .map(|device| (device.clone(), NOT_LOOKED.to_owned()))
+                .collect(),
             Some((answers, _)) => {
                 // Its daemon may have started since the last look, and then it has to end before the device is another's.
                 for device in self.ledger.mps_devices() {
@@ -221,7 +234,12 @@ impl Books {
         };
         reasons.extend(self.ailments.reasons());
         if let Some(reason) = &self.ailments.all {
-            reasons.extend(self.ledger.saved().keys().map(|device| (device.clone(), reason.clone())));
+            reasons.extend(
+                self.ledger
+                    .saved()
+                    .keys()
+                    .map(|device| (device.clone(), reason.clone())),
+            );
         }
         self.ledger.hold_back(reasons);
     }
@@ -230,7 +248,10 @@ impl Books {
 impl Page {
     /// Whether a device is broken, or its GPU: more is wrong with it than that its MPS daemon has died.
     pub fn is_broken(&self, device: &str) -> bool {
-        let gpu = self.assignments.get(device).and_then(|assignment| assignment.gpu_uuid.as_deref());
+        let gpu = self
+            .assignments
+            .get(device)
+            .and_then(|assignment| assignment.gpu_uuid.as_deref());
         let mut faults = self.ailments.faults.iter().flat_map(|health| health.devices());
         faults.any(|(broken, faults)| {
             (broken == device || Some(broken) == gpu)
@@ -243,7 +264,9 @@ impl Ailments {
     /// Why devices cannot be given out, by UUID.
     fn reasons(&self) -> impl Iterator<Item = (String, String)> {
         self.faults.iter().flat_map(|health| {
-            let broken = health.devices().filter_map(|(device, _)| Some((device, health.gravest(&[device])?)));
+            let broken = health
+                .devices()
+                .filter_map(|(device, _)| Some((device, health.gravest(&[device])?)));
             broken.map(|(device, fault)| (device.to_owned(), words::meaning(fault)))
         })
     }

@@ -171,7 +171,10 @@ mod tests {
     }
 
     fn ids_at(folder: &Path, own: &str, unchanged: &Unchanged, now: Instant) -> Vec<String> {
-        let pods = PodFolders { folder: folder.join("pods"), own: own.to_owned() };
+        let pods = PodFolders {
+            folder: folder.join("pods"),
+            own: own.to_owned(),
+        };
         remembered(folder, &pods, unchanged, now)
             .unwrap()
             .into_iter()
@@ -183,7 +186,10 @@ mod tests {
     fn ids_of_every_container_and_numa_node_are_remembered() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), TEXT);
-        assert_eq!(ids(folder.path(), ""), ["a.b/c GPU-3::0", "nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-2"]);
+        assert_eq!(
+            ids(folder.path(), ""),
+            ["a.b/c GPU-3::0", "nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-2"]
+        );
     }
 
     #[test]
@@ -236,7 +242,10 @@ mod tests {
     fn a_kubelet_without_allocations_remembers_nothing() {
         let folder = tempfile::tempdir().unwrap();
         assert!(ids(folder.path(), "").is_empty());
-        write(folder.path(), r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#);
+        write(
+            folder.path(),
+            r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#,
+        );
         assert!(ids(folder.path(), "").is_empty());
     }
 
@@ -245,7 +254,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for text in ["", "{}", "[]", r#"{"Data":{"PodDeviceEntries":[{"PodUID":"a"}]}}"#] {
             write(folder.path(), text);
-            let error = remembered(folder.path(), &PodFolders::default(), &Unchanged::default(), Instant::now());
+            let error = remembered(
+                folder.path(),
+                &PodFolders::default(),
+                &Unchanged::default(),
+                Instant::now(),
+            );
             let error = error.unwrap_err().to_string();
             assert!(error.starts_with("parse the kubelet's checkpoint "), "{error}");
         }

@@ -136,7 +136,15 @@ impl MpsExecArgs {
     /// The arguments of this agent that say so, before `--` and the program.
     pub fn arguments(root: &Path, folder: &Path, shm: &Path) -> [OsString; 7] {
         let [root, folder, shm] = [root, folder, shm].map(|path| path.as_os_str().to_owned());
-        ["mps-exec".into(), "--root".into(), root, "--folder".into(), folder, "--shm".into(), shm]
+        [
+            "mps-exec".into(),
+            "--root".into(),
+            root,
+            "--folder".into(),
+            folder,
+            "--shm".into(),
+            shm,
+        ]
     }
 }
 
@@ -151,7 +159,9 @@ impl Cli {
         if needs_node_name {
             let message =
                 "--node-name (or NODE_NAME) is required, to find this node's GpuNode; `run --config FILE` needs none";
-            Self::command().error(ErrorKind::MissingRequiredArgument, message).exit();
+            Self::command()
+                .error(ErrorKind::MissingRequiredArgument, message)
+                .exit();
         }
     }
 }

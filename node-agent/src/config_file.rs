@@ -23,7 +23,10 @@ pub fn read_first(path: &Path) -> Result<Instruction> {
 pub fn reload(path: &Path, instructions: &watch::Sender<Instruction>) {
     match read(path) {
         Ok(candidate) => send_if_new(instructions, Instruction::Config(Arc::new(candidate))),
-        Err(error) => error!(reason = format!("{error:#}"), "configuration not read; the one in force stays"),
+        Err(error) => error!(
+            reason = format!("{error:#}"),
+            "configuration not read; the one in force stays"
+        ),
     }
 }
 

@@ -72,7 +72,10 @@ impl<'a> Decided<'a> {
     /// Which errors of the driver break a device.
     pub fn health_rules(&self) -> Arc<gpunode_config::Health> {
         let config = self.in_force.accepted.as_ref().map(|accepted| &accepted.config);
-        config.and_then(|config| config.health.clone()).unwrap_or_default().into()
+        config
+            .and_then(|config| config.health.clone())
+            .unwrap_or_default()
+            .into()
     }
 
     /// Whether the configuration in force or the assignments have yet to be saved.
@@ -87,7 +90,10 @@ impl<'a> Decided<'a> {
 
     /// What the device plugin does.
     pub fn plugin<'b>(&'b self, registered: &'b Registered) -> Plugin<'b> {
-        Plugin { in_force: &self.in_force, registered }
+        Plugin {
+            in_force: &self.in_force,
+            registered,
+        }
     }
 
     /// Puts in force what can be put in force, and says what changed.
@@ -99,7 +105,12 @@ impl<'a> Decided<'a> {
             && let Some(rejected) = &next.rejected
         {
             let kept = next.accepted.as_ref().map(|accepted| accepted.hash.as_str());
-            error!(hash = rejected.hash, reason = rejected.message, kept, "configuration rejected");
+            error!(
+                hash = rejected.hash,
+                reason = rejected.message,
+                kept,
+                "configuration rejected"
+            );
         }
         if next.accepted != self.in_force.accepted {
             if let Some(accepted) = &next.accepted {
@@ -139,8 +150,10 @@ impl<'a> Decided<'a> {
     pub async fn open(&mut self, desk: &Desk) -> Result<()> {
         let state_dir = self.args.host.state_dir.clone();
         let saved = timeout(DISK_TIMEOUT, spawn_blocking(move || Saved::load(&state_dir)));
-        let saved =
-            saved.await.context("read the assignments: the disk does not answer")?.context("read the assignments")?;
+        let saved = saved
+            .await
+            .context("read the assignments: the disk does not answer")?
+            .context("read the assignments")?;
         desk.open(Books::restore(saved.assignments())).await;
         self.assignments = Some(saved);
         Ok(())
@@ -156,9 +169,18 @@ impl<'a> Decided<'a> {
     /// Whether this agent could offer what there is; none before that is known.
     pub fn fitness(&self, hardware: Option<&Hardware>) -> Option<Fitness> {
         let hardware = hardware.filter(|_| self.config_known)?;
-        let rejected = self.in_force.rejected.as_ref().filter(|_| self.in_force.accepted.is_none());
-        let problem = hardware.driver.problem().or(rejected.map(|rejected| rejected.message.as_str()));
-        Some(Fitness { problem: problem.map(str::to_owned) })
+        let rejected = self
+            .in_force
+            .rejected
+            .as_ref()
+            .filter(|_| self.in_force.accepted.is_none());
+        let problem = hardware
+            .driver
+            .problem()
+            .or(rejected.map(|rejected| rejected.message.as_str()));
+        Some(Fitness {
+            problem: problem.map(str::to_owned),
+        })
     }
 
     /// Tells the desk what is to be offered, where that is new.
@@ -177,8 +199,11 @@ impl<'a> Decided<'a> {
 
     /// Brings what the books say to the disk, and then to the kubelet.
     pub async fn publish(&mut self, desk: &Desk, plugins: &mut Plugins) {
-        desk.metrics().set_config(self.in_force.accepted.as_ref().map(|accepted| accepted.hash.as_str()));
-        let Some(assignments) = &mut self.assignments else { return };
+        desk.metrics()
+            .set_config(self.in_force.accepted.as_ref().map(|accepted| accepted.hash.as_str()));
+        let Some(assignments) = &mut self.assignments else {
+            return;
+        };
         let (page, changes) = desk.page();
         if assignments.has(&page.assignments) {
             // A device that breaks waits for no disk.
@@ -202,7 +227,10 @@ impl<'a> Decided<'a> {
                     warn!(error, folder = %self.args.host.state_dir.display(), "save the assignments; the lists stay as they are");
                     self.unsaved = error;
                 }
-                self.page = Page { offers: std::mem::take(&mut self.page.offers), ..page };
+                self.page = Page {
+                    offers: std::mem::take(&mut self.page.offers),
+                    ..page
+                };
             }
         }
     }
@@ -226,7 +254,14 @@ impl<'a> Decided<'a> {
         if !self.config_known || !self.page.daemons_known {
             return None;
         }
-        let facts = Facts { hardware, page: &self.page, plugin: Some(self.plugin(registered)) };
-        Some(Report { status: status(&Identity::of(self.args), facts), create: hardware.has_gpus() })
+        let facts = Facts {
+            hardware,
+            page: &self.page,
+            plugin: Some(self.plugin(registered)),
+        };
+        Some(Report {
+            status: status(&Identity::of(self.args), facts),
+            create: hardware.has_gpus(),
+        })
     }
 }

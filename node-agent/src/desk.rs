@@ -167,19 +167,29 @@ impl Desk {
 
     /// Which of the `available` ids a container had best get. There is always an answer.
     pub async fn preferred(&self, resource: &str, available: &[String], must: &[String], size: usize) -> Vec<String> {
-        let preferred = self.books().ledger.preferred(resource, available, must, size, &BTreeMap::new());
+        let preferred = self
+            .books()
+            .ledger
+            .preferred(resource, available, must, size, &BTreeMap::new());
         if !preferred.is_tied {
             return preferred.ids;
         }
         let busy = self.parts.utilisation.ask().await;
-        self.books().ledger.preferred(resource, available, must, size, &busy).ids
+        self.books()
+            .ledger
+            .preferred(resource, available, must, size, &busy)
+            .ids
     }
 
     /// Gives a container the shares that the kubelet picked.
     pub async fn allocate(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
         let deadline = tokio::time::Instant::now() + REFUSAL_TIMEOUT;
         let doubtful = self.books().ledger.is_doubtful(resource, ids);
-        let mut unseen = if doubtful { self.observe_afresh().await.err() } else { None };
+        let mut unseen = if doubtful {
+            self.observe_afresh().await.err()
+        } else {
+            None
+        };
         let mut given = self.give(resource, ids, unseen.as_deref());
         if matches!(given, Err(Refusal::Split { .. })) && !doubtful {
             // What was freed since the last observation changes what there is to say.
@@ -202,7 +212,10 @@ impl Desk {
     }
 
     fn response(&self, granted: &Granted) -> ContainerAllocateResponse {
-        let control = self.pass_device_specs.load(Ordering::Relaxed).then(|| control_nodes(&self.parts.host_root));
+        let control = self
+            .pass_device_specs
+            .load(Ordering::Relaxed)
+            .then(|| control_nodes(&self.parts.host_root));
         response(granted, control.as_deref(), &self.parts.mps_dir)
     }
 
@@ -234,13 +247,20 @@ impl Desk {
             }
         };
         if timeout_at(deadline, shown).await.is_err() {
-            warn!(resource, limit, "the Node does not show yet what can be given out; refusing all the same");
+            warn!(
+                resource,
+                limit, "the Node does not show yet what can be given out; refusing all the same"
+            );
         }
     }
 
     async fn is_published(&self, change: u64) {
         // Cannot fail: the sender is in this desk.
-        _ = self.published.subscribe().wait_for(|published| *published >= change).await;
+        _ = self
+            .published
+            .subscribe()
+            .wait_for(|published| *published >= change)
+            .await;
     }
 }
 

@@ -25,7 +25,10 @@ pub struct Directory {
 impl Directory {
     /// Nothing is seen before [`Directory::watch`] runs.
     pub fn new(path: PathBuf) -> Self {
-        Self { path: path.into(), changes: watch::Sender::new(0) }
+        Self {
+            path: path.into(),
+            changes: watch::Sender::new(0),
+        }
     }
 
     /// The folder.

@@ -43,7 +43,14 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     let (found, mut hardware) = watch::channel(None);
     let (seen, mut gpu_node) = watch::channel(Seen::Unknown);
     let release = Release::new(Some(gpu_node.clone()), &args.host.state_dir);
-    tasks.spawn(watch_hardware(Place::of(&args), found, look_again.clone(), release, None, metrics.clone()));
+    tasks.spawn(watch_hardware(
+        Place::of(&args),
+        found,
+        look_again.clone(),
+        release,
+        None,
+        metrics.clone(),
+    ));
 
     let (pages, mut page) = watch::channel(None);
     tasks.spawn(retire(args.clone(), hardware.clone(), pages));
@@ -63,14 +70,21 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
             _ = check_lock.tick(), if reporting => {}
             ended = tasks.join_next() => bail!("a task ended that should not: {ended:?}"),
         }
-        let Some(hardware) = hardware.borrow_and_update().clone() else { continue };
+        let Some(hardware) = hardware.borrow_and_update().clone() else {
+            continue;
+        };
         _ = readiness.send_replace(Ok(()));
         let (answering, silent) = hardware.counts();
         metrics.set_found(answering, silent);
         if hardware.has_gpus() && !reporting {
             let client = connect().await?;
             tasks.spawn(watch_gpu_node(client.clone(), args.node_name.clone(), seen.clone()));
-            tasks.spawn(write_reports(client, args.node_name.clone(), to_report.clone(), gpu_node.clone()));
+            tasks.spawn(write_reports(
+                client,
+                args.node_name.clone(),
+                to_report.clone(),
+                gpu_node.clone(),
+            ));
             reporting = true;
         }
         let governed = match &*gpu_node.borrow_and_update() {
@@ -87,6 +101,13 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
 }
 
 fn report(args: &NodeArgs, hardware: &Hardware, page: &Page) -> Report {
-    let status = status(&Identity::of(args), Facts { hardware, page, plugin: None });
+    let status = status(
+        &Identity::of(args),
+        Facts {
+            hardware,
+            page,
+            plugin: None,
+        },
+    );
     Report { status, create: true }
 }

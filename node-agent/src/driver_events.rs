@@ -62,12 +62,26 @@ impl DriverEvents {
     pub fn new(metrics: Metrics) -> (Self, mpsc::Receiver<Event>) {
         let (tell, told) = mpsc::channel(QUEUE);
         let (silent, last_error) = (BTreeSet::new(), String::new());
-        (Self { tell, silent, running: None, not_before: Instant::now(), last_error, metrics }, told)
+        (
+            Self {
+                tell,
+                silent,
+                running: None,
+                not_before: Instant::now(),
+                last_error,
+                metrics,
+            },
+            told,
+        )
     }
 
     /// Follows these GPUs through the library at `path`; does nothing where it does so already.
     pub async fn follow(&mut self, path: &Path, gpus: &[String]) {
-        if self.running.as_ref().is_some_and(|running| running.thread.is_finished()) {
+        if self
+            .running
+            .as_ref()
+            .is_some_and(|running| running.thread.is_finished())
+        {
             self.close().await;
             self.not_before = Instant::now() + RETRY;
         }
@@ -89,7 +103,13 @@ impl DriverEvents {
         followed.mark_changed();
         let stop = Arc::new(AtomicBool::new(false));
         let silent = std::mem::take(&mut self.silent);
-        let mut thread = Thread { followed, stop: stop.clone(), tell: self.tell.clone(), silent, full_since: None };
+        let mut thread = Thread {
+            followed,
+            stop: stop.clone(),
+            tell: self.tell.clone(),
+            silent,
+            full_since: None,
+        };
         let path = path.to_owned();
         let thread = spawn_blocking(move || {
             let ended = nvml::events::watch(&path, &mut thread);

@@ -42,7 +42,10 @@ pub fn in_words(roots: &[PathBuf]) -> String {
 /// The NVML library below the first of `roots` that has one.
 pub fn find_library(roots: &[PathBuf]) -> Option<PathBuf> {
     roots.iter().find_map(|root| {
-        FOLDERS.iter().map(|folder| root.join(folder).join(LIBRARY)).find_map(|path| resolve(root, path))
+        FOLDERS
+            .iter()
+            .map(|folder| root.join(folder).join(LIBRARY))
+            .find_map(|path| resolve(root, path))
     })
 }
 
@@ -90,7 +93,11 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         fs::create_dir_all(root.path().join("etc/alternatives")).unwrap();
         symlink("/etc/alternatives/nvml", folder.join(LIBRARY)).unwrap();
-        symlink("/usr/lib64/libnvidia-ml.so.580", root.path().join("etc/alternatives/nvml")).unwrap();
+        symlink(
+            "/usr/lib64/libnvidia-ml.so.580",
+            root.path().join("etc/alternatives/nvml"),
+        )
+        .unwrap();
         let roots = [root.path().to_owned()];
         assert_eq!(find_library(&roots), None);
         fs::write(folder.join("libnvidia-ml.so.580"), "").unwrap();

@@ -56,7 +56,10 @@ impl Notices {
 
     /// Tells the API server soon, where there is one.
     pub fn tell(&self, kind: Kind, note: &str) {
-        let note = note.get(..note.floor_char_boundary(MAX_NOTE)).unwrap_or_default().to_owned();
+        let note = note
+            .get(..note.floor_char_boundary(MAX_NOTE))
+            .unwrap_or_default()
+            .to_owned();
         // A full queue is that of an API server that is away.
         _ = self.0.as_ref().map(|notices| notices.try_send(Notice { kind, note }));
     }
@@ -65,8 +68,10 @@ impl Notices {
 impl Told {
     /// Tells the notices as events of the Node. Does not end.
     pub async fn publish(mut self, client: Client, node: String, pod: String) {
-        let reporter =
-            Reporter { controller: CONTROLLER.to_owned(), instance: Some(pod).filter(|pod| !pod.is_empty()) };
+        let reporter = Reporter {
+            controller: CONTROLLER.to_owned(),
+            instance: Some(pod).filter(|pod| !pod.is_empty()),
+        };
         let recorder = Recorder::new(client, reporter);
         // As kubelets do: `kubectl describe node` looks for events under the name.
         let node = ObjectReference {
@@ -102,7 +107,13 @@ fn event(notice: Notice) -> Event {
         Kind::GpuHealthy => (EventType::Normal, "GpuHealthy", "OfferDevice"),
         Kind::StateFileCorrupt => (EventType::Warning, "StateFileCorrupt", "SetAside"),
     };
-    Event { type_, reason: reason.to_owned(), note: Some(notice.note), action: action.to_owned(), secondary: None }
+    Event {
+        type_,
+        reason: reason.to_owned(),
+        note: Some(notice.note),
+        action: action.to_owned(),
+        secondary: None,
+    }
 }
 
 #[cfg(test)]

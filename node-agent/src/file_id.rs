@@ -27,7 +27,11 @@ impl FileId {
     }
 
     fn of_metadata(meta: &Metadata) -> Self {
-        Self { device: meta.dev(), inode: meta.ino(), changed: (meta.ctime(), meta.ctime_nsec()) }
+        Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+        }
     }
 
     /// The same for what changes its time while it stays: a folder, or a socket that is relabelled.

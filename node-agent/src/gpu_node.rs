@@ -92,7 +92,11 @@ pub async fn watch_gpu_node(client: Client, node: String, seen: watch::Sender<Se
             Ok(Some(Event::Init)) => listed = None,
             Ok(Some(Event::InitApply(object))) => listed = Some(object),
             Ok(Some(Event::InitDone)) => {
-                seen.send_replace(listed.take().map_or(Seen::Absent, |object| Seen::Present(Arc::new(object))));
+                seen.send_replace(
+                    listed
+                        .take()
+                        .map_or(Seen::Absent, |object| Seen::Present(Arc::new(object))),
+                );
                 if failing {
                     info!("the API server answers again");
                 }
@@ -118,7 +122,12 @@ pub async fn write_reports(
     mut reports: watch::Receiver<Option<Report>>,
     mut seen: watch::Receiver<Seen>,
 ) {
-    let mut writer = Writer { client, node, written: None, outdated: None };
+    let mut writer = Writer {
+        client,
+        node,
+        written: None,
+        outdated: None,
+    };
     let mut retry = MIN_INTERVAL;
     let mut last_error = String::new();
     loop {
@@ -141,8 +150,9 @@ pub async fn write_reports(
                 continue;
             }
         }
-        let outdated =
-            writer.outdated.map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
+        let outdated = writer
+            .outdated
+            .map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
         // An ended channel means that the agent stops.
         let ended = tokio::select! {
             () = sleep(outdated.unwrap_or_default()), if outdated.is_some() => false,
@@ -191,7 +201,11 @@ impl Writer {
                     return Ok(false);
                 }
                 let version = self.apply(&status).await?;
-                self.written = Some(Written { status, over: object.metadata.resource_version.clone(), version });
+                self.written = Some(Written {
+                    status,
+                    over: object.metadata.resource_version.clone(),
+                    version,
+                });
                 Ok(true)
             }
         }
@@ -208,8 +222,11 @@ impl Writer {
         });
         let params = PatchParams::apply(AGENT_FIELD_MANAGER).force();
         let patch = Patch::Apply(&patch);
-        let object =
-            call("write GpuNode status", api(self.client.clone()).patch_status(&self.node, &params, &patch)).await?;
+        let object = call(
+            "write GpuNode status",
+            api(self.client.clone()).patch_status(&self.node, &params, &patch),
+        )
+        .await?;
         Ok(object.metadata.resource_version)
     }
 
@@ -225,12 +242,18 @@ impl Writer {
             uid: node.metadata.uid.unwrap_or_default(),
             ..OwnerReference::default()
         }]);
-        let params = PostParams { field_manager: Some(AGENT_FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let params = PostParams {
+            field_manager: Some(AGENT_FIELD_MANAGER.to_owned()),
+            ..PostParams::default()
+        };
         let gpu_nodes: Api<GpuNode> = Api::all(self.client.clone());
         match call("create the GpuNode", gpu_nodes.create(&params, &object)).await {
             Ok(_) => info!(node = self.node, "GpuNode created"),
             // The operator was faster.
-            Err(Error::Call { source: kube::Error::Api(status), .. }) if status.is_already_exists() => {}
+            Err(Error::Call {
+                source: kube::Error::Api(status),
+                ..
+            }) if status.is_already_exists() => {}
             Err(error) => return Err(error),
         }
         Ok(())
@@ -259,9 +282,11 @@ fn complete(written: Option<&Written>, status: &mut GpuNodeStatus, object: &Seen
 
 /// What the agent wrote of a status.
 fn own(mut status: GpuNodeStatus) -> GpuNodeStatus {
-    status
-        .conditions
-        .retain(|condition| ConditionType::OF_OPERATOR.iter().all(|theirs| theirs.as_str() != condition.type_));
+    status.conditions.retain(|condition| {
+        ConditionType::OF_OPERATOR
+            .iter()
+            .all(|theirs| theirs.as_str() != condition.type_)
+    });
     status
 }
 

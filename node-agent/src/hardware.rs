@@ -78,7 +78,10 @@ impl Hardware {
 
     /// How many GPUs answer, and how many GPUs and MIG devices do not.
     pub fn counts(&self) -> (usize, usize) {
-        self.reading.as_ref().map(|found| (found.inventory.gpus.len(), found.unreadable.len())).unwrap_or_default()
+        self.reading
+            .as_ref()
+            .map(|found| (found.inventory.gpus.len(), found.unreadable.len()))
+            .unwrap_or_default()
     }
 
     /// Whether there is a GPU, with or without a driver.
@@ -89,7 +92,8 @@ impl Hardware {
 
     /// Whether a GPU is divided by MIG, or can be at any time.
     fn is_divided(&self) -> bool {
-        self.inventory().is_some_and(|found| found.gpus.iter().any(|gpu| gpu.mig_mode == Some(MigMode::Enabled)))
+        self.inventory()
+            .is_some_and(|found| found.gpus.iter().any(|gpu| gpu.mig_mode == Some(MigMode::Enabled)))
     }
 
     /// What is wrong with the driver, or with a GPU.
@@ -198,7 +202,10 @@ async fn close(events: &mut Option<DriverEvents>) {
 async fn let_go(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) {
     let last = found.borrow().clone();
     let hardware = if let Some(last) = last {
-        Hardware { driver: Driver::Released, ..Hardware::clone(&last) }
+        Hardware {
+            driver: Driver::Released,
+            ..Hardware::clone(&last)
+        }
     } else {
         let looking = place.clone();
         answer(move || looking.without_driver()).await.unwrap_or_default()
@@ -221,7 +228,15 @@ async fn look(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) 
             let functions = answer(move || nvidia_functions(&looking.host_root).len()).await;
             let last = found.borrow().as_deref().cloned().unwrap_or_default();
             let functions = functions.unwrap_or(last.functions);
-            publish(found, Hardware { functions, driver: Driver::Failed(message), failed: None, ..last });
+            publish(
+                found,
+                Hardware {
+                    functions,
+                    driver: Driver::Failed(message),
+                    failed: None,
+                    ..last
+                },
+            );
             // Asking a second time beside a call that hangs would only take another thread.
             task.await
         };
@@ -251,7 +266,12 @@ fn publish(found: &watch::Sender<Option<Arc<Hardware>>>, mut hardware: Hardware)
         }
         let found = hardware.inventory().map(Inventory::summary).unwrap_or_default();
         if let Some(problem) = hardware.problem() {
-            warn!(problem, hardware = found, functions = hardware.functions, "hardware has a problem");
+            warn!(
+                problem,
+                hardware = found,
+                functions = hardware.functions,
+                "hardware has a problem"
+            );
         } else {
             info!(hardware = found, functions = hardware.functions, "hardware found");
         }

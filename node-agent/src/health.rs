@@ -151,7 +151,10 @@ impl Keeper {
             self.sources.desk.metrics().xid(xid.unsigned_abs().into());
         }
         let Some(gpu) = event.gpu else {
-            warn!(xid = event.xid, "the driver reports something of a GPU that is not known");
+            warn!(
+                xid = event.xid,
+                "the driver reports something of a GPU that is not known"
+            );
             return;
         };
         let Some(xid) = event.xid else { return };
@@ -159,7 +162,9 @@ impl Keeper {
         let devices = self.devices();
         let is_whole = self.sources.desk.page().0.assignments.contains_key(&gpu);
         let instance = event.instance.filter(|_| !is_whole);
-        let part = instance.and_then(|instance| devices.part(&gpu, instance)).map(str::to_owned);
+        let part = instance
+            .and_then(|instance| devices.part(&gpu, instance))
+            .map(str::to_owned);
         let before = self.known.health.ticket();
         self.observe(Observation::Xid(part.unwrap_or_else(|| gpu.clone()), xid));
         // What counts for nothing is followed by nothing.
@@ -181,7 +186,9 @@ impl Keeper {
 
     /// The hardware was looked at.
     fn found(&mut self) {
-        let Some(hardware) = self.sources.hardware.borrow_and_update().clone() else { return };
+        let Some(hardware) = self.sources.hardware.borrow_and_update().clone() else {
+            return;
+        };
         if hardware.driver == Driver::Released {
             // A driver that is not back when the release ends has been away for long.
             self.given_up = Some(Instant::now());
@@ -190,7 +197,9 @@ impl Keeper {
         } else {
             self.given_up.get_or_insert_with(|| Instant::now() + DRIVER_GRACE);
         }
-        let (Driver::Answers, Some(reading)) = (&hardware.driver, &hardware.reading) else { return };
+        let (Driver::Answers, Some(reading)) = (&hardware.driver, &hardware.reading) else {
+            return;
+        };
         if self.known.health.is_other_boot(&hardware.run) {
             // What is linked may have been changed while the machine was off.
             let health = &self.known.health;
@@ -198,8 +207,14 @@ impl Keeper {
         }
         self.observe(Observation::Run(hardware.run.clone()));
         for gpu in &reading.lost {
-            let target = Target { gpu: gpu.clone(), ..Target::default() };
-            let probe = Probe { answer: Answer::Lost, ..unanswered(&target) };
+            let target = Target {
+                gpu: gpu.clone(),
+                ..Target::default()
+            };
+            let probe = Probe {
+                answer: Answer::Lost,
+                ..unanswered(&target)
+            };
             self.observe(Observation::Probe(probe));
         }
         if reading.unreadable.is_empty() {
@@ -210,8 +225,12 @@ impl Keeper {
 
     /// MIG devices that are no more took their faults with them.
     fn forget_instances(&mut self, inventory: &Inventory) {
-        let there: BTreeSet<&str> =
-            inventory.gpus.iter().flat_map(|gpu| &gpu.mig_devices).map(|mig| mig.uuid.as_str()).collect();
+        let there: BTreeSet<&str> = inventory
+            .gpus
+            .iter()
+            .flat_map(|gpu| &gpu.mig_devices)
+            .map(|mig| mig.uuid.as_str())
+            .collect();
         let gone = |device: &str| device.starts_with("MIG-") && !there.contains(device);
         let forgotten = self.known.health.forget(gone);
         if forgotten > 0 {
@@ -234,8 +253,10 @@ impl Keeper {
     fn recovered(&mut self, at: Timestamp) {
         info!(%at, "the GPUs are in order again, as a person says");
         let before: Vec<String> = self.known.links.keys().cloned().collect();
-        let down: Vec<String> =
-            before.into_iter().filter(|gpu| self.known.health.has(gpu, Trouble::NvLinkDown)).collect();
+        let down: Vec<String> = before
+            .into_iter()
+            .filter(|gpu| self.known.health.has(gpu, Trouble::NvLinkDown))
+            .collect();
         self.observe(Observation::Recovered(at.min(Timestamp::now())));
         // Nobody looks at them again as long as they do.
         for probe in self.looks.hanging() {
@@ -250,7 +271,12 @@ impl Keeper {
     }
 
     fn look_at_daemons(&mut self) {
-        let released = self.sources.hardware.borrow().as_ref().is_some_and(|found| found.driver == Driver::Released);
+        let released = self
+            .sources
+            .hardware
+            .borrow()
+            .as_ref()
+            .is_some_and(|found| found.driver == Driver::Released);
         let daemons = self.sources.desk.daemons();
         for observation in self.daemons.look(&daemons, released, &self.known.health) {
             self.observe(observation);

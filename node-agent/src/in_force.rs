@@ -66,7 +66,12 @@ pub struct InForce {
 impl Candidate {
     /// The configuration of a file, which has no hash of its own.
     pub fn of_file(document: String) -> Self {
-        Self { version: CONFIG_VERSION, hash: Document::hash_of(&document), document, uid: None }
+        Self {
+            version: CONFIG_VERSION,
+            hash: Document::hash_of(&document),
+            document,
+            uid: None,
+        }
     }
 
     fn read(&self) -> Result<AgentConfig, String> {
@@ -79,7 +84,10 @@ impl Candidate {
         }
         let hash = Document::hash_of(&self.document);
         if hash != self.hash {
-            return Err(format!("read configuration: the document has the hash {hash}, not {}", self.hash));
+            return Err(format!(
+                "read configuration: the document has the hash {hash}, not {}",
+                self.hash
+            ));
         }
         load(&self.document).map_err(|error| error.to_string())
     }
@@ -92,12 +100,21 @@ impl InForce {
         let inventory = inventory.unwrap_or(&none);
         match instruction {
             Instruction::Unknown => self.with(inventory),
-            Instruction::Nothing => Self { wanted: Wanted::nothing(inventory).into(), ..Self::default() },
+            Instruction::Nothing => Self {
+                wanted: Wanted::nothing(inventory).into(),
+                ..Self::default()
+            },
             Instruction::Config(candidate) => match accept(candidate, inventory) {
                 Ok(accepted) => accepted,
                 Err(message) => {
-                    let rejected = Rejected { hash: candidate.hash.clone(), message: bounded(message) };
-                    Self { rejected: Some(rejected), ..self.with(inventory) }
+                    let rejected = Rejected {
+                        hash: candidate.hash.clone(),
+                        message: bounded(message),
+                    };
+                    Self {
+                        rejected: Some(rejected),
+                        ..self.with(inventory)
+                    }
                 }
             },
         }
@@ -113,9 +130,14 @@ impl InForce {
     ) -> Self {
         let next = self.next(instruction, inventory);
         let Some(rejected) = &next.rejected else { return next };
-        let nothing_fitted = next.accepted.as_ref().is_none_or(|accepted| accepted.hash == rejected.hash);
+        let nothing_fitted = next
+            .accepted
+            .as_ref()
+            .is_none_or(|accepted| accepted.hash == rejected.hash);
         match saved.filter(|saved| nothing_fitted && saved.hash != rejected.hash) {
-            Some(saved) => Self::default().next(&Instruction::Config(saved), inventory).next(instruction, inventory),
+            Some(saved) => Self::default()
+                .next(&Instruction::Config(saved), inventory)
+                .next(instruction, inventory),
             None => next,
         }
     }
@@ -131,20 +153,31 @@ impl InForce {
 
     /// Whether device nodes are named in each allocation.
     pub fn pass_device_specs(&self) -> bool {
-        self.accepted.as_ref().is_some_and(|accepted| accepted.config.pass_device_specs())
+        self.accepted
+            .as_ref()
+            .is_some_and(|accepted| accepted.config.pass_device_specs())
     }
 
     /// Whether the agent is to exit when the driver cannot be initialised.
     pub fn fail_on_init_error(&self) -> bool {
-        self.accepted.as_ref().is_some_and(|accepted| accepted.config.fail_on_init_error())
+        self.accepted
+            .as_ref()
+            .is_some_and(|accepted| accepted.config.fail_on_init_error())
     }
 }
 
 fn accept(candidate: &Candidate, inventory: &Inventory) -> Result<InForce, String> {
     let config = candidate.read()?;
     let wanted = wanted(inventory, &config).map_err(|error| error.to_string())?.into();
-    let accepted = Accepted { hash: candidate.hash.clone(), config };
-    Ok(InForce { accepted: Some(accepted), rejected: None, wanted })
+    let accepted = Accepted {
+        hash: candidate.hash.clone(),
+        config,
+    };
+    Ok(InForce {
+        accepted: Some(accepted),
+        rejected: None,
+        wanted,
+    })
 }
 
 fn bounded(mut message: String) -> String {
@@ -162,8 +195,15 @@ mod tests {
     }
 
     fn gpus(count: u32) -> Inventory {
-        let gpu = |index| Gpu { index, uuid: format!("GPU-{index}"), ..Gpu::default() };
-        Inventory { gpus: (0..count).map(gpu).collect(), ..Inventory::default() }
+        let gpu = |index| Gpu {
+            index,
+            uuid: format!("GPU-{index}"),
+            ..Gpu::default()
+        };
+        Inventory {
+            gpus: (0..count).map(gpu).collect(),
+            ..Inventory::default()
+        }
     }
 
     /// Resources and how many shares they have.
@@ -188,7 +228,11 @@ mod tests {
         assert_eq!(after.accepted, good.accepted);
         assert_eq!(after.wanted, good.wanted);
         let rejected = after.rejected.clone().unwrap();
-        assert!(rejected.message.contains("did you mean `passDeviceSpecs`"), "{}", rejected.message);
+        assert!(
+            rejected.message.contains("did you mean `passDeviceSpecs`"),
+            "{}",
+            rejected.message
+        );
         assert_eq!(after.next(&config("passDeviceSpecs: true"), Some(&gpus(2))), good);
     }
 
@@ -196,7 +240,12 @@ mod tests {
     fn a_wrong_hash_or_version_is_rejected() {
         let candidate = |version, hash: &str| {
             let document = "{}".to_owned();
-            Instruction::Config(Arc::new(Candidate { version, hash: hash.to_owned(), document, uid: None }))
+            Instruction::Config(Arc::new(Candidate {
+                version,
+                hash: hash.to_owned(),
+                document,
+                uid: None,
+            }))
         };
         let message = |instruction| InForce::default().next(&instruction, None).rejected.unwrap().message;
         assert!(message(candidate(1, "0000")).contains("not 0000"));

@@ -49,13 +49,18 @@ pub fn run(host_root: &Path, module: Option<u64>, version: Option<&str>) -> Run 
         .find_map(|path| fs::read_to_string(path).ok());
     let boot = boot.unwrap_or_default().trim().to_owned();
     let driver = version.map(|version| format!("{version}/{}", module.unwrap_or_default()));
-    Run { boot, driver: driver.unwrap_or_default() }
+    Run {
+        boot,
+        driver: driver.unwrap_or_default(),
+    }
 }
 
 /// Reads DMI and the configuration space of NVIDIA's PCI `functions`; blocks.
 pub fn read(host_root: &Path, functions: &[String]) -> Machine {
     let name = fs::read_to_string(host_root.join(PRODUCT_NAME)).unwrap_or_default();
-    let mut spaces = functions.iter().filter_map(|address| pci::configuration_space(host_root, address));
+    let mut spaces = functions
+        .iter()
+        .filter_map(|address| pci::configuration_space(host_root, address));
     Machine {
         product: Some(product_label(&name)).filter(|name| !name.is_empty()),
         vgpu: spaces.find_map(|space| host_driver(&space)),
@@ -73,7 +78,10 @@ fn host_driver(space: &[u8]) -> Option<HostDriver> {
     while let [id, length, data @ ..] = records {
         if *id == HOST_DRIVER {
             let text = |from: usize| label(data.get(from..from + TEXT).unwrap_or_default());
-            return Some(HostDriver { version: text(0), branch: text(TEXT) });
+            return Some(HostDriver {
+                version: text(0),
+                branch: text(TEXT),
+            });
         }
         records = records.get(usize::from(*length).max(2)..).unwrap_or_default();
     }
@@ -121,7 +129,10 @@ mod tests {
 
     #[test]
     fn a_virtual_gpu_names_the_hosts_driver() {
-        let driver = HostDriver { version: "550.54.16".to_owned(), branch: "r550_40".to_owned() };
+        let driver = HostDriver {
+            version: "550.54.16".to_owned(),
+            branch: "r550_40".to_owned(),
+        };
         assert_eq!(host_driver(&space(&[(0xd0, VIRTUAL)])), Some(driver.clone()));
         let behind_another = space(&[(0x60, &[0x01, 0xd0]), (0xd0, VIRTUAL)]);
         assert_eq!(host_driver(&behind_another), Some(driver.clone()));
@@ -131,15 +142,29 @@ mod tests {
 
     #[test]
     fn a_virtual_gpu_that_does_not_name_it_is_one_all_the_same() {
-        assert_eq!(host_driver(&space(&[(0xd0, b"\x09\x00\x05VF")])), Some(HostDriver::default()));
-        assert_eq!(host_driver(&space(&[(0xd0, b"\x09\x00\x09VF\x07\x00\x07\x00")])), Some(HostDriver::default()));
+        assert_eq!(
+            host_driver(&space(&[(0xd0, b"\x09\x00\x05VF")])),
+            Some(HostDriver::default())
+        );
+        assert_eq!(
+            host_driver(&space(&[(0xd0, b"\x09\x00\x09VF\x07\x00\x07\x00")])),
+            Some(HostDriver::default())
+        );
     }
 
     #[test]
     fn everything_else_is_no_virtual_gpu() {
         assert_eq!(host_driver(&space(&[(0xd0, b"\x09\x00\x14\x01\x00")])), None);
-        assert_eq!(host_driver(&space(&[(0x60, &[0x01, 0x60])])), None, "a list that runs in a circle");
-        assert_eq!(host_driver(&space(&[(0xd0, VIRTUAL)])[..64]), None, "the rest may not be read");
+        assert_eq!(
+            host_driver(&space(&[(0x60, &[0x01, 0x60])])),
+            None,
+            "a list that runs in a circle"
+        );
+        assert_eq!(
+            host_driver(&space(&[(0xd0, VIRTUAL)])[..64]),
+            None,
+            "the rest may not be read"
+        );
         assert_eq!(host_driver(&[]), None);
         let cut_off = space(&[(0xf8, b"\x09\x00\x1bVF")]);
         assert_eq!(host_driver(&cut_off), None);

@@ -76,7 +76,10 @@ fn main() -> ExitCode {
 
 fn wait_for(work: impl Future<Output = Result<()>>) -> Result<()> {
     // One thread: the agent waits nearly always, and memory on every node counts.
-    let runtime = Builder::new_current_thread().enable_all().build().context("start the runtime")?;
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
     let result = runtime.block_on(work);
     // A driver call that hangs must not keep the process from ending.
     runtime.shutdown_background();
@@ -88,7 +91,9 @@ fn start_log() {
     // kube_client warns with the whole answer of the API server where it cannot read one, and logs each try while there is
     // none. What became of a call is logged here.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
-    let logger = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let logger = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
     if std::io::stderr().is_terminal() {
         logger.init();
     } else {

@@ -19,7 +19,9 @@ const MAX_RESOURCES: usize = 64;
 const MAX_XID: u64 = 255;
 const OTHER: &str = "other";
 /// Upper ends in seconds. Most calls take 0.1 ms, and one that is refused up to 15 s.
-const BUCKETS: [f64; 13] = [0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.3, 1.0, 5.0, 20.0];
+const BUCKETS: [f64; 13] = [
+    0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.3, 1.0, 5.0, 20.0,
+];
 
 /// What is counted. Cheap to clone; every clone counts into the same.
 #[derive(Clone, Debug)]
@@ -100,7 +102,11 @@ pub struct Timer {
 impl Drop for Timer {
     fn drop(&mut self) {
         let labels = ByMethod { method: self.method };
-        self.metrics.0.calls.get_or_create(&labels).observe(self.start.elapsed().as_secs_f64());
+        self.metrics
+            .0
+            .calls
+            .get_or_create(&labels)
+            .observe(self.start.elapsed().as_secs_f64());
     }
 }
 
@@ -116,14 +122,39 @@ impl Metrics {
         let config = Family::<ByHash, Gauge>::default();
         let faults = Family::<ByReason, Gauge>::default();
         let mut registry = Registry::with_prefix("gpunode_agent");
-        registry.register("build", "Version of the program", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
-        registry.register("devices", "Device ids by resource and health, as the kubelet is told", devices.clone());
-        registry.register("allocations", "Containers that asked for devices, by answer", allocations.clone());
-        registry.register_with_unit("rpc_duration", "Calls between agent and kubelet", Unit::Seconds, calls.clone());
-        registry.register("registrations", "Tries to register with the kubelet, by answer", registrations.clone());
+        registry.register(
+            "build",
+            "Version of the program",
+            Info::new([("version", env!("CARGO_PKG_VERSION"))]),
+        );
+        registry.register(
+            "devices",
+            "Device ids by resource and health, as the kubelet is told",
+            devices.clone(),
+        );
+        registry.register(
+            "allocations",
+            "Containers that asked for devices, by answer",
+            allocations.clone(),
+        );
+        registry.register_with_unit(
+            "rpc_duration",
+            "Calls between agent and kubelet",
+            Unit::Seconds,
+            calls.clone(),
+        );
+        registry.register(
+            "registrations",
+            "Tries to register with the kubelet, by answer",
+            registrations.clone(),
+        );
         registry.register("xids", "XID events of the driver", xids.clone());
         registry.register("nvml_errors", "NVML calls that failed", nvml_errors.clone());
-        registry.register("faults", "Broken GPUs and MIG devices, by what is wrong with them", faults.clone());
+        registry.register(
+            "faults",
+            "Broken GPUs and MIG devices, by what is wrong with them",
+            faults.clone(),
+        );
         registry.register("config_info", "Hash of the configuration in force", config.clone());
         let resources = Mutex::default();
         Self(
@@ -162,8 +193,14 @@ impl Metrics {
     fn add_devices(&self, resource: &str, healthy: usize, unhealthy: usize) {
         let resource = self.resource(resource);
         for (health, count) in [("healthy", healthy), ("unhealthy", unhealthy)] {
-            let labels = ByHealth { resource: resource.clone(), health };
-            self.0.devices.get_or_create(&labels).inc_by(i64::try_from(count).unwrap_or(i64::MAX));
+            let labels = ByHealth {
+                resource: resource.clone(),
+                health,
+            };
+            self.0
+                .devices
+                .get_or_create(&labels)
+                .inc_by(i64::try_from(count).unwrap_or(i64::MAX));
         }
     }
 
@@ -185,24 +222,38 @@ impl Metrics {
 
     /// A container was given devices, or refused.
     pub fn allocated(&self, resource: &str, given: bool) {
-        let labels = ByResult { resource: self.resource(resource), result: if given { "granted" } else { "refused" } };
+        let labels = ByResult {
+            resource: self.resource(resource),
+            result: if given { "granted" } else { "refused" },
+        };
         self.0.allocations.get_or_create(&labels).inc();
     }
 
     /// The kubelet took a registration, or it failed.
     pub fn registered(&self, resource: &str, taken: bool) {
-        let labels = ByResult { resource: self.resource(resource), result: if taken { "accepted" } else { "failed" } };
+        let labels = ByResult {
+            resource: self.resource(resource),
+            result: if taken { "accepted" } else { "failed" },
+        };
         self.0.registrations.get_or_create(&labels).inc();
     }
 
     /// Counts a call that lasts until the timer is dropped.
     pub fn timer(&self, method: Method) -> Timer {
-        Timer { metrics: self.clone(), method, start: Instant::now() }
+        Timer {
+            metrics: self.clone(),
+            method,
+            start: Instant::now(),
+        }
     }
 
     /// The driver told of an XID.
     pub fn xid(&self, xid: u64) {
-        let xid = if xid <= MAX_XID { xid.to_string() } else { OTHER.to_owned() };
+        let xid = if xid <= MAX_XID {
+            xid.to_string()
+        } else {
+            OTHER.to_owned()
+        };
         self.0.xids.get_or_create(&ByXid { xid }).inc();
     }
 
@@ -235,9 +286,20 @@ mod tests {
     use gpunode_gpu::{ResourceList, Share};
 
     fn offer(name: &str, healthy: usize, unhealthy: usize) -> Offer {
-        let share = |healthy| Share { id: String::new(), healthy, numa_node: None };
+        let share = |healthy| Share {
+            id: String::new(),
+            healthy,
+            numa_node: None,
+        };
         let shares = [vec![share(true); healthy], vec![share(false); unhealthy]].concat();
-        Offer { list: ResourceList { name: name.to_owned(), shares }.into(), resend: 0 }
+        Offer {
+            list: ResourceList {
+                name: name.to_owned(),
+                shares,
+            }
+            .into(),
+            resend: 0,
+        }
     }
 
     #[test]
@@ -246,7 +308,10 @@ mod tests {
         metrics.set_offers(&[offer("a.b/c", 3, 1), offer("a.b/d", 1, 0)]);
         metrics.set_offers(&[offer("a.b/c", 4, 0)]);
         let text = metrics.render();
-        assert!(text.contains(r#"gpunode_agent_devices{resource="a.b/c",health="healthy"} 4"#), "{text}");
+        assert!(
+            text.contains(r#"gpunode_agent_devices{resource="a.b/c",health="healthy"} 4"#),
+            "{text}"
+        );
         assert!(!text.contains("a.b/d"), "{text}");
     }
 
@@ -256,7 +321,10 @@ mod tests {
         metrics.set_config(Some("old"));
         metrics.set_config(Some("new"));
         let text = metrics.render();
-        assert!(text.contains(r#"gpunode_agent_config_info{hash="new"} 1"#) && !text.contains("old"), "{text}");
+        assert!(
+            text.contains(r#"gpunode_agent_config_info{hash="new"} 1"#) && !text.contains("old"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -271,6 +339,9 @@ mod tests {
         let series = |name: &str| text.lines().filter(|line| line.starts_with(name)).count();
         assert_eq!(series("gpunode_agent_allocations_total{"), MAX_RESOURCES + 1);
         assert_eq!(series("gpunode_agent_xids_total{"), 257);
-        assert!(text.contains(r#"gpunode_agent_nvml_errors_total{call="nvmlDeviceGetMemoryInfo"} 1"#), "{text}");
+        assert!(
+            text.contains(r#"gpunode_agent_nvml_errors_total{call="nvmlDeviceGetMemoryInfo"} 1"#),
+            "{text}"
+        );
     }
 }

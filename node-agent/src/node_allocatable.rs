@@ -36,18 +36,27 @@ pub enum Error {
 impl NodeReader {
     /// A reader of `node`.
     pub fn new(client: Client, node: String) -> Self {
-        Self { nodes: Api::all(client), node }
+        Self {
+            nodes: Api::all(client),
+            node,
+        }
     }
 
     /// How many of `resource` the scheduler may count on; 0 where the Node does not name it.
     pub async fn allocatable(&self, resource: &str) -> Result<u64, Error> {
-        let node = timeout(CALL_TIMEOUT, self.nodes.get(&self.node)).await.map_err(|_| Error::NoAnswer)??;
-        let amount = node.status.and_then(|status| status.allocatable?.remove(resource)).map(|amount| amount.0);
+        let node = timeout(CALL_TIMEOUT, self.nodes.get(&self.node))
+            .await
+            .map_err(|_| Error::NoAnswer)??;
+        let amount = node
+            .status
+            .and_then(|status| status.allocatable?.remove(resource))
+            .map(|amount| amount.0);
         match amount {
             None => Ok(0),
-            Some(amount) => {
-                whole_number(&amount).ok_or_else(|| Error::Amount { resource: resource.to_owned(), amount })
-            }
+            Some(amount) => whole_number(&amount).ok_or_else(|| Error::Amount {
+                resource: resource.to_owned(),
+                amount,
+            }),
         }
     }
 }

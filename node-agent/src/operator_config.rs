@@ -81,8 +81,11 @@ mod tests {
     use kube::core::ApiResource;
 
     fn gpu_node(uid: &str, document: Option<&str>) -> Seen {
-        let mut object =
-            SeenGpuNode::new("a", &ApiResource::erase::<GpuNode>(&()), gpunode_crds::GpuNodeSpec::default());
+        let mut object = SeenGpuNode::new(
+            "a",
+            &ApiResource::erase::<GpuNode>(&()),
+            gpunode_crds::GpuNodeSpec::default(),
+        );
         object.metadata.uid = Some(uid.to_owned());
         object.spec.config = document.map(|document| gpunode_crds::Configuration {
             document: document.to_owned(),
@@ -97,7 +100,11 @@ mod tests {
 
     fn candidate(uid: &str, document: &str) -> Arc<Candidate> {
         let (uid, document) = (Some(uid.to_owned()), document.to_owned());
-        Arc::new(Candidate { document, uid, ..Candidate::default() })
+        Arc::new(Candidate {
+            document,
+            uid,
+            ..Candidate::default()
+        })
     }
 
     /// What an agent does that starts with something saved and is told `seen`.
@@ -126,12 +133,21 @@ mod tests {
 
     #[test]
     fn a_turn_in_a_rollout_is_no_new_configuration() {
-        let Seen::Present(object) = gpu_node("1", Some("{}")) else { unreachable!() };
+        let Seen::Present(object) = gpu_node("1", Some("{}")) else {
+            unreachable!()
+        };
         let mut stepped = (*object).clone();
         let started_at = serde_json::from_value(serde_json::json!("2026-01-01T00:00:00Z")).unwrap();
-        stepped.spec.step = Some(gpunode_crds::ConfigurationStep { started_at, generation: None, failed: None });
+        stepped.spec.step = Some(gpunode_crds::ConfigurationStep {
+            started_at,
+            generation: None,
+            failed: None,
+        });
         let mut source = Some("1".to_owned());
-        assert_eq!(instruction(&Seen::Present(Arc::new(stepped)), &mut source), Some(config("1", "{}")));
+        assert_eq!(
+            instruction(&Seen::Present(Arc::new(stepped)), &mut source),
+            Some(config("1", "{}"))
+        );
     }
 
     #[test]
@@ -139,18 +155,36 @@ mod tests {
         let mut source = None;
         assert_eq!(instruction(&Seen::Unknown, &mut source), None);
         assert_eq!(instruction(&Seen::Absent, &mut source), Some(Instruction::Nothing));
-        assert_eq!(instruction(&gpu_node("1", None), &mut source), Some(Instruction::Nothing));
-        assert_eq!(instruction(&gpu_node("1", Some("{}")), &mut source), Some(config("1", "{}")));
-        assert_eq!(instruction(&gpu_node("1", None), &mut source), Some(Instruction::Nothing));
+        assert_eq!(
+            instruction(&gpu_node("1", None), &mut source),
+            Some(Instruction::Nothing)
+        );
+        assert_eq!(
+            instruction(&gpu_node("1", Some("{}")), &mut source),
+            Some(config("1", "{}"))
+        );
+        assert_eq!(
+            instruction(&gpu_node("1", None), &mut source),
+            Some(Instruction::Nothing)
+        );
     }
 
     #[test]
     fn a_deleted_gpu_node_withdraws_nothing() {
         let mut source = None;
-        assert_eq!(instruction(&gpu_node("1", Some("{}")), &mut source), Some(config("1", "{}")));
+        assert_eq!(
+            instruction(&gpu_node("1", Some("{}")), &mut source),
+            Some(config("1", "{}"))
+        );
         assert_eq!(instruction(&Seen::Absent, &mut source), None);
         assert_eq!(instruction(&gpu_node("2", None), &mut source), None);
-        assert_eq!(instruction(&gpu_node("2", Some("a: 1")), &mut source), Some(config("2", "a: 1")));
-        assert_eq!(instruction(&gpu_node("2", None), &mut source), Some(Instruction::Nothing));
+        assert_eq!(
+            instruction(&gpu_node("2", Some("a: 1")), &mut source),
+            Some(config("2", "a: 1"))
+        );
+        assert_eq!(
+            instruction(&gpu_node("2", None), &mut source),
+            Some(Instruction::Nothing)
+        );
     }
 }

@@ -11,8 +11,13 @@ const DISPLAY_CLASS: &str = "0x03";
 
 /// Addresses of all functions, sorted; what they are is not read.
 pub fn functions(host_root: &Path) -> Vec<String> {
-    let entries = fs::read_dir(host_root.join(DEVICES)).into_iter().flatten().filter_map(Result::ok);
-    let mut functions: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let entries = fs::read_dir(host_root.join(DEVICES))
+        .into_iter()
+        .flatten()
+        .filter_map(Result::ok);
+    let mut functions: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
     functions.sort();
     functions
 }
@@ -56,7 +61,9 @@ pub fn configuration_space(host_root: &Path, address: &str) -> Option<Vec<u8>> {
 }
 
 fn attribute(device: &Path, file: &str) -> Option<String> {
-    fs::read_to_string(device.join(file)).ok().map(|text| text.trim().to_owned())
+    fs::read_to_string(device.join(file))
+        .ok()
+        .map(|text| text.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -80,9 +87,27 @@ mod tests {
         }
         assert_eq!(nvidia_functions(host.path()), ["0000:07:00.0", "0000:0b:00.0"]);
         let function = |address| function(host.path(), address);
-        assert_eq!(function("0000:0b:00.0"), Function { numa_node: Some(1), mode: Some(GpuMode::Compute) });
-        assert_eq!(function("0000:07:00.0"), Function { numa_node: None, mode: Some(GpuMode::Graphics) });
-        assert_eq!(function("0000:07:00.1"), Function { numa_node: Some(0), mode: None });
+        assert_eq!(
+            function("0000:0b:00.0"),
+            Function {
+                numa_node: Some(1),
+                mode: Some(GpuMode::Compute)
+            }
+        );
+        assert_eq!(
+            function("0000:07:00.0"),
+            Function {
+                numa_node: None,
+                mode: Some(GpuMode::Graphics)
+            }
+        );
+        assert_eq!(
+            function("0000:07:00.1"),
+            Function {
+                numa_node: Some(0),
+                mode: None
+            }
+        );
         assert_eq!(function("0000:ff:00.0"), Function::default());
     }
 

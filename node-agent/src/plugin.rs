@@ -72,7 +72,12 @@ impl PluginServer {
         let listener = UnixListener::bind(socket)?;
         let (stop, stopped) = watch::channel(false);
         let (streams, streams_seen) = watch::channel(Streams::default());
-        let service = Service { offer, streams, stopped: stopped.clone(), desk };
+        let service = Service {
+            offer,
+            streams,
+            stopped: stopped.clone(),
+            desk,
+        };
         let server = Server::builder()
             .add_service(DevicePluginServer::new(service))
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), until_stopped(stopped));
@@ -82,7 +87,13 @@ impl PluginServer {
                 warn!(%error, "device plugin server ended");
             }
         });
-        Ok(Self { socket: socket.to_owned(), id: FileId::without_time(socket), streams: streams_seen, stop, task })
+        Ok(Self {
+            socket: socket.to_owned(),
+            id: FileId::without_time(socket),
+            streams: streams_seen,
+            stop,
+            task,
+        })
     }
 
     /// Whether the kubelet can still reach this server by its socket.
@@ -153,12 +164,19 @@ impl ListStream {
     async fn next(&mut self) -> Option<ListAndWatchResponse> {
         loop {
             let offer = self.offer.borrow_and_update().clone();
-            let is_new = self.sent.as_ref().is_none_or(|sent| sent.list != offer.list || sent.resend < offer.resend);
+            let is_new = self
+                .sent
+                .as_ref()
+                .is_none_or(|sent| sent.list != offer.list || sent.resend < offer.resend);
             if is_new {
                 if self.sent.is_none() {
                     self.streams.send_modify(|streams| streams.opened += 1);
                 }
-                debug!(resource = offer.list.name, shares = offer.list.shares.len(), "send the device list");
+                debug!(
+                    resource = offer.list.name,
+                    shares = offer.list.shares.len(),
+                    "send the device list"
+                );
                 let _timer = self.metrics.timer(Method::ListAndWatch);
                 let response = device_list(&offer.list);
                 self.sent = Some(offer);
@@ -184,9 +202,13 @@ fn device_list(list: &ResourceList) -> ListAndWatchResponse {
     let device = |share: &Share| Device {
         id: share.id.clone(),
         health: if share.healthy { HEALTHY } else { UNHEALTHY }.to_owned(),
-        topology: share.numa_node.map(|node| TopologyInfo { nodes: vec![NumaNode { id: node.into() }] }),
+        topology: share.numa_node.map(|node| TopologyInfo {
+            nodes: vec![NumaNode { id: node.into() }],
+        }),
     };
-    ListAndWatchResponse { devices: list.shares.iter().map(device).collect() }
+    ListAndWatchResponse {
+        devices: list.shares.iter().map(device).collect(),
+    }
 }
 
 impl Service {
@@ -200,7 +222,10 @@ impl DevicePlugin for Service {
     type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
     async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
-        let options = DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true };
+        let options = DevicePluginOptions {
+            pre_start_required: false,
+            get_preferred_allocation_available: true,
+        };
         Ok(Response::new(options))
     }
 

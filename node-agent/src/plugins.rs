@@ -41,14 +41,20 @@ impl Running {
 impl Plugins {
     /// Nothing is offered yet.
     pub fn new(kubelet: Kubelet) -> Self {
-        Self { kubelet, running: BTreeMap::new(), tasks: JoinSet::new() }
+        Self {
+            kubelet,
+            running: BTreeMap::new(),
+            tasks: JoinSet::new(),
+        }
     }
 
     /// Offers exactly `offers`. A resource that stays keeps its server and its stream, and gets a new list only where
     /// that differs.
     pub fn put(&mut self, offers: Vec<Offer>) {
-        let mut wanted: BTreeMap<String, Offer> =
-            offers.into_iter().map(|offer| (offer.list.name.clone(), offer)).collect();
+        let mut wanted: BTreeMap<String, Offer> = offers
+            .into_iter()
+            .map(|offer| (offer.list.name.clone(), offer))
+            .collect();
         // First those that go, so that no GPU is offered under two names.
         for (name, running) in &mut self.running {
             if !wanted.contains_key(name) {
@@ -86,8 +92,19 @@ impl Plugins {
     fn start(&mut self, name: String, offer: Offer) {
         let (offer, offered) = watch::channel(offer);
         let (stop, stopped) = watch::channel(false);
-        let task = self.tasks.spawn(keep_registered(self.kubelet.clone(), offered, stopped)).id();
-        self.running.insert(name, Running { offer, stop, task, next: None });
+        let task = self
+            .tasks
+            .spawn(keep_registered(self.kubelet.clone(), offered, stopped))
+            .id();
+        self.running.insert(
+            name,
+            Running {
+                offer,
+                stop,
+                task,
+                next: None,
+            },
+        );
     }
 
     /// Which resources the kubelet has taken the list of; follows their state machines.
@@ -141,12 +158,21 @@ mod tests {
     use std::{path::Path, sync::Arc};
 
     fn offers() -> Vec<Offer> {
-        let list = ResourceList { name: "nvidia.com/gpu".to_owned(), shares: Vec::new() };
-        vec![Offer { list: list.into(), resend: 0 }]
+        let list = ResourceList {
+            name: "nvidia.com/gpu".to_owned(),
+            shares: Vec::new(),
+        };
+        vec![Offer {
+            list: list.into(),
+            resend: 0,
+        }]
     }
 
     fn plugins(folder: &Path) -> Plugins {
-        let nowhere = hardware::Place { host_root: folder.to_owned(), driver_root: None };
+        let nowhere = hardware::Place {
+            host_root: folder.to_owned(),
+            driver_root: None,
+        };
         let desk = Desk::new(Parts {
             host_root: folder.to_owned(),
             mps_dir: folder.to_owned(),
@@ -156,7 +182,12 @@ mod tests {
         });
         let registered = watch::Sender::new(Registered::default());
         let directory = Directory::new(folder.to_owned());
-        Plugins::new(Kubelet { directory, desk: Arc::new(desk), registered, pod_resources: nobody() })
+        Plugins::new(Kubelet {
+            directory,
+            desk: Arc::new(desk),
+            registered,
+            pod_resources: nobody(),
+        })
     }
 
     /// Follows the state machines until what was stopped has ended.

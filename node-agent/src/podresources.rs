@@ -101,13 +101,22 @@ impl PodResources {
 
     /// The same for the pod with this UID.
     pub fn at(host: &HostArgs, device_plugin_dir: PathBuf, pod_uid: &str) -> Self {
-        let pods = PodFolders { folder: host.host_root.join(POD_FOLDERS), own: pod_uid.to_owned() };
+        let pods = PodFolders {
+            folder: host.host_root.join(POD_FOLDERS),
+            own: pod_uid.to_owned(),
+        };
         Self::new(host.pod_resources_socket.clone(), device_plugin_dir, pods)
     }
 
     /// A kubelet with this socket and these folders.
     pub fn new(socket: PathBuf, device_plugin_dir: PathBuf, pods: PodFolders) -> Self {
-        Self { socket, device_plugin_dir, pods, unchanged: Unchanged::default(), files: OneThread::default() }
+        Self {
+            socket,
+            device_plugin_dir,
+            pods,
+            unchanged: Unchanged::default(),
+            files: OneThread::default(),
+        }
     }
 
     /// Asks anew, over a connection of its own: a kubelet that restarted has another socket.
@@ -118,7 +127,10 @@ impl PodResources {
         // in between.
         let allocatable = client.get_allocatable_resources(AllocatableResourcesRequest {});
         let allocatable = self.answer("GetAllocatableResources", allocatable).await?.devices;
-        let pods = self.answer("List", client.list(ListPodResourcesRequest {})).await?.pod_resources;
+        let pods = self
+            .answer("List", client.list(ListPodResourcesRequest {}))
+            .await?
+            .pod_resources;
         let remembered = self.remembered().await?;
         Ok(Observation {
             started,
@@ -142,7 +154,11 @@ impl PodResources {
     }
 
     async fn remembered(&self) -> Result<BTreeSet<(String, String)>, Error> {
-        let (folder, pods, unchanged) = (self.device_plugin_dir.clone(), self.pods.clone(), self.unchanged.clone());
+        let (folder, pods, unchanged) = (
+            self.device_plugin_dir.clone(),
+            self.pods.clone(),
+            self.unchanged.clone(),
+        );
         let read = self.files.run(move || {
             // A kubelet without checkpoint remembers nothing; one whose folder is not here may remember anything.
             if !folder.is_dir() {
@@ -158,9 +174,16 @@ impl PodResources {
         if !path.exists() {
             return Err(Error::NoSocket(path.to_owned()));
         }
-        let failed = |source| Error::Connect { path: path.to_owned(), source };
+        let failed = |source| Error::Connect {
+            path: path.to_owned(),
+            source,
+        };
         let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).map_err(failed)?;
-        let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).connect().await.map_err(failed)?;
+        let channel = endpoint
+            .connect_timeout(CONNECT_TIMEOUT)
+            .connect()
+            .await
+            .map_err(failed)?;
         Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES))
     }
 
@@ -172,7 +195,11 @@ impl PodResources {
         let path = || self.socket.clone();
         match timeout(CALL_TIMEOUT, request).await {
             Ok(answer) => {
-                let refused = |status| Error::Refused { call, path: path(), status: Box::new(status) };
+                let refused = |status| Error::Refused {
+                    call,
+                    path: path(),
+                    status: Box::new(status),
+                };
                 answer.map(Response::into_inner).map_err(refused)
             }
             Err(_) => Err(Error::NoAnswer { call, path: path() }),
@@ -181,7 +208,11 @@ impl PodResources {
 }
 
 fn holdings(pod: Pod) -> impl Iterator<Item = Holding> {
-    let Pod { name, namespace, containers } = pod;
+    let Pod {
+        name,
+        namespace,
+        containers,
+    } = pod;
     containers.into_iter().flat_map(move |container| {
         let (namespace, pod) = (namespace.clone(), name.clone());
         container.devices.into_iter().map(move |devices| Holding {

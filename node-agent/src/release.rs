@@ -26,18 +26,30 @@ impl Release {
     /// As the GpuNode says, if there is one.
     pub fn new(gpu_node: Option<watch::Receiver<Seen>>, state_dir: &Path) -> Self {
         let before = gpu_node.is_some() && is_noted(state_dir);
-        Self { gpu_node, file: state_dir.join(FILE), before }
+        Self {
+            gpu_node,
+            file: state_dir.join(FILE),
+            before,
+        }
     }
 
     /// Whether they are released.
     pub fn is_on(&self) -> bool {
-        self.gpu_node.as_ref().is_some_and(|gpu_node| is_released(&gpu_node.borrow(), self.before))
+        self.gpu_node
+            .as_ref()
+            .is_some_and(|gpu_node| is_released(&gpu_node.borrow(), self.before))
     }
 
     /// Waits until they are released, or are not any more.
     pub async fn is(&mut self, on: bool) {
-        let Some(gpu_node) = &mut self.gpu_node else { return std::future::pending().await };
-        if gpu_node.wait_for(|seen| is_released(seen, self.before) == on).await.is_err() {
+        let Some(gpu_node) = &mut self.gpu_node else {
+            return std::future::pending().await;
+        };
+        if gpu_node
+            .wait_for(|seen| is_released(seen, self.before) == on)
+            .await
+            .is_err()
+        {
             std::future::pending::<()>().await;
         }
     }
@@ -46,7 +58,11 @@ impl Release {
     pub async fn note(&self, on: bool) {
         let file = self.file.clone();
         let noted = spawn_blocking(move || {
-            let done = if on { fs::write(&file, "") } else { fs::remove_file(&file) };
+            let done = if on {
+                fs::write(&file, "")
+            } else {
+                fs::remove_file(&file)
+            };
             match done {
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !on => Ok(()),
                 done => done,

@@ -41,7 +41,11 @@ pub struct Identity {
 impl Identity {
     /// This agent.
     pub fn of(args: &NodeArgs) -> Self {
-        Self { pod: args.pod_name.clone(), pod_uid: args.pod_uid.clone(), policy: args.policy_name.clone() }
+        Self {
+            pod: args.pod_name.clone(),
+            pod_uid: args.pod_uid.clone(),
+            policy: args.policy_name.clone(),
+        }
     }
 }
 
@@ -73,17 +77,26 @@ pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
     let page = facts.page;
     let in_force = facts.plugin.map(|plugin| plugin.in_force);
     let rejected = in_force.and_then(|in_force| in_force.rejected.as_ref());
-    let resources = facts.plugin.map(|plugin| resources::resources(page, plugin)).unwrap_or_default();
+    let resources = facts
+        .plugin
+        .map(|plugin| resources::resources(page, plugin))
+        .unwrap_or_default();
     GpuNodeStatus {
         agent: Some(Agent {
             pod: identity.pod.clone(),
             pod_uid: identity.pod_uid.clone(),
             policy: Some(identity.policy.clone()).filter(|policy| !policy.is_empty()),
-            mode: if facts.plugin.is_some() { AgentMode::DevicePlugin } else { AgentMode::Discovery },
+            mode: if facts.plugin.is_some() {
+                AgentMode::DevicePlugin
+            } else {
+                AgentMode::Discovery
+            },
             version: env!("CARGO_PKG_VERSION").to_owned(),
             config_versions: vec![CONFIG_VERSION],
         }),
-        hardware: inventory.map(gpu::Inventory::summary).filter(|summary| !summary.is_empty()),
+        hardware: inventory
+            .map(gpu::Inventory::summary)
+            .filter(|summary| !summary.is_empty()),
         driver_version: inventory.and_then(|inventory| inventory.driver_version.clone()),
         cuda_version: inventory.and_then(|inventory| inventory.cuda_version.clone()),
         machine: facts.hardware.machine.product.clone(),
@@ -92,7 +105,13 @@ pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
             .and_then(|in_force| Some(in_force.accepted.as_ref()?.config.mig_strategy()))
             .filter(|strategy| *strategy != MigStrategy::None),
         gpus: inventory
-            .map(|inventory| inventory.gpus.iter().map(|gpu| hardware::device(gpu, &page.ailments)).collect())
+            .map(|inventory| {
+                inventory
+                    .gpus
+                    .iter()
+                    .map(|gpu| hardware::device(gpu, &page.ailments))
+                    .collect()
+            })
             .unwrap_or_default(),
         in_use: usage::in_use(&resources, &page.holders),
         held_by: usage::held_by(&page.holders),
@@ -102,8 +121,10 @@ pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
         waiting: page.waiting.iter().take(MAX_DEVICES).map(waiting).collect(),
         mps_daemons: page.daemons.iter().take(MAX_DEVICES).cloned().collect(),
         config_hash: in_force.and_then(|in_force| Some(in_force.accepted.as_ref()?.hash.clone())),
-        rejected_config: rejected
-            .map(|rejected| RejectedConfiguration { hash: rejected.hash.clone(), message: rejected.message.clone() }),
+        rejected_config: rejected.map(|rejected| RejectedConfiguration {
+            hash: rejected.hash.clone(),
+            message: rejected.message.clone(),
+        }),
         conditions: conditions::conditions(facts),
     }
 }
@@ -112,8 +133,11 @@ pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
 pub fn set_times(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now: Timestamp) {
     for condition in &mut status.conditions {
         let same = |old: &&Condition| old.type_ == condition.type_ && old.status == condition.status;
-        condition.last_transition_time =
-            before.conditions.iter().find(same).map_or(Time(now), |old| old.last_transition_time.clone());
+        condition.last_transition_time = before
+            .conditions
+            .iter()
+            .find(same)
+            .map_or(Time(now), |old| old.last_transition_time.clone());
     }
 }
 

@@ -51,7 +51,11 @@ pub async fn retire(
     let mut last_error = String::new();
     loop {
         let found = hardware.borrow().clone();
-        let wanted = found.as_deref().and_then(Hardware::inventory).map(Wanted::nothing).unwrap_or_default();
+        let wanted = found
+            .as_deref()
+            .and_then(Hardware::inventory)
+            .map(Wanted::nothing)
+            .unwrap_or_default();
         let error = match look(&args, &kubelet, wanted, &mut known).await {
             Ok(page) => {
                 let unknown = page.as_ref().and_then(|page| page.unknown.clone());
@@ -80,20 +84,31 @@ async fn look(
         let left = assignments::read(&state_dir).is_ok_and(|assignments| !assignments.is_empty());
         (left, seen::read(&mps_dir))
     });
-    let (left, daemons) = timeout(FILES_TIMEOUT, files).await.context("read the files of the device plugin")??;
+    let (left, daemons) = timeout(FILES_TIMEOUT, files)
+        .await
+        .context("read the files of the device plugin")??;
     let (answers, now) = daemons.with_context(|| format!("read {}", args.host.mps_dir.display()))?;
     if !left {
         *known = None;
         let mut books = Books::default();
         books.see(answers, now);
-        return Ok(Some(Page { unknown: None, ..books.page() }));
+        return Ok(Some(Page {
+            unknown: None,
+            ..books.page()
+        }));
     }
     // An agent that comes now waits no longer than this look takes.
-    let Some(lock) = NodeLock::try_take(&args.host.state_dir)? else { return Ok(None) };
+    let Some(lock) = NodeLock::try_take(&args.host.state_dir)? else {
+        return Ok(None);
+    };
     let state_dir = args.host.state_dir.clone();
-    let mut saved = spawn_blocking(move || Saved::load(&state_dir)).await.context("read the assignments")?;
+    let mut saved = spawn_blocking(move || Saved::load(&state_dir))
+        .await
+        .context("read the assignments")?;
     let (assignments, taken) = (saved.assignments(), lock.taken());
-    let before = known.take().filter(|known| known.assignments == assignments && known.taken == taken);
+    let before = known
+        .take()
+        .filter(|known| known.assignments == assignments && known.taken == taken);
     let mut books = before.map_or_else(|| Books::restore(assignments.clone()), |known| known.books);
     books.see(answers, now);
     books.want(wanted);
@@ -103,10 +118,17 @@ async fn look(
     }
     let page = books.page();
     if page.assignments != assignments {
-        info!(left = page.assignments.len(), "devices that no policy wants are given up");
+        info!(
+            left = page.assignments.len(),
+            "devices that no policy wants are given up"
+        );
     }
     saved.keep(&page.assignments).await.context("save the assignments")?;
-    *known = Some(Known { books, assignments: page.assignments.clone(), taken });
+    *known = Some(Known {
+        books,
+        assignments: page.assignments.clone(),
+        taken,
+    });
     Ok(Some(page))
 }
 

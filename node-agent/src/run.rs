@@ -61,9 +61,19 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let (found, mut hardware) = watch::channel(None);
     let (driver_events, reported) = DriverEvents::new(metrics.clone());
     let (seen, gpu_node) = watch::channel(Seen::Unknown);
-    let release = Release::new(args.config.is_none().then(|| gpu_node.clone()), &args.node.host.state_dir);
+    let release = Release::new(
+        args.config.is_none().then(|| gpu_node.clone()),
+        &args.node.host.state_dir,
+    );
     let (place, look) = (Place::of(&args.node), look_again.clone());
-    tasks.spawn(watch_hardware(place, found, look, release, Some(driver_events), metrics.clone()));
+    tasks.spawn(watch_hardware(
+        place,
+        found,
+        look,
+        release,
+        Some(driver_events),
+        metrics.clone(),
+    ));
 
     let (instructions, mut instructed) = watch::channel(Instruction::Unknown);
     let (reports, to_report) = watch::channel(None);
@@ -76,7 +86,14 @@ pub async fn run(args: RunArgs) -> Result<()> {
         let told;
         (notices, told) = Notices::new();
         tasks.spawn(told.publish(client.clone(), args.node.node_name.clone(), args.node.pod_name.clone()));
-        saved = Some(follow_operator(&mut tasks, client, &args.node, seen, instructions.clone(), to_report));
+        saved = Some(follow_operator(
+            &mut tasks,
+            client,
+            &args.node,
+            seen,
+            instructions.clone(),
+            to_report,
+        ));
     }
 
     let desk = Arc::new(Desk::new(desk::Parts {
@@ -91,7 +108,12 @@ pub async fn run(args: RunArgs) -> Result<()> {
     tasks.spawn(directory.clone().watch());
     let registered = watch::Sender::new(Registered::default());
     let pod_resources = PodResources::of(&args.node);
-    let mut plugins = Plugins::new(Kubelet { directory, desk: desk.clone(), registered, pod_resources });
+    let mut plugins = Plugins::new(Kubelet {
+        directory,
+        desk: desk.clone(),
+        registered,
+        pod_resources,
+    });
     let mut registered = plugins.registered();
 
     let mut decided = Decided::new(&args.node, saved);
@@ -112,9 +134,26 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let served = watch::Sender::default();
     let state_dir = args.node.host.state_dir.clone();
     tasks.spawn(watch_own_socket(state_dir.clone(), served.subscribe(), liveness));
-    let who = Who { version: env!("CARGO_PKG_VERSION").to_owned(), pod: args.node.pod_uid.clone() };
-    let wanted = Wanted { policy: args.node.policy_name.clone(), gpu_node };
-    tasks.spawn(Handover { state_dir, who, wanted, fitness: fit, ready, turns, served }.follow());
+    let who = Who {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pod: args.node.pod_uid.clone(),
+    };
+    let wanted = Wanted {
+        policy: args.node.policy_name.clone(),
+        gpu_node,
+    };
+    tasks.spawn(
+        Handover {
+            state_dir,
+            who,
+            wanted,
+            fitness: fit,
+            ready,
+            turns,
+            served,
+        }
+        .follow(),
+    );
     let mut tenure = Tenure::Awaited;
     let mut save_retry = interval(SAVE_RETRY);
     save_retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -178,7 +217,10 @@ pub async fn run(args: RunArgs) -> Result<()> {
         let registered = registered.borrow().clone();
         decided.log_problem(&registered);
         send_if_new(&fitness, decided.fitness(hardware.as_deref()));
-        send_if_new(&readiness, readiness_of(&tenure, hardware.as_deref(), &decided, &registered));
+        send_if_new(
+            &readiness,
+            readiness_of(&tenure, hardware.as_deref(), &decided, &registered),
+        );
         if let Some(report) = hardware.and_then(|hardware| decided.report(&hardware, &registered)) {
             send_if_new(&reports, Some(report));
         }

@@ -135,7 +135,10 @@ mod tests {
     #[test]
     fn what_was_saved_is_read_again_for_the_same_node() {
         let folder = tempfile::tempdir().unwrap();
-        let candidate = Candidate { uid: Some("1".to_owned()), ..Candidate::of_file("{}\n".to_owned()) };
+        let candidate = Candidate {
+            uid: Some("1".to_owned()),
+            ..Candidate::of_file("{}\n".to_owned())
+        };
         assert_eq!(load(folder.path(), "a"), None);
         save(folder.path(), "a", Some(&candidate)).unwrap();
         assert_eq!(load(folder.path(), "a"), Some(candidate));
@@ -190,7 +193,10 @@ mod tests {
         for text in ["{\"format\":1,", other_format] {
             fs::write(folder.path().join(FILE), text).unwrap();
             assert_eq!(load(folder.path(), "a"), None);
-            assert_eq!(fs::read_to_string(folder.path().join("config.json.corrupt")).unwrap(), text);
+            assert_eq!(
+                fs::read_to_string(folder.path().join("config.json.corrupt")).unwrap(),
+                text
+            );
         }
     }
 }

@@ -56,7 +56,11 @@ mod tests {
         assert!(path.as_os_str().len() <= MAX_SOCKET_PATH, "{}", path.display());
         assert_ne!(path, socket_path(folder, &long));
         let short = socket_path(folder, "nvidia.com/gpu");
-        assert!(short.display().to_string().contains("/gpunode-nvidia.com-gpu-"), "{}", short.display());
+        assert!(
+            short.display().to_string().contains("/gpunode-nvidia.com-gpu-"),
+            "{}",
+            short.display()
+        );
     }
 
     #[test]

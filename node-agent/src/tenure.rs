@@ -36,7 +36,11 @@ impl Held {
         tasks.spawn(desk.clone().watch_holders(PodResources::of(args)));
         tasks.spawn(desk.clone().watch_daemons());
         let (end, ended) = oneshot::channel();
-        Self { tasks, health: tokio::spawn(health.watch(ended)), end }
+        Self {
+            tasks,
+            health: tokio::spawn(health.watch(ended)),
+            end,
+        }
     }
 }
 
@@ -52,7 +56,14 @@ impl Tenure {
 
     /// Ends it: what is known is on the disk then, for the next one.
     pub async fn end(self) {
-        let Self::Held(Held { tasks: _aborted, mut health, end }) = self else { return };
+        let Self::Held(Held {
+            tasks: _aborted,
+            mut health,
+            end,
+        }) = self
+        else {
+            return;
+        };
         if end.send(()).is_ok() && timeout(END_TIMEOUT, &mut health).await.is_err() {
             // What it would write later is not true any more.
             health.abort();

@@ -18,18 +18,30 @@ pub struct Utilisation {
 impl Utilisation {
     /// Nothing is asked yet.
     pub fn new(place: Place) -> Self {
-        Self { place, free: Arc::new(Semaphore::new(1)) }
+        Self {
+            place,
+            free: Arc::new(Semaphore::new(1)),
+        }
     }
 
     /// Percent of the last sample period in which each GPU was busy, by index. GPUs that do not answer in time are left
     /// out.
     pub async fn ask(&self) -> BTreeMap<u32, u32> {
-        let Ok(turn) = self.free.clone().try_acquire_owned() else { return BTreeMap::new() };
+        let Ok(turn) = self.free.clone().try_acquire_owned() else {
+            return BTreeMap::new();
+        };
         let place = self.place.clone();
         let answer = spawn_blocking(move || {
             let _turn = turn;
-            nvml::utilisation(&place.library()?).inspect_err(|error| debug!(%error, "ask for the utilisation")).ok()
+            nvml::utilisation(&place.library()?)
+                .inspect_err(|error| debug!(%error, "ask for the utilisation"))
+                .ok()
         });
-        timeout(TIMEOUT, answer).await.ok().and_then(Result::ok).flatten().unwrap_or_default()
+        timeout(TIMEOUT, answer)
+            .await
+            .ok()
+            .and_then(Result::ok)
+            .flatten()
+            .unwrap_or_default()
     }
 }

@@ -42,8 +42,16 @@ impl Admin {
             "/metrics" => {
                 let leads = self.claim.is_current();
                 self.metrics.set_leader(leads);
-                self.metrics.set_nodes(if leads { self.controller.node_numbers() } else { Vec::new() });
-                self.metrics.set_conditions(if leads { self.controller.conditions() } else { Vec::new() });
+                self.metrics.set_nodes(if leads {
+                    self.controller.node_numbers()
+                } else {
+                    Vec::new()
+                });
+                self.metrics.set_conditions(if leads {
+                    self.controller.conditions()
+                } else {
+                    Vec::new()
+                });
                 Answer::metrics(self.metrics.render())
             }
             _ => Answer::line(StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics"),

@@ -81,12 +81,18 @@ mod tests {
     use tokio::time::{Instant, advance};
 
     fn request(method: Method) -> Request<Body> {
-        Request::builder().method(method).body(Body::from(b"{}".to_vec())).unwrap()
+        Request::builder()
+            .method(method)
+            .body(Body::from(b"{}".to_vec()))
+            .unwrap()
     }
 
     async fn body_of(request: Request<GuardedBody>) -> Result<(), BoxError> {
         let mut body = request.into_body();
-        poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await.expect("there is a body").map(drop)
+        poll_fn(|context| Pin::new(&mut body).poll_frame(context))
+            .await
+            .expect("there is a body")
+            .map(drop)
     }
 
     #[tokio::test(start_paused = true)]
@@ -96,8 +102,15 @@ mod tests {
             assert!(body_of(guarded(request(method), &claim).unwrap()).await.is_ok());
         }
         advance(LEASE_DURATION).await;
-        assert!(guarded(request(Method::PATCH), &claim).err().is_some_and(|error| error.is::<NotLeader>()));
-        assert!(body_of(guarded(request(Method::GET), &claim).unwrap()).await.is_ok(), "reads go on");
+        assert!(
+            guarded(request(Method::PATCH), &claim)
+                .err()
+                .is_some_and(|error| error.is::<NotLeader>())
+        );
+        assert!(
+            body_of(guarded(request(Method::GET), &claim).unwrap()).await.is_ok(),
+            "reads go on"
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -208,16 +208,27 @@ impl Candidate {
     /// its holder may still lead.
     fn valid_holder(&mut self, lease: Option<&Lease>, now: Instant) -> Option<String> {
         if let Some(spec) = lease.and_then(|lease| lease.spec.as_ref()) {
-            let holder =
-                spec.holder_identity.clone().filter(|holder| !holder.is_empty() && *holder != self.identity)?;
+            let holder = spec
+                .holder_identity
+                .clone()
+                .filter(|holder| !holder.is_empty() && *holder != self.identity)?;
             let record = (Some(holder), spec.renew_time.clone(), spec.lease_transitions);
-            let since = self.seen.take().filter(|seen| seen.record == record).map_or(now, |seen| seen.since);
-            let theirs =
-                spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or_default();
+            let since = self
+                .seen
+                .take()
+                .filter(|seen| seen.record == record)
+                .map_or(now, |seen| seen.since);
+            let theirs = spec
+                .lease_duration_seconds
+                .and_then(|seconds| u64::try_from(seconds).ok())
+                .unwrap_or_default();
             let until = since + Duration::from_secs(theirs).clamp(LEASE_DURATION, MAX_DURATION);
             self.seen = Some(Seen { record, since, until });
         }
-        self.seen.as_ref().filter(|seen| now < seen.until).and_then(|seen| seen.record.0.clone())
+        self.seen
+            .as_ref()
+            .filter(|seen| now < seen.until)
+            .and_then(|seen| seen.record.0.clone())
     }
 
     /// The Lease as it is when this candidate holds it from now on. Its resourceVersion is the one that was read.
@@ -233,7 +244,9 @@ impl Candidate {
             acquire_time: before.acquire_time.filter(|_| is_mine).or(Some(MicroTime(now))),
             renew_time: Some(MicroTime(now)),
             lease_transitions: Some(
-                before.lease_transitions.map_or(0, |changes| changes.saturating_add((!is_mine).into())),
+                before
+                    .lease_transitions
+                    .map_or(0, |changes| changes.saturating_add((!is_mine).into())),
             ),
             ..LeaseSpec::default()
         });

@@ -54,7 +54,9 @@ async fn main() -> ExitCode {
 /// the API server, and log each try while there is none; what went wrong is logged here.
 fn start_log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
     if std::io::stderr().is_terminal() {
         log.init();
     } else {
@@ -63,7 +65,13 @@ fn start_log() {
 }
 
 async fn run(args: Args) -> Result<()> {
-    let Args { agent_image, namespace, pod_name, gpu_labels, admin_address } = args;
+    let Args {
+        agent_image,
+        namespace,
+        pod_name,
+        gpu_labels,
+        admin_address,
+    } = args;
     let mut config = Config::infer().await.context("find out how to reach the API server")?;
     // Watches and the election have pauses of their own.
     config.default_retry = false;
@@ -71,14 +79,18 @@ async fn run(args: Args) -> Result<()> {
     // the time that a connection lay idle before a request does not count.
     config.read_timeout = Some(READ_TIMEOUT);
     config.reset_reader_on_write = true;
-    config
-        .headers
-        .push((USER_AGENT, HeaderValue::from_static(concat!("gpunode-operator/", env!("CARGO_PKG_VERSION")))));
+    config.headers.push((
+        USER_AGENT,
+        HeaderValue::from_static(concat!("gpunode-operator/", env!("CARGO_PKG_VERSION"))),
+    ));
     let client = Client::try_from(config.clone()).context("make a client for the API server")?;
     let metrics = Arc::new(Metrics::new());
     let (mut candidate, claim) = Candidate::new(client.clone(), &namespace, &pod_name);
     let guarded = guarded_client(config, claim.clone()).context("make a client for writes")?;
-    let pods = AgentPods { namespace: namespace.clone(), image: agent_image };
+    let pods = AgentPods {
+        namespace: namespace.clone(),
+        image: agent_image,
+    };
     let (controller, notices) = Controller::new(pods, gpu_labels);
     let controller = Arc::new(controller);
     let admin = Admin {
@@ -90,10 +102,18 @@ async fn run(args: Args) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
 
-    let parts = (client.clone(), guarded.clone(), controller.clone(), metrics.clone(), claim.clone());
+    let parts = (
+        client.clone(),
+        guarded.clone(),
+        controller.clone(),
+        metrics.clone(),
+        claim.clone(),
+    );
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
-        admin::serve(admin_address, admin).await.with_context(|| format!("serve {admin_address}"))?;
+        admin::serve(admin_address, admin)
+            .await
+            .with_context(|| format!("serve {admin_address}"))?;
         bail!("serve {admin_address}: the server ended");
     });
     tasks.spawn({
@@ -103,10 +123,22 @@ async fn run(args: Args) -> Result<()> {
             bail!("watch the cluster: a watch ended");
         }
     });
-    tasks.spawn(work(controller, Writer::new(guarded.clone(), metrics.clone()), metrics.clone(), claim.clone()));
+    tasks.spawn(work(
+        controller,
+        Writer::new(guarded.clone(), metrics.clone()),
+        metrics.clone(),
+        claim.clone(),
+    ));
     tasks.spawn(async move {
         let (client, guarded, controller, metrics, claim) = parts;
-        remove_pods(&Parts { controller: &controller, client, guarded, metrics: &metrics, claim }).await;
+        remove_pods(&Parts {
+            controller: &controller,
+            client,
+            guarded,
+            metrics: &metrics,
+            claim,
+        })
+        .await;
         bail!("remove pods: the work ended");
     });
     tasks.spawn(async move {

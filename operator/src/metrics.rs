@@ -69,14 +69,26 @@ impl Metrics {
             conditions: Family::default(),
             registry: Registry::default(),
         };
-        registry.register("build", "Version of the program", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        registry.register(
+            "build",
+            "Version of the program",
+            Info::new([("version", env!("CARGO_PKG_VERSION"))]),
+        );
         registry.register("reconciles", "Objects looked at", metrics.reconciles.clone());
         registry.register("writes", "Accepted writes", metrics.writes.clone());
         registry.register("errors", "Failed reconciles", metrics.errors.clone());
         registry.register("is_leader", "Whether this process leads", metrics.leader.clone());
-        registry.register("policy_nodes", "Nodes of a policy by state, on the leader", metrics.nodes.clone());
+        registry.register(
+            "policy_nodes",
+            "Nodes of a policy by state, on the leader",
+            metrics.nodes.clone(),
+        );
         let conditions = metrics.conditions.clone();
-        registry.register("policy_condition", "Whether a condition of a policy is True, on the leader", conditions);
+        registry.register(
+            "policy_condition",
+            "Whether a condition of a policy is True, on the leader",
+            conditions,
+        );
         Self { registry, ..metrics }
     }
 
@@ -112,7 +124,10 @@ impl Metrics {
     pub fn set_conditions(&self, conditions: impl IntoIterator<Item = (String, ConditionType, bool)>) {
         self.conditions.clear();
         for (policy, type_, holds) in conditions {
-            let labels = ByCondition { policy, r#type: type_.as_str() };
+            let labels = ByCondition {
+                policy,
+                r#type: type_.as_str(),
+            };
             self.conditions.get_or_create(&labels).set(holds.into());
         }
     }
@@ -136,7 +151,13 @@ mod tests {
         metrics.set_conditions(["gone", "p"].map(|policy| (policy.to_owned(), ConditionType::Stalled, true)));
         metrics.set_conditions([("p".to_owned(), ConditionType::Stalled, true)]);
         let text = metrics.render();
-        let series: Vec<&str> = text.lines().filter(|line| line.starts_with("gpunode_operator_policy_c")).collect();
-        assert_eq!(series, [r#"gpunode_operator_policy_condition{policy="p",type="Stalled"} 1"#]);
+        let series: Vec<&str> = text
+            .lines()
+            .filter(|line| line.starts_with("gpunode_operator_policy_c"))
+            .collect();
+        assert_eq!(
+            series,
+            [r#"gpunode_operator_policy_condition{policy="p",type="Stalled"} 1"#]
+        );
     }
 }

@@ -4,10 +4,15 @@ const DEVICE_PLUGIN: &str = "../../node-agent/proto";
 const POD_RESOURCES: &str = "proto";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    for (file, folder) in [("v1beta1/api.proto", DEVICE_PLUGIN), ("podresources.proto", POD_RESOURCES)] {
+    for (file, folder) in [
+        ("v1beta1/api.proto", DEVICE_PLUGIN),
+        ("podresources.proto", POD_RESOURCES),
+    ] {
         println!("cargo::rerun-if-changed={folder}/{file}");
         let descriptors = protox::compile([file], [folder])?;
-        tonic_prost_build::configure().emit_rerun_if_changed(false).compile_fds(descriptors)?;
+        tonic_prost_build::configure()
+            .emit_rerun_if_changed(false)
+            .compile_fds(descriptors)?;
     }
     Ok(())
 }

@@ -13,11 +13,17 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<Problem
     }
     for (index, gpu) in devices.indices.iter().flatten().enumerate() {
         if !(0..64).contains(gpu) {
-            problems.push(Problem::new(format!("{path}.indices[{index}]"), format!("{gpu} is not between 0 and 63")));
+            problems.push(Problem::new(
+                format!("{path}.indices[{index}]"),
+                format!("{gpu} is not between 0 and 63"),
+            ));
         }
     }
     for (index, uuid) in devices.uuids.iter().flatten().enumerate() {
-        let digits = uuid.strip_prefix("GPU-").or_else(|| uuid.strip_prefix("MIG-")).unwrap_or_default();
+        let digits = uuid
+            .strip_prefix("GPU-")
+            .or_else(|| uuid.strip_prefix("MIG-"))
+            .unwrap_or_default();
         if digits.is_empty() || uuid.len() > 64 || !digits.chars().all(|c| c.is_ascii_hexdigit() || c == '-') {
             problems.push(Problem::new(
                 format!("{path}.uuids[{index}]"),
@@ -27,8 +33,18 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<Problem
             ));
         }
     }
-    validate_globs(&format!("{path}.products"), PRODUCT, devices.products.as_deref(), problems);
-    validate_globs(&format!("{path}.migProfiles"), MIG_PROFILE, devices.mig_profiles.as_deref(), problems);
+    validate_globs(
+        &format!("{path}.products"),
+        PRODUCT,
+        devices.products.as_deref(),
+        problems,
+    );
+    validate_globs(
+        &format!("{path}.migProfiles"),
+        MIG_PROFILE,
+        devices.mig_profiles.as_deref(),
+        problems,
+    );
     validate_memory(&format!("{path}.minMemory"), devices.min_memory.as_deref(), problems);
     if devices.mig_profiles.is_some() && devices.kind == Some(DeviceKind::FullGpu) {
         problems.push(Problem::new(
@@ -44,15 +60,18 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<Problem
         ("migProfiles", devices.mig_profiles.as_ref().map(Vec::len), 16),
     ] {
         if let Some(length) = length.filter(|length| *length == 0 || *length > most) {
-            problems
-                .push(Problem::new(format!("{path}.{name}"), format!("{length} entries are not between 1 and {most}")));
+            problems.push(Problem::new(
+                format!("{path}.{name}"),
+                format!("{length} entries are not between 1 and {most}"),
+            ));
         }
     }
 }
 
 /// The characters of a product in label form, and of a MIG profile, as the schema of the CRD has them, beside `*` and `?`.
-const PRODUCT: (&str, fn(char) -> bool) =
-    ("letters, digits, `-`, `_` and `.`", |c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+const PRODUCT: (&str, fn(char) -> bool) = ("letters, digits, `-`, `_` and `.`", |c| {
+    c.is_ascii_alphanumeric() || "-_.".contains(c)
+});
 const MIG_PROFILE: (&str, fn(char) -> bool) = ("lower case letters, digits, `-`, `_`, `.` and `+`", |c| {
     c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.+".contains(c)
 });

@@ -20,7 +20,12 @@ pub(super) fn validate(path: &str, health: &Health, problems: &mut Vec<Problem>)
             ));
         }
     }
-    for (index, xid) in health.watch_xids.iter().enumerate().filter(|(_, xid)| health.ignore_xids.contains(xid)) {
+    for (index, xid) in health
+        .watch_xids
+        .iter()
+        .enumerate()
+        .filter(|(_, xid)| health.ignore_xids.contains(xid))
+    {
         problems.push(Problem::new(
             format!("{path}.watchXids[{index}]"),
             format!("{xid} is in ignoreXids too; remove it from one of them"),
@@ -35,10 +40,15 @@ mod tests {
     #[test]
     fn an_xid_is_ignored_or_watched_and_not_both() {
         let problems = |health: &str| {
-            load(&format!("health: {health}"))
-                .map_or_else(|error| error.problems().iter().map(ToString::to_string).collect(), |_| Vec::new())
+            load(&format!("health: {health}")).map_or_else(
+                |error| error.problems().iter().map(ToString::to_string).collect(),
+                |_| Vec::new(),
+            )
         };
-        assert_eq!(problems("{ignoreXids: [94], watchXids: [13, 43], recovery: Manual}"), Vec::<String>::new());
+        assert_eq!(
+            problems("{ignoreXids: [94], watchXids: [13, 43], recovery: Manual}"),
+            Vec::<String>::new()
+        );
         assert_eq!(
             problems("{ignoreXids: [94, 0], watchXids: [65536, 94]}"),
             [

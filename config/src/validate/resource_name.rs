@@ -20,7 +20,9 @@ pub fn is_extended_resource_name(name: &str) -> Result<(), &'static str> {
     }
     let is_label = |label: &str| {
         !label.is_empty()
-            && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+            && label
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
             && !label.starts_with('-')
             && !label.ends_with('-')
     };

@@ -17,9 +17,24 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<Problem>) {
     let has_replicas = matches!(sharing.strategy, SharingStrategy::TimeSlicing | SharingStrategy::Mps);
     let has_units = sharing.strategy == SharingStrategy::Memory;
     for (field, is_given, has_meaning, strategies) in [
-        ("replicas", sharing.replicas.is_some(), has_replicas, "TimeSlicing or Mps"),
-        ("replicasPerDevice", sharing.replicas_per_device.is_some(), has_replicas, "TimeSlicing or Mps"),
-        ("renameByDefault", sharing.rename_by_default.is_some(), has_replicas, "TimeSlicing or Mps"),
+        (
+            "replicas",
+            sharing.replicas.is_some(),
+            has_replicas,
+            "TimeSlicing or Mps",
+        ),
+        (
+            "replicasPerDevice",
+            sharing.replicas_per_device.is_some(),
+            has_replicas,
+            "TimeSlicing or Mps",
+        ),
+        (
+            "renameByDefault",
+            sharing.rename_by_default.is_some(),
+            has_replicas,
+            "TimeSlicing or Mps",
+        ),
         (
             "failRequestsGreaterThanOne",
             sharing.fail_requests_greater_than_one.is_some(),
@@ -38,7 +53,12 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<Problem>) {
     }
     if !has_replicas {
         validate_memory(&format!("{path}.unit"), sharing.unit.as_deref(), problems);
-        if let Some(unit) = sharing.unit.as_deref().and_then(MemoryMiB::parse).filter(|unit| *unit < MIN_UNIT) {
+        if let Some(unit) = sharing
+            .unit
+            .as_deref()
+            .and_then(MemoryMiB::parse)
+            .filter(|unit| *unit < MIN_UNIT)
+        {
             problems.push(Problem::new(
                 format!("{path}.unit"),
                 format!("{unit} is less than {MIN_UNIT}, which makes more shares than a kubelet takes"),
@@ -48,10 +68,16 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<Problem>) {
     }
     match sharing.replicas {
         Some(replicas) => validate_replicas(&format!("{path}.replicas"), sharing.strategy, replicas, problems),
-        None => problems
-            .push(Problem::new(format!("{path}.replicas"), "is required when sharing.strategy is TimeSlicing or Mps")),
+        None => problems.push(Problem::new(
+            format!("{path}.replicas"),
+            "is required when sharing.strategy is TimeSlicing or Mps",
+        )),
     }
-    if let Some(length) = sharing.replicas_per_device.as_ref().map(Vec::len).filter(|length| !(1..=16).contains(length))
+    if let Some(length) = sharing
+        .replicas_per_device
+        .as_ref()
+        .map(Vec::len)
+        .filter(|length| !(1..=16).contains(length))
     {
         problems.push(Problem::new(
             format!("{path}.replicasPerDevice"),
@@ -66,7 +92,11 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<Problem>) {
 }
 
 fn validate_replicas(path: &str, strategy: SharingStrategy, replicas: i32, problems: &mut Vec<Problem>) {
-    let most = if strategy == SharingStrategy::Mps { MAX_MPS_REPLICAS } else { MAX_REPLICAS };
+    let most = if strategy == SharingStrategy::Mps {
+        MAX_MPS_REPLICAS
+    } else {
+        MAX_REPLICAS
+    };
     if !(2..=most).contains(&replicas) {
         problems.push(Problem::new(path, format!("{replicas} is not between 2 and {most}")));
     }

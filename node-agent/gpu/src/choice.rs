@@ -120,7 +120,12 @@ pub fn ranked(pool: &Pool<'_>, size: u32, most: usize) -> Vec<Choice> {
             held: set.held,
             gpus: set.gpus,
         };
-        Choice { shares: columns.shares(pool, &set.units), is_tied: set.is_tied, key: set.key, merits }
+        Choice {
+            shares: columns.shares(pool, &set.units),
+            is_tied: set.is_tied,
+            key: set.key,
+            merits,
+        }
     };
     found.into_iter().map(choice).collect()
 }
@@ -129,6 +134,8 @@ impl Choice {
     /// By what this set is better than another one of the same order; nothing where only indices tell them apart.
     pub fn better_by(&self, allocation: Allocation, other: &Self) -> Option<Point> {
         let mut points = search::points(allocation).into_iter().zip(self.key).zip(other.key);
-        points.find(|((_, one), other)| one != other).map(|((point, _), _)| point)
+        points
+            .find(|((_, one), other)| one != other)
+            .map(|((point, _), _)| point)
     }
 }

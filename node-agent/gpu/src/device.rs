@@ -41,7 +41,11 @@ impl Device {
             compute_capability: gpu.compute_capability,
             memory: MemoryMiB(gpu.memory_mib),
             numa_node: gpu.numa_node,
-            device_nodes: gpu.minor.map(|minor| format!("/dev/nvidia{minor}")).into_iter().collect(),
+            device_nodes: gpu
+                .minor
+                .map(|minor| format!("/dev/nvidia{minor}"))
+                .into_iter()
+                .collect(),
         }
     }
 
@@ -51,7 +55,11 @@ impl Device {
         Self {
             uuid: mig.uuid.clone(),
             memory: MemoryMiB(mig.memory_mib),
-            device_nodes: whole.device_nodes.into_iter().chain(mig.device_nodes.iter().cloned()).collect(),
+            device_nodes: whole
+                .device_nodes
+                .into_iter()
+                .chain(mig.device_nodes.iter().cloned())
+                .collect(),
             mig: Some(mig.clone()),
             ..whole
         }
@@ -68,7 +76,9 @@ impl Device {
 
     /// How NVIDIA's tools number it: `3`, or `3:1` for MIG device 1 of GPU 3.
     pub fn index(&self) -> String {
-        self.mig.as_ref().map_or_else(|| self.gpu.to_string(), |mig| format!("{}:{}", self.gpu, mig.index))
+        self.mig
+            .as_ref()
+            .map_or_else(|| self.gpu.to_string(), |mig| format!("{}:{}", self.gpu, mig.index))
     }
 
     /// UUID of the GPU that it is a part of; none for a full GPU.
@@ -120,9 +130,17 @@ mod tests {
 
     #[test]
     fn a_gpu_overlaps_its_own_mig_devices_and_nothing_else() {
-        let other = Device::full(&Gpu { uuid: "GPU-4".to_owned(), ..gpu() });
-        let all = Device::all(&Inventory { gpus: vec![gpu()], ..Inventory::default() });
-        let [full, one, two] = all.as_slice() else { panic!("{all:?}") };
+        let other = Device::full(&Gpu {
+            uuid: "GPU-4".to_owned(),
+            ..gpu()
+        });
+        let all = Device::all(&Inventory {
+            gpus: vec![gpu()],
+            ..Inventory::default()
+        });
+        let [full, one, two] = all.as_slice() else {
+            panic!("{all:?}")
+        };
         assert!(full.overlaps(one) && two.overlaps(full));
         assert!(!one.overlaps(two) && !full.overlaps(full) && !other.overlaps(one));
     }

@@ -137,7 +137,9 @@ impl Health {
 
     /// The GPUs and MIG devices with which something is wrong, by UUID, each with its faults.
     pub fn devices(&self) -> impl Iterator<Item = (&str, &[Fault])> {
-        self.faults.iter().map(|(device, faults)| (device.as_str(), faults.as_slice()))
+        self.faults
+            .iter()
+            .map(|(device, faults)| (device.as_str(), faults.as_slice()))
     }
 
     /// Whether a call about this device failed that counts only if it fails again at the next look.
@@ -147,12 +149,16 @@ impl Health {
 
     /// Whether this is wrong with this very device.
     pub fn has(&self, device: &str, trouble: Trouble) -> bool {
-        self.faults.get(device).is_some_and(|faults| faults.iter().any(|fault| fault.trouble == trouble))
+        self.faults
+            .get(device)
+            .is_some_and(|faults| faults.iter().any(|fault| fault.trouble == trouble))
     }
 
     /// Whether this is another boot of the machine than the last one.
     pub fn is_other_boot(&self, run: &Run) -> bool {
-        self.run.as_ref().is_some_and(|before| is_other(&before.boot, &run.boot))
+        self.run
+            .as_ref()
+            .is_some_and(|before| is_other(&before.boot, &run.boot))
     }
 
     /// Forgets the faults of devices that are no more; says of how many.
@@ -167,9 +173,10 @@ impl Health {
     pub fn observe(&mut self, observation: Observation, rules: &Rules, now: Timestamp) -> Vec<Transition> {
         let verified = rules.recovery() == Recovery::Verified;
         match observation {
-            Observation::Xid(device, number) if xid::counts(number, rules) => {
-                self.begin(device, Trouble::Xid, Some(number), now).into_iter().collect()
-            }
+            Observation::Xid(device, number) if xid::counts(number, rules) => self
+                .begin(device, Trouble::Xid, Some(number), now)
+                .into_iter()
+                .collect(),
             Observation::Xid(..) => Vec::new(),
             Observation::Probe(probe) => self.probed(&probe, verified, now),
             Observation::Run(run) => {
@@ -183,9 +190,10 @@ impl Health {
                 }
                 Vec::new()
             }
-            Observation::MpsDaemon(device, false) => {
-                self.begin(device, Trouble::MpsDaemonDied, None, now).into_iter().collect()
-            }
+            Observation::MpsDaemon(device, false) => self
+                .begin(device, Trouble::MpsDaemonDied, None, now)
+                .into_iter()
+                .collect(),
             Observation::MpsDaemon(device, true) => {
                 self.end(&device, |fault| verified && fault.trouble == Trouble::MpsDaemonDied)
             }
@@ -247,7 +255,10 @@ impl Health {
         if let Some(before) = self.run.take().filter(|_| cure != Cure::Boot) {
             // What is not known this time is compared when it is known again.
             let known = |now: String, before: String| if now.is_empty() { before } else { now };
-            run = Run { boot: known(run.boot, before.boot), driver: known(run.driver, before.driver) };
+            run = Run {
+                boot: known(run.boot, before.boot),
+                driver: known(run.driver, before.driver),
+            };
         }
         for fault in self.faults.values_mut().flatten() {
             fault.cure = fault.cure.max(cure);
@@ -267,19 +278,40 @@ impl Health {
             return None;
         }
         let broken_since = faults.iter().map(|fault| fault.broken_since).min().unwrap_or(now);
-        let fault = Fault { trouble, xid, since: now, broken_since, latest: now, seen: self.seen, cure: Cure::None };
+        let fault = Fault {
+            trouble,
+            xid,
+            since: now,
+            broken_since,
+            latest: now,
+            seen: self.seen,
+            cure: Cure::None,
+        };
         faults.push(fault.clone());
-        Some(Transition { device, fault, began: true })
+        Some(Transition {
+            device,
+            fault,
+            began: true,
+        })
     }
 
     fn end(&mut self, device: &str, over: impl Fn(&Fault) -> bool) -> Vec<Transition> {
-        let Some(faults) = self.faults.get_mut(device) else { return Vec::new() };
+        let Some(faults) = self.faults.get_mut(device) else {
+            return Vec::new();
+        };
         let ended: Vec<_> = faults.extract_if(.., |fault| over(fault)).collect();
         if faults.is_empty() {
             self.faults.remove(device);
         }
         let device = device.to_owned();
-        ended.into_iter().map(|fault| Transition { device: device.clone(), fault, began: false }).collect()
+        ended
+            .into_iter()
+            .map(|fault| Transition {
+                device: device.clone(),
+                fault,
+                began: false,
+            })
+            .collect()
     }
 }
 
@@ -292,7 +324,10 @@ impl Fault {
     /// What cures it.
     pub fn action(&self) -> Action {
         match self.trouble {
-            Trouble::Xid => self.xid.and_then(xid::describe).map_or(Action::ResetGpu, |(_, action)| action),
+            Trouble::Xid => self
+                .xid
+                .and_then(xid::describe)
+                .map_or(Action::ResetGpu, |(_, action)| action),
             Trouble::Lost | Trouble::RebootPending => Action::RestartMachine,
             Trouble::NvLinkDown => Action::CheckLinks,
             Trouble::MpsDaemonDied => Action::RestartApp,

@@ -171,7 +171,10 @@ impl Inventory {
                 None => products.push((product, 1)),
             }
         }
-        let parts: Vec<String> = products.iter().map(|(product, count)| format!("{count} x {product}")).collect();
+        let parts: Vec<String> = products
+            .iter()
+            .map(|(product, count)| format!("{count} x {product}"))
+            .collect();
         parts.join(", ")
     }
 }
@@ -182,8 +185,13 @@ mod tests {
 
     #[test]
     fn architecture_follows_the_compute_capability() {
-        let architecture =
-            |major, minor| Gpu { compute_capability: Some((major, minor)), ..Gpu::default() }.architecture();
+        let architecture = |major, minor| {
+            Gpu {
+                compute_capability: Some((major, minor)),
+                ..Gpu::default()
+            }
+            .architecture()
+        };
         assert_eq!(architecture(7, 0), Architecture::Volta);
         assert_eq!(architecture(7, 5), Architecture::Turing);
         assert_eq!(architecture(8, 6), Architecture::Ampere);
@@ -196,9 +204,19 @@ mod tests {
 
     #[test]
     fn summary_counts_each_product() {
-        let gpu = |name: &str| Gpu { name: name.to_owned(), ..Gpu::default() };
+        let gpu = |name: &str| Gpu {
+            name: name.to_owned(),
+            ..Gpu::default()
+        };
         let gpus = vec![gpu("Tesla T4"), gpu("NVIDIA L4"), gpu("Tesla T4")];
-        assert_eq!(Inventory { gpus, ..Inventory::default() }.summary(), "2 x Tesla-T4, 1 x NVIDIA-L4");
+        assert_eq!(
+            Inventory {
+                gpus,
+                ..Inventory::default()
+            }
+            .summary(),
+            "2 x Tesla-T4, 1 x NVIDIA-L4"
+        );
         assert_eq!(Inventory::default().summary(), "");
     }
 }

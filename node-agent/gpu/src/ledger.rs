@@ -52,7 +52,11 @@ pub struct Ledger {
 impl Ledger {
     /// What was in force when an earlier process saved it.
     pub fn restore(saved: BTreeMap<String, Assignment>) -> Self {
-        Self { restored: !saved.is_empty(), entries: saved, ..Self::default() }
+        Self {
+            restored: !saved.is_empty(),
+            entries: saved,
+            ..Self::default()
+        }
     }
 
     /// What has to be on disk before [`Self::lists`] is published.
@@ -79,14 +83,25 @@ impl Ledger {
         self.place_entries();
         self.rules = wanted.rules;
         self.scores = wanted.scores;
-        self.wanted = Some(wanted.devices.into_iter().map(|of| (of.device.uuid, of.assignment)).collect());
+        self.wanted = Some(
+            wanted
+                .devices
+                .into_iter()
+                .map(|of| (of.device.uuid, of.assignment))
+                .collect(),
+        );
         self.adopt();
     }
 
     /// What the kubelet says. Carries out what waited and has its evidence now; an observation that was started before
     /// the newest one is ignored.
     pub fn observe(&mut self, observation: Observation) {
-        let Observation { started, holders, allocatable, remembered } = observation;
+        let Observation {
+            started,
+            holders,
+            allocatable,
+            remembered,
+        } = observation;
         if self.seen.is_some_and(|seen| started < seen) {
             return;
         }
@@ -130,7 +145,11 @@ impl Ledger {
     /// The devices that are offered under MPS, by UUID.
     pub fn mps_devices(&self) -> Vec<String> {
         let mps = |of: &&Assignment| matches!(of.sharing, DeviceSharing::Mps { .. });
-        self.entries.iter().filter(|(_, of)| mps(of)).map(|(uuid, _)| uuid.clone()).collect()
+        self.entries
+            .iter()
+            .filter(|(_, of)| mps(of))
+            .map(|(uuid, _)| uuid.clone())
+            .collect()
     }
 
     /// Which container holds how many shares of which device, for devices and resources that are known here; ordered.
@@ -145,7 +164,10 @@ impl Ledger {
                 }
             }
         }
-        counts.into_iter().map(|(holder, count)| Holder { count, ..holder }).collect()
+        counts
+            .into_iter()
+            .map(|(holder, count)| Holder { count, ..holder })
+            .collect()
     }
 }
 

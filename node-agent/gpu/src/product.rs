@@ -6,8 +6,10 @@ const MAX_LABEL_VALUE: usize = 63;
 /// `Tesla V100-SXM2-32GB` as `Tesla-V100-SXM2-32GB`: characters that a label cannot have are dropped, and white space
 /// becomes `-`. GPU feature discovery does not shorten; here the result is always a valid label value.
 pub fn product_label(name: &str) -> String {
-    let kept: String =
-        name.chars().filter(|c| c.is_ascii_alphanumeric() || c.is_ascii_whitespace() || "-_.".contains(*c)).collect();
+    let kept: String = name
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || c.is_ascii_whitespace() || "-_.".contains(*c))
+        .collect();
     let joined = kept.split_ascii_whitespace().collect::<Vec<_>>().join("-");
     let edge = |c: char| !c.is_ascii_alphanumeric();
     let mut label = joined.trim_start_matches(edge).to_owned();

@@ -98,7 +98,10 @@ impl DeviceSharing {
         let digits = rest.strip_prefix(separator)?;
         // One spelling per number: neither `+1` nor `01`.
         let canonical = digits == "0" || !digits.starts_with(['0', '+']);
-        digits.parse().ok().filter(|number| canonical && *number < self.shares())
+        digits
+            .parse()
+            .ok()
+            .filter(|number| canonical && *number < self.shares())
     }
 
     /// Whether all shares of one container have to come from one device.
@@ -109,7 +112,10 @@ impl DeviceSharing {
 
 /// The UUID in the id of any share.
 pub fn device_of(id: &str) -> &str {
-    let end = [REPLICA, UNIT].into_iter().filter_map(|separator| id.find(separator)).min();
+    let end = [REPLICA, UNIT]
+        .into_iter()
+        .filter_map(|separator| id.find(separator))
+        .min();
     end.and_then(|end| id.get(..end)).unwrap_or(id)
 }
 
@@ -117,7 +123,10 @@ pub fn device_of(id: &str) -> &str {
 mod tests {
     use super::*;
 
-    const MEMORY: DeviceSharing = DeviceSharing::Memory { unit: MemoryMiB(1024), units: 16 };
+    const MEMORY: DeviceSharing = DeviceSharing::Memory {
+        unit: MemoryMiB(1024),
+        units: 16,
+    };
 
     #[test]
     fn ids_are_those_of_nvidia_and_of_gpushare() {
@@ -129,7 +138,11 @@ mod tests {
 
     #[test]
     fn every_id_leads_to_its_device_and_number() {
-        let shared = [DeviceSharing::TimeSlicing { replicas: 4 }, DeviceSharing::Mps { replicas: 4 }, MEMORY];
+        let shared = [
+            DeviceSharing::TimeSlicing { replicas: 4 },
+            DeviceSharing::Mps { replicas: 4 },
+            MEMORY,
+        ];
         for sharing in shared.into_iter().chain([DeviceSharing::Whole]) {
             for number in 0..sharing.shares() {
                 let id = sharing.id("GPU-1", number);
@@ -142,8 +155,17 @@ mod tests {
     #[test]
     fn ids_that_no_share_has_lead_nowhere() {
         let replicas = DeviceSharing::TimeSlicing { replicas: 4 };
-        for id in ["GPU-1", "GPU-1::4", "GPU-1::03", "GPU-1::+3", "GPU-1::", "GPU-1::1::1", "GPU-1-_-1", "GPU-2::1", ""]
-        {
+        for id in [
+            "GPU-1",
+            "GPU-1::4",
+            "GPU-1::03",
+            "GPU-1::+3",
+            "GPU-1::",
+            "GPU-1::1::1",
+            "GPU-1-_-1",
+            "GPU-2::1",
+            "",
+        ] {
             assert_eq!(replicas.number("GPU-1", id), None, "{id}");
         }
         assert_eq!(DeviceSharing::Whole.number("GPU-1", "GPU-1::0"), None);
@@ -154,10 +176,17 @@ mod tests {
     fn an_assignment_is_saved_in_plain_words() {
         for (sharing, text) in [
             (DeviceSharing::Whole, r#"{"strategy":"Whole"}"#),
-            (DeviceSharing::TimeSlicing { replicas: 4 }, r#"{"strategy":"TimeSlicing","replicas":4}"#),
+            (
+                DeviceSharing::TimeSlicing { replicas: 4 },
+                r#"{"strategy":"TimeSlicing","replicas":4}"#,
+            ),
             (MEMORY, r#"{"strategy":"Memory","unitMiB":1024,"units":16}"#),
         ] {
-            let assignment = Assignment { resource: "a.b/c".to_owned(), sharing, gpu_uuid: None };
+            let assignment = Assignment {
+                resource: "a.b/c".to_owned(),
+                sharing,
+                gpu_uuid: None,
+            };
             let saved = serde_json::to_string(&assignment).unwrap();
             assert_eq!(saved, format!(r#"{{"resource":"a.b/c","sharing":{text}}}"#));
             assert_eq!(serde_json::from_str::<Assignment>(&saved).unwrap(), assignment);

@@ -120,7 +120,11 @@ impl Rules {
 impl Wanted {
     /// Nothing is to be offered on a node with these devices.
     pub fn nothing(inventory: &Inventory) -> Self {
-        Self { present: Device::all(inventory), scores: PairScores::new(inventory), ..Self::default() }
+        Self {
+            present: Device::all(inventory),
+            scores: PairScores::new(inventory),
+            ..Self::default()
+        }
     }
 }
 
@@ -187,14 +191,25 @@ fn check_lists(devices: &[WantedDevice]) -> Result<(), Error> {
         let shares = assignment.sharing.shares() as usize;
         let list = lists.entry(&assignment.resource).or_insert((0, 0, assignment.sharing));
         list.0 = list.0.saturating_add(shares);
-        list.1 = list.1.saturating_add(shares.saturating_mul(device.uuid.len() + AROUND_UUID));
+        list.1 = list
+            .1
+            .saturating_add(shares.saturating_mul(device.uuid.len() + AROUND_UUID));
     }
     match lists.into_iter().find(|(_, (_, bytes, _))| *bytes > MAX_LIST_BYTES) {
         None => Ok(()),
         Some((resource, (shares, bytes, sharing))) => {
             let by_memory = matches!(sharing, DeviceSharing::Memory { .. });
-            let remedy = if by_memory { "raise sharing.unit" } else { "lower sharing.replicas" };
-            Err(Error::ListTooLong { resource: resource.to_owned(), shares, bytes, remedy })
+            let remedy = if by_memory {
+                "raise sharing.unit"
+            } else {
+                "lower sharing.replicas"
+            };
+            Err(Error::ListTooLong {
+                resource: resource.to_owned(),
+                shares,
+                bytes,
+                remedy,
+            })
         }
     }
 }

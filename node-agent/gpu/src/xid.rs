@@ -98,7 +98,11 @@ mod tests {
 
     #[test]
     fn what_the_end_of_an_application_cures_is_ignored_unless_watched() {
-        let rules = Rules { ignore_xids: vec![79], watch_xids: vec![94], ..Rules::default() };
+        let rules = Rules {
+            ignore_xids: vec![79],
+            watch_xids: vec![94],
+            ..Rules::default()
+        };
         let counted = |rules: &Rules| {
             [13, 31, 43, 45, 48, 63, 68, 79, 94, 95, 109, 154, 9999]
                 .into_iter()

@@ -12,13 +12,21 @@ pub fn configured(document: &str) -> Wanted {
         compute_capability: Some((7, 5)),
         ..Gpu::default()
     };
-    let inventory = Inventory { gpus: vec![gpu(0), gpu(1)], ..Inventory::default() };
+    let inventory = Inventory {
+        gpus: vec![gpu(0), gpu(1)],
+        ..Inventory::default()
+    };
     wanted(&inventory, &load(document).unwrap()).unwrap()
 }
 
 /// Nobody holds anything, and the kubelet can give nothing out.
 pub fn nothing_held(started: Instant) -> Observation {
-    Observation { started, holders: Vec::new(), allocatable: BTreeSet::new(), remembered: BTreeSet::new() }
+    Observation {
+        started,
+        holders: Vec::new(),
+        allocatable: BTreeSet::new(),
+        remembered: BTreeSet::new(),
+    }
 }
 
 /// Books of a node with this configuration, on which nothing is held.
@@ -34,11 +42,17 @@ const MPS: &str = "resources: [{name: a.b/c, sharing: {strategy: Mps, replicas: 
 
 fn healthy(page: &Page) -> Vec<&str> {
     let shares = page.offers.iter().flat_map(|offer| &offer.list.shares);
-    shares.filter(|share| share.healthy).map(|share: &Share| share.id.as_str()).collect()
+    shares
+        .filter(|share| share.healthy)
+        .map(|share: &Share| share.id.as_str())
+        .collect()
 }
 
 fn answered(devices: &[(&str, u64)]) -> Answers {
-    devices.iter().map(|(device, second)| ((*device).to_owned(), Some(Duration::from_secs(*second)))).collect()
+    devices
+        .iter()
+        .map(|(device, second)| ((*device).to_owned(), Some(Duration::from_secs(*second))))
+        .collect()
 }
 
 #[test]
@@ -52,7 +66,10 @@ fn nothing_is_offered_before_the_kubelet_says_who_holds_what() {
     assert_eq!(page.unknown.as_deref(), Some("no socket"));
     books.observe(nothing_held(Instant::now()));
     let page = books.page();
-    assert_eq!((healthy(&page), page.assignments.len(), page.unknown.is_none()), (vec!["GPU-0", "GPU-1"], 2, true));
+    assert_eq!(
+        (healthy(&page), page.assignments.len(), page.unknown.is_none()),
+        (vec!["GPU-0", "GPU-1"], 2, true)
+    );
 }
 
 #[test]
@@ -68,7 +85,10 @@ fn what_was_known_stays_while_the_kubelet_does_not_answer_and_after_a_while_that
     let page = books.page();
     assert_eq!(healthy(&page), ["GPU-0", "GPU-1"]);
     let unknown = page.unknown.unwrap();
-    assert!(unknown.contains("not said for 30s and longer") && unknown.ends_with("no socket"), "{unknown}");
+    assert!(
+        unknown.contains("not said for 30s and longer") && unknown.ends_with("no socket"),
+        "{unknown}"
+    );
     assert!(!after(&mut books, 32), "it is said once");
     books.observe(nothing_held(start + Duration::from_secs(33)));
     assert_eq!(books.page().unknown, None);
@@ -84,7 +104,11 @@ fn nothing_is_given_out_before_it_is_known_which_daemons_run() {
     assert_eq!(healthy(&books.page()), [""; 0]);
     assert!(books.has_daemons(), "they are looked for soon");
     assert!(books.see(answered(&[("GPU-0", 1)]), Duration::from_secs(2)));
-    assert_eq!(healthy(&books.page()), ["GPU-1"], "the old daemon of the other is still stopping");
+    assert_eq!(
+        healthy(&books.page()),
+        ["GPU-1"],
+        "the old daemon of the other is still stopping"
+    );
 }
 
 #[test]
@@ -104,7 +128,10 @@ fn a_device_of_mps_is_held_back_until_its_daemon_answers_and_again_when_it_is_si
     assert_eq!(books.page().daemons[1].state, MpsDaemonState::NotAnswering);
     assert!(books.see(answered(&[("GPU-1", 100)]), Duration::from_secs(101)));
     assert_eq!(healthy(&books.page()), ["GPU-1::0", "GPU-1::1"]);
-    assert!(!books.see(answered(&[("GPU-1", 101)]), Duration::from_secs(102)), "nothing has changed");
+    assert!(
+        !books.see(answered(&[("GPU-1", 101)]), Duration::from_secs(102)),
+        "nothing has changed"
+    );
     assert!(books.see(answered(&[("GPU-1", 101)]), Duration::from_secs(200)));
     assert_eq!(healthy(&books.page()), [""; 0]);
 }
@@ -117,7 +144,11 @@ fn a_device_that_leaves_mps_is_held_back_until_its_daemon_is_gone() {
     books.observe(nothing_held(Instant::now()));
     let page = books.page();
     assert!(healthy(&page).is_empty(), "{page:?}");
-    assert!(page.daemons.iter().all(|daemon| daemon.state == MpsDaemonState::Stopping));
+    assert!(
+        page.daemons
+            .iter()
+            .all(|daemon| daemon.state == MpsDaemonState::Stopping)
+    );
     books.see(answered(&[("GPU-1", 102)]), Duration::from_secs(102));
     assert_eq!(healthy(&books.page()), ["GPU-0"]);
 }
@@ -135,18 +166,31 @@ fn daemons_that_cannot_be_looked_at_do_not_answer() {
 fn a_list_is_sent_again_only_while_its_device_waits_for_the_checkpoint_alone() {
     let start = Instant::now();
     let mut books = books("");
-    books.want(configured("resources: [{name: a.b/c, devices: {indices: [0]}}, {name: nvidia.com/gpu}]"));
+    books.want(configured(
+        "resources: [{name: a.b/c, devices: {indices: [0]}}, {name: nvidia.com/gpu}]",
+    ));
     let resends = |books: &Books| -> Vec<(String, u64)> {
         let page = books.page();
-        page.offers.iter().map(|offer| (offer.list.name.clone(), offer.resend)).collect()
+        page.offers
+            .iter()
+            .map(|offer| (offer.list.name.clone(), offer.resend))
+            .collect()
     };
     let mut observe = |second, holders: Vec<Holding>| {
         let remembered = [("nvidia.com/gpu".to_owned(), "GPU-0".to_owned())].into();
-        books.observe(Observation { holders, remembered, ..nothing_held(start + Duration::from_secs(second)) });
+        books.observe(Observation {
+            holders,
+            remembered,
+            ..nothing_held(start + Duration::from_secs(second))
+        });
         resends(&books)
     };
     let gpu = |times| vec![("a.b/c".to_owned(), 0), ("nvidia.com/gpu".to_owned(), times)];
-    let held = Holding { resource: "nvidia.com/gpu".to_owned(), ids: vec!["GPU-0".to_owned()], ..Holding::default() };
+    let held = Holding {
+        resource: "nvidia.com/gpu".to_owned(),
+        ids: vec!["GPU-0".to_owned()],
+        ..Holding::default()
+    };
     assert_eq!(observe(100, vec![held.clone()]), gpu(0));
     assert_eq!(observe(200, vec![held]), gpu(0), "the pod is there");
     assert_eq!(observe(201, Vec::new()), gpu(0), "the list has just changed");
@@ -156,5 +200,9 @@ fn a_list_is_sent_again_only_while_its_device_waits_for_the_checkpoint_alone() {
     assert_eq!(observe(223, Vec::new()), gpu(2));
     books.observe(nothing_held(start + Duration::from_secs(224)));
     assert_eq!(books.page().waiting, []);
-    assert_eq!(resends(&books), gpu(2), "a number that falls or rises would send a list");
+    assert_eq!(
+        resends(&books),
+        gpu(2),
+        "a number that falls or rises would send a list"
+    );
 }

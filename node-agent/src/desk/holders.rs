@@ -41,15 +41,24 @@ impl Desk {
             let error = match kubelet.observe().await {
                 Ok(observation) => {
                     let started = Some(observation.started);
-                    let allocatable = observation.allocatable.iter().map(|(resource, _)| resource.clone()).collect();
+                    let allocatable = observation
+                        .allocatable
+                        .iter()
+                        .map(|(resource, _)| resource.clone())
+                        .collect();
                     self.change(|books| books.observe(observation));
-                    self.observed.send_replace(Observed { started, error: None, allocatable });
+                    self.observed.send_replace(Observed {
+                        started,
+                        error: None,
+                        allocatable,
+                    });
                     String::new()
                 }
                 Err(error) => {
                     let error = error.to_string();
                     self.change_if(|books| books.not_observed(&error, Instant::now()));
-                    self.observed.send_modify(|observed| observed.error = Some(error.clone()));
+                    self.observed
+                        .send_modify(|observed| observed.error = Some(error.clone()));
                     error
                 }
             };
@@ -77,7 +86,13 @@ impl Desk {
         let now = Instant::now();
         let mut observed = self.observed.subscribe();
         self.observe_now();
-        if timeout(FRESH_TIMEOUT, observed.wait_for(|observed| observed.started >= Some(now))).await.is_ok() {
+        if timeout(
+            FRESH_TIMEOUT,
+            observed.wait_for(|observed| observed.started >= Some(now)),
+        )
+        .await
+        .is_ok()
+        {
             return Ok(());
         }
         let error = observed.borrow().error.clone();

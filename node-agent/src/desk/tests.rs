@@ -18,7 +18,10 @@ fn desk() -> Arc<Desk> {
 /// One that looks for the daemons in `mps_dir`.
 fn desk_of(mps_dir: PathBuf) -> Arc<Desk> {
     let folder = PathBuf::from("/nonexistent");
-    let nowhere = hardware::Place { host_root: folder.clone(), driver_root: None };
+    let nowhere = hardware::Place {
+        host_root: folder.clone(),
+        driver_root: None,
+    };
     Arc::new(Desk::new(Parts {
         host_root: folder,
         mps_dir,
@@ -36,11 +39,21 @@ async fn open(document: &str) -> Arc<Desk> {
 
 /// A kubelet that is not there.
 pub fn nobody() -> PodResources {
-    PodResources::new("/nonexistent/kubelet.sock".into(), "/nonexistent".into(), PodFolders::default())
+    PodResources::new(
+        "/nonexistent/kubelet.sock".into(),
+        "/nonexistent".into(),
+        PodFolders::default(),
+    )
 }
 
 fn holds(resource: &str, ids: Vec<String>) -> Holding {
-    Holding { namespace: "team".into(), pod: "train".into(), resource: resource.into(), ids, ..Holding::default() }
+    Holding {
+        namespace: "team".into(),
+        pod: "train".into(),
+        resource: resource.into(),
+        ids,
+        ..Holding::default()
+    }
 }
 
 fn units(gpu: u32, units: std::ops::Range<u32>) -> Vec<String> {
@@ -70,7 +83,9 @@ async fn what_is_given_out_is_looked_for_soon() {
 #[tokio::test]
 async fn a_bad_request_is_refused_without_waiting() {
     let desk = open(MEMORY).await;
-    let refused = timeout(Duration::from_secs(1), desk.allocate("a.b/mem", &units(7, 0..1))).await.unwrap();
+    let refused = timeout(Duration::from_secs(1), desk.allocate("a.b/mem", &units(7, 0..1)))
+        .await
+        .unwrap();
     assert!(matches!(refused, Err(Refusal::Unknown { .. })), "{refused:?}");
 }
 
@@ -97,8 +112,15 @@ async fn before_a_split_is_refused_free_units_are_withheld_and_the_kubelet_knows
     let published = tokio::time::Instant::now();
     desk.published(desk.page().1);
     let refusal = refusal.await.unwrap().unwrap_err();
-    assert!(published.elapsed() >= NODE_UNSEEN && published.elapsed() < REFUSAL_TIMEOUT, "{:?}", published.elapsed());
-    assert!(refusal.to_string().contains("20 units fit in the 32 that are free"), "{refusal}");
+    assert!(
+        published.elapsed() >= NODE_UNSEEN && published.elapsed() < REFUSAL_TIMEOUT,
+        "{:?}",
+        published.elapsed()
+    );
+    assert!(
+        refusal.to_string().contains("20 units fit in the 32 that are free"),
+        "{refusal}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -107,7 +129,11 @@ async fn a_refusal_ends_though_nothing_is_published_or_observed() {
     let start = tokio::time::Instant::now();
     let asked: Vec<String> = units(0, 0..12).into_iter().chain(units(1, 0..8)).collect();
     desk.allocate("a.b/mem", &asked).await.unwrap_err();
-    assert!(start.elapsed() < REFUSAL_TIMEOUT + Duration::from_millis(50), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < REFUSAL_TIMEOUT + Duration::from_millis(50),
+        "{:?}",
+        start.elapsed()
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -126,17 +152,29 @@ async fn a_split_of_doubtful_units_asks_the_kubelet_once() {
     }
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     refusal.await.unwrap().unwrap_err();
-    assert!(start.elapsed() < REFUSAL_TIMEOUT + Duration::from_millis(50), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < REFUSAL_TIMEOUT + Duration::from_millis(50),
+        "{:?}",
+        start.elapsed()
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_refusal_of_a_held_share_says_why_the_kubelet_was_not_asked_anew() {
     let desk = open(MEMORY).await;
     let held = holds("a.b/mem", units(0, 0..4));
-    desk.change(|books| books.observe(Observation { holders: vec![held], ..nothing_held(Instant::now()) }));
+    desk.change(|books| {
+        books.observe(Observation {
+            holders: vec![held],
+            ..nothing_held(Instant::now())
+        })
+    });
     let watching = tokio::spawn(desk.clone().watch_holders(nobody()));
     let refusal = desk.allocate("a.b/mem", &units(0, 0..1)).await.unwrap_err().to_string();
-    assert!(refusal.contains("held by pod team/train already, as the kubelet said"), "{refusal}");
+    assert!(
+        refusal.contains("held by pod team/train already, as the kubelet said"),
+        "{refusal}"
+    );
     assert!(refusal.contains("could not be asked now: ask the kubelet"), "{refusal}");
     watching.abort();
 }
@@ -147,14 +185,22 @@ async fn holders_that_are_not_known_are_told_and_asked_for_again() {
     let mut changes = desk.changes();
     let watching = tokio::spawn(desk.clone().watch_holders(nobody()));
     changes.changed().await.unwrap();
-    assert!(desk.page().0.unknown.is_some_and(|unknown| unknown.contains("/nonexistent/kubelet.sock does not exist")));
+    assert!(
+        desk.page()
+            .0
+            .unknown
+            .is_some_and(|unknown| unknown.contains("/nonexistent/kubelet.sock does not exist"))
+    );
     watching.abort();
 }
 
 #[tokio::test]
 async fn an_observation_frees_what_was_withheld() {
     let desk = open(MEMORY).await;
-    let observation = |holders| Observation { holders, ..nothing_held(Instant::now()) };
+    let observation = |holders| Observation {
+        holders,
+        ..nothing_held(Instant::now())
+    };
     let held = holds("a.b/mem", units(0, 0..4));
     desk.change(|books| books.observe(observation(vec![held])));
     desk.change(|books| books.ledger.withhold("a.b/mem"));
@@ -172,6 +218,13 @@ async fn a_gpu_is_not_given_out_before_it_is_known_which_daemons_run() {
     books.observe(nothing_held(Instant::now()));
     desk.open(books).await;
     assert_eq!((healthy(&desk), desk.page().0.daemons_known), (0, false));
-    let refused = desk.allocate("nvidia.com/gpu", &["GPU-0".to_owned()]).await.unwrap_err().to_string();
-    assert!(refused.contains("not known yet whether an MPS control daemon"), "{refused}");
+    let refused = desk
+        .allocate("nvidia.com/gpu", &["GPU-0".to_owned()])
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("not known yet whether an MPS control daemon"),
+        "{refused}"
+    );
 }

@@ -16,7 +16,11 @@ fn status(hash: &str, second: i64) -> GpuNodeStatus {
         last_transition_time: Time(Timestamp::from_second(second).unwrap()),
         observed_generation: None,
     };
-    GpuNodeStatus { config_hash: Some(hash.to_owned()), conditions: vec![ready], ..GpuNodeStatus::default() }
+    GpuNodeStatus {
+        config_hash: Some(hash.to_owned()),
+        conditions: vec![ready],
+        ..GpuNodeStatus::default()
+    }
 }
 
 fn object(version: &str, status: Value) -> SeenGpuNode {
@@ -28,7 +32,11 @@ fn object(version: &str, status: Value) -> SeenGpuNode {
 
 /// A status written over version 1, which made version 2.
 fn written(hash: &str) -> Written {
-    Written { status: status(hash, 5), over: Some("1".to_owned()), version: Some("2".to_owned()) }
+    Written {
+        status: status(hash, 5),
+        over: Some("1".to_owned()),
+        version: Some("2".to_owned()),
+    }
 }
 
 fn write(written: Option<&Written>, wanted: &str, object: &SeenGpuNode) -> Option<GpuNodeStatus> {
@@ -40,7 +48,11 @@ fn write(written: Option<&Written>, wanted: &str, object: &SeenGpuNode) -> Optio
 fn what_the_object_says_already_is_not_written() {
     let live = object("1", json!(status("one", 5)));
     assert_eq!(write(None, "one", &live), None);
-    assert_eq!(write(None, "two", &live), Some(status("two", 5)), "the condition has not changed");
+    assert_eq!(
+        write(None, "two", &live),
+        Some(status("two", 5)),
+        "the condition has not changed"
+    );
     assert_eq!(write(None, "one", &object("1", json!({}))), Some(status("one", 9)));
 }
 
@@ -61,7 +73,10 @@ fn what_the_api_server_made_of_a_status_is_left_alone() {
 fn what_the_watch_has_not_brought_yet_is_not_written_again() {
     let before = object("1", json!(status("zero", 5)));
     assert_eq!(write(Some(&written("one")), "one", &before), None);
-    assert!(write(Some(&written("one")), "two", &before).is_some(), "the report changed");
+    assert!(
+        write(Some(&written("one")), "two", &before).is_some(),
+        "the report changed"
+    );
 }
 
 #[test]
@@ -73,7 +88,10 @@ fn a_status_of_a_newer_agent_is_replaced() {
 #[test]
 fn what_the_operator_says_in_the_status_is_not_the_agents() {
     let mut live = status("one", 5);
-    let theirs = |of: &ConditionType| Condition { type_: of.as_str().to_owned(), ..live.conditions[0].clone() };
+    let theirs = |of: &ConditionType| Condition {
+        type_: of.as_str().to_owned(),
+        ..live.conditions[0].clone()
+    };
     let more: Vec<Condition> = ConditionType::OF_OPERATOR.iter().map(theirs).collect();
     live.conditions.extend(more);
     let live = object("3", json!(live));
@@ -83,12 +101,22 @@ fn what_the_operator_says_in_the_status_is_not_the_agents() {
 
 #[test]
 fn an_agent_that_starts_knows_from_its_gpu_node_which_gpus_are_missing() {
-    let gpu = GpuDevice { uuid: "GPU-0".to_owned(), ..GpuDevice::default() };
-    let before = GpuNodeStatus { gpus: vec![gpu], ..status("one", 5) };
+    let gpu = GpuDevice {
+        uuid: "GPU-0".to_owned(),
+        ..GpuDevice::default()
+    };
+    let before = GpuNodeStatus {
+        gpus: vec![gpu],
+        ..status("one", 5)
+    };
     let written = write(None, "one", &object("1", json!(before))).unwrap();
     let missing = written.gpus[0].missing_since.clone().unwrap();
     assert_eq!(missing.0, Timestamp::from_second(9).unwrap());
-    assert_eq!(write(None, "one", &object("2", json!(written))), None, "and it stays missing since then");
+    assert_eq!(
+        write(None, "one", &object("2", json!(written))),
+        None,
+        "and it stays missing since then"
+    );
 }
 
 /// An API server that keeps what is written, and when that was.
@@ -122,10 +150,20 @@ impl ApiServer {
 #[tokio::test(start_paused = true)]
 async fn a_status_is_written_on_change_only_and_at_most_once_a_second() {
     let server = ApiServer::default();
-    let report = |hash: usize| Some(Report { status: status(&format!("{hash}"), 0), create: true });
+    let report = |hash: usize| {
+        Some(Report {
+            status: status(&format!("{hash}"), 0),
+            create: true,
+        })
+    };
     let reports = watch::Sender::new(report(0));
     let seen = watch::Sender::new(Seen::Present(Arc::new(object("1", json!({})))));
-    tokio::spawn(write_reports(server.client(), "a".to_owned(), reports.subscribe(), seen.subscribe()));
+    tokio::spawn(write_reports(
+        server.client(),
+        "a".to_owned(),
+        reports.subscribe(),
+        seen.subscribe(),
+    ));
     for change in 1..=50 {
         advance(Duration::from_millis(100)).await;
         reports.send_replace(report(change));

@@ -80,6 +80,10 @@ mod tests {
     async fn a_holder_that_does_not_answer_on_its_socket_is_not_live() {
         assert!(after_a_while(false, true).await.unwrap_err().contains("agent.sock"));
         assert_eq!(after_a_while(true, true).await, Ok(()));
-        assert_eq!(after_a_while(false, false).await, Ok(()), "another agent's socket, or none, is not its own");
+        assert_eq!(
+            after_a_while(false, false).await,
+            Ok(()),
+            "another agent's socket, or none, is not its own"
+        );
     }
 }

@@ -45,7 +45,10 @@ impl Conversation {
     /// With whoever listens on `socket`.
     pub async fn open(socket: &Path) -> Result<Self, Error> {
         let stream = timeout(WRITE_TIMEOUT, UnixStream::connect(socket)).await;
-        stream.map_err(|_| Error::Silent(WRITE_TIMEOUT))?.map(Self::of).map_err(Error::Connect)
+        stream
+            .map_err(|_| Error::Silent(WRITE_TIMEOUT))?
+            .map(Self::of)
+            .map_err(Error::Connect)
     }
 
     /// Says something.

@@ -43,7 +43,10 @@ impl Listening {
         }
         let listener = UnixListener::bind(socket)?;
         fs::set_permissions(socket, fs::Permissions::from_mode(0o600))?;
-        Ok(Self { listener, id: FileId::without_time(socket) })
+        Ok(Self {
+            listener,
+            id: FileId::without_time(socket),
+        })
     }
 
     fn is_there(&self, socket: &Path) -> bool {
@@ -64,8 +67,9 @@ impl Handover {
             if check <= Instant::now() {
                 lock.keep(&self.state_dir)?;
                 if listening.as_ref().is_none_or(|listening| !listening.is_there(&socket)) {
-                    listening =
-                        Listening::on(&socket).inspect_err(|error| said_once(&mut last_error, &socket, error)).ok();
+                    listening = Listening::on(&socket)
+                        .inspect_err(|error| said_once(&mut last_error, &socket, error))
+                        .ok();
                     send_if_new(&self.served, listening.is_some());
                 }
                 check = Instant::now() + CHECK;
@@ -90,7 +94,11 @@ impl Handover {
     /// Tells a successor that the lock is free, and waits until it says that it does the work; whether it did.
     pub(super) async fn see_off(&self, mut successor: Conversation) -> bool {
         let heard = async {
-            successor.say(&Answer::Released { pod: self.who.pod.clone() }).await?;
+            successor
+                .say(&Answer::Released {
+                    pod: self.who.pod.clone(),
+                })
+                .await?;
             successor.hear::<Request>(SERVING_TIMEOUT).await
         };
         match heard.await {
@@ -120,7 +128,9 @@ fn said_once(last: &mut String, socket: &Path, error: &io::Error) {
 
 /// The next connection of an agent; none where nothing is listened on.
 async fn accept(listening: Option<&Listening>) -> UnixStream {
-    let Some(listening) = listening else { return std::future::pending().await };
+    let Some(listening) = listening else {
+        return std::future::pending().await;
+    };
     loop {
         match listening.listener.accept().await {
             Ok((stream, _)) if stream.peer_cred().is_ok_and(|peer| peer.uid() == geteuid().as_raw()) => return stream,

@@ -29,10 +29,16 @@ pub struct NodeLock {
 impl NodeLock {
     /// The lock, if no other agent of this node holds it, for an agent that is to register GPUs.
     pub fn take(state_dir: &Path) -> Result<Option<Self>, Error> {
-        let Some(lock) = Self::try_take(state_dir)? else { return Ok(None) };
+        let Some(lock) = Self::try_take(state_dir)? else {
+            return Ok(None);
+        };
         // What [`Self::taken`] tells.
         let touched = lock.file.set_modified(SystemTime::now());
-        touched.map_err(|source| Error { action: "touch", path: state_dir.join(LOCK_FILE), source })?;
+        touched.map_err(|source| Error {
+            action: "touch",
+            path: state_dir.join(LOCK_FILE),
+            source,
+        })?;
         Ok(Some(lock))
     }
 
@@ -68,7 +74,11 @@ impl NodeLock {
             Ok(None) => {
                 let source =
                     io::Error::other("somebody has removed the file, and another agent has locked the new one");
-                Err(Error { action: "keep the lock", path, source })
+                Err(Error {
+                    action: "keep the lock",
+                    path,
+                    source,
+                })
             }
             Err(error) if error.source.kind() == io::ErrorKind::NotFound => Err(error),
             Err(_) => Ok(()),
@@ -81,17 +91,32 @@ fn lock(file: &File, path: &Path) -> Result<bool, Error> {
     match file.try_lock() {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),
-        Err(TryLockError::Error(source)) => Err(Error { action: "lock", path: path.to_owned(), source }),
+        Err(TryLockError::Error(source)) => Err(Error {
+            action: "lock",
+            path: path.to_owned(),
+            source,
+        }),
     }
 }
 
 fn open(path: &Path) -> Result<File, Error> {
-    let error = |action| move |source| Error { action, path: path.to_owned(), source };
+    let error = |action| {
+        move |source| Error {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    };
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(error("create the folder of"))?;
     }
     let mut options = File::options();
-    options.create(true).truncate(false).write(true).open(path).map_err(error("open the lock file"))
+    options
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+        .map_err(error("open the lock file"))
 }
 
 /// Whether some agent of the node holds the lock. A folder that cannot be read has never had one.

@@ -118,7 +118,11 @@ impl Handover {
                 },
             };
             let (successor, named) = self.hold(&mut lock).await?;
-            info!(successor = named.pod, version = named.version, "letting a successor take over");
+            info!(
+                successor = named.pod,
+                version = named.version,
+                "letting a successor take over"
+            );
             self.let_go().await;
             drop(lock);
             taken = self.stand_back(successor).await?;
@@ -223,15 +227,35 @@ mod tests {
         let (_fitness, fitness) = watch::channel(Some(Fitness::default()));
         let (_ready, ready) = watch::channel(Err("it hangs".to_owned()));
         let (_seen, gpu_node) = watch::channel(Seen::Unknown);
-        let wanted = Wanted { policy: String::new(), gpu_node };
-        tokio::spawn(Handover { state_dir, who: Who::default(), wanted, fitness, ready, turns, served }.follow());
+        let wanted = Wanted {
+            policy: String::new(),
+            gpu_node,
+        };
+        tokio::spawn(
+            Handover {
+                state_dir,
+                who: Who::default(),
+                wanted,
+                fitness,
+                ready,
+                turns,
+                served,
+            }
+            .follow(),
+        );
 
         let mut successor = Conversation::of(listener.accept().await.unwrap().0);
-        assert!(matches!(successor.hear::<Request>(Duration::from_secs(5)).await.unwrap(), Request::LetGo(_)));
+        assert!(matches!(
+            successor.hear::<Request>(Duration::from_secs(5)).await.unwrap(),
+            Request::LetGo(_)
+        ));
         drop((lock, listener));
         successor.say(&Answer::Released { pod: String::new() }).await.unwrap();
         // The last turn that it takes.
         assert!(matches!(taken.recv().await, Some(Turn::Hold)));
-        timeout(Duration::from_secs(30), is_served.wait_for(|is_served| *is_served)).await.unwrap().unwrap();
+        timeout(Duration::from_secs(30), is_served.wait_for(|is_served| *is_served))
+            .await
+            .unwrap()
+            .unwrap();
     }
 }

@@ -93,7 +93,9 @@ pub fn parse<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<T> {
 
 /// A text that fits a line.
 pub fn short(text: &str) -> String {
-    text.get(..text.floor_char_boundary(MAX_TEXT)).unwrap_or_default().to_owned()
+    text.get(..text.floor_char_boundary(MAX_TEXT))
+        .unwrap_or_default()
+        .to_owned()
 }
 
 #[cfg(test)]
@@ -101,16 +103,29 @@ mod tests {
     use super::*;
 
     fn successor(problem: Option<&str>) -> Request {
-        Request::LetGo(Successor { version: "2".to_owned(), pod: "b".to_owned(), problem: problem.map(str::to_owned) })
+        Request::LetGo(Successor {
+            version: "2".to_owned(),
+            pod: "b".to_owned(),
+            problem: problem.map(str::to_owned),
+        })
     }
 
     #[test]
     fn what_is_said_is_understood() {
-        for request in [successor(None), successor(Some("no driver")), Request::Serving {}, Request::Ping {}] {
+        for request in [
+            successor(None),
+            successor(Some("no driver")),
+            Request::Serving {},
+            Request::Ping {},
+        ] {
             assert_eq!(parse::<Request>(&line(&request)).unwrap(), request);
         }
         let reason = short(&"é".repeat(MAX_LINE));
-        for answer in [Answer::Holding {}, Answer::Refused { reason }, Answer::Released { pod: "a".to_owned() }] {
+        for answer in [
+            Answer::Holding {},
+            Answer::Refused { reason },
+            Answer::Released { pod: "a".to_owned() },
+        ] {
             let line = line(&answer);
             assert!(line.len() <= MAX_LINE);
             assert_eq!(parse::<Answer>(&line).unwrap(), answer);
@@ -120,7 +135,10 @@ mod tests {
     #[test]
     fn another_version_may_say_more() {
         let more = br#"{"letGo":{"version":"9","pod":"b","mood":"good"}}"#;
-        assert!(matches!(parse(more), Ok(Request::LetGo(Successor { problem: None, .. }))));
+        assert!(matches!(
+            parse(more),
+            Ok(Request::LetGo(Successor { problem: None, .. }))
+        ));
         assert!(parse::<Request>(br#"{"sing":{}}"#).is_err());
     }
 
@@ -129,7 +147,10 @@ mod tests {
         let refused = reply(successor(Some("no driver")), None);
         assert!(matches!(refused, Reply::No(reason) if reason.ends_with("no driver")));
         for (theirs, own) in [(None, None), (None, Some("x")), (Some("x"), Some("y"))] {
-            assert!(matches!(reply(successor(theirs), own), Reply::LetGo(_)), "{theirs:?} {own:?}");
+            assert!(
+                matches!(reply(successor(theirs), own), Reply::LetGo(_)),
+                "{theirs:?} {own:?}"
+            );
         }
     }
 

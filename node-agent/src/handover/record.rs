@@ -52,7 +52,12 @@ struct Asked {
 
 impl Default for Record {
     fn default() -> Self {
-        Self { format: FORMAT, asked: None, let_go: Vec::new(), policy: String::new() }
+        Self {
+            format: FORMAT,
+            asked: None,
+            let_go: Vec::new(),
+            policy: String::new(),
+        }
     }
 }
 
@@ -69,7 +74,9 @@ impl Record {
 
     /// How long `who` has to wait before it asks, at `now` since boot.
     pub fn pause(&self, who: &Who, now: Duration) -> Duration {
-        let Some(asked) = self.asked.as_ref().filter(|asked| asked.who == *who) else { return Duration::ZERO };
+        let Some(asked) = self.asked.as_ref().filter(|asked| asked.who == *who) else {
+            return Duration::ZERO;
+        };
         let doublings = asked.times.saturating_sub(1).min(10);
         let pause = (MIN_PAUSE * 2_u32.pow(doublings)).min(MAX_PAUSE);
         // After a boot there is nobody to ask.
@@ -79,9 +86,17 @@ impl Record {
 
     /// `who` asks at `now`, and has failed unless it is heard of again.
     pub fn asks(&mut self, who: &Who, now: Duration) {
-        let before = self.asked.take().filter(|asked| asked.who == *who).map_or(0, |asked| asked.times);
+        let before = self
+            .asked
+            .take()
+            .filter(|asked| asked.who == *who)
+            .map_or(0, |asked| asked.times);
         let at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-        self.asked = Some(Asked { who: who.clone(), times: before.saturating_add(1), at_ms });
+        self.asked = Some(Asked {
+            who: who.clone(),
+            times: before.saturating_add(1),
+            at_ms,
+        });
     }
 
     /// The successor, of a policy, has taken over from the pod `predecessor`.
@@ -117,7 +132,10 @@ mod tests {
     use std::fs;
 
     fn who(pod: &str) -> Who {
-        Who { version: "1".to_owned(), pod: pod.to_owned() }
+        Who {
+            version: "1".to_owned(),
+            pod: pod.to_owned(),
+        }
     }
 
     fn seconds(seconds: u64) -> Duration {
@@ -134,8 +152,16 @@ mod tests {
             assert_eq!(record.pause(&who("b"), seconds(103)), seconds(pause - 3));
         }
         assert_eq!(record.pause(&who("b"), seconds(1000)), Duration::ZERO);
-        assert_eq!(record.pause(&who("c"), seconds(100)), Duration::ZERO, "another pod has not failed");
-        assert_eq!(record.pause(&who("b"), seconds(5)), Duration::ZERO, "the node has booted since");
+        assert_eq!(
+            record.pause(&who("c"), seconds(100)),
+            Duration::ZERO,
+            "another pod has not failed"
+        );
+        assert_eq!(
+            record.pause(&who("b"), seconds(5)),
+            Duration::ZERO,
+            "the node has booted since"
+        );
         record.took_over(&who("b"), "p", "a");
         assert_eq!(record.pause(&who("b"), seconds(100)), Duration::ZERO);
     }
@@ -167,7 +193,10 @@ mod tests {
         for text in ["{", r#"{"format":2,"asked":null,"letGo":[],"policy":""}"#] {
             fs::write(path(folder.path()), text).unwrap();
             assert_eq!(Record::load(folder.path()), Record::default());
-            assert_eq!(fs::read_to_string(folder.path().join("handover.json.corrupt")).unwrap(), text);
+            assert_eq!(
+                fs::read_to_string(folder.path().join("handover.json.corrupt")).unwrap(),
+                text
+            );
         }
     }
 }

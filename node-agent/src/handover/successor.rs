@@ -59,7 +59,10 @@ impl Handover {
             }
             was_held = is_held;
             if !waiting {
-                info!(reason = "WaitingForPredecessor", has_let_go, "another agent of this node is registered");
+                info!(
+                    reason = "WaitingForPredecessor",
+                    has_let_go, "another agent of this node is registered"
+                );
                 waiting = true;
             }
             let asks = due <= Instant::now() && (!has_let_go || self.is_wanted_back().await);
@@ -78,7 +81,10 @@ impl Handover {
                     }
                 };
                 if text != said && !text.is_empty() {
-                    warn!(reason = text, "the agent that holds the lock of this node does not let go; asking again");
+                    warn!(
+                        reason = text,
+                        "the agent that holds the lock of this node does not let go; asking again"
+                    );
                 }
                 said = text;
             }
@@ -88,7 +94,9 @@ impl Handover {
 
     async fn ask(&self, problem: Option<String>, record: &mut Record) -> Result<Asked, lock::Error> {
         // An older version has no socket, one that was killed leaves it behind, and one that has just let go listens no more.
-        let Ok(mut holder) = Conversation::open(&self.socket()).await else { return Ok(Asked::Nobody) };
+        let Ok(mut holder) = Conversation::open(&self.socket()).await else {
+            return Ok(Asked::Nobody);
+        };
         let before = record.clone();
         let fit = problem.is_none();
         if fit {
@@ -97,7 +105,11 @@ impl Handover {
             self.save(record).await;
         }
         let (version, pod) = (self.who.version.clone(), self.who.pod.clone());
-        let successor = Successor { version, pod, problem: problem.as_deref().map(short) };
+        let successor = Successor {
+            version,
+            pod,
+            problem: problem.as_deref().map(short),
+        };
         info!("asking the agent that holds the lock of this node to let go");
         match Self::released(&mut holder, successor).await {
             Ok(Answer::Released { pod }) => self.take_released(holder, pod).await,
@@ -122,7 +134,9 @@ impl Handover {
     async fn take_released(&self, holder: Conversation, pod: String) -> Result<Asked, lock::Error> {
         match timeout(LOCK_TIMEOUT, self.wait_for_lock(RETRY_SOON)).await {
             Ok(lock) => Ok(Asked::Took(Taken::From(lock?, holder, pod))),
-            Err(_) => Ok(Asked::Failed("it let go, and yet another agent has taken the lock".to_owned())),
+            Err(_) => Ok(Asked::Failed(
+                "it let go, and yet another agent has taken the lock".to_owned(),
+            )),
         }
     }
 
@@ -140,7 +154,10 @@ impl Handover {
         };
         if !proved {
             let reason = self.ready.borrow().clone().err().unwrap_or_default();
-            warn!(reason, pod, "the work cannot be done within {PROVE_TIMEOUT:?}; giving the lock back");
+            warn!(
+                reason,
+                pod, "the work cannot be done within {PROVE_TIMEOUT:?}; giving the lock back"
+            );
             return Err(predecessor);
         }
         if let Err(error) = predecessor.say(&Request::Serving {}).await {

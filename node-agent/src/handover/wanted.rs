@@ -22,7 +22,11 @@ impl Wanted {
     /// Waits until it is so.
     pub async fn back(&self) {
         let mut gpu_node = self.gpu_node.clone();
-        if gpu_node.wait_for(|seen| is_wanted_back(&self.policy, seen)).await.is_err() {
+        if gpu_node
+            .wait_for(|seen| is_wanted_back(&self.policy, seen))
+            .await
+            .is_err()
+        {
             std::future::pending::<()>().await;
         }
     }
@@ -30,8 +34,15 @@ impl Wanted {
 
 fn is_wanted_back(policy: &str, seen: &Seen) -> bool {
     let Seen::Present(object) = seen else { return false };
-    let governs = object.spec.config.as_ref().is_some_and(|config| config.policy == policy);
-    let serving = object.status.as_ref().and_then(|status| status["agent"]["policy"].as_str());
+    let governs = object
+        .spec
+        .config
+        .as_ref()
+        .is_some_and(|config| config.policy == policy);
+    let serving = object
+        .status
+        .as_ref()
+        .and_then(|status| status["agent"]["policy"].as_str());
     governs && serving.is_some_and(|serving| serving != policy)
 }
 
@@ -51,9 +62,18 @@ mod tests {
         let config = |policy: &str| json!({"config": {"policy": policy, "hash": "1", "document": "", "version": 1}});
         let agent = |policy: &str| json!({"agent": {"policy": policy}});
         assert!(is_wanted_back("a", &seen(&config("a"), &agent("b"))));
-        assert!(!is_wanted_back("a", &seen(&config("b"), &agent("b"))), "another governs");
-        assert!(!is_wanted_back("a", &seen(&config("a"), &agent("a"))), "a newer agent of its own policy serves");
-        assert!(!is_wanted_back("a", &seen(&config("a"), &json!({}))), "nobody says who serves");
+        assert!(
+            !is_wanted_back("a", &seen(&config("b"), &agent("b"))),
+            "another governs"
+        );
+        assert!(
+            !is_wanted_back("a", &seen(&config("a"), &agent("a"))),
+            "a newer agent of its own policy serves"
+        );
+        assert!(
+            !is_wanted_back("a", &seen(&config("a"), &json!({}))),
+            "nobody says who serves"
+        );
         assert!(!is_wanted_back("", &seen(&json!({}), &agent("b"))));
         assert!(!is_wanted_back("a", &Seen::Unknown) && !is_wanted_back("a", &Seen::Absent));
     }

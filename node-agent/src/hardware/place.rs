@@ -45,7 +45,10 @@ impl Traces {
 impl Place {
     /// Where this agent looks.
     pub fn of(args: &NodeArgs) -> Self {
-        Self { host_root: args.host.host_root.clone(), driver_root: args.host.driver_root.clone() }
+        Self {
+            host_root: args.host.host_root.clone(),
+            driver_root: args.host.driver_root.clone(),
+        }
     }
 
     /// The driver's library, if there is one; blocks.
@@ -57,7 +60,9 @@ impl Place {
     pub fn traces(&self) -> Traces {
         Traces {
             pci: pci::functions(&self.host_root),
-            module: fs::metadata(self.host_root.join(MODULE)).ok().map(|module| module.ino()),
+            module: fs::metadata(self.host_root.join(MODULE))
+                .ok()
+                .map(|module| module.ino()),
             library: self.library().and_then(|path| {
                 let meta = fs::metadata(&path).ok()?;
                 Some((path, meta.ino(), meta.mtime()))
@@ -70,7 +75,11 @@ impl Place {
     pub fn without_driver(&self) -> Hardware {
         let functions = nvidia_functions(&self.host_root);
         let machine = machine::read(&self.host_root, &functions);
-        Hardware { functions: functions.len(), machine, ..Hardware::default() }
+        Hardware {
+            functions: functions.len(),
+            machine,
+            ..Hardware::default()
+        }
     }
 
     /// Blocks: asks sysfs and the driver. `before` is what was found last.
@@ -89,14 +98,22 @@ impl Place {
                 ))
             }
             Some((path, ..)) => {
-                let gpus = before.and_then(Hardware::inventory).map_or(&[][..], |before| &before.gpus);
-                match nvml::read(path, &self.host_root, gpus, |address| pci::function(&self.host_root, address)) {
+                let gpus = before
+                    .and_then(Hardware::inventory)
+                    .map_or(&[][..], |before| &before.gpus);
+                match nvml::read(path, &self.host_root, gpus, |address| {
+                    pci::function(&self.host_root, address)
+                }) {
                     Ok(found) => {
                         let is_silent = found.inventory.gpus.is_empty() && !found.unreadable.is_empty();
                         let problem = found.unreadable.join("; ");
                         reading = Some(found);
                         // A driver that answers for no GPU does not work.
-                        if is_silent { Driver::Failed(problem) } else { Driver::Answers }
+                        if is_silent {
+                            Driver::Failed(problem)
+                        } else {
+                            Driver::Answers
+                        }
                     }
                     // A driver that was installed ahead of its hardware.
                     Err(_) if functions == 0 => Driver::NotNeeded,
@@ -107,8 +124,20 @@ impl Place {
                 }
             }
         };
-        let version = reading.as_ref().and_then(|reading| reading.inventory.driver_version.as_deref());
+        let version = reading
+            .as_ref()
+            .and_then(|reading| reading.inventory.driver_version.as_deref());
         let run = machine::run(&self.host_root, traces.module, version);
-        (traces, Hardware { functions, machine, run, driver, failed, reading })
+        (
+            traces,
+            Hardware {
+                functions,
+                machine,
+                run,
+                driver,
+                failed,
+                reading,
+            },
+        )
     }
 }

@@ -38,7 +38,10 @@ impl Host {
     }
 
     fn place(&self) -> Place {
-        Place { host_root: self.root.path().to_owned(), driver_root: Some(self.root.path().join("driver")) }
+        Place {
+            host_root: self.root.path().to_owned(),
+            driver_root: Some(self.root.path().join("driver")),
+        }
     }
 
     fn capability(&self, of: &str) {
@@ -52,18 +55,30 @@ impl Host {
 
     fn watch_with(&self, release: Release) -> watch::Receiver<Option<Arc<Hardware>>> {
         let (found, seen) = watch::channel(None);
-        tokio::spawn(watch_hardware(self.place(), found, Arc::new(Notify::new()), release, None, Metrics::new()));
+        tokio::spawn(watch_hardware(
+            self.place(),
+            found,
+            Arc::new(Notify::new()),
+            release,
+            None,
+            Metrics::new(),
+        ));
         seen
     }
 }
 
 fn parts(hardware: &Hardware) -> usize {
-    hardware.inventory().map_or(0, |found| found.gpus.iter().map(|gpu| gpu.mig_devices.len()).sum())
+    hardware
+        .inventory()
+        .map_or(0, |found| found.gpus.iter().map(|gpu| gpu.mig_devices.len()).sum())
 }
 
 async fn wait_for(seen: &mut watch::Receiver<Option<Arc<Hardware>>>, what: impl Fn(&Hardware) -> bool) -> Hardware {
     let looked = seen.wait_for(|found| found.as_deref().is_some_and(&what));
-    let found = timeout(Duration::from_mins(5), looked).await.expect("it is looked at again").unwrap();
+    let found = timeout(Duration::from_mins(5), looked)
+        .await
+        .expect("it is looked at again")
+        .unwrap();
     Hardware::clone(found.as_ref().unwrap())
 }
 
@@ -98,8 +113,13 @@ fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
     let host = Host::new(DIVIDED);
     host.library.state("gpus: {0: {lost: true}, 1: {lost: true}}");
     let (_, lost) = host.place().look(None);
-    let Driver::Failed(message) = &lost.driver else { panic!("{lost:?}") };
-    assert!(message.contains("read GPU 0: ") && message.contains("read GPU 1: "), "{message}");
+    let Driver::Failed(message) = &lost.driver else {
+        panic!("{lost:?}")
+    };
+    assert!(
+        message.contains("read GPU 0: ") && message.contains("read GPU 1: "),
+        "{message}"
+    );
     assert!(lost.is_known() && lost.has_gpus(), "none of them is offered");
     host.library.state("{}");
     let (_, found) = host.place().look(Some(&lost));
@@ -118,10 +138,15 @@ fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
 fn a_gpu_that_does_not_tell_what_it_is_is_looked_at_again() {
     let host = Host::new(DIVIDED);
     let (_, before) = host.place().look(None);
-    host.library.state("gpus: {1: {failing: {nvmlDeviceGetMigMode: UNKNOWN}}}");
+    host.library
+        .state("gpus: {1: {failing: {nvmlDeviceGetMigMode: UNKNOWN}}}");
     let (_, now) = host.place().look(Some(&before));
     assert_eq!((now.inventory(), &now.driver), (before.inventory(), &Driver::Answers));
-    assert!(now.problem().is_some_and(|problem| problem.contains("read the MIG mode of GPU 1: ")), "{now:?}");
+    assert!(
+        now.problem()
+            .is_some_and(|problem| problem.contains("read the MIG mode of GPU 1: ")),
+        "{now:?}"
+    );
     assert_eq!(before.problem(), None);
 }
 
@@ -134,8 +159,15 @@ fn instances_are_a_trace() {
 }
 
 fn gpu_node(release: bool) -> Seen {
-    let spec = GpuNodeSpec { release, ..GpuNodeSpec::default() };
-    Seen::Present(Arc::new(SeenGpuNode::new("node", &ApiResource::erase::<GpuNode>(&()), spec)))
+    let spec = GpuNodeSpec {
+        release,
+        ..GpuNodeSpec::default()
+    };
+    Seen::Present(Arc::new(SeenGpuNode::new(
+        "node",
+        &ApiResource::erase::<GpuNode>(&()),
+        spec,
+    )))
 }
 
 #[tokio::test(start_paused = true)]
@@ -155,7 +187,10 @@ async fn while_the_gpus_are_released_nobody_is_asked_and_what_was_found_stays() 
     let (later, said) = watch::channel(Seen::Unknown);
     let mut started = host.watch_with(Release::new(Some(said), host.root.path()));
     let first = wait_for(&mut started, |_| true).await;
-    assert_eq!((first.driver, first.functions, first.reading), (Driver::Released, 2, None));
+    assert_eq!(
+        (first.driver, first.functions, first.reading),
+        (Driver::Released, 2, None)
+    );
 
     say.send_replace(gpu_node(false));
     later.send_replace(gpu_node(false));

@@ -22,7 +22,9 @@ impl Daemons {
         let known = health.devices().map(|(device, _)| device);
         let over = known.filter(|device| !silent.contains(*device) && health.has(device, Trouble::MpsDaemonDied));
         let over = over.map(|device| Observation::MpsDaemon(device.to_owned(), true));
-        died.map(|device| Observation::MpsDaemon(device, false)).chain(over).collect()
+        died.map(|device| Observation::MpsDaemon(device, false))
+            .chain(over)
+            .collect()
     }
 }
 
@@ -37,7 +39,10 @@ mod tests {
         use MpsDaemonState::{Answering, NotAnswering, Stopping};
         let (mut daemons, mut health) = (Daemons::default(), Health::default());
         let mut is_dead = |state: Option<MpsDaemonState>, released| {
-            let daemon = state.map(|state| MpsDaemon { device: "GPU-1".to_owned(), state });
+            let daemon = state.map(|state| MpsDaemon {
+                device: "GPU-1".to_owned(),
+                state,
+            });
             for observation in daemons.look(daemon.as_slice(), released, &health) {
                 health.observe(observation, &Rules::default(), Timestamp::UNIX_EPOCH);
             }

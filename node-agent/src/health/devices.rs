@@ -9,13 +9,18 @@ pub struct Devices(pub Option<Arc<Hardware>>);
 
 impl Devices {
     fn gpus(&self) -> &[Gpu] {
-        self.0.as_deref().and_then(Hardware::inventory).map_or(&[], |inventory| &inventory.gpus)
+        self.0
+            .as_deref()
+            .and_then(Hardware::inventory)
+            .map_or(&[], |inventory| &inventory.gpus)
     }
 
     /// UUID of the MIG device of a GPU with these ids of GPU instance and compute instance.
     pub fn part(&self, gpu: &str, instance: (u32, u32)) -> Option<&str> {
         let parts = &self.gpus().iter().find(|of| of.uuid == gpu)?.mig_devices;
-        let found = parts.iter().find(|mig| (mig.gpu_instance, mig.compute_instance) == instance)?;
+        let found = parts
+            .iter()
+            .find(|mig| (mig.gpu_instance, mig.compute_instance) == instance)?;
         Some(&found.uuid)
     }
 
@@ -31,17 +36,31 @@ impl Devices {
 
     /// `GPU 3`, or `GPU 3:1` for a MIG device of it.
     pub fn name(&self, device: &str) -> String {
-        let devices = self.0.as_deref().and_then(Hardware::inventory).map(Device::all).unwrap_or_default();
+        let devices = self
+            .0
+            .as_deref()
+            .and_then(Hardware::inventory)
+            .map(Device::all)
+            .unwrap_or_default();
         let known = devices.iter().find(|known| known.uuid == device);
-        known.map_or_else(|| "a GPU that has left the node".to_owned(), |known| format!("GPU {}", known.index()))
+        known.map_or_else(
+            || "a GPU that has left the node".to_owned(),
+            |known| format!("GPU {}", known.index()),
+        )
     }
 
     /// Pods that hold something of a device, or of a MIG device of it, as `NAMESPACE/NAME`.
     pub fn pods(&self, device: &str, holders: &[Holder]) -> BTreeSet<String> {
-        let parts = self.gpus().iter().filter(|gpu| gpu.uuid == device).flat_map(|gpu| &gpu.mig_devices);
+        let parts = self
+            .gpus()
+            .iter()
+            .filter(|gpu| gpu.uuid == device)
+            .flat_map(|gpu| &gpu.mig_devices);
         let hit: BTreeSet<&str> = parts.map(|mig| mig.uuid.as_str()).chain([device]).collect();
         let holders = holders.iter().filter(|holder| hit.contains(holder.device.as_str()));
-        holders.map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect()
+        holders
+            .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
+            .collect()
     }
 }
 
@@ -53,12 +72,32 @@ mod tests {
 
     #[test]
     fn what_has_left_the_node_is_not_there() {
-        let mig_devices = vec![MigDevice { uuid: "MIG-1".to_owned(), ..MigDevice::default() }];
-        let gpus = vec![Gpu { uuid: "GPU-1".to_owned(), mig_devices, ..Gpu::default() }];
-        let reading = Reading { inventory: Inventory { gpus, ..Inventory::default() }, ..Reading::default() };
-        let hardware = Hardware { reading: Some(reading), driver: Driver::Answers, ..Hardware::default() };
+        let mig_devices = vec![MigDevice {
+            uuid: "MIG-1".to_owned(),
+            ..MigDevice::default()
+        }];
+        let gpus = vec![Gpu {
+            uuid: "GPU-1".to_owned(),
+            mig_devices,
+            ..Gpu::default()
+        }];
+        let reading = Reading {
+            inventory: Inventory {
+                gpus,
+                ..Inventory::default()
+            },
+            ..Reading::default()
+        };
+        let hardware = Hardware {
+            reading: Some(reading),
+            driver: Driver::Answers,
+            ..Hardware::default()
+        };
         let devices = Devices(Some(Arc::new(hardware)));
-        assert_eq!(["GPU-1", "MIG-1", "GPU-2"].map(|device| devices.has(device)), [true, true, false]);
+        assert_eq!(
+            ["GPU-1", "MIG-1", "GPU-2"].map(|device| devices.has(device)),
+            [true, true, false]
+        );
         assert!(Devices(None).has("GPU-2"), "nobody has looked");
     }
 }

@@ -13,11 +13,19 @@ impl Keeper {
     /// Begins to look at the GPUs.
     fn look(&mut self) {
         let hardware = self.sources.hardware.borrow().clone();
-        let gpus = hardware.as_deref().and_then(Hardware::answering).map_or(&[][..], |inventory| &inventory.gpus);
+        let gpus = hardware
+            .as_deref()
+            .and_then(Hardware::answering)
+            .map_or(&[][..], |inventory| &inventory.gpus);
         let now = Instant::now();
         let targets = gpus.iter().map(|gpu| self.target(gpu, now)).collect();
         self.looks.begin(targets);
-        for (at, _) in self.unsettled.values().flatten().filter(|event| is_unsettled(event, now)) {
+        for (at, _) in self
+            .unsettled
+            .values()
+            .flatten()
+            .filter(|event| is_unsettled(event, now))
+        {
             self.looks.hasten(*at + UNSETTLED);
         }
     }
@@ -25,9 +33,23 @@ impl Keeper {
     fn target(&self, gpu: &Gpu, now: Instant) -> Target {
         let health = &self.known.health;
         let instances: Vec<String> = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
-        let processes = instances.iter().chain([&gpu.uuid]).any(|device| health.has(device, Trouble::Xid));
-        let links = self.known.links.get(&gpu.uuid).filter(|_| self.linked.contains(&gpu.uuid)).cloned();
-        Target { gpu: gpu.uuid.clone(), ticket: self.ticket(&gpu.uuid, now), instances, links, processes }
+        let processes = instances
+            .iter()
+            .chain([&gpu.uuid])
+            .any(|device| health.has(device, Trouble::Xid));
+        let links = self
+            .known
+            .links
+            .get(&gpu.uuid)
+            .filter(|_| self.linked.contains(&gpu.uuid))
+            .cloned();
+        Target {
+            gpu: gpu.uuid.clone(),
+            ticket: self.ticket(&gpu.uuid, now),
+            instances,
+            links,
+            processes,
+        }
     }
 
     pub(super) fn looked(&mut self, found: Found) {
@@ -49,7 +71,11 @@ impl Keeper {
     }
 
     fn take(&mut self, look: Look) {
-        let Look { mut probe, links, failed } = look;
+        let Look {
+            mut probe,
+            links,
+            failed,
+        } = look;
         let gpu = probe.gpu.clone();
         for (device, (call, error)) in &failed {
             self.sources.desk.metrics().nvml_error(call);
@@ -64,7 +90,10 @@ impl Keeper {
         if probe.answer == Answer::Answers {
             self.take_links(&mut probe, links);
             if let Some(errors) = probe.uncorrected_ecc
-                && self.errors.insert(gpu.clone(), errors).is_some_and(|before| before > errors)
+                && self
+                    .errors
+                    .insert(gpu.clone(), errors)
+                    .is_some_and(|before| before > errors)
             {
                 let parts = probe.instances.iter().map(|instance| instance.uuid.clone());
                 self.observe(Observation::Reset(parts.chain([gpu]).collect()));
@@ -96,15 +125,23 @@ impl Keeper {
 
     /// The driver may hide the processes of containers from this one: what a pod holds is not without processes.
     fn count_pods(&self, probe: &mut Probe) {
-        let instances = probe.instances.iter_mut().map(|instance| (&instance.uuid, &mut instance.processes));
+        let instances = probe
+            .instances
+            .iter_mut()
+            .map(|instance| (&instance.uuid, &mut instance.processes));
         let all = instances.chain([(&probe.gpu, &mut probe.processes)]);
-        let mut counted = all.filter_map(|(device, processes)| Some((device, (*processes)?, processes))).peekable();
+        let mut counted = all
+            .filter_map(|(device, processes)| Some((device, (*processes)?, processes)))
+            .peekable();
         if counted.peek().is_none() {
             return;
         }
         let (devices, page) = (self.devices(), self.sources.desk.page().0);
         for (device, count, processes) in counted {
-            *processes = page.unknown.is_none().then(|| count + devices.pods(device, &page.holders).len());
+            *processes = page
+                .unknown
+                .is_none()
+                .then(|| count + devices.pods(device, &page.holders).len());
         }
     }
 }

@@ -114,8 +114,10 @@ impl Looks {
         let (place, recovered, at) = (self.place.clone(), self.state_dir.join(RECOVERED), current.clone());
         spawn_blocking(move || {
             // Nobody listens any more when the agent stops.
-            if let Some(time) =
-                fs::metadata(recovered).and_then(|file| file.modified()).ok().and_then(|at| at.try_into().ok())
+            if let Some(time) = fs::metadata(recovered)
+                .and_then(|file| file.modified())
+                .ok()
+                .and_then(|at| at.try_into().ok())
             {
                 _ = tell.blocking_send(Found::Recovered(time));
             }
@@ -133,7 +135,12 @@ impl Looks {
                 _ = tell.blocking_send(Found::Failed);
             }
         });
-        self.round = Some(Round { found, current, since: now, answered: false });
+        self.round = Some(Round {
+            found,
+            current,
+            since: now,
+            answered: false,
+        });
     }
 
     /// What a look at each GPU that hangs would show.
@@ -194,7 +201,10 @@ impl Looks {
         let may_be_anothers = !round.answered && !self.hanging.is_empty();
         self.are_convicted |= round.answered;
         if gpu.is_empty() {
-            self.round = Some(Round { since: Instant::now(), ..round });
+            self.round = Some(Round {
+                since: Instant::now(),
+                ..round
+            });
             return (!may_be_anothers).then_some(Found::Failed);
         }
         let found = Found::Hangs(hangs(&gpu));
@@ -209,8 +219,14 @@ impl Looks {
 }
 
 fn hangs(gpu: &str) -> Probe {
-    let target = Target { gpu: gpu.to_owned(), ..Target::default() };
-    Probe { answer: Answer::Hangs, ..unanswered(&target) }
+    let target = Target {
+        gpu: gpu.to_owned(),
+        ..Target::default()
+    };
+    Probe {
+        answer: Answer::Hangs,
+        ..unanswered(&target)
+    }
 }
 
 /// The next that a round brings; none at its end.

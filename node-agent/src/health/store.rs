@@ -52,7 +52,11 @@ struct File {
 /// Reads what an earlier agent left. A file that tells nothing is set aside.
 pub async fn load(state_dir: &Path) -> Content {
     let path = state_dir.join(FILE);
-    if let Ok(Ok(read)) = timeout(READ_TIMEOUT, spawn_blocking(move || atomic_file::load::<File>(&path, FORMAT))).await
+    if let Ok(Ok(read)) = timeout(
+        READ_TIMEOUT,
+        spawn_blocking(move || atomic_file::load::<File>(&path, FORMAT)),
+    )
+    .await
     {
         return read.map(|file| file.content).unwrap_or_default();
     }
@@ -73,7 +77,10 @@ pub async fn write(state_dir: PathBuf, mut written: Content, mut content: watch:
             continue;
         }
         let path = state_dir.join(FILE);
-        let file = File { format: FORMAT, content: now };
+        let file = File {
+            format: FORMAT,
+            content: now,
+        };
         let result = spawn_blocking(move || {
             let text = serde_json::to_vec_pretty(&file)?;
             atomic_file::replace(&path, &text).map(|()| file.content)
@@ -104,7 +111,10 @@ mod tests {
     use std::fs;
 
     fn broken() -> Content {
-        let mut content = Content { links: [("GPU-1".to_owned(), vec![0, 1])].into(), ..Content::default() };
+        let mut content = Content {
+            links: [("GPU-1".to_owned(), vec![0, 1])].into(),
+            ..Content::default()
+        };
         let xid = HealthObservation::Xid("GPU-1".to_owned(), 79);
         content.health.observe(xid, &Rules::default(), Timestamp::UNIX_EPOCH);
         content
@@ -132,7 +142,10 @@ mod tests {
         for text in ["", "{", r#"{"format":2,"health":{"faults":{},"run":null,"seen":0}}"#] {
             fs::write(&path, text).unwrap();
             assert_eq!(load(folder.path()).await, Content::default(), "{text}");
-            assert_eq!(fs::read_to_string(folder.path().join("health.json.corrupt")).unwrap(), text);
+            assert_eq!(
+                fs::read_to_string(folder.path().join("health.json.corrupt")).unwrap(),
+                text
+            );
         }
     }
 }

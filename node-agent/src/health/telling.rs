@@ -18,15 +18,40 @@ impl Keeper {
         if *began {
             let (action, waits_for) = (fault.action().advice(), fault.waits_for(rules));
             let holders = Vec::from_iter(devices.pods(device, &self.sources.desk.holders())).join(", ");
-            warn!(device, name, reason, xid = fault.xid, meaning, action, waits_for, holders, "a device is broken");
-            let held = if holders.is_empty() { String::new() } else { format!("; held by {holders}") };
+            warn!(
+                device,
+                name,
+                reason,
+                xid = fault.xid,
+                meaning,
+                action,
+                waits_for,
+                holders,
+                "a device is broken"
+            );
+            let held = if holders.is_empty() {
+                String::new()
+            } else {
+                format!("; held by {holders}")
+            };
             let note = format!("{name} ({device}): {meaning}; {action}; healthy again when {waits_for}{held}");
             self.sources.notices.tell(Kind::GpuUnhealthy, &note);
         } else {
             let healthy = self.known.health.gravest(&[device]).is_none();
-            info!(device, name, reason, xid = fault.xid, meaning, healthy, "what was wrong with a device is over");
+            info!(
+                device,
+                name,
+                reason,
+                xid = fault.xid,
+                meaning,
+                healthy,
+                "what was wrong with a device is over"
+            );
             if healthy {
-                self.sources.notices.tell(Kind::GpuHealthy, &format!("{name} ({device}) is whole again: {meaning}"));
+                self.sources.notices.tell(
+                    Kind::GpuHealthy,
+                    &format!("{name} ({device}) is whole again: {meaning}"),
+                );
             }
         }
     }
@@ -41,15 +66,23 @@ impl Keeper {
         let given_up = self.given_up.is_some_and(|at| at <= Instant::now());
         let all = hardware.and_then(|hardware| match &hardware.driver {
             Driver::Released => Some("the GPUs of the node are released".to_owned()),
-            driver => {
-                driver.problem().filter(|_| given_up).map(|problem| format!("the driver does not answer: {problem}"))
-            }
+            driver => driver
+                .problem()
+                .filter(|_| given_up)
+                .map(|problem| format!("the driver does not answer: {problem}")),
         });
         let devices = self.devices();
         let there = self.known.health.devices().filter(|(device, _)| devices.has(device));
         let faults = there.flat_map(|(_, faults)| faults);
-        self.sources.desk.metrics().set_faults(faults.map(|fault| words::reason(fault.trouble).as_str()));
+        self.sources
+            .desk
+            .metrics()
+            .set_faults(faults.map(|fault| words::reason(fault.trouble).as_str()));
         let rules = self.sources.rules.borrow().clone();
-        self.sources.desk.ail(Ailments { all, faults: Some(Arc::new(self.known.health.clone())), rules });
+        self.sources.desk.ail(Ailments {
+            all,
+            faults: Some(Arc::new(self.known.health.clone())),
+            rules,
+        });
     }
 }

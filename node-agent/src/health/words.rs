@@ -47,7 +47,9 @@ pub fn reason(trouble: Trouble) -> FaultReason {
 
 /// Health of a device that is made of those with these UUIDs: the gravest of its faults, and since when it has any.
 pub fn health(faults: &Health, uuids: &[&str], rules: &Rules) -> DeviceHealth {
-    let Some(fault) = faults.gravest(uuids) else { return DeviceHealth::default() };
+    let Some(fault) = faults.gravest(uuids) else {
+        return DeviceHealth::default();
+    };
     DeviceHealth {
         state: HealthState::Unhealthy,
         reason: Some(reason(fault.trouble)),

@@ -79,7 +79,16 @@ pub async fn keep_registered(kubelet: Kubelet, offer: watch::Receiver<Offer>, st
     let name = offer.borrow().list.name.clone();
     let kubelet_socket = kubelet.directory.path().join("kubelet.sock");
     let (backoff, forgotten, said) = (Backoff::default(), Forgotten::default(), String::new());
-    let mut machine = Machine { kubelet, kubelet_socket, name, offer, stop, backoff, forgotten, said };
+    let mut machine = Machine {
+        kubelet,
+        kubelet_socket,
+        name,
+        offer,
+        stop,
+        backoff,
+        forgotten,
+        said,
+    };
     while let Lost::Again(reason) = machine.serve_once().await {
         if reason != machine.said {
             warn!(resource = machine.name, reason, "not registered; registering again");
@@ -117,7 +126,9 @@ impl Machine {
             }
         };
         let lost = self.registration(&server).await;
-        self.kubelet.registered.send_if_modified(|registered| registered.others.remove(&self.name));
+        self.kubelet
+            .registered
+            .send_if_modified(|registered| registered.others.remove(&self.name));
         // Before the next one: kubelets up to 1.36 take the end of an old stream for the end of the new one.
         server.stop().await;
         lost
@@ -148,11 +159,15 @@ impl Machine {
         }
         let shares = self.offer.borrow().list.shares.len();
         info!(resource = self.name, shares, socket = %server.socket().display(), "registered with the kubelet");
-        self.kubelet.registered.send_if_modified(|registered| registered.taken.insert(self.name.clone()));
+        self.kubelet
+            .registered
+            .send_if_modified(|registered| registered.taken.insert(self.name.clone()));
         self.said.clear();
         let since = Instant::now();
         let lost = self.until_lost(server, &mut streams, kubelet_id).await;
-        self.kubelet.registered.send_if_modified(|registered| registered.taken.remove(&self.name));
+        self.kubelet
+            .registered
+            .send_if_modified(|registered| registered.taken.remove(&self.name));
         if since.elapsed() >= STABLE_AFTER {
             self.backoff = Backoff::default();
         }
@@ -261,9 +276,12 @@ impl Machine {
     }
 
     fn is_forgotten(&mut self, look: &Observed) -> bool {
-        let Some(at) = look.started.filter(|_| look.error.is_none()) else { return false };
+        let Some(at) = look.started.filter(|_| look.error.is_none()) else {
+            return false;
+        };
         let is_offered = self.offer.borrow().healthy() > 0;
-        self.forgotten.look(at, is_offered, look.allocatable.contains(&self.name))
+        self.forgotten
+            .look(at, is_offered, look.allocatable.contains(&self.name))
     }
 
     /// Waits until the next try is due, or sooner when there is another kubelet or the server's socket is gone. Returns

@@ -42,14 +42,24 @@ pub async fn register(kubelet_socket: &Path, resource: &str, socket: &Path) -> R
     if !path.exists() {
         return Err(Error::NoKubelet(path.to_owned()));
     }
-    let connect = |source| Error::Connect { path: path.to_owned(), source };
+    let connect = |source| Error::Connect {
+        path: path.to_owned(),
+        source,
+    };
     let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).map_err(connect)?;
-    let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).connect().await.map_err(connect)?;
+    let channel = endpoint
+        .connect_timeout(CONNECT_TIMEOUT)
+        .connect()
+        .await
+        .map_err(connect)?;
     let request = RegisterRequest {
         version: VERSION.to_owned(),
         endpoint: socket.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         resource_name: resource.to_owned(),
-        options: Some(DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true }),
+        options: Some(DevicePluginOptions {
+            pre_start_required: false,
+            get_preferred_allocation_available: true,
+        }),
     };
     let mut client = RegistrationClient::new(channel);
     match timeout(REGISTER_TIMEOUT, client.register(request)).await {

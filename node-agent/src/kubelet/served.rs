@@ -47,7 +47,10 @@ pub struct Forgotten {
 
 impl Default for Forgotten {
     fn default() -> Self {
-        Self { missing_since: None, after: FORGOTTEN_AFTER }
+        Self {
+            missing_since: None,
+            after: FORGOTTEN_AFTER,
+        }
     }
 }
 
@@ -102,7 +105,9 @@ mod tests {
     fn due(looks: u64, offered: impl Fn(u64) -> bool, listed: impl Fn(u64) -> bool) -> Vec<u64> {
         let (start, mut forgotten) = (Instant::now(), Forgotten::default());
         let looks = (0..looks).map(|look| look * 10);
-        looks.filter(|at| forgotten.look(start + Duration::from_secs(*at), offered(*at), listed(*at))).collect()
+        looks
+            .filter(|at| forgotten.look(start + Duration::from_secs(*at), offered(*at), listed(*at)))
+            .collect()
     }
 
     #[test]
@@ -123,6 +128,10 @@ mod tests {
     #[test]
     fn a_kubelet_that_never_lists_it_is_not_asked_in_a_loop() {
         assert_eq!(due(20, |_| true, |_| false), [10, 40, 90, 180]);
-        assert_eq!(due(10, |_| true, |at| at == 50), [10, 40, 70], "one that listed it starts anew");
+        assert_eq!(
+            due(10, |_| true, |at| at == 50),
+            [10, 40, 70],
+            "one that listed it starts anew"
+        );
     }
 }

@@ -56,11 +56,17 @@ pub fn restore(place: &Place, roots: &[PathBuf]) -> Result<(), Error> {
 }
 
 fn library(place: &Place, roots: &[PathBuf]) -> Result<PathBuf, Error> {
-    driver_root::find_library(roots).ok_or_else(|| Error::NoDriver { device: place.uuid().to_owned() })
+    driver_root::find_library(roots).ok_or_else(|| Error::NoDriver {
+        device: place.uuid().to_owned(),
+    })
 }
 
 fn not_kept(place: &Place, source: io::Error) -> Error {
-    Error::Keep { device: place.uuid().to_owned(), path: place.compute_mode(), source }
+    Error::Keep {
+        device: place.uuid().to_owned(),
+        path: place.compute_mode(),
+        source,
+    }
 }
 
 /// What is kept. A file with anything else in it is none of ours and counts as the mode that GPUs come with.

@@ -104,7 +104,11 @@ type Left = Arc<Mutex<Option<(Child, Own)>>>;
 impl Control {
     /// `driver_root` where one was named.
     pub fn new(host_root: &Path, driver_root: Option<&Path>) -> Self {
-        Self { host_root: host_root.to_owned(), driver_root: driver_root.map(Path::to_owned), left: Left::default() }
+        Self {
+            host_root: host_root.to_owned(),
+            driver_root: driver_root.map(Path::to_owned),
+            left: Left::default(),
+        }
     }
 
     /// Folders that may be the driver's root.
@@ -116,29 +120,55 @@ impl Control {
     pub async fn start(&self, place: &Place) -> Result<(), Error> {
         let mut command = self.command(place, &["-d"])?;
         command.env(MARK, place.folder());
-        run(&self.left, command, "start", place, "", START_TIMEOUT).await.map(drop)
+        run(&self.left, command, "start", place, "", START_TIMEOUT)
+            .await
+            .map(drop)
     }
 
     /// Whether the daemon answers.
     pub async fn ask(&self, place: &Place) -> Result<(), Error> {
         let action = "ask";
         let command = self.command(place, &[])?;
-        let (status, output) =
-            run(&self.left, command, action, place, "get_default_active_thread_percentage\n", ASK_TIMEOUT).await?;
+        let (status, output) = run(
+            &self.left,
+            command,
+            action,
+            place,
+            "get_default_active_thread_percentage\n",
+            ASK_TIMEOUT,
+        )
+        .await?;
         if output.trim().parse::<f32>().is_ok() {
             return Ok(());
         }
-        Err(Error::Failed { action, device: place.uuid().to_owned(), status, output })
+        Err(Error::Failed {
+            action,
+            device: place.uuid().to_owned(),
+            status,
+            output,
+        })
     }
 
     /// Tells the daemon to quit.
     pub async fn quit(&self, place: &Place) -> Result<(), Error> {
-        run(&self.left, self.command(place, &[])?, "quit", place, "quit\n", QUIT_TIMEOUT).await.map(drop)
+        run(
+            &self.left,
+            self.command(place, &[])?,
+            "quit",
+            place,
+            "quit\n",
+            QUIT_TIMEOUT,
+        )
+        .await
+        .map(drop)
     }
 
     fn command(&self, place: &Place, arguments: &[&str]) -> Result<Command, Error> {
         let (root, program) = self.find()?;
-        let own = std::env::current_exe().map_err(|source| Error::Run { device: place.uuid().to_owned(), source })?;
+        let own = std::env::current_exe().map_err(|source| Error::Run {
+            device: place.uuid().to_owned(),
+            source,
+        })?;
         let mut command = Command::new(own);
         command
             .args(MpsExecArgs::arguments(&root, place.folder(), &place.shm()))
@@ -157,9 +187,15 @@ impl Control {
     /// The root and the program below it. A link counts as well: it leads somewhere below that root.
     fn find(&self) -> Result<(PathBuf, &'static str), Error> {
         let roots = self.roots();
-        let find = |root: &PathBuf| PROGRAMS.into_iter().find(|program| root.join(program).symlink_metadata().is_ok());
+        let find = |root: &PathBuf| {
+            PROGRAMS
+                .into_iter()
+                .find(|program| root.join(program).symlink_metadata().is_ok())
+        };
         let found = roots.iter().find_map(|root| Some((root.clone(), find(root)?)));
-        found.ok_or_else(|| Error::NoProgram { roots: driver_root::in_words(&roots) })
+        found.ok_or_else(|| Error::NoProgram {
+            roots: driver_root::in_words(&roots),
+        })
     }
 }
 
@@ -173,18 +209,27 @@ async fn run(
     after: Duration,
 ) -> Result<(ExitStatus, String), Error> {
     let device = || place.uuid().to_owned();
-    let failed = |source| Error::Run { device: device(), source };
+    let failed = |source| Error::Run {
+        device: device(),
+        source,
+    };
     let mut left = left.lock().await;
     if let Some((child, _)) = &mut *left
         && child.try_wait().map_err(failed)?.is_none()
     {
-        return Err(Error::Hangs { action, device: device() });
+        return Err(Error::Hangs {
+            action,
+            device: device(),
+        });
     }
     *left = None;
     let output = output_file().map_err(failed)?;
     let streams = || Ok((input_file(input)?, output.try_clone()?, output.try_clone()?));
     let (stdin, stdout, stderr) = streams().map_err(failed)?;
-    command.stdin(Stdio::from(stdin)).stdout(Stdio::from(stdout)).stderr(Stdio::from(stderr));
+    command
+        .stdin(Stdio::from(stdin))
+        .stdout(Stdio::from(stdout))
+        .stderr(Stdio::from(stderr));
     let mut child = command.spawn().map_err(failed)?;
     let own = child.id().map(Own::new);
     let Ok(ended) = timeout(after, child.wait()).await else {
@@ -195,14 +240,23 @@ async fn run(
             );
             *left = own.map(|own| (child, own));
         }
-        return Err(Error::NoAnswer { action, device: device(), after });
+        return Err(Error::NoAnswer {
+            action,
+            device: device(),
+            after,
+        });
     };
     let status = ended.map_err(failed)?;
     let output = read_output(&output).map_err(failed)?;
     if status.success() {
         Ok((status, output))
     } else {
-        Err(Error::Failed { action, device: device(), status, output })
+        Err(Error::Failed {
+            action,
+            device: device(),
+            status,
+            output,
+        })
     }
 }
 
@@ -248,14 +302,20 @@ mod tests {
         let (status, output) = shell("cat; echo b >&2", "a\n", Duration::from_secs(10)).await.unwrap();
         assert!(status.success());
         assert_eq!(output, "a\nb");
-        let error = shell("echo no; exit 1", "", Duration::from_secs(10)).await.unwrap_err().to_string();
+        let error = shell("echo no; exit 1", "", Duration::from_secs(10))
+            .await
+            .unwrap_err()
+            .to_string();
         assert_eq!(error, "ask the MPS control daemon of GPU-1: exit status: 1: \"no\"");
     }
 
     #[tokio::test]
     async fn endless_output_and_a_program_in_the_background_hold_nobody_up() {
         let error = shell("yes", "", Duration::from_secs(10)).await.unwrap_err();
-        assert!(matches!(&error, Error::Failed { output, .. } if output.len() <= 4096), "{error}");
+        assert!(
+            matches!(&error, Error::Failed { output, .. } if output.len() <= 4096),
+            "{error}"
+        );
         // The background process keeps the output open.
         let (_, output) = shell("sleep 1 & echo a", "", Duration::from_secs(10)).await.unwrap();
         assert_eq!(output, "a");
@@ -263,7 +323,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_program_that_hangs_is_killed() {
-        let error = shell("exec sleep 100", "", Duration::from_millis(100)).await.unwrap_err().to_string();
+        let error = shell("exec sleep 100", "", Duration::from_millis(100))
+            .await
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("no answer within 100ms"), "{error}");
     }
 
@@ -287,6 +350,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let control = Control::new(root.path(), None);
         let error = control.ask(&place()).await.unwrap_err().to_string();
-        assert!(error.contains("run/nvidia/driver and ") && error.contains("--driver-root"), "{error}");
+        assert!(
+            error.contains("run/nvidia/driver and ") && error.contains("--driver-root"),
+            "{error}"
+        );
     }
 }

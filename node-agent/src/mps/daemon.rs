@@ -99,9 +99,15 @@ impl Daemon {
             (Want::Run, Seen::Gone | Seen::Answers) => self.attempt(Step::Prepare, now),
             (Want::Run, Seen::Silent { answered }) => {
                 let hung = self.silent_since.is_some_and(|since| now.duration_since(since) >= HUNG);
-                if hung && !answered { self.attempt(Step::Kill, now) } else { None }
+                if hung && !answered {
+                    self.attempt(Step::Kill, now)
+                } else {
+                    None
+                }
             }
-            (Want::Gone, Seen::Gone) => self.attempt(Step::CleanUnlessHeld, now).inspect(|_| self.prepared = false),
+            (Want::Gone, Seen::Gone) => self
+                .attempt(Step::CleanUnlessHeld, now)
+                .inspect(|_| self.prepared = false),
             (Want::Gone, Seen::Answers | Seen::Silent { .. }) => self.quit(now),
         }
     }
@@ -153,7 +159,11 @@ impl Daemon {
         }
         self.ask_again = Some(now + ASK_AGAIN);
         let hung = self.told.is_some_and(|first| now.duration_since(first) >= HUNG);
-        Some(if hung { Step::KillUnlessHeld } else { Step::QuitUnlessHeld })
+        Some(if hung {
+            Step::KillUnlessHeld
+        } else {
+            Step::QuitUnlessHeld
+        })
     }
 }
 

@@ -67,7 +67,11 @@ impl Care {
             if let Err(error) = asked {
                 state.report(&self.place, Some(format!("{error:#}")));
             }
-            let pause = if Instant::now() < short_until { SHORT_INTERVAL } else { INTERVAL };
+            let pause = if Instant::now() < short_until {
+                SHORT_INTERVAL
+            } else {
+                INTERVAL
+            };
             if let Ok(Err(_)) = timeout(pause, want.changed()).await {
                 return;
             }
@@ -114,7 +118,9 @@ impl Care {
         match step {
             Step::Prepare => self.prepare().await,
             Step::Start => {
-                blocking(move || folders::empty_for_a_start(&place)).await.context("remove what a dead daemon left")?;
+                blocking(move || folders::empty_for_a_start(&place))
+                    .await
+                    .context("remove what a dead daemon left")?;
                 self.control.start(&self.place).await?;
                 info!(device, "MPS control daemon started");
                 Ok(())
@@ -131,7 +137,9 @@ impl Care {
                     self.is_free().await?;
                 }
                 state.kills(&self.place);
-                blocking(move || processes::kill(&place)).await.with_context(|| format!("kill the daemon of {device}"))
+                blocking(move || processes::kill(&place))
+                    .await
+                    .with_context(|| format!("kill the daemon of {device}"))
             }
             Step::CleanUnlessHeld => {
                 self.is_free().await?;
@@ -174,7 +182,9 @@ impl Care {
         let place = self.place.clone();
         let roots = self.control.roots();
         let change = spawn_blocking(move || change(&place, &roots));
-        Ok(timeout(CALL_TIMEOUT, change).await.context("set the compute mode: NVML does not answer")???)
+        Ok(timeout(CALL_TIMEOUT, change)
+            .await
+            .context("set the compute mode: NVML does not answer")???)
     }
 }
 
@@ -221,5 +231,7 @@ impl State {
 
 /// Runs what touches files or processes: the runtime has one thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {
-    Ok(timeout(CALL_TIMEOUT, spawn_blocking(work)).await.context("no answer from the file system")???)
+    Ok(timeout(CALL_TIMEOUT, spawn_blocking(work))
+        .await
+        .context("no answer from the file system")???)
 }

@@ -70,7 +70,12 @@ fn remove(folder: impl AsFd, name: &CString) -> io::Result<bool> {
 }
 
 fn open(folder: impl AsFd, name: impl rustix::path::Arg) -> rustix::io::Result<OwnedFd> {
-    openat(folder, name, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    openat(
+        folder,
+        name,
+        OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }
 
 fn names(folder: &OwnedFd) -> io::Result<Vec<CString>> {
@@ -85,7 +90,9 @@ fn names(folder: &OwnedFd) -> io::Result<Vec<CString>> {
 }
 
 fn step(steps: &mut impl Iterator<Item = u32>) -> io::Result<u32> {
-    steps.next().ok_or_else(|| io::Error::other("somebody makes files there as fast as they are removed"))
+    steps
+        .next()
+        .ok_or_else(|| io::Error::other("somebody makes files there as fast as they are removed"))
 }
 
 #[cfg(test)]
@@ -133,7 +140,14 @@ mod tests {
         }
         // Of a container, as a rule.
         let limit = getrlimit(Resource::Nofile);
-        setrlimit(Resource::Nofile, Rlimit { current: Some(1024), ..limit }).unwrap();
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: Some(1024),
+                ..limit
+            },
+        )
+        .unwrap();
         let emptied = std::thread::Builder::new().stack_size(256 * 1024);
         let path = root.path().to_owned();
         emptied.spawn(move || empty(&path)).unwrap().join().unwrap().unwrap();

@@ -31,8 +31,14 @@ pub fn exec(args: &MpsExecArgs) -> Result<Infallible> {
 
     let first = first_folder(&args.folder)?;
     make_folder(&first)?;
-    mount("tmpfs", &first, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, TMPFS_DATA)
-        .with_context(|| format!("mount a tmpfs on {} in the driver root", first.display()))?;
+    mount(
+        "tmpfs",
+        &first,
+        "tmpfs",
+        MountFlags::NOSUID | MountFlags::NODEV,
+        TMPFS_DATA,
+    )
+    .with_context(|| format!("mount a tmpfs on {} in the driver root", first.display()))?;
     make_folder(&args.folder)?;
     bind(&folder, &args.folder)?;
     let dev_shm = Path::new("/dev/shm");
@@ -56,8 +62,13 @@ fn leave_the_mounts_of_others() -> rustix::io::Result<()> {
 }
 
 fn open(folder: &Path) -> Result<OwnedFd> {
-    openat(CWD, folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .with_context(|| format!("open {}", folder.display()))
+    openat(
+        CWD,
+        folder,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .with_context(|| format!("open {}", folder.display()))
 }
 
 /// Mounts a folder, and what is mounted in it, that is outside of the root by now: the working directory may be.

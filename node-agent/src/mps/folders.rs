@@ -13,7 +13,9 @@ pub fn provide(place: &Place) -> io::Result<()> {
 }
 
 fn make(place: &Place) -> io::Result<()> {
-    [place.pipe(), place.log(), place.shm()].iter().try_for_each(fs::create_dir_all)
+    [place.pipe(), place.log(), place.shm()]
+        .iter()
+        .try_for_each(fs::create_dir_all)
 }
 
 /// Removes what a daemon that has ended and its clients left; blocks. Their contexts ended with it.

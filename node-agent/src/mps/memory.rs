@@ -19,8 +19,10 @@ const MIN_SHM: u64 = 64 * 1024 * 1024;
 /// A file without a byte in it takes memory, too.
 const SHM_FILES: u32 = 16 * 1024;
 /// Daemons have the host's root: no link of a client leads them there. Kernels before 5.10 know nothing of that flag.
-const FLAGS: MountFlags =
-    MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC).union(MountFlags::NOSYMFOLLOW);
+const FLAGS: MountFlags = MountFlags::NOSUID
+    .union(MountFlags::NODEV)
+    .union(MountFlags::NOEXEC)
+    .union(MountFlags::NOSYMFOLLOW);
 /// Mounts on one folder that are taken away; there is one, unless somebody else made more.
 const MAX_LAYERS: usize = 8;
 

@@ -91,7 +91,12 @@ pub async fn supervise(args: MpsArgs) -> Result<()> {
     let address = args.host.admin_address;
     let listener = admin::bind(address).await?;
     let metrics = Metrics::new();
-    let mut serving = tokio::spawn(admin::serve(listener, ready.clone(), admin::always_live(), metrics.clone()));
+    let mut serving = tokio::spawn(admin::serve(
+        listener,
+        ready.clone(),
+        admin::always_live(),
+        metrics.clone(),
+    ));
 
     let mps_dir = args.host.mps_dir.clone();
     let locked = spawn_blocking(move || lock(&mps_dir));
@@ -110,8 +115,12 @@ pub async fn supervise(args: MpsArgs) -> Result<()> {
             if serving.is_finished() {
                 match admin::bind(address).await {
                     Ok(listener) => {
-                        serving =
-                            tokio::spawn(admin::serve(listener, ready.clone(), admin::always_live(), metrics.clone()));
+                        serving = tokio::spawn(admin::serve(
+                            listener,
+                            ready.clone(),
+                            admin::always_live(),
+                            metrics.clone(),
+                        ));
                     }
                     Err(error) => warn!(reason = format!("{error:#}"), "/livez and /readyz are not served"),
                 }
@@ -146,12 +155,23 @@ impl Supervisor {
         let folder = args.device_plugin_dir.clone();
         let folder = folder.unwrap_or_else(|| args.host.host_root.join(DEVICE_PLUGINS));
         let holders = Holders::new(PodResources::at(&args.host, folder, &args.pod_uid));
-        Self { args, holders, wanted: None, daemons: BTreeMap::new(), reading: None, problem: String::new() }
+        Self {
+            args,
+            holders,
+            wanted: None,
+            daemons: BTreeMap::new(),
+            reading: None,
+            problem: String::new(),
+        }
     }
 
     /// Ready when it is known what is wanted.
     fn readiness(&self) -> Readiness {
-        if self.wanted.is_some() { Ok(()) } else { Err(self.problem.clone()) }
+        if self.wanted.is_some() {
+            Ok(())
+        } else {
+            Err(self.problem.clone())
+        }
     }
 
     /// Brings what is looked after in line with the assignments, and with what an earlier supervisor left. May be dropped
@@ -178,12 +198,20 @@ impl Supervisor {
             spawn_blocking(move || {
                 holders.prepare();
                 // Daemons of released GPUs end with their last client.
-                let wanted = |all: Assignments| if release::is_noted(&state_dir) { Assignments::new() } else { all };
+                let wanted = |all: Assignments| {
+                    if release::is_noted(&state_dir) {
+                        Assignments::new()
+                    } else {
+                        all
+                    }
+                };
                 (assignments::read(&state_dir).map(wanted), Place::all(&mps_dir))
             })
         });
         let Ok(read) = timeout(READ_TIMEOUT, reading).await else {
-            return Err(format!("read the assignments: no answer from the file system within {READ_TIMEOUT:?}"));
+            return Err(format!(
+                "read the assignments: no answer from the file system within {READ_TIMEOUT:?}"
+            ));
         };
         self.reading = None;
         read.map_err(|error| format!("read the assignments: {error}"))
@@ -212,13 +240,21 @@ impl Supervisor {
                 None => problems.push(format!("{uuid:?} in the assignments is no UUID of a device")),
             }
         }
-        if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
+        if problems.is_empty() {
+            Ok(())
+        } else {
+            Err(problems.join("; "))
+        }
     }
 
     fn add(&mut self, place: Place) {
         let uuid = place.uuid().to_owned();
         let control = Control::new(&self.args.host.host_root, self.args.host.driver_root.as_deref());
-        let care = Care { place, control, holders: self.holders.clone() };
+        let care = Care {
+            place,
+            control,
+            holders: self.holders.clone(),
+        };
         // Nothing is done before the first word.
         let (want, receiver) = watch::channel(Want::Rest);
         let task = tokio::spawn(care.clone().look_after(receiver));
@@ -243,7 +279,9 @@ fn set(want: &watch::Sender<Want>, wanted: Want) {
 }
 
 fn mps_devices(assignments: &Assignments) -> BTreeSet<String> {
-    let mps = assignments.iter().filter(|(_, assignment)| matches!(assignment.sharing, DeviceSharing::Mps { .. }));
+    let mps = assignments
+        .iter()
+        .filter(|(_, assignment)| matches!(assignment.sharing, DeviceSharing::Mps { .. }));
     mps.map(|(uuid, _)| uuid.clone()).collect()
 }
 

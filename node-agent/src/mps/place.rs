@@ -24,7 +24,10 @@ impl Place {
         let (kind, rest) = uuid.split_once('-')?;
         let known = ["GPU", "MIG"].contains(&kind) && !rest.is_empty() && uuid.len() <= MAX_UUID;
         let plain = rest.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-        (known && plain).then(|| Self { uuid: uuid.to_owned(), folder: mps_dir.join(uuid) })
+        (known && plain).then(|| Self {
+            uuid: uuid.to_owned(),
+            folder: mps_dir.join(uuid),
+        })
     }
 
     /// Folders of all devices that have one.
@@ -96,7 +99,11 @@ mod tests {
         let root = Path::new("/run/gpunode/mps");
         let good = "GPU-8dcd427e-483b-b48f-d7e5-75fb19a52b76";
         assert_eq!(Place::of(root, good).unwrap().pipe(), root.join(good).join("pipe"));
-        assert!(Place::of(root, "MIG-c7384736-a75d-5afc-978f-d2f1294409fd").unwrap().is_mig());
+        assert!(
+            Place::of(root, "MIG-c7384736-a75d-5afc-978f-d2f1294409fd")
+                .unwrap()
+                .is_mig()
+        );
         let long = format!("GPU-{}", "a".repeat(61));
         for bad in [
             "",
@@ -121,6 +128,9 @@ mod tests {
         assert!(Place::all(&folder.path().join("missing")).unwrap().is_empty());
         fs::create_dir(folder.path().join("GPU-1")).unwrap();
         fs::write(folder.path().join("lock"), "").unwrap();
-        assert_eq!(Place::all(folder.path()).unwrap(), [Place::of(folder.path(), "GPU-1").unwrap()]);
+        assert_eq!(
+            Place::all(folder.path()).unwrap(),
+            [Place::of(folder.path(), "GPU-1").unwrap()]
+        );
     }
 }

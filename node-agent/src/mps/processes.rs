@@ -27,7 +27,9 @@ pub fn of(place: &Place) -> std::io::Result<Vec<Pid>> {
     let (own, mut found) = (cgroup("self")?, Vec::new());
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw) else { continue };
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw) else {
+            continue;
+        };
         if is_ours(pid, place, &own) {
             found.push(pid);
         }
@@ -58,7 +60,11 @@ pub fn kill(place: &Place) -> std::io::Result<()> {
     for pid in of(place)? {
         let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|process| {
             // The number may have gone to another process since the look.
-            if is_ours(pid, place, &own) { pidfd_send_signal(process, Signal::KILL) } else { Ok(()) }
+            if is_ours(pid, place, &own) {
+                pidfd_send_signal(process, Signal::KILL)
+            } else {
+                Ok(())
+            }
         });
         match killed {
             Ok(()) | Err(io::Errno::SRCH) => {}
@@ -125,7 +131,13 @@ mod tests {
     fn a_marked_process_is_found_and_killed_and_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let [one, two] = ["GPU-1", "GPU-2"].map(|uuid| Place::of(folder.path(), uuid).unwrap());
-        let start = |place: &Place| Command::new("sleep").arg("60").env(MARK, place.folder()).spawn().unwrap();
+        let start = |place: &Place| {
+            Command::new("sleep")
+                .arg("60")
+                .env(MARK, place.folder())
+                .spawn()
+                .unwrap()
+        };
         let (mut first, mut second) = (start(&one), start(&two));
         let pid = |child: &std::process::Child| Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
         assert_eq!(of(&one).unwrap(), [pid(&first)]);

@@ -19,7 +19,10 @@ pub type Answers = BTreeMap<String, Option<Duration>>;
 /// Reads the folder of the daemons; blocks. No folder is no daemon.
 pub fn read(mps_dir: &Path) -> io::Result<(Answers, Duration)> {
     let places = Place::all(mps_dir)?;
-    let answers = places.iter().map(|place| (place.uuid().to_owned(), place.read_answered())).collect();
+    let answers = places
+        .iter()
+        .map(|place| (place.uuid().to_owned(), place.read_answered()))
+        .collect();
     Ok((answers, since_boot()))
 }
 
@@ -30,13 +33,22 @@ pub fn daemons(mps: &BTreeSet<String>, answers: &Answers, now: Duration) -> Vec<
         let answered = answers.get(device).copied().flatten();
         if !mps.contains(device) {
             MpsDaemonState::Stopping
-        } else if answered.and_then(|then| now.checked_sub(then)).is_some_and(|age| age < FRESH) {
+        } else if answered
+            .and_then(|then| now.checked_sub(then))
+            .is_some_and(|age| age < FRESH)
+        {
             MpsDaemonState::Answering
         } else {
             MpsDaemonState::NotAnswering
         }
     };
-    devices.into_iter().map(|device| MpsDaemon { device: device.clone(), state: state(device) }).collect()
+    devices
+        .into_iter()
+        .map(|device| MpsDaemon {
+            device: device.clone(),
+            state: state(device),
+        })
+        .collect()
 }
 
 /// Why devices cannot be given out now, by UUID: `Ledger::hold_back` takes it.
@@ -48,7 +60,10 @@ pub fn held_back(daemons: &[MpsDaemon]) -> BTreeMap<String, String> {
         }
         MpsDaemonState::Stopping => Some("the MPS control daemon that it had is still on its way out"),
     };
-    daemons.iter().filter_map(|daemon| Some((daemon.device.clone(), reason(daemon)?.to_owned()))).collect()
+    daemons
+        .iter()
+        .filter_map(|daemon| Some((daemon.device.clone(), reason(daemon)?.to_owned())))
+        .collect()
 }
 
 #[cfg(test)]
@@ -58,9 +73,14 @@ mod tests {
 
     fn states(mps: &[&str], answers: &[(&str, Option<u64>)], now: u64) -> Vec<(String, MpsDaemonState)> {
         let mps = mps.iter().map(|device| (*device).to_owned()).collect();
-        let answers = answers.iter().map(|(device, at)| ((*device).to_owned(), at.map(Duration::from_millis)));
+        let answers = answers
+            .iter()
+            .map(|(device, at)| ((*device).to_owned(), at.map(Duration::from_millis)));
         let daemons = daemons(&mps, &answers.collect(), Duration::from_millis(now));
-        daemons.into_iter().map(|daemon| (daemon.device, daemon.state)).collect()
+        daemons
+            .into_iter()
+            .map(|daemon| (daemon.device, daemon.state))
+            .collect()
     }
 
     #[test]
@@ -87,7 +107,10 @@ mod tests {
     fn a_device_that_is_no_longer_shared_by_mps_is_held_back_until_its_folder_is_gone() {
         let stopping = states(&[], &[("GPU-1", Some(10_000))], 10_000);
         assert_eq!(stopping, [("GPU-1".to_owned(), MpsDaemonState::Stopping)]);
-        let daemon = |device: &str, state| MpsDaemon { device: device.to_owned(), state };
+        let daemon = |device: &str, state| MpsDaemon {
+            device: device.to_owned(),
+            state,
+        };
         let held = held_back(&[
             daemon("GPU-1", MpsDaemonState::Stopping),
             daemon("GPU-2", MpsDaemonState::Answering),
@@ -106,7 +129,11 @@ mod tests {
         }
         fs::create_dir(folder.path().join("GPU-3")).unwrap();
         let (answers, now) = read(folder.path()).unwrap();
-        let expected = [("GPU-1", Some(Duration::from_millis(1234))), ("GPU-2", None), ("GPU-3", None)];
+        let expected = [
+            ("GPU-1", Some(Duration::from_millis(1234))),
+            ("GPU-2", None),
+            ("GPU-3", None),
+        ];
         assert_eq!(answers, expected.map(|(device, at)| (device.to_owned(), at)).into());
         assert!(now > Duration::from_secs(1));
     }

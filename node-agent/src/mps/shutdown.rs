@@ -45,7 +45,10 @@ impl Supervisor {
         let devices: BTreeSet<&String> = self.daemons.keys().filter(|device| held.contains(*device)).collect();
         let waiting = format!("devices in use: {devices:?}");
         for (device, looked) in &self.daemons {
-            set(&looked.want, if held.contains(device) { Want::Rest } else { Want::Gone });
+            set(
+                &looked.want,
+                if held.contains(device) { Want::Rest } else { Want::Gone },
+            );
         }
         if !devices.is_empty() {
             self.report(waiting);

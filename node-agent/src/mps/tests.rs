@@ -23,7 +23,9 @@ fn supervisor(node: &Path) -> Supervisor {
         "--mps-dir".into(),
         path("mps"),
     ];
-    let Command::Mps(args) = Cli::parse_from(arguments).command else { panic!("another command") };
+    let Command::Mps(args) = Cli::parse_from(arguments).command else {
+        panic!("another command")
+    };
     Supervisor::new(args)
 }
 
@@ -34,11 +36,19 @@ fn assign(node: &Path, devices: &[&str]) {
     }
     let assignment = json!({"resource": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 10}});
     let devices: BTreeMap<_, _> = devices.iter().map(|device| (*device, assignment.clone())).collect();
-    fs::write(node.join("state/assignments.json"), json!({"version": 1, "devices": devices}).to_string()).unwrap();
+    fs::write(
+        node.join("state/assignments.json"),
+        json!({"version": 1, "devices": devices}).to_string(),
+    )
+    .unwrap();
 }
 
 fn wants(supervisor: &Supervisor) -> Vec<(&str, Want)> {
-    supervisor.daemons.iter().map(|(device, looked)| (device.as_str(), *looked.want.borrow())).collect()
+    supervisor
+        .daemons
+        .iter()
+        .map(|(device, looked)| (device.as_str(), *looked.want.borrow()))
+        .collect()
 }
 
 #[tokio::test]
@@ -96,11 +106,18 @@ async fn a_read_that_hangs_is_waited_for_and_no_other_is_begun() {
     supervisor.reading = Some(tokio::spawn(async move {
         let mut hanging = hanging;
         hanging.changed().await.unwrap();
-        (Ok(Assignments::new()), Ok(vec![Place::of(Path::new("/nowhere"), DEVICE).unwrap()]))
+        (
+            Ok(Assignments::new()),
+            Ok(vec![Place::of(Path::new("/nowhere"), DEVICE).unwrap()]),
+        )
     }));
     for _ in 0..2 {
         supervisor.follow().await;
-        assert!(supervisor.problem.contains("no answer from the file system"), "{}", supervisor.problem);
+        assert!(
+            supervisor.problem.contains("no answer from the file system"),
+            "{}",
+            supervisor.problem
+        );
         assert!(supervisor.wanted.is_none());
     }
     release.send(()).unwrap();

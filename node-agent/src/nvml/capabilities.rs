@@ -27,11 +27,14 @@ impl Capabilities {
     /// What a container needs beside the GPU's own node to use a compute instance.
     pub fn device_nodes(&self, gpu_minor: u32, gpu_instance: u32, compute_instance: u32) -> Vec<String> {
         let instance = format!("gpu{gpu_minor}/gi{gpu_instance}");
-        [format!("{instance}/access"), format!("{instance}/ci{compute_instance}/access")]
-            .iter()
-            .filter_map(|capability| self.0.get(capability))
-            .map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"))
-            .collect()
+        [
+            format!("{instance}/access"),
+            format!("{instance}/ci{compute_instance}/access"),
+        ]
+        .iter()
+        .filter_map(|capability| self.0.get(capability))
+        .map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"))
+        .collect()
     }
 }
 
@@ -51,6 +54,9 @@ mod tests {
     #[test]
     fn a_host_without_the_table_has_no_nodes() {
         let host = tempfile::tempdir().unwrap();
-        assert_eq!(Capabilities::of_host(host.path()).device_nodes(0, 1, 0), Vec::<String>::new());
+        assert_eq!(
+            Capabilities::of_host(host.path()).device_nodes(0, 1, 0),
+            Vec::<String>::new()
+        );
     }
 }

@@ -17,8 +17,16 @@ pub fn needed<'data>(file: impl ReadRef<'data>) -> Result<u64, Error> {
     let header = FileHeader64::<Endianness>::parse(file)?;
     let endian = header.endian()?;
     let table = |offset: u64, entry: u16, count: u16| offset.saturating_add(u64::from(entry) * u64::from(count));
-    let programs = table(header.e_phoff(endian), header.e_phentsize(endian), header.e_phnum(endian));
-    let sections = table(header.e_shoff(endian), header.e_shentsize(endian), header.e_shnum(endian));
+    let programs = table(
+        header.e_phoff(endian),
+        header.e_phentsize(endian),
+        header.e_phnum(endian),
+    );
+    let sections = table(
+        header.e_shoff(endian),
+        header.e_shentsize(endian),
+        header.e_shnum(endian),
+    );
     let mut needed = programs.max(sections);
     if file.len().is_ok_and(|length| length >= programs) {
         for segment in header.program_headers(endian, file)? {

@@ -50,7 +50,12 @@ pub fn watch(path: &Path, watcher: &mut impl Watcher) -> Result<(), Error> {
     let mut fewer_than = usize::MAX;
     loop {
         let set = nvml.create_event_set().map_err(Error::Events)?;
-        let mut following = Watched { nvml: &nvml, set: &set, known: BTreeMap::new(), missing: gpus.clone() };
+        let mut following = Watched {
+            nvml: &nvml,
+            set: &set,
+            known: BTreeMap::new(),
+            missing: gpus.clone(),
+        };
         match following.follow(&mut gpus, watcher) {
             // A lost GPU may end every wait for a set that it is in. It cannot be registered with another one.
             Err(NvmlError::GpuLost) if following.known.len() < fewer_than => fewer_than = following.known.len(),

@@ -26,7 +26,10 @@ pub fn instances(host_root: &Path) -> Option<BTreeSet<String>> {
 /// Names of what is in a folder and begins with `start`.
 fn folders(folder: &Path, start: &str) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
-    entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| name.starts_with(start)).collect()
+    entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.starts_with(start))
+        .collect()
 }
 
 #[cfg(test)]
@@ -39,7 +42,11 @@ mod tests {
         assert_eq!(instances(host.path()), None);
         let root = host.path().join(CAPABILITIES);
         fs::create_dir_all(root.join("mig")).unwrap();
-        assert_eq!(instances(host.path()), None, "the folder of rights alone says nothing of a GPU");
+        assert_eq!(
+            instances(host.path()),
+            None,
+            "the folder of rights alone says nothing of a GPU"
+        );
         fs::create_dir_all(root.join("gpu0/mig")).unwrap();
         assert_eq!(instances(host.path()), Some(BTreeSet::new()));
         fs::create_dir_all(root.join("gpu0/mig/gi7/ci0")).unwrap();

@@ -43,7 +43,9 @@ pub fn between(devices: &[(u32, Device<'_>)]) -> Vec<Vec<Link>> {
 
 fn nvlinks(own: &NvLinks, theirs: &NvLinks, at: Option<PciAddress>) -> u32 {
     let direct = own.direct.iter().filter(|end| Some(**end) == at).count();
-    u32::try_from(direct).unwrap_or(u32::MAX).saturating_add(own.to_switch.min(theirs.to_switch))
+    u32::try_from(direct)
+        .unwrap_or(u32::MAX)
+        .saturating_add(own.to_switch.min(theirs.to_switch))
 }
 
 fn active_nvlinks(device: &Device<'_>) -> NvLinks {
@@ -60,7 +62,9 @@ fn active_nvlinks(device: &Device<'_>) -> NvLinks {
             Some(RemoteDevice::Switch) => links.to_switch += 1,
             Some(RemoteDevice::Other) => {}
             // Drivers before 465 do not know the call, and direct links are what is left.
-            Some(RemoteDevice::Gpu) | None => links.direct.extend(link.remote_pci_info().ok().map(|pci| address(&pci))),
+            Some(RemoteDevice::Gpu) | None => links
+                .direct
+                .extend(link.remote_pci_info().ok().map(|pci| address(&pci))),
         }
     }
     links
@@ -89,11 +93,20 @@ mod tests {
     #[test]
     fn direct_links_count_for_their_end_and_switched_ones_for_every_gpu() {
         let (here, there, elsewhere) = ((0, 6, 0), (0, 7, 0), (0, 8, 0));
-        let direct = NvLinks { direct: vec![there, there, elsewhere], to_switch: 0 };
-        let back = NvLinks { direct: vec![here, here], to_switch: 0 };
+        let direct = NvLinks {
+            direct: vec![there, there, elsewhere],
+            to_switch: 0,
+        };
+        let back = NvLinks {
+            direct: vec![here, here],
+            to_switch: 0,
+        };
         assert_eq!(nvlinks(&direct, &back, Some(there)), 2);
         assert_eq!(nvlinks(&direct, &back, None), 0);
-        let switched = |to_switch| NvLinks { direct: Vec::new(), to_switch };
+        let switched = |to_switch| NvLinks {
+            direct: Vec::new(),
+            to_switch,
+        };
         assert_eq!(nvlinks(&switched(12), &switched(11), Some(there)), 11);
         assert_eq!(nvlinks(&switched(12), &switched(0), Some(there)), 0);
     }

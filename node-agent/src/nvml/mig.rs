@@ -15,8 +15,14 @@ pub fn devices(
     memory: u64,
     capabilities: &Capabilities,
 ) -> Result<(Vec<MigDevice>, Vec<String>), Unanswered> {
-    let unanswered = |question, source| Unanswered { question, gpu: gpu.index, source };
-    let count = device.mig_device_count().map_err(|error| unanswered("count the MIG devices", error))?;
+    let unanswered = |question, source| Unanswered {
+        question,
+        gpu: gpu.index,
+        source,
+    };
+    let count = device
+        .mig_device_count()
+        .map_err(|error| unanswered("count the MIG devices", error))?;
     let parent = Parent { device, gpu, memory };
     let (mut found, mut unreadable) = (Vec::new(), Vec::new());
     for index in 0..count {
@@ -54,7 +60,10 @@ impl Parent<'_> {
         let gpu_instance = raw::gpu_instance_id(&device)?;
         let compute_instance = raw::compute_instance_id(&device)?;
         let kind = self.kind(raw::gpu_instance_profile(self.device, gpu_instance)?)?;
-        let nodes = self.gpu.minor.map(|minor| capabilities.device_nodes(minor, gpu_instance, compute_instance));
+        let nodes = self
+            .gpu
+            .minor
+            .map(|minor| capabilities.device_nodes(minor, gpu_instance, compute_instance));
         Ok(Some(MigDevice {
             uuid: device.uuid()?,
             index,

@@ -169,7 +169,10 @@ pub fn read(
             }
             Err(error) => {
                 reading.unreadable.push(error.to_string());
-                let kept = before.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| Gpu { index, ..gpu.clone() });
+                let kept = before
+                    .iter()
+                    .find(|gpu| gpu.uuid == uuid)
+                    .map(|gpu| Gpu { index, ..gpu.clone() });
                 if matches!(error.source, NvmlError::GpuLost) {
                     silent.extend(kept.map(|gpu| (gpu, true)));
                     continue;
@@ -193,8 +196,10 @@ pub fn read(
     }
     reading.inventory.gpus.sort_by_key(|gpu| gpu.index);
     reading.inventory.driver_version = nvml.sys_driver_version().ok();
-    reading.inventory.cuda_version =
-        nvml.sys_cuda_driver_version().ok().map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
+    reading.inventory.cuda_version = nvml
+        .sys_cuda_driver_version()
+        .ok()
+        .map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
     Ok(reading)
 }
 
@@ -203,7 +208,9 @@ pub fn utilisation(path: &Path) -> Result<BTreeMap<u32, u32>, Error> {
     let nvml = open(path)?;
     let count = nvml.device_count().map_err(Error::Count)?;
     let busy = |index| nvml.device_by_index(index)?.utilization_rates();
-    Ok((0..count).filter_map(|index| Some((index, busy(index).ok()?.gpu))).collect())
+    Ok((0..count)
+        .filter_map(|index| Some((index, busy(index).ok()?.gpu)))
+        .collect())
 }
 
 /// A session, which ends with the value.
@@ -212,7 +219,10 @@ fn open(path: &Path) -> Result<Nvml, Error> {
     let nvml = Nvml::builder()
         .lib_path(path.as_os_str())
         .init()
-        .map_err(|source| Error::Initialise { path: path.to_owned(), source })?;
+        .map_err(|source| Error::Initialise {
+            path: path.to_owned(),
+            source,
+        })?;
     if nvml.lib().nvmlShutdown.is_err() {
         // Dropping the session would call it and panic.
         std::mem::forget(nvml);
@@ -223,11 +233,21 @@ fn open(path: &Path) -> Result<Nvml, Error> {
 
 /// Whether the library is safe to load.
 fn check(path: &Path) -> Result<(), Error> {
-    let file = File::open(path).map_err(|source| Error::Open { path: path.to_owned(), source })?;
+    let file = File::open(path).map_err(|source| Error::Open {
+        path: path.to_owned(),
+        source,
+    })?;
     let file = ReadCache::new(file);
-    let needed = elf::needed(&file).map_err(|source| Error::NotElf { path: path.to_owned(), source })?;
+    let needed = elf::needed(&file).map_err(|source| Error::NotElf {
+        path: path.to_owned(),
+        source,
+    })?;
     match (&file).len() {
-        Ok(length) if length < needed => Err(Error::Incomplete { path: path.to_owned(), length, needed }),
+        Ok(length) if length < needed => Err(Error::Incomplete {
+            path: path.to_owned(),
+            length,
+            needed,
+        }),
         _ => Ok(()),
     }
 }
@@ -235,7 +255,12 @@ fn check(path: &Path) -> Result<(), Error> {
 /// What a GPU cannot be offered without.
 fn identify(nvml: &Nvml, index: u32) -> Result<(Device<'_>, Gpu), NvmlError> {
     let device = nvml.device_by_index(index)?;
-    let gpu = Gpu { index, uuid: device.uuid()?, name: device.name()?, ..Gpu::default() };
+    let gpu = Gpu {
+        index,
+        uuid: device.uuid()?,
+        name: device.name()?,
+        ..Gpu::default()
+    };
     Ok((device, gpu))
 }
 
@@ -247,15 +272,25 @@ fn describe(
     function: impl Fn(&str) -> Function,
 ) -> Result<(Gpu, Vec<String>), Unanswered> {
     let index = gpu.index;
-    let unanswered = |question| move |source| Unanswered { question, gpu: index, source };
-    let memory = if_any(device.memory_info()).map_err(unanswered("read the memory"))?.map(|memory| memory.total);
+    let unanswered = |question| {
+        move |source| Unanswered {
+            question,
+            gpu: index,
+            source,
+        }
+    };
+    let memory = if_any(device.memory_info())
+        .map_err(unanswered("read the memory"))?
+        .map(|memory| memory.total);
     let capability =
         if_any(device.cuda_compute_capability()).map_err(unanswered("read the CUDA compute capability"))?;
     let mig_mode = if_any(device.mig_mode()).map_err(unanswered("read the MIG mode"))?;
     let minor = if_any(device.minor_number()).map_err(unanswered("read the minor number"))?;
     // A call that fails leaves these empty: they decide nothing.
-    let pci_bus_id =
-        device.pci_info().ok().map(|pci| format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device));
+    let pci_bus_id = device
+        .pci_info()
+        .ok()
+        .map(|pci| format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device));
     let function = pci_bus_id.as_deref().map(function).unwrap_or_default();
     let mut gpu = Gpu {
         memory_mib: memory.unwrap_or_default() / (1024 * 1024),

@@ -22,20 +22,31 @@ pub enum ComputeMode {
 #[error("read the compute mode {0:?}: it is none of Default, ExclusiveThread, Prohibited and ExclusiveProcess")]
 pub struct NoComputeMode(String);
 
-const ALL: [ComputeMode; 4] =
-    [ComputeMode::Default, ComputeMode::ExclusiveThread, ComputeMode::Prohibited, ComputeMode::ExclusiveProcess];
+const ALL: [ComputeMode; 4] = [
+    ComputeMode::Default,
+    ComputeMode::ExclusiveThread,
+    ComputeMode::Prohibited,
+    ComputeMode::ExclusiveProcess,
+];
 
 /// The compute mode of the GPU with that UUID, asked through the library at `path`.
 pub fn compute_mode(path: &Path, uuid: &str) -> Result<ComputeMode, Error> {
     let ask = |nvml: &Nvml| nvml.device_by_uuid(uuid)?.compute_mode();
-    let mode = ask(&open(path)?).map_err(|source| Error::ReadComputeMode { uuid: uuid.to_owned(), source })?;
+    let mode = ask(&open(path)?).map_err(|source| Error::ReadComputeMode {
+        uuid: uuid.to_owned(),
+        source,
+    })?;
     Ok(mode.into())
 }
 
 /// Sets the compute mode of the GPU with that UUID. Takes root; a GPU with MIG on has no mode.
 pub fn set_compute_mode(path: &Path, uuid: &str, mode: ComputeMode) -> Result<(), Error> {
     let set = |nvml: &Nvml| nvml.device_by_uuid(uuid)?.set_compute_mode(mode.into());
-    set(&open(path)?).map_err(|source| Error::SetComputeMode { uuid: uuid.to_owned(), mode, source })
+    set(&open(path)?).map_err(|source| Error::SetComputeMode {
+        uuid: uuid.to_owned(),
+        mode,
+        source,
+    })
 }
 
 impl fmt::Display for ComputeMode {
@@ -48,7 +59,9 @@ impl FromStr for ComputeMode {
     type Err = NoComputeMode;
 
     fn from_str(text: &str) -> Result<Self, NoComputeMode> {
-        ALL.into_iter().find(|mode| mode.to_string() == text).ok_or_else(|| NoComputeMode(text.to_owned()))
+        ALL.into_iter()
+            .find(|mode| mode.to_string() == text)
+            .ok_or_else(|| NoComputeMode(text.to_owned()))
     }
 }
 

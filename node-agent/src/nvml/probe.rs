@@ -60,7 +60,11 @@ pub fn probe(
     let nvml = open(path)?;
     for target in targets {
         begin(&target.gpu);
-        let mut look = Look { probe: unanswered(target), links: None, failed: Vec::new() };
+        let mut look = Look {
+            probe: unanswered(target),
+            links: None,
+            failed: Vec::new(),
+        };
         if let Err((call, error)) = ask(&nvml, target, &mut look) {
             let is_lost = matches!(error, NvmlError::GpuLost);
             look.probe.answer = if is_lost { Answer::Lost } else { Answer::Fails };
@@ -92,7 +96,9 @@ pub fn unanswered(target: &Target) -> Probe {
 
 /// Ends with the first call that fails.
 fn ask(nvml: &Nvml, target: &Target, look: &mut Look) -> Result<(), Failed> {
-    let device = nvml.device_by_uuid(target.gpu.as_str()).map_err(of("nvmlDeviceGetHandleByUUID"))?;
+    let device = nvml
+        .device_by_uuid(target.gpu.as_str())
+        .map_err(of("nvmlDeviceGetHandleByUUID"))?;
     told(device.memory_info()).map_err(of("nvmlDeviceGetMemoryInfo_v2"))?;
     fields(&device, &mut look.probe).map_err(of("nvmlDeviceGetFieldValues"))?;
     look.probe.uncorrected_ecc = told(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile))
@@ -111,7 +117,11 @@ fn ask(nvml: &Nvml, target: &Target, look: &mut Look) -> Result<(), Failed> {
     for uuid in &target.instances {
         let answer = ask_instance(nvml, uuid, target.processes);
         let (answers, processes) = (answer.is_ok(), answer.as_ref().ok().copied().flatten());
-        look.probe.instances.push(InstanceProbe { uuid: uuid.clone(), answers, processes });
+        look.probe.instances.push(InstanceProbe {
+            uuid: uuid.clone(),
+            answers,
+            processes,
+        });
         look.failed.extend(answer.err().map(|failed| (uuid.clone(), failed)));
     }
     look.probe.answer = Answer::Answers;
@@ -127,13 +137,22 @@ fn ask_instance(nvml: &Nvml, uuid: &str, count: bool) -> Result<Option<usize>, F
 
 fn fields(device: &Device<'_>, probe: &mut Probe) -> Result<(), NvmlError> {
     let ids = [RECOVERY_ACTION, REMAPPED_PENDING, REMAPPED_FAILURE, RETIRED_PENDING];
-    let Some(answers) = told(device.field_values_for(&ids.map(FieldId)))? else { return Ok(()) };
-    let mut values = answers.into_iter().map(|answer| match answer.and_then(|sample| sample.value) {
-        // NVML does not say how it answers for a field that is newer than the driver.
-        Err(NvmlError::InvalidArg) => Ok(None),
-        answer => told(answer),
-    });
-    let mut next = || values.next().transpose().map(|value| value.flatten().and_then(|value| number(&value)));
+    let Some(answers) = told(device.field_values_for(&ids.map(FieldId)))? else {
+        return Ok(());
+    };
+    let mut values = answers
+        .into_iter()
+        .map(|answer| match answer.and_then(|sample| sample.value) {
+            // NVML does not say how it answers for a field that is newer than the driver.
+            Err(NvmlError::InvalidArg) => Ok(None),
+            answer => told(answer),
+        });
+    let mut next = || {
+        values
+            .next()
+            .transpose()
+            .map(|value| value.flatten().and_then(|value| number(&value)))
+    };
     probe.recovery_action = next()?.map(|value| u32::try_from(value).unwrap_or(u32::MAX));
     probe.remap_pending = next()?.map(|value| value != 0);
     probe.remap_failed = next()?.map(|value| value != 0);

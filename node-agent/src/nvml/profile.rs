@@ -8,8 +8,17 @@ const GIB: u128 = 1 << 30;
 /// The profile of a MIG device, such as `1c.3g.40gb` or `1g.10gb+me`. `gpu_memory` is that of the whole GPU in bytes,
 /// `kind` the `NVML_GPU_INSTANCE_PROFILE_*` of the GPU instance; one that is not known adds nothing to the name.
 pub fn name(attributes: &MigAttributes, gpu_memory: u64, kind: Option<u32>) -> String {
-    let MigAttributes { gpu_slices, compute_slices, memory_mib, .. } = *attributes;
-    let part = if compute_slices == gpu_slices { String::new() } else { format!("{compute_slices}c.") };
+    let MigAttributes {
+        gpu_slices,
+        compute_slices,
+        memory_mib,
+        ..
+    } = *attributes;
+    let part = if compute_slices == gpu_slices {
+        String::new()
+    } else {
+        format!("{compute_slices}c.")
+    };
     let gb = gigabytes(memory_mib.into(), gpu_memory.into());
     format!("{part}{gpu_slices}g.{gb}gb{}", kind.map_or("", suffix))
 }
@@ -41,8 +50,12 @@ mod tests {
     use super::*;
 
     fn named(slices: (u32, u32), memory_mib: u64, gpu_mib: u64, kind: u32) -> String {
-        let attributes =
-            MigAttributes { compute_slices: slices.0, gpu_slices: slices.1, memory_mib, ..MigAttributes::default() };
+        let attributes = MigAttributes {
+            compute_slices: slices.0,
+            gpu_slices: slices.1,
+            memory_mib,
+            ..MigAttributes::default()
+        };
         name(&attributes, gpu_mib << 20, Some(kind))
     }
 

@@ -44,7 +44,12 @@ pub fn remote_device_type(device: &Device<'_>, link: u32) -> Option<RemoteDevice
 /// The first form of the call says all that is needed, and every driver has it that knows of fabrics.
 pub fn fabric(device: &Device<'_>) -> Option<Fabric> {
     let call = *device.nvml().lib().nvmlDeviceGetGpuFabricInfo.as_ref().ok()?;
-    let mut info = nvmlGpuFabricInfo_t { clusterUuid: [0; 16], status: SUCCESS, cliqueId: 0, state: 0 };
+    let mut info = nvmlGpuFabricInfo_t {
+        clusterUuid: [0; 16],
+        status: SUCCESS,
+        cliqueId: 0,
+        state: 0,
+    };
     // SAFETY: the symbol is there; the handle belongs to this session, which `device` borrows; NVML writes one structure
     // to `info`, which outlives the call.
     let code = unsafe { call(device.handle(), &raw mut info) };
@@ -52,7 +57,10 @@ pub fn fabric(device: &Device<'_>) -> Option<Fabric> {
     let uuid = u128::from_be_bytes(info.clusterUuid);
     let digits = format!("{uuid:032x}");
     let groups = [0..8, 8..12, 12..16, 16..20, 20..32].map(|group| digits.get(group).unwrap_or_default());
-    (has_joined && uuid != 0).then(|| Fabric { cluster_uuid: groups.join("-"), clique_id: info.cliqueId })
+    (has_joined && uuid != 0).then(|| Fabric {
+        cluster_uuid: groups.join("-"),
+        clique_id: info.cliqueId,
+    })
 }
 
 /// Id of the GPU instance that a MIG device is in.

@@ -47,7 +47,10 @@ impl Driver {
     }
 
     fn read_after(&self, before: &Reading) -> Reading {
-        read(&self.library(), Path::new("/nowhere"), &before.inventory.gpus, |_| Function::default()).unwrap()
+        read(&self.library(), Path::new("/nowhere"), &before.inventory.gpus, |_| {
+            Function::default()
+        })
+        .unwrap()
     }
 }
 
@@ -56,7 +59,15 @@ fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let output = Command::new(env!("CARGO"))
-            .args(["build", "--offline", "--quiet", "--package", "gpunode-fake-nvml", "--message-format", "json"])
+            .args([
+                "build",
+                "--offline",
+                "--quiet",
+                "--package",
+                "gpunode-fake-nvml",
+                "--message-format",
+                "json",
+            ])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .output()
             .unwrap();
@@ -75,24 +86,36 @@ fn mig_devices_are_read_with_profile_size_and_device_nodes() {
     let host = tempfile::tempdir().unwrap();
     let folder = host.path().join("proc/driver/nvidia-caps");
     fs::create_dir_all(&folder).unwrap();
-    fs::write(folder.join("mig-minors"), "gpu1/gi2/access 156\ngpu1/gi2/ci0/access 157\ngpu1/gi7/access 201\n")
-        .unwrap();
+    fs::write(
+        folder.join("mig-minors"),
+        "gpu1/gi2/access 156\ngpu1/gi2/ci0/access 157\ngpu1/gi7/access 201\n",
+    )
+    .unwrap();
     let reading = Driver::divided().read(host.path());
     assert_eq!(reading.unreadable, Vec::<String>::new());
     let gpus = &reading.inventory.gpus;
-    assert_eq!(gpus.iter().map(|gpu| gpu.mig_devices.len()).collect::<Vec<_>>(), [0, 3, 0]);
+    assert_eq!(
+        gpus.iter().map(|gpu| gpu.mig_devices.len()).collect::<Vec<_>>(),
+        [0, 3, 0]
+    );
     assert_eq!(gpus[0].mig_mode, Some(MigMode::Disabled));
     assert_eq!(gpus[2].mig_mode, Some(MigMode::Enabled));
 
     let devices = &gpus[1].mig_devices;
-    let found: Vec<_> = devices.iter().map(|mig| (mig.index, mig.profile.as_str(), mig.gpu_instance)).collect();
+    let found: Vec<_> = devices
+        .iter()
+        .map(|mig| (mig.index, mig.profile.as_str(), mig.gpu_instance))
+        .collect();
     assert_eq!(found, [(0, "1c.3g.40gb", 2), (1, "1g.10gb", 7), (2, "1g.10gb+me", 8)]);
     assert!(devices.iter().all(|mig| mig.uuid.starts_with("MIG-")));
     let part = &devices[0];
     assert_eq!((part.compute_instance, part.memory_mib), (0, 40192));
     assert_eq!((part.attributes.gpu_slices, part.attributes.compute_slices), (3, 1));
     assert_eq!((part.attributes.multiprocessors, part.attributes.copy_engines), (14, 3));
-    assert_eq!(part.device_nodes, ["/dev/nvidia-caps/nvidia-cap156", "/dev/nvidia-caps/nvidia-cap157"]);
+    assert_eq!(
+        part.device_nodes,
+        ["/dev/nvidia-caps/nvidia-cap156", "/dev/nvidia-caps/nvidia-cap157"]
+    );
     assert_eq!(devices[2].device_nodes, Vec::<String>::new());
     assert_ne!(devices[1].attributes, devices[2].attributes);
 }
@@ -108,7 +131,13 @@ fn a_fabric_is_told_where_it_reaches_beyond_the_node() {
          fabric: {clusterUuid: 0b968a6d-c8aa-45e1-9e07-e1e51be99c31, cliqueId: 32766}}",
     );
     let cluster_uuid = "0b968a6d-c8aa-45e1-9e07-e1e51be99c31".to_owned();
-    assert_eq!(fabric(&driver), Some(gpunode_gpu::Fabric { cluster_uuid, clique_id: 32766 }));
+    assert_eq!(
+        fabric(&driver),
+        Some(gpunode_gpu::Fabric {
+            cluster_uuid,
+            clique_id: 32766
+        })
+    );
     driver.scenario("{board: Tesla T4, count: 2, topology: Pcie, fabric: {clusterUuid: 0b968a6dc8aa45e19e07e1e51be99c31, cliqueId: 1}}");
     assert_eq!(fabric(&driver), None, "such a board has none");
 }
@@ -122,11 +151,23 @@ fn a_mig_device_that_cannot_be_read_hides_no_other() {
     );
     let reading = driver.read(Path::new("/nowhere"));
     assert_eq!(reading.inventory.gpus.len(), 3);
-    let left: Vec<_> = reading.inventory.gpus[1].mig_devices.iter().map(|mig| mig.profile.as_str()).collect();
+    let left: Vec<_> = reading.inventory.gpus[1]
+        .mig_devices
+        .iter()
+        .map(|mig| mig.profile.as_str())
+        .collect();
     assert_eq!(left, ["1g.10gb+me"]);
     assert_eq!(reading.unreadable.len(), 2);
-    assert!(reading.unreadable[0].starts_with("read MIG device 0 of GPU 1: "), "{:?}", reading.unreadable);
-    assert!(reading.unreadable[1].starts_with("read MIG device 1 of GPU 1: "), "{:?}", reading.unreadable);
+    assert!(
+        reading.unreadable[0].starts_with("read MIG device 0 of GPU 1: "),
+        "{:?}",
+        reading.unreadable
+    );
+    assert!(
+        reading.unreadable[1].starts_with("read MIG device 1 of GPU 1: "),
+        "{:?}",
+        reading.unreadable
+    );
 }
 
 /// A name without its `+me` would be that of another profile.
@@ -138,7 +179,11 @@ fn a_mig_device_whose_kind_cannot_be_asked_is_not_named_without_it() {
     let indices: Vec<u32> = reading.inventory.gpus.iter().map(|gpu| gpu.index).collect();
     assert_eq!(indices, [0, 2], "nor does GPU 1 look like one without MIG devices");
     assert_eq!(reading.unreadable.len(), 1);
-    assert!(reading.unreadable[0].starts_with("read any MIG device of GPU 1: "), "{:?}", reading.unreadable);
+    assert!(
+        reading.unreadable[0].starts_with("read any MIG device of GPU 1: "),
+        "{:?}",
+        reading.unreadable
+    );
 }
 
 /// What decides what a GPU is offered as.
@@ -159,9 +204,16 @@ fn a_gpu_that_does_not_tell_what_it_is_stays_what_it_was_and_is_left_out_where_n
         let kept = driver.read_after(&before);
         assert_eq!(kept.inventory, before.inventory, "{question}");
         let first = driver.read(Path::new("/nowhere"));
-        assert_eq!(first.inventory.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>(), [0, 2], "{question}");
+        assert_eq!(
+            first.inventory.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>(),
+            [0, 2],
+            "{question}"
+        );
         for reading in [kept, first] {
-            assert!(matches!(reading.unreadable.as_slice(), [one] if one.contains(" of GPU 1: ")), "{reading:?}");
+            assert!(
+                matches!(reading.unreadable.as_slice(), [one] if one.contains(" of GPU 1: ")),
+                "{reading:?}"
+            );
         }
     }
 }
@@ -173,9 +225,24 @@ fn a_gpu_that_does_not_tell_who_it_is_stays_what_it_was() {
     for question in ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetName"] {
         driver.state(&format!("gpus: {{1: {{failing: {{{question}: UNKNOWN}}}}}}"));
         let now = driver.read_after(&before);
-        let uuids = |reading: &Reading| reading.inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect::<Vec<_>>();
-        assert_eq!((uuids(&now), now.lost.len(), now.unreadable.len()), (uuids(&before), 0, 1), "{question}");
-        assert_eq!(driver.read(Path::new("/nowhere")).inventory.gpus.len(), 2, "nobody knows who it was");
+        let uuids = |reading: &Reading| {
+            reading
+                .inventory
+                .gpus
+                .iter()
+                .map(|gpu| gpu.uuid.clone())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (uuids(&now), now.lost.len(), now.unreadable.len()),
+            (uuids(&before), 0, 1),
+            "{question}"
+        );
+        assert_eq!(
+            driver.read(Path::new("/nowhere")).inventory.gpus.len(),
+            2,
+            "nobody knows who it was"
+        );
     }
 }
 
@@ -186,10 +253,21 @@ fn a_gpu_that_is_lost_stays_what_it_was_and_is_said_to_be_lost() {
     for lost in ["lost: true", "failing: {nvmlDeviceGetMigMode: GPU_IS_LOST}"] {
         driver.state(&format!("gpus: {{1: {{{lost}}}}}"));
         let now = driver.read_after(&before);
-        let uuids = |reading: &Reading| reading.inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect::<Vec<_>>();
+        let uuids = |reading: &Reading| {
+            reading
+                .inventory
+                .gpus
+                .iter()
+                .map(|gpu| gpu.uuid.clone())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(uuids(&now), uuids(&before), "{lost}");
         assert_eq!(now.lost, [before.inventory.gpus[1].uuid.clone()], "{lost}");
-        assert_eq!(driver.read(Path::new("/nowhere")).inventory.gpus.len(), 2, "nobody knows what it was");
+        assert_eq!(
+            driver.read(Path::new("/nowhere")).inventory.gpus.len(),
+            2,
+            "nobody knows what it was"
+        );
     }
 }
 
@@ -205,7 +283,10 @@ fn what_a_gpu_has_not_is_no_failure() {
         let reading = driver.read_after(&before);
         assert_eq!(reading.unreadable, Vec::<String>::new());
         let gpu = &reading.inventory.gpus[0];
-        assert_eq!((gpu.mig_mode, gpu.memory_mib, gpu.compute_capability, gpu.minor), (None, 0, None, None));
+        assert_eq!(
+            (gpu.mig_mode, gpu.memory_mib, gpu.compute_capability, gpu.minor),
+            (None, 0, None, None)
+        );
     }
 }
 
@@ -214,7 +295,11 @@ fn a_kind_that_the_driver_does_not_list_adds_nothing_to_the_name() {
     let driver = Driver::divided();
     driver.state("gpus: {1: {failing: {nvmlDeviceGetGpuInstanceProfileInfo: NOT_SUPPORTED}}}");
     let reading = driver.read(Path::new("/nowhere"));
-    let profiles: Vec<_> = reading.inventory.gpus[1].mig_devices.iter().map(|mig| mig.profile.as_str()).collect();
+    let profiles: Vec<_> = reading.inventory.gpus[1]
+        .mig_devices
+        .iter()
+        .map(|mig| mig.profile.as_str())
+        .collect();
     assert_eq!(profiles, ["1c.3g.40gb", "1g.10gb", "1g.10gb"]);
     assert_eq!(reading.unreadable, Vec::<String>::new());
 }
@@ -226,7 +311,10 @@ fn utilisation_leaves_out_what_does_not_tell() {
     assert_eq!(utilisation(&driver.library()).unwrap(), BTreeMap::from([(0, 70)]));
     let driver = Driver::new("{board: Tesla T4, count: 3, topology: Pcie}");
     driver.state("gpus: {0: {lost: true}, 2: {utilizationPercent: 5}}");
-    assert_eq!(utilisation(&driver.library()).unwrap(), BTreeMap::from([(1, 0), (2, 5)]));
+    assert_eq!(
+        utilisation(&driver.library()).unwrap(),
+        BTreeMap::from([(1, 0), (2, 5)])
+    );
 }
 
 #[test]
@@ -238,7 +326,10 @@ fn a_compute_mode_is_seen_by_the_next_session() {
     match set_compute_mode(&library, uuid, ComputeMode::ExclusiveProcess) {
         Ok(()) => assert_eq!(compute_mode(&library, uuid).unwrap(), ComputeMode::ExclusiveProcess),
         // Only root may.
-        Err(Error::SetComputeMode { source: NvmlError::NoPermission, .. }) => {}
+        Err(Error::SetComputeMode {
+            source: NvmlError::NoPermission,
+            ..
+        }) => {}
         Err(error) => panic!("{error}"),
     }
 }
@@ -248,9 +339,17 @@ fn errors_name_the_gpu_and_what_was_tried() {
     let driver = Driver::divided();
     let library = driver.library();
     let uuid = &driver.read(Path::new("/nowhere")).inventory.gpus[1].uuid;
-    let error = set_compute_mode(&library, uuid, ComputeMode::ExclusiveProcess).unwrap_err().to_string();
-    assert!(error.starts_with(&format!("set the compute mode of {uuid} to ExclusiveProcess: ")), "{error}");
+    let error = set_compute_mode(&library, uuid, ComputeMode::ExclusiveProcess)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with(&format!("set the compute mode of {uuid} to ExclusiveProcess: ")),
+        "{error}"
+    );
     let error = compute_mode(&library, "GPU-0").unwrap_err().to_string();
     assert!(error.starts_with("read the compute mode of GPU-0: "), "{error}");
-    assert!(matches!(utilisation(Path::new("/nowhere/libnvidia-ml.so.1")), Err(Error::Open { .. })));
+    assert!(matches!(
+        utilisation(Path::new("/nowhere/libnvidia-ml.so.1")),
+        Err(Error::Open { .. })
+    ));
 }

@@ -22,7 +22,10 @@ fn half_held(document: &str) -> Books {
         numa_node: Some(index / 8),
         ..Gpu::default()
     };
-    let inventory = Inventory { gpus: (0..16).map(gpu).collect(), ..Inventory::default() };
+    let inventory = Inventory {
+        gpus: (0..16).map(gpu).collect(),
+        ..Inventory::default()
+    };
     let mut books = Books::default();
     books.see(BTreeMap::new(), Duration::ZERO);
     books.want(wanted(&inventory, &load(document).unwrap()).unwrap());
@@ -35,7 +38,11 @@ fn half_held(document: &str) -> Books {
     books.observe(observation.clone());
     let offers = books.page().offers;
     let list = &offers.first().unwrap().list;
-    observation.allocatable = list.shares.iter().map(|share| (list.name.clone(), share.id.clone())).collect();
+    observation.allocatable = list
+        .shares
+        .iter()
+        .map(|share| (list.name.clone(), share.id.clone()))
+        .collect();
     for (pod, share) in list.shares.iter().step_by(2).enumerate() {
         observation.remembered.insert((list.name.clone(), share.id.clone()));
         observation.holders.push(Holding {
@@ -58,7 +65,13 @@ async fn build(key: &str, document: &str, shares: usize) {
     let device = books.ledger.saved().keys().next().unwrap().clone();
     let (offers, offer) = watch::channel(Offer::default());
     let (streams, stopped) = (watch::Sender::default(), watch::channel(false).1);
-    let mut stream = ListStream { offer, stopped, streams, sent: None, metrics: Metrics::new() };
+    let mut stream = ListStream {
+        offer,
+        stopped,
+        streams,
+        sent: None,
+        metrics: Metrics::new(),
+    };
     stream.next().await.unwrap();
     let mut times = Vec::new();
     for round in 0..LISTS {

@@ -19,7 +19,10 @@ pub enum Kubelet {
 }
 
 fn devices(resource: &str, ids: &[&str]) -> ContainerDevices {
-    ContainerDevices { resource_name: resource.to_owned(), device_ids: ids.iter().map(|id| (*id).to_owned()).collect() }
+    ContainerDevices {
+        resource_name: resource.to_owned(),
+        device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+    }
 }
 
 #[tonic::async_trait]
@@ -30,10 +33,22 @@ impl PodResourcesLister for Kubelet {
             Self::Idle => return Ok(Response::new(ListPodResourcesResponse::default())),
             Self::Held => {}
         }
-        let main = ContainerResources { name: "main".to_owned(), devices: vec![devices("a.b/c", &["GPU-1", "GPU-2"])] };
-        let idle = ContainerResources { name: "idle".to_owned(), devices: Vec::new() };
-        let pod = Pod { name: "train".to_owned(), namespace: "team".to_owned(), containers: vec![main, idle] };
-        Ok(Response::new(ListPodResourcesResponse { pod_resources: vec![pod] }))
+        let main = ContainerResources {
+            name: "main".to_owned(),
+            devices: vec![devices("a.b/c", &["GPU-1", "GPU-2"])],
+        };
+        let idle = ContainerResources {
+            name: "idle".to_owned(),
+            devices: Vec::new(),
+        };
+        let pod = Pod {
+            name: "train".to_owned(),
+            namespace: "team".to_owned(),
+            containers: vec![main, idle],
+        };
+        Ok(Response::new(ListPodResourcesResponse {
+            pod_resources: vec![pod],
+        }))
     }
 
     async fn get_allocatable_resources(
@@ -66,9 +81,15 @@ async fn holders_and_what_can_be_given_out_are_observed() {
         r#"{"Data":{"PodDeviceEntries":[{"PodUID":"a","ResourceName":"a.b/c","DeviceIDs":{"0":["GPU-3"]}}]}}"#;
     std::fs::write(folder.path().join(checkpoint::CHECKPOINT_FILE), checkpoint).unwrap();
     let observation = serve(folder.path(), Kubelet::Held).observe().await.unwrap();
-    let [holding] = observation.holders.as_slice() else { panic!("{observation:?}") };
+    let [holding] = observation.holders.as_slice() else {
+        panic!("{observation:?}")
+    };
     assert_eq!(
-        (holding.namespace.as_str(), holding.pod.as_str(), holding.container.as_str()),
+        (
+            holding.namespace.as_str(),
+            holding.pod.as_str(),
+            holding.container.as_str()
+        ),
         ("team", "train", "main")
     );
     assert_eq!(
@@ -87,8 +108,15 @@ async fn what_the_kubelet_does_not_say_is_an_error_that_names_the_socket() {
     let nobody = PodResources::new(socket, folder.path().to_owned(), PodFolders::default());
     let message = nobody.observe().await.unwrap_err().to_string();
     assert!(message.contains("none.sock does not exist; mount"), "{message}");
-    let message = serve(folder.path(), Kubelet::Refuses).observe().await.unwrap_err().to_string();
-    assert!(message.contains("List on ") && message.ends_with("rejected by rate limit"), "{message}");
+    let message = serve(folder.path(), Kubelet::Refuses)
+        .observe()
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        message.contains("List on ") && message.ends_with("rejected by rate limit"),
+        "{message}"
+    );
 }
 
 #[tokio::test]

@@ -26,7 +26,9 @@ struct Verdict {
 pub fn not_registered(page: &Page, plugin: Plugin<'_>) -> Option<String> {
     let offered = page.offers.iter().map(|offer| offer.list.name.as_str());
     let Registered { taken, others } = plugin.registered;
-    let missing: Vec<&str> = offered.filter(|name| !taken.contains(*name) && !others.contains(*name)).collect();
+    let missing: Vec<&str> = offered
+        .filter(|name| !taken.contains(*name) && !others.contains(*name))
+        .collect();
     (!missing.is_empty()).then(|| format!("the kubelet has not taken {} yet", missing.join(", ")))
 }
 
@@ -45,15 +47,32 @@ pub fn conditions(facts: Facts<'_>) -> Vec<Condition> {
         verdicts.push(devices(facts.page, plugin));
     }
     let ready = match verdicts.iter().find(|verdict| !verdict.holds) {
-        Some(failing) => Verdict { of: ConditionType::Ready, message: failing.message.clone(), ..*failing },
-        None if facts.plugin.is_some() => {
-            verdict(ConditionType::Ready, true, Reason::ConfigurationInForce, "the configuration is in force")
-        }
-        None => verdict(ConditionType::Ready, true, Reason::DriverAnswers, "the hardware is known"),
+        Some(failing) => Verdict {
+            of: ConditionType::Ready,
+            message: failing.message.clone(),
+            ..*failing
+        },
+        None if facts.plugin.is_some() => verdict(
+            ConditionType::Ready,
+            true,
+            Reason::ConfigurationInForce,
+            "the configuration is in force",
+        ),
+        None => verdict(
+            ConditionType::Ready,
+            true,
+            Reason::DriverAnswers,
+            "the hardware is known",
+        ),
     };
     verdicts.insert(0, ready);
     if let Some(served) = facts.plugin.and_then(served_by_another) {
-        verdicts.push(verdict(ConditionType::ResourceServedByAnother, true, Reason::ServedByAnother, &served));
+        verdicts.push(verdict(
+            ConditionType::ResourceServedByAnother,
+            true,
+            Reason::ServedByAnother,
+            &served,
+        ));
     }
     verdicts.into_iter().map(Verdict::without_time).collect()
 }
@@ -83,15 +102,24 @@ fn configuration(plugin: Plugin<'_>) -> Verdict {
     let accepted = ConditionType::ConfigurationAccepted;
     match (&plugin.in_force.rejected, &plugin.in_force.accepted) {
         (Some(rejected), kept) => {
-            let kept =
-                kept.as_ref().map_or("nothing is in force".to_owned(), |kept| format!("{} stays in force", kept.hash));
+            let kept = kept.as_ref().map_or("nothing is in force".to_owned(), |kept| {
+                format!("{} stays in force", kept.hash)
+            });
             let message = format!("{} is rejected and {kept}: {}", rejected.hash, rejected.message);
             verdict(accepted, false, Reason::ConfigurationRejected, &message)
         }
-        (None, Some(kept)) => {
-            verdict(accepted, true, Reason::ConfigurationInForce, &format!("{} is in force", kept.hash))
-        }
-        (None, None) => verdict(accepted, false, Reason::NoConfiguration, "no policy configures this node"),
+        (None, Some(kept)) => verdict(
+            accepted,
+            true,
+            Reason::ConfigurationInForce,
+            &format!("{} is in force", kept.hash),
+        ),
+        (None, None) => verdict(
+            accepted,
+            false,
+            Reason::NoConfiguration,
+            "no policy configures this node",
+        ),
     }
 }
 
@@ -110,7 +138,10 @@ fn registration(page: &Page, plugin: Plugin<'_>) -> Verdict {
 fn served_by_another(plugin: Plugin<'_>) -> Option<String> {
     let others: Vec<&str> = plugin.registered.others.iter().map(String::as_str).collect();
     (!others.is_empty()).then(|| {
-        format!("another device plugin of this node serves {}; remove it, or choose another name", others.join(", "))
+        format!(
+            "another device plugin of this node serves {}; remove it, or choose another name",
+            others.join(", ")
+        )
     })
 }
 
@@ -146,7 +177,10 @@ pub fn not_offered(page: &Page, plugin: Plugin<'_>) -> Option<(Reason, String)> 
     stopping.retain(|device| page.assignments.contains_key(*device));
     let what: Vec<String> = [
         (silent, "does not answer, as for some seconds after its start"),
-        (stopping, "is still stopping, which it has to before anything else runs there"),
+        (
+            stopping,
+            "is still stopping, which it has to before anything else runs there",
+        ),
     ]
     .into_iter()
     .filter(|(devices, _)| !devices.is_empty())
@@ -156,7 +190,10 @@ pub fn not_offered(page: &Page, plugin: Plugin<'_>) -> Option<(Reason, String)> 
     })
     .collect();
     (!what.is_empty()).then(|| {
-        let message = format!("{}; if that stays so, see the log of the gpunode-mps pod on this node", what.join("; "));
+        let message = format!(
+            "{}; if that stays so, see the log of the gpunode-mps pod on this node",
+            what.join("; ")
+        );
         (Reason::MpsDaemonNotAnswering, message)
     })
 }
@@ -177,8 +214,16 @@ fn reason(kind: ProblemKind) -> Reason {
 }
 
 fn verdict(of: ConditionType, holds: bool, reason: Reason, message: &str) -> Verdict {
-    let message = message.get(..message.floor_char_boundary(MAX_MESSAGE)).unwrap_or_default().to_owned();
-    Verdict { of, holds, reason, message }
+    let message = message
+        .get(..message.floor_char_boundary(MAX_MESSAGE))
+        .unwrap_or_default()
+        .to_owned();
+    Verdict {
+        of,
+        holds,
+        reason,
+        message,
+    }
 }
 
 impl Verdict {

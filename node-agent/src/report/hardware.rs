@@ -23,10 +23,10 @@ pub fn device(gpu: &gpu::Gpu, ailments: &Ailments) -> GpuDevice {
             gpu::GpuMode::Compute => GpuMode::Compute,
             gpu::GpuMode::Graphics => GpuMode::Graphics,
         }),
-        fabric: gpu
-            .fabric
-            .as_ref()
-            .map(|fabric| Fabric { cluster_uuid: fabric.cluster_uuid.clone(), clique_id: fabric.clique_id.into() }),
+        fabric: gpu.fabric.as_ref().map(|fabric| Fabric {
+            cluster_uuid: fabric.cluster_uuid.clone(),
+            clique_id: fabric.clique_id.into(),
+        }),
         missing_since: None,
         mig_mode: gpu.mig_mode.map(|mode| match mode {
             gpu::MigMode::Enabled => MigMode::Enabled,
@@ -46,7 +46,10 @@ fn health(ailments: &Ailments, uuids: &[&str]) -> Option<DeviceHealth> {
 /// The driver of the host that lends virtual GPUs.
 pub fn vgpu(driver: &HostDriver) -> Vgpu {
     let told = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-    Vgpu { host_driver_version: told(&driver.version), host_driver_branch: told(&driver.branch) }
+    Vgpu {
+        host_driver_version: told(&driver.version),
+        host_driver_branch: told(&driver.branch),
+    }
 }
 
 fn link(link: &gpu::Link) -> GpuLink {

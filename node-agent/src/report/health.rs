@@ -16,7 +16,9 @@ pub fn set_health_times(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now:
         .filter_map(|(uuid, health)| Some((uuid.to_owned(), health.take()?)))
         .collect();
     for (uuid, health) in status.gpus.iter_mut().flat_map(devices) {
-        let Some(health) = health.as_mut().filter(|health| health.state == HealthState::Healthy) else { continue };
+        let Some(health) = health.as_mut().filter(|health| health.state == HealthState::Healthy) else {
+            continue;
+        };
         health.since = match before.get(uuid) {
             Some(before) if before.state == HealthState::Healthy => before.since.clone(),
             Some(_) => Some(Time(now)),
@@ -27,7 +29,10 @@ pub fn set_health_times(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now:
 
 /// A GPU and its MIG devices.
 fn devices(gpu: &mut GpuDevice) -> impl Iterator<Item = (&str, &mut Option<DeviceHealth>)> {
-    let parts = gpu.mig_devices.iter_mut().map(|mig| (mig.uuid.as_str(), &mut mig.health));
+    let parts = gpu
+        .mig_devices
+        .iter_mut()
+        .map(|mig| (mig.uuid.as_str(), &mut mig.health));
     std::iter::once((gpu.uuid.as_str(), &mut gpu.health)).chain(parts)
 }
 
@@ -36,8 +41,17 @@ mod tests {
     use super::*;
 
     fn of(state: HealthState) -> GpuNodeStatus {
-        let health = Some(DeviceHealth { state, ..DeviceHealth::default() });
-        GpuNodeStatus { gpus: vec![GpuDevice { health, ..GpuDevice::default() }], ..GpuNodeStatus::default() }
+        let health = Some(DeviceHealth {
+            state,
+            ..DeviceHealth::default()
+        });
+        GpuNodeStatus {
+            gpus: vec![GpuDevice {
+                health,
+                ..GpuDevice::default()
+            }],
+            ..GpuNodeStatus::default()
+        }
     }
 
     #[test]

@@ -31,7 +31,10 @@ fn is_released(status: &GpuNodeStatus) -> bool {
 
 /// When the next of these GPUs leaves the list.
 pub fn next_given_up(gpus: &[GpuDevice]) -> Option<Timestamp> {
-    gpus.iter().filter_map(|gpu| gpu.missing_since.as_ref()).map(given_up).min()
+    gpus.iter()
+        .filter_map(|gpu| gpu.missing_since.as_ref())
+        .map(given_up)
+        .min()
 }
 
 /// `seen` and what `before` has beside it, ordered by index.
@@ -39,10 +42,17 @@ fn with_missing(seen: Vec<GpuDevice>, before: &[GpuDevice], now: Timestamp) -> V
     let mut gpus = seen;
     for gpu in before {
         // A time to come is that of a clock that was wrong.
-        let since = gpu.missing_since.clone().filter(|since| since.0 <= now).unwrap_or(Time(now));
+        let since = gpu
+            .missing_since
+            .clone()
+            .filter(|since| since.0 <= now)
+            .unwrap_or(Time(now));
         let is_seen = gpus.iter().any(|other| other.uuid == gpu.uuid);
         if !is_seen && given_up(&since) > now && gpus.len() < MAX_DEVICES {
-            gpus.push(GpuDevice { missing_since: Some(since), ..gpu.clone() });
+            gpus.push(GpuDevice {
+                missing_since: Some(since),
+                ..gpu.clone()
+            });
         }
     }
     // One that is there may have the index of one that was.
@@ -65,12 +75,21 @@ mod tests {
 
     fn gpu(index: i32, missing_since: Option<i64>) -> GpuDevice {
         let missing_since = missing_since.map(|minute| Time(at(minute)));
-        GpuDevice { index, uuid: format!("GPU-{index}"), missing_since, ..GpuDevice::default() }
+        GpuDevice {
+            index,
+            uuid: format!("GPU-{index}"),
+            missing_since,
+            ..GpuDevice::default()
+        }
     }
 
     fn of(gpus: Vec<GpuDevice>) -> GpuNodeStatus {
         let told = (!gpus.is_empty()).then(|| "580.95.05".to_owned());
-        GpuNodeStatus { gpus, driver_version: told, ..GpuNodeStatus::default() }
+        GpuNodeStatus {
+            gpus,
+            driver_version: told,
+            ..GpuNodeStatus::default()
+        }
     }
 
     /// What is said at `minute` of what is seen, after `before`.
@@ -96,8 +115,15 @@ mod tests {
         let gone = after(&of(vec![gpu(0, None)]), vec![], 5);
         assert_eq!(gone.gpus, [gpu(0, Some(5))]);
         let back = after(&gone, vec![gpu(0, None)], 10);
-        assert_eq!((back.gpus.as_slice(), next_given_up(&back.gpus)), ([gpu(0, None)].as_slice(), None));
-        assert_eq!(after(&back, vec![], 12).gpus, [gpu(0, Some(12))], "the next absence counts from its own beginning");
+        assert_eq!(
+            (back.gpus.as_slice(), next_given_up(&back.gpus)),
+            ([gpu(0, None)].as_slice(), None)
+        );
+        assert_eq!(
+            after(&back, vec![], 12).gpus,
+            [gpu(0, Some(12))],
+            "the next absence counts from its own beginning"
+        );
     }
 
     #[test]
@@ -131,10 +157,15 @@ mod tests {
 
     #[test]
     fn another_gpu_with_the_same_index_comes_first_and_the_list_stays_bounded() {
-        let new = GpuDevice { uuid: "GPU-new".to_owned(), ..gpu(0, None) };
+        let new = GpuDevice {
+            uuid: "GPU-new".to_owned(),
+            ..gpu(0, None)
+        };
         let both = after(&of(vec![gpu(0, None)]), vec![new.clone()], 1);
         assert_eq!(both.gpus, [new, gpu(0, Some(1))]);
-        let many = (0..i32::try_from(MAX_DEVICES).unwrap()).map(|index| gpu(index, None)).collect();
+        let many = (0..i32::try_from(MAX_DEVICES).unwrap())
+            .map(|index| gpu(index, None))
+            .collect();
         let full = after(&of(vec![gpu(99, None)]), many, 1);
         assert_eq!((full.gpus.len(), next_given_up(&full.gpus)), (MAX_DEVICES, None));
     }

@@ -15,8 +15,13 @@ const MIG_UUID: &str = "MIG-";
 /// The resources as the kubelet was given them.
 pub fn resources(page: &Page, plugin: Plugin<'_>) -> Vec<ResourceStatus> {
     let silent = held_back(&page.daemons);
-    let explained: BTreeSet<&str> =
-        page.waiting.iter().map(|waiting| &waiting.device).chain(silent.keys()).map(String::as_str).collect();
+    let explained: BTreeSet<&str> = page
+        .waiting
+        .iter()
+        .map(|waiting| &waiting.device)
+        .chain(silent.keys())
+        .map(String::as_str)
+        .collect();
     let is_explained =
         |device: &str| page.ailments.all.is_some() || explained.contains(device) || page.is_broken(device);
     let of = |offer: &Offer| ResourceStatus {
@@ -34,13 +39,18 @@ pub fn resources(page: &Page, plugin: Plugin<'_>) -> Vec<ResourceStatus> {
 
 /// How the first of the devices that are shared is.
 fn sharing(list: &ResourceList, page: &Page) -> Option<SharingStrategy> {
-    let assignments = list.shares.iter().filter_map(|share| page.assignments.get(device_of(&share.id)));
-    assignments.map(|assignment| assignment.sharing).find_map(|sharing| match sharing {
-        DeviceSharing::Whole => None,
-        DeviceSharing::TimeSlicing { .. } => Some(SharingStrategy::TimeSlicing),
-        DeviceSharing::Memory { .. } => Some(SharingStrategy::Memory),
-        DeviceSharing::Mps { .. } => Some(SharingStrategy::Mps),
-    })
+    let assignments = list
+        .shares
+        .iter()
+        .filter_map(|share| page.assignments.get(device_of(&share.id)));
+    assignments
+        .map(|assignment| assignment.sharing)
+        .find_map(|sharing| match sharing {
+            DeviceSharing::Whole => None,
+            DeviceSharing::TimeSlicing { .. } => Some(SharingStrategy::TimeSlicing),
+            DeviceSharing::Memory { .. } => Some(SharingStrategy::Memory),
+            DeviceSharing::Mps { .. } => Some(SharingStrategy::Mps),
+        })
 }
 
 /// A device that neither waits nor is held back nor is broken has unhealthy shares for this reason alone.
@@ -58,7 +68,11 @@ fn devices(list: &ResourceList) -> Vec<OfferedDevice> {
             device.shares += 1;
             device.healthy += healthy;
         } else {
-            devices.push(OfferedDevice { device: uuid.to_owned(), shares: 1, healthy });
+            devices.push(OfferedDevice {
+                device: uuid.to_owned(),
+                shares: 1,
+                healthy,
+            });
         }
     }
     devices.sort_by_key(|device| device.device.starts_with(MIG_UUID));

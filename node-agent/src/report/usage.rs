@@ -25,7 +25,10 @@ pub fn in_use(resources: &[ResourceStatus], holders: &[Holder]) -> Option<String
 
 /// The pods that hold something, such as `ml/train-0, ml/notebook`.
 pub fn held_by(holders: &[Holder]) -> Option<String> {
-    let pods: BTreeSet<String> = holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
+    let pods: BTreeSet<String> = holders
+        .iter()
+        .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
+        .collect();
     few(&Vec::from_iter(pods))
 }
 
@@ -54,14 +57,25 @@ mod tests {
     }
 
     fn offered(names: &[&str]) -> Vec<ResourceStatus> {
-        let of = |name: &&str| ResourceStatus { name: (*name).to_owned(), capacity: 8, ..ResourceStatus::default() };
+        let of = |name: &&str| ResourceStatus {
+            name: (*name).to_owned(),
+            capacity: 8,
+            ..ResourceStatus::default()
+        };
         names.iter().map(of).collect()
     }
 
     #[test]
     fn each_resource_tells_how_much_of_it_is_held() {
-        let holders = [holder("a", "x/gpu", 2), holder("b", "x/gpu", 1), holder("b", "x/old", 1)];
-        assert_eq!(in_use(&offered(&["x/gpu", "x/idle"]), &holders).unwrap(), "x/gpu 3/8, x/idle 0/8, x/old 1");
+        let holders = [
+            holder("a", "x/gpu", 2),
+            holder("b", "x/gpu", 1),
+            holder("b", "x/old", 1),
+        ];
+        assert_eq!(
+            in_use(&offered(&["x/gpu", "x/idle"]), &holders).unwrap(),
+            "x/gpu 3/8, x/idle 0/8, x/old 1"
+        );
         assert_eq!(in_use(&[], &[]), None);
     }
 

@@ -17,12 +17,16 @@ fn args(folder: &Path) -> NodeArgs {
         &format!("--pod-resources-socket={}", at("kubelet.sock")),
         &format!("--device-plugin-dir={}", at("")),
     ]);
-    let Command::Discover(args) = cli.command else { panic!("not discover") };
+    let Command::Discover(args) = cli.command else {
+        panic!("not discover")
+    };
     args
 }
 
 async fn looked(args: &NodeArgs, known: &mut Option<Known>) -> Option<Page> {
-    look(args, &PodResources::of(args), Wanted::default(), known).await.unwrap()
+    look(args, &PodResources::of(args), Wanted::default(), known)
+        .await
+        .unwrap()
 }
 
 const LEFT: &str =
@@ -66,7 +70,10 @@ async fn a_damaged_file_is_left_to_the_next_device_plugin() {
     std::fs::create_dir(&args.host.state_dir).unwrap();
     std::fs::write(args.host.state_dir.join("assignments.json"), "{").unwrap();
     looked(&args, &mut None).await.unwrap();
-    assert_eq!(std::fs::read_to_string(args.host.state_dir.join("assignments.json")).unwrap(), "{");
+    assert_eq!(
+        std::fs::read_to_string(args.host.state_dir.join("assignments.json")).unwrap(),
+        "{"
+    );
 }
 
 #[tokio::test]
@@ -78,7 +85,11 @@ async fn what_nobody_holds_is_given_up_when_that_is_certain() {
     serve(folder.path(), Kubelet::Idle);
     let mut known = None;
     let first = looked(&args, &mut known).await.unwrap();
-    assert_eq!(first.assignments.len(), 1, "the agent before may have given something out last");
+    assert_eq!(
+        first.assignments.len(),
+        1,
+        "the agent before may have given something out last"
+    );
     // An agent that ran in between may have, too.
     drop(NodeLock::take(&args.host.state_dir).unwrap().unwrap());
     let given_up = async {

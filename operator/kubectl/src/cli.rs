@@ -176,7 +176,12 @@ pub struct StatusArgs {
 pub struct ValidateArgs {
     /// File with policies, - for standard input, or a folder of .yaml, .yml and .json files (subfolders are not searched); may
     /// be repeated
-    #[arg(short, long = "filename", value_name = "FILE", required_unless_present = "agent_configs")]
+    #[arg(
+        short,
+        long = "filename",
+        value_name = "FILE",
+        required_unless_present = "agent_configs"
+    )]
     pub filenames: Vec<PathBuf>,
     /// File as `gpunode-agent run --config FILE` takes it; may be repeated
     #[arg(long = "agent-config", value_name = "FILE")]

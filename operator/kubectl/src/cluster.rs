@@ -24,16 +24,23 @@ const MAX_PAGES: usize = 1000;
 /// # Errors
 /// When there is no usable kubeconfig.
 pub async fn connect(args: &ClusterArgs) -> anyhow::Result<Client> {
-    let options = KubeConfigOptions { context: args.context.clone(), ..KubeConfigOptions::default() };
+    let options = KubeConfigOptions {
+        context: args.context.clone(),
+        ..KubeConfigOptions::default()
+    };
     let mut config = match (&args.kubeconfig, &args.context) {
         (Some(path), _) => {
             let file = Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
-            Config::from_custom_kubeconfig(file, &options).await.with_context(|| format!("use {}", path.display()))?
+            Config::from_custom_kubeconfig(file, &options)
+                .await
+                .with_context(|| format!("use {}", path.display()))?
         }
-        (None, Some(context)) => {
-            Config::from_kubeconfig(&options).await.with_context(|| format!("use context {context}"))?
-        }
-        (None, None) => Config::infer().await.context("find a cluster; name one with --kubeconfig or $KUBECONFIG")?,
+        (None, Some(context)) => Config::from_kubeconfig(&options)
+            .await
+            .with_context(|| format!("use context {context}"))?,
+        (None, None) => Config::infer()
+            .await
+            .context("find a cluster; name one with --kubeconfig or $KUBECONFIG")?,
     };
     config.connect_timeout = Some(TIMEOUT);
     config.read_timeout = Some(TIMEOUT);
@@ -100,7 +107,10 @@ where
 
 impl<K> Default for Listed<K> {
     fn default() -> Self {
-        Self { objects: Vec::new(), unreadable: Vec::new() }
+        Self {
+            objects: Vec::new(),
+            unreadable: Vec::new(),
+        }
     }
 }
 
@@ -129,7 +139,12 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> Listed<K> {
 /// Says on standard error what cannot be read.
 #[allow(clippy::print_stderr, reason = "a command line program")]
 pub fn warn(object: &Unreadable) {
-    anstream::eprintln!("{} {}: {}", object.kind, object.name, crate::output::plain(&object.message));
+    anstream::eprintln!(
+        "{} {}: {}",
+        object.kind,
+        object.name,
+        crate::output::plain(&object.message)
+    );
 }
 
 fn parse<K: DeserializeOwned>(object: &DynamicObject) -> serde_json::Result<K> {
@@ -173,7 +188,10 @@ mod tests {
     use serde_json::json;
 
     fn listed(objects: &[serde_json::Value]) -> Listed<GpuNode> {
-        let mut listed = Listed { objects: Vec::new(), unreadable: Vec::new() };
+        let mut listed = Listed {
+            objects: Vec::new(),
+            unreadable: Vec::new(),
+        };
         for object in objects {
             listed.add(serde_json::from_value(object.clone()).expect("an object"));
         }
@@ -198,12 +216,26 @@ mod tests {
             gpu_node("digits", &config, "2026-01-01T00:00:00.1234567890Z"),
             gpu_node("spec", &json!({"config": {"version": "one"}}), "2026-01-01T00:00:00Z"),
         ]);
-        let read: Vec<_> = listed.objects.iter().map(|object| (object.name_any(), object.status.is_some())).collect();
-        assert_eq!(read, [("offset".into(), false), ("good".into(), true), ("digits".into(), false)]);
+        let read: Vec<_> = listed
+            .objects
+            .iter()
+            .map(|object| (object.name_any(), object.status.is_some()))
+            .collect();
+        assert_eq!(
+            read,
+            [
+                ("offset".into(), false),
+                ("good".into(), true),
+                ("digits".into(), false)
+            ]
+        );
         let unreadable: Vec<_> = listed.unreadable.iter().map(|object| object.name.as_str()).collect();
         assert_eq!(unreadable, ["offset", "digits", "spec"]);
         let message = &listed.unreadable[0].message;
         assert!(message.starts_with("its status cannot be read: "), "{message}");
-        assert!(message.ends_with("; delete the GpuNode, the agent writes it again"), "{message}");
+        assert!(
+            message.ends_with("; delete the GpuNode, the agent writes it again"),
+            "{message}"
+        );
     }
 }

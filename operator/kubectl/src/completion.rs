@@ -32,7 +32,9 @@ pub fn complete(args: &CompleteArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn candidates(cli: &Command, words: &[String]) -> Vec<String> {
-    let (last, before) = words.split_last().map_or(("", [].as_slice()), |(last, before)| (last.as_str(), before));
+    let (last, before) = words
+        .split_last()
+        .map_or(("", [].as_slice()), |(last, before)| (last.as_str(), before));
     let subcommand = before.iter().find_map(|word| cli.find_subcommand(word));
     let command = subcommand.unwrap_or(cli);
     let after = before.last().and_then(|word| {
@@ -42,13 +44,30 @@ fn candidates(cli: &Command, words: &[String]) -> Vec<String> {
             .find(|arg| is_it(arg) || arg.get_short().is_some_and(|short| *word == format!("-{short}")))
     });
     let positional = command.get_positionals().next().filter(|_| subcommand.is_some());
-    let values = after.or(positional).map(clap::Arg::get_possible_values).unwrap_or_default();
+    let values = after
+        .or(positional)
+        .map(clap::Arg::get_possible_values)
+        .unwrap_or_default();
     let values = values.iter().map(|value| value.get_name().to_owned());
     let takes_value = after.is_some_and(|arg| arg.get_action().takes_values());
-    let flags = command.get_arguments().filter_map(|arg| arg.get_long()).map(|long| format!("--{long}"));
-    let subcommands = command.get_subcommands().filter(|it| !it.is_hide_set()).map(|it| it.get_name().to_owned());
-    let others: Vec<String> = if takes_value { Vec::new() } else { subcommands.chain(flags).collect() };
-    let offered = values.chain(others.into_iter().filter(|other| !other.starts_with('-') || last.starts_with('-')));
+    let flags = command
+        .get_arguments()
+        .filter_map(|arg| arg.get_long())
+        .map(|long| format!("--{long}"));
+    let subcommands = command
+        .get_subcommands()
+        .filter(|it| !it.is_hide_set())
+        .map(|it| it.get_name().to_owned());
+    let others: Vec<String> = if takes_value {
+        Vec::new()
+    } else {
+        subcommands.chain(flags).collect()
+    };
+    let offered = values.chain(
+        others
+            .into_iter()
+            .filter(|other| !other.starts_with('-') || last.starts_with('-')),
+    );
     offered.filter(|candidate| candidate.starts_with(last)).collect()
 }
 
@@ -73,7 +92,11 @@ mod tests {
 
     #[test]
     fn every_shell_gets_a_script() {
-        for shell in [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish] {
+        for shell in [
+            clap_complete::Shell::Bash,
+            clap_complete::Shell::Zsh,
+            clap_complete::Shell::Fish,
+        ] {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "kubectl-gpunode", &mut script);
             assert!(String::from_utf8_lossy(&script).contains("uninstall"), "{shell}");

@@ -30,7 +30,10 @@ struct List {
 /// # Errors
 /// When the cluster cannot be read, or the output cannot be written.
 pub async fn run(args: &DumpArgs) -> anyhow::Result<ExitCode> {
-    let source = crate::cli::SourceArgs { nodes: None, cluster: args.cluster.clone() };
+    let source = crate::cli::SourceArgs {
+        nodes: None,
+        cluster: args.cluster.clone(),
+    };
     let snapshot = Snapshot::read(&source, None).await?;
     for object in &snapshot.unreadable {
         cluster::warn(object);
@@ -63,29 +66,54 @@ fn list(snapshot: &Snapshot) -> anyhow::Result<List> {
     }
     for gpu_node in &snapshot.gpu_nodes {
         let metadata = identity(&gpu_node.metadata);
-        items.push(serde_json::to_value(GpuNode { metadata, ..gpu_node.clone() }).context("write a GpuNode")?);
+        items.push(
+            serde_json::to_value(GpuNode {
+                metadata,
+                ..gpu_node.clone()
+            })
+            .context("write a GpuNode")?,
+        );
     }
     for policy in &snapshot.policies {
         let metadata = identity(&policy.metadata);
-        let policy = GpuNodePolicy { metadata, spec: policy.spec.clone(), status: None };
+        let policy = GpuNodePolicy {
+            metadata,
+            spec: policy.spec.clone(),
+            status: None,
+        };
         items.push(serde_json::to_value(policy).context("write a GpuNodePolicy")?);
     }
     if let Some(operator) = &snapshot.operator {
         let operator = gpu_labels::trimmed(operator, snapshot.gpu_labels());
         items.push(serde_json::to_value(operator).context("write the operator's Deployment")?);
     }
-    Ok(List { api_version: "v1", kind: "List", items })
+    Ok(List {
+        api_version: "v1",
+        kind: "List",
+        items,
+    })
 }
 
 /// The fields of a node that a plan depends on.
 fn trimmed(node: &Node) -> Node {
     let meta = &node.metadata;
-    let record = meta.annotations.as_ref().and_then(|annotations| annotations.get_key_value(OWNED_ANNOTATION));
+    let record = meta
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get_key_value(OWNED_ANNOTATION));
     let fields = meta.managed_fields.iter().flatten().filter_map(managed);
     let fields: Vec<_> = fields.collect();
     let status = node.status.as_ref().map(|status| {
-        let conditions = status.conditions.iter().flatten().filter(|condition| condition.type_ == "Ready");
-        let allocatable = status.allocatable.iter().flatten().filter(|(name, _)| name.contains('/'));
+        let conditions = status
+            .conditions
+            .iter()
+            .flatten()
+            .filter(|condition| condition.type_ == "Ready");
+        let allocatable = status
+            .allocatable
+            .iter()
+            .flatten()
+            .filter(|(name, _)| name.contains('/'));
         NodeStatus {
             conditions: Some(conditions.cloned().collect()),
             allocatable: Some(allocatable.map(|(name, count)| (name.clone(), count.clone())).collect()),
@@ -99,7 +127,10 @@ fn trimmed(node: &Node) -> Node {
             managed_fields: (!fields.is_empty()).then_some(fields),
             ..identity(meta)
         },
-        spec: node.spec.as_ref().map(|spec| NodeSpec { taints: spec.taints.clone(), ..NodeSpec::default() }),
+        spec: node.spec.as_ref().map(|spec| NodeSpec {
+            taints: spec.taints.clone(),
+            ..NodeSpec::default()
+        }),
         status,
     }
 }
@@ -164,7 +195,11 @@ mod tests {
     fn a_dump_says_everything_that_a_plan_reads_and_no_more() {
         assert_eq!(NodeFacts::of(&trimmed(&node())), NodeFacts::of(&node()));
         let operator = gpu_labels::tests::operator(&json!({"args": ["--gpu-labels=false", "--more=x"]}));
-        let snapshot = Snapshot { nodes: vec![node()], operator: Some(operator), ..Snapshot::default() };
+        let snapshot = Snapshot {
+            nodes: vec![node()],
+            operator: Some(operator),
+            ..Snapshot::default()
+        };
         insta::assert_snapshot!(dump(&snapshot, Timestamp::UNIX_EPOCH).expect("YAML"), @r#"
         # Written by `kubectl gpunode dump` at 1970-01-01T00:00:00Z: 1 nodes, 0 GpuNodes, 0 policies, without what
         # `kubectl gpunode plan --nodes` does not read.

@@ -18,7 +18,9 @@ const VARIABLE: &str = "GPU_LABELS";
 pub fn is_operator(deployment: &Deployment) -> bool {
     let label = OPERATOR.split_once('=');
     let labels = deployment.metadata.labels.iter().flatten();
-    labels.into_iter().any(|(key, value)| Some((key.as_str(), value.as_str())) == label)
+    labels
+        .into_iter()
+        .any(|(key, value)| Some((key.as_str(), value.as_str())) == label)
 }
 
 /// Whether nodes get such labels from the operator of this Deployment.
@@ -26,15 +28,22 @@ pub fn is_operator(deployment: &Deployment) -> bool {
 /// # Errors
 /// When that cannot be said, in words.
 pub fn gpu_labels(deployment: &Deployment) -> Result<bool, String> {
-    let containers =
-        deployment.spec.iter().filter_map(|spec| spec.template.spec.as_ref()).flat_map(|pod| &pod.containers);
+    let containers = deployment
+        .spec
+        .iter()
+        .filter_map(|spec| spec.template.spec.as_ref())
+        .flat_map(|pod| &pod.containers);
     let mut said = containers.filter_map(of_container);
     said.next().unwrap_or(Ok(true))
 }
 
 /// What a container says of it, if anything.
 fn of_container(container: &Container) -> Option<Result<bool, String>> {
-    let mut words = container.command.iter().flatten().chain(container.args.iter().flatten());
+    let mut words = container
+        .command
+        .iter()
+        .flatten()
+        .chain(container.args.iter().flatten());
     while let Some(word) = words.next() {
         match word.strip_prefix(FLAG) {
             Some("") => return Some(read(words.next().map(String::as_str))),
@@ -42,7 +51,12 @@ fn of_container(container: &Container) -> Option<Result<bool, String>> {
             _ => {}
         }
     }
-    if let Some(variable) = container.env.iter().flatten().find(|variable| variable.name == VARIABLE) {
+    if let Some(variable) = container
+        .env
+        .iter()
+        .flatten()
+        .find(|variable| variable.name == VARIABLE)
+    {
         return Some(read(variable.value.as_deref()));
     }
     let elsewhere = container.env_from.iter().flatten().next();
@@ -66,11 +80,18 @@ pub fn trimmed(deployment: &Deployment, gpu_labels: bool) -> Deployment {
         ..Container::default()
     };
     let template = PodTemplateSpec {
-        spec: Some(PodSpec { containers: vec![container], ..PodSpec::default() }),
+        spec: Some(PodSpec {
+            containers: vec![container],
+            ..PodSpec::default()
+        }),
         ..PodTemplateSpec::default()
     };
     let meta = &deployment.metadata;
-    let labels = meta.labels.iter().flatten().filter(|(key, _)| OPERATOR.starts_with(key.as_str()));
+    let labels = meta
+        .labels
+        .iter()
+        .flatten()
+        .filter(|(key, _)| OPERATOR.starts_with(key.as_str()));
     Deployment {
         metadata: ObjectMeta {
             name: meta.name.clone(),
@@ -78,7 +99,10 @@ pub fn trimmed(deployment: &Deployment, gpu_labels: bool) -> Deployment {
             labels: Some(labels.map(|(key, value)| (key.clone(), value.clone())).collect()),
             ..ObjectMeta::default()
         },
-        spec: Some(DeploymentSpec { template, ..DeploymentSpec::default() }),
+        spec: Some(DeploymentSpec {
+            template,
+            ..DeploymentSpec::default()
+        }),
         ..Deployment::default()
     }
 }
@@ -91,7 +115,10 @@ pub mod tests {
     /// The Deployment of the operator, with these fields of its container.
     pub fn operator(container: &serde_json::Value) -> Deployment {
         let mut fields = json!({"name": "operator", "image": "x", "env": [{"name": "AGENT_IMAGE", "value": "y"}]});
-        fields.as_object_mut().expect("an object").extend(container.as_object().expect("an object").clone());
+        fields
+            .as_object_mut()
+            .expect("an object")
+            .extend(container.as_object().expect("an object").clone());
         serde_json::from_value(json!({
             "apiVersion": "apps/v1", "kind": "Deployment",
             "metadata": {"name": "gpunode-operator", "namespace": "gpunode-system", "labels": {"app.kubernetes.io/name": "gpunode-operator"}},
@@ -111,17 +138,33 @@ pub mod tests {
                 Ok(true),
             ),
             (json!({"env": [{"name": "GPU_LABELS", "value": "false"}]}), Ok(false)),
-            (json!({"env": [{"name": "GPU_LABELS", "valueFrom": {}}]}), Err("it takes GPU_LABELS from somewhere else")),
-            (json!({"args": ["--gpu-labels=$(FACTS)"]}), Err("it has --gpu-labels=\"$(FACTS)\"")),
-            (json!({"args": ["--gpu-labels"]}), Err("it takes GPU_LABELS from somewhere else")),
-            (json!({"envFrom": [{"configMapRef": {"name": "x"}}]}), Err("its envFrom may set GPU_LABELS")),
+            (
+                json!({"env": [{"name": "GPU_LABELS", "valueFrom": {}}]}),
+                Err("it takes GPU_LABELS from somewhere else"),
+            ),
+            (
+                json!({"args": ["--gpu-labels=$(FACTS)"]}),
+                Err("it has --gpu-labels=\"$(FACTS)\""),
+            ),
+            (
+                json!({"args": ["--gpu-labels"]}),
+                Err("it takes GPU_LABELS from somewhere else"),
+            ),
+            (
+                json!({"envFrom": [{"configMapRef": {"name": "x"}}]}),
+                Err("its envFrom may set GPU_LABELS"),
+            ),
         ] {
             let deployment = operator(&container);
             let said = gpu_labels(&deployment);
             assert_eq!(said, expected.map_err(str::to_owned), "{container}");
             if let Ok(said) = said {
                 let dumped = trimmed(&deployment, said);
-                assert_eq!((gpu_labels(&dumped), is_operator(&dumped)), (Ok(said), true), "{container}");
+                assert_eq!(
+                    (gpu_labels(&dumped), is_operator(&dumped)),
+                    (Ok(said), true),
+                    "{container}"
+                );
             }
         }
     }

@@ -15,7 +15,11 @@ async fn main() -> ExitCode {
         Err(error) => {
             // A closed output is no reason for another message. 2 is what a plan says, not clap.
             let _ = error.print();
-            return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+            return if error.use_stderr() {
+                ExitCode::FAILURE
+            } else {
+                ExitCode::SUCCESS
+            };
         }
     };
     let outcome = match arguments.command {
@@ -37,13 +41,16 @@ async fn main() -> ExitCode {
 
 /// The error and its causes; libraries repeat a cause in the words of the error that it caused.
 fn in_words(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
-        if text.is_empty() {
-            cause
-        } else if text.contains(&cause) {
-            text
-        } else {
-            format!("{text}: {cause}")
-        }
-    })
+    error
+        .chain()
+        .map(ToString::to_string)
+        .fold(String::new(), |text, cause| {
+            if text.is_empty() {
+                cause
+            } else if text.contains(&cause) {
+                text
+            } else {
+                format!("{text}: {cause}")
+            }
+        })
 }

@@ -110,7 +110,10 @@ impl Cell {
     /// A cell in a style; escape sequences in its text are removed.
     pub fn new(text: impl Into<String>, style: anstyle::Style) -> Self {
         let text = plain(&text.into());
-        Self { text: if text.is_empty() { "-".to_owned() } else { text }, style }
+        Self {
+            text: if text.is_empty() { "-".to_owned() } else { text },
+            style,
+        }
     }
 }
 
@@ -131,7 +134,12 @@ pub fn table<const COLUMNS: usize>(heading: [&str; COLUMNS], rows: &[[Cell; COLU
 pub fn grid(rows: &[&[Cell]]) -> String {
     let columns = rows.first().map_or(0, |row| row.len());
     let widths: Vec<usize> = (0..columns)
-        .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.text.chars().count()).max())
+        .map(|column| {
+            rows.iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.text.chars().count())
+                .max()
+        })
         .map(Option::unwrap_or_default)
         .collect();
     let mut text = String::new();
@@ -163,7 +171,11 @@ mod tests {
         ] {
             assert_eq!(plain(text), shown, "{text:?}");
         }
-        assert_eq!(table(["A"], &[["\u{1b}[2Jx".into()]]).matches('\u{1b}').count(), 2, "those of the heading alone");
+        assert_eq!(
+            table(["A"], &[["\u{1b}[2Jx".into()]]).matches('\u{1b}').count(),
+            2,
+            "those of the heading alone"
+        );
     }
 
     #[test]
@@ -173,6 +185,9 @@ mod tests {
             [Cell::new("False", style::BAD), "".into(), "x".into()],
         ];
         let text = anstream::adapter::strip_str(&table(["READY", "NAME", "LAST"], &rows)).to_string();
-        assert_eq!(text, "READY   NAME          LAST\nTrue    a-long-name   end\nFalse   -             x\n");
+        assert_eq!(
+            text,
+            "READY   NAME          LAST\nTrue    a-long-name   end\nFalse   -             x\n"
+        );
     }
 }

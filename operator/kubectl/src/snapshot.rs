@@ -39,8 +39,10 @@ impl Snapshot {
             return Self::of_file(file, path);
         }
         let client = cluster::connect(&args.cluster).await?;
-        let params =
-            ListParams { field_selector: node.map(|name| format!("metadata.name={name}")), ..Default::default() };
+        let params = ListParams {
+            field_selector: node.map(|name| format!("metadata.name={name}")),
+            ..Default::default()
+        };
         // Policies come first: when gpunode is not installed, that is the error to show.
         let policies = cluster::list::<GpuNodePolicy>(&client).await?;
         let gpu_nodes = cluster::list_some::<GpuNode>(&client, params.clone()).await?;
@@ -66,7 +68,9 @@ impl Snapshot {
             name: "gpunode-operator".to_owned(),
             message: format!("{why}; taken to write labels with facts about GPUs, as without --gpu-labels=false"),
         });
-        let unreadable = [policies.unreadable, gpu_nodes.unreadable, nodes.unreadable].into_iter().flatten();
+        let unreadable = [policies.unreadable, gpu_nodes.unreadable, nodes.unreadable]
+            .into_iter()
+            .flatten();
         Self {
             policies: policies.objects,
             gpu_nodes: gpu_nodes.objects,
@@ -83,7 +87,9 @@ impl Snapshot {
 
     /// Whether the operator writes labels with facts about GPUs, which it does unless it was told otherwise.
     pub fn gpu_labels(&self) -> bool {
-        self.operator.as_ref().is_none_or(|operator| gpu_labels(operator).unwrap_or(true))
+        self.operator
+            .as_ref()
+            .is_none_or(|operator| gpu_labels(operator).unwrap_or(true))
     }
 
     /// The objects of a list, as `dump` writes it and also as `kubectl get nodes,gpunodes,gpunodepolicies -o yaml` does.
@@ -112,7 +118,11 @@ impl Snapshot {
         deployments.objects.retain(is_operator);
         let operator = first(deployments.objects, "there is none in the file");
         let snapshot = Self::of(policies, gpu_nodes, nodes, operator);
-        anyhow::ensure!(!snapshot.nodes.is_empty(), "read {}: there is no Node in it", path.display());
+        anyhow::ensure!(
+            !snapshot.nodes.is_empty(),
+            "read {}: there is no Node in it",
+            path.display()
+        );
         Ok(snapshot)
     }
 }
@@ -141,8 +151,18 @@ mod tests {
 ",
         )
         .expect("a list");
-        assert_eq!(snapshot.nodes.iter().map(ResourceExt::name_any).collect::<Vec<_>>(), ["n"]);
-        assert_eq!((snapshot.gpu_nodes.len(), snapshot.policies.len(), snapshot.unreadable.len()), (1, 1, 2));
+        assert_eq!(
+            snapshot.nodes.iter().map(ResourceExt::name_any).collect::<Vec<_>>(),
+            ["n"]
+        );
+        assert_eq!(
+            (
+                snapshot.gpu_nodes.len(),
+                snapshot.policies.len(),
+                snapshot.unreadable.len()
+            ),
+            (1, 1, 2)
+        );
         let unknown =
             "there is none in the file; taken to write labels with facts about GPUs, as without --gpu-labels=false";
         assert_eq!(snapshot.unreadable[1].message, unknown);
@@ -171,6 +191,11 @@ mod tests {
             let error = read(text).expect_err(text).to_string();
             assert!(error.contains("`kubectl gpunode dump > cluster.yaml`"), "{error}");
         }
-        assert!(read("items: []").expect_err("no node").to_string().contains("there is no Node in it"));
+        assert!(
+            read("items: []")
+                .expect_err("no node")
+                .to_string()
+                .contains("there is no Node in it")
+        );
     }
 }

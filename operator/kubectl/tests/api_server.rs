@@ -12,28 +12,39 @@ use std::collections::BTreeSet;
 #[test]
 #[ignore = "needs a cluster with gpunode's CRDs, named by GPUNODE_TEST_KUBECONFIG: make test"]
 fn a_real_api_server_gives_every_policy_of_the_table_the_same_verdict() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
     let client = runtime.block_on(connect());
-    table::compare("the API server", &table::cases(), |case| runtime.block_on(ask(&client, &case.yaml)));
+    table::compare("the API server", &table::cases(), |case| {
+        runtime.block_on(ask(&client, &case.yaml))
+    });
 }
 
 async fn connect() -> Client {
     let path = std::env::var("GPUNODE_TEST_KUBECONFIG").expect("GPUNODE_TEST_KUBECONFIG names a kubeconfig");
     let file = Kubeconfig::read_from(path).expect("a kubeconfig");
-    let config =
-        Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.expect("a usable kubeconfig");
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+        .await
+        .expect("a usable kubeconfig");
     Client::try_from(config).expect("a client")
 }
 
 /// The fields that the API server refuses, and its words.
 async fn ask(client: &Client, yaml: &str) -> (BTreeSet<String>, String) {
     // YAML goes over as it is, so that the server also judges what its own reader makes of it.
-    let version = yaml.lines().find_map(|line| line.strip_prefix("apiVersion: ")).expect("an apiVersion");
-    let request = http::Request::post(format!("/apis/{version}/gpunodepolicies?dryRun=All&fieldValidation=Strict"))
-        .header("Content-Type", "application/yaml")
-        .header("Accept", "application/json")
-        .body(yaml.as_bytes().to_vec())
-        .expect("a request");
+    let version = yaml
+        .lines()
+        .find_map(|line| line.strip_prefix("apiVersion: "))
+        .expect("an apiVersion");
+    let request = http::Request::post(format!(
+        "/apis/{version}/gpunodepolicies?dryRun=All&fieldValidation=Strict"
+    ))
+    .header("Content-Type", "application/yaml")
+    .header("Accept", "application/json")
+    .body(yaml.as_bytes().to_vec())
+    .expect("a request");
     match client.request::<serde_json::Value>(request).await {
         Ok(_) => (BTreeSet::new(), String::new()),
         Err(kube::Error::Api(status)) if status.code == 404 => (["apiVersion".to_owned()].into(), status.message),
@@ -43,9 +54,19 @@ async fn ask(client: &Client, yaml: &str) -> (BTreeSet<String>, String) {
                 // These have no field: that rules were left out, and in other words what another cause says.
                 .filter(|cause| !cause.message.contains("some validation rules were not checked"))
                 .filter(|cause| !cause.message.contains("Checked value must be of type"))
-                .map(|cause| if cause.field == "<nil>" { String::new() } else { cause.field.clone() })
+                .map(|cause| {
+                    if cause.field == "<nil>" {
+                        String::new()
+                    } else {
+                        cause.field.clone()
+                    }
+                })
                 .collect();
-            let fields = if causes.is_empty() { in_words(&status.message) } else { causes };
+            let fields = if causes.is_empty() {
+                in_words(&status.message)
+            } else {
+                causes
+            };
             (fields, status.message.clone())
         }
         Err(error) => panic!("the API server does not answer: {error}"),
@@ -55,12 +76,20 @@ async fn ask(client: &Client, yaml: &str) -> (BTreeSet<String>, String) {
 /// Where decoding fails there are no causes: the fields stand in the message.
 fn in_words(message: &str) -> BTreeSet<String> {
     let quoted = |after: &str| {
-        message.split(after).skip(1).filter_map(|rest| rest.split('"').next()).map(str::to_owned).collect::<Vec<_>>()
+        message
+            .split(after)
+            .skip(1)
+            .filter_map(|rest| rest.split('"').next())
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
     };
     let mut fields: BTreeSet<String> = quoted("unknown field \"").into_iter().collect();
     // The YAML reader knows the key alone; the table has one such key, in spec.
     fields.extend(quoted("key \"").into_iter().map(|key| format!("spec.{key}")));
-    let metadata = message.split("ObjectMeta.").skip(1).filter_map(|rest| rest.split(' ').next());
+    let metadata = message
+        .split("ObjectMeta.")
+        .skip(1)
+        .filter_map(|rest| rest.split(' ').next());
     fields.extend(metadata.map(|field| format!("metadata.{field}")));
     if fields.is_empty() {
         fields.insert(format!("? {message}"));

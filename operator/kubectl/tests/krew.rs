@@ -61,15 +61,37 @@ fn folder() -> PathBuf {
 #[test]
 fn the_manifest_for_the_plugin_index_is_of_this_version() {
     let text = std::fs::read_to_string(folder().join("gpunode.yaml")).expect("the manifest");
-    let Plugin { api_version, kind, metadata, spec } = serde_yaml::from_str(&text).expect("a manifest of krew");
-    assert_eq!((api_version.as_str(), kind.as_str()), ("krew.googlecontainertools.github.com/v1alpha2", "Plugin"));
-    assert_eq!((metadata.name.as_str(), spec.version), ("gpunode", format!("v{}", env!("CARGO_PKG_VERSION"))));
+    let Plugin {
+        api_version,
+        kind,
+        metadata,
+        spec,
+    } = serde_yaml::from_str(&text).expect("a manifest of krew");
+    assert_eq!(
+        (api_version.as_str(), kind.as_str()),
+        ("krew.googlecontainertools.github.com/v1alpha2", "Plugin")
+    );
+    assert_eq!(
+        (metadata.name.as_str(), spec.version),
+        ("gpunode", format!("v{}", env!("CARGO_PKG_VERSION")))
+    );
     // krew-index asks for less than 50 characters, and nothing of kubectl and Kubernetes in it.
     assert!(spec.short_description.len() < 50, "{}", spec.short_description);
     assert!(!spec.description.is_empty() && !spec.caveats.is_empty());
-    for Platform { selector: Selector { match_labels: MatchLabels { os, arch } }, uri, sha256, bin } in spec.platforms {
+    for Platform {
+        selector: Selector {
+            match_labels: MatchLabels { os, arch },
+        },
+        uri,
+        sha256,
+        bin,
+    } in spec.platforms
+    {
         assert_eq!(uri, format!("DOWNLOADS/kubectl-gpunode-{os}-{arch}.tar.gz"));
-        assert_eq!((sha256, bin), (format!("SHA256-{os}-{arch}"), "kubectl-gpunode".to_owned()));
+        assert_eq!(
+            (sha256, bin),
+            (format!("SHA256-{os}-{arch}"), "kubectl-gpunode".to_owned())
+        );
     }
 }
 
@@ -79,14 +101,22 @@ fn a_release_fills_in_the_sums_of_its_archives() {
     std::fs::create_dir_all(&release).expect("a folder");
     let fill = || {
         let arguments = ["https://example.com/gpunode", "https://example.com/gpunode/v1/"];
-        Command::new(folder().join("fill.sh")).args(arguments).arg(&release).output().expect("the script")
+        Command::new(folder().join("fill.sh"))
+            .args(arguments)
+            .arg(&release)
+            .output()
+            .expect("the script")
     };
     assert!(!fill().status.success(), "there is no archive");
     std::fs::write(release.join("kubectl-gpunode"), "a program").expect("a file");
     for platform in ["linux-amd64", "linux-arm64"] {
         let archive = format!("kubectl-gpunode-{platform}.tar.gz");
         let mut tar = Command::new("tar");
-        tar.arg("-czf").arg(release.join(archive)).arg("-C").arg(&release).arg("kubectl-gpunode");
+        tar.arg("-czf")
+            .arg(release.join(archive))
+            .arg("-C")
+            .arg(&release)
+            .arg("kubectl-gpunode");
         assert!(tar.status().expect("tar").success());
     }
     let filled = fill();
@@ -96,7 +126,16 @@ fn a_release_fills_in_the_sums_of_its_archives() {
     let plugin: Plugin = serde_yaml::from_str(&text).expect("a manifest of krew");
     assert_eq!(plugin.spec.homepage, "https://example.com/gpunode");
     for platform in plugin.spec.platforms {
-        assert!(platform.uri.starts_with("https://example.com/gpunode/v1/kubectl-gpunode-linux-"), "{}", platform.uri);
-        assert!(platform.sha256.len() == 64 && platform.sha256.bytes().all(|byte| byte.is_ascii_hexdigit()), "{text}");
+        assert!(
+            platform
+                .uri
+                .starts_with("https://example.com/gpunode/v1/kubectl-gpunode-linux-"),
+            "{}",
+            platform.uri
+        );
+        assert!(
+            platform.sha256.len() == 64 && platform.sha256.bytes().all(|byte| byte.is_ascii_hexdigit()),
+            "{text}"
+        );
     }
 }

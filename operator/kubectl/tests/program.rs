@@ -50,7 +50,10 @@ fn run(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String
 
 #[test]
 fn nodes_without_a_version_can_be_planned() {
-    let nodes = file("unversioned-nodes.yaml", &DUMP.replace("uid: u, resourceVersion: '1', ", ""));
+    let nodes = file(
+        "unversioned-nodes.yaml",
+        &DUMP.replace("uid: u, resourceVersion: '1', ", ""),
+    );
     let policy = file("unversioned-policy.yaml", &policy("training", "NoSchedule"));
     let (code, text) = run(&["plan", "-f", &policy, "--nodes", &nodes], &[]);
     assert!(code != Some(1) && text.contains("dedicated"), "{code:?} {text}");
@@ -65,7 +68,10 @@ fn colour_is_for_terminals_that_want_it() {
     for arguments in [plan.as_slice(), &explain] {
         let has_colour = |environment: &[(&str, &str)]| run(arguments, environment).1.contains('\u{1b}');
         assert!(!has_colour(&[]), "{arguments:?} in a pipe");
-        assert!(has_colour(&[("CLICOLOR_FORCE", "1")]), "{arguments:?} where it is wanted all the same");
+        assert!(
+            has_colour(&[("CLICOLOR_FORCE", "1")]),
+            "{arguments:?} where it is wanted all the same"
+        );
         assert!(!has_colour(&[("NO_COLOR", "1")]), "{arguments:?}");
     }
 }
@@ -79,14 +85,28 @@ fn exit_codes_tell_pipelines_what_would_happen() {
         ("refused", policy("training", "Sometimes"), 1),
     ] {
         let policy = file(&format!("codes-{name}.yaml"), &text);
-        assert_eq!(run(&["plan", "-f", &policy, "--nodes", &nodes], &[]).0, Some(code), "{name}");
+        assert_eq!(
+            run(&["plan", "-f", &policy, "--nodes", &nodes], &[]).0,
+            Some(code),
+            "{name}"
+        );
     }
     assert_eq!(run(&["plan", "--delete", "there", "--nodes", &nodes], &[]).0, Some(0));
-    assert_eq!(run(&["plan", "--delete", "gone", "--nodes", &nodes], &[]).0, Some(1), "there is no such policy");
-    assert_eq!(run(&["explain", "n2", "--nodes", &nodes], &[]).0, Some(1), "there is no such node");
+    assert_eq!(
+        run(&["plan", "--delete", "gone", "--nodes", &nodes], &[]).0,
+        Some(1),
+        "there is no such policy"
+    );
+    assert_eq!(
+        run(&["explain", "n2", "--nodes", &nodes], &[]).0,
+        Some(1),
+        "there is no such node"
+    );
     assert_eq!(run(&["plan"], &[]).0, Some(1), "wrong arguments are not a disruption");
-    let kustomization =
-        file("codes-kustomization.yaml", "kind: Kustomization\napiVersion: kustomize.config.k8s.io/v1beta1\n");
+    let kustomization = file(
+        "codes-kustomization.yaml",
+        "kind: Kustomization\napiVersion: kustomize.config.k8s.io/v1beta1\n",
+    );
     let (code, text) = run(&["validate", "-f", &kustomization], &[]);
     assert!(
         code == Some(1) && text.contains("kubectl kustomize FOLDER"),
@@ -111,7 +131,11 @@ fn programs_get_json_and_yaml_that_say_the_same() {
             assert_eq!(json["policies"][0]["nearest"]["node"], "n1", "{json}");
         }
         if !arguments.contains(&"validate") {
-            assert_eq!(json["unreadable"].as_array().map(Vec::len), Some(0), "the operator is known: {json}");
+            assert_eq!(
+                json["unreadable"].as_array().map(Vec::len),
+                Some(0),
+                "the operator is known: {json}"
+            );
         }
     }
 }

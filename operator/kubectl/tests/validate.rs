@@ -9,26 +9,44 @@ use kubectl_gpunode::validate::{Kinds, Problem, Text, Verdict};
 fn every_policy_of_the_table_gets_its_verdict() {
     let kinds = Kinds::new().expect("generated schemas");
     table::compare("validate", &table::cases(), |case| {
-        let text = Text { name: case.name.clone(), contents: case.yaml.clone() };
-        let problems: Vec<_> = kinds.validate(&text).into_iter().flat_map(|report| report.problems).collect();
+        let text = Text {
+            name: case.name.clone(),
+            contents: case.yaml.clone(),
+        };
+        let problems: Vec<_> = kinds
+            .validate(&text)
+            .into_iter()
+            .flat_map(|report| report.problems)
+            .collect();
         let words: Vec<_> = problems.iter().map(|problem| problem.message.clone()).collect();
-        (problems.into_iter().map(|problem| problem.path).collect(), words.join("; "))
+        (
+            problems.into_iter().map(|problem| problem.path).collect(),
+            words.join("; "),
+        )
     });
 }
 
 const POLICY: &str = "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNodePolicy\nmetadata: {name: v100}\n";
 
 fn verdicts(contents: &str) -> Vec<(Verdict, Vec<String>)> {
-    let text = Text { name: "file".to_owned(), contents: contents.to_owned() };
+    let text = Text {
+        name: "file".to_owned(),
+        contents: contents.to_owned(),
+    };
     let reports = Kinds::new().expect("generated schemas").validate(&text);
     let shown = |problem: &Problem| format!("{} {}", problem.line.unwrap_or_default(), problem.path);
-    reports.iter().map(|report| (report.verdict, report.problems.iter().map(shown).collect())).collect()
+    reports
+        .iter()
+        .map(|report| (report.verdict, report.problems.iter().map(shown).collect()))
+        .collect()
 }
 
 #[test]
 fn documents_of_other_kinds_are_skipped() {
     assert_eq!(
-        verdicts(&format!("kind: Pod\napiVersion: v1\n---\n{POLICY}spec: {{nodeSelector: {{}}}}\n")),
+        verdicts(&format!(
+            "kind: Pod\napiVersion: v1\n---\n{POLICY}spec: {{nodeSelector: {{}}}}\n"
+        )),
         [(Verdict::Skipped, vec![]), (Verdict::Valid, vec![])]
     );
 }
@@ -38,7 +56,11 @@ fn a_kind_of_gpunodes_in_another_group_is_refused() {
     for version in ["gpunodes.dev/v1alpha1", "v1alpha1", "gpunode.dev/v1"] {
         for kind in ["GpuNodePolicy", "GpuNode"] {
             let object = format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: a}}\nspec: {{}}\n");
-            assert_eq!(verdicts(&object), [(Verdict::Invalid, vec!["1 apiVersion".to_owned()])], "{version} {kind}");
+            assert_eq!(
+                verdicts(&object),
+                [(Verdict::Invalid, vec!["1 apiVersion".to_owned()])],
+                "{version} {kind}"
+            );
         }
     }
 }
@@ -46,8 +68,15 @@ fn a_kind_of_gpunodes_in_another_group_is_refused() {
 #[test]
 fn problems_that_hide_others_say_so() {
     let unchecked = |spec: &str| {
-        let text = Text { name: "file".to_owned(), contents: format!("{POLICY}spec: {spec}\n") };
-        Kinds::new().expect("generated schemas").validate(&text).remove(0).rules_unchecked
+        let text = Text {
+            name: "file".to_owned(),
+            contents: format!("{POLICY}spec: {spec}\n"),
+        };
+        Kinds::new()
+            .expect("generated schemas")
+            .validate(&text)
+            .remove(0)
+            .rules_unchecked
     };
     let rule = "labels: {kubernetes.io/a: b}";
     assert!(!unchecked(&format!("{{nodeSelector: {{}}, {rule}}}")));
@@ -60,16 +89,28 @@ fn the_items_of_a_list_are_judged_one_by_one() {
     let list = format!(
         "apiVersion: v1\nkind: List\nitems:\n{item}    nodeSelector: {{}}\n{item}    nodeSelector: {{}}\n    mode: Off\n"
     );
-    assert_eq!(verdicts(&list), [(Verdict::Valid, vec![]), (Verdict::Invalid, vec!["14 spec.mode".to_owned()])]);
+    assert_eq!(
+        verdicts(&list),
+        [
+            (Verdict::Valid, vec![]),
+            (Verdict::Invalid, vec!["14 spec.mode".to_owned()])
+        ]
+    );
 }
 
 #[test]
 fn what_is_no_object_is_refused() {
     assert_eq!(verdicts(""), [(Verdict::Invalid, vec!["0 ".to_owned()])]);
-    assert_eq!(verdicts("resources: []\n"), [(Verdict::Invalid, vec!["1 apiVersion".to_owned()])]);
+    assert_eq!(
+        verdicts("resources: []\n"),
+        [(Verdict::Invalid, vec!["1 apiVersion".to_owned()])]
+    );
     assert_eq!(verdicts("- a\n"), [(Verdict::Invalid, vec!["1 apiVersion".to_owned()])]);
     let broken = verdicts(&format!("{POLICY}spec: {{nodeSelector: {{}}}}\n---\na: [\n"));
-    assert_eq!(broken.iter().map(|(verdict, _)| *verdict).collect::<Vec<_>>(), [Verdict::Valid, Verdict::Invalid]);
+    assert_eq!(
+        broken.iter().map(|(verdict, _)| *verdict).collect::<Vec<_>>(),
+        [Verdict::Valid, Verdict::Invalid]
+    );
 }
 
 #[test]
@@ -77,33 +118,62 @@ fn a_policy_in_force_cannot_become_a_preview() {
     let kinds = Kinds::new().expect("generated schemas");
     let object = |mode: &str| {
         let contents = format!("{POLICY}spec: {{nodeSelector: {{}}, mode: {mode}}}\n");
-        kinds.validate(&Text { name: "file".to_owned(), contents }).remove(0).object
+        kinds
+            .validate(&Text {
+                name: "file".to_owned(),
+                contents,
+            })
+            .remove(0)
+            .object
     };
     for mode in ["Enforce", "Paused"] {
-        assert!(kinds.validate_change(&object(mode), &object("Preview")).is_empty(), "{mode}");
+        assert!(
+            kinds.validate_change(&object(mode), &object("Preview")).is_empty(),
+            "{mode}"
+        );
         let problems = kinds.validate_change(&object("Preview"), &object(mode));
-        assert_eq!(problems.iter().map(|problem| problem.path.as_str()).collect::<Vec<_>>(), ["spec.mode"], "{mode}");
-        assert!(problems[0].message.contains("Paused") && problems[0].message.contains("plan"), "{problems:?}");
+        assert_eq!(
+            problems.iter().map(|problem| problem.path.as_str()).collect::<Vec<_>>(),
+            ["spec.mode"],
+            "{mode}"
+        );
+        assert!(
+            problems[0].message.contains("Paused") && problems[0].message.contains("plan"),
+            "{problems:?}"
+        );
     }
     for (from, to) in [("Enforce", "Paused"), ("Paused", "Enforce")] {
-        assert!(kinds.validate_change(&object(to), &object(from)).is_empty(), "{from} to {to}");
+        assert!(
+            kinds.validate_change(&object(to), &object(from)).is_empty(),
+            "{from} to {to}"
+        );
     }
 }
 
 /// The messages about a policy with this `spec`, each with its field.
 fn words(spec: &str) -> Vec<String> {
-    let text = Text { name: "file".to_owned(), contents: format!("{POLICY}spec: {spec}\n") };
+    let text = Text {
+        name: "file".to_owned(),
+        contents: format!("{POLICY}spec: {spec}\n"),
+    };
     let reports = Kinds::new().expect("generated schemas").validate(&text);
     let problems = reports.iter().flat_map(|report| &report.problems);
-    problems.map(|problem| format!("{}: {}", problem.path, problem.message)).collect()
+    problems
+        .map(|problem| format!("{}: {}", problem.path, problem.message))
+        .collect()
 }
 
 #[test]
 fn what_is_too_short_is_told_how_much_it_needs() {
     let selected = |devices: &str| {
-        words(&format!("{{nodeSelector: {{}}, devicePlugin: {{resources: [{{name: a.b/c, devices: {devices}}}]}}}}"))
+        words(&format!(
+            "{{nodeSelector: {{}}, devicePlugin: {{resources: [{{name: a.b/c, devices: {devices}}}]}}}}"
+        ))
     };
-    assert_eq!(selected("{products: []}"), ["spec.devicePlugin.resources[0].devices.products: needs at least 1 entry"]);
+    assert_eq!(
+        selected("{products: []}"),
+        ["spec.devicePlugin.resources[0].devices.products: needs at least 1 entry"]
+    );
     assert_eq!(
         selected("{products: [\"\"]}")[0],
         "spec.devicePlugin.resources[0].devices.products[0]: needs at least 1 character"
@@ -126,7 +196,9 @@ fn a_slip_in_a_fixed_value_is_told_the_right_one() {
     );
     let sharing = "{strategy: Timeslicing, replicas: 4}";
     assert_eq!(
-        words(&format!("{{nodeSelector: {{}}, devicePlugin: {{resources: [{{name: a.b/c, sharing: {sharing}}}]}}}}")),
+        words(&format!(
+            "{{nodeSelector: {{}}, devicePlugin: {{resources: [{{name: a.b/c, sharing: {sharing}}}]}}}}"
+        )),
         [
             "spec.devicePlugin.resources[0].sharing.strategy: \"Timeslicing\" is not supported; did you mean `TimeSlicing`?"
         ]
@@ -135,8 +207,11 @@ fn a_slip_in_a_fixed_value_is_told_the_right_one() {
 
 #[test]
 fn what_matches_no_pattern_is_told_in_words_what_is_meant() {
-    let resource =
-        |fields: &str| words(&format!("{{nodeSelector: {{}}, devicePlugin: {{resources: [{{{fields}}}]}}}}"));
+    let resource = |fields: &str| {
+        words(&format!(
+            "{{nodeSelector: {{}}, devicePlugin: {{resources: [{{{fields}}}]}}}}"
+        ))
+    };
     let path = "spec.devicePlugin.resources[0]";
     assert_eq!(
         resource("name: gpu"),
@@ -152,7 +227,9 @@ fn what_matches_no_pattern_is_told_in_words_what_is_meant() {
     );
     assert_eq!(
         resource("name: a.b/c, sharing: {strategy: Memory, unit: 1G}"),
-        [format!("{path}.sharing.unit: sharing.unit must be a whole number of Mi, Gi or Ti, such as 1Gi or 512Mi")]
+        [format!(
+            "{path}.sharing.unit: sharing.unit must be a whole number of Mi, Gi or Ti, such as 1Gi or 512Mi"
+        )]
     );
     assert_eq!(
         resource("name: a.b/c, devices: {products: [Tesla V100]}"),

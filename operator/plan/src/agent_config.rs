@@ -85,7 +85,9 @@ pub fn is_writable(governing: &Policy, gpu_node: Option<&GpuNode>) -> bool {
 /// Whether a node needs MPS daemons: for its configuration, or because some are there, whoever wanted them. The label must
 /// outlive the configuration, since a daemon ends with its last client.
 pub fn needs_mps(governing: Option<&Policy>, gpu_node: Option<&GpuNode>) -> bool {
-    let is_wanted = governing.and_then(|policy| policy.device_plugin.as_ref()).is_some_and(|plugin| plugin.wants_mps);
+    let is_wanted = governing
+        .and_then(|policy| policy.device_plugin.as_ref())
+        .is_some_and(|plugin| plugin.wants_mps);
     let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
     is_wanted || status.is_some_and(|status| !status.mps_daemons.is_empty())
 }
@@ -106,7 +108,9 @@ pub fn change(
                 (None, _) => GpuNodeChange::None,
                 (Some(wanted), Some(current)) if wanted == *current => {
                     let step = gpu_node.spec.step.as_ref();
-                    step.map_or(GpuNodeChange::None, |step| step_change(gpu_node, step, policy, stage, now))
+                    step.map_or(GpuNodeChange::None, |step| {
+                        step_change(gpu_node, step, policy, stage, now)
+                    })
                 }
                 (Some(wanted), _) => {
                     let was_ready = matches!(stage, Some(Stage::Pending | Stage::Stepping));
@@ -115,7 +119,13 @@ pub fn change(
             }
         }
         (Some(policy), None) => wanted_configuration(policy).map_or(GpuNodeChange::None, |wanted| {
-            let mut gpu_node = GpuNode::new(&node.name, GpuNodeSpec { config: Some(wanted), ..asked_at_first(node) });
+            let mut gpu_node = GpuNode::new(
+                &node.name,
+                GpuNodeSpec {
+                    config: Some(wanted),
+                    ..asked_at_first(node)
+                },
+            );
             gpu_node.metadata.owner_references = Some(vec![owner(node)]);
             GpuNodeChange::Create(Box::new(gpu_node))
         }),
@@ -152,24 +162,38 @@ fn step_change(
         Some(Stage::Stepping) if step.generation != policy.generation => Some(begin(policy, now)),
         _ => return GpuNodeChange::None,
     };
-    GpuNodeChange::Step { resource_version: version(gpu_node), step: next }
+    GpuNodeChange::Step {
+        resource_version: version(gpu_node),
+        step: next,
+    }
 }
 
 fn begin(policy: &Policy, now: Timestamp) -> ConfigurationStep {
-    ConfigurationStep { started_at: Time(whole_second(now)), generation: policy.generation, failed: None }
+    ConfigurationStep {
+        started_at: Time(whole_second(now)),
+        generation: policy.generation,
+        failed: None,
+    }
 }
 
 /// The devices of a node whose change waits for their holders.
 pub fn waiting(node: &NodeFacts, gpu_node: Option<&GpuNode>) -> Vec<NodeWaiting> {
     let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
     let devices = status.into_iter().flat_map(|status| &status.waiting);
-    let waiting =
-        devices.map(|it| NodeWaiting { node: node.name.clone(), device: it.device.clone(), pods: it.pods.clone() });
+    let waiting = devices.map(|it| NodeWaiting {
+        node: node.name.clone(),
+        device: it.device.clone(),
+        pods: it.pods.clone(),
+    });
     waiting.collect()
 }
 
 fn configure(gpu_node: &GpuNode, config: Option<Configuration>, step: Option<ConfigurationStep>) -> GpuNodeChange {
-    GpuNodeChange::Configure { resource_version: version(gpu_node), config, step }
+    GpuNodeChange::Configure {
+        resource_version: version(gpu_node),
+        config,
+        step,
+    }
 }
 
 /// As the API server keeps times.

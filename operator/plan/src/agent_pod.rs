@@ -66,7 +66,10 @@ pub fn agent_pod(image: &str, component: Component<'_>) -> PodSpec {
         node_selector,
         affinity,
         // GPU nodes carry taints of their own, and an agent must stay where one is added.
-        tolerations: Some(vec![Toleration { operator: Some("Exists".to_owned()), ..Toleration::default() }]),
+        tolerations: Some(vec![Toleration {
+            operator: Some("Exists".to_owned()),
+            ..Toleration::default()
+        }]),
         priority_class_name: Some("system-node-critical".to_owned()),
         service_account_name: Some(SERVICE_ACCOUNT.to_owned()),
         service_account: Some(SERVICE_ACCOUNT.to_owned()),
@@ -91,7 +94,11 @@ fn container(image: &str, component: Component<'_>, mounts: &[Mount]) -> Contain
         Component::Mps => "mps",
     };
     let is_mps = matches!(component, Component::Mps);
-    let env = [("NODE_NAME", "spec.nodeName"), ("POD_NAME", "metadata.name"), ("POD_UID", "metadata.uid")];
+    let env = [
+        ("NODE_NAME", "spec.nodeName"),
+        ("POD_NAME", "metadata.name"),
+        ("POD_UID", "metadata.uid"),
+    ];
     // The supervisor of MPS daemons speaks for no node.
     let env = env.into_iter().filter(|(name, _)| !is_mps || *name == "POD_UID");
     let policy = matches!(component, Component::DevicePlugin { .. }).then_some(("POLICY_NAME", POLICY_FIELD));
@@ -104,7 +111,11 @@ fn container(image: &str, component: Component<'_>, mounts: &[Mount]) -> Contain
         args: Some(vec![args.to_owned()]),
         env: Some(env.map(|(name, field)| field_env(name, field)).collect()),
         resources: Some(ResourceRequirements {
-            requests: Some(requests.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned()))).into()),
+            requests: Some(
+                requests
+                    .map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned())))
+                    .into(),
+            ),
             ..ResourceRequirements::default()
         }),
         security_context: Some(SecurityContext {
@@ -140,7 +151,10 @@ impl Mount {
     fn volume(&self) -> Volume {
         Volume {
             name: self.name.to_owned(),
-            host_path: Some(HostPathVolumeSource { path: self.path.to_owned(), type_: Some(self.type_.to_owned()) }),
+            host_path: Some(HostPathVolumeSource {
+                path: self.path.to_owned(),
+                type_: Some(self.type_.to_owned()),
+            }),
             ..Volume::default()
         }
     }
@@ -157,10 +171,16 @@ impl Mount {
 }
 
 fn field_env(name: &str, field: &str) -> EnvVar {
-    let field_ref = ObjectFieldSelector { api_version: Some("v1".to_owned()), field_path: field.to_owned() };
+    let field_ref = ObjectFieldSelector {
+        api_version: Some("v1".to_owned()),
+        field_path: field.to_owned(),
+    };
     EnvVar {
         name: name.to_owned(),
-        value_from: Some(EnvVarSource { field_ref: Some(field_ref), ..EnvVarSource::default() }),
+        value_from: Some(EnvVarSource {
+            field_ref: Some(field_ref),
+            ..EnvVarSource::default()
+        }),
         value: None,
     }
 }
@@ -198,7 +218,9 @@ fn discovery_affinity() -> Affinity {
     };
     Affinity {
         node_affinity: Some(NodeAffinity {
-            required_during_scheduling_ignored_during_execution: Some(NodeSelector { node_selector_terms: vec![term] }),
+            required_during_scheduling_ignored_during_execution: Some(NodeSelector {
+                node_selector_terms: vec![term],
+            }),
             preferred_during_scheduling_ignored_during_execution: None,
         }),
         ..Affinity::default()
@@ -208,15 +230,31 @@ fn discovery_affinity() -> Affinity {
 /// Only the device plugin talks to the kubelet, and only its agents write what is kept on the node. All see who holds what,
 /// since nothing that is held may change. The MPS daemons get the folder that their clients mount.
 fn mounts(component: Component<'_>) -> Vec<Mount> {
-    let (is_plugin, is_mps) =
-        (matches!(component, Component::DevicePlugin { .. }), matches!(component, Component::Mps));
-    let mount = |name, path, type_, read_only| Mount { name, path, at: path, type_, read_only };
-    let host = Mount { name: "host", path: "/", at: "/host", type_: "", read_only: true };
+    let (is_plugin, is_mps) = (
+        matches!(component, Component::DevicePlugin { .. }),
+        matches!(component, Component::Mps),
+    );
+    let mount = |name, path, type_, read_only| Mount {
+        name,
+        path,
+        at: path,
+        type_,
+        read_only,
+    };
+    let host = Mount {
+        name: "host",
+        path: "/",
+        at: "/host",
+        type_: "",
+        read_only: true,
+    };
     // The kubelet's memory of who holds what lies there too, which discovery reads.
     let plugins = mount("device-plugins", DEVICE_PLUGINS, "Directory", !is_plugin);
     let state = mount("state", STATE, "DirectoryOrCreate", is_mps);
     let pod_resources = mount("pod-resources", POD_RESOURCES, "Directory", true);
     let mps = mount("mps", RUN, "DirectoryOrCreate", !is_mps);
     let all = [host, plugins, state, pod_resources, mps];
-    all.into_iter().filter(|mount| !(is_mps && mount.name == "device-plugins")).collect()
+    all.into_iter()
+        .filter(|mount| !(is_mps && mount.name == "device-plugins"))
+        .collect()
 }

@@ -35,13 +35,21 @@ pub fn asked(node: &NodeFacts, gpu_node: Option<&GpuNode>) -> Option<GpuNodeChan
     };
     let is_there = (release, &recovered) == (gpu_node.spec.release, &gpu_node.spec.recovered);
     let resource_version = gpu_node.metadata.resource_version.clone().unwrap_or_default();
-    (!is_there).then_some(GpuNodeChange::Ask { resource_version, release, recovered })
+    (!is_there).then_some(GpuNodeChange::Ask {
+        resource_version,
+        release,
+        recovered,
+    })
 }
 
 /// What the `GpuNode` of a node that has none says from the start.
 pub fn asked_at_first(node: &NodeFacts) -> GpuNodeSpec {
     let recovered = node.recovered.as_deref().and_then(|text| read(text).ok()).map(Time);
-    GpuNodeSpec { release: is_released(node), recovered, ..GpuNodeSpec::default() }
+    GpuNodeSpec {
+        release: is_released(node),
+        recovered,
+        ..GpuNodeSpec::default()
+    }
 }
 
 /// That the annotation cannot be read, if so.
@@ -53,7 +61,12 @@ pub fn unreadable(node: &NodeFacts) -> Option<Verdict> {
         "read annotation {RECOVERED_ANNOTATION} \"{shown}\" of the node: {error}; write a time such as 2026-01-31T12:00:00Z"
     );
     let (of, reason) = (ConditionType::RecoveredAnnotation, Reason::Unreadable);
-    Some(Verdict { of, holds: false, reason, message })
+    Some(Verdict {
+        of,
+        holds: false,
+        reason,
+        message,
+    })
 }
 
 /// The end of the second that is named: whoever writes seconds means faults of that second too.

@@ -79,7 +79,11 @@ pub fn claim<K: Ord + Clone>(
     }
     let mut claims = Claims {
         set: BTreeMap::new(),
-        remove: current.keys().filter(|key| is_always_ours(key) && !wanted.contains_key(key)).cloned().collect(),
+        remove: current
+            .keys()
+            .filter(|key| is_always_ours(key) && !wanted.contains_key(key))
+            .cloned()
+            .collect(),
         entries: Entries::default(),
         clashes: Vec::new(),
         owners: BTreeSet::new(),
@@ -129,10 +133,21 @@ pub fn released<K: Ord + Clone>(
     recorded: &Entries<K>,
     wanted: &BTreeMap<K, Wanted>,
 ) -> Vec<K> {
-    let is_wanted =
-        |key: &K| wanted.get(key).is_some_and(|wanted| wanted.take_over || !recorded.before.contains_key(key));
-    let changed = recorded.owned.iter().filter(|(key, value)| current.get(key) != Some(value)).map(|(key, _)| key);
-    changed.chain(recorded.conceded.keys()).filter(|key| !is_wanted(key)).cloned().collect()
+    let is_wanted = |key: &K| {
+        wanted
+            .get(key)
+            .is_some_and(|wanted| wanted.take_over || !recorded.before.contains_key(key))
+    };
+    let changed = recorded
+        .owned
+        .iter()
+        .filter(|(key, value)| current.get(key) != Some(value))
+        .map(|(key, _)| key);
+    changed
+        .chain(recorded.conceded.keys())
+        .filter(|key| !is_wanted(key))
+        .cloned()
+        .collect()
 }
 
 /// Keys that are taken over again from those to whom they were conceded, with what these wanted last where the record does not
@@ -177,7 +192,9 @@ fn fate_of_conceded(
         return Fate::Owned { restores: Vec::new() };
     }
     if actual == Some(&wanted.value) {
-        return Fate::Owned { restores: restores.to_vec() };
+        return Fate::Owned {
+            restores: restores.to_vec(),
+        };
     }
     let still = || Fate::Conceded {
         by: conceded.by.clone(),
@@ -196,9 +213,15 @@ fn fate_of_owned(
     now: Timestamp,
 ) -> Fate {
     if actual == Some(&wanted.value) || actual == Some(recorded) {
-        return Fate::Owned { restores: restores.to_vec() };
+        return Fate::Owned {
+            restores: restores.to_vec(),
+        };
     }
-    let conceded = || Fate::Conceded { by: wanted.winner.clone(), restores: restores.to_vec(), gone: actual.is_none() };
+    let conceded = || Fate::Conceded {
+        by: wanted.winner.clone(),
+        restores: restores.to_vec(),
+        gone: actual.is_none(),
+    };
     further_restore(restores, now).map_or_else(conceded, |restores| Fate::Owned { restores })
 }
 
@@ -206,7 +229,10 @@ fn fate_of_owned(
 fn further_restore(restores: &[i64], now: Timestamp) -> Option<Vec<i64>> {
     // A clock that was set back, or a forged time, must not count for ever.
     let now = now.as_second();
-    let recent = restores.iter().copied().filter(|at| now.abs_diff(*at) < RESTORE_WINDOW_SECONDS);
+    let recent = restores
+        .iter()
+        .copied()
+        .filter(|at| now.abs_diff(*at) < RESTORE_WINDOW_SECONDS);
     let restores: Vec<_> = recent.chain([now]).collect();
     (restores.len() <= MAX_RESTORES).then_some(restores)
 }
@@ -214,7 +240,9 @@ fn further_restore(restores: &[i64], now: Timestamp) -> Option<Vec<i64>> {
 /// When the first of these restores counts no more.
 fn next_restore(restores: &[i64]) -> Option<Timestamp> {
     let first = Timestamp::from_second(*restores.iter().min()?).ok()?;
-    first.checked_add(SignedDuration::from_secs(RESTORE_WINDOW_SECONDS.cast_signed())).ok()
+    first
+        .checked_add(SignedDuration::from_secs(RESTORE_WINDOW_SECONDS.cast_signed()))
+        .ok()
 }
 
 impl<K: Ord + Clone> Claims<K> {
@@ -231,7 +259,9 @@ impl<K: Ord + Clone> Claims<K> {
                     self.set.insert(key.clone(), wanted.value.clone());
                 }
                 self.entries.owned.insert(key.clone(), wanted.value.clone());
-                self.entries.before.extend(before.map(|before| (key.clone(), before.clone())));
+                self.entries
+                    .before
+                    .extend(before.map(|before| (key.clone(), before.clone())));
                 if !restores.is_empty() {
                     self.entries.restored.insert(key.clone(), restores);
                 }
@@ -260,7 +290,9 @@ impl<K: Ord + Clone> Claims<K> {
                 }
                 self.entries.conceded.insert(key.clone(), Conceded { by, gone });
                 self.owners.extend(wanted.policies.iter().cloned());
-                self.entries.before.extend(before.map(|before| (key.clone(), before.clone())));
+                self.entries
+                    .before
+                    .extend(before.map(|before| (key.clone(), before.clone())));
                 self.clashes.push(clash(actual, true));
             }
         }
@@ -269,8 +301,13 @@ impl<K: Ord + Clone> Claims<K> {
     /// The keys about which something is to be written, on the node or in the record, which says `before`.
     pub fn changes<'a>(&'a self, before: &'a Entries<K>) -> impl Iterator<Item = &'a K> {
         let after = &self.entries;
-        let noted = [before, after].into_iter().flat_map(|entries| entries.owned.keys().chain(entries.conceded.keys()));
-        self.set.keys().chain(&self.remove).chain(noted.filter(|key| !before.same_about(after, key)))
+        let noted = [before, after]
+            .into_iter()
+            .flat_map(|entries| entries.owned.keys().chain(entries.conceded.keys()));
+        self.set
+            .keys()
+            .chain(&self.remove)
+            .chain(noted.filter(|key| !before.same_about(after, key)))
     }
 
     /// The keys once everything is set and removed.

@@ -48,7 +48,10 @@ where
                 Some(winner) if winner.priority == policy.priority => {
                     let agreed = winner.policies.iter().map(|name| (name.clone(), winner.value.clone()));
                     let values = agreed.chain([(policy.name.clone(), value.to_owned())]).collect();
-                    return Err(Disagreement { about: about(&key), values });
+                    return Err(Disagreement {
+                        about: about(&key),
+                        values,
+                    });
                 }
                 Some(_) => {}
             }
@@ -60,7 +63,9 @@ where
 /// The policy that governs: of those with a device plugin the one with the highest priority, then the first by name.
 pub fn governing<'a>(matched: &[&'a Policy]) -> Result<Option<&'a Policy>, Disagreement> {
     let mut candidates = matched.iter().filter(|policy| policy.device_plugin.is_some());
-    let Some(first) = candidates.next() else { return Ok(None) };
+    let Some(first) = candidates.next() else {
+        return Ok(None);
+    };
     let others: Vec<_> = candidates
         .take_while(|policy| policy.priority == first.priority)
         .filter(|policy| policy.device_plugin != first.device_plugin)
@@ -68,14 +73,26 @@ pub fn governing<'a>(matched: &[&'a Policy]) -> Result<Option<&'a Policy>, Disag
     if others.is_empty() {
         return Ok(Some(first));
     }
-    let values = others.into_iter().chain([first]).map(|policy| (policy.name.clone(), described(policy))).collect();
-    Err(Disagreement { about: "devicePlugin".to_owned(), values })
+    let values = others
+        .into_iter()
+        .chain([first])
+        .map(|policy| (policy.name.clone(), described(policy)))
+        .collect();
+    Err(Disagreement {
+        about: "devicePlugin".to_owned(),
+        values,
+    })
 }
 
 /// What tells the device plugins of two policies apart.
 fn described(policy: &Policy) -> String {
-    let Some(plugin) = &policy.device_plugin else { return String::new() };
-    let hash = plugin.document.as_ref().map_or("a refused configuration", |document| document.hash.as_str());
+    let Some(plugin) = &policy.device_plugin else {
+        return String::new();
+    };
+    let hash = plugin
+        .document
+        .as_ref()
+        .map_or("a refused configuration", |document| document.hash.as_str());
     match &plugin.image {
         Some(image) => format!("{hash} with image {image}"),
         None => hash.to_owned(),

@@ -45,31 +45,49 @@ pub fn change(
 ) -> Option<ConditionsChange> {
     let gpu_node = gpu_node?;
     let live = gpu_node.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    let is_ours = |condition: &&Condition| ConditionType::OF_OPERATOR.iter().any(|of| of.as_str() == condition.type_);
+    let is_ours = |condition: &&Condition| {
+        ConditionType::OF_OPERATOR
+            .iter()
+            .any(|of| of.as_str() == condition.type_)
+    };
     let before: Vec<&Condition> = live.iter().filter(is_ours).collect();
     let status = |holds| if holds { "True" } else { "False" };
     let condition = |verdict: Verdict| Condition {
         type_: verdict.of.as_str().to_owned(),
         status: status(verdict.holds).to_owned(),
         reason: verdict.reason.as_str().to_owned(),
-        message: verdict.message.get(..verdict.message.floor_char_boundary(MAX_MESSAGE)).unwrap_or_default().to_owned(),
+        message: verdict
+            .message
+            .get(..verdict.message.floor_char_boundary(MAX_MESSAGE))
+            .unwrap_or_default()
+            .to_owned(),
         last_transition_time: before
             .iter()
             .find(|old| old.type_ == verdict.of.as_str() && old.status == status(verdict.holds))
             .map_or(Time(now), |old| old.last_transition_time.clone()),
         observed_generation: None,
     };
-    let kept = before.iter().filter(|old| kept.iter().any(|kept| kept.as_str() == old.type_));
-    let conditions: Vec<Condition> =
-        verdicts.into_iter().map(condition).chain(kept.map(|old| (*old).clone())).collect();
+    let kept = before
+        .iter()
+        .filter(|old| kept.iter().any(|kept| kept.as_str() == old.type_));
+    let conditions: Vec<Condition> = verdicts
+        .into_iter()
+        .map(condition)
+        .chain(kept.map(|old| (*old).clone()))
+        .collect();
     let is_there = conditions.len() == before.len() && conditions.iter().all(|condition| before.contains(&condition));
     let resource_version = gpu_node.metadata.resource_version.clone().unwrap_or_default();
-    (!is_there).then_some(ConditionsChange { resource_version, conditions })
+    (!is_there).then_some(ConditionsChange {
+        resource_version,
+        conditions,
+    })
 }
 
 /// That somebody else owns keys that policies want, if so.
 pub fn foreign_keys(conflicts: &[Conflict]) -> Option<Verdict> {
-    let told = conflicts.iter().map(|conflict| format!("{conflict}, as {} wants", conflict.policies.join(" and ")));
+    let told = conflicts
+        .iter()
+        .map(|conflict| format!("{conflict}, as {} wants", conflict.policies.join(" and ")));
     let message = told.collect::<Vec<_>>().join("; ");
     (!conflicts.is_empty()).then_some(Verdict {
         of: ConditionType::Conflict,
@@ -105,12 +123,21 @@ pub fn foreign_facts(node: &NodeFacts, wanted: &BTreeMap<String, Wanted>, claims
             conflict.strip_prefix("label ").map(str::to_owned).unwrap_or(conflict)
         })
         .collect();
-    let others = if others.is_empty() { "with the same values".to_owned() } else { others.join("; ") };
+    let others = if others.is_empty() {
+        "with the same values".to_owned()
+    } else {
+        others.join("; ")
+    };
     let message = format!(
         "{who} keeps {} of the labels with facts about GPUs, as GPU feature discovery does: {others}",
         foreign.len()
     );
-    Some(Verdict { of: ConditionType::FactLabels, holds: false, reason: Reason::OwnedByAnother, message })
+    Some(Verdict {
+        of: ConditionType::FactLabels,
+        holds: false,
+        reason: Reason::OwnedByAnother,
+        message,
+    })
 }
 
 #[cfg(test)]
@@ -131,11 +158,25 @@ mod tests {
 
     /// What is applied to a `GpuNode` with conditions of every type there is; their types.
     fn applied(verdicts: Vec<Verdict>, kept: &[ConditionType]) -> Vec<String> {
-        let agents = ["Ready", "ConfigurationAccepted", "Registered", "DevicesOffered", "DriverAvailable", "Unheard"];
+        let agents = [
+            "Ready",
+            "ConfigurationAccepted",
+            "Registered",
+            "DevicesOffered",
+            "DriverAvailable",
+            "Unheard",
+        ];
         let ours = ConditionType::OF_OPERATOR.map(ConditionType::as_str);
         let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
-        let conditions = agents.into_iter().chain(ours).map(|of| condition(of, "False")).collect();
-        gpu_node.status = Some(GpuNodeStatus { conditions, ..GpuNodeStatus::default() });
+        let conditions = agents
+            .into_iter()
+            .chain(ours)
+            .map(|of| condition(of, "False"))
+            .collect();
+        gpu_node.status = Some(GpuNodeStatus {
+            conditions,
+            ..GpuNodeStatus::default()
+        });
         let change = change(Some(&gpu_node), verdicts, kept, Timestamp::UNIX_EPOCH).expect("something changes");
         change.conditions.into_iter().map(|condition| condition.type_).collect()
     }
@@ -149,7 +190,10 @@ mod tests {
             message: "m".to_owned(),
         };
         assert_eq!(applied(vec![conflict()], &[]), ["Conflict"]);
-        assert_eq!(applied(vec![conflict()], &[ConditionType::FactLabels]), ["Conflict", "FactLabels"]);
+        assert_eq!(
+            applied(vec![conflict()], &[ConditionType::FactLabels]),
+            ["Conflict", "FactLabels"]
+        );
         assert_eq!(applied(Vec::new(), &[]), [""; 0]);
         // One of the agent's cannot be kept by mistake either.
         assert_eq!(applied(Vec::new(), &[ConditionType::Ready]), [""; 0]);

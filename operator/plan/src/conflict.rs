@@ -49,14 +49,23 @@ impl fmt::Display for TaintKey {
 
 impl fmt::Display for Conflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, wanted, actual, manager, .. } = self;
+        let Self {
+            key,
+            wanted,
+            actual,
+            manager,
+            ..
+        } = self;
         match actual {
             Some(actual) => write!(f, "{key} is \"{actual}\", not \"{wanted}\"")?,
             None => write!(f, "{key} is gone, not \"{wanted}\"")?,
         }
         if self.conceded {
             let manager = manager.as_deref().unwrap_or("somebody");
-            write!(f, ", changed by {manager} more than {MAX_RESTORES} times in 10 minutes and left since then")
+            write!(
+                f,
+                ", changed by {manager} more than {MAX_RESTORES} times in 10 minutes and left since then"
+            )
         } else if let Some(manager) = manager {
             write!(f, ", written by {manager}")
         } else {

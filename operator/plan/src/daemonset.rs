@@ -57,8 +57,17 @@ impl PolicySet {
 
 /// The policy whose DaemonSet this is.
 pub fn policy_of_daemonset(daemonset: &DaemonSet) -> Option<&str> {
-    let owned = daemonset.metadata.owner_references.iter().flatten().any(is_policy_reference);
-    let name = daemonset.metadata.name.as_deref()?.strip_prefix(POLICY_DAEMONSET_PREFIX)?;
+    let owned = daemonset
+        .metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .any(is_policy_reference);
+    let name = daemonset
+        .metadata
+        .name
+        .as_deref()?
+        .strip_prefix(POLICY_DAEMONSET_PREFIX)?;
     owned.then_some(name)
 }
 
@@ -115,13 +124,18 @@ pub fn is_alike(one: &DaemonSet, other: &DaemonSet) -> bool {
 /// On how many nodes the pod of a DaemonSet is one that it described before. Nodes without a pod have none to replace.
 pub fn agents_behind(live: &DaemonSet) -> i32 {
     let Some(status) = &live.status else { return 0 };
-    let updated = status.updated_number_scheduled.filter(|_| is_observed(live)).unwrap_or(0);
+    let updated = status
+        .updated_number_scheduled
+        .filter(|_| is_observed(live))
+        .unwrap_or(0);
     (status.current_number_scheduled - updated).max(0)
 }
 
 /// Whether the status of a DaemonSet is of what it describes now.
 pub fn is_observed(live: &DaemonSet) -> bool {
-    live.status.as_ref().is_some_and(|status| status.observed_generation >= live.metadata.generation)
+    live.status
+        .as_ref()
+        .is_some_and(|status| status.observed_generation >= live.metadata.generation)
 }
 
 /// The live DaemonSet with everything put right that is gpunode's; it keeps its resourceVersion.
@@ -136,7 +150,10 @@ pub fn repaired_daemonset(live: &DaemonSet, desired: &DaemonSet) -> DaemonSet {
             live.extend(owners.iter().cloned());
         }
     }
-    let annotations = live.spec.as_ref().and_then(|spec| spec.template.metadata.as_ref()?.annotations.clone());
+    let annotations = live
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.template.metadata.as_ref()?.annotations.clone());
     repaired.spec.clone_from(&desired.spec);
     if let Some(metadata) = repaired.spec.as_mut().and_then(|spec| spec.template.metadata.as_mut()) {
         metadata.annotations = annotations;
@@ -154,9 +171,15 @@ fn desired(pods: &AgentPods, image: &str, component: Component<'_>, surge: Optio
             ..ObjectMeta::default()
         },
         spec: Some(DaemonSetSpec {
-            selector: LabelSelector { match_labels: Some(component.selector()), ..LabelSelector::default() },
+            selector: LabelSelector {
+                match_labels: Some(component.selector()),
+                ..LabelSelector::default()
+            },
             template: PodTemplateSpec {
-                metadata: Some(ObjectMeta { labels: Some(labels), ..ObjectMeta::default() }),
+                metadata: Some(ObjectMeta {
+                    labels: Some(labels),
+                    ..ObjectMeta::default()
+                }),
                 spec: Some(agent_pod(image, component)),
             },
             update_strategy: Some(component.update_strategy(surge)),
@@ -178,7 +201,10 @@ impl Component<'_> {
 
     fn update_strategy(self, surge: Option<IntOrString>) -> DaemonSetUpdateStrategy {
         if matches!(self, Self::Mps) {
-            return DaemonSetUpdateStrategy { type_: Some("OnDelete".to_owned()), rolling_update: None };
+            return DaemonSetUpdateStrategy {
+                type_: Some("OnDelete".to_owned()),
+                rolling_update: None,
+            };
         }
         DaemonSetUpdateStrategy {
             type_: Some("RollingUpdate".to_owned()),
@@ -198,7 +224,11 @@ impl Component<'_> {
             Self::Mps => ("mps", None),
         };
         let common = [(NAME_LABEL, "gpunode-agent"), (COMPONENT_LABEL, component)];
-        common.into_iter().chain(policy).map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+        common
+            .into_iter()
+            .chain(policy)
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect()
     }
 
     fn labels(self) -> BTreeMap<String, String> {

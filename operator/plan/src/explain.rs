@@ -162,7 +162,12 @@ pub fn explain(policies: &PolicySet, node: &NodeFacts, gpu_node: Option<&GpuNode
         Some(_) => record.policies.contains(&policy.name),
     };
     let matched: Vec<&Policy> = policies.iter().filter(is_meant).collect();
-    let context = Context { node, record: &record, after: &record_after(&plan, &record), plan: &plan };
+    let context = Context {
+        node,
+        record: &record,
+        after: &record_after(&plan, &record),
+        plan: &plan,
+    };
     let mut entries = context.labels(&matched);
     entries.extend(context.taints(&matched));
     entries.extend(context.configuration(&matched, gpu_node));
@@ -195,7 +200,11 @@ fn problem(outcome: &Outcome) -> Option<String> {
 fn record_after(plan: &NodePlan, record: &Record) -> Record {
     let path = ["metadata", "annotations", OWNED_ANNOTATION];
     for operation in plan.patch.iter().flat_map(|patch| &patch.0) {
-        let is_record = operation.path().tokens().map(|token| token.decoded().into_owned()).eq(path);
+        let is_record = operation
+            .path()
+            .tokens()
+            .map(|token| token.decoded().into_owned())
+            .eq(path);
         match operation {
             PatchOperation::Add(add) if is_record => return Record::read(add.value.as_str()).unwrap_or_default(),
             PatchOperation::Remove(_) if is_record => return Record::default(),
@@ -214,8 +223,9 @@ struct Context<'a> {
 
 impl Context<'_> {
     fn labels(&self, matched: &[&Policy]) -> Vec<Entry> {
-        let mut wanted =
-            wishes(matched, |policy| policy.labels.iter().map(|(key, value)| (key.clone(), value.clone())));
+        let mut wanted = wishes(matched, |policy| {
+            policy.labels.iter().map(|(key, value)| (key.clone(), value.clone()))
+        });
         self.keep_written(&mut wanted, &self.record.labels);
         let recorded = self.record.labels.owned.keys().chain(self.after.labels.owned.keys());
         let keys: BTreeSet<&String> = wanted.keys().chain(recorded).collect();
@@ -224,7 +234,15 @@ impl Context<'_> {
             let recorded = owned.or_else(|| self.record.labels.owned.get(key));
             let wishes = wanted.get(key).map(Vec::as_slice).unwrap_or_default();
             let conflict = ConflictKey::Label(key.clone());
-            let mut entry = self.entry(Kind::Label, key, wishes, self.node.labels.get(key), owned, recorded, &conflict);
+            let mut entry = self.entry(
+                Kind::Label,
+                key,
+                wishes,
+                self.node.labels.get(key),
+                owned,
+                recorded,
+                &conflict,
+            );
             entry.before = self.after.labels.before.get(key).cloned();
             if is_effect(key) && !key.starts_with(PRODUCT_COUNT_PREFIX) {
                 entry.source = Source::Gpunode { why: self.effect(key) };
@@ -235,8 +253,12 @@ impl Context<'_> {
     }
 
     fn taints(&self, matched: &[&Policy]) -> Vec<Entry> {
-        let mut wanted =
-            wishes(matched, |policy| policy.taints.iter().map(|taint| (taint.id.clone(), taint.value.clone())));
+        let mut wanted = wishes(matched, |policy| {
+            policy
+                .taints
+                .iter()
+                .map(|taint| (taint.id.clone(), taint.value.clone()))
+        });
         self.keep_written(&mut wanted, &self.record.taints);
         // Those that come and go are wanted where they are in the record.
         for (id, value) in &self.after.taints.owned {
@@ -296,13 +318,19 @@ impl Context<'_> {
         recorded: Option<&String>,
         conflict: &ConflictKey,
     ) -> Entry {
-        let field = if kind == Kind::Label { format!("spec.labels[{key}]") } else { format!("spec.taints[{key}]") };
+        let field = if kind == Kind::Label {
+            format!("spec.labels[{key}]")
+        } else {
+            format!("spec.taints[{key}]")
+        };
         let (source, overrides) = origin(wishes, &field);
         let value = wishes.first().map(|(_, value)| value).or(recorded);
         let conflict = self.plan.conflicts.iter().find(|it| it.key == *conflict);
         let state = match (conflict, owned) {
             _ if self.plan.hold.is_some() => State::Held,
-            (Some(conflict), _) => State::Conflict { message: conflict.to_string() },
+            (Some(conflict), _) => State::Conflict {
+                message: conflict.to_string(),
+            },
             (None, Some(owned)) if actual == Some(owned.as_str()) => State::InPlace,
             (None, Some(_)) => State::Pending,
             (None, None) if wishes.is_empty() => State::Leaving,
@@ -311,18 +339,32 @@ impl Context<'_> {
         let source = match source {
             Source::Nobody if owned.is_none() => Source::Nobody,
             Source::Nobody if self.plan.hold.is_none() || is_fact(key) => Source::Facts,
-            Source::Nobody => Source::Gpunode { why: "it was written before, and stays".to_owned() },
+            Source::Nobody => Source::Gpunode {
+                why: "it was written before, and stays".to_owned(),
+            },
             source => source,
         };
         let value = value.cloned().unwrap_or_default();
-        Entry { kind, key: key.to_owned(), value, source, overrides, before: None, state }
+        Entry {
+            kind,
+            key: key.to_owned(),
+            value,
+            source,
+            overrides,
+            before: None,
+            state,
+        }
     }
 
     /// Why gpunode has a label of its own.
     fn effect(&self, key: &str) -> String {
         match &self.plan.governing {
             _ if key == MPS_LABEL => "MPS daemons run there, or have to".to_owned(),
-            Some(policy) if key.strip_prefix(POLICY_LABEL_PREFIX).is_some_and(|placed| placed != policy) => {
+            Some(policy)
+                if key
+                    .strip_prefix(POLICY_LABEL_PREFIX)
+                    .is_some_and(|placed| placed != policy) =>
+            {
                 format!("its agent serves until that of policy {policy} has taken over")
             }
             Some(policy) => format!("it places the agent of policy {policy}"),
@@ -331,11 +373,20 @@ impl Context<'_> {
     }
 
     fn configuration(&self, matched: &[&Policy], gpu_node: Option<&GpuNode>) -> Option<Entry> {
-        let document = |policy: &Policy| policy.device_plugin.as_ref()?.document.as_ref().map(|it| it.hash.clone());
+        let document = |policy: &Policy| {
+            policy
+                .device_plugin
+                .as_ref()?
+                .document
+                .as_ref()
+                .map(|it| it.hash.clone())
+        };
         let actual = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
         // The first of those with a device plugin governs.
         let plugins = matched.iter().filter(|policy| policy.device_plugin.is_some());
-        let wishes: Vec<_> = plugins.map(|policy| (*policy, document(policy).unwrap_or_default())).collect();
+        let wishes: Vec<_> = plugins
+            .map(|policy| (*policy, document(policy).unwrap_or_default()))
+            .collect();
         let (source, overrides) = origin(&wishes, "spec.devicePlugin");
         let wanted = wishes.first().map(|(_, hash)| hash.clone());
         let state = match (&wanted, actual) {
@@ -345,7 +396,15 @@ impl Context<'_> {
             (None, _) => State::Leaving,
         };
         let value = wanted.or_else(|| actual.map(|config| config.hash.clone()))?;
-        Some(Entry { kind: Kind::Configuration, key: String::new(), value, source, overrides, before: None, state })
+        Some(Entry {
+            kind: Kind::Configuration,
+            key: String::new(),
+            value,
+            source,
+            overrides,
+            before: None,
+            state,
+        })
     }
 }
 
@@ -365,7 +424,9 @@ fn wishes<'a, K: Ord, I: Iterator<Item = (K, String)>>(
 
 /// The first of the wishes wins; the others want the same, or are overridden.
 fn origin(wishes: &[(&Policy, String)], field: &str) -> (Source, Vec<Overridden>) {
-    let Some((winner, value)) = wishes.first() else { return (Source::Nobody, Vec::new()) };
+    let Some((winner, value)) = wishes.first() else {
+        return (Source::Nobody, Vec::new());
+    };
     let (same, others): (Vec<_>, Vec<_>) = wishes.iter().skip(1).partition(|(_, other)| other == value);
     let overridden = |(policy, value): &(&Policy, String)| Overridden {
         policy: policy.name.clone(),
@@ -386,5 +447,7 @@ fn transient_field(policy: &Policy, id: &TaintKey) -> Option<&'static str> {
     let is_startup = id.effect == TaintEffect::NoSchedule.as_str() && policy.startup_taint.as_ref() == Some(&id.key);
     let watches = policy.unhealthy_taint.as_ref();
     let is_unhealthy = id.key == UNHEALTHY_TAINT && watches.is_some_and(|taint| taint.effect().as_str() == id.effect);
-    is_startup.then_some("spec.startupTaint").or(is_unhealthy.then_some("spec.unhealthyTaint"))
+    is_startup
+        .then_some("spec.startupTaint")
+        .or(is_unhealthy.then_some("spec.unhealthyTaint"))
 }

@@ -78,12 +78,23 @@ impl NodeFacts {
             resource_version: meta.resource_version.clone().unwrap_or_default(),
             created: meta.creation_timestamp.as_ref().map(|time| time.0),
             labels: meta.labels.as_ref().map(Texts::from).unwrap_or_default(),
-            taints: node.spec.iter().flat_map(|spec| spec.taints.iter().flatten()).map(Taint::of).collect(),
+            taints: node
+                .spec
+                .iter()
+                .flat_map(|spec| spec.taints.iter().flatten())
+                .map(Taint::of)
+                .collect(),
             annotated: annotations.is_some_and(|annotations| !annotations.is_empty()),
-            owned: annotations.and_then(|annotations| annotations.get(OWNED_ANNOTATION)).cloned(),
-            recovered: annotations.and_then(|annotations| annotations.get(RECOVERED_ANNOTATION)).cloned(),
+            owned: annotations
+                .and_then(|annotations| annotations.get(OWNED_ANNOTATION))
+                .cloned(),
+            recovered: annotations
+                .and_then(|annotations| annotations.get(RECOVERED_ANNOTATION))
+                .cloned(),
             ready: ready.is_some(),
-            ready_since: ready.and_then(|condition| condition.last_transition_time.as_ref()).map(|time| time.0),
+            ready_since: ready
+                .and_then(|condition| condition.last_transition_time.as_ref())
+                .map(|time| time.0),
             boot: boot(node),
             offered: offered(node),
             ..Self::default()
@@ -91,7 +102,9 @@ impl NodeFacts {
         facts.served = served(node, facts.owned.as_deref());
         let mut label_managers = BTreeMap::new();
         for entry in meta.managed_fields.iter().flatten() {
-            let (Some(manager), Some(fields)) = (&entry.manager, &entry.fields_v1) else { continue };
+            let (Some(manager), Some(fields)) = (&entry.manager, &entry.fields_v1) else {
+                continue;
+            };
             // Writing one taint makes the operator the manager of all of them; nobody conflicts with gpunode itself.
             if manager != OPERATOR_FIELD_MANAGER {
                 facts.read_manager(manager, &fields.0, &mut label_managers);
@@ -103,7 +116,11 @@ impl NodeFacts {
 
     fn read_manager<'a>(&mut self, manager: &'a str, fields: &'a Value, of_labels: &mut BTreeMap<&'a str, &'a str>) {
         let labels = fields.pointer("/f:metadata/f:labels").and_then(Value::as_object);
-        for key in labels.into_iter().flatten().filter_map(|(field, _)| field.strip_prefix("f:")) {
+        for key in labels
+            .into_iter()
+            .flatten()
+            .filter_map(|(field, _)| field.strip_prefix("f:"))
+        {
             if self.labels.contains_key(key) && !is_kubernetes_key(key) {
                 of_labels.insert(key, manager);
             }
@@ -135,7 +152,14 @@ impl NodeFacts {
             taint_manager,
         } = self;
         (ready, ready_since, annotated, created, name, uid)
-            == (&other.ready, &other.ready_since, &other.annotated, &other.created, &other.name, &other.uid)
+            == (
+                &other.ready,
+                &other.ready_since,
+                &other.annotated,
+                &other.created,
+                &other.name,
+                &other.uid,
+            )
             && (taints, owned, offered, served) == (&other.taints, &other.owned, &other.offered, &other.served)
             && (boot, recovered, labels) == (&other.boot, &other.recovered, &other.labels)
             && (label_managers, taint_manager) == (&other.label_managers, &other.taint_manager)
@@ -145,7 +169,10 @@ impl NodeFacts {
 impl Taint {
     fn of(taint: &NodeTaint) -> Self {
         Self {
-            id: TaintKey { key: taint.key.clone(), effect: taint.effect.clone() },
+            id: TaintKey {
+                key: taint.key.clone(),
+                effect: taint.effect.clone(),
+            },
             value: taint.value.clone().unwrap_or_default(),
         }
     }
@@ -159,7 +186,9 @@ fn ready(node: &Node) -> Option<&NodeCondition> {
 
 fn served(node: &Node, record: Option<&str>) -> BTreeMap<String, Seen> {
     let Record { resources, .. } = Record::read(record).unwrap_or_default();
-    let seen = resources.into_keys().filter_map(|name| Seen::of(node, &name).map(|seen| (name, seen)));
+    let seen = resources
+        .into_keys()
+        .filter_map(|name| Seen::of(node, &name).map(|seen| (name, seen)));
     seen.take(MAX_OFFERED).collect()
 }
 
@@ -170,10 +199,15 @@ fn boot(node: &Node) -> String {
 
 /// Names as Kubernetes tells extended resources from its own.
 fn offered(node: &Node) -> BTreeMap<String, u64> {
-    let allocatable = node.status.iter().flat_map(|status| status.allocatable.iter().flatten());
+    let allocatable = node
+        .status
+        .iter()
+        .flat_map(|status| status.allocatable.iter().flatten());
     let extended = allocatable.filter(|(name, _)| name.contains('/') && !name.contains("kubernetes.io/"));
     // The API server writes every zero so.
-    let some = extended.filter(|(_, count)| count.0 != "0").map(|(name, count)| (name.clone(), number(&count.0)));
+    let some = extended
+        .filter(|(_, count)| count.0 != "0")
+        .map(|(name, count)| (name.clone(), number(&count.0)));
     some.take(MAX_OFFERED).collect()
 }
 
@@ -185,7 +219,9 @@ fn number(quantity: &str) -> u64 {
         _ => (Some(quantity), 1),
     };
     let number = digits.and_then(|digits| digits.parse::<u64>().ok());
-    number.and_then(|number| number.checked_mul(thousands)).unwrap_or(u64::MAX)
+    number
+        .and_then(|number| number.checked_mul(thousands))
+        .unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -210,9 +246,19 @@ mod tests {
         }))
         .unwrap();
         let facts = NodeFacts::of(&node);
-        assert_eq!(facts.label_managers, Texts::from(&BTreeMap::from([("pool", "kubectl-label")])));
+        assert_eq!(
+            facts.label_managers,
+            Texts::from(&BTreeMap::from([("pool", "kubectl-label")]))
+        );
         assert_eq!(facts.taint_manager.as_deref(), Some("kubectl-taint"));
-        assert_eq!(facts.taints.iter().map(|taint| taint.id.key.as_str()).collect::<Vec<_>>(), ["b", "a"]);
+        assert_eq!(
+            facts
+                .taints
+                .iter()
+                .map(|taint| taint.id.key.as_str())
+                .collect::<Vec<_>>(),
+            ["b", "a"]
+        );
         assert!(facts.ready && facts.annotated && facts.owned.is_none());
     }
 
@@ -235,9 +281,19 @@ mod tests {
 
     #[test]
     fn a_heartbeat_changes_nothing_but_the_version() {
-        let one = NodeFacts { name: "n".into(), resource_version: "1".into(), ..NodeFacts::default() };
-        assert!(one.same_but_version(&NodeFacts { resource_version: "2".into(), ..one.clone() }));
-        assert!(!one.same_but_version(&NodeFacts { ready: true, ..one.clone() }));
+        let one = NodeFacts {
+            name: "n".into(),
+            resource_version: "1".into(),
+            ..NodeFacts::default()
+        };
+        assert!(one.same_but_version(&NodeFacts {
+            resource_version: "2".into(),
+            ..one.clone()
+        }));
+        assert!(!one.same_but_version(&NodeFacts {
+            ready: true,
+            ..one.clone()
+        }));
         let offered = BTreeMap::from([("nvidia.com/gpu".to_owned(), 8)]);
         assert!(!one.same_but_version(&NodeFacts { offered, ..one.clone() }));
     }

@@ -17,11 +17,17 @@ const UNKNOWN: &str = "unknown";
 
 /// The labels that tell the facts about the GPUs of a node; none where there is no GPU. `owned` is what gpunode wrote there.
 pub fn gpu_labels(gpu_node: Option<&GpuNode>, owned: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let status = gpu_node.filter(|_| is_reported(gpu_node)).and_then(|gpu_node| gpu_node.status.as_ref());
+    let status = gpu_node
+        .filter(|_| is_reported(gpu_node))
+        .and_then(|gpu_node| gpu_node.status.as_ref());
     match status {
         Some(status) if !is_silent(status) => labels_of(status),
         // No agent has told anything: what is there stays.
-        _ => owned.iter().filter(|(key, _)| is_fact(key)).map(|(key, value)| (key.clone(), value.clone())).collect(),
+        _ => owned
+            .iter()
+            .filter(|(key, _)| is_fact(key))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
     }
 }
 
@@ -49,7 +55,11 @@ fn labels_of(status: &GpuNodeStatus) -> BTreeMap<String, String> {
     labels.nvidia("mig.capable", &status.gpus.iter().any(|gpu| gpu.mig_mode.is_some()));
     labels.nvidia("mps.capable", &is_mps_capable(status));
     labels.nvidia("gpu.mode", &mode(&status.gpus));
-    if let Some(Fabric { cluster_uuid, clique_id }) = clique(&status.gpus) {
+    if let Some(Fabric {
+        cluster_uuid,
+        clique_id,
+    }) = clique(&status.gpus)
+    {
         labels.nvidia("gpu.clique", &format!("{cluster_uuid}.{clique_id}"));
     }
     match status.mig_strategy {
@@ -59,11 +69,19 @@ fn labels_of(status: &GpuNodeStatus) -> BTreeMap<String, String> {
     }
     labels.nvidia("vgpu.present", &status.vgpu.is_some());
     let vgpu = status.vgpu.as_ref();
-    labels.nvidia_if("vgpu.host-driver-version", vgpu.and_then(|vgpu| vgpu.host_driver_version.as_ref()));
-    labels.nvidia_if("vgpu.host-driver-branch", vgpu.and_then(|vgpu| vgpu.host_driver_branch.as_ref()));
+    labels.nvidia_if(
+        "vgpu.host-driver-version",
+        vgpu.and_then(|vgpu| vgpu.host_driver_version.as_ref()),
+    );
+    labels.nvidia_if(
+        "vgpu.host-driver-branch",
+        vgpu.and_then(|vgpu| vgpu.host_driver_branch.as_ref()),
+    );
     resource::labels(status, &mut labels);
     for (product, count) in product_counts(&status.gpus) {
-        labels.0.insert(format!("{PRODUCT_COUNT_PREFIX}{product}"), count.to_string());
+        labels
+            .0
+            .insert(format!("{PRODUCT_COUNT_PREFIX}{product}"), count.to_string());
     }
     labels.0
 }
@@ -86,17 +104,32 @@ impl Labels {
 
 /// GPU feature discovery gives up on a driver version that has not two or three parts; here its labels are left out.
 fn versions(status: &GpuNodeStatus, labels: &mut Labels) {
-    let driver = status.driver_version.as_deref().and_then(|version| Some((version, parts(version)?)));
+    let driver = status
+        .driver_version
+        .as_deref()
+        .and_then(|version| Some((version, parts(version)?)));
     if let Some((version, [major, minor, revision])) = driver {
         // The first names are deprecated and still selected by.
-        for (name, value) in [("driver.major", major), ("driver.minor", minor), ("driver.rev", revision)] {
+        for (name, value) in [
+            ("driver.major", major),
+            ("driver.minor", minor),
+            ("driver.rev", revision),
+        ] {
             labels.nvidia(&format!("cuda.{name}"), value);
         }
-        for (name, value) in [("major", major), ("minor", minor), ("revision", revision), ("full", version)] {
+        for (name, value) in [
+            ("major", major),
+            ("minor", minor),
+            ("revision", revision),
+            ("full", version),
+        ] {
             labels.nvidia(&format!("cuda.driver-version.{name}"), value);
         }
     }
-    let cuda = status.cuda_version.as_deref().and_then(|version| Some((version, parts(version)?)));
+    let cuda = status
+        .cuda_version
+        .as_deref()
+        .and_then(|version| Some((version, parts(version)?)));
     if let Some((version, [major, minor, _])) = cuda {
         for (name, value) in [("major", major), ("minor", minor)] {
             labels.nvidia(&format!("cuda.runtime.{name}"), value);
@@ -121,8 +154,14 @@ fn parts(version: &str) -> Option<[&str; 3]> {
 /// NVIDIA's DaemonSet of MPS daemons goes by this label.
 fn is_mps_capable(status: &GpuNodeStatus) -> bool {
     let is_divided = status.gpus.iter().any(|gpu| gpu.mig_mode == Some(MigMode::Enabled));
-    let by_mps = status.resources.iter().filter(|resource| resource.sharing == Some(SharingStrategy::Mps));
-    !is_divided && by_mps.flat_map(|resource| &resource.devices).any(|device| device.shares > 1)
+    let by_mps = status
+        .resources
+        .iter()
+        .filter(|resource| resource.sharing == Some(SharingStrategy::Mps));
+    !is_divided
+        && by_mps
+            .flat_map(|resource| &resource.devices)
+            .any(|device| device.shares > 1)
 }
 
 fn mode(gpus: &[GpuDevice]) -> &'static str {

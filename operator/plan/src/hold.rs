@@ -37,7 +37,10 @@ impl fmt::Display for Hold {
             Self::RecordUnreadable(error) => write!(f, "{error}; the node is left as it is until then"),
             Self::Disagreement(Disagreement { about, values }) => {
                 let policies: Vec<_> = values.keys().map(String::as_str).collect();
-                let wishes: Vec<_> = values.iter().map(|(name, value)| format!("{name} wants \"{value}\"")).collect();
+                let wishes: Vec<_> = values
+                    .iter()
+                    .map(|(name, value)| format!("{name} wants \"{value}\""))
+                    .collect();
                 write!(
                     f,
                     "policies {} have equal priority and disagree about {about}: {}; the node is left as it is until their \
@@ -71,10 +74,16 @@ pub fn held_by_disagreement(
     gpu_node: Option<&GpuNode>,
     now: Timestamp,
 ) -> NodePlan {
-    let mut plan =
-        held(matched, Hold::Disagreement(disagreement), |message| Outcome::conflicted(Reason::EqualPriority, message));
+    let mut plan = held(matched, Hold::Disagreement(disagreement), |message| {
+        Outcome::conflicted(Reason::EqualPriority, message)
+    });
     let message = plan.hold.as_ref().map(ToString::to_string).unwrap_or_default();
-    let verdict = Verdict { of: ConditionType::Conflict, holds: true, reason: Reason::EqualPriority, message };
+    let verdict = Verdict {
+        of: ConditionType::Conflict,
+        holds: true,
+        reason: Reason::EqualPriority,
+        message,
+    };
     let verdicts = [verdict].into_iter().chain(unreadable(node)).collect();
     plan.conditions = conditions::change(gpu_node, verdicts, &[ConditionType::FactLabels], now);
     plan
@@ -85,7 +94,10 @@ fn held(matched: &[&Policy], hold: Hold, outcome: impl Fn(String) -> Outcome) ->
     NodePlan {
         hold: Some(hold),
         matched: matched.iter().map(|policy| policy.name.clone()).collect(),
-        outcomes: matched.iter().map(|policy| (policy.name.clone(), outcome.clone())).collect(),
+        outcomes: matched
+            .iter()
+            .map(|policy| (policy.name.clone(), outcome.clone()))
+            .collect(),
         ..NodePlan::default()
     }
 }
@@ -106,8 +118,9 @@ pub fn held_by_pause(
     let in_force = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
     for policy in paused {
         let governs = in_force.filter(|config| config.policy == policy.name);
-        let (outcome, recheck) = governs
-            .map_or((Outcome::Ready, None), |config| outcome_in_force(node, policy, &config.hash, gpu_node, now));
+        let (outcome, recheck) = governs.map_or((Outcome::Ready, None), |config| {
+            outcome_in_force(node, policy, &config.hash, gpu_node, now)
+        });
         plan.outcomes.insert(policy.name.clone(), outcome);
         plan.recheck = [plan.recheck, recheck].into_iter().flatten().min();
         if governs.is_some() {
@@ -127,9 +140,13 @@ pub fn keep_place(
     now: Timestamp,
 ) {
     let config = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
-    let Some(policy) = config.and_then(|config| policies.get(&config.policy)) else { return };
+    let Some(policy) = config.and_then(|config| policies.get(&config.policy)) else {
+        return;
+    };
     plan.governing = Some(policy.name.clone());
-    let Some((stage, recheck)) = stage(node, policy, gpu_node, now) else { return };
+    let Some((stage, recheck)) = stage(node, policy, gpu_node, now) else {
+        return;
+    };
     plan.stage = match stage {
         Stage::Stepping | Stage::Stopped(_) => Some(stage),
         Stage::Outside => Some(Stage::Held),

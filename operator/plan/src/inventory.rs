@@ -16,7 +16,10 @@ pub fn inventory(status: &GpuNodeStatus) -> Inventory {
     let there: Vec<_> = status.gpus.iter().filter(|gpu| gpu.missing_since.is_none()).collect();
     let mut mig = there.iter().flat_map(|gpu| &gpu.mig_devices);
     let known = mig.all(|mig| mig.multiprocessors.is_some() && mig.slices.is_some() && mig.engines.is_some());
-    Inventory { gpus: there.into_iter().map(|reported| gpu(reported, known)).collect(), ..Inventory::default() }
+    Inventory {
+        gpus: there.into_iter().map(|reported| gpu(reported, known)).collect(),
+        ..Inventory::default()
+    }
 }
 
 /// Names under which a configuration offers the MIG devices that are reported; none of one that the agent would refuse.
@@ -24,12 +27,21 @@ pub fn mig_resources(status: &GpuNodeStatus, config: &AgentConfig) -> BTreeSet<S
     if status.gpus.iter().all(|gpu| gpu.mig_devices.is_empty()) {
         return BTreeSet::new();
     }
-    let devices = wanted(&inventory(status), config).map(|wanted| wanted.devices).unwrap_or_default();
-    devices.into_iter().filter(|it| it.device.mig.is_some()).map(|it| it.assignment.resource).collect()
+    let devices = wanted(&inventory(status), config)
+        .map(|wanted| wanted.devices)
+        .unwrap_or_default();
+    devices
+        .into_iter()
+        .filter(|it| it.device.mig.is_some())
+        .map(|it| it.assignment.resource)
+        .collect()
 }
 
 fn gpu(reported: &GpuDevice, known: bool) -> Gpu {
-    let capability = reported.compute_capability.as_deref().and_then(|text| text.split_once('.'));
+    let capability = reported
+        .compute_capability
+        .as_deref()
+        .and_then(|text| text.split_once('.'));
     Gpu {
         index: number(reported.index),
         uuid: reported.uuid.clone(),
@@ -41,7 +53,12 @@ fn gpu(reported: &GpuDevice, known: bool) -> Gpu {
             gpunode_crds::MigMode::Enabled => MigMode::Enabled,
             gpunode_crds::MigMode::Disabled => MigMode::Disabled,
         }),
-        mig_devices: reported.mig_devices.iter().zip(0..).map(|(device, index)| mig(device, index, known)).collect(),
+        mig_devices: reported
+            .mig_devices
+            .iter()
+            .zip(0..)
+            .map(|(device, index)| mig(device, index, known))
+            .collect(),
         numa_node: reported.numa_node.and_then(|node| u32::try_from(node).ok()),
         links: reported.links.iter().map(link).collect(),
         ..Gpu::default()
@@ -76,7 +93,10 @@ fn mig(reported: &MigDevice, index: u32, known: bool) -> gpunode_gpu::MigDevice 
         attributes: if known {
             attributes(reported, memory_mib)
         } else {
-            MigAttributes { memory_mib, ..MigAttributes::default() }
+            MigAttributes {
+                memory_mib,
+                ..MigAttributes::default()
+            }
         },
         ..gpunode_gpu::MigDevice::default()
     }

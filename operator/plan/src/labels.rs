@@ -29,7 +29,10 @@ pub fn wanted_labels(
         |key| format!("label {key}"),
     )?;
     if let Some(policy) = governing {
-        let placed = [Some(policy), serving].into_iter().flatten().map(|policy| policy_label(&policy.name));
+        let placed = [Some(policy), serving]
+            .into_iter()
+            .flatten()
+            .map(|policy| policy_label(&policy.name));
         for key in placed.chain([GOVERNED_LABEL.to_owned()]) {
             wanted.insert(key, Wanted::by_gpunode(TRUE, Some(policy)));
         }

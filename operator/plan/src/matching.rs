@@ -39,9 +39,14 @@ pub fn gpus_missing(
     gpu_node: Option<&GpuNode>,
 ) -> Option<String> {
     let record = Record::read(node.owned.as_deref()).unwrap_or_default();
-    policies.get(policy)?.selector.mismatch(VisibleLabels::new(&node.labels, &record.labels), gpus(gpu_node))
+    policies
+        .get(policy)?
+        .selector
+        .mismatch(VisibleLabels::new(&node.labels, &record.labels), gpus(gpu_node))
 }
 
 fn gpus(gpu_node: Option<&GpuNode>) -> &[GpuDevice] {
-    gpu_node.and_then(|gpu_node| gpu_node.status.as_ref()).map_or(&[], |status| &status.gpus)
+    gpu_node
+        .and_then(|gpu_node| gpu_node.status.as_ref())
+        .map_or(&[], |status| &status.gpus)
 }

@@ -27,7 +27,10 @@ pub struct Mismatch {
 
 impl Mismatch {
     fn new(words: impl Into<String>, distance: usize) -> Self {
-        Self { words: words.into(), distance }
+        Self {
+            words: words.into(),
+            distance,
+        }
     }
 }
 
@@ -41,7 +44,9 @@ pub fn mismatches(policy: &Policy, node: &NodeFacts, gpu_node: Option<&GpuNode>)
     if matches(policy, node, &record, gpu_node) {
         return Vec::new();
     }
-    let gpus = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref()).map_or(&[][..], |status| &status.gpus);
+    let gpus = gpu_node
+        .and_then(|gpu_node| gpu_node.status.as_ref())
+        .map_or(&[][..], |status| &status.gpus);
     failing(policy, VisibleLabels::new(&node.labels, &record.labels), gpus)
 }
 
@@ -65,7 +70,15 @@ pub fn nearest<'a>(
             Some((least, shortest, found)) if (*least, *shortest) == (count, distance) => found.others += 1,
             _ => {
                 let why = why.into_iter().map(|mismatch| mismatch.words).collect();
-                nearest = Some((count, distance, NearestNode { node: node.name.clone(), why, others: 0 }));
+                nearest = Some((
+                    count,
+                    distance,
+                    NearestNode {
+                        node: node.name.clone(),
+                        why,
+                        others: 0,
+                    },
+                ));
             }
         }
     }
@@ -86,14 +99,21 @@ pub struct NearestNode {
 
 /// The first condition of a policy's selectors that fails; none where it matches.
 pub fn mismatch(policy: &Policy, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> Option<String> {
-    failing(policy, labels, gpus).into_iter().next().map(|mismatch| mismatch.words)
+    failing(policy, labels, gpus)
+        .into_iter()
+        .next()
+        .map(|mismatch| mismatch.words)
 }
 
 fn failing(policy: &Policy, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> Vec<Mismatch> {
     if policy.selector.matches(labels, gpus) {
         return Vec::new();
     }
-    let mut failing = policy.selector.labels().map(|selector| label_mismatches(selector, labels)).unwrap_or_default();
+    let mut failing = policy
+        .selector
+        .labels()
+        .map(|selector| label_mismatches(selector, labels))
+        .unwrap_or_default();
     failing.extend(gpu_mismatch(policy, gpus));
     if failing.is_empty() {
         failing.push(Mismatch::new("it names no selector", 0));
@@ -112,27 +132,58 @@ fn gpu_mismatch(policy: &Policy, gpus: &[GpuDevice]) -> Option<Mismatch> {
         }
     }
     let more = if reasons.len() > NAMED { "; and others" } else { "" };
-    let named: Vec<String> = reasons.iter().take(NAMED).map(|(reason, count)| format!("{count} {reason}")).collect();
-    let why = if named.is_empty() { String::new() } else { format!(": {}{more}", named.join("; ")) };
+    let named: Vec<String> = reasons
+        .iter()
+        .take(NAMED)
+        .map(|(reason, count)| format!("{count} {reason}"))
+        .collect();
+    let why = if named.is_empty() {
+        String::new()
+    } else {
+        format!(": {}{more}", named.join("; "))
+    };
     // A node without any GPU is further away than one with others.
     let wanting = asked.saturating_sub(fit) + if gpus.is_empty() { ABSENT } else { 0 };
-    Some(Mismatch::new(format!("spec.{too_few}{why}"), wanting + policy.selector.product_distance(gpus)))
+    Some(Mismatch::new(
+        format!("spec.{too_few}{why}"),
+        wanting + policy.selector.product_distance(gpus),
+    ))
 }
 
 fn label_mismatches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> Vec<Mismatch> {
-    let pairs = selector.match_labels.iter().filter(|(key, value)| labels.get(key) != Some(value));
+    let pairs = selector
+        .match_labels
+        .iter()
+        .filter(|(key, value)| labels.get(key) != Some(value));
     let pairs = pairs.map(|(key, value)| {
         let field = format!("spec.nodeSelector.matchLabels[{key}]");
-        let distance = labels.get(key).map_or(ABSENT, |found| strsim::levenshtein(found, value));
-        Mismatch::new(format!("{field}: it is to be \"{value}\", {}", found(key, labels)), distance)
+        let distance = labels
+            .get(key)
+            .map_or(ABSENT, |found| strsim::levenshtein(found, value));
+        Mismatch::new(
+            format!("{field}: it is to be \"{value}\", {}", found(key, labels)),
+            distance,
+        )
     });
-    let expressions = selector.match_expressions.iter().enumerate().filter(|(_, it)| !holds(it, labels));
+    let expressions = selector
+        .match_expressions
+        .iter()
+        .enumerate()
+        .filter(|(_, it)| !holds(it, labels));
     let expressions = expressions.map(|(index, it)| {
-        let values = it.values.iter().map(|value| format!("\"{value}\"")).collect::<Vec<_>>().join(", ");
+        let values = it
+            .values
+            .iter()
+            .map(|value| format!("\"{value}\""))
+            .collect::<Vec<_>>()
+            .join(", ");
         let (wish, distance) = match it.operator {
             SelectorOperator::In => {
                 let has = labels.get(&it.key);
-                let distances = it.values.iter().filter_map(|value| Some(strsim::levenshtein(has?, value)));
+                let distances = it
+                    .values
+                    .iter()
+                    .filter_map(|value| Some(strsim::levenshtein(has?, value)));
                 (format!("to be one of {values}"), distances.min().unwrap_or(ABSENT))
             }
             SelectorOperator::NotIn => (format!("not to be one of {values}"), ABSENT),
@@ -140,7 +191,10 @@ fn label_mismatches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> Vec<M
             SelectorOperator::DoesNotExist => ("not to exist".to_owned(), ABSENT),
         };
         let key = &it.key;
-        let words = format!("spec.nodeSelector.matchExpressions[{index}]: {key} is {wish}, {}", found(key, labels));
+        let words = format!(
+            "spec.nodeSelector.matchExpressions[{index}]: {key} is {wish}, {}",
+            found(key, labels)
+        );
         Mismatch::new(words, distance)
     });
     pairs.chain(expressions).collect()
@@ -162,7 +216,11 @@ mod tests {
 
     fn node(name: &str, labels: &[(&str, &str)]) -> NodeFacts {
         let labels: BTreeMap<_, _> = labels.iter().copied().collect();
-        NodeFacts { name: name.to_owned(), labels: (&labels).into(), ..NodeFacts::default() }
+        NodeFacts {
+            name: name.to_owned(),
+            labels: (&labels).into(),
+            ..NodeFacts::default()
+        }
     }
 
     fn set(spec: &str) -> PolicySet {
@@ -172,11 +230,17 @@ mod tests {
     }
 
     fn with_gpus(products: &[&str]) -> GpuNode {
-        let gpu =
-            |product: &&str| GpuDevice { product: (*product).to_owned(), memory_mib: 16384, ..GpuDevice::default() };
+        let gpu = |product: &&str| GpuDevice {
+            product: (*product).to_owned(),
+            memory_mib: 16384,
+            ..GpuDevice::default()
+        };
         let gpus = products.iter().map(gpu).collect();
         let mut gpu_node = GpuNode::new("n", gpunode_crds::GpuNodeSpec::default());
-        gpu_node.status = Some(GpuNodeStatus { gpus, ..GpuNodeStatus::default() });
+        gpu_node.status = Some(GpuNodeStatus {
+            gpus,
+            ..GpuNodeStatus::default()
+        });
         gpu_node
     }
 
@@ -187,7 +251,10 @@ mod tests {
             node("other", &[("pool", "inference"), ("zone", "a")]),
             node("near", &[("pool", "training"), ("zone", "a")]),
             node("as-near", &[("pool", "training"), ("zone", "a")]),
-            node("ignored", &[("pool", "trainning"), ("zone", "a"), ("gpunode.dev/ignore", "")]),
+            node(
+                "ignored",
+                &[("pool", "trainning"), ("zone", "a"), ("gpunode.dev/ignore", "")],
+            ),
         ];
         let policies = set("{nodeSelector: {matchLabels: {pool: trainning, zone: a}}}");
         let nearest_of = |nodes: &[NodeFacts]| nearest(&policies, "p", nodes.iter().map(|node| (node, None)));
@@ -199,10 +266,19 @@ mod tests {
             others: 1,
         };
         assert_eq!(nearest_of(&nodes[..4]), Some(expected));
-        assert_eq!(nearest_of(&nodes).unwrap().why, ["the node is labelled gpunode.dev/ignore"]);
+        assert_eq!(
+            nearest_of(&nodes).unwrap().why,
+            ["the node is labelled gpunode.dev/ignore"]
+        );
         assert_eq!(nearest_of(&[]), None);
-        assert_eq!(nearest_of(&[node("matches", &[("pool", "trainning"), ("zone", "a")])]), None);
-        assert_eq!(nearest(&policies, "unknown", nodes.iter().map(|node| (node, None))), None);
+        assert_eq!(
+            nearest_of(&[node("matches", &[("pool", "trainning"), ("zone", "a")])]),
+            None
+        );
+        assert_eq!(
+            nearest(&policies, "unknown", nodes.iter().map(|node| (node, None))),
+            None
+        );
     }
 
     #[test]
@@ -222,6 +298,10 @@ mod tests {
         let hint = "1 with another product (Tesla-V100-SXM2-16GB: a glob for it ends with *)";
         assert!(found.node == "v100" && found.why[0].ends_with(hint), "{found:?}");
         let none = nearest(&policies, "p", [(&node("n", &[]), None)].into_iter()).unwrap();
-        assert!(none.why[0].ends_with("has 0 among 0 in the status of its GpuNode"), "{:?}", none.why);
+        assert!(
+            none.why[0].ends_with("has 0 among 0 in the status of its GpuNode"),
+            "{:?}",
+            none.why
+        );
     }
 }

@@ -33,7 +33,13 @@ pub fn plan_node_at(
 ) -> NodePlan {
     let is_ignored = node.labels.contains_key(IGNORE_LABEL);
     let (mut plan, after) = if is_ignored {
-        (NodePlan { hold: Some(Hold::Ignored), ..NodePlan::default() }, node.clone())
+        (
+            NodePlan {
+                hold: Some(Hold::Ignored),
+                ..NodePlan::default()
+            },
+            node.clone(),
+        )
     } else {
         plan_with(policies, None, turn, node, gpu_node, now)
     };
@@ -64,7 +70,8 @@ pub fn plan_node_at(
         }
         let (outcome, preview) = preview::effect(policy, &without, &with, &changed);
         plan.outcomes.insert(policy.name.clone(), outcome);
-        plan.previews.extend(preview.map(|preview| (policy.name.clone(), preview)));
+        plan.previews
+            .extend(preview.map(|preview| (policy.name.clone(), preview)));
     }
     plan
 }
@@ -81,7 +88,11 @@ fn plan_with(
     let takes_part =
         |policy: &&Policy| policy.mode == Mode::Enforce || more.is_some_and(|more| more.name == policy.name);
     let matching = |record: &Record| -> Vec<&Policy> {
-        policies.iter().filter(takes_part).filter(|policy| matches(policy, node, record, gpu_node)).collect()
+        policies
+            .iter()
+            .filter(takes_part)
+            .filter(|policy| matches(policy, node, record, gpu_node))
+            .collect()
     };
     let mut record = match Record::read(node.owned.as_deref()) {
         Ok(record) => record,
@@ -102,7 +113,10 @@ fn plan_with(
             Ok(wishes) if policies.gpu_labels() => wishes.with(gpu_labels(gpu_node, &record.labels.owned)),
             Ok(wishes) => wishes,
             Err((matched, disagreement)) => {
-                return (held_by_disagreement(disagreement, &matched, node, gpu_node, now), node.clone());
+                return (
+                    held_by_disagreement(disagreement, &matched, node, gpu_node, now),
+                    node.clone(),
+                );
             }
         };
         let before = record.clone();

@@ -38,7 +38,14 @@ pub fn record_after(
 ) -> Option<String> {
     let policies = labels.owners.union(&taints.owners).cloned().collect();
     let (labels, taints) = (labels.entries.clone(), taints.entries.clone());
-    Record { labels, taints, policies, resources, started: started.cloned() }.write()
+    Record {
+        labels,
+        taints,
+        policies,
+        resources,
+        started: started.cloned(),
+    }
+    .write()
 }
 
 /// The patch of its status.

@@ -81,11 +81,21 @@ impl NodePlan {
             let waiting = if governs { self.waiting.clone() } else { Vec::new() };
             let stage = self.stage.clone().filter(|_| governs);
             let outcome = Some(outcome);
-            (name.clone(), Standing { outcome, preview: self.previews.get(name).cloned(), waiting, stage })
+            (
+                name.clone(),
+                Standing {
+                    outcome,
+                    preview: self.previews.get(name).cloned(),
+                    waiting,
+                    stage,
+                },
+            )
         };
         let mut standings: BTreeMap<_, _> = self.outcomes.iter().map(standing).collect();
         if let (Some(governing), Some(stage)) = (&self.governing, &self.stage) {
-            standings.entry(governing.clone()).or_insert_with(|| Standing::in_rollout(stage.clone()));
+            standings
+                .entry(governing.clone())
+                .or_insert_with(|| Standing::in_rollout(stage.clone()));
         }
         standings
     }

@@ -41,21 +41,34 @@ pub struct Standing {
 
 impl From<Outcome> for Standing {
     fn from(outcome: Outcome) -> Self {
-        Self { outcome: Some(outcome), preview: None, waiting: Vec::new(), stage: None }
+        Self {
+            outcome: Some(outcome),
+            preview: None,
+            waiting: Vec::new(),
+            stage: None,
+        }
     }
 }
 
 impl Standing {
     /// A node that the policy does not count, and that keeps its place in its rollout.
     pub(crate) fn in_rollout(stage: Stage) -> Self {
-        Self { outcome: None, preview: None, waiting: Vec::new(), stage: Some(stage) }
+        Self {
+            outcome: None,
+            preview: None,
+            waiting: Vec::new(),
+            stage: Some(stage),
+        }
     }
 }
 
 impl Outcome {
     /// A failure.
     pub fn failed(reason: Reason, message: impl Into<String>) -> Self {
-        Self::Failed { reason, message: message.into() }
+        Self::Failed {
+            reason,
+            message: message.into(),
+        }
     }
 
     /// Whether a policy is not in force until somebody acts, though the node could carry it out. A broken node is another
@@ -66,13 +79,19 @@ impl Outcome {
             Self::Conflicted { .. } => true,
             Self::Failed { reason, .. } => {
                 use Reason::{ConfigurationRejected, RecordUnreadable, ServedByAnother, WriteFailed};
-                matches!(reason, ConfigurationRejected | RecordUnreadable | ServedByAnother | WriteFailed)
+                matches!(
+                    reason,
+                    ConfigurationRejected | RecordUnreadable | ServedByAnother | WriteFailed
+                )
             }
         }
     }
 
     /// A conflict.
     pub fn conflicted(reason: Reason, message: impl Into<String>) -> Self {
-        Self::Conflicted { reason, message: message.into() }
+        Self::Conflicted {
+            reason,
+            message: message.into(),
+        }
     }
 }

@@ -55,7 +55,12 @@ pub struct Conceded {
 
 impl<K: Ord> Default for Entries<K> {
     fn default() -> Self {
-        Self { owned: BTreeMap::new(), before: BTreeMap::new(), restored: BTreeMap::new(), conceded: BTreeMap::new() }
+        Self {
+            owned: BTreeMap::new(),
+            before: BTreeMap::new(),
+            restored: BTreeMap::new(),
+            conceded: BTreeMap::new(),
+        }
     }
 }
 
@@ -100,9 +105,12 @@ impl<K: Ord> Entries<K> {
     /// Drops what was forged: keys that gpunode never writes, and notes about keys that are not in the record.
     fn sane(mut self, key_of: impl Fn(&K) -> &str) -> Self {
         self.owned.retain(|key, _| may_own(key_of(key)));
-        self.conceded.retain(|key, _| may_own(key_of(key)) && !self.owned.contains_key(key));
-        self.before.retain(|key, _| self.owned.contains_key(key) || self.conceded.contains_key(key));
-        self.restored.retain(|key, _| self.owned.contains_key(key) || self.conceded.contains_key(key));
+        self.conceded
+            .retain(|key, _| may_own(key_of(key)) && !self.owned.contains_key(key));
+        self.before
+            .retain(|key, _| self.owned.contains_key(key) || self.conceded.contains_key(key));
+        self.restored
+            .retain(|key, _| self.owned.contains_key(key) || self.conceded.contains_key(key));
         self
     }
 }
@@ -167,7 +175,10 @@ struct WrittenTimes {
 
 impl<L, T> Default for Kinds<L, T> {
     fn default() -> Self {
-        Self { labels: BTreeMap::new(), taints: Vec::new() }
+        Self {
+            labels: BTreeMap::new(),
+            taints: Vec::new(),
+        }
     }
 }
 
@@ -182,12 +193,23 @@ impl<L: Clone, T> Kinds<L, T> {
             effect: id.effect.clone(),
             about: about(value.clone()),
         });
-        Self { labels: labels.clone(), taints: taints.collect() }
+        Self {
+            labels: labels.clone(),
+            taints: taints.collect(),
+        }
     }
 
     fn read<V>(self, of: fn(T) -> V) -> (BTreeMap<String, L>, BTreeMap<TaintKey, V>) {
         let taints = self.taints.into_iter();
-        let taints = taints.map(|it| (TaintKey { key: it.key, effect: it.effect }, of(it.about)));
+        let taints = taints.map(|it| {
+            (
+                TaintKey {
+                    key: it.key,
+                    effect: it.effect,
+                },
+                of(it.about),
+            )
+        });
         (self.labels, taints.collect())
     }
 }
@@ -201,7 +223,9 @@ impl Record {
     /// Reads the annotation; no annotation is an empty record. Entries of keys that gpunode never writes are dropped: a
     /// record with such an entry was forged.
     pub fn read(annotation: Option<&str>) -> Result<Self, RecordError> {
-        let Some(text) = annotation else { return Ok(Self::default()) };
+        let Some(text) = annotation else {
+            return Ok(Self::default());
+        };
         let Version { version } = serde_json::from_str(text)?;
         if version != VERSION {
             return Err(RecordError::Version(version));
@@ -211,22 +235,40 @@ impl Record {
         let (labels_before, taints_before) = written.before.read(|it| it.value);
         let (labels_restored, taints_restored) = written.restored.read(|it| it.times);
         let (labels_conceded, taints_conceded) = written.conceded.read(|it| it);
-        let labels =
-            Entries { owned: labels, before: labels_before, restored: labels_restored, conceded: labels_conceded };
-        let taints =
-            Entries { owned: taints, before: taints_before, restored: taints_restored, conceded: taints_conceded };
+        let labels = Entries {
+            owned: labels,
+            before: labels_before,
+            restored: labels_restored,
+            conceded: labels_conceded,
+        };
+        let taints = Entries {
+            owned: taints,
+            before: taints_before,
+            restored: taints_restored,
+            conceded: taints_conceded,
+        };
         Ok(Self {
             labels: labels.sane(String::as_str),
             taints: taints.sane(|taint| &taint.key),
             policies: written.policies,
-            resources: written.resources.into_iter().filter(|(name, _)| may_serve(name)).collect(),
+            resources: written
+                .resources
+                .into_iter()
+                .filter(|(name, _)| may_serve(name))
+                .collect(),
             started: written.started,
         })
     }
 
     /// The annotation; none where there is nothing to remember.
     pub fn write(&self) -> Option<String> {
-        let Self { labels, taints, policies, resources, started } = self;
+        let Self {
+            labels,
+            taints,
+            policies,
+            resources,
+            started,
+        } = self;
         if labels.is_empty() && taints.is_empty() && resources.is_empty() && started.is_none() {
             return None;
         }
@@ -308,15 +350,28 @@ mod tests {
     fn unknown_fields_are_ignored_and_newer_versions_refused() {
         assert!(Record::read(Some(r#"{"version":1,"colour":"red"}"#)).is_ok());
         assert_eq!(
-            Record::read(Some(r#"{"version":2,"labels":[]}"#)).unwrap_err().to_string(),
+            Record::read(Some(r#"{"version":2,"labels":[]}"#))
+                .unwrap_err()
+                .to_string(),
             "read annotation gpunode.dev/owned: version 2 is not 1; run the gpunode version that wrote it"
         );
     }
 
     #[test]
     fn anything_else_is_an_error_and_no_crash() {
-        for text in ["", "{}", "[]", "null", "{\"version\":\"1\"}", "{\"version\":1,\"labels\":3}", "{\"version\":1"] {
-            assert!(matches!(Record::read(Some(text)), Err(RecordError::Malformed(_))), "{text}");
+        for text in [
+            "",
+            "{}",
+            "[]",
+            "null",
+            "{\"version\":\"1\"}",
+            "{\"version\":1,\"labels\":3}",
+            "{\"version\":1",
+        ] {
+            assert!(
+                matches!(Record::read(Some(text)), Err(RecordError::Malformed(_))),
+                "{text}"
+            );
         }
     }
 }

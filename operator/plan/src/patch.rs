@@ -16,17 +16,26 @@ impl PatchBuilder {
     /// A patch that is refused unless the object still has this version.
     pub fn guarded_by(resource_version: &str) -> Self {
         let path = pointer(&["metadata", "resourceVersion"]);
-        Self { operations: vec![PatchOperation::Test(TestOperation { path, value: Value::from(resource_version) })] }
+        Self {
+            operations: vec![PatchOperation::Test(TestOperation {
+                path,
+                value: Value::from(resource_version),
+            })],
+        }
     }
 
     /// Adds a member or an item, or replaces a member.
     pub fn add(&mut self, path: &[&str], value: impl Into<Value>) {
-        self.operations.push(PatchOperation::Add(AddOperation { path: pointer(path), value: value.into() }));
+        self.operations.push(PatchOperation::Add(AddOperation {
+            path: pointer(path),
+            value: value.into(),
+        }));
     }
 
     /// Removes a member or an item.
     pub fn remove(&mut self, path: &[&str]) {
-        self.operations.push(PatchOperation::Remove(RemoveOperation { path: pointer(path) }));
+        self.operations
+            .push(PatchOperation::Remove(RemoveOperation { path: pointer(path) }));
     }
 
     /// The patch; none where it would only test.

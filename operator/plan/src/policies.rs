@@ -89,13 +89,19 @@ impl PolicySet {
             .map(Policy::of)
             .collect();
         policies.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.name.cmp(&b.name)));
-        Self { policies, no_gpu_labels: false }
+        Self {
+            policies,
+            no_gpu_labels: false,
+        }
     }
 
     /// The same policies; `false` where no node is to have labels with facts about its GPUs.
     #[must_use]
     pub fn with_gpu_labels(self, gpu_labels: bool) -> Self {
-        Self { no_gpu_labels: !gpu_labels, ..self }
+        Self {
+            no_gpu_labels: !gpu_labels,
+            ..self
+        }
     }
 
     /// Whether nodes are to have labels with facts about their GPUs.
@@ -118,9 +124,15 @@ impl Policy {
     fn of(policy: &GpuNodePolicy) -> Self {
         let spec = &policy.spec;
         let may_write = |key: &str| !is_kubernetes_key(key) && !is_gpunode_key(key);
-        let problems = spec.device_plugin.as_ref().map(gpunode_config::AgentConfig::validate).unwrap_or_default();
-        let mut refusals: Vec<_> =
-            problems.iter().map(|problem| format!("spec.devicePlugin.{}: {}", problem.path, problem.message)).collect();
+        let problems = spec
+            .device_plugin
+            .as_ref()
+            .map(gpunode_config::AgentConfig::validate)
+            .unwrap_or_default();
+        let mut refusals: Vec<_> = problems
+            .iter()
+            .map(|problem| format!("spec.devicePlugin.{}: {}", problem.path, problem.message))
+            .collect();
         // The CRD refuses such keys; the rule holds all the same where somebody weakened the CRD.
         let keys = spec.labels.keys().chain(spec.taints.iter().map(|taint| &taint.key));
         let startup = spec.startup_taint.as_ref().map(StartupTaint::key);
@@ -136,14 +148,28 @@ impl Policy {
             mode: spec.mode(),
             takes_over: spec.on_conflict() == OnConflict::TakeOver,
             selector: Selector::of(spec),
-            labels: spec.labels.iter().filter(|(key, _)| may_write(key)).map(|(k, v)| (k.clone(), v.clone())).collect(),
-            taints: spec.taints.iter().filter(|taint| may_write(&taint.key)).map(wanted_taint).collect(),
+            labels: spec
+                .labels
+                .iter()
+                .filter(|(key, _)| may_write(key))
+                .map(|(k, v)| (k.clone(), v.clone()))
+                .collect(),
+            taints: spec
+                .taints
+                .iter()
+                .filter(|taint| may_write(&taint.key))
+                .map(wanted_taint)
+                .collect(),
             startup_taint: startup.filter(|key| may_start(key)).map(str::to_owned),
             unhealthy_taint: spec.unhealthy_taint.clone(),
             device_plugin: spec.device_plugin.as_ref().map(|config| DevicePlugin {
                 document: problems.is_empty().then(|| Document::of(config)),
                 wants_mps: problems.is_empty() && config.wants_mps(),
-                resources: config.effective_resources().iter().map(ResourceConfig::offered_name).collect(),
+                resources: config
+                    .effective_resources()
+                    .iter()
+                    .map(ResourceConfig::offered_name)
+                    .collect(),
                 by_profile: (problems.is_empty() && config.mig_strategy() == MigStrategy::Mixed)
                     .then(|| config.clone()),
                 image: spec.image.clone(),
@@ -158,7 +184,10 @@ impl Policy {
 
 fn wanted_taint(taint: &gpunode_crds::PolicyTaint) -> Taint {
     Taint {
-        id: TaintKey { key: taint.key.clone(), effect: taint.effect.as_str().to_owned() },
+        id: TaintKey {
+            key: taint.key.clone(),
+            effect: taint.effect.as_str().to_owned(),
+        },
         value: taint.value.clone().unwrap_or_default(),
     }
 }

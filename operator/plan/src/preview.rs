@@ -22,7 +22,10 @@ pub fn effect(
     with: &NodePlan,
     after: &NodeFacts,
 ) -> (Outcome, Option<NodePreview>) {
-    let mut preview = NodePreview { node: before.name.clone(), ..NodePreview::default() };
+    let mut preview = NodePreview {
+        node: before.name.clone(),
+        ..NodePreview::default()
+    };
     if let Some(hold) = &with.hold {
         if let Hold::Disagreement(_) | Hold::Paused(_) = hold {
             preview.conflicts.push(bounded(hold));
@@ -30,24 +33,46 @@ pub fn effect(
         let outcome = with.outcomes.get(&policy.name).cloned().unwrap_or(Outcome::Ready);
         return (outcome, (!preview.conflicts.is_empty()).then_some(preview));
     }
-    let new_labels = after.labels.iter().filter(|(key, value)| before.labels.get(key) != Some(*value));
-    preview.set_labels = new_labels.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let new_labels = after
+        .labels
+        .iter()
+        .filter(|(key, value)| before.labels.get(key) != Some(*value));
+    preview.set_labels = new_labels
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect();
     let old_labels = before.labels.iter().filter(|(key, _)| !after.labels.contains_key(key));
     preview.remove_labels = old_labels.map(|(key, _)| key.to_owned()).collect();
-    preview.set_taints =
-        after.taints.iter().filter(|it| !before.taints.contains(it)).filter_map(policy_taint).collect();
+    preview.set_taints = after
+        .taints
+        .iter()
+        .filter(|it| !before.taints.contains(it))
+        .filter_map(policy_taint)
+        .collect();
     let kept = |taint: &Taint| after.taints.iter().any(|other| other.id == taint.id);
-    preview.remove_taints = before.taints.iter().filter(|it| !kept(it)).filter_map(policy_taint).collect();
+    preview.remove_taints = before
+        .taints
+        .iter()
+        .filter(|it| !kept(it))
+        .filter_map(policy_taint)
+        .collect();
     if with.governing.as_deref() == Some(&policy.name) {
         preview.config_hash = wanted_configuration(policy).map(|configuration| configuration.hash);
     }
-    let conflicts = with.conflicts.iter().filter(|conflict| conflict.policies.contains(&policy.name));
+    let conflicts = with
+        .conflicts
+        .iter()
+        .filter(|conflict| conflict.policies.contains(&policy.name));
     preview.conflicts = conflicts.map(bounded).collect();
     let outcome = if let Some(refusal) = &policy.refusal {
         Outcome::failed(Reason::InvalidSpec, refusal)
     } else if !preview.conflicts.is_empty() {
         Outcome::conflicted(Reason::KeyOwnedByAnother, preview.conflicts.join("; "))
-    } else if preview == (NodePreview { node: before.name.clone(), ..NodePreview::default() }) {
+    } else if preview
+        == (NodePreview {
+            node: before.name.clone(),
+            ..NodePreview::default()
+        })
+    {
         return (Outcome::Ready, None);
     } else {
         Outcome::Updating
@@ -60,7 +85,11 @@ fn bounded(conflict: &impl ToString) -> String {
 }
 
 fn policy_taint(taint: &Taint) -> Option<PolicyTaint> {
-    let effects = [TaintEffect::NoSchedule, TaintEffect::PreferNoSchedule, TaintEffect::NoExecute];
+    let effects = [
+        TaintEffect::NoSchedule,
+        TaintEffect::PreferNoSchedule,
+        TaintEffect::NoExecute,
+    ];
     Some(PolicyTaint {
         key: taint.id.key.clone(),
         value: (!taint.value.is_empty()).then(|| taint.value.clone()),

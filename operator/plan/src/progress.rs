@@ -34,7 +34,12 @@ pub fn agent_outcome(
         );
         return (Outcome::failed(Reason::ConfigurationPending, message), None);
     }
-    outcome_of(node, Given::to(&wanted.hash, governing), Clock::of(node, governing, gpu_node, now), gpu_node)
+    outcome_of(
+        node,
+        Given::to(&wanted.hash, governing),
+        Clock::of(node, governing, gpu_node, now),
+        gpu_node,
+    )
 }
 
 /// The outcome of a policy on a node that keeps the configuration with this hash, whatever the policy says.
@@ -45,7 +50,12 @@ pub fn outcome_in_force(
     gpu_node: Option<&GpuNode>,
     now: Timestamp,
 ) -> (Outcome, Option<Timestamp>) {
-    outcome_of(node, Given::to(hash, governing), Clock::of(node, governing, gpu_node, now), gpu_node)
+    outcome_of(
+        node,
+        Given::to(hash, governing),
+        Clock::of(node, governing, gpu_node, now),
+        gpu_node,
+    )
 }
 
 /// Whether some agent serves a node with the configuration of this hash, be it that of another policy.
@@ -65,7 +75,10 @@ struct Given<'a> {
 
 impl<'a> Given<'a> {
     fn to(hash: &'a str, policy: &'a Policy) -> Self {
-        Self { hash, policy: Some(&policy.name) }
+        Self {
+            hash,
+            policy: Some(&policy.name),
+        }
     }
 }
 
@@ -82,7 +95,10 @@ pub fn stage(
         return Some((Stage::Outside, None));
     };
     let clock = Clock::of(node, governing, Some(gpu_node), now);
-    let given = Given { hash: &current.hash, policy: Some(&current.policy) };
+    let given = Given {
+        hash: &current.hash,
+        policy: Some(&current.policy),
+    };
     let (outcome, deadline) = outcome_of(node, given, clock, Some(gpu_node));
     let is_wanted = *current == wanted;
     // A verdict lasts, whatever becomes of the node: the configuration is as bad as it was.
@@ -126,9 +142,18 @@ pub fn stage(
 /// agent says.
 fn verdict(gpu_node: &GpuNode, hash: &str) -> Option<String> {
     let step = gpu_node.spec.step.as_ref()?;
-    let rejected = || gpu_node.status.as_ref()?.rejected_config.as_ref().filter(|rejected| rejected.hash == hash);
+    let rejected = || {
+        gpu_node
+            .status
+            .as_ref()?
+            .rejected_config
+            .as_ref()
+            .filter(|rejected| rejected.hash == hash)
+    };
     let words = |message: &str| format!("{}: {message}", Reason::ConfigurationRejected.as_str());
-    step.failed.clone().or_else(|| rejected().map(|rejected| words(&rejected.message)))
+    step.failed
+        .clone()
+        .or_else(|| rejected().map(|rejected| words(&rejected.message)))
 }
 
 /// Since when a node has had its configuration, and how long that may take.
@@ -143,14 +168,25 @@ struct Clock {
 
 impl Clock {
     fn of(node: &NodeFacts, governing: &Policy, gpu_node: Option<&GpuNode>, now: Timestamp) -> Self {
-        let began = [node.created, gpu_node.and_then(written_at)].into_iter().flatten().max().unwrap_or(now);
-        let clock = Self { began, allowed: governing.pace.progress_deadline(), turn: None, now };
-        let turn = gpu_node.and_then(|gpu_node| gpu_node.spec.step.as_ref()).map(|step| match step.failed {
-            Some(_) => step.started_at.0,
-            None if step.generation != governing.generation => now,
-            // Nothing comes into force on a node that is down.
-            None => clock.latest(step.started_at.0, node.ready_since),
-        });
+        let began = [node.created, gpu_node.and_then(written_at)]
+            .into_iter()
+            .flatten()
+            .max()
+            .unwrap_or(now);
+        let clock = Self {
+            began,
+            allowed: governing.pace.progress_deadline(),
+            turn: None,
+            now,
+        };
+        let turn = gpu_node
+            .and_then(|gpu_node| gpu_node.spec.step.as_ref())
+            .map(|step| match step.failed {
+                Some(_) => step.started_at.0,
+                None if step.generation != governing.generation => now,
+                // Nothing comes into force on a node that is down.
+                None => clock.latest(step.started_at.0, node.ready_since),
+            });
         Self { turn, ..clock }
     }
 
@@ -168,7 +204,9 @@ impl Clock {
 
     /// A rollout waits from the moment on in which it was the node's turn, whatever its agent does meanwhile.
     fn wait(self, since: Timestamp, reason: Reason, message: &str) -> (Outcome, Option<Timestamp>) {
-        let Some(turn) = self.turn else { return within(self.allowed, since, self.now, reason, message) };
+        let Some(turn) = self.turn else {
+            return within(self.allowed, since, self.now, reason, message);
+        };
         let message = format!("not in force after {:#}: {message}", self.allowed);
         within(self.allowed, turn, self.now, Reason::ProgressDeadlineExceeded, &message)
     }
@@ -190,7 +228,13 @@ fn outcome_of(
             (Outcome::failed(Reason::NodeNotReady, message), None)
         } else {
             // A node that has just joined is not Ready for a while.
-            within(clock.allowed, node.created.unwrap_or(clock.now), clock.now, Reason::NodeNotReady, message)
+            within(
+                clock.allowed,
+                node.created.unwrap_or(clock.now),
+                clock.now,
+                Reason::NodeNotReady,
+                message,
+            )
         };
     }
     if is_released(node) {
@@ -209,7 +253,11 @@ fn outcome_of(
                 }
             },
             Some(condition) => not_ready(condition, clock),
-            None => clock.wait(clock.began, Reason::Registering, "the agent does not say whether it is Ready"),
+            None => clock.wait(
+                clock.began,
+                Reason::Registering,
+                "the agent does not say whether it is Ready",
+            ),
         },
     }
 }
@@ -222,7 +270,9 @@ fn handed_over(
     clock: Clock,
 ) -> (Outcome, Option<Timestamp>) {
     let serving = status.agent.as_ref().and_then(|agent| agent.policy.as_deref());
-    let (Some(serving), Some(policy)) = (serving, given.policy) else { return (Outcome::Ready, None) };
+    let (Some(serving), Some(policy)) = (serving, given.policy) else {
+        return (Outcome::Ready, None);
+    };
     if serving == policy {
         return (Outcome::Ready, None);
     }
@@ -235,7 +285,10 @@ fn handed_over(
 
 /// The configuration is not in force.
 fn pending(node: &NodeFacts, status: Option<&GpuNodeStatus>, hash: &str, clock: Clock) -> (Outcome, Option<Timestamp>) {
-    if let Some(rejected) = status.and_then(|status| status.rejected_config.as_ref()).filter(|it| it.hash == hash) {
+    if let Some(rejected) = status
+        .and_then(|status| status.rejected_config.as_ref())
+        .filter(|it| it.hash == hash)
+    {
         return (Outcome::failed(Reason::ConfigurationRejected, &rejected.message), None);
     }
     let plugin = status.filter(|status| runs_plugin(status));
@@ -245,7 +298,10 @@ fn pending(node: &NodeFacts, status: Option<&GpuNodeStatus>, hash: &str, clock: 
             "the agent reports another configuration than it was given; see its log".to_owned(),
         ),
         Some(Some(missing)) => (Reason::AgentNotReporting, missing),
-        None => (Reason::AgentNotReporting, "no agent with the device plugin reports; see its pod".to_owned()),
+        None => (
+            Reason::AgentNotReporting,
+            "no agent with the device plugin reports; see its pod".to_owned(),
+        ),
     };
     clock.wait(clock.began, reason, &message)
 }
@@ -270,7 +326,10 @@ fn is_in_force(status: &GpuNodeStatus, hash: &str) -> bool {
 }
 
 fn runs_plugin(status: &GpuNodeStatus) -> bool {
-    status.agent.as_ref().is_some_and(|agent| agent.mode == AgentMode::DevicePlugin)
+    status
+        .agent
+        .as_ref()
+        .is_some_and(|agent| agent.mode == AgentMode::DevicePlugin)
 }
 
 /// What only a person mends: waiting for it helps nobody.
@@ -288,7 +347,12 @@ const UNSETTLED: [Reason; 3] = [Reason::MpsDaemonNotAnswering, Reason::HoldersUn
 
 /// The configuration is in force, but the agent says that it is not Ready.
 fn not_ready(condition: &Condition, clock: Clock) -> (Outcome, Option<Timestamp>) {
-    let said = |reasons: &[Reason]| reasons.iter().copied().find(|reason| condition.reason == reason.as_str());
+    let said = |reasons: &[Reason]| {
+        reasons
+            .iter()
+            .copied()
+            .find(|reason| condition.reason == reason.as_str())
+    };
     if let Some(reason) = said(&BROKEN) {
         return (Outcome::failed(reason, condition.message.clone()), None);
     }

@@ -102,7 +102,9 @@ impl Retirement {
 /// Decides about every resource that is in the record or wanted. `seen` is what the node's status says of those in the record.
 pub fn retire(record: &Served, wanted: &BTreeSet<String>, seen: &BTreeMap<String, Seen>, now: Timestamp) -> Retirement {
     let mut retirement = Retirement::default();
-    retirement.record.extend(wanted.iter().map(|name| (name.clone(), Use::Wanted)));
+    retirement
+        .record
+        .extend(wanted.iter().map(|name| (name.clone(), Use::Wanted)));
     for (name, before) in record.iter().filter(|(name, _)| !wanted.contains(*name)) {
         // A moment out of range or in the future was forged, or a clock was wrong.
         let sane = |moment: &i64| (*moment).max(0).min(now.as_second());
@@ -141,7 +143,9 @@ fn next(before: &Use, seen: Option<Seen>, now: Timestamp) -> Next {
             None => return Next::Forget,
         },
     };
-    let Ok(moment) = Timestamp::from_second(*moment) else { return Next::Forget };
+    let Ok(moment) = Timestamp::from_second(*moment) else {
+        return Next::Forget;
+    };
     let age = now.duration_since(moment);
     match seen {
         _ if age < wait => Next::Wait(moment.checked_add(wait).ok()),
@@ -193,22 +197,35 @@ mod tests {
     #[test]
     fn wanted_resource_is_recorded_before_it_is_there_and_as_long_as_it_is_wanted() {
         for of in [Use::Wanted, Use::Unwanted(7), Use::Tried(vec![7])] {
-            let expected = Retirement { record: served(Use::Wanted), ..Retirement::default() };
+            let expected = Retirement {
+                record: served(Use::Wanted),
+                ..Retirement::default()
+            };
             assert_eq!(look(&[GPU], of, Some(Seen::Dead), 9999), expected);
         }
         let wanted = BTreeSet::from([GPU.to_owned()]);
-        assert_eq!(retire(&Served::new(), &wanted, &BTreeMap::new(), at(0)).record, served(Use::Wanted));
+        assert_eq!(
+            retire(&Served::new(), &wanted, &BTreeMap::new(), at(0)).record,
+            served(Use::Wanted)
+        );
     }
 
     #[test]
     fn key_is_removed_when_the_kubelet_lets_it() {
         let first = unwanted(Use::Wanted, Some(Seen::Offered), 1000);
-        assert_eq!((first.record, first.recheck), (served(Use::Unwanted(1000)), Some(at(1330))));
+        assert_eq!(
+            (first.record, first.recheck),
+            (served(Use::Unwanted(1000)), Some(at(1330)))
+        );
         assert!(unwanted(Use::Unwanted(1000), Some(Seen::Dead), 1329).remove.is_empty());
         let due = unwanted(Use::Unwanted(1000), Some(Seen::Dead), 1330);
         assert_eq!((due.remove.len(), due.recheck), (1, Some(at(1390))));
         assert_eq!(due.record_after(at(1330)), served(Use::Tried(vec![1330])));
-        assert_eq!(unwanted(Use::Unwanted(1000), Some(Seen::Dead), 99_999).remove.len(), 1, "nobody was there to look");
+        assert_eq!(
+            unwanted(Use::Unwanted(1000), Some(Seen::Dead), 99_999).remove.len(),
+            1,
+            "nobody was there to look"
+        );
     }
 
     #[test]
@@ -227,7 +244,10 @@ mod tests {
     #[test]
     fn key_that_stays_away_for_a_minute_after_a_try_is_forgotten() {
         let waiting = unwanted(Use::Tried(vec![1330]), None, 1389);
-        assert_eq!((waiting.record, waiting.recheck), (served(Use::Tried(vec![1330])), Some(at(1390))));
+        assert_eq!(
+            (waiting.record, waiting.recheck),
+            (served(Use::Tried(vec![1330])), Some(at(1390)))
+        );
         assert_eq!(unwanted(Use::Tried(vec![1330]), None, 1390), Retirement::default());
     }
 
@@ -244,9 +264,20 @@ mod tests {
     fn key_that_is_gone_or_served_by_somebody_else_is_forgotten() {
         let (since, tried) = (Use::Unwanted(1000), Use::Tried(vec![1000]));
         assert_eq!(unwanted(since.clone(), None, 1030), Retirement::default());
-        assert_eq!(unwanted(since.clone(), None, 1029).record, served(since.clone()), "it may yet be shown");
-        assert_eq!(unwanted(since.clone(), Some(Seen::Offered), 1330), Retirement::default());
-        assert_eq!(unwanted(since.clone(), Some(Seen::Offered), 1329).record, served(since), "it may yet be our own");
+        assert_eq!(
+            unwanted(since.clone(), None, 1029).record,
+            served(since.clone()),
+            "it may yet be shown"
+        );
+        assert_eq!(
+            unwanted(since.clone(), Some(Seen::Offered), 1330),
+            Retirement::default()
+        );
+        assert_eq!(
+            unwanted(since.clone(), Some(Seen::Offered), 1329).record,
+            served(since),
+            "it may yet be our own"
+        );
         assert_eq!(unwanted(tried, Some(Seen::Offered), 1060), Retirement::default());
     }
 
@@ -262,23 +293,42 @@ mod tests {
             (of("0"), of("0"), Some(Seen::Dead)),
         ] {
             let status = serde_json::json!({"status": {"capacity": capacity, "allocatable": allocatable}});
-            assert_eq!(Seen::of(&serde_json::from_value(status.clone()).unwrap(), GPU), expected, "{status}");
+            assert_eq!(
+                Seen::of(&serde_json::from_value(status.clone()).unwrap(), GPU),
+                expected,
+                "{status}"
+            );
         }
     }
 
     #[test]
     fn forged_moments_cost_a_wait_at_most() {
         let forged = unwanted(Use::Unwanted(i64::MAX), Some(Seen::Dead), 1000);
-        assert_eq!((forged.record, forged.recheck), (served(Use::Unwanted(1000)), Some(at(1330))));
+        assert_eq!(
+            (forged.record, forged.recheck),
+            (served(Use::Unwanted(1000)), Some(at(1330)))
+        );
         let forged = unwanted(Use::Tried(vec![i64::MIN, i64::MAX]), Some(Seen::Dead), 1000);
-        assert_eq!((forged.record, forged.recheck), (served(Use::Tried(vec![0, 1000])), Some(at(1060))));
-        assert_eq!(unwanted(Use::Unwanted(i64::MIN), Some(Seen::Dead), 1000).remove.len(), 1);
-        assert_eq!(unwanted(Use::Tried(Vec::new()), Some(Seen::Dead), 1000), Retirement::default());
+        assert_eq!(
+            (forged.record, forged.recheck),
+            (served(Use::Tried(vec![0, 1000])), Some(at(1060)))
+        );
+        assert_eq!(
+            unwanted(Use::Unwanted(i64::MIN), Some(Seen::Dead), 1000).remove.len(),
+            1
+        );
+        assert_eq!(
+            unwanted(Use::Tried(Vec::new()), Some(Seen::Dead), 1000),
+            Retirement::default()
+        );
     }
 
     #[test]
     fn patch_is_refused_where_the_node_changed_and_counts_the_try() {
-        let node = NodeFacts { resource_version: "7".to_owned(), ..NodeFacts::default() };
+        let node = NodeFacts {
+            resource_version: "7".to_owned(),
+            ..NodeFacts::default()
+        };
         let patch = status_patch(&node, &BTreeSet::from([GPU.to_owned()]), Some("{}")).unwrap();
         assert_eq!(
             serde_json::to_string(&patch).unwrap(),

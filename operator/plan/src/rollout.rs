@@ -95,14 +95,22 @@ impl Rollout {
     /// now is.
     pub fn advance(&mut self, pace: &RolloutPace) -> Vec<String> {
         let on_the_way = self.stepping.len() + self.writing.len();
-        let free = if self.stopped.is_empty() { pace.budget(self.size()).saturating_sub(on_the_way) } else { 0 };
+        let free = if self.stopped.is_empty() {
+            pace.budget(self.size()).saturating_sub(on_the_way)
+        } else {
+            0
+        };
         while self.granted.len() > free
             && let Some(node) = self.granted.pop_last()
         {
             self.pending.insert((self.refusal_of(&node), node));
         }
         let resumed = std::mem::take(&mut self.is_resumed) && self.stopped.is_empty();
-        let mut next: Vec<_> = if resumed { self.writing.iter().cloned().collect() } else { Vec::new() };
+        let mut next: Vec<_> = if resumed {
+            self.writing.iter().cloned().collect()
+        } else {
+            Vec::new()
+        };
         while self.granted.len() < free
             && let Some((_, node)) = self.pending.pop_first()
         {
@@ -168,7 +176,9 @@ impl Rollout {
 
     /// The first node by name that stopped the rollout, and why.
     pub fn stopped(&self) -> Option<(&str, &str)> {
-        self.stopped.first_key_value().map(|(node, message)| (node.as_str(), message.as_str()))
+        self.stopped
+            .first_key_value()
+            .map(|(node, message)| (node.as_str(), message.as_str()))
     }
 
     /// How far a change has come, in words; nothing where none is under way.

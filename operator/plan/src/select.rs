@@ -23,7 +23,9 @@ impl Selector {
             labels: spec.node_selector.clone(),
             gpus: spec.gpu_selector.clone(),
             // The schema lets no other globs through; one that cannot be read matches nothing.
-            products: globs.filter_map(|glob| Some(Glob::new(glob).ok()?.compile_matcher())).collect(),
+            products: globs
+                .filter_map(|glob| Some(Glob::new(glob).ok()?.compile_matcher()))
+                .collect(),
         }
     }
 
@@ -62,7 +64,9 @@ impl Selector {
 
     /// How many GPUs it asks for and how many of these fit; nothing where it asks for none.
     pub fn count(&self, gpus: &[GpuDevice]) -> Option<(usize, usize)> {
-        self.gpus.as_ref().map(|selector| (least_count(selector), self.number_of(selector, gpus)))
+        self.gpus
+            .as_ref()
+            .map(|selector| (least_count(selector), self.number_of(selector, gpus)))
     }
 
     /// The fact that keeps a GPU from being counted, in words.
@@ -82,12 +86,16 @@ impl Selector {
 
     /// Whether one of the globs would match if it ended with `*`.
     fn begins_product(&self, gpu: &GpuDevice) -> bool {
-        self.products.iter().any(|glob| gpu.product.starts_with(glob.glob().glob()))
+        self.products
+            .iter()
+            .any(|glob| gpu.product.starts_with(glob.glob().glob()))
     }
 
     /// By how many characters the nearest product of some GPUs differs from the nearest glob; one is a `*` at its end.
     pub fn product_distance(&self, gpus: &[GpuDevice]) -> usize {
-        let pairs = gpus.iter().flat_map(|gpu| self.products.iter().map(move |glob| (gpu, glob)));
+        let pairs = gpus
+            .iter()
+            .flat_map(|gpu| self.products.iter().map(move |glob| (gpu, glob)));
         let distance = |(gpu, glob): (&GpuDevice, &GlobMatcher)| match glob.glob().glob() {
             _ if glob.is_match(&gpu.product) => 0,
             text if gpu.product.starts_with(text) => 1,
@@ -101,7 +109,9 @@ impl Selector {
     }
 
     fn number_of(&self, selector: &GpuSelector, gpus: &[GpuDevice]) -> usize {
-        gpus.iter().filter(|gpu| self.unfit_for(selector, gpu).is_none()).count()
+        gpus.iter()
+            .filter(|gpu| self.unfit_for(selector, gpu).is_none())
+            .count()
     }
 
     fn unfit_for<'a>(&self, selector: &'a GpuSelector, gpu: &GpuDevice) -> Option<Fact<'a>> {
@@ -133,7 +143,10 @@ impl PartialEq for Selector {
 }
 
 fn least_count(selector: &GpuSelector) -> usize {
-    selector.min_count.and_then(|count| usize::try_from(count).ok()).unwrap_or(1)
+    selector
+        .min_count
+        .and_then(|count| usize::try_from(count).ok())
+        .unwrap_or(1)
 }
 
 /// The labels of a node as they were without gpunode, so that no policy selects or deselects by its own effect.
@@ -154,7 +167,11 @@ impl<'a> VisibleLabels<'a> {
         if is_effect(key) {
             return None;
         }
-        if self.recorded.hides(key) { self.recorded.before.get(key).map(String::as_str) } else { self.all.get(key) }
+        if self.recorded.hides(key) {
+            self.recorded.before.get(key).map(String::as_str)
+        } else {
+            self.all.get(key)
+        }
     }
 
     /// Whether there is a label that cannot be seen.
@@ -173,8 +190,14 @@ pub fn is_effect(key: &str) -> bool {
 
 /// Whether every condition of a selector holds; `{}` matches every node.
 fn matches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> bool {
-    selector.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
-        && selector.match_expressions.iter().all(|requirement| holds(requirement, labels))
+    selector
+        .match_labels
+        .iter()
+        .all(|(key, value)| labels.get(key) == Some(value))
+        && selector
+            .match_expressions
+            .iter()
+            .all(|requirement| holds(requirement, labels))
 }
 
 /// Whether one expression holds.
@@ -196,13 +219,20 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect()
     }
 
     fn expression(key: &str, operator: SelectorOperator, values: &[&str]) -> NodeSelector {
         let values = values.iter().map(|value| (*value).to_owned()).collect();
         NodeSelector {
-            match_expressions: vec![NodeSelectorRequirement { key: key.to_owned(), operator, values }],
+            match_expressions: vec![NodeSelectorRequirement {
+                key: key.to_owned(),
+                operator,
+                values,
+            }],
             ..NodeSelector::default()
         }
     }
@@ -214,7 +244,13 @@ mod tests {
         let texts = Texts::from(&labels);
         let visible = VisibleLabels::new(&texts, &none);
         assert!(matches(&NodeSelector::default(), visible));
-        assert!(matches(&NodeSelector { match_labels: labels.clone(), ..NodeSelector::default() }, visible));
+        assert!(matches(
+            &NodeSelector {
+                match_labels: labels.clone(),
+                ..NodeSelector::default()
+            },
+            visible
+        ));
         for (selector, expected) in [
             (expression("pool", In, &["a", "b"]), true),
             (expression("pool", In, &["b"]), false),
@@ -239,18 +275,28 @@ mod tests {
             ("gpunode.dev/gpus.Tesla-T4", "4"),
             ("gpunode.dev/policy.p", "true"),
         ]);
-        let owned = Entries { owned: map(&[("a", "1")]), ..Entries::default() };
+        let owned = Entries {
+            owned: map(&[("a", "1")]),
+            ..Entries::default()
+        };
         let texts = Texts::from(&labels);
         for key in labels.keys() {
             let visible = VisibleLabels::new(&texts, &owned);
-            assert!(matches(&expression(key, SelectorOperator::DoesNotExist, &[]), visible), "{key}");
+            assert!(
+                matches(&expression(key, SelectorOperator::DoesNotExist, &[]), visible),
+                "{key}"
+            );
         }
     }
 
     #[test]
     fn what_was_taken_over_is_seen_as_it_was_before() {
         let labels = map(&[("pool", "ours")]);
-        let taken = Entries { owned: labels.clone(), before: map(&[("pool", "theirs")]), ..Entries::default() };
+        let taken = Entries {
+            owned: labels.clone(),
+            before: map(&[("pool", "theirs")]),
+            ..Entries::default()
+        };
         let texts = Texts::from(&labels);
         let visible = VisibleLabels::new(&texts, &taken);
         assert!(matches(&expression("pool", SelectorOperator::In, &["theirs"]), visible));
@@ -258,7 +304,12 @@ mod tests {
     }
 
     fn gpu(product: &str, architecture: Option<Architecture>, memory_mib: i64) -> GpuDevice {
-        GpuDevice { product: product.to_owned(), architecture, memory_mib, ..GpuDevice::default() }
+        GpuDevice {
+            product: product.to_owned(),
+            architecture,
+            memory_mib,
+            ..GpuDevice::default()
+        }
     }
 
     #[test]
@@ -303,8 +354,14 @@ mod tests {
         let gpus = [gpu("Tesla-T4", Some(Architecture::Turing), 15360)];
         for (spec, expected) in [
             ("{nodeSelector: {}, gpuSelector: {products: [Tesla-T4]}}", true),
-            ("{nodeSelector: {matchLabels: {pool: b}}, gpuSelector: {products: [Tesla-T4]}}", false),
-            ("{nodeSelector: {matchLabels: {pool: a}}, gpuSelector: {products: [Tesla-V100]}}", false),
+            (
+                "{nodeSelector: {matchLabels: {pool: b}}, gpuSelector: {products: [Tesla-T4]}}",
+                false,
+            ),
+            (
+                "{nodeSelector: {matchLabels: {pool: a}}, gpuSelector: {products: [Tesla-V100]}}",
+                false,
+            ),
             ("{nodeSelector: {}}", true),
             ("{}", false),
         ] {
@@ -312,6 +369,9 @@ mod tests {
             assert_eq!(selector.matches(visible, &gpus), expected, "{spec}");
         }
         let deselected = "{nodeSelector: {matchLabels: {pool: b}}, gpuSelector: {products: [Tesla-V100]}}";
-        assert_eq!(Selector::of(&serde_yaml::from_str(deselected).unwrap()).mismatch(visible, &gpus), None);
+        assert_eq!(
+            Selector::of(&serde_yaml::from_str(deselected).unwrap()).mismatch(visible, &gpus),
+            None
+        );
     }
 }

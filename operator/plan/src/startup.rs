@@ -77,11 +77,19 @@ impl Startup {
         let until = waits_until(node, gpu_node, now);
         let mut lingering = BTreeSet::new();
         if !has_started && turn != Turn::Foretold && (!node.ready || until.is_some()) {
-            let unwanted = current.keys().filter(|id| is_startup(id, &keys) && !wanted.contains_key(id));
+            let unwanted = current
+                .keys()
+                .filter(|id| is_startup(id, &keys) && !wanted.contains_key(id));
             lingering.extend(unwanted.cloned());
         }
         let recheck = until.filter(|_| !lingering.is_empty());
-        Self { wanted, lingering, keys, started, recheck }
+        Self {
+            wanted,
+            lingering,
+            keys,
+            started,
+            recheck,
+        }
     }
 
     /// Whether a taint is gpunode's with or without a record.
@@ -98,7 +106,10 @@ fn is_startup(id: &TaintKey, keys: &BTreeSet<String>) -> bool {
 
 fn wanted(matched: &[&Policy]) -> BTreeMap<TaintKey, Wanted> {
     let entries = |policy: &Policy| {
-        let id = |key: &String| TaintKey { key: key.clone(), effect: TaintEffect::NoSchedule.as_str().to_owned() };
+        let id = |key: &String| TaintKey {
+            key: key.clone(),
+            effect: TaintEffect::NoSchedule.as_str().to_owned(),
+        };
         policy.startup_taint.iter().map(|key| (id(key), "")).collect::<Vec<_>>()
     };
     // All want the same value, so nobody disagrees.

@@ -33,7 +33,12 @@ struct Verdict {
 
 impl Verdict {
     fn new(type_: ConditionType, holds: bool, reason: Reason, message: impl Into<String>) -> Self {
-        Self { type_, holds, reason, message: message.into() }
+        Self {
+            type_,
+            holds,
+            reason,
+            message: message.into(),
+        }
     }
 }
 
@@ -85,27 +90,48 @@ fn verdicts(policy: &Policy, tally: &Tally, agents: &Agents) -> [Verdict; 5] {
         } else if let Some(replaced) = replaced {
             Verdict::new(ConditionType::Reconciling, true, Reason::NodesUpdating, replaced)
         } else {
-            Verdict::new(ConditionType::Reconciling, false, Reason::UpToDate, "nothing is under way")
+            Verdict::new(
+                ConditionType::Reconciling,
+                false,
+                Reason::UpToDate,
+                "nothing is under way",
+            )
         },
         match (&policy.refusal, stop) {
             (Some(refusal), _) => Verdict::new(ConditionType::Stalled, true, Reason::InvalidSpec, refusal),
             (None, Some(stop)) => Verdict::new(ConditionType::Stalled, true, Reason::RolloutStopped, stop),
-            (None, None) => {
-                Verdict::new(ConditionType::Stalled, false, Reason::UpToDate, "the spec can be carried out")
-            }
+            (None, None) => Verdict::new(
+                ConditionType::Stalled,
+                false,
+                Reason::UpToDate,
+                "the spec can be carried out",
+            ),
         },
         if let Some((node, reason, message)) = tally.first_conflicted() {
             let message = format!("{} conflict; {node}: {message}", of_matched(counts.conflicted, &counts));
             Verdict::new(ConditionType::Conflict, true, reason, message)
         } else {
-            Verdict::new(ConditionType::Conflict, false, Reason::NoConflict, "no other owner is in the way")
+            Verdict::new(
+                ConditionType::Conflict,
+                false,
+                Reason::NoConflict,
+                "no other owner is in the way",
+            )
         },
         if let Some((node, reason, message)) = tally.first_failed() {
-            let message =
-                format!("{} failed; {node}: {}: {message}", of_matched(counts.failed, &counts), reason.as_str());
+            let message = format!(
+                "{} failed; {node}: {}: {message}",
+                of_matched(counts.failed, &counts),
+                reason.as_str()
+            );
             Verdict::new(ConditionType::Degraded, true, Reason::NodesFailed, message)
         } else {
-            Verdict::new(ConditionType::Degraded, false, Reason::NodesHealthy, "no matched node failed")
+            Verdict::new(
+                ConditionType::Degraded,
+                false,
+                Reason::NodesHealthy,
+                "no matched node failed",
+            )
         },
     ]
 }
@@ -124,7 +150,10 @@ fn ready(
     if let Some(refusal) = &policy.refusal {
         verdict(false, Reason::InvalidSpec, refusal.clone())
     } else if policy.mode == Mode::Preview {
-        let message = format!("{} would change; nothing is written", of_matched(counts.updating, counts));
+        let message = format!(
+            "{} would change; nothing is written",
+            of_matched(counts.updating, counts)
+        );
         verdict(true, Reason::Preview, message)
     } else if policy.mode == Mode::Paused {
         let message = format!("{} nodes stay as they are, and none is added", counts.matched);
@@ -136,7 +165,10 @@ fn ready(
     } else if counts.matched == 0 {
         verdict(true, Reason::NoMatchingNodes, "no node matches".to_owned())
     } else if let Some((node, reason, message)) = tally.first_stuck() {
-        let message = format!("in force on {}; not on {node}: {message}", of_matched(counts.ready, counts));
+        let message = format!(
+            "in force on {}; not on {node}: {message}",
+            of_matched(counts.ready, counts)
+        );
         verdict(false, reason, message)
     } else if updating > 0 {
         verdict(false, Reason::NodesUpdating, under_way(tally, updating, counts))
@@ -154,7 +186,11 @@ fn ready(
             1 => "; 1 agent is still the old one".to_owned(),
             old => format!("; {old} agents are still the old ones"),
         };
-        verdict(true, Reason::InForce, format!("in force on {}{waiting}{old}", of_matched(counts.ready, counts)))
+        verdict(
+            true,
+            Reason::InForce,
+            format!("in force on {}{waiting}{old}", of_matched(counts.ready, counts)),
+        )
     }
 }
 
@@ -162,14 +198,20 @@ fn ready(
 fn stop(policy: &Policy, tally: &Tally) -> Option<String> {
     let (node, message) = tally.rollout.stopped().filter(|_| policy.mode == Mode::Enforce)?;
     let progress = tally.rollout.progress().unwrap_or_default();
-    Some(format!("stopped at {node}, which failed: {message}; {progress}; no other node changes until the spec does"))
+    Some(format!(
+        "stopped at {node}, which failed: {message}; {progress}; no other node changes until the spec does"
+    ))
 }
 
 /// How far the replacement of agents has come, in words; nothing where none is under way.
 fn replaced(agents: &Agents) -> Option<String> {
     let Agents { behind: old, all, .. } = agents;
-    (agents.waited_for > 0)
-        .then(|| format!("{} of {all} agents are the new ones; the old ones serve until then", all - old))
+    (agents.waited_for > 0).then(|| {
+        format!(
+            "{} of {all} agents are the new ones; the old ones serve until then",
+            all - old
+        )
+    })
 }
 
 /// Why no further agent is replaced, if so.
@@ -182,7 +224,10 @@ fn late(policy: &Policy, agents: &Agents) -> Option<String> {
 }
 
 fn under_way(tally: &Tally, updating: i32, counts: &NodeCounts) -> String {
-    tally.rollout.progress().unwrap_or_else(|| format!("{} are updating", of_matched(updating, counts)))
+    tally
+        .rollout
+        .progress()
+        .unwrap_or_else(|| format!("{} are updating", of_matched(updating, counts)))
 }
 
 fn of_matched(number: i32, counts: &NodeCounts) -> String {

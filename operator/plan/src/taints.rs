@@ -16,14 +16,22 @@ use std::collections::{BTreeMap, BTreeSet};
 pub fn wanted_taints(matched: &[&Policy]) -> Result<BTreeMap<TaintKey, Wanted>, Disagreement> {
     compose(
         matched,
-        |policy| policy.taints.iter().map(|taint| (taint.id.clone(), taint.value.as_str())),
+        |policy| {
+            policy
+                .taints
+                .iter()
+                .map(|taint| (taint.id.clone(), taint.value.as_str()))
+        },
         |id| format!("taint {id}"),
     )
 }
 
 /// The taints of a node by identity.
 pub fn current_taints(node: &NodeFacts) -> BTreeMap<TaintKey, String> {
-    node.taints.iter().map(|taint| (taint.id.clone(), taint.value.clone())).collect()
+    node.taints
+        .iter()
+        .map(|taint| (taint.id.clone(), taint.value.clone()))
+        .collect()
 }
 
 /// Adds the operations for the taints.

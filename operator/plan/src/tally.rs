@@ -27,7 +27,12 @@ pub struct Tally {
 impl Tally {
     /// Counts a node in.
     pub fn add(&mut self, node: &str, standing: &Standing) {
-        let Standing { outcome, preview, waiting, stage } = standing;
+        let Standing {
+            outcome,
+            preview,
+            waiting,
+            stage,
+        } = standing;
         match outcome {
             None => {}
             Some(Outcome::Ready) => self.ready += 1,
@@ -42,7 +47,8 @@ impl Tally {
         if outcome.as_ref().is_some_and(Outcome::needs_somebody) {
             self.stuck.insert(node.to_owned());
         }
-        self.previews.extend(preview.as_ref().map(|preview| (node.to_owned(), preview.clone())));
+        self.previews
+            .extend(preview.as_ref().map(|preview| (node.to_owned(), preview.clone())));
         if !waiting.is_empty() {
             self.waiting.insert(node.to_owned(), waiting.clone());
         }
@@ -141,7 +147,9 @@ impl Tally {
 }
 
 fn first(nodes: &BTreeMap<String, (Reason, String)>) -> Option<(&str, Reason, &str)> {
-    nodes.first_key_value().map(|(node, (reason, message))| (node.as_str(), *reason, message.as_str()))
+    nodes
+        .first_key_value()
+        .map(|(node, (reason, message))| (node.as_str(), *reason, message.as_str()))
 }
 
 /// The schema's bound of a message.
@@ -174,7 +182,16 @@ mod tests {
         for (index, outcome) in outcomes.iter().enumerate() {
             tally.add(&index.to_string(), &full(outcome.clone()));
         }
-        assert_eq!(tally.counts(), NodeCounts { matched: 4, ready: 1, updating: 1, failed: 1, conflicted: 1 });
+        assert_eq!(
+            tally.counts(),
+            NodeCounts {
+                matched: 4,
+                ready: 1,
+                updating: 1,
+                failed: 1,
+                conflicted: 1
+            }
+        );
         for (index, outcome) in outcomes.iter().enumerate() {
             tally.remove(&index.to_string(), outcome);
         }
@@ -190,9 +207,19 @@ mod tests {
                 device: device.to_owned(),
                 pods: Vec::new(),
             });
-            tally.add(node, &Standing { waiting: waiting.into(), ..Outcome::Ready.into() });
+            tally.add(
+                node,
+                &Standing {
+                    waiting: waiting.into(),
+                    ..Outcome::Ready.into()
+                },
+            );
         }
-        let order: Vec<_> = tally.waiting().into_iter().map(|it| it.node + "/" + &it.device).collect();
+        let order: Vec<_> = tally
+            .waiting()
+            .into_iter()
+            .map(|it| it.node + "/" + &it.device)
+            .collect();
         assert_eq!(order, ["a/GPU-3", "a/GPU-4", "b/GPU-1", "b/GPU-2"]);
     }
 
@@ -211,7 +238,10 @@ mod tests {
         assert_eq!((failures.len(), tally.previews().len()), (MAX_FAILURES, MAX_PREVIEW));
         assert_eq!((tally.waiting().len(), tally.waiting_nodes()), (MAX_WAITING, 200));
         let expected: Vec<_> = (0..MAX_FAILURES).map(|index| format!("node-{index:03}")).collect();
-        assert_eq!(failures.iter().map(|failure| failure.node.clone()).collect::<Vec<_>>(), expected);
+        assert_eq!(
+            failures.iter().map(|failure| failure.node.clone()).collect::<Vec<_>>(),
+            expected
+        );
         assert!(failures.iter().all(|failure| failure.message.len() <= 1024));
     }
 }

@@ -43,7 +43,9 @@ impl Texts {
 
     /// The same as strings of their own.
     pub fn to_map(&self) -> BTreeMap<String, String> {
-        self.iter().map(|(key, text)| (key.to_owned(), text.to_owned())).collect()
+        self.iter()
+            .map(|(key, text)| (key.to_owned(), text.to_owned()))
+            .collect()
     }
 
     fn key(&self, place: Place) -> &str {
@@ -57,14 +59,21 @@ impl Texts {
 
 impl<K: AsRef<str>, V: AsRef<str>> From<&BTreeMap<K, V>> for Texts {
     fn from(map: &BTreeMap<K, V>) -> Self {
-        let length = map.iter().map(|(key, text)| key.as_ref().len() + text.as_ref().len()).sum();
+        let length = map
+            .iter()
+            .map(|(key, text)| key.as_ref().len() + text.as_ref().len())
+            .sum();
         let (mut block, mut places) = (String::with_capacity(length), Vec::with_capacity(map.len()));
         for (key, text) in map {
             let start = block.len();
             block.push_str(key.as_ref());
             let middle = block.len();
             block.push_str(text.as_ref());
-            places.push(Place { key: start, text: middle, end: block.len() });
+            places.push(Place {
+                key: start,
+                text: middle,
+                end: block.len(),
+            });
         }
         Self { block, places }
     }
@@ -87,8 +96,14 @@ mod tests {
         for (key, text) in &map {
             assert_eq!(texts.get(key), Some(*text));
         }
-        assert_eq!((texts.get("b"), texts.contains_key("abc"), texts.is_empty()), (None, false, false));
+        assert_eq!(
+            (texts.get("b"), texts.contains_key("abc"), texts.is_empty()),
+            (None, false, false)
+        );
         assert_eq!(Texts::from(&texts.to_map()), texts);
-        assert_ne!(Texts::from(&BTreeMap::from([("ab", "c")])), Texts::from(&BTreeMap::from([("a", "bc")])));
+        assert_ne!(
+            Texts::from(&BTreeMap::from([("ab", "c")])),
+            Texts::from(&BTreeMap::from([("a", "bc")]))
+        );
     }
 }

@@ -20,14 +20,20 @@ pub fn unhealthy_taints(
     gpu_node: Option<&GpuNode>,
     now: Timestamp,
 ) -> (BTreeMap<TaintKey, Wanted>, Option<Timestamp>) {
-    let gpus = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref()).map_or(&[][..], |status| &status.gpus);
+    let gpus = gpu_node
+        .and_then(|gpu_node| gpu_node.status.as_ref())
+        .map_or(&[][..], |status| &status.gpus);
     // Where nothing is known of GPUs, or agents have let go of them, nobody knows that anything changed.
     let is_unknown = gpus.is_empty() || is_released(node);
     let due = |taint: &UnhealthyTaint| {
         let since = too_few_since(gpus, taint.min_healthy()).filter(|_| !is_unknown)?;
         let due = since.checked_add(taint.after()).unwrap_or(Timestamp::MAX);
         // Where the clock of the node is ahead by more than the delay, nobody waits for it.
-        Some(if since.duration_since(now) > taint.after() { now } else { due })
+        Some(if since.duration_since(now) > taint.after() {
+            now
+        } else {
+            due
+        })
     };
     let id = |taint: &UnhealthyTaint| TaintKey {
         key: UNHEALTHY_TAINT.to_owned(),
@@ -35,10 +41,19 @@ pub fn unhealthy_taints(
     };
     let is_wanted = |taint: &&UnhealthyTaint| {
         let is_there = || node.taints.iter().any(|there| there.id == id(taint));
-        if is_unknown { is_there() } else { due(taint).is_some_and(|due| due <= now || turn == Turn::Foretold) }
+        if is_unknown {
+            is_there()
+        } else {
+            due(taint).is_some_and(|due| due <= now || turn == Turn::Foretold)
+        }
     };
     let entries = |policy: &Policy| {
-        policy.unhealthy_taint.iter().filter(is_wanted).map(|taint| (id(taint), "")).collect::<Vec<_>>()
+        policy
+            .unhealthy_taint
+            .iter()
+            .filter(is_wanted)
+            .map(|taint| (id(taint), ""))
+            .collect::<Vec<_>>()
     };
     // All want the same value, so nobody disagrees.
     let wanted = compose(matched, entries, |id| format!("taint {id}")).unwrap_or_default();
@@ -55,11 +70,18 @@ fn too_few_since(gpus: &[GpuDevice], least: usize) -> Option<Timestamp> {
     }
     broken.sort();
     let spare = gpus.len().checked_sub(least);
-    Some(spare.and_then(|spare| broken.get(spare).copied()).unwrap_or(Timestamp::UNIX_EPOCH))
+    Some(
+        spare
+            .and_then(|spare| broken.get(spare).copied())
+            .unwrap_or(Timestamp::UNIX_EPOCH),
+    )
 }
 
 fn broken_since(gpu: &GpuDevice) -> Option<Timestamp> {
-    let unhealthy = gpu.health.as_ref().filter(|health| health.state == HealthState::Unhealthy);
+    let unhealthy = gpu
+        .health
+        .as_ref()
+        .filter(|health| health.state == HealthState::Unhealthy);
     let unhealthy = unhealthy.map(|health| health.since.as_ref().map_or(Timestamp::UNIX_EPOCH, |since| since.0));
     let missing = gpu.missing_since.as_ref().map(|since| since.0);
     [unhealthy, missing].into_iter().flatten().min()

@@ -63,7 +63,11 @@ impl<'a> Wishes<'a> {
             let waits = turn == Turn::Later && (is_down || matches!(stage, Some((Stage::Pending, _))));
             // A change of the policy replaces the agent, so that it comes with the configuration.
             let stays = waits || governing.is_some_and(|policy| !agent_config::is_writable(policy, gpu_node));
-            let placed = if stays { running(policies, gpu_node).or(governing) } else { governing };
+            let placed = if stays {
+                running(policies, gpu_node).or(governing)
+            } else {
+                governing
+            };
             let serving = serving(policies, gpu_node).filter(|_| turn != Turn::Foretold);
             let needs_mps = agent_config::needs_mps(placed, gpu_node);
             let startup = Startup::of(policies, &matched, governing, turn, node, record, gpu_node, now);
@@ -75,7 +79,17 @@ impl<'a> Wishes<'a> {
             let labels = wanted_labels(&matched, placed, serving, needs_mps)?;
             let (stage, stage_ends) = stage.unzip();
             let (matched, stage_ends) = (Vec::new(), stage_ends.flatten());
-            Ok(Self { matched, governing, stage, stage_ends, waits, labels, taints, startup, unhealthy_from })
+            Ok(Self {
+                matched,
+                governing,
+                stage,
+                stage_ends,
+                waits,
+                labels,
+                taints,
+                startup,
+                unhealthy_from,
+            })
         });
         match composed {
             Ok(wishes) => Ok(Self { matched, ..wishes }),
@@ -86,7 +100,9 @@ impl<'a> Wishes<'a> {
     /// With facts, which any policy may want otherwise.
     pub fn with(mut self, facts: BTreeMap<String, String>) -> Self {
         for (key, value) in facts {
-            self.labels.entry(key).or_insert_with(|| Wanted::by_gpunode(&value, None));
+            self.labels
+                .entry(key)
+                .or_insert_with(|| Wanted::by_gpunode(&value, None));
         }
         self
     }
@@ -98,7 +114,13 @@ impl<'a> Wishes<'a> {
     }
 
     fn claims(&self, node: &NodeFacts, record: &Record, now: Timestamp) -> (Claims<String>, Claims<TaintKey>) {
-        let labels = claim(&node.labels.to_map(), &record.labels, &self.labels, |key| is_effect(key), now);
+        let labels = claim(
+            &node.labels.to_map(),
+            &record.labels,
+            &self.labels,
+            |key| is_effect(key),
+            now,
+        );
         let is_ours = |id: &TaintKey| id.key == UNHEALTHY_TAINT || self.startup.is_ours(id);
         let taints = claim(&current_taints(node), &record.taints, &self.taints, is_ours, now);
         (labels, taints)
@@ -116,7 +138,11 @@ impl<'a> Wishes<'a> {
         let retirement = retire(&record.resources, &self.resources(gpu_node), &node.served, now);
         // What no policy wants is a fact.
         let conflicts = label_conflicts(node, &labels).filter(|conflict| !conflict.policies.is_empty());
-        let is_fact = |key: &String| self.labels.get(key).map_or_else(|| is_fact(key), |by| by.policies.is_empty());
+        let is_fact = |key: &String| {
+            self.labels
+                .get(key)
+                .map_or_else(|| is_fact(key), |by| by.policies.is_empty())
+        };
         let is_written =
             !labels.changes(&record.labels).all(is_fact) || taints.changes(&record.taints).next().is_some();
         let started = self.startup.started.as_ref();
@@ -140,16 +166,27 @@ impl<'a> Wishes<'a> {
             status_patch: status_patch_of(&retirement, &labels, &taints, started, node, now)
                 .filter(|_| patch.is_none()),
             patch,
-            gpu_node: if self.waits && change.gives_configuration() { GpuNodeChange::None } else { change },
+            gpu_node: if self.waits && change.gives_configuration() {
+                GpuNodeChange::None
+            } else {
+                change
+            },
             stage: self.stage.clone(),
             waits: self.stage == Some(Stage::Pending) && self.waits,
             recheck: rechecks.into_iter().flatten().min(),
-            waiting: self.governing.map(|_| agent_config::waiting(node, gpu_node)).unwrap_or_default(),
+            waiting: self
+                .governing
+                .map(|_| agent_config::waiting(node, gpu_node))
+                .unwrap_or_default(),
             ..NodePlan::default()
         };
         if plan.gpu_node == GpuNodeChange::None {
             let facts = foreign_facts(node, &self.labels, &labels);
-            let verdicts = facts.into_iter().chain(foreign_keys(&plan.conflicts)).chain(unreadable(node)).collect();
+            let verdicts = facts
+                .into_iter()
+                .chain(foreign_keys(&plan.conflicts))
+                .chain(unreadable(node))
+                .collect();
             plan.conditions = conditions::change(gpu_node, verdicts, &[], now);
         }
         for policy in &self.matched {
@@ -163,7 +200,10 @@ impl<'a> Wishes<'a> {
     /// The resources that the node is to have, or that its agent still serves.
     fn resources(&self, gpu_node: Option<&GpuNode>) -> BTreeSet<String> {
         let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
-        let reported = status.into_iter().flat_map(|status| &status.resources).map(|resource| resource.name.clone());
+        let reported = status
+            .into_iter()
+            .flat_map(|status| &status.resources)
+            .map(|resource| resource.name.clone());
         let plugin = self.governing.and_then(|policy| policy.device_plugin.as_ref());
         let mut names = plugin.map(|plugin| plugin.resources(status)).unwrap_or_default();
         names.extend(reported);
@@ -187,7 +227,10 @@ impl<'a> Wishes<'a> {
             .map(ToString::to_string)
             .collect();
         if !conflicts.is_empty() {
-            return (Outcome::conflicted(Reason::KeyOwnedByAnother, conflicts.join("; ")), None);
+            return (
+                Outcome::conflicted(Reason::KeyOwnedByAnother, conflicts.join("; ")),
+                None,
+            );
         }
         if let Some(refusal) = &policy.refusal {
             return (Outcome::failed(Reason::InvalidSpec, refusal), None);
@@ -196,14 +239,20 @@ impl<'a> Wishes<'a> {
         if is_written || (governs && (plan.waits || !is_configured)) {
             return (Outcome::Updating, None);
         }
-        if governs { agent_outcome(node, policy, gpu_node, now) } else { (Outcome::Ready, None) }
+        if governs {
+            agent_outcome(node, policy, gpu_node, now)
+        } else {
+            (Outcome::Ready, None)
+        }
     }
 }
 
 /// The policy whose agent has the configuration of the node in force, where its DaemonSet is still there.
 fn running<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'a Policy> {
     let current = &gpu_node?.spec.config.as_ref()?.policy;
-    policies.get(current).filter(|policy| policy.mode == Mode::Enforce && policy.device_plugin.is_some())
+    policies
+        .get(current)
+        .filter(|policy| policy.mode == Mode::Enforce && policy.device_plugin.is_some())
 }
 
 /// The policy whose agent is registered on the node, where its DaemonSet is still there: it goes once another policy's agent has

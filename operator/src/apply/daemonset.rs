@@ -37,7 +37,10 @@ impl Writer {
                 });
             }
             DaemonSetWork::Delete { uid, version } => {
-                let guard = Preconditions { uid: Some(uid), resource_version: Some(version) };
+                let guard = Preconditions {
+                    uid: Some(uid),
+                    resource_version: Some(version),
+                };
                 let params = DeleteParams::background().preconditions(guard);
                 let deleted = daemonsets.delete(name, &params).await;
                 deleted.map_err(ApplyError::request(format!("delete daemonset {name}")))?;

@@ -27,7 +27,10 @@ pub async fn publish_events(
     metrics: &Metrics,
     mut notices: mpsc::Receiver<Notice>,
 ) {
-    let reporter = Reporter { controller: OPERATOR_FIELD_MANAGER.to_owned(), instance: Some(identity.to_owned()) };
+    let reporter = Reporter {
+        controller: OPERATOR_FIELD_MANAGER.to_owned(),
+        instance: Some(identity.to_owned()),
+    };
     let recorder = Recorder::new(client, reporter);
     while let Some(notice) = notices.recv().await {
         if !claim.is_current() {
@@ -48,9 +51,17 @@ pub async fn publish_events(
 fn event(notice: &Notice) -> Event {
     let note = &notice.message;
     Event {
-        type_: if notice.is_warning { EventType::Warning } else { EventType::Normal },
+        type_: if notice.is_warning {
+            EventType::Warning
+        } else {
+            EventType::Normal
+        },
         reason: notice.reason.clone(),
-        note: Some(note.get(..note.floor_char_boundary(MAX_NOTE)).unwrap_or_default().to_owned()),
+        note: Some(
+            note.get(..note.floor_char_boundary(MAX_NOTE))
+                .unwrap_or_default()
+                .to_owned(),
+        ),
         action: "Reconcile".to_owned(),
         secondary: notice.node.as_ref().map(|node| ObjectReference {
             api_version: Some("v1".to_owned()),

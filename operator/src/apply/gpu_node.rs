@@ -23,12 +23,18 @@ impl Writer {
         match change {
             GpuNodeChange::None => return Ok(()),
             GpuNodeChange::Create(gpu_node) => {
-                let created = Api::<GpuNode>::all(self.client.clone()).create(&post_params(), &gpu_node).await;
+                let created = Api::<GpuNode>::all(self.client.clone())
+                    .create(&post_params(), &gpu_node)
+                    .await;
                 let gpu_node = created.map_err(ApplyError::creation(format!("create gpunode {name}")))?;
                 controller
                     .with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Create, now, effects));
             }
-            GpuNodeChange::Configure { resource_version, config, step } => {
+            GpuNodeChange::Configure {
+                resource_version,
+                config,
+                step,
+            } => {
                 let spec = json!({"config": config, "step": step.map(merged)});
                 self.patch_gpu_node(controller, name, resource_version, spec).await?;
             }
@@ -36,15 +42,24 @@ impl Writer {
                 let spec = json!({"step": step.map(merged)});
                 self.patch_gpu_node(controller, name, resource_version, spec).await?;
             }
-            GpuNodeChange::Ask { resource_version, release, recovered } => {
+            GpuNodeChange::Ask {
+                resource_version,
+                release,
+                recovered,
+            } => {
                 // False is the same as left out, which a merge patch says by null.
                 let spec = json!({"release": release.then_some(true), "recovered": recovered});
                 self.patch_gpu_node(controller, name, resource_version, spec).await?;
             }
             GpuNodeChange::Delete { uid, resource_version } => {
-                let guard = Preconditions { uid: Some(uid), resource_version: Some(resource_version.clone()) };
+                let guard = Preconditions {
+                    uid: Some(uid),
+                    resource_version: Some(resource_version.clone()),
+                };
                 let gpu_nodes: Api<Readable<GpuNode>> = Api::all(self.client.clone());
-                let deleted = gpu_nodes.delete(name, &DeleteParams::default().preconditions(guard)).await;
+                let deleted = gpu_nodes
+                    .delete(name, &DeleteParams::default().preconditions(guard))
+                    .await;
                 deleted.map_err(ApplyError::request(format!("delete gpunode {name}")))?;
                 let version = &resource_version;
                 controller.with_index(|index, now, effects| index.forget_gpu_node(name, version, now, effects));
@@ -82,7 +97,13 @@ impl Writer {
         name: &str,
         change: Option<ConditionsChange>,
     ) -> Result<(), ApplyError> {
-        let Some(ConditionsChange { resource_version, conditions }) = change else { return Ok(()) };
+        let Some(ConditionsChange {
+            resource_version,
+            conditions,
+        }) = change
+        else {
+            return Ok(());
+        };
         let patch = json!({
             "apiVersion": GpuNode::api_version(&()),
             "kind": GpuNode::kind(&()),
@@ -104,6 +125,10 @@ impl Writer {
 
 /// A step as a merge patch that leaves nothing of the one before.
 fn merged(step: ConfigurationStep) -> Value {
-    let ConfigurationStep { started_at, generation, failed } = step;
+    let ConfigurationStep {
+        started_at,
+        generation,
+        failed,
+    } = step;
     json!({"startedAt": started_at, "generation": generation, "failed": failed})
 }

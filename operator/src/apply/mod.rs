@@ -54,7 +54,11 @@ impl ApplyError {
     fn new(action: String, creates: bool, source: kube::Error) -> Self {
         match source {
             kube::Error::Service(source) if source.is::<NotLeader>() => Self::NotLeader(NotLeader),
-            source => Self::Request { action, creates, source: Box::new(source) },
+            source => Self::Request {
+                action,
+                creates,
+                source: Box::new(source),
+            },
         }
     }
 
@@ -120,9 +124,15 @@ impl Writer {
 }
 
 fn patch_params() -> PatchParams {
-    PatchParams { field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+    PatchParams {
+        field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()),
+        ..PatchParams::default()
+    }
 }
 
 fn post_params() -> PostParams {
-    PostParams { field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()), ..PostParams::default() }
+    PostParams {
+        field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()),
+        ..PostParams::default()
+    }
 }

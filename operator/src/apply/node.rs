@@ -31,7 +31,8 @@ impl Writer {
             }
             (node, gpu_node.await)
         };
-        one.and(other).and(self.patch_node_status(controller, name, work.status_patch).await)
+        one.and(other)
+            .and(self.patch_node_status(controller, name, work.status_patch).await)
     }
 
     async fn patch_node(

@@ -16,7 +16,9 @@ impl Writer {
     ) -> Result<(), ApplyError> {
         let Some(patch) = patch else { return Ok(()) };
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let patched = nodes.patch_status(name, &patch_params(), &Patch::<Node>::Json(patch)).await;
+        let patched = nodes
+            .patch_status(name, &patch_params(), &Patch::<Node>::Json(patch))
+            .await;
         let node = patched.map_err(ApplyError::request(format!("patch status of node {name}")))?;
         self.wrote(Kind::Node);
         tracing::info!(node = name, "removed resources that nobody serves");

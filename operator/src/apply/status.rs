@@ -20,9 +20,14 @@ impl Writer {
                 value: json!(work.policy.metadata.resource_version),
             }),
             // It replaces the whole status, so that nothing old stays in it.
-            PatchOperation::Add(AddOperation { path: PointerBuf::from_tokens(["status"]), value: json!(work.status) }),
+            PatchOperation::Add(AddOperation {
+                path: PointerBuf::from_tokens(["status"]),
+                value: json!(work.status),
+            }),
         ]);
-        let patched = policies.patch_status(name, &patch_params(), &Patch::<GpuNodePolicy>::Json(patch)).await;
+        let patched = policies
+            .patch_status(name, &patch_params(), &Patch::<GpuNodePolicy>::Json(patch))
+            .await;
         let policy = patched.map_err(ApplyError::request(format!("patch status of gpunodepolicy {name}")))?;
         self.wrote(Kind::Status);
         controller.with_index(|index, now, effects| index.update_policy(policy, now, effects));

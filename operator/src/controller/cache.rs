@@ -31,7 +31,10 @@ pub struct Gone {
 impl Gone {
     /// This object, as it was last.
     pub fn of(object: &impl Cached) -> Self {
-        Self { name: object.name().to_owned(), version: object.version().to_owned() }
+        Self {
+            name: object.name().to_owned(),
+            version: object.version().to_owned(),
+        }
     }
 }
 
@@ -63,7 +66,11 @@ pub struct Cache<T> {
 
 impl<T> Default for Cache<T> {
     fn default() -> Self {
-        Self { objects: HashMap::new(), is_warm: false, watched: None }
+        Self {
+            objects: HashMap::new(),
+            is_warm: false,
+            watched: None,
+        }
     }
 }
 
@@ -91,7 +98,12 @@ impl<T: Cached> Cache<T> {
                 self.is_warm = true;
                 self.watched = objects.iter().filter_map(number).max();
                 let listed: HashSet<_> = objects.iter().map(|object| object.name().to_owned()).collect();
-                let gone: Vec<_> = self.objects.keys().filter(|name| !listed.contains(*name)).cloned().collect();
+                let gone: Vec<_> = self
+                    .objects
+                    .keys()
+                    .filter(|name| !listed.contains(*name))
+                    .cloned()
+                    .collect();
                 let mut changed: Vec<_> = gone.iter().filter_map(|name| self.remove(name)).collect();
                 changed.extend(objects.into_iter().filter_map(|object| self.set(object)));
                 changed
@@ -111,7 +123,11 @@ impl<T: Cached> Cache<T> {
 
     /// Takes in that a write removed an object of this version.
     pub fn forget(&mut self, name: &str, version: &str) -> Option<Changed<T>> {
-        if self.get(name)?.version() == version { self.remove(name) } else { None }
+        if self.get(name)?.version() == version {
+            self.remove(name)
+        } else {
+            None
+        }
     }
 
     /// The object of a name.
@@ -136,24 +152,37 @@ impl<T: Cached> Cache<T> {
 
     /// The watch may lag behind what a write of ours returned.
     fn set_newer(&mut self, object: T) -> Option<Changed<T>> {
-        let is_newer = self.get(object.name()).is_none_or(|known| number(known.as_ref()) < number(&object));
+        let is_newer = self
+            .get(object.name())
+            .is_none_or(|known| number(known.as_ref()) < number(&object));
         if is_newer { self.set(object) } else { None }
     }
 
     fn set(&mut self, object: T) -> Option<Changed<T>> {
         let name = object.name().to_owned();
         let before = self.objects.get(&name).cloned();
-        if before.as_ref().is_some_and(|before| before.version() == object.version()) {
+        if before
+            .as_ref()
+            .is_some_and(|before| before.version() == object.version())
+        {
             return None;
         }
         let after = Arc::new(object);
         self.objects.insert(name.clone(), after.clone());
-        Some(Changed { name, before, after: Some(after) })
+        Some(Changed {
+            name,
+            before,
+            after: Some(after),
+        })
     }
 
     fn remove(&mut self, name: &str) -> Option<Changed<T>> {
         let before = self.objects.remove(name)?;
-        Some(Changed { name: name.to_owned(), before: Some(before), after: None })
+        Some(Changed {
+            name: name.to_owned(),
+            before: Some(before),
+            after: None,
+        })
     }
 }
 
@@ -199,8 +228,10 @@ mod tests {
     }
 
     fn names<T>(changed: &[Changed<T>]) -> Vec<(&str, bool, bool)> {
-        let mut names: Vec<_> =
-            changed.iter().map(|it| (it.name.as_str(), it.before.is_some(), it.after.is_some())).collect();
+        let mut names: Vec<_> = changed
+            .iter()
+            .map(|it| (it.name.as_str(), it.before.is_some(), it.after.is_some()))
+            .collect();
         names.sort_unstable();
         names
     }
@@ -238,7 +269,10 @@ mod tests {
     #[test]
     fn what_a_write_returned_revives_nothing() {
         let mut cache = Cache::default();
-        assert!(cache.update(("a", "1"), Write::Create).is_some(), "the watch does not know it yet");
+        assert!(
+            cache.update(("a", "1"), Write::Create).is_some(),
+            "the watch does not know it yet"
+        );
         cache.take(Change::Set(("a", "1")));
         assert!(cache.update(("a", "2"), Write::Change).is_some());
         cache.take(Change::Gone(Gone::of(&("a", "3"))));

@@ -90,9 +90,18 @@ impl DaemonSets {
     pub fn update(&mut self, daemonset: DaemonSet, write: Write, written: &DaemonSet) {
         let name = daemonset.name().to_owned();
         if daemonset_drifted(&daemonset, written) {
-            tracing::warn!(name, "a DaemonSet came back changed from a write; something in the cluster rewrites it");
+            tracing::warn!(
+                name,
+                "a DaemonSet came back changed from a write; something in the cluster rewrites it"
+            );
             let repaired = repaired_daemonset(&daemonset, written);
-            self.futile.insert(name, Futile { returned: daemonset.clone(), repaired });
+            self.futile.insert(
+                name,
+                Futile {
+                    returned: daemonset.clone(),
+                    repaired,
+                },
+            );
         } else {
             self.futile.remove(&name);
         }
@@ -114,7 +123,10 @@ impl DaemonSets {
         }
         let policy = set.of_daemonset(name).filter(|policy| policy.mode == Mode::Enforce)?;
         // At rest the plain pace: a rollout that somebody else begins has it too.
-        let rollout = outcomes.tally(&policy.name).map(|tally| &tally.rollout).filter(|_| self.is_behind(name));
+        let rollout = outcomes
+            .tally(&policy.name)
+            .map(|tally| &tally.rollout)
+            .filter(|_| self.is_behind(name));
         let surge = rollout.map_or_else(|| policy.pace.max_unavailable(), |rollout| rollout.surge(&policy.pace));
         desired_for_policy(&self.pods, policy, objects.get(&policy.name)?, surge)
     }
@@ -162,13 +174,24 @@ impl DaemonSets {
     /// Takes in how far the replacement of the pods has come, where nobody waits for so many nodes. Neither nodes that join or go
     /// down nor writes of anything but the template are progress; where none was waited for, it begins anew.
     pub fn look_at_progress(&mut self, name: &str, outside: i32, now: Timestamp) {
-        let Some(live) = self.live.get(name) else { return drop(self.progress.remove(name)) };
+        let Some(live) = self.live.get(name) else {
+            return drop(self.progress.remove(name));
+        };
         let template = live.spec.as_ref().map(|spec| &spec.template);
         let behind = agents_behind(live);
-        let known = self.progress.get_mut(name).filter(|known| known.template.as_ref() == template);
+        let known = self
+            .progress
+            .get_mut(name)
+            .filter(|known| known.template.as_ref() == template);
         let Some(known) = known else {
             let waited_for = (behind - outside).max(0);
-            let progress = Progress { template: template.cloned(), behind, fewest: behind, waited_for, since: now };
+            let progress = Progress {
+                template: template.cloned(),
+                behind,
+                fewest: behind,
+                waited_for,
+                since: now,
+            };
             return drop(self.progress.insert(name.to_owned(), progress));
         };
         if is_observed(live) {
@@ -188,8 +211,10 @@ impl DaemonSets {
 
     /// From when on the replacement of a policy's agents is late, unless it goes on; nothing where none is waited for.
     pub fn late_at(&self, policy: &Policy) -> Option<Timestamp> {
-        let progress =
-            self.progress.get(&policy_daemonset_name(&policy.name)).filter(|progress| progress.waited_for > 0)?;
+        let progress = self
+            .progress
+            .get(&policy_daemonset_name(&policy.name))
+            .filter(|progress| progress.waited_for > 0)?;
         progress.since.checked_add(policy.pace.progress_deadline()).ok()
     }
 
@@ -197,7 +222,12 @@ impl DaemonSets {
     pub fn agents(&self, policy: &Policy, next: Option<&DaemonSetWork>, outside: i32, now: Timestamp) -> Agents {
         let name = policy_daemonset_name(&policy.name);
         let refusal = self.refusals.get(&name).cloned();
-        let Some(live) = self.live.get(&name) else { return Agents { refusal, ..Agents::default() } };
+        let Some(live) = self.live.get(&name) else {
+            return Agents {
+                refusal,
+                ..Agents::default()
+            };
+        };
         let template = |daemonset: &DaemonSet| daemonset.spec.as_ref().map(|spec| spec.template.clone());
         let is_of_template = match next {
             None => true,
@@ -208,7 +238,13 @@ impl DaemonSets {
         let known = self.progress.get(&name).map_or(0, |progress| progress.behind);
         let behind = if is_of_template { known } else { all };
         let is_late = is_of_template && self.late_at(policy).is_some_and(|late| late <= now);
-        Agents { refusal, behind, waited_for: (behind - outside).max(0), all, is_late }
+        Agents {
+            refusal,
+            behind,
+            waited_for: (behind - outside).max(0),
+            all,
+            is_late,
+        }
     }
 
     /// The DaemonSet of a name as it is.

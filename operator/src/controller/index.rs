@@ -192,7 +192,9 @@ impl Index {
     /// order in which nodes were looked at does not matter.
     fn advance(&mut self, effects: &mut Effects) {
         for name in std::mem::take(&mut self.moved) {
-            let (Some(policy), Some(rollout)) = (self.set.get(&name), self.outcomes.rollout(&name)) else { continue };
+            let (Some(policy), Some(rollout)) = (self.set.get(&name), self.outcomes.rollout(&name)) else {
+                continue;
+            };
             for node in rollout.advance(&policy.pace) {
                 effects.wake(Key::Node(node));
             }
@@ -209,12 +211,22 @@ impl Index {
         };
         let gpu_node = self.gpu_nodes.get(name).map(Arc::as_ref);
         let plan = plan_node_at(Turn::Later, &self.set, facts, gpu_node, now);
-        effects.evictions.extend(self.evictions.put(name, evictions(&self.set, &plan, facts, gpu_node)));
+        effects
+            .evictions
+            .extend(self.evictions.put(name, evictions(&self.set, &plan, facts, gpu_node)));
         if plan.is_settled() {
             self.refusals.remove(name);
         }
-        self.count(name, plan.standings_after(self.refusals.get(name).map(String::as_str)), now, effects);
-        let is_its_turn = self.outcomes.rollout_of(name).is_some_and(|(_, rollout)| rollout.is_granted(name));
+        self.count(
+            name,
+            plan.standings_after(self.refusals.get(name).map(String::as_str)),
+            now,
+            effects,
+        );
+        let is_its_turn = self
+            .outcomes
+            .rollout_of(name)
+            .is_some_and(|(_, rollout)| rollout.is_granted(name));
         if plan.has_work() || is_its_turn {
             effects.wake(Key::Node(name.to_owned()));
         }
@@ -227,16 +239,25 @@ impl Index {
     fn count(&mut self, node: &str, standings: ByPolicy, now: Timestamp, effects: &mut Effects) {
         for Transition { policy, news, left } in self.outcomes.put(node, standings) {
             // A policy in mode Preview writes nothing but its status.
-            if let Some(object) = self.policies.get(&policy).filter(|policy| policy.spec.mode() != Mode::Preview) {
+            if let Some(object) = self
+                .policies
+                .get(&policy)
+                .filter(|policy| policy.spec.mode() != Mode::Preview)
+            {
                 let missing = self.nodes.get(node).filter(|_| left).and_then(|facts| {
                     gpus_missing(&self.set, &policy, facts, self.gpu_nodes.get(node).map(Arc::as_ref))
                 });
-                let news = news.into_iter().chain(missing.map(|message| (Reason::GpusMissing, message)));
-                effects.notices.extend(news.map(|(reason, message)| Notice::of_node(object, node, reason, &message)));
+                let news = news
+                    .into_iter()
+                    .chain(missing.map(|message| (Reason::GpusMissing, message)));
+                effects
+                    .notices
+                    .extend(news.map(|(reason, message)| Notice::of_node(object, node, reason, &message)));
             }
             self.moved.insert(policy.clone());
             let daemonset = policy_daemonset_name(&policy);
-            self.daemonsets.look_at_progress(&daemonset, self.outcomes.outside(&policy), now);
+            self.daemonsets
+                .look_at_progress(&daemonset, self.outcomes.outside(&policy), now);
             // How many agents may stand by depends on the nodes that are down.
             if self.daemonsets.is_behind(&daemonset) {
                 effects.wake(Key::DaemonSet(daemonset));
@@ -248,17 +269,26 @@ impl Index {
     /// The numbers of nodes of each policy, by name.
     pub fn counts(&self) -> Vec<(String, NodeCounts)> {
         let counts = |policy: &str| self.outcomes.tally(policy).map(Tally::counts).unwrap_or_default();
-        self.set.iter().map(|policy| (policy.name.clone(), counts(&policy.name))).collect()
+        self.set
+            .iter()
+            .map(|policy| (policy.name.clone(), counts(&policy.name)))
+            .collect()
     }
 
     /// The conditions of the first policies, as they are written, and whether they are True.
     pub fn conditions(&self, policies: usize) -> Vec<(String, ConditionType, bool)> {
-        let objects = self.set.iter().take(policies).filter_map(|policy| self.policies.get(&policy.name));
+        let objects = self
+            .set
+            .iter()
+            .take(policies)
+            .filter_map(|policy| self.policies.get(&policy.name));
         let statuses = objects.filter_map(|policy| Some((policy.name_any(), policy.status.as_ref()?)));
         let of_policy = |(name, status): (String, &GpuNodePolicyStatus)| {
             let found = |type_: ConditionType| Some((type_, type_.find(&status.conditions)?.status == "True"));
             let conditions = ConditionType::OF_POLICY.into_iter().filter_map(found);
-            conditions.map(|(type_, holds)| (name.clone(), type_, holds)).collect::<Vec<_>>()
+            conditions
+                .map(|(type_, holds)| (name.clone(), type_, holds))
+                .collect::<Vec<_>>()
         };
         statuses.flat_map(of_policy).collect()
     }
@@ -266,7 +296,9 @@ impl Index {
 
 /// Whether nothing but the status of a policy changed.
 fn same_policy(changed: &Changed<GpuNodePolicy>) -> bool {
-    let (Some(before), Some(after)) = (&changed.before, &changed.after) else { return false };
+    let (Some(before), Some(after)) = (&changed.before, &changed.after) else {
+        return false;
+    };
     let (old, new) = (&before.metadata, &after.metadata);
     before.spec == after.spec
         && old.uid == new.uid

@@ -107,7 +107,10 @@ impl Controller {
 
     /// The conditions of policies and whether they are True, for metrics.
     pub fn conditions(&self) -> Vec<(String, ConditionType, bool)> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner).conditions(MAX_POLICIES)
+        self.index
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .conditions(MAX_POLICIES)
     }
 
     /// Pods that are to be evicted, while this process leads.
@@ -133,17 +136,23 @@ impl Controller {
         let (result, wants_rejected_pods) = {
             let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
             let result = work(&mut index, now, &mut effects);
-            self.is_warm.send_if_modified(|is_warm| index.is_warm() && !std::mem::replace(is_warm, true));
+            self.is_warm
+                .send_if_modified(|is_warm| index.is_warm() && !std::mem::replace(is_warm, true));
             (result, index.wants_rejected_pods())
         };
         if *self.leads.borrow() {
             let start = Instant::now();
             for wake in effects.wakes {
-                let after = wake.at.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
+                let after = wake
+                    .at
+                    .map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
                 self.queue.wake(wake.key, start + after.unwrap_or_default());
             }
             effects.notices.into_iter().for_each(|notice| self.notify(notice));
-            effects.evictions.into_iter().for_each(|holder| self.evictions.wake(holder, start));
+            effects
+                .evictions
+                .into_iter()
+                .for_each(|holder| self.evictions.wake(holder, start));
             let is_other = |known: &mut bool| std::mem::replace(known, wants_rejected_pods) != wants_rejected_pods;
             self.wants_rejected_pods.send_if_modified(is_other);
         }

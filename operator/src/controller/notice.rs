@@ -37,7 +37,11 @@ impl Notice {
         if policy.spec.mode() == Mode::Preview {
             return Vec::new();
         }
-        let before = policy.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+        let before = policy
+            .status
+            .as_ref()
+            .map(|status| status.conditions.as_slice())
+            .unwrap_or_default();
         [ConditionType::Ready, ConditionType::Degraded, ConditionType::Conflict]
             .into_iter()
             .filter_map(|type_| {
@@ -90,7 +94,10 @@ mod tests {
         );
         let notices = Notice::of_status(policy, &status);
         policy.status = Some(status);
-        notices.into_iter().map(|notice| (notice.reason, notice.is_warning)).collect()
+        notices
+            .into_iter()
+            .map(|notice| (notice.reason, notice.is_warning))
+            .collect()
     }
 
     fn told(reason: Reason, is_warning: bool) -> (String, bool) {
@@ -100,15 +107,27 @@ mod tests {
     #[test]
     fn conditions_are_told_when_they_come_and_when_they_go() {
         let mut policy = policy("{nodeSelector: {}, labels: {x: y}}");
-        assert_eq!(tell(&mut policy, &Outcome::Updating), [told(Reason::NodesUpdating, false)]);
+        assert_eq!(
+            tell(&mut policy, &Outcome::Updating),
+            [told(Reason::NodesUpdating, false)]
+        );
         assert_eq!(tell(&mut policy, &Outcome::Updating), []);
         let conflict = Outcome::conflicted(Reason::KeyOwnedByAnother, "m");
-        let expected = [told(Reason::KeyOwnedByAnother, false), told(Reason::KeyOwnedByAnother, true)];
+        let expected = [
+            told(Reason::KeyOwnedByAnother, false),
+            told(Reason::KeyOwnedByAnother, true),
+        ];
         assert_eq!(tell(&mut policy, &conflict), expected);
         assert_eq!(tell(&mut policy, &conflict), []);
-        assert_eq!(tell(&mut policy, &Outcome::Ready), [told(Reason::InForce, false), told(Reason::NoConflict, false)]);
+        assert_eq!(
+            tell(&mut policy, &Outcome::Ready),
+            [told(Reason::InForce, false), told(Reason::NoConflict, false)]
+        );
         let failed = Outcome::failed(Reason::WriteFailed, "m");
-        assert_eq!(tell(&mut policy, &failed), [told(Reason::WriteFailed, false), told(Reason::NodesFailed, true)]);
+        assert_eq!(
+            tell(&mut policy, &failed),
+            [told(Reason::WriteFailed, false), told(Reason::NodesFailed, true)]
+        );
     }
 
     #[test]
@@ -120,6 +139,9 @@ mod tests {
     #[test]
     fn policy_in_mode_preview_tells_nothing() {
         let mut policy = policy("{mode: Preview, nodeSelector: {}, labels: {x: y}}");
-        assert_eq!(tell(&mut policy, &Outcome::conflicted(Reason::KeyOwnedByAnother, "m")), []);
+        assert_eq!(
+            tell(&mut policy, &Outcome::conflicted(Reason::KeyOwnedByAnother, "m")),
+            []
+        );
     }
 }

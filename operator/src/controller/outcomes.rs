@@ -30,7 +30,9 @@ impl Outcomes {
     pub fn put(&mut self, node: &str, after: ByPolicy) -> Vec<Transition> {
         let before = self.nodes.remove(node).unwrap_or_default();
         let policies: BTreeSet<_> = before.keys().chain(after.keys()).cloned().collect();
-        let changed = policies.into_iter().filter(|policy| before.get(policy) != after.get(policy));
+        let changed = policies
+            .into_iter()
+            .filter(|policy| before.get(policy) != after.get(policy));
         let transitions = changed
             .map(|policy| {
                 let (old, new) = (before.get(&policy), after.get(&policy));
@@ -44,7 +46,11 @@ impl Outcomes {
                     None => tally.rollout.put(node, None),
                 }
                 let left = before.is_some() && after.is_none();
-                Transition { policy, left, news: news(before, after) }
+                Transition {
+                    policy,
+                    left,
+                    news: news(before, after),
+                }
             })
             .collect();
         if !after.is_empty() {
@@ -92,8 +98,16 @@ fn news(old: Option<&Outcome>, new: Option<&Outcome>) -> Option<(Reason, String)
     let was_conflict = old.is_some_and(is_conflict);
     match new {
         Some(Outcome::Conflicted { reason, message }) if !was_conflict => Some((*reason, message.clone())),
-        Some(Outcome::Failed { reason: Reason::ConfigurationRejected, message })
-            if !matches!(old, Some(Outcome::Failed { reason: Reason::ConfigurationRejected, .. })) =>
+        Some(Outcome::Failed {
+            reason: Reason::ConfigurationRejected,
+            message,
+        }) if !matches!(
+            old,
+            Some(Outcome::Failed {
+                reason: Reason::ConfigurationRejected,
+                ..
+            })
+        ) =>
         {
             Some((Reason::ConfigurationRejected, message.clone()))
         }
@@ -114,7 +128,10 @@ mod tests {
     }
 
     fn put(all: &mut Outcomes, after: ByPolicy) -> Vec<Option<Reason>> {
-        all.put("n", after).into_iter().map(|transition| transition.news.map(|(reason, _)| reason)).collect()
+        all.put("n", after)
+            .into_iter()
+            .map(|transition| transition.news.map(|(reason, _)| reason))
+            .collect()
     }
 
     #[test]
@@ -144,7 +161,11 @@ mod tests {
         all.put("b", outcomes(Outcome::Updating));
         all.put("b", outcomes(Outcome::Ready));
         all.put("a", ByPolicy::new());
-        let expected = NodeCounts { matched: 1, ready: 1, ..NodeCounts::default() };
+        let expected = NodeCounts {
+            matched: 1,
+            ready: 1,
+            ..NodeCounts::default()
+        };
         assert_eq!(all.tally("p").map(Tally::counts), Some(expected));
         all.retain(|_| false);
         assert_eq!(all.tally("p"), None);

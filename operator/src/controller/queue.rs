@@ -58,9 +58,17 @@ struct State<K> {
 impl<K: Clone + Ord + Hash> Queue<K> {
     /// An empty queue.
     pub fn new() -> Self {
-        let state =
-            State { due: HashMap::new(), order: BTreeSet::new(), running: HashSet::new(), failures: HashMap::new() };
-        Self { state: Mutex::new(state), changed: Notify::new(), jitter: RandomState::new() }
+        let state = State {
+            due: HashMap::new(),
+            order: BTreeSet::new(),
+            running: HashSet::new(),
+            failures: HashMap::new(),
+        };
+        Self {
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            jitter: RandomState::new(),
+        }
     }
 
     /// Asks for work on a key at some time; where it waits already, the earlier time holds.
@@ -205,7 +213,10 @@ mod tests {
             assert!(idle(&queue).await, "{least}");
             queue.next().await;
             let (waited, least) = (before.elapsed(), Duration::from_secs(least));
-            assert!(waited >= least && waited <= least * 6 / 5 + Duration::from_millis(2), "{waited:?}");
+            assert!(
+                waited >= least && waited <= least * 6 / 5 + Duration::from_millis(2),
+                "{waited:?}"
+            );
             queue.state.lock().unwrap().running.clear();
             queue.wake("a", Instant::now());
         }

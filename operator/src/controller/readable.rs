@@ -29,9 +29,15 @@ impl<K: Resource<DynamicType = ()>> Readable<K> {
     /// The object as far as it could be read. What could not be is logged.
     pub fn read(self) -> Option<K> {
         if let Some(error) = self.error {
-            let ObjectMeta { name, resource_version, .. } = self.metadata;
+            let ObjectMeta {
+                name, resource_version, ..
+            } = self.metadata;
             let (name, version) = (name.unwrap_or_default(), resource_version.unwrap_or_default());
-            let what = if self.object.is_some() { "its status counts as missing" } else { "it is left as it is" };
+            let what = if self.object.is_some() {
+                "its status counts as missing"
+            } else {
+                "it is left as it is"
+            };
             tracing::warn!(name, version, error, "read {}: {what}", K::plural(&()));
         }
         self.object
@@ -60,11 +66,22 @@ fn parse<K: Resource + DeserializeOwned>(mut value: Value) -> Readable<K> {
             parent.remove(key);
         }
         match K::deserialize(&value) {
-            Ok(object) => return Readable { metadata: object.meta().clone(), object: Some(object), error },
+            Ok(object) => {
+                return Readable {
+                    metadata: object.meta().clone(),
+                    object: Some(object),
+                    error,
+                };
+            }
             Err(new) => error = error.or_else(|| Some(new.to_string())),
         }
     }
-    let text = |key: &str| value.pointer(&format!("/metadata/{key}")).and_then(Value::as_str).map(str::to_owned);
+    let text = |key: &str| {
+        value
+            .pointer(&format!("/metadata/{key}"))
+            .and_then(Value::as_str)
+            .map(str::to_owned)
+    };
     let metadata = ObjectMeta {
         name: text("name"),
         namespace: text("namespace"),
@@ -72,7 +89,11 @@ fn parse<K: Resource + DeserializeOwned>(mut value: Value) -> Readable<K> {
         resource_version: text("resourceVersion"),
         ..ObjectMeta::default()
     };
-    Readable { metadata, object: None, error }
+    Readable {
+        metadata,
+        object: None,
+        error,
+    }
 }
 
 impl<K: Resource<DynamicType = ()>> Resource for Readable<K> {
@@ -130,8 +151,14 @@ mod tests {
             gpu_node("bad", "2026-01-01T00:00:00+99:99"), gpu_node("good", "2026-01-01T00:00:00Z")]});
         let list: ObjectList<Readable<GpuNode>> = serde_json::from_value(list).unwrap();
         let read: Vec<_> = list.items.into_iter().filter_map(Readable::read).collect();
-        assert_eq!(read.iter().map(|it| it.status.is_some()).collect::<Vec<_>>(), [false, true]);
-        assert!(read.iter().all(|it| it.spec.config.is_some() && it.metadata.resource_version.is_some()));
+        assert_eq!(
+            read.iter().map(|it| it.status.is_some()).collect::<Vec<_>>(),
+            [false, true]
+        );
+        assert!(
+            read.iter()
+                .all(|it| it.spec.config.is_some() && it.metadata.resource_version.is_some())
+        );
     }
 
     #[test]

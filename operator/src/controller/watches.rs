@@ -49,7 +49,13 @@ pub async fn watch_everything(controller: &Controller, client: Client) {
             |node| NodeFacts::of(&node),
             Index::take_nodes
         ),
-        watch(controller, Api::<Readable<GpuNode>>::all(client.clone()), skip, trimmed_gpu_node, Index::take_gpu_nodes),
+        watch(
+            controller,
+            Api::<Readable<GpuNode>>::all(client.clone()),
+            skip,
+            trimmed_gpu_node,
+            Index::take_gpu_nodes
+        ),
         watch(
             controller,
             Api::<Readable<GpuNodePolicy>>::all(client),

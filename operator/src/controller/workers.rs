@@ -44,8 +44,14 @@ async fn work(controller: &Controller, writer: &Writer, metrics: &Metrics, pace:
     }
     let (kind, pass) = match key {
         Key::Node(name) => (Kind::Node, timeout(PASS_TIMEOUT, node(controller, writer, name)).await),
-        Key::DaemonSet(name) => (Kind::DaemonSet, timeout(PASS_TIMEOUT, daemonset(controller, writer, name)).await),
-        Key::Status(name) => (Kind::Status, timeout(PASS_TIMEOUT, status(controller, writer, pace, name)).await),
+        Key::DaemonSet(name) => (
+            Kind::DaemonSet,
+            timeout(PASS_TIMEOUT, daemonset(controller, writer, name)).await,
+        ),
+        Key::Status(name) => (
+            Kind::Status,
+            timeout(PASS_TIMEOUT, status(controller, writer, pace, name)).await,
+        ),
     };
     metrics.reconciled(kind);
     match pass.unwrap_or(Err(ApplyError::TimedOut)) {
@@ -114,7 +120,10 @@ impl Pace {
     }
 
     fn written(&self, policy: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(policy.to_owned(), Instant::now());
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(policy.to_owned(), Instant::now());
     }
 }
 
@@ -147,20 +156,30 @@ mod tests {
             };
             let status =
                 json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": "no"});
-            let response = Response::builder().status(code).body(Body::from(status.to_string().into_bytes()));
+            let response = Response::builder()
+                .status(code)
+                .body(Body::from(status.to_string().into_bytes()));
             async move {
                 let (head, body) = request.into_parts();
                 let body = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap_or_default();
-                seen.lock().unwrap().push((head.method, head.uri.path().to_owned(), body));
+                seen.lock()
+                    .unwrap()
+                    .push((head.method, head.uri.path().to_owned(), body));
                 Ok::<_, Infallible>(response.unwrap())
             }
         });
-        (Writer::new(Client::new(service, "ns"), Arc::new(Metrics::new())), requests)
+        (
+            Writer::new(Client::new(service, "ns"), Arc::new(Metrics::new())),
+            requests,
+        )
     }
 
     /// A controller that knows one node, with what policies and `GpuNode` there are.
     fn controller(policies: Vec<GpuNodePolicy>, node: &Value, gpu_nodes: Vec<GpuNode>) -> Controller {
-        let pods = AgentPods { namespace: "ns".to_owned(), image: "image".to_owned() };
+        let pods = AgentPods {
+            namespace: "ns".to_owned(),
+            image: "image".to_owned(),
+        };
         let (controller, _) = Controller::new(pods, true);
         let node = NodeFacts::of(&serde_json::from_value::<Node>(node.clone()).unwrap());
         controller.with_index(|index, now, effects| {
@@ -179,15 +198,22 @@ mod tests {
     async fn requested(controller: &Controller) -> Vec<(Method, String)> {
         let (writer, requests) = writer(403);
         assert!(node(controller, &writer, "n").await.is_err());
-        requests.lock().unwrap().drain(..).map(|(method, path, _)| (method, path)).collect()
+        requests
+            .lock()
+            .unwrap()
+            .drain(..)
+            .map(|(method, path, _)| (method, path))
+            .collect()
     }
 
     #[tokio::test]
     async fn configuration_comes_before_the_labels_and_goes_after_them() {
         let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
         let governing = policy(&json!({"nodeSelector": {}, "devicePlugin": {}}));
-        let (patch_node, gpu_nodes) =
-            ((Method::PATCH, "/api/v1/nodes/n".to_owned()), "/apis/gpunode.dev/v1alpha1/gpunodes");
+        let (patch_node, gpu_nodes) = (
+            (Method::PATCH, "/api/v1/nodes/n".to_owned()),
+            "/apis/gpunode.dev/v1alpha1/gpunodes",
+        );
         let given = requested(&controller(vec![governing], &bare, vec![])).await;
         assert_eq!(given, [(Method::POST, gpu_nodes.to_owned()), patch_node.clone()]);
 
@@ -199,7 +225,11 @@ mod tests {
             "metadata": {"name": "n", "uid": "g", "resourceVersion": "2"}, "spec": {"config": config}});
         let without_gpu: GpuNode = serde_json::from_value(gpu_node.clone()).unwrap();
         let withdrawn = requested(&controller(vec![], &labelled, vec![without_gpu.clone()])).await;
-        assert_eq!(withdrawn, std::slice::from_ref(&patch_node), "what is known of the GPUs goes last");
+        assert_eq!(
+            withdrawn,
+            std::slice::from_ref(&patch_node),
+            "what is known of the GPUs goes last"
+        );
         let withdrawn = requested(&controller(vec![], &bare, vec![without_gpu])).await;
         assert_eq!(withdrawn, [(Method::DELETE, format!("{gpu_nodes}/n"))]);
         gpu_node["status"] = json!({"gpus": [serde_json::to_value(gpunode_crds::GpuDevice::default()).unwrap()]});
@@ -220,8 +250,16 @@ mod tests {
         };
         for (labels, before, written) in [
             (json!({"gpunode.dev/release": "true"}), false, json!(true)),
-            (json!({"nvidia.com/gpu.deploy.device-plugin": "paused-for-driver-upgrade"}), false, json!(true)),
-            (json!({"nvidia.com/gpu.deploy.device-plugin": "false"}), true, Value::Null),
+            (
+                json!({"nvidia.com/gpu.deploy.device-plugin": "paused-for-driver-upgrade"}),
+                false,
+                json!(true),
+            ),
+            (
+                json!({"nvidia.com/gpu.deploy.device-plugin": "false"}),
+                true,
+                Value::Null,
+            ),
         ] {
             let object = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1", "labels": labels}});
             let governing = policy(&json!({"nodeSelector": {}, "devicePlugin": {}}));
@@ -231,7 +269,11 @@ mod tests {
             let spec = json!({"release": written, "recovered": null});
             let expected = json!({"metadata": {"resourceVersion": "2"}, "spec": spec});
             let requests = requests.lock().unwrap();
-            let bodies: Vec<_> = requests.iter().filter(|it| it.1.ends_with("/gpunodes/n")).map(|it| &it.2).collect();
+            let bodies: Vec<_> = requests
+                .iter()
+                .filter(|it| it.1.ends_with("/gpunodes/n"))
+                .map(|it| &it.2)
+                .collect();
             assert_eq!(bodies, [&expected], "{labels}");
         }
     }
@@ -239,10 +281,17 @@ mod tests {
     #[tokio::test]
     async fn refusal_holds_until_the_api_server_can_be_asked_again() {
         let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
-        let controller = controller(vec![policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}))], &bare, vec![]);
+        let controller = controller(
+            vec![policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}))],
+            &bare,
+            vec![],
+        );
         for (code, failed) in [(503, 0), (403, 1), (503, 1), (409, 1), (429, 1)] {
             assert!(node(&controller, &writer(code).0, "n").await.is_err());
-            assert!(controller.node_numbers().contains(&("p".to_owned(), "failed", failed)), "{code}");
+            assert!(
+                controller.node_numbers().contains(&("p".to_owned(), "failed", failed)),
+                "{code}"
+            );
         }
     }
 
@@ -271,7 +320,10 @@ mod tests {
             panic!("the DaemonSet is yet to be created");
         };
         daemonset.metadata.resource_version = Some("1".to_owned());
-        daemonset.status = Some(DaemonSetStatus { current_number_scheduled: 2, ..DaemonSetStatus::default() });
+        daemonset.status = Some(DaemonSetStatus {
+            current_number_scheduled: 2,
+            ..DaemonSetStatus::default()
+        });
         controller.lead().await;
         controller.with_index(|index, now, effects| index.take_daemonsets(Change::Set(*daemonset), now, effects));
         let (pace, start) = (Pace::default(), Instant::now());
@@ -284,6 +336,8 @@ mod tests {
                 controller.queue.done(key, Done::Settled);
             }
         };
-        timeout(Duration::from_mins(1), late).await.expect("the status is looked at when its agents are late");
+        timeout(Duration::from_mins(1), late)
+            .await
+            .expect("the status is looked at when its agents are late");
     }
 }

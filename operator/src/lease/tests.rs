@@ -16,7 +16,10 @@ fn lease(holder: &str, renewed: i64) -> Lease {
         lease_duration_seconds: Some(15),
         ..LeaseSpec::default()
     };
-    Lease { spec: Some(spec), ..Lease::default() }
+    Lease {
+        spec: Some(spec),
+        ..Lease::default()
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -27,7 +30,11 @@ async fn lease_of_another_is_taken_only_when_it_was_seen_unchanged_for_its_durat
     let other = Some("other".to_owned());
     assert_eq!(candidate.valid_holder(Some(&lease("other", 1)), after(0)), other);
     assert_eq!(candidate.valid_holder(Some(&lease("other", 1)), after(14)), other);
-    assert_eq!(candidate.valid_holder(Some(&lease("other", 2)), after(16)), other, "it was renewed");
+    assert_eq!(
+        candidate.valid_holder(Some(&lease("other", 2)), after(16)),
+        other,
+        "it was renewed"
+    );
     assert_eq!(candidate.valid_holder(Some(&lease("other", 2)), after(30)), other);
     assert_eq!(candidate.valid_holder(Some(&lease("other", 2)), after(31)), None);
 }
@@ -72,8 +79,14 @@ async fn renewal_keeps_the_version_and_counts_changes_of_the_holder() {
     let renewed = candidate.renewed(Some(&mine), Timestamp::UNIX_EPOCH);
     assert_eq!(renewed.metadata.resource_version.as_deref(), Some("9"));
     assert_eq!(renewed.spec.unwrap().lease_transitions, Some(3));
-    let taken = candidate.renewed(Some(&lease("other", 1)), Timestamp::UNIX_EPOCH).spec.unwrap();
-    assert_eq!((taken.lease_transitions, taken.holder_identity.as_deref()), (Some(4), Some("me")));
+    let taken = candidate
+        .renewed(Some(&lease("other", 1)), Timestamp::UNIX_EPOCH)
+        .spec
+        .unwrap();
+    assert_eq!(
+        (taken.lease_transitions, taken.holder_identity.as_deref()),
+        (Some(4), Some("me"))
+    );
 }
 
 #[tokio::test(start_paused = true)]

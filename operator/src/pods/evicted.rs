@@ -51,14 +51,20 @@ pub async fn pass(parts: &Parts<'_>, key: &HolderKey) -> Done {
             parts.metrics.wrote(Kind::Pod);
             tracing::info!(%node, %pod, why = %eviction, "evicted a pod");
             let message = format!("evicted from node {node}, since {eviction}");
-            parts.controller.notify(notice(reference, node, Reason::PodEvicted, message));
+            parts
+                .controller
+                .notify(notice(reference, node, Reason::PodEvicted, message));
             Done::Settled
         }
         Ok(Outcome::Refused(reference, status)) => {
             tracing::debug!(%node, %pod, code = status.code, status.message, "evict a pod: refused");
-            let message =
-                format!("to be evicted from node {node}, since {eviction}; refused so far: {}", status.message);
-            parts.controller.notify(notice(reference, node, Reason::EvictionRefused, message));
+            let message = format!(
+                "to be evicted from node {node}, since {eviction}; refused so far: {}",
+                status.message
+            );
+            parts
+                .controller
+                .notify(notice(reference, node, Reason::EvictionRefused, message));
             Done::Refused
         }
         Err(done) => done,
@@ -81,15 +87,30 @@ enum Outcome {
 async fn evict(pods: &Api<Readable<Pod>>, key: &HolderKey, eviction: &Eviction) -> kube::Result<Outcome> {
     let name = &key.pod.name;
     let pod = pods.get_opt(name).await?.and_then(Readable::into_object);
-    let Some(pod) = pod.filter(|pod| eviction.is_of(pod, &key.node)) else { return Ok(Outcome::NotThere) };
+    let Some(pod) = pod.filter(|pod| eviction.is_of(pod, &key.node)) else {
+        return Ok(Outcome::NotThere);
+    };
     // This very pod as it was looked at, which a late request of a replaced leader is not about.
-    let only = Preconditions { uid: pod.uid(), resource_version: pod.resource_version() };
+    let only = Preconditions {
+        uid: pod.uid(),
+        resource_version: pod.resource_version(),
+    };
     // Not `Api::evict`: kube 5 names the options in a way that no API server reads, so the preconditions would be lost.
     let request = Request {
-        metadata: kube::api::ObjectMeta { name: Some(name.clone()), namespace: pod.namespace(), ..Default::default() },
-        delete_options: Some(DeleteOptions { preconditions: Some(only), ..DeleteOptions::default() }),
+        metadata: kube::api::ObjectMeta {
+            name: Some(name.clone()),
+            namespace: pod.namespace(),
+            ..Default::default()
+        },
+        delete_options: Some(DeleteOptions {
+            preconditions: Some(only),
+            ..DeleteOptions::default()
+        }),
     };
-    match pods.create_subresource::<_, Status>("eviction", name, &PostParams::default(), &request).await {
+    match pods
+        .create_subresource::<_, Status>("eviction", name, &PostParams::default(), &request)
+        .await
+    {
         // With several budgets for one pod the API server answers 201, and means 500.
         Ok(status) if status.is_failure() => Ok(Outcome::Refused(pod.object_ref(&()), Box::new(status))),
         Ok(_) => Ok(Outcome::Evicted(pod.object_ref(&()))),

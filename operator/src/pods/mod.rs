@@ -62,7 +62,13 @@ async fn tried<T>(
 /// Something about a pod, for people.
 fn notice(pod: ObjectReference, node: &str, reason: Reason, message: String) -> Notice {
     let is_warning = reason != Reason::RejectedPodDeleted;
-    Notice { about: pod, node: Some(node.to_owned()), is_warning, reason: reason.as_str().to_owned(), message }
+    Notice {
+        about: pod,
+        node: Some(node.to_owned()),
+        is_warning,
+        reason: reason.as_str().to_owned(),
+        message,
+    }
 }
 
 #[cfg(test)]

@@ -59,7 +59,10 @@ pub struct Rejected {
 
 impl Rejected {
     pub fn new() -> Self {
-        Self { pods: Mutex::new(HashMap::new()), queue: Queue::new() }
+        Self {
+            pods: Mutex::new(HashMap::new()),
+            queue: Queue::new(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<PodName, RejectedPod>> {
@@ -116,7 +119,9 @@ impl Rejected {
     }
 
     pub async fn pass(&self, parts: &Parts<'_>, name: &PodName) -> Done {
-        let Some(pod) = self.lock().get(name).cloned() else { return Done::Settled };
+        let Some(pod) = self.lock().get(name).cloned() else {
+            return Done::Settled;
+        };
         if !parts.controller.with_index(|index, now, _| index.is_to_go(&pod, now)) {
             return Done::Again(Instant::now() + AGAIN);
         }
@@ -126,7 +131,10 @@ impl Rejected {
             Ok(true) => {
                 parts.metrics.wrote(Kind::Pod);
                 tracing::info!(node = pod.node, pod = %name, "deleted a rejected pod");
-                let message = format!("deleted, since node {} rejected it and its controller makes another", pod.node);
+                let message = format!(
+                    "deleted, since node {} rejected it and its controller makes another",
+                    pod.node
+                );
                 let notice = notice(reference(&pod), &pod.node, Reason::RejectedPodDeleted, message);
                 parts.controller.notify(notice);
                 Done::Settled
@@ -140,8 +148,14 @@ impl Rejected {
 /// Whether the pod was deleted; if not, it changed meanwhile, is gone, or this process does not lead. The watch tells how.
 async fn delete(client: Client, pod: &RejectedPod) -> kube::Result<bool> {
     let pods = Api::<Readable<Pod>>::namespaced(client, &pod.name.namespace);
-    let only = Preconditions { uid: Some(pod.uid.clone()), resource_version: Some(pod.resource_version.clone()) };
-    match pods.delete(&pod.name.name, &DeleteParams::default().preconditions(only)).await {
+    let only = Preconditions {
+        uid: Some(pod.uid.clone()),
+        resource_version: Some(pod.resource_version.clone()),
+    };
+    match pods
+        .delete(&pod.name.name, &DeleteParams::default().preconditions(only))
+        .await
+    {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(false),
         Err(kube::Error::Service(error)) if error.is::<NotLeader>() => Ok(false),
@@ -151,7 +165,10 @@ async fn delete(client: Client, pod: &RejectedPod) -> kube::Result<bool> {
 
 fn name(pod: &Readable<Pod>) -> PodName {
     let meta = pod.meta();
-    PodName { namespace: meta.namespace.clone().unwrap_or_default(), name: meta.name.clone().unwrap_or_default() }
+    PodName {
+        namespace: meta.namespace.clone().unwrap_or_default(),
+        name: meta.name.clone().unwrap_or_default(),
+    }
 }
 
 fn reference(pod: &RejectedPod) -> ObjectReference {

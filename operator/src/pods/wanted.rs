@@ -21,7 +21,12 @@ impl Wanted {
     pub fn put(&mut self, node: &str, after: BTreeMap<PodName, Eviction>) -> Vec<HolderKey> {
         let before = self.0.remove(node).unwrap_or_default();
         let news = after.iter().filter(|(pod, eviction)| before.get(pod) != Some(eviction));
-        let news = news.map(|(pod, _)| HolderKey { node: node.to_owned(), pod: pod.clone() }).collect();
+        let news = news
+            .map(|(pod, _)| HolderKey {
+                node: node.to_owned(),
+                pod: pod.clone(),
+            })
+            .collect();
         if !after.is_empty() {
             self.0.insert(node.to_owned(), after);
         }
@@ -46,10 +51,21 @@ mod tests {
 
     fn evictions(pods: &[(&str, i64)]) -> BTreeMap<PodName, Eviction> {
         let eviction = |(name, since): &(&str, i64)| {
-            let pod = PodName { namespace: "ml".to_owned(), name: (*name).to_owned() };
+            let pod = PodName {
+                namespace: "ml".to_owned(),
+                name: (*name).to_owned(),
+            };
             let since = Timestamp::from_second(*since).unwrap();
             let (device, resource) = ("GPU-0".to_owned(), "nvidia.com/gpu".to_owned());
-            (pod, Eviction { device, resource, since, trouble: "x".to_owned() })
+            (
+                pod,
+                Eviction {
+                    device,
+                    resource,
+                    since,
+                    trouble: "x".to_owned(),
+                },
+            )
         };
         pods.iter().map(eviction).collect()
     }
@@ -62,9 +78,16 @@ mod tests {
     fn only_what_is_new_about_a_pod_asks_for_a_look_at_it() {
         let mut wanted = Wanted::default();
         assert_eq!(names(&wanted.put("n", evictions(&[("a", 1), ("b", 1)]))), ["a", "b"]);
-        assert_eq!(names(&wanted.put("n", evictions(&[("a", 1), ("b", 2), ("c", 1)]))), ["b", "c"]);
+        assert_eq!(
+            names(&wanted.put("n", evictions(&[("a", 1), ("b", 2), ("c", 1)]))),
+            ["b", "c"]
+        );
         assert!(wanted.put("n", evictions(&[("c", 1)])).is_empty());
-        assert_eq!(names(&wanted.put("n", evictions(&[("a", 1), ("c", 1)]))), ["a"], "it was over meanwhile");
+        assert_eq!(
+            names(&wanted.put("n", evictions(&[("a", 1), ("c", 1)]))),
+            ["a"],
+            "it was over meanwhile"
+        );
         wanted.clear();
         assert_eq!(names(&wanted.put("n", evictions(&[("c", 1)]))), ["c"]);
     }
@@ -74,7 +97,14 @@ mod tests {
         let mut wanted = Wanted::default();
         let key = wanted.put("n", evictions(&[("a", 1)])).remove(0);
         assert!(wanted.get(&key).is_some());
-        assert!(wanted.get(&HolderKey { node: "m".to_owned(), ..key.clone() }).is_none());
+        assert!(
+            wanted
+                .get(&HolderKey {
+                    node: "m".to_owned(),
+                    ..key.clone()
+                })
+                .is_none()
+        );
         wanted.put("n", BTreeMap::new());
         assert!(wanted.get(&key).is_none() && wanted.0.is_empty());
     }

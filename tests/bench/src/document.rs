@@ -16,8 +16,12 @@ pub fn table(measured: &BTreeMap<&str, f64>, machine: &str) -> String {
 
 /// The document with `table` between its marks.
 pub fn filled(document: &str, table: &str) -> Result<String> {
-    let (before, rest) = document.split_once(BEGIN).with_context(|| format!("find the line {}", BEGIN.trim()))?;
-    let (_, after) = rest.split_once(END).with_context(|| format!("find the line {} after it", END.trim()))?;
+    let (before, rest) = document
+        .split_once(BEGIN)
+        .with_context(|| format!("find the line {}", BEGIN.trim()))?;
+    let (_, after) = rest
+        .split_once(END)
+        .with_context(|| format!("find the line {} after it", END.trim()))?;
     Ok(format!("{before}{BEGIN}\n{table}\n{END}{after}"))
 }
 
@@ -30,7 +34,10 @@ mod tests {
         let document = format!("# Title\n{BEGIN}earlier table\n{END}rest\n");
         let table = table(&BTreeMap::from([("idle-cpu", 0.02)]), "A machine.");
         let once = filled(&document, &table).unwrap();
-        assert!(once.starts_with("# Title\n") && once.ends_with("rest\n") && !once.contains("earlier table"), "{once}");
+        assert!(
+            once.starts_with("# Title\n") && once.ends_with("rest\n") && !once.contains("earlier table"),
+            "{once}"
+        );
         assert!(once.contains("| 0.02 % | met |"), "{once}");
         assert_eq!(filled(&once, &table).unwrap(), once);
     }

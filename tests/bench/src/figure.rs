@@ -25,16 +25,34 @@ pub enum Verdict {
 }
 
 const fn target(key: &'static str, what: &'static str, most: f64, unit: &'static str, nvidia: &'static str) -> Figure {
-    Figure { key, what, unit, target: Some(most), nvidia }
+    Figure {
+        key,
+        what,
+        unit,
+        target: Some(most),
+        nvidia,
+    }
 }
 
 const fn only(key: &'static str, what: &'static str, unit: &'static str) -> Figure {
-    Figure { key, what, unit, target: None, nvidia: "" }
+    Figure {
+        key,
+        what,
+        unit,
+        target: None,
+        nvidia: "",
+    }
 }
 
 /// All of them, in the order of the table.
 pub const FIGURES: &[Figure] = &[
-    target("agent-rss", "agent: VmRSS after 60 s idle, 8 V100, API connection open", 12.0, "MiB", "32 MB"),
+    target(
+        "agent-rss",
+        "agent: VmRSS after 60 s idle, 8 V100, API connection open",
+        12.0,
+        "MiB",
+        "32 MB",
+    ),
     target(
         "agent-start",
         "agent: exec to Register's OK with a saved configuration, the simulated NVML's time included, median of 10",
@@ -63,11 +81,41 @@ pub const FIGURES: &[Figure] = &[
         "",
         "0 within 4 s of SIGTERM",
     ),
-    target("allocate-p99", "Allocate at the agent's socket, 16 x 64 replicas, 1,000 calls, p99", 1.0, "ms", ""),
-    target("allocate-unit-p99", "Allocate of 1 unit, 16 x 80 units of memory, 1,000 calls, p99", 1.0, "ms", ""),
-    target("allocate-units-p99", "Allocate of 8 units, 16 x 80 units of memory, 160 calls, p99", 1.0, "ms", ""),
-    target("xid-to-list", "XID to ListAndWatch message, 8 V100, p99 of 104", 10.0, "ms", ""),
-    target("idle-cpu", "agent: processor over an idle minute, of one core", 0.1, "%", ""),
+    target(
+        "allocate-p99",
+        "Allocate at the agent's socket, 16 x 64 replicas, 1,000 calls, p99",
+        1.0,
+        "ms",
+        "",
+    ),
+    target(
+        "allocate-unit-p99",
+        "Allocate of 1 unit, 16 x 80 units of memory, 1,000 calls, p99",
+        1.0,
+        "ms",
+        "",
+    ),
+    target(
+        "allocate-units-p99",
+        "Allocate of 8 units, 16 x 80 units of memory, 160 calls, p99",
+        1.0,
+        "ms",
+        "",
+    ),
+    target(
+        "xid-to-list",
+        "XID to ListAndWatch message, 8 V100, p99 of 104",
+        10.0,
+        "ms",
+        "",
+    ),
+    target(
+        "idle-cpu",
+        "agent: processor over an idle minute, of one core",
+        0.1,
+        "%",
+        "",
+    ),
     target("best-3-of-16", "best 3 of 16 GPUs", 1.0, "ms", "16.9 s"),
     target(
         "slowest-of-16",
@@ -78,17 +126,71 @@ pub const FIGURES: &[Figure] = &[
     ),
     target("slowest-of-replicas", "the same of 16 x 64 replicas", 1.0, "ms", ""),
     target("slowest-of-mig", "the same of 16 x 7 MIG devices", 1.0, "ms", ""),
-    target("preferred-3-p99", "GetPreferredAllocation at the socket, 3 of 16 GPUs, 1,000 calls, p99", 1.0, "ms", ""),
-    target("preferred-all-p99", "GetPreferredAllocation at the socket, 1 to 16 of 16 GPUs, p99", 1.0, "ms", ""),
-    target("list-replicas-p99", "ListAndWatch message after a change, 16 x 64 replicas, p99", 1.0, "ms", ""),
-    target("list-units-p99", "ListAndWatch message after a change, 16 x 80 units of memory, p99", 1.0, "ms", ""),
-    only("change-replicas", "a changed configuration to the first new list, 1,024 replicas, median", "ms"),
-    only("change-units", "a changed configuration to the first new list, 1,280 units, median", "ms"),
-    only("agent-rss-no-api", "agent: VmRSS after 60 s idle, 8 V100, API server does not answer", "MiB"),
-    only("discovery-rss", "discovery: VmRSS after 60 s idle, node without GPU", "MiB"),
-    only("operator-rss", "operator: VmRSS after 60 s idle, five nodes, the greater of both", "MiB"),
-    only("apply-to-allocatable", "`kubectl apply` of a policy to 8 GPUs allocatable", "s"),
-    target("event-ratio", "one event of a node: with 5,000 nodes in the cache, against with 10", 1.2, "x", ""),
+    target(
+        "preferred-3-p99",
+        "GetPreferredAllocation at the socket, 3 of 16 GPUs, 1,000 calls, p99",
+        1.0,
+        "ms",
+        "",
+    ),
+    target(
+        "preferred-all-p99",
+        "GetPreferredAllocation at the socket, 1 to 16 of 16 GPUs, p99",
+        1.0,
+        "ms",
+        "",
+    ),
+    target(
+        "list-replicas-p99",
+        "ListAndWatch message after a change, 16 x 64 replicas, p99",
+        1.0,
+        "ms",
+        "",
+    ),
+    target(
+        "list-units-p99",
+        "ListAndWatch message after a change, 16 x 80 units of memory, p99",
+        1.0,
+        "ms",
+        "",
+    ),
+    only(
+        "change-replicas",
+        "a changed configuration to the first new list, 1,024 replicas, median",
+        "ms",
+    ),
+    only(
+        "change-units",
+        "a changed configuration to the first new list, 1,280 units, median",
+        "ms",
+    ),
+    only(
+        "agent-rss-no-api",
+        "agent: VmRSS after 60 s idle, 8 V100, API server does not answer",
+        "MiB",
+    ),
+    only(
+        "discovery-rss",
+        "discovery: VmRSS after 60 s idle, node without GPU",
+        "MiB",
+    ),
+    only(
+        "operator-rss",
+        "operator: VmRSS after 60 s idle, five nodes, the greater of both",
+        "MiB",
+    ),
+    only(
+        "apply-to-allocatable",
+        "`kubectl apply` of a policy to 8 GPUs allocatable",
+        "s",
+    ),
+    target(
+        "event-ratio",
+        "one event of a node: with 5,000 nodes in the cache, against with 10",
+        1.2,
+        "x",
+        "",
+    ),
     target(
         "writes-at-start",
         "writes planned by a leader that begins, everything in force on 5,000 nodes",
@@ -96,9 +198,27 @@ pub const FIGURES: &[Figure] = &[
         "",
         "",
     ),
-    target("writes-per-node", "writes per node for a policy that changes labels and taints together", 1.0, "", ""),
-    target("writes-idle", "writes in 60 s of an unchanged world, the Lease left out", 0.0, "", ""),
-    target("cluster-up", "local cluster: five nodes from warm to Ready", 30.0, "s", ""),
+    target(
+        "writes-per-node",
+        "writes per node for a policy that changes labels and taints together",
+        1.0,
+        "",
+        "",
+    ),
+    target(
+        "writes-idle",
+        "writes in 60 s of an unchanged world, the Lease left out",
+        0.0,
+        "",
+        "",
+    ),
+    target(
+        "cluster-up",
+        "local cluster: five nodes from warm to Ready",
+        30.0,
+        "s",
+        "",
+    ),
     target("agent-image", "image of the agent", 40.0, "MB", ""),
     target("operator-image", "image of the operator", 40.0, "MB", ""),
 ];
@@ -116,14 +236,23 @@ impl Figure {
     /// For people at a terminal.
     pub fn line(&self, value: Option<f64>) -> String {
         let [target, measured, verdict] = self.cells(value);
-        let target = if target.is_empty() { target } else { format!("target {target}") };
-        format!("{verdict:8}{measured:>14}  {target:18}{}", self.what).trim_end().to_owned()
+        let target = if target.is_empty() {
+            target
+        } else {
+            format!("target {target}")
+        };
+        format!("{verdict:8}{measured:>14}  {target:18}{}", self.what)
+            .trim_end()
+            .to_owned()
     }
 
     /// For the table of the document.
     pub fn row(&self, value: Option<f64>) -> String {
         let [target, measured, verdict] = self.cells(value);
-        format!("| {} | {target} | {measured} | {verdict} | {} |\n", self.what, self.nvidia)
+        format!(
+            "| {} | {target} | {measured} | {verdict} | {} |\n",
+            self.what, self.nvidia
+        )
     }
 
     fn cells(&self, value: Option<f64>) -> [String; 3] {
@@ -134,7 +263,11 @@ impl Figure {
             Verdict::NoTarget => "",
         };
         let measured = value.map_or_else(|| "not measured".to_owned(), number);
-        [self.target.map(number).unwrap_or_default(), measured, verdict.to_owned()]
+        [
+            self.target.map(number).unwrap_or_default(),
+            measured,
+            verdict.to_owned(),
+        ]
     }
 }
 
@@ -154,7 +287,11 @@ mod tests {
             [None, Some(12.0), Some(12.1)].map(|value| figure.verdict(value)),
             [Verdict::Missed, Verdict::Met, Verdict::Missed]
         );
-        assert!(figure.row(None).contains("| 12 MiB | not measured | missed | 32 MB |"), "{}", figure.row(None));
+        assert!(
+            figure.row(None).contains("| 12 MiB | not measured | missed | 32 MB |"),
+            "{}",
+            figure.row(None)
+        );
     }
 
     #[test]

@@ -13,8 +13,9 @@ pub fn describe() -> String {
     let kib = |line: String| line.trim_end_matches("kB").trim().parse::<u64>().ok();
     let cores = available_parallelism().ok().map(|cores| format!("{cores} cores"));
     let model = field(&read("/proc/cpuinfo"), "model name");
-    let memory =
-        field(&read("/proc/meminfo"), "MemTotal").and_then(kib).map(|kib| format!("{} GiB", kib.div_ceil(1 << 20)));
+    let memory = field(&read("/proc/meminfo"), "MemTotal")
+        .and_then(kib)
+        .map(|kib| format!("{} GiB", kib.div_ceil(1 << 20)));
     let kernel = read("/proc/sys/kernel/osrelease");
     let kernel = Some(format!("kernel {}", kernel.trim()));
     let parts: Vec<String> = [cores, model, memory, kernel].into_iter().flatten().collect();

@@ -13,8 +13,11 @@ use std::{fs, path::PathBuf};
 #[expect(clippy::print_stdout, reason = "what the program is for")]
 fn main() -> Result<()> {
     let mut arguments = std::env::args_os().skip(1).map(PathBuf::from);
-    let mut next =
-        |what| arguments.next().with_context(|| format!("gpunode-bench MEASURED DOCUMENT: {what} is missing"));
+    let mut next = |what| {
+        arguments
+            .next()
+            .with_context(|| format!("gpunode-bench MEASURED DOCUMENT: {what} is missing"))
+    };
     let (input, path) = (next("MEASURED")?, next("DOCUMENT")?);
     let text = fs::read_to_string(&input).with_context(|| format!("read {}", input.display()))?;
     let measured = measured::read(&text)?;

@@ -8,15 +8,27 @@ use std::collections::BTreeMap;
 pub fn read(text: &str) -> Result<BTreeMap<&'static str, f64>> {
     let mut measured = BTreeMap::new();
     // The test harness may have written before the line.
-    for line in text.lines().filter_map(|line| line.split_once("figure: ")).map(|(_, line)| line) {
+    for line in text
+        .lines()
+        .filter_map(|line| line.split_once("figure: "))
+        .map(|(_, line)| line)
+    {
         let [key, value, unit] = line.split('|').map(str::trim).collect::<Vec<_>>()[..] else {
             bail!("{line:?} is not KEY | VALUE | UNIT");
         };
-        let figure = FIGURES.iter().find(|figure| figure.key == key).with_context(|| format!("{key} is no figure"))?;
+        let figure = FIGURES
+            .iter()
+            .find(|figure| figure.key == key)
+            .with_context(|| format!("{key} is no figure"))?;
         ensure!(figure.unit == unit, "{key} is in {}, not in {unit}", figure.unit);
-        let value: f64 = value.parse().with_context(|| format!("read the value of {key}: {value:?}"))?;
+        let value: f64 = value
+            .parse()
+            .with_context(|| format!("read the value of {key}: {value:?}"))?;
         ensure!(value.is_finite() && value >= 0.0, "{key}: {value} is no figure");
-        measured.entry(figure.key).and_modify(|most: &mut f64| *most = most.max(value)).or_insert(value);
+        measured
+            .entry(figure.key)
+            .and_modify(|most: &mut f64| *most = most.max(value))
+            .or_insert(value);
     }
     Ok(measured)
 }
@@ -33,7 +45,13 @@ mod tests {
 
     #[test]
     fn what_is_no_figure_is_an_error() {
-        for line in ["nobody | 1 | ms", "idle-cpu | 1 | ms", "idle-cpu | x | %", "idle-cpu | NaN | %", "idle-cpu | 1"] {
+        for line in [
+            "nobody | 1 | ms",
+            "idle-cpu | 1 | ms",
+            "idle-cpu | x | %",
+            "idle-cpu | NaN | %",
+            "idle-cpu | 1",
+        ] {
             assert!(read(&format!("figure: {line}")).is_err(), "{line}");
         }
     }

@@ -70,7 +70,10 @@ impl Trees {
             };
             match kind {
                 "cgroup2" if point == "/sys/fs/cgroup" => {
-                    return Ok(Trees { version: CgroupVersion::V2, mounts: vec![PathBuf::from(point)] });
+                    return Ok(Trees {
+                        version: CgroupVersion::V2,
+                        mounts: vec![PathBuf::from(point)],
+                    });
                 }
                 // Beside version 1; it has no controllers, but runc makes groups in it.
                 "cgroup2" if point.starts_with("/sys/fs/cgroup/") => {
@@ -84,8 +87,15 @@ impl Trees {
                 _ => {}
             }
         }
-        need(&V1_CONTROLLERS, &controllers, "mount cgroup v2, or these controllers of v1, at /sys/fs/cgroup")?;
-        Ok(Trees { version: CgroupVersion::V1, mounts: version1 })
+        need(
+            &V1_CONTROLLERS,
+            &controllers,
+            "mount cgroup v2, or these controllers of v1, at /sys/fs/cgroup",
+        )?;
+        Ok(Trees {
+            version: CgroupVersion::V1,
+            mounts: version1,
+        })
     }
 
     /// Makes the group of a node below the cluster's group in every tree and returns its name for the kubelet.
@@ -130,7 +140,11 @@ pub(crate) fn group(cluster: &Path) -> String {
 }
 
 fn need(wanted: &[&str], have: &[String], what_to_do: &str) -> Result<()> {
-    let missing: Vec<_> = wanted.iter().filter(|name| !have.iter().any(|other| other == *name)).copied().collect();
+    let missing: Vec<_> = wanted
+        .iter()
+        .filter(|name| !have.iter().any(|other| other == *name))
+        .copied()
+        .collect();
     if !missing.is_empty() {
         bail!("cgroup controllers {} are missing: {what_to_do}", missing.join(", "));
     }
@@ -239,7 +253,12 @@ mod tests {
     #[test]
     fn missing_controllers_are_named() {
         let error = Trees::choose(&v1(&["cpu", "cpuacct", "cpuset", "devices", "freezer"])).unwrap_err();
-        assert!(error.to_string().starts_with("cgroup controllers memory, pids are missing:"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .starts_with("cgroup controllers memory, pids are missing:"),
+            "{error}"
+        );
     }
 
     #[test]

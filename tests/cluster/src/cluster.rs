@@ -108,7 +108,11 @@ impl Cluster {
 
     /// Stops the cluster of this name, whatever state it is in; none at all is fine.
     pub fn stop(root: &Path, name: &str) -> Result<()> {
-        if root.join(name).exists() { stop(&existing(root, name)?) } else { Ok(()) }
+        if root.join(name).exists() {
+            stop(&existing(root, name)?)
+        } else {
+            Ok(())
+        }
     }
 
     /// Folder of the cluster.
@@ -169,20 +173,33 @@ impl Cluster {
     pub fn import_image_everywhere(&self, archive: &Path) -> Result<()> {
         let nodes = self.nodes();
         thread::scope(|scope| {
-            let imports: Vec<_> = nodes.iter().map(|node| scope.spawn(|| node.import_image(archive))).collect();
+            let imports: Vec<_> = nodes
+                .iter()
+                .map(|node| scope.spawn(|| node.import_image(archive)))
+                .collect();
             imports.into_iter().try_for_each(start::join)
         })
     }
 
     /// The main process of a running container, on whichever node.
     pub fn container_process(&self, namespace: &str, pod: &str, container: &str) -> Result<Process> {
-        let node = ["--namespace", namespace, "get", "pod", pod, "--output=jsonpath={.spec.nodeName}"];
-        self.node(&self.kubectl_output(node)?)?.container_process(namespace, pod, container)
+        let node = [
+            "--namespace",
+            namespace,
+            "get",
+            "pod",
+            pod,
+            "--output=jsonpath={.spec.nodeName}",
+        ];
+        self.node(&self.kubectl_output(node)?)?
+            .container_process(namespace, pod, container)
     }
 
     /// The process of one of the control plane's programs, such as `kube-apiserver`.
     pub fn control_plane_process(&self, program: &str) -> Result<Option<Process>> {
-        crate::control_plane::ControlPlane::new(&self.layout).sandbox().process(program)
+        crate::control_plane::ControlPlane::new(&self.layout)
+            .sandbox()
+            .process(program)
     }
 }
 

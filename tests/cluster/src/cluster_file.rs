@@ -51,7 +51,10 @@ impl ClusterFile {
         for (index, node) in file.nodes.iter_mut().enumerate() {
             let at = format!("nodes[{index}]");
             if !is_label(&node.name) {
-                bail!("{at}.name: {:?} is not 1 to 40 of a-z, 0-9 and -, starting with a letter", node.name);
+                bail!(
+                    "{at}.name: {:?} is not 1 to 40 of a-z, 0-9 and -, starting with a letter",
+                    node.name
+                );
             }
             if !names.insert(node.name.clone()) {
                 bail!("{at}.name: {:?} is there twice", node.name);
@@ -74,7 +77,9 @@ fn is_label(name: &str) -> bool {
     name.len() <= 40
         && name.starts_with(|first: char| first.is_ascii_lowercase())
         && !name.ends_with('-')
-        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
 #[cfg(test)]
@@ -88,9 +93,20 @@ mod tests {
     #[test]
     fn the_default_file_has_four_nodes() {
         let file = ClusterFile::parse(include_str!("../clusters/default.yaml")).unwrap();
-        let gpus: Vec<_> =
-            file.nodes.iter().map(|node| (node.name.as_str(), node.gpus.as_ref().map(|gpus| gpus.count))).collect();
-        assert_eq!(gpus, [("gpu-v100", Some(8)), ("gpu-t4", Some(4)), ("gpu-a100", Some(8)), ("cpu", None)]);
+        let gpus: Vec<_> = file
+            .nodes
+            .iter()
+            .map(|node| (node.name.as_str(), node.gpus.as_ref().map(|gpus| gpus.count)))
+            .collect();
+        assert_eq!(
+            gpus,
+            [
+                ("gpu-v100", Some(8)),
+                ("gpu-t4", Some(4)),
+                ("gpu-a100", Some(8)),
+                ("cpu", None)
+            ]
+        );
     }
 
     #[test]
@@ -102,13 +118,21 @@ mod tests {
     #[test]
     fn unknown_fields_are_refused_by_path() {
         let text = "nodes:\n- name: a\n- name: b\n  lables: {x: y}\n";
-        assert!(error(text).starts_with("nodes[1]: unknown field `lables`"), "{}", error(text));
+        assert!(
+            error(text).starts_with("nodes[1]: unknown field `lables`"),
+            "{}",
+            error(text)
+        );
     }
 
     #[test]
     fn unknown_boards_are_refused_by_path() {
         let text = "nodes:\n- name: a\n  gpus: {board: Voodoo 2, count: 2, topology: Pcie}\n";
-        assert!(error(text).starts_with("nodes[0].gpus: board: no board"), "{}", error(text));
+        assert!(
+            error(text).starts_with("nodes[0].gpus: board: no board"),
+            "{}",
+            error(text)
+        );
     }
 
     #[test]

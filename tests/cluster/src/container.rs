@@ -13,7 +13,10 @@ impl Node {
     /// The main process of a running container.
     pub fn container_process(&self, namespace: &str, pod: &str, container: &str) -> Result<Process> {
         let Some(inside) = self.main_pid(namespace, pod, container)? else {
-            bail!("container {container} of pod {namespace}/{pod} does not run on node {}", self.name());
+            bail!(
+                "container {container} of pod {namespace}/{pod} does not run on node {}",
+                self.name()
+            );
         };
         match self.outside(inside)? {
             Some(process) => Ok(process),
@@ -67,8 +70,10 @@ impl Node {
     fn outside(&self, inside: i32) -> Result<Option<Process>> {
         let holder = self.sandbox().holder()?.pid();
         let processes = process::all()?;
-        let parents: BTreeMap<_, _> =
-            processes.iter().filter_map(|process| Some((process.pid(), process.parent()?))).collect();
+        let parents: BTreeMap<_, _> = processes
+            .iter()
+            .filter_map(|process| Some((process.pid(), process.parent()?)))
+            .collect();
         // Orphans become children of the holder, so it is an ancestor of every process inside.
         let is_inside = |pid: i32| {
             iter::successors(Some(pid), |pid| parents.get(pid).copied())

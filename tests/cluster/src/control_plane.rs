@@ -31,7 +31,10 @@ pub(crate) struct ControlPlane {
 
 impl ControlPlane {
     pub(crate) fn new(layout: &Layout) -> Self {
-        ControlPlane { sandbox: Sandbox::new(layout.folder(), &layout.logs(), "control-plane"), layout: layout.clone() }
+        ControlPlane {
+            sandbox: Sandbox::new(layout.folder(), &layout.logs(), "control-plane"),
+            layout: layout.clone(),
+        }
     }
 
     pub(crate) fn sandbox(&self) -> &Sandbox {
@@ -44,8 +47,16 @@ impl ControlPlane {
         fs::create_dir_all(&logs).with_context(|| format!("create {}", logs.display()))?;
         symlink("logs/audit.log", self.layout.audit_log()).context("link the audit log")?;
         let binds = [
-            Bind { source: self.layout.bin(), target: BIN, writable: false },
-            Bind { source: logs, target: "/var/log/cluster", writable: true },
+            Bind {
+                source: self.layout.bin(),
+                target: BIN,
+                writable: false,
+            },
+            Bind {
+                source: logs,
+                target: "/var/log/cluster",
+                writable: true,
+            },
         ];
         self.sandbox.start("control-plane", None, &binds)
     }
@@ -123,7 +134,8 @@ impl ControlPlane {
             let user = format!("system:{name}");
             let credential = authority.client(&user, None)?;
             let document = kubeconfig::document(address, authority, &user, &credential)?;
-            self.sandbox.write(&format!("/etc/kubernetes/{name}.kubeconfig"), document)?;
+            self.sandbox
+                .write(&format!("/etc/kubernetes/{name}.kubeconfig"), document)?;
         }
         let credential = authority.client("admin", Some("system:masters"))?;
         let document = kubeconfig::document(address, authority, "admin", &credential)?;

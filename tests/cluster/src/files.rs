@@ -12,7 +12,9 @@ use tempfile::NamedTempFile;
 
 /// Writes a file, or replaces it whole. What holds a key is for its owner only.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
-    let secret = path.extension().is_some_and(|extension| extension == "key" || extension == "kubeconfig");
+    let secret = path
+        .extension()
+        .is_some_and(|extension| extension == "key" || extension == "kubeconfig");
     let mode = if secret { 0o600 } else { 0o644 };
     let write = || -> io::Result<()> {
         let folder = path.parent().unwrap_or(Path::new("/"));

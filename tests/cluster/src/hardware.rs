@@ -22,8 +22,10 @@ const MPS_PROGRAMS: [&str; 2] = ["nvidia-cuda-mps-control", "mps-client"];
 const MIG_MINORS: &str = "nvidia-caps/mig-minors";
 
 /// A network card and a bridge, so that looking for any device at all does not find a GPU.
-const OTHERS: [(&str, u16, u16, u32); 2] =
-    [("0000:00:00.0", 0x8086, 0x1237, 0x06_00_00), ("0000:00:03.0", 0x1af4, 0x1000, 0x02_00_00)];
+const OTHERS: [(&str, u16, u16, u32); 2] = [
+    ("0000:00:00.0", 0x8086, 0x1237, 0x06_00_00),
+    ("0000:00:03.0", 0x1af4, 0x1000, 0x02_00_00),
+];
 const NVIDIA: u16 = 0x10de;
 const CONTROLLER_3D: u32 = 0x03_02_00;
 
@@ -65,13 +67,16 @@ impl Driver {
             fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
         }
         let copy = |from: &Path, to: &Path| {
-            fs::copy(from, to).with_context(|| format!("copy {} to {}", from.display(), to.display())).map(drop)
+            fs::copy(from, to)
+                .with_context(|| format!("copy {} to {}", from.display(), to.display()))
+                .map(drop)
         };
         copy(&self.nvml_library, &libraries.join(LIBRARY))?;
         for program in MPS_PROGRAMS {
             copy(&self.mps_programs.join(program), &programs.join(program))?;
         }
-        gpus.save(&libraries).with_context(|| format!("write the scenario into {}", libraries.display()))
+        gpus.save(&libraries)
+            .with_context(|| format!("write the scenario into {}", libraries.display()))
     }
 }
 

@@ -41,7 +41,10 @@ pub(crate) fn build(bin: &Path, images: &Path) -> Result<Vec<PathBuf>> {
         ("bin/busybox".to_owned(), Entry::File(read("busybox")?)),
         ("tmp/".to_owned(), Entry::Folder),
         ("usr/bin/nvidia-smi".to_owned(), Entry::File(NVIDIA_SMI.into())),
-        ("etc/passwd".to_owned(), Entry::File("root:x:0:0:root:/root:/bin/sh\n".into())),
+        (
+            "etc/passwd".to_owned(),
+            Entry::File("root:x:0:0:root:/root:/bin/sh\n".into()),
+        ),
     ];
     let applets = run::output(Command::new(bin.join("busybox")).arg("--list"))?;
     for applet in applets.lines().filter(|name| *name != "busybox") {
@@ -126,7 +129,10 @@ mod tests {
 
     #[test]
     fn an_archive_names_its_tags_and_is_always_the_same() {
-        let entries = [("a".to_owned(), Entry::File(b"x".to_vec())), ("b".to_owned(), Entry::Link("a"))];
+        let entries = [
+            ("a".to_owned(), Entry::File(b"x".to_vec())),
+            ("b".to_owned(), Entry::Link("a")),
+        ];
         let pack = || archive(&entries, &json!(["/a"]), &["x/y:1", "x/z:1"]).unwrap();
         let packed = pack();
         assert_eq!(packed, pack());

@@ -22,10 +22,15 @@ pub fn default_root() -> Result<PathBuf> {
 /// The checkout around the current folder: cargo starts tests in the folder of their package.
 pub(crate) fn checkout() -> Result<PathBuf> {
     let here = env::current_dir().context("find the current folder")?;
-    let found = here.ancestors().find(|folder| folder.join("tests/cluster/clusters").is_dir());
+    let found = here
+        .ancestors()
+        .find(|folder| folder.join("tests/cluster/clusters").is_dir());
     match found {
         Some(folder) => Ok(folder.to_owned()),
-        None => bail!("{} is not in a checkout of gpunode: change into one, or set {ROOT_VARIABLE}", here.display()),
+        None => bail!(
+            "{} is not in a checkout of gpunode: change into one, or set {ROOT_VARIABLE}",
+            here.display()
+        ),
     }
 }
 
@@ -41,7 +46,9 @@ impl Layout {
     pub(crate) fn new(root: &Path, name: &str) -> Result<Self> {
         let usable = !name.is_empty()
             && name.len() <= 40
-            && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+            && name
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
             && !["bin", "images"].contains(&name);
         if !usable {
             bail!("cluster name {name:?}: take 1 to 40 of a-z, 0-9 and -, and neither bin nor images");
@@ -49,8 +56,13 @@ impl Layout {
         let folder = root.join(name);
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("create the cluster's folder {}", folder.display()))?;
-        let root = root.canonicalize().with_context(|| format!("resolve {}", root.display()))?;
-        Ok(Layout { folder: root.join(name), root })
+        let root = root
+            .canonicalize()
+            .with_context(|| format!("resolve {}", root.display()))?;
+        Ok(Layout {
+            folder: root.join(name),
+            root,
+        })
     }
 
     /// Programs, shared by all clusters.

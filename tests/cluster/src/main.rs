@@ -97,7 +97,12 @@ fn main() -> ExitCode {
 
 fn run(task: Task) -> Result<ExitCode> {
     match task {
-        Task::Up { which, cluster, nvml_lib, mps_programs } => up(which, cluster, nvml_lib, mps_programs)?,
+        Task::Up {
+            which,
+            cluster,
+            nvml_lib,
+            mps_programs,
+        } => up(which, cluster, nvml_lib, mps_programs)?,
         Task::Down { which } => {
             let name = which.name;
             Cluster::stop(&which.folder.path()?, &name)?;
@@ -150,17 +155,28 @@ fn up(which: Which, file: Option<PathBuf>, nvml_lib: Option<PathBuf>, mps_progra
 fn status(which: Which) -> Result<()> {
     let cluster = Cluster::attach_in(&which.folder.path()?, &which.name)?;
     let line = |place: &str, program: &str, runs: bool| {
-        say(format_args!("{place:<16} {program:<24} {}", if runs { "runs" } else { "does not run" }));
+        say(format_args!(
+            "{place:<16} {program:<24} {}",
+            if runs { "runs" } else { "does not run" }
+        ));
     };
     for program in ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
-        line("control-plane", program, cluster.control_plane_process(program)?.is_some());
+        line(
+            "control-plane",
+            program,
+            cluster.control_plane_process(program)?.is_some(),
+        );
     }
     for node in cluster.nodes() {
         for program in ["containerd", "kubelet", "kube-proxy"] {
             line(node.name(), program, node.process(program)?.is_some());
         }
     }
-    say(format_args!("cgroup {}, kubeconfig {}", cluster.cgroup_version(), cluster.kubeconfig().display()));
+    say(format_args!(
+        "cgroup {}, kubeconfig {}",
+        cluster.cgroup_version(),
+        cluster.kubeconfig().display()
+    ));
     Ok(())
 }
 

@@ -39,7 +39,9 @@ pub(crate) fn connect_machine(control_plane: &Sandbox, cluster: &str) -> Result<
     for subnet in Subnet::free(&routes) {
         let link = subnet.link();
         let add = Command::new("ip")
-            .args(["link", "add", &link, "type", "veth", "peer", "name", "uplink", "netns", &namespace])
+            .args([
+                "link", "add", &link, "type", "veth", "peer", "name", "uplink", "netns", &namespace,
+            ])
             .output()
             .context("start ip")?;
         if add.status.success() {
@@ -93,7 +95,11 @@ fn wire(control_plane: &Sandbox, subnet: Subnet, cluster: &str) -> Result<()> {
         ),
     )?;
     // Pods of different nodes reach one another through here.
-    run::finished(control_plane.command("sh")?.args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]))?;
+    run::finished(
+        control_plane
+            .command("sh")?
+            .args(["-c", "echo 1 >/proc/sys/net/ipv4/ip_forward"]),
+    )?;
     ip_batch(
         &mut Command::new("ip"),
         &format!(

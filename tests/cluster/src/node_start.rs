@@ -42,8 +42,15 @@ pub(crate) fn write_hardware(node: &Node, driver: Option<&Driver>) -> Result<()>
 
 /// Starts the namespaces of a node whose hardware is laid out.
 pub(crate) fn start_sandbox(node: &Node) -> Result<()> {
-    let read_only = |source: PathBuf, target| Bind { source, target, writable: false };
-    let mut binds = vec![read_only(node.layout().bin(), BIN), read_only(node.sys_bus(), "/sys/bus")];
+    let read_only = |source: PathBuf, target| Bind {
+        source,
+        target,
+        writable: false,
+    };
+    let mut binds = vec![
+        read_only(node.layout().bin(), BIN),
+        read_only(node.sys_bus(), "/sys/bus"),
+    ];
     let mut devices = None;
     if let Some(gpus) = &node.spec().gpus {
         binds.push(read_only(node.driver(), "/run/nvidia/driver"));
@@ -65,7 +72,9 @@ pub(crate) fn start_containerd(node: &Node) -> Result<()> {
     let snapshotter = if on.f_type == OVERLAYFS { "native" } else { "overlayfs" };
     sandbox.write(
         "/etc/containerd/config.toml",
-        CONTAINERD_CONFIG.replace("SNAPSHOTTER", snapshotter).replace("PAUSE_IMAGE", PAUSE),
+        CONTAINERD_CONFIG
+            .replace("SNAPSHOTTER", snapshotter)
+            .replace("PAUSE_IMAGE", PAUSE),
     )?;
     let pods = node.subnet().node_pods(node.index());
     let cni = json!({
@@ -85,7 +94,13 @@ pub(crate) fn start_containerd(node: &Node) -> Result<()> {
         }],
     });
     sandbox.write("/etc/cni/net.d/10-pods.conflist", cni.to_string())?;
-    for folder in ["etc/cdi", "run/cdi", "var/lib/gpunode", "var/lib/kubelet", "var/log/pods"] {
+    for folder in [
+        "etc/cdi",
+        "run/cdi",
+        "var/lib/gpunode",
+        "var/lib/kubelet",
+        "var/log/pods",
+    ] {
         let path = root.join(folder);
         fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
     }
@@ -118,7 +133,10 @@ pub(crate) fn write_kubelet_files(node: &Node, authority: &Authority, cgroup: &s
     let server = authority.server(&[name], &[node.address()])?;
     sandbox.write("/etc/kubernetes/kubelet.crt", &server.certificate)?;
     sandbox.write("/etc/kubernetes/kubelet.key", &server.key)?;
-    sandbox.write("/etc/kubernetes/kubelet.yaml", kubelet_configuration(cgroup).to_string())?;
+    sandbox.write(
+        "/etc/kubernetes/kubelet.yaml",
+        kubelet_configuration(cgroup).to_string(),
+    )?;
 
     let user = format!("system:node:{name}");
     let credential = authority.client(&user, Some("system:nodes"))?;
@@ -176,7 +194,10 @@ pub(crate) fn start_kubelet(node: &Node) -> Result<()> {
         flags.push(format!("--node-labels={}", pairs(&spec.labels)));
     }
     if !spec.register_with_taints.is_empty() {
-        flags.push(format!("--register-with-taints={}", spec.register_with_taints.join(",")));
+        flags.push(format!(
+            "--register-with-taints={}",
+            spec.register_with_taints.join(",")
+        ));
     }
     if let Some(frequency) = spec.status_update_frequency {
         flags.push(format!("--node-status-update-frequency={}s", frequency.as_secs()));

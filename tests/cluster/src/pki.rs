@@ -29,7 +29,10 @@ pub(crate) struct SigningKey {
 impl SigningKey {
     pub(crate) fn new() -> Result<Self> {
         let key = key()?;
-        Ok(SigningKey { private: key.serialize_pem(), public: key.public_key_pem() })
+        Ok(SigningKey {
+            private: key.serialize_pem(),
+            public: key.public_key_pem(),
+        })
     }
 }
 
@@ -40,8 +43,14 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         params.distinguished_name.push(DnType::CommonName, "gpunode-cluster");
         let key = key()?;
-        let certificate = params.self_signed(&key).context("sign the authority's certificate")?.pem();
-        Ok(Authority { issuer: Issuer::new(params, key), certificate })
+        let certificate = params
+            .self_signed(&key)
+            .context("sign the authority's certificate")?
+            .pem();
+        Ok(Authority {
+            issuer: Issuer::new(params, key),
+            certificate,
+        })
     }
 
     /// The authority's certificate, PEM.
@@ -66,16 +75,22 @@ impl Authority {
         let what = names.first().cloned().unwrap_or_default();
         let mut params = CertificateParams::new(names).context("name a certificate")?;
         params.distinguished_name.push(DnType::CommonName, what.as_str());
-        params.subject_alt_names.extend(addresses.iter().map(|address| SanType::IpAddress(IpAddr::V4(*address))));
+        params
+            .subject_alt_names
+            .extend(addresses.iter().map(|address| SanType::IpAddress(IpAddr::V4(*address))));
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         self.sign(&params, &what)
     }
 
     fn sign(&self, params: &CertificateParams, what: &str) -> Result<Credential> {
         let key = key()?;
-        let certificate =
-            params.signed_by(&key, &self.issuer).with_context(|| format!("sign the certificate of {what}"))?;
-        Ok(Credential { certificate: certificate.pem(), key: key.serialize_pem() })
+        let certificate = params
+            .signed_by(&key, &self.issuer)
+            .with_context(|| format!("sign the certificate of {what}"))?;
+        Ok(Credential {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        })
     }
 }
 

@@ -19,7 +19,9 @@ impl Node {
         let Ok(holder) = self.sandbox().holder() else {
             return Ok(());
         };
-        holder.kill().with_context(|| format!("switch node {} off", self.name()))?;
+        holder
+            .kill()
+            .with_context(|| format!("switch node {} off", self.name()))?;
         let control_plane = ControlPlane::new(self.layout());
         network::disconnect_node(control_plane.sandbox(), self.index())
     }
@@ -40,7 +42,9 @@ impl Node {
         let run = self.path("/run");
         fs::remove_dir_all(&run).with_context(|| format!("empty {}", run.display()))?;
         if self.spec().gpus.is_some() {
-            StateFile::open(&self.driver_dir()?)?.reboot().context("reset the driver's modes")?;
+            StateFile::open(&self.driver_dir()?)?
+                .reboot()
+                .context("reset the driver's modes")?;
         }
         let trees = Trees::find()?;
         let group = cgroup::group(self.layout().folder());

@@ -47,7 +47,10 @@ impl Identity {
         [
             (CLUSTER, self.cluster.as_os_str()),
             (ROLE, OsStr::new(&self.role)),
-            ("PATH", OsStr::new("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
+            (
+                "PATH",
+                OsStr::new("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
+            ),
         ]
     }
 
@@ -160,7 +163,11 @@ impl Process {
     /// Its ids from the machine's PID namespace inwards.
     pub(crate) fn namespace_pids(&self) -> Option<Vec<i32>> {
         let pids = self.status_field("NSpid:")?;
-        Some(pids.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect())
+        Some(
+            pids.split_ascii_whitespace()
+                .filter_map(|pid| pid.parse().ok())
+                .collect(),
+        )
     }
 
     pub(crate) fn parent(&self) -> Option<i32> {

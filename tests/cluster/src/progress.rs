@@ -12,7 +12,10 @@ pub struct Progress {
 impl Progress {
     /// Lines go to `print`, with the seconds since now.
     pub fn new(print: fn(&str)) -> Self {
-        Progress { start: Instant::now(), print }
+        Progress {
+            start: Instant::now(),
+            print,
+        }
     }
 
     /// No lines.
@@ -21,7 +24,10 @@ impl Progress {
     }
 
     pub(crate) fn say(&self, what: &str, state: impl fmt::Display) {
-        (self.print)(&format!("{:6.1}s  {what:<16} {state}", self.start.elapsed().as_secs_f32()));
+        (self.print)(&format!(
+            "{:6.1}s  {what:<16} {state}",
+            self.start.elapsed().as_secs_f32()
+        ));
     }
 }
 

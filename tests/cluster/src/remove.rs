@@ -71,8 +71,11 @@ fn remove_except(layout: &Layout, kept: &[&str]) -> Result<()> {
         if path == lock || kept.iter().any(|name| entry.file_name() == *name) {
             continue;
         }
-        let removed =
-            if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        let removed = if path.is_dir() && !path.is_symlink() {
+            fs::remove_dir_all(&path)
+        } else {
+            fs::remove_file(&path)
+        };
         match removed {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 return Err(error).with_context(|| format!("remove {}", path.display()));

@@ -20,7 +20,17 @@ const PROGRAMS: [&str; 12] = [
     "kubelet",
     "pause",
 ];
-const TOOLS: [&str; 9] = ["ip", "nsenter", "unshare", "setsid", "mount", "pivot_root", "runc", "nft", "conntrack"];
+const TOOLS: [&str; 9] = [
+    "ip",
+    "nsenter",
+    "unshare",
+    "setsid",
+    "mount",
+    "pivot_root",
+    "runc",
+    "nft",
+    "conntrack",
+];
 const CNI: [&str; 3] = ["bridge", "host-local", "loopback"];
 
 /// Everything that is missing, a line each, saying what to do. Empty if a cluster can be started.
@@ -34,7 +44,11 @@ pub(crate) fn missing(bin: &Path) -> Vec<String> {
     }
     let absent: Vec<_> = PROGRAMS.into_iter().filter(|name| !bin.join(name).exists()).collect();
     if !absent.is_empty() {
-        lines.push(format!("{} missing in {}: run tests/cluster/build/build.sh", absent.join(", "), bin.display()));
+        lines.push(format!(
+            "{} missing in {}: run tests/cluster/build/build.sh",
+            absent.join(", "),
+            bin.display()
+        ));
     }
     let path = env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = env::split_paths(&path).collect();
@@ -48,7 +62,10 @@ pub(crate) fn missing(bin: &Path) -> Vec<String> {
     let cni = CNI.map(|name| format!("/usr/lib/cni/{name}"));
     absent.extend(cni.into_iter().filter(|path| !Path::new(path).exists()));
     if !absent.is_empty() {
-        lines.push(format!("{} missing: run tests/cluster/install-packages.sh", absent.join(", ")));
+        lines.push(format!(
+            "{} missing: run tests/cluster/install-packages.sh",
+            absent.join(", ")
+        ));
     }
     lines
 }

@@ -12,7 +12,10 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
 
 /// Runs a command that must succeed.
 pub(crate) fn finished(command: &mut Command) -> Result<Output> {
-    let output = command.stderr(Stdio::piped()).output().with_context(|| format!("start {}", line(command)))?;
+    let output = command
+        .stderr(Stdio::piped())
+        .output()
+        .with_context(|| format!("start {}", line(command)))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         bail!("{}: {}: {}", line(command), output.status, said.trim());

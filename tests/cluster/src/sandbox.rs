@@ -60,7 +60,11 @@ pub(crate) struct Bind {
 impl Sandbox {
     pub(crate) fn new(cluster: &Path, logs: &Path, id: impl Into<String>) -> Self {
         let id = id.into();
-        Sandbox { logs: logs.join(&id), cluster: cluster.to_owned(), id }
+        Sandbox {
+            logs: logs.join(&id),
+            cluster: cluster.to_owned(),
+            id,
+        }
     }
 
     /// The folder that is `/` inside.
@@ -106,9 +110,20 @@ impl Sandbox {
         arguments.push(self.root().into());
         arguments.push(hostname.into());
         arguments.push(tunables.into());
-        arguments.push(nvidia.map_or("none".to_owned(), |nvidia| nvidia.gpus.to_string()).into());
+        arguments.push(
+            nvidia
+                .map_or("none".to_owned(), |nvidia| nvidia.gpus.to_string())
+                .into(),
+        );
         let capabilities = nvidia.map(|nvidia| nvidia.capabilities.as_slice()).unwrap_or_default();
-        arguments.push(capabilities.iter().map(u32::to_string).collect::<Vec<_>>().join(" ").into());
+        arguments.push(
+            capabilities
+                .iter()
+                .map(u32::to_string)
+                .collect::<Vec<_>>()
+                .join(" ")
+                .into(),
+        );
         for bind in binds {
             arguments.push(if bind.writable { "rw" } else { "ro" }.into());
             arguments.push(bind.source.clone().into());
@@ -116,7 +131,8 @@ impl Sandbox {
         }
         let mut command = Command::new("setsid");
         command.arg("--fork").arg("unshare").args(arguments);
-        self.launch(command, HOLDER).with_context(|| format!("set up the namespaces of {}", self.id))
+        self.launch(command, HOLDER)
+            .with_context(|| format!("set up the namespaces of {}", self.id))
     }
 
     /// The process that holds the namespaces.
@@ -150,7 +166,8 @@ impl Sandbox {
     pub(crate) fn daemon(&self, program: &str, arguments: &[String]) -> Result<()> {
         let mut command = self.command("setsid")?;
         command.arg("--fork").arg(format!("{BIN}/{program}")).args(arguments);
-        self.launch(command, program).with_context(|| format!("start {program} in {}", self.id))
+        self.launch(command, program)
+            .with_context(|| format!("start {program} in {}", self.id))
     }
 
     /// The process of one of the cluster's programs, if it runs.
@@ -179,7 +196,10 @@ impl Sandbox {
     }
 
     fn identity(&self, program: &str) -> Identity {
-        Identity { cluster: self.cluster.clone(), role: format!("{}/{program}", self.id) }
+        Identity {
+            cluster: self.cluster.clone(),
+            role: format!("{}/{program}", self.id),
+        }
     }
 
     fn launch(&self, mut command: Command, program: &str) -> Result<()> {

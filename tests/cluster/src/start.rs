@@ -32,7 +32,10 @@ const READY_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// The nodes of a cluster file; their indices make their addresses.
 pub(crate) fn nodes(layout: &Layout, file: &ClusterFile, subnet: Subnet) -> Vec<Node> {
-    (0..).zip(&file.nodes).map(|(index, spec)| Node::new(layout, spec, subnet, index)).collect()
+    (0..)
+        .zip(&file.nodes)
+        .map(|(index, spec)| Node::new(layout, spec, subnet, index))
+        .collect()
 }
 
 /// Starts everything; nothing of the cluster is there yet.
@@ -47,9 +50,16 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
     let control_plane = ControlPlane::new(layout);
     control_plane.start_sandbox()?;
     let subnet = network::connect_machine(control_plane.sandbox(), &group)?;
-    let state = State { subnet, cgroup: trees.version, cluster: options.nodes.clone() };
+    let state = State {
+        subnet,
+        cgroup: trees.version,
+        cluster: options.nodes.clone(),
+    };
     state.save(layout)?;
-    progress.say("network", format_args!("nodes {}, pods {}", subnet.nodes(), subnet.pods()));
+    progress.say(
+        "network",
+        format_args!("nodes {}, pods {}", subnet.nodes(), subnet.pods()),
+    );
 
     let nodes = nodes(layout, &options.nodes, subnet);
     let runtime = Runtime {
@@ -72,7 +82,9 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
             .iter()
             .map(|node| {
                 scope.spawn(move || {
-                    runtime.start(node).with_context(|| format!("start node {}", node.name()))?;
+                    runtime
+                        .start(node)
+                        .with_context(|| format!("start node {}", node.name()))?;
                     progress.say(node.name(), "containerd is ready");
                     Ok(())
                 })
@@ -118,7 +130,11 @@ fn wait_ready(layout: &Layout, nodes: &[Node], progress: Progress) -> Result<()>
     wait::until("all nodes to be Ready", READY_TIMEOUT, || {
         for node in &waiting {
             if node.process("kubelet")?.is_none() {
-                bail!("the kubelet of node {} ended; {}", node.name(), node.sandbox().log_tail("kubelet"));
+                bail!(
+                    "the kubelet of node {} ended; {}",
+                    node.name(),
+                    node.sandbox().log_tail("kubelet")
+                );
             }
         }
         // The API server may be too busy for one answer.
@@ -138,7 +154,10 @@ fn wait_ready(layout: &Layout, nodes: &[Node], progress: Progress) -> Result<()>
     // A pod cannot be created without it.
     progress.say("controllers", "waiting for the default service account");
     wait::until("the default service account", READY_TIMEOUT, || {
-        Ok(kubectl.output(["get", "serviceaccount", "default"]).is_ok().then_some(()))
+        Ok(kubectl
+            .output(["get", "serviceaccount", "default"])
+            .is_ok()
+            .then_some(()))
     })
 }
 
@@ -153,5 +172,7 @@ fn is_ready(list: &Value, name: &str) -> bool {
 
 /// The result of a thread.
 pub(crate) fn join(handle: ScopedJoinHandle<'_, Result<()>>) -> Result<()> {
-    handle.join().map_err(|_| anyhow!("a thread of the cluster's start panicked"))?
+    handle
+        .join()
+        .map_err(|_| anyhow!("a thread of the cluster's start panicked"))?
 }

@@ -27,23 +27,34 @@ impl Subnet {
     /// Numbers whose networks overlap none of the machine's routes, the lowest first.
     pub(crate) fn free(routes: &[Network]) -> impl Iterator<Item = Subnet> {
         (0..SUBNETS).map(Subnet).filter(|subnet| {
-            !routes.iter().any(|route| route.overlaps(subnet.nodes()) || route.overlaps(subnet.pods()))
+            !routes
+                .iter()
+                .any(|route| route.overlaps(subnet.nodes()) || route.overlaps(subnet.pods()))
         })
     }
 
     /// Network of the machine, the control plane and the nodes.
     pub(crate) fn nodes(self) -> Network {
-        Network { address: Ipv4Addr::new(10, 88, self.0, 0), prefix: 24 }
+        Network {
+            address: Ipv4Addr::new(10, 88, self.0, 0),
+            prefix: 24,
+        }
     }
 
     /// Network of all pods.
     pub(crate) fn pods(self) -> Network {
-        Network { address: Ipv4Addr::new(10, 128 + self.0, 0, 0), prefix: 16 }
+        Network {
+            address: Ipv4Addr::new(10, 128 + self.0, 0, 0),
+            prefix: 16,
+        }
     }
 
     /// Network of the pods of the node with this index.
     pub(crate) fn node_pods(self, node: u8) -> Network {
-        Network { address: Ipv4Addr::new(10, 128 + self.0, node, 0), prefix: 24 }
+        Network {
+            address: Ipv4Addr::new(10, 128 + self.0, node, 0),
+            prefix: 24,
+        }
     }
 
     /// The machine, in this cluster's network.
@@ -71,7 +82,10 @@ impl Network {
     /// Reads `10.0.0.0/8`; an address without length is a single one.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (address, prefix) = text.split_once('/').unwrap_or((text, "32"));
-        Some(Network { address: address.parse().ok()?, prefix: prefix.parse().ok().filter(|prefix| *prefix <= 32)? })
+        Some(Network {
+            address: address.parse().ok()?,
+            prefix: prefix.parse().ok().filter(|prefix| *prefix <= 32)?,
+        })
     }
 
     fn overlaps(self, other: Network) -> bool {

@@ -75,17 +75,23 @@ fn run_pod(cluster: &Cluster, node: &str) {
     fs::write(&file, pod).unwrap();
     let file = file.to_str().unwrap();
     cluster.kubectl_output(["apply", "-f", file]).unwrap();
-    cluster.kubectl_output(["wait", "--for=condition=Ready", "pod/probe", "--timeout=60s"]).unwrap();
+    cluster
+        .kubectl_output(["wait", "--for=condition=Ready", "pod/probe", "--timeout=60s"])
+        .unwrap();
 }
 
 fn in_pod(cluster: &Cluster, script: &str) -> String {
-    cluster.kubectl_output(["exec", "probe", "--", "sh", "-c", script]).unwrap()
+    cluster
+        .kubectl_output(["exec", "probe", "--", "sh", "-c", script])
+        .unwrap()
 }
 
 fn restarts(cluster: &Cluster) -> u64 {
     let pod = cluster.kubectl_output(["get", "pod", "probe", "-o", "json"]).unwrap();
     let pod: Value = serde_json::from_str(&pod).unwrap();
-    pod["status"]["containerStatuses"][0]["restartCount"].as_u64().unwrap_or_default()
+    pod["status"]["containerStatuses"][0]["restartCount"]
+        .as_u64()
+        .unwrap_or_default()
 }
 
 /// The hardware that a container with the host's file system sees is the simulated one.
@@ -93,7 +99,10 @@ fn check_hardware(cluster: &Cluster) {
     let devices = in_pod(cluster, "cat /host/sys/bus/pci/devices/*/vendor | sort | uniq -c");
     assert!(devices.contains("2 0x10de"), "{devices}");
     let nodes = in_pod(cluster, "ls /host/dev | grep nvidia");
-    assert_eq!(nodes, "nvidia-caps\nnvidia-uvm\nnvidia-uvm-tools\nnvidia0\nnvidia1\nnvidiactl\n");
+    assert_eq!(
+        nodes,
+        "nvidia-caps\nnvidia-uvm\nnvidia-uvm-tools\nnvidia0\nnvidia1\nnvidiactl\n"
+    );
     let every_capability = "cd /host/dev/nvidia-caps && for node in *; do
         grep \" ${node#nvidia-cap}$\" /host/proc/driver/nvidia-caps/mig-minors | cut -d ' ' -f 1; done";
     let capabilities = in_pod(cluster, every_capability);
@@ -111,11 +120,20 @@ fn check_hardware(cluster: &Cluster) {
 
 fn check_node_access(cluster: &Cluster) {
     let node = cluster.node("gpu").unwrap();
-    let hostname = node.command("cat").unwrap().arg("/proc/sys/kernel/hostname").output().unwrap();
+    let hostname = node
+        .command("cat")
+        .unwrap()
+        .arg("/proc/sys/kernel/hostname")
+        .output()
+        .unwrap();
     assert_eq!(String::from_utf8_lossy(&hostname.stdout), "gpu\n");
 
     let before = restarts(cluster);
-    cluster.container_process("default", "probe", "main").unwrap().kill().unwrap();
+    cluster
+        .container_process("default", "probe", "main")
+        .unwrap()
+        .kill()
+        .unwrap();
     eventually("the container to be restarted", || restarts(cluster) > before);
 
     let old = node.process("kubelet").unwrap().unwrap().pid();
@@ -131,7 +149,11 @@ fn check_node_access(cluster: &Cluster) {
     let node_user = |arguments: &[&str]| {
         let mut command = Command::new(default_root().unwrap().join("bin/kubectl"));
         let kubeconfig = node.kubelet_kubeconfig();
-        command.arg("--kubeconfig").arg(kubeconfig).arg("--cache-dir").arg(cluster.folder().join("cache"));
+        command
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .arg("--cache-dir")
+            .arg(cluster.folder().join("cache"));
         command.env("KUBERC", "off").args(arguments).output().unwrap()
     };
     assert!(node_user(&["get", "node", "gpu"]).status.success());
@@ -209,7 +231,10 @@ fn two_clusters_side_by_side_leave_nothing_behind() {
     run_pod(&two, "cpu");
     check_registration(&one);
     check_hardware(&one);
-    assert_eq!(in_pod(&two, "ls /host/dev | grep -c nvidia; ls /host/run/nvidia 2>&1 | wc -l"), "0\n1\n");
+    assert_eq!(
+        in_pod(&two, "ls /host/dev | grep -c nvidia; ls /host/run/nvidia 2>&1 | wc -l"),
+        "0\n1\n"
+    );
     check_node_access(&one);
     check_power(&one);
 
@@ -217,7 +242,13 @@ fn two_clusters_side_by_side_leave_nothing_behind() {
     for program in ["etcd", "kube-apiserver"] {
         two.control_plane_process(program).unwrap().unwrap().kill().unwrap();
     }
-    two.node("cpu").unwrap().process("containerd").unwrap().unwrap().kill().unwrap();
+    two.node("cpu")
+        .unwrap()
+        .process("containerd")
+        .unwrap()
+        .unwrap()
+        .kill()
+        .unwrap();
     let file = root.join("two.yaml");
     fs::write(&file, CPU_NODE).unwrap();
     kill_half_way(&root, "two", &file);

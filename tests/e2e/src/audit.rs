@@ -23,7 +23,9 @@ pub struct AuditEvent(Value);
 impl AuditLog {
     /// What is logged from now on.
     pub fn from_now(path: PathBuf) -> Result<Self> {
-        let from = std::fs::metadata(&path).with_context(|| format!("find {}", path.display()))?.len();
+        let from = std::fs::metadata(&path)
+            .with_context(|| format!("find {}", path.display()))?
+            .len();
         Ok(Self { path, from })
     }
 
@@ -35,14 +37,19 @@ impl AuditLog {
     /// The finished requests, in order.
     pub fn events(&self) -> Result<Vec<AuditEvent>> {
         let mut file = File::open(&self.path).with_context(|| format!("open {}", self.path.display()))?;
-        file.seek(SeekFrom::Start(self.from)).context("skip what was logged before")?;
+        file.seek(SeekFrom::Start(self.from))
+            .context("skip what was logged before")?;
         let mut text = String::new();
         file.read_to_string(&mut text).context("read the audit log")?;
         // The last line may be half written.
         let whole_lines = text.rfind('\n').map_or("", |end| &text[..end]);
         whole_lines
             .lines()
-            .map(|line| Ok(AuditEvent(serde_json::from_str(line).context("parse a line of the audit log")?)))
+            .map(|line| {
+                Ok(AuditEvent(
+                    serde_json::from_str(line).context("parse a line of the audit log")?,
+                ))
+            })
             .collect()
     }
 
@@ -108,12 +115,17 @@ impl AuditEvent {
 
     /// When the answer was given.
     pub fn time(&self) -> Result<Timestamp> {
-        self.text("/stageTimestamp").parse().context("parse the time of an audit event")
+        self.text("/stageTimestamp")
+            .parse()
+            .context("parse the time of an audit event")
     }
 
     /// Status code of the answer.
     pub fn code(&self) -> u64 {
-        self.0.pointer("/responseStatus/code").and_then(Value::as_u64).unwrap_or_default()
+        self.0
+            .pointer("/responseStatus/code")
+            .and_then(Value::as_u64)
+            .unwrap_or_default()
     }
 
     /// Whether the request was carried out.
@@ -149,7 +161,10 @@ impl AuditEvent {
 
     /// Whether it asked for a change.
     pub fn is_write(&self) -> bool {
-        matches!(self.verb(), "create" | "update" | "patch" | "delete" | "deletecollection")
+        matches!(
+            self.verb(),
+            "create" | "update" | "patch" | "delete" | "deletecollection"
+        )
     }
 }
 

@@ -23,10 +23,20 @@ impl Lab {
     /// Breaks a GPU and waits until its agent has said so.
     pub fn break_gpu(&self, node: &str, uuid: &str) -> Result<BrokenGpu<'_>> {
         let uuids = self.gpu_uuids(node)?;
-        let index = uuids.iter().position(|of| of == uuid).with_context(|| format!("find {uuid} on {node}"))?;
+        let index = uuids
+            .iter()
+            .position(|of| of == uuid)
+            .with_context(|| format!("find {uuid} on {node}"))?;
         let state = StateFile::open(self.cluster().node(node)?.driver_dir()?)?;
-        let broken = BrokenGpu { lab: self, state, node: node.to_owned(), index: u32::try_from(index)? };
-        broken.state.set_recovery_action(broken.index, RecoveryAction::GpuReset)?;
+        let broken = BrokenGpu {
+            lab: self,
+            state,
+            node: node.to_owned(),
+            index: u32::try_from(index)?,
+        };
+        broken
+            .state
+            .set_recovery_action(broken.index, RecoveryAction::GpuReset)?;
         broken.state.inject_xid(broken.index, TIMEOUT)?;
         broken.await_health("Unhealthy")?;
         Ok(broken)
@@ -41,13 +51,22 @@ impl BrokenGpu<'_> {
     }
 
     fn await_health(&self, state: &str) -> Result<()> {
-        eventually(&format!("GPU {} of {} is {state}", self.index, self.node), LIMIT, || {
-            let object = self.lab.get(&["gpunode", &self.node])?;
-            let mut gpus = object["status"]["gpus"].as_array().into_iter().flatten();
-            let health = gpus.find(|gpu| gpu["index"] == self.index).map(|gpu| gpu["health"].clone());
-            ensure!(health.as_ref().map(|health| &health["state"]) == Some(&Value::from(state)), "it is {health:?}");
-            Ok(())
-        })
+        eventually(
+            &format!("GPU {} of {} is {state}", self.index, self.node),
+            LIMIT,
+            || {
+                let object = self.lab.get(&["gpunode", &self.node])?;
+                let mut gpus = object["status"]["gpus"].as_array().into_iter().flatten();
+                let health = gpus
+                    .find(|gpu| gpu["index"] == self.index)
+                    .map(|gpu| gpu["health"].clone());
+                ensure!(
+                    health.as_ref().map(|health| &health["state"]) == Some(&Value::from(state)),
+                    "it is {health:?}"
+                );
+                Ok(())
+            },
+        )
     }
 }
 

@@ -29,7 +29,15 @@ impl Difference {
             _ => "change",
         };
         let (node, action, key) = (node.to_owned(), action.to_owned(), key.to_owned());
-        Self { node, action, what: what.to_owned(), key, from, to }.comparable()
+        Self {
+            node,
+            action,
+            what: what.to_owned(),
+            key,
+            from,
+            to,
+        }
+        .comparable()
     }
 
     /// A plan tells resources in words, objects as they are configured: that they differ is what can be compared.
@@ -44,13 +52,25 @@ impl Difference {
     fn previewed(self) -> Option<Self> {
         let (action, is_removal) = ("preview".to_owned(), self.action == "remove");
         let is_shown = matches!(self.what.as_str(), "label" | "taint") || (self.what == "configuration" && !is_removal);
-        is_shown.then(|| Self { action, from: None, to: self.to.filter(|_| !is_removal), ..self })
+        is_shown.then(|| Self {
+            action,
+            from: None,
+            to: self.to.filter(|_| !is_removal),
+            ..self
+        })
     }
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { node, action, what, key, from, to } = self;
+        let Self {
+            node,
+            action,
+            what,
+            key,
+            from,
+            to,
+        } = self;
         write!(f, "{node}: {action} {what} {key}: {from:?} -> {to:?}")
     }
 }
@@ -71,7 +91,10 @@ pub fn foretold(plan: &Value) -> Result<Differences> {
                 to: value("to"),
             };
             if difference.what != "label" || !is_fact(&difference.key) {
-                ensure!(differences.insert(difference.clone().comparable()), "the plan says twice {difference}");
+                ensure!(
+                    differences.insert(difference.clone().comparable()),
+                    "the plan says twice {difference}"
+                );
             }
         }
     }
@@ -97,8 +120,11 @@ pub fn ensure_previewed(plan: &Value, status: &Value) -> Result<()> {
         for key in list("removeLabels") {
             add("label", key.as_str().unwrap_or_default(), None);
         }
-        let id =
-            |taint: &Value| [&taint["key"], &taint["effect"]].map(|part| part.as_str().unwrap_or_default()).join(":");
+        let id = |taint: &Value| {
+            [&taint["key"], &taint["effect"]]
+                .map(|part| part.as_str().unwrap_or_default())
+                .join(":")
+        };
         for taint in list("setTaints") {
             add("taint", &id(&taint), Some(&taint["value"]));
         }
@@ -158,13 +184,18 @@ mod tests {
         for missing in &happened {
             let mut less = happened.clone();
             less.remove(missing);
-            let error = ensure_equal(&planned, &less).expect_err("something is missing").to_string();
+            let error = ensure_equal(&planned, &less)
+                .expect_err("something is missing")
+                .to_string();
             assert!(error.contains(&missing.to_string()), "{error}");
             ensure_equal(&less, &happened).expect_err("something is too much");
         }
         let other = Differences::from([Difference::new("n", "label", "a", None, value("c"))]);
-        ensure_equal(&Differences::from([Difference::new("n", "label", "a", None, value("b"))]), &other)
-            .expect_err("another value");
+        ensure_equal(
+            &Differences::from([Difference::new("n", "label", "a", None, value("b"))]),
+            &other,
+        )
+        .expect_err("another value");
     }
 
     #[test]

@@ -33,8 +33,14 @@ impl Fleet {
 
     fn of(list: &Value) -> Result<Self> {
         let by_name = |kind: &str| -> BTreeMap<String, Value> {
-            let items = list["items"].as_array().into_iter().flatten().filter(|item| item["kind"] == kind);
-            items.map(|item| (text(&item["metadata"]["name"]), item.clone())).collect()
+            let items = list["items"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter(|item| item["kind"] == kind);
+            items
+                .map(|item| (text(&item["metadata"]["name"]), item.clone()))
+                .collect()
         };
         let (gpu_nodes, daemonsets) = (by_name("GpuNode"), by_name("DaemonSet"));
         let image = |daemonset: &str| {
@@ -48,13 +54,22 @@ impl Fleet {
                 of_node.extend(configured(config).with_context(|| format!("read the configuration of {name}"))?);
                 // An agent runs where its DaemonSet is there; the operator's own image is the one that discovery has.
                 let own = image(&format!("gpunode-agent-{}", text(&config["policy"])));
-                let shown = own
-                    .map(|own| if Some(&own) == image("gpunode-discovery").as_ref() { "default".into() } else { own });
+                let shown = own.map(|own| {
+                    if Some(&own) == image("gpunode-discovery").as_ref() {
+                        "default".into()
+                    } else {
+                        own
+                    }
+                });
                 of_node.extend(shown.map(|image| (("image", String::new()), image)));
             }
             entries.insert(name, of_node);
         }
-        Ok(Self { entries, gpu_nodes, policies: by_name("GpuNodePolicy") })
+        Ok(Self {
+            entries,
+            gpu_nodes,
+            policies: by_name("GpuNodePolicy"),
+        })
     }
 
     /// What differs afterwards.
@@ -65,7 +80,10 @@ impl Fleet {
             let of = |fleet: &Self| fleet.entries.get(node).cloned().unwrap_or_default();
             let (before, after) = (of(self), of(after));
             let entries: BTreeSet<&Entry> = before.keys().chain(after.keys()).collect();
-            for entry in entries.into_iter().filter(|entry| before.get(*entry) != after.get(*entry)) {
+            for entry in entries
+                .into_iter()
+                .filter(|entry| before.get(*entry) != after.get(*entry))
+            {
                 let (from, to) = (before.get(entry).cloned(), after.get(entry).cloned());
                 differences.insert(Difference::new(node, entry.0, &entry.1, from, to));
             }
@@ -85,16 +103,29 @@ impl Fleet {
 
     /// Fails while the status of a policy tells of an earlier generation.
     pub fn ensure_observed(&self, policy: &str) -> Result<()> {
-        let object = self.policies.get(policy).with_context(|| format!("there is no policy {policy}"))?;
-        let (observed, generation) = (&object["status"]["observedGeneration"], &object["metadata"]["generation"]);
-        ensure!(observed == generation, "policy {policy}: generation {observed} of {generation} is observed");
+        let object = self
+            .policies
+            .get(policy)
+            .with_context(|| format!("there is no policy {policy}"))?;
+        let (observed, generation) = (
+            &object["status"]["observedGeneration"],
+            &object["metadata"]["generation"],
+        );
+        ensure!(
+            observed == generation,
+            "policy {policy}: generation {observed} of {generation} is observed"
+        );
         Ok(())
     }
 
     /// Whether a policy was written: `add`, `change` or `none`.
     pub fn action_on(&self, policy: &str, after: &Self) -> &'static str {
-        let generation =
-            |fleet: &Self| fleet.policies.get(policy).map(|object| object["metadata"]["generation"].clone());
+        let generation = |fleet: &Self| {
+            fleet
+                .policies
+                .get(policy)
+                .map(|object| object["metadata"]["generation"].clone())
+        };
         match generation(self) {
             None => "add",
             same if same == generation(after) => "none",
@@ -104,7 +135,10 @@ impl Fleet {
 
     /// A field of the status of a policy.
     pub fn status(&self, policy: &str, field: &str) -> Value {
-        self.policies.get(policy).map(|object| object["status"][field].clone()).unwrap_or_default()
+        self.policies
+            .get(policy)
+            .map(|object| object["status"][field].clone())
+            .unwrap_or_default()
     }
 
     /// Shares of a resource in the list that the agent of a node gave to the kubelet. None where containers hold devices,
@@ -113,7 +147,9 @@ impl Fleet {
         let status = &self.gpu_nodes.get(node)?["status"];
         let holders = status["holders"].as_array().map_or(0, Vec::len);
         let resources = status["resources"].as_array().into_iter().flatten();
-        let capacity = resources.filter(|of| of["name"] == resource).find_map(|of| of["capacity"].as_u64());
+        let capacity = resources
+            .filter(|of| of["name"] == resource)
+            .find_map(|of| of["capacity"].as_u64());
         (holders == 0).then_some(capacity.unwrap_or_default())
     }
 }
@@ -121,12 +157,18 @@ impl Fleet {
 /// Labels and taints.
 fn looks(node: &Value) -> BTreeMap<Entry, String> {
     let labels = node["metadata"]["labels"].as_object().into_iter().flatten();
-    let labels = labels.filter(|(key, _)| !is_fact(key)).map(|(key, value)| (("label", key.clone()), text(value)));
+    let labels = labels
+        .filter(|(key, _)| !is_fact(key))
+        .map(|(key, value)| (("label", key.clone()), text(value)));
     let taints = node["spec"]["taints"].as_array().into_iter().flatten();
     // Kubernetes' own come and go with a node's state.
     let taints = taints.filter(|taint| !text(&taint["key"]).starts_with("node.kubernetes.io/"));
-    let taints = taints
-        .map(|taint| (("taint", format!("{}:{}", text(&taint["key"]), text(&taint["effect"]))), text(&taint["value"])));
+    let taints = taints.map(|taint| {
+        (
+            ("taint", format!("{}:{}", text(&taint["key"]), text(&taint["effect"]))),
+            text(&taint["value"]),
+        )
+    });
     labels.chain(taints).collect()
 }
 
@@ -139,14 +181,27 @@ fn configured(config: &Value) -> Result<Vec<(Entry, String)>> {
         (("configuration", String::new()), text(&config["hash"])),
     ];
     for resource in document.effective_resources() {
-        let offered = format!("{}, MIG single: {}", serde_json::to_string(&resource)?, mig == MigStrategy::Single);
+        let offered = format!(
+            "{}, MIG single: {}",
+            serde_json::to_string(&resource)?,
+            mig == MigStrategy::Single
+        );
         entries.push((("resource", resource.offered_name()), offered));
     }
-    let switches =
-        [("passDeviceSpecs", document.pass_device_specs()), ("failOnInitError", document.fail_on_init_error())];
-    let switches = switches.into_iter().filter(|(_, on)| *on).map(|(name, _)| (name, "true".to_owned()));
+    let switches = [
+        ("passDeviceSpecs", document.pass_device_specs()),
+        ("failOnInitError", document.fail_on_init_error()),
+    ];
+    let switches = switches
+        .into_iter()
+        .filter(|(_, on)| *on)
+        .map(|(name, _)| (name, "true".to_owned()));
     let mig = (mig != MigStrategy::None).then(|| ("mig.strategy", format!("{mig:?}")));
-    entries.extend(switches.chain(mig).map(|(name, value)| (("setting", name.to_owned()), value)));
+    entries.extend(
+        switches
+            .chain(mig)
+            .map(|(name, value)| (("setting", name.to_owned()), value)),
+    );
     Ok(entries)
 }
 

@@ -45,7 +45,9 @@ fn running_pods() -> Result<BTreeMap<String, String>> {
             fs::read(entry.context("list processes in /proc")?.path().join("environ")).unwrap_or_default();
         let value = |name: &str| {
             environment.split(|byte| *byte == 0).find_map(|entry| {
-                entry.strip_prefix(name.as_bytes()).map(|value| String::from_utf8_lossy(value).into_owned())
+                entry
+                    .strip_prefix(name.as_bytes())
+                    .map(|value| String::from_utf8_lossy(value).into_owned())
             })
         };
         if let (Some(uid), Some(name)) = (value("POD_UID="), value("POD_NAME=")) {
@@ -62,9 +64,18 @@ fn checkpoint(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let checkpoint: Value = serde_json::from_str(&text).context("parse the kubelet's checkpoint")?;
     let mut pods: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for entry in checkpoint["Data"]["PodDeviceEntries"].as_array().into_iter().flatten() {
-        let ids = pods.entry(entry["PodUID"].as_str().context("read a pod's UID")?.to_owned()).or_default();
+        let ids = pods
+            .entry(entry["PodUID"].as_str().context("read a pod's UID")?.to_owned())
+            .or_default();
         for ids_of_numa_node in entry["DeviceIDs"].as_object().context("read a pod's devices")?.values() {
-            ids.extend(ids_of_numa_node.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned));
+            ids.extend(
+                ids_of_numa_node
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .filter_map(Value::as_str)
+                    .map(str::to_owned),
+            );
         }
     }
     Ok(pods)
@@ -72,7 +83,9 @@ fn checkpoint(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>> {
 
 /// The UUID of the device that an id is, or is a share of: `UUID`, `UUID::N` or `UUID-_-N`.
 pub fn device_of(id: &str) -> &str {
-    id.split_once("::").or_else(|| id.split_once("-_-")).map_or(id, |(device, _)| device)
+    id.split_once("::")
+        .or_else(|| id.split_once("-_-"))
+        .map_or(id, |(device, _)| device)
 }
 
 /// Looks at a node again and again, from its start until it is asked what it saw.
@@ -109,7 +122,10 @@ impl HeldRecorder {
             }
             Ok(recording)
         });
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
     }
 
     /// Ends it.
@@ -141,7 +157,10 @@ impl Recording {
                 let whole = holds.iter().any(|(id, _)| *id == device);
                 let most = if whole { 1 } else { replicas };
                 let distinct: BTreeSet<&str> = holds.iter().map(|(id, _)| *id).collect();
-                ensure!(holds.len() <= most && distinct.len() == holds.len(), "{device} is held by {holds:?}");
+                ensure!(
+                    holds.len() <= most && distinct.len() == holds.len(),
+                    "{device} is held by {holds:?}"
+                );
             }
         }
         Ok(())
@@ -157,7 +176,12 @@ mod tests {
             .iter()
             .map(|(pod, ids)| ((*pod).to_owned(), ids.iter().map(|id| (*id).to_owned()).collect()))
             .collect();
-        Recording { looks: 1, held: vec![held] }.check_never_overcommitted(2).is_ok()
+        Recording {
+            looks: 1,
+            held: vec![held],
+        }
+        .check_never_overcommitted(2)
+        .is_ok()
     }
 
     #[test]
@@ -166,7 +190,11 @@ mod tests {
         assert!(!check(&[("a", &["GPU-1"]), ("b", &["GPU-1::0"])]));
         assert!(!check(&[("a", &["GPU-1"]), ("b", &["GPU-1"])]));
         assert!(!check(&[("a", &["GPU-1::0"]), ("b", &["GPU-1::0"])]));
-        assert!(!check(&[("a", &["GPU-1::0"]), ("b", &["GPU-1::1"]), ("c", &["GPU-1::2"])]));
+        assert!(!check(&[
+            ("a", &["GPU-1::0"]),
+            ("b", &["GPU-1::1"]),
+            ("c", &["GPU-1::2"])
+        ]));
     }
 
     #[test]

@@ -24,14 +24,21 @@ impl KubeletLog {
     /// What is logged from now on.
     pub fn from_now(lab: &Lab, node: &str) -> Result<Self> {
         let path = lab.cluster().node(node)?.kubelet_log();
-        let from = fs::metadata(&path).with_context(|| format!("find {}", path.display()))?.len();
+        let from = fs::metadata(&path)
+            .with_context(|| format!("find {}", path.display()))?
+            .len();
         Ok(Self { path, from })
     }
 
     /// Lines that say that the stream of a plugin has ended: an admission at that moment would have failed, though node
     /// status may never have shown it.
     pub fn lost_endpoints(&self) -> Result<Vec<String>> {
-        Ok(self.text()?.lines().filter(|line| line.contains(LOST)).map(str::to_owned).collect())
+        Ok(self
+            .text()?
+            .lines()
+            .filter(|line| line.contains(LOST))
+            .map(str::to_owned)
+            .collect())
     }
 
     /// How long a resource was not there, from the end of its plugin's stream to the next list, each time. One that has not
@@ -42,7 +49,8 @@ impl KubeletLog {
 
     fn text(&self) -> Result<String> {
         let mut file = File::open(&self.path).with_context(|| format!("open {}", self.path.display()))?;
-        file.seek(SeekFrom::Start(self.from)).context("skip what was logged before")?;
+        file.seek(SeekFrom::Start(self.from))
+            .context("skip what was logged before")?;
         let mut text = Vec::new();
         file.read_to_end(&mut text).context("read the kubelet's log")?;
         Ok(String::from_utf8_lossy(&text).into_owned())
@@ -69,7 +77,10 @@ fn gaps(log: &str, resource: &str) -> Result<Vec<Duration>> {
 
 /// The time of day in the header of a line of klog, `I1121 00:03:39.930235`.
 fn time_of(line: &str) -> Result<Duration> {
-    let time = line.split_whitespace().nth(1).with_context(|| format!("find the time in {line:?}"))?;
+    let time = line
+        .split_whitespace()
+        .nth(1)
+        .with_context(|| format!("find the time in {line:?}"))?;
     let read = |text: Option<&str>| -> Result<f64> { Ok(text.context("a part of the time is missing")?.parse()?) };
     let mut parts = time.split(':');
     let [hours, minutes, seconds] = [read(parts.next()), read(parts.next()), read(parts.next())];
@@ -95,7 +106,11 @@ I1122 00:00:00.100000     132 manager.go:319] "Processed device updates for reso
 
     #[test]
     fn a_gap_lasts_from_the_end_of_a_stream_to_the_next_list() {
-        let millis: Vec<u128> = gaps(LOG, "nvidia.com/gpu").unwrap().iter().map(Duration::as_millis).collect();
+        let millis: Vec<u128> = gaps(LOG, "nvidia.com/gpu")
+            .unwrap()
+            .iter()
+            .map(Duration::as_millis)
+            .collect();
         assert_eq!(millis, [13, 200]);
         assert!(gaps(LOG, "a.b/c").unwrap().is_empty());
     }

@@ -107,7 +107,10 @@ impl Lab {
 
     /// What every node looks like to everybody but gpunode.
     pub fn snapshot(&self) -> Result<Vec<(String, Value)>> {
-        NODES.iter().map(|name| Ok(((*name).to_owned(), node_snapshot(&self.node(name)?)))).collect()
+        NODES
+            .iter()
+            .map(|name| Ok(((*name).to_owned(), node_snapshot(&self.node(name)?))))
+            .collect()
     }
 
     /// How many of a resource the scheduler may give out on a node; 0 where the node does not have it.
@@ -150,7 +153,13 @@ impl Lab {
     /// Waits until so many pods with a label `app` run, and gives their names.
     pub fn await_running(&self, app: &str, count: usize) -> Result<Vec<String>> {
         eventually(&format!("{count} pods of {app} run"), SETTLE, || {
-            let pods = self.get(&["pods", "-l", &format!("app={app}"), "--field-selector", "status.phase=Running"])?;
+            let pods = self.get(&[
+                "pods",
+                "-l",
+                &format!("app={app}"),
+                "--field-selector",
+                "status.phase=Running",
+            ])?;
             let names = crate::names(&pods);
             ensure!(names.len() == count, "there are {names:?}");
             Ok(names)
@@ -160,14 +169,24 @@ impl Lab {
     /// The environment of a container of a test's pod.
     pub fn environment(&self, pod: &str) -> Result<BTreeMap<String, String>> {
         let text = self.kubectl(&["exec", pod, "--", "env"])?;
-        Ok(text.lines().filter_map(|line| line.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect())
+        Ok(text
+            .lines()
+            .filter_map(|line| line.split_once('='))
+            .map(|(k, v)| (k.to_owned(), v.to_owned()))
+            .collect())
     }
 
     /// UUIDs of a node's GPUs by index, as the agent reports them.
     pub fn gpu_uuids(&self, node: &str) -> Result<Vec<String>> {
         let object = self.get(&["gpunode", node])?;
-        let gpus = object["status"]["gpus"].as_array().context("find the GPUs of a GpuNode")?;
-        Ok(gpus.iter().filter_map(|gpu| gpu["uuid"].as_str()).map(str::to_owned).collect())
+        let gpus = object["status"]["gpus"]
+            .as_array()
+            .context("find the GPUs of a GpuNode")?;
+        Ok(gpus
+            .iter()
+            .filter_map(|gpu| gpu["uuid"].as_str())
+            .map(str::to_owned)
+            .collect())
     }
 
     /// What is logged by the API server from now on.
@@ -198,14 +217,22 @@ impl Lab {
         eventually(&format!("one plugin pod runs on {node}"), SETTLE, || {
             let pod = self.agent_pod(node, "device-plugin")?;
             let object = self.get(&["pod", "-n", NAMESPACE, &pod])?;
-            ensure!(object["status"]["containerStatuses"][0]["ready"] == true, "its status is {}", object["status"]);
+            ensure!(
+                object["status"]["containerStatuses"][0]["ready"] == true,
+                "its status is {}",
+                object["status"]
+            );
             Ok(pod)
         })
     }
 
     /// Removes policies, test pods and what tests ask of nodes, and waits until gpunode has nothing left on any node.
     pub fn clean(&self) -> Result<()> {
-        let asked = ["gpunode.dev/ignore-", "gpunode.dev/release-", "nvidia.com/gpu.deploy.device-plugin-"];
+        let asked = [
+            "gpunode.dev/ignore-",
+            "gpunode.dev/release-",
+            "nvidia.com/gpu.deploy.device-plugin-",
+        ];
         self.kubectl(&[&["label", "nodes", "--all"], &asked[..]].concat())?;
         self.kubectl(&["annotate", "nodes", "--all", "gpunode.dev/recovered-"])?;
         self.kubectl(&["delete", "gpunodepolicies", "--all", "--timeout=60s"])?;
@@ -235,16 +262,39 @@ impl Lab {
                 let is_plain = labels["nvidia.com/gpu.replicas"] == "1" && labels["nvidia.com/mig.strategy"].is_null();
                 ensure!(is_plain, "the labels of {node} are {labels}");
             }
-            let plugins =
-                self.get(&["daemonsets", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=device-plugin"])?;
-            ensure!(crate::names(&plugins).is_empty(), "DaemonSets {:?} are left", crate::names(&plugins));
-            let pods = self.get(&["pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=device-plugin"])?;
-            ensure!(crate::names(&pods).is_empty(), "pods {:?} are left", crate::names(&pods));
+            let plugins = self.get(&[
+                "daemonsets",
+                "-n",
+                NAMESPACE,
+                "-l",
+                "app.kubernetes.io/component=device-plugin",
+            ])?;
+            ensure!(
+                crate::names(&plugins).is_empty(),
+                "DaemonSets {:?} are left",
+                crate::names(&plugins)
+            );
+            let pods = self.get(&[
+                "pods",
+                "-n",
+                NAMESPACE,
+                "-l",
+                "app.kubernetes.io/component=device-plugin",
+            ])?;
+            ensure!(
+                crate::names(&pods).is_empty(),
+                "pods {:?} are left",
+                crate::names(&pods)
+            );
             // The last MPS daemon of a node ends after its last client.
             let with_mps = crate::names(&self.get(&["nodes", "-l", "gpunode.dev/mps"])?);
             ensure!(with_mps.is_empty(), "nodes {with_mps:?} still have MPS daemons");
             for node in self.get(&["gpunodes"])?["items"].as_array().into_iter().flatten() {
-                ensure!(node["spec"].get("config").is_none(), "{} still has a configuration", node["metadata"]["name"]);
+                ensure!(
+                    node["spec"].get("config").is_none(),
+                    "{} still has a configuration",
+                    node["metadata"]["name"]
+                );
             }
             Ok(())
         })

@@ -13,29 +13,52 @@ const PROGRAM: &str = "nvidia-cuda-mps-control";
 impl Lab {
     /// The pod that supervises the MPS daemons of a node; `null` where there is none.
     pub fn mps_pod(&self, node: &str) -> Result<Value> {
-        let pods = self.get(&["pods", "-n", NAMESPACE, "--field-selector", &format!("spec.nodeName={node}")])?;
+        let pods = self.get(&[
+            "pods",
+            "-n",
+            NAMESPACE,
+            "--field-selector",
+            &format!("spec.nodeName={node}"),
+        ])?;
         let is_mps = |pod: &&Value| pod["metadata"]["ownerReferences"][0]["name"] == "gpunode-mps";
-        Ok(pods["items"].as_array().into_iter().flatten().find(is_mps).cloned().unwrap_or_default())
+        Ok(pods["items"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(is_mps)
+            .cloned()
+            .unwrap_or_default())
     }
 
     /// The control daemon of a device; none where it does not run.
     pub fn mps_daemon(&self, node: &str, uuid: &str) -> Result<Option<Process>> {
         let pod = self.mps_pod(node)?;
-        let (Some(name), Some(container)) =
-            (pod["metadata"]["name"].as_str(), pod["spec"]["containers"][0]["name"].as_str())
-        else {
+        let (Some(name), Some(container)) = (
+            pod["metadata"]["name"].as_str(),
+            pod["spec"]["containers"][0]["name"].as_str(),
+        ) else {
             return Ok(None);
         };
         let device = format!("CUDA_VISIBLE_DEVICES={uuid}");
         let mut daemons = Vec::new();
-        for process in self.cluster().node(node)?.container_processes(NAMESPACE, name, container)? {
+        for process in self
+            .cluster()
+            .node(node)?
+            .container_processes(NAMESPACE, name, container)?
+        {
             // A process that ends meanwhile has neither.
             let read = |file: &str| fs::read(format!("/proc/{}/{file}", process.pid())).unwrap_or_default();
             let (arguments, environment) = (read("cmdline"), read("environ"));
             let mut arguments = arguments.split(|byte| *byte == 0);
-            let is_program = arguments.next().is_some_and(|program| program.ends_with(PROGRAM.as_bytes()));
+            let is_program = arguments
+                .next()
+                .is_some_and(|program| program.ends_with(PROGRAM.as_bytes()));
             let is_daemon = is_program && arguments.any(|argument| argument == b"-d");
-            if is_daemon && environment.split(|byte| *byte == 0).any(|entry| entry == device.as_bytes()) {
+            if is_daemon
+                && environment
+                    .split(|byte| *byte == 0)
+                    .any(|entry| entry == device.as_bytes())
+            {
                 daemons.push(process);
             }
         }
@@ -47,15 +70,20 @@ impl Lab {
 
     /// Waits until the control daemon of a device runs, and gives it.
     pub fn await_mps_daemon(&self, node: &str, uuid: &str) -> Result<Process> {
-        eventually(&format!("an MPS daemon runs for {uuid}"), Duration::from_mins(1), || {
-            self.mps_daemon(node, uuid)?.context("there is none")
-        })
+        eventually(
+            &format!("an MPS daemon runs for {uuid}"),
+            Duration::from_mins(1),
+            || self.mps_daemon(node, uuid)?.context("there is none"),
+        )
     }
 
     /// The compute mode of a GPU, as the simulated driver has it.
     pub fn compute_mode(&self, node: &str, index: u32) -> Result<ComputeMode> {
         let driver = self.cluster().node(node)?.driver_dir()?;
-        Ok(DriverState::load(&driver).context("read the driver's modes")?.gpu(index).compute_mode)
+        Ok(DriverState::load(&driver)
+            .context("read the driver's modes")?
+            .gpu(index)
+            .compute_mode)
     }
 
     /// Waits until a node needs no MPS any more: no label, no pod and so no daemon. Where no device plugin is left, it takes

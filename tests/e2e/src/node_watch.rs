@@ -23,7 +23,11 @@ impl NodeWatch {
         let mut kubectl = lab
             .cluster()
             .kubectl_command()
-            .args(["get", "--raw", &format!("/api/v1/nodes?watch=true&fieldSelector=metadata.name%3D{node}")])
+            .args([
+                "get",
+                "--raw",
+                &format!("/api/v1/nodes?watch=true&fieldSelector=metadata.name%3D{node}"),
+            ])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -36,10 +40,16 @@ impl NodeWatch {
         std::thread::spawn(move || {
             let events = serde_json::Deserializer::from_reader(std::io::BufReader::new(output)).into_iter::<Value>();
             for mut event in events.map_while(Result::ok) {
-                keep.lock().unwrap_or_else(PoisonError::into_inner).push(event["object"].take());
+                keep.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(event["object"].take());
             }
         });
-        let watch = Self { node: node.to_owned(), kubectl, seen };
+        let watch = Self {
+            node: node.to_owned(),
+            kubectl,
+            seen,
+        };
         watch.await_current(lab)?;
         Ok(watch)
     }
@@ -55,7 +65,11 @@ impl NodeWatch {
         let mut numbers: Vec<Option<u64>> = self
             .states(lab)?
             .iter()
-            .map(|state| state["status"]["allocatable"][resource].as_str().and_then(|number| number.parse().ok()))
+            .map(|state| {
+                state["status"]["allocatable"][resource]
+                    .as_str()
+                    .and_then(|number| number.parse().ok())
+            })
             .collect();
         numbers.dedup();
         Ok(numbers)

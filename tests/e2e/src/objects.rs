@@ -42,8 +42,12 @@ pub fn is_fact(key: &str) -> bool {
 
 /// What gpunode has on a node because of policies; `null` where that is nothing.
 pub fn owned(node: &Value) -> Value {
-    let Some(text) = node["metadata"]["annotations"]["gpunode.dev/owned"].as_str() else { return Value::Null };
-    let Ok(Value::Object(mut record)) = serde_json::from_str::<Value>(text) else { return text.into() };
+    let Some(text) = node["metadata"]["annotations"]["gpunode.dev/owned"].as_str() else {
+        return Value::Null;
+    };
+    let Ok(Value::Object(mut record)) = serde_json::from_str::<Value>(text) else {
+        return text.into();
+    };
     // Facts are labels of their own, and the times of restores are remembered for a while.
     record.remove("restored");
     if let Some(Value::Object(labels)) = record.get_mut("labels") {
@@ -54,12 +58,19 @@ pub fn owned(node: &Value) -> Value {
         // Names of resources stay until the kubelet lets their keys go.
         !["version", "resources"].contains(&field.as_str()) && !is_empty
     });
-    if record.is_empty() { Value::Null } else { Value::Object(record) }
+    if record.is_empty() {
+        Value::Null
+    } else {
+        Value::Object(record)
+    }
 }
 
 /// What policies must leave as they found it: labels, annotations, taints in their order, and whether the node is cordoned.
 pub fn node_snapshot(node: &Value) -> Value {
-    let (mut labels, mut annotations) = (node["metadata"]["labels"].clone(), node["metadata"]["annotations"].clone());
+    let (mut labels, mut annotations) = (
+        node["metadata"]["labels"].clone(),
+        node["metadata"]["annotations"].clone(),
+    );
     if let Value::Object(labels) = &mut labels {
         labels.retain(|key, _| !is_fact(key));
     }

@@ -26,13 +26,21 @@ impl Lab {
     /// The main process of an operator pod.
     pub fn operator_process(&self, pod: &str) -> Result<Process> {
         let object = self.get(&["pod", "-n", NAMESPACE, pod])?;
-        let node = object["spec"]["nodeName"].as_str().context("find the node of an operator pod")?;
+        let node = object["spec"]["nodeName"]
+            .as_str()
+            .context("find the node of an operator pod")?;
         self.cluster().node(node)?.container_process(NAMESPACE, pod, "operator")
     }
 
     /// Every pod of the operator.
     pub fn operator_pods(&self) -> Result<Vec<String>> {
-        Ok(names(&self.get(&["pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=gpunode-operator"])?))
+        Ok(names(&self.get(&[
+            "pods",
+            "-n",
+            NAMESPACE,
+            "-l",
+            "app.kubernetes.io/name=gpunode-operator",
+        ])?))
     }
 
     /// Moves the operator's pods to other nodes than this one, which is about to go down.
@@ -41,13 +49,26 @@ impl Lab {
         let selector = ["-n", NAMESPACE, "-l", "app.kubernetes.io/name=gpunode-operator"];
         let there = format!("--field-selector=spec.nodeName={node}");
         self.kubectl(&[&["delete", "pods", &there], &selector[..]].concat())?;
-        self.kubectl(&["rollout", "status", "-n", NAMESPACE, "deployment/gpunode-operator", "--timeout=120s"])?;
+        self.kubectl(&[
+            "rollout",
+            "status",
+            "-n",
+            NAMESPACE,
+            "deployment/gpunode-operator",
+            "--timeout=120s",
+        ])?;
         self.kubectl(&["uncordon", node]).map(drop)
     }
 
     /// Sets the number of operator pods and waits until it is true.
     pub fn scale_operator(&self, replicas: usize) -> Result<()> {
-        self.kubectl(&["scale", "-n", NAMESPACE, "deployment/gpunode-operator", &format!("--replicas={replicas}")])?;
+        self.kubectl(&[
+            "scale",
+            "-n",
+            NAMESPACE,
+            "deployment/gpunode-operator",
+            &format!("--replicas={replicas}"),
+        ])?;
         eventually(&format!("{replicas} operator pods"), Duration::from_mins(1), || {
             let pods = self.operator_pods()?;
             ensure!(pods.len() == replicas, "there are {pods:?}");

@@ -62,13 +62,16 @@ impl Lab {
 
     /// `kubectl apply` of a manifest with policies, for tests that act before all of it has happened.
     pub fn begin(&self, manifest: &str) -> Result<PolicyChange<'_>> {
-        self.change(policies_of(manifest)?, || self.kubectl_with_input(&["apply", "-f", "-"], manifest))
+        self.change(policies_of(manifest)?, || {
+            self.kubectl_with_input(&["apply", "-f", "-"], manifest)
+        })
     }
 
     /// `kubectl apply -k` of a folder with policies.
     pub fn apply_folder(&self, folder: &str, how: &[&str]) -> Result<()> {
         let policies = policies_of(&self.kubectl(&["kustomize", folder])?)?;
-        self.change(policies, || self.try_kubectl(&[&["apply", "-k", folder], how].concat()))?.check()
+        self.change(policies, || self.try_kubectl(&[&["apply", "-k", folder], how].concat()))?
+            .check()
     }
 
     /// `kubectl patch` of a policy with a merge patch.
@@ -84,29 +87,50 @@ impl Lab {
     /// Applies a manifest that must be refused, by the API server and by `kubectl gpunode plan`, and gives the former's words.
     pub fn refusal(&self, manifest: &str) -> Result<String> {
         let planned = self.try_plan(&policies_of(manifest)?)?;
-        ensure!(planned.status.code() == Some(1), "a plan was made: {planned:?}\n{manifest}");
+        ensure!(
+            planned.status.code() == Some(1),
+            "a plan was made: {planned:?}\n{manifest}"
+        );
         let output = self.kubectl_with_input(&["apply", "-f", "-"], manifest)?;
         ensure!(!output.status.success(), "it was accepted: {manifest}");
         Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     fn change(&self, policies: Vec<Value>, write: impl FnOnce() -> Result<Output>) -> Result<PolicyChange<'_>> {
-        let names = policies.iter().filter_map(|policy| policy["metadata"]["name"].as_str()).map(str::to_owned);
+        let names = policies
+            .iter()
+            .filter_map(|policy| policy["metadata"]["name"].as_str())
+            .map(str::to_owned);
         let names: Vec<String> = names.collect();
         ensure!(!names.is_empty(), "there is no policy in it");
-        let (previews, enforced): (Vec<_>, Vec<_>) =
-            policies.into_iter().partition(|policy| policy["spec"]["mode"] == "Preview");
-        let enforced = if enforced.is_empty() { None } else { Some(self.plan(&enforced)?) };
+        let (previews, enforced): (Vec<_>, Vec<_>) = policies
+            .into_iter()
+            .partition(|policy| policy["spec"]["mode"] == "Preview");
+        let enforced = if enforced.is_empty() {
+            None
+        } else {
+            Some(self.plan(&enforced)?)
+        };
         // Previews write nothing, so they are planned later, on top of what is in force by then.
         let before = Fleet::read(self)?;
         let from = Timestamp::now();
         succeeded(&write()?)?;
-        Ok(PolicyChange { lab: self, enforced, previews, names, before, written: (from, Timestamp::now()) })
+        Ok(PolicyChange {
+            lab: self,
+            enforced,
+            previews,
+            names,
+            before,
+            written: (from, Timestamp::now()),
+        })
     }
 
     fn try_plan(&self, policies: &[Value]) -> Result<Output> {
         let mut command = self.gpunode_command(&["plan", "-f", "-", "-o", "json"]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().context("start kubectl-gpunode")?;
         let mut input = child.stdin.take().context("open standard input of kubectl-gpunode")?;
         for policy in policies {
@@ -124,7 +148,12 @@ impl Lab {
         let nodes = plan["nodes"].as_array().context("find the nodes of a plan")?;
         let is_told = |node: &Value| node.get("disruptions").is_some() || node["obstacles"] != json!([]);
         let expected = if nodes.iter().any(is_told) { DISRUPTIVE } else { 0 };
-        ensure!(output.status.code() == Some(expected), "plan ended with {}: {plan}{}", output.status, shown());
+        ensure!(
+            output.status.code() == Some(expected),
+            "plan ended with {}: {plan}{}",
+            output.status,
+            shown()
+        );
         Ok(plan)
     }
 
@@ -144,13 +173,17 @@ impl PolicyChange<'_> {
     /// Waits until no policy is under way. The plan must have been the difference then, and foretold what agents offer.
     pub fn check(self) -> Result<()> {
         let planned = self.planned()?;
-        eventually(&format!("policies {:?} are in force as planned", self.names), SETTLE, || {
-            let after = Fleet::read(self.lab)?;
-            after.ensure_settled()?;
-            ensure_equal(&planned, &self.before.difference(&after))?;
-            self.ensure_offers(&after)?;
-            self.ensure_policies(&after)
-        })?;
+        eventually(
+            &format!("policies {:?} are in force as planned", self.names),
+            SETTLE,
+            || {
+                let after = Fleet::read(self.lab)?;
+                after.ensure_settled()?;
+                ensure_equal(&planned, &self.before.difference(&after))?;
+                self.ensure_offers(&after)?;
+                self.ensure_policies(&after)
+            },
+        )?;
         self.ensure_previews()?;
         self.written_down(planned.len())
     }
@@ -158,11 +191,15 @@ impl PolicyChange<'_> {
     /// The same where agents cannot follow: what is written must be as planned.
     pub fn check_written(self) -> Result<()> {
         let planned = self.planned()?;
-        eventually(&format!("policies {:?} are written as planned", self.names), SETTLE, || {
-            let after = Fleet::read(self.lab)?;
-            self.names.iter().try_for_each(|name| after.ensure_observed(name))?;
-            ensure_equal(&planned, &self.before.difference(&after))
-        })?;
+        eventually(
+            &format!("policies {:?} are written as planned", self.names),
+            SETTLE,
+            || {
+                let after = Fleet::read(self.lab)?;
+                self.names.iter().try_for_each(|name| after.ensure_observed(name))?;
+                ensure_equal(&planned, &self.before.difference(&after))
+            },
+        )?;
         self.written_down(planned.len())
     }
 
@@ -170,11 +207,15 @@ impl PolicyChange<'_> {
     pub fn check_on(self, nodes: &[&str]) -> Result<()> {
         let mut planned = self.planned()?;
         planned.retain(|difference| nodes.contains(&difference.node.as_str()));
-        eventually(&format!("policies {:?} are in force as planned on {nodes:?}", self.names), SETTLE, || {
-            let after = Fleet::read(self.lab)?;
-            after.ensure_settled()?;
-            ensure_equal(&planned, &self.before.difference(&after))
-        })?;
+        eventually(
+            &format!("policies {:?} are in force as planned on {nodes:?}", self.names),
+            SETTLE,
+            || {
+                let after = Fleet::read(self.lab)?;
+                after.ensure_settled()?;
+                ensure_equal(&planned, &self.before.difference(&after))
+            },
+        )?;
         self.written_down(planned.len())
     }
 
@@ -184,12 +225,19 @@ impl PolicyChange<'_> {
 
     /// What nodes would offer, where nobody holds anything.
     fn ensure_offers(&self, after: &Fleet) -> Result<()> {
-        let nodes = self.enforced.iter().filter_map(|plan| plan["nodes"].as_array()).flatten();
+        let nodes = self
+            .enforced
+            .iter()
+            .filter_map(|plan| plan["nodes"].as_array())
+            .flatten();
         for node in nodes {
             let name = node["name"].as_str().unwrap_or_default();
             for offer in node["offers"].as_array().into_iter().flatten() {
                 let resource = offer["resource"].as_str().unwrap_or_default();
-                let offered = self.before.offered(name, resource).and_then(|_| after.offered(name, resource));
+                let offered = self
+                    .before
+                    .offered(name, resource)
+                    .and_then(|_| after.offered(name, resource));
                 ensure!(
                     offered.is_none_or(|offered| offer["then"] == offered),
                     "{name} offers {offered:?} {resource}; the plan was {offer}"
@@ -201,12 +249,22 @@ impl PolicyChange<'_> {
 
     /// What becomes of the policies themselves.
     fn ensure_policies(&self, after: &Fleet) -> Result<()> {
-        let policies = self.enforced.iter().filter_map(|plan| plan["policies"].as_array()).flatten();
+        let policies = self
+            .enforced
+            .iter()
+            .filter_map(|plan| plan["policies"].as_array())
+            .flatten();
         for policy in policies {
             let name = policy["name"].as_str().unwrap_or_default();
             let (action, nodes) = (self.before.action_on(name, after), after.status(name, "nodes"));
-            ensure!(policy["action"] == action, "{action} happened to the policy; the plan was {policy}");
-            ensure!(policy["matched"] == nodes["matched"], "the policy counts {nodes}; the plan was {policy}");
+            ensure!(
+                policy["action"] == action,
+                "{action} happened to the policy; the plan was {policy}"
+            );
+            ensure!(
+                policy["matched"] == nodes["matched"],
+                "the policy counts {nodes}; the plan was {policy}"
+            );
         }
         Ok(())
     }
@@ -229,7 +287,9 @@ impl PolicyChange<'_> {
         let line = json!({"policies": self.names, "from": from, "to": to, "differences": differences});
         let path = self.lab.ledger();
         let mut file = OpenOptions::new().create(true).append(true).open(&path);
-        let file = file.as_mut().map_err(|error| anyhow::anyhow!("open {}: {error}", path.display()))?;
+        let file = file
+            .as_mut()
+            .map_err(|error| anyhow::anyhow!("open {}: {error}", path.display()))?;
         writeln!(file, "{line}").with_context(|| format!("write {}", path.display()))
     }
 }
@@ -261,6 +321,10 @@ fn policies_of(manifest: &str) -> Result<Vec<Value>> {
 }
 
 fn succeeded(output: &Output) -> Result<()> {
-    ensure!(output.status.success(), "kubectl: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "kubectl: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(())
 }

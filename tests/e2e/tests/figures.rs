@@ -19,8 +19,16 @@ spec:
 fn resident(process: &gpunode_cluster::Process) -> Result<f64> {
     let path = format!("/proc/{}/status", process.pid());
     let status = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("find VmRSS")?;
-    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().context("parse VmRSS")?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .context("find VmRSS")?;
+    let kib: f64 = line
+        .trim()
+        .trim_end_matches("kB")
+        .trim()
+        .parse()
+        .context("parse VmRSS")?;
     Ok(kib / 1024.0)
 }
 
@@ -32,9 +40,16 @@ fn measure_a_policy_an_idle_minute_and_changes() -> Result<()> {
     let start = Instant::now();
     // Without the plan that tests take before.
     let output = lab.kubectl_with_input(&["apply", "-f", "-"], POLICY)?;
-    anyhow::ensure!(output.status.success(), "kubectl apply: {}", String::from_utf8_lossy(&output.stderr));
+    anyhow::ensure!(
+        output.status.success(),
+        "kubectl apply: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     lab.await_allocatable(V100, GPU, 8)?;
-    println!("figure: apply-to-allocatable | {:.1} | s", start.elapsed().as_secs_f64());
+    println!(
+        "figure: apply-to-allocatable | {:.1} | s",
+        start.elapsed().as_secs_f64()
+    );
     lab.await_ready("figures")?;
     let writes = audit.gpunode_writes()?;
     let to_nodes = writes.iter().filter(|event| event.resource() == "nodes").count();
@@ -51,7 +66,10 @@ fn measure_a_policy_an_idle_minute_and_changes() -> Result<()> {
         println!("figure: operator-rss | {resident:.1} | MiB");
     }
     let plugin = lab.await_plugin(V100)?;
-    let agent = lab.cluster().node(V100)?.container_process(NAMESPACE, &plugin, "agent")?;
+    let agent = lab
+        .cluster()
+        .node(V100)?
+        .container_process(NAMESPACE, &plugin, "agent")?;
     println!("figure: agent-rss | {:.1} | MiB", resident(&agent)?);
     let pod = lab.agent_pod(CPU, "discovery")?;
     let discovery = lab.cluster().node(CPU)?.container_process(NAMESPACE, &pod, "agent")?;

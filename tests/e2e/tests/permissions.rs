@@ -16,7 +16,10 @@ fn audit_logs(lab: &Lab) -> Result<Vec<AuditLog>> {
     let Ok(clusters) = std::env::var("GPUNODE_E2E_CLUSTERS") else {
         return Ok(vec![AuditLog::whole(lab.cluster().audit_log())]);
     };
-    clusters.split_whitespace().map(|name| Ok(AuditLog::whole(Cluster::attach(name)?.audit_log()))).collect()
+    clusters
+        .split_whitespace()
+        .map(|name| Ok(AuditLog::whole(Cluster::attach(name)?.audit_log())))
+        .collect()
 }
 
 fn used(audit: &AuditLog, account: &str) -> Result<BTreeSet<Use>> {
@@ -38,14 +41,23 @@ fn used(audit: &AuditLog, account: &str) -> Result<BTreeSet<Use>> {
 
 fn granted(lab: &Lab, account: &str) -> Result<BTreeSet<Use>> {
     let mut granted = BTreeSet::new();
-    for kind in [&["clusterrole", account][..], &["role", "-n", "gpunode-system", account]] {
+    for kind in [
+        &["clusterrole", account][..],
+        &["role", "-n", "gpunode-system", account],
+    ] {
         if !lab.try_kubectl(&[&["get"], kind].concat())?.status.success() {
             continue;
         }
         let role = lab.get(kind)?;
         for rule in role["rules"].as_array().context("read the rules of a role")? {
             let texts = |field: &str| -> Vec<String> {
-                rule[field].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+                rule[field]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .filter_map(Value::as_str)
+                    .map(str::to_owned)
+                    .collect()
             };
             for group in texts("apiGroups") {
                 for resource in texts("resources") {

@@ -18,7 +18,10 @@ fn every_policy_change_of_the_suite_was_compared_with_its_plan() -> Result<()> {
             .with_context(|| format!("nobody compared with a plan what came of {write}"))?;
     }
     let differences: u64 = known.iter().map(|change| change.differences).sum();
-    println!("{} policy changes did what was planned: {differences} differences of nodes", known.len());
+    println!(
+        "{} policy changes did what was planned: {differences} differences of nodes",
+        known.len()
+    );
     ensure!(differences > 0, "nothing was compared");
     Ok(())
 }

@@ -24,10 +24,21 @@ spec: {{nodeSelector: {{matchLabels: {{pool: a100}}}}, devicePlugin: {{resources
     ))?;
     lab.await_allocatable(A100, RESOURCE, 8)?;
     let record = lab.node(A100)?["metadata"]["annotations"]["gpunode.dev/owned"].clone();
-    ensure!(record.as_str().is_some_and(|record| record.contains(RESOURCE)), "the record is {record}");
+    ensure!(
+        record.as_str().is_some_and(|record| record.contains(RESOURCE)),
+        "the record is {record}"
+    );
     // Somebody else's dead key, which nobody is to touch.
     let foreign = format!(r#"{{"status":{{"capacity":{{"{OTHER}":"0"}}}}}}"#);
-    lab.kubectl(&["patch", "node", A100, "--subresource=status", "--type=merge", "-p", &foreign])?;
+    lab.kubectl(&[
+        "patch",
+        "node",
+        A100,
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        &foreign,
+    ])?;
     lab.kubectl(&["delete", "gpunodepolicy", "retired", "--timeout=30s"])?;
     lab.await_allocatable(A100, RESOURCE, 0)
 }
@@ -47,7 +58,22 @@ fn end_the_key_of_the_resource_is_gone_and_foreign_ones_are_not() -> Result<()> 
         ensure!(!record.as_str().unwrap_or_default().contains(RESOURCE), "{record}");
         Ok(())
     })?;
-    ensure!(lab.node(A100)?["status"]["capacity"][OTHER] == "0", "the foreign key is gone");
-    let removal = format!(r#"[{{"op":"remove","path":"/status/capacity/{}"}}]"#, OTHER.replace('/', "~1"));
-    lab.kubectl(&["patch", "node", A100, "--subresource=status", "--type=json", "-p", &removal]).map(drop)
+    ensure!(
+        lab.node(A100)?["status"]["capacity"][OTHER] == "0",
+        "the foreign key is gone"
+    );
+    let removal = format!(
+        r#"[{{"op":"remove","path":"/status/capacity/{}"}}]"#,
+        OTHER.replace('/', "~1")
+    );
+    lab.kubectl(&[
+        "patch",
+        "node",
+        A100,
+        "--subresource=status",
+        "--type=json",
+        "-p",
+        &removal,
+    ])
+    .map(drop)
 }

@@ -28,7 +28,13 @@ fn delete(lab: &Lab, state: &str) -> Result<()> {
     let manifests = Lab::repository().join("manifests/default");
     let start = Instant::now();
     let timeout = format!("--timeout={}s", LIMIT.as_secs());
-    let output = lab.try_kubectl(&["delete", "--ignore-not-found", &timeout, "-k", &manifests.to_string_lossy()])?;
+    let output = lab.try_kubectl(&[
+        "delete",
+        "--ignore-not-found",
+        &timeout,
+        "-k",
+        &manifests.to_string_lossy(),
+    ])?;
     ensure!(
         output.status.success() && start.elapsed() < LIMIT,
         "{state}: kubectl delete -k took {:?}: {}",
@@ -39,9 +45,20 @@ fn delete(lab: &Lab, state: &str) -> Result<()> {
 }
 
 fn install(lab: &Lab) -> Result<()> {
-    let name = lab.cluster().folder().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let output = Command::new(Lab::repository().join("tests/cluster/install-gpunode.sh")).arg(name).output()?;
-    ensure!(output.status.success(), "install gpunode: {}", String::from_utf8_lossy(&output.stderr));
+    let name = lab
+        .cluster()
+        .folder()
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let output = Command::new(Lab::repository().join("tests/cluster/install-gpunode.sh"))
+        .arg(name)
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "install gpunode: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(())
 }
 
@@ -63,7 +80,14 @@ fn delete_returns_in_any_state_and_a_new_installation_cleans_up() -> Result<()> 
 
     lab.apply(POLICY)?;
     lab.await_ready("left-behind")?;
-    lab.kubectl(&["-n", NAMESPACE, "delete", "deployment", "gpunode-operator", "--timeout=60s"])?;
+    lab.kubectl(&[
+        "-n",
+        NAMESPACE,
+        "delete",
+        "deployment",
+        "gpunode-operator",
+        "--timeout=60s",
+    ])?;
     delete(&lab, "the operator is gone")?;
     delete(&lab, "nothing is left")?;
     install(&lab)?;
@@ -82,7 +106,11 @@ spec:
 fn uninstall(lab: &Lab, state: &str, before: &[(String, Value)]) -> Result<()> {
     let start = Instant::now();
     let text = lab.gpunode(&["uninstall", "--yes"]).with_context(|| state.to_owned())?;
-    ensure!(start.elapsed() < LIMIT, "{state}: it took {:?}: {text}", start.elapsed());
+    ensure!(
+        start.elapsed() < LIMIT,
+        "{state}: it took {:?}: {text}",
+        start.elapsed()
+    );
     nothing_is_left(lab, before).with_context(|| state.to_owned())
 }
 
@@ -101,8 +129,15 @@ fn nothing_is_left_on_nodes(lab: &Lab, before: &[(String, Value)]) -> Result<()>
     ensure!(now == before, "before: {before:?}\n   now: {now:?}");
     for node in NODES {
         let metadata = lab.node(node)?["metadata"].clone();
-        let mut labels = metadata["labels"].as_object().into_iter().flat_map(|labels| labels.keys());
-        ensure!(!labels.any(|key| is_fact(key)), "{node} has labels {}", metadata["labels"]);
+        let mut labels = metadata["labels"]
+            .as_object()
+            .into_iter()
+            .flat_map(|labels| labels.keys());
+        ensure!(
+            !labels.any(|key| is_fact(key)),
+            "{node} has labels {}",
+            metadata["labels"]
+        );
         let record = &metadata["annotations"]["gpunode.dev/owned"];
         ensure!(record.is_null(), "{node} has the record {record}");
     }
@@ -111,12 +146,30 @@ fn nothing_is_left_on_nodes(lab: &Lab, before: &[(String, Value)]) -> Result<()>
 
 /// What somebody else has in gpunode's namespace keeps that, and nothing else of gpunode.
 fn uninstall_keeps_what_is_not_gpunodes(lab: &Lab, before: &[(String, Value)]) -> Result<()> {
-    lab.kubectl(&["-n", NAMESPACE, "create", "secret", "generic", "theirs", "--from-literal=a=b"])?;
+    lab.kubectl(&[
+        "-n",
+        NAMESPACE,
+        "create",
+        "secret",
+        "generic",
+        "theirs",
+        "--from-literal=a=b",
+    ])?;
     let output = lab.gpunode_command(&["uninstall", "--yes"]).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.code() == Some(1) && text.contains("not gpunode's: Secret theirs;"), "{output:?}");
+    ensure!(
+        output.status.code() == Some(1) && text.contains("not gpunode's: Secret theirs;"),
+        "{output:?}"
+    );
     nothing_is_left_on_nodes(lab, before)?;
-    let left = lab.kubectl(&["-n", NAMESPACE, "get", "all,secrets,leases,pdb,roles,rolebindings", "-o", "name"])?;
+    let left = lab.kubectl(&[
+        "-n",
+        NAMESPACE,
+        "get",
+        "all,secrets,leases,pdb,roles,rolebindings",
+        "-o",
+        "name",
+    ])?;
     ensure!(left.trim() == "secret/theirs", "left: {left}");
     lab.kubectl(&["-n", NAMESPACE, "delete", "secret", "theirs"])?;
     uninstall(lab, "nothing but the namespace is left", before)
@@ -135,7 +188,10 @@ impl Waiting {
         let mut line = String::new();
         while !line.starts_with("namespace") {
             line.clear();
-            ensure!(lines.read_line(&mut line)? > 0, "uninstall ended before the namespace was gone");
+            ensure!(
+                lines.read_line(&mut line)? > 0,
+                "uninstall ended before the namespace was gone"
+            );
         }
         // Nobody reads on; what is written then is lost, and no failure.
         Ok(waiting)
@@ -176,14 +232,26 @@ fn uninstall_removes_everything_in_any_state() -> Result<()> {
     lab.await_ready("left-behind-too")?;
     let waiting = Waiting::start(&lab)?;
     nothing_is_left(&lab, &before).context("a policy is in force")?;
-    ensure!(lab.gpunode(&["uninstall"])?.contains("nothing of gpunode"), "nothing is left");
+    ensure!(
+        lab.gpunode(&["uninstall"])?.contains("nothing of gpunode"),
+        "nothing is left"
+    );
 
     let wrong_orders: [Step; 4] = [
-        ("the operator is gone", &[&["-n", NAMESPACE, "delete", "deployment", "gpunode-operator"]]),
-        ("the kinds are gone", &[&["delete", "crd", "gpunodepolicies.gpunode.dev", "gpunodes.gpunode.dev"]]),
+        (
+            "the operator is gone",
+            &[&["-n", NAMESPACE, "delete", "deployment", "gpunode-operator"]],
+        ),
+        (
+            "the kinds are gone",
+            &[&["delete", "crd", "gpunodepolicies.gpunode.dev", "gpunodes.gpunode.dev"]],
+        ),
         (
             "the permissions of the operator are gone",
-            &[&["delete", "clusterrolebinding", "gpunode-operator"], &["delete", "clusterrole", "gpunode-operator"]],
+            &[
+                &["delete", "clusterrolebinding", "gpunode-operator"],
+                &["delete", "clusterrole", "gpunode-operator"],
+            ],
         ),
         ("the namespace is gone", &[&["delete", "namespace", NAMESPACE]]),
     ];

@@ -67,14 +67,21 @@ pub(crate) struct EventDataV1 {
 
 impl From<nvmlEventData_t> for EventDataV1 {
     fn from(data: nvmlEventData_t) -> Self {
-        EventDataV1 { device: data.device, event_type: data.eventType, event_data: data.eventData }
+        EventDataV1 {
+            device: data.device,
+            event_type: data.eventType,
+            event_data: data.eventData,
+        }
     }
 }
 
 impl EventSets {
     /// A new, empty set.
     pub(crate) fn create(&self, node: &Node) -> EventSetHandle {
-        let set = Arc::new(EventSet { watch: Watch::new(node.dir()), registrations: Mutex::default() });
+        let set = Arc::new(EventSet {
+            watch: Watch::new(node.dir()),
+            registrations: Mutex::default(),
+        });
         let mut sets = lock(&self.sets);
         sets.last_number += 1;
         let number = sets.last_number;

@@ -14,7 +14,10 @@ const HEALTH_MASK: u32 = 0b10;
 
 /// What all versions of the structure tell.
 pub(crate) fn info(gpu: &Gpu) -> Answer<nvmlGpuFabricInfo_t> {
-    let switched = gpu.links.iter().any(|link| matches!(link.remote, NvLinkEnd::Switch { .. }));
+    let switched = gpu
+        .links
+        .iter()
+        .any(|link| matches!(link.remote, NvLinkEnd::Switch { .. }));
     if !switched || (gpu.board.architecture as u32) < Architecture::Hopper as u32 {
         return Err(ReturnCode::NotSupported);
     }

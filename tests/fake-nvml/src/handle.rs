@@ -88,7 +88,8 @@ impl GpuInstanceHandle {
         let offset = self.0.checked_sub(GPU_INSTANCE_BASE)?;
         let (gpu, rest) = (offset / GPU_STEP, offset % GPU_STEP);
         let id = (rest / GPU_INSTANCE_STEP).checked_sub(1)?;
-        rest.is_multiple_of(GPU_INSTANCE_STEP).then_some((gpu, u32::try_from(id).ok()?))
+        rest.is_multiple_of(GPU_INSTANCE_STEP)
+            .then_some((gpu, u32::try_from(id).ok()?))
     }
 
     /// The value as a C structure holds it.

@@ -50,25 +50,44 @@ pub(crate) fn retired_pages_pending(call: &GpuCall) -> Answer<bool> {
 }
 
 fn retires_pages(gpu: &Gpu) -> Answer {
-    if gpu.board.remaps_rows() { Err(ReturnCode::NotSupported) } else { Ok(()) }
+    if gpu.board.remaps_rows() {
+        Err(ReturnCode::NotSupported)
+    } else {
+        Ok(())
+    }
 }
 
 /// Row remaps: correctable, uncorrectable, pending, failed.
 pub(crate) fn remapped_rows(call: &GpuCall) -> Answer<[u32; 4]> {
     remaps_rows(call.hardware()?)?;
     let rows = call.state().row_remap;
-    Ok([rows.correctable, rows.uncorrectable, u32::from(rows.pending), u32::from(rows.failed)])
+    Ok([
+        rows.correctable,
+        rows.uncorrectable,
+        u32::from(rows.pending),
+        u32::from(rows.failed),
+    ])
 }
 
 /// How many banks have how many spare rows left: each remapped row is in a bank of its own.
 pub(crate) fn remap_histogram(call: &GpuCall) -> Answer<nvmlRowRemapperHistogramValues_t> {
     let [correctable, uncorrectable, ..] = remapped_rows(call)?;
     let touched = correctable.saturating_add(uncorrectable).min(MEMORY_BANKS);
-    Ok(nvmlRowRemapperHistogramValues_t { max: MEMORY_BANKS - touched, high: touched, partial: 0, low: 0, none: 0 })
+    Ok(nvmlRowRemapperHistogramValues_t {
+        max: MEMORY_BANKS - touched,
+        high: touched,
+        partial: 0,
+        low: 0,
+        none: 0,
+    })
 }
 
 fn remaps_rows(gpu: &Gpu) -> Answer {
-    if gpu.board.remaps_rows() { Ok(()) } else { Err(ReturnCode::NotSupported) }
+    if gpu.board.remaps_rows() {
+        Ok(())
+    } else {
+        Err(ReturnCode::NotSupported)
+    }
 }
 
 /// An unsigned field of `nvmlDeviceGetFieldValues`.

@@ -32,10 +32,16 @@ impl PciAddress {
         }
         let parts: Vec<_> = address.split(':').map(hexadecimal).collect();
         match (parts.as_slice(), function) {
-            ([Some(domain), Some(bus), Some(device)], _) => {
-                Some(PciAddress { domain: *domain, bus: *bus, device: *device })
-            }
-            ([Some(bus), Some(device)], Some(_)) => Some(PciAddress { domain: 0, bus: *bus, device: *device }),
+            ([Some(domain), Some(bus), Some(device)], _) => Some(PciAddress {
+                domain: *domain,
+                bus: *bus,
+                device: *device,
+            }),
+            ([Some(bus), Some(device)], Some(_)) => Some(PciAddress {
+                domain: 0,
+                bus: *bus,
+                device: *device,
+            }),
             _ => None,
         }
     }
@@ -144,7 +150,10 @@ impl From<nvmlPciInfo_t> for PciInfoV1 {
 
 impl From<nvmlPciInfo_t> for PciInfoV2 {
     fn from(info: nvmlPciInfo_t) -> Self {
-        PciInfoV2 { start: info.into(), pci_sub_system_id: info.pciSubSystemId }
+        PciInfoV2 {
+            start: info.into(),
+            pci_sub_system_id: info.pciSubSystemId,
+        }
     }
 }
 

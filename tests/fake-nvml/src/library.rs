@@ -51,7 +51,10 @@ pub(crate) fn shutdown() -> Answer {
 
 /// The node, in a call that concerns no GPU.
 pub(crate) fn node() -> Answer<Arc<Node>> {
-    loaded().as_ref().map(|loaded| Arc::clone(&loaded.node)).ok_or(ReturnCode::Uninitialized)
+    loaded()
+        .as_ref()
+        .map(|loaded| Arc::clone(&loaded.node))
+        .ok_or(ReturnCode::Uninitialized)
 }
 
 /// What a handle can stand for, in a call that is made on either.

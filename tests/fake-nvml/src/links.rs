@@ -24,7 +24,11 @@ const SWITCH_DEVICE_ID: u16 = 0x1af1;
 
 /// The PCIe path between two GPUs.
 pub(crate) fn common_ancestor(gpu: &Gpu, peer: &Gpu) -> Answer<PcieLevel> {
-    usize::try_from(peer.index).ok().and_then(|peer| gpu.pcie_levels.get(peer)).copied().ok_or(ReturnCode::Unknown)
+    usize::try_from(peer.index)
+        .ok()
+        .and_then(|peer| gpu.pcie_levels.get(peer))
+        .copied()
+        .ok_or(ReturnCode::Unknown)
 }
 
 /// The places of the other GPUs at exactly `level`.

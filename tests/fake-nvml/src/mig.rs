@@ -11,13 +11,21 @@ use crate::{library::Answer, node::MigCall};
 /// Current and pending mode.
 pub(crate) fn mode(gpu: &Gpu) -> Answer<(u32, u32)> {
     capable(gpu)?;
-    let mode = if gpu.mig.is_some() { NVML_DEVICE_MIG_ENABLE } else { NVML_DEVICE_MIG_DISABLE };
+    let mode = if gpu.mig.is_some() {
+        NVML_DEVICE_MIG_ENABLE
+    } else {
+        NVML_DEVICE_MIG_DISABLE
+    };
     Ok((mode, mode))
 }
 
 /// The most MIG devices that can exist now: none while the mode is off.
 pub(crate) fn max_devices(gpu: &Gpu) -> u32 {
-    if gpu.mig.is_some() { gpu.board.max_mig_devices } else { 0 }
+    if gpu.mig.is_some() {
+        gpu.board.max_mig_devices
+    } else {
+        0
+    }
 }
 
 /// The place of the MIG device at an index.
@@ -33,13 +41,23 @@ pub(crate) fn device(gpu: &Gpu, index: u32) -> Answer<usize> {
 /// The name that a MIG device has.
 pub(crate) fn name(mig: &MigCall) -> Answer<String> {
     let (_, compute) = mig.instances()?;
-    Ok(format!("{} MIG {}", mig.parent().hardware()?.name, compute.profile.name))
+    Ok(format!(
+        "{} MIG {}",
+        mig.parent().hardware()?.name,
+        compute.profile.name
+    ))
 }
 
 /// What a MIG device consists of.
 pub(crate) fn attributes(mig: &MigCall) -> Answer<nvmlDeviceAttributes_t> {
     let (instance, compute) = mig.instances()?;
-    let Engines { copy, decoders, encoders, jpegs, ofas } = instance.profile.engines;
+    let Engines {
+        copy,
+        decoders,
+        encoders,
+        jpegs,
+        ofas,
+    } = instance.profile.engines;
     Ok(nvmlDeviceAttributes_t {
         multiprocessorCount: compute.profile.multiprocessors,
         sharedCopyEngineCount: copy,
@@ -67,7 +85,11 @@ pub(crate) fn profile_by_id(gpu: &Gpu, id: u32) -> Answer<MigProfile> {
 }
 
 fn find_profile(gpu: &Gpu, wanted: impl FnMut(&MigProfile) -> bool) -> Answer<MigProfile> {
-    gpu.board.mig_profiles().into_iter().find(wanted).ok_or(ReturnCode::NotSupported)
+    gpu.board
+        .mig_profiles()
+        .into_iter()
+        .find(wanted)
+        .ok_or(ReturnCode::NotSupported)
 }
 
 /// The GPU instances of a GPU.
@@ -77,12 +99,19 @@ pub(crate) fn instances(gpu: &Gpu) -> Answer<&[GpuInstance]> {
 
 /// The GPU instance with an id.
 pub(crate) fn instance(gpu: &Gpu, id: u32) -> Answer<&GpuInstance> {
-    instances(gpu)?.iter().find(|instance| instance.id == id).ok_or(ReturnCode::NotFound)
+    instances(gpu)?
+        .iter()
+        .find(|instance| instance.id == id)
+        .ok_or(ReturnCode::NotFound)
 }
 
 /// The compute instance with an id.
 pub(crate) fn compute_instance(instance: &GpuInstance, id: u32) -> Answer<&ComputeInstance> {
-    instance.compute_instances.iter().find(|compute| compute.id == id).ok_or(ReturnCode::NotFound)
+    instance
+        .compute_instances
+        .iter()
+        .find(|compute| compute.id == id)
+        .ok_or(ReturnCode::NotFound)
 }
 
 /// The profile that a GPU instance has for `NVML_COMPUTE_INSTANCE_PROFILE_*`.
@@ -92,9 +121,16 @@ pub(crate) fn compute_profile(instance: &GpuInstance, kind: u32) -> Answer<Compu
     }
     // An id is the same number.
     let profiles = instance.profile.compute_profiles();
-    profiles.into_iter().find(|profile| profile.kind == kind).ok_or(ReturnCode::NotSupported)
+    profiles
+        .into_iter()
+        .find(|profile| profile.kind == kind)
+        .ok_or(ReturnCode::NotSupported)
 }
 
 fn capable(gpu: &Gpu) -> Answer {
-    if gpu.board.max_mig_devices == 0 { Err(ReturnCode::NotSupported) } else { Ok(()) }
+    if gpu.board.max_mig_devices == 0 {
+        Err(ReturnCode::NotSupported)
+    } else {
+        Ok(())
+    }
 }

@@ -21,7 +21,11 @@ pub(crate) fn get(call: &GpuCall) -> Answer<GpuModes> {
 
 /// Who may use a GPU; while MIG is on it is not restricted.
 pub(crate) fn compute(call: &GpuCall) -> Answer<ComputeMode> {
-    Ok(if call.hardware()?.mig.is_some() { ComputeMode::Default } else { get(call)?.compute_mode })
+    Ok(if call.hardware()?.mig.is_some() {
+        ComputeMode::Default
+    } else {
+        get(call)?.compute_mode
+    })
 }
 
 /// Sets who may use a GPU.

@@ -85,7 +85,11 @@ impl Node {
 
     /// The driver's major version, 580 for `580.95.05`.
     pub(crate) fn driver_major(&self) -> u32 {
-        self.driver_version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or_default()
+        self.driver_version
+            .split('.')
+            .next()
+            .and_then(|major| major.parse().ok())
+            .unwrap_or_default()
     }
 
     /// Event sets of this process.
@@ -104,7 +108,9 @@ impl Node {
         {
             return answer.clone();
         }
-        let answer = State::load(&self.dir).map(Arc::new).map_err(|error| refuse(STATE_FILE, &error));
+        let answer = State::load(&self.dir)
+            .map(Arc::new)
+            .map_err(|error| refuse(STATE_FILE, &error));
         cache.read = Some((version, answer.clone()));
         answer
     }
@@ -184,9 +190,15 @@ pub(crate) struct MigCall {
 impl MigCall {
     /// Begins a call of `function`; an error when the GPU is lost or the function made to fail.
     pub(crate) fn begin(node: Arc<Node>, index: usize, place: usize, function: &str) -> Answer<Self> {
-        let call = MigCall { gpu: GpuCall::begin(node, index, function)?, place };
+        let call = MigCall {
+            gpu: GpuCall::begin(node, index, function)?,
+            place,
+        };
         call.instances()?;
-        match u32::try_from(place).ok().and_then(|place| call.gpu.state.mig_failure(place, function)) {
+        match u32::try_from(place)
+            .ok()
+            .and_then(|place| call.gpu.state.mig_failure(place, function))
+        {
             Some(code) => Err(code),
             None => Ok(call),
         }
@@ -204,6 +216,10 @@ impl MigCall {
 
     /// The instances that it is made of.
     pub(crate) fn instances(&self) -> Answer<(&GpuInstance, &ComputeInstance)> {
-        self.gpu.hardware()?.mig_devices().nth(self.place).ok_or(ReturnCode::InvalidArgument)
+        self.gpu
+            .hardware()?
+            .mig_devices()
+            .nth(self.place)
+            .ok_or(ReturnCode::InvalidArgument)
     }
 }

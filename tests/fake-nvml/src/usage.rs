@@ -28,16 +28,29 @@ pub(crate) struct Memory {
 fn memory(gpu: &Gpu, state: &GpuState) -> Memory {
     let total = gpu.memory_mib << 20;
     let reserved = (gpu.memory_mib / RESERVED_SHARE) << 20;
-    let of_processes = state.processes.iter().fold(0_u64, |sum, process| sum.saturating_add(process.memory_mib));
+    let of_processes = state
+        .processes
+        .iter()
+        .fold(0_u64, |sum, process| sum.saturating_add(process.memory_mib));
     let used_mib = of_processes.saturating_add(state.memory_used_mib).min(gpu.memory_mib);
     let used = (used_mib << 20).min(total - reserved);
-    Memory { used, free: total - reserved - used, reserved, total }
+    Memory {
+        used,
+        free: total - reserved - used,
+        reserved,
+        total,
+    }
 }
 
 /// Nothing runs in a simulated instance, and what the driver keeps is not part of it.
 fn instance_memory(instance: &GpuInstance) -> Memory {
     let total = instance.profile.memory_mib << 20;
-    Memory { used: 0, free: total, reserved: 0, total }
+    Memory {
+        used: 0,
+        free: total,
+        reserved: 0,
+        total,
+    }
 }
 
 /// The memory of a GPU or of a MIG device.
@@ -62,12 +75,22 @@ pub(crate) fn utilization(gpu: &GpuCall) -> Answer<nvmlUtilization_t> {
 
 /// Version 1 counts what the driver keeps as used.
 pub(crate) fn memory_v1(memory: &Memory) -> nvmlMemory_t {
-    nvmlMemory_t { total: memory.total, free: memory.free, used: memory.used + memory.reserved }
+    nvmlMemory_t {
+        total: memory.total,
+        free: memory.free,
+        used: memory.used + memory.reserved,
+    }
 }
 
 /// Version 2 tells it apart. The caller has set `version`.
 pub(crate) fn memory_v2(memory: &Memory, version: u32) -> nvmlMemory_v2_t {
-    nvmlMemory_v2_t { version, total: memory.total, reserved: memory.reserved, free: memory.free, used: memory.used }
+    nvmlMemory_v2_t {
+        version,
+        total: memory.total,
+        reserved: memory.reserved,
+        free: memory.free,
+        used: memory.used,
+    }
 }
 
 /// Processes of one kind, in the form of versions 2 and 3.
@@ -85,7 +108,10 @@ pub(crate) fn processes(state: &GpuState, kind: ProcessKind) -> Vec<nvmlProcessI
 /// Processes of one kind, in the form of version 1.
 pub(crate) fn processes_v1(state: &GpuState, kind: ProcessKind) -> Vec<nvmlProcessInfo_v1_t> {
     of_kind(state, kind)
-        .map(|process| nvmlProcessInfo_v1_t { pid: process.pid, usedGpuMemory: process.memory_mib << 20 })
+        .map(|process| nvmlProcessInfo_v1_t {
+            pid: process.pid,
+            usedGpuMemory: process.memory_mib << 20,
+        })
         .collect()
 }
 

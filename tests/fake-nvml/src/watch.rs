@@ -30,7 +30,11 @@ impl Watch {
     pub(crate) fn new(dir: &Path) -> Self {
         let watch = || {
             let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-            add_watch(&inotify, dir, WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE | WatchFlags::DELETE)?;
+            add_watch(
+                &inotify,
+                dir,
+                WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE | WatchFlags::DELETE,
+            )?;
             Ok::<_, rustix::io::Errno>(inotify)
         };
         Watch { inotify: watch().ok() }
@@ -44,8 +48,10 @@ impl Watch {
             return;
         };
         let left = left.min(SHARED_WATCH);
-        let timeout =
-            Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
+        let timeout = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
         // An interrupted wait is a wait that ended early, as nvml.h allows.
         let _ = poll(&mut [PollFd::new(inotify, PollFlags::IN)], Some(&timeout));
         let mut notices = [0; 4096];

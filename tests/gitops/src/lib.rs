@@ -54,13 +54,22 @@ pub fn judge(objects: &[Value]) -> Result<Vec<Verdict>> {
     let writer = std::thread::spawn(move || stdin.write_all(&lines));
     let output = judge.wait_with_output().context("wait for the judge")?;
     succeeded("judge", &output)?;
-    writer.join().ok().context("write to the judge")?.context("write to the judge")?;
+    writer
+        .join()
+        .ok()
+        .context("write to the judge")?
+        .context("write to the judge")?;
     let verdicts: Vec<Verdict> = String::from_utf8(output.stdout)
         .context("read the judge's answer")?
         .lines()
         .map(|line| serde_json::from_str(line).with_context(|| format!("read the verdict {line}")))
         .collect::<Result<_>>()?;
-    ensure!(verdicts.len() == objects.len(), "the judge answered {} of {} objects", verdicts.len(), objects.len());
+    ensure!(
+        verdicts.len() == objects.len(),
+        "the judge answered {} of {} objects",
+        verdicts.len(),
+        objects.len()
+    );
     Ok(verdicts)
 }
 
@@ -68,7 +77,9 @@ pub fn judge(objects: &[Value]) -> Result<Vec<Verdict>> {
 fn built() -> Result<PathBuf> {
     let folder = repository().join("target/gitops");
     std::fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-    let folder = folder.canonicalize().with_context(|| format!("find {}", folder.display()))?;
+    let folder = folder
+        .canonicalize()
+        .with_context(|| format!("find {}", folder.display()))?;
     let lock = File::create(folder.join(".lock")).context("create the lock of the judge")?;
     lock.lock().context("lock the judge")?;
     let program = folder.join("judge");
@@ -84,6 +95,10 @@ fn built() -> Result<PathBuf> {
 }
 
 fn succeeded(what: &str, output: &Output) -> Result<()> {
-    ensure!(output.status.success(), "{what} failed: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "{what} failed: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(())
 }

@@ -34,10 +34,19 @@ fn reported(spec: &str, outcomes: &[Outcome]) -> GpuNodePolicy {
 fn stopped() -> GpuNodePolicy {
     let nodes = [
         (Outcome::Ready, Stage::Done),
-        (Outcome::failed(Reason::MemoryBelowUnit, "m"), Stage::Stopped("m".to_owned())),
+        (
+            Outcome::failed(Reason::MemoryBelowUnit, "m"),
+            Stage::Stopped("m".to_owned()),
+        ),
         (Outcome::Updating, Stage::Pending),
     ];
-    standing(SPEC, nodes.map(|(outcome, stage)| Standing { stage: Some(stage), ..outcome.into() }))
+    standing(
+        SPEC,
+        nodes.map(|(outcome, stage)| Standing {
+            stage: Some(stage),
+            ..outcome.into()
+        }),
+    )
 }
 
 fn standing(spec: &str, standings: impl IntoIterator<Item = Standing>) -> GpuNodePolicy {
@@ -72,31 +81,65 @@ fn every_phase_of_a_policy_reads_as_meant() {
     let phases = [
         ("new", fresh(SPEC), "InProgress", "Progressing"),
         ("no node matches", reported(SPEC, &[]), "Current", "Healthy"),
-        ("updating", reported(SPEC, &[Outcome::Ready, Outcome::Updating]), "InProgress", "Progressing"),
+        (
+            "updating",
+            reported(SPEC, &[Outcome::Ready, Outcome::Updating]),
+            "InProgress",
+            "Progressing",
+        ),
         ("in force", reported(SPEC, &[Outcome::Ready]), "Current", "Healthy"),
         ("changed", then("generation", json!(2)), "InProgress", "Progressing"),
-        ("a node is broken", reported(SPEC, &[Outcome::Ready, broken()]), "Current", "Healthy"),
-        ("a node is broken, one updating", reported(SPEC, &[Outcome::Updating, broken()]), "InProgress", "Progressing"),
+        (
+            "a node is broken",
+            reported(SPEC, &[Outcome::Ready, broken()]),
+            "Current",
+            "Healthy",
+        ),
+        (
+            "a node is broken, one updating",
+            reported(SPEC, &[Outcome::Updating, broken()]),
+            "InProgress",
+            "Progressing",
+        ),
         (
             "a node refused its configuration",
-            reported(SPEC, &[Outcome::Ready, Outcome::failed(Reason::ConfigurationRejected, "m")]),
+            reported(
+                SPEC,
+                &[Outcome::Ready, Outcome::failed(Reason::ConfigurationRejected, "m")],
+            ),
             "InProgress",
             "Degraded",
         ),
         (
             "conflict",
-            reported(SPEC, &[Outcome::Ready, Outcome::conflicted(Reason::KeyOwnedByAnother, "m")]),
+            reported(
+                SPEC,
+                &[Outcome::Ready, Outcome::conflicted(Reason::KeyOwnedByAnother, "m")],
+            ),
             "InProgress",
             "Degraded",
         ),
         (
             "conflict while others are updating",
-            reported(SPEC, &[Outcome::Updating, Outcome::conflicted(Reason::EqualPriority, "m")]),
+            reported(
+                SPEC,
+                &[Outcome::Updating, Outcome::conflicted(Reason::EqualPriority, "m")],
+            ),
             "InProgress",
             "Progressing",
         ),
-        ("preview", reported("{mode: Preview, nodeSelector: {}}", &[Outcome::Updating]), "Current", "Healthy"),
-        ("paused", reported("{mode: Paused, nodeSelector: {}}", &[Outcome::Ready]), "Current", "Suspended"),
+        (
+            "preview",
+            reported("{mode: Preview, nodeSelector: {}}", &[Outcome::Updating]),
+            "Current",
+            "Healthy",
+        ),
+        (
+            "paused",
+            reported("{mode: Paused, nodeSelector: {}}", &[Outcome::Ready]),
+            "Current",
+            "Suspended",
+        ),
         (
             "another policy pauses",
             reported(SPEC, &[Outcome::Ready, Outcome::conflicted(Reason::Paused, "m")]),
@@ -105,8 +148,18 @@ fn every_phase_of_a_policy_reads_as_meant() {
         ),
         ("rollout stopped", stopped(), "Failed", "Degraded"),
         ("refused spec", reported(refused, &[]), "Failed", "Degraded"),
-        ("refused spec with nodes", reported(refused, &[broken(), Outcome::Updating]), "Failed", "Degraded"),
-        ("being deleted", then("deletionTimestamp", json!("2026-01-01T00:00:00Z")), "Terminating", "Progressing"),
+        (
+            "refused spec with nodes",
+            reported(refused, &[broken(), Outcome::Updating]),
+            "Failed",
+            "Degraded",
+        ),
+        (
+            "being deleted",
+            then("deletionTimestamp", json!("2026-01-01T00:00:00Z")),
+            "Terminating",
+            "Progressing",
+        ),
     ];
     let objects: Vec<_> = phases.iter().map(|(_, policy, ..)| json!(policy)).collect();
     let verdicts = judge(&objects).unwrap();
@@ -115,17 +168,32 @@ fn every_phase_of_a_policy_reads_as_meant() {
         .zip(&verdicts)
         .map(|((phase, ..), verdict)| (*phase, verdict.kstatus.as_str(), verdict.argocd.status.as_str()))
         .collect();
-    let expected: Vec<_> = phases.iter().map(|(phase, _, kstatus, argocd)| (*phase, *kstatus, *argocd)).collect();
+    let expected: Vec<_> = phases
+        .iter()
+        .map(|(phase, _, kstatus, argocd)| (*phase, *kstatus, *argocd))
+        .collect();
     assert_eq!(seen, expected);
 }
 
 #[test]
 #[ignore = "needs Go: make test"]
 fn argo_cd_shows_why() {
-    let degraded = reported(SPEC, &[Outcome::Ready, Outcome::failed(Reason::NodeNotReady, "see the kubelet")]);
-    let conflict = reported(SPEC, &[Outcome::conflicted(Reason::KeyOwnedByAnother, "label a is \"x\", not \"b\"")]);
-    let messages: Vec<_> =
-        judge(&[json!(degraded), json!(conflict)]).unwrap().into_iter().map(|it| it.argocd.message).collect();
+    let degraded = reported(
+        SPEC,
+        &[Outcome::Ready, Outcome::failed(Reason::NodeNotReady, "see the kubelet")],
+    );
+    let conflict = reported(
+        SPEC,
+        &[Outcome::conflicted(
+            Reason::KeyOwnedByAnother,
+            "label a is \"x\", not \"b\"",
+        )],
+    );
+    let messages: Vec<_> = judge(&[json!(degraded), json!(conflict)])
+        .unwrap()
+        .into_iter()
+        .map(|it| it.argocd.message)
+        .collect();
     assert_eq!(
         messages,
         [
@@ -158,6 +226,10 @@ fn gpu_node_is_current_when_its_agent_is_ready() {
         gpu_node(ready("True"), None),
         gpu_node(ready("True"), Some("2026-01-01T00:00:00Z")),
     ];
-    let seen: Vec<_> = judge(&objects).unwrap().into_iter().map(|verdict| verdict.kstatus).collect();
+    let seen: Vec<_> = judge(&objects)
+        .unwrap()
+        .into_iter()
+        .map(|verdict| verdict.kstatus)
+        .collect();
     assert_eq!(seen, ["InProgress", "Current", "Terminating"]);
 }

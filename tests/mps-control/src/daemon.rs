@@ -57,7 +57,11 @@ impl Daemon {
             _ => {}
         }
         fs::write(SHARED_MEMORY, process::id().to_string())?;
-        Ok(Self { listener: UnixListener::bind(socket)?, state: Arc::default(), _lock: lock })
+        Ok(Self {
+            listener: UnixListener::bind(socket)?,
+            state: Arc::default(),
+            _lock: lock,
+        })
     }
 
     /// Serves until `quit` ends the process.
@@ -92,9 +96,12 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) -> io::Result<()> {
         state.defaults.smaller(&own)
     };
     let (percentage, memory) = (limits.active_thread_percentage, limits.pinned_device_memory);
-    let served = writeln!(stream, "{OK} active_thread_percentage={percentage} pinned_device_mem_limit={memory}")
-        // A client says nothing more: this returns when it has gone.
-        .and_then(|()| read_line(&stream));
+    let served = writeln!(
+        stream,
+        "{OK} active_thread_percentage={percentage} pinned_device_mem_limit={memory}"
+    )
+    // A client says nothing more: this returns when it has gone.
+    .and_then(|()| read_line(&stream));
     lock(state).clients -= 1;
     served.map(drop)
 }
@@ -154,14 +161,24 @@ mod tests {
     #[test]
     fn only_the_commands_that_gpunode_may_use_are_known() {
         let mut state = State::default();
-        assert_eq!(execute("get_default_active_thread_percentage", &mut state).as_deref(), Ok("100.0"));
+        assert_eq!(
+            execute("get_default_active_thread_percentage", &mut state).as_deref(),
+            Ok("100.0")
+        );
         execute("set_default_active_thread_percentage 25", &mut state).unwrap();
         execute("set_default_device_pinned_mem_limit 0 4G", &mut state).unwrap();
-        assert_eq!(execute("get_default_active_thread_percentage", &mut state).as_deref(), Ok("25.0"));
+        assert_eq!(
+            execute("get_default_active_thread_percentage", &mut state).as_deref(),
+            Ok("25.0")
+        );
         assert_eq!(state.defaults.pinned_device_memory.to_string(), "0=4096M");
-        for other in
-            ["", "get_server_list", "set_default_active_thread_percentage 0", "start_server -uid 0", "quit now"]
-        {
+        for other in [
+            "",
+            "get_server_list",
+            "set_default_active_thread_percentage 0",
+            "start_server -uid 0",
+            "quit now",
+        ] {
             assert!(execute(other, &mut state).is_err(), "{other:?}");
         }
     }

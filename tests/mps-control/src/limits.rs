@@ -17,7 +17,10 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { active_thread_percentage: 100.0, pinned_device_memory: MemoryLimits::default() }
+        Self {
+            active_thread_percentage: 100.0,
+            pinned_device_memory: MemoryLimits::default(),
+        }
     }
 }
 
@@ -27,7 +30,10 @@ impl Limits {
     pub fn smaller(&self, other: &Self) -> Self {
         let mut memory = self.pinned_device_memory.0.clone();
         for (device, limit) in &other.pinned_device_memory.0 {
-            memory.entry(*device).and_modify(|own| *own = (*own).min(*limit)).or_insert(*limit);
+            memory
+                .entry(*device)
+                .and_modify(|own| *own = (*own).min(*limit))
+                .or_insert(*limit);
         }
         Self {
             active_thread_percentage: self.active_thread_percentage.min(other.active_thread_percentage),
@@ -38,7 +44,10 @@ impl Limits {
 
 /// A percentage above 0 and at most 100.
 pub fn parse_percentage(text: &str) -> Option<f32> {
-    text.trim().parse().ok().filter(|percentage| *percentage > 0.0 && *percentage <= 100.0)
+    text.trim()
+        .parse()
+        .ok()
+        .filter(|percentage| *percentage > 0.0 && *percentage <= 100.0)
 }
 
 /// An amount with `M` or `G` behind it, in MiB.
@@ -64,7 +73,11 @@ impl MemoryLimits {
 
 impl fmt::Display for MemoryLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let limits: Vec<String> = self.0.iter().map(|(device, limit)| format!("{device}={limit}M")).collect();
+        let limits: Vec<String> = self
+            .0
+            .iter()
+            .map(|(device, limit)| format!("{device}={limit}M"))
+            .collect();
         f.write_str(&limits.join(","))
     }
 }
@@ -79,8 +92,14 @@ mod tests {
             active_thread_percentage: percentage,
             pinned_device_memory: MemoryLimits::parse(memory).unwrap(),
         };
-        assert_eq!(limits(100.0, "").smaller(&limits(20.0, "0=8G")), limits(20.0, "0=8192M"));
-        assert_eq!(limits(10.0, "0=4G").smaller(&limits(20.0, "0=8G,1=1G")), limits(10.0, "0=4G,1=1G"));
+        assert_eq!(
+            limits(100.0, "").smaller(&limits(20.0, "0=8G")),
+            limits(20.0, "0=8192M")
+        );
+        assert_eq!(
+            limits(10.0, "0=4G").smaller(&limits(20.0, "0=8G,1=1G")),
+            limits(10.0, "0=4G,1=1G")
+        );
     }
 
     #[test]

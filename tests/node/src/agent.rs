@@ -51,7 +51,12 @@ impl Agent {
 
     /// The same as seen from a namespace.
     pub fn run_on(host: &Namespace, node: &Node, uid: &str) -> Result<Self> {
-        Self::run_with(Self::arguments(host.command(&built()?.agent), node, "run"), node, uid, Image::Good)
+        Self::run_with(
+            Self::arguments(host.command(&built()?.agent), node, "run"),
+            node,
+            uid,
+            Image::Good,
+        )
     }
 
     fn run_with(mut command: Command, node: &Node, uid: &str, image: Image) -> Result<Self> {
@@ -68,7 +73,11 @@ impl Agent {
             .arg("--device-plugin-dir")
             .arg(device_plugins)
             .args(["--pod-uid", uid]);
-        command.arg("--pod-resources-socket").arg(node.pod_resources()).arg("--mps-dir").arg(node.mps_dir());
+        command
+            .arg("--pod-resources-socket")
+            .arg(node.pod_resources())
+            .arg("--mps-dir")
+            .arg(node.mps_dir());
         Self::start(command.arg("--state-dir").arg(node.state_dir()))
     }
 
@@ -76,8 +85,14 @@ impl Agent {
     pub fn run_saved(node: &Node) -> Result<Self> {
         node.save_config()?;
         let mut command = Self::command(node, "run")?;
-        command.env("KUBECONFIG", node.kubeconfig()?).args(["--node-name", crate::node::NAME]);
-        command.arg("--device-plugin-dir").arg(node.device_plugins()).arg("--mps-dir").arg(node.mps_dir());
+        command
+            .env("KUBECONFIG", node.kubeconfig()?)
+            .args(["--node-name", crate::node::NAME]);
+        command
+            .arg("--device-plugin-dir")
+            .arg(node.device_plugins())
+            .arg("--mps-dir")
+            .arg(node.mps_dir());
         command.arg("--pod-resources-socket").arg(node.pod_resources());
         Self::start(command.arg("--state-dir").arg(node.state_dir()))
     }
@@ -85,7 +100,11 @@ impl Agent {
     /// `mps` on a node, in the pod that the namespace of the host belongs to.
     pub fn mps(node: &Node, host: &Namespace) -> Result<Self> {
         let mut command = Self::arguments(host.peer(&built()?.agent), node, "mps");
-        command.arg("--pod-resources-socket").arg(node.pod_resources()).arg("--mps-dir").arg(node.mps_dir());
+        command
+            .arg("--pod-resources-socket")
+            .arg(node.pod_resources())
+            .arg("--mps-dir")
+            .arg(node.mps_dir());
         Self::start(command.arg("--state-dir").arg(node.state_dir()))
     }
 
@@ -104,9 +123,16 @@ impl Agent {
     }
 
     fn arguments(mut command: Command, node: &Node, what: &str) -> Command {
-        command.arg(what).arg("--host-root").arg(node.host_root()).args(["--admin-address", "127.0.0.1:0"]);
+        command
+            .arg(what)
+            .arg("--host-root")
+            .arg(node.host_root())
+            .args(["--admin-address", "127.0.0.1:0"]);
         command.env("KUBECONFIG", "/nonexistent").env_remove("NODE_NAME");
-        command.env("RUST_LOG", "info,kube_client=off,gpunode_agent::health=debug,gpunode_agent::health::looks=info");
+        command.env(
+            "RUST_LOG",
+            "info,kube_client=off,gpunode_agent::health=debug,gpunode_agent::health::looks=info",
+        );
         command
     }
 
@@ -136,7 +162,9 @@ impl Agent {
     /// Waits for a log line that contains `text`.
     pub async fn logs(&self, text: &str) -> Result<String> {
         let find = || self.log().into_iter().find(|line| line.contains(text));
-        until(&format!("the agent logs {text:?}"), find).await.with_context(|| self.log().join("\n"))
+        until(&format!("the agent logs {text:?}"), find)
+            .await
+            .with_context(|| self.log().join("\n"))
     }
 
     /// Sends a signal.
@@ -161,7 +189,9 @@ impl Agent {
     /// Waits until the agent has ended.
     pub async fn end(&mut self) -> Result<ExitStatus> {
         let child = &mut self.child;
-        until("the agent has ended", || child.try_wait().ok().flatten()).await.with_context(|| self.log().join("\n"))
+        until("the agent has ended", || child.try_wait().ok().flatten())
+            .await
+            .with_context(|| self.log().join("\n"))
     }
 
     /// Status line, headers and body of `/readyz`.
@@ -173,7 +203,10 @@ impl Agent {
     pub async fn ask(&self, path: &str) -> Result<String> {
         let line = self.logs("serving /livez").await?;
         let line: Value = serde_json::from_str(&line)?;
-        let address: SocketAddr = line["address"].as_str().context("the address in the log line")?.parse()?;
+        let address: SocketAddr = line["address"]
+            .as_str()
+            .context("the address in the log line")?
+            .parse()?;
         let mut stream = TcpStream::connect(address)?;
         stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n").as_bytes())?;
         let mut answer = String::new();

@@ -29,10 +29,17 @@ pub fn built() -> Result<&'static Built> {
 fn build() -> Result<Built> {
     // A test program is TARGET/PROFILE/deps/NAME.
     let program = env::current_exe().context("find this test program")?;
-    let folder = program.parent().and_then(Path::parent).context("find the folder of this test program")?;
+    let folder = program
+        .parent()
+        .and_then(Path::parent)
+        .context("find the folder of this test program")?;
     let target = folder.parent().context("find the target folder")?;
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).arg("build").arg("--target-dir").arg(target);
+    cargo
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .arg("build")
+        .arg("--target-dir")
+        .arg(target);
     // What this cargo tells the tests about themselves would make build scripts (ring's) run again, and again under the
     // next cargo from a shell.
     let about_tests =
@@ -43,9 +50,18 @@ fn build() -> Result<Built> {
     if folder.ends_with("release") {
         cargo.arg("--release");
     }
-    cargo.args(["-p", "gpunode-agent", "-p", "gpunode-fake-nvml", "--message-format=json-render-diagnostics"]);
+    cargo.args([
+        "-p",
+        "gpunode-agent",
+        "-p",
+        "gpunode-fake-nvml",
+        "--message-format=json-render-diagnostics",
+    ]);
     let output = cargo.stderr(Stdio::inherit()).output().context("run cargo build")?;
-    ensure!(output.status.success(), "cargo build of the agent and the simulated NVML failed");
+    ensure!(
+        output.status.success(),
+        "cargo build of the agent and the simulated NVML failed"
+    );
     let artifacts: Vec<serde_json::Value> = String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok())
@@ -62,5 +78,8 @@ fn build() -> Result<Built> {
             .map(PathBuf::from)
             .with_context(|| format!("find what cargo built for {target}"))
     };
-    Ok(Built { agent: file("gpunode-agent", "gpunode-agent")?, nvml: file("gpunode_fake_nvml", ".so")? })
+    Ok(Built {
+        agent: file("gpunode-agent", "gpunode-agent")?,
+        nvml: file("gpunode_fake_nvml", ".so")?,
+    })
 }

@@ -24,7 +24,11 @@ impl Foreign {
     /// Starts it with one environment variable, `NAME=VALUE`.
     pub fn start(variable: &str) -> Result<Self> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
-        let name = format!("gpunode-test-{}-{}", process::id(), STARTED.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "gpunode-test-{}-{}",
+            process::id(),
+            STARTED.fetch_add(1, Ordering::Relaxed)
+        );
         let cgroup = own_cgroup()?.join(name);
         fs::create_dir(&cgroup).with_context(|| format!("make the cgroup {}", cgroup.display()))?;
         let (variable, value) = variable.split_once('=').context("an environment variable")?;
@@ -42,7 +46,10 @@ impl Foreign {
         let foreign = Self { child, cgroup };
         let mut line = String::new();
         BufReader::new(output.context("its output")?).read_line(&mut line)?;
-        ensure!(line == "ready\n", "a process got no cgroup of its own; are the tests run as root?");
+        ensure!(
+            line == "ready\n",
+            "a process got no cgroup of its own; are the tests run as root?"
+        );
         Ok(foreign)
     }
 
@@ -67,7 +74,12 @@ impl Drop for Foreign {
 
 fn own_cgroup() -> Result<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup")?;
-    let own = text.lines().find_map(|line| line.strip_prefix("0::/")).context("this process has no cgroup of v2")?;
+    let own = text
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"))
+        .context("this process has no cgroup of v2")?;
     let find = HIERARCHIES.map(|hierarchy| Path::new(hierarchy).join(own));
-    find.into_iter().find(|path| path.join("cgroup.procs").exists()).context("find the own cgroup in /sys/fs/cgroup")
+    find.into_iter()
+        .find(|path| path.join("cgroup.procs").exists())
+        .context("find the own cgroup in /sys/fs/cgroup")
 }

@@ -67,8 +67,12 @@ pub struct FakeKubelet {
 impl FakeKubelet {
     /// Starts on a folder of device plugins; PodResources is in the folder `pod-resources` beside it.
     pub fn start(folder: PathBuf) -> Result<Self> {
-        let mut kubelet =
-            Self { folder, state: Arc::default(), servers: Vec::new(), admitting: tokio::sync::Mutex::default() };
+        let mut kubelet = Self {
+            folder,
+            state: Arc::default(),
+            servers: Vec::new(),
+            admitting: tokio::sync::Mutex::default(),
+        };
         kubelet.serve()?;
         Ok(kubelet)
     }
@@ -129,8 +133,10 @@ impl FakeKubelet {
     /// Names of the resources with an open stream and a list.
     pub fn connected(&self) -> Vec<String> {
         let state = self.lock();
-        let connected =
-            state.endpoints.iter().filter(|(_, endpoint)| endpoint.connected && !endpoint.devices.is_empty());
+        let connected = state
+            .endpoints
+            .iter()
+            .filter(|(_, endpoint)| endpoint.connected && !endpoint.devices.is_empty());
         connected.map(|(name, _)| name.clone()).collect()
     }
 
@@ -156,25 +162,37 @@ impl FakeKubelet {
 
     /// What the scheduler takes for free: what the node's allocatable says, less what pods asked for.
     pub fn schedulable(&self, resource: &str) -> usize {
-        self.endpoint(resource).healthy().len().saturating_sub(self.in_use(resource).len())
+        self.endpoint(resource)
+            .healthy()
+            .len()
+            .saturating_sub(self.in_use(resource).len())
     }
 
     /// Allocates devices for a container.
     pub async fn allocate(&self, resource: &str, ids: &[&str]) -> Result<ContainerAllocateResponse, Status> {
         let devices_ids = ids.iter().map(|id| (*id).to_owned()).collect();
-        let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids }] };
+        let request = AllocateRequest {
+            container_requests: vec![ContainerAllocateRequest { devices_ids }],
+        };
         let answer = self.client(resource)?.allocate(request).await?.into_inner();
-        answer.container_responses.into_iter().next().ok_or_else(|| Status::unknown("no container response"))
+        answer
+            .container_responses
+            .into_iter()
+            .next()
+            .ok_or_else(|| Status::unknown("no container response"))
     }
 
     /// Asks which devices a container had best get.
     pub async fn preferred(&self, resource: &str, available: &[String], size: usize) -> Result<Vec<String>, Status> {
-        self.ask_preferred(resource, available.to_vec(), &BTreeSet::new(), size).await
+        self.ask_preferred(resource, available.to_vec(), &BTreeSet::new(), size)
+            .await
     }
 
     /// What a kubelet calls before a container starts, where a plugin asks for it.
     pub async fn pre_start(&self, resource: &str, id: &str) -> Result<(), Status> {
-        let request = crate::api::PreStartContainerRequest { devices_ids: vec![id.to_owned()] };
+        let request = crate::api::PreStartContainerRequest {
+            devices_ids: vec![id.to_owned()],
+        };
         self.client(resource)?.pre_start_container(request).await.map(drop)
     }
 
@@ -198,7 +216,10 @@ impl FakeKubelet {
         _ = fs::remove_file(&pod_resources);
         let pods = UnixListener::bind(pod_resources).context("bind the socket of PodResources")?;
 
-        let registrar = registration::Registrar { folder: self.folder.clone(), state: self.state.clone() };
+        let registrar = registration::Registrar {
+            folder: self.folder.clone(),
+            state: self.state.clone(),
+        };
         let registration = Server::builder()
             .add_service(RegistrationServer::new(registrar))
             .serve_with_incoming(UnixListenerStream::new(plugins));
@@ -206,7 +227,10 @@ impl FakeKubelet {
         let lister = Server::builder()
             .add_service(PodResourcesListerServer::new(lister))
             .serve_with_incoming(UnixListenerStream::new(pods));
-        self.servers = vec![tokio::spawn(async { _ = registration.await }), tokio::spawn(async { _ = lister.await })];
+        self.servers = vec![
+            tokio::spawn(async { _ = registration.await }),
+            tokio::spawn(async { _ = lister.await }),
+        ];
         Ok(())
     }
 

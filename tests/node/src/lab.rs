@@ -45,7 +45,11 @@ pub fn node_of(boards: &[&str]) -> Result<Node> {
     let mut scenario = Scenario::new("boards", *first, u32::from(!boards.is_empty()), Topology::Pcie);
     scenario.additional = others
         .iter()
-        .map(|board| AdditionalBoards { board: (*board).to_owned(), count: 1, topology: Topology::Pcie })
+        .map(|board| AdditionalBoards {
+            board: (*board).to_owned(),
+            count: 1,
+            topology: Topology::Pcie,
+        })
         .collect();
     Node::new(scenario)
 }

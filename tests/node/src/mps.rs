@@ -34,7 +34,11 @@ impl MpsDaemons {
                 tokio::time::sleep(20 * POLL).await;
             }
         });
-        Self { folder: node.mps_dir(), answering, writer }
+        Self {
+            folder: node.mps_dir(),
+            answering,
+            writer,
+        }
     }
 
     /// The daemon of a device answers from now on.

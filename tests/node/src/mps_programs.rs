@@ -36,7 +36,10 @@ impl MpsNode {
         let node = Node::with_v100()?;
         let folder = node.host_root().join("run/nvidia/driver/usr/bin");
         fs::create_dir_all(&folder)?;
-        fs::copy(programs()?.join("nvidia-cuda-mps-control"), folder.join("nvidia-cuda-mps-control"))?;
+        fs::copy(
+            programs()?.join("nvidia-cuda-mps-control"),
+            folder.join("nvidia-cuda-mps-control"),
+        )?;
         fs::create_dir_all(node.state_dir())?;
         fs::create_dir_all(node.mps_dir())?;
         fs::create_dir_all(node.host_root().join(CHECKPOINTS))?;
@@ -52,7 +55,10 @@ impl MpsNode {
         let checkpoint = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1});
         let folder = self.node.host_root().join(CHECKPOINTS);
         fs::write(folder.join("new"), checkpoint.to_string())?;
-        Ok(fs::rename(folder.join("new"), folder.join("kubelet_internal_checkpoint"))?)
+        Ok(fs::rename(
+            folder.join("new"),
+            folder.join("kubelet_internal_checkpoint"),
+        )?)
     }
 
     /// Starts a supervisor.
@@ -97,7 +103,10 @@ impl MpsNode {
     /// Processes with the mark of a device's daemon.
     pub fn daemons(&self, device: &str) -> Vec<Pid> {
         let folder = self.node.mps_dir().join(device);
-        marked(&folder.display().to_string()).into_iter().map(|(pid, _)| pid).collect()
+        marked(&folder.display().to_string())
+            .into_iter()
+            .map(|(pid, _)| pid)
+            .collect()
     }
 
     /// A process of another container that looks like a device's daemon, as far as its environment goes.
@@ -107,8 +116,13 @@ impl MpsNode {
 
     /// Waits until the daemon of a device answers, and says which process it is.
     pub async fn answers(&self, device: &str) -> Result<Pid> {
-        until("the daemon answers", || self.path(device, "answered").exists().then(|| self.daemon(device)).flatten())
-            .await
+        until("the daemon answers", || {
+            self.path(device, "answered")
+                .exists()
+                .then(|| self.daemon(device))
+                .flatten()
+        })
+        .await
     }
 
     /// Waits until nothing of a device's daemon is left.
@@ -125,7 +139,9 @@ impl MpsNode {
 
     /// Starts a client with the environment and the shared memory of a container.
     pub fn client(&self, device: &str, percentage: &str, memory: &str) -> Result<MpsClient> {
-        let container = self.host.of_container("private", &self.place(device, "shm"), Path::new("/dev/shm"))?;
+        let container = self
+            .host
+            .of_container("private", &self.place(device, "shm"), Path::new("/dev/shm"))?;
         let mut child = container
             .command(programs()?.join("mps-client"))
             .env("CUDA_MPS_PIPE_DIRECTORY", self.place(device, "pipe"))
@@ -135,7 +151,11 @@ impl MpsNode {
             .spawn()?;
         let mut limits = String::new();
         BufReader::new(child.stdout.take().context("the client's output")?).read_line(&mut limits)?;
-        Ok(MpsClient { child, limits, container })
+        Ok(MpsClient {
+            child,
+            limits,
+            container,
+        })
     }
 }
 
@@ -154,10 +174,15 @@ fn marked(path: &str) -> Vec<(Pid, String)> {
     let find = |pid: &str| {
         let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
         let variables = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-        let found = variables.into_iter().find(|variable| variable.starts_with(&mark))?.into_owned();
+        let found = variables
+            .into_iter()
+            .find(|variable| variable.starts_with(&mark))?
+            .into_owned();
         Some((Pid::from_raw(pid.parse().ok()?)?, found))
     };
-    processes.filter_map(|process| find(process.file_name().to_str()?)).collect()
+    processes
+        .filter_map(|process| find(process.file_name().to_str()?))
+        .collect()
 }
 
 /// A client of a daemon; killed when dropped.
@@ -194,9 +219,19 @@ fn programs() -> Result<&'static Path> {
 fn build() -> Result<PathBuf> {
     // A test program is TARGET/PROFILE/deps/NAME.
     let program = env::current_exe().context("find this test program")?;
-    let folder = program.ancestors().nth(3).context("find the target folder")?.join("mps-control");
+    let folder = program
+        .ancestors()
+        .nth(3)
+        .context("find the target folder")?
+        .join("mps-control");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mps-control/build.sh");
-    let status = Command::new(script).arg(&folder).status().context("run tests/mps-control/build.sh")?;
-    ensure!(status.success(), "build of the stand-in for NVIDIA's MPS programs failed: {status}");
+    let status = Command::new(script)
+        .arg(&folder)
+        .status()
+        .context("run tests/mps-control/build.sh")?;
+    ensure!(
+        status.success(),
+        "build of the stand-in for NVIDIA's MPS programs failed: {status}"
+    );
     Ok(folder)
 }

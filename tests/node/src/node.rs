@@ -43,7 +43,10 @@ impl Node {
 
     /// A node on which no driver is installed yet.
     pub fn without_driver(scenario: Scenario) -> Result<Self> {
-        let node = Self { folder: tempfile::tempdir().context("make a folder for the node")?, scenario };
+        let node = Self {
+            folder: tempfile::tempdir().context("make a folder for the node")?,
+            scenario,
+        };
         fs::create_dir_all(node.device_plugins())?;
         let devices = node.host_root().join("dev");
         fs::create_dir_all(&devices)?;

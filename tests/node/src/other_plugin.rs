@@ -28,7 +28,10 @@ impl DevicePlugin for Plugin {
         std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
     async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
-        Ok(Response::new(DevicePluginOptions { get_preferred_allocation_available: true, ..Default::default() }))
+        Ok(Response::new(DevicePluginOptions {
+            get_preferred_allocation_available: true,
+            ..Default::default()
+        }))
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
@@ -47,7 +50,9 @@ impl DevicePlugin for Plugin {
         // One that was never available is among them.
         let ids = ["foreign".to_owned()].into_iter().chain(ids).take(size + 1).collect();
         let response = ContainerPreferredAllocationResponse { device_i_ds: ids };
-        Ok(Response::new(PreferredAllocationResponse { container_responses: vec![response] }))
+        Ok(Response::new(PreferredAllocationResponse {
+            container_responses: vec![response],
+        }))
     }
 
     async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
@@ -56,7 +61,9 @@ impl DevicePlugin for Plugin {
             return Err(Status::invalid_argument("it is refused"));
         }
         let response = ContainerAllocateResponse::default();
-        Ok(Response::new(AllocateResponse { container_responses: vec![response] }))
+        Ok(Response::new(AllocateResponse {
+            container_responses: vec![response],
+        }))
     }
 
     async fn pre_start_container(
@@ -77,14 +84,21 @@ pub struct OtherPlugin {
 impl OtherPlugin {
     /// Registers it with the kubelet of a folder of device plugins.
     pub async fn register(folder: &Path, resource: &str) -> Result<Self> {
-        let device = Device { id: "another".to_owned(), health: "Healthy".to_owned(), topology: None };
+        let device = Device {
+            id: "another".to_owned(),
+            health: "Healthy".to_owned(),
+            topology: None,
+        };
         let (devices, listed) = watch::channel(vec![device]);
         let socket = folder.join("another.sock");
         _ = std::fs::remove_file(&socket);
         let incoming = UnixListenerStream::new(UnixListener::bind(socket)?);
         let server = Server::builder().add_service(DevicePluginServer::new(Plugin(listed)));
         let server = tokio::spawn(async move { _ = server.serve_with_incoming(incoming).await });
-        let other = Self { server, _devices: devices };
+        let other = Self {
+            server,
+            _devices: devices,
+        };
         let kubelet = Endpoint::from_shared(format!("unix://{}", folder.join("kubelet.sock").display()))?;
         let request = RegisterRequest {
             version: "v1beta1".to_owned(),
@@ -92,7 +106,9 @@ impl OtherPlugin {
             resource_name: resource.to_owned(),
             options: None,
         };
-        RegistrationClient::new(kubelet.origin("http://localhost".parse()?).connect().await?).register(request).await?;
+        RegistrationClient::new(kubelet.origin("http://localhost".parse()?).connect().await?)
+            .register(request)
+            .await?;
         Ok(other)
     }
 }

@@ -18,5 +18,7 @@ pub async fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> R
             sleep(POLL).await;
         }
     };
-    timeout(PATIENCE, poll).await.with_context(|| format!("wait until {what}"))
+    timeout(PATIENCE, poll)
+        .await
+        .with_context(|| format!("wait until {what}"))
 }

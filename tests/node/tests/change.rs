@@ -38,7 +38,9 @@ async fn resources_that_a_change_does_not_name_keep_their_stream_and_their_list(
     let kubelet = &lab.kubelet;
     let uuids = lab.node.uuids()?;
     for (resource, shares) in [(GPU, 1), (SHARED, 4), (MEMORY, 15), (MPS, 10)] {
-        kubelet.has(resource, |endpoint| endpoint.healthy().len() == shares).await?;
+        kubelet
+            .has(resource, |endpoint| endpoint.healthy().len() == shares)
+            .await?;
     }
     kubelet.admit("whole", "main", GPU, 1).await?;
     let shared = kubelet.admit("shared", "main", SHARED, 1).await?.ids.remove(0);
@@ -47,23 +49,47 @@ async fn resources_that_a_change_does_not_name_keep_their_stream_and_their_list(
 
     // A changed number of replicas, a resource that goes, and one that comes.
     lab.apply(&config(3))?;
-    let [held, free] = if shared.starts_with(&uuids[1]) { [&uuids[1], &uuids[2]] } else { [&uuids[2], &uuids[1]] };
+    let [held, free] = if shared.starts_with(&uuids[1]) {
+        [&uuids[1], &uuids[2]]
+    } else {
+        [&uuids[2], &uuids[1]]
+    };
     let waiting = [&*shared, &format!("{held}::0"), &format!("{held}::1")];
-    kubelet.has(SHARED, |endpoint| endpoint.healthy_of(free) == 3 && endpoint.healthy_of(held) == 1).await?;
+    kubelet
+        .has(SHARED, |endpoint| {
+            endpoint.healthy_of(free) == 3 && endpoint.healthy_of(held) == 1
+        })
+        .await?;
     assert_eq!(kubelet.endpoint(SHARED).devices.len(), 5, "{waiting:?}");
     lab.apply(&config(3).replace("gpu.shared", "gpu.other"))?;
-    kubelet.has("nvidia.com/gpu.other", |endpoint| endpoint.healthy_of(free) == 3).await?;
+    kubelet
+        .has("nvidia.com/gpu.other", |endpoint| endpoint.healthy_of(free) == 3)
+        .await?;
     kubelet.release("shared");
-    kubelet.has("nvidia.com/gpu.other", |endpoint| endpoint.healthy_of(held) == 3).await?;
-    until("the old name is gone", || (!kubelet.connected().iter().any(|name| name == SHARED)).then_some(())).await?;
+    kubelet
+        .has("nvidia.com/gpu.other", |endpoint| endpoint.healthy_of(held) == 3)
+        .await?;
+    until("the old name is gone", || {
+        (!kubelet.connected().iter().any(|name| name == SHARED)).then_some(())
+    })
+    .await?;
 
     for (resource, devices) in [(GPU, 1), (MEMORY, 15), (MPS, 10)] {
         let lists = kubelet.messages(resource);
-        let healths: Vec<usize> =
-            lists.iter().map(|list| list.devices.iter().filter(|share| share.health == "Healthy").count()).collect();
-        assert!(healths.iter().all(|healthy| *healthy == devices), "{resource}: {healths:?}");
+        let healths: Vec<usize> = lists
+            .iter()
+            .map(|list| list.devices.iter().filter(|share| share.health == "Healthy").count())
+            .collect();
+        assert!(
+            healths.iter().all(|healthy| *healthy == devices),
+            "{resource}: {healths:?}"
+        );
         let endpoint = kubelet.endpoint(resource);
-        assert_eq!((lists.len(), endpoint.registrations, endpoint.connected), (1, 1, true), "{resource}");
+        assert_eq!(
+            (lists.len(), endpoint.registrations, endpoint.connected),
+            (1, 1, true),
+            "{resource}"
+        );
     }
     assert_eq!(kubelet.offered_twice(), None);
     Ok(())
@@ -80,22 +106,41 @@ async fn a_held_gpu_keeps_its_id_until_it_is_free_and_is_shared_then() -> Result
 
     lab.apply(TWO)?;
     let of_two = [format!("{two}::0"), format!("{two}::1")];
-    kubelet.offers(GPU, &[(one, true), (&of_two[0], true), (&of_two[1], true)]).await?;
+    kubelet
+        .offers(GPU, &[(one, true), (&of_two[0], true), (&of_two[1], true)])
+        .await?;
     kubelet.is_refused(GPU, two).await?;
     kubelet.is_refused(GPU, &format!("{one}::0")).await?;
     // Others run beside it meanwhile, as many as there is room for.
     kubelet.admit("a", "main", GPU, 1).await?;
     kubelet.admit("b", "main", GPU, 1).await?;
-    assert!(matches!(kubelet.admit("c", "main", GPU, 1).await, Err(Rejection::Kubelet(_))));
+    assert!(matches!(
+        kubelet.admit("c", "main", GPU, 1).await,
+        Err(Rejection::Kubelet(_))
+    ));
 
     kubelet.release("job");
     let of_one = [format!("{one}::0"), format!("{one}::1")];
-    kubelet.offers(GPU, &[(&of_one[0], true), (&of_one[1], true), (&of_two[0], true), (&of_two[1], true)]).await?;
+    kubelet
+        .offers(
+            GPU,
+            &[
+                (&of_one[0], true),
+                (&of_one[1], true),
+                (&of_two[0], true),
+                (&of_two[1], true),
+            ],
+        )
+        .await?;
     kubelet.is_refused(GPU, one).await?;
     // The id that was freed was withdrawn before the new ones came.
     let lists = kubelet.messages(GPU);
     let withdrawn = |uuid: &str| {
-        lists.iter().any(|list| list.devices.iter().any(|share| share.id == uuid && share.health != "Healthy"))
+        lists.iter().any(|list| {
+            list.devices
+                .iter()
+                .any(|share| share.id == uuid && share.health != "Healthy")
+        })
     };
     assert!(withdrawn(one) && withdrawn(two));
     assert_eq!(kubelet.offered_twice(), None);
@@ -114,10 +159,16 @@ async fn replicas_that_are_freed_are_withdrawn_one_by_one_until_the_gpu_can_be_w
     kubelet.is_listed().await?;
 
     lab.apply(WHOLE)?;
-    until("it is in force", || (lab.agent.logged("configuration in force") == 2).then_some(())).await?;
+    until("it is in force", || {
+        (lab.agent.logged("configuration in force") == 2).then_some(())
+    })
+    .await?;
     kubelet.release("first");
     kubelet.offers(GPU, &[(&first, false), (&second, true)]).await?;
-    assert!(matches!(kubelet.admit("third", "main", GPU, 1).await, Err(Rejection::Kubelet(_))));
+    assert!(matches!(
+        kubelet.admit("third", "main", GPU, 1).await,
+        Err(Rejection::Kubelet(_))
+    ));
     kubelet.release("second");
     kubelet.offers(GPU, &[(&uuid, true)]).await?;
     kubelet.is_refused(GPU, &first).await?;
@@ -134,12 +185,17 @@ async fn a_resource_that_is_renamed_keeps_its_old_name_for_what_is_held() -> Res
     kubelet.admit("job", "main", GPU, 1).await?;
 
     lab.apply(RENAMED)?;
-    kubelet.has(SHARED, |endpoint| endpoint.healthy_of(&uuids[1]) == 2).await?;
+    kubelet
+        .has(SHARED, |endpoint| endpoint.healthy_of(&uuids[1]) == 2)
+        .await?;
     kubelet.offers(GPU, &[(&uuids[0], true)]).await?;
     assert_eq!(kubelet.endpoint(SHARED).devices.len(), 2);
     kubelet.release("job");
     kubelet.has(SHARED, |endpoint| endpoint.healthy().len() == 4).await?;
-    until("the old name is gone", || (kubelet.connected() == [SHARED]).then_some(())).await?;
+    until("the old name is gone", || {
+        (kubelet.connected() == [SHARED]).then_some(())
+    })
+    .await?;
     assert_eq!(kubelet.offered_twice(), None);
     Ok(())
 }
@@ -151,11 +207,19 @@ async fn a_change_that_is_taken_back_while_a_gpu_is_held_leaves_everything_as_it
     kubelet.has(GPU, |_| true).await?;
     let held = kubelet.admit("job", "main", GPU, 1).await?.ids.remove(0);
     lab.apply(WHOLE)?;
-    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 1 && endpoint.healthy().contains(&held)).await?;
+    kubelet
+        .has(GPU, |endpoint| {
+            endpoint.healthy().len() == 1 && endpoint.healthy().contains(&held)
+        })
+        .await?;
     lab.apply(TWO)?;
     kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 2).await?;
     let always = kubelet.messages(GPU).iter().all(|list| {
-        list.devices.len() == 2 && list.devices.iter().any(|share| share.id == held && share.health == "Healthy")
+        list.devices.len() == 2
+            && list
+                .devices
+                .iter()
+                .any(|share| share.id == held && share.health == "Healthy")
     });
     assert!(always, "{:?}", kubelet.messages(GPU));
     Ok(())
@@ -175,14 +239,24 @@ async fn an_agent_that_is_killed_in_the_middle_of_a_change_goes_on_with_it() -> 
 
     for registrations in 2..4 {
         lab.replace_agent().await?;
-        lab.kubelet.has(GPU, |endpoint| endpoint.registrations == registrations).await?;
+        lab.kubelet
+            .has(GPU, |endpoint| endpoint.registrations == registrations)
+            .await?;
         lab.kubelet.offers(GPU, &half).await?;
     }
     lab.kubelet.is_refused(GPU, two).await?;
     lab.kubelet.release("job");
-    lab.kubelet.has(GPU, |endpoint| endpoint.healthy_of(one) == 2 && endpoint.healthy_of(two) == 2).await?;
+    lab.kubelet
+        .has(GPU, |endpoint| {
+            endpoint.healthy_of(one) == 2 && endpoint.healthy_of(two) == 2
+        })
+        .await?;
     lab.replace_agent().await?;
-    lab.kubelet.has(GPU, |endpoint| endpoint.registrations == 4 && endpoint.healthy().len() == 4).await?;
+    lab.kubelet
+        .has(GPU, |endpoint| {
+            endpoint.registrations == 4 && endpoint.healthy().len() == 4
+        })
+        .await?;
     lab.kubelet.is_refused(GPU, one).await?;
     assert_eq!(lab.kubelet.offered_twice(), None);
     Ok(())
@@ -197,7 +271,11 @@ async fn a_change_between_two_agents_waits_for_holders_too() -> Result<()> {
     lab.agent.kill().await?;
     lab.node.configure(WHOLE)?;
     lab.agent = Agent::run(&lab.node)?;
-    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().contains(&held) && endpoint.healthy().len() == 1).await?;
+    lab.kubelet
+        .has(GPU, |endpoint| {
+            endpoint.healthy().contains(&held) && endpoint.healthy().len() == 1
+        })
+        .await?;
     lab.kubelet.release("job");
     lab.kubelet.offers(GPU, &[(&uuid, true)]).await?;
     Ok(())
@@ -223,19 +301,25 @@ async fn a_gpu_that_disappears_while_it_is_held_comes_back_with_its_holder() -> 
 #[tokio::test]
 async fn every_sharing_can_become_every_other_while_a_gpu_is_held() -> Result<()> {
     let ways = [(WHOLE, 1), (TWO, 2), (UNITS, 15)];
-    let pairs = ways.into_iter().flat_map(|old| ways.into_iter().map(move |new| (old, new)));
+    let pairs = ways
+        .into_iter()
+        .flat_map(|old| ways.into_iter().map(move |new| (old, new)));
     let mut changes = tokio::task::JoinSet::new();
     for ((old, old_shares), (new, new_shares)) in pairs.filter(|(old, new)| old != new) {
         changes.spawn(async move {
             let lab = Lab::start(two_t4()?, old)?;
             let kubelet = &lab.kubelet;
-            kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 2 * old_shares).await?;
+            kubelet
+                .has(GPU, |endpoint| endpoint.healthy().len() == 2 * old_shares)
+                .await?;
             let held = kubelet.admit("job", "main", GPU, 1).await?.ids.remove(0);
             let uuids = lab.node.uuids()?;
             let (busy, free) = if held.starts_with(&uuids[0]) { (0, 1) } else { (1, 0) };
             kubelet.is_listed().await?;
             lab.apply(new)?;
-            kubelet.has(GPU, |endpoint| endpoint.healthy_of(&uuids[free]) == new_shares).await?;
+            kubelet
+                .has(GPU, |endpoint| endpoint.healthy_of(&uuids[free]) == new_shares)
+                .await?;
             let endpoint = kubelet.endpoint(GPU);
             assert_eq!(endpoint.healthy_of(&uuids[busy]), 1, "{old} to {new}");
             assert!(endpoint.healthy().contains(&held), "{old} to {new}");
@@ -264,9 +348,13 @@ async fn a_kubelet_that_restarts_in_the_middle_of_a_change_sees_it_as_before() -
     lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 3).await?;
     let half = lab.kubelet.endpoint(GPU).ids();
     lab.kubelet.restart()?;
-    lab.kubelet.has(GPU, |endpoint| endpoint.registrations == 2 && endpoint.ids() == half).await?;
+    lab.kubelet
+        .has(GPU, |endpoint| endpoint.registrations == 2 && endpoint.ids() == half)
+        .await?;
     lab.kubelet.release("job");
-    lab.kubelet.has(GPU, |endpoint| endpoint.healthy_of(&uuids[0]) == 2).await?;
+    lab.kubelet
+        .has(GPU, |endpoint| endpoint.healthy_of(&uuids[0]) == 2)
+        .await?;
     assert_eq!(lab.kubelet.offered_twice(), None);
     Ok(())
 }

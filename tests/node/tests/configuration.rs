@@ -45,8 +45,14 @@ async fn resources_come_and_go_with_the_configuration() -> Result<()> {
     agent.signal(Signal::HUP)?;
     let whole = kubelet.has(GPU, |endpoint| endpoint.devices.len() == 4).await?;
     assert_eq!(whole.registrations, 1);
-    until("the shared resource is gone", || (kubelet.connected() == [GPU]).then_some(())).await?;
-    until("its socket is gone", || (node.sockets().ok()? == [whole.socket.clone()]).then_some(())).await?;
+    until("the shared resource is gone", || {
+        (kubelet.connected() == [GPU]).then_some(())
+    })
+    .await?;
+    until("its socket is gone", || {
+        (node.sockets().ok()? == [whole.socket.clone()]).then_some(())
+    })
+    .await?;
 
     node.configure(&shared("[1]", 2))?;
     agent.signal(Signal::HUP)?;
@@ -65,16 +71,25 @@ async fn a_bad_configuration_leaves_the_old_one_in_force() -> Result<()> {
     node.configure("resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replica: 4}}]")?;
     agent.signal(Signal::HUP)?;
     let line = agent.logs("configuration rejected").await?;
-    assert!(line.contains("resources[0].sharing.replica: unknown field; did you mean `replicas`?"), "{line}");
+    assert!(
+        line.contains("resources[0].sharing.replica: unknown field; did you mean `replicas`?"),
+        "{line}"
+    );
     node.configure("resources: [{name: nvidia.com/gpu, devices: {indices: [99]}}]")?;
     agent.signal(Signal::HUP)?;
     agent.logs("99 is not between 0 and 63").await?;
     let after = kubelet.endpoint(GPU);
-    assert_eq!((after.lists, after.ids(), after.connected), (before.lists, before.ids(), true));
+    assert_eq!(
+        (after.lists, after.ids(), after.connected),
+        (before.lists, before.ids(), true)
+    );
 
     node.configure("passDeviceSpecs: true")?;
     agent.signal(Signal::HUP)?;
-    until("the good one is in force", || (agent.logged("configuration in force") == 2).then_some(())).await?;
+    until("the good one is in force", || {
+        (agent.logged("configuration in force") == 2).then_some(())
+    })
+    .await?;
     let answer = kubelet.allocate(GPU, &[&node.uuids()?[0]]).await?;
     assert!(!answer.devices.is_empty());
     assert_eq!(kubelet.endpoint(GPU).registrations, 1);
@@ -87,6 +102,8 @@ async fn an_agent_does_not_start_with_a_bad_configuration_file() -> Result<()> {
     node.configure("colour: red")?;
     let mut agent = Agent::run(&node)?;
     assert_eq!(agent.end().await?.code(), Some(1));
-    agent.logs("config.yaml: read configuration: colour: unknown field").await?;
+    agent
+        .logs("config.yaml: read configuration: colour: unknown field")
+        .await?;
     Ok(())
 }

@@ -17,7 +17,12 @@ async fn whole_gpus_are_offered_by_uuid_with_their_numa_node() -> Result<()> {
 
     let endpoint = kubelet.has(GPU, |_| true).await?;
     assert_eq!(endpoint.ids(), node.uuids()?);
-    let numa: Vec<i64> = endpoint.devices.iter().flat_map(|device| &device.topology).map(|t| t.nodes[0].id).collect();
+    let numa: Vec<i64> = endpoint
+        .devices
+        .iter()
+        .flat_map(|device| &device.topology)
+        .map(|t| t.nodes[0].id)
+        .collect();
     assert_eq!(numa, [0, 0, 0, 0, 1, 1, 1, 1]);
     assert!(endpoint.devices.iter().all(|device| device.health == "Healthy"));
     assert_eq!(kubelet.connected(), [GPU]);
@@ -37,11 +42,17 @@ async fn a_container_sees_the_gpus_it_was_given_in_the_order_of_their_index() ->
 
     let uuids = node.uuids()?;
     let answer = kubelet.allocate(GPU, &[&uuids[5], &uuids[2]]).await?;
-    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], format!("{},{}", uuids[2], uuids[5]));
+    assert_eq!(
+        answer.envs["NVIDIA_VISIBLE_DEVICES"],
+        format!("{},{}", uuids[2], uuids[5])
+    );
     assert_eq!(answer.envs.len(), 1);
     assert!(answer.devices.is_empty() && answer.mounts.is_empty() && answer.cdi_devices.is_empty());
 
-    assert_eq!(kubelet.preferred(GPU, &[uuids[7].clone(), uuids[3].clone()], 1).await?, [uuids[3].clone()]);
+    assert_eq!(
+        kubelet.preferred(GPU, &[uuids[7].clone(), uuids[3].clone()], 1).await?,
+        [uuids[3].clone()]
+    );
     kubelet.pre_start(GPU, &uuids[0]).await?;
     Ok(())
 }
@@ -55,7 +66,9 @@ async fn device_nodes_are_passed_where_the_configuration_asks_for_them() -> Resu
     kubelet.has(SHARED, |_| true).await?;
 
     let uuid = &node.uuids()?[3];
-    let answer = kubelet.allocate(SHARED, &[&format!("{uuid}::0"), &format!("{uuid}::1")]).await?;
+    let answer = kubelet
+        .allocate(SHARED, &[&format!("{uuid}::0"), &format!("{uuid}::1")])
+        .await?;
     assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], *uuid);
     let nodes: Vec<&str> = answer.devices.iter().map(|device| device.host_path.as_str()).collect();
     assert_eq!(nodes, ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3"]);
@@ -84,7 +97,10 @@ async fn time_slicing_offers_each_gpu_several_times_and_spreads_containers() -> 
         assert_eq!(four, node.uuids()?, "round {round}");
     }
 
-    let two = kubelet.allocate(SHARED, &[&endpoint.ids()[0], &endpoint.ids()[1]]).await.unwrap_err();
+    let two = kubelet
+        .allocate(SHARED, &[&endpoint.ids()[0], &endpoint.ids()[1]])
+        .await
+        .unwrap_err();
     assert_eq!(two.code(), Code::InvalidArgument);
     assert!(two.message().contains("asks for 2 replicas"), "{}", two.message());
     Ok(())
@@ -101,17 +117,31 @@ async fn an_unknown_device_is_refused_by_name() -> Result<()> {
     let uuids = node.uuids()?;
     let refused = kubelet.allocate(GPU, &[&uuids[0], "GPU-unknown"]).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(refused.message().contains("unknown shares GPU-unknown;"), "{}", refused.message());
-    assert_eq!(kubelet.allocate(GPU, &[]).await.unwrap_err().code(), Code::InvalidArgument);
+    assert!(
+        refused.message().contains("unknown shares GPU-unknown;"),
+        "{}",
+        refused.message()
+    );
+    assert_eq!(
+        kubelet.allocate(GPU, &[]).await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
     // Advice never fails.
-    assert_eq!(kubelet.preferred(GPU, &["GPU-unknown".to_owned()], 3).await?, ["GPU-unknown"]);
+    assert_eq!(
+        kubelet.preferred(GPU, &["GPU-unknown".to_owned()], 3).await?,
+        ["GPU-unknown"]
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn each_resource_has_a_server_of_its_own() -> Result<()> {
     let mut scenario = Scenario::new("mixed", "Tesla V100-SXM2-32GB", 2, Topology::Pcie);
-    scenario.additional = vec![AdditionalBoards { board: "Tesla T4".to_owned(), count: 2, topology: Topology::Pcie }];
+    scenario.additional = vec![AdditionalBoards {
+        board: "Tesla T4".to_owned(),
+        count: 2,
+        topology: Topology::Pcie,
+    }];
     let node = Node::new(scenario)?;
     node.configure(
         "resources:\n- {name: nvidia.com/gpu.shared, devices: {products: ['Tesla-T4']}, sharing: {strategy: TimeSlicing, replicas: 2}}\n- {name: nvidia.com/gpu}\n",

@@ -124,10 +124,17 @@ async fn new_ids_are_not_offered_before_the_disk_has_what_they_stand_for() -> Re
     // What is not worth a save by itself brings another try.
     for reloads in 2..4 {
         agent.signal(Signal::HUP)?;
-        until("the agent reloads", || (agent.logged("\"reload\"") == reloads).then_some(())).await?;
+        until("the agent reloads", || {
+            (agent.logged("\"reload\"") == reloads).then_some(())
+        })
+        .await?;
     }
     assert_eq!(kubelet.endpoint(GPU).devices.len(), 8);
-    assert_eq!(agent.logged("save the assignments"), 1, "an error that stays is said once");
+    assert_eq!(
+        agent.logged("save the assignments"),
+        1,
+        "an error that stays is said once"
+    );
     fs::remove_dir(&blocked)?;
     agent.signal(Signal::HUP)?;
     kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 16).await?;
@@ -162,7 +169,11 @@ async fn on_a_full_disk_what_is_offered_stays_and_an_agent_can_be_replaced() -> 
     first.signal(Signal::HUP)?;
     let line = first.logs("save the assignments").await?;
     assert!(line.contains("os error 28"), "{line}");
-    assert_eq!(kubelet.endpoint(GPU).devices.len(), 8, "ids that the disk does not have are not offered");
+    assert_eq!(
+        kubelet.endpoint(GPU).devices.len(),
+        8,
+        "ids that the disk does not have are not offered"
+    );
     node.configure("")?;
     first.signal(Signal::HUP)?;
     first.logs("the assignments are saved again").await?;
@@ -171,7 +182,11 @@ async fn on_a_full_disk_what_is_offered_stays_and_an_agent_can_be_replaced() -> 
     second.await_ready().await?;
     second.logs("note the hand-over").await?;
     first.logs("the successor does the work").await?;
-    kubelet.has(GPU, |endpoint| endpoint.registrations == 2 && endpoint.healthy().len() == 8).await?;
+    kubelet
+        .has(GPU, |endpoint| {
+            endpoint.registrations == 2 && endpoint.healthy().len() == 8
+        })
+        .await?;
     assert!(second.ask("/livez").await?.starts_with("HTTP/1.1 200"));
 
     fs::remove_file(filler)?;

@@ -18,10 +18,24 @@ fn of_16(board: &str) -> Result<Node> {
 #[expect(clippy::print_stdout, reason = "a measurement")]
 fn summary(key: &str, mut times: Vec<Duration>, share: usize) -> Result<()> {
     times.sort();
-    let at = |share: usize| times.get((times.len() * share / 100).min(times.len().saturating_sub(1))).copied();
-    let (median, p99, max) = (at(MEDIAN).context("a time")?, at(P99).context("a time")?, at(100).context("a time")?);
-    println!("{key}: median {median:?}, p99 {p99:?}, maximum {max:?} of {}", times.len());
-    println!("figure: {key} | {:.3} | ms", at(share).context("a time")?.as_secs_f64() * 1000.0);
+    let at = |share: usize| {
+        times
+            .get((times.len() * share / 100).min(times.len().saturating_sub(1)))
+            .copied()
+    };
+    let (median, p99, max) = (
+        at(MEDIAN).context("a time")?,
+        at(P99).context("a time")?,
+        at(100).context("a time")?,
+    );
+    println!(
+        "{key}: median {median:?}, p99 {p99:?}, maximum {max:?} of {}",
+        times.len()
+    );
+    println!(
+        "figure: {key} | {:.3} | ms",
+        at(share).context("a time")?.as_secs_f64() * 1000.0
+    );
     Ok(())
 }
 
@@ -33,10 +47,16 @@ async fn allocate(lab: &Lab, resource: &str, shares: usize, calls: usize) -> Res
     let mut times = Vec::new();
     for call in 0..calls {
         let uuid = uuids.get(call % uuids.len()).context("a GPU")?;
-        let all: Vec<&str> = ids.iter().filter(|id| id.starts_with(uuid.as_str())).map(String::as_str).collect();
+        let all: Vec<&str> = ids
+            .iter()
+            .filter(|id| id.starts_with(uuid.as_str()))
+            .map(String::as_str)
+            .collect();
         let first = call / uuids.len() * shares;
         let start = Instant::now();
-        lab.kubelet.allocate(resource, all.get(first..first + shares).context("shares")?).await?;
+        lab.kubelet
+            .allocate(resource, all.get(first..first + shares).context("shares")?)
+            .await?;
         times.push(start.elapsed());
     }
     Ok(times)
@@ -47,14 +67,20 @@ async fn lists(lab: &Lab, resource: &str, configs: [&str; 2]) -> Result<Vec<Dura
     let mut times = Vec::new();
     for round in 0..ROUNDS {
         let before = lab.kubelet.endpoint(resource).lists;
-        lab.node.configure(configs.get(round as usize % 2).context("a configuration")?)?;
+        lab.node
+            .configure(configs.get(round as usize % 2).context("a configuration")?)?;
         let start = Instant::now();
         lab.agent.signal(rustix::process::Signal::HUP)?;
         let expected = before + 1;
-        until("the list has come", || (lab.kubelet.endpoint(resource).lists >= expected).then_some(())).await?;
+        until("the list has come", || {
+            (lab.kubelet.endpoint(resource).lists >= expected).then_some(())
+        })
+        .await?;
         let messages = lab.kubelet.messages(resource);
         times.push(messages.get(before).context("the list")?.at.duration_since(start));
-        lab.kubelet.has(resource, |endpoint| endpoint.healthy().len() == endpoint.devices.len()).await?;
+        lab.kubelet
+            .has(resource, |endpoint| endpoint.healthy().len() == endpoint.devices.len())
+            .await?;
     }
     Ok(times)
 }
@@ -66,12 +92,20 @@ async fn measure_64_replicas_of_16_gpus() -> Result<()> {
         format!("resources: [{{name: nvidia.com/gpu, sharing: {{strategy: TimeSlicing, replicas: {replicas}}}}}]")
     };
     let lab = Lab::start(of_16("Tesla V100-SXM2-32GB")?, &config(64))?;
-    lab.kubelet.has("nvidia.com/gpu", |endpoint| endpoint.healthy().len() == 1024).await?;
+    lab.kubelet
+        .has("nvidia.com/gpu", |endpoint| endpoint.healthy().len() == 1024)
+        .await?;
     summary("allocate-p99", allocate(&lab, "nvidia.com/gpu", 1, 1000).await?, P99)?;
     // Grants that no pod confirms are forgotten before anything can switch.
     let lab = Lab::start(of_16("Tesla V100-SXM2-32GB")?, &config(64))?;
-    lab.kubelet.has("nvidia.com/gpu", |endpoint| endpoint.healthy().len() == 1024).await?;
-    summary("change-replicas", lists(&lab, "nvidia.com/gpu", [&config(63), &config(64)]).await?, MEDIAN)?;
+    lab.kubelet
+        .has("nvidia.com/gpu", |endpoint| endpoint.healthy().len() == 1024)
+        .await?;
+    summary(
+        "change-replicas",
+        lists(&lab, "nvidia.com/gpu", [&config(63), &config(64)]).await?,
+        MEDIAN,
+    )?;
     Ok(())
 }
 
@@ -82,13 +116,19 @@ async fn measure_80_memory_units_of_16_gpus() -> Result<()> {
     let config = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory}}]";
     let other = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory, unit: 1023Mi}}]";
     let lab = Lab::start(of_16("NVIDIA A100-SXM4-80GB")?, config)?;
-    lab.kubelet.has(MEMORY, |endpoint| endpoint.healthy().len() == 1280).await?;
+    lab.kubelet
+        .has(MEMORY, |endpoint| endpoint.healthy().len() == 1280)
+        .await?;
     summary("allocate-unit-p99", allocate(&lab, MEMORY, 1, 1000).await?, P99)?;
     let lab = Lab::start(of_16("NVIDIA A100-SXM4-80GB")?, config)?;
-    lab.kubelet.has(MEMORY, |endpoint| endpoint.healthy().len() == 1280).await?;
+    lab.kubelet
+        .has(MEMORY, |endpoint| endpoint.healthy().len() == 1280)
+        .await?;
     summary("allocate-units-p99", allocate(&lab, MEMORY, 8, 160).await?, P99)?;
     let lab = Lab::start(of_16("NVIDIA A100-SXM4-80GB")?, config)?;
-    lab.kubelet.has(MEMORY, |endpoint| endpoint.healthy().len() == 1280).await?;
+    lab.kubelet
+        .has(MEMORY, |endpoint| endpoint.healthy().len() == 1280)
+        .await?;
     summary("change-units", lists(&lab, MEMORY, [other, config]).await?, MEDIAN)?;
     Ok(())
 }
@@ -97,7 +137,11 @@ async fn measure_80_memory_units_of_16_gpus() -> Result<()> {
 #[ignore = "a measurement"]
 async fn measure_the_choice_of_16_gpus_at_the_socket() -> Result<()> {
     let lab = Lab::start(of_16("Tesla V100-SXM2-32GB")?, "")?;
-    let free = lab.kubelet.has("nvidia.com/gpu", |endpoint| endpoint.healthy().len() == 16).await?.ids();
+    let free = lab
+        .kubelet
+        .has("nvidia.com/gpu", |endpoint| endpoint.healthy().len() == 16)
+        .await?
+        .ids();
     for (key, sizes) in [("preferred-3-p99", 3..=3), ("preferred-all-p99", 1..=16)] {
         let mut times = Vec::new();
         for size in sizes.cycle().take(1000) {

@@ -28,7 +28,10 @@ async fn at_work() -> Result<(Node, FakeKubelet, Agent)> {
 
 /// Waits until the kubelet has all GPUs from a registration after so many.
 async fn served_again(kubelet: &FakeKubelet, registrations: usize) -> Result<()> {
-    kubelet.has(GPU, |it| it.registrations > registrations && it.healthy().len() == 8).await.map(drop)
+    kubelet
+        .has(GPU, |it| it.registrations > registrations && it.healthy().len() == 8)
+        .await
+        .map(drop)
 }
 
 #[tokio::test]
@@ -38,9 +41,16 @@ async fn a_successor_takes_over_and_the_one_before_only_waits_for_its_end() -> R
     let second = Agent::run_in_pod(&node, "second", Image::Good)?;
     second.await_ready().await?;
     first.logs("the successor does the work").await?;
-    assert!(first.readyz().await?.contains("LetGo: another agent of this node has taken over"));
+    assert!(
+        first
+            .readyz()
+            .await?
+            .contains("LetGo: another agent of this node has taken over")
+    );
     assert!(first.ask("/livez").await?.starts_with("HTTP/1.1 200"));
-    let endpoint = kubelet.has(GPU, |it| it.registrations == 2 && it.healthy().len() == 8).await?;
+    let endpoint = kubelet
+        .has(GPU, |it| it.registrations == 2 && it.healthy().len() == 8)
+        .await?;
     assert_eq!((kubelet.in_use(GPU).len(), node.sockets()?), (2, vec![endpoint.socket]));
     // It listens in place of the one before, whose socket goes first.
     let socket = until("its socket", || fs::metadata(node.state_dir().join("agent.sock")).ok()).await?;
@@ -61,16 +71,29 @@ async fn twenty_replacements_in_a_row_leave_no_gap_of_100_ms() -> Result<()> {
         let message = until("the new first list", || kubelet.messages(GPU).into_iter().nth(lists)).await?;
         let ended = *kubelet.ends(GPU).get(round - 1).context("the end of the old stream")?;
         gaps.push(message.at.saturating_duration_since(ended));
-        let healthy = message.devices.iter().filter(|device| device.health == "Healthy").count();
+        let healthy = message
+            .devices
+            .iter()
+            .filter(|device| device.health == "Healthy")
+            .count();
         ensure!(healthy == 8, "the first list has {healthy} healthy GPUs");
         agent.logs("the successor does the work").await?;
         agent.stop().await?;
         agent = next;
-        ensure!(kubelet.endpoint(GPU).healthy().len() == 8, "it stays served when the old pod ends");
+        ensure!(
+            kubelet.endpoint(GPU).healthy().len() == 8,
+            "it stays served when the old pod ends"
+        );
     }
-    ensure!(kubelet.endpoint(GPU).registrations == REPLACEMENTS + 1, "nobody registered twice");
+    ensure!(
+        kubelet.endpoint(GPU).registrations == REPLACEMENTS + 1,
+        "nobody registered twice"
+    );
     gaps.sort();
-    let (median, max) = (gaps.get(REPLACEMENTS / 2).context("a gap")?, gaps.last().context("a gap")?);
+    let (median, max) = (
+        gaps.get(REPLACEMENTS / 2).context("a gap")?,
+        gaps.last().context("a gap")?,
+    );
     println!("old stream's end to new first list: median {median:?}, maximum {max:?} of {REPLACEMENTS}");
     ensure!(*max <= GAP, "gaps {gaps:?}");
     Ok(())
@@ -80,7 +103,9 @@ async fn twenty_replacements_in_a_row_leave_no_gap_of_100_ms() -> Result<()> {
 async fn an_image_that_does_not_find_the_driver_never_takes_over() -> Result<()> {
     let (node, kubelet, first) = at_work().await?;
     let broken = Agent::run_in_pod(&node, "broken", Image::WithoutDriver)?;
-    broken.logs("the successor could offer less than is offered now").await?;
+    broken
+        .logs("the successor could offer less than is offered now")
+        .await?;
     assert!(broken.readyz().await?.contains("WaitingForPredecessor"));
     first.await_ready().await?;
     let endpoint = kubelet.endpoint(GPU);
@@ -115,17 +140,25 @@ async fn a_successor_that_cannot_register_gives_back_and_the_one_before_takes_ba
     let record = fs::read_to_string(node.state_dir().join("handover.json"))?;
     assert!(record.contains(r#""pod":"broken"},"times":1"#), "{record}");
     let asked = broken.logged("asking the agent that holds the lock");
-    assert_eq!((asked, kubelet.endpoint(GPU).registrations), (1, 2), "it asks again after a pause alone");
+    assert_eq!(
+        (asked, kubelet.endpoint(GPU).registrations),
+        (1, 2),
+        "it asks again after a pause alone"
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn a_kill_of_the_successor_at_any_step_leaves_the_node_served() -> Result<()> {
     let (node, kubelet, first) = at_work().await?;
-    for (round, step) in
-        ["hardware found", "asking the agent that holds", "registered with the kubelet", "took over from the agent"]
-            .into_iter()
-            .enumerate()
+    for (round, step) in [
+        "hardware found",
+        "asking the agent that holds",
+        "registered with the kubelet",
+        "took over from the agent",
+    ]
+    .into_iter()
+    .enumerate()
     {
         let mut killed = Agent::run_in_pod(&node, &format!("pod-{round}"), Image::Good)?;
         killed.logs(step).await?;
@@ -147,15 +180,21 @@ async fn a_kill_of_the_successor_at_any_step_leaves_the_node_served() -> Result<
 #[tokio::test]
 async fn a_kill_of_the_one_before_at_any_step_leaves_the_node_served() -> Result<()> {
     let (node, kubelet, mut agent) = at_work().await?;
-    for (round, step) in
-        ["hardware found", "asking the agent that holds", "registered with the kubelet", "took over from the agent"]
-            .into_iter()
-            .enumerate()
+    for (round, step) in [
+        "hardware found",
+        "asking the agent that holds",
+        "registered with the kubelet",
+        "took over from the agent",
+    ]
+    .into_iter()
+    .enumerate()
     {
         let next = Agent::run_in_pod(&node, &format!("pod-{round}"), Image::Good)?;
         next.logs(step).await?;
         agent.kill().await?;
-        next.await_ready().await.with_context(|| format!("after a kill at {step:?}"))?;
+        next.await_ready()
+            .await
+            .with_context(|| format!("after a kill at {step:?}"))?;
         served_again(&kubelet, round + 1).await?;
         agent = next;
     }
@@ -189,13 +228,21 @@ async fn the_container_of_a_pod_that_has_let_go_asks_nobody_when_it_restarts() -
     let (node, kubelet, mut first) = at_work().await?;
     let mut second = Agent::run_in_pod(&node, "second", Image::Good)?;
     second.await_ready().await?;
-    let record = || fs::read_to_string(node.state_dir().join("handover.json")).ok()?.contains("first").then_some(());
+    let record = || {
+        fs::read_to_string(node.state_dir().join("handover.json"))
+            .ok()?
+            .contains("first")
+            .then_some(())
+    };
     until("the record says who has let go", record).await?;
     first.kill().await?;
     let again = Agent::run_in_pod(&node, "first", Image::Good)?;
     again.logs("configuration in force").await?;
     sleep(Duration::from_secs(1)).await;
-    assert_eq!((again.logged("asking the agent"), kubelet.endpoint(GPU).registrations), (0, 2));
+    assert_eq!(
+        (again.logged("asking the agent"), kubelet.endpoint(GPU).registrations),
+        (0, 2)
+    );
     // Where nobody is at work it is better than nothing.
     second.stop().await?;
     served_again(&kubelet, 2).await
@@ -210,7 +257,9 @@ async fn an_agent_without_a_socket_is_waited_for() -> Result<()> {
     // An older version: it has the lock and no socket; and a socket that one left that was killed.
     let older = File::create(node.state_dir().join("agent.lock"))?;
     older.lock()?;
-    drop(std::os::unix::net::UnixListener::bind(node.state_dir().join("agent.sock"))?);
+    drop(std::os::unix::net::UnixListener::bind(
+        node.state_dir().join("agent.sock"),
+    )?);
     let successor = Agent::run_in_pod(&node, "second", Image::Good)?;
     successor.logs("WaitingForPredecessor").await?;
     successor.logs("hardware found").await?;
@@ -237,7 +286,9 @@ async fn what_the_driver_reported_long_before_a_take_over_is_not_the_successors(
     drop(holder);
     successor.logs("a device is broken").await?;
     let broken = node.uuids()?[5].clone();
-    kubelet.has(GPU, |it| it.healthy().len() == 7 && !it.healthy().contains(&broken)).await?;
+    kubelet
+        .has(GPU, |it| it.healthy().len() == 7 && !it.healthy().contains(&broken))
+        .await?;
     assert_eq!(successor.logged("a device is broken"), 1);
     Ok(())
 }
@@ -260,7 +311,9 @@ async fn whoever_talks_nonsense_to_the_holder_changes_nothing() -> Result<()> {
         assert!(answer.is_empty() || answer.contains("refused"), "{answer}");
     }
     // Silent ones do not keep a successor out for long.
-    let silent: Vec<_> = (0..10).map(|_| UnixStream::connect(&socket)).collect::<Result<_, _>>()?;
+    let silent: Vec<_> = (0..10)
+        .map(|_| UnixStream::connect(&socket))
+        .collect::<Result<_, _>>()?;
     assert_eq!(kubelet.endpoint(GPU).registrations, 1);
     let second = Agent::run_in_pod(&node, "second", Image::Good)?;
     second.await_ready().await?;
@@ -283,13 +336,19 @@ async fn one_that_asks_and_goes_away_leaves_the_node_served() -> Result<()> {
     assert_eq!(answer, "{\"released\":{\"pod\":\"first\"}}\n");
     drop(stream);
     served_again(&kubelet, 1).await?;
-    until("its socket is back", || UnixStream::connect(node.state_dir().join("agent.sock")).ok()).await?;
+    until("its socket is back", || {
+        UnixStream::connect(node.state_dir().join("agent.sock")).ok()
+    })
+    .await?;
     // It takes the lock, and keeps it for a while after it has gone.
     let (stream, _) = ask()?;
     let lock = File::options().write(true).open(node.state_dir().join("agent.lock"))?;
     lock.lock()?;
     drop(stream);
-    until("it is noticed", || (first.logged("the successor has not taken over") == 2).then_some(())).await?;
+    until("it is noticed", || {
+        (first.logged("the successor has not taken over") == 2).then_some(())
+    })
+    .await?;
     kubelet.is_gone(GPU).await?;
     drop(lock);
     served_again(&kubelet, 2).await?;
@@ -312,7 +371,10 @@ async fn a_holder_that_was_stopped_lets_go_to_nobody_who_has_given_up_meanwhile(
     BufReader::new(ping).read_line(&mut answer)?;
     sleep(Duration::from_secs(1)).await;
     assert_eq!(
-        (first.logged("letting a successor take over"), kubelet.endpoint(GPU).registrations),
+        (
+            first.logged("letting a successor take over"),
+            kubelet.endpoint(GPU).registrations
+        ),
         (0, 1),
         "{answer}"
     );
@@ -333,7 +395,9 @@ async fn one_that_has_let_go_does_not_come_between_two_others() -> Result<()> {
         sleep(Duration::from_secs(1)).await;
         lock.unlock()?;
         sleep(Duration::from_millis(80)).await;
-        until("the lock is free", || lock.try_lock().ok()).await.context("it took the lock")?;
+        until("the lock is free", || lock.try_lock().ok())
+            .await
+            .context("it took the lock")?;
     }
     drop(lock);
     served_again(&kubelet, 1).await
@@ -356,11 +420,17 @@ async fn sigterm_of_the_holder_hands_over_to_one_that_stands_by() -> Result<()> 
     broken.logs("the successor could offer less").await?;
     let start = Instant::now();
     let (status, took) = first.stop().await?;
-    assert!(status.success() && took < Duration::from_secs(1), "{status} after {took:?}");
+    assert!(
+        status.success() && took < Duration::from_secs(1),
+        "{status} after {took:?}"
+    );
     broken.await_ready().await?;
     assert!(start.elapsed() < Duration::from_secs(2));
     // It has no driver, and offers nothing but what is assigned.
-    kubelet.has(GPU, |it| it.registrations == 2 && it.healthy().is_empty()).await.map(drop)
+    kubelet
+        .has(GPU, |it| it.registrations == 2 && it.healthy().is_empty())
+        .await
+        .map(drop)
 }
 
 #[tokio::test]
@@ -369,12 +439,21 @@ async fn sigterm_in_the_midst_of_a_hand_over_ends_either_within_a_second() -> Re
     let mut broken = Agent::run_in_pod(&node, "second", Image::WithoutKubelet)?;
     first.logs("letting a successor take over").await?;
     let (status, took) = broken.stop().await?;
-    assert!(status.success() && took < Duration::from_secs(1), "{status} after {took:?}");
+    assert!(
+        status.success() && took < Duration::from_secs(1),
+        "{status} after {took:?}"
+    );
     served_again(&kubelet, 1).await?;
     let _third = Agent::run_in_pod(&node, "third", Image::WithoutKubelet)?;
-    until("it lets go again", || (first.logged("letting a successor take over") == 2).then_some(())).await?;
+    until("it lets go again", || {
+        (first.logged("letting a successor take over") == 2).then_some(())
+    })
+    .await?;
     first.signal(Signal::HUP)?;
     let (status, took) = first.stop().await?;
-    assert!(status.success() && took < Duration::from_secs(1), "{status} after {took:?}");
+    assert!(
+        status.success() && took < Duration::from_secs(1),
+        "{status} after {took:?}"
+    );
     Ok(())
 }

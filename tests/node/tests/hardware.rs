@@ -16,7 +16,10 @@ const BY_MEMORY: &str = "resources: [{name: a.b/big, devices: {minMemory: 8Gi}},
 /// Two A100 of 80 GB, of which the second is divided.
 fn divided() -> Result<Node> {
     let mut scenario = Scenario::new("mig", "NVIDIA A100-SXM4-80GB", 2, Topology::NvSwitch);
-    scenario.mig = vec![MigGroup { gpus: vec![1], instances: vec!["3g.40gb".to_owned(), "3g.40gb".to_owned()] }];
+    scenario.mig = vec![MigGroup {
+        gpus: vec![1],
+        instances: vec!["3g.40gb".to_owned(), "3g.40gb".to_owned()],
+    }];
     Node::new(scenario)
 }
 
@@ -47,7 +50,11 @@ async fn a_gpu_that_ceases_to_tell_stays_what_it_was() -> Result<()> {
     let lab = Lab::start(divided()?, "mig: {strategy: Mixed}")?;
     lab.kubelet.has(GPU, |_| true).await?;
     lab.kubelet.has(PART, |_| true).await?;
-    for function in ["nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetCudaComputeCapability"] {
+    for function in [
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetMaxMigDeviceCount",
+        "nvmlDeviceGetCudaComputeCapability",
+    ] {
         lab.node.state()?.fail(1, function, ReturnCode::Timeout)?;
         look_again(&lab, "hardware has a problem").await?;
         lab.node.state()?.clear_failure(1, function)?;
@@ -62,12 +69,21 @@ async fn a_gpu_that_ceases_to_tell_stays_what_it_was() -> Result<()> {
 async fn memory_that_is_not_told_moves_no_gpu_to_another_resource() -> Result<()> {
     let mut lab = Lab::start(Node::with_t4()?, BY_MEMORY)?;
     let before = lab.kubelet.has("a.b/big", |_| true).await?.ids();
-    lab.node.state()?.fail(0, "nvmlDeviceGetMemoryInfo", ReturnCode::Unknown)?;
+    lab.node
+        .state()?
+        .fail(0, "nvmlDeviceGetMemoryInfo", ReturnCode::Unknown)?;
     lab.replace_agent().await?;
     lab.agent.logs("read the memory of GPU 0: ").await?;
-    lab.kubelet.has("a.b/big", |endpoint| endpoint.registrations == 2 && endpoint.devices.len() == 3).await?;
+    lab.kubelet
+        .has("a.b/big", |endpoint| {
+            endpoint.registrations == 2 && endpoint.devices.len() == 3
+        })
+        .await?;
     lab.node.state()?.clear_failure(0, "nvmlDeviceGetMemoryInfo")?;
-    let after = lab.kubelet.has("a.b/big", |endpoint| endpoint.devices.len() == 4).await?;
+    let after = lab
+        .kubelet
+        .has("a.b/big", |endpoint| endpoint.devices.len() == 4)
+        .await?;
     assert_eq!(after.ids(), before);
     assert_eq!(lab.kubelet.connected(), ["a.b/big"]);
     Ok(())
@@ -77,7 +93,8 @@ async fn memory_that_is_not_told_moves_no_gpu_to_another_resource() -> Result<()
 async fn mig_devices_that_cannot_be_counted_are_not_said_to_be_none() -> Result<()> {
     for strategy in ["None", "Single", "Mixed"] {
         let node = divided()?;
-        node.state()?.fail(1, "nvmlDeviceGetMaxMigDeviceCount", ReturnCode::Unknown)?;
+        node.state()?
+            .fail(1, "nvmlDeviceGetMaxMigDeviceCount", ReturnCode::Unknown)?;
         let lab = Lab::start(node, &format!("mig: {{strategy: {strategy}}}"))?;
         lab.agent.logs("count the MIG devices of GPU 1: ").await?;
         let endpoint = lab.kubelet.has(GPU, |_| true).await?;
@@ -97,7 +114,10 @@ async fn a_node_that_loses_every_gpu_offers_none_and_waits_for_the_driver() -> R
         lab.node.state()?.lose(gpu)?;
     }
     look_again(&lab, "hardware has a problem").await?;
-    until("nothing is healthy", || lab.kubelet.endpoint(GPU).healthy().is_empty().then_some(())).await?;
+    until("nothing is healthy", || {
+        lab.kubelet.endpoint(GPU).healthy().is_empty().then_some(())
+    })
+    .await?;
     for gpu in 0..4 {
         lab.node.state()?.restore(gpu)?;
     }
@@ -116,7 +136,10 @@ async fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_contain
     lab.node.remove_driver()?;
     lab.agent.logs("hardware has a problem").await?;
     // Longer than anybody takes for a moment.
-    until("nothing is given out", || lab.kubelet.endpoint(GPU).healthy().is_empty().then_some(())).await?;
+    until("nothing is given out", || {
+        lab.kubelet.endpoint(GPU).healthy().is_empty().then_some(())
+    })
+    .await?;
 
     lab.node.upgrade_driver("590.10.01")?;
     let start = Instant::now();
@@ -130,7 +153,10 @@ async fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_contain
     lab.node.state()?.inject_xid(0, 79)?;
     lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 7).await?;
     assert_eq!(lab.kubelet.endpoint(GPU).registrations, registrations);
-    assert!(!held.ids.is_empty() && lab.kubelet.in_use(GPU).len() == 1, "what was held is held");
+    assert!(
+        !held.ids.is_empty() && lab.kubelet.in_use(GPU).len() == 1,
+        "what was held is held"
+    );
     Ok(())
 }
 

@@ -27,9 +27,15 @@ async fn nothing_changes_while_the_kubelet_does_not_say_who_holds_what() -> Resu
         kubelet.offers(GPU, &[(&uuids[0], true), (&uuids[1], false)]).await?;
         let calls = kubelet.pod_resources_calls();
         kubelet.release("job");
-        until("it was asked again and again", || (kubelet.pod_resources_calls() > calls + 4).then_some(())).await?;
+        until("it was asked again and again", || {
+            (kubelet.pod_resources_calls() > calls + 4).then_some(())
+        })
+        .await?;
         kubelet.offers(GPU, &[(&uuids[0], true), (&uuids[1], false)]).await?;
-        assert!(kubelet.pod_resources_calls() < 100, "a kubelet that refuses is left in peace");
+        assert!(
+            kubelet.pod_resources_calls() < 100,
+            "a kubelet that refuses is left in peace"
+        );
 
         kubelet.answer_pod_resources(PodResourcesAnswer::Truth);
         kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
@@ -85,9 +91,16 @@ async fn what_an_init_container_holds_is_not_given_out_again_while_its_pod_runs(
     kubelet.has(GPU, |endpoint| endpoint.healthy_of(&uuids[1]) == 2).await?;
     // Longer than an allocation counts that nobody confirms.
     let start = Instant::now();
-    until("the allocation is forgotten", || (start.elapsed() > Duration::from_secs(7)).then_some(())).await?;
+    until("the allocation is forgotten", || {
+        (start.elapsed() > Duration::from_secs(7)).then_some(())
+    })
+    .await?;
     let endpoint = kubelet.endpoint(GPU);
-    assert!(!endpoint.ids().contains(&format!("{}::0", uuids[0])), "{:?}", endpoint.ids());
+    assert!(
+        !endpoint.ids().contains(&format!("{}::0", uuids[0])),
+        "{:?}",
+        endpoint.ids()
+    );
 
     kubelet.release("job");
     kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
@@ -107,8 +120,15 @@ async fn an_agent_that_lost_its_memory_offers_nothing_of_what_is_held() -> Resul
     lab.node.configure(WHOLE)?;
     lab.agent = Agent::run(&lab.node)?;
     lab.agent.logs("StateFileCorrupt").await?;
-    assert_eq!(std::fs::read_to_string(lab.node.state_dir().join("assignments.json.corrupt"))?, "{");
-    lab.kubelet.has(GPU, |endpoint| endpoint.registrations == 2 && endpoint.healthy().contains(&uuids[1])).await?;
+    assert_eq!(
+        std::fs::read_to_string(lab.node.state_dir().join("assignments.json.corrupt"))?,
+        "{"
+    );
+    lab.kubelet
+        .has(GPU, |endpoint| {
+            endpoint.registrations == 2 && endpoint.healthy().contains(&uuids[1])
+        })
+        .await?;
     let of_held = || lab.kubelet.endpoint(GPU).healthy_of(&uuids[0]);
     assert_eq!(of_held(), 0);
     lab.kubelet.release("job");

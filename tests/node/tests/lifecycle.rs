@@ -24,7 +24,10 @@ async fn it_stops_within_a_second_and_leaves_no_socket() -> Result<()> {
     assert!(status.success(), "{status}");
     assert!(took < Duration::from_secs(1), "{took:?}");
     assert!(node.sockets()?.is_empty());
-    until("the kubelet sees the stream end", || (!kubelet.endpoint(GPU).connected).then_some(())).await
+    until("the kubelet sees the stream end", || {
+        (!kubelet.endpoint(GPU).connected).then_some(())
+    })
+    .await
 }
 
 #[tokio::test]
@@ -34,7 +37,10 @@ async fn it_stops_within_a_second_while_nothing_answers() -> Result<()> {
     let mut agent = Agent::run(&node)?;
     agent.logs("hardware has a problem").await?;
     let (status, took) = agent.stop().await?;
-    assert!(status.success() && took < Duration::from_secs(1), "{status} after {took:?}");
+    assert!(
+        status.success() && took < Duration::from_secs(1),
+        "{status} after {took:?}"
+    );
     Ok(())
 }
 
@@ -65,14 +71,22 @@ async fn only_one_agent_of_a_node_is_registered() -> Result<()> {
 
     let second = Agent::run(&node)?;
     second.logs("WaitingForPredecessor").await?;
-    assert!(second.readyz().await?.contains("another agent of this node is registered"));
+    assert!(
+        second
+            .readyz()
+            .await?
+            .contains("another agent of this node is registered")
+    );
     second.logs("hardware found").await?;
     assert_eq!(kubelet.endpoint(GPU).registrations, 1);
     assert_eq!(node.sockets()?, [socket]);
 
     first.stop().await?;
     kubelet.has(GPU, |endpoint| endpoint.registrations == 2).await?;
-    until("the second is ready", || (second.logged("registered with the kubelet") == 1).then_some(())).await?;
+    until("the second is ready", || {
+        (second.logged("registered with the kubelet") == 1).then_some(())
+    })
+    .await?;
     second.await_ready().await?;
     Ok(())
 }
@@ -84,7 +98,10 @@ async fn a_driver_that_appears_later_is_found() -> Result<()> {
     let kubelet = FakeKubelet::start(node.device_plugins())?;
     let agent = Agent::run(&node)?;
     let line = agent.logs("hardware has a problem").await?;
-    assert!(line.contains("find libnvidia-ml.so.1 below") && line.contains("install the NVIDIA driver"), "{line}");
+    assert!(
+        line.contains("find libnvidia-ml.so.1 below") && line.contains("install the NVIDIA driver"),
+        "{line}"
+    );
     agent.await_ready().await?;
 
     node.install_driver()?;
@@ -107,9 +124,20 @@ async fn a_half_written_driver_takes_nothing_away() -> Result<()> {
     }
     node.install_driver()?;
     agent.signal(Signal::HUP)?;
-    until("the driver answers again", || (agent.logged("hardware found") == 2).then_some(())).await?;
+    until("the driver answers again", || {
+        (agent.logged("hardware found") == 2).then_some(())
+    })
+    .await?;
     let endpoint = kubelet.endpoint(GPU);
-    assert_eq!((endpoint.devices.len(), endpoint.registrations, endpoint.lists, endpoint.connected), (8, 1, 1, true));
+    assert_eq!(
+        (
+            endpoint.devices.len(),
+            endpoint.registrations,
+            endpoint.lists,
+            endpoint.connected
+        ),
+        (8, 1, 1, true)
+    );
     Ok(())
 }
 
@@ -141,7 +169,10 @@ async fn a_node_without_gpu_needs_no_driver() -> Result<()> {
     node.configure("failOnInitError: true")?;
     let agent = Agent::run(&node)?;
     agent.logs("hardware found").await?;
-    until("it is ready", || (agent.logged("configuration in force") == 1).then_some(())).await?;
+    until("it is ready", || {
+        (agent.logged("configuration in force") == 1).then_some(())
+    })
+    .await?;
     agent.await_ready().await?;
     Ok(())
 }
@@ -153,7 +184,11 @@ async fn an_api_server_that_does_not_answer_is_logged_once() -> Result<()> {
     let agent = Agent::run_saved(&node)?;
     kubelet.has(GPU, |_| true).await?;
     agent.logs("starting with the saved one").await?;
-    assert_eq!(agent.logged("client error (Connect)"), 1, "though it is tried again and again");
+    assert_eq!(
+        agent.logged("client error (Connect)"),
+        1,
+        "though it is tried again and again"
+    );
     Ok(())
 }
 
@@ -164,7 +199,10 @@ async fn discovery_on_a_node_without_gpu_needs_no_api_server() -> Result<()> {
     agent.logs("hardware found").await?;
     agent.await_ready().await?;
     let (status, took) = agent.stop().await?;
-    assert!(status.success() && took < Duration::from_secs(1), "{status} after {took:?}");
+    assert!(
+        status.success() && took < Duration::from_secs(1),
+        "{status} after {took:?}"
+    );
     Ok(())
 }
 
@@ -202,6 +240,9 @@ async fn measure_start_and_an_idle_minute() -> Result<()> {
     }
     starts.sort();
     println!("starts: {starts:?}");
-    println!("figure: agent-start | {:.1} | ms", starts[starts.len() / 2].as_secs_f64() * 1000.0);
+    println!(
+        "figure: agent-start | {:.1} | ms",
+        starts[starts.len() / 2].as_secs_f64() * 1000.0
+    );
     Ok(())
 }

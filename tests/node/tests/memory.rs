@@ -29,7 +29,10 @@ async fn each_gpu_has_units_of_its_own_memory() -> Result<()> {
     let lab = Lab::start(unequal()?, PACKED)?;
     let endpoint = lab.kubelet.has(MEMORY, |_| true).await?;
     let uuids = lab.node.uuids()?;
-    assert_eq!((endpoint.healthy_of(&uuids[0]), endpoint.healthy_of(&uuids[1])), (16, 80));
+    assert_eq!(
+        (endpoint.healthy_of(&uuids[0]), endpoint.healthy_of(&uuids[1])),
+        (16, 80)
+    );
     assert_eq!(endpoint.devices.len(), 96);
     assert!(endpoint.ids().contains(&format!("{}-_-79", uuids[1])));
     Ok(())
@@ -42,7 +45,9 @@ async fn units_may_be_smaller_than_a_gibibyte() -> Result<()> {
         "resources: [{name: a.b/quarter, sharing: {strategy: Memory, unit: 256Mi}}]",
     )?;
     // 23 034 MiB make 89 whole units.
-    lab.kubelet.has("a.b/quarter", |endpoint| endpoint.devices.len() == 89).await?;
+    lab.kubelet
+        .has("a.b/quarter", |endpoint| endpoint.devices.len() == 89)
+        .await?;
     Ok(())
 }
 
@@ -74,7 +79,11 @@ async fn packed_fills_one_gpu_first_and_spread_takes_the_emptiest() -> Result<()
         let uuids = lab.node.uuids()?;
         for (pod, gpu) in expected.into_iter().enumerate() {
             let admitted = lab.kubelet.admit(&format!("pod-{pod}"), "main", MEMORY, 5).await?;
-            assert_eq!(gpus(&admitted), BTreeSet::from([uuids[gpu].as_str()]), "pod {pod} of {config}");
+            assert_eq!(
+                gpus(&admitted),
+                BTreeSet::from([uuids[gpu].as_str()]),
+                "pod {pod} of {config}"
+            );
         }
     }
     Ok(())
@@ -87,8 +96,14 @@ async fn placement_changes_without_a_new_list() -> Result<()> {
     let uuids = lab.node.uuids()?;
     lab.kubelet.admit("a", "main", MEMORY, 5).await?;
     lab.apply(SPREAD)?;
-    until("the change is in force", || (lab.agent.logged("configuration in force") == 2).then_some(())).await?;
-    assert_eq!(gpus(&lab.kubelet.admit("b", "main", MEMORY, 5).await?), BTreeSet::from([uuids[1].as_str()]));
+    until("the change is in force", || {
+        (lab.agent.logged("configuration in force") == 2).then_some(())
+    })
+    .await?;
+    assert_eq!(
+        gpus(&lab.kubelet.admit("b", "main", MEMORY, 5).await?),
+        BTreeSet::from([uuids[1].as_str()])
+    );
     assert_eq!(lab.kubelet.endpoint(MEMORY).lists, lists);
     Ok(())
 }
@@ -121,9 +136,13 @@ async fn a_request_that_fits_the_node_but_no_gpu_fails_once_and_the_node_shows_w
     let mut failures = 0;
     while kubelet.schedulable(MEMORY) >= 17 {
         let start = Instant::now();
-        let refused = kubelet.admit(&format!("cannot-fit-{failures}"), "main", MEMORY, 17).await;
+        let refused = kubelet
+            .admit(&format!("cannot-fit-{failures}"), "main", MEMORY, 17)
+            .await;
         let took = start.elapsed();
-        let Err(Rejection::Plugin(refused)) = refused else { anyhow::bail!("{refused:?}") };
+        let Err(Rejection::Plugin(refused)) = refused else {
+            anyhow::bail!("{refused:?}")
+        };
         assert_eq!(refused.code(), Code::InvalidArgument);
         assert_eq!(
             refused.message(),
@@ -133,8 +152,16 @@ async fn a_request_that_fits_the_node_but_no_gpu_fails_once_and_the_node_shows_w
         failures += 1;
         assert!(took >= WITHOUT_API_SERVER && took < Duration::from_secs(15), "{took:?}");
         // The kubelet had the smaller list all that time.
-        let shown = kubelet.messages(MEMORY).last().context("a list")?.at.duration_since(start);
-        assert!(took >= shown + WITHOUT_API_SERVER, "published after {shown:?}, refused after {took:?}");
+        let shown = kubelet
+            .messages(MEMORY)
+            .last()
+            .context("a list")?
+            .at
+            .duration_since(start);
+        assert!(
+            took >= shown + WITHOUT_API_SERVER,
+            "published after {shown:?}, refused after {took:?}"
+        );
         assert!(failures <= 2, "a pod that cannot fit fails again and again");
     }
     assert_eq!(failures, 1);
@@ -148,8 +175,14 @@ async fn a_request_that_fits_the_node_but_no_gpu_fails_once_and_the_node_shows_w
 
     // What fits still runs, and what is withheld follows.
     kubelet.admit("fits", "main", MEMORY, 15).await?;
-    kubelet.has(MEMORY, |endpoint| endpoint.healthy().len() == 70 + 8 + 15 + 2).await?;
-    assert_eq!(kubelet.schedulable(MEMORY), 2, "one unit of GPU 0 is withheld for the two of GPU 1");
+    kubelet
+        .has(MEMORY, |endpoint| endpoint.healthy().len() == 70 + 8 + 15 + 2)
+        .await?;
+    assert_eq!(
+        kubelet.schedulable(MEMORY),
+        2,
+        "one unit of GPU 0 is withheld for the two of GPU 1"
+    );
 
     // Everything is offered again when something is freed.
     kubelet.release("large");
@@ -161,9 +194,15 @@ async fn a_request_that_fits_the_node_but_no_gpu_fails_once_and_the_node_shows_w
 
 #[tokio::test]
 async fn a_device_smaller_than_one_unit_is_not_offered_and_said_to_be() -> Result<()> {
-    let lab = Lab::start(unequal()?, "resources: [{name: a.b/c, sharing: {strategy: Memory, unit: 20Gi}}]")?;
+    let lab = Lab::start(
+        unequal()?,
+        "resources: [{name: a.b/c, sharing: {strategy: Memory, unit: 20Gi}}]",
+    )?;
     let endpoint = lab.kubelet.has("a.b/c", |_| true).await?;
-    assert_eq!((endpoint.devices.len(), endpoint.healthy_of(&lab.node.uuids()?[1])), (4, 4));
+    assert_eq!(
+        (endpoint.devices.len(), endpoint.healthy_of(&lab.node.uuids()?[1])),
+        (4, 4)
+    );
     lab.agent.logs("MemoryBelowUnit").await?;
     Ok(())
 }

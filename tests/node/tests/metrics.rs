@@ -11,7 +11,10 @@ const GPU: &str = "nvidia.com/gpu";
 /// Values by series of an answer in the OpenMetrics format, which is checked: every family has its help and type once, every
 /// series belongs to one and is there once, counters end in `_total`, durations are in seconds, and the end is marked.
 fn read(answer: &str) -> Result<BTreeMap<String, f64>> {
-    ensure!(answer.contains("content-type: application/openmetrics-text; version=1.0.0"), "{answer}");
+    ensure!(
+        answer.contains("content-type: application/openmetrics-text; version=1.0.0"),
+        "{answer}"
+    );
     let (_, text) = answer.split_once("\r\n\r\n").context("find the body")?;
     ensure!(text.ends_with("# EOF\n"), "{text}");
     let (mut types, mut help, mut values) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
@@ -24,9 +27,19 @@ fn read(answer: &str) -> Result<BTreeMap<String, f64>> {
             let (series, value) = line.rsplit_once(' ').context("a series and its value")?;
             let name = series.split('{').next().unwrap_or_default();
             let suffixes = ["", "_total", "_info", "_bucket", "_sum", "_count"];
-            let belongs = |suffix: &&str| name.strip_suffix(*suffix).is_some_and(|family| types.contains_key(family));
-            let suffix = suffixes.iter().rev().find(|suffix| belongs(suffix)).context("the family of the series")?;
-            let kind = types.get(name.strip_suffix(suffix).unwrap_or_default()).copied().unwrap_or_default();
+            let belongs = |suffix: &&str| {
+                name.strip_suffix(*suffix)
+                    .is_some_and(|family| types.contains_key(family))
+            };
+            let suffix = suffixes
+                .iter()
+                .rev()
+                .find(|suffix| belongs(suffix))
+                .context("the family of the series")?;
+            let kind = types
+                .get(name.strip_suffix(suffix).unwrap_or_default())
+                .copied()
+                .unwrap_or_default();
             let fits = match *suffix {
                 "" => kind == "gauge",
                 "_total" => kind == "counter",
@@ -34,7 +47,10 @@ fn read(answer: &str) -> Result<BTreeMap<String, f64>> {
                 _ => kind == "histogram" && name.contains("_seconds"),
             };
             ensure!(fits && name.starts_with("gpunode_agent_"), "{line}: a {kind}");
-            ensure!(values.insert(series.to_owned(), value.parse()?).is_none(), "{line}: twice");
+            ensure!(
+                values.insert(series.to_owned(), value.parse()?).is_none(),
+                "{line}: twice"
+            );
         }
     }
     ensure!(types.keys().eq(&help), "help of {help:?}, types of {types:?}");
@@ -48,26 +64,58 @@ async fn metrics(agent: &Agent) -> Result<BTreeMap<String, f64>> {
 #[tokio::test]
 async fn what_the_agent_does_is_counted() -> Result<()> {
     let lab = Lab::start(Node::with_v100()?, "")?;
-    let ids = lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?.ids();
+    let ids = lab
+        .kubelet
+        .has(GPU, |endpoint| endpoint.healthy().len() == 8)
+        .await?
+        .ids();
     lab.kubelet.allocate(GPU, &[ids.first().context("an id")?]).await?;
     lab.kubelet.preferred(GPU, &ids, 2).await?;
     ensure!(lab.kubelet.allocate(GPU, &["GPU-nobody"]).await.is_err());
     let values = metrics(&lab.agent).await?;
     for (series, expected) in [
-        (r#"gpunode_agent_devices{resource="nvidia.com/gpu",health="healthy"}"#, 8.0),
-        (r#"gpunode_agent_devices{resource="nvidia.com/gpu",health="unhealthy"}"#, 0.0),
-        (r#"gpunode_agent_allocations_total{resource="nvidia.com/gpu",result="granted"}"#, 1.0),
-        (r#"gpunode_agent_allocations_total{resource="nvidia.com/gpu",result="refused"}"#, 1.0),
-        (r#"gpunode_agent_registrations_total{resource="nvidia.com/gpu",result="accepted"}"#, 1.0),
+        (
+            r#"gpunode_agent_devices{resource="nvidia.com/gpu",health="healthy"}"#,
+            8.0,
+        ),
+        (
+            r#"gpunode_agent_devices{resource="nvidia.com/gpu",health="unhealthy"}"#,
+            0.0,
+        ),
+        (
+            r#"gpunode_agent_allocations_total{resource="nvidia.com/gpu",result="granted"}"#,
+            1.0,
+        ),
+        (
+            r#"gpunode_agent_allocations_total{resource="nvidia.com/gpu",result="refused"}"#,
+            1.0,
+        ),
+        (
+            r#"gpunode_agent_registrations_total{resource="nvidia.com/gpu",result="accepted"}"#,
+            1.0,
+        ),
         (r#"gpunode_agent_rpc_duration_seconds_count{method="Allocate"}"#, 2.0),
-        (r#"gpunode_agent_rpc_duration_seconds_count{method="GetPreferredAllocation"}"#, 1.0),
-        (r#"gpunode_agent_rpc_duration_seconds_count{method="ListAndWatch"}"#, 1.0),
+        (
+            r#"gpunode_agent_rpc_duration_seconds_count{method="GetPreferredAllocation"}"#,
+            1.0,
+        ),
+        (
+            r#"gpunode_agent_rpc_duration_seconds_count{method="ListAndWatch"}"#,
+            1.0,
+        ),
         (r#"gpunode_agent_rpc_duration_seconds_count{method="Register"}"#, 1.0),
     ] {
-        ensure!(values.get(series) == Some(&expected), "{series} is not {expected}: {values:#?}");
+        ensure!(
+            values.get(series) == Some(&expected),
+            "{series} is not {expected}: {values:#?}"
+        );
     }
     for start in ["gpunode_agent_config_info{hash=", "gpunode_agent_build_info{version="] {
-        ensure!(values.iter().any(|(series, value)| series.starts_with(start) && (value - 1.0).abs() < 0.1));
+        ensure!(
+            values
+                .iter()
+                .any(|(series, value)| series.starts_with(start) && (value - 1.0).abs() < 0.1)
+        );
     }
     Ok(())
 }
@@ -94,17 +142,27 @@ async fn discovery_counts_gpus_of_no_resource() -> Result<()> {
     let values = metrics(&agent).await?;
     let devices = r#"gpunode_agent_devices{resource="",health="healthy"}"#;
     ensure!(values.get(devices) == Some(&0.0), "{values:#?}");
-    ensure!(values.keys().any(|series| series.starts_with("gpunode_agent_build_info{")), "{values:#?}");
+    ensure!(
+        values
+            .keys()
+            .any(|series| series.starts_with("gpunode_agent_build_info{")),
+        "{values:#?}"
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn what_is_wrong_with_gpus_is_counted_until_it_is_over() -> Result<()> {
-    let lab = Lab::start(Node::with_v100()?, "resources: [{name: nvidia.com/gpu, sharing: {strategy: Memory}}]")?;
+    let lab = Lab::start(
+        Node::with_v100()?,
+        "resources: [{name: nvidia.com/gpu, sharing: {strategy: Memory}}]",
+    )?;
     lab.kubelet.has(GPU, |endpoint| !endpoint.healthy().is_empty()).await?;
     let counted = async || -> Result<Vec<f64>> {
         let values = metrics(&lab.agent).await?;
-        let faults = values.into_iter().filter(|(series, _)| series.starts_with("gpunode_agent_faults{"));
+        let faults = values
+            .into_iter()
+            .filter(|(series, _)| series.starts_with("gpunode_agent_faults{"));
         Ok(faults.map(|(_, value)| value).collect())
     };
     ensure!(counted().await?.is_empty(), "units that are withheld are no fault");

@@ -23,7 +23,11 @@ fn equal() -> Result<Node> {
 }
 
 fn unequal() -> Result<Node> {
-    node([&["3g.40gb", "3g.40gb"], &["1g.10gb", "1g.10gb+me", "1c.3g.40gb"], &["7g.80gb"]])
+    node([
+        &["3g.40gb", "3g.40gb"],
+        &["1g.10gb", "1g.10gb+me", "1c.3g.40gb"],
+        &["7g.80gb"],
+    ])
 }
 
 #[tokio::test]
@@ -67,12 +71,17 @@ resources:
 - {name: nvidia.com/gpu}
 ";
     let lab = Lab::start(unequal()?, config)?;
-    lab.kubelet.has("nvidia.com/gpu.large", |endpoint| endpoint.devices.len() == 1).await?;
+    lab.kubelet
+        .has("nvidia.com/gpu.large", |endpoint| endpoint.devices.len() == 1)
+        .await?;
     lab.agent.logs("MigInstancesUnequal").await?;
     assert_eq!(lab.kubelet.connected(), ["nvidia.com/gpu.large"]);
 
     // A configuration without that contradiction offers the rest too.
-    lab.apply(&config.replace("{name: nvidia.com/gpu}", "{name: nvidia.com/gpu, devices: {indices: [1]}}"))?;
+    lab.apply(&config.replace(
+        "{name: nvidia.com/gpu}",
+        "{name: nvidia.com/gpu, devices: {indices: [1]}}",
+    ))?;
     lab.kubelet.has(GPU, |endpoint| endpoint.devices.len() == 2).await?;
     assert_eq!(lab.kubelet.endpoint("nvidia.com/gpu.large").lists, 1);
     Ok(())
@@ -90,17 +99,29 @@ async fn under_mixed_mig_devices_are_offered_by_nvidias_names() -> Result<()> {
         ("nvidia.com/mig-1c.3g.40gb", 1),
         ("nvidia.com/mig-7g.80gb", 1),
     ] {
-        lab.kubelet.has(resource, |endpoint| endpoint.devices.len() == devices).await?;
+        lab.kubelet
+            .has(resource, |endpoint| endpoint.devices.len() == devices)
+            .await?;
     }
     assert_eq!(lab.kubelet.connected().len(), 6);
 
     let admitted = lab.kubelet.admit("pod", "main", SMALL, 1).await?;
     let uuids = lab.node.mig_uuids()?;
     assert!(uuids[2].contains(&admitted.ids[0]), "of GPU 2: {uuids:?}");
-    let nodes: Vec<&str> = admitted.response.devices.iter().map(|device| device.host_path.as_str()).collect();
+    let nodes: Vec<&str> = admitted
+        .response
+        .devices
+        .iter()
+        .map(|device| device.host_path.as_str())
+        .collect();
     assert_eq!(nodes[..3], ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia2"]);
     assert_eq!(nodes.len(), 5, "{nodes:?}");
-    assert!(nodes[3..].iter().all(|node| node.starts_with("/dev/nvidia-caps/nvidia-cap")), "{nodes:?}");
+    assert!(
+        nodes[3..]
+            .iter()
+            .all(|node| node.starts_with("/dev/nvidia-caps/nvidia-cap")),
+        "{nodes:?}"
+    );
     Ok(())
 }
 
@@ -112,10 +133,19 @@ resources:
 - {name: nvidia.com/large-mem, devices: {kind: MigDevice, indices: [1]}, sharing: {strategy: Memory}}
 ";
     let lab = Lab::start(unequal()?, config)?;
-    let small = lab.kubelet.has("nvidia.com/small", |endpoint| endpoint.devices.len() == 6).await?;
-    assert!(small.ids().iter().all(|id| id.starts_with("MIG-") && id.contains("::")), "{:?}", small.ids());
+    let small = lab
+        .kubelet
+        .has("nvidia.com/small", |endpoint| endpoint.devices.len() == 6)
+        .await?;
+    assert!(
+        small.ids().iter().all(|id| id.starts_with("MIG-") && id.contains("::")),
+        "{:?}",
+        small.ids()
+    );
     // 40 192 MiB each.
-    lab.kubelet.has("nvidia.com/large-mem", |endpoint| endpoint.devices.len() == 78).await?;
+    lab.kubelet
+        .has("nvidia.com/large-mem", |endpoint| endpoint.devices.len() == 78)
+        .await?;
     lab.kubelet.has("nvidia.com/mig-1c.3g.40gb", |_| true).await?;
     let admitted = lab.kubelet.admit("pod", "main", "nvidia.com/large-mem", 39).await?;
     assert_eq!(admitted.response.envs["ALIYUN_COM_GPU_MEM_IDX"], "1");
@@ -134,8 +164,10 @@ async fn a_gpu_and_its_mig_devices_are_never_offered_together() -> Result<()> {
     lab.kubelet.is_listed().await?;
     let single = format!("mig: {{strategy: Single}}\n{only}");
     lab.apply(&single)?;
-    gpunode_node_tests::until("it is in force", || (lab.agent.logged("configuration in force") == 2).then_some(()))
-        .await?;
+    gpunode_node_tests::until("it is in force", || {
+        (lab.agent.logged("configuration in force") == 2).then_some(())
+    })
+    .await?;
     lab.kubelet.offers(GPU, &[(&uuid, true)]).await?;
     for part in &parts {
         lab.kubelet.is_refused(GPU, part).await?;

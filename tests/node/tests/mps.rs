@@ -19,7 +19,11 @@ async fn each_device_has_a_daemon_of_its_own_in_exclusive_mode() -> Result<()> {
     assert_ne!(mps.answers(&one).await?, mps.answers(&two).await?);
     assert!(agent.readyz().await?.starts_with("HTTP/1.1 200"));
     let modes = [0, 1, 2].map(|gpu| mps.compute_mode(gpu));
-    let expected = [ComputeMode::Default, ComputeMode::ExclusiveProcess, ComputeMode::ExclusiveProcess];
+    let expected = [
+        ComputeMode::Default,
+        ComputeMode::ExclusiveProcess,
+        ComputeMode::ExclusiveProcess,
+    ];
     for (mode, expected) in modes.into_iter().zip(expected) {
         assert_eq!(mode?, expected);
     }
@@ -27,7 +31,10 @@ async fn each_device_has_a_daemon_of_its_own_in_exclusive_mode() -> Result<()> {
     assert!(mps.path(&one, "shm/nvidia-mps-stand-in").exists());
     // It goes on being asked.
     let first = fs::read_to_string(mps.path(&one, "answered"))?;
-    until("a later answer", || (fs::read_to_string(mps.path(&one, "answered")).ok()? != first).then_some(())).await
+    until("a later answer", || {
+        (fs::read_to_string(mps.path(&one, "answered")).ok()? != first).then_some(())
+    })
+    .await
 }
 
 #[tokio::test]
@@ -80,7 +87,10 @@ async fn a_killed_daemon_is_started_again_in_the_same_folder() -> Result<()> {
     for starts in 2..4 {
         let daemon = mps.answers(&gpu).await?;
         kill_process(daemon, Signal::KILL)?;
-        until("it no longer answers", || (!mps.path(&gpu, "answered").exists()).then_some(())).await?;
+        until("it no longer answers", || {
+            (!mps.path(&gpu, "answered").exists()).then_some(())
+        })
+        .await?;
         let again = || (agent.logged("MPS control daemon started") == starts).then_some(());
         until("it was started again", again).await?;
     }
@@ -176,7 +186,10 @@ async fn a_file_that_cannot_be_read_ends_no_daemon() -> Result<()> {
     let mut agent = mps.supervisor()?;
     let daemon = mps.answers(&gpu).await?;
 
-    for (text, problem) in [("{", "EOF while parsing"), (r#"{"version":7,"devices":{}}"#, "version 7 is not 1")] {
+    for (text, problem) in [
+        ("{", "EOF while parsing"),
+        (r#"{"version":7,"devices":{}}"#, "version 7 is not 1"),
+    ] {
         mps.write_assignments(text)?;
         agent.logs(problem).await?;
     }
@@ -246,7 +259,10 @@ async fn no_daemon_ends_while_the_kubelet_does_not_say_who_uses_it() -> Result<(
 #[tokio::test]
 async fn a_driver_without_the_programs_is_named_and_waited_for() -> Result<()> {
     let mps = MpsNode::new()?;
-    let program = mps.node.host_root().join("run/nvidia/driver/usr/bin/nvidia-cuda-mps-control");
+    let program = mps
+        .node
+        .host_root()
+        .join("run/nvidia/driver/usr/bin/nvidia-cuda-mps-control");
     let away = program.with_extension("away");
     fs::rename(&program, &away)?;
     let gpu = mps.gpu(0)?;
@@ -266,7 +282,10 @@ async fn sigterm_ends_daemons_that_nobody_uses() -> Result<()> {
     let mut agent = mps.supervisor()?;
     mps.answers(&gpu).await?;
     let (status, took) = agent.stop().await?;
-    assert!(status.success() && took < Duration::from_secs(15), "{status} after {took:?}");
+    assert!(
+        status.success() && took < Duration::from_secs(15),
+        "{status} after {took:?}"
+    );
     mps.is_gone(&gpu).await?;
     assert_eq!(mps.compute_mode(0)?, ComputeMode::Default);
     Ok(())
@@ -283,7 +302,10 @@ async fn sigterm_leaves_daemons_that_may_be_in_use_and_restores_the_compute_mode
     mps.kubelet.answer_pod_resources(PodResourcesAnswer::Unavailable);
     let start = Instant::now();
     agent.signal(Signal::TERM)?;
-    until("nobody takes it for answering", || (!mps.path(&gpu, "answered").exists()).then_some(())).await?;
+    until("nobody takes it for answering", || {
+        (!mps.path(&gpu, "answered").exists()).then_some(())
+    })
+    .await?;
     // It takes longer than one wait lasts.
     let restored = || (mps.compute_mode(0).ok()? == ComputeMode::Default).then_some(());
     if until("the mode is restored", restored).await.is_err() {
@@ -296,5 +318,8 @@ async fn sigterm_leaves_daemons_that_may_be_in_use_and_restores_the_compute_mode
 
     let _agent = mps.supervisor()?;
     assert_eq!(mps.answers(&gpu).await?, daemon);
-    until("the mode is set again", || (mps.compute_mode(0).ok()? == ComputeMode::ExclusiveProcess).then_some(())).await
+    until("the mode is set again", || {
+        (mps.compute_mode(0).ok()? == ComputeMode::ExclusiveProcess).then_some(())
+    })
+    .await
 }

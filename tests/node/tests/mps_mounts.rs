@@ -25,7 +25,9 @@ async fn what_containers_write_to_is_no_memory_of_the_hosts_run() -> Result<()> 
     let mounts = mps.host.mounts(&gpu)?;
     assert_eq!(mounts.len(), 2, "{mounts:?}");
     assert!(
-        mounts.iter().all(|mount| mount.contains(" rw,nosuid,nodev,noexec,") && mount.contains("nosymfollow")),
+        mounts
+            .iter()
+            .all(|mount| mount.contains(" rw,nosuid,nodev,noexec,") && mount.contains("nosymfollow")),
         "{mounts:?}"
     );
     for (name, mode) in [("shm", 0o1777), ("pipe", 0o755)] {
@@ -52,7 +54,10 @@ async fn what_containers_write_to_is_no_memory_of_the_hosts_run() -> Result<()> 
 /// An eighth of the memory, in whole pages.
 fn shm_size() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo")?;
-    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")).context("MemTotal")?;
+    let total = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .context("MemTotal")?;
     let bytes = total.trim().trim_end_matches(" kB").parse::<u64>()? * 1024 / 8;
     Ok(bytes.max(64 * 1024 * 1024).next_multiple_of(4096))
 }
@@ -68,7 +73,10 @@ async fn what_a_client_left_keeps_no_daemon_from_starting_and_leads_nowhere() ->
     let (file, link) = (mps.node.state_dir().join("of-the-host"), mps.path(&gpu, "pipe/link"));
     fs::write(&file, "")?;
     symlink(&file, &link)?;
-    assert_eq!(fs::read(&link).err().and_then(|error| error.raw_os_error()), Some(Errno::LOOP.raw_os_error()));
+    assert_eq!(
+        fs::read(&link).err().and_then(|error| error.raw_os_error()),
+        Some(Errno::LOOP.raw_os_error())
+    );
     // Folders in folders, until there can be no more.
     for name in ["pipe", "shm"] {
         let mut folder = fs::File::open(mps.path(&gpu, name))?;
@@ -169,7 +177,12 @@ async fn a_supervisor_killed_at_any_time_leaves_nothing_that_the_next_does_not_e
     let agent = mps.supervisor()?;
     agent.logs("MPS control daemon answers").await?;
     assert_eq!(mps.host.mounts(&gpu)?.len(), 2);
-    assert!(mps.client(&gpu, "10", "0=3276M")?.limits.trim().ends_with("shared_memory=true"));
+    assert!(
+        mps.client(&gpu, "10", "0=3276M")?
+            .limits
+            .trim()
+            .ends_with("shared_memory=true")
+    );
     mps.assign(&[])?;
     mps.is_gone(&gpu).await?;
     assert!(mps.host.mounts(&gpu)?.is_empty());

@@ -38,7 +38,11 @@ async fn a_container_gets_its_part_of_threads_and_memory_and_the_daemon_of_its_g
         assert_eq!(response.envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], percent);
         assert_eq!(response.envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], format!("0={mib}M"));
         assert_eq!(response.envs.len(), 4, "{:?}", response.envs);
-        let mounts: Vec<_> = response.mounts.iter().map(|mount| (&*mount.host_path, &*mount.container_path)).collect();
+        let mounts: Vec<_> = response
+            .mounts
+            .iter()
+            .map(|mount| (&*mount.host_path, &*mount.container_path))
+            .collect();
         let shm = lab.node.mps_dir().join(uuid).join("shm").display().to_string();
         assert_eq!(mounts, [(&*pipe, &*pipe), (&*shm, "/dev/shm")]);
         lab.kubelet.release(&format!("pod-{n}"));
@@ -68,15 +72,25 @@ async fn a_gpu_is_offered_when_its_daemon_answers_and_withdrawn_while_it_does_no
     let uuids = node.uuids()?;
     let lab = Lab::start(node, TENTHS)?;
     let kubelet = &lab.kubelet;
-    kubelet.has(MPS, |endpoint| endpoint.devices.len() == 20 && endpoint.healthy().is_empty()).await?;
-    let Err(Rejection::Kubelet(why)) = kubelet.admit("early", "main", MPS, 1).await else { anyhow::bail!("admitted") };
+    kubelet
+        .has(MPS, |endpoint| {
+            endpoint.devices.len() == 20 && endpoint.healthy().is_empty()
+        })
+        .await?;
+    let Err(Rejection::Kubelet(why)) = kubelet.admit("early", "main", MPS, 1).await else {
+        anyhow::bail!("admitted")
+    };
     assert!(why.starts_with("no healthy devices present"), "{why}");
     let early = kubelet.allocate(MPS, &[&format!("{}::0", uuids[0])]).await.unwrap_err();
     assert_ne!(early.code(), Code::Ok);
     assert!(early.message().contains(&uuids[0]), "{}", early.message());
 
     daemons.start(&uuids[0])?;
-    kubelet.has(MPS, |endpoint| endpoint.healthy_of(&uuids[0]) == 10 && endpoint.healthy().len() == 10).await?;
+    kubelet
+        .has(MPS, |endpoint| {
+            endpoint.healthy_of(&uuids[0]) == 10 && endpoint.healthy().len() == 10
+        })
+        .await?;
     kubelet.admit("pod", "main", MPS, 2).await?;
     daemons.kill(&uuids[0]);
     kubelet.has(MPS, |endpoint| endpoint.healthy().is_empty()).await?;
@@ -102,10 +116,17 @@ async fn a_gpu_is_given_whole_only_after_its_daemon_has_gone() -> Result<()> {
     assert!(lab.kubelet.endpoint("nvidia.com/gpu").devices.is_empty());
     lab.kubelet.release("pod");
     // In exclusive compute mode nobody but the daemon could use it.
-    lab.kubelet.has("nvidia.com/gpu", |endpoint| endpoint.healthy().is_empty()).await?;
+    lab.kubelet
+        .has("nvidia.com/gpu", |endpoint| endpoint.healthy().is_empty())
+        .await?;
     daemons.remove(&uuid)?;
-    lab.kubelet.has("nvidia.com/gpu", |endpoint| endpoint.healthy().len() == 1).await?;
-    until("the old name is gone", || (lab.kubelet.connected() == ["nvidia.com/gpu"]).then_some(())).await?;
+    lab.kubelet
+        .has("nvidia.com/gpu", |endpoint| endpoint.healthy().len() == 1)
+        .await?;
+    until("the old name is gone", || {
+        (lab.kubelet.connected() == ["nvidia.com/gpu"]).then_some(())
+    })
+    .await?;
     assert_eq!(lab.kubelet.offered_twice(), None);
     Ok(())
 }
@@ -122,9 +143,15 @@ async fn shares_that_fit_the_node_but_no_gpu_are_refused() -> Result<()> {
     kubelet.admit("a", "main", MPS, 7).await?;
     kubelet.admit("b", "main", MPS, 6).await?;
     let refused = kubelet.admit("cannot-fit", "main", MPS, 5).await;
-    let Err(Rejection::Plugin(refused)) = refused else { anyhow::bail!("{refused:?}") };
+    let Err(Rejection::Plugin(refused)) = refused else {
+        anyhow::bail!("{refused:?}")
+    };
     assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(refused.message().contains("the most that is free on one is 4 (GPU 1)"), "{}", refused.message());
+    assert!(
+        refused.message().contains("the most that is free on one is 4 (GPU 1)"),
+        "{}",
+        refused.message()
+    );
     assert_eq!(kubelet.schedulable(MPS), 4);
     Ok(())
 }

@@ -28,9 +28,17 @@ async fn a_list_that_no_kubelet_takes_is_refused_and_the_old_one_stays() -> Resu
     let held = kubelet.admit("pod", "main", &long, 1).await?.ids.remove(0);
     kubelet.is_listed().await?;
     lab.apply(&of(3))?;
-    kubelet.has(&long, |endpoint| endpoint.healthy().len() == 7 * 3 + 1 && endpoint.healthy().contains(&held)).await?;
+    kubelet
+        .has(&long, |endpoint| {
+            endpoint.healthy().len() == 7 * 3 + 1 && endpoint.healthy().contains(&held)
+        })
+        .await?;
     kubelet.release("pod");
-    kubelet.has(&long, |endpoint| endpoint.healthy().len() == 8 * 3 && endpoint.devices.len() == 8 * 3).await?;
+    kubelet
+        .has(&long, |endpoint| {
+            endpoint.healthy().len() == 8 * 3 && endpoint.devices.len() == 8 * 3
+        })
+        .await?;
     Ok(())
 }
 
@@ -55,7 +63,10 @@ async fn ids_of_another_form_number_or_resource_are_refused_by_name() -> Result<
     kubelet.is_refused(SHARED, &format!("{}-_-0", uuids[1])).await?;
     kubelet.is_refused(MEMORY, &format!("{}::0", uuids[0])).await?;
     for resource in [SHARED, MEMORY] {
-        assert_eq!(kubelet.allocate(resource, &[]).await.unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(
+            kubelet.allocate(resource, &[]).await.unwrap_err().code(),
+            Code::InvalidArgument
+        );
     }
     Ok(())
 }

@@ -25,7 +25,10 @@ async fn it_registers_again_when_the_kubelet_restarts() -> Result<()> {
         assert_ne!(endpoint.socket, socket);
         assert_eq!(endpoint.devices.len(), 8);
     }
-    until("only the newest socket is left", || (node.sockets().ok()?.len() == 1).then_some(())).await
+    until("only the newest socket is left", || {
+        (node.sockets().ok()?.len() == 1).then_some(())
+    })
+    .await
 }
 
 #[tokio::test]
@@ -34,7 +37,12 @@ async fn it_registers_again_when_the_kubelet_was_away_for_a_while() -> Result<()
     let (mut kubelet, agent, _) = registered(&node).await?;
     kubelet.stop();
     agent.logs("trying again").await?;
-    assert!(agent.readyz().await?.contains("the kubelet has not taken nvidia.com/gpu yet"));
+    assert!(
+        agent
+            .readyz()
+            .await?
+            .contains("the kubelet has not taken nvidia.com/gpu yet")
+    );
     kubelet.restart()?;
     kubelet.has(GPU, |endpoint| endpoint.registrations > 1).await?;
     Ok(())
@@ -88,7 +96,11 @@ async fn a_resource_of_another_plugin_is_left_to_it_until_that_ends() -> Result<
     assert_eq!(kubelet.endpoint(GPU).registrations, 1);
     drop(other);
     // It looks every 10 s.
-    kubelet.has(GPU, |endpoint| endpoint.registrations == 2 && endpoint.devices.len() == 8).await?;
+    kubelet
+        .has(GPU, |endpoint| {
+            endpoint.registrations == 2 && endpoint.devices.len() == 8
+        })
+        .await?;
     agent.logs("no other plugin serves the resource any more").await?;
     assert_eq!(agent.logged("ServedByAnother"), 1);
     Ok(())
@@ -101,7 +113,10 @@ async fn a_plugin_that_takes_the_resource_over_is_not_fought() -> Result<()> {
     let _other = OtherPlugin::register(&node.device_plugins(), GPU).await?;
     agent.logs("ServedByAnother").await?;
     let endpoint = kubelet.endpoint(GPU);
-    assert_eq!((endpoint.registrations, endpoint.ids()), (2, vec!["another".to_owned()]));
+    assert_eq!(
+        (endpoint.registrations, endpoint.ids()),
+        (2, vec!["another".to_owned()])
+    );
     Ok(())
 }
 
@@ -114,7 +129,11 @@ async fn a_refused_registration_is_tried_again() -> Result<()> {
     let agent = Agent::run(&node)?;
     agent.logs("refused by the test").await?;
     kubelet.has(GPU, |_| true).await?;
-    assert_eq!(agent.logged("refused by the test"), 1, "a repeated error is logged once");
+    assert_eq!(
+        agent.logged("refused by the test"),
+        1,
+        "a repeated error is logged once"
+    );
     Ok(())
 }
 

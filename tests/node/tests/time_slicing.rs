@@ -26,7 +26,11 @@ async fn a_replica_goes_to_the_gpu_with_the_fewest_replicas_held() -> Result<()>
     lab.kubelet.has(GPU, |_| true).await?;
     let uuids = lab.node.uuids()?;
     for pod in 0..8 {
-        assert_eq!(gpu_of_next(&lab.kubelet, &format!("pod-{pod}")).await?, uuids[pod % 4], "pod {pod}");
+        assert_eq!(
+            gpu_of_next(&lab.kubelet, &format!("pod-{pod}")).await?,
+            uuids[pod % 4],
+            "pod {pod}"
+        );
     }
     // GPU 2 is the least loaded now, whatever is used on it.
     lab.kubelet.release("pod-2");
@@ -45,7 +49,11 @@ async fn of_equally_shared_gpus_the_least_busy_is_taken() -> Result<()> {
     lab.kubelet.has(GPU, |_| true).await?;
     let uuids = lab.node.uuids()?;
     for (pod, gpu) in [2, 1, 3, 0].into_iter().enumerate() {
-        assert_eq!(gpu_of_next(&lab.kubelet, &format!("pod-{pod}")).await?, uuids[gpu], "pod {pod}");
+        assert_eq!(
+            gpu_of_next(&lab.kubelet, &format!("pod-{pod}")).await?,
+            uuids[gpu],
+            "pod {pod}"
+        );
     }
     Ok(())
 }
@@ -54,7 +62,11 @@ async fn of_equally_shared_gpus_the_least_busy_is_taken() -> Result<()> {
 async fn a_gpu_that_does_not_tell_its_utilisation_fails_no_pod() -> Result<()> {
     let node = Node::with_t4()?;
     for gpu in 0..4 {
-        node.state()?.fail(gpu, "nvmlDeviceGetUtilizationRates", gpunode_scenario::ReturnCode::Unknown)?;
+        node.state()?.fail(
+            gpu,
+            "nvmlDeviceGetUtilizationRates",
+            gpunode_scenario::ReturnCode::Unknown,
+        )?;
     }
     let lab = Lab::start(node, &sliced("replicas: 2"))?;
     lab.kubelet.has(GPU, |_| true).await?;
@@ -73,18 +85,30 @@ async fn replicas_of_one_request_are_of_different_gpus_as_far_as_there_are() -> 
     // Never a refusal: nine are left on four GPUs.
     let nine = lab.kubelet.admit("nine", "main", GPU, 9).await?;
     assert_eq!(gpus(&nine).len(), 4);
-    assert_eq!(nine.response.envs["NVIDIA_VISIBLE_DEVICES"], lab.node.uuids()?.join(","));
+    assert_eq!(
+        nine.response.envs["NVIDIA_VISIBLE_DEVICES"],
+        lab.node.uuids()?.join(",")
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn requests_for_more_than_one_replica_fail_where_the_configuration_says_so() -> Result<()> {
-    let lab = Lab::start(Node::with_t4()?, &sliced("replicas: 4, failRequestsGreaterThanOne: true"))?;
+    let lab = Lab::start(
+        Node::with_t4()?,
+        &sliced("replicas: 4, failRequestsGreaterThanOne: true"),
+    )?;
     let lists = lab.kubelet.has(GPU, |_| true).await?.lists;
     let refused = lab.kubelet.admit("greedy", "main", GPU, 2).await;
-    let Err(Rejection::Plugin(refused)) = refused else { anyhow::bail!("{refused:?}") };
+    let Err(Rejection::Plugin(refused)) = refused else {
+        anyhow::bail!("{refused:?}")
+    };
     assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(refused.message().contains("asks for 2 replicas"), "{}", refused.message());
+    assert!(
+        refused.message().contains("asks for 2 replicas"),
+        "{}",
+        refused.message()
+    );
     assert!(lab.kubelet.in_use(GPU).is_empty());
     lab.kubelet.admit("modest", "main", GPU, 1).await?;
 
@@ -102,7 +126,9 @@ async fn requests_for_more_than_one_replica_fail_where_the_configuration_says_so
 #[tokio::test]
 async fn shared_gpus_can_have_a_name_of_their_own() -> Result<()> {
     let lab = Lab::start(Node::with_t4()?, &sliced("replicas: 2, renameByDefault: true"))?;
-    lab.kubelet.has("nvidia.com/gpu.shared", |endpoint| endpoint.devices.len() == 8).await?;
+    lab.kubelet
+        .has("nvidia.com/gpu.shared", |endpoint| endpoint.devices.len() == 8)
+        .await?;
     assert_eq!(lab.kubelet.connected(), ["nvidia.com/gpu.shared"]);
     Ok(())
 }

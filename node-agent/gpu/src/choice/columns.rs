@@ -34,7 +34,11 @@ pub struct Column {
 impl Columns {
     /// The columns of a pool for a request of `size` shares.
     pub fn new(pool: &Pool<'_>, size: u32) -> Self {
-        let all = pool.devices.iter().map(|device| device.free).fold(0, u32::saturating_add);
+        let all = pool
+            .devices
+            .iter()
+            .map(|device| device.free)
+            .fold(0, u32::saturating_add);
         let size = size.min(all);
         let mut columns = match pool.allocation {
             Allocation::Packed => Self {
@@ -47,7 +51,12 @@ impl Columns {
                 let devices: Vec<(u32, u32)> = pool.devices.iter().map(|of| (of.has, of.free)).collect();
                 let dealt = level(&devices, size);
                 let open = dealt.open.into_iter().map(u32::from).collect();
-                Self { gpus: Vec::new(), units: dealt.left, settled: dealt.added, open }
+                Self {
+                    gpus: Vec::new(),
+                    units: dealt.left,
+                    settled: dealt.added,
+                    open,
+                }
             }
         };
         columns.gpus = columns.by_gpu(pool);
@@ -72,7 +81,11 @@ impl Columns {
             of.given |= device.has > 0 || self.settled.get(at).is_some_and(|settled| *settled > 0);
             of.units = of.units.saturating_add(self.open.get(at).copied().unwrap_or_default());
         }
-        listed.into_iter().chain(others).filter(|of| !of.devices.is_empty()).collect()
+        listed
+            .into_iter()
+            .chain(others)
+            .filter(|of| !of.devices.is_empty())
+            .collect()
     }
 
     /// No GPU is to give more than it has to either: what is left after that comes one by one from equal GPUs.
@@ -81,13 +94,19 @@ impl Columns {
             let has = pool.devices.get(*at).map_or(0, |device| device.has);
             has.saturating_add(self.settled.get(*at).copied().unwrap_or_default())
         };
-        let heights = self.gpus.iter().map(|gpu| (gpu.devices.iter().map(has).fold(0, u32::saturating_add), gpu.units));
+        let heights = self
+            .gpus
+            .iter()
+            .map(|gpu| (gpu.devices.iter().map(has).fold(0, u32::saturating_add), gpu.units));
         let dealt = level(&heights.collect::<Vec<_>>(), self.units);
         self.units = dealt.left;
         for ((at, added), open) in dealt.added.iter().enumerate().zip(dealt.open) {
             let shares = self.of_gpu(pool, at, *added);
             for (device, shares) in shares {
-                self.settled.get_mut(device).into_iter().for_each(|settled| *settled += shares);
+                self.settled
+                    .get_mut(device)
+                    .into_iter()
+                    .for_each(|settled| *settled += shares);
                 self.open.get_mut(device).into_iter().for_each(|open| *open -= shares);
             }
             let Some(gpu) = self.gpus.get_mut(at) else { continue };
@@ -109,9 +128,15 @@ impl Columns {
 
     /// The shares that make so many units of a GPU: of the device of which least is held first, or most under `Packed`.
     fn of_gpu(&self, pool: &Pool<'_>, gpu: usize, units: u32) -> Vec<(usize, u32)> {
-        let Some(gpu) = self.gpus.get(gpu).filter(|_| units > 0) else { return Vec::new() };
+        let Some(gpu) = self.gpus.get(gpu).filter(|_| units > 0) else {
+            return Vec::new();
+        };
         let mut devices = gpu.devices.clone();
-        let held = |at: usize| pool.devices.get(at).map_or(0, |device: &Candidate| i64::from(device.held));
+        let held = |at: usize| {
+            pool.devices
+                .get(at)
+                .map_or(0, |device: &Candidate| i64::from(device.held))
+        };
         let packed = pool.allocation == Allocation::Packed;
         devices.sort_by_key(|at| (if packed { -held(*at) } else { held(*at) }, *at));
         let mut left = units;
@@ -125,6 +150,13 @@ impl Columns {
 }
 
 fn column(pool: &Pool<'_>, place: Option<usize>) -> Column {
-    let load = place.and_then(|place| pool.loads.get(place)).copied().unwrap_or_default();
-    Column { place, load, ..Column::default() }
+    let load = place
+        .and_then(|place| pool.loads.get(place))
+        .copied()
+        .unwrap_or_default();
+    Column {
+        place,
+        load,
+        ..Column::default()
+    }
 }

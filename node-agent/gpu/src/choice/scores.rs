@@ -34,20 +34,39 @@ impl PairScores {
         let by_index: BTreeMap<u32, usize> = gpus.iter().enumerate().map(|(place, gpu)| (gpu.index, place)).collect();
         let ways = |(from, gpu): (usize, &crate::Gpu)| {
             let mut ways = vec![0; gpus.len()];
-            let others = gpu.links.iter().filter_map(|link| Some((*by_index.get(&link.peer)?, score(link))));
+            let others = gpu
+                .links
+                .iter()
+                .filter_map(|link| Some((*by_index.get(&link.peer)?, score(link))));
             for (to, score) in others.filter(|(to, _)| *to != from) {
                 ways.get_mut(to).into_iter().for_each(|way| *way = score);
             }
             ways
         };
         let ways: Vec<Vec<u32>> = gpus.iter().enumerate().map(ways).collect();
-        let back = |from: usize, to: usize| ways.get(to).and_then(|ways| ways.get(from)).copied().unwrap_or_default();
+        let back = |from: usize, to: usize| {
+            ways.get(to)
+                .and_then(|ways| ways.get(from))
+                .copied()
+                .unwrap_or_default()
+        };
         let gpu = |((from, gpu), ways): ((usize, &crate::Gpu), &Vec<u32>)| Gpu {
             numa_node: gpu.numa_node,
-            scores: ways.iter().enumerate().map(|(to, way)| (*way).min(back(from, to))).collect(),
+            scores: ways
+                .iter()
+                .enumerate()
+                .map(|(to, way)| (*way).min(back(from, to)))
+                .collect(),
         };
-        let places = gpus.iter().enumerate().map(|(place, gpu)| (gpu.uuid.clone(), place)).collect();
-        Self { gpus: gpus.iter().enumerate().zip(&ways).map(gpu).collect(), places }
+        let places = gpus
+            .iter()
+            .enumerate()
+            .map(|(place, gpu)| (gpu.uuid.clone(), place))
+            .collect();
+        Self {
+            gpus: gpus.iter().enumerate().zip(&ways).map(gpu).collect(),
+            places,
+        }
     }
 
     /// Place of a GPU.
@@ -62,13 +81,20 @@ impl PairScores {
 
     /// The score of the pair at two places; 0 for a place without GPU.
     pub fn pair(&self, one: usize, other: usize) -> u32 {
-        self.gpus.get(one).and_then(|gpu| gpu.scores.get(other)).copied().unwrap_or_default()
+        self.gpus
+            .get(one)
+            .and_then(|gpu| gpu.scores.get(other))
+            .copied()
+            .unwrap_or_default()
     }
 
     /// The sum over all pairs of GPUs at the places.
     pub fn sum(&self, places: &[usize]) -> u64 {
         let others = |at: usize| places.get(at + 1..).unwrap_or_default();
-        let pairs = places.iter().enumerate().flat_map(|(at, one)| others(at).iter().map(|other| (*one, *other)));
+        let pairs = places
+            .iter()
+            .enumerate()
+            .flat_map(|(at, one)| others(at).iter().map(|other| (*one, *other)));
         pairs.map(|(one, other)| u64::from(self.pair(one, other))).sum()
     }
 
@@ -96,8 +122,16 @@ mod tests {
     use super::*;
 
     fn inventory(links: [Vec<Link>; 2]) -> Inventory {
-        let gpu = |(index, links)| crate::Gpu { index, uuid: format!("GPU-{index}"), links, ..crate::Gpu::default() };
-        Inventory { gpus: (0..).zip(links).map(gpu).collect(), ..Inventory::default() }
+        let gpu = |(index, links)| crate::Gpu {
+            index,
+            uuid: format!("GPU-{index}"),
+            links,
+            ..crate::Gpu::default()
+        };
+        Inventory {
+            gpus: (0..).zip(links).map(gpu).collect(),
+            ..Inventory::default()
+        }
     }
 
     fn link(peer: u32, level: LinkLevel, nvlinks: u32) -> Vec<Link> {

@@ -136,16 +136,23 @@ impl Search<'_> {
             self.grow();
         }
         let best = std::mem::take(&mut self.best);
-        best.into_iter().enumerate().map(|(rank, best)| self.found(&best, rank == 0)).collect()
+        best.into_iter()
+            .enumerate()
+            .map(|(rank, best)| self.found(&best, rank == 0))
+            .collect()
     }
 
     /// Every set with the chosen items and `left` of those from `from` on, in the order of their indices. The first of
     /// `rows` has the pulls of the chosen.
     fn enumerate(&mut self, from: usize, left: usize, state: State, rows: &mut [Vec<Pull>]) {
-        let Some((row, deeper)) = rows.split_first_mut() else { return };
+        let Some((row, deeper)) = rows.split_first_mut() else {
+            return;
+        };
         let last = self.items.len().saturating_sub(left);
         for at in from..=last {
-            let Some((item, pull)) = self.items.get(at).zip(row.get(at)) else { return };
+            let Some((item, pull)) = self.items.get(at).zip(row.get(at)) else {
+                return;
+            };
             let next = state.with(item, *pull);
             let column = item.column;
             if let Some(below) = deeper.first_mut() {
@@ -174,7 +181,11 @@ impl Search<'_> {
         if full && self.best.last().is_some_and(|worst| bound < worst.key) {
             return;
         }
-        let worth = if self.one_each { state.worth } else { self.deal(|_, _| {}) };
+        let worth = if self.one_each {
+            state.worth
+        } else {
+            self.deal(|_, _| {})
+        };
         let key = self.key(&state, worth);
         let rank = self.best.iter().take_while(|better| better.key >= key).count();
         if rank == 0 {
@@ -183,7 +194,14 @@ impl Search<'_> {
             self.is_tied = true;
         }
         if rank < self.most {
-            self.best.insert(rank, Best { key, items: self.chosen.clone(), state });
+            self.best.insert(
+                rank,
+                Best {
+                    key,
+                    items: self.chosen.clone(),
+                    state,
+                },
+            );
             self.best.truncate(self.most);
         }
     }
@@ -199,11 +217,16 @@ impl Search<'_> {
 
     /// Takes the units from the members: one of each new GPU, then as many as there are of the best. Returns what they are worth.
     fn deal(&self, mut give: impl FnMut(usize, u32)) -> i64 {
-        let mut left = self.columns.units.saturating_sub(u32::try_from(self.size).unwrap_or(u32::MAX));
+        let mut left = self
+            .columns
+            .units
+            .saturating_sub(u32::try_from(self.size).unwrap_or(u32::MAX));
         let mut sum = 0;
         for (column, worth) in &self.by_worth {
             let member = self.member.get(*column).copied().unwrap_or_default();
-            let Some(gpu) = self.columns.gpus.get(*column).filter(|_| member) else { continue };
+            let Some(gpu) = self.columns.gpus.get(*column).filter(|_| member) else {
+                continue;
+            };
             let first = u32::from(!gpu.given);
             let more = gpu.units.saturating_sub(first).min(left);
             left -= more;
@@ -221,8 +244,14 @@ impl Search<'_> {
             is_tied |= search.has_tie(&units);
         });
         let gpus = self.columns.gpus.iter().zip(&units);
-        let held = gpus.clone().map(|(gpu, units)| u64::from(gpu.load.held) * u64::from(*units)).sum();
-        let gpus = gpus.filter(|(gpu, units)| gpu.given || **units > 0).filter_map(|(gpu, _)| gpu.place).collect();
+        let held = gpus
+            .clone()
+            .map(|(gpu, units)| u64::from(gpu.load.held) * u64::from(*units))
+            .sum();
+        let gpus = gpus
+            .filter(|(gpu, units)| gpu.given || **units > 0)
+            .filter_map(|(gpu, _)| gpu.place)
+            .collect();
         Found {
             units,
             gpus,
@@ -237,7 +266,10 @@ impl Search<'_> {
 
     /// Whether units could as well come from another of the members.
     fn has_tie(&self, units: &[u32]) -> bool {
-        let members = self.by_worth.iter().filter(|(column, _)| self.member.get(*column).copied().unwrap_or_default());
+        let members = self
+            .by_worth
+            .iter()
+            .filter(|(column, _)| self.member.get(*column).copied().unwrap_or_default());
         let given = |column: usize| units.get(column).copied().unwrap_or_default();
         let all = |column: usize| self.columns.gpus.get(column).map_or(0, |gpu| gpu.units);
         let giving = members.clone().filter(|(column, _)| given(*column) > 0);
@@ -246,7 +278,11 @@ impl Search<'_> {
     }
 
     fn with_members(&mut self, items: &[usize], work: impl FnOnce(&mut Self)) {
-        let columns: Vec<usize> = items.iter().filter_map(|at| self.items.get(*at)).map(|item| item.column).collect();
+        let columns: Vec<usize> = items
+            .iter()
+            .filter_map(|at| self.items.get(*at))
+            .map(|item| item.column)
+            .collect();
         for column in &columns {
             self.set_member(*column, true);
         }
@@ -267,7 +303,11 @@ impl State {
         Self {
             pairs: self.pairs + i64::from(near),
             nodes: self.nodes | item.node,
-            left_free: if item.free { self.left_free - item.freedom + i64::from(of_free) } else { self.left_free },
+            left_free: if item.free {
+                self.left_free - item.freedom + i64::from(of_free)
+            } else {
+                self.left_free
+            },
             worth: self.worth + item.worth,
             units: self.units + u64::from(item.units),
         }

@@ -25,7 +25,10 @@ fn node(gpus: u32, numa: impl Fn(u32) -> Option<u32>, link: impl Fn(u32, u32) ->
         links: links(index),
         ..Gpu::default()
     };
-    PairScores::new(&Inventory { gpus: (0..gpus).map(gpu).collect(), ..Inventory::default() })
+    PairScores::new(&Inventory {
+        gpus: (0..gpus).map(gpu).collect(),
+        ..Inventory::default()
+    })
 }
 
 /// Whole GPUs: those of `free` can be picked, the container has those of `has`, others hold the rest.
@@ -46,8 +49,19 @@ impl Whole<'_> {
         };
         let held = |at: usize| u32::from(!self.free.contains(&at) && !self.has.contains(&at));
         let devices: Vec<_> = all.clone().map(device).collect();
-        let loads: Vec<_> = all.map(|at| Load { held: held(at), busy: 0 }).collect();
-        let pool = Pool { scores: self.scores, allocation, shared: false, devices: &devices, loads: &loads };
+        let loads: Vec<_> = all
+            .map(|at| Load {
+                held: held(at),
+                busy: 0,
+            })
+            .collect();
+        let pool = Pool {
+            scores: self.scores,
+            allocation,
+            shared: false,
+            devices: &devices,
+            loads: &loads,
+        };
         choose(&pool, size).merits.gpus
     }
 }

@@ -72,8 +72,14 @@ impl Probe {
         [
             (Trouble::Lost, Some(false)),
             (Trouble::NotAnswering, Some(false)),
-            (Trouble::RecoveryPending, self.recovery_action.map(|action| action != 0 && action != NODE_REBOOT)),
-            (Trouble::RebootPending, self.recovery_action.map(|action| action == NODE_REBOOT)),
+            (
+                Trouble::RecoveryPending,
+                self.recovery_action.map(|action| action != 0 && action != NODE_REBOOT),
+            ),
+            (
+                Trouble::RebootPending,
+                self.recovery_action.map(|action| action == NODE_REBOOT),
+            ),
             (Trouble::UncorrectedEcc, ecc),
             (Trouble::RowRemapPending, self.remap_pending),
             (Trouble::RowRemapFailed, self.remap_failed),

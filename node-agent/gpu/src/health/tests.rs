@@ -18,16 +18,29 @@ fn look(gpu: &str, health: &Health) -> Probe {
         retirement_pending: None,
         link_down: Some(false),
         processes: Some(0),
-        instances: vec![InstanceProbe { uuid: format!("{gpu}/mig"), answers: true, processes: Some(0) }],
+        instances: vec![InstanceProbe {
+            uuid: format!("{gpu}/mig"),
+            answers: true,
+            processes: Some(0),
+        }],
     }
 }
 
 fn run(boot: &str, driver: &str) -> Observation {
-    Observation::Run(Run { boot: boot.to_owned(), driver: driver.to_owned() })
+    Observation::Run(Run {
+        boot: boot.to_owned(),
+        driver: driver.to_owned(),
+    })
 }
 
 fn xids(health: &Health, device: &str) -> Vec<i32> {
-    health.faults.get(device).into_iter().flatten().filter_map(|fault| fault.xid).collect()
+    health
+        .faults
+        .get(device)
+        .into_iter()
+        .flatten()
+        .filter_map(|fault| fault.xid)
+        .collect()
 }
 
 fn with_xids(rules: &Rules, numbers: &[i32]) -> Health {
@@ -41,7 +54,10 @@ fn with_xids(rules: &Rules, numbers: &[i32]) -> Health {
 
 #[test]
 fn a_milder_xid_clears_no_graver_one_and_each_goes_by_its_own_evidence() {
-    let rules = Rules { watch_xids: vec![94], ..Rules::default() };
+    let rules = Rules {
+        watch_xids: vec![94],
+        ..Rules::default()
+    };
     let mut health = with_xids(&rules, &[79, 95, 94]);
     let mut seen = Vec::new();
     for step in [run("a", "1"), run("a", "2"), run("b", "2")] {
@@ -58,7 +74,11 @@ fn the_drivers_recovery_action_decides_where_it_is_told() {
     let rules = Rules::default();
     for (action, pending, left) in [(0, false, 0), (1, false, 1), (5, false, 1), (0, true, 1)] {
         let mut health = with_xids(&rules, &[95]);
-        let probe = Probe { recovery_action: Some(action), remap_pending: Some(pending), ..look("G", &health) };
+        let probe = Probe {
+            recovery_action: Some(action),
+            remap_pending: Some(pending),
+            ..look("G", &health)
+        };
         health.observe(Observation::Probe(probe), &rules, at(2));
         assert_eq!(xids(&health, "G").len(), left, "action {action}, pending {pending}");
     }
@@ -68,7 +88,10 @@ fn the_drivers_recovery_action_decides_where_it_is_told() {
 fn a_look_from_before_an_xid_proves_nothing() {
     let rules = Rules::default();
     let mut health = Health::default();
-    let probe = Probe { recovery_action: Some(0), ..look("G", &health) };
+    let probe = Probe {
+        recovery_action: Some(0),
+        ..look("G", &health)
+    };
     health.observe(Observation::Xid("G".to_owned(), 95), &rules, at(1));
     health.observe(Observation::Probe(probe), &rules, at(2));
     assert_eq!(xids(&health, "G"), [95]);
@@ -79,7 +102,10 @@ fn a_mig_device_that_does_not_answer_itself_stays_faulty() {
     let rules = Rules::default();
     let mut health = Health::default();
     health.observe(Observation::Xid("G/mig".to_owned(), 95), &rules, at(1));
-    let mut probe = Probe { recovery_action: Some(0), ..look("G", &health) };
+    let mut probe = Probe {
+        recovery_action: Some(0),
+        ..look("G", &health)
+    };
     probe.instances[0].answers = false;
     for _ in 0..2 {
         health.observe(Observation::Probe(probe.clone()), &rules, at(2));
@@ -95,22 +121,46 @@ fn a_mig_device_that_does_not_answer_itself_stays_faulty() {
 fn a_call_that_fails_once_is_no_fault_and_one_that_hangs_or_a_lost_gpu_is() {
     let rules = Rules::default();
     let mut health = Health::default();
-    let mut probe = Probe { answer: Answer::Fails, ..look("G", &health) };
+    let mut probe = Probe {
+        answer: Answer::Fails,
+        ..look("G", &health)
+    };
     let mut began = |health: &mut Health, answer, instance| {
         probe.answer = answer;
         probe.instances[0].answers = instance;
-        health.observe(Observation::Probe(probe.clone()), &rules, at(1)).iter().filter(|it| it.began).count()
+        health
+            .observe(Observation::Probe(probe.clone()), &rules, at(1))
+            .iter()
+            .filter(|it| it.began)
+            .count()
     };
     for _ in 0..3 {
-        assert_eq!((began(&mut health, Answer::Answers, false), health.doubts("G/mig")), (0, true));
-        assert_eq!((began(&mut health, Answer::Answers, true), health.doubts("G/mig")), (0, false));
+        assert_eq!(
+            (began(&mut health, Answer::Answers, false), health.doubts("G/mig")),
+            (0, true)
+        );
+        assert_eq!(
+            (began(&mut health, Answer::Answers, true), health.doubts("G/mig")),
+            (0, false)
+        );
     }
     assert_eq!((began(&mut health, Answer::Fails, true), health.doubts("G")), (0, true));
-    assert_eq!((began(&mut health, Answer::Fails, true), health.doubts("G")), (1, false));
-    assert_eq!((began(&mut health, Answer::Fails, true), health.doubts("G")), (0, false), "it is known");
+    assert_eq!(
+        (began(&mut health, Answer::Fails, true), health.doubts("G")),
+        (1, false)
+    );
+    assert_eq!(
+        (began(&mut health, Answer::Fails, true), health.doubts("G")),
+        (0, false),
+        "it is known"
+    );
     for answer in [Answer::Hangs, Answer::Lost] {
         let mut health = Health::default();
-        assert_eq!((began(&mut health, answer, true), health.doubts("G")), (1, false), "{answer:?}");
+        assert_eq!(
+            (began(&mut health, answer, true), health.doubts("G")),
+            (1, false),
+            "{answer:?}"
+        );
     }
 }
 
@@ -120,7 +170,11 @@ fn a_reset_of_a_gpu_cures_its_mig_devices() {
     let mut health = with_xids(&rules, &[95]);
     health.observe(Observation::Xid("G/mig".to_owned(), 95), &rules, at(1));
     health.observe(Observation::Xid("H".to_owned(), 95), &rules, at(1));
-    health.observe(Observation::Reset(vec!["G".to_owned(), "G/mig".to_owned()]), &rules, at(2));
+    health.observe(
+        Observation::Reset(vec!["G".to_owned(), "G/mig".to_owned()]),
+        &rules,
+        at(2),
+    );
     for gpu in ["G", "H"] {
         let probe = look(gpu, &health);
         health.observe(Observation::Probe(probe), &rules, at(3));
@@ -130,12 +184,21 @@ fn a_reset_of_a_gpu_cures_its_mig_devices() {
 
 #[test]
 fn manual_recovery_waits_for_a_person_and_trouble_that_is_still_there_comes_back() {
-    let rules = Rules { recovery: Some(Recovery::Manual), ..Rules::default() };
+    let rules = Rules {
+        recovery: Some(Recovery::Manual),
+        ..Rules::default()
+    };
     let mut health = with_xids(&rules, &[95]);
-    let lost = Probe { answer: Answer::Lost, ..look("G", &health) };
+    let lost = Probe {
+        answer: Answer::Lost,
+        ..look("G", &health)
+    };
     health.observe(Observation::Probe(lost.clone()), &rules, at(2));
     health.observe(run("b", "2"), &rules, at(3));
-    let whole = Probe { recovery_action: Some(0), ..look("G", &health) };
+    let whole = Probe {
+        recovery_action: Some(0),
+        ..look("G", &health)
+    };
     health.observe(Observation::Probe(whole), &rules, at(4));
     assert_eq!(health.faults["G"].len(), 2);
     health.observe(Observation::Recovered(at(5)), &rules, at(6));
@@ -146,7 +209,10 @@ fn manual_recovery_waits_for_a_person_and_trouble_that_is_still_there_comes_back
 
 #[test]
 fn a_person_clears_what_a_clock_noted_that_was_ahead() {
-    let rules = Rules { recovery: Some(Recovery::Manual), ..Rules::default() };
+    let rules = Rules {
+        recovery: Some(Recovery::Manual),
+        ..Rules::default()
+    };
     let mut health = Health::default();
     health.observe(Observation::Xid("G".to_owned(), 95), &rules, at(1_000_000));
     health.observe(Observation::Recovered(at(5)), &rules, at(6));
@@ -175,7 +241,10 @@ fn what_is_not_known_of_a_run_is_no_evidence() {
 
 #[test]
 fn a_device_is_broken_since_its_first_fault_whatever_comes_and_goes_beside_it() {
-    let rules = Rules { watch_xids: vec![94], ..Rules::default() };
+    let rules = Rules {
+        watch_xids: vec![94],
+        ..Rules::default()
+    };
     let mut health = Health::default();
     health.observe(Observation::Xid("G".to_owned(), 94), &rules, at(1));
     health.observe(Observation::Xid("G".to_owned(), 79), &rules, at(5));
@@ -192,14 +261,25 @@ fn a_device_is_broken_since_its_first_fault_whatever_comes_and_goes_beside_it() 
 #[derive(Clone, Debug)]
 enum Step {
     Xid(usize, bool, i32),
-    Look { gpu: usize, action: Option<u32>, answer: Answer, processes: usize, pending: bool, instance: bool },
+    Look {
+        gpu: usize,
+        action: Option<u32>,
+        answer: Answer,
+        processes: usize,
+        pending: bool,
+        instance: bool,
+    },
     Run(u8, u8),
     Reset(usize),
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        (0..2usize, any::<bool>(), prop::sample::select(vec![13, 48, 74, 79, 94, 95, 151, 9999]))
+        (
+            0..2usize,
+            any::<bool>(),
+            prop::sample::select(vec![13, 48, 74, 79, 94, 95, 151, 9999])
+        )
             .prop_map(|(gpu, mig, xid)| Step::Xid(gpu, mig, xid)),
         (
             0..2usize,

@@ -115,7 +115,8 @@ impl Ledger {
     /// given out. A kubelet can forget an allocation that it is about to write down when it is asked for holders at that
     /// moment (`pkg/kubelet/cm/devicemanager/manager.go`, `UpdateAllocatedDevices`), and then picks the share again.
     pub fn is_doubtful(&self, resource: &str, ids: &[String]) -> bool {
-        ids.iter().any(|id| self.held.is_held(&(resource.to_owned(), id.clone())))
+        ids.iter()
+            .any(|id| self.held.is_held(&(resource.to_owned(), id.clone())))
     }
 
     /// Gives the shares `ids` to a container, which holds them from now on. A refusal changes nothing. `unseen` is why the
@@ -165,19 +166,41 @@ impl Ledger {
             }
         }
         if !unknown.is_empty() {
-            return Err(Refusal::Unknown { resource: name(), ids: unknown });
+            return Err(Refusal::Unknown {
+                resource: name(),
+                ids: unknown,
+            });
         }
-        let given: Vec<(&Offered<'_>, u32)> =
-            asked.into_iter().filter_map(|(at, count)| Some((offered.get(at)?, count))).collect();
-        let replicated =
-            |of: &Offered<'_>| matches!(of.sharing, DeviceSharing::TimeSlicing { .. } | DeviceSharing::Mps { .. });
-        let one_only = self.rules.get(resource).is_some_and(|rules| rules.fail_requests_greater_than_one);
+        let given: Vec<(&Offered<'_>, u32)> = asked
+            .into_iter()
+            .filter_map(|(at, count)| Some((offered.get(at)?, count)))
+            .collect();
+        let replicated = |of: &Offered<'_>| {
+            matches!(
+                of.sharing,
+                DeviceSharing::TimeSlicing { .. } | DeviceSharing::Mps { .. }
+            )
+        };
+        let one_only = self
+            .rules
+            .get(resource)
+            .is_some_and(|rules| rules.fail_requests_greater_than_one);
         if one_only && ids.len() > 1 && given.iter().any(|(of, _)| replicated(of)) {
-            return Err(Refusal::MoreThanOne { resource: name(), asked: ids.len() });
+            return Err(Refusal::MoreThanOne {
+                resource: name(),
+                asked: ids.len(),
+            });
         }
         if let Some((of, _)) = given.iter().find(|(of, _)| of.state == State::Out) {
-            let reason = self.held_back(of.uuid).unwrap_or("the driver no longer lists it").to_owned();
-            return Err(Refusal::HeldBack { resource: name(), device: of.uuid.to_owned(), reason });
+            let reason = self
+                .held_back(of.uuid)
+                .unwrap_or("the driver no longer lists it")
+                .to_owned();
+            return Err(Refusal::HeldBack {
+                resource: name(),
+                device: of.uuid.to_owned(),
+                reason,
+            });
         }
         self.give_once(resource, ids, now, unseen)?;
         if given.len() > 1 && given.iter().any(|(of, _)| of.sharing.one_device_per_container()) {
@@ -185,7 +208,10 @@ impl Ledger {
         }
         let sharing = given.first().map_or(DeviceSharing::Whole, |(of, _)| of.sharing);
         // A device that is not out is present, and so known.
-        let devices = given.into_iter().filter_map(|(of, count)| Some((of.device?.clone(), count))).collect();
+        let devices = given
+            .into_iter()
+            .filter_map(|(of, count)| Some((of.device?.clone(), count)))
+            .collect();
         Ok(Granted { devices, sharing })
     }
 
@@ -203,13 +229,24 @@ impl Ledger {
             let share = (resource.to_owned(), (*id).to_owned());
             if let Some(pod) = self.held.holder(&share) {
                 let (age, unseen) = (self.seen.map(since).unwrap_or_default(), unseen.map(str::to_owned));
-                return Err(Refusal::Held { resource: share.0, id: share.1, pod, age, unseen });
+                return Err(Refusal::Held {
+                    resource: share.0,
+                    id: share.1,
+                    pod,
+                    age,
+                    unseen,
+                });
             }
             if let Some(unseen) = unseen
                 && let Some(age) = self.held.granted(&share).map(since)
                 && age > HANDED_ON
             {
-                return Err(Refusal::Unproven { resource: share.0, id: share.1, age, unseen: unseen.to_owned() });
+                return Err(Refusal::Unproven {
+                    resource: share.0,
+                    id: share.1,
+                    age,
+                    unseen: unseen.to_owned(),
+                });
             }
         }
         Ok(())
@@ -217,7 +254,9 @@ impl Ledger {
 }
 
 fn why(unseen: Option<&str>) -> String {
-    unseen.map(|reason| format!(" (the kubelet could not be asked now: {reason})")).unwrap_or_default()
+    unseen
+        .map(|reason| format!(" (the kubelet could not be asked now: {reason})"))
+        .unwrap_or_default()
 }
 
 /// The refusal of shares of several devices; in `offered`, those that are asked for count as free.

@@ -38,18 +38,32 @@ impl Held {
         let shown: BTreeSet<(&str, &str)> = holders.iter().flat_map(Holding::shares).collect();
         self.grants.retain(|(resource, id), at| {
             let seen = shown.contains(&(resource.as_str(), id.as_str()));
-            let lost = started.checked_duration_since(*at).is_some_and(|age| age >= GRANT_MEMORY);
+            let lost = started
+                .checked_duration_since(*at)
+                .is_some_and(|age| age >= GRANT_MEMORY);
             !seen && !lost
         });
         let mut by_device: BTreeMap<String, BTreeSet<Share>> = BTreeMap::new();
-        let granted = self.grants.keys().map(|(resource, id)| (resource.as_str(), id.as_str()));
+        let granted = self
+            .grants
+            .keys()
+            .map(|(resource, id)| (resource.as_str(), id.as_str()));
         for (resource, id) in shown.into_iter().chain(granted) {
-            by_device.entry(device_of(id).to_owned()).or_default().insert((resource.to_owned(), id.to_owned()));
+            by_device
+                .entry(device_of(id).to_owned())
+                .or_default()
+                .insert((resource.to_owned(), id.to_owned()));
         }
         let still =
             |(device, share): &(&String, &Share)| by_device.get(*device).is_some_and(|shares| shares.contains(share));
-        let before = self.by_device.iter().flat_map(|(device, shares)| shares.iter().map(move |share| (device, share)));
-        let freed = before.filter(|share| !still(share)).map(|(_, (resource, _))| resource.clone()).collect();
+        let before = self
+            .by_device
+            .iter()
+            .flat_map(|(device, shares)| shares.iter().map(move |share| (device, share)));
+        let freed = before
+            .filter(|share| !still(share))
+            .map(|(_, (resource, _))| resource.clone())
+            .collect();
         self.by_device = by_device;
         self.observed = holders;
         self.remembered.clear();
@@ -66,7 +80,10 @@ impl Held {
     pub fn grant<'a>(&mut self, resource: &str, ids: impl Iterator<Item = &'a str>, now: Instant) {
         for id in ids {
             let share = (resource.to_owned(), id.to_owned());
-            self.by_device.entry(device_of(id).to_owned()).or_default().insert(share.clone());
+            self.by_device
+                .entry(device_of(id).to_owned())
+                .or_default()
+                .insert(share.clone());
             self.grants.insert(share, now);
         }
     }
@@ -103,7 +120,9 @@ impl Held {
 
     /// Whether the kubelet said that the share is held, or it was given out since.
     pub fn is_held(&self, share: &Share) -> bool {
-        self.by_device.get(device_of(&share.1)).is_some_and(|shares| shares.contains(share))
+        self.by_device
+            .get(device_of(&share.1))
+            .is_some_and(|shares| shares.contains(share))
     }
 
     /// When a share was given out that is not seen held since.
@@ -117,7 +136,10 @@ impl Held {
             return None;
         }
         let holds = |of: &&Holding| of.resource == share.0 && of.ids.contains(&share.1);
-        self.observed.iter().find(holds).map(|of| format!("{}/{}", of.namespace, of.pod))
+        self.observed
+            .iter()
+            .find(holds)
+            .map(|of| format!("{}/{}", of.namespace, of.pod))
     }
 
     /// Whether anything of a resource is held.

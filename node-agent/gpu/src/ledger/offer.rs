@@ -34,7 +34,11 @@ impl Offered<'_> {
 
     /// Shares that can be given out.
     pub fn free(&self) -> usize {
-        if self.state == State::InForce { self.held.iter().filter(|held| !**held).count() } else { 0 }
+        if self.state == State::InForce {
+            self.held.iter().filter(|held| !**held).count()
+        } else {
+            0
+        }
     }
 }
 
@@ -48,7 +52,12 @@ impl Ledger {
         let configured: BTreeSet<&str> = self.order.iter().map(String::as_str).collect();
         let offered: BTreeSet<&str> = self.entries.values().map(|of| of.resource.as_str()).collect();
         let left = offered.difference(&configured).copied();
-        self.order.iter().map(String::as_str).chain(left).map(|name| self.list(name)).collect()
+        self.order
+            .iter()
+            .map(String::as_str)
+            .chain(left)
+            .map(|name| self.list(name))
+            .collect()
     }
 
     /// Withholds the free shares of all devices of `resource` but of the one with most of them, until a share that is held
@@ -93,7 +102,10 @@ impl Ledger {
                 });
             }
         }
-        ResourceList { name: resource.to_owned(), shares }
+        ResourceList {
+            name: resource.to_owned(),
+            shares,
+        }
     }
 
     /// The devices that are offered as `resource`, by index.

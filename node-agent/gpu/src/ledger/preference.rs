@@ -65,10 +65,23 @@ impl Ledger {
         let required: BTreeSet<&str> = must_include.iter().map(String::as_str).collect();
         let mut stock = self.stock(resource, available, &required, busy);
         let missing = size.saturating_sub(required.len());
-        let (picks, is_tied) =
-            if let Some(pick) = stock.of_one_device(missing) { pick } else { self.of_many(&mut stock, missing) };
-        let rest: Vec<&str> = stock.unknown.iter().copied().take(missing.saturating_sub(picks.len())).collect();
-        let ids = required.into_iter().chain(picks).chain(rest).map(str::to_owned).collect();
+        let (picks, is_tied) = if let Some(pick) = stock.of_one_device(missing) {
+            pick
+        } else {
+            self.of_many(&mut stock, missing)
+        };
+        let rest: Vec<&str> = stock
+            .unknown
+            .iter()
+            .copied()
+            .take(missing.saturating_sub(picks.len()))
+            .collect();
+        let ids = required
+            .into_iter()
+            .chain(picks)
+            .chain(rest)
+            .map(str::to_owned)
+            .collect();
         Preference { ids, is_tied }
     }
 
@@ -104,7 +117,10 @@ impl Ledger {
         let supply = |((of, free), picked): ((&Offered<'_>, Free<'a>), usize)| {
             let (unsure, sure): (Vec<_>, Vec<_>) = free.into_iter().partition(|((held, _), _)| *held);
             let ids = |free: Vec<((bool, u32), &'a str)>| free.into_iter().map(|(_, id)| id).collect::<VecDeque<_>>();
-            let gpu = of.device.filter(|_| of.sharing != DeviceSharing::Whole).map(|device| device.gpu);
+            let gpu = of
+                .device
+                .filter(|_| of.sharing != DeviceSharing::Whole)
+                .map(|device| device.gpu);
             Supply {
                 sharing: of.sharing,
                 gpu: of.device.and_then(|device| self.scores.place(&device.gpu_uuid)),
@@ -120,19 +136,33 @@ impl Ledger {
         let supplies: Vec<_> = offered.iter().zip(free).zip(picked).map(supply).collect();
         let mut loads = vec![Load::default(); self.scores.gpus()];
         for of in &supplies {
-            let Some(load) = of.gpu.and_then(|gpu| loads.get_mut(gpu)) else { continue };
+            let Some(load) = of.gpu.and_then(|gpu| loads.get_mut(gpu)) else {
+                continue;
+            };
             load.held = load.held.saturating_add(count(of.held));
             load.busy = of.busy;
         }
         // Parts of the same GPUs that are offered under other names.
-        for (uuid, shares) in self.held.shares_of_devices().filter(|(uuid, _)| !places.contains_key(uuid.as_str())) {
-            let gpu = self.devices.get(uuid).and_then(|device| self.scores.place(&device.gpu_uuid));
+        for (uuid, shares) in self
+            .held
+            .shares_of_devices()
+            .filter(|(uuid, _)| !places.contains_key(uuid.as_str()))
+        {
+            let gpu = self
+                .devices
+                .get(uuid)
+                .and_then(|device| self.scores.place(&device.gpu_uuid));
             if let Some(load) = gpu.and_then(|gpu| loads.get_mut(gpu)) {
                 load.held = load.held.saturating_add(count(shares));
             }
         }
         let rules = self.rules.get(resource).copied().unwrap_or_default();
-        Stock { supplies, unknown: unknown.into_iter().collect(), loads, rules }
+        Stock {
+            supplies,
+            unknown: unknown.into_iter().collect(),
+            loads,
+            rules,
+        }
     }
 
     /// Shares of as many devices as it takes: first of those whose shares are surely free and can be given out.
@@ -147,7 +177,11 @@ impl Ledger {
                 .map(|of| Candidate {
                     gpu: of.gpu,
                     has: count(of.picked),
-                    free: if of_tier(of) { count(of.ids(tier.unsure).len()) } else { 0 },
+                    free: if of_tier(of) {
+                        count(of.ids(tier.unsure).len())
+                    } else {
+                        0
+                    },
                     held: count(of.held),
                 })
                 .collect();
@@ -216,14 +250,20 @@ impl<'a> Stock<'a> {
         let rank = |of: &Supply<'_>| of.rank(missing, rules);
         let (at, best) = fitting.iter().min_by_key(|(at, of)| (rank(of), of.busy, *at))?;
         let is_tied = fitting.iter().filter(|(_, of)| rank(of) == rank(best)).count() > 1;
-        let others = self.supplies.iter().filter(|of| !of.unfit && !of.sharing.one_device_per_container());
+        let others = self
+            .supplies
+            .iter()
+            .filter(|of| !of.unfit && !of.sharing.one_device_per_container());
         let enough = others.map(Supply::free).sum::<usize>() >= missing;
         if best.unfit && enough {
             return None;
         }
         let at = *at;
         let of = self.supplies.get(at)?;
-        Some((of.sure.iter().chain(&of.unsure).copied().take(missing).collect(), is_tied))
+        Some((
+            of.sure.iter().chain(&of.unsure).copied().take(missing).collect(),
+            is_tied,
+        ))
     }
 
     /// Devices of which a container's shares all come from one, and which have enough of them: the one that the container
@@ -233,7 +273,11 @@ impl<'a> Stock<'a> {
         let fits = |of: &Supply<'_>| {
             of.sharing.one_device_per_container() && of.free() >= missing && (!begun || of.picked > 0)
         };
-        self.supplies.iter().enumerate().filter(|(_, of)| missing > 0 && fits(of)).collect()
+        self.supplies
+            .iter()
+            .enumerate()
+            .filter(|(_, of)| missing > 0 && fits(of))
+            .collect()
     }
 }
 

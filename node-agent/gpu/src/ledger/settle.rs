@@ -12,8 +12,10 @@ impl Ledger {
     /// out nothing of them, and an allocation that it began before is refused or fits what is in force then.
     pub(super) fn switch(&mut self, allocatable: &BTreeSet<(String, String)>) {
         let Some(wanted) = &self.wanted else { return };
-        let healthy: BTreeSet<(&str, &str)> =
-            allocatable.iter().map(|(resource, id)| (resource.as_str(), device_of(id))).collect();
+        let healthy: BTreeSet<(&str, &str)> = allocatable
+            .iter()
+            .map(|(resource, id)| (resource.as_str(), device_of(id)))
+            .collect();
         let free = |uuid: &str, of: &Assignment| {
             !healthy.contains(&(of.resource.as_str(), uuid)) && !self.is_taken(uuid, None)
         };
@@ -47,7 +49,9 @@ impl Ledger {
         }
         // A resource that lost its last such device has nothing to withhold.
         self.withheld.retain(|resource| {
-            self.entries.values().any(|of| of.resource == *resource && of.sharing.one_device_per_container())
+            self.entries
+                .values()
+                .any(|of| of.resource == *resource && of.sharing.one_device_per_container())
         });
     }
 
@@ -60,7 +64,10 @@ impl Ledger {
     /// The devices that cannot be given out beside this one.
     pub(super) fn overlapping(&self, uuid: &str) -> impl Iterator<Item = &str> {
         let this = self.devices.get(uuid);
-        let known = self.devices.values().filter(move |other| this.is_some_and(|this| this.overlaps(other)));
+        let known = self
+            .devices
+            .values()
+            .filter(move |other| this.is_some_and(|this| this.overlaps(other)));
         // A MIG device that the node does not list can be a part of any GPU, unless it was saved of which.
         let lost = move |uuid: &&String| {
             let of = || self.entries.get(*uuid).and_then(|entry| entry.gpu_uuid.as_ref());

@@ -31,7 +31,10 @@ fn node() -> Inventory {
         mig_devices: if index == 2 { vec![mig(0), mig(1)] } else { Vec::new() },
         ..Gpu::default()
     };
-    Inventory { gpus: (0..3).map(gpu).collect(), ..Inventory::default() }
+    Inventory {
+        gpus: (0..3).map(gpu).collect(),
+        ..Inventory::default()
+    }
 }
 
 fn wants(config: &str) -> Wanted {
@@ -63,7 +66,10 @@ struct Desk {
 
 impl Desk {
     fn new(config: &str, holders: &[Holding]) -> Self {
-        let mut desk = Self { ledger: Ledger::default(), now: Instant::now() };
+        let mut desk = Self {
+            ledger: Ledger::default(),
+            now: Instant::now(),
+        };
         desk.ledger.want(wants(config));
         desk.observe(holders);
         desk
@@ -83,8 +89,13 @@ impl Desk {
 
     fn healthy(&self) -> BTreeSet<(String, String)> {
         let lists = self.ledger.lists();
-        let shares = lists.iter().flat_map(|list| list.shares.iter().map(|share| (list.name.clone(), share)));
-        shares.filter(|(_, share)| share.healthy).map(|(name, share)| (name, share.id.clone())).collect()
+        let shares = lists
+            .iter()
+            .flat_map(|list| list.shares.iter().map(|share| (list.name.clone(), share)));
+        shares
+            .filter(|(_, share)| share.healthy)
+            .map(|(name, share)| (name, share.id.clone()))
+            .collect()
     }
 
     fn allocate(&mut self, resource: &str, ids: &[&str]) -> Result<Granted, Refusal> {
@@ -95,7 +106,10 @@ impl Desk {
     fn count(&self, resource: &str) -> Option<(usize, usize)> {
         let lists = self.ledger.lists();
         let list = lists.iter().find(|list| list.name == resource)?;
-        Some((list.shares.iter().filter(|share| share.healthy).count(), list.shares.len()))
+        Some((
+            list.shares.iter().filter(|share| share.healthy).count(),
+            list.shares.len(),
+        ))
     }
 }
 
@@ -113,20 +127,41 @@ fn a_list_begins_with_one_share_of_each_device_and_says_where_it_is() {
     let desk = Desk::new(SHARED, &[]);
     let lists = desk.ledger.lists();
     let ids: Vec<&str> = lists[0].shares.iter().map(|share| share.id.as_str()).collect();
-    assert_eq!(ids, ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-0::1", "GPU-1::1", "GPU-2::1"]);
-    assert_eq!(lists[0].shares[1], Share { id: "GPU-1::0".to_owned(), healthy: true, numa_node: Some(1) });
+    assert_eq!(
+        ids,
+        ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-0::1", "GPU-1::1", "GPU-2::1"]
+    );
+    assert_eq!(
+        lists[0].shares[1],
+        Share {
+            id: "GPU-1::0".to_owned(),
+            healthy: true,
+            numa_node: Some(1)
+        }
+    );
 }
 
 #[test]
 fn a_held_device_stays_as_it_is_until_its_last_holder_is_gone_and_others_change_at_once() {
     let mut desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-1"])]);
     desk.ledger.want(wants(SHARED));
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((1, 3)), "only the held one is healthy");
+    assert_eq!(
+        desk.count("nvidia.com/gpu"),
+        Some((1, 3)),
+        "only the held one is healthy"
+    );
     desk.observe(&[holding("train", "nvidia.com/gpu", &["GPU-1"])]);
-    let ids: Vec<String> = desk.ledger.lists()[0].shares.iter().map(|share| share.id.clone()).collect();
+    let ids: Vec<String> = desk.ledger.lists()[0]
+        .shares
+        .iter()
+        .map(|share| share.id.clone())
+        .collect();
     assert_eq!(ids, ["GPU-0::0", "GPU-1", "GPU-2::0", "GPU-0::1", "GPU-2::1"]);
     let [waiting] = desk.ledger.waiting().try_into().unwrap();
-    assert_eq!((waiting.device.as_str(), waiting.pods), ("GPU-1", strings(&["team/train"])));
+    assert_eq!(
+        (waiting.device.as_str(), waiting.pods),
+        ("GPU-1", strings(&["team/train"]))
+    );
     assert_eq!(
         waiting.message,
         "GPU 1 stays nvidia.com/gpu until the last pod that holds it is gone, then it becomes nvidia.com/gpu (2 replicas)"
@@ -146,7 +181,10 @@ fn a_held_device_stays_as_it_is_until_its_last_holder_is_gone_and_others_change_
 fn an_allocation_of_an_old_id_delays_the_change_and_one_after_it_is_refused() {
     let mut desk = Desk::new("", &[]);
     desk.ledger.want(wants(SHARED));
-    assert!(desk.allocate("nvidia.com/gpu", &["GPU-1"]).is_ok(), "the kubelet had picked it before");
+    assert!(
+        desk.allocate("nvidia.com/gpu", &["GPU-1"]).is_ok(),
+        "the kubelet had picked it before"
+    );
     desk.observe(&[]);
     assert!(desk.allocate("nvidia.com/gpu", &["GPU-1"]).is_ok());
     let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err();
@@ -155,7 +193,10 @@ fn an_allocation_of_an_old_id_delays_the_change_and_one_after_it_is_refused() {
         "allocate nvidia.com/gpu: unknown shares GPU-0; they are not in the list that is in force"
     );
     let waiting = desk.ledger.waiting();
-    assert!(waiting[0].message.contains("until it is certain that no container got"), "{waiting:?}");
+    assert!(
+        waiting[0].message.contains("until it is certain that no container got"),
+        "{waiting:?}"
+    );
 }
 
 #[test]
@@ -187,7 +228,12 @@ fn an_observation_from_before_an_allocation_says_nothing_about_it() {
     desk.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap();
     desk.ledger.want(wants(SHARED));
     desk.ledger.observe(before);
-    let waiting: Vec<String> = desk.ledger.waiting().into_iter().map(|waiting| waiting.device).collect();
+    let waiting: Vec<String> = desk
+        .ledger
+        .waiting()
+        .into_iter()
+        .map(|waiting| waiting.device)
+        .collect();
     assert_eq!(waiting, ["GPU-1"]);
 }
 
@@ -208,10 +254,17 @@ fn an_observation_that_comes_late_is_ignored() {
 #[test]
 fn after_a_restart_what_was_given_out_shortly_before_is_not_given_again() {
     let before = Desk::new("", &[]);
-    let mut desk = Desk { ledger: Ledger::restore(before.ledger.saved().clone()), now: before.now };
+    let mut desk = Desk {
+        ledger: Ledger::restore(before.ledger.saved().clone()),
+        now: before.now,
+    };
     desk.ledger.want(wants(SHARED));
     desk.observe(&[]);
-    assert_eq!(desk.ledger.waiting().len(), 3, "the kubelet may not have written down its last allocation");
+    assert_eq!(
+        desk.ledger.waiting().len(),
+        3,
+        "the kubelet may not have written down its last allocation"
+    );
     desk.observe(&[holding("late", "nvidia.com/gpu", &["GPU-0"])]);
     for _ in 0..5 {
         desk.observe(&[holding("late", "nvidia.com/gpu", &["GPU-0"])]);
@@ -221,7 +274,10 @@ fn after_a_restart_what_was_given_out_shortly_before_is_not_given_again() {
 
 #[test]
 fn a_device_that_somebody_else_gave_out_is_not_offered() {
-    let others = [holding("other", "nvidia.com/gpu", &["GPU-0"]), holding("part", "x.y/mig", &["MIG-2-0"])];
+    let others = [
+        holding("other", "nvidia.com/gpu", &["GPU-0"]),
+        holding("part", "x.y/mig", &["MIG-2-0"]),
+    ];
     let mut desk = Desk::new("resources: [{name: a.b/c}]", &others);
     assert_eq!(desk.count("a.b/c"), Some((1, 1)));
     assert_eq!(desk.ledger.holders().len(), 2, "both hold devices of this node");
@@ -243,7 +299,11 @@ fn a_gpu_and_its_mig_devices_are_never_offered_together() {
     let mut desk = Desk::new("", &held);
     desk.ledger.want(wants("mig: {strategy: Mixed}"));
     desk.observe(&held);
-    assert_eq!(desk.count("nvidia.com/mig-1g.4gb"), Some((0, 0)), "the resource is there, and nothing of it");
+    assert_eq!(
+        desk.count("nvidia.com/mig-1g.4gb"),
+        Some((0, 0)),
+        "the resource is there, and nothing of it"
+    );
     desk.observe(&[]);
     desk.observe(&[]);
     assert_eq!(desk.count("nvidia.com/mig-1g.4gb"), Some((2, 2)));
@@ -272,12 +332,19 @@ fn a_gpu_that_is_gone_or_held_back_is_unhealthy_also_where_it_is_held() {
     desk.observe(&held);
     assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 3)));
     let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err().to_string();
-    assert!(refused.ends_with("GPU-0 cannot be given out now: the driver no longer lists it"), "{refused}");
+    assert!(
+        refused.ends_with("GPU-0 cannot be given out now: the driver no longer lists it"),
+        "{refused}"
+    );
     desk.ledger.want(wants(""));
     assert_eq!(desk.count("nvidia.com/gpu"), Some((3, 3)));
-    desk.ledger.hold_back([("GPU-1".to_owned(), "its MPS daemon does not answer".to_owned())].into());
+    desk.ledger
+        .hold_back([("GPU-1".to_owned(), "its MPS daemon does not answer".to_owned())].into());
     assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 3)));
-    assert!(matches!(desk.allocate("nvidia.com/gpu", &["GPU-1"]), Err(Refusal::HeldBack { .. })));
+    assert!(matches!(
+        desk.allocate("nvidia.com/gpu", &["GPU-1"]),
+        Err(Refusal::HeldBack { .. })
+    ));
 }
 
 #[test]
@@ -308,7 +375,9 @@ fn holders_are_counted_per_container_and_device() {
 #[test]
 fn devices_under_mps_are_those_in_force() {
     let mut desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
-    desk.ledger.want(wants("resources: [{name: nvidia.com/gpu, sharing: {strategy: Mps, replicas: 10}}]"));
+    desk.ledger.want(wants(
+        "resources: [{name: nvidia.com/gpu, sharing: {strategy: Mps, replicas: 10}}]",
+    ));
     desk.observe(&[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
     assert_eq!(desk.ledger.mps_devices(), ["GPU-1", "GPU-2"]);
 }

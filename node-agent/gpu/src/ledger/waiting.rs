@@ -7,7 +7,11 @@ use std::collections::BTreeSet;
 impl Ledger {
     /// Devices that are not yet offered as they are to be, by index.
     pub fn waiting(&self) -> Vec<Waiting> {
-        let mut waiting: Vec<Waiting> = self.waiting_devices().into_iter().map(|uuid| self.describe(uuid)).collect();
+        let mut waiting: Vec<Waiting> = self
+            .waiting_devices()
+            .into_iter()
+            .map(|uuid| self.describe(uuid))
+            .collect();
         waiting.sort_by_key(|of| {
             let device = self.devices.get(&of.device);
             (device.is_none(), device.map(crate::Device::order), of.device.clone())
@@ -17,8 +21,14 @@ impl Ledger {
 
     /// UUIDs of the devices whose entry is not what is wanted, and of those that are wanted and have none.
     pub(super) fn waiting_devices(&self) -> BTreeSet<&str> {
-        let (true, Some(wanted)) = (self.is_known(), &self.wanted) else { return BTreeSet::new() };
-        let changing = self.entries.iter().filter(|(uuid, now)| wanted.get(*uuid) != Some(now)).map(|(uuid, _)| uuid);
+        let (true, Some(wanted)) = (self.is_known(), &self.wanted) else {
+            return BTreeSet::new();
+        };
+        let changing = self
+            .entries
+            .iter()
+            .filter(|(uuid, now)| wanted.get(*uuid) != Some(now))
+            .map(|(uuid, _)| uuid);
         let coming = wanted.keys().filter(|uuid| !self.entries.contains_key(*uuid));
         changing.chain(coming).map(String::as_str).collect()
     }
@@ -38,7 +48,11 @@ impl Ledger {
         let next = self.wanted.as_ref().and_then(|wanted| wanted.get(uuid));
         let whole_or_part: BTreeSet<&str> = self.overlapping(uuid).chain([uuid]).collect();
         let holds = |id: &String| whole_or_part.contains(device_of(id));
-        let holding = self.held.observed().iter().filter(|holding| holding.ids.iter().any(holds));
+        let holding = self
+            .held
+            .observed()
+            .iter()
+            .filter(|holding| holding.ids.iter().any(holds));
         let pods: BTreeSet<String> = holding.map(|of| format!("{}/{}", of.namespace, of.pod)).collect();
         let until = if !pods.is_empty() {
             "the last pod that holds it is gone"
@@ -49,17 +63,27 @@ impl Ledger {
         } else {
             "the kubelet gives nothing of it out any more"
         };
-        let name = self.devices.get(uuid).map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()));
+        let name = self
+            .devices
+            .get(uuid)
+            .map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()));
         let message = match (now, next) {
             (Some(now), Some(next)) => format!("{name} stays {} until {until}, then it becomes {}", In(now), In(next)),
             (Some(now), None) if self.present.contains(uuid) => {
                 format!("{name} stays {} until {until}, then it is no longer offered", In(now))
             }
-            (Some(now), None) => format!("{name} has left the node and stays {}, unhealthy, until {until}", In(now)),
+            (Some(now), None) => format!(
+                "{name} has left the node and stays {}, unhealthy, until {until}",
+                In(now)
+            ),
             (None, Some(next)) => format!("{name} is not offered until {until}, then it becomes {}", In(next)),
             (None, None) => format!("{name} is not offered"),
         };
-        Waiting { device: uuid.to_owned(), message, pods: pods.into_iter().collect() }
+        Waiting {
+            device: uuid.to_owned(),
+            message,
+            pods: pods.into_iter().collect(),
+        }
     }
 }
 

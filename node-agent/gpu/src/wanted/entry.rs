@@ -24,11 +24,20 @@ impl<'a> Entry<'a> {
     pub fn new(config: &'a ResourceConfig, strategy: MigStrategy) -> Result<Self, Error> {
         let name = config.offered_name();
         let selection = Selection::of_entry(&name, config.devices.as_ref(), strategy)?;
-        let per_device = config.sharing.iter().flat_map(|sharing| sharing.replicas_per_device.iter().flatten());
+        let per_device = config
+            .sharing
+            .iter()
+            .flat_map(|sharing| sharing.replicas_per_device.iter().flatten());
         let replicas = per_device
             .map(|of| Ok((Selection::within_entry(&name, &of.devices)?, number(of.replicas))))
             .collect::<Result<_, _>>()?;
-        Ok(Self { config, name, strategy, selection, replicas })
+        Ok(Self {
+            config,
+            name,
+            strategy,
+            selection,
+            replicas,
+        })
     }
 
     /// Whether it selects `device`.
@@ -72,16 +81,27 @@ impl<'a> Entry<'a> {
     fn add(&self, device: Device, sharing: DeviceSharing, wanted: &mut Wanted) {
         let placement = self.config.sharing.as_ref().map(Sharing::placement).unwrap_or_default();
         let fail_requests_greater_than_one = self.config.fail_requests_greater_than_one();
-        let rules = Rules { fail_requests_greater_than_one, placement, allocation: self.config.allocation() };
+        let rules = Rules {
+            fail_requests_greater_than_one,
+            placement,
+            allocation: self.config.allocation(),
+        };
         wanted.rules.insert(self.name.clone(), rules);
-        let assignment = Assignment { resource: self.name.clone(), sharing, gpu_uuid: device.part_of() };
+        let assignment = Assignment {
+            resource: self.name.clone(),
+            sharing,
+            gpu_uuid: device.part_of(),
+        };
         wanted.devices.push(WantedDevice { device, assignment });
     }
 
     fn without_instances(&self, hollow: &[&Gpu]) -> Option<DeviceProblem> {
         let first = hollow.first()?;
-        let offered =
-            if self.strategy == MigStrategy::Single { "nothing of it is offered" } else { "it is not offered" };
+        let offered = if self.strategy == MigStrategy::Single {
+            "nothing of it is offered"
+        } else {
+            "it is not offered"
+        };
         Some(DeviceProblem {
             kind: ProblemKind::MigWithoutInstances,
             message: format!(
@@ -117,9 +137,13 @@ impl<'a> Entry<'a> {
     fn sharing_of(&self, device: &Device) -> Result<DeviceSharing, DeviceProblem> {
         let sharing = self.config.sharing.as_ref();
         let replicas = || {
-            let own =
-                self.replicas.iter().find(|(selection, _)| selection.selects(device)).map(|(_, replicas)| *replicas);
-            own.or_else(|| sharing.and_then(|sharing| sharing.replicas).map(number)).unwrap_or(1)
+            let own = self
+                .replicas
+                .iter()
+                .find(|(selection, _)| selection.selects(device))
+                .map(|(_, replicas)| *replicas);
+            own.or_else(|| sharing.and_then(|sharing| sharing.replicas).map(number))
+                .unwrap_or(1)
         };
         match self.config.strategy() {
             SharingStrategy::None => Ok(DeviceSharing::Whole),
@@ -136,8 +160,12 @@ impl<'a> Entry<'a> {
             SharingStrategy::Mps => Ok(DeviceSharing::Mps { replicas: replicas() }),
             SharingStrategy::Memory => {
                 let unit = sharing.map(Sharing::unit).unwrap_or_default();
-                let units =
-                    device.memory.0.checked_div(unit.0).and_then(|units| u32::try_from(units).ok()).unwrap_or(0);
+                let units = device
+                    .memory
+                    .0
+                    .checked_div(unit.0)
+                    .and_then(|units| u32::try_from(units).ok())
+                    .unwrap_or(0);
                 if units == 0 {
                     return Err(DeviceProblem {
                         kind: ProblemKind::MemoryBelowUnit,
@@ -160,7 +188,11 @@ pub fn offer_by_profile(device: Device, wanted: &mut Wanted) {
     let Some(mig) = &device.mig else { return };
     let resource = format!("{MIG_RESOURCE}{}", mig.profile.replace('+', "."));
     wanted.rules.entry(resource.clone()).or_default();
-    let assignment = Assignment { resource, sharing: DeviceSharing::Whole, gpu_uuid: device.part_of() };
+    let assignment = Assignment {
+        resource,
+        sharing: DeviceSharing::Whole,
+        gpu_uuid: device.part_of(),
+    };
     wanted.devices.push(WantedDevice { device, assignment });
 }
 

@@ -33,7 +33,10 @@ impl<'a> Selection<'a> {
     fn new(resource: &str, selector: Option<&'a DeviceSelector>, otherwise: (bool, bool)) -> Result<Self, Error> {
         let field = |field: fn(&DeviceSelector) -> &Option<Vec<String>>| selector.and_then(|of| field(of).as_deref());
         let globs = |name: &'static str, globs: Option<&[String]>| {
-            let matchers = globs.into_iter().flatten().map(|glob| Glob::new(glob).map(|glob| glob.compile_matcher()));
+            let matchers = globs
+                .into_iter()
+                .flatten()
+                .map(|glob| Glob::new(glob).map(|glob| glob.compile_matcher()));
             matchers.collect::<Result<Vec<_>, _>>().map_err(|error| Error::Glob {
                 resource: resource.to_owned(),
                 field: name,
@@ -44,10 +47,14 @@ impl<'a> Selection<'a> {
             Some(DeviceSelector { kind: Some(kind), .. }) => {
                 (*kind == DeviceKind::FullGpu, *kind == DeviceKind::MigDevice)
             }
-            Some(DeviceSelector { mig_profiles: Some(_), .. }) => (false, true),
+            Some(DeviceSelector {
+                mig_profiles: Some(_), ..
+            }) => (false, true),
             _ => otherwise,
         };
-        let least = selector.and_then(|of| of.min_memory.as_deref()).and_then(MemoryMiB::parse);
+        let least = selector
+            .and_then(|of| of.min_memory.as_deref())
+            .and_then(MemoryMiB::parse);
         Ok(Self {
             selector,
             products: globs("products", field(|of| &of.products))?,
@@ -86,7 +93,10 @@ impl<'a> Selection<'a> {
             |uuid: &String| uuid.eq_ignore_ascii_case(&device.uuid) || uuid.eq_ignore_ascii_case(&device.gpu_uuid);
         let uuid = selector.uuids.as_ref().is_none_or(|uuids| uuids.iter().any(named));
         let product = selector.products.is_none() || self.products.iter().any(|glob| glob.is_match(&device.product));
-        let architecture = selector.architectures.as_ref().is_none_or(|of| of.contains(&device.architecture));
+        let architecture = selector
+            .architectures
+            .as_ref()
+            .is_none_or(|of| of.contains(&device.architecture));
         index && uuid && product && architecture
     }
 }

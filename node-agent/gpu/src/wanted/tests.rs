@@ -18,22 +18,36 @@ fn gpu(index: u32, name: &str) -> Gpu {
 /// A GPU divided by MIG into devices of these profiles; the first digit is the number of slices and of 10 GiB.
 fn divided(index: u32, profiles: &[&str]) -> Gpu {
     let mig = |(at, profile): (u32, &&str)| {
-        let slices = profile.chars().next().and_then(|digit| digit.to_digit(10)).unwrap_or_default();
+        let slices = profile
+            .chars()
+            .next()
+            .and_then(|digit| digit.to_digit(10))
+            .unwrap_or_default();
         MigDevice {
             uuid: format!("MIG-{index:08}-{at:04}-0000-0000-000000000000"),
             index: at,
             profile: (*profile).to_owned(),
             memory_mib: u64::from(slices) * 9984,
-            attributes: MigAttributes { gpu_slices: slices, ..MigAttributes::default() },
+            attributes: MigAttributes {
+                gpu_slices: slices,
+                ..MigAttributes::default()
+            },
             ..MigDevice::default()
         }
     };
     let mig_devices = (0..).zip(profiles).map(mig).collect();
-    Gpu { mig_mode: Some(MigMode::Enabled), mig_devices, ..gpu(index, "NVIDIA A100-SXM4-80GB") }
+    Gpu {
+        mig_mode: Some(MigMode::Enabled),
+        mig_devices,
+        ..gpu(index, "NVIDIA A100-SXM4-80GB")
+    }
 }
 
 fn node(gpus: Vec<Gpu>) -> Inventory {
-    Inventory { gpus, ..Inventory::default() }
+    Inventory {
+        gpus,
+        ..Inventory::default()
+    }
 }
 
 fn t4s(count: u32) -> Inventory {
@@ -47,12 +61,21 @@ fn offered(inventory: &Inventory, config: &str) -> Vec<String> {
         let Assignment { resource, sharing, .. } = assignment;
         format!("{resource} {} x{}", Device::index(&device), sharing.shares())
     };
-    wanted(inventory, &config).unwrap().devices.into_iter().map(line).collect()
+    wanted(inventory, &config)
+        .unwrap()
+        .devices
+        .into_iter()
+        .map(line)
+        .collect()
 }
 
 fn problems(inventory: &Inventory, config: &str) -> Vec<(ProblemKind, String)> {
     let wanted = wanted(inventory, &load(config).unwrap()).unwrap();
-    wanted.problems.into_iter().map(|problem| (problem.kind, problem.message)).collect()
+    wanted
+        .problems
+        .into_iter()
+        .map(|problem| (problem.kind, problem.message))
+        .collect()
 }
 
 #[test]
@@ -69,7 +92,10 @@ resources:
 - {name: a.b/two, devices: {products: ['*']}, sharing: {strategy: TimeSlicing, replicas: 3}}
 - {name: a.b/none}
 ";
-    assert_eq!(offered(&inventory, config), ["a.b/one 1 x1", "a.b/two 0 x3", "a.b/two 2 x3"]);
+    assert_eq!(
+        offered(&inventory, config),
+        ["a.b/one 1 x1", "a.b/two 0 x3", "a.b/two 2 x3"]
+    );
 }
 
 #[test]
@@ -79,7 +105,10 @@ fn conditions_of_a_selector_must_all_hold() {
     inventory.gpus[1].memory_mib = 81559;
     let selected = |devices: &str| offered(&inventory, &format!("resources: [{{name: a.b/c, devices: {devices}}}]"));
     assert!(selected("{indices: [0], uuids: [GPU-00000001-0000-0000-0000-000000000000]}").is_empty());
-    assert_eq!(selected("{uuids: [GPU-00000001-0000-0000-0000-000000000000]}"), ["a.b/c 1 x1"]);
+    assert_eq!(
+        selected("{uuids: [GPU-00000001-0000-0000-0000-000000000000]}"),
+        ["a.b/c 1 x1"]
+    );
     assert_eq!(selected("{architectures: [volta]}"), ["a.b/c 2 x1"]);
     assert_eq!(selected("{minMemory: 30Gi}"), ["a.b/c 1 x1"]);
     assert!(selected("{minMemory: 30Gi, architectures: [volta]}").is_empty());
@@ -97,7 +126,10 @@ resources:
     renameByDefault: true
     replicasPerDevice: [{devices: {indices: [1]}, replicas: 5}, {devices: {indices: [1, 2]}, replicas: 7}]
 ";
-    assert_eq!(offered(&t4s(3), config), ["a.b/c.shared 0 x2", "a.b/c.shared 1 x5", "a.b/c.shared 2 x7"]);
+    assert_eq!(
+        offered(&t4s(3), config),
+        ["a.b/c.shared 0 x2", "a.b/c.shared 1 x5", "a.b/c.shared 2 x7"]
+    );
 }
 
 #[test]
@@ -106,10 +138,16 @@ fn each_gpu_has_as_many_units_as_its_own_memory_holds() {
     inventory.gpus[1].memory_mib = 80 * 1024 + 1023;
     inventory.gpus[2].memory_mib = 1023;
     let config = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory}}]";
-    assert_eq!(offered(&inventory, config), ["aliyun.com/gpu-mem 0 x16", "aliyun.com/gpu-mem 1 x80"]);
+    assert_eq!(
+        offered(&inventory, config),
+        ["aliyun.com/gpu-mem 0 x16", "aliyun.com/gpu-mem 1 x80"]
+    );
     let [(kind, message)] = problems(&inventory, config).try_into().unwrap();
     assert_eq!(kind, ProblemKind::MemoryBelowUnit);
-    assert!(message.contains("GPU 2 has 1023 MiB of memory, less than one unit of 1 GiB"), "{message}");
+    assert!(
+        message.contains("GPU 2 has 1023 MiB of memory, less than one unit of 1 GiB"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -137,7 +175,14 @@ fn without_a_mig_strategy_divided_gpus_are_offered_whole_unless_they_are_divided
 fn under_single_mig_devices_stand_in_the_place_of_their_gpu() {
     let inventory = node(vec![divided(0, &["1g.10gb", "1g.10gb"]), divided(1, &["1g.10gb"])]);
     let offered = offered(&inventory, "mig: {strategy: Single}");
-    assert_eq!(offered, ["nvidia.com/gpu 0:0 x1", "nvidia.com/gpu 0:1 x1", "nvidia.com/gpu 1:0 x1"]);
+    assert_eq!(
+        offered,
+        [
+            "nvidia.com/gpu 0:0 x1",
+            "nvidia.com/gpu 0:1 x1",
+            "nvidia.com/gpu 1:0 x1"
+        ]
+    );
 }
 
 #[test]
@@ -162,7 +207,11 @@ resources:
 
 #[test]
 fn under_single_a_kind_or_a_profile_keeps_a_resource_equal() {
-    let inventory = node(vec![divided(0, &["1g.10gb", "2g.20gb"]), gpu(1, "Tesla T4"), divided(2, &[])]);
+    let inventory = node(vec![
+        divided(0, &["1g.10gb", "2g.20gb"]),
+        gpu(1, "Tesla T4"),
+        divided(2, &[]),
+    ]);
     let config = "
 mig: {strategy: Single}
 resources:
@@ -175,8 +224,11 @@ resources:
 
 #[test]
 fn under_mixed_mig_devices_have_the_names_of_their_profiles_unless_an_entry_selects_them() {
-    let inventory =
-        node(vec![divided(0, &["1g.10gb+me", "1c.3g.40gb", "1g.10gb"]), gpu(1, "Tesla T4"), divided(2, &[])]);
+    let inventory = node(vec![
+        divided(0, &["1g.10gb+me", "1c.3g.40gb", "1g.10gb"]),
+        gpu(1, "Tesla T4"),
+        divided(2, &[]),
+    ]);
     assert_eq!(
         offered(&inventory, "mig: {strategy: Mixed}"),
         [
@@ -196,7 +248,12 @@ resources:
 ";
     assert_eq!(
         offered(&inventory, config),
-        ["a.b/all 1 x1", "nvidia.com/mig-1g.10gb 0:1 x2", "nvidia.com/mig-1g.10gb 0:2 x1", "a.b/me 0:0 x1"]
+        [
+            "a.b/all 1 x1",
+            "nvidia.com/mig-1g.10gb 0:1 x2",
+            "nvidia.com/mig-1g.10gb 0:2 x1",
+            "a.b/me 0:0 x1"
+        ]
     );
 }
 
@@ -208,17 +265,31 @@ fn indices_and_uuids_of_a_gpu_select_its_mig_devices_too() {
         offered(&inventory, &config)
     };
     assert_eq!(selected("{indices: [0]}"), ["a.b/c 0:0 x1", "a.b/c 0:1 x1"]);
-    assert_eq!(selected("{uuids: [GPU-00000001-0000-0000-0000-000000000000]}"), ["a.b/c 1:0 x1"]);
-    assert_eq!(selected("{uuids: [MIG-00000000-0001-0000-0000-000000000000]}"), ["a.b/c 0:1 x1"]);
+    assert_eq!(
+        selected("{uuids: [GPU-00000001-0000-0000-0000-000000000000]}"),
+        ["a.b/c 1:0 x1"]
+    );
+    assert_eq!(
+        selected("{uuids: [MIG-00000000-0001-0000-0000-000000000000]}"),
+        ["a.b/c 0:1 x1"]
+    );
     assert_eq!(selected("{kind: MigDevice, minMemory: 9Gi}").len(), 3);
-    assert!(selected("{minMemory: 10Gi}").is_empty(), "a MIG device has less memory than its GPU");
+    assert!(
+        selected("{minMemory: 10Gi}").is_empty(),
+        "a MIG device has less memory than its GPU"
+    );
 }
 
 #[test]
 fn a_list_beyond_the_kubelets_limit_is_refused_and_says_what_to_change() {
     let config = load("resources: [{name: a.b/c, sharing: {strategy: TimeSlicing, replicas: 8192}}]").unwrap();
     let error = wanted(&t4s(16), &config).unwrap_err();
-    assert!(error.to_string().starts_with("offer a.b/c: the list of 131072 shares takes"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .starts_with("offer a.b/c: the list of 131072 shares takes"),
+        "{error}"
+    );
     assert!(error.to_string().ends_with("lower sharing.replicas"), "{error}");
     let mut inventory = t4s(16);
     inventory.gpus.iter_mut().for_each(|gpu| gpu.memory_mib = 1024 * 1024);
@@ -255,7 +326,11 @@ fn any_config() -> impl Strategy<Value = String> {
         let entry =
             |(at, (devices, sharing))| format!("- {{name: a.b/r{at}, devices: {devices}, sharing: {sharing}}}\n");
         let entries: String = entries.into_iter().enumerate().map(entry).collect();
-        let resources = if entries.is_empty() { String::new() } else { format!("resources:\n{entries}") };
+        let resources = if entries.is_empty() {
+            String::new()
+        } else {
+            format!("resources:\n{entries}")
+        };
         format!("mig: {{strategy: {strategy}}}\n{resources}")
     })
 }

@@ -10,7 +10,10 @@ const SILENT: Seen = Seen::Silent { answered: true };
 
 impl World {
     fn new() -> Self {
-        Self { daemon: Daemon::default(), start: Instant::now() }
+        Self {
+            daemon: Daemon::default(),
+            start: Instant::now(),
+        }
     }
 
     fn next(&mut self, seconds: u64, want: Want, seen: Seen) -> Option<Step> {
@@ -28,7 +31,9 @@ impl World {
 
     /// Times of the starts of a daemon that dies at once, until `end`.
     fn starts(&mut self, from: u64, end: u64) -> Vec<u64> {
-        (from..end).filter(|second| self.next(*second, Want::Run, Seen::Gone) == Some(Step::Start)).collect()
+        (from..end)
+            .filter(|second| self.next(*second, Want::Run, Seen::Gone) == Some(Step::Start))
+            .collect()
     }
 }
 
@@ -44,8 +49,9 @@ fn running() -> World {
 #[test]
 fn a_daemon_is_started_only_with_the_compute_mode_set() {
     let mut world = World::new();
-    let attempts: Vec<u64> =
-        (0..200).filter(|second| world.next(*second, Want::Run, Seen::Gone) == Some(Step::Prepare)).collect();
+    let attempts: Vec<u64> = (0..200)
+        .filter(|second| world.next(*second, Want::Run, Seen::Gone) == Some(Step::Prepare))
+        .collect();
     assert_eq!(attempts, [0, 1, 3, 7, 15, 31, 63, 123, 183]);
     world.daemon.prepared();
     assert_eq!(world.next(200, Want::Run, Seen::Gone), Some(Step::Start));
@@ -99,7 +105,10 @@ fn a_daemon_that_cannot_be_killed_is_killed_ever_more_rarely() {
         let now = world.start + Duration::from_millis(tenth * 100);
         world.daemon.next(Want::Run, silent, now) == Some(Step::Kill)
     });
-    assert_eq!(kills.map(|tenth| tenth / 10).collect::<Vec<_>>(), [62, 64, 68, 76, 92, 124, 184]);
+    assert_eq!(
+        kills.map(|tenth| tenth / 10).collect::<Vec<_>>(),
+        [62, 64, 68, 76, 92, 124, 184]
+    );
 }
 
 #[test]
@@ -113,8 +122,9 @@ fn a_daemon_that_is_not_wanted_quits_and_leaves_nothing() {
 #[test]
 fn a_daemon_that_does_not_quit_is_asked_again_and_killed_only_if_nobody_holds_the_device() {
     let mut world = running();
-    let steps: Vec<_> =
-        (10..81).filter_map(|second| Some((second, world.next_if_free(second, Want::Gone, SILENT)?))).collect();
+    let steps: Vec<_> = (10..81)
+        .filter_map(|second| Some((second, world.next_if_free(second, Want::Gone, SILENT)?)))
+        .collect();
     let quits = [10, 20, 30, 40, 50, 60].map(|second| (second, Step::QuitUnlessHeld));
     assert_eq!(steps[..6], quits);
     assert_eq!(steps[6..], [(70, Step::KillUnlessHeld), (80, Step::KillUnlessHeld)]);
@@ -123,8 +133,9 @@ fn a_daemon_that_does_not_quit_is_asked_again_and_killed_only_if_nobody_holds_th
 #[test]
 fn a_daemon_whose_device_is_held_goes_on_and_the_kubelet_is_not_asked_all_the_time() {
     let mut world = running();
-    let steps: Vec<_> =
-        (10..200).filter_map(|second| Some((second, world.next(second, Want::Gone, SILENT)?))).collect();
+    let steps: Vec<_> = (10..200)
+        .filter_map(|second| Some((second, world.next(second, Want::Gone, SILENT)?)))
+        .collect();
     assert_eq!(steps.len(), 19);
     assert!(steps.iter().all(|(_, step)| *step == Step::QuitUnlessHeld), "{steps:?}");
     assert_eq!(world.next(200, Want::Rest, SILENT), None);

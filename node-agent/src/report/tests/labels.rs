@@ -40,13 +40,29 @@ fn expected() -> Expected {
 
 fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
     let library = Library::new(&serde_yaml::to_string(hardware).unwrap());
-    let function = |_: &str| Function { numa_node: None, mode: Some(GpuMode::Compute) };
-    let reading =
-        nvml::read(&library.folder().join("libnvidia-ml.so.1"), Path::new("/nowhere"), &[], function).unwrap();
-    let machine = Machine { product: Some("PowerEdge-XE9680".to_owned()), vgpu: None };
+    let function = |_: &str| Function {
+        numa_node: None,
+        mode: Some(GpuMode::Compute),
+    };
+    let reading = nvml::read(
+        &library.folder().join("libnvidia-ml.so.1"),
+        Path::new("/nowhere"),
+        &[],
+        function,
+    )
+    .unwrap();
+    let machine = Machine {
+        product: Some("PowerEdge-XE9680".to_owned()),
+        vgpu: None,
+    };
     let functions = reading.inventory.gpus.len();
-    let hardware =
-        Hardware { functions, machine, driver: Driver::Answers, reading: Some(reading), ..Hardware::default() };
+    let hardware = Hardware {
+        functions,
+        machine,
+        driver: Driver::Answers,
+        reading: Some(reading),
+        ..Hardware::default()
+    };
     let in_force = InForce::default().next(&config(document.unwrap_or_default()), hardware.inventory());
     assert_eq!(in_force.rejected, None);
     let mut books = Books::default();
@@ -54,9 +70,23 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
     books.want((*in_force.wanted).clone());
     books.observe(nothing_held(Instant::now()));
     let registered = document.map(|_| Registered::default());
-    let plugin = registered.as_ref().map(|registered| Plugin { in_force: &in_force, registered });
-    let page = if plugin.is_some() { books.page() } else { Page::default() };
-    status(&Identity::default(), Facts { hardware: &hardware, page: &page, plugin })
+    let plugin = registered.as_ref().map(|registered| Plugin {
+        in_force: &in_force,
+        registered,
+    });
+    let page = if plugin.is_some() {
+        books.page()
+    } else {
+        Page::default()
+    };
+    status(
+        &Identity::default(),
+        Facts {
+            hardware: &hardware,
+            page: &page,
+            plugin,
+        },
+    )
 }
 
 fn labels(status: GpuNodeStatus) -> BTreeMap<String, String> {
@@ -66,7 +96,13 @@ fn labels(status: GpuNodeStatus) -> BTreeMap<String, String> {
 }
 
 fn in_full(labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let key = |key: &String| if key.contains('/') { key.clone() } else { format!("nvidia.com/{key}") };
+    let key = |key: &String| {
+        if key.contains('/') {
+            key.clone()
+        } else {
+            format!("nvidia.com/{key}")
+        }
+    };
     labels.iter().map(|(name, value)| (key(name), value.clone())).collect()
 }
 
@@ -76,13 +112,21 @@ fn the_labels_of_each_board_are_those_that_are_written_down() {
     for case in cases {
         let mut wanted = in_full(&everywhere);
         wanted.extend(in_full(&case.labels));
-        assert_eq!(labels(reported(&case.hardware, case.config.as_deref())), wanted, "{}", case.name);
+        assert_eq!(
+            labels(reported(&case.hardware, case.config.as_deref())),
+            wanted,
+            "{}",
+            case.name
+        );
     }
 }
 
 #[test]
 fn every_board_that_can_be_simulated_is_written_down() {
-    let boards: BTreeSet<String> = gpunode_scenario::Board::all().iter().map(|board| board.name.to_owned()).collect();
+    let boards: BTreeSet<String> = gpunode_scenario::Board::all()
+        .iter()
+        .map(|board| board.name.to_owned())
+        .collect();
     let named: BTreeSet<String> = expected().cases.into_iter().map(|case| case.name).collect();
     assert_eq!(boards.difference(&named).collect::<Vec<_>>(), Vec::<&String>::new());
 }
@@ -93,12 +137,20 @@ fn a_label_is_one_that_kubernetes_takes() {
         for (key, value) in labels(reported(&case.hardware, case.config.as_deref())) {
             let name = key.split_once('/').unwrap().1;
             let ends = |text: &str| {
-                text.chars().next().into_iter().chain(text.chars().last()).all(|c| c.is_ascii_alphanumeric())
+                text.chars()
+                    .next()
+                    .into_iter()
+                    .chain(text.chars().last())
+                    .all(|c| c.is_ascii_alphanumeric())
             };
             let is_valid = |text: &str| {
                 text.len() <= 63 && ends(text) && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
             };
-            assert!(!name.is_empty() && is_valid(name) && is_valid(&value), "{}: {key}={value}", case.name);
+            assert!(
+                !name.is_empty() && is_valid(name) && is_valid(&value),
+                "{}: {key}={value}",
+                case.name
+            );
         }
     }
 }

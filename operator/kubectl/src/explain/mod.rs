@@ -26,13 +26,24 @@ pub async fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let snapshot = Snapshot::read(&args.source, Some(&args.node)).await?;
     let node = snapshot.nodes.iter().find(|node| node.name_any() == args.node);
     let Some(node) = node else {
-        anyhow::bail!("explain node {}: there is no such node; `kubectl get nodes` lists them", args.node)
+        anyhow::bail!(
+            "explain node {}: there is no such node; `kubectl get nodes` lists them",
+            args.node
+        )
     };
-    let gpu_node = snapshot.gpu_nodes.iter().find(|gpu_node| gpu_node.name_any() == args.node);
+    let gpu_node = snapshot
+        .gpu_nodes
+        .iter()
+        .find(|gpu_node| gpu_node.name_any() == args.node);
     let policies = snapshot.policy_set(&snapshot.policies);
     let explanation = explain(&policies, &NodeFacts::of(node), gpu_node, Timestamp::now());
     let config = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
-    let answer = Answer { explanation: &explanation, unreadable: &snapshot.unreadable };
-    output::print(args.output, &answer, || text::explanation(&explanation, config, &snapshot.unreadable))?;
+    let answer = Answer {
+        explanation: &explanation,
+        unreadable: &snapshot.unreadable,
+    };
+    output::print(args.output, &answer, || {
+        text::explanation(&explanation, config, &snapshot.unreadable)
+    })?;
     Ok(ExitCode::SUCCESS)
 }

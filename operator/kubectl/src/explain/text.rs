@@ -29,19 +29,33 @@ pub fn explanation(explanation: &Explanation, config: Option<&Configuration>, un
         let _ = writeln!(text, "\nnothing on node {} is gpunode's", plain(&explanation.node));
     } else {
         let rows: Vec<_> = explanation.entries.iter().map(entry).collect();
-        let _ = write!(text, "\n{}", table(["WHAT", "FROM", "FIELD", "OVERRIDES", "STATE"], &rows));
+        let _ = write!(
+            text,
+            "\n{}",
+            table(["WHAT", "FROM", "FIELD", "OVERRIDES", "STATE"], &rows)
+        );
     }
     if let Some(config) = config {
         let heading = style::HEADING;
         let name: String = config.hash.chars().take(HASH).collect();
-        let _ = writeln!(text, "\n{heading}CONFIGURATION {name}{heading:#} of policy {}", plain(&config.policy));
+        let _ = writeln!(
+            text,
+            "\n{heading}CONFIGURATION {name}{heading:#} of policy {}",
+            plain(&config.policy)
+        );
         for line in resources_in_words(&config.document) {
             let _ = writeln!(text, "{}", plain(&line));
         }
     }
     for object in unreadable {
         let paint = style::BAD;
-        let _ = writeln!(text, "{paint}! {} {}: {}{paint:#}", object.kind, object.name, plain(&object.message));
+        let _ = writeln!(
+            text,
+            "{paint}! {} {}: {}{paint:#}",
+            object.kind,
+            object.name,
+            plain(&object.message)
+        );
     }
     text
 }
@@ -69,8 +83,17 @@ fn verdict(policy: &PolicyVerdict) -> [Cell; 5] {
 
 fn entry(entry: &Entry) -> [Cell; 5] {
     let (from, field) = match &entry.source {
-        Source::Policy { name, priority, field, also } => {
-            let also = if also.is_empty() { String::new() } else { format!(", also {}", also.join(", ")) };
+        Source::Policy {
+            name,
+            priority,
+            field,
+            also,
+        } => {
+            let also = if also.is_empty() {
+                String::new()
+            } else {
+                format!(", also {}", also.join(", "))
+            };
             (format!("{name} ({priority}){also}"), field.as_str())
         }
         Source::Gpunode { why } => (format!("gpunode: {why}"), ""),
@@ -78,11 +101,21 @@ fn entry(entry: &Entry) -> [Cell; 5] {
         Source::Nobody => ("nobody any more".to_owned(), ""),
     };
     let overrides = entry.overrides.iter().map(|it| {
-        let value = if entry.kind == Kind::Configuration { short(&it.value) } else { format!("\"{}\"", it.value) };
+        let value = if entry.kind == Kind::Configuration {
+            short(&it.value)
+        } else {
+            format!("\"{}\"", it.value)
+        };
         format!("{value} of {} ({})", it.policy, it.priority)
     });
     let overrides: Vec<_> = overrides.collect();
-    [what(entry).into(), from.into(), field.into(), overrides.join(", ").into(), state(entry)]
+    [
+        what(entry).into(),
+        from.into(),
+        field.into(),
+        overrides.join(", ").into(),
+        state(entry),
+    ]
 }
 
 fn what(entry: &Entry) -> String {
@@ -90,7 +123,11 @@ fn what(entry: &Entry) -> String {
         Kind::Label => format!("label {}={}", entry.key, entry.value),
         Kind::Taint => {
             let (key, effect) = entry.key.rsplit_once(':').unwrap_or((&entry.key, ""));
-            let value = if entry.value.is_empty() { String::new() } else { format!("={}", entry.value) };
+            let value = if entry.value.is_empty() {
+                String::new()
+            } else {
+                format!("={}", entry.value)
+            };
             format!("taint {key}{value}:{effect}")
         }
         Kind::Configuration => format!("configuration {}", short(&entry.value)),
@@ -155,7 +192,10 @@ mod tests {
                 "all",
                 &json!({"nodeSelector": {}, "labels": {"tier": "standard"}, "taints": [{"key": "dedicated", "effect": "NoSchedule"}]}),
             ),
-            policy("t4", &json!({"priority": 10, "nodeSelector": {"matchLabels": {"pool": "b"}}})),
+            policy(
+                "t4",
+                &json!({"priority": 10, "nodeSelector": {"matchLabels": {"pool": "b"}}}),
+            ),
             policy(
                 "v100",
                 &json!({"priority": 100, "nodeSelector": {"matchLabels": {"pool": "a"}}, "labels": {"tier": "reserved", "accelerator": "v100"},

@@ -120,8 +120,11 @@ impl Plan {
         let is_kept = |name: &String| !wanted.contains_key(name) && !deleted.contains(name);
         let kept = cluster.policies.iter().filter(|policy| is_kept(&policy.name_any()));
         let next = cluster.policy_set(kept.chain(&enforced));
-        let gpu_nodes: BTreeMap<String, &GpuNode> =
-            cluster.gpu_nodes.iter().map(|gpu_node| (gpu_node.name_any(), gpu_node)).collect();
+        let gpu_nodes: BTreeMap<String, &GpuNode> = cluster
+            .gpu_nodes
+            .iter()
+            .map(|gpu_node| (gpu_node.name_any(), gpu_node))
+            .collect();
         let mut nodes = Vec::new();
         let mut matched = BTreeMap::<String, usize>::new();
         for node in &cluster.nodes {
@@ -129,7 +132,11 @@ impl Plan {
             let live = World::of(node.clone(), gpu_node, &current);
             let before = live.carried_out(&current, now)?;
             let after = before.carried_out(&next, now)?;
-            for name in after.matched.iter().chain(before.matched.iter().filter(|name| deleted.contains(*name))) {
+            for name in after
+                .matched
+                .iter()
+                .chain(before.matched.iter().filter(|name| deleted.contains(*name)))
+            {
                 *matched.entry(name.clone()).or_default() += 1;
             }
             nodes.push(change(&live, &before, &after));
@@ -153,7 +160,11 @@ impl Plan {
                 Some(_) => Action::Change,
             },
             matched: matched.get(&policy.name_any()).copied().unwrap_or_default(),
-            nearest: nearest(&next, &policy.name_any(), facts.iter().map(|(node, gpu_node)| (node, *gpu_node))),
+            nearest: nearest(
+                &next,
+                &policy.name_any(),
+                facts.iter().map(|(node, gpu_node)| (node, *gpu_node)),
+            ),
             preview: policy.spec.mode() == Mode::Preview,
         });
         let gone = deleted.iter().map(|name| PolicyChange {
@@ -175,7 +186,9 @@ impl Plan {
 impl Plan {
     /// Whether somebody had better look before this is applied: running pods would notice, or something would be in the way.
     pub fn is_disruptive(&self) -> bool {
-        self.nodes.iter().any(|node| !node.disruptions.is_empty() || !node.obstacles.is_empty())
+        self.nodes
+            .iter()
+            .any(|node| !node.disruptions.is_empty() || !node.obstacles.is_empty())
     }
 }
 
@@ -187,16 +200,34 @@ fn enforce(mut policy: GpuNodePolicy) -> GpuNodePolicy {
 }
 
 fn change(live: &World, before: &World, after: &World) -> NodeChange {
-    let changes = if after.held { Vec::new() } else { changes(live, before, after) };
+    let changes = if after.held {
+        Vec::new()
+    } else {
+        changes(live, before, after)
+    };
     let anew = changes.iter().any(|change| change.what == What::Configuration);
-    let effect = if anew { offer::effect(live.gpu_node(), after.gpu_node()) } else { offer::Effect::default() };
+    let effect = if anew {
+        offer::effect(live.gpu_node(), after.gpu_node())
+    } else {
+        offer::Effect::default()
+    };
     NodeChange {
         name: after.name(),
         disruptions: disruptions(&changes, effect.waiting, live.gpu_node()),
         changes,
-        obstacles: after.obstacles.difference(&before.obstacles).cloned().chain(effect.obstacles).collect(),
+        obstacles: after
+            .obstacles
+            .difference(&before.obstacles)
+            .cloned()
+            .chain(effect.obstacles)
+            .collect(),
         offers: effect.offers,
-        notes: after.meanwhile.difference(&before.meanwhile).cloned().chain(effect.notes).collect(),
+        notes: after
+            .meanwhile
+            .difference(&before.meanwhile)
+            .cloned()
+            .chain(effect.notes)
+            .collect(),
     }
 }
 
@@ -204,9 +235,14 @@ fn change(live: &World, before: &World, after: &World) -> NodeChange {
 /// new policies is none of them; what the old ones wanted and never came about, such as behind a rollout that stopped, is not
 /// taken for what the node has.
 fn changes(live: &World, before: &World, after: &World) -> Vec<Change> {
-    let keys: BTreeSet<_> = [live, before, after].into_iter().flat_map(|world| world.entries.keys()).collect();
-    let mut keys: Vec<&(What, String)> =
-        keys.into_iter().filter(|key| before.entries.get(*key) != after.entries.get(*key)).collect();
+    let keys: BTreeSet<_> = [live, before, after]
+        .into_iter()
+        .flat_map(|world| world.entries.keys())
+        .collect();
+    let mut keys: Vec<&(What, String)> = keys
+        .into_iter()
+        .filter(|key| before.entries.get(*key) != after.entries.get(*key))
+        .collect();
     let place = |name: &str| {
         let of = |world: &World| world.resources.iter().position(|resource| resource == name);
         of(after).or_else(|| of(live).map(|place| after.resources.len() + place))
@@ -221,9 +257,18 @@ fn changes(live: &World, before: &World, after: &World) -> Vec<Change> {
             _ => Action::Change,
         };
         let key = Some(entry.1.clone()).filter(|key| !key.is_empty());
-        Change { action, what: entry.0, key, from: from.cloned(), to: to.cloned() }
+        Change {
+            action,
+            what: entry.0,
+            key,
+            from: from.cloned(),
+            to: to.cloned(),
+        }
     };
-    keys.into_iter().map(change).filter(|change| change.action != Action::None).collect()
+    keys.into_iter()
+        .map(change)
+        .filter(|change| change.action != Action::None)
+        .collect()
 }
 
 #[cfg(test)]

@@ -15,7 +15,11 @@ const MAX_PODS: usize = 3;
 
 /// What running pods would notice. `waiting` says which devices keep their present offer, and for whom.
 pub fn disruptions(changes: &[Change], waiting: Vec<String>, gpu_node: Option<&GpuNode>) -> Vec<String> {
-    changes.iter().filter_map(|change| disruption(change, gpu_node)).chain(waiting).collect()
+    changes
+        .iter()
+        .filter_map(|change| disruption(change, gpu_node))
+        .chain(waiting)
+        .collect()
 }
 
 fn disruption(change: &Change, gpu_node: Option<&GpuNode>) -> Option<String> {
@@ -32,11 +36,21 @@ fn disruption(change: &Change, gpu_node: Option<&GpuNode>) -> Option<String> {
 /// Who holds devices, if anybody does.
 fn holders(gpu_node: &GpuNode) -> Option<String> {
     let holders = gpu_node.status.as_ref()?.holders.iter();
-    let pods: BTreeSet<String> = holders.map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
+    let pods: BTreeSet<String> = holders
+        .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
+        .collect();
     let named: Vec<&str> = pods.iter().take(MAX_PODS).map(String::as_str).collect();
     let more = pods.len().saturating_sub(MAX_PODS);
-    let more = if more == 0 { String::new() } else { format!(" and {}", plural(more, "other pod", "other pods")) };
-    let hold = if pods.len() == 1 { "holds a device" } else { "hold devices" };
+    let more = if more == 0 {
+        String::new()
+    } else {
+        format!(" and {}", plural(more, "other pod", "other pods"))
+    };
+    let hold = if pods.len() == 1 {
+        "holds a device"
+    } else {
+        "hold devices"
+    };
     (!pods.is_empty()).then(|| format!("{}{more} {hold}", named.join(", ")))
 }
 
@@ -46,7 +60,13 @@ mod tests {
     use serde_json::json;
 
     fn change(action: Action, what: What, key: &str) -> Change {
-        Change { action, what, key: Some(key.to_owned()), from: None, to: None }
+        Change {
+            action,
+            what,
+            key: Some(key.to_owned()),
+            from: None,
+            to: None,
+        }
     }
 
     fn gpu_node(pods: &[&str]) -> GpuNode {
@@ -64,12 +84,21 @@ mod tests {
         use Action::{Add, Change as Changed, Remove};
         use What::{Governing, Image, Label, Taint};
         let cases = [
-            (change(Add, Taint, "t:NoExecute"), Some("taint t:NoExecute evicts the pods that do not tolerate it")),
-            (change(Changed, Taint, "t:NoExecute"), Some("taint t:NoExecute evicts the pods that do not tolerate it")),
+            (
+                change(Add, Taint, "t:NoExecute"),
+                Some("taint t:NoExecute evicts the pods that do not tolerate it"),
+            ),
+            (
+                change(Changed, Taint, "t:NoExecute"),
+                Some("taint t:NoExecute evicts the pods that do not tolerate it"),
+            ),
             (change(Remove, Taint, "t:NoExecute"), None),
             (change(Add, Taint, "t:NoSchedule"), None),
             (change(Add, Label, "x"), None),
-            (change(Remove, Governing, ""), Some("the device plugin leaves while team/p holds a device")),
+            (
+                change(Remove, Governing, ""),
+                Some("the device plugin leaves while team/p holds a device"),
+            ),
             (change(Changed, Governing, ""), None),
             (change(Changed, Image, ""), None),
         ];
@@ -77,8 +106,16 @@ mod tests {
         for (change, expected) in cases {
             assert_eq!(disruption(&change, Some(&held)).as_deref(), expected, "{change:?}");
             let evicts = expected.filter(|text| text.contains("evicts"));
-            assert_eq!(disruption(&change, Some(&free)).as_deref(), evicts, "{change:?} with nobody there");
-            assert_eq!(disruption(&change, None).as_deref(), evicts, "{change:?} on a node that is not known");
+            assert_eq!(
+                disruption(&change, Some(&free)).as_deref(),
+                evicts,
+                "{change:?} with nobody there"
+            );
+            assert_eq!(
+                disruption(&change, None).as_deref(),
+                evicts,
+                "{change:?} on a node that is not known"
+            );
         }
     }
 

@@ -69,14 +69,28 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     }
     let plan = Plan::of(&cluster, &wanted, &deleted, Timestamp::now())?;
     output::print(args.output, &plan, || text::plan(&plan))?;
-    Ok(if plan.is_disruptive() { ExitCode::from(DISRUPTIVE) } else { ExitCode::SUCCESS })
+    Ok(if plan.is_disruptive() {
+        ExitCode::from(DISRUPTIVE)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 /// Each resource of a configuration in words; nothing of one that cannot be read.
 pub(crate) fn resources_in_words(document: &str) -> Vec<String> {
-    let Ok(config) = gpunode_config::load(document) else { return Vec::new() };
-    let resources = settings::resources(&config).into_iter().map(|(name, offered)| format!("{name}: {offered}"));
-    resources.chain(settings::others(&config).into_iter().map(|(name, value)| format!("{name}: {value}"))).collect()
+    let Ok(config) = gpunode_config::load(document) else {
+        return Vec::new();
+    };
+    let resources = settings::resources(&config)
+        .into_iter()
+        .map(|(name, offered)| format!("{name}: {offered}"));
+    resources
+        .chain(
+            settings::others(&config)
+                .into_iter()
+                .map(|(name, value)| format!("{name}: {value}")),
+        )
+        .collect()
 }
 
 fn is_refused(reports: &[Report]) -> bool {

@@ -40,23 +40,40 @@ pub struct Effect {
 
 /// What changes between the configurations of a node as it is and as it would be.
 pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> Effect {
-    let Some(config) = after.and_then(configuration_of) else { return Effect::default() };
-    let Some(status) = before.and_then(|before| before.status.as_ref()).filter(|status| !status.gpus.is_empty()) else {
+    let Some(config) = after.and_then(configuration_of) else {
+        return Effect::default();
+    };
+    let Some(status) = before
+        .and_then(|before| before.status.as_ref())
+        .filter(|status| !status.gpus.is_empty())
+    else {
         let unknown = "the GPUs of this node are not known yet, so what it would offer is not counted";
-        return Effect { notes: vec![unknown.to_owned()], ..Effect::default() };
+        return Effect {
+            notes: vec![unknown.to_owned()],
+            ..Effect::default()
+        };
     };
     let inventory = inventory(status);
-    let now = before.and_then(configuration_of).and_then(|config| wanted(&inventory, &config).ok()).unwrap_or_default();
+    let now = before
+        .and_then(configuration_of)
+        .and_then(|config| wanted(&inventory, &config).ok())
+        .unwrap_or_default();
     let then = match wanted(&inventory, &config) {
         Ok(then) => then,
         Err(error) => {
             let refused = format!("the agent would refuse this configuration: {error}");
-            return Effect { obstacles: vec![refused, fails(before)], ..Effect::default() };
+            return Effect {
+                obstacles: vec![refused, fails(before)],
+                ..Effect::default()
+            };
         }
     };
     let missing = status.gpus.len() - inventory.gpus.len();
     let missing = (missing > 0).then(|| {
-        format!("{} missing now and not counted", plural(missing, "GPU of this node is", "GPUs of this node are"))
+        format!(
+            "{} missing now and not counted",
+            plural(missing, "GPU of this node is", "GPUs of this node are")
+        )
     });
     let problems = then.problems.iter().filter(|problem| !now.problems.contains(problem));
     let mut obstacles: Vec<String> = problems.map(|problem| problem.message.clone()).collect();
@@ -79,26 +96,45 @@ pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> Effect {
 /// with its first configuration does not.
 fn fails(node: Option<&GpuNode>) -> String {
     let works = node.and_then(configuration_of).is_some();
-    if works { "the node would fail, and the rollout stop there" } else { "the node would fail" }.to_owned()
+    if works {
+        "the node would fail, and the rollout stop there"
+    } else {
+        "the node would fail"
+    }
+    .to_owned()
 }
 
 /// In the order of the policy; then what MIG devices are by default.
 fn offers(config: &AgentConfig, now: &Wanted, then: &Wanted) -> Vec<Offer> {
-    let mut names: Vec<String> = config.effective_resources().iter().map(ResourceConfig::offered_name).collect();
+    let mut names: Vec<String> = config
+        .effective_resources()
+        .iter()
+        .map(ResourceConfig::offered_name)
+        .collect();
     for device in &then.devices {
         if !names.contains(&device.assignment.resource) {
             names.push(device.assignment.resource.clone());
         }
     }
     let offer = |resource: String| {
-        let (words, count) = (words(&resource, then), |wanted| devices_of(&resource, wanted).map(shares).sum());
-        Offer { now: count(now), then: count(then), words, resource }
+        let (words, count) = (words(&resource, then), |wanted| {
+            devices_of(&resource, wanted).map(shares).sum()
+        });
+        Offer {
+            now: count(now),
+            then: count(then),
+            words,
+            resource,
+        }
     };
     names.into_iter().map(offer).collect()
 }
 
 fn devices_of<'a>(resource: &str, wanted: &'a Wanted) -> impl Iterator<Item = &'a WantedDevice> {
-    wanted.devices.iter().filter(move |device| device.assignment.resource == resource)
+    wanted
+        .devices
+        .iter()
+        .filter(move |device| device.assignment.resource == resource)
 }
 
 fn shares(device: &WantedDevice) -> u64 {
@@ -117,7 +153,11 @@ fn words(resource: &str, wanted: &Wanted) -> String {
     }
     let group = |(first, count): &(&WantedDevice, usize)| {
         let is_mig = first.device.mig.is_some();
-        let devices = if is_mig { plural(*count, "MIG device", "MIG devices") } else { plural(*count, "GPU", "GPUs") };
+        let devices = if is_mig {
+            plural(*count, "MIG device", "MIG devices")
+        } else {
+            plural(*count, "GPU", "GPUs")
+        };
         match first.assignment.sharing {
             DeviceSharing::Whole => devices,
             DeviceSharing::TimeSlicing { replicas } => format!("{devices} x {replicas} replicas"),
@@ -130,7 +170,11 @@ fn words(resource: &str, wanted: &Wanted) -> String {
     };
     let is_plain = matches!(groups.as_slice(), [(first, _)] if first.assignment.sharing == DeviceSharing::Whole);
     match groups.as_slice() {
-        [] if wanted.problems.iter().any(|problem| problem.message.starts_with(&format!("offer {resource}: "))) => {
+        [] if wanted
+            .problems
+            .iter()
+            .any(|problem| problem.message.starts_with(&format!("offer {resource}: "))) =>
+        {
             "nothing".to_owned()
         }
         [] => "nothing: no device is left here that it selects".to_owned(),
@@ -145,12 +189,18 @@ fn words(resource: &str, wanted: &Wanted) -> String {
 /// Devices that somebody holds, and that are to be something else.
 fn waiting(status: &GpuNodeStatus, now: &Wanted, then: &Wanted) -> Vec<String> {
     let becomes = |uuid: &str, wanted: &Wanted| {
-        wanted.devices.iter().find(|of| of.device.uuid == uuid).map(|of| of.assignment.clone())
+        wanted
+            .devices
+            .iter()
+            .find(|of| of.device.uuid == uuid)
+            .map(|of| of.assignment.clone())
     };
     let differs = |uuid: &str| becomes(uuid, now) != becomes(uuid, then);
     let mut pods: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for holder in status.holders.iter().filter(|holder| differs(&holder.device)) {
-        pods.entry(&holder.device).or_default().insert(format!("{}/{}", holder.namespace, holder.pod));
+        pods.entry(&holder.device)
+            .or_default()
+            .insert(format!("{}/{}", holder.namespace, holder.pod));
     }
     let mut groups: BTreeMap<BTreeSet<String>, Vec<&Device>> = BTreeMap::new();
     for device in &then.present {
@@ -163,7 +213,11 @@ fn waiting(status: &GpuNodeStatus, now: &Wanted, then: &Wanted) -> Vec<String> {
     let unseen = status.holders_truncated && then.present.iter().any(|device| differs(&device.uuid));
     let unseen =
         unseen.then(|| "not every pod that holds a device of this node is known, so more devices may wait".to_owned());
-    groups.iter().map(|(pods, devices)| note(pods, devices)).chain(unseen).collect()
+    groups
+        .iter()
+        .map(|(pods, devices)| note(pods, devices))
+        .chain(unseen)
+        .collect()
 }
 
 /// What devices wait for.
@@ -176,7 +230,11 @@ fn note(pods: &BTreeSet<String>, devices: &[&Device]) -> String {
         (false, _) => ("devices", "keep"),
     };
     let more = pods.len().saturating_sub(MAX_PODS);
-    let more = if more > 0 { format!(" and {}", plural(more, "other pod", "other pods")) } else { String::new() };
+    let more = if more > 0 {
+        format!(" and {}", plural(more, "other pod", "other pods"))
+    } else {
+        String::new()
+    };
     let pods: Vec<_> = pods.iter().take(MAX_PODS).map(String::as_str).collect();
     let one = devices.len() == 1;
     format!(
@@ -184,7 +242,11 @@ fn note(pods: &BTreeSet<String>, devices: &[&Device]) -> String {
         names.join(", "),
         if one { "its" } else { "their" },
         pods.join(", "),
-        if pods.len() == 1 && more.is_empty() { "is" } else { "are" },
+        if pods.len() == 1 && more.is_empty() {
+            "is"
+        } else {
+            "are"
+        },
     )
 }
 

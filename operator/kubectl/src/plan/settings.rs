@@ -8,15 +8,26 @@ use std::fmt::Write as _;
 /// Each resource by the name that pods ask for, and what it offers.
 pub fn resources(config: &AgentConfig) -> Vec<(String, String)> {
     let resources = config.effective_resources();
-    resources.iter().map(|resource| (resource.offered_name(), offered(resource, config.mig_strategy()))).collect()
+    resources
+        .iter()
+        .map(|resource| (resource.offered_name(), offered(resource, config.mig_strategy())))
+        .collect()
 }
 
 /// The other settings that differ from their defaults.
 pub fn others(config: &AgentConfig) -> Vec<(&'static str, String)> {
-    let switches = [("passDeviceSpecs", config.pass_device_specs()), ("failOnInitError", config.fail_on_init_error())];
-    let switches = switches.into_iter().filter(|(_, on)| *on).map(|(name, _)| (name, "true".to_owned()));
+    let switches = [
+        ("passDeviceSpecs", config.pass_device_specs()),
+        ("failOnInitError", config.fail_on_init_error()),
+    ];
+    let switches = switches
+        .into_iter()
+        .filter(|(_, on)| *on)
+        .map(|(name, _)| (name, "true".to_owned()));
     let mig = Some(config.mig_strategy()).filter(|strategy| *strategy != MigStrategy::None);
-    switches.chain(mig.map(|strategy| ("mig.strategy", format!("{strategy:?}")))).collect()
+    switches
+        .chain(mig.map(|strategy| ("mig.strategy", format!("{strategy:?}"))))
+        .collect()
 }
 
 fn offered(resource: &ResourceConfig, mig: MigStrategy) -> String {
@@ -26,7 +37,10 @@ fn offered(resource: &ResourceConfig, mig: MigStrategy) -> String {
         None if mig == MigStrategy::Single => ("GPU or MIG device", "whole GPUs or MIG devices"),
         _ => ("GPU", "whole GPUs"),
     };
-    let mut text = resource.sharing.as_ref().map_or_else(|| many.to_owned(), |sharing| shared(sharing, one, many));
+    let mut text = resource
+        .sharing
+        .as_ref()
+        .map_or_else(|| many.to_owned(), |sharing| shared(sharing, one, many));
     if resource.fail_requests_greater_than_one() {
         text.push_str(", one per container");
     }
@@ -41,7 +55,11 @@ fn offered(resource: &ResourceConfig, mig: MigStrategy) -> String {
 
 /// The kind of devices that a selector takes; none for both.
 fn kind(devices: &DeviceSelector, mig: MigStrategy) -> Option<DeviceKind> {
-    let implied = if devices.mig_profiles.is_some() { Some(DeviceKind::MigDevice) } else { None };
+    let implied = if devices.mig_profiles.is_some() {
+        Some(DeviceKind::MigDevice)
+    } else {
+        None
+    };
     let default = (mig != MigStrategy::Single).then_some(DeviceKind::FullGpu);
     devices.kind.or(implied).or(default)
 }
@@ -53,7 +71,11 @@ fn shared(sharing: &Sharing, one: &str, many: &str) -> String {
         SharingStrategy::TimeSlicing => format!("{replicas} replicas per {one} (TimeSlicing)"),
         SharingStrategy::Mps => format!("{replicas} shares per {one} (Mps)"),
         SharingStrategy::Memory => {
-            format!("memory of each {one} in units of {} (Memory, {:?})", sharing.unit(), sharing.placement())
+            format!(
+                "memory of each {one} in units of {} (Memory, {:?})",
+                sharing.unit(),
+                sharing.placement()
+            )
         }
     };
     for exception in sharing.replicas_per_device.iter().flatten() {
@@ -63,12 +85,30 @@ fn shared(sharing: &Sharing, one: &str, many: &str) -> String {
 }
 
 fn selected(devices: &DeviceSelector) -> String {
-    let DeviceSelector { indices, uuids, products, architectures, min_memory, kind, mig_profiles } = devices;
+    let DeviceSelector {
+        indices,
+        uuids,
+        products,
+        architectures,
+        min_memory,
+        kind,
+        mig_profiles,
+    } = devices;
     let conditions = [
-        ("indices", indices.as_ref().map(|indices| indices.iter().map(ToString::to_string).collect())),
+        (
+            "indices",
+            indices
+                .as_ref()
+                .map(|indices| indices.iter().map(ToString::to_string).collect()),
+        ),
         ("uuids", uuids.clone()),
         ("products", products.clone()),
-        ("architectures", architectures.as_ref().map(|names| names.iter().map(in_the_api).collect())),
+        (
+            "architectures",
+            architectures
+                .as_ref()
+                .map(|names| names.iter().map(in_the_api).collect()),
+        ),
         ("minMemory", min_memory.clone().map(|memory| vec![memory])),
         ("kind", kind.map(|kind| vec![in_the_api(&kind)])),
         ("migProfiles", mig_profiles.clone()),
@@ -82,7 +122,10 @@ fn selected(devices: &DeviceSelector) -> String {
 
 /// The name of an enum's value in the API.
 fn in_the_api<T: serde::Serialize>(value: &T) -> String {
-    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+    serde_json::to_value(value)
+        .ok()
+        .and_then(|value| value.as_str().map(str::to_owned))
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -91,8 +134,16 @@ mod tests {
 
     fn words(text: &str) -> Vec<String> {
         let config = gpunode_config::load(text).expect("a configuration");
-        let resources = resources(&config).into_iter().map(|(name, words)| format!("{name}: {words}"));
-        resources.chain(others(&config).into_iter().map(|(name, value)| format!("{name} = {value}"))).collect()
+        let resources = resources(&config)
+            .into_iter()
+            .map(|(name, words)| format!("{name}: {words}"));
+        resources
+            .chain(
+                others(&config)
+                    .into_iter()
+                    .map(|(name, value)| format!("{name} = {value}")),
+            )
+            .collect()
     }
 
     #[test]

@@ -17,7 +17,11 @@ pub fn plan(plan: &Plan) -> String {
     for node in &plan.nodes {
         let heading = style::HEADING;
         let _ = writeln!(text, "{heading}node {}{heading:#}", node.name);
-        for change in node.changes.iter().filter(|change| !is_said_better(change, &node.changes)) {
+        for change in node
+            .changes
+            .iter()
+            .filter(|change| !is_said_better(change, &node.changes))
+        {
             let (sign, paint) = match change.action {
                 Action::Add => ('+', style::GOOD),
                 Action::Remove => ('-', style::BAD),
@@ -26,8 +30,17 @@ pub fn plan(plan: &Plan) -> String {
             let _ = writeln!(text, "  {paint}{sign} {}{paint:#}", plain(&describe(change)));
         }
         for offer in &node.offers {
-            let now = if offer.now == offer.then { "as now".to_owned() } else { format!("now {}", offer.now) };
-            let _ = writeln!(text, "    {} would have {} ({now})", offer.resource, plain(&offer.words));
+            let now = if offer.now == offer.then {
+                "as now".to_owned()
+            } else {
+                format!("now {}", offer.now)
+            };
+            let _ = writeln!(
+                text,
+                "    {} would have {} ({now})",
+                offer.resource,
+                plain(&offer.words)
+            );
         }
         for note in &node.notes {
             let paint = style::WAITING;
@@ -45,7 +58,13 @@ pub fn plan(plan: &Plan) -> String {
     }
     for object in &plan.unreadable {
         let paint = style::BAD;
-        let _ = writeln!(text, "{paint}! {} {}: {}{paint:#}", object.kind, object.name, plain(&object.message));
+        let _ = writeln!(
+            text,
+            "{paint}! {} {}: {}{paint:#}",
+            object.kind,
+            object.name,
+            plain(&object.message)
+        );
     }
     for policy in &plan.policies {
         let action = match policy.action {
@@ -54,8 +73,16 @@ pub fn plan(plan: &Plan) -> String {
             Action::Change => "changed",
             Action::Remove => "deleted",
         };
-        let preview = if policy.preview { " in mode Preview, shown as if it were in force" } else { "" };
-        let matches = if policy.action == Action::Remove { "matched" } else { "matches" };
+        let preview = if policy.preview {
+            " in mode Preview, shown as if it were in force"
+        } else {
+            ""
+        };
+        let matches = if policy.action == Action::Remove {
+            "matched"
+        } else {
+            "matches"
+        };
         let nodes = plural(policy.matched, "node", "nodes");
         let _ = writeln!(text, "policy {}: {action}{preview}; {matches} {nodes}", policy.name);
         if let Some(nearest) = &policy.nearest {
@@ -71,11 +98,19 @@ pub fn plan(plan: &Plan) -> String {
         plan.unchanged + plan.nodes.len() - changing
     );
     if blocked > 0 {
-        let _ = write!(text, "; something is in the way on {}", plural(blocked, "node", "nodes"));
+        let _ = write!(
+            text,
+            "; something is in the way on {}",
+            plural(blocked, "node", "nodes")
+        );
     }
     let disruptive = plan.nodes.iter().filter(|node| !node.disruptions.is_empty()).count();
     if disruptive > 0 {
-        let _ = write!(text, "; running pods would notice on {}", plural(disruptive, "node", "nodes"));
+        let _ = write!(
+            text,
+            "; running pods would notice on {}",
+            plural(disruptive, "node", "nodes")
+        );
     }
     text.push('\n');
     text
@@ -101,7 +136,13 @@ fn describe(change: &Change) -> String {
         What::Label => pair(&format!("label {key}"), change, "=", ToOwned::to_owned),
         What::Taint => {
             let (key, effect) = key.rsplit_once(':').unwrap_or((key, ""));
-            let taint = |value: &str| if value.is_empty() { key.to_owned() } else { format!("{key}={value}") };
+            let taint = |value: &str| {
+                if value.is_empty() {
+                    key.to_owned()
+                } else {
+                    format!("{key}={value}")
+                }
+            };
             pair("taint", change, " ", |value| format!("{}:{effect}", taint(value)))
         }
         What::Governing => pair("governed by", change, " ", ToOwned::to_owned),
@@ -109,7 +150,11 @@ fn describe(change: &Change) -> String {
         What::Setting => pair(key, change, ": ", ToOwned::to_owned),
         What::Configuration => pair("configuration", change, " ", |hash| hash.chars().take(HASH).collect()),
         What::Image => pair("agent image", change, ": ", |image| {
-            if image == OPERATORS_IMAGE { "the operator's default".to_owned() } else { image.to_owned() }
+            if image == OPERATORS_IMAGE {
+                "the operator's default".to_owned()
+            } else {
+                image.to_owned()
+            }
         }),
     }
 }
@@ -117,7 +162,10 @@ fn describe(change: &Change) -> String {
 fn pair(name: &str, change: &Change, between: &str, show: impl Fn(&str) -> String) -> String {
     match (&change.from, &change.to) {
         (Some(from), Some(to)) => format!("{name}: {} -> {}", show(from), show(to)),
-        (from, to) => format!("{name}{between}{}", from.iter().chain(to).map(|value| show(value)).collect::<String>()),
+        (from, to) => format!(
+            "{name}{between}{}",
+            from.iter().chain(to).map(|value| show(value)).collect::<String>()
+        ),
     }
 }
 

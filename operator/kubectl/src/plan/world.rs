@@ -75,22 +75,39 @@ impl World {
         } else {
             Self::looking(node, gpu_node, plan.governing.as_deref(), policies)
         };
-        Ok(Self { held, meanwhile, obstacles: obstacles(&plan), matched: plan.outcomes.into_keys().collect(), ..world })
+        Ok(Self {
+            held,
+            meanwhile,
+            obstacles: obstacles(&plan),
+            matched: plan.outcomes.into_keys().collect(),
+            ..world
+        })
     }
 
     /// What there is to see where a policy governs.
     fn looking(node: Node, gpu_node: Option<GpuNode>, governing: Option<&str>, policies: &PolicySet) -> Self {
         let facts = NodeFacts::of(&node);
-        let labels = facts.labels.to_map().into_iter().map(|(key, value)| ((What::Label, key), value));
-        let taints = facts
-            .taints
+        let labels = facts
+            .labels
+            .to_map()
             .into_iter()
-            .map(|taint| ((What::Taint, format!("{}:{}", taint.id.key, taint.id.effect)), taint.value));
+            .map(|(key, value)| ((What::Label, key), value));
+        let taints = facts.taints.into_iter().map(|taint| {
+            (
+                (What::Taint, format!("{}:{}", taint.id.key, taint.id.effect)),
+                taint.value,
+            )
+        });
         let config = gpu_node.as_ref().and_then(configuration_of);
         let configuration = gpu_node.as_ref().and_then(|gpu_node| gpu_node.spec.config.as_ref());
-        let image = governing.and_then(|name| policies.get(name)?.device_plugin.as_ref()).map(|plugin| {
-            ((What::Image, String::new()), plugin.image.clone().unwrap_or_else(|| OPERATORS_IMAGE.to_owned()))
-        });
+        let image = governing
+            .and_then(|name| policies.get(name)?.device_plugin.as_ref())
+            .map(|plugin| {
+                (
+                    (What::Image, String::new()),
+                    plugin.image.clone().unwrap_or_else(|| OPERATORS_IMAGE.to_owned()),
+                )
+            });
         let governing = governing.map(|name| ((What::Governing, String::new()), name.to_owned()));
         let configuration =
             configuration.map(|configuration| ((What::Configuration, String::new()), configuration.hash.clone()));
@@ -102,7 +119,11 @@ impl World {
                 .chain(config.iter().flat_map(configured))
                 .chain(image)
                 .collect(),
-            resources: config.iter().flat_map(settings::resources).map(|(name, _)| name).collect(),
+            resources: config
+                .iter()
+                .flat_map(settings::resources)
+                .map(|(name, _)| name)
+                .collect(),
             obstacles: BTreeSet::new(),
             meanwhile: BTreeSet::new(),
             matched: Vec::new(),
@@ -123,11 +144,15 @@ fn configured(config: &AgentConfig) -> Vec<((What, String), String)> {
     let resources = settings::resources(config).into_iter();
     let others = settings::others(config).into_iter();
     let resources = resources.map(|(name, offered)| ((What::Resource, name), offered));
-    resources.chain(others.map(|(name, value)| ((What::Setting, name.to_owned()), value))).collect()
+    resources
+        .chain(others.map(|(name, value)| ((What::Setting, name.to_owned()), value)))
+        .collect()
 }
 
 fn patched(node: &Node, plan: &NodePlan) -> anyhow::Result<Node> {
-    let Some(patch) = &plan.patch else { return Ok(node.clone()) };
+    let Some(patch) = &plan.patch else {
+        return Ok(node.clone());
+    };
     let wrong = || format!("carry out the plan for node {} in memory", node.name_any());
     let mut value = serde_json::to_value(node).with_context(wrong)?;
     json_patch::patch(&mut value, patch).with_context(wrong)?;
@@ -152,7 +177,10 @@ fn meanwhile(at_once: &Node, then: &Node) -> BTreeSet<String> {
     let (at_once, then) = (NodeFacts::of(at_once), NodeFacts::of(then));
     let labels = at_once.labels.iter().filter(|(key, _)| !then.labels.contains_key(key));
     let labels = labels.map(|(key, _)| format!("label {key} is there until the new agent has taken over"));
-    let taints = at_once.taints.iter().filter(|taint| !then.taints.iter().any(|kept| kept.id == taint.id));
+    let taints = at_once
+        .taints
+        .iter()
+        .filter(|taint| !then.taints.iter().any(|kept| kept.id == taint.id));
     let taints = taints.map(|taint| format!("taint {} is there until what is promised is allocatable", taint.id));
     labels.chain(taints).collect()
 }

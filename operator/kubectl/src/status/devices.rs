@@ -91,7 +91,9 @@ impl DeviceState {
     /// The devices of a node by index; of a GPU with MIG devices only those, or only the GPU, where nothing is to be said of
     /// the other.
     pub fn all(gpu_node: &GpuNode) -> Vec<Self> {
-        let Some(status) = &gpu_node.status else { return Vec::new() };
+        let Some(status) = &gpu_node.status else {
+            return Vec::new();
+        };
         let mut devices: Vec<Self> = status.gpus.iter().flat_map(|gpu| of_gpu(status, gpu)).collect();
         let named = status.holders.iter().map(|holder| &holder.device);
         let named = named.chain(status.waiting.iter().map(|waiting| &waiting.device));
@@ -105,14 +107,20 @@ impl DeviceState {
 
     /// How many of its shares containers hold, of the resource that it is offered as.
     pub fn held(&self) -> i64 {
-        let of_it = self.holders.iter().filter(|holder| Some(&holder.resource) == self.resource.as_ref());
+        let of_it = self
+            .holders
+            .iter()
+            .filter(|holder| Some(&holder.resource) == self.resource.as_ref());
         of_it.map(|holder| i64::from(holder.count)).sum()
     }
 
     /// Its shares, and those that are held; nothing where it is not offered.
     pub fn in_use(&self) -> Option<Amount> {
         let is_there = self.gpu.is_some() && self.resource.is_some();
-        is_there.then(|| Amount { held: self.held(), total: i64::from(self.shares) })
+        is_there.then(|| Amount {
+            held: self.held(),
+            total: i64::from(self.shares),
+        })
     }
 
     /// Whether it is a part of a GPU.
@@ -155,12 +163,28 @@ fn device(
     memory_mib: i64,
 ) -> DeviceState {
     let missing_since = gpu.and_then(|gpu| gpu.missing_since.clone());
-    let holders: Vec<Holder> = status.holders.iter().filter(|holder| holder.device == uuid).cloned().collect();
+    let holders: Vec<Holder> = status
+        .holders
+        .iter()
+        .filter(|holder| holder.device == uuid)
+        .cloned()
+        .collect();
     let waiting = status.waiting.iter().find(|waiting| waiting.device == uuid).cloned();
-    let mps_daemon = status.mps_daemons.iter().find(|daemon| daemon.device == uuid).map(|daemon| daemon.state);
+    let mps_daemon = status
+        .mps_daemons
+        .iter()
+        .find(|daemon| daemon.device == uuid)
+        .map(|daemon| daemon.state);
     let part = gpu.and_then(|gpu| gpu.mig_devices.iter().find(|mig| mig.uuid == uuid));
-    let told = [part.and_then(|part| part.health.as_ref()), gpu.and_then(|gpu| gpu.health.as_ref())];
-    let fault = told.into_iter().flatten().find(|health| health.state == HealthState::Unhealthy).cloned();
+    let told = [
+        part.and_then(|part| part.health.as_ref()),
+        gpu.and_then(|gpu| gpu.health.as_ref()),
+    ];
+    let fault = told
+        .into_iter()
+        .flatten()
+        .find(|health| health.state == HealthState::Unhealthy)
+        .cloned();
     let offered = status.resources.iter().find_map(|resource| {
         let device = resource.devices.iter().find(|device| device.device == uuid)?;
         Some((resource, device))

@@ -43,8 +43,12 @@ impl Fleet {
         let unreadable = [&gpu_nodes.unreadable, &nodes.unreadable, &policies.unreadable];
         let by_name: BTreeMap<String, &Node> = nodes.objects.iter().map(|node| (node.name_any(), node)).collect();
         let unreadable_policies = policies.unreadable.iter().map(|object| object.name.clone());
-        let known: BTreeSet<String> =
-            policies.objects.iter().map(ResourceExt::name_any).chain(unreadable_policies).collect();
+        let known: BTreeSet<String> = policies
+            .objects
+            .iter()
+            .map(ResourceExt::name_any)
+            .chain(unreadable_policies)
+            .collect();
         let state = |gpu_node: &GpuNode| {
             let name = gpu_node.name_any();
             let node = by_name.get(&name).copied();
@@ -85,9 +89,17 @@ impl Fleet {
     /// # Errors
     /// When one of them is no GPU node.
     pub fn only(mut self, names: &[String], nodes: &Listed<Node>) -> anyhow::Result<Self> {
-        if let Some(name) = names.iter().find(|name| !self.nodes.iter().any(|node| node.name == **name)) {
+        if let Some(name) = names
+            .iter()
+            .find(|name| !self.nodes.iter().any(|node| node.name == **name))
+        {
             let unreadable = nodes.unreadable.iter().map(|node| node.name.clone());
-            let exists = nodes.objects.iter().map(ResourceExt::name_any).chain(unreadable).any(|node| node == *name);
+            let exists = nodes
+                .objects
+                .iter()
+                .map(ResourceExt::name_any)
+                .chain(unreadable)
+                .any(|node| node == *name);
             anyhow::ensure!(
                 exists,
                 "show node {name}: the cluster has no node of that name; `kubectl get nodes` lists them"
@@ -99,7 +111,8 @@ impl Fleet {
         }
         self.nodes.retain(|node| names.contains(&node.name));
         self.usage = total(&self.nodes);
-        self.unreadable.retain(|object| object.kind != "GpuNodePolicy" && names.contains(&object.name));
+        self.unreadable
+            .retain(|object| object.kind != "GpuNodePolicy" && names.contains(&object.name));
         self.policies.clear();
         Ok(self)
     }
@@ -121,8 +134,11 @@ mod tests {
     #[test]
     fn each_node_says_what_became_of_its_configuration() {
         let fleet = sample();
-        let states: Vec<_> =
-            fleet.nodes.iter().map(|node| (node.name.as_str(), node.configuration, node.ready.as_str())).collect();
+        let states: Vec<_> = fleet
+            .nodes
+            .iter()
+            .map(|node| (node.name.as_str(), node.configuration, node.ready.as_str()))
+            .collect();
         assert_eq!(
             states,
             [
@@ -150,8 +166,13 @@ mod tests {
         let offers = |node: &NodeState| node.resources.iter().map(|offer| offer.allocatable).collect::<Vec<_>>();
         assert_eq!((offers(&fleet.nodes[0]), offers(&fleet.nodes[5])), (vec![7], vec![0]));
         assert!(fleet.nodes[0].problems.is_empty(), "{:?}", fleet.nodes[0].problems);
-        let [difference, orphaned] = fleet.nodes[5].problems.as_slice() else { panic!("{:?}", fleet.nodes[5]) };
-        assert!(difference.contains("the agent says 7, the Node offers 0"), "{difference}");
+        let [difference, orphaned] = fleet.nodes[5].problems.as_slice() else {
+            panic!("{:?}", fleet.nodes[5])
+        };
+        assert!(
+            difference.contains("the agent says 7, the Node offers 0"),
+            "{difference}"
+        );
         assert!(orphaned.contains("policy gone, which does not exist"), "{orphaned}");
     }
 }

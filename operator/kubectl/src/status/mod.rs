@@ -57,6 +57,10 @@ async fn look(client: &Client, args: &StatusArgs) -> anyhow::Result<String> {
         let fleet = fleet.only(&args.nodes, &nodes)?;
         output::render(args.output, &fleet, || text::nodes(&fleet))?
     };
-    let separator = if args.watch && args.output == OutputFormat::Yaml { "---\n" } else { "" };
+    let separator = if args.watch && args.output == OutputFormat::Yaml {
+        "---\n"
+    } else {
+        ""
+    };
     Ok(format!("{separator}{text}"))
 }

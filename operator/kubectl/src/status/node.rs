@@ -74,7 +74,13 @@ pub fn node_state(gpu_node: &GpuNode, node: Option<&Node>) -> NodeState {
         Some(_) => Configuration::Pending,
     };
     let own = status.and_then(|status| ConditionType::Ready.find(&status.conditions));
-    let unreachable = |message: &str| ("Unknown".to_owned(), Some(Reason::NodeNotReady), Some(message.to_owned()));
+    let unreachable = |message: &str| {
+        (
+            "Unknown".to_owned(),
+            Some(Reason::NodeNotReady),
+            Some(message.to_owned()),
+        )
+    };
     let (ready, reason, message) = match (node.map(is_node_ready), own) {
         // What an agent last said of a node that has gone or is out of reach says nothing about now.
         (None, _) => unreachable("the Node object is gone"),
@@ -102,29 +108,50 @@ pub fn node_state(gpu_node: &GpuNode, node: Option<&Node>) -> NodeState {
 pub fn problems(state: &NodeState, node: Option<&Node>, known: &BTreeSet<String>) -> Vec<String> {
     // Where the Node is gone, that is what to say.
     let offers = state.resources.iter().filter(|_| node.is_some());
-    let orphaned = state.policy.as_ref().filter(|policy| !known.contains(*policy)).map(|policy| {
-        format!(
-            "its configuration comes from policy {policy}, which does not exist; the operator takes it away, so \
+    let orphaned = state
+        .policy
+        .as_ref()
+        .filter(|policy| !known.contains(*policy))
+        .map(|policy| {
+            format!(
+                "its configuration comes from policy {policy}, which does not exist; the operator takes it away, so \
              see whether it runs: `kubectl -n gpunode-system get pods`"
-        )
-    });
+            )
+        });
     let released = state.released.then(|| {
         format!("its agents have let go of the GPUs, as label {RELEASE_LABEL} or {PAUSE_LABEL} of the node asks")
     });
     let differences = offers.filter_map(|offer| offer.difference(&state.name)).chain(orphaned);
-    differences.chain(missing(state)).chain(released).chain(faults(state)).collect()
+    differences
+        .chain(missing(state))
+        .chain(released)
+        .chain(faults(state))
+        .collect()
 }
 
 /// What is wrong with GPUs, what to do about it, and who holds them.
 fn faults(state: &NodeState) -> Vec<String> {
-    let broken = state.devices.iter().filter_map(|device| Some((device, device.fault.as_ref()?)));
+    let broken = state
+        .devices
+        .iter()
+        .filter_map(|device| Some((device, device.fault.as_ref()?)));
     let words = |(device, fault): (&DeviceState, &DeviceHealth)| {
         let reason = fault.reason.map_or("broken", FaultReason::as_str);
-        let since = fault.since.as_ref().map(|since| format!(" since {}", since.0)).unwrap_or_default();
-        let pods: BTreeSet<String> =
-            device.holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
+        let since = fault
+            .since
+            .as_ref()
+            .map(|since| format!(" since {}", since.0))
+            .unwrap_or_default();
+        let pods: BTreeSet<String> = device
+            .holders
+            .iter()
+            .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
+            .collect();
         let held = (!pods.is_empty()).then(|| format!("held by {}", pods.into_iter().collect::<Vec<_>>().join(", ")));
-        let waits = fault.waits_for.as_ref().map(|waits| format!("healthy again when {waits}"));
+        let waits = fault
+            .waits_for
+            .as_ref()
+            .map(|waits| format!("healthy again when {waits}"));
         let what = fault.message.as_deref().unwrap_or(reason);
         let what = Some(format!("{} is unhealthy{since}: {what}", device.name()));
         let parts = [what, fault.action.clone(), waits, held];
@@ -135,13 +162,32 @@ fn faults(state: &NodeState) -> Vec<String> {
 
 /// Which GPUs have not been seen lately.
 fn missing(state: &NodeState) -> Option<String> {
-    let gone: Vec<&DeviceState> = state.devices.iter().filter(|device| device.state == State::Missing).collect();
-    let since = gone.iter().filter_map(|device| device.missing_since.as_ref()).map(|time| time.0).min()?;
-    let there = state.devices.iter().any(|device| device.gpu.is_some() && device.state != State::Missing);
+    let gone: Vec<&DeviceState> = state
+        .devices
+        .iter()
+        .filter(|device| device.state == State::Missing)
+        .collect();
+    let since = gone
+        .iter()
+        .filter_map(|device| device.missing_since.as_ref())
+        .map(|time| time.0)
+        .min()?;
+    let there = state
+        .devices
+        .iter()
+        .any(|device| device.gpu.is_some() && device.state != State::Missing);
     let names: Vec<String> = gone.iter().take(MAX_MISSING).map(|device| device.name()).collect();
     let more = gone.len().saturating_sub(names.len());
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let what = if there { format!("{}{more}", names.join(", ")) } else { "every GPU".to_owned() };
+    let more = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    let what = if there {
+        format!("{}{more}", names.join(", "))
+    } else {
+        "every GPU".to_owned()
+    };
     Some(format!(
         "{what} not seen since {since}, by the agent or by the driver; after 15 minutes it counts as removed. See \
          `nvidia-smi` and the kernel's log on the node"
@@ -170,7 +216,10 @@ fn state(gpu_node: &GpuNode, node: Option<&Node>, configuration: Configuration) 
 
 fn is_node_ready(node: &Node) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 #[cfg(test)]
@@ -203,7 +252,12 @@ mod tests {
     fn released_node_says_who_asked() {
         let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"},
             "spec": {"release": true}, "status": {}});
-        let [released] = &told(&gpu_node)[..] else { panic!("it says one thing") };
-        assert!(released.contains("let go of the GPUs, as label gpunode.dev/release"), "{released}");
+        let [released] = &told(&gpu_node)[..] else {
+            panic!("it says one thing")
+        };
+        assert!(
+            released.contains("let go of the GPUs, as label gpunode.dev/release"),
+            "{released}"
+        );
     }
 }

@@ -28,12 +28,18 @@ pub struct Offer {
 impl Offer {
     /// What a node offers of each resource that its agent names.
     pub fn all(gpu_node: &GpuNode, node: Option<&Node>) -> Vec<Self> {
-        let Some(status) = &gpu_node.status else { return Vec::new() };
+        let Some(status) = &gpu_node.status else {
+            return Vec::new();
+        };
         let held = |name: &str| {
             let holders = status.holders.iter().filter(|holder| holder.resource == name);
             (!status.holders_truncated).then(|| holders.map(|holder| i64::from(holder.count)).sum())
         };
-        status.resources.iter().map(|resource| Self::of(resource, node, held(&resource.name))).collect()
+        status
+            .resources
+            .iter()
+            .map(|resource| Self::of(resource, node, held(&resource.name)))
+            .collect()
     }
 
     fn of(resource: &ResourceStatus, node: Option<&Node>, held: Option<i64>) -> Self {
@@ -82,7 +88,10 @@ mod tests {
     #[test]
     fn amounts_are_read_as_kubernetes_writes_them() {
         let read = |text: &str| count(&Quantity(text.to_owned()));
-        assert_eq!(["0", "8", "8k", "1M"].map(read), [Some(0), Some(8), Some(8000), Some(1_000_000)]);
+        assert_eq!(
+            ["0", "8", "8k", "1M"].map(read),
+            [Some(0), Some(8), Some(8000), Some(1_000_000)]
+        );
         assert_eq!(["", "-1", "1.5", "8Gi", "99999999999999999999"].map(read), [None; 5]);
     }
 }

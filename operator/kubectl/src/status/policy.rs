@@ -39,7 +39,9 @@ pub fn policy_state(policy: &GpuNodePolicy) -> PolicyState {
     let nodes = status.nodes.unwrap_or_default();
     let ready = ConditionType::Ready.find(&status.conditions);
     let stands_in_the_way = [ConditionType::Stalled, ConditionType::Conflict, ConditionType::Degraded];
-    let unseen = status.observed_generation.is_none_or(|seen| policy.metadata.generation.is_some_and(|now| seen < now));
+    let unseen = status
+        .observed_generation
+        .is_none_or(|seen| policy.metadata.generation.is_some_and(|now| seen < now));
     let unseen = unseen.then(|| "the operator has not seen the present spec; is it running?".to_owned());
     let messages = stands_in_the_way
         .into_iter()

@@ -50,7 +50,10 @@ impl RolloutState {
             Stage::Pending => self.pending += 1,
             Stage::Outside | Stage::Held => self.outside += 1,
             Stage::Stepping => self.changing.push(node.to_owned()),
-            Stage::Stopped(why) => self.stopped.push(Stop { node: node.to_owned(), why }),
+            Stage::Stopped(why) => self.stopped.push(Stop {
+                node: node.to_owned(),
+                why,
+            }),
         }
     }
 }
@@ -76,7 +79,11 @@ pub fn planned(policies: &[GpuNodePolicy], nodes: &[Node], gpu_nodes: &[GpuNode]
     for (node, gpu_node) in &nodes {
         let plan = plan_node_at(Turn::Later, &set, node, *gpu_node, now);
         matched.extend(plan.outcomes.into_keys());
-        if let Some((policy, stage)) = plan.governing.zip(plan.stage).filter(|(_, stage)| *stage != Stage::Held) {
+        if let Some((policy, stage)) = plan
+            .governing
+            .zip(plan.stage)
+            .filter(|(_, stage)| *stage != Stage::Held)
+        {
             rollouts.entry(policy).or_default().add(&node.name, stage);
         }
     }
@@ -88,5 +95,8 @@ pub fn planned(policies: &[GpuNodePolicy], nodes: &[Node], gpu_nodes: &[GpuNode]
         let nodes = nodes.iter().map(|(node, gpu_node)| (node, *gpu_node));
         Some((policy.name.clone(), nearest(&set, &policy.name, nodes)?))
     });
-    Planned { nearest: nearest.collect(), rollouts }
+    Planned {
+        nearest: nearest.collect(),
+        rollouts,
+    }
 }

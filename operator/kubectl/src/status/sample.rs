@@ -58,8 +58,15 @@ pub fn sample() -> Fleet {
             },
         }))
     };
-    let nodes = [("a", "True"), ("b", "True"), ("c", "Unknown"), ("d", "True"), ("f", "True"), ("g", "True")]
-        .map(|(name, ready)| node(name, ready));
+    let nodes = [
+        ("a", "True"),
+        ("b", "True"),
+        ("c", "Unknown"),
+        ("d", "True"),
+        ("f", "True"),
+        ("g", "True"),
+    ]
+    .map(|(name, ready)| node(name, ready));
     let policies = [
         from::<GpuNodePolicy>(json!({
             "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "v100"},
@@ -85,9 +92,18 @@ pub fn sample() -> Fleet {
         message: "its status cannot be read: bad time".to_owned(),
     };
     Fleet::new(
-        &Listed { objects: gpu_nodes.into(), unreadable: vec![bad] },
-        &Listed { objects: nodes.into(), unreadable: Vec::new() },
-        &Listed { objects: policies.into(), unreadable: Vec::new() },
+        &Listed {
+            objects: gpu_nodes.into(),
+            unreadable: vec![bad],
+        },
+        &Listed {
+            objects: nodes.into(),
+            unreadable: Vec::new(),
+        },
+        &Listed {
+            objects: policies.into(),
+            unreadable: Vec::new(),
+        },
         now(),
     )
 }
@@ -157,9 +173,18 @@ pub fn shared() -> Fleet {
         "spec": {"nodeSelector": {}}, "status": {"observedGeneration": 1},
     }));
     Fleet::new(
-        &Listed { objects: vec![gpu_node], unreadable: Vec::new() },
-        &Listed { objects: vec![node], unreadable: Vec::new() },
-        &Listed { objects: vec![policy], unreadable: Vec::new() },
+        &Listed {
+            objects: vec![gpu_node],
+            unreadable: Vec::new(),
+        },
+        &Listed {
+            objects: vec![node],
+            unreadable: Vec::new(),
+        },
+        &Listed {
+            objects: vec![policy],
+            unreadable: Vec::new(),
+        },
         now(),
     )
 }
@@ -172,13 +197,19 @@ pub fn rolling() -> Fleet {
         "status": {"observedGeneration": 2, "nodes": {"matched": 7, "ready": 2, "updating": 3, "failed": 2, "conflicted": 0}},
     }));
     let set = PolicySet::new([&policy]);
-    let plugin = set.get("p").and_then(|policy| policy.device_plugin.clone()).expect("a device plugin");
+    let plugin = set
+        .get("p")
+        .and_then(|policy| policy.device_plugin.clone())
+        .expect("a device plugin");
     let wanted = plugin.document.expect("a configuration");
     let step = json!({"startedAt": "2026-01-02T03:09:00Z"});
     let gpu_node = |name: &str, hash: &str, in_force: &str, step: Option<&serde_json::Value>| {
         let rejected = (name == "n4").then(|| json!({"hash": hash, "message": "offer nvidia.com/gpu: no GPU is left"}));
-        let (ready, reason) =
-            if rejected.is_some() { ("False", "ConfigurationRejected") } else { ("True", "ConfigurationInForce") };
+        let (ready, reason) = if rejected.is_some() {
+            ("False", "ConfigurationRejected")
+        } else {
+            ("True", "ConfigurationInForce")
+        };
         let condition = json!({"type": "Ready", "status": ready, "reason": reason, "message": "offer nvidia.com/gpu: no GPU is left", "lastTransitionTime": "2026-01-02T03:04:05Z"});
         from::<GpuNode>(json!({
             "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name},
@@ -209,9 +240,18 @@ pub fn rolling() -> Fleet {
     };
     let nodes = ["n1", "n2", "n3", "n4", "n5", "n6", "n7"].map(node);
     Fleet::new(
-        &Listed { objects: gpu_nodes.into(), unreadable: Vec::new() },
-        &Listed { objects: nodes.into(), unreadable: Vec::new() },
-        &Listed { objects: vec![policy], unreadable: Vec::new() },
+        &Listed {
+            objects: gpu_nodes.into(),
+            unreadable: Vec::new(),
+        },
+        &Listed {
+            objects: nodes.into(),
+            unreadable: Vec::new(),
+        },
+        &Listed {
+            objects: vec![policy],
+            unreadable: Vec::new(),
+        },
         now(),
     )
 }

@@ -44,9 +44,16 @@ pub fn fleet(fleet: &Fleet) -> String {
             "REASON",
         ];
         text.push_str(&table(heading, &rows));
-        for (name, nearest) in fleet.policies.iter().filter_map(|policy| Some((&policy.name, policy.nearest.as_ref()?)))
+        for (name, nearest) in fleet
+            .policies
+            .iter()
+            .filter_map(|policy| Some((&policy.name, policy.nearest.as_ref()?)))
         {
-            let _ = writeln!(text, "policy {name} matches no node; {}", plain(&nearest_in_words(nearest)));
+            let _ = writeln!(
+                text,
+                "policy {name} matches no node; {}",
+                plain(&nearest_in_words(nearest))
+            );
         }
     }
     text.push_str(&rollouts(fleet));
@@ -61,7 +68,11 @@ pub fn nodes(fleet: &Fleet) -> String {
     text.push_str(&device_table(fleet));
     text.extend(fleet.nodes.iter().map(withheld));
     for node in fleet.nodes.iter().filter(|node| node.holders_truncated) {
-        let _ = writeln!(text, "{}: the agent lists no more holders than these; there are more", node.name);
+        let _ = writeln!(
+            text,
+            "{}: the agent lists no more holders than these; there are more",
+            node.name
+        );
     }
     text.push_str(&waiting(fleet, usize::MAX));
     text.push_str(&problems(fleet));
@@ -70,7 +81,10 @@ pub fn nodes(fleet: &Fleet) -> String {
 
 fn node_table(fleet: &Fleet) -> String {
     let rows: Vec<_> = fleet.nodes.iter().map(node_row).collect();
-    table(["NODE", "HARDWARE", "POLICY", "RESOURCES", "CONFIG", "READY", "REASON"], &rows)
+    table(
+        ["NODE", "HARDWARE", "POLICY", "RESOURCES", "CONFIG", "READY", "REASON"],
+        &rows,
+    )
 }
 
 fn node_row(node: &NodeState) -> [Cell; 7] {
@@ -78,11 +92,18 @@ fn node_row(node: &NodeState) -> [Cell; 7] {
         .resources
         .iter()
         .map(|resource| {
-            let held = resource.held.filter(|held| *held > 0).map(|held| format!("{held} held"));
+            let held = resource
+                .held
+                .filter(|held| *held > 0)
+                .map(|held| format!("{held} held"));
             let withheld = resource.withheld.map(|count| format!("{count} withheld"));
             let unregistered = (!resource.registered).then(|| "not registered".to_owned());
             let more: Vec<String> = held.into_iter().chain(withheld).chain(unregistered).collect();
-            let more = if more.is_empty() { String::new() } else { format!(" ({})", more.join(", ")) };
+            let more = if more.is_empty() {
+                String::new()
+            } else {
+                format!(" ({})", more.join(", "))
+            };
             format!("{} {}/{}{more}", resource.name, resource.allocatable, resource.capacity)
         })
         .collect();
@@ -135,19 +156,28 @@ fn ready(status: &str) -> Cell {
 
 /// What somebody has to look at. The words are other people's.
 fn problems(fleet: &Fleet) -> String {
-    let unreadable = fleet.unreadable.iter().map(|it| format!("{} {}: {}", it.kind, it.name, it.message));
+    let unreadable = fleet
+        .unreadable
+        .iter()
+        .map(|it| format!("{} {}: {}", it.kind, it.name, it.message));
     let policies = fleet.policies.iter().flat_map(policy_problems);
-    let is_named =
-        |name: &str| fleet.policies.iter().flat_map(|policy| &policy.failures).any(|failure| failure.node == name);
+    let is_named = |name: &str| {
+        fleet
+            .policies
+            .iter()
+            .flat_map(|policy| &policy.failures)
+            .any(|failure| failure.node == name)
+    };
     let unnamed = fleet.nodes.iter().filter(|node| !is_named(&node.name));
     let unready = unnamed.filter_map(|node| {
         let reason = node.reason.as_deref().unwrap_or("NotReady");
         Some(format!("node {}: {reason}: {}", node.name, node.message.as_ref()?))
     });
-    let differences = fleet
-        .nodes
-        .iter()
-        .flat_map(|node| node.problems.iter().map(move |problem| format!("node {}: {problem}", node.name)));
+    let differences = fleet.nodes.iter().flat_map(|node| {
+        node.problems
+            .iter()
+            .map(move |problem| format!("node {}: {problem}", node.name))
+    });
     let lines: Vec<String> = unreadable.chain(policies).chain(unready).chain(differences).collect();
     if lines.is_empty() {
         return String::new();
@@ -159,7 +189,10 @@ fn problems(fleet: &Fleet) -> String {
 
 fn policy_problems(policy: &PolicyState) -> Vec<String> {
     let name = &policy.name;
-    let messages = policy.messages.iter().map(|message| format!("policy {name}: {message}"));
+    let messages = policy
+        .messages
+        .iter()
+        .map(|message| format!("policy {name}: {message}"));
     let failures = policy.failures.iter();
     let failures = failures.map(|it| format!("policy {name}: node {}: {}: {}", it.node, it.reason, it.message));
     let (named, broken) = (policy.failures.len(), policy.failed + policy.conflicted);

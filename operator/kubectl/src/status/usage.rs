@@ -45,7 +45,11 @@ impl Amount {
 
     /// The same part of another whole.
     fn of(self, total: i64) -> Self {
-        let held = self.held.saturating_mul(total).checked_div(self.total).unwrap_or_default();
+        let held = self
+            .held
+            .saturating_mul(total)
+            .checked_div(self.total)
+            .unwrap_or_default();
         Self { held, total }
     }
 }
@@ -53,14 +57,23 @@ impl Amount {
 impl Usage {
     /// Of these devices. `at_least` where not every holder is known.
     pub fn of(devices: &[DeviceState], at_least: bool) -> Self {
-        let mut usage = Self { at_least, ..Self::default() };
+        let mut usage = Self {
+            at_least,
+            ..Self::default()
+        };
         for device in devices {
-            let Some((resource, shares)) = device.resource.as_ref().zip(device.in_use()) else { continue };
+            let Some((resource, shares)) = device.resource.as_ref().zip(device.in_use()) else {
+                continue;
+            };
             usage.shares.entry(resource.clone()).or_default().add(shares);
             if device.sharing != Some(SharingStrategy::TimeSlicing) {
                 usage.memory.add(shares.of(device.memory_mib));
             }
-            if matches!(device.sharing, None | Some(SharingStrategy::None | SharingStrategy::Mps)) && !device.is_mig() {
+            if matches!(
+                device.sharing,
+                None | Some(SharingStrategy::None | SharingStrategy::Mps)
+            ) && !device.is_mig()
+            {
                 usage.cores_percent.add(shares.of(100));
             }
         }

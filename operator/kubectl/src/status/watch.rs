@@ -32,7 +32,11 @@ pub enum Place {
 /// # Errors
 /// When the first look fails, or the output cannot be written.
 pub async fn watch(place: Place, mut look: impl AsyncFnMut() -> anyhow::Result<String>) -> anyhow::Result<()> {
-    let mut view = View { place, shown: None, trouble: None };
+    let mut view = View {
+        place,
+        shown: None,
+        trouble: None,
+    };
     loop {
         let began = Instant::now();
         let seen = look().await;
@@ -55,7 +59,10 @@ fn show(frame: &Frame) -> io::Result<bool> {
     if frame.clears {
         output::control("\u{1b}[H\u{1b}[2J");
     }
-    frame.text.as_ref().map_or(Ok(true), |text| output::write_to_reader(text))
+    frame
+        .text
+        .as_ref()
+        .map_or(Ok(true), |text| output::write_to_reader(text))
 }
 
 /// What is to be written.
@@ -91,12 +98,27 @@ impl View {
         let trouble = trouble.map(|trouble| format!("{trouble} (since {at}; trying again)"));
         match self.place {
             Place::Screen if is_new || is_news => {
-                let trouble = trouble.map(|trouble| format!("\n{}\n", output::plain(&trouble))).unwrap_or_default();
-                Frame { trouble: None, clears: true, text: Some(text + &trouble) }
+                let trouble = trouble
+                    .map(|trouble| format!("\n{}\n", output::plain(&trouble)))
+                    .unwrap_or_default();
+                Frame {
+                    trouble: None,
+                    clears: true,
+                    text: Some(text + &trouble),
+                }
             }
-            Place::Log if is_new => Frame { text: Some(format!("--- {at}\n{text}")), ..Frame::default() },
-            Place::Documents if is_new => Frame { text: Some(text), ..Frame::default() },
-            Place::Log | Place::Documents if is_news => Frame { trouble, ..Frame::default() },
+            Place::Log if is_new => Frame {
+                text: Some(format!("--- {at}\n{text}")),
+                ..Frame::default()
+            },
+            Place::Documents if is_new => Frame {
+                text: Some(text),
+                ..Frame::default()
+            },
+            Place::Log | Place::Documents if is_news => Frame {
+                trouble,
+                ..Frame::default()
+            },
             _ => Frame::default(),
         }
     }
@@ -107,7 +129,11 @@ mod tests {
     use super::*;
 
     fn frames(place: Place) -> Vec<Frame> {
-        let mut view = View { place, shown: None, trouble: None };
+        let mut view = View {
+            place,
+            shown: None,
+            trouble: None,
+        };
         let looks = [Ok("a\n"), Ok("a\n"), Err("gone"), Err("gone"), Ok("a\n"), Ok("b\n")];
         let now = |index: usize| Timestamp::from_second(i64::try_from(index).expect("a small number")).expect("a time");
         let look = |(index, seen): (usize, Result<&str, &str>)| {
@@ -117,18 +143,34 @@ mod tests {
     }
 
     fn text(text: &str) -> Frame {
-        Frame { text: Some(text.to_owned()), ..Frame::default() }
+        Frame {
+            text: Some(text.to_owned()),
+            ..Frame::default()
+        }
     }
 
     fn trouble() -> Frame {
-        Frame { trouble: Some("gone (since 1970-01-01T00:00:02Z; trying again)".to_owned()), ..Frame::default() }
+        Frame {
+            trouble: Some("gone (since 1970-01-01T00:00:02Z; trying again)".to_owned()),
+            ..Frame::default()
+        }
     }
 
     #[test]
     fn a_screen_is_drawn_again_when_something_changed_and_says_while_nobody_answers() {
-        let screen = |shown: &str| Frame { clears: true, ..text(shown) };
+        let screen = |shown: &str| Frame {
+            clears: true,
+            ..text(shown)
+        };
         let away = screen("a\n\ngone (since 1970-01-01T00:00:02Z; trying again)\n");
-        let expected = [screen("a\n"), Frame::default(), away, Frame::default(), screen("a\n"), screen("b\n")];
+        let expected = [
+            screen("a\n"),
+            Frame::default(),
+            away,
+            Frame::default(),
+            screen("a\n"),
+            screen("b\n"),
+        ];
         assert_eq!(frames(Place::Screen), expected);
     }
 
@@ -137,13 +179,21 @@ mod tests {
         let nothing = Frame::default;
         let first = text("--- 1970-01-01T00:00:00Z\na\n");
         let last = text("--- 1970-01-01T00:00:05Z\nb\n");
-        assert_eq!(frames(Place::Log), [first, nothing(), trouble(), nothing(), nothing(), last]);
-        assert_eq!(frames(Place::Documents), [text("a\n"), nothing(), trouble(), nothing(), nothing(), text("b\n")]);
+        assert_eq!(
+            frames(Place::Log),
+            [first, nothing(), trouble(), nothing(), nothing(), last]
+        );
+        assert_eq!(
+            frames(Place::Documents),
+            [text("a\n"), nothing(), trouble(), nothing(), nothing(), text("b\n")]
+        );
     }
 
     #[tokio::test]
     async fn an_error_at_first_is_an_error() {
-        let error = watch(Place::Log, async || anyhow::bail!("no such cluster")).await.expect_err("a failed look");
+        let error = watch(Place::Log, async || anyhow::bail!("no such cluster"))
+            .await
+            .expect_err("a failed look");
         assert_eq!(error.to_string(), "no such cluster");
     }
 }

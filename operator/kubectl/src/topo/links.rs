@@ -35,7 +35,12 @@ pub struct Link {
 pub fn gpus(status: &GpuNodeStatus) -> Vec<Gpu> {
     let scores = PairScores::new(&inventory(status));
     let there: Vec<&GpuDevice> = status.gpus.iter().filter(|gpu| gpu.missing_since.is_none()).collect();
-    let place = |index: i32| there.iter().find(|gpu| gpu.index == index).and_then(|gpu| scores.place(&gpu.uuid));
+    let place = |index: i32| {
+        there
+            .iter()
+            .find(|gpu| gpu.index == index)
+            .and_then(|gpu| scores.place(&gpu.uuid))
+    };
     let link = |from: &GpuDevice, link: &gpunode_crds::GpuLink| {
         let pair = place(from.index).zip(place(link.peer));
         Some(Link {
@@ -51,7 +56,12 @@ pub fn gpus(status: &GpuNodeStatus) -> Vec<Gpu> {
         product: gpu.product.clone(),
         numa_node: gpu.numa_node,
         links: gpu.links.iter().filter_map(|to| link(gpu, to)).collect(),
-        holders: status.holders.iter().filter(|holder| is_part(gpu, &holder.device)).cloned().collect(),
+        holders: status
+            .holders
+            .iter()
+            .filter(|holder| is_part(gpu, &holder.device))
+            .cloned()
+            .collect(),
     };
     there.iter().map(gpu).collect()
 }
@@ -63,7 +73,11 @@ pub fn is_part(gpu: &GpuDevice, device: &str) -> bool {
 
 /// As `nvidia-smi topo -m` has it.
 pub fn symbol(link: &Link) -> String {
-    if link.nvlinks > 0 { format!("NV{}", link.nvlinks) } else { level(link.level).to_owned() }
+    if link.nvlinks > 0 {
+        format!("NV{}", link.nvlinks)
+    } else {
+        level(link.level).to_owned()
+    }
 }
 
 /// The words of `nvidia-smi`; `?` where the driver does not say.

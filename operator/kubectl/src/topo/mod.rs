@@ -40,7 +40,10 @@ pub async fn run(args: &TopoArgs) -> anyhow::Result<ExitCode> {
     for object in snapshot.unreadable.iter().filter(|object| object.name == args.node) {
         cluster::warn(object);
     }
-    let gpu_node = snapshot.gpu_nodes.iter().find(|gpu_node| gpu_node.name_any() == args.node);
+    let gpu_node = snapshot
+        .gpu_nodes
+        .iter()
+        .find(|gpu_node| gpu_node.name_any() == args.node);
     let Some(gpu_node) = gpu_node else {
         anyhow::bail!(
             "show the links of node {}: no GPU is reported there; `kubectl gpunode status` lists the nodes with GPUs",
@@ -55,12 +58,19 @@ pub async fn run(args: &TopoArgs) -> anyhow::Result<ExitCode> {
 /// What a GpuNode says, and the answer to a request.
 fn topology(gpu_node: &GpuNode, request: Option<u32>, resource: Option<&str>) -> anyhow::Result<Topology> {
     let status = gpu_node.status.clone().unwrap_or_default();
-    let missing = status.gpus.iter().filter(|gpu| gpu.missing_since.is_some()).map(|gpu| gpu.index).collect();
+    let missing = status
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.missing_since.is_some())
+        .map(|gpu| gpu.index)
+        .collect();
     Ok(Topology {
         node: gpu_node.name_any(),
         gpus: links::gpus(&status),
         missing,
         holders_truncated: status.holders_truncated,
-        request: request.map(|size| request::answer(gpu_node, &status, resource, size)).transpose()?,
+        request: request
+            .map(|size| request::answer(gpu_node, &status, resource, size))
+            .transpose()?,
     })
 }

@@ -75,7 +75,11 @@ struct Device<'a> {
 /// When the node offers no such resource.
 pub fn answer(gpu_node: &GpuNode, status: &GpuNodeStatus, resource: Option<&str>, size: u32) -> anyhow::Result<Answer> {
     let offered = offered(status, resource)?;
-    let config = gpu_node.spec.config.as_ref().and_then(|config| gpunode_config::load(&config.document).ok());
+    let config = gpu_node
+        .spec
+        .config
+        .as_ref()
+        .and_then(|config| gpunode_config::load(&config.document).ok());
     let entries = config.map(|config| config.effective_resources()).unwrap_or_default();
     let entry = entries.iter().find(|entry| entry.offered_name() == offered.name);
     let sharing = entry.and_then(|entry| entry.sharing.as_ref());
@@ -92,8 +96,14 @@ pub fn answer(gpu_node: &GpuNode, status: &GpuNodeStatus, resource: Option<&str>
         SharingStrategy::Memory => format!("placement {:?}", rules.placement),
         _ => format!("allocation {:?}", rules.allocation),
     };
-    let mut answer =
-        Answer { resource: offered.name.clone(), size, order, free, choices: Vec::new(), why: String::new() };
+    let mut answer = Answer {
+        resource: offered.name.clone(),
+        size,
+        order,
+        free,
+        choices: Vec::new(),
+        why: String::new(),
+    };
     if rules.fail_requests_greater_than_one && size > 1 {
         answer.why = String::from("a container that asks for more than one is refused: failRequestsGreaterThanOne");
     } else if size > free {
@@ -111,14 +121,24 @@ pub fn answer(gpu_node: &GpuNode, status: &GpuNodeStatus, resource: Option<&str>
 
 fn offered<'a>(status: &'a GpuNodeStatus, name: Option<&str>) -> anyhow::Result<&'a ResourceStatus> {
     let named = |name: &str| status.resources.iter().find(|resource| resource.name == name);
-    let every = || status.resources.iter().map(|resource| resource.name.as_str()).collect::<Vec<_>>().join(", ");
+    let every = || {
+        status
+            .resources
+            .iter()
+            .map(|resource| resource.name.as_str())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     match (name, status.resources.as_slice()) {
         (_, []) => anyhow::bail!("answer the request: the node offers no resource; `kubectl gpunode status` says why"),
         (Some(name), _) => named(name)
             .ok_or_else(|| anyhow::anyhow!("answer the request: the node offers no {name}; it offers {}", every())),
         (None, [only]) => Ok(only),
         (None, _) => named(USUAL).ok_or_else(|| {
-            anyhow::anyhow!("answer the request: name one with --resource: the node offers {}", every())
+            anyhow::anyhow!(
+                "answer the request: name one with --resource: the node offers {}",
+                every()
+            )
         }),
     }
 }
@@ -128,15 +148,28 @@ fn devices<'a>(status: &'a GpuNodeStatus, resource: &'a ResourceStatus, scores: 
     let number = |count: i32| u32::try_from(count).unwrap_or_default();
     let device = |(place, gpu, uuid): (usize, &'a GpuDevice, &'a str)| {
         let of = resource.devices.iter().find(|device| device.device == uuid)?;
-        let holders = status.holders.iter().filter(|holder| holder.device == uuid && holder.resource == resource.name);
+        let holders = status
+            .holders
+            .iter()
+            .filter(|holder| holder.device == uuid && holder.resource == resource.name);
         let free = number(of.healthy).saturating_sub(holders.map(|holder| number(holder.count)).sum());
-        let candidate = Candidate { gpu: Some(place), has: 0, free, held: number(of.shares).saturating_sub(free) };
+        let candidate = Candidate {
+            gpu: Some(place),
+            has: 0,
+            free,
+            held: number(of.shares).saturating_sub(free),
+        };
         Some(Device { uuid, gpu, candidate })
     };
-    let there = status.gpus.iter().filter_map(|gpu| Some((scores.place(&gpu.uuid)?, gpu)));
+    let there = status
+        .gpus
+        .iter()
+        .filter_map(|gpu| Some((scores.place(&gpu.uuid)?, gpu)));
     let all = there.flat_map(|(place, gpu)| {
         let parts = gpu.mig_devices.iter().map(|mig| mig.uuid.as_str());
-        std::iter::once(gpu.uuid.as_str()).chain(parts).map(move |uuid| (place, gpu, uuid))
+        std::iter::once(gpu.uuid.as_str())
+            .chain(parts)
+            .map(move |uuid| (place, gpu, uuid))
     });
     all.filter_map(device).collect()
 }
@@ -144,11 +177,17 @@ fn devices<'a>(status: &'a GpuNodeStatus, resource: &'a ResourceStatus, scores: 
 /// Units of memory and shares under MPS come from one device.
 fn of_one(answer: &mut Answer, devices: &[Device<'_>], strategy: SharingStrategy, rules: Rules) {
     let sharing = |shares: u32| match strategy {
-        SharingStrategy::Memory => DeviceSharing::Memory { unit: MemoryMiB::default(), units: shares },
+        SharingStrategy::Memory => DeviceSharing::Memory {
+            unit: MemoryMiB::default(),
+            units: shares,
+        },
         _ => DeviceSharing::Mps { replicas: shares },
     };
     let rank = |of: &Candidate| rules.rank_of_one(sharing(of.free + of.held), of.free, of.held);
-    let mut fitting: Vec<_> = devices.iter().filter(|device| device.candidate.free >= answer.size).collect();
+    let mut fitting: Vec<_> = devices
+        .iter()
+        .filter(|device| device.candidate.free >= answer.size)
+        .collect();
     fitting.sort_by_key(|device| rank(&device.candidate));
     let set = |device: &&Device<'_>| Set {
         devices: vec![picked(device, answer.size)],
@@ -159,12 +198,18 @@ fn of_one(answer: &mut Answer, devices: &[Device<'_>], strategy: SharingStrategy
     };
     answer.choices = fitting.iter().take(MOST).map(set).collect();
     answer.why = match fitting.as_slice() {
-        [] => format!("no device has {} free, and all of a container's come from one", answer.size),
+        [] => format!(
+            "no device has {} free, and all of a container's come from one",
+            answer.size
+        ),
         [_] => "no other device has so many free".to_owned(),
         [one, other, ..] if rank(&one.candidate) == rank(&other.candidate) => {
             "utilisation at that moment decides between this and the next, then the lower index".to_owned()
         }
-        _ => format!("the {} is free there of all on which the request fits", most_or_least(strategy, rules)),
+        _ => format!(
+            "the {} is free there of all on which the request fits",
+            most_or_least(strategy, rules)
+        ),
     };
 }
 
@@ -187,15 +232,29 @@ fn of_many(
     let candidates: Vec<Candidate> = devices.iter().map(|device| device.candidate).collect();
     let mut loads = vec![Load::default(); scores.gpus()];
     for gpu in &status.gpus {
-        let Some(load) = scores.place(&gpu.uuid).and_then(|place| loads.get_mut(place)) else { continue };
-        let own = devices.iter().filter(|device| device.gpu.uuid == gpu.uuid).map(|device| device.candidate.held);
+        let Some(load) = scores.place(&gpu.uuid).and_then(|place| loads.get_mut(place)) else {
+            continue;
+        };
+        let own = devices
+            .iter()
+            .filter(|device| device.gpu.uuid == gpu.uuid)
+            .map(|device| device.candidate.held);
         let is_own = |uuid: &str| devices.iter().any(|device| device.uuid == uuid);
-        let others = status.holders.iter().filter(|holder| is_part(gpu, &holder.device) && !is_own(&holder.device));
+        let others = status
+            .holders
+            .iter()
+            .filter(|holder| is_part(gpu, &holder.device) && !is_own(&holder.device));
         let others = others.map(|holder| u32::try_from(holder.count).unwrap_or_default());
         load.held = own.chain(others).sum();
     }
     let shared = strategy != SharingStrategy::None;
-    let pool = Pool { scores, allocation, shared, devices: &candidates, loads: &loads };
+    let pool = Pool {
+        scores,
+        allocation,
+        shared,
+        devices: &candidates,
+        loads: &loads,
+    };
     let choices = ranked(&pool, answer.size, MOST);
     let counts_free = allocation == Allocation::Packed || (allocation == Allocation::Topology && !shared);
     let set = |choice: &Choice| Set {
@@ -207,8 +266,10 @@ fn of_many(
             .collect(),
         pair_scores: choice.merits.pairs,
         numa_nodes: choice.merits.numa_nodes,
-        left_free: counts_free
-            .then_some(LeftFree { gpus: choice.merits.free_gpus, pair_scores: choice.merits.free_pairs }),
+        left_free: counts_free.then_some(LeftFree {
+            gpus: choice.merits.free_gpus,
+            pair_scores: choice.merits.free_pairs,
+        }),
         held_by_others: choice.merits.held,
     };
     answer.choices = choices.iter().map(set).collect();
@@ -239,5 +300,9 @@ fn why(best: &Choice, next: &Choice, allocation: Allocation, shared: bool) -> &'
 }
 
 fn picked(device: &Device<'_>, shares: u32) -> Picked {
-    Picked { gpu: device.gpu.index, device: device.uuid.to_owned(), shares }
+    Picked {
+        gpu: device.gpu.index,
+        device: device.uuid.to_owned(),
+        shares,
+    }
 }

@@ -59,7 +59,10 @@ fn shown(gpu_node: &GpuNode, request: Option<u32>) -> String {
 
 #[test]
 fn links_holders_and_what_would_be_chosen_are_shown() {
-    let held = [holder("train-0", "nvidia.com/gpu", 2, 1), holder("train-0", "nvidia.com/gpu", 3, 1)];
+    let held = [
+        holder("train-0", "nvidia.com/gpu", 2, 1),
+        holder("train-0", "nvidia.com/gpu", 3, 1),
+    ];
     insta::assert_snapshot!(shown(&node("{}", "nvidia.com/gpu", None, 1, &held), Some(3)), @r"
     GPU    GPU0   GPU1   GPU2   GPU3   GPU4   GPU5   GPU6   GPU7   NUMA AFFINITY   HELD BY
     GPU0   X      NV1    NV1    NV2    NV2    SYS    SYS    SYS    0               -
@@ -88,7 +91,10 @@ fn links_holders_and_what_would_be_chosen_are_shown() {
 fn shares_are_answered_as_the_agent_does() {
     let answer = |document: &str, sharing, held: &[Value], size| {
         let gpu_node = node(document, "a.b/c", Some(sharing), 4, held);
-        let answer = topology(&gpu_node, Some(size), None).expect("an answer").request.expect("a request");
+        let answer = topology(&gpu_node, Some(size), None)
+            .expect("an answer")
+            .request
+            .expect("a request");
         let gpus: Vec<(i32, u32)> = match answer.choices.first() {
             Some(set) => set.devices.iter().map(|picked| (picked.gpu, picked.shares)).collect(),
             None => Vec::new(),
@@ -110,23 +116,46 @@ fn shares_are_answered_as_the_agent_does() {
     let (gpus, why) = answer(memory, "Memory", &held, 2);
     assert_eq!(
         (gpus.as_slice(), why.as_str()),
-        ([(2, 2)].as_slice(), "the least is free there of all on which the request fits")
+        (
+            [(2, 2)].as_slice(),
+            "the least is free there of all on which the request fits"
+        )
     );
-    assert_eq!(answer(&memory.replace("Memory", "Memory, placement: Spread"), "Memory", &held, 2).0, [(1, 2)]);
+    assert_eq!(
+        answer(
+            &memory.replace("Memory", "Memory, placement: Spread"),
+            "Memory",
+            &held,
+            2
+        )
+        .0,
+        [(1, 2)]
+    );
     assert!(answer(memory, "Memory", &held, 5).1.starts_with("no device has 5 free"));
-    assert_eq!(answer(memory, "Memory", &held, 30).1, "29 are free now, so a pod that asks for 30 does not start here");
+    assert_eq!(
+        answer(memory, "Memory", &held, 30).1,
+        "29 are free now, so a pod that asks for 30 does not start here"
+    );
 }
 
 #[test]
 fn a_resource_is_named_where_it_is_not_plain_which() {
     let mut gpu_node = node("{}", "a.b/c", None, 1, &[]);
-    let error = topology(&gpu_node, Some(1), Some("x.y/z")).expect_err("there is none").to_string();
+    let error = topology(&gpu_node, Some(1), Some("x.y/z"))
+        .expect_err("there is none")
+        .to_string();
     assert_eq!(error, "answer the request: the node offers no x.y/z; it offers a.b/c");
     let status = gpu_node.status.as_mut().expect("a status");
-    let more = gpunode_crds::ResourceStatus { name: "d.e/f".to_owned(), ..status.resources[0].clone() };
+    let more = gpunode_crds::ResourceStatus {
+        name: "d.e/f".to_owned(),
+        ..status.resources[0].clone()
+    };
     status.resources.push(more);
     let error = topology(&gpu_node, Some(1), None).expect_err("two of them").to_string();
-    assert_eq!(error, "answer the request: name one with --resource: the node offers a.b/c, d.e/f");
+    assert_eq!(
+        error,
+        "answer the request: name one with --resource: the node offers a.b/c, d.e/f"
+    );
     assert!(topology(&gpu_node, Some(1), Some("d.e/f")).is_ok());
     gpu_node.status = None;
     assert_eq!(shown(&gpu_node, None), "node gpu-v100 has no GPU now\n");
@@ -137,8 +166,14 @@ fn a_resource_is_named_where_it_is_not_plain_which() {
 fn programs_get_links_with_their_scores() {
     let topology = topology(&node("{}", "nvidia.com/gpu", None, 1, &[]), Some(2), None).expect("an answer");
     let value = serde_json::to_value(&topology).expect("JSON");
-    assert_eq!(value["gpus"][0]["links"][2], json!({"peer": 3, "level": "PHB", "nvlinks": 2, "score": 230}));
-    assert_eq!(value["request"]["choices"][0]["devices"][1], json!({"gpu": 3, "device": "GPU-3", "shares": 1}));
+    assert_eq!(
+        value["gpus"][0]["links"][2],
+        json!({"peer": 3, "level": "PHB", "nvlinks": 2, "score": 230})
+    );
+    assert_eq!(
+        value["request"]["choices"][0]["devices"][1],
+        json!({"gpu": 3, "device": "GPU-3", "shares": 1})
+    );
     assert_eq!(value["request"]["choices"][0]["pairScores"], 250);
     assert_eq!(value["request"]["choices"][0]["leftFree"]["gpus"], 6);
     assert!(value.get("missing").is_none() && value.get("holdersTruncated").is_none());

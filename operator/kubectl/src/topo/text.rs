@@ -36,9 +36,15 @@ pub fn topology(topology: &Topology) -> String {
         let _ = writeln!(text, "\n{bad}missing now: GPU {}{bad:#}", missing.join(", "));
     }
     if topology.holders_truncated {
-        let _ = writeln!(text, "\n{bad}not every pod that holds a device of this node is known{bad:#}");
+        let _ = writeln!(
+            text,
+            "\n{bad}not every pod that holds a device of this node is known{bad:#}"
+        );
     }
-    topology.request.iter().for_each(|answer| text.push_str(&request(answer)));
+    topology
+        .request
+        .iter()
+        .for_each(|answer| text.push_str(&request(answer)));
     text
 }
 
@@ -46,8 +52,13 @@ fn matrix(gpus: &[Gpu]) -> String {
     let heading = |text: &str| Cell::new(text, style::HEADING);
     let name = |gpu: &Gpu| format!("GPU{}", gpu.index);
     let names = gpus.iter().map(|gpu| heading(&name(gpu)));
-    let mut rows: Vec<Vec<Cell>> =
-        vec![[heading("GPU")].into_iter().chain(names).chain([heading("NUMA AFFINITY"), heading("HELD BY")]).collect()];
+    let mut rows: Vec<Vec<Cell>> = vec![
+        [heading("GPU")]
+            .into_iter()
+            .chain(names)
+            .chain([heading("NUMA AFFINITY"), heading("HELD BY")])
+            .collect(),
+    ];
     for gpu in gpus {
         let link = |to: &Gpu| match gpu.links.iter().find(|link| link.peer == to.index) {
             _ if to.index == gpu.index => Cell::from("X"),
@@ -63,11 +74,18 @@ fn matrix(gpus: &[Gpu]) -> String {
 }
 
 fn holders(gpu: &Gpu) -> String {
-    let pods: BTreeSet<String> =
-        gpu.holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
+    let pods: BTreeSet<String> = gpu
+        .holders
+        .iter()
+        .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
+        .collect();
     let named: Vec<&str> = pods.iter().take(MAX_PODS).map(String::as_str).collect();
     let more = pods.len().saturating_sub(MAX_PODS);
-    if more > 0 { format!("{} and {more} more", named.join(", ")) } else { named.join(", ") }
+    if more > 0 {
+        format!("{} and {more} more", named.join(", "))
+    } else {
+        named.join(", ")
+    }
 }
 
 /// Of the symbols that occur.
@@ -104,14 +122,29 @@ fn request(answer: &Answer) -> String {
     };
     let rows: Vec<_> = answer.choices.iter().enumerate().map(row).collect();
     if !rows.is_empty() {
-        let heading = ["RANK", "GPUS", "PAIR SCORES", "NUMA NODES", "LEFT FREE", "THEIR PAIR SCORES", "LOAD"];
+        let heading = [
+            "RANK",
+            "GPUS",
+            "PAIR SCORES",
+            "NUMA NODES",
+            "LEFT FREE",
+            "THEIR PAIR SCORES",
+            "LOAD",
+        ];
         text.push_str(&table(heading, &rows));
     }
     let said = match answer.choices.first() {
         Some(set) => {
-            let many =
-                set.devices.iter().any(|picked| set.devices.first().is_some_and(|first| first.gpu != picked.gpu));
-            format!("GPU{} {} would be chosen: {}", if many { "s" } else { "" }, gpus(set), answer.why)
+            let many = set
+                .devices
+                .iter()
+                .any(|picked| set.devices.first().is_some_and(|first| first.gpu != picked.gpu));
+            format!(
+                "GPU{} {} would be chosen: {}",
+                if many { "s" } else { "" },
+                gpus(set),
+                answer.why
+            )
         }
         None => format!("nothing would be chosen: {}", answer.why),
     };
@@ -128,6 +161,12 @@ fn gpus(set: &Set) -> String {
             _ => counts.push((picked.gpu, picked.shares)),
         }
     }
-    let one = |(gpu, shares): &(i32, u32)| if *shares > 1 { format!("{gpu} x{shares}") } else { gpu.to_string() };
+    let one = |(gpu, shares): &(i32, u32)| {
+        if *shares > 1 {
+            format!("{gpu} x{shares}")
+        } else {
+            gpu.to_string()
+        }
+    };
     counts.iter().map(one).collect::<Vec<_>>().join(", ")
 }

@@ -26,7 +26,11 @@ impl Removal {
         let labels = format!("{MANAGED_BY_LABEL}=gpunode-operator");
         let names = self.names::<DaemonSet>(Some(&self.namespace), &labels).await?;
         let (kind, namespace) = (ApiResource::erase::<DaemonSet>(&()), Some(self.namespace.clone()));
-        let daemonset = |name| Installed { kind: kind.clone(), namespace: namespace.clone(), name };
+        let daemonset = |name| Installed {
+            kind: kind.clone(),
+            namespace: namespace.clone(),
+            name,
+        };
         Ok(names.into_iter().map(daemonset).collect())
     }
 
@@ -56,7 +60,10 @@ impl Removal {
             }
             if Instant::now() >= end {
                 let names = pods.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
-                let why = format!("it does not end; see `kubectl -n {} describe pod {names}`", self.namespace);
+                let why = format!(
+                    "it does not end; see `kubectl -n {} describe pod {names}`",
+                    self.namespace
+                );
                 return self.leave(&plural(pods.len(), "pod", "pods"), why);
             }
             if began.elapsed() >= PATIENCE
@@ -64,7 +71,10 @@ impl Removal {
             {
                 return self.leave("pods of nodes that do not answer", format!("{error:#}"));
             }
-            self.progress.doing(STEP, &format!("waiting for {} to end", plural(pods.len(), "pod", "pods")));
+            self.progress.doing(
+                STEP,
+                &format!("waiting for {} to end", plural(pods.len(), "pod", "pods")),
+            );
             self.pause().await;
         }
     }
@@ -76,11 +86,17 @@ impl Removal {
         let pods = request("list pods", api.list(&ListParams::default().labels(PODS))).await?;
         let ready = ready_nodes(&self.client).await?;
         let answers = |pod: &Pod| {
-            pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()).is_some_and(|node| ready.contains(node))
+            pod.spec
+                .as_ref()
+                .and_then(|spec| spec.node_name.as_ref())
+                .is_some_and(|node| ready.contains(node))
         };
         let ending = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
         for pod in pods.into_iter().flatten().filter(|pod| ending(pod) && !answers(pod)) {
-            let guard = Preconditions { uid: pod.uid(), resource_version: None };
+            let guard = Preconditions {
+                uid: pod.uid(),
+                resource_version: None,
+            };
             let params = DeleteParams::default().grace_period(0).preconditions(guard);
             request("delete pod", api.delete(&pod.name_any(), &params)).await?;
         }

@@ -13,13 +13,34 @@ use std::fmt;
 
 /// Files of `manifests/default`, in the order of its kustomization.
 const FILES: [(&str, &str); 7] = [
-    ("namespace.yaml", include_str!("../../../../manifests/default/namespace.yaml")),
-    ("operator-rbac.yaml", include_str!("../../../../manifests/default/operator-rbac.yaml")),
-    ("agent-rbac.yaml", include_str!("../../../../manifests/default/agent-rbac.yaml")),
-    ("admission-agents.yaml", include_str!("../../../../manifests/default/admission-agents.yaml")),
-    ("admission-kubelets.yaml", include_str!("../../../../manifests/default/admission-kubelets.yaml")),
-    ("operator.yaml", include_str!("../../../../manifests/default/operator.yaml")),
-    ("operator-disruption-budget.yaml", include_str!("../../../../manifests/default/operator-disruption-budget.yaml")),
+    (
+        "namespace.yaml",
+        include_str!("../../../../manifests/default/namespace.yaml"),
+    ),
+    (
+        "operator-rbac.yaml",
+        include_str!("../../../../manifests/default/operator-rbac.yaml"),
+    ),
+    (
+        "agent-rbac.yaml",
+        include_str!("../../../../manifests/default/agent-rbac.yaml"),
+    ),
+    (
+        "admission-agents.yaml",
+        include_str!("../../../../manifests/default/admission-agents.yaml"),
+    ),
+    (
+        "admission-kubelets.yaml",
+        include_str!("../../../../manifests/default/admission-kubelets.yaml"),
+    ),
+    (
+        "operator.yaml",
+        include_str!("../../../../manifests/default/operator.yaml"),
+    ),
+    (
+        "operator-disruption-budget.yaml",
+        include_str!("../../../../manifests/default/operator-disruption-budget.yaml"),
+    ),
 ];
 
 /// One object.
@@ -36,7 +57,11 @@ pub struct Installed {
 impl Installed {
     /// An object of the cluster.
     pub fn cluster_scoped<K: kube::Resource<DynamicType = ()>>(name: &str) -> Self {
-        Self { kind: ApiResource::erase::<K>(&()), namespace: None, name: name.to_owned() }
+        Self {
+            kind: ApiResource::erase::<K>(&()),
+            namespace: None,
+            name: name.to_owned(),
+        }
     }
 }
 
@@ -69,7 +94,11 @@ pub fn objects(namespace: &str) -> anyhow::Result<Vec<Installed>> {
             let kind = ApiResource::from_gvk(&GroupVersionKind::try_from(&types).with_context(read)?);
             if kind.kind != "Namespace" {
                 let namespace = object.namespace().map(|_| namespace.to_owned());
-                objects.push(Installed { kind, namespace, name: object.name_any() });
+                objects.push(Installed {
+                    kind,
+                    namespace,
+                    name: object.name_any(),
+                });
             }
         }
     }
@@ -118,6 +147,9 @@ mod tests {
         deployments Deployment elsewhere/gpunode-operator
         poddisruptionbudgets PodDisruptionBudget elsewhere/gpunode-operator
         ");
-        assert_eq!(definitions().map(|it| it.name), ["gpunodepolicies.gpunode.dev", "gpunodes.gpunode.dev"]);
+        assert_eq!(
+            definitions().map(|it| it.name),
+            ["gpunodepolicies.gpunode.dev", "gpunodes.gpunode.dev"]
+        );
     }
 }

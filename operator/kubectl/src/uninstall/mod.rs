@@ -119,16 +119,30 @@ impl Removal {
 
     /// Says how it ended: by `gone` where nothing is left.
     fn report(&self, output: OutputFormat, gone: &str) -> anyhow::Result<ExitCode> {
-        let report = Report { left: &self.left, notes: &self.notes };
+        let report = Report {
+            left: &self.left,
+            notes: &self.notes,
+        };
         output::print(output, &report, || {
-            let notes: String = self.notes.iter().map(|note| "note: ".to_owned() + &plain(note) + "\n").collect();
+            let notes: String = self
+                .notes
+                .iter()
+                .map(|note| "note: ".to_owned() + &plain(note) + "\n")
+                .collect();
             if self.left.is_empty() {
                 return format!("{gone}\n{notes}");
             }
-            let (heading, lines) = (style::HEADING, self.left.iter().map(|left| plain(&left.to_string()) + "\n"));
+            let (heading, lines) = (
+                style::HEADING,
+                self.left.iter().map(|left| plain(&left.to_string()) + "\n"),
+            );
             format!("\n{heading}LEFT{heading:#}\n{}{notes}", lines.collect::<String>())
         })?;
-        Ok(if self.left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if self.left.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
     }
 }
 
@@ -145,8 +159,18 @@ fn confirmed(answer: &mut impl BufRead) -> io::Result<bool> {
 mod tests {
     #[test]
     fn only_a_yes_is_a_yes() {
-        for (answer, expected) in [("y\n", true), ("Yes\n", true), ("\n", false), ("", false), ("no\n", false)] {
-            assert_eq!(super::confirmed(&mut answer.as_bytes()).expect("a reader"), expected, "{answer:?}");
+        for (answer, expected) in [
+            ("y\n", true),
+            ("Yes\n", true),
+            ("\n", false),
+            ("", false),
+            ("no\n", false),
+        ] {
+            assert_eq!(
+                super::confirmed(&mut answer.as_bytes()).expect("a reader"),
+                expected,
+                "{answer:?}"
+            );
         }
     }
 }

@@ -43,8 +43,13 @@ impl Removal {
         }
         let all = nodes.objects.len();
         let (client, end) = (self.client.clone(), self.end);
-        let mut undone = stream::iter(nodes.objects.into_iter().map(|node| undo_node(client.clone(), node, end)))
-            .buffer_unordered(AT_ONCE);
+        let mut undone = stream::iter(
+            nodes
+                .objects
+                .into_iter()
+                .map(|node| undo_node(client.clone(), node, end)),
+        )
+        .buffer_unordered(AT_ONCE);
         let (mut seen, mut changed, mut failed) = (0_usize, 0_usize, Vec::new());
         while let Some((name, undone)) = undone.next().await {
             seen += 1;
@@ -59,7 +64,10 @@ impl Removal {
         for (name, why) in failed {
             self.leave(&format!("node {name}"), why);
         }
-        self.progress.done(STEP, &format!("{} put back, {} looked at", plural(changed, "node", "nodes"), all));
+        self.progress.done(
+            STEP,
+            &format!("{} put back, {} looked at", plural(changed, "node", "nodes"), all),
+        );
     }
 }
 
@@ -99,11 +107,19 @@ async fn undo_node(client: Client, mut node: Node, end: Instant) -> (String, any
             Err(error) => return (name, Err(error)),
         };
     }
-    (name, Err(anyhow!("it changed {TRIES} times while it was written; run this again")))
+    (
+        name,
+        Err(anyhow!("it changed {TRIES} times while it was written; run this again")),
+    )
 }
 
 /// The names of the nodes that answer: those whose kubelet says Ready.
 pub async fn ready_nodes(client: &Client) -> anyhow::Result<BTreeSet<String>> {
     let nodes = cluster::list::<Node>(client).await?;
-    Ok(nodes.objects.iter().filter(|node| gpunode_plan::NodeFacts::of(node).ready).map(ResourceExt::name_any).collect())
+    Ok(nodes
+        .objects
+        .iter()
+        .filter(|node| gpunode_plan::NodeFacts::of(node).ready)
+        .map(ResourceExt::name_any)
+        .collect())
 }

@@ -14,7 +14,11 @@ const NAMED: usize = 5;
 pub fn why_it_is_kept(strangers: &[String]) -> String {
     let named = strangers.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
     let more = strangers.len().saturating_sub(NAMED);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let more = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
     format!("it is kept, since it holds what is not gpunode's: {named}{more}; delete it yourself if nobody needs that")
 }
 
@@ -30,7 +34,10 @@ impl Removal {
             let policy = Installed::cluster_scoped::<GpuNodePolicy>(name);
             deleted += usize::from(self.delete(&policy).await);
         }
-        self.progress.done("policies", &format!("{} deleted", plural(deleted, "policy", "policies")));
+        self.progress.done(
+            "policies",
+            &format!("{} deleted", plural(deleted, "policy", "policies")),
+        );
     }
 
     /// Deletes what was installed beside the operator: permissions and rules of admission.
@@ -39,7 +46,10 @@ impl Removal {
         for object in objects {
             deleted += usize::from(self.delete(object).await);
         }
-        self.progress.done("permissions", &format!("{} deleted", plural(deleted, "object", "objects")));
+        self.progress.done(
+            "permissions",
+            &format!("{} deleted", plural(deleted, "object", "objects")),
+        );
     }
 
     /// Deletes the kinds, and with them every `GpuNode`.
@@ -89,7 +99,9 @@ impl Removal {
                     Err(error) => return self.leave(&object.to_string(), format!("{error:#}")),
                 }
             }
-            let Some(first) = remaining.first() else { return self.progress.done(step, "gone") };
+            let Some(first) = remaining.first() else {
+                return self.progress.done(step, "gone");
+            };
             if Instant::now() >= self.end {
                 for object in remaining {
                     let why = self.why_it_stays(object).await;
@@ -105,17 +117,27 @@ impl Removal {
     /// What Kubernetes says of an object that does not go.
     async fn why_it_stays(&self, object: &Installed) -> String {
         let see = format!("`kubectl get {} {} -o yaml` shows it", object.kind.plural, object.name);
-        let Ok(Some(live)) = self.read(object).await else { return see };
+        let Ok(Some(live)) = self.read(object).await else {
+            return see;
+        };
         let Some(deleted) = live.metadata.deletion_timestamp else {
             return format!("it is not deleted, or something creates it again; {see}");
         };
-        let conditions = live.data["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let hindrance = conditions.iter().filter(|condition| condition["status"] == "True").find_map(|condition| {
-            let kind = condition["type"].as_str()?;
-            let hinders =
-                kind == "Terminating" || (kind.starts_with("Namespace") && kind != "NamespaceDeletionCompleted");
-            hinders.then(|| condition["message"].as_str().map(str::to_owned)).flatten()
-        });
+        let conditions = live.data["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let hindrance = conditions
+            .iter()
+            .filter(|condition| condition["status"] == "True")
+            .find_map(|condition| {
+                let kind = condition["type"].as_str()?;
+                let hinders =
+                    kind == "Terminating" || (kind.starts_with("Namespace") && kind != "NamespaceDeletionCompleted");
+                hinders
+                    .then(|| condition["message"].as_str().map(str::to_owned))
+                    .flatten()
+            });
         let hindrance = match (hindrance, live.metadata.finalizers) {
             (Some(message), _) => format!("; {message}"),
             (None, Some(finalizers)) => format!("; its finalizers hold it: {}", finalizers.join(", ")),

@@ -55,7 +55,9 @@ impl Removal {
 
     /// Who may still write, if anybody.
     async fn look(&self, watch: &mut Watch) -> anyhow::Result<Option<String>> {
-        let pods = self.names::<Pod>(Some(&self.namespace), &format!("app.kubernetes.io/name={NAME}")).await?;
+        let pods = self
+            .names::<Pod>(Some(&self.namespace), &format!("app.kubernetes.io/name={NAME}"))
+            .await?;
         let lease: Option<Lease> = self.get(&self.namespace, NAME).await?;
         Ok(watch.look(pods, lease.and_then(|lease| lease.spec), Instant::now()))
     }
@@ -80,13 +82,17 @@ impl Watch {
             _ => now,
         };
         self.renewal = Some((holder.clone(), renewed, since));
-        let says = lease.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        let says = lease
+            .lease_duration_seconds
+            .and_then(|seconds| u64::try_from(seconds).ok());
         let duration = Duration::from_secs(says.unwrap_or_default()).clamp(LEASE_DURATION, MAX_DURATION);
         let remaining = pods.first().cloned().map(|pod| format!("pod {pod}"));
         self.pods.extend(pods);
         // A pod that is no more does not write, nor does one whose claim has ended, on a node that does not answer.
         let claims = holder.filter(|holder| !self.pods.contains(holder));
-        remaining.or(claims).filter(|_| now.saturating_duration_since(since) < duration)
+        remaining
+            .or(claims)
+            .filter(|_| now.saturating_duration_since(since) < duration)
     }
 }
 
@@ -107,20 +113,45 @@ mod tests {
     #[test]
     fn the_operator_has_ended_with_its_pods() {
         let (mut watch, now) = (Watch::default(), Instant::now());
-        assert_eq!(watch.look(vec!["a".into(), "b".into()], Some(lease("a", 1)), now).as_deref(), Some("pod a"));
-        assert_eq!(watch.look(vec!["b".into()], Some(lease("b", 2)), now).as_deref(), Some("pod b"));
-        assert_eq!(watch.look(Vec::new(), Some(lease("b", 2)), now), None, "it was killed and could not let go");
+        assert_eq!(
+            watch
+                .look(vec!["a".into(), "b".into()], Some(lease("a", 1)), now)
+                .as_deref(),
+            Some("pod a")
+        );
+        assert_eq!(
+            watch.look(vec!["b".into()], Some(lease("b", 2)), now).as_deref(),
+            Some("pod b")
+        );
+        assert_eq!(
+            watch.look(Vec::new(), Some(lease("b", 2)), now),
+            None,
+            "it was killed and could not let go"
+        );
         assert_eq!(Watch::default().look(Vec::new(), None, now), None, "there was none");
-        assert_eq!(Watch::default().look(Vec::new(), Some(lease("", 1)), now), None, "it has let go");
+        assert_eq!(
+            Watch::default().look(Vec::new(), Some(lease("", 1)), now),
+            None,
+            "it has let go"
+        );
     }
 
     #[test]
     fn one_that_is_no_pod_has_ended_when_its_lease_has() {
         let (mut watch, now) = (Watch::default(), Instant::now());
         let after = |seconds| now + Duration::from_secs(seconds);
-        assert_eq!(watch.look(Vec::new(), Some(lease("laptop", 1)), now).as_deref(), Some("laptop"));
-        assert_eq!(watch.look(Vec::new(), Some(lease("laptop", 6)), after(14)).as_deref(), Some("laptop"));
-        assert_eq!(watch.look(Vec::new(), Some(lease("laptop", 6)), after(28)).as_deref(), Some("laptop"));
+        assert_eq!(
+            watch.look(Vec::new(), Some(lease("laptop", 1)), now).as_deref(),
+            Some("laptop")
+        );
+        assert_eq!(
+            watch.look(Vec::new(), Some(lease("laptop", 6)), after(14)).as_deref(),
+            Some("laptop")
+        );
+        assert_eq!(
+            watch.look(Vec::new(), Some(lease("laptop", 6)), after(28)).as_deref(),
+            Some("laptop")
+        );
         assert_eq!(watch.look(Vec::new(), Some(lease("laptop", 6)), after(29)), None);
     }
 
@@ -128,6 +159,9 @@ mod tests {
     fn a_pod_on_a_dead_node_has_ended_when_its_lease_has() {
         let (mut watch, now) = (Watch::default(), Instant::now());
         assert!(watch.look(vec!["a".into()], Some(lease("a", 1)), now).is_some());
-        assert_eq!(watch.look(vec!["a".into()], Some(lease("a", 1)), now + Duration::from_secs(15)), None);
+        assert_eq!(
+            watch.look(vec!["a".into()], Some(lease("a", 1)), now + Duration::from_secs(15)),
+            None
+        );
     }
 }

@@ -46,7 +46,12 @@ impl Progress {
     /// From now on. What is written for programs leaves standard output alone.
     pub fn new(output: OutputFormat) -> Self {
         let is_terminal = output == OutputFormat::Table && output::is_screen();
-        Self { began: Instant::now(), is_terminal, shown: String::new(), goes_to: output }
+        Self {
+            began: Instant::now(),
+            is_terminal,
+            shown: String::new(),
+            goes_to: output,
+        }
     }
 
     /// Since it began.
@@ -69,7 +74,11 @@ impl Progress {
         if self.is_terminal {
             output::control(CLEAR_LINE);
         }
-        self.write(&format!("{step:WIDTH$} {} ({} s)\n", plain(text), self.elapsed().as_secs()));
+        self.write(&format!(
+            "{step:WIDTH$} {} ({} s)\n",
+            plain(text),
+            self.elapsed().as_secs()
+        ));
     }
 
     /// Nobody stops a removal by closing its output.

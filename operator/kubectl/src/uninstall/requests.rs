@@ -30,7 +30,9 @@ impl Removal {
         };
         let what = format!("list {}", kind.plural);
         let list = request(&what, api.list_metadata(&ListParams::default().labels(labels))).await?;
-        Ok(list.map(|list| list.items.iter().map(ResourceExt::name_any).collect()).unwrap_or_default())
+        Ok(list
+            .map(|list| list.items.iter().map(ResourceExt::name_any).collect())
+            .unwrap_or_default())
     }
 
     /// An object, if it is there.
@@ -61,7 +63,10 @@ impl Removal {
 
     /// Notes something that stays.
     pub fn leave(&mut self, what: &str, why: impl Into<String>) {
-        self.left.push(Left { what: what.to_owned(), why: why.into() });
+        self.left.push(Left {
+            what: what.to_owned(),
+            why: why.into(),
+        });
     }
 
     /// Notes something that becomes nobody's concern.

@@ -41,7 +41,9 @@ impl Removal {
                     let is_readable = |name: &String| !nodes.unreadable.iter().any(|it| it.name == *name);
                     for node in &nodes.objects {
                         let name = node.name_any();
-                        let Some(served) = awaited.get_mut(&name).filter(|_| is_readable(&name)) else { continue };
+                        let Some(served) = awaited.get_mut(&name).filter(|_| is_readable(&name)) else {
+                            continue;
+                        };
                         others.extend(self.retire_on(node, &name, served).await);
                     }
                 }
@@ -52,9 +54,14 @@ impl Removal {
             if awaited.is_empty() {
                 let others = match others.len() {
                     0 => String::new(),
-                    _ => format!("; somebody else serves {}", others.into_iter().collect::<Vec<_>>().join(", ")),
+                    _ => format!(
+                        "; somebody else serves {}",
+                        others.into_iter().collect::<Vec<_>>().join(", ")
+                    ),
                 };
-                return self.progress.done(STEP, &format!("no dead one is awaited in node status any more{others}"));
+                return self
+                    .progress
+                    .done(STEP, &format!("no dead one is awaited in node status any more{others}"));
             }
             if Instant::now() >= end {
                 for (node, served) in awaited {
@@ -63,7 +70,8 @@ impl Removal {
                 return;
             }
             let nodes = plural(awaited.len(), "node", "nodes");
-            self.progress.doing(STEP, &format!("waiting for the kubelets of {nodes}, 5 to 7 minutes"));
+            self.progress
+                .doing(STEP, &format!("waiting for the kubelets of {nodes}, 5 to 7 minutes"));
             tokio::time::sleep(LOOK).await;
         }
     }
@@ -71,7 +79,10 @@ impl Removal {
     /// Looks at one node, takes out what can be taken out, and says what somebody else serves there.
     async fn retire_on(&mut self, node: &Node, name: &str, served: &mut Served) -> Vec<String> {
         let now = Timestamp::now();
-        let seen = served.keys().filter_map(|key| Some((key.clone(), Seen::of(node, key)?))).collect();
+        let seen = served
+            .keys()
+            .filter_map(|key| Some((key.clone(), Seen::of(node, key)?)))
+            .collect();
         let mut retirement = retire(served, &BTreeSet::new(), &seen, now);
         let mut taken = BTreeSet::new();
         for key in &retirement.remove {
@@ -91,7 +102,13 @@ impl Removal {
         let keys: Vec<&str> = keys.map(String::as_str).collect();
         let Some(key) = keys.first() else { return };
         let what = format!("{} in the status of node {node}", keys.join(", "));
-        self.leave(&what, format!("its kubelet still writes it; once it is 0, `{}` takes it out", by_hand(node, key)));
+        self.leave(
+            &what,
+            format!(
+                "its kubelet still writes it; once it is 0, `{}` takes it out",
+                by_hand(node, key)
+            ),
+        );
     }
 
     /// Says which keys stay where nobody waits for them.
@@ -99,7 +116,10 @@ impl Removal {
         let names: BTreeSet<&str> = resources.values().flat_map(Served::keys).map(String::as_str).collect();
         let Some(name) = names.first() else { return };
         let by_hand = by_hand("NODE", name);
-        let (names, nodes) = (names.iter().copied().collect::<Vec<_>>().join(", "), resources.keys().cloned());
+        let (names, nodes) = (
+            names.iter().copied().collect::<Vec<_>>().join(", "),
+            resources.keys().cloned(),
+        );
         self.note(format!(
             "kubelets go on to write {names} with 0 on {}, for which --wait-resources would have waited; from 5 minutes on it can be taken \
              out, as with `{by_hand}`",
@@ -111,16 +131,28 @@ impl Removal {
         let nodes: Api<DynamicObject> = Api::all_with(self.client.clone(), &ApiResource::erase::<Node>(&()));
         let patch = kube::api::Patch::<()>::Json(removal(key));
         let params = PatchParams::default();
-        request("patch node status", nodes.patch_status(node, &params, &patch)).await.map(|_| ())
+        request("patch node status", nodes.patch_status(node, &params, &patch))
+            .await
+            .map(|_| ())
     }
 }
 
 /// Takes a key out if it still is 0.
 fn removal(key: &str) -> Patch {
     let of = |list: &str| PointerBuf::from_tokens(["status", list, key]);
-    let test = |list: &str| PatchOperation::Test(TestOperation { path: of(list), value: Value::from("0") });
+    let test = |list: &str| {
+        PatchOperation::Test(TestOperation {
+            path: of(list),
+            value: Value::from("0"),
+        })
+    };
     let remove = |list: &str| PatchOperation::Remove(RemoveOperation { path: of(list) });
-    Patch(vec![test("capacity"), test("allocatable"), remove("capacity"), remove("allocatable")])
+    Patch(vec![
+        test("capacity"),
+        test("allocatable"),
+        remove("capacity"),
+        remove("allocatable"),
+    ])
 }
 
 /// A command that takes a key out.
@@ -128,7 +160,10 @@ fn by_hand(node: &str, key: &str) -> String {
     let pointer = key.replace('~', "~0").replace('/', "~1");
     let patch =
         ["capacity", "allocatable"].map(|list| format!(r#"{{"op":"remove","path":"/status/{list}/{pointer}"}}"#));
-    format!("kubectl patch node {node} --subresource=status --type=json -p '[{}]'", patch.join(","))
+    format!(
+        "kubectl patch node {node} --subresource=status --type=json -p '[{}]'",
+        patch.join(",")
+    )
 }
 
 /// Of what is awaited no longer though it is there: what somebody else serves, and what a kubelet puts back again and again.
@@ -154,7 +189,11 @@ mod tests {
             ("a.b/theirs".to_owned(), Use::Unwanted(0)),
             ("a.b/waits".to_owned(), Use::Unwanted(900)),
         ]);
-        let seen = [("a.b/back", Seen::Dead), ("a.b/theirs", Seen::Offered), ("a.b/waits", Seen::Offered)];
+        let seen = [
+            ("a.b/back", Seen::Dead),
+            ("a.b/theirs", Seen::Offered),
+            ("a.b/waits", Seen::Offered),
+        ];
         let seen = seen.map(|(key, seen)| (key.to_owned(), seen)).into();
         let now = Timestamp::from_second(1000).expect("a time");
         let retirement = retire(&served, &BTreeSet::new(), &seen, now);

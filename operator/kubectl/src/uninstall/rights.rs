@@ -38,7 +38,13 @@ impl Removal {
     pub async fn missing_rights(&self, wait_resources: bool) -> anyhow::Result<Vec<String>> {
         let reviews: Api<SelfSubjectAccessReview> = Api::all(self.client.clone());
         let mut missing = Vec::new();
-        for Right { verb, group, resource, namespaced } in rights(wait_resources)? {
+        for Right {
+            verb,
+            group,
+            resource,
+            namespaced,
+        } in rights(wait_resources)?
+        {
             let (name, subresource) = resource.split_once('/').unwrap_or((&resource, ""));
             let attributes = ResourceAttributes {
                 verb: Some(verb.to_owned()),
@@ -48,11 +54,24 @@ impl Removal {
                 namespace: namespaced.then(|| self.namespace.clone()),
                 ..ResourceAttributes::default()
             };
-            let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
-            let review = SelfSubjectAccessReview { spec, ..Default::default() };
+            let spec = SelfSubjectAccessReviewSpec {
+                resource_attributes: Some(attributes),
+                ..Default::default()
+            };
+            let review = SelfSubjectAccessReview {
+                spec,
+                ..Default::default()
+            };
             let answer = request("ask what you may do", reviews.create(&PostParams::default(), &review)).await?;
-            if !answer.and_then(|answer| answer.status).is_some_and(|status| status.allowed) {
-                let group = if group.is_empty() { String::new() } else { format!(".{group}") };
+            if !answer
+                .and_then(|answer| answer.status)
+                .is_some_and(|status| status.allowed)
+            {
+                let group = if group.is_empty() {
+                    String::new()
+                } else {
+                    format!(".{group}")
+                };
                 missing.push(format!("{verb} {resource}{group}"));
             }
         }
@@ -63,18 +82,24 @@ impl Removal {
 /// Every right once, in an order to be read.
 fn rights(wait_resources: bool) -> anyhow::Result<BTreeSet<Right>> {
     let others =
-        OTHERS.into_iter().chain(wait_resources.then_some(STATUS)).map(|(verb, group, resource, namespaced)| Right {
-            verb,
-            group: group.to_owned(),
-            resource: resource.to_owned(),
-            namespaced,
+        OTHERS
+            .into_iter()
+            .chain(wait_resources.then_some(STATUS))
+            .map(|(verb, group, resource, namespaced)| Right {
+                verb,
+                group: group.to_owned(),
+                resource: resource.to_owned(),
+                namespaced,
+            });
+    let deleted = installed::objects("")?
+        .into_iter()
+        .chain(installed::definitions())
+        .map(|object| Right {
+            verb: "delete",
+            group: object.kind.group,
+            resource: object.kind.plural,
+            namespaced: object.namespace.is_some(),
         });
-    let deleted = installed::objects("")?.into_iter().chain(installed::definitions()).map(|object| Right {
-        verb: "delete",
-        group: object.kind.group,
-        resource: object.kind.plural,
-        namespaced: object.namespace.is_some(),
-    });
     Ok(others.chain(deleted).collect())
 }
 
@@ -85,10 +110,16 @@ mod tests {
     #[test]
     fn every_kind_that_goes_is_asked_for() {
         let rights = rights(true).expect("readable manifests");
-        let shown: Vec<_> = rights.iter().map(|it| format!("{} {}.{}", it.verb, it.resource, it.group)).collect();
-        for kind in
-            ["roles.rbac.authorization.k8s.io", "poddisruptionbudgets.policy", "serviceaccounts.", "deployments.apps"]
-        {
+        let shown: Vec<_> = rights
+            .iter()
+            .map(|it| format!("{} {}.{}", it.verb, it.resource, it.group))
+            .collect();
+        for kind in [
+            "roles.rbac.authorization.k8s.io",
+            "poddisruptionbudgets.policy",
+            "serviceaccounts.",
+            "deployments.apps",
+        ] {
             assert!(shown.contains(&format!("delete {kind}")), "{shown:?}");
         }
         assert!(shown.contains(&"patch nodes/status.".to_owned()), "{shown:?}");

@@ -14,12 +14,25 @@ use kube::{
 use std::time::Instant;
 
 /// Groups of what nobody stores: events, and figures that are made when somebody asks.
-const PASSING: [&str; 4] = ["events.k8s.io", "metrics.k8s.io", "custom.metrics.k8s.io", "external.metrics.k8s.io"];
+const PASSING: [&str; 4] = [
+    "events.k8s.io",
+    "metrics.k8s.io",
+    "custom.metrics.k8s.io",
+    "external.metrics.k8s.io",
+];
 /// What Kubernetes itself puts into every namespace.
 const EVERYWHERE: [(&str, &str); 2] = [("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt")];
 /// What is made of objects of the namespace, and goes with them: these are counted themselves.
-const OWNERS: [&str; 8] =
-    ["ReplicaSet", "Deployment", "DaemonSet", "StatefulSet", "Job", "CronJob", "Service", "ReplicationController"];
+const OWNERS: [&str; 8] = [
+    "ReplicaSet",
+    "Deployment",
+    "DaemonSet",
+    "StatefulSet",
+    "Job",
+    "CronJob",
+    "Service",
+    "ReplicationController",
+];
 /// Values of the label by which gpunode tells its pods and DaemonSets.
 const OURS: [&str; 2] = ["gpunode-agent", "gpunode-operator"];
 /// Most objects of a kind that are looked at: one that is not gpunode's is enough.
@@ -36,12 +49,17 @@ impl Removal {
         let groups = request("list the kinds of the cluster", discovery).await?;
         let groups =
             groups.ok_or_else(|| anyhow!("list the kinds of the cluster: the API server does not know them"))?;
-        let kinds =
-            groups.groups_alphabetical().into_iter().flat_map(kube::discovery::ApiGroup::resources_by_stability);
+        let kinds = groups
+            .groups_alphabetical()
+            .into_iter()
+            .flat_map(kube::discovery::ApiGroup::resources_by_stability);
         let kinds = kinds.filter(|(_, can)| can.scope == Scope::Namespaced && can.supports_operation(verbs::LIST));
         let mut strangers = Vec::new();
         for (kind, _) in kinds.filter(|(kind, _)| kind.kind != "Event") {
-            anyhow::ensure!(Instant::now() < self.end, "no time was left to look at every kind in it; run this again");
+            anyhow::ensure!(
+                Instant::now() < self.end,
+                "no time was left to look at every kind in it; run this again"
+            );
             let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &kind);
             let list = listed(&kind, api.list_metadata(&ListParams::default().limit(PAGE))).await?;
             let found = list.iter().filter(|object| is_stranger(&kind, object, installed));
@@ -55,14 +73,24 @@ impl Removal {
 fn is_stranger(kind: &ApiResource, object: &PartialObjectMeta<DynamicObject>, installed: &[Installed]) -> bool {
     let name = object.name_any();
     let is_everywhere = EVERYWHERE.contains(&(kind.kind.as_str(), name.as_str()));
-    let is_installed =
-        installed.iter().any(|it| (&it.kind.group, &it.kind.kind, &it.name) == (&kind.group, &kind.kind, &name));
+    let is_installed = installed
+        .iter()
+        .any(|it| (&it.kind.group, &it.kind.kind, &it.name) == (&kind.group, &kind.kind, &name));
     let is_lease = kind.kind == "Lease" && name == "gpunode-operator";
     let goes = object.metadata.deletion_timestamp.is_some();
-    let is_made = object.owner_references().iter().any(|owner| OWNERS.contains(&owner.kind.as_str()));
-    let is_managed = object.labels().get(MANAGED_BY_LABEL).is_some_and(|by| by == "gpunode-operator");
+    let is_made = object
+        .owner_references()
+        .iter()
+        .any(|owner| OWNERS.contains(&owner.kind.as_str()));
+    let is_managed = object
+        .labels()
+        .get(MANAGED_BY_LABEL)
+        .is_some_and(|by| by == "gpunode-operator");
     let is_pod = kind.kind == "Pod"
-        && object.labels().get("app.kubernetes.io/name").is_some_and(|name| OURS.contains(&name.as_str()));
+        && object
+            .labels()
+            .get("app.kubernetes.io/name")
+            .is_some_and(|name| OURS.contains(&name.as_str()));
     !(is_everywhere || is_installed || is_lease || goes || is_made || is_managed || is_pod)
 }
 
@@ -89,22 +117,52 @@ mod tests {
             ("apps", "Deployment", json!({"name": "grafana"}), true),
             ("", "Pod", json!({"name": "debug"}), true),
             ("networking.k8s.io", "NetworkPolicy", json!({"name": "deny"}), true),
-            ("example.com", "Widget", json!({"name": "w", "ownerReferences": owned_by("WidgetSet")}), true),
+            (
+                "example.com",
+                "Widget",
+                json!({"name": "w", "ownerReferences": owned_by("WidgetSet")}),
+                true,
+            ),
             ("example.com", "Deployment", json!({"name": "gpunode-operator"}), true),
             ("", "ConfigMap", json!({"name": "kube-root-ca.crt"}), false),
             ("", "ServiceAccount", json!({"name": "default"}), false),
             ("", "ServiceAccount", json!({"name": "gpunode-agent"}), false),
-            ("policy", "PodDisruptionBudget", json!({"name": "gpunode-operator"}), false),
-            ("coordination.k8s.io", "Lease", json!({"name": "gpunode-operator"}), false),
+            (
+                "policy",
+                "PodDisruptionBudget",
+                json!({"name": "gpunode-operator"}),
+                false,
+            ),
+            (
+                "coordination.k8s.io",
+                "Lease",
+                json!({"name": "gpunode-operator"}),
+                false,
+            ),
             (
                 "apps",
                 "DaemonSet",
                 json!({"name": "p", "labels": {"app.kubernetes.io/managed-by": "gpunode-operator"}}),
                 false,
             ),
-            ("apps", "ReplicaSet", json!({"name": "r", "ownerReferences": owned_by("Deployment")}), false),
-            ("", "Pod", json!({"name": "a", "labels": {"app.kubernetes.io/name": "gpunode-agent"}}), false),
-            ("", "Secret", json!({"name": "s", "deletionTimestamp": "2026-01-01T00:00:00Z"}), false),
+            (
+                "apps",
+                "ReplicaSet",
+                json!({"name": "r", "ownerReferences": owned_by("Deployment")}),
+                false,
+            ),
+            (
+                "",
+                "Pod",
+                json!({"name": "a", "labels": {"app.kubernetes.io/name": "gpunode-agent"}}),
+                false,
+            ),
+            (
+                "",
+                "Secret",
+                json!({"name": "s", "deletionTimestamp": "2026-01-01T00:00:00Z"}),
+                false,
+            ),
         ] {
             assert_eq!(judge(group, kind, &metadata), expected, "{kind} {metadata}");
         }

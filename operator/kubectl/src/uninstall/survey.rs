@@ -59,7 +59,10 @@ impl Removal {
     /// When the cluster cannot be read, or gpunode is installed in another namespace.
     pub async fn survey(&self, installed: &[Installed]) -> anyhow::Result<Survey> {
         self.check_namespace().await?;
-        let mut survey = Survey { policies: self.names::<GpuNodePolicy>(None, "").await?, ..Survey::default() };
+        let mut survey = Survey {
+            policies: self.names::<GpuNodePolicy>(None, "").await?,
+            ..Survey::default()
+        };
         // Where the kind is gone, nobody knows any more what agents served but the records.
         if self.look_at(&installed::definitions()[1]).await?.is_some() {
             for gpu_node in cluster::list::<GpuNode>(&self.client).await?.objects {
@@ -81,7 +84,10 @@ impl Removal {
             match self.strangers(installed).await {
                 Ok(strangers) if strangers.is_empty() => survey.objects.push(namespace),
                 Ok(strangers) => {
-                    survey.kept = Some(Left { what: namespace.to_string(), why: why_it_is_kept(&strangers) });
+                    survey.kept = Some(Left {
+                        what: namespace.to_string(),
+                        why: why_it_is_kept(&strangers),
+                    });
                 }
                 // The removal says why it stays, if it does.
                 Err(_) => survey.objects.push(namespace),
@@ -95,7 +101,10 @@ impl Removal {
         let bindings: Api<ClusterRoleBinding> = Api::all(self.client.clone());
         let binding = request("read clusterrolebinding gpunode-operator", bindings.get(OPERATOR)).await?;
         let subjects = binding.and_then(|binding| binding.subjects).unwrap_or_default();
-        let elsewhere = subjects.into_iter().filter_map(|subject| subject.namespace).find(|it| *it != self.namespace);
+        let elsewhere = subjects
+            .into_iter()
+            .filter_map(|subject| subject.namespace)
+            .find(|it| *it != self.namespace);
         elsewhere.map_or(Ok(()), |namespace| {
             anyhow::bail!("uninstall: gpunode is installed in namespace {namespace}; nothing was changed. Name it with -n {namespace}")
         })
@@ -107,15 +116,22 @@ impl Survey {
         let name = gpu_node.name_any();
         let Some(status) = &gpu_node.status else { return };
         let names = status.resources.iter().map(|resource| resource.name.clone());
-        self.resources.entry(name.clone()).or_default().extend(names.map(|name| (name, Use::Wanted)));
+        self.resources
+            .entry(name.clone())
+            .or_default()
+            .extend(names.map(|name| (name, Use::Wanted)));
         let on_mps = |device: &String| status.mps_daemons.iter().any(|daemon| daemon.device == *device);
         let clients = status.holders.iter().filter(|holder| on_mps(&holder.device));
-        self.clients.extend(clients.map(|it| format!("{}/{} on node {name}", it.namespace, it.pod)));
+        self.clients
+            .extend(clients.map(|it| format!("{}/{} on node {name}", it.namespace, it.pod)));
     }
 
     fn add_node(&mut self, node: &Node) -> anyhow::Result<()> {
         let name = node.name_any();
-        let record = node.annotations().get(OWNED_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
+        let record = node
+            .annotations()
+            .get(OWNED_ANNOTATION)
+            .and_then(|text| serde_json::from_str(text).ok());
         let record: serde_json::Value = record.unwrap_or_default();
         let recorded = record["resources"].as_object().into_iter().flatten();
         for (key, of) in recorded {
@@ -135,7 +151,10 @@ impl Survey {
             Undo::Nothing => {}
             Undo::Held(hold) => {
                 self.resources.remove(&name);
-                self.held.push(Left { what: format!("node {name}"), why: hold.to_string() });
+                self.held.push(Left {
+                    what: format!("node {name}"),
+                    why: hold.to_string(),
+                });
             }
             Undo::Patch { words, .. } => drop(self.nodes.insert(name, words)),
         }
@@ -160,15 +179,30 @@ impl Survey {
                 let _ = writeln!(text, "  {}", plain(&line));
             }
         };
-        section(&plural(self.policies.len(), "policy", "policies"), self.policies.clone());
-        let nodes = self.nodes.iter().map(|(node, words)| format!("{node}: {}", words.join(", ")));
-        section(&format!("on {}", plural(self.nodes.len(), "node", "nodes")), nodes.collect());
+        section(
+            &plural(self.policies.len(), "policy", "policies"),
+            self.policies.clone(),
+        );
+        let nodes = self
+            .nodes
+            .iter()
+            .map(|(node, words)| format!("{node}: {}", words.join(", ")));
+        section(
+            &format!("on {}", plural(self.nodes.len(), "node", "nodes")),
+            nodes.collect(),
+        );
         section(
             &plural(self.objects.len(), "object", "objects"),
             self.objects.iter().map(ToString::to_string).collect(),
         );
-        section("stays", self.held.iter().chain(&self.kept).map(ToString::to_string).collect());
-        section("MPS daemons end, and with them the work of their clients", self.clients.iter().cloned().collect());
+        section(
+            "stays",
+            self.held.iter().chain(&self.kept).map(ToString::to_string).collect(),
+        );
+        section(
+            "MPS daemons end, and with them the work of their clients",
+            self.clients.iter().cloned().collect(),
+        );
         text
     }
 }
@@ -209,8 +243,12 @@ mod tests {
             ..Survey::default()
         };
         survey.add_gpu_node(&serde_json::from_value(gpu_node).expect("a GpuNode"));
-        survey.add_node(&serde_json::from_value(node).expect("a node")).expect("a plan");
-        survey.add_node(&serde_json::from_value(kept).expect("a node")).expect("a plan");
+        survey
+            .add_node(&serde_json::from_value(node).expect("a node"))
+            .expect("a plan");
+        survey
+            .add_node(&serde_json::from_value(kept).expect("a node"))
+            .expect("a plan");
         survey
     }
 
@@ -233,7 +271,10 @@ mod tests {
 
     #[test]
     fn resources_are_those_of_agents_and_records_that_the_node_has() {
-        let expected = [("nvidia.com/gpu", Use::Wanted), ("old.com/gpu", Use::Unwanted(1_700_000_000))];
+        let expected = [
+            ("nvidia.com/gpu", Use::Wanted),
+            ("old.com/gpu", Use::Unwanted(1_700_000_000)),
+        ];
         let expected = expected.map(|(key, of)| (key.to_owned(), of)).into();
         assert_eq!(
             survey().resources,
@@ -245,7 +286,10 @@ mod tests {
     #[test]
     fn programs_are_told_the_same() {
         let mut survey = survey();
-        survey.kept = Some(Left { what: "Namespace g".to_owned(), why: why_it_is_kept(&["Secret pull".to_owned()]) });
+        survey.kept = Some(Left {
+            what: "Namespace g".to_owned(),
+            why: why_it_is_kept(&["Secret pull".to_owned()]),
+        });
         insta::assert_snapshot!(serde_yaml::to_string(&survey).expect("YAML"), @r"
         policies:
         - pool

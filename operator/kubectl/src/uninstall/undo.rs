@@ -31,7 +31,13 @@ pub enum Undo {
 /// When the planner's own patch does not fit the node, which is a fault of this program.
 pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<Undo> {
     let facts = NodeFacts::of(node);
-    let plan = plan_node_at(Turn::Foretold, &PolicySet::default().with_gpu_labels(false), &facts, None, now);
+    let plan = plan_node_at(
+        Turn::Foretold,
+        &PolicySet::default().with_gpu_labels(false),
+        &facts,
+        None,
+        now,
+    );
     if let Some(hold) = plan.hold {
         let is_clean = facts.owned.is_none();
         return Ok(if is_clean { Undo::Nothing } else { Undo::Held(hold) });
@@ -66,7 +72,11 @@ fn guard(facts: &NodeFacts) -> Patch {
 }
 
 fn taints(facts: &NodeFacts) -> BTreeMap<String, String> {
-    facts.taints.iter().map(|taint| (format!("{}:{}", taint.id.key, taint.id.effect), taint.value.clone())).collect()
+    facts
+        .taints
+        .iter()
+        .map(|taint| (format!("{}:{}", taint.id.key, taint.id.effect), taint.value.clone()))
+        .collect()
 }
 
 fn difference(what: &str, before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> Vec<String> {
@@ -96,13 +106,26 @@ mod tests {
             &json!({"a": "1", "changed": "2", "theirs": "3", "gpunode.dev/governed": "true", "gpunode.dev/mps": "true"}),
             &json!([{"key": "theirs", "effect": "NoSchedule"}, {"key": "t", "effect": "NoSchedule", "value": "v"}]),
         );
-        let Undo::Patch { patch, words } = undo(&node, Timestamp::UNIX_EPOCH).expect("a plan") else { panic!() };
-        assert_eq!(words, ["label a", "label gpunode.dev/governed", "label gpunode.dev/mps", "taint t:NoSchedule"]);
+        let Undo::Patch { patch, words } = undo(&node, Timestamp::UNIX_EPOCH).expect("a plan") else {
+            panic!()
+        };
+        assert_eq!(
+            words,
+            [
+                "label a",
+                "label gpunode.dev/governed",
+                "label gpunode.dev/mps",
+                "taint t:NoSchedule"
+            ]
+        );
         let mut value = serde_json::to_value(&node).expect("JSON");
         json_patch::patch(&mut value, &patch).expect("a patch that fits");
         assert_eq!(value["metadata"]["annotations"], json!({"x": "y"}));
         assert_eq!(value["metadata"]["labels"], json!({"changed": "2", "theirs": "3"}));
-        assert_eq!(value["spec"]["taints"], json!([{"key": "theirs", "effect": "NoSchedule"}]));
+        assert_eq!(
+            value["spec"]["taints"],
+            json!([{"key": "theirs", "effect": "NoSchedule"}])
+        );
         let again = serde_json::from_value(value).expect("a node");
         assert_eq!(undo(&again, Timestamp::UNIX_EPOCH).expect("a plan"), Undo::Nothing);
     }
@@ -118,7 +141,9 @@ mod tests {
             let zero = json!({"nvidia.com/gpu": "0", "nvidia.com/gpu.shared": "0"});
             let status = json!({"capacity": zero, "allocatable": zero});
             node.status = Some(serde_json::from_value(status).expect("a status"));
-            let Undo::Patch { patch, words } = undo(&node, Timestamp::UNIX_EPOCH).expect("a plan") else { panic!() };
+            let Undo::Patch { patch, words } = undo(&node, Timestamp::UNIX_EPOCH).expect("a plan") else {
+                panic!()
+            };
             assert_eq!(words, ["annotation gpunode.dev/owned"]);
             let mut value = serde_json::to_value(&node).expect("JSON");
             json_patch::patch(&mut value, &patch).expect("a patch that fits");
@@ -132,8 +157,16 @@ mod tests {
     fn a_node_that_a_person_keeps_or_whose_record_is_broken_stays() {
         let record = json!({"gpunode.dev/owned": r#"{"version":1,"labels":{"a":"1"}}"#});
         for (annotations, labels, expected) in [
-            (&record, json!({"a": "1", "gpunode.dev/ignore": ""}), Some("is labelled gpunode.dev/ignore")),
-            (&json!({"gpunode.dev/owned": "broken"}), json!({"a": "1"}), Some("read annotation gpunode.dev/owned")),
+            (
+                &record,
+                json!({"a": "1", "gpunode.dev/ignore": ""}),
+                Some("is labelled gpunode.dev/ignore"),
+            ),
+            (
+                &json!({"gpunode.dev/owned": "broken"}),
+                json!({"a": "1"}),
+                Some("read annotation gpunode.dev/owned"),
+            ),
             (&json!({}), json!({"gpunode.dev/ignore": ""}), None),
             (&json!({}), json!({"gpunode.dev/joined": "true"}), None),
         ] {

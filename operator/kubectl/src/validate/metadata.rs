@@ -17,18 +17,31 @@ pub fn check(object: &Value) -> Vec<Problem> {
         )),
         Some(_) => {}
     }
-    let map = |name: &str| metadata.and_then(|metadata| metadata.get(name)).and_then(Value::as_object);
+    let map = |name: &str| {
+        metadata
+            .and_then(|metadata| metadata.get(name))
+            .and_then(Value::as_object)
+    };
     if let Some(key) = first_bad_key(map("labels"), is_qualified_name) {
         problems.push(Problem::new("metadata.labels", format!("{key:?} is no label key")));
     }
-    let values = map("labels").into_iter().flatten().filter_map(|(key, value)| Some((key, value.as_str()?)));
+    let values = map("labels")
+        .into_iter()
+        .flatten()
+        .filter_map(|(key, value)| Some((key, value.as_str()?)));
     for (key, value) in values {
         if !value.is_empty() && !is_name_part(value) {
-            problems.push(Problem::new("metadata.labels", format!("{value:?} of {key} is no label value")));
+            problems.push(Problem::new(
+                "metadata.labels",
+                format!("{value:?} of {key} is no label value"),
+            ));
         }
     }
     if let Some(key) = first_bad_key(map("annotations"), |key| is_qualified_name(&key.to_lowercase())) {
-        problems.push(Problem::new("metadata.annotations", format!("{key:?} is no annotation key")));
+        problems.push(Problem::new(
+            "metadata.annotations",
+            format!("{key:?} is no annotation key"),
+        ));
     }
     problems
 }
@@ -39,7 +52,9 @@ fn first_bad_key(map: Option<&Map<String, Value>>, is_good: impl Fn(&str) -> boo
 
 fn is_dns_subdomain(name: &str) -> bool {
     let is_label = |label: &str| {
-        let inner = label.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-');
+        let inner = label
+            .bytes()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-');
         inner && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
     };
     name.len() <= 253 && name.split('.').all(is_label)

@@ -30,7 +30,11 @@ pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     let refused = reports.iter().any(|report| report.verdict == Verdict::Invalid);
     // Who validates nothing has named the wrong files.
     let nothing = reports.iter().all(|report| report.verdict == Verdict::Skipped);
-    Ok(if refused || nothing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if refused || nothing {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 /// A report on each document of some files.

@@ -17,22 +17,35 @@ pub struct Problem {
 impl Problem {
     /// A problem of the field at `path`, on a line that is looked up later.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { path: path.into(), line: None, message: message.into() }
+        Self {
+            path: path.into(),
+            line: None,
+            message: message.into(),
+        }
     }
 
     /// The same problem, on `line` of the file.
     #[must_use]
     pub fn on_line(self, line: usize) -> Self {
-        Self { line: Some(line), ..self }
+        Self {
+            line: Some(line),
+            ..self
+        }
     }
 }
 
 /// The path of the field `name` within `parent`.
 pub fn child(parent: &str, name: &str) -> String {
-    if parent.is_empty() { name.to_owned() } else { format!("{parent}.{name}") }
+    if parent.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{parent}.{name}")
+    }
 }
 
 /// The path without its last field or index; empty for a path of one field.
 pub fn parent(path: &str) -> &str {
-    path.rfind(['.', '[']).and_then(|end| path.get(..end)).unwrap_or_default()
+    path.rfind(['.', '['])
+        .and_then(|end| path.get(..end))
+        .unwrap_or_default()
 }

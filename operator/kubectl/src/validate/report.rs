@@ -77,7 +77,14 @@ struct Reports<'a> {
 pub fn print(reports: &[Report], format: OutputFormat) -> io::Result<()> {
     let has = |verdict| reports.iter().any(|report| report.verdict == verdict);
     let valid = has(Verdict::Valid) && !has(Verdict::Invalid);
-    output::print(format, &Reports { valid, documents: reports }, || text(reports))
+    output::print(
+        format,
+        &Reports {
+            valid,
+            documents: reports,
+        },
+        || text(reports),
+    )
 }
 
 /// One line per problem, then a summary.
@@ -88,11 +95,19 @@ pub fn text(reports: &[Report]) -> String {
         for problem in &report.problems {
             let line = problem.line.map(|line| format!("{line}:")).unwrap_or_default();
             let bad = style::BAD;
-            let path = if problem.path.is_empty() { String::new() } else { format!("{bad}{}{bad:#}: ", problem.path) };
+            let path = if problem.path.is_empty() {
+                String::new()
+            } else {
+                format!("{bad}{}{bad:#}: ", problem.path)
+            };
             let _ = writeln!(text, "{}:{line} {name}{path}{}", report.file, problem.message);
         }
         if report.rules_unchecked {
-            let _ = writeln!(text, "{}: {name}some rules were not checked because of the problems above", report.file);
+            let _ = writeln!(
+                text,
+                "{}: {name}some rules were not checked because of the problems above",
+                report.file
+            );
         }
     }
     let count = |verdict| reports.iter().filter(|report| report.verdict == verdict).count();

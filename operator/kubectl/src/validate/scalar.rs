@@ -58,7 +58,11 @@ fn integer(text: &str) -> Option<Number> {
         return None;
     }
     let value = u64::from_str_radix(digits, base).ok()?;
-    if negative { i64::try_from(-i128::from(value)).ok().map(Number::from) } else { Some(value.into()) }
+    if negative {
+        i64::try_from(-i128::from(value)).ok().map(Number::from)
+    } else {
+        Some(value.into())
+    }
 }
 
 /// `^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$`

@@ -66,7 +66,11 @@ impl Schema {
             checked.problems.extend(self.broken_rules(&object, None));
         }
         problems.extend(checked.problems);
-        Findings { problems, rules_unchecked: checked.wrong_shape, object }
+        Findings {
+            problems,
+            rules_unchecked: checked.wrong_shape,
+            object,
+        }
     }
 }
 
@@ -79,9 +83,13 @@ impl Schema {
             drop_nulls(&mut object);
             object
         };
-        let failed = Validator::new().validate(&self.0, &without_nulls(object), old.map(without_nulls).as_ref()).err();
+        let failed = Validator::new()
+            .validate(&self.0, &without_nulls(object), old.map(without_nulls).as_ref())
+            .err();
         let failed = failed.into_iter().flatten();
-        failed.map(|error| Problem::new(error.field_path, error.message)).collect()
+        failed
+            .map(|error| Problem::new(error.field_path, error.message))
+            .collect()
     }
 }
 
@@ -112,7 +120,10 @@ mod tests {
         let mut keywords = std::collections::BTreeSet::new();
         for crd in [GpuNodePolicy::crd(), GpuNode::crd()] {
             let version = &crd.spec.versions[0];
-            let schema = version.schema.as_ref().and_then(|schema| schema.open_api_v3_schema.as_ref());
+            let schema = version
+                .schema
+                .as_ref()
+                .and_then(|schema| schema.open_api_v3_schema.as_ref());
             let mut schema = serde_json::to_value(schema).expect("JSON");
             // A create drops it before anything is checked.
             schema["properties"].as_object_mut().expect("fields").remove("status");

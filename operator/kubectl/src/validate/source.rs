@@ -40,16 +40,31 @@ pub enum SourceError {
 /// When something cannot be read, or a folder holds no manifest.
 pub fn read(path: &Path) -> Result<Vec<Text>, SourceError> {
     let name = path.display().to_string();
-    let failed = |source| SourceError::Read { name: name.clone(), source };
+    let failed = |source| SourceError::Read {
+        name: name.clone(),
+        source,
+    };
     if name == "-" {
-        return Ok(vec![Text { contents: bounded(io::stdin()).map_err(failed)?, name }]);
+        return Ok(vec![Text {
+            contents: bounded(io::stdin()).map_err(failed)?,
+            name,
+        }]);
     }
     if !path.is_dir() {
         let file = fs::File::open(path).map_err(failed)?;
-        return Ok(vec![Text { contents: bounded(file).map_err(failed)?, name }]);
+        return Ok(vec![Text {
+            contents: bounded(file).map_err(failed)?,
+            name,
+        }]);
     }
-    let entries = fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>).map_err(failed)?;
-    let mut files: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).filter(|path| is_manifest(path)).collect();
+    let entries = fs::read_dir(path)
+        .and_then(Iterator::collect::<io::Result<Vec<_>>>)
+        .map_err(failed)?;
+    let mut files: Vec<PathBuf> = entries
+        .iter()
+        .map(fs::DirEntry::path)
+        .filter(|path| is_manifest(path))
+        .collect();
     files.sort();
     if files.is_empty() {
         return Err(SourceError::NothingThere(name));
@@ -59,7 +74,10 @@ pub fn read(path: &Path) -> Result<Vec<Text>, SourceError> {
         .map(|path| {
             let name = path.display().to_string();
             let read = fs::File::open(path).and_then(bounded);
-            let contents = read.map_err(|source| SourceError::Read { name: name.clone(), source })?;
+            let contents = read.map_err(|source| SourceError::Read {
+                name: name.clone(),
+                source,
+            })?;
             Ok(Text { name, contents })
         })
         .collect()

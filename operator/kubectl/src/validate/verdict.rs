@@ -37,7 +37,11 @@ impl Kinds {
         let kind = |crd: CustomResourceDefinition, api_version: String| -> anyhow::Result<Kind> {
             let name = crd.spec.names.kind.clone();
             let schema = Schema::of(&crd).with_context(|| format!("read the generated schema of {name}"))?;
-            Ok(Kind { api_version, name, schema })
+            Ok(Kind {
+                api_version,
+                name,
+                schema,
+            })
         };
         Ok(Self(vec![
             kind(GpuNodePolicy::crd(), GpuNodePolicy::api_version(&()).into_owned())?,
@@ -50,7 +54,10 @@ impl Kinds {
         let (documents, unreadable) = yaml::read(&text.contents);
         let mut reports = Vec::new();
         if documents.is_empty() && unreadable.is_none() {
-            reports.push(Report::of_file(&text.name, Problem::new("", "there is no object in it")));
+            reports.push(Report::of_file(
+                &text.name,
+                Problem::new("", "there is no object in it"),
+            ));
         }
         for document in &documents {
             reports.extend(self.document(&text.name, document));
@@ -61,7 +68,12 @@ impl Kinds {
 
     fn document(&self, file: &str, document: &yaml::Document) -> Vec<Report> {
         let is_list = document.value.get("kind").is_some_and(|kind| kind == "List");
-        let Some(items) = document.value.get("items").and_then(Value::as_array).filter(|_| is_list) else {
+        let Some(items) = document
+            .value
+            .get("items")
+            .and_then(Value::as_array)
+            .filter(|_| is_list)
+        else {
             let finding = self.object(&document.value, document.duplicates.clone());
             return vec![report(file, &document.value, finding, |path| document.line_of(path))];
         };
@@ -69,28 +81,45 @@ impl Kinds {
             let place = format!("items[{index}]");
             let own = document.duplicates.iter().filter_map(|problem| {
                 let path = problem.path.strip_prefix(&place)?.strip_prefix('.')?;
-                Some(Problem { path: path.to_owned(), ..problem.clone() })
+                Some(Problem {
+                    path: path.to_owned(),
+                    ..problem.clone()
+                })
             });
-            report(file, item, self.object(item, own.collect()), |path| document.line_of(&child(&place, path)))
+            report(file, item, self.object(item, own.collect()), |path| {
+                document.line_of(&child(&place, path))
+            })
         });
         reports.collect()
     }
 
     /// The rules about changes that an object breaks, which takes the place of `old`.
     pub fn validate_change(&self, object: &Value, old: &Value) -> Vec<Problem> {
-        let kind = self.0.iter().find(|kind| object.get("kind").is_some_and(|name| *name == kind.name));
-        kind.map(|kind| kind.schema.broken_rules(object, Some(old))).unwrap_or_default()
+        let kind = self
+            .0
+            .iter()
+            .find(|kind| object.get("kind").is_some_and(|name| *name == kind.name));
+        kind.map(|kind| kind.schema.broken_rules(object, Some(old)))
+            .unwrap_or_default()
     }
 
     /// What is wrong with an object; nothing where it is of a kind that gpunode does not know.
     fn object(&self, object: &Value, duplicates: Vec<Problem>) -> Option<Finding> {
         let refuse = |field: &str, message: String| {
             let problems = vec![Problem::new(field, message)];
-            Some(Finding { problems, rules_unchecked: false, object: Value::Null })
+            Some(Finding {
+                problems,
+                rules_unchecked: false,
+                object: Value::Null,
+            })
         };
         let text = |name: &str| object.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
         let (Some(api_version), Some(name)) = (text("apiVersion"), text("kind")) else {
-            let missing = if text("apiVersion").is_none() { "apiVersion" } else { "kind" };
+            let missing = if text("apiVersion").is_none() {
+                "apiVersion"
+            } else {
+                "kind"
+            };
             let message = "is required; an agent configuration is validated with --agent-config FILE";
             return refuse(missing, message.to_owned());
         };
@@ -124,7 +153,11 @@ impl Kinds {
                 Err(problem) => problems.push(problem),
             }
         }
-        Some(Finding { problems, rules_unchecked, object: findings.object })
+        Some(Finding {
+            problems,
+            rules_unchecked,
+            object: findings.object,
+        })
     }
 }
 
@@ -141,9 +174,16 @@ struct Finding {
 fn own_rules(object: &Value) -> Result<Vec<Problem>, Problem> {
     let policy = serde_path_to_error::deserialize::<_, GpuNodePolicy>(object)
         .map_err(|error| Problem::new(error.path().to_string(), error.inner().to_string()))?;
-    let problems = policy.spec.device_plugin.map(|config| config.validate()).unwrap_or_default();
+    let problems = policy
+        .spec
+        .device_plugin
+        .map(|config| config.validate())
+        .unwrap_or_default();
     let path = |path: &str| child(CONFIGURATION, path);
-    Ok(problems.into_iter().map(|problem| Problem::new(path(&problem.path), problem.message)).collect())
+    Ok(problems
+        .into_iter()
+        .map(|problem| Problem::new(path(&problem.path), problem.message))
+        .collect())
 }
 
 /// Adds what a later layer says, unless an earlier one said it of the same field or of the list entry that it is in.
@@ -161,28 +201,75 @@ fn report(file: &str, object: &Value, finding: Option<Finding>, line_of: impl Fn
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
     let (file, line, kind) = (file.to_owned(), Some(line_of("")), text("/kind"));
     let name = text("/metadata/name").or_else(|| text("/metadata/generateName"));
-    let Some(Finding { mut problems, rules_unchecked, object }) = finding else {
+    let Some(Finding {
+        mut problems,
+        rules_unchecked,
+        object,
+    }) = finding
+    else {
         let (verdict, problems, object) = (Verdict::Skipped, Vec::new(), Value::Null);
-        return Report { file, line, kind, name, verdict, problems, rules_unchecked: false, object };
+        return Report {
+            file,
+            line,
+            kind,
+            name,
+            verdict,
+            problems,
+            rules_unchecked: false,
+            object,
+        };
     };
     for problem in &mut problems {
         problem.line.get_or_insert_with(|| line_of(&problem.path));
     }
     problems.sort_by_key(|problem| problem.line);
-    let verdict = if problems.is_empty() { Verdict::Valid } else { Verdict::Invalid };
-    Report { file, line, kind, name, verdict, problems, rules_unchecked, object }
+    let verdict = if problems.is_empty() {
+        Verdict::Valid
+    } else {
+        Verdict::Invalid
+    };
+    Report {
+        file,
+        line,
+        kind,
+        name,
+        verdict,
+        problems,
+        rules_unchecked,
+        object,
+    }
 }
 
 /// A report on an agent configuration, as `gpunode-agent run --config FILE` would read it.
 pub fn validate_agent_config(text: &Text) -> Report {
-    let problems = gpunode_config::load(&text.contents).err().map(|error| error.problems()).unwrap_or_default();
+    let problems = gpunode_config::load(&text.contents)
+        .err()
+        .map(|error| error.problems())
+        .unwrap_or_default();
     let documents = yaml::read(&text.contents).0;
     let line = |path: &str| documents.first().map(|document| document.line_of(path));
     let problems: Vec<Problem> = problems
         .into_iter()
-        .map(|problem| Problem { line: line(&problem.path), path: problem.path, message: problem.message })
+        .map(|problem| Problem {
+            line: line(&problem.path),
+            path: problem.path,
+            message: problem.message,
+        })
         .collect();
-    let verdict = if problems.is_empty() { Verdict::Valid } else { Verdict::Invalid };
+    let verdict = if problems.is_empty() {
+        Verdict::Valid
+    } else {
+        Verdict::Invalid
+    };
     let (file, kind) = (text.name.clone(), Some("AgentConfig".to_owned()));
-    Report { file, line: None, kind, name: None, verdict, problems, rules_unchecked: false, object: Value::Null }
+    Report {
+        file,
+        line: None,
+        kind,
+        name: None,
+        verdict,
+        problems,
+        rules_unchecked: false,
+        object: Value::Null,
+    }
 }

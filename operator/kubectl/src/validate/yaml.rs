@@ -50,8 +50,12 @@ pub fn read(text: &str) -> (Vec<Document>, Option<Problem>) {
         let message = format!("{} bytes are more than the API server takes, {MAX_BYTES}", text.len());
         return (documents, Some(Problem::new("", message)));
     }
-    let mut reader =
-        Reader { events: Parser::new_from_str(text), anchors: HashMap::new(), left: MAX_VALUES, document: None };
+    let mut reader = Reader {
+        events: Parser::new_from_str(text),
+        anchors: HashMap::new(),
+        left: MAX_VALUES,
+        document: None,
+    };
     let problem = reader.documents(&mut documents).err();
     (documents, problem)
 }
@@ -72,11 +76,18 @@ impl<'a> Reader<'a> {
                 continue;
             }
             self.anchors.clear();
-            self.document = Some(Document { line: span.end.line(), ..Document::default() });
+            self.document = Some(Document {
+                line: span.end.line(),
+                ..Document::default()
+            });
             let Some((event, span)) = self.next()? else { break };
             let (value, line) = (self.value(event, span, "")?, span.start.line());
             if let Some(document) = self.document.take().filter(|_| !value.is_null()) {
-                documents.push(Document { value, line, ..document });
+                documents.push(Document {
+                    value,
+                    line,
+                    ..document
+                });
             }
         }
         Ok(())
@@ -98,7 +109,11 @@ impl<'a> Reader<'a> {
         let (value, anchor) = match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let plain = style == ScalarStyle::Plain && tag.is_none_or(|tag| tag.suffix() != "str");
-                let value = if plain { scalar::resolve(&text) } else { Some(Value::String(text.to_string())) };
+                let value = if plain {
+                    scalar::resolve(&text)
+                } else {
+                    Some(Value::String(text.to_string()))
+                };
                 let unknown = || Problem::new(path, format!("{text} is no number in JSON")).on_line(line);
                 (value.ok_or_else(unknown)?, anchor)
             }
@@ -144,14 +159,19 @@ impl<'a> Reader<'a> {
                 _ => return Err(Problem::new(path, "a key is neither text nor a number").on_line(span.start.line())),
             };
             let field = child(path, &key);
-            let first =
-                self.document.as_ref().filter(|_| map.contains_key(&key)).map(|document| document.line_of(&field));
+            let first = self
+                .document
+                .as_ref()
+                .filter(|_| map.contains_key(&key))
+                .map(|document| document.line_of(&field));
             self.mark(&field, span);
             let Some((event, value_span)) = self.next()? else { break };
             let value = self.value(event, value_span, &field)?;
             if let (Some(first), Some(document)) = (first, self.document.as_mut()) {
                 let message = format!("is given twice, first on line {first}; remove one of them");
-                document.duplicates.push(Problem::new(field, message).on_line(span.start.line()));
+                document
+                    .duplicates
+                    .push(Problem::new(field, message).on_line(span.start.line()));
             }
             match value {
                 Value::Array(maps) if merge => merged.extend(maps),
@@ -187,7 +207,11 @@ fn unreadable(error: &ScanError) -> Problem {
 }
 
 fn into_object(value: Value) -> Option<Map<String, Value>> {
-    if let Value::Object(map) = value { Some(map) } else { None }
+    if let Value::Object(map) = value {
+        Some(map)
+    } else {
+        None
+    }
 }
 
 fn count(value: &Value) -> usize {

@@ -16,8 +16,10 @@ pub struct Case {
 /// Every case, by name.
 pub fn cases() -> Vec<Case> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/policies");
-    let mut cases: Vec<Case> =
-        fs::read_dir(folder).expect("the table is there").map(|entry| case(&entry.expect("a file").path())).collect();
+    let mut cases: Vec<Case> = fs::read_dir(folder)
+        .expect("the table is there")
+        .map(|entry| case(&entry.expect("a file").path()))
+        .collect();
     cases.sort_by(|a, b| a.name.cmp(&b.name));
     assert!(cases.len() >= 25, "only {} cases", cases.len());
     cases
@@ -27,10 +29,15 @@ fn case(path: &Path) -> Case {
     let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
     let yaml = fs::read_to_string(path).expect("a readable file");
     let first = yaml.lines().next().unwrap_or_default();
-    let expected = first.strip_prefix("# expect: ").unwrap_or_else(|| panic!("{name} does not say what to expect"));
+    let expected = first
+        .strip_prefix("# expect: ")
+        .unwrap_or_else(|| panic!("{name} does not say what to expect"));
     let fields = match expected {
         "valid" => BTreeSet::new(),
-        fields => fields.split_whitespace().map(|field| field.trim_matches('"').to_owned()).collect(),
+        fields => fields
+            .split_whitespace()
+            .map(|field| field.trim_matches('"').to_owned())
+            .collect(),
     };
     Case { name, yaml, fields }
 }
@@ -41,8 +48,17 @@ pub fn compare(who: &str, cases: &[Case], mut said: impl FnMut(&Case) -> (BTreeS
     for case in cases {
         let (fields, words) = said(case);
         if fields != case.fields {
-            wrong.push(format!("{}: expected {:?}, {who} said {fields:?}\n    {words}", case.name, case.fields));
+            wrong.push(format!(
+                "{}: expected {:?}, {who} said {fields:?}\n    {words}",
+                case.name, case.fields
+            ));
         }
     }
-    assert!(wrong.is_empty(), "{} of {} cases differ:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} of {} cases differ:\n{}",
+        wrong.len(),
+        cases.len(),
+        wrong.join("\n")
+    );
 }

@@ -26,8 +26,11 @@ type Part<'a> = (&'a GpuDevice, &'a MigDevice);
 /// Adds the labels of the GPUs and, as the MIG strategy in force has it, those of their MIG devices.
 pub(super) fn labels(status: &GpuNodeStatus, labels: &mut Labels) {
     gpus(status, labels);
-    let parts: Vec<Part<'_>> =
-        status.gpus.iter().flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig))).collect();
+    let parts: Vec<Part<'_>> = status
+        .gpus
+        .iter()
+        .flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)))
+        .collect();
     match status.mig_strategy {
         Some(MigStrategy::Single) => single(status, &parts, labels),
         Some(MigStrategy::Mixed) => {
@@ -51,7 +54,10 @@ fn gpus(status: &GpuNodeStatus, labels: &mut Labels) {
     let whole = of_product().find(|gpu| !is_divided(gpu));
     let sharing = match whole {
         Some(gpu) => sharing(status, &gpu.uuid),
-        None => Sharing { replicas: 0, ..Sharing::NONE },
+        None => Sharing {
+            replicas: 0,
+            ..Sharing::NONE
+        },
     };
     let gpu = whole.unwrap_or(first);
     base(GPU, (&gpu.product, ""), of_product().count(), sharing, labels);
@@ -80,11 +86,23 @@ fn single(status: &GpuNodeStatus, parts: &[Part<'_>], labels: &mut Labels) {
 }
 
 fn mig(status: &GpuNodeStatus, resource: &str, parts: &[Part<'_>], labels: &mut Labels) {
-    let Some((gpu, mig)) = leading(parts, |(gpu, _)| *gpu) else { return };
+    let Some((gpu, mig)) = leading(parts, |(gpu, _)| *gpu) else {
+        return;
+    };
     // What a label's value cannot have is dropped.
-    let profile: String = mig.profile.chars().filter(|c| c.is_ascii_alphanumeric() || "-.".contains(*c)).collect();
+    let profile: String = mig
+        .profile
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || "-.".contains(*c))
+        .collect();
     let sharing = sharing(status, &mig.uuid);
-    base(resource, (&gpu.product, &format!("-MIG-{profile}")), parts.len(), sharing, labels);
+    base(
+        resource,
+        (&gpu.product, &format!("-MIG-{profile}")),
+        parts.len(),
+        sharing,
+        labels,
+    );
     let mut set = |name: &str, value: Option<i64>| labels.nvidia_if(&format!("{resource}.{name}"), value.as_ref());
     let (slices, engines) = (mig.slices, mig.engines);
     set("memory", Some(mig.memory_mib));
@@ -100,7 +118,11 @@ fn mig(status: &GpuNodeStatus, resource: &str, parts: &[Part<'_>], labels: &mut 
 
 /// What every resource has.
 fn base(resource: &str, (product, part): (&str, &str), count: usize, sharing: Sharing, labels: &mut Labels) {
-    let shared = if sharing.replicas > 1 && !sharing.renamed { "-SHARED" } else { "" };
+    let shared = if sharing.replicas > 1 && !sharing.renamed {
+        "-SHARED"
+    } else {
+        ""
+    };
     let strategy = match sharing.strategy {
         _ if sharing.replicas <= 1 => "none",
         SharingStrategy::None => "none",
@@ -108,7 +130,10 @@ fn base(resource: &str, (product, part): (&str, &str), count: usize, sharing: Sh
         SharingStrategy::Memory => "memory",
         SharingStrategy::Mps => "mps",
     };
-    labels.nvidia(&format!("{resource}.product"), &value(product, &format!("{part}{shared}")));
+    labels.nvidia(
+        &format!("{resource}.product"),
+        &value(product, &format!("{part}{shared}")),
+    );
     labels.nvidia(&format!("{resource}.count"), &count);
     labels.nvidia(&format!("{resource}.replicas"), &sharing.replicas);
     labels.nvidia(&format!("{resource}.sharing-strategy"), strategy);
@@ -121,12 +146,25 @@ fn value(product: &str, suffix: &str) -> String {
 
 /// The first of the product that most of these are of; of several such products that of the lowest index.
 fn leading<'a, T>(items: &'a [T], gpu: impl Fn(&'a T) -> &'a GpuDevice) -> Option<&'a T> {
-    let count = |item: &'a T| items.iter().filter(|other| gpu(other).product == gpu(item).product).count();
-    items.iter().enumerate().min_by_key(|(at, item)| (Reverse(count(item)), *at)).map(|(_, item)| item)
+    let count = |item: &'a T| {
+        items
+            .iter()
+            .filter(|other| gpu(other).product == gpu(item).product)
+            .count()
+    };
+    items
+        .iter()
+        .enumerate()
+        .min_by_key(|(at, item)| (Reverse(count(item)), *at))
+        .map(|(_, item)| item)
 }
 
 impl Sharing {
-    const NONE: Self = Self { replicas: 1, strategy: SharingStrategy::None, renamed: false };
+    const NONE: Self = Self {
+        replicas: 1,
+        strategy: SharingStrategy::None,
+        renamed: false,
+    };
 }
 
 /// How the device with that UUID is shared; not at all where nothing says so.
@@ -134,7 +172,11 @@ fn sharing(status: &GpuNodeStatus, uuid: &str) -> Sharing {
     let of = |resource: &ResourceStatus| {
         let device = resource.devices.iter().find(|device| device.device == uuid)?;
         let strategy = resource.sharing.unwrap_or_default();
-        Some(Sharing { replicas: device.shares, strategy, renamed: resource.renamed })
+        Some(Sharing {
+            replicas: device.shares,
+            strategy,
+            renamed: resource.renamed,
+        })
     };
     status.resources.iter().find_map(of).unwrap_or(Sharing::NONE)
 }

@@ -16,7 +16,10 @@ fn gpu(index: i32, product: &str) -> GpuDevice {
 }
 
 fn of(gpus: Vec<GpuDevice>) -> GpuNodeStatus {
-    GpuNodeStatus { gpus, ..GpuNodeStatus::default() }
+    GpuNodeStatus {
+        gpus,
+        ..GpuNodeStatus::default()
+    }
 }
 
 fn value(status: &GpuNodeStatus, key: &str) -> Option<String> {
@@ -29,16 +32,32 @@ fn a_node_without_gpus_has_no_labels_and_one_that_says_nothing_else_has_few() {
     let bare = labels_of(&of(vec![GpuDevice::default()]));
     assert_eq!(bare["nvidia.com/gpu.machine"], "unknown");
     assert_eq!(bare["nvidia.com/gpu.mode"], "unknown");
-    for absent in ["gpu.memory", "gpu.family", "gpu.clique", "mig.strategy", "cuda.driver.major", "gfd.timestamp"] {
+    for absent in [
+        "gpu.memory",
+        "gpu.family",
+        "gpu.clique",
+        "mig.strategy",
+        "cuda.driver.major",
+        "gfd.timestamp",
+    ] {
         assert!(!bare.contains_key(&format!("nvidia.com/{absent}")), "{absent}");
     }
 }
 
 #[test]
 fn versions_of_two_parts_have_an_empty_revision_and_others_no_label() {
-    let with = |driver: &str| GpuNodeStatus { driver_version: Some(driver.to_owned()), ..of(vec![gpu(0, "a")]) };
-    assert_eq!(value(&with("550.54"), "nvidia.com/cuda.driver.rev").as_deref(), Some(""));
-    assert_eq!(value(&with("550.54"), "nvidia.com/cuda.driver-version.full").as_deref(), Some("550.54"));
+    let with = |driver: &str| GpuNodeStatus {
+        driver_version: Some(driver.to_owned()),
+        ..of(vec![gpu(0, "a")])
+    };
+    assert_eq!(
+        value(&with("550.54"), "nvidia.com/cuda.driver.rev").as_deref(),
+        Some("")
+    );
+    assert_eq!(
+        value(&with("550.54"), "nvidia.com/cuda.driver-version.full").as_deref(),
+        Some("550.54")
+    );
     for odd in ["550", "550.54.15.1", "550.beta", ""] {
         assert_eq!(value(&with(odd), "nvidia.com/cuda.driver.major"), None, "{odd}");
     }
@@ -46,31 +65,62 @@ fn versions_of_two_parts_have_an_empty_revision_and_others_no_label() {
 
 #[test]
 fn the_mode_is_known_where_all_gpus_have_the_same() {
-    let graphics = |index| GpuDevice { mode: Some(GpuMode::Graphics), ..gpu(index, "a") };
+    let graphics = |index| GpuDevice {
+        mode: Some(GpuMode::Graphics),
+        ..gpu(index, "a")
+    };
     let mode = |gpus| value(&of(gpus), "nvidia.com/gpu.mode").unwrap();
     assert_eq!(mode(vec![graphics(0), graphics(1)]), "graphics");
     assert_eq!(mode(vec![graphics(0), gpu(1, "a")]), "unknown");
-    assert_eq!(mode(vec![gpu(0, "a"), GpuDevice { mode: None, ..gpu(1, "a") }]), "unknown");
+    assert_eq!(
+        mode(vec![
+            gpu(0, "a"),
+            GpuDevice {
+                mode: None,
+                ..gpu(1, "a")
+            }
+        ]),
+        "unknown"
+    );
 }
 
 #[test]
 fn the_clique_is_told_where_there_is_one_only() {
     let member = |index, clique_id| {
-        let fabric = Some(Fabric { cluster_uuid: "u".to_owned(), clique_id });
-        GpuDevice { fabric, ..gpu(index, "a") }
+        let fabric = Some(Fabric {
+            cluster_uuid: "u".to_owned(),
+            clique_id,
+        });
+        GpuDevice {
+            fabric,
+            ..gpu(index, "a")
+        }
     };
     let clique = |gpus| value(&of(gpus), "nvidia.com/gpu.clique");
     assert_eq!(clique(vec![member(0, 7), member(1, 7)]).as_deref(), Some("u.7"));
-    assert_eq!(clique(vec![member(0, 7), gpu(1, "a")]).as_deref(), Some("u.7"), "the other is in none");
+    assert_eq!(
+        clique(vec![member(0, 7), gpu(1, "a")]).as_deref(),
+        Some("u.7"),
+        "the other is in none"
+    );
     assert_eq!(clique(vec![member(0, 7), member(1, 8)]), None);
 }
 
 #[test]
 fn a_virtual_gpu_tells_the_hosts_driver() {
-    let vgpu = Vgpu { host_driver_version: Some("550.54.16".to_owned()), host_driver_branch: None };
-    let status = GpuNodeStatus { vgpu: Some(vgpu), ..of(vec![gpu(0, "a")]) };
+    let vgpu = Vgpu {
+        host_driver_version: Some("550.54.16".to_owned()),
+        host_driver_branch: None,
+    };
+    let status = GpuNodeStatus {
+        vgpu: Some(vgpu),
+        ..of(vec![gpu(0, "a")])
+    };
     assert_eq!(value(&status, "nvidia.com/vgpu.present").as_deref(), Some("true"));
-    assert_eq!(value(&status, "nvidia.com/vgpu.host-driver-version").as_deref(), Some("550.54.16"));
+    assert_eq!(
+        value(&status, "nvidia.com/vgpu.host-driver-version").as_deref(),
+        Some("550.54.16")
+    );
     assert_eq!(value(&status, "nvidia.com/vgpu.host-driver-branch"), None);
 }
 
@@ -78,7 +128,13 @@ fn a_virtual_gpu_tells_the_hosts_driver() {
 fn families_are_those_of_gpu_feature_discovery() {
     let family = |capability: &str| {
         let compute_capability = Some(capability.to_owned());
-        value(&of(vec![GpuDevice { compute_capability, ..gpu(0, "a") }]), "nvidia.com/gpu.family")
+        value(
+            &of(vec![GpuDevice {
+                compute_capability,
+                ..gpu(0, "a")
+            }]),
+            "nvidia.com/gpu.family",
+        )
     };
     for (capability, expected) in [
         ("1.3", "tesla"),
@@ -101,9 +157,18 @@ fn families_are_those_of_gpu_feature_discovery() {
 fn a_gpu_that_is_missing_counts_until_it_is_given_up() {
     let status = |missing_since: Option<&str>| {
         let missing_since = missing_since.map(|time| serde_json::from_value(json!(time)).unwrap());
-        of(vec![GpuDevice { missing_since, ..gpu(0, "a") }, gpu(1, "a")])
+        of(vec![
+            GpuDevice {
+                missing_since,
+                ..gpu(0, "a")
+            },
+            gpu(1, "a"),
+        ])
     };
-    assert_eq!(labels_of(&status(Some("2026-01-01T00:00:00Z"))), labels_of(&status(None)));
+    assert_eq!(
+        labels_of(&status(Some("2026-01-01T00:00:00Z"))),
+        labels_of(&status(None))
+    );
 }
 
 #[test]
@@ -119,10 +184,22 @@ fn which_product_speaks_does_not_depend_on_the_order() {
 fn long_names_are_cut_where_a_label_ends() {
     let long = format!("NVIDIA-{}-tail", "x".repeat(50));
     let status = of(vec![gpu(0, &long), gpu(1, &format!("{long}s"))]);
-    let counts: Vec<_> = labels_of(&status).into_iter().filter(|(key, _)| key.contains("/gpus.")).collect();
-    assert_eq!(counts, [(format!("gpunode.dev/gpus.NVIDIA-{}", "x".repeat(50)), "2".to_owned())]);
-    let divided = GpuDevice { mig_mode: Some(MigMode::Enabled), ..gpu(0, &long) };
-    let invalid = GpuNodeStatus { mig_strategy: Some(MigStrategy::Single), ..of(vec![divided]) };
+    let counts: Vec<_> = labels_of(&status)
+        .into_iter()
+        .filter(|(key, _)| key.contains("/gpus."))
+        .collect();
+    assert_eq!(
+        counts,
+        [(format!("gpunode.dev/gpus.NVIDIA-{}", "x".repeat(50)), "2".to_owned())]
+    );
+    let divided = GpuDevice {
+        mig_mode: Some(MigMode::Enabled),
+        ..gpu(0, &long)
+    };
+    let invalid = GpuNodeStatus {
+        mig_strategy: Some(MigStrategy::Single),
+        ..of(vec![divided])
+    };
     let product = value(&invalid, "nvidia.com/gpu.product").unwrap();
     assert!(product.len() <= 63 && product.ends_with("x-MIG-INVALID"), "{product}");
 }
@@ -141,7 +218,10 @@ fn labels_stay_until_an_agent_that_starts_knows_what_is_shared() {
     let owned = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     let owned: BTreeMap<String, String> = owned(&[("accelerator", "t4"), ("nvidia.com/gpu.replicas", "4")]);
     let conditions = vec![condition(Reason::HoldersUnknown)];
-    gpu_node.status = Some(GpuNodeStatus { conditions, ..of(vec![gpu(0, "a")]) });
+    gpu_node.status = Some(GpuNodeStatus {
+        conditions,
+        ..of(vec![gpu(0, "a")])
+    });
     let kept = BTreeMap::from([("nvidia.com/gpu.replicas".to_owned(), "4".to_owned())]);
     assert_eq!(gpu_labels(Some(&gpu_node), &owned), kept);
     gpu_node.status = Some(of(vec![gpu(0, "a")]));
@@ -152,11 +232,17 @@ fn labels_stay_until_an_agent_that_starts_knows_what_is_shared() {
 #[test]
 fn labels_stay_while_no_gpu_answers() {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-    let missing = GpuDevice { missing_since: Some(Time(jiff::Timestamp::UNIX_EPOCH)), ..gpu(0, "Tesla-T4") };
+    let missing = GpuDevice {
+        missing_since: Some(Time(jiff::Timestamp::UNIX_EPOCH)),
+        ..gpu(0, "Tesla-T4")
+    };
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
     gpu_node.status = Some(of(vec![missing.clone()]));
     let owned = BTreeMap::from([("nvidia.com/gpu.product".to_owned(), "Tesla-T4-SHARED".to_owned())]);
     assert_eq!(gpu_labels(Some(&gpu_node), &owned), owned);
     gpu_node.status = Some(of(vec![missing, gpu(1, "Tesla-T4")]));
-    assert_eq!(gpu_labels(Some(&gpu_node), &owned)["nvidia.com/gpu.product"], "Tesla-T4");
+    assert_eq!(
+        gpu_labels(Some(&gpu_node), &owned)["nvidia.com/gpu.product"],
+        "Tesla-T4"
+    );
 }

@@ -55,18 +55,40 @@ pub fn evictions(
     node: &NodeFacts,
     gpu_node: Option<&GpuNode>,
 ) -> BTreeMap<PodName, Eviction> {
-    let Some(GpuNode { spec, status: Some(status), .. }) = gpu_node else { return BTreeMap::new() };
-    let is_wanted = || plan.matched.iter().filter_map(|name| policies.get(name)).any(|policy| policy.evicts_pods);
+    let Some(GpuNode {
+        spec,
+        status: Some(status),
+        ..
+    }) = gpu_node
+    else {
+        return BTreeMap::new();
+    };
+    let is_wanted = || {
+        plan.matched
+            .iter()
+            .filter_map(|name| policies.get(name))
+            .any(|policy| policy.evicts_pods)
+    };
     let broken = broken(status);
     if broken.is_empty() || plan.hold.is_some() || !node.ready || spec.release || is_released(node) || !is_wanted() {
         return BTreeMap::new();
     }
     let mut evictions: BTreeMap<PodName, Eviction> = BTreeMap::new();
     for holder in status.holders.iter().take(MAX_HOLDERS) {
-        let Some((since, trouble)) = broken.get(holder.device.as_str()) else { continue };
-        let pod = PodName { namespace: holder.namespace.clone(), name: holder.pod.clone() };
+        let Some((since, trouble)) = broken.get(holder.device.as_str()) else {
+            continue;
+        };
+        let pod = PodName {
+            namespace: holder.namespace.clone(),
+            name: holder.pod.clone(),
+        };
         let (device, resource) = (holder.device.clone(), holder.resource.clone());
-        let of_device = Eviction { device, resource, since: *since, trouble: trouble.clone() };
+        let of_device = Eviction {
+            device,
+            resource,
+            since: *since,
+            trouble: trouble.clone(),
+        };
         match evictions.get_mut(&pod) {
             // Who started before one of its devices broke may hold that one.
             Some(other) if other.since >= of_device.since => {}
@@ -93,7 +115,10 @@ fn broken(status: &GpuNodeStatus) -> HashMap<&str, (Timestamp, String)> {
     for gpu in &status.gpus {
         let of_gpu = trouble(gpu.health.as_ref());
         for mig in &gpu.mig_devices {
-            let first = [of_gpu.clone(), trouble(mig.health.as_ref())].into_iter().flatten().min();
+            let first = [of_gpu.clone(), trouble(mig.health.as_ref())]
+                .into_iter()
+                .flatten()
+                .min();
             broken.extend(first.map(|first| (mig.uuid.as_str(), first)));
         }
         broken.extend(of_gpu.map(|of_gpu| (gpu.uuid.as_str(), of_gpu)));
@@ -105,7 +130,10 @@ fn broken(status: &GpuNodeStatus) -> HashMap<&str, (Timestamp, String)> {
 fn trouble(health: Option<&DeviceHealth>) -> Option<(Timestamp, String)> {
     let health = health.filter(|health| health.state == HealthState::Unhealthy)?;
     let text = health.message.as_deref().or(health.reason.map(FaultReason::as_str));
-    Some((health.since.as_ref()?.0, text.unwrap_or("nobody says what is wrong").to_owned()))
+    Some((
+        health.since.as_ref()?.0,
+        text.unwrap_or("nobody says what is wrong").to_owned(),
+    ))
 }
 
 #[cfg(test)]

@@ -30,10 +30,17 @@ impl fmt::Display for PodName {
 /// Names of the extended resources that a pod asks for. Of these limits and requests are the same.
 fn extended_resources(spec: &PodSpec) -> impl Iterator<Item = &String> {
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-    let limits = containers.filter_map(|container| container.resources.as_ref()?.limits.as_ref()).flatten();
-    limits.filter(|(name, count)| name.contains('/') && count.0 != "0").map(|(name, _)| name)
+    let limits = containers
+        .filter_map(|container| container.resources.as_ref()?.limits.as_ref())
+        .flatten();
+    limits
+        .filter(|(name, count)| name.contains('/') && count.0 != "0")
+        .map(|(name, _)| name)
 }
 
 fn is_mirror(pod: &Pod) -> bool {
-    pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR_ANNOTATION))
+    pod.metadata
+        .annotations
+        .as_ref()
+        .is_some_and(|annotations| annotations.contains_key(MIRROR_ANNOTATION))
 }

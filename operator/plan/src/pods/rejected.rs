@@ -38,7 +38,10 @@ impl RejectedPod {
             return None;
         }
         Some(Self {
-            name: PodName { namespace: meta.namespace.clone()?, name: meta.name.clone()? },
+            name: PodName {
+                namespace: meta.namespace.clone()?,
+                name: meta.name.clone()?,
+            },
             uid: meta.uid.clone()?,
             resource_version: meta.resource_version.clone()?,
             node: spec.node_name.clone()?,
@@ -49,12 +52,18 @@ impl RejectedPod {
     /// Whether it is to be deleted: a policy that matches its node says so, and it asks for a resource that gpunode serves
     /// there. `plan` is the plan for that node, which is not one that is left as it is.
     pub fn goes(&self, policies: &PolicySet, plan: &NodePlan, node: &NodeFacts, gpu_node: Option<&GpuNode>) -> bool {
-        let is_wanted = plan.matched.iter().filter_map(|name| policies.get(name)).any(|it| it.deletes_rejected_pods);
+        let is_wanted = plan
+            .matched
+            .iter()
+            .filter_map(|name| policies.get(name))
+            .any(|it| it.deletes_rejected_pods);
         let is_of_gpunode = || {
             let record = Record::read(node.owned.as_deref()).unwrap_or_default().resources;
             let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
             let is_reported = |name: &str| status.is_some_and(|it| it.resources.iter().any(|of| of.name == name));
-            self.resources.iter().any(|name| record.get(name) == Some(&Use::Wanted) || is_reported(name))
+            self.resources
+                .iter()
+                .any(|name| record.get(name) == Some(&Use::Wanted) || is_reported(name))
         };
         plan.hold.is_none() && is_wanted && is_of_gpunode()
     }
@@ -62,7 +71,9 @@ impl RejectedPod {
 
 /// Whether a policy wants rejected pods to be deleted, on whichever node.
 pub fn wants_rejected_pods(policies: &PolicySet) -> bool {
-    policies.iter().any(|policy| policy.mode == Mode::Enforce && policy.deletes_rejected_pods)
+    policies
+        .iter()
+        .any(|policy| policy.mode == Mode::Enforce && policy.deletes_rejected_pods)
 }
 
 #[cfg(test)]

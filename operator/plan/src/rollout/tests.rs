@@ -44,7 +44,11 @@ fn turn_that_was_taken_counts_until_it_is_known_what_became_of_it() {
     let mut rollout = pending(2);
     rollout.advance(&pace("1"));
     assert!(rollout.take_turn("gpu-0"));
-    assert_eq!(rollout.advance(&pace("1")), [""; 0], "the answer may be lost and the write may not be");
+    assert_eq!(
+        rollout.advance(&pace("1")),
+        [""; 0],
+        "the answer may be lost and the write may not be"
+    );
     assert!(rollout.take_turn("gpu-0"), "it may try again");
 }
 
@@ -69,7 +73,11 @@ fn node_that_is_refused_for_good_holds_no_other_up() {
     for (name, is_refused) in [("gpu-0", true), ("gpu-1", false), ("gpu-2", false), ("gpu-0", true)] {
         assert_eq!(rollout.advance(&pace("1")), [name]);
         rollout.take_turn(name);
-        if is_refused { rollout.give_back(name) } else { rollout.put(name, Some(&Stage::Done)) }
+        if is_refused {
+            rollout.give_back(name)
+        } else {
+            rollout.put(name, Some(&Stage::Done))
+        }
     }
 }
 
@@ -100,7 +108,10 @@ fn words_say_how_far_it_is() {
     assert_eq!(rollout.progress().unwrap(), "0 of 2 nodes have the new configuration");
     rollout.put("gpu-0", Some(&Stage::Done));
     rollout.put("gpu-1", Some(&Stage::Stepping));
-    assert_eq!(rollout.progress().unwrap(), "1 of 2 nodes has the new configuration; gpu-1 is being changed");
+    assert_eq!(
+        rollout.progress().unwrap(),
+        "1 of 2 nodes has the new configuration; gpu-1 is being changed"
+    );
     for index in 2..6 {
         rollout.put(&format!("gpu-{index}"), Some(&Stage::Stepping));
     }
@@ -209,7 +220,10 @@ impl Fleet {
     }
 
     fn stepping(&self) -> usize {
-        self.nodes.iter().filter(|truth| matches!(truth, Truth::Steps(_))).count()
+        self.nodes
+            .iter()
+            .filter(|truth| matches!(truth, Truth::Steps(_)))
+            .count()
     }
 
     fn is_stopped(&self) -> bool {

@@ -16,7 +16,10 @@ fn governing() -> GpuNodePolicy {
 fn reported() -> World {
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
     gpu_node.metadata.resource_version = Some("7".to_owned());
-    World { gpu_node: Some(gpu_node), ..World::sample() }
+    World {
+        gpu_node: Some(gpu_node),
+        ..World::sample()
+    }
 }
 
 /// Carries out what is asked; whether there was something to write.
@@ -43,15 +46,27 @@ fn agents_let_go_while_a_label_asks_for_it_and_are_told_once() {
         ("gpunode.dev/release", "true", true),
         ("gpunode.dev/release", "false", false),
         ("nvidia.com/gpu.deploy.device-plugin", "paused-for-driver-upgrade", true),
-        ("nvidia.com/gpu.deploy.device-plugin", "true,paused-for-mig-change", true),
+        (
+            "nvidia.com/gpu.deploy.device-plugin",
+            "true,paused-for-mig-change",
+            true,
+        ),
         ("nvidia.com/gpu.deploy.device-plugin", "false", false),
     ] {
         let mut world = reported();
         world.set_label(key, Some(value));
-        assert_eq!((ask(&mut world, &[]), spec(&world).0), (lets_go, lets_go), "{key}={value}");
+        assert_eq!(
+            (ask(&mut world, &[]), spec(&world).0),
+            (lets_go, lets_go),
+            "{key}={value}"
+        );
         assert!(!ask(&mut world, &[]), "{key}={value}");
         world.set_label(key, None);
-        assert_eq!((ask(&mut world, &[]), spec(&world).0), (lets_go, false), "{key}={value}");
+        assert_eq!(
+            (ask(&mut world, &[]), spec(&world).0),
+            (lets_go, false),
+            "{key}={value}"
+        );
     }
 }
 
@@ -68,7 +83,10 @@ fn release_waits_for_no_turn_and_for_no_paused_policy_but_an_ignored_node_is_lef
     world.converge(&[governing()]);
     assert!(is_asked(
         &world,
-        &[policy("p", "{mode: Paused, nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}}")]
+        &[policy(
+            "p",
+            "{mode: Paused, nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}}"
+        )]
     ));
     world.set_label("gpunode.dev/ignore", Some(""));
     assert!(!is_asked(&world, &[governing()]));
@@ -79,7 +97,9 @@ fn agent_that_is_to_start_on_a_released_node_never_uses_its_driver() {
     let mut world = World::sample();
     world.set_label("gpunode.dev/release", Some("true"));
     world.node["metadata"]["annotations"] = json!({"gpunode.dev/recovered": "2026-01-01T10:00:00Z"});
-    let GpuNodeChange::Create(gpu_node) = world.plan(&[governing()]).gpu_node else { panic!() };
+    let GpuNodeChange::Create(gpu_node) = world.plan(&[governing()]).gpu_node else {
+        panic!()
+    };
     assert!(gpu_node.spec.release && gpu_node.spec.config.is_some());
     world.gpu_node = Some(*gpu_node);
     assert!(!ask(&mut world, &[governing()]), "all is said");
@@ -89,13 +109,25 @@ fn agent_that_is_to_start_on_a_released_node_never_uses_its_driver() {
 fn released_node_is_outside_of_a_rollout_and_says_why() {
     let mut world = reported();
     world.converge(&[governing()]);
-    let GpuNodeChange::Configure { config, .. } = world.plan(&[governing()]).gpu_node else { panic!() };
+    let GpuNodeChange::Configure { config, .. } = world.plan(&[governing()]).gpu_node else {
+        panic!()
+    };
     world.gpu_node.as_mut().unwrap().spec.config = config;
     world.set_label("gpunode.dev/release", Some("true"));
     assert!(ask(&mut world, &[governing()]));
     let plan = world.plan(&[governing()]);
     assert_eq!((plan.stage, plan.gpu_node), (Some(Stage::Outside), GpuNodeChange::None));
-    assert!(matches!(plan.outcomes["p"], Outcome::Failed { reason: Reason::Released, .. }), "{:?}", plan.outcomes);
+    assert!(
+        matches!(
+            plan.outcomes["p"],
+            Outcome::Failed {
+                reason: Reason::Released,
+                ..
+            }
+        ),
+        "{:?}",
+        plan.outcomes
+    );
 }
 
 #[test]
@@ -106,20 +138,33 @@ fn recovery_is_told_and_one_that_cannot_be_read_changes_nothing_and_is_said() {
     };
     set(&mut world, "2026-01-01T10:00:00.75+01:00");
     assert!(ask(&mut world, &[]));
-    assert_eq!(spec(&world).1.as_deref(), Some("2026-01-01T09:00:01Z"), "the end of that second");
+    assert_eq!(
+        spec(&world).1.as_deref(),
+        Some("2026-01-01T09:00:01Z"),
+        "the end of that second"
+    );
     assert!(!ask(&mut world, &[]));
     for unreadable in ["-000001-01-01T00:00:00Z", "9999-12-30T22:00:00Z", "yesterday"] {
         set(&mut world, unreadable);
         assert!(!ask(&mut world, &[]), "{unreadable}");
     }
     let conditions = world.plan(&[]).conditions.expect("it is said").conditions;
-    let [condition] = conditions.as_slice() else { panic!("{conditions:?}") };
-    assert_eq!((condition.type_.as_str(), condition.status.as_str()), ("RecoveredAnnotation", "False"));
+    let [condition] = conditions.as_slice() else {
+        panic!("{conditions:?}")
+    };
+    assert_eq!(
+        (condition.type_.as_str(), condition.status.as_str()),
+        ("RecoveredAnnotation", "False")
+    );
     assert!(condition.message.contains("\"yesterday\""), "{}", condition.message);
     let equals = ["a", "b"].map(|name| policy(name, &format!("{{nodeSelector: {{}}, labels: {{x: {name}}}}}")));
     let conditions = world.plan(&equals).conditions.expect("it is said").conditions;
     let types: Vec<&str> = conditions.iter().map(|condition| condition.type_.as_str()).collect();
-    assert_eq!(types, ["Conflict", "RecoveredAnnotation"], "also where policies disagree");
+    assert_eq!(
+        types,
+        ["Conflict", "RecoveredAnnotation"],
+        "also where policies disagree"
+    );
     world.node["metadata"]["annotations"] = json!({"team": "t"});
     assert!(ask(&mut world, &[]));
     assert_eq!(spec(&world).1, None);

@@ -11,7 +11,10 @@ use serde_json::{Value, json};
 type Edit = fn(&mut Value);
 
 fn pods() -> AgentPods {
-    AgentPods { namespace: "gpunode-system".to_owned(), image: "example.com/agent:1".to_owned() }
+    AgentPods {
+        namespace: "gpunode-system".to_owned(),
+        image: "example.com/agent:1".to_owned(),
+    }
 }
 
 fn of_policy(spec: &str) -> Option<DaemonSet> {
@@ -57,7 +60,11 @@ fn no_taint_drives_away_a_pod_of_gpunode() {
                 && it.effect.is_none()
                 && it.toleration_seconds.is_none()
         };
-        assert!(tolerations.iter().any(all), "{:?}: {tolerations:?}", daemonset.metadata.name);
+        assert!(
+            tolerations.iter().any(all),
+            "{:?}: {tolerations:?}",
+            daemonset.metadata.name
+        );
     }
 }
 
@@ -76,14 +83,27 @@ fn template_depends_on_the_image_alone() {
 fn every_edit_of_a_spec_comes_back() {
     let desired = of_policy("{nodeSelector: {}, devicePlugin: {}}").unwrap();
     let edits: [(&str, Edit); 6] = [
-        ("image", |it| it["spec"]["template"]["spec"]["containers"][0]["image"] = json!("evil")),
-        ("container", |it| {
-            it["spec"]["template"]["spec"]["containers"].as_array_mut().unwrap().push(json!({"name": "x"}));
+        ("image", |it| {
+            it["spec"]["template"]["spec"]["containers"][0]["image"] = json!("evil")
         }),
-        ("selector", |it| it["spec"]["template"]["spec"]["nodeSelector"]["non"] = json!("existent")),
-        ("network", |it| it["spec"]["template"]["spec"]["hostNetwork"] = json!(true)),
-        ("label", |it| it["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("me")),
-        ("owner", |it| it["metadata"]["ownerReferences"][0]["uid"] = json!("another")),
+        ("container", |it| {
+            it["spec"]["template"]["spec"]["containers"]
+                .as_array_mut()
+                .unwrap()
+                .push(json!({"name": "x"}));
+        }),
+        ("selector", |it| {
+            it["spec"]["template"]["spec"]["nodeSelector"]["non"] = json!("existent")
+        }),
+        ("network", |it| {
+            it["spec"]["template"]["spec"]["hostNetwork"] = json!(true)
+        }),
+        ("label", |it| {
+            it["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("me")
+        }),
+        ("owner", |it| {
+            it["metadata"]["ownerReferences"][0]["uid"] = json!("another")
+        }),
     ];
     for (what, edit) in edits {
         let live = edited(&desired, edit);

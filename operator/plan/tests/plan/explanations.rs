@@ -6,17 +6,28 @@ use gpunode_plan::{Explanation, PolicySet, explain};
 use serde_json::json;
 
 fn explained(world: &World, policies: &[GpuNodePolicy]) -> Explanation {
-    explain(&PolicySet::new(policies), &world.facts(), world.gpu_node.as_ref(), now())
+    explain(
+        &PolicySet::new(policies),
+        &world.facts(),
+        world.gpu_node.as_ref(),
+        now(),
+    )
 }
 
 /// One line for each entry: what, where from, over what, and what became of it.
 fn lines(explanation: &Explanation) -> Vec<String> {
     let line = |entry: &gpunode_plan::Entry| {
         let text = |value: serde_json::Result<serde_json::Value>| value.expect("JSON").to_string();
-        let (source, state) = (text(serde_json::to_value(&entry.source)), text(serde_json::to_value(&entry.state)));
+        let (source, state) = (
+            text(serde_json::to_value(&entry.source)),
+            text(serde_json::to_value(&entry.state)),
+        );
         let over = text(serde_json::to_value(&entry.overrides));
         let value = if entry.key.is_empty() { "HASH" } else { &entry.value };
-        format!("{:?} {}={value}\n  {source}\n  over {over}\n  {state}", entry.kind, entry.key)
+        format!(
+            "{:?} {}={value}\n  {source}\n  over {over}\n  {state}",
+            entry.kind, entry.key
+        )
     };
     let over_hash = |line: String| line.split("\"value\":").take(8).collect::<Vec<_>>().join("\"value\":");
     explanation.entries.iter().map(line).map(over_hash).collect()
@@ -25,7 +36,10 @@ fn lines(explanation: &Explanation) -> Vec<String> {
 #[test]
 fn each_line_names_the_policy_the_field_and_what_it_overrides() {
     let policies = [
-        policy("all", "{nodeSelector: {}, labels: {tier: standard, team: x}, taints: [{key: t, effect: NoSchedule}]}"),
+        policy(
+            "all",
+            "{nodeSelector: {}, labels: {tier: standard, team: x}, taints: [{key: t, effect: NoSchedule}]}",
+        ),
         policy(
             "high",
             "{priority: 9, nodeSelector: {matchLabels: {pool: a}}, labels: {tier: reserved, theirs: b, same: s}, taints: [{key: t, value: v, effect: NoSchedule}], devicePlugin: {}}",
@@ -71,7 +85,11 @@ fn each_line_names_the_policy_the_field_and_what_it_overrides() {
     "#);
     world.converge(&policies);
     let explanation = explained(&world, &policies);
-    let states: Vec<_> = explanation.entries.iter().map(|it| format!("{} {:?}", it.key, it.state)).collect();
+    let states: Vec<_> = explanation
+        .entries
+        .iter()
+        .map(|it| format!("{} {:?}", it.key, it.state))
+        .collect();
     insta::assert_snapshot!(states.join("\n"), @r#"
     gpunode.dev/governed InPlace
     gpunode.dev/policy.high InPlace
@@ -82,8 +100,11 @@ fn each_line_names_the_policy_the_field_and_what_it_overrides() {
     t:NoSchedule InPlace
      Pending
     "#);
-    let verdicts: Vec<_> =
-        explanation.policies.iter().map(|it| format!("{} {} {:?}", it.name, it.governs, it.problem)).collect();
+    let verdicts: Vec<_> = explanation
+        .policies
+        .iter()
+        .map(|it| format!("{} {} {:?}", it.name, it.governs, it.problem))
+        .collect();
     insta::assert_snapshot!(verdicts.join("\n"), @r#"
     high true Some("KeyOwnedByAnother: label theirs is \"a\", not \"b\"")
     also false None
@@ -160,7 +181,10 @@ fn a_node_that_is_held_says_why() {
     let mut world = World::sample();
     world.converge(&policies[..1]);
     let explanation = explained(&world, &policies);
-    assert!(explanation.hold.as_ref().unwrap().contains("disagree about label a"), "{explanation:?}");
+    assert!(
+        explanation.hold.as_ref().unwrap().contains("disagree about label a"),
+        "{explanation:?}"
+    );
     insta::assert_snapshot!(lines(&explanation).join("\n"), @r#"
     Label b=x
       {"field":"spec.labels[b]","from":"policy","name":"first","priority":0}
@@ -168,7 +192,12 @@ fn a_node_that_is_held_says_why() {
       {"is":"held"}
     "#);
     let ignored = World::new(&json!({"gpunode.dev/ignore": ""}), &json!([]), &json!({}));
-    assert!(explained(&ignored, &policies).hold.unwrap().contains("gpunode.dev/ignore"));
+    assert!(
+        explained(&ignored, &policies)
+            .hold
+            .unwrap()
+            .contains("gpunode.dev/ignore")
+    );
 }
 
 #[test]
@@ -180,15 +209,27 @@ fn labels_with_facts_come_from_the_facts() {
     world.gpu_node = Some(serde_json::from_value(object).unwrap());
     let explanation = explained(&world, &[]);
     let keys: Vec<_> = explanation.entries.iter().map(|entry| entry.key.as_str()).collect();
-    assert!(keys.contains(&"nvidia.com/gpu.count") && keys.contains(&"gpunode.dev/gpus.Tesla-T4"), "{keys:?}");
-    assert!(explanation.entries.iter().all(|entry| entry.source == gpunode_plan::Source::Facts), "{explanation:?}");
+    assert!(
+        keys.contains(&"nvidia.com/gpu.count") && keys.contains(&"gpunode.dev/gpus.Tesla-T4"),
+        "{keys:?}"
+    );
+    assert!(
+        explanation
+            .entries
+            .iter()
+            .all(|entry| entry.source == gpunode_plan::Source::Facts),
+        "{explanation:?}"
+    );
 }
 
 #[test]
 fn gpus_that_do_not_match_and_keys_that_were_taken_over_are_named() {
     let policies = [
         policy("gpus", "{gpuSelector: {minCount: 2}}"),
-        policy("takes", "{nodeSelector: {}, onConflict: TakeOver, labels: {theirs: ours}}"),
+        policy(
+            "takes",
+            "{nodeSelector: {}, onConflict: TakeOver, labels: {theirs: ours}}",
+        ),
     ];
     let mut world = World::sample();
     world.set_label("theirs", Some("old"));
@@ -202,8 +243,14 @@ fn gpus_that_do_not_match_and_keys_that_were_taken_over_are_named() {
 #[test]
 fn taints_that_come_and_go_name_the_field_that_wants_them() {
     let policies = [
-        policy("p", "{priority: 2, nodeSelector: {}, startupTaint: {}, devicePlugin: {}}"),
-        policy("q", "{priority: 1, nodeSelector: {}, startupTaint: {key: a.b/c}, unhealthyTaint: {after: 0s}}"),
+        policy(
+            "p",
+            "{priority: 2, nodeSelector: {}, startupTaint: {}, devicePlugin: {}}",
+        ),
+        policy(
+            "q",
+            "{priority: 1, nodeSelector: {}, startupTaint: {key: a.b/c}, unhealthyTaint: {after: 0s}}",
+        ),
     ];
     let mut world = World::sample();
     let broken = json!({"index": 0, "uuid": "GPU-0", "product": "x", "memoryMiB": 1, "health": {"state": "Unhealthy"}});
@@ -212,7 +259,10 @@ fn taints_that_come_and_go_name_the_field_that_wants_them() {
     world.gpu_node = Some(serde_json::from_value(gpu_node).expect("a GpuNode"));
     world.converge(&policies);
     let explanation = explained(&world, &policies);
-    let taints = explanation.entries.iter().filter(|entry| entry.kind == gpunode_plan::Kind::Taint);
+    let taints = explanation
+        .entries
+        .iter()
+        .filter(|entry| entry.kind == gpunode_plan::Kind::Taint);
     let told: Vec<_> = taints
         .map(|entry| {
             let source = serde_json::to_value(&entry.source).expect("JSON");

@@ -16,7 +16,10 @@ fn world() -> World {
         "status": {"gpus": [gpu(0), gpu(1)]},
     }))
     .unwrap();
-    World { gpu_node: Some(gpu_node), ..World::sample() }
+    World {
+        gpu_node: Some(gpu_node),
+        ..World::sample()
+    }
 }
 
 fn without_labels(world: &World) -> NodePlan {
@@ -29,10 +32,16 @@ fn say(world: &mut World, plan: &NodePlan) -> Option<String> {
     let change = plan.conditions.clone()?;
     assert_eq!(change.resource_version, "7");
     let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
-    status.conditions.retain(|condition| ConditionType::OF_OPERATOR.iter().all(|of| of.as_str() != condition.type_));
+    status.conditions.retain(|condition| {
+        ConditionType::OF_OPERATOR
+            .iter()
+            .all(|of| of.as_str() != condition.type_)
+    });
     status.conditions.extend(change.conditions);
     let condition = ConditionType::FactLabels.find(&status.conditions);
-    Some(condition.map_or("gone".to_owned(), |it| format!("{} {}: {}", it.status, it.reason, it.message)))
+    Some(condition.map_or("gone".to_owned(), |it| {
+        format!("{} {}: {}", it.status, it.reason, it.message)
+    }))
 }
 
 #[test]
@@ -57,11 +66,17 @@ fn facts_that_change_are_followed_and_no_policy_waits_for_them() {
     world.converge(&labels);
     world.gpu_node.as_mut().unwrap().status.as_mut().unwrap().gpus.pop();
     let plan = world.converge(&labels);
-    assert_eq!((world.label("nvidia.com/gpu.count"), plan.outcomes["p"].clone()), (Some("1"), Outcome::Ready));
+    assert_eq!(
+        (world.label("nvidia.com/gpu.count"), plan.outcomes["p"].clone()),
+        (Some("1"), Outcome::Ready)
+    );
     let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
     (status.gpus, status.agent) = (Vec::new(), Some(Agent::default()));
     let plan = world.converge(&labels);
-    assert_eq!((world.label("nvidia.com/gpu.count"), plan.outcomes["p"].clone()), (None, Outcome::Ready));
+    assert_eq!(
+        (world.label("nvidia.com/gpu.count"), plan.outcomes["p"].clone()),
+        (None, Outcome::Ready)
+    );
     assert_eq!(world.label("a"), Some("b"));
 }
 
@@ -79,7 +94,10 @@ fn a_policy_that_wants_such_a_label_wins_and_gives_it_back() {
 
 #[test]
 fn policies_do_not_select_by_what_gpunode_wrote() {
-    let by_fact = policy("p", "{nodeSelector: {matchLabels: {nvidia.com/gpu.product: Tesla-T4}}, labels: {a: b}}");
+    let by_fact = policy(
+        "p",
+        "{nodeSelector: {matchLabels: {nvidia.com/gpu.product: Tesla-T4}}, labels: {a: b}}",
+    );
     let mut world = world();
     world.converge(&[]);
     assert!(world.plan(&[by_fact]).matched.is_empty());
@@ -133,7 +151,13 @@ fn counts_of_products_are_always_gpunodes() {
 fn an_ignored_node_gets_none_and_keeps_those_that_it_has() {
     let mut world = world();
     world.set_label("gpunode.dev/ignore", Some(""));
-    assert_eq!(world.plan(&[]), NodePlan { hold: Some(Hold::Ignored), ..NodePlan::default() });
+    assert_eq!(
+        world.plan(&[]),
+        NodePlan {
+            hold: Some(Hold::Ignored),
+            ..NodePlan::default()
+        }
+    );
     world.set_label("gpunode.dev/ignore", None);
     world.converge(&[]);
     world.set_label("gpunode.dev/ignore", Some(""));
@@ -145,7 +169,11 @@ fn an_ignored_node_gets_none_and_keeps_those_that_it_has() {
 fn labels_of_policies_and_facts_move_in_one_patch() {
     let labels = policy("p", "{nodeSelector: {}, labels: {a: b}}");
     let patch = world().plan(&[labels]).patch.unwrap();
-    let tests = patch.0.iter().filter(|operation| matches!(operation, PatchOperation::Test(_))).count();
+    let tests = patch
+        .0
+        .iter()
+        .filter(|operation| matches!(operation, PatchOperation::Test(_)))
+        .count();
     assert_eq!(tests, 1);
     let paths: Vec<String> = patch.0.iter().map(|operation| operation.path().to_string()).collect();
     assert!(paths.iter().any(|path| path.ends_with("/a")) && paths.iter().any(|path| path.ends_with("gpu.product")));

@@ -12,39 +12,66 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
 
 pub fn old() -> GpuNodePolicy {
-    policy("p", "{nodeSelector: {}, devicePlugin: {}, rollout: {progressDeadline: 5m}}")
+    policy(
+        "p",
+        "{nodeSelector: {}, devicePlugin: {}, rollout: {progressDeadline: 5m}}",
+    )
 }
 
 pub fn new() -> GpuNodePolicy {
-    policy("p", "{nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}, rollout: {progressDeadline: 5m}}")
+    policy(
+        "p",
+        "{nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}, rollout: {progressDeadline: 5m}}",
+    )
 }
 
 pub fn configuration(policy: &GpuNodePolicy) -> Configuration {
     let document = Document::of(policy.spec.device_plugin.as_ref().unwrap());
     let name = policy.metadata.name.clone().unwrap();
-    Configuration { policy: name, version: 1, hash: document.hash, document: document.text }
+    Configuration {
+        policy: name,
+        version: 1,
+        hash: document.hash,
+        document: document.text,
+    }
 }
 
 pub fn step() -> ConfigurationStep {
-    ConfigurationStep { started_at: Time(now()), generation: Some(1), failed: None }
+    ConfigurationStep {
+        started_at: Time(now()),
+        generation: Some(1),
+        failed: None,
+    }
 }
 
 /// A node whose `GpuNode` has the configuration `given`, maybe at its turn, and whose agent reports `in_force`.
 pub fn world(given: &GpuNodePolicy, step: Option<ConfigurationStep>, in_force: &GpuNodePolicy, ready: bool) -> World {
     let mut world = World::sample();
     world.converge(std::slice::from_ref(given));
-    let mut gpu_node =
-        GpuNode::new("n", GpuNodeSpec { config: Some(configuration(given)), step, ..GpuNodeSpec::default() });
+    let mut gpu_node = GpuNode::new(
+        "n",
+        GpuNodeSpec {
+            config: Some(configuration(given)),
+            step,
+            ..GpuNodeSpec::default()
+        },
+    );
     gpu_node.metadata.resource_version = Some("7".to_owned());
     gpu_node.metadata.managed_fields =
         Some(serde_json::from_value(json!([{"manager": "gpunode-operator", "time": "2026-01-01T00:00:00Z"}])).unwrap());
     gpu_node.status = Some(GpuNodeStatus {
-        agent: Some(Agent { mode: AgentMode::DevicePlugin, config_versions: vec![1], ..Agent::default() }),
+        agent: Some(Agent {
+            mode: AgentMode::DevicePlugin,
+            config_versions: vec![1],
+            ..Agent::default()
+        }),
         config_hash: Some(configuration(in_force).hash),
         conditions: vec![Condition {
             type_: "Ready".to_owned(),
             status: if ready { "True" } else { "False" }.to_owned(),
-            reason: if ready { Reason::Registered } else { Reason::Registering }.as_str().to_owned(),
+            reason: if ready { Reason::Registered } else { Reason::Registering }
+                .as_str()
+                .to_owned(),
             message: "as the agent says".to_owned(),
             last_transition_time: Time(now()),
             observed_generation: None,
@@ -63,14 +90,29 @@ pub fn down(mut world: World) -> World {
 
 pub fn rejecting(mut world: World, rejected: &GpuNodePolicy) -> World {
     let hash = configuration(rejected).hash;
-    world.gpu_node.as_mut().unwrap().status.as_mut().unwrap().rejected_config =
-        Some(RejectedConfiguration { hash, message: "no".to_owned() });
+    world
+        .gpu_node
+        .as_mut()
+        .unwrap()
+        .status
+        .as_mut()
+        .unwrap()
+        .rejected_config = Some(RejectedConfiguration {
+        hash,
+        message: "no".to_owned(),
+    });
     world
 }
 
 pub fn plan_at(turn: Turn, world: &World, policies: &[GpuNodePolicy], minutes: i64) -> NodePlan {
     let later = now() + SignedDuration::from_mins(minutes);
-    plan_node_at(turn, &PolicySet::new(policies), &world.facts(), world.gpu_node.as_ref(), later)
+    plan_node_at(
+        turn,
+        &PolicySet::new(policies),
+        &world.facts(),
+        world.gpu_node.as_ref(),
+        later,
+    )
 }
 
 pub fn plan(world: &World, policy: GpuNodePolicy, minutes: i64) -> NodePlan {
@@ -79,7 +121,11 @@ pub fn plan(world: &World, policy: GpuNodePolicy, minutes: i64) -> NodePlan {
 
 pub fn given(change: &GpuNodeChange) -> Option<(&str, bool)> {
     match change {
-        GpuNodeChange::Configure { config: Some(config), step, .. } => Some((&config.hash, step.is_some())),
+        GpuNodeChange::Configure {
+            config: Some(config),
+            step,
+            ..
+        } => Some((&config.hash, step.is_some())),
         _ => None,
     }
 }

@@ -22,7 +22,9 @@ fn governing() -> GpuNodePolicy {
 fn settled() -> World {
     let mut world = World::sample();
     let plan = world.converge(&[governing()]);
-    let GpuNodeChange::Create(mut gpu_node) = plan.gpu_node else { panic!("{:?}", plan.gpu_node) };
+    let GpuNodeChange::Create(mut gpu_node) = plan.gpu_node else {
+        panic!("{:?}", plan.gpu_node)
+    };
     gpu_node.metadata.uid = Some("g".to_owned());
     gpu_node.metadata.resource_version = Some("7".to_owned());
     gpu_node.metadata.managed_fields = Some(
@@ -38,7 +40,11 @@ fn settled() -> World {
 
 fn reported(hash: Option<String>, ready: (&str, Reason)) -> GpuNodeStatus {
     GpuNodeStatus {
-        agent: Some(Agent { mode: AgentMode::DevicePlugin, config_versions: vec![1], ..Agent::default() }),
+        agent: Some(Agent {
+            mode: AgentMode::DevicePlugin,
+            config_versions: vec![1],
+            ..Agent::default()
+        }),
         config_hash: hash,
         resources: vec![ResourceStatus {
             name: "nvidia.com/gpu".to_owned(),
@@ -72,7 +78,12 @@ fn with_status(status: GpuNodeStatus) -> World {
 
 fn outcome_after(world: &World, minutes: i64) -> (NodePlan, Outcome) {
     let later = now() + SignedDuration::from_mins(minutes);
-    let plan = plan_node(&PolicySet::new(&[governing()]), &world.facts(), world.gpu_node.as_ref(), later);
+    let plan = plan_node(
+        &PolicySet::new(&[governing()]),
+        &world.facts(),
+        world.gpu_node.as_ref(),
+        later,
+    );
     let outcome = plan.outcomes["p"].clone();
     (plan, outcome)
 }
@@ -80,7 +91,9 @@ fn outcome_after(world: &World, minutes: i64) -> (NodePlan, Outcome) {
 #[test]
 fn governed_node_gets_a_gpu_node_that_belongs_to_it() {
     let plan = World::sample().plan(&[governing()]);
-    let GpuNodeChange::Create(gpu_node) = plan.gpu_node else { panic!("{:?}", plan.gpu_node) };
+    let GpuNodeChange::Create(gpu_node) = plan.gpu_node else {
+        panic!("{:?}", plan.gpu_node)
+    };
     insta::assert_yaml_snapshot!(gpu_node, @r#"
     apiVersion: gpunode.dev/v1alpha1
     kind: GpuNode
@@ -108,7 +121,14 @@ fn agents_own_gpu_node_gets_the_configuration_under_a_guard() {
     world.gpu_node = Some(gpu_node);
     let change = world.plan(&[governing()]).gpu_node;
     assert!(change.gives_configuration());
-    let GpuNodeChange::Configure { resource_version, config, step: None } = change else { panic!() };
+    let GpuNodeChange::Configure {
+        resource_version,
+        config,
+        step: None,
+    } = change
+    else {
+        panic!()
+    };
     assert_eq!((resource_version.as_str(), config.unwrap().policy.as_str()), ("3", "p"));
     assert_eq!(world.plan(&[]).gpu_node, GpuNodeChange::None);
 }
@@ -117,11 +137,21 @@ fn agents_own_gpu_node_gets_the_configuration_under_a_guard() {
 fn gpu_node_without_configuration_stays_where_there_are_gpus_and_goes_where_there_are_none() {
     let mut world = settled();
     assert_eq!(world.plan(&[governing()]).gpu_node, GpuNodeChange::None);
-    let gone = GpuNodeChange::Delete { uid: "g".to_owned(), resource_version: "7".to_owned() };
+    let gone = GpuNodeChange::Delete {
+        uid: "g".to_owned(),
+        resource_version: "7".to_owned(),
+    };
     assert_eq!(world.plan(&[]).gpu_node, gone);
-    let status = GpuNodeStatus { gpus: vec![GpuDevice::default()], ..GpuNodeStatus::default() };
+    let status = GpuNodeStatus {
+        gpus: vec![GpuDevice::default()],
+        ..GpuNodeStatus::default()
+    };
     world.gpu_node.as_mut().unwrap().status = Some(status);
-    let withdrawn = GpuNodeChange::Configure { resource_version: "7".to_owned(), config: None, step: None };
+    let withdrawn = GpuNodeChange::Configure {
+        resource_version: "7".to_owned(),
+        config: None,
+        step: None,
+    };
     assert_eq!(world.plan(&[]).gpu_node, withdrawn);
     assert!(!withdrawn.gives_configuration() && !gone.gives_configuration());
 }
@@ -130,32 +160,59 @@ fn gpu_node_without_configuration_stays_where_there_are_gpus_and_goes_where_ther
 fn edited_configuration_comes_back() {
     let mut world = settled();
     world.gpu_node.as_mut().unwrap().spec.config.as_mut().unwrap().document = "{}".to_owned();
-    assert!(matches!(world.plan(&[governing()]).gpu_node, GpuNodeChange::Configure { config: Some(_), .. }));
+    assert!(matches!(
+        world.plan(&[governing()]).gpu_node,
+        GpuNodeChange::Configure { config: Some(_), .. }
+    ));
 }
 
 #[test]
 fn configuration_that_the_agent_cannot_read_is_not_written() {
     let mut world = World::sample();
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
-    let agent = Agent { config_versions: vec![0], ..Agent::default() };
-    gpu_node.status = Some(GpuNodeStatus { agent: Some(agent), ..GpuNodeStatus::default() });
+    let agent = Agent {
+        config_versions: vec![0],
+        ..Agent::default()
+    };
+    gpu_node.status = Some(GpuNodeStatus {
+        agent: Some(agent),
+        ..GpuNodeStatus::default()
+    });
     world.gpu_node = Some(gpu_node);
     world.converge(&[governing()]);
     let plan = world.plan(&[governing()]);
     assert!(plan.is_settled());
-    assert!(matches!(plan.outcomes["p"], Outcome::Failed { reason: Reason::ConfigurationPending, .. }));
+    assert!(matches!(
+        plan.outcomes["p"],
+        Outcome::Failed {
+            reason: Reason::ConfigurationPending,
+            ..
+        }
+    ));
 }
 
 #[test]
 fn refused_configuration_replaces_no_working_one() {
     let mut world = settled();
-    let refused = policy("p", "{nodeSelector: {}, labels: {a: b}, devicePlugin: {resources: [{name: nodomain}]}}");
+    let refused = policy(
+        "p",
+        "{nodeSelector: {}, labels: {a: b}, devicePlugin: {resources: [{name: nodomain}]}}",
+    );
     world.converge(std::slice::from_ref(&refused));
     let plan = world.plan(&[refused]);
     assert_eq!((world.label("a"), &plan.gpu_node), (Some("b"), &GpuNodeChange::None));
     assert_eq!(world.label("gpunode.dev/governed"), Some("true"));
-    let Outcome::Failed { reason: Reason::InvalidSpec, message } = &plan.outcomes["p"] else { panic!() };
-    assert!(message.starts_with("spec.devicePlugin.resources[0].name: `nodomain` has no domain"), "{message}");
+    let Outcome::Failed {
+        reason: Reason::InvalidSpec,
+        message,
+    } = &plan.outcomes["p"]
+    else {
+        panic!()
+    };
+    assert!(
+        message.starts_with("spec.devicePlugin.resources[0].name: `nodomain` has no domain"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -168,8 +225,14 @@ fn node_is_ready_when_its_agent_has_the_very_configuration_in_force() {
 fn rejected_configuration_fails_at_once_with_the_agents_words() {
     let mut status = reported(Some("old".to_owned()), ("True", Reason::Registered));
     let message = "resources[0].name: no".to_owned();
-    status.rejected_config = Some(RejectedConfiguration { hash: in_force().unwrap(), message: message.clone() });
-    assert_eq!(outcome_after(&with_status(status), 0).1, Outcome::failed(Reason::ConfigurationRejected, message));
+    status.rejected_config = Some(RejectedConfiguration {
+        hash: in_force().unwrap(),
+        message: message.clone(),
+    });
+    assert_eq!(
+        outcome_after(&with_status(status), 0).1,
+        Outcome::failed(Reason::ConfigurationRejected, message)
+    );
 }
 
 #[test]
@@ -177,13 +240,22 @@ fn agent_that_does_not_get_there_is_waited_for_until_the_deadline() {
     let deadline = now() + PROGRESS_DEADLINE;
     for (world, expected) in [
         (settled(), Reason::AgentNotReporting),
-        (with_status(reported(Some("old".to_owned()), ("True", Reason::Registered))), Reason::ConfigurationPending),
-        (with_status(reported(in_force(), ("False", Reason::Registering))), Reason::Registering),
+        (
+            with_status(reported(Some("old".to_owned()), ("True", Reason::Registered))),
+            Reason::ConfigurationPending,
+        ),
+        (
+            with_status(reported(in_force(), ("False", Reason::Registering))),
+            Reason::Registering,
+        ),
     ] {
         let (plan, outcome) = outcome_after(&world, 9);
         assert_eq!((outcome, plan.recheck), (Outcome::Updating, Some(deadline)));
         let (plan, outcome) = outcome_after(&world, 10);
-        assert!(matches!(outcome, Outcome::Failed { reason, .. } if reason == expected), "{outcome:?}");
+        assert!(
+            matches!(outcome, Outcome::Failed { reason, .. } if reason == expected),
+            "{outcome:?}"
+        );
         assert_eq!(plan.recheck, None);
     }
 }
@@ -191,14 +263,24 @@ fn agent_that_does_not_get_there_is_waited_for_until_the_deadline() {
 #[test]
 fn ready_agent_whose_gpus_the_node_does_not_offer_is_waited_for_and_then_failed() {
     let mut world = with_status(reported(in_force(), ("True", Reason::Registered)));
-    for allocatable in [json!({"cpu": "8"}), json!({"nvidia.com/gpu": "0"}), json!({"nvidia.com/gpu.shared": "8"})] {
+    for allocatable in [
+        json!({"cpu": "8"}),
+        json!({"nvidia.com/gpu": "0"}),
+        json!({"nvidia.com/gpu.shared": "8"}),
+    ] {
         world.node["status"]["allocatable"] = allocatable;
         let (plan, outcome) = outcome_after(&world, 9);
-        assert_eq!((outcome, plan.recheck), (Outcome::Updating, Some(now() + PROGRESS_DEADLINE)));
+        assert_eq!(
+            (outcome, plan.recheck),
+            (Outcome::Updating, Some(now() + PROGRESS_DEADLINE))
+        );
         let (plan, outcome) = outcome_after(&world, 10);
         let message =
             "the agent reported 8 nvidia.com/gpu, node n has 0 to give out; see the agent's pod on n and its log";
-        assert_eq!((outcome, plan.recheck), (Outcome::failed(Reason::AgentNotReporting, message), None));
+        assert_eq!(
+            (outcome, plan.recheck),
+            (Outcome::failed(Reason::AgentNotReporting, message), None)
+        );
     }
 }
 
@@ -209,14 +291,26 @@ fn agent_that_has_just_registered_again_is_waited_for() {
     let mut world = with_status(status);
     world.node["status"]["allocatable"] = json!({});
     assert_eq!(outcome_after(&world, 61).1, Outcome::Updating);
-    assert!(matches!(outcome_after(&world, 70).1, Outcome::Failed { reason: Reason::AgentNotReporting, .. }));
+    assert!(matches!(
+        outcome_after(&world, 70).1,
+        Outcome::Failed {
+            reason: Reason::AgentNotReporting,
+            ..
+        }
+    ));
 }
 
 #[test]
 fn agent_that_died_with_the_old_configuration_does_not_report() {
     let mut world = with_status(reported(Some("old".to_owned()), ("True", Reason::Registered)));
     world.node["status"]["allocatable"] = json!({});
-    assert!(matches!(outcome_after(&world, 10).1, Outcome::Failed { reason: Reason::AgentNotReporting, .. }));
+    assert!(matches!(
+        outcome_after(&world, 10).1,
+        Outcome::Failed {
+            reason: Reason::AgentNotReporting,
+            ..
+        }
+    ));
 }
 
 #[test]
@@ -244,7 +338,11 @@ fn node_whose_devices_wait_for_their_holders_is_ready_and_names_them() {
         world.node["status"]["allocatable"] = json!({"nvidia.com/gpu": allocatable});
         let (plan, outcome) = outcome_after(&world, 60);
         assert_eq!((outcome, plan.recheck), (Outcome::Ready, None));
-        let devices: Vec<_> = plan.standings_after(None)["p"].waiting.iter().map(|it| it.device.clone()).collect();
+        let devices: Vec<_> = plan.standings_after(None)["p"]
+            .waiting
+            .iter()
+            .map(|it| it.device.clone())
+            .collect();
         assert_eq!(devices, ["GPU-1", "GPU-2"]);
     }
     assert!(world.plan(&[]).waiting.is_empty(), "nobody governs the node");
@@ -268,16 +366,22 @@ fn resource_of_which_every_share_is_unhealthy_is_not_missed() {
 
 #[test]
 fn device_that_cannot_be_offered_fails_at_once_and_one_that_may_come_is_waited_for() {
-    for reason in
-        [Reason::MigInstancesUnequal, Reason::MigWithoutInstances, Reason::MpsUnsupported, Reason::MemoryBelowUnit]
-    {
+    for reason in [
+        Reason::MigInstancesUnequal,
+        Reason::MigWithoutInstances,
+        Reason::MpsUnsupported,
+        Reason::MemoryBelowUnit,
+    ] {
         let world = with_status(reported(in_force(), ("False", reason)));
         assert_eq!(outcome_after(&world, 0).1, Outcome::failed(reason, "as the agent says"));
     }
     for reason in [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown] {
         let world = with_status(reported(in_force(), ("False", reason)));
         assert_eq!(outcome_after(&world, 9).1, Outcome::Updating);
-        assert_eq!(outcome_after(&world, 10).1, Outcome::failed(reason, "as the agent says"));
+        assert_eq!(
+            outcome_after(&world, 10).1,
+            Outcome::failed(reason, "as the agent says")
+        );
     }
 }
 
@@ -286,15 +390,30 @@ fn resource_of_another_plugin_fails_at_once_and_is_said() {
     let mut status = reported(in_force(), ("False", Reason::ServedByAnother));
     status.resources[0].registered = false;
     let world = with_status(status);
-    assert_eq!(outcome_after(&world, 0).1, Outcome::failed(Reason::ServedByAnother, "as the agent says"));
+    assert_eq!(
+        outcome_after(&world, 0).1,
+        Outcome::failed(Reason::ServedByAnother, "as the agent says")
+    );
 }
 
 #[test]
 fn broken_driver_and_unreachable_node_fail_at_once() {
     let mut world = with_status(reported(in_force(), ("False", Reason::DriverNotFound)));
-    assert!(matches!(outcome_after(&world, 0).1, Outcome::Failed { reason: Reason::DriverNotFound, .. }));
+    assert!(matches!(
+        outcome_after(&world, 0).1,
+        Outcome::Failed {
+            reason: Reason::DriverNotFound,
+            ..
+        }
+    ));
     world.node["status"]["conditions"][0]["status"] = json!("Unknown");
-    assert!(matches!(outcome_after(&world, 0).1, Outcome::Failed { reason: Reason::NodeNotReady, .. }));
+    assert!(matches!(
+        outcome_after(&world, 0).1,
+        Outcome::Failed {
+            reason: Reason::NodeNotReady,
+            ..
+        }
+    ));
 }
 
 #[test]
@@ -303,5 +422,11 @@ fn node_that_has_just_joined_may_take_its_time() {
     world.node["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
     world.node["status"]["conditions"][0]["status"] = json!("False");
     assert_eq!(outcome_after(&world, 1).1, Outcome::Updating);
-    assert!(matches!(outcome_after(&world, 11).1, Outcome::Failed { reason: Reason::NodeNotReady, .. }));
+    assert!(matches!(
+        outcome_after(&world, 11).1,
+        Outcome::Failed {
+            reason: Reason::NodeNotReady,
+            ..
+        }
+    ));
 }

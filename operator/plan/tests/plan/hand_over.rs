@@ -20,7 +20,9 @@ fn new() -> GpuNodePolicy {
 
 fn placed(world: &World) -> Vec<&str> {
     let labels = world.node["metadata"]["labels"].as_object().into_iter().flatten();
-    labels.filter_map(|(key, _)| key.strip_prefix("gpunode.dev/policy.")).collect()
+    labels
+        .filter_map(|(key, _)| key.strip_prefix("gpunode.dev/policy."))
+        .collect()
 }
 
 fn serve(world: &mut World, policy: &GpuNodePolicy, in_force: &GpuNodePolicy) {
@@ -73,10 +75,16 @@ fn agent_that_never_takes_over_stops_the_rollout_and_is_told_as_what_it_is() {
     serve(&mut world, &old(), &new());
     let policies = [new(), old()];
     let plan = plan_at(Turn::Now, &world, &policies, 4);
-    assert_eq!((plan.stage, &plan.outcomes["new"]), (Some(Stage::Stepping), &Outcome::Updating));
+    assert_eq!(
+        (plan.stage, &plan.outcomes["new"]),
+        (Some(Stage::Stepping), &Outcome::Updating)
+    );
     let plan = plan_at(Turn::Now, &world, &policies, 5);
     let why = "not in force after 5m: the agent of policy old still serves the node, that of new has not taken over; see its pod on n";
-    assert_eq!(plan.outcomes["new"], Outcome::failed(Reason::ProgressDeadlineExceeded, why));
+    assert_eq!(
+        plan.outcomes["new"],
+        Outcome::failed(Reason::ProgressDeadlineExceeded, why)
+    );
     assert!(matches!(plan.stage, Some(Stage::Stopped(_))), "{:?}", plan.stage);
 }
 
@@ -90,7 +98,12 @@ fn plan_for_people_foretells_the_end_of_the_hand_over() {
 fn end_of_a_hand_over_is_no_change_of_a_policy_that_changes_nothing() {
     let harmless = policy("harmless", "{mode: Preview, nodeSelector: {}}");
     let plan = plan_at(Turn::Later, &taken(), &[new(), old(), harmless], 0);
-    assert_eq!((plan.outcomes.get("harmless"), plan.previews.len()), (Some(&Outcome::Ready), 0), "{:?}", plan.previews);
+    assert_eq!(
+        (plan.outcomes.get("harmless"), plan.previews.len()),
+        (Some(&Outcome::Ready), 0),
+        "{:?}",
+        plan.previews
+    );
 }
 
 #[test]
@@ -98,7 +111,14 @@ fn explanation_says_why_the_agent_of_another_policy_is_still_there() {
     let world = taken();
     let set = PolicySet::new(&[new(), old()]);
     let explanation = explain(&set, &world.facts(), world.gpu_node.as_ref(), world.now);
-    let entry = explanation.entries.iter().find(|entry| entry.key == "gpunode.dev/policy.old").unwrap();
+    let entry = explanation
+        .entries
+        .iter()
+        .find(|entry| entry.key == "gpunode.dev/policy.old")
+        .unwrap();
     let source = serde_json::to_value(&entry.source).unwrap();
-    assert_eq!(source["why"], "its agent serves until that of policy new has taken over");
+    assert_eq!(
+        source["why"],
+        "its agent serves until that of policy new has taken over"
+    );
 }

@@ -1,5 +1,10 @@
 //! What the planner decides, shown on nodes to which its patches are applied.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
 
 mod asked;
 mod daemonsets;

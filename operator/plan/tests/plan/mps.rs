@@ -21,8 +21,14 @@ fn whole() -> GpuNodePolicy {
 /// What an agent reports about one daemon.
 fn with_daemon(state: MpsDaemonState) -> GpuNode {
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
-    let daemon = MpsDaemon { device: "GPU-1".to_owned(), state };
-    gpu_node.status = Some(GpuNodeStatus { mps_daemons: vec![daemon], ..GpuNodeStatus::default() });
+    let daemon = MpsDaemon {
+        device: "GPU-1".to_owned(),
+        state,
+    };
+    gpu_node.status = Some(GpuNodeStatus {
+        mps_daemons: vec![daemon],
+        ..GpuNodeStatus::default()
+    });
     gpu_node
 }
 
@@ -31,11 +37,17 @@ fn node_whose_configuration_wants_mps_gets_the_label_in_the_same_patch_and_loses
     let mut world = World::sample();
     let before = world.snapshot();
     world.converge(&[mps()]);
-    assert_eq!((world.label(LABEL), world.label("gpunode.dev/governed")), (Some("true"), Some("true")));
+    assert_eq!(
+        (world.label(LABEL), world.label("gpunode.dev/governed")),
+        (Some("true"), Some("true"))
+    );
     assert!(world.record().unwrap().contains(r#""gpunode.dev/mps":"true""#));
     assert_eq!(world.plan(&[mps()]).patch, None);
     world.converge(&[whole()]);
-    assert_eq!((world.label(LABEL), world.label("gpunode.dev/governed")), (None, Some("true")));
+    assert_eq!(
+        (world.label(LABEL), world.label("gpunode.dev/governed")),
+        (None, Some("true"))
+    );
     world.converge(&[mps()]);
     world.set_label("pool", Some("b"));
     world.converge(&[mps()]);
@@ -47,7 +59,11 @@ fn node_whose_configuration_wants_mps_gets_the_label_in_the_same_patch_and_loses
 
 #[test]
 fn label_outlives_configuration_and_policy_until_no_daemon_is_left() {
-    for state in [MpsDaemonState::Answering, MpsDaemonState::NotAnswering, MpsDaemonState::Stopping] {
+    for state in [
+        MpsDaemonState::Answering,
+        MpsDaemonState::NotAnswering,
+        MpsDaemonState::Stopping,
+    ] {
         let mut world = World::sample();
         let before = world.snapshot();
         world.converge(&[mps()]);
@@ -95,11 +111,17 @@ fn label_stays_on_a_node_that_is_left_as_it_is() {
 #[test]
 fn no_policy_can_select_by_the_label_or_write_it() {
     let mut world = World::sample();
-    let by_label = policy("q", "{nodeSelector: {matchLabels: {gpunode.dev/mps: 'true'}}, labels: {x: y}}");
+    let by_label = policy(
+        "q",
+        "{nodeSelector: {matchLabels: {gpunode.dev/mps: 'true'}}, labels: {x: y}}",
+    );
     world.converge(&[mps(), by_label.clone()]);
     assert_eq!(world.converge(&[mps(), by_label]).matched, ["p"]);
     let mut world = World::sample();
-    world.converge(&[policy("q", "{nodeSelector: {}, labels: {gpunode.dev/mps: 'true', a: b}}")]);
+    world.converge(&[policy(
+        "q",
+        "{nodeSelector: {}, labels: {gpunode.dev/mps: 'true', a: b}}",
+    )]);
     assert_eq!((world.label(LABEL), world.label("a")), (None, Some("b")));
 }
 
@@ -109,10 +131,18 @@ fn preview_names_the_label() {
     preview.spec.mode = Some(gpunode_crds::Mode::Preview);
     let world = World::sample();
     let plan = world.plan(&[preview.clone()]);
-    assert_eq!(plan.previews["p"].set_labels.get(LABEL).map(String::as_str), Some("true"));
+    assert_eq!(
+        plan.previews["p"].set_labels.get(LABEL).map(String::as_str),
+        Some("true")
+    );
     // A daemon that is there already brings the label by itself.
     let facts: NodeFacts = world.facts();
-    let plan = plan_node(&PolicySet::new(&[preview]), &facts, Some(&with_daemon(MpsDaemonState::Answering)), now());
+    let plan = plan_node(
+        &PolicySet::new(&[preview]),
+        &facts,
+        Some(&with_daemon(MpsDaemonState::Answering)),
+        now(),
+    );
     assert_eq!(plan.previews["p"].set_labels.get(LABEL), None);
 }
 
@@ -134,11 +164,17 @@ fn refused_configuration_places_no_daemon_and_ends_none() {
 fn gpu_node_that_says_that_a_daemon_is_left_is_not_deleted() {
     let mut world = World::sample();
     let mut gpu_node = with_daemon(MpsDaemonState::Stopping);
-    let GpuNodeChange::Create(created) = world.plan(&[mps()]).gpu_node else { panic!() };
+    let GpuNodeChange::Create(created) = world.plan(&[mps()]).gpu_node else {
+        panic!()
+    };
     gpu_node.spec = created.spec;
     gpu_node.metadata.resource_version = Some("7".to_owned());
     world.gpu_node = Some(gpu_node);
-    let withdrawn = GpuNodeChange::Configure { resource_version: "7".to_owned(), config: None, step: None };
+    let withdrawn = GpuNodeChange::Configure {
+        resource_version: "7".to_owned(),
+        config: None,
+        step: None,
+    };
     assert_eq!(world.plan(&[]).gpu_node, withdrawn);
     world.gpu_node.as_mut().unwrap().status = Some(serde_json::from_value(json!({})).unwrap());
     assert!(matches!(world.plan(&[]).gpu_node, GpuNodeChange::Delete { .. }));

@@ -58,7 +58,10 @@ fn deselected_node_gets_its_old_labels_and_taints_back() {
 fn node_without_any_label_annotation_or_taint_gets_them_and_loses_them() {
     let mut world = World::new(&json!({}), &json!([]), &json!({}));
     let before = world.snapshot();
-    world.converge(&[policy("all", "{nodeSelector: {}, labels: {a: b}, taints: [{key: k, effect: NoSchedule}]}")]);
+    world.converge(&[policy(
+        "all",
+        "{nodeSelector: {}, labels: {a: b}, taints: [{key: k, effect: NoSchedule}]}",
+    )]);
     assert_eq!(world.label("a"), Some("b"));
     world.converge(&[]);
     assert_eq!(world.snapshot(), before);
@@ -104,7 +107,10 @@ fn foreign_taint_of_the_same_key_and_another_effect_stays() {
         json!([{"key": "dedicated", "effect": "NoExecute", "value": "team"}, {"key": "b", "effect": "NoSchedule"}]);
     let mut world = World::new(&json!({"pool": "a"}), &taints, &json!({}));
     world.converge(&[v100()]);
-    assert_eq!(world.node["spec"]["taints"].as_array().unwrap()[..2], taints.as_array().unwrap()[..]);
+    assert_eq!(
+        world.node["spec"]["taints"].as_array().unwrap()[..2],
+        taints.as_array().unwrap()[..]
+    );
     world.converge(&[]);
     assert_eq!(world.node["spec"]["taints"], taints);
 }
@@ -139,11 +145,21 @@ fn owned_key_that_somebody_changed_is_theirs_when_nobody_wants_it_any_more() {
 fn changed_policy_changes_owned_values_in_place() {
     let mut world = World::sample();
     world.converge(&[v100()]);
-    world.node["spec"]["taints"].as_array_mut().unwrap().push(json!({"key": "late", "effect": "NoSchedule"}));
-    let changed =
-        policy("v100", "{nodeSelector: {}, labels: {other: l}, taints: [{key: dedicated, effect: NoSchedule}]}");
+    world.node["spec"]["taints"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"key": "late", "effect": "NoSchedule"}));
+    let changed = policy(
+        "v100",
+        "{nodeSelector: {}, labels: {other: l}, taints: [{key: dedicated, effect: NoSchedule}]}",
+    );
     world.converge(&[changed]);
-    let keys: Vec<_> = world.node["spec"]["taints"].as_array().unwrap().iter().map(|taint| &taint["key"]).collect();
+    let keys: Vec<_> = world.node["spec"]["taints"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|taint| &taint["key"])
+        .collect();
     assert_eq!(keys, ["other", "z", "dedicated", "late"]);
     assert_eq!((world.label("accelerator"), world.label("other")), (None, Some("l")));
 }
@@ -179,8 +195,10 @@ fn device_plugin_places_its_pods_by_labels_that_only_gpunode_uses() {
 #[test]
 fn higher_priority_wins_a_key_and_the_device_plugin() {
     let low = policy("low", "{nodeSelector: {}, labels: {a: low, b: low}, devicePlugin: {}}");
-    let high =
-        policy("high", "{priority: 1, nodeSelector: {}, labels: {a: high}, devicePlugin: {passDeviceSpecs: true}}");
+    let high = policy(
+        "high",
+        "{priority: 1, nodeSelector: {}, labels: {a: high}, devicePlugin: {passDeviceSpecs: true}}",
+    );
     let mut world = World::sample();
     let plan = world.converge(&[low, high]);
     assert_eq!(plan.matched, ["high", "low"]);
@@ -197,19 +215,34 @@ fn equal_priorities_that_disagree_leave_the_node_as_it_is() {
             "taints: [{key: k, effect: NoSchedule}]",
             "taints: [{key: k, value: v, effect: NoSchedule}]",
         ),
-        ("devicePlugin", "devicePlugin: {}", "devicePlugin: {passDeviceSpecs: true}"),
+        (
+            "devicePlugin",
+            "devicePlugin: {}",
+            "devicePlugin: {passDeviceSpecs: true}",
+        ),
     ] {
-        let policies = [one, two]
-            .map(|spec| policy(if spec == one { "one" } else { "two" }, &format!("{{nodeSelector: {{}}, {spec}}}")));
+        let policies = [one, two].map(|spec| {
+            policy(
+                if spec == one { "one" } else { "two" },
+                &format!("{{nodeSelector: {{}}, {spec}}}"),
+            )
+        });
         let plan = World::sample().plan(&policies);
         assert!(plan.is_settled(), "{what}");
         for name in ["one", "two"] {
             assert_eq!(reason(plan.outcomes.get(name)), Some(Reason::EqualPriority), "{what}");
         }
-        let Some(Hold::Disagreement(_)) = plan.hold else { panic!("{what}: {:?}", plan.hold) };
-        let Outcome::Conflicted { message, .. } = &plan.outcomes["one"] else { panic!() };
+        let Some(Hold::Disagreement(_)) = plan.hold else {
+            panic!("{what}: {:?}", plan.hold)
+        };
+        let Outcome::Conflicted { message, .. } = &plan.outcomes["one"] else {
+            panic!()
+        };
         let expected = format!("policies one, two have equal priority and disagree about {what}: one wants \"");
-        assert!(message.starts_with(&expected) && message.contains("\", two wants \""), "{message}");
+        assert!(
+            message.starts_with(&expected) && message.contains("\", two wants \""),
+            "{message}"
+        );
     }
 }
 
@@ -218,7 +251,11 @@ fn disagreement_that_a_higher_priority_settles_is_none() {
     let spec =
         |priority: i32, value: &str| format!("{{priority: {priority}, nodeSelector: {{}}, labels: {{a: {value}}}}}");
     let mut world = World::sample();
-    let plan = world.converge(&[policy("a", &spec(0, "x")), policy("b", &spec(0, "y")), policy("c", &spec(1, "z"))]);
+    let plan = world.converge(&[
+        policy("a", &spec(0, "x")),
+        policy("b", &spec(0, "y")),
+        policy("c", &spec(1, "z")),
+    ]);
     assert_eq!((plan.hold, world.label("a")), (None, Some("z")));
 }
 
@@ -227,7 +264,10 @@ fn ignored_node_is_neither_written_nor_counted() {
     let mut world = World::sample();
     world.converge(&[v100()]);
     world.set_label("gpunode.dev/ignore", Some(""));
-    for policies in [vec![], vec![policy("v100", "{nodeSelector: {}, labels: {accelerator: x}}")]] {
+    for policies in [
+        vec![],
+        vec![policy("v100", "{nodeSelector: {}, labels: {accelerator: x}}")],
+    ] {
         let plan = world.plan(&policies);
         assert!(plan.is_settled() && plan.outcomes.is_empty());
         assert_eq!(plan.hold, Some(Hold::Ignored));
@@ -265,7 +305,10 @@ fn policy_that_the_api_should_have_refused_writes_no_key_of_kubernetes() {
     let mut world = World::sample();
     let os = world.label("kubernetes.io/os").map(str::to_owned);
     let plan = world.converge(&[policy("p", "{nodeSelector: {}, labels: {kubernetes.io/os: x, a: b}}")]);
-    assert_eq!((world.label("a"), world.label("kubernetes.io/os")), (Some("b"), os.as_deref()));
+    assert_eq!(
+        (world.label("a"), world.label("kubernetes.io/os")),
+        (Some("b"), os.as_deref())
+    );
     assert_eq!(reason(plan.outcomes.get("p")), Some(Reason::InvalidSpec));
 }
 
@@ -294,12 +337,18 @@ fn preview_reports_what_would_change_and_changes_nothing() {
     assert_eq!(plan.outcomes["low"], Outcome::Ready);
     let harmless = policy("same", "{mode: Preview, nodeSelector: {}, labels: {a: low}}");
     let plan = world.plan(&[low, harmless]);
-    assert_eq!((plan.outcomes.get("same"), plan.previews.len()), (Some(&Outcome::Ready), 0));
+    assert_eq!(
+        (plan.outcomes.get("same"), plan.previews.len()),
+        (Some(&Outcome::Ready), 0)
+    );
 }
 
 #[test]
 fn refused_write_counts_as_failed_and_not_as_on_its_way() {
     let plan = World::sample().plan(&[v100()]);
     assert_eq!(plan.standings_after(None)["v100"], Outcome::Updating.into());
-    assert_eq!(plan.standings_after(Some("denied"))["v100"], Outcome::failed(Reason::WriteFailed, "denied").into());
+    assert_eq!(
+        plan.standings_after(Some("denied"))["v100"],
+        Outcome::failed(Reason::WriteFailed, "denied").into()
+    );
 }

@@ -16,7 +16,9 @@ fn pool(mode: &str, further: &str) -> GpuNodePolicy {
 /// A node that the policy governs.
 fn governed() -> World {
     let mut world = World::sample();
-    let GpuNodeChange::Create(gpu_node) = world.converge(&[pool("Enforce", "")]).gpu_node else { panic!() };
+    let GpuNodeChange::Create(gpu_node) = world.converge(&[pool("Enforce", "")]).gpu_node else {
+        panic!()
+    };
     world.gpu_node = Some(*gpu_node);
     world
 }
@@ -24,24 +26,39 @@ fn governed() -> World {
 #[test]
 fn a_changed_spec_of_a_paused_policy_changes_nothing_on_its_nodes() {
     let world = governed();
-    for more in ["", ", priority: 7, taints: [{key: k, effect: NoSchedule}]", ", image: other"] {
+    for more in [
+        "",
+        ", priority: 7, taints: [{key: k, effect: NoSchedule}]",
+        ", image: other",
+    ] {
         let plan = world.plan(&[pool("Paused", more)]);
         assert!(plan.is_settled(), "{more}");
-        assert_eq!((plan.hold, plan.governing.as_deref()), (Some(Hold::Paused("pool".to_owned())), Some("pool")));
+        assert_eq!(
+            (plan.hold, plan.governing.as_deref()),
+            (Some(Hold::Paused("pool".to_owned())), Some("pool"))
+        );
     }
-    let changed =
-        policy("pool", "{mode: Paused, nodeSelector: {}, labels: {z: z}, devicePlugin: {passDeviceSpecs: true}}");
+    let changed = policy(
+        "pool",
+        "{mode: Paused, nodeSelector: {}, labels: {z: z}, devicePlugin: {passDeviceSpecs: true}}",
+    );
     assert!(world.plan(&[changed]).is_settled());
 }
 
 #[test]
 fn a_paused_policy_is_judged_by_what_is_in_force_and_not_by_its_spec() {
     let world = governed();
-    let changed = policy("pool", "{mode: Paused, nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}}");
+    let changed = policy(
+        "pool",
+        "{mode: Paused, nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}}",
+    );
     for policies in [[pool("Paused", "")], [changed]] {
         let plan = world.plan(&policies);
         // No agent has reported yet.
-        assert_eq!((plan.outcomes.get("pool"), plan.recheck.is_some()), (Some(&Outcome::Updating), true));
+        assert_eq!(
+            (plan.outcomes.get("pool"), plan.recheck.is_some()),
+            (Some(&Outcome::Updating), true)
+        );
     }
 }
 
@@ -81,8 +98,17 @@ fn other_policies_wait_for_the_paused_one_and_say_so() {
     let plan = world.plan(&[pool("Paused", ""), other, preview]);
     assert!(plan.is_settled());
     for name in ["other", "preview"] {
-        let Outcome::Conflicted { reason: Reason::Paused, message } = &plan.outcomes[name] else { panic!("{name}") };
-        assert!(message.starts_with("policy pool is paused and has something on the node"), "{message}");
+        let Outcome::Conflicted {
+            reason: Reason::Paused,
+            message,
+        } = &plan.outcomes[name]
+        else {
+            panic!("{name}")
+        };
+        assert!(
+            message.starts_with("policy pool is paused and has something on the node"),
+            "{message}"
+        );
     }
 }
 
@@ -101,6 +127,12 @@ fn an_annotation_that_cannot_be_read_is_said_on_a_node_of_a_paused_policy_too() 
     let mut world = governed();
     world.node["metadata"]["annotations"]["gpunode.dev/recovered"] = "yesterday".into();
     let plan = world.plan(&[pool("Paused", "")]);
-    let types: Vec<String> = plan.conditions.unwrap().conditions.into_iter().map(|it| it.type_).collect();
+    let types: Vec<String> = plan
+        .conditions
+        .unwrap()
+        .conditions
+        .into_iter()
+        .map(|it| it.type_)
+        .collect();
     assert_eq!((types, plan.patch), (vec!["RecoveredAnnotation".to_owned()], None));
 }

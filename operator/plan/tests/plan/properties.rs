@@ -27,7 +27,10 @@ fn keys(of: &'static [&'static str]) -> impl Strategy<Value = BTreeMap<&'static 
 
 /// Taints in any order, each identity once.
 fn taints() -> impl Strategy<Value = Vec<Value>> {
-    let ids: Vec<_> = KEYS.iter().flat_map(|key| EFFECTS.map(|effect| (*key, effect))).collect();
+    let ids: Vec<_> = KEYS
+        .iter()
+        .flat_map(|key| EFFECTS.map(|effect| (*key, effect)))
+        .collect();
     let some = prop::sample::subsequence(ids, 0..5).prop_shuffle();
     (some, collection::vec((value(), any::<bool>()), 5)).prop_map(|(ids, rest)| {
         let taints = ids.into_iter().zip(rest).map(|((key, effect), (value, dated))| {
@@ -57,31 +60,48 @@ fn any_policy(index: usize) -> impl Strategy<Value = GpuNodePolicy> {
     let by_gpus = prop::bool::weighted(0.3);
     let starting = option::of(prop::sample::select(vec![json!({}), json!({"key": "start/up"})]));
     let mps = json!({"resources": [{"name": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 2}}]});
-    let plugin = option::of(prop::sample::select(vec![json!({}), json!({"passDeviceSpecs": true}), mps]));
-    (0..3, selector, keys(&KEYS), taints(), plugin, prop::bool::weighted(0.2), any::<bool>(), by_gpus, starting)
-        .prop_map(move |(priority, selector, labels, taints, plugin, preview, take_over, by_gpus, starting)| {
-            let mut spec = json!({"priority": priority, "nodeSelector": selector, "labels": labels, "taints": taints});
-            for taint in spec["taints"].as_array_mut().unwrap() {
-                taint.as_object_mut().unwrap().remove("timeAdded");
-            }
-            if let Some(plugin) = plugin {
-                spec["devicePlugin"] = plugin;
-            }
-            if let Some(starting) = starting {
-                spec["startupTaint"] = starting;
-                spec["unhealthyTaint"] = json!({});
-            }
-            if by_gpus {
-                spec["gpuSelector"] = json!({"products": ["Tesla-*"]});
-            }
-            if take_over {
-                spec["onConflict"] = json!("TakeOver");
-            }
-            if preview {
-                spec["mode"] = json!("Preview");
-            }
-            policy(&format!("p{index}"), &spec.to_string())
-        })
+    let plugin = option::of(prop::sample::select(vec![
+        json!({}),
+        json!({"passDeviceSpecs": true}),
+        mps,
+    ]));
+    (
+        0..3,
+        selector,
+        keys(&KEYS),
+        taints(),
+        plugin,
+        prop::bool::weighted(0.2),
+        any::<bool>(),
+        by_gpus,
+        starting,
+    )
+        .prop_map(
+            move |(priority, selector, labels, taints, plugin, preview, take_over, by_gpus, starting)| {
+                let mut spec =
+                    json!({"priority": priority, "nodeSelector": selector, "labels": labels, "taints": taints});
+                for taint in spec["taints"].as_array_mut().unwrap() {
+                    taint.as_object_mut().unwrap().remove("timeAdded");
+                }
+                if let Some(plugin) = plugin {
+                    spec["devicePlugin"] = plugin;
+                }
+                if let Some(starting) = starting {
+                    spec["startupTaint"] = starting;
+                    spec["unhealthyTaint"] = json!({});
+                }
+                if by_gpus {
+                    spec["gpuSelector"] = json!({"products": ["Tesla-*"]});
+                }
+                if take_over {
+                    spec["onConflict"] = json!("TakeOver");
+                }
+                if preview {
+                    spec["mode"] = json!("Preview");
+                }
+                policy(&format!("p{index}"), &spec.to_string())
+            },
+        )
 }
 
 fn policies() -> impl Strategy<Value = Vec<GpuNodePolicy>> {
@@ -109,25 +129,41 @@ fn with_daemon() -> GpuNode {
 /// A node with any record, true or not, and with any of gpunode's own keys.
 fn touched() -> impl Strategy<Value = World> {
     let conceded = collection::btree_map(prop::sample::select(&KEYS[..]), ("p[0-2]@[12]", any::<bool>()), 0..3);
-    let restored = collection::btree_map(prop::sample::select(&KEYS[..]), collection::vec(-700..1_i64, 0..4), 0..3);
+    let restored = collection::btree_map(
+        prop::sample::select(&KEYS[..]),
+        collection::vec(-700..1_i64, 0..4),
+        0..3,
+    );
     let before = (keys(&KEYS), taints());
     let policies = prop::sample::subsequence(vec!["p0", "p1", "p2"], 0..3);
-    let record = (keys(&KEYS), keys(&OTHER_KEYS), taints(), before, conceded, restored, policies).prop_map(
-        |(labels, others, taints, before, conceded, restored, policies)| {
-            let labels: Map<_, _> =
-                labels.into_iter().chain(others).map(|(key, value)| (key.to_owned(), json!(value))).collect();
+    let record = (
+        keys(&KEYS),
+        keys(&OTHER_KEYS),
+        taints(),
+        before,
+        conceded,
+        restored,
+        policies,
+    )
+        .prop_map(|(labels, others, taints, before, conceded, restored, policies)| {
+            let labels: Map<_, _> = labels
+                .into_iter()
+                .chain(others)
+                .map(|(key, value)| (key.to_owned(), json!(value)))
+                .collect();
             let conceded: Map<_, _> = conceded
                 .into_iter()
                 .map(|(key, (by, gone))| (key.to_owned(), json!({"by": by, "gone": gone})))
                 .collect();
             let seconds = |times: Vec<i64>| json!(times.iter().map(|it| now().as_second() + it).collect::<Vec<_>>());
-            let restored: Map<_, _> =
-                restored.into_iter().map(|(key, times)| (key.to_owned(), seconds(times))).collect();
+            let restored: Map<_, _> = restored
+                .into_iter()
+                .map(|(key, times)| (key.to_owned(), seconds(times)))
+                .collect();
             json!({"version": 1, "labels": labels, "taints": taints, "before": {"labels": before.0, "taints": before.1},
                 "policies": policies, "conceded": {"labels": conceded}, "restored": {"labels": restored}})
             .to_string()
-        },
-    );
+        });
     let record = prop_oneof![4 => record, 1 => "\\PC{0,20}"];
     (untouched(), keys(&OTHER_KEYS), option::of(record), any::<bool>()).prop_map(
         |(mut world, others, record, daemon)| {
@@ -144,10 +180,16 @@ fn touched() -> impl Strategy<Value = World> {
 /// Label keys and taints that are somebody else's: neither in the record nor gpunode's own. What was conceded may be taken up
 /// again.
 fn foreign(world: &World) -> (BTreeMap<String, Value>, Vec<Value>) {
-    let record: Value = world.record().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let record: Value = world
+        .record()
+        .and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default();
     let kinds = [&record["labels"], &record["conceded"]["labels"]];
-    let owned: BTreeSet<&String> =
-        kinds.iter().flat_map(|kind| kind.as_object().into_iter().flatten()).map(|(key, _)| key).collect();
+    let owned: BTreeSet<&String> = kinds
+        .iter()
+        .flat_map(|kind| kind.as_object().into_iter().flatten())
+        .map(|(key, _)| key)
+        .collect();
     let ours = |key: &String| {
         !key.contains("kubernetes.io")
             && (owned.contains(key)
@@ -155,11 +197,17 @@ fn foreign(world: &World) -> (BTreeMap<String, Value>, Vec<Value>) {
                 || key.starts_with("gpunode.dev/policy."))
     };
     let labels = world.node["metadata"]["labels"].as_object().into_iter().flatten();
-    let labels = labels.filter(|(key, _)| !ours(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
+    let labels = labels
+        .filter(|(key, _)| !ours(key))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
     let id = |taint: &Value| (taint["key"].clone(), taint["effect"].clone());
     let owned: Vec<_> = record["taints"].as_array().into_iter().flatten().map(id).collect();
     let taints = world.node["spec"]["taints"].as_array().into_iter().flatten();
-    (labels, taints.filter(|taint| !owned.contains(&id(taint))).cloned().collect())
+    (
+        labels,
+        taints.filter(|taint| !owned.contains(&id(taint))).cloned().collect(),
+    )
 }
 
 proptest! {

@@ -11,7 +11,9 @@ fn whole() -> GpuNodePolicy {
 }
 
 fn resources(world: &World) -> Value {
-    world.record().map_or(Value::Null, |record| serde_json::from_str::<Value>(record).unwrap()["resources"].clone())
+    world.record().map_or(Value::Null, |record| {
+        serde_json::from_str::<Value>(record).unwrap()["resources"].clone()
+    })
 }
 
 fn status(world: &mut World, capacity: &str, allocatable: &str) {
@@ -64,7 +66,10 @@ fn kubelet_that_puts_a_key_back_is_met_once_a_minute_and_five_times_in_all() {
     world.converge(&[whole()]);
     status(&mut world, "8", "8");
     world.converge(&[]);
-    assert_eq!(removals(&mut world, 2000, |world| status(world, "0", "0")), [330, 390, 450, 510, 570]);
+    assert_eq!(
+        removals(&mut world, 2000, |world| status(world, "0", "0")),
+        [330, 390, 450, 510, 570]
+    );
     assert_eq!(world.snapshot()["metadata"], before);
 }
 
@@ -93,7 +98,10 @@ fn names_of_mig_profiles_are_recorded_before_the_agent_can_register_them() {
             {"uuid": "MIG-2", "profile": "3g.20gb", "gpuInstance": 2, "computeInstance": 0, "memoryMiB": 19968},
         ],
     }]);
-    gpu_node.status = Some(GpuNodeStatus { gpus: serde_json::from_value(gpus).unwrap(), ..GpuNodeStatus::default() });
+    gpu_node.status = Some(GpuNodeStatus {
+        gpus: serde_json::from_value(gpus).unwrap(),
+        ..GpuNodeStatus::default()
+    });
     world.gpu_node = Some(gpu_node);
     let named = |spec: &str| {
         let mut world = world.clone();
@@ -116,15 +124,30 @@ fn resource_that_the_agent_still_serves_is_kept() {
     world.converge(&[whole()]);
     status(&mut world, "8", "8");
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
-    let mig = ResourceStatus { name: "nvidia.com/mig-1g.10gb".to_owned(), ..ResourceStatus::default() };
-    let agent = Agent { mode: AgentMode::DevicePlugin, ..Agent::default() };
-    gpu_node.status = Some(GpuNodeStatus { agent: Some(agent), resources: vec![mig], ..GpuNodeStatus::default() });
+    let mig = ResourceStatus {
+        name: "nvidia.com/mig-1g.10gb".to_owned(),
+        ..ResourceStatus::default()
+    };
+    let agent = Agent {
+        mode: AgentMode::DevicePlugin,
+        ..Agent::default()
+    };
+    gpu_node.status = Some(GpuNodeStatus {
+        agent: Some(agent),
+        resources: vec![mig],
+        ..GpuNodeStatus::default()
+    });
     world.gpu_node = Some(gpu_node);
     world.converge(&[]);
     let since = resources(&world)[GPU].clone();
     assert!(since.is_i64());
     assert_eq!(resources(&world)["nvidia.com/mig-1g.10gb"], Value::Null);
-    assert!(resources(&world).as_object().unwrap().contains_key("nvidia.com/mig-1g.10gb"));
+    assert!(
+        resources(&world)
+            .as_object()
+            .unwrap()
+            .contains_key("nvidia.com/mig-1g.10gb")
+    );
 }
 
 #[test]

@@ -27,27 +27,51 @@ fn node_that_works_waits_for_its_turn_and_counts_as_updating() {
 fn turn_ends_with_one_more_write_when_the_configuration_is_in_force() {
     let stepping = world(&new(), Some(step()), &old(), true);
     let on_its_way = plan(&stepping, new(), 1);
-    assert_eq!((on_its_way.stage, on_its_way.gpu_node), (Some(Stage::Stepping), GpuNodeChange::None));
+    assert_eq!(
+        (on_its_way.stage, on_its_way.gpu_node),
+        (Some(Stage::Stepping), GpuNodeChange::None)
+    );
     assert_eq!(on_its_way.outcomes["p"], Outcome::Updating);
     assert_eq!(on_its_way.recheck, Some(now() + SignedDuration::from_mins(5)));
 
     let there = plan(&world(&new(), Some(step()), &new(), true), new(), 1);
-    assert_eq!((there.stage, &there.outcomes["p"]), (Some(Stage::Done), &Outcome::Ready));
-    assert_eq!(there.gpu_node, GpuNodeChange::Step { resource_version: "7".to_owned(), step: None });
+    assert_eq!(
+        (there.stage, &there.outcomes["p"]),
+        (Some(Stage::Done), &Outcome::Ready)
+    );
+    assert_eq!(
+        there.gpu_node,
+        GpuNodeChange::Step {
+            resource_version: "7".to_owned(),
+            step: None
+        }
+    );
     let settled = plan(&world(&new(), None, &new(), true), new(), 1);
-    assert_eq!((settled.stage, settled.gpu_node), (Some(Stage::Done), GpuNodeChange::None));
+    assert_eq!(
+        (settled.stage, settled.gpu_node),
+        (Some(Stage::Done), GpuNodeChange::None)
+    );
 }
 
 #[test]
 fn node_that_fails_or_takes_too_long_at_its_turn_stops_the_rollout() {
     let rejecting = rejecting(world(&new(), Some(step()), &old(), true), &new());
     let rejected = plan(&rejecting, new(), 0);
-    assert_eq!(rejected.stage, Some(Stage::Stopped("ConfigurationRejected: no".to_owned())));
+    assert_eq!(
+        rejected.stage,
+        Some(Stage::Stopped("ConfigurationRejected: no".to_owned()))
+    );
 
     let late = plan(&world(&new(), Some(step()), &new(), false), new(), 5);
     let message = "not in force after 5m: as the agent says";
-    assert_eq!(late.outcomes["p"], Outcome::failed(Reason::ProgressDeadlineExceeded, message));
-    assert_eq!(late.stage, Some(Stage::Stopped(format!("ProgressDeadlineExceeded: {message}"))));
+    assert_eq!(
+        late.outcomes["p"],
+        Outcome::failed(Reason::ProgressDeadlineExceeded, message)
+    );
+    assert_eq!(
+        late.stage,
+        Some(Stage::Stopped(format!("ProgressDeadlineExceeded: {message}")))
+    );
 }
 
 #[test]
@@ -55,14 +79,19 @@ fn node_that_failed_gets_the_next_configuration_at_once_and_outside_the_budget()
     let failed = rejecting(world(&new(), Some(step()), &old(), true), &new());
     let plan = plan_at(Turn::Later, &failed, &[old()], 1);
     assert_eq!((plan.stage, plan.waits), (Some(Stage::Outside), false));
-    assert_eq!(given(&plan.gpu_node), Some((configuration(&old()).hash.as_str(), false)));
+    assert_eq!(
+        given(&plan.gpu_node),
+        Some((configuration(&old()).hash.as_str(), false))
+    );
 }
 
 #[test]
 fn node_that_is_changing_goes_on_to_the_next_configuration_in_its_place() {
     let plan = plan_at(Turn::Later, &world(&new(), Some(step()), &old(), true), &[old()], 1);
     assert_eq!(plan.stage, Some(Stage::Stepping));
-    let GpuNodeChange::Configure { step: Some(step), .. } = plan.gpu_node else { panic!("{:?}", plan.gpu_node) };
+    let GpuNodeChange::Configure { step: Some(step), .. } = plan.gpu_node else {
+        panic!("{:?}", plan.gpu_node)
+    };
     assert_eq!(step.started_at.0, now() + SignedDuration::from_mins(1));
 }
 
@@ -84,7 +113,10 @@ fn node_whose_agent_starts_again_has_worked_before() {
 #[test]
 fn node_whose_agent_is_replaced_is_no_more_outside_than_before() {
     let plan = plan_at(Turn::Later, &world(&new(), None, &new(), false), &[new()], 1);
-    assert_eq!((plan.stage, &plan.outcomes["p"]), (Some(Stage::Done), &Outcome::Updating));
+    assert_eq!(
+        (plan.stage, &plan.outcomes["p"]),
+        (Some(Stage::Done), &Outcome::Updating)
+    );
 }
 
 #[test]
@@ -100,15 +132,30 @@ fn node_that_is_held_and_down_holds_nobody() {
 fn node_that_is_down_gets_the_configuration_when_it_is_back_and_holds_nobody() {
     let plan = plan_at(Turn::Later, &down(world(&old(), None, &old(), true)), &[new()], 1);
     assert_eq!((plan.stage, plan.gpu_node), (Some(Stage::Outside), GpuNodeChange::None));
-    assert!(matches!(plan.outcomes["p"], Outcome::Failed { reason: Reason::NodeNotReady, .. }));
+    assert!(matches!(
+        plan.outcomes["p"],
+        Outcome::Failed {
+            reason: Reason::NodeNotReady,
+            ..
+        }
+    ));
 }
 
 #[test]
 fn node_that_goes_down_at_its_turn_keeps_its_place_until_the_deadline() {
     let down = down(world(&new(), Some(step()), &old(), true));
     let early = plan(&down, new(), 4);
-    assert_eq!((early.stage, early.recheck), (Some(Stage::Stepping), Some(now() + SignedDuration::from_mins(5))));
-    assert!(matches!(early.outcomes["p"], Outcome::Failed { reason: Reason::NodeNotReady, .. }));
+    assert_eq!(
+        (early.stage, early.recheck),
+        (Some(Stage::Stepping), Some(now() + SignedDuration::from_mins(5)))
+    );
+    assert!(matches!(
+        early.outcomes["p"],
+        Outcome::Failed {
+            reason: Reason::NodeNotReady,
+            ..
+        }
+    ));
     assert_eq!(plan(&down, new(), 5).stage, Some(Stage::Outside));
 }
 
@@ -120,7 +167,10 @@ fn node_that_breaks_after_its_turn_stops_nothing() {
 
 #[test]
 fn agent_of_another_policy_is_placed_with_the_configuration() {
-    let other = policy("q", "{priority: 1, nodeSelector: {}, labels: {x: y}, devicePlugin: {passDeviceSpecs: true}}");
+    let other = policy(
+        "q",
+        "{priority: 1, nodeSelector: {}, labels: {x: y}, devicePlugin: {passDeviceSpecs: true}}",
+    );
     let world = world(&old(), None, &old(), true);
     let patched = |plan: &NodePlan| serde_json::to_string(&plan.patch).unwrap();
     let waiting = plan_at(Turn::Later, &world, &[old(), other.clone()], 0);
@@ -128,25 +178,51 @@ fn agent_of_another_policy_is_placed_with_the_configuration() {
     let granted = plan_at(Turn::Now, &world, &[old(), other.clone()], 0);
     assert!(patched(&granted).contains("policy.q"));
     let orphaned = plan_at(Turn::Later, &world, &[other], 0);
-    assert!(patched(&orphaned).contains("policy.q"), "the DaemonSet of the old policy is gone");
+    assert!(
+        patched(&orphaned).contains("policy.q"),
+        "the DaemonSet of the old policy is gone"
+    );
 }
 
 #[test]
 fn policy_whose_configuration_cannot_be_written_moves_no_agent() {
-    let invalid = policy("q", "{priority: 9, nodeSelector: {}, devicePlugin: {resources: [{name: nodomain}]}}");
-    let other = policy("q", "{priority: 9, nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}}");
+    let invalid = policy(
+        "q",
+        "{priority: 9, nodeSelector: {}, devicePlugin: {resources: [{name: nodomain}]}}",
+    );
+    let other = policy(
+        "q",
+        "{priority: 9, nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}}",
+    );
     let works = world(&old(), None, &old(), true);
     let mut too_old = works.clone();
-    too_old.gpu_node.as_mut().unwrap().status.as_mut().unwrap().agent.as_mut().unwrap().config_versions = vec![9];
+    too_old
+        .gpu_node
+        .as_mut()
+        .unwrap()
+        .status
+        .as_mut()
+        .unwrap()
+        .agent
+        .as_mut()
+        .unwrap()
+        .config_versions = vec![9];
     for (mut world, policies) in [(works, [old(), invalid.clone()]), (too_old, [old(), other])] {
         for turn in [Turn::Later, Turn::Now] {
             assert_eq!(plan_at(turn, &world, &policies, 1).gpu_node, GpuNodeChange::None);
         }
         world.converge(&policies);
-        assert_eq!((world.label("gpunode.dev/policy.p"), world.label("gpunode.dev/policy.q")), (Some("true"), None));
+        assert_eq!(
+            (world.label("gpunode.dev/policy.p"), world.label("gpunode.dev/policy.q")),
+            (Some("true"), None)
+        );
         assert!(matches!(world.plan(&policies).outcomes["q"], Outcome::Failed { .. }));
     }
     let mut orphaned = world(&old(), None, &old(), true);
     orphaned.converge(&[invalid]);
-    assert_eq!(orphaned.label("gpunode.dev/policy.q"), Some("true"), "the DaemonSet of the old policy is gone");
+    assert_eq!(
+        orphaned.label("gpunode.dev/policy.q"),
+        Some("true"),
+        "the DaemonSet of the old policy is gone"
+    );
 }

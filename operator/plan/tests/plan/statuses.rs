@@ -22,7 +22,9 @@ fn status(spec: &str, outcomes: &[Outcome], before: Option<&GpuNodePolicyStatus>
 
 fn conditions(status: &GpuNodePolicyStatus) -> Vec<String> {
     let conditions = status.conditions.iter();
-    conditions.map(|it| format!("{}={} {}: {}", it.type_, it.status, it.reason, it.message)).collect()
+    conditions
+        .map(|it| format!("{}={} {}: {}", it.type_, it.status, it.reason, it.message))
+        .collect()
 }
 
 #[test]
@@ -43,10 +45,17 @@ fn no_match_is_ready() {
 
 #[test]
 fn a_paused_policy_is_ready_whatever_its_nodes_do() {
-    let outcomes = [Outcome::Ready, Outcome::Updating, Outcome::failed(Reason::NodeNotReady, "m")];
+    let outcomes = [
+        Outcome::Ready,
+        Outcome::Updating,
+        Outcome::failed(Reason::NodeNotReady, "m"),
+    ];
     let status = status("{mode: Paused, nodeSelector: {}}", &outcomes, None, 0);
     let conditions = conditions(&status);
-    assert_eq!(conditions[0], "Ready=True Paused: 3 nodes stay as they are, and none is added");
+    assert_eq!(
+        conditions[0],
+        "Ready=True Paused: 3 nodes stay as they are, and none is added"
+    );
     assert_eq!(conditions[1], "Reconciling=False UpToDate: nothing is under way");
 }
 
@@ -62,11 +71,18 @@ fn broken_nodes_show_and_do_not_hold_ready() {
         Reason::MpsUnsupported,
     ];
     for reason in broken {
-        let status = status("{nodeSelector: {}}", &[Outcome::Ready, Outcome::failed(reason, "m")], None, 0);
+        let status = status(
+            "{nodeSelector: {}}",
+            &[Outcome::Ready, Outcome::failed(reason, "m")],
+            None,
+            0,
+        );
         let conditions = conditions(&status);
         assert_eq!(conditions[0], "Ready=True InForce: in force on 1 of 2 matched nodes");
-        let degraded =
-            format!("Degraded=True NodesFailed: 1 of 2 matched nodes failed; node-1: {}: m", reason.as_str());
+        let degraded = format!(
+            "Degraded=True NodesFailed: 1 of 2 matched nodes failed; node-1: {}: m",
+            reason.as_str()
+        );
         assert_eq!(conditions[4], degraded);
     }
 }
@@ -89,7 +105,10 @@ fn healthy_nodes_on_which_somebody_has_to_act_hold_ready() {
             "Degraded=True NodesFailed: 1 of 3 matched nodes failed; node-1: ConfigurationRejected: resources[0]: no",
         ]
     );
-    assert_eq!(status.failures.iter().map(|it| it.node.as_str()).collect::<Vec<_>>(), ["node-1", "node-2"]);
+    assert_eq!(
+        status.failures.iter().map(|it| it.node.as_str()).collect::<Vec<_>>(),
+        ["node-1", "node-2"]
+    );
 }
 
 #[test]
@@ -127,13 +146,26 @@ fn updating_nodes_hold_ready() {
 #[test]
 fn devices_that_wait_for_their_holders_are_named_and_do_not_hold_ready() {
     let policies = PolicySet::new(&[policy("p", "{nodeSelector: {}}")]);
-    let waiting = NodeWaiting { node: "b".to_owned(), device: "GPU-1".to_owned(), pods: vec!["ns/job".to_owned()] };
+    let waiting = NodeWaiting {
+        node: "b".to_owned(),
+        device: "GPU-1".to_owned(),
+        pods: vec!["ns/job".to_owned()],
+    };
     let mut tally = Tally::default();
     tally.add("a", &Outcome::Ready.into());
-    tally.add("b", &Standing { waiting: vec![waiting.clone()], ..Outcome::Ready.into() });
+    tally.add(
+        "b",
+        &Standing {
+            waiting: vec![waiting.clone()],
+            ..Outcome::Ready.into()
+        },
+    );
     let status = policy_status(policies.get("p").unwrap(), &tally, &Agents::default(), None, now());
     let ready = "Ready=True InForce: in force on 2 of 2 matched nodes; on 1 of them devices wait for their holders";
-    assert_eq!((conditions(&status)[0].as_str(), status.waiting), (ready, vec![waiting]));
+    assert_eq!(
+        (conditions(&status)[0].as_str(), status.waiting),
+        (ready, vec![waiting])
+    );
 }
 
 #[test]
@@ -153,7 +185,12 @@ fn refused_spec_is_stalled() {
 
 #[test]
 fn preview_is_ready_and_says_how_much_would_change() {
-    let status = status("{mode: Preview, nodeSelector: {}}", &[Outcome::Ready, Outcome::Updating], None, 0);
+    let status = status(
+        "{mode: Preview, nodeSelector: {}}",
+        &[Outcome::Ready, Outcome::Updating],
+        None,
+        0,
+    );
     assert_eq!(
         conditions(&status)[..2],
         [
@@ -169,8 +206,11 @@ fn transition_times_move_only_with_the_status() {
     let first = status(spec, &[Outcome::Updating], None, 0);
     assert_eq!(status(spec, &[Outcome::Updating], Some(&first), 60), first);
     let later = status(spec, &[Outcome::Ready], Some(&first), 60);
-    let seconds: Vec<_> =
-        later.conditions.iter().map(|it| it.last_transition_time.0.as_second() - now().as_second()).collect();
+    let seconds: Vec<_> = later
+        .conditions
+        .iter()
+        .map(|it| it.last_transition_time.0.as_second() - now().as_second())
+        .collect();
     assert_eq!(seconds, [60, 60, 0, 0, 0]);
 }
 
@@ -184,14 +224,31 @@ fn of_rollout(stages: &[(&str, Stage)]) -> Vec<String> {
             Stage::Stopped(_) => Outcome::failed(Reason::MemoryBelowUnit, "m"),
             Stage::Outside | Stage::Held | Stage::Pending | Stage::Stepping => Outcome::Updating,
         };
-        tally.add(node, &Standing { stage: Some(stage.clone()), ..outcome.into() });
+        tally.add(
+            node,
+            &Standing {
+                stage: Some(stage.clone()),
+                ..outcome.into()
+            },
+        );
     }
-    conditions(&policy_status(policies.get("p").unwrap(), &tally, &Agents::default(), None, now()))
+    conditions(&policy_status(
+        policies.get("p").unwrap(),
+        &tally,
+        &Agents::default(),
+        None,
+        now(),
+    ))
 }
 
 #[test]
 fn rollout_says_how_far_it_is() {
-    let stages = [("a", Stage::Done), ("b", Stage::Done), ("c", Stage::Stepping), ("d", Stage::Pending)];
+    let stages = [
+        ("a", Stage::Done),
+        ("b", Stage::Done),
+        ("c", Stage::Stepping),
+        ("d", Stage::Pending),
+    ];
     let words = "2 of 4 nodes have the new configuration; c is being changed";
     assert_eq!(
         of_rollout(&stages)[..3],
@@ -205,7 +262,11 @@ fn rollout_says_how_far_it_is() {
 
 #[test]
 fn stopped_rollout_is_stalled_and_nothing_is_under_way() {
-    let stages = [("a", Stage::Done), ("b", Stage::Stopped("MemoryBelowUnit: m".to_owned())), ("c", Stage::Pending)];
+    let stages = [
+        ("a", Stage::Done),
+        ("b", Stage::Stopped("MemoryBelowUnit: m".to_owned())),
+        ("c", Stage::Pending),
+    ];
     let words = "stopped at b, which failed: MemoryBelowUnit: m; 1 of 3 nodes has the new configuration; no other node \
                  changes until the spec does";
     assert_eq!(
@@ -226,13 +287,29 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
         let outcomes = std::iter::repeat_n(Outcome::Ready, ready);
         let failures = std::iter::repeat_n(Outcome::failed(Reason::NodeNotReady, "m"), failed);
         for (index, outcome) in outcomes.chain(failures).enumerate() {
-            let stage = if outcome == Outcome::Ready { Stage::Done } else { Stage::Outside };
-            tally.add(&format!("node-{index}"), &Standing { stage: Some(stage), ..outcome.into() });
+            let stage = if outcome == Outcome::Ready {
+                Stage::Done
+            } else {
+                Stage::Outside
+            };
+            tally.add(
+                &format!("node-{index}"),
+                &Standing {
+                    stage: Some(stage),
+                    ..outcome.into()
+                },
+            );
         }
         let status = policy_status(policies.get("p").unwrap(), &tally, agents, None, now());
         conditions(&status)[..3].to_vec()
     };
-    let behind = |behind, is_late| Agents { behind, waited_for: behind, all: 4, is_late, ..Agents::default() };
+    let behind = |behind, is_late| Agents {
+        behind,
+        waited_for: behind,
+        all: 4,
+        is_late,
+        ..Agents::default()
+    };
     assert_eq!(
         told(4, 0, &behind(3, false)),
         [
@@ -251,12 +328,21 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
             format!("Stalled=True RolloutStopped: {why}"),
         ]
     );
-    let nobody_waits = Agents { waited_for: 0, ..behind(1, false) };
+    let nobody_waits = Agents {
+        waited_for: 0,
+        ..behind(1, false)
+    };
     assert_eq!(
         told(3, 1, &nobody_waits)[0],
         "Ready=True InForce: in force on 3 of 4 matched nodes; 1 agent is still the old one",
         "one is down"
     );
-    let refused = Agents { refusal: Some("update daemonset d: no".to_owned()), ..Agents::default() };
-    assert_eq!(told(4, 0, &refused)[0], "Ready=False WriteFailed: update daemonset d: no");
+    let refused = Agents {
+        refusal: Some("update daemonset d: no".to_owned()),
+        ..Agents::default()
+    };
+    assert_eq!(
+        told(4, 0, &refused)[0],
+        "Ready=False WriteFailed: update daemonset d: no"
+    );
 }

@@ -31,7 +31,10 @@ fn held() -> [(World, Vec<GpuNodePolicy>); 4] {
     [
         (ignored, vec![new()]),
         (unreadable, vec![new()]),
-        (world, vec![new(), labels("q", "labels: {x: '1'}"), labels("r", "labels: {x: '2'}")]),
+        (
+            world,
+            vec![new(), labels("q", "labels: {x: '1'}"), labels("r", "labels: {x: '2'}")],
+        ),
         (paused, vec![new(), labels("q", "mode: Paused, labels: {x: '1'}")]),
     ]
 }
@@ -41,7 +44,16 @@ fn verdict_is_written_down_once_and_goes_when_the_configuration_is_in_force() {
     let first = plan(&rejected(), new(), 1);
     assert_eq!(first.stage, Some(stop()));
     let world = written(rejected(), &first);
-    let failed = world.gpu_node.as_ref().unwrap().spec.step.as_ref().unwrap().failed.as_deref();
+    let failed = world
+        .gpu_node
+        .as_ref()
+        .unwrap()
+        .spec
+        .step
+        .as_ref()
+        .unwrap()
+        .failed
+        .as_deref();
     assert_eq!(failed, Some("ConfigurationRejected: no"));
     let second = plan(&world, new(), 1);
     assert_eq!((second.stage, second.gpu_node), (Some(stop()), GpuNodeChange::None));
@@ -50,7 +62,13 @@ fn verdict_is_written_down_once_and_goes_when_the_configuration_is_in_force() {
     mended.gpu_node.as_mut().unwrap().status = self::world(&new(), None, &new(), true).gpu_node.unwrap().status;
     let plan = plan(&mended, new(), 2);
     assert_eq!(plan.stage, Some(Stage::Done));
-    assert_eq!(plan.gpu_node, GpuNodeChange::Step { resource_version: "7".to_owned(), step: None });
+    assert_eq!(
+        plan.gpu_node,
+        GpuNodeChange::Step {
+            resource_version: "7".to_owned(),
+            step: None
+        }
+    );
 }
 
 #[test]
@@ -74,7 +92,11 @@ fn stop_holds_while_the_node_is_left_as_it_is() {
     for (world, policies) in held() {
         let plan = plan_at(Turn::Later, &world, &policies, 1);
         assert!(plan.hold.is_some() && !plan.waits, "{plan:?}");
-        assert_eq!((plan.stage.clone(), plan.governing.as_deref()), (Some(stop()), Some("p")), "{plan:?}");
+        assert_eq!(
+            (plan.stage.clone(), plan.governing.as_deref()),
+            (Some(stop()), Some("p")),
+            "{plan:?}"
+        );
         assert_eq!(plan.standings_after(None)["p"].stage, Some(stop()));
     }
 }
@@ -92,7 +114,10 @@ fn node_that_is_left_as_it_is_keeps_its_turn_and_takes_none() {
     let [(mut changing, policies), ..] = held();
     changing.gpu_node = world(&new(), Some(step()), &old(), true).gpu_node;
     let plan = plan_at(Turn::Later, &changing, &policies, 1);
-    assert_eq!((plan.stage, plan.recheck), (Some(Stage::Stepping), Some(now() + SignedDuration::from_mins(5))));
+    assert_eq!(
+        (plan.stage, plan.recheck),
+        (Some(Stage::Stepping), Some(now() + SignedDuration::from_mins(5)))
+    );
     changing.gpu_node = world(&old(), None, &old(), true).gpu_node;
     assert_eq!(plan_at(Turn::Later, &changing, &policies, 1).stage, None);
 }
@@ -112,7 +137,15 @@ fn stop_ends_with_another_configuration_and_with_no_other_edit() {
 
 #[test]
 fn node_that_failed_and_works_again_waits_for_its_turn_like_any_other() {
-    let mut world = world(&new(), Some(ConfigurationStep { failed: Some("x".to_owned()), ..step() }), &new(), true);
+    let mut world = world(
+        &new(),
+        Some(ConfigurationStep {
+            failed: Some("x".to_owned()),
+            ..step()
+        }),
+        &new(),
+        true,
+    );
     let plan = plan_at(Turn::Later, &world, &[old()], 60);
     assert_eq!((plan.stage, plan.waits), (Some(Stage::Pending), true));
     let turn = plan_at(Turn::Now, &world, &[old()], 60);
@@ -126,7 +159,10 @@ fn node_that_comes_back_after_its_deadline_gets_the_time_from_there() {
     assert_eq!(plan(&world, new(), 20).stage, Some(Stage::Outside));
     let world = back(world, 20);
     let early = plan(&world, new(), 24);
-    assert_eq!((early.stage, early.recheck), (Some(Stage::Stepping), Some(now() + SignedDuration::from_mins(25))));
+    assert_eq!(
+        (early.stage, early.recheck),
+        (Some(Stage::Stepping), Some(now() + SignedDuration::from_mins(25)))
+    );
     assert!(matches!(plan(&world, new(), 25).stage, Some(Stage::Stopped(_))));
 }
 
@@ -140,12 +176,18 @@ fn pause_does_not_use_up_the_time_of_a_turn() {
     };
     let world = world(&new(), Some(step()), &old(), true);
     let paused = plan(&world, edit(2, Mode::Paused), 60);
-    assert_eq!((paused.stage, &paused.gpu_node), (Some(Stage::Stepping), &GpuNodeChange::None));
+    assert_eq!(
+        (paused.stage, &paused.gpu_node),
+        (Some(Stage::Stepping), &GpuNodeChange::None)
+    );
     let resumed = plan(&world, edit(3, Mode::Enforce), 61);
     assert_eq!(resumed.stage, Some(Stage::Stepping));
     let world = written(world, &resumed);
     let after = |minutes| -> NodePlan { plan(&world, edit(3, Mode::Enforce), minutes) };
-    assert_eq!((after(65).stage, after(65).gpu_node), (Some(Stage::Stepping), GpuNodeChange::None));
+    assert_eq!(
+        (after(65).stage, after(65).gpu_node),
+        (Some(Stage::Stepping), GpuNodeChange::None)
+    );
     assert!(matches!(after(66).stage, Some(Stage::Stopped(_))));
 }
 
@@ -156,7 +198,16 @@ fn clock_of_a_node_that_is_far_ahead_keeps_nobody_waiting() {
     let told = &mut ahead.gpu_node.as_mut().unwrap().status.as_mut().unwrap().conditions[0].last_transition_time;
     *told = Time(now() + year);
     let outcome = plan(&ahead, new(), 5).outcomes["p"].clone();
-    assert!(matches!(outcome, Outcome::Failed { reason: Reason::Registering, .. }), "{outcome:?}");
+    assert!(
+        matches!(
+            outcome,
+            Outcome::Failed {
+                reason: Reason::Registering,
+                ..
+            }
+        ),
+        "{outcome:?}"
+    );
 
     let mut ahead = world(&new(), Some(step()), &old(), true);
     ahead.node["status"]["conditions"][0]["lastTransitionTime"] = json!(now() + year);

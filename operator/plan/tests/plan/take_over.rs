@@ -8,7 +8,10 @@ use serde_json::json;
 const SPEC: &str = "labels: {team: ours}, taints: [{key: other, value: ours, effect: NoSchedule}]";
 
 fn taking_over() -> GpuNodePolicy {
-    policy("taker", &format!("{{nodeSelector: {{}}, onConflict: TakeOver, {SPEC}}}"))
+    policy(
+        "taker",
+        &format!("{{nodeSelector: {{}}, onConflict: TakeOver, {SPEC}}}"),
+    )
 }
 
 fn reporting() -> GpuNodePolicy {
@@ -30,7 +33,10 @@ fn taint(world: &World) -> Option<&str> {
 
 fn conflict(world: &World, policies: &[GpuNodePolicy]) -> Option<String> {
     match world.plan(policies).outcomes.remove("taker") {
-        Some(Outcome::Conflicted { reason: Reason::KeyOwnedByAnother, message }) => Some(message),
+        Some(Outcome::Conflicted {
+            reason: Reason::KeyOwnedByAnother,
+            message,
+        }) => Some(message),
         _ => None,
     }
 }
@@ -77,7 +83,10 @@ fn a_policy_selects_by_the_value_that_it_takes_over() {
     let mut world = foreign();
     world.converge(&[policy("p", spec)]);
     let plan = world.plan(&[policy("p", spec)]);
-    assert_eq!((world.label("team"), plan.patch, &plan.outcomes["p"]), (Some("ours"), None, &Outcome::Ready));
+    assert_eq!(
+        (world.label("team"), plan.patch, &plan.outcomes["p"]),
+        (Some("ours"), None, &Outcome::Ready)
+    );
 }
 
 #[test]
@@ -113,12 +122,23 @@ fn a_tug_of_war_ends_after_three_restores_and_leaves_the_others_value() {
         world.converge(&warrior(1));
         assert_eq!(tug_of_war(&mut world, &warrior(1), theirs, 30), 3, "{theirs:?}");
         let message = conflict(&world, &warrior(1)).unwrap();
-        assert!(message.contains("changed by somebody more than 3 times in 10 minutes"), "{message}");
+        assert!(
+            message.contains("changed by somebody more than 3 times in 10 minutes"),
+            "{message}"
+        );
         let snapshot = world.snapshot();
         world.wait(100_000);
-        assert_eq!(world.plan(&warrior(1)).patch, None, "{theirs:?}: nor does it begin again by itself");
+        assert_eq!(
+            world.plan(&warrior(1)).patch,
+            None,
+            "{theirs:?}: nor does it begin again by itself"
+        );
         world.converge(&[]);
-        assert_eq!((world.label("a"), world.record()), (theirs, None), "left on removal, was {snapshot}");
+        assert_eq!(
+            (world.label("a"), world.record()),
+            (theirs, None),
+            "left on removal, was {snapshot}"
+        );
     }
 }
 
@@ -164,7 +184,11 @@ fn what_was_conceded_is_taken_up_again_when_the_other_stops_or_the_policy_change
         if expected {
             world.converge(&[]);
             let theirs = theirs.filter(|theirs| *theirs == "theirs");
-            assert_eq!((world.label("a"), world.record()), (theirs, None), "what the other wanted last is given back");
+            assert_eq!(
+                (world.label("a"), world.record()),
+                (theirs, None),
+                "what the other wanted last is given back"
+            );
         }
     }
 }
@@ -193,8 +217,15 @@ fn keys_of_node_feature_discovery_are_somebody_elses_like_any_other() {
         "{{nodeSelector: {{matchLabels: {{{key}: 'true'}}}}, onConflict: TakeOver, labels: {{nvidia.com/gpu.product: Tesla-V100, a: b}}}}"
     );
     world.converge(&[policy("p", &selecting)]);
-    assert_eq!((world.label(key), world.label("a")), (Some("true"), Some("b")), "it is seen by selectors and stays");
-    assert!(!world.record().unwrap().contains("nvidia.com"), "a foreign key as wanted is not owned");
+    assert_eq!(
+        (world.label(key), world.label("a")),
+        (Some("true"), Some("b")),
+        "it is seen by selectors and stays"
+    );
+    assert!(
+        !world.record().unwrap().contains("nvidia.com"),
+        "a foreign key as wanted is not owned"
+    );
     let forbidden = format!("{{nodeSelector: {{}}, onConflict: TakeOver, labels: {{{key}: 'false'}}}}");
     world.converge(&[policy("p", &forbidden)]);
     assert_eq!(world.label(key), Some("true"), "no policy writes it, whatever it says");
@@ -205,7 +236,10 @@ fn keys_of_node_feature_discovery_are_somebody_elses_like_any_other() {
 /// The condition `Conflict` that the operator wants on the `GpuNode`.
 fn condition(world: &World, policies: &[GpuNodePolicy]) -> Option<(String, String)> {
     let change = world.plan(policies).conditions?;
-    let conflict = change.conditions.into_iter().find(|it| it.type_ == "Conflict" && it.status == "True")?;
+    let conflict = change
+        .conditions
+        .into_iter()
+        .find(|it| it.type_ == "Conflict" && it.status == "True")?;
     Some((conflict.reason, conflict.message))
 }
 
@@ -218,18 +252,30 @@ fn the_gpu_node_tells_conflicts_with_keys_values_and_policies_until_they_are_gon
     world.converge(&[reporting()]);
     let (reason, message) = condition(&world, &[reporting()]).unwrap();
     assert_eq!(reason, "KeyOwnedByAnother");
-    assert!(message.starts_with("label team is \"theirs\", not \"ours\", as taker wants; taint other"), "{message}");
+    assert!(
+        message.starts_with("label team is \"theirs\", not \"ours\", as taker wants; taint other"),
+        "{message}"
+    );
 
-    let equal =
-        [policy("one", "{nodeSelector: {}, labels: {q: x}}"), policy("two", "{nodeSelector: {}, labels: {q: y}}")];
+    let equal = [
+        policy("one", "{nodeSelector: {}, labels: {q: x}}"),
+        policy("two", "{nodeSelector: {}, labels: {q: y}}"),
+    ];
     let (reason, message) = condition(&world, &equal).unwrap();
     assert_eq!(reason, "EqualPriority");
-    assert!(message.contains("about label q: one wants \"x\", two wants \"y\";"), "{message}");
+    assert!(
+        message.contains("about label q: one wants \"x\", two wants \"y\";"),
+        "{message}"
+    );
 
     let written = world.plan(&equal).conditions.unwrap().conditions;
     world.gpu_node.as_mut().unwrap().status.as_mut().unwrap().conditions = written;
     assert_eq!(world.plan(&equal).conditions, None, "nothing is left to write");
-    assert_eq!(world.plan(&[]).conditions.unwrap().conditions, [], "it goes with its cause");
+    assert_eq!(
+        world.plan(&[]).conditions.unwrap().conditions,
+        [],
+        "it goes with its cause"
+    );
 }
 
 #[test]
@@ -275,8 +321,10 @@ fn what_the_other_wanted_last_is_given_back() {
 #[test]
 fn a_policy_that_selects_by_a_key_that_was_conceded_and_is_gone_does_not_take_it_up_again() {
     let record = r#"{"version":1,"before":{"labels":{"pool":"a"}},"conceded":{"labels":{"pool":{"by":"taker@1","gone":false}}}}"#;
-    let policies =
-        [policy("taker", "{nodeSelector: {matchLabels: {pool: a}}, onConflict: TakeOver, labels: {pool: b}}")];
+    let policies = [policy(
+        "taker",
+        "{nodeSelector: {matchLabels: {pool: a}}, onConflict: TakeOver, labels: {pool: b}}",
+    )];
     let mut world = World::sample();
     world.set_label("pool", None);
     world.set_record(Some(record));

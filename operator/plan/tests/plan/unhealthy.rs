@@ -15,23 +15,39 @@ fn with_gpus(gpus: &[Option<i64>]) -> World {
     let gpu = |(index, since): (usize, &Option<i64>)| {
         let since = since.map(|seconds| Time(now() - SignedDuration::from_secs(seconds)));
         let is_missing = index % 2 == 1;
-        let state = if since.is_some() { HealthState::Unhealthy } else { HealthState::Healthy };
+        let state = if since.is_some() {
+            HealthState::Unhealthy
+        } else {
+            HealthState::Healthy
+        };
         GpuDevice {
             uuid: format!("GPU-{index}"),
             missing_since: since.clone().filter(|_| is_missing),
-            health: (!is_missing).then(|| DeviceHealth { state, since, ..DeviceHealth::default() }),
+            health: (!is_missing).then(|| DeviceHealth {
+                state,
+                since,
+                ..DeviceHealth::default()
+            }),
             ..GpuDevice::default()
         }
     };
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
-    gpu_node.status =
-        Some(GpuNodeStatus { gpus: gpus.iter().enumerate().map(gpu).collect(), ..GpuNodeStatus::default() });
-    World { gpu_node: Some(gpu_node), ..World::sample() }
+    gpu_node.status = Some(GpuNodeStatus {
+        gpus: gpus.iter().enumerate().map(gpu).collect(),
+        ..GpuNodeStatus::default()
+    });
+    World {
+        gpu_node: Some(gpu_node),
+        ..World::sample()
+    }
 }
 
 fn effects(world: &World) -> Vec<&str> {
     let taints = world.node["spec"]["taints"].as_array().into_iter().flatten();
-    taints.filter(|it| it["key"] == "gpunode.dev/unhealthy").filter_map(|it| it["effect"].as_str()).collect()
+    taints
+        .filter(|it| it["key"] == "gpunode.dev/unhealthy")
+        .filter_map(|it| it["effect"].as_str())
+        .collect()
 }
 
 #[test]
@@ -45,7 +61,11 @@ fn node_is_tainted_once_too_few_of_its_gpus_have_been_healthy_for_the_delay() {
         ("{after: 5m, minHealthy: 2}", &[Some(200), Some(999), None], Err(100)),
         ("{after: 5m, minHealthy: 2}", &[Some(300), Some(999), None], Ok(true)),
         // The second that broke made them too few, whatever broke after it.
-        ("{after: 5m, minHealthy: 2}", &[Some(300), Some(10), Some(999)], Ok(true)),
+        (
+            "{after: 5m, minHealthy: 2}",
+            &[Some(300), Some(10), Some(999)],
+            Ok(true),
+        ),
         ("{minHealthy: 4}", &[None, None], Ok(true)),
         // A clock that is an hour ahead.
         ("{}", &[Some(-3600)], Ok(true)),
@@ -83,15 +103,31 @@ fn taint_stays_as_it_is_while_nothing_is_known_of_gpus() {
     let mut tainted = with_gpus(&[Some(60)]);
     tainted.converge(&policies);
     for is_tainted in [true, false] {
-        let node = if is_tainted { tainted.node.clone() } else { World::sample().node };
+        let node = if is_tainted {
+            tainted.node.clone()
+        } else {
+            World::sample().node
+        };
         let released = || {
             let gpu_node = with_gpus(&[if is_tainted { None } else { Some(60) }]).gpu_node;
-            let mut world = World { node: node.clone(), gpu_node, ..tainted.clone() };
+            let mut world = World {
+                node: node.clone(),
+                gpu_node,
+                ..tainted.clone()
+            };
             world.set_label("gpunode.dev/release", Some("true"));
             world
         };
-        let forgotten = World { node: node.clone(), gpu_node: with_gpus(&[]).gpu_node, ..tainted.clone() };
-        let gone = World { node: node.clone(), gpu_node: None, ..tainted.clone() };
+        let forgotten = World {
+            node: node.clone(),
+            gpu_node: with_gpus(&[]).gpu_node,
+            ..tainted.clone()
+        };
+        let gone = World {
+            node: node.clone(),
+            gpu_node: None,
+            ..tainted.clone()
+        };
         for mut world in [released(), forgotten, gone] {
             world.converge(&policies);
             assert_eq!(effects(&world).is_empty(), !is_tainted);

@@ -14,17 +14,28 @@ fn by_gpus() -> GpuNodePolicy {
 fn gpu_node(gpus: Option<Vec<GpuDevice>>) -> GpuNode {
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
     let agent = Some(Agent::default());
-    gpu_node.status = gpus.map(|gpus| GpuNodeStatus { agent, gpus, ..GpuNodeStatus::default() });
+    gpu_node.status = gpus.map(|gpus| GpuNodeStatus {
+        agent,
+        gpus,
+        ..GpuNodeStatus::default()
+    });
     gpu_node
 }
 
 /// A node with one GPU that the policy matches.
 fn governed() -> World {
-    let gpu = GpuDevice { product: "Tesla-T4".to_owned(), memory_mib: 15360, ..GpuDevice::default() };
+    let gpu = GpuDevice {
+        product: "Tesla-T4".to_owned(),
+        memory_mib: 15360,
+        ..GpuDevice::default()
+    };
     let mut world = World::sample();
     world.gpu_node = Some(gpu_node(Some(vec![gpu])));
     world.converge(&[by_gpus()]);
-    assert_eq!((world.label("x"), world.label("nvidia.com/gpu.product")), (Some("y"), Some("Tesla-T4")));
+    assert_eq!(
+        (world.label("x"), world.label("nvidia.com/gpu.product")),
+        (Some("y"), Some("Tesla-T4"))
+    );
     world
 }
 
@@ -39,7 +50,12 @@ fn node_without_a_word_of_its_agent_keeps_what_it_has() {
         let plan = world.converge(&[by_gpus()]);
         assert_eq!((world.snapshot(), plan.matched), (before, vec!["g".to_owned()]));
         assert!(plan.gpu_node.gives_configuration());
-        let explained = explain(&PolicySet::new(&[by_gpus()]), &world.facts(), world.gpu_node.as_ref(), world.now);
+        let explained = explain(
+            &PolicySet::new(&[by_gpus()]),
+            &world.facts(),
+            world.gpu_node.as_ref(),
+            world.now,
+        );
         assert_eq!(explained.policies[0].mismatch, None);
     }
 }
@@ -55,12 +71,18 @@ fn word_of_an_agent_that_there_is_no_gpu_takes_a_node_from_the_policy() {
 
 #[test]
 fn everything_but_missing_facts_takes_a_node_from_the_policy_as_ever() {
-    let elsewhere = policy("g", "{nodeSelector: {matchLabels: {pool: b}}, gpuSelector: {minCount: 1}, labels: {x: y}}");
+    let elsewhere = policy(
+        "g",
+        "{nodeSelector: {matchLabels: {pool: b}}, gpuSelector: {minCount: 1}, labels: {x: y}}",
+    );
     for policies in [vec![], vec![elsewhere]] {
         let mut world = governed();
         world.gpu_node = None;
         world.converge(&policies);
-        assert_eq!((world.label("x"), world.label("nvidia.com/gpu.product")), (None, Some("Tesla-T4")));
+        assert_eq!(
+            (world.label("x"), world.label("nvidia.com/gpu.product")),
+            (None, Some("Tesla-T4"))
+        );
     }
 }
 

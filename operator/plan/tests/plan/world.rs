@@ -56,7 +56,12 @@ impl World {
     }
 
     pub fn plan(&self, policies: &[GpuNodePolicy]) -> NodePlan {
-        plan_node(&PolicySet::new(policies), &self.facts(), self.gpu_node.as_ref(), self.now)
+        plan_node(
+            &PolicySet::new(policies),
+            &self.facts(),
+            self.gpu_node.as_ref(),
+            self.now,
+        )
     }
 
     /// Carries out the plan for the node as the API server would.
@@ -67,7 +72,11 @@ impl World {
         }
         if let Some(patch) = &plan.patch {
             json_patch::patch(&mut self.node, patch).expect("a patch of the planner applies");
-            let version: u64 = self.node["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+            let version: u64 = self.node["metadata"]["resourceVersion"]
+                .as_str()
+                .unwrap()
+                .parse()
+                .unwrap();
             self.node["metadata"]["resourceVersion"] = json!((version + 1).to_string());
             self.omit_empty();
         }
@@ -84,7 +93,11 @@ impl World {
     }
 
     pub fn set_label(&mut self, key: &str, value: Option<&str>) {
-        let labels = self.node["metadata"].as_object_mut().unwrap().entry("labels").or_insert(json!({}));
+        let labels = self.node["metadata"]
+            .as_object_mut()
+            .unwrap()
+            .entry("labels")
+            .or_insert(json!({}));
         match value {
             Some(value) => labels[key] = json!(value),
             None => drop(labels.as_object_mut().unwrap().remove(key)),
@@ -92,7 +105,11 @@ impl World {
     }
 
     pub fn set_record(&mut self, record: Option<&str>) {
-        let annotations = self.node["metadata"].as_object_mut().unwrap().entry("annotations").or_insert(json!({}));
+        let annotations = self.node["metadata"]
+            .as_object_mut()
+            .unwrap()
+            .entry("annotations")
+            .or_insert(json!({}));
         match record {
             Some(record) => annotations["gpunode.dev/owned"] = json!(record),
             None => drop(annotations.as_object_mut().unwrap().remove("gpunode.dev/owned")),

@@ -18,8 +18,15 @@ impl Index {
 
     /// Whether a rejected pod is to be deleted.
     pub fn is_to_go(&self, pod: &RejectedPod, now: Timestamp) -> bool {
-        let Some(facts) = self.nodes.get(&pod.node) else { return false };
+        let Some(facts) = self.nodes.get(&pod.node) else {
+            return false;
+        };
         let gpu_node = self.gpu_nodes.get(&pod.node).map(AsRef::as_ref);
-        pod.goes(&self.set, &plan_node_at(Turn::Later, &self.set, facts, gpu_node, now), facts, gpu_node)
+        pod.goes(
+            &self.set,
+            &plan_node_at(Turn::Later, &self.set, facts, gpu_node, now),
+            facts,
+            gpu_node,
+        )
     }
 }

@@ -16,12 +16,19 @@ impl Index {
     pub fn node_work(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodeWork> {
         let mut plan = self.plan(name, now, effects)?;
         self.advance(effects);
-        if plan.waits && self.outcomes.rollout_of(name).is_some_and(|(_, rollout)| rollout.take_turn(name)) {
+        if plan.waits
+            && self
+                .outcomes
+                .rollout_of(name)
+                .is_some_and(|(_, rollout)| rollout.take_turn(name))
+        {
             let (facts, gpu_node) = (self.nodes.get(name)?, self.gpu_nodes.get(name).map(Arc::as_ref));
             plan = plan_node_at(Turn::Now, &self.set, facts, gpu_node, now);
         }
         // It is being worked on; a wake for right now would only come back.
-        effects.wakes.retain(|wake| wake.at.is_some() || wake.key != Key::Node(name.to_owned()));
+        effects
+            .wakes
+            .retain(|wake| wake.at.is_some() || wake.key != Key::Node(name.to_owned()));
         plan.has_work().then_some(NodeWork {
             patch: plan.patch,
             status_patch: plan.status_patch,
@@ -47,7 +54,9 @@ impl Index {
         }
         self.advance(effects);
         // The queue sees to the next try.
-        effects.wakes.retain(|wake| wake.at.is_some() || wake.key != Key::Node(name.to_owned()));
+        effects
+            .wakes
+            .retain(|wake| wake.at.is_some() || wake.key != Key::Node(name.to_owned()));
     }
 
     /// The status of one policy, where it differs from what it is to be.
@@ -55,10 +64,15 @@ impl Index {
         let (object, policy) = (self.policies.get(name)?, self.set.get(name)?);
         let none = Tally::default();
         let next = self.daemonset_work(&policy_daemonset_name(name));
-        let agents = self.daemonsets.agents(policy, next.as_ref(), self.outcomes.outside(name), now);
+        let agents = self
+            .daemonsets
+            .agents(policy, next.as_ref(), self.outcomes.outside(name), now);
         let tally = self.outcomes.tally(name).unwrap_or(&none);
         let status = policy_status(policy, tally, &agents, object.status.as_ref(), now);
-        (object.status.as_ref() != Some(&status)).then(|| StatusWork { policy: object.clone(), status })
+        (object.status.as_ref() != Some(&status)).then(|| StatusWork {
+            policy: object.clone(),
+            status,
+        })
     }
 
     /// What is to be written for the DaemonSet of a name.

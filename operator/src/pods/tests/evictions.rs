@@ -17,18 +17,20 @@ fn pod(started: &str) -> Value {
 }
 
 async fn scene(started: &'static str, code: u16, reason: &'static str) -> Scene {
-    Scene::new(
-        EVICTS,
-        BROKEN,
-        move |method| {
-            if *method == Method::GET { (200, pod(started)) } else { (code, status(code, reason)) }
-        },
-    )
+    Scene::new(EVICTS, BROKEN, move |method| {
+        if *method == Method::GET {
+            (200, pod(started))
+        } else {
+            (code, status(code, reason))
+        }
+    })
     .await
 }
 
 async fn next(scene: &Scene) -> HolderKey {
-    timeout(Duration::from_secs(1), scene.controller.evictions().next()).await.expect("there is something to do")
+    timeout(Duration::from_secs(1), scene.controller.evictions().next())
+        .await
+        .expect("there is something to do")
 }
 
 #[tokio::test(start_paused = true)]
@@ -39,7 +41,10 @@ async fn pod_is_evicted_as_it_was_looked_at_and_people_hear_why() {
     let path = "/api/v1/namespaces/ml/pods/a";
     let request = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "a", "namespace": "ml"},
             "deleteOptions": {"preconditions": {"uid": "pod-uid", "resourceVersion": "41"}}});
-    let expected = [(Method::GET, path.to_owned(), Value::Null), (Method::POST, format!("{path}/eviction"), request)];
+    let expected = [
+        (Method::GET, path.to_owned(), Value::Null),
+        (Method::POST, format!("{path}/eviction"), request),
+    ];
     assert_eq!(scene.asked(), expected);
     let message = "evicted from node n, since it holds GPU-0, which is unhealthy: XID 79";
     assert_eq!(scene.told(), [("PodEvicted".to_owned(), message.to_owned())]);
@@ -67,10 +72,19 @@ async fn budget_is_respected_and_the_pod_says_what_it_waits_for() {
         pauses.push(before.elapsed().as_secs());
     }
     let least = [10, 20, 40, 80, 160, 300, 300];
-    assert!(pauses.iter().zip(least).all(|(pause, least)| (least..=least * 6 / 5).contains(pause)), "{pauses:?}");
+    assert!(
+        pauses
+            .iter()
+            .zip(least)
+            .all(|(pause, least)| (least..=least * 6 / 5).contains(pause)),
+        "{pauses:?}"
+    );
     let message =
         "to be evicted from node n, since it holds GPU-0, which is unhealthy: XID 79; refused so far: Cannot evict";
-    assert_eq!(scene.told().first(), Some(&("EvictionRefused".to_owned(), message.to_owned())));
+    assert_eq!(
+        scene.told().first(),
+        Some(&("EvictionRefused".to_owned(), message.to_owned()))
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -90,7 +104,11 @@ async fn every_answer_has_its_end() {
 #[tokio::test(start_paused = true)]
 async fn refusal_in_the_guise_of_a_success_is_one() {
     let answer = |method: &Method| {
-        if *method == Method::GET { (200, pod("2026-01-01T09:00:00Z")) } else { (201, status(500, "")) }
+        if *method == Method::GET {
+            (200, pod("2026-01-01T09:00:00Z"))
+        } else {
+            (201, status(500, ""))
+        }
     };
     let scene = Scene::new(EVICTS, BROKEN, answer).await;
     let key = next(&scene).await;
@@ -103,7 +121,9 @@ async fn device_that_works_again_costs_no_look_at_its_holder() {
     let key = next(&scene).await;
     let mut whole = GpuNode::new("n", serde_yaml::from_str("{}").unwrap());
     whole.metadata.resource_version = Some("3".to_owned());
-    scene.controller.with_index(|index, now, effects| index.take_gpu_nodes(Change::Set(whole), now, effects));
+    scene
+        .controller
+        .with_index(|index, now, effects| index.take_gpu_nodes(Change::Set(whole), now, effects));
     assert_eq!(evicted::pass(&scene.parts(), &key).await, Done::Settled);
     assert_eq!(scene.asked(), []);
 }

@@ -54,15 +54,24 @@ impl Scene {
             async move {
                 let (parts, mut body) = request.into_parts();
                 let frame = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
-                let bytes = frame.map(|frame| frame.unwrap().into_data().unwrap()).unwrap_or_default();
+                let bytes = frame
+                    .map(|frame| frame.unwrap().into_data().unwrap())
+                    .unwrap_or_default();
                 let sent = serde_json::from_slice(&bytes).unwrap_or_default();
                 let (code, body) = answer(&parts.method);
-                seen.lock().unwrap().push((parts.method, parts.uri.path().to_owned(), sent));
-                let response = Response::builder().status(code).body(Body::from(body.to_string().into_bytes()));
+                seen.lock()
+                    .unwrap()
+                    .push((parts.method, parts.uri.path().to_owned(), sent));
+                let response = Response::builder()
+                    .status(code)
+                    .body(Body::from(body.to_string().into_bytes()));
                 Ok::<_, Infallible>(response.unwrap())
             }
         });
-        let pods = AgentPods { namespace: "ns".to_owned(), image: "image".to_owned() };
+        let pods = AgentPods {
+            namespace: "ns".to_owned(),
+            image: "image".to_owned(),
+        };
         let (controller, notices) = Controller::new(pods, true);
         let node = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
@@ -78,13 +87,25 @@ impl Scene {
             index.take_daemonsets(Change::All(vec![]), now, effects);
         });
         controller.lead().await;
-        Self { controller, notices, metrics: Metrics::new(), client: Client::new(service, "ns"), asked }
+        Self {
+            controller,
+            notices,
+            metrics: Metrics::new(),
+            client: Client::new(service, "ns"),
+            asked,
+        }
     }
 
     fn parts(&self) -> Parts<'_> {
         let (client, guarded) = (self.client.clone(), self.client.clone());
         let claim = Claim::until(Instant::now() + LEASE_DURATION);
-        Parts { controller: &self.controller, client, guarded, metrics: &self.metrics, claim }
+        Parts {
+            controller: &self.controller,
+            client,
+            guarded,
+            metrics: &self.metrics,
+            claim,
+        }
     }
 
     fn asked(&self) -> Vec<Asked> {

@@ -19,12 +19,16 @@ fn pod(name: &str, resource: &str) -> Readable<Pod> {
 }
 
 fn name(name: &str) -> PodName {
-    PodName { namespace: "ml".to_owned(), name: name.to_owned() }
+    PodName {
+        namespace: "ml".to_owned(),
+        name: name.to_owned(),
+    }
 }
 
 fn of(pods: impl IntoIterator<Item = Readable<Pod>>) -> Rejected {
     let rejected = Rejected::new();
-    pods.into_iter().for_each(|pod| rejected.take(Event::Apply(pod), &mut HashSet::new()));
+    pods.into_iter()
+        .for_each(|pod| rejected.take(Event::Apply(pod), &mut HashSet::new()));
     rejected
 }
 
@@ -34,8 +38,14 @@ async fn rejected_pod_is_deleted_as_it_was_seen() {
     let rejected = of([pod("a", "nvidia.com/gpu")]);
     assert_eq!(rejected.pass(&scene.parts(), &name("a")).await, Done::Settled);
     let [(method, path, body)] = scene.asked().try_into().unwrap();
-    assert_eq!((method, path.as_str()), (Method::DELETE, "/api/v1/namespaces/ml/pods/a"));
-    assert_eq!(body["preconditions"], json!({"uid": "pod-uid", "resourceVersion": "41"}));
+    assert_eq!(
+        (method, path.as_str()),
+        (Method::DELETE, "/api/v1/namespaces/ml/pods/a")
+    );
+    assert_eq!(
+        body["preconditions"],
+        json!({"uid": "pod-uid", "resourceVersion": "41"})
+    );
     let told: Vec<_> = scene.told().into_iter().map(|(reason, _)| reason).collect();
     assert_eq!(told, ["RejectedPodDeleted"]);
 }
@@ -45,15 +55,20 @@ async fn pod_that_is_not_to_go_is_looked_at_again_later() {
     for (policy, resource) in [("{nodeSelector: {}}", "nvidia.com/gpu"), (DELETES, "example.com/fpga")] {
         let scene = Scene::new(policy, SERVES, |_| (200, status(200, ""))).await;
         let done = of([pod("a", resource)]).pass(&scene.parts(), &name("a")).await;
-        assert_eq!((done, scene.asked().len()), (Done::Again(Instant::now() + Duration::from_mins(1)), 0));
+        assert_eq!(
+            (done, scene.asked().len()),
+            (Done::Again(Instant::now() + Duration::from_mins(1)), 0)
+        );
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn pod_that_changed_or_cannot_be_deleted_is_tried_again() {
-    for (code, reason, expected) in
-        [(404, "NotFound", Done::Raced), (409, "Conflict", Done::Raced), (500, "InternalError", Done::Failed)]
-    {
+    for (code, reason, expected) in [
+        (404, "NotFound", Done::Raced),
+        (409, "Conflict", Done::Raced),
+        (500, "InternalError", Done::Failed),
+    ] {
         let scene = Scene::new(DELETES, SERVES, move |_| (code, status(code, reason))).await;
         let rejected = of([pod("a", "nvidia.com/gpu")]);
         assert_eq!(rejected.pass(&scene.parts(), &name("a")).await, expected, "{code}");
@@ -63,13 +78,21 @@ async fn pod_that_changed_or_cannot_be_deleted_is_tried_again() {
 #[tokio::test(start_paused = true)]
 async fn pod_that_is_gone_costs_nothing() {
     let scene = Scene::new(DELETES, SERVES, |_| (200, status(200, ""))).await;
-    let rejected = of([pod("a", "nvidia.com/gpu"), pod("b", "nvidia.com/gpu"), pod("c", "nvidia.com/gpu")]);
+    let rejected = of([
+        pod("a", "nvidia.com/gpu"),
+        pod("b", "nvidia.com/gpu"),
+        pod("c", "nvidia.com/gpu"),
+    ]);
     let mut listed = HashSet::new();
     rejected.take(Event::Delete(pod("a", "nvidia.com/gpu")), &mut listed);
     let again =
         serde_json::from_value(json!({"metadata": {"name": "b", "namespace": "ml"}, "spec": {"containers": []}}));
     rejected.take(Event::Apply(again.unwrap()), &mut listed);
-    for event in [Event::Init, Event::InitApply(pod("d", "nvidia.com/gpu")), Event::InitDone] {
+    for event in [
+        Event::Init,
+        Event::InitApply(pod("d", "nvidia.com/gpu")),
+        Event::InitDone,
+    ] {
         rejected.take(event, &mut listed);
     }
     for gone in ["a", "b", "c"] {
@@ -91,11 +114,18 @@ async fn failed_pods_are_watched_only_while_a_policy_wants_them_to_go() {
     let policy = |spec: &str, version: &str| {
         let mut policy = GpuNodePolicy::new("p", serde_yaml::from_str(spec).unwrap());
         policy.metadata.resource_version = Some(version.to_owned());
-        scene.controller.with_index(|index, now, effects| index.take_policies(Change::Set(policy), now, effects));
+        scene
+            .controller
+            .with_index(|index, now, effects| index.take_policies(Change::Set(policy), now, effects));
     };
     policy(DELETES, "2");
     assert!(timeout(Duration::from_millis(10), &mut work).await.is_err());
-    assert!(scene.asked().iter().any(|(method, path, _)| *method == Method::GET && path == "/api/v1/pods"));
+    assert!(
+        scene
+            .asked()
+            .iter()
+            .any(|(method, path, _)| *method == Method::GET && path == "/api/v1/pods")
+    );
     policy("{nodeSelector: {}}", "3");
     assert!(timeout(Duration::from_secs(1), &mut work).await.is_err());
     scene.asked();

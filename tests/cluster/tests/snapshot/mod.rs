@@ -57,7 +57,9 @@ impl Snapshot {
     /// control groups are `ours` may come and go meanwhile.
     pub fn difference(&self, after: &Snapshot, ours: &[String]) -> String {
         let concerns_others = |line: &str| {
-            ["net/gpn", "route gpn", "/gpunode-"].iter().any(|mark| line.contains(mark))
+            ["net/gpn", "route gpn", "/gpunode-"]
+                .iter()
+                .any(|mark| line.contains(mark))
                 && !ours.iter().any(|name| line.contains(name))
         };
         let gone = self.0.difference(&after.0).map(|line| format!("- {line}\n"));

@@ -9,7 +9,10 @@ use std::{process::Command, time::Duration};
 fn agent_token(lab: &Lab, node: &str) -> Result<String> {
     let pod = lab.await_plugin(node)?;
     let process = lab.cluster().node(node)?.container_process(NAMESPACE, &pod, "agent")?;
-    let path = format!("/proc/{}/root/var/run/secrets/kubernetes.io/serviceaccount/token", process.pid());
+    let path = format!(
+        "/proc/{}/root/var/run/secrets/kubernetes.io/serviceaccount/token",
+        process.pid()
+    );
     std::fs::read_to_string(&path).with_context(|| format!("read {path}"))
 }
 
@@ -42,7 +45,10 @@ fn refused(what: &str, output: &std::process::Output, expected: &str) -> Result<
         !output.status.success() && message.to_lowercase().contains("forbidden"),
         "{what} was not refused: {message}"
     );
-    ensure!(message.contains(expected), "{what}: {message:?} does not say {expected:?}");
+    ensure!(
+        message.contains(expected),
+        "{what}: {message:?} does not say {expected:?}"
+    );
     Ok(())
 }
 
@@ -61,19 +67,46 @@ fn an_agent_writes_the_status_of_its_own_gpunode_and_nothing_else() -> Result<()
             format!("apiVersion: gpunode.dev/v1alpha1\nkind: GpuNode\nmetadata: {{name: {node}}}\n{body}\n"),
         )?;
         let manifest = manifest.to_string_lossy().into_owned();
-        let common = ["apply", "--server-side", "--force-conflicts", "--validate=false", "-f", &manifest];
+        let common = [
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--validate=false",
+            "-f",
+            &manifest,
+        ];
         as_agent(&lab, &token, &[&common, arguments].concat()).context(what.to_owned())
     };
     let status = "status: {hardware: 8 x Tesla-V100-SXM2-32GB}";
     let own = apply("write its own status", V100, &["--subresource=status"], status)?;
-    ensure!(own.status.success(), "its own status: {}", String::from_utf8_lossy(&own.stderr));
+    ensure!(
+        own.status.success(),
+        "its own status: {}",
+        String::from_utf8_lossy(&own.stderr)
+    );
 
     let other = apply("write another status", T4, &["--subresource=status"], status)?;
-    refused("the status of another node's GpuNode", &other, "only the GpuNode of its own node")?;
-    let spec = apply("write its own spec", V100, &[], "spec: {config: {policy: x, version: 1, hash: x, document: x}}")?;
-    refused("the spec of its own GpuNode", &spec, "cannot patch resource \"gpunodes\"")?;
+    refused(
+        "the status of another node's GpuNode",
+        &other,
+        "only the GpuNode of its own node",
+    )?;
+    let spec = apply(
+        "write its own spec",
+        V100,
+        &[],
+        "spec: {config: {policy: x, version: 1, hash: x, document: x}}",
+    )?;
+    refused(
+        "the spec of its own GpuNode",
+        &spec,
+        "cannot patch resource \"gpunodes\"",
+    )?;
     let manifest = lab.cluster().folder().join("forged-gpunode.yaml");
-    std::fs::write(&manifest, "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNode\nmetadata: {name: forged}\nspec: {}\n")?;
+    std::fs::write(
+        &manifest,
+        "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNode\nmetadata: {name: forged}\nspec: {}\n",
+    )?;
     let forged = as_agent(&lab, &token, &["create", "-f", &manifest.to_string_lossy()])?;
     refused("a GpuNode of another name", &forged, "only the GpuNode of its own node")?;
     let node = as_agent(&lab, &token, &["label", "node", V100, "forged=true"])?;
@@ -109,20 +142,36 @@ fn a_kubelet_cannot_forge_what_gpunode_owns() -> Result<()> {
         &as_kubelet(&["annotate", "node", V100, "gpunode.dev/owned-"])?,
         "annotations under gpunode.dev/",
     )?;
-    refused("a label", &as_kubelet(&["label", "node", V100, "gpunode.dev/ignore=true"])?, "labels under gpunode.dev/")?;
+    refused(
+        "a label",
+        &as_kubelet(&["label", "node", V100, "gpunode.dev/ignore=true"])?,
+        "labels under gpunode.dev/",
+    )?;
     refused(
         "its removal",
         &as_kubelet(&["label", "node", V100, "gpunode.dev/governed-"])?,
         "labels under gpunode.dev/",
     )?;
     let output = raw_status_patch(&lab, V100, &kubeconfig)?;
-    refused("the record through nodes/status", &output, "annotations under gpunode.dev/")?;
+    refused(
+        "the record through nodes/status",
+        &output,
+        "annotations under gpunode.dev/",
+    )?;
     let manifest = lab.cluster().folder().join("forged-node.yaml");
-    for label in ["gpunode.dev/governed", "gpunode.dev/mps", "gpunode.dev/policy.v100-reserved"] {
+    for label in [
+        "gpunode.dev/governed",
+        "gpunode.dev/mps",
+        "gpunode.dev/policy.v100-reserved",
+    ] {
         let node = format!("{{apiVersion: v1, kind: Node, metadata: {{name: {V100}, labels: {{{label}: 'true'}}}}}}");
         std::fs::write(&manifest, node)?;
         let output = as_kubelet(&["create", "--validate=false", "-f", &manifest.to_string_lossy()])?;
-        refused(&format!("{label} at registration"), &output, "a kubelet may not register its node with")?;
+        refused(
+            &format!("{label} at registration"),
+            &output,
+            "a kubelet may not register its node with",
+        )?;
     }
     assert_eq!(gpunode_e2e::node_snapshot(&lab.node(V100)?), before);
     Ok(())
@@ -160,19 +209,26 @@ fn a_kubelet_joins_with_labels_and_taints_of_gpunode() -> Result<()> {
 }
 
 fn joined(lab: &Lab) -> Result<()> {
-    eventually("the node has joined with its labels and taints", Duration::from_mins(1), || {
-        let node = lab.node(CPU)?;
-        let ready = gpunode_e2e::condition(&node, "Ready");
-        let taints = gpunode_e2e::taints(&node);
-        ensure!(ready["status"] == "True", "it is {ready}");
-        ensure!(
-            node["metadata"]["labels"]["gpunode.dev/joined"] == "true",
-            "labels are {}",
-            node["metadata"]["labels"]
-        );
-        ensure!(taints.contains(&"gpunode.dev/joining=:PreferNoSchedule".to_owned()), "taints are {taints:?}");
-        Ok(())
-    })
+    eventually(
+        "the node has joined with its labels and taints",
+        Duration::from_mins(1),
+        || {
+            let node = lab.node(CPU)?;
+            let ready = gpunode_e2e::condition(&node, "Ready");
+            let taints = gpunode_e2e::taints(&node);
+            ensure!(ready["status"] == "True", "it is {ready}");
+            ensure!(
+                node["metadata"]["labels"]["gpunode.dev/joined"] == "true",
+                "labels are {}",
+                node["metadata"]["labels"]
+            );
+            ensure!(
+                taints.contains(&"gpunode.dev/joining=:PreferNoSchedule".to_owned()),
+                "taints are {taints:?}"
+            );
+            Ok(())
+        },
+    )
 }
 
 #[test]

@@ -15,17 +15,33 @@ fn invalid_policies_are_refused_at_apply_with_the_field_and_the_fix() -> Result<
     let lab = Lab::enter()?;
     let cases = [
         ("{nodeSelector: {}, colour: red}", vec!["unknown field \"spec.colour\""]),
-        ("{labels: {a: b}}", vec!["spec.nodeSelector", "Required value", "`nodeSelector: {}` is every node"]),
+        (
+            "{labels: {a: b}}",
+            vec![
+                "spec.nodeSelector",
+                "Required value",
+                "`nodeSelector: {}` is every node",
+            ],
+        ),
         ("{gpuSelector: {}}", vec!["spec.gpuSelector", "minCount: 1"]),
-        ("{nodeSelector: {}, labels: {node.kubernetes.io/a: b}}", vec!["spec.labels", "use a prefix of your own"]),
+        (
+            "{nodeSelector: {}, labels: {node.kubernetes.io/a: b}}",
+            vec!["spec.labels", "use a prefix of your own"],
+        ),
         (
             "{nodeSelector: {}, taints: [{key: gpunode.dev/a, effect: NoSchedule}]}",
             vec!["spec.taints[0].key", "use a prefix of your own"],
         ),
-        ("{nodeSelector: {}, taints: [{key: a, effect: Sometimes}]}", vec!["spec.taints[0].effect", "NoSchedule"]),
+        (
+            "{nodeSelector: {}, taints: [{key: a, effect: Sometimes}]}",
+            vec!["spec.taints[0].effect", "NoSchedule"],
+        ),
         (
             "{nodeSelector: {}, devicePlugin: {resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing}}]}}",
-            vec!["spec.devicePlugin.resources[0].sharing.replicas", "required when sharing.strategy is TimeSlicing"],
+            vec![
+                "spec.devicePlugin.resources[0].sharing.replicas",
+                "required when sharing.strategy is TimeSlicing",
+            ],
         ),
     ];
     for (spec, expected) in cases {

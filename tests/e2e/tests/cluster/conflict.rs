@@ -25,7 +25,10 @@ fn a_label_already_set_to_the_wanted_value_stays_after_the_policy() -> Result<()
     lab.await_ready("v100-reserved")?;
     lab.kubectl(&["delete", "gpunodepolicy", "v100-reserved", "--timeout=30s"])?;
     lab.await_nothing_owned()?;
-    assert_eq!(lab.node(V100)?["metadata"]["labels"]["accelerator"], "nvidia-tesla-v100");
+    assert_eq!(
+        lab.node(V100)?["metadata"]["labels"]["accelerator"],
+        "nvidia-tesla-v100"
+    );
     Ok(())
 }
 
@@ -57,9 +60,16 @@ spec:
     let failure = &policy["status"]["failures"][0];
     assert_eq!(failure["node"], V100);
     let message = failure["message"].as_str().unwrap_or_default();
-    assert!(message.contains("accelerator") && message.contains("mine") && message.contains("gpu"), "{message}");
+    assert!(
+        message.contains("accelerator") && message.contains("mine") && message.contains("gpu"),
+        "{message}"
+    );
     assert_eq!(gpunode_e2e::condition(&policy, "Conflict")["status"], "True");
-    assert_eq!(lab.node(V100)?["metadata"]["labels"]["accelerator"], "mine", "a foreign key never changes");
+    assert_eq!(
+        lab.node(V100)?["metadata"]["labels"]["accelerator"],
+        "mine",
+        "a foreign key never changes"
+    );
     for node in [T4, A100, MIXED] {
         assert_eq!(lab.node(node)?["metadata"]["labels"]["accelerator"], "gpu");
     }

@@ -19,7 +19,10 @@ spec: {minAvailable: 1, selector: {matchLabels: {app: holder}}}
 /// The only pod of a Deployment, and its GPU.
 fn holder(lab: &Lab, app: &str) -> Result<(String, String)> {
     let pod = lab.await_running(app, 1)?.pop().context("find the pod")?;
-    let gpu = lab.environment(&pod)?.remove("NVIDIA_VISIBLE_DEVICES").context("find NVIDIA_VISIBLE_DEVICES")?;
+    let gpu = lab
+        .environment(&pod)?
+        .remove("NVIDIA_VISIBLE_DEVICES")
+        .context("find NVIDIA_VISIBLE_DEVICES")?;
     Ok((pod, gpu))
 }
 
@@ -28,7 +31,9 @@ fn told(lab: &Lab, pod: &str, reason: &str) -> Result<String> {
     let selector = format!("involvedObject.name={pod},reason={reason}");
     let events = lab.get(&["events", "--field-selector", &selector])?;
     let message = events["items"][0]["message"].as_str();
-    message.map(str::to_owned).with_context(|| format!("there is no event {reason} of {pod}"))
+    message
+        .map(str::to_owned)
+        .with_context(|| format!("there is no event {reason} of {pod}"))
 }
 
 /// The pods that gpunode evicted.
@@ -50,7 +55,10 @@ fn a_pod_on_a_broken_gpu_is_evicted_once_its_policy_says_so_and_its_budget_lets_
     let is_held = || {
         let status = lab.get(&["gpunode", T4])?["status"].clone();
         let mut holders = status["holders"].as_array().into_iter().flatten();
-        ensure!(holders.any(|of| of["pod"] == pod.as_str() && of["device"] == gpu.as_str()), "its status is {status}");
+        ensure!(
+            holders.any(|of| of["pod"] == pod.as_str() && of["device"] == gpu.as_str()),
+            "its status is {status}"
+        );
         Ok(())
     };
     eventually("the agent says who holds the GPU", LIMIT, is_held)?;
@@ -62,8 +70,13 @@ fn a_pod_on_a_broken_gpu_is_evicted_once_its_policy_says_so_and_its_budget_lets_
     assert_eq!(evicted(&audit)?, Vec::<String>::new(), "no policy says so");
 
     lab.patch_policy("sharing", r#"{"spec":{"evictPods":true}}"#)?.check()?;
-    let refusal = eventually("the pod says why it is still there", LIMIT, || told(&lab, &pod, "EvictionRefused"))?;
-    ensure!(refusal.contains(&gpu) && refusal.contains("disruption budget"), "{refusal}");
+    let refusal = eventually("the pod says why it is still there", LIMIT, || {
+        told(&lab, &pod, "EvictionRefused")
+    })?;
+    ensure!(
+        refusal.contains(&gpu) && refusal.contains("disruption budget"),
+        "{refusal}"
+    );
     assert_eq!(holder(&lab, "holder")?.0, pod);
 
     lab.kubectl(&["delete", "poddisruptionbudget", "holder"])?;
@@ -72,8 +85,13 @@ fn a_pod_on_a_broken_gpu_is_evicted_once_its_policy_says_so_and_its_budget_lets_
         ensure!(moved.0 != pod, "{moved:?} is still there");
         Ok(moved)
     })?;
-    ensure!(moved.1 != gpu && moved.1 != other.1, "{moved:?} and {other:?}, and {gpu} is broken");
-    let message = eventually("an event says why the pod was evicted", LIMIT, || told(&lab, &pod, "PodEvicted"))?;
+    ensure!(
+        moved.1 != gpu && moved.1 != other.1,
+        "{moved:?} and {other:?}, and {gpu} is broken"
+    );
+    let message = eventually("an event says why the pod was evicted", LIMIT, || {
+        told(&lab, &pod, "PodEvicted")
+    })?;
     ensure!(message.contains(&gpu) && message.contains("XID 46"), "{message}");
     assert_eq!(holder(&lab, "other")?, other, "nobody else has to go");
     assert_eq!(evicted(&audit)?, [pod]);
@@ -111,8 +129,11 @@ fn pods_of_a_released_node_stay_whatever_its_gpus_are_like() -> Result<()> {
         Ok(())
     })?;
     broken.mend()?;
-    let list: Value =
-        lab.get(&["events", "--field-selector", &format!("involvedObject.name={pod},reason=PodEvicted")])?;
+    let list: Value = lab.get(&[
+        "events",
+        "--field-selector",
+        &format!("involvedObject.name={pod},reason=PodEvicted"),
+    ])?;
     assert_eq!(list["items"].as_array().map(Vec::len), Some(1));
     Ok(())
 }

@@ -16,7 +16,10 @@ fn pods(lab: &Lab) -> Result<BTreeMap<String, (String, String)>> {
     let pods = list["items"].as_array().into_iter().flatten().filter(stays);
     pods.map(|pod| {
         let metadata = &pod["metadata"];
-        Ok((text(&metadata["name"])?, (text(&metadata["uid"])?, text(&pod["spec"]["nodeName"])?)))
+        Ok((
+            text(&metadata["name"])?,
+            (text(&metadata["uid"])?, text(&pod["spec"]["nodeName"])?),
+        ))
     })
     .collect()
 }
@@ -63,11 +66,15 @@ spec:
 
     lab.apply(&policy(&nodes, "{key: evicting, effect: NoExecute}"))?;
     lab.await_ready("evicting")?;
-    eventually("a pod that does not tolerate the taint goes", Duration::from_mins(1), || {
-        let left = lab.kubectl(&["get", "pods", "--field-selector=metadata.name=evicted", "-o", "name"])?;
-        ensure!(left.is_empty(), "{left}");
-        Ok(())
-    })?;
+    eventually(
+        "a pod that does not tolerate the taint goes",
+        Duration::from_mins(1),
+        || {
+            let left = lab.kubectl(&["get", "pods", "--field-selector=metadata.name=evicted", "-o", "name"])?;
+            ensure!(left.is_empty(), "{left}");
+            Ok(())
+        },
+    )?;
     assert_eq!(pods(&lab)?, before, "the pods of gpunode are the same");
     Ok(())
 }

@@ -16,8 +16,16 @@ pub fn running(lab: &Lab) -> Result<Vec<(String, Value)>> {
     items
         .iter()
         .map(|pod| {
-            ensure!(pod["status"]["phase"] == "Running", "{} is {}", pod["metadata"]["name"], pod["status"]["phase"]);
-            Ok((pod["metadata"]["uid"].to_string(), pod["status"]["containerStatuses"][0]["containerID"].clone()))
+            ensure!(
+                pod["status"]["phase"] == "Running",
+                "{} is {}",
+                pod["metadata"]["name"],
+                pod["status"]["phase"]
+            );
+            Ok((
+                pod["metadata"]["uid"].to_string(),
+                pod["status"]["containerStatuses"][0]["containerID"].clone(),
+            ))
         })
         .collect()
 }
@@ -59,11 +67,21 @@ fn a_deleted_plugin_socket_is_served_again() -> Result<()> {
     let before = steady(&lab)?;
     let script = "cd /var/lib/kubelet/device-plugins && ls -i gpunode-*.sock && rm gpunode-*.sock";
     let node = lab.cluster().node(T4)?;
-    let output = node.command("/bin/sh")?.args(["-c", script]).output().context("delete the plugin's socket")?;
-    ensure!(output.status.success(), "delete the socket: {}", String::from_utf8_lossy(&output.stderr));
+    let output = node
+        .command("/bin/sh")?
+        .args(["-c", script])
+        .output()
+        .context("delete the plugin's socket")?;
+    ensure!(
+        output.status.success(),
+        "delete the socket: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     eventually("the plugin serves a new socket", LIMIT, || {
-        let list =
-            node.command("/bin/sh")?.args(["-c", "ls -i /var/lib/kubelet/device-plugins/gpunode-*.sock"]).output()?;
+        let list = node
+            .command("/bin/sh")?
+            .args(["-c", "ls -i /var/lib/kubelet/device-plugins/gpunode-*.sock"])
+            .output()?;
         ensure!(
             list.status.success() && list.stdout != output.stdout,
             "there is {}",
@@ -85,10 +103,15 @@ fn a_killed_agent_comes_back_and_pods_keep_running() -> Result<()> {
     let pod = lab.await_plugin(T4)?;
     let restarts = |lab: &Lab| -> Result<u64> {
         let pod = lab.get(&["pod", "-n", NAMESPACE, &pod])?;
-        pod["status"]["containerStatuses"][0]["restartCount"].as_u64().context("read the restart count")
+        pod["status"]["containerStatuses"][0]["restartCount"]
+            .as_u64()
+            .context("read the restart count")
     };
     let earlier = restarts(&lab)?;
-    lab.cluster().node(T4)?.container_process(NAMESPACE, &pod, "agent")?.signal(Signal::KILL)?;
+    lab.cluster()
+        .node(T4)?
+        .container_process(NAMESPACE, &pod, "agent")?
+        .signal(Signal::KILL)?;
     eventually("the agent was started again", LIMIT, || {
         ensure!(restarts(&lab)? > earlier, "it was not yet");
         Ok(())
@@ -124,7 +147,10 @@ fn an_agent_that_gets_a_bad_configuration_keeps_the_old_one_and_says_so() -> Res
         );
         Ok(node)
     })?;
-    assert_eq!(node["status"]["configHash"], in_force, "the old configuration stays in force");
+    assert_eq!(
+        node["status"]["configHash"], in_force,
+        "the old configuration stays in force"
+    );
     let accepted = gpunode_e2e::condition(&node, "ConfigurationAccepted");
     assert_eq!(accepted["status"], "False", "{accepted}");
     assert_eq!(accepted["reason"], "ConfigurationRejected");
@@ -137,7 +163,11 @@ fn an_agent_that_gets_a_bad_configuration_keeps_the_old_one_and_says_so() -> Res
             "its status is {}",
             policy["status"]
         );
-        ensure!(gpunode_e2e::condition(&policy, "Degraded")["status"] == "True", "its status is {}", policy["status"]);
+        ensure!(
+            gpunode_e2e::condition(&policy, "Degraded")["status"] == "True",
+            "its status is {}",
+            policy["status"]
+        );
         Ok(())
     })?;
 

@@ -22,7 +22,11 @@ fn changes_nothing(how: &[&str]) -> Result<()> {
         let path = Lab::repository().join(folder);
         let path = path.to_string_lossy();
         let first = applied(&lab, &path, how)?;
-        assert_eq!(lab.kubectl(&[&["diff", "-k", &path], how].concat())?, "", "kubectl diff of {folder}");
+        assert_eq!(
+            lab.kubectl(&[&["diff", "-k", &path], how].concat())?,
+            "",
+            "kubectl diff of {folder}"
+        );
         let second = applied(&lab, &path, how)?;
         assert_eq!(second, first, "resourceVersion and all of the policies of {folder}");
         lab.clean()?;

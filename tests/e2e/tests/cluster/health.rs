@@ -29,9 +29,17 @@ fn health(lab: &Lab, uuid: &str) -> Result<Value> {
 fn told(lab: &Lab, reason: &str, parts: &[&str]) -> Result<()> {
     let selector = format!("involvedObject.kind=Node,involvedObject.name={T4},reason={reason}");
     let events = lab.get(&["events", "--all-namespaces", "--field-selector", &selector])?;
-    let mut messages = events["items"].as_array().into_iter().flatten().filter_map(|event| event["message"].as_str());
+    let mut messages = events["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|event| event["message"].as_str());
     let says_all = |message: &str| parts.iter().all(|part| message.contains(part));
-    ensure!(messages.any(says_all), "no event {reason} says {parts:?}; there is {}", events["items"]);
+    ensure!(
+        messages.any(says_all),
+        "no event {reason} says {parts:?}; there is {}",
+        events["items"]
+    );
     Ok(())
 }
 
@@ -41,31 +49,46 @@ fn a_broken_gpu_is_told_with_cause_cure_and_holders_and_takes_no_other_with_it()
     let lab = Lab::enter()?;
     let before = steady(&lab)?;
     let pod = lab.await_running("steady", 4)?.pop().context("a pod")?;
-    let gpu = lab.environment(&pod)?.remove("NVIDIA_VISIBLE_DEVICES").context("find NVIDIA_VISIBLE_DEVICES")?;
+    let gpu = lab
+        .environment(&pod)?
+        .remove("NVIDIA_VISIBLE_DEVICES")
+        .context("find NVIDIA_VISIBLE_DEVICES")?;
     let broken = lab.break_gpu(T4, &gpu)?;
     // Four of the sixteen shares.
     lab.await_allocatable(T4, GPU, 12)?;
     let seen = health(&lab, &gpu)?;
     ensure!(seen["reason"] == "Xid" && seen["xid"] == 46, "{seen}");
-    for (field, part) in
-        [("message", "XID 46: GPU timeout"), ("action", "reset the GPU"), ("waitsFor", "the GPU was reset")]
-    {
-        ensure!(seen[field].as_str().is_some_and(|text| text.contains(part)), "{field} of {seen}");
+    for (field, part) in [
+        ("message", "XID 46: GPU timeout"),
+        ("action", "reset the GPU"),
+        ("waitsFor", "the GPU was reset"),
+    ] {
+        ensure!(
+            seen[field].as_str().is_some_and(|text| text.contains(part)),
+            "{field} of {seen}"
+        );
     }
     let since: Timestamp = seen["since"].as_str().context("since when")?.parse()?;
     for other in lab.gpu_uuids(T4)?.iter().filter(|uuid| **uuid != gpu) {
         ensure!(health(&lab, other)?["state"] == "Healthy", "{other}");
     }
     let parts = [gpu.as_str(), "XID 46", "reset the GPU", &pod];
-    eventually("an event of the Node tells it", LIMIT, || told(&lab, "GpuUnhealthy", &parts))?;
+    eventually("an event of the Node tells it", LIMIT, || {
+        told(&lab, "GpuUnhealthy", &parts)
+    })?;
     let described = lab.kubectl(&["describe", "node", T4])?;
-    ensure!(described.contains("GpuUnhealthy") && described.contains(&gpu), "{described}");
+    ensure!(
+        described.contains("GpuUnhealthy") && described.contains(&gpu),
+        "{described}"
+    );
     let status = lab.gpunode(&["status", T4])?;
     ensure!(status.contains("is unhealthy") && status.contains("XID 46"), "{status}");
 
     broken.mend()?;
     lab.await_allocatable(T4, GPU, 16)?;
-    eventually("an event of the Node tells it", LIMIT, || told(&lab, "GpuHealthy", &[&gpu]))?;
+    eventually("an event of the Node tells it", LIMIT, || {
+        told(&lab, "GpuHealthy", &[&gpu])
+    })?;
     let healed: Timestamp = health(&lab, &gpu)?["since"].as_str().context("since when")?.parse()?;
     ensure!(healed > since, "{healed} and {since}");
     assert_eq!(running(&lab)?, before, "pods keep running");
@@ -137,7 +160,11 @@ impl Driver {
     fn install(&self, scenario: &Scenario) -> Result<()> {
         scenario.save(&self.folder)?;
         let new = self.folder.join("libnvidia-ml.so.new");
-        let from = if self.set_aside().exists() { self.set_aside() } else { self.library() };
+        let from = if self.set_aside().exists() {
+            self.set_aside()
+        } else {
+            self.library()
+        };
         fs::copy(from, &new)?;
         Ok(fs::rename(new, self.library())?)
     }
@@ -169,7 +196,10 @@ fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_pod_notices()
     let version = driver.before.driver_version.clone();
     driver.uninstall()?;
     lab.await_allocatable(T4, GPU, 0)?;
-    driver.install(&Scenario { driver_version: VERSION.to_owned(), ..driver.before.clone() })?;
+    driver.install(&Scenario {
+        driver_version: VERSION.to_owned(),
+        ..driver.before.clone()
+    })?;
     let start = Instant::now();
     lab.await_allocatable(T4, GPU, 16)?;
     let took = start.elapsed();
@@ -178,6 +208,10 @@ fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_pod_notices()
     drop(driver);
     is_version(&version)?;
     lab.await_allocatable(T4, GPU, 16)?;
-    assert_eq!((running(&lab)?, lab.await_plugin(T4)?), (before, agent), "nothing was started anew");
+    assert_eq!(
+        (running(&lab)?, lab.await_plugin(T4)?),
+        (before, agent),
+        "nothing was started anew"
+    );
     Ok(())
 }

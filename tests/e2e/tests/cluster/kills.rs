@@ -36,7 +36,9 @@ impl Random {
 
 fn number(name: &str) -> Result<Option<u64>> {
     let value = env::var(name).ok();
-    value.map(|value| value.parse().with_context(|| format!("read {name}: {value:?}"))).transpose()
+    value
+        .map(|value| value.parse().with_context(|| format!("read {name}: {value:?}")))
+        .transpose()
 }
 
 /// Whether there was an agent to kill.
@@ -44,7 +46,10 @@ fn kill_agent(lab: &Lab) -> bool {
     // Between two lives there is no pod, or no process in it.
     let kill = || {
         let pod = lab.agent_pod(T4, "device-plugin")?;
-        lab.cluster().node(T4)?.container_process(NAMESPACE, &pod, "agent")?.signal(Signal::KILL)
+        lab.cluster()
+            .node(T4)?
+            .container_process(NAMESPACE, &pod, "agent")?
+            .signal(Signal::KILL)
     };
     kill().is_ok()
 }
@@ -53,7 +58,10 @@ fn kill_agent(lab: &Lab) -> bool {
 #[ignore = "needs the local cluster: make test, make soak"]
 fn an_agent_killed_at_random_moments_never_gives_a_unit_out_twice() -> Result<()> {
     let lab = Lab::enter()?;
-    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).context("read the clock")?.subsec_nanos();
+    let nanos = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .context("read the clock")?
+        .subsec_nanos();
     let seed = number(SEED)?.unwrap_or(nanos.into());
     let duration = Duration::from_secs(number(DURATION)?.unwrap_or(60));
     println!("{SEED}={seed}, {duration:?}");
@@ -75,7 +83,12 @@ fn an_agent_killed_at_random_moments_never_gives_a_unit_out_twice() -> Result<()
         if random.below(2) == 0 {
             let selector = "app.kubernetes.io/component=device-plugin";
             let delete = ["delete", "pods", "-n", NAMESPACE, "-l", selector, "--field-selector"];
-            let rest = [&format!("spec.nodeName={T4}"), "--grace-period=0", "--force", "--wait=false"];
+            let rest = [
+                &format!("spec.nodeName={T4}"),
+                "--grace-period=0",
+                "--force",
+                "--wait=false",
+            ];
             lab.kubectl(&[&delete[..], &rest[..]].concat())?;
         }
     }

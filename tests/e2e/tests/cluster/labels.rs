@@ -116,10 +116,18 @@ nvidia.com/mig-1g.10gb.engines.ofa=0
 ";
 
 fn written_down(texts: &[&str]) -> BTreeMap<String, String> {
-    let machine =
-        fs::read_to_string("/sys/class/dmi/id/product_name").map(|name| product_label(&name)).unwrap_or_default();
-    let machine = if machine.is_empty() { "unknown".to_owned() } else { machine };
-    let lines = texts.iter().flat_map(|text| text.lines()).filter_map(|line| line.split_once('='));
+    let machine = fs::read_to_string("/sys/class/dmi/id/product_name")
+        .map(|name| product_label(&name))
+        .unwrap_or_default();
+    let machine = if machine.is_empty() {
+        "unknown".to_owned()
+    } else {
+        machine
+    };
+    let lines = texts
+        .iter()
+        .flat_map(|text| text.lines())
+        .filter_map(|line| line.split_once('='));
     let labels = lines.map(|(key, value)| (key.to_owned(), value.to_owned()));
     labels.chain([("nvidia.com/gpu.machine".to_owned(), machine)]).collect()
 }
@@ -127,7 +135,9 @@ fn written_down(texts: &[&str]) -> BTreeMap<String, String> {
 fn facts(lab: &Lab, node: &str) -> Result<BTreeMap<String, String>> {
     let labels = lab.node(node)?["metadata"]["labels"].clone();
     let labels = labels.as_object().into_iter().flatten().filter(|(key, _)| is_fact(key));
-    Ok(labels.map(|(key, value)| (key.clone(), value.as_str().unwrap_or_default().to_owned())).collect())
+    Ok(labels
+        .map(|(key, value)| (key.clone(), value.as_str().unwrap_or_default().to_owned()))
+        .collect())
 }
 
 fn await_facts(lab: &Lab, node: &str, texts: &[&str]) -> Result<()> {
@@ -175,7 +185,9 @@ fn labels_follow_what_is_in_force_and_come_back() -> Result<()> {
     lab.await_plugin(T4)?;
     await_facts(&lab, T4, &[EVERYWHERE, &shared])?;
     let writes = audit.gpunode_writes()?.into_iter();
-    let writes = writes.filter(|event| event.resource() == "nodes" && !event.is_of_record_alone()).count();
+    let writes = writes
+        .filter(|event| event.resource() == "nodes" && !event.is_of_record_alone())
+        .count();
     assert_eq!(writes, 0, "no label changed meanwhile");
     lab.kubectl(&["delete", "gpunodepolicy", "sharing", "--timeout=30s"])?;
     await_facts(&lab, T4, &[EVERYWHERE, OF_T4])
@@ -193,16 +205,37 @@ fn labels_of_somebody_else_stay_and_the_gpunode_says_so() -> Result<()> {
         })
     };
     lab.scale_operator(0)?;
-    lab.kubectl(&["label", "node", T4, "nvidia.com/gpu.count=1", "nvidia.com/gpu.product-", "--overwrite"])?;
+    lab.kubectl(&[
+        "label",
+        "node",
+        T4,
+        "nvidia.com/gpu.count=1",
+        "nvidia.com/gpu.product-",
+        "--overwrite",
+    ])?;
     lab.kubectl(&["annotate", "node", T4, "gpunode.dev/owned-"])?;
     lab.scale_operator(2)?;
     let condition = said("False".into())?;
     assert_eq!(condition["reason"], "OwnedByAnother");
-    assert!(condition["message"].as_str().unwrap_or_default().contains("nvidia.com/gpu.count is \"1\", not \"4\""));
-    assert_eq!(facts(&lab, T4)?.get("nvidia.com/gpu.count").map(String::as_str), Some("1"));
-    assert_eq!(facts(&lab, T4)?.get("nvidia.com/gpu.product").map(String::as_str), Some("Tesla-T4"));
+    assert!(
+        condition["message"]
+            .as_str()
+            .unwrap_or_default()
+            .contains("nvidia.com/gpu.count is \"1\", not \"4\"")
+    );
+    assert_eq!(
+        facts(&lab, T4)?.get("nvidia.com/gpu.count").map(String::as_str),
+        Some("1")
+    );
+    assert_eq!(
+        facts(&lab, T4)?.get("nvidia.com/gpu.product").map(String::as_str),
+        Some("Tesla-T4")
+    );
     let foreign: Vec<String> = facts(&lab, T4)?.keys().map(|key| format!("{key}-")).collect();
-    let removal: Vec<&str> = ["label", "node", T4].into_iter().chain(foreign.iter().map(String::as_str)).collect();
+    let removal: Vec<&str> = ["label", "node", T4]
+        .into_iter()
+        .chain(foreign.iter().map(String::as_str))
+        .collect();
     lab.kubectl(&removal)?;
     said(Value::Null)?;
     await_facts(&lab, T4, &[EVERYWHERE, OF_T4])

@@ -37,12 +37,18 @@ impl<'a> ManyNodes<'a> {
         }
         let nodes = Self(lab);
         let output = lab.kubectl_with_input(&["create", "-f", "-"], &manifest)?;
-        ensure!(output.status.success(), "create nodes: {}", String::from_utf8_lossy(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "create nodes: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         Ok(nodes)
     }
 
     fn labelled(&self) -> Result<usize> {
-        let list = self.0.kubectl(&["get", "nodes", "-l", "pool=many,rollout=done", "-o", "name"])?;
+        let list = self
+            .0
+            .kubectl(&["get", "nodes", "-l", "pool=many,rollout=done", "-o", "name"])?;
         Ok(list.lines().count())
     }
 
@@ -57,13 +63,17 @@ impl<'a> ManyNodes<'a> {
 
 impl Drop for ManyNodes<'_> {
     fn drop(&mut self) {
-        let _ = self.0.try_kubectl(&["delete", "nodes", "-l", "pool=many", "--timeout=60s"]);
+        let _ = self
+            .0
+            .try_kubectl(&["delete", "nodes", "-l", "pool=many", "--timeout=60s"]);
     }
 }
 
 fn node_writes(audit: &AuditLog) -> Result<Vec<AuditEvent>> {
     let writes = audit.gpunode_writes()?.into_iter();
-    Ok(writes.filter(|event| event.resource() == "nodes" && !event.is_of_record_alone()).collect())
+    Ok(writes
+        .filter(|event| event.resource() == "nodes" && !event.is_of_record_alone())
+        .collect())
 }
 
 /// Waits for the first node's write by polling the log much faster than the operator can write all.
@@ -90,7 +100,10 @@ fn an_operator_killed_between_two_nodes_is_followed_by_one_that_finishes() -> Re
     first_node_write(&audit)?;
     process.signal(Signal::KILL)?;
     let at_kill = nodes.labelled()?;
-    ensure!(at_kill < NODES, "all {NODES} nodes were written before the kill; the test shows nothing");
+    ensure!(
+        at_kill < NODES,
+        "all {NODES} nodes were written before the kill; the test shows nothing"
+    );
     nodes.await_all_labelled()?;
     change.check()?;
 
@@ -114,7 +127,10 @@ fn a_leader_that_was_stopped_writes_nothing_after_another_took_over() -> Result<
     first_node_write(&audit)?;
     process.signal(Signal::STOP)?;
     let at_stop = nodes.labelled()?;
-    ensure!(at_stop < NODES, "all {NODES} nodes were written before the stop; the test shows nothing");
+    ensure!(
+        at_stop < NODES,
+        "all {NODES} nodes were written before the stop; the test shows nothing"
+    );
 
     let second = lab.await_leader_other_than(&first)?;
     let takeover = takeover(&audit, &second)?;
@@ -126,7 +142,10 @@ fn a_leader_that_was_stopped_writes_nothing_after_another_took_over() -> Result<
         let asked = audit.events()?.into_iter().any(|event| {
             event.pod() == first && event.resource() == "leases" && event.time().is_ok_and(|time| time > takeover)
         });
-        ensure!(asked || !lab.operator_pods()?.contains(&first), "it has not asked for the lease since");
+        ensure!(
+            asked || !lab.operator_pods()?.contains(&first),
+            "it has not asked for the lease since"
+        );
         Ok(())
     })?;
 
@@ -136,7 +155,11 @@ fn a_leader_that_was_stopped_writes_nothing_after_another_took_over() -> Result<
         .filter(|event| event.pod() == first && event.time().is_ok_and(|time| time > takeover))
         .map(ToString::to_string)
         .collect();
-    assert_eq!(late, Vec::<String>::new(), "writes of {first} after {second} took over at {takeover}");
+    assert_eq!(
+        late,
+        Vec::<String>::new(),
+        "writes of {first} after {second} took over at {takeover}"
+    );
     Ok(())
 }
 

@@ -18,7 +18,9 @@ const UNEQUAL: &str =
 /// Index of the GPU whose units a pod of an app has.
 fn gpu_index(lab: &Lab, app: &str) -> Result<String> {
     let pod = lab.await_running(app, 1)?.pop().context("find the pod")?;
-    lab.environment(&pod)?.remove("ALIYUN_COM_GPU_MEM_IDX").context("find the index in its environment")
+    lab.environment(&pod)?
+        .remove("ALIYUN_COM_GPU_MEM_IDX")
+        .context("find the index in its environment")
 }
 
 /// Units of one container never came from two GPUs, no unit was held twice, and no GPU had more units held than it has.
@@ -53,7 +55,12 @@ fn unequal_gpus_are_filled_exactly_with_all_units_of_a_pod_on_one_gpu() -> Resul
     let units_of = unequal_gpus(&lab)?;
     let recorder = HeldRecorder::start(&lab, MIXED)?;
     // Packed: the fullest GPU on which they fit.
-    for (app, units, gpu) in [("large", 70, "1"), ("small", 6, "1"), ("whole-v100", 16, "0"), ("last", 4, "1")] {
+    for (app, units, gpu) in [
+        ("large", 70, "1"),
+        ("small", 6, "1"),
+        ("whole-v100", 16, "0"),
+        ("last", 4, "1"),
+    ] {
         lab.apply(&samples::holding(app, "mixed", 1, UNITS, units))?;
         assert_eq!(gpu_index(&lab, app)?, gpu, "{units} units of {app}");
     }
@@ -82,15 +89,24 @@ fn a_deployment_that_fits_the_node_but_no_gpu_fails_at_most_twice_and_runs_when_
     lab.apply(&samples::holding("unfit", "mixed", 1, UNITS, 12))?;
     let failed = |pods: &Value| -> Vec<Value> {
         let items = pods["items"].as_array().into_iter().flatten();
-        items.filter(|pod| pod["status"]["phase"] == "Failed").cloned().collect()
+        items
+            .filter(|pod| pod["status"]["phase"] == "Failed")
+            .cloned()
+            .collect()
     };
     let pods = eventually("a pod failed and the next one waits in the scheduler", LIMIT, || {
         let pods = lab.get(&["pods", "-l", "app=unfit"])?;
         let pending = pods["items"].as_array().into_iter().flatten().any(|pod| {
             pod["status"]["phase"] == "Pending"
-                && gpunode_e2e::condition(pod, "PodScheduled")["message"].to_string().contains(UNITS)
+                && gpunode_e2e::condition(pod, "PodScheduled")["message"]
+                    .to_string()
+                    .contains(UNITS)
         });
-        ensure!(pending && !failed(&pods).is_empty(), "they are {}", crate::sharing::phases(&pods));
+        ensure!(
+            pending && !failed(&pods).is_empty(),
+            "they are {}",
+            crate::sharing::phases(&pods)
+        );
         Ok(pods)
     })?;
     let failed_pods = failed(&pods);
@@ -106,7 +122,11 @@ fn a_deployment_that_fits_the_node_but_no_gpu_fails_at_most_twice_and_runs_when_
     lab.await_allocatable(MIXED, UNITS, 70 + 11 + 10)?;
     let fits = samples::holding("fits", "mixed", 1, UNITS, 10);
     lab.apply(&fits)?;
-    assert_eq!(gpu_index(&lab, "fits")?, "1", "what is left over serves others meanwhile");
+    assert_eq!(
+        gpu_index(&lab, "fits")?,
+        "1",
+        "what is left over serves others meanwhile"
+    );
 
     lab.kubectl(&["delete", "deployment", "small", "--timeout=30s"])?;
     assert_eq!(gpu_index(&lab, "unfit")?, "0");

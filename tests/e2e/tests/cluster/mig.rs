@@ -10,15 +10,24 @@ const LIMIT: Duration = Duration::from_mins(1);
 /// UUIDs of the MIG devices of a profile on a GPU.
 fn mig_uuids(lab: &Lab, gpu: usize, profile: &str) -> Result<BTreeSet<String>> {
     let object = lab.get(&["gpunode", MIXED])?;
-    let devices = object["status"]["gpus"][gpu]["migDevices"].as_array().context("find the MIG devices")?;
+    let devices = object["status"]["gpus"][gpu]["migDevices"]
+        .as_array()
+        .context("find the MIG devices")?;
     let of_profile = devices.iter().filter(|device| device["profile"] == profile);
-    Ok(of_profile.filter_map(|device| device["uuid"].as_str()).map(str::to_owned).collect())
+    Ok(of_profile
+        .filter_map(|device| device["uuid"].as_str())
+        .map(str::to_owned)
+        .collect())
 }
 
 /// What the pods of an app see.
 fn visible(lab: &Lab, pods: &[String]) -> Result<BTreeSet<String>> {
     pods.iter()
-        .map(|pod| lab.environment(pod)?.remove("NVIDIA_VISIBLE_DEVICES").context("find NVIDIA_VISIBLE_DEVICES"))
+        .map(|pod| {
+            lab.environment(pod)?
+                .remove("NVIDIA_VISIBLE_DEVICES")
+                .context("find NVIDIA_VISIBLE_DEVICES")
+        })
         .collect()
 }
 
@@ -33,7 +42,12 @@ fn mig_devices_are_offered_by_profile_beside_whole_gpus() -> Result<()> {
     lab.apply(&samples::holding("small", "mixed", 2, "nvidia.com/mig-1g.10gb", 1))?;
     let small = lab.await_running("small", 2)?;
     assert_eq!(visible(&lab, &small)?, mig_uuids(&lab, 3, "1g.10gb")?);
-    assert_eq!(lab.environment(&small[0])?.get("NVIDIA_VISIBLE_DEVICES").map(|uuid| &uuid[..4]), Some("MIG-"));
+    assert_eq!(
+        lab.environment(&small[0])?
+            .get("NVIDIA_VISIBLE_DEVICES")
+            .map(|uuid| &uuid[..4]),
+        Some("MIG-")
+    );
     Ok(())
 }
 

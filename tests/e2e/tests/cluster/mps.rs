@@ -22,7 +22,10 @@ fn in_force(lab: &Lab) -> Result<String> {
 }
 
 fn mps_label(lab: &Lab) -> Result<String> {
-    Ok(lab.node(T4)?["metadata"]["labels"]["gpunode.dev/mps"].as_str().unwrap_or_default().to_owned())
+    Ok(lab.node(T4)?["metadata"]["labels"]["gpunode.dev/mps"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned())
 }
 
 #[test]
@@ -32,15 +35,20 @@ fn containers_get_as_many_tenths_as_they_ask_for() -> Result<()> {
     let uuid = in_force(&lab)?;
     assert_eq!(mps_label(&lab)?, "true");
     // A tenth of the T4's 15360 MiB.
-    for (app, shares, threads, memory) in
-        [("one", 1, "10", "0=1536M"), ("two", 2, "20", "0=3072M"), ("five", 5, "50", "0=7680M")]
-    {
+    for (app, shares, threads, memory) in [
+        ("one", 1, "10", "0=1536M"),
+        ("two", 2, "20", "0=3072M"),
+        ("five", 5, "50", "0=7680M"),
+    ] {
         lab.apply(&samples::holding(app, "inference", 1, RESOURCE, shares))?;
         let pod = lab.await_running(app, 1)?.pop().context("find the pod")?;
         let environment = lab.environment(&pod)?;
         let value = |name: &str| environment.get(name).map(String::as_str).unwrap_or_default();
         assert_eq!(value("NVIDIA_VISIBLE_DEVICES"), uuid);
-        assert_eq!(value("CUDA_MPS_PIPE_DIRECTORY"), format!("/run/gpunode/mps/{uuid}/pipe"));
+        assert_eq!(
+            value("CUDA_MPS_PIPE_DIRECTORY"),
+            format!("/run/gpunode/mps/{uuid}/pipe")
+        );
         assert_eq!(value("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), threads);
         assert_eq!(value("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), memory);
         let applied = lab.kubectl(&["exec", &pod, "--", "/opt/driver/mps-client", "--once"])?;
@@ -49,14 +57,21 @@ fn containers_get_as_many_tenths_as_they_ask_for() -> Result<()> {
             format!("pinned_device_mem_limit={memory} "),
             "shared_memory=true".to_owned(),
         ] {
-            ensure!(format!("{} ", applied.trim()).contains(&part), "the daemon gave {app} {applied:?}, not {part:?}");
+            ensure!(
+                format!("{} ", applied.trim()).contains(&part),
+                "the daemon gave {app} {applied:?}, not {part:?}"
+            );
         }
     }
     let daemons = lab.get(&["gpunode", T4])?["status"]["mpsDaemons"].clone();
     assert_eq!(daemons[0]["device"], uuid);
     assert_eq!(daemons[0]["state"], "Answering");
     assert_eq!(lab.compute_mode(T4, 0)?, ComputeMode::ExclusiveProcess);
-    assert_eq!(lab.compute_mode(T4, 1)?, ComputeMode::Default, "GPU 1 is in no resource");
+    assert_eq!(
+        lab.compute_mode(T4, 1)?,
+        ComputeMode::Default,
+        "GPU 1 is in no resource"
+    );
     Ok(())
 }
 
@@ -121,16 +136,28 @@ fn a_daemon_with_a_client_outlives_agents_images_and_policies() -> Result<()> {
     let daemon = lab.await_mps_daemon(T4, &uuid)?.pid();
     let still = |after: &str| -> Result<()> {
         let now = lab.await_mps_daemon(T4, &uuid)?.pid();
-        ensure!(now == daemon, "after {after} process {now} serves, and before it {daemon} did");
-        ensure!(lab.await_running("client", 1)? == client, "after {after} the client is another");
+        ensure!(
+            now == daemon,
+            "after {after} process {now} serves, and before it {daemon} did"
+        );
+        ensure!(
+            lab.await_running("client", 1)? == client,
+            "after {after} the client is another"
+        );
         let pods = lab.get(&["pods", "-l", "app=client"])?;
         let restarts = &pods["items"][0]["status"]["containerStatuses"][0]["restartCount"];
-        ensure!(restarts == 0, "after {after} the client was started again {restarts} times");
+        ensure!(
+            restarts == 0,
+            "after {after} the client was started again {restarts} times"
+        );
         Ok(())
     };
 
     let agent = lab.await_plugin(T4)?;
-    lab.cluster().node(T4)?.container_process(NAMESPACE, &agent, "agent")?.kill()?;
+    lab.cluster()
+        .node(T4)?
+        .container_process(NAMESPACE, &agent, "agent")?
+        .kill()?;
     lab.await_plugin(T4)?;
     lab.await_allocatable(T4, RESOURCE, 10)?;
     still("the agent was killed")?;
@@ -145,8 +172,16 @@ fn a_daemon_with_a_client_outlives_agents_images_and_policies() -> Result<()> {
     lab.kubectl(&["delete", "gpunodepolicy", "sharing", "--timeout=30s"])?;
     eventually("the policy's agent is gone and discovery reports", LIMIT, || {
         let node = lab.get(&["gpunode", T4])?;
-        ensure!(node["status"]["agent"]["mode"] == "Discovery", "its agent is {}", node["status"]["agent"]);
-        ensure!(node["status"]["mpsDaemons"][0]["device"] == uuid, "its status is {}", node["status"]);
+        ensure!(
+            node["status"]["agent"]["mode"] == "Discovery",
+            "its agent is {}",
+            node["status"]["agent"]
+        );
+        ensure!(
+            node["status"]["mpsDaemons"][0]["device"] == uuid,
+            "its status is {}",
+            node["status"]
+        );
         Ok(())
     })?;
     still("the policy was deleted")?;
@@ -161,16 +196,28 @@ fn a_daemon_with_a_client_outlives_agents_images_and_policies() -> Result<()> {
 /// Gives the policy the same image under another name, and waits until an agent of it has followed `agent`.
 fn roll_out_another_image(lab: &Lab, agent: &str) -> Result<()> {
     let pod = lab.get(&["pod", "-n", NAMESPACE, agent])?;
-    let image = pod["spec"]["containers"][0]["image"].as_str().context("find the agent's image")?.to_owned();
+    let image = pod["spec"]["containers"][0]["image"]
+        .as_str()
+        .context("find the agent's image")?
+        .to_owned();
     let other = format!("{image}-rolled-out");
-    lab.cluster().node(T4)?.ctr(["images", "tag", "--force", &image, &other])?;
+    lab.cluster()
+        .node(T4)?
+        .ctr(["images", "tag", "--force", &image, &other])?;
     let patch = format!(r#"{{"spec":{{"image":"{other}"}}}}"#);
     lab.patch_policy("sharing", &patch)?.check()?;
     eventually("an agent of the other image runs", LIMIT, || {
         let follower = lab.agent_pod(T4, "device-plugin")?;
         let pod = lab.get(&["pod", "-n", NAMESPACE, &follower])?;
-        ensure!(follower != agent && pod["spec"]["containers"][0]["image"] == other, "{follower} is there");
-        ensure!(pod["status"]["containerStatuses"][0]["ready"] == true, "its status is {}", pod["status"]);
+        ensure!(
+            follower != agent && pod["spec"]["containers"][0]["image"] == other,
+            "{follower} is there"
+        );
+        ensure!(
+            pod["status"]["containerStatuses"][0]["ready"] == true,
+            "its status is {}",
+            pod["status"]
+        );
         Ok(())
     })
 }

@@ -14,8 +14,14 @@ const LIMIT: Duration = Duration::from_mins(1);
 /// UUIDs of a node's GPUs, as the agent reports them.
 fn uuids(lab: &Lab, node: &str) -> Result<BTreeSet<String>> {
     let object = lab.get(&["gpunode", node])?;
-    let gpus = object["status"]["gpus"].as_array().context("find the GPUs of a GpuNode")?;
-    Ok(gpus.iter().filter_map(|gpu| gpu["uuid"].as_str()).map(str::to_owned).collect())
+    let gpus = object["status"]["gpus"]
+        .as_array()
+        .context("find the GPUs of a GpuNode")?;
+    Ok(gpus
+        .iter()
+        .filter_map(|gpu| gpu["uuid"].as_str())
+        .map(str::to_owned)
+        .collect())
 }
 
 /// What a container sees in `NVIDIA_VISIBLE_DEVICES`.
@@ -43,14 +49,20 @@ fn tolerating_pods_run_on_the_v100_node_and_see_the_gpus_they_were_given() -> Re
     lab.kubectl(&["wait", "job/gpu-job", "--for=condition=Complete", "--timeout=60s"])?;
     let printed = lab.kubectl(&["logs", "job/gpu-job"])?;
     let of_node = uuids(&lab, V100)?;
-    ensure!(of_node.iter().any(|uuid| printed.contains(uuid)), "gpu-job printed {printed:?}, not one of {of_node:?}");
+    ensure!(
+        of_node.iter().any(|uuid| printed.contains(uuid)),
+        "gpu-job printed {printed:?}, not one of {of_node:?}"
+    );
 
     let distinct: BTreeSet<String> = held.iter().cloned().collect();
     assert_eq!(distinct.len(), held.len(), "no GPU is given out twice: {held:?}");
     ensure!(distinct.is_subset(&of_node), "{distinct:?} are not of {of_node:?}");
     eventually("the table of GpuNodes tells what is held and by whom", LIMIT, || {
         let table = lab.kubectl(&["get", "gpunodes", V100, "-o", "wide"])?;
-        let told = ["nvidia.com/gpu 7/8", "default/gpu-pod, default/gpu-pod-2, default/gpu-pod-4"];
+        let told = [
+            "nvidia.com/gpu 7/8",
+            "default/gpu-pod, default/gpu-pod-2, default/gpu-pod-4",
+        ];
         ensure!(told.iter().all(|text| table.contains(text)), "{table}");
         Ok(())
     })
@@ -74,10 +86,21 @@ fn a_pod_without_the_toleration_stays_pending_and_names_the_taint() -> Result<()
             "it is {}: {message}",
             pod["status"]["phase"]
         );
-        let events = lab.get(&["events", "--field-selector", "involvedObject.name=gpu-pod,reason=FailedScheduling"])?;
-        let texts: Vec<&str> =
-            events["items"].as_array().into_iter().flatten().filter_map(|event| event["message"].as_str()).collect();
-        ensure!(texts.iter().any(|text| text.contains("untolerated taint")), "events say {texts:?}");
+        let events = lab.get(&[
+            "events",
+            "--field-selector",
+            "involvedObject.name=gpu-pod,reason=FailedScheduling",
+        ])?;
+        let texts: Vec<&str> = events["items"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|event| event["message"].as_str())
+            .collect();
+        ensure!(
+            texts.iter().any(|text| text.contains("untolerated taint")),
+            "events say {texts:?}"
+        );
         Ok(())
     })
 }
@@ -100,7 +123,11 @@ fn four_t4_with_four_replicas_run_sixteen_pods_four_on_each_gpu() -> Result<()> 
             *per_gpu.entry(uuid).or_default() += 1;
         }
     }
-    assert_eq!(per_gpu.values().copied().collect::<Vec<_>>(), [4, 4, 4, 4], "{per_gpu:?}");
+    assert_eq!(
+        per_gpu.values().copied().collect::<Vec<_>>(),
+        [4, 4, 4, 4],
+        "{per_gpu:?}"
+    );
     assert_eq!(per_gpu.into_keys().collect::<BTreeSet<_>>(), uuids(&lab, T4)?);
     Ok(())
 }
@@ -123,7 +150,10 @@ spec:
     let pods: Value = lab.get(&["pods", "-l", "app=with-nodes"])?;
     let pod = gpunode_e2e::names(&pods).pop().context("find the pod")?;
     let nodes = lab.kubectl(&["exec", &pod, "--", "sh", "-c", "ls /dev | grep nvidia | sort"])?;
-    let numbered = nodes.lines().filter(|name| name.trim_start_matches("nvidia").parse::<u32>().is_ok()).count();
+    let numbered = nodes
+        .lines()
+        .filter(|name| name.trim_start_matches("nvidia").parse::<u32>().is_ok())
+        .count();
     assert_eq!(numbered, 1, "one GPU's device node: {nodes}");
     assert!(nodes.lines().any(|name| name == "nvidiactl"), "{nodes}");
     Ok(())

@@ -33,13 +33,26 @@ fn policies_over_different_nodes_compose_and_a_conflict_stops_one_node_alone() -
         "volta",
         "{gpuSelector: {products: ['Tesla-V100*']}, labels: {tier: volta, generation: old}, taints: [{key: dedicated, value: v100, effect: PreferNoSchedule}]}",
     );
-    let large = manifest("large", "{priority: 10, gpuSelector: {minMemory: 30Gi, minCount: 3}, labels: {tier: large}}");
-    let ampere = manifest("ampere", "{gpuSelector: {architectures: [ampere]}, labels: {generation: new}}");
-    let preview = manifest("later", "{mode: Preview, gpuSelector: {minCount: 1}, labels: {later: 'yes'}}");
+    let large = manifest(
+        "large",
+        "{priority: 10, gpuSelector: {minMemory: 30Gi, minCount: 3}, labels: {tier: large}}",
+    );
+    let ampere = manifest(
+        "ampere",
+        "{gpuSelector: {architectures: [ampere]}, labels: {generation: new}}",
+    );
+    let preview = manifest(
+        "later",
+        "{mode: Preview, gpuSelector: {minCount: 1}, labels: {later: 'yes'}}",
+    );
     // The mixed node has V100 and A100: `volta` and `ampere` have equal priority and disagree about `generation`.
     lab.apply(&volta)?;
     eventually("the first policy is in force on the mixed node", LIMIT, || {
-        ensure!(label(&lab, MIXED, "generation")? == "old", "the label is {}", label(&lab, MIXED, "generation")?);
+        ensure!(
+            label(&lab, MIXED, "generation")? == "old",
+            "the label is {}",
+            label(&lab, MIXED, "generation")?
+        );
         Ok(())
     })?;
     // One after the other, as kubectl writes the policies of one file: what a node is left as depends on that.
@@ -50,14 +63,24 @@ fn policies_over_different_nodes_compose_and_a_conflict_stops_one_node_alone() -
         for name in ["volta", "ampere"] {
             let policy = lab.get(&["gpunodepolicy", name])?;
             let nodes = &policy["status"]["nodes"];
-            ensure!(nodes["matched"] == 2 && nodes["ready"] == 1 && nodes["conflicted"] == 1, "{name}: {nodes}");
+            ensure!(
+                nodes["matched"] == 2 && nodes["ready"] == 1 && nodes["conflicted"] == 1,
+                "{name}: {nodes}"
+            );
             let failure = &policy["status"]["failures"][0];
-            ensure!(failure["node"] == MIXED && failure["reason"] == "EqualPriority", "{name}: {failure}");
+            ensure!(
+                failure["node"] == MIXED && failure["reason"] == "EqualPriority",
+                "{name}: {failure}"
+            );
             messages.push(failure["message"].clone());
         }
         let gpu_node = lab.get(&["gpunode", MIXED])?;
         let conflict = condition(&gpu_node, "Conflict");
-        ensure!(conflict["status"] == "True", "GpuNode: {}", gpu_node["status"]["conditions"]);
+        ensure!(
+            conflict["status"] == "True",
+            "GpuNode: {}",
+            gpu_node["status"]["conditions"]
+        );
         messages.push(conflict["message"].clone());
         Ok(messages)
     })?;
@@ -68,19 +91,35 @@ fn policies_over_different_nodes_compose_and_a_conflict_stops_one_node_alone() -
         }
     }
     assert_eq!(label(&lab, MIXED, "generation")?, "old", "the node is left as it is");
-    assert_eq!((label(&lab, V100, "tier")?, label(&lab, V100, "generation")?), ("large".into(), "old".into()));
-    assert_eq!((label(&lab, A100, "tier")?, label(&lab, A100, "generation")?), ("large".into(), "new".into()));
+    assert_eq!(
+        (label(&lab, V100, "tier")?, label(&lab, V100, "generation")?),
+        ("large".into(), "old".into())
+    );
+    assert_eq!(
+        (label(&lab, A100, "tier")?, label(&lab, A100, "generation")?),
+        ("large".into(), "new".into())
+    );
     assert_eq!(taints(&lab.node(V100)?), ["dedicated=v100:PreferNoSchedule"]);
     let later = lab.get(&["gpunodepolicy", "later"])?;
     assert_eq!(later["status"]["nodes"]["matched"], 4);
     assert_eq!(label(&lab, T4, "later")?, Value::Null, "a preview writes nothing");
 
-    lab.apply(&manifest("ampere", "{priority: 1, gpuSelector: {architectures: [ampere]}, labels: {generation: new}}"))?;
+    lab.apply(&manifest(
+        "ampere",
+        "{priority: 1, gpuSelector: {architectures: [ampere]}, labels: {generation: new}}",
+    ))?;
     eventually("the conflict has healed", LIMIT, || {
-        ensure!(label(&lab, MIXED, "generation")? == "new", "the label is {}", label(&lab, MIXED, "generation")?);
+        ensure!(
+            label(&lab, MIXED, "generation")? == "new",
+            "the label is {}",
+            label(&lab, MIXED, "generation")?
+        );
         let gpu_node = lab.get(&["gpunode", MIXED])?;
         let conditions = gpu_node["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        ensure!(conditions.iter().all(|it| it["type"] != "Conflict"), "GpuNode still has {conditions:?}");
+        ensure!(
+            conditions.iter().all(|it| it["type"] != "Conflict"),
+            "GpuNode still has {conditions:?}"
+        );
         Ok(())
     })?;
     for name in ["volta", "ampere", "large"] {
@@ -105,7 +144,10 @@ fn a_key_that_was_taken_over_is_given_back_with_its_old_value() -> Result<()> {
         let policy = lab.get(&["gpunodepolicy", "taker"])?;
         let conflict = condition(&policy, "Conflict");
         let message = conflict["message"].as_str().unwrap_or_default();
-        ensure!(message.contains("kubectl-label") && message.contains("theirs"), "{conflict}");
+        ensure!(
+            message.contains("kubectl-label") && message.contains("theirs"),
+            "{conflict}"
+        );
         Ok(())
     })?;
     lab.apply(&spec("TakeOver"))?;
@@ -142,13 +184,24 @@ fn a_paused_policy_keeps_its_nodes_as_they_are_until_it_is_deleted() -> Result<(
         let policy = lab.get(&["gpunodepolicy", "pausing"])?;
         let ready = condition(&policy, "Ready");
         ensure!(ready["status"] == "True" && ready["reason"] == "Paused", "{ready}");
-        ensure!(policy["status"]["nodes"]["matched"] == 1, "{}", policy["status"]["nodes"]);
+        ensure!(
+            policy["status"]["nodes"]["matched"] == 1,
+            "{}",
+            policy["status"]["nodes"]
+        );
         Ok(())
     })?;
     // Another policy of the same operator shows that it has worked through everything that was said before.
-    lab.apply(&manifest("after", "{nodeSelector: {matchLabels: {pause: a}}, labels: {after: 'yes'}}"))?;
+    lab.apply(&manifest(
+        "after",
+        "{nodeSelector: {matchLabels: {pause: a}}, labels: {after: 'yes'}}",
+    ))?;
     lab.await_ready("after")?;
-    assert_eq!(label(&lab, V100, "look")?, "one", "neither its new spec nor its leaving changes the node");
+    assert_eq!(
+        label(&lab, V100, "look")?,
+        "one",
+        "neither its new spec nor its leaving changes the node"
+    );
     assert_eq!(label(&lab, T4, "look")?, Value::Null, "no node is added");
     lab.await_plugin(V100)?;
     // A paused policy cannot become a preview.

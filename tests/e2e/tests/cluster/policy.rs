@@ -22,7 +22,11 @@ fn a_policy_labels_and_taints_exactly_the_matching_nodes_by_one_patch_each() -> 
     assert_eq!(node["metadata"]["labels"]["gpunode.dev/governed"], "true");
 
     for (name, snapshot) in before.iter().filter(|(name, _)| name != V100) {
-        assert_eq!(node_snapshot(&lab.node(name)?), *snapshot, "node {name} does not match and stays as it was");
+        assert_eq!(
+            node_snapshot(&lab.node(name)?),
+            *snapshot,
+            "node {name} does not match and stays as it was"
+        );
     }
     let patches: Vec<String> = audit
         .gpunode_writes()?
@@ -30,7 +34,11 @@ fn a_policy_labels_and_taints_exactly_the_matching_nodes_by_one_patch_each() -> 
         .filter(|event| event.resource() == "nodes" && (event.name() == V100 || !event.is_of_record_alone()))
         .map(|event| format!("{} {}", event.verb(), event.name()))
         .collect();
-    assert_eq!(patches, [format!("patch {V100}")], "labels, taints and the record come in one write");
+    assert_eq!(
+        patches,
+        [format!("patch {V100}")],
+        "labels, taints and the record come in one write"
+    );
     Ok(())
 }
 
@@ -41,9 +49,19 @@ fn the_plugin_runs_only_on_matching_nodes_and_offers_their_gpus() -> Result<()> 
     lab.apply(&samples::policy("v100-reserved")?)?;
     lab.await_plugin(V100)?;
     lab.await_allocatable(V100, "nvidia.com/gpu", 8)?;
-    let pods = lab.get(&["pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=device-plugin"])?;
-    let nodes: Vec<&str> =
-        pods["items"].as_array().into_iter().flatten().filter_map(|pod| pod["spec"]["nodeName"].as_str()).collect();
+    let pods = lab.get(&[
+        "pods",
+        "-n",
+        NAMESPACE,
+        "-l",
+        "app.kubernetes.io/component=device-plugin",
+    ])?;
+    let nodes: Vec<&str> = pods["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|pod| pod["spec"]["nodeName"].as_str())
+        .collect();
     assert_eq!(nodes, [V100], "plugin pods run on the matching node alone");
     Ok(())
 }
@@ -54,21 +72,33 @@ fn every_gpu_node_reports_its_hardware_without_any_policy() -> Result<()> {
     let lab = Lab::enter()?;
     let expected = [
         ("gpu-a100", "8 x NVIDIA-A100-SXM4-80GB", 81920),
-        ("gpu-mixed", "1 x Tesla-V100-SXM2-16GB, 3 x NVIDIA-A100-SXM4-80GB", 16384),
+        (
+            "gpu-mixed",
+            "1 x Tesla-V100-SXM2-16GB, 3 x NVIDIA-A100-SXM4-80GB",
+            16384,
+        ),
         ("gpu-t4", "4 x Tesla-T4", 15360),
         ("gpu-v100", "8 x Tesla-V100-SXM2-32GB", 32768),
     ];
     for (node, hardware, memory) in expected {
         let object = eventually(&format!("{node} is discovered"), LIMIT, || {
             let object = lab.get(&["gpunode", node])?;
-            ensure!(object["status"]["agent"]["mode"] == "Discovery", "its agent is {}", object["status"]["agent"]);
+            ensure!(
+                object["status"]["agent"]["mode"] == "Discovery",
+                "its agent is {}",
+                object["status"]["agent"]
+            );
             Ok(object)
         })?;
         assert_eq!(object["status"]["hardware"], hardware);
         assert_eq!(object["status"]["gpus"][0]["memoryMiB"], memory);
         assert_eq!(object["metadata"]["ownerReferences"][0]["kind"], "Node");
     }
-    assert_eq!(gpunode_e2e::names(&lab.get(&["gpunodes"])?), GPU_NODES, "a node without GPU has no GpuNode");
+    assert_eq!(
+        gpunode_e2e::names(&lab.get(&["gpunodes"])?),
+        GPU_NODES,
+        "a node without GPU has no GpuNode"
+    );
     ensure!(!lab.try_kubectl(&["get", "gpunode", CPU])?.status.success());
     Ok(())
 }
@@ -92,12 +122,17 @@ fn a_removed_label_and_taint_come_back_and_foreign_ones_stay() -> Result<()> {
         );
         Ok(node)
     });
-    let foreign = repaired.as_ref().map(|node| (node["metadata"]["labels"]["team"].clone(), taints(node)));
+    let foreign = repaired
+        .as_ref()
+        .map(|node| (node["metadata"]["labels"]["team"].clone(), taints(node)));
     lab.kubectl(&["label", "node", V100, "team-"])?;
     lab.kubectl(&["taint", "node", V100, "maintenance-"])?;
     let (team, taints) = foreign.map_err(|error| anyhow::anyhow!("{error:#}"))?;
     assert_eq!(team, "research");
-    assert!(taints.contains(&"maintenance=soon:PreferNoSchedule".to_owned()), "{taints:?}");
+    assert!(
+        taints.contains(&"maintenance=soon:PreferNoSchedule".to_owned()),
+        "{taints:?}"
+    );
     Ok(())
 }
 

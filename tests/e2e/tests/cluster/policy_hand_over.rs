@@ -28,7 +28,10 @@ spec: {{priority: {priority}, nodeSelector: {{matchLabels: {{pool: {pool}}}}}, d
 /// The policies whose agents a node has.
 fn placed(node: &Value) -> Vec<String> {
     let labels = node["metadata"]["labels"].as_object().into_iter().flatten();
-    labels.filter_map(|(key, _)| key.strip_prefix(OF_POLICY)).map(str::to_owned).collect()
+    labels
+        .filter_map(|(key, _)| key.strip_prefix(OF_POLICY))
+        .map(str::to_owned)
+        .collect()
 }
 
 fn await_serving(lab: &Lab, policy: &str) -> Result<()> {
@@ -94,7 +97,10 @@ impl Drop for Label<'_> {
 #[ignore = "needs the local cluster: make test"]
 fn a_node_that_comes_back_before_its_agent_was_removed_gets_that_agent_back() -> Result<()> {
     let lab = Lab::enter()?;
-    let _ = lab.cluster().node(T4)?.ctr(["images", "rm", "--sync", "gpunode.test/agent:flipped"]);
+    let _ = lab
+        .cluster()
+        .node(T4)?
+        .ctr(["images", "rm", "--sync", "gpunode.test/agent:flipped"]);
     lab.apply(&policy("first", 0, "inference", ""))?;
     lab.await_ready("first")?;
     let flipped = ", image: 'gpunode.test/agent:flipped'";
@@ -136,7 +142,10 @@ fn a_policy_whose_agent_does_not_run_takes_no_node_over_before_it_does_and_says_
     let before = steady(&lab)?;
     let (log, watch) = (KubeletLog::from_now(&lab, T4)?, NodeWatch::start(&lab, T4)?);
     // An earlier run may have left it.
-    let _ = lab.cluster().node(T4)?.ctr(["images", "rm", "--sync", "gpunode.test/agent:late"]);
+    let _ = lab
+        .cluster()
+        .node(T4)?
+        .ctr(["images", "rm", "--sync", "gpunode.test/agent:late"]);
 
     let late = ", image: 'gpunode.test/agent:late', rollout: {progressDeadline: 20s}";
     let change = lab.begin(&policy("second", 10, "inference", late))?;
@@ -144,7 +153,10 @@ fn a_policy_whose_agent_does_not_run_takes_no_node_over_before_it_does_and_says_
         let status = lab.get(&["gpunodepolicy", "second"])?["status"].clone();
         let failure = &status["failures"][0];
         let message = failure["message"].as_str().unwrap_or_default();
-        ensure!(failure["node"] == T4 && message.contains("the agent of policy first still serves"), "{status}");
+        ensure!(
+            failure["node"] == T4 && message.contains("the agent of policy first still serves"),
+            "{status}"
+        );
         let object = lab.get(&["gpunodepolicy", "second"])?;
         ensure!(condition(&object, "Ready")["status"] == "False", "{status}");
         Ok(())

@@ -14,9 +14,15 @@ fn awaited_resources(lab: &Lab) -> Result<Vec<String>> {
     let nodes = lab.get(&["nodes"])?;
     let records = nodes["items"].as_array().into_iter().flatten().filter_map(|node| {
         let record = node["metadata"]["annotations"]["gpunode.dev/owned"].as_str()?;
-        serde_json::from_str::<Value>(record).ok()?["resources"].as_object().cloned()
+        serde_json::from_str::<Value>(record).ok()?["resources"]
+            .as_object()
+            .cloned()
     });
-    Ok(records.flatten().filter(|(_, of)| !of.is_null()).map(|(name, _)| name).collect())
+    Ok(records
+        .flatten()
+        .filter(|(_, of)| !of.is_null())
+        .map(|(name, _)| name)
+        .collect())
 }
 
 #[test]
@@ -37,7 +43,14 @@ fn a_restarted_operator_in_an_unchanged_world_writes_nothing_for_a_minute() -> R
 
     // A start reads every object anew and reconciles each of them.
     lab.kubectl(&["-n", NAMESPACE, "rollout", "restart", "deployment/gpunode-operator"])?;
-    lab.kubectl(&["-n", NAMESPACE, "rollout", "status", "deployment/gpunode-operator", "--timeout=120s"])?;
+    lab.kubectl(&[
+        "-n",
+        NAMESPACE,
+        "rollout",
+        "status",
+        "deployment/gpunode-operator",
+        "--timeout=120s",
+    ])?;
     let audit = lab.audit()?;
     // The one wait for a time in this suite: the claim is about a minute in which nothing happens.
     std::thread::sleep(Duration::from_mins(1));

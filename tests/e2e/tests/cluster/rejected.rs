@@ -76,7 +76,8 @@ fn a_rejected_pod_of_a_controller_goes_where_a_policy_says_so_and_no_other() -> 
     lab.await_pod(&failing, "Failed")?;
 
     let audit = lab.audit()?;
-    lab.patch_policy("sharing", r#"{"spec":{"deleteRejectedPods":true}}"#)?.check()?;
+    lab.patch_policy("sharing", r#"{"spec":{"deleteRejectedPods":true}}"#)?
+        .check()?;
     eventually("the rejected pod of the Job is gone", LIMIT, || {
         let pods = names(&lab.get(&["pods"])?);
         ensure!(!pods.contains(&rejected), "there are {pods:?}");
@@ -90,11 +91,17 @@ fn a_rejected_pod_of_a_controller_goes_where_a_policy_says_so_and_no_other() -> 
         .collect();
     assert_eq!(deleted, std::slice::from_ref(&rejected));
     let left = names(&lab.get(&["pods"])?);
-    assert!(left.contains(&"alone".to_owned()) && left.contains(&failing), "{left:?}");
+    assert!(
+        left.contains(&"alone".to_owned()) && left.contains(&failing),
+        "{left:?}"
+    );
     eventually("an event says why", LIMIT, || {
         let selector = format!("involvedObject.name={rejected},reason=RejectedPodDeleted");
         let events: Value = lab.get(&["events", "--field-selector", &selector])?;
-        ensure!(events["items"].as_array().is_some_and(|events| events.len() == 1), "there are {events}");
+        ensure!(
+            events["items"].as_array().is_some_and(|events| events.len() == 1),
+            "there are {events}"
+        );
         Ok(())
     })
 }

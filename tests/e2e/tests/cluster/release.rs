@@ -18,19 +18,37 @@ fn steady(lab: &Lab) -> Result<Value> {
 
 fn await_released(lab: &Lab) -> Result<()> {
     lab.await_allocatable(T4, RESOURCE, 0)?;
-    eventually("the GpuNode and the policy say that the GPUs are released", LIMIT, || {
-        let object = lab.get(&["gpunode", T4])?;
-        let ready = condition(&object, "Ready");
-        ensure!(ready["status"] == "False" && ready["reason"] == "Released", "the GpuNode is {ready}");
-        let policy = lab.get(&["gpunodepolicy", "sharing"])?["status"].clone();
-        let failure = &policy["failures"][0];
-        ensure!(failure["node"] == T4 && failure["reason"] == "Released", "the policy's status is {policy}");
-        Ok(())
-    })?;
+    eventually(
+        "the GpuNode and the policy say that the GPUs are released",
+        LIMIT,
+        || {
+            let object = lab.get(&["gpunode", T4])?;
+            let ready = condition(&object, "Ready");
+            ensure!(
+                ready["status"] == "False" && ready["reason"] == "Released",
+                "the GpuNode is {ready}"
+            );
+            let policy = lab.get(&["gpunodepolicy", "sharing"])?["status"].clone();
+            let failure = &policy["failures"][0];
+            ensure!(
+                failure["node"] == T4 && failure["reason"] == "Released",
+                "the policy's status is {policy}"
+            );
+            Ok(())
+        },
+    )?;
     let gpus = lab.get(&["gpunode", T4])?["status"]["gpus"].clone();
-    let known = gpus.as_array().into_iter().flatten().filter(|gpu| gpu["missingSince"].is_null()).count();
+    let known = gpus
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|gpu| gpu["missingSince"].is_null())
+        .count();
     ensure!(known == 4, "what was known of them stays: {gpus}");
-    ensure!(lab.node(T4)?["metadata"]["labels"]["nvidia.com/gpu.count"] == "4", "and so do the labels");
+    ensure!(
+        lab.node(T4)?["metadata"]["labels"]["nvidia.com/gpu.count"] == "4",
+        "and so do the labels"
+    );
     Ok(())
 }
 
@@ -38,7 +56,11 @@ fn await_back(lab: &Lab) -> Result<()> {
     lab.await_allocatable(T4, RESOURCE, 4)?;
     lab.await_ready("sharing")?;
     let object = lab.get(&["gpunode", T4])?;
-    ensure!(object["spec"].get("release").is_none_or(|release| release == false), "{}", object["spec"]);
+    ensure!(
+        object["spec"].get("release").is_none_or(|release| release == false),
+        "{}",
+        object["spec"]
+    );
     Ok(())
 }
 
@@ -49,7 +71,10 @@ fn agents_let_go_of_gpus_while_a_label_asks_for_it_and_come_back() -> Result<()>
     samples::offer_four_t4(&lab, "")?;
     lab.apply(&samples::deployment("steady", "inference", 1))?;
     let before = steady(&lab)?;
-    for label in ["gpunode.dev/release=true".to_owned(), format!("{PAUSE}=paused-for-driver-upgrade")] {
+    for label in [
+        "gpunode.dev/release=true".to_owned(),
+        format!("{PAUSE}=paused-for-driver-upgrade"),
+    ] {
         let key = label.split_once('=').map_or("", |(key, _)| key);
         lab.kubectl(&["label", "node", T4, &label])?;
         await_released(&lab)?;
@@ -73,7 +98,10 @@ fn nothing_is_offered_after_a_release_before_the_driver_is_back() -> Result<()> 
     lab.kubectl(&["label", "node", T4, "gpunode.dev/release-"])?;
     eventually("the GpuNode says that there is no driver", LIMIT, || {
         let available = condition(&lab.get(&["gpunode", T4])?, "DriverAvailable");
-        ensure!(available["status"] == "False" && available["reason"] == "DriverNotFound", "{available}");
+        ensure!(
+            available["status"] == "False" && available["reason"] == "DriverNotFound",
+            "{available}"
+        );
         Ok(())
     })?;
     // That nothing comes can only be waited for; the kubelet reports every second.

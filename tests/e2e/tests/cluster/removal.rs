@@ -44,7 +44,10 @@ fn await_snapshot(lab: &Lab, before: &Value) -> Result<()> {
         let pods = names(&lab.get(&["pods", "-n", NAMESPACE, "-l", "gpunode.dev/policy=v100-reserved"])?);
         ensure!(pods.is_empty(), "pods {pods:?} are left");
         // A policy that only lost the node keeps its DaemonSet, with no pod.
-        let lives = lab.try_kubectl(&["get", "gpunodepolicy", "v100-reserved"])?.status.success();
+        let lives = lab
+            .try_kubectl(&["get", "gpunodepolicy", "v100-reserved"])?
+            .status
+            .success();
         ensure!(lives || left.is_empty(), "{left:?} are left");
         Ok(())
     })
@@ -97,7 +100,10 @@ fn a_node_relabelled_out_of_the_pool_gets_its_old_look_back() -> Result<()> {
         ensure!(policy["status"]["nodes"]["matched"] == 0, "{}", policy["status"]);
         Ok(gpunode_e2e::condition(&policy, "Ready"))
     })?;
-    assert_eq!((&counts["status"], &counts["reason"]), (&Value::from("True"), &Value::from("NoMatchingNodes")));
+    assert_eq!(
+        (&counts["status"], &counts["reason"]),
+        (&Value::from("True"), &Value::from("NoMatchingNodes"))
+    );
     Ok(())
 }
 
@@ -120,7 +126,10 @@ spec: {nodeSelector: {}, devicePlugin: {}}
     assert_eq!(lab.allocatable(CPU, "nvidia.com/gpu")?, 0);
     lab.kubectl(&["delete", "gpunodepolicy", "everywhere", "--timeout=30s"])?;
     eventually("its GpuNode is gone", LIMIT, || {
-        ensure!(!lab.try_kubectl(&["get", "gpunode", CPU])?.status.success(), "it is still there");
+        ensure!(
+            !lab.try_kubectl(&["get", "gpunode", CPU])?.status.success(),
+            "it is still there"
+        );
         Ok(())
     })
 }
@@ -146,10 +155,18 @@ spec:
     let labels = &node["metadata"]["labels"];
     assert_eq!(labels["tier"], "gold");
     assert_eq!(labels.get("accelerator"), None);
-    assert_eq!(labels.get("gpunode.dev/governed"), None, "without a devicePlugin nobody governs the node");
+    assert_eq!(
+        labels.get("gpunode.dev/governed"),
+        None,
+        "without a devicePlugin nobody governs the node"
+    );
     assert_eq!(
         gpunode_e2e::taints(&node),
-        ["zz=last:NoSchedule", "aa=first:PreferNoSchedule", "dedicated=v100:NoExecute"]
+        [
+            "zz=last:NoSchedule",
+            "aa=first:PreferNoSchedule",
+            "dedicated=v100:NoExecute"
+        ]
     );
     lab.kubectl(&["delete", "gpunodepolicy", "v100-reserved", "--timeout=30s"])?;
     await_snapshot(&lab, &before)

@@ -43,16 +43,28 @@ fn a_rollout_stops_at_the_second_node_and_a_fixed_spec_resumes_it() -> Result<()
     let stopped = eventually("the rollout stops", LIMIT, || {
         let policy = lab.get(&["gpunodepolicy", "rollout"])?;
         let stalled = condition(&policy, "Stalled");
-        ensure!(stalled["status"] == "True" && stalled["reason"] == "RolloutStopped", "{}", policy["status"]);
+        ensure!(
+            stalled["status"] == "True" && stalled["reason"] == "RolloutStopped",
+            "{}",
+            policy["status"]
+        );
         Ok(policy)
     })?;
     let ready = condition(&stopped, "Ready");
-    assert_eq!((&ready["status"], &ready["reason"]), (&Value::from("False"), &Value::from("RolloutStopped")));
+    assert_eq!(
+        (&ready["status"], &ready["reason"]),
+        (&Value::from("False"), &Value::from("RolloutStopped"))
+    );
     let message = ready["message"].as_str().unwrap_or_default();
     for part in [T4, "MemoryBelowUnit", "1 of 3 nodes has the new configuration"] {
         assert!(message.contains(part), "{message:?} does not say {part:?}");
     }
-    assert_eq!(condition(&stopped, "Reconciling")["status"], "False", "{}", stopped["status"]);
+    assert_eq!(
+        condition(&stopped, "Reconciling")["status"],
+        "False",
+        "{}",
+        stopped["status"]
+    );
     lab.await_allocatable(A100, UNITS, 8 * 3)?;
     change.check_on(&[A100, T4])?;
     assert_eq!(hash(&lab, V100)?, before, "no node after the second is changed");

@@ -19,7 +19,9 @@ const TWO_RESOURCES: &str = "{resources: [
 /// Which GPUs a pod sees.
 fn visible(lab: &Lab, pod: &str) -> Result<BTreeSet<String>> {
     let environment = lab.environment(pod)?;
-    let visible = environment.get("NVIDIA_VISIBLE_DEVICES").context("find NVIDIA_VISIBLE_DEVICES")?;
+    let visible = environment
+        .get("NVIDIA_VISIBLE_DEVICES")
+        .context("find NVIDIA_VISIBLE_DEVICES")?;
     Ok(visible.split(',').map(str::to_owned).collect())
 }
 
@@ -28,7 +30,9 @@ fn pods_per_gpu(lab: &Lab, pods: &[String], gpus: &[String]) -> Result<Vec<usize
     let mut counts: BTreeMap<&String, usize> = gpus.iter().map(|gpu| (gpu, 0)).collect();
     for pod in pods {
         for gpu in visible(lab, pod)? {
-            *counts.get_mut(&gpu).with_context(|| format!("{pod} sees {gpu}, which is none of {gpus:?}"))? += 1;
+            *counts
+                .get_mut(&gpu)
+                .with_context(|| format!("{pod} sees {gpu}, which is none of {gpus:?}"))? += 1;
         }
     }
     Ok(gpus.iter().filter_map(|gpu| counts.get(gpu)).copied().collect())
@@ -42,7 +46,11 @@ fn reported_holders(lab: &Lab, node: &str) -> Result<BTreeSet<(String, String, u
         .iter()
         .map(|holder| {
             let text = |field: &str| holder[field].as_str().map(str::to_owned).context("read a holder");
-            Ok((text("pod")?, text("device")?, holder["count"].as_u64().context("read a holder's count")?))
+            Ok((
+                text("pod")?,
+                text("device")?,
+                holder["count"].as_u64().context("read a holder's count")?,
+            ))
         })
         .collect()
 }
@@ -55,14 +63,20 @@ fn true_holders(lab: &Lab, node: &str) -> Result<BTreeSet<(String, String, u64)>
             *holders.entry((pod.clone(), device_of(&id).to_owned())).or_default() += 1;
         }
     }
-    Ok(holders.into_iter().map(|((pod, device), count)| (pod, device, count)).collect())
+    Ok(holders
+        .into_iter()
+        .map(|((pod, device), count)| (pod, device, count))
+        .collect())
 }
 
 /// Waits until `GpuNode.status` names so many holders, and those that kubelet and kernel know.
 pub fn await_holders(lab: &Lab, node: &str, count: usize) -> Result<()> {
     eventually("GpuNode.status names the holders", LIMIT, || {
         let (reported, truth) = (reported_holders(lab, node)?, true_holders(lab, node)?);
-        ensure!(reported == truth && truth.len() == count, "it says {reported:?}, true are {truth:?}");
+        ensure!(
+            reported == truth && truth.len() == count,
+            "it says {reported:?}, true are {truth:?}"
+        );
         Ok(())
     })
 }
@@ -80,13 +94,20 @@ fn two_resources_of_one_node_are_shared_in_their_own_ways() -> Result<()> {
     lab.apply(&samples::holding("whole", "inference", 2, "nvidia.com/gpu", 1))?;
     lab.apply(&samples::holding("turns", "inference", 6, "nvidia.com/t4.shared", 1))?;
     assert_eq!(pods_per_gpu(&lab, &lab.await_running("whole", 2)?, whole)?, [1, 1]);
-    assert_eq!(pods_per_gpu(&lab, &lab.await_running("turns", 6)?, shared)?, [3, 3], "each goes to the emptier GPU");
+    assert_eq!(
+        pods_per_gpu(&lab, &lab.await_running("turns", 6)?, shared)?,
+        [3, 3],
+        "each goes to the emptier GPU"
+    );
     await_holders(&lab, T4, 8)?;
 
     // Two replicas are free, and two are not twice the GPU.
     lab.apply(&samples::holding("greedy", "inference", 1, "nvidia.com/t4.shared", 2))?;
     let message = refusal(&lab, "greedy")?;
-    ensure!(message.contains("nvidia.com/t4.shared") && message.contains('2'), "{message}");
+    ensure!(
+        message.contains("nvidia.com/t4.shared") && message.contains('2'),
+        "{message}"
+    );
     lab.kubectl(&["delete", "deployment", "greedy", "turns", "--timeout=30s"])?;
     await_holders(&lab, T4, 2)
 }
@@ -109,7 +130,10 @@ fn refusal(lab: &Lab, app: &str) -> Result<String> {
 /// The phases of pods, for a message.
 pub fn phases(pods: &Value) -> String {
     let items = pods["items"].as_array().into_iter().flatten();
-    items.map(|pod| pod["status"]["phase"].as_str().unwrap_or("?")).collect::<Vec<_>>().join(", ")
+    items
+        .map(|pod| pod["status"]["phase"].as_str().unwrap_or("?"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 #[test]
@@ -175,8 +199,11 @@ fn a_change_of_one_resource_leaves_the_others_as_they_are() -> Result<()> {
     lab.await_ready("sharing")?;
 
     assert_eq!(watch.allocatable(&lab, "nvidia.com/gpu")?, [Some(2)]);
-    let lost: Vec<String> =
-        log.lost_endpoints()?.into_iter().filter(|line| !line.contains("example.com/memory")).collect();
+    let lost: Vec<String> = log
+        .lost_endpoints()?
+        .into_iter()
+        .filter(|line| !line.contains("example.com/memory"))
+        .collect();
     assert_eq!(lost, Vec::<String>::new());
     assert_eq!(lab.await_plugin(T4)?, agent, "the same pod goes on");
     recorder.finish()?.check_never_overcommitted(8)

@@ -52,9 +52,14 @@ fn join(lab: &Lab, node: &str, with: &[&str]) -> Result<Value> {
 fn history(lab: &Lab, watch: &NodeWatch, uid: &Value, key: &str) -> Result<(Vec<bool>, Option<u64>)> {
     let states = watch.states(lab)?;
     let states: Vec<_> = states.iter().filter(|state| state["metadata"]["uid"] == *uid).collect();
-    let with_it = states.iter().rposition(|state| has(state, key)).context("the node never had the taint")?;
+    let with_it = states
+        .iter()
+        .rposition(|state| has(state, key))
+        .context("the node never had the taint")?;
     let lost = states.get(with_it + 1).context("the node still has the taint")?;
-    let allocatable = lost["status"]["allocatable"][RESOURCE].as_str().and_then(|count| count.parse().ok());
+    let allocatable = lost["status"]["allocatable"][RESOURCE]
+        .as_str()
+        .and_then(|count| count.parse().ok());
     let mut had: Vec<bool> = states.iter().map(|state| has(state, key)).collect();
     had.dedup();
     Ok((had, allocatable))
@@ -63,7 +68,11 @@ fn history(lab: &Lab, watch: &NodeWatch, uid: &Value, key: &str) -> Result<(Vec<
 fn ready_since(node: &Value) -> Result<Timestamp> {
     let ready = condition(node, "Ready");
     ensure!(ready["status"] == "True", "it is {ready}");
-    ready["lastTransitionTime"].as_str().unwrap_or_default().parse().context("read since when the node is Ready")
+    ready["lastTransitionTime"]
+        .as_str()
+        .unwrap_or_default()
+        .parse()
+        .context("read since when the node is Ready")
 }
 
 #[test]
@@ -81,7 +90,10 @@ fn a_node_that_boots_gets_no_pod_before_its_gpus_are_allocatable_again() -> Resu
     lab.cluster().node(T4)?.reboot()?;
     let booted = eventually("the node has the taint in its new boot", BOOT, || {
         let states = watch.states(&lab)?;
-        states.into_iter().find(|state| has(state, DEFAULT_KEY)).context("it has not had it yet")
+        states
+            .into_iter()
+            .find(|state| has(state, DEFAULT_KEY))
+            .context("it has not had it yet")
     })?;
     let boot = |node: &Value| node["status"]["nodeInfo"]["bootID"].clone();
     assert_ne!(boot(&booted), boot(&before));
@@ -92,11 +104,19 @@ fn a_node_that_boots_gets_no_pod_before_its_gpus_are_allocatable_again() -> Resu
     assert_eq!((had, allocatable), (vec![false, true, false], Some(4)));
     lab.kubectl(&["rollout", "status", "deployment/late", "--timeout=90s"])?;
     let pods = lab.get(&["pods", "-l", "app=late"])?;
-    assert_eq!(pods["items"].as_array().map(Vec::len), Some(1), "none was rejected: {pods}");
+    assert_eq!(
+        pods["items"].as_array().map(Vec::len),
+        Some(1),
+        "none was rejected: {pods}"
+    );
     lab.await_ready("sharing")?;
     let told = lab.node(T4)?["metadata"]["annotations"]["gpunode.dev/owned"].clone();
     let started = boot(&after);
-    ensure!(told.as_str().is_some_and(|told| told.contains(started.as_str().unwrap_or("?"))), "{told}, not {started}");
+    ensure!(
+        told.as_str()
+            .is_some_and(|told| told.contains(started.as_str().unwrap_or("?"))),
+        "{told}, not {started}"
+    );
     Ok(())
 }
 
@@ -111,7 +131,10 @@ fn a_node_that_joins_with_the_startup_taint_keeps_it_until_its_gpus_are_allocata
     let watch = NodeWatch::start(&lab, T4)?;
     let uid = join(&lab, T4, &[&format!("{AUTOSCALER_KEY}=:NoSchedule")])?;
     await_without(&lab, T4, AUTOSCALER_KEY, BOOT)?;
-    assert_eq!(history(&lab, &watch, &uid, AUTOSCALER_KEY)?, (vec![true, false], Some(4)));
+    assert_eq!(
+        history(&lab, &watch, &uid, AUTOSCALER_KEY)?,
+        (vec![true, false], Some(4))
+    );
     lab.await_allocatable(T4, RESOURCE, 4)?;
     lab.await_ready("sharing")?;
     Ok(())
@@ -134,14 +157,30 @@ fn a_startup_taint_that_no_policy_wants_stays_for_two_minutes_where_no_agent_rep
     let lab = Lab::enter()?;
     let (audit, watch) = (lab.audit()?, NodeWatch::start(&lab, CPU)?);
     // The first is what this node always joins with.
-    let uid = join(&lab, CPU, &["gpunode.dev/joining=:PreferNoSchedule", &format!("{DEFAULT_KEY}=:NoSchedule")])?;
+    let uid = join(
+        &lab,
+        CPU,
+        &[
+            "gpunode.dev/joining=:PreferNoSchedule",
+            &format!("{DEFAULT_KEY}=:NoSchedule"),
+        ],
+    )?;
     let node = await_without(&lab, CPU, DEFAULT_KEY, BOOT + Duration::from_mins(2))?;
     assert_eq!(history(&lab, &watch, &uid, DEFAULT_KEY)?.0, [true, false]);
     let writes = audit.gpunode_writes()?;
     let of_taints = |sent: &Value| sent.to_string().contains("/spec/taints");
-    let written = writes.iter().rfind(|event| event.name() == CPU && event.request().is_some_and(of_taints));
-    let waited = written.context("nobody wrote the node")?.time()?.duration_since(ready_since(&node)?);
+    let written = writes
+        .iter()
+        .rfind(|event| event.name() == CPU && event.request().is_some_and(of_taints));
+    let waited = written
+        .context("nobody wrote the node")?
+        .time()?
+        .duration_since(ready_since(&node)?);
     assert!((UNREPORTED..UNREPORTED + PATIENCE).contains(&waited), "{waited:?}");
-    assert_eq!(taints(&node), ["gpunode.dev/joining=:PreferNoSchedule"], "the other is nobody's");
+    assert_eq!(
+        taints(&node),
+        ["gpunode.dev/joining=:PreferNoSchedule"],
+        "the other is nobody's"
+    );
     Ok(())
 }

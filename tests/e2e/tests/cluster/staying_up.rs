@@ -24,7 +24,9 @@ const NO_AGENT: &str = "gpunode.test/pause:1";
 /// Gives the agent's image another name on a node, so that a rollout has something to roll out.
 pub fn tag(lab: &Lab, tag: &str) -> Result<String> {
     let image = format!("gpunode.test/agent:{tag}");
-    lab.cluster().node(T4)?.ctr(["images", "tag", "--force", "gpunode.dev/agent:0.1.0", &image])?;
+    lab.cluster()
+        .node(T4)?
+        .ctr(["images", "tag", "--force", "gpunode.dev/agent:0.1.0", &image])?;
     Ok(image)
 }
 
@@ -37,20 +39,39 @@ fn await_image(lab: &Lab, image: &str) -> Result<()> {
     eventually(&format!("the agent of {image} runs alone"), LIMIT, || {
         let pod = lab.agent_pod(T4, "device-plugin")?;
         let pod = lab.get(&["pod", "-n", NAMESPACE, &pod])?;
-        ensure!(pod["spec"]["containers"][0]["image"] == image, "it is of {}", pod["spec"]["containers"][0]["image"]);
-        ensure!(pod["status"]["containerStatuses"][0]["ready"] == true, "its status is {}", pod["status"]);
+        ensure!(
+            pod["spec"]["containers"][0]["image"] == image,
+            "it is of {}",
+            pod["spec"]["containers"][0]["image"]
+        );
+        ensure!(
+            pod["status"]["containerStatuses"][0]["ready"] == true,
+            "its status is {}",
+            pod["status"]
+        );
         Ok(())
     })
 }
 
 /// The kubelet's folder of device plugins on the node, as it is seen from here.
 fn device_plugins(lab: &Lab) -> Result<PathBuf> {
-    let kubelet = lab.cluster().node(T4)?.process("kubelet")?.context("find the kubelet")?;
-    Ok(PathBuf::from(format!("/proc/{}/root/var/lib/kubelet/device-plugins", kubelet.pid())))
+    let kubelet = lab
+        .cluster()
+        .node(T4)?
+        .process("kubelet")?
+        .context("find the kubelet")?;
+    Ok(PathBuf::from(format!(
+        "/proc/{}/root/var/lib/kubelet/device-plugins",
+        kubelet.pid()
+    )))
 }
 
 fn runtime() -> Result<Runtime> {
-    Builder::new_multi_thread().worker_threads(1).enable_all().build().context("start a runtime")
+    Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .context("start a runtime")
 }
 
 /// The T4 node with a kubelet that reports as often as users' do, until this is dropped; those of the tests report every second.
@@ -59,7 +80,10 @@ struct UsersKubelet<'a>(&'a Lab);
 impl<'a> UsersKubelet<'a> {
     fn start(lab: &'a Lab) -> Result<Self> {
         let started = Self(lab);
-        lab.cluster().node(T4)?.reporting_every(Duration::from_secs(10)).restart_kubelet()?;
+        lab.cluster()
+            .node(T4)?
+            .reporting_every(Duration::from_secs(10))
+            .restart_kubelet()?;
         Ok(started)
     }
 }
@@ -98,7 +122,11 @@ fn measure_twenty_image_rollouts_which_nobody_notices() -> Result<()> {
     // A report that falls into one of the gaps shows none until the next one; `make bench` holds the number against 0.
     ensure!(zeros <= 1, "the node offered {allocatable:?}");
     let median = gaps.get(gaps.len() / 2).copied().unwrap_or(worst);
-    ensure!(gaps.len() == REPLACEMENTS && median <= GAP, "{} gaps: {gaps:?}", gaps.len());
+    ensure!(
+        gaps.len() == REPLACEMENTS && median <= GAP,
+        "{} gaps: {gaps:?}",
+        gaps.len()
+    );
     assert_eq!(running(&lab)?, before);
     gives_out_a_gpu(&lab, "after-rollouts")
 }
@@ -114,15 +142,29 @@ fn a_broken_image_halts_its_rollout_and_the_agent_before_it_goes_on() -> Result<
         let patch = format!(r#"{{"spec":{{"image":"{image}","rollout":{{"progressDeadline":"20s"}}}}}}"#);
         let change = lab.patch_policy(POLICY, &patch)?;
         eventually("a pod of the broken image stands beside the agent", LIMIT, || {
-            let pods = lab.get(&["pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=device-plugin"])?;
+            let pods = lab.get(&[
+                "pods",
+                "-n",
+                NAMESPACE,
+                "-l",
+                "app.kubernetes.io/component=device-plugin",
+            ])?;
             let pods = pods["items"].as_array().context("list pods")?;
-            ensure!(pods.iter().any(|pod| pod["spec"]["containers"][0]["image"] == image), "{} pods", pods.len());
+            ensure!(
+                pods.iter().any(|pod| pod["spec"]["containers"][0]["image"] == image),
+                "{} pods",
+                pods.len()
+            );
             ensure!(pods.len() == 2, "{} pods", pods.len());
             Ok(())
         })?;
         eventually("the policy is no longer Ready", LIMIT, || {
             let policy = lab.get(&["gpunodepolicy", POLICY])?;
-            ensure!(condition(&policy, "Ready")["status"] != "True", "its status is {}", policy["status"]);
+            ensure!(
+                condition(&policy, "Ready")["status"] != "True",
+                "its status is {}",
+                policy["status"]
+            );
             Ok(())
         })?;
         change.check_written()?;
@@ -139,11 +181,16 @@ fn a_broken_image_halts_its_rollout_and_the_agent_before_it_goes_on() -> Result<
         );
         Ok(())
     })?;
-    lab.patch_policy(POLICY, r#"{"spec":{"image":null,"rollout":null}}"#)?.check()?;
+    lab.patch_policy(POLICY, r#"{"spec":{"image":null,"rollout":null}}"#)?
+        .check()?;
     lab.await_plugin(T4)?;
     lab.await_ready(POLICY)?;
     assert_eq!(watch.allocatable(&lab, GPU)?, [Some(UNITS)]);
-    assert_eq!(log.lost_endpoints()?, Vec::<String>::new(), "the agent was never asked to let go");
+    assert_eq!(
+        log.lost_endpoints()?,
+        Vec::<String>::new(),
+        "the agent was never asked to let go"
+    );
     assert_eq!(running(&lab)?, before);
     Ok(())
 }
@@ -163,15 +210,22 @@ metadata: {{name: taker}}
 spec: {{priority: 100, nodeSelector: {{matchLabels: {{pool: inference}}}}, devicePlugin: {plugin}}}
 "
     ))?;
-    eventually("the agent of the new policy reports, and the old one is gone", LIMIT, || {
-        let agent = lab.get(&["gpunode", T4])?["status"]["agent"].clone();
-        ensure!(agent["policy"] == "taker", "the agent is {agent}");
-        let pod = lab.agent_pod(T4, "device-plugin")?;
-        ensure!(agent["pod"] == pod, "the agent is {agent}, the pod {pod}");
-        let labels = lab.node(T4)?["metadata"]["labels"].clone();
-        ensure!(labels.get(format!("gpunode.dev/policy.{POLICY}")).is_none(), "the labels are {labels}");
-        Ok(())
-    })?;
+    eventually(
+        "the agent of the new policy reports, and the old one is gone",
+        LIMIT,
+        || {
+            let agent = lab.get(&["gpunode", T4])?["status"]["agent"].clone();
+            ensure!(agent["policy"] == "taker", "the agent is {agent}");
+            let pod = lab.agent_pod(T4, "device-plugin")?;
+            ensure!(agent["pod"] == pod, "the agent is {agent}, the pod {pod}");
+            let labels = lab.node(T4)?["metadata"]["labels"].clone();
+            ensure!(
+                labels.get(format!("gpunode.dev/policy.{POLICY}")).is_none(),
+                "the labels are {labels}"
+            );
+            Ok(())
+        },
+    )?;
     lab.await_ready("taker")?;
     assert_eq!(watch.allocatable(&lab, GPU)?, [Some(UNITS)]);
     let gaps = log.gaps(GPU)?;
@@ -213,8 +267,16 @@ fn a_wiped_folder_of_device_plugins_is_used_again() -> Result<()> {
     let before = steady(&lab)?;
     let node = lab.cluster().node(T4)?;
     let wipe = "find /var/lib/kubelet/device-plugins -type s -delete";
-    let output = node.command("/bin/sh")?.args(["-c", wipe]).output().context("wipe the folder")?;
-    ensure!(output.status.success(), "wipe the folder: {}", String::from_utf8_lossy(&output.stderr));
+    let output = node
+        .command("/bin/sh")?
+        .args(["-c", wipe])
+        .output()
+        .context("wipe the folder")?;
+    ensure!(
+        output.status.success(),
+        "wipe the folder: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     // Only a start makes a kubelet listen again.
     node.restart_kubelet()?;
     lab.await_allocatable(T4, GPU, UNITS)?;
@@ -255,8 +317,15 @@ fn a_resource_of_another_plugin_is_left_to_it_and_said() -> Result<()> {
     eventually("the GpuNode says who serves the resource", LIMIT, || {
         let object = lab.get(&["gpunode", T4])?;
         let served = condition(&object, "ResourceServedByAnother");
-        ensure!(served["status"] == "True", "its conditions are {}", object["status"]["conditions"]);
-        ensure!(served["message"].as_str().is_some_and(|message| message.contains(GPU)), "it says {served}");
+        ensure!(
+            served["status"] == "True",
+            "its conditions are {}",
+            object["status"]["conditions"]
+        );
+        ensure!(
+            served["message"].as_str().is_some_and(|message| message.contains(GPU)),
+            "it says {served}"
+        );
         Ok(())
     })?;
     assert_eq!(lab.allocatable(T4, GPU)?, 1, "nobody takes it away");
@@ -267,7 +336,10 @@ fn a_resource_of_another_plugin_is_left_to_it_and_said() -> Result<()> {
     eventually("the GpuNode says no more that another serves it", LIMIT, || {
         let object = lab.get(&["gpunode", T4])?;
         let conditions = &object["status"]["conditions"];
-        ensure!(condition(&object, "ResourceServedByAnother").is_null(), "its conditions are {conditions}");
+        ensure!(
+            condition(&object, "ResourceServedByAnother").is_null(),
+            "its conditions are {conditions}"
+        );
         Ok(())
     })
 }

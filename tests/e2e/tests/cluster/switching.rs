@@ -21,8 +21,15 @@ fn waiting(lab: &Lab) -> Result<BTreeMap<String, Vec<String>>> {
         .iter()
         .map(|entry| {
             ensure!(entry["node"] == T4, "it waits for {entry}");
-            let pods = entry["pods"].as_array().into_iter().flatten().filter_map(|pod| pod.as_str());
-            Ok((entry["device"].as_str().context("read a device")?.to_owned(), pods.map(str::to_owned).collect()))
+            let pods = entry["pods"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|pod| pod.as_str());
+            Ok((
+                entry["device"].as_str().context("read a device")?.to_owned(),
+                pods.map(str::to_owned).collect(),
+            ))
         })
         .collect()
 }
@@ -41,7 +48,9 @@ fn await_waiting(lab: &Lab, pods: &[String]) -> Result<BTreeSet<String>> {
 }
 
 fn gpu(lab: &Lab, pod: &str) -> Result<String> {
-    lab.environment(pod)?.remove("NVIDIA_VISIBLE_DEVICES").context("find NVIDIA_VISIBLE_DEVICES")
+    lab.environment(pod)?
+        .remove("NVIDIA_VISIBLE_DEVICES")
+        .context("find NVIDIA_VISIBLE_DEVICES")
 }
 
 #[test]
@@ -81,7 +90,10 @@ fn a_held_gpu_becomes_shared_and_whole_again_and_is_never_given_out_twice() -> R
     lab.apply(&samples::sharing("inference", EXCLUSIVE))?;
     lab.await_allocatable(T4, RESOURCE, 1 + 5 + 1)?;
     let busy = await_waiting(&lab, &turns)?;
-    ensure!(busy.len() == 2 && !busy.contains(&held), "it waits for {busy:?}, and {held} is as it is to be");
+    ensure!(
+        busy.len() == 2 && !busy.contains(&held),
+        "it waits for {busy:?}, and {held} is as it is to be"
+    );
     lab.await_ready("sharing")?;
     lab.apply(&samples::holding("alone", "inference", 1, RESOURCE, 1))?;
     lab.await_running("alone", 1)?;
@@ -102,6 +114,9 @@ fn a_held_gpu_becomes_shared_and_whole_again_and_is_never_given_out_twice() -> R
     );
     assert_eq!(log.lost_endpoints()?, Vec::<String>::new());
     let offered = watch.allocatable(&lab, RESOURCE)?;
-    ensure!(offered.iter().all(|number| number.is_some_and(|number| number >= 2)), "it offered {offered:?} in turn");
+    ensure!(
+        offered.iter().all(|number| number.is_some_and(|number| number >= 2)),
+        "it offered {offered:?} in turn"
+    );
     Ok(())
 }

@@ -12,9 +12,18 @@ const LIMIT: Duration = Duration::from_mins(1);
 fn foretold(lab: &Lab, count: usize) -> Result<(Vec<u64>, BTreeSet<String>)> {
     let answer = lab.gpunode(&["topo", V100, "--request", &count.to_string(), "-o", "json"])?;
     let answer: Value = serde_json::from_str(&answer)?;
-    let picked = answer["request"]["choices"][0]["devices"].as_array().with_context(|| format!("nothing: {answer}"))?;
+    let picked = answer["request"]["choices"][0]["devices"]
+        .as_array()
+        .with_context(|| format!("nothing: {answer}"))?;
     let gpus = picked.iter().filter_map(|device| device["gpu"].as_u64()).collect();
-    Ok((gpus, picked.iter().filter_map(|device| device["device"].as_str()).map(str::to_owned).collect()))
+    Ok((
+        gpus,
+        picked
+            .iter()
+            .filter_map(|device| device["device"].as_str())
+            .map(str::to_owned)
+            .collect(),
+    ))
 }
 
 #[test]
@@ -23,18 +32,31 @@ fn pods_get_linked_gpus_as_topo_foretells() -> Result<()> {
     let lab = Lab::enter()?;
     lab.apply(&samples::sharing("training", "{}"))?;
     lab.await_allocatable(V100, "nvidia.com/gpu", 8)?;
-    for (name, count, expected) in [("pair", 2, vec![2, 3]), ("half", 4, vec![4, 5, 6, 7]), ("one", 1, vec![0])] {
+    for (name, count, expected) in [
+        ("pair", 2, vec![2, 3]),
+        ("half", 4, vec![4, 5, 6, 7]),
+        ("one", 1, vec![0]),
+    ] {
         let (gpus, uuids) = foretold(&lab, count)?;
         assert_eq!(gpus, expected, "{name}");
         lab.apply(&samples::holding(name, "training", 1, "nvidia.com/gpu", count))?;
         let pods = lab.await_running(name, 1)?;
         let pod = pods.first().context("a pod")?;
         let environment = lab.environment(pod)?;
-        let visible = environment.get("NVIDIA_VISIBLE_DEVICES").context("find NVIDIA_VISIBLE_DEVICES")?;
-        assert_eq!(visible.split(',').map(str::to_owned).collect::<BTreeSet<_>>(), uuids, "{name}");
+        let visible = environment
+            .get("NVIDIA_VISIBLE_DEVICES")
+            .context("find NVIDIA_VISIBLE_DEVICES")?;
+        assert_eq!(
+            visible.split(',').map(str::to_owned).collect::<BTreeSet<_>>(),
+            uuids,
+            "{name}"
+        );
         eventually("topo names who holds them", LIMIT, || {
             let table = lab.gpunode(&["topo", V100])?;
-            let holds = table.lines().filter(|line| line.ends_with(&format!("default/{pod}"))).count();
+            let holds = table
+                .lines()
+                .filter(|line| line.ends_with(&format!("default/{pod}")))
+                .count();
             ensure!(holds == count, "{table}");
             Ok(())
         })?;

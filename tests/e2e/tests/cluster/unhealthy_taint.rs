@@ -15,9 +15,20 @@ const AFTER: SignedDuration = SignedDuration::from_secs(15);
 /// Since when the GPUs of the node are broken, in the order in which they broke.
 fn broken_since(lab: &Lab) -> Result<Vec<Timestamp>> {
     let object = lab.get(&["gpunode", T4])?;
-    let gpus = object["status"]["gpus"].as_array().context("find the GPUs of a GpuNode")?;
-    let broken = gpus.iter().map(|gpu| &gpu["health"]).filter(|health| health["state"] == "Unhealthy");
-    let since = broken.map(|health| health["since"].as_str().unwrap_or_default().parse().context("read since when"));
+    let gpus = object["status"]["gpus"]
+        .as_array()
+        .context("find the GPUs of a GpuNode")?;
+    let broken = gpus
+        .iter()
+        .map(|gpu| &gpu["health"])
+        .filter(|health| health["state"] == "Unhealthy");
+    let since = broken.map(|health| {
+        health["since"]
+            .as_str()
+            .unwrap_or_default()
+            .parse()
+            .context("read since when")
+    });
     let mut since = since.collect::<Result<Vec<Timestamp>>>()?;
     since.sort();
     Ok(since)
@@ -42,7 +53,9 @@ fn a_node_is_tainted_while_it_has_had_too_few_healthy_gpus_for_a_while() -> Resu
     samples::offer_four_t4(&lab, "  unhealthyTaint: {after: 15s, minHealthy: 3}\n")?;
     let (audit, watch) = (lab.audit()?, NodeWatch::start(&lab, T4)?);
     let gpus = lab.gpu_uuids(T4)?;
-    let [first, second, ..] = gpus.as_slice() else { anyhow::bail!("the node has {gpus:?}") };
+    let [first, second, ..] = gpus.as_slice() else {
+        anyhow::bail!("the node has {gpus:?}")
+    };
 
     let broken = lab.break_gpu(T4, first)?;
     let also_broken = lab.break_gpu(T4, second)?;
@@ -51,8 +64,15 @@ fn a_node_is_tainted_while_it_has_had_too_few_healthy_gpus_for_a_while() -> Resu
     await_taint(&lab, true)?;
     let writes = audit.gpunode_writes()?;
     let with_taint = |event: &&AuditEvent| event.request().is_some_and(|sent| sent.to_string().contains(KEY));
-    let first_write = writes.iter().find(with_taint).context("nobody wrote the taint")?.time()?;
-    assert!(first_write.duration_since(too_few_since) >= AFTER, "{first_write}, and too few since {too_few_since}");
+    let first_write = writes
+        .iter()
+        .find(with_taint)
+        .context("nobody wrote the taint")?
+        .time()?;
+    assert!(
+        first_write.duration_since(too_few_since) >= AFTER,
+        "{first_write}, and too few since {too_few_since}"
+    );
     let status = lab.gpunode(&["status", T4])?;
     ensure!(status.contains("is unhealthy since"), "{status}");
     let why = lab.gpunode(&["explain", T4])?;

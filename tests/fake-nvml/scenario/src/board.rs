@@ -62,12 +62,20 @@ pub struct Board {
 
 /// Ports that lead to a base board.
 const fn sxm(links: u32, version: u32) -> BoardNvLink {
-    BoardNvLink { links, version, base_board: true }
+    BoardNvLink {
+        links,
+        version,
+        base_board: true,
+    }
 }
 
 /// Ports for a bridge between two cards.
 const fn bridge(links: u32, version: u32) -> BoardNvLink {
-    BoardNvLink { links, version, base_board: false }
+    BoardNvLink {
+        links,
+        version,
+        base_board: false,
+    }
 }
 
 macro_rules! boards {
@@ -123,12 +131,19 @@ impl Board {
             let contained = if known.contains(&wanted) { 1.0 } else { 0.0 };
             contained + strsim::jaro_winkler(&wanted, &known)
         };
-        BOARDS.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b))).map_or("", |board| board.name)
+        BOARDS
+            .iter()
+            .max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
+            .map_or("", |board| board.name)
     }
 
     /// The product line, which the name tells.
     pub fn brand(&self) -> Brand {
-        if self.name.starts_with("Tesla ") { Brand::Tesla } else { Brand::Nvidia }
+        if self.name.starts_with("Tesla ") {
+            Brand::Tesla
+        } else {
+            Brand::Nvidia
+        }
     }
 
     /// Bad memory rows are remapped (Ampere data centre boards and newer) and pages not retired.

@@ -37,10 +37,15 @@ impl Scenario {
     /// two of the node as a whole.
     pub fn capability_minors(&self) -> Result<Vec<u32>, ScenarioError> {
         let gpus = self.gpus()?;
-        let instances = gpus.iter().flat_map(|gpu| gpu.mig.iter().flatten().map(move |instance| (gpu, instance)));
+        let instances = gpus
+            .iter()
+            .flat_map(|gpu| gpu.mig.iter().flatten().map(move |instance| (gpu, instance)));
         let of_instances = instances.flat_map(|(gpu, instance)| {
             let access = access(gpu, instance.id);
-            let compute = instance.compute_instances.iter().map(move |compute| access + 1 + compute.id);
+            let compute = instance
+                .compute_instances
+                .iter()
+                .map(move |compute| access + 1 + compute.id);
             [access].into_iter().chain(compute)
         });
         let mut minors: Vec<u32> = [CONFIG, MONITOR].into_iter().chain(of_instances).collect();
@@ -60,7 +65,10 @@ mod tests {
     #[test]
     fn numbers_are_those_of_real_nodes() {
         let mut scenario = Scenario::new("n", "NVIDIA A100-SXM4-40GB", 2, Topology::NvSwitch);
-        scenario.mig = vec![MigGroup { gpus: vec![0], instances: vec!["1g.5gb".to_owned()] }];
+        scenario.mig = vec![MigGroup {
+            gpus: vec![0],
+            instances: vec!["1g.5gb".to_owned()],
+        }];
         let text = scenario.mig_minors().unwrap();
         assert!(text.starts_with("config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n"));
         assert!(text.contains("\ngpu0/gi7/access 66\ngpu0/gi7/ci0/access 67\n"));

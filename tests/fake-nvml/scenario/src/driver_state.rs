@@ -45,9 +45,14 @@ pub enum ComputeMode {
 impl ComputeMode {
     /// The mode with that number.
     pub fn from_number(number: u32) -> Option<Self> {
-        [Self::Default, Self::ExclusiveThread, Self::Prohibited, Self::ExclusiveProcess]
-            .into_iter()
-            .find(|mode| *mode as u32 == number)
+        [
+            Self::Default,
+            Self::ExclusiveThread,
+            Self::Prohibited,
+            Self::ExclusiveProcess,
+        ]
+        .into_iter()
+        .find(|mode| *mode as u32 == number)
     }
 }
 
@@ -64,7 +69,9 @@ impl DriverState {
 
     /// Changes the modes of one GPU of the node whose library is in `dir`.
     pub fn update_gpu(dir: &Path, index: u32, change: impl FnOnce(&mut GpuModes)) -> Result<(), StateError> {
-        shared_file::update(&dir.join(DRIVER_FILE), |state: &mut Self| change(state.gpus.entry(index).or_default()))
+        shared_file::update(&dir.join(DRIVER_FILE), |state: &mut Self| {
+            change(state.gpus.entry(index).or_default())
+        })
     }
 
     /// What a reboot does to it.

@@ -96,8 +96,11 @@ fn hex_digit(value: u8) -> char {
 
 /// A 13 digit serial number, as printed on data centre boards.
 pub(crate) fn serial(node: &str, index: u32) -> String {
-    let number =
-        identity(node, index).iter().skip(16).take(8).fold(0_u64, |number, byte| (number << 8) | u64::from(*byte));
+    let number = identity(node, index)
+        .iter()
+        .skip(16)
+        .take(8)
+        .fold(0_u64, |number, byte| (number << 8) | u64::from(*byte));
     format!("1{:012}", number % 1_000_000_000_000)
 }
 

@@ -54,10 +54,12 @@ pub(crate) struct Refusal {
 impl Gpu {
     /// MIG devices in the order of their NVML index: by GPU instance, then by compute instance.
     pub fn mig_devices(&self) -> impl Iterator<Item = (&GpuInstance, &ComputeInstance)> {
-        self.mig
-            .iter()
-            .flatten()
-            .flat_map(|instance| instance.compute_instances.iter().map(move |compute| (instance, compute)))
+        self.mig.iter().flatten().flat_map(|instance| {
+            instance
+                .compute_instances
+                .iter()
+                .map(move |compute| (instance, compute))
+        })
     }
 }
 
@@ -74,18 +76,30 @@ pub(crate) fn instances(node: &str, index: u32, board: &Board, names: &[String])
     let slices: u32 = wanted.iter().map(|wanted| wanted.profile.slices).sum();
     if slices > board.max_mig_devices {
         let most = board.max_mig_devices;
-        return Err(refuse(format!("they need {slices} compute slices, and {} has {most}", board.name)));
+        return Err(refuse(format!(
+            "they need {slices} compute slices, and {} has {most}",
+            board.name
+        )));
     }
     for Wanted { profile, .. } in &wanted {
         let count = wanted.iter().filter(|other| other.profile.id == profile.id).count();
         let most = profile.max_instances;
         if u32::try_from(count).is_ok_and(|count| count > most) {
-            return Err(refuse(format!("{count} x {} are asked for, and {} takes {most}", profile.name, board.name)));
+            return Err(refuse(format!(
+                "{count} x {} are asked for, and {} takes {most}",
+                profile.name, board.name
+            )));
         }
     }
-    let shapes: Vec<_> = wanted.iter().map(|wanted| (wanted.profile.starts, wanted.profile.size)).collect();
+    let shapes: Vec<_> = wanted
+        .iter()
+        .map(|wanted| (wanted.profile.starts, wanted.profile.size))
+        .collect();
     let starts = place(&shapes).ok_or_else(|| {
-        refuse(format!("there are no places for all of them in the memory of {} at once", board.name))
+        refuse(format!(
+            "there are no places for all of them in the memory of {} at once",
+            board.name
+        ))
     })?;
 
     // A GPU with one instance of everything: 8 memory slices, and 4 on boards that have 4 compute slices.
@@ -94,7 +108,10 @@ pub(crate) fn instances(node: &str, index: u32, board: &Board, names: &[String])
     for (Wanted { profile, compute }, start) in wanted.into_iter().zip(starts) {
         // As on real boards: 0 is the whole, 1 and 2 the halves, then the quarters.
         let id = axis / profile.size - 1 + start / profile.size;
-        let shapes: Vec<_> = compute.iter().map(|compute| (compute.starts.as_slice(), compute.slices)).collect();
+        let shapes: Vec<_> = compute
+            .iter()
+            .map(|compute| (compute.starts.as_slice(), compute.slices))
+            .collect();
         let starts = place(&shapes).unwrap_or_default();
         let compute_instances = (0..)
             .zip(compute.into_iter().zip(starts))
@@ -105,7 +122,12 @@ pub(crate) fn instances(node: &str, index: u32, board: &Board, names: &[String])
                 start,
             })
             .collect();
-        instances.push(GpuInstance { id, profile, start, compute_instances });
+        instances.push(GpuInstance {
+            id,
+            profile,
+            start,
+            compute_instances,
+        });
     }
     instances.sort_by_key(|instance| instance.id);
     Ok(instances)
@@ -117,24 +139,37 @@ fn wanted(board: &Board, names: &[String]) -> Result<Vec<Wanted>, Refusal> {
     let mut wanted: Vec<Wanted> = Vec::new();
     for (entry, name) in names.iter().enumerate() {
         let found = profiles.iter().find_map(|profile| {
-            let compute = profile.compute_profiles().into_iter().find(|compute| compute.name == *name)?;
+            let compute = profile
+                .compute_profiles()
+                .into_iter()
+                .find(|compute| compute.name == *name)?;
             Some((profile, compute))
         });
         let Some((profile, compute)) = found else {
             let known: Vec<_> = profiles.iter().map(|profile| profile.name.as_str()).collect();
             let reason = format!("{} has no MIG profile {name:?}, only {}", board.name, known.join(", "));
-            return Err(Refusal { entry: Some(entry), reason });
+            return Err(Refusal {
+                entry: Some(entry),
+                reason,
+            });
         };
         match wanted.iter_mut().rev().find(|other| other.profile.id == profile.id) {
             Some(last) if has_room(last, &compute) => last.compute.push(compute),
-            _ => wanted.push(Wanted { profile: profile.clone(), compute: vec![compute] }),
+            _ => wanted.push(Wanted {
+                profile: profile.clone(),
+                compute: vec![compute],
+            }),
         }
     }
     Ok(wanted)
 }
 
 fn has_room(wanted: &Wanted, more: &ComputeProfile) -> bool {
-    let shapes = wanted.compute.iter().chain([more]).map(|compute| (compute.starts.as_slice(), compute.slices));
+    let shapes = wanted
+        .compute
+        .iter()
+        .chain([more])
+        .map(|compute| (compute.starts.as_slice(), compute.slices));
     place(&shapes.collect::<Vec<_>>()).is_some()
 }
 
@@ -170,7 +205,10 @@ mod tests {
         Ok(found
             .into_iter()
             .map(|instance| {
-                let compute = instance.compute_instances.iter().map(|compute| compute.profile.name.clone());
+                let compute = instance
+                    .compute_instances
+                    .iter()
+                    .map(|compute| compute.profile.name.clone());
                 (instance.id, instance.start, compute.collect())
             })
             .collect())
@@ -182,7 +220,10 @@ mod tests {
     fn instances_are_placed_where_all_fit() {
         let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let small = on(A100, &["1g.10gb"; 7]).unwrap();
-        assert_eq!(small.iter().map(|(id, ..)| *id).collect::<Vec<_>>(), [7, 8, 9, 10, 11, 12, 13]);
+        assert_eq!(
+            small.iter().map(|(id, ..)| *id).collect::<Vec<_>>(),
+            [7, 8, 9, 10, 11, 12, 13]
+        );
         // 3g at 0 would leave no place for 4g.
         assert_eq!(
             on(A100, &["3g.40gb", "4g.40gb"]).unwrap(),
@@ -213,7 +254,10 @@ mod tests {
     #[test]
     fn what_no_board_can_hold_is_refused() {
         let reason = |names: &[&str]| on(A100, names).unwrap_err().reason;
-        assert_eq!(reason(&["1g.10gb"; 8]), "they need 8 compute slices, and NVIDIA A100-SXM4-80GB has 7");
+        assert_eq!(
+            reason(&["1g.10gb"; 8]),
+            "they need 8 compute slices, and NVIDIA A100-SXM4-80GB has 7"
+        );
         assert_eq!(
             reason(&["3g.40gb", "3g.40gb", "1g.10gb"]),
             "there are no places for all of them in the memory of NVIDIA A100-SXM4-80GB at once"
@@ -224,7 +268,11 @@ mod tests {
         );
         let unknown = on(A100, &["1g.10gb", "1g.5gb"]).unwrap_err();
         assert_eq!(unknown.entry, Some(1));
-        assert!(unknown.reason.starts_with("NVIDIA A100-SXM4-80GB has no MIG profile \"1g.5gb\", only 1g.10gb, "));
+        assert!(
+            unknown
+                .reason
+                .starts_with("NVIDIA A100-SXM4-80GB has no MIG profile \"1g.5gb\", only 1g.10gb, ")
+        );
         assert!(on(A100, &["3c.4g.40gb"]).is_err());
     }
 }

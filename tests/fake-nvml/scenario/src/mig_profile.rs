@@ -198,7 +198,11 @@ impl Board {
         let Some(table) = table(self) else {
             return Vec::new();
         };
-        let sizes = table.gb.iter().zip(table.mib).zip(table.multiprocessors.iter().zip(table.engines));
+        let sizes = table
+            .gb
+            .iter()
+            .zip(table.mib)
+            .zip(table.multiprocessors.iter().zip(table.engines));
         table
             .shapes
             .iter()
@@ -234,9 +238,17 @@ impl MigProfile {
                     1 | 2 => slices,
                     _ => 4,
                 };
-                let starts = if whole { vec![0] } else { (0..=self.slices - slices).step_by(step as usize).collect() };
+                let starts = if whole {
+                    vec![0]
+                } else {
+                    (0..=self.slices - slices).step_by(step as usize).collect()
+                };
                 ComputeProfile {
-                    name: if whole { self.name.clone() } else { format!("{slices}c.{}", self.name) },
+                    name: if whole {
+                        self.name.clone()
+                    } else {
+                        format!("{slices}c.{}", self.name)
+                    },
                     kind,
                     slices,
                     starts,
@@ -281,9 +293,15 @@ mod tests {
     fn compute_instances_are_those_of_real_boards() {
         let board = Board::named("NVIDIA A100-SXM4-40GB").unwrap();
         let of = |name: &str| {
-            let profile = board.mig_profiles().into_iter().find(|profile| profile.name == name).unwrap();
+            let profile = board
+                .mig_profiles()
+                .into_iter()
+                .find(|profile| profile.name == name)
+                .unwrap();
             let compute = profile.compute_profiles().into_iter();
-            compute.map(|compute| (compute.name, compute.starts, compute.multiprocessors)).collect::<Vec<_>>()
+            compute
+                .map(|compute| (compute.name, compute.starts, compute.multiprocessors))
+                .collect::<Vec<_>>()
         };
         assert_eq!(of("1g.5gb+me"), [("1g.5gb+me".to_owned(), vec![0], 14)]);
         assert_eq!(
@@ -294,7 +312,10 @@ mod tests {
                 ("3g.20gb".to_owned(), vec![0], 42)
             ]
         );
-        let of_7g: Vec<_> = of("7g.40gb").into_iter().map(|(name, starts, _)| (name, starts)).collect();
+        let of_7g: Vec<_> = of("7g.40gb")
+            .into_iter()
+            .map(|(name, starts, _)| (name, starts))
+            .collect();
         assert_eq!(of_7g[2], ("3c.7g.40gb".to_owned(), vec![0, 4]));
         assert_eq!(of_7g.len(), 5);
     }

@@ -172,7 +172,10 @@ impl Scenario {
     /// Reads the scenario beside the library in `dir`.
     pub fn load(dir: &Path) -> Result<Self, ScenarioError> {
         let path = dir.join(SCENARIO_FILE);
-        let text = fs::read_to_string(&path).map_err(|source| ScenarioError::Read { path: path.clone(), source })?;
+        let text = fs::read_to_string(&path).map_err(|source| ScenarioError::Read {
+            path: path.clone(),
+            source,
+        })?;
         serde_yaml::from_str(&text).map_err(|source| ScenarioError::Parse { path, source })
     }
 
@@ -210,7 +213,10 @@ impl Scenario {
         let mut gpus: Vec<Gpu> = groups
             .iter()
             .flat_map(|group| (0..group.count).map(move |place| (group, place)))
-            .map(|(group, place)| Gpu { fabric, ..self.gpu(&groups, group, place) })
+            .map(|(group, place)| Gpu {
+                fabric,
+                ..self.gpu(&groups, group, place)
+            })
             .collect();
         for (at, group) in self.mig.iter().enumerate() {
             self.divide(&mut gpus, &format!("mig[{at}]"), group)?;
@@ -221,7 +227,10 @@ impl Scenario {
     fn divide(&self, gpus: &mut [Gpu], field: &str, group: &MigGroup) -> Result<(), ScenarioError> {
         let count = gpus.len();
         for (at, index) in group.gpus.iter().enumerate() {
-            let refuse = |reason| ScenarioError::Mig { field: format!("{field}.gpus[{at}]"), reason };
+            let refuse = |reason| ScenarioError::Mig {
+                field: format!("{field}.gpus[{at}]"),
+                reason,
+            };
             let gpu = usize::try_from(*index).ok().and_then(|index| gpus.get_mut(index));
             let gpu = gpu.ok_or_else(|| refuse(format!("there is no GPU {index}, only {count} GPUs")))?;
             if gpu.board.max_mig_devices == 0 {
@@ -229,7 +238,10 @@ impl Scenario {
             }
             let instances = mig::instances(&self.node, *index, gpu.board, &group.instances).map_err(|refusal| {
                 let entry = refusal.entry.map(|entry| format!("[{entry}]")).unwrap_or_default();
-                ScenarioError::Mig { field: format!("{field}.instances{entry}"), reason: refusal.reason }
+                ScenarioError::Mig {
+                    field: format!("{field}.instances{entry}"),
+                    reason: refusal.reason,
+                }
             })?;
             if gpu.mig.replace(instances).is_some() {
                 return Err(refuse(format!("GPU {index} is named twice")));
@@ -248,7 +260,13 @@ impl Scenario {
         let mut next_index = 0;
         for (domain, (prefix, board, count, topology)) in (0_u32..).zip([first].into_iter().chain(others)) {
             let board = check(&prefix, board, count, topology)?;
-            groups.push(Group { board, count, topology, domain, first: next_index });
+            groups.push(Group {
+                board,
+                count,
+                topology,
+                domain,
+                first: next_index,
+            });
             next_index += count;
         }
         Ok(groups)
@@ -269,7 +287,9 @@ impl Scenario {
             memory_mib: board.memory_mib,
             compute_capability: board.compute_capability,
             serial: gpu::serial(&self.node, index),
-            links: group.topology.nvlinks(board, group.first, place, group.count, group.domain),
+            links: group
+                .topology
+                .nvlinks(board, group.first, place, group.count, group.domain),
             pcie_levels: groups
                 .iter()
                 .flat_map(|other| (0..other.count).map(move |at| (other, at)))

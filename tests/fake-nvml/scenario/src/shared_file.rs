@@ -17,7 +17,10 @@ use crate::StateError;
 /// What a file says; the default when there is none.
 pub(crate) fn load<S: DeserializeOwned + Default>(path: &Path) -> Result<S, StateError> {
     match fs::read_to_string(path) {
-        Ok(text) => serde_yaml::from_str(&text).map_err(|source| StateError::Parse { path: path.to_owned(), source }),
+        Ok(text) => serde_yaml::from_str(&text).map_err(|source| StateError::Parse {
+            path: path.to_owned(),
+            source,
+        }),
         Err(missing) if missing.kind() == io::ErrorKind::NotFound => Ok(S::default()),
         Err(source) => Err(file_error("read", path)(source)),
     }
@@ -35,7 +38,10 @@ where
     let mut content = load(path)?;
     let result = change(&mut content);
     let new_path = path.with_extension("yaml.new");
-    let text = serde_yaml::to_string(&content).map_err(|source| StateError::Parse { path: path.to_owned(), source })?;
+    let text = serde_yaml::to_string(&content).map_err(|source| StateError::Parse {
+        path: path.to_owned(),
+        source,
+    })?;
     fs::write(&new_path, text).map_err(file_error("write", &new_path))?;
     set_newer(&new_path, path).map_err(file_error("date", &new_path))?;
     fs::rename(&new_path, path).map_err(file_error("replace", path))?;
@@ -56,5 +62,9 @@ fn set_newer(new: &Path, old: &Path) -> io::Result<()> {
 
 /// Says what was tried on which file.
 pub(crate) fn file_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StateError {
-    move |source| StateError::File { action, path: path.to_owned(), source }
+    move |source| StateError::File {
+        action,
+        path: path.to_owned(),
+        source,
+    }
 }

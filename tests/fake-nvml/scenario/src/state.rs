@@ -167,7 +167,10 @@ impl GpuState {
 
     /// The code that `function` answers on a MIG device, if it is made to fail there or on the GPU.
     pub fn mig_failure(&self, mig_index: u32, function: &str) -> Option<ReturnCode> {
-        let of_device = self.failing_mig.get(&mig_index).and_then(|failing| failure(failing, function));
+        let of_device = self
+            .failing_mig
+            .get(&mig_index)
+            .and_then(|failing| failure(failing, function));
         of_device.or_else(|| self.failure(function))
     }
 }
@@ -197,8 +200,10 @@ mod tests {
     #[test]
     fn a_name_without_version_stands_for_all() {
         let mut gpu = GpuState::default();
-        gpu.failing.insert("nvmlDeviceGetMemoryInfo".to_owned(), ReturnCode::Unknown);
-        gpu.failing.insert("nvmlDeviceGetPciInfo_v3".to_owned(), ReturnCode::Timeout);
+        gpu.failing
+            .insert("nvmlDeviceGetMemoryInfo".to_owned(), ReturnCode::Unknown);
+        gpu.failing
+            .insert("nvmlDeviceGetPciInfo_v3".to_owned(), ReturnCode::Timeout);
         assert_eq!(gpu.failure("nvmlDeviceGetMemoryInfo_v2"), Some(ReturnCode::Unknown));
         assert_eq!(gpu.failure("nvmlDeviceGetMemoryInfo"), Some(ReturnCode::Unknown));
         assert_eq!(gpu.failure("nvmlDeviceGetPciInfo_v3"), Some(ReturnCode::Timeout));

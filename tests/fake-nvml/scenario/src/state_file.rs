@@ -136,7 +136,11 @@ impl StateFile {
     pub fn fail_mig(&self, gpu: u32, index: u32, function: &str, code: ReturnCode) -> Result<(), StateError> {
         check_function(function)?;
         self.update_gpu(gpu, |state| {
-            state.failing_mig.entry(index).or_default().insert(function.to_owned(), code);
+            state
+                .failing_mig
+                .entry(index)
+                .or_default()
+                .insert(function.to_owned(), code);
         })
     }
 

@@ -51,8 +51,9 @@ const DGX1_VOLTA_LINKS: [[u32; 8]; 8] = [
 /// PCI buses of the GPUs of a DGX-1.
 const DGX1_BUSES: [u8; 8] = [0x06, 0x07, 0x0a, 0x0b, 0x85, 0x86, 0x89, 0x8a];
 /// PCI buses of the GPUs of a DGX A100, then of a second base board (DGX-2 has two).
-const SWITCHED_BUSES: [u8; 16] =
-    [0x07, 0x0f, 0x47, 0x4e, 0x87, 0x90, 0xb7, 0xbd, 0x17, 0x1f, 0x57, 0x5e, 0x97, 0xa0, 0xd7, 0xdd];
+const SWITCHED_BUSES: [u8; 16] = [
+    0x07, 0x0f, 0x47, 0x4e, 0x87, 0x90, 0xb7, 0xbd, 0x17, 0x1f, 0x57, 0x5e, 0x97, 0xa0, 0xd7, 0xdd,
+];
 /// First PCI bus of the `NVSwitches`; they follow one another.
 const FIRST_SWITCH_BUS: u32 = 0xc4;
 
@@ -89,7 +90,12 @@ impl Topology {
 
     /// PCI bus number of the GPU at `place`.
     pub(crate) fn bus(self, place: u32) -> u8 {
-        let at = |buses: &[u8]| buses.get(usize::try_from(place).unwrap_or(usize::MAX)).copied().unwrap_or_default();
+        let at = |buses: &[u8]| {
+            buses
+                .get(usize::try_from(place).unwrap_or(usize::MAX))
+                .copied()
+                .unwrap_or_default()
+        };
         match self {
             // 0x11, 0x1a, 0x31, 0x3a, ...: each NUMA node has its own range of buses.
             Topology::Pcie => u8::try_from(0x11 + place / 2 * 0x20 + place % 2 * 9).unwrap_or(u8::MAX),
@@ -151,11 +157,16 @@ fn switches(ports: BoardNvLink) -> u32 {
 
 /// Ports are numbered in the order of the peers' indices, parallel links side by side.
 fn cube_mesh(ports: BoardNvLink, first: u32, place: u32, count: u32) -> Vec<NvLink> {
-    let row = usize::try_from(place).ok().and_then(|place| DGX1_VOLTA_LINKS.get(place));
+    let row = usize::try_from(place)
+        .ok()
+        .and_then(|place| DGX1_VOLTA_LINKS.get(place));
     (0..count)
         .zip(row.into_iter().flatten())
         .flat_map(|(peer, links)| {
-            (0..*links).map(move |_| NvLink { version: ports.version, remote: NvLinkEnd::Gpu { index: first + peer } })
+            (0..*links).map(move |_| NvLink {
+                version: ports.version,
+                remote: NvLinkEnd::Gpu { index: first + peer },
+            })
         })
         .collect()
 }

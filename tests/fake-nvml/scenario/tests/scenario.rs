@@ -22,7 +22,11 @@ fn file_and_value_are_the_same() {
     let scenario = Scenario::load(dir.path()).unwrap();
     let gpus = scenario.gpus().unwrap();
     assert_eq!(gpus.len(), 9);
-    let divided: Vec<_> = gpus.iter().filter(|gpu| gpu.mig.is_some()).map(|gpu| gpu.mig_devices().count()).collect();
+    let divided: Vec<_> = gpus
+        .iter()
+        .filter(|gpu| gpu.mig.is_some())
+        .map(|gpu| gpu.mig_devices().count())
+        .collect();
     assert_eq!(divided, [2, 0, 2]);
     assert_eq!(gpus[8].fabric, (0x7b96_8a6d_c8aa_45e1_9e07_e1e5_1be9_9c31, 4));
     assert_eq!(scenario.cuda_driver_version().unwrap(), 12_080);
@@ -34,7 +38,11 @@ fn file_and_value_are_the_same() {
 #[test]
 fn unknown_field_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    fs::write(dir.path().join(SCENARIO_FILE), "board: Tesla T4\ncount: 1\ntopology: Pcie\ndriver: 1\n").unwrap();
+    fs::write(
+        dir.path().join(SCENARIO_FILE),
+        "board: Tesla T4\ncount: 1\ntopology: Pcie\ndriver: 1\n",
+    )
+    .unwrap();
     let Err(ScenarioError::Parse { source, .. }) = Scenario::load(dir.path()) else {
         panic!("an unknown field is no scenario");
     };
@@ -43,7 +51,12 @@ fn unknown_field_is_named() {
 
 #[test]
 fn what_is_impossible_is_refused_with_the_field() {
-    let refused = |board, count, topology| Scenario::new("n", board, count, topology).gpus().unwrap_err().to_string();
+    let refused = |board, count, topology| {
+        Scenario::new("n", board, count, topology)
+            .gpus()
+            .unwrap_err()
+            .to_string()
+    };
     assert_eq!(
         refused("Tesla V100-32GB", 1, Topology::Pcie),
         "board: no board \"Tesla V100-32GB\" is known, nearest is \"Tesla V100-SXM2-32GB\""
@@ -56,16 +69,26 @@ fn what_is_impossible_is_refused_with_the_field() {
         refused("Tesla T4", 4, Topology::NvSwitch),
         "topology: NVSwitch is not possible with Tesla T4: it needs an SXM board"
     );
-    let fabric = Some(Fabric { cluster_uuid: "7b968a6d".to_owned(), clique_id: 1 });
+    let fabric = Some(Fabric {
+        cluster_uuid: "7b968a6d".to_owned(),
+        clique_id: 1,
+    });
     let error = Scenario { fabric, ..dgx1() }.gpus().unwrap_err();
-    assert_eq!(error.to_string(), "fabric.clusterUuid: \"7b968a6d\" has not 32 hexadecimal digits");
+    assert_eq!(
+        error.to_string(),
+        "fabric.clusterUuid: \"7b968a6d\" has not 32 hexadecimal digits"
+    );
 }
 
 #[test]
 fn dgx1_links_are_symmetric_and_full() {
     let gpus = dgx1().gpus().unwrap();
     let count = |from: usize, to: u32| {
-        gpus[from].links.iter().filter(|link| link.remote == NvLinkEnd::Gpu { index: to }).count()
+        gpus[from]
+            .links
+            .iter()
+            .filter(|link| link.remote == NvLinkEnd::Gpu { index: to })
+            .count()
     };
     for a in 0..8_u32 {
         assert_eq!(gpus[a as usize].links.len(), 6);
@@ -83,7 +106,12 @@ fn identities_are_stable_and_unique() {
     let first = dgx1().gpus().unwrap();
     let again = dgx1().gpus().unwrap();
     assert_eq!(first, again);
-    let other = Scenario { node: "dgx-2".to_owned(), ..dgx1() }.gpus().unwrap();
+    let other = Scenario {
+        node: "dgx-2".to_owned(),
+        ..dgx1()
+    }
+    .gpus()
+    .unwrap();
     let uuids: BTreeSet<_> = first.iter().chain(&other).map(|gpu| gpu.uuid.clone()).collect();
     assert_eq!(uuids.len(), 16);
     for uuid in uuids {

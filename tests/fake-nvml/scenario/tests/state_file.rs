@@ -10,7 +10,9 @@ use gpunode_scenario::{
 
 fn node() -> (tempfile::TempDir, StateFile) {
     let dir = tempfile::tempdir().unwrap();
-    Scenario::new("n", "Tesla T4", 2, Topology::Pcie).save(dir.path()).unwrap();
+    Scenario::new("n", "Tesla T4", 2, Topology::Pcie)
+        .save(dir.path())
+        .unwrap();
     let state = StateFile::open(dir.path()).unwrap();
     (dir, state)
 }
@@ -45,7 +47,10 @@ fn faults_come_and_go() {
     state.lose(0).unwrap();
     let now = state.read().unwrap();
     assert!(now.gpu(0).lost);
-    assert_eq!(now.gpu(1).failure("nvmlDeviceGetMemoryInfo_v2"), Some(ReturnCode::Unknown));
+    assert_eq!(
+        now.gpu(1).failure("nvmlDeviceGetMemoryInfo_v2"),
+        Some(ReturnCode::Unknown)
+    );
     state.clear_failure(1, "nvmlDeviceGetMemoryInfo").unwrap();
     state.restore(0).unwrap();
     let now = state.read().unwrap();
@@ -58,7 +63,10 @@ fn mistakes_are_refused() {
     let (dir, state) = node();
     let unknown = state.fail(0, "nvmlDeviceGetMemory", ReturnCode::Unknown);
     assert!(matches!(unknown, Err(StateError::UnknownFunction(name)) if name == "nvmlDeviceGetMemory"));
-    assert!(matches!(state.lose(2), Err(StateError::UnknownGpu { index: 2, count: 2 })));
+    assert!(matches!(
+        state.lose(2),
+        Err(StateError::UnknownGpu { index: 2, count: 2 })
+    ));
 
     fs::write(dir.path().join(STATE_FILE), "gpus: {0: {lots: true}}").unwrap();
     let Err(StateError::Parse { source, .. }) = state.read() else {
@@ -89,7 +97,10 @@ fn what_programs_set_lasts_until_a_reboot() {
     DriverState::update_gpu(dir.path(), 1, |modes| modes.compute_mode = ComputeMode::Prohibited).unwrap();
     DriverState::update_gpu(dir.path(), 0, |modes| modes.persistence = true).unwrap();
     let driver = state.driver().unwrap();
-    assert_eq!((driver.gpu(1).compute_mode, driver.gpu(0).persistence), (ComputeMode::Prohibited, true));
+    assert_eq!(
+        (driver.gpu(1).compute_mode, driver.gpu(0).persistence),
+        (ComputeMode::Prohibited, true)
+    );
     state.reboot().unwrap();
     assert_eq!(state.driver().unwrap(), DriverState::default());
     assert!(state.read().unwrap().gpu(1).lost, "a broken GPU is not mended by it");

@@ -16,7 +16,9 @@ use crate::{
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetSupportedEventTypes(device: DeviceHandle, types: Out<c_ulonglong>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetSupportedEventTypes", device, |_| types.set(SUPPORTED_TYPES))
+    on_gpu("nvmlDeviceGetSupportedEventTypes", device, |_| {
+        types.set(SUPPORTED_TYPES)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -35,7 +37,9 @@ extern "C" fn nvmlEventSetFree(set: EventSetHandle) -> nvmlReturn_t {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceRegisterEvents(device: DeviceHandle, types: c_ulonglong, set: EventSetHandle) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceRegisterEvents", device, |gpu| gpu.node().event_sets().get(set)?.register(gpu, types))
+    on_gpu("nvmlDeviceRegisterEvents", device, |gpu| {
+        gpu.node().event_sets().get(set)?.register(gpu, types)
+    })
 }
 
 fn wait(function: &str, set: EventSetHandle, timeout_ms: c_uint) -> Answer<nvmlEventData_t> {

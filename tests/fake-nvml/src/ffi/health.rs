@@ -31,7 +31,9 @@ extern "C" fn nvmlDeviceGetTotalEccErrors(
     counter: c_uint,
     count: Out<c_ulonglong>,
 ) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetTotalEccErrors", device, |gpu| count.set(health::ecc_errors(gpu, kind, counter)?))
+    on_gpu("nvmlDeviceGetTotalEccErrors", device, |gpu| {
+        count.set(health::ecc_errors(gpu, kind, counter)?)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -98,7 +100,9 @@ extern "C" fn nvmlDeviceGetRowRemapperHistogram(
     device: DeviceHandle,
     values: Out<nvmlRowRemapperHistogramValues_t>,
 ) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetRowRemapperHistogram", device, |gpu| values.set(health::remap_histogram(gpu)?))
+    on_gpu("nvmlDeviceGetRowRemapperHistogram", device, |gpu| {
+        values.set(health::remap_histogram(gpu)?)
+    })
 }
 
 /// Each field has a return code of its own; the call itself succeeds.
@@ -109,7 +113,10 @@ extern "C" fn nvmlDeviceGetFieldValues(
     values: OutArray<nvmlFieldValue_t>,
 ) -> nvmlReturn_t {
     on_gpu("nvmlDeviceGetFieldValues", device, |gpu| {
-        let count = usize::try_from(count).ok().filter(|count| *count > 0).ok_or(ReturnCode::InvalidArgument)?;
+        let count = usize::try_from(count)
+            .ok()
+            .filter(|count| *count > 0)
+            .ok_or(ReturnCode::InvalidArgument)?;
         for index in 0..count {
             let place = values.at(index)?;
             let mut field = place.get()?;

@@ -40,13 +40,17 @@ extern "C" fn nvmlDeviceGetIndex(device: DeviceHandle, index: Out<c_uint>) -> nv
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMinorNumber(device: DeviceHandle, minor: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetMinorNumber", device, |gpu| minor.set(gpu.hardware()?.minor))
+    on_gpu("nvmlDeviceGetMinorNumber", device, |gpu| {
+        minor.set(gpu.hardware()?.minor)
+    })
 }
 
 /// Place of the module on its base board, from 1.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetModuleId(device: DeviceHandle, module: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetModuleId", device, |gpu| module.set(gpu.hardware()?.index + 1))
+    on_gpu("nvmlDeviceGetModuleId", device, |gpu| {
+        module.set(gpu.hardware()?.index + 1)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -67,12 +71,16 @@ extern "C" fn nvmlDeviceGetUUID(device: DeviceHandle, uuid: OutText, length: c_u
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetSerial(device: DeviceHandle, serial: OutText, length: c_uint) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetSerial", device, |gpu| serial.set(length, &gpu.hardware()?.serial))
+    on_gpu("nvmlDeviceGetSerial", device, |gpu| {
+        serial.set(length, &gpu.hardware()?.serial)
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetBrand(device: DeviceHandle, brand: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetBrand", device, |gpu| brand.set(gpu.hardware()?.board.brand() as u32))
+    on_gpu("nvmlDeviceGetBrand", device, |gpu| {
+        brand.set(gpu.hardware()?.board.brand() as u32)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -98,17 +106,23 @@ extern "C" fn nvmlDeviceGetCudaComputeCapability(
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPciInfo(device: DeviceHandle, pci: Out<PciInfoV1>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetPciInfo", device, |gpu| pci.set(inventory::gpu_pci_info(gpu.hardware()?)?.into()))
+    on_gpu("nvmlDeviceGetPciInfo", device, |gpu| {
+        pci.set(inventory::gpu_pci_info(gpu.hardware()?)?.into())
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPciInfo_v2(device: DeviceHandle, pci: Out<PciInfoV2>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetPciInfo_v2", device, |gpu| pci.set(inventory::gpu_pci_info(gpu.hardware()?)?.into()))
+    on_gpu("nvmlDeviceGetPciInfo_v2", device, |gpu| {
+        pci.set(inventory::gpu_pci_info(gpu.hardware()?)?.into())
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPciInfo_v3(device: DeviceHandle, pci: Out<nvmlPciInfo_t>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetPciInfo_v3", device, |gpu| pci.set(inventory::gpu_pci_info(gpu.hardware()?)?))
+    on_gpu("nvmlDeviceGetPciInfo_v3", device, |gpu| {
+        pci.set(inventory::gpu_pci_info(gpu.hardware()?)?)
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -31,12 +31,16 @@ extern "C" fn nvmlDeviceGetMigMode(device: DeviceHandle, current: Out<c_uint>, p
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: DeviceHandle, count: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetMaxMigDeviceCount", device, |gpu| count.set(mig::max_devices(gpu.hardware()?)))
+    on_gpu("nvmlDeviceGetMaxMigDeviceCount", device, |gpu| {
+        count.set(mig::max_devices(gpu.hardware()?))
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceIsMigDeviceHandle(device: DeviceHandle, is_mig: Out<c_uint>) -> nvmlReturn_t {
-    on_device("nvmlDeviceIsMigDeviceHandle", device, |device| is_mig.set(matches!(device, Device::Mig(_)).into()))
+    on_device("nvmlDeviceIsMigDeviceHandle", device, |device| {
+        is_mig.set(matches!(device, Device::Mig(_)).into())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -60,22 +64,30 @@ extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
     mig_device: DeviceHandle,
     device: Out<DeviceHandle>,
 ) -> nvmlReturn_t {
-    on_mig("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", mig_device, |mig| device.set(mig.parent().handle()))
+    on_mig("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", mig_device, |mig| {
+        device.set(mig.parent().handle())
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetGpuInstanceId(device: DeviceHandle, id: Out<c_uint>) -> nvmlReturn_t {
-    on_mig("nvmlDeviceGetGpuInstanceId", device, |mig| id.set(mig.instances()?.0.id))
+    on_mig("nvmlDeviceGetGpuInstanceId", device, |mig| {
+        id.set(mig.instances()?.0.id)
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetComputeInstanceId(device: DeviceHandle, id: Out<c_uint>) -> nvmlReturn_t {
-    on_mig("nvmlDeviceGetComputeInstanceId", device, |mig| id.set(mig.instances()?.1.id))
+    on_mig("nvmlDeviceGetComputeInstanceId", device, |mig| {
+        id.set(mig.instances()?.1.id)
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetAttributes(device: DeviceHandle, attributes: Out<nvmlDeviceAttributes_t>) -> nvmlReturn_t {
-    on_mig("nvmlDeviceGetAttributes", device, |mig| attributes.set(mig::attributes(mig)?))
+    on_mig("nvmlDeviceGetAttributes", device, |mig| {
+        attributes.set(mig::attributes(mig)?)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -83,13 +95,19 @@ extern "C" fn nvmlDeviceGetAttributes_v2(
     device: DeviceHandle,
     attributes: Out<nvmlDeviceAttributes_t>,
 ) -> nvmlReturn_t {
-    on_mig("nvmlDeviceGetAttributes_v2", device, |mig| attributes.set(mig::attributes(mig)?))
+    on_mig("nvmlDeviceGetAttributes_v2", device, |mig| {
+        attributes.set(mig::attributes(mig)?)
+    })
 }
 
 /// Writes a list for which `nvml.h` lets the caller have room for all that could be; NULL asks for the length alone.
 fn placements<T: Copy>(list: &OutArray<T>, count: &Out<c_uint>, values: &[T]) -> Answer {
     count.set(c_uint::try_from(values.len()).map_err(|_| ReturnCode::Unknown)?)?;
-    if list.is_null() { Ok(()) } else { list.set(values.len(), values) }
+    if list.is_null() {
+        Ok(())
+    } else {
+        list.set(values.len(), values)
+    }
 }
 
 fn gpu_placements(
@@ -99,7 +117,10 @@ fn gpu_placements(
     count: &Out<c_uint>,
 ) -> Answer {
     let profile = mig::profile_by_id(gpu.hardware()?, profile)?;
-    let places = profile.starts.iter().map(|start| nvmlGpuInstancePlacement_t { start: *start, size: profile.size });
+    let places = profile.starts.iter().map(|start| nvmlGpuInstancePlacement_t {
+        start: *start,
+        size: profile.size,
+    });
     placements(list, count, &places.collect::<Vec<_>>())
 }
 
@@ -110,7 +131,9 @@ extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements(
     list: OutArray<nvmlGpuInstancePlacement_t>,
     count: Out<c_uint>,
 ) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetGpuInstancePossiblePlacements", device, |gpu| gpu_placements(gpu, profile, &list, &count))
+    on_gpu("nvmlDeviceGetGpuInstancePossiblePlacements", device, |gpu| {
+        gpu_placements(gpu, profile, &list, &count)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -120,7 +143,9 @@ extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
     list: OutArray<nvmlGpuInstancePlacement_t>,
     count: Out<c_uint>,
 ) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetGpuInstancePossiblePlacements_v2", device, |gpu| gpu_placements(gpu, profile, &list, &count))
+    on_gpu("nvmlDeviceGetGpuInstancePossiblePlacements_v2", device, |gpu| {
+        gpu_placements(gpu, profile, &list, &count)
+    })
 }
 
 /// Writes a list that the caller has room for, however long it may be.
@@ -140,7 +165,9 @@ extern "C" fn nvmlDeviceGetGpuInstances(
     on_gpu("nvmlDeviceGetGpuInstances", device, |gpu| {
         let instances = mig::instances(gpu.hardware()?)?.iter();
         let of_profile = instances.filter(|instance| instance.profile.id == profile);
-        let handles: Vec<_> = of_profile.map(|instance| GpuInstanceHandle::of(gpu.index(), instance.id)).collect();
+        let handles: Vec<_> = of_profile
+            .map(|instance| GpuInstanceHandle::of(gpu.index(), instance.id))
+            .collect();
         whole_list(&list, &count, &handles)
     })
 }
@@ -167,7 +194,10 @@ pub(super) fn on_instance(
         let (index, id) = instance.named().ok_or(ReturnCode::InvalidArgument)?;
         let gpu = library::gpu_at(function, index)?;
         // A handle of what is gone is as good as one that never was.
-        body(&gpu, mig::instance(gpu.hardware()?, id).map_err(|_| ReturnCode::InvalidArgument)?)
+        body(
+            &gpu,
+            mig::instance(gpu.hardware()?, id).map_err(|_| ReturnCode::InvalidArgument)?,
+        )
     })
 }
 
@@ -178,7 +208,10 @@ extern "C" fn nvmlGpuInstanceGetInfo(instance: GpuInstanceHandle, info: Out<nvml
             device: gpu.handle().to_c(),
             id: instance.id,
             profileId: instance.profile.id,
-            placement: nvmlGpuInstancePlacement_t { start: instance.start, size: instance.profile.size },
+            placement: nvmlGpuInstancePlacement_t {
+                start: instance.start,
+                size: instance.profile.size,
+            },
         })
     })
 }
@@ -190,12 +223,19 @@ extern "C" fn nvmlGpuInstanceGetComputeInstancePossiblePlacements(
     list: OutArray<nvmlComputeInstancePlacement_t>,
     count: Out<c_uint>,
 ) -> nvmlReturn_t {
-    on_instance("nvmlGpuInstanceGetComputeInstancePossiblePlacements", instance, |_, instance| {
-        let profile = mig::compute_profile(instance, profile)?;
-        let places = profile.starts.iter();
-        let places = places.map(|start| nvmlComputeInstancePlacement_t { start: *start, size: profile.slices });
-        placements(&list, &count, &places.collect::<Vec<_>>())
-    })
+    on_instance(
+        "nvmlGpuInstanceGetComputeInstancePossiblePlacements",
+        instance,
+        |_, instance| {
+            let profile = mig::compute_profile(instance, profile)?;
+            let places = profile.starts.iter();
+            let places = places.map(|start| nvmlComputeInstancePlacement_t {
+                start: *start,
+                size: profile.slices,
+            });
+            placements(&list, &count, &places.collect::<Vec<_>>())
+        },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -207,9 +247,16 @@ extern "C" fn nvmlGpuInstanceGetComputeInstances(
 ) -> nvmlReturn_t {
     on_instance("nvmlGpuInstanceGetComputeInstances", instance, |gpu, instance| {
         mig::compute_profile(instance, profile)?;
-        let of_profile = instance.compute_instances.iter().filter(|compute| compute.profile.kind == profile);
+        let of_profile = instance
+            .compute_instances
+            .iter()
+            .filter(|compute| compute.profile.kind == profile);
         let handle = |id| ComputeInstanceHandle::of(gpu.index(), instance.id, id);
-        whole_list(&list, &count, &of_profile.map(|compute| handle(compute.id)).collect::<Vec<_>>())
+        whole_list(
+            &list,
+            &count,
+            &of_profile.map(|compute| handle(compute.id)).collect::<Vec<_>>(),
+        )
     })
 }
 
@@ -238,13 +285,20 @@ fn compute_instance_info(
     let (place, (instance, compute)) = devices
         .find(|(_, (gpu_instance, compute))| (gpu_instance.id, compute.id) == (instance, id))
         .ok_or(ReturnCode::InvalidArgument)?;
-    let device = if of_mig { DeviceHandle::of_mig(index, place) } else { gpu.handle() };
+    let device = if of_mig {
+        DeviceHandle::of_mig(index, place)
+    } else {
+        gpu.handle()
+    };
     Ok(nvmlComputeInstanceInfo_t {
         device: device.to_c(),
         gpuInstance: GpuInstanceHandle::of(index, instance.id).to_c(),
         id: compute.id,
         profileId: compute.profile.kind,
-        placement: nvmlComputeInstancePlacement_t { start: compute.start, size: compute.profile.slices },
+        placement: nvmlComputeInstancePlacement_t {
+            start: compute.start,
+            size: compute.profile.slices,
+        },
     })
 }
 

@@ -126,21 +126,25 @@ extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
     engines: c_uint,
     info: Out<nvmlComputeInstanceProfileInfo_t>,
 ) -> nvmlReturn_t {
-    on_instance("nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, |_, instance| {
-        let (profile, most) = compute_profile(instance, profile, engines)?;
-        let engines = instance.profile.engines;
-        info.set(nvmlComputeInstanceProfileInfo_t {
-            id: profile.kind,
-            sliceCount: profile.slices,
-            instanceCount: most,
-            multiprocessorCount: profile.multiprocessors,
-            sharedCopyEngineCount: engines.copy,
-            sharedDecoderCount: engines.decoders,
-            sharedEncoderCount: engines.encoders,
-            sharedJpegCount: engines.jpegs,
-            sharedOfaCount: engines.ofas,
-        })
-    })
+    on_instance(
+        "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+        instance,
+        |_, instance| {
+            let (profile, most) = compute_profile(instance, profile, engines)?;
+            let engines = instance.profile.engines;
+            info.set(nvmlComputeInstanceProfileInfo_t {
+                id: profile.kind,
+                sliceCount: profile.slices,
+                instanceCount: most,
+                multiprocessorCount: profile.multiprocessors,
+                sharedCopyEngineCount: engines.copy,
+                sharedDecoderCount: engines.decoders,
+                sharedEncoderCount: engines.encoders,
+                sharedJpegCount: engines.jpegs,
+                sharedOfaCount: engines.ofas,
+            })
+        },
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -150,40 +154,44 @@ extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
     engines: c_uint,
     info: Out<nvmlComputeInstanceProfileInfo_v3_t>,
 ) -> nvmlReturn_t {
-    on_instance("nvmlGpuInstanceGetComputeInstanceProfileInfoV", instance, |_, instance| {
-        let (profile, most) = compute_profile(instance, profile, engines)?;
-        let engines = instance.profile.engines;
-        let version = info.version()?;
-        let v2 = nvmlComputeInstanceProfileInfo_v2_t {
-            version,
-            id: profile.kind,
-            sliceCount: profile.slices,
-            instanceCount: most,
-            multiprocessorCount: profile.multiprocessors,
-            sharedCopyEngineCount: engines.copy,
-            sharedDecoderCount: engines.decoders,
-            sharedEncoderCount: engines.encoders,
-            sharedJpegCount: engines.jpegs,
-            sharedOfaCount: engines.ofas,
-            name: name(&profile.name),
-        };
-        if version == struct_version::<nvmlComputeInstanceProfileInfo_v2_t>(2) {
-            return info.as_version().set(v2);
-        }
-        info.require_version(3)?;
-        info.set(nvmlComputeInstanceProfileInfo_v3_t {
-            version,
-            id: v2.id,
-            sliceCount: v2.sliceCount,
-            instanceCount: v2.instanceCount,
-            multiprocessorCount: v2.multiprocessorCount,
-            sharedCopyEngineCount: v2.sharedCopyEngineCount,
-            sharedDecoderCount: v2.sharedDecoderCount,
-            sharedEncoderCount: v2.sharedEncoderCount,
-            sharedJpegCount: v2.sharedJpegCount,
-            sharedOfaCount: v2.sharedOfaCount,
-            name: v2.name,
-            capabilities: 0,
-        })
-    })
+    on_instance(
+        "nvmlGpuInstanceGetComputeInstanceProfileInfoV",
+        instance,
+        |_, instance| {
+            let (profile, most) = compute_profile(instance, profile, engines)?;
+            let engines = instance.profile.engines;
+            let version = info.version()?;
+            let v2 = nvmlComputeInstanceProfileInfo_v2_t {
+                version,
+                id: profile.kind,
+                sliceCount: profile.slices,
+                instanceCount: most,
+                multiprocessorCount: profile.multiprocessors,
+                sharedCopyEngineCount: engines.copy,
+                sharedDecoderCount: engines.decoders,
+                sharedEncoderCount: engines.encoders,
+                sharedJpegCount: engines.jpegs,
+                sharedOfaCount: engines.ofas,
+                name: name(&profile.name),
+            };
+            if version == struct_version::<nvmlComputeInstanceProfileInfo_v2_t>(2) {
+                return info.as_version().set(v2);
+            }
+            info.require_version(3)?;
+            info.set(nvmlComputeInstanceProfileInfo_v3_t {
+                version,
+                id: v2.id,
+                sliceCount: v2.sliceCount,
+                instanceCount: v2.instanceCount,
+                multiprocessorCount: v2.multiprocessorCount,
+                sharedCopyEngineCount: v2.sharedCopyEngineCount,
+                sharedDecoderCount: v2.sharedDecoderCount,
+                sharedEncoderCount: v2.sharedEncoderCount,
+                sharedJpegCount: v2.sharedJpegCount,
+                sharedOfaCount: v2.sharedOfaCount,
+                name: v2.name,
+                capabilities: 0,
+            })
+        },
+    )
 }

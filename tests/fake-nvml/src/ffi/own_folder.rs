@@ -28,5 +28,8 @@ pub(super) fn own_folder() -> Answer<PathBuf> {
     }
     // SAFETY: the loader's own name of the library, which lives as long as the library.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    Path::new(OsStr::from_bytes(name.to_bytes())).parent().map(Path::to_owned).ok_or(ReturnCode::LibraryNotFound)
+    Path::new(OsStr::from_bytes(name.to_bytes()))
+        .parent()
+        .map(Path::to_owned)
+        .ok_or(ReturnCode::LibraryNotFound)
 }

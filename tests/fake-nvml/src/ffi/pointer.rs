@@ -37,7 +37,11 @@ impl<T: Copy> Out<T> {
 
     /// Answers an error for NULL, before anything else is done.
     pub(super) fn require(&self) -> Answer {
-        if self.0.is_null() { Err(ReturnCode::InvalidArgument) } else { Ok(()) }
+        if self.0.is_null() {
+            Err(ReturnCode::InvalidArgument)
+        } else {
+            Ok(())
+        }
     }
 
     /// The version word at the start of a versioned structure. The structure may be that of
@@ -49,7 +53,11 @@ impl<T: Copy> Out<T> {
     /// Checks the version word against `NVML_STRUCT_VERSION(T, version)`, and returns it.
     pub(super) fn require_version(&self, version: u32) -> Answer<u32> {
         let word = self.version()?;
-        if word == struct_version::<T>(version) { Ok(word) } else { Err(ReturnCode::ArgumentVersionMismatch) }
+        if word == struct_version::<T>(version) {
+            Ok(word)
+        } else {
+            Err(ReturnCode::ArgumentVersionMismatch)
+        }
     }
 
     /// The same place, as that of another version of the structure.
@@ -104,7 +112,9 @@ impl<T: Copy> OutArray<T> {
         // SAFETY: not NULL, so the caller has `room` values there, at least as many as there are;
         // bytes, because the place may be unaligned.
         unsafe {
-            self.0.cast::<u8>().copy_from_nonoverlapping(values.as_ptr().cast(), size_of_val(values));
+            self.0
+                .cast::<u8>()
+                .copy_from_nonoverlapping(values.as_ptr().cast(), size_of_val(values));
         }
         Ok(())
     }
@@ -147,6 +157,8 @@ impl InText {
         // SAFETY: not NULL, so the caller has put text with a NUL at its end there, and leaves it
         // alone during the call.
         let text = unsafe { CStr::from_ptr(self.0) };
-        text.to_str().map(str::to_owned).map_err(|_| ReturnCode::InvalidArgument)
+        text.to_str()
+            .map(str::to_owned)
+            .map_err(|_| ReturnCode::InvalidArgument)
     }
 }

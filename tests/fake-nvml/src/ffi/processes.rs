@@ -19,7 +19,9 @@ fn list_v1(
     count: &Out<c_uint>,
     processes: &OutArray<nvmlProcessInfo_v1_t>,
 ) -> nvmlReturn_t {
-    on_gpu(function, device, |gpu| processes.set_counted(count, &usage::processes_v1(gpu.state(), kind)))
+    on_gpu(function, device, |gpu| {
+        processes.set_counted(count, &usage::processes_v1(gpu.state(), kind))
+    })
 }
 
 /// A list in the form of versions 2 and 3.
@@ -30,7 +32,9 @@ fn list(
     count: &Out<c_uint>,
     processes: &OutArray<nvmlProcessInfo_v2_t>,
 ) -> nvmlReturn_t {
-    on_gpu(function, device, |gpu| processes.set_counted(count, &usage::processes(gpu.state(), kind)))
+    on_gpu(function, device, |gpu| {
+        processes.set_counted(count, &usage::processes(gpu.state(), kind))
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -40,8 +40,10 @@ extern "C" fn nvmlDeviceGetTopologyNearestGpus(
     devices: OutArray<DeviceHandle>,
 ) -> nvmlReturn_t {
     on_gpu("nvmlDeviceGetTopologyNearestGpus", device, |gpu| {
-        let mut nearest: Vec<_> =
-            links::nearest(gpu.node(), gpu.hardware()?, level).into_iter().map(DeviceHandle::of_gpu).collect();
+        let mut nearest: Vec<_> = links::nearest(gpu.node(), gpu.hardware()?, level)
+            .into_iter()
+            .map(DeviceHandle::of_gpu)
+            .collect();
         match usize::try_from(count.get()?) {
             // The caller asks how many there are.
             Ok(0) => count.set(c_uint::try_from(nearest.len()).unwrap_or_default()),
@@ -91,7 +93,9 @@ extern "C" fn nvmlDeviceGetNvLinkState(device: DeviceHandle, link: c_uint, activ
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetNvLinkVersion(device: DeviceHandle, link: c_uint, version: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetNvLinkVersion", device, |gpu| version.set(links::active(gpu.hardware()?, link)?.version))
+    on_gpu("nvmlDeviceGetNvLinkVersion", device, |gpu| {
+        version.set(links::active(gpu.hardware()?, link)?.version)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -116,7 +120,9 @@ extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo(
     link: c_uint,
     pci: Out<PciInfoV2>,
 ) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetNvLinkRemotePciInfo", device, |gpu| pci.set(remote_pci_info(gpu, link)?.into()))
+    on_gpu("nvmlDeviceGetNvLinkRemotePciInfo", device, |gpu| {
+        pci.set(remote_pci_info(gpu, link)?.into())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -125,7 +131,9 @@ extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
     link: c_uint,
     pci: Out<nvmlPciInfo_t>,
 ) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, |gpu| pci.set(remote_pci_info(gpu, link)?))
+    on_gpu("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, |gpu| {
+        pci.set(remote_pci_info(gpu, link)?)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -176,7 +184,9 @@ extern "C" fn nvmlDeviceGetMemoryAffinity(
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetGpuFabricInfo(device: DeviceHandle, info: Out<nvmlGpuFabricInfo_t>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetGpuFabricInfo", device, |gpu| info.set(fabric::info(gpu.hardware()?)?))
+    on_gpu("nvmlDeviceGetGpuFabricInfo", device, |gpu| {
+        info.set(fabric::info(gpu.hardware()?)?)
+    })
 }
 
 #[unsafe(no_mangle)]

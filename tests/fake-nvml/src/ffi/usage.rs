@@ -10,7 +10,9 @@ use crate::{handle::DeviceHandle, library::Device, modes, usage};
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo(device: DeviceHandle, memory: Out<nvmlMemory_t>) -> nvmlReturn_t {
-    on_device("nvmlDeviceGetMemoryInfo", device, |device| memory.set(usage::memory_v1(&usage::device_memory(device)?)))
+    on_device("nvmlDeviceGetMemoryInfo", device, |device| {
+        memory.set(usage::memory_v1(&usage::device_memory(device)?))
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -42,22 +44,30 @@ extern "C" fn nvmlDeviceGetTemperature(device: DeviceHandle, sensor: c_uint, tem
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPowerUsage(device: DeviceHandle, power: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetPowerUsage", device, |gpu| power.set(usage::power(gpu.hardware()?, gpu.state())))
+    on_gpu("nvmlDeviceGetPowerUsage", device, |gpu| {
+        power.set(usage::power(gpu.hardware()?, gpu.state()))
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPowerManagementLimit(device: DeviceHandle, limit: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetPowerManagementLimit", device, |gpu| limit.set(usage::power_limit(gpu.hardware()?)))
+    on_gpu("nvmlDeviceGetPowerManagementLimit", device, |gpu| {
+        limit.set(usage::power_limit(gpu.hardware()?))
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetEnforcedPowerLimit(device: DeviceHandle, limit: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetEnforcedPowerLimit", device, |gpu| limit.set(usage::power_limit(gpu.hardware()?)))
+    on_gpu("nvmlDeviceGetEnforcedPowerLimit", device, |gpu| {
+        limit.set(usage::power_limit(gpu.hardware()?))
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetComputeMode(device: DeviceHandle, mode: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetComputeMode", device, |gpu| mode.set(modes::compute(gpu)? as u32))
+    on_gpu("nvmlDeviceGetComputeMode", device, |gpu| {
+        mode.set(modes::compute(gpu)? as u32)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -67,10 +77,14 @@ extern "C" fn nvmlDeviceSetComputeMode(device: DeviceHandle, mode: c_uint) -> nv
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPersistenceMode(device: DeviceHandle, mode: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetPersistenceMode", device, |gpu| mode.set(modes::get(gpu)?.persistence.into()))
+    on_gpu("nvmlDeviceGetPersistenceMode", device, |gpu| {
+        mode.set(modes::get(gpu)?.persistence.into())
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceSetPersistenceMode(device: DeviceHandle, mode: c_uint) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceSetPersistenceMode", device, |gpu| modes::set_persistence(gpu, mode))
+    on_gpu("nvmlDeviceSetPersistenceMode", device, |gpu| {
+        modes::set_persistence(gpu, mode)
+    })
 }

@@ -33,7 +33,12 @@ impl WritableView {
     pub(crate) fn of(dir: &Path) -> io::Result<Self> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let mount = open_tree(CWD, dir, flags)?;
-        let attributes = MountAttributes { set: 0, clear: READ_ONLY, propagation: 0, user_namespace: 0 };
+        let attributes = MountAttributes {
+            set: 0,
+            clear: READ_ONLY,
+            propagation: 0,
+            user_namespace: 0,
+        };
         // SAFETY: the descriptor is open, the path is an empty string with a NUL at its end, and the kernel reads as
         // many bytes of the structure as it is told there are.
         let result = unsafe {
@@ -46,7 +51,11 @@ impl WritableView {
                 size_of::<MountAttributes>(),
             )
         };
-        if result == 0 { Ok(WritableView { mount }) } else { Err(io::Error::last_os_error()) }
+        if result == 0 {
+            Ok(WritableView { mount })
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 
     /// A path that leads through the mount, while this value lives.

@@ -36,7 +36,11 @@ fn every_board_reports_what_the_table_says() {
     let mut scenario = Scenario::new("test", BOARDS[0].0, 1, Topology::Pcie);
     scenario.additional = BOARDS[1..]
         .iter()
-        .map(|board| AdditionalBoards { board: board.0.to_owned(), count: 1, topology: Topology::Pcie })
+        .map(|board| AdditionalBoards {
+            board: board.0.to_owned(),
+            count: 1,
+            topology: Topology::Pcie,
+        })
         .collect();
     let node = TestNode::with(&scenario);
 
@@ -47,7 +51,11 @@ fn every_board_reports_what_the_table_says() {
         let found = device.cuda_compute_capability().unwrap();
         assert_eq!((found.major, found.minor), capability, "{name}");
         assert_eq!(device.architecture().unwrap().as_c(), architecture, "{name}");
-        assert_eq!(device.pci_info().unwrap().pci_device_id, pci_device << 16 | 0x10DE, "{name}");
+        assert_eq!(
+            device.pci_info().unwrap().pci_device_id,
+            pci_device << 16 | 0x10DE,
+            "{name}"
+        );
         assert_eq!(device.enforced_power_limit().unwrap(), watts * 1000, "{name}");
     }
 }
@@ -62,8 +70,15 @@ fn a_gpu_is_found_by_each_of_its_names() {
         let pci = device.pci_info().unwrap();
         assert_eq!(device.index().unwrap(), index);
         assert_eq!(device.minor_number().unwrap(), index);
-        assert_eq!(node.nvml().device_by_uuid(uuid.as_str()).unwrap().index().unwrap(), index);
-        for address in [pci.bus_id.clone(), format!("0000:{:02x}:00.0", pci.bus), format!("{:x}:0.0", pci.bus)] {
+        assert_eq!(
+            node.nvml().device_by_uuid(uuid.as_str()).unwrap().index().unwrap(),
+            index
+        );
+        for address in [
+            pci.bus_id.clone(),
+            format!("0000:{:02x}:00.0", pci.bus),
+            format!("{:x}:0.0", pci.bus),
+        ] {
             let found = node.nvml().device_by_pci_bus_id(address.as_str());
             assert_eq!(found.unwrap().index().unwrap(), index, "{address}");
         }
@@ -74,8 +89,14 @@ fn a_gpu_is_found_by_each_of_its_names() {
     assert_eq!(node.nvml().device_count().unwrap(), 8);
     assert!(matches!(node.nvml().device_by_index(8), Err(NvmlError::InvalidArg)));
     assert!(matches!(node.nvml().device_by_uuid("GPU-0"), Err(NvmlError::NotFound)));
-    assert!(matches!(node.nvml().device_by_pci_bus_id("0000:ff:00.0"), Err(NvmlError::NotFound)));
-    assert!(matches!(node.nvml().device_by_pci_bus_id("first"), Err(NvmlError::InvalidArg)));
+    assert!(matches!(
+        node.nvml().device_by_pci_bus_id("0000:ff:00.0"),
+        Err(NvmlError::NotFound)
+    ));
+    assert!(matches!(
+        node.nvml().device_by_pci_bus_id("first"),
+        Err(NvmlError::InvalidArg)
+    ));
 }
 
 #[test]
@@ -95,11 +116,17 @@ fn mig_is_off_where_there_is_mig() {
     let a100 = TestNode::new("NVIDIA A100-SXM4-40GB", 1, Topology::NvSwitch);
     let mode = a100.device(0).mig_mode().unwrap();
     assert_eq!((mode.current, mode.pending), (0, 0));
-    assert!(matches!(a100.device(0).mig_device_by_index(0), Err(NvmlError::NotFound)));
+    assert!(matches!(
+        a100.device(0).mig_device_by_index(0),
+        Err(NvmlError::NotFound)
+    ));
 
     let t4 = TestNode::new("Tesla T4", 1, Topology::Pcie);
     assert!(matches!(t4.device(0).mig_mode(), Err(NvmlError::NotSupported)));
-    assert!(matches!(t4.device(0).mig_device_by_index(0), Err(NvmlError::NotSupported)));
+    assert!(matches!(
+        t4.device(0).mig_device_by_index(0),
+        Err(NvmlError::NotSupported)
+    ));
     assert_eq!(t4.device(0).mig_device_count().unwrap(), 0);
 }
 

@@ -24,7 +24,10 @@ fn every_name_resolves() {
     let node = t4();
     let names: BTreeSet<_> = SYMBOLS.lines().collect();
     assert_eq!(names.len(), 396);
-    let missing: Vec<_> = names.into_iter().filter(|name| !raw::has_symbol(node.nvml(), name)).collect();
+    let missing: Vec<_> = names
+        .into_iter()
+        .filter(|name| !raw::has_symbol(node.nvml(), name))
+        .collect();
     assert!(missing.is_empty(), "{missing:?}");
     assert!(!raw::has_symbol(node.nvml(), "nvmlNoSuchFunction"));
 }
@@ -63,7 +66,10 @@ fn small_buffers_are_refused() {
     let node = t4();
     let length = u32::try_from("Tesla T4".len()).unwrap();
     let device = node.device(0);
-    assert_eq!(raw::name_into(node.nvml(), &device, length), Err(ReturnCode::InsufficientSize.code()));
+    assert_eq!(
+        raw::name_into(node.nvml(), &device, length),
+        Err(ReturnCode::InsufficientSize.code())
+    );
     assert_eq!(raw::name_into(node.nvml(), &device, length + 1), Ok(()));
 }
 
@@ -74,12 +80,26 @@ fn structures_of_other_versions_are_refused() {
     let mismatch = ReturnCode::ArgumentVersionMismatch.code();
 
     assert!(raw::memory_v2(nvml, &device, struct_version(40, 2)).is_ok());
-    for version in [0, 2, 40, struct_version(40, 1), struct_version(40, 3), struct_version(24, 2)] {
-        assert_eq!(raw::memory_v2(nvml, &device, version).map(|_| ()), Err(mismatch), "{version:#x}");
+    for version in [
+        0,
+        2,
+        40,
+        struct_version(40, 1),
+        struct_version(40, 3),
+        struct_version(24, 2),
+    ] {
+        assert_eq!(
+            raw::memory_v2(nvml, &device, version).map(|_| ()),
+            Err(mismatch),
+            "{version:#x}"
+        );
     }
-    for (version, accepted) in
-        [(struct_version(36, 2), true), (struct_version(40, 3), true), (struct_version(40, 2), false), (0, false)]
-    {
+    for (version, accepted) in [
+        (struct_version(36, 2), true),
+        (struct_version(40, 3), true),
+        (struct_version(40, 2), false),
+        (0, false),
+    ] {
         let answer = raw::fabric(nvml, &device, version).map(|info| info.state);
         assert_eq!(answer, if accepted { Ok(3) } else { Err(mismatch) }, "{version:#x}");
     }
@@ -103,7 +123,10 @@ fn the_library_writes_no_file() {
     set.register(&node.device(0), 8).unwrap();
     assert!(set.wait(0).is_err());
     assert_eq!(node.device(0).name().unwrap(), "Tesla T4");
-    let mut files: Vec<_> = fs::read_dir(node.dir()).unwrap().map(|file| file.unwrap().file_name()).collect();
+    let mut files: Vec<_> = fs::read_dir(node.dir())
+        .unwrap()
+        .map(|file| file.unwrap().file_name())
+        .collect();
     files.sort();
     assert_eq!(files, ["gpunode-scenario.yaml", "libnvidia-ml.so.1"]);
 }

@@ -131,7 +131,10 @@ fn types_that_never_happen_are_refused() {
     let supported = node.device(0).supported_event_types().unwrap();
     assert!(supported.contains(EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR));
     let set = RawEventSet::new(node.nvml());
-    assert_eq!(set.register(&node.device(0), 16384), Err(ReturnCode::NotSupported.code()));
+    assert_eq!(
+        set.register(&node.device(0), 16384),
+        Err(ReturnCode::NotSupported.code())
+    );
     // The set can still be used.
     set.register(&node.device(0), XID).unwrap();
     let (first, second) = set.free_twice();
@@ -142,7 +145,10 @@ fn types_that_never_happen_are_refused() {
 fn sets_of_the_wrapper_work() {
     let node = t4();
     let set = node.nvml().create_event_set().unwrap();
-    let set = node.device(0).register_events(EventTypes::CRITICAL_XID_ERROR, set).unwrap();
+    let set = node
+        .device(0)
+        .register_events(EventTypes::CRITICAL_XID_ERROR, set)
+        .unwrap();
     assert!(matches!(set.wait(0), Err(NvmlError::Timeout)));
     node.state().inject_xid(0, 62).unwrap();
     assert!(set.wait(LONG_MS).is_ok());

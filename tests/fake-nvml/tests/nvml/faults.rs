@@ -16,12 +16,16 @@ fn a_call_fails_on_one_gpu_until_it_is_cleared() {
     let node = t4();
     let (first, second) = (node.device(0), node.device(1));
     let state = node.state();
-    state.fail(0, "nvmlDeviceGetMemoryInfo_v2", ReturnCode::Unknown).unwrap();
+    state
+        .fail(0, "nvmlDeviceGetMemoryInfo_v2", ReturnCode::Unknown)
+        .unwrap();
     assert!(matches!(first.memory_info(), Err(NvmlError::Unknown)));
     assert!(first.name().is_ok());
     assert!(second.memory_info().is_ok());
     // Not simulated, but it can fail.
-    state.fail(1, "nvmlDeviceGetFanSpeed_v2", ReturnCode::NoPermission).unwrap();
+    state
+        .fail(1, "nvmlDeviceGetFanSpeed_v2", ReturnCode::NoPermission)
+        .unwrap();
     assert!(matches!(second.fan_speed(0), Err(NvmlError::NoPermission)));
 
     state.clear_failure(0, "nvmlDeviceGetMemoryInfo_v2").unwrap();
@@ -40,7 +44,10 @@ fn a_lost_gpu_answers_nothing_and_comes_back() {
     let status = other.p2p_status(&lost, P2pCapabilitiesIndex::Read);
     assert!(matches!(status, Err(NvmlError::GpuLost)));
     assert!(matches!(node.nvml().device_by_index(0), Err(NvmlError::GpuLost)));
-    assert!(matches!(node.nvml().device_by_uuid(uuid.as_str()), Err(NvmlError::GpuLost)));
+    assert!(matches!(
+        node.nvml().device_by_uuid(uuid.as_str()),
+        Err(NvmlError::GpuLost)
+    ));
     assert_eq!(node.nvml().device_count().unwrap(), 2);
     assert!(other.name().is_ok());
 
@@ -51,7 +58,9 @@ fn a_lost_gpu_answers_nothing_and_comes_back() {
 #[test]
 fn a_failing_lookup_hides_one_gpu() {
     let node = t4();
-    node.state().fail(1, "nvmlDeviceGetHandleByIndex", ReturnCode::NoPermission).unwrap();
+    node.state()
+        .fail(1, "nvmlDeviceGetHandleByIndex", ReturnCode::NoPermission)
+        .unwrap();
     assert!(matches!(node.nvml().device_by_index(1), Err(NvmlError::NoPermission)));
     assert!(node.nvml().device_by_index(0).is_ok());
 }

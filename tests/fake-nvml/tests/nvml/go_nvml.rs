@@ -40,14 +40,24 @@ fn go_nvml_finds_what_it_expects() {
 #[ignore = "needs Go: make test"]
 fn go_nvml_finds_mig_devices() {
     let mut scenario = Scenario::new("go-nvml", "NVIDIA A100-SXM4-40GB", 1, Topology::NvSwitch);
-    let instances = ["1g.5gb", "1g.5gb+me", "1c.3g.20gb", "2c.3g.20gb"].map(str::to_owned).to_vec();
-    scenario.mig = vec![MigGroup { gpus: vec![0], instances }];
+    let instances = ["1g.5gb", "1g.5gb+me", "1c.3g.20gb", "2c.3g.20gb"]
+        .map(str::to_owned)
+        .to_vec();
+    scenario.mig = vec![MigGroup {
+        gpus: vec![0],
+        instances,
+    }];
     found_what_it_expects(&walk_scenario("mig", &scenario));
 }
 
 fn found_what_it_expects(output: &Output) {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}{}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
 }
 
 /// A program that finds no difference anywhere would show nothing.

@@ -16,8 +16,9 @@ const REMOTE_SWITCH: u32 = 2;
 /// `NVLinks` of a GPU by the index of the peer, as go-gpuallocator counts them: by PCI address.
 fn links(node: &TestNode, index: u32) -> Vec<u32> {
     let device = node.device(index);
-    let peers: BTreeMap<_, _> =
-        (0..8).map(|peer| (node.device(peer).pci_info().unwrap().bus_id, peer as usize)).collect();
+    let peers: BTreeMap<_, _> = (0..8)
+        .map(|peer| (node.device(peer).pci_info().unwrap().bus_id, peer as usize))
+        .collect();
     let mut counts = vec![0; peers.len()];
     for port in 0..18 {
         let link = device.link_wrapper_for(port);
@@ -69,7 +70,12 @@ fn dgx1_has_two_sockets_of_two_switches() {
     let neighbour = node.device(2).topology_nearest_gpus(TopologyLevel::Single).unwrap();
     assert_eq!(neighbour.len(), 1);
     assert_eq!(neighbour[0].index().unwrap(), 3);
-    assert!(node.device(2).topology_nearest_gpus(TopologyLevel::Multiple).unwrap().is_empty());
+    assert!(
+        node.device(2)
+            .topology_nearest_gpus(TopologyLevel::Multiple)
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[test]
@@ -100,11 +106,22 @@ fn dgx_a100_links_lead_to_switches() {
     let mut per_switch = BTreeMap::new();
     for port in 0..12 {
         assert_eq!(raw::remote_device_type(node.nvml(), &device, port), Ok(REMOTE_SWITCH));
-        *per_switch.entry(raw::remote_bus(node.nvml(), &device, port).unwrap()).or_insert(0) += 1;
+        *per_switch
+            .entry(raw::remote_bus(node.nvml(), &device, port).unwrap())
+            .or_insert(0) += 1;
     }
     assert_eq!(per_switch.len(), 6);
-    assert!(per_switch.into_iter().all(|(bus, links)| links == 2 && !buses.contains(&bus)));
-    assert_eq!(device.p2p_status(&node.device(0), P2pCapabilitiesIndex::NvLink).unwrap(), P2pStatus::Ok);
+    assert!(
+        per_switch
+            .into_iter()
+            .all(|(bus, links)| links == 2 && !buses.contains(&bus))
+    );
+    assert_eq!(
+        device
+            .p2p_status(&node.device(0), P2pCapabilitiesIndex::NvLink)
+            .unwrap(),
+        P2pStatus::Ok
+    );
     let fabric = raw::fabric(node.nvml(), &device, 0x0300_0028).map(|info| info.state);
     assert_eq!(fabric, Err(ReturnCode::NotSupported.code()));
 }
@@ -112,7 +129,10 @@ fn dgx_a100_links_lead_to_switches() {
 #[test]
 fn t4_has_no_nvlink() {
     let node = TestNode::new("Tesla T4", 4, Topology::Pcie);
-    assert!(matches!(node.device(0).link_wrapper_for(0).is_active(), Err(NvmlError::NotSupported)));
+    assert!(matches!(
+        node.device(0).link_wrapper_for(0).is_active(),
+        Err(NvmlError::NotSupported)
+    ));
     let level = |a, b| node.device(a).topology_common_ancestor(node.device(b)).unwrap();
     assert_eq!(level(0, 1), TopologyLevel::HostBridge);
     assert_eq!(level(1, 2), TopologyLevel::System);
@@ -122,17 +142,27 @@ fn t4_has_no_nvlink() {
 fn ports_without_a_partner_are_inactive() {
     let node = TestNode::new("Tesla V100-SXM2-16GB", 1, Topology::Pcie);
     assert!(!node.device(0).link_wrapper_for(5).is_active().unwrap());
-    assert!(matches!(node.device(0).link_wrapper_for(5).remote_pci_info(), Err(NvmlError::NotSupported)));
-    assert!(matches!(node.device(0).link_wrapper_for(6).is_active(), Err(NvmlError::InvalidArg)));
+    assert!(matches!(
+        node.device(0).link_wrapper_for(5).remote_pci_info(),
+        Err(NvmlError::NotSupported)
+    ));
+    assert!(matches!(
+        node.device(0).link_wrapper_for(6).is_active(),
+        Err(NvmlError::InvalidArg)
+    ));
 }
 
 #[test]
 fn a_link_goes_down_alone_and_comes_back() {
     let node = TestNode::dgx1();
     let up = |index: u32| -> Vec<u32> {
-        (0..6).filter(|port| node.device(index).link_wrapper_for(*port).is_active().unwrap()).collect()
+        (0..6)
+            .filter(|port| node.device(index).link_wrapper_for(*port).is_active().unwrap())
+            .collect()
     };
-    node.state().update_gpu(3, |state| state.links_down = vec![1, 4]).unwrap();
+    node.state()
+        .update_gpu(3, |state| state.links_down = vec![1, 4])
+        .unwrap();
     assert_eq!((up(3), up(2)), (vec![0, 2, 3, 5], (0..6).collect()));
     node.state().update_gpu(3, |state| state.links_down.clear()).unwrap();
     assert_eq!(up(3), (0..6).collect::<Vec<_>>());

@@ -68,8 +68,14 @@ fn a_privileged_process_sets_modes_where_the_library_is_mounted_read_only() {
 fn ordinary_users_may_only_look() {
     let node = t4();
     as_nobody(|| {
-        assert!(matches!(set(node.nvml(), ComputeMode::Prohibited), Err(NvmlError::NoPermission)));
-        assert!(matches!(node.device(0).set_persistent(true), Err(NvmlError::NoPermission)));
+        assert!(matches!(
+            set(node.nvml(), ComputeMode::Prohibited),
+            Err(NvmlError::NoPermission)
+        ));
+        assert!(matches!(
+            node.device(0).set_persistent(true),
+            Err(NvmlError::NoPermission)
+        ));
         assert_eq!(get(node.nvml()), ComputeMode::Default);
     });
 }
@@ -77,8 +83,14 @@ fn ordinary_users_may_only_look() {
 #[test]
 fn a_gpu_that_can_be_divided_has_no_mode() {
     let mut scenario = Scenario::new("test", "NVIDIA A100-SXM4-40GB", 1, Topology::NvSwitch);
-    scenario.mig = vec![MigGroup { gpus: vec![0], instances: Vec::new() }];
+    scenario.mig = vec![MigGroup {
+        gpus: vec![0],
+        instances: Vec::new(),
+    }];
     let node = TestNode::with(&scenario);
-    assert!(matches!(set(node.nvml(), ComputeMode::ExclusiveProcess), Err(NvmlError::NotSupported)));
+    assert!(matches!(
+        set(node.nvml(), ComputeMode::ExclusiveProcess),
+        Err(NvmlError::NotSupported)
+    ));
     assert_eq!(get(node.nvml()), ComputeMode::Default);
 }

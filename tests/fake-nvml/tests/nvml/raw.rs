@@ -40,7 +40,10 @@ pub(crate) fn shutdown(nvml: &Nvml) -> Answer<()> {
 pub(crate) fn index_of_no_handle(nvml: &Nvml, address: usize) -> Answer<u32> {
     let mut index = 0;
     // SAFETY: the simulated library follows no handle.
-    let code = unsafe { nvml.lib().nvmlDeviceGetIndex(ptr::without_provenance_mut(address), &raw mut index) };
+    let code = unsafe {
+        nvml.lib()
+            .nvmlDeviceGetIndex(ptr::without_provenance_mut(address), &raw mut index)
+    };
     answer(code, index)
 }
 
@@ -48,7 +51,13 @@ pub(crate) fn name_into(nvml: &Nvml, device: &Device, length: u32) -> Answer<()>
     let mut buffer = [0; 96];
     assert!(usize::try_from(length).is_ok_and(|length| length <= buffer.len()));
     // SAFETY: the buffer has at least that length.
-    answer(unsafe { nvml.lib().nvmlDeviceGetName(handle(device), buffer.as_mut_ptr(), length) }, ())
+    answer(
+        unsafe {
+            nvml.lib()
+                .nvmlDeviceGetName(handle(device), buffer.as_mut_ptr(), length)
+        },
+        (),
+    )
 }
 
 /// Calls that write through each kind of pointer, with NULL.
@@ -59,12 +68,27 @@ pub(crate) fn into_null(nvml: &Nvml, device: &Device) -> Vec<(&'static str, u32)
     unsafe {
         vec![
             ("nvmlDeviceGetCount_v2", lib.nvmlDeviceGetCount_v2(ptr::null_mut())),
-            ("nvmlDeviceGetHandleByIndex_v2", lib.nvmlDeviceGetHandleByIndex_v2(0, ptr::null_mut())),
-            ("nvmlDeviceGetHandleByUUID", lib.nvmlDeviceGetHandleByUUID(ptr::null(), ptr::null_mut())),
+            (
+                "nvmlDeviceGetHandleByIndex_v2",
+                lib.nvmlDeviceGetHandleByIndex_v2(0, ptr::null_mut()),
+            ),
+            (
+                "nvmlDeviceGetHandleByUUID",
+                lib.nvmlDeviceGetHandleByUUID(ptr::null(), ptr::null_mut()),
+            ),
             ("nvmlDeviceGetName", lib.nvmlDeviceGetName(device, ptr::null_mut(), 96)),
-            ("nvmlDeviceGetMemoryInfo_v2", lib.nvmlDeviceGetMemoryInfo_v2(device, ptr::null_mut())),
-            ("nvmlDeviceGetCpuAffinity", lib.nvmlDeviceGetCpuAffinity(device, 4, ptr::null_mut())),
-            ("nvmlDeviceGetFieldValues", lib.nvmlDeviceGetFieldValues(device, 1, ptr::null_mut())),
+            (
+                "nvmlDeviceGetMemoryInfo_v2",
+                lib.nvmlDeviceGetMemoryInfo_v2(device, ptr::null_mut()),
+            ),
+            (
+                "nvmlDeviceGetCpuAffinity",
+                lib.nvmlDeviceGetCpuAffinity(device, 4, ptr::null_mut()),
+            ),
+            (
+                "nvmlDeviceGetFieldValues",
+                lib.nvmlDeviceGetFieldValues(device, 1, ptr::null_mut()),
+            ),
             (
                 "nvmlDeviceGetComputeRunningProcesses_v3",
                 lib.nvmlDeviceGetComputeRunningProcesses_v3(device, ptr::null_mut(), ptr::null_mut()),
@@ -74,13 +98,22 @@ pub(crate) fn into_null(nvml: &Nvml, device: &Device) -> Vec<(&'static str, u32)
                 lib.nvmlDeviceGetTopologyNearestGpus(device, 10, &raw mut count, ptr::null_mut()),
             ),
             ("nvmlEventSetCreate", lib.nvmlEventSetCreate(ptr::null_mut())),
-            ("nvmlEventSetWait_v2", lib.nvmlEventSetWait_v2(ptr::null_mut(), ptr::null_mut(), 0)),
+            (
+                "nvmlEventSetWait_v2",
+                lib.nvmlEventSetWait_v2(ptr::null_mut(), ptr::null_mut(), 0),
+            ),
         ]
     }
 }
 
 pub(crate) fn memory_v2(nvml: &Nvml, device: &Device, version: u32) -> Answer<nvmlMemory_v2_t> {
-    let mut memory = nvmlMemory_v2_t { version, total: 0, reserved: 0, free: 0, used: 0 };
+    let mut memory = nvmlMemory_v2_t {
+        version,
+        total: 0,
+        reserved: 0,
+        free: 0,
+        used: 0,
+    };
     // SAFETY: there is room for the structure.
     let code = unsafe { nvml.lib().nvmlDeviceGetMemoryInfo_v2(handle(device), &raw mut memory) };
     answer(code, memory)
@@ -98,7 +131,10 @@ pub(crate) fn fabric(nvml: &Nvml, device: &Device, version: u32) -> Answer<nvmlG
 pub(crate) fn remote_device_type(nvml: &Nvml, device: &Device, link: u32) -> Answer<u32> {
     let mut kind = 0;
     // SAFETY: there is room for the value.
-    let code = unsafe { nvml.lib().nvmlDeviceGetNvLinkRemoteDeviceType(handle(device), link, &raw mut kind) };
+    let code = unsafe {
+        nvml.lib()
+            .nvmlDeviceGetNvLinkRemoteDeviceType(handle(device), link, &raw mut kind)
+    };
     answer(code, kind)
 }
 
@@ -106,7 +142,10 @@ pub(crate) fn remote_bus(nvml: &Nvml, device: &Device, link: u32) -> Answer<u32>
     // SAFETY: zero is a value of each field.
     let mut pci: nvmlPciInfo_t = unsafe { mem::zeroed() };
     // SAFETY: there is room for the structure.
-    let code = unsafe { nvml.lib().nvmlDeviceGetNvLinkRemotePciInfo_v2(handle(device), link, &raw mut pci) };
+    let code = unsafe {
+        nvml.lib()
+            .nvmlDeviceGetNvLinkRemotePciInfo_v2(handle(device), link, &raw mut pci)
+    };
     answer(code, pci.bus)
 }
 
@@ -115,8 +154,10 @@ pub(crate) fn remapped_rows(nvml: &Nvml, device: &Device) -> Answer<[u32; 4]> {
     let mut rows = [0; 4];
     let [correctable, uncorrectable, pending, failed] = &mut rows;
     // SAFETY: there is room for the values.
-    let code =
-        unsafe { nvml.lib().nvmlDeviceGetRemappedRows(handle(device), correctable, uncorrectable, pending, failed) };
+    let code = unsafe {
+        nvml.lib()
+            .nvmlDeviceGetRemappedRows(handle(device), correctable, uncorrectable, pending, failed)
+    };
     answer(code, rows)
 }
 
@@ -150,7 +191,14 @@ impl<'nvml> RawEventSet<'nvml> {
 
     pub(crate) fn register(&self, device: &Device, types: u64) -> Answer<()> {
         // SAFETY: the set is open.
-        answer(unsafe { self.nvml.lib().nvmlDeviceRegisterEvents(handle(device), types, self.set) }, ())
+        answer(
+            unsafe {
+                self.nvml
+                    .lib()
+                    .nvmlDeviceRegisterEvents(handle(device), types, self.set)
+            },
+            (),
+        )
     }
 
     pub(crate) fn wait(&self, timeout_ms: u32) -> Answer<nvmlEventData_t> {

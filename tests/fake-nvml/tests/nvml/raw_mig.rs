@@ -35,13 +35,19 @@ fn gpu_instance_info(nvml: &Nvml, device: &Device, instance: nvmlGpuInstance_t) 
     // SAFETY: there is room for the structure.
     let code = unsafe { nvml.lib().nvmlGpuInstanceGetInfo(instance, &raw mut info) };
     assert!(code != 0 || info.device == handle(device));
-    answer(code, (info.id, info.profileId, info.placement.start, info.placement.size))
+    answer(
+        code,
+        (info.id, info.profileId, info.placement.start, info.placement.size),
+    )
 }
 
 fn gpu_instance_handle(nvml: &Nvml, device: &Device, id: u32) -> Answer<nvmlGpuInstance_t> {
     let mut instance = ptr::null_mut();
     // SAFETY: there is room for the handle.
-    let code = unsafe { nvml.lib().nvmlDeviceGetGpuInstanceById(handle(device), id, &raw mut instance) };
+    let code = unsafe {
+        nvml.lib()
+            .nvmlDeviceGetGpuInstanceById(handle(device), id, &raw mut instance)
+    };
     answer(code, instance)
 }
 
@@ -54,10 +60,13 @@ pub(crate) fn gpu_instances(nvml: &Nvml, device: &Device, profile: u32) -> Answe
     let mut count = 0;
     // SAFETY: no profile has more instances than there is room for.
     let code = unsafe {
-        nvml.lib().nvmlDeviceGetGpuInstances(handle(device), profile, instances.as_mut_ptr(), &raw mut count)
+        nvml.lib()
+            .nvmlDeviceGetGpuInstances(handle(device), profile, instances.as_mut_ptr(), &raw mut count)
     };
     let found = answer(code, instances.into_iter().take(count as usize))?;
-    found.map(|instance| gpu_instance_info(nvml, device, instance)).collect()
+    found
+        .map(|instance| gpu_instance_info(nvml, device, instance))
+        .collect()
 }
 
 fn compute_instance_info(nvml: &Nvml, compute: nvmlComputeInstance_t) -> Answer<Instance> {
@@ -65,14 +74,20 @@ fn compute_instance_info(nvml: &Nvml, compute: nvmlComputeInstance_t) -> Answer<
     let mut info: nvmlComputeInstanceInfo_t = unsafe { mem::zeroed() };
     // SAFETY: there is room for the structure.
     let code = unsafe { nvml.lib().nvmlComputeInstanceGetInfo_v2(compute, &raw mut info) };
-    answer(code, (info.id, info.profileId, info.placement.start, info.placement.size))
+    answer(
+        code,
+        (info.id, info.profileId, info.placement.start, info.placement.size),
+    )
 }
 
 pub(crate) fn compute_instance(nvml: &Nvml, device: &Device, instance: u32, id: u32) -> Answer<Instance> {
     let instance = gpu_instance_handle(nvml, device, instance)?;
     let mut compute = ptr::null_mut();
     // SAFETY: there is room for the handle.
-    let code = unsafe { nvml.lib().nvmlGpuInstanceGetComputeInstanceById(instance, id, &raw mut compute) };
+    let code = unsafe {
+        nvml.lib()
+            .nvmlGpuInstanceGetComputeInstanceById(instance, id, &raw mut compute)
+    };
     compute_instance_info(nvml, answer(code, compute)?)
 }
 
@@ -82,7 +97,8 @@ pub(crate) fn compute_instances(nvml: &Nvml, device: &Device, instance: u32, pro
     let mut count = 0;
     // SAFETY: no profile has more instances than there is room for.
     let code = unsafe {
-        nvml.lib().nvmlGpuInstanceGetComputeInstances(instance, profile, instances.as_mut_ptr(), &raw mut count)
+        nvml.lib()
+            .nvmlGpuInstanceGetComputeInstances(instance, profile, instances.as_mut_ptr(), &raw mut count)
     };
     let found = answer(code, instances.into_iter().take(count as usize))?;
     found.map(|compute| compute_instance_info(nvml, compute)).collect()
@@ -100,7 +116,10 @@ pub(crate) fn possible_placements(nvml: &Nvml, device: &Device, profile: u32) ->
     let code = unsafe {
         lib.nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, profile, places.as_mut_ptr(), &raw mut count)
     };
-    answer(code, places.into_iter().map(|place| (place.start, place.size)).collect())
+    answer(
+        code,
+        places.into_iter().map(|place| (place.start, place.size)).collect(),
+    )
 }
 
 /// Name of a kind of GPU instance.
@@ -109,7 +128,10 @@ pub(crate) fn profile_name(nvml: &Nvml, device: &Device, kind: u32) -> Answer<St
     let mut info: nvmlGpuInstanceProfileInfo_v2_t = unsafe { mem::zeroed() };
     info.version = u32::try_from(size_of_val(&info)).unwrap() | 2 << 24;
     // SAFETY: there is room for version 2 of the structure.
-    let code = unsafe { nvml.lib().nvmlDeviceGetGpuInstanceProfileInfoV(handle(device), kind, &raw mut info) };
+    let code = unsafe {
+        nvml.lib()
+            .nvmlDeviceGetGpuInstanceProfileInfoV(handle(device), kind, &raw mut info)
+    };
     // SAFETY: the library has put a NUL at the end, and it was full of them before.
     let name = unsafe { CStr::from_ptr(info.name.as_ptr()) };
     answer(code, name.to_str().unwrap().to_owned())
@@ -122,7 +144,8 @@ pub(crate) fn create_and_destroy(nvml: &Nvml, device: &Device, id: u32) -> [u32;
     // SAFETY: there is room for the handle.
     unsafe {
         [
-            nvml.lib().nvmlDeviceCreateGpuInstance(handle(device), 19, &raw mut created),
+            nvml.lib()
+                .nvmlDeviceCreateGpuInstance(handle(device), 19, &raw mut created),
             nvml.lib().nvmlGpuInstanceDestroy(instance),
         ]
     }

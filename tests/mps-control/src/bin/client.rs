@@ -20,8 +20,10 @@ fn main() -> ExitCode {
 
 fn run() -> io::Result<()> {
     let variable = |name| env::var(name).unwrap_or_else(|_| "-".to_owned());
-    let (percentage, memory) =
-        (variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"));
+    let (percentage, memory) = (
+        variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
+        variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
+    );
     let mut stream = connect()?;
     let limits = ask(&mut stream, &format!("{CLIENT}{percentage} {memory}"))?.map_err(io::Error::other)?;
     println!("{limits} shared_memory={}", Path::new(SHARED_MEMORY).exists());

@@ -55,7 +55,9 @@ fn start() -> io::Result<()> {
     }
     if line.trim_end() != READY {
         let output = daemon.wait_with_output()?;
-        return Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+        return Err(io::Error::other(
+            String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        ));
     }
     Ok(())
 }

@@ -71,8 +71,13 @@ impl FakeKubelet {
         let mut state = self.lock();
         match &admitted {
             Ok(admitted) => {
-                state.pods.insert(pod, container, kind, resource, admitted.ids.iter().cloned().collect());
-                state.pods.save(&self.folder).map_err(|error| Rejection::Kubelet(error.to_string()))?;
+                state
+                    .pods
+                    .insert(pod, container, kind, resource, admitted.ids.iter().cloned().collect());
+                state
+                    .pods
+                    .save(&self.folder)
+                    .map_err(|error| Rejection::Kubelet(error.to_string()))?;
             }
             Err(_) => state.pods.end(pod),
         }
@@ -91,7 +96,9 @@ impl FakeKubelet {
             return refuse(format!("cannot allocate unregistered device {resource}"));
         };
         if healthy.is_empty() {
-            return refuse(format!("no healthy devices present; cannot allocate unhealthy devices {resource}"));
+            return refuse(format!(
+                "no healthy devices present; cannot allocate unhealthy devices {resource}"
+            ));
         }
         // What init containers leave is taken whether it is healthy or not.
         let mut ids: BTreeSet<String> = reusable.into_iter().take(n).collect();
@@ -104,20 +111,30 @@ impl FakeKubelet {
                     available.len()
                 ));
             }
-            let preferred = self.ask_preferred(resource, available.union(&ids).cloned(), &ids, n).await?;
+            let preferred = self
+                .ask_preferred(resource, available.union(&ids).cloned(), &ids, n)
+                .await?;
             let preferred: BTreeSet<String> = preferred.into_iter().collect();
             // More than was asked for, or what is not available, is left out; what is missing is any other.
-            let in_order: Vec<String> =
-                preferred.intersection(&available).chain(available.difference(&preferred)).cloned().collect();
+            let in_order: Vec<String> = preferred
+                .intersection(&available)
+                .chain(available.difference(&preferred))
+                .cloned()
+                .collect();
             ids.extend(in_order.into_iter().take(needed));
         }
         let devices_ids = ids.iter().cloned().collect();
-        let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids }] };
+        let request = AllocateRequest {
+            container_requests: vec![ContainerAllocateRequest { devices_ids }],
+        };
         let answer = self.client(resource)?.allocate(request).await?.into_inner();
         let Some(response) = answer.container_responses.into_iter().next() else {
             return refuse("no containers return in allocation response".to_owned());
         };
-        Ok(Admitted { ids: ids.into_iter().collect(), response })
+        Ok(Admitted {
+            ids: ids.into_iter().collect(),
+            response,
+        })
     }
 
     /// Asks which devices a container had best get. An error of the plugin fails the pod.
@@ -135,7 +152,15 @@ impl FakeKubelet {
                 allocation_size: i32::try_from(size).map_err(|_| Status::invalid_argument("size"))?,
             }],
         };
-        let answer = self.client(resource)?.get_preferred_allocation(request).await?.into_inner();
-        Ok(answer.container_responses.into_iter().flat_map(|response| response.device_i_ds).collect())
+        let answer = self
+            .client(resource)?
+            .get_preferred_allocation(request)
+            .await?
+            .into_inner();
+        Ok(answer
+            .container_responses
+            .into_iter()
+            .flat_map(|response| response.device_i_ds)
+            .collect())
     }
 }

@@ -31,11 +31,15 @@ impl Endpoint {
 
     /// How many shares of a device the kubelet may allocate.
     pub fn healthy_of(&self, device: &str) -> usize {
-        self.healthy_devices().filter(|share| share.id.starts_with(device)).count()
+        self.healthy_devices()
+            .filter(|share| share.id.starts_with(device))
+            .count()
     }
 
     pub(super) fn healthy_devices(&self) -> impl Iterator<Item = &Device> {
-        self.devices.iter().filter(|device| self.connected && device.health == "Healthy")
+        self.devices
+            .iter()
+            .filter(|device| self.connected && device.health == "Healthy")
     }
 
     pub(super) fn device(&self, id: &str) -> Option<&Device> {

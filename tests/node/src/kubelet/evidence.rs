@@ -20,7 +20,10 @@ impl FakeKubelet {
 
     /// Waits until the stream of a resource has ended.
     pub async fn is_gone(&self, resource: &str) -> Result<()> {
-        until(&format!("{resource} is gone"), || (!self.endpoint(resource).connected).then_some(())).await
+        until(&format!("{resource} is gone"), || {
+            (!self.endpoint(resource).connected).then_some(())
+        })
+        .await
     }
 
     /// Waits until the pods that hold something now have been listed. What ends unseen counts as held for a while.
@@ -31,16 +34,24 @@ impl FakeKubelet {
 
     /// Waits until the list of a resource has just these ids, in any order, each with whether it is healthy.
     pub async fn offers(&self, resource: &str, expected: &[(&str, bool)]) -> Result<()> {
-        let expected: BTreeMap<String, bool> =
-            expected.iter().map(|(id, healthy)| ((*id).to_owned(), *healthy)).collect();
+        let expected: BTreeMap<String, bool> = expected
+            .iter()
+            .map(|(id, healthy)| ((*id).to_owned(), *healthy))
+            .collect();
         let offered = || -> BTreeMap<String, bool> {
             let endpoint = self.endpoint(resource);
             let healthy = endpoint.healthy();
-            endpoint.ids().into_iter().map(|id| (id.clone(), healthy.contains(&id))).collect()
+            endpoint
+                .ids()
+                .into_iter()
+                .map(|id| (id.clone(), healthy.contains(&id)))
+                .collect()
         };
-        until(&format!("{resource} is {expected:?}"), || (offered() == expected).then_some(()))
-            .await
-            .with_context(|| format!("it is {:?}", offered()))
+        until(&format!("{resource} is {expected:?}"), || {
+            (offered() == expected).then_some(())
+        })
+        .await
+        .with_context(|| format!("it is {:?}", offered()))
     }
 
     /// Allocates an id, and makes sure that it is refused by name.
@@ -55,8 +66,9 @@ impl FakeKubelet {
     pub fn offered_twice(&self) -> Option<String> {
         let state = self.lock();
         let by_resource = state.messages.iter();
-        let mut messages: Vec<(&String, &ListMessage)> =
-            by_resource.flat_map(|(resource, lists)| lists.iter().map(move |list| (resource, list))).collect();
+        let mut messages: Vec<(&String, &ListMessage)> = by_resource
+            .flat_map(|(resource, lists)| lists.iter().map(move |list| (resource, list)))
+            .collect();
         messages.sort_by_key(|(_, list)| list.at);
         // By device: the resources that have a healthy share of it, with the separator in its id.
         let mut offered: BTreeMap<&str, BTreeSet<(&String, &str)>> = BTreeMap::new();
@@ -65,8 +77,10 @@ impl FakeKubelet {
                 ways.retain(|(of, _)| *of != resource);
             }
             for share in list.devices.iter().filter(|share| share.health == "Healthy") {
-                let separator =
-                    ["::", "-_-"].into_iter().find(|separator| share.id.contains(separator)).unwrap_or("\n");
+                let separator = ["::", "-_-"]
+                    .into_iter()
+                    .find(|separator| share.id.contains(separator))
+                    .unwrap_or("\n");
                 let device = share.id.split(separator).next().unwrap_or_default();
                 let ways = offered.entry(device).or_default();
                 ways.insert((resource, separator));

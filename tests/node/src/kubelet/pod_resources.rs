@@ -59,19 +59,33 @@ impl PodResourcesLister for Lister {
         state.pod_lists += 1;
         let state = &*state;
         let pods = state.pods.active().map(|(name, pod)| {
-            let listed = pod.containers.iter().filter(|container| container.kind == ContainerKind::App);
+            let listed = pod
+                .containers
+                .iter()
+                .filter(|container| container.kind == ContainerKind::App);
             let containers = listed.map(|container| {
-                let held =
-                    container.devices.iter().flat_map(|(resource, ids)| ids.iter().map(move |id| (resource, id)));
+                let held = container
+                    .devices
+                    .iter()
+                    .flat_map(|(resource, ids)| ids.iter().map(move |id| (resource, id)));
                 let devices = held.map(|(resource, id)| {
                     let known = state.endpoints.get(resource).and_then(|endpoint| endpoint.device(id));
                     entry(resource, id, known)
                 });
-                ContainerResources { name: container.name.clone(), devices: devices.collect() }
+                ContainerResources {
+                    name: container.name.clone(),
+                    devices: devices.collect(),
+                }
             });
-            PodResources { name: name.clone(), namespace: NAMESPACE.to_owned(), containers: containers.collect() }
+            PodResources {
+                name: name.clone(),
+                namespace: NAMESPACE.to_owned(),
+                containers: containers.collect(),
+            }
         });
-        Ok(Response::new(ListPodResourcesResponse { pod_resources: pods.collect() }))
+        Ok(Response::new(ListPodResourcesResponse {
+            pod_resources: pods.collect(),
+        }))
     }
 
     async fn get_allocatable_resources(
@@ -81,18 +95,26 @@ impl PodResourcesLister for Lister {
         self.may_answer().await?;
         let state = lock(&self.0);
         let healthy = state.endpoints.iter().flat_map(|(resource, endpoint)| {
-            endpoint.healthy_devices().map(move |device| entry(resource, &device.id, Some(device)))
+            endpoint
+                .healthy_devices()
+                .map(move |device| entry(resource, &device.id, Some(device)))
         });
-        Ok(Response::new(AllocatableResourcesResponse { devices: healthy.collect() }))
+        Ok(Response::new(AllocatableResourcesResponse {
+            devices: healthy.collect(),
+        }))
     }
 }
 
 fn entry(resource: &str, id: &str, device: Option<&Device>) -> ContainerDevices {
-    let nodes = device.and_then(|device| device.topology.as_ref()).map(|topology| &topology.nodes);
+    let nodes = device
+        .and_then(|device| device.topology.as_ref())
+        .map(|topology| &topology.nodes);
     let nodes: Option<Vec<NumaNode>> = nodes.map(|nodes| nodes.iter().map(|node| NumaNode { id: node.id }).collect());
     ContainerDevices {
         resource_name: resource.to_owned(),
         device_ids: vec![id.to_owned()],
-        topology: nodes.filter(|nodes| !nodes.is_empty()).map(|nodes| TopologyInfo { nodes }),
+        topology: nodes
+            .filter(|nodes| !nodes.is_empty())
+            .map(|nodes| TopologyInfo { nodes }),
     }
 }

@@ -63,12 +63,20 @@ impl Pods {
     /// Devices of a resource that containers of active pods hold.
     pub fn in_use(&self, resource: &str) -> Ids {
         let containers = self.active().flat_map(|(_, pod)| &pod.containers);
-        containers.filter_map(|container| container.devices.get(resource)).flatten().cloned().collect()
+        containers
+            .filter_map(|container| container.devices.get(resource))
+            .flatten()
+            .cloned()
+            .collect()
     }
 
     /// What init containers of the pod leave to its next container.
     pub fn reusable(&self, pod: &str, resource: &str) -> Ids {
-        self.0.get(pod).and_then(|pod| pod.reusable.get(resource)).cloned().unwrap_or_default()
+        self.0
+            .get(pod)
+            .and_then(|pod| pod.reusable.get(resource))
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// `Allocate` of manager.go: what an init container holds can be taken again, what another takes cannot.
@@ -81,7 +89,11 @@ impl Pods {
         }
         let at = pod.containers.iter().position(|known| known.name == container);
         let at = at.unwrap_or_else(|| {
-            pod.containers.push(Container { name: container.to_owned(), kind, devices: BTreeMap::new() });
+            pod.containers.push(Container {
+                name: container.to_owned(),
+                kind,
+                devices: BTreeMap::new(),
+            });
             pod.containers.len() - 1
         });
         if let Some(container) = pod.containers.get_mut(at) {
@@ -93,8 +105,10 @@ impl Pods {
     /// pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go without the plugins' answers, the registered devices and the
     /// checksum, and with every device under no NUMA node.
     pub fn save(&self, folder: &Path) -> io::Result<()> {
-        let entries =
-            self.0.iter().flat_map(|(pod, held)| held.containers.iter().map(move |container| (pod, container)));
+        let entries = self
+            .0
+            .iter()
+            .flat_map(|(pod, held)| held.containers.iter().map(move |container| (pod, container)));
         let entries = entries.flat_map(|(pod, container)| {
             container.devices.iter().map(move |(resource, ids)| {
                 json!({"PodUID": pod, "ContainerName": container.name, "ResourceName": resource, "DeviceIDs": {"-1": ids}, "AllocResp": ""})
@@ -102,7 +116,11 @@ impl Pods {
         });
         let entries: Vec<_> = entries.collect();
         // Go's empty list is null.
-        let entries = if entries.is_empty() { json!(null) } else { json!(entries) };
+        let entries = if entries.is_empty() {
+            json!(null)
+        } else {
+            json!(entries)
+        };
         let data = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 0});
         let new = folder.join(".kubelet_internal_checkpoint.new");
         fs::write(&new, data.to_string())?;

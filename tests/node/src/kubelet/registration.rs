@@ -29,11 +29,16 @@ impl Registration for Registrar {
         if request.version != "v1beta1" || !request.resource_name.contains('/') || request.endpoint.contains('/') {
             return Err(Status::unknown(format!("invalid registration {request:?}")));
         }
-        let mut client =
-            dial(&self.folder.join(&request.endpoint)).await.map_err(|e| Status::unknown(format!("{e:#}")))?;
+        let mut client = dial(&self.folder.join(&request.endpoint))
+            .await
+            .map_err(|e| Status::unknown(format!("{e:#}")))?;
         client.get_device_plugin_options(Empty {}).await?;
-        let stream =
-            tokio::spawn(list_and_watch(client.clone(), request.clone(), self.state.clone(), self.folder.clone()));
+        let stream = tokio::spawn(list_and_watch(
+            client.clone(),
+            request.clone(),
+            self.state.clone(),
+            self.folder.clone(),
+        ));
         let mut state = lock(&self.state);
         let endpoint = state.endpoints.entry(request.resource_name.clone()).or_default();
         endpoint.registrations += 1;
@@ -50,18 +55,30 @@ async fn dial(socket: &Path) -> Result<Client> {
     let endpoint = tonic::transport::Endpoint::from_shared(format!("unix://{}", socket.display()))?
         .origin("http://localhost".parse()?)
         .connect_timeout(Duration::from_secs(10));
-    let channel = endpoint.connect().await.with_context(|| format!("connect to {}", socket.display()))?;
+    let channel = endpoint
+        .connect()
+        .await
+        .with_context(|| format!("connect to {}", socket.display()))?;
     // tonic takes messages of at most 4 MiB, as gRPC for Go does.
     Ok(DevicePluginClient::new(channel))
 }
 
 async fn list_and_watch(mut client: Client, registration: RegisterRequest, state: Arc<Mutex<State>>, folder: PathBuf) {
-    let Ok(answer) = client.list_and_watch(Empty {}).await else { return };
+    let Ok(answer) = client.list_and_watch(Empty {}).await else {
+        return;
+    };
     let mut lists = answer.into_inner();
     while let Ok(Some(list)) = lists.message().await {
         let mut state = lock(&state);
-        let message = ListMessage { at: Instant::now(), devices: list.devices.clone() };
-        state.messages.entry(registration.resource_name.clone()).or_default().push(message);
+        let message = ListMessage {
+            at: Instant::now(),
+            devices: list.devices.clone(),
+        };
+        state
+            .messages
+            .entry(registration.resource_name.clone())
+            .or_default()
+            .push(message);
         let endpoint = state.endpoints.entry(registration.resource_name.clone()).or_default();
         endpoint.connected = true;
         endpoint.lists += 1;
@@ -71,7 +88,11 @@ async fn list_and_watch(mut client: Client, registration: RegisterRequest, state
         }
     }
     let mut state = lock(&state);
-    state.ends.entry(registration.resource_name.clone()).or_default().push(Instant::now());
+    state
+        .ends
+        .entry(registration.resource_name.clone())
+        .or_default()
+        .push(Instant::now());
     if let Some(endpoint) = state.endpoints.get_mut(&registration.resource_name)
         && endpoint.socket == registration.endpoint
     {

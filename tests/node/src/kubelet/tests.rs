@@ -37,8 +37,9 @@ impl Bench {
         let kubelet = FakeKubelet::start(plugins.clone())?;
         let (lists, receiver) = watch::channel(devices(ids));
         let incoming = UnixListenerStream::new(UnixListener::bind(plugins.join("plugin.sock"))?);
-        let server =
-            Server::builder().add_service(DevicePluginServer::new(Plugin(receiver))).serve_with_incoming(incoming);
+        let server = Server::builder()
+            .add_service(DevicePluginServer::new(Plugin(receiver)))
+            .serve_with_incoming(incoming);
         let server = tokio::spawn(async { _ = server.await });
         let request = RegisterRequest {
             version: "v1beta1".to_owned(),
@@ -46,9 +47,16 @@ impl Bench {
             resource_name: RESOURCE.to_owned(),
             options: None,
         };
-        RegistrationClient::new(connect(&plugins.join("kubelet.sock")).await?).register(request).await?;
+        RegistrationClient::new(connect(&plugins.join("kubelet.sock")).await?)
+            .register(request)
+            .await?;
         kubelet.has(RESOURCE, |_| true).await?;
-        Ok(Self { folder, kubelet, lists, server })
+        Ok(Self {
+            folder,
+            kubelet,
+            lists,
+            server,
+        })
     }
 
     async fn pod_resources(&self) -> Result<PodResourcesListerClient<Channel>> {
@@ -58,14 +66,23 @@ impl Bench {
 
     /// Pod, container and id of everything that is listed.
     async fn listed(&self) -> Result<Vec<(String, String, String)>> {
-        let pods = self.pod_resources().await?.list(ListPodResourcesRequest {}).await?.into_inner().pod_resources;
+        let pods = self
+            .pod_resources()
+            .await?
+            .list(ListPodResourcesRequest {})
+            .await?
+            .into_inner()
+            .pod_resources;
         let of_pods = pods.into_iter().flat_map(|pod| {
             let of = move |id| (pod.name.clone(), id);
             pod.containers.into_iter().map(of).collect::<Vec<_>>()
         });
         let ids = of_pods.flat_map(|(pod, container)| {
             let name = container.name;
-            ids(container.devices).into_iter().map(move |id| (pod.clone(), name.clone(), id)).collect::<Vec<_>>()
+            ids(container.devices)
+                .into_iter()
+                .map(move |id| (pod.clone(), name.clone(), id))
+                .collect::<Vec<_>>()
         });
         Ok(ids.collect())
     }
@@ -89,14 +106,20 @@ impl Drop for Bench {
 }
 
 async fn connect(socket: &Path) -> Result<Channel> {
-    Ok(Endpoint::from_shared(format!("unix://{}", socket.display()))?.connect().await?)
+    Ok(Endpoint::from_shared(format!("unix://{}", socket.display()))?
+        .connect()
+        .await?)
 }
 
 fn devices(ids: &[&str]) -> Vec<Device> {
     let device = |id: &&str| {
         let (id, healthy) = id.strip_prefix('!').map_or((*id, true), |id| (id, false));
         let health = if healthy { "Healthy" } else { "Unhealthy" };
-        Device { id: id.to_owned(), health: health.to_owned(), topology: None }
+        Device {
+            id: id.to_owned(),
+            health: health.to_owned(),
+            topology: None,
+        }
     };
     ids.iter().map(device).collect()
 }
@@ -117,12 +140,19 @@ async fn what_the_plugin_prefers_is_given_and_listed_until_the_pod_ends() -> Res
     assert_eq!(kubelet.admit("b", "main", RESOURCE, 1).await?.ids, ["2"]);
     let held = |pod: &str, id: &str| (pod.to_owned(), "main".to_owned(), id.to_owned());
     assert_eq!(bench.listed().await?, [held("a", "3"), held("a", "4"), held("b", "2")]);
-    assert_eq!(bench.allocatable().await?, owned(&["1", "2", "3", "4"]), "held or not, and healthy");
+    assert_eq!(
+        bench.allocatable().await?,
+        owned(&["1", "2", "3", "4"]),
+        "held or not, and healthy"
+    );
     assert_eq!(kubelet.schedulable(RESOURCE), 1);
 
     kubelet.release("a");
     assert_eq!(bench.listed().await?, [held("b", "2")]);
-    assert!(bench.checkpoint().contains(r#""PodUID":"a""#), "written at the next allocation or list");
+    assert!(
+        bench.checkpoint().contains(r#""PodUID":"a""#),
+        "written at the next allocation or list"
+    );
     assert_eq!(kubelet.admit("c", "main", RESOURCE, 3).await?.ids, ["1", "3", "4"]);
     assert!(!bench.checkpoint().contains(r#""PodUID":"a""#));
     Ok(())
@@ -136,7 +166,10 @@ async fn what_cannot_be_given_is_refused_and_nothing_is_kept_of_it() -> Result<(
     let error = refused(kubelet.admit("a", "main", "x.y/z", 1).await).to_string();
     assert_eq!(error, "cannot allocate unregistered device x.y/z");
     let error = refused(kubelet.admit("a", "main", RESOURCE, 3).await).to_string();
-    assert_eq!(error, "requested number of devices unavailable for a.b/c. Requested: 3, Available: 2");
+    assert_eq!(
+        error,
+        "requested number of devices unavailable for a.b/c. Requested: 3, Available: 2"
+    );
     let error = refused(kubelet.admit("a", "main", RESOURCE, 1).await).to_string();
     assert_eq!(error, "rpc error: code = InvalidArgument desc = it is refused");
     assert!(kubelet.in_use(RESOURCE).is_empty() && bench.listed().await?.is_empty());
@@ -144,7 +177,10 @@ async fn what_cannot_be_given_is_refused_and_nothing_is_kept_of_it() -> Result<(
     bench.lists.send(devices(&["!1", "!refused"]))?;
     kubelet.has(RESOURCE, |endpoint| endpoint.healthy().is_empty()).await?;
     let error = refused(kubelet.admit("a", "main", RESOURCE, 1).await).to_string();
-    assert_eq!(error, "no healthy devices present; cannot allocate unhealthy devices a.b/c");
+    assert_eq!(
+        error,
+        "no healthy devices present; cannot allocate unhealthy devices a.b/c"
+    );
     Ok(())
 }
 
@@ -154,10 +190,18 @@ async fn what_init_containers_hold_is_taken_first_and_never_listed() -> Result<(
     let kubelet = &bench.kubelet;
     assert_eq!(kubelet.admit_init("a", "init", RESOURCE, 2).await?.ids, ["3", "4"]);
     assert!(bench.listed().await?.is_empty());
-    assert!(bench.checkpoint().contains(r#""DeviceIDs":{"-1":["3","4"]}"#), "{}", bench.checkpoint());
+    assert!(
+        bench.checkpoint().contains(r#""DeviceIDs":{"-1":["3","4"]}"#),
+        "{}",
+        bench.checkpoint()
+    );
     assert_eq!(kubelet.admit("a", "main", RESOURCE, 3).await?.ids, ["2", "3", "4"]);
     assert_eq!(bench.listed().await?.len(), 3);
-    assert_eq!(kubelet.admit("a", "beside", RESOURCE, 1).await?.ids, ["1"], "nothing is left to be taken again");
+    assert_eq!(
+        kubelet.admit("a", "beside", RESOURCE, 1).await?.ids,
+        ["1"],
+        "nothing is left to be taken again"
+    );
     Ok(())
 }
 
@@ -175,8 +219,16 @@ async fn without_its_plugin_nothing_is_allocatable_and_what_is_held_stays_held()
 async fn pod_resources_fails_on_demand() -> Result<()> {
     let bench = Bench::with(&["1"]).await?;
     bench.kubelet.answer_pod_resources(PodResourcesAnswer::RateLimited);
-    let status = bench.pod_resources().await?.list(ListPodResourcesRequest {}).await.unwrap_err();
-    assert_eq!((status.code(), status.message()), (tonic::Code::ResourceExhausted, "rejected by rate limit"));
+    let status = bench
+        .pod_resources()
+        .await?
+        .list(ListPodResourcesRequest {})
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (tonic::Code::ResourceExhausted, "rejected by rate limit")
+    );
     bench.kubelet.answer_pod_resources(PodResourcesAnswer::Truth);
     bench.allocatable().await?;
     assert_eq!(bench.kubelet.pod_resources_calls(), 2);

@@ -12,10 +12,21 @@ async fn an_xid_takes_out_the_gpu_that_it_is_of_and_no_other() -> Result<()> {
     let uuids = lab.node.uuids()?;
     lab.node.state()?.inject_xid(3, 79)?;
     broken(&lab, GPU, &[&uuids[3]]).await?;
-    let refused = lab.kubelet.allocate(GPU, &[&uuids[3]]).await.err().context("a refusal")?;
-    assert!(refused.message().contains("XID 79: GPU has fallen off the bus"), "{refused}");
+    let refused = lab
+        .kubelet
+        .allocate(GPU, &[&uuids[3]])
+        .await
+        .err()
+        .context("a refusal")?;
+    assert!(
+        refused.message().contains("XID 79: GPU has fallen off the bus"),
+        "{refused}"
+    );
     let line = lab.agent.logs("a device is broken").await?;
-    assert!(line.contains(&uuids[3]) && line.contains("restart the machine"), "{line}");
+    assert!(
+        line.contains(&uuids[3]) && line.contains("restart the machine"),
+        "{line}"
+    );
     let metrics = lab.agent.ask("/metrics").await?;
     assert!(metrics.contains(r#"gpunode_agent_xids_total{xid="79"} 1"#), "{metrics}");
     lab.node.state()?.inject_xid(5, TIMEOUT)?;
@@ -53,7 +64,11 @@ async fn an_xid_of_a_mig_device_takes_out_that_one_and_one_of_the_gpu_all_of_the
     broken(&lab, PART, &[hit]).await?;
     state.inject_xid(1, TIMEOUT)?;
     broken(&lab, PART, &[&parts[0], &parts[1]]).await?;
-    assert_eq!(lab.kubelet.endpoint(GPU).healthy().len(), 1, "the other GPU has nothing to do with it");
+    assert_eq!(
+        lab.kubelet.endpoint(GPU).healthy().len(),
+        1,
+        "the other GPU has nothing to do with it"
+    );
     Ok(())
 }
 
@@ -67,7 +82,8 @@ async fn an_xid_of_a_mig_device_takes_out_its_gpu_where_that_is_offered_whole() 
 #[tokio::test]
 async fn a_gpu_that_reports_no_events_is_told_once_and_the_others_are_followed() -> Result<()> {
     let node = Node::with_v100()?;
-    node.state()?.fail(2, "nvmlDeviceGetSupportedEventTypes", ReturnCode::NotSupported)?;
+    node.state()?
+        .fail(2, "nvmlDeviceGetSupportedEventTypes", ReturnCode::NotSupported)?;
     node.load_module()?;
     let lab = lab(node, "", GPU, 8).await?;
     let uuids = lab.node.uuids()?;
@@ -95,7 +111,10 @@ async fn a_lost_gpu_that_ends_the_wait_for_events_costs_the_others_none() -> Res
     let followed = || (lab.agent.logged("the events of the driver are followed") == 2).then_some(());
     until("the events of the other GPUs are followed", followed).await?;
     let gap = lost.elapsed();
-    assert!(gap < Duration::from_secs(3), "after {gap:?}; a whole new session comes after 5 s");
+    assert!(
+        gap < Duration::from_secs(3),
+        "after {gap:?}; a whole new session comes after 5 s"
+    );
     state.inject_xid(3, TIMEOUT)?;
     broken(&lab, GPU, &[&uuids[2], &uuids[3]]).await
 }

@@ -16,14 +16,18 @@ async fn what_looks_show_takes_out_the_gpu_that_they_show_it_of_until_it_is_gone
     let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
     let uuids = lab.node.uuids()?;
     let unknown = |state: &mut GpuState| {
-        state.failing.insert("nvmlDeviceGetMemoryInfo".to_owned(), ReturnCode::Unknown);
+        state
+            .failing
+            .insert("nvmlDeviceGetMemoryInfo".to_owned(), ReturnCode::Unknown);
     };
     let troubles: [(&str, Change); 5] = [
         ("Lost", |state| state.lost = true),
         ("NotAnswering", unknown),
         ("PageRetirementPending", |state| state.retired_pages.pending = true),
         ("NvLinkDown", |state| state.links_down = vec![0]),
-        ("RecoveryPending", |state| state.recovery_action = RecoveryAction::DrainP2p),
+        ("RecoveryPending", |state| {
+            state.recovery_action = RecoveryAction::DrainP2p
+        }),
     ];
     for (reason, trouble) in troubles {
         lab.node.state()?.update_gpu(5, trouble)?;
@@ -42,7 +46,9 @@ async fn what_looks_show_takes_out_the_gpu_that_they_show_it_of_until_it_is_gone
 async fn memory_rows_that_wait_for_a_reset_take_out_the_gpu() -> Result<()> {
     let lab = lab(divided()?, "mig: {strategy: Mixed}", PART, 2).await?;
     let (parts, uuids) = (lab.node.mig_uuids()?.concat(), lab.node.uuids()?);
-    lab.node.state()?.update_gpu(1, |state| state.row_remap.pending = true)?;
+    lab.node
+        .state()?
+        .update_gpu(1, |state| state.row_remap.pending = true)?;
     lab.node.state()?.update_gpu(0, |state| state.row_remap.failed = true)?;
     lab.agent.signal(Signal::HUP)?;
     broken(&lab, PART, &[&parts[0], &parts[1]]).await?;
@@ -63,9 +69,15 @@ async fn a_call_that_fails_once_takes_out_nothing_and_one_that_fails_again_soon_
     for _ in 0..2 {
         look(&lab).await?;
     }
-    assert_eq!((lab.agent.logged("a device is broken"), lab.kubelet.endpoint(GPU).lists), (0, 1));
+    assert_eq!(
+        (lab.agent.logged("a device is broken"), lab.kubelet.endpoint(GPU).lists),
+        (0, 1)
+    );
     let metrics = lab.agent.ask("/metrics").await?;
-    assert!(metrics.contains(r#"gpunode_agent_nvml_errors_total{call="nvmlDeviceGetMemoryInfo_v2"} 1"#), "{metrics}");
+    assert!(
+        metrics.contains(r#"gpunode_agent_nvml_errors_total{call="nvmlDeviceGetMemoryInfo_v2"} 1"#),
+        "{metrics}"
+    );
 
     lab.node.state()?.fail(5, CALL, ReturnCode::Unknown)?;
     let start = Instant::now();
@@ -80,13 +92,19 @@ async fn a_call_that_fails_once_takes_out_nothing_and_one_that_fails_again_soon_
 async fn a_mig_device_with_a_call_that_fails_is_taken_out_alone() -> Result<()> {
     let lab = lab(divided()?, "mig: {strategy: Mixed}", PART, 2).await?;
     let parts = lab.node.mig_uuids()?.concat();
-    lab.node.state()?.fail_mig(1, 0, "nvmlDeviceGetMemoryInfo", ReturnCode::Unknown)?;
+    lab.node
+        .state()?
+        .fail_mig(1, 0, "nvmlDeviceGetMemoryInfo", ReturnCode::Unknown)?;
     lab.agent.signal(Signal::HUP)?;
     broken(&lab, PART, &[&parts[0]]).await?;
     lab.node.state()?.clear_mig_failures(1)?;
     lab.agent.signal(Signal::HUP)?;
     broken(&lab, PART, &[]).await?;
-    assert_eq!(lab.kubelet.endpoint(GPU).lists, 1, "the other GPU has nothing to do with it");
+    assert_eq!(
+        lab.kubelet.endpoint(GPU).lists,
+        1,
+        "the other GPU has nothing to do with it"
+    );
     Ok(())
 }
 
@@ -97,7 +115,9 @@ async fn a_gpu_that_hangs_is_taken_out_and_the_others_are_looked_at_without_it()
     look(&lab).await?;
     lab.node.state()?.update_gpu(2, |state| state.hangs = true)?;
     let pending = |pending: bool| -> Result<()> {
-        lab.node.state()?.update_gpu(5, |state| state.retired_pages.pending = pending)?;
+        lab.node
+            .state()?
+            .update_gpu(5, |state| state.retired_pages.pending = pending)?;
         // Means nothing and is worth a look.
         lab.node.state()?.inject_xid(5, 31)?;
         Ok(())
@@ -110,15 +130,22 @@ async fn a_gpu_that_hangs_is_taken_out_and_the_others_are_looked_at_without_it()
     fs::write(lab.node.state_dir().join("recovered"), "")?;
     pending(false)?;
     lab.agent.logs("the GPUs are in order again, as a person says").await?;
-    assert_eq!(lab.kubelet.endpoint(GPU).lists, lists, "it still hangs, whatever a person says");
+    assert_eq!(
+        lab.kubelet.endpoint(GPU).lists,
+        lists,
+        "it still hangs, whatever a person says"
+    );
     // It is the first that is asked, and so is not named before another has answered.
     lab.node.state()?.update_gpu(0, |state| state.hangs = true)?;
     pending(true)?;
     broken(&lab, GPU, &[&uuids[0], &uuids[2], &uuids[5]]).await?;
     for gpu in [0, 2, 5] {
-        lab.node
-            .state()?
-            .update_gpu(gpu, |state| *state = GpuState { xids: state.xids.clone(), ..GpuState::default() })?;
+        lab.node.state()?.update_gpu(gpu, |state| {
+            *state = GpuState {
+                xids: state.xids.clone(),
+                ..GpuState::default()
+            }
+        })?;
     }
     broken(&lab, GPU, &[]).await
 }

@@ -17,7 +17,10 @@ const TIMEOUT: u64 = 46;
 /// Two A100 of 80 GB, of which the second is divided.
 fn divided() -> Result<Node> {
     let mut scenario = Scenario::new("mig", "NVIDIA A100-SXM4-80GB", 2, Topology::NvSwitch);
-    scenario.mig = vec![MigGroup { gpus: vec![1], instances: vec!["3g.40gb".to_owned(), "3g.40gb".to_owned()] }];
+    scenario.mig = vec![MigGroup {
+        gpus: vec![1],
+        instances: vec!["3g.40gb".to_owned(), "3g.40gb".to_owned()],
+    }];
     Node::new(scenario)
 }
 
@@ -34,7 +37,9 @@ fn with_old_driver() -> Result<Node> {
 /// An agent that follows the events of its driver.
 async fn lab(node: Node, config: &str, resource: &str, shares: usize) -> Result<Lab> {
     let lab = Lab::start(node, config)?;
-    lab.kubelet.has(resource, |endpoint| endpoint.healthy().len() == shares).await?;
+    lab.kubelet
+        .has(resource, |endpoint| endpoint.healthy().len() == shares)
+        .await?;
     lab.agent.logs("the events of the driver are followed").await?;
     Ok(lab)
 }
@@ -43,7 +48,11 @@ async fn lab(node: Node, config: &str, resource: &str, shares: usize) -> Result<
 async fn broken(lab: &Lab, resource: &str, expected: &[&String]) -> Result<()> {
     let broken = |endpoint: &gpunode_node_tests::Endpoint| {
         let healthy = endpoint.healthy();
-        endpoint.ids().iter().filter(|id| !healthy.contains(*id)).eq(expected.iter().copied())
+        endpoint
+            .ids()
+            .iter()
+            .filter(|id| !healthy.contains(*id))
+            .eq(expected.iter().copied())
     };
     lab.kubelet.has(resource, broken).await?;
     Ok(())
@@ -53,5 +62,8 @@ async fn broken(lab: &Lab, resource: &str, expected: &[&String]) -> Result<()> {
 async fn look(lab: &Lab) -> Result<()> {
     let before = lab.agent.logged("the GPUs were looked at");
     lab.agent.signal(Signal::HUP)?;
-    until("the GPUs were looked at", || (lab.agent.logged("the GPUs were looked at") > before).then_some(())).await
+    until("the GPUs were looked at", || {
+        (lab.agent.logged("the GPUs were looked at") > before).then_some(())
+    })
+    .await
 }

@@ -32,15 +32,27 @@ async fn without_a_recovery_action_a_fault_outlives_the_agent_until_a_reset_or_a
     lab.node.state()?.inject_xid(2, 79)?;
     broken(&lab, GPU, &[&uuids[1], &uuids[2]]).await?;
     let file = lab.node.state_dir().join("health.json");
-    until("the faults are saved", || fs::read_to_string(&file).ok().filter(|text| text.contains("79"))).await?;
+    until("the faults are saved", || {
+        fs::read_to_string(&file).ok().filter(|text| text.contains("79"))
+    })
+    .await?;
     let lists = lab.kubelet.messages(GPU).len();
     lab.replace_agent().await?;
     lab.kubelet.has(GPU, |endpoint| endpoint.registrations == 2).await?;
     look(&lab).await?;
     broken(&lab, GPU, &[&uuids[1], &uuids[2]]).await?;
-    for list in lab.kubelet.messages(GPU).get(lists..).context("the lists of the second agent")? {
+    for list in lab
+        .kubelet
+        .messages(GPU)
+        .get(lists..)
+        .context("the lists of the second agent")?
+    {
         let healthy = |device: &&gpunode_node_tests::Device| device.health == "Healthy";
-        assert_eq!(list.devices.iter().filter(healthy).count(), 6, "nothing is whole because of a restart");
+        assert_eq!(
+            list.devices.iter().filter(healthy).count(),
+            6,
+            "nothing is whole because of a restart"
+        );
     }
     lab.node.load_module()?;
     broken(&lab, GPU, &[&uuids[2]]).await?;
@@ -75,7 +87,10 @@ async fn a_file_of_faults_that_tells_nothing_is_set_aside() -> Result<()> {
     fs::write(node.state_dir().join("health.json"), "{")?;
     let lab = lab(node, "", GPU, 8).await?;
     lab.agent.logs("StateFileCorrupt").await?;
-    assert_eq!(fs::read_to_string(lab.node.state_dir().join("health.json.corrupt"))?, "{");
+    assert_eq!(
+        fs::read_to_string(lab.node.state_dir().join("health.json.corrupt"))?,
+        "{"
+    );
     Ok(())
 }
 
@@ -83,7 +98,9 @@ async fn a_file_of_faults_that_tells_nothing_is_set_aside() -> Result<()> {
 async fn without_a_recovery_action_a_reset_is_seen_by_counters_that_begin_anew() -> Result<()> {
     let lab = lab(with_old_driver()?, "", GPU, 8).await?;
     let uuids = lab.node.uuids()?;
-    lab.node.state()?.update_gpu(1, |state| state.ecc_volatile.uncorrected = 3)?;
+    lab.node
+        .state()?
+        .update_gpu(1, |state| state.ecc_volatile.uncorrected = 3)?;
     lab.agent.signal(Signal::HUP)?;
     lab.agent.logs("UncorrectedEcc").await?;
     for gpu in [1, 2] {
@@ -100,7 +117,10 @@ async fn without_a_recovery_action_a_reset_is_seen_by_counters_that_begin_anew()
 async fn look_later(lab: &Lab) -> Result<()> {
     let before = lab.agent.logged("the GPUs were looked at");
     // The second one is that which comes when the event has settled.
-    until("it is looked twice", || (lab.agent.logged("the GPUs were looked at") >= before + 2).then_some(())).await?;
+    until("it is looked twice", || {
+        (lab.agent.logged("the GPUs were looked at") >= before + 2).then_some(())
+    })
+    .await?;
     look(lab).await
 }
 
@@ -109,10 +129,17 @@ async fn without_a_recovery_action_an_application_has_to_end_with_its_processes_
     let lab = lab(with_old_driver()?, "health: {watchXids: [94]}", GPU, 8).await?;
     let uuids = lab.node.uuids()?;
     let held = lab.kubelet.admit("pod", "main", GPU, 1).await?;
-    let held = uuids.iter().position(|uuid| held.ids.contains(uuid)).context("the GPU of the pod")?;
+    let held = uuids
+        .iter()
+        .position(|uuid| held.ids.contains(uuid))
+        .context("the GPU of the pod")?;
     let other = (held + 1) % uuids.len();
     let number = u32::try_from(other)?;
-    let process = GpuProcess { pid: 4711, memory_mib: 1, kind: ProcessKind::Compute };
+    let process = GpuProcess {
+        pid: 4711,
+        memory_mib: 1,
+        kind: ProcessKind::Compute,
+    };
     lab.node.state()?.set_processes(number, vec![process])?;
     for gpu in [u32::try_from(held)?, number] {
         lab.node.state()?.inject_xid(gpu, 94)?;

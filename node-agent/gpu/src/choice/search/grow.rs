@@ -15,9 +15,13 @@ impl Search<'_> {
             let mut next = self.reachable(&others, self.size, state).find(|at| *at == first);
             self.chosen.clear();
             while let Some(at) = next {
-                let Some((item, pull)) = self.items.get(at).zip(row.get(at)) else { break };
+                let Some((item, pull)) = self.items.get(at).zip(row.get(at)) else {
+                    break;
+                };
                 state = state.with(item, *pull);
-                row.iter_mut().zip(&item.pulls).for_each(|(row, pull)| *row = [row[0] + pull[0], row[1] + pull[1]]);
+                row.iter_mut()
+                    .zip(&item.pulls)
+                    .for_each(|(row, pull)| *row = [row[0] + pull[0], row[1] + pull[1]]);
                 others.retain(|other| *other != at);
                 self.chosen.push(at);
                 next = self.next(&others, state, &row);
@@ -37,7 +41,8 @@ impl Search<'_> {
             Some(self.key(&state, state.worth))
         };
         let left = self.size.saturating_sub(self.chosen.len());
-        self.reachable(others, left, state).max_by_key(|at| (key(*at), Reverse(*at)))
+        self.reachable(others, left, state)
+            .max_by_key(|at| (key(*at), Reverse(*at)))
     }
 
     /// Those of `others`, the largest of which come first, with which `left` more can still have the units that are needed.
@@ -46,6 +51,9 @@ impl Search<'_> {
         let largest = others.get(..left).unwrap_or(others);
         let least = largest.last().map_or(0, |at| units(*at));
         let most = state.units + largest.iter().map(|at| units(*at)).sum::<u64>();
-        others.iter().copied().filter(move |at| left > 0 && most - least + units(*at).min(least) >= self.need)
+        others
+            .iter()
+            .copied()
+            .filter(move |at| left > 0 && most - least + units(*at).min(least) >= self.need)
     }
 }

@@ -13,10 +13,13 @@ impl<'a> Search<'a> {
         let gpus = &columns.gpus;
         let pair = |one: usize, other: usize| {
             let place = |at: usize| gpus.get(at).and_then(|gpu| gpu.place);
-            place(one).zip(place(other)).map_or(0, |(one, other)| pool.scores.pair(one, other))
+            place(one)
+                .zip(place(other))
+                .map_or(0, |(one, other)| pool.scores.pair(one, other))
         };
         let free = |at: usize| {
-            gpus.get(at).is_some_and(|gpu| !gpu.given && gpu.units > 0 && gpu.load.held == 0 && gpu.place.is_some())
+            gpus.get(at)
+                .is_some_and(|gpu| !gpu.given && gpu.units > 0 && gpu.load.held == 0 && gpu.place.is_some())
         };
         // Whoever gets a replica leaves the rest of its GPU to others.
         let counts_free = match pool.allocation {
@@ -28,9 +31,16 @@ impl<'a> Search<'a> {
         let spread = pool.allocation == Allocation::Spread;
         let in_use = |at: usize| spread && gpus.get(at).is_some_and(|gpu| gpu.load.held > 0);
         // Under Spread a GPU that is in use counts as in the set from the start.
-        let near = |one: usize, other: usize| if in_use(one) || in_use(other) { 0 } else { pair(one, other) };
-        let new: Vec<usize> =
-            (0..gpus.len()).filter(|at| gpus.get(*at).is_some_and(|gpu| !gpu.given && gpu.units > 0)).collect();
+        let near = |one: usize, other: usize| {
+            if in_use(one) || in_use(other) {
+                0
+            } else {
+                pair(one, other)
+            }
+        };
+        let new: Vec<usize> = (0..gpus.len())
+            .filter(|at| gpus.get(*at).is_some_and(|gpu| !gpu.given && gpu.units > 0))
+            .collect();
         let numa_nodes = NumaNodes::new(pool, columns);
         let item = |at: usize| {
             let is_free = free.contains(&at);
@@ -42,24 +52,41 @@ impl<'a> Search<'a> {
                 node: numa_nodes.bit(at),
                 free: is_free,
                 freedom: FREE_GPU + free.iter().map(|other| i64::from(pair(at, *other))).sum::<i64>(),
-                pulls: new.iter().map(|to| [near(at, *to), if is_free { pair(at, *to) } else { 0 }]).collect(),
+                pulls: new
+                    .iter()
+                    .map(|to| [near(at, *to), if is_free { pair(at, *to) } else { 0 }])
+                    .collect(),
             }
         };
         let items: Vec<Item> = new.iter().map(|at| item(*at)).collect();
-        let given: Vec<usize> = (0..gpus.len()).filter(|at| gpus.get(*at).is_some_and(|gpu| gpu.given)).collect();
-        let others: Vec<usize> =
-            pool.loads.iter().enumerate().filter(|(_, load)| spread && load.held > 0).map(|(at, _)| at).collect();
+        let given: Vec<usize> = (0..gpus.len())
+            .filter(|at| gpus.get(*at).is_some_and(|gpu| gpu.given))
+            .collect();
+        let others: Vec<usize> = pool
+            .loads
+            .iter()
+            .enumerate()
+            .filter(|(_, load)| spread && load.held > 0)
+            .map(|(at, _)| at)
+            .collect();
         let to_others = |at: usize| {
             let place = gpus.get(at).and_then(|gpu| gpu.place).filter(|_| !in_use(at));
             let given = given.iter().filter(|of| !in_use(**of)).map(|of| near(*of, at));
             let others = others.iter().filter_map(|of| Some(pool.scores.pair(*of, place?)));
             given.chain(others).sum::<u32>()
         };
-        let given_units: u64 = given.iter().filter_map(|at| gpus.get(*at)).map(|gpu| u64::from(gpu.units)).sum();
+        let given_units: u64 = given
+            .iter()
+            .filter_map(|at| gpus.get(*at))
+            .map(|gpu| u64::from(gpu.units))
+            .sum();
         let need = u64::from(columns.units).saturating_sub(given_units);
         let free_places: Vec<usize> = free.iter().filter_map(|at| gpus.get(*at)?.place).collect();
-        let mut by_worth: Vec<(usize, i64)> =
-            gpus.iter().map(|gpu| worth(pool.allocation, gpu.load)).enumerate().collect();
+        let mut by_worth: Vec<(usize, i64)> = gpus
+            .iter()
+            .map(|gpu| worth(pool.allocation, gpu.load))
+            .enumerate()
+            .collect();
         by_worth.sort_by_key(|(at, worth)| (-worth, *at));
         Self {
             allocation: pool.allocation,
@@ -69,7 +96,10 @@ impl<'a> Search<'a> {
             one_each: given_units == 0 && items.iter().all(|item| item.units == 1),
             row: new.iter().map(|at| [to_others(*at), 0]).collect(),
             start: State {
-                nodes: given.iter().map(|at| numa_nodes.bit(*at)).fold(0, |nodes, node| nodes | node),
+                nodes: given
+                    .iter()
+                    .map(|at| numa_nodes.bit(*at))
+                    .fold(0, |nodes, node| nodes | node),
                 left_free: free.iter().map(|_| FREE_GPU).sum::<i64>()
                     + i64::try_from(pool.scores.sum(&free_places)).unwrap_or_default(),
                 ..State::default()
@@ -114,7 +144,11 @@ impl NumaNodes {
 fn worth(allocation: Allocation, load: Load) -> i64 {
     let held = i64::from(load.held) << BUSY_BITS;
     let busy = i64::from(load.busy);
-    if allocation == Allocation::Packed { held - busy } else { -held - busy }
+    if allocation == Allocation::Packed {
+        held - busy
+    } else {
+        -held - busy
+    }
 }
 
 /// The fewest items that have `need` units together.

@@ -20,7 +20,11 @@ fn any_node(gpus: u32) -> impl Strategy<Value = PairScores> {
     // Whether both ends say the same.
     (links, numa, prop::bool::weighted(0.8)).prop_map(move |(links, numa, symmetric)| {
         let link = |one: u32, other: u32| {
-            let (one, other) = if symmetric { (one.min(other), one.max(other)) } else { (one, other) };
+            let (one, other) = if symmetric {
+                (one.min(other), one.max(other))
+            } else {
+                (one, other)
+            };
             links[(one * gpus + other) as usize]
         };
         node(gpus, |gpu| numa[gpu as usize], link)
@@ -43,7 +47,10 @@ fn check(pool: &Pool<'_>, size: u32) -> Result<(), TestCaseError> {
     prop_assert_eq!(&judged.1.0, &choice.merits.gpus);
     let ranked = ranked(pool, size, 4);
     prop_assert_eq!(&ranked[0].shares, &choice.shares);
-    let keys: Vec<_> = ranked.iter().map(|choice| reference::judge(pool, &choice.shares).0).collect();
+    let keys: Vec<_> = ranked
+        .iter()
+        .map(|choice| reference::judge(pool, &choice.shares).0)
+        .collect();
     prop_assert!(keys.is_sorted_by(|one, other| one >= other), "{:?}", keys);
     Ok(())
 }

@@ -16,9 +16,16 @@ pub fn judge(pool: &Pool<'_>, shares: &[u32]) -> Judgement {
     let places: Vec<usize> = (0..pool.scores.gpus()).collect();
     let on = |place: usize| (0..shares.len()).filter(move |at| gpu(*at) == place);
     let per_gpu: Vec<u32> = places.iter().map(|place| on(*place).map(after).sum()).collect();
-    let picked: Vec<u32> = places.iter().map(|place| on(*place).map(|at| shares[at]).sum()).collect();
+    let picked: Vec<u32> = places
+        .iter()
+        .map(|place| on(*place).map(|at| shares[at]).sum())
+        .collect();
     let set: Vec<usize> = places.iter().copied().filter(|place| per_gpu[*place] > 0).collect();
-    let nodes = set.iter().map(|place| pool.scores.numa_node(*place)).collect::<BTreeSet<_>>().len();
+    let nodes = set
+        .iter()
+        .map(|place| pool.scores.numa_node(*place))
+        .collect::<BTreeSet<_>>()
+        .len();
     let is_free = |place: &usize| {
         per_gpu[*place] == 0 && pool.loads[*place].held == 0 && on(*place).any(|at| pool.devices[at].free > 0)
     };

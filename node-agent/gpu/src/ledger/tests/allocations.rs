@@ -4,18 +4,32 @@ use super::*;
 
 #[test]
 fn units_of_several_gpus_are_refused_with_what_fits() {
-    let held = [holding("one", "a.b/mem", &["GPU-2-_-0", "GPU-2-_-1", "GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"])];
+    let held = [holding(
+        "one",
+        "a.b/mem",
+        &["GPU-2-_-0", "GPU-2-_-1", "GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"],
+    )];
     let mut desk = Desk::new(MEMORY, &held);
-    desk.allocate("a.b/mem", &["GPU-0-_-0", "GPU-0-_-1", "GPU-0-_-2"]).unwrap();
+    desk.allocate("a.b/mem", &["GPU-0-_-0", "GPU-0-_-1", "GPU-0-_-2"])
+        .unwrap();
     desk.allocate("a.b/mem", &["GPU-1-_-0", "GPU-1-_-1"]).unwrap();
-    let refused = desk.allocate("a.b/mem", &["GPU-0-_-3", "GPU-1-_-2", "GPU-1-_-3", "GPU-2-_-5", "GPU-2-_-6"]);
+    let refused = desk.allocate(
+        "a.b/mem",
+        &["GPU-0-_-3", "GPU-1-_-2", "GPU-1-_-3", "GPU-2-_-5", "GPU-2-_-6"],
+    );
     assert_eq!(
         refused.unwrap_err().to_string(),
         "allocate a.b/mem: 5 units fit in the 6 that are free on this node but not on one GPU: the most that is free on \
          one is 3 (GPU 2); ask for at most that, or wait until units are freed"
     );
-    let misplaced = desk.allocate("a.b/mem", &["GPU-1-_-2", "GPU-2-_-5"]).unwrap_err().to_string();
-    assert!(misplaced.contains("the kubelet picked units of several though 3 are free on GPU 2"), "{misplaced}");
+    let misplaced = desk
+        .allocate("a.b/mem", &["GPU-1-_-2", "GPU-2-_-5"])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        misplaced.contains("the kubelet picked units of several though 3 are free on GPU 2"),
+        "{misplaced}"
+    );
 }
 
 #[test]
@@ -24,17 +38,25 @@ fn withholding_leaves_what_is_held_and_the_free_units_of_one_gpu_until_something
     assert_eq!(desk.ledger.withhold("a.b/mem"), 2 + 6);
     assert_eq!(desk.count("a.b/mem"), Some((8, 16)));
     assert!(desk.ledger.is_busy());
-    desk.allocate("a.b/mem", &["GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"]).unwrap();
+    desk.allocate("a.b/mem", &["GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"])
+        .unwrap();
     assert_eq!(desk.count("a.b/mem"), Some((5 + 4, 16)), "now GPU 0 has most");
     let two = ["GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"];
-    let both = [holding("one", "a.b/mem", &["GPU-2-_-0", "GPU-2-_-1"]), holding("two", "a.b/mem", &two)];
+    let both = [
+        holding("one", "a.b/mem", &["GPU-2-_-0", "GPU-2-_-1"]),
+        holding("two", "a.b/mem", &two),
+    ];
     desk.observe(&both);
     assert_eq!(desk.count("a.b/mem"), Some((9, 16)));
     desk.observe(&both[1..]);
     assert_eq!(desk.count("a.b/mem"), Some((16, 16)));
     assert!(!desk.ledger.is_busy());
     let mut desk = Desk::new(SHARED, &[]);
-    assert_eq!(desk.ledger.withhold("nvidia.com/gpu"), 6, "replicas of one container can come from several GPUs");
+    assert_eq!(
+        desk.ledger.withhold("nvidia.com/gpu"),
+        6,
+        "replicas of one container can come from several GPUs"
+    );
     assert!(!desk.ledger.is_busy());
 }
 
@@ -43,10 +65,26 @@ fn more_than_one_replica_is_refused_where_the_resource_says_so() {
     let strict = SHARED.replace("replicas: 2", "replicas: 2, failRequestsGreaterThanOne: true");
     let mut desk = Desk::new(&strict, &[]);
     let refused = desk.allocate("nvidia.com/gpu", &["GPU-0::0", "GPU-1::0"]).unwrap_err();
-    assert_eq!(refused, Refusal::MoreThanOne { resource: "nvidia.com/gpu".to_owned(), asked: 2 });
+    assert_eq!(
+        refused,
+        Refusal::MoreThanOne {
+            resource: "nvidia.com/gpu".to_owned(),
+            asked: 2
+        }
+    );
     assert!(desk.allocate("nvidia.com/gpu", &[]).is_err());
     desk.ledger.want(wants(SHARED));
-    let granted = desk.allocate("nvidia.com/gpu", &["GPU-1::0", "GPU-0::0", "GPU-0::1"]).unwrap();
-    let devices: Vec<(&str, u32)> = granted.devices.iter().map(|(device, count)| (&*device.uuid, *count)).collect();
-    assert_eq!(devices, [("GPU-0", 2), ("GPU-1", 1)], "rules of a resource change at once");
+    let granted = desk
+        .allocate("nvidia.com/gpu", &["GPU-1::0", "GPU-0::0", "GPU-0::1"])
+        .unwrap();
+    let devices: Vec<(&str, u32)> = granted
+        .devices
+        .iter()
+        .map(|(device, count)| (&*device.uuid, *count))
+        .collect();
+    assert_eq!(
+        devices,
+        [("GPU-0", 2), ("GPU-1", 1)],
+        "rules of a resource change at once"
+    );
 }

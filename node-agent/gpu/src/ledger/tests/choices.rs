@@ -7,18 +7,32 @@ fn free(desk: &Desk) -> Vec<String> {
 }
 
 fn preferred(desk: &Desk, resource: &str, available: &[String], must: &[&str], size: usize) -> Vec<String> {
-    let chosen = desk.ledger.preferred(resource, available, &strings(must), size, &BTreeMap::new()).ids;
+    let chosen = desk
+        .ledger
+        .preferred(resource, available, &strings(must), size, &BTreeMap::new())
+        .ids;
     let reversed: Vec<String> = available.iter().rev().cloned().collect();
-    assert_eq!(chosen, desk.ledger.preferred(resource, &reversed, &strings(must), size, &BTreeMap::new()).ids);
+    assert_eq!(
+        chosen,
+        desk.ledger
+            .preferred(resource, &reversed, &strings(must), size, &BTreeMap::new())
+            .ids
+    );
     chosen
 }
 
 fn has_tie(desk: &Desk, resource: &str, available: &[String], size: usize) -> bool {
-    desk.ledger.preferred(resource, available, &[], size, &BTreeMap::new()).is_tied
+    desk.ledger
+        .preferred(resource, available, &[], size, &BTreeMap::new())
+        .is_tied
 }
 
 fn without(available: &[String], taken: &[&str]) -> Vec<String> {
-    available.iter().filter(|id| !taken.contains(&id.as_str())).cloned().collect()
+    available
+        .iter()
+        .filter(|id| !taken.contains(&id.as_str()))
+        .cloned()
+        .collect()
 }
 
 #[test]
@@ -26,9 +40,18 @@ fn whole_gpus_come_from_one_numa_node_and_in_the_order_of_their_index() {
     let desk = Desk::new("", &[]);
     let available = strings(&["GPU-2", "GPU-1", "GPU-0"]);
     assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &[], 1), ["GPU-0"]);
-    assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &[], 2), ["GPU-0", "GPU-2"]);
-    assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &["GPU-2"], 2), ["GPU-2", "GPU-0"]);
-    assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &["GPU-1"], 2), ["GPU-1", "GPU-0"]);
+    assert_eq!(
+        preferred(&desk, "nvidia.com/gpu", &available, &[], 2),
+        ["GPU-0", "GPU-2"]
+    );
+    assert_eq!(
+        preferred(&desk, "nvidia.com/gpu", &available, &["GPU-2"], 2),
+        ["GPU-2", "GPU-0"]
+    );
+    assert_eq!(
+        preferred(&desk, "nvidia.com/gpu", &available, &["GPU-1"], 2),
+        ["GPU-1", "GPU-0"]
+    );
     assert!(!has_tie(&desk, "nvidia.com/gpu", &available, 1));
 }
 
@@ -36,11 +59,21 @@ fn whole_gpus_come_from_one_numa_node_and_in_the_order_of_their_index() {
 fn replicas_of_one_request_are_spread_and_a_new_one_goes_where_least_is_held() {
     let desk = Desk::new(SHARED, &[]);
     let all = free(&desk);
-    assert_eq!(preferred(&desk, "nvidia.com/gpu", &all, &[], 4), ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-0::1"]);
+    assert_eq!(
+        preferred(&desk, "nvidia.com/gpu", &all, &[], 4),
+        ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-0::1"]
+    );
     let some = without(&all, &["GPU-0::0", "GPU-2::1"]);
     assert_eq!(preferred(&desk, "nvidia.com/gpu", &some, &[], 1), ["GPU-1::0"]);
-    assert_eq!(preferred(&desk, "nvidia.com/gpu", &some, &[], 2), ["GPU-0::1", "GPU-2::0"], "one NUMA node");
-    assert_eq!(preferred(&desk, "nvidia.com/gpu", &all, &["GPU-0::1"], 2), ["GPU-0::1", "GPU-2::0"]);
+    assert_eq!(
+        preferred(&desk, "nvidia.com/gpu", &some, &[], 2),
+        ["GPU-0::1", "GPU-2::0"],
+        "one NUMA node"
+    );
+    assert_eq!(
+        preferred(&desk, "nvidia.com/gpu", &all, &["GPU-0::1"], 2),
+        ["GPU-0::1", "GPU-2::0"]
+    );
 }
 
 #[test]
@@ -54,17 +87,27 @@ fn utilisation_decides_between_gpus_of_which_equally_much_is_held() {
     assert!(has_tie(&desk, "nvidia.com/gpu", &all, 1));
     assert!(!has_tie(&desk, "nvidia.com/gpu", &all, 2), "two are on one NUMA node");
     assert!(!has_tie(&desk, "nvidia.com/gpu", &all, 3), "all of them are picked");
-    assert_eq!(with("nvidia.com/gpu", &all, 4), ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-1::1"]);
+    assert_eq!(
+        with("nvidia.com/gpu", &all, 4),
+        ["GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-1::1"]
+    );
     let one_left = without(&all, &["GPU-0::0", "GPU-2::0"]);
     assert!(!has_tie(&desk, "nvidia.com/gpu", &one_left, 1));
     let shares = "resources: [{name: a.b/mps, sharing: {strategy: Mps, replicas: 2}}]";
     let desk = Desk::new(shares, &[]);
-    assert_eq!(desk.ledger.preferred("a.b/mps", &free(&desk), &[], 2, &busy).ids, ["GPU-1::0", "GPU-1::1"]);
+    assert_eq!(
+        desk.ledger.preferred("a.b/mps", &free(&desk), &[], 2, &busy).ids,
+        ["GPU-1::0", "GPU-1::1"]
+    );
     assert!(has_tie(&desk, "a.b/mps", &free(&desk), 2));
     let used = without(&free(&desk), &["GPU-1::0"]);
     assert_eq!(desk.ledger.preferred("a.b/mps", &used, &[], 1, &busy).ids, ["GPU-2::0"]);
     let desk = Desk::new(&shares.replace("a.b/mps,", "a.b/mps, allocation: Packed,"), &[]);
-    assert_eq!(desk.ledger.preferred("a.b/mps", &used, &[], 1, &busy).ids, ["GPU-1::1"], "the fullest");
+    assert_eq!(
+        desk.ledger.preferred("a.b/mps", &used, &[], 1, &busy).ids,
+        ["GPU-1::1"],
+        "the fullest"
+    );
 }
 
 #[test]
@@ -80,7 +123,11 @@ fn units_come_from_the_fullest_or_the_emptiest_gpu_on_which_they_fit() {
         let begun = preferred(&desk, "a.b/mem", &available, &["GPU-0-_-2"], 3);
         assert!(begun.iter().all(|id| device_of(id) == "GPU-0"), "{begun:?}");
         assert_eq!(begun.len(), 3);
-        assert_eq!(preferred(&desk, "a.b/mem", &available, &[], 10).len(), 10, "it fits nowhere: best effort");
+        assert_eq!(
+            preferred(&desk, "a.b/mem", &available, &[], 10).len(),
+            10,
+            "it fits nowhere: best effort"
+        );
     }
 }
 
@@ -93,7 +140,10 @@ fn shares_of_a_device_that_waits_come_last() {
         "resources: [{name: x.y/z, devices: {indices: [0]}}, {name: a.b/mem, sharing: {strategy: Memory}}]",
     ));
     let chosen = preferred(&desk, "a.b/mem", &before, &[], 2);
-    assert!(chosen.iter().all(|id| device_of(id) == "GPU-1"), "GPU 0 is fuller, and is to change: {chosen:?}");
+    assert!(
+        chosen.iter().all(|id| device_of(id) == "GPU-1"),
+        "GPU 0 is fuller, and is to change: {chosen:?}"
+    );
 }
 
 #[test]
@@ -101,11 +151,18 @@ fn shares_that_the_kubelet_said_to_be_held_are_taken_last() {
     let desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
     let all = strings(&["GPU-0", "GPU-1", "GPU-2"]);
     assert_eq!(preferred(&desk, "nvidia.com/gpu", &all, &[], 2), ["GPU-1", "GPU-2"]);
-    assert_eq!(preferred(&desk, "nvidia.com/gpu", &all, &[], 3).len(), 3, "it may be free by now");
+    assert_eq!(
+        preferred(&desk, "nvidia.com/gpu", &all, &[], 3).len(),
+        3,
+        "it may be free by now"
+    );
 
     let desk = Desk::new(SHARED, &[holding("train", "nvidia.com/gpu", &["GPU-0::0"])]);
     let some = strings(&["GPU-0::0", "GPU-0::1", "GPU-1::1"]);
-    assert_eq!(preferred(&desk, "nvidia.com/gpu", &some, &[], 2), ["GPU-0::1", "GPU-1::1"]);
+    assert_eq!(
+        preferred(&desk, "nvidia.com/gpu", &some, &[], 2),
+        ["GPU-0::1", "GPU-1::1"]
+    );
 
     // A pod on GPU 0 is gone, which the kubelet knows already.
     let held = [
@@ -115,21 +172,42 @@ fn shares_that_the_kubelet_said_to_be_held_are_taken_last() {
     ];
     let desk = Desk::new(SHARED, &held);
     let free = strings(&["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-2::0"]);
-    assert_eq!(preferred(&desk, "nvidia.com/gpu", &free, &[], 1), ["GPU-0::1"], "the least loaded");
+    assert_eq!(
+        preferred(&desk, "nvidia.com/gpu", &free, &[], 1),
+        ["GPU-0::1"],
+        "the least loaded"
+    );
     assert!(!has_tie(&desk, "nvidia.com/gpu", &free, 1));
 
     let held = holding("train", "a.b/mem", &["GPU-0-_-0", "GPU-0-_-1", "GPU-0-_-2"]);
     let desk = Desk::new(MEMORY, &[held]);
-    let all: Vec<String> = desk.ledger.lists()[0].shares.iter().map(|share| share.id.clone()).collect();
+    let all: Vec<String> = desk.ledger.lists()[0]
+        .shares
+        .iter()
+        .map(|share| share.id.clone())
+        .collect();
     assert_eq!(preferred(&desk, "a.b/mem", &all, &[], 1), ["GPU-0-_-3"]);
     let two = preferred(&desk, "a.b/mem", &all, &[], 2);
     assert!(
         two.iter().all(|id| device_of(id) == "GPU-1"),
         "GPU 0 is fuller, with too little that is surely free: {two:?}"
     );
-    let full = without(&all, &["GPU-1-_-0", "GPU-2-_-0", "GPU-2-_-1", "GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"]);
+    let full = without(
+        &all,
+        &[
+            "GPU-1-_-0",
+            "GPU-2-_-0",
+            "GPU-2-_-1",
+            "GPU-2-_-2",
+            "GPU-2-_-3",
+            "GPU-2-_-4",
+        ],
+    );
     let chosen = preferred(&desk, "a.b/mem", &full, &[], 4);
-    assert!(chosen.iter().all(|id| device_of(id) == "GPU-0"), "better one that may be free than a split: {chosen:?}");
+    assert!(
+        chosen.iter().all(|id| device_of(id) == "GPU-0"),
+        "better one that may be free than a split: {chosen:?}"
+    );
 }
 
 #[test]
@@ -145,7 +223,10 @@ fn ids_of_an_earlier_list_are_taken_last_and_too_few_give_what_there_is() {
 fn replicas_of_one_request_come_from_one_gpu_where_they_are_to_be_packed() {
     let desk = Desk::new(&SHARED.replace("gpu,", "gpu, allocation: Packed,"), &[]);
     let all = free(&desk);
-    assert_eq!(preferred(&desk, "nvidia.com/gpu", &all, &[], 2), ["GPU-0::0", "GPU-0::1"]);
+    assert_eq!(
+        preferred(&desk, "nvidia.com/gpu", &all, &[], 2),
+        ["GPU-0::0", "GPU-0::1"]
+    );
     let used = without(&all, &["GPU-1::0"]);
     assert_eq!(
         preferred(&desk, "nvidia.com/gpu", &used, &[], 1),
@@ -172,7 +253,10 @@ fn mig_devices_come_from_a_gpu_in_use_whatever_holds_its_other_parts() {
         let config = format!(
             "mig: {{strategy: Mixed}}\nresources: [{{name: a.b/small, allocation: {allocation}, devices: {{migProfiles: [1g.4gb]}}}}]"
         );
-        let mut desk = Desk { ledger: Ledger::default(), now: Instant::now() };
+        let mut desk = Desk {
+            ledger: Ledger::default(),
+            now: Instant::now(),
+        };
         desk.ledger.want(wanted(&inventory, &load(&config).unwrap()).unwrap());
         desk.observe(holders);
         desk
@@ -180,7 +264,11 @@ fn mig_devices_come_from_a_gpu_in_use_whatever_holds_its_other_parts() {
     let small = strings(&["MIG-0-0", "MIG-1-0", "MIG-2-0", "MIG-2-1"]);
     let held = [holding("large", "nvidia.com/mig-2g.4gb", &["MIG-1-1"])];
     for (allocation, one) in [("Topology", "MIG-1-0"), ("Packed", "MIG-1-0"), ("Spread", "MIG-0-0")] {
-        assert_eq!(preferred(&desk(allocation, &held), "a.b/small", &small, &[], 1), [one], "{allocation}");
+        assert_eq!(
+            preferred(&desk(allocation, &held), "a.b/small", &small, &[], 1),
+            [one],
+            "{allocation}"
+        );
     }
     let two = preferred(&desk("Topology", &[]), "a.b/small", &small, &[], 2);
     assert_eq!(two, ["MIG-2-0", "MIG-2-1"], "as few GPUs as possible");
@@ -193,9 +281,19 @@ fn another_allocation_changes_no_id_and_holds_for_the_next_container() {
     let available = without(&free(&desk), &["GPU-0::0"]);
     assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &[], 1), ["GPU-1::0"]);
     for (allocation, one) in [("Packed", "GPU-0::1"), ("Spread", "GPU-1::0"), ("Topology", "GPU-1::0")] {
-        desk.ledger.want(wants(&SHARED.replace("gpu,", &format!("gpu, allocation: {allocation},"))));
-        assert_eq!((desk.ledger.lists(), desk.ledger.saved()), (lists.clone(), &saved), "{allocation}");
+        desk.ledger.want(wants(
+            &SHARED.replace("gpu,", &format!("gpu, allocation: {allocation},")),
+        ));
+        assert_eq!(
+            (desk.ledger.lists(), desk.ledger.saved()),
+            (lists.clone(), &saved),
+            "{allocation}"
+        );
         assert!(desk.ledger.waiting().is_empty() && !desk.ledger.is_busy());
-        assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &[], 1), [one], "{allocation}");
+        assert_eq!(
+            preferred(&desk, "nvidia.com/gpu", &available, &[], 1),
+            [one],
+            "{allocation}"
+        );
     }
 }

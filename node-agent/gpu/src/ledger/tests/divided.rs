@@ -18,12 +18,18 @@ fn observation(desk: &mut Desk, holders: &[Holding], remembered: &[(&str, &str)]
         started: desk.now,
         holders: holders.to_vec(),
         allocatable: desk.healthy(),
-        remembered: remembered.iter().map(|(name, id)| ((*name).to_owned(), (*id).to_owned())).collect(),
+        remembered: remembered
+            .iter()
+            .map(|(name, id)| ((*name).to_owned(), (*id).to_owned()))
+            .collect(),
     }
 }
 
 fn desk(ledger: Ledger) -> Desk {
-    let mut desk = Desk { ledger, now: Instant::now() };
+    let mut desk = Desk {
+        ledger,
+        now: Instant::now(),
+    };
     desk.ledger.want(undivided());
     desk
 }
@@ -51,7 +57,9 @@ fn no_gpu_is_offered_whole_while_a_mig_device_that_nobody_knows_is_held() {
 fn a_saved_mig_device_that_has_left_keeps_back_its_own_gpu_alone() {
     let saved = r#"{"resource":"a.b/part","sharing":{"strategy":"Whole"},"gpuUuid":"GPU-2"}"#;
     let held = [holding("train", "a.b/part", &["MIG-2-0"])];
-    let mut desk = desk(Ledger::restore([("MIG-2-0".to_owned(), serde_json::from_str(saved).unwrap())].into()));
+    let mut desk = desk(Ledger::restore(
+        [("MIG-2-0".to_owned(), serde_json::from_str(saved).unwrap())].into(),
+    ));
     for _ in 0..10 {
         desk.observe(&held);
     }
@@ -67,7 +75,10 @@ fn what_was_saved_without_the_gpu_of_a_mig_device_stays_in_force_and_gets_it() {
     let saved: Assignment = serde_json::from_str(saved).unwrap();
     let mut ledger = Ledger::restore([("MIG-2-0".to_owned(), saved)].into());
     ledger.want(wants(mixed));
-    let mut desk = Desk { ledger, now: Instant::now() };
+    let mut desk = Desk {
+        ledger,
+        now: Instant::now(),
+    };
     desk.observe(&[holding("train", "nvidia.com/mig-1g.4gb", &["MIG-2-0"])]);
     assert_eq!(desk.ledger.waiting(), []);
     assert_eq!(desk.count("nvidia.com/mig-1g.4gb"), Some((2, 2)));

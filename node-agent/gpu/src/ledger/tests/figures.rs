@@ -31,24 +31,36 @@ fn of_16(link: impl Fn(u32, u32) -> (LinkLevel, u32), mig: u32) -> Inventory {
         links: links(index),
         ..Gpu::default()
     };
-    Inventory { gpus: (0..16).map(gpu).collect(), ..Inventory::default() }
+    Inventory {
+        gpus: (0..16).map(gpu).collect(),
+        ..Inventory::default()
+    }
 }
 
 /// Of each request the median of the rounds, the longest last.
 fn times(inventory: &Inventory, config: &str) -> Vec<(Duration, usize, &'static str)> {
     let mut all = Vec::new();
     for allocation in ["Topology", "Packed", "Spread"] {
-        let mut desk = Desk { ledger: Ledger::default(), now: Instant::now() };
+        let mut desk = Desk {
+            ledger: Ledger::default(),
+            now: Instant::now(),
+        };
         let config = config.replace("ALLOCATION", allocation);
         desk.ledger.want(wanted(inventory, &load(&config).unwrap()).unwrap());
         desk.observe(&[]);
         let available: Vec<String> = desk.healthy().into_iter().map(|(_, id)| id).collect();
-        let sizes = if available.len() > 16 { vec![1, 3, 8, 24, 53, 56, 59, 100] } else { (1..=16).collect() };
+        let sizes = if available.len() > 16 {
+            vec![1, 3, 8, 24, 53, 56, 59, 100]
+        } else {
+            (1..=16).collect()
+        };
         for size in sizes {
             let mut rounds: Vec<Duration> = Vec::new();
             for _ in 0..ROUNDS {
                 let start = Instant::now();
-                let chosen = desk.ledger.preferred("nvidia.com/gpu", &available, &[], size, &BTreeMap::new());
+                let chosen = desk
+                    .ledger
+                    .preferred("nvidia.com/gpu", &available, &[], size, &BTreeMap::new());
                 rounds.push(start.elapsed());
                 assert_eq!(chosen.ids.len(), size);
             }
@@ -68,7 +80,13 @@ fn report(key: &str, (time, size, allocation): (Duration, usize, &str)) {
 #[test]
 #[ignore = "a measurement"]
 fn measure_the_choice_of_16_gpus() {
-    let node = |one, other| if one / 8 == other / 8 { LinkLevel::Node } else { LinkLevel::System };
+    let node = |one, other| {
+        if one / 8 == other / 8 {
+            LinkLevel::Node
+        } else {
+            LinkLevel::System
+        }
+    };
     let switched = of_16(|one, other| (node(one, other), 12), 0);
     let slots = of_16(|one, other| (node(one, other), 0), 0);
     let mixed = of_16(|one, other| (node(one, other), (one * 7 + other * 13) % 19), 0);
@@ -77,8 +95,13 @@ fn measure_the_choice_of_16_gpus() {
     let shared =
         "resources: [{name: nvidia.com/gpu, allocation: ALLOCATION, sharing: {strategy: TimeSlicing, replicas: 64}}]";
     let mig = "mig: {strategy: Single}\nresources: [{name: nvidia.com/gpu, allocation: ALLOCATION}]";
-    let whole_times: Vec<_> = [&switched, &slots, &mixed].into_iter().flat_map(|of| times(of, whole)).collect();
-    let of_three = whole_times.iter().filter(|(_, size, allocation)| *size == 3 && *allocation == "Topology");
+    let whole_times: Vec<_> = [&switched, &slots, &mixed]
+        .into_iter()
+        .flat_map(|of| times(of, whole))
+        .collect();
+    let of_three = whole_times
+        .iter()
+        .filter(|(_, size, allocation)| *size == 3 && *allocation == "Topology");
     report("best-3-of-16", *of_three.max().unwrap());
     report("slowest-of-16", *whole_times.iter().max().unwrap());
     report("slowest-of-replicas", *times(&switched, shared).last().unwrap());

@@ -11,12 +11,25 @@ fn a_device_that_only_the_checkpoint_names_a_holder_of_does_not_change() {
         desk.now += Duration::from_secs(1);
         let allocatable = desk.healthy();
         let remembered = remembered.clone();
-        desk.ledger.observe(Observation { started: desk.now, holders: Vec::new(), allocatable, remembered });
+        desk.ledger.observe(Observation {
+            started: desk.now,
+            holders: Vec::new(),
+            allocatable,
+            remembered,
+        });
     }
     assert_eq!(desk.ledger.waiting().len(), 1);
-    assert!(desk.ledger.waiting()[0].message.contains("such as an init container"), "{:?}", desk.ledger.waiting());
+    assert!(
+        desk.ledger.waiting()[0].message.contains("such as an init container"),
+        "{:?}",
+        desk.ledger.waiting()
+    );
     assert!(desk.ledger.is_stale_memory());
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((4, 5)), "the id that may be held is not given out again");
+    assert_eq!(
+        desk.count("nvidia.com/gpu"),
+        Some((4, 5)),
+        "the id that may be held is not given out again"
+    );
     desk.observe(&[]);
     assert!(desk.ledger.waiting().is_empty() && !desk.ledger.is_stale_memory());
     assert_eq!(desk.count("nvidia.com/gpu"), Some((6, 6)));
@@ -26,7 +39,10 @@ fn a_device_that_only_the_checkpoint_names_a_holder_of_does_not_change() {
 fn units_of_gpus_on_several_numa_nodes_carry_none() {
     let nodes = |config: &str| -> BTreeSet<Option<u32>> {
         let lists = Desk::new(config, &[]).ledger.lists();
-        lists.iter().flat_map(|list| list.shares.iter().map(|share| share.numa_node)).collect()
+        lists
+            .iter()
+            .flat_map(|list| list.shares.iter().map(|share| share.numa_node))
+            .collect()
     };
     assert_eq!(nodes(MEMORY), [None].into());
     assert_eq!(nodes(SHARED), [Some(0), Some(1)].into());
@@ -40,10 +56,14 @@ fn a_share_that_the_kubelet_picks_again_while_a_pod_holds_it_is_refused() {
     desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
     let ids = strings(&["GPU-0"]);
     assert!(desk.ledger.is_doubtful("nvidia.com/gpu", &ids));
-    desk.allocate("nvidia.com/gpu", &["GPU-0"]).expect("an init container hands it on");
+    desk.allocate("nvidia.com/gpu", &["GPU-0"])
+        .expect("an init container hands it on");
     desk.observe(&[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
     let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err().to_string();
-    assert!(refused.starts_with("allocate nvidia.com/gpu: GPU-0 is held by pod team/train already"), "{refused}");
+    assert!(
+        refused.starts_with("allocate nvidia.com/gpu: GPU-0 is held by pod team/train already"),
+        "{refused}"
+    );
     desk.observe(&[]);
     assert!(!desk.ledger.is_doubtful("nvidia.com/gpu", &ids));
     desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
@@ -57,7 +77,9 @@ fn a_share_that_was_given_out_comes_again_within_one_admission_or_on_proof() {
     let after = |millis, unseen| {
         let now = start + Duration::from_millis(millis);
         // Each try on a copy: one that succeeds is another allocation.
-        desk.ledger.clone().allocate("nvidia.com/gpu", &strings(&["GPU-0"]), now, unseen)
+        desk.ledger
+            .clone()
+            .allocate("nvidia.com/gpu", &strings(&["GPU-0"]), now, unseen)
     };
     after(900, Some("no socket")).expect("an init container hands it on");
     let refused = after(1100, Some("no socket")).unwrap_err().to_string();
@@ -73,7 +95,10 @@ fn a_share_that_was_given_out_comes_again_within_one_admission_or_on_proof() {
 fn the_refusal_of_a_held_share_says_how_old_that_is_and_why_it_is_not_newer() {
     let mut desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
     let later = desk.now + Duration::from_secs(7);
-    let refused = desk.ledger.allocate("nvidia.com/gpu", &strings(&["GPU-0"]), later, Some("no socket")).unwrap_err();
+    let refused = desk
+        .ledger
+        .allocate("nvidia.com/gpu", &strings(&["GPU-0"]), later, Some("no socket"))
+        .unwrap_err();
     assert_eq!(
         refused.to_string(),
         "allocate nvidia.com/gpu: GPU-0 is held by pod team/train already, as the kubelet said 7.0s ago, though it picked \

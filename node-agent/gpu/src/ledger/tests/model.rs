@@ -65,25 +65,39 @@ impl World {
     }
 
     fn configure(&mut self) {
-        self.ledger.want(wanted(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap());
+        self.ledger
+            .want(wanted(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap());
         self.send();
     }
 
     fn send(&mut self) {
         let lists = self.ledger.lists();
-        let shares = lists.iter().flat_map(|list| list.shares.iter().map(|share| (list.name.clone(), share)));
-        let healthy: Healthy =
-            shares.filter(|(_, share)| share.healthy).map(|(name, share)| (name, share.id.clone())).collect();
+        let shares = lists
+            .iter()
+            .flat_map(|list| list.shares.iter().map(|share| (list.name.clone(), share)));
+        let healthy: Healthy = shares
+            .filter(|(_, share)| share.healthy)
+            .map(|(name, share)| (name, share.id.clone()))
+            .collect();
         if self.sent.last().unwrap_or(&self.taken) != &healthy {
             self.sent.push(healthy);
         }
     }
 
     fn available(&self, resource: &str) -> Vec<String> {
-        let of_pods = self.pods.iter().flat_map(|pod| pod.ids.iter().map(move |id| (&pod.resource, id)));
-        let of_picks = self.picks.iter().flat_map(|(resource, ids, _)| ids.iter().map(move |id| (resource, id)));
+        let of_pods = self
+            .pods
+            .iter()
+            .flat_map(|pod| pod.ids.iter().map(move |id| (&pod.resource, id)));
+        let of_picks = self
+            .picks
+            .iter()
+            .flat_map(|(resource, ids, _)| ids.iter().map(move |id| (resource, id)));
         let taken: BTreeSet<(&String, &String)> = of_pods.chain(of_picks).collect();
-        let healthy = self.taken.iter().filter(|(name, id)| name == resource && !taken.contains(&(name, id)));
+        let healthy = self
+            .taken
+            .iter()
+            .filter(|(name, id)| name == resource && !taken.contains(&(name, id)));
         healthy.map(|(_, id)| id.clone()).collect()
     }
 
@@ -102,18 +116,24 @@ impl World {
     /// The kubelet does so after each allocation and each list that it takes.
     fn write_checkpoint(&mut self) {
         let written = self.pods.iter().filter(|pod| pod.written);
-        self.checkpoint = written.flat_map(|pod| pod.ids.iter().map(|id| (pod.resource.clone(), id.clone()))).collect();
+        self.checkpoint = written
+            .flat_map(|pod| pod.ids.iter().map(|id| (pod.resource.clone(), id.clone())))
+            .collect();
     }
 
     fn pick(&mut self, resource: usize, size: usize, preferred: bool, from: usize, init: bool) {
         let names: BTreeSet<&String> = self.taken.iter().map(|(name, _)| name).collect();
-        let Some(resource) = names.into_iter().nth(resource).cloned() else { return };
+        let Some(resource) = names.into_iter().nth(resource).cloned() else {
+            return;
+        };
         let mut available = self.available(&resource);
         if available.len() < size {
             return;
         }
         let ids = if preferred {
-            self.ledger.preferred(&resource, &available, &[], size, &BTreeMap::new()).ids
+            self.ledger
+                .preferred(&resource, &available, &[], size, &BTreeMap::new())
+                .ids
         } else {
             let from = from % available.len();
             available.rotate_left(from);
@@ -131,17 +151,37 @@ impl World {
         match self.ledger.allocate(&resource, &ids, self.now, None) {
             Ok(granted) => {
                 let given = |(device, count): (Device, u32)| {
-                    let assignment =
-                        self.ledger.saved().get(&device.uuid).cloned().expect("a device that is given has an entry");
-                    assert!(!self.held_back.contains_key(&device.uuid), "{} is held back", device.uuid);
+                    let assignment = self
+                        .ledger
+                        .saved()
+                        .get(&device.uuid)
+                        .cloned()
+                        .expect("a device that is given has an entry");
+                    assert!(
+                        !self.held_back.contains_key(&device.uuid),
+                        "{} is held back",
+                        device.uuid
+                    );
                     let there = Device::all(&self.inventory).contains(&device);
                     assert!(there, "{} is not there", device.uuid);
                     (device, count, assignment)
                 };
                 let sharing = granted.devices.into_iter().map(given).collect();
-                self.pods.push(Pod { resource, ids, sharing, given: self.now, written: false, init });
+                self.pods.push(Pod {
+                    resource,
+                    ids,
+                    sharing,
+                    given: self.now,
+                    written: false,
+                    init,
+                });
             }
-            Err(Refusal::Split { most_free, asked, free_total, .. }) => {
+            Err(Refusal::Split {
+                most_free,
+                asked,
+                free_total,
+                ..
+            }) => {
                 assert!(asked <= free_total && most_free <= free_total);
                 self.ledger.withhold(&resource);
             }
@@ -180,25 +220,52 @@ impl World {
                 self.taken = self.sent.remove(0);
                 self.write_checkpoint();
             }
-            Step::Pick { resource, size, preferred, from, init } => self.pick(resource, size, preferred, from, init),
+            Step::Pick {
+                resource,
+                size,
+                preferred,
+                from,
+                init,
+            } => self.pick(resource, size, preferred, from, init),
             Step::Call => self.call(),
             Step::WriteDown => {
-                self.pods.iter_mut().find(|pod| !pod.written).into_iter().for_each(|pod| pod.written = true);
+                self.pods
+                    .iter_mut()
+                    .find(|pod| !pod.written)
+                    .into_iter()
+                    .for_each(|pod| pod.written = true);
                 self.write_checkpoint();
             }
             Step::Release(at) if self.pods.get(at).is_some_and(|pod| pod.written) => _ = self.pods.remove(at),
             Step::AskAllocatable => {
-                self.look = Some(Look { started: self.now, allocatable: self.taken.clone(), holders: None });
+                self.look = Some(Look {
+                    started: self.now,
+                    allocatable: self.taken.clone(),
+                    holders: None,
+                });
             }
             Step::AskHolders => {
                 let holdings = self.holdings();
-                self.look.as_mut().into_iter().for_each(|look| look.holders = Some(holdings.clone()));
+                self.look
+                    .as_mut()
+                    .into_iter()
+                    .for_each(|look| look.holders = Some(holdings.clone()));
             }
             Step::Observe => {
-                if let Some(Look { started, allocatable, holders: Some(holders) }) = self.look.clone() {
+                if let Some(Look {
+                    started,
+                    allocatable,
+                    holders: Some(holders),
+                }) = self.look.clone()
+                {
                     self.look = None;
                     let remembered = self.checkpoint.clone();
-                    self.ledger.observe(Observation { started, holders, allocatable, remembered });
+                    self.ledger.observe(Observation {
+                        started,
+                        holders,
+                        allocatable,
+                        remembered,
+                    });
                     self.send();
                 }
             }
@@ -246,13 +313,22 @@ impl World {
             }
         }
         let node = Device::all(&node());
-        let offered: Vec<&Device> =
-            node.iter().filter(|device| self.ledger.saved().contains_key(&device.uuid)).collect();
+        let offered: Vec<&Device> = node
+            .iter()
+            .filter(|device| self.ledger.saved().contains_key(&device.uuid))
+            .collect();
         for one in &offered {
-            assert!(!offered.iter().any(|other| one.overlaps(other)), "{} is offered beside a part of it", one.uuid);
+            assert!(
+                !offered.iter().any(|other| one.overlaps(other)),
+                "{} is offered beside a part of it",
+                one.uuid
+            );
         }
         for (uuid, (device, of, count)) in &devices {
-            assert!(*count <= of.sharing.shares(), "{count} shares of {uuid} are held: {of:?}");
+            assert!(
+                *count <= of.sharing.shares(),
+                "{count} shares of {uuid} are held: {of:?}"
+            );
             let other = devices.values().find(|(other, ..)| device.overlaps(other));
             assert!(other.is_none(), "{uuid} and {other:?} are both held");
         }
@@ -277,9 +353,17 @@ impl World {
                 self.take(&Step::Deliver);
             }
         }
-        assert!(!self.ledger.is_busy() && self.ledger.waiting().is_empty(), "{:?}", self.ledger.waiting());
+        assert!(
+            !self.ledger.is_busy() && self.ledger.waiting().is_empty(),
+            "{:?}",
+            self.ledger.waiting()
+        );
         let wanted = wanted(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap();
-        let wanted = wanted.devices.into_iter().map(|of| (of.device.uuid, of.assignment)).collect();
+        let wanted = wanted
+            .devices
+            .into_iter()
+            .map(|of| (of.device.uuid, of.assignment))
+            .collect();
         assert_eq!(*self.ledger.saved(), wanted);
         // What is withheld although nothing is held stays so: a request that fits nowhere would come again.
         let lists = self.ledger.lists();

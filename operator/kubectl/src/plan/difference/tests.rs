@@ -18,7 +18,10 @@ fn node(name: &str, labels: &serde_json::Value) -> Node {
 }
 
 fn plan(cluster: &Cluster, wanted: &[GpuNodePolicy]) -> Plan {
-    let wanted = wanted.iter().map(|policy| (policy.name_any(), policy.clone())).collect();
+    let wanted = wanted
+        .iter()
+        .map(|policy| (policy.name_any(), policy.clone()))
+        .collect();
     Plan::of(cluster, &wanted, &BTreeSet::new(), Timestamp::UNIX_EPOCH).expect("a plan")
 }
 
@@ -82,14 +85,24 @@ pub fn sample() -> Plan {
         "other",
         &json!({"nodeSelector": {"matchLabels": {"pool": "c"}}, "labels": {"a": "b"}, "mode": "Preview"}),
     );
-    let more = policy("more", &json!({"nodeSelector": {"matchLabels": {"pool": "d"}}, "devicePlugin": {}}));
+    let more = policy(
+        "more",
+        &json!({"nodeSelector": {"matchLabels": {"pool": "d"}}, "devicePlugin": {}}),
+    );
     plan(&carried_out(cluster), &[wanted, other, more])
 }
 
 #[test]
 fn applying_what_is_there_changes_nothing() {
-    let same = policy("same", &json!({"nodeSelector": {}, "labels": {"a": "b"}, "devicePlugin": {}}));
-    let cluster = Cluster { policies: vec![same.clone()], nodes: vec![node("n", &json!({}))], ..Cluster::default() };
+    let same = policy(
+        "same",
+        &json!({"nodeSelector": {}, "labels": {"a": "b"}, "devicePlugin": {}}),
+    );
+    let cluster = Cluster {
+        policies: vec![same.clone()],
+        nodes: vec![node("n", &json!({}))],
+        ..Cluster::default()
+    };
     let plan = plan(&cluster, &[same]);
     assert_eq!((plan.nodes.len(), plan.unchanged), (0, 1));
     assert_eq!(plan.policies[0].action, Action::None);
@@ -98,25 +111,56 @@ fn applying_what_is_there_changes_nothing() {
 
 #[test]
 fn a_new_policy_adds_and_a_foreign_value_stays() {
-    let cluster = Cluster { nodes: vec![node("n", &json!({"a": "theirs"}))], ..Cluster::default() };
-    let plan = plan(&cluster, &[policy("new", &json!({"nodeSelector": {}, "labels": {"a": "b", "c": "d"}}))]);
-    let [node] = plan.nodes.as_slice() else { panic!("{plan:?}") };
-    let added =
-        Change { action: Action::Add, what: What::Label, key: Some("c".into()), from: None, to: Some("d".into()) };
+    let cluster = Cluster {
+        nodes: vec![node("n", &json!({"a": "theirs"}))],
+        ..Cluster::default()
+    };
+    let plan = plan(
+        &cluster,
+        &[policy(
+            "new",
+            &json!({"nodeSelector": {}, "labels": {"a": "b", "c": "d"}}),
+        )],
+    );
+    let [node] = plan.nodes.as_slice() else {
+        panic!("{plan:?}")
+    };
+    let added = Change {
+        action: Action::Add,
+        what: What::Label,
+        key: Some("c".into()),
+        from: None,
+        to: Some("d".into()),
+    };
     assert_eq!(node.changes, [added]);
     assert_eq!(node.obstacles.len(), 1, "{:?}", node.obstacles);
 }
 
 #[test]
 fn what_a_deleted_policy_gave_goes_and_what_runs_on_it_notices() {
-    let old = policy("old", &json!({"nodeSelector": {}, "labels": {"a": "b"}, "devicePlugin": {}}));
+    let old = policy(
+        "old",
+        &json!({"nodeSelector": {}, "labels": {"a": "b"}, "devicePlugin": {}}),
+    );
     let other = policy("other", &json!({"nodeSelector": {}, "labels": {"c": "d"}}));
     let nodes = vec![node("n", &json!({}))];
     let policies = vec![old, other];
-    let cluster = carried_out(Cluster { policies, nodes, gpu_nodes: vec![gpu_node("n")], ..Cluster::default() });
+    let cluster = carried_out(Cluster {
+        policies,
+        nodes,
+        gpu_nodes: vec![gpu_node("n")],
+        ..Cluster::default()
+    });
     let deleted = BTreeSet::from(["old".to_owned()]);
     let plan = Plan::of(&cluster, &BTreeMap::new(), &deleted, Timestamp::UNIX_EPOCH).expect("a plan");
-    let [PolicyChange { action: Action::Remove, matched: 1, .. }] = plan.policies.as_slice() else {
+    let [
+        PolicyChange {
+            action: Action::Remove,
+            matched: 1,
+            ..
+        },
+    ] = plan.policies.as_slice()
+    else {
         panic!("{plan:?}")
     };
     let text = anstream::adapter::strip_str(&crate::plan::text::plan(&plan)).to_string();
@@ -134,8 +178,14 @@ fn what_a_deleted_policy_gave_goes_and_what_runs_on_it_notices() {
 
 #[test]
 fn a_policy_in_mode_preview_is_planned_as_if_in_force() {
-    let cluster = Cluster { nodes: vec![node("n", &json!({}))], ..Cluster::default() };
-    let preview = policy("new", &json!({"nodeSelector": {}, "labels": {"c": "d"}, "mode": "Preview"}));
+    let cluster = Cluster {
+        nodes: vec![node("n", &json!({}))],
+        ..Cluster::default()
+    };
+    let preview = policy(
+        "new",
+        &json!({"nodeSelector": {}, "labels": {"c": "d"}, "mode": "Preview"}),
+    );
     let plan = plan(&cluster, &[preview]);
     assert!(plan.policies[0].preview);
     assert_eq!(plan.nodes[0].changes.len(), 1);
@@ -144,10 +194,21 @@ fn a_policy_in_mode_preview_is_planned_as_if_in_force() {
 #[test]
 fn the_label_of_the_mps_daemons_comes_with_a_resource_that_needs_them() {
     let mps = json!({"resources": [{"name": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 10}}]});
-    let cluster = Cluster { nodes: vec![node("n", &json!({}))], ..Cluster::default() };
-    let plan = plan(&cluster, &[policy("new", &json!({"nodeSelector": {}, "devicePlugin": mps}))]);
+    let cluster = Cluster {
+        nodes: vec![node("n", &json!({}))],
+        ..Cluster::default()
+    };
+    let plan = plan(
+        &cluster,
+        &[policy("new", &json!({"nodeSelector": {}, "devicePlugin": mps}))],
+    );
     let changes = &plan.nodes[0].changes;
-    assert!(changes.iter().any(|change| change.key.as_deref() == Some("gpunode.dev/mps")), "{changes:?}");
+    assert!(
+        changes
+            .iter()
+            .any(|change| change.key.as_deref() == Some("gpunode.dev/mps")),
+        "{changes:?}"
+    );
     let text = anstream::adapter::strip_str(&crate::plan::text::plan(&plan)).to_string();
     assert!(text.contains("+ resource a.b/c: 10 shares per GPU (Mps)"), "{text}");
     assert!(!text.contains("gpunode.dev/mps"), "{text}");
@@ -170,7 +231,9 @@ fn an_operator_without_fact_labels_is_planned_without_them() {
         let before = World::of(cluster.nodes[0].clone(), Some(cluster.gpu_nodes[0].clone()), &policies);
         let before = before.carried_out(&policies, Timestamp::UNIX_EPOCH).expect("a plan");
         assert_eq!(plan(&cluster, std::slice::from_ref(&policy)).nodes[0].changes.len(), 1);
-        !before.entries.contains_key(&(What::Label, "nvidia.com/gpu.count".to_owned()))
+        !before
+            .entries
+            .contains_key(&(What::Label, "nvidia.com/gpu.count".to_owned()))
     };
     let operator = |args: &[&str]| crate::gpu_labels::tests::operator(&json!({"args": args}));
     assert!(removed(operator(&["--gpu-labels=false"])));
@@ -180,10 +243,21 @@ fn an_operator_without_fact_labels_is_planned_without_them() {
 #[test]
 fn policies_that_would_disagree_are_an_obstacle() {
     let there = policy("one", &json!({"nodeSelector": {}, "labels": {"a": "1"}}));
-    let cluster = Cluster { policies: vec![there], nodes: vec![node("n", &json!({}))], ..Cluster::default() };
-    let plan = plan(&cluster, &[policy("two", &json!({"nodeSelector": {}, "labels": {"a": "2"}}))]);
+    let cluster = Cluster {
+        policies: vec![there],
+        nodes: vec![node("n", &json!({}))],
+        ..Cluster::default()
+    };
+    let plan = plan(
+        &cluster,
+        &[policy("two", &json!({"nodeSelector": {}, "labels": {"a": "2"}}))],
+    );
     assert!(plan.nodes[0].changes.is_empty());
-    assert!(plan.nodes[0].obstacles[0].contains("equal priority"), "{:?}", plan.nodes[0].obstacles);
+    assert!(
+        plan.nodes[0].obstacles[0].contains("equal priority"),
+        "{:?}",
+        plan.nodes[0].obstacles
+    );
 }
 
 #[test]
@@ -192,31 +266,53 @@ fn a_node_that_would_stay_as_it_is_has_no_changes() {
         let sharing = json!({"strategy": "TimeSlicing", "replicas": replicas});
         json!({"nodeSelector": {}, "devicePlugin": {"resources": [{"name": "nvidia.com/gpu", "sharing": sharing}]}})
     };
-    let cluster =
-        Cluster { policies: vec![policy("one", &config(2))], nodes: vec![node("n", &json!({}))], ..Cluster::default() };
+    let cluster = Cluster {
+        policies: vec![policy("one", &config(2))],
+        nodes: vec![node("n", &json!({}))],
+        ..Cluster::default()
+    };
     let plan = plan(&cluster, &[policy("two", &config(4))]);
     assert!(plan.nodes[0].changes.is_empty(), "{:?}", plan.nodes[0].changes);
-    assert!(plan.nodes[0].obstacles[0].contains("disagree about devicePlugin"), "{:?}", plan.nodes[0].obstacles);
+    assert!(
+        plan.nodes[0].obstacles[0].contains("disagree about devicePlugin"),
+        "{:?}",
+        plan.nodes[0].obstacles
+    );
 }
 
 fn shared(replicas: i32, mode: &str) -> GpuNodePolicy {
     let sharing = json!({"strategy": "TimeSlicing", "replicas": replicas});
     let plugin = json!({"resources": [{"name": "nvidia.com/gpu", "sharing": sharing}]});
-    policy("pool", &json!({"nodeSelector": {}, "mode": mode, "devicePlugin": plugin}))
+    policy(
+        "pool",
+        &json!({"nodeSelector": {}, "mode": mode, "devicePlugin": plugin}),
+    )
 }
 
 /// A node on which a policy is in force, in a cluster that has another one of the same name.
 fn overtaken(by: GpuNodePolicy, in_force: GpuNodePolicy) -> Cluster {
     let nodes = vec![node("n", &json!({}))];
-    let cluster = Cluster { policies: vec![in_force], gpu_nodes: vec![gpu_node("n")], nodes, ..Cluster::default() };
-    Cluster { policies: vec![by], ..carried_out(cluster) }
+    let cluster = Cluster {
+        policies: vec![in_force],
+        gpu_nodes: vec![gpu_node("n")],
+        nodes,
+        ..Cluster::default()
+    };
+    Cluster {
+        policies: vec![by],
+        ..carried_out(cluster)
+    }
 }
 
 #[test]
 fn a_node_behind_a_stopped_rollout_changes_from_what_it_has() {
     let cluster = overtaken(shared(4, "Enforce"), shared(2, "Enforce"));
     let to_eight = plan(&cluster, &[shared(8, "Enforce")]);
-    let resource = to_eight.nodes[0].changes.iter().find(|change| change.what == What::Resource).expect("a resource");
+    let resource = to_eight.nodes[0]
+        .changes
+        .iter()
+        .find(|change| change.what == What::Resource)
+        .expect("a resource");
     assert_eq!(resource.from.as_deref(), Some("2 replicas per GPU (TimeSlicing)"));
     let back = plan(&cluster, &[shared(2, "Enforce")]);
     assert_eq!((back.nodes.len(), back.is_disruptive()), (0, false), "{:?}", back.nodes);
@@ -225,18 +321,37 @@ fn a_node_behind_a_stopped_rollout_changes_from_what_it_has() {
 #[test]
 fn a_policy_that_pauses_counts_the_nodes_that_it_governs() {
     let policies = |mode| shared(2, mode);
-    let plan = plan(&overtaken(policies("Enforce"), policies("Enforce")), &[policies("Paused")]);
+    let plan = plan(
+        &overtaken(policies("Enforce"), policies("Enforce")),
+        &[policies("Paused")],
+    );
     assert_eq!(plan.policies[0].matched, 1);
-    assert!(plan.nodes.iter().all(|node| node.changes.is_empty()), "{:?}", plan.nodes);
+    assert!(
+        plan.nodes.iter().all(|node| node.changes.is_empty()),
+        "{:?}",
+        plan.nodes
+    );
 }
 
 #[test]
 fn what_will_be_there_only_for_a_while_is_a_note_and_no_change() {
-    let cluster = Cluster { nodes: vec![node("n", &json!({}))], ..Cluster::default() };
-    let starting = policy("new", &json!({"nodeSelector": {}, "startupTaint": {}, "devicePlugin": {}}));
+    let cluster = Cluster {
+        nodes: vec![node("n", &json!({}))],
+        ..Cluster::default()
+    };
+    let starting = policy(
+        "new",
+        &json!({"nodeSelector": {}, "startupTaint": {}, "devicePlugin": {}}),
+    );
     let planned = plan(&cluster, &[starting]);
-    let [node] = planned.nodes.as_slice() else { panic!("{planned:?}") };
-    assert!(node.changes.iter().all(|change| change.what != What::Taint), "{:?}", node.changes);
+    let [node] = planned.nodes.as_slice() else {
+        panic!("{planned:?}")
+    };
+    assert!(
+        node.changes.iter().all(|change| change.what != What::Taint),
+        "{:?}",
+        node.changes
+    );
     let told = "taint gpunode.dev/not-ready:NoSchedule is there until what is promised is allocatable";
     assert!(node.notes.iter().any(|note| note == told), "{:?}", node.notes);
     assert!(!planned.is_disruptive());

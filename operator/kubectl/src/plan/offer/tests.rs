@@ -17,7 +17,11 @@ fn gpu(index: u32, product: &str, memory: u32, capability: &str) -> Value {
 
 /// Three GPUs: 16 and 80 GiB, and one that is too old for MPS.
 fn unequal() -> Value {
-    json!([gpu(0, "Tesla-T4", 16384, "7.5"), gpu(1, "NVIDIA-A100-80GB", 81920, "8.0"), gpu(2, "Tesla-P4", 8192, "6.1")])
+    json!([
+        gpu(0, "Tesla-T4", 16384, "7.5"),
+        gpu(1, "NVIDIA-A100-80GB", 81920, "8.0"),
+        gpu(2, "Tesla-P4", 8192, "6.1")
+    ])
 }
 
 fn divided(profiles: &[&str], known: bool) -> Value {
@@ -41,10 +45,25 @@ fn divided(profiles: &[&str], known: bool) -> Value {
 /// What is said where `status` has the GPUs and `from` becomes `to`.
 fn said(status: &Value, from: &str, to: &str) -> String {
     let (before, after) = (gpu_node(from, status), gpu_node(to, status));
-    let Effect { offers, notes, waiting, obstacles } = effect(Some(&before), Some(&after));
-    let offers =
-        offers.into_iter().map(|Offer { resource, now, then, words }| format!("{resource}: {words} ({now} -> {then})"));
-    let others = notes.into_iter().chain(waiting).chain(obstacles).map(|note| format!("! {note}"));
+    let Effect {
+        offers,
+        notes,
+        waiting,
+        obstacles,
+    } = effect(Some(&before), Some(&after));
+    let offers = offers.into_iter().map(
+        |Offer {
+             resource,
+             now,
+             then,
+             words,
+         }| format!("{resource}: {words} ({now} -> {then})"),
+    );
+    let others = notes
+        .into_iter()
+        .chain(waiting)
+        .chain(obstacles)
+        .map(|note| format!("! {note}"));
     offers.chain(others).collect::<Vec<_>>().join("\n")
 }
 
@@ -102,7 +121,11 @@ fn mig_devices_are_counted_and_what_they_cannot_give_is_said() {
 
 #[test]
 fn mig_devices_of_which_too_little_is_known_are_not_called_unequal() {
-    let said = said(&json!({"gpus": divided(&["1g.10gb", "2g.20gb"], false)}), "{}", "mig: {strategy: Single}");
+    let said = said(
+        &json!({"gpus": divided(&["1g.10gb", "2g.20gb"], false)}),
+        "{}",
+        "mig: {strategy: Single}",
+    );
     assert!(!said.contains('!'), "{said}");
 }
 
@@ -134,8 +157,14 @@ fn devices_that_somebody_holds_wait_for_their_pods() {
     ! GPU 2 keeps its present offer until ml/a, ml/b, ml/c and 1 other pod are gone
     ! not every pod that holds a device of this node is known, so more devices may wait
     ");
-    for to in ["passDeviceSpecs: true", "resources: [{name: nvidia.com/gpu, allocation: Packed}]"] {
-        assert!(!said(&status(true), "{}", to).contains('!'), "nothing of a device changes by {to}");
+    for to in [
+        "passDeviceSpecs: true",
+        "resources: [{name: nvidia.com/gpu, allocation: Packed}]",
+    ] {
+        assert!(
+            !said(&status(true), "{}", to).contains('!'),
+            "nothing of a device changes by {to}"
+        );
     }
 }
 

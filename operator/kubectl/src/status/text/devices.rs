@@ -43,7 +43,8 @@ fn device_rows(node: &NodeState) -> Vec<[Cell; 8]> {
     };
     let rows = |device: &DeviceState| -> Vec<[Cell; 8]> {
         let held = device.holders.iter().map(|holder| row(device, Some(holder)));
-        held.chain(device.holders.is_empty().then(|| row(device, None))).collect()
+        held.chain(device.holders.is_empty().then(|| row(device, None)))
+            .collect()
     };
     node.devices.iter().flat_map(rows).collect()
 }
@@ -76,11 +77,19 @@ pub fn withheld(node: &NodeState) -> String {
         let count = resource.withheld?;
         // All that is free and healthy is on one device then.
         let free = |device: &DeviceState| i64::from(device.healthy) - device.held();
-        let devices = node.devices.iter().filter(|device| device.resource.as_ref() == Some(&resource.name));
-        let most = devices.filter(|_| !node.holders_truncated).max_by_key(|device| free(device));
+        let devices = node
+            .devices
+            .iter()
+            .filter(|device| device.resource.as_ref() == Some(&resource.name));
+        let most = devices
+            .filter(|_| !node.holders_truncated)
+            .max_by_key(|device| free(device));
         let most = most.map(|device| format!(": at most {} are free on one device ({})", free(device), device.name()));
         let (node, name) = (&node.name, &resource.name);
-        Some(format!("{node}: {name}: {count} withheld until something is freed{}", most.unwrap_or_default()))
+        Some(format!(
+            "{node}: {name}: {count} withheld until something is freed{}",
+            most.unwrap_or_default()
+        ))
     };
     let lines = node.resources.iter().filter_map(line);
     lines.map(|line| plain(&line) + "\n").collect()
@@ -88,16 +97,31 @@ pub fn withheld(node: &NodeState) -> String {
 
 /// Devices whose change waits for running pods, with these; at most `most` of them.
 pub fn waiting(fleet: &Fleet, most: usize) -> String {
-    let devices = fleet.nodes.iter().flat_map(|node| node.devices.iter().map(move |device| (node, device)));
+    let devices = fleet
+        .nodes
+        .iter()
+        .flat_map(|node| node.devices.iter().map(move |device| (node, device)));
     let rows: Vec<[Cell; 5]> = devices
         .filter_map(|(node, device)| {
             let waiting = device.waiting.as_ref()?;
-            let mut pods = waiting.pods.iter().take(MAX_PODS).cloned().collect::<Vec<_>>().join(", ");
+            let mut pods = waiting
+                .pods
+                .iter()
+                .take(MAX_PODS)
+                .cloned()
+                .collect::<Vec<_>>()
+                .join(", ");
             if waiting.pods.len() > MAX_PODS {
                 let _ = write!(pods, " and {} more", waiting.pods.len() - MAX_PODS);
             }
             let (hardware, why) = (device.hardware.as_str(), waiting.message.as_str());
-            Some([node.name.as_str().into(), gpu(device), hardware.into(), pods.into(), why.into()])
+            Some([
+                node.name.as_str().into(),
+                gpu(device),
+                hardware.into(),
+                pods.into(),
+                why.into(),
+            ])
         })
         .collect();
     if rows.is_empty() {

@@ -13,11 +13,22 @@ const NAMED: usize = 3;
 pub fn rollouts(fleet: &Fleet) -> String {
     let under_way = |policy: &'_ &PolicyState| policy.rollout.as_ref().is_some_and(|rollout| !rollout.is_done());
     let policies: Vec<&PolicyState> = fleet.policies.iter().filter(under_way).collect();
-    let rows: Vec<_> = policies.iter().filter_map(|policy| Some(row(&policy.name, policy.rollout.as_ref()?))).collect();
+    let rows: Vec<_> = policies
+        .iter()
+        .filter_map(|policy| Some(row(&policy.name, policy.rollout.as_ref()?)))
+        .collect();
     if rows.is_empty() {
         return String::new();
     }
-    let heading = ["ROLLOUT", "IN FORCE", "CHANGING", "AT ONCE", "TO COME", "NOT AWAITED", "STOPPED AT"];
+    let heading = [
+        "ROLLOUT",
+        "IN FORCE",
+        "CHANGING",
+        "AT ONCE",
+        "TO COME",
+        "NOT AWAITED",
+        "STOPPED AT",
+    ];
     let mut text = format!("\n{}", table(heading, &rows));
     for policy in policies {
         for stop in policy.rollout.iter().filter_map(|rollout| rollout.stopped.first()) {
@@ -49,5 +60,9 @@ fn row(policy: &str, rollout: &RolloutState) -> [Cell; 7] {
 fn named(nodes: &[&str]) -> String {
     let shown = nodes.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
     let more = nodes.len().saturating_sub(NAMED);
-    if more == 0 { shown } else { format!("{shown} and {more} more") }
+    if more == 0 {
+        shown
+    } else {
+        format!("{shown} and {more} more")
+    }
 }

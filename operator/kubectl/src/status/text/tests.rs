@@ -8,7 +8,10 @@ use crate::{
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
 fn no_nodes() -> Listed<Node> {
-    Listed { objects: Vec::new(), unreadable: Vec::new() }
+    Listed {
+        objects: Vec::new(),
+        unreadable: Vec::new(),
+    }
 }
 
 fn shown(fleet: &Fleet) -> String {
@@ -67,7 +70,9 @@ fn a_fleet_names_the_devices_that_wait_and_the_pods_that_they_wait_for() {
 
 #[test]
 fn a_node_by_name_says_who_holds_which_device() {
-    let node = shared().only(&["n".to_owned()], &no_nodes()).expect("there is such a node");
+    let node = shared()
+        .only(&["n".to_owned()], &no_nodes())
+        .expect("there is such a node");
     let text = nodes(&node);
     assert!(!text.contains("\u{1b}[2J"), "{text:?}");
     insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
@@ -130,12 +135,33 @@ fn a_rollout_says_how_far_it_is_and_where_it_stopped() {
 
 #[test]
 fn a_name_that_is_no_gpu_node_is_told_apart_from_one_that_is_no_node() {
-    let cpu =
-        Node { metadata: ObjectMeta { name: Some("cpu".to_owned()), ..ObjectMeta::default() }, ..Node::default() };
-    let nodes = Listed { objects: vec![cpu], unreadable: Vec::new() };
-    let refusal = |name: &str| shared().only(&[name.to_owned()], &nodes).expect_err("no GPU node").to_string();
-    assert!(refusal("cpu").starts_with("show node cpu: it has no GpuNode, since"), "{}", refusal("cpu"));
-    assert!(refusal("nope").starts_with("show node nope: the cluster has no node of that name"), "{}", refusal("nope"));
+    let cpu = Node {
+        metadata: ObjectMeta {
+            name: Some("cpu".to_owned()),
+            ..ObjectMeta::default()
+        },
+        ..Node::default()
+    };
+    let nodes = Listed {
+        objects: vec![cpu],
+        unreadable: Vec::new(),
+    };
+    let refusal = |name: &str| {
+        shared()
+            .only(&[name.to_owned()], &nodes)
+            .expect_err("no GPU node")
+            .to_string()
+    };
+    assert!(
+        refusal("cpu").starts_with("show node cpu: it has no GpuNode, since"),
+        "{}",
+        refusal("cpu")
+    );
+    assert!(
+        refusal("nope").starts_with("show node nope: the cluster has no node of that name"),
+        "{}",
+        refusal("nope")
+    );
 }
 
 #[test]
@@ -145,8 +171,15 @@ fn a_long_list_of_what_waits_is_cut() {
     let waits = devices[0].clone();
     devices.extend(std::iter::repeat_n(waits, 24));
     let text = shown(&fleet);
-    assert_eq!(text.matches("team/llm, team/ocr, team/x and 2 more").count(), MAX_WAITING, "{text}");
-    assert!(text.contains("and 5 more; `kubectl gpunode status NODE` shows those of a node"), "{text}");
+    assert_eq!(
+        text.matches("team/llm, team/ocr, team/x and 2 more").count(),
+        MAX_WAITING,
+        "{text}"
+    );
+    assert!(
+        text.contains("and 5 more; `kubectl gpunode status NODE` shows those of a node"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -16,12 +16,18 @@ const GIB: i64 = 1024;
 /// Memory, cores and shares that containers hold, a row for each node that offers something, and one for all of them.
 pub fn usage(fleet: &Fleet) -> String {
     let offering = fleet.nodes.iter().filter(|node| !node.usage.shares.is_empty());
-    let mut rows: Vec<_> = offering.map(|node| row(&node.name, &node.usage, by_gpu(node))).collect();
+    let mut rows: Vec<_> = offering
+        .map(|node| row(&node.name, &node.usage, by_gpu(node)))
+        .collect();
     if rows.is_empty() {
         return String::new();
     }
     if rows.len() > 1 {
-        let shares = fleet.usage.shares.iter().map(|(resource, shares)| format!("{resource} {}", part(*shares)));
+        let shares = fleet
+            .usage
+            .shares
+            .iter()
+            .map(|(resource, shares)| format!("{resource} {}", part(*shares)));
         rows.push(row("ALL", &fleet.usage, shares.collect::<Vec<_>>().join(", ")));
     }
     format!("\n{}", table(["IN USE", "MEMORY", "GPU CORES", "SHARES"], &rows))
@@ -31,14 +37,25 @@ fn row(name: &str, usage: &Usage, shares: String) -> [Cell; 4] {
     let least = if usage.at_least { "at least " } else { "" };
     let percent = |amount: Amount| amount.held.saturating_mul(100).checked_div(amount.total);
     let memory = percent(usage.memory).map(|percent| {
-        let (held, total) = (tenths(usage.memory.held * 10 / GIB), tenths(usage.memory.total * 10 / GIB));
+        let (held, total) = (
+            tenths(usage.memory.held * 10 / GIB),
+            tenths(usage.memory.total * 10 / GIB),
+        );
         format!("{least}{held}/{total} GiB ({percent}%)")
     });
     let cores = percent(usage.cores_percent).map(|percent| {
-        let (held, total) = (tenths(usage.cores_percent.held / 10), tenths(usage.cores_percent.total / 10));
+        let (held, total) = (
+            tenths(usage.cores_percent.held / 10),
+            tenths(usage.cores_percent.total / 10),
+        );
         format!("{least}{held}/{total} ({percent}%)")
     });
-    [name.into(), memory.unwrap_or_default().into(), cores.unwrap_or_default().into(), shares.into()]
+    [
+        name.into(),
+        memory.unwrap_or_default().into(),
+        cores.unwrap_or_default().into(),
+        shares.into(),
+    ]
 }
 
 /// Such as `0: 30/80, 1: 0/10`: of each GPU, its MIG devices together.
@@ -49,7 +66,10 @@ fn by_gpu(node: &NodeState) -> String {
             gpus.entry(gpu).or_default().add(shares);
         }
     }
-    gpus.iter().map(|(gpu, shares)| format!("{gpu}: {}", part(*shares))).collect::<Vec<_>>().join(", ")
+    gpus.iter()
+        .map(|(gpu, shares)| format!("{gpu}: {}", part(*shares)))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn part(amount: Amount) -> String {
@@ -58,5 +78,9 @@ fn part(amount: Amount) -> String {
 
 /// `12` is 1.2, and `20` is 2.
 fn tenths(tenths: i64) -> String {
-    if tenths % 10 == 0 { (tenths / 10).to_string() } else { format!("{}.{}", tenths / 10, tenths % 10) }
+    if tenths % 10 == 0 {
+        (tenths / 10).to_string()
+    } else {
+        format!("{}.{}", tenths / 10, tenths % 10)
+    }
 }

@@ -10,7 +10,9 @@ fn properties(schema: &Value) -> Option<&Map<String, Value>> {
 
 /// The schema of the field `name`, if there can be such a field.
 pub fn field<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
-    properties(schema).and_then(|known| known.get(name)).or_else(|| schema.get("additionalProperties"))
+    properties(schema)
+        .and_then(|known| known.get(name))
+        .or_else(|| schema.get("additionalProperties"))
 }
 
 /// Adds every field of `value` that its schema does not know.

@@ -38,7 +38,10 @@ impl Checked {
                 return;
             }
             let hint = if wanted == "string" { "; put it in quotes" } else { "" };
-            return self.misshapen(path, format!("must be of type {wanted}, not {}{hint}", type_name(value)));
+            return self.misshapen(
+                path,
+                format!("must be of type {wanted}, not {}{hint}", type_name(value)),
+            );
         }
         if let Some(allowed) = schema.get("enum").and_then(Value::as_array)
             && !allowed.contains(value)
@@ -66,12 +69,19 @@ impl Checked {
             self.misshapen(path, format!("{length} characters are more than {most}"));
         }
         if let Some(least) = bound(schema, "minLength").filter(|least| length < *least) {
-            return self.invalid(path, format!("needs at least {}", plural(least, "character", "characters")));
+            return self.invalid(
+                path,
+                format!("needs at least {}", plural(least, "character", "characters")),
+            );
         }
-        let Some(pattern) = schema.get("pattern").and_then(Value::as_str) else { return };
+        let Some(pattern) = schema.get("pattern").and_then(Value::as_str) else {
+            return;
+        };
         // A pattern that cannot be read is a fault of gpunode, and a test reads them all.
         if !Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(text)) {
-            let wanted = pattern_words(path).map(|words| format!("is no {words}; it ")).unwrap_or_default();
+            let wanted = pattern_words(path)
+                .map(|words| format!("is no {words}; it "))
+                .unwrap_or_default();
             self.invalid(path, format!("{text:?} {wanted}does not match {pattern}"));
         }
     }
@@ -99,10 +109,14 @@ impl Checked {
         if let Some(least) = bound(schema, "minItems").filter(|least| items.len() < *least) {
             self.invalid(path, format!("needs at least {}", plural(least, "entry", "entries")));
         }
-        let Some(names) = schema.get("x-kubernetes-list-map-keys").and_then(Value::as_array) else { return };
+        let Some(names) = schema.get("x-kubernetes-list-map-keys").and_then(Value::as_array) else {
+            return;
+        };
         let names: Vec<&str> = names.iter().filter_map(Value::as_str).collect();
-        let keys: Vec<Vec<Option<&Value>>> =
-            items.iter().map(|item| names.iter().map(|name| item.get(name)).collect()).collect();
+        let keys: Vec<Vec<Option<&Value>>> = items
+            .iter()
+            .map(|item| names.iter().map(|name| item.get(name)).collect())
+            .collect();
         for (index, key) in keys.iter().enumerate() {
             // The API server names the first repetition alone.
             if keys.iter().take(index).filter(|earlier| *earlier == key).count() == 1 {
@@ -118,7 +132,13 @@ impl Checked {
                 self.value(schema, value, &child(path, name));
             }
         }
-        for name in schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
+        for name in schema
+            .get("required")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+        {
             if !fields.contains_key(name) {
                 self.misshapen(&child(path, name), "is required");
             }

@@ -35,7 +35,10 @@ fn kept(pod: &Value) -> Option<RejectedPod> {
 #[test]
 fn pod_that_was_rejected_and_that_a_controller_replaces_is_known_by_little() {
     let expected = RejectedPod {
-        name: PodName { namespace: "ml".to_owned(), name: "a".to_owned() },
+        name: PodName {
+            namespace: "ml".to_owned(),
+            name: "a".to_owned(),
+        },
         uid: "u".to_owned(),
         resource_version: "7".to_owned(),
         node: "n".to_owned(),
@@ -64,7 +67,9 @@ fn pod_of_another_kind_is_not_even_kept() {
 }
 
 fn goes(policies: &[(&str, &str)], labels: &Value, owned: &str, reported: Option<&str>, pod: &Value) -> bool {
-    let policies = policies.iter().map(|(name, spec)| GpuNodePolicy::new(name, serde_yaml::from_str(spec).unwrap()));
+    let policies = policies
+        .iter()
+        .map(|(name, spec)| GpuNodePolicy::new(name, serde_yaml::from_str(spec).unwrap()));
     let set = PolicySet::new(&policies.collect::<Vec<_>>());
     let node = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1", "labels": labels,
         "annotations": {"gpunode.dev/owned": owned}}});
@@ -87,18 +92,43 @@ fn rejected_pod_goes_where_a_policy_that_is_in_force_says_so() {
         (vec![("p", "{nodeSelector: {}}")], &none, SERVED, false),
         (vec![("p", DELETES)], &none, SERVED, true),
         (
-            vec![("p", "{priority: 9, nodeSelector: {}, deleteRejectedPods: false}"), ("q", DELETES)],
+            vec![
+                ("p", "{priority: 9, nodeSelector: {}, deleteRejectedPods: false}"),
+                ("q", DELETES),
+            ],
             &none,
             SERVED,
             true,
         ),
-        (vec![("p", "{nodeSelector: {matchLabels: {pool: x}}, deleteRejectedPods: true}")], &none, SERVED, false),
-        (vec![("p", "{mode: Preview, nodeSelector: {}, deleteRejectedPods: true}")], &none, SERVED, false),
-        (vec![("p", "{mode: Paused, nodeSelector: {}, deleteRejectedPods: true}")], &none, SERVED, false),
+        (
+            vec![(
+                "p",
+                "{nodeSelector: {matchLabels: {pool: x}}, deleteRejectedPods: true}",
+            )],
+            &none,
+            SERVED,
+            false,
+        ),
+        (
+            vec![("p", "{mode: Preview, nodeSelector: {}, deleteRejectedPods: true}")],
+            &none,
+            SERVED,
+            false,
+        ),
+        (
+            vec![("p", "{mode: Paused, nodeSelector: {}, deleteRejectedPods: true}")],
+            &none,
+            SERVED,
+            false,
+        ),
         (vec![("p", DELETES)], &json!({"gpunode.dev/ignore": ""}), SERVED, false),
         (vec![("p", DELETES)], &none, "no record", false),
     ] {
-        assert_eq!(goes(&policies, labels, owned, None, &rejected()), expected, "{policies:?} {labels} {owned}");
+        assert_eq!(
+            goes(&policies, labels, owned, None, &rejected()),
+            expected,
+            "{policies:?} {labels} {owned}"
+        );
     }
 }
 
@@ -107,8 +137,10 @@ fn only_a_pod_that_asks_for_what_gpunode_serves_goes() {
     let init = changed("/spec/initContainers", rejected()["spec"]["containers"].clone());
     let mut init_only = init.clone();
     init_only["spec"]["containers"] = json!([{"name": "main"}]);
-    let other =
-        changed("/spec/containers", json!([{"name": "main", "resources": {"limits": {"example.com/fpga": "1"}}}]));
+    let other = changed(
+        "/spec/containers",
+        json!([{"name": "main", "resources": {"limits": {"example.com/fpga": "1"}}}]),
+    );
     let without = changed("/spec/containers", json!([{"name": "main"}]));
     let unwanted = r#"{"version":1,"resources":{"nvidia.com/gpu":1000}}"#;
     let nothing = r#"{"version":1}"#;
@@ -121,7 +153,11 @@ fn only_a_pod_that_asks_for_what_gpunode_serves_goes() {
         (&other, SERVED, Some("nvidia.com/gpu"), false),
         (&without, SERVED, Some("nvidia.com/gpu"), false),
     ] {
-        assert_eq!(goes(&[("p", DELETES)], &json!({}), owned, reported, pod), expected, "{pod} {owned} {reported:?}");
+        assert_eq!(
+            goes(&[("p", DELETES)], &json!({}), owned, reported, pod),
+            expected,
+            "{pod} {owned} {reported:?}"
+        );
     }
 }
 

@@ -28,7 +28,11 @@ struct Fleet {
 
 impl Fleet {
     fn of(size: usize) -> Self {
-        let mut fleet = Self { scene: Scene::warm(), nodes: Vec::new(), turn: 0 };
+        let mut fleet = Self {
+            scene: Scene::warm(),
+            nodes: Vec::new(),
+            turn: 0,
+        };
         for (name, spec) in POLICIES {
             fleet.scene.set_policy(name, spec);
         }
@@ -45,8 +49,9 @@ impl Fleet {
     /// A node as cloud providers make them, with all writes carried out and its agent at work.
     fn converged(&mut self, index: usize, ready: bool) -> Node {
         let name = format!("gpu-{index:05}");
-        let mut labels: serde_json::Map<_, _> =
-            (0..24).map(|label| (format!("example.com/label-{label}"), json!("value"))).collect();
+        let mut labels: serde_json::Map<_, _> = (0..24)
+            .map(|label| (format!("example.com/label-{label}"), json!("value")))
+            .collect();
         labels.insert("pool".to_owned(), json!("a"));
         let fields: serde_json::Map<_, _> = labels.keys().map(|key| (format!("f:{key}"), json!({}))).collect();
         let mut node = json!({
@@ -64,7 +69,9 @@ impl Fleet {
         self.set(&serde_json::from_value(node.clone()).unwrap());
         let work = self.scene.node_work(&name).unwrap();
         json_patch::patch(&mut node, &work.patch.unwrap()).unwrap();
-        let GpuNodeChange::Create(mut gpu_node) = work.gpu_node else { panic!("{:?}", work.gpu_node) };
+        let GpuNodeChange::Create(mut gpu_node) = work.gpu_node else {
+            panic!("{:?}", work.gpu_node)
+        };
         let gpu = |index: usize| {
             json!({
                 "index": index, "uuid": format!("GPU-{name}-{index}"), "product": "Tesla-V100-SXM2-32GB", "memoryMiB": 32768,
@@ -81,7 +88,8 @@ impl Fleet {
         });
         gpu_node.status = Some(serde_json::from_value(status).unwrap());
         gpu_node.metadata.resource_version = Some(self.scene.next_version());
-        self.scene.go(|index, now, effects| index.take_gpu_nodes(Change::Set(*gpu_node), now, effects));
+        self.scene
+            .go(|index, now, effects| index.take_gpu_nodes(Change::Set(*gpu_node), now, effects));
         self.update(&mut node);
         // The labels that tell the facts about the GPUs come once the agent has reported them.
         let facts = self.scene.node_work(&name).unwrap();
@@ -98,7 +106,8 @@ impl Fleet {
 
     fn set(&mut self, node: &Node) {
         let facts = NodeFacts::of(node);
-        self.scene.go(|index, now, effects| index.take_nodes(Change::Set(facts), now, effects));
+        self.scene
+            .go(|index, now, effects| index.take_nodes(Change::Set(facts), now, effects));
     }
 
     /// Somebody removes a label of a policy from the next node. The clock runs from the object that the watch brings, read, to
@@ -128,7 +137,11 @@ impl Fleet {
 
         // A node that is being written is on its way for every policy that matches it.
         assert_eq!((patches, statuses), (1, 2));
-        node.metadata.labels.as_mut().unwrap().insert("x".to_owned(), "y".to_owned());
+        node.metadata
+            .labels
+            .as_mut()
+            .unwrap()
+            .insert("x".to_owned(), "y".to_owned());
         node.metadata.resource_version = Some(self.scene.next_version());
         self.set(&node);
         assert_eq!(self.scene.node_work(&name), None);
@@ -137,8 +150,13 @@ impl Fleet {
 
     /// A policy changes labels and taints together. Returns the writes to nodes until nothing is left to write.
     fn change_policy(&mut self) -> usize {
-        self.scene
-            .set_policy(POLICIES[0].0, &POLICIES[0].1.replace("team: t", "team: u").replace("value: v", "value: w"));
+        self.scene.set_policy(
+            POLICIES[0].0,
+            &POLICIES[0]
+                .1
+                .replace("team: t", "team: u")
+                .replace("value: v", "value: w"),
+        );
         let mut writes = 0;
         for node in self.nodes.clone() {
             let mut value = serde_json::to_value(&node).unwrap();
@@ -155,7 +173,10 @@ impl Fleet {
     /// Writes that a leader would make which looks at everything anew.
     fn writes(&mut self) -> usize {
         self.scene.go(Index::wake_everything);
-        let keys: Vec<_> = std::mem::take(&mut self.scene.effects.wakes).into_iter().map(|wake| wake.key).collect();
+        let keys: Vec<_> = std::mem::take(&mut self.scene.effects.wakes)
+            .into_iter()
+            .map(|wake| wake.key)
+            .collect();
         let mut due = |key: &Key| match key {
             Key::Node(name) => self.scene.node_work(name).is_some(),
             Key::Status(name) => self.scene.index.status_work(name, Timestamp::now()).is_some(),
@@ -193,5 +214,8 @@ fn measure_one_event_among_10_and_among_5000_nodes() {
     println!("one event, watch to wanted writes: {few:?} among 10 nodes, {many:?} among 5,000: ratio {ratio:.2}");
     println!("figure: event-ratio | {ratio:.2} | x");
     let writes = Fleet::of(10).change_policy();
-    println!("figure: writes-per-node | {} |", f64::from(u32::try_from(writes).unwrap()) / 10.0);
+    println!(
+        "figure: writes-per-node | {} |",
+        f64::from(u32::try_from(writes).unwrap()) / 10.0
+    );
 }

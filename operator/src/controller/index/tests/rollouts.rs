@@ -98,19 +98,33 @@ impl Scene {
 
     /// A node in a version that is yet to come.
     fn known(&self, name: &str) -> NodeFacts {
-        NodeFacts { resource_version: "999999".to_owned(), ..(**self.index.nodes.get(name).unwrap()).clone() }
+        NodeFacts {
+            resource_version: "999999".to_owned(),
+            ..(**self.index.nodes.get(name).unwrap()).clone()
+        }
     }
 
     /// The nodes that are to be looked at now.
     fn woken_nodes(&self) -> Vec<&str> {
         let now = self.effects.wakes.iter().filter(|wake| wake.at.is_none());
-        let names: BTreeSet<_> =
-            now.filter_map(|wake| if let Key::Node(name) = &wake.key { Some(name.as_str()) } else { None }).collect();
+        let names: BTreeSet<_> = now
+            .filter_map(|wake| {
+                if let Key::Node(name) = &wake.key {
+                    Some(name.as_str())
+                } else {
+                    None
+                }
+            })
+            .collect();
         names.into_iter().collect()
     }
 
     fn ready(&self) -> String {
-        let status = self.index.status_work("p", Timestamp::UNIX_EPOCH).expect("the status differs").status;
+        let status = self
+            .index
+            .status_work("p", Timestamp::UNIX_EPOCH)
+            .expect("the status differs")
+            .status;
         let condition = gpunode_crds::ConditionType::Ready.find(&status.conditions).unwrap();
         format!("{} {}: {}", condition.status, condition.reason, condition.message)
     }
@@ -122,7 +136,13 @@ fn nodes_change_one_after_the_other_in_the_order_of_their_names() {
     scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
     for (index, name) in NODES.into_iter().enumerate() {
         assert_eq!(scene.woken_nodes(), [name]);
-        assert!(NODES.iter().filter(|other| **other != name).all(|other| !scene.work_on(other)), "before {name}");
+        assert!(
+            NODES
+                .iter()
+                .filter(|other| **other != name)
+                .all(|other| !scene.work_on(other)),
+            "before {name}"
+        );
         assert!(scene.work_on(name));
         let have = if index == 1 { "has" } else { "have" };
         let words =
@@ -132,8 +152,14 @@ fn nodes_change_one_after_the_other_in_the_order_of_their_names() {
         let woken: Vec<String> = scene.woken_nodes().into_iter().map(str::to_owned).collect();
         assert!(!scene.work_on(name), "the end of its turn is no configuration");
         assert_eq!(scene.index.gpu_nodes.get(name).unwrap().spec.step, None);
-        scene.effects.wakes =
-            woken.iter().filter(|it| *it != name).map(|it| Wake { key: node(it), at: None }).collect();
+        scene.effects.wakes = woken
+            .iter()
+            .filter(|it| *it != name)
+            .map(|it| Wake {
+                key: node(it),
+                at: None,
+            })
+            .collect();
     }
     assert_eq!(scene.index.counts()[0].1.ready, 4);
 }
@@ -156,7 +182,11 @@ fn rollout_stops_at_the_node_that_rejects_and_resumes_with_another_spec() {
     );
 
     scene.set_policy("p", &spec(false, "{}"));
-    assert_eq!(scene.woken_nodes(), ["a", "b"], "b failed before and waits for nobody; c and d never changed");
+    assert_eq!(
+        scene.woken_nodes(),
+        ["a", "b"],
+        "b failed before and waits for nobody; c and d never changed"
+    );
     assert!(scene.work_on("b") && scene.work_on("a"));
     scene.report("b", Agent::PutsInForce);
     scene.report("a", Agent::PutsInForce);
@@ -171,11 +201,18 @@ fn stop_outlasts_the_label_ignore_on_the_node_that_failed() {
     scene.report("a", Agent::Rejects);
     assert!(!scene.work_on("a"));
     let labels = BTreeMap::from([("gpunode.dev/ignore", "")]);
-    let ignored = NodeFacts { labels: (&labels).into(), ..scene.known("a") };
+    let ignored = NodeFacts {
+        labels: (&labels).into(),
+        ..scene.known("a")
+    };
     scene.go(|index, now, effects| index.take_nodes(Change::Set(ignored), now, effects));
     scene.go(Index::wake_everything);
     assert!(NODES.iter().all(|name| !scene.work_on(name)));
-    assert!(scene.ready().starts_with("False RolloutStopped: stopped at a"), "{}", scene.ready());
+    assert!(
+        scene.ready().starts_with("False RolloutStopped: stopped at a"),
+        "{}",
+        scene.ready()
+    );
     assert_eq!(scene.index.counts()[0].1.matched, 3);
 }
 
@@ -247,7 +284,11 @@ fn nodes_that_go_down_while_agents_are_replaced_hold_up_no_other() {
     scene.write_daemonset(&name, |_| {});
     for (updated, node, surge) in [(4, "a", None), (3, "b", Some(3)), (3, "c", Some(4))] {
         replaced(&mut scene, updated);
-        let down = NodeFacts { ready: false, resource_version: scene.next_version(), ..scene.known(node) };
+        let down = NodeFacts {
+            ready: false,
+            resource_version: scene.next_version(),
+            ..scene.known(node)
+        };
         scene.go(|index, now, effects| index.take_nodes(Change::Set(down), now, effects));
         let written = match scene.index.daemonset_work(&name) {
             Some(DaemonSetWork::Replace(daemonset)) => {
@@ -263,7 +304,11 @@ fn nodes_that_go_down_while_agents_are_replaced_hold_up_no_other() {
 }
 
 fn set_ready(scene: &mut Scene, node: &str, ready: bool, now: i64) {
-    let facts = NodeFacts { ready, resource_version: scene.next_version(), ..scene.known(node) };
+    let facts = NodeFacts {
+        ready,
+        resource_version: scene.next_version(),
+        ..scene.known(node)
+    };
     let now = Timestamp::from_second(now).unwrap();
     scene.go(|index, _, effects| index.take_nodes(Change::Set(facts), now, effects));
 }
@@ -274,7 +319,12 @@ fn node_that_comes_back_has_as_long_as_any_to_replace_its_agent() {
     scene.write_daemonset(&policy_daemonset_name("p"), |_| {});
     let late_at = |scene: &mut Scene| {
         scene.go(|index, now, effects| index.wake_when_late("p", now, effects));
-        scene.effects.wakes.iter().find_map(|wake| wake.at).map(Timestamp::as_second)
+        scene
+            .effects
+            .wakes
+            .iter()
+            .find_map(|wake| wake.at)
+            .map(Timestamp::as_second)
     };
     replaced(&mut scene, 3);
     assert_eq!(late_at(&mut scene), Some(600));
@@ -286,7 +336,11 @@ fn node_that_comes_back_has_as_long_as_any_to_replace_its_agent() {
     for ready in [false, true] {
         set_ready(&mut scene, "b", ready, 200);
     }
-    assert_eq!(late_at(&mut scene), Some(700), "one that goes down for a moment is no progress");
+    assert_eq!(
+        late_at(&mut scene),
+        Some(700),
+        "one that goes down for a moment is no progress"
+    );
     replaced(&mut scene, 3);
     set_ready(&mut scene, "a", false, 500);
     assert_eq!(late_at(&mut scene), None, "nobody waits for it");
@@ -301,14 +355,21 @@ fn write_that_the_watch_tells_of_first_is_not_taken_for_one_that_came_back_chang
     scene.write_daemonset(&name, |_| {});
     replaced(&mut scene, 4);
     set_ready(&mut scene, "a", false, 1);
-    scene.set_policy("p", "{nodeSelector: {}, image: another, devicePlugin: {}, rollout: {maxUnavailable: 1}}");
-    let Some(DaemonSetWork::Replace(written)) = scene.index.daemonset_work(&name) else { panic!("another image") };
+    scene.set_policy(
+        "p",
+        "{nodeSelector: {}, image: another, devicePlugin: {}, rollout: {maxUnavailable: 1}}",
+    );
+    let Some(DaemonSetWork::Replace(written)) = scene.index.daemonset_work(&name) else {
+        panic!("another image")
+    };
     let mut returned = (*written).clone();
     returned.metadata.resource_version = Some(scene.next_version());
     returned.metadata.generation = Some(2);
     scene.go(|index, now, effects| index.take_daemonsets(Change::Set(returned.clone()), now, effects));
     scene.go(|index, now, effects| index.update_daemonset(returned, Write::Change, &written, now, effects));
-    let Some(DaemonSetWork::Replace(more)) = scene.index.daemonset_work(&name) else { panic!("one more may stand by") };
+    let Some(DaemonSetWork::Replace(more)) = scene.index.daemonset_work(&name) else {
+        panic!("one more may stand by")
+    };
     let strategy = more.spec.unwrap().update_strategy.unwrap().rolling_update.unwrap();
     assert_eq!(strategy.max_surge, Some(IntOrString::Int(2)));
 }

@@ -7,7 +7,11 @@ fn what_people_ask_goes_before_the_configuration_and_costs_the_node_no_turn() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     let version = scene.next_version();
     let known = scene.index.nodes.get("a").unwrap().as_ref().clone();
-    let asking = NodeFacts { recovered: Some("1970-01-01T00:00:00Z".to_owned()), resource_version: version, ..known };
+    let asking = NodeFacts {
+        recovered: Some("1970-01-01T00:00:00Z".to_owned()),
+        resource_version: version,
+        ..known
+    };
     scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
     scene.go(|index, now, effects| index.take_nodes(Change::Set(asking), now, effects));
     assert!(!scene.work_on("a"), "what people ask is written first");
@@ -45,7 +49,10 @@ fn node_that_is_released_before_its_turn_makes_way_and_gets_it_when_it_is_back()
     labelled(&mut scene, "a", None);
     assert!(!scene.work_on("a"), "that it is over is told first");
     assert!(scene.work_on("a"), "then it is its turn");
-    assert!(scene.index.gpu_nodes.get("a").unwrap().spec.step.is_some(), "as one that worked before");
+    assert!(
+        scene.index.gpu_nodes.get("a").unwrap().spec.step.is_some(),
+        "as one that worked before"
+    );
 }
 
 #[test]
