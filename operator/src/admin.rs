@@ -1,6 +1,6 @@
 //! `/livez`, `/readyz` and `/metrics`.
 
-use crate::{controller::Controller, lease::Claim, metrics::Metrics};
+use crate::{leader_election::Claim, metrics::Metrics, reconcile::Controller};
 use gpunode_http::{Answer, StatusCode};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::watch, time::Instant};

@@ -5,33 +5,38 @@
 //! kubelet starts it again.
 
 mod admin;
-mod apply;
 mod cli;
-mod controller;
-mod guard;
-mod lease;
+mod events;
+mod index;
+mod leader_election;
+mod lenient;
 mod metrics;
 mod pods;
+mod reconcile;
+mod watch;
+mod work_queue;
+mod write;
 
 use admin::Admin;
 use anyhow::{Context, Result, bail};
-use apply::{Writer, publish_events};
 use clap::Parser;
 use cli::Args;
-use controller::{Controller, run_workers, watch_everything};
+use events::publish_events;
 use gpunode_plan::AgentPods;
-use guard::guarded_client;
 use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config};
-use lease::{Candidate, Claim};
+use leader_election::{Candidate, Claim, guarded_client};
 use metrics::Metrics;
 use pods::{Parts, remove_pods};
+use reconcile::{Controller, run_workers};
 use std::{io::IsTerminal, process::ExitCode, sync::Arc, time::Duration};
 use tokio::{
     signal::unix::{SignalKind, signal},
     task::JoinSet,
 };
 use tracing_subscriber::EnvFilter;
+use watch::watch_everything;
+use write::Writer;
 
 /// How long the API server may send nothing before it is given up. Longer than any watch lasts.
 const READ_TIMEOUT: Duration = Duration::from_secs(310);

@@ -37,7 +37,7 @@ async fn next(scene: &Scene) -> HolderKey {
 async fn pod_is_evicted_as_it_was_looked_at_and_people_hear_why() {
     let mut scene = scene("2026-01-01T09:00:00Z", 201, "").await;
     let key = next(&scene).await;
-    assert_eq!(evicted::pass(&scene.parts(), &key).await, Done::Settled);
+    assert_eq!(evictor::pass(&scene.parts(), &key).await, Done::Settled);
     let path = "/api/v1/namespaces/ml/pods/a";
     let request = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "a", "namespace": "ml"},
             "deleteOptions": {"preconditions": {"uid": "pod-uid", "resourceVersion": "41"}}});
@@ -54,7 +54,7 @@ async fn pod_is_evicted_as_it_was_looked_at_and_people_hear_why() {
 async fn namesake_that_started_later_is_left_alone() {
     let scene = scene("2026-01-01T10:00:01Z", 201, "").await;
     let key = next(&scene).await;
-    assert_eq!(evicted::pass(&scene.parts(), &key).await, Done::Settled);
+    assert_eq!(evictor::pass(&scene.parts(), &key).await, Done::Settled);
     assert_eq!(scene.asked().len(), 1, "it was looked at");
 }
 
@@ -64,7 +64,7 @@ async fn budget_is_respected_and_the_pod_says_what_it_waits_for() {
     let key = next(&scene).await;
     let mut pauses = Vec::new();
     for _ in 0..7 {
-        let done = evicted::pass(&scene.parts(), &key).await;
+        let done = evictor::pass(&scene.parts(), &key).await;
         assert_eq!(done, Done::Refused);
         let before = Instant::now();
         scene.controller.evictions().done(key.clone(), done);
@@ -97,7 +97,7 @@ async fn every_answer_has_its_end() {
     ] {
         let scene = scene("2026-01-01T09:00:00Z", code, reason).await;
         let key = next(&scene).await;
-        assert_eq!(evicted::pass(&scene.parts(), &key).await, expected, "{code}");
+        assert_eq!(evictor::pass(&scene.parts(), &key).await, expected, "{code}");
     }
 }
 
@@ -112,7 +112,7 @@ async fn refusal_in_the_guise_of_a_success_is_one() {
     };
     let scene = Scene::new(EVICTS, BROKEN, answer).await;
     let key = next(&scene).await;
-    assert_eq!(evicted::pass(&scene.parts(), &key).await, Done::Refused);
+    assert_eq!(evictor::pass(&scene.parts(), &key).await, Done::Refused);
 }
 
 #[tokio::test(start_paused = true)]
@@ -124,6 +124,6 @@ async fn device_that_works_again_costs_no_look_at_its_holder() {
     scene
         .controller
         .with_index(|index, now, effects| index.take_gpu_nodes(Change::Set(whole), now, effects));
-    assert_eq!(evicted::pass(&scene.parts(), &key).await, Done::Settled);
+    assert_eq!(evictor::pass(&scene.parts(), &key).await, Done::Settled);
     assert_eq!(scene.asked(), []);
 }

@@ -1,7 +1,7 @@
 //! Rejected pods.
 
 use super::*;
-use crate::{controller::Readable, pods::rejected::Rejected};
+use crate::{lenient::Readable, pods::rejected_pods::Rejected};
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher::Event;
 use std::collections::HashSet;
@@ -108,7 +108,7 @@ async fn failed_pods_are_watched_only_while_a_policy_wants_them_to_go() {
     let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []});
     let scene = Scene::new("{nodeSelector: {}}", SERVES, move |_| (200, list.clone())).await;
     let parts = scene.parts();
-    let mut work = std::pin::pin!(rejected::delete_rejected_pods(&parts));
+    let mut work = std::pin::pin!(rejected_pods::delete_rejected_pods(&parts));
     assert!(timeout(Duration::from_mins(1), &mut work).await.is_err());
     assert_eq!(scene.asked(), [], "nobody wants it, so nobody watches");
     let policy = |spec: &str, version: &str| {

@@ -1,30 +1,17 @@
 //! Wiring: watches fill the index, the index wakes keys of the queue, workers carry them out while this process leads.
 
-mod cache;
-mod daemonsets;
-mod index;
-mod notice;
-mod outcomes;
-mod queue;
-mod readable;
-mod watches;
-mod work;
-mod workers;
-
-#[cfg(test)]
-pub use cache::Change;
-pub use cache::Write;
-pub use notice::Notice;
-pub use queue::{Done, Queue};
-pub use readable::Readable;
-pub use watches::watch_everything;
-pub use work::{DaemonSetWork, Key, NodeWork, StatusWork};
-pub use workers::run_workers;
-
-use crate::{metrics::MAX_POLICIES, pods::HolderKey};
+use crate::{
+    events::Notice,
+    index::{
+        Index,
+        evictions::HolderKey,
+        work::{Effects, Key},
+    },
+    metrics::MAX_POLICIES,
+    work_queue::Queue,
+};
 use gpunode_crds::ConditionType;
 use gpunode_plan::AgentPods;
-use index::Index;
 use jiff::Timestamp;
 use std::{
     sync::{Mutex, PoisonError},
@@ -34,7 +21,6 @@ use tokio::{
     sync::{mpsc, watch},
     time::Instant,
 };
-use work::Effects;
 
 /// Events that wait to be sent. More than these are dropped: they are told to people, and status has it all.
 const MAX_NOTICES: usize = 64;
@@ -43,7 +29,7 @@ const MAX_NOTICES: usize = 64;
 pub struct Controller {
     namespace: String,
     index: Mutex<Index>,
-    queue: Queue<Key>,
+    pub queue: Queue<Key>,
     notices: mpsc::Sender<Notice>,
     is_warm: watch::Sender<bool>,
     /// Whether effects are carried out. A standby only keeps its index.

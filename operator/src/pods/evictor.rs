@@ -1,10 +1,8 @@
 //! Evictions through the API that respects PodDisruptionBudgets.
 
-use super::{HolderKey, Parts, notice, tried};
+use super::{Parts, notice, tried};
 use crate::{
-    controller::{Done, Readable},
-    guard::NotLeader,
-    metrics::Kind,
+    index::evictions::HolderKey, leader_election::NotLeader, lenient::Readable, metrics::Kind, work_queue::Done,
 };
 use futures::future::join_all;
 use gpunode_crds::Reason;
@@ -21,7 +19,7 @@ use kube::{Api, Resource, ResourceExt, api::PostParams, core::Status};
 /// Pods that are looked at at a time: a slow answer about one does not hold up all others.
 const WORKERS: usize = 2;
 
-/// Evicts pods as it becomes known that they are to go. The queue holds no more than [`crate::pods::Wanted`] has, and keys of
+/// Evicts pods as it becomes known that they are to go. The queue holds no more than [`crate::index::evictions::Wanted`] has, and keys of
 /// which the next look shows that nothing is to be done any more.
 pub async fn evict_pods(parts: &Parts<'_>) {
     let queue = parts.controller.evictions();

@@ -3,7 +3,7 @@
 //! The schema of a CRD, and the API server for its own kinds, allow values that the types here do not, such as a time with
 //! an offset of 99 hours. Whoever may write one status could stop the whole operator with them.
 
-use crate::controller::cache::Cached;
+use crate::index::cache::Cached;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};

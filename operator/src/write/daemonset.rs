@@ -3,8 +3,9 @@
 
 use super::{ApplyError, Writer, post_params};
 use crate::{
-    controller::{Controller, DaemonSetWork, Write},
+    index::{cache::Write, work::DaemonSetWork},
     metrics::Kind,
+    reconcile::Controller,
 };
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::{

@@ -1,11 +1,11 @@
 //! Who changes next.
 
 use super::*;
-use crate::controller::work::Wake;
+use crate::index::work::Wake;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use std::collections::BTreeMap;
 
-mod asked;
+mod requests;
 
 const NODES: [&str; 4] = ["a", "b", "c", "d"];
 

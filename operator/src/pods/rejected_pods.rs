@@ -2,9 +2,10 @@
 
 use super::{Parts, notice, tried};
 use crate::{
-    controller::{Done, Queue, Readable},
-    guard::NotLeader,
+    leader_election::NotLeader,
+    lenient::Readable,
     metrics::Kind,
+    work_queue::{Done, Queue},
 };
 use futures::StreamExt;
 use gpunode_crds::Reason;

@@ -1,6 +1,6 @@
 //! What there is to do: keys of the queue, and what is to be written for each.
 
-use crate::{controller::notice::Notice, pods::HolderKey};
+use crate::{events::Notice, index::evictions::HolderKey};
 use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus};
 use gpunode_plan::{ConditionsChange, GpuNodeChange};
 use jiff::Timestamp;

@@ -1,16 +1,15 @@
 //! Pods that are to go: those that hold a broken device are evicted, those that a node rejected are deleted. Which they are is
 //! decided by `gpunode-plan`; here is how. Nothing else of the operator waits for it.
 
-mod evicted;
-mod rejected;
-mod wanted;
-
-pub use wanted::{HolderKey, Wanted};
+mod evictor;
+mod rejected_pods;
 
 use crate::{
-    controller::{Controller, Done, Notice},
-    lease::Claim,
+    events::Notice,
+    leader_election::Claim,
     metrics::{Kind, Metrics},
+    reconcile::Controller,
+    work_queue::Done,
 };
 use gpunode_crds::Reason;
 use gpunode_plan::PodName;
@@ -38,7 +37,7 @@ pub struct Parts<'a> {
 
 /// Does it from the moment on that this process leads. Does not end.
 pub async fn remove_pods(parts: &Parts<'_>) {
-    tokio::join!(evicted::evict_pods(parts), rejected::delete_rejected_pods(parts));
+    tokio::join!(evictor::evict_pods(parts), rejected_pods::delete_rejected_pods(parts));
 }
 
 /// What became of work on a pod of a node; counted and logged where it failed.

@@ -1,10 +1,12 @@
 //! Workers: each takes a key from the queue, carries it out, and says how it ended.
 
 use crate::{
-    apply::{ApplyError, Writer, one_line},
-    controller::{Controller, Done, Key},
-    lease::Claim,
+    index::work::Key,
+    leader_election::Claim,
     metrics::{Kind, Metrics},
+    reconcile::controller::Controller,
+    work_queue::Done,
+    write::{ApplyError, Writer, one_line},
 };
 use futures::future::join_all;
 use std::{
@@ -130,7 +132,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::{cache::Change, work::DaemonSetWork};
+    use crate::index::{cache::Change, work::DaemonSetWork};
     use gpunode_crds::{GpuNode, GpuNodePolicy};
     use gpunode_plan::{AgentPods, NodeFacts, policy_daemonset_name};
     use http::{Method, Request, Response};

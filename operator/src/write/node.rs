@@ -1,10 +1,7 @@
 //! Labels, taints and record of a Node, in one patch.
 
 use super::{ApplyError, Writer, patch_params};
-use crate::{
-    controller::{Controller, NodeWork},
-    metrics::Kind,
-};
+use crate::{index::work::NodeWork, metrics::Kind, reconcile::Controller};
 use gpunode_plan::{GpuNodeChange, NodeFacts};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, api::Patch};

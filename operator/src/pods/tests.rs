@@ -3,10 +3,11 @@
 mod evictions;
 mod rejections;
 
-use super::{evicted, rejected, *};
+use super::{evictor, rejected_pods, *};
 use crate::{
-    controller::{Change, Done},
-    lease::LEASE_DURATION,
+    index::{cache::Change, evictions::HolderKey},
+    leader_election::LEASE_DURATION,
+    work_queue::Done,
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use gpunode_plan::{AgentPods, NodeFacts, PodName};

@@ -1,7 +1,7 @@
 //! What the index knows of pods that are to go.
 
 use super::Index;
-use crate::pods::HolderKey;
+use crate::index::evictions::HolderKey;
 use gpunode_plan::{Eviction, RejectedPod, Turn, plan_node_at, wants_rejected_pods};
 use jiff::Timestamp;
 

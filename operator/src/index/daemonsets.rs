@@ -1,6 +1,6 @@
 //! The DaemonSets as they are and as they are to be.
 
-use crate::controller::{
+use crate::index::{
     cache::{Cache, Cached, Change, Write},
     outcomes::Outcomes,
     work::DaemonSetWork,

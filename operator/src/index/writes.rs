@@ -1,7 +1,7 @@
 //! What is to be written for a node, a DaemonSet or the status of a policy, and what is remembered of how that went.
 
 use super::Index;
-use crate::controller::{
+use crate::index::{
     cache::{Cached, Write},
     daemonsets::ALWAYS,
     work::{DaemonSetWork, Effects, Key, NodeWork, StatusWork},

@@ -1,16 +1,13 @@
 //! Writes to the API server. Each carries a resourceVersion, so that one that comes late changes nothing.
 
 mod daemonset;
-mod events;
 mod gpu_node;
 mod node;
-mod retired;
-mod status;
-
-pub use events::publish_events;
+mod policy_status;
+mod stale_resources;
 
 use crate::{
-    guard::NotLeader,
+    leader_election::NotLeader,
     metrics::{Kind, Metrics},
 };
 use gpunode_crds::OPERATOR_FIELD_MANAGER;

@@ -1,8 +1,8 @@
 //! Events for people, on transitions only.
 
 use crate::{
-    controller::Notice,
-    lease::Claim,
+    events::notice::Notice,
+    leader_election::Claim,
     metrics::{Kind, Metrics},
 };
 use gpunode_crds::OPERATOR_FIELD_MANAGER;

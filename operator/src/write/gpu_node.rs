@@ -1,10 +1,7 @@
 //! The configuration in a `GpuNode`, and what the operator says in its status.
 
 use super::{ApplyError, Writer, patch_params, post_params};
-use crate::{
-    controller::{Controller, Readable, Write},
-    metrics::Kind,
-};
+use crate::{index::cache::Write, lenient::Readable, metrics::Kind, reconcile::Controller};
 use gpunode_crds::{ConfigurationStep, GpuNode, OPERATOR_FIELD_MANAGER};
 use gpunode_plan::{ConditionsChange, GpuNodeChange};
 use kube::{

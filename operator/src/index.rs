@@ -1,14 +1,22 @@
 //! What the operator knows of the cluster, and what follows from it: every change that a watch tells is taken in here, the
 //! nodes that it touches are planned again, and the counts of their policies are kept up to date. No IO.
 
-use crate::controller::{
+pub mod cache;
+pub mod daemonsets;
+pub mod evictions;
+pub mod outcomes;
+mod pods;
+pub mod work;
+mod writes;
+
+use crate::events::Notice;
+use crate::index::{
     cache::{Cache, Change, Changed, Write},
     daemonsets::DaemonSets,
-    notice::Notice,
+    evictions::Wanted,
     outcomes::{ByPolicy, Outcomes, Transition},
     work::{Effects, Key},
 };
-use crate::pods::Wanted;
 use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, Mode, NodeCounts, Reason};
 use gpunode_plan::{
     AgentPods, NodeFacts, NodePlan, PolicySet, Tally, Turn, evictions, gpus_missing, plan_node_at,
@@ -311,7 +319,5 @@ fn same_gpu_node(before: &GpuNode, after: &GpuNode) -> bool {
     before.spec == after.spec && before.status == after.status && before.metadata.uid == after.metadata.uid
 }
 
-mod pods;
 #[cfg(test)]
 mod tests;
-mod writes;

@@ -4,7 +4,7 @@
 //! last moment before the bytes go to the kernel. Between the two lie a queue and perhaps a TLS handshake, and a process
 //! may be stopped anywhere. A request whose body does not come is one that no API server carries out.
 
-use crate::lease::Claim;
+use crate::leader_election::elector::Claim;
 use http::{Method, Request};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper_util::{client::legacy, rt::TokioExecutor};
@@ -76,7 +76,7 @@ impl HttpBody for GuardedBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::LEASE_DURATION;
+    use crate::leader_election::elector::LEASE_DURATION;
     use std::future::poll_fn;
     use tokio::time::{Instant, advance};
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::controller::{
+use crate::index::{
     cache::Gone,
     daemonsets::ALWAYS,
     work::{DaemonSetWork, NodeWork},

@@ -1,11 +1,13 @@
 //! Watches that fill the index. Objects are trimmed to what the planner reads before they are kept.
 
-use crate::controller::{
-    Controller,
-    cache::{Change, Gone},
-    index::Index,
-    readable::Readable,
-    work::Effects,
+use crate::{
+    index::{
+        Index,
+        cache::{Change, Gone},
+        work::Effects,
+    },
+    lenient::Readable,
+    reconcile::Controller,
 };
 use futures::StreamExt;
 use gpunode_crds::{GpuNode, GpuNodePolicy, OPERATOR_FIELD_MANAGER};

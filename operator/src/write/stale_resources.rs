@@ -1,7 +1,7 @@
 //! Keys of resources that nobody serves, in the status of a Node.
 
 use super::{ApplyError, Writer, patch_params};
-use crate::{controller::Controller, metrics::Kind};
+use crate::{metrics::Kind, reconcile::Controller};
 use gpunode_plan::NodeFacts;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, api::Patch};

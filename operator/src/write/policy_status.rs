@@ -1,10 +1,7 @@
 //! The status of a policy.
 
 use super::{ApplyError, Writer, patch_params};
-use crate::{
-    controller::{Controller, Notice, StatusWork},
-    metrics::Kind,
-};
+use crate::{events::Notice, index::work::StatusWork, metrics::Kind, reconcile::Controller};
 use gpunode_crds::GpuNodePolicy;
 use json_patch::{AddOperation, Patch as JsonPatch, PatchOperation, TestOperation, jsonptr::PointerBuf};
 use kube::{Api, api::Patch};
