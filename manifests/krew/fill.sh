@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The manifest for the kubectl plugin index, for the archives of a release. docs/kubectl.md says what they hold.
+# Prints the manifest for the kubectl plugin index with the checksums of a release. docs/kubectl.md describes the archives.
 #   fill.sh HOMEPAGE DOWNLOADS FOLDER > gpunode.yaml
-# HOMEPAGE and DOWNLOADS are https URLs; FOLDER has the archives that stand below DOWNLOADS.
+# HOMEPAGE and DOWNLOADS are https URLs; FOLDER has the archives that are published below DOWNLOADS.
 set -euo pipefail
 homepage=${1:?HOMEPAGE} downloads=${2:?DOWNLOADS} folder=${3:?FOLDER}
 
