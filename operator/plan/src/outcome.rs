@@ -1,6 +1,6 @@
 //! What became of one policy on one node.
 
-use crate::rollout::Stage;
+use crate::fleet::rollout::Stage;
 use gpunode_crds::{NodePreview, NodeWaiting, Reason};
 
 /// What became of one policy on one node.

@@ -84,7 +84,7 @@ fn every_edit_of_a_spec_comes_back() {
     let desired = of_policy("{nodeSelector: {}, devicePlugin: {}}").unwrap();
     let edits: [(&str, Edit); 6] = [
         ("image", |it| {
-            it["spec"]["template"]["spec"]["containers"][0]["image"] = json!("evil")
+            it["spec"]["template"]["spec"]["containers"][0]["image"] = json!("evil");
         }),
         ("container", |it| {
             it["spec"]["template"]["spec"]["containers"]
@@ -93,16 +93,16 @@ fn every_edit_of_a_spec_comes_back() {
                 .push(json!({"name": "x"}));
         }),
         ("selector", |it| {
-            it["spec"]["template"]["spec"]["nodeSelector"]["non"] = json!("existent")
+            it["spec"]["template"]["spec"]["nodeSelector"]["non"] = json!("existent");
         }),
         ("network", |it| {
-            it["spec"]["template"]["spec"]["hostNetwork"] = json!(true)
+            it["spec"]["template"]["spec"]["hostNetwork"] = json!(true);
         }),
         ("label", |it| {
-            it["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("me")
+            it["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("me");
         }),
         ("owner", |it| {
-            it["metadata"]["ownerReferences"][0]["uid"] = json!("another")
+            it["metadata"]["ownerReferences"][0]["uid"] = json!("another");
         }),
     ];
     for (what, edit) in edits {

@@ -1,0 +1,247 @@
+//! The state of one policy over all nodes, kept up to date node by node: one node's change costs the same on a hundred
+//! nodes as on ten thousand.
+
+use crate::{
+    fleet::rollout::Rollout,
+    outcome::{Outcome, Standing},
+};
+use gpunode_crds::{MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview, NodeWaiting, Reason};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The nodes that one policy matches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    ready: usize,
+    updating: usize,
+    failed: BTreeMap<String, (Reason, String)>,
+    conflicted: BTreeMap<String, (Reason, String)>,
+    /// Those failed and conflicted nodes that could carry the policy out.
+    stuck: BTreeSet<String>,
+    previews: BTreeMap<String, NodePreview>,
+    /// Nodes on which devices wait for their holders.
+    waiting: BTreeMap<String, Vec<NodeWaiting>>,
+    /// How the configuration goes through those that the policy governs.
+    pub rollout: Rollout,
+}
+
+impl Tally {
+    /// Counts a node in.
+    pub fn add(&mut self, node: &str, standing: &Standing) {
+        let Standing {
+            outcome,
+            preview,
+            waiting,
+            stage,
+        } = standing;
+        match outcome {
+            None => {}
+            Some(Outcome::Ready) => self.ready += 1,
+            Some(Outcome::Updating) => self.updating += 1,
+            Some(Outcome::Failed { reason, message }) => {
+                self.failed.insert(node.to_owned(), (*reason, message.clone()));
+            }
+            Some(Outcome::Conflicted { reason, message }) => {
+                self.conflicted.insert(node.to_owned(), (*reason, message.clone()));
+            }
+        }
+        if outcome.as_ref().is_some_and(Outcome::needs_somebody) {
+            self.stuck.insert(node.to_owned());
+        }
+        self.previews
+            .extend(preview.as_ref().map(|preview| (node.to_owned(), preview.clone())));
+        if !waiting.is_empty() {
+            self.waiting.insert(node.to_owned(), waiting.clone());
+        }
+        self.rollout.put(node, stage.as_ref());
+    }
+
+    /// Counts a node out again that was counted in with this outcome. Its place in the rollout is kept: it may be counted in
+    /// again at once, and the turn of a node must not be forgotten over that. [`Rollout::put`] removes it.
+    pub fn remove(&mut self, node: &str, outcome: &Outcome) {
+        match outcome {
+            Outcome::Ready => self.ready = self.ready.saturating_sub(1),
+            Outcome::Updating => self.updating = self.updating.saturating_sub(1),
+            Outcome::Failed { .. } => {
+                self.failed.remove(node);
+            }
+            Outcome::Conflicted { .. } => {
+                self.conflicted.remove(node);
+            }
+        }
+        self.stuck.remove(node);
+        self.previews.remove(node);
+        self.waiting.remove(node);
+    }
+
+    /// The numbers.
+    pub fn counts(&self) -> NodeCounts {
+        let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+        NodeCounts {
+            matched: number(self.ready + self.updating + self.failed.len() + self.conflicted.len()),
+            ready: number(self.ready),
+            updating: number(self.updating),
+            failed: number(self.failed.len()),
+            conflicted: number(self.conflicted.len()),
+        }
+    }
+
+    /// The first nodes by name on which the policy is not in force, and why.
+    pub fn failures(&self) -> Vec<NodeFailure> {
+        let both = [&self.failed, &self.conflicted];
+        let mut failures: Vec<_> = both
+            .into_iter()
+            .flat_map(|nodes| nodes.iter().take(MAX_FAILURES))
+            .map(|(node, (reason, message))| NodeFailure {
+                node: node.clone(),
+                reason: reason.as_str().to_owned(),
+                message: bounded(message),
+            })
+            .collect();
+        failures.sort_by(|a, b| a.node.cmp(&b.node));
+        failures.truncate(MAX_FAILURES);
+        failures
+    }
+
+    /// The first nodes by name that a policy in mode Preview would change.
+    pub fn previews(&self) -> Vec<NodePreview> {
+        self.previews.values().take(MAX_PREVIEW).cloned().collect()
+    }
+
+    /// The first devices, by node and name, whose change waits for their holders.
+    pub fn waiting(&self) -> Vec<NodeWaiting> {
+        let mut waiting = Vec::new();
+        for devices in self.waiting.values() {
+            let mut devices = devices.clone();
+            devices.sort_by(|a, b| a.device.cmp(&b.device));
+            waiting.extend(devices);
+            // A node brings at most 64 of them, and it may be one of ten thousand.
+            if waiting.len() >= MAX_WAITING {
+                break;
+            }
+        }
+        waiting.truncate(MAX_WAITING);
+        waiting
+    }
+
+    /// How many nodes have such devices.
+    pub fn waiting_nodes(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The first failed node by name.
+    pub fn first_failed(&self) -> Option<(&str, Reason, &str)> {
+        first(&self.failed)
+    }
+
+    /// The first conflicted node by name.
+    pub fn first_conflicted(&self) -> Option<(&str, Reason, &str)> {
+        first(&self.conflicted)
+    }
+
+    /// The first node by name that could carry the policy out, and what somebody has to mend first.
+    pub fn first_stuck(&self) -> Option<(&str, Reason, &str)> {
+        let node = self.stuck.first()?;
+        let (reason, message) = self.failed.get(node).or_else(|| self.conflicted.get(node))?;
+        Some((node, *reason, message))
+    }
+}
+
+fn first(nodes: &BTreeMap<String, (Reason, String)>) -> Option<(&str, Reason, &str)> {
+    nodes
+        .first_key_value()
+        .map(|(node, (reason, message))| (node.as_str(), *reason, message.as_str()))
+}
+
+/// The schema's bound of a message.
+fn bounded(message: &str) -> String {
+    message.chars().take(1024).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full(outcome: Outcome) -> Standing {
+        Standing {
+            outcome: Some(outcome),
+            preview: Some(NodePreview::default()),
+            waiting: vec![NodeWaiting::default()],
+            stage: None,
+        }
+    }
+
+    #[test]
+    fn what_was_counted_in_can_be_counted_out() {
+        let mut tally = Tally::default();
+        let outcomes = [
+            Outcome::Ready,
+            Outcome::Updating,
+            Outcome::failed(Reason::NodeNotReady, "m"),
+            Outcome::conflicted(Reason::EqualPriority, "m"),
+        ];
+        for (index, outcome) in outcomes.iter().enumerate() {
+            tally.add(&index.to_string(), &full(outcome.clone()));
+        }
+        assert_eq!(
+            tally.counts(),
+            NodeCounts {
+                matched: 4,
+                ready: 1,
+                updating: 1,
+                failed: 1,
+                conflicted: 1
+            }
+        );
+        for (index, outcome) in outcomes.iter().enumerate() {
+            tally.remove(&index.to_string(), outcome);
+        }
+        assert_eq!(tally, Tally::default());
+    }
+
+    #[test]
+    fn devices_that_wait_are_ordered_by_node_and_device() {
+        let mut tally = Tally::default();
+        for (node, devices) in [("b", ["GPU-2", "GPU-1"]), ("a", ["GPU-4", "GPU-3"])] {
+            let waiting = devices.map(|device| NodeWaiting {
+                node: node.to_owned(),
+                device: device.to_owned(),
+                pods: Vec::new(),
+            });
+            tally.add(
+                node,
+                &Standing {
+                    waiting: waiting.into(),
+                    ..Outcome::Ready.into()
+                },
+            );
+        }
+        let order: Vec<_> = tally
+            .waiting()
+            .into_iter()
+            .map(|it| it.node + "/" + &it.device)
+            .collect();
+        assert_eq!(order, ["a/GPU-3", "a/GPU-4", "b/GPU-1", "b/GPU-2"]);
+    }
+
+    #[test]
+    fn lists_are_bounded_and_ordered_by_name() {
+        let mut tally = Tally::default();
+        for index in (0..200).rev() {
+            let outcome = if index % 2 == 0 {
+                Outcome::failed(Reason::NodeNotReady, "x".repeat(5000))
+            } else {
+                Outcome::conflicted(Reason::EqualPriority, "m")
+            };
+            tally.add(&format!("node-{index:03}"), &full(outcome));
+        }
+        let failures = tally.failures();
+        assert_eq!((failures.len(), tally.previews().len()), (MAX_FAILURES, MAX_PREVIEW));
+        assert_eq!((tally.waiting().len(), tally.waiting_nodes()), (MAX_WAITING, 200));
+        let expected: Vec<_> = (0..MAX_FAILURES).map(|index| format!("node-{index:03}")).collect();
+        assert_eq!(
+            failures.iter().map(|failure| failure.node.clone()).collect::<Vec<_>>(),
+            expected
+        );
+        assert!(failures.iter().all(|failure| failure.message.len() <= 1024));
+    }
+}

@@ -1,0 +1,65 @@
+//! Labels of one node.
+
+use crate::{
+    input::facts::NodeFacts,
+    input::policies::Policy,
+    node::claim::Claims,
+    node::compose::{Disagreement, Wanted, compose},
+    node::conflicts::{Conflict, ConflictKey},
+    patch_builder::PatchBuilder,
+};
+use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, policy_label};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// Value of gpunode's own labels.
+const TRUE: &str = "true";
+
+/// The labels that the matching policies want, with those that place the agent of the governing one and the MPS daemons. The
+/// agent of the policy `serving` stays until it has handed over.
+pub fn wanted_labels(
+    matched: &[&Policy],
+    governing: Option<&Policy>,
+    serving: Option<&Policy>,
+    needs_mps: bool,
+) -> Result<BTreeMap<String, Wanted>, Disagreement> {
+    let mut wanted = compose(
+        matched,
+        |policy| policy.labels.iter().map(|(key, value)| (key.clone(), value.as_str())),
+        |key| format!("label {key}"),
+    )?;
+    if let Some(policy) = governing {
+        let placed = [Some(policy), serving]
+            .into_iter()
+            .flatten()
+            .map(|policy| policy_label(&policy.name));
+        for key in placed.chain([GOVERNED_LABEL.to_owned()]) {
+            wanted.insert(key, Wanted::by_gpunode(TRUE, Some(policy)));
+        }
+    }
+    if needs_mps {
+        wanted.insert(MPS_LABEL.to_owned(), Wanted::by_gpunode(TRUE, governing));
+    }
+    Ok(wanted)
+}
+
+/// Adds the operations for the labels.
+pub fn patch_labels(patch: &mut PatchBuilder, node: &NodeFacts, claims: &Claims<String>) {
+    if node.labels.is_empty() && !claims.set.is_empty() {
+        patch.add(&["metadata", "labels"], Value::Object(Map::new()));
+    }
+    for key in &claims.remove {
+        patch.remove(&["metadata", "labels", key]);
+    }
+    for (key, value) in &claims.set {
+        patch.add(&["metadata", "labels", key], value.as_str());
+    }
+}
+
+/// The conflicts about labels.
+pub fn label_conflicts<'a>(node: &'a NodeFacts, claims: &'a Claims<String>) -> impl Iterator<Item = Conflict> + 'a {
+    claims.clashes.iter().map(|clash| {
+        let manager = node.label_managers.get(&clash.key).map(str::to_owned);
+        Conflict::of(ConflictKey::Label(clash.key.clone()), clash, manager)
+    })
+}

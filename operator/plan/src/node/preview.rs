@@ -1,0 +1,98 @@
+//! What a policy in mode Preview would change on one node, were it enforced: the difference between the node without and
+//! with it.
+
+use crate::{
+    gpu_node::configuration::wanted_configuration,
+    input::facts::{NodeFacts, Taint},
+    input::policies::Policy,
+    node::hold::Hold,
+    node::plan::NodePlan,
+    outcome::Outcome,
+};
+use gpunode_crds::{NodePreview, PolicyTaint, Reason, TaintEffect};
+
+/// The schema's bound of an entry of `conflicts`.
+const MAX_CONFLICT_CHARS: usize = 512;
+
+/// The outcome and, where anything would change or conflict, the preview. `before` is the node once everything else is
+/// carried out, `with` the plan with the policy, and `after` the node then.
+pub fn effect(
+    policy: &Policy,
+    before: &NodeFacts,
+    with: &NodePlan,
+    after: &NodeFacts,
+) -> (Outcome, Option<NodePreview>) {
+    let mut preview = NodePreview {
+        node: before.name.clone(),
+        ..NodePreview::default()
+    };
+    if let Some(hold) = &with.hold {
+        if let Hold::Disagreement(_) | Hold::Paused(_) = hold {
+            preview.conflicts.push(bounded(hold));
+        }
+        let outcome = with.outcomes.get(&policy.name).cloned().unwrap_or(Outcome::Ready);
+        return (outcome, (!preview.conflicts.is_empty()).then_some(preview));
+    }
+    let new_labels = after
+        .labels
+        .iter()
+        .filter(|(key, value)| before.labels.get(key) != Some(*value));
+    preview.set_labels = new_labels
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect();
+    let old_labels = before.labels.iter().filter(|(key, _)| !after.labels.contains_key(key));
+    preview.remove_labels = old_labels.map(|(key, _)| key.to_owned()).collect();
+    preview.set_taints = after
+        .taints
+        .iter()
+        .filter(|it| !before.taints.contains(it))
+        .filter_map(policy_taint)
+        .collect();
+    let kept = |taint: &Taint| after.taints.iter().any(|other| other.id == taint.id);
+    preview.remove_taints = before
+        .taints
+        .iter()
+        .filter(|it| !kept(it))
+        .filter_map(policy_taint)
+        .collect();
+    if with.governing.as_deref() == Some(&policy.name) {
+        preview.config_hash = wanted_configuration(policy).map(|configuration| configuration.hash);
+    }
+    let conflicts = with
+        .conflicts
+        .iter()
+        .filter(|conflict| conflict.policies.contains(&policy.name));
+    preview.conflicts = conflicts.map(bounded).collect();
+    let outcome = if let Some(refusal) = &policy.refusal {
+        Outcome::failed(Reason::InvalidSpec, refusal)
+    } else if !preview.conflicts.is_empty() {
+        Outcome::conflicted(Reason::KeyOwnedByAnother, preview.conflicts.join("; "))
+    } else if preview
+        == (NodePreview {
+            node: before.name.clone(),
+            ..NodePreview::default()
+        })
+    {
+        return (Outcome::Ready, None);
+    } else {
+        Outcome::Updating
+    };
+    (outcome, Some(preview))
+}
+
+fn bounded(conflict: &impl ToString) -> String {
+    conflict.to_string().chars().take(MAX_CONFLICT_CHARS).collect()
+}
+
+fn policy_taint(taint: &Taint) -> Option<PolicyTaint> {
+    let effects = [
+        TaintEffect::NoSchedule,
+        TaintEffect::PreferNoSchedule,
+        TaintEffect::NoExecute,
+    ];
+    Some(PolicyTaint {
+        key: taint.id.key.clone(),
+        value: (!taint.value.is_empty()).then(|| taint.value.clone()),
+        effect: effects.into_iter().find(|effect| effect.as_str() == taint.id.effect)?,
+    })
+}

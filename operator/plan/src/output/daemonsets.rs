@@ -1,0 +1,239 @@
+//! The DaemonSets: one for each policy with a device plugin, discovery on all other Linux nodes, and one of MPS daemons for
+//! the whole installation.
+//!
+//! A pod template depends on the image alone, so that no edit of a policy restarts an agent. Every default that the API
+//! server would fill in is written out, so that a live spec can be compared as a whole: whatever differs was edited.
+
+use crate::{
+    input::policies::{Policy, PolicySet},
+    output::agent_pod::{Component, agent_pod},
+};
+use gpunode_crds::{GROUP, GpuNodePolicy};
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, RollingUpdateDaemonSet},
+        core::v1::PodTemplateSpec,
+    },
+    apimachinery::pkg::{
+        apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
+        util::intstr::IntOrString,
+    },
+};
+use std::collections::BTreeMap;
+
+/// Name of the discovery DaemonSet.
+pub const DISCOVERY_NAME: &str = "gpunode-discovery";
+/// Name of the DaemonSet of the MPS daemons.
+pub const MPS_NAME: &str = "gpunode-mps";
+/// Says which of gpunode's programs a pod is: `device-plugin`, `discovery` or `mps`.
+pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
+/// On every DaemonSet that the operator keeps.
+pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
+/// The policy that a DaemonSet and its pods belong to.
+pub const POLICY_NAME_LABEL: &str = "gpunode.dev/policy";
+
+const NAME_LABEL: &str = "app.kubernetes.io/name";
+const POLICY_DAEMONSET_PREFIX: &str = "gpunode-agent-";
+/// Where agents run, and which image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentPods {
+    /// Namespace of the DaemonSets.
+    pub namespace: String,
+    /// Image where the policy names none.
+    pub image: String,
+}
+
+/// Name of the DaemonSet of a policy.
+pub fn policy_daemonset_name(policy: &str) -> String {
+    format!("{POLICY_DAEMONSET_PREFIX}{policy}")
+}
+
+impl PolicySet {
+    /// The policy whose DaemonSet has this name.
+    pub fn of_daemonset(&self, name: &str) -> Option<&Policy> {
+        self.get(name.strip_prefix(POLICY_DAEMONSET_PREFIX)?)
+    }
+}
+
+/// The policy whose DaemonSet this is.
+pub fn policy_of_daemonset(daemonset: &DaemonSet) -> Option<&str> {
+    let owned = daemonset
+        .metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .any(is_policy_reference);
+    let name = daemonset
+        .metadata
+        .name
+        .as_deref()?
+        .strip_prefix(POLICY_DAEMONSET_PREFIX)?;
+    owned.then_some(name)
+}
+
+fn is_policy_reference(owner: &OwnerReference) -> bool {
+    owner.kind == "GpuNodePolicy" && owner.api_version.split('/').next() == Some(GROUP)
+}
+
+/// The discovery DaemonSet.
+pub fn desired_discovery(pods: &AgentPods) -> DaemonSet {
+    desired(pods, &pods.image, Component::Discovery, None)
+}
+
+/// The DaemonSet of the MPS daemons. No policy owns it and no update replaces its pods, since the end of a pod is the end of
+/// what its clients compute.
+pub fn desired_mps(pods: &AgentPods) -> DaemonSet {
+    desired(pods, &pods.image, Component::Mps, None)
+}
+
+/// The DaemonSet of a policy; none without a device plugin. `object` is the policy as the API server has it. On so many nodes as
+/// `surge` says a new agent may stand by beside the old one, which serves until then.
+pub fn desired_for_policy(
+    pods: &AgentPods,
+    policy: &Policy,
+    object: &GpuNodePolicy,
+    surge: IntOrString,
+) -> Option<DaemonSet> {
+    let plugin = policy.device_plugin.as_ref()?;
+    let image = plugin.image.as_ref().unwrap_or(&pods.image);
+    let component = Component::DevicePlugin { policy: &policy.name };
+    let mut daemonset = desired(pods, image, component, Some(surge));
+    daemonset.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: format!("{GROUP}/v1alpha1"),
+        kind: "GpuNodePolicy".to_owned(),
+        name: policy.name.clone(),
+        uid: object.metadata.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    }]);
+    Some(daemonset)
+}
+
+/// Whether a live DaemonSet differs from what it is to be. Further labels, annotations and owners are other people's, and
+/// so are annotations of the pod template, by which `kubectl rollout restart` works.
+pub fn daemonset_drifted(live: &DaemonSet, desired: &DaemonSet) -> bool {
+    !is_alike(&repaired_daemonset(live, desired), live)
+}
+
+/// Whether two DaemonSets are alike in all that gpunode writes. The version does not tell, for it grows with every status.
+pub fn is_alike(one: &DaemonSet, other: &DaemonSet) -> bool {
+    let (old, new) = (&one.metadata, &other.metadata);
+    one.spec == other.spec && old.labels == new.labels && old.owner_references == new.owner_references
+}
+
+/// On how many nodes the pod of a DaemonSet is one that it described before. Nodes without a pod have none to replace.
+pub fn agents_behind(live: &DaemonSet) -> i32 {
+    let Some(status) = &live.status else { return 0 };
+    let updated = status
+        .updated_number_scheduled
+        .filter(|_| is_observed(live))
+        .unwrap_or(0);
+    (status.current_number_scheduled - updated).max(0)
+}
+
+/// Whether the status of a DaemonSet is of what it describes now.
+pub fn is_observed(live: &DaemonSet) -> bool {
+    live.status
+        .as_ref()
+        .is_some_and(|status| status.observed_generation >= live.metadata.generation)
+}
+
+/// The live DaemonSet with everything put right that is gpunode's; it keeps its resourceVersion.
+pub fn repaired_daemonset(live: &DaemonSet, desired: &DaemonSet) -> DaemonSet {
+    let mut repaired = live.clone();
+    let labels = repaired.metadata.labels.get_or_insert_default();
+    labels.extend(desired.metadata.labels.clone().unwrap_or_default());
+    if let Some(owners) = &desired.metadata.owner_references {
+        let live = repaired.metadata.owner_references.get_or_insert_default();
+        if !owners.iter().all(|owner| live.contains(owner)) {
+            live.retain(|owner| !is_policy_reference(owner));
+            live.extend(owners.iter().cloned());
+        }
+    }
+    let annotations = live
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.template.metadata.as_ref()?.annotations.clone());
+    repaired.spec.clone_from(&desired.spec);
+    if let Some(metadata) = repaired.spec.as_mut().and_then(|spec| spec.template.metadata.as_mut()) {
+        metadata.annotations = annotations;
+    }
+    repaired
+}
+
+fn desired(pods: &AgentPods, image: &str, component: Component<'_>, surge: Option<IntOrString>) -> DaemonSet {
+    let labels = component.labels();
+    DaemonSet {
+        metadata: ObjectMeta {
+            name: Some(component.name()),
+            namespace: Some(pods.namespace.clone()),
+            labels: Some(labels.clone()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(DaemonSetSpec {
+            selector: LabelSelector {
+                match_labels: Some(component.selector()),
+                ..LabelSelector::default()
+            },
+            template: PodTemplateSpec {
+                metadata: Some(ObjectMeta {
+                    labels: Some(labels),
+                    ..ObjectMeta::default()
+                }),
+                spec: Some(agent_pod(image, component)),
+            },
+            update_strategy: Some(component.update_strategy(surge)),
+            revision_history_limit: Some(10),
+            min_ready_seconds: None,
+        }),
+        status: None,
+    }
+}
+
+impl Component<'_> {
+    fn name(self) -> String {
+        match self {
+            Self::Discovery => DISCOVERY_NAME.to_owned(),
+            Self::DevicePlugin { policy } => policy_daemonset_name(policy),
+            Self::Mps => MPS_NAME.to_owned(),
+        }
+    }
+
+    fn update_strategy(self, surge: Option<IntOrString>) -> DaemonSetUpdateStrategy {
+        if matches!(self, Self::Mps) {
+            return DaemonSetUpdateStrategy {
+                type_: Some("OnDelete".to_owned()),
+                rolling_update: None,
+            };
+        }
+        DaemonSetUpdateStrategy {
+            type_: Some("RollingUpdate".to_owned()),
+            rolling_update: Some(RollingUpdateDaemonSet {
+                // Discovery has nothing registered and is simply replaced.
+                max_unavailable: Some(IntOrString::Int(i32::from(surge.is_none()))),
+                max_surge: Some(surge.unwrap_or(IntOrString::Int(0))),
+            }),
+        }
+    }
+
+    /// What tells the pods of one DaemonSet from all others; immutable once the DaemonSet exists.
+    fn selector(self) -> BTreeMap<String, String> {
+        let (component, policy) = match self {
+            Self::Discovery => ("discovery", None),
+            Self::DevicePlugin { policy } => ("device-plugin", Some((POLICY_NAME_LABEL, policy))),
+            Self::Mps => ("mps", None),
+        };
+        let common = [(NAME_LABEL, "gpunode-agent"), (COMPONENT_LABEL, component)];
+        common
+            .into_iter()
+            .chain(policy)
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect()
+    }
+
+    fn labels(self) -> BTreeMap<String, String> {
+        let mut labels = self.selector();
+        labels.insert(MANAGED_BY_LABEL.to_owned(), "gpunode-operator".to_owned());
+        labels
+    }
+}

@@ -1,0 +1,258 @@
+use super::*;
+use crate::node::planner::plan_node;
+use gpunode_crds::GpuNodePolicy;
+use k8s_openapi::api::core::v1::Node;
+use serde_json::{Value, json};
+
+const EVICTS: &str = "{nodeSelector: {}, evictPods: true}";
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn policy(name: &str, spec: &str) -> GpuNodePolicy {
+    GpuNodePolicy::new(name, serde_yaml::from_str(spec).unwrap())
+}
+
+fn broken_since(second: i64, message: &str) -> Value {
+    json!({"state": "Unhealthy", "reason": "Xid", "message": message, "since": at(second).to_string()})
+}
+
+fn gpu(index: i32, health: &Value) -> Value {
+    json!({"index": index, "uuid": format!("GPU-{index}"), "product": "Tesla-T4", "memoryMiB": 15360, "health": health})
+}
+
+fn holder(pod: &str, device: &str) -> Value {
+    json!({"namespace": "ml", "pod": pod, "container": "main", "resource": "nvidia.com/gpu", "device": device, "count": 1})
+}
+
+/// A node whose GPU 0 broke at 100, and GPU 1 at 200; GPU 2 works. `a` holds the first, `b` both, `c` the last.
+fn gpu_node() -> GpuNode {
+    let healthy = json!({"state": "Healthy"});
+    let gpus = [
+        gpu(0, &broken_since(100, "XID 79: lost")),
+        gpu(1, &broken_since(200, "XID 48: ECC")),
+        gpu(2, &healthy),
+    ];
+    let holders = [
+        holder("a", "GPU-0"),
+        holder("b", "GPU-0"),
+        holder("b", "GPU-1"),
+        holder("c", "GPU-2"),
+    ];
+    serde_json::from_value(json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+        "metadata": {"name": "n", "resourceVersion": "7"}, "spec": {}, "status": {"gpus": gpus, "holders": holders}}))
+    .unwrap()
+}
+
+fn facts(labels: &Value, owned: &str, ready: &str) -> NodeFacts {
+    let node = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1", "labels": labels,
+        "annotations": {"gpunode.dev/owned": owned}},
+        "status": {"conditions": [{"type": "Ready", "status": ready}]}});
+    NodeFacts::of(&serde_json::from_value::<Node>(node).unwrap())
+}
+
+const NOTHING: &str = r#"{"version":1}"#;
+
+fn of(policies: &[GpuNodePolicy], node: &NodeFacts, gpu_node: &GpuNode) -> BTreeMap<PodName, Eviction> {
+    let set = PolicySet::new(policies);
+    let plan = plan_node(&set, node, Some(gpu_node), at(1000));
+    evictions(&set, &plan, node, Some(gpu_node))
+}
+
+fn names(evictions: &BTreeMap<PodName, Eviction>) -> Vec<&str> {
+    evictions.keys().map(|pod| pod.name.as_str()).collect()
+}
+
+#[test]
+fn pods_that_hold_a_broken_gpu_are_evicted_and_told_why() {
+    let found = of(&[policy("p", EVICTS)], &facts(&json!({}), NOTHING, "True"), &gpu_node());
+    let told: Vec<_> = found
+        .iter()
+        .map(|(pod, why)| (pod.to_string(), why.since, why.to_string()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            (
+                "ml/a".to_owned(),
+                at(100),
+                "it holds GPU-0, which is unhealthy: XID 79: lost".to_owned()
+            ),
+            (
+                "ml/b".to_owned(),
+                at(200),
+                "it holds GPU-1, which is unhealthy: XID 48: ECC".to_owned()
+            ),
+        ]
+    );
+}
+
+#[test]
+fn one_policy_that_matches_and_is_in_force_is_enough() {
+    let node = facts(&json!({"pool": "x"}), NOTHING, "True");
+    for (policies, expected) in [
+        (vec![], false),
+        (vec![policy("p", "{nodeSelector: {}}")], false),
+        (vec![policy("p", "{nodeSelector: {}, evictPods: false}")], false),
+        (
+            vec![policy("p", "{nodeSelector: {matchLabels: {pool: y}}, evictPods: true}")],
+            false,
+        ),
+        (
+            vec![policy("p", "{mode: Preview, nodeSelector: {}, evictPods: true}")],
+            false,
+        ),
+        (
+            vec![policy("p", "{mode: Paused, nodeSelector: {}, evictPods: true}")],
+            false,
+        ),
+        (
+            vec![
+                policy("p", "{priority: 9, nodeSelector: {}, evictPods: false}"),
+                policy("q", EVICTS),
+            ],
+            true,
+        ),
+    ] {
+        assert_eq!(!of(&policies, &node, &gpu_node()).is_empty(), expected, "{policies:?}");
+    }
+}
+
+#[test]
+fn node_that_is_released_left_alone_or_away_keeps_its_pods() {
+    let paused = r#"{"version":1,"policies":["q"]}"#;
+    let policies = [
+        policy("p", EVICTS),
+        policy("q", "{mode: Paused, nodeSelector: {}, labels: {x: y}}"),
+    ];
+    for (node, keeps) in [
+        (facts(&json!({}), NOTHING, "True"), false),
+        (facts(&json!({"gpunode.dev/release": "true"}), NOTHING, "True"), true),
+        (
+            facts(
+                &json!({"nvidia.com/gpu.deploy.device-plugin": "paused-for-driver-upgrade"}),
+                NOTHING,
+                "True",
+            ),
+            true,
+        ),
+        (facts(&json!({"gpunode.dev/ignore": ""}), NOTHING, "True"), true),
+        (facts(&json!({}), paused, "True"), true),
+        (facts(&json!({}), "no record", "True"), true),
+        (facts(&json!({}), NOTHING, "Unknown"), true),
+    ] {
+        assert_eq!(of(&policies, &node, &gpu_node()).is_empty(), keeps, "{node:?}");
+    }
+    let mut still = gpu_node();
+    still.spec.release = true;
+    assert!(
+        of(&policies, &facts(&json!({}), NOTHING, "True"), &still).is_empty(),
+        "its agent has not come back yet"
+    );
+}
+
+#[test]
+fn mig_device_is_broken_by_itself_or_with_its_gpu() {
+    let mut node = gpu_node();
+    let status = node.status.as_mut().unwrap();
+    let mig = |uuid: &str, health: Value| {
+        serde_json::from_value(
+            json!({"uuid": uuid, "profile": "1g.10gb", "gpuInstance": 1, "computeInstance": 0,
+            "memoryMiB": 9728, "health": health}),
+        )
+        .unwrap()
+    };
+    status.gpus[0].mig_devices = vec![
+        mig("MIG-0", Value::Null),
+        mig("MIG-1", broken_since(50, "XID 94: contained")),
+    ];
+    status.gpus[2].mig_devices = vec![
+        mig("MIG-2", broken_since(70, "XID 94: contained")),
+        mig("MIG-3", Value::Null),
+    ];
+    let pods = ["MIG-0", "MIG-1", "MIG-2", "MIG-3"];
+    status.holders = pods
+        .map(|uuid| serde_json::from_value(holder(uuid, uuid)).unwrap())
+        .to_vec();
+    let found = of(&[policy("p", EVICTS)], &facts(&json!({}), NOTHING, "True"), &node);
+    let since: Vec<_> = found
+        .iter()
+        .map(|(pod, why)| (pod.name.as_str(), why.since.as_second()))
+        .collect();
+    assert_eq!(since, [("MIG-0", 100), ("MIG-1", 50), ("MIG-2", 70)]);
+}
+
+#[test]
+fn device_of_which_nobody_says_since_when_it_is_broken_costs_nobody_anything() {
+    let mut node = gpu_node();
+    for gpu in &mut node.status.as_mut().unwrap().gpus {
+        gpu.health.as_mut().unwrap().since = None;
+    }
+    assert!(of(&[policy("p", EVICTS)], &facts(&json!({}), NOTHING, "True"), &node).is_empty());
+}
+
+#[test]
+fn only_the_holders_of_broken_devices_are_kept() {
+    let (policies, node) = ([policy("p", EVICTS)], facts(&json!({}), NOTHING, "True"));
+    let mut trimmed = gpu_node();
+    keep_holders_of_broken(trimmed.status.as_mut().unwrap());
+    let kept: Vec<_> = trimmed
+        .status
+        .as_ref()
+        .unwrap()
+        .holders
+        .iter()
+        .map(|holder| holder.pod.as_str())
+        .collect();
+    assert_eq!(kept, ["a", "b", "b"]);
+    assert_eq!(names(&of(&policies, &node, &trimmed)), ["a", "b"]);
+}
+
+#[test]
+fn pod_that_cannot_hold_the_device_is_left_alone() {
+    let (device, resource) = ("GPU-0".to_owned(), "nvidia.com/gpu".to_owned());
+    let eviction = Eviction {
+        device,
+        resource,
+        since: at(100),
+        trouble: "x".to_owned(),
+    };
+    let asks = |name: &str, count: &str| json!([{"name": "main", "resources": {"limits": {name: count}}}]);
+    let pod = || {
+        json!({"metadata": {"name": "a", "namespace": "ml"},
+            "spec": {"nodeName": "n", "containers": asks("nvidia.com/gpu", "1")},
+            "status": {"phase": "Running", "startTime": at(100).to_string()}})
+    };
+    let changed = |pointer: &str, value: Value| {
+        let mut pod = pod();
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        pod.pointer_mut(parent).unwrap()[key] = value;
+        pod
+    };
+    for (pod, expected) in [
+        (pod(), true),
+        (changed("/status/phase", json!("Pending")), true),
+        (changed("/spec/containers", asks("nvidia.com/gpu", "0")), false),
+        (changed("/spec/containers", asks("cpu", "1")), false),
+        (changed("/status/startTime", json!(at(101).to_string())), false),
+        (changed("/status/startTime", Value::Null), false),
+        (changed("/spec/nodeName", json!("other")), false),
+        (
+            changed("/metadata/deletionTimestamp", json!(at(150).to_string())),
+            false,
+        ),
+        (changed("/status/phase", json!("Failed")), false),
+        (changed("/status/phase", json!("Succeeded")), false),
+        (
+            changed("/metadata/annotations", json!({"kubernetes.io/config.mirror": "x"})),
+            false,
+        ),
+    ] {
+        assert_eq!(
+            eviction.is_of(&serde_json::from_value(pod.clone()).unwrap(), "n"),
+            expected,
+            "{pod}"
+        );
+    }
+}

@@ -1,0 +1,40 @@
+//! Pods that are to go: those that hold a device that does not work, and those that a node rejected.
+
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use std::fmt;
+
+/// Annotation of a pod that a kubelet runs from a file: the object in the API server only shows it.
+const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
+/// Name of a pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodName {
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+}
+
+impl fmt::Display for PodName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Names of the extended resources that a pod asks for. Of these limits and requests are the same.
+pub fn extended_resources(spec: &PodSpec) -> impl Iterator<Item = &String> {
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let limits = containers
+        .filter_map(|container| container.resources.as_ref()?.limits.as_ref())
+        .flatten();
+    limits
+        .filter(|(name, count)| name.contains('/') && count.0 != "0")
+        .map(|(name, _)| name)
+}
+
+pub fn is_mirror(pod: &Pod) -> bool {
+    pod.metadata
+        .annotations
+        .as_ref()
+        .is_some_and(|annotations| annotations.contains_key(MIRROR_ANNOTATION))
+}

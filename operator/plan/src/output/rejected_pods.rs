@@ -1,0 +1,87 @@
+//! Pods that their node failed instead of starting them, since its GPUs were not registered yet. They hold nothing, never
+//! run, and stay until somebody deletes them.
+
+use crate::{
+    input::facts::NodeFacts,
+    input::policies::PolicySet,
+    node::plan::NodePlan,
+    node::stale_resources::Use,
+    output::pods::{self, PodName},
+    record::Record,
+};
+use gpunode_crds::{GpuNode, Mode};
+use k8s_openapi::api::core::v1::Pod;
+use std::collections::BTreeSet;
+
+/// The kubelet's reason where it could not give a pod its devices.
+const REASON: &str = "UnexpectedAdmissionError";
+
+/// Kind of the owner of a pod that a kubelet runs from a file.
+const NODE: &str = "Node";
+
+/// What is kept of a pod that a node rejected and that a controller replaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RejectedPod {
+    /// Its name.
+    pub name: PodName,
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.resourceVersion`.
+    pub resource_version: String,
+    /// The node that rejected it.
+    pub node: String,
+    /// Extended resources that it asks for.
+    resources: BTreeSet<String>,
+}
+
+impl RejectedPod {
+    /// What is kept of a pod; none where it is no such pod or on its way out.
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let (meta, spec, status) = (&pod.metadata, pod.spec.as_ref()?, pod.status.as_ref()?);
+        let is_rejected = status.phase.as_deref() == Some("Failed") && status.reason.as_deref() == Some(REASON);
+        let mut owners = meta.owner_references.iter().flatten();
+        let is_replaced = owners.any(|owner| owner.controller == Some(true) && owner.kind != NODE);
+        if !is_rejected || !is_replaced || meta.deletion_timestamp.is_some() || pods::is_mirror(pod) {
+            return None;
+        }
+        Some(Self {
+            name: PodName {
+                namespace: meta.namespace.clone()?,
+                name: meta.name.clone()?,
+            },
+            uid: meta.uid.clone()?,
+            resource_version: meta.resource_version.clone()?,
+            node: spec.node_name.clone()?,
+            resources: pods::extended_resources(spec).cloned().collect(),
+        })
+    }
+
+    /// Whether it is to be deleted: a policy that matches its node says so, and it asks for a resource that gpunode serves
+    /// there. `plan` is the plan for that node, which is not one that is left as it is.
+    pub fn goes(&self, policies: &PolicySet, plan: &NodePlan, node: &NodeFacts, gpu_node: Option<&GpuNode>) -> bool {
+        let is_wanted = plan
+            .matched
+            .iter()
+            .filter_map(|name| policies.get(name))
+            .any(|it| it.deletes_rejected_pods);
+        let is_of_gpunode = || {
+            let record = Record::read(node.owned.as_deref()).unwrap_or_default().resources;
+            let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
+            let is_reported = |name: &str| status.is_some_and(|it| it.resources.iter().any(|of| of.name == name));
+            self.resources
+                .iter()
+                .any(|name| record.get(name) == Some(&Use::Wanted) || is_reported(name))
+        };
+        plan.hold.is_none() && is_wanted && is_of_gpunode()
+    }
+}
+
+/// Whether a policy wants rejected pods to be deleted, on whichever node.
+pub fn wants_rejected_pods(policies: &PolicySet) -> bool {
+    policies
+        .iter()
+        .any(|policy| policy.mode == Mode::Enforce && policy.deletes_rejected_pods)
+}
+
+#[cfg(test)]
+mod tests;
