@@ -19,8 +19,8 @@ use crate::index::{
 };
 use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, Mode, NodeCounts, Reason};
 use gpunode_plan::{
-    AgentPods, NodeFacts, NodePlan, PolicySet, Tally, Turn, evictions, gpus_missing, plan_node_at,
-    policy_daemonset_name,
+    AgentPodSettings, NodeFacts, NodePlan, PolicySet, PolicyTally, RolloutPermit, evictions, gpu_mismatch,
+    plan_node_with_permit, policy_daemonset_name,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -50,7 +50,7 @@ pub struct Index {
 
 impl Index {
     /// Nothing known yet. Nodes get labels with facts about their GPUs if `gpu_labels` says so.
-    pub fn new(pods: AgentPods, gpu_labels: bool) -> Self {
+    pub fn new(pods: AgentPodSettings, gpu_labels: bool) -> Self {
         Self {
             policies: Cache::default(),
             nodes: Cache::default(),
@@ -218,7 +218,7 @@ impl Index {
             return None;
         };
         let gpu_node = self.gpu_nodes.get(name).map(Arc::as_ref);
-        let plan = plan_node_at(Turn::Later, &self.set, facts, gpu_node, now);
+        let plan = plan_node_with_permit(RolloutPermit::Withheld, &self.set, facts, gpu_node, now);
         effects
             .evictions
             .extend(self.evictions.put(name, evictions(&self.set, &plan, facts, gpu_node)));
@@ -227,7 +227,7 @@ impl Index {
         }
         self.count(
             name,
-            plan.standings_after(self.refusals.get(name).map(String::as_str)),
+            plan.policy_statuses_after(self.refusals.get(name).map(String::as_str)),
             now,
             effects,
         );
@@ -253,7 +253,7 @@ impl Index {
                 .filter(|policy| policy.spec.mode() != Mode::Preview)
             {
                 let missing = self.nodes.get(node).filter(|_| left).and_then(|facts| {
-                    gpus_missing(&self.set, &policy, facts, self.gpu_nodes.get(node).map(Arc::as_ref))
+                    gpu_mismatch(&self.set, &policy, facts, self.gpu_nodes.get(node).map(Arc::as_ref))
                 });
                 let news = news
                     .into_iter()
@@ -276,7 +276,7 @@ impl Index {
 
     /// The numbers of nodes of each policy, by name.
     pub fn counts(&self) -> Vec<(String, NodeCounts)> {
-        let counts = |policy: &str| self.outcomes.tally(policy).map(Tally::counts).unwrap_or_default();
+        let counts = |policy: &str| self.outcomes.tally(policy).map(PolicyTally::counts).unwrap_or_default();
         self.set
             .iter()
             .map(|policy| (policy.name.clone(), counts(&policy.name)))

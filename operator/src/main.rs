@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use cli::Args;
 use events::publish_events;
-use gpunode_plan::AgentPods;
+use gpunode_plan::AgentPodSettings;
 use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config};
 use leader_election::{Candidate, Claim, guarded_client};
@@ -92,7 +92,7 @@ async fn run(args: Args) -> Result<()> {
     let metrics = Arc::new(Metrics::new());
     let (mut candidate, claim) = Candidate::new(client.clone(), &namespace, &pod_name);
     let guarded = guarded_client(config, claim.clone()).context("make a client for writes")?;
-    let pods = AgentPods {
+    let pods = AgentPodSettings {
         namespace: namespace.clone(),
         image: agent_image,
     };

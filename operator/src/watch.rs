@@ -11,7 +11,7 @@ use crate::{
 };
 use futures::StreamExt;
 use gpunode_crds::{GpuNode, GpuNodePolicy, OPERATOR_FIELD_MANAGER};
-use gpunode_plan::{NodeFacts, keep_holders_of_broken};
+use gpunode_plan::{NodeFacts, retain_holders_of_unhealthy};
 use jiff::Timestamp;
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
 use kube::{
@@ -132,7 +132,7 @@ fn trimmed_gpu_node(mut gpu_node: GpuNode) -> GpuNode {
         entries.retain(|entry| entry.manager.as_deref() == Some(OPERATOR_FIELD_MANAGER));
     }
     if let Some(status) = &mut gpu_node.status {
-        keep_holders_of_broken(status);
+        retain_holders_of_unhealthy(status);
         for gpu in &mut status.gpus {
             gpu.links = Vec::new();
         }

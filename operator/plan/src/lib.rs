@@ -28,30 +28,32 @@ mod patch_builder;
 mod record;
 
 pub use fact_labels::gpu_labels;
-pub use fleet::policy_status::{Agents, policy_status};
-pub use fleet::rollout::{Rollout, Stage};
-pub use fleet::tally::Tally;
+pub use fleet::policy_status::{AgentUpdate, policy_status};
+pub use fleet::rollout::{PolicyRollout, RolloutStage};
+pub use fleet::tally::PolicyTally;
 pub use gpu_node::conditions::ConditionsChange;
 pub use gpu_node::configuration::GpuNodeChange;
 pub use gpu_node::requests::PAUSE_LABEL;
 pub use input::facts::{NodeFacts, Taint, TaintKey};
 pub use input::inventory::inventory;
-pub use input::matching::gpus_missing;
+pub use input::matching::gpu_mismatch;
 pub use input::policies::{Policy, PolicySet};
-pub use node::conflicts::{Conflict, ConflictKey};
-pub use node::hold::Hold;
-pub use node::plan::{NodePlan, Turn};
-pub use node::planner::{plan_node, plan_node_at};
-pub use node::stale_resources::{Retirement, Seen, Served, Use, retire};
-pub use outcome::{Outcome, Standing};
+pub use node::conflicts::{ConflictKey, KeyConflict};
+pub use node::hold::NodeHold;
+pub use node::plan::{NodePlan, RolloutPermit};
+pub use node::planner::{plan_node, plan_node_with_permit};
+pub use node::stale_resources::{ResourcePresence, ResourceUse, ResourceUses, StaleResources, find_stale_resources};
+pub use outcome::{PolicyNodeStatus, PolicyOutcome};
 pub use output::daemonsets::{
-    AgentPods, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, agents_behind,
-    daemonset_drifted, desired_discovery, desired_for_policy, desired_mps, is_alike, is_observed,
-    policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
+    AgentPodSettings, COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL,
+    daemonset_has_drifted, desired_discovery, desired_for_policy, desired_mps, is_daemonset_observed,
+    is_same_daemonset, outdated_agents, policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
 };
-pub use output::evictions::{Eviction, evictions, keep_holders_of_broken};
-pub use output::explain::{Entry, Explanation, Kind, Overridden, PolicyVerdict, Source, State, explain};
-pub use output::mismatch::{Mismatch, NearestNode, mismatches, nearest};
+pub use output::evictions::{PodEviction, evictions, retain_holders_of_unhealthy};
+pub use output::explain::{
+    EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, OverriddenValue, PolicyMatch, explain,
+};
+pub use output::mismatch::{NearestNode, SelectorMismatch, mismatches, nearest_node};
 pub use output::pods::PodName;
-pub use output::rejected_pods::{RejectedPod, wants_rejected_pods};
-pub use packed_map::Texts;
+pub use output::rejected_pods::{RejectedPod, policies_delete_rejected_pods};
+pub use packed_map::PackedMap;

@@ -1,11 +1,11 @@
 //! What became of one policy on one node.
 
-use crate::fleet::rollout::Stage;
+use crate::fleet::rollout::RolloutStage;
 use gpunode_crds::{NodePreview, NodeWaiting, Reason};
 
 /// What became of one policy on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum PolicyOutcome {
     /// Everything that the policy asks for is in force. For a policy in mode Preview: it would change nothing.
     Ready,
     /// On its way. For a policy in mode Preview: it would change something.
@@ -28,19 +28,19 @@ pub enum Outcome {
 
 /// Everything that the status of a policy says about one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct PolicyNodeStatus {
     /// What became of the policy there; nothing where the node only keeps its place in the rollout.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<PolicyOutcome>,
     /// Mode Preview: what it would change there, if anything.
     pub preview: Option<NodePreview>,
     /// Where it governs: devices whose change waits for their holders.
     pub waiting: Vec<NodeWaiting>,
     /// Where it governs: where the node is on its way to the policy's configuration.
-    pub stage: Option<Stage>,
+    pub stage: Option<RolloutStage>,
 }
 
-impl From<Outcome> for Standing {
-    fn from(outcome: Outcome) -> Self {
+impl From<PolicyOutcome> for PolicyNodeStatus {
+    fn from(outcome: PolicyOutcome) -> Self {
         Self {
             outcome: Some(outcome),
             preview: None,
@@ -50,9 +50,9 @@ impl From<Outcome> for Standing {
     }
 }
 
-impl Standing {
+impl PolicyNodeStatus {
     /// A node that the policy does not count, and that keeps its place in its rollout.
-    pub(crate) fn in_rollout(stage: Stage) -> Self {
+    pub(crate) fn in_rollout(stage: RolloutStage) -> Self {
         Self {
             outcome: None,
             preview: None,
@@ -62,7 +62,7 @@ impl Standing {
     }
 }
 
-impl Outcome {
+impl PolicyOutcome {
     /// A failure.
     pub fn failed(reason: Reason, message: impl Into<String>) -> Self {
         Self::Failed {

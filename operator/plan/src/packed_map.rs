@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 
 /// Texts by key, in the order of the keys.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Texts {
+pub struct PackedMap {
     /// Each key with its text behind it.
     block: String,
     /// Where each key and its text begin and end.
@@ -19,7 +19,7 @@ struct Place {
     end: usize,
 }
 
-impl Texts {
+impl PackedMap {
     /// The text of a key.
     pub fn get(&self, key: &str) -> Option<&str> {
         let found = self.places.binary_search_by(|place| self.key(*place).cmp(key)).ok()?;
@@ -57,7 +57,7 @@ impl Texts {
     }
 }
 
-impl<K: AsRef<str>, V: AsRef<str>> From<&BTreeMap<K, V>> for Texts {
+impl<K: AsRef<str>, V: AsRef<str>> From<&BTreeMap<K, V>> for PackedMap {
     fn from(map: &BTreeMap<K, V>) -> Self {
         let length = map
             .iter()
@@ -79,7 +79,7 @@ impl<K: AsRef<str>, V: AsRef<str>> From<&BTreeMap<K, V>> for Texts {
     }
 }
 
-impl fmt::Debug for Texts {
+impl fmt::Debug for PackedMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter()).finish()
     }
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn every_text_is_found_by_its_key_and_no_other() {
         let map = BTreeMap::from([("", "empty"), ("a", ""), ("ab", "c"), ("ä", "ö")]);
-        let texts = Texts::from(&map);
+        let texts = PackedMap::from(&map);
         for (key, text) in &map {
             assert_eq!(texts.get(key), Some(*text));
         }
@@ -100,10 +100,10 @@ mod tests {
             (texts.get("b"), texts.contains_key("abc"), texts.is_empty()),
             (None, false, false)
         );
-        assert_eq!(Texts::from(&texts.to_map()), texts);
+        assert_eq!(PackedMap::from(&texts.to_map()), texts);
         assert_ne!(
-            Texts::from(&BTreeMap::from([("ab", "c")])),
-            Texts::from(&BTreeMap::from([("a", "bc")]))
+            PackedMap::from(&BTreeMap::from([("ab", "c")])),
+            PackedMap::from(&BTreeMap::from([("a", "bc")]))
         );
     }
 }

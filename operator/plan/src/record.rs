@@ -5,7 +5,7 @@
 //! is and reported until a person mends or removes the annotation. A field that a later version adds and that matters for
 //! the removal must raise the version; other fields are ignored.
 
-use crate::{input::facts::TaintKey, node::stale_resources::Served};
+use crate::{input::facts::TaintKey, node::stale_resources::ResourceUses};
 use gpunode_crds::{AUTOSCALER_STARTUP_PREFIX, IGNORE_LABEL, is_kubernetes_key};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ pub struct Record {
     /// The policies for which at least one of them is there.
     pub policies: BTreeSet<String>,
     /// Extended resources that were served there, until they have left the node's status.
-    pub resources: Served,
+    pub resources: ResourceUses,
     /// The boot of the node for which everything that was promised has been allocatable: no startup taint is wanted until the
     /// next one.
     pub started: Option<String>,
@@ -140,7 +140,7 @@ struct Written {
     #[serde(default, skip_serializing_if = "Kinds::is_empty")]
     conceded: Kinds<Conceded, Conceded>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    resources: Served,
+    resources: ResourceUses,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     started: Option<String>,
 }

@@ -73,7 +73,7 @@ fn is_news(type_: ConditionType, before: Option<&Condition>, after: &Condition) 
 mod tests {
     use super::*;
     use gpunode_crds::GpuNodePolicySpec;
-    use gpunode_plan::{Agents, Outcome, PolicySet, Tally, policy_status};
+    use gpunode_plan::{AgentUpdate, PolicyOutcome, PolicySet, PolicyTally, policy_status};
     use jiff::Timestamp;
 
     fn policy(spec: &str) -> GpuNodePolicy {
@@ -81,14 +81,14 @@ mod tests {
     }
 
     /// Gives the policy the status that it has with this outcome on its only node, and returns what people are told.
-    fn tell(policy: &mut GpuNodePolicy, outcome: &Outcome) -> Vec<(String, bool)> {
-        let mut tally = Tally::default();
+    fn tell(policy: &mut GpuNodePolicy, outcome: &PolicyOutcome) -> Vec<(String, bool)> {
+        let mut tally = PolicyTally::default();
         tally.add("n", &outcome.clone().into());
         let set = PolicySet::new([&*policy]);
         let status = policy_status(
             set.get("p").unwrap(),
             &tally,
-            &Agents::default(),
+            &AgentUpdate::default(),
             policy.status.as_ref(),
             Timestamp::UNIX_EPOCH,
         );
@@ -108,11 +108,11 @@ mod tests {
     fn conditions_are_told_when_they_come_and_when_they_go() {
         let mut policy = policy("{nodeSelector: {}, labels: {x: y}}");
         assert_eq!(
-            tell(&mut policy, &Outcome::Updating),
+            tell(&mut policy, &PolicyOutcome::Updating),
             [told(Reason::NodesUpdating, false)]
         );
-        assert_eq!(tell(&mut policy, &Outcome::Updating), []);
-        let conflict = Outcome::conflicted(Reason::KeyOwnedByAnother, "m");
+        assert_eq!(tell(&mut policy, &PolicyOutcome::Updating), []);
+        let conflict = PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, "m");
         let expected = [
             told(Reason::KeyOwnedByAnother, false),
             told(Reason::KeyOwnedByAnother, true),
@@ -120,10 +120,10 @@ mod tests {
         assert_eq!(tell(&mut policy, &conflict), expected);
         assert_eq!(tell(&mut policy, &conflict), []);
         assert_eq!(
-            tell(&mut policy, &Outcome::Ready),
+            tell(&mut policy, &PolicyOutcome::Ready),
             [told(Reason::InForce, false), told(Reason::NoConflict, false)]
         );
-        let failed = Outcome::failed(Reason::WriteFailed, "m");
+        let failed = PolicyOutcome::failed(Reason::WriteFailed, "m");
         assert_eq!(
             tell(&mut policy, &failed),
             [told(Reason::WriteFailed, false), told(Reason::NodesFailed, true)]
@@ -133,14 +133,17 @@ mod tests {
     #[test]
     fn spec_that_cannot_be_carried_out_is_a_warning() {
         let mut policy = policy("{nodeSelector: {}, devicePlugin: {resources: [{name: nodomain}]}}");
-        assert_eq!(tell(&mut policy, &Outcome::Ready), [told(Reason::InvalidSpec, true)]);
+        assert_eq!(
+            tell(&mut policy, &PolicyOutcome::Ready),
+            [told(Reason::InvalidSpec, true)]
+        );
     }
 
     #[test]
     fn policy_in_mode_preview_tells_nothing() {
         let mut policy = policy("{mode: Preview, nodeSelector: {}, labels: {x: y}}");
         assert_eq!(
-            tell(&mut policy, &Outcome::conflicted(Reason::KeyOwnedByAnother, "m")),
+            tell(&mut policy, &PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, "m")),
             []
         );
     }

@@ -7,9 +7,9 @@ use crate::index::{
 };
 use gpunode_crds::{GpuNodePolicy, Mode};
 use gpunode_plan::{
-    AgentPods, Agents, DISCOVERY_NAME, MPS_NAME, Policy, PolicySet, agents_behind, daemonset_drifted,
-    desired_discovery, desired_for_policy, desired_mps, is_alike, is_observed, policy_daemonset_name,
-    policy_of_daemonset, repaired_daemonset,
+    AgentPodSettings, AgentUpdate, DISCOVERY_NAME, MPS_NAME, Policy, PolicySet, daemonset_has_drifted,
+    desired_discovery, desired_for_policy, desired_mps, is_daemonset_observed, is_same_daemonset, outdated_agents,
+    policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::PodTemplateSpec};
@@ -21,7 +21,7 @@ pub const ALWAYS: [&str; 2] = [DISCOVERY_NAME, MPS_NAME];
 /// The DaemonSets of the operator's namespace.
 #[derive(Debug)]
 pub struct DaemonSets {
-    pods: AgentPods,
+    pods: AgentPodSettings,
     live: Cache<DaemonSet>,
     /// What a repair could not put right, by name: something else in the cluster insists. It is not tried for ever.
     futile: HashMap<String, Futile>,
@@ -55,13 +55,13 @@ struct Futile {
 impl Futile {
     /// Whether it would be the same write again.
     fn is_again(&self, live: &DaemonSet, next: &DaemonSet) -> bool {
-        is_alike(&self.returned, live) && is_alike(&self.repaired, next)
+        is_same_daemonset(&self.returned, live) && is_same_daemonset(&self.repaired, next)
     }
 }
 
 impl DaemonSets {
     /// None known yet.
-    pub fn new(pods: AgentPods) -> Self {
+    pub fn new(pods: AgentPodSettings) -> Self {
         Self {
             pods,
             live: Cache::default(),
@@ -89,7 +89,7 @@ impl DaemonSets {
     /// Takes in what a write returned.
     pub fn update(&mut self, daemonset: DaemonSet, write: Write, written: &DaemonSet) {
         let name = daemonset.name().to_owned();
-        if daemonset_drifted(&daemonset, written) {
+        if daemonset_has_drifted(&daemonset, written) {
             tracing::warn!(
                 name,
                 "a DaemonSet came back changed from a write; something in the cluster rewrites it"
@@ -153,7 +153,7 @@ impl DaemonSets {
             Some(desired) => {
                 let next = repaired_daemonset(live, &desired);
                 let is_futile = self.futile.get(name).is_some_and(|futile| futile.is_again(live, &next));
-                (!is_futile && !is_alike(live, &next)).then(|| DaemonSetWork::Replace(Box::new(next)))
+                (!is_futile && !is_same_daemonset(live, &next)).then(|| DaemonSetWork::Replace(Box::new(next)))
             }
             None => policy_of_daemonset(live).map(|_| DaemonSetWork::Delete {
                 uid: live.metadata.uid.clone().unwrap_or_default(),
@@ -178,7 +178,7 @@ impl DaemonSets {
             return drop(self.progress.remove(name));
         };
         let template = live.spec.as_ref().map(|spec| &spec.template);
-        let behind = agents_behind(live);
+        let behind = outdated_agents(live);
         let known = self
             .progress
             .get_mut(name)
@@ -194,7 +194,7 @@ impl DaemonSets {
             };
             return drop(self.progress.insert(name.to_owned(), progress));
         };
-        if is_observed(live) {
+        if is_daemonset_observed(live) {
             known.behind = behind;
         }
         let waited_for = (known.behind - outside).max(0);
@@ -219,13 +219,13 @@ impl DaemonSets {
     }
 
     /// What is known of the DaemonSet of a policy. `next` is what is to be written, if anything.
-    pub fn agents(&self, policy: &Policy, next: Option<&DaemonSetWork>, outside: i32, now: Timestamp) -> Agents {
+    pub fn agents(&self, policy: &Policy, next: Option<&DaemonSetWork>, outside: i32, now: Timestamp) -> AgentUpdate {
         let name = policy_daemonset_name(&policy.name);
         let refusal = self.refusals.get(&name).cloned();
         let Some(live) = self.live.get(&name) else {
-            return Agents {
+            return AgentUpdate {
                 refusal,
-                ..Agents::default()
+                ..AgentUpdate::default()
             };
         };
         let template = |daemonset: &DaemonSet| daemonset.spec.as_ref().map(|spec| spec.template.clone());
@@ -238,7 +238,7 @@ impl DaemonSets {
         let known = self.progress.get(&name).map_or(0, |progress| progress.behind);
         let behind = if is_of_template { known } else { all };
         let is_late = is_of_template && self.late_at(policy).is_some_and(|late| late <= now);
-        Agents {
+        AgentUpdate {
             refusal,
             behind,
             waited_for: (behind - outside).max(0),

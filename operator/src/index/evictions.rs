@@ -1,6 +1,6 @@
 //! Which pods are to be evicted, on all nodes. No IO.
 
-use gpunode_plan::{Eviction, PodName};
+use gpunode_plan::{PodEviction, PodName};
 use std::collections::{BTreeMap, HashMap};
 
 /// A pod that holds a broken device of a node.
@@ -14,11 +14,11 @@ pub struct HolderKey {
 
 /// Pods that are to be evicted, by node: few nodes have any, and none more than a `GpuNode` has holders.
 #[derive(Debug, Default)]
-pub struct Wanted(HashMap<String, BTreeMap<PodName, Eviction>>);
+pub struct Wanted(HashMap<String, BTreeMap<PodName, PodEviction>>);
 
 impl Wanted {
     /// Takes in the evictions of one node and returns those that are news. What is left to be done about the others is known.
-    pub fn put(&mut self, node: &str, after: BTreeMap<PodName, Eviction>) -> Vec<HolderKey> {
+    pub fn put(&mut self, node: &str, after: BTreeMap<PodName, PodEviction>) -> Vec<HolderKey> {
         let before = self.0.remove(node).unwrap_or_default();
         let news = after.iter().filter(|(pod, eviction)| before.get(pod) != Some(eviction));
         let news = news
@@ -34,7 +34,7 @@ impl Wanted {
     }
 
     /// Why a pod is to be evicted, if it still is.
-    pub fn get(&self, key: &HolderKey) -> Option<&Eviction> {
+    pub fn get(&self, key: &HolderKey) -> Option<&PodEviction> {
         self.0.get(&key.node)?.get(&key.pod)
     }
 
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
     use jiff::Timestamp;
 
-    fn evictions(pods: &[(&str, i64)]) -> BTreeMap<PodName, Eviction> {
+    fn evictions(pods: &[(&str, i64)]) -> BTreeMap<PodName, PodEviction> {
         let eviction = |(name, since): &(&str, i64)| {
             let pod = PodName {
                 namespace: "ml".to_owned(),
@@ -59,7 +59,7 @@ mod tests {
             let (device, resource) = ("GPU-0".to_owned(), "nvidia.com/gpu".to_owned());
             (
                 pod,
-                Eviction {
+                PodEviction {
                     device,
                     resource,
                     since,

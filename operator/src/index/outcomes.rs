@@ -1,17 +1,17 @@
 //! What became of each policy on each node, and the same summed up by policy.
 
 use gpunode_crds::Reason;
-use gpunode_plan::{Outcome, Rollout, Standing, Tally};
+use gpunode_plan::{PolicyNodeStatus, PolicyOutcome, PolicyRollout, PolicyTally};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Where each policy stands on one node, by name.
-pub type ByPolicy = BTreeMap<String, Standing>;
+pub type ByPolicy = BTreeMap<String, PolicyNodeStatus>;
 
 /// All outcomes.
 #[derive(Debug, Default)]
 pub struct Outcomes {
     nodes: HashMap<String, ByPolicy>,
-    tallies: HashMap<String, Tally>,
+    tallies: HashMap<String, PolicyTally>,
 }
 
 /// An outcome that changed.
@@ -60,7 +60,7 @@ impl Outcomes {
     }
 
     /// The sum for a policy, where it matches any node.
-    pub fn tally(&self, policy: &str) -> Option<&Tally> {
+    pub fn tally(&self, policy: &str) -> Option<&PolicyTally> {
         self.tallies.get(policy)
     }
 
@@ -71,12 +71,12 @@ impl Outcomes {
     }
 
     /// The rollout of a policy.
-    pub fn rollout(&mut self, policy: &str) -> Option<&mut Rollout> {
+    pub fn rollout(&mut self, policy: &str) -> Option<&mut PolicyRollout> {
         self.tallies.get_mut(policy).map(|tally| &mut tally.rollout)
     }
 
     /// The rollout that a node is part of, and its policy.
-    pub fn rollout_of(&mut self, node: &str) -> Option<(&str, &mut Rollout)> {
+    pub fn rollout_of(&mut self, node: &str) -> Option<(&str, &mut PolicyRollout)> {
         let standings = self.nodes.get(node)?;
         let (policy, _) = standings.iter().find(|(_, standing)| standing.stage.is_some())?;
         Some((policy, &mut self.tallies.get_mut(policy)?.rollout))
@@ -88,22 +88,22 @@ impl Outcomes {
     }
 }
 
-fn counted(standing: Option<&Standing>) -> Option<&Outcome> {
+fn counted(standing: Option<&PolicyNodeStatus>) -> Option<&PolicyOutcome> {
     standing?.outcome.as_ref()
 }
 
 /// People hear when a conflict comes or goes, and when an agent refuses its configuration.
-fn news(old: Option<&Outcome>, new: Option<&Outcome>) -> Option<(Reason, String)> {
-    let is_conflict = |outcome: &Outcome| matches!(outcome, Outcome::Conflicted { .. });
+fn news(old: Option<&PolicyOutcome>, new: Option<&PolicyOutcome>) -> Option<(Reason, String)> {
+    let is_conflict = |outcome: &PolicyOutcome| matches!(outcome, PolicyOutcome::Conflicted { .. });
     let was_conflict = old.is_some_and(is_conflict);
     match new {
-        Some(Outcome::Conflicted { reason, message }) if !was_conflict => Some((*reason, message.clone())),
-        Some(Outcome::Failed {
+        Some(PolicyOutcome::Conflicted { reason, message }) if !was_conflict => Some((*reason, message.clone())),
+        Some(PolicyOutcome::Failed {
             reason: Reason::ConfigurationRejected,
             message,
         }) if !matches!(
             old,
-            Some(Outcome::Failed {
+            Some(PolicyOutcome::Failed {
                 reason: Reason::ConfigurationRejected,
                 ..
             })
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
     use gpunode_crds::NodeCounts;
 
-    fn outcomes(outcome: Outcome) -> ByPolicy {
+    fn outcomes(outcome: PolicyOutcome) -> ByPolicy {
         BTreeMap::from([("p".to_owned(), outcome.into())])
     }
 
@@ -137,12 +137,12 @@ mod tests {
     #[test]
     fn only_changes_are_told_and_only_some_are_news() {
         let mut all = Outcomes::default();
-        let conflict = || outcomes(Outcome::conflicted(Reason::KeyOwnedByAnother, "m"));
-        let rejected = |message: &str| outcomes(Outcome::failed(Reason::ConfigurationRejected, message));
+        let conflict = || outcomes(PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, "m"));
+        let rejected = |message: &str| outcomes(PolicyOutcome::failed(Reason::ConfigurationRejected, message));
         for (after, expected) in [
-            (outcomes(Outcome::Updating), vec![None]),
-            (outcomes(Outcome::Updating), vec![]),
-            (outcomes(Outcome::Ready), vec![None]),
+            (outcomes(PolicyOutcome::Updating), vec![None]),
+            (outcomes(PolicyOutcome::Updating), vec![]),
+            (outcomes(PolicyOutcome::Ready), vec![None]),
             (conflict(), vec![Some(Reason::KeyOwnedByAnother)]),
             (conflict(), vec![]),
             (rejected("m"), vec![Some(Reason::ConfigurationRejected)]),
@@ -157,16 +157,16 @@ mod tests {
     #[test]
     fn sums_follow_each_node() {
         let mut all = Outcomes::default();
-        all.put("a", outcomes(Outcome::Ready));
-        all.put("b", outcomes(Outcome::Updating));
-        all.put("b", outcomes(Outcome::Ready));
+        all.put("a", outcomes(PolicyOutcome::Ready));
+        all.put("b", outcomes(PolicyOutcome::Updating));
+        all.put("b", outcomes(PolicyOutcome::Ready));
         all.put("a", ByPolicy::new());
         let expected = NodeCounts {
             matched: 1,
             ready: 1,
             ..NodeCounts::default()
         };
-        assert_eq!(all.tally("p").map(Tally::counts), Some(expected));
+        assert_eq!(all.tally("p").map(PolicyTally::counts), Some(expected));
         all.retain(|_| false);
         assert_eq!(all.tally("p"), None);
     }

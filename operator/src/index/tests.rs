@@ -30,7 +30,7 @@ impl Scene {
     }
 
     fn cold() -> Self {
-        let pods = AgentPods {
+        let pods = AgentPodSettings {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
         };

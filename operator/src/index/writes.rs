@@ -6,7 +6,7 @@ use crate::index::{
     daemonsets::ALWAYS,
     work::{DaemonSetWork, Effects, Key, NodeWork, StatusWork},
 };
-use gpunode_plan::{Tally, Turn, plan_node_at, policy_daemonset_name, policy_status};
+use gpunode_plan::{PolicyTally, RolloutPermit, plan_node_with_permit, policy_daemonset_name, policy_status};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl Index {
                 .is_some_and(|(_, rollout)| rollout.take_turn(name))
         {
             let (facts, gpu_node) = (self.nodes.get(name)?, self.gpu_nodes.get(name).map(Arc::as_ref));
-            plan = plan_node_at(Turn::Now, &self.set, facts, gpu_node, now);
+            plan = plan_node_with_permit(RolloutPermit::Granted, &self.set, facts, gpu_node, now);
         }
         // It is being worked on; a wake for right now would only come back.
         effects
@@ -62,7 +62,7 @@ impl Index {
     /// The status of one policy, where it differs from what it is to be.
     pub fn status_work(&self, name: &str, now: Timestamp) -> Option<StatusWork> {
         let (object, policy) = (self.policies.get(name)?, self.set.get(name)?);
-        let none = Tally::default();
+        let none = PolicyTally::default();
         let next = self.daemonset_work(&policy_daemonset_name(name));
         let agents = self
             .daemonsets

@@ -6,7 +6,7 @@ use crate::{
 };
 use futures::future::join_all;
 use gpunode_crds::Reason;
-use gpunode_plan::Eviction;
+use gpunode_plan::PodEviction;
 use k8s_openapi::{
     api::{
         core::v1::{ObjectReference, Pod},
@@ -82,7 +82,7 @@ enum Outcome {
     Refused(ObjectReference, Box<Status>),
 }
 
-async fn evict(pods: &Api<Readable<Pod>>, key: &HolderKey, eviction: &Eviction) -> kube::Result<Outcome> {
+async fn evict(pods: &Api<Readable<Pod>>, key: &HolderKey, eviction: &PodEviction) -> kube::Result<Outcome> {
     let name = &key.pod.name;
     let pod = pods.get_opt(name).await?.and_then(Readable::into_object);
     let Some(pod) = pod.filter(|pod| eviction.is_of(pod, &key.node)) else {

@@ -10,7 +10,7 @@ use crate::{
     work_queue::Done,
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy};
-use gpunode_plan::{AgentPods, NodeFacts, PodName};
+use gpunode_plan::{AgentPodSettings, NodeFacts, PodName};
 use http::{Method, Request, Response};
 use http_body::Body as _;
 use k8s_openapi::api::core::v1::Node;
@@ -69,7 +69,7 @@ impl Scene {
                 Ok::<_, Infallible>(response.unwrap())
             }
         });
-        let pods = AgentPods {
+        let pods = AgentPodSettings {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
         };

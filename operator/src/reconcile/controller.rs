@@ -11,7 +11,7 @@ use crate::{
     work_queue::Queue,
 };
 use gpunode_crds::ConditionType;
-use gpunode_plan::AgentPods;
+use gpunode_plan::AgentPodSettings;
 use jiff::Timestamp;
 use std::{
     sync::{Mutex, PoisonError},
@@ -43,7 +43,7 @@ pub struct Controller {
 impl Controller {
     /// Nothing known yet; the receiver gets what people are to be told. Nodes get labels with facts about their GPUs if
     /// `gpu_labels` says so.
-    pub fn new(pods: AgentPods, gpu_labels: bool) -> (Self, mpsc::Receiver<Notice>) {
+    pub fn new(pods: AgentPodSettings, gpu_labels: bool) -> (Self, mpsc::Receiver<Notice>) {
         let (notices, receiver) = mpsc::channel(MAX_NOTICES);
         let controller = Self {
             namespace: pods.namespace.clone(),

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
     use crate::index::{cache::Change, work::DaemonSetWork};
     use gpunode_crds::{GpuNode, GpuNodePolicy};
-    use gpunode_plan::{AgentPods, NodeFacts, policy_daemonset_name};
+    use gpunode_plan::{AgentPodSettings, NodeFacts, policy_daemonset_name};
     use http::{Method, Request, Response};
     use k8s_openapi::api::{apps::v1::DaemonSetStatus, core::v1::Node};
     use kube::{Client, client::Body};
@@ -178,7 +178,7 @@ mod tests {
 
     /// A controller that knows one node, with what policies and `GpuNode` there are.
     fn controller(policies: Vec<GpuNodePolicy>, node: &Value, gpu_nodes: Vec<GpuNode>) -> Controller {
-        let pods = AgentPods {
+        let pods = AgentPodSettings {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
         };

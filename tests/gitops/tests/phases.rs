@@ -3,7 +3,7 @@
 
 use gpunode_crds::{GpuNode, GpuNodePolicy, Reason};
 use gpunode_gitops_tests::judge;
-use gpunode_plan::{Agents, Outcome, PolicySet, Stage, Standing, Tally, policy_status};
+use gpunode_plan::{AgentUpdate, PolicyNodeStatus, PolicyOutcome, PolicySet, PolicyTally, RolloutStage, policy_status};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -26,32 +26,32 @@ fn schema_default(file: &str) -> Value {
 }
 
 /// The policy with the status that the planner gives it where its nodes have these outcomes.
-fn reported(spec: &str, outcomes: &[Outcome]) -> GpuNodePolicy {
+fn reported(spec: &str, outcomes: &[PolicyOutcome]) -> GpuNodePolicy {
     standing(spec, outcomes.iter().map(|outcome| outcome.clone().into()))
 }
 
 /// The policy where the second of three nodes stopped its rollout.
 fn stopped() -> GpuNodePolicy {
     let nodes = [
-        (Outcome::Ready, Stage::Done),
+        (PolicyOutcome::Ready, RolloutStage::Done),
         (
-            Outcome::failed(Reason::MemoryBelowUnit, "m"),
-            Stage::Stopped("m".to_owned()),
+            PolicyOutcome::failed(Reason::MemoryBelowUnit, "m"),
+            RolloutStage::Stopped("m".to_owned()),
         ),
-        (Outcome::Updating, Stage::Pending),
+        (PolicyOutcome::Updating, RolloutStage::Pending),
     ];
     standing(
         SPEC,
-        nodes.map(|(outcome, stage)| Standing {
+        nodes.map(|(outcome, stage)| PolicyNodeStatus {
             stage: Some(stage),
             ..outcome.into()
         }),
     )
 }
 
-fn standing(spec: &str, standings: impl IntoIterator<Item = Standing>) -> GpuNodePolicy {
+fn standing(spec: &str, standings: impl IntoIterator<Item = PolicyNodeStatus>) -> GpuNodePolicy {
     let mut policy = fresh(spec);
-    let mut tally = Tally::default();
+    let mut tally = PolicyTally::default();
     for (index, standing) in standings.into_iter().enumerate() {
         tally.add(&format!("node-{index}"), &standing);
     }
@@ -59,7 +59,7 @@ fn standing(spec: &str, standings: impl IntoIterator<Item = Standing>) -> GpuNod
     policy.status = Some(policy_status(
         set.get("p").unwrap(),
         &tally,
-        &Agents::default(),
+        &AgentUpdate::default(),
         policy.status.as_ref(),
         Timestamp::UNIX_EPOCH,
     ));
@@ -68,7 +68,7 @@ fn standing(spec: &str, standings: impl IntoIterator<Item = Standing>) -> GpuNod
 
 /// A policy that was in force when its metadata changed: `generation` or `deletionTimestamp`.
 fn then(field: &str, value: Value) -> GpuNodePolicy {
-    let mut policy = json!(reported(SPEC, &[Outcome::Ready]));
+    let mut policy = json!(reported(SPEC, &[PolicyOutcome::Ready]));
     policy["metadata"][field] = value;
     serde_json::from_value(policy).unwrap()
 }
@@ -76,28 +76,33 @@ fn then(field: &str, value: Value) -> GpuNodePolicy {
 #[test]
 #[ignore = "needs Go: make test"]
 fn every_phase_of_a_policy_reads_as_meant() {
-    let broken = || Outcome::failed(Reason::NodeNotReady, "m");
+    let broken = || PolicyOutcome::failed(Reason::NodeNotReady, "m");
     let refused = "{nodeSelector: {}, devicePlugin: {resources: [{name: nodomain}]}}";
     let phases = [
         ("new", fresh(SPEC), "InProgress", "Progressing"),
         ("no node matches", reported(SPEC, &[]), "Current", "Healthy"),
         (
             "updating",
-            reported(SPEC, &[Outcome::Ready, Outcome::Updating]),
+            reported(SPEC, &[PolicyOutcome::Ready, PolicyOutcome::Updating]),
             "InProgress",
             "Progressing",
         ),
-        ("in force", reported(SPEC, &[Outcome::Ready]), "Current", "Healthy"),
+        (
+            "in force",
+            reported(SPEC, &[PolicyOutcome::Ready]),
+            "Current",
+            "Healthy",
+        ),
         ("changed", then("generation", json!(2)), "InProgress", "Progressing"),
         (
             "a node is broken",
-            reported(SPEC, &[Outcome::Ready, broken()]),
+            reported(SPEC, &[PolicyOutcome::Ready, broken()]),
             "Current",
             "Healthy",
         ),
         (
             "a node is broken, one updating",
-            reported(SPEC, &[Outcome::Updating, broken()]),
+            reported(SPEC, &[PolicyOutcome::Updating, broken()]),
             "InProgress",
             "Progressing",
         ),
@@ -105,7 +110,10 @@ fn every_phase_of_a_policy_reads_as_meant() {
             "a node refused its configuration",
             reported(
                 SPEC,
-                &[Outcome::Ready, Outcome::failed(Reason::ConfigurationRejected, "m")],
+                &[
+                    PolicyOutcome::Ready,
+                    PolicyOutcome::failed(Reason::ConfigurationRejected, "m"),
+                ],
             ),
             "InProgress",
             "Degraded",
@@ -114,7 +122,10 @@ fn every_phase_of_a_policy_reads_as_meant() {
             "conflict",
             reported(
                 SPEC,
-                &[Outcome::Ready, Outcome::conflicted(Reason::KeyOwnedByAnother, "m")],
+                &[
+                    PolicyOutcome::Ready,
+                    PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, "m"),
+                ],
             ),
             "InProgress",
             "Degraded",
@@ -123,26 +134,32 @@ fn every_phase_of_a_policy_reads_as_meant() {
             "conflict while others are updating",
             reported(
                 SPEC,
-                &[Outcome::Updating, Outcome::conflicted(Reason::EqualPriority, "m")],
+                &[
+                    PolicyOutcome::Updating,
+                    PolicyOutcome::conflicted(Reason::EqualPriority, "m"),
+                ],
             ),
             "InProgress",
             "Progressing",
         ),
         (
             "preview",
-            reported("{mode: Preview, nodeSelector: {}}", &[Outcome::Updating]),
+            reported("{mode: Preview, nodeSelector: {}}", &[PolicyOutcome::Updating]),
             "Current",
             "Healthy",
         ),
         (
             "paused",
-            reported("{mode: Paused, nodeSelector: {}}", &[Outcome::Ready]),
+            reported("{mode: Paused, nodeSelector: {}}", &[PolicyOutcome::Ready]),
             "Current",
             "Suspended",
         ),
         (
             "another policy pauses",
-            reported(SPEC, &[Outcome::Ready, Outcome::conflicted(Reason::Paused, "m")]),
+            reported(
+                SPEC,
+                &[PolicyOutcome::Ready, PolicyOutcome::conflicted(Reason::Paused, "m")],
+            ),
             "InProgress",
             "Degraded",
         ),
@@ -150,7 +167,7 @@ fn every_phase_of_a_policy_reads_as_meant() {
         ("refused spec", reported(refused, &[]), "Failed", "Degraded"),
         (
             "refused spec with nodes",
-            reported(refused, &[broken(), Outcome::Updating]),
+            reported(refused, &[broken(), PolicyOutcome::Updating]),
             "Failed",
             "Degraded",
         ),
@@ -180,11 +197,14 @@ fn every_phase_of_a_policy_reads_as_meant() {
 fn argo_cd_shows_why() {
     let degraded = reported(
         SPEC,
-        &[Outcome::Ready, Outcome::failed(Reason::NodeNotReady, "see the kubelet")],
+        &[
+            PolicyOutcome::Ready,
+            PolicyOutcome::failed(Reason::NodeNotReady, "see the kubelet"),
+        ],
     );
     let conflict = reported(
         SPEC,
-        &[Outcome::conflicted(
+        &[PolicyOutcome::conflicted(
             Reason::KeyOwnedByAnother,
             "label a is \"x\", not \"b\"",
         )],

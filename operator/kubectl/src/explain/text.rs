@@ -6,7 +6,7 @@ use crate::{
     plan::resources_in_words,
 };
 use gpunode_crds::Configuration;
-use gpunode_plan::{Entry, Explanation, Kind, PolicyVerdict, Source, State};
+use gpunode_plan::{EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, PolicyMatch};
 use std::fmt::Write as _;
 
 /// Characters of a configuration hash that are shown.
@@ -60,7 +60,7 @@ pub fn explanation(explanation: &Explanation, config: Option<&Configuration>, un
     text
 }
 
-fn verdict(policy: &PolicyVerdict) -> [Cell; 5] {
+fn verdict(policy: &PolicyMatch) -> [Cell; 5] {
     let why = match (&policy.mismatch, &policy.problem) {
         (Some(mismatch), _) => mismatch.clone(),
         (None, Some(problem)) => problem.clone(),
@@ -81,9 +81,9 @@ fn verdict(policy: &PolicyVerdict) -> [Cell; 5] {
     ]
 }
 
-fn entry(entry: &Entry) -> [Cell; 5] {
+fn entry(entry: &ExplanationEntry) -> [Cell; 5] {
     let (from, field) = match &entry.source {
-        Source::Policy {
+        EntrySource::Policy {
             name,
             priority,
             field,
@@ -96,12 +96,12 @@ fn entry(entry: &Entry) -> [Cell; 5] {
             };
             (format!("{name} ({priority}){also}"), field.as_str())
         }
-        Source::Gpunode { why } => (format!("gpunode: {why}"), ""),
-        Source::Facts => ("GPU facts".to_owned(), ""),
-        Source::Nobody => ("nobody any more".to_owned(), ""),
+        EntrySource::Gpunode { why } => (format!("gpunode: {why}"), ""),
+        EntrySource::Facts => ("GPU facts".to_owned(), ""),
+        EntrySource::Nobody => ("nobody any more".to_owned(), ""),
     };
     let overrides = entry.overrides.iter().map(|it| {
-        let value = if entry.kind == Kind::Configuration {
+        let value = if entry.kind == EntryKind::Configuration {
             short(&it.value)
         } else {
             format!("\"{}\"", it.value)
@@ -118,10 +118,10 @@ fn entry(entry: &Entry) -> [Cell; 5] {
     ]
 }
 
-fn what(entry: &Entry) -> String {
+fn what(entry: &ExplanationEntry) -> String {
     match entry.kind {
-        Kind::Label => format!("label {}={}", entry.key, entry.value),
-        Kind::Taint => {
+        EntryKind::Label => format!("label {}={}", entry.key, entry.value),
+        EntryKind::Taint => {
             let (key, effect) = entry.key.rsplit_once(':').unwrap_or((&entry.key, ""));
             let value = if entry.value.is_empty() {
                 String::new()
@@ -130,7 +130,7 @@ fn what(entry: &Entry) -> String {
             };
             format!("taint {key}{value}:{effect}")
         }
-        Kind::Configuration => format!("configuration {}", short(&entry.value)),
+        EntryKind::Configuration => format!("configuration {}", short(&entry.value)),
     }
 }
 
@@ -138,15 +138,17 @@ fn short(hash: &str) -> String {
     hash.chars().take(HASH).collect()
 }
 
-fn state(entry: &Entry) -> Cell {
+fn state(entry: &ExplanationEntry) -> Cell {
     match (&entry.state, &entry.before) {
-        (State::InPlace, Some(before)) => Cell::new(format!("in place, taken over from \"{before}\""), style::GOOD),
-        (State::InPlace, _) => Cell::new("in place", style::GOOD),
-        (State::Pending, _) => Cell::new("is written next", style::WAITING),
-        (State::Leaving, _) => Cell::new("is taken away next", style::WAITING),
-        (State::Foreign, _) => Cell::new("there already, written by somebody else", style::PLAIN),
-        (State::Conflict { message }, _) => Cell::new(message.as_str(), style::BAD),
-        (State::Held, _) => Cell::new("the node is left as it is", style::BAD),
+        (EntryState::InPlace, Some(before)) => {
+            Cell::new(format!("in place, taken over from \"{before}\""), style::GOOD)
+        }
+        (EntryState::InPlace, _) => Cell::new("in place", style::GOOD),
+        (EntryState::Pending, _) => Cell::new("is written next", style::WAITING),
+        (EntryState::Leaving, _) => Cell::new("is taken away next", style::WAITING),
+        (EntryState::Foreign, _) => Cell::new("there already, written by somebody else", style::PLAIN),
+        (EntryState::Conflict { message }, _) => Cell::new(message.as_str(), style::BAD),
+        (EntryState::Held, _) => Cell::new("the node is left as it is", style::BAD),
     }
 }
 

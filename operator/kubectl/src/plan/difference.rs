@@ -8,7 +8,7 @@ use super::{
 use crate::cluster::Unreadable;
 pub use crate::snapshot::Snapshot as Cluster;
 use gpunode_crds::{GpuNode, GpuNodePolicy, Mode};
-use gpunode_plan::{NearestNode, NodeFacts, nearest};
+use gpunode_plan::{NearestNode, NodeFacts, nearest_node};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use serde::Serialize;
@@ -160,7 +160,7 @@ impl Plan {
                 Some(_) => Action::Change,
             },
             matched: matched.get(&policy.name_any()).copied().unwrap_or_default(),
-            nearest: nearest(
+            nearest: nearest_node(
                 &next,
                 &policy.name_any(),
                 facts.iter().map(|(node, gpu_node)| (node, *gpu_node)),

@@ -4,7 +4,7 @@ use super::{difference::What, settings};
 use anyhow::Context;
 use gpunode_config::AgentConfig;
 use gpunode_crds::GpuNode;
-use gpunode_plan::{GpuNodeChange, NodeFacts, NodePlan, PolicySet, Turn, plan_node_at};
+use gpunode_plan::{GpuNodeChange, NodeFacts, NodePlan, PolicySet, RolloutPermit, plan_node_with_permit};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -62,9 +62,9 @@ impl World {
     /// When the planner's own patch does not fit the node, which is a fault of this program.
     pub fn carried_out(&self, policies: &PolicySet, now: Timestamp) -> anyhow::Result<Self> {
         let facts = NodeFacts::of(&self.node);
-        let plan = |turn| plan_node_at(turn, policies, &facts, self.gpu_node.as_ref(), now);
-        let at_once = patched(&self.node, &plan(Turn::Now))?;
-        let plan = plan(Turn::Foretold);
+        let plan = |turn| plan_node_with_permit(turn, policies, &facts, self.gpu_node.as_ref(), now);
+        let at_once = patched(&self.node, &plan(RolloutPermit::Granted))?;
+        let plan = plan(RolloutPermit::Simulated);
         let node = patched(&self.node, &plan)?;
         let meanwhile = meanwhile(&at_once, &node);
         let gpu_node = changed(self.gpu_node.as_ref(), &plan.gpu_node);

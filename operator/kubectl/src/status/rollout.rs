@@ -2,7 +2,9 @@
 //! uses. Pure.
 
 use gpunode_crds::{GpuNode, GpuNodePolicy};
-use gpunode_plan::{NearestNode, NodeFacts, PolicySet, Stage, Turn, nearest, plan_node_at};
+use gpunode_plan::{
+    NearestNode, NodeFacts, PolicySet, RolloutPermit, RolloutStage, nearest_node, plan_node_with_permit,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -43,14 +45,14 @@ impl RolloutState {
         self.in_force == self.nodes
     }
 
-    fn add(&mut self, node: &str, stage: Stage) {
+    fn add(&mut self, node: &str, stage: RolloutStage) {
         self.nodes += 1;
         match stage {
-            Stage::Done => self.in_force += 1,
-            Stage::Pending => self.pending += 1,
-            Stage::Outside | Stage::Held => self.outside += 1,
-            Stage::Stepping => self.changing.push(node.to_owned()),
-            Stage::Stopped(why) => self.stopped.push(Stop {
+            RolloutStage::Done => self.in_force += 1,
+            RolloutStage::Pending => self.pending += 1,
+            RolloutStage::Outside | RolloutStage::Held => self.outside += 1,
+            RolloutStage::Stepping => self.changing.push(node.to_owned()),
+            RolloutStage::Stopped(why) => self.stopped.push(Stop {
                 node: node.to_owned(),
                 why,
             }),
@@ -77,12 +79,12 @@ pub fn planned(policies: &[GpuNodePolicy], nodes: &[Node], gpu_nodes: &[GpuNode]
     let mut rollouts = BTreeMap::<String, RolloutState>::new();
     let mut matched = BTreeSet::new();
     for (node, gpu_node) in &nodes {
-        let plan = plan_node_at(Turn::Later, &set, node, *gpu_node, now);
+        let plan = plan_node_with_permit(RolloutPermit::Withheld, &set, node, *gpu_node, now);
         matched.extend(plan.outcomes.into_keys());
         if let Some((policy, stage)) = plan
             .governing
             .zip(plan.stage)
-            .filter(|(_, stage)| *stage != Stage::Held)
+            .filter(|(_, stage)| *stage != RolloutStage::Held)
         {
             rollouts.entry(policy).or_default().add(&node.name, stage);
         }
@@ -93,7 +95,7 @@ pub fn planned(policies: &[GpuNodePolicy], nodes: &[Node], gpu_nodes: &[GpuNode]
     let unmatched = set.iter().filter(|policy| !matched.contains(&policy.name));
     let nearest = unmatched.filter_map(|policy| {
         let nodes = nodes.iter().map(|(node, gpu_node)| (node, *gpu_node));
-        Some((policy.name.clone(), nearest(&set, &policy.name, nodes)?))
+        Some((policy.name.clone(), nearest_node(&set, &policy.name, nodes)?))
     });
     Planned {
         nearest: nearest.collect(),

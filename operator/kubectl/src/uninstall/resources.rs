@@ -4,7 +4,7 @@
 
 use super::{Removal, requests::request};
 use crate::{cluster, output::plural};
-use gpunode_plan::{Retirement, Seen, Served, retire};
+use gpunode_plan::{ResourcePresence, ResourceUses, StaleResources, find_stale_resources};
 use jiff::Timestamp;
 use json_patch::{Patch, PatchOperation, RemoveOperation, TestOperation, jsonptr::PointerBuf};
 use k8s_openapi::api::core::v1::Node;
@@ -19,7 +19,7 @@ use std::{
 };
 
 /// What was served, by node.
-pub type Resources = BTreeMap<String, Served>;
+pub type Resources = BTreeMap<String, ResourceUses>;
 
 /// Time between two looks; a kubelet compares the status of its node every 10 s.
 const LOOK: Duration = Duration::from_secs(10);
@@ -77,13 +77,13 @@ impl Removal {
     }
 
     /// Looks at one node, takes out what can be taken out, and says what somebody else serves there.
-    async fn retire_on(&mut self, node: &Node, name: &str, served: &mut Served) -> Vec<String> {
+    async fn retire_on(&mut self, node: &Node, name: &str, served: &mut ResourceUses) -> Vec<String> {
         let now = Timestamp::now();
         let seen = served
             .keys()
-            .filter_map(|key| Some((key.clone(), Seen::of(node, key)?)))
+            .filter_map(|key| Some((key.clone(), ResourcePresence::of(node, key)?)))
             .collect();
-        let mut retirement = retire(served, &BTreeSet::new(), &seen, now);
+        let mut retirement = find_stale_resources(served, &BTreeSet::new(), &seen, now);
         let mut taken = BTreeSet::new();
         for key in &retirement.remove {
             // Where it does not hold any more, the next look tells.
@@ -113,7 +113,11 @@ impl Removal {
 
     /// Says which keys stay where nobody waits for them.
     pub fn note_resources(&mut self, resources: &Resources) {
-        let names: BTreeSet<&str> = resources.values().flat_map(Served::keys).map(String::as_str).collect();
+        let names: BTreeSet<&str> = resources
+            .values()
+            .flat_map(ResourceUses::keys)
+            .map(String::as_str)
+            .collect();
         let Some(name) = names.first() else { return };
         let by_hand = by_hand("NODE", name);
         let (names, nodes) = (
@@ -167,36 +171,39 @@ fn by_hand(node: &str, key: &str) -> String {
 }
 
 /// Of what is awaited no longer though it is there: what somebody else serves, and what a kubelet puts back again and again.
-fn given_up<'a>(retirement: &Retirement, seen: &'a BTreeMap<String, Seen>) -> (Vec<&'a String>, Vec<&'a String>) {
+fn given_up<'a>(
+    retirement: &StaleResources,
+    seen: &'a BTreeMap<String, ResourcePresence>,
+) -> (Vec<&'a String>, Vec<&'a String>) {
     let dropped = seen.iter().filter(|(key, _)| !retirement.record.contains_key(*key));
-    let (others, left): (Vec<_>, Vec<_>) = dropped.partition(|(_, seen)| **seen == Seen::Offered);
-    let keys = |of: Vec<(&'a String, &Seen)>| of.into_iter().map(|(key, _)| key).collect();
+    let (others, left): (Vec<_>, Vec<_>) = dropped.partition(|(_, seen)| **seen == ResourcePresence::Allocatable);
+    let keys = |of: Vec<(&'a String, &ResourcePresence)>| of.into_iter().map(|(key, _)| key).collect();
     (keys(others), keys(left))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpunode_plan::Use;
+    use gpunode_plan::ResourceUse;
     use serde_json::json;
 
     #[test]
     fn what_others_serve_is_theirs_and_what_is_put_back_five_times_is_left() {
-        let tried = |times: &[i64]| Use::Tried(times.to_vec());
-        let served = Served::from([
+        let tried = |times: &[i64]| ResourceUse::RemovalTried(times.to_vec());
+        let served = ResourceUses::from([
             ("a.b/gone".to_owned(), tried(&[0])),
             ("a.b/back".to_owned(), tried(&[0, 60, 120, 180, 240])),
-            ("a.b/theirs".to_owned(), Use::Unwanted(0)),
-            ("a.b/waits".to_owned(), Use::Unwanted(900)),
+            ("a.b/theirs".to_owned(), ResourceUse::UnusedSince(0)),
+            ("a.b/waits".to_owned(), ResourceUse::UnusedSince(900)),
         ]);
         let seen = [
-            ("a.b/back", Seen::Dead),
-            ("a.b/theirs", Seen::Offered),
-            ("a.b/waits", Seen::Offered),
+            ("a.b/back", ResourcePresence::KeysOnly),
+            ("a.b/theirs", ResourcePresence::Allocatable),
+            ("a.b/waits", ResourcePresence::Allocatable),
         ];
         let seen = seen.map(|(key, seen)| (key.to_owned(), seen)).into();
         let now = Timestamp::from_second(1000).expect("a time");
-        let retirement = retire(&served, &BTreeSet::new(), &seen, now);
+        let retirement = find_stale_resources(&served, &BTreeSet::new(), &seen, now);
         let (theirs, back) = ("a.b/theirs".to_owned(), "a.b/back".to_owned());
         assert_eq!(given_up(&retirement, &seen), (vec![&theirs], vec![&back]));
         assert_eq!(retirement.record.keys().collect::<Vec<_>>(), ["a.b/waits"]);

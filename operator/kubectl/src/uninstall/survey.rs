@@ -13,7 +13,7 @@ use crate::{
     output::{plain, plural, style},
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy, OWNED_ANNOTATION};
-use gpunode_plan::Use;
+use gpunode_plan::ResourceUse;
 use jiff::Timestamp;
 use k8s_openapi::api::{
     core::v1::{Namespace, Node},
@@ -119,7 +119,7 @@ impl Survey {
         self.resources
             .entry(name.clone())
             .or_default()
-            .extend(names.map(|name| (name, Use::Wanted)));
+            .extend(names.map(|name| (name, ResourceUse::InUse)));
         let on_mps = |device: &String| status.mps_daemons.iter().any(|daemon| daemon.device == *device);
         let clients = status.holders.iter().filter(|holder| on_mps(&holder.device));
         self.clients
@@ -136,7 +136,7 @@ impl Survey {
         let recorded = record["resources"].as_object().into_iter().flatten();
         for (key, of) in recorded {
             // The operator may have waited already, or even have tried.
-            let of = serde_json::from_value(of.clone()).unwrap_or(Use::Wanted);
+            let of = serde_json::from_value(of.clone()).unwrap_or(ResourceUse::InUse);
             let served = self.resources.entry(name.clone()).or_default();
             served.entry(key.clone()).or_insert(of);
         }
@@ -272,8 +272,8 @@ mod tests {
     #[test]
     fn resources_are_those_of_agents_and_records_that_the_node_has() {
         let expected = [
-            ("nvidia.com/gpu", Use::Wanted),
-            ("old.com/gpu", Use::Unwanted(1_700_000_000)),
+            ("nvidia.com/gpu", ResourceUse::InUse),
+            ("old.com/gpu", ResourceUse::UnusedSince(1_700_000_000)),
         ];
         let expected = expected.map(|(key, of)| (key.to_owned(), of)).into();
         assert_eq!(

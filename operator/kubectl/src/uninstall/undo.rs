@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use gpunode_crds::OWNED_ANNOTATION;
-use gpunode_plan::{Hold, NodeFacts, PolicySet, Turn, plan_node_at};
+use gpunode_plan::{NodeFacts, NodeHold, PolicySet, RolloutPermit, plan_node_with_permit};
 use jiff::Timestamp;
 use json_patch::{Patch, PatchOperation, RemoveOperation, TestOperation, jsonptr::PointerBuf};
 use k8s_openapi::api::core::v1::Node;
@@ -22,7 +22,7 @@ pub enum Undo {
         words: Vec<String>,
     },
     /// It has to stay, for this reason.
-    Held(Hold),
+    Held(NodeHold),
 }
 
 /// Says what is to be undone on a node. The node's `GpuNode` plays no part: what it says goes with it.
@@ -31,8 +31,8 @@ pub enum Undo {
 /// When the planner's own patch does not fit the node, which is a fault of this program.
 pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<Undo> {
     let facts = NodeFacts::of(node);
-    let plan = plan_node_at(
-        Turn::Foretold,
+    let plan = plan_node_with_permit(
+        RolloutPermit::Simulated,
         &PolicySet::default().with_gpu_labels(false),
         &facts,
         None,

@@ -1,7 +1,7 @@
 //! The status of one policy: counts, conditions with the meanings of kstatus, failures, preview.
 
 use crate::{
-    fleet::tally::Tally, gpu_node::configuration::whole_second, input::policies::Policy,
+    fleet::tally::PolicyTally, gpu_node::configuration::whole_second, input::policies::Policy,
     output::daemonsets::policy_daemonset_name,
 };
 use gpunode_crds::{ConditionType, GpuNodePolicyStatus, Mode, NodeCounts, Reason};
@@ -13,7 +13,7 @@ const MAX_MESSAGE_CHARS: usize = 1024;
 
 /// What is known of the DaemonSet of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Agents {
+pub struct AgentUpdate {
     /// Why the API server does not take it.
     pub refusal: Option<String>,
     /// On how many nodes the agent is still another than the policy asks for. It serves until the new one takes over.
@@ -49,8 +49,8 @@ impl Verdict {
 /// that an unchanged world gives an equal status.
 pub fn policy_status(
     policy: &Policy,
-    tally: &Tally,
-    agents: &Agents,
+    tally: &PolicyTally,
+    agents: &AgentUpdate,
     before: Option<&GpuNodePolicyStatus>,
     now: Timestamp,
 ) -> GpuNodePolicyStatus {
@@ -79,7 +79,7 @@ pub fn policy_status(
     }
 }
 
-fn verdicts(policy: &Policy, tally: &Tally, agents: &Agents) -> [Verdict; 5] {
+fn verdicts(policy: &Policy, tally: &PolicyTally, agents: &AgentUpdate) -> [Verdict; 5] {
     let counts = tally.counts();
     let stop = stop(policy, tally).or_else(|| late(policy, agents));
     let is_idle = policy.mode != Mode::Enforce || policy.refusal.is_some() || stop.is_some();
@@ -143,8 +143,8 @@ fn verdicts(policy: &Policy, tally: &Tally, agents: &Agents) -> [Verdict; 5] {
 /// somebody has to act before it can.
 fn ready(
     policy: &Policy,
-    tally: &Tally,
-    agents: &Agents,
+    tally: &PolicyTally,
+    agents: &AgentUpdate,
     counts: &NodeCounts,
     stop: Option<&String>,
     updating: i32,
@@ -198,7 +198,7 @@ fn ready(
 }
 
 /// Why no further node gets the configuration, if so.
-fn stop(policy: &Policy, tally: &Tally) -> Option<String> {
+fn stop(policy: &Policy, tally: &PolicyTally) -> Option<String> {
     let (node, message) = tally.rollout.stopped().filter(|_| policy.mode == Mode::Enforce)?;
     let progress = tally.rollout.progress().unwrap_or_default();
     Some(format!(
@@ -207,8 +207,8 @@ fn stop(policy: &Policy, tally: &Tally) -> Option<String> {
 }
 
 /// How far the replacement of agents has come, in words; nothing where none is under way.
-fn replaced(agents: &Agents) -> Option<String> {
-    let Agents { behind: old, all, .. } = agents;
+fn replaced(agents: &AgentUpdate) -> Option<String> {
+    let AgentUpdate { behind: old, all, .. } = agents;
     (agents.waited_for > 0).then(|| {
         format!(
             "{} of {all} agents are the new ones; the old ones serve until then",
@@ -218,7 +218,7 @@ fn replaced(agents: &Agents) -> Option<String> {
 }
 
 /// Why no further agent is replaced, if so.
-fn late(policy: &Policy, agents: &Agents) -> Option<String> {
+fn late(policy: &Policy, agents: &AgentUpdate) -> Option<String> {
     let replaced = replaced(agents).filter(|_| agents.is_late && policy.mode == Mode::Enforce)?;
     let (deadline, name) = (policy.pace.progress_deadline(), policy_daemonset_name(&policy.name));
     Some(format!(
@@ -226,7 +226,7 @@ fn late(policy: &Policy, agents: &Agents) -> Option<String> {
     ))
 }
 
-fn under_way(tally: &Tally, updating: i32, counts: &NodeCounts) -> String {
+fn under_way(tally: &PolicyTally, updating: i32, counts: &NodeCounts) -> String {
     tally
         .rollout
         .progress()

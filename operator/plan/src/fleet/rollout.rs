@@ -21,7 +21,7 @@ const NAMED: usize = 3;
 
 /// Where a node is on its way to the configuration of the policy that governs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum RolloutStage {
     /// Nobody waits for it.
     Outside,
     /// The same of one that is left as it is. It is no part of the rollout, but has an agent of the policy.
@@ -38,8 +38,8 @@ pub enum Stage {
 
 /// The nodes that one policy governs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rollout {
-    stages: HashMap<String, Stage>,
+pub struct PolicyRollout {
+    stages: HashMap<String, RolloutStage>,
     done: usize,
     outside: usize,
     held: usize,
@@ -58,35 +58,35 @@ pub struct Rollout {
     stopped: BTreeMap<String, String>,
 }
 
-impl Rollout {
+impl PolicyRollout {
     /// Takes in where a node is; nowhere once the policy does not govern it.
-    pub fn put(&mut self, node: &str, stage: Option<&Stage>) {
+    pub fn put(&mut self, node: &str, stage: Option<&RolloutStage>) {
         if self.stages.get(node) == stage {
             return;
         }
         match self.stages.remove(node) {
             None => {}
-            Some(Stage::Outside) => self.outside = self.outside.saturating_sub(1),
-            Some(Stage::Held) => self.held = self.held.saturating_sub(1),
-            Some(Stage::Done) => self.done = self.done.saturating_sub(1),
-            Some(Stage::Pending) => {
+            Some(RolloutStage::Outside) => self.outside = self.outside.saturating_sub(1),
+            Some(RolloutStage::Held) => self.held = self.held.saturating_sub(1),
+            Some(RolloutStage::Done) => self.done = self.done.saturating_sub(1),
+            Some(RolloutStage::Pending) => {
                 self.forget_turn(node);
                 self.refused.remove(node);
             }
-            Some(Stage::Stepping) => drop(self.stepping.remove(node)),
-            Some(Stage::Stopped(_)) => {
+            Some(RolloutStage::Stepping) => drop(self.stepping.remove(node)),
+            Some(RolloutStage::Stopped(_)) => {
                 self.stopped.remove(node);
                 self.is_resumed = self.stopped.is_empty();
             }
         }
         match stage {
             None => return,
-            Some(Stage::Outside) => self.outside += 1,
-            Some(Stage::Held) => self.held += 1,
-            Some(Stage::Done) => self.done += 1,
-            Some(Stage::Pending) => drop(self.pending.insert((0, node.to_owned()))),
-            Some(Stage::Stepping) => drop(self.stepping.insert(node.to_owned())),
-            Some(Stage::Stopped(message)) => drop(self.stopped.insert(node.to_owned(), message.clone())),
+            Some(RolloutStage::Outside) => self.outside += 1,
+            Some(RolloutStage::Held) => self.held += 1,
+            Some(RolloutStage::Done) => self.done += 1,
+            Some(RolloutStage::Pending) => drop(self.pending.insert((0, node.to_owned()))),
+            Some(RolloutStage::Stepping) => drop(self.stepping.insert(node.to_owned())),
+            Some(RolloutStage::Stopped(message)) => drop(self.stopped.insert(node.to_owned(), message.clone())),
         }
         self.stages.extend(stage.map(|stage| (node.to_owned(), stage.clone())));
     }
@@ -136,7 +136,7 @@ impl Rollout {
 
     /// Gives a turn back, since the API server refused the write. Others come first now.
     pub fn give_back(&mut self, node: &str) {
-        if self.stages.get(node) == Some(&Stage::Pending) {
+        if self.stages.get(node) == Some(&RolloutStage::Pending) {
             self.forget_turn(node);
             self.refusals += 1;
             self.refused.insert(node.to_owned(), self.refusals);

@@ -2,15 +2,15 @@
 //! nodes as on ten thousand.
 
 use crate::{
-    fleet::rollout::Rollout,
-    outcome::{Outcome, Standing},
+    fleet::rollout::PolicyRollout,
+    outcome::{PolicyNodeStatus, PolicyOutcome},
 };
 use gpunode_crds::{MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview, NodeWaiting, Reason};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The nodes that one policy matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct PolicyTally {
     ready: usize,
     updating: usize,
     failed: BTreeMap<String, (Reason, String)>,
@@ -21,13 +21,13 @@ pub struct Tally {
     /// Nodes on which devices wait for their holders.
     waiting: BTreeMap<String, Vec<NodeWaiting>>,
     /// How the configuration goes through those that the policy governs.
-    pub rollout: Rollout,
+    pub rollout: PolicyRollout,
 }
 
-impl Tally {
+impl PolicyTally {
     /// Counts a node in.
-    pub fn add(&mut self, node: &str, standing: &Standing) {
-        let Standing {
+    pub fn add(&mut self, node: &str, standing: &PolicyNodeStatus) {
+        let PolicyNodeStatus {
             outcome,
             preview,
             waiting,
@@ -35,16 +35,16 @@ impl Tally {
         } = standing;
         match outcome {
             None => {}
-            Some(Outcome::Ready) => self.ready += 1,
-            Some(Outcome::Updating) => self.updating += 1,
-            Some(Outcome::Failed { reason, message }) => {
+            Some(PolicyOutcome::Ready) => self.ready += 1,
+            Some(PolicyOutcome::Updating) => self.updating += 1,
+            Some(PolicyOutcome::Failed { reason, message }) => {
                 self.failed.insert(node.to_owned(), (*reason, message.clone()));
             }
-            Some(Outcome::Conflicted { reason, message }) => {
+            Some(PolicyOutcome::Conflicted { reason, message }) => {
                 self.conflicted.insert(node.to_owned(), (*reason, message.clone()));
             }
         }
-        if outcome.as_ref().is_some_and(Outcome::needs_somebody) {
+        if outcome.as_ref().is_some_and(PolicyOutcome::needs_somebody) {
             self.stuck.insert(node.to_owned());
         }
         self.previews
@@ -56,15 +56,15 @@ impl Tally {
     }
 
     /// Counts a node out again that was counted in with this outcome. Its place in the rollout is kept: it may be counted in
-    /// again at once, and the turn of a node must not be forgotten over that. [`Rollout::put`] removes it.
-    pub fn remove(&mut self, node: &str, outcome: &Outcome) {
+    /// again at once, and the turn of a node must not be forgotten over that. [`PolicyRollout::put`] removes it.
+    pub fn remove(&mut self, node: &str, outcome: &PolicyOutcome) {
         match outcome {
-            Outcome::Ready => self.ready = self.ready.saturating_sub(1),
-            Outcome::Updating => self.updating = self.updating.saturating_sub(1),
-            Outcome::Failed { .. } => {
+            PolicyOutcome::Ready => self.ready = self.ready.saturating_sub(1),
+            PolicyOutcome::Updating => self.updating = self.updating.saturating_sub(1),
+            PolicyOutcome::Failed { .. } => {
                 self.failed.remove(node);
             }
-            Outcome::Conflicted { .. } => {
+            PolicyOutcome::Conflicted { .. } => {
                 self.conflicted.remove(node);
             }
         }
@@ -161,8 +161,8 @@ fn bounded(message: &str) -> String {
 mod tests {
     use super::*;
 
-    fn full(outcome: Outcome) -> Standing {
-        Standing {
+    fn full(outcome: PolicyOutcome) -> PolicyNodeStatus {
+        PolicyNodeStatus {
             outcome: Some(outcome),
             preview: Some(NodePreview::default()),
             waiting: vec![NodeWaiting::default()],
@@ -172,12 +172,12 @@ mod tests {
 
     #[test]
     fn what_was_counted_in_can_be_counted_out() {
-        let mut tally = Tally::default();
+        let mut tally = PolicyTally::default();
         let outcomes = [
-            Outcome::Ready,
-            Outcome::Updating,
-            Outcome::failed(Reason::NodeNotReady, "m"),
-            Outcome::conflicted(Reason::EqualPriority, "m"),
+            PolicyOutcome::Ready,
+            PolicyOutcome::Updating,
+            PolicyOutcome::failed(Reason::NodeNotReady, "m"),
+            PolicyOutcome::conflicted(Reason::EqualPriority, "m"),
         ];
         for (index, outcome) in outcomes.iter().enumerate() {
             tally.add(&index.to_string(), &full(outcome.clone()));
@@ -195,12 +195,12 @@ mod tests {
         for (index, outcome) in outcomes.iter().enumerate() {
             tally.remove(&index.to_string(), outcome);
         }
-        assert_eq!(tally, Tally::default());
+        assert_eq!(tally, PolicyTally::default());
     }
 
     #[test]
     fn devices_that_wait_are_ordered_by_node_and_device() {
-        let mut tally = Tally::default();
+        let mut tally = PolicyTally::default();
         for (node, devices) in [("b", ["GPU-2", "GPU-1"]), ("a", ["GPU-4", "GPU-3"])] {
             let waiting = devices.map(|device| NodeWaiting {
                 node: node.to_owned(),
@@ -209,9 +209,9 @@ mod tests {
             });
             tally.add(
                 node,
-                &Standing {
+                &PolicyNodeStatus {
                     waiting: waiting.into(),
-                    ..Outcome::Ready.into()
+                    ..PolicyOutcome::Ready.into()
                 },
             );
         }
@@ -225,12 +225,12 @@ mod tests {
 
     #[test]
     fn lists_are_bounded_and_ordered_by_name() {
-        let mut tally = Tally::default();
+        let mut tally = PolicyTally::default();
         for index in (0..200).rev() {
             let outcome = if index % 2 == 0 {
-                Outcome::failed(Reason::NodeNotReady, "x".repeat(5000))
+                PolicyOutcome::failed(Reason::NodeNotReady, "x".repeat(5000))
             } else {
-                Outcome::conflicted(Reason::EqualPriority, "m")
+                PolicyOutcome::conflicted(Reason::EqualPriority, "m")
             };
             tally.add(&format!("node-{index:03}"), &full(outcome));
         }

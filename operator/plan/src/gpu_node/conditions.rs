@@ -4,7 +4,7 @@ use crate::{
     input::facts::NodeFacts,
     node::claim::Claims,
     node::compose::Wanted,
-    node::conflicts::{Conflict, ConflictKey},
+    node::conflicts::{ConflictKey, KeyConflict},
 };
 use gpunode_crds::{ConditionType, GpuNode, Reason};
 use jiff::Timestamp;
@@ -84,7 +84,7 @@ pub fn change(
 }
 
 /// That somebody else owns keys that policies want, if so.
-pub fn foreign_keys(conflicts: &[Conflict]) -> Option<Verdict> {
+pub fn foreign_keys(conflicts: &[KeyConflict]) -> Option<Verdict> {
     let told = conflicts
         .iter()
         .map(|conflict| format!("{conflict}, as {} wants", conflict.policies.join(" and ")));
@@ -119,7 +119,7 @@ pub fn foreign_facts(node: &NodeFacts, wanted: &BTreeMap<String, Wanted>, claims
         .iter()
         .filter(|clash| clash.wanted.policies.is_empty())
         .map(|clash| {
-            let conflict = Conflict::of(ConflictKey::Label(clash.key.clone()), clash, None).to_string();
+            let conflict = KeyConflict::of(ConflictKey::Label(clash.key.clone()), clash, None).to_string();
             conflict.strip_prefix("label ").map(str::to_owned).unwrap_or(conflict)
         })
         .collect();

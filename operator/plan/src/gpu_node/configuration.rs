@@ -1,7 +1,7 @@
 //! The configuration in `GpuNode.spec`.
 
 use crate::{
-    fleet::rollout::Stage, gpu_node::requests::asked_at_first, input::facts::NodeFacts, input::policies::Policy,
+    fleet::rollout::RolloutStage, gpu_node::requests::asked_at_first, input::facts::NodeFacts, input::policies::Policy,
 };
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
@@ -100,7 +100,7 @@ pub fn change(
     node: &NodeFacts,
     governing: Option<&Policy>,
     gpu_node: Option<&GpuNode>,
-    stage: Option<&Stage>,
+    stage: Option<&RolloutStage>,
     now: Timestamp,
 ) -> GpuNodeChange {
     match (governing, gpu_node) {
@@ -115,7 +115,7 @@ pub fn change(
                     })
                 }
                 (Some(wanted), _) => {
-                    let was_ready = matches!(stage, Some(Stage::Pending | Stage::Stepping));
+                    let was_ready = matches!(stage, Some(RolloutStage::Pending | RolloutStage::Stepping));
                     configure(gpu_node, Some(wanted), was_ready.then(|| begin(policy, now)))
                 }
             }
@@ -152,16 +152,16 @@ fn step_change(
     gpu_node: &GpuNode,
     step: &ConfigurationStep,
     policy: &Policy,
-    stage: Option<&Stage>,
+    stage: Option<&RolloutStage>,
     now: Timestamp,
 ) -> GpuNodeChange {
     let next = match stage {
-        Some(Stage::Done) => None,
-        Some(Stage::Stopped(why)) if step.failed.is_none() => {
+        Some(RolloutStage::Done) => None,
+        Some(RolloutStage::Stopped(why)) if step.failed.is_none() => {
             let failed = Some(why.chars().take(MAX_FAILED_MESSAGE).collect());
             Some(ConfigurationStep { failed, ..step.clone() })
         }
-        Some(Stage::Stepping) if step.generation != policy.generation => Some(begin(policy, now)),
+        Some(RolloutStage::Stepping) if step.generation != policy.generation => Some(begin(policy, now)),
         _ => return GpuNodeChange::None,
     };
     GpuNodeChange::Step {

@@ -4,12 +4,12 @@
 //! plainly broken, it counts as failed, so that nobody waits for it for ever.
 
 use crate::{
-    fleet::rollout::Stage,
+    fleet::rollout::RolloutStage,
     gpu_node::configuration::{unreadable_versions, wanted_configuration},
     gpu_node::requests::is_released,
     input::facts::NodeFacts,
     input::policies::Policy,
-    outcome::Outcome,
+    outcome::PolicyOutcome,
 };
 use gpunode_crds::{AgentMode, ConditionType, GpuNode, GpuNodeStatus, OPERATOR_FIELD_MANAGER, Reason};
 use jiff::{SignedDuration, Timestamp};
@@ -22,17 +22,17 @@ pub fn agent_outcome(
     governing: &Policy,
     gpu_node: Option<&GpuNode>,
     now: Timestamp,
-) -> (Outcome, Option<Timestamp>) {
+) -> (PolicyOutcome, Option<Timestamp>) {
     let Some(wanted) = wanted_configuration(governing) else {
         let why = governing.refusal.as_deref().unwrap_or("the configuration is refused");
-        return (Outcome::failed(Reason::InvalidSpec, why), None);
+        return (PolicyOutcome::failed(Reason::InvalidSpec, why), None);
     };
     if let Some(versions) = unreadable_versions(gpu_node) {
         let message = format!(
             "the agent reads configuration versions {versions:?}, not {}; give it the image that came with the operator",
             wanted.version
         );
-        return (Outcome::failed(Reason::ConfigurationPending, message), None);
+        return (PolicyOutcome::failed(Reason::ConfigurationPending, message), None);
     }
     outcome_of(
         node,
@@ -49,7 +49,7 @@ pub fn outcome_in_force(
     hash: &str,
     gpu_node: Option<&GpuNode>,
     now: Timestamp,
-) -> (Outcome, Option<Timestamp>) {
+) -> (PolicyOutcome, Option<Timestamp>) {
     outcome_of(
         node,
         Given::to(hash, governing),
@@ -61,7 +61,7 @@ pub fn outcome_in_force(
 /// Whether some agent serves a node with the configuration of this hash, be it that of another policy.
 pub fn is_served(node: &NodeFacts, governing: &Policy, hash: &str, gpu_node: Option<&GpuNode>, now: Timestamp) -> bool {
     let given = Given { hash, policy: None };
-    outcome_of(node, given, Clock::of(node, governing, gpu_node, now), gpu_node).0 == Outcome::Ready
+    outcome_of(node, given, Clock::of(node, governing, gpu_node, now), gpu_node).0 == PolicyOutcome::Ready
 }
 
 /// What a node was given.
@@ -89,10 +89,10 @@ pub fn stage(
     governing: &Policy,
     gpu_node: Option<&GpuNode>,
     now: Timestamp,
-) -> Option<(Stage, Option<Timestamp>)> {
+) -> Option<(RolloutStage, Option<Timestamp>)> {
     let wanted = wanted_configuration(governing)?;
     let Some((gpu_node, current)) = gpu_node.and_then(|it| Some((it, it.spec.config.as_ref()?))) else {
-        return Some((Stage::Outside, None));
+        return Some((RolloutStage::Outside, None));
     };
     let clock = Clock::of(node, governing, Some(gpu_node), now);
     let given = Given {
@@ -103,37 +103,39 @@ pub fn stage(
     let is_wanted = *current == wanted;
     // A verdict lasts, whatever becomes of the node: the configuration is as bad as it was.
     if is_wanted
-        && outcome != Outcome::Ready
+        && outcome != PolicyOutcome::Ready
         && let Some(why) = verdict(gpu_node, &current.hash)
     {
-        return Some((Stage::Stopped(why), None));
+        return Some((RolloutStage::Stopped(why), None));
     }
     if unreadable_versions(Some(gpu_node)).is_some() {
-        return Some((Stage::Outside, None));
+        return Some((RolloutStage::Outside, None));
     }
     let is_down = !node.ready || is_released(node);
     let had_a_turn = gpu_node.spec.step.as_ref().is_some_and(|step| step.failed.is_none());
     let stage = match outcome {
-        Outcome::Ready if is_wanted => Stage::Done,
-        Outcome::Ready => Stage::Pending,
+        PolicyOutcome::Ready if is_wanted => RolloutStage::Done,
+        PolicyOutcome::Ready => RolloutStage::Pending,
         // One that goes down at its turn keeps its place for as long as any other would.
-        Outcome::Updating | Outcome::Failed { .. } if had_a_turn && is_down => match clock.turn_ends() {
-            Some(end) => return Some((Stage::Stepping, Some(end))),
-            None => Stage::Outside,
+        PolicyOutcome::Updating | PolicyOutcome::Failed { .. } if had_a_turn && is_down => match clock.turn_ends() {
+            Some(end) => return Some((RolloutStage::Stepping, Some(end))),
+            None => RolloutStage::Outside,
         },
-        Outcome::Updating if had_a_turn => return Some((Stage::Stepping, deadline)),
+        PolicyOutcome::Updating if had_a_turn => return Some((RolloutStage::Stepping, deadline)),
         // An agent that starts again, or takes over, for a moment has worked before.
-        Outcome::Updating if !is_down && has_in_force(gpu_node, &current.hash) => {
+        PolicyOutcome::Updating if !is_down && has_in_force(gpu_node, &current.hash) => {
             if is_wanted {
-                Stage::Done
+                RolloutStage::Done
             } else {
-                Stage::Pending
+                RolloutStage::Pending
             }
         }
-        Outcome::Failed { reason, message } if had_a_turn && is_wanted => {
-            Stage::Stopped(format!("{}: {message}", reason.as_str()))
+        PolicyOutcome::Failed { reason, message } if had_a_turn && is_wanted => {
+            RolloutStage::Stopped(format!("{}: {message}", reason.as_str()))
         }
-        Outcome::Updating | Outcome::Failed { .. } | Outcome::Conflicted { .. } => Stage::Outside,
+        PolicyOutcome::Updating | PolicyOutcome::Failed { .. } | PolicyOutcome::Conflicted { .. } => {
+            RolloutStage::Outside
+        }
     };
     Some((stage, None))
 }
@@ -203,7 +205,7 @@ impl Clock {
     }
 
     /// A rollout waits from the moment on in which it was the node's turn, whatever its agent does meanwhile.
-    fn wait(self, since: Timestamp, reason: Reason, message: &str) -> (Outcome, Option<Timestamp>) {
+    fn wait(self, since: Timestamp, reason: Reason, message: &str) -> (PolicyOutcome, Option<Timestamp>) {
         let Some(turn) = self.turn else {
             return within(self.allowed, since, self.now, reason, message);
         };
@@ -218,14 +220,14 @@ fn outcome_of(
     given: Given<'_>,
     clock: Clock,
     gpu_node: Option<&GpuNode>,
-) -> (Outcome, Option<Timestamp>) {
+) -> (PolicyOutcome, Option<Timestamp>) {
     let hash = given.hash;
     let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
     let in_force = status.filter(|status| is_in_force(status, hash));
     if !node.ready {
         let message = "the node is not Ready; see the kubelet on it";
         return if in_force.is_some() {
-            (Outcome::failed(Reason::NodeNotReady, message), None)
+            (PolicyOutcome::failed(Reason::NodeNotReady, message), None)
         } else {
             // A node that has just joined is not Ready for a while.
             within(
@@ -239,7 +241,7 @@ fn outcome_of(
     }
     if is_released(node) {
         let message = "the agents have let go of the GPUs, as a label of the node asks";
-        return (Outcome::failed(Reason::Released, message), None);
+        return (PolicyOutcome::failed(Reason::Released, message), None);
     }
     match in_force {
         None => pending(node, status, hash, clock),
@@ -268,13 +270,13 @@ fn handed_over(
     status: &GpuNodeStatus,
     given: Given<'_>,
     clock: Clock,
-) -> (Outcome, Option<Timestamp>) {
+) -> (PolicyOutcome, Option<Timestamp>) {
     let serving = status.agent.as_ref().and_then(|agent| agent.policy.as_deref());
     let (Some(serving), Some(policy)) = (serving, given.policy) else {
-        return (Outcome::Ready, None);
+        return (PolicyOutcome::Ready, None);
     };
     if serving == policy {
-        return (Outcome::Ready, None);
+        return (PolicyOutcome::Ready, None);
     }
     let message = format!(
         "the agent of policy {serving} still serves the node, that of {policy} has not taken over; see its pod on {}",
@@ -284,12 +286,20 @@ fn handed_over(
 }
 
 /// The configuration is not in force.
-fn pending(node: &NodeFacts, status: Option<&GpuNodeStatus>, hash: &str, clock: Clock) -> (Outcome, Option<Timestamp>) {
+fn pending(
+    node: &NodeFacts,
+    status: Option<&GpuNodeStatus>,
+    hash: &str,
+    clock: Clock,
+) -> (PolicyOutcome, Option<Timestamp>) {
     if let Some(rejected) = status
         .and_then(|status| status.rejected_config.as_ref())
         .filter(|it| it.hash == hash)
     {
-        return (Outcome::failed(Reason::ConfigurationRejected, &rejected.message), None);
+        return (
+            PolicyOutcome::failed(Reason::ConfigurationRejected, &rejected.message),
+            None,
+        );
     }
     let plugin = status.filter(|status| runs_plugin(status));
     let (reason, message) = match plugin.map(|status| missing(node, status)) {
@@ -346,7 +356,7 @@ const BROKEN: [Reason; 7] = [
 const UNSETTLED: [Reason; 3] = [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown, Reason::Released];
 
 /// The configuration is in force, but the agent says that it is not Ready.
-fn not_ready(condition: &Condition, clock: Clock) -> (Outcome, Option<Timestamp>) {
+fn not_ready(condition: &Condition, clock: Clock) -> (PolicyOutcome, Option<Timestamp>) {
     let said = |reasons: &[Reason]| {
         reasons
             .iter()
@@ -354,7 +364,7 @@ fn not_ready(condition: &Condition, clock: Clock) -> (Outcome, Option<Timestamp>
             .find(|reason| condition.reason == reason.as_str())
     };
     if let Some(reason) = said(&BROKEN) {
-        return (Outcome::failed(reason, condition.message.clone()), None);
+        return (PolicyOutcome::failed(reason, condition.message.clone()), None);
     }
     let reason = said(&UNSETTLED).unwrap_or(Reason::Registering);
     let began = clock.latest(clock.began, Some(condition.last_transition_time.0));
@@ -367,10 +377,10 @@ fn within(
     now: Timestamp,
     reason: Reason,
     message: &str,
-) -> (Outcome, Option<Timestamp>) {
+) -> (PolicyOutcome, Option<Timestamp>) {
     match since.checked_add(allowed) {
-        Ok(deadline) if now < deadline => (Outcome::Updating, Some(deadline)),
-        _ => (Outcome::failed(reason, message), None),
+        Ok(deadline) if now < deadline => (PolicyOutcome::Updating, Some(deadline)),
+        _ => (PolicyOutcome::failed(reason, message), None),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the planner knows of a node: the few fields of a `Node` that matter, small enough to keep for every node.
 
-use crate::{node::stale_resources::Seen, packed_map::Texts, record::Record};
+use crate::{node::stale_resources::ResourcePresence, packed_map::PackedMap, record::Record};
 use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, RECOVERED_ANNOTATION, is_kubernetes_key};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Taint as NodeTaint};
@@ -40,7 +40,7 @@ pub struct NodeFacts {
     /// `metadata.creationTimestamp`.
     pub created: Option<Timestamp>,
     /// Every label.
-    pub labels: Texts,
+    pub labels: PackedMap,
     /// Every taint, in the order of the node.
     pub taints: Vec<Taint>,
     /// Whether the node has any annotation: a JSON patch cannot add to a map that is not there.
@@ -59,9 +59,9 @@ pub struct NodeFacts {
     /// `status.allocatable`.
     pub offered: BTreeMap<String, u64>,
     /// What the status says of the resources in the record of what gpunode served there.
-    pub served: BTreeMap<String, Seen>,
+    pub served: BTreeMap<String, ResourcePresence>,
     /// Who last wrote each label that a policy could want, by field manager.
-    pub label_managers: Texts,
+    pub label_managers: PackedMap,
     /// Who last wrote the taints, which Kubernetes tracks only as a whole; nobody where that was the operator.
     pub taint_manager: Option<String>,
 }
@@ -77,7 +77,7 @@ impl NodeFacts {
             uid: meta.uid.clone().unwrap_or_default(),
             resource_version: meta.resource_version.clone().unwrap_or_default(),
             created: meta.creation_timestamp.as_ref().map(|time| time.0),
-            labels: meta.labels.as_ref().map(Texts::from).unwrap_or_default(),
+            labels: meta.labels.as_ref().map(PackedMap::from).unwrap_or_default(),
             taints: node
                 .spec
                 .iter()
@@ -110,7 +110,7 @@ impl NodeFacts {
                 facts.read_manager(manager, &fields.0, &mut label_managers);
             }
         }
-        facts.label_managers = Texts::from(&label_managers);
+        facts.label_managers = PackedMap::from(&label_managers);
         facts
     }
 
@@ -184,11 +184,11 @@ fn ready(node: &Node) -> Option<&NodeCondition> {
     conditions.find(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-fn served(node: &Node, record: Option<&str>) -> BTreeMap<String, Seen> {
+fn served(node: &Node, record: Option<&str>) -> BTreeMap<String, ResourcePresence> {
     let Record { resources, .. } = Record::read(record).unwrap_or_default();
     let seen = resources
         .into_keys()
-        .filter_map(|name| Seen::of(node, &name).map(|seen| (name, seen)));
+        .filter_map(|name| ResourcePresence::of(node, &name).map(|seen| (name, seen)));
     seen.take(MAX_OFFERED).collect()
 }
 
@@ -248,7 +248,7 @@ mod tests {
         let facts = NodeFacts::of(&node);
         assert_eq!(
             facts.label_managers,
-            Texts::from(&BTreeMap::from([("pool", "kubectl-label")]))
+            PackedMap::from(&BTreeMap::from([("pool", "kubectl-label")]))
         );
         assert_eq!(facts.taint_manager.as_deref(), Some("kubectl-taint"));
         assert_eq!(

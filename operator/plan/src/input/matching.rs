@@ -32,7 +32,7 @@ pub fn first_mismatch(
 }
 
 /// Why a node matches a policy no more, where that is for want of GPUs.
-pub fn gpus_missing(
+pub fn gpu_mismatch(
     policies: &PolicySet,
     policy: &str,
     node: &NodeFacts,

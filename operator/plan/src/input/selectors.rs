@@ -1,6 +1,6 @@
 //! Which nodes a policy is about.
 
-use crate::{packed_map::Texts, record::Entries};
+use crate::{packed_map::PackedMap, record::Entries};
 use globset::{Glob, GlobMatcher};
 use gpunode_config::MemoryMiB;
 use gpunode_crds::{
@@ -152,13 +152,13 @@ fn least_count(selector: &GpuSelector) -> usize {
 /// The labels of a node as they were without gpunode, so that no policy selects or deselects by its own effect.
 #[derive(Clone, Copy, Debug)]
 pub struct VisibleLabels<'a> {
-    all: &'a Texts,
+    all: &'a PackedMap,
     recorded: &'a Entries<String>,
 }
 
 impl<'a> VisibleLabels<'a> {
     /// `all` but the keys of the record.
-    pub fn new(all: &'a Texts, recorded: &'a Entries<String>) -> Self {
+    pub fn new(all: &'a PackedMap, recorded: &'a Entries<String>) -> Self {
         Self { all, recorded }
     }
 
@@ -241,7 +241,7 @@ mod tests {
     fn operators_mean_what_they_mean_in_a_label_selector() {
         use SelectorOperator::{DoesNotExist, Exists, In, NotIn};
         let (labels, none) = (map(&[("pool", "a")]), Entries::default());
-        let texts = Texts::from(&labels);
+        let texts = PackedMap::from(&labels);
         let visible = VisibleLabels::new(&texts, &none);
         assert!(matches(&NodeSelector::default(), visible));
         assert!(matches(
@@ -279,7 +279,7 @@ mod tests {
             owned: map(&[("a", "1")]),
             ..Entries::default()
         };
-        let texts = Texts::from(&labels);
+        let texts = PackedMap::from(&labels);
         for key in labels.keys() {
             let visible = VisibleLabels::new(&texts, &owned);
             assert!(
@@ -297,7 +297,7 @@ mod tests {
             before: map(&[("pool", "theirs")]),
             ..Entries::default()
         };
-        let texts = Texts::from(&labels);
+        let texts = PackedMap::from(&labels);
         let visible = VisibleLabels::new(&texts, &taken);
         assert!(matches(&expression("pool", SelectorOperator::In, &["theirs"]), visible));
         assert!(!matches(&expression("pool", SelectorOperator::In, &["ours"]), visible));
@@ -320,7 +320,7 @@ mod tests {
             gpu("NVIDIA-A100-SXM4-80GB", Some(Architecture::Ampere), 81920),
             gpu("NVIDIA-Board", None, 81920),
         ];
-        let (none, unrecorded) = (Texts::default(), Entries::default());
+        let (none, unrecorded) = (PackedMap::default(), Entries::default());
         let labels = VisibleLabels::new(&none, &unrecorded);
         for (selector, expected) in [
             ("{products: ['Tesla-V100*'], minCount: 2}", true),
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn labels_and_gpus_must_both_match_and_neither_matches_nothing() {
         let (labels, none) = (map(&[("pool", "a")]), Entries::default());
-        let texts = Texts::from(&labels);
+        let texts = PackedMap::from(&labels);
         let visible = VisibleLabels::new(&texts, &none);
         let gpus = [gpu("Tesla-T4", Some(Architecture::Turing), 15360)];
         for (spec, expected) in [

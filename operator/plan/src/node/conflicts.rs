@@ -17,7 +17,7 @@ pub enum ConflictKey {
 
 /// Somebody else's key with another value than a policy wants. It stays as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Conflict {
+pub struct KeyConflict {
     /// Which key.
     pub key: ConflictKey,
     /// The value that policies want.
@@ -47,7 +47,7 @@ impl fmt::Display for TaintKey {
     }
 }
 
-impl fmt::Display for Conflict {
+impl fmt::Display for KeyConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             key,
@@ -74,7 +74,7 @@ impl fmt::Display for Conflict {
     }
 }
 
-impl Conflict {
+impl KeyConflict {
     /// The conflict about a key, with the field manager that wrote it.
     pub(crate) fn of<K>(key: ConflictKey, clash: &Clash<K>, manager: Option<String>) -> Self {
         Self {

@@ -2,7 +2,7 @@
 
 use crate::{
     fact_labels::is_fact,
-    fleet::rollout::Stage,
+    fleet::rollout::RolloutStage,
     gpu_node::conditions::{self, foreign_facts, foreign_keys},
     gpu_node::configuration::{self, GpuNodeChange},
     gpu_node::progress::{agent_outcome, stage},
@@ -14,12 +14,12 @@ use crate::{
     node::compose::{Disagreement, Wanted, governing},
     node::labels::{label_conflicts, wanted_labels},
     node::patches::{facts_after, node_patch, record_after, status_patch_of},
-    node::plan::{NodePlan, Turn},
-    node::stale_resources::retire,
+    node::plan::{NodePlan, RolloutPermit},
+    node::stale_resources::find_stale_resources,
     node::startup_taint::Startup,
     node::taints::{current_taints, taint_conflicts, wanted_taints},
     node::unhealthy_taint::unhealthy_taints,
-    outcome::Outcome,
+    outcome::PolicyOutcome,
     record::Record,
 };
 use gpunode_crds::{GpuNode, Mode, Reason, UNHEALTHY_TAINT};
@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Wishes<'a> {
     matched: Vec<&'a Policy>,
     governing: Option<&'a Policy>,
-    stage: Option<Stage>,
+    stage: Option<RolloutStage>,
     /// When `stage` ends by itself.
     stage_ends: Option<Timestamp>,
     /// Whether the node keeps the configuration that it has.
@@ -48,7 +48,7 @@ impl<'a> Wishes<'a> {
     pub fn of(
         matched: Vec<&'a Policy>,
         policies: &'a PolicySet,
-        turn: Turn,
+        turn: RolloutPermit,
         node: &NodeFacts,
         record: &Record,
         gpu_node: Option<&GpuNode>,
@@ -60,7 +60,8 @@ impl<'a> Wishes<'a> {
             // together.
             let is_down =
                 (!node.ready || is_released(node)) && gpu_node.is_some_and(|gpu_node| gpu_node.spec.config.is_some());
-            let waits = turn == Turn::Later && (is_down || matches!(stage, Some((Stage::Pending, _))));
+            let waits =
+                turn == RolloutPermit::Withheld && (is_down || matches!(stage, Some((RolloutStage::Pending, _))));
             // A change of the policy replaces the agent, so that it comes with the configuration.
             let stays = waits || governing.is_some_and(|policy| !configuration::is_writable(policy, gpu_node));
             let placed = if stays {
@@ -68,7 +69,7 @@ impl<'a> Wishes<'a> {
             } else {
                 governing
             };
-            let serving = serving(policies, gpu_node).filter(|_| turn != Turn::Foretold);
+            let serving = serving(policies, gpu_node).filter(|_| turn != RolloutPermit::Simulated);
             let needs_mps = configuration::needs_mps(placed, gpu_node);
             let startup = Startup::of(policies, &matched, governing, turn, node, record, gpu_node, now);
             let (unhealthy, unhealthy_from) = unhealthy_taints(&matched, turn, node, gpu_node, now);
@@ -135,7 +136,7 @@ impl<'a> Wishes<'a> {
         now: Timestamp,
     ) -> (NodePlan, NodeFacts) {
         let (labels, taints) = self.claims(node, record, now);
-        let retirement = retire(&record.resources, &self.resources(gpu_node), &node.served, now);
+        let retirement = find_stale_resources(&record.resources, &self.resources(gpu_node), &node.served, now);
         // What no policy wants is a fact.
         let conflicts = label_conflicts(node, &labels).filter(|conflict| !conflict.policies.is_empty());
         let is_fact = |key: &String| {
@@ -172,7 +173,7 @@ impl<'a> Wishes<'a> {
                 change
             },
             stage: self.stage.clone(),
-            waits: self.stage == Some(Stage::Pending) && self.waits,
+            waits: self.stage == Some(RolloutStage::Pending) && self.waits,
             recheck: rechecks.into_iter().flatten().min(),
             waiting: self
                 .governing
@@ -218,7 +219,7 @@ impl<'a> Wishes<'a> {
         node: &NodeFacts,
         gpu_node: Option<&GpuNode>,
         now: Timestamp,
-    ) -> (Outcome, Option<Timestamp>) {
+    ) -> (PolicyOutcome, Option<Timestamp>) {
         let governs = self.governing.is_some_and(|governing| governing.name == policy.name);
         let conflicts: Vec<_> = plan
             .conflicts
@@ -228,21 +229,21 @@ impl<'a> Wishes<'a> {
             .collect();
         if !conflicts.is_empty() {
             return (
-                Outcome::conflicted(Reason::KeyOwnedByAnother, conflicts.join("; ")),
+                PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, conflicts.join("; ")),
                 None,
             );
         }
         if let Some(refusal) = &policy.refusal {
-            return (Outcome::failed(Reason::InvalidSpec, refusal), None);
+            return (PolicyOutcome::failed(Reason::InvalidSpec, refusal), None);
         }
         let is_configured = matches!(plan.gpu_node, GpuNodeChange::None | GpuNodeChange::Step { .. });
         if is_written || (governs && (plan.waits || !is_configured)) {
-            return (Outcome::Updating, None);
+            return (PolicyOutcome::Updating, None);
         }
         if governs {
             agent_outcome(node, policy, gpu_node, now)
         } else {
-            (Outcome::Ready, None)
+            (PolicyOutcome::Ready, None)
         }
     }
 }

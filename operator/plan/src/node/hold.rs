@@ -1,7 +1,7 @@
 //! Nodes that are left exactly as they are: why, and what becomes of the policies there meanwhile.
 
 use crate::{
-    fleet::rollout::Stage,
+    fleet::rollout::RolloutStage,
     gpu_node::conditions::{self, Verdict},
     gpu_node::configuration,
     gpu_node::progress::{outcome_in_force, stage},
@@ -10,7 +10,7 @@ use crate::{
     input::policies::{Policy, PolicySet},
     node::compose::Disagreement,
     node::plan::NodePlan,
-    outcome::Outcome,
+    outcome::PolicyOutcome,
     record::RecordError,
 };
 use gpunode_crds::{ConditionType, GpuNode, IGNORE_LABEL, Reason};
@@ -19,7 +19,7 @@ use std::fmt;
 
 /// Why a node is left exactly as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hold {
+pub enum NodeHold {
     /// A person labelled it `gpunode.dev/ignore`. Policies do not count it.
     Ignored,
     /// The record of what gpunode wrote cannot be read, for the reason given.
@@ -30,7 +30,7 @@ pub enum Hold {
     Paused(String),
 }
 
-impl fmt::Display for Hold {
+impl fmt::Display for NodeHold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ignored => write!(f, "the node is labelled {IGNORE_LABEL} and left as it is"),
@@ -61,8 +61,8 @@ impl fmt::Display for Hold {
 
 /// The plan for a node whose record cannot be read.
 pub fn held_by_record(error: &RecordError, matched: &[&Policy]) -> NodePlan {
-    held(matched, Hold::RecordUnreadable(error.to_string()), |message| {
-        Outcome::failed(Reason::RecordUnreadable, message)
+    held(matched, NodeHold::RecordUnreadable(error.to_string()), |message| {
+        PolicyOutcome::failed(Reason::RecordUnreadable, message)
     })
 }
 
@@ -74,8 +74,8 @@ pub fn held_by_disagreement(
     gpu_node: Option<&GpuNode>,
     now: Timestamp,
 ) -> NodePlan {
-    let mut plan = held(matched, Hold::Disagreement(disagreement), |message| {
-        Outcome::conflicted(Reason::EqualPriority, message)
+    let mut plan = held(matched, NodeHold::Disagreement(disagreement), |message| {
+        PolicyOutcome::conflicted(Reason::EqualPriority, message)
     });
     let message = plan.hold.as_ref().map(ToString::to_string).unwrap_or_default();
     let verdict = Verdict {
@@ -89,7 +89,7 @@ pub fn held_by_disagreement(
     plan
 }
 
-fn held(matched: &[&Policy], hold: Hold, outcome: impl Fn(String) -> Outcome) -> NodePlan {
+fn held(matched: &[&Policy], hold: NodeHold, outcome: impl Fn(String) -> PolicyOutcome) -> NodePlan {
     let outcome = outcome(hold.to_string());
     NodePlan {
         hold: Some(hold),
@@ -111,14 +111,14 @@ pub fn held_by_pause(
     gpu_node: Option<&GpuNode>,
     now: Timestamp,
 ) -> NodePlan {
-    let outcome = |message| Outcome::conflicted(Reason::Paused, message);
-    let mut plan = held(matched, Hold::Paused(first.name.clone()), outcome);
+    let outcome = |message| PolicyOutcome::conflicted(Reason::Paused, message);
+    let mut plan = held(matched, NodeHold::Paused(first.name.clone()), outcome);
     let kept = [ConditionType::Conflict, ConditionType::FactLabels];
     plan.conditions = conditions::change(gpu_node, unreadable(node).into_iter().collect(), &kept, now);
     let in_force = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
     for policy in paused {
         let governs = in_force.filter(|config| config.policy == policy.name);
-        let (outcome, recheck) = governs.map_or((Outcome::Ready, None), |config| {
+        let (outcome, recheck) = governs.map_or((PolicyOutcome::Ready, None), |config| {
             outcome_in_force(node, policy, &config.hash, gpu_node, now)
         });
         plan.outcomes.insert(policy.name.clone(), outcome);
@@ -148,9 +148,9 @@ pub fn keep_place(
         return;
     };
     plan.stage = match stage {
-        Stage::Stepping | Stage::Stopped(_) => Some(stage),
-        Stage::Outside => Some(Stage::Held),
-        Stage::Held | Stage::Pending | Stage::Done => return,
+        RolloutStage::Stepping | RolloutStage::Stopped(_) => Some(stage),
+        RolloutStage::Outside => Some(RolloutStage::Held),
+        RolloutStage::Held | RolloutStage::Pending | RolloutStage::Done => return,
     };
     plan.recheck = [plan.recheck, recheck].into_iter().flatten().min();
 }

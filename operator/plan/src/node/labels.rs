@@ -5,7 +5,7 @@ use crate::{
     input::policies::Policy,
     node::claim::Claims,
     node::compose::{Disagreement, Wanted, compose},
-    node::conflicts::{Conflict, ConflictKey},
+    node::conflicts::{ConflictKey, KeyConflict},
     patch_builder::PatchBuilder,
 };
 use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, policy_label};
@@ -57,9 +57,9 @@ pub fn patch_labels(patch: &mut PatchBuilder, node: &NodeFacts, claims: &Claims<
 }
 
 /// The conflicts about labels.
-pub fn label_conflicts<'a>(node: &'a NodeFacts, claims: &'a Claims<String>) -> impl Iterator<Item = Conflict> + 'a {
+pub fn label_conflicts<'a>(node: &'a NodeFacts, claims: &'a Claims<String>) -> impl Iterator<Item = KeyConflict> + 'a {
     claims.clashes.iter().map(|clash| {
         let manager = node.label_managers.get(&clash.key).map(str::to_owned);
-        Conflict::of(ConflictKey::Label(clash.key.clone()), clash, manager)
+        KeyConflict::of(ConflictKey::Label(clash.key.clone()), clash, manager)
     })
 }

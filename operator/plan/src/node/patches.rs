@@ -4,9 +4,9 @@ use crate::{
     input::facts::{NodeFacts, Taint, TaintKey},
     node::claim::Claims,
     node::labels::patch_labels,
-    node::stale_resources::{Retirement, Served, status_patch},
+    node::stale_resources::{ResourceUses, StaleResources, status_patch},
     node::taints::{current_taints, patch_taints},
-    packed_map::Texts,
+    packed_map::PackedMap,
     patch_builder::PatchBuilder,
     record::Record,
 };
@@ -22,7 +22,7 @@ pub fn facts_after(
 ) -> NodeFacts {
     let taints_after = taints.applied_to(&current_taints(node)).into_iter();
     NodeFacts {
-        labels: Texts::from(&labels.applied_to(&node.labels.to_map())),
+        labels: PackedMap::from(&labels.applied_to(&node.labels.to_map())),
         taints: taints_after.map(|(id, value)| Taint { id, value }).collect(),
         owned: record,
         ..node.clone()
@@ -34,7 +34,7 @@ pub fn record_after(
     labels: &Claims<String>,
     taints: &Claims<TaintKey>,
     started: Option<&String>,
-    resources: Served,
+    resources: ResourceUses,
 ) -> Option<String> {
     let policies = labels.owners.union(&taints.owners).cloned().collect();
     let (labels, taints) = (labels.entries.clone(), taints.entries.clone());
@@ -50,7 +50,7 @@ pub fn record_after(
 
 /// The patch of its status.
 pub fn status_patch_of(
-    retirement: &Retirement,
+    retirement: &StaleResources,
     labels: &Claims<String>,
     taints: &Claims<TaintKey>,
     started: Option<&String>,

@@ -10,8 +10,8 @@ use crate::{
     input::policies::{Policy, PolicySet},
     node::claim::{released, retaken},
     node::desired::Wishes,
-    node::hold::{Hold, held_by_disagreement, held_by_pause, held_by_record, keep_place},
-    node::plan::{NodePlan, Turn},
+    node::hold::{NodeHold, held_by_disagreement, held_by_pause, held_by_record, keep_place},
+    node::plan::{NodePlan, RolloutPermit},
     node::preview,
     record::Record,
 };
@@ -20,12 +20,12 @@ use jiff::Timestamp;
 
 /// Plans one node as if it were its turn. `gpu_node` is the object of the same name, where it exists.
 pub fn plan_node(policies: &PolicySet, node: &NodeFacts, gpu_node: Option<&GpuNode>, now: Timestamp) -> NodePlan {
-    plan_node_at(Turn::Now, policies, node, gpu_node, now)
+    plan_node_with_permit(RolloutPermit::Granted, policies, node, gpu_node, now)
 }
 
 /// Plans one node.
-pub fn plan_node_at(
-    turn: Turn,
+pub fn plan_node_with_permit(
+    turn: RolloutPermit,
     policies: &PolicySet,
     node: &NodeFacts,
     gpu_node: Option<&GpuNode>,
@@ -35,7 +35,7 @@ pub fn plan_node_at(
     let (mut plan, after) = if is_ignored {
         (
             NodePlan {
-                hold: Some(Hold::Ignored),
+                hold: Some(NodeHold::Ignored),
                 ..NodePlan::default()
             },
             node.clone(),
@@ -49,7 +49,7 @@ pub fn plan_node_at(
     if is_ignored {
         return plan;
     }
-    if turn != Turn::Foretold
+    if turn != RolloutPermit::Simulated
         && !matches!(plan.gpu_node, GpuNodeChange::Create(_) | GpuNodeChange::Delete { .. })
         && let Some(change) = asked(node, gpu_node)
     {
@@ -62,9 +62,9 @@ pub fn plan_node_at(
         return plan;
     }
     // What ends by itself is nobody's change.
-    let (_, without) = plan_with(policies, None, Turn::Foretold, &after, gpu_node, now);
+    let (_, without) = plan_with(policies, None, RolloutPermit::Simulated, &after, gpu_node, now);
     for policy in previewed {
-        let (with, changed) = plan_with(policies, Some(policy), Turn::Foretold, &after, gpu_node, now);
+        let (with, changed) = plan_with(policies, Some(policy), RolloutPermit::Simulated, &after, gpu_node, now);
         if !with.matched.contains(&policy.name) {
             continue;
         }
@@ -80,7 +80,7 @@ pub fn plan_node_at(
 fn plan_with(
     policies: &PolicySet,
     more: Option<&Policy>,
-    turn: Turn,
+    turn: RolloutPermit,
     node: &NodeFacts,
     gpu_node: Option<&GpuNode>,
     now: Timestamp,

@@ -5,9 +5,9 @@ use crate::{
     gpu_node::configuration::wanted_configuration,
     input::facts::{NodeFacts, Taint},
     input::policies::Policy,
-    node::hold::Hold,
+    node::hold::NodeHold,
     node::plan::NodePlan,
-    outcome::Outcome,
+    outcome::PolicyOutcome,
 };
 use gpunode_crds::{NodePreview, PolicyTaint, Reason, TaintEffect};
 
@@ -21,16 +21,16 @@ pub fn effect(
     before: &NodeFacts,
     with: &NodePlan,
     after: &NodeFacts,
-) -> (Outcome, Option<NodePreview>) {
+) -> (PolicyOutcome, Option<NodePreview>) {
     let mut preview = NodePreview {
         node: before.name.clone(),
         ..NodePreview::default()
     };
     if let Some(hold) = &with.hold {
-        if let Hold::Disagreement(_) | Hold::Paused(_) = hold {
+        if let NodeHold::Disagreement(_) | NodeHold::Paused(_) = hold {
             preview.conflicts.push(bounded(hold));
         }
-        let outcome = with.outcomes.get(&policy.name).cloned().unwrap_or(Outcome::Ready);
+        let outcome = with.outcomes.get(&policy.name).cloned().unwrap_or(PolicyOutcome::Ready);
         return (outcome, (!preview.conflicts.is_empty()).then_some(preview));
     }
     let new_labels = after
@@ -64,18 +64,18 @@ pub fn effect(
         .filter(|conflict| conflict.policies.contains(&policy.name));
     preview.conflicts = conflicts.map(bounded).collect();
     let outcome = if let Some(refusal) = &policy.refusal {
-        Outcome::failed(Reason::InvalidSpec, refusal)
+        PolicyOutcome::failed(Reason::InvalidSpec, refusal)
     } else if !preview.conflicts.is_empty() {
-        Outcome::conflicted(Reason::KeyOwnedByAnother, preview.conflicts.join("; "))
+        PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, preview.conflicts.join("; "))
     } else if preview
         == (NodePreview {
             node: before.name.clone(),
             ..NodePreview::default()
         })
     {
-        return (Outcome::Ready, None);
+        return (PolicyOutcome::Ready, None);
     } else {
-        Outcome::Updating
+        PolicyOutcome::Updating
     };
     (outcome, Some(preview))
 }

@@ -33,30 +33,30 @@ const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 /// What is known of a resource that was ever served on a node; moments are seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Use {
+pub enum ResourceUse {
     /// Somebody wants it; written as `null`.
-    Wanted,
+    InUse,
     /// Since when nobody wants it.
-    Unwanted(i64),
+    UnusedSince(i64),
     /// When its key was removed from the node's status, the last moment last.
-    Tried(Vec<i64>),
+    RemovalTried(Vec<i64>),
 }
 
 /// Resources by name.
-pub type Served = BTreeMap<String, Use>;
+pub type ResourceUses = BTreeMap<String, ResourceUse>;
 
 /// What a node's status says of a resource that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum ResourcePresence {
     /// Some of it can be given out.
-    Offered,
+    Allocatable,
     /// Nothing can be given out, and the kubelet still counts devices that it had, or one of the two keys is missing.
-    Counted,
+    Draining,
     /// Capacity and allocatable are 0: only the keys are left.
-    Dead,
+    KeysOnly,
 }
 
-impl Seen {
+impl ResourcePresence {
     /// Looks; `None` where the status does not name the resource.
     pub fn of(node: &Node, name: &str) -> Option<Self> {
         let status = node.status.as_ref()?;
@@ -64,54 +64,59 @@ impl Seen {
         let is_zero = |list: &Option<BTreeMap<String, Quantity>>| list.as_ref()?.get(name).map(|count| count.0 == "0");
         match (is_zero(&status.capacity), is_zero(&status.allocatable)) {
             (None, None) => None,
-            (_, Some(false)) => Some(Self::Offered),
-            (Some(true), Some(true)) => Some(Self::Dead),
-            _ => Some(Self::Counted),
+            (_, Some(false)) => Some(Self::Allocatable),
+            (Some(true), Some(true)) => Some(Self::KeysOnly),
+            _ => Some(Self::Draining),
         }
     }
 }
 
 /// What becomes of the resources of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Retirement {
+pub struct StaleResources {
     /// What the record is to say before keys are removed.
-    pub record: Served,
+    pub record: ResourceUses,
     /// Keys to remove from the node's status.
     pub remove: BTreeSet<String>,
     /// When to look again.
     pub recheck: Option<Timestamp>,
 }
 
-impl Retirement {
+impl StaleResources {
     /// What the record is to say once the keys were removed: the number of tries and the time between them hold whatever
     /// the kubelet makes of it.
-    pub fn record_after(&self, now: Timestamp) -> Served {
+    pub fn record_after(&self, now: Timestamp) -> ResourceUses {
         let mut record = self.record.clone();
         for name in &self.remove {
             let mut moments = match record.remove(name) {
-                Some(Use::Tried(moments)) => moments,
+                Some(ResourceUse::RemovalTried(moments)) => moments,
                 _ => Vec::new(),
             };
             moments.push(now.as_second());
-            record.insert(name.clone(), Use::Tried(moments));
+            record.insert(name.clone(), ResourceUse::RemovalTried(moments));
         }
         record
     }
 }
 
 /// Decides about every resource that is in the record or wanted. `seen` is what the node's status says of those in the record.
-pub fn retire(record: &Served, wanted: &BTreeSet<String>, seen: &BTreeMap<String, Seen>, now: Timestamp) -> Retirement {
-    let mut retirement = Retirement::default();
+pub fn find_stale_resources(
+    record: &ResourceUses,
+    wanted: &BTreeSet<String>,
+    seen: &BTreeMap<String, ResourcePresence>,
+    now: Timestamp,
+) -> StaleResources {
+    let mut retirement = StaleResources::default();
     retirement
         .record
-        .extend(wanted.iter().map(|name| (name.clone(), Use::Wanted)));
+        .extend(wanted.iter().map(|name| (name.clone(), ResourceUse::InUse)));
     for (name, before) in record.iter().filter(|(name, _)| !wanted.contains(*name)) {
         // A moment out of range or in the future was forged, or a clock was wrong.
         let sane = |moment: &i64| (*moment).max(0).min(now.as_second());
         let before = match before {
-            Use::Wanted => Use::Unwanted(now.as_second()),
-            Use::Unwanted(since) => Use::Unwanted(sane(since)),
-            Use::Tried(moments) => Use::Tried(moments.iter().map(sane).collect()),
+            ResourceUse::InUse => ResourceUse::UnusedSince(now.as_second()),
+            ResourceUse::UnusedSince(since) => ResourceUse::UnusedSince(sane(since)),
+            ResourceUse::RemovalTried(moments) => ResourceUse::RemovalTried(moments.iter().map(sane).collect()),
         };
         let recheck = match next(&before, seen.get(name).copied(), now) {
             Next::Forget => continue,
@@ -133,12 +138,12 @@ enum Next {
     Remove,
 }
 
-fn next(before: &Use, seen: Option<Seen>, now: Timestamp) -> Next {
+fn next(before: &ResourceUse, seen: Option<ResourcePresence>, now: Timestamp) -> Next {
     let (moment, wait, tries) = match before {
-        Use::Wanted => return Next::Wait(None),
-        Use::Unwanted(since) if seen.is_none() => (since, UNSEEN, 0),
-        Use::Unwanted(since) => (since, GRACE, 0),
-        Use::Tried(moments) => match moments.last() {
+        ResourceUse::InUse => return Next::Wait(None),
+        ResourceUse::UnusedSince(since) if seen.is_none() => (since, UNSEEN, 0),
+        ResourceUse::UnusedSince(since) => (since, GRACE, 0),
+        ResourceUse::RemovalTried(moments) => match moments.last() {
             Some(last) => (last, AGAIN, moments.len()),
             None => return Next::Forget,
         },
@@ -149,8 +154,10 @@ fn next(before: &Use, seen: Option<Seen>, now: Timestamp) -> Next {
     let age = now.duration_since(moment);
     match seen {
         _ if age < wait => Next::Wait(moment.checked_add(wait).ok()),
-        Some(Seen::Dead) if tries < TRIES => Next::Remove,
-        Some(Seen::Counted) if tries < TRIES && age < GRACE + PATIENCE => Next::Wait(now.checked_add(AGAIN).ok()),
+        Some(ResourcePresence::KeysOnly) if tries < TRIES => Next::Remove,
+        Some(ResourcePresence::Draining) if tries < TRIES && age < GRACE + PATIENCE => {
+            Next::Wait(now.checked_add(AGAIN).ok())
+        }
         _ => Next::Forget,
     }
 }
@@ -180,49 +187,62 @@ mod tests {
         Timestamp::from_second(seconds).unwrap()
     }
 
-    fn served(of: Use) -> Served {
-        Served::from([(GPU.to_owned(), of)])
+    fn served(of: ResourceUse) -> ResourceUses {
+        ResourceUses::from([(GPU.to_owned(), of)])
     }
 
-    fn look(wanted: &[&str], of: Use, seen: Option<Seen>, now: i64) -> Retirement {
+    fn look(wanted: &[&str], of: ResourceUse, seen: Option<ResourcePresence>, now: i64) -> StaleResources {
         let wanted = wanted.iter().map(|name| (*name).to_owned()).collect();
         let seen = seen.into_iter().map(|seen| (GPU.to_owned(), seen)).collect();
-        retire(&served(of), &wanted, &seen, at(now))
+        find_stale_resources(&served(of), &wanted, &seen, at(now))
     }
 
-    fn unwanted(of: Use, seen: Option<Seen>, now: i64) -> Retirement {
+    fn unwanted(of: ResourceUse, seen: Option<ResourcePresence>, now: i64) -> StaleResources {
         look(&[], of, seen, now)
     }
 
     #[test]
     fn wanted_resource_is_recorded_before_it_is_there_and_as_long_as_it_is_wanted() {
-        for of in [Use::Wanted, Use::Unwanted(7), Use::Tried(vec![7])] {
-            let expected = Retirement {
-                record: served(Use::Wanted),
-                ..Retirement::default()
+        for of in [
+            ResourceUse::InUse,
+            ResourceUse::UnusedSince(7),
+            ResourceUse::RemovalTried(vec![7]),
+        ] {
+            let expected = StaleResources {
+                record: served(ResourceUse::InUse),
+                ..StaleResources::default()
             };
-            assert_eq!(look(&[GPU], of, Some(Seen::Dead), 9999), expected);
+            assert_eq!(look(&[GPU], of, Some(ResourcePresence::KeysOnly), 9999), expected);
         }
         let wanted = BTreeSet::from([GPU.to_owned()]);
         assert_eq!(
-            retire(&Served::new(), &wanted, &BTreeMap::new(), at(0)).record,
-            served(Use::Wanted)
+            find_stale_resources(&ResourceUses::new(), &wanted, &BTreeMap::new(), at(0)).record,
+            served(ResourceUse::InUse)
         );
     }
 
     #[test]
     fn key_is_removed_when_the_kubelet_lets_it() {
-        let first = unwanted(Use::Wanted, Some(Seen::Offered), 1000);
+        let first = unwanted(ResourceUse::InUse, Some(ResourcePresence::Allocatable), 1000);
         assert_eq!(
             (first.record, first.recheck),
-            (served(Use::Unwanted(1000)), Some(at(1330)))
+            (served(ResourceUse::UnusedSince(1000)), Some(at(1330)))
         );
-        assert!(unwanted(Use::Unwanted(1000), Some(Seen::Dead), 1329).remove.is_empty());
-        let due = unwanted(Use::Unwanted(1000), Some(Seen::Dead), 1330);
+        assert!(
+            unwanted(ResourceUse::UnusedSince(1000), Some(ResourcePresence::KeysOnly), 1329)
+                .remove
+                .is_empty()
+        );
+        let due = unwanted(ResourceUse::UnusedSince(1000), Some(ResourcePresence::KeysOnly), 1330);
         assert_eq!((due.remove.len(), due.recheck), (1, Some(at(1390))));
-        assert_eq!(due.record_after(at(1330)), served(Use::Tried(vec![1330])));
         assert_eq!(
-            unwanted(Use::Unwanted(1000), Some(Seen::Dead), 99_999).remove.len(),
+            due.record_after(at(1330)),
+            served(ResourceUse::RemovalTried(vec![1330]))
+        );
+        assert_eq!(
+            unwanted(ResourceUse::UnusedSince(1000), Some(ResourcePresence::KeysOnly), 99_999)
+                .remove
+                .len(),
             1,
             "nobody was there to look"
         );
@@ -230,55 +250,67 @@ mod tests {
 
     #[test]
     fn kubelet_that_puts_a_key_back_is_met_once_a_minute_and_five_times_in_all() {
-        let (mut record, mut removed) = (served(Use::Unwanted(1000)), Vec::new());
+        let (mut record, mut removed) = (served(ResourceUse::UnusedSince(1000)), Vec::new());
         // Whatever happens meanwhile, and as often as it happens.
         for now in 1000..3000 {
-            let seen = BTreeMap::from([(GPU.to_owned(), Seen::Dead)]);
-            let retirement = retire(&record, &BTreeSet::new(), &seen, at(now));
+            let seen = BTreeMap::from([(GPU.to_owned(), ResourcePresence::KeysOnly)]);
+            let retirement = find_stale_resources(&record, &BTreeSet::new(), &seen, at(now));
             removed.extend((!retirement.remove.is_empty()).then_some(now));
             record = retirement.record_after(at(now));
         }
-        assert_eq!((removed, record), (vec![1330, 1390, 1450, 1510, 1570], Served::new()));
+        assert_eq!(
+            (removed, record),
+            (vec![1330, 1390, 1450, 1510, 1570], ResourceUses::new())
+        );
     }
 
     #[test]
     fn key_that_stays_away_for_a_minute_after_a_try_is_forgotten() {
-        let waiting = unwanted(Use::Tried(vec![1330]), None, 1389);
+        let waiting = unwanted(ResourceUse::RemovalTried(vec![1330]), None, 1389);
         assert_eq!(
             (waiting.record, waiting.recheck),
-            (served(Use::Tried(vec![1330])), Some(at(1390)))
+            (served(ResourceUse::RemovalTried(vec![1330])), Some(at(1390)))
         );
-        assert_eq!(unwanted(Use::Tried(vec![1330]), None, 1390), Retirement::default());
+        assert_eq!(
+            unwanted(ResourceUse::RemovalTried(vec![1330]), None, 1390),
+            StaleResources::default()
+        );
     }
 
     #[test]
     fn key_with_capacity_left_waits_for_the_kubelet_but_not_for_ever() {
-        for of in [Use::Unwanted(1000), Use::Tried(vec![1000])] {
-            let waiting = unwanted(of.clone(), Some(Seen::Counted), 1330);
+        for of in [ResourceUse::UnusedSince(1000), ResourceUse::RemovalTried(vec![1000])] {
+            let waiting = unwanted(of.clone(), Some(ResourcePresence::Draining), 1330);
             assert!(waiting.remove.is_empty() && waiting.recheck == Some(at(1390)));
-            assert_eq!(unwanted(of, Some(Seen::Counted), 1630), Retirement::default());
+            assert_eq!(
+                unwanted(of, Some(ResourcePresence::Draining), 1630),
+                StaleResources::default()
+            );
         }
     }
 
     #[test]
     fn key_that_is_gone_or_served_by_somebody_else_is_forgotten() {
-        let (since, tried) = (Use::Unwanted(1000), Use::Tried(vec![1000]));
-        assert_eq!(unwanted(since.clone(), None, 1030), Retirement::default());
+        let (since, tried) = (ResourceUse::UnusedSince(1000), ResourceUse::RemovalTried(vec![1000]));
+        assert_eq!(unwanted(since.clone(), None, 1030), StaleResources::default());
         assert_eq!(
             unwanted(since.clone(), None, 1029).record,
             served(since.clone()),
             "it may yet be shown"
         );
         assert_eq!(
-            unwanted(since.clone(), Some(Seen::Offered), 1330),
-            Retirement::default()
+            unwanted(since.clone(), Some(ResourcePresence::Allocatable), 1330),
+            StaleResources::default()
         );
         assert_eq!(
-            unwanted(since.clone(), Some(Seen::Offered), 1329).record,
+            unwanted(since.clone(), Some(ResourcePresence::Allocatable), 1329).record,
             served(since),
             "it may yet be our own"
         );
-        assert_eq!(unwanted(tried, Some(Seen::Offered), 1060), Retirement::default());
+        assert_eq!(
+            unwanted(tried, Some(ResourcePresence::Allocatable), 1060),
+            StaleResources::default()
+        );
     }
 
     #[test]
@@ -286,15 +318,15 @@ mod tests {
         let (none, of) = (serde_json::json!({}), |count: &str| serde_json::json!({GPU: count}));
         for (capacity, allocatable, expected) in [
             (none.clone(), none.clone(), None),
-            (of("8"), of("8"), Some(Seen::Offered)),
-            (none.clone(), of("8"), Some(Seen::Offered)),
-            (of("8"), of("0"), Some(Seen::Counted)),
-            (of("0"), none, Some(Seen::Counted)),
-            (of("0"), of("0"), Some(Seen::Dead)),
+            (of("8"), of("8"), Some(ResourcePresence::Allocatable)),
+            (none.clone(), of("8"), Some(ResourcePresence::Allocatable)),
+            (of("8"), of("0"), Some(ResourcePresence::Draining)),
+            (of("0"), none, Some(ResourcePresence::Draining)),
+            (of("0"), of("0"), Some(ResourcePresence::KeysOnly)),
         ] {
             let status = serde_json::json!({"status": {"capacity": capacity, "allocatable": allocatable}});
             assert_eq!(
-                Seen::of(&serde_json::from_value(status.clone()).unwrap(), GPU),
+                ResourcePresence::of(&serde_json::from_value(status.clone()).unwrap(), GPU),
                 expected,
                 "{status}"
             );
@@ -303,23 +335,41 @@ mod tests {
 
     #[test]
     fn forged_moments_cost_a_wait_at_most() {
-        let forged = unwanted(Use::Unwanted(i64::MAX), Some(Seen::Dead), 1000);
-        assert_eq!(
-            (forged.record, forged.recheck),
-            (served(Use::Unwanted(1000)), Some(at(1330)))
-        );
-        let forged = unwanted(Use::Tried(vec![i64::MIN, i64::MAX]), Some(Seen::Dead), 1000);
-        assert_eq!(
-            (forged.record, forged.recheck),
-            (served(Use::Tried(vec![0, 1000])), Some(at(1060)))
+        let forged = unwanted(
+            ResourceUse::UnusedSince(i64::MAX),
+            Some(ResourcePresence::KeysOnly),
+            1000,
         );
         assert_eq!(
-            unwanted(Use::Unwanted(i64::MIN), Some(Seen::Dead), 1000).remove.len(),
+            (forged.record, forged.recheck),
+            (served(ResourceUse::UnusedSince(1000)), Some(at(1330)))
+        );
+        let forged = unwanted(
+            ResourceUse::RemovalTried(vec![i64::MIN, i64::MAX]),
+            Some(ResourcePresence::KeysOnly),
+            1000,
+        );
+        assert_eq!(
+            (forged.record, forged.recheck),
+            (served(ResourceUse::RemovalTried(vec![0, 1000])), Some(at(1060)))
+        );
+        assert_eq!(
+            unwanted(
+                ResourceUse::UnusedSince(i64::MIN),
+                Some(ResourcePresence::KeysOnly),
+                1000
+            )
+            .remove
+            .len(),
             1
         );
         assert_eq!(
-            unwanted(Use::Tried(Vec::new()), Some(Seen::Dead), 1000),
-            Retirement::default()
+            unwanted(
+                ResourceUse::RemovalTried(Vec::new()),
+                Some(ResourcePresence::KeysOnly),
+                1000
+            ),
+            StaleResources::default()
         );
     }
 

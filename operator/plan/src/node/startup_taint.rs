@@ -14,7 +14,7 @@ use crate::{
     input::inventory::is_reported,
     input::policies::{Policy, PolicySet},
     node::compose::{Wanted, compose},
-    node::plan::Turn,
+    node::plan::RolloutPermit,
     node::taints::current_taints,
     record::Record,
 };
@@ -47,7 +47,7 @@ impl Startup {
         policies: &PolicySet,
         matched: &[&Policy],
         governing: Option<&Policy>,
-        turn: Turn,
+        turn: RolloutPermit,
         node: &NodeFacts,
         record: &Record,
         gpu_node: Option<&GpuNode>,
@@ -71,12 +71,12 @@ impl Startup {
             // A node may join with a value, which says nothing.
             wanted.value = current.get(id).cloned().unwrap_or_default();
         }
-        if turn == Turn::Foretold {
+        if turn == RolloutPermit::Simulated {
             wanted.retain(|id, _| current.contains_key(id));
         }
         let until = waits_until(node, gpu_node, now);
         let mut lingering = BTreeSet::new();
-        if !has_started && turn != Turn::Foretold && (!node.ready || until.is_some()) {
+        if !has_started && turn != RolloutPermit::Simulated && (!node.ready || until.is_some()) {
             let unwanted = current
                 .keys()
                 .filter(|id| is_startup(id, &keys) && !wanted.contains_key(id));

@@ -6,7 +6,7 @@ use crate::{
     input::policies::Policy,
     node::claim::Claims,
     node::compose::{Disagreement, Wanted, compose},
-    node::conflicts::{Conflict, ConflictKey},
+    node::conflicts::{ConflictKey, KeyConflict},
     patch_builder::PatchBuilder,
 };
 use serde_json::{Value, json};
@@ -72,9 +72,12 @@ fn taint_object(id: &TaintKey, value: &str) -> Value {
 }
 
 /// The conflicts about taints.
-pub fn taint_conflicts<'a>(node: &'a NodeFacts, claims: &'a Claims<TaintKey>) -> impl Iterator<Item = Conflict> + 'a {
+pub fn taint_conflicts<'a>(
+    node: &'a NodeFacts,
+    claims: &'a Claims<TaintKey>,
+) -> impl Iterator<Item = KeyConflict> + 'a {
     claims
         .clashes
         .iter()
-        .map(|clash| Conflict::of(ConflictKey::Taint(clash.key.clone()), clash, node.taint_manager.clone()))
+        .map(|clash| KeyConflict::of(ConflictKey::Taint(clash.key.clone()), clash, node.taint_manager.clone()))
 }

@@ -6,7 +6,7 @@ use crate::{
     input::facts::{NodeFacts, TaintKey},
     input::policies::Policy,
     node::compose::{Wanted, compose},
-    node::plan::Turn,
+    node::plan::RolloutPermit,
 };
 use gpunode_crds::{GpuDevice, GpuNode, HealthState, UNHEALTHY_TAINT, UnhealthyTaint};
 use jiff::Timestamp;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 /// The taints that the matching policies want now, and when they may want another.
 pub fn unhealthy_taints(
     matched: &[&Policy],
-    turn: Turn,
+    turn: RolloutPermit,
     node: &NodeFacts,
     gpu_node: Option<&GpuNode>,
     now: Timestamp,
@@ -44,7 +44,7 @@ pub fn unhealthy_taints(
         if is_unknown {
             is_there()
         } else {
-            due(taint).is_some_and(|due| due <= now || turn == Turn::Foretold)
+            due(taint).is_some_and(|due| due <= now || turn == RolloutPermit::Simulated)
         }
     };
     let entries = |policy: &Policy| {

@@ -36,7 +36,7 @@ const NAME_LABEL: &str = "app.kubernetes.io/name";
 const POLICY_DAEMONSET_PREFIX: &str = "gpunode-agent-";
 /// Where agents run, and which image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AgentPods {
+pub struct AgentPodSettings {
     /// Namespace of the DaemonSets.
     pub namespace: String,
     /// Image where the policy names none.
@@ -76,20 +76,20 @@ fn is_policy_reference(owner: &OwnerReference) -> bool {
 }
 
 /// The discovery DaemonSet.
-pub fn desired_discovery(pods: &AgentPods) -> DaemonSet {
+pub fn desired_discovery(pods: &AgentPodSettings) -> DaemonSet {
     desired(pods, &pods.image, Component::Discovery, None)
 }
 
 /// The DaemonSet of the MPS daemons. No policy owns it and no update replaces its pods, since the end of a pod is the end of
 /// what its clients compute.
-pub fn desired_mps(pods: &AgentPods) -> DaemonSet {
+pub fn desired_mps(pods: &AgentPodSettings) -> DaemonSet {
     desired(pods, &pods.image, Component::Mps, None)
 }
 
 /// The DaemonSet of a policy; none without a device plugin. `object` is the policy as the API server has it. On so many nodes as
 /// `surge` says a new agent may stand by beside the old one, which serves until then.
 pub fn desired_for_policy(
-    pods: &AgentPods,
+    pods: &AgentPodSettings,
     policy: &Policy,
     object: &GpuNodePolicy,
     surge: IntOrString,
@@ -111,28 +111,28 @@ pub fn desired_for_policy(
 
 /// Whether a live DaemonSet differs from what it is to be. Further labels, annotations and owners are other people's, and
 /// so are annotations of the pod template, by which `kubectl rollout restart` works.
-pub fn daemonset_drifted(live: &DaemonSet, desired: &DaemonSet) -> bool {
-    !is_alike(&repaired_daemonset(live, desired), live)
+pub fn daemonset_has_drifted(live: &DaemonSet, desired: &DaemonSet) -> bool {
+    !is_same_daemonset(&repaired_daemonset(live, desired), live)
 }
 
 /// Whether two DaemonSets are alike in all that gpunode writes. The version does not tell, for it grows with every status.
-pub fn is_alike(one: &DaemonSet, other: &DaemonSet) -> bool {
+pub fn is_same_daemonset(one: &DaemonSet, other: &DaemonSet) -> bool {
     let (old, new) = (&one.metadata, &other.metadata);
     one.spec == other.spec && old.labels == new.labels && old.owner_references == new.owner_references
 }
 
 /// On how many nodes the pod of a DaemonSet is one that it described before. Nodes without a pod have none to replace.
-pub fn agents_behind(live: &DaemonSet) -> i32 {
+pub fn outdated_agents(live: &DaemonSet) -> i32 {
     let Some(status) = &live.status else { return 0 };
     let updated = status
         .updated_number_scheduled
-        .filter(|_| is_observed(live))
+        .filter(|_| is_daemonset_observed(live))
         .unwrap_or(0);
     (status.current_number_scheduled - updated).max(0)
 }
 
 /// Whether the status of a DaemonSet is of what it describes now.
-pub fn is_observed(live: &DaemonSet) -> bool {
+pub fn is_daemonset_observed(live: &DaemonSet) -> bool {
     live.status
         .as_ref()
         .is_some_and(|status| status.observed_generation >= live.metadata.generation)
@@ -161,7 +161,7 @@ pub fn repaired_daemonset(live: &DaemonSet, desired: &DaemonSet) -> DaemonSet {
     repaired
 }
 
-fn desired(pods: &AgentPods, image: &str, component: Component<'_>, surge: Option<IntOrString>) -> DaemonSet {
+fn desired(pods: &AgentPodSettings, image: &str, component: Component<'_>, surge: Option<IntOrString>) -> DaemonSet {
     let labels = component.labels();
     DaemonSet {
         metadata: ObjectMeta {

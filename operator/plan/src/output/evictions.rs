@@ -16,9 +16,9 @@ use std::{
 };
 
 /// Why a pod is to be evicted. Who holds what is told by name, so the pod has to be looked at before
-/// ([`Eviction::is_of`]).
+/// ([`PodEviction::is_of`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Eviction {
+pub struct PodEviction {
     /// UUID of the device that it holds.
     pub device: String,
     /// The resource that it got the device as.
@@ -29,13 +29,13 @@ pub struct Eviction {
     pub trouble: String,
 }
 
-impl fmt::Display for Eviction {
+impl fmt::Display for PodEviction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "it holds {}, which is unhealthy: {}", self.device, self.trouble)
     }
 }
 
-impl Eviction {
+impl PodEviction {
     /// Whether the pod of the name that was told is the one that holds the device: it is on the node, runs, asks for the
     /// resource, and started before the device broke. A namesake that came later was given another one, and whoever can write
     /// what an agent says gets no pod evicted that asks for no device.
@@ -60,7 +60,7 @@ pub fn evictions(
     plan: &NodePlan,
     node: &NodeFacts,
     gpu_node: Option<&GpuNode>,
-) -> BTreeMap<PodName, Eviction> {
+) -> BTreeMap<PodName, PodEviction> {
     let Some(GpuNode {
         spec,
         status: Some(status),
@@ -79,7 +79,7 @@ pub fn evictions(
     if broken.is_empty() || plan.hold.is_some() || !node.ready || spec.release || is_released(node) || !is_wanted() {
         return BTreeMap::new();
     }
-    let mut evictions: BTreeMap<PodName, Eviction> = BTreeMap::new();
+    let mut evictions: BTreeMap<PodName, PodEviction> = BTreeMap::new();
     for holder in status.holders.iter().take(MAX_HOLDERS) {
         let Some((since, trouble)) = broken.get(holder.device.as_str()) else {
             continue;
@@ -89,7 +89,7 @@ pub fn evictions(
             name: holder.pod.clone(),
         };
         let (device, resource) = (holder.device.clone(), holder.resource.clone());
-        let of_device = Eviction {
+        let of_device = PodEviction {
             device,
             resource,
             since: *since,
@@ -106,7 +106,7 @@ pub fn evictions(
 }
 
 /// Drops the holders of devices that work, which come and go, from the status of a `GpuNode`.
-pub fn keep_holders_of_broken(status: &mut GpuNodeStatus) {
+pub fn retain_holders_of_unhealthy(status: &mut GpuNodeStatus) {
     let mut holders = std::mem::take(&mut status.holders);
     if !holders.is_empty() {
         let broken = broken(status);

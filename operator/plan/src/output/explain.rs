@@ -11,7 +11,7 @@ use crate::{
     node::plan::NodePlan,
     node::planner::plan_node,
     node::taints::current_taints,
-    outcome::Outcome,
+    outcome::PolicyOutcome,
     record::{Entries, Record},
 };
 use gpunode_crds::{
@@ -32,15 +32,15 @@ pub struct Explanation {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
     /// Every policy, the highest priority first.
-    pub policies: Vec<PolicyVerdict>,
+    pub policies: Vec<PolicyMatch>,
     /// Labels, then taints, then the configuration; each by key.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<ExplanationEntry>,
 }
 
 /// Whether a policy is about the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PolicyVerdict {
+pub struct PolicyMatch {
     /// `metadata.name`.
     pub name: String,
     /// `spec.priority`.
@@ -60,30 +60,30 @@ pub struct PolicyVerdict {
 /// One thing that gpunode wants or wrote on the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Entry {
+pub struct ExplanationEntry {
     /// What kind of thing.
-    pub kind: Kind,
+    pub kind: EntryKind,
     /// Key of the label, or key and effect of the taint; nothing for the configuration.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub key: String,
     /// The value wanted, or the one written before where nobody wants it; of a configuration its hash.
     pub value: String,
     /// Where it comes from.
-    pub source: Source,
+    pub source: EntrySource,
     /// What other policies want instead, the highest priority first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub overrides: Vec<Overridden>,
+    pub overrides: Vec<OverriddenValue>,
     /// What somebody else had there, which it gets back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
     /// What became of it.
-    pub state: State,
+    pub state: EntryState,
 }
 
 /// Kinds of things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Kind {
+pub enum EntryKind {
     /// A label.
     Label,
     /// A taint.
@@ -95,7 +95,7 @@ pub enum Kind {
 /// Where something comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "from")]
-pub enum Source {
+pub enum EntrySource {
     /// A field of a policy.
     Policy {
         /// The policy that decides.
@@ -122,7 +122,7 @@ pub enum Source {
 /// What another policy wants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Overridden {
+pub struct OverriddenValue {
     /// The policy.
     pub policy: String,
     /// Its priority.
@@ -134,7 +134,7 @@ pub struct Overridden {
 /// What became of something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "is")]
-pub enum State {
+pub enum EntryState {
     /// It is there, and gpunode's.
     InPlace,
     /// It is written next.
@@ -171,7 +171,7 @@ pub fn explain(policies: &PolicySet, node: &NodeFacts, gpu_node: Option<&GpuNode
     let mut entries = context.labels(&matched);
     entries.extend(context.taints(&matched));
     entries.extend(context.configuration(&matched, gpu_node));
-    let verdict = |policy: &Policy| PolicyVerdict {
+    let verdict = |policy: &Policy| PolicyMatch {
         name: policy.name.clone(),
         priority: policy.priority,
         mode: policy.mode,
@@ -187,10 +187,10 @@ pub fn explain(policies: &PolicySet, node: &NodeFacts, gpu_node: Option<&GpuNode
     }
 }
 
-fn problem(outcome: &Outcome) -> Option<String> {
+fn problem(outcome: &PolicyOutcome) -> Option<String> {
     match outcome {
-        Outcome::Ready | Outcome::Updating => None,
-        Outcome::Failed { reason, message } | Outcome::Conflicted { reason, message } => {
+        PolicyOutcome::Ready | PolicyOutcome::Updating => None,
+        PolicyOutcome::Failed { reason, message } | PolicyOutcome::Conflicted { reason, message } => {
             Some(format!("{}: {message}", reason.as_str()))
         }
     }
@@ -222,7 +222,7 @@ struct Context<'a> {
 }
 
 impl Context<'_> {
-    fn labels(&self, matched: &[&Policy]) -> Vec<Entry> {
+    fn labels(&self, matched: &[&Policy]) -> Vec<ExplanationEntry> {
         let mut wanted = wishes(matched, |policy| {
             policy.labels.iter().map(|(key, value)| (key.clone(), value.clone()))
         });
@@ -235,7 +235,7 @@ impl Context<'_> {
             let wishes = wanted.get(key).map(Vec::as_slice).unwrap_or_default();
             let conflict = ConflictKey::Label(key.clone());
             let mut entry = self.entry(
-                Kind::Label,
+                EntryKind::Label,
                 key,
                 wishes,
                 self.node.labels.get(key),
@@ -245,14 +245,14 @@ impl Context<'_> {
             );
             entry.before = self.after.labels.before.get(key).cloned();
             if is_effect(key) && !key.starts_with(PRODUCT_COUNT_PREFIX) {
-                entry.source = Source::Gpunode { why: self.effect(key) };
+                entry.source = EntrySource::Gpunode { why: self.effect(key) };
             }
             entry
         };
         keys.into_iter().map(entry).collect()
     }
 
-    fn taints(&self, matched: &[&Policy]) -> Vec<Entry> {
+    fn taints(&self, matched: &[&Policy]) -> Vec<ExplanationEntry> {
         let mut wanted = wishes(matched, |policy| {
             policy
                 .taints
@@ -277,7 +277,7 @@ impl Context<'_> {
             let wishes = wanted.get(id).map(Vec::as_slice).unwrap_or_default();
             let conflict = ConflictKey::Taint(id.clone());
             let mut entry = self.entry(
-                Kind::Taint,
+                EntryKind::Taint,
                 &id.to_string(),
                 wishes,
                 current.get(id).map(String::as_str),
@@ -286,7 +286,7 @@ impl Context<'_> {
                 &conflict,
             );
             entry.before = self.after.taints.before.get(id).cloned();
-            if let (Source::Policy { field, .. }, Some((winner, _))) = (&mut entry.source, wishes.first())
+            if let (EntrySource::Policy { field, .. }, Some((winner, _))) = (&mut entry.source, wishes.first())
                 && !winner.taints.iter().any(|taint| taint.id == *id)
                 && let Some(other) = transient_field(winner, id)
             {
@@ -310,15 +310,15 @@ impl Context<'_> {
     #[allow(clippy::too_many_arguments, reason = "what is known of one key")]
     fn entry(
         &self,
-        kind: Kind,
+        kind: EntryKind,
         key: &str,
         wishes: &[(&Policy, String)],
         actual: Option<&str>,
         owned: Option<&String>,
         recorded: Option<&String>,
         conflict: &ConflictKey,
-    ) -> Entry {
-        let field = if kind == Kind::Label {
+    ) -> ExplanationEntry {
+        let field = if kind == EntryKind::Label {
             format!("spec.labels[{key}]")
         } else {
             format!("spec.taints[{key}]")
@@ -327,25 +327,25 @@ impl Context<'_> {
         let value = wishes.first().map(|(_, value)| value).or(recorded);
         let conflict = self.plan.conflicts.iter().find(|it| it.key == *conflict);
         let state = match (conflict, owned) {
-            _ if self.plan.hold.is_some() => State::Held,
-            (Some(conflict), _) => State::Conflict {
+            _ if self.plan.hold.is_some() => EntryState::Held,
+            (Some(conflict), _) => EntryState::Conflict {
                 message: conflict.to_string(),
             },
-            (None, Some(owned)) if actual == Some(owned.as_str()) => State::InPlace,
-            (None, Some(_)) => State::Pending,
-            (None, None) if wishes.is_empty() => State::Leaving,
-            (None, None) => State::Foreign,
+            (None, Some(owned)) if actual == Some(owned.as_str()) => EntryState::InPlace,
+            (None, Some(_)) => EntryState::Pending,
+            (None, None) if wishes.is_empty() => EntryState::Leaving,
+            (None, None) => EntryState::Foreign,
         };
         let source = match source {
-            Source::Nobody if owned.is_none() => Source::Nobody,
-            Source::Nobody if self.plan.hold.is_none() || is_fact(key) => Source::Facts,
-            Source::Nobody => Source::Gpunode {
+            EntrySource::Nobody if owned.is_none() => EntrySource::Nobody,
+            EntrySource::Nobody if self.plan.hold.is_none() || is_fact(key) => EntrySource::Facts,
+            EntrySource::Nobody => EntrySource::Gpunode {
                 why: "it was written before, and stays".to_owned(),
             },
             source => source,
         };
         let value = value.cloned().unwrap_or_default();
-        Entry {
+        ExplanationEntry {
             kind,
             key: key.to_owned(),
             value,
@@ -372,7 +372,7 @@ impl Context<'_> {
         }
     }
 
-    fn configuration(&self, matched: &[&Policy], gpu_node: Option<&GpuNode>) -> Option<Entry> {
+    fn configuration(&self, matched: &[&Policy], gpu_node: Option<&GpuNode>) -> Option<ExplanationEntry> {
         let document = |policy: &Policy| {
             policy
                 .device_plugin
@@ -390,14 +390,14 @@ impl Context<'_> {
         let (source, overrides) = origin(&wishes, "spec.devicePlugin");
         let wanted = wishes.first().map(|(_, hash)| hash.clone());
         let state = match (&wanted, actual) {
-            _ if self.plan.hold.is_some() => State::Held,
-            (Some(wanted), Some(actual)) if *wanted == actual.hash => State::InPlace,
-            (Some(_), _) => State::Pending,
-            (None, _) => State::Leaving,
+            _ if self.plan.hold.is_some() => EntryState::Held,
+            (Some(wanted), Some(actual)) if *wanted == actual.hash => EntryState::InPlace,
+            (Some(_), _) => EntryState::Pending,
+            (None, _) => EntryState::Leaving,
         };
         let value = wanted.or_else(|| actual.map(|config| config.hash.clone()))?;
-        Some(Entry {
-            kind: Kind::Configuration,
+        Some(ExplanationEntry {
+            kind: EntryKind::Configuration,
             key: String::new(),
             value,
             source,
@@ -423,17 +423,17 @@ fn wishes<'a, K: Ord, I: Iterator<Item = (K, String)>>(
 }
 
 /// The first of the wishes wins; the others want the same, or are overridden.
-fn origin(wishes: &[(&Policy, String)], field: &str) -> (Source, Vec<Overridden>) {
+fn origin(wishes: &[(&Policy, String)], field: &str) -> (EntrySource, Vec<OverriddenValue>) {
     let Some((winner, value)) = wishes.first() else {
-        return (Source::Nobody, Vec::new());
+        return (EntrySource::Nobody, Vec::new());
     };
     let (same, others): (Vec<_>, Vec<_>) = wishes.iter().skip(1).partition(|(_, other)| other == value);
-    let overridden = |(policy, value): &(&Policy, String)| Overridden {
+    let overridden = |(policy, value): &(&Policy, String)| OverriddenValue {
         policy: policy.name.clone(),
         priority: policy.priority,
         value: value.clone(),
     };
-    let source = Source::Policy {
+    let source = EntrySource::Policy {
         name: winner.name.clone(),
         priority: winner.priority,
         field: field.to_owned(),

@@ -17,7 +17,7 @@ const NAMED: usize = 3;
 
 /// A condition that fails on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mismatch {
+pub struct SelectorMismatch {
     /// The field of the policy, what it asks for, and what the node has.
     pub words: String,
     /// How far the node is from what is asked for: characters of the label's value that differ, or GPUs that are wanting.
@@ -25,7 +25,7 @@ pub struct Mismatch {
     pub distance: usize,
 }
 
-impl Mismatch {
+impl SelectorMismatch {
     fn new(words: impl Into<String>, distance: usize) -> Self {
         Self {
             words: words.into(),
@@ -36,9 +36,9 @@ impl Mismatch {
 
 /// Every condition of a policy that fails on a node; nothing where it matches. `gpu_node` is the object of the same name,
 /// where it exists.
-pub fn mismatches(policy: &Policy, node: &NodeFacts, gpu_node: Option<&GpuNode>) -> Vec<Mismatch> {
+pub fn mismatches(policy: &Policy, node: &NodeFacts, gpu_node: Option<&GpuNode>) -> Vec<SelectorMismatch> {
     if node.labels.contains_key(IGNORE_LABEL) {
-        return vec![Mismatch::new(format!("the node is labelled {IGNORE_LABEL}"), 0)];
+        return vec![SelectorMismatch::new(format!("the node is labelled {IGNORE_LABEL}"), 0)];
     }
     let record = Record::read(node.owned.as_deref()).unwrap_or_default();
     if matches(policy, node, &record, gpu_node) {
@@ -52,25 +52,25 @@ pub fn mismatches(policy: &Policy, node: &NodeFacts, gpu_node: Option<&GpuNode>)
 
 /// The nodes that a policy of the set matches least badly: those on which the fewest conditions fail and what they ask for is
 /// nearest, with the first of them and why. Nothing where it matches one of them, or there is none.
-pub fn nearest<'a>(
+pub fn nearest_node<'a>(
     policies: &PolicySet,
     policy: &str,
     nodes: impl Iterator<Item = (&'a NodeFacts, Option<&'a GpuNode>)>,
 ) -> Option<NearestNode> {
     let policy = policies.get(policy)?;
-    let mut nearest: Option<(usize, usize, NearestNode)> = None;
+    let mut nearest_node: Option<(usize, usize, NearestNode)> = None;
     for (node, gpu_node) in nodes {
         let why = mismatches(policy, node, gpu_node);
         if why.is_empty() {
             return None;
         }
         let (count, distance) = (why.len(), why.iter().map(|mismatch| mismatch.distance).sum::<usize>());
-        match &mut nearest {
+        match &mut nearest_node {
             Some((least, shortest, _)) if (*least, *shortest) < (count, distance) => {}
             Some((least, shortest, found)) if (*least, *shortest) == (count, distance) => found.others += 1,
             _ => {
                 let why = why.into_iter().map(|mismatch| mismatch.words).collect();
-                nearest = Some((
+                nearest_node = Some((
                     count,
                     distance,
                     NearestNode {
@@ -82,7 +82,7 @@ pub fn nearest<'a>(
             }
         }
     }
-    nearest.map(|(_, _, found)| found)
+    nearest_node.map(|(_, _, found)| found)
 }
 
 /// The node that a policy without any matches least badly.
@@ -105,7 +105,7 @@ pub fn mismatch(policy: &Policy, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) 
         .map(|mismatch| mismatch.words)
 }
 
-fn failing(policy: &Policy, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> Vec<Mismatch> {
+fn failing(policy: &Policy, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> Vec<SelectorMismatch> {
     if policy.selector.matches(labels, gpus) {
         return Vec::new();
     }
@@ -116,12 +116,12 @@ fn failing(policy: &Policy, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> Ve
         .unwrap_or_default();
     failing.extend(gpu_mismatch(policy, gpus));
     if failing.is_empty() {
-        failing.push(Mismatch::new("it names no selector", 0));
+        failing.push(SelectorMismatch::new("it names no selector", 0));
     }
     failing
 }
 
-fn gpu_mismatch(policy: &Policy, gpus: &[GpuDevice]) -> Option<Mismatch> {
+fn gpu_mismatch(policy: &Policy, gpus: &[GpuDevice]) -> Option<SelectorMismatch> {
     let too_few = policy.selector.too_few(gpus)?;
     let (asked, fit) = policy.selector.count(gpus)?;
     let mut reasons: Vec<(String, usize)> = Vec::new();
@@ -144,13 +144,13 @@ fn gpu_mismatch(policy: &Policy, gpus: &[GpuDevice]) -> Option<Mismatch> {
     };
     // A node without any GPU is further away than one with others.
     let wanting = asked.saturating_sub(fit) + if gpus.is_empty() { ABSENT } else { 0 };
-    Some(Mismatch::new(
+    Some(SelectorMismatch::new(
         format!("spec.{too_few}{why}"),
         wanting + policy.selector.product_distance(gpus),
     ))
 }
 
-fn label_mismatches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> Vec<Mismatch> {
+fn label_mismatches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> Vec<SelectorMismatch> {
     let pairs = selector
         .match_labels
         .iter()
@@ -160,7 +160,7 @@ fn label_mismatches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> Vec<M
         let distance = labels
             .get(key)
             .map_or(ABSENT, |found| strsim::levenshtein(found, value));
-        Mismatch::new(
+        SelectorMismatch::new(
             format!("{field}: it is to be \"{value}\", {}", found(key, labels)),
             distance,
         )
@@ -195,7 +195,7 @@ fn label_mismatches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> Vec<M
             "spec.nodeSelector.matchExpressions[{index}]: {key} is {wish}, {}",
             found(key, labels)
         );
-        Mismatch::new(words, distance)
+        SelectorMismatch::new(words, distance)
     });
     pairs.chain(expressions).collect()
 }
@@ -257,7 +257,7 @@ mod tests {
             ),
         ];
         let policies = set("{nodeSelector: {matchLabels: {pool: trainning, zone: a}}}");
-        let nearest_of = |nodes: &[NodeFacts]| nearest(&policies, "p", nodes.iter().map(|node| (node, None)));
+        let nearest_of = |nodes: &[NodeFacts]| nearest_node(&policies, "p", nodes.iter().map(|node| (node, None)));
         let expected = NearestNode {
             node: "near".to_owned(),
             why: vec![
@@ -276,7 +276,7 @@ mod tests {
             None
         );
         assert_eq!(
-            nearest(&policies, "unknown", nodes.iter().map(|node| (node, None))),
+            nearest_node(&policies, "unknown", nodes.iter().map(|node| (node, None))),
             None
         );
     }
@@ -286,7 +286,7 @@ mod tests {
         let policies =
             set("{nodeSelector: {}, gpuSelector: {products: ['Tesla-V100*'], minMemory: 30Gi, minCount: 2}}");
         let gpu_node = with_gpus(&["Tesla-T4", "Tesla-T4", "Tesla-V100-SXM2-16GB"]);
-        let found = nearest(&policies, "p", [(&node("n", &[]), Some(&gpu_node))].into_iter()).unwrap();
+        let found = nearest_node(&policies, "p", [(&node("n", &[]), Some(&gpu_node))].into_iter()).unwrap();
         let expected = "spec.gpuSelector asks for 2 such GPUs, the node has 0 among 3 in the status of its GpuNode: 2 with \
                         another product (Tesla-T4); 1 with less memory than 30Gi (16384 MiB)";
         assert_eq!(found.why, [expected]);
@@ -294,10 +294,10 @@ mod tests {
         let (none, other, v100) = (node("cpu", &[]), node("t4", &[]), node("v100", &[]));
         let (t4s, v100s) = (with_gpus(&["Tesla-T4"]), with_gpus(&["Tesla-V100-SXM2-16GB"]));
         let nodes = [(&none, None), (&other, Some(&t4s)), (&v100, Some(&v100s))];
-        let found = nearest(&forgotten, "p", nodes.into_iter()).unwrap();
+        let found = nearest_node(&forgotten, "p", nodes.into_iter()).unwrap();
         let hint = "1 with another product (Tesla-V100-SXM2-16GB: a glob for it ends with *)";
         assert!(found.node == "v100" && found.why[0].ends_with(hint), "{found:?}");
-        let none = nearest(&policies, "p", [(&node("n", &[]), None)].into_iter()).unwrap();
+        let none = nearest_node(&policies, "p", [(&node("n", &[]), None)].into_iter()).unwrap();
         assert!(
             none.why[0].ends_with("has 0 among 0 in the status of its GpuNode"),
             "{:?}",

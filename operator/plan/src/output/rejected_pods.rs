@@ -5,7 +5,7 @@ use crate::{
     input::facts::NodeFacts,
     input::policies::PolicySet,
     node::plan::NodePlan,
-    node::stale_resources::Use,
+    node::stale_resources::ResourceUse,
     output::pods::{self, PodName},
     record::Record,
 };
@@ -70,14 +70,14 @@ impl RejectedPod {
             let is_reported = |name: &str| status.is_some_and(|it| it.resources.iter().any(|of| of.name == name));
             self.resources
                 .iter()
-                .any(|name| record.get(name) == Some(&Use::Wanted) || is_reported(name))
+                .any(|name| record.get(name) == Some(&ResourceUse::InUse) || is_reported(name))
         };
         plan.hold.is_none() && is_wanted && is_of_gpunode()
     }
 }
 
 /// Whether a policy wants rejected pods to be deleted, on whichever node.
-pub fn wants_rejected_pods(policies: &PolicySet) -> bool {
+pub fn policies_delete_rejected_pods(policies: &PolicySet) -> bool {
     policies
         .iter()
         .any(|policy| policy.mode == Mode::Enforce && policy.deletes_rejected_pods)

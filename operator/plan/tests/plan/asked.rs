@@ -5,7 +5,7 @@ use crate::{
     world::{World, policy},
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy, GpuNodeSpec, Reason};
-use gpunode_plan::{GpuNodeChange, Outcome, Stage, Turn, plan_node_at};
+use gpunode_plan::{GpuNodeChange, PolicyOutcome, RolloutPermit, RolloutStage, plan_node_with_permit};
 use serde_json::json;
 
 fn governing() -> GpuNodePolicy {
@@ -76,7 +76,13 @@ fn release_waits_for_no_turn_and_for_no_paused_policy_but_an_ignored_node_is_lef
     world.set_label("gpunode.dev/release", Some("true"));
     let is_asked = |world: &World, policies: &[GpuNodePolicy]| {
         let set = gpunode_plan::PolicySet::new(policies);
-        let plan = plan_node_at(Turn::Later, &set, &world.facts(), world.gpu_node.as_ref(), world.now);
+        let plan = plan_node_with_permit(
+            RolloutPermit::Withheld,
+            &set,
+            &world.facts(),
+            world.gpu_node.as_ref(),
+            world.now,
+        );
         matches!(plan.gpu_node, GpuNodeChange::Ask { release: true, .. })
     };
     assert!(is_asked(&world, &[governing()]));
@@ -116,11 +122,14 @@ fn released_node_is_outside_of_a_rollout_and_says_why() {
     world.set_label("gpunode.dev/release", Some("true"));
     assert!(ask(&mut world, &[governing()]));
     let plan = world.plan(&[governing()]);
-    assert_eq!((plan.stage, plan.gpu_node), (Some(Stage::Outside), GpuNodeChange::None));
+    assert_eq!(
+        (plan.stage, plan.gpu_node),
+        (Some(RolloutStage::Outside), GpuNodeChange::None)
+    );
     assert!(
         matches!(
             plan.outcomes["p"],
-            Outcome::Failed {
+            PolicyOutcome::Failed {
                 reason: Reason::Released,
                 ..
             }
@@ -176,6 +185,6 @@ fn agent_that_does_not_come_back_after_the_release_is_waited_for_no_longer_than_
     let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
     status.conditions[0].reason = Reason::Released.as_str().to_owned();
     let outcome = |minutes| governed::plan(&world, governed::old(), minutes).outcomes["p"].clone();
-    assert_eq!(outcome(4), Outcome::Updating);
-    assert_eq!(outcome(5), Outcome::failed(Reason::Released, "as the agent says"));
+    assert_eq!(outcome(4), PolicyOutcome::Updating);
+    assert_eq!(outcome(5), PolicyOutcome::failed(Reason::Released, "as the agent says"));
 }

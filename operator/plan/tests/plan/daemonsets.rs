@@ -2,16 +2,16 @@
 
 use crate::world::policy;
 use gpunode_plan::{
-    AgentPods, PolicySet, agents_behind, daemonset_drifted, desired_discovery, desired_for_policy, desired_mps,
-    policy_of_daemonset, repaired_daemonset,
+    AgentPodSettings, PolicySet, daemonset_has_drifted, desired_discovery, desired_for_policy, desired_mps,
+    outdated_agents, policy_of_daemonset, repaired_daemonset,
 };
 use k8s_openapi::{api::apps::v1::DaemonSet, apimachinery::pkg::util::intstr::IntOrString};
 use serde_json::{Value, json};
 
 type Edit = fn(&mut Value);
 
-fn pods() -> AgentPods {
-    AgentPods {
+fn pods() -> AgentPodSettings {
+    AgentPodSettings {
         namespace: "gpunode-system".to_owned(),
         image: "example.com/agent:1".to_owned(),
     }
@@ -107,7 +107,7 @@ fn every_edit_of_a_spec_comes_back() {
     ];
     for (what, edit) in edits {
         let live = edited(&desired, edit);
-        assert!(daemonset_drifted(&live, &desired), "{what}");
+        assert!(daemonset_has_drifted(&live, &desired), "{what}");
         assert_eq!(repaired_daemonset(&live, &desired), desired, "{what}");
     }
 }
@@ -121,7 +121,7 @@ fn what_others_add_beside_the_spec_stays() {
         it["metadata"]["labels"]["team"] = json!("t");
         it["spec"]["template"]["metadata"]["annotations"] = json!({"kubectl.kubernetes.io/restartedAt": "now"});
     });
-    assert!(!daemonset_drifted(&live, &desired));
+    assert!(!daemonset_has_drifted(&live, &desired));
     let broken = edited(&live, |it| it["spec"]["template"]["spec"]["hostPID"] = json!(true));
     assert_eq!(repaired_daemonset(&broken, &desired), live);
 }
@@ -140,14 +140,14 @@ fn daemonset_names_its_policy() {
 fn nodes_whose_pod_is_one_of_before_are_behind() {
     let spec = "{nodeSelector: {}, devicePlugin: {}}";
     let live = of_policy(spec).unwrap();
-    assert_eq!(agents_behind(&live), 0);
+    assert_eq!(outdated_agents(&live), 0);
     for (observed, pods, updated, behind) in [(2, 4, 4, 0), (2, 4, 3, 1), (2, 3, 3, 0), (1, 4, 4, 4)] {
         let live = edited(&live, |it| {
             it["metadata"]["generation"] = json!(2);
             it["status"] = json!({"observedGeneration": observed, "desiredNumberScheduled": 4,
                 "currentNumberScheduled": pods, "numberMisscheduled": 0, "numberReady": 4, "updatedNumberScheduled": updated});
         });
-        assert_eq!(agents_behind(&live), behind, "{:?}", live.status);
+        assert_eq!(outdated_agents(&live), behind, "{:?}", live.status);
     }
 }
 
@@ -155,10 +155,10 @@ fn nodes_whose_pod_is_one_of_before_are_behind() {
 fn how_many_agents_may_stand_by_is_put_right() {
     let spec = "{nodeSelector: {}, devicePlugin: {}}";
     let (live, desired) = (of_policy(spec).unwrap(), surging(spec, IntOrString::Int(5)).unwrap());
-    assert!(daemonset_drifted(&live, &desired));
+    assert!(daemonset_has_drifted(&live, &desired));
     // As it was before agents handed over.
     let old = edited(&desired, |it| {
         it["spec"]["updateStrategy"]["rollingUpdate"] = json!({"maxSurge": 0, "maxUnavailable": "10%"});
     });
-    assert!(daemonset_drifted(&old, &desired));
+    assert!(daemonset_has_drifted(&old, &desired));
 }

@@ -16,7 +16,7 @@ fn explained(world: &World, policies: &[GpuNodePolicy]) -> Explanation {
 
 /// One line for each entry: what, where from, over what, and what became of it.
 fn lines(explanation: &Explanation) -> Vec<String> {
-    let line = |entry: &gpunode_plan::Entry| {
+    let line = |entry: &gpunode_plan::ExplanationEntry| {
         let text = |value: serde_json::Result<serde_json::Value>| value.expect("JSON").to_string();
         let (source, state) = (
             text(serde_json::to_value(&entry.source)),
@@ -217,7 +217,7 @@ fn labels_with_facts_come_from_the_facts() {
         explanation
             .entries
             .iter()
-            .all(|entry| entry.source == gpunode_plan::Source::Facts),
+            .all(|entry| entry.source == gpunode_plan::EntrySource::Facts),
         "{explanation:?}"
     );
 }
@@ -262,7 +262,7 @@ fn taints_that_come_and_go_name_the_field_that_wants_them() {
     let taints = explanation
         .entries
         .iter()
-        .filter(|entry| entry.kind == gpunode_plan::Kind::Taint);
+        .filter(|entry| entry.kind == gpunode_plan::EntryKind::Taint);
     let told: Vec<_> = taints
         .map(|entry| {
             let source = serde_json::to_value(&entry.source).expect("JSON");

@@ -2,7 +2,7 @@
 
 use crate::world::{World, now, policy};
 use gpunode_crds::{Agent, ConditionType, GpuNode};
-use gpunode_plan::{Hold, NodePlan, Outcome, PolicySet, plan_node};
+use gpunode_plan::{NodeHold, NodePlan, PolicyOutcome, PolicySet, plan_node};
 use json_patch::PatchOperation;
 use serde_json::json;
 
@@ -68,14 +68,14 @@ fn facts_that_change_are_followed_and_no_policy_waits_for_them() {
     let plan = world.converge(&labels);
     assert_eq!(
         (world.label("nvidia.com/gpu.count"), plan.outcomes["p"].clone()),
-        (Some("1"), Outcome::Ready)
+        (Some("1"), PolicyOutcome::Ready)
     );
     let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
     (status.gpus, status.agent) = (Vec::new(), Some(Agent::default()));
     let plan = world.converge(&labels);
     assert_eq!(
         (world.label("nvidia.com/gpu.count"), plan.outcomes["p"].clone()),
-        (None, Outcome::Ready)
+        (None, PolicyOutcome::Ready)
     );
     assert_eq!(world.label("a"), Some("b"));
 }
@@ -154,7 +154,7 @@ fn an_ignored_node_gets_none_and_keeps_those_that_it_has() {
     assert_eq!(
         world.plan(&[]),
         NodePlan {
-            hold: Some(Hold::Ignored),
+            hold: Some(NodeHold::Ignored),
             ..NodePlan::default()
         }
     );

@@ -6,7 +6,7 @@ use gpunode_crds::{
     Agent, AgentMode, Configuration, ConfigurationStep, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason,
     RejectedConfiguration,
 };
-use gpunode_plan::{GpuNodeChange, NodePlan, PolicySet, Turn, plan_node_at};
+use gpunode_plan::{GpuNodeChange, NodePlan, PolicySet, RolloutPermit, plan_node_with_permit};
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
@@ -104,9 +104,9 @@ pub fn rejecting(mut world: World, rejected: &GpuNodePolicy) -> World {
     world
 }
 
-pub fn plan_at(turn: Turn, world: &World, policies: &[GpuNodePolicy], minutes: i64) -> NodePlan {
+pub fn plan_at(turn: RolloutPermit, world: &World, policies: &[GpuNodePolicy], minutes: i64) -> NodePlan {
     let later = now() + SignedDuration::from_mins(minutes);
-    plan_node_at(
+    plan_node_with_permit(
         turn,
         &PolicySet::new(policies),
         &world.facts(),
@@ -116,7 +116,7 @@ pub fn plan_at(turn: Turn, world: &World, policies: &[GpuNodePolicy], minutes: i
 }
 
 pub fn plan(world: &World, policy: GpuNodePolicy, minutes: i64) -> NodePlan {
-    plan_at(Turn::Now, world, &[policy], minutes)
+    plan_at(RolloutPermit::Granted, world, &[policy], minutes)
 }
 
 pub fn given(change: &GpuNodeChange) -> Option<(&str, bool)> {

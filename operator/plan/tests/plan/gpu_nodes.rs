@@ -6,7 +6,7 @@ use gpunode_crds::{
     Agent, AgentMode, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason, RejectedConfiguration,
     ResourceStatus, WaitingDevice,
 };
-use gpunode_plan::{GpuNodeChange, NodePlan, Outcome, PolicySet, plan_node};
+use gpunode_plan::{GpuNodeChange, NodePlan, PolicyOutcome, PolicySet, plan_node};
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
@@ -76,7 +76,7 @@ fn with_status(status: GpuNodeStatus) -> World {
     world
 }
 
-fn outcome_after(world: &World, minutes: i64) -> (NodePlan, Outcome) {
+fn outcome_after(world: &World, minutes: i64) -> (NodePlan, PolicyOutcome) {
     let later = now() + SignedDuration::from_mins(minutes);
     let plan = plan_node(
         &PolicySet::new(&[governing()]),
@@ -184,7 +184,7 @@ fn configuration_that_the_agent_cannot_read_is_not_written() {
     assert!(plan.is_settled());
     assert!(matches!(
         plan.outcomes["p"],
-        Outcome::Failed {
+        PolicyOutcome::Failed {
             reason: Reason::ConfigurationPending,
             ..
         }
@@ -202,7 +202,7 @@ fn refused_configuration_replaces_no_working_one() {
     let plan = world.plan(&[refused]);
     assert_eq!((world.label("a"), &plan.gpu_node), (Some("b"), &GpuNodeChange::None));
     assert_eq!(world.label("gpunode.dev/governed"), Some("true"));
-    let Outcome::Failed {
+    let PolicyOutcome::Failed {
         reason: Reason::InvalidSpec,
         message,
     } = &plan.outcomes["p"]
@@ -218,7 +218,7 @@ fn refused_configuration_replaces_no_working_one() {
 #[test]
 fn node_is_ready_when_its_agent_has_the_very_configuration_in_force() {
     let world = with_status(reported(in_force(), ("True", Reason::Registered)));
-    assert_eq!(outcome_after(&world, 1).1, Outcome::Ready);
+    assert_eq!(outcome_after(&world, 1).1, PolicyOutcome::Ready);
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn rejected_configuration_fails_at_once_with_the_agents_words() {
     });
     assert_eq!(
         outcome_after(&with_status(status), 0).1,
-        Outcome::failed(Reason::ConfigurationRejected, message)
+        PolicyOutcome::failed(Reason::ConfigurationRejected, message)
     );
 }
 
@@ -250,10 +250,10 @@ fn agent_that_does_not_get_there_is_waited_for_until_the_deadline() {
         ),
     ] {
         let (plan, outcome) = outcome_after(&world, 9);
-        assert_eq!((outcome, plan.recheck), (Outcome::Updating, Some(deadline)));
+        assert_eq!((outcome, plan.recheck), (PolicyOutcome::Updating, Some(deadline)));
         let (plan, outcome) = outcome_after(&world, 10);
         assert!(
-            matches!(outcome, Outcome::Failed { reason, .. } if reason == expected),
+            matches!(outcome, PolicyOutcome::Failed { reason, .. } if reason == expected),
             "{outcome:?}"
         );
         assert_eq!(plan.recheck, None);
@@ -272,14 +272,14 @@ fn ready_agent_whose_gpus_the_node_does_not_offer_is_waited_for_and_then_failed(
         let (plan, outcome) = outcome_after(&world, 9);
         assert_eq!(
             (outcome, plan.recheck),
-            (Outcome::Updating, Some(now() + PROGRESS_DEADLINE))
+            (PolicyOutcome::Updating, Some(now() + PROGRESS_DEADLINE))
         );
         let (plan, outcome) = outcome_after(&world, 10);
         let message =
             "the agent reported 8 nvidia.com/gpu, node n has 0 to give out; see the agent's pod on n and its log";
         assert_eq!(
             (outcome, plan.recheck),
-            (Outcome::failed(Reason::AgentNotReporting, message), None)
+            (PolicyOutcome::failed(Reason::AgentNotReporting, message), None)
         );
     }
 }
@@ -290,10 +290,10 @@ fn agent_that_has_just_registered_again_is_waited_for() {
     status.conditions[0].last_transition_time = Time(now() + SignedDuration::from_mins(60));
     let mut world = with_status(status);
     world.node["status"]["allocatable"] = json!({});
-    assert_eq!(outcome_after(&world, 61).1, Outcome::Updating);
+    assert_eq!(outcome_after(&world, 61).1, PolicyOutcome::Updating);
     assert!(matches!(
         outcome_after(&world, 70).1,
-        Outcome::Failed {
+        PolicyOutcome::Failed {
             reason: Reason::AgentNotReporting,
             ..
         }
@@ -306,7 +306,7 @@ fn agent_that_died_with_the_old_configuration_does_not_report() {
     world.node["status"]["allocatable"] = json!({});
     assert!(matches!(
         outcome_after(&world, 10).1,
-        Outcome::Failed {
+        PolicyOutcome::Failed {
             reason: Reason::AgentNotReporting,
             ..
         }
@@ -319,7 +319,7 @@ fn node_whose_agent_has_nothing_to_offer_is_ready() {
     status.resources[0].allocatable = 0;
     let mut world = with_status(status);
     world.node["status"]["allocatable"] = json!({});
-    assert_eq!(outcome_after(&world, 60).1, Outcome::Ready);
+    assert_eq!(outcome_after(&world, 60).1, PolicyOutcome::Ready);
 }
 
 #[test]
@@ -337,8 +337,8 @@ fn node_whose_devices_wait_for_their_holders_is_ready_and_names_them() {
     for allocatable in ["3", "2"] {
         world.node["status"]["allocatable"] = json!({"nvidia.com/gpu": allocatable});
         let (plan, outcome) = outcome_after(&world, 60);
-        assert_eq!((outcome, plan.recheck), (Outcome::Ready, None));
-        let devices: Vec<_> = plan.standings_after(None)["p"]
+        assert_eq!((outcome, plan.recheck), (PolicyOutcome::Ready, None));
+        let devices: Vec<_> = plan.policy_statuses_after(None)["p"]
             .waiting
             .iter()
             .map(|it| it.device.clone())
@@ -361,7 +361,7 @@ fn resource_of_which_every_share_is_unhealthy_is_not_missed() {
     });
     let mut world = with_status(status);
     world.node["status"]["allocatable"] = json!({"nvidia.com/gpu": "0", "nvidia.com/gpu.mps": "10"});
-    assert_eq!(outcome_after(&world, 60).1, Outcome::Ready);
+    assert_eq!(outcome_after(&world, 60).1, PolicyOutcome::Ready);
 }
 
 #[test]
@@ -373,14 +373,17 @@ fn device_that_cannot_be_offered_fails_at_once_and_one_that_may_come_is_waited_f
         Reason::MemoryBelowUnit,
     ] {
         let world = with_status(reported(in_force(), ("False", reason)));
-        assert_eq!(outcome_after(&world, 0).1, Outcome::failed(reason, "as the agent says"));
+        assert_eq!(
+            outcome_after(&world, 0).1,
+            PolicyOutcome::failed(reason, "as the agent says")
+        );
     }
     for reason in [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown] {
         let world = with_status(reported(in_force(), ("False", reason)));
-        assert_eq!(outcome_after(&world, 9).1, Outcome::Updating);
+        assert_eq!(outcome_after(&world, 9).1, PolicyOutcome::Updating);
         assert_eq!(
             outcome_after(&world, 10).1,
-            Outcome::failed(reason, "as the agent says")
+            PolicyOutcome::failed(reason, "as the agent says")
         );
     }
 }
@@ -392,7 +395,7 @@ fn resource_of_another_plugin_fails_at_once_and_is_said() {
     let world = with_status(status);
     assert_eq!(
         outcome_after(&world, 0).1,
-        Outcome::failed(Reason::ServedByAnother, "as the agent says")
+        PolicyOutcome::failed(Reason::ServedByAnother, "as the agent says")
     );
 }
 
@@ -401,7 +404,7 @@ fn broken_driver_and_unreachable_node_fail_at_once() {
     let mut world = with_status(reported(in_force(), ("False", Reason::DriverNotFound)));
     assert!(matches!(
         outcome_after(&world, 0).1,
-        Outcome::Failed {
+        PolicyOutcome::Failed {
             reason: Reason::DriverNotFound,
             ..
         }
@@ -409,7 +412,7 @@ fn broken_driver_and_unreachable_node_fail_at_once() {
     world.node["status"]["conditions"][0]["status"] = json!("Unknown");
     assert!(matches!(
         outcome_after(&world, 0).1,
-        Outcome::Failed {
+        PolicyOutcome::Failed {
             reason: Reason::NodeNotReady,
             ..
         }
@@ -421,10 +424,10 @@ fn node_that_has_just_joined_may_take_its_time() {
     let mut world = settled();
     world.node["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
     world.node["status"]["conditions"][0]["status"] = json!("False");
-    assert_eq!(outcome_after(&world, 1).1, Outcome::Updating);
+    assert_eq!(outcome_after(&world, 1).1, PolicyOutcome::Updating);
     assert!(matches!(
         outcome_after(&world, 11).1,
-        Outcome::Failed {
+        PolicyOutcome::Failed {
             reason: Reason::NodeNotReady,
             ..
         }

@@ -5,7 +5,7 @@ use crate::{
     world::{World, policy},
 };
 use gpunode_crds::{GpuNodePolicy, Reason};
-use gpunode_plan::{Outcome, PolicySet, Stage, Turn, explain};
+use gpunode_plan::{PolicyOutcome, PolicySet, RolloutPermit, RolloutStage, explain};
 
 fn old() -> GpuNodePolicy {
     policy("old", "{nodeSelector: {}, devicePlugin: {}}")
@@ -49,7 +49,7 @@ fn node_has_the_labels_of_both_policies_until_the_new_agent_has_taken_over() {
     world.converge(&[new(), old()]);
     assert_eq!(placed(&world), ["new"]);
     assert!(!world.record().unwrap().contains("policy.old"), "{:?}", world.record());
-    assert_eq!(world.plan(&[new(), old()]).outcomes["new"], Outcome::Ready);
+    assert_eq!(world.plan(&[new(), old()]).outcomes["new"], PolicyOutcome::Ready);
 }
 
 #[test]
@@ -74,33 +74,33 @@ fn agent_that_never_takes_over_stops_the_rollout_and_is_told_as_what_it_is() {
     let mut world = taken();
     serve(&mut world, &old(), &new());
     let policies = [new(), old()];
-    let plan = plan_at(Turn::Now, &world, &policies, 4);
+    let plan = plan_at(RolloutPermit::Granted, &world, &policies, 4);
     assert_eq!(
         (plan.stage, &plan.outcomes["new"]),
-        (Some(Stage::Stepping), &Outcome::Updating)
+        (Some(RolloutStage::Stepping), &PolicyOutcome::Updating)
     );
-    let plan = plan_at(Turn::Now, &world, &policies, 5);
+    let plan = plan_at(RolloutPermit::Granted, &world, &policies, 5);
     let why = "not in force after 5m: the agent of policy old still serves the node, that of new has not taken over; see its pod on n";
     assert_eq!(
         plan.outcomes["new"],
-        Outcome::failed(Reason::ProgressDeadlineExceeded, why)
+        PolicyOutcome::failed(Reason::ProgressDeadlineExceeded, why)
     );
-    assert!(matches!(plan.stage, Some(Stage::Stopped(_))), "{:?}", plan.stage);
+    assert!(matches!(plan.stage, Some(RolloutStage::Stopped(_))), "{:?}", plan.stage);
 }
 
 #[test]
 fn plan_for_people_foretells_the_end_of_the_hand_over() {
-    let plan = plan_at(Turn::Foretold, &taken(), &[new(), old()], 0);
+    let plan = plan_at(RolloutPermit::Simulated, &taken(), &[new(), old()], 0);
     assert!(format!("{:?}", plan.patch).contains("policy.old"), "{:?}", plan.patch);
 }
 
 #[test]
 fn end_of_a_hand_over_is_no_change_of_a_policy_that_changes_nothing() {
     let harmless = policy("harmless", "{mode: Preview, nodeSelector: {}}");
-    let plan = plan_at(Turn::Later, &taken(), &[new(), old(), harmless], 0);
+    let plan = plan_at(RolloutPermit::Withheld, &taken(), &[new(), old(), harmless], 0);
     assert_eq!(
         (plan.outcomes.get("harmless"), plan.previews.len()),
-        (Some(&Outcome::Ready), 0),
+        (Some(&PolicyOutcome::Ready), 0),
         "{:?}",
         plan.previews
     );

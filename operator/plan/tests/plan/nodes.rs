@@ -2,7 +2,7 @@
 
 use crate::world::{World, policy};
 use gpunode_crds::{GpuNodePolicy, Reason};
-use gpunode_plan::{Hold, Outcome};
+use gpunode_plan::{NodeHold, PolicyOutcome};
 use serde_json::json;
 
 fn v100() -> GpuNodePolicy {
@@ -12,9 +12,9 @@ fn v100() -> GpuNodePolicy {
     )
 }
 
-fn reason(outcome: Option<&Outcome>) -> Option<Reason> {
+fn reason(outcome: Option<&PolicyOutcome>) -> Option<Reason> {
     match outcome {
-        Some(Outcome::Failed { reason, .. } | Outcome::Conflicted { reason, .. }) => Some(*reason),
+        Some(PolicyOutcome::Failed { reason, .. } | PolicyOutcome::Conflicted { reason, .. }) => Some(*reason),
         _ => None,
     }
 }
@@ -39,7 +39,7 @@ fn labels_taints_and_record_move_in_one_guarded_patch() {
       path: /metadata/annotations/gpunode.dev~1owned
       value: "{\"version\":1,\"labels\":{\"accelerator\":\"nvidia-tesla-v100\"},\"taints\":[{\"key\":\"dedicated\",\"effect\":\"NoSchedule\",\"value\":\"v100\"}],\"policies\":[\"v100\"]}"
     "#);
-    assert_eq!(plan.outcomes["v100"], Outcome::Updating);
+    assert_eq!(plan.outcomes["v100"], PolicyOutcome::Updating);
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn deselected_node_gets_its_old_labels_and_taints_back() {
     let mut world = World::sample();
     let before = world.snapshot();
     world.converge(&[v100()]);
-    assert_eq!(world.plan(&[v100()]).outcomes["v100"], Outcome::Ready);
+    assert_eq!(world.plan(&[v100()]).outcomes["v100"], PolicyOutcome::Ready);
     world.set_label("pool", Some("b"));
     world.converge(&[v100()]);
     world.set_label("pool", Some("a"));
@@ -74,7 +74,7 @@ fn foreign_value_as_wanted_satisfies_and_stays() {
     let before = world.snapshot();
     world.converge(&[v100()]);
     assert!(!world.record().unwrap().contains("accelerator"));
-    assert_eq!(world.plan(&[v100()]).outcomes["v100"], Outcome::Ready);
+    assert_eq!(world.plan(&[v100()]).outcomes["v100"], PolicyOutcome::Ready);
     world.converge(&[]);
     assert_eq!(world.snapshot(), before);
 }
@@ -92,7 +92,7 @@ fn foreign_value_in_the_way_is_a_conflict_and_other_keys_are_still_written() {
     assert_eq!(world.node["spec"]["taints"][2]["key"], "dedicated");
     assert_eq!(
         world.plan(&[v100()]).outcomes["v100"],
-        Outcome::conflicted(
+        PolicyOutcome::conflicted(
             Reason::KeyOwnedByAnother,
             "label accelerator is \"mine\", not \"nvidia-tesla-v100\", written by kubectl-label"
         )
@@ -171,7 +171,7 @@ fn policy_does_not_deselect_itself_by_its_own_label() {
     let mut world = World::sample();
     world.converge(&[policy("p", spec)]);
     let plan = world.plan(&[policy("p", spec)]);
-    assert_eq!((plan.patch, &plan.outcomes["p"]), (None, &Outcome::Ready));
+    assert_eq!((plan.patch, &plan.outcomes["p"]), (None, &PolicyOutcome::Ready));
 }
 
 #[test]
@@ -232,10 +232,10 @@ fn equal_priorities_that_disagree_leave_the_node_as_it_is() {
         for name in ["one", "two"] {
             assert_eq!(reason(plan.outcomes.get(name)), Some(Reason::EqualPriority), "{what}");
         }
-        let Some(Hold::Disagreement(_)) = plan.hold else {
+        let Some(NodeHold::Disagreement(_)) = plan.hold else {
             panic!("{what}: {:?}", plan.hold)
         };
-        let Outcome::Conflicted { message, .. } = &plan.outcomes["one"] else {
+        let PolicyOutcome::Conflicted { message, .. } = &plan.outcomes["one"] else {
             panic!()
         };
         let expected = format!("policies one, two have equal priority and disagree about {what}: one wants \"");
@@ -270,7 +270,7 @@ fn ignored_node_is_neither_written_nor_counted() {
     ] {
         let plan = world.plan(&policies);
         assert!(plan.is_settled() && plan.outcomes.is_empty());
-        assert_eq!(plan.hold, Some(Hold::Ignored));
+        assert_eq!(plan.hold, Some(NodeHold::Ignored));
     }
 }
 
@@ -334,21 +334,21 @@ fn preview_reports_what_would_change_and_changes_nothing() {
     conflicts:
       - "label b is \"mine\", not \"x\""
     "#);
-    assert_eq!(plan.outcomes["low"], Outcome::Ready);
+    assert_eq!(plan.outcomes["low"], PolicyOutcome::Ready);
     let harmless = policy("same", "{mode: Preview, nodeSelector: {}, labels: {a: low}}");
     let plan = world.plan(&[low, harmless]);
     assert_eq!(
         (plan.outcomes.get("same"), plan.previews.len()),
-        (Some(&Outcome::Ready), 0)
+        (Some(&PolicyOutcome::Ready), 0)
     );
 }
 
 #[test]
 fn refused_write_counts_as_failed_and_not_as_on_its_way() {
     let plan = World::sample().plan(&[v100()]);
-    assert_eq!(plan.standings_after(None)["v100"], Outcome::Updating.into());
+    assert_eq!(plan.policy_statuses_after(None)["v100"], PolicyOutcome::Updating.into());
     assert_eq!(
-        plan.standings_after(Some("denied"))["v100"],
-        Outcome::failed(Reason::WriteFailed, "denied").into()
+        plan.policy_statuses_after(Some("denied"))["v100"],
+        PolicyOutcome::failed(Reason::WriteFailed, "denied").into()
     );
 }

@@ -2,7 +2,7 @@
 
 use crate::world::{World, policy};
 use gpunode_crds::{GpuNodePolicy, Reason};
-use gpunode_plan::{GpuNodeChange, Hold, Outcome};
+use gpunode_plan::{GpuNodeChange, NodeHold, PolicyOutcome};
 
 fn pool(mode: &str, further: &str) -> GpuNodePolicy {
     policy(
@@ -35,7 +35,7 @@ fn a_changed_spec_of_a_paused_policy_changes_nothing_on_its_nodes() {
         assert!(plan.is_settled(), "{more}");
         assert_eq!(
             (plan.hold, plan.governing.as_deref()),
-            (Some(Hold::Paused("pool".to_owned())), Some("pool"))
+            (Some(NodeHold::Paused("pool".to_owned())), Some("pool"))
         );
     }
     let changed = policy(
@@ -57,7 +57,7 @@ fn a_paused_policy_is_judged_by_what_is_in_force_and_not_by_its_spec() {
         // No agent has reported yet.
         assert_eq!(
             (plan.outcomes.get("pool"), plan.recheck.is_some()),
-            (Some(&Outcome::Updating), true)
+            (Some(&PolicyOutcome::Updating), true)
         );
     }
 }
@@ -98,7 +98,7 @@ fn other_policies_wait_for_the_paused_one_and_say_so() {
     let plan = world.plan(&[pool("Paused", ""), other, preview]);
     assert!(plan.is_settled());
     for name in ["other", "preview"] {
-        let Outcome::Conflicted {
+        let PolicyOutcome::Conflicted {
             reason: Reason::Paused,
             message,
         } = &plan.outcomes[name]

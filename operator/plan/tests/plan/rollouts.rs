@@ -5,18 +5,18 @@ use crate::{
     world::{World, now, policy},
 };
 use gpunode_crds::Reason;
-use gpunode_plan::{GpuNodeChange, NodePlan, Outcome, Stage, Turn};
+use gpunode_plan::{GpuNodeChange, NodePlan, PolicyOutcome, RolloutPermit, RolloutStage};
 use jiff::SignedDuration;
 
 #[test]
 fn node_that_works_waits_for_its_turn_and_counts_as_updating() {
     let world = world(&old(), None, &old(), true);
-    let waiting = plan_at(Turn::Later, &world, &[new()], 0);
+    let waiting = plan_at(RolloutPermit::Withheld, &world, &[new()], 0);
     assert_eq!(
         (waiting.stage.clone(), &waiting.gpu_node, waiting.waits),
-        (Some(Stage::Pending), &GpuNodeChange::None, true)
+        (Some(RolloutStage::Pending), &GpuNodeChange::None, true)
     );
-    assert_eq!(waiting.outcomes["p"], Outcome::Updating);
+    assert_eq!(waiting.outcomes["p"], PolicyOutcome::Updating);
     assert!(!waiting.is_settled() && !waiting.has_work());
     let plan = plan(&world, new(), 0);
     let hash = configuration(&new()).hash;
@@ -29,15 +29,15 @@ fn turn_ends_with_one_more_write_when_the_configuration_is_in_force() {
     let on_its_way = plan(&stepping, new(), 1);
     assert_eq!(
         (on_its_way.stage, on_its_way.gpu_node),
-        (Some(Stage::Stepping), GpuNodeChange::None)
+        (Some(RolloutStage::Stepping), GpuNodeChange::None)
     );
-    assert_eq!(on_its_way.outcomes["p"], Outcome::Updating);
+    assert_eq!(on_its_way.outcomes["p"], PolicyOutcome::Updating);
     assert_eq!(on_its_way.recheck, Some(now() + SignedDuration::from_mins(5)));
 
     let there = plan(&world(&new(), Some(step()), &new(), true), new(), 1);
     assert_eq!(
         (there.stage, &there.outcomes["p"]),
-        (Some(Stage::Done), &Outcome::Ready)
+        (Some(RolloutStage::Done), &PolicyOutcome::Ready)
     );
     assert_eq!(
         there.gpu_node,
@@ -49,7 +49,7 @@ fn turn_ends_with_one_more_write_when_the_configuration_is_in_force() {
     let settled = plan(&world(&new(), None, &new(), true), new(), 1);
     assert_eq!(
         (settled.stage, settled.gpu_node),
-        (Some(Stage::Done), GpuNodeChange::None)
+        (Some(RolloutStage::Done), GpuNodeChange::None)
     );
 }
 
@@ -59,26 +59,26 @@ fn node_that_fails_or_takes_too_long_at_its_turn_stops_the_rollout() {
     let rejected = plan(&rejecting, new(), 0);
     assert_eq!(
         rejected.stage,
-        Some(Stage::Stopped("ConfigurationRejected: no".to_owned()))
+        Some(RolloutStage::Stopped("ConfigurationRejected: no".to_owned()))
     );
 
     let late = plan(&world(&new(), Some(step()), &new(), false), new(), 5);
     let message = "not in force after 5m: as the agent says";
     assert_eq!(
         late.outcomes["p"],
-        Outcome::failed(Reason::ProgressDeadlineExceeded, message)
+        PolicyOutcome::failed(Reason::ProgressDeadlineExceeded, message)
     );
     assert_eq!(
         late.stage,
-        Some(Stage::Stopped(format!("ProgressDeadlineExceeded: {message}")))
+        Some(RolloutStage::Stopped(format!("ProgressDeadlineExceeded: {message}")))
     );
 }
 
 #[test]
 fn node_that_failed_gets_the_next_configuration_at_once_and_outside_the_budget() {
     let failed = rejecting(world(&new(), Some(step()), &old(), true), &new());
-    let plan = plan_at(Turn::Later, &failed, &[old()], 1);
-    assert_eq!((plan.stage, plan.waits), (Some(Stage::Outside), false));
+    let plan = plan_at(RolloutPermit::Withheld, &failed, &[old()], 1);
+    assert_eq!((plan.stage, plan.waits), (Some(RolloutStage::Outside), false));
     assert_eq!(
         given(&plan.gpu_node),
         Some((configuration(&old()).hash.as_str(), false))
@@ -87,8 +87,13 @@ fn node_that_failed_gets_the_next_configuration_at_once_and_outside_the_budget()
 
 #[test]
 fn node_that_is_changing_goes_on_to_the_next_configuration_in_its_place() {
-    let plan = plan_at(Turn::Later, &world(&new(), Some(step()), &old(), true), &[old()], 1);
-    assert_eq!(plan.stage, Some(Stage::Stepping));
+    let plan = plan_at(
+        RolloutPermit::Withheld,
+        &world(&new(), Some(step()), &old(), true),
+        &[old()],
+        1,
+    );
+    assert_eq!(plan.stage, Some(RolloutStage::Stepping));
     let GpuNodeChange::Configure { step: Some(step), .. } = plan.gpu_node else {
         panic!("{:?}", plan.gpu_node)
     };
@@ -98,24 +103,38 @@ fn node_that_is_changing_goes_on_to_the_next_configuration_in_its_place() {
 #[test]
 fn node_that_never_worked_is_outside_the_budget() {
     for world in [World::sample(), world(&old(), None, &new(), true)] {
-        let plan = plan_at(Turn::Later, &world, &[new()], 1);
-        assert_eq!((plan.stage, plan.waits), (Some(Stage::Outside), false), "{world:?}");
+        let plan = plan_at(RolloutPermit::Withheld, &world, &[new()], 1);
+        assert_eq!(
+            (plan.stage, plan.waits),
+            (Some(RolloutStage::Outside), false),
+            "{world:?}"
+        );
         assert!(plan.gpu_node.gives_configuration());
     }
 }
 
 #[test]
 fn node_whose_agent_starts_again_has_worked_before() {
-    let plan = plan_at(Turn::Later, &world(&old(), None, &old(), false), &[new()], 1);
-    assert_eq!((plan.stage, plan.waits), (Some(Stage::Pending), true));
+    let plan = plan_at(
+        RolloutPermit::Withheld,
+        &world(&old(), None, &old(), false),
+        &[new()],
+        1,
+    );
+    assert_eq!((plan.stage, plan.waits), (Some(RolloutStage::Pending), true));
 }
 
 #[test]
 fn node_whose_agent_is_replaced_is_no_more_outside_than_before() {
-    let plan = plan_at(Turn::Later, &world(&new(), None, &new(), false), &[new()], 1);
+    let plan = plan_at(
+        RolloutPermit::Withheld,
+        &world(&new(), None, &new(), false),
+        &[new()],
+        1,
+    );
     assert_eq!(
         (plan.stage, &plan.outcomes["p"]),
-        (Some(Stage::Done), &Outcome::Updating)
+        (Some(RolloutStage::Done), &PolicyOutcome::Updating)
     );
 }
 
@@ -123,18 +142,26 @@ fn node_whose_agent_is_replaced_is_no_more_outside_than_before() {
 fn node_that_is_held_and_down_holds_nobody() {
     let mut world = down(world(&new(), None, &new(), true));
     world.set_label("gpunode.dev/ignore", Some(""));
-    let plan = plan_at(Turn::Later, &world, &[new()], 1);
+    let plan = plan_at(RolloutPermit::Withheld, &world, &[new()], 1);
     assert!(plan.hold.is_some());
-    assert_eq!((plan.stage, plan.outcomes.len()), (Some(Stage::Held), 0));
+    assert_eq!((plan.stage, plan.outcomes.len()), (Some(RolloutStage::Held), 0));
 }
 
 #[test]
 fn node_that_is_down_gets_the_configuration_when_it_is_back_and_holds_nobody() {
-    let plan = plan_at(Turn::Later, &down(world(&old(), None, &old(), true)), &[new()], 1);
-    assert_eq!((plan.stage, plan.gpu_node), (Some(Stage::Outside), GpuNodeChange::None));
+    let plan = plan_at(
+        RolloutPermit::Withheld,
+        &down(world(&old(), None, &old(), true)),
+        &[new()],
+        1,
+    );
+    assert_eq!(
+        (plan.stage, plan.gpu_node),
+        (Some(RolloutStage::Outside), GpuNodeChange::None)
+    );
     assert!(matches!(
         plan.outcomes["p"],
-        Outcome::Failed {
+        PolicyOutcome::Failed {
             reason: Reason::NodeNotReady,
             ..
         }
@@ -147,22 +174,22 @@ fn node_that_goes_down_at_its_turn_keeps_its_place_until_the_deadline() {
     let early = plan(&down, new(), 4);
     assert_eq!(
         (early.stage, early.recheck),
-        (Some(Stage::Stepping), Some(now() + SignedDuration::from_mins(5)))
+        (Some(RolloutStage::Stepping), Some(now() + SignedDuration::from_mins(5)))
     );
     assert!(matches!(
         early.outcomes["p"],
-        Outcome::Failed {
+        PolicyOutcome::Failed {
             reason: Reason::NodeNotReady,
             ..
         }
     ));
-    assert_eq!(plan(&down, new(), 5).stage, Some(Stage::Outside));
+    assert_eq!(plan(&down, new(), 5).stage, Some(RolloutStage::Outside));
 }
 
 #[test]
 fn node_that_breaks_after_its_turn_stops_nothing() {
     let plan = plan(&world(&new(), None, &new(), false), new(), 60);
-    assert_eq!(plan.stage, Some(Stage::Outside));
+    assert_eq!(plan.stage, Some(RolloutStage::Outside));
 }
 
 #[test]
@@ -173,11 +200,11 @@ fn agent_of_another_policy_is_placed_with_the_configuration() {
     );
     let world = world(&old(), None, &old(), true);
     let patched = |plan: &NodePlan| serde_json::to_string(&plan.patch).unwrap();
-    let waiting = plan_at(Turn::Later, &world, &[old(), other.clone()], 0);
+    let waiting = plan_at(RolloutPermit::Withheld, &world, &[old(), other.clone()], 0);
     assert!(waiting.waits && patched(&waiting).contains("labels/x") && !patched(&waiting).contains("policy.q"));
-    let granted = plan_at(Turn::Now, &world, &[old(), other.clone()], 0);
+    let granted = plan_at(RolloutPermit::Granted, &world, &[old(), other.clone()], 0);
     assert!(patched(&granted).contains("policy.q"));
-    let orphaned = plan_at(Turn::Later, &world, &[other], 0);
+    let orphaned = plan_at(RolloutPermit::Withheld, &world, &[other], 0);
     assert!(
         patched(&orphaned).contains("policy.q"),
         "the DaemonSet of the old policy is gone"
@@ -208,7 +235,7 @@ fn policy_whose_configuration_cannot_be_written_moves_no_agent() {
         .unwrap()
         .config_versions = vec![9];
     for (mut world, policies) in [(works, [old(), invalid.clone()]), (too_old, [old(), other])] {
-        for turn in [Turn::Later, Turn::Now] {
+        for turn in [RolloutPermit::Withheld, RolloutPermit::Granted] {
             assert_eq!(plan_at(turn, &world, &policies, 1).gpu_node, GpuNodeChange::None);
         }
         world.converge(&policies);
@@ -216,7 +243,10 @@ fn policy_whose_configuration_cannot_be_written_moves_no_agent() {
             (world.label("gpunode.dev/policy.p"), world.label("gpunode.dev/policy.q")),
             (Some("true"), None)
         );
-        assert!(matches!(world.plan(&policies).outcomes["q"], Outcome::Failed { .. }));
+        assert!(matches!(
+            world.plan(&policies).outcomes["q"],
+            PolicyOutcome::Failed { .. }
+        ));
     }
     let mut orphaned = world(&old(), None, &old(), true);
     orphaned.converge(&[invalid]);

@@ -5,7 +5,7 @@ use crate::{
     world::{World, policy},
 };
 use gpunode_crds::{GpuNodePolicy, ResourceStatus};
-use gpunode_plan::{PolicySet, Turn, plan_node_at};
+use gpunode_plan::{PolicySet, RolloutPermit, plan_node_with_permit};
 use serde_json::{Value, json};
 
 fn starting() -> GpuNodePolicy {
@@ -119,7 +119,13 @@ fn node_that_works_with_the_configuration_that_it_was_given_need_not_wait_for_it
     );
     let set = PolicySet::new([&changed]);
     assert_ne!(configuration(&changed), configuration(&starting()));
-    let plan = plan_node_at(Turn::Later, &set, &world.facts(), world.gpu_node.as_ref(), world.now);
+    let plan = plan_node_with_permit(
+        RolloutPermit::Withheld,
+        &set,
+        &world.facts(),
+        world.gpu_node.as_ref(),
+        world.now,
+    );
     json_patch::patch(&mut world.node, &plan.patch.unwrap()).unwrap();
     assert_eq!((keys(&world), started(&world).as_deref()), (vec![], Some("b1")));
 }
@@ -219,7 +225,7 @@ fn clock_of_a_node_that_is_a_year_ahead_is_not_waited_for() {
 fn plan_for_people_leaves_out_a_taint_that_goes_by_itself() {
     let world = unreported();
     let set = PolicySet::new([&starting()]);
-    let plan = plan_node_at(Turn::Foretold, &set, &world.facts(), None, world.now);
+    let plan = plan_node_with_permit(RolloutPermit::Simulated, &set, &world.facts(), None, world.now);
     assert!(!format!("{:?}", plan.patch).contains("not-ready"), "{:?}", plan.patch);
     let preview = policy(
         "p",

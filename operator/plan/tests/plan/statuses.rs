@@ -2,19 +2,24 @@
 
 use crate::world::{now, policy};
 use gpunode_crds::{GpuNodePolicyStatus, NodeWaiting, Reason};
-use gpunode_plan::{Agents, Outcome, PolicySet, Stage, Standing, Tally, policy_status};
+use gpunode_plan::{AgentUpdate, PolicyNodeStatus, PolicyOutcome, PolicySet, PolicyTally, RolloutStage, policy_status};
 use jiff::SignedDuration;
 
-fn status(spec: &str, outcomes: &[Outcome], before: Option<&GpuNodePolicyStatus>, seconds: i64) -> GpuNodePolicyStatus {
+fn status(
+    spec: &str,
+    outcomes: &[PolicyOutcome],
+    before: Option<&GpuNodePolicyStatus>,
+    seconds: i64,
+) -> GpuNodePolicyStatus {
     let policies = PolicySet::new(&[policy("p", spec)]);
-    let mut tally = Tally::default();
+    let mut tally = PolicyTally::default();
     for (index, outcome) in outcomes.iter().enumerate() {
         tally.add(&format!("node-{index}"), &outcome.clone().into());
     }
     policy_status(
         policies.get("p").unwrap(),
         &tally,
-        &Agents::default(),
+        &AgentUpdate::default(),
         before,
         now() + SignedDuration::from_secs(seconds),
     )
@@ -46,9 +51,9 @@ fn no_match_is_ready() {
 #[test]
 fn a_paused_policy_is_ready_whatever_its_nodes_do() {
     let outcomes = [
-        Outcome::Ready,
-        Outcome::Updating,
-        Outcome::failed(Reason::NodeNotReady, "m"),
+        PolicyOutcome::Ready,
+        PolicyOutcome::Updating,
+        PolicyOutcome::failed(Reason::NodeNotReady, "m"),
     ];
     let status = status("{mode: Paused, nodeSelector: {}}", &outcomes, None, 0);
     let conditions = conditions(&status);
@@ -73,7 +78,7 @@ fn broken_nodes_show_and_do_not_hold_ready() {
     for reason in broken {
         let status = status(
             "{nodeSelector: {}}",
-            &[Outcome::Ready, Outcome::failed(reason, "m")],
+            &[PolicyOutcome::Ready, PolicyOutcome::failed(reason, "m")],
             None,
             0,
         );
@@ -90,9 +95,9 @@ fn broken_nodes_show_and_do_not_hold_ready() {
 #[test]
 fn healthy_nodes_on_which_somebody_has_to_act_hold_ready() {
     let outcomes = [
-        Outcome::Ready,
-        Outcome::failed(Reason::ConfigurationRejected, "resources[0]: no"),
-        Outcome::conflicted(Reason::KeyOwnedByAnother, "label a is \"x\", not \"y\""),
+        PolicyOutcome::Ready,
+        PolicyOutcome::failed(Reason::ConfigurationRejected, "resources[0]: no"),
+        PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, "label a is \"x\", not \"y\""),
     ];
     let status = status("{nodeSelector: {}}", &outcomes, None, 0);
     assert_eq!(
@@ -114,13 +119,16 @@ fn healthy_nodes_on_which_somebody_has_to_act_hold_ready() {
 #[test]
 fn first_word_of_ready_is_what_somebody_has_to_mend() {
     for (outcome, reason) in [
-        (Outcome::conflicted(Reason::EqualPriority, "m"), "EqualPriority"),
-        (Outcome::conflicted(Reason::KeyOwnedByAnother, "m"), "KeyOwnedByAnother"),
-        (Outcome::failed(Reason::WriteFailed, "m"), "WriteFailed"),
-        (Outcome::failed(Reason::ServedByAnother, "m"), "ServedByAnother"),
-        (Outcome::failed(Reason::RecordUnreadable, "m"), "RecordUnreadable"),
+        (PolicyOutcome::conflicted(Reason::EqualPriority, "m"), "EqualPriority"),
+        (
+            PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, "m"),
+            "KeyOwnedByAnother",
+        ),
+        (PolicyOutcome::failed(Reason::WriteFailed, "m"), "WriteFailed"),
+        (PolicyOutcome::failed(Reason::ServedByAnother, "m"), "ServedByAnother"),
+        (PolicyOutcome::failed(Reason::RecordUnreadable, "m"), "RecordUnreadable"),
     ] {
-        let status = status("{nodeSelector: {}}", &[Outcome::Updating, outcome], None, 0);
+        let status = status("{nodeSelector: {}}", &[PolicyOutcome::Updating, outcome], None, 0);
         assert_eq!(
             conditions(&status)[..2],
             [
@@ -133,7 +141,12 @@ fn first_word_of_ready_is_what_somebody_has_to_mend() {
 
 #[test]
 fn updating_nodes_hold_ready() {
-    let status = status("{nodeSelector: {}}", &[Outcome::Ready, Outcome::Updating], None, 0);
+    let status = status(
+        "{nodeSelector: {}}",
+        &[PolicyOutcome::Ready, PolicyOutcome::Updating],
+        None,
+        0,
+    );
     assert_eq!(
         conditions(&status)[..2],
         [
@@ -151,16 +164,16 @@ fn devices_that_wait_for_their_holders_are_named_and_do_not_hold_ready() {
         device: "GPU-1".to_owned(),
         pods: vec!["ns/job".to_owned()],
     };
-    let mut tally = Tally::default();
-    tally.add("a", &Outcome::Ready.into());
+    let mut tally = PolicyTally::default();
+    tally.add("a", &PolicyOutcome::Ready.into());
     tally.add(
         "b",
-        &Standing {
+        &PolicyNodeStatus {
             waiting: vec![waiting.clone()],
-            ..Outcome::Ready.into()
+            ..PolicyOutcome::Ready.into()
         },
     );
-    let status = policy_status(policies.get("p").unwrap(), &tally, &Agents::default(), None, now());
+    let status = policy_status(policies.get("p").unwrap(), &tally, &AgentUpdate::default(), None, now());
     let ready = "Ready=True InForce: in force on 2 of 2 matched nodes; on 1 of them devices wait for their holders";
     assert_eq!(
         (conditions(&status)[0].as_str(), status.waiting),
@@ -171,7 +184,7 @@ fn devices_that_wait_for_their_holders_are_named_and_do_not_hold_ready() {
 #[test]
 fn refused_spec_is_stalled() {
     let spec = "{nodeSelector: {}, devicePlugin: {resources: [{name: nodomain}]}}";
-    let status = status(spec, &[Outcome::failed(Reason::InvalidSpec, "m")], None, 0);
+    let status = status(spec, &[PolicyOutcome::failed(Reason::InvalidSpec, "m")], None, 0);
     let conditions = conditions(&status);
     assert!(
         conditions[0].starts_with("Ready=False InvalidSpec: spec.devicePlugin.resources[0].name"),
@@ -187,7 +200,7 @@ fn refused_spec_is_stalled() {
 fn preview_is_ready_and_says_how_much_would_change() {
     let status = status(
         "{mode: Preview, nodeSelector: {}}",
-        &[Outcome::Ready, Outcome::Updating],
+        &[PolicyOutcome::Ready, PolicyOutcome::Updating],
         None,
         0,
     );
@@ -203,9 +216,9 @@ fn preview_is_ready_and_says_how_much_would_change() {
 #[test]
 fn transition_times_move_only_with_the_status() {
     let spec = "{nodeSelector: {}}";
-    let first = status(spec, &[Outcome::Updating], None, 0);
-    assert_eq!(status(spec, &[Outcome::Updating], Some(&first), 60), first);
-    let later = status(spec, &[Outcome::Ready], Some(&first), 60);
+    let first = status(spec, &[PolicyOutcome::Updating], None, 0);
+    assert_eq!(status(spec, &[PolicyOutcome::Updating], Some(&first), 60), first);
+    let later = status(spec, &[PolicyOutcome::Ready], Some(&first), 60);
     let seconds: Vec<_> = later
         .conditions
         .iter()
@@ -215,18 +228,20 @@ fn transition_times_move_only_with_the_status() {
 }
 
 /// The conditions where each of some nodes is at a stage.
-fn of_rollout(stages: &[(&str, Stage)]) -> Vec<String> {
+fn of_rollout(stages: &[(&str, RolloutStage)]) -> Vec<String> {
     let policies = PolicySet::new(&[policy("p", "{nodeSelector: {}}")]);
-    let mut tally = Tally::default();
+    let mut tally = PolicyTally::default();
     for (node, stage) in stages {
         let outcome = match stage {
-            Stage::Done => Outcome::Ready,
-            Stage::Stopped(_) => Outcome::failed(Reason::MemoryBelowUnit, "m"),
-            Stage::Outside | Stage::Held | Stage::Pending | Stage::Stepping => Outcome::Updating,
+            RolloutStage::Done => PolicyOutcome::Ready,
+            RolloutStage::Stopped(_) => PolicyOutcome::failed(Reason::MemoryBelowUnit, "m"),
+            RolloutStage::Outside | RolloutStage::Held | RolloutStage::Pending | RolloutStage::Stepping => {
+                PolicyOutcome::Updating
+            }
         };
         tally.add(
             node,
-            &Standing {
+            &PolicyNodeStatus {
                 stage: Some(stage.clone()),
                 ..outcome.into()
             },
@@ -235,7 +250,7 @@ fn of_rollout(stages: &[(&str, Stage)]) -> Vec<String> {
     conditions(&policy_status(
         policies.get("p").unwrap(),
         &tally,
-        &Agents::default(),
+        &AgentUpdate::default(),
         None,
         now(),
     ))
@@ -244,10 +259,10 @@ fn of_rollout(stages: &[(&str, Stage)]) -> Vec<String> {
 #[test]
 fn rollout_says_how_far_it_is() {
     let stages = [
-        ("a", Stage::Done),
-        ("b", Stage::Done),
-        ("c", Stage::Stepping),
-        ("d", Stage::Pending),
+        ("a", RolloutStage::Done),
+        ("b", RolloutStage::Done),
+        ("c", RolloutStage::Stepping),
+        ("d", RolloutStage::Pending),
     ];
     let words = "2 of 4 nodes have the new configuration; c is being changed";
     assert_eq!(
@@ -263,9 +278,9 @@ fn rollout_says_how_far_it_is() {
 #[test]
 fn stopped_rollout_is_stalled_and_nothing_is_under_way() {
     let stages = [
-        ("a", Stage::Done),
-        ("b", Stage::Stopped("MemoryBelowUnit: m".to_owned())),
-        ("c", Stage::Pending),
+        ("a", RolloutStage::Done),
+        ("b", RolloutStage::Stopped("MemoryBelowUnit: m".to_owned())),
+        ("c", RolloutStage::Pending),
     ];
     let words = "stopped at b, which failed: MemoryBelowUnit: m; 1 of 3 nodes has the new configuration; no other node \
                  changes until the spec does";
@@ -282,19 +297,19 @@ fn stopped_rollout_is_stalled_and_nothing_is_under_way() {
 #[test]
 fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
     let policies = PolicySet::new(&[policy("p", "{nodeSelector: {}, devicePlugin: {}}")]);
-    let told = |ready: usize, failed: usize, agents: &Agents| {
-        let mut tally = Tally::default();
-        let outcomes = std::iter::repeat_n(Outcome::Ready, ready);
-        let failures = std::iter::repeat_n(Outcome::failed(Reason::NodeNotReady, "m"), failed);
+    let told = |ready: usize, failed: usize, agents: &AgentUpdate| {
+        let mut tally = PolicyTally::default();
+        let outcomes = std::iter::repeat_n(PolicyOutcome::Ready, ready);
+        let failures = std::iter::repeat_n(PolicyOutcome::failed(Reason::NodeNotReady, "m"), failed);
         for (index, outcome) in outcomes.chain(failures).enumerate() {
-            let stage = if outcome == Outcome::Ready {
-                Stage::Done
+            let stage = if outcome == PolicyOutcome::Ready {
+                RolloutStage::Done
             } else {
-                Stage::Outside
+                RolloutStage::Outside
             };
             tally.add(
                 &format!("node-{index}"),
-                &Standing {
+                &PolicyNodeStatus {
                     stage: Some(stage),
                     ..outcome.into()
                 },
@@ -303,12 +318,12 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
         let status = policy_status(policies.get("p").unwrap(), &tally, agents, None, now());
         conditions(&status)[..3].to_vec()
     };
-    let behind = |behind, is_late| Agents {
+    let behind = |behind, is_late| AgentUpdate {
         behind,
         waited_for: behind,
         all: 4,
         is_late,
-        ..Agents::default()
+        ..AgentUpdate::default()
     };
     assert_eq!(
         told(4, 0, &behind(3, false)),
@@ -328,7 +343,7 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
             format!("Stalled=True RolloutStopped: {why}"),
         ]
     );
-    let nobody_waits = Agents {
+    let nobody_waits = AgentUpdate {
         waited_for: 0,
         ..behind(1, false)
     };
@@ -337,9 +352,9 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
         "Ready=True InForce: in force on 3 of 4 matched nodes; 1 agent is still the old one",
         "one is down"
     );
-    let refused = Agents {
+    let refused = AgentUpdate {
         refusal: Some("update daemonset d: no".to_owned()),
-        ..Agents::default()
+        ..AgentUpdate::default()
     };
     assert_eq!(
         told(4, 0, &refused)[0],

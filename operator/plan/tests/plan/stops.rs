@@ -5,7 +5,7 @@ use crate::{
     world::{World, now, policy},
 };
 use gpunode_crds::{ConfigurationStep, GpuNodePolicy, Mode, Reason};
-use gpunode_plan::{GpuNodeChange, NodePlan, Outcome, Stage, Turn};
+use gpunode_plan::{GpuNodeChange, NodePlan, PolicyOutcome, RolloutPermit, RolloutStage};
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
@@ -14,8 +14,8 @@ fn rejected() -> World {
     rejecting(world(&new(), Some(step()), &old(), true), &new())
 }
 
-fn stop() -> Stage {
-    Stage::Stopped("ConfigurationRejected: no".to_owned())
+fn stop() -> RolloutStage {
+    RolloutStage::Stopped("ConfigurationRejected: no".to_owned())
 }
 
 /// The policies with a reason to leave the node as it is.
@@ -61,7 +61,7 @@ fn verdict_is_written_down_once_and_goes_when_the_configuration_is_in_force() {
     let mut mended = world;
     mended.gpu_node.as_mut().unwrap().status = self::world(&new(), None, &new(), true).gpu_node.unwrap().status;
     let plan = plan(&mended, new(), 2);
-    assert_eq!(plan.stage, Some(Stage::Done));
+    assert_eq!(plan.stage, Some(RolloutStage::Done));
     assert_eq!(
         plan.gpu_node,
         GpuNodeChange::Step {
@@ -90,36 +90,36 @@ fn stop_outlasts_the_downtime_and_the_words_of_the_node_that_failed() {
 #[test]
 fn stop_holds_while_the_node_is_left_as_it_is() {
     for (world, policies) in held() {
-        let plan = plan_at(Turn::Later, &world, &policies, 1);
+        let plan = plan_at(RolloutPermit::Withheld, &world, &policies, 1);
         assert!(plan.hold.is_some() && !plan.waits, "{plan:?}");
         assert_eq!(
             (plan.stage.clone(), plan.governing.as_deref()),
             (Some(stop()), Some("p")),
             "{plan:?}"
         );
-        assert_eq!(plan.standings_after(None)["p"].stage, Some(stop()));
+        assert_eq!(plan.policy_statuses_after(None)["p"].stage, Some(stop()));
     }
 }
 
 #[test]
 fn ignored_node_is_in_the_rollout_and_in_no_count() {
     let [(ignored, policies), ..] = held();
-    let plan = plan_at(Turn::Later, &ignored, &policies, 1);
+    let plan = plan_at(RolloutPermit::Withheld, &ignored, &policies, 1);
     assert!(plan.outcomes.is_empty());
-    assert_eq!(plan.standings_after(None)["p"].outcome, None);
+    assert_eq!(plan.policy_statuses_after(None)["p"].outcome, None);
 }
 
 #[test]
 fn node_that_is_left_as_it_is_keeps_its_turn_and_takes_none() {
     let [(mut changing, policies), ..] = held();
     changing.gpu_node = world(&new(), Some(step()), &old(), true).gpu_node;
-    let plan = plan_at(Turn::Later, &changing, &policies, 1);
+    let plan = plan_at(RolloutPermit::Withheld, &changing, &policies, 1);
     assert_eq!(
         (plan.stage, plan.recheck),
-        (Some(Stage::Stepping), Some(now() + SignedDuration::from_mins(5)))
+        (Some(RolloutStage::Stepping), Some(now() + SignedDuration::from_mins(5)))
     );
     changing.gpu_node = world(&old(), None, &old(), true).gpu_node;
-    assert_eq!(plan_at(Turn::Later, &changing, &policies, 1).stage, None);
+    assert_eq!(plan_at(RolloutPermit::Withheld, &changing, &policies, 1).stage, None);
 }
 
 #[test]
@@ -130,8 +130,8 @@ fn stop_ends_with_another_configuration_and_with_no_other_edit() {
     edited.metadata.generation = Some(2);
     edited.spec.labels = [("a".to_owned(), "b".to_owned())].into();
     assert_eq!(plan(&world, edited, 2).stage, Some(stop()));
-    let plan = plan_at(Turn::Later, &world, &[old()], 2);
-    assert_eq!((&plan.stage, plan.waits), (&Some(Stage::Outside), false));
+    let plan = plan_at(RolloutPermit::Withheld, &world, &[old()], 2);
+    assert_eq!((&plan.stage, plan.waits), (&Some(RolloutStage::Outside), false));
     assert_eq!(written(world, &plan).gpu_node.unwrap().spec.step, None);
 }
 
@@ -146,9 +146,9 @@ fn node_that_failed_and_works_again_waits_for_its_turn_like_any_other() {
         &new(),
         true,
     );
-    let plan = plan_at(Turn::Later, &world, &[old()], 60);
-    assert_eq!((plan.stage, plan.waits), (Some(Stage::Pending), true));
-    let turn = plan_at(Turn::Now, &world, &[old()], 60);
+    let plan = plan_at(RolloutPermit::Withheld, &world, &[old()], 60);
+    assert_eq!((plan.stage, plan.waits), (Some(RolloutStage::Pending), true));
+    let turn = plan_at(RolloutPermit::Granted, &world, &[old()], 60);
     world = written(world, &turn);
     assert_eq!(world.gpu_node.unwrap().spec.step.unwrap().failed, None);
 }
@@ -156,14 +156,17 @@ fn node_that_failed_and_works_again_waits_for_its_turn_like_any_other() {
 #[test]
 fn node_that_comes_back_after_its_deadline_gets_the_time_from_there() {
     let world = down(world(&new(), Some(step()), &old(), true));
-    assert_eq!(plan(&world, new(), 20).stage, Some(Stage::Outside));
+    assert_eq!(plan(&world, new(), 20).stage, Some(RolloutStage::Outside));
     let world = back(world, 20);
     let early = plan(&world, new(), 24);
     assert_eq!(
         (early.stage, early.recheck),
-        (Some(Stage::Stepping), Some(now() + SignedDuration::from_mins(25)))
+        (
+            Some(RolloutStage::Stepping),
+            Some(now() + SignedDuration::from_mins(25))
+        )
     );
-    assert!(matches!(plan(&world, new(), 25).stage, Some(Stage::Stopped(_))));
+    assert!(matches!(plan(&world, new(), 25).stage, Some(RolloutStage::Stopped(_))));
 }
 
 #[test]
@@ -178,17 +181,17 @@ fn pause_does_not_use_up_the_time_of_a_turn() {
     let paused = plan(&world, edit(2, Mode::Paused), 60);
     assert_eq!(
         (paused.stage, &paused.gpu_node),
-        (Some(Stage::Stepping), &GpuNodeChange::None)
+        (Some(RolloutStage::Stepping), &GpuNodeChange::None)
     );
     let resumed = plan(&world, edit(3, Mode::Enforce), 61);
-    assert_eq!(resumed.stage, Some(Stage::Stepping));
+    assert_eq!(resumed.stage, Some(RolloutStage::Stepping));
     let world = written(world, &resumed);
     let after = |minutes| -> NodePlan { plan(&world, edit(3, Mode::Enforce), minutes) };
     assert_eq!(
         (after(65).stage, after(65).gpu_node),
-        (Some(Stage::Stepping), GpuNodeChange::None)
+        (Some(RolloutStage::Stepping), GpuNodeChange::None)
     );
-    assert!(matches!(after(66).stage, Some(Stage::Stopped(_))));
+    assert!(matches!(after(66).stage, Some(RolloutStage::Stopped(_))));
 }
 
 #[test]
@@ -201,7 +204,7 @@ fn clock_of_a_node_that_is_far_ahead_keeps_nobody_waiting() {
     assert!(
         matches!(
             outcome,
-            Outcome::Failed {
+            PolicyOutcome::Failed {
                 reason: Reason::Registering,
                 ..
             }
@@ -211,7 +214,7 @@ fn clock_of_a_node_that_is_far_ahead_keeps_nobody_waiting() {
 
     let mut ahead = world(&new(), Some(step()), &old(), true);
     ahead.node["status"]["conditions"][0]["lastTransitionTime"] = json!(now() + year);
-    assert!(matches!(plan(&ahead, new(), 5).stage, Some(Stage::Stopped(_))));
+    assert!(matches!(plan(&ahead, new(), 5).stage, Some(RolloutStage::Stopped(_))));
 }
 
 #[test]
@@ -220,6 +223,9 @@ fn clock_of_a_node_that_is_a_little_ahead_costs_no_more_than_that() {
     let told = &mut ahead.gpu_node.as_mut().unwrap().status.as_mut().unwrap().conditions[0].last_transition_time;
     *told = Time(now() + SignedDuration::from_mins(61));
     let plan_at = |minutes| plan(&ahead, new(), minutes).outcomes["p"].clone();
-    assert_eq!((plan_at(60), plan_at(65)), (Outcome::Updating, Outcome::Updating));
-    assert!(matches!(plan_at(66), Outcome::Failed { .. }));
+    assert_eq!(
+        (plan_at(60), plan_at(65)),
+        (PolicyOutcome::Updating, PolicyOutcome::Updating)
+    );
+    assert!(matches!(plan_at(66), PolicyOutcome::Failed { .. }));
 }

@@ -2,7 +2,7 @@
 
 use crate::world::{World, policy};
 use gpunode_crds::{GpuNodePolicy, Reason};
-use gpunode_plan::Outcome;
+use gpunode_plan::PolicyOutcome;
 use serde_json::json;
 
 const SPEC: &str = "labels: {team: ours}, taints: [{key: other, value: ours, effect: NoSchedule}]";
@@ -33,7 +33,7 @@ fn taint(world: &World) -> Option<&str> {
 
 fn conflict(world: &World, policies: &[GpuNodePolicy]) -> Option<String> {
     match world.plan(policies).outcomes.remove("taker") {
-        Some(Outcome::Conflicted {
+        Some(PolicyOutcome::Conflicted {
             reason: Reason::KeyOwnedByAnother,
             message,
         }) => Some(message),
@@ -47,7 +47,7 @@ fn what_is_taken_over_is_given_back_with_its_old_value() {
     let before = world.snapshot();
     world.converge(&[taking_over()]);
     assert_eq!((world.label("team"), taint(&world)), (Some("ours"), Some("ours")));
-    assert_eq!(world.plan(&[taking_over()]).outcomes["taker"], Outcome::Ready);
+    assert_eq!(world.plan(&[taking_over()]).outcomes["taker"], PolicyOutcome::Ready);
     insta::assert_snapshot!(world.record().unwrap(), @r#"{"version":1,"labels":{"team":"ours"},"taints":[{"key":"other","effect":"NoSchedule","value":"ours"}],"policies":["taker"],"before":{"labels":{"team":"theirs"},"taints":[{"key":"other","effect":"NoSchedule","value":"x"}]}}"#);
     world.converge(&[]);
     assert_eq!(world.snapshot(), before);
@@ -85,7 +85,7 @@ fn a_policy_selects_by_the_value_that_it_takes_over() {
     let plan = world.plan(&[policy("p", spec)]);
     assert_eq!(
         (world.label("team"), plan.patch, &plan.outcomes["p"]),
-        (Some("ours"), None, &Outcome::Ready)
+        (Some("ours"), None, &PolicyOutcome::Ready)
     );
 }
 

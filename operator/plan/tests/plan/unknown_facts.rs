@@ -2,7 +2,7 @@
 
 use crate::world::{World, policy};
 use gpunode_crds::{Agent, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus};
-use gpunode_plan::{Outcome, PolicySet, explain};
+use gpunode_plan::{PolicyOutcome, PolicySet, explain};
 
 fn by_gpus() -> GpuNodePolicy {
     policy(
@@ -91,5 +91,8 @@ fn policy_by_gpus_adds_no_node_that_nobody_knows() {
     let mut world = World::sample();
     let before = world.snapshot();
     let plan = world.converge(&[by_gpus()]);
-    assert_eq!((world.snapshot(), plan.outcomes.get("g")), (before, None::<&Outcome>));
+    assert_eq!(
+        (world.snapshot(), plan.outcomes.get("g")),
+        (before, None::<&PolicyOutcome>)
+    );
 }

@@ -5,10 +5,10 @@ fn pace(max_unavailable: &str) -> RolloutPace {
     serde_json::from_str(&format!(r#"{{"maxUnavailable":{max_unavailable}}}"#)).unwrap()
 }
 
-fn pending(count: usize) -> Rollout {
-    let mut rollout = Rollout::default();
+fn pending(count: usize) -> PolicyRollout {
+    let mut rollout = PolicyRollout::default();
     for index in 0..count {
-        rollout.put(&format!("gpu-{index}"), Some(&Stage::Pending));
+        rollout.put(&format!("gpu-{index}"), Some(&RolloutStage::Pending));
     }
     rollout
 }
@@ -19,9 +19,9 @@ fn turns_are_granted_by_name_within_the_budget_and_again_when_a_node_is_done() {
     assert_eq!(rollout.advance(&pace("2")), ["gpu-0", "gpu-1"]);
     assert_eq!(rollout.advance(&pace("2")), [""; 0]);
     assert!(rollout.take_turn("gpu-0") && !rollout.take_turn("gpu-2"));
-    rollout.put("gpu-0", Some(&Stage::Stepping));
+    rollout.put("gpu-0", Some(&RolloutStage::Stepping));
     assert_eq!(rollout.advance(&pace("2")), [""; 0]);
-    rollout.put("gpu-0", Some(&Stage::Done));
+    rollout.put("gpu-0", Some(&RolloutStage::Done));
     assert_eq!(rollout.advance(&pace("2")), ["gpu-2"]);
     assert_eq!(rollout.advance(&pace("\"80%\"")), ["gpu-3", "gpu-4"]);
 }
@@ -31,11 +31,11 @@ fn node_that_fails_stops_the_rollout_until_it_has_another_configuration() {
     let mut rollout = pending(4);
     rollout.advance(&pace("2"));
     rollout.take_turn("gpu-0");
-    rollout.put("gpu-0", Some(&Stage::Stopped("broken".to_owned())));
+    rollout.put("gpu-0", Some(&RolloutStage::Stopped("broken".to_owned())));
     assert_eq!(rollout.advance(&pace("2")), [""; 0]);
     assert!((0..4).all(|index| !rollout.is_granted(&format!("gpu-{index}"))));
     assert_eq!(rollout.stopped(), Some(("gpu-0", "broken")));
-    rollout.put("gpu-0", Some(&Stage::Outside));
+    rollout.put("gpu-0", Some(&RolloutStage::Outside));
     assert_eq!(rollout.advance(&pace("2")), ["gpu-1", "gpu-2"]);
 }
 
@@ -76,7 +76,7 @@ fn node_that_is_refused_for_good_holds_no_other_up() {
         if is_refused {
             rollout.give_back(name);
         } else {
-            rollout.put(name, Some(&Stage::Done));
+            rollout.put(name, Some(&RolloutStage::Done));
         }
     }
 }
@@ -86,9 +86,9 @@ fn write_that_was_lost_before_a_stop_is_made_again_when_that_mends() {
     let mut rollout = pending(3);
     rollout.advance(&pace("2"));
     assert!(rollout.take_turn("gpu-0") && rollout.take_turn("gpu-1"));
-    rollout.put("gpu-0", Some(&Stage::Stopped("broken".to_owned())));
+    rollout.put("gpu-0", Some(&RolloutStage::Stopped("broken".to_owned())));
     assert!(rollout.advance(&pace("2")).is_empty() && !rollout.take_turn("gpu-1"));
-    rollout.put("gpu-0", Some(&Stage::Done));
+    rollout.put("gpu-0", Some(&RolloutStage::Done));
     assert_eq!(rollout.advance(&pace("2")), ["gpu-1", "gpu-2"]);
     assert!(rollout.take_turn("gpu-1"));
 }
@@ -106,18 +106,18 @@ fn budget_that_shrinks_takes_back_what_is_not_taken() {
 fn words_say_how_far_it_is() {
     let mut rollout = pending(2);
     assert_eq!(rollout.progress().unwrap(), "0 of 2 nodes have the new configuration");
-    rollout.put("gpu-0", Some(&Stage::Done));
-    rollout.put("gpu-1", Some(&Stage::Stepping));
+    rollout.put("gpu-0", Some(&RolloutStage::Done));
+    rollout.put("gpu-1", Some(&RolloutStage::Stepping));
     assert_eq!(
         rollout.progress().unwrap(),
         "1 of 2 nodes has the new configuration; gpu-1 is being changed"
     );
     for index in 2..6 {
-        rollout.put(&format!("gpu-{index}"), Some(&Stage::Stepping));
+        rollout.put(&format!("gpu-{index}"), Some(&RolloutStage::Stepping));
     }
     let words = "1 of 6 nodes has the new configuration; gpu-1, gpu-2, gpu-3 and 2 more are being changed";
     assert_eq!(rollout.progress().unwrap(), words);
-    (1..6).for_each(|index| rollout.put(&format!("gpu-{index}"), Some(&Stage::Done)));
+    (1..6).for_each(|index| rollout.put(&format!("gpu-{index}"), Some(&RolloutStage::Done)));
     assert_eq!(rollout.progress(), None);
 }
 
@@ -183,7 +183,7 @@ struct Fleet {
     unheard: BTreeSet<usize>,
     generation: usize,
     budget: usize,
-    rollout: Rollout,
+    rollout: PolicyRollout,
 }
 
 impl Fleet {
@@ -191,13 +191,13 @@ impl Fleet {
         format!("{node:02}")
     }
 
-    fn stage(&self, node: usize) -> Stage {
+    fn stage(&self, node: usize) -> RolloutStage {
         match self.nodes[node] {
-            Truth::Works(generation) if generation == self.generation => Stage::Done,
-            Truth::Works(_) => Stage::Pending,
-            Truth::Steps(_) => Stage::Stepping,
-            Truth::Failed(generation) if generation == self.generation => Stage::Stopped("m".to_owned()),
-            Truth::Failed(_) | Truth::Broken => Stage::Outside,
+            Truth::Works(generation) if generation == self.generation => RolloutStage::Done,
+            Truth::Works(_) => RolloutStage::Pending,
+            Truth::Steps(_) => RolloutStage::Stepping,
+            Truth::Failed(generation) if generation == self.generation => RolloutStage::Stopped("m".to_owned()),
+            Truth::Failed(_) | Truth::Broken => RolloutStage::Outside,
         }
     }
 
@@ -233,7 +233,7 @@ impl Fleet {
     /// One node is written at its turn, if it is; returns whether a node that worked is now changing.
     fn works(&mut self, node: usize, answer: Answer) -> bool {
         let name = Self::name(node);
-        if self.rollout.stages.get(&name) != Some(&Stage::Pending) || !self.rollout.take_turn(&name) {
+        if self.rollout.stages.get(&name) != Some(&RolloutStage::Pending) || !self.rollout.take_turn(&name) {
             return false;
         }
         // A write under an old version is a race, which says nothing.
@@ -266,7 +266,7 @@ proptest! {
         count in 1..12_usize, budget in 1..4_usize, events in collection::vec(event(12), 0..200),
     ) {
         let mut fleet = Fleet {
-            nodes: vec![Truth::Works(0); count], unheard: BTreeSet::new(), generation: 1, budget, rollout: Rollout::default(),
+            nodes: vec![Truth::Works(0); count], unheard: BTreeSet::new(), generation: 1, budget, rollout: PolicyRollout::default(),
         };
         fleet.tell_all();
         for event in events {
@@ -326,12 +326,12 @@ fn agents_stand_by_on_as_many_nodes_more_as_nobody_waits_for() {
     assert_eq!(rollout.surge(&pace("\"20%\"")), IntOrString::String("20%".to_owned()));
     for (down, surge) in [(1, 3), (4, 6)] {
         for index in 0..down {
-            rollout.put(&format!("gpu-{index}"), Some(&Stage::Outside));
+            rollout.put(&format!("gpu-{index}"), Some(&RolloutStage::Outside));
         }
         assert_eq!(rollout.surge(&pace("\"20%\"")), IntOrString::Int(surge));
     }
     for index in 0..4 {
-        rollout.put(&format!("gpu-{index}"), Some(&Stage::Done));
+        rollout.put(&format!("gpu-{index}"), Some(&RolloutStage::Done));
     }
     assert_eq!(rollout.surge(&pace("3")), IntOrString::Int(3));
 }

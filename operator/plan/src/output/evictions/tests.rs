@@ -54,13 +54,13 @@ fn facts(labels: &Value, owned: &str, ready: &str) -> NodeFacts {
 
 const NOTHING: &str = r#"{"version":1}"#;
 
-fn of(policies: &[GpuNodePolicy], node: &NodeFacts, gpu_node: &GpuNode) -> BTreeMap<PodName, Eviction> {
+fn of(policies: &[GpuNodePolicy], node: &NodeFacts, gpu_node: &GpuNode) -> BTreeMap<PodName, PodEviction> {
     let set = PolicySet::new(policies);
     let plan = plan_node(&set, node, Some(gpu_node), at(1000));
     evictions(&set, &plan, node, Some(gpu_node))
 }
 
-fn names(evictions: &BTreeMap<PodName, Eviction>) -> Vec<&str> {
+fn names(evictions: &BTreeMap<PodName, PodEviction>) -> Vec<&str> {
     evictions.keys().map(|pod| pod.name.as_str()).collect()
 }
 
@@ -196,7 +196,7 @@ fn device_of_which_nobody_says_since_when_it_is_broken_costs_nobody_anything() {
 fn only_the_holders_of_broken_devices_are_kept() {
     let (policies, node) = ([policy("p", EVICTS)], facts(&json!({}), NOTHING, "True"));
     let mut trimmed = gpu_node();
-    keep_holders_of_broken(trimmed.status.as_mut().unwrap());
+    retain_holders_of_unhealthy(trimmed.status.as_mut().unwrap());
     let kept: Vec<_> = trimmed
         .status
         .as_ref()
@@ -212,7 +212,7 @@ fn only_the_holders_of_broken_devices_are_kept() {
 #[test]
 fn pod_that_cannot_hold_the_device_is_left_alone() {
     let (device, resource) = ("GPU-0".to_owned(), "nvidia.com/gpu".to_owned());
-    let eviction = Eviction {
+    let eviction = PodEviction {
         device,
         resource,
         since: at(100),

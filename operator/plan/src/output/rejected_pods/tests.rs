@@ -170,6 +170,10 @@ fn only_a_policy_in_force_makes_it_worthwhile_to_look() {
         (DELETES, true),
     ] {
         let policy = GpuNodePolicy::new("p", serde_yaml::from_str(spec).unwrap());
-        assert_eq!(wants_rejected_pods(&PolicySet::new([&policy])), expected, "{spec}");
+        assert_eq!(
+            policies_delete_rejected_pods(&PolicySet::new([&policy])),
+            expected,
+            "{spec}"
+        );
     }
 }
