@@ -2,14 +2,16 @@
 //!
 //! This crate does no IO; `gpunode-agent` fills in the [`Inventory`] and carries out what is decided here.
 
+mod allocator;
 mod choice;
+mod desired;
 mod device;
 mod health;
 mod inventory;
-mod ledger;
+
 mod product;
 mod share;
-mod wanted;
+
 mod xid;
 
 pub use choice::{Candidate, Choice, Load, Merits, PairScores, Point, Pool, choose, ranked};
@@ -19,8 +21,8 @@ pub use health::{
     Answer, Fault, Health, InstanceProbe, Observation as HealthObservation, Probe, Run, Transition, Trouble,
 };
 pub use inventory::{Fabric, Gpu, GpuMode, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode};
-pub use ledger::{Granted, Holder, Holding, Ledger, Observation, Preference, Refusal, Waiting};
+pub use allocator::{Granted, Holder, Holding, Ledger, Observation, Preference, Refusal, Waiting};
 pub use product::product_label;
 pub use share::{Assignment, DeviceSharing, ResourceList, Share, device_of};
-pub use wanted::{DeviceProblem, Error, ProblemKind, Rules, Wanted, WantedDevice, wanted};
+pub use desired::{DeviceProblem, Error, ProblemKind, Rules, Wanted, WantedDevice, wanted};
 pub use xid::{Action, describe as describe_xid};
