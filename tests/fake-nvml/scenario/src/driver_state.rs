@@ -70,7 +70,7 @@ impl DriverState {
     /// Changes the modes of one GPU of the node whose library is in `dir`.
     pub fn update_gpu(dir: &Path, index: u32, change: impl FnOnce(&mut GpuModes)) -> Result<(), StateError> {
         shared_file::update(&dir.join(DRIVER_FILE), |state: &mut Self| {
-            change(state.gpus.entry(index).or_default())
+            change(state.gpus.entry(index).or_default());
         })
     }
 

@@ -26,7 +26,7 @@ async fn what_looks_show_takes_out_the_gpu_that_they_show_it_of_until_it_is_gone
         ("PageRetirementPending", |state| state.retired_pages.pending = true),
         ("NvLinkDown", |state| state.links_down = vec![0]),
         ("RecoveryPending", |state| {
-            state.recovery_action = RecoveryAction::DrainP2p
+            state.recovery_action = RecoveryAction::DrainP2p;
         }),
     ];
     for (reason, trouble) in troubles {
