@@ -2,7 +2,7 @@
 //! host has.
 
 use crate::device_plugin_api::{ContainerAllocateResponse, DeviceSpec, Mount};
-use gpunode_gpu::{Device, DeviceSharing, Granted};
+use gpunode_gpu::{AllocatedDevices, Device, DeviceSharing};
 use std::{
     collections::{BTreeSet, HashMap},
     path::Path,
@@ -27,7 +27,11 @@ pub fn control_nodes(host_root: &Path) -> Vec<String> {
 
 /// What one container gets. With `control_nodes`, device nodes are named too: those and the devices' own. `mps_dir` is
 /// where the pipes of the MPS control daemons are, on the host as in this container.
-pub fn response(granted: &Granted, control_nodes: Option<&[String]>, mps_dir: &Path) -> ContainerAllocateResponse {
+pub fn response(
+    granted: &AllocatedDevices,
+    control_nodes: Option<&[String]>,
+    mps_dir: &Path,
+) -> ContainerAllocateResponse {
     let uuids: Vec<&str> = granted.devices.iter().map(|(device, _)| device.uuid.as_str()).collect();
     let mut response = ContainerAllocateResponse {
         envs: [(VISIBLE_DEVICES.to_owned(), uuids.join(","))].into(),
@@ -75,7 +79,7 @@ fn mps_limits(device: &Device, shares: u32, replicas: u32, folder: &Path) -> Has
 }
 
 /// Each node once, though MIG devices of one GPU share its own.
-fn device_nodes(granted: &Granted, control: &[String]) -> Vec<DeviceSpec> {
+fn device_nodes(granted: &AllocatedDevices, control: &[String]) -> Vec<DeviceSpec> {
     let own = granted.devices.iter().flat_map(|(device, _)| &device.device_nodes);
     let mut named = BTreeSet::new();
     control
@@ -121,14 +125,14 @@ mod tests {
         })
     }
 
-    fn granted(sharing: DeviceSharing, shares: &[(u32, u32)]) -> Granted {
-        Granted {
+    fn granted(sharing: DeviceSharing, shares: &[(u32, u32)]) -> AllocatedDevices {
+        AllocatedDevices {
             devices: shares.iter().map(|(index, shares)| (device(*index), *shares)).collect(),
             sharing,
         }
     }
 
-    fn envs(granted: &Granted) -> Vec<(String, String)> {
+    fn envs(granted: &AllocatedDevices) -> Vec<(String, String)> {
         let mut envs: Vec<_> = response(granted, None, Path::new(MPS_DIR)).envs.into_iter().collect();
         envs.sort();
         envs

@@ -1,4 +1,4 @@
-//! What the agent knows of the devices of its node: the ledger, the MPS control daemons behind it, and what follows from
+//! What the agent knows of the devices of its node: the allocator, the MPS control daemons behind it, and what follows from
 //! both for the kubelet, for the disk and for status. Pure.
 
 use crate::{
@@ -9,7 +9,9 @@ use crate::{
 };
 use gpunode_config::Health as Rules;
 use gpunode_crds::MpsDaemon;
-use gpunode_gpu::{Health, Holder, Ledger, Observation, ResourceList, Trouble, Waiting, Wanted};
+use gpunode_gpu::{
+    AdvertisedResource, Allocator, DeviceHolder, Health, KubeletObservation, PendingChange, Trouble, Wanted,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -33,7 +35,7 @@ pub const NOT_ASKED: &str = "the kubelet has not said yet which pod holds which 
 #[derive(Debug, Default)]
 pub struct Books {
     /// Who holds what, what is offered, what waits.
-    pub ledger: Ledger,
+    pub allocator: Allocator,
     /// What the MPS control daemons answered, and when they were looked at, since boot.
     answers: Option<(Answers, Duration)>,
     /// Which devices are broken.
@@ -68,9 +70,9 @@ pub struct Page {
     /// What is offered to pods.
     pub offers: Vec<Offer>,
     /// Devices that wait for their holders.
-    pub waiting: Vec<Waiting>,
+    pub waiting: Vec<PendingChange>,
     /// Who holds what.
-    pub holders: Vec<Holder>,
+    pub holders: Vec<DeviceHolder>,
     /// Which devices are broken.
     pub ailments: Ailments,
     /// The MPS control daemons of the node.
@@ -85,24 +87,24 @@ impl Books {
     /// The books of a node on which an earlier agent left `assignments`.
     pub fn restore(assignments: Assignments) -> Self {
         Self {
-            ledger: Ledger::restore(assignments),
+            allocator: Allocator::restore(assignments),
             ..Self::default()
         }
     }
 
     /// Takes a new configuration or other hardware into account.
     pub fn want(&mut self, wanted: Wanted) {
-        self.ledger.want(wanted);
+        self.allocator.set_desired(wanted);
         self.hold_back();
     }
 
     /// Takes in what the kubelet says about who holds what.
-    pub fn observe(&mut self, observation: Observation) {
+    pub fn observe(&mut self, observation: KubeletObservation) {
         let now = observation.started;
-        self.ledger.observe(observation);
+        self.allocator.observe(observation);
         self.observed = Some(now);
         (self.failing, self.unknown) = (false, None);
-        if !self.ledger.is_stale_memory() {
+        if !self.allocator.waits_for_checkpoint() {
             self.stale_since = None;
         } else if now.saturating_duration_since(*self.stale_since.get_or_insert(now)) >= RESEND {
             self.stale_since = Some(now);
@@ -173,60 +175,60 @@ impl Books {
 
     /// Whether something waits for what the kubelet says next.
     pub fn is_busy(&self) -> bool {
-        !self.ledger.is_known() || self.failing || self.ledger.is_busy()
+        !self.allocator.is_observed() || self.failing || self.allocator.needs_observation()
     }
 
     /// What the books say now.
     pub fn page(&self) -> Page {
-        let offer = |list: ResourceList| {
+        let offer = |list: AdvertisedResource| {
             let resend = self.resends.get(&list.name).copied().unwrap_or_default();
             Offer {
                 list: Arc::new(list),
                 resend,
             }
         };
-        let not_asked = || (!self.ledger.is_known()).then(|| NOT_ASKED.to_owned());
+        let not_asked = || (!self.allocator.is_observed()).then(|| NOT_ASKED.to_owned());
         Page {
-            offers: self.ledger.lists().into_iter().map(offer).collect(),
-            holders: self.ledger.holders(),
+            offers: self.allocator.advertised().into_iter().map(offer).collect(),
+            holders: self.allocator.holders(),
             ailments: self.ailments.clone(),
             daemons: self.daemons(),
             daemons_known: self.answers.is_some(),
-            waiting: self.ledger.waiting(),
-            assignments: self.ledger.saved().clone(),
+            waiting: self.allocator.pending_changes(),
+            assignments: self.allocator.assigned().clone(),
             unknown: self.unknown.clone().or_else(not_asked),
         }
     }
 
     /// Resources of the devices that wait. A device that is to come has none, and any list helps it.
     fn stuck(&self) -> BTreeSet<String> {
-        let saved = self.ledger.saved();
-        let of_device = |waiting: Waiting| Some(saved.get(&waiting.device)?.resource.clone());
-        let stuck: Option<BTreeSet<String>> = self.ledger.waiting().into_iter().map(of_device).collect();
-        stuck.unwrap_or_else(|| self.ledger.lists().into_iter().map(|list| list.name).collect())
+        let saved = self.allocator.assigned();
+        let of_device = |waiting: PendingChange| Some(saved.get(&waiting.device)?.resource.clone());
+        let stuck: Option<BTreeSet<String>> = self.allocator.pending_changes().into_iter().map(of_device).collect();
+        stuck.unwrap_or_else(|| self.allocator.advertised().into_iter().map(|list| list.name).collect())
     }
 
     /// The MPS control daemons of the node.
     pub fn daemons(&self) -> Vec<MpsDaemon> {
-        let mps = self.ledger.mps_devices().into_iter().collect();
+        let mps = self.allocator.mps_devices().into_iter().collect();
         let none = (Answers::new(), Duration::ZERO);
         let (answers, now) = self.answers.as_ref().unwrap_or(&none);
         daemons(&mps, answers, *now)
     }
 
-    /// After each change of the ledger, of the daemons or of what is broken: a device that has just become or ceased to be
+    /// After each change of the allocator, of the daemons or of what is broken: a device that has just become or ceased to be
     /// one of MPS must not be given out with what its daemon was before.
     fn hold_back(&mut self) {
         let mut reasons = match &mut self.answers {
             None => self
-                .ledger
-                .saved()
+                .allocator
+                .assigned()
                 .keys()
                 .map(|device| (device.clone(), NOT_LOOKED.to_owned()))
                 .collect(),
             Some((answers, _)) => {
                 // Its daemon may have started since the last look, and then it has to end before the device is another's.
-                for device in self.ledger.mps_devices() {
+                for device in self.allocator.mps_devices() {
                     answers.entry(device).or_insert(None);
                 }
                 held_back(&self.daemons())
@@ -235,13 +237,13 @@ impl Books {
         reasons.extend(self.ailments.reasons());
         if let Some(reason) = &self.ailments.all {
             reasons.extend(
-                self.ledger
-                    .saved()
+                self.allocator
+                    .assigned()
                     .keys()
                     .map(|device| (device.clone(), reason.clone())),
             );
         }
-        self.ledger.hold_back(reasons);
+        self.allocator.set_unavailable(reasons);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     utilisation::Utilisation,
 };
 use gpunode_crds::MpsDaemon;
-use gpunode_gpu::{Granted, Holder, Refusal};
+use gpunode_gpu::{AllocatedDevices, AllocationRefusal, DeviceHolder};
 pub use holders::Observed;
 use std::{
     collections::BTreeMap,
@@ -135,8 +135,8 @@ impl Desk {
     }
 
     /// Who holds what.
-    pub fn holders(&self) -> Vec<Holder> {
-        self.books().ledger.holders()
+    pub fn holders(&self) -> Vec<DeviceHolder> {
+        self.books().allocator.holders()
     }
 
     /// What the books say, and the number of the change up to which they say it.
@@ -169,34 +169,38 @@ impl Desk {
     pub async fn preferred(&self, resource: &str, available: &[String], must: &[String], size: usize) -> Vec<String> {
         let preferred = self
             .books()
-            .ledger
+            .allocator
             .preferred(resource, available, must, size, &BTreeMap::new());
         if !preferred.is_tied {
             return preferred.ids;
         }
         let busy = self.parts.utilisation.ask().await;
         self.books()
-            .ledger
+            .allocator
             .preferred(resource, available, must, size, &busy)
             .ids
     }
 
     /// Gives a container the shares that the kubelet picked.
-    pub async fn allocate(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
+    pub async fn allocate(
+        &self,
+        resource: &str,
+        ids: &[String],
+    ) -> Result<ContainerAllocateResponse, AllocationRefusal> {
         let deadline = tokio::time::Instant::now() + REFUSAL_TIMEOUT;
-        let doubtful = self.books().ledger.is_doubtful(resource, ids);
+        let doubtful = self.books().allocator.is_doubtful(resource, ids);
         let mut unseen = if doubtful {
             self.observe_afresh().await.err()
         } else {
             None
         };
         let mut given = self.give(resource, ids, unseen.as_deref());
-        if matches!(given, Err(Refusal::Split { .. })) && !doubtful {
+        if matches!(given, Err(AllocationRefusal::Split { .. })) && !doubtful {
             // What was freed since the last observation changes what there is to say.
             unseen = self.observe_afresh().await.err();
             given = self.give(resource, ids, unseen.as_deref());
         }
-        if matches!(given, Err(Refusal::Split { .. })) {
+        if matches!(given, Err(AllocationRefusal::Split { .. })) {
             self.withhold(resource, deadline).await;
         }
         self.parts.metrics.allocated(resource, given.is_ok());
@@ -207,11 +211,16 @@ impl Desk {
 
     /// No change that is told at once: the pod waits for this, and what it changes for others can wait for the observation
     /// that follows.
-    fn give(&self, resource: &str, ids: &[String], unseen: Option<&str>) -> Result<Granted, Refusal> {
-        self.books().ledger.allocate(resource, ids, Instant::now(), unseen)
+    fn give(
+        &self,
+        resource: &str,
+        ids: &[String],
+        unseen: Option<&str>,
+    ) -> Result<AllocatedDevices, AllocationRefusal> {
+        self.books().allocator.allocate(resource, ids, Instant::now(), unseen)
     }
 
-    fn response(&self, granted: &Granted) -> ContainerAllocateResponse {
+    fn response(&self, granted: &AllocatedDevices) -> ContainerAllocateResponse {
         let control = self
             .pass_device_specs
             .load(Ordering::Relaxed)
@@ -222,7 +231,7 @@ impl Desk {
     /// Before a container is refused whose shares are free, though not on one device: makes the scheduler see that, so
     /// that a ReplicaSet does not try for ever.
     async fn withhold(&self, resource: &str, deadline: tokio::time::Instant) {
-        let (limit, change) = self.change(|books| books.ledger.withhold(resource));
+        let (limit, change) = self.change(|books| books.allocator.withhold(resource));
         info!(resource, limit, "free units of other GPUs are withheld");
         let shown = async {
             self.is_published(change).await;

@@ -283,17 +283,17 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpunode_gpu::{ResourceList, Share};
+    use gpunode_gpu::{AdvertisedResource, AdvertisedShare};
 
     fn offer(name: &str, healthy: usize, unhealthy: usize) -> Offer {
-        let share = |healthy| Share {
+        let share = |healthy| AdvertisedShare {
             id: String::new(),
             healthy,
             numa_node: None,
         };
         let shares = [vec![share(true); healthy], vec![share(false); unhealthy]].concat();
         Offer {
-            list: ResourceList {
+            list: AdvertisedResource {
                 name: name.to_owned(),
                 shares,
             }

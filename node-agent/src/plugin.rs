@@ -12,7 +12,7 @@ use crate::{
     metrics::{Method, Metrics},
 };
 use futures::{Stream, stream};
-use gpunode_gpu::{ResourceList, Share};
+use gpunode_gpu::{AdvertisedResource, AdvertisedShare};
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -35,7 +35,7 @@ const MAX_LOGGED: usize = 4;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
     /// The list.
-    pub list: Arc<ResourceList>,
+    pub list: Arc<AdvertisedResource>,
     /// How often the list is to be sent again though it has not changed.
     pub resend: u64,
 }
@@ -198,8 +198,8 @@ impl Drop for ListStream {
     }
 }
 
-fn device_list(list: &ResourceList) -> ListAndWatchResponse {
-    let device = |share: &Share| Device {
+fn device_list(list: &AdvertisedResource) -> ListAndWatchResponse {
+    let device = |share: &AdvertisedShare| Device {
         id: share.id.clone(),
         health: if share.healthy { HEALTHY } else { UNHEALTHY }.to_owned(),
         topology: share.numa_node.map(|node| TopologyInfo {

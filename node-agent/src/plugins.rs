@@ -154,11 +154,11 @@ mod tests {
         metrics::Metrics,
         utilisation::Utilisation,
     };
-    use gpunode_gpu::ResourceList;
+    use gpunode_gpu::AdvertisedResource;
     use std::{path::Path, sync::Arc};
 
     fn offers() -> Vec<Offer> {
-        let list = ResourceList {
+        let list = AdvertisedResource {
             name: "nvidia.com/gpu".to_owned(),
             shares: Vec::new(),
         };

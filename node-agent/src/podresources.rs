@@ -9,7 +9,7 @@ use crate::{
         pod_resources_lister_client::PodResourcesListerClient,
     },
 };
-use gpunode_gpu::{Holding, Observation};
+use gpunode_gpu::{ContainerShares, KubeletObservation};
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
@@ -120,7 +120,7 @@ impl PodResources {
     }
 
     /// Asks anew, over a connection of its own: a kubelet that restarted has another socket.
-    pub async fn observe(&self) -> Result<Observation, Error> {
+    pub async fn observe(&self) -> Result<KubeletObservation, Error> {
         let started = Instant::now();
         let mut client = self.connect().await?;
         // What can be given out is read before what was given out: an id that is in neither was in no container's hands
@@ -132,11 +132,11 @@ impl PodResources {
             .await?
             .pod_resources;
         let remembered = self.remembered().await?;
-        Ok(Observation {
+        Ok(KubeletObservation {
             started,
             holders: pods.into_iter().flat_map(holdings).collect(),
             allocatable: allocatable.into_iter().flat_map(pairs).collect(),
-            remembered,
+            checkpoint: remembered,
         })
     }
 
@@ -207,7 +207,7 @@ impl PodResources {
     }
 }
 
-fn holdings(pod: Pod) -> impl Iterator<Item = Holding> {
+fn holdings(pod: Pod) -> impl Iterator<Item = ContainerShares> {
     let Pod {
         name,
         namespace,
@@ -215,7 +215,7 @@ fn holdings(pod: Pod) -> impl Iterator<Item = Holding> {
     } = pod;
     containers.into_iter().flat_map(move |container| {
         let (namespace, pod) = (namespace.clone(), name.clone());
-        container.devices.into_iter().map(move |devices| Holding {
+        container.devices.into_iter().map(move |devices| ContainerShares {
             namespace: namespace.clone(),
             pod: pod.clone(),
             container: container.name.clone(),

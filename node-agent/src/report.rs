@@ -141,7 +141,7 @@ pub fn set_times(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now: Timest
     }
 }
 
-fn holder(holder: &gpu::Holder) -> Holder {
+fn holder(holder: &gpu::DeviceHolder) -> Holder {
     Holder {
         namespace: holder.namespace.clone(),
         pod: holder.pod.clone(),
@@ -152,7 +152,7 @@ fn holder(holder: &gpu::Holder) -> Holder {
     }
 }
 
-fn waiting(waiting: &gpu::Waiting) -> WaitingDevice {
+fn waiting(waiting: &gpu::PendingChange) -> WaitingDevice {
     WaitingDevice {
         device: waiting.device.clone(),
         message: waiting.message.chars().take(MAX_WAITING_MESSAGE).collect(),

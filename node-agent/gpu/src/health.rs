@@ -79,7 +79,7 @@ pub struct Run {
 
 /// What was observed.
 #[derive(Clone, Debug)]
-pub enum Observation {
+pub enum HealthObservation {
     /// The driver reported an XID of the device with this UUID, a GPU or a MIG device.
     Xid(String, i32),
     /// A GPU was looked at.
@@ -170,34 +170,34 @@ impl Health {
     }
 
     /// Takes in what was observed; says which faults began and ended by it.
-    pub fn observe(&mut self, observation: Observation, rules: &Rules, now: Timestamp) -> Vec<Transition> {
+    pub fn observe(&mut self, observation: HealthObservation, rules: &Rules, now: Timestamp) -> Vec<Transition> {
         let verified = rules.recovery() == Recovery::Verified;
         match observation {
-            Observation::Xid(device, number) if xid::counts(number, rules) => self
+            HealthObservation::Xid(device, number) if xid::counts(number, rules) => self
                 .begin(device, Trouble::Xid, Some(number), now)
                 .into_iter()
                 .collect(),
-            Observation::Xid(..) => Vec::new(),
-            Observation::Probe(probe) => self.probed(&probe, verified, now),
-            Observation::Run(run) => {
+            HealthObservation::Xid(..) => Vec::new(),
+            HealthObservation::Probe(probe) => self.probed(&probe, verified, now),
+            HealthObservation::Run(run) => {
                 self.ran(run);
                 Vec::new()
             }
-            Observation::Reset(devices) => {
+            HealthObservation::Reset(devices) => {
                 let hit = self.faults.iter_mut().filter(|(device, _)| devices.contains(device));
                 for fault in hit.flat_map(|(_, faults)| faults) {
                     fault.cure = fault.cure.max(Cure::Reset);
                 }
                 Vec::new()
             }
-            Observation::MpsDaemon(device, false) => self
+            HealthObservation::MpsDaemon(device, false) => self
                 .begin(device, Trouble::MpsDaemonDied, None, now)
                 .into_iter()
                 .collect(),
-            Observation::MpsDaemon(device, true) => {
+            HealthObservation::MpsDaemon(device, true) => {
                 self.end(&device, |fault| verified && fault.trouble == Trouble::MpsDaemonDied)
             }
-            Observation::Recovered(at) => {
+            HealthObservation::Recovered(at) => {
                 let devices: Vec<_> = self.faults.keys().cloned().collect();
                 // What lies ahead was noted by a clock that has been set back since.
                 let is_before = |fault: &Fault| fault.latest < at || fault.latest > now;

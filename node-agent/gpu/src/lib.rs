@@ -14,15 +14,16 @@ mod share;
 
 mod xid;
 
+pub use allocator::{
+    AllocatedDevices, AllocationRefusal, Allocator, ContainerShares, DeviceHolder, KubeletObservation, PendingChange,
+    PreferredAllocation,
+};
 pub use choice::{Candidate, Choice, Load, Merits, PairScores, Point, Pool, choose, ranked};
+pub use desired::{DeviceProblem, Error, ProblemKind, Rules, Wanted, WantedDevice, wanted};
 pub use device::Device;
 pub use gpunode_config::{Allocation, Architecture};
-pub use health::{
-    Answer, Fault, Health, InstanceProbe, Observation as HealthObservation, Probe, Run, Transition, Trouble,
-};
+pub use health::{Answer, Fault, Health, HealthObservation, InstanceProbe, Probe, Run, Transition, Trouble};
 pub use inventory::{Fabric, Gpu, GpuMode, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode};
-pub use allocator::{Granted, Holder, Holding, Ledger, Observation, Preference, Refusal, Waiting};
 pub use product::product_label;
-pub use share::{Assignment, DeviceSharing, ResourceList, Share, device_of};
-pub use desired::{DeviceProblem, Error, ProblemKind, Rules, Wanted, WantedDevice, wanted};
+pub use share::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};
 pub use xid::{Action, describe as describe_xid};

@@ -50,7 +50,7 @@ pub struct Assignment {
 
 /// One entry of the list that the kubelet gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct AdvertisedShare {
     /// The device's UUID, with the number of the replica or unit behind it where the device is shared.
     pub id: String,
     /// Whether the kubelet may give it out.
@@ -61,11 +61,11 @@ pub struct Share {
 
 /// What is offered under one name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ResourceList {
+pub struct AdvertisedResource {
     /// Name of the extended resource.
     pub name: String,
-    /// Share 0 of each device, then share 1 and so on, so that a reader of the first few sees different devices.
-    pub shares: Vec<Share>,
+    /// AdvertisedShare 0 of each device, then share 1 and so on, so that a reader of the first few sees different devices.
+    pub shares: Vec<AdvertisedShare>,
 }
 
 impl DeviceSharing {

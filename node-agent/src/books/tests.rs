@@ -1,7 +1,7 @@
 use super::*;
 use gpunode_config::load;
 use gpunode_crds::MpsDaemonState;
-use gpunode_gpu::{Gpu, Holding, Inventory, Share, wanted};
+use gpunode_gpu::{AdvertisedShare, ContainerShares, Gpu, Inventory, wanted};
 
 /// What a configuration makes of two GPUs of 16 GiB.
 pub fn configured(document: &str) -> Wanted {
@@ -20,12 +20,12 @@ pub fn configured(document: &str) -> Wanted {
 }
 
 /// Nobody holds anything, and the kubelet can give nothing out.
-pub fn nothing_held(started: Instant) -> Observation {
-    Observation {
+pub fn nothing_held(started: Instant) -> KubeletObservation {
+    KubeletObservation {
         started,
         holders: Vec::new(),
         allocatable: BTreeSet::new(),
-        remembered: BTreeSet::new(),
+        checkpoint: BTreeSet::new(),
     }
 }
 
@@ -44,7 +44,7 @@ fn healthy(page: &Page) -> Vec<&str> {
     let shares = page.offers.iter().flat_map(|offer| &offer.list.shares);
     shares
         .filter(|share| share.healthy)
-        .map(|share: &Share| share.id.as_str())
+        .map(|share: &AdvertisedShare| share.id.as_str())
         .collect()
 }
 
@@ -176,20 +176,20 @@ fn a_list_is_sent_again_only_while_its_device_waits_for_the_checkpoint_alone() {
             .map(|offer| (offer.list.name.clone(), offer.resend))
             .collect()
     };
-    let mut observe = |second, holders: Vec<Holding>| {
+    let mut observe = |second, holders: Vec<ContainerShares>| {
         let remembered = [("nvidia.com/gpu".to_owned(), "GPU-0".to_owned())].into();
-        books.observe(Observation {
+        books.observe(KubeletObservation {
             holders,
-            remembered,
+            checkpoint: remembered,
             ..nothing_held(start + Duration::from_secs(second))
         });
         resends(&books)
     };
     let gpu = |times| vec![("a.b/c".to_owned(), 0), ("nvidia.com/gpu".to_owned(), times)];
-    let held = Holding {
+    let held = ContainerShares {
         resource: "nvidia.com/gpu".to_owned(),
         ids: vec!["GPU-0".to_owned()],
-        ..Holding::default()
+        ..ContainerShares::default()
     };
     assert_eq!(observe(100, vec![held.clone()]), gpu(0));
     assert_eq!(observe(200, vec![held]), gpu(0), "the pod is there");

@@ -5,7 +5,7 @@ use crate::{
     hardware,
     podresources::PodResources,
 };
-use gpunode_gpu::{Holding, Observation};
+use gpunode_gpu::{ContainerShares, KubeletObservation};
 use std::sync::Arc;
 use tokio::time::timeout;
 
@@ -46,13 +46,13 @@ pub fn nobody() -> PodResources {
     )
 }
 
-fn holds(resource: &str, ids: Vec<String>) -> Holding {
-    Holding {
+fn holds(resource: &str, ids: Vec<String>) -> ContainerShares {
+    ContainerShares {
         namespace: "team".into(),
         pod: "train".into(),
         resource: resource.into(),
         ids,
-        ..Holding::default()
+        ..ContainerShares::default()
     }
 }
 
@@ -86,7 +86,7 @@ async fn a_bad_request_is_refused_without_waiting() {
     let refused = timeout(Duration::from_secs(1), desk.allocate("a.b/mem", &units(7, 0..1)))
         .await
         .unwrap();
-    assert!(matches!(refused, Err(Refusal::Unknown { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(AllocationRefusal::Unknown { .. })), "{refused:?}");
 }
 
 #[tokio::test]
@@ -164,10 +164,10 @@ async fn the_refusal_of_a_held_share_says_why_the_kubelet_was_not_asked_anew() {
     let desk = open(MEMORY).await;
     let held = holds("a.b/mem", units(0, 0..4));
     desk.change(|books| {
-        books.observe(Observation {
+        books.observe(KubeletObservation {
             holders: vec![held],
             ..nothing_held(Instant::now())
-        })
+        });
     });
     let watching = tokio::spawn(desk.clone().watch_holders(nobody()));
     let refusal = desk.allocate("a.b/mem", &units(0, 0..1)).await.unwrap_err().to_string();
@@ -197,13 +197,13 @@ async fn holders_that_are_not_known_are_told_and_asked_for_again() {
 #[tokio::test]
 async fn an_observation_frees_what_was_withheld() {
     let desk = open(MEMORY).await;
-    let observation = |holders| Observation {
+    let observation = |holders| KubeletObservation {
         holders,
         ..nothing_held(Instant::now())
     };
     let held = holds("a.b/mem", units(0, 0..4));
     desk.change(|books| books.observe(observation(vec![held])));
-    desk.change(|books| books.ledger.withhold("a.b/mem"));
+    desk.change(|books| books.allocator.withhold("a.b/mem"));
     assert_eq!(healthy(&desk), 4 + 16);
     desk.change(|books| books.observe(observation(Vec::new())));
     assert_eq!(healthy(&desk), 32);

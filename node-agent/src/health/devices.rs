@@ -1,7 +1,7 @@
 //! The node's devices as people speak of them: what each is called, and which pods hold it. Pure.
 
 use crate::hardware::Hardware;
-use gpunode_gpu::{Device, Gpu, Holder};
+use gpunode_gpu::{Device, DeviceHolder, Gpu};
 use std::{collections::BTreeSet, sync::Arc};
 
 /// The devices that were found last.
@@ -50,7 +50,7 @@ impl Devices {
     }
 
     /// Pods that hold something of a device, or of a MIG device of it, as `NAMESPACE/NAME`.
-    pub fn pods(&self, device: &str, holders: &[Holder]) -> BTreeSet<String> {
+    pub fn pods(&self, device: &str, holders: &[DeviceHolder]) -> BTreeSet<String> {
         let parts = self
             .gpus()
             .iter()

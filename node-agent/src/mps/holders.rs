@@ -1,7 +1,7 @@
 //! Who holds a device, where a daemon may be ended only when nobody does.
 
 use crate::podresources::{Error, PodResources};
-use gpunode_gpu::{Observation, device_of};
+use gpunode_gpu::{KubeletObservation, device_of};
 use std::{collections::BTreeSet, sync::Arc};
 
 /// The kubelet, asked about holders.
@@ -30,32 +30,32 @@ impl Holders {
     }
 }
 
-fn held(observation: &Observation) -> BTreeSet<String> {
+fn held(observation: &KubeletObservation) -> BTreeSet<String> {
     let ids = observation.holders.iter().flat_map(|holding| &holding.ids);
-    let remembered = observation.remembered.iter().map(|(_, id)| id);
+    let remembered = observation.checkpoint.iter().map(|(_, id)| id);
     ids.chain(remembered).map(|id| device_of(id).to_owned()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpunode_gpu::Holding;
+    use gpunode_gpu::ContainerShares;
     use std::time::Instant;
 
     #[test]
     fn shares_and_what_only_the_checkpoint_knows_hold_a_device() {
-        let holding = Holding {
+        let holding = ContainerShares {
             namespace: "a".to_owned(),
             pod: "b".to_owned(),
             container: "c".to_owned(),
             resource: "d.e/f".to_owned(),
             ids: vec!["GPU-1::3".to_owned()],
         };
-        let observation = Observation {
+        let observation = KubeletObservation {
             started: Instant::now(),
             holders: vec![holding],
             allocatable: [("d.e/f".to_owned(), "GPU-3".to_owned())].into(),
-            remembered: [("d.e/f".to_owned(), "GPU-2".to_owned())].into(),
+            checkpoint: [("d.e/f".to_owned(), "GPU-2".to_owned())].into(),
         };
         assert_eq!(held(&observation), ["GPU-1", "GPU-2"].map(str::to_owned).into());
     }

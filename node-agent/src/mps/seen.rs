@@ -51,7 +51,7 @@ pub fn daemons(mps: &BTreeSet<String>, answers: &Answers, now: Duration) -> Vec<
         .collect()
 }
 
-/// Why devices cannot be given out now, by UUID: `Ledger::hold_back` takes it.
+/// Why devices cannot be given out now, by UUID: `Allocator::set_unavailable` takes it.
 pub fn held_back(daemons: &[MpsDaemon]) -> BTreeMap<String, String> {
     let reason = |daemon: &MpsDaemon| match daemon.state {
         MpsDaemonState::Answering => None,

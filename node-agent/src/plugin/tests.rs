@@ -3,7 +3,7 @@
 use super::*;
 use crate::books::Books;
 use gpunode_config::load;
-use gpunode_gpu::{Gpu, Holding, Inventory, Observation, wanted};
+use gpunode_gpu::{ContainerShares, Gpu, Inventory, KubeletObservation, wanted};
 use prost::Message as _;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,11 +29,11 @@ fn half_held(document: &str) -> Books {
     let mut books = Books::default();
     books.see(BTreeMap::new(), Duration::ZERO);
     books.want(wanted(&inventory, &load(document).unwrap()).unwrap());
-    let mut observation = Observation {
+    let mut observation = KubeletObservation {
         started: Instant::now(),
         holders: Vec::new(),
         allocatable: BTreeSet::new(),
-        remembered: BTreeSet::new(),
+        checkpoint: BTreeSet::new(),
     };
     books.observe(observation.clone());
     let offers = books.page().offers;
@@ -44,8 +44,8 @@ fn half_held(document: &str) -> Books {
         .map(|share| (list.name.clone(), share.id.clone()))
         .collect();
     for (pod, share) in list.shares.iter().step_by(2).enumerate() {
-        observation.remembered.insert((list.name.clone(), share.id.clone()));
-        observation.holders.push(Holding {
+        observation.checkpoint.insert((list.name.clone(), share.id.clone()));
+        observation.holders.push(ContainerShares {
             namespace: "team".to_owned(),
             pod: format!("train-{pod}"),
             container: "main".to_owned(),
@@ -62,7 +62,7 @@ fn half_held(document: &str) -> Books {
 /// assignments.
 async fn build(key: &str, document: &str, shares: usize) {
     let mut books = half_held(document);
-    let device = books.ledger.saved().keys().next().unwrap().clone();
+    let device = books.allocator.assigned().keys().next().unwrap().clone();
     let (offers, offer) = watch::channel(Offer::default());
     let (streams, stopped) = (watch::Sender::default(), watch::channel(false).1);
     let mut stream = ListStream {
@@ -77,7 +77,7 @@ async fn build(key: &str, document: &str, shares: usize) {
     for round in 0..LISTS {
         // A device falls ill, and recovers.
         let ill = (round % 2 == 0).then(|| (device.clone(), "a measurement".to_owned()));
-        books.ledger.hold_back(ill.into_iter().collect());
+        books.allocator.set_unavailable(ill.into_iter().collect());
         let start = Instant::now();
         offers.send_replace(books.page().offers.remove(0));
         let list = stream.next().await.unwrap();

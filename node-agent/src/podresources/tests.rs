@@ -98,7 +98,7 @@ async fn holders_and_what_can_be_given_out_are_observed() {
     );
     let pair = |id: &str| ("a.b/c".to_owned(), id.to_owned());
     assert_eq!(observation.allocatable, [pair("GPU-1"), pair("GPU-2")].into());
-    assert_eq!(observation.remembered, [pair("GPU-3")].into());
+    assert_eq!(observation.checkpoint, [pair("GPU-3")].into());
 }
 
 #[tokio::test]

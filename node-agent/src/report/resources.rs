@@ -3,7 +3,7 @@
 use super::{Plugin, number};
 use crate::{books::Page, mps::seen::held_back, plugin::Offer};
 use gpunode_crds::{MAX_DEVICES, OfferedDevice, ResourceStatus, SharingStrategy};
-use gpunode_gpu::{DeviceSharing, ResourceList, device_of};
+use gpunode_gpu::{AdvertisedResource, DeviceSharing, device_of};
 use std::collections::BTreeSet;
 
 /// Appended to the name of a resource whose devices are shared.
@@ -38,7 +38,7 @@ pub fn resources(page: &Page, plugin: Plugin<'_>) -> Vec<ResourceStatus> {
 }
 
 /// How the first of the devices that are shared is.
-fn sharing(list: &ResourceList, page: &Page) -> Option<SharingStrategy> {
+fn sharing(list: &AdvertisedResource, page: &Page) -> Option<SharingStrategy> {
     let assignments = list
         .shares
         .iter()
@@ -54,13 +54,13 @@ fn sharing(list: &ResourceList, page: &Page) -> Option<SharingStrategy> {
 }
 
 /// A device that neither waits nor is held back nor is broken has unhealthy shares for this reason alone.
-fn withheld(list: &ResourceList, is_explained: impl Fn(&str) -> bool) -> Option<i32> {
+fn withheld(list: &AdvertisedResource, is_explained: impl Fn(&str) -> bool) -> Option<i32> {
     let unhealthy = list.shares.iter().filter(|share| !share.healthy);
     let count = unhealthy.filter(|share| !is_explained(device_of(&share.id))).count();
     (count > 0).then(|| number(count))
 }
 
-fn devices(list: &ResourceList) -> Vec<OfferedDevice> {
+fn devices(list: &AdvertisedResource) -> Vec<OfferedDevice> {
     let mut devices: Vec<OfferedDevice> = Vec::new();
     for share in &list.shares {
         let (uuid, healthy) = (device_of(&share.id), i32::from(share.healthy));

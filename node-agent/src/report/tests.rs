@@ -9,7 +9,7 @@ use crate::{
     plugin::Offer,
 };
 use gpunode_crds::{Architecture, FaultReason, HealthState, MpsDaemon, MpsDaemonState, OfferedDevice};
-use gpunode_gpu::{Gpu, Inventory, ResourceList, Share, Waiting};
+use gpunode_gpu::{AdvertisedResource, AdvertisedShare, Gpu, Inventory, PendingChange};
 use std::sync::Arc;
 
 fn hardware(driver: Driver) -> Hardware {
@@ -51,13 +51,13 @@ fn verdicts(status: &GpuNodeStatus) -> Vec<String> {
 
 /// Two shares of a resource, one of them healthy.
 fn page() -> Page {
-    let share = |id: &str, healthy| Share {
+    let share = |id: &str, healthy| AdvertisedShare {
         id: id.to_owned(),
         healthy,
         numa_node: None,
     };
     let shares = vec![share("GPU-0", true), share("GPU-1", false)];
-    let list = ResourceList {
+    let list = AdvertisedResource {
         name: "nvidia.com/gpu".to_owned(),
         shares,
     };
@@ -309,13 +309,13 @@ fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
 fn units(devices: &[(&str, u32, u32)]) -> Page {
     let shares = (0..devices.iter().map(|(_, units, _)| *units).max().unwrap_or_default()).flat_map(|number| {
         let has = devices.iter().filter(move |(_, units, _)| number < *units);
-        has.map(move |(uuid, _, healthy)| Share {
+        has.map(move |(uuid, _, healthy)| AdvertisedShare {
             id: format!("{uuid}-_-{number}"),
             healthy: number < *healthy,
             numa_node: None,
         })
     });
-    let list = ResourceList {
+    let list = AdvertisedResource {
         name: "a.b/mem".to_owned(),
         shares: shares.collect(),
     };
@@ -350,7 +350,7 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
     assert_eq!(withheld(&units(&[("GPU-0", 3, 3), ("GPU-1", 5, 5)])), None);
     let page = units(&[("GPU-0", 3, 1), ("GPU-1", 5, 5)]);
     assert_eq!(withheld(&page), Some(2));
-    let waiting = vec![Waiting {
+    let waiting = vec![PendingChange {
         device: "GPU-0".to_owned(),
         message: String::new(),
         pods: Vec::new(),
@@ -419,15 +419,15 @@ fn broken(device: &str) -> Ailments {
 fn a_device_that_waits_is_told_and_leaves_the_node_ready() {
     let (hardware, in_force) = offered();
     let pods: Vec<String> = (10..40).map(|pod| format!("team/{pod}")).collect();
-    let waiting = vec![Waiting {
+    let waiting = vec![PendingChange {
         device: "GPU-1".to_owned(),
         message: "ü".repeat(600),
         pods,
     }];
-    let holder = |number| gpu::Holder {
+    let holder = |number| gpu::DeviceHolder {
         pod: format!("pod-{number}"),
         count: 3,
-        ..gpu::Holder::default()
+        ..gpu::DeviceHolder::default()
     };
     let page = Page {
         waiting,

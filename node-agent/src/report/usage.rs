@@ -1,7 +1,7 @@
 //! What is in use and by whom, in a few words for a table. Pure.
 
 use gpunode_crds::ResourceStatus;
-use gpunode_gpu::Holder;
+use gpunode_gpu::DeviceHolder;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Resources and pods that are named; more are counted.
@@ -9,7 +9,7 @@ const NAMED: usize = 3;
 
 /// How much of each resource is held, such as `nvidia.com/gpu 5/8, nvidia.com/gpu.shared 1/16`. What is held under a name
 /// that is not offered any more comes last, without a capacity.
-pub fn in_use(resources: &[ResourceStatus], holders: &[Holder]) -> Option<String> {
+pub fn in_use(resources: &[ResourceStatus], holders: &[DeviceHolder]) -> Option<String> {
     let mut held: BTreeMap<&str, u64> = BTreeMap::new();
     for holder in holders {
         *held.entry(&holder.resource).or_default() += u64::from(holder.count);
@@ -24,7 +24,7 @@ pub fn in_use(resources: &[ResourceStatus], holders: &[Holder]) -> Option<String
 }
 
 /// The pods that hold something, such as `ml/train-0, ml/notebook`.
-pub fn held_by(holders: &[Holder]) -> Option<String> {
+pub fn held_by(holders: &[DeviceHolder]) -> Option<String> {
     let pods: BTreeSet<String> = holders
         .iter()
         .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
@@ -45,8 +45,8 @@ fn few(parts: &[String]) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn holder(pod: &str, resource: &str, count: u32) -> Holder {
-        Holder {
+    fn holder(pod: &str, resource: &str, count: u32) -> DeviceHolder {
+        DeviceHolder {
             namespace: "ml".to_owned(),
             pod: pod.to_owned(),
             container: "main".to_owned(),

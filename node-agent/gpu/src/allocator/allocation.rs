@@ -1,8 +1,8 @@
 //! What a container is given for the ids that the kubelet picked, and what it is refused.
 
 use super::{
-    Ledger,
-    offer::{Offered, State},
+    Allocator,
+    offer::{AdvertisedDevice, Availability},
 };
 use crate::{Device, DeviceSharing, device_of};
 use std::{
@@ -17,7 +17,7 @@ const HANDED_ON: Duration = Duration::from_secs(1);
 
 /// What a container gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Granted {
+pub struct AllocatedDevices {
     /// The devices and how many shares of each, by index.
     pub devices: Vec<(Device, u32)>,
     /// How they are shared; that of the first where a change is under way.
@@ -26,7 +26,7 @@ pub struct Granted {
 
 /// Why a container gets nothing.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-pub enum Refusal {
+pub enum AllocationRefusal {
     /// Nothing was asked for.
     #[error("allocate {resource}: the request names no device")]
     Empty {
@@ -100,7 +100,7 @@ pub enum Refusal {
     },
     /// The device cannot be given out now.
     #[error("allocate {resource}: {device} cannot be given out now: {reason}")]
-    HeldBack {
+    Unavailable {
         /// The resource.
         resource: String,
         /// UUID of the device.
@@ -110,7 +110,7 @@ pub enum Refusal {
     },
 }
 
-impl Ledger {
+impl Allocator {
     /// Whether one of the shares is held as far as is known here, so that only a new observation can tell whether it may be
     /// given out. A kubelet can forget an allocation that it is about to write down when it is asked for holders at that
     /// moment (`pkg/kubelet/cm/devicemanager/manager.go`, `UpdateAllocatedDevices`), and then picks the share again.
@@ -127,7 +127,7 @@ impl Ledger {
         ids: &[String],
         now: Instant,
         unseen: Option<&str>,
-    ) -> Result<Granted, Refusal> {
+    ) -> Result<AllocatedDevices, AllocationRefusal> {
         // A set: an id that is named twice is one share.
         let ids: BTreeSet<&str> = ids.iter().map(String::as_str).collect();
         let granted = self.judge(resource, &ids, now, unseen)?;
@@ -141,10 +141,10 @@ impl Ledger {
         ids: &BTreeSet<&str>,
         now: Instant,
         unseen: Option<&str>,
-    ) -> Result<Granted, Refusal> {
+    ) -> Result<AllocatedDevices, AllocationRefusal> {
         let name = || resource.to_owned();
         if ids.is_empty() {
-            return Err(Refusal::Empty { resource: name() });
+            return Err(AllocationRefusal::Empty { resource: name() });
         }
         let mut offered = self.offered(resource);
         let places: BTreeMap<&str, usize> = offered.iter().enumerate().map(|(at, of)| (of.uuid, at)).collect();
@@ -166,16 +166,16 @@ impl Ledger {
             }
         }
         if !unknown.is_empty() {
-            return Err(Refusal::Unknown {
+            return Err(AllocationRefusal::Unknown {
                 resource: name(),
                 ids: unknown,
             });
         }
-        let given: Vec<(&Offered<'_>, u32)> = asked
+        let given: Vec<(&AdvertisedDevice<'_>, u32)> = asked
             .into_iter()
             .filter_map(|(at, count)| Some((offered.get(at)?, count)))
             .collect();
-        let replicated = |of: &Offered<'_>| {
+        let replicated = |of: &AdvertisedDevice<'_>| {
             matches!(
                 of.sharing,
                 DeviceSharing::TimeSlicing { .. } | DeviceSharing::Mps { .. }
@@ -186,17 +186,17 @@ impl Ledger {
             .get(resource)
             .is_some_and(|rules| rules.fail_requests_greater_than_one);
         if one_only && ids.len() > 1 && given.iter().any(|(of, _)| replicated(of)) {
-            return Err(Refusal::MoreThanOne {
+            return Err(AllocationRefusal::MoreThanOne {
                 resource: name(),
                 asked: ids.len(),
             });
         }
-        if let Some((of, _)) = given.iter().find(|(of, _)| of.state == State::Out) {
+        if let Some((of, _)) = given.iter().find(|(of, _)| of.state == Availability::Unavailable) {
             let reason = self
-                .held_back(of.uuid)
+                .unavailable(of.uuid)
                 .unwrap_or("the driver no longer lists it")
                 .to_owned();
-            return Err(Refusal::HeldBack {
+            return Err(AllocationRefusal::Unavailable {
                 resource: name(),
                 device: of.uuid.to_owned(),
                 reason,
@@ -212,7 +212,7 @@ impl Ledger {
             .into_iter()
             .filter_map(|(of, count)| Some((of.device?.clone(), count)))
             .collect();
-        Ok(Granted { devices, sharing })
+        Ok(AllocatedDevices { devices, sharing })
     }
 
     /// Refuses what a container has. What was given out and is not seen held since may come again: the kubelet hands the
@@ -223,13 +223,13 @@ impl Ledger {
         ids: &BTreeSet<&str>,
         now: Instant,
         unseen: Option<&str>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), AllocationRefusal> {
         let since = |then: Instant| now.saturating_duration_since(then);
         for id in ids {
             let share = (resource.to_owned(), (*id).to_owned());
             if let Some(pod) = self.held.holder(&share) {
                 let (age, unseen) = (self.seen.map(since).unwrap_or_default(), unseen.map(str::to_owned));
-                return Err(Refusal::Held {
+                return Err(AllocationRefusal::Held {
                     resource: share.0,
                     id: share.1,
                     pod,
@@ -241,7 +241,7 @@ impl Ledger {
                 && let Some(age) = self.held.granted(&share).map(since)
                 && age > HANDED_ON
             {
-                return Err(Refusal::Unproven {
+                return Err(AllocationRefusal::Unproven {
                     resource: share.0,
                     id: share.1,
                     age,
@@ -260,15 +260,15 @@ fn why(unseen: Option<&str>) -> String {
 }
 
 /// The refusal of shares of several devices; in `offered`, those that are asked for count as free.
-fn split(resource: &str, asked: usize, offered: &[Offered<'_>]) -> Refusal {
+fn split(resource: &str, asked: usize, offered: &[AdvertisedDevice<'_>]) -> AllocationRefusal {
     let count = |shares: usize| u32::try_from(shares).unwrap_or(u32::MAX);
     let ones = || offered.iter().filter(|of| of.sharing.one_device_per_container());
     let most = ones().min_by_key(|of| (Reverse(of.free()), of.order()));
-    Refusal::Split {
+    AllocationRefusal::Split {
         resource: resource.to_owned(),
         asked: count(asked),
-        free_total: count(ones().map(Offered::free).sum::<usize>().max(asked)),
-        most_free: count(most.map(Offered::free).unwrap_or_default()),
+        free_total: count(ones().map(AdvertisedDevice::free).sum::<usize>().max(asked)),
+        most_free: count(most.map(AdvertisedDevice::free).unwrap_or_default()),
         device_index: most.and_then(|of| of.device).map(Device::index).unwrap_or_default(),
     }
 }

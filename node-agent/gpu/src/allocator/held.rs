@@ -1,6 +1,6 @@
 //! What is held: what the kubelet says, and what was given out since.
 
-use super::Holding;
+use super::ContainerShares;
 use crate::{Assignment, device_of};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,18 +12,18 @@ use std::{
 pub const GRANT_MEMORY: Duration = Duration::from_secs(5);
 
 /// Resource and id of a share.
-type Share = (String, String);
+type ShareKey = (String, String);
 
 /// The shares that are held.
 #[derive(Clone, Debug, Default)]
 pub struct Held {
-    observed: Vec<Holding>,
+    observed: Vec<ContainerShares>,
     /// Shares given out and not seen held since, and when.
-    grants: BTreeMap<Share, Instant>,
+    grants: BTreeMap<ShareKey, Instant>,
     /// Both of them by UUID.
-    by_device: BTreeMap<String, BTreeSet<Share>>,
+    by_device: BTreeMap<String, BTreeSet<ShareKey>>,
     /// Shares that only the kubelet's checkpoint has, by UUID.
-    remembered: BTreeMap<String, BTreeSet<Share>>,
+    checkpoint: BTreeMap<String, BTreeSet<ShareKey>>,
 }
 
 impl Held {
@@ -32,10 +32,10 @@ impl Held {
     pub fn observe(
         &mut self,
         started: Instant,
-        holders: Vec<Holding>,
-        remembered: BTreeSet<Share>,
+        holders: Vec<ContainerShares>,
+        checkpoint: BTreeSet<ShareKey>,
     ) -> BTreeSet<String> {
-        let shown: BTreeSet<(&str, &str)> = holders.iter().flat_map(Holding::shares).collect();
+        let shown: BTreeSet<(&str, &str)> = holders.iter().flat_map(ContainerShares::shares).collect();
         self.grants.retain(|(resource, id), at| {
             let seen = shown.contains(&(resource.as_str(), id.as_str()));
             let lost = started
@@ -43,7 +43,7 @@ impl Held {
                 .is_some_and(|age| age >= GRANT_MEMORY);
             !seen && !lost
         });
-        let mut by_device: BTreeMap<String, BTreeSet<Share>> = BTreeMap::new();
+        let mut by_device: BTreeMap<String, BTreeSet<ShareKey>> = BTreeMap::new();
         let granted = self
             .grants
             .keys()
@@ -54,8 +54,9 @@ impl Held {
                 .or_default()
                 .insert((resource.to_owned(), id.to_owned()));
         }
-        let still =
-            |(device, share): &(&String, &Share)| by_device.get(*device).is_some_and(|shares| shares.contains(share));
+        let still = |(device, share): &(&String, &ShareKey)| {
+            by_device.get(*device).is_some_and(|shares| shares.contains(share))
+        };
         let before = self
             .by_device
             .iter()
@@ -66,11 +67,11 @@ impl Held {
             .collect();
         self.by_device = by_device;
         self.observed = holders;
-        self.remembered.clear();
-        for share in remembered {
+        self.checkpoint.clear();
+        for share in checkpoint {
             let device = device_of(&share.1);
             if !self.by_device.get(device).is_some_and(|shares| shares.contains(&share)) {
-                self.remembered.entry(device.to_owned()).or_default().insert(share);
+                self.checkpoint.entry(device.to_owned()).or_default().insert(share);
             }
         }
         freed
@@ -94,13 +95,13 @@ impl Held {
     }
 
     /// What the kubelet said last.
-    pub fn observed(&self) -> &[Holding] {
+    pub fn observed(&self) -> &[ContainerShares] {
         &self.observed
     }
 
     /// UUIDs of the devices of which something is held or may be.
     pub fn devices(&self) -> impl Iterator<Item = &String> {
-        self.by_device.keys().chain(self.remembered.keys())
+        self.by_device.keys().chain(self.checkpoint.keys())
     }
 
     /// Of how many shares of each device something is held, by UUID.
@@ -114,28 +115,28 @@ impl Held {
     }
 
     /// Whether the kubelet's checkpoint alone has something of the device but what `except` offers of it.
-    pub fn remembers_of(&self, uuid: &str, except: Option<&Assignment>) -> bool {
-        has_other(self.remembered.get(uuid), uuid, except)
+    pub fn checkpoint_holds_of(&self, uuid: &str, except: Option<&Assignment>) -> bool {
+        has_other(self.checkpoint.get(uuid), uuid, except)
     }
 
     /// Whether the kubelet said that the share is held, or it was given out since.
-    pub fn is_held(&self, share: &Share) -> bool {
+    pub fn is_held(&self, share: &ShareKey) -> bool {
         self.by_device
             .get(device_of(&share.1))
             .is_some_and(|shares| shares.contains(share))
     }
 
     /// When a share was given out that is not seen held since.
-    pub fn granted(&self, share: &Share) -> Option<Instant> {
+    pub fn granted(&self, share: &ShareKey) -> Option<Instant> {
         self.grants.get(share).copied()
     }
 
     /// Who holds a share as the kubelet says, as `NAMESPACE/POD`.
-    pub fn holder(&self, share: &Share) -> Option<String> {
+    pub fn holder(&self, share: &ShareKey) -> Option<String> {
         if !self.is_held(share) || self.grants.contains_key(share) {
             return None;
         }
-        let holds = |of: &&Holding| of.resource == share.0 && of.ids.contains(&share.1);
+        let holds = |of: &&ContainerShares| of.resource == share.0 && of.ids.contains(&share.1);
         self.observed
             .iter()
             .find(holds)
@@ -163,8 +164,8 @@ impl Held {
 }
 
 /// Whether there is a share but those that `except` offers of the device.
-fn has_other(shares: Option<&BTreeSet<Share>>, uuid: &str, except: Option<&Assignment>) -> bool {
-    let excepted = |(resource, id): &Share| {
+fn has_other(shares: Option<&BTreeSet<ShareKey>>, uuid: &str, except: Option<&Assignment>) -> bool {
+    let excepted = |(resource, id): &ShareKey| {
         except.is_some_and(|of| of.resource == *resource && of.sharing.number(uuid, id).is_some())
     };
     shares.is_some_and(|shares| !shares.iter().all(excepted))

@@ -4,21 +4,21 @@ use std::{collections::BTreeSet, time::Instant};
 
 /// One look at the kubelet: its `PodResources` API and its checkpoint. Looks are made one after the other.
 #[derive(Clone, Debug)]
-pub struct Observation {
+pub struct KubeletObservation {
     /// When the first of its calls was made.
     pub started: Instant,
     /// What `List` says; it is called after `GetAllocatableResources`.
-    pub holders: Vec<Holding>,
+    pub holders: Vec<ContainerShares>,
     /// What `GetAllocatableResources` says: resource and id of every share that the kubelet takes for healthy.
     pub allocatable: BTreeSet<(String, String)>,
     /// What the kubelet's checkpoint has, read after `List`: resource and id of every share that it takes for held. It
     /// misses none, and may have some that are free; `List` leaves out init containers that run to their end.
-    pub remembered: BTreeSet<(String, String)>,
+    pub checkpoint: BTreeSet<(String, String)>,
 }
 
 /// What one container holds of one resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Holding {
+pub struct ContainerShares {
     /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod.
@@ -33,7 +33,7 @@ pub struct Holding {
 
 /// A container that holds shares of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Holder {
+pub struct DeviceHolder {
     /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod.
@@ -50,7 +50,7 @@ pub struct Holder {
 
 /// A device that has to wait before it changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct PendingChange {
     /// UUID of the device.
     pub device: String,
     /// What it waits for, in words.
@@ -59,16 +59,16 @@ pub struct Waiting {
     pub pods: Vec<String>,
 }
 
-impl Holding {
+impl ContainerShares {
     /// Resource and id of each share.
     pub(super) fn shares(&self) -> impl Iterator<Item = (&str, &str)> {
         self.ids.iter().map(|id| (self.resource.as_str(), id.as_str()))
     }
 }
 
-impl Holder {
+impl DeviceHolder {
     /// One that holds something of `device`, without a count.
-    pub(super) fn of(holding: &Holding, device: &str) -> Self {
+    pub(super) fn of(holding: &ContainerShares, device: &str) -> Self {
         Self {
             namespace: holding.namespace.clone(),
             pod: holding.pod.clone(),

@@ -3,15 +3,15 @@
 //! The answer is advice to the kubelet, and an error would fail the pod: there is always an answer.
 
 use super::{
-    Ledger,
-    offer::{Offered, State},
+    Allocator,
+    offer::{AdvertisedDevice, Availability},
 };
 use crate::{Candidate, DeviceSharing, Load, Pool, Rules, choose, device_of};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What a container had best get.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Preference {
+pub struct PreferredAllocation {
     /// Ids of shares.
     pub ids: Vec<String>,
     /// Whether utilisation would decide between devices that are equal otherwise.
@@ -51,7 +51,7 @@ struct Stock<'a> {
     rules: Rules,
 }
 
-impl Ledger {
+impl Allocator {
     /// `size` of the `available` ids, among them those of `must_include`; fewer where there are not enough. Where devices
     /// are equal, `busy`, the utilisation of GPUs by index in percent, decides.
     pub fn preferred(
@@ -61,7 +61,7 @@ impl Ledger {
         must_include: &[String],
         size: usize,
         busy: &BTreeMap<u32, u32>,
-    ) -> Preference {
+    ) -> PreferredAllocation {
         let required: BTreeSet<&str> = must_include.iter().map(String::as_str).collect();
         let mut stock = self.stock(resource, available, &required, busy);
         let missing = size.saturating_sub(required.len());
@@ -82,7 +82,7 @@ impl Ledger {
             .chain(rest)
             .map(str::to_owned)
             .collect();
-        Preference { ids, is_tied }
+        PreferredAllocation { ids, is_tied }
     }
 
     fn stock<'a>(
@@ -114,7 +114,7 @@ impl Ledger {
                 None => _ = unknown.insert(id),
             }
         }
-        let supply = |((of, free), picked): ((&Offered<'_>, Free<'a>), usize)| {
+        let supply = |((of, free), picked): ((&AdvertisedDevice<'_>, Free<'a>), usize)| {
             let (unsure, sure): (Vec<_>, Vec<_>) = free.into_iter().partition(|((held, _), _)| *held);
             let ids = |free: Vec<((bool, u32), &'a str)>| free.into_iter().map(|(_, id)| id).collect::<VecDeque<_>>();
             let gpu = of
@@ -125,7 +125,7 @@ impl Ledger {
                 sharing: of.sharing,
                 gpu: of.device.and_then(|device| self.scores.place(&device.gpu_uuid)),
                 busy: gpu.and_then(|gpu| busy.get(&gpu)).copied().unwrap_or_default(),
-                unfit: of.state != State::InForce,
+                unfit: of.state != Availability::Allocatable,
                 picked,
                 // The kubelet asks with what it knows now, which is newer than what it said last of holders.
                 held: of.held.len().saturating_sub(sure.len() + unsure.len() + picked),

@@ -1,4 +1,4 @@
-//! What the ledger does, step by step; [`model`] plays a kubelet against it.
+//! What the allocator does, step by step; [`model`] plays a kubelet against it.
 
 mod allocations;
 mod choices;
@@ -8,7 +8,7 @@ mod kubelet;
 mod model;
 
 use super::*;
-use crate::{Gpu, Inventory, MigDevice, MigMode, Share, wanted};
+use crate::{AdvertisedShare, Gpu, Inventory, MigDevice, MigMode, wanted};
 use gpunode_config::load;
 use std::time::Duration;
 
@@ -48,8 +48,8 @@ fn strings(ids: &[&str]) -> Vec<String> {
     ids.iter().map(|id| (*id).to_owned()).collect()
 }
 
-fn holding(pod: &str, resource: &str, ids: &[&str]) -> Holding {
-    Holding {
+fn holding(pod: &str, resource: &str, ids: &[&str]) -> ContainerShares {
+    ContainerShares {
         namespace: "team".to_owned(),
         pod: pod.to_owned(),
         container: "main".to_owned(),
@@ -58,37 +58,37 @@ fn holding(pod: &str, resource: &str, ids: &[&str]) -> Holding {
     }
 }
 
-/// A ledger with a clock and a kubelet that has taken every list.
+/// A allocator with a clock and a kubelet that has taken every list.
 struct Desk {
-    ledger: Ledger,
+    allocator: Allocator,
     now: Instant,
 }
 
 impl Desk {
-    fn new(config: &str, holders: &[Holding]) -> Self {
+    fn new(config: &str, holders: &[ContainerShares]) -> Self {
         let mut desk = Self {
-            ledger: Ledger::default(),
+            allocator: Allocator::default(),
             now: Instant::now(),
         };
-        desk.ledger.want(wants(config));
+        desk.allocator.set_desired(wants(config));
         desk.observe(holders);
         desk
     }
 
     /// An observation in which the kubelet has taken the lists of now.
-    fn observe(&mut self, holders: &[Holding]) {
+    fn observe(&mut self, holders: &[ContainerShares]) {
         let allocatable = self.healthy();
         self.now += Duration::from_secs(1);
-        self.ledger.observe(Observation {
+        self.allocator.observe(KubeletObservation {
             started: self.now,
             holders: holders.to_vec(),
             allocatable,
-            remembered: BTreeSet::new(),
+            checkpoint: BTreeSet::new(),
         });
     }
 
     fn healthy(&self) -> BTreeSet<(String, String)> {
-        let lists = self.ledger.lists();
+        let lists = self.allocator.advertised();
         let shares = lists
             .iter()
             .flat_map(|list| list.shares.iter().map(|share| (list.name.clone(), share)));
@@ -98,13 +98,13 @@ impl Desk {
             .collect()
     }
 
-    fn allocate(&mut self, resource: &str, ids: &[&str]) -> Result<Granted, Refusal> {
-        self.ledger.allocate(resource, &strings(ids), self.now, None)
+    fn allocate(&mut self, resource: &str, ids: &[&str]) -> Result<AllocatedDevices, AllocationRefusal> {
+        self.allocator.allocate(resource, &strings(ids), self.now, None)
     }
 
     /// Healthy and all shares of a resource.
     fn count(&self, resource: &str) -> Option<(usize, usize)> {
-        let lists = self.ledger.lists();
+        let lists = self.allocator.advertised();
         let list = lists.iter().find(|list| list.name == resource)?;
         Some((
             list.shares.iter().filter(|share| share.healthy).count(),
@@ -115,17 +115,17 @@ impl Desk {
 
 #[test]
 fn nothing_is_offered_before_the_holders_are_known() {
-    let mut ledger = Ledger::default();
-    ledger.want(wants(""));
-    assert!(!ledger.is_known() && ledger.lists().is_empty() && ledger.waiting().is_empty());
-    let restored = Ledger::restore([("GPU-0".to_owned(), wants("").devices[0].assignment.clone())].into());
-    assert!(restored.lists().is_empty());
+    let mut allocator = Allocator::default();
+    allocator.set_desired(wants(""));
+    assert!(!allocator.is_observed() && allocator.advertised().is_empty() && allocator.pending_changes().is_empty());
+    let restored = Allocator::restore([("GPU-0".to_owned(), wants("").devices[0].assignment.clone())].into());
+    assert!(restored.advertised().is_empty());
 }
 
 #[test]
 fn a_list_begins_with_one_share_of_each_device_and_says_where_it_is() {
     let desk = Desk::new(SHARED, &[]);
-    let lists = desk.ledger.lists();
+    let lists = desk.allocator.advertised();
     let ids: Vec<&str> = lists[0].shares.iter().map(|share| share.id.as_str()).collect();
     assert_eq!(
         ids,
@@ -133,7 +133,7 @@ fn a_list_begins_with_one_share_of_each_device_and_says_where_it_is() {
     );
     assert_eq!(
         lists[0].shares[1],
-        Share {
+        AdvertisedShare {
             id: "GPU-1::0".to_owned(),
             healthy: true,
             numa_node: Some(1)
@@ -144,20 +144,20 @@ fn a_list_begins_with_one_share_of_each_device_and_says_where_it_is() {
 #[test]
 fn a_held_device_stays_as_it_is_until_its_last_holder_is_gone_and_others_change_at_once() {
     let mut desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-1"])]);
-    desk.ledger.want(wants(SHARED));
+    desk.allocator.set_desired(wants(SHARED));
     assert_eq!(
         desk.count("nvidia.com/gpu"),
         Some((1, 3)),
         "only the held one is healthy"
     );
     desk.observe(&[holding("train", "nvidia.com/gpu", &["GPU-1"])]);
-    let ids: Vec<String> = desk.ledger.lists()[0]
+    let ids: Vec<String> = desk.allocator.advertised()[0]
         .shares
         .iter()
         .map(|share| share.id.clone())
         .collect();
     assert_eq!(ids, ["GPU-0::0", "GPU-1", "GPU-2::0", "GPU-0::1", "GPU-2::1"]);
-    let [waiting] = desk.ledger.waiting().try_into().unwrap();
+    let [waiting] = desk.allocator.pending_changes().try_into().unwrap();
     assert_eq!(
         (waiting.device.as_str(), waiting.pods),
         ("GPU-1", strings(&["team/train"]))
@@ -174,13 +174,13 @@ fn a_held_device_stays_as_it_is_until_its_last_holder_is_gone_and_others_change_
     );
     desk.observe(&[]);
     assert_eq!(desk.count("nvidia.com/gpu"), Some((6, 6)));
-    assert!(desk.ledger.waiting().is_empty() && !desk.ledger.is_busy());
+    assert!(desk.allocator.pending_changes().is_empty() && !desk.allocator.needs_observation());
 }
 
 #[test]
 fn an_allocation_of_an_old_id_delays_the_change_and_one_after_it_is_refused() {
     let mut desk = Desk::new("", &[]);
-    desk.ledger.want(wants(SHARED));
+    desk.allocator.set_desired(wants(SHARED));
     assert!(
         desk.allocate("nvidia.com/gpu", &["GPU-1"]).is_ok(),
         "the kubelet had picked it before"
@@ -192,7 +192,7 @@ fn an_allocation_of_an_old_id_delays_the_change_and_one_after_it_is_refused() {
         refused.to_string(),
         "allocate nvidia.com/gpu: unknown shares GPU-0; they are not in the list that is in force"
     );
-    let waiting = desk.ledger.waiting();
+    let waiting = desk.allocator.pending_changes();
     assert!(
         waiting[0].message.contains("until it is certain that no container got"),
         "{waiting:?}"
@@ -203,34 +203,34 @@ fn an_allocation_of_an_old_id_delays_the_change_and_one_after_it_is_refused() {
 fn an_allocation_counts_until_it_is_seen_held_or_five_seconds_have_passed() {
     let mut desk = Desk::new("", &[]);
     desk.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap();
-    assert!(desk.ledger.is_busy());
-    desk.ledger.want(wants(SHARED));
+    assert!(desk.allocator.needs_observation());
+    desk.allocator.set_desired(wants(SHARED));
     for _ in 0..4 {
         desk.observe(&[]);
-        assert_eq!(desk.ledger.waiting().len(), 1);
+        assert_eq!(desk.allocator.pending_changes().len(), 1);
     }
     desk.observe(&[]);
-    assert!(desk.ledger.is_busy(), "its id was still healthy");
+    assert!(desk.allocator.needs_observation(), "its id was still healthy");
     desk.observe(&[]);
-    assert!(!desk.ledger.is_busy());
+    assert!(!desk.allocator.needs_observation());
 }
 
 #[test]
 fn an_observation_from_before_an_allocation_says_nothing_about_it() {
     let mut desk = Desk::new("", &[]);
-    let before = Observation {
+    let before = KubeletObservation {
         started: desk.now,
         holders: Vec::new(),
         allocatable: BTreeSet::new(),
-        remembered: BTreeSet::new(),
+        checkpoint: BTreeSet::new(),
     };
     desk.now += Duration::from_mins(1);
     desk.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap();
-    desk.ledger.want(wants(SHARED));
-    desk.ledger.observe(before);
+    desk.allocator.set_desired(wants(SHARED));
+    desk.allocator.observe(before);
     let waiting: Vec<String> = desk
-        .ledger
-        .waiting()
+        .allocator
+        .pending_changes()
         .into_iter()
         .map(|waiting| waiting.device)
         .collect();
@@ -242,26 +242,26 @@ fn an_observation_that_comes_late_is_ignored() {
     let held = [holding("train", "nvidia.com/gpu", &["GPU-1"])];
     let mut desk = Desk::new("", &held);
     let late = desk.now.checked_sub(Duration::from_millis(1)).unwrap();
-    desk.ledger.observe(Observation {
+    desk.allocator.observe(KubeletObservation {
         started: late,
         holders: Vec::new(),
         allocatable: BTreeSet::new(),
-        remembered: BTreeSet::new(),
+        checkpoint: BTreeSet::new(),
     });
-    assert_eq!(desk.ledger.holders().len(), 1);
+    assert_eq!(desk.allocator.holders().len(), 1);
 }
 
 #[test]
 fn after_a_restart_what_was_given_out_shortly_before_is_not_given_again() {
     let before = Desk::new("", &[]);
     let mut desk = Desk {
-        ledger: Ledger::restore(before.ledger.saved().clone()),
+        allocator: Allocator::restore(before.allocator.assigned().clone()),
         now: before.now,
     };
-    desk.ledger.want(wants(SHARED));
+    desk.allocator.set_desired(wants(SHARED));
     desk.observe(&[]);
     assert_eq!(
-        desk.ledger.waiting().len(),
+        desk.allocator.pending_changes().len(),
         3,
         "the kubelet may not have written down its last allocation"
     );
@@ -280,8 +280,8 @@ fn a_device_that_somebody_else_gave_out_is_not_offered() {
     ];
     let mut desk = Desk::new("resources: [{name: a.b/c}]", &others);
     assert_eq!(desk.count("a.b/c"), Some((1, 1)));
-    assert_eq!(desk.ledger.holders().len(), 2, "both hold devices of this node");
-    let waiting = desk.ledger.waiting();
+    assert_eq!(desk.allocator.holders().len(), 2, "both hold devices of this node");
+    let waiting = desk.allocator.pending_changes();
     assert_eq!(
         waiting[1].message,
         "GPU 2 is not offered until the last pod that holds it is gone, then it becomes a.b/c"
@@ -297,7 +297,7 @@ fn a_device_that_somebody_else_gave_out_is_not_offered() {
 fn a_gpu_and_its_mig_devices_are_never_offered_together() {
     let held = [holding("whole", "nvidia.com/gpu", &["GPU-2"])];
     let mut desk = Desk::new("", &held);
-    desk.ledger.want(wants("mig: {strategy: Mixed}"));
+    desk.allocator.set_desired(wants("mig: {strategy: Mixed}"));
     desk.observe(&held);
     assert_eq!(
         desk.count("nvidia.com/mig-1g.4gb"),
@@ -314,12 +314,12 @@ fn a_gpu_and_its_mig_devices_are_never_offered_together() {
 fn a_resource_that_is_no_longer_configured_ends_with_its_last_holder() {
     let held = [holding("train", "nvidia.com/gpu", &["GPU-0"])];
     let mut desk = Desk::new("", &held);
-    desk.ledger.want(Wanted::nothing(&node()));
+    desk.allocator.set_desired(Wanted::nothing(&node()));
     desk.observe(&held);
     assert_eq!(desk.count("nvidia.com/gpu"), Some((1, 1)));
     desk.observe(&[]);
     desk.observe(&[]);
-    assert!(desk.ledger.lists().is_empty() && desk.ledger.saved().is_empty());
+    assert!(desk.allocator.advertised().is_empty() && desk.allocator.assigned().is_empty());
 }
 
 #[test]
@@ -328,7 +328,7 @@ fn a_gpu_that_is_gone_or_held_back_is_unhealthy_also_where_it_is_held() {
     let mut desk = Desk::new("", &held);
     let mut less = node();
     less.gpus.remove(0);
-    desk.ledger.want(wanted(&less, &load("").unwrap()).unwrap());
+    desk.allocator.set_desired(wanted(&less, &load("").unwrap()).unwrap());
     desk.observe(&held);
     assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 3)));
     let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err().to_string();
@@ -336,14 +336,14 @@ fn a_gpu_that_is_gone_or_held_back_is_unhealthy_also_where_it_is_held() {
         refused.ends_with("GPU-0 cannot be given out now: the driver no longer lists it"),
         "{refused}"
     );
-    desk.ledger.want(wants(""));
+    desk.allocator.set_desired(wants(""));
     assert_eq!(desk.count("nvidia.com/gpu"), Some((3, 3)));
-    desk.ledger
-        .hold_back([("GPU-1".to_owned(), "its MPS daemon does not answer".to_owned())].into());
+    desk.allocator
+        .set_unavailable([("GPU-1".to_owned(), "its MPS daemon does not answer".to_owned())].into());
     assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 3)));
     assert!(matches!(
         desk.allocate("nvidia.com/gpu", &["GPU-1"]),
-        Err(Refusal::HeldBack { .. })
+        Err(AllocationRefusal::Unavailable { .. })
     ));
 }
 
@@ -354,8 +354,9 @@ fn a_gpu_that_changes_its_index_keeps_its_shares() {
     let mut swapped = node();
     swapped.gpus[0].index = 1;
     swapped.gpus[1].index = 0;
-    desk.ledger.want(wanted(&swapped, &load(MEMORY).unwrap()).unwrap());
-    assert!(desk.ledger.waiting().is_empty());
+    desk.allocator
+        .set_desired(wanted(&swapped, &load(MEMORY).unwrap()).unwrap());
+    assert!(desk.allocator.pending_changes().is_empty());
     let granted = desk.allocate("a.b/mem", &["GPU-0-_-0", "GPU-0-_-1"]).unwrap();
     assert_eq!((granted.devices[0].0.gpu, granted.devices[0].1), (1, 2));
 }
@@ -367,7 +368,7 @@ fn holders_are_counted_per_container_and_device() {
         holding("a", "nvidia.com/gpu", &["GPU-0::0"]),
         holding("nic", "rdma/hca", &["mlx5_0"]),
     ];
-    let holders = Desk::new(SHARED, &held).ledger.holders();
+    let holders = Desk::new(SHARED, &held).allocator.holders();
     let counts: Vec<(&str, &str, u32)> = holders.iter().map(|of| (&*of.pod, &*of.device, of.count)).collect();
     assert_eq!(counts, [("a", "GPU-0", 1), ("b", "GPU-0", 1), ("b", "GPU-1", 2)]);
 }
@@ -375,9 +376,9 @@ fn holders_are_counted_per_container_and_device() {
 #[test]
 fn devices_under_mps_are_those_in_force() {
     let mut desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
-    desk.ledger.want(wants(
+    desk.allocator.set_desired(wants(
         "resources: [{name: nvidia.com/gpu, sharing: {strategy: Mps, replicas: 10}}]",
     ));
     desk.observe(&[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
-    assert_eq!(desk.ledger.mps_devices(), ["GPU-1", "GPU-2"]);
+    assert_eq!(desk.allocator.mps_devices(), ["GPU-1", "GPU-2"]);
 }

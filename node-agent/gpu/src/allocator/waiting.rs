@@ -1,13 +1,13 @@
 //! What waits, and for what.
 
-use super::{Ledger, Waiting};
+use super::{Allocator, PendingChange};
 use crate::{Assignment, DeviceSharing, device_of};
 use std::collections::BTreeSet;
 
-impl Ledger {
+impl Allocator {
     /// Devices that are not yet offered as they are to be, by index.
-    pub fn waiting(&self) -> Vec<Waiting> {
-        let mut waiting: Vec<Waiting> = self
+    pub fn pending_changes(&self) -> Vec<PendingChange> {
+        let mut waiting: Vec<PendingChange> = self
             .waiting_devices()
             .into_iter()
             .map(|uuid| self.describe(uuid))
@@ -21,31 +21,32 @@ impl Ledger {
 
     /// UUIDs of the devices whose entry is not what is wanted, and of those that are wanted and have none.
     pub(super) fn waiting_devices(&self) -> BTreeSet<&str> {
-        let (true, Some(wanted)) = (self.is_known(), &self.wanted) else {
+        let (true, Some(wanted)) = (self.is_observed(), &self.desired) else {
             return BTreeSet::new();
         };
         let changing = self
-            .entries
+            .assigned
             .iter()
             .filter(|(uuid, now)| wanted.get(*uuid) != Some(now))
             .map(|(uuid, _)| uuid);
-        let coming = wanted.keys().filter(|uuid| !self.entries.contains_key(*uuid));
+        let coming = wanted.keys().filter(|uuid| !self.assigned.contains_key(*uuid));
         changing.chain(coming).map(String::as_str).collect()
     }
 
     /// Whether a device waits only because of what the kubelet's checkpoint has. The kubelet writes it after each device
     /// list, so another list brings it up to date.
-    pub fn is_stale_memory(&self) -> bool {
+    pub fn waits_for_checkpoint(&self) -> bool {
         self.waiting_devices().into_iter().any(|uuid| {
             let together: Vec<&str> = self.overlapping(uuid).chain([uuid]).collect();
             let any = |holds: &dyn Fn(&str) -> bool| together.iter().any(|device| holds(device));
-            !any(&|device| self.held.holds_of(device, None)) && any(&|device| self.held.remembers_of(device, None))
+            !any(&|device| self.held.holds_of(device, None))
+                && any(&|device| self.held.checkpoint_holds_of(device, None))
         })
     }
 
-    fn describe(&self, uuid: &str) -> Waiting {
-        let now = self.entries.get(uuid);
-        let next = self.wanted.as_ref().and_then(|wanted| wanted.get(uuid));
+    fn describe(&self, uuid: &str) -> PendingChange {
+        let now = self.assigned.get(uuid);
+        let next = self.desired.as_ref().and_then(|wanted| wanted.get(uuid));
         let whole_or_part: BTreeSet<&str> = self.overlapping(uuid).chain([uuid]).collect();
         let holds = |id: &String| whole_or_part.contains(device_of(id));
         let holding = self
@@ -58,7 +59,10 @@ impl Ledger {
             "the last pod that holds it is gone"
         } else if whole_or_part.iter().any(|device| self.held.holds_of(device, None)) {
             "it is certain that no container got the shares that were given out last"
-        } else if whole_or_part.iter().any(|device| self.held.remembers_of(device, None)) {
+        } else if whole_or_part
+            .iter()
+            .any(|device| self.held.checkpoint_holds_of(device, None))
+        {
             "the kubelet's checkpoint names no container that holds it, such as an init container"
         } else {
             "the kubelet gives nothing of it out any more"
@@ -79,7 +83,7 @@ impl Ledger {
             (None, Some(next)) => format!("{name} is not offered until {until}, then it becomes {}", In(next)),
             (None, None) => format!("{name} is not offered"),
         };
-        Waiting {
+        PendingChange {
             device: uuid.to_owned(),
             message,
             pods: pods.into_iter().collect(),

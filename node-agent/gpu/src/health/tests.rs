@@ -26,8 +26,8 @@ fn look(gpu: &str, health: &Health) -> Probe {
     }
 }
 
-fn run(boot: &str, driver: &str) -> Observation {
-    Observation::Run(Run {
+fn run(boot: &str, driver: &str) -> HealthObservation {
+    HealthObservation::Run(Run {
         boot: boot.to_owned(),
         driver: driver.to_owned(),
     })
@@ -47,7 +47,7 @@ fn with_xids(rules: &Rules, numbers: &[i32]) -> Health {
     let mut health = Health::default();
     health.observe(run("a", "1"), rules, at(0));
     for number in numbers {
-        health.observe(Observation::Xid("G".to_owned(), *number), rules, at(1));
+        health.observe(HealthObservation::Xid("G".to_owned(), *number), rules, at(1));
     }
     health
 }
@@ -63,7 +63,7 @@ fn a_milder_xid_clears_no_graver_one_and_each_goes_by_its_own_evidence() {
     for step in [run("a", "1"), run("a", "2"), run("b", "2")] {
         health.observe(step, &rules, at(2));
         let probe = look("G", &health);
-        health.observe(Observation::Probe(probe), &rules, at(3));
+        health.observe(HealthObservation::Probe(probe), &rules, at(3));
         seen.push(xids(&health, "G"));
     }
     assert_eq!(seen, [vec![79, 95], vec![79], vec![]]);
@@ -79,7 +79,7 @@ fn the_drivers_recovery_action_decides_where_it_is_told() {
             remap_pending: Some(pending),
             ..look("G", &health)
         };
-        health.observe(Observation::Probe(probe), &rules, at(2));
+        health.observe(HealthObservation::Probe(probe), &rules, at(2));
         assert_eq!(xids(&health, "G").len(), left, "action {action}, pending {pending}");
     }
 }
@@ -92,8 +92,8 @@ fn a_look_from_before_an_xid_proves_nothing() {
         recovery_action: Some(0),
         ..look("G", &health)
     };
-    health.observe(Observation::Xid("G".to_owned(), 95), &rules, at(1));
-    health.observe(Observation::Probe(probe), &rules, at(2));
+    health.observe(HealthObservation::Xid("G".to_owned(), 95), &rules, at(1));
+    health.observe(HealthObservation::Probe(probe), &rules, at(2));
     assert_eq!(xids(&health, "G"), [95]);
 }
 
@@ -101,19 +101,19 @@ fn a_look_from_before_an_xid_proves_nothing() {
 fn a_mig_device_that_does_not_answer_itself_stays_faulty() {
     let rules = Rules::default();
     let mut health = Health::default();
-    health.observe(Observation::Xid("G/mig".to_owned(), 95), &rules, at(1));
+    health.observe(HealthObservation::Xid("G/mig".to_owned(), 95), &rules, at(1));
     let mut probe = Probe {
         recovery_action: Some(0),
         ..look("G", &health)
     };
     probe.instances[0].answers = false;
     for _ in 0..2 {
-        health.observe(Observation::Probe(probe.clone()), &rules, at(2));
+        health.observe(HealthObservation::Probe(probe.clone()), &rules, at(2));
     }
     assert_eq!(health.faults["G/mig"].len(), 2);
     assert_eq!(health.faults.get("G"), None);
     probe.instances[0].answers = true;
-    health.observe(Observation::Probe(probe), &rules, at(3));
+    health.observe(HealthObservation::Probe(probe), &rules, at(3));
     assert_eq!(health.faults.len(), 0);
 }
 
@@ -129,7 +129,7 @@ fn a_call_that_fails_once_is_no_fault_and_one_that_hangs_or_a_lost_gpu_is() {
         probe.answer = answer;
         probe.instances[0].answers = instance;
         health
-            .observe(Observation::Probe(probe.clone()), &rules, at(1))
+            .observe(HealthObservation::Probe(probe.clone()), &rules, at(1))
             .iter()
             .filter(|it| it.began)
             .count()
@@ -168,16 +168,16 @@ fn a_call_that_fails_once_is_no_fault_and_one_that_hangs_or_a_lost_gpu_is() {
 fn a_reset_of_a_gpu_cures_its_mig_devices() {
     let rules = Rules::default();
     let mut health = with_xids(&rules, &[95]);
-    health.observe(Observation::Xid("G/mig".to_owned(), 95), &rules, at(1));
-    health.observe(Observation::Xid("H".to_owned(), 95), &rules, at(1));
+    health.observe(HealthObservation::Xid("G/mig".to_owned(), 95), &rules, at(1));
+    health.observe(HealthObservation::Xid("H".to_owned(), 95), &rules, at(1));
     health.observe(
-        Observation::Reset(vec!["G".to_owned(), "G/mig".to_owned()]),
+        HealthObservation::Reset(vec!["G".to_owned(), "G/mig".to_owned()]),
         &rules,
         at(2),
     );
     for gpu in ["G", "H"] {
         let probe = look(gpu, &health);
-        health.observe(Observation::Probe(probe), &rules, at(3));
+        health.observe(HealthObservation::Probe(probe), &rules, at(3));
     }
     assert_eq!(health.faults.keys().collect::<Vec<_>>(), ["H"]);
 }
@@ -193,17 +193,17 @@ fn manual_recovery_waits_for_a_person_and_trouble_that_is_still_there_comes_back
         answer: Answer::Lost,
         ..look("G", &health)
     };
-    health.observe(Observation::Probe(lost.clone()), &rules, at(2));
+    health.observe(HealthObservation::Probe(lost.clone()), &rules, at(2));
     health.observe(run("b", "2"), &rules, at(3));
     let whole = Probe {
         recovery_action: Some(0),
         ..look("G", &health)
     };
-    health.observe(Observation::Probe(whole), &rules, at(4));
+    health.observe(HealthObservation::Probe(whole), &rules, at(4));
     assert_eq!(health.faults["G"].len(), 2);
-    health.observe(Observation::Recovered(at(5)), &rules, at(6));
+    health.observe(HealthObservation::Recovered(at(5)), &rules, at(6));
     assert_eq!(health.faults.len(), 0);
-    health.observe(Observation::Probe(lost), &rules, at(7));
+    health.observe(HealthObservation::Probe(lost), &rules, at(7));
     assert_eq!(health.faults["G"].len(), 1);
 }
 
@@ -214,8 +214,8 @@ fn a_person_clears_what_a_clock_noted_that_was_ahead() {
         ..Rules::default()
     };
     let mut health = Health::default();
-    health.observe(Observation::Xid("G".to_owned(), 95), &rules, at(1_000_000));
-    health.observe(Observation::Recovered(at(5)), &rules, at(6));
+    health.observe(HealthObservation::Xid("G".to_owned(), 95), &rules, at(1_000_000));
+    health.observe(HealthObservation::Recovered(at(5)), &rules, at(6));
     assert_eq!(health.faults.len(), 0);
 }
 
@@ -224,18 +224,18 @@ fn what_is_not_known_of_a_run_is_no_evidence() {
     let rules = Rules::default();
     let mut health = with_xids(&rules, &[95, 79]);
     for step in [run("a", ""), run("", "1"), run("", ""), run("a", "1")] {
-        assert!(!matches!(&step, Observation::Run(run) if health.is_other_boot(run)));
+        assert!(!matches!(&step, HealthObservation::Run(run) if health.is_other_boot(run)));
         health.observe(step, &rules, at(2));
         let probe = look("G", &health);
-        health.observe(Observation::Probe(probe), &rules, at(3));
+        health.observe(HealthObservation::Probe(probe), &rules, at(3));
         assert_eq!(xids(&health, "G"), [95, 79]);
     }
     // A fault of this boot, before the driver is known again.
     health.observe(run("b", ""), &rules, at(4));
-    health.observe(Observation::Xid("H".to_owned(), 95), &rules, at(5));
+    health.observe(HealthObservation::Xid("H".to_owned(), 95), &rules, at(5));
     health.observe(run("b", "2"), &rules, at(6));
     let probe = look("H", &health);
-    health.observe(Observation::Probe(probe), &rules, at(7));
+    health.observe(HealthObservation::Probe(probe), &rules, at(7));
     assert_eq!(xids(&health, "H"), [95]);
 }
 
@@ -246,13 +246,13 @@ fn a_device_is_broken_since_its_first_fault_whatever_comes_and_goes_beside_it() 
         ..Rules::default()
     };
     let mut health = Health::default();
-    health.observe(Observation::Xid("G".to_owned(), 94), &rules, at(1));
-    health.observe(Observation::Xid("G".to_owned(), 79), &rules, at(5));
+    health.observe(HealthObservation::Xid("G".to_owned(), 94), &rules, at(1));
+    health.observe(HealthObservation::Xid("G".to_owned(), 79), &rules, at(5));
     assert_eq!(health.gravest(&["G"]).unwrap().xid, Some(79));
     assert_eq!(health.broken_since(&["G"]), Some(at(1)));
     // Its processes are gone, so that the milder one is over.
     let probe = look("G", &health);
-    health.observe(Observation::Probe(probe), &rules, at(6));
+    health.observe(HealthObservation::Probe(probe), &rules, at(6));
     assert_eq!(xids(&health, "G"), [79]);
     assert_eq!(health.broken_since(&["G/mig", "G"]), Some(at(1)));
     assert_eq!(health.broken_since(&["H"]), None);
@@ -319,7 +319,7 @@ proptest! {
             let (observation, subject) = match &step {
                 Step::Xid(gpu, mig, xid) => {
                     let device = if *mig { format!("{}/mig", GPUS[*gpu]) } else { GPUS[*gpu].to_owned() };
-                    (Observation::Xid(device, *xid), Some(GPUS[*gpu]))
+                    (HealthObservation::Xid(device, *xid), Some(GPUS[*gpu]))
                 }
                 Step::Look { gpu, action, answer, processes, pending, instance } => {
                     let mut probe = look(GPUS[*gpu], &health);
@@ -327,12 +327,12 @@ proptest! {
                     probe.remap_pending = Some(*pending);
                     probe.instances[0].answers = *instance;
                     probe.instances[0].processes = Some(*processes);
-                    (Observation::Probe(probe), Some(GPUS[*gpu]))
+                    (HealthObservation::Probe(probe), Some(GPUS[*gpu]))
                 }
                 Step::Run(boot, driver) => (run(&boot.to_string(), &driver.to_string()), None),
                 Step::Reset(gpu) => {
                     let devices = vec![GPUS[*gpu].to_owned(), format!("{}/mig", GPUS[*gpu])];
-                    (Observation::Reset(devices), Some(GPUS[*gpu]))
+                    (HealthObservation::Reset(devices), Some(GPUS[*gpu]))
                 }
             };
             let transitions = health.observe(observation, &rules, at(now));

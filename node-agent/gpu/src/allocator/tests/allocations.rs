@@ -35,9 +35,9 @@ fn units_of_several_gpus_are_refused_with_what_fits() {
 #[test]
 fn withholding_leaves_what_is_held_and_the_free_units_of_one_gpu_until_something_is_freed() {
     let mut desk = Desk::new(MEMORY, &[holding("one", "a.b/mem", &["GPU-2-_-0", "GPU-2-_-1"])]);
-    assert_eq!(desk.ledger.withhold("a.b/mem"), 2 + 6);
+    assert_eq!(desk.allocator.withhold("a.b/mem"), 2 + 6);
     assert_eq!(desk.count("a.b/mem"), Some((8, 16)));
-    assert!(desk.ledger.is_busy());
+    assert!(desk.allocator.needs_observation());
     desk.allocate("a.b/mem", &["GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"])
         .unwrap();
     assert_eq!(desk.count("a.b/mem"), Some((5 + 4, 16)), "now GPU 0 has most");
@@ -50,14 +50,14 @@ fn withholding_leaves_what_is_held_and_the_free_units_of_one_gpu_until_something
     assert_eq!(desk.count("a.b/mem"), Some((9, 16)));
     desk.observe(&both[1..]);
     assert_eq!(desk.count("a.b/mem"), Some((16, 16)));
-    assert!(!desk.ledger.is_busy());
+    assert!(!desk.allocator.needs_observation());
     let mut desk = Desk::new(SHARED, &[]);
     assert_eq!(
-        desk.ledger.withhold("nvidia.com/gpu"),
+        desk.allocator.withhold("nvidia.com/gpu"),
         6,
         "replicas of one container can come from several GPUs"
     );
-    assert!(!desk.ledger.is_busy());
+    assert!(!desk.allocator.needs_observation());
 }
 
 #[test]
@@ -67,13 +67,13 @@ fn more_than_one_replica_is_refused_where_the_resource_says_so() {
     let refused = desk.allocate("nvidia.com/gpu", &["GPU-0::0", "GPU-1::0"]).unwrap_err();
     assert_eq!(
         refused,
-        Refusal::MoreThanOne {
+        AllocationRefusal::MoreThanOne {
             resource: "nvidia.com/gpu".to_owned(),
             asked: 2
         }
     );
     assert!(desk.allocate("nvidia.com/gpu", &[]).is_err());
-    desk.ledger.want(wants(SHARED));
+    desk.allocator.set_desired(wants(SHARED));
     let granted = desk
         .allocate("nvidia.com/gpu", &["GPU-1::0", "GPU-0::0", "GPU-0::1"])
         .unwrap();

@@ -8,13 +8,13 @@ fn free(desk: &Desk) -> Vec<String> {
 
 fn preferred(desk: &Desk, resource: &str, available: &[String], must: &[&str], size: usize) -> Vec<String> {
     let chosen = desk
-        .ledger
+        .allocator
         .preferred(resource, available, &strings(must), size, &BTreeMap::new())
         .ids;
     let reversed: Vec<String> = available.iter().rev().cloned().collect();
     assert_eq!(
         chosen,
-        desk.ledger
+        desk.allocator
             .preferred(resource, &reversed, &strings(must), size, &BTreeMap::new())
             .ids
     );
@@ -22,7 +22,7 @@ fn preferred(desk: &Desk, resource: &str, available: &[String], must: &[&str], s
 }
 
 fn has_tie(desk: &Desk, resource: &str, available: &[String], size: usize) -> bool {
-    desk.ledger
+    desk.allocator
         .preferred(resource, available, &[], size, &BTreeMap::new())
         .is_tied
 }
@@ -81,8 +81,9 @@ fn utilisation_decides_between_gpus_of_which_equally_much_is_held() {
     let desk = Desk::new(SHARED, &[]);
     let all = free(&desk);
     let busy = [(0, 90), (1, 5), (2, 40)].into();
-    let with =
-        |resource: &str, available: &[String], size| desk.ledger.preferred(resource, available, &[], size, &busy).ids;
+    let with = |resource: &str, available: &[String], size| {
+        desk.allocator.preferred(resource, available, &[], size, &busy).ids
+    };
     assert_eq!(with("nvidia.com/gpu", &all, 1), ["GPU-1::0"]);
     assert!(has_tie(&desk, "nvidia.com/gpu", &all, 1));
     assert!(!has_tie(&desk, "nvidia.com/gpu", &all, 2), "two are on one NUMA node");
@@ -96,15 +97,18 @@ fn utilisation_decides_between_gpus_of_which_equally_much_is_held() {
     let shares = "resources: [{name: a.b/mps, sharing: {strategy: Mps, replicas: 2}}]";
     let desk = Desk::new(shares, &[]);
     assert_eq!(
-        desk.ledger.preferred("a.b/mps", &free(&desk), &[], 2, &busy).ids,
+        desk.allocator.preferred("a.b/mps", &free(&desk), &[], 2, &busy).ids,
         ["GPU-1::0", "GPU-1::1"]
     );
     assert!(has_tie(&desk, "a.b/mps", &free(&desk), 2));
     let used = without(&free(&desk), &["GPU-1::0"]);
-    assert_eq!(desk.ledger.preferred("a.b/mps", &used, &[], 1, &busy).ids, ["GPU-2::0"]);
+    assert_eq!(
+        desk.allocator.preferred("a.b/mps", &used, &[], 1, &busy).ids,
+        ["GPU-2::0"]
+    );
     let desk = Desk::new(&shares.replace("a.b/mps,", "a.b/mps, allocation: Packed,"), &[]);
     assert_eq!(
-        desk.ledger.preferred("a.b/mps", &used, &[], 1, &busy).ids,
+        desk.allocator.preferred("a.b/mps", &used, &[], 1, &busy).ids,
         ["GPU-1::1"],
         "the fullest"
     );
@@ -136,7 +140,7 @@ fn shares_of_a_device_that_waits_come_last() {
     let held = [holding("one", "a.b/mem", &["GPU-0-_-0"])];
     let mut desk = Desk::new(MEMORY, &held);
     let before = without(&free(&desk), &["GPU-0-_-0"]);
-    desk.ledger.want(wants(
+    desk.allocator.set_desired(wants(
         "resources: [{name: x.y/z, devices: {indices: [0]}}, {name: a.b/mem, sharing: {strategy: Memory}}]",
     ));
     let chosen = preferred(&desk, "a.b/mem", &before, &[], 2);
@@ -181,7 +185,7 @@ fn shares_that_the_kubelet_said_to_be_held_are_taken_last() {
 
     let held = holding("train", "a.b/mem", &["GPU-0-_-0", "GPU-0-_-1", "GPU-0-_-2"]);
     let desk = Desk::new(MEMORY, &[held]);
-    let all: Vec<String> = desk.ledger.lists()[0]
+    let all: Vec<String> = desk.allocator.advertised()[0]
         .shares
         .iter()
         .map(|share| share.id.clone())
@@ -249,15 +253,16 @@ fn mig_devices_come_from_a_gpu_in_use_whatever_holds_its_other_parts() {
         inventory.gpus[index].mig_devices = mig_devices.map(mig).collect();
         inventory.gpus[index].mig_mode = Some(MigMode::Enabled);
     }
-    let desk = |allocation: &str, holders: &[Holding]| {
+    let desk = |allocation: &str, holders: &[ContainerShares]| {
         let config = format!(
             "mig: {{strategy: Mixed}}\nresources: [{{name: a.b/small, allocation: {allocation}, devices: {{migProfiles: [1g.4gb]}}}}]"
         );
         let mut desk = Desk {
-            ledger: Ledger::default(),
+            allocator: Allocator::default(),
             now: Instant::now(),
         };
-        desk.ledger.want(wanted(&inventory, &load(&config).unwrap()).unwrap());
+        desk.allocator
+            .set_desired(wanted(&inventory, &load(&config).unwrap()).unwrap());
         desk.observe(holders);
         desk
     };
@@ -277,19 +282,19 @@ fn mig_devices_come_from_a_gpu_in_use_whatever_holds_its_other_parts() {
 #[test]
 fn another_allocation_changes_no_id_and_holds_for_the_next_container() {
     let mut desk = Desk::new(SHARED, &[holding("train", "nvidia.com/gpu", &["GPU-0::0"])]);
-    let (lists, saved) = (desk.ledger.lists(), desk.ledger.saved().clone());
+    let (lists, saved) = (desk.allocator.advertised(), desk.allocator.assigned().clone());
     let available = without(&free(&desk), &["GPU-0::0"]);
     assert_eq!(preferred(&desk, "nvidia.com/gpu", &available, &[], 1), ["GPU-1::0"]);
     for (allocation, one) in [("Packed", "GPU-0::1"), ("Spread", "GPU-1::0"), ("Topology", "GPU-1::0")] {
-        desk.ledger.want(wants(
+        desk.allocator.set_desired(wants(
             &SHARED.replace("gpu,", &format!("gpu, allocation: {allocation},")),
         ));
         assert_eq!(
-            (desk.ledger.lists(), desk.ledger.saved()),
+            (desk.allocator.advertised(), desk.allocator.assigned()),
             (lists.clone(), &saved),
             "{allocation}"
         );
-        assert!(desk.ledger.waiting().is_empty() && !desk.ledger.is_busy());
+        assert!(desk.allocator.pending_changes().is_empty() && !desk.allocator.needs_observation());
         assert_eq!(
             preferred(&desk, "nvidia.com/gpu", &available, &[], 1),
             [one],

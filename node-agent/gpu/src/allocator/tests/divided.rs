@@ -12,42 +12,42 @@ fn undivided() -> Wanted {
     wanted(&node, &load("").unwrap()).unwrap()
 }
 
-fn observation(desk: &mut Desk, holders: &[Holding], remembered: &[(&str, &str)]) -> Observation {
+fn observation(desk: &mut Desk, holders: &[ContainerShares], checkpoint: &[(&str, &str)]) -> KubeletObservation {
     desk.now += Duration::from_secs(1);
-    Observation {
+    KubeletObservation {
         started: desk.now,
         holders: holders.to_vec(),
         allocatable: desk.healthy(),
-        remembered: remembered
+        checkpoint: checkpoint
             .iter()
             .map(|(name, id)| ((*name).to_owned(), (*id).to_owned()))
             .collect(),
     }
 }
 
-fn desk(ledger: Ledger) -> Desk {
+fn desk(allocator: Allocator) -> Desk {
     let mut desk = Desk {
-        ledger,
+        allocator,
         now: Instant::now(),
     };
-    desk.ledger.want(undivided());
+    desk.allocator.set_desired(undivided());
     desk
 }
 
 #[test]
 fn no_gpu_is_offered_whole_while_a_mig_device_that_nobody_knows_is_held() {
     let resource = "nvidia.com/mig-1g.4gb";
-    let mut desk = desk(Ledger::default());
-    for (holders, remembered) in [
+    let mut desk = desk(Allocator::default());
+    for (holders, checkpoint) in [
         (vec![holding("train", resource, &["MIG-2-0"])], vec![]),
         (vec![], vec![(resource, "MIG-2-0")]),
         (vec![holding("train", "a.b/mem", &["MIG-2-0-_-1"])], vec![]),
     ] {
-        let observation = observation(&mut desk, &holders, &remembered);
-        desk.ledger.observe(observation);
+        let observation = observation(&mut desk, &holders, &checkpoint);
+        desk.allocator.observe(observation);
         assert_eq!(desk.count("nvidia.com/gpu"), Some((0, 0)));
-        assert_eq!(desk.ledger.waiting().len(), 3);
-        assert_eq!(desk.ledger.is_stale_memory(), holders.is_empty());
+        assert_eq!(desk.allocator.pending_changes().len(), 3);
+        assert_eq!(desk.allocator.waits_for_checkpoint(), holders.is_empty());
     }
     desk.observe(&[]);
     assert_eq!(desk.count("nvidia.com/gpu"), Some((3, 3)));
@@ -57,7 +57,7 @@ fn no_gpu_is_offered_whole_while_a_mig_device_that_nobody_knows_is_held() {
 fn a_saved_mig_device_that_has_left_keeps_back_its_own_gpu_alone() {
     let saved = r#"{"resource":"a.b/part","sharing":{"strategy":"Whole"},"gpuUuid":"GPU-2"}"#;
     let held = [holding("train", "a.b/part", &["MIG-2-0"])];
-    let mut desk = desk(Ledger::restore(
+    let mut desk = desk(Allocator::restore(
         [("MIG-2-0".to_owned(), serde_json::from_str(saved).unwrap())].into(),
     ));
     for _ in 0..10 {
@@ -73,15 +73,15 @@ fn what_was_saved_without_the_gpu_of_a_mig_device_stays_in_force_and_gets_it() {
     let mixed = "mig: {strategy: Mixed}";
     let saved = r#"{"resource":"nvidia.com/mig-1g.4gb","sharing":{"strategy":"Whole"}}"#;
     let saved: Assignment = serde_json::from_str(saved).unwrap();
-    let mut ledger = Ledger::restore([("MIG-2-0".to_owned(), saved)].into());
-    ledger.want(wants(mixed));
+    let mut allocator = Allocator::restore([("MIG-2-0".to_owned(), saved)].into());
+    allocator.set_desired(wants(mixed));
     let mut desk = Desk {
-        ledger,
+        allocator,
         now: Instant::now(),
     };
     desk.observe(&[holding("train", "nvidia.com/mig-1g.4gb", &["MIG-2-0"])]);
-    assert_eq!(desk.ledger.waiting(), []);
+    assert_eq!(desk.allocator.pending_changes(), []);
     assert_eq!(desk.count("nvidia.com/mig-1g.4gb"), Some((2, 2)));
-    let saved = serde_json::to_string(&desk.ledger.saved()["MIG-2-0"]).unwrap();
+    let saved = serde_json::to_string(&desk.allocator.assigned()["MIG-2-0"]).unwrap();
     assert!(saved.contains(r#""gpuUuid":"GPU-2""#), "{saved}");
 }

@@ -42,11 +42,12 @@ fn times(inventory: &Inventory, config: &str) -> Vec<(Duration, usize, &'static 
     let mut all = Vec::new();
     for allocation in ["Topology", "Packed", "Spread"] {
         let mut desk = Desk {
-            ledger: Ledger::default(),
+            allocator: Allocator::default(),
             now: Instant::now(),
         };
         let config = config.replace("ALLOCATION", allocation);
-        desk.ledger.want(wanted(inventory, &load(&config).unwrap()).unwrap());
+        desk.allocator
+            .set_desired(wanted(inventory, &load(&config).unwrap()).unwrap());
         desk.observe(&[]);
         let available: Vec<String> = desk.healthy().into_iter().map(|(_, id)| id).collect();
         let sizes = if available.len() > 16 {
@@ -59,7 +60,7 @@ fn times(inventory: &Inventory, config: &str) -> Vec<(Duration, usize, &'static 
             for _ in 0..ROUNDS {
                 let start = Instant::now();
                 let chosen = desk
-                    .ledger
+                    .allocator
                     .preferred("nvidia.com/gpu", &available, &[], size, &BTreeMap::new());
                 rounds.push(start.elapsed());
                 assert_eq!(chosen.ids.len(), size);

@@ -5,40 +5,42 @@ use super::*;
 #[test]
 fn a_device_that_only_the_checkpoint_names_a_holder_of_does_not_change() {
     let mut desk = Desk::new("", &[]);
-    desk.ledger.want(wants(SHARED));
-    let remembered: BTreeSet<(String, String)> = [("nvidia.com/gpu".to_owned(), "GPU-1".to_owned())].into();
+    desk.allocator.set_desired(wants(SHARED));
+    let checkpoint: BTreeSet<(String, String)> = [("nvidia.com/gpu".to_owned(), "GPU-1".to_owned())].into();
     for _ in 0..10 {
         desk.now += Duration::from_secs(1);
         let allocatable = desk.healthy();
-        let remembered = remembered.clone();
-        desk.ledger.observe(Observation {
+        let checkpoint = checkpoint.clone();
+        desk.allocator.observe(KubeletObservation {
             started: desk.now,
             holders: Vec::new(),
             allocatable,
-            remembered,
+            checkpoint,
         });
     }
-    assert_eq!(desk.ledger.waiting().len(), 1);
+    assert_eq!(desk.allocator.pending_changes().len(), 1);
     assert!(
-        desk.ledger.waiting()[0].message.contains("such as an init container"),
+        desk.allocator.pending_changes()[0]
+            .message
+            .contains("such as an init container"),
         "{:?}",
-        desk.ledger.waiting()
+        desk.allocator.pending_changes()
     );
-    assert!(desk.ledger.is_stale_memory());
+    assert!(desk.allocator.waits_for_checkpoint());
     assert_eq!(
         desk.count("nvidia.com/gpu"),
         Some((4, 5)),
         "the id that may be held is not given out again"
     );
     desk.observe(&[]);
-    assert!(desk.ledger.waiting().is_empty() && !desk.ledger.is_stale_memory());
+    assert!(desk.allocator.pending_changes().is_empty() && !desk.allocator.waits_for_checkpoint());
     assert_eq!(desk.count("nvidia.com/gpu"), Some((6, 6)));
 }
 
 #[test]
 fn units_of_gpus_on_several_numa_nodes_carry_none() {
     let nodes = |config: &str| -> BTreeSet<Option<u32>> {
-        let lists = Desk::new(config, &[]).ledger.lists();
+        let lists = Desk::new(config, &[]).allocator.advertised();
         lists
             .iter()
             .flat_map(|list| list.shares.iter().map(|share| share.numa_node))
@@ -55,7 +57,7 @@ fn a_share_that_the_kubelet_picks_again_while_a_pod_holds_it_is_refused() {
     let mut desk = Desk::new("", &[]);
     desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
     let ids = strings(&["GPU-0"]);
-    assert!(desk.ledger.is_doubtful("nvidia.com/gpu", &ids));
+    assert!(desk.allocator.is_doubtful("nvidia.com/gpu", &ids));
     desk.allocate("nvidia.com/gpu", &["GPU-0"])
         .expect("an init container hands it on");
     desk.observe(&[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
@@ -65,7 +67,7 @@ fn a_share_that_the_kubelet_picks_again_while_a_pod_holds_it_is_refused() {
         "{refused}"
     );
     desk.observe(&[]);
-    assert!(!desk.ledger.is_doubtful("nvidia.com/gpu", &ids));
+    assert!(!desk.allocator.is_doubtful("nvidia.com/gpu", &ids));
     desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
 }
 
@@ -77,7 +79,7 @@ fn a_share_that_was_given_out_comes_again_within_one_admission_or_on_proof() {
     let after = |millis, unseen| {
         let now = start + Duration::from_millis(millis);
         // Each try on a copy: one that succeeds is another allocation.
-        desk.ledger
+        desk.allocator
             .clone()
             .allocate("nvidia.com/gpu", &strings(&["GPU-0"]), now, unseen)
     };
@@ -96,7 +98,7 @@ fn the_refusal_of_a_held_share_says_how_old_that_is_and_why_it_is_not_newer() {
     let mut desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
     let later = desk.now + Duration::from_secs(7);
     let refused = desk
-        .ledger
+        .allocator
         .allocate("nvidia.com/gpu", &strings(&["GPU-0"]), later, Some("no socket"))
         .unwrap_err();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! A kubelet that is played against the ledger: whatever happens in whatever order, nothing is given out twice.
+//! A kubelet that is played against the allocator: whatever happens in whatever order, nothing is given out twice.
 
 mod steps;
 
@@ -23,17 +23,17 @@ struct Pod {
 struct Look {
     started: Instant,
     allocatable: BTreeSet<(String, String)>,
-    holders: Option<Vec<Holding>>,
+    holders: Option<Vec<ContainerShares>>,
 }
 
 type Healthy = BTreeSet<(String, String)>;
 
 struct World {
     now: Instant,
-    ledger: Ledger,
+    allocator: Allocator,
     config: usize,
     inventory: Inventory,
-    held_back: BTreeMap<String, String>,
+    unavailable: BTreeMap<String, String>,
     /// Lists on their way, then what the kubelet has taken; only healthy ids.
     sent: Vec<Healthy>,
     taken: Healthy,
@@ -49,10 +49,10 @@ impl World {
     fn new() -> Self {
         let mut world = Self {
             now: Instant::now(),
-            ledger: Ledger::default(),
+            allocator: Allocator::default(),
             config: 0,
             inventory: node(),
-            held_back: BTreeMap::new(),
+            unavailable: BTreeMap::new(),
             sent: Vec::new(),
             taken: Healthy::new(),
             picks: Vec::new(),
@@ -65,13 +65,13 @@ impl World {
     }
 
     fn configure(&mut self) {
-        self.ledger
-            .want(wanted(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap());
+        self.allocator
+            .set_desired(wanted(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap());
         self.send();
     }
 
     fn send(&mut self) {
-        let lists = self.ledger.lists();
+        let lists = self.allocator.advertised();
         let shares = lists
             .iter()
             .flat_map(|list| list.shares.iter().map(|share| (list.name.clone(), share)));
@@ -101,14 +101,14 @@ impl World {
         healthy.map(|(_, id)| id.clone()).collect()
     }
 
-    fn holdings(&self) -> Vec<Holding> {
+    fn holdings(&self) -> Vec<ContainerShares> {
         let written = self.pods.iter().enumerate().filter(|(_, pod)| pod.written && !pod.init);
         written
-            .map(|(at, pod)| Holding {
+            .map(|(at, pod)| ContainerShares {
                 pod: format!("pod-{at}"),
                 resource: pod.resource.clone(),
                 ids: pod.ids.clone(),
-                ..Holding::default()
+                ..ContainerShares::default()
             })
             .collect()
     }
@@ -131,7 +131,7 @@ impl World {
             return;
         }
         let ids = if preferred {
-            self.ledger
+            self.allocator
                 .preferred(&resource, &available, &[], size, &BTreeMap::new())
                 .ids
         } else {
@@ -148,17 +148,17 @@ impl World {
             return;
         }
         let (resource, ids, init) = self.picks.remove(0);
-        match self.ledger.allocate(&resource, &ids, self.now, None) {
+        match self.allocator.allocate(&resource, &ids, self.now, None) {
             Ok(granted) => {
                 let given = |(device, count): (Device, u32)| {
                     let assignment = self
-                        .ledger
-                        .saved()
+                        .allocator
+                        .assigned()
                         .get(&device.uuid)
                         .cloned()
                         .expect("a device that is given has an entry");
                     assert!(
-                        !self.held_back.contains_key(&device.uuid),
+                        !self.unavailable.contains_key(&device.uuid),
                         "{} is held back",
                         device.uuid
                     );
@@ -176,14 +176,14 @@ impl World {
                     init,
                 });
             }
-            Err(Refusal::Split {
+            Err(AllocationRefusal::Split {
                 most_free,
                 asked,
                 free_total,
                 ..
             }) => {
                 assert!(asked <= free_total && most_free <= free_total);
-                self.ledger.withhold(&resource);
+                self.allocator.withhold(&resource);
             }
             Err(_) => {}
         }
@@ -209,11 +209,11 @@ impl World {
                 self.configure();
             }
             Step::HoldBack(gpu) => {
-                self.held_back.clear();
+                self.unavailable.clear();
                 if gpu < 3 {
-                    self.held_back.insert(format!("GPU-{gpu}"), "not now".to_owned());
+                    self.unavailable.insert(format!("GPU-{gpu}"), "not now".to_owned());
                 }
-                self.ledger.hold_back(self.held_back.clone());
+                self.allocator.set_unavailable(self.unavailable.clone());
                 self.send();
             }
             Step::Deliver if !self.sent.is_empty() => {
@@ -259,12 +259,12 @@ impl World {
                 }) = self.look.clone()
                 {
                     self.look = None;
-                    let remembered = self.checkpoint.clone();
-                    self.ledger.observe(Observation {
+                    let checkpoint = self.checkpoint.clone();
+                    self.allocator.observe(KubeletObservation {
                         started,
                         holders,
                         allocatable,
-                        remembered,
+                        checkpoint,
                     });
                     self.send();
                 }
@@ -275,15 +275,15 @@ impl World {
                 }
             }
             Step::Restart => {
-                self.ledger = Ledger::restore(self.ledger.saved().clone());
-                self.ledger.hold_back(self.held_back.clone());
+                self.allocator = Allocator::restore(self.allocator.assigned().clone());
+                self.allocator.set_unavailable(self.unavailable.clone());
                 (self.look, self.picks, self.sent, self.taken) = (None, Vec::new(), Vec::new(), Healthy::new());
                 self.configure();
             }
             Step::Wait(seconds) => {
                 self.now += Duration::from_secs(seconds);
                 let now = self.now;
-                // The kubelet writes an allocation down long before the ledger stops waiting for it.
+                // The kubelet writes an allocation down long before the allocator stops waiting for it.
                 let due = |pod: &&mut Pod| !pod.written && now - pod.given >= Duration::from_secs(2);
                 let mut late = self.pods.iter_mut().filter(due).map(|pod| pod.written = true);
                 if late.by_ref().count() > 0 {
@@ -307,7 +307,7 @@ impl World {
             let one = pod.sharing.iter().any(|(.., of)| of.sharing.one_device_per_container());
             assert!(!one || pod.sharing.len() == 1, "units of several devices: {pod:?}");
             for (device, count, of) in &pod.sharing {
-                let now = self.ledger.saved().get(&device.uuid);
+                let now = self.allocator.assigned().get(&device.uuid);
                 assert_eq!(now, Some(of), "{} changed under {pod:?}", device.uuid);
                 devices.entry(&device.uuid).or_insert((device, of, 0)).2 += count;
             }
@@ -315,7 +315,7 @@ impl World {
         let node = Device::all(&node());
         let offered: Vec<&Device> = node
             .iter()
-            .filter(|device| self.ledger.saved().contains_key(&device.uuid))
+            .filter(|device| self.allocator.assigned().contains_key(&device.uuid))
             .collect();
         for one in &offered {
             assert!(
@@ -332,7 +332,7 @@ impl World {
             let other = devices.values().find(|(other, ..)| device.overlaps(other));
             assert!(other.is_none(), "{uuid} and {other:?} are both held");
         }
-        for list in self.ledger.lists() {
+        for list in self.allocator.advertised() {
             let distinct: BTreeSet<&String> = list.shares.iter().map(|share| &share.id).collect();
             assert_eq!(distinct.len(), list.shares.len(), "an id is twice in {}", list.name);
         }
@@ -346,7 +346,7 @@ impl World {
             for step in [Step::Wait(3), Step::Look] {
                 self.take(&step);
             }
-            if self.ledger.is_stale_memory() {
+            if self.allocator.waits_for_checkpoint() {
                 self.sent.push(self.taken.clone());
             }
             while !self.sent.is_empty() {
@@ -354,9 +354,9 @@ impl World {
             }
         }
         assert!(
-            !self.ledger.is_busy() && self.ledger.waiting().is_empty(),
+            !self.allocator.needs_observation() && self.allocator.pending_changes().is_empty(),
             "{:?}",
-            self.ledger.waiting()
+            self.allocator.pending_changes()
         );
         let wanted = wanted(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap();
         let wanted = wanted
@@ -364,10 +364,12 @@ impl World {
             .into_iter()
             .map(|of| (of.device.uuid, of.assignment))
             .collect();
-        assert_eq!(*self.ledger.saved(), wanted);
+        assert_eq!(*self.allocator.assigned(), wanted);
         // What is withheld although nothing is held stays so: a request that fits nowhere would come again.
-        let lists = self.ledger.lists();
-        let whole = lists.iter().filter(|list| !self.ledger.withheld.contains(&list.name));
+        let lists = self.allocator.advertised();
+        let whole = lists
+            .iter()
+            .filter(|list| !self.allocator.withheld.contains(&list.name));
         assert!(whole.flat_map(|list| &list.shares).all(|share| share.healthy));
     }
 }
@@ -383,8 +385,8 @@ proptest! {
             world.take(step);
             world.check();
             again.take(step);
-            prop_assert_eq!(world.ledger.lists(), again.ledger.lists());
-            prop_assert_eq!(world.ledger.waiting(), again.ledger.waiting());
+            prop_assert_eq!(world.allocator.advertised(), again.allocator.advertised());
+            prop_assert_eq!(world.allocator.pending_changes(), again.allocator.pending_changes());
             prop_assert_eq!(&world.picks, &again.picks);
         }
         world.come_to_rest();
