@@ -1,0 +1,32 @@
+//! Which crate may depend on which.
+
+/// Crates of this repository that a product crate may use, by package name.
+pub fn allowed_dependencies(package: &str) -> Option<&'static [&'static str]> {
+    Some(match package {
+        "gpunode-config" | "gpunode-http" => &[],
+        "gpunode-crds" | "gpunode-gpu" => &["gpunode-config"],
+        "gpunode-plan" => &["gpunode-config", "gpunode-crds", "gpunode-gpu"],
+        "gpunode-operator" => &["gpunode-config", "gpunode-crds", "gpunode-http", "gpunode-plan"],
+        "kubectl-gpunode" => &["gpunode-config", "gpunode-crds", "gpunode-gpu", "gpunode-plan"],
+        "gpunode-agent" => &["gpunode-config", "gpunode-crds", "gpunode-gpu", "gpunode-http"],
+        _ => return None,
+    })
+}
+
+/// Crates of this repository that `manifest` depends on and its layer must not; dependencies of its tests are free.
+pub fn upward_dependencies(package: &str, manifest: &str) -> Vec<String> {
+    let allowed = allowed_dependencies(package).unwrap_or_default();
+    let mut section = "";
+    let mut found = Vec::new();
+    for line in manifest.lines().map(str::trim) {
+        if line.starts_with('[') {
+            section = line;
+        }
+        let name: &str = line.split(['.', ' ', '=']).next().unwrap_or_default();
+        let is_own = name.starts_with("gpunode-") || name == "kubectl-gpunode";
+        if matches!(section, "[dependencies]" | "[build-dependencies]") && is_own && !allowed.contains(&name) {
+            found.push(format!("{package} depends on {name}"));
+        }
+    }
+    found
+}

@@ -1,0 +1,186 @@
+//! How the product's crates are laid out. One test per crate, to be run alone: `cargo test -p gpunode-structure-tests plan`.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use gpunode_structure_tests::{
+    Files, PRODUCT, ProductCrate, Uses, circles, foreign_references, headless_docs, repository, rust_files,
+    shared_names, string_errors, table_problems, type_names, unused_exports, upward_dependencies,
+};
+use std::fmt::Write as _;
+
+/// Names that types of several crates have on purpose, and why.
+const SHARED_TYPE_NAMES: [(&str, &str); 1] = [(
+    "Cli",
+    "clap's idiom for the arguments of a program; there is one per program",
+)];
+
+fn read(package: &str) -> ProductCrate {
+    let (package, folder) = PRODUCT.into_iter().find(|(name, _)| *name == package).unwrap();
+    ProductCrate::read(&repository(), package, folder).unwrap()
+}
+
+fn shared_on_purpose() -> Vec<&'static str> {
+    SHARED_TYPE_NAMES.iter().map(|(name, _)| *name).collect()
+}
+
+/// Fails with all problems of a crate's layout at once.
+fn check(package: &str) {
+    let product = read(package);
+    let mut problems = String::new();
+    let mut report = |rule: &str, found: Vec<String>| {
+        if !found.is_empty() {
+            let _ = write!(problems, "\n\n{rule}:\n{}", found.join("\n"));
+        }
+    };
+    let of_all = |check: &dyn Fn(&gpunode_structure_tests::Tree) -> Vec<String>| {
+        product.trees.iter().flat_map(check).collect::<Vec<_>>()
+    };
+    report("circles", of_all(&|tree| circles(&Uses::of(tree))));
+    report("tables of modules", of_all(&table_problems));
+    let types: Vec<_> = product.trees.iter().flat_map(type_names).collect();
+    report(
+        "names of more than one type",
+        shared_names(&types, &shared_on_purpose()),
+    );
+    report("errors that are only text", of_all(&string_errors));
+    let named_mod = |path: &&String| path.ends_with("/mod.rs");
+    report(
+        "modules are `name.rs` with `name/`, without `mod.rs`",
+        product.sources.keys().filter(named_mod).cloned().collect(),
+    );
+    report(
+        "files that no `mod` reaches",
+        product.unlinked().map(str::to_owned).collect(),
+    );
+    report(
+        "doc comments that begin with What, Whether, How, Why, Who, When or Where",
+        product
+            .sources
+            .iter()
+            .flat_map(|(file, text)| headless_docs(text).into_iter().map(move |line| (file, line)))
+            .filter(|(file, line)| product.is_product_line(file, *line))
+            .map(|(file, line)| format!("{file}:{line}"))
+            .collect(),
+    );
+    report(
+        "comments that refer to what the repository does not hold",
+        product
+            .sources
+            .iter()
+            .chain(&product.tests)
+            .flat_map(|(file, text)| foreign_references(text).into_iter().map(move |found| (file, found)))
+            .map(|(file, (line, text))| format!("{file}:{line}: {text}"))
+            .collect(),
+    );
+    report("layers", upward_dependencies(package, &product.manifest));
+    assert!(problems.is_empty(), "{package}:{problems}");
+}
+
+#[test]
+#[ignore = "until the crate's rooms stand"]
+fn config() {
+    check("gpunode-config");
+}
+
+#[test]
+#[ignore = "until the crate's rooms stand"]
+fn crds() {
+    check("gpunode-crds");
+}
+
+#[test]
+#[ignore = "until the crate's rooms stand"]
+fn http() {
+    check("gpunode-http");
+}
+
+#[test]
+#[ignore = "until the crate's rooms stand"]
+fn gpu() {
+    check("gpunode-gpu");
+}
+
+#[test]
+#[ignore = "until the crate's rooms stand"]
+fn plan() {
+    check("gpunode-plan");
+}
+
+#[test]
+#[ignore = "until the crate's rooms stand"]
+fn operator() {
+    check("gpunode-operator");
+}
+
+#[test]
+#[ignore = "until the crate's rooms stand"]
+fn kubectl() {
+    check("kubectl-gpunode");
+}
+
+#[test]
+#[ignore = "until the crate's rooms stand"]
+fn agent() {
+    check("gpunode-agent");
+}
+
+#[test]
+fn no_crate_depends_on_one_above_it() {
+    for (package, _) in PRODUCT {
+        let found = upward_dependencies(package, &read(package).manifest);
+        assert!(found.is_empty(), "{found:?}");
+    }
+}
+
+#[test]
+#[ignore = "until the crates' names stand"]
+fn names_of_types_are_unique_in_the_whole_product() {
+    let types: Vec<_> = PRODUCT
+        .iter()
+        .flat_map(|(package, _)| read(package).trees)
+        .flat_map(|tree| type_names(&tree))
+        .collect();
+    let shared = shared_names(&types, &shared_on_purpose());
+    assert!(shared.is_empty(), "{}", shared.join("\n"));
+}
+
+#[test]
+#[ignore = "until the crates' words stand"]
+fn no_comment_of_a_test_refers_to_what_the_repository_does_not_hold() {
+    let found: Vec<_> = rust_files(&repository(), "tests")
+        .unwrap()
+        .iter()
+        .flat_map(|(file, text)| {
+            let found = foreign_references(text).into_iter();
+            found
+                .map(move |(line, text)| format!("{file}:{line}: {text}"))
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+/// A library's items are public for the other crates; one that none of them uses is private.
+#[test]
+#[ignore = "until the crates' names stand"]
+fn every_public_item_of_a_library_is_used_by_another_crate() {
+    let all: Vec<ProductCrate> = PRODUCT.iter().map(|(package, _)| read(package)).collect();
+    let tests = rust_files(&repository(), "tests").unwrap();
+    let mut unused = Vec::new();
+    for library in &all {
+        let own = format!("{}/src/", library.folder);
+        // A program is not the library that stands beside it.
+        let is_other = |file: &str| !file.starts_with(&own) || file == format!("{own}main.rs");
+        let others: Files = all
+            .iter()
+            .flat_map(|other| other.sources.iter().chain(&other.tests))
+            .chain(&tests)
+            .filter(|(file, _)| is_other(file))
+            .map(|(file, text)| (file.clone(), text.clone()))
+            .collect();
+        for tree in library.trees.iter().filter(|tree| tree.root().ends_with("lib.rs")) {
+            unused.extend(unused_exports(tree, &others));
+        }
+    }
+    assert!(unused.is_empty(), "{}", unused.join("\n"));
+}
