@@ -2,8 +2,8 @@
 
 use crate::{
     cli::{DocumentFormat, DumpArgs},
-    cluster, gpu_labels, output,
-    snapshot::Snapshot,
+    cluster, output,
+    snapshot::{Snapshot, operator},
 };
 use anyhow::Context;
 use gpunode_crds::{GpuNode, GpuNodePolicy, OWNED_ANNOTATION};
@@ -84,7 +84,7 @@ fn list(snapshot: &Snapshot) -> anyhow::Result<List> {
         items.push(serde_json::to_value(policy).context("write a GpuNodePolicy")?);
     }
     if let Some(operator) = &snapshot.operator {
-        let operator = gpu_labels::trimmed(operator, snapshot.gpu_labels());
+        let operator = operator::trimmed(operator, snapshot.gpu_labels());
         items.push(serde_json::to_value(operator).context("write the operator's Deployment")?);
     }
     Ok(List {
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn a_dump_says_everything_that_a_plan_reads_and_no_more() {
         assert_eq!(NodeFacts::of(&trimmed(&node())), NodeFacts::of(&node()));
-        let operator = gpu_labels::tests::operator(&json!({"args": ["--gpu-labels=false", "--more=x"]}));
+        let operator = operator::tests::operator(&json!({"args": ["--gpu-labels=false", "--more=x"]}));
         let snapshot = Snapshot {
             nodes: vec![node()],
             operator: Some(operator),

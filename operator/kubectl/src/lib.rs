@@ -5,9 +5,9 @@
 pub mod cli;
 mod cluster;
 pub mod completion;
+mod configuration;
 pub mod dump;
 pub mod explain;
-mod gpu_labels;
 mod output;
 pub mod plan;
 mod snapshot;

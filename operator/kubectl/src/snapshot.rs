@@ -1,15 +1,17 @@
 //! What is read of a cluster, from itself or from a file that `kubectl gpunode dump` wrote.
 
+pub mod operator;
+
 use crate::{
     cli::SourceArgs,
     cluster::{self, Listed, Unreadable},
-    gpu_labels::{self, gpu_labels, is_operator},
 };
 use anyhow::Context;
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use gpunode_plan::PolicySet;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Node};
 use kube::api::{DynamicObject, ListParams};
+use operator::{gpu_labels, is_operator};
 use serde::Deserialize;
 use std::{fs::File, io::Read, path::Path};
 
@@ -48,7 +50,7 @@ impl Snapshot {
         let gpu_nodes = cluster::list_some::<GpuNode>(&client, params.clone()).await?;
         let nodes = cluster::list_some::<Node>(&client, params).await?;
         let operators =
-            cluster::list_some::<Deployment>(&client, ListParams::default().labels(gpu_labels::OPERATOR)).await;
+            cluster::list_some::<Deployment>(&client, ListParams::default().labels(operator::OPERATOR)).await;
         // Who may not read it can plan all the same.
         let operator = operators.map_err(|error| format!("{error:#}"));
         let operator = operator.and_then(|found| first(found.objects, "there is none in the cluster"));

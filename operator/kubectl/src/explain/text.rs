@@ -2,8 +2,8 @@
 
 use crate::{
     cluster::Unreadable,
+    configuration,
     output::{Cell, plain, style, table},
-    plan::resources_in_words,
 };
 use gpunode_crds::Configuration;
 use gpunode_plan::{EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, PolicyMatch};
@@ -43,7 +43,7 @@ pub fn explanation(explanation: &Explanation, config: Option<&Configuration>, un
             "\n{heading}CONFIGURATION {name}{heading:#} of policy {}",
             plain(&config.policy)
         );
-        for line in resources_in_words(&config.document) {
+        for line in configuration::in_words(&config.document) {
             let _ = writeln!(text, "{}", plain(&line));
         }
     }

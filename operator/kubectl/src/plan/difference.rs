@@ -1,12 +1,12 @@
 //! The difference that policies make: each node as the cluster's policies leave it, and as it would be with others. Pure.
 
 use super::{
+    change::{Action, Change, What},
     disruption::disruptions,
-    offer::{self, Offer},
-    world::World,
+    forecast::{self, Effect, Offer},
+    simulation::World,
 };
-use crate::cluster::Unreadable;
-pub use crate::snapshot::Snapshot as Cluster;
+use crate::{cluster::Unreadable, snapshot::Snapshot};
 use gpunode_crds::{GpuNode, GpuNodePolicy, Mode};
 use gpunode_plan::{NearestNode, NodeFacts, nearest_node};
 use jiff::Timestamp;
@@ -62,47 +62,6 @@ pub struct NodeChange {
     pub disruptions: Vec<String>,
 }
 
-/// One difference.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Change {
-    pub action: Action,
-    pub what: What,
-    /// Key of the label, key and effect of the taint, or name of the resource or setting.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub from: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub to: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Action {
-    Add,
-    Change,
-    Remove,
-    None,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum What {
-    Label,
-    Taint,
-    /// Name of the policy whose device plugin runs on the node.
-    Governing,
-    /// What is offered under the name of a resource, in words.
-    Resource,
-    /// A setting of the agent configuration that is not its default.
-    Setting,
-    /// Hash of the agent configuration.
-    Configuration,
-    /// Image of the agent; the value `default` is the one that the operator was installed with.
-    Image,
-}
-
 impl Plan {
     /// The plan for the policies `wanted`, which take the place of those of the same name, and without those that are
     /// `deleted`. Wanted ones in mode Preview are planned as if they were in force.
@@ -110,7 +69,7 @@ impl Plan {
     /// # Errors
     /// When the planner's own patch does not fit its node, which is a fault of this program.
     pub fn of(
-        cluster: &Cluster,
+        cluster: &Snapshot,
         wanted: &BTreeMap<String, GpuNodePolicy>,
         deleted: &BTreeSet<String>,
         now: Timestamp,
@@ -207,9 +166,9 @@ fn change(live: &World, before: &World, after: &World) -> NodeChange {
     };
     let anew = changes.iter().any(|change| change.what == What::Configuration);
     let effect = if anew {
-        offer::effect(live.gpu_node(), after.gpu_node())
+        forecast::effect(live.gpu_node(), after.gpu_node())
     } else {
-        offer::Effect::default()
+        Effect::default()
     };
     NodeChange {
         name: after.name(),

@@ -5,7 +5,7 @@
 //!   and what queues for the new one waits until then.
 //! - The device plugin leaves the node while containers hold devices: nothing counts what they hold any more.
 
-use super::difference::{Action, Change, What};
+use super::change::{Action, Change, What};
 use crate::output::plural;
 use gpunode_crds::GpuNode;
 use std::collections::BTreeSet;

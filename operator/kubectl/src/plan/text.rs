@@ -1,8 +1,9 @@
 //! The plan for people: a diff per node, then a summary.
 
 use super::{
-    difference::{Action, Change, Plan, What},
-    world::OPERATORS_IMAGE,
+    change::{Action, Change, What},
+    difference::Plan,
+    simulation::OPERATORS_IMAGE,
 };
 use crate::output::{nearest_in_words, plain, plural, style};
 use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, POLICY_LABEL_PREFIX};

@@ -1,6 +1,6 @@
 //! The GPUs and MIG devices of a node, what they are offered as, and who holds them. Pure.
 
-use super::usage::Amount;
+use super::amount::Amount;
 use gpunode_crds::{
     DeviceHealth, GpuDevice, GpuNode, GpuNodeStatus, HealthState, Holder, MpsDaemonState, OfferedDevice,
     SharingStrategy, WaitingDevice,

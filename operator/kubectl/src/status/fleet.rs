@@ -1,8 +1,9 @@
 //! What the objects of a cluster say about its GPU nodes and policies. Pure.
 
 use super::{
-    node::{Configuration, NodeState, node_state, problems},
+    node::{Configuration, NodeState, node_state},
     policy::{PolicyState, policy_state},
+    problems::problems,
     rollout::planned,
     usage::Usage,
 };

@@ -8,7 +8,7 @@
 //! | GPU by time-slicing | not limited, so not counted | not limited, so not counted |
 //! | MIG device | as of a GPU | not counted: nobody says how many the whole GPU has |
 
-use super::devices::DeviceState;
+use super::{amount::Amount, devices::DeviceState};
 use gpunode_crds::SharingStrategy;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -27,31 +27,6 @@ pub struct Usage {
     /// Not every holder is known, so more may be held.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub at_least: bool,
-}
-
-/// A part of a whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Amount {
-    pub held: i64,
-    pub total: i64,
-}
-
-impl Amount {
-    /// Adds another.
-    pub fn add(&mut self, other: Self) {
-        self.held = self.held.saturating_add(other.held);
-        self.total = self.total.saturating_add(other.total);
-    }
-
-    /// The same part of another whole.
-    fn of(self, total: i64) -> Self {
-        let held = self
-            .held
-            .saturating_mul(total)
-            .checked_div(self.total)
-            .unwrap_or_default();
-        Self { held, total }
-    }
 }
 
 impl Usage {

@@ -1,6 +1,7 @@
 //! What is shown of a node.
 
 use super::*;
+use gpunode_crds::GpuNode;
 use serde_json::{Value, json};
 
 const NVLINKS: [[i32; 8]; 8] = [

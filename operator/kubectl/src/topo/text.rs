@@ -1,9 +1,9 @@
 //! Links, holders and the answer to a request, for people.
 
 use super::{
-    Topology,
     links::{Gpu, level, symbol},
     request::{Answer, Set},
+    topology::Topology,
 };
 use crate::output::{Cell, grid, plain, style, table};
 use gpunode_crds::LinkLevel;

@@ -17,7 +17,7 @@ fn node(name: &str, labels: &serde_json::Value) -> Node {
         .expect("a node")
 }
 
-fn plan(cluster: &Cluster, wanted: &[GpuNodePolicy]) -> Plan {
+fn plan(cluster: &Snapshot, wanted: &[GpuNodePolicy]) -> Plan {
     let wanted = wanted
         .iter()
         .map(|policy| (policy.name_any(), policy.clone()))
@@ -26,7 +26,7 @@ fn plan(cluster: &Cluster, wanted: &[GpuNodePolicy]) -> Plan {
 }
 
 /// A cluster once its policies are in force.
-fn carried_out(mut cluster: Cluster) -> Cluster {
+fn carried_out(mut cluster: Snapshot) -> Snapshot {
     let policies = cluster.policy_set(&cluster.policies);
     let mut gpu_nodes: BTreeMap<_, _> = cluster.gpu_nodes.drain(..).map(|of| (of.name_any(), of)).collect();
     for node in &mut cluster.nodes {
@@ -52,7 +52,7 @@ fn gpu_node(name: &str) -> GpuNode {
 
 /// Two nodes of a pool, one of them with a foreign label, and two of others; a policy in force on the pool.
 pub fn sample() -> Plan {
-    let cluster = Cluster {
+    let cluster = Snapshot {
         policies: vec![policy(
             "pool",
             &json!({"nodeSelector": {"matchLabels": {"pool": "a"}}, "labels": {"team": "x", "old": "1"},
@@ -70,7 +70,7 @@ pub fn sample() -> Plan {
             name: "n3".to_owned(),
             message: "its status cannot be read: bad time".to_owned(),
         }],
-        ..Cluster::default()
+        ..Snapshot::default()
     };
     let wanted = policy(
         "pool",
@@ -98,10 +98,10 @@ fn applying_what_is_there_changes_nothing() {
         "same",
         &json!({"nodeSelector": {}, "labels": {"a": "b"}, "devicePlugin": {}}),
     );
-    let cluster = Cluster {
+    let cluster = Snapshot {
         policies: vec![same.clone()],
         nodes: vec![node("n", &json!({}))],
-        ..Cluster::default()
+        ..Snapshot::default()
     };
     let plan = plan(&cluster, &[same]);
     assert_eq!((plan.nodes.len(), plan.unchanged), (0, 1));
@@ -111,9 +111,9 @@ fn applying_what_is_there_changes_nothing() {
 
 #[test]
 fn a_new_policy_adds_and_a_foreign_value_stays() {
-    let cluster = Cluster {
+    let cluster = Snapshot {
         nodes: vec![node("n", &json!({"a": "theirs"}))],
-        ..Cluster::default()
+        ..Snapshot::default()
     };
     let plan = plan(
         &cluster,
@@ -145,11 +145,11 @@ fn what_a_deleted_policy_gave_goes_and_what_runs_on_it_notices() {
     let other = policy("other", &json!({"nodeSelector": {}, "labels": {"c": "d"}}));
     let nodes = vec![node("n", &json!({}))];
     let policies = vec![old, other];
-    let cluster = carried_out(Cluster {
+    let cluster = carried_out(Snapshot {
         policies,
         nodes,
         gpu_nodes: vec![gpu_node("n")],
-        ..Cluster::default()
+        ..Snapshot::default()
     });
     let deleted = BTreeSet::from(["old".to_owned()]);
     let plan = Plan::of(&cluster, &BTreeMap::new(), &deleted, Timestamp::UNIX_EPOCH).expect("a plan");
@@ -178,9 +178,9 @@ fn what_a_deleted_policy_gave_goes_and_what_runs_on_it_notices() {
 
 #[test]
 fn a_policy_in_mode_preview_is_planned_as_if_in_force() {
-    let cluster = Cluster {
+    let cluster = Snapshot {
         nodes: vec![node("n", &json!({}))],
-        ..Cluster::default()
+        ..Snapshot::default()
     };
     let preview = policy(
         "new",
@@ -194,9 +194,9 @@ fn a_policy_in_mode_preview_is_planned_as_if_in_force() {
 #[test]
 fn the_label_of_the_mps_daemons_comes_with_a_resource_that_needs_them() {
     let mps = json!({"resources": [{"name": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 10}}]});
-    let cluster = Cluster {
+    let cluster = Snapshot {
         nodes: vec![node("n", &json!({}))],
-        ..Cluster::default()
+        ..Snapshot::default()
     };
     let plan = plan(
         &cluster,
@@ -221,11 +221,11 @@ fn an_operator_without_fact_labels_is_planned_without_them() {
         let mut node = node("n", &json!({"nvidia.com/gpu.count": "2"}));
         let record = r#"{"version":1,"labels":{"nvidia.com/gpu.count":"2"}}"#;
         node.metadata.annotations = Some([("gpunode.dev/owned".to_owned(), record.to_owned())].into());
-        let cluster = Cluster {
+        let cluster = Snapshot {
             nodes: vec![node],
             gpu_nodes: vec![gpu_node("n")],
             operator: Some(operator),
-            ..Cluster::default()
+            ..Snapshot::default()
         };
         let policies = cluster.policy_set([]);
         let before = World::of(cluster.nodes[0].clone(), Some(cluster.gpu_nodes[0].clone()), &policies);
@@ -235,7 +235,7 @@ fn an_operator_without_fact_labels_is_planned_without_them() {
             .entries
             .contains_key(&(What::Label, "nvidia.com/gpu.count".to_owned()))
     };
-    let operator = |args: &[&str]| crate::gpu_labels::tests::operator(&json!({"args": args}));
+    let operator = |args: &[&str]| crate::snapshot::operator::tests::operator(&json!({"args": args}));
     assert!(removed(operator(&["--gpu-labels=false"])));
     assert!(!removed(operator(&[])));
 }
@@ -243,10 +243,10 @@ fn an_operator_without_fact_labels_is_planned_without_them() {
 #[test]
 fn policies_that_would_disagree_are_an_obstacle() {
     let there = policy("one", &json!({"nodeSelector": {}, "labels": {"a": "1"}}));
-    let cluster = Cluster {
+    let cluster = Snapshot {
         policies: vec![there],
         nodes: vec![node("n", &json!({}))],
-        ..Cluster::default()
+        ..Snapshot::default()
     };
     let plan = plan(
         &cluster,
@@ -266,10 +266,10 @@ fn a_node_that_would_stay_as_it_is_has_no_changes() {
         let sharing = json!({"strategy": "TimeSlicing", "replicas": replicas});
         json!({"nodeSelector": {}, "devicePlugin": {"resources": [{"name": "nvidia.com/gpu", "sharing": sharing}]}})
     };
-    let cluster = Cluster {
+    let cluster = Snapshot {
         policies: vec![policy("one", &config(2))],
         nodes: vec![node("n", &json!({}))],
-        ..Cluster::default()
+        ..Snapshot::default()
     };
     let plan = plan(&cluster, &[policy("two", &config(4))]);
     assert!(plan.nodes[0].changes.is_empty(), "{:?}", plan.nodes[0].changes);
@@ -290,15 +290,15 @@ fn shared(replicas: i32, mode: &str) -> GpuNodePolicy {
 }
 
 /// A node on which a policy is in force, in a cluster that has another one of the same name.
-fn overtaken(by: GpuNodePolicy, in_force: GpuNodePolicy) -> Cluster {
+fn overtaken(by: GpuNodePolicy, in_force: GpuNodePolicy) -> Snapshot {
     let nodes = vec![node("n", &json!({}))];
-    let cluster = Cluster {
+    let cluster = Snapshot {
         policies: vec![in_force],
         gpu_nodes: vec![gpu_node("n")],
         nodes,
-        ..Cluster::default()
+        ..Snapshot::default()
     };
-    Cluster {
+    Snapshot {
         policies: vec![by],
         ..carried_out(cluster)
     }
@@ -335,9 +335,9 @@ fn a_policy_that_pauses_counts_the_nodes_that_it_governs() {
 
 #[test]
 fn what_will_be_there_only_for_a_while_is_a_note_and_no_change() {
-    let cluster = Cluster {
+    let cluster = Snapshot {
         nodes: vec![node("n", &json!({}))],
-        ..Cluster::default()
+        ..Snapshot::default()
     };
     let starting = policy(
         "new",

@@ -6,7 +6,7 @@ use crate::{
         devices::{DeviceState, State},
         fleet::Fleet,
         node::NodeState,
-        offered::Offer,
+        resources::Offer,
     },
 };
 use gpunode_crds::Holder;

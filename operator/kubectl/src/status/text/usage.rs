@@ -2,11 +2,7 @@
 
 use crate::{
     output::{Cell, table},
-    status::{
-        fleet::Fleet,
-        node::NodeState,
-        usage::{Amount, Usage},
-    },
+    status::{amount::Amount, fleet::Fleet, node::NodeState, usage::Usage},
 };
 use std::collections::BTreeMap;
 

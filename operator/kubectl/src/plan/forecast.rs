@@ -1,6 +1,6 @@
 //! What a changed configuration makes of the devices of one node, by the function that the agent uses. Pure.
 
-use super::world::configuration_of;
+use super::simulation::configuration_of;
 use crate::output::plural;
 use gpunode_config::{AgentConfig, ResourceConfig};
 use gpunode_crds::{GpuNode, GpuNodeStatus};

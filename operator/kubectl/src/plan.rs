@@ -1,11 +1,11 @@
 //! `kubectl gpunode plan`: what applying policies would change, node by node, by the functions that the operator uses.
 
+mod change;
 mod difference;
 mod disruption;
-mod offer;
-mod settings;
+mod forecast;
+mod simulation;
 mod text;
-mod world;
 
 use crate::{
     cli::PlanArgs,
@@ -74,23 +74,6 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::SUCCESS
     })
-}
-
-/// Each resource of a configuration in words; nothing of one that cannot be read.
-pub(crate) fn resources_in_words(document: &str) -> Vec<String> {
-    let Ok(config) = gpunode_config::load(document) else {
-        return Vec::new();
-    };
-    let resources = settings::resources(&config)
-        .into_iter()
-        .map(|(name, offered)| format!("{name}: {offered}"));
-    resources
-        .chain(
-            settings::others(&config)
-                .into_iter()
-                .map(|(name, value)| format!("{name}: {value}")),
-        )
-        .collect()
 }
 
 fn is_refused(reports: &[Report]) -> bool {

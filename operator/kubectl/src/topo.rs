@@ -6,30 +6,12 @@ mod request;
 #[cfg(test)]
 mod tests;
 mod text;
+mod topology;
 
 use crate::{cli::TopoArgs, cluster, output, snapshot::Snapshot};
-use gpunode_crds::GpuNode;
 use kube::ResourceExt;
-use links::Gpu;
-use request::Answer;
-use serde::Serialize;
 use std::process::ExitCode;
-
-/// The GPUs of one node.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Topology {
-    node: String,
-    gpus: Vec<Gpu>,
-    /// Indices of GPUs that are missing now: nothing is said of their links.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    missing: Vec<i32>,
-    /// Whether somebody may hold a GPU who is not named.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    holders_truncated: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    request: Option<Answer>,
-}
+use topology::topology;
 
 /// Prints the links of a node's GPUs, and what a request would get.
 ///
@@ -53,24 +35,4 @@ pub async fn run(args: &TopoArgs) -> anyhow::Result<ExitCode> {
     let topology = topology(gpu_node, args.request, args.resource.as_deref())?;
     output::print(args.output, &topology, || text::topology(&topology))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// What a GpuNode says, and the answer to a request.
-fn topology(gpu_node: &GpuNode, request: Option<u32>, resource: Option<&str>) -> anyhow::Result<Topology> {
-    let status = gpu_node.status.clone().unwrap_or_default();
-    let missing = status
-        .gpus
-        .iter()
-        .filter(|gpu| gpu.missing_since.is_some())
-        .map(|gpu| gpu.index)
-        .collect();
-    Ok(Topology {
-        node: gpu_node.name_any(),
-        gpus: links::gpus(&status),
-        missing,
-        holders_truncated: status.holders_truncated,
-        request: request
-            .map(|size| request::answer(gpu_node, &status, resource, size))
-            .transpose()?,
-    })
 }

@@ -1,11 +1,13 @@
 //! `kubectl gpunode status`: the fleet in one table, then the policies, what waits and what stands in their way; of single
 //! nodes who holds which device.
 
+mod amount;
 mod devices;
 mod fleet;
 mod node;
-mod offered;
 mod policy;
+mod problems;
+mod resources;
 mod rollout;
 #[cfg(test)]
 mod sample;

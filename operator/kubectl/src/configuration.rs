@@ -30,6 +30,18 @@ pub fn others(config: &AgentConfig) -> Vec<(&'static str, String)> {
         .collect()
 }
 
+/// Each resource of a configuration in words; nothing of one that cannot be read.
+pub fn in_words(document: &str) -> Vec<String> {
+    let Ok(config) = gpunode_config::load(document) else {
+        return Vec::new();
+    };
+    let others = others(&config)
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value));
+    let lines = resources(&config).into_iter().chain(others);
+    lines.map(|(name, value)| format!("{name}: {value}")).collect()
+}
+
 fn offered(resource: &ResourceConfig, mig: MigStrategy) -> String {
     let devices = resource.devices.as_ref();
     let (one, many) = match devices.and_then(|devices| kind(devices, mig)) {

@@ -1,6 +1,7 @@
 //! One node and its `GpuNode`, as they are and once a plan is carried out, in memory. Pure.
 
-use super::{difference::What, settings};
+use super::change::What;
+use crate::configuration;
 use anyhow::Context;
 use gpunode_config::AgentConfig;
 use gpunode_crds::GpuNode;
@@ -121,7 +122,7 @@ impl World {
                 .collect(),
             resources: config
                 .iter()
-                .flat_map(settings::resources)
+                .flat_map(configuration::resources)
                 .map(|(name, _)| name)
                 .collect(),
             obstacles: BTreeSet::new(),
@@ -141,8 +142,8 @@ pub fn configuration_of(gpu_node: &GpuNode) -> Option<AgentConfig> {
 
 /// What a configuration says.
 fn configured(config: &AgentConfig) -> Vec<((What, String), String)> {
-    let resources = settings::resources(config).into_iter();
-    let others = settings::others(config).into_iter();
+    let resources = configuration::resources(config).into_iter();
+    let others = configuration::others(config).into_iter();
     let resources = resources.map(|(name, offered)| ((What::Resource, name), offered));
     resources
         .chain(others.map(|(name, value)| ((What::Setting, name.to_owned()), value)))

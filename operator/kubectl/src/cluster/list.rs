@@ -1,0 +1,185 @@
+//! Lists of a kind's objects, in pages. An object that cannot be read hides no other one.
+
+use super::{connection::TIMEOUT, request_error::explain};
+use anyhow::anyhow;
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{ApiResource, DynamicObject, ListParams},
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+/// Objects in one page of a list.
+const PAGE: u32 = 500;
+
+/// Most pages of a list: half a million objects are more than any cluster has nodes.
+const MAX_PAGES: usize = 1000;
+
+/// The objects of a kind.
+#[derive(Debug)]
+pub struct Listed<K> {
+    /// Those that can be read; without their status where only that cannot.
+    pub objects: Vec<K>,
+    /// What cannot be read.
+    pub unreadable: Vec<Unreadable>,
+}
+
+/// An object that cannot be read, or its status.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Unreadable {
+    pub kind: String,
+    pub name: String,
+    /// What cannot be read, why, and what to do.
+    pub message: String,
+}
+
+/// Every object of a kind. One that cannot be read says nothing about the others, so it fails nothing.
+///
+/// # Errors
+/// When the cluster cannot be reached, forbids the list, or does not know the kind.
+pub async fn list<K>(client: &Client) -> anyhow::Result<Listed<K>>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned,
+{
+    list_some(client, ListParams::default()).await
+}
+
+/// The objects of a kind that `params` selects.
+///
+/// # Errors
+/// As of [`list`].
+pub async fn list_some<K>(client: &Client, params: ListParams) -> anyhow::Result<Listed<K>>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned,
+{
+    let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<K>(&()));
+    let kind = K::plural(&());
+    let mut listed = Listed::default();
+    let mut params = params.limit(PAGE);
+    for _ in 0..MAX_PAGES {
+        let page = tokio::time::timeout(TIMEOUT, api.list(&params))
+            .await
+            .map_err(|_| anyhow!("list {kind}: no answer within {} s", TIMEOUT.as_secs()))?
+            .map_err(|error| explain(&format!("list {kind}"), error))?;
+        page.items.into_iter().for_each(|object| listed.add(object));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => break,
+        }
+    }
+    Ok(listed)
+}
+
+impl<K> Default for Listed<K> {
+    fn default() -> Self {
+        Self {
+            objects: Vec::new(),
+            unreadable: Vec::new(),
+        }
+    }
+}
+
+impl<K: Resource<DynamicType = ()> + DeserializeOwned> Listed<K> {
+    /// Counts an object in.
+    pub fn add(&mut self, mut object: DynamicObject) {
+        let (kind, name) = (K::kind(&()).into_owned(), object.name_any());
+        let error = match parse(&object) {
+            Ok(object) => return self.objects.push(object),
+            Err(error) => error,
+        };
+        if let Some(fields) = object.data.as_object_mut() {
+            fields.remove("status");
+        }
+        let message = match parse(&object) {
+            Ok(object) => {
+                self.objects.push(object);
+                format!("its status cannot be read: {error}; {}", remedy(&kind, &name))
+            }
+            Err(error) => format!("it cannot be read: {error}; `kubectl get {kind} {name} -o yaml` shows it"),
+        };
+        self.unreadable.push(Unreadable { kind, name, message });
+    }
+}
+
+/// Says on standard error what cannot be read.
+#[allow(clippy::print_stderr, reason = "a command line program")]
+pub fn warn(object: &Unreadable) {
+    anstream::eprintln!(
+        "{} {}: {}",
+        object.kind,
+        object.name,
+        crate::output::plain(&object.message)
+    );
+}
+
+fn parse<K: DeserializeOwned>(object: &DynamicObject) -> serde_json::Result<K> {
+    serde_json::from_value(serde_json::to_value(object)?)
+}
+
+/// Who is to write the status of a kind again. A policy is not deleted for it: that would empty its nodes.
+fn remedy(kind: &str, name: &str) -> String {
+    match kind {
+        "GpuNode" => "delete the GpuNode, the agent writes it again".to_owned(),
+        "GpuNodePolicy" => format!("correct it with `kubectl edit {kind} {name} --subresource=status`"),
+        _ => format!("`kubectl get {kind} {name} -o yaml` shows it"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_crds::GpuNode;
+    use serde_json::json;
+
+    fn listed(objects: &[serde_json::Value]) -> Listed<GpuNode> {
+        let mut listed = Listed {
+            objects: Vec::new(),
+            unreadable: Vec::new(),
+        };
+        for object in objects {
+            listed.add(serde_json::from_value(object.clone()).expect("an object"));
+        }
+        listed
+    }
+
+    fn gpu_node(name: &str, spec: &serde_json::Value, time: &str) -> serde_json::Value {
+        let condition =
+            json!({"type": "Ready", "status": "True", "reason": "R", "message": "", "lastTransitionTime": time});
+        json!({
+            "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name}, "spec": spec,
+            "status": {"hardware": "8 x A", "conditions": [condition]},
+        })
+    }
+
+    #[test]
+    fn one_status_that_cannot_be_read_hides_no_other_object() {
+        let config = json!({"config": {"policy": "p", "version": 1, "hash": "h", "document": "{}"}});
+        let listed = listed(&[
+            gpu_node("offset", &config, "2026-01-01T00:00:00+99:99"),
+            gpu_node("good", &config, "2026-01-01T00:00:00Z"),
+            gpu_node("digits", &config, "2026-01-01T00:00:00.1234567890Z"),
+            gpu_node("spec", &json!({"config": {"version": "one"}}), "2026-01-01T00:00:00Z"),
+        ]);
+        let read: Vec<_> = listed
+            .objects
+            .iter()
+            .map(|object| (object.name_any(), object.status.is_some()))
+            .collect();
+        assert_eq!(
+            read,
+            [
+                ("offset".into(), false),
+                ("good".into(), true),
+                ("digits".into(), false)
+            ]
+        );
+        let unreadable: Vec<_> = listed.unreadable.iter().map(|object| object.name.as_str()).collect();
+        assert_eq!(unreadable, ["offset", "digits", "spec"]);
+        let message = &listed.unreadable[0].message;
+        assert!(message.starts_with("its status cannot be read: "), "{message}");
+        assert!(
+            message.ends_with("; delete the GpuNode, the agent writes it again"),
+            "{message}"
+        );
+    }
+}

@@ -1,0 +1,57 @@
+//! Standard output: text for people, JSON and YAML for programs.
+
+use crate::cli::OutputFormat;
+use serde::Serialize;
+use std::io::{self, IsTerminal, Write};
+
+/// Prints `value` for programs, or `text` for people.
+///
+/// # Errors
+/// When standard output cannot be written. A reader that has left, such as `head`, is no error.
+pub fn print<T: Serialize>(format: OutputFormat, value: &T, text: impl FnOnce() -> String) -> io::Result<()> {
+    write(&render(format, value, text)?)
+}
+
+/// `value` for programs, or `text` for people.
+///
+/// # Errors
+/// When `value` has no form in JSON or YAML.
+pub fn render<T: Serialize>(format: OutputFormat, value: &T, text: impl FnOnce() -> String) -> io::Result<String> {
+    match format {
+        OutputFormat::Table => Ok(text()),
+        OutputFormat::Json => Ok(serde_json::to_string_pretty(value)? + "\n"),
+        OutputFormat::Yaml => serde_yaml::to_string(value).map_err(io::Error::other),
+    }
+}
+
+/// Writes a text.
+///
+/// # Errors
+/// As of [`print`].
+pub fn write(text: &str) -> io::Result<()> {
+    write_to_reader(text).map(drop)
+}
+
+/// Writes a text; whether the reader is still there.
+///
+/// # Errors
+/// As of [`print`].
+pub fn write_to_reader(text: &str) -> io::Result<bool> {
+    let mut out = anstream::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether standard output is a terminal on which lines can be written anew.
+pub fn is_screen() -> bool {
+    io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
+}
+
+/// Steers the terminal, also where NO_COLOR is set. Where it cannot be written, nothing is to be seen either.
+pub fn control(sequence: &str) {
+    let mut out = io::stdout().lock();
+    let _ = out.write_all(sequence.as_bytes()).and_then(|()| out.flush());
+}

@@ -1,0 +1,88 @@
+//! Tables as kubectl prints them.
+
+use super::{style, words::plain};
+use std::fmt::Write as _;
+
+/// One cell of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cell {
+    text: String,
+    style: anstyle::Style,
+}
+
+impl Cell {
+    /// A cell in a style; escape sequences in its text are removed.
+    pub fn new(text: impl Into<String>, style: anstyle::Style) -> Self {
+        let text = plain(&text.into());
+        Self {
+            text: if text.is_empty() { "-".to_owned() } else { text },
+            style,
+        }
+    }
+}
+
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self::new(text, style::PLAIN)
+    }
+}
+
+/// Rows below a heading, in columns as wide as their widest cell and three spaces apart, as kubectl has them.
+pub fn table<const COLUMNS: usize>(heading: [&str; COLUMNS], rows: &[[Cell; COLUMNS]]) -> String {
+    let heading = heading.map(|text| Cell::new(text, style::HEADING));
+    let rows = rows.iter().map(<[Cell; COLUMNS]>::as_slice);
+    grid(&std::iter::once(heading.as_slice()).chain(rows).collect::<Vec<_>>())
+}
+
+/// Rows of as many cells each as the first one has, in columns as those of a [`table`].
+pub fn grid(rows: &[&[Cell]]) -> String {
+    let columns = rows.first().map_or(0, |row| row.len());
+    let widths: Vec<usize> = (0..columns)
+        .map(|column| {
+            rows.iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.text.chars().count())
+                .max()
+        })
+        .map(Option::unwrap_or_default)
+        .collect();
+    let mut text = String::new();
+    for row in rows {
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let style = cell.style;
+            let _ = write!(text, "{style}{}{style:#}", cell.text);
+            if column + 1 < columns {
+                text.push_str(&" ".repeat(width - cell.text.chars().count() + 3));
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_whatever_their_colour() {
+        let rows = [
+            [Cell::new("True", style::GOOD), "a-long-name".into(), "end".into()],
+            [Cell::new("False", style::BAD), "".into(), "x".into()],
+        ];
+        let text = anstream::adapter::strip_str(&table(["READY", "NAME", "LAST"], &rows)).to_string();
+        assert_eq!(
+            text,
+            "READY   NAME          LAST\nTrue    a-long-name   end\nFalse   -             x\n"
+        );
+    }
+
+    #[test]
+    fn cells_cannot_steer_the_terminal() {
+        assert_eq!(
+            table(["A"], &[["\u{1b}[2Jx".into()]]).matches('\u{1b}').count(),
+            2,
+            "those of the heading alone"
+        );
+    }
+}

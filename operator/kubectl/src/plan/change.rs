@@ -1,0 +1,44 @@
+//! One change that a plan makes on a node.
+
+use serde::Serialize;
+
+/// One difference.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Change {
+    pub action: Action,
+    pub what: What,
+    /// Key of the label, key and effect of the taint, or name of the resource or setting.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Action {
+    Add,
+    Change,
+    Remove,
+    None,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum What {
+    Label,
+    Taint,
+    /// Name of the policy whose device plugin runs on the node.
+    Governing,
+    /// What is offered under the name of a resource, in words.
+    Resource,
+    /// A setting of the agent configuration that is not its default.
+    Setting,
+    /// Hash of the agent configuration.
+    Configuration,
+    /// Image of the agent; the value `default` is the one that the operator was installed with.
+    Image,
+}

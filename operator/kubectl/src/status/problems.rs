@@ -1,0 +1,147 @@
+//! Problems of one node, each with the next step. Pure.
+
+use super::{
+    devices::{DeviceState, State},
+    node::NodeState,
+};
+use gpunode_crds::{DeviceHealth, FaultReason, RELEASE_LABEL};
+use gpunode_plan::PAUSE_LABEL;
+use k8s_openapi::api::core::v1::Node;
+use std::collections::BTreeSet;
+
+/// Most devices whose faults are told in words; `-o json` has all of them.
+const MAX_FAULTS: usize = 16;
+
+/// Most devices that are named of those that are missing.
+const MAX_MISSING: usize = 4;
+
+/// What does not fit together on a node: its agent and the Node, its configuration and the policies `known`.
+pub fn problems(state: &NodeState, node: Option<&Node>, known: &BTreeSet<String>) -> Vec<String> {
+    // Where the Node is gone, that is what to say.
+    let offers = state.resources.iter().filter(|_| node.is_some());
+    let orphaned = state
+        .policy
+        .as_ref()
+        .filter(|policy| !known.contains(*policy))
+        .map(|policy| {
+            format!(
+                "its configuration comes from policy {policy}, which does not exist; the operator takes it away, so \
+             see whether it runs: `kubectl -n gpunode-system get pods`"
+            )
+        });
+    let released = state.released.then(|| {
+        format!("its agents have let go of the GPUs, as label {RELEASE_LABEL} or {PAUSE_LABEL} of the node asks")
+    });
+    let differences = offers.filter_map(|offer| offer.difference(&state.name)).chain(orphaned);
+    differences
+        .chain(missing(state))
+        .chain(released)
+        .chain(faults(state))
+        .collect()
+}
+
+/// What is wrong with GPUs, what to do about it, and who holds them.
+fn faults(state: &NodeState) -> Vec<String> {
+    let broken = state
+        .devices
+        .iter()
+        .filter_map(|device| Some((device, device.fault.as_ref()?)));
+    let words = |(device, fault): (&DeviceState, &DeviceHealth)| {
+        let reason = fault.reason.map_or("broken", FaultReason::as_str);
+        let since = fault
+            .since
+            .as_ref()
+            .map(|since| format!(" since {}", since.0))
+            .unwrap_or_default();
+        let pods: BTreeSet<String> = device
+            .holders
+            .iter()
+            .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
+            .collect();
+        let held = (!pods.is_empty()).then(|| format!("held by {}", pods.into_iter().collect::<Vec<_>>().join(", ")));
+        let waits = fault
+            .waits_for
+            .as_ref()
+            .map(|waits| format!("healthy again when {waits}"));
+        let what = fault.message.as_deref().unwrap_or(reason);
+        let what = Some(format!("{} is unhealthy{since}: {what}", device.name()));
+        let parts = [what, fault.action.clone(), waits, held];
+        parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
+    };
+    broken.map(words).take(MAX_FAULTS).collect()
+}
+
+/// Which GPUs have not been seen lately.
+fn missing(state: &NodeState) -> Option<String> {
+    let gone: Vec<&DeviceState> = state
+        .devices
+        .iter()
+        .filter(|device| device.state == State::Missing)
+        .collect();
+    let since = gone
+        .iter()
+        .filter_map(|device| device.missing_since.as_ref())
+        .map(|time| time.0)
+        .min()?;
+    let there = state
+        .devices
+        .iter()
+        .any(|device| device.gpu.is_some() && device.state != State::Missing);
+    let names: Vec<String> = gone.iter().take(MAX_MISSING).map(|device| device.name()).collect();
+    let more = gone.len().saturating_sub(names.len());
+    let more = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    let what = if there {
+        format!("{}{more}", names.join(", "))
+    } else {
+        "every GPU".to_owned()
+    };
+    Some(format!(
+        "{what} not seen since {since}, by the agent or by the driver; after 15 minutes it counts as removed. See \
+         `nvidia-smi` and the kernel's log on the node"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::node::node_state;
+    use serde_json::json;
+
+    fn told(gpu_node: &serde_json::Value) -> Vec<String> {
+        let gpu_node = serde_json::from_value(gpu_node.clone()).expect("a GpuNode");
+        problems(&node_state(&gpu_node, None), None, &BTreeSet::new())
+    }
+
+    #[test]
+    fn broken_devices_are_told_with_what_is_wrong_what_to_do_and_who_holds_them() {
+        let health = json!({"state": "Unhealthy", "reason": "Xid", "xid": 79, "since": "2026-01-02T03:04:05Z",
+            "message": "XID 79: GPU has fallen off the bus", "action": "restart the machine", "waitsFor": "the machine was restarted"});
+        let gpu = json!({"index": 0, "uuid": "GPU-0", "product": "T4", "memoryMiB": 1, "health": health});
+        let whole =
+            json!({"index": 1, "uuid": "GPU-1", "product": "T4", "memoryMiB": 1, "health": {"state": "Healthy"}});
+        let holder = |pod: &str| json!({"namespace": "team", "pod": pod, "container": "c", "resource": "nvidia.com/gpu", "device": "GPU-0", "count": 1});
+        let status = json!({"gpus": [gpu, whole], "holders": [holder("b"), holder("a"), holder("a")]});
+        let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
+            "status": status});
+        let expected = "GPU 0 is unhealthy since 2026-01-02T03:04:05Z: XID 79: GPU has fallen off the bus; restart the machine; \
+            healthy again when the machine was restarted; held by team/a, team/b";
+        assert_eq!(told(&gpu_node), [expected]);
+    }
+
+    #[test]
+    fn released_node_says_who_asked() {
+        let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"},
+            "spec": {"release": true}, "status": {}});
+        let [released] = &told(&gpu_node)[..] else {
+            panic!("it says one thing")
+        };
+        assert!(
+            released.contains("let go of the GPUs, as label gpunode.dev/release"),
+            "{released}"
+        );
+    }
+}

@@ -1,0 +1,45 @@
+//! The links of one node's GPUs, who holds them, and the answer to a request. Pure.
+
+use super::{
+    links::{self, Gpu},
+    request::{self, Answer},
+};
+use gpunode_crds::GpuNode;
+use kube::ResourceExt;
+use serde::Serialize;
+
+/// The GPUs of one node.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Topology {
+    pub node: String,
+    pub gpus: Vec<Gpu>,
+    /// Indices of GPUs that are missing now: nothing is said of their links.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<i32>,
+    /// Whether somebody may hold a GPU who is not named.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub holders_truncated: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<Answer>,
+}
+
+/// What a GpuNode says, and the answer to a request.
+pub fn topology(gpu_node: &GpuNode, request: Option<u32>, resource: Option<&str>) -> anyhow::Result<Topology> {
+    let status = gpu_node.status.clone().unwrap_or_default();
+    let missing = status
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.missing_since.is_some())
+        .map(|gpu| gpu.index)
+        .collect();
+    Ok(Topology {
+        node: gpu_node.name_any(),
+        gpus: links::gpus(&status),
+        missing,
+        holders_truncated: status.holders_truncated,
+        request: request
+            .map(|size| request::answer(gpu_node, &status, resource, size))
+            .transpose()?,
+    })
+}
