@@ -36,15 +36,15 @@ const UNINSTALL_EXIT_CODES: &str = "Exit codes:
 /// See what GPU nodes and their policies are doing, and what a policy would do before it is applied.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-gpunode", bin_name = "kubectl gpunode", version)]
-pub struct Cli {
+pub struct PluginCli {
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: PluginCommand,
 }
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum PluginCommand {
     /// Show the GPU nodes of the cluster, how far their policies are, and what stands in their way
     ///
     /// RESOURCES has `NAME A/C (H held, W withheld)`: of C shares on the node pods can have A, counting the H that are held;
@@ -333,12 +333,12 @@ mod tests {
 
     #[test]
     fn the_arguments_fit_together() {
-        Cli::command().debug_assert();
+        PluginCli::command().debug_assert();
     }
 
     #[test]
     fn every_subcommand_shows_examples_that_it_understands() {
-        for subcommand in Cli::command().get_subcommands().filter(|it| !it.is_hide_set()) {
+        for subcommand in PluginCli::command().get_subcommands().filter(|it| !it.is_hide_set()) {
             let name = subcommand.get_name();
             let help = subcommand.get_after_help().map(ToString::to_string).unwrap_or_default();
             let begin = format!("kubectl gpunode {name}");
@@ -348,7 +348,7 @@ mod tests {
                 let command = example.split_once("kubectl gpunode").expect("a command").1;
                 let command = command.split(['|', '>', '#', ')']).next().expect("its words");
                 let words = std::iter::once("kubectl-gpunode").chain(command.split_whitespace());
-                assert!(Cli::try_parse_from(words).is_ok(), "{example}");
+                assert!(PluginCli::try_parse_from(words).is_ok(), "{example}");
             }
         }
     }

@@ -3,7 +3,7 @@
 use crate::{
     cli::{DocumentFormat, DumpArgs},
     cluster, output,
-    snapshot::{Snapshot, operator},
+    snapshot::{ClusterSnapshot, operator},
 };
 use anyhow::Context;
 use gpunode_crds::{GpuNode, GpuNodePolicy, OWNED_ANNOTATION};
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 /// A Kubernetes list.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct List {
+struct DumpedList {
     api_version: &'static str,
     kind: &'static str,
     items: Vec<Value>,
@@ -34,7 +34,7 @@ pub async fn run(args: &DumpArgs) -> anyhow::Result<ExitCode> {
         nodes: None,
         cluster: args.cluster.clone(),
     };
-    let snapshot = Snapshot::read(&source, None).await?;
+    let snapshot = ClusterSnapshot::read(&source, None).await?;
     for object in &snapshot.unreadable {
         cluster::warn(object);
     }
@@ -47,7 +47,7 @@ pub async fn run(args: &DumpArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The list below a heading that says when.
-fn dump(snapshot: &Snapshot, now: Timestamp) -> anyhow::Result<String> {
+fn dump(snapshot: &ClusterSnapshot, now: Timestamp) -> anyhow::Result<String> {
     let at = now.round(jiff::Unit::Second).unwrap_or(now);
     let list = serde_yaml::to_string(&list(snapshot)?).context("write YAML")?;
     Ok(format!(
@@ -59,7 +59,7 @@ fn dump(snapshot: &Snapshot, now: Timestamp) -> anyhow::Result<String> {
     ))
 }
 
-fn list(snapshot: &Snapshot) -> anyhow::Result<List> {
+fn list(snapshot: &ClusterSnapshot) -> anyhow::Result<DumpedList> {
     let mut items = Vec::new();
     for node in &snapshot.nodes {
         items.push(serde_json::to_value(trimmed(node)).context("write a Node")?);
@@ -87,7 +87,7 @@ fn list(snapshot: &Snapshot) -> anyhow::Result<List> {
         let operator = operator::trimmed(operator, snapshot.gpu_labels());
         items.push(serde_json::to_value(operator).context("write the operator's Deployment")?);
     }
-    Ok(List {
+    Ok(DumpedList {
         api_version: "v1",
         kind: "List",
         items,
@@ -195,10 +195,10 @@ mod tests {
     fn a_dump_says_everything_that_a_plan_reads_and_no_more() {
         assert_eq!(NodeFacts::of(&trimmed(&node())), NodeFacts::of(&node()));
         let operator = operator::tests::operator(&json!({"args": ["--gpu-labels=false", "--more=x"]}));
-        let snapshot = Snapshot {
+        let snapshot = ClusterSnapshot {
             nodes: vec![node()],
             operator: Some(operator),
-            ..Snapshot::default()
+            ..ClusterSnapshot::default()
         };
         insta::assert_snapshot!(dump(&snapshot, Timestamp::UNIX_EPOCH).expect("YAML"), @r#"
         # Written by `kubectl gpunode dump` at 1970-01-01T00:00:00Z: 1 nodes, 0 GpuNodes, 0 policies, without what

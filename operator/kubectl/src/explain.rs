@@ -2,7 +2,7 @@
 
 mod text;
 
-use crate::{cli::ExplainArgs, cluster::Unreadable, output, snapshot::Snapshot};
+use crate::{cli::ExplainArgs, cluster::UnreadableObject, output, snapshot::ClusterSnapshot};
 use gpunode_plan::{Explanation, NodeFacts, explain};
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -11,11 +11,11 @@ use std::process::ExitCode;
 
 /// What programs are told.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct ExplainOutput<'a> {
     #[serde(flatten)]
     explanation: &'a Explanation,
     /// What could not be read and may explain it differently.
-    unreadable: &'a [Unreadable],
+    unreadable: &'a [UnreadableObject],
 }
 
 /// Prints why a node looks as it does.
@@ -23,7 +23,7 @@ struct Answer<'a> {
 /// # Errors
 /// When there is no such node, the cluster or the file cannot be read, or the output cannot be written.
 pub async fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
-    let snapshot = Snapshot::read(&args.source, Some(&args.node)).await?;
+    let snapshot = ClusterSnapshot::read(&args.source, Some(&args.node)).await?;
     let node = snapshot.nodes.iter().find(|node| node.name_any() == args.node);
     let Some(node) = node else {
         anyhow::bail!(
@@ -38,7 +38,7 @@ pub async fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let policies = snapshot.policy_set(&snapshot.policies);
     let explanation = explain(&policies, &NodeFacts::of(node), gpu_node, Timestamp::now());
     let config = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
-    let answer = Answer {
+    let answer = ExplainOutput {
         explanation: &explanation,
         unreadable: &snapshot.unreadable,
     };

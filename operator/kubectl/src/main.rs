@@ -3,14 +3,14 @@
 
 use clap::Parser;
 use kubectl_gpunode::{
-    cli::{Cli, Command},
+    cli::{PluginCli, PluginCommand},
     completion, dump, explain, plan, status, topo, uninstall, validate,
 };
 use std::process::ExitCode;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let arguments = match Cli::try_parse() {
+    let arguments = match PluginCli::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
             // A closed output is no reason for another message. 2 is what a plan says, not clap.
@@ -23,15 +23,15 @@ async fn main() -> ExitCode {
         }
     };
     let outcome = match arguments.command {
-        Command::Status(args) => status::run(&args).await,
-        Command::Validate(args) => validate::run(&args),
-        Command::Plan(args) => plan::run(&args).await,
-        Command::Explain(args) => explain::run(&args).await,
-        Command::Topo(args) => topo::run(&args).await,
-        Command::Dump(args) => dump::run(&args).await,
-        Command::Completion(args) => completion::run(&args),
-        Command::Complete(args) => completion::complete(&args),
-        Command::Uninstall(args) => uninstall::run(&args).await,
+        PluginCommand::Status(args) => status::run(&args).await,
+        PluginCommand::Validate(args) => validate::run(&args),
+        PluginCommand::Plan(args) => plan::run(&args).await,
+        PluginCommand::Explain(args) => explain::run(&args).await,
+        PluginCommand::Topo(args) => topo::run(&args).await,
+        PluginCommand::Dump(args) => dump::run(&args).await,
+        PluginCommand::Completion(args) => completion::run(&args),
+        PluginCommand::Complete(args) => completion::complete(&args),
+        PluginCommand::Uninstall(args) => uninstall::run(&args).await,
     };
     outcome.unwrap_or_else(|error| {
         anstream::eprintln!("kubectl gpunode: {}", in_words(&error));

@@ -13,5 +13,5 @@ mod table;
 mod words;
 
 pub use print::{control, is_screen, print, render, write, write_to_reader};
-pub use table::{Cell, grid, table};
-pub use words::{nearest_in_words, plain, plural};
+pub use table::{TableCell, grid, table};
+pub use words::{named, nearest_in_words, plain, plural};

@@ -10,10 +10,10 @@ mod text;
 use crate::{
     cli::PlanArgs,
     output,
-    snapshot::Snapshot,
-    validate::{self, Kinds, Report, Verdict},
+    snapshot::ClusterSnapshot,
+    validate::{self, DocumentReport, KnownKinds, ValidationResult},
 };
-use difference::Plan;
+use difference::ClusterPlan;
 use gpunode_crds::GpuNodePolicy;
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -30,13 +30,13 @@ const DISRUPTIVE: u8 = 2;
 /// # Errors
 /// When a file or the cluster cannot be read, no file has a policy, or the output cannot be written.
 pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
-    let kinds = Kinds::new()?;
+    let kinds = KnownKinds::new()?;
     let mut reports = validate::read(&kinds, &args.filenames)?;
     if is_refused(&reports) {
         validate::print(&reports, args.output)?;
         return Ok(ExitCode::FAILURE);
     }
-    let cluster = Snapshot::read(&args.source, None).await?;
+    let cluster = ClusterSnapshot::read(&args.source, None).await?;
     let mut wanted = BTreeMap::new();
     for report in &mut reports {
         if report.object.get("kind").is_none_or(|kind| kind != "GpuNodePolicy") {
@@ -67,7 +67,7 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
             "plan: there is no policy {name} to be deleted; `kubectl get gpunodepolicies` lists them"
         );
     }
-    let plan = Plan::of(&cluster, &wanted, &deleted, Timestamp::now())?;
+    let plan = ClusterPlan::of(&cluster, &wanted, &deleted, Timestamp::now())?;
     output::print(args.output, &plan, || text::plan(&plan))?;
     Ok(if plan.is_disruptive() {
         ExitCode::from(DISRUPTIVE)
@@ -76,15 +76,15 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn is_refused(reports: &[Report]) -> bool {
-    reports.iter().any(|report| report.verdict == Verdict::Invalid)
+fn is_refused(reports: &[DocumentReport]) -> bool {
+    reports.iter().any(|report| report.verdict == ValidationResult::Invalid)
 }
 
 /// Adds the rules about changes that a policy breaks.
-fn refuse_change(kinds: &Kinds, report: &mut Report, old: &GpuNodePolicy) -> anyhow::Result<()> {
+fn refuse_change(kinds: &KnownKinds, report: &mut DocumentReport, old: &GpuNodePolicy) -> anyhow::Result<()> {
     report.problems = kinds.validate_change(&report.object, &serde_json::to_value(old)?);
     if !report.problems.is_empty() {
-        report.verdict = Verdict::Invalid;
+        report.verdict = ValidationResult::Invalid;
     }
     Ok(())
 }

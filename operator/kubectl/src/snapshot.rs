@@ -4,7 +4,7 @@ pub mod operator;
 
 use crate::{
     cli::SourceArgs,
-    cluster::{self, Listed, Unreadable},
+    cluster::{self, ListedObjects, UnreadableObject},
 };
 use anyhow::Context;
 use gpunode_crds::{GpuNode, GpuNodePolicy};
@@ -20,17 +20,17 @@ const MAX_BYTES: u64 = 1 << 30;
 
 /// The nodes, GpuNodes and policies of a cluster.
 #[derive(Debug, Default)]
-pub struct Snapshot {
+pub struct ClusterSnapshot {
     pub policies: Vec<GpuNodePolicy>,
     pub gpu_nodes: Vec<GpuNode>,
     pub nodes: Vec<Node>,
     /// The Deployment of the operator, where it can be read and says whether nodes get labels with facts about GPUs.
     pub operator: Option<Deployment>,
     /// What could not be read; objects whose status is unreadable are there without it.
-    pub unreadable: Vec<Unreadable>,
+    pub unreadable: Vec<UnreadableObject>,
 }
 
-impl Snapshot {
+impl ClusterSnapshot {
     /// Everything, or of nodes and GpuNodes those of one name alone.
     ///
     /// # Errors
@@ -59,13 +59,13 @@ impl Snapshot {
 
     /// `operator` is its Deployment, or why it is not known.
     fn of(
-        policies: Listed<GpuNodePolicy>,
-        gpu_nodes: Listed<GpuNode>,
-        nodes: Listed<Node>,
+        policies: ListedObjects<GpuNodePolicy>,
+        gpu_nodes: ListedObjects<GpuNode>,
+        nodes: ListedObjects<Node>,
         operator: Result<Deployment, String>,
     ) -> Self {
         let operator = operator.and_then(|found| gpu_labels(&found).map(|_| found));
-        let unknown = operator.as_ref().err().map(|why| Unreadable {
+        let unknown = operator.as_ref().err().map(|why| UnreadableObject {
             kind: "Deployment".to_owned(),
             name: "gpunode-operator".to_owned(),
             message: format!("{why}; taken to write labels with facts about GPUs, as without --gpu-labels=false"),
@@ -97,17 +97,21 @@ impl Snapshot {
     /// The objects of a list, as `dump` writes it and also as `kubectl get nodes,gpunodes,gpunodepolicies -o yaml` does.
     fn of_file(file: impl Read, path: &Path) -> anyhow::Result<Self> {
         #[derive(Deserialize)]
-        struct List {
+        struct ObjectFile {
             items: Vec<DynamicObject>,
         }
-        let list: List = serde_yaml::from_reader(file.take(MAX_BYTES)).with_context(|| {
+        let list: ObjectFile = serde_yaml::from_reader(file.take(MAX_BYTES)).with_context(|| {
             let path = path.display();
             format!(
                 "read {path}: it is no list of Kubernetes objects; `kubectl gpunode dump > cluster.yaml` writes one"
             )
         })?;
-        let (mut policies, mut gpu_nodes, mut nodes) = (Listed::default(), Listed::default(), Listed::default());
-        let mut deployments = Listed::<Deployment>::default();
+        let (mut policies, mut gpu_nodes, mut nodes) = (
+            ListedObjects::default(),
+            ListedObjects::default(),
+            ListedObjects::default(),
+        );
+        let mut deployments = ListedObjects::<Deployment>::default();
         for object in list.items {
             match object.types.as_ref().map(|types| types.kind.as_str()) {
                 Some("GpuNodePolicy") => policies.add(object),
@@ -138,8 +142,8 @@ mod tests {
     use super::*;
     use kube::ResourceExt;
 
-    fn read(text: &str) -> anyhow::Result<Snapshot> {
-        Snapshot::of_file(text.as_bytes(), Path::new("cluster.yaml"))
+    fn read(text: &str) -> anyhow::Result<ClusterSnapshot> {
+        ClusterSnapshot::of_file(text.as_bytes(), Path::new("cluster.yaml"))
     }
 
     #[test]

@@ -19,13 +19,13 @@ use crate::{
     cli::{OutputFormat, StatusArgs},
     cluster, output,
 };
-use fleet::Fleet;
+use fleet::FleetSummary;
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use std::process::ExitCode;
-use watch::{Place, watch};
+use watch::{WatchOutput, watch};
 
 /// Prints the state of the cluster, once or whenever it changes; its problems are part of what is shown, and no failure.
 ///
@@ -35,9 +35,9 @@ pub async fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let client = cluster::connect(&args.cluster).await?;
     if args.watch {
         let place = match args.output {
-            OutputFormat::Table if output::is_screen() => Place::Screen,
-            OutputFormat::Table => Place::Log,
-            OutputFormat::Json | OutputFormat::Yaml => Place::Documents,
+            OutputFormat::Table if output::is_screen() => WatchOutput::Screen,
+            OutputFormat::Table => WatchOutput::Log,
+            OutputFormat::Json | OutputFormat::Yaml => WatchOutput::Documents,
         };
         watch(place, async || look(&client, args).await).await?;
     } else {
@@ -52,7 +52,7 @@ async fn look(client: &Client, args: &StatusArgs) -> anyhow::Result<String> {
     let policies = cluster::list::<GpuNodePolicy>(client).await?;
     let gpu_nodes = cluster::list::<GpuNode>(client).await?;
     let nodes = cluster::list::<Node>(client).await?;
-    let fleet = Fleet::new(&gpu_nodes, &nodes, &policies, Timestamp::now());
+    let fleet = FleetSummary::new(&gpu_nodes, &nodes, &policies, Timestamp::now());
     let text = if args.nodes.is_empty() {
         output::render(args.output, &fleet, || text::fleet(&fleet))?
     } else {

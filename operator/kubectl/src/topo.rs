@@ -8,7 +8,7 @@ mod tests;
 mod text;
 mod topology;
 
-use crate::{cli::TopoArgs, cluster, output, snapshot::Snapshot};
+use crate::{cli::TopoArgs, cluster, output, snapshot::ClusterSnapshot};
 use kube::ResourceExt;
 use std::process::ExitCode;
 use topology::topology;
@@ -18,7 +18,7 @@ use topology::topology;
 /// # Errors
 /// When there is no such node or resource, the cluster or the file cannot be read, or the output cannot be written.
 pub async fn run(args: &TopoArgs) -> anyhow::Result<ExitCode> {
-    let snapshot = Snapshot::read(&args.source, Some(&args.node)).await?;
+    let snapshot = ClusterSnapshot::read(&args.source, Some(&args.node)).await?;
     for object in snapshot.unreadable.iter().filter(|object| object.name == args.node) {
         cluster::warn(object);
     }

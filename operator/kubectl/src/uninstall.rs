@@ -1,16 +1,39 @@
-//! `kubectl gpunode uninstall`: everything of gpunode leaves the cluster, with the caller's own rights, whether its operator
-//! runs or not, and whatever was removed before.
+//! `kubectl gpunode uninstall`: removes gpunode from the cluster with the caller's own rights, whether the operator runs or
+//! not, and whatever was removed before.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `survey` | lists what a removal would delete, and what it would keep |
+//! | `permissions` | checks that the caller may do all of it |
+//! | `operator` | stops the operator |
+//! | `objects` | deletes policies, permissions and CRDs |
+//! | `agents` | deletes the DaemonSets and waits for their pods to end |
+//! | `nodes` | restores every node |
+//! | `undo` | computes the patch that restores one node |
+//! | `resources` | removes stale resources from node status |
+//! | `namespace` | deletes the namespace, or keeps it |
+//! | `foreign` | finds objects in the namespace that are not gpunode's |
+//! | `deletion` | waits for deleted objects to disappear |
+//! | `removal` | one removal: its requests, deadline and results |
+//! | `requests` | requests that take "not found" as done |
+//! | `progress` | prints a line for each step |
+//! | `leftover` | something that stays, and why |
+//! | `installed` | the objects of `manifests/default` |
 
 mod agents;
+mod deletion;
+mod foreign;
 mod installed;
+mod leftover;
+mod namespace;
 mod nodes;
 mod objects;
 mod operator;
+mod permissions;
 mod progress;
+mod removal;
 mod requests;
 mod resources;
-mod rights;
-mod strangers;
 mod survey;
 mod undo;
 
@@ -19,136 +42,114 @@ use crate::{
     cluster,
     output::{self, plain, style},
 };
-use installed::Installed;
-use kube::Client;
-use progress::{Left, Progress};
+use installed::InstalledObject;
+use leftover::Leftover;
+use progress::RemovalProgress;
+use removal::Removal;
+use requests::RemovalRequests;
 use serde::Serialize;
 use std::{
     io::{self, BufRead, IsTerminal, Write},
     process::ExitCode,
-    time::{Duration, Instant},
 };
+use survey::survey;
 
-/// Longest time of a removal, but for dead resources.
-const LIMIT: Duration = Duration::from_secs(115);
+/// Printed where a person or `--dry-run` stops the removal.
+const UNCHANGED: &str = "nothing was changed\n";
 
-/// One removal.
-pub struct Removal {
-    client: Client,
-    namespace: String,
-    end: Instant,
-    progress: Progress,
-    left: Vec<Left>,
-    notes: Vec<String>,
-}
-
-/// Removes gpunode and says what could not be removed.
+/// Removes gpunode and reports what could not be removed.
 ///
 /// # Errors
-/// When the cluster cannot be read, or the caller may not do what is needed; then nothing was changed.
+/// When the cluster cannot be read, or the caller lacks a permission; then nothing was changed.
 pub async fn run(args: &UninstallArgs) -> anyhow::Result<ExitCode> {
     let client = cluster::connect(&args.cluster).await?;
     let objects = installed::objects(&args.namespace)?;
-    let mut removal = Removal {
+    let requests = RemovalRequests {
         client,
         namespace: args.namespace.clone(),
-        end: Instant::now() + LIMIT,
-        progress: Progress::new(args.output),
-        left: Vec::new(),
-        notes: Vec::new(),
     };
-    let survey = removal.survey(&objects).await?;
+    let mut removal = Removal::new(requests, RemovalProgress::new(args.output));
+    let survey = survey(&removal, &objects).await?;
     if args.dry_run {
-        output::print(args.output, &survey, || survey.text() + "nothing was changed\n")?;
+        output::print(args.output, &survey, || survey.text() + UNCHANGED)?;
         return Ok(ExitCode::SUCCESS);
     }
     if survey.is_empty() {
-        return removal.report(args.output, "nothing of gpunode is in this cluster");
+        return report(&removal, args.output, "nothing of gpunode is in this cluster");
     }
-    let missing = removal.missing_rights(args.wait_resources).await?;
+    let missing = permissions::missing(&removal, args.wait_resources).await?;
     anyhow::ensure!(
         missing.is_empty(),
-        "uninstall: you may not {}; nothing was changed. Ask for a role such as cluster-admin",
+        "uninstall: you are not allowed to {}; nothing was changed. Ask for a role such as cluster-admin",
         missing.join(", ")
     );
     if io::stdin().is_terminal() && !args.yes {
         anyhow::ensure!(
             args.output == OutputFormat::Table,
-            "uninstall: with -o nothing is asked, so nothing was changed; say --yes, or --dry-run to see what would go"
+            "uninstall: -o json and -o yaml do not ask; nothing was changed. Add --yes, or --dry-run to see what would be removed"
         );
         output::write(&survey.text())?;
         if !confirmed(&mut io::stdin().lock())? {
-            output::write("nothing was changed\n")?;
+            output::write(UNCHANGED)?;
             return Ok(ExitCode::SUCCESS);
         }
     }
-    // The time of a person's answer does not count.
-    removal.end = Instant::now() + LIMIT;
-    removal.progress = Progress::new(args.output);
-    removal.carry_out(&objects).await;
+    removal.restart(RemovalProgress::new(args.output));
+    remove_all(&mut removal, &objects).await;
     if args.wait_resources {
-        removal.remove_resources(survey.resources).await;
+        resources::remove_resources(&mut removal, survey.resources).await;
     } else {
-        removal.note_resources(&survey.resources);
+        resources::note_resources(&mut removal, &survey.resources);
     }
     let seconds = removal.progress.elapsed().as_secs();
-    removal.report(args.output, &format!("gpunode is gone, after {seconds} s"))
+    report(&removal, args.output, &format!("gpunode was removed in {seconds} s"))
 }
 
-/// How a removal ended.
+/// Removes gpunode in an order in which nobody recreates what is gone, and after which an interrupted removal can continue.
+async fn remove_all(removal: &mut Removal, objects: &[InstalledObject]) {
+    operator::stop_operator(removal).await;
+    objects::delete_policies(removal).await;
+    agents::delete_daemonsets(removal).await;
+    nodes::undo_nodes(removal).await;
+    agents::await_agents(removal).await;
+    objects::delete_installed(removal, objects).await;
+    objects::delete_kinds(removal).await;
+    namespace::delete_namespace(removal, objects).await;
+}
+
+/// The result of a removal.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Report<'a> {
-    /// What stays, and why.
-    left: &'a [Left],
+struct RemovalReport<'a> {
+    left: &'a [Leftover],
     notes: &'a [String],
 }
 
-impl Removal {
-    /// The order matters: nobody writes again what is gone, and an interrupted removal leaves what the next one finds.
-    async fn carry_out(&mut self, objects: &[Installed]) {
-        self.stop_operator().await;
-        self.delete_policies().await;
-        self.delete_daemonsets().await;
-        self.undo_nodes().await;
-        self.await_agents().await;
-        self.delete_installed(objects).await;
-        self.delete_kinds().await;
-        self.delete_namespace(objects).await;
-    }
-
-    /// Says how it ended: by `gone` where nothing is left.
-    fn report(&self, output: OutputFormat, gone: &str) -> anyhow::Result<ExitCode> {
-        let report = Report {
-            left: &self.left,
-            notes: &self.notes,
-        };
-        output::print(output, &report, || {
-            let notes: String = self
-                .notes
-                .iter()
-                .map(|note| "note: ".to_owned() + &plain(note) + "\n")
-                .collect();
-            if self.left.is_empty() {
-                return format!("{gone}\n{notes}");
-            }
-            let (heading, lines) = (
-                style::HEADING,
-                self.left.iter().map(|left| plain(&left.to_string()) + "\n"),
-            );
-            format!("\n{heading}LEFT{heading:#}\n{}{notes}", lines.collect::<String>())
-        })?;
-        Ok(if self.left.is_empty() {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        })
-    }
+/// Prints the result: `success` where nothing is left.
+fn report(removal: &Removal, output: OutputFormat, success: &str) -> anyhow::Result<ExitCode> {
+    let (left, notes) = (removal.leftovers.as_slice(), removal.notes.as_slice());
+    output::print(output, &RemovalReport { left, notes }, || {
+        let notes: String = notes
+            .iter()
+            .map(|note| "note: ".to_owned() + &plain(note) + "\n")
+            .collect();
+        if left.is_empty() {
+            return format!("{success}\n{notes}");
+        }
+        let heading = style::HEADING;
+        let lines: String = left.iter().map(|left| plain(&left.to_string()) + "\n").collect();
+        format!("\n{heading}NOT REMOVED{heading:#}\n{lines}{notes}")
+    })?;
+    Ok(if left.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn confirmed(answer: &mut impl BufRead) -> io::Result<bool> {
     let mut out = anstream::stdout().lock();
-    write!(out, "Remove all of it? [y/N] ")?;
+    write!(out, "Remove all of this? [y/N] ")?;
     out.flush()?;
     let mut line = String::new();
     answer.read_line(&mut line)?;

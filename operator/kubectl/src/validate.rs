@@ -9,10 +9,10 @@ mod source;
 mod verdict;
 mod yaml;
 
-pub use problem::Problem;
-pub use report::{Report, Verdict, print};
-pub use source::{SourceError, Text};
-pub use verdict::Kinds;
+pub use problem::FieldProblem;
+pub use report::{DocumentReport, ValidationResult, print};
+pub use source::{SourceError, SourceText};
+pub use verdict::KnownKinds;
 
 use crate::cli::ValidateArgs;
 use std::{path::PathBuf, process::ExitCode};
@@ -22,14 +22,14 @@ use std::{path::PathBuf, process::ExitCode};
 /// # Errors
 /// When a file cannot be read or the output cannot be written.
 pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
-    let mut reports = read(&Kinds::new()?, &args.filenames)?;
+    let mut reports = read(&KnownKinds::new()?, &args.filenames)?;
     for path in &args.agent_configs {
         reports.extend(source::read(path)?.iter().map(verdict::validate_agent_config));
     }
     print(&reports, args.output)?;
-    let refused = reports.iter().any(|report| report.verdict == Verdict::Invalid);
+    let refused = reports.iter().any(|report| report.verdict == ValidationResult::Invalid);
     // Who validates nothing has named the wrong files.
-    let nothing = reports.iter().all(|report| report.verdict == Verdict::Skipped);
+    let nothing = reports.iter().all(|report| report.verdict == ValidationResult::Skipped);
     Ok(if refused || nothing {
         ExitCode::FAILURE
     } else {
@@ -38,7 +38,7 @@ pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// A report on each document of some files.
-pub(crate) fn read(kinds: &Kinds, paths: &[PathBuf]) -> Result<Vec<Report>, SourceError> {
+pub(crate) fn read(kinds: &KnownKinds, paths: &[PathBuf]) -> Result<Vec<DocumentReport>, SourceError> {
     let mut reports = Vec::new();
     for path in paths {
         reports.extend(source::read(path)?.iter().flat_map(|text| kinds.validate(text)));

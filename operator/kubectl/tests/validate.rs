@@ -3,13 +3,13 @@
 
 mod table;
 
-use kubectl_gpunode::validate::{Kinds, Problem, Text, Verdict};
+use kubectl_gpunode::validate::{FieldProblem, KnownKinds, SourceText, ValidationResult};
 
 #[test]
 fn every_policy_of_the_table_gets_its_verdict() {
-    let kinds = Kinds::new().expect("generated schemas");
+    let kinds = KnownKinds::new().expect("generated schemas");
     table::compare("validate", &table::cases(), |case| {
-        let text = Text {
+        let text = SourceText {
             name: case.name.clone(),
             contents: case.yaml.clone(),
         };
@@ -28,13 +28,13 @@ fn every_policy_of_the_table_gets_its_verdict() {
 
 const POLICY: &str = "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNodePolicy\nmetadata: {name: v100}\n";
 
-fn verdicts(contents: &str) -> Vec<(Verdict, Vec<String>)> {
-    let text = Text {
+fn verdicts(contents: &str) -> Vec<(ValidationResult, Vec<String>)> {
+    let text = SourceText {
         name: "file".to_owned(),
         contents: contents.to_owned(),
     };
-    let reports = Kinds::new().expect("generated schemas").validate(&text);
-    let shown = |problem: &Problem| format!("{} {}", problem.line.unwrap_or_default(), problem.path);
+    let reports = KnownKinds::new().expect("generated schemas").validate(&text);
+    let shown = |problem: &FieldProblem| format!("{} {}", problem.line.unwrap_or_default(), problem.path);
     reports
         .iter()
         .map(|report| (report.verdict, report.problems.iter().map(shown).collect()))
@@ -47,7 +47,7 @@ fn documents_of_other_kinds_are_skipped() {
         verdicts(&format!(
             "kind: Pod\napiVersion: v1\n---\n{POLICY}spec: {{nodeSelector: {{}}}}\n"
         )),
-        [(Verdict::Skipped, vec![]), (Verdict::Valid, vec![])]
+        [(ValidationResult::Skipped, vec![]), (ValidationResult::Valid, vec![])]
     );
 }
 
@@ -58,7 +58,7 @@ fn a_kind_of_gpunodes_in_another_group_is_refused() {
             let object = format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: a}}\nspec: {{}}\n");
             assert_eq!(
                 verdicts(&object),
-                [(Verdict::Invalid, vec!["1 apiVersion".to_owned()])],
+                [(ValidationResult::Invalid, vec!["1 apiVersion".to_owned()])],
                 "{version} {kind}"
             );
         }
@@ -68,11 +68,11 @@ fn a_kind_of_gpunodes_in_another_group_is_refused() {
 #[test]
 fn problems_that_hide_others_say_so() {
     let unchecked = |spec: &str| {
-        let text = Text {
+        let text = SourceText {
             name: "file".to_owned(),
             contents: format!("{POLICY}spec: {spec}\n"),
         };
-        Kinds::new()
+        KnownKinds::new()
             .expect("generated schemas")
             .validate(&text)
             .remove(0)
@@ -92,34 +92,37 @@ fn the_items_of_a_list_are_judged_one_by_one() {
     assert_eq!(
         verdicts(&list),
         [
-            (Verdict::Valid, vec![]),
-            (Verdict::Invalid, vec!["14 spec.mode".to_owned()])
+            (ValidationResult::Valid, vec![]),
+            (ValidationResult::Invalid, vec!["14 spec.mode".to_owned()])
         ]
     );
 }
 
 #[test]
 fn what_is_no_object_is_refused() {
-    assert_eq!(verdicts(""), [(Verdict::Invalid, vec!["0 ".to_owned()])]);
+    assert_eq!(verdicts(""), [(ValidationResult::Invalid, vec!["0 ".to_owned()])]);
     assert_eq!(
         verdicts("resources: []\n"),
-        [(Verdict::Invalid, vec!["1 apiVersion".to_owned()])]
+        [(ValidationResult::Invalid, vec!["1 apiVersion".to_owned()])]
     );
-    assert_eq!(verdicts("- a\n"), [(Verdict::Invalid, vec!["1 apiVersion".to_owned()])]);
+    assert_eq!(
+        verdicts("- a\n"),
+        [(ValidationResult::Invalid, vec!["1 apiVersion".to_owned()])]
+    );
     let broken = verdicts(&format!("{POLICY}spec: {{nodeSelector: {{}}}}\n---\na: [\n"));
     assert_eq!(
         broken.iter().map(|(verdict, _)| *verdict).collect::<Vec<_>>(),
-        [Verdict::Valid, Verdict::Invalid]
+        [ValidationResult::Valid, ValidationResult::Invalid]
     );
 }
 
 #[test]
 fn a_policy_in_force_cannot_become_a_preview() {
-    let kinds = Kinds::new().expect("generated schemas");
+    let kinds = KnownKinds::new().expect("generated schemas");
     let object = |mode: &str| {
         let contents = format!("{POLICY}spec: {{nodeSelector: {{}}, mode: {mode}}}\n");
         kinds
-            .validate(&Text {
+            .validate(&SourceText {
                 name: "file".to_owned(),
                 contents,
             })
@@ -152,11 +155,11 @@ fn a_policy_in_force_cannot_become_a_preview() {
 
 /// The messages about a policy with this `spec`, each with its field.
 fn words(spec: &str) -> Vec<String> {
-    let text = Text {
+    let text = SourceText {
         name: "file".to_owned(),
         contents: format!("{POLICY}spec: {spec}\n"),
     };
-    let reports = Kinds::new().expect("generated schemas").validate(&text);
+    let reports = KnownKinds::new().expect("generated schemas").validate(&text);
     let problems = reports.iter().flat_map(|report| &report.problems);
     problems
         .map(|problem| format!("{}: {}", problem.path, problem.message))

@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use gpunode_gitops_tests::repository;
-use kubectl_gpunode::validate::{Kinds, Text, Verdict};
+use kubectl_gpunode::validate::{KnownKinds, SourceText, ValidationResult};
 use std::process::Command;
 
 /// The verdicts on what `kubectl kustomize` makes of a folder, with the paths of what is refused.
-fn verdicts(folder: &str) -> Vec<(String, Verdict, Vec<String>)> {
+fn verdicts(folder: &str) -> Vec<(String, ValidationResult, Vec<String>)> {
     let kubectl = repository().join("target/cluster/bin/kubectl");
     let output = Command::new(kubectl)
         .arg("kustomize")
@@ -18,11 +18,11 @@ fn verdicts(folder: &str) -> Vec<(String, Verdict, Vec<String>)> {
         output.status.success() && errors.is_empty(),
         "kubectl kustomize {folder}: {errors}"
     );
-    let text = Text {
+    let text = SourceText {
         name: folder.to_owned(),
         contents: String::from_utf8(output.stdout).unwrap(),
     };
-    let reports = Kinds::new().unwrap().validate(&text).into_iter();
+    let reports = KnownKinds::new().unwrap().validate(&text).into_iter();
     reports
         .map(|it| {
             let paths = it.problems.into_iter().map(|problem| problem.path).collect();
@@ -56,7 +56,7 @@ fn every_sample_is_built_and_accepted() {
     for (folder, names) in folders {
         let expected: Vec<_> = names
             .into_iter()
-            .map(|name| (name.to_owned(), Verdict::Valid, vec![]))
+            .map(|name| (name.to_owned(), ValidationResult::Valid, vec![]))
             .collect();
         assert_eq!(verdicts(folder), expected, "{folder}");
     }
@@ -67,7 +67,7 @@ fn every_sample_is_built_and_accepted() {
 fn base_of_the_pools_selects_no_node_and_is_refused() {
     let refused = (
         String::from("gpus"),
-        Verdict::Invalid,
+        ValidationResult::Invalid,
         vec!["spec.nodeSelector".to_owned()],
     );
     assert_eq!(verdicts("manifests/samples/pools/base"), [refused]);

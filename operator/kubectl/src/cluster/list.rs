@@ -16,17 +16,17 @@ const MAX_PAGES: usize = 1000;
 
 /// The objects of a kind.
 #[derive(Debug)]
-pub struct Listed<K> {
+pub struct ListedObjects<K> {
     /// Those that can be read; without their status where only that cannot.
     pub objects: Vec<K>,
     /// What cannot be read.
-    pub unreadable: Vec<Unreadable>,
+    pub unreadable: Vec<UnreadableObject>,
 }
 
 /// An object that cannot be read, or its status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Unreadable {
+pub struct UnreadableObject {
     pub kind: String,
     pub name: String,
     /// What cannot be read, why, and what to do.
@@ -37,7 +37,7 @@ pub struct Unreadable {
 ///
 /// # Errors
 /// When the cluster cannot be reached, forbids the list, or does not know the kind.
-pub async fn list<K>(client: &Client) -> anyhow::Result<Listed<K>>
+pub async fn list<K>(client: &Client) -> anyhow::Result<ListedObjects<K>>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
 {
@@ -48,13 +48,13 @@ where
 ///
 /// # Errors
 /// As of [`list`].
-pub async fn list_some<K>(client: &Client, params: ListParams) -> anyhow::Result<Listed<K>>
+pub async fn list_some<K>(client: &Client, params: ListParams) -> anyhow::Result<ListedObjects<K>>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
 {
     let api = Api::<DynamicObject>::all_with(client.clone(), &ApiResource::erase::<K>(&()));
     let kind = K::plural(&());
-    let mut listed = Listed::default();
+    let mut listed = ListedObjects::default();
     let mut params = params.limit(PAGE);
     for _ in 0..MAX_PAGES {
         let page = tokio::time::timeout(TIMEOUT, api.list(&params))
@@ -70,7 +70,7 @@ where
     Ok(listed)
 }
 
-impl<K> Default for Listed<K> {
+impl<K> Default for ListedObjects<K> {
     fn default() -> Self {
         Self {
             objects: Vec::new(),
@@ -79,7 +79,7 @@ impl<K> Default for Listed<K> {
     }
 }
 
-impl<K: Resource<DynamicType = ()> + DeserializeOwned> Listed<K> {
+impl<K: Resource<DynamicType = ()> + DeserializeOwned> ListedObjects<K> {
     /// Counts an object in.
     pub fn add(&mut self, mut object: DynamicObject) {
         let (kind, name) = (K::kind(&()).into_owned(), object.name_any());
@@ -97,13 +97,13 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> Listed<K> {
             }
             Err(error) => format!("it cannot be read: {error}; `kubectl get {kind} {name} -o yaml` shows it"),
         };
-        self.unreadable.push(Unreadable { kind, name, message });
+        self.unreadable.push(UnreadableObject { kind, name, message });
     }
 }
 
 /// Says on standard error what cannot be read.
 #[allow(clippy::print_stderr, reason = "a command line program")]
-pub fn warn(object: &Unreadable) {
+pub fn warn(object: &UnreadableObject) {
     anstream::eprintln!(
         "{} {}: {}",
         object.kind,
@@ -131,8 +131,8 @@ mod tests {
     use gpunode_crds::GpuNode;
     use serde_json::json;
 
-    fn listed(objects: &[serde_json::Value]) -> Listed<GpuNode> {
-        let mut listed = Listed {
+    fn listed(objects: &[serde_json::Value]) -> ListedObjects<GpuNode> {
+        let mut listed = ListedObjects {
             objects: Vec::new(),
             unreadable: Vec::new(),
         };

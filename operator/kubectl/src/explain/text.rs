@@ -1,9 +1,9 @@
 //! An explanation for people.
 
 use crate::{
-    cluster::Unreadable,
+    cluster::UnreadableObject,
     configuration,
-    output::{Cell, plain, style, table},
+    output::{TableCell, plain, style, table},
 };
 use gpunode_crds::Configuration;
 use gpunode_plan::{EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, PolicyMatch};
@@ -13,7 +13,11 @@ use std::fmt::Write as _;
 const HASH: usize = 12;
 
 /// Tables of the policies and of what they want, then what cannot be read. `config` is the configuration of the node.
-pub fn explanation(explanation: &Explanation, config: Option<&Configuration>, unreadable: &[Unreadable]) -> String {
+pub fn explanation(
+    explanation: &Explanation,
+    config: Option<&Configuration>,
+    unreadable: &[UnreadableObject],
+) -> String {
     let mut text = String::new();
     if let Some(hold) = &explanation.hold {
         let paint = style::BAD;
@@ -60,7 +64,7 @@ pub fn explanation(explanation: &Explanation, config: Option<&Configuration>, un
     text
 }
 
-fn verdict(policy: &PolicyMatch) -> [Cell; 5] {
+fn verdict(policy: &PolicyMatch) -> [TableCell; 5] {
     let why = match (&policy.mismatch, &policy.problem) {
         (Some(mismatch), _) => mismatch.clone(),
         (None, Some(problem)) => problem.clone(),
@@ -68,9 +72,9 @@ fn verdict(policy: &PolicyMatch) -> [Cell; 5] {
         (None, None) => String::new(),
     };
     let matches = match (&policy.mismatch, &policy.problem) {
-        (Some(_), _) => Cell::new("no", style::PLAIN),
-        (None, Some(_)) => Cell::new("yes", style::BAD),
-        (None, None) => Cell::new("yes", style::GOOD),
+        (Some(_), _) => TableCell::new("no", style::PLAIN),
+        (None, Some(_)) => TableCell::new("yes", style::BAD),
+        (None, None) => TableCell::new("yes", style::GOOD),
     };
     [
         policy.name.as_str().into(),
@@ -81,7 +85,7 @@ fn verdict(policy: &PolicyMatch) -> [Cell; 5] {
     ]
 }
 
-fn entry(entry: &ExplanationEntry) -> [Cell; 5] {
+fn entry(entry: &ExplanationEntry) -> [TableCell; 5] {
     let (from, field) = match &entry.source {
         EntrySource::Policy {
             name,
@@ -138,17 +142,17 @@ fn short(hash: &str) -> String {
     hash.chars().take(HASH).collect()
 }
 
-fn state(entry: &ExplanationEntry) -> Cell {
+fn state(entry: &ExplanationEntry) -> TableCell {
     match (&entry.state, &entry.before) {
         (EntryState::InPlace, Some(before)) => {
-            Cell::new(format!("in place, taken over from \"{before}\""), style::GOOD)
+            TableCell::new(format!("in place, taken over from \"{before}\""), style::GOOD)
         }
-        (EntryState::InPlace, _) => Cell::new("in place", style::GOOD),
-        (EntryState::Pending, _) => Cell::new("is written next", style::WAITING),
-        (EntryState::Leaving, _) => Cell::new("is taken away next", style::WAITING),
-        (EntryState::Foreign, _) => Cell::new("there already, written by somebody else", style::PLAIN),
-        (EntryState::Conflict { message }, _) => Cell::new(message.as_str(), style::BAD),
-        (EntryState::Held, _) => Cell::new("the node is left as it is", style::BAD),
+        (EntryState::InPlace, _) => TableCell::new("in place", style::GOOD),
+        (EntryState::Pending, _) => TableCell::new("is written next", style::WAITING),
+        (EntryState::Leaving, _) => TableCell::new("is taken away next", style::WAITING),
+        (EntryState::Foreign, _) => TableCell::new("there already, written by somebody else", style::PLAIN),
+        (EntryState::Conflict { message }, _) => TableCell::new(message.as_str(), style::BAD),
+        (EntryState::Held, _) => TableCell::new("the node is left as it is", style::BAD),
     }
 }
 

@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 
 /// One cell of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cell {
+pub struct TableCell {
     text: String,
     style: anstyle::Style,
 }
 
-impl Cell {
+impl TableCell {
     /// A cell in a style; escape sequences in its text are removed.
     pub fn new(text: impl Into<String>, style: anstyle::Style) -> Self {
         let text = plain(&text.into());
@@ -21,21 +21,21 @@ impl Cell {
     }
 }
 
-impl<T: Into<String>> From<T> for Cell {
+impl<T: Into<String>> From<T> for TableCell {
     fn from(text: T) -> Self {
         Self::new(text, style::PLAIN)
     }
 }
 
 /// Rows below a heading, in columns as wide as their widest cell and three spaces apart, as kubectl has them.
-pub fn table<const COLUMNS: usize>(heading: [&str; COLUMNS], rows: &[[Cell; COLUMNS]]) -> String {
-    let heading = heading.map(|text| Cell::new(text, style::HEADING));
-    let rows = rows.iter().map(<[Cell; COLUMNS]>::as_slice);
+pub fn table<const COLUMNS: usize>(heading: [&str; COLUMNS], rows: &[[TableCell; COLUMNS]]) -> String {
+    let heading = heading.map(|text| TableCell::new(text, style::HEADING));
+    let rows = rows.iter().map(<[TableCell; COLUMNS]>::as_slice);
     grid(&std::iter::once(heading.as_slice()).chain(rows).collect::<Vec<_>>())
 }
 
 /// Rows of as many cells each as the first one has, in columns as those of a [`table`].
-pub fn grid(rows: &[&[Cell]]) -> String {
+pub fn grid(rows: &[&[TableCell]]) -> String {
     let columns = rows.first().map_or(0, |row| row.len());
     let widths: Vec<usize> = (0..columns)
         .map(|column| {
@@ -67,8 +67,8 @@ mod tests {
     #[test]
     fn columns_are_aligned_whatever_their_colour() {
         let rows = [
-            [Cell::new("True", style::GOOD), "a-long-name".into(), "end".into()],
-            [Cell::new("False", style::BAD), "".into(), "x".into()],
+            [TableCell::new("True", style::GOOD), "a-long-name".into(), "end".into()],
+            [TableCell::new("False", style::BAD), "".into(), "x".into()],
         ];
         let text = anstream::adapter::strip_str(&table(["READY", "NAME", "LAST"], &rows)).to_string();
         assert_eq!(

@@ -5,9 +5,9 @@ use serde::Serialize;
 /// One difference.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Change {
-    pub action: Action,
-    pub what: What,
+pub struct PlannedChange {
+    pub action: ChangeAction,
+    pub what: ChangeSubject,
     /// Key of the label, key and effect of the taint, or name of the resource or setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
@@ -19,7 +19,7 @@ pub struct Change {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Action {
+pub enum ChangeAction {
     Add,
     Change,
     Remove,
@@ -28,7 +28,7 @@ pub enum Action {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum What {
+pub enum ChangeSubject {
     Label,
     Taint,
     /// Name of the policy whose device plugin runs on the node.

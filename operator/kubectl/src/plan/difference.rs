@@ -1,12 +1,12 @@
 //! The difference that policies make: each node as the cluster's policies leave it, and as it would be with others. Pure.
 
 use super::{
-    change::{Action, Change, What},
+    change::{ChangeAction, ChangeSubject, PlannedChange},
     disruption::disruptions,
-    forecast::{self, Effect, Offer},
-    simulation::World,
+    forecast::{self, DeviceForecast, ResourceForecast},
+    simulation::SimulatedNode,
 };
-use crate::{cluster::Unreadable, snapshot::Snapshot};
+use crate::{cluster::UnreadableObject, snapshot::ClusterSnapshot};
 use gpunode_crds::{GpuNode, GpuNodePolicy, Mode};
 use gpunode_plan::{NearestNode, NodeFacts, nearest_node};
 use jiff::Timestamp;
@@ -17,23 +17,23 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What applying policies would change.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Plan {
+pub struct ClusterPlan {
     /// The policies of the files, by name, then those that are to be deleted.
-    pub policies: Vec<PolicyChange>,
+    pub policies: Vec<PlannedPolicy>,
     /// Every node that would change, or where something would be in the way; by name.
-    pub nodes: Vec<NodeChange>,
+    pub nodes: Vec<PlannedNode>,
     /// Nodes that would stay as they are.
     pub unchanged: usize,
     /// What could not be read and may plan differently.
-    pub unreadable: Vec<Unreadable>,
+    pub unreadable: Vec<UnreadableObject>,
 }
 
 /// What becomes of one policy.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PolicyChange {
+pub struct PlannedPolicy {
     pub name: String,
-    pub action: Action,
+    pub action: ChangeAction,
     /// Nodes that it matches, or matched.
     pub matched: usize,
     /// Where it matches none: the node that it matches least badly.
@@ -46,14 +46,14 @@ pub struct PolicyChange {
 /// What becomes of one node.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NodeChange {
+pub struct PlannedNode {
     pub name: String,
-    pub changes: Vec<Change>,
+    pub changes: Vec<PlannedChange>,
     /// What would be in the way and is not now.
     pub obstacles: Vec<String>,
     /// What each resource would have of this node's devices, in the order of the policy; only where that is decided anew.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub offers: Vec<Offer>,
+    pub offers: Vec<ResourceForecast>,
     /// What is not known of the devices there.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -62,14 +62,14 @@ pub struct NodeChange {
     pub disruptions: Vec<String>,
 }
 
-impl Plan {
+impl ClusterPlan {
     /// The plan for the policies `wanted`, which take the place of those of the same name, and without those that are
     /// `deleted`. Wanted ones in mode Preview are planned as if they were in force.
     ///
     /// # Errors
     /// When the planner's own patch does not fit its node, which is a fault of this program.
     pub fn of(
-        cluster: &Snapshot,
+        cluster: &ClusterSnapshot,
         wanted: &BTreeMap<String, GpuNodePolicy>,
         deleted: &BTreeSet<String>,
         now: Timestamp,
@@ -88,7 +88,7 @@ impl Plan {
         let mut matched = BTreeMap::<String, usize>::new();
         for node in &cluster.nodes {
             let gpu_node = gpu_nodes.get(&node.name_any()).copied().cloned();
-            let live = World::of(node.clone(), gpu_node, &current);
+            let live = SimulatedNode::of(node.clone(), gpu_node, &current);
             let before = live.carried_out(&current, now)?;
             let after = before.carried_out(&next, now)?;
             for name in after
@@ -111,12 +111,12 @@ impl Plan {
             facts.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
             facts
         };
-        let policies = wanted.values().map(|policy| PolicyChange {
+        let policies = wanted.values().map(|policy| PlannedPolicy {
             name: policy.name_any(),
             action: match cluster.policies.iter().find(|old| old.name_any() == policy.name_any()) {
-                None => Action::Add,
-                Some(old) if old.spec == policy.spec => Action::None,
-                Some(_) => Action::Change,
+                None => ChangeAction::Add,
+                Some(old) if old.spec == policy.spec => ChangeAction::None,
+                Some(_) => ChangeAction::Change,
             },
             matched: matched.get(&policy.name_any()).copied().unwrap_or_default(),
             nearest: nearest_node(
@@ -126,9 +126,9 @@ impl Plan {
             ),
             preview: policy.spec.mode() == Mode::Preview,
         });
-        let gone = deleted.iter().map(|name| PolicyChange {
+        let gone = deleted.iter().map(|name| PlannedPolicy {
             name: name.clone(),
-            action: Action::Remove,
+            action: ChangeAction::Remove,
             matched: matched.get(name).copied().unwrap_or_default(),
             nearest: None,
             preview: false,
@@ -142,7 +142,7 @@ impl Plan {
     }
 }
 
-impl Plan {
+impl ClusterPlan {
     /// Whether somebody had better look before this is applied: running pods would notice, or something would be in the way.
     pub fn is_disruptive(&self) -> bool {
         self.nodes
@@ -158,19 +158,19 @@ fn enforce(mut policy: GpuNodePolicy) -> GpuNodePolicy {
     policy
 }
 
-fn change(live: &World, before: &World, after: &World) -> NodeChange {
+fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode) -> PlannedNode {
     let changes = if after.held {
         Vec::new()
     } else {
         changes(live, before, after)
     };
-    let anew = changes.iter().any(|change| change.what == What::Configuration);
+    let anew = changes.iter().any(|change| change.what == ChangeSubject::Configuration);
     let effect = if anew {
         forecast::effect(live.gpu_node(), after.gpu_node())
     } else {
-        Effect::default()
+        DeviceForecast::default()
     };
-    NodeChange {
+    PlannedNode {
         name: after.name(),
         disruptions: disruptions(&changes, effect.waiting, live.gpu_node()),
         changes,
@@ -193,30 +193,30 @@ fn change(live: &World, before: &World, after: &World) -> NodeChange {
 /// By kind; resources in the order of the policy, those that go last. What is about to happen to the node as it is without
 /// new policies is none of them; what the old ones wanted and never came about, such as behind a rollout that stopped, is not
 /// taken for what the node has.
-fn changes(live: &World, before: &World, after: &World) -> Vec<Change> {
+fn changes(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode) -> Vec<PlannedChange> {
     let keys: BTreeSet<_> = [live, before, after]
         .into_iter()
         .flat_map(|world| world.entries.keys())
         .collect();
-    let mut keys: Vec<&(What, String)> = keys
+    let mut keys: Vec<&(ChangeSubject, String)> = keys
         .into_iter()
         .filter(|key| before.entries.get(*key) != after.entries.get(*key))
         .collect();
     let place = |name: &str| {
-        let of = |world: &World| world.resources.iter().position(|resource| resource == name);
+        let of = |world: &SimulatedNode| world.resources.iter().position(|resource| resource == name);
         of(after).or_else(|| of(live).map(|place| after.resources.len() + place))
     };
-    keys.sort_by_key(|(what, name)| (*what, place(name).filter(|_| *what == What::Resource)));
-    let change = |entry: &(What, String)| {
+    keys.sort_by_key(|(what, name)| (*what, place(name).filter(|_| *what == ChangeSubject::Resource)));
+    let change = |entry: &(ChangeSubject, String)| {
         let (from, to) = (live.entries.get(entry), after.entries.get(entry));
         let action = match (from, to) {
-            (from, to) if from == to => Action::None,
-            (None, _) => Action::Add,
-            (_, None) => Action::Remove,
-            _ => Action::Change,
+            (from, to) if from == to => ChangeAction::None,
+            (None, _) => ChangeAction::Add,
+            (_, None) => ChangeAction::Remove,
+            _ => ChangeAction::Change,
         };
         let key = Some(entry.1.clone()).filter(|key| !key.is_empty());
-        Change {
+        PlannedChange {
             action,
             what: entry.0,
             key,
@@ -226,7 +226,7 @@ fn changes(live: &World, before: &World, after: &World) -> Vec<Change> {
     };
     keys.into_iter()
         .map(change)
-        .filter(|change| change.action != Action::None)
+        .filter(|change| change.action != ChangeAction::None)
         .collect()
 }
 

@@ -5,7 +5,7 @@
 //!   and what queues for the new one waits until then.
 //! - The device plugin leaves the node while containers hold devices: nothing counts what they hold any more.
 
-use super::change::{Action, Change, What};
+use super::change::{ChangeAction, ChangeSubject, PlannedChange};
 use crate::output::plural;
 use gpunode_crds::GpuNode;
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 const MAX_PODS: usize = 3;
 
 /// What running pods would notice. `waiting` says which devices keep their present offer, and for whom.
-pub fn disruptions(changes: &[Change], waiting: Vec<String>, gpu_node: Option<&GpuNode>) -> Vec<String> {
+pub fn disruptions(changes: &[PlannedChange], waiting: Vec<String>, gpu_node: Option<&GpuNode>) -> Vec<String> {
     changes
         .iter()
         .filter_map(|change| disruption(change, gpu_node))
@@ -22,13 +22,15 @@ pub fn disruptions(changes: &[Change], waiting: Vec<String>, gpu_node: Option<&G
         .collect()
 }
 
-fn disruption(change: &Change, gpu_node: Option<&GpuNode>) -> Option<String> {
+fn disruption(change: &PlannedChange, gpu_node: Option<&GpuNode>) -> Option<String> {
     let key = change.key.as_deref().unwrap_or_default();
     match (change.what, change.action) {
-        (What::Taint, Action::Add | Action::Change) if key.ends_with(":NoExecute") => {
+        (ChangeSubject::Taint, ChangeAction::Add | ChangeAction::Change) if key.ends_with(":NoExecute") => {
             Some(format!("taint {key} evicts the pods that do not tolerate it"))
         }
-        (What::Governing, Action::Remove) => Some(format!("the device plugin leaves while {}", holders(gpu_node?)?)),
+        (ChangeSubject::Governing, ChangeAction::Remove) => {
+            Some(format!("the device plugin leaves while {}", holders(gpu_node?)?))
+        }
         _ => None,
     }
 }
@@ -59,8 +61,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn change(action: Action, what: What, key: &str) -> Change {
-        Change {
+    fn change(action: ChangeAction, what: ChangeSubject, key: &str) -> PlannedChange {
+        PlannedChange {
             action,
             what,
             key: Some(key.to_owned()),
@@ -81,8 +83,8 @@ mod tests {
 
     #[test]
     fn what_running_pods_would_notice_is_named() {
-        use Action::{Add, Change as Changed, Remove};
-        use What::{Governing, Image, Label, Taint};
+        use ChangeAction::{Add, Change as Changed, Remove};
+        use ChangeSubject::{Governing, Image, Label, Taint};
         let cases = [
             (
                 change(Add, Taint, "t:NoExecute"),
@@ -121,7 +123,7 @@ mod tests {
 
     #[test]
     fn many_pods_are_counted() {
-        let change = change(Action::Remove, What::Governing, "");
+        let change = change(ChangeAction::Remove, ChangeSubject::Governing, "");
         let text = disruption(&change, Some(&gpu_node(&["p1", "p2", "p2", "p3", "p4", "p5"])));
         let expected = "the device plugin leaves while team/p1, team/p2, team/p3 and 2 other pods hold devices";
         assert_eq!(text.as_deref(), Some(expected));

@@ -15,7 +15,7 @@ const MAX_PODS: usize = 3;
 /// What a resource would have on a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Offer {
+pub struct ResourceForecast {
     /// Name that pods ask for.
     pub resource: String,
     /// Its shares by the configuration as it is: whole devices, replicas or units.
@@ -28,8 +28,8 @@ pub struct Offer {
 
 /// What a new configuration does on a node.
 #[derive(Debug, Default)]
-pub struct Effect {
-    pub offers: Vec<Offer>,
+pub struct DeviceForecast {
+    pub offers: Vec<ResourceForecast>,
     pub notes: Vec<String>,
     /// Held devices that are to be something else.
     pub waiting: Vec<String>,
@@ -39,18 +39,18 @@ pub struct Effect {
 }
 
 /// What changes between the configurations of a node as it is and as it would be.
-pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> Effect {
+pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceForecast {
     let Some(config) = after.and_then(configuration_of) else {
-        return Effect::default();
+        return DeviceForecast::default();
     };
     let Some(status) = before
         .and_then(|before| before.status.as_ref())
         .filter(|status| !status.gpus.is_empty())
     else {
         let unknown = "the GPUs of this node are not known yet, so what it would offer is not counted";
-        return Effect {
+        return DeviceForecast {
             notes: vec![unknown.to_owned()],
-            ..Effect::default()
+            ..DeviceForecast::default()
         };
     };
     let inventory = inventory(status);
@@ -62,9 +62,9 @@ pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> Effect {
         Ok(then) => then,
         Err(error) => {
             let refused = format!("the agent would refuse this configuration: {error}");
-            return Effect {
+            return DeviceForecast {
                 obstacles: vec![refused, fails(before)],
-                ..Effect::default()
+                ..DeviceForecast::default()
             };
         }
     };
@@ -84,7 +84,7 @@ pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> Effect {
         let count = plural(now.devices.len(), "device", "devices");
         obstacles.push(format!("the node would offer nothing any more (now {count})"));
     }
-    Effect {
+    DeviceForecast {
         offers: offers(&config, &now, &then),
         notes: missing.into_iter().collect(),
         waiting: waiting(status, &now, &then),
@@ -105,7 +105,7 @@ fn fails(node: Option<&GpuNode>) -> String {
 }
 
 /// In the order of the policy; then what MIG devices are by default.
-fn offers(config: &AgentConfig, now: &Wanted, then: &Wanted) -> Vec<Offer> {
+fn offers(config: &AgentConfig, now: &Wanted, then: &Wanted) -> Vec<ResourceForecast> {
     let mut names: Vec<String> = config
         .effective_resources()
         .iter()
@@ -120,7 +120,7 @@ fn offers(config: &AgentConfig, now: &Wanted, then: &Wanted) -> Vec<Offer> {
         let (words, count) = (words(&resource, then), |wanted| {
             devices_of(&resource, wanted).map(shares).sum()
         });
-        Offer {
+        ResourceForecast {
             now: count(now),
             then: count(then),
             words,

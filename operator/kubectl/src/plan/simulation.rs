@@ -1,6 +1,6 @@
 //! One node and its `GpuNode`, as they are and once a plan is carried out, in memory. Pure.
 
-use super::change::What;
+use super::change::ChangeSubject;
 use crate::configuration;
 use anyhow::Context;
 use gpunode_config::AgentConfig;
@@ -15,10 +15,10 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const OPERATORS_IMAGE: &str = "default";
 
 /// A node as it is, or once its plan is carried out.
-pub struct World {
+pub struct SimulatedNode {
     node: Node,
     gpu_node: Option<GpuNode>,
-    pub entries: BTreeMap<(What, String), String>,
+    pub entries: BTreeMap<(ChangeSubject, String), String>,
     /// The names of its resources in the order of the policy.
     pub resources: Vec<String>,
     pub obstacles: BTreeSet<String>,
@@ -30,7 +30,7 @@ pub struct World {
     pub held: bool,
 }
 
-impl World {
+impl SimulatedNode {
     /// A node as it is in the cluster, under the policies that are there.
     pub fn of(mut node: Node, gpu_node: Option<GpuNode>, policies: &PolicySet) -> Self {
         // The API server always has both, a file that somebody wrote may not; patches of the planner test the version.
@@ -92,10 +92,10 @@ impl World {
             .labels
             .to_map()
             .into_iter()
-            .map(|(key, value)| ((What::Label, key), value));
+            .map(|(key, value)| ((ChangeSubject::Label, key), value));
         let taints = facts.taints.into_iter().map(|taint| {
             (
-                (What::Taint, format!("{}:{}", taint.id.key, taint.id.effect)),
+                (ChangeSubject::Taint, format!("{}:{}", taint.id.key, taint.id.effect)),
                 taint.value,
             )
         });
@@ -105,13 +105,17 @@ impl World {
             .and_then(|name| policies.get(name)?.device_plugin.as_ref())
             .map(|plugin| {
                 (
-                    (What::Image, String::new()),
+                    (ChangeSubject::Image, String::new()),
                     plugin.image.clone().unwrap_or_else(|| OPERATORS_IMAGE.to_owned()),
                 )
             });
-        let governing = governing.map(|name| ((What::Governing, String::new()), name.to_owned()));
-        let configuration =
-            configuration.map(|configuration| ((What::Configuration, String::new()), configuration.hash.clone()));
+        let governing = governing.map(|name| ((ChangeSubject::Governing, String::new()), name.to_owned()));
+        let configuration = configuration.map(|configuration| {
+            (
+                (ChangeSubject::Configuration, String::new()),
+                configuration.hash.clone(),
+            )
+        });
         Self {
             entries: labels
                 .chain(taints)
@@ -141,12 +145,12 @@ pub fn configuration_of(gpu_node: &GpuNode) -> Option<AgentConfig> {
 }
 
 /// What a configuration says.
-fn configured(config: &AgentConfig) -> Vec<((What, String), String)> {
+fn configured(config: &AgentConfig) -> Vec<((ChangeSubject, String), String)> {
     let resources = configuration::resources(config).into_iter();
     let others = configuration::others(config).into_iter();
-    let resources = resources.map(|(name, offered)| ((What::Resource, name), offered));
+    let resources = resources.map(|(name, offered)| ((ChangeSubject::Resource, name), offered));
     resources
-        .chain(others.map(|(name, value)| ((What::Setting, name.to_owned()), value)))
+        .chain(others.map(|(name, value)| ((ChangeSubject::Setting, name.to_owned()), value)))
         .collect()
 }
 

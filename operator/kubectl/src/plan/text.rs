@@ -1,8 +1,8 @@
 //! The plan for people: a diff per node, then a summary.
 
 use super::{
-    change::{Action, Change, What},
-    difference::Plan,
+    change::{ChangeAction, ChangeSubject, PlannedChange},
+    difference::ClusterPlan,
     simulation::OPERATORS_IMAGE,
 };
 use crate::output::{nearest_in_words, plain, plural, style};
@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 const HASH: usize = 12;
 
 /// A diff per node, then a summary.
-pub fn plan(plan: &Plan) -> String {
+pub fn plan(plan: &ClusterPlan) -> String {
     let mut text = String::new();
     for node in &plan.nodes {
         let heading = style::HEADING;
@@ -24,9 +24,9 @@ pub fn plan(plan: &Plan) -> String {
             .filter(|change| !is_said_better(change, &node.changes))
         {
             let (sign, paint) = match change.action {
-                Action::Add => ('+', style::GOOD),
-                Action::Remove => ('-', style::BAD),
-                Action::Change | Action::None => ('~', style::WAITING),
+                ChangeAction::Add => ('+', style::GOOD),
+                ChangeAction::Remove => ('-', style::BAD),
+                ChangeAction::Change | ChangeAction::None => ('~', style::WAITING),
             };
             let _ = writeln!(text, "  {paint}{sign} {}{paint:#}", plain(&describe(change)));
         }
@@ -69,17 +69,17 @@ pub fn plan(plan: &Plan) -> String {
     }
     for policy in &plan.policies {
         let action = match policy.action {
-            Action::Add => "new",
-            Action::None => "as it is in the cluster",
-            Action::Change => "changed",
-            Action::Remove => "deleted",
+            ChangeAction::Add => "new",
+            ChangeAction::None => "as it is in the cluster",
+            ChangeAction::Change => "changed",
+            ChangeAction::Remove => "deleted",
         };
         let preview = if policy.preview {
             " in mode Preview, shown as if it were in force"
         } else {
             ""
         };
-        let matches = if policy.action == Action::Remove {
+        let matches = if policy.action == ChangeAction::Remove {
             "matched"
         } else {
             "matches"
@@ -118,24 +118,24 @@ pub fn plan(plan: &Plan) -> String {
 }
 
 /// Whether other changes say for people what this one says for programs.
-fn is_said_better(change: &Change, all: &[Change]) -> bool {
-    let any = |kinds: &[What]| all.iter().any(|change| kinds.contains(&change.what));
+fn is_said_better(change: &PlannedChange, all: &[PlannedChange]) -> bool {
+    let any = |kinds: &[ChangeSubject]| all.iter().any(|change| kinds.contains(&change.what));
     match (change.what, change.key.as_deref()) {
-        (What::Configuration, _) => any(&[What::Resource, What::Setting]),
-        (What::Label, Some(key)) if key == GOVERNED_LABEL || key.starts_with(POLICY_LABEL_PREFIX) => {
-            any(&[What::Governing])
+        (ChangeSubject::Configuration, _) => any(&[ChangeSubject::Resource, ChangeSubject::Setting]),
+        (ChangeSubject::Label, Some(key)) if key == GOVERNED_LABEL || key.starts_with(POLICY_LABEL_PREFIX) => {
+            any(&[ChangeSubject::Governing])
         }
         // It comes with a resource, but may stay behind with daemons that are left, and then go by itself.
-        (What::Label, Some(MPS_LABEL)) => any(&[What::Resource]),
+        (ChangeSubject::Label, Some(MPS_LABEL)) => any(&[ChangeSubject::Resource]),
         _ => false,
     }
 }
 
-fn describe(change: &Change) -> String {
+fn describe(change: &PlannedChange) -> String {
     let key = change.key.as_deref().unwrap_or_default();
     match change.what {
-        What::Label => pair(&format!("label {key}"), change, "=", ToOwned::to_owned),
-        What::Taint => {
+        ChangeSubject::Label => pair(&format!("label {key}"), change, "=", ToOwned::to_owned),
+        ChangeSubject::Taint => {
             let (key, effect) = key.rsplit_once(':').unwrap_or((key, ""));
             let taint = |value: &str| {
                 if value.is_empty() {
@@ -146,11 +146,11 @@ fn describe(change: &Change) -> String {
             };
             pair("taint", change, " ", |value| format!("{}:{effect}", taint(value)))
         }
-        What::Governing => pair("governed by", change, " ", ToOwned::to_owned),
-        What::Resource => pair(&format!("resource {key}"), change, ": ", ToOwned::to_owned),
-        What::Setting => pair(key, change, ": ", ToOwned::to_owned),
-        What::Configuration => pair("configuration", change, " ", |hash| hash.chars().take(HASH).collect()),
-        What::Image => pair("agent image", change, ": ", |image| {
+        ChangeSubject::Governing => pair("governed by", change, " ", ToOwned::to_owned),
+        ChangeSubject::Resource => pair(&format!("resource {key}"), change, ": ", ToOwned::to_owned),
+        ChangeSubject::Setting => pair(key, change, ": ", ToOwned::to_owned),
+        ChangeSubject::Configuration => pair("configuration", change, " ", |hash| hash.chars().take(HASH).collect()),
+        ChangeSubject::Image => pair("agent image", change, ": ", |image| {
             if image == OPERATORS_IMAGE {
                 "the operator's default".to_owned()
             } else {
@@ -160,7 +160,7 @@ fn describe(change: &Change) -> String {
     }
 }
 
-fn pair(name: &str, change: &Change, between: &str, show: impl Fn(&str) -> String) -> String {
+fn pair(name: &str, change: &PlannedChange, between: &str, show: impl Fn(&str) -> String) -> String {
     match (&change.from, &change.to) {
         (Some(from), Some(to)) => format!("{name}: {} -> {}", show(from), show(to)),
         (from, to) => format!(

@@ -4,12 +4,12 @@ use serde::Serialize;
 
 /// A part of a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Amount {
+pub struct HeldAmount {
     pub held: i64,
     pub total: i64,
 }
 
-impl Amount {
+impl HeldAmount {
     /// Adds another.
     pub fn add(&mut self, other: Self) {
         self.held = self.held.saturating_add(other.held);

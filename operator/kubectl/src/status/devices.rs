@@ -1,6 +1,6 @@
 //! The GPUs and MIG devices of a node, what they are offered as, and who holds them. Pure.
 
-use super::amount::Amount;
+use super::amount::HeldAmount;
 use gpunode_crds::{
     DeviceHealth, GpuDevice, GpuNode, GpuNodeStatus, HealthState, Holder, MpsDaemonState, OfferedDevice,
     SharingStrategy, WaitingDevice,
@@ -11,7 +11,7 @@ use serde::Serialize;
 /// One device that containers can be given, or were.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct DeviceState {
+pub struct DeviceSummary {
     /// NVML index of the GPU; none for a device that is held and is not there any more.
     pub gpu: Option<i32>,
     pub uuid: String,
@@ -20,7 +20,7 @@ pub struct DeviceState {
     /// Its memory; 0 for a device that is not there.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: i64,
-    pub state: State,
+    pub state: DeviceAvailability,
     /// Since when its GPU has not been seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missing_since: Option<Time>,
@@ -49,7 +49,7 @@ pub struct DeviceState {
 /// What is the matter with a device; of several, the first that needs somebody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum State {
+pub enum DeviceAvailability {
     /// It is not in the node any more.
     Gone,
     /// Its GPU has not been seen for less than 15 minutes, or the driver does not answer.
@@ -70,7 +70,7 @@ pub enum State {
     NotOffered,
 }
 
-impl State {
+impl DeviceAvailability {
     /// In words.
     pub fn text(self) -> &'static str {
         match self {
@@ -87,7 +87,7 @@ impl State {
     }
 }
 
-impl DeviceState {
+impl DeviceSummary {
     /// The devices of a node by index; of a GPU with MIG devices only those, or only the GPU, where nothing is to be said of
     /// the other.
     pub fn all(gpu_node: &GpuNode) -> Vec<Self> {
@@ -115,9 +115,9 @@ impl DeviceState {
     }
 
     /// Its shares, and those that are held; nothing where it is not offered.
-    pub fn in_use(&self) -> Option<Amount> {
+    pub fn in_use(&self) -> Option<HeldAmount> {
         let is_there = self.gpu.is_some() && self.resource.is_some();
-        is_there.then(|| Amount {
+        is_there.then(|| HeldAmount {
             held: self.held(),
             total: i64::from(self.shares),
         })
@@ -138,11 +138,11 @@ impl DeviceState {
     }
 
     fn is_worth_a_word(&self) -> bool {
-        self.state != State::NotOffered
+        self.state != DeviceAvailability::NotOffered
     }
 }
 
-fn of_gpu(status: &GpuNodeStatus, gpu: &GpuDevice) -> Vec<DeviceState> {
+fn of_gpu(status: &GpuNodeStatus, gpu: &GpuDevice) -> Vec<DeviceSummary> {
     let whole = device(status, Some(gpu), &gpu.uuid, gpu.product.clone(), gpu.memory_mib);
     let parts = gpu.mig_devices.iter().map(|mig| {
         let hardware = format!("{} ({}/{})", mig.profile, mig.gpu_instance, mig.compute_instance);
@@ -161,7 +161,7 @@ fn device(
     uuid: &str,
     hardware: String,
     memory_mib: i64,
-) -> DeviceState {
+) -> DeviceSummary {
     let missing_since = gpu.and_then(|gpu| gpu.missing_since.clone());
     let holders: Vec<Holder> = status
         .holders
@@ -190,22 +190,22 @@ fn device(
         Some((resource, device))
     });
     let state = match offered {
-        _ if gpu.is_none() => State::Gone,
-        _ if missing_since.is_some() => State::Missing,
-        _ if fault.is_some() => State::Unhealthy,
-        _ if mps_daemon == Some(MpsDaemonState::NotAnswering) => State::NoMpsDaemon,
-        _ if waiting.is_some() => State::Waits,
+        _ if gpu.is_none() => DeviceAvailability::Gone,
+        _ if missing_since.is_some() => DeviceAvailability::Missing,
+        _ if fault.is_some() => DeviceAvailability::Unhealthy,
+        _ if mps_daemon == Some(MpsDaemonState::NotAnswering) => DeviceAvailability::NoMpsDaemon,
+        _ if waiting.is_some() => DeviceAvailability::Waits,
         Some((resource, OfferedDevice { healthy: 0, .. }))
             if resource.withheld.is_none() || mps_daemon == Some(MpsDaemonState::Stopping) =>
         {
-            State::Unhealthy
+            DeviceAvailability::Unhealthy
         }
-        _ if !holders.is_empty() => State::Held,
-        Some((_, OfferedDevice { healthy: 0, .. })) => State::Withheld,
-        Some(_) => State::Free,
-        None => State::NotOffered,
+        _ if !holders.is_empty() => DeviceAvailability::Held,
+        Some((_, OfferedDevice { healthy: 0, .. })) => DeviceAvailability::Withheld,
+        Some(_) => DeviceAvailability::Free,
+        None => DeviceAvailability::NotOffered,
     };
-    DeviceState {
+    DeviceSummary {
         gpu: gpu.map(|gpu| gpu.index),
         uuid: uuid.to_owned(),
         hardware,

@@ -1,13 +1,13 @@
 //! What the objects of a cluster say about its GPU nodes and policies. Pure.
 
 use super::{
-    node::{Configuration, NodeState, node_state},
-    policy::{PolicyState, policy_state},
+    node::{ConfigurationProgress, NodeSummary, node_state},
+    policy::{PolicySummary, policy_state},
     problems::problems,
     rollout::planned,
-    usage::Usage,
+    usage::DeviceUsage,
 };
-use crate::cluster::{Listed, Unreadable};
+use crate::cluster::{ListedObjects, UnreadableObject};
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -21,24 +21,24 @@ const UNREADABLE: &str = "StatusUnreadable";
 /// The GPU nodes and the policies, each by name.
 #[derive(Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Fleet {
+pub struct FleetSummary {
     /// One per GpuNode.
-    pub nodes: Vec<NodeState>,
+    pub nodes: Vec<NodeSummary>,
     /// One per policy.
-    pub policies: Vec<PolicyState>,
+    pub policies: Vec<PolicySummary>,
     /// What containers hold of the devices of these nodes.
     #[serde(rename = "inUse")]
-    pub usage: Usage,
+    pub usage: DeviceUsage,
     /// What could not be read, of any kind.
-    pub unreadable: Vec<Unreadable>,
+    pub unreadable: Vec<UnreadableObject>,
 }
 
-impl Fleet {
+impl FleetSummary {
     /// The state of the cluster that holds these objects.
     pub fn new(
-        gpu_nodes: &Listed<GpuNode>,
-        nodes: &Listed<Node>,
-        policies: &Listed<GpuNodePolicy>,
+        gpu_nodes: &ListedObjects<GpuNode>,
+        nodes: &ListedObjects<Node>,
+        policies: &ListedObjects<GpuNodePolicy>,
         now: Timestamp,
     ) -> Self {
         let unreadable = [&gpu_nodes.unreadable, &nodes.unreadable, &policies.unreadable];
@@ -58,7 +58,7 @@ impl Fleet {
             if gpu_nodes.unreadable.iter().any(|object| object.name == name) {
                 // What is known is that nothing is; the list of what is unreadable says why.
                 (state.ready, state.reason) = ("Unknown".to_owned(), Some(UNREADABLE.to_owned()));
-                (state.configuration, state.message) = (Configuration::Unknown, None);
+                (state.configuration, state.message) = (ConfigurationProgress::Unknown, None);
             }
             state
         };
@@ -89,7 +89,7 @@ impl Fleet {
     ///
     /// # Errors
     /// When one of them is no GPU node.
-    pub fn only(mut self, names: &[String], nodes: &Listed<Node>) -> anyhow::Result<Self> {
+    pub fn only(mut self, names: &[String], nodes: &ListedObjects<Node>) -> anyhow::Result<Self> {
         if let Some(name) = names
             .iter()
             .find(|name| !self.nodes.iter().any(|node| node.name == **name))
@@ -119,8 +119,8 @@ impl Fleet {
     }
 }
 
-fn total(nodes: &[NodeState]) -> Usage {
-    let mut total = Usage::default();
+fn total(nodes: &[NodeSummary]) -> DeviceUsage {
+    let mut total = DeviceUsage::default();
     for node in nodes {
         total.add(&node.usage);
     }
@@ -143,12 +143,12 @@ mod tests {
         assert_eq!(
             states,
             [
-                ("a", Configuration::InForce, "True"),
-                ("b", Configuration::Rejected, "False"),
-                ("c", Configuration::Pending, "Unknown"),
-                ("d", Configuration::Unknown, "Unknown"),
-                ("f", Configuration::None, "Unknown"),
-                ("g", Configuration::InForce, "True"),
+                ("a", ConfigurationProgress::InForce, "True"),
+                ("b", ConfigurationProgress::Rejected, "False"),
+                ("c", ConfigurationProgress::Pending, "Unknown"),
+                ("d", ConfigurationProgress::Unknown, "Unknown"),
+                ("f", ConfigurationProgress::None, "Unknown"),
+                ("g", ConfigurationProgress::InForce, "True"),
             ]
         );
     }
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn what_a_dead_agent_said_last_is_not_what_the_node_offers() {
         let fleet = sample();
-        let offers = |node: &NodeState| node.resources.iter().map(|offer| offer.allocatable).collect::<Vec<_>>();
+        let offers = |node: &NodeSummary| node.resources.iter().map(|offer| offer.allocatable).collect::<Vec<_>>();
         assert_eq!((offers(&fleet.nodes[0]), offers(&fleet.nodes[5])), (vec![7], vec![0]));
         assert!(fleet.nodes[0].problems.is_empty(), "{:?}", fleet.nodes[0].problems);
         let [difference, orphaned] = fleet.nodes[5].problems.as_slice() else {

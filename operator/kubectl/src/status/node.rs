@@ -1,6 +1,6 @@
 //! What the objects of one node say about it. Pure.
 
-use super::{devices::DeviceState, resources::Offer, usage::Usage};
+use super::{devices::DeviceSummary, resources::ResourceSummary, usage::DeviceUsage};
 use gpunode_crds::{ConditionType, GpuNode, Reason};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -9,20 +9,20 @@ use serde::Serialize;
 /// The state of one GPU node.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NodeState {
+pub struct NodeSummary {
     pub name: String,
     pub hardware: Option<String>,
     pub policy: Option<String>,
-    pub resources: Vec<Offer>,
+    pub resources: Vec<ResourceSummary>,
     /// Its GPUs and MIG devices, with who holds them.
-    pub devices: Vec<DeviceState>,
+    pub devices: Vec<DeviceSummary>,
     /// There are more holders than the agent lists.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub holders_truncated: bool,
     /// What containers hold of these devices.
     #[serde(rename = "inUse")]
-    pub usage: Usage,
-    pub configuration: Configuration,
+    pub usage: DeviceUsage,
+    pub configuration: ConfigurationProgress,
     /// `True`, `False` or `Unknown`.
     pub ready: String,
     pub reason: Option<String>,
@@ -38,7 +38,7 @@ pub struct NodeState {
 /// What became of the configuration that the operator wrote for a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Configuration {
+pub enum ConfigurationProgress {
     /// No policy with a `devicePlugin` governs the node.
     None,
     InForce,
@@ -49,17 +49,19 @@ pub enum Configuration {
 }
 
 /// The state of a node, but for what does not fit together there.
-pub fn node_state(gpu_node: &GpuNode, node: Option<&Node>) -> NodeState {
+pub fn node_state(gpu_node: &GpuNode, node: Option<&Node>) -> NodeSummary {
     let status = gpu_node.status.as_ref();
     let config = gpu_node.spec.config.as_ref();
     let rejected = status.and_then(|status| status.rejected_config.as_ref());
     let configuration = match config {
-        None => Configuration::None,
-        Some(config) if rejected.is_some_and(|rejected| rejected.hash == config.hash) => Configuration::Rejected,
-        Some(config) if status.and_then(|status| status.config_hash.as_ref()) == Some(&config.hash) => {
-            Configuration::InForce
+        None => ConfigurationProgress::None,
+        Some(config) if rejected.is_some_and(|rejected| rejected.hash == config.hash) => {
+            ConfigurationProgress::Rejected
         }
-        Some(_) => Configuration::Pending,
+        Some(config) if status.and_then(|status| status.config_hash.as_ref()) == Some(&config.hash) => {
+            ConfigurationProgress::InForce
+        }
+        Some(_) => ConfigurationProgress::Pending,
     };
     let own = status.and_then(|status| ConditionType::Ready.find(&status.conditions));
     let unreachable = |message: &str| {
@@ -76,7 +78,7 @@ pub fn node_state(gpu_node: &GpuNode, node: Option<&Node>) -> NodeState {
         (Some(true), None) => ("Unknown".to_owned(), Some(Reason::AgentNotReporting), None),
         (Some(true), Some(own)) => {
             let message = Some(own.message.clone()).filter(|_| own.status != "True");
-            return NodeState {
+            return NodeSummary {
                 reason: Some(own.reason.clone()),
                 ready: own.status.clone(),
                 message,
@@ -84,7 +86,7 @@ pub fn node_state(gpu_node: &GpuNode, node: Option<&Node>) -> NodeState {
             };
         }
     };
-    NodeState {
+    NodeSummary {
         ready,
         reason: reason.map(|reason| reason.as_str().to_owned()),
         message,
@@ -92,15 +94,15 @@ pub fn node_state(gpu_node: &GpuNode, node: Option<&Node>) -> NodeState {
     }
 }
 
-fn state(gpu_node: &GpuNode, node: Option<&Node>, configuration: Configuration) -> NodeState {
-    let devices = DeviceState::all(gpu_node);
+fn state(gpu_node: &GpuNode, node: Option<&Node>, configuration: ConfigurationProgress) -> NodeSummary {
+    let devices = DeviceSummary::all(gpu_node);
     let holders_truncated = gpu_node.status.as_ref().is_some_and(|status| status.holders_truncated);
-    NodeState {
+    NodeSummary {
         name: gpu_node.name_any(),
         hardware: gpu_node.status.as_ref().and_then(|status| status.hardware.clone()),
         policy: gpu_node.spec.config.as_ref().map(|config| config.policy.clone()),
-        resources: Offer::all(gpu_node, node),
-        usage: Usage::of(&devices, holders_truncated),
+        resources: ResourceSummary::all(gpu_node, node),
+        usage: DeviceUsage::of(&devices, holders_truncated),
         devices,
         holders_truncated,
         configuration,

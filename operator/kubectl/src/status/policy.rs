@@ -1,6 +1,6 @@
 //! What a policy's own status says about it. Pure.
 
-use super::rollout::RolloutState;
+use super::rollout::RolloutSummary;
 use gpunode_crds::{ConditionType, GpuNodePolicy, NodeFailure};
 use gpunode_plan::NearestNode;
 use kube::ResourceExt;
@@ -9,7 +9,7 @@ use serde::Serialize;
 /// The state of one policy.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PolicyState {
+pub struct PolicySummary {
     pub name: String,
     pub mode: String,
     pub priority: i32,
@@ -23,7 +23,7 @@ pub struct PolicyState {
     pub reason: Option<String>,
     /// How far its configuration is on the nodes that it governs; nothing where it governs none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub rollout: Option<RolloutState>,
+    pub rollout: Option<RolloutSummary>,
     /// Where it matches no node: the one that it matches least badly.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nearest: Option<NearestNode>,
@@ -34,7 +34,7 @@ pub struct PolicyState {
 }
 
 /// The state of a policy.
-pub fn policy_state(policy: &GpuNodePolicy) -> PolicyState {
+pub fn policy_state(policy: &GpuNodePolicy) -> PolicySummary {
     let status = policy.status.clone().unwrap_or_default();
     let nodes = status.nodes.unwrap_or_default();
     let ready = ConditionType::Ready.find(&status.conditions);
@@ -50,7 +50,7 @@ pub fn policy_state(policy: &GpuNodePolicy) -> PolicyState {
         .map(|condition| format!("{} ({}): {}", condition.type_, condition.reason, condition.message))
         .chain(unseen)
         .collect();
-    PolicyState {
+    PolicySummary {
         name: policy.name_any(),
         mode: format!("{:?}", policy.spec.mode()),
         priority: policy.spec.priority(),

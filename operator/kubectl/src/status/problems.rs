@@ -1,8 +1,8 @@
 //! Problems of one node, each with the next step. Pure.
 
 use super::{
-    devices::{DeviceState, State},
-    node::NodeState,
+    devices::{DeviceAvailability, DeviceSummary},
+    node::NodeSummary,
 };
 use gpunode_crds::{DeviceHealth, FaultReason, RELEASE_LABEL};
 use gpunode_plan::PAUSE_LABEL;
@@ -16,7 +16,7 @@ const MAX_FAULTS: usize = 16;
 const MAX_MISSING: usize = 4;
 
 /// What does not fit together on a node: its agent and the Node, its configuration and the policies `known`.
-pub fn problems(state: &NodeState, node: Option<&Node>, known: &BTreeSet<String>) -> Vec<String> {
+pub fn problems(state: &NodeSummary, node: Option<&Node>, known: &BTreeSet<String>) -> Vec<String> {
     // Where the Node is gone, that is what to say.
     let offers = state.resources.iter().filter(|_| node.is_some());
     let orphaned = state
@@ -41,12 +41,12 @@ pub fn problems(state: &NodeState, node: Option<&Node>, known: &BTreeSet<String>
 }
 
 /// What is wrong with GPUs, what to do about it, and who holds them.
-fn faults(state: &NodeState) -> Vec<String> {
+fn faults(state: &NodeSummary) -> Vec<String> {
     let broken = state
         .devices
         .iter()
         .filter_map(|device| Some((device, device.fault.as_ref()?)));
-    let words = |(device, fault): (&DeviceState, &DeviceHealth)| {
+    let words = |(device, fault): (&DeviceSummary, &DeviceHealth)| {
         let reason = fault.reason.map_or("broken", FaultReason::as_str);
         let since = fault
             .since
@@ -72,11 +72,11 @@ fn faults(state: &NodeState) -> Vec<String> {
 }
 
 /// Which GPUs have not been seen lately.
-fn missing(state: &NodeState) -> Option<String> {
-    let gone: Vec<&DeviceState> = state
+fn missing(state: &NodeSummary) -> Option<String> {
+    let gone: Vec<&DeviceSummary> = state
         .devices
         .iter()
-        .filter(|device| device.state == State::Missing)
+        .filter(|device| device.state == DeviceAvailability::Missing)
         .collect();
     let since = gone
         .iter()
@@ -86,7 +86,7 @@ fn missing(state: &NodeState) -> Option<String> {
     let there = state
         .devices
         .iter()
-        .any(|device| device.gpu.is_some() && device.state != State::Missing);
+        .any(|device| device.gpu.is_some() && device.state != DeviceAvailability::Missing);
     let names: Vec<String> = gone.iter().take(MAX_MISSING).map(|device| device.name()).collect();
     let more = gone.len().saturating_sub(names.len());
     let more = if more > 0 {

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// One resource of one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Offer {
+pub struct ResourceSummary {
     pub name: String,
     /// Devices in the list that the agent gave the kubelet.
     pub capacity: i32,
@@ -25,7 +25,7 @@ pub struct Offer {
     pub registered: bool,
 }
 
-impl Offer {
+impl ResourceSummary {
     /// What a node offers of each resource that its agent names.
     pub fn all(gpu_node: &GpuNode, node: Option<&Node>) -> Vec<Self> {
         let Some(status) = &gpu_node.status else {

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Where the nodes are that a policy governs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct RolloutState {
+pub struct RolloutSummary {
     /// All of them.
     pub nodes: usize,
     /// Nodes that have its configuration in force.
@@ -26,7 +26,7 @@ pub struct RolloutState {
     /// Nodes for which nobody waits: down, broken before, or with their first configuration.
     pub outside: usize,
     /// Nodes that worked before and failed, by name; no other changes until the spec does.
-    pub stopped: Vec<Stop>,
+    pub stopped: Vec<RolloutStop>,
     /// Most nodes that change at the same time.
     pub at_once: usize,
 }
@@ -34,12 +34,12 @@ pub struct RolloutState {
 /// Where and why a rollout stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Stop {
+pub struct RolloutStop {
     pub node: String,
     pub why: String,
 }
 
-impl RolloutState {
+impl RolloutSummary {
     /// Whether every node has the configuration.
     pub fn is_done(&self) -> bool {
         self.in_force == self.nodes
@@ -52,7 +52,7 @@ impl RolloutState {
             RolloutStage::Pending => self.pending += 1,
             RolloutStage::Outside | RolloutStage::Held => self.outside += 1,
             RolloutStage::Stepping => self.changing.push(node.to_owned()),
-            RolloutStage::Stopped(why) => self.stopped.push(Stop {
+            RolloutStage::Stopped(why) => self.stopped.push(RolloutStop {
                 node: node.to_owned(),
                 why,
             }),
@@ -62,21 +62,21 @@ impl RolloutState {
 
 /// What the planner makes of the nodes now.
 #[derive(Debug, Default)]
-pub struct Planned {
+pub struct PolicyReach {
     /// Of each policy that governs nodes.
-    pub rollouts: BTreeMap<String, RolloutState>,
+    pub rollouts: BTreeMap<String, RolloutSummary>,
     /// Of each policy that matches no node.
     pub nearest: BTreeMap<String, NearestNode>,
 }
 
 /// Plans every node.
-pub fn planned(policies: &[GpuNodePolicy], nodes: &[Node], gpu_nodes: &[GpuNode], now: Timestamp) -> Planned {
+pub fn planned(policies: &[GpuNodePolicy], nodes: &[Node], gpu_nodes: &[GpuNode], now: Timestamp) -> PolicyReach {
     let set = PolicySet::new(policies);
     let gpu_nodes: BTreeMap<String, &GpuNode> = gpu_nodes.iter().map(|it| (it.name_any(), it)).collect();
     let facts = |node: &Node| (NodeFacts::of(node), gpu_nodes.get(&node.name_any()).copied());
     let mut nodes: Vec<(NodeFacts, Option<&GpuNode>)> = nodes.iter().map(facts).collect();
     nodes.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
-    let mut rollouts = BTreeMap::<String, RolloutState>::new();
+    let mut rollouts = BTreeMap::<String, RolloutSummary>::new();
     let mut matched = BTreeSet::new();
     for (node, gpu_node) in &nodes {
         let plan = plan_node_with_permit(RolloutPermit::Withheld, &set, node, *gpu_node, now);
@@ -97,7 +97,7 @@ pub fn planned(policies: &[GpuNodePolicy], nodes: &[Node], gpu_nodes: &[GpuNode]
         let nodes = nodes.iter().map(|(node, gpu_node)| (node, *gpu_node));
         Some((policy.name.clone(), nearest_node(&set, &policy.name, nodes)?))
     });
-    Planned {
+    PolicyReach {
         nearest: nearest.collect(),
         rollouts,
     }

@@ -1,7 +1,7 @@
 //! A cluster in which everything is, as tests show it.
 
-use super::fleet::Fleet;
-use crate::cluster::{Listed, Unreadable};
+use super::fleet::FleetSummary;
+use crate::cluster::{ListedObjects, UnreadableObject};
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use gpunode_plan::PolicySet;
 use jiff::Timestamp;
@@ -18,7 +18,7 @@ fn now() -> Timestamp {
 
 /// Nodes `a` (as it should be), `b` (rejected its configuration), `c` (kubelet down), `d` (unreadable), `f` (hardware
 /// only) and `g` (agent and policy gone), with one policy in force and one in conflict.
-pub fn sample() -> Fleet {
+pub fn sample() -> FleetSummary {
     let time = "2026-01-02T03:04:05Z";
     let condition = |kind: &str, status: &str, reason: &str, message: &str| json!({"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": time});
     let gpu_node = |name: &str, hash: Option<&str>, status: serde_json::Value| {
@@ -86,21 +86,21 @@ pub fn sample() -> Fleet {
             "spec": {"nodeSelector": {"matchLabels": {"pool": "x"}}, "mode": "Preview"},
         })),
     ];
-    let bad = Unreadable {
+    let bad = UnreadableObject {
         kind: "GpuNode".to_owned(),
         name: "d".to_owned(),
         message: "its status cannot be read: bad time".to_owned(),
     };
-    Fleet::new(
-        &Listed {
+    FleetSummary::new(
+        &ListedObjects {
             objects: gpu_nodes.into(),
             unreadable: vec![bad],
         },
-        &Listed {
+        &ListedObjects {
             objects: nodes.into(),
             unreadable: Vec::new(),
         },
-        &Listed {
+        &ListedObjects {
             objects: policies.into(),
             unreadable: Vec::new(),
         },
@@ -111,7 +111,7 @@ pub fn sample() -> Fleet {
 /// One node whose devices are shared: one waits, one has no MPS daemon, one is offered in its MIG devices and one whole in spite
 /// of them, of one free units are withheld, one is not offered, one is held and gone, one is missing. An agent writes what it likes into its
 /// status.
-pub fn shared() -> Fleet {
+pub fn shared() -> FleetSummary {
     let time = "2026-01-02T03:04:05Z";
     let message = "the MPS control daemon of GPU 1 does not answer";
     let ready = json!({"type": "Ready", "status": "False", "reason": "MpsDaemonNotAnswering", "message": message, "lastTransitionTime": time});
@@ -172,16 +172,16 @@ pub fn shared() -> Fleet {
         "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "p"},
         "spec": {"nodeSelector": {}}, "status": {"observedGeneration": 1},
     }));
-    Fleet::new(
-        &Listed {
+    FleetSummary::new(
+        &ListedObjects {
             objects: vec![gpu_node],
             unreadable: Vec::new(),
         },
-        &Listed {
+        &ListedObjects {
             objects: vec![node],
             unreadable: Vec::new(),
         },
-        &Listed {
+        &ListedObjects {
             objects: vec![policy],
             unreadable: Vec::new(),
         },
@@ -190,7 +190,7 @@ pub fn shared() -> Fleet {
 }
 
 /// A rollout on seven nodes: two have it, one is being changed, one failed, two come later, one is down.
-pub fn rolling() -> Fleet {
+pub fn rolling() -> FleetSummary {
     let policy = from::<GpuNodePolicy>(json!({
         "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "p", "generation": 2},
         "spec": {"nodeSelector": {}, "devicePlugin": {}, "rollout": {"maxUnavailable": 2}},
@@ -239,16 +239,16 @@ pub fn rolling() -> Fleet {
         }))
     };
     let nodes = ["n1", "n2", "n3", "n4", "n5", "n6", "n7"].map(node);
-    Fleet::new(
-        &Listed {
+    FleetSummary::new(
+        &ListedObjects {
             objects: gpu_nodes.into(),
             unreadable: Vec::new(),
         },
-        &Listed {
+        &ListedObjects {
             objects: nodes.into(),
             unreadable: Vec::new(),
         },
-        &Listed {
+        &ListedObjects {
             objects: vec![policy],
             unreadable: Vec::new(),
         },

@@ -5,11 +5,11 @@ mod rollout;
 mod usage;
 
 use super::{
-    fleet::Fleet,
-    node::{Configuration, NodeState},
-    policy::PolicyState,
+    fleet::FleetSummary,
+    node::{ConfigurationProgress, NodeSummary},
+    policy::PolicySummary,
 };
-use crate::output::{Cell, nearest_in_words, plain, style, table};
+use crate::output::{TableCell, nearest_in_words, plain, style, table};
 use devices::{device_table, waiting, withheld};
 use rollout::rollouts;
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ use usage::usage;
 const MAX_WAITING: usize = 20;
 
 /// Tables of nodes and policies, then what waits for running pods and what stands in the way.
-pub fn fleet(fleet: &Fleet) -> String {
+pub fn fleet(fleet: &FleetSummary) -> String {
     let mut text = if fleet.nodes.is_empty() {
         "no GpuNode yet: they appear when gpunode-discovery finds a GPU, or when a policy with a devicePlugin matches a node\n"
             .to_owned()
@@ -63,7 +63,7 @@ pub fn fleet(fleet: &Fleet) -> String {
 }
 
 /// The nodes, who holds which of their devices, and what stands in the way.
-pub fn nodes(fleet: &Fleet) -> String {
+pub fn nodes(fleet: &FleetSummary) -> String {
     let mut text = node_table(fleet) + &usage(fleet);
     text.push_str(&device_table(fleet));
     text.extend(fleet.nodes.iter().map(withheld));
@@ -79,7 +79,7 @@ pub fn nodes(fleet: &Fleet) -> String {
     text
 }
 
-fn node_table(fleet: &Fleet) -> String {
+fn node_table(fleet: &FleetSummary) -> String {
     let rows: Vec<_> = fleet.nodes.iter().map(node_row).collect();
     table(
         ["NODE", "HARDWARE", "POLICY", "RESOURCES", "CONFIG", "READY", "REASON"],
@@ -87,7 +87,7 @@ fn node_table(fleet: &Fleet) -> String {
     )
 }
 
-fn node_row(node: &NodeState) -> [Cell; 7] {
+fn node_row(node: &NodeSummary) -> [TableCell; 7] {
     let resources: Vec<String> = node
         .resources
         .iter()
@@ -112,25 +112,25 @@ fn node_row(node: &NodeState) -> [Cell; 7] {
         .iter()
         .any(|resource| !resource.registered || resource.allocatable < i64::from(resource.capacity));
     let configuration = match node.configuration {
-        Configuration::None => Cell::new("none", style::PLAIN),
-        Configuration::InForce => Cell::new("in force", style::GOOD),
-        Configuration::Pending => Cell::new("pending", style::WAITING),
-        Configuration::Unknown => Cell::new("unknown", style::WAITING),
-        Configuration::Rejected => Cell::new("rejected", style::BAD),
+        ConfigurationProgress::None => TableCell::new("none", style::PLAIN),
+        ConfigurationProgress::InForce => TableCell::new("in force", style::GOOD),
+        ConfigurationProgress::Pending => TableCell::new("pending", style::WAITING),
+        ConfigurationProgress::Unknown => TableCell::new("unknown", style::WAITING),
+        ConfigurationProgress::Rejected => TableCell::new("rejected", style::BAD),
     };
     [
         node.name.as_str().into(),
         node.hardware.as_deref().unwrap_or_default().into(),
         node.policy.as_deref().unwrap_or_default().into(),
-        Cell::new(resources.join(", "), if less { style::WAITING } else { style::PLAIN }),
+        TableCell::new(resources.join(", "), if less { style::WAITING } else { style::PLAIN }),
         configuration,
         ready(&node.ready),
         node.reason.as_deref().unwrap_or_default().into(),
     ]
 }
 
-fn policy_row(policy: &PolicyState) -> [Cell; 10] {
-    let count = |count: i32, paint| Cell::new(count.to_string(), if count > 0 { paint } else { style::PLAIN });
+fn policy_row(policy: &PolicySummary) -> [TableCell; 10] {
+    let count = |count: i32, paint| TableCell::new(count.to_string(), if count > 0 { paint } else { style::PLAIN });
     [
         policy.name.as_str().into(),
         policy.mode.as_str().into(),
@@ -145,17 +145,17 @@ fn policy_row(policy: &PolicyState) -> [Cell; 10] {
     ]
 }
 
-fn ready(status: &str) -> Cell {
+fn ready(status: &str) -> TableCell {
     let paint = match status {
         "True" => style::GOOD,
         "False" => style::BAD,
         _ => style::WAITING,
     };
-    Cell::new(status, paint)
+    TableCell::new(status, paint)
 }
 
 /// What somebody has to look at. The words are other people's.
-fn problems(fleet: &Fleet) -> String {
+fn problems(fleet: &FleetSummary) -> String {
     let unreadable = fleet
         .unreadable
         .iter()
@@ -187,7 +187,7 @@ fn problems(fleet: &Fleet) -> String {
     format!("\n{heading}PROBLEMS{heading:#}\n{lines}")
 }
 
-fn policy_problems(policy: &PolicyState) -> Vec<String> {
+fn policy_problems(policy: &PolicySummary) -> Vec<String> {
     let name = &policy.name;
     let messages = policy
         .messages

@@ -8,7 +8,7 @@
 //! | GPU by time-slicing | not limited, so not counted | not limited, so not counted |
 //! | MIG device | as of a GPU | not counted: nobody says how many the whole GPU has |
 
-use super::{amount::Amount, devices::DeviceState};
+use super::{amount::HeldAmount, devices::DeviceSummary};
 use gpunode_crds::SharingStrategy;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -16,22 +16,22 @@ use std::collections::BTreeMap;
 /// What is in use of some devices that are offered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Usage {
+pub struct DeviceUsage {
     /// In MiB.
     #[serde(rename = "memoryMiB")]
-    pub memory: Amount,
+    pub memory: HeldAmount,
     /// In percent of one GPU.
-    pub cores_percent: Amount,
+    pub cores_percent: HeldAmount,
     /// Whole devices, replicas or units of each resource.
-    pub shares: BTreeMap<String, Amount>,
+    pub shares: BTreeMap<String, HeldAmount>,
     /// Not every holder is known, so more may be held.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub at_least: bool,
 }
 
-impl Usage {
+impl DeviceUsage {
     /// Of these devices. `at_least` where not every holder is known.
-    pub fn of(devices: &[DeviceState], at_least: bool) -> Self {
+    pub fn of(devices: &[DeviceSummary], at_least: bool) -> Self {
         let mut usage = Self {
             at_least,
             ..Self::default()

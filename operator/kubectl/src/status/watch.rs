@@ -18,7 +18,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Where it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum WatchOutput {
     /// A terminal, which shows the last state alone.
     Screen,
     /// A file or a pipe, for people: each state stands below the time of its look.
@@ -31,8 +31,8 @@ pub enum Place {
 ///
 /// # Errors
 /// When the first look fails, or the output cannot be written.
-pub async fn watch(place: Place, mut look: impl AsyncFnMut() -> anyhow::Result<String>) -> anyhow::Result<()> {
-    let mut view = View {
+pub async fn watch(place: WatchOutput, mut look: impl AsyncFnMut() -> anyhow::Result<String>) -> anyhow::Result<()> {
+    let mut view = WatchView {
         place,
         shown: None,
         trouble: None,
@@ -52,7 +52,7 @@ pub async fn watch(place: Place, mut look: impl AsyncFnMut() -> anyhow::Result<S
 }
 
 /// Writes a frame; whether somebody reads it.
-fn show(frame: &Frame) -> io::Result<bool> {
+fn show(frame: &WatchFrame) -> io::Result<bool> {
     if let Some(trouble) = &frame.trouble {
         let _ = writeln!(anstream::stderr(), "kubectl gpunode: {}", output::plain(trouble));
     }
@@ -67,7 +67,7 @@ fn show(frame: &Frame) -> io::Result<bool> {
 
 /// What is to be written.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Frame {
+struct WatchFrame {
     /// On standard error.
     trouble: Option<String>,
     /// What is on the screen goes first.
@@ -76,15 +76,15 @@ struct Frame {
 }
 
 /// What was written last.
-struct View {
-    place: Place,
+struct WatchView {
+    place: WatchOutput,
     shown: Option<String>,
     trouble: Option<String>,
 }
 
-impl View {
+impl WatchView {
     /// What to write after a look: nothing where it saw the same as the one before.
-    fn next(&mut self, seen: Result<String, String>, now: Timestamp) -> Frame {
+    fn next(&mut self, seen: Result<String, String>, now: Timestamp) -> WatchFrame {
         let at = now.round(jiff::Unit::Second).unwrap_or(now);
         let (text, trouble) = match seen {
             Ok(text) => (Some(text), None),
@@ -97,29 +97,29 @@ impl View {
         let text = text.unwrap_or_default();
         let trouble = trouble.map(|trouble| format!("{trouble} (since {at}; trying again)"));
         match self.place {
-            Place::Screen if is_new || is_news => {
+            WatchOutput::Screen if is_new || is_news => {
                 let trouble = trouble
                     .map(|trouble| format!("\n{}\n", output::plain(&trouble)))
                     .unwrap_or_default();
-                Frame {
+                WatchFrame {
                     trouble: None,
                     clears: true,
                     text: Some(text + &trouble),
                 }
             }
-            Place::Log if is_new => Frame {
+            WatchOutput::Log if is_new => WatchFrame {
                 text: Some(format!("--- {at}\n{text}")),
-                ..Frame::default()
+                ..WatchFrame::default()
             },
-            Place::Documents if is_new => Frame {
+            WatchOutput::Documents if is_new => WatchFrame {
                 text: Some(text),
-                ..Frame::default()
+                ..WatchFrame::default()
             },
-            Place::Log | Place::Documents if is_news => Frame {
+            WatchOutput::Log | WatchOutput::Documents if is_news => WatchFrame {
                 trouble,
-                ..Frame::default()
+                ..WatchFrame::default()
             },
-            _ => Frame::default(),
+            _ => WatchFrame::default(),
         }
     }
 }
@@ -128,8 +128,8 @@ impl View {
 mod tests {
     use super::*;
 
-    fn frames(place: Place) -> Vec<Frame> {
-        let mut view = View {
+    fn frames(place: WatchOutput) -> Vec<WatchFrame> {
+        let mut view = WatchView {
             place,
             shown: None,
             trouble: None,
@@ -142,56 +142,56 @@ mod tests {
         looks.into_iter().enumerate().map(look).collect()
     }
 
-    fn text(text: &str) -> Frame {
-        Frame {
+    fn text(text: &str) -> WatchFrame {
+        WatchFrame {
             text: Some(text.to_owned()),
-            ..Frame::default()
+            ..WatchFrame::default()
         }
     }
 
-    fn trouble() -> Frame {
-        Frame {
+    fn trouble() -> WatchFrame {
+        WatchFrame {
             trouble: Some("gone (since 1970-01-01T00:00:02Z; trying again)".to_owned()),
-            ..Frame::default()
+            ..WatchFrame::default()
         }
     }
 
     #[test]
     fn a_screen_is_drawn_again_when_something_changed_and_says_while_nobody_answers() {
-        let screen = |shown: &str| Frame {
+        let screen = |shown: &str| WatchFrame {
             clears: true,
             ..text(shown)
         };
         let away = screen("a\n\ngone (since 1970-01-01T00:00:02Z; trying again)\n");
         let expected = [
             screen("a\n"),
-            Frame::default(),
+            WatchFrame::default(),
             away,
-            Frame::default(),
+            WatchFrame::default(),
             screen("a\n"),
             screen("b\n"),
         ];
-        assert_eq!(frames(Place::Screen), expected);
+        assert_eq!(frames(WatchOutput::Screen), expected);
     }
 
     #[test]
     fn a_pipe_gets_what_is_new_alone() {
-        let nothing = Frame::default;
+        let nothing = WatchFrame::default;
         let first = text("--- 1970-01-01T00:00:00Z\na\n");
         let last = text("--- 1970-01-01T00:00:05Z\nb\n");
         assert_eq!(
-            frames(Place::Log),
+            frames(WatchOutput::Log),
             [first, nothing(), trouble(), nothing(), nothing(), last]
         );
         assert_eq!(
-            frames(Place::Documents),
+            frames(WatchOutput::Documents),
             [text("a\n"), nothing(), trouble(), nothing(), nothing(), text("b\n")]
         );
     }
 
     #[tokio::test]
     async fn an_error_at_first_is_an_error() {
-        let error = watch(Place::Log, async || anyhow::bail!("no such cluster"))
+        let error = watch(WatchOutput::Log, async || anyhow::bail!("no such cluster"))
             .await
             .expect_err("a failed look");
         assert_eq!(error.to_string(), "no such cluster");

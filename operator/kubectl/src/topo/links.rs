@@ -8,13 +8,13 @@ use serde::Serialize;
 /// One GPU.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Gpu {
+pub struct LinkedGpu {
     pub index: i32,
     pub uuid: String,
     pub product: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<i32>,
-    pub links: Vec<Link>,
+    pub links: Vec<PairLink>,
     /// Who holds it or a part of it.
     pub holders: Vec<Holder>,
 }
@@ -22,7 +22,7 @@ pub struct Gpu {
 /// The way to another GPU.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Link {
+pub struct PairLink {
     pub peer: i32,
     pub level: LinkLevel,
     /// Active NVLinks, directly or through NVSwitch.
@@ -32,7 +32,7 @@ pub struct Link {
 }
 
 /// The GPUs that are there, by index.
-pub fn gpus(status: &GpuNodeStatus) -> Vec<Gpu> {
+pub fn gpus(status: &GpuNodeStatus) -> Vec<LinkedGpu> {
     let scores = PairScores::new(&inventory(status));
     let there: Vec<&GpuDevice> = status.gpus.iter().filter(|gpu| gpu.missing_since.is_none()).collect();
     let place = |index: i32| {
@@ -43,14 +43,14 @@ pub fn gpus(status: &GpuNodeStatus) -> Vec<Gpu> {
     };
     let link = |from: &GpuDevice, link: &gpunode_crds::GpuLink| {
         let pair = place(from.index).zip(place(link.peer));
-        Some(Link {
+        Some(PairLink {
             peer: link.peer,
             level: link.level,
             nvlinks: link.nvlinks.unwrap_or_default(),
             score: pair.map(|(one, other)| scores.pair(one, other))?,
         })
     };
-    let gpu = |gpu: &&GpuDevice| Gpu {
+    let gpu = |gpu: &&GpuDevice| LinkedGpu {
         index: gpu.index,
         uuid: gpu.uuid.clone(),
         product: gpu.product.clone(),
@@ -72,7 +72,7 @@ pub fn is_part(gpu: &GpuDevice, device: &str) -> bool {
 }
 
 /// As `nvidia-smi topo -m` has it.
-pub fn symbol(link: &Link) -> String {
+pub fn symbol(link: &PairLink) -> String {
     if link.nvlinks > 0 {
         format!("NV{}", link.nvlinks)
     } else {

@@ -17,7 +17,7 @@ const USUAL: &str = "nvidia.com/gpu";
 /// The answer to a request.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Answer {
+pub struct RequestAnswer {
     pub resource: String,
     pub size: u32,
     /// How it is chosen: the resource's `allocation`, or `sharing.placement` for units of memory.
@@ -25,7 +25,7 @@ pub struct Answer {
     /// Shares that are free now.
     pub free: u32,
     /// The best sets, the one that would be chosen first; none where the request cannot be met.
-    pub choices: Vec<Set>,
+    pub choices: Vec<DeviceChoice>,
     /// Why it is that one, or why it is none.
     pub why: String,
 }
@@ -33,14 +33,14 @@ pub struct Answer {
 /// Shares that a container would get.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Set {
-    pub devices: Vec<Picked>,
+pub struct DeviceChoice {
+    pub devices: Vec<ChosenDevice>,
     /// Sum of the pair scores of its GPUs.
     pub pair_scores: u64,
     pub numa_nodes: usize,
     /// What is left free: how many GPUs, and the sum of their pair scores. Only where that counts.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub left_free: Option<LeftFree>,
+    pub left_free: Option<FreeGpus>,
     /// Shares of its GPUs that others hold, for each share that is picked.
     pub held_by_others: u64,
 }
@@ -48,7 +48,7 @@ pub struct Set {
 /// GPUs that nobody would hold anything of.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct LeftFree {
+pub struct FreeGpus {
     pub gpus: usize,
     pub pair_scores: u64,
 }
@@ -56,14 +56,14 @@ pub struct LeftFree {
 /// Shares of one device.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Picked {
+pub struct ChosenDevice {
     pub gpu: i32,
     pub device: String,
     pub shares: u32,
 }
 
 /// A device of the resource, and what of it is free.
-struct Device<'a> {
+struct ResourceDevice<'a> {
     uuid: &'a str,
     gpu: &'a GpuDevice,
     candidate: Candidate,
@@ -73,7 +73,12 @@ struct Device<'a> {
 ///
 /// # Errors
 /// When the node offers no such resource.
-pub fn answer(gpu_node: &GpuNode, status: &GpuNodeStatus, resource: Option<&str>, size: u32) -> anyhow::Result<Answer> {
+pub fn answer(
+    gpu_node: &GpuNode,
+    status: &GpuNodeStatus,
+    resource: Option<&str>,
+    size: u32,
+) -> anyhow::Result<RequestAnswer> {
     let offered = offered(status, resource)?;
     let config = gpu_node
         .spec
@@ -96,7 +101,7 @@ pub fn answer(gpu_node: &GpuNode, status: &GpuNodeStatus, resource: Option<&str>
         SharingStrategy::Memory => format!("placement {:?}", rules.placement),
         _ => format!("allocation {:?}", rules.allocation),
     };
-    let mut answer = Answer {
+    let mut answer = RequestAnswer {
         resource: offered.name.clone(),
         size,
         order,
@@ -144,7 +149,11 @@ fn offered<'a>(status: &'a GpuNodeStatus, name: Option<&str>) -> anyhow::Result<
 }
 
 /// The devices of a resource by index. What others hold is what is not free: a share that is unhealthy cannot be had either.
-fn devices<'a>(status: &'a GpuNodeStatus, resource: &'a ResourceStatus, scores: &PairScores) -> Vec<Device<'a>> {
+fn devices<'a>(
+    status: &'a GpuNodeStatus,
+    resource: &'a ResourceStatus,
+    scores: &PairScores,
+) -> Vec<ResourceDevice<'a>> {
     let number = |count: i32| u32::try_from(count).unwrap_or_default();
     let device = |(place, gpu, uuid): (usize, &'a GpuDevice, &'a str)| {
         let of = resource.devices.iter().find(|device| device.device == uuid)?;
@@ -159,7 +168,7 @@ fn devices<'a>(status: &'a GpuNodeStatus, resource: &'a ResourceStatus, scores: 
             free,
             held: number(of.shares).saturating_sub(free),
         };
-        Some(Device { uuid, gpu, candidate })
+        Some(ResourceDevice { uuid, gpu, candidate })
     };
     let there = status
         .gpus
@@ -175,7 +184,7 @@ fn devices<'a>(status: &'a GpuNodeStatus, resource: &'a ResourceStatus, scores: 
 }
 
 /// Units of memory and shares under MPS come from one device.
-fn of_one(answer: &mut Answer, devices: &[Device<'_>], strategy: SharingStrategy, rules: Rules) {
+fn of_one(answer: &mut RequestAnswer, devices: &[ResourceDevice<'_>], strategy: SharingStrategy, rules: Rules) {
     let sharing = |shares: u32| match strategy {
         SharingStrategy::Memory => DeviceSharing::Memory {
             unit: MemoryMiB::default(),
@@ -189,7 +198,7 @@ fn of_one(answer: &mut Answer, devices: &[Device<'_>], strategy: SharingStrategy
         .filter(|device| device.candidate.free >= answer.size)
         .collect();
     fitting.sort_by_key(|device| rank(&device.candidate));
-    let set = |device: &&Device<'_>| Set {
+    let set = |device: &&ResourceDevice<'_>| DeviceChoice {
         devices: vec![picked(device, answer.size)],
         pair_scores: 0,
         numa_nodes: 1,
@@ -222,9 +231,9 @@ fn most_or_least(strategy: SharingStrategy, rules: Rules) -> &'static str {
 }
 
 fn of_many(
-    answer: &mut Answer,
+    answer: &mut RequestAnswer,
     status: &GpuNodeStatus,
-    devices: &[Device<'_>],
+    devices: &[ResourceDevice<'_>],
     strategy: SharingStrategy,
     allocation: Allocation,
     scores: &PairScores,
@@ -257,7 +266,7 @@ fn of_many(
     };
     let choices = ranked(&pool, answer.size, MOST);
     let counts_free = allocation == Allocation::Packed || (allocation == Allocation::Topology && !shared);
-    let set = |choice: &Choice| Set {
+    let set = |choice: &Choice| DeviceChoice {
         devices: devices
             .iter()
             .zip(&choice.shares)
@@ -266,7 +275,7 @@ fn of_many(
             .collect(),
         pair_scores: choice.merits.pairs,
         numa_nodes: choice.merits.numa_nodes,
-        left_free: counts_free.then_some(LeftFree {
+        left_free: counts_free.then_some(FreeGpus {
             gpus: choice.merits.free_gpus,
             pair_scores: choice.merits.free_pairs,
         }),
@@ -299,8 +308,8 @@ fn why(best: &Choice, next: &Choice, allocation: Allocation, shared: bool) -> &'
     }
 }
 
-fn picked(device: &Device<'_>, shares: u32) -> Picked {
-    Picked {
+fn picked(device: &ResourceDevice<'_>, shares: u32) -> ChosenDevice {
+    ChosenDevice {
         gpu: device.gpu.index,
         device: device.uuid.to_owned(),
         shares,

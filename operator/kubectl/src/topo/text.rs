@@ -1,11 +1,11 @@
 //! Links, holders and the answer to a request, for people.
 
 use super::{
-    links::{Gpu, level, symbol},
-    request::{Answer, Set},
-    topology::Topology,
+    links::{LinkedGpu, level, symbol},
+    request::{DeviceChoice, RequestAnswer},
+    topology::NodeTopology,
 };
-use crate::output::{Cell, grid, plain, style, table};
+use crate::output::{TableCell, grid, plain, style, table};
 use gpunode_crds::LinkLevel;
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -24,7 +24,7 @@ const LEGEND: [(LinkLevel, &str); 7] = [
 ];
 
 /// The table of links with who holds what, its legend, and the answer.
-pub fn topology(topology: &Topology) -> String {
+pub fn topology(topology: &NodeTopology) -> String {
     let mut text = if topology.gpus.is_empty() {
         format!("node {} has no GPU now\n", plain(&topology.node))
     } else {
@@ -48,11 +48,11 @@ pub fn topology(topology: &Topology) -> String {
     text
 }
 
-fn matrix(gpus: &[Gpu]) -> String {
-    let heading = |text: &str| Cell::new(text, style::HEADING);
-    let name = |gpu: &Gpu| format!("GPU{}", gpu.index);
+fn matrix(gpus: &[LinkedGpu]) -> String {
+    let heading = |text: &str| TableCell::new(text, style::HEADING);
+    let name = |gpu: &LinkedGpu| format!("GPU{}", gpu.index);
     let names = gpus.iter().map(|gpu| heading(&name(gpu)));
-    let mut rows: Vec<Vec<Cell>> = vec![
+    let mut rows: Vec<Vec<TableCell>> = vec![
         [heading("GPU")]
             .into_iter()
             .chain(names)
@@ -60,9 +60,9 @@ fn matrix(gpus: &[Gpu]) -> String {
             .collect(),
     ];
     for gpu in gpus {
-        let link = |to: &Gpu| match gpu.links.iter().find(|link| link.peer == to.index) {
-            _ if to.index == gpu.index => Cell::from("X"),
-            Some(link) if link.nvlinks > 0 => Cell::new(symbol(link), style::GOOD),
+        let link = |to: &LinkedGpu| match gpu.links.iter().find(|link| link.peer == to.index) {
+            _ if to.index == gpu.index => TableCell::from("X"),
+            Some(link) if link.nvlinks > 0 => TableCell::new(symbol(link), style::GOOD),
             Some(link) => symbol(link).into(),
             None => level(LinkLevel::Unknown).into(),
         };
@@ -73,7 +73,7 @@ fn matrix(gpus: &[Gpu]) -> String {
     grid(&rows.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
-fn holders(gpu: &Gpu) -> String {
+fn holders(gpu: &LinkedGpu) -> String {
     let pods: BTreeSet<String> = gpu
         .holders
         .iter()
@@ -89,7 +89,7 @@ fn holders(gpu: &Gpu) -> String {
 }
 
 /// Of the symbols that occur.
-fn legend(gpus: &[Gpu]) -> String {
+fn legend(gpus: &[LinkedGpu]) -> String {
     let links = || gpus.iter().flat_map(|gpu| &gpu.links);
     let mut text = String::from("\n");
     if links().any(|link| link.nvlinks > 0) {
@@ -103,16 +103,16 @@ fn legend(gpus: &[Gpu]) -> String {
     if text.len() > 1 { text } else { String::new() }
 }
 
-fn request(answer: &Answer) -> String {
+fn request(answer: &RequestAnswer) -> String {
     let heading = style::HEADING;
     let (size, resource, order, free) = (answer.size, plain(&answer.resource), &answer.order, answer.free);
     let mut text = format!("\n{heading}REQUEST{heading:#} {size} of {resource}, {order}; {free} free now\n");
-    let row = |(rank, set): (usize, &Set)| -> [Cell; 7] {
+    let row = |(rank, set): (usize, &DeviceChoice)| -> [TableCell; 7] {
         let style = if rank == 0 { style::GOOD } else { style::PLAIN };
         let left = set.left_free.as_ref();
         [
-            Cell::new((rank + 1).to_string(), style),
-            Cell::new(gpus(set), style),
+            TableCell::new((rank + 1).to_string(), style),
+            TableCell::new(gpus(set), style),
             set.pair_scores.to_string().into(),
             set.numa_nodes.to_string().into(),
             left.map(|left| left.gpus.to_string()).unwrap_or_default().into(),
@@ -153,7 +153,7 @@ fn request(answer: &Answer) -> String {
 }
 
 /// `0, 3`, or `0 x2, 3` where more than one share comes from a GPU.
-fn gpus(set: &Set) -> String {
+fn gpus(set: &DeviceChoice) -> String {
     let mut counts: Vec<(i32, u32)> = Vec::new();
     for picked in &set.devices {
         match counts.last_mut() {

@@ -1,8 +1,8 @@
 //! The links of one node's GPUs, who holds them, and the answer to a request. Pure.
 
 use super::{
-    links::{self, Gpu},
-    request::{self, Answer},
+    links::{self, LinkedGpu},
+    request::{self, RequestAnswer},
 };
 use gpunode_crds::GpuNode;
 use kube::ResourceExt;
@@ -11,9 +11,9 @@ use serde::Serialize;
 /// The GPUs of one node.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Topology {
+pub struct NodeTopology {
     pub node: String,
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<LinkedGpu>,
     /// Indices of GPUs that are missing now: nothing is said of their links.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<i32>,
@@ -21,11 +21,11 @@ pub struct Topology {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub holders_truncated: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub request: Option<Answer>,
+    pub request: Option<RequestAnswer>,
 }
 
 /// What a GpuNode says, and the answer to a request.
-pub fn topology(gpu_node: &GpuNode, request: Option<u32>, resource: Option<&str>) -> anyhow::Result<Topology> {
+pub fn topology(gpu_node: &GpuNode, request: Option<u32>, resource: Option<&str>) -> anyhow::Result<NodeTopology> {
     let status = gpu_node.status.clone().unwrap_or_default();
     let missing = status
         .gpus
@@ -33,7 +33,7 @@ pub fn topology(gpu_node: &GpuNode, request: Option<u32>, resource: Option<&str>
         .filter(|gpu| gpu.missing_since.is_some())
         .map(|gpu| gpu.index)
         .collect();
-    Ok(Topology {
+    Ok(NodeTopology {
         node: gpu_node.name_any(),
         gpus: links::gpus(&status),
         missing,

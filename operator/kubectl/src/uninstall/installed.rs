@@ -1,4 +1,4 @@
-//! What `manifests/default` installs: those files themselves, so that nothing can be forgotten. Pure.
+//! The objects of `manifests/default`, read from the files themselves so that none can be forgotten. Pure.
 
 use anyhow::Context;
 use gpunode_crds::{GpuNode, GpuNodePolicy};
@@ -43,19 +43,17 @@ const FILES: [(&str, &str); 7] = [
     ),
 ];
 
-/// One object.
+/// An object that an installation creates.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Installed {
-    /// Its kind, as requests name it.
+pub struct InstalledObject {
     pub kind: ApiResource,
-    /// Its namespace; none for one of the cluster.
+    /// None for a cluster-scoped object.
     pub namespace: Option<String>,
-    /// Its name.
     pub name: String,
 }
 
-impl Installed {
-    /// An object of the cluster.
+impl InstalledObject {
+    /// Names a cluster-scoped object.
     pub fn cluster_scoped<K: kube::Resource<DynamicType = ()>>(name: &str) -> Self {
         Self {
             kind: ApiResource::erase::<K>(&()),
@@ -65,13 +63,13 @@ impl Installed {
     }
 }
 
-impl Serialize for Installed {
+impl Serialize for InstalledObject {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl fmt::Display for Installed {
+impl fmt::Display for InstalledObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.namespace {
             Some(namespace) => write!(f, "{} {namespace}/{}", self.kind.kind, self.name),
@@ -80,11 +78,11 @@ impl fmt::Display for Installed {
     }
 }
 
-/// Everything in the files, for an installation in this namespace, without the namespace itself.
+/// Returns every object of the files for an installation in this namespace, without the namespace itself.
 ///
 /// # Errors
-/// When a file is no manifest, which a test of this program excludes.
-pub fn objects(namespace: &str) -> anyhow::Result<Vec<Installed>> {
+/// When a file is no manifest, which a test excludes.
+pub fn objects(namespace: &str) -> anyhow::Result<Vec<InstalledObject>> {
     let mut objects = Vec::new();
     for (file, text) in FILES {
         for document in serde_yaml::Deserializer::from_str(text) {
@@ -94,7 +92,7 @@ pub fn objects(namespace: &str) -> anyhow::Result<Vec<Installed>> {
             let kind = ApiResource::from_gvk(&GroupVersionKind::try_from(&types).with_context(read)?);
             if kind.kind != "Namespace" {
                 let namespace = object.namespace().map(|_| namespace.to_owned());
-                objects.push(Installed {
+                objects.push(InstalledObject {
                     kind,
                     namespace,
                     name: object.name_any(),
@@ -105,9 +103,9 @@ pub fn objects(namespace: &str) -> anyhow::Result<Vec<Installed>> {
     Ok(objects)
 }
 
-/// The kinds of gpunode, with which every object of them goes.
-pub fn definitions() -> [Installed; 2] {
-    [GpuNodePolicy::crd_name(), GpuNode::crd_name()].map(Installed::cluster_scoped::<CustomResourceDefinition>)
+/// Returns the CRDs of gpunode, whose deletion deletes all their objects.
+pub fn definitions() -> [InstalledObject; 2] {
+    [GpuNodePolicy::crd_name(), GpuNode::crd_name()].map(InstalledObject::cluster_scoped::<CustomResourceDefinition>)
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
-//! The end of the operator, which would write again what is removed.
+//! Stops the operator first, because it would recreate what is removed.
 
-use super::{Installed, Removal};
+use super::{
+    installed::InstalledObject,
+    removal::{Removal, pause},
+};
 use k8s_openapi::{
     api::{
         apps::v1::Deployment,
@@ -17,63 +20,65 @@ use std::{
 
 /// Name of the operator's Deployment and Lease, and the value of the label of its pods.
 const NAME: &str = "gpunode-operator";
-/// How long a Lease holds at most, whatever it says; as the operator has it.
+/// Longest validity of a Lease, whatever it says; the operator uses the same bound.
 const MAX_DURATION: Duration = Duration::from_mins(1);
-/// How long a Lease holds that does not say; as the operator has it.
+/// Validity of a Lease that does not say; the operator uses the same value.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// Longest wait for the operator: its pods have 10 s, and a Lease of a lost one holds for 15 s.
+/// Longest wait for the operator: its pods have 10 s, and the Lease of a lost pod is valid for 15 s.
 const LIMIT: Duration = Duration::from_secs(45);
 
 const STEP: &str = "operator";
 
-impl Removal {
-    /// Deletes the operator and waits until no process of it can write.
-    pub async fn stop_operator(&mut self) {
-        let deployment = Installed {
-            kind: ApiResource::erase::<Deployment>(&()),
-            namespace: Some(self.namespace.clone()),
-            name: NAME.to_owned(),
-        };
-        self.delete(&deployment).await;
-        let end = self.within(LIMIT);
-        let mut watch = Watch::default();
-        loop {
-            match self.look(&mut watch).await {
-                Ok(None) => return self.progress.done(STEP, "stopped"),
-                Ok(Some(holder)) if Instant::now() >= end => {
-                    return self.leave(
-                        "the operator",
-                        format!("{holder} still renews the Lease {NAME}, so it writes again what goes; stop it, then run this again"),
-                    );
-                }
-                Err(error) => return self.leave("the operator", format!("{error:#}; see that it does not run")),
-                Ok(Some(holder)) => self.progress.doing(STEP, &format!("waiting for {holder} to end")),
+/// Deletes the operator's Deployment and waits until no operator process can write.
+pub async fn stop_operator(removal: &mut Removal) {
+    let deployment = InstalledObject {
+        kind: ApiResource::erase::<Deployment>(&()),
+        namespace: Some(removal.requests.namespace.clone()),
+        name: NAME.to_owned(),
+    };
+    removal.delete(&deployment).await;
+    let end = removal.within(LIMIT);
+    let mut watch = OperatorWatch::default();
+    loop {
+        match possible_writer(removal, &mut watch).await {
+            Ok(None) => return removal.progress.done(STEP, "stopped"),
+            Ok(Some(holder)) if Instant::now() >= end => {
+                return removal.leave(
+                    "the operator",
+                    format!("{holder} still renews Lease {NAME} and would recreate what is removed; stop it, then run this again"),
+                );
             }
-            self.pause().await;
+            Err(error) => return removal.leave("the operator", format!("{error:#}; make sure that it is not running")),
+            Ok(Some(holder)) => removal.progress.doing(STEP, &format!("waiting for {holder} to end")),
         }
-    }
-
-    /// Who may still write, if anybody.
-    async fn look(&self, watch: &mut Watch) -> anyhow::Result<Option<String>> {
-        let pods = self
-            .names::<Pod>(Some(&self.namespace), &format!("app.kubernetes.io/name={NAME}"))
-            .await?;
-        let lease: Option<Lease> = self.get(&self.namespace, NAME).await?;
-        Ok(watch.look(pods, lease.and_then(|lease| lease.spec), Instant::now()))
+        pause().await;
     }
 }
 
-/// What was seen of the operator.
+/// Returns the pod or process that may still write, if any.
+async fn possible_writer(removal: &Removal, watch: &mut OperatorWatch) -> anyhow::Result<Option<String>> {
+    let pods = removal
+        .requests
+        .names::<Pod>(
+            Some(&removal.requests.namespace),
+            &format!("app.kubernetes.io/name={NAME}"),
+        )
+        .await?;
+    let lease: Option<Lease> = removal.requests.get(NAME).await?;
+    Ok(watch.writer(pods, lease.and_then(|lease| lease.spec), Instant::now()))
+}
+
+/// Observations of the operator's pods and Lease.
 #[derive(Debug, Default)]
-struct Watch {
+struct OperatorWatch {
     pods: BTreeSet<String>,
     renewal: Option<(Option<String>, Option<Timestamp>, Instant)>,
 }
 
-impl Watch {
-    /// Who may still write, from what is there now: a pod that is there, or a holder of the Lease that was not such a pod,
-    /// until the Lease has not been renewed for its duration by this machine's clock.
-    fn look(&mut self, pods: Vec<String>, lease: Option<LeaseSpec>, now: Instant) -> Option<String> {
+impl OperatorWatch {
+    /// Returns who may still write: a pod that exists, or a holder of the Lease that is none of the pods seen, until the
+    /// Lease was not renewed for its duration on this machine's clock.
+    fn writer(&mut self, pods: Vec<String>, lease: Option<LeaseSpec>, now: Instant) -> Option<String> {
         let lease = lease.unwrap_or_default();
         let holder = lease.holder_identity.filter(|holder| !holder.is_empty());
         let renewed = lease.renew_time.map(|time| time.0);
@@ -88,7 +93,7 @@ impl Watch {
         let duration = Duration::from_secs(says.unwrap_or_default()).clamp(LEASE_DURATION, MAX_DURATION);
         let remaining = pods.first().cloned().map(|pod| format!("pod {pod}"));
         self.pods.extend(pods);
-        // A pod that is no more does not write, nor does one whose claim has ended, on a node that does not answer.
+        // A pod that ended does not write, and neither does one on a dead node whose Lease has expired.
         let claims = holder.filter(|holder| !self.pods.contains(holder));
         remaining
             .or(claims)
@@ -112,25 +117,29 @@ mod tests {
 
     #[test]
     fn the_operator_has_ended_with_its_pods() {
-        let (mut watch, now) = (Watch::default(), Instant::now());
+        let (mut watch, now) = (OperatorWatch::default(), Instant::now());
         assert_eq!(
             watch
-                .look(vec!["a".into(), "b".into()], Some(lease("a", 1)), now)
+                .writer(vec!["a".into(), "b".into()], Some(lease("a", 1)), now)
                 .as_deref(),
             Some("pod a")
         );
         assert_eq!(
-            watch.look(vec!["b".into()], Some(lease("b", 2)), now).as_deref(),
+            watch.writer(vec!["b".into()], Some(lease("b", 2)), now).as_deref(),
             Some("pod b")
         );
         assert_eq!(
-            watch.look(Vec::new(), Some(lease("b", 2)), now),
+            watch.writer(Vec::new(), Some(lease("b", 2)), now),
             None,
             "it was killed and could not let go"
         );
-        assert_eq!(Watch::default().look(Vec::new(), None, now), None, "there was none");
         assert_eq!(
-            Watch::default().look(Vec::new(), Some(lease("", 1)), now),
+            OperatorWatch::default().writer(Vec::new(), None, now),
+            None,
+            "there was none"
+        );
+        assert_eq!(
+            OperatorWatch::default().writer(Vec::new(), Some(lease("", 1)), now),
             None,
             "it has let go"
         );
@@ -138,29 +147,29 @@ mod tests {
 
     #[test]
     fn one_that_is_no_pod_has_ended_when_its_lease_has() {
-        let (mut watch, now) = (Watch::default(), Instant::now());
+        let (mut watch, now) = (OperatorWatch::default(), Instant::now());
         let after = |seconds| now + Duration::from_secs(seconds);
         assert_eq!(
-            watch.look(Vec::new(), Some(lease("laptop", 1)), now).as_deref(),
+            watch.writer(Vec::new(), Some(lease("laptop", 1)), now).as_deref(),
             Some("laptop")
         );
         assert_eq!(
-            watch.look(Vec::new(), Some(lease("laptop", 6)), after(14)).as_deref(),
+            watch.writer(Vec::new(), Some(lease("laptop", 6)), after(14)).as_deref(),
             Some("laptop")
         );
         assert_eq!(
-            watch.look(Vec::new(), Some(lease("laptop", 6)), after(28)).as_deref(),
+            watch.writer(Vec::new(), Some(lease("laptop", 6)), after(28)).as_deref(),
             Some("laptop")
         );
-        assert_eq!(watch.look(Vec::new(), Some(lease("laptop", 6)), after(29)), None);
+        assert_eq!(watch.writer(Vec::new(), Some(lease("laptop", 6)), after(29)), None);
     }
 
     #[test]
     fn a_pod_on_a_dead_node_has_ended_when_its_lease_has() {
-        let (mut watch, now) = (Watch::default(), Instant::now());
-        assert!(watch.look(vec!["a".into()], Some(lease("a", 1)), now).is_some());
+        let (mut watch, now) = (OperatorWatch::default(), Instant::now());
+        assert!(watch.writer(vec!["a".into()], Some(lease("a", 1)), now).is_some());
         assert_eq!(
-            watch.look(vec!["a".into()], Some(lease("a", 1)), now + Duration::from_secs(15)),
+            watch.writer(vec!["a".into()], Some(lease("a", 1)), now + Duration::from_secs(15)),
             None
         );
     }

@@ -1,49 +1,31 @@
-//! What a removal says while it goes on, and what it could not remove.
+//! Progress of a removal, a line for each step.
 
 use crate::{
     cli::OutputFormat,
     output::{self, plain, style},
 };
-use serde::Serialize;
 use std::{
-    fmt,
     io::Write,
     time::{Duration, Instant},
 };
 
-/// Columns of the name of a step.
+/// Width of a step's name.
 const WIDTH: usize = 14;
 
-/// Back to the beginning of an empty line.
+/// Clears the line and returns to its start.
 const CLEAR_LINE: &str = "\r\u{1b}[K";
 
-/// Something that stays.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Left {
-    /// What it is.
-    pub what: String,
-    /// Why, and what to do.
-    pub why: String,
-}
-
-impl fmt::Display for Left {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.what, self.why)
-    }
-}
-
-/// A line for each step: on a terminal it changes while the step goes on, elsewhere it is written at the end.
+/// Prints a line for each step. On a terminal the line changes while the step runs, elsewhere it appears at the end.
 #[derive(Debug)]
-pub struct Progress {
+pub struct RemovalProgress {
     began: Instant,
     is_terminal: bool,
     shown: String,
     goes_to: OutputFormat,
 }
 
-impl Progress {
-    /// From now on. What is written for programs leaves standard output alone.
+impl RemovalProgress {
+    /// Starts the clock. JSON and YAML keep standard output to themselves, so progress goes to standard error.
     pub fn new(output: OutputFormat) -> Self {
         let is_terminal = output == OutputFormat::Table && output::is_screen();
         Self {
@@ -54,12 +36,12 @@ impl Progress {
         }
     }
 
-    /// Since it began.
+    /// Returns the time since the start.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// What a step is doing.
+    /// Shows the current state of a step.
     pub fn doing(&mut self, step: &str, text: &str) {
         if self.is_terminal && self.shown != text {
             text.clone_into(&mut self.shown);
@@ -69,7 +51,7 @@ impl Progress {
         }
     }
 
-    /// What a step has done.
+    /// Prints the result of a step.
     pub fn done(&self, step: &str, text: &str) {
         if self.is_terminal {
             output::control(CLEAR_LINE);
@@ -81,7 +63,7 @@ impl Progress {
         ));
     }
 
-    /// Nobody stops a removal by closing its output.
+    /// Writes, and ignores errors: a closed output must not stop a removal.
     fn write(&self, text: &str) {
         let _ = match self.goes_to {
             OutputFormat::Table => {

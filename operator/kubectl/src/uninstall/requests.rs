@@ -1,24 +1,25 @@
-//! Requests of a removal: what is gone already is no error.
+//! Requests of a removal. An object that is already gone is no error.
 
-use super::{Installed, Left, Removal};
+use super::installed::InstalledObject;
 use crate::cluster::{TIMEOUT, explain};
 use anyhow::anyhow;
 use kube::{
-    Api, Resource, ResourceExt,
+    Api, Client, Resource, ResourceExt,
     api::{ApiResource, DeleteParams, DynamicObject, ListParams, ObjectList, PartialObjectMeta},
     core::NamespaceResourceScope,
 };
 use serde::de::DeserializeOwned;
-use std::{
-    future::Future,
-    time::{Duration, Instant},
-};
+use std::future::Future;
 
-/// Time between two looks at something that is awaited.
-const PAUSE: Duration = Duration::from_millis(500);
+/// Requests to the cluster that gpunode is removed from.
+pub struct RemovalRequests {
+    pub client: Client,
+    /// Namespace that gpunode is installed in.
+    pub namespace: String,
+}
 
-impl Removal {
-    /// Names of the objects of a kind, in one namespace or all; none where the kind is gone.
+impl RemovalRequests {
+    /// Lists the names of a kind's objects, in one namespace or all; none where the kind is gone.
     pub async fn names<K>(&self, namespace: Option<&str>, labels: &str) -> anyhow::Result<Vec<String>>
     where
         K: Resource<DynamicType = ()>,
@@ -35,56 +36,28 @@ impl Removal {
             .unwrap_or_default())
     }
 
-    /// An object, if it is there.
-    pub async fn get<K>(&self, namespace: &str, name: &str) -> anyhow::Result<Option<K>>
+    /// Reads an object of gpunode's namespace, if it exists.
+    pub async fn get<K>(&self, name: &str) -> anyhow::Result<Option<K>>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
     {
-        let api: Api<K> = Api::namespaced(self.client.clone(), namespace);
+        let api: Api<K> = Api::namespaced(self.client.clone(), &self.namespace);
         request(&format!("read {} {name}", K::kind(&())), api.get(name)).await
     }
 
-    /// The metadata of an object, if it is there.
-    pub async fn look_at(&self, object: &Installed) -> anyhow::Result<Option<PartialObjectMeta<DynamicObject>>> {
+    /// Reads the metadata of an object, if it exists.
+    pub async fn metadata(&self, object: &InstalledObject) -> anyhow::Result<Option<PartialObjectMeta<DynamicObject>>> {
         request(&format!("read {object}"), self.api(object).get_metadata(&object.name)).await
     }
 
-    /// Asks for the deletion of an object; whether that was to be done. A refusal is noted.
-    pub async fn delete(&mut self, object: &Installed) -> bool {
+    /// Requests the deletion of an object. Returns false where it did not exist.
+    pub async fn delete(&self, object: &InstalledObject) -> anyhow::Result<bool> {
         let (api, params) = (self.api(object), DeleteParams::background());
-        match request(&format!("delete {object}"), api.delete(&object.name, &params)).await {
-            Ok(deleted) => deleted.is_some(),
-            Err(error) => {
-                self.leave(&object.to_string(), format!("{error:#}"));
-                false
-            }
-        }
+        let deleted = request(&format!("delete {object}"), api.delete(&object.name, &params)).await?;
+        Ok(deleted.is_some())
     }
 
-    /// Notes something that stays.
-    pub fn leave(&mut self, what: &str, why: impl Into<String>) {
-        self.left.push(Left {
-            what: what.to_owned(),
-            why: why.into(),
-        });
-    }
-
-    /// Notes something that becomes nobody's concern.
-    pub fn note(&mut self, what: impl Into<String>) {
-        self.notes.push(what.into());
-    }
-
-    /// This much later, or the end of the whole removal if that is sooner.
-    pub fn within(&self, limit: Duration) -> Instant {
-        self.end.min(Instant::now() + limit)
-    }
-
-    /// A moment until the next look.
-    pub async fn pause(&self) {
-        tokio::time::sleep(PAUSE).await;
-    }
-
-    fn api(&self, object: &Installed) -> Api<DynamicObject> {
+    fn api(&self, object: &InstalledObject) -> Api<DynamicObject> {
         match &object.namespace {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &object.kind),
             None => Api::all_with(self.client.clone(), &object.kind),
@@ -92,7 +65,7 @@ impl Removal {
     }
 }
 
-/// The answer to one request; none where its object or kind is not there.
+/// Awaits the answer to one request; none where its object or kind does not exist.
 pub async fn request<T>(what: &str, answer: impl Future<Output = kube::Result<T>>) -> anyhow::Result<Option<T>> {
     match tokio::time::timeout(TIMEOUT, answer).await {
         Err(_) => Err(anyhow!("{what}: no answer within {} s", TIMEOUT.as_secs())),
@@ -101,12 +74,12 @@ pub async fn request<T>(what: &str, answer: impl Future<Output = kube::Result<T>
     }
 }
 
-/// The objects of a kind that the cluster said it has; none where it has gone meanwhile, or cannot be listed at all.
+/// Awaits the list of a kind that discovery named; empty where the kind is gone meanwhile or cannot be listed.
 pub async fn listed(
     kind: &ApiResource,
     answer: impl Future<Output = kube::Result<ObjectList<PartialObjectMeta<DynamicObject>>>>,
 ) -> anyhow::Result<Vec<PartialObjectMeta<DynamicObject>>> {
-    // 405: some kinds of aggregated API servers have no list, whatever they say.
+    // 405: some kinds of aggregated API servers cannot be listed, although discovery says so.
     let answer = async {
         match answer.await {
             Err(kube::Error::Api(status)) if status.code == 405 => Ok(None),

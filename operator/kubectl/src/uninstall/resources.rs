@@ -1,8 +1,7 @@
-//! Dead keys in node status. A kubelet writes 0 for ever for a resource whose plugin has gone, from 5 minutes after it went
-//! (`endpointStopGracePeriod`); what is taken out earlier it writes again. When to take it out is decided as the operator
-//! decides it.
+//! Stale resources in node status. From 5 minutes after a plugin ends (`endpointStopGracePeriod`) a kubelet reports its
+//! resource as 0 for ever; a key that is removed earlier comes back. The operator's own function decides when to remove it.
 
-use super::{Removal, requests::request};
+use super::{removal::Removal, requests::request};
 use crate::{cluster, output::plural};
 use gpunode_plan::{ResourcePresence, ResourceUses, StaleResources, find_stale_resources};
 use jiff::Timestamp;
@@ -18,131 +17,130 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What was served, by node.
-pub type Resources = BTreeMap<String, ResourceUses>;
+/// Resources that agents served, by node.
+pub type ServedResources = BTreeMap<String, ResourceUses>;
 
-/// Time between two looks; a kubelet compares the status of its node every 10 s.
+/// Time between two checks; a kubelet compares the status of its node every 10 s.
 const LOOK: Duration = Duration::from_secs(10);
-/// Longest wait: the kubelet's 5 minutes, and time to be sure of it.
+/// Longest wait: the kubelet's 5 minutes, and time to confirm.
 const LIMIT: Duration = Duration::from_mins(8);
 
 const STEP: &str = "resources";
 
-impl Removal {
-    /// Waits until the keys can be taken out of node status, and takes them out, but for those that somebody else serves.
-    pub async fn remove_resources(&mut self, mut awaited: Resources) {
-        let end = Instant::now() + LIMIT;
-        let mut others = BTreeSet::new();
-        loop {
-            match cluster::list::<Node>(&self.client).await {
-                Ok(nodes) => {
-                    awaited.retain(|name, _| nodes.objects.iter().any(|node| node.name_any() == *name));
-                    // What is not known of a node is not gone.
-                    let is_readable = |name: &String| !nodes.unreadable.iter().any(|it| it.name == *name);
-                    for node in &nodes.objects {
-                        let name = node.name_any();
-                        let Some(served) = awaited.get_mut(&name).filter(|_| is_readable(&name)) else {
-                            continue;
-                        };
-                        others.extend(self.retire_on(node, &name, served).await);
-                    }
+/// Waits until the kubelets allow it and removes the keys from node status, except those that another plugin serves.
+pub async fn remove_resources(removal: &mut Removal, mut awaited: ServedResources) {
+    let end = Instant::now() + LIMIT;
+    let mut others = BTreeSet::new();
+    loop {
+        match cluster::list::<Node>(&removal.requests.client).await {
+            Ok(nodes) => {
+                awaited.retain(|name, _| nodes.objects.iter().any(|node| node.name_any() == *name));
+                // A node that cannot be read may still have the resource.
+                let is_readable = |name: &String| !nodes.unreadable.iter().any(|it| it.name == *name);
+                for node in &nodes.objects {
+                    let name = node.name_any();
+                    let Some(served) = awaited.get_mut(&name).filter(|_| is_readable(&name)) else {
+                        continue;
+                    };
+                    others.extend(retire_on(removal, node, &name, served).await);
                 }
-                // The next look may succeed.
-                Err(error) => self.progress.doing(STEP, &format!("{error:#}")),
             }
-            awaited.retain(|_, served| !served.is_empty());
-            if awaited.is_empty() {
-                let others = match others.len() {
-                    0 => String::new(),
-                    _ => format!(
-                        "; somebody else serves {}",
-                        others.into_iter().collect::<Vec<_>>().join(", ")
-                    ),
-                };
-                return self
-                    .progress
-                    .done(STEP, &format!("no dead one is awaited in node status any more{others}"));
-            }
-            if Instant::now() >= end {
-                for (node, served) in awaited {
-                    self.leave_resources(&node, served.keys());
-                }
-                return;
-            }
-            let nodes = plural(awaited.len(), "node", "nodes");
-            self.progress
-                .doing(STEP, &format!("waiting for the kubelets of {nodes}, 5 to 7 minutes"));
-            tokio::time::sleep(LOOK).await;
+            // The next check may succeed.
+            Err(error) => removal.progress.doing(STEP, &format!("{error:#}")),
         }
-    }
-
-    /// Looks at one node, takes out what can be taken out, and says what somebody else serves there.
-    async fn retire_on(&mut self, node: &Node, name: &str, served: &mut ResourceUses) -> Vec<String> {
-        let now = Timestamp::now();
-        let seen = served
-            .keys()
-            .filter_map(|key| Some((key.clone(), ResourcePresence::of(node, key)?)))
-            .collect();
-        let mut retirement = find_stale_resources(served, &BTreeSet::new(), &seen, now);
-        let mut taken = BTreeSet::new();
-        for key in &retirement.remove {
-            // Where it does not hold any more, the next look tells.
-            if self.take_out(name, key).await.is_ok() {
-                taken.insert(key.clone());
-            }
+        awaited.retain(|_, served| !served.is_empty());
+        if awaited.is_empty() {
+            let others = match others.len() {
+                0 => String::new(),
+                _ => format!(
+                    "; another plugin serves {}",
+                    others.into_iter().collect::<Vec<_>>().join(", ")
+                ),
+            };
+            return removal
+                .progress
+                .done(STEP, &format!("no stale resource left in node status{others}"));
         }
-        retirement.remove = taken;
-        let (others, left) = given_up(&retirement, &seen);
-        self.leave_resources(name, left.into_iter());
-        *served = retirement.record_after(now);
-        others.into_iter().map(|key| format!("{key} on {name}")).collect()
-    }
-
-    fn leave_resources<'a>(&mut self, node: &str, keys: impl Iterator<Item = &'a String>) {
-        let keys: Vec<&str> = keys.map(String::as_str).collect();
-        let Some(key) = keys.first() else { return };
-        let what = format!("{} in the status of node {node}", keys.join(", "));
-        self.leave(
-            &what,
-            format!(
-                "its kubelet still writes it; once it is 0, `{}` takes it out",
-                by_hand(node, key)
-            ),
-        );
-    }
-
-    /// Says which keys stay where nobody waits for them.
-    pub fn note_resources(&mut self, resources: &Resources) {
-        let names: BTreeSet<&str> = resources
-            .values()
-            .flat_map(ResourceUses::keys)
-            .map(String::as_str)
-            .collect();
-        let Some(name) = names.first() else { return };
-        let by_hand = by_hand("NODE", name);
-        let (names, nodes) = (
-            names.iter().copied().collect::<Vec<_>>().join(", "),
-            resources.keys().cloned(),
-        );
-        self.note(format!(
-            "kubelets go on to write {names} with 0 on {}, for which --wait-resources would have waited; from 5 minutes on it can be taken \
-             out, as with `{by_hand}`",
-            nodes.collect::<Vec<_>>().join(", "),
-        ));
-    }
-
-    async fn take_out(&self, node: &str, key: &str) -> anyhow::Result<()> {
-        let nodes: Api<DynamicObject> = Api::all_with(self.client.clone(), &ApiResource::erase::<Node>(&()));
-        let patch = kube::api::Patch::<()>::Json(removal(key));
-        let params = PatchParams::default();
-        request("patch node status", nodes.patch_status(node, &params, &patch))
-            .await
-            .map(|_| ())
+        if Instant::now() >= end {
+            for (node, served) in awaited {
+                leave_resources(removal, &node, served.keys());
+            }
+            return;
+        }
+        let nodes = plural(awaited.len(), "node", "nodes");
+        removal
+            .progress
+            .doing(STEP, &format!("waiting for the kubelets of {nodes}, 5 to 7 minutes"));
+        tokio::time::sleep(LOOK).await;
     }
 }
 
-/// Takes a key out if it still is 0.
-fn removal(key: &str) -> Patch {
+/// Removes the keys of one node that can be removed now, and returns those that another plugin serves.
+async fn retire_on(removal: &mut Removal, node: &Node, name: &str, served: &mut ResourceUses) -> Vec<String> {
+    let now = Timestamp::now();
+    let seen = served
+        .keys()
+        .filter_map(|key| Some((key.clone(), ResourcePresence::of(node, key)?)))
+        .collect();
+    let mut retirement = find_stale_resources(served, &BTreeSet::new(), &seen, now);
+    let mut taken = BTreeSet::new();
+    for key in &retirement.remove {
+        // A patch whose test fails is tried again at the next check.
+        if take_out(removal, name, key).await.is_ok() {
+            taken.insert(key.clone());
+        }
+    }
+    retirement.remove = taken;
+    let (others, left) = given_up(&retirement, &seen);
+    leave_resources(removal, name, left.into_iter());
+    *served = retirement.record_after(now);
+    others.into_iter().map(|key| format!("{key} on {name}")).collect()
+}
+
+fn leave_resources<'a>(removal: &mut Removal, node: &str, keys: impl Iterator<Item = &'a String>) {
+    let keys: Vec<&str> = keys.map(String::as_str).collect();
+    let Some(key) = keys.first() else { return };
+    let what = format!("{} in the status of node {node}", keys.join(", "));
+    removal.leave(
+        &what,
+        format!(
+            "the kubelet still reports it; once it is 0, remove it with `{}`",
+            by_hand(node, key)
+        ),
+    );
+}
+
+/// Notes which keys stay when the removal does not wait for them.
+pub fn note_resources(removal: &mut Removal, resources: &ServedResources) {
+    let names: BTreeSet<&str> = resources
+        .values()
+        .flat_map(ResourceUses::keys)
+        .map(String::as_str)
+        .collect();
+    let Some(name) = names.first() else { return };
+    let by_hand = by_hand("NODE", name);
+    let (names, nodes) = (
+        names.iter().copied().collect::<Vec<_>>().join(", "),
+        resources.keys().cloned(),
+    );
+    removal.notes.push(format!(
+        "kubelets keep {names} at 0 in the status of {}; --wait-resources would have waited to remove it. After 5 minutes, \
+         remove it with `{by_hand}`",
+        nodes.collect::<Vec<_>>().join(", "),
+    ));
+}
+
+async fn take_out(removal: &Removal, node: &str, key: &str) -> anyhow::Result<()> {
+    let nodes: Api<DynamicObject> = Api::all_with(removal.requests.client.clone(), &ApiResource::erase::<Node>(&()));
+    let patch = kube::api::Patch::<()>::Json(take_out_patch(key));
+    let params = PatchParams::default();
+    request("patch node status", nodes.patch_status(node, &params, &patch))
+        .await
+        .map(|_| ())
+}
+
+/// Returns a patch that removes a key if it is still 0.
+fn take_out_patch(key: &str) -> Patch {
     let of = |list: &str| PointerBuf::from_tokens(["status", list, key]);
     let test = |list: &str| {
         PatchOperation::Test(TestOperation {
@@ -159,7 +157,7 @@ fn removal(key: &str) -> Patch {
     ])
 }
 
-/// A command that takes a key out.
+/// Returns a command that removes a key.
 fn by_hand(node: &str, key: &str) -> String {
     let pointer = key.replace('~', "~0").replace('/', "~1");
     let patch =
@@ -170,7 +168,7 @@ fn by_hand(node: &str, key: &str) -> String {
     )
 }
 
-/// Of what is awaited no longer though it is there: what somebody else serves, and what a kubelet puts back again and again.
+/// Splits the keys that are present but no longer awaited: those of another plugin, and those that a kubelet keeps restoring.
 fn given_up<'a>(
     retirement: &StaleResources,
     seen: &'a BTreeMap<String, ResourcePresence>,
@@ -213,8 +211,8 @@ mod tests {
     fn taking_out_holds_for_0_alone() {
         let status = |count: &str| json!({"status": {"capacity": {"a.b/c": count, "cpu": "1"}, "allocatable": {"a.b/c": count}}});
         let mut dead = status("0");
-        json_patch::patch(&mut dead, &removal("a.b/c")).expect("a patch that fits");
+        json_patch::patch(&mut dead, &take_out_patch("a.b/c")).expect("a patch that fits");
         assert_eq!(dead, json!({"status": {"capacity": {"cpu": "1"}, "allocatable": {}}}));
-        assert!(json_patch::patch(&mut status("1"), &removal("a.b/c")).is_err());
+        assert!(json_patch::patch(&mut status("1"), &take_out_patch("a.b/c")).is_err());
     }
 }

@@ -1,12 +1,15 @@
-//! What is there to be removed, as far as it can be seen.
+//! The survey before a removal: everything of gpunode in the cluster.
 
 use super::{
-    Installed, Removal, installed,
-    objects::why_it_is_kept,
-    progress::Left,
+    agents::daemonsets,
+    foreign::foreign_objects,
+    installed::{self, InstalledObject},
+    leftover::Leftover,
+    namespace::why_it_is_kept,
+    removal::Removal,
     requests::request,
-    resources::Resources,
-    undo::{Undo, undo},
+    resources::ServedResources,
+    undo::{NodeUndo, undo},
 };
 use crate::{
     cluster,
@@ -32,86 +35,84 @@ const OPERATOR: &str = "gpunode-operator";
 /// Everything of gpunode in a cluster.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Survey {
+pub struct RemovalSurvey {
     pub policies: Vec<String>,
-    /// What is to be undone on each node, in words.
+    /// Changes that restore each node, for people.
     pub nodes: BTreeMap<String, Vec<String>>,
-    /// Nodes that have to stay as they are, and why.
+    /// Nodes that must stay unchanged, and why.
     #[serde(rename = "stays")]
-    pub held: Vec<Left>,
-    /// The namespace, where it holds what is not gpunode's.
+    pub held: Vec<Leftover>,
+    /// The namespace, where it holds foreign objects.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub kept: Option<Left>,
-    /// DaemonSets, kinds, namespace and everything that was installed.
-    pub objects: Vec<Installed>,
-    /// Resources that agents have served, on nodes that are put back.
+    pub kept: Option<Leftover>,
+    /// DaemonSets, CRDs, namespace and every installed object.
+    pub objects: Vec<InstalledObject>,
+    /// Resources that agents served, on nodes that are restored.
     #[serde(skip)]
-    pub resources: Resources,
-    /// Containers whose MPS daemon ends.
+    pub resources: ServedResources,
+    /// Pods whose MPS daemon ends.
     #[serde(rename = "mpsClients")]
     pub clients: BTreeSet<String>,
 }
 
-impl Removal {
-    /// Looks at everything.
-    ///
-    /// # Errors
-    /// When the cluster cannot be read, or gpunode is installed in another namespace.
-    pub async fn survey(&self, installed: &[Installed]) -> anyhow::Result<Survey> {
-        self.check_namespace().await?;
-        let mut survey = Survey {
-            policies: self.names::<GpuNodePolicy>(None, "").await?,
-            ..Survey::default()
-        };
-        // Where the kind is gone, nobody knows any more what agents served but the records.
-        if self.look_at(&installed::definitions()[1]).await?.is_some() {
-            for gpu_node in cluster::list::<GpuNode>(&self.client).await?.objects {
-                survey.add_gpu_node(&gpu_node);
-            }
+/// Reads everything of gpunode in the cluster.
+///
+/// # Errors
+/// When the cluster cannot be read, or gpunode is installed in another namespace.
+pub async fn survey(removal: &Removal, installed: &[InstalledObject]) -> anyhow::Result<RemovalSurvey> {
+    check_namespace(removal).await?;
+    let mut survey = RemovalSurvey {
+        policies: removal.requests.names::<GpuNodePolicy>(None, "").await?,
+        ..RemovalSurvey::default()
+    };
+    // Without the CRD, only the records on the nodes tell what agents served.
+    if removal.requests.metadata(&installed::definitions()[1]).await?.is_some() {
+        for gpu_node in cluster::list::<GpuNode>(&removal.requests.client).await?.objects {
+            survey.add_gpu_node(&gpu_node);
         }
-        for node in cluster::list::<Node>(&self.client).await?.objects {
-            survey.add_node(&node)?;
-        }
-        let mut objects = self.daemonsets().await?;
-        objects.extend(installed.iter().cloned().chain(installed::definitions()));
-        for object in objects {
-            if self.look_at(&object).await?.is_some() {
-                survey.objects.push(object);
-            }
-        }
-        let namespace = Installed::cluster_scoped::<Namespace>(&self.namespace);
-        if self.look_at(&namespace).await?.is_some() {
-            match self.strangers(installed).await {
-                Ok(strangers) if strangers.is_empty() => survey.objects.push(namespace),
-                Ok(strangers) => {
-                    survey.kept = Some(Left {
-                        what: namespace.to_string(),
-                        why: why_it_is_kept(&strangers),
-                    });
-                }
-                // The removal says why it stays, if it does.
-                Err(_) => survey.objects.push(namespace),
-            }
-        }
-        Ok(survey)
     }
-
-    /// An operator that goes on in another namespace would write again what is taken back.
-    async fn check_namespace(&self) -> anyhow::Result<()> {
-        let bindings: Api<ClusterRoleBinding> = Api::all(self.client.clone());
-        let binding = request("read clusterrolebinding gpunode-operator", bindings.get(OPERATOR)).await?;
-        let subjects = binding.and_then(|binding| binding.subjects).unwrap_or_default();
-        let elsewhere = subjects
-            .into_iter()
-            .filter_map(|subject| subject.namespace)
-            .find(|it| *it != self.namespace);
-        elsewhere.map_or(Ok(()), |namespace| {
-            anyhow::bail!("uninstall: gpunode is installed in namespace {namespace}; nothing was changed. Name it with -n {namespace}")
-        })
+    for node in cluster::list::<Node>(&removal.requests.client).await?.objects {
+        survey.add_node(&node)?;
     }
+    let mut objects = daemonsets(removal).await?;
+    objects.extend(installed.iter().cloned().chain(installed::definitions()));
+    for object in objects {
+        if removal.requests.metadata(&object).await?.is_some() {
+            survey.objects.push(object);
+        }
+    }
+    let namespace = InstalledObject::cluster_scoped::<Namespace>(&removal.requests.namespace);
+    if removal.requests.metadata(&namespace).await?.is_some() {
+        match foreign_objects(removal, installed).await {
+            Ok(foreign) if foreign.is_empty() => survey.objects.push(namespace),
+            Ok(foreign) => {
+                survey.kept = Some(Leftover {
+                    what: namespace.to_string(),
+                    why: why_it_is_kept(&foreign),
+                });
+            }
+            // The removal itself says why the namespace stays, if it does.
+            Err(_) => survey.objects.push(namespace),
+        }
+    }
+    Ok(survey)
 }
 
-impl Survey {
+/// Refuses to run where an operator in another namespace would recreate what is removed.
+async fn check_namespace(removal: &Removal) -> anyhow::Result<()> {
+    let bindings: Api<ClusterRoleBinding> = Api::all(removal.requests.client.clone());
+    let binding = request("read clusterrolebinding gpunode-operator", bindings.get(OPERATOR)).await?;
+    let subjects = binding.and_then(|binding| binding.subjects).unwrap_or_default();
+    let elsewhere = subjects
+        .into_iter()
+        .filter_map(|subject| subject.namespace)
+        .find(|it| *it != removal.requests.namespace);
+    elsewhere.map_or(Ok(()), |namespace| {
+        anyhow::bail!("uninstall: gpunode is installed in namespace {namespace}; nothing was changed. Run this again with -n {namespace}")
+    })
+}
+
+impl RemovalSurvey {
     fn add_gpu_node(&mut self, gpu_node: &GpuNode) {
         let name = gpu_node.name_any();
         let Some(status) = &gpu_node.status else { return };
@@ -135,12 +136,12 @@ impl Survey {
         let record: serde_json::Value = record.unwrap_or_default();
         let recorded = record["resources"].as_object().into_iter().flatten();
         for (key, of) in recorded {
-            // The operator may have waited already, or even have tried.
+            // The record also says since when the operator waits, and its attempts.
             let of = serde_json::from_value(of.clone()).unwrap_or(ResourceUse::InUse);
             let served = self.resources.entry(name.clone()).or_default();
             served.entry(key.clone()).or_insert(of);
         }
-        // Nothing is awaited of a node that does not have it.
+        // Only resources that the node still has can become stale.
         let capacity = node.status.as_ref().and_then(|status| status.capacity.as_ref());
         let is_there = |key: &String| capacity.is_some_and(|capacity| capacity.contains_key(key));
         if let Some(keys) = self.resources.get_mut(&name) {
@@ -148,25 +149,25 @@ impl Survey {
         }
         self.resources.retain(|_, keys| !keys.is_empty());
         match undo(node, Timestamp::now())? {
-            Undo::Nothing => {}
-            Undo::Held(hold) => {
+            NodeUndo::Nothing => {}
+            NodeUndo::Held(hold) => {
                 self.resources.remove(&name);
-                self.held.push(Left {
+                self.held.push(Leftover {
                     what: format!("node {name}"),
                     why: hold.to_string(),
                 });
             }
-            Undo::Patch { words, .. } => drop(self.nodes.insert(name, words)),
+            NodeUndo::Patch { words, .. } => drop(self.nodes.insert(name, words)),
         }
         Ok(())
     }
 
-    /// Whether nothing of gpunode is left.
+    /// Returns true where nothing of gpunode is left.
     pub fn is_empty(&self) -> bool {
         self.policies.is_empty() && self.nodes.is_empty() && self.held.is_empty() && self.objects.is_empty()
     }
 
-    /// What a removal does, for people.
+    /// Describes for people what a removal does.
     pub fn text(&self) -> String {
         let mut text = String::new();
         let mut section = |name: &str, lines: Vec<String>| {
@@ -196,11 +197,11 @@ impl Survey {
             self.objects.iter().map(ToString::to_string).collect(),
         );
         section(
-            "stays",
+            "not removed",
             self.held.iter().chain(&self.kept).map(ToString::to_string).collect(),
         );
         section(
-            "MPS daemons end, and with them the work of their clients",
+            "pods that lose their MPS daemon",
             self.clients.iter().cloned().collect(),
         );
         text
@@ -212,7 +213,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn survey() -> Survey {
+    fn survey() -> RemovalSurvey {
         let gpu_node = json!({
             "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n1"}, "spec": {},
             "status": {
@@ -237,10 +238,10 @@ mod tests {
             "metadata": {"name": "n2", "resourceVersion": "1", "labels": {"gpunode.dev/ignore": ""}, "annotations": {"gpunode.dev/owned": kept}},
             "status": {"capacity": {"old.com/gpu": "0"}},
         });
-        let mut survey = Survey {
+        let mut survey = RemovalSurvey {
             policies: vec!["pool".to_owned()],
             objects: installed::definitions().to_vec(),
-            ..Survey::default()
+            ..RemovalSurvey::default()
         };
         survey.add_gpu_node(&serde_json::from_value(gpu_node).expect("a GpuNode"));
         survey
@@ -262,9 +263,9 @@ mod tests {
         2 objects
           CustomResourceDefinition gpunodepolicies.gpunode.dev
           CustomResourceDefinition gpunodes.gpunode.dev
-        stays
+        not removed
           node n2: the node is labelled gpunode.dev/ignore and left as it is
-        MPS daemons end, and with them the work of their clients
+        pods that lose their MPS daemon
           team/llm on node n1
         ");
     }
@@ -278,7 +279,7 @@ mod tests {
         let expected = expected.map(|(key, of)| (key.to_owned(), of)).into();
         assert_eq!(
             survey().resources,
-            Resources::from([("n1".to_owned(), expected)]),
+            ServedResources::from([("n1".to_owned(), expected)]),
             "a node that is held stays as it is"
         );
     }
@@ -286,7 +287,7 @@ mod tests {
     #[test]
     fn programs_are_told_the_same() {
         let mut survey = survey();
-        survey.kept = Some(Left {
+        survey.kept = Some(Leftover {
             what: "Namespace g".to_owned(),
             why: why_it_is_kept(&["Secret pull".to_owned()]),
         });
@@ -301,7 +302,7 @@ mod tests {
           why: the node is labelled gpunode.dev/ignore and left as it is
         kept:
           what: Namespace g
-          why: 'it is kept, since it holds what is not gpunode''s: Secret pull; delete it yourself if nobody needs that'
+          why: 'kept, because it holds objects that are not gpunode''s: Secret pull; delete it yourself if you do not need them'
         objects:
         - CustomResourceDefinition gpunodepolicies.gpunode.dev
         - CustomResourceDefinition gpunodes.gpunode.dev
@@ -312,7 +313,7 @@ mod tests {
 
     #[test]
     fn nothing_is_nothing() {
-        assert!(Survey::default().is_empty());
+        assert!(RemovalSurvey::default().is_empty());
         assert!(!survey().is_empty());
     }
 }

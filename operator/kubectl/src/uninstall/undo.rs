@@ -1,4 +1,4 @@
-//! What is to be undone on one node: the operator's own plan for a cluster without policies. Pure.
+//! The patch that restores one node: the operator's own plan for a cluster without policies. Pure.
 
 use anyhow::Context;
 use gpunode_crds::OWNED_ANNOTATION;
@@ -9,27 +9,27 @@ use k8s_openapi::api::core::v1::Node;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// What is to be done on one node.
+/// How to restore one node.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Undo {
-    /// Nothing of gpunode is there.
+pub enum NodeUndo {
+    /// The node has nothing of gpunode.
     Nothing,
-    /// This patch takes back everything.
+    /// This patch restores the node.
     Patch {
-        /// One patch, which begins with a test on resourceVersion.
+        /// Begins with a test on resourceVersion.
         patch: Patch,
-        /// What it does, for people.
+        /// The changes, for people.
         words: Vec<String>,
     },
-    /// It has to stay, for this reason.
+    /// The node must stay unchanged.
     Held(NodeHold),
 }
 
-/// Says what is to be undone on a node. The node's `GpuNode` plays no part: what it says goes with it.
+/// Computes how to restore a node. Its `GpuNode` does not matter, because it is deleted too.
 ///
 /// # Errors
 /// When the planner's own patch does not fit the node, which is a fault of this program.
-pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<Undo> {
+pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<NodeUndo> {
     let facts = NodeFacts::of(node);
     let plan = plan_node_with_permit(
         RolloutPermit::Simulated,
@@ -40,13 +40,17 @@ pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<Undo> {
     );
     if let Some(hold) = plan.hold {
         let is_clean = facts.owned.is_none();
-        return Ok(if is_clean { Undo::Nothing } else { Undo::Held(hold) });
+        return Ok(if is_clean {
+            NodeUndo::Nothing
+        } else {
+            NodeUndo::Held(hold)
+        });
     }
-    let wrong = || format!("undo what is on node {} in memory", facts.name);
+    let wrong = || format!("compute how to restore node {}", facts.name);
     let mut patch = plan.patch.unwrap_or_else(|| guard(&facts));
     let mut value = serde_json::to_value(node).with_context(wrong)?;
     json_patch::patch(&mut value, &patch).with_context(wrong)?;
-    // Nobody is left to read a record, whatever it still says.
+    // The record goes too: no operator is left to read it.
     if value["metadata"]["annotations"].get(OWNED_ANNOTATION).is_some() {
         let pointer = PointerBuf::from_tokens(["metadata", "annotations", OWNED_ANNOTATION]);
         let operation = PatchOperation::Remove(RemoveOperation { path: pointer });
@@ -54,7 +58,7 @@ pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<Undo> {
         patch.0.push(operation);
     }
     if patch.0.len() < 2 {
-        return Ok(Undo::Nothing);
+        return Ok(NodeUndo::Nothing);
     }
     let after = NodeFacts::of(&serde_json::from_value(value).with_context(wrong)?);
     let mut words = difference("label", &facts.labels.to_map(), &after.labels.to_map());
@@ -62,7 +66,7 @@ pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<Undo> {
     if words.is_empty() {
         words.push(format!("annotation {OWNED_ANNOTATION}"));
     }
-    Ok(Undo::Patch { patch, words })
+    Ok(NodeUndo::Patch { patch, words })
 }
 
 fn guard(facts: &NodeFacts) -> Patch {
@@ -83,7 +87,7 @@ fn difference(what: &str, before: &BTreeMap<String, String>, after: &BTreeMap<St
     let changed = before.iter().filter(|(key, value)| after.get(*key) != Some(value));
     let word = |(key, _): (&String, &String)| match after.get(key) {
         None => format!("{what} {key}"),
-        Some(old) => format!("{what} {key} back to \"{old}\""),
+        Some(old) => format!("{what} {key} restored to \"{old}\""),
     };
     changed.map(word).collect()
 }
@@ -106,7 +110,7 @@ mod tests {
             &json!({"a": "1", "changed": "2", "theirs": "3", "gpunode.dev/governed": "true", "gpunode.dev/mps": "true"}),
             &json!([{"key": "theirs", "effect": "NoSchedule"}, {"key": "t", "effect": "NoSchedule", "value": "v"}]),
         );
-        let Undo::Patch { patch, words } = undo(&node, Timestamp::UNIX_EPOCH).expect("a plan") else {
+        let NodeUndo::Patch { patch, words } = undo(&node, Timestamp::UNIX_EPOCH).expect("a plan") else {
             panic!()
         };
         assert_eq!(
@@ -127,7 +131,7 @@ mod tests {
             json!([{"key": "theirs", "effect": "NoSchedule"}])
         );
         let again = serde_json::from_value(value).expect("a node");
-        assert_eq!(undo(&again, Timestamp::UNIX_EPOCH).expect("a plan"), Undo::Nothing);
+        assert_eq!(undo(&again, Timestamp::UNIX_EPOCH).expect("a plan"), NodeUndo::Nothing);
     }
 
     #[test]
@@ -141,7 +145,7 @@ mod tests {
             let zero = json!({"nvidia.com/gpu": "0", "nvidia.com/gpu.shared": "0"});
             let status = json!({"capacity": zero, "allocatable": zero});
             node.status = Some(serde_json::from_value(status).expect("a status"));
-            let Undo::Patch { patch, words } = undo(&node, Timestamp::UNIX_EPOCH).expect("a plan") else {
+            let NodeUndo::Patch { patch, words } = undo(&node, Timestamp::UNIX_EPOCH).expect("a plan") else {
                 panic!()
             };
             assert_eq!(words, ["annotation gpunode.dev/owned"]);
@@ -149,7 +153,7 @@ mod tests {
             json_patch::patch(&mut value, &patch).expect("a patch that fits");
             assert_eq!(value["metadata"]["annotations"], json!({"x": "y"}), "{record}");
             let again = serde_json::from_value(value).expect("a node");
-            assert_eq!(undo(&again, Timestamp::UNIX_EPOCH).expect("a plan"), Undo::Nothing);
+            assert_eq!(undo(&again, Timestamp::UNIX_EPOCH).expect("a plan"), NodeUndo::Nothing);
         }
     }
 
@@ -172,8 +176,8 @@ mod tests {
         ] {
             let undone = undo(&node(annotations, &labels, &json!([])), Timestamp::UNIX_EPOCH).expect("a plan");
             match (undone, expected) {
-                (Undo::Held(hold), Some(expected)) => assert!(hold.to_string().contains(expected), "{hold}"),
-                (undone, expected) => assert_eq!((undone, expected), (Undo::Nothing, None)),
+                (NodeUndo::Held(hold), Some(expected)) => assert!(hold.to_string().contains(expected), "{hold}"),
+                (undone, expected) => assert_eq!((undone, expected), (NodeUndo::Nothing, None)),
             }
         }
     }

@@ -1,17 +1,19 @@
 //! What the API server wants of `apiVersion`, `kind` and `metadata`.
 
-use super::problem::Problem;
+use super::problem::FieldProblem;
 use serde_json::{Map, Value};
 
 /// Everything that is wrong with the metadata of a cluster scoped object that has to have a name.
 /// Source: `ValidateObjectMetaAccessor` in Kubernetes `apimachinery/pkg/api/validation`.
-pub fn check(object: &Value) -> Vec<Problem> {
+pub fn check(object: &Value) -> Vec<FieldProblem> {
     let mut problems = Vec::new();
     let metadata = object.get("metadata");
     match metadata.and_then(|metadata| metadata.get("name")) {
-        None | Some(Value::Null) => problems.push(Problem::new("metadata.name", "is required")),
-        Some(Value::String(name)) if name.is_empty() => problems.push(Problem::new("metadata.name", "is required")),
-        Some(Value::String(name)) if !is_dns_subdomain(name) => problems.push(Problem::new(
+        None | Some(Value::Null) => problems.push(FieldProblem::new("metadata.name", "is required")),
+        Some(Value::String(name)) if name.is_empty() => {
+            problems.push(FieldProblem::new("metadata.name", "is required"));
+        }
+        Some(Value::String(name)) if !is_dns_subdomain(name) => problems.push(FieldProblem::new(
             "metadata.name",
             format!("{name:?} must be lower case letters, digits, `-` and `.`, with a letter or digit at both ends"),
         )),
@@ -23,7 +25,7 @@ pub fn check(object: &Value) -> Vec<Problem> {
             .and_then(Value::as_object)
     };
     if let Some(key) = first_bad_key(map("labels"), is_qualified_name) {
-        problems.push(Problem::new("metadata.labels", format!("{key:?} is no label key")));
+        problems.push(FieldProblem::new("metadata.labels", format!("{key:?} is no label key")));
     }
     let values = map("labels")
         .into_iter()
@@ -31,14 +33,14 @@ pub fn check(object: &Value) -> Vec<Problem> {
         .filter_map(|(key, value)| Some((key, value.as_str()?)));
     for (key, value) in values {
         if !value.is_empty() && !is_name_part(value) {
-            problems.push(Problem::new(
+            problems.push(FieldProblem::new(
                 "metadata.labels",
                 format!("{value:?} of {key} is no label value"),
             ));
         }
     }
     if let Some(key) = first_bad_key(map("annotations"), |key| is_qualified_name(&key.to_lowercase())) {
-        problems.push(Problem::new(
+        problems.push(FieldProblem::new(
             "metadata.annotations",
             format!("{key:?} is no annotation key"),
         ));

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// One thing that is wrong with a document, where the API server would say it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Problem {
+pub struct FieldProblem {
     /// Path of the field as in the API server's Status causes, such as `spec.taints[0].key`; empty for the object itself.
     pub path: String,
     /// Line of the field in the file, counted from 1.
@@ -14,7 +14,7 @@ pub struct Problem {
     pub message: String,
 }
 
-impl Problem {
+impl FieldProblem {
     /// A problem of the field at `path`, on a line that is looked up later.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
         Self {

@@ -1,6 +1,6 @@
 //! How verdicts are printed.
 
-use super::problem::Problem;
+use super::problem::FieldProblem;
 use crate::{
     cli::OutputFormat,
     output::{self, style},
@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, fmt::Write as _, io};
 /// What is thought of one document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Verdict {
+pub enum ValidationResult {
     /// The API server and gpunode accept it.
     Valid,
     /// One of them refuses it.
@@ -24,7 +24,7 @@ pub enum Verdict {
 /// The verdict on one document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct DocumentReport {
     /// The file's path as given.
     pub file: String,
     /// Line on which the document starts, counted from 1.
@@ -37,9 +37,9 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// What is thought of it.
-    pub verdict: Verdict,
+    pub verdict: ValidationResult,
     /// What is wrong with it, in the order of the file.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<FieldProblem>,
     /// Its problems kept some rules from being checked, as they keep the API server: there may be more.
     pub rules_unchecked: bool,
     /// The object as it would be stored; null where there is none.
@@ -47,16 +47,16 @@ pub struct Report {
     pub object: Value,
 }
 
-impl Report {
+impl DocumentReport {
     /// A report on a file of which no object could be read.
-    pub fn of_file(file: &str, problem: Problem) -> Self {
+    pub fn of_file(file: &str, problem: FieldProblem) -> Self {
         let (file, line) = (file.to_owned(), problem.line);
         Self {
             file,
             line,
             kind: None,
             name: None,
-            verdict: Verdict::Invalid,
+            verdict: ValidationResult::Invalid,
             problems: vec![problem],
             rules_unchecked: false,
             object: Value::Null,
@@ -65,21 +65,21 @@ impl Report {
 }
 
 #[derive(Serialize)]
-struct Reports<'a> {
+struct ValidationOutput<'a> {
     valid: bool,
-    documents: &'a [Report],
+    documents: &'a [DocumentReport],
 }
 
 /// Prints every report.
 ///
 /// # Errors
 /// When standard output cannot be written.
-pub fn print(reports: &[Report], format: OutputFormat) -> io::Result<()> {
+pub fn print(reports: &[DocumentReport], format: OutputFormat) -> io::Result<()> {
     let has = |verdict| reports.iter().any(|report| report.verdict == verdict);
-    let valid = has(Verdict::Valid) && !has(Verdict::Invalid);
+    let valid = has(ValidationResult::Valid) && !has(ValidationResult::Invalid);
     output::print(
         format,
-        &Reports {
+        &ValidationOutput {
             valid,
             documents: reports,
         },
@@ -88,7 +88,7 @@ pub fn print(reports: &[Report], format: OutputFormat) -> io::Result<()> {
 }
 
 /// One line per problem, then a summary.
-pub fn text(reports: &[Report]) -> String {
+pub fn text(reports: &[DocumentReport]) -> String {
     let mut text = String::new();
     for report in reports {
         let name = report.name.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
@@ -111,7 +111,7 @@ pub fn text(reports: &[Report]) -> String {
         }
     }
     let count = |verdict| reports.iter().filter(|report| report.verdict == verdict).count();
-    let (valid, invalid) = (count(Verdict::Valid), count(Verdict::Invalid));
+    let (valid, invalid) = (count(ValidationResult::Valid), count(ValidationResult::Invalid));
     let problems: usize = reports.iter().map(|report| report.problems.len()).sum();
     let paint = if invalid > 0 { style::BAD } else { style::GOOD };
     let _ = match (valid, invalid) {
@@ -123,7 +123,10 @@ pub fn text(reports: &[Report]) -> String {
         }
     };
     let mut skipped = BTreeMap::<&str, usize>::new();
-    for report in reports.iter().filter(|report| report.verdict == Verdict::Skipped) {
+    for report in reports
+        .iter()
+        .filter(|report| report.verdict == ValidationResult::Skipped)
+    {
         *skipped.entry(report.kind.as_deref().unwrap_or("?")).or_default() += 1;
     }
     if !skipped.is_empty() {

@@ -8,7 +8,7 @@
 mod fields;
 mod shape;
 
-use super::problem::Problem;
+use super::problem::FieldProblem;
 use fields::{drop_nulls, prune, unknown_fields};
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -17,24 +17,24 @@ use k8s_openapi::{
 use kube::core::cel::Validator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
-use shape::Checked;
+use shape::ShapeCheck;
 
 /// The schema of one kind, with `metadata` as every kind has it.
 #[derive(Debug)]
-pub struct Schema(Value);
+pub struct KindSchema(Value);
 
 /// What the schema says about an object.
 #[derive(Debug, Default)]
-pub struct Findings {
+pub struct SchemaFindings {
     /// Everything that is wrong.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<FieldProblem>,
     /// The problems kept the rules from being checked.
     pub rules_unchecked: bool,
     /// The object as it would be stored.
     pub object: Value,
 }
 
-impl Schema {
+impl KindSchema {
     /// The schema of the version of `crd` that is stored; nothing where the CRD has none.
     pub fn of(crd: &CustomResourceDefinition) -> Option<Self> {
         let version = crd.spec.versions.iter().find(|version| version.storage)?;
@@ -51,7 +51,7 @@ impl Schema {
 
     /// Everything that the API server would say about `object` at a create with strict field validation, but for its
     /// metadata's values.
-    pub fn check(&self, mut object: Value) -> Findings {
+    pub fn check(&self, mut object: Value) -> SchemaFindings {
         let mut problems = Vec::new();
         unknown_fields(&self.0, &object, "", &mut problems);
         prune(&self.0, &mut object);
@@ -60,13 +60,13 @@ impl Schema {
             fields.remove("status");
             fields.entry("metadata").or_insert_with(|| json!({}));
         }
-        let mut checked = Checked::default();
+        let mut checked = ShapeCheck::default();
         checked.value(&self.0, &object, "");
         if !checked.wrong_shape {
             checked.problems.extend(self.broken_rules(&object, None));
         }
         problems.extend(checked.problems);
-        Findings {
+        SchemaFindings {
             problems,
             rules_unchecked: checked.wrong_shape,
             object,
@@ -74,9 +74,9 @@ impl Schema {
     }
 }
 
-impl Schema {
+impl KindSchema {
     /// The CEL rules that `object` breaks; those about a change only with the object as it was.
-    pub fn broken_rules(&self, object: &Value, old: Option<&Value>) -> Vec<Problem> {
+    pub fn broken_rules(&self, object: &Value, old: Option<&Value>) -> Vec<FieldProblem> {
         // `has` is false for nulls, and no rule tells them from fields that are left out.
         let without_nulls = |object: &Value| {
             let mut object = object.clone();
@@ -88,7 +88,7 @@ impl Schema {
             .err();
         let failed = failed.into_iter().flatten();
         failed
-            .map(|error| Problem::new(error.field_path, error.message))
+            .map(|error| FieldProblem::new(error.field_path, error.message))
             .collect()
     }
 }

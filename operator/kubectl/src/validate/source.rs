@@ -9,7 +9,7 @@ use std::{
 
 /// A file that was read.
 #[derive(Clone, Debug)]
-pub struct Text {
+pub struct SourceText {
     /// Its path as given, or `-`.
     pub name: String,
     /// Its contents.
@@ -38,21 +38,21 @@ pub enum SourceError {
 ///
 /// # Errors
 /// When something cannot be read, or a folder holds no manifest.
-pub fn read(path: &Path) -> Result<Vec<Text>, SourceError> {
+pub fn read(path: &Path) -> Result<Vec<SourceText>, SourceError> {
     let name = path.display().to_string();
     let failed = |source| SourceError::Read {
         name: name.clone(),
         source,
     };
     if name == "-" {
-        return Ok(vec![Text {
+        return Ok(vec![SourceText {
             contents: bounded(io::stdin()).map_err(failed)?,
             name,
         }]);
     }
     if !path.is_dir() {
         let file = fs::File::open(path).map_err(failed)?;
-        return Ok(vec![Text {
+        return Ok(vec![SourceText {
             contents: bounded(file).map_err(failed)?,
             name,
         }]);
@@ -78,7 +78,7 @@ pub fn read(path: &Path) -> Result<Vec<Text>, SourceError> {
                 name: name.clone(),
                 source,
             })?;
-            Ok(Text { name, contents })
+            Ok(SourceText { name, contents })
         })
         .collect()
 }

@@ -2,10 +2,10 @@
 
 use super::{
     metadata,
-    problem::{Problem, child, parent},
-    report::{Report, Verdict},
-    schema::Schema,
-    source::Text,
+    problem::{FieldProblem, child, parent},
+    report::{DocumentReport, ValidationResult},
+    schema::KindSchema,
+    source::SourceText,
     yaml,
 };
 use anyhow::Context;
@@ -19,25 +19,25 @@ const CONFIGURATION: &str = "spec.devicePlugin";
 
 /// The kinds that gpunode has, with their generated schemas.
 #[derive(Debug)]
-pub struct Kinds(Vec<Kind>);
+pub struct KnownKinds(Vec<KnownKind>);
 
 #[derive(Debug)]
-struct Kind {
+struct KnownKind {
     api_version: String,
     name: String,
-    schema: Schema,
+    schema: KindSchema,
 }
 
-impl Kinds {
+impl KnownKinds {
     /// The kinds of this version.
     ///
     /// # Errors
     /// When a generated CRD holds no schema, which is a fault of this program.
     pub fn new() -> anyhow::Result<Self> {
-        let kind = |crd: CustomResourceDefinition, api_version: String| -> anyhow::Result<Kind> {
+        let kind = |crd: CustomResourceDefinition, api_version: String| -> anyhow::Result<KnownKind> {
             let name = crd.spec.names.kind.clone();
-            let schema = Schema::of(&crd).with_context(|| format!("read the generated schema of {name}"))?;
-            Ok(Kind {
+            let schema = KindSchema::of(&crd).with_context(|| format!("read the generated schema of {name}"))?;
+            Ok(KnownKind {
                 api_version,
                 name,
                 schema,
@@ -50,23 +50,23 @@ impl Kinds {
     }
 
     /// A report on each document of a file.
-    pub fn validate(&self, text: &Text) -> Vec<Report> {
+    pub fn validate(&self, text: &SourceText) -> Vec<DocumentReport> {
         let (documents, unreadable) = yaml::read(&text.contents);
         let mut reports = Vec::new();
         if documents.is_empty() && unreadable.is_none() {
-            reports.push(Report::of_file(
+            reports.push(DocumentReport::of_file(
                 &text.name,
-                Problem::new("", "there is no object in it"),
+                FieldProblem::new("", "there is no object in it"),
             ));
         }
         for document in &documents {
             reports.extend(self.document(&text.name, document));
         }
-        reports.extend(unreadable.map(|problem| Report::of_file(&text.name, problem)));
+        reports.extend(unreadable.map(|problem| DocumentReport::of_file(&text.name, problem)));
         reports
     }
 
-    fn document(&self, file: &str, document: &yaml::Document) -> Vec<Report> {
+    fn document(&self, file: &str, document: &yaml::YamlDocument) -> Vec<DocumentReport> {
         let is_list = document.value.get("kind").is_some_and(|kind| kind == "List");
         let Some(items) = document
             .value
@@ -81,7 +81,7 @@ impl Kinds {
             let place = format!("items[{index}]");
             let own = document.duplicates.iter().filter_map(|problem| {
                 let path = problem.path.strip_prefix(&place)?.strip_prefix('.')?;
-                Some(Problem {
+                Some(FieldProblem {
                     path: path.to_owned(),
                     ..problem.clone()
                 })
@@ -94,7 +94,7 @@ impl Kinds {
     }
 
     /// The rules about changes that an object breaks, which takes the place of `old`.
-    pub fn validate_change(&self, object: &Value, old: &Value) -> Vec<Problem> {
+    pub fn validate_change(&self, object: &Value, old: &Value) -> Vec<FieldProblem> {
         let kind = self
             .0
             .iter()
@@ -104,10 +104,10 @@ impl Kinds {
     }
 
     /// What is wrong with an object; nothing where it is of a kind that gpunode does not know.
-    fn object(&self, object: &Value, duplicates: Vec<Problem>) -> Option<Finding> {
+    fn object(&self, object: &Value, duplicates: Vec<FieldProblem>) -> Option<ObjectFindings> {
         let refuse = |field: &str, message: String| {
-            let problems = vec![Problem::new(field, message)];
-            Some(Finding {
+            let problems = vec![FieldProblem::new(field, message)];
+            Some(ObjectFindings {
                 problems,
                 rules_unchecked: false,
                 object: Value::Null,
@@ -153,7 +153,7 @@ impl Kinds {
                 Err(problem) => problems.push(problem),
             }
         }
-        Some(Finding {
+        Some(ObjectFindings {
             problems,
             rules_unchecked,
             object: findings.object,
@@ -161,8 +161,8 @@ impl Kinds {
     }
 }
 
-struct Finding {
-    problems: Vec<Problem>,
+struct ObjectFindings {
+    problems: Vec<FieldProblem>,
     rules_unchecked: bool,
     object: Value,
 }
@@ -171,9 +171,9 @@ struct Finding {
 ///
 /// # Errors
 /// Why gpunode's own type cannot read the object.
-fn own_rules(object: &Value) -> Result<Vec<Problem>, Problem> {
+fn own_rules(object: &Value) -> Result<Vec<FieldProblem>, FieldProblem> {
     let policy = serde_path_to_error::deserialize::<_, GpuNodePolicy>(object)
-        .map_err(|error| Problem::new(error.path().to_string(), error.inner().to_string()))?;
+        .map_err(|error| FieldProblem::new(error.path().to_string(), error.inner().to_string()))?;
     let problems = policy
         .spec
         .device_plugin
@@ -182,33 +182,38 @@ fn own_rules(object: &Value) -> Result<Vec<Problem>, Problem> {
     let path = |path: &str| child(CONFIGURATION, path);
     Ok(problems
         .into_iter()
-        .map(|problem| Problem::new(path(&problem.path), problem.message))
+        .map(|problem| FieldProblem::new(path(&problem.path), problem.message))
         .collect())
 }
 
 /// Adds what a later layer says, unless an earlier one said it of the same field or of the list entry that it is in.
-fn add(problems: &mut Vec<Problem>, later: Vec<Problem>) {
+fn add(problems: &mut Vec<FieldProblem>, later: Vec<FieldProblem>) {
     for problem in later {
         let around = Some(parent(&problem.path)).filter(|path| path.ends_with(']'));
-        let known = |earlier: &Problem| earlier.path == problem.path || Some(earlier.path.as_str()) == around;
+        let known = |earlier: &FieldProblem| earlier.path == problem.path || Some(earlier.path.as_str()) == around;
         if !problems.iter().any(known) {
             problems.push(problem);
         }
     }
 }
 
-fn report(file: &str, object: &Value, finding: Option<Finding>, line_of: impl Fn(&str) -> usize) -> Report {
+fn report(
+    file: &str,
+    object: &Value,
+    finding: Option<ObjectFindings>,
+    line_of: impl Fn(&str) -> usize,
+) -> DocumentReport {
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
     let (file, line, kind) = (file.to_owned(), Some(line_of("")), text("/kind"));
     let name = text("/metadata/name").or_else(|| text("/metadata/generateName"));
-    let Some(Finding {
+    let Some(ObjectFindings {
         mut problems,
         rules_unchecked,
         object,
     }) = finding
     else {
-        let (verdict, problems, object) = (Verdict::Skipped, Vec::new(), Value::Null);
-        return Report {
+        let (verdict, problems, object) = (ValidationResult::Skipped, Vec::new(), Value::Null);
+        return DocumentReport {
             file,
             line,
             kind,
@@ -224,11 +229,11 @@ fn report(file: &str, object: &Value, finding: Option<Finding>, line_of: impl Fn
     }
     problems.sort_by_key(|problem| problem.line);
     let verdict = if problems.is_empty() {
-        Verdict::Valid
+        ValidationResult::Valid
     } else {
-        Verdict::Invalid
+        ValidationResult::Invalid
     };
-    Report {
+    DocumentReport {
         file,
         line,
         kind,
@@ -241,28 +246,28 @@ fn report(file: &str, object: &Value, finding: Option<Finding>, line_of: impl Fn
 }
 
 /// A report on an agent configuration, as `gpunode-agent run --config FILE` would read it.
-pub fn validate_agent_config(text: &Text) -> Report {
+pub fn validate_agent_config(text: &SourceText) -> DocumentReport {
     let problems = gpunode_config::load(&text.contents)
         .err()
         .map(|error| error.problems())
         .unwrap_or_default();
     let documents = yaml::read(&text.contents).0;
     let line = |path: &str| documents.first().map(|document| document.line_of(path));
-    let problems: Vec<Problem> = problems
+    let problems: Vec<FieldProblem> = problems
         .into_iter()
-        .map(|problem| Problem {
+        .map(|problem| FieldProblem {
             line: line(&problem.path),
             path: problem.path,
             message: problem.message,
         })
         .collect();
     let verdict = if problems.is_empty() {
-        Verdict::Valid
+        ValidationResult::Valid
     } else {
-        Verdict::Invalid
+        ValidationResult::Invalid
     };
     let (file, kind) = (text.name.clone(), Some("AgentConfig".to_owned()));
-    Report {
+    DocumentReport {
         file,
         line: None,
         kind,

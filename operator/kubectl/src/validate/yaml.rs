@@ -4,7 +4,7 @@
 //! the text, the depth (by the parser) and what aliases may expand to.
 
 use super::{
-    problem::{Problem, child, parent},
+    problem::{FieldProblem, child, parent},
     scalar,
 };
 use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
@@ -19,17 +19,17 @@ const MAX_VALUES: usize = 200_000;
 
 /// One document of a file.
 #[derive(Debug, Default)]
-pub struct Document {
+pub struct YamlDocument {
     /// The document as JSON.
     pub value: Value,
     /// Line on which the document starts, counted from 1.
     pub line: usize,
     /// Keys that are given twice.
-    pub duplicates: Vec<Problem>,
+    pub duplicates: Vec<FieldProblem>,
     lines: HashMap<String, usize>,
 }
 
-impl Document {
+impl YamlDocument {
     /// The line of the field at `path`, or of the nearest field around it.
     pub fn line_of(&self, path: &str) -> usize {
         let mut path = path;
@@ -44,13 +44,13 @@ impl Document {
 }
 
 /// The documents of `text`. Where it stops being YAML, those before that point and why.
-pub fn read(text: &str) -> (Vec<Document>, Option<Problem>) {
+pub fn read(text: &str) -> (Vec<YamlDocument>, Option<FieldProblem>) {
     let mut documents = Vec::new();
     if text.len() > MAX_BYTES {
         let message = format!("{} bytes are more than the API server takes, {MAX_BYTES}", text.len());
-        return (documents, Some(Problem::new("", message)));
+        return (documents, Some(FieldProblem::new("", message)));
     }
-    let mut reader = Reader {
+    let mut reader = YamlReader {
         events: Parser::new_from_str(text),
         anchors: HashMap::new(),
         left: MAX_VALUES,
@@ -60,30 +60,30 @@ pub fn read(text: &str) -> (Vec<Document>, Option<Problem>) {
     (documents, problem)
 }
 
-struct Reader<'a> {
+struct YamlReader<'a> {
     events: Parser<'a, StrInput<'a>>,
     anchors: HashMap<usize, Value>,
     left: usize,
-    document: Option<Document>,
+    document: Option<YamlDocument>,
 }
 
-type Read<T> = Result<T, Problem>;
+type YamlResult<T> = Result<T, FieldProblem>;
 
-impl<'a> Reader<'a> {
-    fn documents(&mut self, documents: &mut Vec<Document>) -> Read<()> {
+impl<'a> YamlReader<'a> {
+    fn documents(&mut self, documents: &mut Vec<YamlDocument>) -> YamlResult<()> {
         while let Some((event, span)) = self.next()? {
             if !matches!(event, Event::DocumentStart(..)) {
                 continue;
             }
             self.anchors.clear();
-            self.document = Some(Document {
+            self.document = Some(YamlDocument {
                 line: span.end.line(),
-                ..Document::default()
+                ..YamlDocument::default()
             });
             let Some((event, span)) = self.next()? else { break };
             let (value, line) = (self.value(event, span, "")?, span.start.line());
             if let Some(document) = self.document.take().filter(|_| !value.is_null()) {
-                documents.push(Document {
+                documents.push(YamlDocument {
                     value,
                     line,
                     ..document
@@ -93,7 +93,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn next(&mut self) -> Read<Option<(Event<'a>, Span)>> {
+    fn next(&mut self) -> YamlResult<Option<(Event<'a>, Span)>> {
         for event in self.events.by_ref() {
             let (event, span) = event.map_err(|error| unreadable(&error))?;
             if !matches!(event, Event::Comment(..)) {
@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
         Ok(None)
     }
 
-    fn value(&mut self, event: Event<'a>, span: Span, path: &str) -> Read<Value> {
+    fn value(&mut self, event: Event<'a>, span: Span, path: &str) -> YamlResult<Value> {
         let line = span.start.line();
         self.take(1, line)?;
         let (value, anchor) = match event {
@@ -114,7 +114,7 @@ impl<'a> Reader<'a> {
                 } else {
                     Some(Value::String(text.to_string()))
                 };
-                let unknown = || Problem::new(path, format!("{text} is no number in JSON")).on_line(line);
+                let unknown = || FieldProblem::new(path, format!("{text} is no number in JSON")).on_line(line);
                 (value.ok_or_else(unknown)?, anchor)
             }
             Event::SequenceStart(_, anchor, _) => (self.sequence(path)?, anchor),
@@ -124,7 +124,7 @@ impl<'a> Reader<'a> {
                 self.take(count(&value), line)?;
                 (value, 0)
             }
-            _ => return Err(Problem::new(path, "no value where one is expected").on_line(line)),
+            _ => return Err(FieldProblem::new(path, "no value where one is expected").on_line(line)),
         };
         if anchor != 0 {
             self.anchors.insert(anchor, value.clone());
@@ -132,7 +132,7 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    fn sequence(&mut self, path: &str) -> Read<Value> {
+    fn sequence(&mut self, path: &str) -> YamlResult<Value> {
         let mut items = Vec::new();
         while let Some((event, span)) = self.next()? {
             if matches!(event, Event::SequenceEnd) {
@@ -145,7 +145,7 @@ impl<'a> Reader<'a> {
         Ok(Value::Array(items))
     }
 
-    fn mapping(&mut self, path: &str) -> Read<Value> {
+    fn mapping(&mut self, path: &str) -> YamlResult<Value> {
         let mut map = Map::new();
         let mut merged = Vec::new();
         while let Some((event, span)) = self.next()? {
@@ -156,7 +156,11 @@ impl<'a> Reader<'a> {
             let key = match self.value(event, span, path)? {
                 Value::String(key) => key,
                 key @ (Value::Bool(_) | Value::Number(_)) => key.to_string(),
-                _ => return Err(Problem::new(path, "a key is neither text nor a number").on_line(span.start.line())),
+                _ => {
+                    return Err(
+                        FieldProblem::new(path, "a key is neither text nor a number").on_line(span.start.line())
+                    );
+                }
             };
             let field = child(path, &key);
             let first = self
@@ -171,7 +175,7 @@ impl<'a> Reader<'a> {
                 let message = format!("is given twice, first on line {first}; remove one of them");
                 document
                     .duplicates
-                    .push(Problem::new(field, message).on_line(span.start.line()));
+                    .push(FieldProblem::new(field, message).on_line(span.start.line()));
             }
             match value {
                 Value::Array(maps) if merge => merged.extend(maps),
@@ -193,17 +197,16 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn take(&mut self, values: usize, line: usize) -> Read<()> {
-        self.left = self
-            .left
-            .checked_sub(values)
-            .ok_or_else(|| Problem::new("", format!("more than {MAX_VALUES} values; split the file")).on_line(line))?;
+    fn take(&mut self, values: usize, line: usize) -> YamlResult<()> {
+        self.left = self.left.checked_sub(values).ok_or_else(|| {
+            FieldProblem::new("", format!("more than {MAX_VALUES} values; split the file")).on_line(line)
+        })?;
         Ok(())
     }
 }
 
-fn unreadable(error: &ScanError) -> Problem {
-    Problem::new("", format!("is not YAML: {}", error.info())).on_line(error.marker().line())
+fn unreadable(error: &ScanError) -> FieldProblem {
+    FieldProblem::new("", format!("is not YAML: {}", error.info())).on_line(error.marker().line())
 }
 
 fn into_object(value: Value) -> Option<Map<String, Value>> {
@@ -262,7 +265,7 @@ mod tests {
         let (documents, _) = read("spec:\n  mode: Enforce\n  mode: Preview\n");
         assert_eq!(
             documents[0].duplicates,
-            [Problem::new("spec.mode", "is given twice, first on line 2; remove one of them").on_line(3)]
+            [FieldProblem::new("spec.mode", "is given twice, first on line 2; remove one of them").on_line(3)]
         );
     }
 

@@ -17,20 +17,20 @@ fn node(name: &str, labels: &serde_json::Value) -> Node {
         .expect("a node")
 }
 
-fn plan(cluster: &Snapshot, wanted: &[GpuNodePolicy]) -> Plan {
+fn plan(cluster: &ClusterSnapshot, wanted: &[GpuNodePolicy]) -> ClusterPlan {
     let wanted = wanted
         .iter()
         .map(|policy| (policy.name_any(), policy.clone()))
         .collect();
-    Plan::of(cluster, &wanted, &BTreeSet::new(), Timestamp::UNIX_EPOCH).expect("a plan")
+    ClusterPlan::of(cluster, &wanted, &BTreeSet::new(), Timestamp::UNIX_EPOCH).expect("a plan")
 }
 
 /// A cluster once its policies are in force.
-fn carried_out(mut cluster: Snapshot) -> Snapshot {
+fn carried_out(mut cluster: ClusterSnapshot) -> ClusterSnapshot {
     let policies = cluster.policy_set(&cluster.policies);
     let mut gpu_nodes: BTreeMap<_, _> = cluster.gpu_nodes.drain(..).map(|of| (of.name_any(), of)).collect();
     for node in &mut cluster.nodes {
-        let world = World::of(node.clone(), gpu_nodes.remove(&node.name_any()), &policies);
+        let world = SimulatedNode::of(node.clone(), gpu_nodes.remove(&node.name_any()), &policies);
         let world = world.carried_out(&policies, Timestamp::UNIX_EPOCH).expect("a world");
         *node = world.node().clone();
         cluster.gpu_nodes.extend(world.gpu_node().cloned());
@@ -51,8 +51,8 @@ fn gpu_node(name: &str) -> GpuNode {
 }
 
 /// Two nodes of a pool, one of them with a foreign label, and two of others; a policy in force on the pool.
-pub fn sample() -> Plan {
-    let cluster = Snapshot {
+pub fn sample() -> ClusterPlan {
+    let cluster = ClusterSnapshot {
         policies: vec![policy(
             "pool",
             &json!({"nodeSelector": {"matchLabels": {"pool": "a"}}, "labels": {"team": "x", "old": "1"},
@@ -65,12 +65,12 @@ pub fn sample() -> Plan {
             node("n3", &json!({"pool": "b"})),
             node("n4", &json!({"pool": "d"})),
         ],
-        unreadable: vec![Unreadable {
+        unreadable: vec![UnreadableObject {
             kind: "GpuNode".to_owned(),
             name: "n3".to_owned(),
             message: "its status cannot be read: bad time".to_owned(),
         }],
-        ..Snapshot::default()
+        ..ClusterSnapshot::default()
     };
     let wanted = policy(
         "pool",
@@ -98,22 +98,22 @@ fn applying_what_is_there_changes_nothing() {
         "same",
         &json!({"nodeSelector": {}, "labels": {"a": "b"}, "devicePlugin": {}}),
     );
-    let cluster = Snapshot {
+    let cluster = ClusterSnapshot {
         policies: vec![same.clone()],
         nodes: vec![node("n", &json!({}))],
-        ..Snapshot::default()
+        ..ClusterSnapshot::default()
     };
     let plan = plan(&cluster, &[same]);
     assert_eq!((plan.nodes.len(), plan.unchanged), (0, 1));
-    assert_eq!(plan.policies[0].action, Action::None);
+    assert_eq!(plan.policies[0].action, ChangeAction::None);
     assert_eq!(plan.policies[0].matched, 1);
 }
 
 #[test]
 fn a_new_policy_adds_and_a_foreign_value_stays() {
-    let cluster = Snapshot {
+    let cluster = ClusterSnapshot {
         nodes: vec![node("n", &json!({"a": "theirs"}))],
-        ..Snapshot::default()
+        ..ClusterSnapshot::default()
     };
     let plan = plan(
         &cluster,
@@ -125,9 +125,9 @@ fn a_new_policy_adds_and_a_foreign_value_stays() {
     let [node] = plan.nodes.as_slice() else {
         panic!("{plan:?}")
     };
-    let added = Change {
-        action: Action::Add,
-        what: What::Label,
+    let added = PlannedChange {
+        action: ChangeAction::Add,
+        what: ChangeSubject::Label,
         key: Some("c".into()),
         from: None,
         to: Some("d".into()),
@@ -145,17 +145,17 @@ fn what_a_deleted_policy_gave_goes_and_what_runs_on_it_notices() {
     let other = policy("other", &json!({"nodeSelector": {}, "labels": {"c": "d"}}));
     let nodes = vec![node("n", &json!({}))];
     let policies = vec![old, other];
-    let cluster = carried_out(Snapshot {
+    let cluster = carried_out(ClusterSnapshot {
         policies,
         nodes,
         gpu_nodes: vec![gpu_node("n")],
-        ..Snapshot::default()
+        ..ClusterSnapshot::default()
     });
     let deleted = BTreeSet::from(["old".to_owned()]);
-    let plan = Plan::of(&cluster, &BTreeMap::new(), &deleted, Timestamp::UNIX_EPOCH).expect("a plan");
+    let plan = ClusterPlan::of(&cluster, &BTreeMap::new(), &deleted, Timestamp::UNIX_EPOCH).expect("a plan");
     let [
-        PolicyChange {
-            action: Action::Remove,
+        PlannedPolicy {
+            action: ChangeAction::Remove,
             matched: 1,
             ..
         },
@@ -178,9 +178,9 @@ fn what_a_deleted_policy_gave_goes_and_what_runs_on_it_notices() {
 
 #[test]
 fn a_policy_in_mode_preview_is_planned_as_if_in_force() {
-    let cluster = Snapshot {
+    let cluster = ClusterSnapshot {
         nodes: vec![node("n", &json!({}))],
-        ..Snapshot::default()
+        ..ClusterSnapshot::default()
     };
     let preview = policy(
         "new",
@@ -194,9 +194,9 @@ fn a_policy_in_mode_preview_is_planned_as_if_in_force() {
 #[test]
 fn the_label_of_the_mps_daemons_comes_with_a_resource_that_needs_them() {
     let mps = json!({"resources": [{"name": "a.b/c", "sharing": {"strategy": "Mps", "replicas": 10}}]});
-    let cluster = Snapshot {
+    let cluster = ClusterSnapshot {
         nodes: vec![node("n", &json!({}))],
-        ..Snapshot::default()
+        ..ClusterSnapshot::default()
     };
     let plan = plan(
         &cluster,
@@ -221,19 +221,19 @@ fn an_operator_without_fact_labels_is_planned_without_them() {
         let mut node = node("n", &json!({"nvidia.com/gpu.count": "2"}));
         let record = r#"{"version":1,"labels":{"nvidia.com/gpu.count":"2"}}"#;
         node.metadata.annotations = Some([("gpunode.dev/owned".to_owned(), record.to_owned())].into());
-        let cluster = Snapshot {
+        let cluster = ClusterSnapshot {
             nodes: vec![node],
             gpu_nodes: vec![gpu_node("n")],
             operator: Some(operator),
-            ..Snapshot::default()
+            ..ClusterSnapshot::default()
         };
         let policies = cluster.policy_set([]);
-        let before = World::of(cluster.nodes[0].clone(), Some(cluster.gpu_nodes[0].clone()), &policies);
+        let before = SimulatedNode::of(cluster.nodes[0].clone(), Some(cluster.gpu_nodes[0].clone()), &policies);
         let before = before.carried_out(&policies, Timestamp::UNIX_EPOCH).expect("a plan");
         assert_eq!(plan(&cluster, std::slice::from_ref(&policy)).nodes[0].changes.len(), 1);
         !before
             .entries
-            .contains_key(&(What::Label, "nvidia.com/gpu.count".to_owned()))
+            .contains_key(&(ChangeSubject::Label, "nvidia.com/gpu.count".to_owned()))
     };
     let operator = |args: &[&str]| crate::snapshot::operator::tests::operator(&json!({"args": args}));
     assert!(removed(operator(&["--gpu-labels=false"])));
@@ -243,10 +243,10 @@ fn an_operator_without_fact_labels_is_planned_without_them() {
 #[test]
 fn policies_that_would_disagree_are_an_obstacle() {
     let there = policy("one", &json!({"nodeSelector": {}, "labels": {"a": "1"}}));
-    let cluster = Snapshot {
+    let cluster = ClusterSnapshot {
         policies: vec![there],
         nodes: vec![node("n", &json!({}))],
-        ..Snapshot::default()
+        ..ClusterSnapshot::default()
     };
     let plan = plan(
         &cluster,
@@ -266,10 +266,10 @@ fn a_node_that_would_stay_as_it_is_has_no_changes() {
         let sharing = json!({"strategy": "TimeSlicing", "replicas": replicas});
         json!({"nodeSelector": {}, "devicePlugin": {"resources": [{"name": "nvidia.com/gpu", "sharing": sharing}]}})
     };
-    let cluster = Snapshot {
+    let cluster = ClusterSnapshot {
         policies: vec![policy("one", &config(2))],
         nodes: vec![node("n", &json!({}))],
-        ..Snapshot::default()
+        ..ClusterSnapshot::default()
     };
     let plan = plan(&cluster, &[policy("two", &config(4))]);
     assert!(plan.nodes[0].changes.is_empty(), "{:?}", plan.nodes[0].changes);
@@ -290,15 +290,15 @@ fn shared(replicas: i32, mode: &str) -> GpuNodePolicy {
 }
 
 /// A node on which a policy is in force, in a cluster that has another one of the same name.
-fn overtaken(by: GpuNodePolicy, in_force: GpuNodePolicy) -> Snapshot {
+fn overtaken(by: GpuNodePolicy, in_force: GpuNodePolicy) -> ClusterSnapshot {
     let nodes = vec![node("n", &json!({}))];
-    let cluster = Snapshot {
+    let cluster = ClusterSnapshot {
         policies: vec![in_force],
         gpu_nodes: vec![gpu_node("n")],
         nodes,
-        ..Snapshot::default()
+        ..ClusterSnapshot::default()
     };
-    Snapshot {
+    ClusterSnapshot {
         policies: vec![by],
         ..carried_out(cluster)
     }
@@ -311,7 +311,7 @@ fn a_node_behind_a_stopped_rollout_changes_from_what_it_has() {
     let resource = to_eight.nodes[0]
         .changes
         .iter()
-        .find(|change| change.what == What::Resource)
+        .find(|change| change.what == ChangeSubject::Resource)
         .expect("a resource");
     assert_eq!(resource.from.as_deref(), Some("2 replicas per GPU (TimeSlicing)"));
     let back = plan(&cluster, &[shared(2, "Enforce")]);
@@ -335,9 +335,9 @@ fn a_policy_that_pauses_counts_the_nodes_that_it_governs() {
 
 #[test]
 fn what_will_be_there_only_for_a_while_is_a_note_and_no_change() {
-    let cluster = Snapshot {
+    let cluster = ClusterSnapshot {
         nodes: vec![node("n", &json!({}))],
-        ..Snapshot::default()
+        ..ClusterSnapshot::default()
     };
     let starting = policy(
         "new",
@@ -348,7 +348,7 @@ fn what_will_be_there_only_for_a_while_is_a_note_and_no_change() {
         panic!("{planned:?}")
     };
     assert!(
-        node.changes.iter().all(|change| change.what != What::Taint),
+        node.changes.iter().all(|change| change.what != ChangeSubject::Taint),
         "{:?}",
         node.changes
     );

@@ -45,14 +45,14 @@ fn divided(profiles: &[&str], known: bool) -> Value {
 /// What is said where `status` has the GPUs and `from` becomes `to`.
 fn said(status: &Value, from: &str, to: &str) -> String {
     let (before, after) = (gpu_node(from, status), gpu_node(to, status));
-    let Effect {
+    let DeviceForecast {
         offers,
         notes,
         waiting,
         obstacles,
     } = effect(Some(&before), Some(&after));
     let offers = offers.into_iter().map(
-        |Offer {
+        |ResourceForecast {
              resource,
              now,
              then,

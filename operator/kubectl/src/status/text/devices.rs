@@ -1,12 +1,12 @@
 //! Devices, who holds them and what they wait for, for people.
 
 use crate::{
-    output::{Cell, plain, style, table},
+    output::{TableCell, plain, style, table},
     status::{
-        devices::{DeviceState, State},
-        fleet::Fleet,
-        node::NodeState,
-        resources::Offer,
+        devices::{DeviceAvailability, DeviceSummary},
+        fleet::FleetSummary,
+        node::NodeSummary,
+        resources::ResourceSummary,
     },
 };
 use gpunode_crds::Holder;
@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 const MAX_PODS: usize = 3;
 
 /// Every device of the nodes, with who holds it.
-pub fn device_table(fleet: &Fleet) -> String {
+pub fn device_table(fleet: &FleetSummary) -> String {
     let rows: Vec<_> = fleet.nodes.iter().flat_map(device_rows).collect();
     if rows.is_empty() {
         return String::new();
@@ -26,22 +26,22 @@ pub fn device_table(fleet: &Fleet) -> String {
 }
 
 /// One row for each holder of each device, and one for a device that nobody holds.
-fn device_rows(node: &NodeState) -> Vec<[Cell; 8]> {
-    let row = |device: &DeviceState, holder: Option<&Holder>| {
-        let of = |text: fn(&Holder) -> String| Cell::from(holder.map(text).unwrap_or_default());
+fn device_rows(node: &NodeSummary) -> Vec<[TableCell; 8]> {
+    let row = |device: &DeviceSummary, holder: Option<&Holder>| {
+        let of = |text: fn(&Holder) -> String| TableCell::from(holder.map(text).unwrap_or_default());
         let resource = holder.map(|holder| &holder.resource).or(device.resource.as_ref());
         [
             node.name.as_str().into(),
             gpu(device),
             device.hardware.as_str().into(),
-            Cell::new(device.state.text(), paint(device.state)),
+            TableCell::new(device.state.text(), paint(device.state)),
             resource.map(String::as_str).unwrap_or_default().into(),
             held(device, holder).into(),
             of(|holder| format!("{}/{}", holder.namespace, holder.pod)),
             of(|holder| holder.container.clone()),
         ]
     };
-    let rows = |device: &DeviceState| -> Vec<[Cell; 8]> {
+    let rows = |device: &DeviceSummary| -> Vec<[TableCell; 8]> {
         let held = device.holders.iter().map(|holder| row(device, Some(holder)));
         held.chain(device.holders.is_empty().then(|| row(device, None)))
             .collect()
@@ -49,12 +49,12 @@ fn device_rows(node: &NodeState) -> Vec<[Cell; 8]> {
     node.devices.iter().flat_map(rows).collect()
 }
 
-fn gpu(device: &DeviceState) -> Cell {
+fn gpu(device: &DeviceSummary) -> TableCell {
     device.gpu.map(|gpu| gpu.to_string()).unwrap_or_default().into()
 }
 
 /// `3/10`: three of ten shares. What is held of a resource that does not have the device any more is of none.
-fn held(device: &DeviceState, holder: Option<&Holder>) -> String {
+fn held(device: &DeviceSummary, holder: Option<&Holder>) -> String {
     let is_of = |holder: &Holder| device.resource.as_ref() == Some(&holder.resource);
     match holder {
         Some(holder) if !is_of(holder) => holder.count.to_string(),
@@ -63,20 +63,23 @@ fn held(device: &DeviceState, holder: Option<&Holder>) -> String {
     }
 }
 
-fn paint(state: State) -> anstyle::Style {
+fn paint(state: DeviceAvailability) -> anstyle::Style {
     match state {
-        State::Gone | State::Missing | State::NoMpsDaemon | State::Unhealthy => style::BAD,
-        State::Waits | State::Withheld => style::WAITING,
-        State::Held | State::Free | State::NotOffered => style::PLAIN,
+        DeviceAvailability::Gone
+        | DeviceAvailability::Missing
+        | DeviceAvailability::NoMpsDaemon
+        | DeviceAvailability::Unhealthy => style::BAD,
+        DeviceAvailability::Waits | DeviceAvailability::Withheld => style::WAITING,
+        DeviceAvailability::Held | DeviceAvailability::Free | DeviceAvailability::NotOffered => style::PLAIN,
     }
 }
 
 /// Why free shares of a resource are not given out, in a line for each such resource.
-pub fn withheld(node: &NodeState) -> String {
-    let line = |resource: &Offer| {
+pub fn withheld(node: &NodeSummary) -> String {
+    let line = |resource: &ResourceSummary| {
         let count = resource.withheld?;
         // All that is free and healthy is on one device then.
-        let free = |device: &DeviceState| i64::from(device.healthy) - device.held();
+        let free = |device: &DeviceSummary| i64::from(device.healthy) - device.held();
         let devices = node
             .devices
             .iter()
@@ -96,12 +99,12 @@ pub fn withheld(node: &NodeState) -> String {
 }
 
 /// Devices whose change waits for running pods, with these; at most `most` of them.
-pub fn waiting(fleet: &Fleet, most: usize) -> String {
+pub fn waiting(fleet: &FleetSummary, most: usize) -> String {
     let devices = fleet
         .nodes
         .iter()
         .flat_map(|node| node.devices.iter().map(move |device| (node, device)));
-    let rows: Vec<[Cell; 5]> = devices
+    let rows: Vec<[TableCell; 5]> = devices
         .filter_map(|(node, device)| {
             let waiting = device.waiting.as_ref()?;
             let mut pods = waiting

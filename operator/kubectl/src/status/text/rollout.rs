@@ -1,8 +1,8 @@
 //! Rollouts that are not over, for people.
 
 use crate::{
-    output::{Cell, plain, style, table},
-    status::{fleet::Fleet, policy::PolicyState, rollout::RolloutState},
+    output::{TableCell, plain, style, table},
+    status::{fleet::FleetSummary, policy::PolicySummary, rollout::RolloutSummary},
 };
 use std::fmt::Write as _;
 
@@ -10,9 +10,9 @@ use std::fmt::Write as _;
 const NAMED: usize = 3;
 
 /// A row for each policy whose configuration is not on every node that it governs, and why where it stopped.
-pub fn rollouts(fleet: &Fleet) -> String {
-    let under_way = |policy: &'_ &PolicyState| policy.rollout.as_ref().is_some_and(|rollout| !rollout.is_done());
-    let policies: Vec<&PolicyState> = fleet.policies.iter().filter(under_way).collect();
+pub fn rollouts(fleet: &FleetSummary) -> String {
+    let under_way = |policy: &'_ &PolicySummary| policy.rollout.as_ref().is_some_and(|rollout| !rollout.is_done());
+    let policies: Vec<&PolicySummary> = fleet.policies.iter().filter(under_way).collect();
     let rows: Vec<_> = policies
         .iter()
         .filter_map(|policy| Some(row(&policy.name, policy.rollout.as_ref()?)))
@@ -42,18 +42,18 @@ pub fn rollouts(fleet: &Fleet) -> String {
     text
 }
 
-fn row(policy: &str, rollout: &RolloutState) -> [Cell; 7] {
+fn row(policy: &str, rollout: &RolloutSummary) -> [TableCell; 7] {
     let count = |count: usize| if count == 0 { String::new() } else { count.to_string() };
     let stopped: Vec<&str> = rollout.stopped.iter().map(|stop| stop.node.as_str()).collect();
     let changing: Vec<&str> = rollout.changing.iter().map(String::as_str).collect();
     [
         policy.into(),
         format!("{} of {}", rollout.in_force, rollout.nodes).into(),
-        Cell::new(named(&changing), style::WAITING),
+        TableCell::new(named(&changing), style::WAITING),
         count(rollout.at_once).into(),
-        Cell::new(count(rollout.pending), style::WAITING),
-        Cell::new(count(rollout.outside), style::WAITING),
-        Cell::new(named(&stopped), style::BAD),
+        TableCell::new(count(rollout.pending), style::WAITING),
+        TableCell::new(count(rollout.outside), style::WAITING),
+        TableCell::new(named(&stopped), style::BAD),
     ]
 }
 

@@ -2,19 +2,19 @@
 
 use super::*;
 use crate::{
-    cluster::Listed,
+    cluster::ListedObjects,
     status::sample::{rolling, sample, shared},
 };
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-fn no_nodes() -> Listed<Node> {
-    Listed {
+fn no_nodes() -> ListedObjects<Node> {
+    ListedObjects {
         objects: Vec::new(),
         unreadable: Vec::new(),
     }
 }
 
-fn shown(fleet: &Fleet) -> String {
+fn shown(fleet: &FleetSummary) -> String {
     anstream::adapter::strip_str(&super::fleet(fleet)).to_string()
 }
 
@@ -142,7 +142,7 @@ fn a_name_that_is_no_gpu_node_is_told_apart_from_one_that_is_no_node() {
         },
         ..Node::default()
     };
-    let nodes = Listed {
+    let nodes = ListedObjects {
         objects: vec![cpu],
         unreadable: Vec::new(),
     };
@@ -184,7 +184,7 @@ fn a_long_list_of_what_waits_is_cut() {
 
 #[test]
 fn an_empty_cluster_says_what_comes_next() {
-    insta::assert_snapshot!(shown(&Fleet::default()), @r"
+    insta::assert_snapshot!(shown(&FleetSummary::default()), @r"
     no GpuNode yet: they appear when gpunode-discovery finds a GPU, or when a policy with a devicePlugin matches a node
 
     no GpuNodePolicy yet: write one and see what it would do with `kubectl gpunode plan -f FILE`

@@ -1,8 +1,8 @@
 //! What is in use, for people.
 
 use crate::{
-    output::{Cell, table},
-    status::{amount::Amount, fleet::Fleet, node::NodeState, usage::Usage},
+    output::{TableCell, table},
+    status::{amount::HeldAmount, fleet::FleetSummary, node::NodeSummary, usage::DeviceUsage},
 };
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 const GIB: i64 = 1024;
 
 /// Memory, cores and shares that containers hold, a row for each node that offers something, and one for all of them.
-pub fn usage(fleet: &Fleet) -> String {
+pub fn usage(fleet: &FleetSummary) -> String {
     let offering = fleet.nodes.iter().filter(|node| !node.usage.shares.is_empty());
     let mut rows: Vec<_> = offering
         .map(|node| row(&node.name, &node.usage, by_gpu(node)))
@@ -29,9 +29,9 @@ pub fn usage(fleet: &Fleet) -> String {
     format!("\n{}", table(["IN USE", "MEMORY", "GPU CORES", "SHARES"], &rows))
 }
 
-fn row(name: &str, usage: &Usage, shares: String) -> [Cell; 4] {
+fn row(name: &str, usage: &DeviceUsage, shares: String) -> [TableCell; 4] {
     let least = if usage.at_least { "at least " } else { "" };
-    let percent = |amount: Amount| amount.held.saturating_mul(100).checked_div(amount.total);
+    let percent = |amount: HeldAmount| amount.held.saturating_mul(100).checked_div(amount.total);
     let memory = percent(usage.memory).map(|percent| {
         let (held, total) = (
             tenths(usage.memory.held * 10 / GIB),
@@ -55,8 +55,8 @@ fn row(name: &str, usage: &Usage, shares: String) -> [Cell; 4] {
 }
 
 /// Such as `0: 30/80, 1: 0/10`: of each GPU, its MIG devices together.
-fn by_gpu(node: &NodeState) -> String {
-    let mut gpus = BTreeMap::<i32, Amount>::new();
+fn by_gpu(node: &NodeSummary) -> String {
+    let mut gpus = BTreeMap::<i32, HeldAmount>::new();
     for device in &node.devices {
         if let Some((gpu, shares)) = device.gpu.zip(device.in_use()) {
             gpus.entry(gpu).or_default().add(shares);
@@ -68,7 +68,7 @@ fn by_gpu(node: &NodeState) -> String {
         .join(", ")
 }
 
-fn part(amount: Amount) -> String {
+fn part(amount: HeldAmount) -> String {
     format!("{}/{}", amount.held, amount.total)
 }
 

@@ -3,7 +3,7 @@
 use super::fields::{field, is_nullable, is_open};
 use crate::{
     output::plural,
-    validate::problem::{Problem, child},
+    validate::problem::{FieldProblem, child},
 };
 use gpunode_config::nearest_name;
 use regex::Regex;
@@ -11,16 +11,16 @@ use serde_json::{Map, Value};
 
 /// What is wrong with the values of an object.
 #[derive(Default)]
-pub struct Checked {
+pub struct ShapeCheck {
     /// All of it.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<FieldProblem>,
     /// Something is missing, too long or of another type: the API server then runs no rule (`hasBlockingErr`).
     pub wrong_shape: bool,
 }
 
-impl Checked {
+impl ShapeCheck {
     fn invalid(&mut self, path: &str, message: impl Into<String>) {
-        self.problems.push(Problem::new(path, message));
+        self.problems.push(FieldProblem::new(path, message));
     }
 
     fn misshapen(&mut self, path: &str, message: impl Into<String>) {

@@ -1,7 +1,8 @@
-//! What is in gpunode's namespace and is not gpunode's: that namespace stays.
+//! Objects in gpunode's namespace that are not gpunode's, because of which the namespace is kept.
 
 use super::{
-    Installed, Removal,
+    installed::InstalledObject,
+    removal::Removal,
     requests::{listed, request},
 };
 use anyhow::anyhow;
@@ -13,16 +14,16 @@ use kube::{
 };
 use std::time::Instant;
 
-/// Groups of what nobody stores: events, and figures that are made when somebody asks.
+/// API groups whose objects are not stored: events and metrics.
 const PASSING: [&str; 4] = [
     "events.k8s.io",
     "metrics.k8s.io",
     "custom.metrics.k8s.io",
     "external.metrics.k8s.io",
 ];
-/// What Kubernetes itself puts into every namespace.
+/// Objects that Kubernetes creates in every namespace.
 const EVERYWHERE: [(&str, &str); 2] = [("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt")];
-/// What is made of objects of the namespace, and goes with them: these are counted themselves.
+/// Kinds that create objects in their own namespace. The owners count instead of what they create.
 const OWNERS: [&str; 8] = [
     "ReplicaSet",
     "Deployment",
@@ -33,44 +34,43 @@ const OWNERS: [&str; 8] = [
     "Service",
     "ReplicationController",
 ];
-/// Values of the label by which gpunode tells its pods and DaemonSets.
+/// Values of the name label on gpunode's pods and DaemonSets.
 const OURS: [&str; 2] = ["gpunode-agent", "gpunode-operator"];
-/// Most objects of a kind that are looked at: one that is not gpunode's is enough.
+/// Most objects checked of a kind: one foreign object is enough.
 const PAGE: u32 = 500;
 
-impl Removal {
-    /// Kind and name of everything in the namespace that is not gpunode's, of every kind that the cluster knows. `installed`
-    /// is gpunode's.
-    ///
-    /// # Errors
-    /// Where a kind cannot be listed: who knows then what goes with the namespace.
-    pub async fn strangers(&self, installed: &[Installed]) -> anyhow::Result<Vec<String>> {
-        let discovery = Discovery::new(self.client.clone()).exclude(&PASSING).run_aggregated();
-        let groups = request("list the kinds of the cluster", discovery).await?;
-        let groups =
-            groups.ok_or_else(|| anyhow!("list the kinds of the cluster: the API server does not know them"))?;
-        let kinds = groups
-            .groups_alphabetical()
-            .into_iter()
-            .flat_map(kube::discovery::ApiGroup::resources_by_stability);
-        let kinds = kinds.filter(|(_, can)| can.scope == Scope::Namespaced && can.supports_operation(verbs::LIST));
-        let mut strangers = Vec::new();
-        for (kind, _) in kinds.filter(|(kind, _)| kind.kind != "Event") {
-            anyhow::ensure!(
-                Instant::now() < self.end,
-                "no time was left to look at every kind in it; run this again"
-            );
-            let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &kind);
-            let list = listed(&kind, api.list_metadata(&ListParams::default().limit(PAGE))).await?;
-            let found = list.iter().filter(|object| is_stranger(&kind, object, installed));
-            strangers.extend(found.map(|object| format!("{} {}", kind.kind, object.name_any())));
-        }
-        strangers.sort();
-        Ok(strangers)
+/// Returns kind and name of every foreign object in the namespace, over all kinds of the cluster. `installed` are gpunode's.
+///
+/// # Errors
+/// When a kind cannot be listed, because then nobody knows what a deletion would take along.
+pub async fn foreign_objects(removal: &Removal, installed: &[InstalledObject]) -> anyhow::Result<Vec<String>> {
+    let discovery = Discovery::new(removal.requests.client.clone())
+        .exclude(&PASSING)
+        .run_aggregated();
+    let groups = request("list the kinds of the cluster", discovery).await?;
+    let groups = groups.ok_or_else(|| anyhow!("list the kinds of the cluster: the API server returns none"))?;
+    let kinds = groups
+        .groups_alphabetical()
+        .into_iter()
+        .flat_map(kube::discovery::ApiGroup::resources_by_stability);
+    let kinds = kinds.filter(|(_, can)| can.scope == Scope::Namespaced && can.supports_operation(verbs::LIST));
+    let mut foreign = Vec::new();
+    for (kind, _) in kinds.filter(|(kind, _)| kind.kind != "Event") {
+        anyhow::ensure!(
+            Instant::now() < removal.end,
+            "out of time before every kind was checked; run this again"
+        );
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(removal.requests.client.clone(), &removal.requests.namespace, &kind);
+        let list = listed(&kind, api.list_metadata(&ListParams::default().limit(PAGE))).await?;
+        let found = list.iter().filter(|object| is_foreign(&kind, object, installed));
+        foreign.extend(found.map(|object| format!("{} {}", kind.kind, object.name_any())));
     }
+    foreign.sort();
+    Ok(foreign)
 }
 
-fn is_stranger(kind: &ApiResource, object: &PartialObjectMeta<DynamicObject>, installed: &[Installed]) -> bool {
+fn is_foreign(kind: &ApiResource, object: &PartialObjectMeta<DynamicObject>, installed: &[InstalledObject]) -> bool {
     let name = object.name_any();
     let is_everywhere = EVERYWHERE.contains(&(kind.kind.as_str(), name.as_str()));
     let is_installed = installed
@@ -104,7 +104,7 @@ mod tests {
     fn judge(group: &str, kind: &str, metadata: &Value) -> bool {
         let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind));
         let object = serde_json::from_value(json!({"metadata": metadata})).expect("metadata");
-        is_stranger(&kind, &object, &objects("gpunode-system").expect("readable manifests"))
+        is_foreign(&kind, &object, &objects("gpunode-system").expect("readable manifests"))
     }
 
     #[test]

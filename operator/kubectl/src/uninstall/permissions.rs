@@ -1,0 +1,129 @@
+//! The permissions that a removal needs. They are checked first, because a removal that stops half-way helps nobody.
+
+use super::{installed, removal::Removal, requests::request};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use kube::{Api, api::PostParams};
+use std::collections::BTreeSet;
+
+/// A verb on a resource.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct RequiredPermission {
+    verb: &'static str,
+    group: String,
+    resource: String,
+    /// In gpunode's namespace.
+    namespaced: bool,
+}
+
+/// Permissions besides the deletion of installed objects.
+const OTHERS: [(&str, &str, &str, bool); 8] = [
+    ("list", "", "nodes", false),
+    ("patch", "", "nodes", false),
+    ("list", "", "pods", true),
+    ("delete", "", "pods", true),
+    ("list", "apps", "daemonsets", true),
+    ("delete", "apps", "daemonsets", true),
+    ("delete", "gpunode.dev", "gpunodepolicies", false),
+    ("delete", "", "namespaces", false),
+];
+
+/// Permission that only the removal of stale resources needs.
+const STATUS: (&str, &str, &str, bool) = ("patch", "", "nodes/status", false);
+
+/// What the caller may not do of what is needed, as verb and resource.
+///
+/// # Errors
+/// When the API server does not say.
+pub async fn missing(removal: &Removal, wait_resources: bool) -> anyhow::Result<Vec<String>> {
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(removal.requests.client.clone());
+    let mut missing = Vec::new();
+    for RequiredPermission {
+        verb,
+        group,
+        resource,
+        namespaced,
+    } in required(wait_resources)?
+    {
+        let (name, subresource) = resource.split_once('/').unwrap_or((&resource, ""));
+        let attributes = ResourceAttributes {
+            verb: Some(verb.to_owned()),
+            group: Some(group.clone()),
+            resource: Some(name.to_owned()),
+            subresource: Some(subresource.to_owned()).filter(|name| !name.is_empty()),
+            namespace: namespaced.then(|| removal.requests.namespace.clone()),
+            ..ResourceAttributes::default()
+        };
+        let spec = SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(attributes),
+            ..Default::default()
+        };
+        let review = SelfSubjectAccessReview {
+            spec,
+            ..Default::default()
+        };
+        let answer = request(
+            "check your permissions",
+            reviews.create(&PostParams::default(), &review),
+        )
+        .await?;
+        if !answer
+            .and_then(|answer| answer.status)
+            .is_some_and(|status| status.allowed)
+        {
+            let group = if group.is_empty() {
+                String::new()
+            } else {
+                format!(".{group}")
+            };
+            missing.push(format!("{verb} {resource}{group}"));
+        }
+    }
+    Ok(missing)
+}
+
+/// Returns every permission once, sorted for reading.
+fn required(wait_resources: bool) -> anyhow::Result<BTreeSet<RequiredPermission>> {
+    let others =
+        OTHERS
+            .into_iter()
+            .chain(wait_resources.then_some(STATUS))
+            .map(|(verb, group, resource, namespaced)| RequiredPermission {
+                verb,
+                group: group.to_owned(),
+                resource: resource.to_owned(),
+                namespaced,
+            });
+    let deleted = installed::objects("")?
+        .into_iter()
+        .chain(installed::definitions())
+        .map(|object| RequiredPermission {
+            verb: "delete",
+            group: object.kind.group,
+            resource: object.kind.plural,
+            namespaced: object.namespace.is_some(),
+        });
+    Ok(others.chain(deleted).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_that_goes_is_asked_for() {
+        let required = required(true).expect("readable manifests");
+        let shown: Vec<_> = required
+            .iter()
+            .map(|it| format!("{} {}.{}", it.verb, it.resource, it.group))
+            .collect();
+        for kind in [
+            "roles.rbac.authorization.k8s.io",
+            "poddisruptionbudgets.policy",
+            "serviceaccounts.",
+            "deployments.apps",
+        ] {
+            assert!(shown.contains(&format!("delete {kind}")), "{shown:?}");
+        }
+        assert!(shown.contains(&"patch nodes/status.".to_owned()), "{shown:?}");
+    }
+}
