@@ -10,7 +10,7 @@ use crate::{
 use gpunode_config::Health as Rules;
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::{
-    AdvertisedResource, Allocator, DeviceHolder, Health, KubeletObservation, PendingChange, Trouble, Wanted,
+    AdvertisedResource, Allocator, DesiredDevices, DeviceHolder, Health, KubeletObservation, PendingChange, Trouble,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -93,7 +93,7 @@ impl Books {
     }
 
     /// Takes a new configuration or other hardware into account.
-    pub fn want(&mut self, wanted: Wanted) {
+    pub fn want(&mut self, wanted: DesiredDevices) {
         self.allocator.set_desired(wanted);
         self.hold_back();
     }

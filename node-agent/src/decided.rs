@@ -17,7 +17,7 @@ use crate::{
 };
 use anyhow::{Context as _, Result, bail};
 use gpunode_crds::Reason;
-use gpunode_gpu::Wanted;
+use gpunode_gpu::DesiredDevices;
 use std::{io, sync::Arc, time::Duration};
 use tokio::{task::spawn_blocking, time::timeout};
 use tracing::{error, info, warn};
@@ -36,7 +36,7 @@ pub struct Decided<'a> {
     /// The assignments on disk; none before this agent holds the lock of the node.
     assignments: Option<Saved>,
     /// What the desk was told to offer.
-    given: Option<Arc<Wanted>>,
+    given: Option<Arc<DesiredDevices>>,
     /// What the kubelet was told last.
     page: Page,
     /// Why the assignments could not be saved, said once.
@@ -191,7 +191,7 @@ impl<'a> Decided<'a> {
         desk.pass_device_specs(self.in_force.pass_device_specs());
         let wanted = &self.in_force.wanted;
         if self.given.as_ref() != Some(wanted) {
-            desk.change(|books| books.want(Wanted::clone(wanted)));
+            desk.change(|books| books.want(DesiredDevices::clone(wanted)));
             desk.observe_now();
             self.given = Some(wanted.clone());
         }

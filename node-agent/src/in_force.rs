@@ -3,7 +3,7 @@
 //! A configuration that cannot be put in force never replaces one that is.
 
 use gpunode_config::{AgentConfig, CONFIG_VERSION, Document, load};
-use gpunode_gpu::{Inventory, Wanted, wanted};
+use gpunode_gpu::{DesiredDevices, Inventory, desired_devices};
 use std::sync::Arc;
 
 /// Most bytes of the message in `GpuNode.status.rejectedConfig`.
@@ -60,7 +60,7 @@ pub struct InForce {
     /// The newest one, where it was rejected.
     pub rejected: Option<Rejected>,
     /// What is to be offered to pods.
-    pub wanted: Arc<Wanted>,
+    pub wanted: Arc<DesiredDevices>,
 }
 
 impl Candidate {
@@ -101,7 +101,7 @@ impl InForce {
         match instruction {
             Instruction::Unknown => self.with(inventory),
             Instruction::Nothing => Self {
-                wanted: Wanted::nothing(inventory).into(),
+                wanted: DesiredDevices::nothing(inventory).into(),
                 ..Self::default()
             },
             Instruction::Config(candidate) => match accept(candidate, inventory) {
@@ -145,8 +145,10 @@ impl InForce {
     /// The same configuration with other hardware. Where that cannot be, what is wanted stays as it is.
     fn with(&self, inventory: &Inventory) -> Self {
         let wanted = match &self.accepted {
-            Some(accepted) => wanted(inventory, &accepted.config).map_or_else(|_| self.wanted.clone(), Arc::new),
-            None => Wanted::nothing(inventory).into(),
+            Some(accepted) => {
+                desired_devices(inventory, &accepted.config).map_or_else(|_| self.wanted.clone(), Arc::new)
+            }
+            None => DesiredDevices::nothing(inventory).into(),
         };
         Self { wanted, ..self.clone() }
     }
@@ -168,7 +170,9 @@ impl InForce {
 
 fn accept(candidate: &Candidate, inventory: &Inventory) -> Result<InForce, String> {
     let config = candidate.read()?;
-    let wanted = wanted(inventory, &config).map_err(|error| error.to_string())?.into();
+    let wanted = desired_devices(inventory, &config)
+        .map_err(|error| error.to_string())?
+        .into();
     let accepted = Accepted {
         hash: candidate.hash.clone(),
         config,

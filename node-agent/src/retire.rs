@@ -11,7 +11,7 @@ use crate::{
     podresources::PodResources,
 };
 use anyhow::{Context as _, Result};
-use gpunode_gpu::Wanted;
+use gpunode_gpu::DesiredDevices;
 use std::{
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -54,7 +54,7 @@ pub async fn retire(
         let wanted = found
             .as_deref()
             .and_then(Hardware::inventory)
-            .map(Wanted::nothing)
+            .map(DesiredDevices::nothing)
             .unwrap_or_default();
         let error = match look(&args, &kubelet, wanted, &mut known).await {
             Ok(page) => {
@@ -75,7 +75,7 @@ pub async fn retire(
 async fn look(
     args: &NodeArgs,
     kubelet: &PodResources,
-    wanted: Wanted,
+    wanted: DesiredDevices,
     known: &mut Option<Known>,
 ) -> Result<Option<Page>> {
     let (state_dir, mps_dir) = (args.host.state_dir.clone(), args.host.mps_dir.clone());

@@ -15,7 +15,7 @@ pub use allocation::{AllocatedDevices, AllocationRefusal};
 pub use observation::{ContainerShares, DeviceHolder, KubeletObservation, PendingChange};
 pub use preference::PreferredAllocation;
 
-use crate::{Assignment, Device, DeviceSharing, PairScores, Rules, Wanted, WantedDevice, device_of};
+use crate::{Assignment, DesiredDevice, DesiredDevices, Device, DeviceSharing, PairScores, ResourceRules, device_of};
 use held::Held;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +33,7 @@ pub struct Allocator {
     desired: Option<BTreeMap<String, Assignment>>,
     /// Names of the resources in the order of the configuration.
     order: Vec<String>,
-    rules: BTreeMap<String, Rules>,
+    rules: BTreeMap<String, ResourceRules>,
     /// How the GPUs of the node are linked.
     scores: PairScores,
     /// Every device that the node has, and those with an entry that it had.
@@ -66,9 +66,9 @@ impl Allocator {
 
     /// A new configuration or other hardware. Devices that nobody holds and that no entry has are offered at once; what
     /// changes for the others waits for [`Self::observe`].
-    pub fn set_desired(&mut self, wanted: Wanted) {
+    pub fn set_desired(&mut self, wanted: DesiredDevices) {
         self.order.clear();
-        for WantedDevice { assignment, .. } in &wanted.devices {
+        for DesiredDevice { assignment, .. } in &wanted.devices {
             if !self.order.contains(&assignment.resource) {
                 self.order.push(assignment.resource.clone());
             }

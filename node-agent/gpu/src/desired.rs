@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 /// Why a configuration cannot be put in force with the GPUs of this node.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum Error {
+pub enum DesiredDevicesError {
     /// The kubelet would refuse the device list.
     #[error(
         "offer {resource}: the list of {shares} shares takes {bytes} bytes, more than the {MAX_LIST_BYTES} that a kubelet \
@@ -48,11 +48,11 @@ const AROUND_UUID: usize = 4 + 2 + 13 + 11 + 15;
 
 /// What a configuration makes of the devices of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DesiredDevices {
     /// What is to be offered, in the order of the configuration and, within a resource, of the devices' indices.
-    pub devices: Vec<WantedDevice>,
+    pub devices: Vec<DesiredDevice>,
     /// The rules of each resource that has a device.
-    pub rules: BTreeMap<String, Rules>,
+    pub rules: BTreeMap<String, ResourceRules>,
     /// Every device that the node has, wanted or not.
     pub present: Vec<Device>,
     /// How the GPUs of the node are linked.
@@ -63,7 +63,7 @@ pub struct Wanted {
 
 /// A device and what it is to be offered as.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WantedDevice {
+pub struct DesiredDevice {
     /// The device.
     pub device: Device,
     /// What it is to be offered as.
@@ -72,7 +72,7 @@ pub struct WantedDevice {
 
 /// What holds for a resource whatever its devices are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rules {
+pub struct ResourceRules {
     /// Whether a container that asks for more than one replica is refused.
     pub fail_requests_greater_than_one: bool,
     /// Which device a container's units of memory come from.
@@ -85,14 +85,14 @@ pub struct Rules {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceProblem {
     /// What kind of problem it is.
-    pub kind: ProblemKind,
+    pub kind: DeviceProblemKind,
     /// What was asked for, why it cannot be, and what to do.
     pub message: String,
 }
 
 /// Why devices cannot be offered as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ProblemKind {
+pub enum DeviceProblemKind {
     /// A resource of strategy `Single` would have unequal devices.
     MigInstancesUnequal,
     /// MIG is enabled on a GPU, and it has no MIG device.
@@ -103,7 +103,7 @@ pub enum ProblemKind {
     MemoryBelowUnit,
 }
 
-impl Rules {
+impl ResourceRules {
     /// What decides between devices of which a container gets all its shares, with so many shares free and so many held;
     /// less is better.
     pub fn rank_of_one(&self, sharing: DeviceSharing, free: u32, held: u32) -> i64 {
@@ -117,7 +117,7 @@ impl Rules {
     }
 }
 
-impl Wanted {
+impl DesiredDevices {
     /// Nothing is to be offered on a node with these devices.
     pub fn nothing(inventory: &Inventory) -> Self {
         Self {
@@ -129,9 +129,9 @@ impl Wanted {
 }
 
 /// What `config` makes of the devices of `inventory`. A device belongs to the first entry that selects it.
-pub fn wanted(inventory: &Inventory, config: &AgentConfig) -> Result<Wanted, Error> {
+pub fn desired_devices(inventory: &Inventory, config: &AgentConfig) -> Result<DesiredDevices, DesiredDevicesError> {
     let strategy = config.mig_strategy();
-    let mut wanted = Wanted::nothing(inventory);
+    let mut wanted = DesiredDevices::nothing(inventory);
     let mut left = offerable(&wanted.present, inventory, strategy);
     // Divided by MIG, and into nothing: neither a whole GPU nor a part of one.
     let mut empty: Vec<_> = inventory
@@ -175,7 +175,7 @@ fn offerable(present: &[Device], inventory: &Inventory, strategy: MigStrategy) -
 }
 
 /// Devices of one name together, where an entry has the name that others get by default.
-fn group_by_resource(devices: &mut [WantedDevice]) {
+fn group_by_resource(devices: &mut [DesiredDevice]) {
     let mut place = BTreeMap::new();
     for wanted in devices.iter() {
         let next = place.len();
@@ -185,9 +185,9 @@ fn group_by_resource(devices: &mut [WantedDevice]) {
 }
 
 /// Whether the kubelet can receive the list of each resource.
-fn check_lists(devices: &[WantedDevice]) -> Result<(), Error> {
+fn check_lists(devices: &[DesiredDevice]) -> Result<(), DesiredDevicesError> {
     let mut lists: BTreeMap<&str, (usize, usize, DeviceSharing)> = BTreeMap::new();
-    for WantedDevice { device, assignment } in devices {
+    for DesiredDevice { device, assignment } in devices {
         let shares = assignment.sharing.shares() as usize;
         let list = lists.entry(&assignment.resource).or_insert((0, 0, assignment.sharing));
         list.0 = list.0.saturating_add(shares);
@@ -204,7 +204,7 @@ fn check_lists(devices: &[WantedDevice]) -> Result<(), Error> {
             } else {
                 "lower sharing.replicas"
             };
-            Err(Error::ListTooLong {
+            Err(DesiredDevicesError::ListTooLong {
                 resource: resource.to_owned(),
                 shares,
                 bytes,

@@ -8,10 +8,8 @@ mod desired;
 mod device;
 mod health;
 mod inventory;
-
 mod product;
 mod share;
-
 mod xid;
 
 pub use allocator::{
@@ -19,7 +17,10 @@ pub use allocator::{
     PreferredAllocation,
 };
 pub use choice::{Candidate, Choice, Load, Merits, PairScores, Point, Pool, choose, ranked};
-pub use desired::{DeviceProblem, Error, ProblemKind, Rules, Wanted, WantedDevice, wanted};
+pub use desired::{
+    DesiredDevice, DesiredDevices, DesiredDevicesError, DeviceProblem, DeviceProblemKind, ResourceRules,
+    desired_devices,
+};
 pub use device::Device;
 pub use gpunode_config::{Allocation, Architecture};
 pub use health::{Answer, Fault, Health, HealthObservation, InstanceProbe, Probe, Run, Transition, Trouble};

@@ -1,10 +1,10 @@
 use super::*;
 use gpunode_config::load;
 use gpunode_crds::MpsDaemonState;
-use gpunode_gpu::{AdvertisedShare, ContainerShares, Gpu, Inventory, wanted};
+use gpunode_gpu::{AdvertisedShare, ContainerShares, Gpu, Inventory, desired_devices};
 
 /// What a configuration makes of two GPUs of 16 GiB.
-pub fn configured(document: &str) -> Wanted {
+pub fn configured(document: &str) -> DesiredDevices {
     let gpu = |index| Gpu {
         index,
         uuid: format!("GPU-{index}"),
@@ -16,7 +16,7 @@ pub fn configured(document: &str) -> Wanted {
         gpus: vec![gpu(0), gpu(1)],
         ..Inventory::default()
     };
-    wanted(&inventory, &load(document).unwrap()).unwrap()
+    desired_devices(&inventory, &load(document).unwrap()).unwrap()
 }
 
 /// Nobody holds anything, and the kubelet can give nothing out.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::books::Books;
 use gpunode_config::load;
-use gpunode_gpu::{ContainerShares, Gpu, Inventory, KubeletObservation, wanted};
+use gpunode_gpu::{ContainerShares, Gpu, Inventory, KubeletObservation, desired_devices};
 use prost::Message as _;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ fn half_held(document: &str) -> Books {
     };
     let mut books = Books::default();
     books.see(BTreeMap::new(), Duration::ZERO);
-    books.want(wanted(&inventory, &load(document).unwrap()).unwrap());
+    books.want(desired_devices(&inventory, &load(document).unwrap()).unwrap());
     let mut observation = KubeletObservation {
         started: Instant::now(),
         holders: Vec::new(),

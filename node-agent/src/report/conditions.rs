@@ -7,7 +7,7 @@ use crate::{
     kubelet::Registered,
 };
 use gpunode_crds::{ConditionType, MpsDaemonState, Reason};
-use gpunode_gpu::ProblemKind;
+use gpunode_gpu::DeviceProblemKind;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -204,12 +204,12 @@ fn name(plugin: Plugin<'_>, uuid: &str) -> String {
     device.map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()))
 }
 
-fn reason(kind: ProblemKind) -> Reason {
+fn reason(kind: DeviceProblemKind) -> Reason {
     match kind {
-        ProblemKind::MigInstancesUnequal => Reason::MigInstancesUnequal,
-        ProblemKind::MigWithoutInstances => Reason::MigWithoutInstances,
-        ProblemKind::MpsUnsupported => Reason::MpsUnsupported,
-        ProblemKind::MemoryBelowUnit => Reason::MemoryBelowUnit,
+        DeviceProblemKind::MigInstancesUnequal => Reason::MigInstancesUnequal,
+        DeviceProblemKind::MigWithoutInstances => Reason::MigWithoutInstances,
+        DeviceProblemKind::MpsUnsupported => Reason::MpsUnsupported,
+        DeviceProblemKind::MemoryBelowUnit => Reason::MemoryBelowUnit,
     }
 }
 

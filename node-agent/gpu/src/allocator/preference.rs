@@ -6,7 +6,7 @@ use super::{
     Allocator,
     offer::{AdvertisedDevice, Availability},
 };
-use crate::{Candidate, DeviceSharing, Load, Pool, Rules, choose, device_of};
+use crate::{Candidate, DeviceSharing, Load, Pool, ResourceRules, choose, device_of};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What a container had best get.
@@ -48,7 +48,7 @@ struct Stock<'a> {
     unknown: Vec<&'a str>,
     /// What others do with each GPU, by place.
     loads: Vec<Load>,
-    rules: Rules,
+    rules: ResourceRules,
 }
 
 impl Allocator {
@@ -291,7 +291,7 @@ impl<'a> Supply<'a> {
     }
 
     /// What decides between devices that all shares would come from; less is better.
-    fn rank(&self, missing: usize, rules: Rules) -> (bool, bool, i64) {
+    fn rank(&self, missing: usize, rules: ResourceRules) -> (bool, bool, i64) {
         let rank = rules.rank_of_one(self.sharing, count(self.sure.len()), count(self.held));
         (self.unfit, self.sure.len() < missing, rank)
     }

@@ -8,7 +8,7 @@ mod kubelet;
 mod model;
 
 use super::*;
-use crate::{AdvertisedShare, Gpu, Inventory, MigDevice, MigMode, wanted};
+use crate::{AdvertisedShare, Gpu, Inventory, MigDevice, MigMode, desired_devices};
 use gpunode_config::load;
 use std::time::Duration;
 
@@ -37,8 +37,8 @@ fn node() -> Inventory {
     }
 }
 
-fn wants(config: &str) -> Wanted {
-    wanted(&node(), &load(config).unwrap()).unwrap()
+fn wants(config: &str) -> DesiredDevices {
+    desired_devices(&node(), &load(config).unwrap()).unwrap()
 }
 
 const MEMORY: &str = "resources: [{name: a.b/mem, sharing: {strategy: Memory}}]";
@@ -314,7 +314,7 @@ fn a_gpu_and_its_mig_devices_are_never_offered_together() {
 fn a_resource_that_is_no_longer_configured_ends_with_its_last_holder() {
     let held = [holding("train", "nvidia.com/gpu", &["GPU-0"])];
     let mut desk = Desk::new("", &held);
-    desk.allocator.set_desired(Wanted::nothing(&node()));
+    desk.allocator.set_desired(DesiredDevices::nothing(&node()));
     desk.observe(&held);
     assert_eq!(desk.count("nvidia.com/gpu"), Some((1, 1)));
     desk.observe(&[]);
@@ -328,7 +328,8 @@ fn a_gpu_that_is_gone_or_held_back_is_unhealthy_also_where_it_is_held() {
     let mut desk = Desk::new("", &held);
     let mut less = node();
     less.gpus.remove(0);
-    desk.allocator.set_desired(wanted(&less, &load("").unwrap()).unwrap());
+    desk.allocator
+        .set_desired(desired_devices(&less, &load("").unwrap()).unwrap());
     desk.observe(&held);
     assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 3)));
     let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err().to_string();
@@ -355,7 +356,7 @@ fn a_gpu_that_changes_its_index_keeps_its_shares() {
     swapped.gpus[0].index = 1;
     swapped.gpus[1].index = 0;
     desk.allocator
-        .set_desired(wanted(&swapped, &load(MEMORY).unwrap()).unwrap());
+        .set_desired(desired_devices(&swapped, &load(MEMORY).unwrap()).unwrap());
     assert!(desk.allocator.pending_changes().is_empty());
     let granted = desk.allocate("a.b/mem", &["GPU-0-_-0", "GPU-0-_-1"]).unwrap();
     assert_eq!((granted.devices[0].0.gpu, granted.devices[0].1), (1, 2));

@@ -1,6 +1,9 @@
 //! What one entry of `resources` makes of the devices that it selects.
 
-use super::{DeviceProblem, Error, ProblemKind, Rules, Wanted, WantedDevice, selection::Selection};
+use super::{
+    DesiredDevice, DesiredDevices, DesiredDevicesError, DeviceProblem, DeviceProblemKind, ResourceRules,
+    selection::Selection,
+};
 use crate::{Assignment, Device, DeviceSharing, Gpu};
 use gpunode_config::{MigStrategy, ResourceConfig, Sharing, SharingStrategy};
 
@@ -21,7 +24,7 @@ pub struct Entry<'a> {
 
 impl<'a> Entry<'a> {
     /// `config` under the node's MIG strategy.
-    pub fn new(config: &'a ResourceConfig, strategy: MigStrategy) -> Result<Self, Error> {
+    pub fn new(config: &'a ResourceConfig, strategy: MigStrategy) -> Result<Self, DesiredDevicesError> {
         let name = config.offered_name();
         let selection = Selection::of_entry(&name, config.devices.as_ref(), strategy)?;
         let per_device = config
@@ -56,7 +59,7 @@ impl<'a> Entry<'a> {
     }
 
     /// Adds what is offered of the devices that were taken, and the problems that there are.
-    pub fn offer(&self, mut taken: Vec<Device>, hollow: &[&Gpu], wanted: &mut Wanted) {
+    pub fn offer(&self, mut taken: Vec<Device>, hollow: &[&Gpu], wanted: &mut DesiredDevices) {
         taken.sort_by_key(Device::order);
         if let Some(problem) = self.without_instances(hollow) {
             wanted.problems.push(problem);
@@ -78,10 +81,10 @@ impl<'a> Entry<'a> {
         }
     }
 
-    fn add(&self, device: Device, sharing: DeviceSharing, wanted: &mut Wanted) {
+    fn add(&self, device: Device, sharing: DeviceSharing, wanted: &mut DesiredDevices) {
         let placement = self.config.sharing.as_ref().map(Sharing::placement).unwrap_or_default();
         let fail_requests_greater_than_one = self.config.fail_requests_greater_than_one();
-        let rules = Rules {
+        let rules = ResourceRules {
             fail_requests_greater_than_one,
             placement,
             allocation: self.config.allocation(),
@@ -92,7 +95,7 @@ impl<'a> Entry<'a> {
             sharing,
             gpu_uuid: device.part_of(),
         };
-        wanted.devices.push(WantedDevice { device, assignment });
+        wanted.devices.push(DesiredDevice { device, assignment });
     }
 
     fn without_instances(&self, hollow: &[&Gpu]) -> Option<DeviceProblem> {
@@ -103,7 +106,7 @@ impl<'a> Entry<'a> {
             "it is not offered"
         };
         Some(DeviceProblem {
-            kind: ProblemKind::MigWithoutInstances,
+            kind: DeviceProblemKind::MigWithoutInstances,
             message: format!(
                 "offer {}: {} of its GPUs (the first is GPU {}) have MIG enabled and no MIG device, so {offered}; create \
                  instances or disable MIG there",
@@ -123,7 +126,7 @@ impl<'a> Entry<'a> {
             None => format!("GPU {} is whole", device.index()),
         };
         Some(DeviceProblem {
-            kind: ProblemKind::MigInstancesUnequal,
+            kind: DeviceProblemKind::MigInstancesUnequal,
             message: format!(
                 "offer {}: mig.strategy Single needs equal devices, and {} while {}, so nothing of it is offered; divide \
                  the GPUs alike, select them into several resources, or use Mixed",
@@ -149,7 +152,7 @@ impl<'a> Entry<'a> {
             SharingStrategy::None => Ok(DeviceSharing::Whole),
             SharingStrategy::TimeSlicing => Ok(DeviceSharing::TimeSlicing { replicas: replicas() }),
             SharingStrategy::Mps if device.compute_capability < Some(MPS_CAPABILITY) => Err(DeviceProblem {
-                kind: ProblemKind::MpsUnsupported,
+                kind: DeviceProblemKind::MpsUnsupported,
                 message: format!(
                     "offer {}: GPU {} ({}) cannot limit MPS clients, which Volta and newer can; share it by TimeSlicing",
                     self.name,
@@ -168,7 +171,7 @@ impl<'a> Entry<'a> {
                     .unwrap_or(0);
                 if units == 0 {
                     return Err(DeviceProblem {
-                        kind: ProblemKind::MemoryBelowUnit,
+                        kind: DeviceProblemKind::MemoryBelowUnit,
                         message: format!(
                             "offer {}: GPU {} has {} of memory, less than one unit of {unit}; lower sharing.unit",
                             self.name,
@@ -184,7 +187,7 @@ impl<'a> Entry<'a> {
 }
 
 /// Adds a MIG device that no entry selects, under NVIDIA's name for its profile.
-pub fn offer_by_profile(device: Device, wanted: &mut Wanted) {
+pub fn offer_by_profile(device: Device, wanted: &mut DesiredDevices) {
     let Some(mig) = &device.mig else { return };
     let resource = format!("{MIG_RESOURCE}{}", mig.profile.replace('+', "."));
     wanted.rules.entry(resource.clone()).or_default();
@@ -193,7 +196,7 @@ pub fn offer_by_profile(device: Device, wanted: &mut Wanted) {
         sharing: DeviceSharing::Whole,
         gpu_uuid: device.part_of(),
     };
-    wanted.devices.push(WantedDevice { device, assignment });
+    wanted.devices.push(DesiredDevice { device, assignment });
 }
 
 /// A number of replicas, which the loader has bounded.

@@ -1,6 +1,6 @@
 //! Which devices a selector selects.
 
-use super::Error;
+use super::DesiredDevicesError;
 use crate::{Device, Gpu};
 use globset::{Glob, GlobMatcher};
 use gpunode_config::{DeviceKind, DeviceSelector, MemoryMiB, MigStrategy};
@@ -21,27 +21,33 @@ impl<'a> Selection<'a> {
         resource: &str,
         selector: Option<&'a DeviceSelector>,
         strategy: MigStrategy,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, DesiredDevicesError> {
         Self::new(resource, selector, (true, strategy == MigStrategy::Single))
     }
 
     /// Some of the devices of an entry, of either kind unless it says so.
-    pub fn within_entry(resource: &str, selector: &'a DeviceSelector) -> Result<Self, Error> {
+    pub fn within_entry(resource: &str, selector: &'a DeviceSelector) -> Result<Self, DesiredDevicesError> {
         Self::new(resource, Some(selector), (true, true))
     }
 
-    fn new(resource: &str, selector: Option<&'a DeviceSelector>, otherwise: (bool, bool)) -> Result<Self, Error> {
+    fn new(
+        resource: &str,
+        selector: Option<&'a DeviceSelector>,
+        otherwise: (bool, bool),
+    ) -> Result<Self, DesiredDevicesError> {
         let field = |field: fn(&DeviceSelector) -> &Option<Vec<String>>| selector.and_then(|of| field(of).as_deref());
         let globs = |name: &'static str, globs: Option<&[String]>| {
             let matchers = globs
                 .into_iter()
                 .flatten()
                 .map(|glob| Glob::new(glob).map(|glob| glob.compile_matcher()));
-            matchers.collect::<Result<Vec<_>, _>>().map_err(|error| Error::Glob {
-                resource: resource.to_owned(),
-                field: name,
-                reason: error.to_string(),
-            })
+            matchers
+                .collect::<Result<Vec<_>, _>>()
+                .map_err(|error| DesiredDevicesError::Glob {
+                    resource: resource.to_owned(),
+                    field: name,
+                    reason: error.to_string(),
+                })
         };
         let (full, mig) = match selector {
             Some(DeviceSelector { kind: Some(kind), .. }) => {

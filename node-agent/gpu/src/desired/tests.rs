@@ -57,11 +57,11 @@ fn t4s(count: u32) -> Inventory {
 /// `RESOURCE INDEX xSHARES` of each device.
 fn offered(inventory: &Inventory, config: &str) -> Vec<String> {
     let config = load(config).unwrap();
-    let line = |WantedDevice { device, assignment }| {
+    let line = |DesiredDevice { device, assignment }| {
         let Assignment { resource, sharing, .. } = assignment;
         format!("{resource} {} x{}", Device::index(&device), sharing.shares())
     };
-    wanted(inventory, &config)
+    desired_devices(inventory, &config)
         .unwrap()
         .devices
         .into_iter()
@@ -69,8 +69,8 @@ fn offered(inventory: &Inventory, config: &str) -> Vec<String> {
         .collect()
 }
 
-fn problems(inventory: &Inventory, config: &str) -> Vec<(ProblemKind, String)> {
-    let wanted = wanted(inventory, &load(config).unwrap()).unwrap();
+fn problems(inventory: &Inventory, config: &str) -> Vec<(DeviceProblemKind, String)> {
+    let wanted = desired_devices(inventory, &load(config).unwrap()).unwrap();
     wanted
         .problems
         .into_iter()
@@ -143,7 +143,7 @@ fn each_gpu_has_as_many_units_as_its_own_memory_holds() {
         ["aliyun.com/gpu-mem 0 x16", "aliyun.com/gpu-mem 1 x80"]
     );
     let [(kind, message)] = problems(&inventory, config).try_into().unwrap();
-    assert_eq!(kind, ProblemKind::MemoryBelowUnit);
+    assert_eq!(kind, DeviceProblemKind::MemoryBelowUnit);
     assert!(
         message.contains("GPU 2 has 1023 MiB of memory, less than one unit of 1 GiB"),
         "{message}"
@@ -157,8 +157,11 @@ fn mps_is_not_offered_on_gpus_that_cannot_limit_its_clients() {
     inventory.gpus[1].compute_capability = None;
     let config = "resources: [{name: a.b/c, sharing: {strategy: Mps, replicas: 10}}]";
     assert_eq!(offered(&inventory, config), ["a.b/c 2 x10"]);
-    let kinds: Vec<ProblemKind> = problems(&inventory, config).into_iter().map(|(kind, _)| kind).collect();
-    assert_eq!(kinds, [ProblemKind::MpsUnsupported, ProblemKind::MpsUnsupported]);
+    let kinds: Vec<DeviceProblemKind> = problems(&inventory, config).into_iter().map(|(kind, _)| kind).collect();
+    assert_eq!(
+        kinds,
+        [DeviceProblemKind::MpsUnsupported, DeviceProblemKind::MpsUnsupported]
+    );
 }
 
 #[test]
@@ -166,7 +169,7 @@ fn without_a_mig_strategy_divided_gpus_are_offered_whole_unless_they_are_divided
     let inventory = node(vec![divided(0, &["1g.10gb"]), divided(1, &[]), gpu(2, "Tesla T4")]);
     assert_eq!(offered(&inventory, ""), ["nvidia.com/gpu 0 x1", "nvidia.com/gpu 2 x1"]);
     let [(kind, message)] = problems(&inventory, "").try_into().unwrap();
-    assert_eq!(kind, ProblemKind::MigWithoutInstances);
+    assert_eq!(kind, DeviceProblemKind::MigWithoutInstances);
     assert!(message.contains("GPU 1"), "{message}");
     assert!(problems(&inventory, "resources: [{name: a.b/c, devices: {indices: [0]}}]").is_empty());
 }
@@ -197,12 +200,12 @@ resources:
         let inventory = node(vec![divided(0, &["1g.10gb"]), unequal, gpu(2, "Tesla T4")]);
         assert_eq!(offered(&inventory, single), ["a.b/d 2 x1"]);
         let [(kind, message)] = problems(&inventory, single).try_into().unwrap();
-        assert_eq!(kind, ProblemKind::MigInstancesUnequal);
+        assert_eq!(kind, DeviceProblemKind::MigInstancesUnequal);
         assert!(message.starts_with("offer a.b/c: mig.strategy Single needs equal devices, and MIG device 0:0 is 1g"));
     }
     let hollow = node(vec![divided(0, &["1g.10gb"]), divided(1, &[]), gpu(2, "Tesla T4")]);
     assert_eq!(offered(&hollow, single), ["a.b/d 2 x1"]);
-    assert_eq!(problems(&hollow, single)[0].0, ProblemKind::MigWithoutInstances);
+    assert_eq!(problems(&hollow, single)[0].0, DeviceProblemKind::MigWithoutInstances);
 }
 
 #[test]
@@ -283,7 +286,7 @@ fn indices_and_uuids_of_a_gpu_select_its_mig_devices_too() {
 #[test]
 fn a_list_beyond_the_kubelets_limit_is_refused_and_says_what_to_change() {
     let config = load("resources: [{name: a.b/c, sharing: {strategy: TimeSlicing, replicas: 8192}}]").unwrap();
-    let error = wanted(&t4s(16), &config).unwrap_err();
+    let error = desired_devices(&t4s(16), &config).unwrap_err();
     assert!(
         error
             .to_string()
@@ -294,7 +297,7 @@ fn a_list_beyond_the_kubelets_limit_is_refused_and_says_what_to_change() {
     let mut inventory = t4s(16);
     inventory.gpus.iter_mut().for_each(|gpu| gpu.memory_mib = 1024 * 1024);
     let config = load("resources: [{name: a.b/c, sharing: {strategy: Memory, unit: 64Mi}}]").unwrap();
-    let error = wanted(&inventory, &config).unwrap_err();
+    let error = desired_devices(&inventory, &config).unwrap_err();
     assert!(error.to_string().ends_with("raise sharing.unit"), "{error}");
 }
 
@@ -349,7 +352,7 @@ proptest! {
             }
         }
         let config = load(&config).unwrap();
-        let wanted_now = wanted(&node(gpus.clone()), &config).unwrap();
+        let wanted_now = desired_devices(&node(gpus.clone()), &config).unwrap();
         let devices: Vec<&Device> = wanted_now.devices.iter().map(|wanted| &wanted.device).collect();
         let uuids: BTreeSet<&String> = devices.iter().map(|device| &device.uuid).collect();
         prop_assert_eq!(uuids.len(), devices.len());
@@ -363,6 +366,6 @@ proptest! {
                 prop_assert!(id.len() <= 63, "the API allows 63 characters");
             }
         }
-        prop_assert_eq!(&wanted_now, &wanted(&node(gpus), &config).unwrap());
+        prop_assert_eq!(&wanted_now, &desired_devices(&node(gpus), &config).unwrap());
     }
 }

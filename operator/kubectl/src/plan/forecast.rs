@@ -4,7 +4,7 @@ use super::simulation::configuration_of;
 use crate::output::plural;
 use gpunode_config::{AgentConfig, ResourceConfig};
 use gpunode_crds::{GpuNode, GpuNodeStatus};
-use gpunode_gpu::{Device, DeviceSharing, Wanted, WantedDevice, wanted};
+use gpunode_gpu::{DesiredDevice, DesiredDevices, Device, DeviceSharing, desired_devices};
 use gpunode_plan::inventory;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,9 +56,9 @@ pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceForeca
     let inventory = inventory(status);
     let now = before
         .and_then(configuration_of)
-        .and_then(|config| wanted(&inventory, &config).ok())
+        .and_then(|config| desired_devices(&inventory, &config).ok())
         .unwrap_or_default();
-    let then = match wanted(&inventory, &config) {
+    let then = match desired_devices(&inventory, &config) {
         Ok(then) => then,
         Err(error) => {
             let refused = format!("the agent would refuse this configuration: {error}");
@@ -105,7 +105,7 @@ fn fails(node: Option<&GpuNode>) -> String {
 }
 
 /// In the order of the policy; then what MIG devices are by default.
-fn offers(config: &AgentConfig, now: &Wanted, then: &Wanted) -> Vec<ResourceForecast> {
+fn offers(config: &AgentConfig, now: &DesiredDevices, then: &DesiredDevices) -> Vec<ResourceForecast> {
     let mut names: Vec<String> = config
         .effective_resources()
         .iter()
@@ -130,28 +130,28 @@ fn offers(config: &AgentConfig, now: &Wanted, then: &Wanted) -> Vec<ResourceFore
     names.into_iter().map(offer).collect()
 }
 
-fn devices_of<'a>(resource: &str, wanted: &'a Wanted) -> impl Iterator<Item = &'a WantedDevice> {
+fn devices_of<'a>(resource: &str, wanted: &'a DesiredDevices) -> impl Iterator<Item = &'a DesiredDevice> {
     wanted
         .devices
         .iter()
         .filter(move |device| device.assignment.resource == resource)
 }
 
-fn shares(device: &WantedDevice) -> u64 {
+fn shares(device: &DesiredDevice) -> u64 {
     u64::from(device.assignment.sharing.shares())
 }
 
 /// Such as `3 GPUs x 4 replicas = 12`.
-fn words(resource: &str, wanted: &Wanted) -> String {
-    let mut groups: Vec<(&WantedDevice, usize)> = Vec::new();
+fn words(resource: &str, wanted: &DesiredDevices) -> String {
+    let mut groups: Vec<(&DesiredDevice, usize)> = Vec::new();
     for device in devices_of(resource, wanted) {
-        let like = |of: &WantedDevice| (of.device.mig.is_some(), of.assignment.sharing);
+        let like = |of: &DesiredDevice| (of.device.mig.is_some(), of.assignment.sharing);
         match groups.iter_mut().find(|(first, _)| like(first) == like(device)) {
             Some((_, count)) => *count += 1,
             None => groups.push((device, 1)),
         }
     }
-    let group = |(first, count): &(&WantedDevice, usize)| {
+    let group = |(first, count): &(&DesiredDevice, usize)| {
         let is_mig = first.device.mig.is_some();
         let devices = if is_mig {
             plural(*count, "MIG device", "MIG devices")
@@ -187,8 +187,8 @@ fn words(resource: &str, wanted: &Wanted) -> String {
 }
 
 /// Devices that somebody holds, and that are to be something else.
-fn waiting(status: &GpuNodeStatus, now: &Wanted, then: &Wanted) -> Vec<String> {
-    let becomes = |uuid: &str, wanted: &Wanted| {
+fn waiting(status: &GpuNodeStatus, now: &DesiredDevices, then: &DesiredDevices) -> Vec<String> {
+    let becomes = |uuid: &str, wanted: &DesiredDevices| {
         wanted
             .devices
             .iter()

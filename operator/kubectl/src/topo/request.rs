@@ -4,7 +4,7 @@ use super::links::is_part;
 use crate::output::plural;
 use gpunode_config::{Allocation, MemoryMiB, ResourceConfig, Sharing, SharingStrategy};
 use gpunode_crds::{GpuDevice, GpuNode, GpuNodeStatus, ResourceStatus};
-use gpunode_gpu::{Candidate, Choice, DeviceSharing, Load, PairScores, Point, Pool, Rules, ranked};
+use gpunode_gpu::{Candidate, Choice, DeviceSharing, Load, PairScores, Point, Pool, ResourceRules, ranked};
 use gpunode_plan::inventory;
 use serde::Serialize;
 
@@ -88,7 +88,7 @@ pub fn answer(
     let entries = config.map(|config| config.effective_resources()).unwrap_or_default();
     let entry = entries.iter().find(|entry| entry.offered_name() == offered.name);
     let sharing = entry.and_then(|entry| entry.sharing.as_ref());
-    let rules = Rules {
+    let rules = ResourceRules {
         fail_requests_greater_than_one: entry.is_some_and(ResourceConfig::fail_requests_greater_than_one),
         placement: sharing.map(Sharing::placement).unwrap_or_default(),
         allocation: entry.map(ResourceConfig::allocation).unwrap_or_default(),
@@ -184,7 +184,7 @@ fn devices<'a>(
 }
 
 /// Units of memory and shares under MPS come from one device.
-fn of_one(answer: &mut RequestAnswer, devices: &[ResourceDevice<'_>], strategy: SharingStrategy, rules: Rules) {
+fn of_one(answer: &mut RequestAnswer, devices: &[ResourceDevice<'_>], strategy: SharingStrategy, rules: ResourceRules) {
     let sharing = |shares: u32| match strategy {
         SharingStrategy::Memory => DeviceSharing::Memory {
             unit: MemoryMiB::default(),
@@ -222,7 +222,7 @@ fn of_one(answer: &mut RequestAnswer, devices: &[ResourceDevice<'_>], strategy: 
     };
 }
 
-fn most_or_least(strategy: SharingStrategy, rules: Rules) -> &'static str {
+fn most_or_least(strategy: SharingStrategy, rules: ResourceRules) -> &'static str {
     let packed = match strategy {
         SharingStrategy::Memory => rules.placement == gpunode_config::Placement::Packed,
         _ => rules.allocation == Allocation::Packed,

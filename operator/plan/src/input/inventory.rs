@@ -2,7 +2,7 @@
 
 use gpunode_config::AgentConfig;
 use gpunode_crds::{GpuDevice, GpuLink, GpuNode, GpuNodeStatus, MigDevice};
-use gpunode_gpu::{Gpu, Inventory, Link, LinkLevel, MigAttributes, MigMode, wanted};
+use gpunode_gpu::{Gpu, Inventory, Link, LinkLevel, MigAttributes, MigMode, desired_devices};
 use std::collections::BTreeSet;
 
 /// Whether an agent has told what GPUs there are. Without one the status may still hold the operator's own conditions.
@@ -27,7 +27,7 @@ pub fn mig_resources(status: &GpuNodeStatus, config: &AgentConfig) -> BTreeSet<S
     if status.gpus.iter().all(|gpu| gpu.mig_devices.is_empty()) {
         return BTreeSet::new();
     }
-    let devices = wanted(&inventory(status), config)
+    let devices = desired_devices(&inventory(status), config)
         .map(|wanted| wanted.devices)
         .unwrap_or_default();
     devices

@@ -262,7 +262,7 @@ fn mig_devices_come_from_a_gpu_in_use_whatever_holds_its_other_parts() {
             now: Instant::now(),
         };
         desk.allocator
-            .set_desired(wanted(&inventory, &load(&config).unwrap()).unwrap());
+            .set_desired(desired_devices(&inventory, &load(&config).unwrap()).unwrap());
         desk.observe(holders);
         desk
     };

@@ -3,13 +3,13 @@
 use super::*;
 
 /// The node while its driver does not say that GPU 2 is divided.
-fn undivided() -> Wanted {
+fn undivided() -> DesiredDevices {
     let mut node = node();
     for gpu in &mut node.gpus {
         gpu.mig_mode = None;
         gpu.mig_devices.clear();
     }
-    wanted(&node, &load("").unwrap()).unwrap()
+    desired_devices(&node, &load("").unwrap()).unwrap()
 }
 
 fn observation(desk: &mut Desk, holders: &[ContainerShares], checkpoint: &[(&str, &str)]) -> KubeletObservation {

@@ -47,7 +47,7 @@ fn times(inventory: &Inventory, config: &str) -> Vec<(Duration, usize, &'static 
         };
         let config = config.replace("ALLOCATION", allocation);
         desk.allocator
-            .set_desired(wanted(inventory, &load(&config).unwrap()).unwrap());
+            .set_desired(desired_devices(inventory, &load(&config).unwrap()).unwrap());
         desk.observe(&[]);
         let available: Vec<String> = desk.healthy().into_iter().map(|(_, id)| id).collect();
         let sizes = if available.len() > 16 {

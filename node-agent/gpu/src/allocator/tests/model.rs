@@ -66,7 +66,7 @@ impl World {
 
     fn configure(&mut self) {
         self.allocator
-            .set_desired(wanted(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap());
+            .set_desired(desired_devices(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap());
         self.send();
     }
 
@@ -358,7 +358,7 @@ impl World {
             "{:?}",
             self.allocator.pending_changes()
         );
-        let wanted = wanted(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap();
+        let wanted = desired_devices(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap();
         let wanted = wanted
             .devices
             .into_iter()
