@@ -2,7 +2,7 @@
 //!
 //! A choice is made of devices, whole GPUs or MIG devices, of which shares can be picked; a MIG device counts as the GPU that it
 //! is a part of. `docs/topology.md` has the order of each [`Allocation`] in words for users; of two sets the one that is
-//! better by the first point that tells them apart is chosen:
+//! better by the first criterion that tells them apart is chosen:
 //!
 //! | | `Topology` | `Packed` | `Spread` |
 //! |---|---|---|---|
@@ -30,7 +30,7 @@ mod search;
 mod tests;
 
 pub use scores::PairScores;
-pub use search::Point;
+pub use search::Criterion;
 
 use columns::Columns;
 use gpunode_config::Allocation;
@@ -38,7 +38,7 @@ use search::Search;
 
 /// What there is to choose from.
 #[derive(Clone, Copy, Debug)]
-pub struct Pool<'a> {
+pub struct CandidatePool<'a> {
     /// How the GPUs of the node are linked.
     pub scores: &'a PairScores,
     /// By which order.
@@ -46,14 +46,14 @@ pub struct Pool<'a> {
     /// Whether several containers can hold shares of one device.
     pub shared: bool,
     /// The devices in the order of their indices.
-    pub devices: &'a [Candidate],
+    pub devices: &'a [CandidateDevice],
     /// What others do with each GPU, by its place in the scores.
-    pub loads: &'a [Load],
+    pub loads: &'a [GpuLoad],
 }
 
 /// A device of which shares can be picked, or were.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Candidate {
+pub struct CandidateDevice {
     /// Place of its GPU in the scores; none for one that the driver does not list, which has links to nobody.
     pub gpu: Option<usize>,
     /// Shares of it that the container has already.
@@ -66,7 +66,7 @@ pub struct Candidate {
 
 /// What others do with a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct GpuLoad {
     /// Shares of it and of its MIG devices that others hold.
     pub held: u32,
     /// Its utilisation in percent.
@@ -75,19 +75,19 @@ pub struct Load {
 
 /// A set that can be picked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Choice {
+pub struct GpuChoice {
     /// How many shares of each candidate.
     pub shares: Vec<u32>,
     /// Whether another set is equal in everything but indices, so that utilisation may decide.
     pub is_tied: bool,
     /// How good it is.
-    pub merits: Merits,
-    key: search::Key,
+    pub score: ChoiceScore,
+    key: search::RankKey,
 }
 
 /// What tells sets apart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Merits {
+pub struct ChoiceScore {
     /// The GPUs of the set, and those that the container has already, by place.
     pub gpus: Vec<usize>,
     /// The sum of their pair scores.
@@ -103,16 +103,16 @@ pub struct Merits {
 }
 
 /// The best set of `size` shares, of fewer where there are not so many.
-pub fn choose(pool: &Pool<'_>, size: u32) -> Choice {
-    ranked(pool, size, 1).into_iter().next().unwrap_or_default()
+pub fn choose(pool: &CandidatePool<'_>, size: u32) -> GpuChoice {
+    best_choices(pool, size, 1).into_iter().next().unwrap_or_default()
 }
 
 /// The `most` best sets of `size` shares, the best one first; sets of the same GPUs count as one.
-pub fn ranked(pool: &Pool<'_>, size: u32, most: usize) -> Vec<Choice> {
+pub fn best_choices(pool: &CandidatePool<'_>, size: u32, most: usize) -> Vec<GpuChoice> {
     let columns = Columns::new(pool, size);
     let found = Search::new(pool, &columns, most.max(1)).run();
-    let choice = |set: search::Found| {
-        let merits = Merits {
+    let choice = |set: search::FoundSet| {
+        let score = ChoiceScore {
             pairs: pool.scores.sum(&set.gpus),
             numa_nodes: set.numa_nodes,
             free_gpus: set.free_gpus,
@@ -120,22 +120,22 @@ pub fn ranked(pool: &Pool<'_>, size: u32, most: usize) -> Vec<Choice> {
             held: set.held,
             gpus: set.gpus,
         };
-        Choice {
+        GpuChoice {
             shares: columns.shares(pool, &set.units),
             is_tied: set.is_tied,
             key: set.key,
-            merits,
+            score,
         }
     };
     found.into_iter().map(choice).collect()
 }
 
-impl Choice {
+impl GpuChoice {
     /// By what this set is better than another one of the same order; nothing where only indices tell them apart.
-    pub fn better_by(&self, allocation: Allocation, other: &Self) -> Option<Point> {
-        let mut points = search::points(allocation).into_iter().zip(self.key).zip(other.key);
-        points
+    pub fn better_by(&self, allocation: Allocation, other: &Self) -> Option<Criterion> {
+        let mut criteria = search::criteria(allocation).into_iter().zip(self.key).zip(other.key);
+        criteria
             .find(|((_, one), other)| one != other)
-            .map(|((point, _), _)| point)
+            .map(|((criterion, _), _)| criterion)
     }
 }

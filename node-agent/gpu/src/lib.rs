@@ -16,7 +16,9 @@ pub use allocator::{
     AllocatedDevices, AllocationRefusal, Allocator, ContainerShares, DeviceHolder, KubeletObservation, PendingChange,
     PreferredAllocation,
 };
-pub use choice::{Candidate, Choice, Load, Merits, PairScores, Point, Pool, choose, ranked};
+pub use choice::{
+    CandidateDevice, CandidatePool, ChoiceScore, Criterion, GpuChoice, GpuLoad, PairScores, best_choices, choose,
+};
 pub use desired::{
     DesiredDevice, DesiredDevices, DesiredDevicesError, DeviceProblem, DeviceProblemKind, ResourceRules,
     desired_devices,

@@ -6,7 +6,7 @@ use super::{
     Allocator,
     offer::{AdvertisedDevice, Availability},
 };
-use crate::{Candidate, DeviceSharing, Load, Pool, ResourceRules, choose, device_of};
+use crate::{CandidateDevice, CandidatePool, DeviceSharing, GpuLoad, ResourceRules, choose, device_of};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What a container had best get.
@@ -47,7 +47,7 @@ struct Stock<'a> {
     /// Ids of a list that was sent before: the kubelet asks with what it knows.
     unknown: Vec<&'a str>,
     /// What others do with each GPU, by place.
-    loads: Vec<Load>,
+    loads: Vec<GpuLoad>,
     rules: ResourceRules,
 }
 
@@ -134,7 +134,7 @@ impl Allocator {
             }
         };
         let supplies: Vec<_> = offered.iter().zip(free).zip(picked).map(supply).collect();
-        let mut loads = vec![Load::default(); self.scores.gpus()];
+        let mut loads = vec![GpuLoad::default(); self.scores.gpus()];
         for of in &supplies {
             let Some(load) = of.gpu.and_then(|gpu| loads.get_mut(gpu)) else {
                 continue;
@@ -171,10 +171,10 @@ impl Allocator {
         for tier in TIERS {
             let of_tier =
                 |of: &Supply<'_>| of.unfit == tier.unfit && of.sharing.one_device_per_container() == tier.of_one;
-            let devices: Vec<Candidate> = stock
+            let devices: Vec<CandidateDevice> = stock
                 .supplies
                 .iter()
-                .map(|of| Candidate {
+                .map(|of| CandidateDevice {
                     gpu: of.gpu,
                     has: count(of.picked),
                     free: if of_tier(of) {
@@ -189,7 +189,7 @@ impl Allocator {
                 continue;
             }
             let shared = |of: &Supply<'_>| of_tier(of) && of.sharing != DeviceSharing::Whole;
-            let pool = Pool {
+            let pool = CandidatePool {
                 scores: &self.scores,
                 allocation: stock.rules.allocation,
                 shared: stock.supplies.iter().any(shared),

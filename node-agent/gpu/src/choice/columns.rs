@@ -1,6 +1,6 @@
 //! The devices by GPU, and what is settled before GPUs are compared: from which devices shares can come at all.
 
-use super::{Candidate, Load, Pool, level::level};
+use super::{CandidateDevice, CandidatePool, GpuLoad, level::level};
 use gpunode_config::Allocation;
 
 /// The GPUs, and how many units are to come from them: shares that the search may place.
@@ -28,12 +28,12 @@ pub struct Column {
     /// Units that can be picked of it.
     pub units: u32,
     /// What others do with it.
-    pub load: Load,
+    pub load: GpuLoad,
 }
 
 impl Columns {
     /// The columns of a pool for a request of `size` shares.
-    pub fn new(pool: &Pool<'_>, size: u32) -> Self {
+    pub fn new(pool: &CandidatePool<'_>, size: u32) -> Self {
         let all = pool
             .devices
             .iter()
@@ -66,7 +66,7 @@ impl Columns {
         columns
     }
 
-    fn by_gpu(&self, pool: &Pool<'_>) -> Vec<Column> {
+    fn by_gpu(&self, pool: &CandidatePool<'_>) -> Vec<Column> {
         let mut listed: Vec<Column> = (0..pool.scores.gpus()).map(|place| column(pool, Some(place))).collect();
         let mut others = Vec::new();
         for (at, device) in pool.devices.iter().enumerate() {
@@ -89,7 +89,7 @@ impl Columns {
     }
 
     /// No GPU is to give more than it has to either: what is left after that comes one by one from equal GPUs.
-    fn level_gpus(&mut self, pool: &Pool<'_>) {
+    fn level_gpus(&mut self, pool: &CandidatePool<'_>) {
         let has = |at: &usize| {
             let has = pool.devices.get(*at).map_or(0, |device| device.has);
             has.saturating_add(self.settled.get(*at).copied().unwrap_or_default())
@@ -116,7 +116,7 @@ impl Columns {
     }
 
     /// How many shares of each candidate, where so many units are picked of each GPU.
-    pub fn shares(&self, pool: &Pool<'_>, units: &[u32]) -> Vec<u32> {
+    pub fn shares(&self, pool: &CandidatePool<'_>, units: &[u32]) -> Vec<u32> {
         let mut shares = self.settled.clone();
         for (at, units) in units.iter().enumerate() {
             for (device, picked) in self.of_gpu(pool, at, *units) {
@@ -127,7 +127,7 @@ impl Columns {
     }
 
     /// The shares that make so many units of a GPU: of the device of which least is held first, or most under `Packed`.
-    fn of_gpu(&self, pool: &Pool<'_>, gpu: usize, units: u32) -> Vec<(usize, u32)> {
+    fn of_gpu(&self, pool: &CandidatePool<'_>, gpu: usize, units: u32) -> Vec<(usize, u32)> {
         let Some(gpu) = self.gpus.get(gpu).filter(|_| units > 0) else {
             return Vec::new();
         };
@@ -135,7 +135,7 @@ impl Columns {
         let held = |at: usize| {
             pool.devices
                 .get(at)
-                .map_or(0, |device: &Candidate| i64::from(device.held))
+                .map_or(0, |device: &CandidateDevice| i64::from(device.held))
         };
         let packed = pool.allocation == Allocation::Packed;
         devices.sort_by_key(|at| (if packed { -held(*at) } else { held(*at) }, *at));
@@ -149,7 +149,7 @@ impl Columns {
     }
 }
 
-fn column(pool: &Pool<'_>, place: Option<usize>) -> Column {
+fn column(pool: &CandidatePool<'_>, place: Option<usize>) -> Column {
     let load = place
         .and_then(|place| pool.loads.get(place))
         .copied()

@@ -15,12 +15,12 @@ const MAX_NVLINKS: u32 = 18;
 /// NVLink. Two GPUs on NVSwitches count as linked by as many as both have to the switches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PairScores {
-    gpus: Vec<Gpu>,
+    gpus: Vec<ScoredGpu>,
     places: BTreeMap<String, usize>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Gpu {
+struct ScoredGpu {
     numa_node: Option<u32>,
     /// To each GPU of the node; 0 to itself.
     scores: Vec<u32>,
@@ -50,7 +50,7 @@ impl PairScores {
                 .copied()
                 .unwrap_or_default()
         };
-        let gpu = |((from, gpu), ways): ((usize, &crate::Gpu), &Vec<u32>)| Gpu {
+        let gpu = |((from, gpu), ways): ((usize, &crate::Gpu), &Vec<u32>)| ScoredGpu {
             numa_node: gpu.numa_node,
             scores: ways
                 .iter()

@@ -9,12 +9,12 @@ use gpunode_config::Allocation;
 /// Most sets that are compared one by one: the halves of 16 GPUs, so that every request on 16 GPUs has the best answer.
 pub const MAX_SETS: u64 = 12_870;
 
-/// What a GPU adds to [`State::left_free`] beside its pair scores, which are less even of 64 GPUs.
+/// What a GPU adds to [`PartialSet::left_free`] beside its pair scores, which are less even of 64 GPUs.
 const FREE_GPU: i64 = 1 << 32;
 
 /// A set of GPUs.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct FoundSet {
     /// Units of each column.
     pub units: Vec<u32>,
     /// Places of its GPUs and of those that the container has already, ordered.
@@ -26,7 +26,7 @@ pub struct Found {
     /// Sum of their pair scores.
     pub free_pairs: u64,
     /// What it is judged by.
-    pub key: Key,
+    pub key: RankKey,
     /// What others hold of the GPU of each unit.
     pub held: u64,
     /// Whether another set is equal to it but for indices.
@@ -34,11 +34,11 @@ pub struct Found {
 }
 
 /// What a set is judged by, in the order of its allocation; more is better.
-pub type Key = [i64; 4];
+pub type RankKey = [i64; 4];
 
 /// What sets are told apart by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Point {
+pub enum Criterion {
     /// The sum of pair scores.
     Pairs,
     /// The number of NUMA nodes.
@@ -51,13 +51,28 @@ pub enum Point {
     Distance,
 }
 
-/// What the numbers of a [`Key`] are.
-pub fn points(allocation: Allocation) -> [Point; 4] {
+/// What the numbers of a [`RankKey`] are.
+pub fn criteria(allocation: Allocation) -> [Criterion; 4] {
     match allocation {
-        Allocation::Topology => [Point::Pairs, Point::NumaNodes, Point::LeftFree, Point::Load],
-        Allocation::Packed => [Point::NumaNodes, Point::LeftFree, Point::Load, Point::Pairs],
+        Allocation::Topology => [
+            Criterion::Pairs,
+            Criterion::NumaNodes,
+            Criterion::LeftFree,
+            Criterion::Load,
+        ],
+        Allocation::Packed => [
+            Criterion::NumaNodes,
+            Criterion::LeftFree,
+            Criterion::Load,
+            Criterion::Pairs,
+        ],
         // The last number is always 0.
-        Allocation::Spread => [Point::Load, Point::NumaNodes, Point::Distance, Point::Distance],
+        Allocation::Spread => [
+            Criterion::Load,
+            Criterion::NumaNodes,
+            Criterion::Distance,
+            Criterion::Distance,
+        ],
     }
 }
 
@@ -66,7 +81,7 @@ type Pull = [u32; 2];
 
 /// A GPU that the container has nothing of yet.
 #[derive(Debug)]
-struct Item {
+struct SearchItem {
     column: usize,
     units: u32,
     worth: i64,
@@ -82,7 +97,7 @@ struct Item {
 
 /// The set so far.
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
+struct PartialSet {
     pairs: i64,
     nodes: u64,
     /// The GPUs left free, as [`FREE_GPU`] each, and the sum of their pair scores.
@@ -93,10 +108,10 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Best {
-    key: Key,
+struct RankedSet {
+    key: RankKey,
     items: Vec<usize>,
-    state: State,
+    state: PartialSet,
 }
 
 /// A search under way.
@@ -104,8 +119,8 @@ struct Best {
 pub struct Search<'a> {
     allocation: Allocation,
     columns: &'a Columns,
-    items: Vec<Item>,
-    start: State,
+    items: Vec<SearchItem>,
+    start: PartialSet,
     row: Vec<Pull>,
     /// GPUs that a set has to have beside those that the container has already.
     size: usize,
@@ -119,13 +134,13 @@ pub struct Search<'a> {
     member: Vec<bool>,
     chosen: Vec<usize>,
     most: usize,
-    best: Vec<Best>,
+    best: Vec<RankedSet>,
     is_tied: bool,
 }
 
 impl Search<'_> {
     /// The best sets, the best one first; at least one.
-    pub fn run(mut self) -> Vec<Found> {
+    pub fn run(mut self) -> Vec<FoundSet> {
         if self.size == 0 {
             self.offer(self.start);
         } else if sets(self.items.len(), self.size) <= MAX_SETS {
@@ -144,7 +159,7 @@ impl Search<'_> {
 
     /// Every set with the chosen items and `left` of those from `from` on, in the order of their indices. The first of
     /// `rows` has the pulls of the chosen.
-    fn enumerate(&mut self, from: usize, left: usize, state: State, rows: &mut [Vec<Pull>]) {
+    fn enumerate(&mut self, from: usize, left: usize, state: PartialSet, rows: &mut [Vec<Pull>]) {
         let Some((row, deeper)) = rows.split_first_mut() else {
             return;
         };
@@ -171,7 +186,7 @@ impl Search<'_> {
     }
 
     /// Takes a complete set in, if it is among the best.
-    fn offer(&mut self, state: State) {
+    fn offer(&mut self, state: PartialSet) {
         if state.units < self.need {
             return;
         }
@@ -196,7 +211,7 @@ impl Search<'_> {
         if rank < self.most {
             self.best.insert(
                 rank,
-                Best {
+                RankedSet {
                     key,
                     items: self.chosen.clone(),
                     state,
@@ -206,7 +221,7 @@ impl Search<'_> {
         }
     }
 
-    fn key(&self, state: &State, worth: i64) -> Key {
+    fn key(&self, state: &PartialSet, worth: i64) -> RankKey {
         let nodes = i64::from(state.nodes.count_ones());
         match self.allocation {
             Allocation::Topology => [state.pairs, -nodes, state.left_free, worth],
@@ -236,7 +251,7 @@ impl Search<'_> {
         sum
     }
 
-    fn found(&mut self, best: &Best, is_first: bool) -> Found {
+    fn found(&mut self, best: &RankedSet, is_first: bool) -> FoundSet {
         let mut units = vec![0; self.columns.gpus.len()];
         let mut is_tied = is_first && self.is_tied;
         self.with_members(&best.items, |search| {
@@ -252,7 +267,7 @@ impl Search<'_> {
             .filter(|(gpu, units)| gpu.given || **units > 0)
             .filter_map(|(gpu, _)| gpu.place)
             .collect();
-        Found {
+        FoundSet {
             units,
             gpus,
             numa_nodes: best.state.nodes.count_ones() as usize,
@@ -297,9 +312,9 @@ impl Search<'_> {
     }
 }
 
-impl State {
+impl PartialSet {
     /// The set with one more GPU, which has these pulls from the others.
-    fn with(self, item: &Item, [near, of_free]: Pull) -> Self {
+    fn with(self, item: &SearchItem, [near, of_free]: Pull) -> Self {
         Self {
             pairs: self.pairs + i64::from(near),
             nodes: self.nodes | item.node,

@@ -41,7 +41,7 @@ struct Whole<'a> {
 impl Whole<'_> {
     fn pick(&self, allocation: Allocation, size: u32) -> Vec<usize> {
         let all = 0..self.scores.gpus();
-        let device = |at: usize| Candidate {
+        let device = |at: usize| CandidateDevice {
             gpu: Some(at),
             has: self.has.contains(&at).into(),
             free: self.free.contains(&at).into(),
@@ -50,19 +50,19 @@ impl Whole<'_> {
         let held = |at: usize| u32::from(!self.free.contains(&at) && !self.has.contains(&at));
         let devices: Vec<_> = all.clone().map(device).collect();
         let loads: Vec<_> = all
-            .map(|at| Load {
+            .map(|at| GpuLoad {
                 held: held(at),
                 busy: 0,
             })
             .collect();
-        let pool = Pool {
+        let pool = CandidatePool {
             scores: self.scores,
             allocation,
             shared: false,
             devices: &devices,
             loads: &loads,
         };
-        choose(&pool, size).merits.gpus
+        choose(&pool, size).score.gpus
     }
 }
 

@@ -4,7 +4,10 @@ use super::links::is_part;
 use crate::output::plural;
 use gpunode_config::{Allocation, MemoryMiB, ResourceConfig, Sharing, SharingStrategy};
 use gpunode_crds::{GpuDevice, GpuNode, GpuNodeStatus, ResourceStatus};
-use gpunode_gpu::{Candidate, Choice, DeviceSharing, Load, PairScores, Point, Pool, ResourceRules, ranked};
+use gpunode_gpu::{
+    CandidateDevice, CandidatePool, Criterion, DeviceSharing, GpuChoice, GpuLoad, PairScores, ResourceRules,
+    best_choices,
+};
 use gpunode_plan::inventory;
 use serde::Serialize;
 
@@ -66,7 +69,7 @@ pub struct ChosenDevice {
 struct ResourceDevice<'a> {
     uuid: &'a str,
     gpu: &'a GpuDevice,
-    candidate: Candidate,
+    candidate: CandidateDevice,
 }
 
 /// What a request for `size` shares would get.
@@ -162,7 +165,7 @@ fn devices<'a>(
             .iter()
             .filter(|holder| holder.device == uuid && holder.resource == resource.name);
         let free = number(of.healthy).saturating_sub(holders.map(|holder| number(holder.count)).sum());
-        let candidate = Candidate {
+        let candidate = CandidateDevice {
             gpu: Some(place),
             has: 0,
             free,
@@ -192,7 +195,7 @@ fn of_one(answer: &mut RequestAnswer, devices: &[ResourceDevice<'_>], strategy: 
         },
         _ => DeviceSharing::Mps { replicas: shares },
     };
-    let rank = |of: &Candidate| rules.rank_of_one(sharing(of.free + of.held), of.free, of.held);
+    let rank = |of: &CandidateDevice| rules.rank_of_one(sharing(of.free + of.held), of.free, of.held);
     let mut fitting: Vec<_> = devices
         .iter()
         .filter(|device| device.candidate.free >= answer.size)
@@ -238,8 +241,8 @@ fn of_many(
     allocation: Allocation,
     scores: &PairScores,
 ) {
-    let candidates: Vec<Candidate> = devices.iter().map(|device| device.candidate).collect();
-    let mut loads = vec![Load::default(); scores.gpus()];
+    let candidates: Vec<CandidateDevice> = devices.iter().map(|device| device.candidate).collect();
+    let mut loads = vec![GpuLoad::default(); scores.gpus()];
     for gpu in &status.gpus {
         let Some(load) = scores.place(&gpu.uuid).and_then(|place| loads.get_mut(place)) else {
             continue;
@@ -257,29 +260,29 @@ fn of_many(
         load.held = own.chain(others).sum();
     }
     let shared = strategy != SharingStrategy::None;
-    let pool = Pool {
+    let pool = CandidatePool {
         scores,
         allocation,
         shared,
         devices: &candidates,
         loads: &loads,
     };
-    let choices = ranked(&pool, answer.size, MOST);
+    let choices = best_choices(&pool, answer.size, MOST);
     let counts_free = allocation == Allocation::Packed || (allocation == Allocation::Topology && !shared);
-    let set = |choice: &Choice| DeviceChoice {
+    let set = |choice: &GpuChoice| DeviceChoice {
         devices: devices
             .iter()
             .zip(&choice.shares)
             .filter(|(_, shares)| **shares > 0)
             .map(|(device, shares)| picked(device, *shares))
             .collect(),
-        pair_scores: choice.merits.pairs,
-        numa_nodes: choice.merits.numa_nodes,
+        pair_scores: choice.score.pairs,
+        numa_nodes: choice.score.numa_nodes,
         left_free: counts_free.then_some(FreeGpus {
-            gpus: choice.merits.free_gpus,
-            pair_scores: choice.merits.free_pairs,
+            gpus: choice.score.free_gpus,
+            pair_scores: choice.score.free_pairs,
         }),
-        held_by_others: choice.merits.held,
+        held_by_others: choice.score.held,
     };
     answer.choices = choices.iter().map(set).collect();
     answer.why = match choices.as_slice() {
@@ -289,18 +292,18 @@ fn of_many(
 }
 
 /// Why the best set is better than the next.
-fn why(best: &Choice, next: &Choice, allocation: Allocation, shared: bool) -> &'static str {
+fn why(best: &GpuChoice, next: &GpuChoice, allocation: Allocation, shared: bool) -> &'static str {
     match best.better_by(allocation, next) {
-        Some(Point::Pairs) => "linked better than the next",
-        Some(Point::NumaNodes) if allocation == Allocation::Spread => "on more NUMA nodes than the next",
-        Some(Point::NumaNodes) => "on fewer NUMA nodes than the next",
-        Some(Point::LeftFree) if best.merits.free_gpus > next.merits.free_gpus => {
+        Some(Criterion::Pairs) => "linked better than the next",
+        Some(Criterion::NumaNodes) if allocation == Allocation::Spread => "on more NUMA nodes than the next",
+        Some(Criterion::NumaNodes) => "on fewer NUMA nodes than the next",
+        Some(Criterion::LeftFree) if best.score.free_gpus > next.score.free_gpus => {
             "more GPUs are left free than by the next"
         }
-        Some(Point::LeftFree) => "the GPUs left free are linked better than those that the next leaves",
-        Some(Point::Load) if allocation == Allocation::Packed => "others hold more there than of the next",
-        Some(Point::Load) => "others hold less there than of the next",
-        Some(Point::Distance) => "linked less to one another and to GPUs in use than the next",
+        Some(Criterion::LeftFree) => "the GPUs left free are linked better than those that the next leaves",
+        Some(Criterion::Load) if allocation == Allocation::Packed => "others hold more there than of the next",
+        Some(Criterion::Load) => "others hold less there than of the next",
+        Some(Criterion::Distance) => "linked less to one another and to GPUs in use than the next",
         None if shared && best.is_tied => {
             "utilisation at that moment decides between this and the next, then the lower index"
         }

@@ -1,6 +1,6 @@
 //! Sets that grow from each GPU, for nodes with too many sets to compare.
 
-use super::{Pull, Search, State};
+use super::{PartialSet, Pull, Search};
 use std::{cmp::Reverse, collections::BTreeSet};
 
 impl Search<'_> {
@@ -34,7 +34,7 @@ impl Search<'_> {
     }
 
     /// The item of `others` with which the set is best; none when it is complete.
-    fn next(&self, others: &[usize], state: State, row: &[Pull]) -> Option<usize> {
+    fn next(&self, others: &[usize], state: PartialSet, row: &[Pull]) -> Option<usize> {
         let key = |at: usize| {
             let (item, pull) = self.items.get(at).zip(row.get(at))?;
             let state = state.with(item, *pull);
@@ -46,7 +46,12 @@ impl Search<'_> {
     }
 
     /// Those of `others`, the largest of which come first, with which `left` more can still have the units that are needed.
-    fn reachable<'a>(&'a self, others: &'a [usize], left: usize, state: State) -> impl Iterator<Item = usize> + 'a {
+    fn reachable<'a>(
+        &'a self,
+        others: &'a [usize],
+        left: usize,
+        state: PartialSet,
+    ) -> impl Iterator<Item = usize> + 'a {
         let units = |at: usize| self.items.get(at).map_or(0, |item| u64::from(item.units));
         let largest = others.get(..left).unwrap_or(others);
         let least = largest.last().map_or(0, |at| units(*at));

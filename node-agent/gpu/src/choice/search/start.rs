@@ -1,7 +1,7 @@
 //! What a search starts with: the scores of its GPUs, and what is known before one is chosen.
 
-use super::{FREE_GPU, Item, Search, State};
-use crate::choice::{Load, Pool, columns::Columns};
+use super::{FREE_GPU, PartialSet, Search, SearchItem};
+use crate::choice::{CandidatePool, GpuLoad, columns::Columns};
 use gpunode_config::Allocation;
 
 /// Bits of utilisation below what is held, in the worth of a unit: 64 GPUs x 8192 shares x 100 percent.
@@ -9,7 +9,7 @@ const BUSY_BITS: u32 = 26;
 
 impl<'a> Search<'a> {
     /// A search for the `most` best sets.
-    pub fn new(pool: &Pool<'_>, columns: &'a Columns, most: usize) -> Self {
+    pub fn new(pool: &CandidatePool<'_>, columns: &'a Columns, most: usize) -> Self {
         let gpus = &columns.gpus;
         let pair = |one: usize, other: usize| {
             let place = |at: usize| gpus.get(at).and_then(|gpu| gpu.place);
@@ -45,7 +45,7 @@ impl<'a> Search<'a> {
         let item = |at: usize| {
             let is_free = free.contains(&at);
             let gpu = gpus.get(at);
-            Item {
+            SearchItem {
                 column: at,
                 units: gpu.map_or(0, |gpu| gpu.units),
                 worth: gpu.map_or(0, |gpu| worth(pool.allocation, gpu.load)),
@@ -58,7 +58,7 @@ impl<'a> Search<'a> {
                     .collect(),
             }
         };
-        let items: Vec<Item> = new.iter().map(|at| item(*at)).collect();
+        let items: Vec<SearchItem> = new.iter().map(|at| item(*at)).collect();
         let given: Vec<usize> = (0..gpus.len())
             .filter(|at| gpus.get(*at).is_some_and(|gpu| gpu.given))
             .collect();
@@ -95,14 +95,14 @@ impl<'a> Search<'a> {
             need,
             one_each: given_units == 0 && items.iter().all(|item| item.units == 1),
             row: new.iter().map(|at| [to_others(*at), 0]).collect(),
-            start: State {
+            start: PartialSet {
                 nodes: given
                     .iter()
                     .map(|at| numa_nodes.bit(*at))
                     .fold(0, |nodes, node| nodes | node),
                 left_free: free.iter().map(|_| FREE_GPU).sum::<i64>()
                     + i64::try_from(pool.scores.sum(&free_places)).unwrap_or_default(),
-                ..State::default()
+                ..PartialSet::default()
             },
             items,
             by_worth,
@@ -121,7 +121,7 @@ struct NumaNodes {
 }
 
 impl NumaNodes {
-    fn new(pool: &Pool<'_>, columns: &Columns) -> Self {
+    fn new(pool: &CandidatePool<'_>, columns: &Columns) -> Self {
         let mut seen = Vec::new();
         let mut of_columns = Vec::new();
         for gpu in &columns.gpus {
@@ -141,7 +141,7 @@ impl NumaNodes {
 }
 
 /// What a unit of a GPU is worth; less load is worth more, but for what others hold under `Packed`.
-fn worth(allocation: Allocation, load: Load) -> i64 {
+fn worth(allocation: Allocation, load: GpuLoad) -> i64 {
     let held = i64::from(load.held) << BUSY_BITS;
     let busy = i64::from(load.busy);
     if allocation == Allocation::Packed {
@@ -152,7 +152,7 @@ fn worth(allocation: Allocation, load: Load) -> i64 {
 }
 
 /// The fewest items that have `need` units together.
-fn fewest(items: &[Item], need: u64) -> usize {
+fn fewest(items: &[SearchItem], need: u64) -> usize {
     let mut units: Vec<u32> = items.iter().map(|item| item.units).collect();
     units.sort_unstable_by(|one, other| other.cmp(one));
     let mut sum = 0;

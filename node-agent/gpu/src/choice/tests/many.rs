@@ -48,9 +48,9 @@ fn of_64_gpus_those_of_one_switch_are_found() {
 }
 
 /// MIG devices of GPUs with so many of each free and held.
-fn mig(of: &[(u32, u32)]) -> (Vec<Candidate>, Vec<Load>) {
+fn mig(of: &[(u32, u32)]) -> (Vec<CandidateDevice>, Vec<GpuLoad>) {
     let devices = of.iter().enumerate().flat_map(|(gpu, (free, held))| {
-        let device = move |free, held| Candidate {
+        let device = move |free, held| CandidateDevice {
             gpu: Some(gpu),
             has: 0,
             free,
@@ -62,7 +62,7 @@ fn mig(of: &[(u32, u32)]) -> (Vec<Candidate>, Vec<Load>) {
     });
     (
         devices.collect(),
-        of.iter().map(|(_, held)| Load { held: *held, busy: 0 }).collect(),
+        of.iter().map(|(_, held)| GpuLoad { held: *held, busy: 0 }).collect(),
     )
 }
 
@@ -71,7 +71,7 @@ fn mig_devices_count_as_their_gpu() {
     let scores = groups(4, 2);
     let gpus = |of: &[(u32, u32)], allocation, size| {
         let (devices, loads) = mig(of);
-        let pool = Pool {
+        let pool = CandidatePool {
             scores: &scores,
             allocation,
             shared: false,
@@ -115,7 +115,7 @@ fn of_112_mig_devices_any_number_can_be_had() {
     let scores = groups(16, 4);
     let (devices, loads) = mig(&[(7, 0); 16]);
     for allocation in [Allocation::Topology, Allocation::Packed, Allocation::Spread] {
-        let pool = Pool {
+        let pool = CandidatePool {
             scores: &scores,
             allocation,
             shared: false,
@@ -130,7 +130,7 @@ fn of_112_mig_devices_any_number_can_be_had() {
             } else {
                 size.min(112).div_ceil(7)
             };
-            assert_eq!(choice.merits.gpus.len(), gpus as usize, "{allocation:?} {size}");
+            assert_eq!(choice.score.gpus.len(), gpus as usize, "{allocation:?} {size}");
         }
     }
 }
@@ -139,16 +139,16 @@ fn of_112_mig_devices_any_number_can_be_had() {
 fn utilisation_is_asked_for_only_where_it_decides() {
     let scores = groups(4, 4);
     let tied = |held: [u32; 4], free: [u32; 4], shared, size| {
-        let device = |(gpu, (held, free)): (usize, (&u32, &u32))| Candidate {
+        let device = |(gpu, (held, free)): (usize, (&u32, &u32))| CandidateDevice {
             gpu: Some(gpu),
             has: 0,
             free: *free,
             held: *held,
         };
         let devices: Vec<_> = held.iter().zip(&free).enumerate().map(device).collect();
-        let loads = held.map(|held| Load { held, busy: 0 });
+        let loads = held.map(|held| GpuLoad { held, busy: 0 });
         choose(
-            &Pool {
+            &CandidatePool {
                 scores: &scores,
                 allocation: Allocation::Topology,
                 shared,
@@ -171,14 +171,14 @@ fn utilisation_is_asked_for_only_where_it_decides() {
 #[test]
 fn gpus_that_the_driver_does_not_list_can_be_had_and_come_last() {
     let scores = groups(2, 2);
-    let device = |gpu| Candidate {
+    let device = |gpu| CandidateDevice {
         gpu,
         has: 0,
         free: 1,
         held: 0,
     };
     let devices = [device(None), device(Some(0)), device(Some(1)), device(None)];
-    let pool = Pool {
+    let pool = CandidatePool {
         scores: &scores,
         allocation: Allocation::Topology,
         shared: false,
@@ -187,6 +187,6 @@ fn gpus_that_the_driver_does_not_list_can_be_had_and_come_last() {
     };
     assert_eq!(choose(&pool, 2).shares, [0, 1, 1, 0]);
     assert_eq!(choose(&pool, 4).shares, [1; 4]);
-    assert_eq!(ranked(&pool, 2, 3).len(), 3);
-    assert_eq!(choose(&Pool { devices: &[], ..pool }, 3), Choice::default());
+    assert_eq!(best_choices(&pool, 2, 3).len(), 3);
+    assert_eq!(choose(&CandidatePool { devices: &[], ..pool }, 3), GpuChoice::default());
 }

@@ -35,7 +35,7 @@ fn any_allocation() -> impl Strategy<Value = Allocation> {
     prop::sample::select(vec![Allocation::Topology, Allocation::Packed, Allocation::Spread])
 }
 
-fn check(pool: &Pool<'_>, size: u32) -> Result<(), TestCaseError> {
+fn check(pool: &CandidatePool<'_>, size: u32) -> Result<(), TestCaseError> {
     let free = pool.devices.iter().map(|device| device.free).sum::<u32>();
     let choice = choose(pool, size);
     prop_assert_eq!(choice.shares.iter().sum::<u32>(), size.min(free));
@@ -44,10 +44,10 @@ fn check(pool: &Pool<'_>, size: u32) -> Result<(), TestCaseError> {
     }
     let judged = reference::judge(pool, &choice.shares);
     prop_assert_eq!(&judged, &reference::best(pool, size.min(free)), "{:?}", choice);
-    prop_assert_eq!(&judged.1.0, &choice.merits.gpus);
-    let ranked = ranked(pool, size, 4);
-    prop_assert_eq!(&ranked[0].shares, &choice.shares);
-    let keys: Vec<_> = ranked
+    prop_assert_eq!(&judged.1.0, &choice.score.gpus);
+    let best = best_choices(pool, size, 4);
+    prop_assert_eq!(&best[0].shares, &choice.shares);
+    let keys: Vec<_> = best
         .iter()
         .map(|choice| reference::judge(pool, &choice.shares).0)
         .collect();
@@ -62,15 +62,15 @@ prop_compose! {
         states in proptest::collection::vec(prop::sample::select(vec![0, 0, 0, 0, 0, 1, 2]), gpus as usize),
         size in 1..=gpus,
         allocation in any_allocation(),
-    ) -> (PairScores, Vec<Candidate>, Vec<Load>, u32, Allocation) {
-        let device = |(at, state): (usize, &u8)| Candidate {
+    ) -> (PairScores, Vec<CandidateDevice>, Vec<GpuLoad>, u32, Allocation) {
+        let device = |(at, state): (usize, &u8)| CandidateDevice {
             gpu: Some(at),
             has: (*state == 1).into(),
             free: (*state == 0).into(),
             held: (*state == 2).into(),
         };
         let devices: Vec<_> = states.iter().enumerate().map(device).collect();
-        let loads = devices.iter().map(|device| Load { held: device.held, busy: 0 }).collect();
+        let loads = devices.iter().map(|device| GpuLoad { held: device.held, busy: 0 }).collect();
         (scores, devices, loads, size, allocation)
     }
 }
@@ -83,13 +83,13 @@ prop_compose! {
         others in proptest::collection::vec((prop::sample::select(vec![0, 0, 1]), prop::sample::select(vec![0, 0, 50])), gpus as usize),
         size in 1..=8_u32,
         allocation in any_allocation(),
-    ) -> (PairScores, Vec<Candidate>, Vec<Load>, u32, Allocation) {
+    ) -> (PairScores, Vec<CandidateDevice>, Vec<GpuLoad>, u32, Allocation) {
         let mut devices = Vec::new();
         let mut loads = Vec::new();
         for (at, (parts, (others, busy))) in of.iter().zip(&others).enumerate() {
             let held: u32 = parts.iter().map(|(_, held, _)| held).sum();
-            loads.push(Load { held: held + others, busy: *busy });
-            let device = |(free, held, has): &(u32, u32, u32)| Candidate {
+            loads.push(GpuLoad { held: held + others, busy: *busy });
+            let device = |(free, held, has): &(u32, u32, u32)| CandidateDevice {
                 gpu: Some(at),
                 has: u32::from(*has == 7),
                 free: *free,
@@ -106,23 +106,23 @@ proptest! {
 
     #[test]
     fn of_up_to_16_whole_gpus_no_set_is_better((scores, devices, loads, size, allocation) in any_whole()) {
-        check(&Pool { scores: &scores, allocation, shared: false, devices: &devices, loads: &loads }, size)?;
+        check(&CandidatePool { scores: &scores, allocation, shared: false, devices: &devices, loads: &loads }, size)?;
     }
 }
 
 proptest! {
     #[test]
     fn of_mig_devices_no_set_is_better((scores, devices, loads, size, allocation) in any_parts(3, 1)) {
-        check(&Pool { scores: &scores, allocation, shared: false, devices: &devices, loads: &loads }, size)?;
+        check(&CandidatePool { scores: &scores, allocation, shared: false, devices: &devices, loads: &loads }, size)?;
     }
 
     #[test]
     fn of_replicas_no_set_is_better((scores, devices, loads, size, allocation) in any_parts(1, 4)) {
-        check(&Pool { scores: &scores, allocation, shared: true, devices: &devices, loads: &loads }, size)?;
+        check(&CandidatePool { scores: &scores, allocation, shared: true, devices: &devices, loads: &loads }, size)?;
     }
 
     #[test]
     fn of_replicas_of_mig_devices_no_set_is_better((scores, devices, loads, size, allocation) in any_parts(2, 2)) {
-        check(&Pool { scores: &scores, allocation, shared: true, devices: &devices, loads: &loads }, size)?;
+        check(&CandidatePool { scores: &scores, allocation, shared: true, devices: &devices, loads: &loads }, size)?;
     }
 }

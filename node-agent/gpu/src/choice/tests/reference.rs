@@ -7,7 +7,7 @@ use std::{cmp::Reverse, collections::BTreeSet};
 type Judgement = (Vec<i64>, Reverse<Vec<usize>>, Vec<u32>);
 
 /// Judges so many shares of each candidate.
-pub fn judge(pool: &Pool<'_>, shares: &[u32]) -> Judgement {
+pub fn judge(pool: &CandidatePool<'_>, shares: &[u32]) -> Judgement {
     let sum = |of: &dyn Fn(usize) -> i64| (0..shares.len()).map(of).sum::<i64>();
     let after = |at: usize| pool.devices[at].has + shares[at];
     let gpu = |at: usize| pool.devices[at].gpu.unwrap();
@@ -53,7 +53,7 @@ pub fn judge(pool: &Pool<'_>, shares: &[u32]) -> Judgement {
 }
 
 /// The best of all distributions of so many shares.
-pub fn best(pool: &Pool<'_>, size: u32) -> Judgement {
+pub fn best(pool: &CandidatePool<'_>, size: u32) -> Judgement {
     let mut shares = vec![0; pool.devices.len()];
     let mut best = None;
     visit(pool, 0, size, &mut shares, &mut |shares| {
@@ -65,7 +65,7 @@ pub fn best(pool: &Pool<'_>, size: u32) -> Judgement {
     best.unwrap()
 }
 
-fn visit(pool: &Pool<'_>, at: usize, left: u32, shares: &mut [u32], see: &mut impl FnMut(&[u32])) {
+fn visit(pool: &CandidatePool<'_>, at: usize, left: u32, shares: &mut [u32], see: &mut impl FnMut(&[u32])) {
     if at == shares.len() {
         if left == 0 {
             see(shares);
