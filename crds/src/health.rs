@@ -72,11 +72,24 @@ pub enum FaultReason {
     NotAnswering,
     /// The driver asks for a reset or a reboot.
     RecoveryPending,
+    /// The driver asks for a reboot: the agent tells it from a reset, the API has [`Self::RecoveryPending`] for both.
+    #[schemars(skip)]
+    RebootPending,
 }
 
 impl FaultReason {
     /// The name in the API.
     pub fn as_str(self) -> &'static str {
-        self.into()
+        self.published().into()
+    }
+
+    /// The reason that the API has for this one.
+    #[must_use]
+    pub fn published(self) -> Self {
+        if self == Self::RebootPending {
+            Self::RecoveryPending
+        } else {
+            self
+        }
     }
 }

@@ -10,7 +10,8 @@ use crate::{
 use gpunode_config::Health as Rules;
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::{
-    AdvertisedResource, Allocator, DesiredDevices, DeviceHolder, Health, KubeletObservation, PendingChange, Trouble,
+    AdvertisedResource, Allocator, DesiredDevices, DeviceFaults, DeviceHolder, FaultReason, KubeletObservation,
+    PendingChange,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -57,7 +58,7 @@ pub struct Ailments {
     /// Why no device of the node can be used now.
     pub all: Option<String>,
     /// What is wrong with which GPU or MIG device; none before anybody has looked.
-    pub faults: Option<Arc<Health>>,
+    pub faults: Option<Arc<DeviceFaults>>,
     /// When they are whole again.
     pub rules: Arc<Rules>,
 }
@@ -257,7 +258,7 @@ impl Page {
         let mut faults = self.ailments.faults.iter().flat_map(|health| health.devices());
         faults.any(|(broken, faults)| {
             (broken == device || Some(broken) == gpu)
-                && faults.iter().any(|fault| fault.trouble != Trouble::MpsDaemonDied)
+                && faults.iter().any(|fault| fault.reason != FaultReason::MpsDaemonDied)
         })
     }
 }

@@ -5,7 +5,7 @@ mod place;
 use crate::{
     driver_events::DriverEvents, machine::Machine, metrics::Metrics, nvml, pci::nvidia_functions, release::Release,
 };
-use gpunode_gpu::{Inventory, MigMode, Run};
+use gpunode_gpu::{Inventory, MigMode, RunId};
 pub use place::Place;
 use place::Traces;
 use std::{sync::Arc, time::Duration};
@@ -35,7 +35,7 @@ pub struct Hardware {
     /// The machine.
     pub machine: Machine,
     /// Which run of machine and driver it was.
-    pub run: Run,
+    pub run: RunId,
     /// The driver's answer.
     pub driver: Driver,
     /// The call to NVML that failed, by its name in C, where no GPU could be asked.

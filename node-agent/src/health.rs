@@ -22,7 +22,7 @@ use crate::{
 };
 use daemons::Daemons;
 use gpunode_config::Health as Rules;
-use gpunode_gpu::{Answer, HealthObservation as Observation, Inventory, Probe, Trouble};
+use gpunode_gpu::{FaultReason, GpuProbe, HealthObservation, Inventory, ProbeResult};
 use jiff::Timestamp;
 use looks::{Looks, SETTLE};
 use std::{
@@ -166,7 +166,7 @@ impl Keeper {
             .and_then(|instance| devices.part(&gpu, instance))
             .map(str::to_owned);
         let before = self.known.health.ticket();
-        self.observe(Observation::Xid(part.unwrap_or_else(|| gpu.clone()), xid));
+        self.observe(HealthObservation::Xid(part.unwrap_or_else(|| gpu.clone()), xid));
         // What counts for nothing is followed by nothing.
         if self.known.health.ticket() != before {
             let lately = self.unsettled.entry(gpu).or_default();
@@ -203,19 +203,21 @@ impl Keeper {
         if self.known.health.is_other_boot(&hardware.run) {
             // What is linked may have been changed while the machine was off.
             let health = &self.known.health;
-            self.known.links.retain(|gpu, _| health.has(gpu, Trouble::NvLinkDown));
+            self.known
+                .links
+                .retain(|gpu, _| health.has(gpu, FaultReason::NvLinkDown));
         }
-        self.observe(Observation::Run(hardware.run.clone()));
+        self.observe(HealthObservation::Run(hardware.run.clone()));
         for gpu in &reading.lost {
             let target = Target {
                 gpu: gpu.clone(),
                 ..Target::default()
             };
-            let probe = Probe {
-                answer: Answer::Lost,
+            let probe = GpuProbe {
+                result: ProbeResult::Lost,
                 ..unanswered(&target)
             };
-            self.observe(Observation::Probe(probe));
+            self.observe(HealthObservation::Probe(probe));
         }
         if reading.unreadable.is_empty() {
             self.forget_instances(&reading.inventory);
@@ -255,12 +257,12 @@ impl Keeper {
         let before: Vec<String> = self.known.links.keys().cloned().collect();
         let down: Vec<String> = before
             .into_iter()
-            .filter(|gpu| self.known.health.has(gpu, Trouble::NvLinkDown))
+            .filter(|gpu| self.known.health.has(gpu, FaultReason::NvLinkDown))
             .collect();
-        self.observe(Observation::Recovered(at.min(Timestamp::now())));
+        self.observe(HealthObservation::Recovered(at.min(Timestamp::now())));
         // Nobody looks at them again as long as they do.
         for probe in self.looks.hanging() {
-            self.observe(Observation::Probe(probe));
+            self.observe(HealthObservation::Probe(probe));
         }
         for gpu in down {
             // A link that is still down is not to be there any more.
@@ -283,7 +285,7 @@ impl Keeper {
         }
     }
 
-    fn observe(&mut self, observation: Observation) {
+    fn observe(&mut self, observation: HealthObservation) {
         let rules = self.sources.rules.borrow().clone();
         for transition in self.known.health.observe(observation, &rules, Timestamp::now()) {
             self.say(&transition, &rules);

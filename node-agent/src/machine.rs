@@ -1,7 +1,7 @@
 //! What the machine is: its name in DMI, and whether its GPUs are lent by another machine.
 
 use crate::pci;
-use gpunode_gpu::{Run, product_label};
+use gpunode_gpu::{RunId, product_label};
 use std::{fs, path::Path};
 
 const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
@@ -42,14 +42,14 @@ pub struct HostDriver {
 
 /// Which run of machine and driver this is; blocks. `module` and `version` are those of the driver, of which one that does not
 /// tell its version tells nothing.
-pub fn run(host_root: &Path, module: Option<u64>, version: Option<&str>) -> Run {
+pub fn run(host_root: &Path, module: Option<u64>, version: Option<&str>) -> RunId {
     // A container has its host's, but for a simulated one.
     let boot = [host_root.join(BOOT_ID), Path::new("/").join(BOOT_ID)]
         .into_iter()
         .find_map(|path| fs::read_to_string(path).ok());
     let boot = boot.unwrap_or_default().trim().to_owned();
     let driver = version.map(|version| format!("{version}/{}", module.unwrap_or_default()));
-    Run {
+    RunId {
         boot,
         driver: driver.unwrap_or_default(),
     }

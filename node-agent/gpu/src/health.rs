@@ -5,52 +5,28 @@
 
 mod probe;
 
-use crate::{Action, xid};
+use crate::{Resolution, xid};
 use gpunode_config::{Health as Rules, Recovery};
+use gpunode_crds::FaultReason;
 use jiff::Timestamp;
-pub use probe::{Answer, InstanceProbe, Probe};
+pub use probe::{GpuProbe, MigProbe, ProbeResult};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// What is wrong with a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Trouble {
-    /// The driver reported an XID.
-    Xid,
-    /// The GPU has fallen off the bus.
-    Lost,
-    /// A call of the driver about the device fails.
-    NotAnswering,
-    /// The driver asks for a reset of the GPU, or for it to be drained.
-    RecoveryPending,
-    /// The driver asks for a restart of the machine.
-    RebootPending,
-    /// Uncorrected memory errors on a GPU that can neither replace rows nor tell what it needs.
-    UncorrectedEcc,
-    /// Memory rows wait for the reset that replaces them.
-    RowRemapPending,
-    /// Memory rows could not be replaced.
-    RowRemapFailed,
-    /// Memory pages wait for the reset that retires them.
-    PageRetirementPending,
-    /// An NVLink is down.
-    NvLinkDown,
-    /// The MPS control daemon of the device has died.
-    MpsDaemonDied,
-}
 
 /// One thing that is wrong with one device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// What is wrong.
-    pub trouble: Trouble,
+    #[serde(rename = "trouble")]
+    pub reason: FaultReason,
     /// The XID; of several that the catalog does not have, the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xid: Option<i32>,
     /// When it began.
     pub since: Timestamp,
     /// Since when the device has not been whole, be it for another fault that is over.
-    broken_since: Timestamp,
+    #[serde(rename = "broken_since")]
+    unhealthy_since: Timestamp,
     /// When the driver reported it last.
     latest: Timestamp,
     /// Its place among what was observed, so that a probe from before it proves nothing, whatever the clock does.
@@ -70,7 +46,7 @@ enum Cure {
 
 /// What tells one run of the machine and of the driver from the next; empty is what is not known, which is no evidence.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Run {
+pub struct RunId {
     /// The kernel's boot id.
     pub boot: String,
     /// Anything that changes when the driver is loaded anew.
@@ -83,9 +59,9 @@ pub enum HealthObservation {
     /// The driver reported an XID of the device with this UUID, a GPU or a MIG device.
     Xid(String, i32),
     /// A GPU was looked at.
-    Probe(Probe),
+    Probe(GpuProbe),
     /// This run of machine and driver is the one now.
-    Run(Run),
+    Run(RunId),
     /// The devices with these UUIDs were reset: a GPU and its MIG devices.
     Reset(Vec<String>),
     /// Whether the MPS control daemon of the device with this UUID runs.
@@ -96,7 +72,7 @@ pub enum HealthObservation {
 
 /// A fault that began or ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Transition {
+pub struct FaultTransition {
     /// UUID of the GPU or MIG device.
     pub device: String,
     /// The fault.
@@ -107,16 +83,16 @@ pub struct Transition {
 
 /// The faults of a node's devices. Serialised, it is what survives a restart of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Health {
+pub struct DeviceFaults {
     faults: BTreeMap<String, Vec<Fault>>,
-    run: Option<Run>,
+    run: Option<RunId>,
     seen: u64,
     /// Devices with a call that failed for the first time.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     doubtful: BTreeSet<String>,
 }
 
-impl Health {
+impl DeviceFaults {
     /// To be asked before a probe begins: what is observed from here on is not disproved by that probe.
     pub fn ticket(&self) -> u64 {
         self.seen
@@ -125,14 +101,14 @@ impl Health {
     /// The gravest of what is wrong with a GPU, or with a MIG device or its GPU: of all the devices with these UUIDs.
     pub fn gravest<'a>(&'a self, uuids: &[&str]) -> Option<&'a Fault> {
         let faults = uuids.iter().filter_map(|uuid| self.faults.get(*uuid)).flatten();
-        faults.min_by_key(|fault| (std::cmp::Reverse(fault.action()), fault.since))
+        faults.min_by_key(|fault| (std::cmp::Reverse(fault.resolution()), fault.since))
     }
 
     /// Since when one of the devices with these UUIDs has not been whole. A fault that comes beside others or after them begins
     /// nothing anew.
-    pub fn broken_since(&self, uuids: &[&str]) -> Option<Timestamp> {
+    pub fn unhealthy_since(&self, uuids: &[&str]) -> Option<Timestamp> {
         let faults = uuids.iter().filter_map(|uuid| self.faults.get(*uuid)).flatten();
-        faults.map(|fault| fault.broken_since).min()
+        faults.map(|fault| fault.unhealthy_since).min()
     }
 
     /// The GPUs and MIG devices with which something is wrong, by UUID, each with its faults.
@@ -148,14 +124,14 @@ impl Health {
     }
 
     /// Whether this is wrong with this very device.
-    pub fn has(&self, device: &str, trouble: Trouble) -> bool {
+    pub fn has(&self, device: &str, reason: FaultReason) -> bool {
         self.faults
             .get(device)
-            .is_some_and(|faults| faults.iter().any(|fault| fault.trouble == trouble))
+            .is_some_and(|faults| faults.iter().any(|fault| fault.reason == reason))
     }
 
     /// Whether this is another boot of the machine than the last one.
-    pub fn is_other_boot(&self, run: &Run) -> bool {
+    pub fn is_other_boot(&self, run: &RunId) -> bool {
         self.run
             .as_ref()
             .is_some_and(|before| is_other(&before.boot, &run.boot))
@@ -170,11 +146,11 @@ impl Health {
     }
 
     /// Takes in what was observed; says which faults began and ended by it.
-    pub fn observe(&mut self, observation: HealthObservation, rules: &Rules, now: Timestamp) -> Vec<Transition> {
+    pub fn observe(&mut self, observation: HealthObservation, rules: &Rules, now: Timestamp) -> Vec<FaultTransition> {
         let verified = rules.recovery() == Recovery::Verified;
         match observation {
             HealthObservation::Xid(device, number) if xid::counts(number, rules) => self
-                .begin(device, Trouble::Xid, Some(number), now)
+                .begin(device, FaultReason::Xid, Some(number), now)
                 .into_iter()
                 .collect(),
             HealthObservation::Xid(..) => Vec::new(),
@@ -191,11 +167,11 @@ impl Health {
                 Vec::new()
             }
             HealthObservation::MpsDaemon(device, false) => self
-                .begin(device, Trouble::MpsDaemonDied, None, now)
+                .begin(device, FaultReason::MpsDaemonDied, None, now)
                 .into_iter()
                 .collect(),
             HealthObservation::MpsDaemon(device, true) => {
-                self.end(&device, |fault| verified && fault.trouble == Trouble::MpsDaemonDied)
+                self.end(&device, |fault| verified && fault.reason == FaultReason::MpsDaemonDied)
             }
             HealthObservation::Recovered(at) => {
                 let devices: Vec<_> = self.faults.keys().cloned().collect();
@@ -206,17 +182,17 @@ impl Health {
         }
     }
 
-    fn probed(&mut self, probe: &Probe, verified: bool, now: Timestamp) -> Vec<Transition> {
+    fn probed(&mut self, probe: &GpuProbe, verified: bool, now: Timestamp) -> Vec<FaultTransition> {
         let mut transitions = Vec::new();
-        let is_sure = self.is_sure(&probe.gpu, probe.answer == Answer::Fails);
-        for (trouble, shown) in probe.troubles() {
-            if shown && trouble == Trouble::NotAnswering && !is_sure {
+        let is_sure = self.is_sure(&probe.gpu, probe.result == ProbeResult::Fails);
+        for (reason, shown) in probe.findings() {
+            if shown && reason == FaultReason::NotAnswering && !is_sure {
                 continue;
             }
             if shown {
-                transitions.extend(self.begin(probe.gpu.clone(), trouble, None, now));
+                transitions.extend(self.begin(probe.gpu.clone(), reason, None, now));
             } else if verified {
-                transitions.extend(self.end(&probe.gpu, |fault| fault.trouble == trouble));
+                transitions.extend(self.end(&probe.gpu, |fault| fault.reason == reason));
             }
         }
         if verified {
@@ -225,11 +201,11 @@ impl Health {
         for instance in &probe.instances {
             let is_sure = self.is_sure(&instance.uuid, !instance.answers);
             if !instance.answers && is_sure {
-                transitions.extend(self.begin(instance.uuid.clone(), Trouble::NotAnswering, None, now));
+                transitions.extend(self.begin(instance.uuid.clone(), FaultReason::NotAnswering, None, now));
             } else if instance.answers && verified {
                 // That the GPU answers says nothing of its instance, which has to answer too.
                 transitions.extend(self.end(&instance.uuid, |fault| {
-                    fault.trouble == Trouble::NotAnswering || probe.disproves(fault, instance.processes)
+                    fault.reason == FaultReason::NotAnswering || probe.disproves(fault, instance.processes)
                 }));
             }
         }
@@ -239,14 +215,14 @@ impl Health {
     /// Whether what a look says of a device's calls is beyond doubt: one that fails has to fail in two looks in a row.
     fn is_sure(&mut self, device: &str, fails: bool) -> bool {
         let failed = self.doubtful.remove(device);
-        if fails && !failed && !self.has(device, Trouble::NotAnswering) {
+        if fails && !failed && !self.has(device, FaultReason::NotAnswering) {
             self.doubtful.insert(device.to_owned());
             return false;
         }
         true
     }
 
-    fn ran(&mut self, mut run: Run) {
+    fn ran(&mut self, mut run: RunId) {
         let cure = match &self.run {
             Some(before) if is_other(&before.boot, &run.boot) => Cure::Boot,
             Some(before) if is_other(&before.driver, &run.driver) => Cure::Reset,
@@ -255,7 +231,7 @@ impl Health {
         if let Some(before) = self.run.take().filter(|_| cure != Cure::Boot) {
             // What is not known this time is compared when it is known again.
             let known = |now: String, before: String| if now.is_empty() { before } else { now };
-            run = Run {
+            run = RunId {
                 boot: known(run.boot, before.boot),
                 driver: known(run.driver, before.driver),
             };
@@ -266,36 +242,42 @@ impl Health {
         self.run = Some(run);
     }
 
-    fn begin(&mut self, device: String, trouble: Trouble, xid: Option<i32>, now: Timestamp) -> Option<Transition> {
+    fn begin(
+        &mut self,
+        device: String,
+        reason: FaultReason,
+        xid: Option<i32>,
+        now: Timestamp,
+    ) -> Option<FaultTransition> {
         self.seen = self.seen.saturating_add(1);
         let known = |xid: &Option<i32>| xid.filter(|xid| xid::describe(*xid).is_some());
         let faults = self.faults.entry(device.clone()).or_default();
-        let same = |fault: &&mut Fault| fault.trouble == trouble && known(&fault.xid) == known(&xid);
+        let same = |fault: &&mut Fault| fault.reason == reason && known(&fault.xid) == known(&xid);
         if let Some(fault) = faults.iter_mut().find(same) {
-            if trouble == Trouble::Xid {
+            if reason == FaultReason::Xid {
                 (fault.latest, fault.seen, fault.cure) = (now, self.seen, Cure::None);
             }
             return None;
         }
-        let broken_since = faults.iter().map(|fault| fault.broken_since).min().unwrap_or(now);
+        let unhealthy_since = faults.iter().map(|fault| fault.unhealthy_since).min().unwrap_or(now);
         let fault = Fault {
-            trouble,
+            reason,
             xid,
             since: now,
-            broken_since,
+            unhealthy_since,
             latest: now,
             seen: self.seen,
             cure: Cure::None,
         };
         faults.push(fault.clone());
-        Some(Transition {
+        Some(FaultTransition {
             device,
             fault,
             began: true,
         })
     }
 
-    fn end(&mut self, device: &str, over: impl Fn(&Fault) -> bool) -> Vec<Transition> {
+    fn end(&mut self, device: &str, over: impl Fn(&Fault) -> bool) -> Vec<FaultTransition> {
         let Some(faults) = self.faults.get_mut(device) else {
             return Vec::new();
         };
@@ -306,7 +288,7 @@ impl Health {
         let device = device.to_owned();
         ended
             .into_iter()
-            .map(|fault| Transition {
+            .map(|fault| FaultTransition {
                 device: device.clone(),
                 fault,
                 began: false,
@@ -322,16 +304,16 @@ fn is_other(before: &str, now: &str) -> bool {
 
 impl Fault {
     /// What cures it.
-    pub fn action(&self) -> Action {
-        match self.trouble {
-            Trouble::Xid => self
+    pub fn resolution(&self) -> Resolution {
+        match self.reason {
+            FaultReason::Xid => self
                 .xid
                 .and_then(xid::describe)
-                .map_or(Action::ResetGpu, |(_, action)| action),
-            Trouble::Lost | Trouble::RebootPending => Action::RestartMachine,
-            Trouble::NvLinkDown => Action::CheckLinks,
-            Trouble::MpsDaemonDied => Action::RestartApp,
-            _ => Action::ResetGpu,
+                .map_or(Resolution::ResetGpu, |(_, action)| action),
+            FaultReason::Lost | FaultReason::RebootPending => Resolution::RestartMachine,
+            FaultReason::NvLinkDown => Resolution::CheckLinks,
+            FaultReason::MpsDaemonDied => Resolution::RestartApp,
+            _ => Resolution::ResetGpu,
         }
     }
 
@@ -340,15 +322,15 @@ impl Fault {
         if rules.recovery() == Recovery::Manual {
             return "the annotation gpunode.dev/recovered of the node says so";
         }
-        match (self.trouble, self.action()) {
-            (Trouble::MpsDaemonDied, _) => "an MPS control daemon runs",
-            (Trouble::Xid, Action::Ignore | Action::RestartApp) => {
+        match (self.reason, self.resolution()) {
+            (FaultReason::MpsDaemonDied, _) => "an MPS control daemon runs",
+            (FaultReason::Xid, Resolution::Ignore | Resolution::RestartApp) => {
                 "no process and no pod is on the device, or the driver says that it needs nothing"
             }
-            (Trouble::Xid, Action::RestartMachine | Action::RestartVm) => {
+            (FaultReason::Xid, Resolution::RestartMachine | Resolution::RestartVm) => {
                 "the machine was restarted, or the driver says that the GPU needs nothing"
             }
-            (Trouble::Xid, _) => "the GPU was reset, or the driver says that it needs nothing",
+            (FaultReason::Xid, _) => "the GPU was reset, or the driver says that it needs nothing",
             _ => "the driver no longer shows it",
         }
     }

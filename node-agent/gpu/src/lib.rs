@@ -25,8 +25,9 @@ pub use desired::{
 };
 pub use device::Device;
 pub use gpunode_config::{Allocation, Architecture};
-pub use health::{Answer, Fault, Health, HealthObservation, InstanceProbe, Probe, Run, Transition, Trouble};
+pub use gpunode_crds::FaultReason;
+pub use health::{DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, MigProbe, ProbeResult, RunId};
 pub use inventory::{Fabric, Gpu, GpuMode, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode};
 pub use product::product_label;
 pub use share::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};
-pub use xid::{Action, describe as describe_xid};
+pub use xid::{Resolution, describe as describe_xid};

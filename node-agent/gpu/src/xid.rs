@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// What cures an error, from the mildest to the gravest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Action {
+pub enum Resolution {
     /// Nothing is to be done about the GPU.
     Ignore,
     /// The end of the application that was hit.
@@ -22,7 +22,7 @@ pub enum Action {
     RestartMachine,
 }
 
-impl Action {
+impl Resolution {
     /// What to do, for people.
     pub fn advice(self) -> &'static str {
         match self {
@@ -37,8 +37,8 @@ impl Action {
 }
 
 /// What an XID means and what cures it; none for a number that the catalog does not have.
-pub fn describe(xid: i32) -> Option<(&'static str, Action)> {
-    use Action::{CheckLinks, Ignore, ResetGpu, RestartApp, RestartMachine, RestartVm};
+pub fn describe(xid: i32) -> Option<(&'static str, Resolution)> {
+    use Resolution::{CheckLinks, Ignore, ResetGpu, RestartApp, RestartMachine, RestartVm};
     Some(match xid {
         8 => ("GPU stopped processing", RestartApp),
         11 | 25 | 32 => ("invalid or corrupted push buffer", RestartApp),
@@ -89,7 +89,7 @@ pub fn counts(xid: i32, rules: &Rules) -> bool {
     if rules.watch_xids.contains(&xid) {
         return true;
     }
-    !rules.ignore_xids.contains(&xid) && describe(xid).is_none_or(|(_, action)| action > Action::RestartApp)
+    !rules.ignore_xids.contains(&xid) && describe(xid).is_none_or(|(_, action)| action > Resolution::RestartApp)
 }
 
 #[cfg(test)]

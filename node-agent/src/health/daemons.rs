@@ -1,7 +1,7 @@
 //! Which MPS control daemons have died: one that answered and ceased to. Pure.
 
 use gpunode_crds::{MpsDaemon, MpsDaemonState};
-use gpunode_gpu::{Health, HealthObservation as Observation, Trouble};
+use gpunode_gpu::{DeviceFaults, FaultReason, HealthObservation};
 use std::collections::BTreeSet;
 
 /// The daemons that answered when they were looked at last, by the UUIDs of their devices.
@@ -10,7 +10,7 @@ pub struct Daemons(BTreeSet<String>);
 
 impl Daemons {
     /// What another look at all of them tells. One that ends as the GPUs are released has not died.
-    pub fn look(&mut self, daemons: &[MpsDaemon], released: bool, health: &Health) -> Vec<Observation> {
+    pub fn look(&mut self, daemons: &[MpsDaemon], released: bool, health: &DeviceFaults) -> Vec<HealthObservation> {
         let in_state = |state| {
             let daemons = daemons.iter().filter(move |daemon| daemon.state == state);
             daemons.map(|daemon| daemon.device.clone()).collect::<BTreeSet<_>>()
@@ -20,9 +20,9 @@ impl Daemons {
         let died = before.into_iter().filter(|device| silent.contains(device) && !released);
         // One that is not wanted any more is gone for good.
         let known = health.devices().map(|(device, _)| device);
-        let over = known.filter(|device| !silent.contains(*device) && health.has(device, Trouble::MpsDaemonDied));
-        let over = over.map(|device| Observation::MpsDaemon(device.to_owned(), true));
-        died.map(|device| Observation::MpsDaemon(device, false))
+        let over = known.filter(|device| !silent.contains(*device) && health.has(device, FaultReason::MpsDaemonDied));
+        let over = over.map(|device| HealthObservation::MpsDaemon(device.to_owned(), true));
+        died.map(|device| HealthObservation::MpsDaemon(device, false))
             .chain(over)
             .collect()
     }
@@ -37,7 +37,7 @@ mod tests {
     #[test]
     fn a_daemon_has_died_that_answered_and_ceases_to_until_it_answers_or_is_not_wanted() {
         use MpsDaemonState::{Answering, NotAnswering, Stopping};
-        let (mut daemons, mut health) = (Daemons::default(), Health::default());
+        let (mut daemons, mut health) = (Daemons::default(), DeviceFaults::default());
         let mut is_dead = |state: Option<MpsDaemonState>, released| {
             let daemon = state.map(|state| MpsDaemon {
                 device: "GPU-1".to_owned(),
@@ -46,7 +46,7 @@ mod tests {
             for observation in daemons.look(daemon.as_slice(), released, &health) {
                 health.observe(observation, &Rules::default(), Timestamp::UNIX_EPOCH);
             }
-            health.has("GPU-1", Trouble::MpsDaemonDied)
+            health.has("GPU-1", FaultReason::MpsDaemonDied)
         };
         for over in [Some(Stopping), None, Some(Answering)] {
             assert!(!is_dead(Some(NotAnswering), false), "it is starting");

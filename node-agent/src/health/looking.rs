@@ -5,7 +5,7 @@ use crate::{
     hardware::Hardware,
     nvml::probe::{Look, Target},
 };
-use gpunode_gpu::{Answer, Gpu, HealthObservation as Observation, Probe, Trouble};
+use gpunode_gpu::{FaultReason, Gpu, GpuProbe, HealthObservation, ProbeResult};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -36,7 +36,7 @@ impl Keeper {
         let processes = instances
             .iter()
             .chain([&gpu.uuid])
-            .any(|device| health.has(device, Trouble::Xid));
+            .any(|device| health.has(device, FaultReason::Xid));
         let links = self
             .known
             .links
@@ -62,7 +62,7 @@ impl Keeper {
             Found::Look(look) => self.take(*look),
             Found::Hangs(probe) => {
                 warn!(gpu = probe.gpu, "look at the GPU: the driver does not answer");
-                self.observe(Observation::Probe(probe));
+                self.observe(HealthObservation::Probe(probe));
             }
             Found::Failed => self.sources.look_again.notify_one(),
             Found::Done => debug!("the GPUs were looked at"),
@@ -81,13 +81,13 @@ impl Keeper {
             self.sources.desk.metrics().nvml_error(call);
             let health = &self.known.health;
             if !health.doubts(device)
-                && !health.has(device, Trouble::NotAnswering)
-                && !health.has(device, Trouble::Lost)
+                && !health.has(device, FaultReason::NotAnswering)
+                && !health.has(device, FaultReason::Lost)
             {
                 warn!(device, call, %error, "a call of the driver fails");
             }
         }
-        if probe.answer == Answer::Answers {
+        if probe.result == ProbeResult::Responds {
             self.take_links(&mut probe, links);
             if let Some(errors) = probe.uncorrected_ecc
                 && self
@@ -96,18 +96,18 @@ impl Keeper {
                     .is_some_and(|before| before > errors)
             {
                 let parts = probe.instances.iter().map(|instance| instance.uuid.clone());
-                self.observe(Observation::Reset(parts.chain([gpu]).collect()));
+                self.observe(HealthObservation::Reset(parts.chain([gpu]).collect()));
             }
             self.count_pods(&mut probe);
         }
-        self.observe(Observation::Probe(probe));
+        self.observe(HealthObservation::Probe(probe));
         if failed.iter().any(|(device, _)| self.known.health.doubts(device)) {
             self.looks.hasten(Instant::now());
         }
     }
 
     /// Takes in which NVLinks of a GPU are up: none where they do not count.
-    fn take_links(&mut self, probe: &mut Probe, links: Option<Vec<u32>>) {
+    fn take_links(&mut self, probe: &mut GpuProbe, links: Option<Vec<u32>>) {
         let Some(links) = links else {
             // What was up before counts again when they do.
             self.linked.remove(&probe.gpu);
@@ -124,7 +124,7 @@ impl Keeper {
     }
 
     /// The driver may hide the processes of containers from this one: what a pod holds is not without processes.
-    fn count_pods(&self, probe: &mut Probe) {
+    fn count_pods(&self, probe: &mut GpuProbe) {
         let instances = probe
             .instances
             .iter_mut()

@@ -4,7 +4,7 @@ use crate::{
     hardware::Place,
     nvml::probe::{Look, Target, probe, unanswered},
 };
-use gpunode_gpu::{Answer, Probe};
+use gpunode_gpu::{GpuProbe, ProbeResult};
 use jiff::Timestamp;
 use std::{
     collections::BTreeSet,
@@ -42,7 +42,7 @@ pub enum Found {
     /// A look.
     Look(Box<Look>),
     /// A GPU did not answer in time. From now on the others are looked at without it.
-    Hangs(Probe),
+    Hangs(GpuProbe),
     /// The driver could not be asked.
     Failed,
     /// It is over.
@@ -144,7 +144,7 @@ impl Looks {
     }
 
     /// What a look at each GPU that hangs would show.
-    pub fn hanging(&self) -> Vec<Probe> {
+    pub fn hanging(&self) -> Vec<GpuProbe> {
         self.hanging.difference(&self.suspects).map(|gpu| hangs(gpu)).collect()
     }
 
@@ -218,13 +218,13 @@ impl Looks {
     }
 }
 
-fn hangs(gpu: &str) -> Probe {
+fn hangs(gpu: &str) -> GpuProbe {
     let target = Target {
         gpu: gpu.to_owned(),
         ..Target::default()
     };
-    Probe {
-        answer: Answer::Hangs,
+    GpuProbe {
+        result: ProbeResult::Hangs,
         ..unanswered(&target)
     }
 }

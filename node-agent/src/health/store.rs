@@ -1,7 +1,7 @@
 //! What is known of the devices' health, on disk: a restart of the agent is no evidence that anything is whole.
 
 use crate::atomic_file;
-use gpunode_gpu::Health;
+use gpunode_gpu::DeviceFaults;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -30,7 +30,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
     /// The faults.
-    pub health: Health,
+    pub health: DeviceFaults,
     /// The NVLinks that each GPU had, by UUID.
     #[serde(default)]
     pub links: BTreeMap<String, Vec<u32>>,

@@ -3,20 +3,20 @@
 use super::{Keeper, devices::Devices, words};
 use crate::{books::Ailments, events::Kind, hardware::Driver};
 use gpunode_config::Health as Rules;
-use gpunode_gpu::Transition;
+use gpunode_gpu::FaultTransition;
 use std::sync::Arc;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
 impl Keeper {
     /// Tells people of a fault that began or ended.
-    pub(super) fn say(&self, transition: &Transition, rules: &Rules) {
-        let Transition { device, fault, began } = transition;
-        let (reason, meaning) = (words::reason(fault.trouble).as_str(), words::meaning(fault));
+    pub(super) fn say(&self, transition: &FaultTransition, rules: &Rules) {
+        let FaultTransition { device, fault, began } = transition;
+        let (reason, meaning) = (fault.reason.as_str(), words::meaning(fault));
         let devices = self.devices();
         let name = devices.name(device);
         if *began {
-            let (action, waits_for) = (fault.action().advice(), fault.waits_for(rules));
+            let (action, waits_for) = (fault.resolution().advice(), fault.waits_for(rules));
             let holders = Vec::from_iter(devices.pods(device, &self.sources.desk.holders())).join(", ");
             warn!(
                 device,
@@ -77,7 +77,7 @@ impl Keeper {
         self.sources
             .desk
             .metrics()
-            .set_faults(faults.map(|fault| words::reason(fault.trouble).as_str()));
+            .set_faults(faults.map(|fault| fault.reason.as_str()));
         let rules = self.sources.rules.borrow().clone();
         self.sources.desk.ail(Ailments {
             all,

@@ -1,7 +1,7 @@
 //! A look at whether GPUs work.
 
 use super::{Error, open};
-use gpunode_gpu::{Answer, InstanceProbe, Probe};
+use gpunode_gpu::{GpuProbe, MigProbe, ProbeResult};
 use nvml_wrapper::{
     Device, Nvml,
     enum_wrappers::device::{EccCounter, MemoryError},
@@ -26,7 +26,7 @@ const MAX_NVLINKS: u32 = 36;
 pub struct Target {
     /// UUID of the GPU.
     pub gpu: String,
-    /// `Health::ticket` from before the look.
+    /// `DeviceFaults::ticket` from before the look.
     pub ticket: u64,
     /// UUIDs of its MIG devices.
     pub instances: Vec<String>,
@@ -40,7 +40,7 @@ pub struct Target {
 #[derive(Debug)]
 pub struct Look {
     /// The look.
-    pub probe: Probe,
+    pub probe: GpuProbe,
     /// The NVLinks that are up, of those that were looked at; none where MIG is on, which takes those of an A100 down.
     pub links: Option<Vec<u32>>,
     /// The calls that failed, each with the UUID of the GPU or MIG device.
@@ -67,7 +67,7 @@ pub fn probe(
         };
         if let Err((call, error)) = ask(&nvml, target, &mut look) {
             let is_lost = matches!(error, NvmlError::GpuLost);
-            look.probe.answer = if is_lost { Answer::Lost } else { Answer::Fails };
+            look.probe.result = if is_lost { ProbeResult::Lost } else { ProbeResult::Fails };
             look.failed.push((target.gpu.clone(), (call, error)));
         }
         if tell(look).is_break() {
@@ -78,11 +78,11 @@ pub fn probe(
 }
 
 /// What is known of a GPU that does not answer in any way.
-pub fn unanswered(target: &Target) -> Probe {
-    Probe {
+pub fn unanswered(target: &Target) -> GpuProbe {
+    GpuProbe {
         gpu: target.gpu.clone(),
         ticket: target.ticket,
-        answer: Answer::Fails,
+        result: ProbeResult::Fails,
         recovery_action: None,
         uncorrected_ecc: None,
         remap_pending: None,
@@ -117,14 +117,14 @@ fn ask(nvml: &Nvml, target: &Target, look: &mut Look) -> Result<(), Failed> {
     for uuid in &target.instances {
         let answer = ask_instance(nvml, uuid, target.processes);
         let (answers, processes) = (answer.is_ok(), answer.as_ref().ok().copied().flatten());
-        look.probe.instances.push(InstanceProbe {
+        look.probe.instances.push(MigProbe {
             uuid: uuid.clone(),
             answers,
             processes,
         });
         look.failed.extend(answer.err().map(|failed| (uuid.clone(), failed)));
     }
-    look.probe.answer = Answer::Answers;
+    look.probe.result = ProbeResult::Responds;
     Ok(())
 }
 
@@ -135,7 +135,7 @@ fn ask_instance(nvml: &Nvml, uuid: &str, count: bool) -> Result<Option<usize>, F
     Ok(count.then(|| processes(&device)).flatten())
 }
 
-fn fields(device: &Device<'_>, probe: &mut Probe) -> Result<(), NvmlError> {
+fn fields(device: &Device<'_>, probe: &mut GpuProbe) -> Result<(), NvmlError> {
     let ids = [RECOVERY_ACTION, REMAPPED_PENDING, REMAPPED_FAILURE, RETIRED_PENDING];
     let Some(answers) = told(device.field_values_for(&ids.map(FieldId)))? else {
         return Ok(());

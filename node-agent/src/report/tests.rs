@@ -402,7 +402,7 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
 }
 
 fn broken(device: &str) -> Ailments {
-    let mut health = gpunode_gpu::Health::default();
+    let mut health = gpunode_gpu::DeviceFaults::default();
     let xid = gpunode_gpu::HealthObservation::Xid(device.to_owned(), 79);
     health.observe(
         xid,

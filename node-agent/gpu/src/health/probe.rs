@@ -1,16 +1,17 @@
 //! One look at a GPU: what it shows to be wrong, and which faults it shows to be over.
 
-use super::{Cure, Fault, Trouble};
-use crate::Action;
+use super::{Cure, Fault};
+use crate::Resolution;
+use gpunode_crds::FaultReason;
 
 /// `NVML_GPU_RECOVERY_ACTION_NODE_REBOOT` of NVML.
 const NODE_REBOOT: u32 = 2;
 
 /// Whether a GPU answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum ProbeResult {
     /// Every call that it supports was answered.
-    Answers,
+    Responds,
     /// The driver says that it has fallen off the bus.
     Lost,
     /// A call failed in another way.
@@ -19,15 +20,15 @@ pub enum Answer {
     Hangs,
 }
 
-/// One look at a GPU. None is what it or its driver cannot tell; a call that fails is [`Answer::Fails`].
+/// One look at a GPU. None is what it or its driver cannot tell; a call that fails is [`ProbeResult::Fails`].
 #[derive(Clone, Debug)]
-pub struct Probe {
+pub struct GpuProbe {
     /// UUID of the GPU.
     pub gpu: String,
-    /// [`super::Health::ticket`] from before the look.
+    /// [`super::DeviceFaults::ticket`] from before the look.
     pub ticket: u64,
     /// Whether it answered.
-    pub answer: Answer,
+    pub result: ProbeResult,
     /// NVML field 230: 0 is nothing to do, anything else is not recovered.
     pub recovery_action: Option<u32>,
     /// Uncorrected memory errors since the driver was loaded.
@@ -43,12 +44,12 @@ pub struct Probe {
     /// Processes on the GPU, and pods that hold something of it.
     pub processes: Option<usize>,
     /// Its MIG devices.
-    pub instances: Vec<InstanceProbe>,
+    pub instances: Vec<MigProbe>,
 }
 
 /// One look at a MIG device.
 #[derive(Clone, Debug)]
-pub struct InstanceProbe {
+pub struct MigProbe {
     /// UUID of the MIG device.
     pub uuid: String,
     /// Whether it answered itself.
@@ -57,51 +58,55 @@ pub struct InstanceProbe {
     pub processes: Option<usize>,
 }
 
-impl Probe {
+impl GpuProbe {
     /// What the look tells to be so or not to be so; what it cannot tell is left out.
-    pub(super) fn troubles(&self) -> Vec<(Trouble, bool)> {
-        match self.answer {
-            Answer::Lost => return vec![(Trouble::Lost, true)],
-            Answer::Fails | Answer::Hangs => return vec![(Trouble::NotAnswering, true)],
-            Answer::Answers => {}
+    pub(super) fn findings(&self) -> Vec<(FaultReason, bool)> {
+        match self.result {
+            ProbeResult::Lost => return vec![(FaultReason::Lost, true)],
+            ProbeResult::Fails | ProbeResult::Hangs => return vec![(FaultReason::NotAnswering, true)],
+            ProbeResult::Responds => {}
         }
         // Where rows are replaced, or the driver tells what it needs, an error that hit one application leaves the GPU whole.
         let ecc = self.uncorrected_ecc.map(|errors| {
             errors > 0 && self.recovery_action.is_none() && self.remap_pending.is_none() && self.remap_failed.is_none()
         });
         [
-            (Trouble::Lost, Some(false)),
-            (Trouble::NotAnswering, Some(false)),
+            (FaultReason::Lost, Some(false)),
+            (FaultReason::NotAnswering, Some(false)),
             (
-                Trouble::RecoveryPending,
+                FaultReason::RecoveryPending,
                 self.recovery_action.map(|action| action != 0 && action != NODE_REBOOT),
             ),
             (
-                Trouble::RebootPending,
+                FaultReason::RebootPending,
                 self.recovery_action.map(|action| action == NODE_REBOOT),
             ),
-            (Trouble::UncorrectedEcc, ecc),
-            (Trouble::RowRemapPending, self.remap_pending),
-            (Trouble::RowRemapFailed, self.remap_failed),
-            (Trouble::PageRetirementPending, self.retirement_pending),
-            (Trouble::NvLinkDown, self.link_down),
+            (FaultReason::UncorrectedEcc, ecc),
+            (FaultReason::RowRemapPending, self.remap_pending),
+            (FaultReason::RowRemapFailed, self.remap_failed),
+            (FaultReason::PageRetirementPending, self.retirement_pending),
+            (FaultReason::NvLinkDown, self.link_down),
         ]
         .into_iter()
-        .filter_map(|(trouble, shown)| shown.map(|shown| (trouble, shown)))
+        .filter_map(|(reason, shown)| shown.map(|shown| (reason, shown)))
         .collect()
     }
 
     /// Whether the look proves that what an XID told is over, on a device with this many processes.
     pub(super) fn disproves(&self, fault: &Fault, processes: Option<usize>) -> bool {
         let pending = [self.remap_pending, self.remap_failed, self.retirement_pending].contains(&Some(true));
-        if fault.trouble != Trouble::Xid || self.answer != Answer::Answers || pending || fault.seen > self.ticket {
+        if fault.reason != FaultReason::Xid
+            || self.result != ProbeResult::Responds
+            || pending
+            || fault.seen > self.ticket
+        {
             return false;
         }
-        match (self.recovery_action, fault.action()) {
+        match (self.recovery_action, fault.resolution()) {
             (Some(action), _) => action == 0,
-            (None, Action::Ignore | Action::RestartApp) => processes == Some(0) || fault.cure >= Cure::Reset,
-            (None, Action::CheckLinks | Action::ResetGpu) => fault.cure >= Cure::Reset,
-            (None, Action::RestartVm | Action::RestartMachine) => fault.cure >= Cure::Boot,
+            (None, Resolution::Ignore | Resolution::RestartApp) => processes == Some(0) || fault.cure >= Cure::Reset,
+            (None, Resolution::CheckLinks | Resolution::ResetGpu) => fault.cure >= Cure::Reset,
+            (None, Resolution::RestartVm | Resolution::RestartMachine) => fault.cure >= Cure::Boot,
         }
     }
 }

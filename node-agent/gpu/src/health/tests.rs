@@ -6,11 +6,11 @@ fn at(second: i64) -> Timestamp {
 }
 
 /// A look that shows nothing wrong, by a driver that tells no recovery action.
-fn look(gpu: &str, health: &Health) -> Probe {
-    Probe {
+fn look(gpu: &str, health: &DeviceFaults) -> GpuProbe {
+    GpuProbe {
         gpu: gpu.to_owned(),
         ticket: health.ticket(),
-        answer: Answer::Answers,
+        result: ProbeResult::Responds,
         recovery_action: None,
         uncorrected_ecc: Some(0),
         remap_pending: Some(false),
@@ -18,7 +18,7 @@ fn look(gpu: &str, health: &Health) -> Probe {
         retirement_pending: None,
         link_down: Some(false),
         processes: Some(0),
-        instances: vec![InstanceProbe {
+        instances: vec![MigProbe {
             uuid: format!("{gpu}/mig"),
             answers: true,
             processes: Some(0),
@@ -27,13 +27,13 @@ fn look(gpu: &str, health: &Health) -> Probe {
 }
 
 fn run(boot: &str, driver: &str) -> HealthObservation {
-    HealthObservation::Run(Run {
+    HealthObservation::Run(RunId {
         boot: boot.to_owned(),
         driver: driver.to_owned(),
     })
 }
 
-fn xids(health: &Health, device: &str) -> Vec<i32> {
+fn xids(health: &DeviceFaults, device: &str) -> Vec<i32> {
     health
         .faults
         .get(device)
@@ -43,8 +43,8 @@ fn xids(health: &Health, device: &str) -> Vec<i32> {
         .collect()
 }
 
-fn with_xids(rules: &Rules, numbers: &[i32]) -> Health {
-    let mut health = Health::default();
+fn with_xids(rules: &Rules, numbers: &[i32]) -> DeviceFaults {
+    let mut health = DeviceFaults::default();
     health.observe(run("a", "1"), rules, at(0));
     for number in numbers {
         health.observe(HealthObservation::Xid("G".to_owned(), *number), rules, at(1));
@@ -74,7 +74,7 @@ fn the_drivers_recovery_action_decides_where_it_is_told() {
     let rules = Rules::default();
     for (action, pending, left) in [(0, false, 0), (1, false, 1), (5, false, 1), (0, true, 1)] {
         let mut health = with_xids(&rules, &[95]);
-        let probe = Probe {
+        let probe = GpuProbe {
             recovery_action: Some(action),
             remap_pending: Some(pending),
             ..look("G", &health)
@@ -87,8 +87,8 @@ fn the_drivers_recovery_action_decides_where_it_is_told() {
 #[test]
 fn a_look_from_before_an_xid_proves_nothing() {
     let rules = Rules::default();
-    let mut health = Health::default();
-    let probe = Probe {
+    let mut health = DeviceFaults::default();
+    let probe = GpuProbe {
         recovery_action: Some(0),
         ..look("G", &health)
     };
@@ -100,9 +100,9 @@ fn a_look_from_before_an_xid_proves_nothing() {
 #[test]
 fn a_mig_device_that_does_not_answer_itself_stays_faulty() {
     let rules = Rules::default();
-    let mut health = Health::default();
+    let mut health = DeviceFaults::default();
     health.observe(HealthObservation::Xid("G/mig".to_owned(), 95), &rules, at(1));
-    let mut probe = Probe {
+    let mut probe = GpuProbe {
         recovery_action: Some(0),
         ..look("G", &health)
     };
@@ -120,13 +120,13 @@ fn a_mig_device_that_does_not_answer_itself_stays_faulty() {
 #[test]
 fn a_call_that_fails_once_is_no_fault_and_one_that_hangs_or_a_lost_gpu_is() {
     let rules = Rules::default();
-    let mut health = Health::default();
-    let mut probe = Probe {
-        answer: Answer::Fails,
+    let mut health = DeviceFaults::default();
+    let mut probe = GpuProbe {
+        result: ProbeResult::Fails,
         ..look("G", &health)
     };
-    let mut began = |health: &mut Health, answer, instance| {
-        probe.answer = answer;
+    let mut began = |health: &mut DeviceFaults, answer, instance| {
+        probe.result = answer;
         probe.instances[0].answers = instance;
         health
             .observe(HealthObservation::Probe(probe.clone()), &rules, at(1))
@@ -136,26 +136,29 @@ fn a_call_that_fails_once_is_no_fault_and_one_that_hangs_or_a_lost_gpu_is() {
     };
     for _ in 0..3 {
         assert_eq!(
-            (began(&mut health, Answer::Answers, false), health.doubts("G/mig")),
+            (began(&mut health, ProbeResult::Responds, false), health.doubts("G/mig")),
             (0, true)
         );
         assert_eq!(
-            (began(&mut health, Answer::Answers, true), health.doubts("G/mig")),
+            (began(&mut health, ProbeResult::Responds, true), health.doubts("G/mig")),
             (0, false)
         );
     }
-    assert_eq!((began(&mut health, Answer::Fails, true), health.doubts("G")), (0, true));
     assert_eq!(
-        (began(&mut health, Answer::Fails, true), health.doubts("G")),
+        (began(&mut health, ProbeResult::Fails, true), health.doubts("G")),
+        (0, true)
+    );
+    assert_eq!(
+        (began(&mut health, ProbeResult::Fails, true), health.doubts("G")),
         (1, false)
     );
     assert_eq!(
-        (began(&mut health, Answer::Fails, true), health.doubts("G")),
+        (began(&mut health, ProbeResult::Fails, true), health.doubts("G")),
         (0, false),
         "it is known"
     );
-    for answer in [Answer::Hangs, Answer::Lost] {
-        let mut health = Health::default();
+    for answer in [ProbeResult::Hangs, ProbeResult::Lost] {
+        let mut health = DeviceFaults::default();
         assert_eq!(
             (began(&mut health, answer, true), health.doubts("G")),
             (1, false),
@@ -189,13 +192,13 @@ fn manual_recovery_waits_for_a_person_and_trouble_that_is_still_there_comes_back
         ..Rules::default()
     };
     let mut health = with_xids(&rules, &[95]);
-    let lost = Probe {
-        answer: Answer::Lost,
+    let lost = GpuProbe {
+        result: ProbeResult::Lost,
         ..look("G", &health)
     };
     health.observe(HealthObservation::Probe(lost.clone()), &rules, at(2));
     health.observe(run("b", "2"), &rules, at(3));
-    let whole = Probe {
+    let whole = GpuProbe {
         recovery_action: Some(0),
         ..look("G", &health)
     };
@@ -213,7 +216,7 @@ fn a_person_clears_what_a_clock_noted_that_was_ahead() {
         recovery: Some(Recovery::Manual),
         ..Rules::default()
     };
-    let mut health = Health::default();
+    let mut health = DeviceFaults::default();
     health.observe(HealthObservation::Xid("G".to_owned(), 95), &rules, at(1_000_000));
     health.observe(HealthObservation::Recovered(at(5)), &rules, at(6));
     assert_eq!(health.faults.len(), 0);
@@ -245,17 +248,17 @@ fn a_device_is_broken_since_its_first_fault_whatever_comes_and_goes_beside_it() 
         watch_xids: vec![94],
         ..Rules::default()
     };
-    let mut health = Health::default();
+    let mut health = DeviceFaults::default();
     health.observe(HealthObservation::Xid("G".to_owned(), 94), &rules, at(1));
     health.observe(HealthObservation::Xid("G".to_owned(), 79), &rules, at(5));
     assert_eq!(health.gravest(&["G"]).unwrap().xid, Some(79));
-    assert_eq!(health.broken_since(&["G"]), Some(at(1)));
+    assert_eq!(health.unhealthy_since(&["G"]), Some(at(1)));
     // Its processes are gone, so that the milder one is over.
     let probe = look("G", &health);
     health.observe(HealthObservation::Probe(probe), &rules, at(6));
     assert_eq!(xids(&health, "G"), [79]);
-    assert_eq!(health.broken_since(&["G/mig", "G"]), Some(at(1)));
-    assert_eq!(health.broken_since(&["H"]), None);
+    assert_eq!(health.unhealthy_since(&["G/mig", "G"]), Some(at(1)));
+    assert_eq!(health.unhealthy_since(&["H"]), None);
 }
 
 #[derive(Clone, Debug)]
@@ -264,7 +267,7 @@ enum Step {
     Look {
         gpu: usize,
         action: Option<u32>,
-        answer: Answer,
+        answer: ProbeResult,
         processes: usize,
         pending: bool,
         instance: bool,
@@ -284,7 +287,12 @@ fn any_step() -> impl Strategy<Value = Step> {
         (
             0..2usize,
             prop::option::of(0..3u32),
-            prop::sample::select(vec![Answer::Answers, Answer::Lost, Answer::Fails, Answer::Hangs]),
+            prop::sample::select(vec![
+                ProbeResult::Responds,
+                ProbeResult::Lost,
+                ProbeResult::Fails,
+                ProbeResult::Hangs
+            ]),
             0..2usize,
             any::<bool>(),
             any::<bool>(),
@@ -310,7 +318,7 @@ proptest! {
         steps in prop::collection::vec(any_step(), 1..60)
     ) {
         let rules = Rules { watch_xids: vec![94], ..Rules::default() };
-        let mut health = Health::default();
+        let mut health = DeviceFaults::default();
         let mut now = 0;
         for step in steps {
             // Years pass between two steps: none of that is evidence.
@@ -323,7 +331,7 @@ proptest! {
                 }
                 Step::Look { gpu, action, answer, processes, pending, instance } => {
                     let mut probe = look(GPUS[*gpu], &health);
-                    (probe.recovery_action, probe.answer, probe.processes) = (*action, *answer, Some(*processes));
+                    (probe.recovery_action, probe.result, probe.processes) = (*action, *answer, Some(*processes));
                     probe.remap_pending = Some(*pending);
                     probe.instances[0].answers = *instance;
                     probe.instances[0].processes = Some(*processes);
@@ -338,16 +346,16 @@ proptest! {
             let transitions = health.observe(observation, &rules, at(now));
             for transition in &transitions {
                 prop_assert!(subject.is_some_and(|gpu| transition.device.starts_with(gpu)), "{step:?}: {transition:?}");
-                if !transition.began && transition.fault.trouble == Trouble::Xid {
+                if !transition.began && transition.fault.reason == FaultReason::Xid {
                     let Step::Look { action, answer, processes, pending, .. } = &step else {
                         return Err(TestCaseError::fail(format!("{step:?} ended {transition:?}")));
                     };
-                    let cured = match transition.fault.action() {
-                        Action::Ignore | Action::RestartApp => *processes == 0 || transition.fault.cure >= Cure::Reset,
-                        Action::CheckLinks | Action::ResetGpu => transition.fault.cure >= Cure::Reset,
-                        Action::RestartVm | Action::RestartMachine => transition.fault.cure == Cure::Boot,
+                    let cured = match transition.fault.resolution() {
+                        Resolution::Ignore | Resolution::RestartApp => *processes == 0 || transition.fault.cure >= Cure::Reset,
+                        Resolution::CheckLinks | Resolution::ResetGpu => transition.fault.cure >= Cure::Reset,
+                        Resolution::RestartVm | Resolution::RestartMachine => transition.fault.cure == Cure::Boot,
                     };
-                    prop_assert!(*answer == Answer::Answers && !pending, "{step:?}");
+                    prop_assert!(*answer == ProbeResult::Responds && !pending, "{step:?}");
                     prop_assert!(action.map_or(cured, |action| action == 0), "{step:?}: {transition:?}");
                 }
             }
@@ -358,7 +366,7 @@ proptest! {
                 prop_assert_eq!(faults.len() + began.len() - ended.len(), left);
             }
             let written = serde_json::to_string(&health).unwrap();
-            prop_assert_eq!(&serde_json::from_str::<Health>(&written).unwrap(), &health);
+            prop_assert_eq!(&serde_json::from_str::<DeviceFaults>(&written).unwrap(), &health);
         }
     }
 }
