@@ -2,20 +2,29 @@
 //!
 //! It speaks while the GpuNode has no configuration and no device plugin of this node is registered, ends what a device
 //! plugin left behind, and never talks to the API server on a node without GPU.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `retire` | ends what a device plugin left behind |
+
+mod retire;
 
 use crate::{
-    admin,
-    books::Page,
-    channel::send_if_new,
+    admin::{metrics::Metrics, server},
+    api_server::{
+        gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
+        release::Release,
+    },
     cli::NodeArgs,
-    gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
+    devices::state::Page,
+    discover::retire::retire,
+    driver::hardware::{Hardware, Place, watch_hardware},
     handover,
-    hardware::{Hardware, Place, watch_hardware},
-    metrics::Metrics,
-    release::Release,
-    report::{Facts, Identity, status},
-    retire::retire,
-    signals::{Asked, Signals},
+    runtime::{
+        channel::send_if_new,
+        signals::{Asked, Signals},
+    },
+    status::report::{Facts, Identity, status},
 };
 use anyhow::{Context as _, Result, bail};
 use std::{sync::Arc, time::Duration};
@@ -35,9 +44,9 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     let mut tasks: JoinSet<()> = JoinSet::new();
 
     let (readiness, ready) = watch::channel(Err("the hardware has not been looked at yet".to_owned()));
-    let listener = admin::bind(args.host.admin_address).await?;
+    let listener = server::bind(args.host.admin_address).await?;
     let metrics = Metrics::new();
-    tasks.spawn(admin::serve(listener, ready, admin::always_live(), metrics.clone()));
+    tasks.spawn(server::serve(listener, ready, server::always_live(), metrics.clone()));
 
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);

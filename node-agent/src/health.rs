@@ -10,15 +10,16 @@ mod telling;
 pub mod words;
 
 use crate::{
-    channel::send_if_new,
-    desk::Desk,
-    events::Notices,
-    gpu_node::Seen,
-    hardware::{Driver, Hardware, Place},
-    nvml::{
-        events::Event,
-        probe::{Target, unanswered},
+    api_server::{events::Notices, gpu_node::Seen},
+    devices::manager::Desk,
+    driver::{
+        hardware::{Driver, Hardware, Place},
+        nvml::{
+            events::Event,
+            probe::{Target, unanswered},
+        },
     },
+    runtime::channel::send_if_new,
 };
 use daemons::Daemons;
 use gpunode_config::Health as Rules;

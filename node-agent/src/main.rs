@@ -1,51 +1,40 @@
 //! The agent of one node: finds its GPUs and offers them to the kubelet.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `cli` | the command line |
+//! | `run` | `gpunode-agent run`: offers the GPUs of a node |
+//! | `discover` | `gpunode-agent discover`: reports the GPUs of a node without policy |
+//! | `mps` | `gpunode-agent mps`: keeps MPS control daemons running |
+//! | `driver` | the hardware and its driver |
+//! | `health` | follows whether the devices work |
+//! | `configuration` | which configuration is in force |
+//! | `devices` | who holds which device, and what may be given out |
+//! | `plugin` | device plugin servers and their registration |
+//! | `status` | `GpuNode.status` |
+//! | `handover` | one registered agent per node, and its successor |
+//! | `kubelet` | what the kubelet says of pods and devices |
+//! | `api_server` | what the agent reads from the API server and tells it |
+//! | `admin` | probes and metrics over HTTP |
+//! | `store` | files that outlive the agent |
+//! | `runtime` | clock, channels, threads and signals of this process |
 
 mod admin;
-mod allocate;
-mod assignments;
-mod atomic_file;
-mod books;
-mod channel;
-mod checkpoint;
+mod api_server;
 mod cli;
-mod clock;
-mod config_file;
-mod decided;
-mod desk;
-mod device_plugin_api;
-mod directory;
+mod configuration;
+mod devices;
 mod discover;
-mod driver_events;
-mod driver_root;
-mod events;
-mod file_id;
-mod gpu_node;
+mod driver;
 mod handover;
-mod hardware;
 mod health;
-mod in_force;
 mod kubelet;
-mod machine;
-mod metrics;
 mod mps;
-mod node_allocatable;
-mod nvml;
-mod one_thread;
-mod operator_config;
-mod pci;
 mod plugin;
-mod plugins;
-mod pod_resources_api;
-mod podresources;
-mod release;
-mod report;
-mod retire;
 mod run;
-mod saved_config;
-mod signals;
-mod socket;
-mod tenure;
-mod utilisation;
+mod runtime;
+mod status;
+mod store;
 
 use anyhow::{Context as _, Result};
 use clap::Parser as _;

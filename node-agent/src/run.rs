@@ -1,34 +1,51 @@
 //! `gpunode-agent run`: brings configuration, hardware and kubelet together.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `decided` | what a run has decided, and publishes |
+//! | `tenure` | this agent's turn as the registered one |
+
+mod decided;
+mod tenure;
 
 use crate::{
-    admin::{self, Readiness},
-    atomic_file,
-    channel::send_if_new,
+    admin::{
+        metrics::Metrics,
+        server::{self, Readiness},
+    },
+    api_server::{
+        events::{Kind, Notices},
+        gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
+        node_allocatable::NodeReader,
+        release::Release,
+    },
     cli::{NodeArgs, RunArgs},
-    config_file,
-    decided::Decided,
-    desk::{self, Desk},
-    directory::Directory,
-    driver_events::DriverEvents,
-    events::{Kind, Notices},
-    gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
+    configuration::{file, in_force::Instruction, operator, saved::SavedConfig},
+    devices::manager::{self, Desk},
+    driver::{
+        driver_events::DriverEvents,
+        hardware::{Driver, Hardware, Place, watch_hardware},
+        utilisation::Utilisation,
+    },
     handover::{Handover, Turn, Wanted, Who, watch_own_socket},
-    hardware::{Driver, Hardware, Place, watch_hardware},
     health,
-    in_force::Instruction,
-    kubelet::{Kubelet, Registered},
-    metrics::Metrics,
-    node_allocatable::NodeReader,
-    operator_config,
-    plugins::Plugins,
-    podresources::PodResources,
-    release::Release,
-    report::{holders_unknown, not_registered},
-    saved_config::SavedConfig,
-    signals::{Asked, Signals},
-    socket::remove_stale_sockets,
-    tenure::{Held, Tenure},
-    utilisation::Utilisation,
+    kubelet::podresources::PodResources,
+    plugin::{
+        directory::Directory,
+        registration::{Kubelet, Registered},
+        resources::Plugins,
+        socket::remove_stale_sockets,
+    },
+    run::{
+        decided::Decided,
+        tenure::{Held, Tenure},
+    },
+    runtime::{
+        channel::send_if_new,
+        signals::{Asked, Signals},
+    },
+    status::report::{holders_unknown, not_registered},
+    store::atomic_file,
 };
 use anyhow::{Context as _, Result, bail};
 use kube::Client;
@@ -53,9 +70,9 @@ pub async fn run(args: RunArgs) -> Result<()> {
 
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
     let metrics = Metrics::new();
-    let listener = admin::bind(args.node.host.admin_address).await?;
+    let listener = server::bind(args.node.host.admin_address).await?;
     let (liveness, live) = watch::channel(Ok(()));
-    tasks.spawn(admin::serve(listener, ready.clone(), live, metrics.clone()));
+    tasks.spawn(server::serve(listener, ready.clone(), live, metrics.clone()));
 
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);
@@ -79,7 +96,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let (reports, to_report) = watch::channel(None);
     let (mut saved, mut node, mut notices) = (None, None, Notices::default());
     if let Some(path) = &args.config {
-        instructions.send_replace(config_file::read_first(path)?);
+        instructions.send_replace(file::read_first(path)?);
     } else {
         let client = connect().await.context("run without --config FILE")?;
         node = Some(NodeReader::new(client.clone(), args.node.node_name.clone()));
@@ -96,7 +113,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         ));
     }
 
-    let desk = Arc::new(Desk::new(desk::Parts {
+    let desk = Arc::new(Desk::new(manager::Parts {
         host_root: args.node.host.host_root.clone(),
         mps_dir: args.node.host.mps_dir.clone(),
         utilisation: Utilisation::new(Place::of(&args.node)),
@@ -168,7 +185,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
                     // The GPUs too.
                     rules.send_modify(|_| ());
                     if let Some(path) = &args.config {
-                        config_file::reload(path, &instructions);
+                        file::reload(path, &instructions);
                     }
                 }
             },
@@ -274,7 +291,7 @@ fn follow_operator(
     let gpu_node = seen.subscribe();
     let saved = SavedConfig::load(&node.host.state_dir, &node.node_name);
     tasks.spawn(watch_gpu_node(client.clone(), node.node_name.clone(), seen));
-    tasks.spawn(operator_config::follow(gpu_node.clone(), saved.content(), instructions));
+    tasks.spawn(operator::follow(gpu_node.clone(), saved.content(), instructions));
     tasks.spawn(write_reports(client, node.node_name.clone(), reports, gpu_node));
     saved
 }

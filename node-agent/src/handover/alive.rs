@@ -5,7 +5,7 @@ use super::{
     conversation::{Conversation, Error},
     protocol::{Answer, Request},
 };
-use crate::{admin::Liveness, channel::send_if_new};
+use crate::{admin::server::Liveness, runtime::channel::send_if_new};
 use std::{path::PathBuf, time::Duration};
 use tokio::{sync::watch, time::sleep};
 use tracing::error;

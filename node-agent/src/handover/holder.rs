@@ -6,7 +6,7 @@ use super::{
     lock::{self, NodeLock},
     protocol::{Answer, Reply, Request, Successor, reply, short},
 };
-use crate::{channel::send_if_new, file_id::FileId};
+use crate::{runtime::channel::send_if_new, store::file_id::FileId};
 use rustix::process::geteuid;
 use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
 use tokio::{

@@ -1,7 +1,7 @@
 //! What hand-overs leave on disk: which successor failed how often, so that a restart does not let it ask at once again, and
 //! which pods have let go for good, and to whom.
 
-use crate::atomic_file;
+use crate::store::atomic_file;
 use serde::{Deserialize, Serialize};
 use std::{
     io,

@@ -7,7 +7,7 @@ use super::{
     protocol::{Answer, Request, Successor, short},
     record::Record,
 };
-use crate::clock::since_boot;
+use crate::runtime::clock::since_boot;
 use std::time::Duration;
 use tokio::{
     task::spawn_blocking,

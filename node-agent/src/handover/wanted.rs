@@ -1,7 +1,7 @@
 //! Whether an agent that has let go is the one that the node is to have after all: its policy governs the node again, and the agent
 //! of another one serves it.
 
-use crate::gpu_node::Seen;
+use crate::api_server::gpu_node::Seen;
 use tokio::sync::watch;
 
 /// What is said of it.

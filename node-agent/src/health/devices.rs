@@ -1,6 +1,6 @@
 //! The node's devices as people speak of them: what each is called, and which pods hold it. Pure.
 
-use crate::hardware::Hardware;
+use crate::driver::hardware::Hardware;
 use gpunode_gpu::{Device, DeviceHolder, Gpu};
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -67,7 +67,7 @@ impl Devices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{hardware::Driver, nvml::Reading};
+    use crate::driver::{hardware::Driver, nvml::Reading};
     use gpunode_gpu::{Inventory, MigDevice};
 
     #[test]

@@ -1,7 +1,7 @@
 //! Looking at the GPUs, and what a look tells of them.
 
 use super::{Keeper, UNSETTLED, is_unsettled, looks::Found};
-use crate::{
+use crate::driver::{
     hardware::Hardware,
     nvml::probe::{Look, Target},
 };

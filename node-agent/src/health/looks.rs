@@ -1,6 +1,6 @@
 //! Looking at the GPUs now and then, on a thread of its own, which a GPU that hangs keeps.
 
-use crate::{
+use crate::driver::{
     hardware::Place,
     nvml::probe::{Look, Target, probe, unanswered},
 };

@@ -1,6 +1,6 @@
 //! What is known of the devices' health, on disk: a restart of the agent is no evidence that anything is whole.
 
-use crate::atomic_file;
+use crate::store::atomic_file;
 use gpunode_gpu::DeviceFaults;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
 //! Who is told what of the devices' health: people and the desk.
 
 use super::{Keeper, devices::Devices, words};
-use crate::{books::Ailments, events::Kind, hardware::Driver};
+use crate::{api_server::events::Kind, devices::state::Ailments, driver::hardware::Driver};
 use gpunode_config::Health as Rules;
 use gpunode_gpu::FaultTransition;
 use std::sync::Arc;

@@ -3,8 +3,11 @@
 
 use super::place::Place;
 use crate::{
-    atomic_file, driver_root,
-    nvml::{self, ComputeMode},
+    driver::{
+        driver_root,
+        nvml::{self, ComputeMode},
+    },
+    store::atomic_file,
 };
 use std::{fs, io, path::PathBuf};
 

@@ -4,7 +4,7 @@ use super::{
     place::Place,
     processes::{MARK, Own},
 };
-use crate::{cli::MpsExecArgs, driver_root};
+use crate::{cli::MpsExecArgs, driver::driver_root};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::{
     fs::File,

@@ -9,7 +9,7 @@ use super::{
     place::Place,
     processes,
 };
-use crate::{atomic_file, clock::since_boot};
+use crate::{runtime::clock::since_boot, store::atomic_file};
 use anyhow::{Context as _, Result, bail};
 use std::{fs, io, time::Duration};
 use tokio::{

@@ -1,6 +1,6 @@
 //! Who holds a device, where a daemon may be ended only when nobody does.
 
-use crate::podresources::{Error, PodResources};
+use crate::kubelet::podresources::{Error, PodResources};
 use gpunode_gpu::{KubeletObservation, device_of};
 use std::{collections::BTreeSet, sync::Arc};
 

@@ -1,7 +1,7 @@
 //! What the agent sees of the MPS daemons on its node: it reads the files that the supervisor keeps.
 
 use super::place::Place;
-use crate::clock::since_boot;
+use crate::runtime::clock::since_boot;
 use gpunode_crds::{MpsDaemon, MpsDaemonState};
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -14,7 +14,7 @@ fn the_far_end_of_an_nvlink_is_never_told() -> Result<()> {
     assert!(link.is_active()?);
     assert!(
         matches!(link.remote_device_type(0)?, IntDeviceType::Unknown),
-        "node-agent/src/nvml/raw.rs is not needed any more"
+        "node-agent/src/driver/nvml/raw.rs is not needed any more"
     );
     Ok(())
 }

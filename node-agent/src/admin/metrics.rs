@@ -1,0 +1,347 @@
+//! Prometheus metrics. Label values come from the code, but for names of resources and numbers of XIDs, which are bounded.
+
+use crate::plugin::server::Offer;
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeLabelValue, text::encode},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
+    registry::{Registry, Unit},
+};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+/// Names of resources that have metrics of their own. Others, which only ever changing configurations bring, count as
+/// [`OTHER`].
+const MAX_RESOURCES: usize = 64;
+/// Greatest XID that is counted by itself. The greatest that NVIDIA documents is below 200.
+const MAX_XID: u64 = 255;
+const OTHER: &str = "other";
+/// Upper ends in seconds. Most calls take 0.1 ms, and one that is refused up to 15 s.
+const BUCKETS: [f64; 13] = [
+    0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.3, 1.0, 5.0, 20.0,
+];
+
+/// What is counted. Cheap to clone; every clone counts into the same.
+#[derive(Clone, Debug)]
+pub struct Metrics(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    registry: Registry,
+    resources: Mutex<BTreeSet<String>>,
+    devices: Family<ByHealth, Gauge>,
+    allocations: Family<ByResult, Counter>,
+    calls: Family<ByMethod, Histogram, fn() -> Histogram>,
+    registrations: Family<ByResult, Counter>,
+    xids: Family<ByXid, Counter>,
+    nvml_errors: Family<ByCall, Counter>,
+    config: Family<ByHash, Gauge>,
+    faults: Family<ByReason, Gauge>,
+}
+
+/// A call between the agent and the kubelet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum Method {
+    /// The agent registers a resource.
+    Register,
+    /// One list of the stream is made.
+    ListAndWatch,
+    /// The kubelet asks which devices are best.
+    GetPreferredAllocation,
+    /// The kubelet asks for devices.
+    Allocate,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByHealth {
+    resource: String,
+    health: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByResult {
+    resource: String,
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByMethod {
+    method: Method,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByXid {
+    xid: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByCall {
+    call: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByReason {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByHash {
+    hash: String,
+}
+
+/// A call under way.
+#[derive(Debug)]
+pub struct Timer {
+    metrics: Metrics,
+    method: Method,
+    start: Instant,
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        let labels = ByMethod { method: self.method };
+        self.metrics
+            .0
+            .calls
+            .get_or_create(&labels)
+            .observe(self.start.elapsed().as_secs_f64());
+    }
+}
+
+impl Metrics {
+    /// Everything at zero.
+    pub fn new() -> Self {
+        let devices = Family::<ByHealth, Gauge>::default();
+        let allocations = Family::<ByResult, Counter>::default();
+        let calls = Family::new_with_constructor((|| Histogram::new(BUCKETS)) as fn() -> Histogram);
+        let registrations = Family::<ByResult, Counter>::default();
+        let xids = Family::<ByXid, Counter>::default();
+        let nvml_errors = Family::<ByCall, Counter>::default();
+        let config = Family::<ByHash, Gauge>::default();
+        let faults = Family::<ByReason, Gauge>::default();
+        let mut registry = Registry::with_prefix("gpunode_agent");
+        registry.register(
+            "build",
+            "Version of the program",
+            Info::new([("version", env!("CARGO_PKG_VERSION"))]),
+        );
+        registry.register(
+            "devices",
+            "Device ids by resource and health, as the kubelet is told",
+            devices.clone(),
+        );
+        registry.register(
+            "allocations",
+            "Containers that asked for devices, by answer",
+            allocations.clone(),
+        );
+        registry.register_with_unit(
+            "rpc_duration",
+            "Calls between agent and kubelet",
+            Unit::Seconds,
+            calls.clone(),
+        );
+        registry.register(
+            "registrations",
+            "Tries to register with the kubelet, by answer",
+            registrations.clone(),
+        );
+        registry.register("xids", "XID events of the driver", xids.clone());
+        registry.register("nvml_errors", "NVML calls that failed", nvml_errors.clone());
+        registry.register(
+            "faults",
+            "Broken GPUs and MIG devices, by what is wrong with them",
+            faults.clone(),
+        );
+        registry.register("config_info", "Hash of the configuration in force", config.clone());
+        let resources = Mutex::default();
+        Self(
+            Inner {
+                registry,
+                resources,
+                devices,
+                allocations,
+                calls,
+                registrations,
+                xids,
+                nvml_errors,
+                config,
+                faults,
+            }
+            .into(),
+        )
+    }
+
+    /// Sets the numbers of devices, by health. Resources that are not offered are forgotten.
+    pub fn set_offers(&self, offers: &[Offer]) {
+        self.0.devices.clear();
+        for offer in offers {
+            let healthy = offer.healthy();
+            self.add_devices(&offer.list.name, healthy, offer.list.shares.len() - healthy);
+        }
+    }
+
+    /// Sets the number of GPUs that answer and of GPUs and MIG devices that do not, where nothing is offered: as devices of
+    /// no resource.
+    pub fn set_found(&self, answering: usize, silent: usize) {
+        self.0.devices.clear();
+        self.add_devices("", answering, silent);
+    }
+
+    fn add_devices(&self, resource: &str, healthy: usize, unhealthy: usize) {
+        let resource = self.resource(resource);
+        for (health, count) in [("healthy", healthy), ("unhealthy", unhealthy)] {
+            let labels = ByHealth {
+                resource: resource.clone(),
+                health,
+            };
+            self.0
+                .devices
+                .get_or_create(&labels)
+                .inc_by(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Sets what is wrong with devices: the reason of each fault.
+    pub fn set_faults(&self, reasons: impl Iterator<Item = &'static str>) {
+        self.0.faults.clear();
+        for reason in reasons {
+            self.0.faults.get_or_create(&ByReason { reason }).inc();
+        }
+    }
+
+    /// Sets which configuration is in force, if one is.
+    pub fn set_config(&self, hash: Option<&str>) {
+        self.0.config.clear();
+        if let Some(hash) = hash {
+            self.0.config.get_or_create(&ByHash { hash: hash.to_owned() }).set(1);
+        }
+    }
+
+    /// A container was given devices, or refused.
+    pub fn allocated(&self, resource: &str, given: bool) {
+        let labels = ByResult {
+            resource: self.resource(resource),
+            result: if given { "granted" } else { "refused" },
+        };
+        self.0.allocations.get_or_create(&labels).inc();
+    }
+
+    /// The kubelet took a registration, or it failed.
+    pub fn registered(&self, resource: &str, taken: bool) {
+        let labels = ByResult {
+            resource: self.resource(resource),
+            result: if taken { "accepted" } else { "failed" },
+        };
+        self.0.registrations.get_or_create(&labels).inc();
+    }
+
+    /// Counts a call that lasts until the timer is dropped.
+    pub fn timer(&self, method: Method) -> Timer {
+        Timer {
+            metrics: self.clone(),
+            method,
+            start: Instant::now(),
+        }
+    }
+
+    /// The driver told of an XID.
+    pub fn xid(&self, xid: u64) {
+        let xid = if xid <= MAX_XID {
+            xid.to_string()
+        } else {
+            OTHER.to_owned()
+        };
+        self.0.xids.get_or_create(&ByXid { xid }).inc();
+    }
+
+    /// A call to NVML failed; `call` is its name in C.
+    pub fn nvml_error(&self, call: &'static str) {
+        self.0.nvml_errors.get_or_create(&ByCall { call }).inc();
+    }
+
+    /// The metrics in the OpenMetrics text format.
+    pub fn render(&self) -> String {
+        let mut text = String::new();
+        // Writing into a string has no error of its own.
+        _ = encode(&mut text, &self.0.registry);
+        text
+    }
+
+    /// The name under which a resource is counted.
+    fn resource(&self, name: &str) -> String {
+        let mut known = self.0.resources.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() < MAX_RESOURCES {
+            known.insert(name.to_owned());
+        }
+        if known.contains(name) { name } else { OTHER }.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_gpu::{AdvertisedResource, AdvertisedShare};
+
+    fn offer(name: &str, healthy: usize, unhealthy: usize) -> Offer {
+        let share = |healthy| AdvertisedShare {
+            id: String::new(),
+            healthy,
+            numa_node: None,
+        };
+        let shares = [vec![share(true); healthy], vec![share(false); unhealthy]].concat();
+        Offer {
+            list: AdvertisedResource {
+                name: name.to_owned(),
+                shares,
+            }
+            .into(),
+            resend: 0,
+        }
+    }
+
+    #[test]
+    fn devices_of_a_resource_that_goes_go_with_it() {
+        let metrics = Metrics::new();
+        metrics.set_offers(&[offer("a.b/c", 3, 1), offer("a.b/d", 1, 0)]);
+        metrics.set_offers(&[offer("a.b/c", 4, 0)]);
+        let text = metrics.render();
+        assert!(
+            text.contains(r#"gpunode_agent_devices{resource="a.b/c",health="healthy"} 4"#),
+            "{text}"
+        );
+        assert!(!text.contains("a.b/d"), "{text}");
+    }
+
+    #[test]
+    fn one_configuration_is_in_force() {
+        let metrics = Metrics::new();
+        metrics.set_config(Some("old"));
+        metrics.set_config(Some("new"));
+        let text = metrics.render();
+        assert!(
+            text.contains(r#"gpunode_agent_config_info{hash="new"} 1"#) && !text.contains("old"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn whatever_comes_the_number_of_series_is_bounded() {
+        let metrics = Metrics::new();
+        for number in 0..10_000 {
+            metrics.allocated(&format!("a.b/c{number}"), true);
+            metrics.xid(number);
+        }
+        metrics.nvml_error("nvmlDeviceGetMemoryInfo");
+        let text = metrics.render();
+        let series = |name: &str| text.lines().filter(|line| line.starts_with(name)).count();
+        assert_eq!(series("gpunode_agent_allocations_total{"), MAX_RESOURCES + 1);
+        assert_eq!(series("gpunode_agent_xids_total{"), 257);
+        assert!(
+            text.contains(r#"gpunode_agent_nvml_errors_total{call="nvmlDeviceGetMemoryInfo"} 1"#),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,55 @@
+//! `/livez`, `/readyz` and `/metrics`.
+
+use crate::admin::metrics::Metrics;
+use anyhow::{Context as _, Result};
+use gpunode_http::{Answer, StatusCode};
+use std::net::SocketAddr;
+use tokio::{net::TcpListener, sync::watch};
+use tracing::info;
+
+/// Whether the agent does its work, or why not yet.
+pub type Readiness = Result<(), String>;
+
+/// Whether the agent needs no restart, or why it does.
+pub type Liveness = Result<(), String>;
+
+/// Takes the address, so that one that is in use is noticed at the start.
+pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("listen on {address}; choose another --admin-address"))?;
+    info!(address = %listener.local_addr()?, "serving /livez, /readyz and /metrics");
+    Ok(listener)
+}
+
+/// Serves until the process ends.
+pub async fn serve(
+    listener: TcpListener,
+    readiness: watch::Receiver<Readiness>,
+    liveness: watch::Receiver<Liveness>,
+    metrics: Metrics,
+) {
+    gpunode_http::serve(listener, move |path| {
+        answer(path, &readiness.borrow(), &liveness.borrow(), &metrics)
+    })
+    .await;
+}
+
+/// The liveness of a process that answers at all.
+pub fn always_live() -> watch::Receiver<Liveness> {
+    watch::channel(Ok(())).1
+}
+
+fn answer(path: &str, readiness: &Readiness, liveness: &Liveness, metrics: &Metrics) -> Answer {
+    let said = match path {
+        // Any answer shows that the event loop runs.
+        "/livez" => liveness,
+        "/readyz" => readiness,
+        "/metrics" => return Answer::metrics(metrics.render()),
+        _ => return Answer::line(StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics"),
+    };
+    match said {
+        Ok(()) => Answer::line(StatusCode::OK, "ok"),
+        Err(reason) => Answer::line(StatusCode::SERVICE_UNAVAILABLE, reason),
+    }
+}

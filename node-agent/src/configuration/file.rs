@@ -1,0 +1,36 @@
+//! The configuration file of `run --config FILE`.
+
+use crate::{
+    configuration::in_force::{Candidate, InForce, Instruction},
+    runtime::channel::send_if_new,
+};
+use anyhow::{Context as _, Result, bail};
+use std::{fs, path::Path, sync::Arc};
+use tokio::sync::watch;
+use tracing::error;
+
+/// The configuration to start with. At the start there is no older one that could stay in force.
+pub fn read_first(path: &Path) -> Result<Instruction> {
+    let candidate = read(path)?;
+    let instruction = Instruction::Config(Arc::new(candidate));
+    match InForce::default().next(&instruction, None).rejected {
+        Some(rejected) => bail!("{}: {}", path.display(), rejected.message),
+        None => Ok(instruction),
+    }
+}
+
+/// Reads the file again. What cannot be read changes nothing.
+pub fn reload(path: &Path, instructions: &watch::Sender<Instruction>) {
+    match read(path) {
+        Ok(candidate) => send_if_new(instructions, Instruction::Config(Arc::new(candidate))),
+        Err(error) => error!(
+            reason = format!("{error:#}"),
+            "configuration not read; the one in force stays"
+        ),
+    }
+}
+
+fn read(path: &Path) -> Result<Candidate> {
+    let text = fs::read_to_string(path).with_context(|| format!("read the configuration {}", path.display()))?;
+    Ok(Candidate::of_file(text))
+}

@@ -1,0 +1,190 @@
+//! The configuration that the operator writes into this node's GpuNode, or the saved one until it says something.
+
+use crate::{
+    api_server::gpu_node::{Seen, SeenGpuNode},
+    configuration::in_force::{Candidate, Instruction},
+    runtime::channel::send_if_new,
+};
+use std::{sync::Arc, time::Duration};
+use tokio::{sync::watch, time::timeout};
+use tracing::warn;
+
+/// How long a start waits for the API server before it takes the saved configuration.
+const API_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Publishes what the GpuNode says. Does not end.
+pub async fn follow(
+    mut seen: watch::Receiver<Seen>,
+    saved: Option<Arc<Candidate>>,
+    instructions: watch::Sender<Instruction>,
+) {
+    _ = timeout(API_TIMEOUT, seen.wait_for(|seen| !matches!(seen, Seen::Unknown))).await;
+    let mut source = saved.as_ref().and_then(|saved| saved.uid.clone());
+    let mut saved = saved;
+    loop {
+        let said = instruction(&seen.borrow_and_update(), &mut source);
+        let start = saved.take();
+        let instruction = said.or_else(|| {
+            let start = start?;
+            warn!(
+                hash = start.hash,
+                "the API server does not say what the configuration is; starting with the saved one"
+            );
+            Some(Instruction::Config(start))
+        });
+        if let Some(instruction) = instruction {
+            send_if_new(&instructions, instruction);
+        }
+        if seen.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// What a GpuNode says; none where what it said before stays. `source` is the uid of the object that it came from, maybe
+/// before this agent started.
+///
+/// Only the operator withdraws a configuration, by removing it from the object. An object that somebody deleted, and that
+/// was made again without one, says nothing: the operator will write it again.
+fn instruction(seen: &Seen, source: &mut Option<String>) -> Option<Instruction> {
+    match seen {
+        Seen::Unknown => None,
+        Seen::Absent => source.is_none().then_some(Instruction::Nothing),
+        Seen::Present(object) => match candidate(object) {
+            Some(candidate) => {
+                source.clone_from(&object.metadata.uid);
+                Some(Instruction::Config(Arc::new(candidate)))
+            }
+            None if source.is_none() || *source == object.metadata.uid => {
+                *source = None;
+                Some(Instruction::Nothing)
+            }
+            None => None,
+        },
+    }
+}
+
+fn candidate(object: &SeenGpuNode) -> Option<Candidate> {
+    let config = object.spec.config.as_ref()?;
+    Some(Candidate {
+        version: config.version,
+        hash: config.hash.clone(),
+        document: config.document.clone(),
+        uid: object.metadata.uid.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_crds::GpuNode;
+    use kube::core::ApiResource;
+
+    fn gpu_node(uid: &str, document: Option<&str>) -> Seen {
+        let mut object = SeenGpuNode::new(
+            "a",
+            &ApiResource::erase::<GpuNode>(&()),
+            gpunode_crds::GpuNodeSpec::default(),
+        );
+        object.metadata.uid = Some(uid.to_owned());
+        object.spec.config = document.map(|document| gpunode_crds::Configuration {
+            document: document.to_owned(),
+            ..gpunode_crds::Configuration::default()
+        });
+        Seen::Present(Arc::new(object))
+    }
+
+    fn config(uid: &str, document: &str) -> Instruction {
+        Instruction::Config(candidate(uid, document))
+    }
+
+    fn candidate(uid: &str, document: &str) -> Arc<Candidate> {
+        let (uid, document) = (Some(uid.to_owned()), document.to_owned());
+        Arc::new(Candidate {
+            document,
+            uid,
+            ..Candidate::default()
+        })
+    }
+
+    /// What an agent does that starts with something saved and is told `seen`.
+    async fn after_start(seen: Seen) -> Instruction {
+        let (_seen, seen) = watch::channel(seen);
+        let (instructions, mut instructed) = watch::channel(Instruction::Unknown);
+        tokio::select! {
+            () = follow(seen, Some(candidate("1", "{}")), instructions) => unreachable!(),
+            _ = instructed.changed() => {}
+        }
+        instructed.borrow().clone()
+    }
+
+    #[tokio::test]
+    async fn a_gpu_node_that_was_deleted_while_no_agent_ran_withdraws_nothing() {
+        assert_eq!(after_start(Seen::Absent).await, config("1", "{}"));
+        assert_eq!(after_start(gpu_node("2", None)).await, config("1", "{}"));
+    }
+
+    #[tokio::test]
+    async fn a_start_follows_what_the_operator_has_said_meanwhile() {
+        assert_eq!(after_start(gpu_node("1", None)).await, Instruction::Nothing);
+        assert_eq!(after_start(gpu_node("1", Some("a: 1"))).await, config("1", "a: 1"));
+        assert_eq!(after_start(gpu_node("2", Some("{}"))).await, config("2", "{}"));
+    }
+
+    #[test]
+    fn a_turn_in_a_rollout_is_no_new_configuration() {
+        let Seen::Present(object) = gpu_node("1", Some("{}")) else {
+            unreachable!()
+        };
+        let mut stepped = (*object).clone();
+        let started_at = serde_json::from_value(serde_json::json!("2026-01-01T00:00:00Z")).unwrap();
+        stepped.spec.step = Some(gpunode_crds::ConfigurationStep {
+            started_at,
+            generation: None,
+            failed: None,
+        });
+        let mut source = Some("1".to_owned());
+        assert_eq!(
+            instruction(&Seen::Present(Arc::new(stepped)), &mut source),
+            Some(config("1", "{}"))
+        );
+    }
+
+    #[test]
+    fn the_operator_withdraws_by_removing_the_configuration() {
+        let mut source = None;
+        assert_eq!(instruction(&Seen::Unknown, &mut source), None);
+        assert_eq!(instruction(&Seen::Absent, &mut source), Some(Instruction::Nothing));
+        assert_eq!(
+            instruction(&gpu_node("1", None), &mut source),
+            Some(Instruction::Nothing)
+        );
+        assert_eq!(
+            instruction(&gpu_node("1", Some("{}")), &mut source),
+            Some(config("1", "{}"))
+        );
+        assert_eq!(
+            instruction(&gpu_node("1", None), &mut source),
+            Some(Instruction::Nothing)
+        );
+    }
+
+    #[test]
+    fn a_deleted_gpu_node_withdraws_nothing() {
+        let mut source = None;
+        assert_eq!(
+            instruction(&gpu_node("1", Some("{}")), &mut source),
+            Some(config("1", "{}"))
+        );
+        assert_eq!(instruction(&Seen::Absent, &mut source), None);
+        assert_eq!(instruction(&gpu_node("2", None), &mut source), None);
+        assert_eq!(
+            instruction(&gpu_node("2", Some("a: 1")), &mut source),
+            Some(config("2", "a: 1"))
+        );
+        assert_eq!(
+            instruction(&gpu_node("2", None), &mut source),
+            Some(Instruction::Nothing)
+        );
+    }
+}

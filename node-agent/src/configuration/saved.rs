@@ -1,0 +1,201 @@
+//! The last good configuration, kept on the node for a start without the API server.
+
+use crate::{
+    configuration::in_force::{Candidate, Instruction},
+    runtime::one_thread::OneThread,
+    store::atomic_file::{self, DISK_TIMEOUT},
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+use tokio::time::timeout;
+use tracing::warn;
+
+const FILE: &str = "config.json";
+/// Version of this file's own format.
+const FORMAT: u32 = 1;
+
+#[derive(Deserialize, Serialize)]
+struct Saved {
+    format: u32,
+    node: String,
+    version: i32,
+    hash: String,
+    document: String,
+    uid: Option<String>,
+}
+
+/// What is saved for this node.
+#[derive(Debug)]
+pub struct SavedConfig {
+    state_dir: PathBuf,
+    node: String,
+    content: Option<Arc<Candidate>>,
+    failed: bool,
+    /// Why, as it was said.
+    said: String,
+    disk: OneThread,
+}
+
+impl SavedConfig {
+    /// Reads it. A file that tells nothing counts as none and is set aside: the API server has the configuration too.
+    pub fn load(state_dir: &Path, node: &str) -> Self {
+        let content = load(state_dir, node).map(Arc::new);
+        Self {
+            state_dir: state_dir.to_owned(),
+            node: node.to_owned(),
+            content,
+            failed: false,
+            said: String::new(),
+            disk: OneThread::default(),
+        }
+    }
+
+    /// The saved configuration.
+    pub fn content(&self) -> Option<Arc<Candidate>> {
+        self.content.clone()
+    }
+
+    /// Whether the last attempt to save failed, so that [`Self::keep`] is worth another call.
+    pub fn failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Saves a configuration that was accepted, and removes what is saved when the operator has none for this node: a
+    /// later start must not bring back what was withdrawn while no agent ran. What could not be written is tried again
+    /// with the next call, and so is what the caller did not wait for.
+    pub async fn keep(&mut self, instruction: &Instruction, accepted: bool) {
+        let content = match instruction {
+            Instruction::Config(candidate) if accepted => Some(candidate.clone()),
+            Instruction::Nothing => None,
+            Instruction::Config(_) | Instruction::Unknown => return,
+        };
+        // After a write that was given up nobody knows what is there.
+        self.failed |= content != self.content;
+        if !self.failed {
+            return;
+        }
+        let (state_dir, node, candidate) = (self.state_dir.clone(), self.node.clone(), content.clone());
+        let work = self.disk.run(move || save(&state_dir, &node, candidate.as_deref()));
+        let error = match timeout(DISK_TIMEOUT, work).await {
+            Ok(Ok(Ok(()))) => {
+                (self.content, self.failed) = (content, false);
+                self.said.clear();
+                return;
+            }
+            Ok(Ok(Err(error))) => error.to_string(),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {DISK_TIMEOUT:?}"),
+        };
+        if self.said != error {
+            warn!(error, folder = %self.state_dir.display(), "save the configuration; trying again");
+            self.said = error;
+        }
+    }
+}
+
+fn load(state_dir: &Path, node: &str) -> Option<Candidate> {
+    let saved: Saved = atomic_file::load(&state_dir.join(FILE), FORMAT)?;
+    (saved.node == node).then_some(Candidate {
+        version: saved.version,
+        hash: saved.hash,
+        document: saved.document,
+        uid: saved.uid,
+    })
+}
+
+/// Replaces what was saved; removes it with `None`.
+fn save(state_dir: &Path, node: &str, candidate: Option<&Candidate>) -> io::Result<()> {
+    let path = state_dir.join(FILE);
+    let Some(candidate) = candidate else {
+        return fs::remove_file(&path).or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound => Ok(()),
+            _ => Err(error),
+        });
+    };
+    let saved = Saved {
+        format: FORMAT,
+        node: node.to_owned(),
+        version: candidate.version,
+        hash: candidate.hash.clone(),
+        document: candidate.document.clone(),
+        uid: candidate.uid.clone(),
+    };
+    atomic_file::replace(&path, &serde_json::to_vec(&saved)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_saved_is_read_again_for_the_same_node() {
+        let folder = tempfile::tempdir().unwrap();
+        let candidate = Candidate {
+            uid: Some("1".to_owned()),
+            ..Candidate::of_file("{}\n".to_owned())
+        };
+        assert_eq!(load(folder.path(), "a"), None);
+        save(folder.path(), "a", Some(&candidate)).unwrap();
+        assert_eq!(load(folder.path(), "a"), Some(candidate));
+        assert_eq!(load(folder.path(), "b"), None);
+        save(folder.path(), "a", None).unwrap();
+        save(folder.path(), "a", None).unwrap();
+        assert_eq!(load(folder.path(), "a"), None);
+    }
+
+    #[tokio::test]
+    async fn a_configuration_that_was_withdrawn_while_no_agent_ran_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        save(folder.path(), "a", Some(&Candidate::of_file("old: 1".to_owned()))).unwrap();
+        let mut saved = SavedConfig::load(folder.path(), "a");
+        saved.keep(&Instruction::Unknown, true).await;
+        assert!(load(folder.path(), "a").is_some());
+        saved.keep(&Instruction::Nothing, true).await;
+        assert_eq!(load(folder.path(), "a"), None);
+        assert_eq!(saved.content(), None);
+    }
+
+    #[tokio::test]
+    async fn only_an_accepted_configuration_replaces_the_saved_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let [good, bad, better] =
+            ["good", "bad", "better"].map(|document| Arc::new(Candidate::of_file(document.to_owned())));
+        let mut saved = SavedConfig::load(folder.path(), "a");
+        saved.keep(&Instruction::Config(good.clone()), true).await;
+        saved.keep(&Instruction::Config(bad), false).await;
+        assert_eq!(SavedConfig::load(folder.path(), "a").content(), Some(good));
+        saved.keep(&Instruction::Config(better.clone()), true).await;
+        assert_eq!(SavedConfig::load(folder.path(), "a").content(), Some(better));
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_saved_is_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let state_dir = folder.path().join("later");
+        let instruction = Instruction::Config(Arc::new(Candidate::of_file("{}".to_owned())));
+        let mut saved = SavedConfig::load(&state_dir, "a");
+        saved.keep(&instruction, true).await;
+        assert!(saved.failed());
+        fs::create_dir(&state_dir).unwrap();
+        saved.keep(&instruction, true).await;
+        assert!(!saved.failed() && load(&state_dir, "a").is_some());
+    }
+
+    #[test]
+    fn a_file_that_tells_nothing_counts_as_none_and_is_set_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let other_format = r#"{"format":2,"node":"a","version":1,"hash":"","document":"","uid":null}"#;
+        for text in ["{\"format\":1,", other_format] {
+            fs::write(folder.path().join(FILE), text).unwrap();
+            assert_eq!(load(folder.path(), "a"), None);
+            assert_eq!(
+                fs::read_to_string(folder.path().join("config.json.corrupt")).unwrap(),
+                text
+            );
+        }
+    }
+}

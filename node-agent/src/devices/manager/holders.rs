@@ -1,0 +1,101 @@
+//! Following who holds what.
+
+use super::Desk;
+use crate::kubelet::podresources::PodResources;
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+/// Pause between two observations while something waits for their result.
+const BUSY: Duration = Duration::from_millis(500);
+/// The same otherwise.
+const IDLE: Duration = Duration::from_secs(10);
+/// Least pause: the kubelet takes 100 calls a second from all its clients together, and an observation is two.
+const LEAST: Duration = Duration::from_millis(100);
+/// Pause between an allocation and the observation that is to show it: a kubelet that is asked before it has written the
+/// allocation down may forget it.
+const GRANT_PAUSE: Duration = Duration::from_millis(200);
+/// How long an allocation waits for a fresh observation.
+const FRESH_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How the observations go.
+#[derive(Debug, Default)]
+pub struct Observed {
+    /// When the last one that succeeded was started.
+    pub started: Option<Instant>,
+    /// Why the one after that failed.
+    pub error: Option<String>,
+    /// Names of the resources that the kubelet had healthy devices of.
+    pub allocatable: BTreeSet<String>,
+}
+
+impl Desk {
+    /// Follows who holds what. Does not end.
+    pub async fn watch_holders(self: Arc<Self>, kubelet: PodResources) {
+        let mut last_error = String::new();
+        loop {
+            let error = match kubelet.observe().await {
+                Ok(observation) => {
+                    let started = Some(observation.started);
+                    let allocatable = observation
+                        .allocatable
+                        .iter()
+                        .map(|(resource, _)| resource.clone())
+                        .collect();
+                    self.change(|books| books.observe(observation));
+                    self.observed.send_replace(Observed {
+                        started,
+                        error: None,
+                        allocatable,
+                    });
+                    String::new()
+                }
+                Err(error) => {
+                    let error = error.to_string();
+                    self.change_if(|books| books.not_observed(&error, Instant::now()));
+                    self.observed
+                        .send_modify(|observed| observed.error = Some(error.clone()));
+                    error
+                }
+            };
+            if error != last_error {
+                if error.is_empty() {
+                    info!("the kubelet says again which pod holds which device");
+                } else {
+                    warn!(error, "holders are not known; trying again");
+                }
+                last_error = error;
+            }
+            sleep(LEAST).await;
+            let pause = if self.books().is_busy() { BUSY } else { IDLE };
+            tokio::select! {
+                () = sleep(pause.saturating_sub(LEAST)) => {}
+                () = self.observe_now.notified() => {}
+                () = self.granted.notified() => sleep(GRANT_PAUSE).await,
+            }
+        }
+    }
+
+    /// Waits for an observation that starts from now on; otherwise says why there is none, and what was observed before has
+    /// to do.
+    pub(super) async fn observe_afresh(&self) -> Result<(), String> {
+        let now = Instant::now();
+        let mut observed = self.observed.subscribe();
+        self.observe_now();
+        if timeout(
+            FRESH_TIMEOUT,
+            observed.wait_for(|observed| observed.started >= Some(now)),
+        )
+        .await
+        .is_ok()
+        {
+            return Ok(());
+        }
+        let error = observed.borrow().error.clone();
+        Err(error.unwrap_or_else(|| format!("no answer within {FRESH_TIMEOUT:?}")))
+    }
+}

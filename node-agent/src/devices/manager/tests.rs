@@ -1,0 +1,234 @@
+use super::*;
+use crate::{
+    devices::state::tests::{books, nothing_held},
+    driver::hardware,
+    kubelet::{checkpoint::PodFolders, podresources::PodResources},
+};
+use gpunode_gpu::{ContainerShares, KubeletObservation};
+use std::sync::Arc;
+use tokio::time::timeout;
+
+const MEMORY: &str = "resources: [{name: a.b/mem, sharing: {strategy: Memory}}]";
+
+fn desk() -> Arc<Desk> {
+    desk_of("/nonexistent".into())
+}
+
+/// One that looks for the daemons in `mps_dir`.
+fn desk_of(mps_dir: PathBuf) -> Arc<Desk> {
+    let folder = PathBuf::from("/nonexistent");
+    let nowhere = hardware::Place {
+        host_root: folder.clone(),
+        driver_root: None,
+    };
+    Arc::new(Desk::new(Parts {
+        host_root: folder,
+        mps_dir,
+        utilisation: Utilisation::new(nowhere),
+        node: None,
+        metrics: Metrics::new(),
+    }))
+}
+
+async fn open(document: &str) -> Arc<Desk> {
+    let desk = desk();
+    desk.open(books(document)).await;
+    desk
+}
+
+/// A kubelet that is not there.
+pub fn nobody() -> PodResources {
+    PodResources::new(
+        "/nonexistent/kubelet.sock".into(),
+        "/nonexistent".into(),
+        PodFolders::default(),
+    )
+}
+
+fn holds(resource: &str, ids: Vec<String>) -> ContainerShares {
+    ContainerShares {
+        namespace: "team".into(),
+        pod: "train".into(),
+        resource: resource.into(),
+        ids,
+        ..ContainerShares::default()
+    }
+}
+
+fn units(gpu: u32, units: std::ops::Range<u32>) -> Vec<String> {
+    units.map(|unit| format!("GPU-{gpu}-_-{unit}")).collect()
+}
+
+fn healthy(desk: &Desk) -> usize {
+    desk.page()
+        .0
+        .offers
+        .iter()
+        .map(crate::plugin::server::Offer::healthy)
+        .sum()
+}
+
+#[tokio::test]
+async fn a_desk_that_was_not_opened_gives_nothing() {
+    let desk = desk();
+    assert!(desk.allocate("nvidia.com/gpu", &["GPU-0".to_owned()]).await.is_err());
+    assert!(!desk.page().0.daemons_known);
+}
+
+#[tokio::test]
+async fn what_is_given_out_is_looked_for_soon() {
+    let desk = open(MEMORY).await;
+    let response = desk.allocate("a.b/mem", &units(1, 0..3)).await.unwrap();
+    assert_eq!(response.envs["ALIYUN_COM_GPU_MEM_CONTAINER"], "3");
+    timeout(Duration::from_secs(1), desk.granted.notified()).await.unwrap();
+    assert!(desk.books().is_busy());
+}
+
+#[tokio::test]
+async fn a_bad_request_is_refused_without_waiting() {
+    let desk = open(MEMORY).await;
+    let refused = timeout(Duration::from_secs(1), desk.allocate("a.b/mem", &units(7, 0..1)))
+        .await
+        .unwrap();
+    assert!(matches!(refused, Err(AllocationRefusal::Unknown { .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn there_is_always_an_answer_to_which_devices_are_best() {
+    let desk = open("resources: [{name: a.b/c, sharing: {strategy: TimeSlicing, replicas: 2}}]").await;
+    let available = ["GPU-0::0", "GPU-1::0"].map(str::to_owned);
+    assert_eq!(desk.preferred("a.b/c", &available, &[], 1).await.len(), 1);
+    assert_eq!(desk.preferred("x.y/z", &available, &[], 1).await.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn before_a_split_is_refused_free_units_are_withheld_and_the_kubelet_knows() {
+    let desk = open(MEMORY).await;
+    assert_eq!(healthy(&desk), 32);
+    let asked: Vec<String> = units(0, 0..12).into_iter().chain(units(1, 0..8)).collect();
+    let other = desk.clone();
+    let refusal = tokio::spawn(async move { other.allocate("a.b/mem", &asked).await });
+    let mut changes = desk.changes();
+    while healthy(&desk) == 32 {
+        changes.changed().await.unwrap();
+    }
+    assert_eq!(healthy(&desk), 16);
+    let published = tokio::time::Instant::now();
+    desk.published(desk.page().1);
+    let refusal = refusal.await.unwrap().unwrap_err();
+    assert!(
+        published.elapsed() >= NODE_UNSEEN && published.elapsed() < REFUSAL_TIMEOUT,
+        "{:?}",
+        published.elapsed()
+    );
+    assert!(
+        refusal.to_string().contains("20 units fit in the 32 that are free"),
+        "{refusal}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_ends_though_nothing_is_published_or_observed() {
+    let desk = open(MEMORY).await;
+    let start = tokio::time::Instant::now();
+    let asked: Vec<String> = units(0, 0..12).into_iter().chain(units(1, 0..8)).collect();
+    desk.allocate("a.b/mem", &asked).await.unwrap_err();
+    assert!(
+        start.elapsed() < REFUSAL_TIMEOUT + Duration::from_millis(50),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_split_of_doubtful_units_asks_the_kubelet_once() {
+    let desk = open(MEMORY).await;
+    desk.allocate("a.b/mem", &units(0, 0..1)).await.unwrap();
+    let start = tokio::time::Instant::now();
+    let asked: Vec<String> = units(0, 0..12).into_iter().chain(units(1, 0..8)).collect();
+    let refusal = tokio::spawn({
+        let desk = desk.clone();
+        async move { desk.allocate("a.b/mem", &asked).await }
+    });
+    let mut changes = desk.changes();
+    while healthy(&desk) > 17 {
+        changes.changed().await.unwrap();
+    }
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    refusal.await.unwrap().unwrap_err();
+    assert!(
+        start.elapsed() < REFUSAL_TIMEOUT + Duration::from_millis(50),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_refusal_of_a_held_share_says_why_the_kubelet_was_not_asked_anew() {
+    let desk = open(MEMORY).await;
+    let held = holds("a.b/mem", units(0, 0..4));
+    desk.change(|books| {
+        books.observe(KubeletObservation {
+            holders: vec![held],
+            ..nothing_held(Instant::now())
+        });
+    });
+    let watching = tokio::spawn(desk.clone().watch_holders(nobody()));
+    let refusal = desk.allocate("a.b/mem", &units(0, 0..1)).await.unwrap_err().to_string();
+    assert!(
+        refusal.contains("held by pod team/train already, as the kubelet said"),
+        "{refusal}"
+    );
+    assert!(refusal.contains("could not be asked now: ask the kubelet"), "{refusal}");
+    watching.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn holders_that_are_not_known_are_told_and_asked_for_again() {
+    let desk = desk();
+    let mut changes = desk.changes();
+    let watching = tokio::spawn(desk.clone().watch_holders(nobody()));
+    changes.changed().await.unwrap();
+    assert!(
+        desk.page()
+            .0
+            .unknown
+            .is_some_and(|unknown| unknown.contains("/nonexistent/kubelet.sock does not exist"))
+    );
+    watching.abort();
+}
+
+#[tokio::test]
+async fn an_observation_frees_what_was_withheld() {
+    let desk = open(MEMORY).await;
+    let observation = |holders| KubeletObservation {
+        holders,
+        ..nothing_held(Instant::now())
+    };
+    let held = holds("a.b/mem", units(0, 0..4));
+    desk.change(|books| books.observe(observation(vec![held])));
+    desk.change(|books| books.allocator.withhold("a.b/mem"));
+    assert_eq!(healthy(&desk), 4 + 16);
+    desk.change(|books| books.observe(observation(Vec::new())));
+    assert_eq!(healthy(&desk), 32);
+}
+
+#[tokio::test]
+async fn a_gpu_is_not_given_out_before_it_is_known_which_daemons_run() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let desk = desk_of(file.path().to_owned());
+    let mut books = Books::default();
+    books.want(crate::devices::state::tests::configured(""));
+    books.observe(nothing_held(Instant::now()));
+    desk.open(books).await;
+    assert_eq!((healthy(&desk), desk.page().0.daemons_known), (0, false));
+    let refused = desk
+        .allocate("nvidia.com/gpu", &["GPU-0".to_owned()])
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("not known yet whether an MPS control daemon"),
+        "{refused}"
+    );
+}

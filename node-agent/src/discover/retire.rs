@@ -1,0 +1,136 @@
+//! What a device plugin left behind on a node that no policy governs any more: its assignments end with their last holder,
+//! so that the MPS daemons behind them may end too.
+
+use crate::{
+    cli::NodeArgs,
+    devices::state::{Books, Page},
+    driver::hardware::Hardware,
+    handover::NodeLock,
+    kubelet::podresources::PodResources,
+    mps::seen,
+    store::assignments::{self, Assignments, Saved},
+};
+use anyhow::{Context as _, Result};
+use gpunode_gpu::DesiredDevices;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+use tokio::{
+    sync::watch,
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
+use tracing::{info, warn};
+
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_secs(10);
+/// How long the look at the files may take.
+const FILES_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What an earlier look has found out.
+#[derive(Debug)]
+struct Known {
+    books: Books,
+    /// What the file said then.
+    assignments: Assignments,
+    /// When an agent last took the lock of the node by then: one that ran since may have given something out.
+    taken: Option<SystemTime>,
+}
+
+/// Publishes what is held and what runs, and ends what nobody wants any more. None while another agent of this node holds
+/// its lock, and before the first look. Does not end.
+pub async fn retire(
+    args: NodeArgs,
+    mut hardware: watch::Receiver<Option<Arc<Hardware>>>,
+    pages: watch::Sender<Option<Page>>,
+) {
+    let kubelet = PodResources::of(&args);
+    _ = hardware.wait_for(Option::is_some).await;
+    let mut known = None;
+    let mut last_error = String::new();
+    loop {
+        let found = hardware.borrow().clone();
+        let wanted = found
+            .as_deref()
+            .and_then(Hardware::inventory)
+            .map(DesiredDevices::nothing)
+            .unwrap_or_default();
+        let error = match look(&args, &kubelet, wanted, &mut known).await {
+            Ok(page) => {
+                let unknown = page.as_ref().and_then(|page| page.unknown.clone());
+                pages.send_replace(page);
+                unknown.unwrap_or_default()
+            }
+            Err(error) => format!("{error:#}"),
+        };
+        if error != last_error && !error.is_empty() {
+            warn!(error, "look at what the device plugin left; trying again");
+        }
+        last_error = error;
+        sleep(PAUSE).await;
+    }
+}
+
+async fn look(
+    args: &NodeArgs,
+    kubelet: &PodResources,
+    wanted: DesiredDevices,
+    known: &mut Option<Known>,
+) -> Result<Option<Page>> {
+    let (state_dir, mps_dir) = (args.host.state_dir.clone(), args.host.mps_dir.clone());
+    let files = kubelet.files.run(move || {
+        // A damaged file is left to the next device plugin.
+        let left = assignments::read(&state_dir).is_ok_and(|assignments| !assignments.is_empty());
+        (left, seen::read(&mps_dir))
+    });
+    let (left, daemons) = timeout(FILES_TIMEOUT, files)
+        .await
+        .context("read the files of the device plugin")??;
+    let (answers, now) = daemons.with_context(|| format!("read {}", args.host.mps_dir.display()))?;
+    if !left {
+        *known = None;
+        let mut books = Books::default();
+        books.see(answers, now);
+        return Ok(Some(Page {
+            unknown: None,
+            ..books.page()
+        }));
+    }
+    // An agent that comes now waits no longer than this look takes.
+    let Some(lock) = NodeLock::try_take(&args.host.state_dir)? else {
+        return Ok(None);
+    };
+    let state_dir = args.host.state_dir.clone();
+    let mut saved = spawn_blocking(move || Saved::load(&state_dir))
+        .await
+        .context("read the assignments")?;
+    let (assignments, taken) = (saved.assignments(), lock.taken());
+    let before = known
+        .take()
+        .filter(|known| known.assignments == assignments && known.taken == taken);
+    let mut books = before.map_or_else(|| Books::restore(assignments.clone()), |known| known.books);
+    books.see(answers, now);
+    books.want(wanted);
+    match kubelet.observe().await {
+        Ok(observation) => books.observe(observation),
+        Err(error) => _ = books.not_observed(&error.to_string(), Instant::now()),
+    }
+    let page = books.page();
+    if page.assignments != assignments {
+        info!(
+            left = page.assignments.len(),
+            "devices that no policy wants are given up"
+        );
+    }
+    saved.keep(&page.assignments).await.context("save the assignments")?;
+    *known = Some(Known {
+        books,
+        assignments: page.assignments.clone(),
+        taken,
+    });
+    Ok(Some(page))
+}
+
+#[cfg(test)]
+mod tests;

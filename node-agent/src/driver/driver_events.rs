@@ -1,0 +1,194 @@
+//! The thread that waits for what the driver reports: one thread with one session, for as long as the driver stays the same.
+
+use crate::{
+    admin::metrics::Metrics,
+    driver::nvml::{
+        self,
+        events::{Event, Watcher},
+    },
+};
+use nvml_wrapper::error::NvmlError;
+use std::{
+    collections::BTreeSet,
+    ops::ControlFlow,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+use tokio::{
+    sync::{mpsc, watch},
+    task::{JoinHandle, spawn_blocking},
+    time::{Instant, timeout},
+};
+use tracing::{info, warn};
+
+/// Events that wait for the agent; a driver that reports more waits with them for a while.
+const QUEUE: usize = 256;
+/// Pause before a full queue is tried again.
+const FULL_PAUSE: Duration = Duration::from_millis(20);
+/// How long events wait for a full queue: while an agent stands by nobody takes them, and old ones are nothing to it.
+const FULL_TIMEOUT: Duration = Duration::from_secs(6);
+/// How long the thread may take to end its session: longer than one wait.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a session that ended by an error.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Follows what the driver reports.
+pub struct DriverEvents {
+    tell: mpsc::Sender<Event>,
+    /// GPUs that report no events, which is said once.
+    silent: BTreeSet<String>,
+    running: Option<Running>,
+    not_before: Instant,
+    last_error: String,
+    metrics: Metrics,
+}
+
+struct Running {
+    gpus: watch::Sender<Vec<String>>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Ended>,
+}
+
+/// What a thread leaves: the GPUs that report no events, and why it ended.
+type Ended = (BTreeSet<String>, Result<(), nvml::Error>);
+
+impl DriverEvents {
+    /// Nothing is followed yet. The other end gets the events.
+    pub fn new(metrics: Metrics) -> (Self, mpsc::Receiver<Event>) {
+        let (tell, told) = mpsc::channel(QUEUE);
+        let (silent, last_error) = (BTreeSet::new(), String::new());
+        (
+            Self {
+                tell,
+                silent,
+                running: None,
+                not_before: Instant::now(),
+                last_error,
+                metrics,
+            },
+            told,
+        )
+    }
+
+    /// Follows these GPUs through the library at `path`; does nothing where it does so already.
+    pub async fn follow(&mut self, path: &Path, gpus: &[String]) {
+        if self
+            .running
+            .as_ref()
+            .is_some_and(|running| running.thread.is_finished())
+        {
+            self.close().await;
+            self.not_before = Instant::now() + RETRY;
+        }
+        match &self.running {
+            Some(running) => {
+                running.gpus.send_if_modified(|now| {
+                    let changes = now != gpus;
+                    gpus.clone_into(now);
+                    changes
+                });
+            }
+            None if gpus.is_empty() || Instant::now() < self.not_before => {}
+            None => self.running = Some(self.start(path, gpus)),
+        }
+    }
+
+    fn start(&mut self, path: &Path, gpus: &[String]) -> Running {
+        let (gpus, mut followed) = watch::channel(gpus.to_owned());
+        followed.mark_changed();
+        let stop = Arc::new(AtomicBool::new(false));
+        let silent = std::mem::take(&mut self.silent);
+        let mut thread = Thread {
+            followed,
+            stop: stop.clone(),
+            tell: self.tell.clone(),
+            silent,
+            full_since: None,
+        };
+        let path = path.to_owned();
+        let thread = spawn_blocking(move || {
+            let ended = nvml::events::watch(&path, &mut thread);
+            (thread.silent, ended)
+        });
+        Running { gpus, stop, thread }
+    }
+
+    /// Ends the session.
+    pub async fn close(&mut self) {
+        let Some(running) = self.running.take() else { return };
+        running.stop.store(true, Ordering::Relaxed);
+        let error = match timeout(END_TIMEOUT, running.thread).await {
+            Ok(Ok((silent, ended))) => {
+                self.silent = silent;
+                let error = ended.err();
+                if let Some(call) = error.as_ref().and_then(nvml::Error::call) {
+                    self.metrics.nvml_error(call);
+                }
+                error.map(|error| error.to_string()).unwrap_or_default()
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("end the session with the driver: no answer within {END_TIMEOUT:?}"),
+        };
+        if error != self.last_error && !error.is_empty() {
+            warn!(error, "events of the driver are not followed; trying again");
+        }
+        self.last_error = error;
+    }
+}
+
+/// The thread's end of it.
+struct Thread {
+    followed: watch::Receiver<Vec<String>>,
+    stop: Arc<AtomicBool>,
+    tell: mpsc::Sender<Event>,
+    silent: BTreeSet<String>,
+    /// Since when the queue is full.
+    full_since: Option<Instant>,
+}
+
+impl Thread {
+    /// Also where nobody is left to stop it.
+    fn stops(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.tell.is_closed()
+    }
+}
+
+impl Watcher for Thread {
+    fn gpus(&mut self) -> ControlFlow<(), Option<Vec<String>>> {
+        match self.followed.has_changed() {
+            Ok(_) if self.stops() => ControlFlow::Break(()),
+            Ok(changed) => ControlFlow::Continue(changed.then(|| self.followed.borrow_and_update().clone())),
+            Err(_) => ControlFlow::Break(()),
+        }
+    }
+
+    fn tell(&mut self, event: Event) -> ControlFlow<()> {
+        let mut event = event;
+        while !self.stops() {
+            match self.tell.try_send(event) {
+                Ok(()) => {
+                    self.full_since = None;
+                    return ControlFlow::Continue(());
+                }
+                Err(mpsc::error::TrySendError::Full(back)) => event = back,
+                Err(mpsc::error::TrySendError::Closed(_)) => return ControlFlow::Break(()),
+            }
+            if self.full_since.get_or_insert_with(Instant::now).elapsed() >= FULL_TIMEOUT {
+                return ControlFlow::Continue(());
+            }
+            thread::sleep(FULL_PAUSE);
+        }
+        ControlFlow::Break(())
+    }
+
+    fn is_silent(&mut self, gpu: &str, why: &NvmlError) {
+        if self.silent.insert(gpu.to_owned()) {
+            info!(gpu, %why, "the GPU reports no events; it is only looked at");
+        }
+    }
+}

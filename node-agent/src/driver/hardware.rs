@@ -1,0 +1,286 @@
+//! The hardware of the node, looked at again when it may have changed.
+
+mod place;
+
+use crate::{
+    admin::metrics::Metrics,
+    api_server::release::Release,
+    driver::{driver_events::DriverEvents, machine::Machine, nvml, pci::nvidia_functions},
+};
+use gpunode_gpu::{Inventory, MigMode, RunId};
+pub use place::Place;
+use place::Traces;
+use std::{sync::Arc, time::Duration};
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep, timeout},
+};
+use tracing::{info, warn};
+
+/// First pause after a look that found no driver; it doubles up to [`MAX_RETRY`].
+const MIN_RETRY: Duration = Duration::from_millis(250);
+/// A driver takes minutes to build, and a GPU that came back should not wait much longer.
+const MAX_RETRY: Duration = Duration::from_secs(30);
+/// How often sysfs and the driver's file are compared with what was found last: a driver that was replaced is used again
+/// within 10 s, the end of the session with the old one included.
+const RECHECK: Duration = Duration::from_secs(2);
+/// How often the driver is asked for MIG instances where the kernel does not list them.
+const BLIND_RECHECK: Duration = Duration::from_mins(1);
+/// A driver call or a file of the host that hangs must not keep the rest of the agent from working.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a look found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hardware {
+    /// NVIDIA PCI functions in sysfs.
+    pub functions: usize,
+    /// The machine.
+    pub machine: Machine,
+    /// Which run of machine and driver it was.
+    pub run: RunId,
+    /// The driver's answer.
+    pub driver: Driver,
+    /// The call to NVML that failed, by its name in C, where no GPU could be asked.
+    pub failed: Option<&'static str>,
+    /// The GPUs; the ones found last while the driver does not answer, and none where it answers for no GPU.
+    pub reading: Option<nvml::Reading>,
+}
+
+/// The driver's answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Driver {
+    /// It is not asked, as the GPUs are released.
+    #[default]
+    Released,
+    /// No GPU, and no driver either.
+    NotNeeded,
+    /// There is a GPU, but no driver library.
+    Missing(String),
+    /// The driver library reports an error.
+    Failed(String),
+    /// The driver answers.
+    Answers,
+}
+
+impl Hardware {
+    /// The inventory, once the driver has answered.
+    pub fn inventory(&self) -> Option<&Inventory> {
+        self.reading.as_ref().map(|reading| &reading.inventory)
+    }
+
+    /// The same while it answers.
+    pub fn answering(&self) -> Option<&Inventory> {
+        self.inventory().filter(|_| self.driver == Driver::Answers)
+    }
+
+    /// Whether it is known which GPUs there are, if any.
+    pub fn is_known(&self) -> bool {
+        self.reading.is_some() || self.driver == Driver::NotNeeded
+    }
+
+    /// How many GPUs answer, and how many GPUs and MIG devices do not.
+    pub fn counts(&self) -> (usize, usize) {
+        self.reading
+            .as_ref()
+            .map(|found| (found.inventory.gpus.len(), found.unreadable.len()))
+            .unwrap_or_default()
+    }
+
+    /// Whether there is a GPU, with or without a driver.
+    pub fn has_gpus(&self) -> bool {
+        let listed = |reading: &nvml::Reading| !reading.inventory.gpus.is_empty() || !reading.unreadable.is_empty();
+        self.functions > 0 || self.reading.as_ref().is_some_and(listed)
+    }
+
+    /// Whether a GPU is divided by MIG, or can be at any time.
+    fn is_divided(&self) -> bool {
+        self.inventory()
+            .is_some_and(|found| found.gpus.iter().any(|gpu| gpu.mig_mode == Some(MigMode::Enabled)))
+    }
+
+    /// What is wrong with the driver, or with a GPU.
+    pub fn problem(&self) -> Option<String> {
+        match (&self.driver, &self.reading) {
+            (Driver::Answers, Some(reading)) if !reading.unreadable.is_empty() => Some(reading.unreadable.join("; ")),
+            (driver, _) => driver.problem().map(str::to_owned),
+        }
+    }
+}
+
+impl Driver {
+    /// Why no GPU can be asked.
+    pub fn problem(&self) -> Option<&str> {
+        match self {
+            Self::Missing(message) | Self::Failed(message) => Some(message),
+            Self::Released | Self::NotNeeded | Self::Answers => None,
+        }
+    }
+}
+
+/// Looks, publishes what it found, and looks again when `look_again` is notified, when something changed, or soon after
+/// something was missing. `events` follow the driver that it finds. While the GpuNode says that the GPUs are released, nobody
+/// is asked. Does not end.
+pub async fn watch_hardware(
+    place: Place,
+    found: watch::Sender<Option<Arc<Hardware>>>,
+    look_again: Arc<Notify>,
+    mut release: Release,
+    mut events: Option<DriverEvents>,
+    metrics: Metrics,
+) {
+    let place = Arc::new(place);
+    let mut retry = MIN_RETRY;
+    let mut before = None;
+    loop {
+        let looking = place.clone();
+        let traces = answer(move || looking.traces()).await;
+        if release.is_on() || traces.as_ref().map(Traces::driver) != before {
+            // Before the look: the loader gives one path one library for as long as it is in use.
+            close(&mut events).await;
+        }
+        if release.is_on() {
+            before = None;
+            let_go(&place, &found).await;
+            release.note(true).await;
+            release.is(false).await;
+            release.note(false).await;
+            info!("the GPUs are not released any more");
+            continue;
+        }
+        let (traces, hardware) = look(&place, &found).await;
+        before = Some(traces.driver());
+        if let Some(call) = hardware.failed {
+            metrics.nvml_error(call);
+        }
+        let settled = hardware.problem().is_none();
+        // Nothing but the driver tells of MIG instances that come and go.
+        let blind = traces.instances.is_none() && hardware.is_divided();
+        publish(&found, hardware);
+        retry = if settled { MIN_RETRY } else { (retry * 2).min(MAX_RETRY) };
+        let next = match (settled, blind) {
+            (false, _) => Some(Instant::now() + retry),
+            (true, true) => Some(Instant::now() + BLIND_RECHECK),
+            (true, false) => None,
+        };
+        loop {
+            if let Some(events) = &mut events {
+                follow(events, &traces, &found).await;
+            }
+            let pause = next.map_or(RECHECK, |next| RECHECK.min(next.duration_since(Instant::now())));
+            let asked = tokio::select! {
+                () = look_again.notified() => true,
+                () = release.is(true) => true,
+                () = sleep(pause) => false,
+            };
+            if asked || next.is_some_and(|next| Instant::now() >= next) {
+                break;
+            }
+            let looking = place.clone();
+            // Traces that cannot be read are worth a look, which says what hangs.
+            if answer(move || looking.traces()).await.is_none_or(|now| now != traces) {
+                break;
+            }
+        }
+    }
+}
+
+/// Follows the events of the GPUs that were found.
+async fn follow(events: &mut DriverEvents, traces: &Traces, found: &watch::Sender<Option<Arc<Hardware>>>) {
+    let hardware = found.borrow().clone();
+    let inventory = hardware.as_deref().and_then(Hardware::answering);
+    if let (Some((library, ..)), Some(inventory)) = (&traces.library, inventory) {
+        let gpus: Vec<String> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        events.follow(library, &gpus).await;
+    }
+}
+
+async fn close(events: &mut Option<DriverEvents>) {
+    if let Some(events) = events {
+        events.close().await;
+    }
+}
+
+/// Publishes that nobody is asked; what was found stays.
+async fn let_go(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) {
+    let last = found.borrow().clone();
+    let hardware = if let Some(last) = last {
+        Hardware {
+            driver: Driver::Released,
+            ..Hardware::clone(&last)
+        }
+    } else {
+        let looking = place.clone();
+        answer(move || looking.without_driver()).await.unwrap_or_default()
+    };
+    info!("the GPUs are released: the driver is not used any more");
+    found.send_replace(Some(Arc::new(hardware)));
+}
+
+/// One look; while it hangs, the driver counts as failed.
+async fn look(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) -> (Traces, Hardware) {
+    loop {
+        let looking = place.clone();
+        let before = found.borrow().clone();
+        let mut task = tokio::task::spawn_blocking(move || looking.look(before.as_deref()));
+        let result = if let Ok(result) = timeout(LOOK_TIMEOUT, &mut task).await {
+            result
+        } else {
+            let message = format!("ask the driver: no answer within {LOOK_TIMEOUT:?}; see the host's kernel log");
+            let looking = place.clone();
+            let functions = answer(move || nvidia_functions(&looking.host_root).len()).await;
+            let last = found.borrow().as_deref().cloned().unwrap_or_default();
+            let functions = functions.unwrap_or(last.functions);
+            publish(
+                found,
+                Hardware {
+                    functions,
+                    driver: Driver::Failed(message),
+                    failed: None,
+                    ..last
+                },
+            );
+            // Asking a second time beside a call that hangs would only take another thread.
+            task.await
+        };
+        match result {
+            Ok(looked) => return looked,
+            Err(error) => {
+                warn!(%error, "look at the hardware");
+                sleep(MAX_RETRY).await;
+            }
+        }
+    }
+}
+
+/// What the host answers, if it does in time; the runtime has one thread, which must not wait for a file.
+async fn answer<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    timeout(LOOK_TIMEOUT, tokio::task::spawn_blocking(ask)).await.ok()?.ok()
+}
+
+fn publish(found: &watch::Sender<Option<Arc<Hardware>>>, mut hardware: Hardware) {
+    found.send_if_modified(|last| {
+        if hardware.driver.problem().is_some() && hardware.reading.is_none() {
+            // A driver that is being replaced has not taken the GPUs away.
+            hardware.reading = last.as_ref().and_then(|last| last.reading.clone());
+        }
+        if last.as_deref() == Some(&hardware) {
+            return false;
+        }
+        let found = hardware.inventory().map(Inventory::summary).unwrap_or_default();
+        if let Some(problem) = hardware.problem() {
+            warn!(
+                problem,
+                hardware = found,
+                functions = hardware.functions,
+                "hardware has a problem"
+            );
+        } else {
+            info!(hardware = found, functions = hardware.functions, "hardware found");
+        }
+        *last = Some(Arc::new(hardware));
+        true
+    });
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! Looking again, with the simulated library and a clock that does not wait.
+
+use super::*;
+use crate::{
+    api_server::gpu_node::{Seen, SeenGpuNode},
+    driver::nvml::tests::Driver as Library,
+};
+use gpunode_crds::{GpuNode, GpuNodeSpec};
+use kube::core::ApiResource;
+use std::fs;
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+const UNDIVIDED: &str = "{node: n, board: NVIDIA A100-SXM4-80GB, count: 2, topology: NVSwitch, mig: [{gpus: [1]}]}";
+const DIVIDED: &str =
+    "{node: n, board: NVIDIA A100-SXM4-80GB, count: 2, topology: NVSwitch, mig: [{gpus: [1], instances: [7g.80gb]}]}";
+
+/// A host with two GPUs whose driver is in a folder of its own.
+struct Host {
+    root: TempDir,
+    library: Library,
+}
+
+impl Host {
+    fn new(scenario: &str) -> Self {
+        let library = Library::new(scenario);
+        let root = tempfile::tempdir().unwrap();
+        for function in ["0000:07:00.0", "0000:08:00.0"] {
+            let function = root.path().join("sys/bus/pci/devices").join(function);
+            fs::create_dir_all(&function).unwrap();
+            fs::write(function.join("vendor"), "0x10de").unwrap();
+            fs::write(function.join("class"), "0x030200").unwrap();
+        }
+        let folder = root.path().join("driver/usr/lib64");
+        fs::create_dir_all(folder.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(library.folder(), &folder).unwrap();
+        Self { root, library }
+    }
+
+    fn place(&self) -> Place {
+        Place {
+            host_root: self.root.path().to_owned(),
+            driver_root: Some(self.root.path().join("driver")),
+        }
+    }
+
+    fn capability(&self, of: &str) {
+        let folder = self.root.path().join("proc/driver/nvidia/capabilities");
+        fs::create_dir_all(folder.join(of)).unwrap();
+    }
+
+    fn watch(&self) -> watch::Receiver<Option<Arc<Hardware>>> {
+        self.watch_with(Release::new(None, self.root.path()))
+    }
+
+    fn watch_with(&self, release: Release) -> watch::Receiver<Option<Arc<Hardware>>> {
+        let (found, seen) = watch::channel(None);
+        tokio::spawn(watch_hardware(
+            self.place(),
+            found,
+            Arc::new(Notify::new()),
+            release,
+            None,
+            Metrics::new(),
+        ));
+        seen
+    }
+}
+
+fn parts(hardware: &Hardware) -> usize {
+    hardware
+        .inventory()
+        .map_or(0, |found| found.gpus.iter().map(|gpu| gpu.mig_devices.len()).sum())
+}
+
+async fn wait_for(seen: &mut watch::Receiver<Option<Arc<Hardware>>>, what: impl Fn(&Hardware) -> bool) -> Hardware {
+    let looked = seen.wait_for(|found| found.as_deref().is_some_and(&what));
+    let found = timeout(Duration::from_mins(5), looked)
+        .await
+        .expect("it is looked at again")
+        .unwrap();
+    Hardware::clone(found.as_ref().unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn mig_instances_of_others_are_found_within_a_minute_with_and_without_the_kernels_list() {
+    for listed in [true, false] {
+        let host = Host::new(UNDIVIDED);
+        if listed {
+            host.capability("gpu1/mig");
+        }
+        let mut seen = host.watch();
+        wait_for(&mut seen, |found| found.problem().is_none() && parts(found) == 0).await;
+        host.library.scenario(DIVIDED);
+        if listed {
+            host.capability("gpu1/mig/gi0/ci0");
+        }
+        let start = Instant::now();
+        wait_for(&mut seen, |found| parts(found) == 1).await;
+        let limit = if listed { RECHECK } else { BLIND_RECHECK };
+        assert!(start.elapsed() <= limit * 2, "{:?}", start.elapsed());
+        // And when they go again.
+        host.library.scenario(UNDIVIDED);
+        if listed {
+            fs::remove_dir_all(host.root.path().join("proc/driver/nvidia/capabilities/gpu1/mig/gi0")).unwrap();
+        }
+        wait_for(&mut seen, |found| parts(found) == 0).await;
+    }
+}
+
+#[test]
+fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
+    let host = Host::new(DIVIDED);
+    host.library.state("gpus: {0: {lost: true}, 1: {lost: true}}");
+    let (_, lost) = host.place().look(None);
+    let Driver::Failed(message) = &lost.driver else {
+        panic!("{lost:?}")
+    };
+    assert!(
+        message.contains("read GPU 0: ") && message.contains("read GPU 1: "),
+        "{message}"
+    );
+    assert!(lost.is_known() && lost.has_gpus(), "none of them is offered");
+    host.library.state("{}");
+    let (_, found) = host.place().look(Some(&lost));
+    assert_eq!(found.driver, Driver::Answers);
+    host.library.state("gpus: {0: {lost: true}, 1: {lost: true}}");
+    let (_, lost) = host.place().look(Some(&found));
+    assert_eq!(
+        (lost.inventory(), &lost.driver),
+        (found.inventory(), &Driver::Answers),
+        "that they are broken is said of each"
+    );
+    assert!(lost.problem().is_some());
+}
+
+#[test]
+fn a_gpu_that_does_not_tell_what_it_is_is_looked_at_again() {
+    let host = Host::new(DIVIDED);
+    let (_, before) = host.place().look(None);
+    host.library
+        .state("gpus: {1: {failing: {nvmlDeviceGetMigMode: UNKNOWN}}}");
+    let (_, now) = host.place().look(Some(&before));
+    assert_eq!((now.inventory(), &now.driver), (before.inventory(), &Driver::Answers));
+    assert!(
+        now.problem()
+            .is_some_and(|problem| problem.contains("read the MIG mode of GPU 1: ")),
+        "{now:?}"
+    );
+    assert_eq!(before.problem(), None);
+}
+
+#[test]
+fn instances_are_a_trace() {
+    let host = Host::new(DIVIDED);
+    let before = host.place().traces();
+    host.capability("gpu1/mig/gi0/ci0");
+    assert_ne!(host.place().traces(), before);
+}
+
+fn gpu_node(release: bool) -> Seen {
+    let spec = GpuNodeSpec {
+        release,
+        ..GpuNodeSpec::default()
+    };
+    Seen::Present(Arc::new(SeenGpuNode::new(
+        "node",
+        &ApiResource::erase::<GpuNode>(&()),
+        spec,
+    )))
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_gpus_are_released_nobody_is_asked_and_what_was_found_stays() {
+    let host = Host::new(UNDIVIDED);
+    let (say, said) = watch::channel(gpu_node(false));
+    let mut seen = host.watch_with(Release::new(Some(said), host.root.path()));
+    let before = wait_for(&mut seen, |found| found.driver == Driver::Answers).await;
+    say.send_replace(gpu_node(true));
+    let released = wait_for(&mut seen, |found| found.driver == Driver::Released).await;
+    assert_eq!((released.inventory(), released.problem()), (before.inventory(), None));
+    host.library.scenario(DIVIDED);
+    sleep(RECHECK * 10).await;
+    assert!(!seen.has_changed().unwrap(), "nobody looks");
+
+    // Nor does an agent that starts then, before the API server says anything.
+    let (later, said) = watch::channel(Seen::Unknown);
+    let mut started = host.watch_with(Release::new(Some(said), host.root.path()));
+    let first = wait_for(&mut started, |_| true).await;
+    assert_eq!(
+        (first.driver, first.functions, first.reading),
+        (Driver::Released, 2, None)
+    );
+
+    say.send_replace(gpu_node(false));
+    later.send_replace(gpu_node(false));
+    for seen in [&mut seen, &mut started] {
+        wait_for(seen, |found| found.driver == Driver::Answers && parts(found) == 1).await;
+    }
+    let (_later, said) = watch::channel(Seen::Unknown);
+    let mut next = host.watch_with(Release::new(Some(said), host.root.path()));
+    wait_for(&mut next, |found| found.driver == Driver::Answers).await;
+}

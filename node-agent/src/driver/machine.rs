@@ -1,0 +1,193 @@
+//! What the machine is: its name in DMI, and whether its GPUs are lent by another machine.
+
+use crate::driver::pci;
+use gpunode_gpu::{RunId, product_label};
+use std::{fs, path::Path};
+
+const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
+const PRODUCT_NAME: &str = "sys/class/dmi/id/product_name";
+
+/// Offsets in the configuration space (PCI Local Bus Specification 3.0, 6.2.3 and 6.7) and the id of a vendor's own capability.
+const STATUS: usize = 0x06;
+const HAS_CAPABILITIES: u8 = 0x10;
+const FIRST_CAPABILITY: usize = 0x34;
+const VENDOR_SPECIFIC: u8 = 0x09;
+/// Length of the configuration space; one that is not allowed to read it gets the first 64 bytes.
+const SPACE: usize = 256;
+
+/// Behind id, next and length of NVIDIA's capability in a virtual GPU: a signature, then records of id, length and data.
+const SIGNATURE: &[u8] = b"VF";
+const RECORDS: usize = 5;
+/// The record with version and branch of the host's driver, each of so many bytes.
+const HOST_DRIVER: u8 = 0;
+const TEXT: usize = 10;
+
+/// What is known of the machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// Its name in label form.
+    pub product: Option<String>,
+    /// The driver of the host, where the GPUs are virtual.
+    pub vgpu: Option<HostDriver>,
+}
+
+/// The driver of a machine that lends virtual GPUs; empty where it does not say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostDriver {
+    /// Version in label form, such as `550.54.16`.
+    pub version: String,
+    /// Branch in label form, such as `r550_40`.
+    pub branch: String,
+}
+
+/// Which run of machine and driver this is; blocks. `module` and `version` are those of the driver, of which one that does not
+/// tell its version tells nothing.
+pub fn run(host_root: &Path, module: Option<u64>, version: Option<&str>) -> RunId {
+    // A container has its host's, but for a simulated one.
+    let boot = [host_root.join(BOOT_ID), Path::new("/").join(BOOT_ID)]
+        .into_iter()
+        .find_map(|path| fs::read_to_string(path).ok());
+    let boot = boot.unwrap_or_default().trim().to_owned();
+    let driver = version.map(|version| format!("{version}/{}", module.unwrap_or_default()));
+    RunId {
+        boot,
+        driver: driver.unwrap_or_default(),
+    }
+}
+
+/// Reads DMI and the configuration space of NVIDIA's PCI `functions`; blocks.
+pub fn read(host_root: &Path, functions: &[String]) -> Machine {
+    let name = fs::read_to_string(host_root.join(PRODUCT_NAME)).unwrap_or_default();
+    let mut spaces = functions
+        .iter()
+        .filter_map(|address| pci::configuration_space(host_root, address));
+    Machine {
+        product: Some(product_label(&name)).filter(|name| !name.is_empty()),
+        vgpu: spaces.find_map(|space| host_driver(&space)),
+    }
+}
+
+/// The host's driver, if the function with that configuration space is a virtual GPU.
+fn host_driver(space: &[u8]) -> Option<HostDriver> {
+    let capability = vendor_capability(space)?;
+    if capability.get(3..RECORDS) != Some(SIGNATURE) {
+        return None;
+    }
+    let mut records = capability.get(RECORDS..).unwrap_or_default();
+    // Each round takes at least the two bytes that every record begins with.
+    while let [id, length, data @ ..] = records {
+        if *id == HOST_DRIVER {
+            let text = |from: usize| label(data.get(from..from + TEXT).unwrap_or_default());
+            return Some(HostDriver {
+                version: text(0),
+                branch: text(TEXT),
+            });
+        }
+        records = records.get(usize::from(*length).max(2)..).unwrap_or_default();
+    }
+    Some(HostDriver::default())
+}
+
+fn vendor_capability(space: &[u8]) -> Option<&[u8]> {
+    if space.len() < SPACE || space.get(STATUS)? & HAS_CAPABILITIES == 0 {
+        return None;
+    }
+    let mut at = usize::from(*space.get(FIRST_CAPABILITY)?);
+    // More than there is room for means that the list runs in a circle.
+    for _ in 0..SPACE / 4 {
+        match space.get(at..)? {
+            _ if at == 0 => return None,
+            [VENDOR_SPECIFIC, _, length, ..] => return space.get(at..at + usize::from(*length)),
+            [_, next, ..] => at = usize::from(*next),
+            _ => return None,
+        }
+    }
+    None
+}
+
+fn label(text: &[u8]) -> String {
+    let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+    product_label(&String::from_utf8_lossy(text.get(..end).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A configuration space with the capabilities at these places.
+    fn space(capabilities: &[(usize, &[u8])]) -> Vec<u8> {
+        let mut space = vec![0; SPACE];
+        space[STATUS] = HAS_CAPABILITIES;
+        space[FIRST_CAPABILITY] = u8::try_from(capabilities[0].0).unwrap();
+        for (at, bytes) in capabilities {
+            space[*at..*at + bytes.len()].copy_from_slice(bytes);
+        }
+        space
+    }
+
+    const VIRTUAL: &[u8] = b"\x09\x00\x1bVF\x00\x16550.54.16\0r550_40\0\0\0";
+
+    #[test]
+    fn a_virtual_gpu_names_the_hosts_driver() {
+        let driver = HostDriver {
+            version: "550.54.16".to_owned(),
+            branch: "r550_40".to_owned(),
+        };
+        assert_eq!(host_driver(&space(&[(0xd0, VIRTUAL)])), Some(driver.clone()));
+        let behind_another = space(&[(0x60, &[0x01, 0xd0]), (0xd0, VIRTUAL)]);
+        assert_eq!(host_driver(&behind_another), Some(driver.clone()));
+        let other_record_first = [b"\x09\x00\x20VF\x07\x05abc".as_slice(), &VIRTUAL[RECORDS..]].concat();
+        assert_eq!(host_driver(&space(&[(0xb0, &other_record_first)])), Some(driver));
+    }
+
+    #[test]
+    fn a_virtual_gpu_that_does_not_name_it_is_one_all_the_same() {
+        assert_eq!(
+            host_driver(&space(&[(0xd0, b"\x09\x00\x05VF")])),
+            Some(HostDriver::default())
+        );
+        assert_eq!(
+            host_driver(&space(&[(0xd0, b"\x09\x00\x09VF\x07\x00\x07\x00")])),
+            Some(HostDriver::default())
+        );
+    }
+
+    #[test]
+    fn everything_else_is_no_virtual_gpu() {
+        assert_eq!(host_driver(&space(&[(0xd0, b"\x09\x00\x14\x01\x00")])), None);
+        assert_eq!(
+            host_driver(&space(&[(0x60, &[0x01, 0x60])])),
+            None,
+            "a list that runs in a circle"
+        );
+        assert_eq!(
+            host_driver(&space(&[(0xd0, VIRTUAL)])[..64]),
+            None,
+            "the rest may not be read"
+        );
+        assert_eq!(host_driver(&[]), None);
+        let cut_off = space(&[(0xf8, b"\x09\x00\x1bVF")]);
+        assert_eq!(host_driver(&cut_off), None);
+    }
+
+    #[test]
+    fn the_machines_name_becomes_a_label_value() {
+        let host = tempfile::tempdir().unwrap();
+        assert_eq!(read(host.path(), &[]), Machine::default());
+        let path = host.path().join(PRODUCT_NAME);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "NVIDIA DGX-2H (rev. 1)\n").unwrap();
+        assert_eq!(read(host.path(), &[]).product.as_deref(), Some("NVIDIA-DGX-2H-rev.-1"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_configuration_space_is_a_reason_to_fail(bytes in proptest::collection::vec(0_u8.., 0..300)) {
+            _ = host_driver(&bytes);
+            let mut listed = bytes;
+            listed.resize(SPACE, 9);
+            listed[STATUS] = HAS_CAPABILITIES;
+            _ = host_driver(&listed);
+        }
+    }
+}

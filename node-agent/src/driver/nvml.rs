@@ -1,0 +1,327 @@
+//! The only module that calls NVML. But for [`events`], it reads everything in one session and closes it again. Every call
+//! here blocks.
+
+mod capabilities;
+mod elf;
+pub mod events;
+mod instances;
+mod links;
+mod mig;
+mod modes;
+pub mod probe;
+mod profile;
+mod raw;
+#[cfg(test)]
+pub mod tests;
+
+pub use instances::instances;
+pub use modes::{ComputeMode, compute_mode, set_compute_mode};
+
+use crate::driver::pci::Function;
+use capabilities::Capabilities;
+use gpunode_gpu::{Gpu, Inventory, MigMode};
+use nvml_wrapper::{Device, Nvml, error::NvmlError};
+use nvml_wrapper_sys::bindings::NVML_DEVICE_MIG_ENABLE;
+use object::{ReadCache, ReadRef as _};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+};
+
+/// Why the driver cannot be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The library's file cannot be opened.
+    #[error("open {path}: {source}")]
+    Open {
+        /// The library.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The file is no library.
+    #[error("load NVML from {path}: {source}; is this the driver's library?")]
+    NotElf {
+        /// The library.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: object::Error,
+    },
+    /// The end of the file is missing.
+    #[error(
+        "load NVML from {path}: the library is incomplete ({length} of {needed} bytes): a driver installation may be under way"
+    )]
+    Incomplete {
+        /// The library.
+        path: PathBuf,
+        /// Bytes that are there.
+        length: u64,
+        /// Bytes that its headers speak of.
+        needed: u64,
+    },
+    /// The library cannot be loaded or started.
+    #[error("initialise NVML from {path}: {source}; is the driver loaded, and are its device nodes in this container?")]
+    Initialise {
+        /// The library.
+        path: PathBuf,
+        /// NVML's answer.
+        source: NvmlError,
+    },
+    /// The file is not NVML.
+    #[error("load NVML from {path}: nvmlShutdown is missing; is this the driver's library?")]
+    NotNvml {
+        /// The library.
+        path: PathBuf,
+    },
+    /// The driver cannot be waited for.
+    #[error("wait for events of the driver: {0}")]
+    Events(NvmlError),
+    /// The GPUs cannot be counted.
+    #[error("count the GPUs: {0}")]
+    Count(NvmlError),
+    /// The mode is not told.
+    #[error("read the compute mode of {uuid}: {source}")]
+    ReadComputeMode {
+        /// The GPU.
+        uuid: String,
+        /// NVML's answer.
+        source: NvmlError,
+    },
+    /// The mode is not changed.
+    #[error("set the compute mode of {uuid} to {mode}: {source}")]
+    SetComputeMode {
+        /// The GPU.
+        uuid: String,
+        /// What it was to be.
+        mode: ComputeMode,
+        /// NVML's answer.
+        source: NvmlError,
+    },
+}
+
+impl Error {
+    /// The call that failed, by its name in C, where it came to one.
+    pub fn call(&self) -> Option<&'static str> {
+        match self {
+            Self::Initialise { .. } => Some("nvmlInit_v2"),
+            Self::Events(_) => Some("nvmlEventSetWait_v2"),
+            Self::Count(_) => Some("nvmlDeviceGetCount_v2"),
+            Self::ReadComputeMode { .. } => Some("nvmlDeviceGetComputeMode"),
+            Self::SetComputeMode { .. } => Some("nvmlDeviceSetComputeMode"),
+            Self::Open { .. } | Self::NotElf { .. } | Self::Incomplete { .. } | Self::NotNvml { .. } => None,
+        }
+    }
+}
+
+/// What one session found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// The GPUs that answer, and those that have ceased to answer some questions, as they were before.
+    pub inventory: Inventory,
+    /// UUIDs of those of them that have fallen off the bus.
+    pub lost: Vec<String>,
+    /// One sentence for each GPU and each MIG device that does not.
+    pub unreadable: Vec<String>,
+}
+
+/// A question about a GPU that decides what it is offered as, and that the driver fails to answer. To take that for the
+/// answer that it has none would make another device of it.
+#[derive(Debug, thiserror::Error)]
+#[error("{question} of GPU {gpu}: {source}")]
+struct Unanswered {
+    question: &'static str,
+    gpu: u32,
+    source: NvmlError,
+}
+
+/// Reads the GPUs through the library at `path`. `function` is asked by PCI address, and before NVML for what both know. A GPU of
+/// `before` that does not tell what it is, or is lost, stays what it was; any other is left out.
+pub fn read(
+    path: &Path,
+    host_root: &Path,
+    before: &[Gpu],
+    function: impl Fn(&str) -> Function,
+) -> Result<Reading, Error> {
+    let nvml = open(path)?;
+    let capabilities = Capabilities::of_host(host_root);
+    let count = nvml.device_count().map_err(Error::Count)?;
+    let mut reading = Reading::default();
+    // Those that do not tell who they are, and whether they are lost.
+    let (mut devices, mut silent) = (Vec::new(), Vec::new());
+    for index in 0..count {
+        let (device, gpu) = match identify(&nvml, index) {
+            Ok(identified) => identified,
+            Err(error) => {
+                reading.unreadable.push(format!("read GPU {index}: {error}"));
+                // Without an answer only its place tells which one it is.
+                let kept = before.iter().find(|gpu| gpu.index == index).cloned();
+                silent.extend(kept.map(|gpu| (gpu, matches!(error, NvmlError::GpuLost))));
+                continue;
+            }
+        };
+        let uuid = gpu.uuid.clone();
+        let described = match describe(&device, gpu, &capabilities, &function) {
+            Ok((gpu, unreadable)) => {
+                reading.unreadable.extend(unreadable);
+                Some(gpu)
+            }
+            Err(error) => {
+                reading.unreadable.push(error.to_string());
+                let kept = before
+                    .iter()
+                    .find(|gpu| gpu.uuid == uuid)
+                    .map(|gpu| Gpu { index, ..gpu.clone() });
+                if matches!(error.source, NvmlError::GpuLost) {
+                    silent.extend(kept.map(|gpu| (gpu, true)));
+                    continue;
+                }
+                kept
+            }
+        };
+        if let Some(gpu) = described {
+            reading.inventory.gpus.push(gpu);
+            devices.push((index, device));
+        }
+    }
+    for (gpu, links) in reading.inventory.gpus.iter_mut().zip(links::between(&devices)) {
+        gpu.links = links;
+    }
+    for (kept, is_lost) in silent {
+        if reading.inventory.gpus.iter().all(|other| other.uuid != kept.uuid) {
+            reading.lost.extend(is_lost.then(|| kept.uuid.clone()));
+            reading.inventory.gpus.push(kept);
+        }
+    }
+    reading.inventory.gpus.sort_by_key(|gpu| gpu.index);
+    reading.inventory.driver_version = nvml.sys_driver_version().ok();
+    reading.inventory.cuda_version = nvml
+        .sys_cuda_driver_version()
+        .ok()
+        .map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
+    Ok(reading)
+}
+
+/// How busy each GPU is, in percent of its time, by index. A GPU that does not tell is left out, such as one with MIG on.
+pub fn utilisation(path: &Path) -> Result<BTreeMap<u32, u32>, Error> {
+    let nvml = open(path)?;
+    let count = nvml.device_count().map_err(Error::Count)?;
+    let busy = |index| nvml.device_by_index(index)?.utilization_rates();
+    Ok((0..count)
+        .filter_map(|index| Some((index, busy(index).ok()?.gpu)))
+        .collect())
+}
+
+/// A session, which ends with the value.
+fn open(path: &Path) -> Result<Nvml, Error> {
+    check(path)?;
+    let nvml = Nvml::builder()
+        .lib_path(path.as_os_str())
+        .init()
+        .map_err(|source| Error::Initialise {
+            path: path.to_owned(),
+            source,
+        })?;
+    if nvml.lib().nvmlShutdown.is_err() {
+        // Dropping the session would call it and panic.
+        std::mem::forget(nvml);
+        return Err(Error::NotNvml { path: path.to_owned() });
+    }
+    Ok(nvml)
+}
+
+/// Whether the library is safe to load.
+fn check(path: &Path) -> Result<(), Error> {
+    let file = File::open(path).map_err(|source| Error::Open {
+        path: path.to_owned(),
+        source,
+    })?;
+    let file = ReadCache::new(file);
+    let needed = elf::needed(&file).map_err(|source| Error::NotElf {
+        path: path.to_owned(),
+        source,
+    })?;
+    match (&file).len() {
+        Ok(length) if length < needed => Err(Error::Incomplete {
+            path: path.to_owned(),
+            length,
+            needed,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// What a GPU cannot be offered without.
+fn identify(nvml: &Nvml, index: u32) -> Result<(Device<'_>, Gpu), NvmlError> {
+    let device = nvml.device_by_index(index)?;
+    let gpu = Gpu {
+        index,
+        uuid: device.uuid()?,
+        name: device.name()?,
+        ..Gpu::default()
+    };
+    Ok((device, gpu))
+}
+
+/// The rest, and a sentence for each MIG device that does not answer.
+fn describe(
+    device: &Device<'_>,
+    gpu: Gpu,
+    capabilities: &Capabilities,
+    function: impl Fn(&str) -> Function,
+) -> Result<(Gpu, Vec<String>), Unanswered> {
+    let index = gpu.index;
+    let unanswered = |question| {
+        move |source| Unanswered {
+            question,
+            gpu: index,
+            source,
+        }
+    };
+    let memory = if_any(device.memory_info())
+        .map_err(unanswered("read the memory"))?
+        .map(|memory| memory.total);
+    let capability =
+        if_any(device.cuda_compute_capability()).map_err(unanswered("read the CUDA compute capability"))?;
+    let mig_mode = if_any(device.mig_mode()).map_err(unanswered("read the MIG mode"))?;
+    let minor = if_any(device.minor_number()).map_err(unanswered("read the minor number"))?;
+    // A call that fails leaves these empty: they decide nothing.
+    let pci_bus_id = device
+        .pci_info()
+        .ok()
+        .map(|pci| format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device));
+    let function = pci_bus_id.as_deref().map(function).unwrap_or_default();
+    let mut gpu = Gpu {
+        memory_mib: memory.unwrap_or_default() / (1024 * 1024),
+        compute_capability: capability
+            .and_then(|cc| Some((u32::try_from(cc.major).ok()?, u32::try_from(cc.minor).ok()?))),
+        numa_node: function
+            .numa_node
+            // NVML writes -1 into an unsigned number where the machine does not say.
+            .or_else(|| device.numa_node_id().ok().filter(|node| *node < u32::from(u16::MAX))),
+        mode: function.mode,
+        fabric: raw::fabric(device),
+        pci_bus_id,
+        minor,
+        mig_mode: mig_mode.map(|mode| match mode.current {
+            NVML_DEVICE_MIG_ENABLE => MigMode::Enabled,
+            _ => MigMode::Disabled,
+        }),
+        ..gpu
+    };
+    let mut unreadable = Vec::new();
+    if gpu.mig_mode == Some(MigMode::Enabled) {
+        (gpu.mig_devices, unreadable) = mig::devices(device, &gpu, memory.unwrap_or_default(), capabilities)?;
+    }
+    Ok((gpu, unreadable))
+}
+
+/// What a call answers; none where the GPU or the driver has no such thing.
+fn if_any<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

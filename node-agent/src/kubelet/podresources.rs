@@ -1,0 +1,236 @@
+//! Who holds what, as the kubelet says it: its PodResources API, and its checkpoint for what that leaves out.
+
+use crate::{
+    cli::{HostArgs, NodeArgs},
+    kubelet::{
+        checkpoint::{self, PodFolders, Unchanged},
+        pod_resources_api::{
+            AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest, PodResources as Pod,
+            pod_resources_lister_client::PodResourcesListerClient,
+        },
+    },
+    runtime::one_thread::OneThread,
+};
+use gpunode_gpu::{ContainerShares, KubeletObservation};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+use tokio::time::timeout;
+use tonic::{Response, Status, transport::Endpoint};
+
+/// The kubelet's folders of pods below the root of the host, unless it has another `--root-dir`.
+const POD_FOLDERS: &str = "var/lib/kubelet/pods";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// A kubelet takes 4 MiB of devices for each resource, and says them all in one answer. Kubernetes' own clients of this API
+/// receive 16 MiB, which is too little for a node with many replicas under several names.
+const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
+
+/// Why the kubelet does not say who holds what.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no socket.
+    #[error(
+        "ask the kubelet which pod holds which device: {0} does not exist; mount the kubelet's folder pod-resources, or \
+         name the socket with --pod-resources-socket"
+    )]
+    NoSocket(PathBuf),
+    /// Nobody serves on the socket.
+    #[error("ask the kubelet which pod holds which device: connect to {path}: {source:?}")]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// What happened.
+        source: tonic::transport::Error,
+    },
+    /// The kubelet answers with an error.
+    #[error("ask the kubelet which pod holds which device: {call} on {path}: {}", .status.message())]
+    Refused {
+        /// The call.
+        call: &'static str,
+        /// The socket.
+        path: PathBuf,
+        /// The answer.
+        status: Box<Status>,
+    },
+    /// The kubelet does not answer.
+    #[error("ask the kubelet which pod holds which device: no answer to {call} on {path} within {CALL_TIMEOUT:?}")]
+    NoAnswer {
+        /// The call.
+        call: &'static str,
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The kubelet's checkpoint cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    /// The kubelet's folder of device plugins is not there.
+    #[error(
+        "read the kubelet's checkpoint: {0} is no folder; mount the kubelet's folder device-plugins, or name it with \
+         --device-plugin-dir"
+    )]
+    NoFolder(PathBuf),
+    /// The file system hangs.
+    #[error("read the kubelet's checkpoint: no answer within {CALL_TIMEOUT:?}")]
+    SlowCheckpoint,
+    /// The reader of the checkpoint ended.
+    #[error("read the kubelet's checkpoint: {0}")]
+    Reader(#[from] tokio::task::JoinError),
+}
+
+/// Where the kubelet says who holds what.
+#[derive(Clone, Debug)]
+pub struct PodResources {
+    /// Socket of the PodResources API.
+    pub socket: PathBuf,
+    /// The kubelet's folder of device plugins, which has the checkpoint.
+    pub device_plugin_dir: PathBuf,
+    /// The kubelet's folders of pods.
+    pods: PodFolders,
+    /// Since when the checkpoint is what it is.
+    unchanged: Unchanged,
+    /// Reads them.
+    pub files: OneThread,
+}
+
+impl PodResources {
+    /// Where the kubelet of this node says it.
+    pub fn of(args: &NodeArgs) -> Self {
+        Self::at(&args.host, args.device_plugin_dir.clone(), &args.pod_uid)
+    }
+
+    /// The same for the pod with this UID.
+    pub fn at(host: &HostArgs, device_plugin_dir: PathBuf, pod_uid: &str) -> Self {
+        let pods = PodFolders {
+            folder: host.host_root.join(POD_FOLDERS),
+            own: pod_uid.to_owned(),
+        };
+        Self::new(host.pod_resources_socket.clone(), device_plugin_dir, pods)
+    }
+
+    /// A kubelet with this socket and these folders.
+    pub fn new(socket: PathBuf, device_plugin_dir: PathBuf, pods: PodFolders) -> Self {
+        Self {
+            socket,
+            device_plugin_dir,
+            pods,
+            unchanged: Unchanged::default(),
+            files: OneThread::default(),
+        }
+    }
+
+    /// Asks anew, over a connection of its own: a kubelet that restarted has another socket.
+    pub async fn observe(&self) -> Result<KubeletObservation, Error> {
+        let started = Instant::now();
+        let mut client = self.connect().await?;
+        // What can be given out is read before what was given out: an id that is in neither was in no container's hands
+        // in between.
+        let allocatable = client.get_allocatable_resources(AllocatableResourcesRequest {});
+        let allocatable = self.answer("GetAllocatableResources", allocatable).await?.devices;
+        let pods = self
+            .answer("List", client.list(ListPodResourcesRequest {}))
+            .await?
+            .pod_resources;
+        let remembered = self.remembered().await?;
+        Ok(KubeletObservation {
+            started,
+            holders: pods.into_iter().flat_map(holdings).collect(),
+            allocatable: allocatable.into_iter().flat_map(pairs).collect(),
+            checkpoint: remembered,
+        })
+    }
+
+    /// Resource and id of every healthy device that the kubelet has, of any plugin.
+    pub async fn allocatable(&self) -> Result<BTreeSet<(String, String)>, Error> {
+        let mut client = self.connect().await?;
+        let allocatable = client.get_allocatable_resources(AllocatableResourcesRequest {});
+        let devices = self.answer("GetAllocatableResources", allocatable).await?.devices;
+        Ok(devices.into_iter().flat_map(pairs).collect())
+    }
+
+    /// Notes since when the kubelet's checkpoint is what it is, for who asks only now and then; blocks.
+    pub fn notice_checkpoint(&self) {
+        checkpoint::notice(&self.device_plugin_dir, &self.unchanged, Instant::now());
+    }
+
+    async fn remembered(&self) -> Result<BTreeSet<(String, String)>, Error> {
+        let (folder, pods, unchanged) = (
+            self.device_plugin_dir.clone(),
+            self.pods.clone(),
+            self.unchanged.clone(),
+        );
+        let read = self.files.run(move || {
+            // A kubelet without checkpoint remembers nothing; one whose folder is not here may remember anything.
+            if !folder.is_dir() {
+                return Err(Error::NoFolder(folder));
+            }
+            Ok(checkpoint::remembered(&folder, &pods, &unchanged, Instant::now())?)
+        });
+        timeout(CALL_TIMEOUT, read).await.map_err(|_| Error::SlowCheckpoint)??
+    }
+
+    async fn connect(&self) -> Result<PodResourcesListerClient<tonic::transport::Channel>, Error> {
+        let path: &Path = &self.socket;
+        if !path.exists() {
+            return Err(Error::NoSocket(path.to_owned()));
+        }
+        let failed = |source| Error::Connect {
+            path: path.to_owned(),
+            source,
+        };
+        let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).map_err(failed)?;
+        let channel = endpoint
+            .connect_timeout(CONNECT_TIMEOUT)
+            .connect()
+            .await
+            .map_err(failed)?;
+        Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES))
+    }
+
+    async fn answer<T>(
+        &self,
+        call: &'static str,
+        request: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, Error> {
+        let path = || self.socket.clone();
+        match timeout(CALL_TIMEOUT, request).await {
+            Ok(answer) => {
+                let refused = |status| Error::Refused {
+                    call,
+                    path: path(),
+                    status: Box::new(status),
+                };
+                answer.map(Response::into_inner).map_err(refused)
+            }
+            Err(_) => Err(Error::NoAnswer { call, path: path() }),
+        }
+    }
+}
+
+fn holdings(pod: Pod) -> impl Iterator<Item = ContainerShares> {
+    let Pod {
+        name,
+        namespace,
+        containers,
+    } = pod;
+    containers.into_iter().flat_map(move |container| {
+        let (namespace, pod) = (namespace.clone(), name.clone());
+        container.devices.into_iter().map(move |devices| ContainerShares {
+            namespace: namespace.clone(),
+            pod: pod.clone(),
+            container: container.name.clone(),
+            resource: devices.resource_name,
+            ids: devices.device_ids,
+        })
+    })
+}
+
+fn pairs(devices: ContainerDevices) -> impl Iterator<Item = (String, String)> {
+    let resource = devices.resource_name;
+    devices.device_ids.into_iter().map(move |id| (resource.clone(), id))
+}
+
+#[cfg(test)]
+pub mod tests;

@@ -1,0 +1,291 @@
+//! `gpunode-agent mps`: one MPS control daemon for each device whose assignment is MPS.
+//!
+//! It has no API server. Agents say in `assignments.json` which devices are shared by MPS, and read in the folder of each
+//! device whether its daemon answers ([`seen`]). The daemons are processes of their own: another supervisor takes over those
+//! that it finds.
+
+mod compute_mode;
+mod control;
+mod daemon;
+mod device;
+mod emptying;
+mod exec;
+mod folders;
+mod holders;
+mod memory;
+mod place;
+mod processes;
+pub mod seen;
+mod shutdown;
+
+pub use exec::exec;
+
+use crate::{
+    admin::{
+        metrics::Metrics,
+        server::{self, Readiness},
+    },
+    api_server::release,
+    cli::MpsArgs,
+    kubelet::podresources::PodResources,
+    runtime::signals::{Asked, Signals},
+    store::assignments::{self, Assignments},
+};
+use anyhow::{Context as _, Result};
+use control::Control;
+use daemon::Want;
+use device::Care;
+use gpunode_gpu::DeviceSharing;
+use holders::Holders;
+use place::Place;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    io,
+    path::Path,
+    time::Duration,
+};
+use tokio::{
+    sync::watch,
+    task::{JoinHandle, spawn_blocking},
+    time::{MissedTickBehavior, interval, timeout},
+};
+use tracing::{info, warn};
+
+/// How often the assignments are read.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Files that are read more slowly are waited for until the next time.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// Held by the supervisor, beside the folders of the devices.
+const LOCK: &str = "lock";
+/// The kubelet's folder of device plugins on the host, where none is named.
+const DEVICE_PLUGINS: &str = "var/lib/kubelet/device-plugins";
+
+/// The daemons that are looked after. What fails is a problem of now, and tried again: when this process ends, so do the
+/// daemons in its container, and with them the contexts of all clients.
+#[derive(Debug)]
+struct Supervisor {
+    args: MpsArgs,
+    holders: Holders,
+    /// Devices that are shared by MPS, as far as is known.
+    wanted: Option<BTreeSet<String>>,
+    daemons: BTreeMap<String, Looked>,
+    /// A read that has not ended yet.
+    reading: Option<JoinHandle<Read>>,
+    problem: String,
+}
+
+/// A daemon that is looked after.
+#[derive(Debug)]
+struct Looked {
+    care: Care,
+    want: watch::Sender<Want>,
+    task: JoinHandle<()>,
+}
+
+/// The assignments, and the folders that there are.
+type Read = (Result<Assignments, assignments::Error>, io::Result<Vec<Place>>);
+
+/// Runs until SIGTERM.
+pub async fn supervise(args: MpsArgs) -> Result<()> {
+    let mut signals = Signals::new().context("take over the signals")?;
+    let (readiness, ready) = watch::channel(Err("the assignments have not been read yet".to_owned()));
+    let address = args.host.admin_address;
+    let listener = server::bind(address).await?;
+    let metrics = Metrics::new();
+    let mut serving = tokio::spawn(server::serve(
+        listener,
+        ready.clone(),
+        server::always_live(),
+        metrics.clone(),
+    ));
+
+    let mps_dir = args.host.mps_dir.clone();
+    let locked = spawn_blocking(move || lock(&mps_dir));
+    let _lock = tokio::select! {
+        locked = locked => locked??,
+        () = stop(&mut signals) => return Ok(()),
+    };
+    let mut supervisor = Supervisor::new(args);
+    let mut tick = interval(INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let work = async {
+        loop {
+            tick.tick().await;
+            supervisor.follow().await;
+            _ = readiness.send_replace(supervisor.readiness());
+            if serving.is_finished() {
+                match server::bind(address).await {
+                    Ok(listener) => {
+                        serving = tokio::spawn(server::serve(
+                            listener,
+                            ready.clone(),
+                            server::always_live(),
+                            metrics.clone(),
+                        ));
+                    }
+                    Err(error) => warn!(reason = format!("{error:#}"), "/livez and /readyz are not served"),
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = stop(&mut signals) => {}
+        () = work => {}
+    }
+    info!("stopping");
+    supervisor.shut_down().await;
+    Ok(())
+}
+
+async fn stop(signals: &mut Signals) {
+    while signals.next().await != Asked::Stop {}
+}
+
+/// Waits until no other supervisor works on the folder; blocks. The lock goes with the process.
+fn lock(mps_dir: &Path) -> Result<File> {
+    fs::create_dir_all(mps_dir).with_context(|| format!("make {}; is it mounted writable?", mps_dir.display()))?;
+    let path = mps_dir.join(LOCK);
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = file.with_context(|| format!("open {}", path.display()))?;
+    file.lock().with_context(|| format!("lock {}", path.display()))?;
+    Ok(file)
+}
+
+impl Supervisor {
+    fn new(args: MpsArgs) -> Self {
+        let folder = args.device_plugin_dir.clone();
+        let folder = folder.unwrap_or_else(|| args.host.host_root.join(DEVICE_PLUGINS));
+        let holders = Holders::new(PodResources::at(&args.host, folder, &args.pod_uid));
+        Self {
+            args,
+            holders,
+            wanted: None,
+            daemons: BTreeMap::new(),
+            reading: None,
+            problem: String::new(),
+        }
+    }
+
+    /// Ready when it is known what is wanted.
+    fn readiness(&self) -> Readiness {
+        if self.wanted.is_some() {
+            Ok(())
+        } else {
+            Err(self.problem.clone())
+        }
+    }
+
+    /// Brings what is looked after in line with the assignments, and with what an earlier supervisor left. May be dropped
+    /// in between.
+    async fn follow(&mut self) {
+        processes::reap();
+        self.forget_ended();
+        let problem = match self.read().await {
+            Ok(read) => self.take(read).err(),
+            Err(problem) => Some(problem),
+        };
+        self.report(problem.unwrap_or_default());
+        let Some(wanted) = &self.wanted else { return };
+        for (uuid, looked) in &self.daemons {
+            set(&looked.want, if wanted.contains(uuid) { Want::Run } else { Want::Gone });
+        }
+    }
+
+    /// Reads what is on disk; one read at a time, however long it takes.
+    async fn read(&mut self) -> Result<Read, String> {
+        let reading = self.reading.get_or_insert_with(|| {
+            let (state_dir, mps_dir) = (self.args.host.state_dir.clone(), self.args.host.mps_dir.clone());
+            let holders = self.holders.clone();
+            spawn_blocking(move || {
+                holders.prepare();
+                // Daemons of released GPUs end with their last client.
+                let wanted = |all: Assignments| {
+                    if release::is_noted(&state_dir) {
+                        Assignments::new()
+                    } else {
+                        all
+                    }
+                };
+                (assignments::read(&state_dir).map(wanted), Place::all(&mps_dir))
+            })
+        });
+        let Ok(read) = timeout(READ_TIMEOUT, reading).await else {
+            return Err(format!(
+                "read the assignments: no answer from the file system within {READ_TIMEOUT:?}"
+            ));
+        };
+        self.reading = None;
+        read.map_err(|error| format!("read the assignments: {error}"))
+    }
+
+    /// Looks after each device that is wanted or has a folder. What cannot be read changes nothing.
+    fn take(&mut self, (assignments, left): Read) -> Result<(), String> {
+        let mut problems = Vec::new();
+        let left: Option<BTreeSet<String>> = left
+            .map(|left| left.iter().map(|place| place.uuid().to_owned()).collect())
+            .map_err(|error| problems.push(format!("look into {}: {error}", self.args.host.mps_dir.display())))
+            .ok();
+        match assignments {
+            Ok(assignments) => self.wanted = Some(mps_devices(&assignments)),
+            // No daemon ends because a file is damaged.
+            Err(error) => {
+                problems.push(error.to_string());
+                self.wanted = self.wanted.take().or_else(|| left.clone());
+            }
+        }
+        let known: BTreeSet<String> = self.wanted.iter().chain(&left).flatten().cloned().collect();
+        for uuid in known {
+            match Place::of(&self.args.host.mps_dir, &uuid) {
+                Some(place) if !self.daemons.contains_key(&uuid) => self.add(place),
+                Some(_) => {}
+                None => problems.push(format!("{uuid:?} in the assignments is no UUID of a device")),
+            }
+        }
+        if problems.is_empty() {
+            Ok(())
+        } else {
+            Err(problems.join("; "))
+        }
+    }
+
+    fn add(&mut self, place: Place) {
+        let uuid = place.uuid().to_owned();
+        let control = Control::new(&self.args.host.host_root, self.args.host.driver_root.as_deref());
+        let care = Care {
+            place,
+            control,
+            holders: self.holders.clone(),
+        };
+        // Nothing is done before the first word.
+        let (want, receiver) = watch::channel(Want::Rest);
+        let task = tokio::spawn(care.clone().look_after(receiver));
+        self.daemons.insert(uuid, Looked { care, want, task });
+    }
+
+    /// A daemon whose folder is still there, or that is wanted, is looked after anew.
+    fn forget_ended(&mut self) {
+        self.daemons.retain(|_, looked| !looked.task.is_finished());
+    }
+
+    fn report(&mut self, problem: String) {
+        if !problem.is_empty() && problem != self.problem {
+            warn!(problem, "not all daemons can be looked after");
+        }
+        self.problem = problem;
+    }
+}
+
+fn set(want: &watch::Sender<Want>, wanted: Want) {
+    want.send_if_modified(|want| std::mem::replace(want, wanted) != wanted);
+}
+
+fn mps_devices(assignments: &Assignments) -> BTreeSet<String> {
+    let mps = assignments
+        .iter()
+        .filter(|(_, assignment)| matches!(assignment.sharing, DeviceSharing::Mps { .. }));
+    mps.map(|(uuid, _)| uuid.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests;

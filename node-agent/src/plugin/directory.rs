@@ -1,0 +1,85 @@
+//! The kubelet's folder of device plugin sockets: says when something in it was made, removed or renamed.
+
+use crate::store::file_id::FileId;
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _, event::ModifyKind};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{sync::watch, time::sleep};
+use tracing::warn;
+
+/// Look even when inotify says nothing: it may be out of watches, or the folder was replaced.
+const POLL: Duration = Duration::from_secs(5);
+/// The same while nothing is watched.
+const POLL_UNWATCHED: Duration = Duration::from_secs(1);
+
+/// A folder and the number of its changes.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    path: Arc<Path>,
+    changes: watch::Sender<u64>,
+}
+
+impl Directory {
+    /// Nothing is seen before [`Directory::watch`] runs.
+    pub fn new(path: PathBuf) -> Self {
+        Self {
+            path: path.into(),
+            changes: watch::Sender::new(0),
+        }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Changes after each event, and every few seconds without one.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Watches the folder, again when it was replaced. Does not end.
+    pub async fn watch(self) {
+        let mut watched: Option<(RecommendedWatcher, Option<FileId>)> = None;
+        let mut last_error = String::new();
+        loop {
+            let id = FileId::without_time(&self.path);
+            if watched.as_ref().is_none_or(|(_, watched)| *watched != id) {
+                watched = match self.start() {
+                    Ok(started) => Some((started, id)),
+                    Err(error) => {
+                        let error = error.to_string();
+                        if error != last_error {
+                            warn!(folder = %self.path.display(), error, "watch the folder; looking every second instead");
+                            last_error = error;
+                        }
+                        None
+                    }
+                };
+            }
+            self.changes.send_modify(|number| *number = number.wrapping_add(1));
+            sleep(if watched.is_some() { POLL } else { POLL_UNWATCHED }).await;
+        }
+    }
+
+    fn start(&self) -> notify::Result<RecommendedWatcher> {
+        let changes = self.changes.clone();
+        let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            // An error may stand for a lost event.
+            let matters = event.map_or(true, |event| {
+                matches!(
+                    event.kind,
+                    EventKind::Create(_) | EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_))
+                )
+            });
+            if matters {
+                changes.send_modify(|number| *number = number.wrapping_add(1));
+            }
+        })?;
+        watcher.watch(&self.path, RecursiveMode::NonRecursive)?;
+        Ok(watcher)
+    }
+}

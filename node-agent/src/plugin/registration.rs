@@ -1,0 +1,310 @@
+//! Keeps one resource registered with the kubelet: bind, serve, register, and again when the kubelet restarted, when the
+//! socket vanished, or when the kubelet ended the device list stream.
+
+mod backoff;
+mod register;
+mod served;
+
+use crate::{
+    admin::metrics::Method,
+    devices::manager::{Desk, Observed},
+    kubelet::podresources::PodResources,
+    plugin::{
+        directory::Directory,
+        server::{Offer, PluginServer, Streams, until_stopped},
+        socket::{MAX_SOCKET_PATH, socket_path},
+    },
+    store::file_id::FileId,
+};
+use backoff::Backoff;
+use register::register;
+use served::{Forgotten, by_another};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until, timeout},
+};
+use tracing::{info, warn};
+
+/// A registration that held this long was a good one, and the next failure starts with a short pause again.
+const STABLE_AFTER: Duration = Duration::from_secs(30);
+/// From the answer of the kubelet until it opens the device list stream.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often a resource is looked at that another plugin serves.
+const SERVED_PAUSE: Duration = Duration::from_secs(10);
+
+/// Names of resources.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Registered {
+    /// Those that the kubelet has taken the list of.
+    pub taken: BTreeSet<String>,
+    /// Those that another plugin serves: they are not registered.
+    pub others: BTreeSet<String>,
+}
+
+/// The kubelet of this node, as far as a device plugin sees it.
+#[derive(Clone)]
+pub struct Kubelet {
+    /// Its folder of device plugin sockets.
+    pub directory: Directory,
+    /// Who answers its questions.
+    pub desk: Arc<Desk>,
+    /// Where the state machines say which resources are registered.
+    pub registered: watch::Sender<Registered>,
+    /// Where it says what it has healthy devices of.
+    pub pod_resources: PodResources,
+}
+
+/// Why a server is no longer registered.
+#[derive(Debug)]
+enum Lost {
+    /// The agent stops offering the resource.
+    Stopped,
+    /// Something that another try can cure.
+    Again(String),
+}
+
+impl Lost {
+    fn again(reason: &str) -> Self {
+        Self::Again(reason.to_owned())
+    }
+}
+
+/// Keeps a resource registered until `stop` is set. What is offered may change while it is registered.
+pub async fn keep_registered(kubelet: Kubelet, offer: watch::Receiver<Offer>, stop: watch::Receiver<bool>) {
+    let name = offer.borrow().list.name.clone();
+    let kubelet_socket = kubelet.directory.path().join("kubelet.sock");
+    let (backoff, forgotten, said) = (Backoff::default(), Forgotten::default(), String::new());
+    let mut machine = Machine {
+        kubelet,
+        kubelet_socket,
+        name,
+        offer,
+        stop,
+        backoff,
+        forgotten,
+        said,
+    };
+    while let Lost::Again(reason) = machine.serve_once().await {
+        if reason != machine.said {
+            warn!(resource = machine.name, reason, "not registered; registering again");
+            machine.said = reason;
+        }
+    }
+}
+
+struct Machine {
+    kubelet: Kubelet,
+    kubelet_socket: PathBuf,
+    name: String,
+    offer: watch::Receiver<Offer>,
+    stop: watch::Receiver<bool>,
+    backoff: Backoff,
+    forgotten: Forgotten,
+    /// Why it is not registered, as said last.
+    said: String,
+}
+
+impl Machine {
+    /// One server, from bind to the end of its registration.
+    async fn serve_once(&mut self) -> Lost {
+        let socket = socket_path(self.kubelet.directory.path(), &self.name);
+        let server = match self.bind(&socket) {
+            Ok(server) => server,
+            Err(error) => {
+                let now = FileId::of(&self.kubelet_socket);
+                let pause = self.backoff.next();
+                if self.pause(pause, None, now).await {
+                    return Lost::Stopped;
+                }
+                let folder = self.kubelet.directory.path().display();
+                return Lost::Again(format!("bind a socket in {folder}: {error}"));
+            }
+        };
+        let lost = self.registration(&server).await;
+        self.kubelet
+            .registered
+            .send_if_modified(|registered| registered.others.remove(&self.name));
+        // Before the next one: kubelets up to 1.36 take the end of an old stream for the end of the new one.
+        server.stop().await;
+        lost
+    }
+
+    fn bind(&self, socket: &Path) -> Result<PluginServer, String> {
+        if socket.as_os_str().len() > MAX_SOCKET_PATH {
+            return Err(format!(
+                "the path has more than {MAX_SOCKET_PATH} bytes; choose a shorter --device-plugin-dir"
+            ));
+        }
+        PluginServer::bind(socket, self.offer.clone(), self.kubelet.desk.clone()).map_err(|error| error.to_string())
+    }
+
+    /// Registers, and returns when the registration is over.
+    async fn registration(&mut self, server: &PluginServer) -> Lost {
+        let kubelet_id = match self.register_until_taken(server).await {
+            Ok(kubelet_id) => kubelet_id,
+            Err(lost) => return lost,
+        };
+        let mut streams = server.streams();
+        let opened = tokio::select! {
+            opened = timeout(STREAM_TIMEOUT, streams.wait_for(|streams| streams.opened > streams.ended)) => opened.is_ok(),
+            () = until_stopped(self.stop.clone()) => return Lost::Stopped,
+        };
+        if !opened {
+            return Lost::again("the kubelet did not open the device list stream");
+        }
+        let shares = self.offer.borrow().list.shares.len();
+        info!(resource = self.name, shares, socket = %server.socket().display(), "registered with the kubelet");
+        self.kubelet
+            .registered
+            .send_if_modified(|registered| registered.taken.insert(self.name.clone()));
+        self.said.clear();
+        let since = Instant::now();
+        let lost = self.until_lost(server, &mut streams, kubelet_id).await;
+        self.kubelet
+            .registered
+            .send_if_modified(|registered| registered.taken.remove(&self.name));
+        if since.elapsed() >= STABLE_AFTER {
+            self.backoff = Backoff::default();
+        }
+        // A kubelet that drops every registration must not be asked in a hot loop.
+        let pause = self.backoff.next();
+        let stopped = matches!(lost, Lost::Stopped) || self.pause(pause, Some(server), kubelet_id).await;
+        if stopped { Lost::Stopped } else { lost }
+    }
+
+    /// Asks the kubelet until it takes the registration, and tells which kubelet that was.
+    async fn register_until_taken(&mut self, server: &PluginServer) -> Result<Option<FileId>, Lost> {
+        let mut last_error = String::new();
+        loop {
+            self.until_free(server).await?;
+            // Before the call: a kubelet that restarts in between is another one afterwards.
+            let kubelet_id = FileId::of(&self.kubelet_socket);
+            let result = tokio::select! {
+                result = self.register(server.socket()) => result,
+                () = until_stopped(self.stop.clone()) => return Err(Lost::Stopped),
+            };
+            self.kubelet.desk.metrics().registered(&self.name, result.is_ok());
+            let error = match result {
+                Ok(()) => return Ok(kubelet_id),
+                Err(error) => error.to_string(),
+            };
+            if error != last_error {
+                warn!(resource = self.name, error, "register with the kubelet; trying again");
+                last_error = error;
+            }
+            let pause = self.backoff.next();
+            if self.pause(pause, Some(server), kubelet_id).await {
+                return Err(Lost::Stopped);
+            }
+            if !server.is_reachable() {
+                return Err(Lost::again("the socket is gone"));
+            }
+        }
+    }
+
+    async fn register(&self, socket: &Path) -> Result<(), register::Error> {
+        let _timer = self.kubelet.desk.metrics().timer(Method::Register);
+        register(&self.kubelet_socket, &self.name, socket).await
+    }
+
+    /// Waits while another plugin serves the resource.
+    async fn until_free(&mut self, server: &PluginServer) -> Result<(), Lost> {
+        loop {
+            let kubelet_id = FileId::of(&self.kubelet_socket);
+            let is_taken = tokio::select! {
+                is_taken = by_another(&self.kubelet.pod_resources, &self.name) => is_taken,
+                () = until_stopped(self.stop.clone()) => return Err(Lost::Stopped),
+            };
+            let others = &self.kubelet.registered;
+            if !is_taken {
+                if others.send_if_modified(|registered| registered.others.remove(&self.name)) {
+                    info!(resource = self.name, "no other plugin serves the resource any more");
+                }
+                return Ok(());
+            }
+            if others.send_if_modified(|registered| registered.others.insert(self.name.clone())) {
+                let reason = "ServedByAnother";
+                warn!(
+                    resource = self.name,
+                    reason, "another plugin of this node serves the resource; not registering it"
+                );
+            }
+            if self.pause(SERVED_PAUSE, Some(server), kubelet_id).await {
+                return Err(Lost::Stopped);
+            }
+            if !server.is_reachable() {
+                return Err(Lost::again("the socket is gone"));
+            }
+        }
+    }
+
+    /// Waits while the registration holds.
+    async fn until_lost(
+        &mut self,
+        server: &PluginServer,
+        streams: &mut watch::Receiver<Streams>,
+        kubelet_id: Option<FileId>,
+    ) -> Lost {
+        let mut changes = self.kubelet.directory.changes();
+        let mut looks = self.kubelet.desk.observed();
+        looks.mark_unchanged();
+        loop {
+            if !server.is_reachable() {
+                return Lost::again("the socket is gone");
+            }
+            if self.has_other_socket(kubelet_id) {
+                return Lost::again("the kubelet restarted");
+            }
+            let Streams { opened, ended } = *streams.borrow_and_update();
+            if opened == ended {
+                return Lost::again("the kubelet ended the device list stream");
+            }
+            tokio::select! {
+                _ = changes.changed() => {}
+                _ = streams.changed() => {}
+                _ = looks.changed() => if self.is_forgotten(&looks.borrow_and_update()) {
+                    return Lost::again("the kubelet has forgotten the resource");
+                },
+                () = until_stopped(self.stop.clone()) => return Lost::Stopped,
+            }
+        }
+    }
+
+    fn is_forgotten(&mut self, look: &Observed) -> bool {
+        let Some(at) = look.started.filter(|_| look.error.is_none()) else {
+            return false;
+        };
+        let is_offered = self.offer.borrow().healthy() > 0;
+        self.forgotten
+            .look(at, is_offered, look.allocatable.contains(&self.name))
+    }
+
+    /// Waits until the next try is due, or sooner when there is another kubelet or the server's socket is gone. Returns
+    /// whether the agent stops offering the resource.
+    async fn pause(&self, pause: Duration, server: Option<&PluginServer>, kubelet_id: Option<FileId>) -> bool {
+        let due = Instant::now() + pause;
+        let mut changes = self.kubelet.directory.changes();
+        loop {
+            if self.has_other_socket(kubelet_id) || server.is_some_and(|server| !server.is_reachable()) {
+                return false;
+            }
+            tokio::select! {
+                () = sleep_until(due) => return false,
+                _ = changes.changed() => {}
+                () = until_stopped(self.stop.clone()) => return true,
+            }
+        }
+    }
+
+    /// Whether the kubelet has made its socket again. Without a socket it is on its way down: its stream will end.
+    fn has_other_socket(&self, kubelet_id: Option<FileId>) -> bool {
+        FileId::of(&self.kubelet_socket).is_some_and(|id| Some(id) != kubelet_id)
+    }
+}

@@ -1,0 +1,137 @@
+//! What the kubelet itself says of who serves a resource: another plugin may, and it may have forgotten ours.
+
+use crate::kubelet::podresources::{Error, PodResources};
+use std::time::{Duration, Instant};
+use tokio::time::{sleep, timeout};
+
+/// How long the kubelet may take to notice that a plugin has ended. Until it does, the old devices count as healthy, and
+/// kubelets up to 1.36 would take the end of the old stream for that of the new one.
+const NOTICES_WITHIN: Duration = Duration::from_secs(1);
+/// First pause between two looks. Each further one is half as long again, which makes a dozen looks in a second.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// How long a resource is missing at the kubelet, from the first look that misses it, before it is registered again.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
+/// The same for a kubelet that does not list it after that either.
+const MAX_FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
+
+/// Whether the kubelet has healthy devices of a resource that this agent has not registered. A kubelet that does not say so
+/// has none: it takes the registration of whoever comes.
+pub async fn by_another(kubelet: &PodResources, resource: &str) -> bool {
+    let (mut is_served, mut pause) = (false, LOOK_AGAIN);
+    let looks = async {
+        loop {
+            match kubelet.allocatable().await {
+                Ok(allocatable) => is_served = allocatable.iter().any(|(name, _)| name == resource),
+                // Its rate limit: what was said before stands.
+                Err(Error::Refused { .. }) => {}
+                Err(_) => is_served = false,
+            }
+            if !is_served {
+                return;
+            }
+            sleep(pause).await;
+            pause = pause * 3 / 2;
+        }
+    };
+    // What is still served after that is another plugin's.
+    _ = timeout(NOTICES_WITHIN, looks).await;
+    is_served
+}
+
+/// Notices that the kubelet has forgotten a resource that is registered.
+#[derive(Debug)]
+pub struct Forgotten {
+    missing_since: Option<Instant>,
+    after: Duration,
+}
+
+impl Default for Forgotten {
+    fn default() -> Self {
+        Self {
+            missing_since: None,
+            after: FORGOTTEN_AFTER,
+        }
+    }
+}
+
+impl Forgotten {
+    /// Takes in one look of `at`: whether a healthy device is offered, and whether the kubelet has one. Returns whether it is time
+    /// to register again, which at least two looks in a row have to say.
+    pub fn look(&mut self, at: Instant, offered: bool, listed: bool) -> bool {
+        if listed {
+            *self = Self::default();
+        }
+        if listed || !offered {
+            self.missing_since = None;
+            return false;
+        }
+        let Some(since) = self.missing_since else {
+            self.missing_since = Some(at);
+            return false;
+        };
+        let is_due = at.saturating_duration_since(since) >= self.after;
+        if is_due {
+            self.missing_since = None;
+            self.after = (self.after * 2).min(MAX_FORGOTTEN_AFTER);
+        }
+        is_due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubelet::podresources::tests::{Kubelet, serve};
+
+    #[tokio::test]
+    async fn a_resource_is_anothers_while_the_kubelet_has_healthy_devices_of_it() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let [held, idle] = [Kubelet::Held, Kubelet::Idle];
+        let kubelet = serve(folders[0].path(), held);
+        assert!(by_another(&kubelet, "a.b/c").await);
+        assert!(!by_another(&kubelet, "x.y/z").await);
+        assert!(!by_another(&serve(folders[1].path(), idle), "a.b/c").await);
+    }
+
+    #[tokio::test]
+    async fn a_kubelet_that_does_not_say_is_asked_no_longer_than_a_second() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut kubelet = serve(folder.path(), Kubelet::Held);
+        kubelet.socket = folder.path().join("nowhere.sock");
+        assert!(!by_another(&kubelet, "a.b/c").await);
+    }
+
+    /// When, in seconds, it is time to register again, with a look every 10 s.
+    fn due(looks: u64, offered: impl Fn(u64) -> bool, listed: impl Fn(u64) -> bool) -> Vec<u64> {
+        let (start, mut forgotten) = (Instant::now(), Forgotten::default());
+        let looks = (0..looks).map(|look| look * 10);
+        looks
+            .filter(|at| forgotten.look(start + Duration::from_secs(*at), offered(*at), listed(*at)))
+            .collect()
+    }
+
+    #[test]
+    fn what_is_missing_in_two_looks_is_registered_again() {
+        assert_eq!(due(3, |_| true, |_| false), [10]);
+        assert!(due(10, |_| true, |at| at % 20 == 0).is_empty(), "never twice in a row");
+        assert!(due(10, |_| false, |_| false).is_empty(), "nothing healthy is offered");
+        assert!(due(10, |_| true, |_| true).is_empty());
+    }
+
+    #[test]
+    fn looks_that_come_close_together_are_not_two() {
+        let (start, mut forgotten) = (Instant::now(), Forgotten::default());
+        let looks = (0..19).map(|half| start + Duration::from_millis(500 * half));
+        assert!(!looks.into_iter().any(|at| forgotten.look(at, true, false)));
+    }
+
+    #[test]
+    fn a_kubelet_that_never_lists_it_is_not_asked_in_a_loop() {
+        assert_eq!(due(20, |_| true, |_| false), [10, 40, 90, 180]);
+        assert_eq!(
+            due(10, |_| true, |at| at == 50),
+            [10, 40, 70],
+            "one that listed it starts anew"
+        );
+    }
+}

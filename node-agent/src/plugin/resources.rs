@@ -1,0 +1,228 @@
+//! The device plugins of the node: one state machine per resource that is offered.
+
+use crate::plugin::{
+    registration::{Kubelet, Registered, keep_registered},
+    server::Offer,
+};
+use std::{collections::BTreeMap, time::Duration};
+use tokio::{
+    sync::watch,
+    task::{Id, JoinSet},
+    time::timeout,
+};
+use tracing::{info, warn};
+
+/// SIGTERM leaves a second for everything.
+const STOP_TIMEOUT: Duration = Duration::from_millis(600);
+
+/// The resources that are being offered.
+pub struct Plugins {
+    kubelet: Kubelet,
+    running: BTreeMap<String, Running>,
+    tasks: JoinSet<()>,
+}
+
+#[derive(Debug)]
+struct Running {
+    offer: watch::Sender<Offer>,
+    stop: watch::Sender<bool>,
+    task: Id,
+    /// What is offered once this one has stopped: kubelets up to 1.36 take the end of an old stream for the end of the
+    /// new one.
+    next: Option<Offer>,
+}
+
+impl Running {
+    fn is_stopping(&self) -> bool {
+        *self.stop.borrow()
+    }
+}
+
+impl Plugins {
+    /// Nothing is offered yet.
+    pub fn new(kubelet: Kubelet) -> Self {
+        Self {
+            kubelet,
+            running: BTreeMap::new(),
+            tasks: JoinSet::new(),
+        }
+    }
+
+    /// Offers exactly `offers`. A resource that stays keeps its server and its stream, and gets a new list only where
+    /// that differs.
+    pub fn put(&mut self, offers: Vec<Offer>) {
+        let mut wanted: BTreeMap<String, Offer> = offers
+            .into_iter()
+            .map(|offer| (offer.list.name.clone(), offer))
+            .collect();
+        // First those that go, so that no GPU is offered under two names.
+        for (name, running) in &mut self.running {
+            if !wanted.contains_key(name) {
+                running.next = None;
+                if !running.stop.send_replace(true) {
+                    info!(resource = name, "resource is no longer offered");
+                }
+            }
+        }
+        for (name, running) in &mut self.running {
+            let Some(offer) = wanted.remove(name) else { continue };
+            if running.is_stopping() {
+                running.next = Some(offer);
+                continue;
+            }
+            running.offer.send_if_modified(|now| {
+                let changes = *now != offer;
+                if changes {
+                    info!(
+                        resource = name,
+                        shares = offer.list.shares.len(),
+                        healthy = offer.healthy(),
+                        "offer changes"
+                    );
+                    *now = offer;
+                }
+                changes
+            });
+        }
+        for (name, offer) in wanted {
+            self.start(name, offer);
+        }
+    }
+
+    fn start(&mut self, name: String, offer: Offer) {
+        let (offer, offered) = watch::channel(offer);
+        let (stop, stopped) = watch::channel(false);
+        let task = self
+            .tasks
+            .spawn(keep_registered(self.kubelet.clone(), offered, stopped))
+            .id();
+        self.running.insert(
+            name,
+            Running {
+                offer,
+                stop,
+                task,
+                next: None,
+            },
+        );
+    }
+
+    /// Which resources the kubelet has taken the list of; follows their state machines.
+    pub fn registered(&self) -> watch::Receiver<Registered> {
+        self.kubelet.registered.subscribe()
+    }
+
+    /// Follows the state machines that end: starts what waits for one that was stopped, and returns the name of a resource
+    /// whose state machine ended though it should run.
+    pub async fn failed(&mut self) -> String {
+        while let Some(ended) = self.tasks.join_next_with_id().await {
+            let id = match &ended {
+                Ok((id, ())) => *id,
+                Err(error) => error.id(),
+            };
+            let ended = self.running.extract_if(.., |_, running| running.task == id).next();
+            match ended {
+                Some((name, Running { next: Some(offer), .. })) => self.start(name, offer),
+                Some((name, running)) if !running.is_stopping() => return name,
+                _ => {}
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Stops every server and removes its socket. Offers may be put again afterwards.
+    pub async fn withdraw(&mut self) {
+        for running in self.running.values() {
+            running.stop.send_replace(true);
+        }
+        let ended = timeout(STOP_TIMEOUT, async { while self.tasks.join_next().await.is_some() {} }).await;
+        if ended.is_err() {
+            warn!("device plugin servers did not stop in time");
+            self.tasks.shutdown().await;
+        }
+        self.running.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        admin::metrics::Metrics,
+        devices::manager::{Desk, Parts, tests::nobody},
+        driver::{hardware, utilisation::Utilisation},
+        plugin::directory::Directory,
+    };
+    use gpunode_gpu::AdvertisedResource;
+    use std::{path::Path, sync::Arc};
+
+    fn offers() -> Vec<Offer> {
+        let list = AdvertisedResource {
+            name: "nvidia.com/gpu".to_owned(),
+            shares: Vec::new(),
+        };
+        vec![Offer {
+            list: list.into(),
+            resend: 0,
+        }]
+    }
+
+    fn plugins(folder: &Path) -> Plugins {
+        let nowhere = hardware::Place {
+            host_root: folder.to_owned(),
+            driver_root: None,
+        };
+        let desk = Desk::new(Parts {
+            host_root: folder.to_owned(),
+            mps_dir: folder.to_owned(),
+            utilisation: Utilisation::new(nowhere),
+            node: None,
+            metrics: Metrics::new(),
+        });
+        let registered = watch::Sender::new(Registered::default());
+        let directory = Directory::new(folder.to_owned());
+        Plugins::new(Kubelet {
+            directory,
+            desk: Arc::new(desk),
+            registered,
+            pod_resources: nobody(),
+        })
+    }
+
+    /// Follows the state machines until what was stopped has ended.
+    async fn settle(plugins: &mut Plugins) {
+        let settle = async {
+            while plugins.running.values().any(Running::is_stopping) {
+                assert!(timeout(Duration::from_millis(10), plugins.failed()).await.is_err());
+            }
+        };
+        timeout(Duration::from_secs(10), settle).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_resource_that_comes_back_at_once_waits_for_its_old_server() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut plugins = plugins(folder.path());
+        plugins.put(offers());
+        let old = plugins.running.values().next().unwrap().task;
+        plugins.put(Vec::new());
+        plugins.put(offers());
+        assert_eq!(plugins.tasks.len(), 1, "the old one is still there");
+        settle(&mut plugins).await;
+        assert_eq!((plugins.tasks.len(), plugins.running.len()), (1, 1));
+        assert_ne!(plugins.running.values().next().unwrap().task, old);
+        plugins.withdraw().await;
+    }
+
+    #[tokio::test]
+    async fn a_resource_that_goes_again_before_its_old_server_has_stopped_does_not_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut plugins = plugins(folder.path());
+        plugins.put(offers());
+        plugins.put(Vec::new());
+        plugins.put(offers());
+        plugins.put(Vec::new());
+        settle(&mut plugins).await;
+        assert_eq!((plugins.tasks.len(), plugins.running.len()), (0, 0));
+    }
+}

@@ -1,0 +1,285 @@
+//! One device plugin server: it offers one resource on one socket, over a watch channel of what it offers.
+
+use crate::{
+    admin::metrics::{Method, Metrics},
+    devices::manager::Desk,
+    kubelet::device_plugin_api::{
+        AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty,
+        HEALTHY, ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
+        PreferredAllocationRequest, PreferredAllocationResponse, TopologyInfo, UNHEALTHY,
+        device_plugin_server::{DevicePlugin, DevicePluginServer},
+    },
+    store::file_id::FileId,
+};
+use futures::{Stream, stream};
+use gpunode_gpu::{AdvertisedResource, AdvertisedShare};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{net::UnixListener, sync::watch, task::JoinHandle, time::timeout};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status, transport::Server};
+use tracing::{debug, info, warn};
+
+/// How long calls in progress may take when a server stops; SIGTERM leaves a second for everything.
+const STOP_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// Most ids that a log line names.
+const MAX_LOGGED: usize = 4;
+
+/// What is offered under a resource name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Offer {
+    /// The list.
+    pub list: Arc<AdvertisedResource>,
+    /// How often the list is to be sent again though it has not changed.
+    pub resend: u64,
+}
+
+impl Offer {
+    /// How many of its shares the kubelet may give out.
+    pub fn healthy(&self) -> usize {
+        self.list.shares.iter().filter(|share| share.healthy).count()
+    }
+}
+
+/// How many device list streams the kubelet has opened, and how many of them have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streams {
+    /// Streams that got their first list.
+    pub opened: u64,
+    /// Those of them that ended.
+    pub ended: u64,
+}
+
+/// A server on its socket.
+#[derive(Debug)]
+pub struct PluginServer {
+    socket: PathBuf,
+    id: Option<FileId>,
+    streams: watch::Receiver<Streams>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl PluginServer {
+    /// Serves on `socket`, which must not exist.
+    pub fn bind(socket: &Path, offer: watch::Receiver<Offer>, desk: Arc<Desk>) -> io::Result<Self> {
+        let listener = UnixListener::bind(socket)?;
+        let (stop, stopped) = watch::channel(false);
+        let (streams, streams_seen) = watch::channel(Streams::default());
+        let service = Service {
+            offer,
+            streams,
+            stopped: stopped.clone(),
+            desk,
+        };
+        let server = Server::builder()
+            .add_service(DevicePluginServer::new(service))
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), until_stopped(stopped));
+        let task = tokio::spawn(async move {
+            if let Err(error) = server.await {
+                // The state machine sees that the streams are gone and binds again.
+                warn!(%error, "device plugin server ended");
+            }
+        });
+        Ok(Self {
+            socket: socket.to_owned(),
+            id: FileId::without_time(socket),
+            streams: streams_seen,
+            stop,
+            task,
+        })
+    }
+
+    /// Whether the kubelet can still reach this server by its socket.
+    pub fn is_reachable(&self) -> bool {
+        self.id.is_some() && FileId::without_time(&self.socket) == self.id && !self.task.is_finished()
+    }
+
+    /// Where this server listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The streams of this server.
+    pub fn streams(&self) -> watch::Receiver<Streams> {
+        self.streams.clone()
+    }
+
+    /// Removes the socket, ends the streams and waits shortly for calls in progress.
+    pub async fn stop(mut self) {
+        if FileId::without_time(&self.socket) == self.id
+            && let Err(error) = fs::remove_file(&self.socket)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            warn!(socket = %self.socket.display(), %error, "remove the socket");
+        }
+        self.stop.send_replace(true);
+        if timeout(STOP_TIMEOUT, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
+    }
+}
+
+/// A server that is dropped takes its socket with it: nothing is left behind when a task is aborted.
+impl Drop for PluginServer {
+    fn drop(&mut self) {
+        self.task.abort();
+        if self.id.is_some() && FileId::without_time(&self.socket) == self.id {
+            _ = fs::remove_file(&self.socket);
+        }
+    }
+}
+
+/// Returns when `stopped` is set.
+pub async fn until_stopped(mut stopped: watch::Receiver<bool>) {
+    // An error means that the server was dropped, which stops it too.
+    _ = stopped.wait_for(|stopped| *stopped).await;
+}
+
+/// The five calls of the device plugin API.
+struct Service {
+    offer: watch::Receiver<Offer>,
+    streams: watch::Sender<Streams>,
+    stopped: watch::Receiver<bool>,
+    desk: Arc<Desk>,
+}
+
+/// One `ListAndWatch` stream.
+struct ListStream {
+    offer: watch::Receiver<Offer>,
+    stopped: watch::Receiver<bool>,
+    streams: watch::Sender<Streams>,
+    sent: Option<Offer>,
+    metrics: Metrics,
+}
+
+impl ListStream {
+    /// The next list, when it differs from the one before; none when the server stops.
+    async fn next(&mut self) -> Option<ListAndWatchResponse> {
+        loop {
+            let offer = self.offer.borrow_and_update().clone();
+            let is_new = self
+                .sent
+                .as_ref()
+                .is_none_or(|sent| sent.list != offer.list || sent.resend < offer.resend);
+            if is_new {
+                if self.sent.is_none() {
+                    self.streams.send_modify(|streams| streams.opened += 1);
+                }
+                debug!(
+                    resource = offer.list.name,
+                    shares = offer.list.shares.len(),
+                    "send the device list"
+                );
+                let _timer = self.metrics.timer(Method::ListAndWatch);
+                let response = device_list(&offer.list);
+                self.sent = Some(offer);
+                return Some(response);
+            }
+            tokio::select! {
+                changed = self.offer.changed() => changed.ok()?,
+                () = until_stopped(self.stopped.clone()) => return None,
+            }
+        }
+    }
+}
+
+impl Drop for ListStream {
+    fn drop(&mut self) {
+        if self.sent.is_some() {
+            self.streams.send_modify(|streams| streams.ended += 1);
+        }
+    }
+}
+
+fn device_list(list: &AdvertisedResource) -> ListAndWatchResponse {
+    let device = |share: &AdvertisedShare| Device {
+        id: share.id.clone(),
+        health: if share.healthy { HEALTHY } else { UNHEALTHY }.to_owned(),
+        topology: share.numa_node.map(|node| TopologyInfo {
+            nodes: vec![NumaNode { id: node.into() }],
+        }),
+    };
+    ListAndWatchResponse {
+        devices: list.shares.iter().map(device).collect(),
+    }
+}
+
+impl Service {
+    fn resource(&self) -> String {
+        self.offer.borrow().list.name.clone()
+    }
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for Service {
+    type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+    async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
+        let options = DevicePluginOptions {
+            pre_start_required: false,
+            get_preferred_allocation_available: true,
+        };
+        Ok(Response::new(options))
+    }
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let state = ListStream {
+            offer: self.offer.clone(),
+            stopped: self.stopped.clone(),
+            streams: self.streams.clone(),
+            sent: None,
+            metrics: self.desk.metrics().clone(),
+        };
+        let lists = stream::unfold(state, |mut state| async move { Some((Ok(state.next().await?), state)) });
+        Ok(Response::new(Box::pin(lists)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let _timer = self.desk.metrics().timer(Method::GetPreferredAllocation);
+        let resource = self.resource();
+        let mut container_responses = Vec::new();
+        for wanted in request.into_inner().container_requests {
+            let size = usize::try_from(wanted.allocation_size).unwrap_or_default();
+            let (available, must) = (&wanted.available_device_i_ds, &wanted.must_include_device_i_ds);
+            let device_i_ds = self.desk.preferred(&resource, available, must, size).await;
+            container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
+        }
+        Ok(Response::new(PreferredAllocationResponse { container_responses }))
+    }
+
+    async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
+        let _timer = self.desk.metrics().timer(Method::Allocate);
+        let resource = self.resource();
+        let mut container_responses = Vec::new();
+        for container in request.into_inner().container_requests {
+            let ids = container.devices_ids;
+            let response = self.desk.allocate(&resource, &ids).await.map_err(|refusal| {
+                warn!(reason = %refusal, "allocation refused");
+                Status::invalid_argument(refusal.to_string())
+            })?;
+            info!(resource, shares = ids.len(), first = ?ids.get(..MAX_LOGGED).unwrap_or(&ids), "allocated");
+            container_responses.push(response);
+        }
+        Ok(Response::new(AllocateResponse { container_responses }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        _: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+//! A figure of `docs/benchmarks.md`; `make bench` prints it.
+
+use super::*;
+use crate::devices::state::Books;
+use gpunode_config::load;
+use gpunode_gpu::{ContainerShares, Gpu, Inventory, KubeletObservation, desired_devices};
+use prost::Message as _;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
+
+const LISTS: usize = 2000;
+
+/// Books of a node with 16 GPUs of 80 GiB, every other share of which a pod of its own holds.
+fn half_held(document: &str) -> Books {
+    let gpu = |index| Gpu {
+        index,
+        uuid: format!("GPU-{index:08x}-95d2-4c5b-91c7-4a2f0e6b7d38"),
+        memory_mib: 80 * 1024,
+        compute_capability: Some((8, 0)),
+        numa_node: Some(index / 8),
+        ..Gpu::default()
+    };
+    let inventory = Inventory {
+        gpus: (0..16).map(gpu).collect(),
+        ..Inventory::default()
+    };
+    let mut books = Books::default();
+    books.see(BTreeMap::new(), Duration::ZERO);
+    books.want(desired_devices(&inventory, &load(document).unwrap()).unwrap());
+    let mut observation = KubeletObservation {
+        started: Instant::now(),
+        holders: Vec::new(),
+        allocatable: BTreeSet::new(),
+        checkpoint: BTreeSet::new(),
+    };
+    books.observe(observation.clone());
+    let offers = books.page().offers;
+    let list = &offers.first().unwrap().list;
+    observation.allocatable = list
+        .shares
+        .iter()
+        .map(|share| (list.name.clone(), share.id.clone()))
+        .collect();
+    for (pod, share) in list.shares.iter().step_by(2).enumerate() {
+        observation.checkpoint.insert((list.name.clone(), share.id.clone()));
+        observation.holders.push(ContainerShares {
+            namespace: "team".to_owned(),
+            pod: format!("train-{pod}"),
+            container: "main".to_owned(),
+            resource: list.name.clone(),
+            ids: vec![share.id.clone()],
+        });
+    }
+    observation.started = Instant::now();
+    books.observe(observation);
+    books
+}
+
+/// From books that have changed to the bytes that a kubelet is sent, all that the agent does in between but saving the
+/// assignments.
+async fn build(key: &str, document: &str, shares: usize) {
+    let mut books = half_held(document);
+    let device = books.allocator.assigned().keys().next().unwrap().clone();
+    let (offers, offer) = watch::channel(Offer::default());
+    let (streams, stopped) = (watch::Sender::default(), watch::channel(false).1);
+    let mut stream = ListStream {
+        offer,
+        stopped,
+        streams,
+        sent: None,
+        metrics: Metrics::new(),
+    };
+    stream.next().await.unwrap();
+    let mut times = Vec::new();
+    for round in 0..LISTS {
+        // A device falls ill, and recovers.
+        let ill = (round % 2 == 0).then(|| (device.clone(), "a measurement".to_owned()));
+        books.allocator.set_unavailable(ill.into_iter().collect());
+        let start = Instant::now();
+        offers.send_replace(books.page().offers.remove(0));
+        let list = stream.next().await.unwrap();
+        let bytes = list.encode_to_vec();
+        times.push(start.elapsed());
+        assert!(list.devices.len() == shares && bytes.len() > shares * 40);
+    }
+    times.sort();
+    let [median, p99, max] = [50, 99, 100].map(|share| times[(LISTS * share / 100).min(LISTS - 1)]);
+    println!("{key}: median {median:?}, p99 {p99:?}, maximum {max:?} of {LISTS}");
+    println!("figure: {key} | {:.3} | ms", p99.as_secs_f64() * 1000.0);
+}
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_the_list_of_64_replicas_of_16_gpus() {
+    let document = "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 64}}]";
+    build("list-replicas-p99", document, 1024).await;
+}
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_the_list_of_80_memory_units_of_16_gpus() {
+    let document = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory}}]";
+    build("list-units-p99", document, 1280).await;
+}

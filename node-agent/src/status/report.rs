@@ -1,0 +1,168 @@
+//! What the agent says in `GpuNode.status`. Pure.
+
+mod conditions;
+mod hardware;
+mod health;
+mod missing;
+mod resources;
+mod usage;
+
+pub use conditions::{holders_unknown, not_offered, not_registered};
+pub use health::set_health_times;
+pub use missing::{keep_missing, next_given_up};
+
+use crate::{
+    cli::NodeArgs,
+    configuration::in_force::InForce,
+    devices::state::Page,
+    driver::hardware::{Driver, Hardware},
+    plugin::registration::Registered,
+};
+use gpunode_config::CONFIG_VERSION;
+use gpunode_crds::{
+    Agent, AgentMode, GpuNodeStatus, Holder, MAX_DEVICES, MAX_HOLDERS, MAX_WAITING_MESSAGE, MAX_WAITING_PODS,
+    MigStrategy, RejectedConfiguration, WaitingDevice,
+};
+use gpunode_gpu as gpu;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+/// Which process reports.
+#[derive(Clone, Debug, Default)]
+pub struct Identity {
+    /// Name of its pod.
+    pub pod: String,
+    /// UID of its pod.
+    pub pod_uid: String,
+    /// The policy whose DaemonSet the pod belongs to; empty for discovery.
+    pub policy: String,
+}
+
+impl Identity {
+    /// This agent.
+    pub fn of(args: &NodeArgs) -> Self {
+        Self {
+            pod: args.pod_name.clone(),
+            pod_uid: args.pod_uid.clone(),
+            policy: args.policy_name.clone(),
+        }
+    }
+}
+
+/// Everything that a status is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    /// The hardware that was found.
+    pub hardware: &'a Hardware,
+    /// What is offered, who holds what, and what waits.
+    pub page: &'a Page,
+    /// What the device plugin does; none where there is only discovery.
+    pub plugin: Option<Plugin<'a>>,
+}
+
+/// What the device plugin does.
+#[derive(Clone, Copy, Debug)]
+pub struct Plugin<'a> {
+    /// What is in force.
+    pub in_force: &'a InForce,
+    /// What the kubelet has taken.
+    pub registered: &'a Registered,
+}
+
+/// The status, with transition times that [`set_times`] has yet to set: equal facts give an equal status.
+pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
+    // What a driver said that does not answer any more is for `keep_missing` to remember.
+    let stands = matches!(facts.hardware.driver, Driver::Answers | Driver::Released);
+    let inventory = facts.hardware.inventory().filter(|_| stands);
+    let page = facts.page;
+    let in_force = facts.plugin.map(|plugin| plugin.in_force);
+    let rejected = in_force.and_then(|in_force| in_force.rejected.as_ref());
+    let resources = facts
+        .plugin
+        .map(|plugin| resources::resources(page, plugin))
+        .unwrap_or_default();
+    GpuNodeStatus {
+        agent: Some(Agent {
+            pod: identity.pod.clone(),
+            pod_uid: identity.pod_uid.clone(),
+            policy: Some(identity.policy.clone()).filter(|policy| !policy.is_empty()),
+            mode: if facts.plugin.is_some() {
+                AgentMode::DevicePlugin
+            } else {
+                AgentMode::Discovery
+            },
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            config_versions: vec![CONFIG_VERSION],
+        }),
+        hardware: inventory
+            .map(gpu::Inventory::summary)
+            .filter(|summary| !summary.is_empty()),
+        driver_version: inventory.and_then(|inventory| inventory.driver_version.clone()),
+        cuda_version: inventory.and_then(|inventory| inventory.cuda_version.clone()),
+        machine: facts.hardware.machine.product.clone(),
+        vgpu: facts.hardware.machine.vgpu.as_ref().map(hardware::vgpu),
+        mig_strategy: in_force
+            .and_then(|in_force| Some(in_force.accepted.as_ref()?.config.mig_strategy()))
+            .filter(|strategy| *strategy != MigStrategy::None),
+        gpus: inventory
+            .map(|inventory| {
+                inventory
+                    .gpus
+                    .iter()
+                    .map(|gpu| hardware::device(gpu, &page.ailments))
+                    .collect()
+            })
+            .unwrap_or_default(),
+        in_use: usage::in_use(&resources, &page.holders),
+        held_by: usage::held_by(&page.holders),
+        resources,
+        holders: page.holders.iter().take(MAX_HOLDERS).map(holder).collect(),
+        holders_truncated: page.holders.len() > MAX_HOLDERS,
+        waiting: page.waiting.iter().take(MAX_DEVICES).map(waiting).collect(),
+        mps_daemons: page.daemons.iter().take(MAX_DEVICES).cloned().collect(),
+        config_hash: in_force.and_then(|in_force| Some(in_force.accepted.as_ref()?.hash.clone())),
+        rejected_config: rejected.map(|rejected| RejectedConfiguration {
+            hash: rejected.hash.clone(),
+            message: rejected.message.clone(),
+        }),
+        conditions: conditions::conditions(facts),
+    }
+}
+
+/// Sets the time of each condition: that of `before` where its status is the same there, `now` otherwise.
+pub fn set_times(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now: Timestamp) {
+    for condition in &mut status.conditions {
+        let same = |old: &&Condition| old.type_ == condition.type_ && old.status == condition.status;
+        condition.last_transition_time = before
+            .conditions
+            .iter()
+            .find(same)
+            .map_or(Time(now), |old| old.last_transition_time.clone());
+    }
+}
+
+fn holder(holder: &gpu::DeviceHolder) -> Holder {
+    Holder {
+        namespace: holder.namespace.clone(),
+        pod: holder.pod.clone(),
+        container: holder.container.clone(),
+        resource: holder.resource.clone(),
+        device: holder.device.clone(),
+        count: number(holder.count),
+    }
+}
+
+fn waiting(waiting: &gpu::PendingChange) -> WaitingDevice {
+    WaitingDevice {
+        device: waiting.device.clone(),
+        message: waiting.message.chars().take(MAX_WAITING_MESSAGE).collect(),
+        pods: waiting.pods.iter().take(MAX_WAITING_PODS).cloned().collect(),
+    }
+}
+
+fn number<T: TryInto<i32>>(value: T) -> i32 {
+    value.try_into().unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests;

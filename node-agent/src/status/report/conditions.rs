@@ -1,0 +1,240 @@
+//! What is as it should be on this node, and what is not. Pure.
+
+use super::{Facts, Plugin};
+use crate::{
+    devices::state::Page,
+    driver::hardware::{Driver, Hardware},
+    plugin::registration::Registered,
+};
+use gpunode_crds::{ConditionType, MpsDaemonState, Reason};
+use gpunode_gpu::DeviceProblemKind;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+/// Most bytes of a condition's message: a status must stay readable.
+const MAX_MESSAGE: usize = 1024;
+
+/// A condition without its time.
+struct Verdict {
+    of: ConditionType,
+    holds: bool,
+    reason: Reason,
+    message: String,
+}
+
+/// What is in the way of this agent doing its work; the text of `/readyz`.
+pub fn not_registered(page: &Page, plugin: Plugin<'_>) -> Option<String> {
+    let offered = page.offers.iter().map(|offer| offer.list.name.as_str());
+    let Registered { taken, others } = plugin.registered;
+    let missing: Vec<&str> = offered
+        .filter(|name| !taken.contains(*name) && !others.contains(*name))
+        .collect();
+    (!missing.is_empty()).then(|| format!("the kubelet has not taken {} yet", missing.join(", ")))
+}
+
+/// Why it is not known who holds what, where there is something to offer.
+pub fn holders_unknown<'a>(page: &'a Page, plugin: Plugin<'_>) -> Option<&'a str> {
+    let matters = !plugin.in_force.wanted.devices.is_empty() || !page.assignments.is_empty();
+    page.unknown.as_deref().filter(|_| matters)
+}
+
+/// `Ready` first; it is the first of the others that does not hold. Their times are not set.
+pub fn conditions(facts: Facts<'_>) -> Vec<Condition> {
+    let mut verdicts: Vec<Verdict> = driver(facts.hardware).into_iter().collect();
+    if let Some(plugin) = facts.plugin {
+        verdicts.push(configuration(plugin));
+        verdicts.push(registration(facts.page, plugin));
+        verdicts.push(devices(facts.page, plugin));
+    }
+    let ready = match verdicts.iter().find(|verdict| !verdict.holds) {
+        Some(failing) => Verdict {
+            of: ConditionType::Ready,
+            message: failing.message.clone(),
+            ..*failing
+        },
+        None if facts.plugin.is_some() => verdict(
+            ConditionType::Ready,
+            true,
+            Reason::ConfigurationInForce,
+            "the configuration is in force",
+        ),
+        None => verdict(
+            ConditionType::Ready,
+            true,
+            Reason::DriverAnswers,
+            "the hardware is known",
+        ),
+    };
+    verdicts.insert(0, ready);
+    if let Some(served) = facts.plugin.and_then(served_by_another) {
+        verdicts.push(verdict(
+            ConditionType::ResourceServedByAnother,
+            true,
+            Reason::ServedByAnother,
+            &served,
+        ));
+    }
+    verdicts.into_iter().map(Verdict::without_time).collect()
+}
+
+/// A node without GPU needs no driver, and says nothing of one.
+fn driver(hardware: &Hardware) -> Option<Verdict> {
+    let available = ConditionType::DriverAvailable;
+    match &hardware.driver {
+        Driver::NotNeeded => None,
+        Driver::Released => Some(verdict(
+            available,
+            false,
+            Reason::Released,
+            "the GPUs are released, as a label of the node asks: nothing is given out and the driver is not used",
+        )),
+        Driver::Missing(message) => Some(verdict(available, false, Reason::DriverNotFound, message)),
+        Driver::Failed(message) => Some(verdict(available, false, Reason::DriverFailed, message)),
+        // The other GPUs are offered all the same.
+        Driver::Answers => {
+            let problem = hardware.problem().unwrap_or_else(|| "the driver answers".to_owned());
+            Some(verdict(available, true, Reason::DriverAnswers, &problem))
+        }
+    }
+}
+
+fn configuration(plugin: Plugin<'_>) -> Verdict {
+    let accepted = ConditionType::ConfigurationAccepted;
+    match (&plugin.in_force.rejected, &plugin.in_force.accepted) {
+        (Some(rejected), kept) => {
+            let kept = kept.as_ref().map_or("nothing is in force".to_owned(), |kept| {
+                format!("{} stays in force", kept.hash)
+            });
+            let message = format!("{} is rejected and {kept}: {}", rejected.hash, rejected.message);
+            verdict(accepted, false, Reason::ConfigurationRejected, &message)
+        }
+        (None, Some(kept)) => verdict(
+            accepted,
+            true,
+            Reason::ConfigurationInForce,
+            &format!("{} is in force", kept.hash),
+        ),
+        (None, None) => verdict(
+            accepted,
+            false,
+            Reason::NoConfiguration,
+            "no policy configures this node",
+        ),
+    }
+}
+
+fn registration(page: &Page, plugin: Plugin<'_>) -> Verdict {
+    let registered = ConditionType::Registered;
+    if let Some(served) = served_by_another(plugin) {
+        return verdict(registered, false, Reason::ServedByAnother, &served);
+    }
+    match not_registered(page, plugin) {
+        Some(missing) => verdict(registered, false, Reason::Registering, &missing),
+        None => verdict(registered, true, Reason::Registered, "the kubelet has every resource"),
+    }
+}
+
+/// Which resources are another plugin's.
+fn served_by_another(plugin: Plugin<'_>) -> Option<String> {
+    let others: Vec<&str> = plugin.registered.others.iter().map(String::as_str).collect();
+    (!others.is_empty()).then(|| {
+        format!(
+            "another device plugin of this node serves {}; remove it, or choose another name",
+            others.join(", ")
+        )
+    })
+}
+
+/// Devices that wait for their holders are offered, as what they were before.
+fn devices(page: &Page, plugin: Plugin<'_>) -> Verdict {
+    let of = ConditionType::DevicesOffered;
+    if let Some((reason, message)) = not_offered(page, plugin) {
+        return verdict(of, false, reason, &message);
+    }
+    let message = "every device that a resource selects is offered or waits for its holders";
+    verdict(of, true, Reason::DevicesOffered, message)
+}
+
+/// Why a device that a resource selects is not offered.
+pub fn not_offered(page: &Page, plugin: Plugin<'_>) -> Option<(Reason, String)> {
+    if let Some(unknown) = holders_unknown(page, plugin) {
+        return Some((Reason::HoldersUnknown, unknown.to_owned()));
+    }
+    let problems = &plugin.in_force.wanted.problems;
+    if let Some(first) = problems.first() {
+        let messages: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
+        return Some((reason(first.kind), messages.join("; ")));
+    }
+    let devices = |state| {
+        let daemons = page.daemons.iter().filter(move |daemon| daemon.state == state);
+        daemons.map(|daemon| daemon.device.as_str()).collect::<Vec<&str>>()
+    };
+    let mut silent = devices(MpsDaemonState::NotAnswering);
+    // What is wrong there is told as that, and takes no node away.
+    silent.retain(|device| !page.is_broken(device));
+    // What is offered as something else is held back until the daemon that it had is gone.
+    let mut stopping = devices(MpsDaemonState::Stopping);
+    stopping.retain(|device| page.assignments.contains_key(*device));
+    let what: Vec<String> = [
+        (silent, "does not answer, as for some seconds after its start"),
+        (
+            stopping,
+            "is still stopping, which it has to before anything else runs there",
+        ),
+    ]
+    .into_iter()
+    .filter(|(devices, _)| !devices.is_empty())
+    .map(|(devices, does)| {
+        let names: Vec<String> = devices.into_iter().map(|uuid| name(plugin, uuid)).collect();
+        format!("the MPS control daemon of {} {does}", names.join(", "))
+    })
+    .collect();
+    (!what.is_empty()).then(|| {
+        let message = format!(
+            "{}; if that stays so, see the log of the gpunode-mps pod on this node",
+            what.join("; ")
+        );
+        (Reason::MpsDaemonNotAnswering, message)
+    })
+}
+
+/// A device as people call it: `GPU 3`, or `GPU 3:1` for a MIG device of it; the UUID of one that has left the node.
+fn name(plugin: Plugin<'_>, uuid: &str) -> String {
+    let device = plugin.in_force.wanted.present.iter().find(|device| device.uuid == uuid);
+    device.map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()))
+}
+
+fn reason(kind: DeviceProblemKind) -> Reason {
+    match kind {
+        DeviceProblemKind::MigInstancesUnequal => Reason::MigInstancesUnequal,
+        DeviceProblemKind::MigWithoutInstances => Reason::MigWithoutInstances,
+        DeviceProblemKind::MpsUnsupported => Reason::MpsUnsupported,
+        DeviceProblemKind::MemoryBelowUnit => Reason::MemoryBelowUnit,
+    }
+}
+
+fn verdict(of: ConditionType, holds: bool, reason: Reason, message: &str) -> Verdict {
+    let message = message
+        .get(..message.floor_char_boundary(MAX_MESSAGE))
+        .unwrap_or_default()
+        .to_owned();
+    Verdict {
+        of,
+        holds,
+        reason,
+        message,
+    }
+}
+
+impl Verdict {
+    fn without_time(self) -> Condition {
+        Condition {
+            type_: self.of.as_str().to_owned(),
+            status: if self.holds { "True" } else { "False" }.to_owned(),
+            reason: self.reason.as_str().to_owned(),
+            message: self.message,
+            last_transition_time: Time(Timestamp::UNIX_EPOCH),
+            observed_generation: None,
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! GPUs and MIG devices in the words of the API. Pure.
+
+use super::number;
+use crate::{devices::state::Ailments, driver::machine::HostDriver, health::words};
+use gpunode_crds::{
+    DeviceHealth, Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu,
+};
+use gpunode_gpu as gpu;
+
+/// A GPU, and whether it works.
+pub fn device(gpu: &gpu::Gpu, ailments: &Ailments) -> GpuDevice {
+    GpuDevice {
+        index: number(gpu.index),
+        uuid: gpu.uuid.clone(),
+        product: gpu.product(),
+        memory_mib: mib(gpu.memory_mib),
+        architecture: gpu.compute_capability.is_some().then(|| gpu.architecture()),
+        compute_capability: gpu.compute_capability.map(|(major, minor)| format!("{major}.{minor}")),
+        pci_bus_id: gpu.pci_bus_id.clone(),
+        health: health(ailments, &[&gpu.uuid]),
+        numa_node: gpu.numa_node.map(number),
+        mode: gpu.mode.map(|mode| match mode {
+            gpu::GpuMode::Compute => GpuMode::Compute,
+            gpu::GpuMode::Graphics => GpuMode::Graphics,
+        }),
+        fabric: gpu.fabric.as_ref().map(|fabric| Fabric {
+            cluster_uuid: fabric.cluster_uuid.clone(),
+            clique_id: fabric.clique_id.into(),
+        }),
+        missing_since: None,
+        mig_mode: gpu.mig_mode.map(|mode| match mode {
+            gpu::MigMode::Enabled => MigMode::Enabled,
+            gpu::MigMode::Disabled => MigMode::Disabled,
+        }),
+        mig_devices: mig_devices(gpu, ailments),
+        links: gpu.links.iter().map(link).collect(),
+    }
+}
+
+/// Health of a device that is made of these.
+fn health(ailments: &Ailments, uuids: &[&str]) -> Option<DeviceHealth> {
+    let faults = ailments.faults.as_ref()?;
+    Some(words::health(faults, uuids, &ailments.rules))
+}
+
+/// The driver of the host that lends virtual GPUs.
+pub fn vgpu(driver: &HostDriver) -> Vgpu {
+    let told = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+    Vgpu {
+        host_driver_version: told(&driver.version),
+        host_driver_branch: told(&driver.branch),
+    }
+}
+
+fn link(link: &gpu::Link) -> GpuLink {
+    GpuLink {
+        peer: number(link.peer),
+        level: match link.level {
+            gpu::LinkLevel::Internal => LinkLevel::Internal,
+            gpu::LinkLevel::Single => LinkLevel::Pix,
+            gpu::LinkLevel::Multiple => LinkLevel::Pxb,
+            gpu::LinkLevel::HostBridge => LinkLevel::Phb,
+            gpu::LinkLevel::Node => LinkLevel::Node,
+            gpu::LinkLevel::System => LinkLevel::Sys,
+            gpu::LinkLevel::Unknown => LinkLevel::Unknown,
+        },
+        nvlinks: (link.nvlinks > 0).then(|| number(link.nvlinks)),
+    }
+}
+
+/// By instance, as the API has them.
+fn mig_devices(gpu: &gpu::Gpu, ailments: &Ailments) -> Vec<MigDevice> {
+    let device = |mig: &gpu::MigDevice| MigDevice {
+        uuid: mig.uuid.clone(),
+        profile: mig.profile.clone(),
+        gpu_instance: number(mig.gpu_instance),
+        compute_instance: number(mig.compute_instance),
+        memory_mib: mib(mig.memory_mib),
+        health: health(ailments, &[&mig.uuid, &gpu.uuid]),
+        multiprocessors: Some(number(mig.attributes.multiprocessors)),
+        slices: Some(MigSlices {
+            gpu_instance: number(mig.attributes.gpu_slices),
+            compute_instance: number(mig.attributes.compute_slices),
+        }),
+        engines: Some(MigEngines {
+            copy: number(mig.attributes.copy_engines),
+            decoder: number(mig.attributes.decoders),
+            encoder: number(mig.attributes.encoders),
+            jpeg: number(mig.attributes.jpegs),
+            ofa: number(mig.attributes.ofas),
+        }),
+    };
+    let mut devices: Vec<MigDevice> = gpu.mig_devices.iter().map(device).collect();
+    devices.sort_by_key(|device| (device.gpu_instance, device.compute_instance));
+    devices
+}
+
+fn mib(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(i64::MAX)
+}

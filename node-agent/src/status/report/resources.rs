@@ -1,0 +1,81 @@
+//! What is offered under which name, and of which device. Pure.
+
+use super::{Plugin, number};
+use crate::{devices::state::Page, mps::seen::held_back, plugin::server::Offer};
+use gpunode_crds::{MAX_DEVICES, OfferedDevice, ResourceStatus, SharingStrategy};
+use gpunode_gpu::{AdvertisedResource, DeviceSharing, device_of};
+use std::collections::BTreeSet;
+
+/// Appended to the name of a resource whose devices are shared.
+const SHARED_SUFFIX: &str = ".shared";
+
+/// How the UUIDs of MIG devices begin.
+const MIG_UUID: &str = "MIG-";
+
+/// The resources as the kubelet was given them.
+pub fn resources(page: &Page, plugin: Plugin<'_>) -> Vec<ResourceStatus> {
+    let silent = held_back(&page.daemons);
+    let explained: BTreeSet<&str> = page
+        .waiting
+        .iter()
+        .map(|waiting| &waiting.device)
+        .chain(silent.keys())
+        .map(String::as_str)
+        .collect();
+    let is_explained =
+        |device: &str| page.ailments.all.is_some() || explained.contains(device) || page.is_broken(device);
+    let of = |offer: &Offer| ResourceStatus {
+        registered: plugin.registered.taken.contains(&offer.list.name),
+        name: offer.list.name.clone(),
+        capacity: number(offer.list.shares.len()),
+        allocatable: number(offer.healthy()),
+        withheld: withheld(&offer.list, is_explained),
+        sharing: sharing(&offer.list, page),
+        renamed: offer.list.name.ends_with(SHARED_SUFFIX),
+        devices: devices(&offer.list),
+    };
+    page.offers.iter().map(of).collect()
+}
+
+/// How the first of the devices that are shared is.
+fn sharing(list: &AdvertisedResource, page: &Page) -> Option<SharingStrategy> {
+    let assignments = list
+        .shares
+        .iter()
+        .filter_map(|share| page.assignments.get(device_of(&share.id)));
+    assignments
+        .map(|assignment| assignment.sharing)
+        .find_map(|sharing| match sharing {
+            DeviceSharing::Whole => None,
+            DeviceSharing::TimeSlicing { .. } => Some(SharingStrategy::TimeSlicing),
+            DeviceSharing::Memory { .. } => Some(SharingStrategy::Memory),
+            DeviceSharing::Mps { .. } => Some(SharingStrategy::Mps),
+        })
+}
+
+/// A device that neither waits nor is held back nor is broken has unhealthy shares for this reason alone.
+fn withheld(list: &AdvertisedResource, is_explained: impl Fn(&str) -> bool) -> Option<i32> {
+    let unhealthy = list.shares.iter().filter(|share| !share.healthy);
+    let count = unhealthy.filter(|share| !is_explained(device_of(&share.id))).count();
+    (count > 0).then(|| number(count))
+}
+
+fn devices(list: &AdvertisedResource) -> Vec<OfferedDevice> {
+    let mut devices: Vec<OfferedDevice> = Vec::new();
+    for share in &list.shares {
+        let (uuid, healthy) = (device_of(&share.id), i32::from(share.healthy));
+        if let Some(device) = devices.iter_mut().find(|device| device.device == uuid) {
+            device.shares += 1;
+            device.healthy += healthy;
+        } else {
+            devices.push(OfferedDevice {
+                device: uuid.to_owned(),
+                shares: 1,
+                healthy,
+            });
+        }
+    }
+    devices.sort_by_key(|device| device.device.starts_with(MIG_UUID));
+    devices.truncate(MAX_DEVICES);
+    devices
+}

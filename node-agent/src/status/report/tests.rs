@@ -1,0 +1,532 @@
+mod labels;
+
+use super::*;
+use crate::{
+    configuration::in_force::{Candidate, Instruction},
+    devices::state::Ailments,
+    driver::{hardware::Driver, nvml::Reading},
+    plugin::server::Offer,
+};
+use gpunode_crds::{Architecture, FaultReason, HealthState, MpsDaemon, MpsDaemonState, OfferedDevice};
+use gpunode_gpu::{AdvertisedResource, AdvertisedShare, Gpu, Inventory, PendingChange};
+use std::sync::Arc;
+
+fn hardware(driver: Driver) -> Hardware {
+    let gpu = |index| Gpu {
+        index,
+        uuid: format!("GPU-{index}"),
+        name: "Tesla T4".to_owned(),
+        memory_mib: 15360,
+        compute_capability: Some((7, 5)),
+        ..Gpu::default()
+    };
+    let inventory = Inventory {
+        gpus: vec![gpu(0), gpu(1)],
+        ..Inventory::default()
+    };
+    Hardware {
+        functions: 2,
+        driver,
+        reading: Some(Reading {
+            inventory,
+            ..Reading::default()
+        }),
+        ..Hardware::default()
+    }
+}
+
+fn config(document: &str) -> Instruction {
+    Instruction::Config(Arc::new(Candidate::of_file(document.to_owned())))
+}
+
+/// Type, status and reason of each condition.
+fn verdicts(status: &GpuNodeStatus) -> Vec<String> {
+    status
+        .conditions
+        .iter()
+        .map(|c| format!("{}={} {}", c.type_, c.status, c.reason))
+        .collect()
+}
+
+/// Two shares of a resource, one of them healthy.
+fn page() -> Page {
+    let share = |id: &str, healthy| AdvertisedShare {
+        id: id.to_owned(),
+        healthy,
+        numa_node: None,
+    };
+    let shares = vec![share("GPU-0", true), share("GPU-1", false)];
+    let list = AdvertisedResource {
+        name: "nvidia.com/gpu".to_owned(),
+        shares,
+    };
+    Page {
+        offers: vec![Offer {
+            list: list.into(),
+            resend: 0,
+        }],
+        ..Page::default()
+    }
+}
+
+fn of_page(page: &Page, hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
+    let taken = registered.iter().map(|name| (*name).to_owned()).collect();
+    let plugin = Plugin {
+        in_force,
+        registered: &Registered {
+            taken,
+            ..Registered::default()
+        },
+    };
+    status(
+        &Identity::default(),
+        Facts {
+            hardware,
+            page,
+            plugin: Some(plugin),
+        },
+    )
+}
+
+fn of_plugin(hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
+    of_page(&page(), hardware, in_force, registered)
+}
+
+/// A node with two GPUs that are offered.
+fn offered() -> (Hardware, InForce) {
+    let hardware = hardware(Driver::Answers);
+    let in_force = InForce::default().next(&config(""), hardware.inventory());
+    (hardware, in_force)
+}
+
+#[test]
+fn a_resource_of_another_plugin_is_said_and_not_waited_for() {
+    let (hardware, in_force) = offered();
+    let registered = Registered {
+        others: ["nvidia.com/gpu".to_owned()].into(),
+        ..Registered::default()
+    };
+    let plugin = Plugin {
+        in_force: &in_force,
+        registered: &registered,
+    };
+    assert_eq!(not_registered(&page(), plugin), None);
+    let status = status(
+        &Identity::default(),
+        Facts {
+            hardware: &hardware,
+            page: &page(),
+            plugin: Some(plugin),
+        },
+    );
+    let verdicts = verdicts(&status);
+    assert_eq!(verdicts.first().unwrap(), "Ready=False ServedByAnother");
+    assert_eq!(verdicts.last().unwrap(), "ResourceServedByAnother=True ServedByAnother");
+    let ready = &status.conditions[0];
+    assert!(
+        ready
+            .message
+            .contains("another device plugin of this node serves nvidia.com/gpu"),
+        "{}",
+        ready.message
+    );
+    assert!(!status.resources[0].registered);
+}
+
+#[test]
+fn a_registered_node_is_ready() {
+    let hardware = hardware(Driver::Answers);
+    let instruction = config("");
+    let in_force = InForce::default().next(&instruction, hardware.inventory());
+    let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(
+        verdicts(&status),
+        [
+            "Ready=True ConfigurationInForce",
+            "DriverAvailable=True DriverAnswers",
+            "ConfigurationAccepted=True ConfigurationInForce",
+            "Registered=True Registered",
+            "DevicesOffered=True DevicesOffered",
+        ]
+    );
+    assert_eq!(status.hardware.as_deref(), Some("2 x Tesla-T4"));
+    let [resource] = status.resources.as_slice() else {
+        panic!("{:?}", status.resources)
+    };
+    assert_eq!(
+        (resource.capacity, resource.allocatable, resource.registered),
+        (2, 1, true)
+    );
+    assert_eq!(status.config_hash, in_force.accepted.map(|accepted| accepted.hash));
+    assert_eq!(status.gpus[1].architecture, Some(Architecture::Turing));
+}
+
+#[test]
+fn a_rejected_configuration_is_named_and_the_old_one_too() {
+    let hardware = hardware(Driver::Answers);
+    let good = InForce::default().next(&config(""), hardware.inventory());
+    let bad = config("colour: red");
+    let in_force = good.next(&bad, hardware.inventory());
+    let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(verdicts(&status)[0], "Ready=False ConfigurationRejected");
+    assert_eq!(
+        verdicts(&status)[2],
+        "ConfigurationAccepted=False ConfigurationRejected"
+    );
+    assert!(
+        status.conditions[2]
+            .message
+            .contains("stays in force: read configuration: colour: unknown field")
+    );
+    assert_eq!(status.config_hash, good.accepted.map(|accepted| accepted.hash));
+    assert!(status.rejected_config.unwrap().message.contains("colour"));
+}
+
+#[test]
+fn what_is_missing_is_the_reason_for_not_being_ready() {
+    let missing = hardware(Driver::Missing("no driver".to_owned()));
+    let instruction = config("");
+    let in_force = InForce::default().next(&instruction, missing.inventory());
+    assert_eq!(
+        verdicts(&of_plugin(&missing, &in_force, &[]))[0],
+        "Ready=False DriverNotFound"
+    );
+    let answers = hardware(Driver::Answers);
+    assert_eq!(
+        verdicts(&of_plugin(&answers, &in_force, &[]))[0],
+        "Ready=False Registering"
+    );
+    let nothing = InForce::default();
+    assert_eq!(
+        verdicts(&of_plugin(&answers, &nothing, &[]))[0],
+        "Ready=False NoConfiguration"
+    );
+}
+
+#[test]
+fn a_node_without_gpu_says_nothing_of_a_driver() {
+    let none = Hardware {
+        driver: Driver::NotNeeded,
+        ..Hardware::default()
+    };
+    let instruction = config("");
+    let in_force = InForce::default().next(&instruction, None);
+    let status = of_page(&Page::default(), &none, &in_force, &[]);
+    assert_eq!(
+        verdicts(&status),
+        [
+            "Ready=True ConfigurationInForce",
+            "ConfigurationAccepted=True ConfigurationInForce",
+            "Registered=True Registered",
+            "DevicesOffered=True DevicesOffered",
+        ]
+    );
+    assert!(status.hardware.is_none() && status.gpus.is_empty() && status.resources.is_empty());
+}
+
+#[test]
+fn discovery_reports_hardware_alone() {
+    let hardware = hardware(Driver::Answers);
+    let status = status(
+        &Identity::default(),
+        Facts {
+            hardware: &hardware,
+            page: &Page::default(),
+            plugin: None,
+        },
+    );
+    assert_eq!(
+        verdicts(&status),
+        ["Ready=True DriverAnswers", "DriverAvailable=True DriverAnswers"]
+    );
+    assert_eq!(status.agent.unwrap().mode, AgentMode::Discovery);
+}
+
+#[test]
+fn unknown_holders_matter_where_there_is_something_to_offer() {
+    let (hardware, in_force) = offered();
+    let unknown = Page {
+        unknown: Some("mount it".to_owned()),
+        ..Page::default()
+    };
+    let status = of_page(&unknown, &hardware, &in_force, &[]);
+    assert_eq!(verdicts(&status)[0], "Ready=False HoldersUnknown");
+    assert_eq!(status.conditions[0].message, "mount it");
+    let nothing = InForce::default().next(&config(""), None);
+    assert_eq!(
+        verdicts(&of_page(&unknown, &hardware, &nothing, &[]))[0],
+        "Ready=True ConfigurationInForce"
+    );
+}
+
+#[test]
+fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
+    let (hardware, in_force) = offered();
+    let with = |state, offered: bool, ailments: Ailments| {
+        let assignment = in_force.wanted.devices[1].assignment.clone();
+        let assignments = offered.then(|| ("GPU-1".to_owned(), assignment)).into_iter().collect();
+        let daemons = vec![MpsDaemon {
+            device: "GPU-1".to_owned(),
+            state,
+        }];
+        let page = Page {
+            assignments,
+            ailments,
+            daemons,
+            ..page()
+        };
+        of_page(&page, &hardware, &in_force, &["nvidia.com/gpu"])
+    };
+    let silent = with(MpsDaemonState::NotAnswering, true, Ailments::default());
+    assert_eq!(verdicts(&silent)[0], "Ready=False MpsDaemonNotAnswering");
+    assert!(
+        silent.conditions[0]
+            .message
+            .contains("of GPU 1 does not answer, as for some"),
+        "{:?}",
+        silent.conditions[0]
+    );
+    let of_broken = with(MpsDaemonState::NotAnswering, true, broken("GPU-1"));
+    assert_eq!(
+        verdicts(&of_broken)[0],
+        "Ready=True ConfigurationInForce",
+        "the GPU's state says it"
+    );
+    let stopping = with(MpsDaemonState::Stopping, true, Ailments::default());
+    assert_eq!(verdicts(&stopping)[0], "Ready=False MpsDaemonNotAnswering");
+    assert!(
+        stopping.conditions[0].message.contains("of GPU 1 is still stopping"),
+        "{:?}",
+        stopping.conditions[0]
+    );
+    let stopping = with(MpsDaemonState::Stopping, false, Ailments::default());
+    assert_eq!(verdicts(&stopping)[0], "Ready=True ConfigurationInForce");
+    assert_eq!(stopping.mps_daemons.len(), 1);
+}
+
+/// Units of memory of `devices`: UUID, units, and how many of them, from the first on, are healthy.
+fn units(devices: &[(&str, u32, u32)]) -> Page {
+    let shares = (0..devices.iter().map(|(_, units, _)| *units).max().unwrap_or_default()).flat_map(|number| {
+        let has = devices.iter().filter(move |(_, units, _)| number < *units);
+        has.map(move |(uuid, _, healthy)| AdvertisedShare {
+            id: format!("{uuid}-_-{number}"),
+            healthy: number < *healthy,
+            numa_node: None,
+        })
+    });
+    let list = AdvertisedResource {
+        name: "a.b/mem".to_owned(),
+        shares: shares.collect(),
+    };
+    Page {
+        offers: vec![Offer {
+            list: list.into(),
+            resend: 0,
+        }],
+        ..Page::default()
+    }
+}
+
+#[test]
+fn a_resource_names_its_devices_gpus_first() {
+    let (hardware, in_force) = offered();
+    let status = of_page(&units(&[("MIG-a", 2, 2), ("GPU-0", 3, 1)]), &hardware, &in_force, &[]);
+    let device = |uuid: &str, shares, healthy| OfferedDevice {
+        device: uuid.to_owned(),
+        shares,
+        healthy,
+    };
+    assert_eq!(
+        status.resources[0].devices,
+        [device("GPU-0", 3, 1), device("MIG-a", 2, 2)]
+    );
+}
+
+#[test]
+fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
+    let (hardware, in_force) = offered();
+    let withheld = |page: &Page| of_page(page, &hardware, &in_force, &[]).resources[0].withheld;
+    assert_eq!(withheld(&units(&[("GPU-0", 3, 3), ("GPU-1", 5, 5)])), None);
+    let page = units(&[("GPU-0", 3, 1), ("GPU-1", 5, 5)]);
+    assert_eq!(withheld(&page), Some(2));
+    let waiting = vec![PendingChange {
+        device: "GPU-0".to_owned(),
+        message: String::new(),
+        pods: Vec::new(),
+    }];
+    assert_eq!(
+        withheld(&Page {
+            waiting,
+            ..page.clone()
+        }),
+        None
+    );
+    let daemons = vec![MpsDaemon {
+        device: "GPU-0".to_owned(),
+        state: MpsDaemonState::Stopping,
+    }];
+    assert_eq!(
+        withheld(&Page {
+            daemons,
+            ..page.clone()
+        }),
+        None
+    );
+    assert_eq!(
+        withheld(&Page {
+            ailments: broken("GPU-0"),
+            ..page.clone()
+        }),
+        None,
+        "it is broken"
+    );
+    assert_eq!(
+        withheld(&Page {
+            ailments: broken("GPU-1"),
+            ..page.clone()
+        }),
+        Some(2)
+    );
+    let released = Ailments {
+        all: Some("the GPUs of the node are released".to_owned()),
+        ..Ailments::default()
+    };
+    assert_eq!(
+        withheld(&Page {
+            ailments: released,
+            ..page
+        }),
+        None
+    );
+}
+
+fn broken(device: &str) -> Ailments {
+    let mut health = gpunode_gpu::DeviceFaults::default();
+    let xid = gpunode_gpu::HealthObservation::Xid(device.to_owned(), 79);
+    health.observe(
+        xid,
+        &gpunode_config::Health::default(),
+        Timestamp::from_second(7).unwrap(),
+    );
+    Ailments {
+        faults: Some(health.into()),
+        ..Ailments::default()
+    }
+}
+
+#[test]
+fn a_device_that_waits_is_told_and_leaves_the_node_ready() {
+    let (hardware, in_force) = offered();
+    let pods: Vec<String> = (10..40).map(|pod| format!("team/{pod}")).collect();
+    let waiting = vec![PendingChange {
+        device: "GPU-1".to_owned(),
+        message: "ü".repeat(600),
+        pods,
+    }];
+    let holder = |number| gpu::DeviceHolder {
+        pod: format!("pod-{number}"),
+        count: 3,
+        ..gpu::DeviceHolder::default()
+    };
+    let page = Page {
+        waiting,
+        holders: (0..300).map(holder).collect(),
+        ..page()
+    };
+    let status = of_page(&page, &hardware, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(verdicts(&status)[0], "Ready=True ConfigurationInForce");
+    let [waiting] = status.waiting.as_slice() else {
+        panic!("{:?}", status.waiting)
+    };
+    assert_eq!(
+        (waiting.message.chars().count(), waiting.pods.len()),
+        (MAX_WAITING_MESSAGE, MAX_WAITING_PODS)
+    );
+    assert_eq!(
+        (status.holders.len(), status.holders_truncated, status.holders[0].count),
+        (MAX_HOLDERS, true, 3)
+    );
+}
+
+#[test]
+fn a_condition_keeps_its_time_while_its_status_stays() {
+    let at = |second| Timestamp::from_second(second).unwrap();
+    let after = |before: &GpuNodeStatus, driver, second| {
+        let hardware = hardware(driver);
+        let mut status = status(
+            &Identity::default(),
+            Facts {
+                hardware: &hardware,
+                page: &Page::default(),
+                plugin: None,
+            },
+        );
+        set_times(&mut status, before, at(second));
+        status
+    };
+    let times = |status: &GpuNodeStatus| {
+        status
+            .conditions
+            .iter()
+            .map(|c| c.last_transition_time.0)
+            .collect::<Vec<_>>()
+    };
+    let first = after(&GpuNodeStatus::default(), Driver::Answers, 1);
+    assert_eq!(times(&first), [at(1), at(1)]);
+    assert_eq!(after(&first, Driver::Answers, 2), first);
+    let changed = after(&first, Driver::Failed("gone".to_owned()), 3);
+    assert_eq!(times(&changed), [at(3), at(3)]);
+    let other_reason = after(&changed, Driver::Missing("gone".to_owned()), 4);
+    assert_eq!(times(&other_reason), [at(3), at(3)]);
+}
+
+#[test]
+fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
+    let (hardware, in_force) = offered();
+    let at = Timestamp::from_second(7).unwrap();
+    let status = of_page(
+        &Page {
+            ailments: broken("GPU-1"),
+            ..page()
+        },
+        &hardware,
+        &in_force,
+        &["nvidia.com/gpu"],
+    );
+    let state = |gpu: usize| status.gpus[gpu].health.as_ref().map(|health| health.state);
+    assert_eq!(
+        [state(0), state(1)],
+        [Some(HealthState::Healthy), Some(HealthState::Unhealthy)]
+    );
+    let health = status.gpus[1].health.clone().unwrap();
+    assert_eq!(
+        (health.reason, health.xid, health.since),
+        (Some(FaultReason::Xid), Some(79), Some(Time(at)))
+    );
+    assert_eq!(health.message.as_deref(), Some("XID 79: GPU has fallen off the bus"));
+    assert!(
+        health
+            .action
+            .is_some_and(|action| action.starts_with("restart the machine"))
+    );
+    assert!(
+        health
+            .waits_for
+            .is_some_and(|waits| waits.contains("the machine was restarted"))
+    );
+    let unknown = of_page(&page(), &hardware, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(unknown.gpus[1].health, None, "nobody has looked");
+}
+
+#[test]
+fn a_released_node_says_so_and_keeps_what_it_has() {
+    let (mut hardware, in_force) = offered();
+    let before = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
+    hardware.driver = Driver::Released;
+    let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(
+        verdicts(&status)[..2],
+        ["Ready=False Released", "DriverAvailable=False Released"]
+    );
+    assert_eq!((&status.gpus, &status.hardware), (&before.gpus, &before.hardware));
+}

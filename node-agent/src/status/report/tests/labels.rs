@@ -1,0 +1,158 @@
+//! From the hardware of simulated nodes to their labels: what the agent reports is all that the operator needs.
+
+use super::*;
+use crate::driver::machine::Machine;
+use crate::{
+    devices::state::{Books, tests::nothing_held},
+    driver::{
+        nvml::{self, tests::Driver as Library},
+        pci::Function,
+    },
+    mps::seen::Answers,
+};
+use gpunode_crds::{GpuNode, GpuNodeSpec};
+use gpunode_gpu::GpuMode;
+use serde::Deserialize;
+use serde_yaml::Value;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+#[derive(Deserialize)]
+struct Expected {
+    everywhere: BTreeMap<String, String>,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    name: String,
+    /// A scenario of the simulated library.
+    hardware: Value,
+    /// Document of the agent's configuration; none where there is no device plugin.
+    config: Option<String>,
+    labels: BTreeMap<String, String>,
+}
+
+fn expected() -> Expected {
+    serde_yaml::from_str(include_str!("../../../../testdata/labels.yaml")).unwrap()
+}
+
+fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
+    let library = Library::new(&serde_yaml::to_string(hardware).unwrap());
+    let function = |_: &str| Function {
+        numa_node: None,
+        mode: Some(GpuMode::Compute),
+    };
+    let reading = nvml::read(
+        &library.folder().join("libnvidia-ml.so.1"),
+        Path::new("/nowhere"),
+        &[],
+        function,
+    )
+    .unwrap();
+    let machine = Machine {
+        product: Some("PowerEdge-XE9680".to_owned()),
+        vgpu: None,
+    };
+    let functions = reading.inventory.gpus.len();
+    let hardware = Hardware {
+        functions,
+        machine,
+        driver: Driver::Answers,
+        reading: Some(reading),
+        ..Hardware::default()
+    };
+    let in_force = InForce::default().next(&config(document.unwrap_or_default()), hardware.inventory());
+    assert_eq!(in_force.rejected, None);
+    let mut books = Books::default();
+    books.see(Answers::new(), Duration::ZERO);
+    books.want((*in_force.wanted).clone());
+    books.observe(nothing_held(Instant::now()));
+    let registered = document.map(|_| Registered::default());
+    let plugin = registered.as_ref().map(|registered| Plugin {
+        in_force: &in_force,
+        registered,
+    });
+    let page = if plugin.is_some() {
+        books.page()
+    } else {
+        Page::default()
+    };
+    status(
+        &Identity::default(),
+        Facts {
+            hardware: &hardware,
+            page: &page,
+            plugin,
+        },
+    )
+}
+
+fn labels(status: GpuNodeStatus) -> BTreeMap<String, String> {
+    let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
+    gpu_node.status = Some(status);
+    gpunode_plan::gpu_labels(Some(&gpu_node), &BTreeMap::new())
+}
+
+fn in_full(labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let key = |key: &String| {
+        if key.contains('/') {
+            key.clone()
+        } else {
+            format!("nvidia.com/{key}")
+        }
+    };
+    labels.iter().map(|(name, value)| (key(name), value.clone())).collect()
+}
+
+#[test]
+fn the_labels_of_each_board_are_those_that_are_written_down() {
+    let Expected { everywhere, cases } = expected();
+    for case in cases {
+        let mut wanted = in_full(&everywhere);
+        wanted.extend(in_full(&case.labels));
+        assert_eq!(
+            labels(reported(&case.hardware, case.config.as_deref())),
+            wanted,
+            "{}",
+            case.name
+        );
+    }
+}
+
+#[test]
+fn every_board_that_can_be_simulated_is_written_down() {
+    let boards: BTreeSet<String> = gpunode_scenario::Board::all()
+        .iter()
+        .map(|board| board.name.to_owned())
+        .collect();
+    let named: BTreeSet<String> = expected().cases.into_iter().map(|case| case.name).collect();
+    assert_eq!(boards.difference(&named).collect::<Vec<_>>(), Vec::<&String>::new());
+}
+
+#[test]
+fn a_label_is_one_that_kubernetes_takes() {
+    for case in expected().cases {
+        for (key, value) in labels(reported(&case.hardware, case.config.as_deref())) {
+            let name = key.split_once('/').unwrap().1;
+            let ends = |text: &str| {
+                text.chars()
+                    .next()
+                    .into_iter()
+                    .chain(text.chars().last())
+                    .all(|c| c.is_ascii_alphanumeric())
+            };
+            let is_valid = |text: &str| {
+                text.len() <= 63 && ends(text) && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+            };
+            assert!(
+                !name.is_empty() && is_valid(name) && is_valid(&value),
+                "{}: {key}={value}",
+                case.name
+            );
+        }
+    }
+}

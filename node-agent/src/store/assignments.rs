@@ -1,0 +1,237 @@
+//! The assignments of this node's devices, kept on disk: a share's id says which device it is of, and not what it stands
+//! for (`docs/adr/0004-sharing.md`).
+
+use crate::{
+    runtime::one_thread::OneThread,
+    store::{atomic_file, file_id::FileId},
+};
+use gpunode_gpu::Assignment;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+};
+use tracing::warn;
+
+/// Name of the file in the state folder; the supervisor of MPS daemons reads it too.
+const FILE: &str = "assignments.json";
+const VERSION: u32 = 1;
+
+/// Assignments by the UUID of the device.
+pub type Assignments = BTreeMap<String, Assignment>;
+
+#[derive(Deserialize, Serialize)]
+struct Content {
+    version: u32,
+    devices: Assignments,
+}
+
+/// Why the file tells nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It cannot be read.
+    #[error("read the assignments {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// It is damaged.
+    #[error("read the assignments {path}: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+    /// It was written by another version of the agent.
+    #[error("read the assignments {path}: version {version} is not {VERSION}, the one that this agent reads")]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
+}
+
+/// Reads the assignments; blocks. No file is no assignment.
+pub fn read(state_dir: &Path) -> Result<Assignments, Error> {
+    let path = state_dir.join(FILE);
+    let text = match atomic_file::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Assignments::new()),
+        Err(source) => return Err(Error::Read { path, source }),
+    };
+    match serde_json::from_slice(&text) {
+        Ok(Content {
+            version: VERSION,
+            devices,
+        }) => Ok(devices),
+        Ok(Content { version, .. }) => Err(Error::Version { path, version }),
+        Err(source) => Err(Error::Parse { path, source }),
+    }
+}
+
+/// What is on disk.
+#[derive(Debug)]
+pub struct Saved {
+    state_dir: PathBuf,
+    content: Option<Assignments>,
+    /// The file that has it; none where there is none.
+    id: Option<FileId>,
+    /// A write that was given up and comes late must not undo the next.
+    disk: OneThread,
+}
+
+impl Saved {
+    /// Reads what an earlier agent left; blocks. What cannot be read counts as none: whatever is held then waits for its
+    /// holders under the names that the kubelet knows.
+    pub fn load(state_dir: &Path) -> Self {
+        let id = FileId::of(&state_dir.join(FILE));
+        let content = read(state_dir).inspect_err(|error| {
+            warn!(%error, "the assignments are lost; devices that are held wait for their holders");
+            // One that the disk does not hand out now may be whole.
+            if !matches!(error, Error::Read { .. }) {
+                atomic_file::set_aside(&state_dir.join(FILE), error);
+            }
+        });
+        Self {
+            state_dir: state_dir.to_owned(),
+            content: content.ok(),
+            id,
+            disk: OneThread::default(),
+        }
+    }
+
+    /// The assignments.
+    pub fn assignments(&self) -> Assignments {
+        self.content.clone().unwrap_or_default()
+    }
+
+    /// Whether `assignments` were brought to disk last. Asks no disk.
+    pub fn has(&self, assignments: &Assignments) -> bool {
+        self.content.as_ref() == Some(assignments)
+    }
+
+    /// Brings `assignments` to disk, where they differ from what is there: also where somebody removed or replaced the file.
+    pub async fn keep(&mut self, assignments: &Assignments) -> io::Result<()> {
+        let path = self.state_dir.join(FILE);
+        if self.content.as_ref() == Some(assignments) && FileId::of(&path) == self.id {
+            return Ok(());
+        }
+        // Until it is known what the disk has.
+        let before = self.content.take();
+        let text = serde_json::to_vec_pretty(&Content {
+            version: VERSION,
+            devices: assignments.clone(),
+        })?;
+        let file = path.clone();
+        let replace = move || atomic_file::replace(&file, &text).map(|()| FileId::of(&file));
+        match self.disk.run(replace).await.map_err(io::Error::other)? {
+            Ok(id) => (self.id, self.content) = (id, Some(assignments.clone())),
+            Err(error) => {
+                // A full disk keeps the file that it has.
+                self.content = before.filter(|_| FileId::of(&path) == self.id);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_gpu::DeviceSharing;
+    use std::fs;
+
+    fn assignments(replicas: u32) -> Assignments {
+        let sharing = DeviceSharing::TimeSlicing { replicas };
+        let assignment = Assignment {
+            resource: "a.b/c".to_owned(),
+            sharing,
+            gpu_uuid: None,
+        };
+        [("GPU-1".to_owned(), assignment)].into()
+    }
+
+    #[tokio::test]
+    async fn what_was_kept_is_there_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut saved = Saved::load(folder.path());
+        assert!(saved.assignments().is_empty());
+        for replicas in [2, 3] {
+            saved.keep(&assignments(replicas)).await.unwrap();
+            assert_eq!(Saved::load(folder.path()).assignments(), assignments(replicas));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_has_not_changed_is_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(FILE);
+        let mut saved = Saved::load(folder.path());
+        saved.keep(&Assignments::new()).await.unwrap();
+        assert!(!file.exists());
+        saved.keep(&assignments(2)).await.unwrap();
+        let written = FileId::of(&file);
+        saved.keep(&assignments(2)).await.unwrap();
+        let mut saved = Saved::load(folder.path());
+        saved.keep(&assignments(2)).await.unwrap();
+        assert_eq!(FileId::of(&file), written);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_somebody_removed_or_replaced_is_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(FILE);
+        let mut saved = Saved::load(folder.path());
+        for spoil in [|file: &Path| fs::remove_file(file), |file: &Path| fs::write(file, "{}")] {
+            saved.keep(&assignments(2)).await.unwrap();
+            spoil(&file).unwrap();
+            saved.keep(&assignments(2)).await.unwrap();
+            assert_eq!(read(folder.path()).unwrap(), assignments(2));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_kept_is_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let later = folder.path().join("later");
+        let mut saved = Saved::load(&later);
+        assert!(saved.keep(&assignments(2)).await.is_err());
+        fs::create_dir(&later).unwrap();
+        saved.keep(&assignments(2)).await.unwrap();
+        assert_eq!(read(&later).unwrap(), assignments(2));
+    }
+
+    #[tokio::test]
+    async fn what_the_disk_has_needs_no_room_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut saved = Saved::load(folder.path());
+        saved.keep(&assignments(2)).await.unwrap();
+        fs::create_dir(folder.path().join("assignments.json.new")).unwrap();
+        assert!(saved.keep(&assignments(3)).await.is_err());
+        saved.keep(&assignments(2)).await.unwrap();
+        assert_eq!(read(folder.path()).unwrap(), assignments(2));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_tells_nothing_counts_as_none_and_is_set_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        for text in ["", r#"{"version":7,"devices":{}}"#, r#"{"version":1}"#] {
+            fs::write(folder.path().join(FILE), text).unwrap();
+            assert!(read(folder.path()).is_err(), "{text}");
+            let mut saved = Saved::load(folder.path());
+            assert!(saved.assignments().is_empty());
+            assert_eq!(
+                fs::read_to_string(folder.path().join("assignments.json.corrupt")).unwrap(),
+                text
+            );
+            saved.keep(&Assignments::new()).await.unwrap();
+            assert!(read(folder.path()).unwrap().is_empty());
+        }
+    }
+}

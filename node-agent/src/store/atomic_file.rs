@@ -1,0 +1,148 @@
+//! Files that are replaced as a whole: a reader, also after a power cut, sees the old content or the new one.
+
+use serde::{Deserialize, de::DeserializeOwned, de::Error as _};
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io::{self, Read as _, Write as _},
+    mem,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+use tracing::{error, warn};
+
+/// How long the disk may take: while it is waited for, no signal is seen.
+pub const DISK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Much more than any state of a node takes.
+const MAX_BYTES: u64 = 64 * 1024 * 1024;
+/// Most files that are set aside and not told of.
+const MAX_UNTOLD: usize = 8;
+static SET_ASIDE: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Which files of this process were set aside since the last call, and why: for those who tell people.
+pub fn lately_set_aside() -> Vec<String> {
+    mem::take(&mut *SET_ASIDE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Replaces `path`; blocks. The file beside it that has `.new` behind its name belongs to this function.
+pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    let new = beside(path, ".new");
+    let mut file = File::create(&new)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    match path.parent() {
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// What `path` says; blocks. One that is damaged or of another format, by its field `format`, is set aside; it says nothing
+/// then, as one that cannot be read.
+pub fn load<T: DeserializeOwned>(path: &Path, format: u32) -> Option<T> {
+    let text = read(path)
+        .inspect_err(|error| {
+            if error.kind() != io::ErrorKind::NotFound {
+                warn!(%error, file = %path.display(), "read a state file; going on without what it says");
+            }
+        })
+        .ok()?;
+    parse(&text, format).inspect_err(|error| set_aside(path, error)).ok()
+}
+
+/// What is in `path`; blocks. One that is too long to be the agent's is cut, and so no JSON.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(MAX_BYTES).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+fn parse<T: DeserializeOwned>(text: &[u8], known: u32) -> serde_json::Result<T> {
+    #[derive(Deserialize)]
+    struct Stamp {
+        format: u32,
+    }
+    let Stamp { format } = serde_json::from_slice(text)?;
+    if format == known {
+        return serde_json::from_slice(text);
+    }
+    Err(serde_json::Error::custom(format!(
+        "format {format} is not {known}, the one that this agent reads"
+    )))
+}
+
+/// Takes a file that tells nothing out of the way, so that the next one does not overwrite what may be wanted to find out
+/// what happened; blocks. It keeps its name with `.corrupt` behind it, in place of the one before.
+pub fn set_aside(path: &Path, why: &dyn std::error::Error) {
+    let aside = beside(path, ".corrupt");
+    let what = match fs::rename(path, &aside) {
+        Ok(()) => format!(
+            "{} tells nothing and is set aside as {}: {why}",
+            path.display(),
+            aside.display()
+        ),
+        Err(rename) => format!(
+            "{} tells nothing, and will be replaced: {why}; set it aside: {rename}",
+            path.display()
+        ),
+    };
+    error!(reason = "StateFileCorrupt", "{what}");
+    let mut untold = SET_ASIDE.lock().unwrap_or_else(PoisonError::into_inner);
+    if untold.len() < MAX_UNTOLD {
+        untold.push(what);
+    }
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(suffix);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_content_is_replaced_and_nothing_else_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        for content in ["a long one", "short"] {
+            replace(&path, content.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_is_too_long_is_set_aside_without_being_read_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        fs::write(&path, r#"{"format": 1, "more": ""#).unwrap();
+        File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(100 * MAX_BYTES)
+            .unwrap();
+        assert_eq!(load::<serde_json::Value>(&path, 1), None);
+        assert!(!path.exists() && folder.path().join("a.json.corrupt").exists());
+    }
+
+    #[test]
+    fn what_is_set_aside_keeps_its_content_under_another_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        for content in ["{", "["] {
+            fs::write(&path, content).unwrap();
+            set_aside(&path, &io::Error::other("damaged"));
+            assert!(!path.exists());
+            assert_eq!(
+                fs::read_to_string(folder.path().join("a.json.corrupt")).unwrap(),
+                content
+            );
+        }
+    }
+}
