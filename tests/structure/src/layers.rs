@@ -4,7 +4,8 @@
 pub fn allowed_dependencies(package: &str) -> Option<&'static [&'static str]> {
     Some(match package {
         "gpunode-config" | "gpunode-http" => &[],
-        "gpunode-crds" | "gpunode-gpu" => &["gpunode-config"],
+        "gpunode-crds" => &["gpunode-config"],
+        "gpunode-gpu" => &["gpunode-config", "gpunode-crds"],
         "gpunode-plan" => &["gpunode-config", "gpunode-crds", "gpunode-gpu"],
         "gpunode-operator" => &["gpunode-config", "gpunode-crds", "gpunode-http", "gpunode-plan"],
         "kubectl-gpunode" => &["gpunode-config", "gpunode-crds", "gpunode-gpu", "gpunode-plan"],
