@@ -1,60 +1,62 @@
-//! `/livez`, `/readyz` and `/metrics`.
+//! Serves `/livez`, `/readyz` and `/metrics`.
 
-use crate::{leader_election::Claim, metrics::Metrics, reconcile::Controller};
+use crate::{leader_election::Leadership, metrics::OperatorMetrics, reconcile::IndexReader};
+use anyhow::{Context, Result, bail};
 use gpunode_http::{Answer, StatusCode};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::watch, time::Instant};
 
-/// The election goes round at least every nine seconds; a process that has not done so for this long is stuck.
+/// Age of the last election attempt at which the process counts as stuck. Attempts are at most nine seconds apart.
 const STUCK_AFTER: Duration = Duration::from_secs(30);
 
-/// What the endpoints look at.
+/// The task that serves probes and metrics.
 #[derive(Clone)]
-pub struct Admin {
-    /// Knows whether the caches are warm.
-    pub controller: Arc<Controller>,
-    /// When the election last went round.
+pub struct AdminServer {
+    pub address: SocketAddr,
+    pub index: IndexReader,
+    /// Time of the last election attempt.
     pub heartbeat: watch::Receiver<Instant>,
-    /// Whether this process leads.
-    pub claim: Claim,
-    /// What is counted.
-    pub metrics: Arc<Metrics>,
+    pub leadership: Leadership,
+    pub metrics: Arc<OperatorMetrics>,
 }
 
-/// Serves until the process ends.
-pub async fn serve(address: SocketAddr, admin: Admin) -> std::io::Result<()> {
-    gpunode_http::serve(TcpListener::bind(address).await?, move |path| admin.answer(path)).await;
-    Ok(())
-}
+impl AdminServer {
+    /// Serves for as long as the process lives.
+    pub async fn run(self) -> Result<()> {
+        let address = self.address;
+        let listener = TcpListener::bind(address).await;
+        let listener = listener.with_context(|| format!("serve {address}"))?;
+        gpunode_http::serve(listener, move |path| self.answer(path)).await;
+        bail!("serve {address}: the server ended");
+    }
 
-impl Admin {
     fn answer(&self, path: &str) -> Answer {
         match path {
-            // Says only that the process works; an API server that does not answer is not cured by a restart.
+            // Does not depend on the API server: a restart does not bring that back.
             "/livez" if self.heartbeat.borrow().elapsed() >= STUCK_AFTER => {
-                Answer::line(StatusCode::INTERNAL_SERVER_ERROR, "the election is stuck")
+                Answer::line(StatusCode::INTERNAL_SERVER_ERROR, "leader election is stuck")
             }
             // A standby is ready too, once it could take over.
-            "/readyz" if !self.controller.is_warm() => {
-                Answer::line(StatusCode::SERVICE_UNAVAILABLE, "the caches are not filled yet")
+            "/readyz" if !self.index.has_synced() => {
+                Answer::line(StatusCode::SERVICE_UNAVAILABLE, "caches are not synced yet")
             }
             "/livez" | "/readyz" => Answer::line(StatusCode::OK, "ok"),
-            "/metrics" => {
-                let leads = self.claim.is_current();
-                self.metrics.set_leader(leads);
-                self.metrics.set_nodes(if leads {
-                    self.controller.node_numbers()
-                } else {
-                    Vec::new()
-                });
-                self.metrics.set_conditions(if leads {
-                    self.controller.conditions()
-                } else {
-                    Vec::new()
-                });
-                Answer::metrics(self.metrics.render())
-            }
-            _ => Answer::line(StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics"),
+            "/metrics" => self.metrics_answer(),
+            _ => Answer::line(StatusCode::NOT_FOUND, "not found; try /livez, /readyz or /metrics"),
         }
+    }
+
+    /// Numbers of nodes and conditions come from the leader alone.
+    fn metrics_answer(&self) -> Answer {
+        let is_leader = self.leadership.is_current();
+        let (nodes, conditions) = if is_leader {
+            (self.index.node_numbers(), self.index.conditions())
+        } else {
+            (Vec::new(), Vec::new())
+        };
+        self.metrics.set_leader(is_leader);
+        self.metrics.set_nodes(nodes);
+        self.metrics.set_conditions(conditions);
+        Answer::metrics(self.metrics.render())
     }
 }

@@ -3,11 +3,11 @@
 use clap::Parser;
 use std::net::SocketAddr;
 
-/// The cluster-side controller of gpunode: labels, taints and configures GPU nodes as `GpuNodePolicy` objects say.
+/// Labels, taints and configures GPU nodes as `GpuNodePolicy` objects say.
 #[derive(Debug, Parser)]
 #[command(version)]
-pub struct Args {
-    /// Image of the agent, where a policy names none.
+pub struct OperatorArgs {
+    /// Image of the agent, unless a policy names one.
     #[arg(long, env = "AGENT_IMAGE")]
     pub agent_image: String,
 
@@ -15,12 +15,11 @@ pub struct Args {
     #[arg(long, env = "POD_NAMESPACE", default_value = "gpunode-system")]
     pub namespace: String,
 
-    /// Name of this pod, by which it holds the Lease.
+    /// Name of this pod, the holder identity in the Lease.
     #[arg(long, env = "POD_NAME")]
     pub pod_name: String,
 
-    /// Whether nodes get labels with the facts about their GPUs, as GPU feature discovery has them. With false, the ones that
-    /// gpunode wrote are removed.
+    /// Adds GPU fact labels to nodes, with the keys of GPU feature discovery. False removes those that gpunode wrote.
     #[arg(long, env = "GPU_LABELS", default_value_t = true, action = clap::ArgAction::Set)]
     pub gpu_labels: bool,
 

@@ -1,12 +1,15 @@
-//! Events for people: what they say, and sending them.
+//! Kubernetes events of the operator.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `notice` | what an event says; transitions only |
-//! | `recorder` | sends events while this process leads |
+//! | `operator_event` | what an event says |
+//! | `channel` | the bounded channel on which tasks hand over events |
+//! | `recorder` | task: sends events while this process leads |
 
-pub mod notice;
-pub mod recorder;
+mod channel;
+mod operator_event;
+mod recorder;
 
-pub use notice::Notice;
-pub use recorder::publish_events;
+pub use channel::{EventSender, event_channel};
+pub use operator_event::OperatorEvent;
+pub use recorder::EventRecorder;

@@ -1,310 +1,431 @@
-//! What the operator knows of the cluster, and what follows from it: every change that a watch tells is taken in here, the
-//! nodes that it touches are planned again, and the counts of their policies are kept up to date. No IO.
+//! Index of the cluster: what exists, what is planned for each node, and the sums by policy. No IO.
+//!
+//! Everything enters by [`ClusterIndex::apply`]: updates from watches and results of the operator's own writes. A change plans
+//! the touched nodes again and leaves its consequences in [`Effects`]; [`ClusterIndex::planned_write`] computes the write of
+//! one key of the work queue.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `message` | what the index learns: updates from watches, results of writes |
+//! | `cache` | objects of one kind, by name and version |
+//! | `objects` | policies, nodes and `GpuNode` objects, and plans made from them |
+//! | `daemonsets` | live and desired DaemonSets |
+//! | `outcomes` | outcome of each policy on each node, and sums by policy |
+//! | `evictions` | pods to evict, by node |
+//! | `effects` | consequences of a change: keys to queue, events to send, pods to evict |
+//! | `work` | keys of the work queue, and the write that each needs |
 
 pub mod cache;
-pub mod daemonsets;
+mod daemonsets;
+pub mod effects;
 pub mod evictions;
-pub mod outcomes;
-mod pods;
+pub mod message;
+mod objects;
+mod outcomes;
 pub mod work;
-mod writes;
 
-use crate::events::Notice;
-use crate::index::{
-    cache::{Cache, Change, Changed, Write},
-    daemonsets::DaemonSets,
-    evictions::Wanted,
-    outcomes::{ByPolicy, Outcomes, Transition},
-    work::{Effects, Key},
+use crate::{
+    events::OperatorEvent,
+    index::{
+        cache::{ObjectDelta, Versioned, WriteKind},
+        daemonsets::{ALWAYS, DaemonSets},
+        effects::Effects,
+        evictions::{EvictionKey, PendingEvictions},
+        message::{FinishedWrite, IndexMessage, WriteResult, WrittenObject},
+        objects::Objects,
+        outcomes::{OutcomeChange, OutcomeIndex, PolicyNodeStatuses},
+        work::{DaemonSetWrite, NodeWrite, PlannedWrite, PolicyStatusWrite, WorkKey},
+    },
 };
-use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, Mode, NodeCounts, Reason};
+use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, NodeCounts, Reason};
 use gpunode_plan::{
-    AgentPodSettings, NodeFacts, NodePlan, PolicySet, PolicyTally, RolloutPermit, evictions, gpu_mismatch,
-    plan_node_with_permit, policy_daemonset_name,
+    AgentPodSettings, NodeFacts, NodePlan, PodEviction, PolicyTally, RejectedPod, RolloutPermit,
+    policies_delete_rejected_pods, policy_daemonset_name, policy_status,
 };
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::DaemonSet;
-use kube::ResourceExt;
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
-};
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The caches and everything that is derived from them.
 #[derive(Debug)]
-pub struct Index {
-    policies: Cache<GpuNodePolicy>,
-    nodes: Cache<NodeFacts>,
-    gpu_nodes: Cache<GpuNode>,
+pub struct ClusterIndex {
+    objects: Objects,
     daemonsets: DaemonSets,
-    /// The policies, ready for planning.
-    set: PolicySet,
-    outcomes: Outcomes,
-    /// Why the API server did not take the last write for a node.
+    outcomes: OutcomeIndex,
+    /// Why the API server refused the last write for a node, by node.
     refusals: HashMap<String, String>,
-    /// Policies whose rollouts may go on.
-    moved: BTreeSet<String>,
-    /// Pods that are to be evicted.
-    evictions: Wanted,
+    /// Policies whose rollouts may grant more turns.
+    rollouts_to_advance: BTreeSet<String>,
+    evictions: PendingEvictions,
 }
 
-impl Index {
-    /// Nothing known yet. Nodes get labels with facts about their GPUs if `gpu_labels` says so.
+impl ClusterIndex {
+    /// An empty index. `pods` says how agents run; nodes get fact labels about their GPUs if `gpu_labels` says so.
     pub fn new(pods: AgentPodSettings, gpu_labels: bool) -> Self {
         Self {
-            policies: Cache::default(),
-            nodes: Cache::default(),
-            gpu_nodes: Cache::default(),
+            objects: Objects::new(gpu_labels),
             daemonsets: DaemonSets::new(pods),
-            set: PolicySet::default().with_gpu_labels(gpu_labels),
-            outcomes: Outcomes::default(),
+            outcomes: OutcomeIndex::default(),
             refusals: HashMap::new(),
-            moved: BTreeSet::new(),
-            evictions: Wanted::default(),
+            rollouts_to_advance: BTreeSet::new(),
+            evictions: PendingEvictions::default(),
         }
     }
 
-    /// Whether every cache has its first list. Before, nothing is planned: with the policies still missing, every node
-    /// would seem to be in need of cleaning.
-    pub fn is_warm(&self) -> bool {
-        self.policies.is_warm() && self.nodes.is_warm() && self.gpu_nodes.is_warm() && self.daemonsets.is_warm()
+    /// True once each cache has its first list. Nothing is planned before: without the policies, every node would seem to
+    /// need cleaning.
+    pub fn has_synced(&self) -> bool {
+        self.objects.has_synced() && self.daemonsets.has_synced()
     }
 
-    /// Takes in policies.
-    pub fn take_policies(&mut self, change: Change<GpuNodePolicy>, now: Timestamp, effects: &mut Effects) {
-        let was_warm = self.is_warm();
-        let changed = self.policies.take(change);
-        self.policies_changed(&changed, was_warm, now, effects);
+    /// Applies a message and adds its consequences to `effects`.
+    pub fn apply(&mut self, message: IndexMessage, now: Timestamp, effects: &mut Effects) {
+        let had_synced = self.has_synced();
+        match message {
+            IndexMessage::Policies(update) => {
+                let deltas = self.objects.policies.apply_watch(update);
+                self.policies_changed(&deltas, had_synced, now, effects);
+            }
+            IndexMessage::Nodes(update) => {
+                let deltas = self.objects.nodes.apply_watch(update);
+                self.nodes_changed(&deltas, had_synced, NodeFacts::same_but_version, now, effects);
+            }
+            IndexMessage::GpuNodes(update) => {
+                let deltas = self.objects.gpu_nodes.apply_watch(update);
+                self.nodes_changed(&deltas, had_synced, same_gpu_node, now, effects);
+            }
+            IndexMessage::DaemonSets(update) => {
+                for name in self.daemonsets.apply_watch(update) {
+                    self.observe_agents(&name, now, effects);
+                    effects.queue(WorkKey::DaemonSet(name));
+                }
+                if !had_synced {
+                    self.plan_all(now, effects);
+                }
+            }
+            IndexMessage::Written(object) => self.apply_written(object, now, effects),
+            IndexMessage::Finished(write) => self.apply_finished(write, now, effects),
+        }
     }
 
-    /// Takes in a policy that a write returned.
-    pub fn update_policy(&mut self, policy: GpuNodePolicy, now: Timestamp, effects: &mut Effects) {
-        let changed = self.policies.update(policy, Write::Change);
-        self.policies_changed(changed.as_slice(), true, now, effects);
+    fn apply_written(&mut self, object: WrittenObject, now: Timestamp, effects: &mut Effects) {
+        match object {
+            WrittenObject::Node(node) => {
+                let delta = self.objects.nodes.apply_write(*node, WriteKind::Update);
+                self.nodes_changed(delta.as_slice(), true, NodeFacts::same_but_version, now, effects);
+            }
+            WrittenObject::GpuNode(gpu_node, kind) => {
+                let delta = self.objects.gpu_nodes.apply_write(*gpu_node, kind);
+                self.nodes_changed(delta.as_slice(), true, same_gpu_node, now, effects);
+            }
+            WrittenObject::DeletedGpuNode { name, version } => {
+                let delta = self.objects.gpu_nodes.apply_delete(&name, &version);
+                self.nodes_changed(delta.as_slice(), true, same_gpu_node, now, effects);
+            }
+            WrittenObject::DaemonSet { returned, kind, sent } => {
+                let name = returned.name().to_owned();
+                self.daemonsets.apply_write(*returned, kind, &sent);
+                self.observe_agents(&name, now, effects);
+            }
+            WrittenObject::PolicyStatus { returned, sent } => {
+                let delta = self.objects.policies.apply_write(*returned, WriteKind::Update);
+                self.policies_changed(delta.as_slice(), true, now, effects);
+                effects
+                    .events
+                    .extend(OperatorEvent::of_status(&sent.policy, &sent.status));
+            }
+        }
+    }
+
+    /// Records whether the API server refused a write. What it said before still holds where it could not be asked, and
+    /// where the object changed meanwhile.
+    fn apply_finished(&mut self, FinishedWrite { key, result }: FinishedWrite, now: Timestamp, effects: &mut Effects) {
+        let refusal = match result {
+            WriteResult::Accepted => None,
+            WriteResult::Refused(refusal) => Some(refusal),
+            WriteResult::Conflict | WriteResult::Failed => return,
+        };
+        match key {
+            WorkKey::Node(name) => self.set_node_refusal(name, refusal, now, effects),
+            WorkKey::DaemonSet(name) => self.set_daemonset_refusal(&name, refusal.as_deref(), effects),
+            WorkKey::PolicyStatus(_) => {}
+        }
+    }
+
+    /// A node that cannot be written gives its turn to another, so that no rollout waits for it.
+    fn set_node_refusal(&mut self, name: String, refusal: Option<String>, now: Timestamp, effects: &mut Effects) {
+        if refusal.is_some()
+            && let Some((policy, rollout)) = self.outcomes.rollout_of(&name)
+        {
+            rollout.give_back(&name);
+            self.rollouts_to_advance.insert(policy.to_owned());
+        }
+        if self.refusals.get(&name) != refusal.as_ref() {
+            match refusal {
+                Some(refusal) => drop(self.refusals.insert(name.clone(), refusal)),
+                None => drop(self.refusals.remove(&name)),
+            }
+            self.plan(&name, now, effects);
+        }
+        self.advance_rollouts(effects);
+        // The queue retries by itself.
+        effects.drop_now(&WorkKey::Node(name));
+    }
+
+    fn set_daemonset_refusal(&mut self, name: &str, refusal: Option<&str>, effects: &mut Effects) {
+        if self.daemonsets.set_refusal(name, refusal)
+            && let Some(policy) = self.objects.set().of_daemonset(name)
+        {
+            effects.queue(WorkKey::PolicyStatus(policy.name.clone()));
+        }
     }
 
     fn policies_changed(
         &mut self,
-        changed: &[Changed<GpuNodePolicy>],
-        was_warm: bool,
+        deltas: &[ObjectDelta<GpuNodePolicy>],
+        had_synced: bool,
         now: Timestamp,
         effects: &mut Effects,
     ) {
-        for policy in changed {
-            effects.wake(Key::Status(policy.name.clone()));
-            effects.wake(Key::DaemonSet(policy_daemonset_name(&policy.name)));
+        for policy in deltas {
+            effects.queue(WorkKey::PolicyStatus(policy.name.clone()));
+            effects.queue(WorkKey::DaemonSet(policy_daemonset_name(&policy.name)));
         }
-        if changed.iter().any(|policy| !same_policy(policy)) || !was_warm {
-            self.set = PolicySet::new(self.policies.iter().map(Arc::as_ref)).with_gpu_labels(self.set.gpu_labels());
-            self.replan_all(now, effects);
-            let set = &self.set;
-            self.outcomes.retain(|name| set.get(name).is_some());
-        }
-    }
-
-    /// Takes in nodes.
-    pub fn take_nodes(&mut self, change: Change<NodeFacts>, now: Timestamp, effects: &mut Effects) {
-        let was_warm = self.is_warm();
-        let changed = self.nodes.take(change);
-        self.touched(&changed, was_warm, NodeFacts::same_but_version, now, effects);
-    }
-
-    /// Takes in a node that a write returned.
-    pub fn update_node(&mut self, node: NodeFacts, now: Timestamp, effects: &mut Effects) {
-        let changed = self.nodes.update(node, Write::Change);
-        self.touched(changed.as_slice(), true, NodeFacts::same_but_version, now, effects);
-    }
-
-    /// Takes in `GpuNode` objects.
-    pub fn take_gpu_nodes(&mut self, change: Change<GpuNode>, now: Timestamp, effects: &mut Effects) {
-        let was_warm = self.is_warm();
-        let changed = self.gpu_nodes.take(change);
-        self.touched(&changed, was_warm, same_gpu_node, now, effects);
-    }
-
-    /// Takes in a `GpuNode` that a write returned.
-    pub fn update_gpu_node(&mut self, gpu_node: GpuNode, write: Write, now: Timestamp, effects: &mut Effects) {
-        let changed = self.gpu_nodes.update(gpu_node, write);
-        self.touched(changed.as_slice(), true, same_gpu_node, now, effects);
-    }
-
-    /// Takes in that a write removed a `GpuNode` of this version.
-    pub fn forget_gpu_node(&mut self, name: &str, version: &str, now: Timestamp, effects: &mut Effects) {
-        let changed = self.gpu_nodes.forget(name, version);
-        self.touched(changed.as_slice(), true, same_gpu_node, now, effects);
-    }
-
-    /// Takes in DaemonSets.
-    pub fn take_daemonsets(&mut self, change: Change<DaemonSet>, now: Timestamp, effects: &mut Effects) {
-        let was_warm = self.is_warm();
-        for name in self.daemonsets.take(change) {
-            self.look_at_agents(&name, now, effects);
-            effects.wake(Key::DaemonSet(name));
-        }
-        if !was_warm {
-            self.replan_all(now, effects);
+        if deltas.iter().any(|policy| !same_policy(policy)) || !had_synced {
+            self.objects.rebuild_set();
+            self.plan_all(now, effects);
+            let objects = &self.objects;
+            self.outcomes.retain(|name| objects.policy(name).is_some());
         }
     }
 
-    /// The status of a policy tells how far its agents are replaced.
-    fn look_at_agents(&mut self, name: &str, now: Timestamp, effects: &mut Effects) {
-        let policy = self.set.of_daemonset(name);
-        let outside = policy.map_or(0, |policy| self.outcomes.outside(&policy.name));
-        self.daemonsets.look_at_progress(name, outside, now);
-        if let Some(policy) = policy {
-            effects.wake(Key::Status(policy.name.clone()));
-        }
-    }
-
-    /// Once its deadline is over it tells that they come no further. Asked for whenever the status was looked at: of two times
-    /// the earlier holds.
-    pub fn wake_when_late(&self, name: &str, now: Timestamp, effects: &mut Effects) {
-        let late = self.set.get(name).and_then(|policy| self.daemonsets.late_at(policy));
-        if let Some(at) = late.filter(|at| *at > now) {
-            effects.wake_at(Key::Status(name.to_owned()), at);
-        }
-    }
-
-    fn touched<T>(
+    fn nodes_changed<T>(
         &mut self,
-        changed: &[Changed<T>],
-        was_warm: bool,
-        same: impl Fn(&T, &T) -> bool,
+        deltas: &[ObjectDelta<T>],
+        had_synced: bool,
+        is_same: impl Fn(&T, &T) -> bool,
         now: Timestamp,
         effects: &mut Effects,
     ) {
-        if !was_warm {
-            return self.replan_all(now, effects);
+        if !had_synced {
+            return self.plan_all(now, effects);
         }
-        for changed in changed {
-            let is_same =
-                matches!((&changed.before, &changed.after), (Some(before), Some(after)) if same(before, after));
-            if !is_same {
-                self.plan(&changed.name, now, effects);
+        for delta in deltas {
+            let unchanged =
+                matches!((&delta.before, &delta.after), (Some(before), Some(after)) if is_same(before, after));
+            if !unchanged {
+                self.plan(&delta.name, now, effects);
             }
         }
-        self.advance(effects);
+        self.advance_rollouts(effects);
     }
 
-    fn replan_all(&mut self, now: Timestamp, effects: &mut Effects) {
-        if self.is_warm() {
-            for name in self.nodes.names() {
+    /// Observes how far the agents of a policy are replaced; its status says so.
+    fn observe_agents(&mut self, daemonset: &str, now: Timestamp, effects: &mut Effects) {
+        let policy = self.objects.set().of_daemonset(daemonset);
+        let outside = policy.map_or(0, |policy| self.outcomes.outside(&policy.name));
+        self.daemonsets.observe_replacement(daemonset, outside, now);
+        if let Some(policy) = policy {
+            effects.queue(WorkKey::PolicyStatus(policy.name.clone()));
+        }
+    }
+
+    fn plan_all(&mut self, now: Timestamp, effects: &mut Effects) {
+        if self.has_synced() {
+            for name in self.objects.nodes.names() {
                 self.plan(&name, now, effects);
             }
-            self.moved.extend(self.set.iter().map(|policy| policy.name.clone()));
-            self.advance(effects);
+            let policies = self.objects.set().iter().map(|policy| policy.name.clone());
+            self.rollouts_to_advance.extend(policies);
+            self.advance_rollouts(effects);
         }
     }
 
-    /// Grants turns in the rollouts that may go on. Everything that followed from a change is counted by then, so that the
-    /// order in which nodes were looked at does not matter.
-    fn advance(&mut self, effects: &mut Effects) {
-        for name in std::mem::take(&mut self.moved) {
-            let (Some(policy), Some(rollout)) = (self.set.get(&name), self.outcomes.rollout(&name)) else {
+    /// Grants turns in the rollouts that may go on. Comes after all consequences of a change are counted, so that the order
+    /// in which nodes were planned does not matter.
+    fn advance_rollouts(&mut self, effects: &mut Effects) {
+        for name in std::mem::take(&mut self.rollouts_to_advance) {
+            let (Some(policy), Some(rollout)) = (self.objects.policy(&name), self.outcomes.rollout(&name)) else {
                 continue;
             };
             for node in rollout.advance(&policy.pace) {
-                effects.wake(Key::Node(node));
+                effects.queue(WorkKey::Node(node));
             }
         }
     }
 
-    /// Plans one node again, before its turn in a rollout, and counts the result.
+    /// Plans one node, as before its turn in a rollout, and counts the result.
     fn plan(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodePlan> {
-        let Some(facts) = self.nodes.get(name) else {
+        let Some(plan) = self.objects.plan(RolloutPermit::Withheld, name, now) else {
             self.refusals.remove(name);
             self.evictions.put(name, BTreeMap::new());
-            self.count(name, ByPolicy::new(), now, effects);
+            self.count(name, PolicyNodeStatuses::new(), now, effects);
             return None;
         };
-        let gpu_node = self.gpu_nodes.get(name).map(Arc::as_ref);
-        let plan = plan_node_with_permit(RolloutPermit::Withheld, &self.set, facts, gpu_node, now);
-        effects
-            .evictions
-            .extend(self.evictions.put(name, evictions(&self.set, &plan, facts, gpu_node)));
+        let evictions = self.objects.evictions(name, &plan);
+        effects.evictions.extend(self.evictions.put(name, evictions));
         if plan.is_settled() {
             self.refusals.remove(name);
         }
-        self.count(
-            name,
-            plan.policy_statuses_after(self.refusals.get(name).map(String::as_str)),
-            now,
-            effects,
-        );
+        let standings = plan.policy_statuses_after(self.refusals.get(name).map(String::as_str));
+        self.count(name, standings, now, effects);
         let is_its_turn = self
             .outcomes
             .rollout_of(name)
             .is_some_and(|(_, rollout)| rollout.is_granted(name));
         if plan.has_work() || is_its_turn {
-            effects.wake(Key::Node(name.to_owned()));
+            effects.queue(WorkKey::Node(name.to_owned()));
         }
         if let Some(at) = plan.recheck {
-            effects.wake_at(Key::Node(name.to_owned()), at);
+            effects.queue_at(WorkKey::Node(name.to_owned()), at);
         }
         Some(plan)
     }
 
-    fn count(&mut self, node: &str, standings: ByPolicy, now: Timestamp, effects: &mut Effects) {
-        for Transition { policy, news, left } in self.outcomes.put(node, standings) {
-            // A policy in mode Preview writes nothing but its status.
-            if let Some(object) = self
-                .policies
-                .get(&policy)
-                .filter(|policy| policy.spec.mode() != Mode::Preview)
-            {
-                let missing = self.nodes.get(node).filter(|_| left).and_then(|facts| {
-                    gpu_mismatch(&self.set, &policy, facts, self.gpu_nodes.get(node).map(Arc::as_ref))
-                });
-                let news = news
-                    .into_iter()
-                    .chain(missing.map(|message| (Reason::GpusMissing, message)));
-                effects
-                    .notices
-                    .extend(news.map(|(reason, message)| Notice::of_node(object, node, reason, &message)));
+    fn count(&mut self, node: &str, standings: PolicyNodeStatuses, now: Timestamp, effects: &mut Effects) {
+        for OutcomeChange { policy, event, left } in self.outcomes.put(node, standings) {
+            if let Some(object) = self.objects.announced_policy(&policy) {
+                let missing = left.then(|| self.objects.gpu_mismatch(&policy, node)).flatten();
+                let missing = missing.map(|message| (Reason::GpusMissing, message));
+                let events = event.into_iter().chain(missing);
+                let events = events.map(|(reason, message)| OperatorEvent::of_node(object, node, reason, &message));
+                effects.events.extend(events);
             }
-            self.moved.insert(policy.clone());
+            self.rollouts_to_advance.insert(policy.clone());
             let daemonset = policy_daemonset_name(&policy);
             self.daemonsets
-                .look_at_progress(&daemonset, self.outcomes.outside(&policy), now);
-            // How many agents may stand by depends on the nodes that are down.
+                .observe_replacement(&daemonset, self.outcomes.outside(&policy), now);
+            // The surge of a DaemonSet depends on the nodes that are down.
             if self.daemonsets.is_behind(&daemonset) {
-                effects.wake(Key::DaemonSet(daemonset));
+                effects.queue(WorkKey::DaemonSet(daemonset));
             }
-            effects.wake(Key::Status(policy));
+            effects.queue(WorkKey::PolicyStatus(policy));
         }
     }
 
-    /// The numbers of nodes of each policy, by name.
-    pub fn counts(&self) -> Vec<(String, NodeCounts)> {
+    /// Computes the write that a key needs now; `None` if nothing is left to write.
+    pub fn planned_write(&mut self, key: &WorkKey, now: Timestamp, effects: &mut Effects) -> Option<PlannedWrite> {
+        match key {
+            WorkKey::Node(name) => {
+                let write = self.node_write(name, now, effects)?;
+                Some(PlannedWrite::Node(Box::new(write)))
+            }
+            WorkKey::DaemonSet(name) => {
+                let write = self.daemonset_write(name);
+                if write.is_none() {
+                    self.set_daemonset_refusal(name, None, effects);
+                }
+                write.map(PlannedWrite::DaemonSet)
+            }
+            WorkKey::PolicyStatus(name) => {
+                self.queue_at_deadline(name, now, effects);
+                let write = self.policy_status_write(name, now)?;
+                Some(PlannedWrite::PolicyStatus(Box::new(write)))
+            }
+        }
+    }
+
+    /// A node whose turn it is counts as changing from here on.
+    fn node_write(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodeWrite> {
+        let mut plan = self.plan(name, now, effects)?;
+        self.advance_rollouts(effects);
+        if plan.waits
+            && self
+                .outcomes
+                .rollout_of(name)
+                .is_some_and(|(_, rollout)| rollout.take_turn(name))
+        {
+            plan = self.objects.plan(RolloutPermit::Granted, name, now)?;
+        }
+        // Its key is being worked on already.
+        effects.drop_now(&WorkKey::Node(name.to_owned()));
+        plan.has_work().then_some(NodeWrite {
+            patch: plan.patch,
+            status_patch: plan.status_patch,
+            gpu_node: plan.gpu_node,
+            conditions: plan.conditions,
+        })
+    }
+
+    fn daemonset_write(&self, name: &str) -> Option<DaemonSetWrite> {
+        let Objects { policies, .. } = &self.objects;
+        self.daemonsets
+            .planned_write(name, self.objects.set(), policies, &self.outcomes)
+    }
+
+    fn policy_status_write(&self, name: &str, now: Timestamp) -> Option<PolicyStatusWrite> {
+        let (object, policy) = (self.objects.policies.get(name)?, self.objects.policy(name)?);
+        let no_nodes = PolicyTally::default();
+        let next = self.daemonset_write(&policy_daemonset_name(name));
+        let agents = self
+            .daemonsets
+            .agents(policy, next.as_ref(), self.outcomes.outside(name), now);
+        let tally = self.outcomes.tally(name).unwrap_or(&no_nodes);
+        let status = policy_status(policy, tally, &agents, object.status.as_ref(), now);
+        (object.status.as_ref() != Some(&status)).then(|| PolicyStatusWrite {
+            policy: object.clone(),
+            status,
+        })
+    }
+
+    /// Queues the status of a policy for the deadline of its agents, whose end the status tells. Repeated with each look at
+    /// the status, since the queue keeps the earlier of two times.
+    fn queue_at_deadline(&self, name: &str, now: Timestamp, effects: &mut Effects) {
+        let policy = self.objects.policy(name);
+        let deadline = policy.and_then(|policy| self.daemonsets.deadline(policy));
+        if let Some(at) = deadline.filter(|at| *at > now) {
+            effects.queue_at(WorkKey::PolicyStatus(name.to_owned()), at);
+        }
+    }
+
+    /// Queues everything that could need a write, for a process that begins to lead. No event repeats what the leader before
+    /// has told.
+    pub fn queue_everything(&mut self, now: Timestamp, effects: &mut Effects) {
+        self.evictions.clear();
+        self.plan_all(now, effects);
+        for name in self.daemonsets.names().into_iter().chain(ALWAYS.map(str::to_owned)) {
+            effects.queue(WorkKey::DaemonSet(name));
+        }
+        for name in self.objects.policies.names() {
+            effects.queue(WorkKey::DaemonSet(policy_daemonset_name(&name)));
+            effects.queue(WorkKey::PolicyStatus(name));
+        }
+        effects.events.clear();
+    }
+
+    /// Returns the counts of nodes of each policy, by name.
+    pub fn node_counts(&self) -> Vec<(String, NodeCounts)> {
         let counts = |policy: &str| self.outcomes.tally(policy).map(PolicyTally::counts).unwrap_or_default();
-        self.set
-            .iter()
+        let policies = self.objects.set().iter();
+        policies
             .map(|policy| (policy.name.clone(), counts(&policy.name)))
             .collect()
     }
 
-    /// The conditions of the first policies, as they are written, and whether they are True.
-    pub fn conditions(&self, policies: usize) -> Vec<(String, ConditionType, bool)> {
-        let objects = self
-            .set
-            .iter()
-            .take(policies)
-            .filter_map(|policy| self.policies.get(&policy.name));
-        let statuses = objects.filter_map(|policy| Some((policy.name_any(), policy.status.as_ref()?)));
-        let of_policy = |(name, status): (String, &GpuNodePolicyStatus)| {
-            let found = |type_: ConditionType| Some((type_, type_.find(&status.conditions)?.status == "True"));
-            let conditions = ConditionType::OF_POLICY.into_iter().filter_map(found);
-            conditions
-                .map(|(type_, holds)| (name.clone(), type_, holds))
-                .collect::<Vec<_>>()
-        };
-        statuses.flat_map(of_policy).collect()
+    /// Returns the conditions of the first `limit` policies as they were last written, and whether each is True.
+    pub fn conditions(&self, limit: usize) -> Vec<(String, ConditionType, bool)> {
+        self.objects.conditions(limit)
+    }
+
+    /// Returns the reason to evict a pod; `None` if there is none any more.
+    pub fn eviction(&self, key: &EvictionKey) -> Option<&PodEviction> {
+        self.evictions.get(key)
+    }
+
+    /// True if a policy in force wants rejected pods to be deleted.
+    pub fn deletes_rejected_pods(&self) -> bool {
+        policies_delete_rejected_pods(self.objects.set())
+    }
+
+    /// True if a policy wants this rejected pod to be deleted.
+    pub fn deletes(&self, pod: &RejectedPod, now: Timestamp) -> bool {
+        self.objects.deletes(pod, now)
     }
 }
 
-/// Whether nothing but the status of a policy changed.
-fn same_policy(changed: &Changed<GpuNodePolicy>) -> bool {
-    let (Some(before), Some(after)) = (&changed.before, &changed.after) else {
+/// True if nothing but the status of a policy changed.
+fn same_policy(delta: &ObjectDelta<GpuNodePolicy>) -> bool {
+    let (Some(before), Some(after)) = (&delta.before, &delta.after) else {
         return false;
     };
     let (old, new) = (&before.metadata, &after.metadata);
@@ -314,7 +435,7 @@ fn same_policy(changed: &Changed<GpuNodePolicy>) -> bool {
         && old.deletion_timestamp.is_some() == new.deletion_timestamp.is_some()
 }
 
-/// Whether nothing that matters to the planner changed.
+/// True if nothing that the planner reads changed.
 fn same_gpu_node(before: &GpuNode, after: &GpuNode) -> bool {
     before.spec == after.spec && before.status == after.status && before.metadata.uid == after.metadata.uid
 }

@@ -1,14 +1,21 @@
-//! Leader election: one replica writes at a time.
+//! Leader election by a `coordination.k8s.io` Lease: one replica writes at a time.
+//!
+//! A leadership ends by this machine's monotonic clock, counted from before the request that renewed the Lease was sent. Every
+//! other replica counts the same time from when it observed the renewal, which is later. So a leadership has always ended
+//! before another replica can take the Lease, whatever the wall clocks say and however long this process was stopped.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `elector` | takes and renews the Lease |
-//! | `guarded_client` | lets a write go only while this process leads |
+//! | `leadership` | whether this process may write now |
+//! | `elector` | takes, renews and releases the Lease |
+//! | `guarded_client` | client that sends a write only while this process leads |
 
 mod elector;
 mod guarded_client;
+mod leadership;
 
-#[cfg(test)]
-pub use elector::LEASE_DURATION;
-pub use elector::{Candidate, Claim};
+pub use elector::LeaderElector;
 pub use guarded_client::{NotLeader, guarded_client};
+#[cfg(test)]
+pub use leadership::LEASE_DURATION;
+pub use leadership::Leadership;

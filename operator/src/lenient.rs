@@ -1,32 +1,31 @@
-//! Objects as far as they can be read, so that one that cannot be does not end the watch of all others.
+//! Lenient parsing of objects, so that one malformed object does not end the watch of all others.
 //!
-//! The schema of a CRD, and the API server for its own kinds, allow values that the types here do not, such as a time with
-//! an offset of 99 hours. Whoever may write one status could stop the whole operator with them.
+//! The schema of a CRD, and the API server for its own kinds, allow values that the Rust types do not, such as a time with an
+//! offset of 99 hours. Without leniency anybody who may write one status could stop the whole operator.
 
-use crate::index::cache::Cached;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::Value;
 use std::borrow::Cow;
 
-/// Parts that an object is read without where it cannot be read as a whole: others write them, and without them it says
-/// the same about what is wanted.
+/// Parts that are dropped from an object that cannot be parsed whole: others write them, and the rest still says what people
+/// want.
 const DISPENSABLE: [&str; 2] = ["/status", "/metadata/managedFields"];
 
-/// An object of kind `K`.
+/// An object of kind `K`, as far as it can be parsed.
 #[derive(Clone, Debug)]
-pub struct Readable<K> {
-    /// All of it where `object` is there, otherwise what identifies it.
+pub struct Lenient<K> {
+    /// Complete where `object` is `Some`, otherwise the fields that identify the object.
     metadata: ObjectMeta,
-    /// The object; `None` where even what is wanted cannot be read.
+    /// `None` if even the rest cannot be parsed.
     object: Option<K>,
-    /// Why it is not the whole object.
+    /// Why the object is not whole.
     error: Option<String>,
 }
 
-impl<K: Resource<DynamicType = ()>> Readable<K> {
-    /// The object as far as it could be read. What could not be is logged.
+impl<K: Resource<DynamicType = ()>> Lenient<K> {
+    /// Returns the object as far as it could be parsed, and logs what could not.
     pub fn read(self) -> Option<K> {
         if let Some(error) = self.error {
             let ObjectMeta {
@@ -36,28 +35,34 @@ impl<K: Resource<DynamicType = ()>> Readable<K> {
             let what = if self.object.is_some() {
                 "its status counts as missing"
             } else {
-                "it is left as it is"
+                "the cached version stays"
             };
-            tracing::warn!(name, version, error, "read {}: {what}", K::plural(&()));
+            tracing::warn!(
+                name,
+                version,
+                error,
+                "cannot parse an object of {}; {what}",
+                K::plural(&())
+            );
         }
         self.object
     }
 }
 
-impl<K> Readable<K> {
-    /// The object as far as it could be read.
+impl<K> Lenient<K> {
+    /// Returns the object as far as it could be parsed.
     pub fn into_object(self) -> Option<K> {
         self.object
     }
 }
 
-impl<'de, K: Resource + DeserializeOwned> Deserialize<'de> for Readable<K> {
+impl<'de, K: Resource + DeserializeOwned> Deserialize<'de> for Lenient<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(parse(Value::deserialize(deserializer)?))
     }
 }
 
-fn parse<K: Resource + DeserializeOwned>(mut value: Value) -> Readable<K> {
+fn parse<K: Resource + DeserializeOwned>(mut value: Value) -> Lenient<K> {
     let mut error = None;
     for part in [None].into_iter().chain(DISPENSABLE.map(Some)) {
         if let Some((parent, key)) = part.and_then(|part| part.rsplit_once('/'))
@@ -67,7 +72,7 @@ fn parse<K: Resource + DeserializeOwned>(mut value: Value) -> Readable<K> {
         }
         match K::deserialize(&value) {
             Ok(object) => {
-                return Readable {
+                return Lenient {
                     metadata: object.meta().clone(),
                     object: Some(object),
                     error,
@@ -89,14 +94,14 @@ fn parse<K: Resource + DeserializeOwned>(mut value: Value) -> Readable<K> {
         resource_version: text("resourceVersion"),
         ..ObjectMeta::default()
     };
-    Readable {
+    Lenient {
         metadata,
         object: None,
         error,
     }
 }
 
-impl<K: Resource<DynamicType = ()>> Resource for Readable<K> {
+impl<K: Resource<DynamicType = ()>> Resource for Lenient<K> {
     type DynamicType = ();
     type Scope = K::Scope;
 
@@ -120,15 +125,6 @@ impl<K: Resource<DynamicType = ()>> Resource for Readable<K> {
     }
 }
 
-impl<K> Cached for Readable<K> {
-    fn name(&self) -> &str {
-        self.metadata.name.as_deref().unwrap_or_default()
-    }
-    fn version(&self) -> &str {
-        self.metadata.resource_version.as_deref().unwrap_or_default()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,11 +142,11 @@ mod tests {
     }
 
     #[test]
-    fn status_that_cannot_be_read_counts_as_missing_and_touches_no_other_object() {
+    fn malformed_status_counts_as_missing_and_affects_no_other_object() {
         let list = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodeList", "metadata": {}, "items": [
             gpu_node("bad", "2026-01-01T00:00:00+99:99"), gpu_node("good", "2026-01-01T00:00:00Z")]});
-        let list: ObjectList<Readable<GpuNode>> = serde_json::from_value(list).unwrap();
-        let read: Vec<_> = list.items.into_iter().filter_map(Readable::read).collect();
+        let list: ObjectList<Lenient<GpuNode>> = serde_json::from_value(list).unwrap();
+        let read: Vec<_> = list.items.into_iter().filter_map(Lenient::read).collect();
         assert_eq!(
             read.iter().map(|it| it.status.is_some()).collect::<Vec<_>>(),
             [false, true]
@@ -162,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn node_is_read_without_times_that_are_out_of_range() {
+    fn node_is_parsed_without_times_that_are_out_of_range() {
         let late = "9999-12-31T23:59:59Z";
         let node = json!({"metadata": {"name": "n", "managedFields": [{"manager": "m", "time": late}]},
             "spec": {"unschedulable": true},
@@ -172,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn object_whose_spec_cannot_be_read_is_known_by_its_name_only() {
+    fn object_with_a_malformed_spec_has_only_its_name() {
         let policy = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy",
             "metadata": {"name": "p", "resourceVersion": "7"}, "spec": {"nodeSelector": {}, "mode": "Later"}});
         let policy = parse::<GpuNodePolicy>(policy);

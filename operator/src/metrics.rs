@@ -1,4 +1,4 @@
-//! Prometheus metrics. Label values come from enums, and from policy names up to a bound.
+//! Prometheus metrics. Label values are variants of enums, and a bounded number of policy names.
 
 use gpunode_crds::ConditionType;
 use prometheus_client::{
@@ -7,57 +7,55 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Kinds of work.
+/// Kinds of work, the values of the label `kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub enum Kind {
+pub enum WorkKind {
     /// Labels, taints and record of a Node.
     Node,
-    /// The configuration of a `GpuNode`.
+    /// Configuration and conditions of a `GpuNode`.
     GpuNode,
-    /// A DaemonSet.
     DaemonSet,
-    /// The status of a policy.
+    /// Status of a policy.
     Status,
-    /// An event.
     Event,
-    /// A pod that is to go.
+    /// Eviction or deletion of a pod.
     Pod,
 }
 
-/// What is counted.
+/// The operator's metrics.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct OperatorMetrics {
     registry: Registry,
-    reconciles: Family<ByKind, Counter>,
-    writes: Family<ByKind, Counter>,
-    errors: Family<ByKind, Counter>,
+    reconciles: Family<KindLabel, Counter>,
+    writes: Family<KindLabel, Counter>,
+    errors: Family<KindLabel, Counter>,
     leader: Gauge,
-    nodes: Family<ByPolicy, Gauge>,
-    conditions: Family<ByCondition, Gauge>,
+    nodes: Family<PolicyStateLabels, Gauge>,
+    conditions: Family<PolicyConditionLabels, Gauge>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByKind {
-    kind: Kind,
+struct KindLabel {
+    kind: WorkKind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByPolicy {
+struct PolicyStateLabels {
     policy: String,
     state: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByCondition {
+struct PolicyConditionLabels {
     policy: String,
     r#type: &'static str,
 }
 
-/// Policies beyond this number have no metrics of their own; their status has the numbers all the same.
+/// Policies with metrics of their own; the numbers of further ones are in their status.
 pub const MAX_POLICIES: usize = 100;
 
-impl Metrics {
-    /// Everything at zero.
+impl OperatorMetrics {
+    /// Metrics at zero.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("gpunode_operator");
         let metrics = Self {
@@ -71,60 +69,70 @@ impl Metrics {
         };
         registry.register(
             "build",
-            "Version of the program",
+            "Version of the operator",
             Info::new([("version", env!("CARGO_PKG_VERSION"))]),
         );
-        registry.register("reconciles", "Objects looked at", metrics.reconciles.clone());
-        registry.register("writes", "Accepted writes", metrics.writes.clone());
-        registry.register("errors", "Failed reconciles", metrics.errors.clone());
-        registry.register("is_leader", "Whether this process leads", metrics.leader.clone());
+        registry.register(
+            "reconciles",
+            "Reconciles of objects, including those that needed no write",
+            metrics.reconciles.clone(),
+        );
+        registry.register("writes", "Writes that the API server accepted", metrics.writes.clone());
+        registry.register("errors", "Reconciles that failed", metrics.errors.clone());
+        registry.register(
+            "is_leader",
+            "1 if this replica is the leader, otherwise 0",
+            metrics.leader.clone(),
+        );
         registry.register(
             "policy_nodes",
-            "Nodes of a policy by state, on the leader",
+            "Nodes of a policy by state, only on the leader",
             metrics.nodes.clone(),
         );
         let conditions = metrics.conditions.clone();
         registry.register(
             "policy_condition",
-            "Whether a condition of a policy is True, on the leader",
+            "1 if a condition of a policy is True, otherwise 0, only on the leader",
             conditions,
         );
         Self { registry, ..metrics }
     }
 
-    /// An object was looked at.
-    pub fn reconciled(&self, kind: Kind) {
-        self.reconciles.get_or_create(&ByKind { kind }).inc();
+    /// Counts a reconcile.
+    pub fn reconciled(&self, kind: WorkKind) {
+        self.reconciles.get_or_create(&KindLabel { kind }).inc();
     }
 
-    /// The API server accepted a write.
-    pub fn wrote(&self, kind: Kind) {
-        self.writes.get_or_create(&ByKind { kind }).inc();
+    /// Counts a write that the API server accepted.
+    pub fn wrote(&self, kind: WorkKind) {
+        self.writes.get_or_create(&KindLabel { kind }).inc();
     }
 
-    /// Something failed.
-    pub fn failed(&self, kind: Kind) {
-        self.errors.get_or_create(&ByKind { kind }).inc();
+    /// Counts a failed reconcile.
+    pub fn failed(&self, kind: WorkKind) {
+        self.errors.get_or_create(&KindLabel { kind }).inc();
     }
 
-    /// Sets whether this process leads.
-    pub fn set_leader(&self, leads: bool) {
-        self.leader.set(leads.into());
+    /// Sets `is_leader`.
+    pub fn set_leader(&self, is_leader: bool) {
+        self.leader.set(is_leader.into());
     }
 
-    /// Sets the numbers of nodes: policy, state, number. Policies that are not named are forgotten.
+    /// Sets the numbers of nodes: policy, state, number. Drops the series of other policies.
     pub fn set_nodes(&self, numbers: impl IntoIterator<Item = (String, &'static str, i32)>) {
         self.nodes.clear();
         for (policy, state, number) in numbers {
-            self.nodes.get_or_create(&ByPolicy { policy, state }).set(number.into());
+            self.nodes
+                .get_or_create(&PolicyStateLabels { policy, state })
+                .set(number.into());
         }
     }
 
-    /// Sets the conditions: policy, type, whether it is True. Policies that are not named are forgotten.
+    /// Sets the conditions: policy, type, whether it is True. Drops the series of other policies.
     pub fn set_conditions(&self, conditions: impl IntoIterator<Item = (String, ConditionType, bool)>) {
         self.conditions.clear();
         for (policy, type_, holds) in conditions {
-            let labels = ByCondition {
+            let labels = PolicyConditionLabels {
                 policy,
                 r#type: type_.as_str(),
             };
@@ -132,10 +140,10 @@ impl Metrics {
         }
     }
 
-    /// The metrics in the OpenMetrics text format.
+    /// Returns the metrics in the OpenMetrics text format.
     pub fn render(&self) -> String {
         let mut text = String::new();
-        // Writing into a string has no error of its own.
+        // Writing into a string cannot fail.
         let _ = encode(&mut text, &self.registry);
         text
     }
@@ -146,8 +154,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policies_that_are_not_named_any_more_are_forgotten() {
-        let metrics = Metrics::new();
+    fn series_of_deleted_policies_are_dropped() {
+        let metrics = OperatorMetrics::new();
         metrics.set_conditions(["gone", "p"].map(|policy| (policy.to_owned(), ConditionType::Stalled, true)));
         metrics.set_conditions([("p".to_owned(), ConditionType::Stalled, true)]);
         let text = metrics.render();

@@ -1,12 +1,14 @@
-//! Work on what the index asks for, while this process leads.
+//! The reconciler: the one task that changes the index and computes writes.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `controller` | the index, its queue and what follows from a change |
-//! | `workers` | carry out the keys of the queue |
+//! | `reconciler` | task: applies messages, sees to their consequences, computes writes while this process leads |
+//! | `shared_index` | the index, which one task changes and others read |
+//! | `status_pace` | limits how often the status of a policy is written |
 
-mod controller;
-mod workers;
+mod reconciler;
+mod shared_index;
+mod status_pace;
 
-pub use controller::Controller;
-pub use workers::run_workers;
+pub use reconciler::{Reconciler, ReconcilerOutputs};
+pub use shared_index::{IndexOwner, IndexReader};

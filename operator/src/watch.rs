@@ -1,18 +1,22 @@
-//! Watches that fill the index. Objects are trimmed to what the planner reads before they are kept.
+//! Watches that fill the index.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `trim` | trims objects to the fields that the planner reads |
+
+mod trim;
 
 use crate::{
     index::{
-        Index,
-        cache::{Change, Gone},
-        work::Effects,
+        cache::{DeletedObject, WatchUpdate},
+        message::IndexMessage,
     },
-    lenient::Readable,
-    reconcile::Controller,
+    lenient::Lenient,
+    watch::trim::{trimmed_gpu_node, without_managed_fields},
 };
 use futures::StreamExt;
-use gpunode_crds::{GpuNode, GpuNodePolicy, OPERATOR_FIELD_MANAGER};
-use gpunode_plan::{NodeFacts, retain_holders_of_unhealthy};
-use jiff::Timestamp;
+use gpunode_crds::GpuNodePolicy;
+use gpunode_plan::NodeFacts;
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
 use kube::{
     Api, Client, Resource,
@@ -23,84 +27,98 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use std::{fmt::Debug, pin::pin};
+use tokio::sync::mpsc;
 
-/// Objects per request of a list, so that no answer grows with the cluster.
+/// Objects per page of a list, so that no response grows with the cluster.
 const PAGE: u32 = 500;
 
-/// What an object means that cannot be read where a list brings it.
+/// How to treat a list with an object that cannot be parsed.
 #[derive(Clone, Copy, PartialEq)]
-enum Unreadable {
-    /// It is unknown.
-    IsSkipped,
-    /// The list is not taken in: a policy that a newer operator wrote would count as deleted, and be undone.
-    KeepsTheList,
+enum MalformedObject {
+    /// The object is left out.
+    Skip,
+    /// The whole list is left out: a policy from a newer operator would count as deleted, and its work would be undone.
+    RejectList,
 }
 
-/// How the index takes in what a watch of one kind says.
-type Take<T> = fn(&mut Index, Change<T>, Timestamp, &mut Effects);
-
-/// Keeps the index up to date; never returns while the process lives.
-pub async fn watch_everything(controller: &Controller, client: Client) {
-    let daemonsets = Api::<Readable<DaemonSet>>::namespaced(client.clone(), controller.namespace());
-    let skip = Unreadable::IsSkipped;
-    tokio::join!(
-        watch(
-            controller,
-            Api::<Readable<Node>>::all(client.clone()),
-            skip,
-            |node| NodeFacts::of(&node),
-            Index::take_nodes
-        ),
-        watch(
-            controller,
-            Api::<Readable<GpuNode>>::all(client.clone()),
-            skip,
-            trimmed_gpu_node,
-            Index::take_gpu_nodes
-        ),
-        watch(
-            controller,
-            Api::<Readable<GpuNodePolicy>>::all(client),
-            Unreadable::KeepsTheList,
-            trimmed,
-            Index::take_policies
-        ),
-        watch(controller, daemonsets, skip, trimmed, Index::take_daemonsets),
-    );
+/// The task that watches the cluster and sends what it learns to the index.
+pub struct ClusterWatch {
+    pub client: Client,
+    /// Namespace of the DaemonSets.
+    pub namespace: String,
+    pub messages: mpsc::Sender<IndexMessage>,
 }
 
-/// Watches one kind. A list that fails changes nothing: what is known stays until a whole list has come in. An object that
-/// cannot be read stays as it is known.
+impl ClusterWatch {
+    /// Watches for as long as the process lives.
+    pub async fn run(self) {
+        let Self {
+            client,
+            namespace,
+            messages,
+        } = self;
+        let (nodes, gpu_nodes) = (Api::all(client.clone()), Api::all(client.clone()));
+        let (policies, daemonsets) = (Api::all(client.clone()), Api::namespaced(client, &namespace));
+        let skip = MalformedObject::Skip;
+        tokio::join!(
+            watch(
+                &messages,
+                nodes,
+                skip,
+                |node: Node| NodeFacts::of(&node),
+                IndexMessage::Nodes
+            ),
+            watch(&messages, gpu_nodes, skip, trimmed_gpu_node, IndexMessage::GpuNodes),
+            watch(
+                &messages,
+                policies,
+                MalformedObject::RejectList,
+                without_managed_fields::<GpuNodePolicy>,
+                IndexMessage::Policies
+            ),
+            watch(
+                &messages,
+                daemonsets,
+                skip,
+                without_managed_fields::<DaemonSet>,
+                IndexMessage::DaemonSets
+            ),
+        );
+    }
+}
+
+/// Watches one kind. A list that fails changes nothing: cached objects stay until a whole list is in. The cached version of an
+/// object that cannot be parsed stays too.
 async fn watch<K, T>(
-    controller: &Controller,
-    api: Api<Readable<K>>,
-    unreadable: Unreadable,
-    keep: fn(K) -> T,
-    take: Take<T>,
+    messages: &mpsc::Sender<IndexMessage>,
+    api: Api<Lenient<K>>,
+    malformed: MalformedObject,
+    trim: fn(K) -> T,
+    message: fn(WatchUpdate<T>) -> IndexMessage,
 ) where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let (mut listed, mut is_whole) = (Vec::new(), true);
     let mut events = pin!(watcher(api, Config::default().page_size(PAGE)).default_backoff());
     while let Some(event) = events.next().await {
-        let change = match event {
+        let update = match event {
             Ok(Event::Apply(object)) => match object.read() {
-                Some(object) => Change::Set(keep(object)),
+                Some(object) => WatchUpdate::applied(trim(object)),
                 None => continue,
             },
-            Ok(Event::Delete(object)) => Change::Gone(Gone::of(&object)),
-            Ok(Event::InitDone) if is_whole => Change::All(std::mem::take(&mut listed)),
+            Ok(Event::Delete(object)) => WatchUpdate::Deleted(deleted(&object)),
+            Ok(Event::InitDone) if is_whole => WatchUpdate::Listed(std::mem::take(&mut listed)),
             Ok(Event::InitDone) => {
+                let kind = K::plural(&());
                 tracing::error!(
-                    "list {}: not taken in, since one cannot be read; use an operator of its version",
-                    K::plural(&())
+                    "ignored a list of {kind}: an object cannot be parsed; install an operator of its version"
                 );
                 continue;
             }
             Ok(Event::InitApply(object)) => {
                 let object = object.read();
-                is_whole &= object.is_some() || unreadable == Unreadable::IsSkipped;
-                listed.extend(object.map(keep));
+                is_whole &= object.is_some() || malformed == MalformedObject::Skip;
+                listed.extend(object.map(trim));
                 continue;
             }
             Ok(Event::Init) => {
@@ -109,33 +127,20 @@ async fn watch<K, T>(
                 continue;
             }
             Err(error) => {
-                tracing::warn!(%error, "watch {}", K::plural(&()));
+                tracing::warn!(%error, "cannot watch {}; retrying", K::plural(&()));
                 continue;
             }
         };
-        controller.with_index(|index, now, effects| take(index, change, now, effects));
-    }
-}
-
-fn trimmed<K: Resource>(mut object: K) -> K {
-    object.meta_mut().managed_fields = None;
-    object
-}
-
-/// Links and holders are the bulk of a `GpuNode`, and holders come and go; the planner needs those of broken devices alone. Of
-/// the field managers it reads when the operator wrote last.
-fn trimmed_gpu_node(mut gpu_node: GpuNode) -> GpuNode {
-    for entry in gpu_node.metadata.managed_fields.iter_mut().flatten() {
-        entry.fields_v1 = None;
-    }
-    if let Some(entries) = &mut gpu_node.metadata.managed_fields {
-        entries.retain(|entry| entry.manager.as_deref() == Some(OPERATOR_FIELD_MANAGER));
-    }
-    if let Some(status) = &mut gpu_node.status {
-        retain_holders_of_unhealthy(status);
-        for gpu in &mut status.gpus {
-            gpu.links = Vec::new();
+        if messages.send(message(update)).await.is_err() {
+            return;
         }
     }
-    gpu_node
+}
+
+fn deleted(object: &impl Resource<DynamicType = ()>) -> DeletedObject {
+    let meta = object.meta();
+    DeletedObject {
+        name: meta.name.clone().unwrap_or_default(),
+        version: meta.resource_version.clone().unwrap_or_default(),
+    }
 }

@@ -1,6 +1,6 @@
-//! The work queue: each key at most once, never twice at a time, earliest first.
+//! Work queue: each key at most once, never processed twice at a time, earliest first.
 //!
-//! Its length is bounded by the number of objects, since a key that waits already is not added again.
+//! The number of objects bounds its length, since a key that waits already is not added again.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -13,52 +13,52 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// First pause after an object changed under a write; the newer version is on its way through the watch.
-const FIRST_RACE_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_RACE_PAUSE: Duration = Duration::from_secs(5);
+/// Pauses after a conflict; the watch is about to bring the newer version.
+const FIRST_CONFLICT_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_CONFLICT_PAUSE: Duration = Duration::from_secs(5);
 /// Pauses after any other failure.
 const FIRST_FAILURE_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_FAILURE_PAUSE: Duration = Duration::from_mins(5);
-
-/// Pauses after the API server said that it may not be done yet.
+/// Pauses after the API server said that it is too early.
 const FIRST_REFUSAL_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_REFUSAL_PAUSE: Duration = Duration::from_mins(5);
 
-/// How work on a key ended.
+/// Result of processing a key; it decides about the next try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Done {
+pub enum WorkResult {
     /// Nothing is left to do.
-    Settled,
-    /// There is more to do at a known time.
-    Again(Instant),
+    Done,
+    /// There is more to do at this time.
+    RetryAt(Instant),
     /// The object changed meanwhile.
-    Raced,
-    /// It failed.
+    Conflict,
     Failed,
-    /// It may not be done yet.
-    Refused,
+    /// It is too early, by the word of the API server.
+    TooEarly,
 }
 
-/// The queue.
+/// A queue of keys with due times.
 #[derive(Debug)]
-pub struct Queue<K> {
-    state: Mutex<State<K>>,
+pub struct WorkQueue<K> {
+    state: Mutex<QueueState<K>>,
     changed: Notify,
     jitter: RandomState,
 }
 
 #[derive(Debug)]
-struct State<K> {
+struct QueueState<K> {
     due: HashMap<K, Instant>,
     order: BTreeSet<(Instant, K)>,
+    /// Keys that are being processed.
     running: HashSet<K>,
+    /// Failures in a row.
     failures: HashMap<K, u32>,
 }
 
-impl<K: Clone + Ord + Hash> Queue<K> {
+impl<K: Clone + Ord + Hash> WorkQueue<K> {
     /// An empty queue.
     pub fn new() -> Self {
-        let state = State {
+        let state = QueueState {
             due: HashMap::new(),
             order: BTreeSet::new(),
             running: HashSet::new(),
@@ -71,13 +71,13 @@ impl<K: Clone + Ord + Hash> Queue<K> {
         }
     }
 
-    /// Asks for work on a key at some time; where it waits already, the earlier time holds.
-    pub fn wake(&self, key: K, at: Instant) {
-        self.lock().wake(key, at);
+    /// Adds a key that is due at a time. If the key waits already, the earlier time holds.
+    pub fn add(&self, key: K, at: Instant) {
+        self.lock().add(key, at);
         self.changed.notify_waiters();
     }
 
-    /// The next key that is due. It is not handed out again before [`Queue::done`].
+    /// Waits for the next key that is due. It is not handed out again before [`WorkQueue::done`]. Cancel safe.
     pub async fn next(&self) -> K {
         loop {
             let changed = self.changed.notified();
@@ -101,49 +101,49 @@ impl<K: Clone + Ord + Hash> Queue<K> {
         }
     }
 
-    /// Ends the work on a key and, where it is not settled, asks for more with growing pauses.
-    pub fn done(&self, key: K, done: Done) {
+    /// Ends the processing of a key and, unless it is done, adds it again; pauses grow with each failure.
+    pub fn done(&self, key: K, result: WorkResult) {
         let mut state = self.lock();
         state.running.remove(&key);
         let now = Instant::now();
-        match done {
-            Done::Settled => {
+        match result {
+            WorkResult::Done => {
                 state.failures.remove(&key);
             }
-            Done::Again(at) => {
+            WorkResult::RetryAt(at) => {
                 state.failures.remove(&key);
-                state.wake(key, at);
+                state.add(key, at);
             }
-            Done::Raced | Done::Failed | Done::Refused => {
+            WorkResult::Conflict | WorkResult::Failed | WorkResult::TooEarly => {
                 let failures = state.failures.entry(key.clone()).or_insert(0);
-                let pause = pause(done, *failures);
+                let pause = pause(result, *failures);
                 *failures = failures.saturating_add(1);
-                // Spread over a fifth, so that what failed together is not tried again together.
+                // Up to a fifth longer, so that keys that failed together are not retried together.
                 let share = u32::try_from(self.jitter.hash_one((&key, *failures)) % 1000).unwrap_or(0);
-                state.wake(key, now + pause + pause * share / 5000);
+                state.add(key, now + pause + pause * share / 5000);
             }
         }
         drop(state);
         self.changed.notify_waiters();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<K>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<K>> {
         // No code that could panic runs under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn pause(done: Done, failures: u32) -> Duration {
-    let (first, longest) = match done {
-        Done::Raced => (FIRST_RACE_PAUSE, LONGEST_RACE_PAUSE),
-        Done::Refused => (FIRST_REFUSAL_PAUSE, LONGEST_REFUSAL_PAUSE),
+fn pause(result: WorkResult, failures: u32) -> Duration {
+    let (first, longest) = match result {
+        WorkResult::Conflict => (FIRST_CONFLICT_PAUSE, LONGEST_CONFLICT_PAUSE),
+        WorkResult::TooEarly => (FIRST_REFUSAL_PAUSE, LONGEST_REFUSAL_PAUSE),
         _ => (FIRST_FAILURE_PAUSE, LONGEST_FAILURE_PAUSE),
     };
     first.saturating_mul(2_u32.saturating_pow(failures)).min(longest)
 }
 
-impl<K: Clone + Ord + Hash> State<K> {
-    fn wake(&mut self, key: K, at: Instant) {
+impl<K: Clone + Ord + Hash> QueueState<K> {
+    fn add(&mut self, key: K, at: Instant) {
         match self.due.get(&key) {
             Some(due) if *due <= at => return,
             Some(due) => {
@@ -155,7 +155,7 @@ impl<K: Clone + Ord + Hash> State<K> {
         self.order.insert((at, key));
     }
 
-    /// Few keys run at a time, so few are skipped.
+    /// Returns the first key that is not running. Few run at a time, so few are skipped.
     fn first(&self) -> Option<(Instant, K)> {
         self.order.iter().find(|(_, key)| !self.running.contains(key)).cloned()
     }
@@ -172,43 +172,43 @@ mod tests {
     use super::*;
     use tokio::time::{advance, timeout};
 
-    async fn idle(queue: &Queue<&'static str>) -> bool {
+    async fn idle(queue: &WorkQueue<&'static str>) -> bool {
         timeout(Duration::from_micros(1), queue.next()).await.is_err()
     }
 
     #[tokio::test(start_paused = true)]
     async fn key_that_waits_is_not_added_again_and_the_earlier_time_holds() {
-        let queue = Queue::new();
+        let queue = WorkQueue::new();
         let now = Instant::now();
-        queue.wake("a", now + Duration::from_secs(9));
-        queue.wake("a", now);
-        queue.wake("a", now + Duration::from_secs(1));
+        queue.add("a", now + Duration::from_secs(9));
+        queue.add("a", now);
+        queue.add("a", now + Duration::from_secs(1));
         assert_eq!(queue.next().await, "a");
-        queue.done("a", Done::Settled);
+        queue.done("a", WorkResult::Done);
         assert!(idle(&queue).await);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn key_is_never_worked_on_twice_at_a_time_and_no_wake_is_lost() {
-        let queue = Queue::new();
-        queue.wake("a", Instant::now());
+    async fn key_is_never_processed_twice_at_a_time_and_no_addition_is_lost() {
+        let queue = WorkQueue::new();
+        queue.add("a", Instant::now());
         assert_eq!(queue.next().await, "a");
-        queue.wake("a", Instant::now());
-        queue.wake("b", Instant::now());
+        queue.add("a", Instant::now());
+        queue.add("b", Instant::now());
         assert_eq!(queue.next().await, "b");
         assert!(idle(&queue).await);
-        queue.done("a", Done::Settled);
+        queue.done("a", WorkResult::Done);
         assert_eq!(queue.next().await, "a");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failures_are_tried_again_with_growing_pauses_and_success_resets_them() {
-        let queue = Queue::new();
-        queue.wake("a", Instant::now());
+    async fn failures_are_retried_with_growing_pauses_and_success_resets_them() {
+        let queue = WorkQueue::new();
+        queue.add("a", Instant::now());
         for least in [5, 10, 20, 40, 80, 160, 300, 300] {
             assert_eq!(queue.next().await, "a");
             let before = Instant::now();
-            queue.done("a", Done::Failed);
+            queue.done("a", WorkResult::Failed);
             advance(Duration::from_millis(least * 1000 - 1)).await;
             assert!(idle(&queue).await, "{least}");
             queue.next().await;
@@ -218,33 +218,33 @@ mod tests {
                 "{waited:?}"
             );
             queue.state.lock().unwrap().running.clear();
-            queue.wake("a", Instant::now());
+            queue.add("a", Instant::now());
         }
         queue.next().await;
-        queue.done("a", Done::Settled);
+        queue.done("a", WorkResult::Done);
         assert!(queue.state.lock().unwrap().failures.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn race_is_tried_again_promptly() {
-        let queue = Queue::new();
-        queue.wake("a", Instant::now());
+    async fn conflict_is_retried_promptly() {
+        let queue = WorkQueue::new();
+        queue.add("a", Instant::now());
         let key = queue.next().await;
         let before = Instant::now();
-        queue.done(key, Done::Raced);
+        queue.done(key, WorkResult::Conflict);
         queue.next().await;
         assert!(before.elapsed() < Duration::from_millis(130));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_worker_hears_of_new_work() {
-        let queue = std::sync::Arc::new(Queue::new());
+    async fn waiting_worker_gets_new_work() {
+        let queue = std::sync::Arc::new(WorkQueue::new());
         let waiting = tokio::spawn({
             let queue = queue.clone();
             async move { queue.next().await }
         });
         tokio::task::yield_now().await;
-        queue.wake("a", Instant::now());
+        queue.add("a", Instant::now());
         assert_eq!(waiting.await.unwrap(), "a");
     }
 }

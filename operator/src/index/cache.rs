@@ -1,4 +1,4 @@
-//! Objects of one kind as the watch last told, by name.
+//! Objects of one kind, by name: the newest version that the watch or a write of this process brought.
 
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use gpunode_plan::NodeFacts;
@@ -8,121 +8,114 @@ use std::{
     sync::Arc,
 };
 
-/// What a watch says.
+/// News from a watch.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Change<T> {
-    /// These are all objects.
-    All(Vec<T>),
-    /// This one is new or changed.
-    Set(T),
-    /// This one is gone.
-    Gone(Gone),
+pub enum WatchUpdate<T> {
+    /// A complete list: objects that it does not name do not exist.
+    Listed(Vec<T>),
+    /// An object that is new or changed.
+    Applied(Box<T>),
+    /// An object that was deleted.
+    Deleted(DeletedObject),
 }
 
-/// An object that was removed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Gone {
-    /// Its name.
-    pub name: String,
-    /// The resourceVersion of its removal.
-    pub version: String,
-}
-
-impl Gone {
-    /// This object, as it was last.
-    pub fn of(object: &impl Cached) -> Self {
-        Self {
-            name: object.name().to_owned(),
-            version: object.version().to_owned(),
-        }
+impl<T> WatchUpdate<T> {
+    /// An object that is new or changed.
+    pub fn applied(object: T) -> Self {
+        Self::Applied(Box::new(object))
     }
 }
 
-/// A write that returned an object.
+/// An object that was deleted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeletedObject {
+    pub name: String,
+    /// The resourceVersion of the deletion.
+    pub version: String,
+}
+
+/// The kind of a write that returned an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Write {
-    /// The object is new.
+pub enum WriteKind {
     Create,
-    /// It was there before.
-    Change,
+    Update,
 }
 
 /// An object that a cache can hold.
-pub trait Cached {
-    /// Its name.
+pub trait Versioned {
     fn name(&self) -> &str;
-    /// Its resourceVersion.
+    /// `metadata.resourceVersion`.
     fn version(&self) -> &str;
 }
 
-/// The objects.
+/// Objects of one kind.
 #[derive(Debug)]
-pub struct Cache<T> {
+pub struct ObjectCache<T> {
     objects: HashMap<String, Arc<T>>,
-    is_warm: bool,
-    /// How far the watch has come.
+    has_synced: bool,
+    /// The greatest resourceVersion that the watch brought.
     watched: Option<u64>,
 }
 
-impl<T> Default for Cache<T> {
+impl<T> Default for ObjectCache<T> {
     fn default() -> Self {
         Self {
             objects: HashMap::new(),
-            is_warm: false,
+            has_synced: false,
             watched: None,
         }
     }
 }
 
-/// An object that changed: what it was before and what it is now.
-pub struct Changed<T> {
+/// The change of one object: `None` before it existed and after it was deleted.
+pub struct ObjectDelta<T> {
     pub name: String,
     pub before: Option<Arc<T>>,
     pub after: Option<Arc<T>>,
 }
 
-impl<T: Cached> Cache<T> {
-    /// Takes in what a watch says and returns what is different.
-    pub fn take(&mut self, change: Change<T>) -> Vec<Changed<T>> {
-        match change {
-            Change::Set(object) => {
-                self.watched = self.watched.max(number(&object));
-                self.set_newer(object).into_iter().collect()
+impl<T: Versioned> ObjectCache<T> {
+    /// Applies news from the watch and returns what changed.
+    pub fn apply_watch(&mut self, update: WatchUpdate<T>) -> Vec<ObjectDelta<T>> {
+        match update {
+            WatchUpdate::Applied(object) => {
+                self.watched = self.watched.max(number(&*object));
+                self.set_newer(*object).into_iter().collect()
             }
-            Change::Gone(gone) => {
-                self.watched = self.watched.max(gone.version.parse().ok());
-                self.remove(&gone.name).into_iter().collect()
+            WatchUpdate::Deleted(deleted) => {
+                self.watched = self.watched.max(deleted.version.parse().ok());
+                self.remove(&deleted.name).into_iter().collect()
             }
-            // A list is right whatever was known: versions start again where the store of the cluster was restored.
-            Change::All(objects) => {
-                self.is_warm = true;
+            // A list wins over every cached version: versions start again after a restore of etcd.
+            WatchUpdate::Listed(objects) => {
+                self.has_synced = true;
                 self.watched = objects.iter().filter_map(number).max();
                 let listed: HashSet<_> = objects.iter().map(|object| object.name().to_owned()).collect();
-                let gone: Vec<_> = self
+                let deleted: Vec<_> = self
                     .objects
                     .keys()
                     .filter(|name| !listed.contains(*name))
                     .cloned()
                     .collect();
-                let mut changed: Vec<_> = gone.iter().filter_map(|name| self.remove(name)).collect();
-                changed.extend(objects.into_iter().filter_map(|object| self.set(object)));
-                changed
+                let mut deltas: Vec<_> = deleted.iter().filter_map(|name| self.remove(name)).collect();
+                deltas.extend(objects.into_iter().filter_map(|object| self.set(object)));
+                deltas
             }
         }
     }
 
-    /// Takes in what a write returned. The answer may come late: a changed object that is not here any more was removed
-    /// meanwhile, and so may a created one where the watch has come as far.
-    pub fn update(&mut self, object: T, write: Write) -> Option<Changed<T>> {
-        let is_over = match write {
-            Write::Create => self.watched >= number(&object),
-            Write::Change => self.get(object.name()).is_none(),
+    /// Applies an object that a write returned. The response may be late and must not revive a deleted object: an updated
+    /// object that is missing here was deleted meanwhile, and so may a created one that the watch has passed.
+    pub fn apply_write(&mut self, object: T, kind: WriteKind) -> Option<ObjectDelta<T>> {
+        let is_outdated = match kind {
+            WriteKind::Create => self.watched >= number(&object),
+            WriteKind::Update => self.get(object.name()).is_none(),
         };
-        if is_over { None } else { self.set_newer(object) }
+        if is_outdated { None } else { self.set_newer(object) }
     }
 
-    /// Takes in that a write removed an object of this version.
-    pub fn forget(&mut self, name: &str, version: &str) -> Option<Changed<T>> {
+    /// Applies the deletion of an object of this version by a write.
+    pub fn apply_delete(&mut self, name: &str, version: &str) -> Option<ObjectDelta<T>> {
         if self.get(name)?.version() == version {
             self.remove(name)
         } else {
@@ -130,35 +123,33 @@ impl<T: Cached> Cache<T> {
         }
     }
 
-    /// The object of a name.
+    /// Returns the object of a name.
     pub fn get(&self, name: &str) -> Option<&Arc<T>> {
         self.objects.get(name)
     }
 
-    /// Every object.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<T>> {
         self.objects.values()
     }
 
-    /// Every name.
     pub fn names(&self) -> Vec<String> {
         self.objects.keys().cloned().collect()
     }
 
-    /// Whether the first list has come in.
-    pub fn is_warm(&self) -> bool {
-        self.is_warm
+    /// True once the first list is in.
+    pub fn has_synced(&self) -> bool {
+        self.has_synced
     }
 
-    /// The watch may lag behind what a write of ours returned.
-    fn set_newer(&mut self, object: T) -> Option<Changed<T>> {
+    /// Keeps the newer version: the watch may lag behind the response to a write.
+    fn set_newer(&mut self, object: T) -> Option<ObjectDelta<T>> {
         let is_newer = self
             .get(object.name())
             .is_none_or(|known| number(known.as_ref()) < number(&object));
         if is_newer { self.set(object) } else { None }
     }
 
-    fn set(&mut self, object: T) -> Option<Changed<T>> {
+    fn set(&mut self, object: T) -> Option<ObjectDelta<T>> {
         let name = object.name().to_owned();
         let before = self.objects.get(&name).cloned();
         if before
@@ -169,16 +160,16 @@ impl<T: Cached> Cache<T> {
         }
         let after = Arc::new(object);
         self.objects.insert(name.clone(), after.clone());
-        Some(Changed {
+        Some(ObjectDelta {
             name,
             before,
             after: Some(after),
         })
     }
 
-    fn remove(&mut self, name: &str) -> Option<Changed<T>> {
+    fn remove(&mut self, name: &str) -> Option<ObjectDelta<T>> {
         let before = self.objects.remove(name)?;
-        Some(Changed {
+        Some(ObjectDelta {
             name: name.to_owned(),
             before: Some(before),
             after: None,
@@ -186,12 +177,12 @@ impl<T: Cached> Cache<T> {
     }
 }
 
-/// Versions of one kind are numbers that grow.
-fn number<T: Cached>(object: &T) -> Option<u64> {
+/// Returns the resourceVersion as a number; within one kind it grows.
+fn number<T: Versioned>(object: &T) -> Option<u64> {
     object.version().parse().ok()
 }
 
-impl Cached for NodeFacts {
+impl Versioned for NodeFacts {
     fn name(&self) -> &str {
         &self.name
     }
@@ -202,7 +193,7 @@ impl Cached for NodeFacts {
 
 macro_rules! cached_by_metadata {
     ($($kind:ty),*) => {$(
-        impl Cached for $kind {
+        impl Versioned for $kind {
             fn name(&self) -> &str {
                 self.metadata.name.as_deref().unwrap_or_default()
             }
@@ -218,7 +209,7 @@ cached_by_metadata!(GpuNode, GpuNodePolicy, DaemonSet);
 mod tests {
     use super::*;
 
-    impl Cached for (&str, &str) {
+    impl Versioned for (&str, &str) {
         fn name(&self) -> &str {
             self.0
         }
@@ -227,8 +218,8 @@ mod tests {
         }
     }
 
-    fn names<T>(changed: &[Changed<T>]) -> Vec<(&str, bool, bool)> {
-        let mut names: Vec<_> = changed
+    fn names<T>(deltas: &[ObjectDelta<T>]) -> Vec<(&str, bool, bool)> {
+        let mut names: Vec<_> = deltas
             .iter()
             .map(|it| (it.name.as_str(), it.before.is_some(), it.after.is_some()))
             .collect();
@@ -237,50 +228,53 @@ mod tests {
     }
 
     #[test]
-    fn list_removes_what_it_does_not_name() {
-        let mut cache = Cache::default();
-        assert!(!cache.is_warm());
+    fn list_removes_the_objects_it_does_not_name() {
+        let mut cache = ObjectCache::default();
+        assert!(!cache.has_synced());
         assert_eq!(
-            names(&cache.take(Change::All(vec![("a", "1"), ("b", "2")]))),
+            names(&cache.apply_watch(WatchUpdate::Listed(vec![("a", "1"), ("b", "2")]))),
             [("a", false, true), ("b", false, true)]
         );
-        let changed = cache.take(Change::All(vec![("b", "2"), ("c", "10")]));
-        assert_eq!(names(&changed), [("a", true, false), ("c", false, true)]);
-        assert!(cache.is_warm());
+        let deltas = cache.apply_watch(WatchUpdate::Listed(vec![("b", "2"), ("c", "10")]));
+        assert_eq!(names(&deltas), [("a", true, false), ("c", false, true)]);
+        assert!(cache.has_synced());
     }
 
     #[test]
-    fn late_news_are_no_news() {
-        let mut cache = Cache::default();
-        cache.take(Change::Set(("a", "10")));
-        assert!(cache.take(Change::Set(("a", "9"))).is_empty());
-        assert!(cache.take(Change::Set(("a", "10"))).is_empty());
-        assert_eq!(cache.take(Change::Set(("a", "11"))).len(), 1);
+    fn older_version_changes_nothing() {
+        let mut cache = ObjectCache::default();
+        cache.apply_watch(WatchUpdate::applied(("a", "10")));
+        assert!(cache.apply_watch(WatchUpdate::applied(("a", "9"))).is_empty());
+        assert!(cache.apply_watch(WatchUpdate::applied(("a", "10"))).is_empty());
+        assert_eq!(cache.apply_watch(WatchUpdate::applied(("a", "11"))).len(), 1);
     }
 
     #[test]
-    fn list_is_right_even_where_versions_start_again() {
-        let mut cache = Cache::default();
-        cache.take(Change::Set(("a", "10")));
-        assert_eq!(cache.take(Change::All(vec![("a", "3")])).len(), 1);
-        assert_eq!(cache.take(Change::Set(("a", "4"))).len(), 1);
+    fn list_wins_even_when_versions_start_again() {
+        let mut cache = ObjectCache::default();
+        cache.apply_watch(WatchUpdate::applied(("a", "10")));
+        assert_eq!(cache.apply_watch(WatchUpdate::Listed(vec![("a", "3")])).len(), 1);
+        assert_eq!(cache.apply_watch(WatchUpdate::applied(("a", "4"))).len(), 1);
     }
 
     #[test]
-    fn what_a_write_returned_revives_nothing() {
-        let mut cache = Cache::default();
+    fn response_to_a_write_revives_no_deleted_object() {
+        let mut cache = ObjectCache::default();
         assert!(
-            cache.update(("a", "1"), Write::Create).is_some(),
-            "the watch does not know it yet"
+            cache.apply_write(("a", "1"), WriteKind::Create).is_some(),
+            "the watch has not brought it yet"
         );
-        cache.take(Change::Set(("a", "1")));
-        assert!(cache.update(("a", "2"), Write::Change).is_some());
-        cache.take(Change::Gone(Gone::of(&("a", "3"))));
-        assert!(cache.update(("a", "1"), Write::Create).is_none());
-        assert!(cache.update(("a", "2"), Write::Change).is_none());
-        assert!(cache.update(("a", "4"), Write::Create).is_some());
-        // A list says of no removal how far it went.
-        cache.take(Change::All(vec![("b", "1")]));
-        assert!(cache.update(("a", "5"), Write::Change).is_none());
+        cache.apply_watch(WatchUpdate::applied(("a", "1")));
+        assert!(cache.apply_write(("a", "2"), WriteKind::Update).is_some());
+        cache.apply_watch(WatchUpdate::Deleted(DeletedObject {
+            name: "a".to_owned(),
+            version: "3".to_owned(),
+        }));
+        assert!(cache.apply_write(("a", "1"), WriteKind::Create).is_none());
+        assert!(cache.apply_write(("a", "2"), WriteKind::Update).is_none());
+        assert!(cache.apply_write(("a", "4"), WriteKind::Create).is_some());
+        // A list does not tell the version of a deletion.
+        cache.apply_watch(WatchUpdate::Listed(vec![("b", "1")]));
+        assert!(cache.apply_write(("a", "5"), WriteKind::Update).is_none());
     }
 }

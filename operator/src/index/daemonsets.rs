@@ -1,120 +1,111 @@
-//! The DaemonSets as they are and as they are to be.
+//! DaemonSets of the operator's namespace: the live ones, the desired ones, and the write that leads from one to the other.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `replacement` | progress of a DaemonSet whose pods are replaced |
+
+mod replacement;
 
 use crate::index::{
-    cache::{Cache, Cached, Change, Write},
-    outcomes::Outcomes,
-    work::DaemonSetWork,
+    cache::{ObjectCache, Versioned, WatchUpdate, WriteKind},
+    daemonsets::replacement::PodReplacement,
+    outcomes::OutcomeIndex,
+    work::DaemonSetWrite,
 };
 use gpunode_crds::{GpuNodePolicy, Mode};
 use gpunode_plan::{
     AgentPodSettings, AgentUpdate, DISCOVERY_NAME, MPS_NAME, Policy, PolicySet, daemonset_has_drifted,
-    desired_discovery, desired_for_policy, desired_mps, is_daemonset_observed, is_same_daemonset, outdated_agents,
-    policy_daemonset_name, policy_of_daemonset, repaired_daemonset,
+    desired_discovery, desired_for_policy, desired_mps, is_same_daemonset, policy_daemonset_name, policy_of_daemonset,
+    repaired_daemonset,
 };
 use jiff::Timestamp;
-use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::PodTemplateSpec};
+use k8s_openapi::api::apps::v1::DaemonSet;
 use std::collections::HashMap;
 
-/// Those that no policy wants and that are always there.
+/// DaemonSets that exist without any policy.
 pub const ALWAYS: [&str; 2] = [DISCOVERY_NAME, MPS_NAME];
 
 /// The DaemonSets of the operator's namespace.
 #[derive(Debug)]
 pub struct DaemonSets {
     pods: AgentPodSettings,
-    live: Cache<DaemonSet>,
-    /// What a repair could not put right, by name: something else in the cluster insists. It is not tried for ever.
-    futile: HashMap<String, Futile>,
-    /// Why the API server did not take the last write, by name.
+    live: ObjectCache<DaemonSet>,
+    /// Repairs that something else in the cluster undid, by name; they are not repeated.
+    futile: HashMap<String, FutileRepair>,
+    /// Why the API server refused the last write, by name.
     refusals: HashMap<String, String>,
-    /// How far the replacement of pods has come, by name.
-    progress: HashMap<String, Progress>,
+    /// Progress of the replacement of pods, by name.
+    replacements: HashMap<String, PodReplacement>,
 }
 
-/// How far the replacement of pods by those of a template has come.
+/// A write that the API server returned changed.
 #[derive(Debug)]
-struct Progress {
-    template: Option<PodTemplateSpec>,
-    /// On how many nodes the pod is yet to be replaced, by the last status that is of the template.
-    behind: i32,
-    /// The fewest of them that there were.
-    fewest: i32,
-    /// How many of them are waited for.
-    waited_for: i32,
-    since: Timestamp,
-}
-
-/// A write that came back changed.
-#[derive(Debug)]
-struct Futile {
+struct FutileRepair {
     returned: DaemonSet,
-    /// What would put that right.
+    /// The repair of what came back.
     repaired: DaemonSet,
 }
 
-impl Futile {
-    /// Whether it would be the same write again.
-    fn is_again(&self, live: &DaemonSet, next: &DaemonSet) -> bool {
+impl FutileRepair {
+    /// True if `next` would only repeat it.
+    fn repeats(&self, live: &DaemonSet, next: &DaemonSet) -> bool {
         is_same_daemonset(&self.returned, live) && is_same_daemonset(&self.repaired, next)
     }
 }
 
 impl DaemonSets {
-    /// None known yet.
+    /// An empty index of DaemonSets; `pods` says how agents run.
     pub fn new(pods: AgentPodSettings) -> Self {
         Self {
             pods,
-            live: Cache::default(),
+            live: ObjectCache::default(),
             futile: HashMap::new(),
             refusals: HashMap::new(),
-            progress: HashMap::new(),
+            replacements: HashMap::new(),
         }
     }
 
-    /// Whether the first list has come in.
-    pub fn is_warm(&self) -> bool {
-        self.live.is_warm()
+    /// True once the first list is in.
+    pub fn has_synced(&self) -> bool {
+        self.live.has_synced()
     }
 
-    /// Takes in what a watch says and returns the names of what is different.
-    pub fn take(&mut self, change: Change<DaemonSet>) -> Vec<String> {
-        let changed = self.live.take(change);
-        for gone in changed.iter().filter(|changed| changed.after.is_none()) {
-            self.futile.remove(&gone.name);
-            self.refusals.remove(&gone.name);
+    /// Applies news from the watch and returns the names of the DaemonSets that changed.
+    pub fn apply_watch(&mut self, update: WatchUpdate<DaemonSet>) -> Vec<String> {
+        let deltas = self.live.apply_watch(update);
+        for deleted in deltas.iter().filter(|delta| delta.after.is_none()) {
+            self.futile.remove(&deleted.name);
+            self.refusals.remove(&deleted.name);
         }
-        changed.into_iter().map(|changed| changed.name).collect()
+        deltas.into_iter().map(|delta| delta.name).collect()
     }
 
-    /// Takes in what a write returned.
-    pub fn update(&mut self, daemonset: DaemonSet, write: Write, written: &DaemonSet) {
-        let name = daemonset.name().to_owned();
-        if daemonset_has_drifted(&daemonset, written) {
+    /// Applies a DaemonSet that a write of `sent` returned.
+    pub fn apply_write(&mut self, returned: DaemonSet, kind: WriteKind, sent: &DaemonSet) {
+        let name = returned.name().to_owned();
+        if daemonset_has_drifted(&returned, sent) {
             tracing::warn!(
                 name,
                 "a DaemonSet came back changed from a write; something in the cluster rewrites it"
             );
-            let repaired = repaired_daemonset(&daemonset, written);
-            self.futile.insert(
-                name,
-                Futile {
-                    returned: daemonset.clone(),
-                    repaired,
-                },
-            );
+            let repair = FutileRepair {
+                repaired: repaired_daemonset(&returned, sent),
+                returned: returned.clone(),
+            };
+            self.futile.insert(name, repair);
         } else {
             self.futile.remove(&name);
         }
-        self.live.update(daemonset, write);
+        self.live.apply_write(returned, kind);
     }
 
-    /// What the DaemonSet of a name is to be; none where nobody wants it.
+    /// Returns the desired DaemonSet of a name; `None` if no policy wants it.
     pub fn desired(
         &self,
         name: &str,
         set: &PolicySet,
-        objects: &Cache<GpuNodePolicy>,
-        outcomes: &Outcomes,
+        policies: &ObjectCache<GpuNodePolicy>,
+        outcomes: &OutcomeIndex,
     ) -> Option<DaemonSet> {
         match name {
             DISCOVERY_NAME => return Some(desired_discovery(&self.pods)),
@@ -122,29 +113,29 @@ impl DaemonSets {
             _ => {}
         }
         let policy = set.of_daemonset(name).filter(|policy| policy.mode == Mode::Enforce)?;
-        // At rest the plain pace: a rollout that somebody else begins has it too.
+        // Without a replacement under way the surge is the policy's own, also for a rollout that somebody else starts.
         let rollout = outcomes
             .tally(&policy.name)
             .map(|tally| &tally.rollout)
             .filter(|_| self.is_behind(name));
         let surge = rollout.map_or_else(|| policy.pace.max_unavailable(), |rollout| rollout.surge(&policy.pace));
-        desired_for_policy(&self.pods, policy, objects.get(&policy.name)?, surge)
+        desired_for_policy(&self.pods, policy, policies.get(&policy.name)?, surge)
     }
 
-    /// What is to be written so that the DaemonSet of a name is as it is to be. That of a paused policy stays as it is.
-    pub fn work(
+    /// Returns the write that turns the live DaemonSet of a name into the desired one. That of a paused policy stays.
+    pub fn planned_write(
         &self,
         name: &str,
         set: &PolicySet,
-        objects: &Cache<GpuNodePolicy>,
-        outcomes: &Outcomes,
-    ) -> Option<DaemonSetWork> {
+        policies: &ObjectCache<GpuNodePolicy>,
+        outcomes: &OutcomeIndex,
+    ) -> Option<DaemonSetWrite> {
         if set.of_daemonset(name).is_some_and(|policy| policy.mode == Mode::Paused) {
             return None;
         }
-        let desired = self.desired(name, set, objects, outcomes);
+        let desired = self.desired(name, set, policies, outcomes);
         let Some(live) = self.live.get(name) else {
-            return desired.map(|desired| DaemonSetWork::Create(Box::new(desired)));
+            return desired.map(|desired| DaemonSetWrite::Create(Box::new(desired)));
         };
         if live.metadata.deletion_timestamp.is_some() {
             return None;
@@ -152,18 +143,18 @@ impl DaemonSets {
         match desired {
             Some(desired) => {
                 let next = repaired_daemonset(live, &desired);
-                let is_futile = self.futile.get(name).is_some_and(|futile| futile.is_again(live, &next));
-                (!is_futile && !is_same_daemonset(live, &next)).then(|| DaemonSetWork::Replace(Box::new(next)))
+                let is_futile = self.futile.get(name).is_some_and(|futile| futile.repeats(live, &next));
+                (!is_futile && !is_same_daemonset(live, &next)).then(|| DaemonSetWrite::Replace(Box::new(next)))
             }
-            None => policy_of_daemonset(live).map(|_| DaemonSetWork::Delete {
+            None => policy_of_daemonset(live).map(|_| DaemonSetWrite::Delete {
                 uid: live.metadata.uid.clone().unwrap_or_default(),
                 version: live.version().to_owned(),
             }),
         }
     }
 
-    /// Remembers whether the API server refused a write; whether that is news.
-    pub fn written(&mut self, name: &str, refusal: Option<&str>) -> bool {
+    /// Records whether the API server refused a write. Returns true if that changed.
+    pub fn set_refusal(&mut self, name: &str, refusal: Option<&str>) -> bool {
         let before = match refusal {
             Some(refusal) => self.refusals.insert(name.to_owned(), refusal.to_owned()),
             None => self.refusals.remove(name),
@@ -171,55 +162,40 @@ impl DaemonSets {
         before.as_deref() != refusal
     }
 
-    /// Takes in how far the replacement of the pods has come, where nobody waits for so many nodes. Neither nodes that join or go
-    /// down nor writes of anything but the template are progress; where none was waited for, it begins anew.
-    pub fn look_at_progress(&mut self, name: &str, outside: i32, now: Timestamp) {
+    /// Observes the progress of a replacement of pods; the rollout does not wait for `outside` nodes.
+    pub fn observe_replacement(&mut self, name: &str, outside: i32, now: Timestamp) {
         let Some(live) = self.live.get(name) else {
-            return drop(self.progress.remove(name));
+            self.replacements.remove(name);
+            return;
         };
-        let template = live.spec.as_ref().map(|spec| &spec.template);
-        let behind = outdated_agents(live);
-        let known = self
-            .progress
-            .get_mut(name)
-            .filter(|known| known.template.as_ref() == template);
-        let Some(known) = known else {
-            let waited_for = (behind - outside).max(0);
-            let progress = Progress {
-                template: template.cloned(),
-                behind,
-                fewest: behind,
-                waited_for,
-                since: now,
-            };
-            return drop(self.progress.insert(name.to_owned(), progress));
-        };
-        if is_daemonset_observed(live) {
-            known.behind = behind;
+        if let Some(known) = self.replacements.get_mut(name).filter(|known| known.is_of(live)) {
+            known.observe(live, outside, now);
+        } else {
+            let replacement = PodReplacement::start(live, outside, now);
+            self.replacements.insert(name.to_owned(), replacement);
         }
-        let waited_for = (known.behind - outside).max(0);
-        if known.behind < known.fewest || (known.waited_for == 0 && waited_for > 0) {
-            (known.fewest, known.since) = (known.behind, now);
-        }
-        known.waited_for = waited_for;
     }
 
-    /// Whether pods of a DaemonSet are being replaced.
+    /// True while pods of a DaemonSet are being replaced.
     pub fn is_behind(&self, name: &str) -> bool {
-        self.progress.get(name).is_some_and(|progress| progress.behind > 0)
+        self.behind(name) > 0
     }
 
-    /// From when on the replacement of a policy's agents is late, unless it goes on; nothing where none is waited for.
-    pub fn late_at(&self, policy: &Policy) -> Option<Timestamp> {
-        let progress = self
-            .progress
-            .get(&policy_daemonset_name(&policy.name))
-            .filter(|progress| progress.waited_for > 0)?;
-        progress.since.checked_add(policy.pace.progress_deadline()).ok()
+    fn behind(&self, name: &str) -> i32 {
+        self.replacements.get(name).map_or(0, PodReplacement::behind)
     }
 
-    /// What is known of the DaemonSet of a policy. `next` is what is to be written, if anything.
-    pub fn agents(&self, policy: &Policy, next: Option<&DaemonSetWork>, outside: i32, now: Timestamp) -> AgentUpdate {
+    /// Returns the deadline for the next replaced agent of a policy; `None` if the rollout waits for no node.
+    pub fn deadline(&self, policy: &Policy) -> Option<Timestamp> {
+        let since = self
+            .replacements
+            .get(&policy_daemonset_name(&policy.name))?
+            .waits_since()?;
+        since.checked_add(policy.pace.progress_deadline()).ok()
+    }
+
+    /// Returns the state of a policy's agents, for its status. `next` is the planned write of their DaemonSet, if any.
+    pub fn agents(&self, policy: &Policy, next: Option<&DaemonSetWrite>, outside: i32, now: Timestamp) -> AgentUpdate {
         let name = policy_daemonset_name(&policy.name);
         let refusal = self.refusals.get(&name).cloned();
         let Some(live) = self.live.get(&name) else {
@@ -231,13 +207,12 @@ impl DaemonSets {
         let template = |daemonset: &DaemonSet| daemonset.spec.as_ref().map(|spec| spec.template.clone());
         let is_of_template = match next {
             None => true,
-            Some(DaemonSetWork::Replace(next)) => template(next) == template(live),
-            Some(DaemonSetWork::Create(_) | DaemonSetWork::Delete { .. }) => false,
+            Some(DaemonSetWrite::Replace(next)) => template(next) == template(live),
+            Some(DaemonSetWrite::Create(_) | DaemonSetWrite::Delete { .. }) => false,
         };
         let all = live.status.as_ref().map_or(0, |status| status.desired_number_scheduled);
-        let known = self.progress.get(&name).map_or(0, |progress| progress.behind);
-        let behind = if is_of_template { known } else { all };
-        let is_late = is_of_template && self.late_at(policy).is_some_and(|late| late <= now);
+        let behind = if is_of_template { self.behind(&name) } else { all };
+        let is_late = is_of_template && self.deadline(policy).is_some_and(|deadline| deadline <= now);
         AgentUpdate {
             refusal,
             behind,
@@ -247,13 +222,13 @@ impl DaemonSets {
         }
     }
 
-    /// The DaemonSet of a name as it is.
+    /// Returns the live DaemonSet of a name.
     #[cfg(test)]
     pub fn live(&self, name: &str) -> Option<&std::sync::Arc<DaemonSet>> {
         self.live.get(name)
     }
 
-    /// The names of all that exist.
+    /// Returns the names of all live DaemonSets.
     pub fn names(&self) -> Vec<String> {
         self.live.names()
     }

@@ -1,28 +1,26 @@
-//! Which pods are to be evicted, on all nodes. No IO.
+//! Pods to evict, on all nodes. No IO.
 
 use gpunode_plan::{PodEviction, PodName};
 use std::collections::{BTreeMap, HashMap};
 
-/// A pod that holds a broken device of a node.
+/// A pod that holds an unhealthy device of a node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HolderKey {
-    /// Name of the node.
+pub struct EvictionKey {
     pub node: String,
-    /// The pod.
     pub pod: PodName,
 }
 
-/// Pods that are to be evicted, by node: few nodes have any, and none more than a `GpuNode` has holders.
+/// Pods to evict, by node. Few nodes have any, and none has more than its `GpuNode` has holders.
 #[derive(Debug, Default)]
-pub struct Wanted(HashMap<String, BTreeMap<PodName, PodEviction>>);
+pub struct PendingEvictions(HashMap<String, BTreeMap<PodName, PodEviction>>);
 
-impl Wanted {
-    /// Takes in the evictions of one node and returns those that are news. What is left to be done about the others is known.
-    pub fn put(&mut self, node: &str, after: BTreeMap<PodName, PodEviction>) -> Vec<HolderKey> {
+impl PendingEvictions {
+    /// Replaces the evictions of one node and returns those that are new or changed.
+    pub fn put(&mut self, node: &str, after: BTreeMap<PodName, PodEviction>) -> Vec<EvictionKey> {
         let before = self.0.remove(node).unwrap_or_default();
-        let news = after.iter().filter(|(pod, eviction)| before.get(pod) != Some(eviction));
-        let news = news
-            .map(|(pod, _)| HolderKey {
+        let changed = after.iter().filter(|(pod, eviction)| before.get(pod) != Some(eviction));
+        let changed = changed
+            .map(|(pod, _)| EvictionKey {
                 node: node.to_owned(),
                 pod: pod.clone(),
             })
@@ -30,15 +28,15 @@ impl Wanted {
         if !after.is_empty() {
             self.0.insert(node.to_owned(), after);
         }
-        news
+        changed
     }
 
-    /// Why a pod is to be evicted, if it still is.
-    pub fn get(&self, key: &HolderKey) -> Option<&PodEviction> {
+    /// Returns the reason to evict a pod; `None` if there is none any more.
+    pub fn get(&self, key: &EvictionKey) -> Option<&PodEviction> {
         self.0.get(&key.node)?.get(&key.pod)
     }
 
-    /// Forgets all, so that everything is news.
+    /// Forgets all, so that the next `put` returns every eviction.
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -70,42 +68,42 @@ mod tests {
         pods.iter().map(eviction).collect()
     }
 
-    fn names(news: &[HolderKey]) -> Vec<&str> {
-        news.iter().map(|key| key.pod.name.as_str()).collect()
+    fn names(keys: &[EvictionKey]) -> Vec<&str> {
+        keys.iter().map(|key| key.pod.name.as_str()).collect()
     }
 
     #[test]
-    fn only_what_is_new_about_a_pod_asks_for_a_look_at_it() {
-        let mut wanted = Wanted::default();
-        assert_eq!(names(&wanted.put("n", evictions(&[("a", 1), ("b", 1)]))), ["a", "b"]);
+    fn only_a_new_or_changed_eviction_is_returned() {
+        let mut pending = PendingEvictions::default();
+        assert_eq!(names(&pending.put("n", evictions(&[("a", 1), ("b", 1)]))), ["a", "b"]);
         assert_eq!(
-            names(&wanted.put("n", evictions(&[("a", 1), ("b", 2), ("c", 1)]))),
+            names(&pending.put("n", evictions(&[("a", 1), ("b", 2), ("c", 1)]))),
             ["b", "c"]
         );
-        assert!(wanted.put("n", evictions(&[("c", 1)])).is_empty());
+        assert!(pending.put("n", evictions(&[("c", 1)])).is_empty());
         assert_eq!(
-            names(&wanted.put("n", evictions(&[("a", 1), ("c", 1)]))),
+            names(&pending.put("n", evictions(&[("a", 1), ("c", 1)]))),
             ["a"],
-            "it was over meanwhile"
+            "it had ended meanwhile"
         );
-        wanted.clear();
-        assert_eq!(names(&wanted.put("n", evictions(&[("c", 1)]))), ["c"]);
+        pending.clear();
+        assert_eq!(names(&pending.put("n", evictions(&[("c", 1)]))), ["c"]);
     }
 
     #[test]
-    fn eviction_is_over_when_the_node_says_so() {
-        let mut wanted = Wanted::default();
-        let key = wanted.put("n", evictions(&[("a", 1)])).remove(0);
-        assert!(wanted.get(&key).is_some());
+    fn eviction_ends_when_the_plan_of_the_node_drops_it() {
+        let mut pending = PendingEvictions::default();
+        let key = pending.put("n", evictions(&[("a", 1)])).remove(0);
+        assert!(pending.get(&key).is_some());
         assert!(
-            wanted
-                .get(&HolderKey {
+            pending
+                .get(&EvictionKey {
                     node: "m".to_owned(),
                     ..key.clone()
                 })
                 .is_none()
         );
-        wanted.put("n", BTreeMap::new());
-        assert!(wanted.get(&key).is_none() && wanted.0.is_empty());
+        pending.put("n", BTreeMap::new());
+        assert!(pending.get(&key).is_none() && pending.0.is_empty());
     }
 }

@@ -1,39 +1,38 @@
-//! What became of each policy on each node, and the same summed up by policy.
+//! The outcome of each policy on each node, and the sums by policy.
 
 use gpunode_crds::Reason;
 use gpunode_plan::{PolicyNodeStatus, PolicyOutcome, PolicyRollout, PolicyTally};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Where each policy stands on one node, by name.
-pub type ByPolicy = BTreeMap<String, PolicyNodeStatus>;
+/// The standing of each policy on one node, by name of the policy.
+pub type PolicyNodeStatuses = BTreeMap<String, PolicyNodeStatus>;
 
-/// All outcomes.
+/// Outcomes by node, and sums by policy.
 #[derive(Debug, Default)]
-pub struct Outcomes {
-    nodes: HashMap<String, ByPolicy>,
+pub struct OutcomeIndex {
+    nodes: HashMap<String, PolicyNodeStatuses>,
     tallies: HashMap<String, PolicyTally>,
 }
 
-/// An outcome that changed.
+/// The change of one policy's outcome on one node.
 #[derive(Debug, PartialEq)]
-pub struct Transition {
-    /// The policy.
+pub struct OutcomeChange {
     pub policy: String,
-    /// What people want to hear of it, if anything.
-    pub news: Option<(Reason, String)>,
-    /// Whether the policy has to do with the node no more.
+    /// Reason and message of an event, if the change is worth one.
+    pub event: Option<(Reason, String)>,
+    /// True if the policy no longer applies to the node.
     pub left: bool,
 }
 
-impl Outcomes {
-    /// Takes in the outcomes of one node; none for a node that is gone. The work does not grow with the number of nodes.
-    pub fn put(&mut self, node: &str, after: ByPolicy) -> Vec<Transition> {
+impl OutcomeIndex {
+    /// Replaces the outcomes of one node; empty for a deleted node. The work does not grow with the number of nodes.
+    pub fn put(&mut self, node: &str, after: PolicyNodeStatuses) -> Vec<OutcomeChange> {
         let before = self.nodes.remove(node).unwrap_or_default();
         let policies: BTreeSet<_> = before.keys().chain(after.keys()).cloned().collect();
-        let changed = policies
+        let differing = policies
             .into_iter()
             .filter(|policy| before.get(policy) != after.get(policy));
-        let transitions = changed
+        let changes = differing
             .map(|policy| {
                 let (old, new) = (before.get(&policy), after.get(&policy));
                 let tally = self.tallies.entry(policy.clone()).or_default();
@@ -46,43 +45,43 @@ impl Outcomes {
                     None => tally.rollout.put(node, None),
                 }
                 let left = before.is_some() && after.is_none();
-                Transition {
+                OutcomeChange {
                     policy,
                     left,
-                    news: news(before, after),
+                    event: event(before, after),
                 }
             })
             .collect();
         if !after.is_empty() {
             self.nodes.insert(node.to_owned(), after);
         }
-        transitions
+        changes
     }
 
-    /// The sum for a policy, where it matches any node.
+    /// Returns the sum of a policy; `None` if it matches no node.
     pub fn tally(&self, policy: &str) -> Option<&PolicyTally> {
         self.tallies.get(policy)
     }
 
-    /// How many nodes of a policy nobody waits for.
+    /// Returns how many nodes of a policy its rollout does not wait for.
     pub fn outside(&self, policy: &str) -> i32 {
         let outside = self.tallies.get(policy).map_or(0, |tally| tally.rollout.outside());
         i32::try_from(outside).unwrap_or(i32::MAX)
     }
 
-    /// The rollout of a policy.
+    /// Returns the rollout of a policy.
     pub fn rollout(&mut self, policy: &str) -> Option<&mut PolicyRollout> {
         self.tallies.get_mut(policy).map(|tally| &mut tally.rollout)
     }
 
-    /// The rollout that a node is part of, and its policy.
+    /// Returns the rollout that a node is part of, and its policy.
     pub fn rollout_of(&mut self, node: &str) -> Option<(&str, &mut PolicyRollout)> {
         let standings = self.nodes.get(node)?;
         let (policy, _) = standings.iter().find(|(_, standing)| standing.stage.is_some())?;
         Some((policy, &mut self.tallies.get_mut(policy)?.rollout))
     }
 
-    /// Forgets the sums of policies that are gone.
+    /// Drops the sums of policies that do not exist.
     pub fn retain(&mut self, exists: impl Fn(&str) -> bool) {
         self.tallies.retain(|policy, _| exists(policy));
     }
@@ -92,8 +91,8 @@ fn counted(standing: Option<&PolicyNodeStatus>) -> Option<&PolicyOutcome> {
     standing?.outcome.as_ref()
 }
 
-/// People hear when a conflict comes or goes, and when an agent refuses its configuration.
-fn news(old: Option<&PolicyOutcome>, new: Option<&PolicyOutcome>) -> Option<(Reason, String)> {
+/// Returns the event for a change: a conflict that comes or goes, or an agent that rejects its configuration.
+fn event(old: Option<&PolicyOutcome>, new: Option<&PolicyOutcome>) -> Option<(Reason, String)> {
     let is_conflict = |outcome: &PolicyOutcome| matches!(outcome, PolicyOutcome::Conflicted { .. });
     let was_conflict = old.is_some_and(is_conflict);
     match new {
@@ -111,9 +110,10 @@ fn news(old: Option<&PolicyOutcome>, new: Option<&PolicyOutcome>) -> Option<(Rea
         {
             Some((Reason::ConfigurationRejected, message.clone()))
         }
-        _ if was_conflict && !new.is_some_and(is_conflict) => {
-            Some((Reason::NoConflict, "no other owner is in the way any more".to_owned()))
-        }
+        _ if was_conflict && !new.is_some_and(is_conflict) => Some((
+            Reason::NoConflict,
+            "no other owner holds a key of this policy".to_owned(),
+        )),
         _ => None,
     }
 }
@@ -123,20 +123,20 @@ mod tests {
     use super::*;
     use gpunode_crds::NodeCounts;
 
-    fn outcomes(outcome: PolicyOutcome) -> ByPolicy {
+    fn outcomes(outcome: PolicyOutcome) -> PolicyNodeStatuses {
         BTreeMap::from([("p".to_owned(), outcome.into())])
     }
 
-    fn put(all: &mut Outcomes, after: ByPolicy) -> Vec<Option<Reason>> {
+    fn put(all: &mut OutcomeIndex, after: PolicyNodeStatuses) -> Vec<Option<Reason>> {
         all.put("n", after)
             .into_iter()
-            .map(|transition| transition.news.map(|(reason, _)| reason))
+            .map(|change| change.event.map(|(reason, _)| reason))
             .collect()
     }
 
     #[test]
-    fn only_changes_are_told_and_only_some_are_news() {
-        let mut all = Outcomes::default();
+    fn only_changes_are_returned_and_only_some_are_worth_an_event() {
+        let mut all = OutcomeIndex::default();
         let conflict = || outcomes(PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, "m"));
         let rejected = |message: &str| outcomes(PolicyOutcome::failed(Reason::ConfigurationRejected, message));
         for (after, expected) in [
@@ -148,7 +148,7 @@ mod tests {
             (rejected("m"), vec![Some(Reason::ConfigurationRejected)]),
             (rejected("other"), vec![None]),
             (conflict(), vec![Some(Reason::KeyOwnedByAnother)]),
-            (ByPolicy::new(), vec![Some(Reason::NoConflict)]),
+            (PolicyNodeStatuses::new(), vec![Some(Reason::NoConflict)]),
         ] {
             assert_eq!(put(&mut all, after.clone()), expected, "{after:?}");
         }
@@ -156,11 +156,11 @@ mod tests {
 
     #[test]
     fn sums_follow_each_node() {
-        let mut all = Outcomes::default();
+        let mut all = OutcomeIndex::default();
         all.put("a", outcomes(PolicyOutcome::Ready));
         all.put("b", outcomes(PolicyOutcome::Updating));
         all.put("b", outcomes(PolicyOutcome::Ready));
-        all.put("a", ByPolicy::new());
+        all.put("a", PolicyNodeStatuses::new());
         let expected = NodeCounts {
             matched: 1,
             ready: 1,

@@ -1,74 +1,67 @@
-//! What there is to do: keys of the queue, and what is to be written for each.
+//! Keys of the work queue, and the write that each needs.
 
-use crate::{events::Notice, index::evictions::HolderKey};
+use crate::metrics::WorkKind;
 use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus};
 use gpunode_plan::{ConditionsChange, GpuNodeChange};
-use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use std::sync::Arc;
 
 /// Something that may need a write.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Key {
+pub enum WorkKey {
     /// A node and its `GpuNode`, by name.
     Node(String),
     /// A DaemonSet, by name.
     DaemonSet(String),
     /// The status of a policy, by name.
-    Status(String),
+    PolicyStatus(String),
 }
 
-/// A key to look at, now or at a time.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Wake {
-    /// What.
-    pub key: Key,
-    /// When; `None` is now.
-    pub at: Option<Timestamp>,
-}
-
-/// What follows from a change.
-#[derive(Debug, Default)]
-pub struct Effects {
-    /// What to look at.
-    pub wakes: Vec<Wake>,
-    /// What to tell people.
-    pub notices: Vec<Notice>,
-    /// Pods to evict.
-    pub evictions: Vec<HolderKey>,
-}
-
-impl Effects {
-    /// Asks for a look now.
-    pub fn wake(&mut self, key: Key) {
-        self.wakes.push(Wake { key, at: None });
+impl WorkKey {
+    /// Name of the object.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Node(name) | Self::DaemonSet(name) | Self::PolicyStatus(name) => name,
+        }
     }
 
-    /// Asks for a look at a time.
-    pub fn wake_at(&mut self, key: Key, at: Timestamp) {
-        self.wakes.push(Wake { key, at: Some(at) });
+    /// Kind of the work, for metrics.
+    pub fn kind(&self) -> WorkKind {
+        match self {
+            Self::Node(_) => WorkKind::Node,
+            Self::DaemonSet(_) => WorkKind::DaemonSet,
+            Self::PolicyStatus(_) => WorkKind::Status,
+        }
     }
 }
 
-/// What is to be written for a node; at least one of them.
+/// The write that a key needs.
 #[derive(Debug, PartialEq)]
-pub struct NodeWork {
+pub enum PlannedWrite {
+    Node(Box<NodeWrite>),
+    DaemonSet(DaemonSetWrite),
+    PolicyStatus(Box<PolicyStatusWrite>),
+}
+
+/// Writes for a node; at least one of them.
+#[derive(Debug, PartialEq)]
+pub struct NodeWrite {
     /// A patch of the Node.
     pub patch: Option<json_patch::Patch>,
     /// A patch of its status.
     pub status_patch: Option<json_patch::Patch>,
     /// A change of its `GpuNode`.
     pub gpu_node: GpuNodeChange,
-    /// What the operator says in the status of its `GpuNode`.
+    /// The operator's conditions in the status of its `GpuNode`.
     pub conditions: Option<ConditionsChange>,
 }
 
-/// What is to be written for a DaemonSet.
+/// A write of a DaemonSet.
 #[derive(Debug, PartialEq)]
-pub enum DaemonSetWork {
+pub enum DaemonSetWrite {
     /// It is missing.
     Create(Box<DaemonSet>),
-    /// It was edited; this is how it is to be, with the version that was read.
+    /// It differs; this is its repaired form, with the resourceVersion that was read.
     Replace(Box<DaemonSet>),
     /// No policy wants it.
     Delete {
@@ -79,10 +72,10 @@ pub enum DaemonSetWork {
     },
 }
 
-/// A status to write.
+/// A write of a policy's status.
 #[derive(Debug, PartialEq)]
-pub struct StatusWork {
-    /// The policy as it is known.
+pub struct PolicyStatusWrite {
+    /// The policy as the index has it.
     pub policy: Arc<GpuNodePolicy>,
     /// Its new status.
     pub status: GpuNodePolicyStatus,

@@ -1,9 +1,6 @@
-//! Leader election by a `coordination.k8s.io` Lease.
-//!
-//! A leader's claim ends by this machine's monotonic clock, counted from before the request that renewed it was sent. Any
-//! other replica counts the same time from when it saw the renewal, which is later. So a claim has always ended before
-//! the Lease can be taken, whatever the wall clocks of the machines say and however long this process was stopped.
+//! Takes, renews and releases the Lease.
 
+use crate::leader_election::leadership::{LEASE_DURATION, Leadership};
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::MicroTime,
@@ -18,136 +15,105 @@ use tokio::{
 
 /// Name of the Lease.
 const NAME: &str = "gpunode-operator";
-/// How long a Lease holds without renewal. Client-go's default.
-pub const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// No other holder is waited for longer, whatever its Lease says.
+/// The longest wait for another holder, whatever duration its Lease says.
 const MAX_DURATION: Duration = Duration::from_mins(1);
-/// How often the leader renews: two renewals may fail.
+/// Time between renewals: two may fail in a row.
 const RENEW_EVERY: Duration = Duration::from_secs(5);
-/// How often others look, and how soon a failed request is tried again. Client-go's default retry period.
+/// Time between reads of a Lease that another holds, and before the retry of a failed request. Client-go's default.
 const RETRY_EVERY: Duration = Duration::from_secs(2);
-/// No single request may use up the time of the claim.
+/// Timeout of one request, so that none uses up the leadership.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
-/// A write is not begun this close to the end of a claim, so that it reaches the API server before.
-const MARGIN: Duration = Duration::from_secs(3);
 
-/// Why this process leads no longer.
+/// Why this process no longer leads.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
-    /// Somebody else has the Lease.
-    #[error("renew lease {NAME}: {0} has taken it")]
+    /// Another process took the Lease.
+    #[error("renew lease {NAME}: {0} took it")]
     Taken(String),
-    /// It could not be renewed in time.
+    /// No renewal succeeded in time.
     #[error("renew lease {NAME}: no renewal within {}s; check the connection to the API server", LEASE_DURATION.as_secs())]
     Expired,
 }
 
-/// Whether this process leads, right now.
-#[derive(Clone, Debug)]
-pub struct Claim(watch::Receiver<Option<Instant>>);
-
-impl Claim {
-    /// A claim that was made once and is not renewed.
-    #[cfg(test)]
-    pub fn until(until: Instant) -> Self {
-        Self(watch::channel(Some(until)).1)
-    }
-
-    /// Whether a write may begin.
-    pub fn is_current(&self) -> bool {
-        self.0.borrow().is_some_and(may_write)
-    }
-
-    /// Returns when a write may begin: at once, when this process begins to lead, or when a late renewal succeeds. Never
-    /// returns where the election has ended, for the process ends too.
-    pub async fn current(&mut self) {
-        if self.0.wait_for(|until| until.is_some_and(may_write)).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
-fn may_write(until: Instant) -> bool {
-    Instant::now() + MARGIN < until
-}
-
-/// One who wants to lead.
-pub struct Candidate {
+/// Wants to lead, as client-go's `LeaderElector` does.
+pub struct LeaderElector {
     leases: Api<Lease>,
     namespace: String,
     identity: String,
+    /// End of the leadership.
     until: watch::Sender<Option<Instant>>,
-    alive: watch::Sender<Instant>,
-    /// What was last seen of another holder.
-    seen: Option<Seen>,
-    /// Why the last attempt failed.
-    failure: Option<String>,
+    heartbeat: watch::Sender<Instant>,
+    /// Another holder, as last observed.
+    observed: Option<ObservedHolder>,
+    /// Error of the last attempt.
+    last_error: Option<String>,
 }
 
-/// Another holder.
-struct Seen {
-    record: Record,
+/// Another holder of the Lease.
+struct ObservedHolder {
+    record: LeaderRecord,
+    /// When this record was first read.
     since: Instant,
     /// When its Lease may be taken.
-    until: Instant,
+    expires: Instant,
 }
 
-/// What a holder changes with each renewal.
-type Record = (Option<String>, Option<MicroTime>, Option<i32>);
+/// Fields that change with each renewal: holder, time of renewal, number of transitions.
+type LeaderRecord = (Option<String>, Option<MicroTime>, Option<i32>);
 
-/// What an attempt came to.
+/// Result of an attempt to take or renew the Lease.
 #[derive(Debug, PartialEq)]
-enum Attempt {
-    /// The Lease is ours until then.
+enum LeaseAttempt {
+    /// This process holds the Lease until then.
     Held(Instant),
-    /// It is somebody else's.
-    Other(String),
+    /// Another process holds it.
+    HeldBy(String),
 }
 
-impl Candidate {
-    /// A candidate of this identity, and the view of its claim.
-    pub fn new(client: Client, namespace: &str, identity: &str) -> (Self, Claim) {
-        let (until, claim) = watch::channel(None);
-        let candidate = Self {
+impl LeaderElector {
+    /// Makes an elector of this identity, and the view of its leadership.
+    pub fn new(client: Client, namespace: &str, identity: &str) -> (Self, Leadership) {
+        let (until, leadership) = watch::channel(None);
+        let elector = Self {
             leases: Api::namespaced(client, namespace),
             namespace: namespace.to_owned(),
             identity: identity.to_owned(),
             until,
-            alive: watch::channel(Instant::now()).0,
-            seen: None,
-            failure: None,
+            heartbeat: watch::channel(Instant::now()).0,
+            observed: None,
+            last_error: None,
         };
-        (candidate, Claim(claim))
+        (elector, Leadership::new(leadership))
     }
 
-    /// When the election last went round; it does so every few seconds while this process works.
+    /// Returns the time of the last attempt; there is one every few seconds while this process works.
     pub fn heartbeat(&self) -> watch::Receiver<Instant> {
-        self.alive.subscribe()
+        self.heartbeat.subscribe()
     }
 
-    /// Takes the Lease when it is free and keeps it. Returns only when it is lost, and the process must end then: every
-    /// bit of state that a leader gathered goes with it, and the kubelet starts a fresh candidate.
+    /// Takes the Lease when it is free and keeps it. Returns only when it is lost, and the process must end then: all state
+    /// that a leader gathered goes with it, and the kubelet starts a fresh process.
     pub async fn run(&mut self) -> LeaseError {
         loop {
-            self.alive.send_replace(Instant::now());
+            self.heartbeat.send_replace(Instant::now());
             let attempt = timeout(REQUEST_TIMEOUT, self.attempt()).await;
-            let failure = match &attempt {
+            let error = match &attempt {
                 Ok(Ok(_)) => None,
                 Ok(Err(error)) => Some(error.to_string()),
                 Err(_) => Some(format!("no answer within {}s", REQUEST_TIMEOUT.as_secs())),
             };
-            if let Some(error) = failure.as_ref().filter(|_| failure != self.failure) {
-                tracing::warn!(error, "request lease {NAME}; trying again");
+            if let Some(error) = error.as_ref().filter(|_| error != self.last_error) {
+                tracing::warn!(error, "cannot get lease {NAME}; retrying");
             }
-            self.failure = failure;
+            self.last_error = error;
             let pause = match attempt {
-                Ok(Ok(Attempt::Held(until))) => {
+                Ok(Ok(LeaseAttempt::Held(until))) => {
                     if self.until.send_replace(Some(until)).is_none() {
                         tracing::info!(identity = self.identity, "leading");
                     }
                     RENEW_EVERY
                 }
-                Ok(Ok(Attempt::Other(holder))) => {
+                Ok(Ok(LeaseAttempt::HeldBy(holder))) => {
                     if self.until.send_replace(None).is_some() {
                         return LeaseError::Taken(holder);
                     }
@@ -163,12 +129,12 @@ impl Candidate {
         }
     }
 
-    /// Lets go of the Lease where it is held, so that another replica need not wait. Writes must have ended before.
-    pub async fn vacate(&mut self) {
+    /// Releases the Lease if this process holds it, so that another replica need not wait. All writes must have ended.
+    pub async fn release(&mut self) {
         if self.until.send_replace(None).is_none() {
             return;
         }
-        let released = async {
+        let request = async {
             let mut lease = self.leases.get(NAME).await?;
             let spec = lease.spec.get_or_insert_default();
             if spec.holder_identity.as_ref() == Some(&self.identity) {
@@ -178,34 +144,34 @@ impl Candidate {
             }
             Ok::<_, kube::Error>(())
         };
-        match timeout(REQUEST_TIMEOUT / 2, released).await {
+        match timeout(REQUEST_TIMEOUT / 2, request).await {
             Ok(Ok(())) => tracing::info!("released lease {NAME}"),
-            Ok(Err(error)) => tracing::warn!(%error, "release lease {NAME}"),
-            Err(_) => tracing::warn!("release lease {NAME}: no answer in time"),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot release lease {NAME}"),
+            Err(_) => tracing::warn!("cannot release lease {NAME}: no answer in time"),
         }
     }
 
-    async fn attempt(&mut self) -> kube::Result<Attempt> {
+    async fn attempt(&mut self) -> kube::Result<LeaseAttempt> {
         let lease = self.leases.get_opt(NAME).await?;
         let now = Instant::now();
         if let Some(holder) = self.valid_holder(lease.as_ref(), now) {
-            return Ok(Attempt::Other(holder));
+            return Ok(LeaseAttempt::HeldBy(holder));
         }
-        let wanted = self.renewed(lease.as_ref(), Timestamp::now());
+        let renewed = self.renewed(lease.as_ref(), Timestamp::now());
         // Counted from here, before the request is sent.
         let until = Instant::now() + LEASE_DURATION;
         let params = PostParams::default();
         match lease {
-            Some(_) => self.leases.replace(NAME, &params, &wanted).await?,
-            None => self.leases.create(&params, &wanted).await?,
+            Some(_) => self.leases.replace(NAME, &params, &renewed).await?,
+            None => self.leases.create(&params, &renewed).await?,
         };
-        self.seen = None;
-        Ok(Attempt::Held(until))
+        self.observed = None;
+        Ok(LeaseAttempt::Held(until))
     }
 
-    /// Who else holds the Lease, if it may not be taken yet: its record changed within the last lease duration, by this
-    /// machine's clock. One who lets go leaves a Lease without holder; where the Lease is gone, somebody deleted it while
-    /// its holder may still lead.
+    /// Returns the other holder while its Lease may not be taken: while its record changed within the last lease duration, by
+    /// this machine's clock. A released Lease has no holder. A Lease that does not exist was deleted, and its holder may
+    /// still lead.
     fn valid_holder(&mut self, lease: Option<&Lease>, now: Instant) -> Option<String> {
         if let Some(spec) = lease.and_then(|lease| lease.spec.as_ref()) {
             let holder = spec
@@ -214,24 +180,24 @@ impl Candidate {
                 .filter(|holder| !holder.is_empty() && *holder != self.identity)?;
             let record = (Some(holder), spec.renew_time.clone(), spec.lease_transitions);
             let since = self
-                .seen
+                .observed
                 .take()
-                .filter(|seen| seen.record == record)
-                .map_or(now, |seen| seen.since);
+                .filter(|observed| observed.record == record)
+                .map_or(now, |observed| observed.since);
             let theirs = spec
                 .lease_duration_seconds
                 .and_then(|seconds| u64::try_from(seconds).ok())
                 .unwrap_or_default();
-            let until = since + Duration::from_secs(theirs).clamp(LEASE_DURATION, MAX_DURATION);
-            self.seen = Some(Seen { record, since, until });
+            let expires = since + Duration::from_secs(theirs).clamp(LEASE_DURATION, MAX_DURATION);
+            self.observed = Some(ObservedHolder { record, since, expires });
         }
-        self.seen
+        self.observed
             .as_ref()
-            .filter(|seen| now < seen.until)
-            .and_then(|seen| seen.record.0.clone())
+            .filter(|observed| now < observed.expires)
+            .and_then(|observed| observed.record.0.clone())
     }
 
-    /// The Lease as it is when this candidate holds it from now on. Its resourceVersion is the one that was read.
+    /// Returns the Lease as this process holds it from now on, with the resourceVersion that was read.
     fn renewed(&self, lease: Option<&Lease>, now: Timestamp) -> Lease {
         let mut lease = lease.cloned().unwrap_or_default();
         lease.metadata.name = Some(NAME.to_owned());

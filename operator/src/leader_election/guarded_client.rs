@@ -1,10 +1,10 @@
-//! The client for writes: it lets a request go only while this process leads.
+//! Client that sends a write only while this process leads.
 //!
-//! The claim is looked at twice: when the request enters the client, and again when the connection asks for the body, the
-//! last moment before the bytes go to the kernel. Between the two lie a queue and perhaps a TLS handshake, and a process
-//! may be stopped anywhere. A request whose body does not come is one that no API server carries out.
+//! It checks the leadership twice: when the request enters the client, and when the connection asks for the body, the last
+//! moment before the bytes go to the kernel. Between the two lie a queue and perhaps a TLS handshake, and a process may be
+//! stopped anywhere. No API server carries out a request whose body does not come.
 
-use crate::leader_election::elector::Claim;
+use crate::leader_election::leadership::Leadership;
 use http::{Method, Request};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper_util::{client::legacy, rt::TokioExecutor};
@@ -18,36 +18,36 @@ use std::{
 };
 use tower::{BoxError, ServiceBuilder};
 
-/// A write was held back.
+/// The client held a write back.
 #[derive(Debug, thiserror::Error)]
-#[error("send a write: this process does not lead any more")]
+#[error("cannot send a write: this process no longer leads")]
 pub struct NotLeader;
 
-/// A client whose writes end with the claim. It retries nothing by itself, since a retry would not be looked at again.
-pub fn guarded_client(config: Config, claim: Claim) -> kube::Result<Client> {
+/// Makes a client whose writes end with the leadership. It never retries by itself, since a retry would not be checked.
+pub fn guarded_client(config: Config, leadership: Leadership) -> kube::Result<Client> {
     let connector = config.rustls_https_connector()?;
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
-        .filter(move |request: Request<Body>| guarded(request, &claim))
+        .filter(move |request: Request<Body>| guarded(request, &leadership))
         .service(legacy::Client::builder(TokioExecutor::new()).build(connector));
     Ok(ClientBuilder::new(service, config.default_namespace).build())
 }
 
-fn guarded(request: Request<Body>, claim: &Claim) -> Result<Request<GuardedBody>, BoxError> {
+fn guarded(request: Request<Body>, leadership: &Leadership) -> Result<Request<GuardedBody>, BoxError> {
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
-    if !is_read && !claim.is_current() {
+    if !is_read && !leadership.is_current() {
         return Err(NotLeader.into());
     }
-    let claim = (!is_read).then(|| claim.clone());
-    Ok(request.map(|inner| GuardedBody { inner, claim }))
+    let leadership = (!is_read).then(|| leadership.clone());
+    Ok(request.map(|inner| GuardedBody { inner, leadership }))
 }
 
-/// A body that is handed out only while the claim holds.
+/// A body that is handed out only while this process leads.
 struct GuardedBody {
     inner: Body,
-    claim: Option<Claim>,
+    leadership: Option<Leadership>,
 }
 
 impl HttpBody for GuardedBody {
@@ -58,7 +58,11 @@ impl HttpBody for GuardedBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        if self.claim.as_ref().is_some_and(|claim| !claim.is_current()) {
+        if self
+            .leadership
+            .as_ref()
+            .is_some_and(|leadership| !leadership.is_current())
+        {
             return Poll::Ready(Some(Err(NotLeader.into())));
         }
         Pin::new(&mut self.inner).poll_frame(context).map_err(Into::into)
@@ -76,7 +80,7 @@ impl HttpBody for GuardedBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::leader_election::elector::LEASE_DURATION;
+    use crate::leader_election::leadership::LEASE_DURATION;
     use std::future::poll_fn;
     use tokio::time::{Instant, advance};
 
@@ -96,27 +100,29 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn write_goes_while_the_claim_holds_and_not_after() {
-        let claim = Claim::until(Instant::now() + LEASE_DURATION);
+    async fn write_goes_only_while_this_process_leads() {
+        let leadership = Leadership::until(Instant::now() + LEASE_DURATION);
         for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
-            assert!(body_of(guarded(request(method), &claim).unwrap()).await.is_ok());
+            assert!(body_of(guarded(request(method), &leadership).unwrap()).await.is_ok());
         }
         advance(LEASE_DURATION).await;
         assert!(
-            guarded(request(Method::PATCH), &claim)
+            guarded(request(Method::PATCH), &leadership)
                 .err()
                 .is_some_and(|error| error.is::<NotLeader>())
         );
         assert!(
-            body_of(guarded(request(Method::GET), &claim).unwrap()).await.is_ok(),
+            body_of(guarded(request(Method::GET), &leadership).unwrap())
+                .await
+                .is_ok(),
             "reads go on"
         );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn write_that_waited_past_the_claim_is_not_sent() {
-        let claim = Claim::until(Instant::now() + LEASE_DURATION);
-        let waiting = guarded(request(Method::PATCH), &claim).unwrap();
+    async fn write_that_waited_past_the_leadership_is_not_sent() {
+        let leadership = Leadership::until(Instant::now() + LEASE_DURATION);
+        let waiting = guarded(request(Method::PATCH), &leadership).unwrap();
         advance(LEASE_DURATION).await;
         assert!(body_of(waiting).await.is_err_and(|error| error.is::<NotLeader>()));
     }

@@ -1,8 +1,12 @@
-//! Evictions through the API that respects PodDisruptionBudgets.
+//! Evicts holders of unhealthy devices through the eviction API, which respects PodDisruptionBudgets.
 
-use super::{Parts, notice, tried};
 use crate::{
-    index::evictions::HolderKey, leader_election::NotLeader, lenient::Readable, metrics::Kind, work_queue::Done,
+    index::evictions::EvictionKey,
+    leader_election::NotLeader,
+    lenient::Lenient,
+    metrics::WorkKind,
+    pods::context::PodContext,
+    work_queue::{WorkQueue, WorkResult},
 };
 use futures::future::join_all;
 use gpunode_crds::Reason;
@@ -10,98 +14,113 @@ use gpunode_plan::PodEviction;
 use k8s_openapi::{
     api::{
         core::v1::{ObjectReference, Pod},
-        policy::v1::Eviction as Request,
+        policy::v1::Eviction as EvictionRequest,
     },
     apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions},
 };
 use kube::{Api, Resource, ResourceExt, api::PostParams, core::Status};
+use std::sync::Arc;
 
-/// Pods that are looked at at a time: a slow answer about one does not hold up all others.
+/// Evictions at a time, so that a slow answer about one pod does not hold up all others.
 const WORKERS: usize = 2;
 
-/// Evicts pods as it becomes known that they are to go. The queue holds no more than [`crate::index::evictions::Wanted`] has, and keys of
-/// which the next look shows that nothing is to be done any more.
-pub async fn evict_pods(parts: &Parts<'_>) {
-    let queue = parts.controller.evictions();
-    join_all((0..WORKERS).map(|_| async {
-        let mut claim = parts.claim.clone();
-        loop {
-            claim.current().await;
-            let key = queue.next().await;
-            let done = pass(parts, &key).await;
-            queue.done(key, done);
-        }
-    }))
-    .await;
+/// The task that evicts pods. Its queue holds the pending evictions of the index, and keys that turn out to need nothing.
+pub struct PodEvictor {
+    pub context: PodContext,
+    pub queue: Arc<WorkQueue<EvictionKey>>,
 }
 
-pub async fn pass(parts: &Parts<'_>, key: &HolderKey) -> Done {
-    let Some(eviction) = parts.controller.with_index(|index, _, _| index.eviction(key).cloned()) else {
-        return Done::Settled;
-    };
-    parts.metrics.reconciled(Kind::Pod);
-    let pods = Api::namespaced(parts.guarded.clone(), &key.pod.namespace);
-    let (node, pod) = (&key.node, &key.pod);
-    match tried(parts, "evict a pod", node, pod, evict(&pods, key, &eviction)).await {
-        Ok(Outcome::NotThere) => Done::Settled,
-        Ok(Outcome::Changed) => Done::Raced,
-        Ok(Outcome::Evicted(reference)) => {
-            parts.metrics.wrote(Kind::Pod);
-            tracing::info!(%node, %pod, why = %eviction, "evicted a pod");
-            let message = format!("evicted from node {node}, since {eviction}");
-            parts
-                .controller
-                .notify(notice(reference, node, Reason::PodEvicted, message));
-            Done::Settled
+impl PodEvictor {
+    /// Evicts pods for as long as the process lives, while it leads.
+    pub async fn run(self) {
+        join_all((0..WORKERS).map(|_| self.work())).await;
+    }
+
+    async fn work(&self) {
+        let mut leadership = self.context.leadership.clone();
+        loop {
+            leadership.acquired().await;
+            let key = self.queue.next().await;
+            let result = evict(&self.context, &key).await;
+            self.queue.done(key, result);
         }
-        Ok(Outcome::Refused(reference, status)) => {
-            tracing::debug!(%node, %pod, code = status.code, status.message, "evict a pod: refused");
-            let message = format!(
-                "to be evicted from node {node}, since {eviction}; refused so far: {}",
-                status.message
-            );
-            parts
-                .controller
-                .notify(notice(reference, node, Reason::EvictionRefused, message));
-            Done::Refused
-        }
-        Err(done) => done,
     }
 }
 
-/// What became of an eviction.
+/// Evicts one pod, if there still is a reason to.
+pub async fn evict(context: &PodContext, key: &EvictionKey) -> WorkResult {
+    let Some(eviction) = context.index.eviction(key) else {
+        return WorkResult::Done;
+    };
+    context.metrics.reconciled(WorkKind::Pod);
+    let pods = Api::namespaced(context.guarded_client.clone(), &key.pod.namespace);
+    let (node, pod) = (&key.node, &key.pod);
+    let requests = request_eviction(&pods, key, &eviction);
+    match context.attempt("evict a pod", node, pod, requests).await {
+        Ok(EvictionResult::NotFound) => WorkResult::Done,
+        Ok(EvictionResult::Conflict) => WorkResult::Conflict,
+        Ok(EvictionResult::Evicted(reference)) => {
+            context.metrics.wrote(WorkKind::Pod);
+            tracing::info!(%node, %pod, reason = %eviction, "evicted a pod");
+            let message = evicted_text(node, &eviction);
+            context.announce(reference, node, Reason::PodEvicted, message);
+            WorkResult::Done
+        }
+        Ok(EvictionResult::Refused(reference, status)) => {
+            tracing::debug!(%node, %pod, code = status.code, status.message, "the API server refused an eviction");
+            let message = refused_text(node, &eviction, &status.message);
+            context.announce(reference, node, Reason::EvictionRefused, message);
+            WorkResult::TooEarly
+        }
+        Err(result) => result,
+    }
+}
+
+fn evicted_text(node: &str, eviction: &PodEviction) -> String {
+    format!("evicted from node {node}: {eviction}")
+}
+
+fn refused_text(node: &str, eviction: &PodEviction, answer: &str) -> String {
+    format!("waits for eviction from node {node}: {eviction}; the API server refuses so far: {answer}")
+}
+
+/// Result of an eviction.
 #[derive(Debug)]
-enum Outcome {
-    /// No pod is there that holds the device.
-    NotThere,
+enum EvictionResult {
+    /// No pod of that name holds the device.
+    NotFound,
     /// The pod changed meanwhile, or this process does not lead.
-    Changed,
-    /// The pod is on its way out.
+    Conflict,
+    /// The pod terminates.
     Evicted(ObjectReference),
-    /// The API server does not want it now, for a budget first of all.
+    /// The API server refuses it for now, mostly because of a budget.
     Refused(ObjectReference, Box<Status>),
 }
 
-async fn evict(pods: &Api<Readable<Pod>>, key: &HolderKey, eviction: &PodEviction) -> kube::Result<Outcome> {
+async fn request_eviction(
+    pods: &Api<Lenient<Pod>>,
+    key: &EvictionKey,
+    eviction: &PodEviction,
+) -> kube::Result<EvictionResult> {
     let name = &key.pod.name;
-    let pod = pods.get_opt(name).await?.and_then(Readable::into_object);
+    let pod = pods.get_opt(name).await?.and_then(Lenient::into_object);
     let Some(pod) = pod.filter(|pod| eviction.is_of(pod, &key.node)) else {
-        return Ok(Outcome::NotThere);
+        return Ok(EvictionResult::NotFound);
     };
-    // This very pod as it was looked at, which a late request of a replaced leader is not about.
-    let only = Preconditions {
+    // Names this pod in this version, so that a late request of a replaced leader does nothing.
+    let only_this = Preconditions {
         uid: pod.uid(),
         resource_version: pod.resource_version(),
     };
-    // Not `Api::evict`: kube 5 names the options in a way that no API server reads, so the preconditions would be lost.
-    let request = Request {
+    // Not `Api::evict`: kube 5 writes the options under a name that no API server reads, and the preconditions would be lost.
+    let request = EvictionRequest {
         metadata: kube::api::ObjectMeta {
             name: Some(name.clone()),
             namespace: pod.namespace(),
             ..Default::default()
         },
         delete_options: Some(DeleteOptions {
-            preconditions: Some(only),
+            preconditions: Some(only_this),
             ..DeleteOptions::default()
         }),
     };
@@ -109,14 +128,14 @@ async fn evict(pods: &Api<Readable<Pod>>, key: &HolderKey, eviction: &PodEvictio
         .create_subresource::<_, Status>("eviction", name, &PostParams::default(), &request)
         .await
     {
-        // With several budgets for one pod the API server answers 201, and means 500.
-        Ok(status) if status.is_failure() => Ok(Outcome::Refused(pod.object_ref(&()), Box::new(status))),
-        Ok(_) => Ok(Outcome::Evicted(pod.object_ref(&()))),
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Outcome::NotThere),
-        Err(kube::Error::Api(status)) if status.is_conflict() => Ok(Outcome::Changed),
-        Err(kube::Error::Service(error)) if error.is::<NotLeader>() => Ok(Outcome::Changed),
+        // For a pod with several budgets the API server answers 201 with a failure of 500 in the body.
+        Ok(status) if status.is_failure() => Ok(EvictionResult::Refused(pod.object_ref(&()), Box::new(status))),
+        Ok(_) => Ok(EvictionResult::Evicted(pod.object_ref(&()))),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(EvictionResult::NotFound),
+        Err(kube::Error::Api(status)) if status.is_conflict() => Ok(EvictionResult::Conflict),
+        Err(kube::Error::Service(error)) if error.is::<NotLeader>() => Ok(EvictionResult::Conflict),
         Err(kube::Error::Api(status)) if !matches!(status.code, 503 | 504) => {
-            Ok(Outcome::Refused(pod.object_ref(&()), status))
+            Ok(EvictionResult::Refused(pod.object_ref(&()), status))
         }
         Err(error) => Err(error),
     }

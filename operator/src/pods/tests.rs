@@ -1,20 +1,23 @@
-//! What is asked of the API server, and what its answers come to.
+//! Requests to the API server, and what its answers lead to.
 
 mod evictions;
 mod rejections;
 
-use super::{evictor, rejected_pods, *};
+use super::*;
 use crate::{
-    index::{cache::Change, evictions::HolderKey},
-    leader_election::LEASE_DURATION,
-    work_queue::Done,
+    events::{OperatorEvent, event_channel},
+    index::{ClusterIndex, cache::WatchUpdate, evictions::EvictionKey, message::IndexMessage},
+    leader_election::{LEASE_DURATION, Leadership},
+    metrics::OperatorMetrics,
+    reconcile::{IndexOwner, Reconciler, ReconcilerOutputs},
+    work_queue::{WorkQueue, WorkResult},
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use gpunode_plan::{AgentPodSettings, NodeFacts, PodName};
 use http::{Method, Request, Response};
 use http_body::Body as _;
 use k8s_openapi::api::core::v1::Node;
-use kube::client::Body;
+use kube::{Client, client::Body};
 use serde_json::{Value, json};
 use std::{
     convert::Infallible,
@@ -24,34 +27,32 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{Instant, timeout},
 };
 use tower::service_fn;
 
 /// Method, path and body of a request.
-type Asked = (Method, String, Value);
+type SentRequest = (Method, String, Value);
 
-/// An operator that leads, with an API server that answers as told.
+/// An operator that leads, and an API server with given answers.
 struct Scene {
-    controller: Controller,
-    notices: mpsc::Receiver<Notice>,
-    metrics: Metrics,
+    reconciler: Reconciler,
+    context: PodContext,
+    events: mpsc::Receiver<OperatorEvent>,
+    evictions: Arc<WorkQueue<EvictionKey>>,
+    is_deletion_wanted: watch::Receiver<bool>,
     client: Client,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    requests: Arc<Mutex<Vec<SentRequest>>>,
 }
 
 impl Scene {
     /// The policy and the status of the `GpuNode` are YAML; `answer` is the code and body for a method.
-    async fn new(
-        policy: &str,
-        status: &str,
-        answer: impl Fn(&Method) -> (u16, Value) + Clone + Send + 'static,
-    ) -> Self {
-        let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
-        let seen = asked.clone();
+    fn new(policy: &str, status: &str, answer: impl Fn(&Method) -> (u16, Value) + Clone + Send + 'static) -> Self {
+        let requests: Arc<Mutex<Vec<SentRequest>>> = Arc::default();
+        let sent_requests = requests.clone();
         let service = service_fn(move |request: Request<Body>| {
-            let (seen, answer) = (seen.clone(), answer.clone());
+            let (requests, answer) = (sent_requests.clone(), answer.clone());
             async move {
                 let (parts, mut body) = request.into_parts();
                 let frame = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
@@ -60,9 +61,8 @@ impl Scene {
                     .unwrap_or_default();
                 let sent = serde_json::from_slice(&bytes).unwrap_or_default();
                 let (code, body) = answer(&parts.method);
-                seen.lock()
-                    .unwrap()
-                    .push((parts.method, parts.uri.path().to_owned(), sent));
+                let path = parts.uri.path().to_owned();
+                requests.lock().unwrap().push((parts.method, path, sent));
                 let response = Response::builder()
                     .status(code)
                     .body(Body::from(body.to_string().into_bytes()));
@@ -73,7 +73,18 @@ impl Scene {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
         };
-        let (controller, notices) = Controller::new(pods, true);
+        let (owned_index, index) = IndexOwner::new(ClusterIndex::new(pods, true));
+        let (event_sender, events) = event_channel();
+        let (deletes_rejected_pods, is_deletion_wanted) = watch::channel(false);
+        let evictions = Arc::new(WorkQueue::new());
+        let metrics = Arc::new(OperatorMetrics::new());
+        let outputs = ReconcilerOutputs {
+            writes: mpsc::channel(1).0,
+            events: event_sender.clone(),
+            evictions: evictions.clone(),
+            deletes_rejected_pods,
+        };
+        let mut reconciler = Reconciler::new(owned_index, outputs, metrics.clone());
         let node = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
         let node = NodeFacts::of(&serde_json::from_value::<Node>(node).unwrap());
@@ -81,43 +92,43 @@ impl Scene {
         gpu_node.status = serde_yaml::from_str(status).unwrap();
         gpu_node.metadata.resource_version = Some("2".to_owned());
         let policy = GpuNodePolicy::new("p", serde_yaml::from_str(policy).unwrap());
-        controller.with_index(|index, now, effects| {
-            index.take_policies(Change::All(vec![policy]), now, effects);
-            index.take_nodes(Change::All(vec![node]), now, effects);
-            index.take_gpu_nodes(Change::All(vec![gpu_node]), now, effects);
-            index.take_daemonsets(Change::All(vec![]), now, effects);
-        });
-        controller.lead().await;
+        for message in [
+            IndexMessage::Policies(WatchUpdate::Listed(vec![policy])),
+            IndexMessage::Nodes(WatchUpdate::Listed(vec![node])),
+            IndexMessage::GpuNodes(WatchUpdate::Listed(vec![gpu_node])),
+            IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])),
+        ] {
+            reconciler.handle(message);
+        }
+        reconciler.lead();
+        let client = Client::new(service, "ns");
+        let context = PodContext {
+            index,
+            guarded_client: client.clone(),
+            leadership: Leadership::until(Instant::now() + LEASE_DURATION),
+            metrics,
+            events: event_sender,
+        };
         Self {
-            controller,
-            notices,
-            metrics: Metrics::new(),
-            client: Client::new(service, "ns"),
-            asked,
-        }
-    }
-
-    fn parts(&self) -> Parts<'_> {
-        let (client, guarded) = (self.client.clone(), self.client.clone());
-        let claim = Claim::until(Instant::now() + LEASE_DURATION);
-        Parts {
-            controller: &self.controller,
+            reconciler,
+            context,
+            events,
+            evictions,
+            is_deletion_wanted,
             client,
-            guarded,
-            metrics: &self.metrics,
-            claim,
+            requests,
         }
     }
 
-    fn asked(&self) -> Vec<Asked> {
-        std::mem::take(&mut *self.asked.lock().unwrap())
+    fn requests(&self) -> Vec<SentRequest> {
+        std::mem::take(&mut *self.requests.lock().unwrap())
     }
 
-    /// Reasons and messages of what people are told of pods.
-    fn told(&mut self) -> Vec<(String, String)> {
-        let notices = std::iter::from_fn(|| self.notices.try_recv().ok());
-        let of_pods = notices.filter(|notice| notice.about.kind.as_deref() == Some("Pod"));
-        of_pods.map(|notice| (notice.reason, notice.message)).collect()
+    /// Reasons and messages of the events of pods.
+    fn pod_events(&mut self) -> Vec<(String, String)> {
+        let events = std::iter::from_fn(|| self.events.try_recv().ok());
+        let of_pods = events.filter(|event| event.about.kind.as_deref() == Some("Pod"));
+        of_pods.map(|event| (event.reason, event.message)).collect()
     }
 }
 

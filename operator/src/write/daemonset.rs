@@ -1,11 +1,12 @@
-//! DaemonSets. An edited one is replaced as a whole and not by server-side apply, which leaves in place what others add to
-//! lists and maps.
+//! Writes DaemonSets. An edited one is replaced as a whole: server-side apply would leave what others add to lists and maps.
 
-use super::{ApplyError, Writer, post_params};
 use crate::{
-    index::{cache::Write, work::DaemonSetWork},
-    metrics::Kind,
-    reconcile::Controller,
+    index::{cache::WriteKind, message::WrittenObject, work::DaemonSetWrite},
+    metrics::WorkKind,
+    write::{
+        cluster_writer::{ClusterWriter, post_params},
+        error::WriteError,
+    },
 };
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::{
@@ -13,42 +14,38 @@ use kube::{
     api::{DeleteParams, Preconditions},
 };
 
-impl Writer {
-    /// Creates, repairs or deletes a DaemonSet.
-    pub async fn apply_daemonset(
-        &self,
-        controller: &Controller,
-        name: &str,
-        work: DaemonSetWork,
-    ) -> Result<(), ApplyError> {
-        let daemonsets: Api<DaemonSet> = Api::namespaced(self.client.clone(), controller.namespace());
-        match work {
-            DaemonSetWork::Create(written) => {
-                let created = daemonsets.create(&post_params(), &written).await;
-                let daemonset = created.map_err(ApplyError::creation(format!("create daemonset {name}")))?;
-                controller.with_index(|index, now, effects| {
-                    index.update_daemonset(daemonset, Write::Create, &written, now, effects);
-                });
-            }
-            DaemonSetWork::Replace(written) => {
-                let replaced = daemonsets.replace(name, &post_params(), &written).await;
-                let daemonset = replaced.map_err(ApplyError::request(format!("update daemonset {name}")))?;
-                controller.with_index(|index, now, effects| {
-                    index.update_daemonset(daemonset, Write::Change, &written, now, effects);
-                });
-            }
-            DaemonSetWork::Delete { uid, version } => {
-                let guard = Preconditions {
-                    uid: Some(uid),
-                    resource_version: Some(version),
-                };
-                let params = DeleteParams::background().preconditions(guard);
-                let deleted = daemonsets.delete(name, &params).await;
-                deleted.map_err(ApplyError::request(format!("delete daemonset {name}")))?;
-            }
+/// Creates, repairs or deletes a DaemonSet.
+pub async fn write_daemonset(writer: &ClusterWriter, name: &str, write: DaemonSetWrite) -> Result<(), WriteError> {
+    let daemonsets: Api<DaemonSet> = Api::namespaced(writer.client.clone(), &writer.namespace);
+    let place = writer.results.reserve().await?;
+    let object = match write {
+        DaemonSetWrite::Create(sent) => {
+            let created = daemonsets.create(&post_params(), &sent).await;
+            let returned = created.map_err(WriteError::creation(format!("create daemonset {name}")))?;
+            Some(written(returned, WriteKind::Create, sent))
         }
-        self.wrote(Kind::DaemonSet);
-        tracing::info!(name, "wrote DaemonSet");
-        Ok(())
-    }
+        DaemonSetWrite::Replace(sent) => {
+            let replaced = daemonsets.replace(name, &post_params(), &sent).await;
+            let returned = replaced.map_err(WriteError::request(format!("update daemonset {name}")))?;
+            Some(written(returned, WriteKind::Update, sent))
+        }
+        DaemonSetWrite::Delete { uid, version } => {
+            let only_this = Preconditions {
+                uid: Some(uid),
+                resource_version: Some(version),
+            };
+            let params = DeleteParams::background().preconditions(only_this);
+            let deleted = daemonsets.delete(name, &params).await;
+            deleted.map_err(WriteError::request(format!("delete daemonset {name}")))?;
+            None
+        }
+    };
+    place.accepted(WorkKind::DaemonSet, object);
+    tracing::info!(name, "wrote DaemonSet");
+    Ok(())
+}
+
+fn written(returned: DaemonSet, kind: WriteKind, sent: Box<DaemonSet>) -> WrittenObject {
+    let returned = Box::new(returned);
+    WrittenObject::DaemonSet { returned, kind, sent }
 }

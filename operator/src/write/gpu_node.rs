@@ -1,7 +1,14 @@
-//! The configuration in a `GpuNode`, and what the operator says in its status.
+//! Writes the configuration in a `GpuNode`, and the operator's conditions in its status.
 
-use super::{ApplyError, Writer, patch_params, post_params};
-use crate::{index::cache::Write, lenient::Readable, metrics::Kind, reconcile::Controller};
+use crate::{
+    index::{cache::WriteKind, message::WrittenObject},
+    lenient::Lenient,
+    metrics::WorkKind,
+    write::{
+        cluster_writer::{ClusterWriter, patch_params, post_params},
+        error::WriteError,
+    },
+};
 use gpunode_crds::{ConfigurationStep, GpuNode, OPERATOR_FIELD_MANAGER};
 use gpunode_plan::{ConditionsChange, GpuNodeChange};
 use kube::{
@@ -10,118 +17,117 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-impl Writer {
-    pub(super) async fn apply_gpu_node(
-        &self,
-        controller: &Controller,
-        name: &str,
-        change: GpuNodeChange,
-    ) -> Result<(), ApplyError> {
-        match change {
-            GpuNodeChange::None => return Ok(()),
-            GpuNodeChange::Create(gpu_node) => {
-                let created = Api::<GpuNode>::all(self.client.clone())
-                    .create(&post_params(), &gpu_node)
-                    .await;
-                let gpu_node = created.map_err(ApplyError::creation(format!("create gpunode {name}")))?;
-                controller
-                    .with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Create, now, effects));
-            }
-            GpuNodeChange::Configure {
-                resource_version,
-                config,
-                step,
-            } => {
-                let spec = json!({"config": config, "step": step.map(merged)});
-                self.patch_gpu_node(controller, name, resource_version, spec).await?;
-            }
-            GpuNodeChange::Step { resource_version, step } => {
-                let spec = json!({"step": step.map(merged)});
-                self.patch_gpu_node(controller, name, resource_version, spec).await?;
-            }
-            GpuNodeChange::Ask {
-                resource_version,
-                release,
-                recovered,
-            } => {
-                // False is the same as left out, which a merge patch says by null.
-                let spec = json!({"release": release.then_some(true), "recovered": recovered});
-                self.patch_gpu_node(controller, name, resource_version, spec).await?;
-            }
-            GpuNodeChange::Delete { uid, resource_version } => {
-                let guard = Preconditions {
-                    uid: Some(uid),
-                    resource_version: Some(resource_version.clone()),
-                };
-                let gpu_nodes: Api<Readable<GpuNode>> = Api::all(self.client.clone());
-                let deleted = gpu_nodes
-                    .delete(name, &DeleteParams::default().preconditions(guard))
-                    .await;
-                deleted.map_err(ApplyError::request(format!("delete gpunode {name}")))?;
-                let version = &resource_version;
-                controller.with_index(|index, now, effects| index.forget_gpu_node(name, version, now, effects));
-            }
-        }
-        self.wrote(Kind::GpuNode);
-        tracing::info!(node = name, "wrote configuration");
-        Ok(())
-    }
-
-    async fn patch_gpu_node(
-        &self,
-        controller: &Controller,
-        name: &str,
-        resource_version: String,
-        spec: Value,
-    ) -> Result<(), ApplyError> {
-        // An answer that cannot be read is no failure to write.
-        let gpu_nodes: Api<Readable<GpuNode>> = Api::all(self.client.clone());
-        // With the resourceVersion it is refused when something changed meanwhile.
-        let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": spec});
-        let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(patch)).await;
-        let gpu_node = patched.map_err(ApplyError::request(format!("patch gpunode {name}")))?;
-        // The watch has logged what is wrong with it.
-        if let Some(gpu_node) = gpu_node.into_object() {
-            controller.with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Change, now, effects));
-        }
-        Ok(())
-    }
-
-    /// Server-side apply of the operator's own conditions: those of the agent in the same list stay.
-    pub(super) async fn apply_conditions(
-        &self,
-        controller: &Controller,
-        name: &str,
-        change: Option<ConditionsChange>,
-    ) -> Result<(), ApplyError> {
-        let Some(ConditionsChange {
+/// Creates, changes or deletes a `GpuNode`.
+pub async fn write_gpu_node(writer: &ClusterWriter, name: &str, change: GpuNodeChange) -> Result<(), WriteError> {
+    match change {
+        GpuNodeChange::None => return Ok(()),
+        GpuNodeChange::Create(gpu_node) => create(writer, name, &gpu_node).await?,
+        GpuNodeChange::Configure {
             resource_version,
-            conditions,
-        }) = change
-        else {
-            return Ok(());
-        };
-        let patch = json!({
-            "apiVersion": GpuNode::api_version(&()),
-            "kind": GpuNode::kind(&()),
-            "metadata": {"name": name, "resourceVersion": resource_version},
-            "status": {"conditions": conditions},
-        });
-        let gpu_nodes: Api<Readable<GpuNode>> = Api::all(self.client.clone());
-        let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
-        let patched = gpu_nodes.patch_status(name, &params, &Patch::Apply(patch)).await;
-        let gpu_node = patched.map_err(ApplyError::request(format!("patch status of gpunode {name}")))?;
-        self.wrote(Kind::GpuNode);
-        tracing::info!(node = name, "wrote conditions");
-        if let Some(gpu_node) = gpu_node.into_object() {
-            controller.with_index(|index, now, effects| index.update_gpu_node(gpu_node, Write::Change, now, effects));
+            config,
+            step,
+        } => {
+            let spec = json!({"config": config, "step": step.map(merge_patch_of)});
+            patch_spec(writer, name, resource_version, spec).await?;
         }
-        Ok(())
+        GpuNodeChange::Step { resource_version, step } => {
+            let spec = json!({"step": step.map(merge_patch_of)});
+            patch_spec(writer, name, resource_version, spec).await?;
+        }
+        GpuNodeChange::Ask {
+            resource_version,
+            release,
+            recovered,
+        } => {
+            // In a merge patch null removes the field, which means false.
+            let spec = json!({"release": release.then_some(true), "recovered": recovered});
+            patch_spec(writer, name, resource_version, spec).await?;
+        }
+        GpuNodeChange::Delete { uid, resource_version } => delete(writer, name, uid, resource_version).await?,
     }
+    tracing::info!(node = name, "wrote configuration");
+    Ok(())
 }
 
-/// A step as a merge patch that leaves nothing of the one before.
-fn merged(step: ConfigurationStep) -> Value {
+async fn create(writer: &ClusterWriter, name: &str, gpu_node: &GpuNode) -> Result<(), WriteError> {
+    let place = writer.results.reserve().await?;
+    let gpu_nodes: Api<GpuNode> = Api::all(writer.client.clone());
+    let created = gpu_nodes.create(&post_params(), gpu_node).await;
+    let created = created.map_err(WriteError::creation(format!("create gpunode {name}")))?;
+    let object = WrittenObject::GpuNode(Box::new(created), WriteKind::Create);
+    place.accepted(WorkKind::GpuNode, Some(object));
+    Ok(())
+}
+
+async fn patch_spec(
+    writer: &ClusterWriter,
+    name: &str,
+    resource_version: String,
+    spec: Value,
+) -> Result<(), WriteError> {
+    let place = writer.results.reserve().await?;
+    // A response that cannot be parsed is no failure to write.
+    let gpu_nodes: Api<Lenient<GpuNode>> = Api::all(writer.client.clone());
+    // With the resourceVersion the API server refuses the patch if the object changed meanwhile.
+    let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": spec});
+    let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(patch)).await;
+    let patched = patched.map_err(WriteError::request(format!("patch gpunode {name}")))?;
+    place.accepted(WorkKind::GpuNode, updated(patched));
+    Ok(())
+}
+
+async fn delete(writer: &ClusterWriter, name: &str, uid: String, version: String) -> Result<(), WriteError> {
+    let place = writer.results.reserve().await?;
+    let only_this = Preconditions {
+        uid: Some(uid),
+        resource_version: Some(version.clone()),
+    };
+    let gpu_nodes: Api<Lenient<GpuNode>> = Api::all(writer.client.clone());
+    let params = DeleteParams::default().preconditions(only_this);
+    let deleted = gpu_nodes.delete(name, &params).await;
+    deleted.map_err(WriteError::request(format!("delete gpunode {name}")))?;
+    let name = name.to_owned();
+    place.accepted(WorkKind::GpuNode, Some(WrittenObject::DeletedGpuNode { name, version }));
+    Ok(())
+}
+
+/// Applies the operator's own conditions by server-side apply: those of the agent in the same list stay.
+pub async fn write_conditions(
+    writer: &ClusterWriter,
+    name: &str,
+    change: Option<ConditionsChange>,
+) -> Result<(), WriteError> {
+    let Some(ConditionsChange {
+        resource_version,
+        conditions,
+    }) = change
+    else {
+        return Ok(());
+    };
+    let place = writer.results.reserve().await?;
+    let patch = json!({
+        "apiVersion": GpuNode::api_version(&()),
+        "kind": GpuNode::kind(&()),
+        "metadata": {"name": name, "resourceVersion": resource_version},
+        "status": {"conditions": conditions},
+    });
+    let gpu_nodes: Api<Lenient<GpuNode>> = Api::all(writer.client.clone());
+    let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
+    let patched = gpu_nodes.patch_status(name, &params, &Patch::Apply(patch)).await;
+    let patched = patched.map_err(WriteError::request(format!("patch status of gpunode {name}")))?;
+    place.accepted(WorkKind::GpuNode, updated(patched));
+    tracing::info!(node = name, "wrote conditions");
+    Ok(())
+}
+
+/// The object of a response. Where it cannot be parsed, the watch logs why.
+fn updated(gpu_node: Lenient<GpuNode>) -> Option<WrittenObject> {
+    let gpu_node = gpu_node.into_object()?;
+    Some(WrittenObject::GpuNode(Box::new(gpu_node), WriteKind::Update))
+}
+
+/// A step as a merge patch that leaves nothing of the step before.
+fn merge_patch_of(step: ConfigurationStep) -> Value {
     let ConfigurationStep {
         started_at,
         generation,

@@ -29,7 +29,7 @@ struct Fleet {
 impl Fleet {
     fn of(size: usize) -> Self {
         let mut fleet = Self {
-            scene: Scene::warm(),
+            scene: Scene::synced(),
             nodes: Vec::new(),
             turn: 0,
         };
@@ -67,7 +67,7 @@ impl Fleet {
             },
         });
         self.set(&serde_json::from_value(node.clone()).unwrap());
-        let work = self.scene.node_work(&name).unwrap();
+        let work = self.scene.node_write(&name).unwrap();
         json_patch::patch(&mut node, &work.patch.unwrap()).unwrap();
         let GpuNodeChange::Create(mut gpu_node) = work.gpu_node else {
             panic!("{:?}", work.gpu_node)
@@ -89,13 +89,13 @@ impl Fleet {
         gpu_node.status = Some(serde_json::from_value(status).unwrap());
         gpu_node.metadata.resource_version = Some(self.scene.next_version());
         self.scene
-            .go(|index, now, effects| index.take_gpu_nodes(Change::Set(*gpu_node), now, effects));
+            .apply(IndexMessage::GpuNodes(WatchUpdate::applied(*gpu_node)));
         self.update(&mut node);
         // The labels that tell the facts about the GPUs come once the agent has reported them.
-        let facts = self.scene.node_work(&name).unwrap();
+        let facts = self.scene.node_write(&name).unwrap();
         json_patch::patch(&mut node, &facts.patch.unwrap()).unwrap();
         self.update(&mut node);
-        assert_eq!(self.scene.node_work(&name), None);
+        assert_eq!(self.scene.node_write(&name), None);
         serde_json::from_value(node).unwrap()
     }
 
@@ -106,8 +106,7 @@ impl Fleet {
 
     fn set(&mut self, node: &Node) {
         let facts = NodeFacts::of(node);
-        self.scene
-            .go(|index, now, effects| index.take_nodes(Change::Set(facts), now, effects));
+        self.scene.apply(IndexMessage::Nodes(WatchUpdate::applied(facts)));
     }
 
     /// Somebody removes a label of a policy from the next node. The clock runs from the object that the watch brings, read, to
@@ -123,14 +122,14 @@ impl Fleet {
         let start = Instant::now();
         self.set(&node);
         let (mut patches, mut statuses) = (0, 0);
-        for wake in std::mem::take(&mut self.scene.effects.wakes) {
-            match wake.key {
-                Key::Node(name) => patches += usize::from(black_box(self.scene.node_work(&name)).is_some()),
-                Key::Status(name) => {
-                    let work = self.scene.index.status_work(&name, Timestamp::UNIX_EPOCH);
+        for queued in std::mem::take(&mut self.scene.effects.queued) {
+            match queued.key {
+                WorkKey::Node(name) => patches += usize::from(black_box(self.scene.node_write(&name)).is_some()),
+                WorkKey::PolicyStatus(name) => {
+                    let work = self.scene.index.policy_status_write(&name, Timestamp::UNIX_EPOCH);
                     statuses += usize::from(black_box(work).is_some());
                 }
-                Key::DaemonSet(name) => panic!("no event of a node concerns {name}"),
+                WorkKey::DaemonSet(name) => panic!("no event of a node concerns {name}"),
             }
         }
         let elapsed = start.elapsed();
@@ -144,7 +143,7 @@ impl Fleet {
             .insert("x".to_owned(), "y".to_owned());
         node.metadata.resource_version = Some(self.scene.next_version());
         self.set(&node);
-        assert_eq!(self.scene.node_work(&name), None);
+        assert_eq!(self.scene.node_write(&name), None);
         elapsed
     }
 
@@ -160,7 +159,7 @@ impl Fleet {
         let mut writes = 0;
         for node in self.nodes.clone() {
             let mut value = serde_json::to_value(&node).unwrap();
-            while let Some(work) = self.scene.node_work(node.metadata.name.as_deref().unwrap()) {
+            while let Some(work) = self.scene.node_write(node.metadata.name.as_deref().unwrap()) {
                 assert!(work.gpu_node == GpuNodeChange::None && work.conditions.is_none() && writes < EVENTS);
                 json_patch::patch(&mut value, &work.patch.unwrap()).unwrap();
                 self.update(&mut value);
@@ -172,15 +171,15 @@ impl Fleet {
 
     /// Writes that a leader would make which looks at everything anew.
     fn writes(&mut self) -> usize {
-        self.scene.go(Index::wake_everything);
-        let keys: Vec<_> = std::mem::take(&mut self.scene.effects.wakes)
+        self.scene.go(ClusterIndex::queue_everything);
+        let keys: Vec<_> = std::mem::take(&mut self.scene.effects.queued)
             .into_iter()
-            .map(|wake| wake.key)
+            .map(|queued| queued.key)
             .collect();
-        let mut due = |key: &Key| match key {
-            Key::Node(name) => self.scene.node_work(name).is_some(),
-            Key::Status(name) => self.scene.index.status_work(name, Timestamp::now()).is_some(),
-            Key::DaemonSet(_) => false,
+        let mut due = |key: &WorkKey| match key {
+            WorkKey::Node(name) => self.scene.node_write(name).is_some(),
+            WorkKey::PolicyStatus(name) => self.scene.index.policy_status_write(name, Timestamp::now()).is_some(),
+            WorkKey::DaemonSet(_) => false,
         };
         keys.into_iter().filter(|key| due(key)).count()
     }

@@ -1,7 +1,7 @@
-//! Who changes next.
+//! Turns in a rollout.
 
 use super::*;
-use crate::index::work::Wake;
+use crate::index::effects::QueuedKey;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ fn spec(pass: bool, rollout: &str) -> String {
     format!("{{nodeSelector: {{}}, devicePlugin: {{passDeviceSpecs: {pass}}}, rollout: {rollout}}}")
 }
 
-/// What the agent of a node does with its configuration.
+/// Reaction of an agent to its configuration.
 #[derive(Clone, Copy, PartialEq)]
 enum Agent {
     PutsInForce,
@@ -21,9 +21,9 @@ enum Agent {
 }
 
 impl Scene {
-    /// Four nodes that work with the first configuration.
+    /// Four nodes that have applied their first configuration.
     fn governed(rollout: &str) -> Self {
-        let mut scene = Self::warm();
+        let mut scene = Self::synced();
         scene.set_policy("p", &spec(false, rollout));
         for name in NODES {
             let version = scene.next_version();
@@ -34,52 +34,54 @@ impl Scene {
                 }))
                 .unwrap(),
             );
-            scene.go(|index, now, effects| index.take_nodes(Change::Set(facts), now, effects));
+            scene.apply(IndexMessage::Nodes(WatchUpdate::applied(facts)));
             assert!(scene.work_on(name), "its first configuration waits for nobody");
             scene.report(name, Agent::PutsInForce);
         }
-        assert_eq!(scene.index.counts()[0].1.ready, 4);
+        assert_eq!(scene.index.node_counts()[0].1.ready, 4);
         scene
     }
 
-    /// A worker takes up a node, and the API server takes what it writes. Returns whether its configuration was written.
+    /// The write of a node is carried out. Returns true if it gives the node a configuration.
     fn work_on(&mut self, name: &str) -> bool {
-        let Some(work) = self.node_work(name) else { return false };
+        let Some(work) = self.node_write(name) else {
+            return false;
+        };
         let is_given = self.write_gpu_node(name, work.gpu_node);
         if let Some(patch) = &work.patch {
             self.patch_node(name, patch);
         }
-        self.go(|index, now, effects| index.node_written(name, None, now, effects));
+        self.finished(node(name), WriteResult::Accepted);
         is_given
     }
 
     fn write_gpu_node(&mut self, name: &str, change: GpuNodeChange) -> bool {
         let is_given = change.gives_configuration();
-        let known = self.index.gpu_nodes.get(name).map(|known| (**known).clone());
+        let known = self.index.objects.gpu_nodes.get(name).map(|known| (**known).clone());
         let (mut gpu_node, write) = match (change, known) {
-            (GpuNodeChange::Create(gpu_node), _) => (*gpu_node, Write::Create),
+            (GpuNodeChange::Create(gpu_node), _) => (*gpu_node, WriteKind::Create),
             (GpuNodeChange::Configure { config, step, .. }, Some(mut gpu_node)) => {
                 (gpu_node.spec.config, gpu_node.spec.step) = (config, step);
-                (gpu_node, Write::Change)
+                (gpu_node, WriteKind::Update)
             }
             (GpuNodeChange::Step { step, .. }, Some(mut gpu_node)) => {
                 gpu_node.spec.step = step;
-                (gpu_node, Write::Change)
+                (gpu_node, WriteKind::Update)
             }
             (GpuNodeChange::Ask { release, recovered, .. }, Some(mut gpu_node)) => {
                 (gpu_node.spec.release, gpu_node.spec.recovered) = (release, recovered);
-                (gpu_node, Write::Change)
+                (gpu_node, WriteKind::Update)
             }
             _ => return false,
         };
         gpu_node.metadata.resource_version = Some(self.next_version());
-        self.go(|index, now, effects| index.update_gpu_node(gpu_node, write, now, effects));
+        self.written(WrittenObject::GpuNode(Box::new(gpu_node), write));
         is_given
     }
 
-    /// The agent of a node does something with the configuration there, and the operator hears of it.
+    /// The agent of a node reports about its configuration.
     fn report(&mut self, name: &str, agent: Agent) {
-        let mut gpu_node = (**self.index.gpu_nodes.get(name).unwrap()).clone();
+        let mut gpu_node = (**self.index.objects.gpu_nodes.get(name).unwrap()).clone();
         let given = gpu_node.spec.config.as_ref().unwrap().hash.clone();
         let (in_force, rejected) = match agent {
             Agent::PutsInForce => (json!(given), json!(null)),
@@ -93,23 +95,23 @@ impl Scene {
         });
         gpu_node.status = Some(serde_json::from_value(status).unwrap());
         gpu_node.metadata.resource_version = Some(self.next_version());
-        self.go(|index, now, effects| index.take_gpu_nodes(Change::Set(gpu_node), now, effects));
+        self.apply(IndexMessage::GpuNodes(WatchUpdate::applied(gpu_node)));
     }
 
-    /// A node in a version that is yet to come.
+    /// A node in a future version.
     fn known(&self, name: &str) -> NodeFacts {
         NodeFacts {
             resource_version: "999999".to_owned(),
-            ..(**self.index.nodes.get(name).unwrap()).clone()
+            ..(**self.index.objects.nodes.get(name).unwrap()).clone()
         }
     }
 
-    /// The nodes that are to be looked at now.
-    fn woken_nodes(&self) -> Vec<&str> {
-        let now = self.effects.wakes.iter().filter(|wake| wake.at.is_none());
+    /// Nodes that are due now.
+    fn queued_nodes(&self) -> Vec<&str> {
+        let now = self.effects.queued.iter().filter(|queued| queued.at.is_none());
         let names: BTreeSet<_> = now
-            .filter_map(|wake| {
-                if let Key::Node(name) = &wake.key {
+            .filter_map(|queued| {
+                if let WorkKey::Node(name) = &queued.key {
                     Some(name.as_str())
                 } else {
                     None
@@ -122,7 +124,7 @@ impl Scene {
     fn ready(&self) -> String {
         let status = self
             .index
-            .status_work("p", Timestamp::UNIX_EPOCH)
+            .policy_status_write("p", Timestamp::UNIX_EPOCH)
             .expect("the status differs")
             .status;
         let condition = gpunode_crds::ConditionType::Ready.find(&status.conditions).unwrap();
@@ -135,7 +137,7 @@ fn nodes_change_one_after_the_other_in_the_order_of_their_names() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
     for (index, name) in NODES.into_iter().enumerate() {
-        assert_eq!(scene.woken_nodes(), [name]);
+        assert_eq!(scene.queued_nodes(), [name]);
         assert!(
             NODES
                 .iter()
@@ -149,19 +151,19 @@ fn nodes_change_one_after_the_other_in_the_order_of_their_names() {
             format!("False NodesUpdating: {index} of 4 nodes {have} the new configuration; {name} is being changed");
         assert_eq!(scene.ready(), words);
         scene.report(name, Agent::PutsInForce);
-        let woken: Vec<String> = scene.woken_nodes().into_iter().map(str::to_owned).collect();
+        let woken: Vec<String> = scene.queued_nodes().into_iter().map(str::to_owned).collect();
         assert!(!scene.work_on(name), "the end of its turn is no configuration");
-        assert_eq!(scene.index.gpu_nodes.get(name).unwrap().spec.step, None);
-        scene.effects.wakes = woken
+        assert_eq!(scene.index.objects.gpu_nodes.get(name).unwrap().spec.step, None);
+        scene.effects.queued = woken
             .iter()
             .filter(|it| *it != name)
-            .map(|it| Wake {
+            .map(|it| QueuedKey {
                 key: node(it),
                 at: None,
             })
             .collect();
     }
-    assert_eq!(scene.index.counts()[0].1.ready, 4);
+    assert_eq!(scene.index.node_counts()[0].1.ready, 4);
 }
 
 #[test]
@@ -172,9 +174,9 @@ fn rollout_stops_at_the_node_that_rejects_and_resumes_with_another_spec() {
     scene.report("a", Agent::PutsInForce);
     assert!(scene.work_on("b"));
     scene.report("b", Agent::Rejects);
-    assert_eq!(scene.woken_nodes(), ["b"], "its verdict is written down");
+    assert_eq!(scene.queued_nodes(), ["b"], "its verdict is written down");
     assert!(NODES.iter().all(|name| !scene.work_on(name)));
-    assert_eq!(scene.woken_nodes(), [""; 0]);
+    assert_eq!(scene.queued_nodes(), [""; 0]);
     assert!(
         scene
             .ready()
@@ -183,14 +185,14 @@ fn rollout_stops_at_the_node_that_rejects_and_resumes_with_another_spec() {
 
     scene.set_policy("p", &spec(false, "{}"));
     assert_eq!(
-        scene.woken_nodes(),
+        scene.queued_nodes(),
         ["a", "b"],
         "b failed before and waits for nobody; c and d never changed"
     );
     assert!(scene.work_on("b") && scene.work_on("a"));
     scene.report("b", Agent::PutsInForce);
     scene.report("a", Agent::PutsInForce);
-    assert_eq!(scene.index.counts()[0].1.ready, 4);
+    assert_eq!(scene.index.node_counts()[0].1.ready, 4);
 }
 
 #[test]
@@ -205,15 +207,15 @@ fn stop_outlasts_the_label_ignore_on_the_node_that_failed() {
         labels: (&labels).into(),
         ..scene.known("a")
     };
-    scene.go(|index, now, effects| index.take_nodes(Change::Set(ignored), now, effects));
-    scene.go(Index::wake_everything);
+    scene.apply(IndexMessage::Nodes(WatchUpdate::applied(ignored)));
+    scene.go(ClusterIndex::queue_everything);
     assert!(NODES.iter().all(|name| !scene.work_on(name)));
     assert!(
         scene.ready().starts_with("False RolloutStopped: stopped at a"),
         "{}",
         scene.ready()
     );
-    assert_eq!(scene.index.counts()[0].1.matched, 3);
+    assert_eq!(scene.index.node_counts()[0].1.matched, 3);
 }
 
 #[test]
@@ -222,21 +224,21 @@ fn larger_budget_wakes_the_next_nodes() {
     scene.set_policy("p", &spec(true, "{}"));
     assert!(scene.work_on("a"));
     scene.set_policy("p", &spec(true, "{maxUnavailable: 75%}"));
-    assert_eq!(scene.woken_nodes(), ["b", "c"]);
+    assert_eq!(scene.queued_nodes(), ["b", "c"]);
 }
 
 #[test]
 fn refused_write_holds_nobody_up() {
     let mut scene = Scene::governed("{}");
     scene.set_policy("p", &spec(true, "{}"));
-    assert!(scene.node_work("a").is_some());
-    assert!(scene.node_work("b").is_none(), "a may have been written");
-    scene.go(|index, now, effects| index.node_written("a", Some("denied".to_owned()), now, effects));
-    assert_eq!(scene.woken_nodes(), ["b"]);
-    assert_eq!(scene.index.counts()[0].1.failed, 1);
+    assert!(scene.node_write("a").is_some());
+    assert!(scene.node_write("b").is_none(), "a may have been written");
+    scene.finished(node("a"), WriteResult::Refused("denied".to_owned()));
+    assert_eq!(scene.queued_nodes(), ["b"]);
+    assert_eq!(scene.index.node_counts()[0].1.failed, 1);
     for name in ["b", "c", "d"] {
         assert!(!scene.work_on("a") && scene.work_on(name), "{name}");
-        assert_eq!(scene.index.counts()[0].1.failed, 1, "the refusal is not forgotten");
+        assert_eq!(scene.index.node_counts()[0].1.failed, 1, "the refusal is not forgotten");
         scene.report(name, Agent::PutsInForce);
         scene.work_on(name);
     }
@@ -247,11 +249,11 @@ fn refused_write_holds_nobody_up() {
 fn new_leader_goes_on_where_the_old_one_was() {
     let mut scene = Scene::governed("{}");
     scene.set_policy("p", &spec(true, "{}"));
-    scene.go(Index::wake_everything);
-    assert_eq!(scene.woken_nodes(), ["a"], "what a standby was told is not lost");
+    scene.go(ClusterIndex::queue_everything);
+    assert_eq!(scene.queued_nodes(), ["a"], "what a standby was told is not lost");
     assert!(scene.work_on("a"));
-    scene.go(Index::wake_everything);
-    assert_eq!(scene.woken_nodes(), [""; 0]);
+    scene.go(ClusterIndex::queue_everything);
+    assert_eq!(scene.queued_nodes(), [""; 0]);
 }
 
 #[test]
@@ -260,8 +262,8 @@ fn node_that_leaves_makes_way() {
     scene.set_policy("p", &spec(true, "{}"));
     assert!(scene.work_on("a"));
     let gone = scene.facts("a", &json!({}));
-    scene.go(|index, now, effects| index.take_nodes(Change::Gone(Gone::of(&gone)), now, effects));
-    assert_eq!(scene.woken_nodes(), ["b"]);
+    scene.apply(IndexMessage::Nodes(WatchUpdate::Deleted(deleted(&gone))));
+    assert_eq!(scene.queued_nodes(), ["b"]);
 }
 
 /// The DaemonSet of the policy as the API server has it, with new pods on so many of its four nodes.
@@ -274,7 +276,7 @@ fn replaced(scene: &mut Scene, updated: i32) {
         updated_number_scheduled: Some(updated),
         ..DaemonSetStatus::default()
     });
-    scene.go(|index, now, effects| index.take_daemonsets(Change::Set(live), now, effects));
+    scene.apply(IndexMessage::DaemonSets(WatchUpdate::applied(live)));
 }
 
 #[test]
@@ -289,10 +291,10 @@ fn nodes_that_go_down_while_agents_are_replaced_hold_up_no_other() {
             resource_version: scene.next_version(),
             ..scene.known(node)
         };
-        scene.go(|index, now, effects| index.take_nodes(Change::Set(down), now, effects));
-        let written = match scene.index.daemonset_work(&name) {
-            Some(DaemonSetWork::Replace(daemonset)) => {
-                assert!(scene.woken().contains(&&Key::DaemonSet(name.clone())));
+        scene.apply(IndexMessage::Nodes(WatchUpdate::applied(down)));
+        let written = match scene.index.daemonset_write(&name) {
+            Some(DaemonSetWrite::Replace(daemonset)) => {
+                assert!(scene.queued().contains(&&WorkKey::DaemonSet(name.clone())));
                 let strategy = daemonset.spec.unwrap().update_strategy.unwrap().rolling_update.unwrap();
                 Some(strategy.max_surge.unwrap())
             }
@@ -310,7 +312,7 @@ fn set_ready(scene: &mut Scene, node: &str, ready: bool, now: i64) {
         ..scene.known(node)
     };
     let now = Timestamp::from_second(now).unwrap();
-    scene.go(|index, _, effects| index.take_nodes(Change::Set(facts), now, effects));
+    scene.apply_at(now, IndexMessage::Nodes(WatchUpdate::applied(facts)));
 }
 
 #[test]
@@ -318,12 +320,12 @@ fn node_that_comes_back_has_as_long_as_any_to_replace_its_agent() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     scene.write_daemonset(&policy_daemonset_name("p"), |_| {});
     let late_at = |scene: &mut Scene| {
-        scene.go(|index, now, effects| index.wake_when_late("p", now, effects));
+        scene.go(|index, now, effects| index.queue_at_deadline("p", now, effects));
         scene
             .effects
-            .wakes
+            .queued
             .iter()
-            .find_map(|wake| wake.at)
+            .find_map(|queued| queued.at)
             .map(Timestamp::as_second)
     };
     replaced(&mut scene, 3);
@@ -359,15 +361,16 @@ fn write_that_the_watch_tells_of_first_is_not_taken_for_one_that_came_back_chang
         "p",
         "{nodeSelector: {}, image: another, devicePlugin: {}, rollout: {maxUnavailable: 1}}",
     );
-    let Some(DaemonSetWork::Replace(written)) = scene.index.daemonset_work(&name) else {
+    let Some(DaemonSetWrite::Replace(sent)) = scene.index.daemonset_write(&name) else {
         panic!("another image")
     };
-    let mut returned = (*written).clone();
+    let mut returned = (*sent).clone();
     returned.metadata.resource_version = Some(scene.next_version());
     returned.metadata.generation = Some(2);
-    scene.go(|index, now, effects| index.take_daemonsets(Change::Set(returned.clone()), now, effects));
-    scene.go(|index, now, effects| index.update_daemonset(returned, Write::Change, &written, now, effects));
-    let Some(DaemonSetWork::Replace(more)) = scene.index.daemonset_work(&name) else {
+    scene.apply(IndexMessage::DaemonSets(WatchUpdate::applied(returned.clone())));
+    let (returned, kind) = (Box::new(returned), WriteKind::Update);
+    scene.written(WrittenObject::DaemonSet { returned, kind, sent });
+    let Some(DaemonSetWrite::Replace(more)) = scene.index.daemonset_write(&name) else {
         panic!("one more may stand by")
     };
     let strategy = more.spec.unwrap().update_strategy.unwrap().rolling_update.unwrap();

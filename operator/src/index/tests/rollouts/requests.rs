@@ -6,16 +6,16 @@ use super::*;
 fn what_people_ask_goes_before_the_configuration_and_costs_the_node_no_turn() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     let version = scene.next_version();
-    let known = scene.index.nodes.get("a").unwrap().as_ref().clone();
+    let known = scene.index.objects.nodes.get("a").unwrap().as_ref().clone();
     let asking = NodeFacts {
         recovered: Some("1970-01-01T00:00:00Z".to_owned()),
         resource_version: version,
         ..known
     };
     scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
-    scene.go(|index, now, effects| index.take_nodes(Change::Set(asking), now, effects));
+    scene.apply(IndexMessage::Nodes(WatchUpdate::applied(asking)));
     assert!(!scene.work_on("a"), "what people ask is written first");
-    let spec = |scene: &Scene| scene.index.gpu_nodes.get("a").unwrap().spec.clone();
+    let spec = |scene: &Scene| scene.index.objects.gpu_nodes.get("a").unwrap().spec.clone();
     assert!(spec(&scene).recovered.is_some() && spec(&scene).step.is_none());
     for name in ["b", "c", "d"] {
         assert!(!scene.work_on(name), "it is the turn of another");
@@ -27,20 +27,20 @@ fn what_people_ask_goes_before_the_configuration_and_costs_the_node_no_turn() {
 /// The node with a label, or without any.
 fn labelled(scene: &mut Scene, name: &str, label: Option<(&str, &str)>) {
     let mut facts = scene.facts(name, &json!(label.into_iter().collect::<BTreeMap<_, _>>()));
-    let known = scene.index.nodes.get(name).unwrap().clone();
+    let known = scene.index.objects.nodes.get(name).unwrap().clone();
     (facts.owned, facts.ready) = (known.owned.clone(), known.ready);
-    scene.go(|index, now, effects| index.take_nodes(Change::Set(facts), now, effects));
+    scene.apply(IndexMessage::Nodes(WatchUpdate::applied(facts)));
 }
 
 #[test]
 fn node_that_is_released_before_its_turn_makes_way_and_gets_it_when_it_is_back() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
-    assert_eq!(scene.woken_nodes(), ["a"]);
+    assert_eq!(scene.queued_nodes(), ["a"]);
     labelled(&mut scene, "a", Some(("gpunode.dev/release", "true")));
-    assert_eq!(scene.woken_nodes(), ["a", "b"]);
+    assert_eq!(scene.queued_nodes(), ["a", "b"]);
     assert!(!scene.work_on("a"), "what is asked of it is all that is written");
-    assert!(scene.index.gpu_nodes.get("a").unwrap().spec.release);
+    assert!(scene.index.objects.gpu_nodes.get("a").unwrap().spec.release);
     for name in ["b", "c", "d"] {
         assert!(scene.work_on(name));
         scene.report(name, Agent::PutsInForce);
@@ -50,7 +50,7 @@ fn node_that_is_released_before_its_turn_makes_way_and_gets_it_when_it_is_back()
     assert!(!scene.work_on("a"), "that it is over is told first");
     assert!(scene.work_on("a"), "then it is its turn");
     assert!(
-        scene.index.gpu_nodes.get("a").unwrap().spec.step.is_some(),
+        scene.index.objects.gpu_nodes.get("a").unwrap().spec.step.is_some(),
         "as one that worked before"
     );
 }
@@ -60,11 +60,11 @@ fn node_that_is_released_at_its_turn_keeps_it() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
     assert!(scene.work_on("a"));
-    let step = scene.index.gpu_nodes.get("a").unwrap().spec.step.clone();
+    let step = scene.index.objects.gpu_nodes.get("a").unwrap().spec.step.clone();
     for label in [Some(("gpunode.dev/release", "true")), None] {
         labelled(&mut scene, "a", label);
         assert!(!scene.work_on("a"));
-        let spec = &scene.index.gpu_nodes.get("a").unwrap().spec;
+        let spec = &scene.index.objects.gpu_nodes.get("a").unwrap().spec;
         assert_eq!((spec.release, &spec.step), (label.is_some(), &step));
         assert!(!scene.work_on("b"), "one at a time");
     }

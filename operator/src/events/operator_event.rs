@@ -1,26 +1,25 @@
-//! What people are told: transitions only, since status says how things are.
+//! Events that the operator sends: changes only, since status holds the present state.
 
 use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, Mode, Reason};
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::Resource;
 
-/// Something for people, which becomes an event.
+/// An event to send.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Notice {
+pub struct OperatorEvent {
     /// The policy or pod.
     pub about: ObjectReference,
-    /// The node that it is about, if one.
+    /// Name of the related node, if any.
     pub node: Option<String>,
-    /// Whether somebody should look.
     pub is_warning: bool,
-    /// One word for programs.
+    /// In CamelCase, for programs.
     pub reason: String,
     /// A sentence for people.
     pub message: String,
 }
 
-impl Notice {
-    /// Something about a policy on one node.
+impl OperatorEvent {
+    /// An event of a policy on one node.
     pub fn of_node(policy: &GpuNodePolicy, node: &str, reason: Reason, message: &str) -> Self {
         Self {
             about: policy.object_ref(&()),
@@ -31,8 +30,8 @@ impl Notice {
         }
     }
 
-    /// The conditions that people want to hear of and that are otherwise in the new status of a policy than in the one
-    /// that it has. A policy in mode Preview writes nothing but its status.
+    /// Conditions worth an event whose status or reason differs between the policy's present status and `after`. None for a
+    /// policy in mode Preview, which writes nothing but its status.
     pub fn of_status(policy: &GpuNodePolicy, after: &GpuNodePolicyStatus) -> Vec<Self> {
         if policy.spec.mode() == Mode::Preview {
             return Vec::new();
@@ -46,7 +45,7 @@ impl Notice {
             .into_iter()
             .filter_map(|type_| {
                 let condition = type_.find(&after.conditions)?;
-                is_news(type_, type_.find(before), condition).then(|| Self {
+                is_worth_an_event(type_, type_.find(before), condition).then(|| Self {
                     about: policy.object_ref(&()),
                     node: None,
                     is_warning: (type_ != ConditionType::Ready && condition.status == "True")
@@ -61,10 +60,10 @@ impl Notice {
     }
 }
 
-fn is_news(type_: ConditionType, before: Option<&Condition>, after: &Condition) -> bool {
+fn is_worth_an_event(type_: ConditionType, before: Option<&Condition>, after: &Condition) -> bool {
     match before {
         Some(before) => (&before.status, &before.reason) != (&after.status, &after.reason),
-        // That nothing is wrong with a new policy is no news.
+        // A new policy without a fault is not worth an event.
         None => type_ == ConditionType::Ready || after.status == "True",
     }
 }
@@ -80,8 +79,8 @@ mod tests {
         GpuNodePolicy::new("p", serde_yaml::from_str::<GpuNodePolicySpec>(spec).unwrap())
     }
 
-    /// Gives the policy the status that it has with this outcome on its only node, and returns what people are told.
-    fn tell(policy: &mut GpuNodePolicy, outcome: &PolicyOutcome) -> Vec<(String, bool)> {
+    /// Gives the policy the status for this outcome on its only node, and returns reason and severity of the events.
+    fn events_after(policy: &mut GpuNodePolicy, outcome: &PolicyOutcome) -> Vec<(String, bool)> {
         let mut tally = PolicyTally::default();
         tally.add("n", &outcome.clone().into());
         let set = PolicySet::new([&*policy]);
@@ -92,58 +91,58 @@ mod tests {
             policy.status.as_ref(),
             Timestamp::UNIX_EPOCH,
         );
-        let notices = Notice::of_status(policy, &status);
+        let events = OperatorEvent::of_status(policy, &status);
         policy.status = Some(status);
-        notices
+        events
             .into_iter()
-            .map(|notice| (notice.reason, notice.is_warning))
+            .map(|event| (event.reason, event.is_warning))
             .collect()
     }
 
-    fn told(reason: Reason, is_warning: bool) -> (String, bool) {
+    fn event(reason: Reason, is_warning: bool) -> (String, bool) {
         (reason.as_str().to_owned(), is_warning)
     }
 
     #[test]
-    fn conditions_are_told_when_they_come_and_when_they_go() {
+    fn condition_is_an_event_when_it_comes_and_when_it_goes() {
         let mut policy = policy("{nodeSelector: {}, labels: {x: y}}");
         assert_eq!(
-            tell(&mut policy, &PolicyOutcome::Updating),
-            [told(Reason::NodesUpdating, false)]
+            events_after(&mut policy, &PolicyOutcome::Updating),
+            [event(Reason::NodesUpdating, false)]
         );
-        assert_eq!(tell(&mut policy, &PolicyOutcome::Updating), []);
+        assert_eq!(events_after(&mut policy, &PolicyOutcome::Updating), []);
         let conflict = PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, "m");
         let expected = [
-            told(Reason::KeyOwnedByAnother, false),
-            told(Reason::KeyOwnedByAnother, true),
+            event(Reason::KeyOwnedByAnother, false),
+            event(Reason::KeyOwnedByAnother, true),
         ];
-        assert_eq!(tell(&mut policy, &conflict), expected);
-        assert_eq!(tell(&mut policy, &conflict), []);
+        assert_eq!(events_after(&mut policy, &conflict), expected);
+        assert_eq!(events_after(&mut policy, &conflict), []);
         assert_eq!(
-            tell(&mut policy, &PolicyOutcome::Ready),
-            [told(Reason::InForce, false), told(Reason::NoConflict, false)]
+            events_after(&mut policy, &PolicyOutcome::Ready),
+            [event(Reason::InForce, false), event(Reason::NoConflict, false)]
         );
         let failed = PolicyOutcome::failed(Reason::WriteFailed, "m");
         assert_eq!(
-            tell(&mut policy, &failed),
-            [told(Reason::WriteFailed, false), told(Reason::NodesFailed, true)]
+            events_after(&mut policy, &failed),
+            [event(Reason::WriteFailed, false), event(Reason::NodesFailed, true)]
         );
     }
 
     #[test]
-    fn spec_that_cannot_be_carried_out_is_a_warning() {
+    fn invalid_spec_is_a_warning() {
         let mut policy = policy("{nodeSelector: {}, devicePlugin: {resources: [{name: nodomain}]}}");
         assert_eq!(
-            tell(&mut policy, &PolicyOutcome::Ready),
-            [told(Reason::InvalidSpec, true)]
+            events_after(&mut policy, &PolicyOutcome::Ready),
+            [event(Reason::InvalidSpec, true)]
         );
     }
 
     #[test]
-    fn policy_in_mode_preview_tells_nothing() {
+    fn policy_in_mode_preview_sends_no_event() {
         let mut policy = policy("{mode: Preview, nodeSelector: {}, labels: {x: y}}");
         assert_eq!(
-            tell(&mut policy, &PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, "m")),
+            events_after(&mut policy, &PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, "m")),
             []
         );
     }

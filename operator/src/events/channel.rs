@@ -1,0 +1,26 @@
+//! The bounded channel on which tasks hand over events.
+
+use crate::events::operator_event::OperatorEvent;
+use tokio::sync::mpsc;
+
+/// Events that may wait. More are dropped: they are for people, and status holds the present state.
+const CAPACITY: usize = 64;
+
+/// The end of the channel that takes events.
+#[derive(Clone)]
+pub struct EventSender(mpsc::Sender<OperatorEvent>);
+
+impl EventSender {
+    /// Hands over an event, or drops it when too many wait.
+    pub fn send(&self, event: OperatorEvent) {
+        if self.0.try_send(event).is_err() {
+            tracing::debug!("dropped an event: {CAPACITY} events wait already");
+        }
+    }
+}
+
+/// Makes the channel.
+pub fn event_channel() -> (EventSender, mpsc::Receiver<OperatorEvent>) {
+    let (sender, receiver) = mpsc::channel(CAPACITY);
+    (EventSender(sender), receiver)
+}

@@ -1,0 +1,63 @@
+//! The one input of the index: updates from watches, and results of the operator's own writes.
+
+use crate::index::{
+    cache::{WatchUpdate, WriteKind},
+    work::{PolicyStatusWrite, WorkKey},
+};
+use gpunode_crds::{GpuNode, GpuNodePolicy};
+use gpunode_plan::NodeFacts;
+use k8s_openapi::api::apps::v1::DaemonSet;
+
+/// Something that the index learns.
+#[derive(Debug)]
+pub enum IndexMessage {
+    Policies(WatchUpdate<GpuNodePolicy>),
+    Nodes(WatchUpdate<NodeFacts>),
+    GpuNodes(WatchUpdate<GpuNode>),
+    DaemonSets(WatchUpdate<DaemonSet>),
+    /// The API server accepted one request of a write.
+    Written(WrittenObject),
+    /// All requests of a write are over. Comes after their [`IndexMessage::Written`].
+    Finished(FinishedWrite),
+}
+
+/// What the API server returned for an accepted request.
+#[derive(Debug)]
+pub enum WrittenObject {
+    Node(Box<NodeFacts>),
+    GpuNode(Box<GpuNode>, WriteKind),
+    /// The version is that of the object that was deleted.
+    DeletedGpuNode {
+        name: String,
+        version: String,
+    },
+    DaemonSet {
+        returned: Box<DaemonSet>,
+        kind: WriteKind,
+        sent: Box<DaemonSet>,
+    },
+    PolicyStatus {
+        returned: Box<GpuNodePolicy>,
+        sent: Box<PolicyStatusWrite>,
+    },
+}
+
+/// The end of a write.
+#[derive(Debug)]
+pub struct FinishedWrite {
+    pub key: WorkKey,
+    pub result: WriteResult,
+}
+
+/// How a write ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WriteResult {
+    /// The API server accepted every request.
+    Accepted,
+    /// The API server refuses this very write, for this reason.
+    Refused(String),
+    /// The object changed, came or went meanwhile; the watch brings its new state.
+    Conflict,
+    /// The API server could not be asked, or was too busy.
+    Failed,
+}

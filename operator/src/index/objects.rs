@@ -1,0 +1,109 @@
+//! The objects of the cluster, as the watches and the operator's own writes last told, and plans made from them.
+
+use crate::index::cache::ObjectCache;
+use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, Mode};
+use gpunode_plan::{
+    NodeFacts, NodePlan, PodEviction, PodName, Policy, PolicySet, RejectedPod, RolloutPermit, evictions, gpu_mismatch,
+    plan_node_with_permit,
+};
+use jiff::Timestamp;
+use kube::ResourceExt;
+use std::{collections::BTreeMap, sync::Arc};
+
+/// Policies, nodes and `GpuNode` objects.
+#[derive(Debug)]
+pub struct Objects {
+    pub policies: ObjectCache<GpuNodePolicy>,
+    pub nodes: ObjectCache<NodeFacts>,
+    pub gpu_nodes: ObjectCache<GpuNode>,
+    /// The policies, ready for planning.
+    set: PolicySet,
+}
+
+impl Objects {
+    /// Empty caches. Nodes get fact labels about their GPUs if `gpu_labels` says so.
+    pub fn new(gpu_labels: bool) -> Self {
+        Self {
+            policies: ObjectCache::default(),
+            nodes: ObjectCache::default(),
+            gpu_nodes: ObjectCache::default(),
+            set: PolicySet::default().with_gpu_labels(gpu_labels),
+        }
+    }
+
+    /// True once each cache has its first list.
+    pub fn has_synced(&self) -> bool {
+        self.policies.has_synced() && self.nodes.has_synced() && self.gpu_nodes.has_synced()
+    }
+
+    /// Policies as the planner reads them.
+    pub fn set(&self) -> &PolicySet {
+        &self.set
+    }
+
+    /// A policy as the planner reads it.
+    pub fn policy(&self, name: &str) -> Option<&Policy> {
+        self.set.get(name)
+    }
+
+    /// Makes the set of policies again after one changed.
+    pub fn rebuild_set(&mut self) {
+        self.set = PolicySet::new(self.policies.iter().map(Arc::as_ref)).with_gpu_labels(self.set.gpu_labels());
+    }
+
+    /// Returns the plan for one node; `None` for a node that does not exist.
+    pub fn plan(&self, turn: RolloutPermit, node: &str, now: Timestamp) -> Option<NodePlan> {
+        let facts = self.nodes.get(node)?;
+        Some(plan_node_with_permit(turn, &self.set, facts, self.gpu_node(node), now))
+    }
+
+    /// Returns the pods that `plan` evicts from a node.
+    pub fn evictions(&self, node: &str, plan: &NodePlan) -> BTreeMap<PodName, PodEviction> {
+        let facts = self.nodes.get(node);
+        facts.map_or_else(BTreeMap::new, |facts| {
+            evictions(&self.set, plan, facts, self.gpu_node(node))
+        })
+    }
+
+    /// Says which GPUs a node lacks for a policy that no longer selects it.
+    pub fn gpu_mismatch(&self, policy: &str, node: &str) -> Option<String> {
+        gpu_mismatch(&self.set, policy, self.nodes.get(node)?, self.gpu_node(node))
+    }
+
+    /// True if a policy deletes this rejected pod.
+    pub fn deletes(&self, pod: &RejectedPod, now: Timestamp) -> bool {
+        let (Some(facts), Some(plan)) = (
+            self.nodes.get(&pod.node),
+            self.plan(RolloutPermit::Withheld, &pod.node, now),
+        ) else {
+            return false;
+        };
+        pod.goes(&self.set, &plan, facts, self.gpu_node(&pod.node))
+    }
+
+    /// A policy that people hear about. A policy in mode Preview writes nothing but its status.
+    pub fn announced_policy(&self, name: &str) -> Option<&Arc<GpuNodePolicy>> {
+        self.policies
+            .get(name)
+            .filter(|policy| policy.spec.mode() != Mode::Preview)
+    }
+
+    /// Returns the conditions of the first `limit` policies as they were last written, and whether each is True.
+    pub fn conditions(&self, limit: usize) -> Vec<(String, ConditionType, bool)> {
+        let objects = self.set.iter().take(limit);
+        let objects = objects.filter_map(|policy| self.policies.get(&policy.name));
+        let statuses = objects.filter_map(|policy| Some((policy.name_any(), policy.status.as_ref()?)));
+        let of_policy = |(name, status): (String, &GpuNodePolicyStatus)| {
+            let holds = |type_: ConditionType| Some((type_, type_.find(&status.conditions)?.status == "True"));
+            let conditions = ConditionType::OF_POLICY.into_iter().filter_map(holds);
+            conditions
+                .map(|(type_, is_true)| (name.clone(), type_, is_true))
+                .collect::<Vec<_>>()
+        };
+        statuses.flat_map(of_policy).collect()
+    }
+
+    fn gpu_node(&self, name: &str) -> Option<&GpuNode> {
+        self.gpu_nodes.get(name).map(Arc::as_ref)
+    }
+}

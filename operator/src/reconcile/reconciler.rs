@@ -1,0 +1,162 @@
+//! Changes the index, sees to the consequences, and computes writes while this process leads.
+
+use crate::{
+    events::EventSender,
+    index::{
+        ClusterIndex,
+        effects::Effects,
+        evictions::EvictionKey,
+        message::{FinishedWrite, IndexMessage, WriteResult},
+        work::WorkKey,
+    },
+    leader_election::Leadership,
+    metrics::OperatorMetrics,
+    reconcile::{shared_index::IndexOwner, status_pace::StatusPace},
+    work_queue::{WorkQueue, WorkResult},
+    write::{MAX_CONCURRENT_WRITES, WriteRequest},
+};
+use jiff::Timestamp;
+use std::{sync::Arc, time::Duration};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+
+/// Where the consequences of changes go.
+pub struct ReconcilerOutputs {
+    pub writes: mpsc::Sender<WriteRequest>,
+    pub events: EventSender,
+    pub evictions: Arc<WorkQueue<EvictionKey>>,
+    /// True while a policy wants rejected pods to be deleted.
+    pub deletes_rejected_pods: watch::Sender<bool>,
+}
+
+/// The one task that changes the index. A standby only keeps its index up to date.
+pub struct Reconciler {
+    index: IndexOwner,
+    outputs: ReconcilerOutputs,
+    metrics: Arc<OperatorMetrics>,
+    queue: WorkQueue<WorkKey>,
+    status_pace: StatusPace,
+    is_leading: bool,
+    writes_in_flight: usize,
+}
+
+impl Reconciler {
+    /// A standby.
+    pub fn new(index: IndexOwner, outputs: ReconcilerOutputs, metrics: Arc<OperatorMetrics>) -> Self {
+        Self {
+            index,
+            outputs,
+            metrics,
+            queue: WorkQueue::new(),
+            status_pace: StatusPace::default(),
+            is_leading: false,
+            writes_in_flight: 0,
+        }
+    }
+
+    /// Works until no task is left that could send a message.
+    pub async fn run(mut self, mut messages: mpsc::Receiver<IndexMessage>, mut leadership: Leadership) {
+        loop {
+            let may_lead = !self.is_leading && self.index.lock().has_synced();
+            let may_write = self.is_leading && self.writes_in_flight < MAX_CONCURRENT_WRITES;
+            let mut leadership_of_writes = leadership.clone();
+            let next_key = async {
+                leadership_of_writes.acquired().await;
+                self.queue.next().await
+            };
+            tokio::select! {
+                message = messages.recv() => match message {
+                    Some(message) => self.handle(message),
+                    None => return,
+                },
+                () = leadership.acquired(), if may_lead => self.lead(),
+                key = next_key, if may_write => self.reconcile(key),
+            }
+        }
+    }
+
+    /// Begins to lead: queues everything. From here on consequences are seen to.
+    pub fn lead(&mut self) {
+        self.is_leading = true;
+        self.change(ClusterIndex::queue_everything);
+        tracing::info!("caches are synced; reconciling");
+    }
+
+    /// Applies a message to the index. A key is done after all results of its write are in the index, so that the next plan
+    /// of the same object never misses one.
+    pub fn handle(&mut self, message: IndexMessage) {
+        let finished = match &message {
+            IndexMessage::Finished(FinishedWrite { key, result }) => Some((key.clone(), work_result(result))),
+            _ => None,
+        };
+        self.change(|index, now, effects| index.apply(message, now, effects));
+        if let Some((key, result)) = finished {
+            self.writes_in_flight = self.writes_in_flight.saturating_sub(1);
+            self.queue.done(key, result);
+        }
+    }
+
+    /// Computes the write of a key and hands it to the workers.
+    fn reconcile(&mut self, key: WorkKey) {
+        if let WorkKey::PolicyStatus(policy) = &key
+            && let Some(at) = self.status_pace.not_before(policy)
+        {
+            return self.queue.done(key, WorkResult::RetryAt(at));
+        }
+        let Some(write) = self.change(|index, now, effects| index.planned_write(&key, now, effects)) else {
+            self.metrics.reconciled(key.kind());
+            return self.queue.done(key, WorkResult::Done);
+        };
+        if let WorkKey::PolicyStatus(policy) = &key {
+            self.status_pace.written(policy);
+        }
+        self.writes_in_flight += 1;
+        // The channel holds as many requests as there are writes at a time, so it fails only while the process is stopping.
+        let _ = self.outputs.writes.try_send(WriteRequest { key, write });
+    }
+
+    /// Changes the index and, on the leader, sees to the consequences.
+    fn change<R>(&mut self, change: impl FnOnce(&mut ClusterIndex, Timestamp, &mut Effects) -> R) -> R {
+        let (now, mut effects) = (Timestamp::now(), Effects::default());
+        let (result, deletes_rejected_pods) = {
+            let mut index = self.index.lock();
+            let result = change(&mut index, now, &mut effects);
+            (result, index.deletes_rejected_pods())
+        };
+        if self.is_leading {
+            self.see_to(effects, now);
+            let differs = |known: &mut bool| std::mem::replace(known, deletes_rejected_pods) != deletes_rejected_pods;
+            self.outputs.deletes_rejected_pods.send_if_modified(differs);
+        }
+        result
+    }
+
+    fn see_to(&self, effects: Effects, now: Timestamp) {
+        let start = Instant::now();
+        for queued in effects.queued {
+            let after = queued
+                .at
+                .map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
+            self.queue.add(queued.key, start + after.unwrap_or_default());
+        }
+        for event in effects.events {
+            self.outputs.events.send(event);
+        }
+        for eviction in effects.evictions {
+            self.outputs.evictions.add(eviction, start);
+        }
+    }
+}
+
+fn work_result(result: &WriteResult) -> WorkResult {
+    match result {
+        WriteResult::Accepted => WorkResult::Done,
+        WriteResult::Conflict => WorkResult::Conflict,
+        WriteResult::Refused(_) | WriteResult::Failed => WorkResult::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests;

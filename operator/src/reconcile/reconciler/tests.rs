@@ -1,0 +1,145 @@
+use super::*;
+use crate::{
+    events::event_channel,
+    index::{
+        cache::WatchUpdate,
+        message::WrittenObject,
+        work::{DaemonSetWrite, PlannedWrite},
+    },
+    leader_election::LEASE_DURATION,
+};
+use gpunode_crds::GpuNodePolicy;
+use gpunode_plan::{AgentPodSettings, NodeFacts, policy_daemonset_name};
+use k8s_openapi::api::{apps::v1::DaemonSetStatus, core::v1::Node};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+/// The channels of a reconciler.
+struct Scene {
+    messages: mpsc::Sender<IndexMessage>,
+    writes: mpsc::Receiver<WriteRequest>,
+}
+
+impl Scene {
+    /// Runs a reconciler of this leadership, on one node with one policy.
+    fn run(leadership: Leadership, node: &Value, policy: &Value) -> Self {
+        let pods = AgentPodSettings {
+            namespace: "ns".to_owned(),
+            image: "image".to_owned(),
+        };
+        let (index, _) = IndexOwner::new(ClusterIndex::new(pods, true));
+        let (write_sender, writes) = mpsc::channel(MAX_CONCURRENT_WRITES);
+        let outputs = ReconcilerOutputs {
+            writes: write_sender,
+            events: event_channel().0,
+            evictions: Arc::new(WorkQueue::new()),
+            deletes_rejected_pods: watch::channel(false).0,
+        };
+        let mut reconciler = Reconciler::new(index, outputs, Arc::new(OperatorMetrics::new()));
+        let policy = GpuNodePolicy::new("p", serde_json::from_value(policy.clone()).unwrap());
+        for message in [
+            IndexMessage::Policies(WatchUpdate::Listed(vec![policy])),
+            IndexMessage::Nodes(WatchUpdate::Listed(vec![facts(node)])),
+            IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])),
+            IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])),
+        ] {
+            reconciler.handle(message);
+        }
+        let (sender, receiver) = mpsc::channel(8);
+        tokio::spawn(reconciler.run(receiver, leadership));
+        Self {
+            messages: sender,
+            writes,
+        }
+    }
+
+    async fn next_write(&mut self) -> Option<WriteRequest> {
+        timeout(Duration::from_mins(1), self.writes.recv()).await.ok().flatten()
+    }
+
+    async fn send(&self, message: IndexMessage) {
+        assert!(self.messages.send(message).await.is_ok());
+    }
+
+    async fn accept(&self, key: WorkKey) {
+        let result = WriteResult::Accepted;
+        self.send(IndexMessage::Finished(FinishedWrite { key, result })).await;
+    }
+}
+
+fn leading() -> Leadership {
+    Leadership::until(Instant::now() + 1000 * LEASE_DURATION)
+}
+
+fn facts(node: &Value) -> NodeFacts {
+    NodeFacts::of(&serde_json::from_value::<Node>(node.clone()).unwrap())
+}
+
+fn node() -> Value {
+    json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1", "labels": {"a": "b"}, "annotations": {"a": "b"}}})
+}
+
+#[tokio::test(start_paused = true)]
+async fn standby_writes_nothing() {
+    let policy = json!({"nodeSelector": {}, "labels": {"x": "y"}});
+    let mut scene = Scene::run(Leadership::until(Instant::now()), &node(), &policy);
+    assert!(scene.next_write().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn next_plan_of_a_node_sees_what_the_last_write_returned() {
+    let policy = json!({"nodeSelector": {}, "labels": {"x": "y"}});
+    let mut scene = Scene::run(leading(), &node(), &policy);
+    let mut node_writes = 0;
+    while let Some(WriteRequest { key, write }) = scene.next_write().await {
+        if let PlannedWrite::Node(write) = write {
+            node_writes += 1;
+            let mut written = node();
+            json_patch::patch(&mut written, &write.patch.unwrap()).unwrap();
+            written["metadata"]["resourceVersion"] = json!("2");
+            let written = Box::new(facts(&written));
+            // The watch brings the node as it was before, between the write and its result.
+            let stale = WatchUpdate::applied(facts(&node()));
+            scene.send(IndexMessage::Nodes(stale)).await;
+            scene.send(IndexMessage::Written(WrittenObject::Node(written))).await;
+        }
+        scene.accept(key).await;
+    }
+    assert_eq!(node_writes, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_writes_are_under_way_than_there_are_workers() {
+    let policy = json!({"nodeSelector": {}, "labels": {"x": "y"}, "devicePlugin": {}});
+    let mut scene = Scene::run(leading(), &node(), &policy);
+    let mut keys = Vec::new();
+    while let Some(request) = scene.next_write().await {
+        keys.push(request.key);
+    }
+    assert_eq!(keys.len(), MAX_CONCURRENT_WRITES, "{keys:?}");
+    scene.accept(keys.remove(0)).await;
+    assert!(scene.next_write().await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_is_reconciled_at_the_deadline_of_its_agents_however_often_it_was_before() {
+    let policy = json!({"nodeSelector": {}, "devicePlugin": {}, "rollout": {"progressDeadline": "30s"}});
+    let mut scene = Scene::run(leading(), &node(), &policy);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(29) {
+        let WriteRequest { key, write } = scene.next_write().await.expect("the deadline queues the status");
+        if let PlannedWrite::DaemonSet(DaemonSetWrite::Create(mut daemonset)) = write
+            && daemonset.metadata.name.as_ref() == Some(&policy_daemonset_name("p"))
+        {
+            daemonset.metadata.resource_version = Some("1".to_owned());
+            daemonset.status = Some(DaemonSetStatus {
+                current_number_scheduled: 2,
+                ..DaemonSetStatus::default()
+            });
+            scene
+                .send(IndexMessage::DaemonSets(WatchUpdate::Applied(daemonset)))
+                .await;
+        }
+        scene.accept(key).await;
+    }
+}

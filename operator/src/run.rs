@@ -1,0 +1,150 @@
+//! Makes the tasks and joins them. Every task runs for as long as the process; when one ends, the process ends with an error and
+//! the kubelet starts it again.
+
+use crate::{
+    admin::AdminServer,
+    cli::OperatorArgs,
+    events::{EventRecorder, event_channel},
+    index::ClusterIndex,
+    leader_election::{LeaderElector, guarded_client},
+    metrics::OperatorMetrics,
+    pods::{PodContext, PodEvictor, RejectedPodDeleter},
+    reconcile::{IndexOwner, Reconciler, ReconcilerOutputs},
+    watch::ClusterWatch,
+    work_queue::WorkQueue,
+    write::{ClusterWriter, MAX_CONCURRENT_WRITES, WriteResults, WriteWorker},
+};
+use anyhow::{Context, Result, anyhow};
+use gpunode_plan::AgentPodSettings;
+use http::{HeaderValue, header::USER_AGENT};
+use kube::{Client, Config};
+use std::{sync::Arc, time::Duration};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+
+/// Longest silence of the API server before a connection is given up. Longer than any watch lasts.
+const READ_TIMEOUT: Duration = Duration::from_secs(310);
+/// Messages to the index that may wait; a watch that brings more waits itself.
+const INDEX_MESSAGES: usize = 64;
+
+/// Runs the operator until a signal stops it, it loses the Lease, or a task ends.
+pub async fn run(args: OperatorArgs) -> Result<()> {
+    let config = client_config().await?;
+    let client = Client::try_from(config.clone()).context("make a client for the API server")?;
+    let (mut elector, leadership) = LeaderElector::new(client.clone(), &args.namespace, &args.pod_name);
+    let guarded_client = guarded_client(config, leadership.clone()).context("make a client for writes")?;
+    let metrics = Arc::new(OperatorMetrics::new());
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+
+    let agent_pods = AgentPodSettings {
+        namespace: args.namespace.clone(),
+        image: args.agent_image,
+    };
+    let (owned_index, index) = IndexOwner::new(ClusterIndex::new(agent_pods, args.gpu_labels));
+    let (message_sender, messages) = mpsc::channel(INDEX_MESSAGES);
+    let (write_sender, write_requests) = mpsc::channel(MAX_CONCURRENT_WRITES);
+    let (event_sender, events) = event_channel();
+    let (deletes_rejected_pods, is_deletion_wanted) = watch::channel(false);
+    let evictions = Arc::new(WorkQueue::new());
+
+    let admin = AdminServer {
+        address: args.admin_address,
+        index: index.clone(),
+        heartbeat: elector.heartbeat(),
+        leadership: leadership.clone(),
+        metrics: metrics.clone(),
+    };
+    let watch = ClusterWatch {
+        client: client.clone(),
+        namespace: args.namespace.clone(),
+        messages: message_sender.clone(),
+    };
+    let outputs = ReconcilerOutputs {
+        writes: write_sender,
+        events: event_sender.clone(),
+        evictions: evictions.clone(),
+        deletes_rejected_pods,
+    };
+    let reconciler = Reconciler::new(owned_index, outputs, metrics.clone());
+    let results = WriteResults {
+        metrics: metrics.clone(),
+        messages: message_sender,
+    };
+    let writer = ClusterWriter {
+        client: guarded_client.clone(),
+        namespace: args.namespace,
+        results,
+    };
+    let write_worker = WriteWorker {
+        writer,
+        requests: write_requests,
+    };
+    let context = PodContext {
+        index,
+        guarded_client: guarded_client.clone(),
+        leadership: leadership.clone(),
+        metrics: metrics.clone(),
+        events: event_sender,
+    };
+    let evictor = PodEvictor {
+        context: context.clone(),
+        queue: evictions,
+    };
+    let deleter = RejectedPodDeleter {
+        context,
+        client,
+        is_wanted: is_deletion_wanted,
+    };
+    let recorder = EventRecorder {
+        client: guarded_client,
+        identity: args.pod_name,
+        leadership: leadership.clone(),
+        metrics,
+        events,
+    };
+
+    let mut tasks = JoinSet::new();
+    tasks.spawn(admin.run());
+    tasks.spawn(endless("watch the cluster", watch.run()));
+    tasks.spawn(endless("reconcile", reconciler.run(messages, leadership)));
+    tasks.spawn(endless("write to the API server", write_worker.run()));
+    tasks.spawn(endless("evict pods", evictor.run()));
+    tasks.spawn(endless("delete rejected pods", deleter.run()));
+    tasks.spawn(endless("send events", recorder.run()));
+    let result = tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        error = elector.run() => Err(error.into()),
+        Some(ended) = tasks.join_next() => ended.context("run a task").flatten(),
+    };
+    tracing::info!("stopping");
+    // Every write ends here. The next leader finds what is half done by comparison.
+    tasks.shutdown().await;
+    elector.release().await;
+    result
+}
+
+/// The end of a task that should not end is an error.
+async fn endless(name: &'static str, task: impl Future<Output = ()>) -> Result<()> {
+    task.await;
+    Err(anyhow!("{name}: the task ended"))
+}
+
+async fn client_config() -> Result<Config> {
+    let mut config = Config::infer().await.context("find out how to reach the API server")?;
+    // Watches and the election have pauses of their own.
+    config.default_retry = false;
+    // A list on a dead connection would wait for ever. A watch may be silent for 290 s, after which the server ends it. The time
+    // that a connection was idle before a request does not count.
+    config.read_timeout = Some(READ_TIMEOUT);
+    config.reset_reader_on_write = true;
+    config.headers.push((
+        USER_AGENT,
+        HeaderValue::from_static(concat!("gpunode-operator/", env!("CARGO_PKG_VERSION"))),
+    ));
+    Ok(config)
+}

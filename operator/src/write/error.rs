@@ -1,0 +1,94 @@
+//! Errors of writes, and what they mean for the next try.
+
+use crate::leader_election::NotLeader;
+use kube::core::Status;
+use std::error::Error;
+
+/// Why a write did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The API server did not accept the request.
+    #[error("{action}")]
+    Request {
+        /// What was tried, on which object.
+        action: String,
+        /// True if the request was to create the object.
+        creates: bool,
+        source: Box<kube::Error>,
+    },
+    /// The API server did not answer in time.
+    #[error("write to the API server: no answer in time")]
+    TimedOut,
+    /// This process does not lead.
+    #[error(transparent)]
+    NotLeader(#[from] NotLeader),
+    /// The process is stopping.
+    #[error("write to the API server: the operator is stopping")]
+    Stopping,
+}
+
+impl WriteError {
+    /// The error of a request that changes or deletes an object.
+    pub fn request(action: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        |source| Self::new(action.into(), false, source)
+    }
+
+    /// The error of a request that creates an object.
+    pub fn creation(action: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        |source| Self::new(action.into(), true, source)
+    }
+
+    fn new(action: String, creates: bool, source: kube::Error) -> Self {
+        match source {
+            kube::Error::Service(source) if source.is::<NotLeader>() => Self::NotLeader(NotLeader),
+            source => Self::Request {
+                action,
+                creates,
+                source: Box::new(source),
+            },
+        }
+    }
+
+    /// True if another try may follow at once: the object changed, came or went meanwhile and the watch brings its new state,
+    /// or this process does not lead and no try begins before it does.
+    pub fn is_conflict(&self) -> bool {
+        match (self, self.answer()) {
+            (Self::NotLeader(_), _) => true,
+            (error, Some(answer)) => {
+                // A creation that gets 404 lacks its namespace or its kind, which only people add.
+                let creates = matches!(error, Self::Request { creates: true, .. });
+                answer.is_conflict()
+                    || answer.is_already_exists()
+                    || (answer.is_not_found() && !creates)
+                    // The answer to a JSON patch whose test fails.
+                    || (answer.code == 422 && answer.message.contains("/metadata/resourceVersion"))
+            }
+            _ => false,
+        }
+    }
+
+    /// Says why the API server refuses this very write; `None` if it could not be asked or is too busy.
+    pub fn refusal(&self) -> Option<String> {
+        let answer = self.answer().filter(|answer| !matches!(answer.code, 429 | 503 | 504))?;
+        (!self.is_conflict()).then(|| format!("{self}: {}", answer.message))
+    }
+
+    /// The error and its cause as one line.
+    pub fn one_line(&self) -> String {
+        match (self.answer(), self.source()) {
+            (Some(answer), _) => format!("{self}: {} {}: {}", answer.code, answer.reason, answer.message),
+            (None, Some(source)) => format!("{self}: {source}"),
+            (None, None) => self.to_string(),
+        }
+    }
+
+    fn answer(&self) -> Option<&Status> {
+        match self {
+            Self::Request { source, .. } => match &**source {
+                kube::Error::Api(status) => Some(status),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Requests to the API server, and what its answers lead to.
+
+use super::{worker::carry_out, *};
+use crate::{
+    index::{
+        ClusterIndex,
+        cache::WatchUpdate,
+        effects::Effects,
+        message::{FinishedWrite, IndexMessage, WriteResult},
+        work::WorkKey,
+    },
+    metrics::OperatorMetrics,
+};
+use gpunode_crds::{GpuNode, GpuNodePolicy};
+use gpunode_plan::{AgentPodSettings, NodeFacts};
+use http::{Method, Request, Response};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::{Client, client::Body};
+use serde_json::{Value, json};
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tokio::{sync::mpsc, time::timeout};
+use tower::service_fn;
+
+/// An index with one node, the writer to an API server that answers every request with one code, and what was requested.
+struct Scene {
+    index: ClusterIndex,
+    writer: ClusterWriter,
+    messages: mpsc::Receiver<IndexMessage>,
+    requests: Requests,
+}
+
+/// Method, path and body.
+type Requests = Arc<Mutex<Vec<(Method, String, Value)>>>;
+
+impl Scene {
+    /// An index that knows one node, these policies and these `GpuNode` objects.
+    fn new(code: u16, policies: Vec<GpuNodePolicy>, node: &Value, gpu_nodes: Vec<GpuNode>) -> Self {
+        let pods = AgentPodSettings {
+            namespace: "ns".to_owned(),
+            image: "image".to_owned(),
+        };
+        let mut index = ClusterIndex::new(pods, true);
+        let node = NodeFacts::of(&serde_json::from_value::<Node>(node.clone()).unwrap());
+        for message in [
+            IndexMessage::Policies(WatchUpdate::Listed(policies)),
+            IndexMessage::Nodes(WatchUpdate::Listed(vec![node])),
+            IndexMessage::GpuNodes(WatchUpdate::Listed(gpu_nodes)),
+            IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])),
+        ] {
+            index.apply(message, Timestamp::now(), &mut Effects::default());
+        }
+        let (sender, messages) = mpsc::channel(8);
+        let requests = Requests::default();
+        let writer = ClusterWriter {
+            client: client(code, requests.clone()),
+            namespace: "ns".to_owned(),
+            results: WriteResults {
+                metrics: Arc::new(OperatorMetrics::new()),
+                messages: sender,
+            },
+        };
+        Self {
+            index,
+            writer,
+            messages,
+            requests,
+        }
+    }
+
+    /// Carries out the write of the node, lets the index know, and returns how it ended.
+    async fn reconcile(&mut self) -> WriteResult {
+        let key = WorkKey::Node("n".to_owned());
+        let mut effects = Effects::default();
+        let write = self.index.planned_write(&key, Timestamp::now(), &mut effects);
+        let write = write.expect("there is something to write");
+        carry_out(&self.writer, WriteRequest { key, write }).await;
+        let mut end = None;
+        while let Ok(message) = self.messages.try_recv() {
+            assert_eq!(end, None, "the end is the last message");
+            if let IndexMessage::Finished(FinishedWrite { result, .. }) = &message {
+                end = Some(result.clone());
+            }
+            self.index.apply(message, Timestamp::now(), &mut effects);
+        }
+        end.expect("the write ends")
+    }
+}
+
+/// A client of an API server that answers every request with this code.
+fn client(code: u16, requests: Requests) -> Client {
+    let service = service_fn(move |request: Request<Body>| {
+        let requests = requests.clone();
+        let reason = match code {
+            404 => "NotFound",
+            409 => "Conflict",
+            _ => "",
+        };
+        let status = json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": "no"});
+        let response = Response::builder()
+            .status(code)
+            .body(Body::from(status.to_string().into_bytes()));
+        async move {
+            let (head, body) = request.into_parts();
+            let body = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap_or_default();
+            let path = head.uri.path().to_owned();
+            requests.lock().unwrap().push((head.method, path, body));
+            Ok::<_, Infallible>(response.unwrap())
+        }
+    });
+    Client::new(service, "ns")
+}
+
+fn policy(spec: &Value) -> GpuNodePolicy {
+    GpuNodePolicy::new("p", serde_json::from_value(spec.clone()).unwrap())
+}
+
+/// Methods and paths of the requests for a node, of an API server that refuses them.
+async fn requested(policies: Vec<GpuNodePolicy>, node: &Value, gpu_nodes: Vec<GpuNode>) -> Vec<(Method, String)> {
+    let mut scene = Scene::new(403, policies, node, gpu_nodes);
+    assert!(matches!(scene.reconcile().await, WriteResult::Refused(_)));
+    let mut requests = scene.requests.lock().unwrap();
+    requests.drain(..).map(|(method, path, _)| (method, path)).collect()
+}
+
+#[tokio::test]
+async fn configuration_comes_before_the_labels_and_goes_after_them() {
+    let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+    let governing = policy(&json!({"nodeSelector": {}, "devicePlugin": {}}));
+    let (patch_node, gpu_nodes) = (
+        (Method::PATCH, "/api/v1/nodes/n".to_owned()),
+        "/apis/gpunode.dev/v1alpha1/gpunodes",
+    );
+    let given = requested(vec![governing], &bare, vec![]).await;
+    assert_eq!(given, [(Method::POST, gpu_nodes.to_owned()), patch_node.clone()]);
+
+    let owned = json!({"version": 1, "labels": {"x": "y"}}).to_string();
+    let labelled = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1", "labels": {"x": "y"},
+        "annotations": {"gpunode.dev/owned": owned}}});
+    let config = json!({"policy": "p", "version": 1, "hash": "0123456789abcdef", "document": "{}"});
+    let mut gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+        "metadata": {"name": "n", "uid": "g", "resourceVersion": "2"}, "spec": {"config": config}});
+    let without_gpu: GpuNode = serde_json::from_value(gpu_node.clone()).unwrap();
+    let withdrawn = requested(vec![], &labelled, vec![without_gpu.clone()]).await;
+    assert_eq!(
+        withdrawn,
+        std::slice::from_ref(&patch_node),
+        "the facts about the GPUs go last"
+    );
+    let withdrawn = requested(vec![], &bare, vec![without_gpu]).await;
+    assert_eq!(withdrawn, [(Method::DELETE, format!("{gpu_nodes}/n"))]);
+    gpu_node["status"] = json!({"gpus": [serde_json::to_value(gpunode_crds::GpuDevice::default()).unwrap()]});
+    let with_gpu = serde_json::from_value(gpu_node).unwrap();
+    let withdrawn = requested(vec![], &labelled, vec![with_gpu]).await;
+    assert_eq!(withdrawn, [patch_node, (Method::PATCH, format!("{gpu_nodes}/n"))]);
+}
+
+#[tokio::test]
+async fn request_to_agents_is_all_that_its_write_changes() {
+    let config = json!({"policy": "p", "version": 1, "hash": "0123456789abcdef", "document": "{}"});
+    let step = json!({"startedAt": "2026-01-01T00:00:00Z", "generation": 1});
+    let gpu_node = |release: bool| {
+        let spec = json!({"config": config, "step": step, "release": release});
+        let object = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+            "metadata": {"name": "n", "uid": "g", "resourceVersion": "2"}, "spec": spec});
+        serde_json::from_value::<GpuNode>(object).unwrap()
+    };
+    for (labels, before, written) in [
+        (json!({"gpunode.dev/release": "true"}), false, json!(true)),
+        (
+            json!({"nvidia.com/gpu.deploy.device-plugin": "paused-for-driver-upgrade"}),
+            false,
+            json!(true),
+        ),
+        (
+            json!({"nvidia.com/gpu.deploy.device-plugin": "false"}),
+            true,
+            Value::Null,
+        ),
+    ] {
+        let object = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1", "labels": labels}});
+        let governing = policy(&json!({"nodeSelector": {}, "devicePlugin": {}}));
+        let mut scene = Scene::new(403, vec![governing], &object, vec![gpu_node(before)]);
+        scene.reconcile().await;
+        let spec = json!({"release": written, "recovered": null});
+        let expected = json!({"metadata": {"resourceVersion": "2"}, "spec": spec});
+        let requests = scene.requests.lock().unwrap();
+        let bodies: Vec<_> = requests
+            .iter()
+            .filter(|it| it.1.ends_with("/gpunodes/n"))
+            .map(|it| &it.2)
+            .collect();
+        assert_eq!(bodies, [&expected], "{labels}");
+    }
+}
+
+#[tokio::test]
+async fn refusal_holds_until_the_api_server_answers_again() {
+    let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+    let labels = policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}));
+    let mut scene = Scene::new(503, vec![labels], &bare, vec![]);
+    for (code, failed) in [(503, 0), (403, 1), (503, 1), (409, 1), (429, 1)] {
+        scene.writer.client = client(code, Requests::default());
+        assert_ne!(scene.reconcile().await, WriteResult::Accepted);
+        assert_eq!(scene.index.node_counts()[0].1.failed, failed, "{code}");
+    }
+}
+
+#[tokio::test]
+async fn missing_kind_is_no_conflict_and_missing_object_is_one() {
+    let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+    for (spec, is_conflict) in [
+        (json!({"nodeSelector": {}, "devicePlugin": {}}), false),
+        (json!({"nodeSelector": {}, "labels": {"x": "y"}}), true),
+    ] {
+        let result = Scene::new(404, vec![policy(&spec)], &bare, vec![]).reconcile().await;
+        assert_eq!(result == WriteResult::Conflict, is_conflict, "{result:?}");
+    }
+}
+
+/// A place in the input of the index is free before a request goes out, so that no result waits, and none is lost to a timeout.
+#[tokio::test(start_paused = true)]
+async fn no_request_goes_out_before_the_index_has_a_place_for_its_result() {
+    let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+    let labels = policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}));
+    let mut scene = Scene::new(403, vec![labels], &bare, vec![]);
+    let (sender, messages) = mpsc::channel(1);
+    let message = || IndexMessage::Nodes(WatchUpdate::Listed(vec![]));
+    sender.try_send(message()).unwrap();
+    (scene.writer.results.messages, scene.messages) = (sender, messages);
+    let key = WorkKey::Node("n".to_owned());
+    let write = scene
+        .index
+        .planned_write(&key, Timestamp::now(), &mut Effects::default());
+    let write = write.expect("there is something to write");
+    let mut work = std::pin::pin!(carry_out(&scene.writer, WriteRequest { key, write }));
+    assert!(timeout(Duration::from_secs(1), &mut work).await.is_err());
+    assert!(scene.requests.lock().unwrap().is_empty(), "the index is behind");
+    assert!(matches!(scene.messages.recv().await, Some(IndexMessage::Nodes(_))));
+    timeout(Duration::from_secs(1), work).await.unwrap();
+    assert_eq!(scene.requests.lock().unwrap().len(), 1);
+}
