@@ -3,7 +3,7 @@
 //! Defaults are answered by methods and never written into a value, so that what a user applied is what a GitOps tool
 //! reads back (`docs/adr/0001-api.md`).
 
-use crate::{Allocation, DeviceSelector, Health, Mig, MigStrategy, Sharing, SharingStrategy};
+use crate::{Allocation, DeviceSelector, HealthRules, MigConfig, MigStrategy, Sharing, SharingStrategy};
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +30,7 @@ pub struct AgentConfig {
 
     /// How MIG devices that exist are offered. Left out: strategy `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mig: Option<Mig>,
+    pub mig: Option<MigConfig>,
 
     /// Name the device nodes (`/dev/nvidia0`, `/dev/nvidiactl`, ...) in each allocation, for containers that run without
     /// NVIDIA's container runtime and with the kubelet's CPU manager. Default: false.
@@ -39,7 +39,7 @@ pub struct AgentConfig {
 
     /// Which errors of the driver make a GPU unhealthy, and when it is healthy again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub health: Option<Health>,
+    pub health: Option<HealthRules>,
 
     /// Exit when the driver or a GPU cannot be initialised, instead of waiting until it can. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -117,7 +117,7 @@ impl AgentConfig {
 
 impl ResourceConfig {
     /// The name under which it is offered.
-    pub fn offered_name(&self) -> String {
+    pub fn advertised_name(&self) -> String {
         let renamed = self
             .sharing
             .as_ref()

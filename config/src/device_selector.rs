@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// How MIG devices are offered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Mig {
+pub struct MigConfig {
     /// `None`: as if there were no MIG, each GPU is offered whole. `Single`: the MIG devices of a GPU are offered in its
     /// place, under the same name; all devices of a resource must be equal. `Mixed`: MIG devices are offered beside whole
     /// GPUs, as `nvidia.com/mig-PROFILE` unless an entry of `resources` selects them.

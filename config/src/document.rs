@@ -8,14 +8,14 @@ pub const CONFIG_VERSION: i32 = 1;
 
 /// A configuration as text together with the hash that rollouts count.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Document {
+pub struct ConfigDocument {
     /// YAML, the very text that `gpunode-agent run --config FILE` reads.
     pub text: String,
     /// First 16 hexadecimal digits of the SHA-256 of `text`.
     pub hash: String,
 }
 
-impl Document {
+impl ConfigDocument {
     /// Writes a configuration; fields that are not set are left out, so that a newer operator changes no hash.
     pub fn of(config: &AgentConfig) -> Self {
         // Serialising plain strings, numbers and lists into a string has no error to report.
@@ -43,17 +43,17 @@ mod tests {
 
     #[test]
     fn unset_fields_are_left_out() {
-        assert_eq!(Document::of(&AgentConfig::default()).text, "{}\n");
+        assert_eq!(ConfigDocument::of(&AgentConfig::default()).text, "{}\n");
     }
 
     #[test]
     fn hash_depends_on_the_text_alone() {
-        let one = Document::of(&AgentConfig {
+        let one = ConfigDocument::of(&AgentConfig {
             pass_device_specs: Some(true),
             ..AgentConfig::default()
         });
-        assert_eq!(one.hash, Document::hash_of("passDeviceSpecs: true\n"));
-        assert_ne!(one.hash, Document::of(&AgentConfig::default()).hash);
+        assert_eq!(one.hash, ConfigDocument::hash_of("passDeviceSpecs: true\n"));
+        assert_ne!(one.hash, ConfigDocument::of(&AgentConfig::default()).hash);
         assert_eq!(one.hash.len(), 16);
     }
 }

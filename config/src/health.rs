@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.ignoreXids) || !has(self.watchXids) || !self.ignoreXids.exists(x, self.watchXids.exists(y, x == y))")
     .message("ignoreXids and watchXids name the same XID; remove it from one of them").field_path(".watchXids"))]
-pub struct Health {
+pub struct HealthRules {
     /// XIDs that change nothing, beside those that NVIDIA's catalog tells to ignore or that the end of the application cures.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(range(min = 1, max = 65535)))]
@@ -37,7 +37,7 @@ pub enum Recovery {
     Manual,
 }
 
-impl Health {
+impl HealthRules {
     /// When a GPU is healthy again.
     pub fn recovery(&self) -> Recovery {
         self.recovery.unwrap_or_default()

@@ -16,10 +16,10 @@ mod validate;
 
 pub use agent_config::{AgentConfig, ResourceConfig};
 pub use allocation::Allocation;
-pub use device_selector::{Architecture, DeviceKind, DeviceSelector, Mig, MigStrategy};
-pub use document::{CONFIG_VERSION, Document};
-pub use health::{Health, Recovery};
+pub use device_selector::{Architecture, DeviceKind, DeviceSelector, MigConfig, MigStrategy};
+pub use document::{CONFIG_VERSION, ConfigDocument};
+pub use health::{HealthRules, Recovery};
 pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, nearest_name, unknown_field_message};
 pub use memory::{MEMORY_RULE, MemoryMiB};
 pub use sharing::{DeviceReplicas, Placement, Sharing, SharingStrategy};
-pub use validate::Problem;
+pub use validate::FieldProblem;

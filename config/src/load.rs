@@ -1,7 +1,7 @@
 //! Strict reading of YAML: an unknown field, a wrong type or an impossible combination is an error that names the
 //! field's path.
 
-use crate::{AgentConfig, Problem};
+use crate::{AgentConfig, FieldProblem};
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -27,21 +27,21 @@ pub enum LoadError {
     },
     /// Fields that no version of this configuration has, or combinations that cannot work.
     #[error("read configuration: {}", join(.0))]
-    Refused(Vec<Problem>),
+    Refused(Vec<FieldProblem>),
 }
 
 impl LoadError {
     /// Each problem with its path, for programs that show them one by one.
-    pub fn problems(&self) -> Vec<Problem> {
+    pub fn problems(&self) -> Vec<FieldProblem> {
         match self {
-            Self::TooLong(_) => vec![Problem::new("", self.to_string())],
-            Self::Malformed { path, message } => vec![Problem::new(path.trim_start_matches('.'), message.clone())],
+            Self::TooLong(_) => vec![FieldProblem::new("", self.to_string())],
+            Self::Malformed { path, message } => vec![FieldProblem::new(path.trim_start_matches('.'), message.clone())],
             Self::Refused(problems) => problems.clone(),
         }
     }
 }
 
-fn join(problems: &[Problem]) -> String {
+fn join(problems: &[FieldProblem]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
@@ -103,11 +103,11 @@ fn inlined_schema<T: JsonSchema>() -> Value {
 }
 
 /// `serde_ignored` writes optional values as a `?` segment and sequence items by number.
-fn unknown_field(schema: &Value, path: &str) -> Problem {
+fn unknown_field(schema: &Value, path: &str) -> FieldProblem {
     let segments: Vec<&str> = path.split('.').filter(|segment| *segment != "?").collect();
     let shown = show_path(&segments);
     let Some((field, parents)) = segments.split_last() else {
-        return Problem::new(shown, "unknown field");
+        return FieldProblem::new(shown, "unknown field");
     };
     let known = parents
         .iter()
@@ -115,7 +115,7 @@ fn unknown_field(schema: &Value, path: &str) -> Problem {
         .map(properties)
         .unwrap_or_default();
     let message = unknown_field_message(field, &known);
-    Problem::new(shown, message)
+    FieldProblem::new(shown, message)
 }
 
 /// What to say of a field that does not exist beside the fields `known`.

@@ -1,59 +1,40 @@
-//! What a schema cannot say: names by Kubernetes' rules and combinations that cannot work.
+//! Checks that a schema cannot express: Kubernetes' rules for names, and combinations that cannot work.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `problem` | a field that is wrong, and what to do about it |
+//! | `resource_name` | the kubelet's rule for names of extended resources |
+//! | `devices` | bounds and formats of a device selector |
+//! | `sharing` | fields of sharing by strategy, and their bounds |
+//! | `health` | lists of XIDs |
 
 mod devices;
 mod health;
+mod problem;
 mod resource_name;
 mod sharing;
 
+pub use problem::FieldProblem;
+
 use crate::{AgentConfig, DeviceKind, MigStrategy, ResourceConfig, SharingStrategy};
 use resource_name::is_extended_resource_name;
-use std::fmt;
-
-/// One thing that is wrong with a configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// Path of the field, such as `resources[0].sharing.replicas`; empty for the document itself.
-    pub path: String,
-    /// What is wrong and what to do.
-    pub message: String,
-}
-
-impl Problem {
-    /// A problem of the field at `path`.
-    pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
-        Self {
-            path: path.into(),
-            message: message.into(),
-        }
-    }
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.path.is_empty() {
-            f.write_str(&self.message)
-        } else {
-            write!(f, "{}: {}", self.path, self.message)
-        }
-    }
-}
 
 impl AgentConfig {
     /// Everything that is wrong with this configuration; nothing where it can be put in force.
-    pub fn validate(&self) -> Vec<Problem> {
+    pub fn validate(&self) -> Vec<FieldProblem> {
         let mut problems = Vec::new();
         if let Some(health) = &self.health {
             health::validate("health", health, &mut problems);
         }
         if self.resources.len() > 32 {
-            problems.push(Problem::new(
+            problems.push(FieldProblem::new(
                 "resources",
                 format!("{} entries are more than 32", self.resources.len()),
             ));
         }
         for (index, resource) in self.resources.iter().enumerate() {
             let path = format!("resources[{index}]");
-            let (name, offered) = (&resource.name, resource.offered_name());
+            let (name, offered) = (&resource.name, resource.advertised_name());
             let others = || {
                 self.resources
                     .iter()
@@ -62,12 +43,12 @@ impl AgentConfig {
                     .map(|(_, other)| other)
             };
             if self.resources.iter().take(index).any(|earlier| earlier.name == *name) {
-                problems.push(Problem::new(
+                problems.push(FieldProblem::new(
                     format!("{path}.name"),
                     format!("{name} is named twice; each resource has one entry"),
                 ));
             } else if offered != *name && others().any(|other| other.name == offered) {
-                problems.push(Problem::new(
+                problems.push(FieldProblem::new(
                     format!("{path}.sharing.renameByDefault"),
                     format!("makes {name} {offered}, which another entry offers; each name is offered by one entry"),
                 ));
@@ -77,7 +58,7 @@ impl AgentConfig {
             let wants_mig = devices
                 .is_some_and(|devices| devices.kind == Some(DeviceKind::MigDevice) || devices.mig_profiles.is_some());
             if wants_mig && self.mig_strategy() == MigStrategy::None {
-                problems.push(Problem::new(
+                problems.push(FieldProblem::new(
                     format!("{path}.devices"),
                     "selects MIG devices, which needs mig.strategy Single or Mixed",
                 ));
@@ -87,21 +68,21 @@ impl AgentConfig {
     }
 }
 
-fn validate_resource(path: &str, resource: &ResourceConfig, problems: &mut Vec<Problem>) {
-    let offered = resource.offered_name();
+fn validate_resource(path: &str, resource: &ResourceConfig, problems: &mut Vec<FieldProblem>) {
+    let offered = resource.advertised_name();
     let refused = [&resource.name, &offered].into_iter().find_map(|name| {
         is_extended_resource_name(name)
             .err()
             .map(|reason| format!("`{name}` {reason}"))
     });
     if let Some(message) = refused {
-        problems.push(Problem::new(format!("{path}.name"), message));
+        problems.push(FieldProblem::new(format!("{path}.name"), message));
     }
     if let Some(devices) = &resource.devices {
         devices::validate(&format!("{path}.devices"), devices, problems);
     }
     if resource.allocation.is_some() && resource.strategy() == SharingStrategy::Memory {
-        problems.push(Problem::new(
+        problems.push(FieldProblem::new(
             format!("{path}.allocation"),
             "has no meaning when sharing.strategy is Memory; remove it, and set sharing.placement instead",
         ));

@@ -12,10 +12,10 @@ mod health;
 mod keys;
 mod label_map;
 mod manifest;
-mod offer;
 mod policy;
 mod policy_status;
 mod reason;
+mod resources;
 mod rollout;
 mod selector;
 mod taint;
@@ -31,15 +31,15 @@ pub use keys::{
     RECOVERED_ANNOTATION, RELEASE_LABEL, UNHEALTHY_TAINT, is_gpunode_key, is_kubernetes_key, policy_label,
 };
 pub use manifest::{Manifest, ManifestError, manifests};
-pub use offer::{
-    Holder, MAX_DEVICES, MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon, MpsDaemonState, OfferedDevice,
-    ResourceStatus, WaitingDevice,
-};
-pub use policy::{GpuNodePolicy, GpuNodePolicySpec, Mode, OnConflict};
+pub use policy::{GpuNodePolicy, GpuNodePolicySpec, OnConflict, PolicyMode};
 pub use policy_status::{
     GpuNodePolicyStatus, MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview, NodeWaiting,
 };
 pub use reason::{ConditionType, Reason};
+pub use resources::{
+    AdvertisedDevice, Holder, MAX_DEVICES, MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon, MpsDaemonState,
+    ResourceStatus, WaitingDevice,
+};
 pub use rollout::RolloutPace;
 pub use selector::{GpuSelector, NodeSelector, NodeSelectorRequirement, SelectorOperator};
 pub use taint::{PolicyTaint, StartupTaint, TaintEffect, UnhealthyTaint};

@@ -48,7 +48,7 @@ pub struct GpuNodePolicySpec {
     /// else. `Paused` leaves every node on which the policy has something exactly as it is, and adds none; its deletion still
     /// cleans them. Default: Enforce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mode: Option<Mode>,
+    pub mode: Option<PolicyMode>,
 
     /// The nodes that this policy is about, by their labels. `{}` is every node. Left out: `gpuSelector` alone decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -118,7 +118,7 @@ pub struct GpuNodePolicySpec {
 /// else. `Paused` leaves every node on which the policy has something exactly as it is, and adds none; its deletion still
 /// cleans them. Default: Enforce.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Mode {
+pub enum PolicyMode {
     /// The policy is put in force.
     #[default]
     Enforce,
@@ -145,7 +145,7 @@ impl GpuNodePolicySpec {
     }
 
     /// The mode in force.
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> PolicyMode {
         self.mode.unwrap_or_default()
     }
 

@@ -34,13 +34,13 @@ const OPEN_METRICS: HeaderValue =
 
 /// What a path is answered with.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct TextResponse {
     status: StatusCode,
     content_type: HeaderValue,
     text: String,
 }
 
-impl Answer {
+impl TextResponse {
     /// A line for people.
     pub fn line(status: StatusCode, text: &str) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl Answer {
 }
 
 /// Answers by path until the process ends. `answer` must not block.
-pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> Answer + Clone + Send + 'static) {
+pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> TextResponse + Clone + Send + 'static) {
     let mut connections: VecDeque<AbortHandle> = VecDeque::with_capacity(MAX_CONNECTIONS);
     let mut last_error = String::new();
     loop {
@@ -89,9 +89,9 @@ pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> Answer + Clon
     }
 }
 
-async fn serve_one(stream: TcpStream, answer: impl Fn(&str) -> Answer) -> hyper::Result<()> {
+async fn serve_one(stream: TcpStream, answer: impl Fn(&str) -> TextResponse) -> hyper::Result<()> {
     let service = service_fn(move |request: Request<Incoming>| {
-        let Answer {
+        let TextResponse {
             status,
             content_type,
             text,
@@ -118,8 +118,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(serve(listener, |path| match path {
-            "/readyz" => Answer::line(StatusCode::SERVICE_UNAVAILABLE, "not yet"),
-            _ => Answer::metrics("# EOF\n".to_owned()),
+            "/readyz" => TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, "not yet"),
+            _ => TextResponse::metrics("# EOF\n".to_owned()),
         }));
         address
     }

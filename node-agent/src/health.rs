@@ -22,7 +22,7 @@ use crate::{
     runtime::channel::send_if_new,
 };
 use daemons::Daemons;
-use gpunode_config::Health as Rules;
+use gpunode_config::HealthRules as Rules;
 use gpunode_gpu::{FaultReason, GpuProbe, HealthObservation, Inventory, ProbeResult};
 use jiff::Timestamp;
 use looks::{Looks, SETTLE};

@@ -2,7 +2,7 @@
 
 use crate::{leader_election::Leadership, metrics::OperatorMetrics, reconcile::IndexReader};
 use anyhow::{Context, Result, bail};
-use gpunode_http::{Answer, StatusCode};
+use gpunode_http::{StatusCode, TextResponse};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::watch, time::Instant};
 
@@ -30,24 +30,24 @@ impl AdminServer {
         bail!("serve {address}: the server ended");
     }
 
-    fn answer(&self, path: &str) -> Answer {
+    fn answer(&self, path: &str) -> TextResponse {
         match path {
             // Does not depend on the API server: a restart does not bring that back.
             "/livez" if self.heartbeat.borrow().elapsed() >= STUCK_AFTER => {
-                Answer::line(StatusCode::INTERNAL_SERVER_ERROR, "leader election is stuck")
+                TextResponse::line(StatusCode::INTERNAL_SERVER_ERROR, "leader election is stuck")
             }
             // A standby is ready too, once it could take over.
             "/readyz" if !self.index.has_synced() => {
-                Answer::line(StatusCode::SERVICE_UNAVAILABLE, "caches are not synced yet")
+                TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, "caches are not synced yet")
             }
-            "/livez" | "/readyz" => Answer::line(StatusCode::OK, "ok"),
+            "/livez" | "/readyz" => TextResponse::line(StatusCode::OK, "ok"),
             "/metrics" => self.metrics_answer(),
-            _ => Answer::line(StatusCode::NOT_FOUND, "not found; try /livez, /readyz or /metrics"),
+            _ => TextResponse::line(StatusCode::NOT_FOUND, "not found; try /livez, /readyz or /metrics"),
         }
     }
 
     /// Numbers of nodes and conditions come from the leader alone.
-    fn metrics_answer(&self) -> Answer {
+    fn metrics_answer(&self) -> TextResponse {
         let is_leader = self.leadership.is_current();
         let (nodes, conditions) = if is_leader {
             (self.index.node_numbers(), self.index.conditions())
@@ -57,6 +57,6 @@ impl AdminServer {
         self.metrics.set_leader(is_leader);
         self.metrics.set_nodes(nodes);
         self.metrics.set_conditions(conditions);
-        Answer::metrics(self.metrics.render())
+        TextResponse::metrics(self.metrics.render())
     }
 }

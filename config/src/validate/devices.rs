@@ -1,19 +1,19 @@
 //! What a selector of devices can say.
 
-use super::Problem;
+use super::problem::FieldProblem;
 use crate::{DeviceKind, DeviceSelector, MemoryMiB};
 
 /// Adds what is wrong with the selector at `path`.
-pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<Problem>) {
+pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<FieldProblem>) {
     if *devices == DeviceSelector::default() {
-        problems.push(Problem::new(
+        problems.push(FieldProblem::new(
             path,
             "must name a condition, such as indices, uuids or products; for every GPU, leave devices out of the resource, or set sharing.replicas alone",
         ));
     }
     for (index, gpu) in devices.indices.iter().flatten().enumerate() {
         if !(0..64).contains(gpu) {
-            problems.push(Problem::new(
+            problems.push(FieldProblem::new(
                 format!("{path}.indices[{index}]"),
                 format!("{gpu} is not between 0 and 63"),
             ));
@@ -25,7 +25,7 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<Problem
             .or_else(|| uuid.strip_prefix("MIG-"))
             .unwrap_or_default();
         if digits.is_empty() || uuid.len() > 64 || !digits.chars().all(|c| c.is_ascii_hexdigit() || c == '-') {
-            problems.push(Problem::new(
+            problems.push(FieldProblem::new(
                 format!("{path}.uuids[{index}]"),
                 format!(
                     "`{uuid}` is no UUID of a GPU or MIG device; `nvidia-smi -L` lists them as GPU-... and MIG-..."
@@ -47,7 +47,7 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<Problem
     );
     validate_memory(&format!("{path}.minMemory"), devices.min_memory.as_deref(), problems);
     if devices.mig_profiles.is_some() && devices.kind == Some(DeviceKind::FullGpu) {
-        problems.push(Problem::new(
+        problems.push(FieldProblem::new(
             format!("{path}.migProfiles"),
             "selects MIG devices; remove it, or set kind to MigDevice",
         ));
@@ -60,7 +60,7 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<Problem
         ("migProfiles", devices.mig_profiles.as_ref().map(Vec::len), 16),
     ] {
         if let Some(length) = length.filter(|length| *length == 0 || *length > most) {
-            problems.push(Problem::new(
+            problems.push(FieldProblem::new(
                 format!("{path}.{name}"),
                 format!("{length} entries are not between 1 and {most}"),
             ));
@@ -80,11 +80,11 @@ fn validate_globs(
     path: &str,
     (characters, known): (&str, fn(char) -> bool),
     globs: Option<&[String]>,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<FieldProblem>,
 ) {
     for (index, glob) in globs.into_iter().flatten().enumerate() {
         if glob.is_empty() || glob.len() > 63 || !glob.chars().all(|c| known(c) || c == '*' || c == '?') {
-            problems.push(Problem::new(
+            problems.push(FieldProblem::new(
                 format!("{path}[{index}]"),
                 format!(
                     "`{glob}` is not a glob of at most 63 characters: {characters}, and `*` and `?` for any others"
@@ -95,9 +95,9 @@ fn validate_globs(
 }
 
 /// Adds what is wrong with the amount of memory at `path`.
-pub fn validate_memory(path: &str, memory: Option<&str>, problems: &mut Vec<Problem>) {
+pub fn validate_memory(path: &str, memory: Option<&str>, problems: &mut Vec<FieldProblem>) {
     if let Some(text) = memory.filter(|text| MemoryMiB::parse(text).is_none()) {
-        problems.push(Problem::new(
+        problems.push(FieldProblem::new(
             path,
             format!("`{text}` is no amount of memory; write a whole number of Mi, Gi or Ti, such as 16Gi"),
         ));

@@ -1,20 +1,21 @@
 //! What a schema cannot say of health.
 
-use crate::{Health, Problem};
+use super::problem::FieldProblem;
+use crate::HealthRules;
 
 const MAX_XIDS: usize = 64;
 const MAX_XID: i32 = 65535;
 
-pub(super) fn validate(path: &str, health: &Health, problems: &mut Vec<Problem>) {
+pub(super) fn validate(path: &str, health: &HealthRules, problems: &mut Vec<FieldProblem>) {
     for (field, xids) in [("ignoreXids", &health.ignore_xids), ("watchXids", &health.watch_xids)] {
         if xids.len() > MAX_XIDS {
-            problems.push(Problem::new(
+            problems.push(FieldProblem::new(
                 format!("{path}.{field}"),
                 format!("{} entries are more than {MAX_XIDS}", xids.len()),
             ));
         }
         for (index, xid) in xids.iter().enumerate().filter(|(_, xid)| !(1..=MAX_XID).contains(*xid)) {
-            problems.push(Problem::new(
+            problems.push(FieldProblem::new(
                 format!("{path}.{field}[{index}]"),
                 format!("{xid} is not between 1 and {MAX_XID}"),
             ));
@@ -26,7 +27,7 @@ pub(super) fn validate(path: &str, health: &Health, problems: &mut Vec<Problem>)
         .enumerate()
         .filter(|(_, xid)| health.ignore_xids.contains(xid))
     {
-        problems.push(Problem::new(
+        problems.push(FieldProblem::new(
             format!("{path}.watchXids[{index}]"),
             format!("{xid} is in ignoreXids too; remove it from one of them"),
         ));

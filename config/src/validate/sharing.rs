@@ -1,8 +1,8 @@
 //! Which fields of sharing go with which strategy, and their bounds.
 
 use super::{
-    Problem,
     devices::{self, validate_memory},
+    problem::FieldProblem,
 };
 use crate::{
     DeviceReplicas, MemoryMiB, Sharing, SharingStrategy,
@@ -13,7 +13,7 @@ use crate::{
 const MIN_UNIT: MemoryMiB = MemoryMiB(64);
 
 /// Adds what is wrong with the sharing at `path`.
-pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<Problem>) {
+pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<FieldProblem>) {
     let has_replicas = matches!(sharing.strategy, SharingStrategy::TimeSlicing | SharingStrategy::Mps);
     let has_units = sharing.strategy == SharingStrategy::Memory;
     for (field, is_given, has_meaning, strategies) in [
@@ -45,7 +45,7 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<Problem>) {
         ("placement", sharing.placement.is_some(), has_units, "Memory"),
     ] {
         if is_given && !has_meaning {
-            problems.push(Problem::new(
+            problems.push(FieldProblem::new(
                 format!("{path}.{field}"),
                 format!("has a meaning only when sharing.strategy is {strategies}; remove it or set the strategy"),
             ));
@@ -59,7 +59,7 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<Problem>) {
             .and_then(MemoryMiB::parse)
             .filter(|unit| *unit < MIN_UNIT)
         {
-            problems.push(Problem::new(
+            problems.push(FieldProblem::new(
                 format!("{path}.unit"),
                 format!("{unit} is less than {MIN_UNIT}, which makes more shares than a kubelet takes"),
             ));
@@ -68,7 +68,7 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<Problem>) {
     }
     match sharing.replicas {
         Some(replicas) => validate_replicas(&format!("{path}.replicas"), sharing.strategy, replicas, problems),
-        None => problems.push(Problem::new(
+        None => problems.push(FieldProblem::new(
             format!("{path}.replicas"),
             "is required when sharing.strategy is TimeSlicing or Mps",
         )),
@@ -79,7 +79,7 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<Problem>) {
         .map(Vec::len)
         .filter(|length| !(1..=16).contains(length))
     {
-        problems.push(Problem::new(
+        problems.push(FieldProblem::new(
             format!("{path}.replicasPerDevice"),
             format!("{length} entries are not between 1 and 16"),
         ));
@@ -91,13 +91,16 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<Problem>) {
     }
 }
 
-fn validate_replicas(path: &str, strategy: SharingStrategy, replicas: i32, problems: &mut Vec<Problem>) {
+fn validate_replicas(path: &str, strategy: SharingStrategy, replicas: i32, problems: &mut Vec<FieldProblem>) {
     let most = if strategy == SharingStrategy::Mps {
         MAX_MPS_REPLICAS
     } else {
         MAX_REPLICAS
     };
     if !(2..=most).contains(&replicas) {
-        problems.push(Problem::new(path, format!("{replicas} is not between 2 and {most}")));
+        problems.push(FieldProblem::new(
+            path,
+            format!("{replicas} is not between 2 and {most}"),
+        ));
     }
 }

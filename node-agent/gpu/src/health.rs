@@ -6,7 +6,7 @@
 mod probe;
 
 use crate::{Resolution, xid};
-use gpunode_config::{Health as Rules, Recovery};
+use gpunode_config::{HealthRules as Rules, Recovery};
 use gpunode_crds::FaultReason;
 use jiff::Timestamp;
 pub use probe::{GpuProbe, MigProbe, ProbeResult};

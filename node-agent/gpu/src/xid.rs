@@ -2,7 +2,7 @@
 //!
 //! Source: NVIDIA's XID catalog for Ampere and newer, <https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>.
 
-use gpunode_config::Health as Rules;
+use gpunode_config::HealthRules as Rules;
 use serde::{Deserialize, Serialize};
 
 /// What cures an error, from the mildest to the gravest.

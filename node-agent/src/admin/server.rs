@@ -2,7 +2,7 @@
 
 use crate::admin::metrics::Metrics;
 use anyhow::{Context as _, Result};
-use gpunode_http::{Answer, StatusCode};
+use gpunode_http::{StatusCode, TextResponse};
 use std::net::SocketAddr;
 use tokio::{net::TcpListener, sync::watch};
 use tracing::info;
@@ -40,16 +40,16 @@ pub fn always_live() -> watch::Receiver<Liveness> {
     watch::channel(Ok(())).1
 }
 
-fn answer(path: &str, readiness: &Readiness, liveness: &Liveness, metrics: &Metrics) -> Answer {
+fn answer(path: &str, readiness: &Readiness, liveness: &Liveness, metrics: &Metrics) -> TextResponse {
     let said = match path {
         // Any answer shows that the event loop runs.
         "/livez" => liveness,
         "/readyz" => readiness,
-        "/metrics" => return Answer::metrics(metrics.render()),
-        _ => return Answer::line(StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics"),
+        "/metrics" => return TextResponse::metrics(metrics.render()),
+        _ => return TextResponse::line(StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics"),
     };
     match said {
-        Ok(()) => Answer::line(StatusCode::OK, "ok"),
-        Err(reason) => Answer::line(StatusCode::SERVICE_UNAVAILABLE, reason),
+        Ok(()) => TextResponse::line(StatusCode::OK, "ok"),
+        Err(reason) => TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, reason),
     }
 }

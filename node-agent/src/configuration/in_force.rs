@@ -2,7 +2,7 @@
 //!
 //! A configuration that cannot be put in force never replaces one that is.
 
-use gpunode_config::{AgentConfig, CONFIG_VERSION, Document, load};
+use gpunode_config::{AgentConfig, CONFIG_VERSION, ConfigDocument, load};
 use gpunode_gpu::{DesiredDevices, Inventory, desired_devices};
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ impl Candidate {
     pub fn of_file(document: String) -> Self {
         Self {
             version: CONFIG_VERSION,
-            hash: Document::hash_of(&document),
+            hash: ConfigDocument::hash_of(&document),
             document,
             uid: None,
         }
@@ -82,7 +82,7 @@ impl Candidate {
                 self.version
             ));
         }
-        let hash = Document::hash_of(&self.document);
+        let hash = ConfigDocument::hash_of(&self.document);
         if hash != self.hash {
             return Err(format!(
                 "read configuration: the document has the hash {hash}, not {}",
@@ -253,7 +253,7 @@ mod tests {
         };
         let message = |instruction| InForce::default().next(&instruction, None).rejected.unwrap().message;
         assert!(message(candidate(1, "0000")).contains("not 0000"));
-        assert!(message(candidate(7, &Document::hash_of("{}"))).contains("version 7 is not 1"));
+        assert!(message(candidate(7, &ConfigDocument::hash_of("{}"))).contains("version 7 is not 1"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::{
     plugin::server::Offer,
     store::assignments::Assignments,
 };
-use gpunode_config::Health as Rules;
+use gpunode_config::HealthRules as Rules;
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::{
     AdvertisedResource, Allocator, DesiredDevices, DeviceFaults, DeviceHolder, FaultReason, KubeletObservation,

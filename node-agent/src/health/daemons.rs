@@ -31,7 +31,7 @@ impl Daemons {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpunode_config::Health as Rules;
+    use gpunode_config::HealthRules as Rules;
     use jiff::Timestamp;
 
     #[test]

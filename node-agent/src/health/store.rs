@@ -106,7 +106,7 @@ pub async fn write(state_dir: PathBuf, mut written: Content, mut content: watch:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpunode_config::Health as Rules;
+    use gpunode_config::HealthRules as Rules;
     use gpunode_gpu::HealthObservation;
     use std::fs;
 

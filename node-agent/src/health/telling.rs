@@ -2,7 +2,7 @@
 
 use super::{Keeper, devices::Devices, words};
 use crate::{api_server::events::Kind, devices::state::Ailments, driver::hardware::Driver};
-use gpunode_config::Health as Rules;
+use gpunode_config::HealthRules as Rules;
 use gpunode_gpu::FaultTransition;
 use std::sync::Arc;
 use tokio::time::Instant;

@@ -1,6 +1,6 @@
 //! What is wrong with a device, in the words of the API and for people. Pure.
 
-use gpunode_config::Health as Rules;
+use gpunode_config::HealthRules as Rules;
 use gpunode_crds::{DeviceHealth, HealthState};
 use gpunode_gpu::{DeviceFaults, Fault, FaultReason, describe_xid};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

@@ -70,7 +70,7 @@ impl<'a> Decided<'a> {
     }
 
     /// Which errors of the driver break a device.
-    pub fn health_rules(&self) -> Arc<gpunode_config::Health> {
+    pub fn health_rules(&self) -> Arc<gpunode_config::HealthRules> {
         let config = self.in_force.accepted.as_ref().map(|accepted| &accepted.config);
         config
             .and_then(|config| config.health.clone())

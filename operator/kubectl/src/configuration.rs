@@ -10,7 +10,7 @@ pub fn resources(config: &AgentConfig) -> Vec<(String, String)> {
     let resources = config.effective_resources();
     resources
         .iter()
-        .map(|resource| (resource.offered_name(), offered(resource, config.mig_strategy())))
+        .map(|resource| (resource.advertised_name(), offered(resource, config.mig_strategy())))
         .collect()
 }
 

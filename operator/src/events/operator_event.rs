@@ -1,6 +1,6 @@
 //! Events that the operator sends: changes only, since status holds the present state.
 
-use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, Mode, Reason};
+use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode, Reason};
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::Resource;
 
@@ -33,7 +33,7 @@ impl OperatorEvent {
     /// Conditions worth an event whose status or reason differs between the policy's present status and `after`. None for a
     /// policy in mode Preview, which writes nothing but its status.
     pub fn of_status(policy: &GpuNodePolicy, after: &GpuNodePolicyStatus) -> Vec<Self> {
-        if policy.spec.mode() == Mode::Preview {
+        if policy.spec.mode() == PolicyMode::Preview {
             return Vec::new();
         }
         let before = policy

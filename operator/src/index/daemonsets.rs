@@ -12,7 +12,7 @@ use crate::index::{
     outcomes::OutcomeIndex,
     work::DaemonSetWrite,
 };
-use gpunode_crds::{GpuNodePolicy, Mode};
+use gpunode_crds::{GpuNodePolicy, PolicyMode};
 use gpunode_plan::{
     AgentPodSettings, AgentUpdate, DISCOVERY_NAME, MPS_NAME, Policy, PolicySet, daemonset_has_drifted,
     desired_discovery, desired_for_policy, desired_mps, is_same_daemonset, policy_daemonset_name, policy_of_daemonset,
@@ -112,7 +112,9 @@ impl DaemonSets {
             MPS_NAME => return Some(desired_mps(&self.pods)),
             _ => {}
         }
-        let policy = set.of_daemonset(name).filter(|policy| policy.mode == Mode::Enforce)?;
+        let policy = set
+            .of_daemonset(name)
+            .filter(|policy| policy.mode == PolicyMode::Enforce)?;
         // Without a replacement under way the surge is the policy's own, also for a rollout that somebody else starts.
         let rollout = outcomes
             .tally(&policy.name)
@@ -130,7 +132,10 @@ impl DaemonSets {
         policies: &ObjectCache<GpuNodePolicy>,
         outcomes: &OutcomeIndex,
     ) -> Option<DaemonSetWrite> {
-        if set.of_daemonset(name).is_some_and(|policy| policy.mode == Mode::Paused) {
+        if set
+            .of_daemonset(name)
+            .is_some_and(|policy| policy.mode == PolicyMode::Paused)
+        {
             return None;
         }
         let desired = self.desired(name, set, policies, outcomes);

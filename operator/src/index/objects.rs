@@ -1,7 +1,7 @@
 //! The objects of the cluster, as the watches and the operator's own writes last told, and plans made from them.
 
 use crate::index::cache::ObjectCache;
-use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, Mode};
+use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
 use gpunode_plan::{
     NodeFacts, NodePlan, PodEviction, PodName, Policy, PolicySet, RejectedPod, RolloutPermit, evictions, gpu_mismatch,
     plan_node_with_permit,
@@ -85,7 +85,7 @@ impl Objects {
     pub fn announced_policy(&self, name: &str) -> Option<&Arc<GpuNodePolicy>> {
         self.policies
             .get(name)
-            .filter(|policy| policy.spec.mode() != Mode::Preview)
+            .filter(|policy| policy.spec.mode() != PolicyMode::Preview)
     }
 
     /// Returns the conditions of the first `limit` policies as they were last written, and whether each is True.

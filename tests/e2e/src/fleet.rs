@@ -186,7 +186,7 @@ fn configured(config: &Value) -> Result<Vec<(Entry, String)>> {
             serde_json::to_string(&resource)?,
             mig == MigStrategy::Single
         );
-        entries.push((("resource", resource.offered_name()), offered));
+        entries.push((("resource", resource.advertised_name()), offered));
     }
     let switches = [
         ("passDeviceSpecs", document.pass_device_specs()),

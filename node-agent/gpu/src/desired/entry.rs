@@ -25,7 +25,7 @@ pub struct Entry<'a> {
 impl<'a> Entry<'a> {
     /// `config` under the node's MIG strategy.
     pub fn new(config: &'a ResourceConfig, strategy: MigStrategy) -> Result<Self, DesiredDevicesError> {
-        let name = config.offered_name();
+        let name = config.advertised_name();
         let selection = Selection::of_entry(&name, config.devices.as_ref(), strategy)?;
         let per_device = config
             .sharing

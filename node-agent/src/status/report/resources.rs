@@ -2,7 +2,7 @@
 
 use super::{Plugin, number};
 use crate::{devices::state::Page, mps::seen::held_back, plugin::server::Offer};
-use gpunode_crds::{MAX_DEVICES, OfferedDevice, ResourceStatus, SharingStrategy};
+use gpunode_crds::{AdvertisedDevice, MAX_DEVICES, ResourceStatus, SharingStrategy};
 use gpunode_gpu::{AdvertisedResource, DeviceSharing, device_of};
 use std::collections::BTreeSet;
 
@@ -60,15 +60,15 @@ fn withheld(list: &AdvertisedResource, is_explained: impl Fn(&str) -> bool) -> O
     (count > 0).then(|| number(count))
 }
 
-fn devices(list: &AdvertisedResource) -> Vec<OfferedDevice> {
-    let mut devices: Vec<OfferedDevice> = Vec::new();
+fn devices(list: &AdvertisedResource) -> Vec<AdvertisedDevice> {
+    let mut devices: Vec<AdvertisedDevice> = Vec::new();
     for share in &list.shares {
         let (uuid, healthy) = (device_of(&share.id), i32::from(share.healthy));
         if let Some(device) = devices.iter_mut().find(|device| device.device == uuid) {
             device.shares += 1;
             device.healthy += healthy;
         } else {
-            devices.push(OfferedDevice {
+            devices.push(AdvertisedDevice {
                 device: uuid.to_owned(),
                 shares: 1,
                 healthy,

@@ -7,7 +7,7 @@ use crate::{
     driver::{hardware::Driver, nvml::Reading},
     plugin::server::Offer,
 };
-use gpunode_crds::{Architecture, FaultReason, HealthState, MpsDaemon, MpsDaemonState, OfferedDevice};
+use gpunode_crds::{AdvertisedDevice, Architecture, FaultReason, HealthState, MpsDaemon, MpsDaemonState};
 use gpunode_gpu::{AdvertisedResource, AdvertisedShare, Gpu, Inventory, PendingChange};
 use std::sync::Arc;
 
@@ -331,7 +331,7 @@ fn units(devices: &[(&str, u32, u32)]) -> Page {
 fn a_resource_names_its_devices_gpus_first() {
     let (hardware, in_force) = offered();
     let status = of_page(&units(&[("MIG-a", 2, 2), ("GPU-0", 3, 1)]), &hardware, &in_force, &[]);
-    let device = |uuid: &str, shares, healthy| OfferedDevice {
+    let device = |uuid: &str, shares, healthy| AdvertisedDevice {
         device: uuid.to_owned(),
         shares,
         healthy,
@@ -405,7 +405,7 @@ fn broken(device: &str) -> Ailments {
     let xid = gpunode_gpu::HealthObservation::Xid(device.to_owned(), 79);
     health.observe(
         xid,
-        &gpunode_config::Health::default(),
+        &gpunode_config::HealthRules::default(),
         Timestamp::from_second(7).unwrap(),
     );
     Ailments {

@@ -7,7 +7,7 @@ use super::{
     simulation::SimulatedNode,
 };
 use crate::{cluster::UnreadableObject, snapshot::ClusterSnapshot};
-use gpunode_crds::{GpuNode, GpuNodePolicy, Mode};
+use gpunode_crds::{GpuNode, GpuNodePolicy, PolicyMode};
 use gpunode_plan::{NearestNode, NodeFacts, nearest_node};
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -124,7 +124,7 @@ impl ClusterPlan {
                 &policy.name_any(),
                 facts.iter().map(|(node, gpu_node)| (node, *gpu_node)),
             ),
-            preview: policy.spec.mode() == Mode::Preview,
+            preview: policy.spec.mode() == PolicyMode::Preview,
         });
         let gone = deleted.iter().map(|name| PlannedPolicy {
             name: name.clone(),
@@ -152,8 +152,8 @@ impl ClusterPlan {
 }
 
 fn enforce(mut policy: GpuNodePolicy) -> GpuNodePolicy {
-    if policy.spec.mode() == Mode::Preview {
-        policy.spec.mode = Some(Mode::Enforce);
+    if policy.spec.mode() == PolicyMode::Preview {
+        policy.spec.mode = Some(PolicyMode::Enforce);
     }
     policy
 }

@@ -109,7 +109,7 @@ fn offers(config: &AgentConfig, now: &DesiredDevices, then: &DesiredDevices) -> 
     let mut names: Vec<String> = config
         .effective_resources()
         .iter()
-        .map(ResourceConfig::offered_name)
+        .map(ResourceConfig::advertised_name)
         .collect();
     for device in &then.devices {
         if !names.contains(&device.assignment.resource) {

@@ -2,7 +2,7 @@
 
 use super::amount::HeldAmount;
 use gpunode_crds::{
-    DeviceHealth, GpuDevice, GpuNode, GpuNodeStatus, HealthState, Holder, MpsDaemonState, OfferedDevice,
+    AdvertisedDevice, DeviceHealth, GpuDevice, GpuNode, GpuNodeStatus, HealthState, Holder, MpsDaemonState,
     SharingStrategy, WaitingDevice,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -195,13 +195,13 @@ fn device(
         _ if fault.is_some() => DeviceAvailability::Unhealthy,
         _ if mps_daemon == Some(MpsDaemonState::NotAnswering) => DeviceAvailability::NoMpsDaemon,
         _ if waiting.is_some() => DeviceAvailability::Waits,
-        Some((resource, OfferedDevice { healthy: 0, .. }))
+        Some((resource, AdvertisedDevice { healthy: 0, .. }))
             if resource.withheld.is_none() || mps_daemon == Some(MpsDaemonState::Stopping) =>
         {
             DeviceAvailability::Unhealthy
         }
         _ if !holders.is_empty() => DeviceAvailability::Held,
-        Some((_, OfferedDevice { healthy: 0, .. })) => DeviceAvailability::Withheld,
+        Some((_, AdvertisedDevice { healthy: 0, .. })) => DeviceAvailability::Withheld,
         Some(_) => DeviceAvailability::Free,
         None => DeviceAvailability::NotOffered,
     };

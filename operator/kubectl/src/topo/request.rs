@@ -89,7 +89,7 @@ pub fn answer(
         .as_ref()
         .and_then(|config| gpunode_config::load(&config.document).ok());
     let entries = config.map(|config| config.effective_resources()).unwrap_or_default();
-    let entry = entries.iter().find(|entry| entry.offered_name() == offered.name);
+    let entry = entries.iter().find(|entry| entry.advertised_name() == offered.name);
     let sharing = entry.and_then(|entry| entry.sharing.as_ref());
     let rules = ResourceRules {
         fail_requests_greater_than_one: entry.is_some_and(ResourceConfig::fail_requests_greater_than_one),

@@ -4,7 +4,7 @@ use crate::{
     fleet::tally::PolicyTally, gpu_node::configuration::whole_second, input::policies::Policy,
     output::daemonsets::policy_daemonset_name,
 };
-use gpunode_crds::{ConditionType, GpuNodePolicyStatus, Mode, NodeCounts, Reason};
+use gpunode_crds::{ConditionType, GpuNodePolicyStatus, NodeCounts, PolicyMode, Reason};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -82,7 +82,7 @@ pub fn policy_status(
 fn verdicts(policy: &Policy, tally: &PolicyTally, agents: &AgentUpdate) -> [Verdict; 5] {
     let counts = tally.counts();
     let stop = stop(policy, tally).or_else(|| late(policy, agents));
-    let is_idle = policy.mode != Mode::Enforce || policy.refusal.is_some() || stop.is_some();
+    let is_idle = policy.mode != PolicyMode::Enforce || policy.refusal.is_some() || stop.is_some();
     let updating = if is_idle { 0 } else { counts.updating };
     let replaced = if is_idle { None } else { replaced(agents) };
     [
@@ -152,13 +152,13 @@ fn ready(
     let verdict = |holds, reason, message: String| Verdict::new(ConditionType::Ready, holds, reason, message);
     if let Some(refusal) = &policy.refusal {
         verdict(false, Reason::InvalidSpec, refusal.clone())
-    } else if policy.mode == Mode::Preview {
+    } else if policy.mode == PolicyMode::Preview {
         let message = format!(
             "{} would change; nothing is written",
             of_matched(counts.updating, counts)
         );
         verdict(true, Reason::Preview, message)
-    } else if policy.mode == Mode::Paused {
+    } else if policy.mode == PolicyMode::Paused {
         let message = format!("{} nodes stay as they are, and none is added", counts.matched);
         verdict(true, Reason::Paused, message)
     } else if let Some(refusal) = &agents.refusal {
@@ -199,7 +199,7 @@ fn ready(
 
 /// Why no further node gets the configuration, if so.
 fn stop(policy: &Policy, tally: &PolicyTally) -> Option<String> {
-    let (node, message) = tally.rollout.stopped().filter(|_| policy.mode == Mode::Enforce)?;
+    let (node, message) = tally.rollout.stopped().filter(|_| policy.mode == PolicyMode::Enforce)?;
     let progress = tally.rollout.progress().unwrap_or_default();
     Some(format!(
         "stopped at {node}, which failed: {message}; {progress}; no other node changes until the spec does"
@@ -219,7 +219,7 @@ fn replaced(agents: &AgentUpdate) -> Option<String> {
 
 /// Why no further agent is replaced, if so.
 fn late(policy: &Policy, agents: &AgentUpdate) -> Option<String> {
-    let replaced = replaced(agents).filter(|_| agents.is_late && policy.mode == Mode::Enforce)?;
+    let replaced = replaced(agents).filter(|_| agents.is_late && policy.mode == PolicyMode::Enforce)?;
     let (deadline, name) = (policy.pace.progress_deadline(), policy_daemonset_name(&policy.name));
     Some(format!(
         "no further agent has taken over for {deadline:#}: {replaced}; see the pods of DaemonSet {name} that are not Ready"

@@ -5,9 +5,9 @@ use crate::{
     input::inventory::mig_resources,
     input::selectors::Selector,
 };
-use gpunode_config::{AgentConfig, Document, MigStrategy, ResourceConfig};
+use gpunode_config::{AgentConfig, ConfigDocument, MigStrategy, ResourceConfig};
 use gpunode_crds::{
-    AUTOSCALER_STARTUP_PREFIX, GpuNodePolicy, GpuNodeStatus, Mode, NOT_READY_TAINT, OnConflict, RolloutPace,
+    AUTOSCALER_STARTUP_PREFIX, GpuNodePolicy, GpuNodeStatus, NOT_READY_TAINT, OnConflict, PolicyMode, RolloutPace,
     StartupTaint, UnhealthyTaint, is_gpunode_key, is_kubernetes_key,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ pub struct Policy {
     /// The higher wins.
     pub priority: i32,
     /// Whether it is put in force.
-    pub mode: Mode,
+    pub mode: PolicyMode,
     /// Whether it takes over keys that somebody else owns.
     pub takes_over: bool,
     /// Which nodes it is about.
@@ -51,7 +51,7 @@ pub struct Policy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DevicePlugin {
     /// What agents are to put in force. `None` for a configuration that is refused: whatever is in force stays.
-    pub document: Option<Document>,
+    pub document: Option<ConfigDocument>,
     /// Whether that configuration needs MPS daemons.
     pub wants_mps: bool,
     /// Names of the resources that it may offer, whatever GPUs a node has.
@@ -163,12 +163,12 @@ impl Policy {
             startup_taint: startup.filter(|key| may_start(key)).map(str::to_owned),
             unhealthy_taint: spec.unhealthy_taint.clone(),
             device_plugin: spec.device_plugin.as_ref().map(|config| DevicePlugin {
-                document: problems.is_empty().then(|| Document::of(config)),
+                document: problems.is_empty().then(|| ConfigDocument::of(config)),
                 wants_mps: problems.is_empty() && config.wants_mps(),
                 resources: config
                     .effective_resources()
                     .iter()
-                    .map(ResourceConfig::offered_name)
+                    .map(ResourceConfig::advertised_name)
                     .collect(),
                 by_profile: (problems.is_empty() && config.mig_strategy() == MigStrategy::Mixed)
                     .then(|| config.clone()),

@@ -22,7 +22,7 @@ use crate::{
     outcome::PolicyOutcome,
     record::Record,
 };
-use gpunode_crds::{GpuNode, Mode, Reason, UNHEALTHY_TAINT};
+use gpunode_crds::{GpuNode, PolicyMode, Reason, UNHEALTHY_TAINT};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -253,7 +253,7 @@ fn running<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'
     let current = &gpu_node?.spec.config.as_ref()?.policy;
     policies
         .get(current)
-        .filter(|policy| policy.mode == Mode::Enforce && policy.device_plugin.is_some())
+        .filter(|policy| policy.mode == PolicyMode::Enforce && policy.device_plugin.is_some())
 }
 
 /// The policy whose agent is registered on the node, where its DaemonSet is still there: it goes once another policy's agent has
@@ -261,5 +261,5 @@ fn running<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'
 fn serving<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'a Policy> {
     let agent = gpu_node?.status.as_ref()?.agent.as_ref()?;
     let policy = policies.get(agent.policy.as_ref()?)?;
-    (policy.mode != Mode::Preview && policy.device_plugin.is_some()).then_some(policy)
+    (policy.mode != PolicyMode::Preview && policy.device_plugin.is_some()).then_some(policy)
 }

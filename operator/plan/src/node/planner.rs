@@ -15,7 +15,7 @@ use crate::{
     node::preview,
     record::Record,
 };
-use gpunode_crds::{GpuNode, IGNORE_LABEL, Mode};
+use gpunode_crds::{GpuNode, IGNORE_LABEL, PolicyMode};
 use jiff::Timestamp;
 
 /// Plans one node as if it were its turn. `gpu_node` is the object of the same name, where it exists.
@@ -57,7 +57,10 @@ pub fn plan_node_with_permit(
         plan.gpu_node = change;
         plan.conditions = None;
     }
-    let mut previewed = policies.iter().filter(|policy| policy.mode == Mode::Preview).peekable();
+    let mut previewed = policies
+        .iter()
+        .filter(|policy| policy.mode == PolicyMode::Preview)
+        .peekable();
     if previewed.peek().is_none() {
         return plan;
     }
@@ -86,7 +89,7 @@ fn plan_with(
     now: Timestamp,
 ) -> (NodePlan, NodeFacts) {
     let takes_part =
-        |policy: &&Policy| policy.mode == Mode::Enforce || more.is_some_and(|more| more.name == policy.name);
+        |policy: &&Policy| policy.mode == PolicyMode::Enforce || more.is_some_and(|more| more.name == policy.name);
     let matching = |record: &Record| -> Vec<&Policy> {
         policies
             .iter()
@@ -98,7 +101,7 @@ fn plan_with(
         Ok(record) => record,
         Err(error) => return (held_by_record(&error, &matching(&Record::default())), node.clone()),
     };
-    let is_paused = |policy: &&Policy| policy.mode == Mode::Paused && record.policies.contains(&policy.name);
+    let is_paused = |policy: &&Policy| policy.mode == PolicyMode::Paused && record.policies.contains(&policy.name);
     let paused: Vec<&Policy> = policies.iter().filter(is_paused).collect();
     if let Some(first) = paused.first() {
         let plan = held_by_pause(first, &paused, &matching(&record), node, gpu_node, now);

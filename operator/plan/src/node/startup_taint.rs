@@ -18,7 +18,7 @@ use crate::{
     node::taints::current_taints,
     record::Record,
 };
-use gpunode_crds::{GpuNode, Mode, NOT_READY_TAINT, TaintEffect};
+use gpunode_crds::{GpuNode, NOT_READY_TAINT, PolicyMode, TaintEffect};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,7 +53,7 @@ impl Startup {
         gpu_node: Option<&GpuNode>,
         now: Timestamp,
     ) -> Self {
-        let known = policies.iter().filter(|policy| policy.mode != Mode::Preview);
+        let known = policies.iter().filter(|policy| policy.mode != PolicyMode::Preview);
         let mut keys: BTreeSet<String> = known.filter_map(|policy| policy.startup_taint.clone()).collect();
         keys.insert(NOT_READY_TAINT.to_owned());
         // Nothing is promised where no device plugin runs.

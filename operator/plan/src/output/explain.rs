@@ -15,7 +15,8 @@ use crate::{
     record::{Entries, Record},
 };
 use gpunode_crds::{
-    GpuNode, MPS_LABEL, Mode, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, TaintEffect, UNHEALTHY_TAINT,
+    GpuNode, MPS_LABEL, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, PolicyMode, TaintEffect,
+    UNHEALTHY_TAINT,
 };
 use jiff::Timestamp;
 use json_patch::PatchOperation;
@@ -46,7 +47,7 @@ pub struct PolicyMatch {
     /// `spec.priority`.
     pub priority: i32,
     /// `spec.mode`.
-    pub mode: Mode,
+    pub mode: PolicyMode,
     /// Whether its device plugin runs on the node.
     pub governs: bool,
     /// The first condition that fails, where it does not match.

@@ -9,7 +9,7 @@ use crate::{
     output::pods::{self, PodName},
     record::Record,
 };
-use gpunode_crds::{GpuNode, Mode};
+use gpunode_crds::{GpuNode, PolicyMode};
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeSet;
 
@@ -80,7 +80,7 @@ impl RejectedPod {
 pub fn policies_delete_rejected_pods(policies: &PolicySet) -> bool {
     policies
         .iter()
-        .any(|policy| policy.mode == Mode::Enforce && policy.deletes_rejected_pods)
+        .any(|policy| policy.mode == PolicyMode::Enforce && policy.deletes_rejected_pods)
 }
 
 #[cfg(test)]

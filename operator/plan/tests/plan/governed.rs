@@ -1,7 +1,7 @@
 //! A node that policy `p` governs, and what its agent reports.
 
 use crate::world::{World, now, policy};
-use gpunode_config::Document;
+use gpunode_config::ConfigDocument;
 use gpunode_crds::{
     Agent, AgentMode, Configuration, ConfigurationStep, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason,
     RejectedConfiguration,
@@ -26,7 +26,7 @@ pub fn new() -> GpuNodePolicy {
 }
 
 pub fn configuration(policy: &GpuNodePolicy) -> Configuration {
-    let document = Document::of(policy.spec.device_plugin.as_ref().unwrap());
+    let document = ConfigDocument::of(policy.spec.device_plugin.as_ref().unwrap());
     let name = policy.metadata.name.clone().unwrap();
     Configuration {
         policy: name,

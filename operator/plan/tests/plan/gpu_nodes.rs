@@ -1,7 +1,7 @@
 //! The configuration in `GpuNode.spec`, and when an agent counts as there.
 
 use crate::world::{World, now, policy};
-use gpunode_config::Document;
+use gpunode_config::ConfigDocument;
 use gpunode_crds::{
     Agent, AgentMode, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason, RejectedConfiguration,
     ResourceStatus, WaitingDevice,
@@ -66,7 +66,10 @@ fn reported(hash: Option<String>, ready: (&str, Reason)) -> GpuNodeStatus {
 }
 
 fn in_force() -> Option<String> {
-    governing().spec.device_plugin.map(|config| Document::of(&config).hash)
+    governing()
+        .spec
+        .device_plugin
+        .map(|config| ConfigDocument::of(&config).hash)
 }
 
 fn with_status(status: GpuNodeStatus) -> World {

@@ -128,7 +128,7 @@ fn no_policy_can_select_by_the_label_or_write_it() {
 #[test]
 fn preview_names_the_label() {
     let mut preview = mps();
-    preview.spec.mode = Some(gpunode_crds::Mode::Preview);
+    preview.spec.mode = Some(gpunode_crds::PolicyMode::Preview);
     let world = World::sample();
     let plan = world.plan(&[preview.clone()]);
     assert_eq!(

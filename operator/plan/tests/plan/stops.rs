@@ -4,7 +4,7 @@ use crate::{
     governed::{back, down, new, old, plan, plan_at, rejecting, step, world, written},
     world::{World, now, policy},
 };
-use gpunode_crds::{ConfigurationStep, GpuNodePolicy, Mode, Reason};
+use gpunode_crds::{ConfigurationStep, GpuNodePolicy, PolicyMode, Reason};
 use gpunode_plan::{GpuNodeChange, NodePlan, PolicyOutcome, RolloutPermit, RolloutStage};
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -178,15 +178,15 @@ fn pause_does_not_use_up_the_time_of_a_turn() {
         policy
     };
     let world = world(&new(), Some(step()), &old(), true);
-    let paused = plan(&world, edit(2, Mode::Paused), 60);
+    let paused = plan(&world, edit(2, PolicyMode::Paused), 60);
     assert_eq!(
         (paused.stage, &paused.gpu_node),
         (Some(RolloutStage::Stepping), &GpuNodeChange::None)
     );
-    let resumed = plan(&world, edit(3, Mode::Enforce), 61);
+    let resumed = plan(&world, edit(3, PolicyMode::Enforce), 61);
     assert_eq!(resumed.stage, Some(RolloutStage::Stepping));
     let world = written(world, &resumed);
-    let after = |minutes| -> NodePlan { plan(&world, edit(3, Mode::Enforce), minutes) };
+    let after = |minutes| -> NodePlan { plan(&world, edit(3, PolicyMode::Enforce), minutes) };
     assert_eq!(
         (after(65).stage, after(65).gpu_node),
         (Some(RolloutStage::Stepping), GpuNodeChange::None)

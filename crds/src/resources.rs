@@ -42,13 +42,13 @@ pub struct ResourceStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_DEVICES))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["device".into()]))]
-    pub devices: Vec<OfferedDevice>,
+    pub devices: Vec<AdvertisedDevice>,
 }
 
 /// A device in the list of a resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct OfferedDevice {
+pub struct AdvertisedDevice {
     /// UUID of the GPU or MIG device.
     #[schemars(length(max = 64))]
     pub device: String,
