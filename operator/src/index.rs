@@ -52,7 +52,7 @@ pub struct ClusterIndex {
     objects: Objects,
     daemonsets: DaemonSets,
     outcomes: OutcomeIndex,
-    /// Why the API server refused the last write for a node, by node.
+    /// Reason for which the API server refused the last write, by node.
     refusals: HashMap<String, String>,
     /// Policies whose rollouts may grant more turns.
     rollouts_to_advance: BTreeSet<String>,

@@ -6,7 +6,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `leadership` | whether this process may write now |
+//! | `leadership` | the right to write, which ends unless it is renewed |
 //! | `elector` | takes, renews and releases the Lease |
 //! | `guarded_client` | client that sends a write only while this process leads |
 

@@ -20,7 +20,7 @@ pub struct Lenient<K> {
     metadata: ObjectMeta,
     /// `None` if even the rest cannot be parsed.
     object: Option<K>,
-    /// Why the object is not whole.
+    /// Error of the first parse, if the object is not whole.
     error: Option<String>,
 }
 

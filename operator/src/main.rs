@@ -14,7 +14,7 @@
 //! | `write` | task: carries out writes and sends results to the index |
 //! | `pods` | tasks: evict holders of unhealthy devices, delete rejected pods |
 //! | `events` | task: sends events |
-//! | `leader_election` | task: holds the Lease; whether this process may write now |
+//! | `leader_election` | task: holds the Lease, so that one replica writes at a time |
 //! | `admin` | task: serves `/livez`, `/readyz` and `/metrics` |
 //! | `metrics` | Prometheus metrics |
 //! | `work_queue` | queue of keys with due times and growing pauses |

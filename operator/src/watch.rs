@@ -32,7 +32,7 @@ use tokio::sync::mpsc;
 /// Objects per page of a list, so that no response grows with the cluster.
 const PAGE: u32 = 500;
 
-/// How to treat a list with an object that cannot be parsed.
+/// Treatment of a list with an object that cannot be parsed.
 #[derive(Clone, Copy, PartialEq)]
 enum MalformedObject {
     /// The object is left out.

@@ -32,7 +32,7 @@ pub struct DaemonSets {
     live: ObjectCache<DaemonSet>,
     /// Repairs that something else in the cluster undid, by name; they are not repeated.
     futile: HashMap<String, FutileRepair>,
-    /// Why the API server refused the last write, by name.
+    /// Reason for which the API server refused the last write, by name.
     refusals: HashMap<String, String>,
     /// Progress of the replacement of pods, by name.
     replacements: HashMap<String, PodReplacement>,

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QueuedKey {
     pub key: WorkKey,
-    /// When it is due; `None` is now.
+    /// Due time; `None` is now.
     pub at: Option<Timestamp>,
 }
 

@@ -21,7 +21,7 @@ pub enum IndexMessage {
     Finished(FinishedWrite),
 }
 
-/// What the API server returned for an accepted request.
+/// Object that the API server returned for an accepted request.
 #[derive(Debug)]
 pub enum WrittenObject {
     Node(Box<NodeFacts>),
@@ -49,7 +49,7 @@ pub struct FinishedWrite {
     pub result: WriteResult,
 }
 
-/// How a write ended.
+/// Result of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WriteResult {
     /// The API server accepted every request.

@@ -4,7 +4,7 @@ use gpunode_crds::Reason;
 use gpunode_plan::{PolicyNodeStatus, PolicyOutcome, PolicyRollout, PolicyTally};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// The standing of each policy on one node, by name of the policy.
+/// Status of each policy on one node, by name of the policy.
 pub type PolicyNodeStatuses = BTreeMap<String, PolicyNodeStatus>;
 
 /// Outcomes by node, and sums by policy.

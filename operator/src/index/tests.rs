@@ -192,7 +192,7 @@ fn nothing_is_planned_before_every_cache_has_synced() {
         scene.effects
     );
     scene.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![])));
-    assert_eq!(scene.queued(), [&node("a")], "no policy wants what is on the node");
+    assert_eq!(scene.queued(), [&node("a")], "no policy wants the label on the node");
 }
 
 #[test]
@@ -425,7 +425,7 @@ fn status_reports_a_refused_daemonset_and_agents_that_are_never_replaced() {
     assert_eq!(
         report(&mut scene, 40, (2, 1)),
         Some(620),
-        "and one that leaves again neither"
+        "neither is one that leaves again"
     );
     assert_eq!(told(&scene, 619).0, "NoMatchingNodes");
     assert_eq!(told(&scene, 620).0, "RolloutStopped");
@@ -481,7 +481,7 @@ fn daemonset_that_something_else_rewrites_is_not_written_again_and_again() {
     assert_eq!(
         scene.index.daemonset_write(DISCOVERY_NAME),
         None,
-        "a new status is no new chance"
+        "a new status is no reason to try again"
     );
     counted.metadata.resource_version = Some(scene.next_version());
     scene.apply(IndexMessage::DaemonSets(WatchUpdate::Deleted(deleted(&counted))));
@@ -573,7 +573,7 @@ fn daemonset_of_a_paused_policy_stays() {
     let mut scene = Scene::synced();
     let name = policy_daemonset_name("p");
     scene.set_policy("p", "{mode: Paused, nodeSelector: {}, devicePlugin: {}}");
-    assert_eq!(scene.index.daemonset_write(&name), None, "none comes");
+    assert_eq!(scene.index.daemonset_write(&name), None, "none is created");
     scene.set_policy("p", "{nodeSelector: {}, devicePlugin: {}}");
     scene.write_daemonset(&name, |_| {});
     scene.set_policy("p", "{mode: Paused, nodeSelector: {}, devicePlugin: {}, image: other}");

@@ -24,7 +24,7 @@ const RETRY_EVERY: Duration = Duration::from_secs(2);
 /// Timeout of one request, so that none uses up the leadership.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Why this process no longer leads.
+/// Reason for which this process no longer leads.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
     /// Another process took the Lease.
@@ -35,7 +35,7 @@ pub enum LeaseError {
     Expired,
 }
 
-/// Wants to lead, as client-go's `LeaderElector` does.
+/// Takes the Lease when it is free and renews it, as client-go's `LeaderElector` does.
 pub struct LeaderElector {
     leases: Api<Lease>,
     namespace: String,
@@ -52,9 +52,9 @@ pub struct LeaderElector {
 /// Another holder of the Lease.
 struct ObservedHolder {
     record: LeaderRecord,
-    /// When this record was first read.
+    /// Time of the first read of this record.
     since: Instant,
-    /// When its Lease may be taken.
+    /// Time from which on its Lease may be taken.
     expires: Instant,
 }
 

@@ -1,14 +1,14 @@
-//! Whether this process may write now.
+//! The right to write, which ends unless it is renewed.
 
 use std::time::Duration;
 use tokio::{sync::watch, time::Instant};
 
-/// How long a Lease holds without renewal. Client-go's default.
+/// Duration of a Lease without renewal. Client-go's default.
 pub const LEASE_DURATION: Duration = Duration::from_secs(15);
 /// No write begins this close to the end of a leadership, so that it reaches the API server before.
 pub const MARGIN: Duration = Duration::from_secs(3);
 
-/// Whether this process may write now.
+/// The right of this process to write.
 #[derive(Clone, Debug)]
 pub struct Leadership(watch::Receiver<Option<Instant>>);
 

@@ -1,4 +1,4 @@
-//! What evictions and deletions have in common.
+//! Inputs and helpers of the tasks that evict and delete pods.
 
 use crate::{
     events::{EventSender, OperatorEvent},

@@ -22,7 +22,7 @@ use tokio::{
     time::Instant,
 };
 
-/// Where the consequences of changes go.
+/// Channels that take the consequences of changes.
 pub struct ReconcilerOutputs {
     pub writes: mpsc::Sender<WriteRequest>,
     pub events: EventSender,

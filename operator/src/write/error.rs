@@ -4,13 +4,13 @@ use crate::leader_election::NotLeader;
 use kube::core::Status;
 use std::error::Error;
 
-/// Why a write did not happen.
+/// Reason for which a write did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The API server did not accept the request.
     #[error("{action}")]
     Request {
-        /// What was tried, on which object.
+        /// Verb and object.
         action: String,
         /// True if the request was to create the object.
         creates: bool,

@@ -107,7 +107,6 @@ fn plan() {
 }
 
 #[test]
-#[ignore = "until the crate's rooms stand"]
 fn operator() {
     check("gpunode-operator");
 }

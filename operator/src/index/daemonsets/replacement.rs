@@ -12,7 +12,7 @@ pub struct PodReplacement {
     behind: i32,
     /// The smallest `behind` so far.
     fewest: i32,
-    /// How many of them the rollout waits for.
+    /// Number of them that the rollout waits for.
     waited_for: i32,
     /// Time of the last progress.
     since: Timestamp,

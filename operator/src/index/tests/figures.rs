@@ -7,7 +7,7 @@ use std::{
 };
 
 const EVENTS: usize = 40_000;
-/// Events of one fleet before the other has its turn, so that other work on the machine meets both alike.
+/// Events of one cluster before the other has its turn, so that other work on the machine affects both alike.
 const TURN: usize = 20;
 
 const POLICIES: [(&str, &str); 3] = [
@@ -19,34 +19,34 @@ const POLICIES: [(&str, &str); 3] = [
     ("other", "{nodeSelector: {matchLabels: {pool: b}}, labels: {x: z}}"),
 ];
 
-/// Nodes on which everything is in force, but for three that are broken, whatever the size.
-struct Fleet {
+/// Nodes on which everything is in force, except for three that are not ready, whatever the size.
+struct ConvergedCluster {
     scene: Scene,
     nodes: Vec<Node>,
     turn: usize,
 }
 
-impl Fleet {
+impl ConvergedCluster {
     fn of(size: usize) -> Self {
-        let mut fleet = Self {
+        let mut cluster = Self {
             scene: Scene::synced(),
             nodes: Vec::new(),
             turn: 0,
         };
         for (name, spec) in POLICIES {
-            fleet.scene.set_policy(name, spec);
+            cluster.scene.set_policy(name, spec);
         }
         for index in 0..size {
-            let node = fleet.converged(index, index >= 3);
-            fleet.nodes.push(node);
+            let node = cluster.converged(index, index >= 3);
+            cluster.nodes.push(node);
         }
         for (name, _) in POLICIES {
-            fleet.scene.write_status(name);
+            cluster.scene.write_status(name);
         }
-        fleet
+        cluster
     }
 
-    /// A node as cloud providers make them, with all writes carried out and its agent at work.
+    /// Adds a node as cloud providers make them, with all writes carried out and a report of its agent.
     fn converged(&mut self, index: usize, ready: bool) -> Node {
         let name = format!("gpu-{index:05}");
         let mut labels: serde_json::Map<_, _> = (0..24)
@@ -91,7 +91,7 @@ impl Fleet {
         self.scene
             .apply(IndexMessage::GpuNodes(WatchUpdate::applied(*gpu_node)));
         self.update(&mut node);
-        // The labels that tell the facts about the GPUs come once the agent has reported them.
+        // The fact labels come once the agent has reported the GPUs.
         let facts = self.scene.node_write(&name).unwrap();
         json_patch::patch(&mut node, &facts.patch.unwrap()).unwrap();
         self.update(&mut node);
@@ -113,7 +113,7 @@ impl Fleet {
     /// the patch that puts the label back and the status of both policies that match, and nothing in between is left out.
     fn event(&mut self) -> Duration {
         self.turn = (self.turn + 7) % self.nodes.len();
-        // The broken ones are not ready in any case.
+        // The first three are not ready in any case.
         let mut node = self.nodes[self.turn.max(3)].clone();
         let name = node.metadata.name.clone().unwrap();
         node.metadata.resource_version = Some(self.scene.next_version());
@@ -134,7 +134,7 @@ impl Fleet {
         }
         let elapsed = start.elapsed();
 
-        // A node that is being written is on its way for every policy that matches it.
+        // A node that is being written counts as updating for every policy that matches it.
         assert_eq!((patches, statuses), (1, 2));
         node.metadata
             .labels
@@ -169,7 +169,7 @@ impl Fleet {
         writes
     }
 
-    /// Writes that a leader would make which looks at everything anew.
+    /// Returns the number of writes that a new leader would make.
     fn writes(&mut self) -> usize {
         self.scene.go(ClusterIndex::queue_everything);
         let keys: Vec<_> = std::mem::take(&mut self.scene.effects.queued)
@@ -191,28 +191,28 @@ fn median(times: &mut [Duration]) -> Duration {
 }
 
 #[test]
-fn policy_that_changes_labels_and_taints_is_one_write_for_each_node_and_nothing_before() {
-    let mut fleet = Fleet::of(5);
-    assert_eq!((fleet.writes(), fleet.change_policy()), (0, 5));
+fn change_of_labels_and_taints_is_one_write_per_node_and_a_new_leader_writes_nothing() {
+    let mut cluster = ConvergedCluster::of(5);
+    assert_eq!((cluster.writes(), cluster.change_policy()), (0, 5));
 }
 
 #[test]
 #[ignore = "a measurement: make bench"]
 fn measure_one_event_among_10_and_among_5000_nodes() {
-    let (mut small, mut large) = (Fleet::of(10), Fleet::of(5000));
+    let (mut small, mut large) = (ConvergedCluster::of(10), ConvergedCluster::of(5000));
     let writes = large.writes();
     println!("figure: writes-at-start | {writes} |");
     let mut times = [Vec::new(), Vec::new()];
     for _ in 0..EVENTS / TURN {
-        for (fleet, times) in [&mut small, &mut large].into_iter().zip(&mut times) {
-            times.extend((0..TURN).map(|_| fleet.event()));
+        for (cluster, times) in [&mut small, &mut large].into_iter().zip(&mut times) {
+            times.extend((0..TURN).map(|_| cluster.event()));
         }
     }
     let [few, many] = times.each_mut().map(|times| median(times));
     let ratio = many.as_secs_f64() / few.as_secs_f64();
     println!("one event, watch to wanted writes: {few:?} among 10 nodes, {many:?} among 5,000: ratio {ratio:.2}");
     println!("figure: event-ratio | {ratio:.2} | x");
-    let writes = Fleet::of(10).change_policy();
+    let writes = ConvergedCluster::of(10).change_policy();
     println!(
         "figure: writes-per-node | {} |",
         f64::from(u32::try_from(writes).unwrap()) / 10.0

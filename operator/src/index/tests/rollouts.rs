@@ -35,7 +35,7 @@ impl Scene {
                 .unwrap(),
             );
             scene.apply(IndexMessage::Nodes(WatchUpdate::applied(facts)));
-            assert!(scene.work_on(name), "its first configuration waits for nobody");
+            assert!(scene.work_on(name), "a first configuration waits for no other node");
             scene.report(name, Agent::PutsInForce);
         }
         assert_eq!(scene.index.node_counts()[0].1.ready, 4);
@@ -152,7 +152,7 @@ fn nodes_change_one_after_the_other_in_the_order_of_their_names() {
         assert_eq!(scene.ready(), words);
         scene.report(name, Agent::PutsInForce);
         let woken: Vec<String> = scene.queued_nodes().into_iter().map(str::to_owned).collect();
-        assert!(!scene.work_on(name), "the end of its turn is no configuration");
+        assert!(!scene.work_on(name), "the end of its turn gives no configuration");
         assert_eq!(scene.index.objects.gpu_nodes.get(name).unwrap().spec.step, None);
         scene.effects.queued = woken
             .iter()
@@ -174,7 +174,7 @@ fn rollout_stops_at_the_node_that_rejects_and_resumes_with_another_spec() {
     scene.report("a", Agent::PutsInForce);
     assert!(scene.work_on("b"));
     scene.report("b", Agent::Rejects);
-    assert_eq!(scene.queued_nodes(), ["b"], "its verdict is written down");
+    assert_eq!(scene.queued_nodes(), ["b"], "its failure is recorded");
     assert!(NODES.iter().all(|name| !scene.work_on(name)));
     assert_eq!(scene.queued_nodes(), [""; 0]);
     assert!(
@@ -187,7 +187,7 @@ fn rollout_stops_at_the_node_that_rejects_and_resumes_with_another_spec() {
     assert_eq!(
         scene.queued_nodes(),
         ["a", "b"],
-        "b failed before and waits for nobody; c and d never changed"
+        "b failed before and waits for no other node; c and d never changed"
     );
     assert!(scene.work_on("b") && scene.work_on("a"));
     scene.report("b", Agent::PutsInForce);
@@ -219,7 +219,7 @@ fn stop_outlasts_the_label_ignore_on_the_node_that_failed() {
 }
 
 #[test]
-fn larger_budget_wakes_the_next_nodes() {
+fn larger_budget_queues_the_next_nodes() {
     let mut scene = Scene::governed("{}");
     scene.set_policy("p", &spec(true, "{}"));
     assert!(scene.work_on("a"));
@@ -228,7 +228,7 @@ fn larger_budget_wakes_the_next_nodes() {
 }
 
 #[test]
-fn refused_write_holds_nobody_up() {
+fn refused_write_delays_no_other_node() {
     let mut scene = Scene::governed("{}");
     scene.set_policy("p", &spec(true, "{}"));
     assert!(scene.node_write("a").is_some());
@@ -250,14 +250,18 @@ fn new_leader_goes_on_where_the_old_one_was() {
     let mut scene = Scene::governed("{}");
     scene.set_policy("p", &spec(true, "{}"));
     scene.go(ClusterIndex::queue_everything);
-    assert_eq!(scene.queued_nodes(), ["a"], "what a standby was told is not lost");
+    assert_eq!(
+        scene.queued_nodes(),
+        ["a"],
+        "the turns that a standby granted are not lost"
+    );
     assert!(scene.work_on("a"));
     scene.go(ClusterIndex::queue_everything);
     assert_eq!(scene.queued_nodes(), [""; 0]);
 }
 
 #[test]
-fn node_that_leaves_makes_way() {
+fn deleted_node_gives_its_turn_to_the_next() {
     let mut scene = Scene::governed("{}");
     scene.set_policy("p", &spec(true, "{}"));
     assert!(scene.work_on("a"));
@@ -266,7 +270,7 @@ fn node_that_leaves_makes_way() {
     assert_eq!(scene.queued_nodes(), ["b"]);
 }
 
-/// The DaemonSet of the policy as the API server has it, with new pods on so many of its four nodes.
+/// Sets the live DaemonSet of the policy, with new pods on `updated` of its four nodes.
 fn replaced(scene: &mut Scene, updated: i32) {
     let mut live = (**scene.index.daemonsets.live(&policy_daemonset_name("p")).unwrap()).clone();
     live.metadata.resource_version = Some(scene.next_version());
@@ -280,7 +284,7 @@ fn replaced(scene: &mut Scene, updated: i32) {
 }
 
 #[test]
-fn nodes_that_go_down_while_agents_are_replaced_hold_up_no_other() {
+fn nodes_that_go_down_while_agents_are_replaced_delay_no_other_node() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     let name = policy_daemonset_name("p");
     scene.write_daemonset(&name, |_| {});
@@ -316,10 +320,10 @@ fn set_ready(scene: &mut Scene, node: &str, ready: bool, now: i64) {
 }
 
 #[test]
-fn node_that_comes_back_has_as_long_as_any_to_replace_its_agent() {
+fn node_that_comes_back_has_the_whole_deadline_to_replace_its_agent() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     scene.write_daemonset(&policy_daemonset_name("p"), |_| {});
-    let late_at = |scene: &mut Scene| {
+    let deadline = |scene: &mut Scene| {
         scene.go(|index, now, effects| index.queue_at_deadline("p", now, effects));
         scene
             .effects
@@ -329,29 +333,29 @@ fn node_that_comes_back_has_as_long_as_any_to_replace_its_agent() {
             .map(Timestamp::as_second)
     };
     replaced(&mut scene, 3);
-    assert_eq!(late_at(&mut scene), Some(600));
+    assert_eq!(deadline(&mut scene), Some(600));
     for ready in [false, true] {
         set_ready(&mut scene, "b", ready, 100);
     }
-    assert_eq!(late_at(&mut scene), Some(700), "it alone was waited for");
+    assert_eq!(deadline(&mut scene), Some(700), "the rollout waited for it alone");
     replaced(&mut scene, 2);
     for ready in [false, true] {
         set_ready(&mut scene, "b", ready, 200);
     }
     assert_eq!(
-        late_at(&mut scene),
+        deadline(&mut scene),
         Some(700),
-        "one that goes down for a moment is no progress"
+        "a node that is down for a moment is no progress"
     );
     replaced(&mut scene, 3);
     set_ready(&mut scene, "a", false, 500);
-    assert_eq!(late_at(&mut scene), None, "nobody waits for it");
+    assert_eq!(deadline(&mut scene), None, "the rollout does not wait for it");
     set_ready(&mut scene, "a", true, 5000);
-    assert_eq!(late_at(&mut scene), Some(5600));
+    assert_eq!(deadline(&mut scene), Some(5600));
 }
 
 #[test]
-fn write_that_the_watch_tells_of_first_is_not_taken_for_one_that_came_back_changed() {
+fn write_that_the_watch_brings_first_does_not_count_as_rewritten_by_others() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     let name = policy_daemonset_name("p");
     scene.write_daemonset(&name, |_| {});

@@ -1,9 +1,9 @@
-//! What people ask of the agents of a node, and its turn.
+//! Requests to the agents of a node, and its turn in a rollout.
 
 use super::*;
 
 #[test]
-fn what_people_ask_goes_before_the_configuration_and_costs_the_node_no_turn() {
+fn request_goes_before_the_configuration_and_costs_the_node_no_turn() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     let version = scene.next_version();
     let known = scene.index.objects.nodes.get("a").unwrap().as_ref().clone();
@@ -14,17 +14,17 @@ fn what_people_ask_goes_before_the_configuration_and_costs_the_node_no_turn() {
     };
     scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
     scene.apply(IndexMessage::Nodes(WatchUpdate::applied(asking)));
-    assert!(!scene.work_on("a"), "what people ask is written first");
+    assert!(!scene.work_on("a"), "the request is written first");
     let spec = |scene: &Scene| scene.index.objects.gpu_nodes.get("a").unwrap().spec.clone();
     assert!(spec(&scene).recovered.is_some() && spec(&scene).step.is_none());
     for name in ["b", "c", "d"] {
-        assert!(!scene.work_on(name), "it is the turn of another");
+        assert!(!scene.work_on(name), "it is the turn of another node");
     }
     assert!(scene.work_on("a"), "it still is its turn");
     assert!(spec(&scene).step.is_some());
 }
 
-/// The node with a label, or without any.
+/// Gives the node one label, or none.
 fn labelled(scene: &mut Scene, name: &str, label: Option<(&str, &str)>) {
     let mut facts = scene.facts(name, &json!(label.into_iter().collect::<BTreeMap<_, _>>()));
     let known = scene.index.objects.nodes.get(name).unwrap().clone();
@@ -33,13 +33,13 @@ fn labelled(scene: &mut Scene, name: &str, label: Option<(&str, &str)>) {
 }
 
 #[test]
-fn node_that_is_released_before_its_turn_makes_way_and_gets_it_when_it_is_back() {
+fn node_that_is_released_before_its_turn_gets_it_when_it_is_back() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
     assert_eq!(scene.queued_nodes(), ["a"]);
     labelled(&mut scene, "a", Some(("gpunode.dev/release", "true")));
     assert_eq!(scene.queued_nodes(), ["a", "b"]);
-    assert!(!scene.work_on("a"), "what is asked of it is all that is written");
+    assert!(!scene.work_on("a"), "the request is all that is written");
     assert!(scene.index.objects.gpu_nodes.get("a").unwrap().spec.release);
     for name in ["b", "c", "d"] {
         assert!(scene.work_on(name));
@@ -47,7 +47,7 @@ fn node_that_is_released_before_its_turn_makes_way_and_gets_it_when_it_is_back()
         scene.work_on(name);
     }
     labelled(&mut scene, "a", None);
-    assert!(!scene.work_on("a"), "that it is over is told first");
+    assert!(!scene.work_on("a"), "the end of the release is written first");
     assert!(scene.work_on("a"), "then it is its turn");
     assert!(
         scene.index.objects.gpu_nodes.get("a").unwrap().spec.step.is_some(),
