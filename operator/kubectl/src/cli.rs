@@ -1,43 +1,43 @@
-//! Arguments. Help is part of the product: every subcommand shows examples.
+//! Arguments and help. Every subcommand shows examples and exit codes.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 const VALIDATE_EXIT_CODES: &str = "Exit codes:
-  0  everything is valid
-  1  something would be refused, nothing of gpunode's is there, a file could not be read, or the arguments are wrong";
+  0  every document is valid
+  1  a document is invalid, none is of a gpunode kind, a file cannot be read, or an argument is wrong";
 
 const STATUS_EXIT_CODES: &str = "Exit codes:
-  0  the state could be shown, problems included; programs find them with -o json
-  1  the cluster could not be read, or the arguments are wrong";
+  0  the state is shown, problems included; scripts find problems with -o json
+  1  the cluster cannot be read, or an argument is wrong";
 
 const PLAN_EXIT_CODES: &str = "Exit codes:
-  0  the plan could be made, running pods would not notice, and nothing would be in the way
-  1  a policy would be refused, the cluster or a file could not be read, or the arguments are wrong
-  2  running pods would notice: a taint evicts them, or what they hold changes or goes; or something would be in the way:
-     a conflict, or a node that would fail and stop the rollout";
+  0  the change disrupts no running pod and meets no obstacle
+  1  a policy is invalid, the cluster or a file cannot be read, or an argument is wrong
+  2  the change disrupts running pods (a taint evicts them, or a device that they hold changes or loses its plugin),
+     or it meets an obstacle (a conflict, or a node that would fail and stop the rollout)";
 
 const EXPLAIN_EXIT_CODES: &str = "Exit codes:
-  0  the node could be explained
-  1  there is no such node, the cluster or a file could not be read, or the arguments are wrong";
+  0  the node is explained
+  1  the node does not exist, the cluster or a file cannot be read, or an argument is wrong";
 
 const TOPO_EXIT_CODES: &str = "Exit codes:
-  0  the links could be shown, and what would be chosen, if anything
-  1  there is no such node or resource, the cluster or a file could not be read, or the arguments are wrong";
+  0  the links are shown, and the answer to --request, even if no GPU can be chosen
+  1  the node or resource does not exist, the cluster or a file cannot be read, or an argument is wrong";
 
 const DUMP_EXIT_CODES: &str = "Exit codes:
-  0  written
-  1  the cluster could not be read, or the arguments are wrong";
+  0  the dump is written
+  1  the cluster cannot be read, or an argument is wrong";
 
 const UNINSTALL_EXIT_CODES: &str = "Exit codes:
-  0  nothing of gpunode is left, or you said no
-  1  something is left, and what it is was said; the cluster could not be read, or the arguments are wrong";
+  0  nothing of gpunode is left, or you answered no
+  1  something is left, and the output names it; or the cluster cannot be read, or an argument is wrong";
 
-/// See what GPU nodes and their policies are doing, and what a policy would do before it is applied.
+/// Inspect GPU nodes and their policies, and preview policies before you apply them
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-gpunode", bin_name = "kubectl gpunode", version)]
 pub struct PluginCli {
-    /// What to do.
+    /// The subcommand to run.
     #[command(subcommand)]
     pub command: PluginCommand,
 }
@@ -45,25 +45,26 @@ pub struct PluginCli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum PluginCommand {
-    /// Show the GPU nodes of the cluster, how far their policies are, and what stands in their way
+    /// Show GPU nodes, the progress of their policies, and problems
     ///
-    /// RESOURCES has `NAME A/C (H held, W withheld)`: of C shares on the node pods can have A, counting the H that are held;
-    /// a share is a whole device, a replica or a unit of memory. W free ones are withheld, since a request would fit the
-    /// node's sum and no single device; they come back when something is freed. For single nodes, HELD has how many of a
-    /// device's shares a container holds, as `2/10`.
+    /// RESOURCES shows `NAME A/C (H held, W withheld)`. The node has C shares; a share is a whole device, a replica or a unit
+    /// of memory. Pods can have A of them, including the H shares that containers hold. W free shares are withheld because a
+    /// request could fit the node's total but no single device; they return when a share is freed. With a NODE, HELD shows
+    /// how many of a device's shares each container holds, such as `2/10`.
     ///
-    /// IN USE sums up what containers hold: MEMORY of whole GPUs, MIG devices, units of memory and MPS shares; GPU CORES of
-    /// whole GPUs and MPS shares; SHARES, GPU by GPU. Time-slicing limits neither, so of it SHARES alone says something.
-    /// ROLLOUT is about policies whose configuration is not on every node yet.
+    /// IN USE sums what containers hold: MEMORY of whole GPUs, MIG devices, memory units and MPS shares; GPU CORES of whole
+    /// GPUs and MPS shares; SHARES of each GPU. Time-slicing limits neither memory nor cores, so it counts in SHARES only.
+    ///
+    /// ROLLOUT lists policies whose configuration is not in force on every node yet.
     #[command(after_help = format!("Examples:
   kubectl gpunode status
-  kubectl gpunode status gpu-17     # who holds which GPU of that node
-  kubectl gpunode status --watch    # a rollout as it goes on
+  kubectl gpunode status gpu-17     # the pods that hold each GPU of a node
+  kubectl gpunode status --watch    # follow a rollout
   kubectl gpunode status -o json | jq '.nodes[] | select(.ready != \"True\")'
 
 {STATUS_EXIT_CODES}"))]
     Status(StatusArgs),
-    /// Say whether the API server and gpunode would accept policies, without a cluster
+    /// Check policies as the API server and gpunode do, without a cluster
     #[command(after_help = format!("Examples:
   kubectl gpunode validate -f policy.yaml
   kubectl gpunode validate -f policies/ -o json
@@ -72,33 +73,33 @@ pub enum PluginCommand {
 
 {VALIDATE_EXIT_CODES}"))]
     Validate(ValidateArgs),
-    /// Show node by node what applying policies, or deleting some, would change; changes nothing
+    /// Show what applying or deleting policies would change on each node, without changing anything
     ///
-    /// The policies of the files take the place of those of the same name in the cluster, and both worlds are planned as
-    /// the operator would. A policy of the files in mode Preview is planned as if it were in force.
+    /// A policy in a file replaces the cluster's policy of the same name. The plan compares the nodes before and after, with
+    /// the operator's own functions. A policy in mode Preview is planned as if it were enforced.
     #[command(after_help = format!("Examples:
   kubectl gpunode plan -f policy.yaml
   kubectl gpunode plan -f policies/ -o json
   kubectl gpunode plan --delete v100-reserved
-  kubectl gpunode plan -f policies/ --nodes cluster.yaml    # without a cluster, for pull requests
+  kubectl gpunode plan -f policies/ --nodes cluster.yaml    # without a cluster, such as for a pull request
 
 {PLAN_EXIT_CODES}"))]
     Plan(PlanArgs),
-    /// Say why a node has its labels, taints and configuration
+    /// Show why a node has its labels, taints and configuration
     ///
-    /// Each line names the policy, the field of it, and what other policies want instead. Policies that do not match say which
-    /// condition fails first.
+    /// Each line names the policy and field that set a value, and the values of other policies that it overrides. For a
+    /// policy that does not match, WHY shows the first condition that fails.
     #[command(after_help = format!("Examples:
   kubectl gpunode explain gpu-17
   kubectl gpunode explain gpu-17 -o json | jq '.entries[] | select(.state.is != \"inPlace\")'
 
 {EXPLAIN_EXIT_CODES}"))]
     Explain(ExplainArgs),
-    /// Show how the GPUs of a node are linked, and which of them a container would get
+    /// Show how the GPUs of a node are linked, and which GPUs a container would get
     ///
-    /// The table is that of `nvidia-smi topo -m`, from what the node's agent has reported, and says who holds which GPU. A
-    /// request is answered by the function that the agent uses; the kubelet may have fewer GPUs to choose from, when its
-    /// Topology Manager wants all of one NUMA node.
+    /// The table looks like `nvidia-smi topo -m` and adds the pods that hold each GPU. It shows the agent's last report. The
+    /// answer to --request comes from the function that the agent uses. The kubelet may have fewer GPUs to choose from when
+    /// its Topology Manager wants all of them on one NUMA node.
     #[command(after_help = format!("Examples:
   kubectl gpunode topo gpu-17
   kubectl gpunode topo gpu-17 --request 4
@@ -106,9 +107,10 @@ pub enum PluginCommand {
 
 {TOPO_EXIT_CODES}"))]
     Topo(TopoArgs),
-    /// Write what `plan` reads of the cluster to standard output, as one list
+    /// Write the cluster state that `plan`, `explain` and `topo` read, as one list
     ///
-    /// Nodes without what a plan does not read, GpuNodes with who holds what, policies, and how the operator runs.
+    /// The list holds the policies, the GpuNodes with their holders, the operator's settings, and of each Node the fields
+    /// that a plan reads.
     #[command(after_help = format!("Examples:
   kubectl gpunode dump > cluster.yaml
   kubectl gpunode plan -f policies/ --nodes cluster.yaml
@@ -116,40 +118,40 @@ pub enum PluginCommand {
 
 {DUMP_EXIT_CODES}"))]
     Dump(DumpArgs),
-    /// Write a script that completes arguments in a shell
+    /// Generate a completion script for a shell
     ///
-    /// It completes `kubectl-gpunode`. For `kubectl gpunode`, put an executable `kubectl_complete-gpunode` beside it that holds
-    /// `#!/bin/sh` and `exec kubectl-gpunode complete "$@"`.
+    /// The script completes `kubectl-gpunode`. To complete `kubectl gpunode` too, put an executable named
+    /// `kubectl_complete-gpunode` beside it that contains `#!/bin/sh` and `exec kubectl-gpunode complete "$@"`.
     #[command(after_help = "Examples:
   source <(kubectl gpunode completion bash)
   kubectl gpunode completion zsh > \"${fpath[1]}/_kubectl-gpunode\"
   kubectl gpunode completion fish > ~/.config/fish/completions/kubectl-gpunode.fish")]
     Completion(CompletionArgs),
-    /// Print what kubectl asks for when somebody completes `kubectl gpunode`
+    /// Answer kubectl's request to complete `kubectl gpunode`
     #[command(hide = true)]
     Complete(CompleteArgs),
-    /// Undo everything that gpunode did in the cluster, and remove it
+    /// Remove gpunode from the cluster and restore every node
     ///
-    /// Stops the operator, deletes the policies, gives every node back what it had, and deletes what was installed. Works
-    /// without an operator and after a partial removal, and may be repeated. Takes at most 2 minutes. Containers keep whole
-    /// GPUs and replicas that they hold; those that use MPS lose their daemon.
+    /// Stops the operator, deletes the policies, restores the labels and taints of every node, and deletes the installed
+    /// objects. Works without an operator and after a partial removal, and can be repeated. Takes at most 2 minutes.
+    /// Containers keep the whole GPUs and replicas that they hold; containers that use MPS lose their daemon.
     #[command(after_help = format!("Examples:
   kubectl gpunode uninstall --dry-run
   kubectl gpunode uninstall
-  kubectl gpunode uninstall --yes --wait-resources    # for scripts, and until nvidia.com/gpu has left node status
+  kubectl gpunode uninstall --yes --wait-resources    # for scripts; waits until node status has no nvidia.com/gpu
   kubectl gpunode uninstall --yes -o json | jq .left
 
 {UNINSTALL_EXIT_CODES}"))]
     Uninstall(UninstallArgs),
 }
 
-/// Which cluster.
+/// The cluster to use.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ClusterArgs {
     /// Kubeconfig to use instead of $KUBECONFIG or ~/.kube/config
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig to use instead of the current one
+    /// Kubeconfig context to use instead of the current one
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
 }
@@ -157,16 +159,16 @@ pub struct ClusterArgs {
 /// Arguments of `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Show these nodes alone, with every device and who holds it
+    /// Show only these nodes, with every device and the pods that hold it
     #[arg(value_name = "NODE")]
     pub nodes: Vec<String>,
-    /// Show it again whenever it changes, until Ctrl-C; on a terminal in the place of what was there
+    /// Show the state again when it changes, until Ctrl-C; a terminal shows only the latest state
     #[arg(short, long)]
     pub watch: bool,
-    /// Which cluster.
+    /// The cluster to use.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Form of the output
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     pub output: OutputFormat,
 }
@@ -174,8 +176,8 @@ pub struct StatusArgs {
 /// Arguments of `validate`.
 #[derive(Debug, Args)]
 pub struct ValidateArgs {
-    /// File with policies, - for standard input, or a folder of .yaml, .yml and .json files (subfolders are not searched); may
-    /// be repeated
+    /// File with policies, - for standard input, or a folder with .yaml, .yml and .json files (subfolders are not searched);
+    /// can be repeated
     #[arg(
         short,
         long = "filename",
@@ -183,21 +185,21 @@ pub struct ValidateArgs {
         required_unless_present = "agent_configs"
     )]
     pub filenames: Vec<PathBuf>,
-    /// File as `gpunode-agent run --config FILE` takes it; may be repeated
+    /// Configuration file for `gpunode-agent run --config FILE`; can be repeated
     #[arg(long = "agent-config", value_name = "FILE")]
     pub agent_configs: Vec<PathBuf>,
-    /// Form of the output
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     pub output: OutputFormat,
 }
 
-/// What is read: a cluster or a file.
+/// The source of the cluster state: a cluster or a file.
 #[derive(Debug, Args)]
 pub struct SourceArgs {
-    /// File that `kubectl gpunode dump` wrote, in the place of a cluster
+    /// Read this output of `kubectl gpunode dump` instead of a cluster
     #[arg(long, value_name = "FILE", conflicts_with_all = ["kubeconfig", "context"])]
     pub nodes: Option<PathBuf>,
-    /// Which cluster.
+    /// The cluster to use.
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }
@@ -208,10 +210,10 @@ pub struct ExplainArgs {
     /// Name of the node
     #[arg(value_name = "NODE")]
     pub node: String,
-    /// What to read.
+    /// The source of the cluster state.
     #[command(flatten)]
     pub source: SourceArgs,
-    /// Form of the output
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     pub output: OutputFormat,
 }
@@ -222,16 +224,16 @@ pub struct TopoArgs {
     /// Name of the node
     #[arg(value_name = "NODE")]
     pub node: String,
-    /// Say which GPUs a container that asks for so many would get, and why
+    /// Show which GPUs a container that requests N of a resource would get, and why
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub request: Option<u32>,
-    /// Resource that it asks for [default: nvidia.com/gpu, or the only one of the node]
+    /// Resource to request [default: nvidia.com/gpu, or the node's only resource]
     #[arg(long, value_name = "NAME", requires = "request")]
     pub resource: Option<String>,
-    /// What to read.
+    /// The source of the cluster state.
     #[command(flatten)]
     pub source: SourceArgs,
-    /// Form of the output
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     pub output: OutputFormat,
 }
@@ -239,10 +241,10 @@ pub struct TopoArgs {
 /// Arguments of `dump`.
 #[derive(Debug, Args)]
 pub struct DumpArgs {
-    /// Which cluster.
+    /// The cluster to use.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Form of the output
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     pub output: DocumentFormat,
 }
@@ -250,17 +252,17 @@ pub struct DumpArgs {
 /// Arguments of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// File with policies, - for standard input, or a folder of .yaml, .yml and .json files (subfolders are not searched); may
-    /// be repeated
+    /// File with policies, - for standard input, or a folder with .yaml, .yml and .json files (subfolders are not searched);
+    /// can be repeated
     #[arg(short, long = "filename", value_name = "FILE", required_unless_present = "deletions")]
     pub filenames: Vec<PathBuf>,
-    /// Plan as if this policy were deleted; may be repeated
+    /// Plan as if this policy were deleted; can be repeated
     #[arg(long = "delete", value_name = "POLICY")]
     pub deletions: Vec<String>,
-    /// What to read.
+    /// The source of the cluster state.
     #[command(flatten)]
     pub source: SourceArgs,
-    /// Form of the output
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     pub output: OutputFormat,
 }
@@ -268,7 +270,7 @@ pub struct PlanArgs {
 /// Arguments of `completion`.
 #[derive(Debug, Args)]
 pub struct CompletionArgs {
-    /// Which shell
+    /// Shell to generate the script for
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
 }
@@ -276,7 +278,7 @@ pub struct CompletionArgs {
 /// Arguments of `complete`.
 #[derive(Debug, Args)]
 pub struct CompleteArgs {
-    /// The words after `kubectl gpunode`; the last one is to be completed
+    /// Words after `kubectl gpunode`; the last one is completed
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub words: Vec<String>,
 }
@@ -284,40 +286,40 @@ pub struct CompleteArgs {
 /// Arguments of `uninstall`.
 #[derive(Debug, Args)]
 pub struct UninstallArgs {
-    /// Namespace that gpunode was installed in
+    /// Namespace that gpunode is installed in
     #[arg(short, long, value_name = "NAME", default_value = "gpunode-system")]
     pub namespace: String,
-    /// Say what would be removed and change nothing
+    /// Show what would be removed, and change nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Do not ask; without a terminal nothing is asked
+    /// Do not ask for confirmation; without a terminal, uninstall never asks
     #[arg(short, long)]
     pub yes: bool,
-    /// Also take resources out of node status that nobody serves any more; kubelets allow that after 5 to 7 minutes
+    /// Also remove resources without a plugin from node status; kubelets allow this after 5 to 7 minutes
     #[arg(long)]
     pub wait_resources: bool,
-    /// Which cluster.
+    /// The cluster to use.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Form of the output; json and yaml write progress to standard error and ask nothing
+    /// Output format; json and yaml write progress to standard error and do not ask
     #[arg(short, long, value_enum, default_value_t)]
     pub output: OutputFormat,
 }
 
-/// Forms of a file.
+/// Formats of a dump.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DocumentFormat {
-    /// With a heading that says when it was written
+    /// With a comment that says when it was written
     #[default]
     Yaml,
-    /// Without
+    /// Without a comment
     Json,
 }
 
-/// Forms of output.
+/// Output formats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
-    /// For people
+    /// Tables for people
     #[default]
     Table,
     /// For programs

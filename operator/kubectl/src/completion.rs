@@ -1,4 +1,4 @@
-//! `kubectl gpunode completion`: scripts for shells, and the answer that kubectl itself asks for.
+//! `kubectl gpunode completion`: scripts for shells, and the candidates that kubectl itself requests.
 
 use crate::{
     cli::{CompleteArgs, CompletionArgs, PluginCli},
@@ -7,7 +7,7 @@ use crate::{
 use clap::{Command, CommandFactory};
 use std::process::ExitCode;
 
-/// Tells kubectl (cobra's `ShellCompDirective`) that files may be completed where nothing is offered: it is the default.
+/// Tells kubectl (cobra's `ShellCompDirective`) to complete file names where there are no candidates.
 const DIRECTIVE: &str = ":0";
 
 /// Prints the script for a shell.
@@ -21,7 +21,7 @@ pub fn run(args: &CompletionArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints how the last word can go on, a line each, then the directive.
+/// Prints the candidates for the last word, one per line, then the directive.
 ///
 /// # Errors
 /// When the output cannot be written.

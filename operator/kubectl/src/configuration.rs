@@ -1,11 +1,11 @@
-//! What an agent configuration offers, in words, so that two of them can be compared line by line. Pure.
+//! Descriptions of agent configurations, which can be compared line by line. Pure.
 
 use gpunode_config::{
     AgentConfig, Allocation, DeviceKind, DeviceSelector, MigStrategy, ResourceConfig, Sharing, SharingStrategy,
 };
 use std::fmt::Write as _;
 
-/// Each resource by the name that pods ask for, and what it offers.
+/// Returns the name of each resource that pods request, and its description.
 pub fn resources(config: &AgentConfig) -> Vec<(String, String)> {
     let resources = config.effective_resources();
     resources
@@ -14,7 +14,7 @@ pub fn resources(config: &AgentConfig) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The other settings that differ from their defaults.
+/// Returns the other settings that differ from their defaults.
 pub fn others(config: &AgentConfig) -> Vec<(&'static str, String)> {
     let switches = [
         ("passDeviceSpecs", config.pass_device_specs()),
@@ -30,7 +30,7 @@ pub fn others(config: &AgentConfig) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// Each resource of a configuration in words; nothing of one that cannot be read.
+/// Describes each resource and setting of a configuration; nothing where it cannot be read.
 pub fn in_words(document: &str) -> Vec<String> {
     let Ok(config) = gpunode_config::load(document) else {
         return Vec::new();
@@ -60,12 +60,12 @@ fn offered(resource: &ResourceConfig, mig: MigStrategy) -> String {
         let _ = write!(text, ", allocation {:?}", resource.allocation());
     }
     if let Some(devices) = devices {
-        let _ = write!(text, ", only of {}", selected(devices));
+        let _ = write!(text, ", only {}", selected(devices));
     }
     text
 }
 
-/// The kind of devices that a selector takes; none for both.
+/// Returns the kind of devices that a selector takes; none for both.
 fn kind(devices: &DeviceSelector, mig: MigStrategy) -> Option<DeviceKind> {
     let implied = if devices.mig_profiles.is_some() {
         Some(DeviceKind::MigDevice)
@@ -132,7 +132,7 @@ fn selected(devices: &DeviceSelector) -> String {
     conditions.join(" and ")
 }
 
-/// The name of an enum's value in the API.
+/// Returns the name of an enum's value in the API.
 fn in_the_api<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_value(value)
         .ok()
@@ -175,12 +175,12 @@ resources:
   devices: {kind: MigDevice}
   sharing: {strategy: Mps, replicas: 10, replicasPerDevice: [{devices: {indices: [3]}, replicas: 2}]}
 ").join("\n"), @r"
-        a.b/whole: whole GPUs, allocation Packed, only of indices 0, 1 and products T*
-        a.b/sliced.shared: 4 replicas per GPU (TimeSlicing), one per container, only of architectures ada-lovelace, hopper and minMemory 30Gi
-        a.b/mem: memory of each GPU in units of 1 GiB (Memory, Packed), only of kind FullGpu
-        a.b/blocks: memory of each GPU in units of 256 MiB (Memory, Spread), only of uuids GPU-1
-        a.b/mig: MIG devices, only of migProfiles 1g.*, *+me
-        a.b/mps: 10 shares per MIG device (Mps), 2 on indices 3, only of kind MigDevice
+        a.b/whole: whole GPUs, allocation Packed, only indices 0, 1 and products T*
+        a.b/sliced.shared: 4 replicas per GPU (TimeSlicing), one per container, only architectures ada-lovelace, hopper and minMemory 30Gi
+        a.b/mem: memory of each GPU in units of 1 GiB (Memory, Packed), only kind FullGpu
+        a.b/blocks: memory of each GPU in units of 256 MiB (Memory, Spread), only uuids GPU-1
+        a.b/mig: MIG devices, only migProfiles 1g.*, *+me
+        a.b/mps: 10 shares per MIG device (Mps), 2 on indices 3, only kind MigDevice
         passDeviceSpecs = true
         mig.strategy = Mixed
         ");

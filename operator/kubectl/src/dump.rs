@@ -1,4 +1,4 @@
-//! `kubectl gpunode dump`: what `plan` and `explain` read of a cluster, as one YAML list.
+//! `kubectl gpunode dump`: the cluster state that `plan`, `explain` and `topo` read, as one list.
 
 use crate::{
     cli::{DocumentFormat, DumpArgs},
@@ -25,7 +25,7 @@ struct DumpedList {
     items: Vec<Value>,
 }
 
-/// Prints the objects.
+/// Prints the list.
 ///
 /// # Errors
 /// When the cluster cannot be read, or the output cannot be written.
@@ -46,16 +46,16 @@ pub async fn run(args: &DumpArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The list below a heading that says when.
+/// Returns the list below a comment that says when it was written.
 fn dump(snapshot: &ClusterSnapshot, now: Timestamp) -> anyhow::Result<String> {
     let at = now.round(jiff::Unit::Second).unwrap_or(now);
     let list = serde_yaml::to_string(&list(snapshot)?).context("write YAML")?;
     Ok(format!(
-        "# Written by `kubectl gpunode dump` at {at}: {} nodes, {} GpuNodes, {} policies, without what\n# `kubectl gpunode \
-         plan --nodes` does not read.\n{list}",
-        snapshot.nodes.len(),
-        snapshot.gpu_nodes.len(),
-        snapshot.policies.len()
+        "# Written by `kubectl gpunode dump` at {at}: {}, {}, {}.\n# Holds the fields that `kubectl gpunode plan --nodes` \
+         reads.\n{list}",
+        output::plural(snapshot.nodes.len(), "node", "nodes"),
+        output::plural(snapshot.gpu_nodes.len(), "GpuNode", "GpuNodes"),
+        output::plural(snapshot.policies.len(), "policy", "policies")
     ))
 }
 
@@ -94,7 +94,7 @@ fn list(snapshot: &ClusterSnapshot) -> anyhow::Result<DumpedList> {
     })
 }
 
-/// The fields of a node that a plan depends on.
+/// Returns a node with only the fields that a plan reads.
 fn trimmed(node: &Node) -> Node {
     let meta = &node.metadata;
     let record = meta
@@ -135,7 +135,7 @@ fn trimmed(node: &Node) -> Node {
     }
 }
 
-/// Who wrote labels and taints.
+/// Returns the fields of an entry that tell who wrote labels and taints, if it has any.
 fn managed(entry: &ManagedFieldsEntry) -> Option<ManagedFieldsEntry> {
     let fields = &entry.fields_v1.as_ref()?.0;
     let mut kept = json!({});
@@ -201,8 +201,8 @@ mod tests {
             ..ClusterSnapshot::default()
         };
         insta::assert_snapshot!(dump(&snapshot, Timestamp::UNIX_EPOCH).expect("YAML"), @r#"
-        # Written by `kubectl gpunode dump` at 1970-01-01T00:00:00Z: 1 nodes, 0 GpuNodes, 0 policies, without what
-        # `kubectl gpunode plan --nodes` does not read.
+        # Written by `kubectl gpunode dump` at 1970-01-01T00:00:00Z: 1 node, 0 GpuNodes, 0 policies.
+        # Holds the fields that `kubectl gpunode plan --nodes` reads.
         apiVersion: v1
         kind: List
         items:

@@ -1,4 +1,8 @@
-//! `kubectl gpunode explain`: why a node has its labels, taints and configuration, by the functions that the operator uses.
+//! `kubectl gpunode explain`: shows why a node has its labels, taints and configuration, with the operator's own functions.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `text` | prints an explanation as tables |
 
 mod text;
 
@@ -9,16 +13,16 @@ use kube::ResourceExt;
 use serde::Serialize;
 use std::process::ExitCode;
 
-/// What programs are told.
+/// The output for programs.
 #[derive(Serialize)]
 struct ExplainOutput<'a> {
     #[serde(flatten)]
     explanation: &'a Explanation,
-    /// What could not be read and may explain it differently.
+    /// Unreadable objects, which could change the explanation.
     unreadable: &'a [UnreadableObject],
 }
 
-/// Prints why a node looks as it does.
+/// Prints why a node has its labels, taints and configuration.
 ///
 /// # Errors
 /// When there is no such node, the cluster or the file cannot be read, or the output cannot be written.
@@ -27,7 +31,7 @@ pub async fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let node = snapshot.nodes.iter().find(|node| node.name_any() == args.node);
     let Some(node) = node else {
         anyhow::bail!(
-            "explain node {}: there is no such node; `kubectl get nodes` lists them",
+            "explain node {}: the node does not exist; list nodes with `kubectl get nodes`",
             args.node
         )
     };

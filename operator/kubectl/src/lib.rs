@@ -1,6 +1,21 @@
-//! `kubectl gpunode`: what GPU nodes and policies are doing, and what a policy would do before it is applied.
+//! `kubectl gpunode`: shows GPU nodes and policies, and previews policies before they are applied. The library exists for
+//! `main.rs` and the tests.
 //!
-//! One module per subcommand. The library exists for `main.rs` and the tests.
+//! | module | what it does |
+//! |---|---|
+//! | `cli` | arguments and help |
+//! | `status` | shows nodes, devices, policies, rollouts and problems |
+//! | `plan` | shows what applying or deleting policies would change |
+//! | `explain` | shows why a node has its labels, taints and configuration |
+//! | `topo` | shows the links between a node's GPUs, and which GPUs a request would get |
+//! | `validate` | checks policies as the API server and gpunode do |
+//! | `dump` | writes the cluster state that other subcommands read instead of a cluster |
+//! | `uninstall` | removes gpunode and restores every node |
+//! | `completion` | completes arguments in a shell |
+//! | `cluster` | connects to a cluster and lists its objects |
+//! | `snapshot` | the cluster state that a plan reads, from a cluster or a dump |
+//! | `configuration` | describes an agent configuration in words |
+//! | `output` | writes tables, JSON and YAML |
 
 pub mod cli;
 mod cluster;

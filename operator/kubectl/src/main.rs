@@ -13,7 +13,7 @@ async fn main() -> ExitCode {
     let arguments = match PluginCli::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // A closed output is no reason for another message. 2 is what a plan says, not clap.
+            // Ignores a closed output. Code 1 replaces clap's 2, which means a disruptive plan.
             let _ = error.print();
             return if error.use_stderr() {
                 ExitCode::FAILURE
@@ -39,7 +39,7 @@ async fn main() -> ExitCode {
     })
 }
 
-/// The error and its causes; libraries repeat a cause in the words of the error that it caused.
+/// Joins an error and its causes, and leaves out a cause that the error already contains.
 fn in_words(error: &anyhow::Error) -> String {
     error
         .chain()

@@ -1,4 +1,14 @@
-//! `kubectl gpunode plan`: what applying policies would change, node by node, by the functions that the operator uses.
+//! `kubectl gpunode plan`: shows what applying or deleting policies would change on each node, with the operator's own
+//! functions.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `difference` | compares each node before and after |
+//! | `simulation` | carries out the operator's plan for one node in memory |
+//! | `forecast` | counts what a new configuration makes of a node's devices |
+//! | `disruption` | finds the changes that disrupt running pods |
+//! | `change` | one change of a node |
+//! | `text` | prints the plan as a diff per node |
 
 mod change;
 mod difference;
@@ -22,10 +32,10 @@ use std::{
     process::ExitCode,
 };
 
-/// Exit code of a plan that running pods would notice, or that something is in the way of.
+/// Exit code of a plan that disrupts running pods or meets an obstacle.
 const DISRUPTIVE: u8 = 2;
 
-/// Prints what would change. Policies that the API server would refuse are not planned: what is wrong with them is printed.
+/// Prints what would change. Where the API server would refuse a policy, prints its problems instead.
 ///
 /// # Errors
 /// When a file or the cluster cannot be read, no file has a policy, or the output cannot be written.
@@ -54,17 +64,17 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     }
     anyhow::ensure!(
         !wanted.is_empty() || !args.deletions.is_empty(),
-        "plan: no GpuNodePolicy in the files that are named"
+        "plan: the files contain no GpuNodePolicy"
     );
     let deleted: BTreeSet<String> = args.deletions.iter().cloned().collect();
     for name in &deleted {
         anyhow::ensure!(
             !wanted.contains_key(name),
-            "plan: policy {name} is to be deleted and is in a file; name it once"
+            "plan: policy {name} is in a file and in --delete; name it only once"
         );
         anyhow::ensure!(
             cluster.policies.iter().any(|policy| policy.name_any() == *name),
-            "plan: there is no policy {name} to be deleted; `kubectl get gpunodepolicies` lists them"
+            "plan: policy {name} does not exist; list policies with `kubectl get gpunodepolicies`"
         );
     }
     let plan = ClusterPlan::of(&cluster, &wanted, &deleted, Timestamp::now())?;
@@ -77,14 +87,14 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn is_refused(reports: &[DocumentReport]) -> bool {
-    reports.iter().any(|report| report.verdict == ValidationResult::Invalid)
+    reports.iter().any(|report| report.result == ValidationResult::Invalid)
 }
 
-/// Adds the rules about changes that a policy breaks.
+/// Adds the problems of a change from `old`, such as from Enforce to Preview.
 fn refuse_change(kinds: &KnownKinds, report: &mut DocumentReport, old: &GpuNodePolicy) -> anyhow::Result<()> {
     report.problems = kinds.validate_change(&report.object, &serde_json::to_value(old)?);
     if !report.problems.is_empty() {
-        report.verdict = ValidationResult::Invalid;
+        report.result = ValidationResult::Invalid;
     }
     Ok(())
 }

@@ -1,4 +1,8 @@
-//! What is read of a cluster, from itself or from a file that `kubectl gpunode dump` wrote.
+//! The cluster state that a plan reads, from a cluster or from a file of `kubectl gpunode dump`.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `operator` | tells from the operator's Deployment whether it writes GPU fact labels |
 
 pub mod operator;
 
@@ -11,11 +15,11 @@ use gpunode_crds::{GpuNode, GpuNodePolicy};
 use gpunode_plan::PolicySet;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::Node};
 use kube::api::{DynamicObject, ListParams};
-use operator::{gpu_labels, is_operator};
+use operator::{UnknownGpuLabels, gpu_labels, is_operator};
 use serde::Deserialize;
 use std::{fs::File, io::Read, path::Path};
 
-/// Largest file: a hundred thousand nodes.
+/// Largest file, enough for a hundred thousand nodes.
 const MAX_BYTES: u64 = 1 << 30;
 
 /// The nodes, GpuNodes and policies of a cluster.
@@ -24,14 +28,14 @@ pub struct ClusterSnapshot {
     pub policies: Vec<GpuNodePolicy>,
     pub gpu_nodes: Vec<GpuNode>,
     pub nodes: Vec<Node>,
-    /// The Deployment of the operator, where it can be read and says whether nodes get labels with facts about GPUs.
+    /// The operator's Deployment, where it can be read and tells whether nodes get GPU fact labels.
     pub operator: Option<Deployment>,
-    /// What could not be read; objects whose status is unreadable are there without it.
+    /// Unreadable objects. One whose status alone is unreadable is above without it.
     pub unreadable: Vec<UnreadableObject>,
 }
 
 impl ClusterSnapshot {
-    /// Everything, or of nodes and GpuNodes those of one name alone.
+    /// Reads the state; with `node`, the Nodes and GpuNodes of that name only.
     ///
     /// # Errors
     /// When the cluster or the file cannot be read.
@@ -45,30 +49,30 @@ impl ClusterSnapshot {
             field_selector: node.map(|name| format!("metadata.name={name}")),
             ..Default::default()
         };
-        // Policies come first: when gpunode is not installed, that is the error to show.
+        // Policies come first: their error is the one to show when gpunode is not installed.
         let policies = cluster::list::<GpuNodePolicy>(&client).await?;
         let gpu_nodes = cluster::list_some::<GpuNode>(&client, params.clone()).await?;
         let nodes = cluster::list_some::<Node>(&client, params).await?;
         let operators =
             cluster::list_some::<Deployment>(&client, ListParams::default().labels(operator::OPERATOR)).await;
-        // Who may not read it can plan all the same.
-        let operator = operators.map_err(|error| format!("{error:#}"));
-        let operator = operator.and_then(|found| first(found.objects, "there is none in the cluster"));
+        // A plan is possible without permission to read it.
+        let operator = operators.map_err(|error| UnknownGpuLabels::Unlisted(format!("{error:#}")));
+        let operator = operator.and_then(|found| first(found.objects, UnknownGpuLabels::NotInCluster));
         Ok(Self::of(policies, gpu_nodes, nodes, operator))
     }
 
-    /// `operator` is its Deployment, or why it is not known.
+    /// Builds the state from lists. `operator` is its Deployment, or why it is unknown.
     fn of(
         policies: ListedObjects<GpuNodePolicy>,
         gpu_nodes: ListedObjects<GpuNode>,
         nodes: ListedObjects<Node>,
-        operator: Result<Deployment, String>,
+        operator: Result<Deployment, UnknownGpuLabels>,
     ) -> Self {
         let operator = operator.and_then(|found| gpu_labels(&found).map(|_| found));
         let unknown = operator.as_ref().err().map(|why| UnreadableObject {
             kind: "Deployment".to_owned(),
             name: "gpunode-operator".to_owned(),
-            message: format!("{why}; taken to write labels with facts about GPUs, as without --gpu-labels=false"),
+            message: format!("{why}; assuming that the operator writes GPU fact labels, which is its default"),
         });
         let unreadable = [policies.unreadable, gpu_nodes.unreadable, nodes.unreadable]
             .into_iter()
@@ -82,19 +86,19 @@ impl ClusterSnapshot {
         }
     }
 
-    /// The policies as the operator takes them.
+    /// Returns the policies as the operator reads them.
     pub fn policy_set<'a>(&self, policies: impl IntoIterator<Item = &'a GpuNodePolicy>) -> PolicySet {
         PolicySet::new(policies).with_gpu_labels(self.gpu_labels())
     }
 
-    /// Whether the operator writes labels with facts about GPUs, which it does unless it was told otherwise.
+    /// Returns true where the operator writes GPU fact labels, which is its default.
     pub fn gpu_labels(&self) -> bool {
         self.operator
             .as_ref()
             .is_none_or(|operator| gpu_labels(operator).unwrap_or(true))
     }
 
-    /// The objects of a list, as `dump` writes it and also as `kubectl get nodes,gpunodes,gpunodepolicies -o yaml` does.
+    /// Reads a list as `dump` or `kubectl get nodes,gpunodes,gpunodepolicies -o yaml` writes it.
     fn of_file(file: impl Read, path: &Path) -> anyhow::Result<Self> {
         #[derive(Deserialize)]
         struct ObjectFile {
@@ -103,7 +107,7 @@ impl ClusterSnapshot {
         let list: ObjectFile = serde_yaml::from_reader(file.take(MAX_BYTES)).with_context(|| {
             let path = path.display();
             format!(
-                "read {path}: it is no list of Kubernetes objects; `kubectl gpunode dump > cluster.yaml` writes one"
+                "read {path}: not a list of Kubernetes objects; write one with `kubectl gpunode dump > cluster.yaml`"
             )
         })?;
         let (mut policies, mut gpu_nodes, mut nodes) = (
@@ -122,19 +126,19 @@ impl ClusterSnapshot {
             }
         }
         deployments.objects.retain(is_operator);
-        let operator = first(deployments.objects, "there is none in the file");
+        let operator = first(deployments.objects, UnknownGpuLabels::NotInFile);
         let snapshot = Self::of(policies, gpu_nodes, nodes, operator);
         anyhow::ensure!(
             !snapshot.nodes.is_empty(),
-            "read {}: there is no Node in it",
+            "read {}: it contains no Node; write a list with `kubectl gpunode dump > cluster.yaml`",
             path.display()
         );
         Ok(snapshot)
     }
 }
 
-fn first(deployments: Vec<Deployment>, otherwise: &str) -> Result<Deployment, String> {
-    deployments.into_iter().next().ok_or_else(|| otherwise.to_owned())
+fn first(deployments: Vec<Deployment>, otherwise: UnknownGpuLabels) -> Result<Deployment, UnknownGpuLabels> {
+    deployments.into_iter().next().ok_or(otherwise)
 }
 
 #[cfg(test)]
@@ -170,7 +174,7 @@ mod tests {
             (1, 1, 2)
         );
         let unknown =
-            "there is none in the file; taken to write labels with facts about GPUs, as without --gpu-labels=false";
+            "the file does not contain it; assuming that the operator writes GPU fact labels, which is its default";
         assert_eq!(snapshot.unreadable[1].message, unknown);
         assert!(snapshot.gpu_labels());
     }
@@ -201,7 +205,7 @@ mod tests {
             read("items: []")
                 .expect_err("no node")
                 .to_string()
-                .contains("there is no Node in it")
+                .contains("it contains no Node")
         );
     }
 }

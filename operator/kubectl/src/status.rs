@@ -1,5 +1,19 @@
-//! `kubectl gpunode status`: the fleet in one table, then the policies, what waits and what stands in their way; of single
-//! nodes who holds which device.
+//! `kubectl gpunode status`: nodes, policies, rollouts, waiting devices and problems; with node names, every device and its
+//! holders.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `fleet` | summarises the nodes and policies of a cluster |
+//! | `node` | summarises one node |
+//! | `problems` | describes the problems of one node, with the next step |
+//! | `resources` | compares what an agent advertises with what the Node has |
+//! | `devices` | summarises the devices of one node and their holders |
+//! | `usage` | sums memory, cores and shares in use |
+//! | `amount` | a part of a whole, such as 3 of 10 shares |
+//! | `policy` | summarises one policy |
+//! | `rollout` | counts how far each policy's configuration is |
+//! | `text` | prints a summary as tables |
+//! | `watch` | prints the state again when it changes |
 
 mod amount;
 mod devices;
@@ -27,10 +41,10 @@ use kube::Client;
 use std::process::ExitCode;
 use watch::{WatchOutput, watch};
 
-/// Prints the state of the cluster, once or whenever it changes; its problems are part of what is shown, and no failure.
+/// Prints the state of the cluster, once or each time it changes. Problems are part of the output and not a failure.
 ///
 /// # Errors
-/// When the cluster cannot be read at first or the output cannot be written.
+/// When the first read of the cluster fails, or the output cannot be written.
 pub async fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let client = cluster::connect(&args.cluster).await?;
     if args.watch {
@@ -39,16 +53,16 @@ pub async fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
             OutputFormat::Table => WatchOutput::Log,
             OutputFormat::Json | OutputFormat::Yaml => WatchOutput::Documents,
         };
-        watch(place, async || look(&client, args).await).await?;
+        watch(place, async || read_state(&client, args).await).await?;
     } else {
-        output::write(&look(&client, args).await?)?;
+        output::write(&read_state(&client, args).await?)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The state of the cluster, as it is to be shown.
-async fn look(client: &Client, args: &StatusArgs) -> anyhow::Result<String> {
-    // Policies come first: when gpunode is not installed, that is the error to show.
+/// Reads the state of the cluster and formats it.
+async fn read_state(client: &Client, args: &StatusArgs) -> anyhow::Result<String> {
+    // Policies come first: their error is the one to show when gpunode is not installed.
     let policies = cluster::list::<GpuNodePolicy>(client).await?;
     let gpu_nodes = cluster::list::<GpuNode>(client).await?;
     let nodes = cluster::list::<Node>(client).await?;

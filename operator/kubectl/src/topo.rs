@@ -1,5 +1,11 @@
-//! `kubectl gpunode topo`: how the GPUs of a node are linked and who holds them, and which of them a container would get, by
-//! the function that the agent uses.
+//! `kubectl gpunode topo`: shows the links between a node's GPUs, their holders, and which GPUs a container would get.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `topology` | collects links, holders and the answer to a request |
+//! | `links` | the GPUs of a node and their links |
+//! | `request` | answers a request with the agent's own function |
+//! | `text` | prints the links as `nvidia-smi topo -m` does, and the answer |
 
 mod links;
 mod request;
@@ -13,7 +19,7 @@ use kube::ResourceExt;
 use std::process::ExitCode;
 use topology::topology;
 
-/// Prints the links of a node's GPUs, and what a request would get.
+/// Prints the links of a node's GPUs, and the answer to a request.
 ///
 /// # Errors
 /// When there is no such node or resource, the cluster or the file cannot be read, or the output cannot be written.
@@ -28,7 +34,7 @@ pub async fn run(args: &TopoArgs) -> anyhow::Result<ExitCode> {
         .find(|gpu_node| gpu_node.name_any() == args.node);
     let Some(gpu_node) = gpu_node else {
         anyhow::bail!(
-            "show the links of node {}: no GPU is reported there; `kubectl gpunode status` lists the nodes with GPUs",
+            "show the links of node {}: no agent reports a GPU there; list GPU nodes with `kubectl gpunode status`",
             args.node
         )
     };

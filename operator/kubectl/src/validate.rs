@@ -1,35 +1,46 @@
-//! `kubectl gpunode validate`: the verdict of the API server and of gpunode's own configuration loader, without a cluster.
+//! `kubectl gpunode validate`: checks policies as the API server and gpunode's configuration loader do, without a cluster.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `source` | reads files, folders and standard input |
+//! | `yaml` | parses documents and remembers the line of each field |
+//! | `scalar` | resolves plain YAML scalars as kubectl does |
+//! | `kinds` | validates each document, layer by layer |
+//! | `schema` | checks an object against its CRD schema and rules |
+//! | `metadata` | checks names, labels and annotations |
+//! | `problem` | a problem of one field |
+//! | `report` | collects and prints the results |
 
+mod kinds;
 mod metadata;
 mod problem;
 mod report;
 mod scalar;
 mod schema;
 mod source;
-mod verdict;
 mod yaml;
 
+pub use kinds::KnownKinds;
 pub use problem::FieldProblem;
 pub use report::{DocumentReport, ValidationResult, print};
 pub use source::{SourceError, SourceText};
-pub use verdict::KnownKinds;
 
 use crate::cli::ValidateArgs;
 use std::{path::PathBuf, process::ExitCode};
 
-/// Validates every file that is named and prints what is wrong.
+/// Validates the named files and prints the problems.
 ///
 /// # Errors
 /// When a file cannot be read or the output cannot be written.
 pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     let mut reports = read(&KnownKinds::new()?, &args.filenames)?;
     for path in &args.agent_configs {
-        reports.extend(source::read(path)?.iter().map(verdict::validate_agent_config));
+        reports.extend(source::read(path)?.iter().map(kinds::validate_agent_config));
     }
     print(&reports, args.output)?;
-    let refused = reports.iter().any(|report| report.verdict == ValidationResult::Invalid);
-    // Who validates nothing has named the wrong files.
-    let nothing = reports.iter().all(|report| report.verdict == ValidationResult::Skipped);
+    let refused = reports.iter().any(|report| report.result == ValidationResult::Invalid);
+    // Without any document to validate, the wrong files were named.
+    let nothing = reports.iter().all(|report| report.result == ValidationResult::Skipped);
     Ok(if refused || nothing {
         ExitCode::FAILURE
     } else {
@@ -37,7 +48,7 @@ pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// A report on each document of some files.
+/// Validates each document of some files.
 pub(crate) fn read(kinds: &KnownKinds, paths: &[PathBuf]) -> Result<Vec<DocumentReport>, SourceError> {
     let mut reports = Vec::new();
     for path in paths {

@@ -37,7 +37,7 @@ fn verdicts(contents: &str) -> Vec<(ValidationResult, Vec<String>)> {
     let shown = |problem: &FieldProblem| format!("{} {}", problem.line.unwrap_or_default(), problem.path);
     reports
         .iter()
-        .map(|report| (report.verdict, report.problems.iter().map(shown).collect()))
+        .map(|report| (report.result, report.problems.iter().map(shown).collect()))
         .collect()
 }
 
@@ -195,7 +195,7 @@ fn a_slip_in_a_fixed_value_is_told_the_right_one() {
     );
     assert_eq!(
         words("{nodeSelector: {}, mode: DryRun}"),
-        ["spec.mode: \"DryRun\" is not supported; supported are Enforce, Preview, Paused"]
+        ["spec.mode: \"DryRun\" is not supported; supported values: Enforce, Preview, Paused"]
     );
     let sharing = "{strategy: Timeslicing, replicas: 4}";
     assert_eq!(
@@ -237,9 +237,13 @@ fn what_matches_no_pattern_is_told_in_words_what_is_meant() {
     assert_eq!(
         resource("name: a.b/c, devices: {products: [Tesla V100]}"),
         [format!(
-            "{path}.devices.products[0]: \"Tesla V100\" is no glob on a product in label form, such as `Tesla-V100*`; it does not match ^[-A-Za-z0-9_.*?]+$"
+            "{path}.devices.products[0]: \"Tesla V100\" is not a glob for product names, such as `Tesla-V100*`; it does not match ^[-A-Za-z0-9_.*?]+$"
         )]
     );
     let label = words("{nodeSelector: {matchLabels: {a.b/pool: '-'}}, labels: {a.b/c: 'x y'}}").join("\n");
-    assert_eq!(label.matches("is no value of a label or taint").count(), 2, "{label}");
+    assert_eq!(
+        label.matches("is not a valid label or taint value").count(),
+        2,
+        "{label}"
+    );
 }

@@ -26,7 +26,7 @@ fn verdicts(folder: &str) -> Vec<(String, ValidationResult, Vec<String>)> {
     reports
         .map(|it| {
             let paths = it.problems.into_iter().map(|problem| problem.path).collect();
-            (it.name.unwrap_or_default(), it.verdict, paths)
+            (it.name.unwrap_or_default(), it.result, paths)
         })
         .collect()
 }

@@ -22,21 +22,21 @@ pub async fn connect(args: &ClusterArgs) -> anyhow::Result<Client> {
     };
     let mut config = match (&args.kubeconfig, &args.context) {
         (Some(path), _) => {
-            let file = Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
+            let file = Kubeconfig::read_from(path).with_context(|| format!("read kubeconfig {}", path.display()))?;
             Config::from_custom_kubeconfig(file, &options)
                 .await
-                .with_context(|| format!("use {}", path.display()))?
+                .with_context(|| format!("use kubeconfig {}", path.display()))?
         }
         (None, Some(context)) => Config::from_kubeconfig(&options)
             .await
             .with_context(|| format!("use context {context}"))?,
         (None, None) => Config::infer()
             .await
-            .context("find a cluster; name one with --kubeconfig or $KUBECONFIG")?,
+            .context("find a cluster (name a kubeconfig with --kubeconfig or $KUBECONFIG)")?,
     };
     config.connect_timeout = Some(TIMEOUT);
     config.read_timeout = Some(TIMEOUT);
-    // A person waits for the answer and can ask again.
+    // A person is waiting and can run the command again.
     config.default_retry = false;
-    Client::try_from(config).context("prepare the connection to the cluster")
+    Client::try_from(config).context("connect to the cluster")
 }

@@ -14,26 +14,26 @@ const PAGE: u32 = 500;
 /// Most pages of a list: half a million objects are more than any cluster has nodes.
 const MAX_PAGES: usize = 1000;
 
-/// The objects of a kind.
+/// The objects of a kind, and those that cannot be read.
 #[derive(Debug)]
 pub struct ListedObjects<K> {
-    /// Those that can be read; without their status where only that cannot.
+    /// Readable objects. One whose status alone is unreadable is here without it.
     pub objects: Vec<K>,
-    /// What cannot be read.
+    /// Unreadable objects and statuses.
     pub unreadable: Vec<UnreadableObject>,
 }
 
-/// An object that cannot be read, or its status.
+/// An object that cannot be read, or whose status cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnreadableObject {
     pub kind: String,
     pub name: String,
-    /// What cannot be read, why, and what to do.
+    /// The part that cannot be read, the reason, and what to do.
     pub message: String,
 }
 
-/// Every object of a kind. One that cannot be read says nothing about the others, so it fails nothing.
+/// Lists every object of a kind. An object that cannot be read does not fail the list.
 ///
 /// # Errors
 /// When the cluster cannot be reached, forbids the list, or does not know the kind.
@@ -44,7 +44,7 @@ where
     list_some(client, ListParams::default()).await
 }
 
-/// The objects of a kind that `params` selects.
+/// Lists the objects of a kind that `params` selects.
 ///
 /// # Errors
 /// As of [`list`].
@@ -80,7 +80,7 @@ impl<K> Default for ListedObjects<K> {
 }
 
 impl<K: Resource<DynamicType = ()> + DeserializeOwned> ListedObjects<K> {
-    /// Counts an object in.
+    /// Adds an object.
     pub fn add(&mut self, mut object: DynamicObject) {
         let (kind, name) = (K::kind(&()).into_owned(), object.name_any());
         let error = match parse(&object) {
@@ -95,13 +95,13 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> ListedObjects<K> {
                 self.objects.push(object);
                 format!("its status cannot be read: {error}; {}", remedy(&kind, &name))
             }
-            Err(error) => format!("it cannot be read: {error}; `kubectl get {kind} {name} -o yaml` shows it"),
+            Err(error) => format!("it cannot be read: {error}; see `kubectl get {kind} {name} -o yaml`"),
         };
         self.unreadable.push(UnreadableObject { kind, name, message });
     }
 }
 
-/// Says on standard error what cannot be read.
+/// Prints an unreadable object on standard error.
 #[allow(clippy::print_stderr, reason = "a command line program")]
 pub fn warn(object: &UnreadableObject) {
     anstream::eprintln!(
@@ -116,12 +116,12 @@ fn parse<K: DeserializeOwned>(object: &DynamicObject) -> serde_json::Result<K> {
     serde_json::from_value(serde_json::to_value(object)?)
 }
 
-/// Who is to write the status of a kind again. A policy is not deleted for it: that would empty its nodes.
+/// Returns the step that repairs a status. Deleting a policy is none: that would remove its labels from the nodes.
 fn remedy(kind: &str, name: &str) -> String {
     match kind {
-        "GpuNode" => "delete the GpuNode, the agent writes it again".to_owned(),
-        "GpuNodePolicy" => format!("correct it with `kubectl edit {kind} {name} --subresource=status`"),
-        _ => format!("`kubectl get {kind} {name} -o yaml` shows it"),
+        "GpuNode" => "delete the GpuNode and the agent writes it again".to_owned(),
+        "GpuNodePolicy" => format!("fix it with `kubectl edit {kind} {name} --subresource=status`"),
+        _ => format!("see `kubectl get {kind} {name} -o yaml`"),
     }
 }
 
@@ -178,7 +178,7 @@ mod tests {
         let message = &listed.unreadable[0].message;
         assert!(message.starts_with("its status cannot be read: "), "{message}");
         assert!(
-            message.ends_with("; delete the GpuNode, the agent writes it again"),
+            message.ends_with("; delete the GpuNode and the agent writes it again"),
             "{message}"
         );
     }

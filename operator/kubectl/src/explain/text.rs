@@ -1,18 +1,19 @@
-//! An explanation for people.
+//! An explanation as tables for people.
 
 use crate::{
     cluster::UnreadableObject,
     configuration,
-    output::{TableCell, plain, style, table},
+    output::{NO_POLICY, TableCell, plain, style, table},
 };
 use gpunode_crds::Configuration;
 use gpunode_plan::{EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, PolicyMatch};
 use std::fmt::Write as _;
 
-/// Characters of a configuration hash that are shown.
+/// Characters shown of a configuration hash.
 const HASH: usize = 12;
 
-/// Tables of the policies and of what they want, then what cannot be read. `config` is the configuration of the node.
+/// Returns a table of policies and one of what they set, then the configuration and the unreadable objects. `config` is the
+/// configuration of the node.
 pub fn explanation(
     explanation: &Explanation,
     config: Option<&Configuration>,
@@ -24,13 +25,13 @@ pub fn explanation(
         let _ = writeln!(text, "{paint}{}{paint:#}\n", plain(hold));
     }
     if explanation.policies.is_empty() {
-        text.push_str("no GpuNodePolicy yet: write one and see what it would do with `kubectl gpunode plan -f FILE`\n");
+        let _ = writeln!(text, "{NO_POLICY}");
     } else {
         let rows: Vec<_> = explanation.policies.iter().map(verdict).collect();
         text.push_str(&table(["POLICY", "PRIORITY", "MODE", "MATCHES", "WHY"], &rows));
     }
     if explanation.entries.is_empty() {
-        let _ = writeln!(text, "\nnothing on node {} is gpunode's", plain(&explanation.node));
+        let _ = writeln!(text, "\ngpunode manages nothing on node {}", plain(&explanation.node));
     } else {
         let rows: Vec<_> = explanation.entries.iter().map(entry).collect();
         let _ = write!(
@@ -68,7 +69,7 @@ fn verdict(policy: &PolicyMatch) -> [TableCell; 5] {
     let why = match (&policy.mismatch, &policy.problem) {
         (Some(mismatch), _) => mismatch.clone(),
         (None, Some(problem)) => problem.clone(),
-        (None, None) if policy.governs => "its device plugin runs on the node".to_owned(),
+        (None, None) if policy.governs => "its device plugin runs on this node".to_owned(),
         (None, None) => String::new(),
     };
     let matches = match (&policy.mismatch, &policy.problem) {
@@ -102,7 +103,7 @@ fn entry(entry: &ExplanationEntry) -> [TableCell; 5] {
         }
         EntrySource::Gpunode { why } => (format!("gpunode: {why}"), ""),
         EntrySource::Facts => ("GPU facts".to_owned(), ""),
-        EntrySource::Nobody => ("nobody any more".to_owned(), ""),
+        EntrySource::Nobody => ("no policy any more".to_owned(), ""),
     };
     let overrides = entry.overrides.iter().map(|it| {
         let value = if entry.kind == EntryKind::Configuration {
@@ -148,11 +149,11 @@ fn state(entry: &ExplanationEntry) -> TableCell {
             TableCell::new(format!("in place, taken over from \"{before}\""), style::GOOD)
         }
         (EntryState::InPlace, _) => TableCell::new("in place", style::GOOD),
-        (EntryState::Pending, _) => TableCell::new("is written next", style::WAITING),
-        (EntryState::Leaving, _) => TableCell::new("is taken away next", style::WAITING),
-        (EntryState::Foreign, _) => TableCell::new("there already, written by somebody else", style::PLAIN),
+        (EntryState::Pending, _) => TableCell::new("to be written", style::WAITING),
+        (EntryState::Leaving, _) => TableCell::new("to be removed", style::WAITING),
+        (EntryState::Foreign, _) => TableCell::new("already set by another writer", style::PLAIN),
         (EntryState::Conflict { message }, _) => TableCell::new(message.as_str(), style::BAD),
-        (EntryState::Held, _) => TableCell::new("the node is left as it is", style::BAD),
+        (EntryState::Held, _) => TableCell::new("node left unchanged", style::BAD),
     }
 }
 
@@ -216,12 +217,12 @@ mod tests {
 
         WHAT                                 FROM                                          FIELD                               OVERRIDES               STATE
         label accelerator=v100               v100 (100)                                    spec.labels[accelerator]            -                       label accelerator is "theirs", not "v100"
-        label gpunode.dev/governed=true      gpunode: it places the agent of policy v100   -                                   -                       is written next
-        label gpunode.dev/policy.v100=true   gpunode: it places the agent of policy v100   -                                   -                       is written next
-        label old=1                          nobody any more                               -                                   -                       is taken away next
+        label gpunode.dev/governed=true      gpunode: it places the agent of policy v100   -                                   -                       to be written
+        label gpunode.dev/policy.v100=true   gpunode: it places the agent of policy v100   -                                   -                       to be written
+        label old=1                          no policy any more                            -                                   -                       to be removed
         label tier=reserved                  v100 (100)                                    spec.labels[tier]                   "standard" of all (0)   in place
-        taint dedicated:NoSchedule           all (0)                                       spec.taints[dedicated:NoSchedule]   -                       there already, written by somebody else
-        configuration ca3d163bab05           v100 (100)                                    spec.devicePlugin                   -                       is written next
+        taint dedicated:NoSchedule           all (0)                                       spec.taints[dedicated:NoSchedule]   -                       already set by another writer
+        configuration ca3d163bab05           v100 (100)                                    spec.devicePlugin                   -                       to be written
 
         CONFIGURATION 0123456789ab of policy v100
         nvidia.com/gpu: 4 replicas per GPU (TimeSlicing)
@@ -231,11 +232,11 @@ mod tests {
     #[test]
     fn a_cluster_without_policies_is_explained_too() {
         insta::assert_snapshot!(shown(&[]), @r"
-        no GpuNodePolicy yet: write one and see what it would do with `kubectl gpunode plan -f FILE`
+        no GpuNodePolicy exists yet; write one and preview it with `kubectl gpunode plan -f FILE`
 
-        WHAT                  FROM              FIELD   OVERRIDES   STATE
-        label old=1           nobody any more   -       -           is taken away next
-        label tier=reserved   nobody any more   -       -           is taken away next
+        WHAT                  FROM                 FIELD   OVERRIDES   STATE
+        label old=1           no policy any more   -       -           to be removed
+        label tier=reserved   no policy any more   -       -           to be removed
 
         CONFIGURATION 0123456789ab of policy v100
         nvidia.com/gpu: 4 replicas per GPU (TimeSlicing)

@@ -7,12 +7,12 @@ use std::io::{self, IsTerminal, Write};
 /// Prints `value` for programs, or `text` for people.
 ///
 /// # Errors
-/// When standard output cannot be written. A reader that has left, such as `head`, is no error.
+/// When standard output cannot be written. A reader that closes early, such as `head`, is no error.
 pub fn print<T: Serialize>(format: OutputFormat, value: &T, text: impl FnOnce() -> String) -> io::Result<()> {
     write(&render(format, value, text)?)
 }
 
-/// `value` for programs, or `text` for people.
+/// Returns `value` for programs, or `text` for people.
 ///
 /// # Errors
 /// When `value` has no form in JSON or YAML.
@@ -32,7 +32,7 @@ pub fn write(text: &str) -> io::Result<()> {
     write_to_reader(text).map(drop)
 }
 
-/// Writes a text; whether the reader is still there.
+/// Writes a text. Returns false when the reader has closed its end.
 ///
 /// # Errors
 /// As of [`print`].
@@ -45,12 +45,12 @@ pub fn write_to_reader(text: &str) -> io::Result<bool> {
     }
 }
 
-/// Whether standard output is a terminal on which lines can be written anew.
+/// Returns true where standard output is a terminal that can rewrite lines.
 pub fn is_screen() -> bool {
     io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
 }
 
-/// Steers the terminal, also where NO_COLOR is set. Where it cannot be written, nothing is to be seen either.
+/// Writes a control sequence to the terminal, even with NO_COLOR. Errors are ignored.
 pub fn control(sequence: &str) {
     let mut out = io::stdout().lock();
     let _ = out.write_all(sequence.as_bytes()).and_then(|()| out.flush());

@@ -2,13 +2,13 @@
 
 use anstyle::{AnsiColor, Style};
 
-/// As it should be.
+/// Healthy, or done.
 pub const GOOD: Style = AnsiColor::Green.on_default();
-/// On its way.
+/// In progress.
 pub const WAITING: Style = AnsiColor::Yellow.on_default();
-/// Needs somebody.
+/// Needs attention.
 pub const BAD: Style = AnsiColor::Red.on_default();
-/// Headings.
+/// Heading of a table or section.
 pub const HEADING: Style = Style::new().bold();
-/// As it is.
+/// Plain text.
 pub const PLAIN: Style = Style::new();

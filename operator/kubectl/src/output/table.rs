@@ -3,7 +3,7 @@
 use super::{style, words::plain};
 use std::fmt::Write as _;
 
-/// One cell of a table.
+/// A cell of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableCell {
     text: String,
@@ -11,7 +11,7 @@ pub struct TableCell {
 }
 
 impl TableCell {
-    /// A cell in a style; escape sequences in its text are removed.
+    /// Creates a cell. Escape sequences in its text are removed; an empty text becomes `-`.
     pub fn new(text: impl Into<String>, style: anstyle::Style) -> Self {
         let text = plain(&text.into());
         Self {
@@ -27,14 +27,14 @@ impl<T: Into<String>> From<T> for TableCell {
     }
 }
 
-/// Rows below a heading, in columns as wide as their widest cell and three spaces apart, as kubectl has them.
+/// Formats rows below a heading, in columns as wide as their widest cell and three spaces apart, like kubectl.
 pub fn table<const COLUMNS: usize>(heading: [&str; COLUMNS], rows: &[[TableCell; COLUMNS]]) -> String {
     let heading = heading.map(|text| TableCell::new(text, style::HEADING));
     let rows = rows.iter().map(<[TableCell; COLUMNS]>::as_slice);
     grid(&std::iter::once(heading.as_slice()).chain(rows).collect::<Vec<_>>())
 }
 
-/// Rows of as many cells each as the first one has, in columns as those of a [`table`].
+/// Formats rows with as many cells as the first one, in columns like those of a [`table`].
 pub fn grid(rows: &[&[TableCell]]) -> String {
     let columns = rows.first().map_or(0, |row| row.len());
     let widths: Vec<usize> = (0..columns)

@@ -1,8 +1,11 @@
-//! Parts of sentences that several subcommands share.
+//! Text that several subcommands share.
 
 use gpunode_plan::NearestNode;
 
-/// `1 node`, `2 nodes`.
+/// Printed where the cluster has no policy.
+pub const NO_POLICY: &str = "no GpuNodePolicy exists yet; write one and preview it with `kubectl gpunode plan -f FILE`";
+
+/// Returns `1 node` or `2 nodes`.
 pub fn plural(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
@@ -19,17 +22,17 @@ pub fn named<S: AsRef<str>>(names: impl IntoIterator<Item = S>, most: usize) -> 
     }
 }
 
-/// Why a policy matches no node.
+/// Says which node a policy comes nearest to matching, and what fails there.
 pub fn nearest_in_words(nearest: &NearestNode) -> String {
     let others = match nearest.others {
         0 => String::new(),
-        others => format!(", and {} as near", plural(others, "other node is", "other nodes are")),
+        others => format!(" (and {} as near)", plural(others, "other", "others")),
     };
-    format!("nearest is node {}{others}: {}", nearest.node, nearest.why.join("; "))
+    format!("nearest node: {}{others}: {}", nearest.node, nearest.why.join("; "))
 }
 
-/// Words of others, such as a status, made safe for a terminal: on one line, and without escape sequences and characters
-/// that change the order of what is read (Unicode's bidirectional controls).
+/// Makes foreign text, such as a status, safe for a terminal: one line, no escape sequences, and no characters that change
+/// the reading order (Unicode's bidirectional controls).
 pub fn plain(text: &str) -> String {
     let turns = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let stripped = anstream::adapter::strip_str(text).to_string();

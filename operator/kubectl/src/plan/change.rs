@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// One difference.
+/// One difference between a node as it is and as it would be.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedChange {
@@ -33,12 +33,12 @@ pub enum ChangeSubject {
     Taint,
     /// Name of the policy whose device plugin runs on the node.
     Governing,
-    /// What is offered under the name of a resource, in words.
+    /// Description of a resource.
     Resource,
     /// A setting of the agent configuration that is not its default.
     Setting,
     /// Hash of the agent configuration.
     Configuration,
-    /// Image of the agent; the value `default` is the one that the operator was installed with.
+    /// Image of the agent; `default` stands for the image that the operator was installed with.
     Image,
 }

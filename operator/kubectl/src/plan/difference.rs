@@ -1,4 +1,4 @@
-//! The difference that policies make: each node as the cluster's policies leave it, and as it would be with others. Pure.
+//! The difference that policies make: each node with the cluster's policies, and with others. Pure.
 
 use super::{
     change::{ChangeAction, ChangeSubject, PlannedChange},
@@ -14,21 +14,21 @@ use kube::ResourceExt;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What applying policies would change.
+/// The changes of applying or deleting policies.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterPlan {
-    /// The policies of the files, by name, then those that are to be deleted.
+    /// The policies of the files, by name, then the deleted ones.
     pub policies: Vec<PlannedPolicy>,
-    /// Every node that would change, or where something would be in the way; by name.
+    /// Every node that would change or has an obstacle, by name.
     pub nodes: Vec<PlannedNode>,
     /// Nodes that would stay as they are.
     pub unchanged: usize,
-    /// What could not be read and may plan differently.
+    /// Unreadable objects, which could change the plan.
     pub unreadable: Vec<UnreadableObject>,
 }
 
-/// What becomes of one policy.
+/// One policy of a plan.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedPolicy {
@@ -36,35 +36,35 @@ pub struct PlannedPolicy {
     pub action: ChangeAction,
     /// Nodes that it matches, or matched.
     pub matched: usize,
-    /// Where it matches none: the node that it matches least badly.
+    /// The node that it comes nearest to matching, where it matches none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nearest: Option<NearestNode>,
-    /// It is in mode Preview, and planned as if it were in force.
+    /// True in mode Preview, where the policy is planned as if it were enforced.
     pub preview: bool,
 }
 
-/// What becomes of one node.
+/// One node of a plan.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedNode {
     pub name: String,
     pub changes: Vec<PlannedChange>,
-    /// What would be in the way and is not now.
+    /// New obstacles.
     pub obstacles: Vec<String>,
-    /// What each resource would have of this node's devices, in the order of the policy; only where that is decided anew.
+    /// Count of each resource, in the order of the policy; only where the configuration changes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub offers: Vec<ResourceForecast>,
-    /// What is not known of the devices there.
+    /// Limits of the plan, and temporary states.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// What running pods would notice.
+    /// Changes that disrupt running pods.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disruptions: Vec<String>,
 }
 
 impl ClusterPlan {
-    /// The plan for the policies `wanted`, which take the place of those of the same name, and without those that are
-    /// `deleted`. Wanted ones in mode Preview are planned as if they were in force.
+    /// Plans the policies `wanted`, which replace those of the same name, and the deletion of `deleted`. Wanted policies in
+    /// mode Preview are planned as if they were enforced.
     ///
     /// # Errors
     /// When the planner's own patch does not fit its node, which is a fault of this program.
@@ -143,7 +143,7 @@ impl ClusterPlan {
 }
 
 impl ClusterPlan {
-    /// Whether somebody had better look before this is applied: running pods would notice, or something would be in the way.
+    /// Returns true where running pods would be disrupted or a node has a new obstacle.
     pub fn is_disruptive(&self) -> bool {
         self.nodes
             .iter()
@@ -190,9 +190,9 @@ fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode) -
     }
 }
 
-/// By kind; resources in the order of the policy, those that go last. What is about to happen to the node as it is without
-/// new policies is none of them; what the old ones wanted and never came about, such as behind a rollout that stopped, is not
-/// taken for what the node has.
+/// Returns the changes by subject, resources in the order of the policy and removed ones last. A change that the cluster's
+/// own policies are about to make is left out. A configuration that never came into force, such as behind a stopped rollout,
+/// does not count as the node's state.
 fn changes(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode) -> Vec<PlannedChange> {
     let keys: BTreeSet<_> = [live, before, after]
         .into_iter()

@@ -1,19 +1,19 @@
-//! What running pods would notice of the changes on one node; `plan` ends with exit code 2 then. Pure.
+//! Changes that disrupt running pods on one node, with which `plan` ends with exit code 2. Pure.
 //!
-//! - A taint with the effect NoExecute is added or changed: pods that do not tolerate it are evicted.
-//! - A device that containers hold is to have another resource, sharing or id: it keeps its present offer until they are gone,
-//!   and what queues for the new one waits until then.
-//! - The device plugin leaves the node while containers hold devices: nothing counts what they hold any more.
+//! - A taint with the effect NoExecute is added or changed: it evicts pods that do not tolerate it.
+//! - A device that containers hold gets another resource, sharing or id: it stays as it is until they end, and pods that
+//!   request the new resource wait until then.
+//! - The device plugin is removed from the node while containers hold devices: nothing counts those devices any more.
 
 use super::change::{ChangeAction, ChangeSubject, PlannedChange};
-use crate::output::plural;
+use crate::output::named;
 use gpunode_crds::GpuNode;
 use std::collections::BTreeSet;
 
-/// Most pods that are named.
+/// Most pods named.
 const MAX_PODS: usize = 3;
 
-/// What running pods would notice. `waiting` says which devices keep their present offer, and for whom.
+/// Returns the disruptions. `waiting` says which devices stay unchanged, and for which pods.
 pub fn disruptions(changes: &[PlannedChange], waiting: Vec<String>, gpu_node: Option<&GpuNode>) -> Vec<String> {
     changes
         .iter()
@@ -26,34 +26,26 @@ fn disruption(change: &PlannedChange, gpu_node: Option<&GpuNode>) -> Option<Stri
     let key = change.key.as_deref().unwrap_or_default();
     match (change.what, change.action) {
         (ChangeSubject::Taint, ChangeAction::Add | ChangeAction::Change) if key.ends_with(":NoExecute") => {
-            Some(format!("taint {key} evicts the pods that do not tolerate it"))
+            Some(format!("taint {key} evicts pods that do not tolerate it"))
         }
         (ChangeSubject::Governing, ChangeAction::Remove) => {
-            Some(format!("the device plugin leaves while {}", holders(gpu_node?)?))
+            Some(format!("the device plugin is removed while {}", holders(gpu_node?)?))
         }
         _ => None,
     }
 }
 
-/// Who holds devices, if anybody does.
+/// Says which pods hold devices, if any.
 fn holders(gpu_node: &GpuNode) -> Option<String> {
     let holders = gpu_node.status.as_ref()?.holders.iter();
     let pods: BTreeSet<String> = holders
         .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
         .collect();
-    let named: Vec<&str> = pods.iter().take(MAX_PODS).map(String::as_str).collect();
-    let more = pods.len().saturating_sub(MAX_PODS);
-    let more = if more == 0 {
-        String::new()
-    } else {
-        format!(" and {}", plural(more, "other pod", "other pods"))
-    };
-    let hold = if pods.len() == 1 {
-        "holds a device"
-    } else {
-        "hold devices"
-    };
-    (!pods.is_empty()).then(|| format!("{}{more} {hold}", named.join(", ")))
+    match pods.len() {
+        0 => None,
+        1 => Some(format!("pod {} holds a device", named(&pods, MAX_PODS))),
+        _ => Some(format!("pods {} hold devices", named(&pods, MAX_PODS))),
+    }
 }
 
 #[cfg(test)]
@@ -88,18 +80,18 @@ mod tests {
         let cases = [
             (
                 change(Add, Taint, "t:NoExecute"),
-                Some("taint t:NoExecute evicts the pods that do not tolerate it"),
+                Some("taint t:NoExecute evicts pods that do not tolerate it"),
             ),
             (
                 change(Changed, Taint, "t:NoExecute"),
-                Some("taint t:NoExecute evicts the pods that do not tolerate it"),
+                Some("taint t:NoExecute evicts pods that do not tolerate it"),
             ),
             (change(Remove, Taint, "t:NoExecute"), None),
             (change(Add, Taint, "t:NoSchedule"), None),
             (change(Add, Label, "x"), None),
             (
                 change(Remove, Governing, ""),
-                Some("the device plugin leaves while team/p holds a device"),
+                Some("the device plugin is removed while pod team/p holds a device"),
             ),
             (change(Changed, Governing, ""), None),
             (change(Changed, Image, ""), None),
@@ -125,7 +117,7 @@ mod tests {
     fn many_pods_are_counted() {
         let change = change(ChangeAction::Remove, ChangeSubject::Governing, "");
         let text = disruption(&change, Some(&gpu_node(&["p1", "p2", "p2", "p3", "p4", "p5"])));
-        let expected = "the device plugin leaves while team/p1, team/p2, team/p3 and 2 other pods hold devices";
+        let expected = "the device plugin is removed while pods team/p1, team/p2, team/p3 and 2 more hold devices";
         assert_eq!(text.as_deref(), Some(expected));
     }
 }

@@ -1,7 +1,7 @@
-//! What a changed configuration makes of the devices of one node, by the function that the agent uses. Pure.
+//! The effect of a new configuration on the devices of one node, computed with the agent's own function. Pure.
 
 use super::simulation::configuration_of;
-use crate::output::plural;
+use crate::output::{named, plural};
 use gpunode_config::{AgentConfig, ResourceConfig};
 use gpunode_crds::{GpuNode, GpuNodeStatus};
 use gpunode_gpu::{DesiredDevice, DesiredDevices, Device, DeviceSharing, desired_devices};
@@ -9,36 +9,35 @@ use gpunode_plan::inventory;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most pods that are named for one group of devices.
+/// Most pods named for one group of devices.
 const MAX_PODS: usize = 3;
 
-/// What a resource would have on a node.
+/// The count of a resource on a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceForecast {
-    /// Name that pods ask for.
+    /// Name that pods request.
     pub resource: String,
-    /// Its shares by the configuration as it is: whole devices, replicas or units.
+    /// Shares with the current configuration: whole devices, replicas or units.
     pub now: u64,
-    /// Its shares by the configuration as it would be.
+    /// Shares with the new configuration.
     pub then: u64,
-    /// How `then` comes about.
+    /// The sum that gives `then`, such as `2 GPUs x 4 replicas = 8`.
     pub words: String,
 }
 
-/// What a new configuration does on a node.
+/// The effect of a new configuration on a node's devices.
 #[derive(Debug, Default)]
 pub struct DeviceForecast {
     pub offers: Vec<ResourceForecast>,
     pub notes: Vec<String>,
-    /// Held devices that are to be something else.
+    /// Held devices that stay unchanged until their pods end.
     pub waiting: Vec<String>,
-    /// What would be in the way: the agent would refuse the configuration or could not offer all of it, or nothing would be
-    /// left to be offered.
+    /// Obstacles: the agent would reject the configuration, could not advertise all of it, or would advertise nothing.
     pub obstacles: Vec<String>,
 }
 
-/// What changes between the configurations of a node as it is and as it would be.
+/// Compares the configurations of a node as it is and as it would be.
 pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceForecast {
     let Some(config) = after.and_then(configuration_of) else {
         return DeviceForecast::default();
@@ -47,7 +46,7 @@ pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceForeca
         .and_then(|before| before.status.as_ref())
         .filter(|status| !status.gpus.is_empty())
     else {
-        let unknown = "the GPUs of this node are not known yet, so what it would offer is not counted";
+        let unknown = "the GPUs of this node are not known yet, so its resources are not counted";
         return DeviceForecast {
             notes: vec![unknown.to_owned()],
             ..DeviceForecast::default()
@@ -61,7 +60,7 @@ pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceForeca
     let then = match desired_devices(&inventory, &config) {
         Ok(then) => then,
         Err(error) => {
-            let refused = format!("the agent would refuse this configuration: {error}");
+            let refused = format!("the agent would reject this configuration: {error}");
             return DeviceForecast {
                 obstacles: vec![refused, fails(before)],
                 ..DeviceForecast::default()
@@ -71,7 +70,7 @@ pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceForeca
     let missing = status.gpus.len() - inventory.gpus.len();
     let missing = (missing > 0).then(|| {
         format!(
-            "{} missing now and not counted",
+            "{} missing and not counted",
             plural(missing, "GPU of this node is", "GPUs of this node are")
         )
     });
@@ -82,7 +81,7 @@ pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceForeca
     }
     if then.devices.is_empty() && !now.devices.is_empty() {
         let count = plural(now.devices.len(), "device", "devices");
-        obstacles.push(format!("the node would offer nothing any more (now {count})"));
+        obstacles.push(format!("the node would no longer advertise any device (now {count})"));
     }
     DeviceForecast {
         offers: offers(&config, &now, &then),
@@ -92,19 +91,19 @@ pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceForeca
     }
 }
 
-/// What an agent that cannot put all of its configuration in force does to the policy. A node that works stops a rollout; one
+/// Says how a node that cannot apply its configuration affects the rollout. A node that works now stops the rollout; a node
 /// with its first configuration does not.
 fn fails(node: Option<&GpuNode>) -> String {
     let works = node.and_then(configuration_of).is_some();
     if works {
-        "the node would fail, and the rollout stop there"
+        "the node would fail and stop the rollout"
     } else {
         "the node would fail"
     }
     .to_owned()
 }
 
-/// In the order of the policy; then what MIG devices are by default.
+/// Returns the resources in the order of the policy, then the default resources of MIG devices.
 fn offers(config: &AgentConfig, now: &DesiredDevices, then: &DesiredDevices) -> Vec<ResourceForecast> {
     let mut names: Vec<String> = config
         .effective_resources()
@@ -117,8 +116,8 @@ fn offers(config: &AgentConfig, now: &DesiredDevices, then: &DesiredDevices) -> 
         }
     }
     let offer = |resource: String| {
-        let (words, count) = (words(&resource, then), |wanted| {
-            devices_of(&resource, wanted).map(shares).sum()
+        let (words, count) = (words(&resource, then), |desired| {
+            devices_of(&resource, desired).map(shares).sum()
         });
         ResourceForecast {
             now: count(now),
@@ -130,8 +129,8 @@ fn offers(config: &AgentConfig, now: &DesiredDevices, then: &DesiredDevices) -> 
     names.into_iter().map(offer).collect()
 }
 
-fn devices_of<'a>(resource: &str, wanted: &'a DesiredDevices) -> impl Iterator<Item = &'a DesiredDevice> {
-    wanted
+fn devices_of<'a>(resource: &str, desired: &'a DesiredDevices) -> impl Iterator<Item = &'a DesiredDevice> {
+    desired
         .devices
         .iter()
         .filter(move |device| device.assignment.resource == resource)
@@ -141,10 +140,10 @@ fn shares(device: &DesiredDevice) -> u64 {
     u64::from(device.assignment.sharing.shares())
 }
 
-/// Such as `3 GPUs x 4 replicas = 12`.
-fn words(resource: &str, wanted: &DesiredDevices) -> String {
+/// Returns a sum such as `3 GPUs x 4 replicas = 12`.
+fn words(resource: &str, desired: &DesiredDevices) -> String {
     let mut groups: Vec<(&DesiredDevice, usize)> = Vec::new();
-    for device in devices_of(resource, wanted) {
+    for device in devices_of(resource, desired) {
         let like = |of: &DesiredDevice| (of.device.mig.is_some(), of.assignment.sharing);
         match groups.iter_mut().find(|(first, _)| like(first) == like(device)) {
             Some((_, count)) => *count += 1,
@@ -170,26 +169,26 @@ fn words(resource: &str, wanted: &DesiredDevices) -> String {
     };
     let is_plain = matches!(groups.as_slice(), [(first, _)] if first.assignment.sharing == DeviceSharing::Whole);
     match groups.as_slice() {
-        [] if wanted
+        [] if desired
             .problems
             .iter()
             .any(|problem| problem.message.starts_with(&format!("offer {resource}: "))) =>
         {
             "nothing".to_owned()
         }
-        [] => "nothing: no device is left here that it selects".to_owned(),
+        [] => "nothing: no remaining device matches its selector".to_owned(),
         _ if is_plain => groups.iter().map(group).collect(),
         _ => {
-            let total: u64 = devices_of(resource, wanted).map(shares).sum();
+            let total: u64 = devices_of(resource, desired).map(shares).sum();
             format!("{} = {total}", groups.iter().map(group).collect::<Vec<_>>().join(" + "))
         }
     }
 }
 
-/// Devices that somebody holds, and that are to be something else.
+/// Describes the held devices that would change, and the pods that hold them.
 fn waiting(status: &GpuNodeStatus, now: &DesiredDevices, then: &DesiredDevices) -> Vec<String> {
-    let becomes = |uuid: &str, wanted: &DesiredDevices| {
-        wanted
+    let becomes = |uuid: &str, desired: &DesiredDevices| {
+        desired
             .devices
             .iter()
             .find(|of| of.device.uuid == uuid)
@@ -212,7 +211,7 @@ fn waiting(status: &GpuNodeStatus, now: &DesiredDevices, then: &DesiredDevices) 
     groups.sort_by_key(|(_, devices)| devices.first().map(|device| device.order()));
     let unseen = status.holders_truncated && then.present.iter().any(|device| differs(&device.uuid));
     let unseen =
-        unseen.then(|| "not every pod that holds a device of this node is known, so more devices may wait".to_owned());
+        unseen.then(|| "the agent's list of holders is incomplete, so more devices may have to wait".to_owned());
     groups
         .iter()
         .map(|(pods, devices)| note(pods, devices))
@@ -220,33 +219,24 @@ fn waiting(status: &GpuNodeStatus, now: &DesiredDevices, then: &DesiredDevices) 
         .collect()
 }
 
-/// What devices wait for.
+/// Says for which pods a group of devices waits.
 fn note(pods: &BTreeSet<String>, devices: &[&Device]) -> String {
     let names: Vec<_> = devices.iter().map(|device| device.index()).collect();
     let (noun, verb) = match (devices.iter().all(|device| device.mig.is_none()), names.len()) {
-        (true, 1) => ("GPU", "keeps"),
-        (true, _) => ("GPUs", "keep"),
-        (false, 1) => ("device", "keeps"),
-        (false, _) => ("devices", "keep"),
+        (true, 1) => ("GPU", "stays"),
+        (true, _) => ("GPUs", "stay"),
+        (false, 1) => ("device", "stays"),
+        (false, _) => ("devices", "stay"),
     };
-    let more = pods.len().saturating_sub(MAX_PODS);
-    let more = if more > 0 {
-        format!(" and {}", plural(more, "other pod", "other pods"))
+    let (pod, end) = if pods.len() == 1 {
+        ("pod", "ends")
     } else {
-        String::new()
+        ("pods", "end")
     };
-    let pods: Vec<_> = pods.iter().take(MAX_PODS).map(String::as_str).collect();
-    let one = devices.len() == 1;
     format!(
-        "{noun} {} {verb} {} present offer until {}{more} {} gone",
+        "{noun} {} {verb} unchanged until {pod} {} {end}",
         names.join(", "),
-        if one { "its" } else { "their" },
-        pods.join(", "),
-        if pods.len() == 1 && more.is_empty() {
-            "is"
-        } else {
-            "are"
-        },
+        named(pods, MAX_PODS)
     )
 }
 

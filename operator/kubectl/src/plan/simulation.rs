@@ -1,4 +1,4 @@
-//! One node and its `GpuNode`, as they are and once a plan is carried out, in memory. Pure.
+//! One node and its `GpuNode` in memory, as they are and after the operator's plan is carried out. Pure.
 
 use super::change::ChangeSubject;
 use crate::configuration;
@@ -11,53 +11,50 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Stands for the image that the operator was installed with, which no object names.
+/// Stands for the image that the operator was installed with; no object names it.
 pub const OPERATORS_IMAGE: &str = "default";
 
-/// A node as it is, or once its plan is carried out.
+/// A node as it is, or after its plan is carried out.
 pub struct SimulatedNode {
     node: Node,
     gpu_node: Option<GpuNode>,
     pub entries: BTreeMap<(ChangeSubject, String), String>,
-    /// The names of its resources in the order of the policy.
+    /// Names of its resources, in the order of the policy.
     pub resources: Vec<String>,
     pub obstacles: BTreeSet<String>,
-    /// The policies that count the node.
+    /// Policies that match the node.
     pub matched: Vec<String>,
-    /// What would be there besides until the agent has followed.
+    /// Labels and taints that are set only until the agent has followed.
     pub meanwhile: BTreeSet<String>,
-    /// Nothing is written to the node, so it stays as it is.
+    /// True where nothing is written to the node.
     pub held: bool,
 }
 
 impl SimulatedNode {
-    /// A node as it is in the cluster, under the policies that are there.
+    /// Takes a node as it is, with the cluster's policies.
     pub fn of(mut node: Node, gpu_node: Option<GpuNode>, policies: &PolicySet) -> Self {
-        // The API server always has both, a file that somebody wrote may not; patches of the planner test the version.
+        // A hand-written file may lack these two fields; the planner's patches test the version.
         node.spec.get_or_insert_default();
         node.metadata.resource_version.get_or_insert_default();
         let configuration = gpu_node.as_ref().and_then(|gpu_node| gpu_node.spec.config.as_ref());
         let governing = configuration.map(|config| config.policy.clone());
-        Self::looking(node, gpu_node, governing.as_deref(), policies)
+        Self::collect(node, gpu_node, governing.as_deref(), policies)
     }
 
-    /// Name of the node.
     pub fn name(&self) -> String {
         self.node.name_any()
     }
 
-    /// The node.
     #[cfg(test)]
     pub fn node(&self) -> &Node {
         &self.node
     }
 
-    /// Its `GpuNode`, where it has one.
     pub fn gpu_node(&self) -> Option<&GpuNode> {
         self.gpu_node.as_ref()
     }
 
-    /// This world once the plan for `policies` is carried out.
+    /// Returns the node after the plan for `policies` is carried out.
     ///
     /// # Errors
     /// When the planner's own patch does not fit the node, which is a fault of this program.
@@ -70,11 +67,11 @@ impl SimulatedNode {
         let meanwhile = meanwhile(&at_once, &node);
         let gpu_node = changed(self.gpu_node.as_ref(), &plan.gpu_node);
         let held = plan.hold.is_some();
-        // On a node that stays as it is, the policy governs that its configuration comes from.
+        // A held node is governed by the policy of its current configuration.
         let world = if held {
             Self::of(node, gpu_node, policies)
         } else {
-            Self::looking(node, gpu_node, plan.governing.as_deref(), policies)
+            Self::collect(node, gpu_node, plan.governing.as_deref(), policies)
         };
         Ok(Self {
             held,
@@ -85,8 +82,8 @@ impl SimulatedNode {
         })
     }
 
-    /// What there is to see where a policy governs.
-    fn looking(node: Node, gpu_node: Option<GpuNode>, governing: Option<&str>, policies: &PolicySet) -> Self {
+    /// Collects the entries of a node that `governing` governs.
+    fn collect(node: Node, gpu_node: Option<GpuNode>, governing: Option<&str>, policies: &PolicySet) -> Self {
         let facts = NodeFacts::of(&node);
         let labels = facts
             .labels
@@ -139,12 +136,12 @@ impl SimulatedNode {
     }
 }
 
-/// The configuration that the operator asks for, where the document can be read.
+/// Returns the configuration of a node's spec, where it can be read.
 pub fn configuration_of(gpu_node: &GpuNode) -> Option<AgentConfig> {
     gpunode_config::load(&gpu_node.spec.config.as_ref()?.document).ok()
 }
 
-/// What a configuration says.
+/// Returns the entries of a configuration.
 fn configured(config: &AgentConfig) -> Vec<((ChangeSubject, String), String)> {
     let resources = configuration::resources(config).into_iter();
     let others = configuration::others(config).into_iter();
@@ -177,16 +174,21 @@ fn changed(gpu_node: Option<&GpuNode>, change: &GpuNodeChange) -> Option<GpuNode
     }
 }
 
-/// Labels and taints that go by themselves.
+/// Describes labels and taints that are set only for a while.
 fn meanwhile(at_once: &Node, then: &Node) -> BTreeSet<String> {
     let (at_once, then) = (NodeFacts::of(at_once), NodeFacts::of(then));
     let labels = at_once.labels.iter().filter(|(key, _)| !then.labels.contains_key(key));
-    let labels = labels.map(|(key, _)| format!("label {key} is there until the new agent has taken over"));
+    let labels = labels.map(|(key, _)| format!("label {key} is set only until the new agent takes over"));
     let taints = at_once
         .taints
         .iter()
         .filter(|taint| !then.taints.iter().any(|kept| kept.id == taint.id));
-    let taints = taints.map(|taint| format!("taint {} is there until what is promised is allocatable", taint.id));
+    let taints = taints.map(|taint| {
+        format!(
+            "taint {} is set only until the promised resources are allocatable",
+            taint.id
+        )
+    });
     labels.chain(taints).collect()
 }
 

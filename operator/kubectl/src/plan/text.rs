@@ -9,10 +9,10 @@ use crate::output::{nearest_in_words, plain, plural, style};
 use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, POLICY_LABEL_PREFIX};
 use std::fmt::Write as _;
 
-/// Characters of a configuration hash that are shown.
+/// Characters shown of a configuration hash.
 const HASH: usize = 12;
 
-/// A diff per node, then a summary.
+/// Returns a diff per node, then the policies and a summary.
 pub fn plan(plan: &ClusterPlan) -> String {
     let mut text = String::new();
     for node in &plan.nodes {
@@ -32,7 +32,7 @@ pub fn plan(plan: &ClusterPlan) -> String {
         }
         for offer in &node.offers {
             let now = if offer.now == offer.then {
-                "as now".to_owned()
+                "unchanged".to_owned()
             } else {
                 format!("now {}", offer.now)
             };
@@ -70,12 +70,12 @@ pub fn plan(plan: &ClusterPlan) -> String {
     for policy in &plan.policies {
         let action = match policy.action {
             ChangeAction::Add => "new",
-            ChangeAction::None => "as it is in the cluster",
+            ChangeAction::None => "unchanged",
             ChangeAction::Change => "changed",
             ChangeAction::Remove => "deleted",
         };
         let preview = if policy.preview {
-            " in mode Preview, shown as if it were in force"
+            " in mode Preview, planned as if enforced"
         } else {
             ""
         };
@@ -94,22 +94,18 @@ pub fn plan(plan: &ClusterPlan) -> String {
     let blocked = plan.nodes.iter().filter(|node| !node.obstacles.is_empty()).count();
     let _ = write!(
         text,
-        "{} would change, {} not",
+        "{} would change, {} would not",
         plural(changing, "node", "nodes"),
         plan.unchanged + plan.nodes.len() - changing
     );
     if blocked > 0 {
-        let _ = write!(
-            text,
-            "; something is in the way on {}",
-            plural(blocked, "node", "nodes")
-        );
+        let _ = write!(text, "; obstacles on {}", plural(blocked, "node", "nodes"));
     }
     let disruptive = plan.nodes.iter().filter(|node| !node.disruptions.is_empty()).count();
     if disruptive > 0 {
         let _ = write!(
             text,
-            "; running pods would notice on {}",
+            "; running pods disrupted on {}",
             plural(disruptive, "node", "nodes")
         );
     }
@@ -117,7 +113,7 @@ pub fn plan(plan: &ClusterPlan) -> String {
     text
 }
 
-/// Whether other changes say for people what this one says for programs.
+/// Returns true where another change says the same in words.
 fn is_said_better(change: &PlannedChange, all: &[PlannedChange]) -> bool {
     let any = |kinds: &[ChangeSubject]| all.iter().any(|change| kinds.contains(&change.what));
     match (change.what, change.key.as_deref()) {
@@ -125,7 +121,7 @@ fn is_said_better(change: &PlannedChange, all: &[PlannedChange]) -> bool {
         (ChangeSubject::Label, Some(key)) if key == GOVERNED_LABEL || key.starts_with(POLICY_LABEL_PREFIX) => {
             any(&[ChangeSubject::Governing])
         }
-        // It comes with a resource, but may stay behind with daemons that are left, and then go by itself.
+        // The label comes with a resource. It goes by itself when its last daemon ends.
         (ChangeSubject::Label, Some(MPS_LABEL)) => any(&[ChangeSubject::Resource]),
         _ => false,
     }
@@ -188,9 +184,9 @@ mod tests {
           + passDeviceSpecs: true
           ~ agent image: the operator's default -> agent:2
             nvidia.com/gpu would have 2 GPUs x 4 replicas = 8 (now 2)
-            example.com/rest would have nothing: no device is left here that it selects (as now)
-          ! disruptive: taint dedicated:NoExecute evicts the pods that do not tolerate it
-          ! disruptive: GPU 1 keeps its present offer until ml/train is gone
+            example.com/rest would have nothing: no remaining device matches its selector (unchanged)
+          ! disruptive: taint dedicated:NoExecute evicts pods that do not tolerate it
+          ! disruptive: GPU 1 stays unchanged until pod ml/train ends
 
         node n2
           - label old=1
@@ -201,22 +197,22 @@ mod tests {
           + resource example.com/rest: whole GPUs
           + passDeviceSpecs: true
           ~ agent image: the operator's default -> agent:2
-          ! the GPUs of this node are not known yet, so what it would offer is not counted
+          ! the GPUs of this node are not known yet, so its resources are not counted
           ! label accelerator is "theirs", not "v100"
-          ! disruptive: taint dedicated:NoExecute evicts the pods that do not tolerate it
+          ! disruptive: taint dedicated:NoExecute evicts pods that do not tolerate it
 
         node n4
           + governed by more
           + resource nvidia.com/gpu: whole GPUs
           + agent image: the operator's default
-          ! the GPUs of this node are not known yet, so what it would offer is not counted
+          ! the GPUs of this node are not known yet, so its resources are not counted
 
         ! GpuNode n3: its status cannot be read: bad time
         policy more: new; matches 1 node
-        policy other: new in mode Preview, shown as if it were in force; matches 0 nodes
-          nearest is node n1, and 3 other nodes are as near: spec.nodeSelector.matchLabels[pool]: it is to be "c", the node has "a"
+        policy other: new in mode Preview, planned as if enforced; matches 0 nodes
+          nearest node: n1 (and 3 others as near): spec.nodeSelector.matchLabels[pool]: it is to be "c", the node has "a"
         policy pool: changed; matches 2 nodes
-        3 nodes would change, 1 not; something is in the way on 1 node; running pods would notice on 2 nodes
+        3 nodes would change, 1 would not; obstacles on 1 node; running pods disrupted on 2 nodes
         "#);
     }
 }

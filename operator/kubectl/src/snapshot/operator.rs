@@ -1,4 +1,4 @@
-//! Whether the operator writes labels with facts about GPUs, which only its Deployment says. Pure.
+//! The operator's setting for GPU fact labels, which only its Deployment holds. Pure.
 
 use k8s_openapi::{
     api::{
@@ -8,13 +8,13 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
-/// Selects the Deployment of the operator, as `manifests/default` has it.
+/// Selects the operator's Deployment of `manifests/default`.
 pub const OPERATOR: &str = "app.kubernetes.io/name=gpunode-operator";
-/// Its argument, and the variable that stands for it (`gpunode-operator --help`).
+/// Argument of the operator, and the variable that stands for it (`gpunode-operator --help`).
 const FLAG: &str = "--gpu-labels";
 const VARIABLE: &str = "GPU_LABELS";
 
-/// Whether a Deployment is that of the operator.
+/// Returns true for the operator's Deployment.
 pub fn is_operator(deployment: &Deployment) -> bool {
     let label = OPERATOR.split_once('=');
     let labels = deployment.metadata.labels.iter().flatten();
@@ -23,22 +23,39 @@ pub fn is_operator(deployment: &Deployment) -> bool {
         .any(|(key, value)| Some((key.as_str(), value.as_str())) == label)
 }
 
-/// Whether nodes get such labels from the operator of this Deployment.
+/// A reason why the operator's setting for GPU fact labels is unknown.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnknownGpuLabels {
+    #[error("the cluster does not have it")]
+    NotInCluster,
+    #[error("the file does not contain it")]
+    NotInFile,
+    #[error("{0}")]
+    Unlisted(String),
+    #[error("its envFrom may set {VARIABLE}")]
+    EnvFrom,
+    #[error("it sets {FLAG}={0:?}, which is neither true nor false")]
+    Value(String),
+    #[error("it reads {VARIABLE} from elsewhere")]
+    Elsewhere,
+}
+
+/// Returns true where the operator of this Deployment writes GPU fact labels.
 ///
 /// # Errors
-/// When that cannot be said, in words.
-pub fn gpu_labels(deployment: &Deployment) -> Result<bool, String> {
+/// When the Deployment does not tell.
+pub fn gpu_labels(deployment: &Deployment) -> Result<bool, UnknownGpuLabels> {
     let containers = deployment
         .spec
         .iter()
         .filter_map(|spec| spec.template.spec.as_ref())
         .flat_map(|pod| &pod.containers);
-    let mut said = containers.filter_map(of_container);
-    said.next().unwrap_or(Ok(true))
+    let mut settings = containers.filter_map(of_container);
+    settings.next().unwrap_or(Ok(true))
 }
 
-/// What a container says of it, if anything.
-fn of_container(container: &Container) -> Option<Result<bool, String>> {
+/// Returns the setting of a container, if it has one.
+fn of_container(container: &Container) -> Option<Result<bool, UnknownGpuLabels>> {
     let mut words = container
         .command
         .iter()
@@ -60,19 +77,19 @@ fn of_container(container: &Container) -> Option<Result<bool, String>> {
         return Some(read(variable.value.as_deref()));
     }
     let elsewhere = container.env_from.iter().flatten().next();
-    elsewhere.map(|_| Err(format!("its envFrom may set {VARIABLE}")))
+    elsewhere.map(|_| Err(UnknownGpuLabels::EnvFrom))
 }
 
-fn read(value: Option<&str>) -> Result<bool, String> {
+fn read(value: Option<&str>) -> Result<bool, UnknownGpuLabels> {
     match value {
         Some("true") => Ok(true),
         Some("false") => Ok(false),
-        Some(other) => Err(format!("it has {FLAG}={other:?}")),
-        None => Err(format!("it takes {VARIABLE} from somewhere else")),
+        Some(other) => Err(UnknownGpuLabels::Value(other.to_owned())),
+        None => Err(UnknownGpuLabels::Elsewhere),
     }
 }
 
-/// As much of the Deployment as says the same.
+/// Returns a Deployment with nothing but this setting.
 pub fn trimmed(deployment: &Deployment, gpu_labels: bool) -> Deployment {
     let container = Container {
         name: "operator".to_owned(),
@@ -140,15 +157,15 @@ pub mod tests {
             (json!({"env": [{"name": "GPU_LABELS", "value": "false"}]}), Ok(false)),
             (
                 json!({"env": [{"name": "GPU_LABELS", "valueFrom": {}}]}),
-                Err("it takes GPU_LABELS from somewhere else"),
+                Err("it reads GPU_LABELS from elsewhere"),
             ),
             (
                 json!({"args": ["--gpu-labels=$(FACTS)"]}),
-                Err("it has --gpu-labels=\"$(FACTS)\""),
+                Err("it sets --gpu-labels=\"$(FACTS)\", which is neither true nor false"),
             ),
             (
                 json!({"args": ["--gpu-labels"]}),
-                Err("it takes GPU_LABELS from somewhere else"),
+                Err("it reads GPU_LABELS from elsewhere"),
             ),
             (
                 json!({"envFrom": [{"configMapRef": {"name": "x"}}]}),
@@ -157,7 +174,11 @@ pub mod tests {
         ] {
             let deployment = operator(&container);
             let said = gpu_labels(&deployment);
-            assert_eq!(said, expected.map_err(str::to_owned), "{container}");
+            assert_eq!(
+                said.as_ref().map_err(ToString::to_string),
+                expected.as_ref().map_err(ToString::to_string),
+                "{container}"
+            );
             if let Ok(said) = said {
                 let dumped = trimmed(&deployment, said);
                 assert_eq!(

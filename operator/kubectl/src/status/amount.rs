@@ -10,13 +10,13 @@ pub struct HeldAmount {
 }
 
 impl HeldAmount {
-    /// Adds another.
+    /// Adds another amount.
     pub fn add(&mut self, other: Self) {
         self.held = self.held.saturating_add(other.held);
         self.total = self.total.saturating_add(other.total);
     }
 
-    /// The same part of another whole.
+    /// Returns the same part of another whole.
     pub fn of(self, total: i64) -> Self {
         let held = self
             .held

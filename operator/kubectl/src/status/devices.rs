@@ -1,4 +1,4 @@
-//! The GPUs and MIG devices of a node, what they are offered as, and who holds them. Pure.
+//! The GPUs and MIG devices of a node, their resources and their holders. Pure.
 
 use super::amount::HeldAmount;
 use gpunode_crds::{
@@ -8,88 +8,88 @@ use gpunode_crds::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
 
-/// One device that containers can be given, or were.
+/// A device that containers can hold, or still hold.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceSummary {
-    /// NVML index of the GPU; none for a device that is held and is not there any more.
+    /// NVML index of the GPU; none for a held device that no longer exists.
     pub gpu: Option<i32>,
     pub uuid: String,
     /// Product of a GPU, or profile and instances of a MIG device.
     pub hardware: String,
-    /// Its memory; 0 for a device that is not there.
+    /// Memory in MiB; 0 for a device that no longer exists.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: i64,
     pub state: DeviceAvailability,
-    /// Since when its GPU has not been seen.
+    /// Time at which its GPU was last seen; none while it is seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missing_since: Option<Time>,
-    /// What is wrong with it, or with its GPU.
+    /// Fault of the device, or of its GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fault: Option<DeviceHealth>,
-    /// The resource that it is offered as.
+    /// Resource that advertises it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource: Option<String>,
-    /// How it is shared there; nothing where it is given out whole.
+    /// Sharing within that resource; none for a whole device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sharing: Option<SharingStrategy>,
-    /// Its shares in the list of that resource; none where it is not offered.
+    /// Shares in that resource; 0 where it is not advertised.
     pub shares: i32,
-    /// Those of them that are healthy.
+    /// Healthy shares.
     pub healthy: i32,
-    /// Which containers hold how much of it.
+    /// Containers that hold shares of it.
     pub holders: Vec<Holder>,
-    /// It changes when they are gone.
+    /// The change that waits until its holders end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting: Option<WaitingDevice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mps_daemon: Option<MpsDaemonState>,
 }
 
-/// What is the matter with a device; of several, the first that needs somebody.
+/// Availability of a device. Where several states apply, the first one wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DeviceAvailability {
-    /// It is not in the node any more.
+    /// No longer in the node.
     Gone,
-    /// Its GPU has not been seen for less than 15 minutes, or the driver does not answer.
+    /// Its GPU was not seen for less than 15 minutes, or the driver does not answer.
     Missing,
-    /// Nothing of it is given out before its MPS control daemon answers.
+    /// Not allocated before its MPS control daemon answers.
     NoMpsDaemon,
-    /// It changes when its holders are gone.
+    /// Changes when its holders end.
     Waits,
-    /// The kubelet was told not to give out anything of it.
+    /// Reported as unhealthy to the kubelet.
     Unhealthy,
-    /// Somebody holds a share of it.
+    /// At least one share is held.
     Held,
-    /// Its free shares are withheld until something is freed.
+    /// Its free shares are withheld until a share is freed.
     Withheld,
-    /// Nobody holds a share of it.
+    /// No share is held.
     Free,
-    /// No resource has it.
+    /// No resource advertises it.
     NotOffered,
 }
 
 impl DeviceAvailability {
-    /// In words.
+    /// Returns the text of the STATE column.
     pub fn text(self) -> &'static str {
         match self {
             Self::Gone => "gone",
             Self::Missing => "missing",
             Self::NoMpsDaemon => "no MPS daemon",
-            Self::Waits => "waits",
+            Self::Waits => "waiting",
             Self::Unhealthy => "unhealthy",
             Self::Held => "held",
             Self::Withheld => "withheld",
             Self::Free => "free",
-            Self::NotOffered => "not offered",
+            Self::NotOffered => "not advertised",
         }
     }
 }
 
 impl DeviceSummary {
-    /// The devices of a node by index; of a GPU with MIG devices only those, or only the GPU, where nothing is to be said of
-    /// the other.
+    /// Returns the devices of a node by index. A GPU with MIG devices appears as the GPU, as the MIG devices, or as both where
+    /// both are in use.
     pub fn all(gpu_node: &GpuNode) -> Vec<Self> {
         let Some(status) = &gpu_node.status else {
             return Vec::new();
@@ -105,7 +105,7 @@ impl DeviceSummary {
         devices
     }
 
-    /// How many of its shares containers hold, of the resource that it is offered as.
+    /// Counts the shares that containers hold of its resource.
     pub fn held(&self) -> i64 {
         let of_it = self
             .holders
@@ -114,7 +114,7 @@ impl DeviceSummary {
         of_it.map(|holder| i64::from(holder.count)).sum()
     }
 
-    /// Its shares, and those that are held; nothing where it is not offered.
+    /// Returns its held and total shares; none where it is not advertised.
     pub fn in_use(&self) -> Option<HeldAmount> {
         let is_there = self.gpu.is_some() && self.resource.is_some();
         is_there.then(|| HeldAmount {
@@ -123,12 +123,12 @@ impl DeviceSummary {
         })
     }
 
-    /// Whether it is a part of a GPU.
+    /// Returns true for a MIG device.
     pub fn is_mig(&self) -> bool {
         self.uuid.starts_with("MIG-")
     }
 
-    /// As people call it.
+    /// Returns the name for people, such as `GPU 1`.
     pub fn name(&self) -> String {
         match self.gpu {
             Some(gpu) if self.is_mig() => format!("GPU {gpu} {}", self.hardware),
@@ -137,7 +137,7 @@ impl DeviceSummary {
         }
     }
 
-    fn is_worth_a_word(&self) -> bool {
+    fn is_relevant(&self) -> bool {
         self.state != DeviceAvailability::NotOffered
     }
 }
@@ -148,13 +148,13 @@ fn of_gpu(status: &GpuNodeStatus, gpu: &GpuDevice) -> Vec<DeviceSummary> {
         let hardware = format!("{} ({}/{})", mig.profile, mig.gpu_instance, mig.compute_instance);
         device(status, Some(gpu), &mig.uuid, hardware, mig.memory_mib)
     });
-    let is_whole = whole.is_worth_a_word();
-    let parts = parts.filter(|part| !is_whole || part.is_worth_a_word());
+    let is_whole = whole.is_relevant();
+    let parts = parts.filter(|part| !is_whole || part.is_relevant());
     let whole = Some(&whole).filter(|_| is_whole || gpu.mig_devices.is_empty());
     whole.cloned().into_iter().chain(parts).collect()
 }
 
-/// `gpu` is the one that it is, or is a part of.
+/// Summarises one device; `gpu` is the device itself or the GPU that it is a part of.
 fn device(
     status: &GpuNodeStatus,
     gpu: Option<&GpuDevice>,
@@ -176,11 +176,11 @@ fn device(
         .find(|daemon| daemon.device == uuid)
         .map(|daemon| daemon.state);
     let part = gpu.and_then(|gpu| gpu.mig_devices.iter().find(|mig| mig.uuid == uuid));
-    let told = [
+    let healths = [
         part.and_then(|part| part.health.as_ref()),
         gpu.and_then(|gpu| gpu.health.as_ref()),
     ];
-    let fault = told
+    let fault = healths
         .into_iter()
         .flatten()
         .find(|health| health.state == HealthState::Unhealthy)

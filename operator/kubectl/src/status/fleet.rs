@@ -1,4 +1,4 @@
-//! What the objects of a cluster say about its GPU nodes and policies. Pure.
+//! The summary of a cluster's GPU nodes and policies. Pure.
 
 use super::{
     node::{ConfigurationProgress, NodeSummary, node_state},
@@ -15,10 +15,10 @@ use kube::ResourceExt;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The reason beside an object whose status cannot be read; no API object has it.
+/// Reason shown for an object whose status cannot be read; no API object has it.
 const UNREADABLE: &str = "StatusUnreadable";
 
-/// The GPU nodes and the policies, each by name.
+/// The GPU nodes and policies, sorted by name.
 #[derive(Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FleetSummary {
@@ -26,15 +26,15 @@ pub struct FleetSummary {
     pub nodes: Vec<NodeSummary>,
     /// One per policy.
     pub policies: Vec<PolicySummary>,
-    /// What containers hold of the devices of these nodes.
+    /// Memory, cores and shares that containers hold on these nodes.
     #[serde(rename = "inUse")]
     pub usage: DeviceUsage,
-    /// What could not be read, of any kind.
+    /// Unreadable objects of any kind.
     pub unreadable: Vec<UnreadableObject>,
 }
 
 impl FleetSummary {
-    /// The state of the cluster that holds these objects.
+    /// Summarises the objects of a cluster.
     pub fn new(
         gpu_nodes: &ListedObjects<GpuNode>,
         nodes: &ListedObjects<Node>,
@@ -56,7 +56,7 @@ impl FleetSummary {
             let mut state = node_state(gpu_node, node);
             state.problems = problems(&state, node, &known);
             if gpu_nodes.unreadable.iter().any(|object| object.name == name) {
-                // What is known is that nothing is; the list of what is unreadable says why.
+                // Nothing is known of this node; the list of unreadable objects says why.
                 (state.ready, state.reason) = ("Unknown".to_owned(), Some(UNREADABLE.to_owned()));
                 (state.configuration, state.message) = (ConfigurationProgress::Unknown, None);
             }
@@ -85,10 +85,10 @@ impl FleetSummary {
         }
     }
 
-    /// The nodes of these names and what cannot be read of them. `nodes` are those of the cluster.
+    /// Keeps the nodes of these names and their unreadable objects. `nodes` are those of the cluster.
     ///
     /// # Errors
-    /// When one of them is no GPU node.
+    /// When a name is not that of a GPU node.
     pub fn only(mut self, names: &[String], nodes: &ListedObjects<Node>) -> anyhow::Result<Self> {
         if let Some(name) = names
             .iter()
@@ -103,11 +103,11 @@ impl FleetSummary {
                 .any(|node| node == *name);
             anyhow::ensure!(
                 exists,
-                "show node {name}: the cluster has no node of that name; `kubectl get nodes` lists them"
+                "show node {name}: the node does not exist; list nodes with `kubectl get nodes`"
             );
             anyhow::bail!(
-                "show node {name}: it has no GpuNode, since neither has a GPU been found there nor does a policy with a \
-                 devicePlugin match it; `kubectl gpunode status` lists the nodes that have one"
+                "show node {name}: it has no GpuNode, because no GPU was found on it and no policy with a devicePlugin matches \
+                 it; list GPU nodes with `kubectl gpunode status`"
             );
         }
         self.nodes.retain(|node| names.contains(&node.name));
@@ -171,9 +171,9 @@ mod tests {
             panic!("{:?}", fleet.nodes[5])
         };
         assert!(
-            difference.contains("the agent says 7, the Node offers 0"),
+            difference.contains("the agent advertises 7, the Node has 0 allocatable"),
             "{difference}"
         );
-        assert!(orphaned.contains("policy gone, which does not exist"), "{orphaned}");
+        assert!(orphaned.contains("policy gone, which no longer exists"), "{orphaned}");
     }
 }

@@ -1,4 +1,4 @@
-//! What the objects of one node say about it. Pure.
+//! The summary of one node. Pure.
 
 use super::{devices::DeviceSummary, resources::ResourceSummary, usage::DeviceUsage};
 use gpunode_crds::{ConditionType, GpuNode, Reason};
@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use serde::Serialize;
 
-/// The state of one GPU node.
+/// One GPU node.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSummary {
@@ -14,28 +14,28 @@ pub struct NodeSummary {
     pub hardware: Option<String>,
     pub policy: Option<String>,
     pub resources: Vec<ResourceSummary>,
-    /// Its GPUs and MIG devices, with who holds them.
+    /// Its GPUs and MIG devices, with their holders.
     pub devices: Vec<DeviceSummary>,
-    /// There are more holders than the agent lists.
+    /// True where the agent lists only some of the holders.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub holders_truncated: bool,
-    /// What containers hold of these devices.
+    /// Memory, cores and shares that containers hold.
     #[serde(rename = "inUse")]
     pub usage: DeviceUsage,
     pub configuration: ConfigurationProgress,
     /// `True`, `False` or `Unknown`.
     pub ready: String,
     pub reason: Option<String>,
-    /// What the reason means here; only where the node is not ready.
+    /// Message of the reason; only where the node is not ready.
     pub message: Option<String>,
-    /// Its agents were asked to let go of the GPUs.
+    /// True where its agents are asked to release the GPUs.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub released: bool,
-    /// What does not fit together, and what to do about it.
+    /// Problems, each with the next step.
     pub problems: Vec<String>,
 }
 
-/// What became of the configuration that the operator wrote for a node.
+/// Progress of the configuration that the operator wrote for a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ConfigurationProgress {
@@ -44,11 +44,11 @@ pub enum ConfigurationProgress {
     InForce,
     Pending,
     Rejected,
-    /// The agent's word on it cannot be read.
+    /// The agent's status cannot be read.
     Unknown,
 }
 
-/// The state of a node, but for what does not fit together there.
+/// Summarises a node, without its problems.
 pub fn node_state(gpu_node: &GpuNode, node: Option<&Node>) -> NodeSummary {
     let status = gpu_node.status.as_ref();
     let config = gpu_node.spec.config.as_ref();
@@ -72,8 +72,8 @@ pub fn node_state(gpu_node: &GpuNode, node: Option<&Node>) -> NodeSummary {
         )
     };
     let (ready, reason, message) = match (node.map(is_node_ready), own) {
-        // What an agent last said of a node that has gone or is out of reach says nothing about now.
-        (None, _) => unreachable("the Node object is gone"),
+        // The agent's last status means nothing when the node is gone or unreachable.
+        (None, _) => unreachable("the Node object does not exist"),
         (Some(false), _) => unreachable("the node's kubelet is not ready"),
         (Some(true), None) => ("Unknown".to_owned(), Some(Reason::AgentNotReporting), None),
         (Some(true), Some(own)) => {

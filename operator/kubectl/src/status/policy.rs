@@ -1,4 +1,4 @@
-//! What a policy's own status says about it. Pure.
+//! The summary of one policy, from its status. Pure.
 
 use super::rollout::RolloutSummary;
 use gpunode_crds::{ConditionType, GpuNodePolicy, NodeFailure};
@@ -6,7 +6,7 @@ use gpunode_plan::NearestNode;
 use kube::ResourceExt;
 use serde::Serialize;
 
-/// The state of one policy.
+/// One policy.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicySummary {
@@ -21,29 +21,29 @@ pub struct PolicySummary {
     /// `True`, `False` or `Unknown`.
     pub ready: String,
     pub reason: Option<String>,
-    /// How far its configuration is on the nodes that it governs; nothing where it governs none.
+    /// Progress of its configuration on the nodes that it governs; none where it governs no node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutSummary>,
-    /// Where it matches no node: the one that it matches least badly.
+    /// The node that it comes nearest to matching, where it matches none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nearest: Option<NearestNode>,
-    /// What stands in the way of the whole policy.
+    /// Problems of the whole policy.
     pub messages: Vec<String>,
-    /// What stands in its way on single nodes.
+    /// Problems on single nodes.
     pub failures: Vec<NodeFailure>,
 }
 
-/// The state of a policy.
+/// Summarises a policy.
 pub fn policy_state(policy: &GpuNodePolicy) -> PolicySummary {
     let status = policy.status.clone().unwrap_or_default();
     let nodes = status.nodes.unwrap_or_default();
     let ready = ConditionType::Ready.find(&status.conditions);
-    let stands_in_the_way = [ConditionType::Stalled, ConditionType::Conflict, ConditionType::Degraded];
+    let obstacles = [ConditionType::Stalled, ConditionType::Conflict, ConditionType::Degraded];
     let unseen = status
         .observed_generation
         .is_none_or(|seen| policy.metadata.generation.is_some_and(|now| seen < now));
-    let unseen = unseen.then(|| "the operator has not seen the present spec; is it running?".to_owned());
-    let messages = stands_in_the_way
+    let unseen = unseen.then(|| "the operator has not processed the current spec; check that it is running: `kubectl -n gpunode-system get pods`".to_owned());
+    let messages = obstacles
         .into_iter()
         .filter_map(|kind| kind.find(&status.conditions))
         .filter(|condition| condition.status == "True")

@@ -4,20 +4,21 @@ use super::{
     devices::{DeviceAvailability, DeviceSummary},
     node::NodeSummary,
 };
+use crate::output::named;
 use gpunode_crds::{DeviceHealth, FaultReason, RELEASE_LABEL};
 use gpunode_plan::PAUSE_LABEL;
 use k8s_openapi::api::core::v1::Node;
 use std::collections::BTreeSet;
 
-/// Most devices whose faults are told in words; `-o json` has all of them.
+/// Most devices whose faults are described; `-o json` has all of them.
 const MAX_FAULTS: usize = 16;
 
-/// Most devices that are named of those that are missing.
+/// Most missing devices named.
 const MAX_MISSING: usize = 4;
 
-/// What does not fit together on a node: its agent and the Node, its configuration and the policies `known`.
+/// Describes mismatches between agent, Node, configuration and the policies `known`, and the faults of a node.
 pub fn problems(state: &NodeSummary, node: Option<&Node>, known: &BTreeSet<String>) -> Vec<String> {
-    // Where the Node is gone, that is what to say.
+    // Without a Node, its absence is the problem to show.
     let offers = state.resources.iter().filter(|_| node.is_some());
     let orphaned = state
         .policy
@@ -25,12 +26,12 @@ pub fn problems(state: &NodeSummary, node: Option<&Node>, known: &BTreeSet<Strin
         .filter(|policy| !known.contains(*policy))
         .map(|policy| {
             format!(
-                "its configuration comes from policy {policy}, which does not exist; the operator takes it away, so \
-             see whether it runs: `kubectl -n gpunode-system get pods`"
+                "its configuration comes from policy {policy}, which no longer exists; the operator should remove it, \
+             check that it is running: `kubectl -n gpunode-system get pods`"
             )
         });
     let released = state.released.then(|| {
-        format!("its agents have let go of the GPUs, as label {RELEASE_LABEL} or {PAUSE_LABEL} of the node asks")
+        format!("its agents have released the GPUs, as requested by node label {RELEASE_LABEL} or {PAUSE_LABEL}")
     });
     let differences = offers.filter_map(|offer| offer.difference(&state.name)).chain(orphaned);
     differences
@@ -40,14 +41,14 @@ pub fn problems(state: &NodeSummary, node: Option<&Node>, known: &BTreeSet<Strin
         .collect()
 }
 
-/// What is wrong with GPUs, what to do about it, and who holds them.
+/// Describes each fault: the reason, the action, when it clears, and the pods that hold the device.
 fn faults(state: &NodeSummary) -> Vec<String> {
-    let broken = state
+    let faulty = state
         .devices
         .iter()
         .filter_map(|device| Some((device, device.fault.as_ref()?)));
     let words = |(device, fault): (&DeviceSummary, &DeviceHealth)| {
-        let reason = fault.reason.map_or("broken", FaultReason::as_str);
+        let reason = fault.reason.map_or("reason unknown", FaultReason::as_str);
         let since = fault
             .since
             .as_ref()
@@ -59,19 +60,16 @@ fn faults(state: &NodeSummary) -> Vec<String> {
             .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
             .collect();
         let held = (!pods.is_empty()).then(|| format!("held by {}", pods.into_iter().collect::<Vec<_>>().join(", ")));
-        let waits = fault
-            .waits_for
-            .as_ref()
-            .map(|waits| format!("healthy again when {waits}"));
+        let waits = fault.waits_for.as_ref().map(|waits| format!("clears after: {waits}"));
         let what = fault.message.as_deref().unwrap_or(reason);
         let what = Some(format!("{} is unhealthy{since}: {what}", device.name()));
         let parts = [what, fault.action.clone(), waits, held];
         parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
     };
-    broken.map(words).take(MAX_FAULTS).collect()
+    faulty.map(words).take(MAX_FAULTS).collect()
 }
 
-/// Which GPUs have not been seen lately.
+/// Describes the missing GPUs.
 fn missing(state: &NodeSummary) -> Option<String> {
     let gone: Vec<&DeviceSummary> = state
         .devices
@@ -87,21 +85,14 @@ fn missing(state: &NodeSummary) -> Option<String> {
         .devices
         .iter()
         .any(|device| device.gpu.is_some() && device.state != DeviceAvailability::Missing);
-    let names: Vec<String> = gone.iter().take(MAX_MISSING).map(|device| device.name()).collect();
-    let more = gone.len().saturating_sub(names.len());
-    let more = if more > 0 {
-        format!(" and {more} more")
-    } else {
-        String::new()
-    };
     let what = if there {
-        format!("{}{more}", names.join(", "))
+        named(gone.iter().map(|device| device.name()), MAX_MISSING)
     } else {
         "every GPU".to_owned()
     };
     Some(format!(
-        "{what} not seen since {since}, by the agent or by the driver; after 15 minutes it counts as removed. See \
-         `nvidia-smi` and the kernel's log on the node"
+        "{what} not seen by the agent or the driver since {since}; counts as removed after 15 minutes. Check \
+         `nvidia-smi` and the kernel log on the node"
     ))
 }
 
@@ -119,7 +110,7 @@ mod tests {
     #[test]
     fn broken_devices_are_told_with_what_is_wrong_what_to_do_and_who_holds_them() {
         let health = json!({"state": "Unhealthy", "reason": "Xid", "xid": 79, "since": "2026-01-02T03:04:05Z",
-            "message": "XID 79: GPU has fallen off the bus", "action": "restart the machine", "waitsFor": "the machine was restarted"});
+            "message": "XID 79: GPU has fallen off the bus", "action": "restart the machine", "waitsFor": "node reboot"});
         let gpu = json!({"index": 0, "uuid": "GPU-0", "product": "T4", "memoryMiB": 1, "health": health});
         let whole =
             json!({"index": 1, "uuid": "GPU-1", "product": "T4", "memoryMiB": 1, "health": {"state": "Healthy"}});
@@ -128,7 +119,7 @@ mod tests {
         let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
             "status": status});
         let expected = "GPU 0 is unhealthy since 2026-01-02T03:04:05Z: XID 79: GPU has fallen off the bus; restart the machine; \
-            healthy again when the machine was restarted; held by team/a, team/b";
+            clears after: node reboot; held by team/a, team/b";
         assert_eq!(told(&gpu_node), [expected]);
     }
 
@@ -140,7 +131,7 @@ mod tests {
             panic!("it says one thing")
         };
         assert!(
-            released.contains("let go of the GPUs, as label gpunode.dev/release"),
+            released.contains("released the GPUs, as requested by node label gpunode.dev/release"),
             "{released}"
         );
     }

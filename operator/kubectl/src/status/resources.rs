@@ -1,4 +1,4 @@
-//! What a node offers of each resource: what its agent says beside what the Node says. Pure.
+//! The resources of a node: what its agent advertises, and what the Node has. Pure.
 
 use gpunode_crds::{GpuNode, ResourceStatus};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::api::resource::Quantity};
@@ -9,24 +9,24 @@ use serde::Serialize;
 #[serde(rename_all = "camelCase")]
 pub struct ResourceSummary {
     pub name: String,
-    /// Devices in the list that the agent gave the kubelet.
+    /// Devices that the agent advertises to the kubelet.
     pub capacity: i32,
-    /// Those of them that are healthy, as the agent said last.
+    /// Healthy ones of them, by the agent's last status.
     pub healthy: i32,
-    /// What pods can have: `status.allocatable` of the Node, which is right also where the agent is gone.
+    /// Count that pods can have: the Node's `status.allocatable`, correct even without an agent.
     pub allocatable: i64,
-    /// Shares that containers hold; unknown where the agent lists only some of its holders.
+    /// Shares that containers hold; unknown where the agent lists only some holders.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held: Option<i64>,
-    /// Free shares that are unhealthy only so that no request is scheduled that fits on no device.
+    /// Free shares reported as unhealthy so that no request is scheduled that fits on no single device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub withheld: Option<i32>,
-    /// Whether the kubelet has taken the list, as the agent said last.
+    /// True where the kubelet has accepted the resource, by the agent's last status.
     pub registered: bool,
 }
 
 impl ResourceSummary {
-    /// What a node offers of each resource that its agent names.
+    /// Returns every resource that a node's agent names.
     pub fn all(gpu_node: &GpuNode, node: Option<&Node>) -> Vec<Self> {
         let Some(status) = &gpu_node.status else {
             return Vec::new();
@@ -55,20 +55,20 @@ impl ResourceSummary {
         }
     }
 
-    /// What to do about node `name`, where it does not offer what its agent says.
+    /// Describes a difference between agent and Node `name`, with the next step.
     pub fn difference(&self, name: &str) -> Option<String> {
         (self.allocatable != i64::from(self.healthy)).then(|| {
             format!(
-                "{}: the agent says {}, the Node offers {}; look at the agent with `kubectl -n gpunode-system get pods \
-                 -o wide --field-selector spec.nodeName={name}`",
+                "{}: the agent advertises {}, the Node has {} allocatable; check the agent with `kubectl -n gpunode-system get \
+                 pods -o wide --field-selector spec.nodeName={name}`",
                 self.name, self.healthy, self.allocatable
             )
         })
     }
 }
 
-/// An amount of an extended resource, which is a whole number. Kubernetes writes 8000 as `8k`
-/// (`apimachinery/pkg/api/resource`, DecimalSI).
+/// Parses an amount of an extended resource, a whole number. Kubernetes writes 8000 as `8k` (`apimachinery/pkg/api/resource`,
+/// DecimalSI).
 fn count(quantity: &Quantity) -> Option<i64> {
     let text = quantity.0.as_str();
     let (digits, suffix) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));

@@ -1,5 +1,5 @@
-//! How far the configuration of each policy is, and what keeps one from matching any node, by the functions that the operator
-//! uses. Pure.
+//! The progress of each policy's configuration, and the nearest node of a policy that matches none, computed with the
+//! operator's own functions. Pure.
 
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use gpunode_plan::{
@@ -11,27 +11,27 @@ use kube::ResourceExt;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where the nodes are that a policy governs.
+/// The nodes that a policy governs, by the progress of its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutSummary {
-    /// All of them.
+    /// All nodes.
     pub nodes: usize,
-    /// Nodes that have its configuration in force.
+    /// Nodes where the newest configuration is in force.
     pub in_force: usize,
-    /// Nodes that are being changed, by name.
+    /// Names of the nodes that are changing.
     pub changing: Vec<String>,
-    /// Nodes that work with another configuration until it is their turn.
+    /// Nodes that work with an older configuration until their turn.
     pub pending: usize,
-    /// Nodes for which nobody waits: down, broken before, or with their first configuration.
+    /// Nodes that the rollout does not wait for: down, failed before, or with their first configuration.
     pub outside: usize,
-    /// Nodes that worked before and failed, by name; no other changes until the spec does.
+    /// Names of the nodes that worked before and failed; no other node changes until the spec does.
     pub stopped: Vec<RolloutStop>,
     /// Most nodes that change at the same time.
     pub at_once: usize,
 }
 
-/// Where and why a rollout stopped.
+/// The node at which a rollout stopped, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutStop {
@@ -40,7 +40,7 @@ pub struct RolloutStop {
 }
 
 impl RolloutSummary {
-    /// Whether every node has the configuration.
+    /// Returns true where every node has the configuration.
     pub fn is_done(&self) -> bool {
         self.in_force == self.nodes
     }
@@ -60,16 +60,16 @@ impl RolloutSummary {
     }
 }
 
-/// What the planner makes of the nodes now.
+/// The progress and reach of every policy.
 #[derive(Debug, Default)]
 pub struct PolicyReach {
-    /// Of each policy that governs nodes.
+    /// Progress of each policy that governs nodes.
     pub rollouts: BTreeMap<String, RolloutSummary>,
-    /// Of each policy that matches no node.
+    /// Nearest node of each policy that matches none.
     pub nearest: BTreeMap<String, NearestNode>,
 }
 
-/// Plans every node.
+/// Plans every node and collects the progress of each policy.
 pub fn planned(policies: &[GpuNodePolicy], nodes: &[Node], gpu_nodes: &[GpuNode], now: Timestamp) -> PolicyReach {
     let set = PolicySet::new(policies);
     let gpu_nodes: BTreeMap<String, &GpuNode> = gpu_nodes.iter().map(|it| (it.name_any(), it)).collect();

@@ -1,4 +1,10 @@
 //! The state of the cluster for people.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `devices` | tables of devices, their holders, and devices that wait |
+//! | `usage` | the table of what is in use |
+//! | `rollout` | the table of rollouts that are not finished |
 
 mod devices;
 mod rollout;
@@ -9,26 +15,26 @@ use super::{
     node::{ConfigurationProgress, NodeSummary},
     policy::PolicySummary,
 };
-use crate::output::{TableCell, nearest_in_words, plain, style, table};
+use crate::output::{NO_POLICY, TableCell, nearest_in_words, plain, plural, style, table};
 use devices::{device_table, waiting, withheld};
 use rollout::rollouts;
 use std::fmt::Write as _;
 use usage::usage;
 
-/// Devices that wait which are shown of a fleet; `-o json` has all of them.
+/// Most waiting devices shown for a fleet; `-o json` has all of them.
 const MAX_WAITING: usize = 20;
 
-/// Tables of nodes and policies, then what waits for running pods and what stands in the way.
+/// Returns tables of nodes and policies, then waiting devices and problems.
 pub fn fleet(fleet: &FleetSummary) -> String {
     let mut text = if fleet.nodes.is_empty() {
-        "no GpuNode yet: they appear when gpunode-discovery finds a GPU, or when a policy with a devicePlugin matches a node\n"
+        "no GpuNode exists yet; one appears when gpunode-discovery finds a GPU, or a policy with a devicePlugin matches a node\n"
             .to_owned()
     } else {
         node_table(fleet) + &usage(fleet)
     };
     text.push('\n');
     if fleet.policies.is_empty() {
-        text.push_str("no GpuNodePolicy yet: write one and see what it would do with `kubectl gpunode plan -f FILE`\n");
+        let _ = writeln!(text, "{NO_POLICY}");
     } else {
         let rows: Vec<_> = fleet.policies.iter().map(policy_row).collect();
         let heading = [
@@ -62,7 +68,7 @@ pub fn fleet(fleet: &FleetSummary) -> String {
     text
 }
 
-/// The nodes, who holds which of their devices, and what stands in the way.
+/// Returns the nodes, the holders of their devices, and problems.
 pub fn nodes(fleet: &FleetSummary) -> String {
     let mut text = node_table(fleet) + &usage(fleet);
     text.push_str(&device_table(fleet));
@@ -70,7 +76,7 @@ pub fn nodes(fleet: &FleetSummary) -> String {
     for node in fleet.nodes.iter().filter(|node| node.holders_truncated) {
         let _ = writeln!(
             text,
-            "{}: the agent lists no more holders than these; there are more",
+            "{}: the agent's list of holders is incomplete; more containers hold devices",
             node.name
         );
     }
@@ -154,7 +160,7 @@ fn ready(status: &str) -> TableCell {
     TableCell::new(status, paint)
 }
 
-/// What somebody has to look at. The words are other people's.
+/// Returns the list of problems. Their text comes from statuses.
 fn problems(fleet: &FleetSummary) -> String {
     let unreadable = fleet
         .unreadable
@@ -195,9 +201,14 @@ fn policy_problems(policy: &PolicySummary) -> Vec<String> {
         .map(|message| format!("policy {name}: {message}"));
     let failures = policy.failures.iter();
     let failures = failures.map(|it| format!("policy {name}: node {}: {}: {}", it.node, it.reason, it.message));
-    let (named, broken) = (policy.failures.len(), policy.failed + policy.conflicted);
-    let more = usize::try_from(broken).unwrap_or_default().saturating_sub(named);
-    let more = (named > 0 && more > 0).then(|| format!("policy {name}: and {more} more nodes"));
+    let (named, faulty) = (policy.failures.len(), policy.failed + policy.conflicted);
+    let more = usize::try_from(faulty).unwrap_or_default().saturating_sub(named);
+    let more = (named > 0 && more > 0).then(|| {
+        format!(
+            "policy {name}: {} failed or in conflict",
+            plural(more, "more node", "more nodes")
+        )
+    });
     messages.chain(failures).chain(more).collect()
 }
 

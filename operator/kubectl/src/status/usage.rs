@@ -1,19 +1,19 @@
-//! How much of GPUs is in use: memory, cores and shares. Pure.
+//! Memory, cores and shares in use. Pure.
 //!
-//! | a device | its memory | its cores |
+//! | device | memory | cores |
 //! |---|---|---|
-//! | GPU, given out whole | all | all |
+//! | whole GPU | all | all |
 //! | GPU by units of memory | by units | not limited, so not counted |
 //! | GPU by MPS | by shares | by shares |
 //! | GPU by time-slicing | not limited, so not counted | not limited, so not counted |
-//! | MIG device | as of a GPU | not counted: nobody says how many the whole GPU has |
+//! | MIG device | like a GPU | not counted: the driver does not say how many the whole GPU has |
 
 use super::{amount::HeldAmount, devices::DeviceSummary};
 use gpunode_crds::SharingStrategy;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What is in use of some devices that are offered.
+/// Memory, cores and shares in use of some devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceUsage {
@@ -24,13 +24,13 @@ pub struct DeviceUsage {
     pub cores_percent: HeldAmount,
     /// Whole devices, replicas or units of each resource.
     pub shares: BTreeMap<String, HeldAmount>,
-    /// Not every holder is known, so more may be held.
+    /// True where the list of holders is incomplete, so that more may be held.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub at_least: bool,
 }
 
 impl DeviceUsage {
-    /// Of these devices. `at_least` where not every holder is known.
+    /// Sums these devices. `at_least` where the list of holders is incomplete.
     pub fn of(devices: &[DeviceSummary], at_least: bool) -> Self {
         let mut usage = Self {
             at_least,
@@ -55,7 +55,7 @@ impl DeviceUsage {
         usage
     }
 
-    /// Of these and others.
+    /// Adds the sums of other devices.
     pub fn add(&mut self, other: &Self) {
         self.memory.add(other.memory);
         self.cores_percent.add(other.cores_percent);

@@ -1,6 +1,7 @@
-//! `status --watch`: what is shown again when it changes. On a terminal it replaces what was there, elsewhere it is appended.
+//! `status --watch`: prints the state again when it changes. A terminal shows the latest state only; elsewhere states follow
+//! each other.
 //!
-//! It ends when somebody ends it, by Ctrl-C, or when nobody reads what it writes.
+//! The watch ends with Ctrl-C, or when the reader of its output is gone.
 
 use crate::output;
 use jiff::Timestamp;
@@ -9,41 +10,41 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Shortest time between two looks.
+/// Shortest time between two reads.
 const PAUSE: Duration = Duration::from_secs(2);
-/// A look at a large fleet takes the API server's time: so many times as long it is left alone.
+/// Factor by which the pause exceeds the duration of a read, to spare the API server of a large fleet.
 const REST: u32 = 4;
-/// Longest time between two looks.
+/// Longest time between two reads.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Where it is written.
+/// The destination of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchOutput {
-    /// A terminal, which shows the last state alone.
+    /// A terminal that shows only the latest state.
     Screen,
-    /// A file or a pipe, for people: each state stands below the time of its look.
+    /// A file or a pipe for people: each state follows a line with its time.
     Log,
-    /// The same for programs: one document after the other.
+    /// A file or a pipe for programs: one document after the other.
     Documents,
 }
 
-/// Looks again and again.
+/// Reads and prints the state until the output is closed.
 ///
 /// # Errors
-/// When the first look fails, or the output cannot be written.
-pub async fn watch(place: WatchOutput, mut look: impl AsyncFnMut() -> anyhow::Result<String>) -> anyhow::Result<()> {
+/// When the first read fails, or the output cannot be written.
+pub async fn watch(place: WatchOutput, mut read: impl AsyncFnMut() -> anyhow::Result<String>) -> anyhow::Result<()> {
     let mut view = WatchView {
         place,
         shown: None,
-        trouble: None,
+        failure: None,
     };
     loop {
         let began = Instant::now();
-        let seen = look().await;
-        if view.shown.is_none() && seen.is_err() {
-            return seen.map(drop);
+        let state = read().await;
+        if view.shown.is_none() && state.is_err() {
+            return state.map(drop);
         }
-        let frame = view.next(seen.map_err(|error| format!("{error:#}")), Timestamp::now());
+        let frame = view.next(&state, Timestamp::now());
         if !show(&frame)? {
             return Ok(());
         }
@@ -51,10 +52,10 @@ pub async fn watch(place: WatchOutput, mut look: impl AsyncFnMut() -> anyhow::Re
     }
 }
 
-/// Writes a frame; whether somebody reads it.
+/// Writes a frame. Returns false when the reader is gone.
 fn show(frame: &WatchFrame) -> io::Result<bool> {
-    if let Some(trouble) = &frame.trouble {
-        let _ = writeln!(anstream::stderr(), "kubectl gpunode: {}", output::plain(trouble));
+    if let Some(failure) = &frame.failure {
+        let _ = writeln!(anstream::stderr(), "kubectl gpunode: {}", output::plain(failure));
     }
     if frame.clears {
         output::control("\u{1b}[H\u{1b}[2J");
@@ -65,46 +66,46 @@ fn show(frame: &WatchFrame) -> io::Result<bool> {
         .map_or(Ok(true), |text| output::write_to_reader(text))
 }
 
-/// What is to be written.
+/// One update of the output.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct WatchFrame {
-    /// On standard error.
-    trouble: Option<String>,
-    /// What is on the screen goes first.
+    /// Error for standard error.
+    failure: Option<String>,
+    /// True where the screen is cleared first.
     clears: bool,
     text: Option<String>,
 }
 
-/// What was written last.
+/// The last state that was written.
 struct WatchView {
     place: WatchOutput,
     shown: Option<String>,
-    trouble: Option<String>,
+    failure: Option<String>,
 }
 
 impl WatchView {
-    /// What to write after a look: nothing where it saw the same as the one before.
-    fn next(&mut self, seen: Result<String, String>, now: Timestamp) -> WatchFrame {
+    /// Returns the update after a read; empty where nothing changed.
+    fn next(&mut self, state: &anyhow::Result<String>, now: Timestamp) -> WatchFrame {
         let at = now.round(jiff::Unit::Second).unwrap_or(now);
-        let (text, trouble) = match seen {
-            Ok(text) => (Some(text), None),
-            Err(trouble) => (self.shown.clone(), Some(trouble)),
+        let (text, failure) = match state {
+            Ok(text) => (Some(text.clone()), None),
+            Err(error) => (self.shown.clone(), Some(format!("{error:#}"))),
         };
         let is_new = self.shown != text;
-        let is_news = self.trouble != trouble;
+        let is_news = self.failure != failure;
         self.shown.clone_from(&text);
-        self.trouble.clone_from(&trouble);
+        self.failure.clone_from(&failure);
         let text = text.unwrap_or_default();
-        let trouble = trouble.map(|trouble| format!("{trouble} (since {at}; trying again)"));
+        let failure = failure.map(|failure| format!("{failure} (since {at}, retrying)"));
         match self.place {
             WatchOutput::Screen if is_new || is_news => {
-                let trouble = trouble
-                    .map(|trouble| format!("\n{}\n", output::plain(&trouble)))
+                let failure = failure
+                    .map(|failure| format!("\n{}\n", output::plain(&failure)))
                     .unwrap_or_default();
                 WatchFrame {
-                    trouble: None,
+                    failure: None,
                     clears: true,
-                    text: Some(text + &trouble),
+                    text: Some(text + &failure),
                 }
             }
             WatchOutput::Log if is_new => WatchFrame {
@@ -116,7 +117,7 @@ impl WatchView {
                 ..WatchFrame::default()
             },
             WatchOutput::Log | WatchOutput::Documents if is_news => WatchFrame {
-                trouble,
+                failure,
                 ..WatchFrame::default()
             },
             _ => WatchFrame::default(),
@@ -132,12 +133,15 @@ mod tests {
         let mut view = WatchView {
             place,
             shown: None,
-            trouble: None,
+            failure: None,
         };
         let looks = [Ok("a\n"), Ok("a\n"), Err("gone"), Err("gone"), Ok("a\n"), Ok("b\n")];
         let now = |index: usize| Timestamp::from_second(i64::try_from(index).expect("a small number")).expect("a time");
         let look = |(index, seen): (usize, Result<&str, &str>)| {
-            view.next(seen.map(str::to_owned).map_err(str::to_owned), now(index))
+            view.next(
+                &seen.map(str::to_owned).map_err(|error| anyhow::anyhow!("{error}")),
+                now(index),
+            )
         };
         looks.into_iter().enumerate().map(look).collect()
     }
@@ -149,9 +153,9 @@ mod tests {
         }
     }
 
-    fn trouble() -> WatchFrame {
+    fn failure() -> WatchFrame {
         WatchFrame {
-            trouble: Some("gone (since 1970-01-01T00:00:02Z; trying again)".to_owned()),
+            failure: Some("gone (since 1970-01-01T00:00:02Z, retrying)".to_owned()),
             ..WatchFrame::default()
         }
     }
@@ -162,7 +166,7 @@ mod tests {
             clears: true,
             ..text(shown)
         };
-        let away = screen("a\n\ngone (since 1970-01-01T00:00:02Z; trying again)\n");
+        let away = screen("a\n\ngone (since 1970-01-01T00:00:02Z, retrying)\n");
         let expected = [
             screen("a\n"),
             WatchFrame::default(),
@@ -181,11 +185,11 @@ mod tests {
         let last = text("--- 1970-01-01T00:00:05Z\nb\n");
         assert_eq!(
             frames(WatchOutput::Log),
-            [first, nothing(), trouble(), nothing(), nothing(), last]
+            [first, nothing(), failure(), nothing(), nothing(), last]
         );
         assert_eq!(
             frames(WatchOutput::Documents),
-            [text("a\n"), nothing(), trouble(), nothing(), nothing(), text("b\n")]
+            [text("a\n"), nothing(), failure(), nothing(), nothing(), text("b\n")]
         );
     }
 

@@ -1,11 +1,11 @@
-//! The GPUs of a node and the ways between them. Pure.
+//! The GPUs of a node and their links. Pure.
 
 use gpunode_crds::{GpuDevice, GpuNodeStatus, Holder, LinkLevel};
 use gpunode_gpu::PairScores;
 use gpunode_plan::inventory;
 use serde::Serialize;
 
-/// One GPU.
+/// One GPU with its links.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkedGpu {
@@ -15,11 +15,11 @@ pub struct LinkedGpu {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<i32>,
     pub links: Vec<PairLink>,
-    /// Who holds it or a part of it.
+    /// Containers that hold the GPU or one of its MIG devices.
     pub holders: Vec<Holder>,
 }
 
-/// The way to another GPU.
+/// The link to another GPU.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PairLink {
@@ -27,11 +27,11 @@ pub struct PairLink {
     pub level: LinkLevel,
     /// Active NVLinks, directly or through NVSwitch.
     pub nvlinks: i32,
-    /// What the pair counts when GPUs are chosen.
+    /// Score of the pair when GPUs are chosen.
     pub score: u32,
 }
 
-/// The GPUs that are there, by index.
+/// Returns the GPUs that are not missing, by index.
 pub fn gpus(status: &GpuNodeStatus) -> Vec<LinkedGpu> {
     let scores = PairScores::new(&inventory(status));
     let there: Vec<&GpuDevice> = status.gpus.iter().filter(|gpu| gpu.missing_since.is_none()).collect();
@@ -66,12 +66,12 @@ pub fn gpus(status: &GpuNodeStatus) -> Vec<LinkedGpu> {
     there.iter().map(gpu).collect()
 }
 
-/// Whether a device is the GPU or one of its MIG devices.
+/// Returns true where a device is the GPU or one of its MIG devices.
 pub fn is_part(gpu: &GpuDevice, device: &str) -> bool {
     gpu.uuid == device || gpu.mig_devices.iter().any(|mig| mig.uuid == device)
 }
 
-/// As `nvidia-smi topo -m` has it.
+/// Returns the symbol of `nvidia-smi topo -m`.
 pub fn symbol(link: &PairLink) -> String {
     if link.nvlinks > 0 {
         format!("NV{}", link.nvlinks)
@@ -80,7 +80,7 @@ pub fn symbol(link: &PairLink) -> String {
     }
 }
 
-/// The words of `nvidia-smi`; `?` where the driver does not say.
+/// Returns the abbreviation of `nvidia-smi`; `?` where the driver does not report the level.
 pub fn level(level: LinkLevel) -> &'static str {
     match level {
         LinkLevel::Internal => "PSB",

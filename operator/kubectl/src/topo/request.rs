@@ -1,4 +1,4 @@
-//! What a container that asks for some shares of a resource would get now. Pure.
+//! The answer to a request for some shares of a resource. Pure.
 
 use super::links::is_part;
 use crate::output::plural;
@@ -11,10 +11,10 @@ use gpunode_gpu::{
 use gpunode_plan::inventory;
 use serde::Serialize;
 
-/// Sets that are shown, the one that would be chosen among them.
+/// Most choices shown.
 const MOST: usize = 4;
 
-/// Name of the resource that people mean where they name none.
+/// The default resource.
 const USUAL: &str = "nvidia.com/gpu";
 
 /// The answer to a request.
@@ -23,17 +23,17 @@ const USUAL: &str = "nvidia.com/gpu";
 pub struct RequestAnswer {
     pub resource: String,
     pub size: u32,
-    /// How it is chosen: the resource's `allocation`, or `sharing.placement` for units of memory.
+    /// Order of choice: the resource's `allocation`, or `sharing.placement` for units of memory.
     pub order: String,
     /// Shares that are free now.
     pub free: u32,
-    /// The best sets, the one that would be chosen first; none where the request cannot be met.
+    /// The best choices, best first; none where the request cannot be met.
     pub choices: Vec<DeviceChoice>,
-    /// Why it is that one, or why it is none.
+    /// Reason for the first choice, or for none.
     pub why: String,
 }
 
-/// Shares that a container would get.
+/// One choice of devices for a container.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceChoice {
@@ -41,14 +41,14 @@ pub struct DeviceChoice {
     /// Sum of the pair scores of its GPUs.
     pub pair_scores: u64,
     pub numa_nodes: usize,
-    /// What is left free: how many GPUs, and the sum of their pair scores. Only where that counts.
+    /// GPUs left free. Only where they count in the order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_free: Option<FreeGpus>,
-    /// Shares of its GPUs that others hold, for each share that is picked.
+    /// Shares of its GPUs that other containers hold, summed over the chosen shares.
     pub held_by_others: u64,
 }
 
-/// GPUs that nobody would hold anything of.
+/// GPUs that no container would hold, and the sum of their pair scores.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FreeGpus {
@@ -65,17 +65,17 @@ pub struct ChosenDevice {
     pub shares: u32,
 }
 
-/// A device of the resource, and what of it is free.
+/// A device of the resource, with its free shares.
 struct ResourceDevice<'a> {
     uuid: &'a str,
     gpu: &'a GpuDevice,
     candidate: CandidateDevice,
 }
 
-/// What a request for `size` shares would get.
+/// Answers a request for `size` shares.
 ///
 /// # Errors
-/// When the node offers no such resource.
+/// When the node does not advertise the resource.
 pub fn answer(
     gpu_node: &GpuNode,
     status: &GpuNodeStatus,
@@ -113,10 +113,10 @@ pub fn answer(
         why: String::new(),
     };
     if rules.fail_requests_greater_than_one && size > 1 {
-        answer.why = String::from("a container that asks for more than one is refused: failRequestsGreaterThanOne");
+        answer.why = String::from("a container can request only one: failRequestsGreaterThanOne");
     } else if size > free {
         answer.why = format!(
-            "{} free now, so a pod that asks for {size} does not start here",
+            "{} free, so a pod that requests {size} cannot start here",
             plural(free as usize, "is", "are")
         );
     } else if matches!(strategy, SharingStrategy::Memory | SharingStrategy::Mps) {
@@ -138,20 +138,26 @@ fn offered<'a>(status: &'a GpuNodeStatus, name: Option<&str>) -> anyhow::Result<
             .join(", ")
     };
     match (name, status.resources.as_slice()) {
-        (_, []) => anyhow::bail!("answer the request: the node offers no resource; `kubectl gpunode status` says why"),
-        (Some(name), _) => named(name)
-            .ok_or_else(|| anyhow::anyhow!("answer the request: the node offers no {name}; it offers {}", every())),
+        (_, []) => {
+            anyhow::bail!("answer the request: the node advertises no resource; see why with `kubectl gpunode status`")
+        }
+        (Some(name), _) => named(name).ok_or_else(|| {
+            anyhow::anyhow!(
+                "answer the request: the node does not advertise {name}; it advertises {}",
+                every()
+            )
+        }),
         (None, [only]) => Ok(only),
         (None, _) => named(USUAL).ok_or_else(|| {
             anyhow::anyhow!(
-                "answer the request: name one with --resource: the node offers {}",
+                "answer the request: choose a resource with --resource; the node advertises {}",
                 every()
             )
         }),
     }
 }
 
-/// The devices of a resource by index. What others hold is what is not free: a share that is unhealthy cannot be had either.
+/// Returns the devices of a resource by index. An unhealthy share counts as held, because it cannot be allocated.
 fn devices<'a>(
     status: &'a GpuNodeStatus,
     resource: &'a ResourceStatus,
@@ -186,7 +192,7 @@ fn devices<'a>(
     all.filter_map(device).collect()
 }
 
-/// Units of memory and shares under MPS come from one device.
+/// Answers for units of memory and MPS shares, which all come from one device.
 fn of_one(answer: &mut RequestAnswer, devices: &[ResourceDevice<'_>], strategy: SharingStrategy, rules: ResourceRules) {
     let sharing = |shares: u32| match strategy {
         SharingStrategy::Memory => DeviceSharing::Memory {
@@ -211,26 +217,26 @@ fn of_one(answer: &mut RequestAnswer, devices: &[ResourceDevice<'_>], strategy: 
     answer.choices = fitting.iter().take(MOST).map(set).collect();
     answer.why = match fitting.as_slice() {
         [] => format!(
-            "no device has {} free, and all of a container's come from one",
+            "no device has {} free, and one device must supply all of them",
             answer.size
         ),
-        [_] => "no other device has so many free".to_owned(),
+        [_] => "no other device has enough free".to_owned(),
         [one, other, ..] if rank(&one.candidate) == rank(&other.candidate) => {
-            "utilisation at that moment decides between this and the next, then the lower index".to_owned()
+            "tied with rank 2; utilisation at that moment decides, then the lower index".to_owned()
         }
         _ => format!(
-            "the {} is free there of all on which the request fits",
-            most_or_least(strategy, rules)
+            "it has the {} free shares of the devices that fit",
+            most_or_fewest(strategy, rules)
         ),
     };
 }
 
-fn most_or_least(strategy: SharingStrategy, rules: ResourceRules) -> &'static str {
+fn most_or_fewest(strategy: SharingStrategy, rules: ResourceRules) -> &'static str {
     let packed = match strategy {
         SharingStrategy::Memory => rules.placement == gpunode_config::Placement::Packed,
         _ => rules.allocation == Allocation::Packed,
     };
-    if packed { "least" } else { "most" }
+    if packed { "fewest" } else { "most" }
 }
 
 fn of_many(
@@ -287,27 +293,25 @@ fn of_many(
     answer.choices = choices.iter().map(set).collect();
     answer.why = match choices.as_slice() {
         [best, next, ..] => why(best, next, allocation, shared).to_owned(),
-        _ => "no other GPUs can be had".to_owned(),
+        _ => "no other choice of GPUs is possible".to_owned(),
     };
 }
 
-/// Why the best set is better than the next.
+/// Says why the best choice ranks before the next one.
 fn why(best: &GpuChoice, next: &GpuChoice, allocation: Allocation, shared: bool) -> &'static str {
     match best.better_by(allocation, next) {
-        Some(Criterion::Pairs) => "linked better than the next",
-        Some(Criterion::NumaNodes) if allocation == Allocation::Spread => "on more NUMA nodes than the next",
-        Some(Criterion::NumaNodes) => "on fewer NUMA nodes than the next",
-        Some(Criterion::LeftFree) if best.score.free_gpus > next.score.free_gpus => {
-            "more GPUs are left free than by the next"
+        Some(Criterion::Pairs) => "better linked than rank 2",
+        Some(Criterion::NumaNodes) if allocation == Allocation::Spread => "on more NUMA nodes than rank 2",
+        Some(Criterion::NumaNodes) => "on fewer NUMA nodes than rank 2",
+        Some(Criterion::LeftFree) if best.score.free_gpus > next.score.free_gpus => "leaves more GPUs free than rank 2",
+        Some(Criterion::LeftFree) => "leaves better linked GPUs free than rank 2",
+        Some(Criterion::Load) if allocation == Allocation::Packed => {
+            "other containers hold more of its GPUs than of rank 2"
         }
-        Some(Criterion::LeftFree) => "the GPUs left free are linked better than those that the next leaves",
-        Some(Criterion::Load) if allocation == Allocation::Packed => "others hold more there than of the next",
-        Some(Criterion::Load) => "others hold less there than of the next",
-        Some(Criterion::Distance) => "linked less to one another and to GPUs in use than the next",
-        None if shared && best.is_tied => {
-            "utilisation at that moment decides between this and the next, then the lower index"
-        }
-        None => "equal to the next but for the lower index",
+        Some(Criterion::Load) => "other containers hold less of its GPUs than of rank 2",
+        Some(Criterion::Distance) => "fewer links to one another and to GPUs in use than rank 2",
+        None if shared && best.is_tied => "tied with rank 2; utilisation at that moment decides, then the lower index",
+        None => "tied with rank 2; the lower index wins",
     }
 }
 

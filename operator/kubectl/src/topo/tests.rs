@@ -78,13 +78,13 @@ fn links_holders_and_what_would_be_chosen_are_shown() {
     NV#  = # NVLinks, directly or through NVSwitches
     SYS  = the interconnect between NUMA nodes
 
-    REQUEST 3 of nvidia.com/gpu, allocation Topology; 6 free now
-    RANK   GPUS      PAIR SCORES   NUMA NODES   LEFT FREE   THEIR PAIR SCORES   LOAD
-    1      4, 6, 7   610           1            3           370                 0
-    2      5, 6, 7   610           1            3           370                 0
-    3      4, 5, 6   510           1            3           170                 0
-    4      4, 5, 7   510           1            3           170                 0
-    GPUs 4, 6, 7 would be chosen: equal to the next but for the lower index
+    REQUEST 3 of nvidia.com/gpu, allocation Topology; 6 free
+    RANK   GPUS      PAIR SCORES   NUMA NODES   LEFT FREE   FREE PAIR SCORES   LOAD
+    1      4, 6, 7   610           1            3           370                0
+    2      5, 6, 7   610           1            3           370                0
+    3      4, 5, 6   510           1            3           170                0
+    4      4, 5, 7   510           1            3           170                0
+    GPUs 4, 6, 7 would be chosen: tied with rank 2; the lower index wins
     ");
 }
 
@@ -106,7 +106,7 @@ fn shares_are_answered_as_the_agent_does() {
     let held = [holder("a", "a.b/c", 0, 1), holder("b", "a.b/c", 2, 2)];
     let (gpus, why) = answer(sliced, "TimeSlicing", &held, 1);
     assert_eq!(gpus, [(1, 1)]);
-    assert!(why.starts_with("utilisation at that moment"), "{why}");
+    assert!(why.starts_with("tied with rank 2; utilisation at that moment"), "{why}");
     assert_eq!(answer(sliced, "TimeSlicing", &held, 2).0, [(6, 1), (7, 1)]);
     let packed = sliced.replace("a.b/c,", "a.b/c, allocation: Packed,");
     assert_eq!(answer(&packed, "TimeSlicing", &held, 2).0, [(2, 2)]);
@@ -119,7 +119,7 @@ fn shares_are_answered_as_the_agent_does() {
         (gpus.as_slice(), why.as_str()),
         (
             [(2, 2)].as_slice(),
-            "the least is free there of all on which the request fits"
+            "it has the fewest free shares of the devices that fit"
         )
     );
     assert_eq!(
@@ -135,7 +135,7 @@ fn shares_are_answered_as_the_agent_does() {
     assert!(answer(memory, "Memory", &held, 5).1.starts_with("no device has 5 free"));
     assert_eq!(
         answer(memory, "Memory", &held, 30).1,
-        "29 are free now, so a pod that asks for 30 does not start here"
+        "29 are free, so a pod that requests 30 cannot start here"
     );
 }
 
@@ -145,7 +145,10 @@ fn a_resource_is_named_where_it_is_not_plain_which() {
     let error = topology(&gpu_node, Some(1), Some("x.y/z"))
         .expect_err("there is none")
         .to_string();
-    assert_eq!(error, "answer the request: the node offers no x.y/z; it offers a.b/c");
+    assert_eq!(
+        error,
+        "answer the request: the node does not advertise x.y/z; it advertises a.b/c"
+    );
     let status = gpu_node.status.as_mut().expect("a status");
     let more = gpunode_crds::ResourceStatus {
         name: "d.e/f".to_owned(),
@@ -155,11 +158,11 @@ fn a_resource_is_named_where_it_is_not_plain_which() {
     let error = topology(&gpu_node, Some(1), None).expect_err("two of them").to_string();
     assert_eq!(
         error,
-        "answer the request: name one with --resource: the node offers a.b/c, d.e/f"
+        "answer the request: choose a resource with --resource; the node advertises a.b/c, d.e/f"
     );
     assert!(topology(&gpu_node, Some(1), Some("d.e/f")).is_ok());
     gpu_node.status = None;
-    assert_eq!(shown(&gpu_node, None), "node gpu-v100 has no GPU now\n");
+    assert_eq!(shown(&gpu_node, None), "node gpu-v100 has no GPU\n");
     assert!(topology(&gpu_node, Some(1), None).is_err());
 }
 

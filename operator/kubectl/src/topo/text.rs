@@ -5,41 +5,38 @@ use super::{
     request::{DeviceChoice, RequestAnswer},
     topology::NodeTopology,
 };
-use crate::output::{TableCell, grid, plain, style, table};
+use crate::output::{TableCell, grid, named, plain, style, table};
 use gpunode_crds::LinkLevel;
 use std::{collections::BTreeSet, fmt::Write as _};
 
-/// Pods that are named of one GPU.
+/// Most pods named for one GPU.
 const MAX_PODS: usize = 2;
 
-/// What the symbols of the table mean, nearest first.
+/// Meanings of the table's symbols, nearest first.
 const LEGEND: [(LinkLevel, &str); 7] = [
     (LinkLevel::Internal, "the same board"),
     (LinkLevel::Pix, "one PCIe switch"),
-    (LinkLevel::Pxb, "several PCIe switches, and no host bridge"),
+    (LinkLevel::Pxb, "several PCIe switches, without a host bridge"),
     (LinkLevel::Phb, "a PCIe host bridge, typically the CPU"),
     (LinkLevel::Node, "host bridges of one NUMA node"),
     (LinkLevel::Sys, "the interconnect between NUMA nodes"),
-    (LinkLevel::Unknown, "the driver does not say"),
+    (LinkLevel::Unknown, "the driver does not report it"),
 ];
 
-/// The table of links with who holds what, its legend, and the answer.
+/// Returns the table of links and holders, its legend, and the answer.
 pub fn topology(topology: &NodeTopology) -> String {
     let mut text = if topology.gpus.is_empty() {
-        format!("node {} has no GPU now\n", plain(&topology.node))
+        format!("node {} has no GPU\n", plain(&topology.node))
     } else {
         matrix(&topology.gpus) + &legend(&topology.gpus)
     };
     let bad = style::BAD;
     if !topology.missing.is_empty() {
         let missing: Vec<_> = topology.missing.iter().map(ToString::to_string).collect();
-        let _ = writeln!(text, "\n{bad}missing now: GPU {}{bad:#}", missing.join(", "));
+        let _ = writeln!(text, "\n{bad}missing: GPU {}{bad:#}", missing.join(", "));
     }
     if topology.holders_truncated {
-        let _ = writeln!(
-            text,
-            "\n{bad}not every pod that holds a device of this node is known{bad:#}"
-        );
+        let _ = writeln!(text, "\n{bad}the agent's list of holders is incomplete{bad:#}");
     }
     topology
         .request
@@ -79,16 +76,10 @@ fn holders(gpu: &LinkedGpu) -> String {
         .iter()
         .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
         .collect();
-    let named: Vec<&str> = pods.iter().take(MAX_PODS).map(String::as_str).collect();
-    let more = pods.len().saturating_sub(MAX_PODS);
-    if more > 0 {
-        format!("{} and {more} more", named.join(", "))
-    } else {
-        named.join(", ")
-    }
+    named(pods, MAX_PODS)
 }
 
-/// Of the symbols that occur.
+/// Explains the symbols that occur.
 fn legend(gpus: &[LinkedGpu]) -> String {
     let links = || gpus.iter().flat_map(|gpu| &gpu.links);
     let mut text = String::from("\n");
@@ -106,7 +97,7 @@ fn legend(gpus: &[LinkedGpu]) -> String {
 fn request(answer: &RequestAnswer) -> String {
     let heading = style::HEADING;
     let (size, resource, order, free) = (answer.size, plain(&answer.resource), &answer.order, answer.free);
-    let mut text = format!("\n{heading}REQUEST{heading:#} {size} of {resource}, {order}; {free} free now\n");
+    let mut text = format!("\n{heading}REQUEST{heading:#} {size} of {resource}, {order}; {free} free\n");
     let row = |(rank, set): (usize, &DeviceChoice)| -> [TableCell; 7] {
         let style = if rank == 0 { style::GOOD } else { style::PLAIN };
         let left = set.left_free.as_ref();
@@ -128,7 +119,7 @@ fn request(answer: &RequestAnswer) -> String {
             "PAIR SCORES",
             "NUMA NODES",
             "LEFT FREE",
-            "THEIR PAIR SCORES",
+            "FREE PAIR SCORES",
             "LOAD",
         ];
         text.push_str(&table(heading, &rows));
@@ -152,7 +143,7 @@ fn request(answer: &RequestAnswer) -> String {
     text
 }
 
-/// `0, 3`, or `0 x2, 3` where more than one share comes from a GPU.
+/// Returns `0, 3`, or `0 x2, 3` where more than one share comes from a GPU.
 fn gpus(set: &DeviceChoice) -> String {
     let mut counts: Vec<(i32, u32)> = Vec::new();
     for picked in &set.devices {

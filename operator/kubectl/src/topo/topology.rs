@@ -14,17 +14,17 @@ use serde::Serialize;
 pub struct NodeTopology {
     pub node: String,
     pub gpus: Vec<LinkedGpu>,
-    /// Indices of GPUs that are missing now: nothing is said of their links.
+    /// Indices of missing GPUs, whose links are unknown.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<i32>,
-    /// Whether somebody may hold a GPU who is not named.
+    /// True where the agent lists only some holders.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub holders_truncated: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request: Option<RequestAnswer>,
 }
 
-/// What a GpuNode says, and the answer to a request.
+/// Collects links and holders from a GpuNode, and answers a request.
 pub fn topology(gpu_node: &GpuNode, request: Option<u32>, resource: Option<&str>) -> anyhow::Result<NodeTopology> {
     let status = gpu_node.status.clone().unwrap_or_default();
     let missing = status

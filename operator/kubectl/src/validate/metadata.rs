@@ -1,9 +1,9 @@
-//! What the API server wants of `apiVersion`, `kind` and `metadata`.
+//! The API server's checks of `metadata`.
 
 use super::problem::FieldProblem;
 use serde_json::{Map, Value};
 
-/// Everything that is wrong with the metadata of a cluster scoped object that has to have a name.
+/// Returns the problems in the metadata of a cluster-scoped object, which needs a name.
 /// Source: `ValidateObjectMetaAccessor` in Kubernetes `apimachinery/pkg/api/validation`.
 pub fn check(object: &Value) -> Vec<FieldProblem> {
     let mut problems = Vec::new();
@@ -15,7 +15,7 @@ pub fn check(object: &Value) -> Vec<FieldProblem> {
         }
         Some(Value::String(name)) if !is_dns_subdomain(name) => problems.push(FieldProblem::new(
             "metadata.name",
-            format!("{name:?} must be lower case letters, digits, `-` and `.`, with a letter or digit at both ends"),
+            format!("{name:?} is not a valid name: use lowercase letters, digits, `-` and `.`, with a letter or digit at both ends"),
         )),
         Some(_) => {}
     }
@@ -25,7 +25,10 @@ pub fn check(object: &Value) -> Vec<FieldProblem> {
             .and_then(Value::as_object)
     };
     if let Some(key) = first_bad_key(map("labels"), is_qualified_name) {
-        problems.push(FieldProblem::new("metadata.labels", format!("{key:?} is no label key")));
+        problems.push(FieldProblem::new(
+            "metadata.labels",
+            format!("{key:?} is not a valid label key"),
+        ));
     }
     let values = map("labels")
         .into_iter()
@@ -35,14 +38,14 @@ pub fn check(object: &Value) -> Vec<FieldProblem> {
         if !value.is_empty() && !is_name_part(value) {
             problems.push(FieldProblem::new(
                 "metadata.labels",
-                format!("{value:?} of {key} is no label value"),
+                format!("{value:?} is not a valid value for label {key}"),
             ));
         }
     }
     if let Some(key) = first_bad_key(map("annotations"), |key| is_qualified_name(&key.to_lowercase())) {
         problems.push(FieldProblem::new(
             "metadata.annotations",
-            format!("{key:?} is no annotation key"),
+            format!("{key:?} is not a valid annotation key"),
         ));
     }
     problems

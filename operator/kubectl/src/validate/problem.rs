@@ -1,8 +1,8 @@
-//! One thing that is wrong with a document.
+//! A problem of one field.
 
 use serde::Serialize;
 
-/// One thing that is wrong with a document, where the API server would say it is.
+/// A problem of one field, at the path that the API server would report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FieldProblem {
     /// Path of the field as in the API server's Status causes, such as `spec.taints[0].key`; empty for the object itself.
@@ -10,12 +10,12 @@ pub struct FieldProblem {
     /// Line of the field in the file, counted from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<usize>,
-    /// What is wrong and what to do.
+    /// The problem, and what to do.
     pub message: String,
 }
 
 impl FieldProblem {
-    /// A problem of the field at `path`, on a line that is looked up later.
+    /// Creates a problem of the field at `path`; its line is looked up later.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             path: path.into(),
@@ -24,7 +24,7 @@ impl FieldProblem {
         }
     }
 
-    /// The same problem, on `line` of the file.
+    /// Sets the line in the file.
     #[must_use]
     pub fn on_line(self, line: usize) -> Self {
         Self {
@@ -34,7 +34,7 @@ impl FieldProblem {
     }
 }
 
-/// The path of the field `name` within `parent`.
+/// Returns the path of the field `name` within `parent`.
 pub fn child(parent: &str, name: &str) -> String {
     if parent.is_empty() {
         name.to_owned()
@@ -43,7 +43,7 @@ pub fn child(parent: &str, name: &str) -> String {
     }
 }
 
-/// The path without its last field or index; empty for a path of one field.
+/// Returns the path without its last field or index; empty for a path of one field.
 pub fn parent(path: &str) -> &str {
     path.rfind(['.', '['])
         .and_then(|end| path.get(..end))

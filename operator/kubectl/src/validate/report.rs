@@ -1,4 +1,4 @@
-//! How verdicts are printed.
+//! The results of a validation, and their output.
 
 use super::problem::FieldProblem;
 use crate::{
@@ -9,19 +9,19 @@ use serde::Serialize;
 use serde_json::Value;
 use std::{collections::BTreeMap, fmt::Write as _, io};
 
-/// What is thought of one document.
+/// The result for one document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ValidationResult {
-    /// The API server and gpunode accept it.
+    /// Accepted by the API server and gpunode.
     Valid,
-    /// One of them refuses it.
+    /// Refused by one of them.
     Invalid,
-    /// It is none of gpunode's kinds.
+    /// Not a gpunode kind.
     Skipped,
 }
 
-/// The verdict on one document.
+/// The report on one document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DocumentReport {
@@ -30,25 +30,26 @@ pub struct DocumentReport {
     /// Line on which the document starts, counted from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<usize>,
-    /// Its kind.
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// Kind of the object, such as `GpuNodePolicy`.
     pub kind: Option<String>,
-    /// Its name.
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// Name of the object, or its `generateName`.
     pub name: Option<String>,
-    /// What is thought of it.
-    pub verdict: ValidationResult,
-    /// What is wrong with it, in the order of the file.
+    /// Serialized as `verdict`.
+    #[serde(rename = "verdict")]
+    pub result: ValidationResult,
+    /// Problems in the order of the file.
     pub problems: Vec<FieldProblem>,
-    /// Its problems kept some rules from being checked, as they keep the API server: there may be more.
+    /// True where the problems prevent the check of some rules, here as in the API server, so that there may be more.
     pub rules_unchecked: bool,
-    /// The object as it would be stored; null where there is none.
+    /// The object as the API server would store it; null where there is none.
     #[serde(skip)]
     pub object: Value,
 }
 
 impl DocumentReport {
-    /// A report on a file of which no object could be read.
+    /// Reports a file without a readable object.
     pub fn of_file(file: &str, problem: FieldProblem) -> Self {
         let (file, line) = (file.to_owned(), problem.line);
         Self {
@@ -56,7 +57,7 @@ impl DocumentReport {
             line,
             kind: None,
             name: None,
-            verdict: ValidationResult::Invalid,
+            result: ValidationResult::Invalid,
             problems: vec![problem],
             rules_unchecked: false,
             object: Value::Null,
@@ -75,7 +76,7 @@ struct ValidationOutput<'a> {
 /// # Errors
 /// When standard output cannot be written.
 pub fn print(reports: &[DocumentReport], format: OutputFormat) -> io::Result<()> {
-    let has = |verdict| reports.iter().any(|report| report.verdict == verdict);
+    let has = |result| reports.iter().any(|report| report.result == result);
     let valid = has(ValidationResult::Valid) && !has(ValidationResult::Invalid);
     output::print(
         format,
@@ -87,7 +88,7 @@ pub fn print(reports: &[DocumentReport], format: OutputFormat) -> io::Result<()>
     )
 }
 
-/// One line per problem, then a summary.
+/// Returns one line per problem, then a summary.
 pub fn text(reports: &[DocumentReport]) -> String {
     let mut text = String::new();
     for report in reports {
@@ -110,32 +111,32 @@ pub fn text(reports: &[DocumentReport]) -> String {
             );
         }
     }
-    let count = |verdict| reports.iter().filter(|report| report.verdict == verdict).count();
+    let count = |result| reports.iter().filter(|report| report.result == result).count();
     let (valid, invalid) = (count(ValidationResult::Valid), count(ValidationResult::Invalid));
     let problems: usize = reports.iter().map(|report| report.problems.len()).sum();
     let paint = if invalid > 0 { style::BAD } else { style::GOOD };
     let _ = match (valid, invalid) {
-        (0, 0) => write!(text, "{}nothing of gpunode's is here{:#}", style::BAD, style::BAD),
+        (0, 0) => write!(text, "{}no gpunode object found{:#}", style::BAD, style::BAD),
         (valid, 0) => write!(text, "{paint}{valid} valid{paint:#}"),
         (valid, invalid) => {
             let of = output::plural(problems, "problem", "problems");
-            write!(text, "{valid} valid, {paint}{invalid} refused with {of}{paint:#}")
+            write!(text, "{valid} valid, {paint}{invalid} invalid with {of}{paint:#}")
         }
     };
     let mut skipped = BTreeMap::<&str, usize>::new();
     for report in reports
         .iter()
-        .filter(|report| report.verdict == ValidationResult::Skipped)
+        .filter(|report| report.result == ValidationResult::Skipped)
     {
         *skipped.entry(report.kind.as_deref().unwrap_or("?")).or_default() += 1;
     }
     if !skipped.is_empty() {
         let kinds: Vec<String> = skipped.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-        let _ = write!(text, "; skipped, being of other kinds: {}", kinds.join(", "));
+        let _ = write!(text, "; skipped, not gpunode kinds: {}", kinds.join(", "));
     }
     text.push('\n');
     if skipped.contains_key("Kustomization") {
-        text.push_str("a kustomization is built first: kubectl kustomize FOLDER | kubectl gpunode validate -f -\n");
+        text.push_str("build a kustomization first: kubectl kustomize FOLDER | kubectl gpunode validate -f -\n");
     }
     text
 }

@@ -1,11 +1,11 @@
-//! What a plain YAML scalar means to kubectl and the API server.
+//! Plain YAML scalars, resolved as kubectl and the API server do.
 //!
 //! Both read YAML by the rules of 1.1 (`resolve` in go.yaml.in/yaml/v2, under sigs.k8s.io/yaml), where `yes` and `on` are
 //! booleans and `0777` and `1_000` are numbers. A label value written that way is refused by the API server as no string.
 
 use serde_json::{Number, Value};
 
-/// The JSON value of the unquoted scalar `text`, or nothing where JSON has no such number.
+/// Returns the JSON value of the unquoted scalar `text`; none where JSON has no such number.
 pub fn resolve(text: &str) -> Option<Value> {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Some(Value::Null),
@@ -32,7 +32,7 @@ pub fn resolve(text: &str) -> Option<Value> {
     number(digits.parse().ok()?)
 }
 
-/// A float as Go's JSON encoder writes it: without a fraction where there is none.
+/// Returns a float as Go's JSON encoder writes it: a whole number without a fraction.
 #[allow(clippy::cast_possible_truncation, reason = "whole numbers below 2^53 are exact")]
 fn number(float: f64) -> Option<Value> {
     if float.fract() == 0.0 && float.abs() < 9_007_199_254_740_992.0 {

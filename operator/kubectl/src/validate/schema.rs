@@ -1,9 +1,14 @@
-//! The generated schema of a CRD, checked as the API server checks it.
+//! Checks against the generated schema of a CRD, as the API server does them.
 //!
 //! Order and paths follow `customResourceStrategy.Validate` in apiextensions-apiserver and the validator of kube-openapi:
 //! fields that no schema knows, nulls dropped where a field is not nullable, types and bounds, duplicate entries of
 //! list-maps, and CEL rules only where the shape of the object is right. Rules about a change (`oldSelf`) are left out,
 //! as at a create.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `fields` | finds unknown fields, drops nulls and fields that are not stored |
+//! | `shape` | checks types, bounds, patterns and required fields |
 
 mod fields;
 mod shape;
@@ -23,19 +28,18 @@ use shape::ShapeCheck;
 #[derive(Debug)]
 pub struct KindSchema(Value);
 
-/// What the schema says about an object.
+/// The problems of an object by its schema.
 #[derive(Debug, Default)]
 pub struct SchemaFindings {
-    /// Everything that is wrong.
     pub problems: Vec<FieldProblem>,
-    /// The problems kept the rules from being checked.
+    /// True where the problems prevent the check of rules.
     pub rules_unchecked: bool,
-    /// The object as it would be stored.
+    /// The object as the API server would store it.
     pub object: Value,
 }
 
 impl KindSchema {
-    /// The schema of the version of `crd` that is stored; nothing where the CRD has none.
+    /// Returns the schema of the stored version of `crd`; none where the CRD has none.
     pub fn of(crd: &CustomResourceDefinition) -> Option<Self> {
         let version = crd.spec.versions.iter().find(|version| version.storage)?;
         let mut schema = serde_json::to_value(version.schema.as_ref()?.open_api_v3_schema.as_ref()?).ok()?;
@@ -49,7 +53,7 @@ impl KindSchema {
         Some(Self(schema))
     }
 
-    /// Everything that the API server would say about `object` at a create with strict field validation, but for its
+    /// Returns the problems that the API server would report at a create with strict field validation, except those of
     /// metadata's values.
     pub fn check(&self, mut object: Value) -> SchemaFindings {
         let mut problems = Vec::new();
@@ -75,7 +79,7 @@ impl KindSchema {
 }
 
 impl KindSchema {
-    /// The CEL rules that `object` breaks; those about a change only with the object as it was.
+    /// Returns the CEL rules that `object` breaks; rules about a change only with the `old` object.
     pub fn broken_rules(&self, object: &Value, old: Option<&Value>) -> Vec<FieldProblem> {
         // `has` is false for nulls, and no rule tells them from fields that are left out.
         let without_nulls = |object: &Value| {

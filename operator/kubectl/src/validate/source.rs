@@ -1,4 +1,4 @@
-//! Where documents come from: a file, standard input, or the files of a folder.
+//! Sources of documents: a file, standard input, or the files of a folder.
 
 use super::yaml::MAX_BYTES;
 use std::{
@@ -7,37 +7,37 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A file that was read.
+/// The text of one source.
 #[derive(Clone, Debug)]
 pub struct SourceText {
-    /// Its path as given, or `-`.
+    /// Path as given, or `-`.
     pub name: String,
-    /// Its contents.
+    /// Text, at most one byte longer than the API server accepts.
     pub contents: String,
 }
 
-/// A file or folder could not be read.
+/// A failure to read a file or folder.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// Reading failed.
+    /// The system refused to read it.
     #[error("read {name}")]
     Read {
-        /// The path.
+        /// Path as given.
         name: String,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A folder holds nothing that could be a manifest.
+    /// The folder has no manifest.
     #[error(
-        "read {0}: no file in it ends in .yaml, .yml or .json, and subfolders are not searched; name a file, or a folder that holds some"
+        "read {0}: the folder has no .yaml, .yml or .json file (subfolders are not searched); name a file or another folder"
     )]
     NothingThere(String),
 }
 
-/// The files that `path` means: `-` is standard input, a folder is its `.yaml`, `.yml` and `.json` files in order of name.
+/// Reads the files at `path`: `-` is standard input, a folder stands for its `.yaml`, `.yml` and `.json` files by name.
 ///
 /// # Errors
-/// When something cannot be read, or a folder holds no manifest.
+/// When a file cannot be read, or a folder has no manifest.
 pub fn read(path: &Path) -> Result<Vec<SourceText>, SourceError> {
     let name = path.display().to_string();
     let failed = |source| SourceError::Read {
@@ -88,7 +88,7 @@ fn is_manifest(path: &Path) -> bool {
     extension.is_some_and(|extension| ["yaml", "yml", "json"].contains(&extension)) && path.is_file()
 }
 
-/// One byte more than is accepted, so that the reader can tell that there is more.
+/// Reads at most one byte more than is accepted, so that the parser can tell that the file is too long.
 fn bounded(from: impl Read) -> io::Result<String> {
     let mut contents = String::new();
     from.take(MAX_BYTES as u64 + 1).read_to_string(&mut contents)?;

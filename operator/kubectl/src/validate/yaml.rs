@@ -1,7 +1,7 @@
-//! Reads YAML as kubectl and the API server do, and remembers on which line each field is.
+//! Reads YAML as kubectl and the API server do, and remembers the line of each field.
 //!
 //! Duplicate keys are kept as problems, because strict field validation refuses them. Everything is bounded: the size of
-//! the text, the depth (by the parser) and what aliases may expand to.
+//! the text, the depth (by the parser) and the expansion of aliases.
 
 use super::{
     problem::{FieldProblem, child, parent},
@@ -14,7 +14,7 @@ use std::collections::HashMap;
 /// Most bytes of one file: the API server takes no larger request.
 pub const MAX_BYTES: usize = 3 * 1024 * 1024;
 
-/// Most values of one file, counting those that aliases repeat.
+/// Most values of one file, including those that aliases repeat.
 const MAX_VALUES: usize = 200_000;
 
 /// One document of a file.
@@ -24,13 +24,13 @@ pub struct YamlDocument {
     pub value: Value,
     /// Line on which the document starts, counted from 1.
     pub line: usize,
-    /// Keys that are given twice.
+    /// Duplicate keys.
     pub duplicates: Vec<FieldProblem>,
     lines: HashMap<String, usize>,
 }
 
 impl YamlDocument {
-    /// The line of the field at `path`, or of the nearest field around it.
+    /// Returns the line of the field at `path`, or of the nearest field around it.
     pub fn line_of(&self, path: &str) -> usize {
         let mut path = path;
         loop {
@@ -43,11 +43,11 @@ impl YamlDocument {
     }
 }
 
-/// The documents of `text`. Where it stops being YAML, those before that point and why.
+/// Parses the documents of `text`. A syntax error ends the list and is returned beside it.
 pub fn read(text: &str) -> (Vec<YamlDocument>, Option<FieldProblem>) {
     let mut documents = Vec::new();
     if text.len() > MAX_BYTES {
-        let message = format!("{} bytes are more than the API server takes, {MAX_BYTES}", text.len());
+        let message = format!("{} bytes exceed the API server's limit of {MAX_BYTES}", text.len());
         return (documents, Some(FieldProblem::new("", message)));
     }
     let mut reader = YamlReader {
@@ -114,7 +114,7 @@ impl<'a> YamlReader<'a> {
                 } else {
                     Some(Value::String(text.to_string()))
                 };
-                let unknown = || FieldProblem::new(path, format!("{text} is no number in JSON")).on_line(line);
+                let unknown = || FieldProblem::new(path, format!("{text} is not a JSON number")).on_line(line);
                 (value.ok_or_else(unknown)?, anchor)
             }
             Event::SequenceStart(_, anchor, _) => (self.sequence(path)?, anchor),
@@ -124,7 +124,7 @@ impl<'a> YamlReader<'a> {
                 self.take(count(&value), line)?;
                 (value, 0)
             }
-            _ => return Err(FieldProblem::new(path, "no value where one is expected").on_line(line)),
+            _ => return Err(FieldProblem::new(path, "a value is missing").on_line(line)),
         };
         if anchor != 0 {
             self.anchors.insert(anchor, value.clone());
@@ -158,7 +158,7 @@ impl<'a> YamlReader<'a> {
                 key @ (Value::Bool(_) | Value::Number(_)) => key.to_string(),
                 _ => {
                     return Err(
-                        FieldProblem::new(path, "a key is neither text nor a number").on_line(span.start.line())
+                        FieldProblem::new(path, "a key must be a string or a number").on_line(span.start.line())
                     );
                 }
             };
@@ -172,7 +172,7 @@ impl<'a> YamlReader<'a> {
             let Some((event, value_span)) = self.next()? else { break };
             let value = self.value(event, value_span, &field)?;
             if let (Some(first), Some(document)) = (first, self.document.as_mut()) {
-                let message = format!("is given twice, first on line {first}; remove one of them");
+                let message = format!("is given twice, first on line {first}; remove one");
                 document
                     .duplicates
                     .push(FieldProblem::new(field, message).on_line(span.start.line()));
@@ -206,7 +206,7 @@ impl<'a> YamlReader<'a> {
 }
 
 fn unreadable(error: &ScanError) -> FieldProblem {
-    FieldProblem::new("", format!("is not YAML: {}", error.info())).on_line(error.marker().line())
+    FieldProblem::new("", format!("is not valid YAML: {}", error.info())).on_line(error.marker().line())
 }
 
 fn into_object(value: Value) -> Option<Map<String, Value>> {
@@ -265,7 +265,7 @@ mod tests {
         let (documents, _) = read("spec:\n  mode: Enforce\n  mode: Preview\n");
         assert_eq!(
             documents[0].duplicates,
-            [FieldProblem::new("spec.mode", "is given twice, first on line 2; remove one of them").on_line(3)]
+            [FieldProblem::new("spec.mode", "is given twice, first on line 2; remove one").on_line(3)]
         );
     }
 
@@ -273,7 +273,7 @@ mod tests {
     fn broken_text_keeps_the_documents_before_it() {
         let (documents, problem) = read("a: 1\n---\nb: [\n");
         assert_eq!(documents.len(), 1);
-        assert!(problem.expect("a problem").message.starts_with("is not YAML: "));
+        assert!(problem.expect("a problem").message.starts_with("is not valid YAML: "));
         assert!(read(&" ".repeat(MAX_BYTES + 1)).1.is_some());
     }
 

@@ -167,7 +167,7 @@ fn what_a_deleted_policy_gave_goes_and_what_runs_on_it_notices() {
     for line in [
         "- label a=b",
         "- governed by old",
-        "the device plugin leaves while ml/train",
+        "the device plugin is removed while pod ml/train",
         "policy old: deleted; matched 1",
     ] {
         assert!(text.contains(line), "{line}: {text}");
@@ -352,7 +352,7 @@ fn what_will_be_there_only_for_a_while_is_a_note_and_no_change() {
         "{:?}",
         node.changes
     );
-    let told = "taint gpunode.dev/not-ready:NoSchedule is there until what is promised is allocatable";
+    let told = "taint gpunode.dev/not-ready:NoSchedule is set only until the promised resources are allocatable";
     assert!(node.notes.iter().any(|note| note == told), "{:?}", node.notes);
     assert!(!planned.is_disruptive());
 }

@@ -77,7 +77,7 @@ resources:
 ";
     insta::assert_snapshot!(said(&json!({"gpus": unequal()}), "{}", to), @r"
     z.b/large: 1 GPU x 4 replicas = 4 (0 -> 4)
-    a.b/none: nothing: no device is left here that it selects (0 -> 0)
+    a.b/none: nothing: no remaining device matches its selector (0 -> 0)
     nvidia.com/gpu: 2 GPUs (3 -> 2)
     ");
     let all = "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 4, replicasPerDevice: [{devices: {indices: [2]}, replicas: 2}]}}]";
@@ -88,13 +88,13 @@ resources:
     insta::assert_snapshot!(said(&json!({"gpus": unequal()}), "{}", memory), @r"
     a.b/mem: 1 GPU x 1 unit of 10 GiB + 1 GPU x 8 units of 10 GiB = 9 (0 -> 9)
     ! offer a.b/mem: GPU 2 has 8 GiB of memory, less than one unit of 10 GiB; lower sharing.unit
-    ! the node would fail, and the rollout stop there
+    ! the node would fail and stop the rollout
     ");
     let mps = "resources: [{name: a.b/mps, devices: {indices: [0, 2]}, sharing: {strategy: Mps, replicas: 10}}]";
     insta::assert_snapshot!(said(&json!({"gpus": unequal()}), "{}", mps), @r"
     a.b/mps: 1 GPU x 10 shares = 10 (0 -> 10)
     ! offer a.b/mps: GPU 2 (Tesla-P4) cannot limit MPS clients, which Volta and newer can; share it by TimeSlicing
-    ! the node would fail, and the rollout stop there
+    ! the node would fail and stop the rollout
     ");
 }
 
@@ -102,20 +102,20 @@ resources:
 fn mig_devices_are_counted_and_what_they_cannot_give_is_said() {
     let (single, mixed) = ("mig: {strategy: Single}", "mig: {strategy: Mixed}");
     insta::assert_snapshot!(said(&json!({"gpus": divided(&["1g.10gb", "1g.10gb", "2g.20gb"], true)}), "{}", mixed), @r"
-    nvidia.com/gpu: nothing: no device is left here that it selects (1 -> 0)
+    nvidia.com/gpu: nothing: no remaining device matches its selector (1 -> 0)
     nvidia.com/mig-1g.10gb: 2 MIG devices (0 -> 2)
     nvidia.com/mig-2g.20gb: 1 MIG device (0 -> 1)
     ");
     insta::assert_snapshot!(said(&json!({"gpus": divided(&["1g.10gb", "2g.20gb"], true)}), "{}", single), @r"
     nvidia.com/gpu: nothing (1 -> 0)
     ! offer nvidia.com/gpu: mig.strategy Single needs equal devices, and MIG device 0:0 is 1g.10gb while MIG device 0:1 is 2g.20gb, so nothing of it is offered; divide the GPUs alike, select them into several resources, or use Mixed
-    ! the node would fail, and the rollout stop there
-    ! the node would offer nothing any more (now 1 device)
+    ! the node would fail and stop the rollout
+    ! the node would no longer advertise any device (now 1 device)
     ");
     insta::assert_snapshot!(said(&json!({"gpus": divided(&[], true)}), mixed, single), @r"
     nvidia.com/gpu: nothing (0 -> 0)
     ! offer nvidia.com/gpu: 1 of its GPUs (the first is GPU 0) have MIG enabled and no MIG device, so nothing of it is offered; create instances or disable MIG there
-    ! the node would fail, and the rollout stop there
+    ! the node would fail and stop the rollout
     ");
 }
 
@@ -148,14 +148,14 @@ fn devices_that_somebody_holds_wait_for_their_pods() {
     let shared = "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 2}}]";
     insta::assert_snapshot!(said(&status(false), "{}", shared), @r"
     nvidia.com/gpu: 3 GPUs x 2 replicas = 6 (3 -> 6)
-    ! GPUs 0, 1 keep their present offer until ml/train is gone
-    ! GPU 2 keeps its present offer until ml/a, ml/b, ml/c and 1 other pod are gone
+    ! GPUs 0, 1 stay unchanged until pod ml/train ends
+    ! GPU 2 stays unchanged until pods ml/a, ml/b, ml/c and 1 more end
     ");
     let part = "resources: [{name: nvidia.com/gpu, devices: {indices: [0, 1]}}]";
     insta::assert_snapshot!(said(&status(true), "{}", part), @r"
     nvidia.com/gpu: 2 GPUs (3 -> 2)
-    ! GPU 2 keeps its present offer until ml/a, ml/b, ml/c and 1 other pod are gone
-    ! not every pod that holds a device of this node is known, so more devices may wait
+    ! GPU 2 stays unchanged until pods ml/a, ml/b, ml/c and 1 more end
+    ! the agent's list of holders is incomplete, so more devices may have to wait
     ");
     for to in [
         "passDeviceSpecs: true",
@@ -174,15 +174,15 @@ fn what_cannot_be_counted_is_said() {
     gpus[1]["missingSince"] = json!("2026-01-01T00:00:00Z");
     insta::assert_snapshot!(said(&json!({"gpus": gpus}), "{}", "passDeviceSpecs: true"), @r"
     nvidia.com/gpu: 2 GPUs (2 -> 2)
-    ! 1 GPU of this node is missing now and not counted
+    ! 1 GPU of this node is missing and not counted
     ");
     insta::assert_snapshot!(said(&json!({}), "{}", "passDeviceSpecs: true"), @r"
-    ! the GPUs of this node are not known yet, so what it would offer is not counted
+    ! the GPUs of this node are not known yet, so its resources are not counted
     ");
     let much = "resources: [{name: a.b/c, sharing: {strategy: TimeSlicing, replicas: 8192}}]";
     let gpus: Value = (0..16).map(|index| gpu(index, "Tesla-T4", 16384, "7.5")).collect();
     insta::assert_snapshot!(said(&json!({"gpus": gpus}), "{}", much), @r"
-    ! the agent would refuse this configuration: offer a.b/c: the list of 131072 shares takes 6602752 bytes, more than the 4194304 that a kubelet receives; lower sharing.replicas
-    ! the node would fail, and the rollout stop there
+    ! the agent would reject this configuration: offer a.b/c: the list of 131072 shares takes 6602752 bytes, more than the 4194304 that a kubelet receives; lower sharing.replicas
+    ! the node would fail and stop the rollout
     ");
 }

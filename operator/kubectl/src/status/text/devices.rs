@@ -1,7 +1,7 @@
-//! Devices, who holds them and what they wait for, for people.
+//! Devices, their holders, and the pods that they wait for, for people.
 
 use crate::{
-    output::{TableCell, plain, style, table},
+    output::{TableCell, named, plain, style, table},
     status::{
         devices::{DeviceAvailability, DeviceSummary},
         fleet::FleetSummary,
@@ -12,10 +12,10 @@ use crate::{
 use gpunode_crds::Holder;
 use std::fmt::Write as _;
 
-/// Pods that are named of one device that waits.
+/// Most pods named for one waiting device.
 const MAX_PODS: usize = 3;
 
-/// Every device of the nodes, with who holds it.
+/// Returns every device of the nodes, with its holders.
 pub fn device_table(fleet: &FleetSummary) -> String {
     let rows: Vec<_> = fleet.nodes.iter().flat_map(device_rows).collect();
     if rows.is_empty() {
@@ -25,7 +25,7 @@ pub fn device_table(fleet: &FleetSummary) -> String {
     format!("\n{}", table(heading, &rows))
 }
 
-/// One row for each holder of each device, and one for a device that nobody holds.
+/// Returns one row for each holder of each device, and one for a device without a holder.
 fn device_rows(node: &NodeSummary) -> Vec<[TableCell; 8]> {
     let row = |device: &DeviceSummary, holder: Option<&Holder>| {
         let of = |text: fn(&Holder) -> String| TableCell::from(holder.map(text).unwrap_or_default());
@@ -53,7 +53,7 @@ fn gpu(device: &DeviceSummary) -> TableCell {
     device.gpu.map(|gpu| gpu.to_string()).unwrap_or_default().into()
 }
 
-/// `3/10`: three of ten shares. What is held of a resource that does not have the device any more is of none.
+/// Returns `3/10` for three of ten shares, or `3` where the resource no longer has the device.
 fn held(device: &DeviceSummary, holder: Option<&Holder>) -> String {
     let is_of = |holder: &Holder| device.resource.as_ref() == Some(&holder.resource);
     match holder {
@@ -74,11 +74,11 @@ fn paint(state: DeviceAvailability) -> anstyle::Style {
     }
 }
 
-/// Why free shares of a resource are not given out, in a line for each such resource.
+/// Says why free shares are withheld, in one line per resource.
 pub fn withheld(node: &NodeSummary) -> String {
     let line = |resource: &ResourceSummary| {
         let count = resource.withheld?;
-        // All that is free and healthy is on one device then.
+        // The free healthy shares are all on this device.
         let free = |device: &DeviceSummary| i64::from(device.healthy) - device.held();
         let devices = node
             .devices
@@ -87,10 +87,10 @@ pub fn withheld(node: &NodeSummary) -> String {
         let most = devices
             .filter(|_| !node.holders_truncated)
             .max_by_key(|device| free(device));
-        let most = most.map(|device| format!(": at most {} are free on one device ({})", free(device), device.name()));
+        let most = most.map(|device| format!("; at most {} are free on one device ({})", free(device), device.name()));
         let (node, name) = (&node.name, &resource.name);
         Some(format!(
-            "{node}: {name}: {count} withheld until something is freed{}",
+            "{node}: {name}: {count} withheld until a share is freed{}",
             most.unwrap_or_default()
         ))
     };
@@ -98,7 +98,7 @@ pub fn withheld(node: &NodeSummary) -> String {
     lines.map(|line| plain(&line) + "\n").collect()
 }
 
-/// Devices whose change waits for running pods, with these; at most `most` of them.
+/// Returns the devices whose change waits for running pods; at most `most` of them.
 pub fn waiting(fleet: &FleetSummary, most: usize) -> String {
     let devices = fleet
         .nodes
@@ -107,16 +107,7 @@ pub fn waiting(fleet: &FleetSummary, most: usize) -> String {
     let rows: Vec<[TableCell; 5]> = devices
         .filter_map(|(node, device)| {
             let waiting = device.waiting.as_ref()?;
-            let mut pods = waiting
-                .pods
-                .iter()
-                .take(MAX_PODS)
-                .cloned()
-                .collect::<Vec<_>>()
-                .join(", ");
-            if waiting.pods.len() > MAX_PODS {
-                let _ = write!(pods, " and {} more", waiting.pods.len() - MAX_PODS);
-            }
+            let pods = named(&waiting.pods, MAX_PODS);
             let (hardware, why) = (device.hardware.as_str(), waiting.message.as_str());
             Some([
                 node.name.as_str().into(),
@@ -132,12 +123,12 @@ pub fn waiting(fleet: &FleetSummary, most: usize) -> String {
     }
     let shown = rows.get(..most).unwrap_or(&rows);
     let heading = style::HEADING;
-    let table = table(["NODE", "GPU", "DEVICE", "HELD BY", "WHAT WAITS"], shown);
+    let table = table(["NODE", "GPU", "DEVICE", "HELD BY", "PENDING CHANGE"], shown);
     let mut text = format!("\n{heading}WAITING FOR RUNNING PODS{heading:#}\n{table}");
     if rows.len() > shown.len() {
         let _ = writeln!(
             text,
-            "and {} more; `kubectl gpunode status NODE` shows those of a node",
+            "and {} more; list a node's with `kubectl gpunode status NODE`",
             rows.len() - shown.len()
         );
     }

@@ -32,17 +32,17 @@ fn a_fleet_is_one_table_with_its_problems_below() {
     POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
     new      Preview   0          0         0             0          0        0            Unknown   -
     v100     Enforce   100        3         1             1          1        0            False     NodesUpdating
-    policy new matches no node; nearest is node a, and 5 other nodes are as near: spec.nodeSelector.matchLabels[pool]: it is to be "x", the node has no such label
+    policy new matches no node; nearest node: a (and 5 others as near): spec.nodeSelector.matchLabels[pool]: it is to be "x", the node has no such label
 
     PROBLEMS
     GpuNode d: its status cannot be read: bad time
-    policy new: the operator has not seen the present spec; is it running?
+    policy new: the operator has not processed the current spec; check that it is running: `kubectl -n gpunode-system get pods`
     policy v100: Degraded (NodesFailed): 1 node failed
     policy v100: node b: ConfigurationRejected: resources[0].name: bad
     node c: NodeNotReady: the node's kubelet is not ready
-    node c: nvidia.com/gpu: the agent says 7, the Node offers 0; look at the agent with `kubectl -n gpunode-system get pods -o wide --field-selector spec.nodeName=c`
-    node g: nvidia.com/gpu: the agent says 7, the Node offers 0; look at the agent with `kubectl -n gpunode-system get pods -o wide --field-selector spec.nodeName=g`
-    node g: its configuration comes from policy gone, which does not exist; the operator takes it away, so see whether it runs: `kubectl -n gpunode-system get pods`
+    node c: nvidia.com/gpu: the agent advertises 7, the Node has 0 allocatable; check the agent with `kubectl -n gpunode-system get pods -o wide --field-selector spec.nodeName=c`
+    node g: nvidia.com/gpu: the agent advertises 7, the Node has 0 allocatable; check the agent with `kubectl -n gpunode-system get pods -o wide --field-selector spec.nodeName=g`
+    node g: its configuration comes from policy gone, which no longer exists; the operator should remove it, check that it is running: `kubectl -n gpunode-system get pods`
     "#);
 }
 
@@ -59,12 +59,12 @@ fn a_fleet_names_the_devices_that_wait_and_the_pods_that_they_wait_for() {
     p        Enforce   0          0         0             0          0        0            Unknown   -
 
     WAITING FOR RUNNING PODS
-    NODE   GPU   DEVICE           HELD BY                                 WHAT WAITS
+    NODE   GPU   DEVICE           HELD BY                                 PENDING CHANGE
     n      0     A100-SXM4-80GB   team/llm, team/ocr, team/x and 2 more   stays aliyun.com/gpu-mem until its holders are gone, then becomes nvidia.com/gpu
 
     PROBLEMS
     node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
-    node n: GPU 10 not seen since 2026-01-02T03:04:05Z, by the agent or by the driver; after 15 minutes it counts as removed. See `nvidia-smi` and the kernel's log on the node
+    node n: GPU 10 not seen by the agent or the driver since 2026-01-02T03:04:05Z; counts as removed after 15 minutes. Check `nvidia-smi` and the kernel log on the node
     ");
 }
 
@@ -82,29 +82,29 @@ fn a_node_by_name_says_who_holds_which_device() {
     IN USE   MEMORY              GPU CORES   SHARES
     n        40.5/499 GiB (8%)   0/2 (0%)    0: 30/80, 1: 0/10, 2: 1/2, 3: 0/80, 4: 1/80, 5: 0/10, 6: 0/1, 8: 3/4
 
-    NODE   GPU   DEVICE           STATE           RESOURCE                 HELD    POD          CONTAINER
-    n      0     A100-SXM4-80GB   waits           aliyun.com/gpu-mem       20/80   team/llm     main
-    n      0     A100-SXM4-80GB   waits           aliyun.com/gpu-mem       10/80   team/ocr     main
-    n      1     A100-SXM4-80GB   no MPS daemon   nvidia.com/gpu.mps       0/10    -            -
-    n      2     1g.10gb (7/0)    free            nvidia.com/mig-1g.10gb   0/1     -            -
-    n      2     1g.10gb (8/0)    held            nvidia.com/mig-1g.10gb   1/1     team/train   main
-    n      3     A100-SXM4-80GB   free            aliyun.com/gpu-mem       0/80    -            -
-    n      4     A100-SXM4-80GB   held            aliyun.com/gpu-mem       1/80    team/asr     main
-    n      5     A100-SXM4-80GB   withheld        aliyun.com/gpu-mem       0/10    -            -
-    n      6     A100-SXM4-80GB   free            nvidia.com/gpu           0/1     -            -
-    n      7     A100-SXM4-80GB   not offered     -                        -       -            -
-    n      8     A100-SXM4-80GB   held            nvidia.com/gpu.shared    3/4     team/nb      main
-    n      10    A100-SXM4-80GB   missing         -                        -       -            -
-    n      -     GPU-9            gone            nvidia.com/gpu           1/1     team/old     main
-    n: aliyun.com/gpu-mem: 89 withheld until something is freed: at most 80 are free on one device (GPU 3)
+    NODE   GPU   DEVICE           STATE            RESOURCE                 HELD    POD          CONTAINER
+    n      0     A100-SXM4-80GB   waiting          aliyun.com/gpu-mem       20/80   team/llm     main
+    n      0     A100-SXM4-80GB   waiting          aliyun.com/gpu-mem       10/80   team/ocr     main
+    n      1     A100-SXM4-80GB   no MPS daemon    nvidia.com/gpu.mps       0/10    -            -
+    n      2     1g.10gb (7/0)    free             nvidia.com/mig-1g.10gb   0/1     -            -
+    n      2     1g.10gb (8/0)    held             nvidia.com/mig-1g.10gb   1/1     team/train   main
+    n      3     A100-SXM4-80GB   free             aliyun.com/gpu-mem       0/80    -            -
+    n      4     A100-SXM4-80GB   held             aliyun.com/gpu-mem       1/80    team/asr     main
+    n      5     A100-SXM4-80GB   withheld         aliyun.com/gpu-mem       0/10    -            -
+    n      6     A100-SXM4-80GB   free             nvidia.com/gpu           0/1     -            -
+    n      7     A100-SXM4-80GB   not advertised   -                        -       -            -
+    n      8     A100-SXM4-80GB   held             nvidia.com/gpu.shared    3/4     team/nb      main
+    n      10    A100-SXM4-80GB   missing          -                        -       -            -
+    n      -     GPU-9            gone             nvidia.com/gpu           1/1     team/old     main
+    n: aliyun.com/gpu-mem: 89 withheld until a share is freed; at most 80 are free on one device (GPU 3)
 
     WAITING FOR RUNNING PODS
-    NODE   GPU   DEVICE           HELD BY                                 WHAT WAITS
+    NODE   GPU   DEVICE           HELD BY                                 PENDING CHANGE
     n      0     A100-SXM4-80GB   team/llm, team/ocr, team/x and 2 more   stays aliyun.com/gpu-mem until its holders are gone, then becomes nvidia.com/gpu
 
     PROBLEMS
     node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
-    node n: GPU 10 not seen since 2026-01-02T03:04:05Z, by the agent or by the driver; after 15 minutes it counts as removed. See `nvidia-smi` and the kernel's log on the node
+    node n: GPU 10 not seen by the agent or the driver since 2026-01-02T03:04:05Z; counts as removed after 15 minutes. Check `nvidia-smi` and the kernel log on the node
     ");
 }
 
@@ -123,9 +123,9 @@ fn a_rollout_says_how_far_it_is_and_where_it_stopped() {
     POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
     p        Enforce   0          7         2             3          2        0            Unknown   -
 
-    ROLLOUT   IN FORCE   CHANGING   AT ONCE   TO COME   NOT AWAITED   STOPPED AT
-    p         2 of 7     n3         2         2         1             n4
-    p: stopped at n4: ConfigurationRejected: offer nvidia.com/gpu: no GPU is left; no other node changes until the spec does
+    ROLLOUT   IN FORCE   CHANGING   AT ONCE   PENDING   NOT WAITED FOR   STOPPED AT
+    p         2 of 7     n3         2         2         1                n4
+    p: stopped at n4: ConfigurationRejected: offer nvidia.com/gpu: no GPU is left; no other node changes until you change the policy's spec
 
     PROBLEMS
     node n4: ConfigurationRejected: offer nvidia.com/gpu: no GPU is left
@@ -153,12 +153,12 @@ fn a_name_that_is_no_gpu_node_is_told_apart_from_one_that_is_no_node() {
             .to_string()
     };
     assert!(
-        refusal("cpu").starts_with("show node cpu: it has no GpuNode, since"),
+        refusal("cpu").starts_with("show node cpu: it has no GpuNode, because"),
         "{}",
         refusal("cpu")
     );
     assert!(
-        refusal("nope").starts_with("show node nope: the cluster has no node of that name"),
+        refusal("nope").starts_with("show node nope: the node does not exist"),
         "{}",
         refusal("nope")
     );
@@ -177,7 +177,7 @@ fn a_long_list_of_what_waits_is_cut() {
         "{text}"
     );
     assert!(
-        text.contains("and 5 more; `kubectl gpunode status NODE` shows those of a node"),
+        text.contains("and 5 more; list a node's with `kubectl gpunode status NODE`"),
         "{text}"
     );
 }
@@ -185,8 +185,8 @@ fn a_long_list_of_what_waits_is_cut() {
 #[test]
 fn an_empty_cluster_says_what_comes_next() {
     insta::assert_snapshot!(shown(&FleetSummary::default()), @r"
-    no GpuNode yet: they appear when gpunode-discovery finds a GPU, or when a policy with a devicePlugin matches a node
+    no GpuNode exists yet; one appears when gpunode-discovery finds a GPU, or a policy with a devicePlugin matches a node
 
-    no GpuNodePolicy yet: write one and see what it would do with `kubectl gpunode plan -f FILE`
+    no GpuNodePolicy exists yet; write one and preview it with `kubectl gpunode plan -f FILE`
     ");
 }

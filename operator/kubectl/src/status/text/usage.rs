@@ -1,4 +1,4 @@
-//! What is in use, for people.
+//! Memory, cores and shares in use, for people.
 
 use crate::{
     output::{TableCell, table},
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// MiB in a GiB.
 const GIB: i64 = 1024;
 
-/// Memory, cores and shares that containers hold, a row for each node that offers something, and one for all of them.
+/// Returns a row for each node that advertises devices, and one for all of them.
 pub fn usage(fleet: &FleetSummary) -> String {
     let offering = fleet.nodes.iter().filter(|node| !node.usage.shares.is_empty());
     let mut rows: Vec<_> = offering
@@ -54,7 +54,7 @@ fn row(name: &str, usage: &DeviceUsage, shares: String) -> [TableCell; 4] {
     ]
 }
 
-/// Such as `0: 30/80, 1: 0/10`: of each GPU, its MIG devices together.
+/// Returns the shares of each GPU, MIG devices added up, such as `0: 30/80, 1: 0/10`.
 fn by_gpu(node: &NodeSummary) -> String {
     let mut gpus = BTreeMap::<i32, HeldAmount>::new();
     for device in &node.devices {
@@ -72,7 +72,7 @@ fn part(amount: HeldAmount) -> String {
     format!("{}/{}", amount.held, amount.total)
 }
 
-/// `12` is 1.2, and `20` is 2.
+/// Formats tenths: `12` as 1.2, and `20` as 2.
 fn tenths(tenths: i64) -> String {
     if tenths % 10 == 0 {
         (tenths / 10).to_string()

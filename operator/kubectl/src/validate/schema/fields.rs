@@ -1,4 +1,4 @@
-//! Which fields there can be: those that no schema knows, and those that are dropped before anything is checked.
+//! Unknown fields, and fields that are dropped before the checks.
 
 use crate::validate::problem::{FieldProblem, child, parent};
 use gpunode_config::unknown_field_message;
@@ -8,7 +8,7 @@ fn properties(schema: &Value) -> Option<&Map<String, Value>> {
     schema.get("properties")?.as_object()
 }
 
-/// The schema of the field `name`, if there can be such a field.
+/// Returns the schema of the field `name`, if the schema has such a field.
 pub fn field<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
     properties(schema)
         .and_then(|known| known.get(name))
@@ -46,7 +46,7 @@ pub fn unknown_fields(schema: &Value, value: &Value, path: &str, problems: &mut 
     }
 }
 
-/// Whether objects without a schema are taken as they are, as those in `metadata.managedFields`.
+/// Returns true where objects without a schema are accepted as they are, such as in `metadata.managedFields`.
 pub fn is_open(path: &str) -> bool {
     path == "metadata" || path.starts_with("metadata.")
 }
@@ -85,7 +85,7 @@ pub fn prune(schema: &Value, value: &mut Value) {
     }
 }
 
-/// Whether null is a value.
+/// Returns true where null is a value.
 pub fn is_nullable(schema: &Value) -> bool {
     schema.get("nullable").and_then(Value::as_bool).unwrap_or(false)
 }

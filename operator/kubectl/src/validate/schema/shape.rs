@@ -1,4 +1,4 @@
-//! Types and bounds, as the validator of kube-openapi checks them.
+//! Types and bounds, checked as in the validator of kube-openapi.
 
 use super::fields::{field, is_nullable, is_open};
 use crate::{
@@ -9,12 +9,11 @@ use gpunode_config::nearest_name;
 use regex::Regex;
 use serde_json::{Map, Value};
 
-/// What is wrong with the values of an object.
+/// The problems in an object's values.
 #[derive(Default)]
 pub struct ShapeCheck {
-    /// All of it.
     pub problems: Vec<FieldProblem>,
-    /// Something is missing, too long or of another type: the API server then runs no rule (`hasBlockingErr`).
+    /// True where a value is missing, too long or of another type. The API server then runs no rule (`hasBlockingErr`).
     pub wrong_shape: bool,
 }
 
@@ -32,7 +31,7 @@ impl ShapeCheck {
     pub fn value(&mut self, schema: &Value, value: &Value, path: &str) {
         let wanted = wanted_type(schema);
         if !(is_type(wanted, value) || (value.is_null() && is_nullable(schema))) {
-            // Each field of an object where there can be none has been called unknown.
+            // The fields of this object have already been reported as unknown.
             if value.as_object().is_some_and(|fields| !fields.is_empty()) && !is_open(path) {
                 self.wrong_shape = true;
                 return;
@@ -49,7 +48,7 @@ impl ShapeCheck {
             let names: Vec<&str> = allowed.iter().filter_map(Value::as_str).collect();
             let nearest = value.as_str().and_then(|written| nearest_name(written, &names));
             let hint = nearest.map_or_else(
-                || format!("supported are {}", names.join(", ")),
+                || format!("supported values: {}", names.join(", ")),
                 |name| format!("did you mean `{name}`?"),
             );
             self.misshapen(path, format!("{value} is not supported; {hint}"));
@@ -66,7 +65,7 @@ impl ShapeCheck {
     fn text(&mut self, schema: &Value, text: &str, path: &str) {
         let length = text.chars().count();
         if let Some(most) = bound(schema, "maxLength").filter(|most| length > *most) {
-            self.misshapen(path, format!("{length} characters are more than {most}"));
+            self.misshapen(path, format!("{length} characters exceed the maximum of {most}"));
         }
         if let Some(least) = bound(schema, "minLength").filter(|least| length < *least) {
             return self.invalid(
@@ -77,10 +76,10 @@ impl ShapeCheck {
         let Some(pattern) = schema.get("pattern").and_then(Value::as_str) else {
             return;
         };
-        // A pattern that cannot be read is a fault of gpunode, and a test reads them all.
+        // A test compiles every pattern, so none fails here.
         if !Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(text)) {
             let wanted = pattern_words(path)
-                .map(|words| format!("is no {words}; it "))
+                .map(|words| format!("is not {words}; it "))
                 .unwrap_or_default();
             self.invalid(path, format!("{text:?} {wanted}does not match {pattern}"));
         }
@@ -90,10 +89,10 @@ impl ShapeCheck {
         let least = schema.get("minimum").and_then(Value::as_f64);
         let most = schema.get("maximum").and_then(Value::as_f64);
         if let Some(least) = least.filter(|least| number < *least) {
-            self.invalid(path, format!("{number} is less than {least}"));
+            self.invalid(path, format!("{number} is less than the minimum of {least}"));
         }
         if let Some(most) = most.filter(|most| number > *most) {
-            self.invalid(path, format!("{number} is more than {most}"));
+            self.invalid(path, format!("{number} is more than the maximum of {most}"));
         }
     }
 
@@ -104,7 +103,7 @@ impl ShapeCheck {
             }
         }
         if let Some(most) = bound(schema, "maxItems").filter(|most| items.len() > *most) {
-            self.misshapen(path, format!("{} entries are more than {most}", items.len()));
+            self.misshapen(path, format!("{} entries exceed the maximum of {most}", items.len()));
         }
         if let Some(least) = bound(schema, "minItems").filter(|least| items.len() < *least) {
             self.invalid(path, format!("needs at least {}", plural(least, "entry", "entries")));
@@ -120,7 +119,7 @@ impl ShapeCheck {
         for (index, key) in keys.iter().enumerate() {
             // The API server names the first repetition alone.
             if keys.iter().take(index).filter(|earlier| *earlier == key).count() == 1 {
-                let message = format!("the same {} as an entry above; keep one of them", names.join(" and "));
+                let message = format!("the same {} as an earlier entry; keep one of them", names.join(" and "));
                 self.invalid(&format!("{path}[{index}]"), message);
             }
         }
@@ -144,25 +143,25 @@ impl ShapeCheck {
             }
         }
         if let Some(most) = bound(schema, "maxProperties").filter(|most| fields.len() > *most) {
-            self.misshapen(path, format!("{} entries are more than {most}", fields.len()));
+            self.misshapen(path, format!("{} entries exceed the maximum of {most}", fields.len()));
         }
     }
 }
 
-/// What a pattern means, by the field that it is of; a schema has no place for words about the values of a list or map.
+/// Describes a pattern by its field, because a schema has no place for a message about the values of a list or map.
 fn pattern_words(path: &str) -> Option<&'static str> {
     const VALUE: &str =
-        "value of a label or taint: letters, digits, `-`, `_` and `.`, with a letter or digit at both ends";
-    // Keys of labels have dots, too.
+        "a valid label or taint value: letters, digits, `-`, `_` and `.`, with a letter or digit at both ends";
+    // A label key may contain dots, so the last field does not tell here.
     if path.starts_with("spec.labels.") || path.contains(".matchLabels.") {
         return Some(VALUE);
     }
     match path.rsplit('.').next()?.split('[').next()? {
-        "products" => Some("glob on a product in label form, such as `Tesla-V100*`"),
-        "migProfiles" => Some("glob on a MIG profile, such as `1g.*`"),
-        "uuids" => Some("UUID of a GPU or MIG device; `nvidia-smi -L` lists them as GPU-... and MIG-..."),
-        "image" => Some("name of an image, such as `registry.example/agent:1.0`"),
-        "key" => Some("key of a label or taint, such as `example.com/pool`"),
+        "products" => Some("a glob for product names, such as `Tesla-V100*`"),
+        "migProfiles" => Some("a glob for MIG profiles, such as `1g.*`"),
+        "uuids" => Some("the UUID of a GPU or MIG device; `nvidia-smi -L` lists them as GPU-... and MIG-..."),
+        "image" => Some("an image name, such as `registry.example/agent:1.0`"),
+        "key" => Some("a valid label or taint key, such as `example.com/pool`"),
         "value" | "values" => Some(VALUE),
         _ => None,
     }
@@ -172,7 +171,7 @@ fn bound(schema: &Value, name: &str) -> Option<usize> {
     schema.get(name)?.as_u64().and_then(|bound| usize::try_from(bound).ok())
 }
 
-/// The words of the API server for a value that may be an integer or a string.
+/// The API server's name for a type that is an integer or a string.
 const INT_OR_STRING: &str = "integer,string";
 
 fn wanted_type(schema: &Value) -> &str {

@@ -1,4 +1,4 @@
-//! The verdict on one document: every layer's findings, each field once.
+//! The validation of one document: the problems of every layer, each field once.
 
 use super::{
     metadata,
@@ -14,10 +14,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::{CustomResourceExt, Resource};
 use serde_json::Value;
 
-/// Where a policy has its agent configuration.
+/// Path of the agent configuration in a policy.
 const CONFIGURATION: &str = "spec.devicePlugin";
 
-/// The kinds that gpunode has, with their generated schemas.
+/// The gpunode kinds, with their generated schemas.
 #[derive(Debug)]
 pub struct KnownKinds(Vec<KnownKind>);
 
@@ -29,7 +29,7 @@ struct KnownKind {
 }
 
 impl KnownKinds {
-    /// The kinds of this version.
+    /// Returns the kinds of this version.
     ///
     /// # Errors
     /// When a generated CRD holds no schema, which is a fault of this program.
@@ -49,14 +49,14 @@ impl KnownKinds {
         ]))
     }
 
-    /// A report on each document of a file.
+    /// Validates each document of a file.
     pub fn validate(&self, text: &SourceText) -> Vec<DocumentReport> {
         let (documents, unreadable) = yaml::read(&text.contents);
         let mut reports = Vec::new();
         if documents.is_empty() && unreadable.is_none() {
             reports.push(DocumentReport::of_file(
                 &text.name,
-                FieldProblem::new("", "there is no object in it"),
+                FieldProblem::new("", "contains no object"),
             ));
         }
         for document in &documents {
@@ -93,7 +93,7 @@ impl KnownKinds {
         reports.collect()
     }
 
-    /// The rules about changes that an object breaks, which takes the place of `old`.
+    /// Returns the rules about changes that an object breaks when it replaces `old`.
     pub fn validate_change(&self, object: &Value, old: &Value) -> Vec<FieldProblem> {
         let kind = self
             .0
@@ -103,7 +103,7 @@ impl KnownKinds {
             .unwrap_or_default()
     }
 
-    /// What is wrong with an object; nothing where it is of a kind that gpunode does not know.
+    /// Checks an object; none where it is not a gpunode kind.
     fn object(&self, object: &Value, duplicates: Vec<FieldProblem>) -> Option<ObjectFindings> {
         let refuse = |field: &str, message: String| {
             let problems = vec![FieldProblem::new(field, message)];
@@ -120,22 +120,22 @@ impl KnownKinds {
             } else {
                 "kind"
             };
-            let message = "is required; an agent configuration is validated with --agent-config FILE";
+            let message = "is required; to validate an agent configuration, use --agent-config FILE";
             return refuse(missing, message.to_owned());
         };
         let kind = self.0.iter().find(|kind| kind.name == name);
         if api_version.split('/').next() != Some(GROUP) {
-            // Skipping a slip of the pen in the group would call a policy good that no API server takes.
+            // A misspelled group is an error, not a foreign kind to skip.
             let kind = kind?;
-            let message = format!("{api_version} has no {name}; did you mean {}?", kind.api_version);
+            let message = format!("{api_version} has no kind {name}; did you mean {}?", kind.api_version);
             return refuse("apiVersion", message);
         }
         let Some(kind) = kind else {
             let known: Vec<&str> = self.0.iter().map(|kind| kind.name.as_str()).collect();
-            return refuse("kind", format!("{name} is none of {}", known.join(", ")));
+            return refuse("kind", format!("unknown kind {name}; use {}", known.join(" or ")));
         };
         if kind.api_version != api_version {
-            let message = format!("there is no {name} in {api_version}; use {}", kind.api_version);
+            let message = format!("{api_version} has no kind {name}; use {}", kind.api_version);
             return refuse("apiVersion", message);
         }
         let mut problems = duplicates;
@@ -143,12 +143,12 @@ impl KnownKinds {
         add(&mut problems, metadata::check(&findings.object));
         add(&mut problems, findings.problems);
         let mut rules_unchecked = findings.rules_unchecked;
-        // Where the API server refuses the configuration, gpunode would say the same of it in other places.
+        // Where the schema refuses the configuration, gpunode's own rules would only repeat it.
         let is_refused = problems.iter().any(|problem| problem.path.starts_with(CONFIGURATION));
         if name == GpuNodePolicy::kind(&()) && !is_refused {
             match own_rules(&findings.object) {
                 Ok(later) => add(&mut problems, later),
-                // The schema has said it better.
+                // The schema's problems say it better.
                 Err(_) if !problems.is_empty() => rules_unchecked = true,
                 Err(problem) => problems.push(problem),
             }
@@ -167,10 +167,10 @@ struct ObjectFindings {
     object: Value,
 }
 
-/// The rules of the agent configuration that a policy breaks.
+/// Returns the rules of the agent configuration that a policy breaks.
 ///
 /// # Errors
-/// Why gpunode's own type cannot read the object.
+/// When gpunode's own type cannot read the object.
 fn own_rules(object: &Value) -> Result<Vec<FieldProblem>, FieldProblem> {
     let policy = serde_path_to_error::deserialize::<_, GpuNodePolicy>(object)
         .map_err(|error| FieldProblem::new(error.path().to_string(), error.inner().to_string()))?;
@@ -186,7 +186,7 @@ fn own_rules(object: &Value) -> Result<Vec<FieldProblem>, FieldProblem> {
         .collect())
 }
 
-/// Adds what a later layer says, unless an earlier one said it of the same field or of the list entry that it is in.
+/// Adds the problems of a later layer, except where an earlier one has a problem of the same field or list entry.
 fn add(problems: &mut Vec<FieldProblem>, later: Vec<FieldProblem>) {
     for problem in later {
         let around = Some(parent(&problem.path)).filter(|path| path.ends_with(']'));
@@ -212,13 +212,13 @@ fn report(
         object,
     }) = finding
     else {
-        let (verdict, problems, object) = (ValidationResult::Skipped, Vec::new(), Value::Null);
+        let (result, problems, object) = (ValidationResult::Skipped, Vec::new(), Value::Null);
         return DocumentReport {
             file,
             line,
             kind,
             name,
-            verdict,
+            result,
             problems,
             rules_unchecked: false,
             object,
@@ -228,7 +228,7 @@ fn report(
         problem.line.get_or_insert_with(|| line_of(&problem.path));
     }
     problems.sort_by_key(|problem| problem.line);
-    let verdict = if problems.is_empty() {
+    let result = if problems.is_empty() {
         ValidationResult::Valid
     } else {
         ValidationResult::Invalid
@@ -238,14 +238,14 @@ fn report(
         line,
         kind,
         name,
-        verdict,
+        result,
         problems,
         rules_unchecked,
         object,
     }
 }
 
-/// A report on an agent configuration, as `gpunode-agent run --config FILE` would read it.
+/// Validates an agent configuration as `gpunode-agent run --config FILE` reads it.
 pub fn validate_agent_config(text: &SourceText) -> DocumentReport {
     let problems = gpunode_config::load(&text.contents)
         .err()
@@ -261,7 +261,7 @@ pub fn validate_agent_config(text: &SourceText) -> DocumentReport {
             message: problem.message,
         })
         .collect();
-    let verdict = if problems.is_empty() {
+    let result = if problems.is_empty() {
         ValidationResult::Valid
     } else {
         ValidationResult::Invalid
@@ -272,7 +272,7 @@ pub fn validate_agent_config(text: &SourceText) -> DocumentReport {
         line: None,
         kind,
         name: None,
-        verdict,
+        result,
         problems,
         rules_unchecked: false,
         object: Value::Null,
