@@ -1,61 +1,61 @@
-//! The types of the agent configuration and their defaults.
+//! Types of the agent configuration and their defaults.
 //!
-//! Defaults are answered by methods and never written into a value, so that what a user applied is what a GitOps tool
-//! reads back (`docs/adr/0001-api.md`).
+//! Methods return the defaults; they are never written into a value, so that a GitOps tool reads back exactly what a user
+//! applied (`docs/adr/0001-api.md`).
 
 use crate::{Allocation, DeviceSelector, HealthRules, MigConfig, MigStrategy, Sharing, SharingStrategy};
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-/// Name under which GPUs are offered when a configuration names no resources, as NVIDIA's device plugin does.
+/// Name of the resource when the configuration names none, as in NVIDIA's device plugin.
 const DEFAULT_RESOURCE: &str = "nvidia.com/gpu";
 
-/// Appended to a resource's name by `sharing.renameByDefault`, as NVIDIA's device plugin does.
+/// Suffix that `sharing.renameByDefault` appends to a resource's name, as in NVIDIA's device plugin.
 const SHARED_SUFFIX: &str = ".shared";
 
-/// How the device plugin on a node offers its GPUs.
+/// Configuration of the device plugin on a node: the resources it advertises and the GPUs behind them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("(has(self.mig) && self.mig.strategy != 'None') || !has(self.resources) || !self.resources.exists(r, has(r.devices) && (has(r.devices.migProfiles) || (has(r.devices.kind) && r.devices.kind == 'MigDevice')))")
-    .message("resources that select MIG devices need mig.strategy Single or Mixed").field_path(".mig"))]
+    .message("resources that select MIG devices require mig.strategy Single or Mixed").field_path(".mig"))]
 #[x_kube(validation = Rule::new("!has(self.resources) || !self.resources.exists(r, has(r.sharing) && has(r.sharing.renameByDefault) && r.sharing.renameByDefault && self.resources.exists(o, o.name == r.name + '.shared'))")
-    .message("sharing.renameByDefault gives a resource the name of another entry; each name is offered by one entry").field_path(".resources"))]
+    .message("sharing.renameByDefault gives this resource the name of another entry; resource names must be unique").field_path(".resources"))]
 pub struct AgentConfig {
-    /// The resources that GPUs are offered as. The list is ordered: a GPU belongs to the first entry that selects it.
-    /// Left out, every GPU is one `nvidia.com/gpu`.
+    /// Resources that the device plugin advertises. Order matters: a GPU belongs to the first entry that selects it. If
+    /// unset, every GPU is advertised as one `nvidia.com/gpu`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub resources: Vec<ResourceConfig>,
 
-    /// How MIG devices that exist are offered. Left out: strategy `None`.
+    /// Use of existing MIG devices. If unset, the strategy is `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<MigConfig>,
 
-    /// Name the device nodes (`/dev/nvidia0`, `/dev/nvidiactl`, ...) in each allocation, for containers that run without
-    /// NVIDIA's container runtime and with the kubelet's CPU manager. Default: false.
+    /// Adds device nodes (`/dev/nvidia0`, `/dev/nvidiactl`, ...) to each allocation. Set it for containers that run
+    /// without NVIDIA's container runtime, or with the kubelet's CPU manager. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass_device_specs: Option<bool>,
 
-    /// Which errors of the driver make a GPU unhealthy, and when it is healthy again.
+    /// Rules that decide which driver errors make a GPU unhealthy, and when it recovers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthRules>,
 
-    /// Exit when the driver or a GPU cannot be initialised, instead of waiting until it can. Default: false.
+    /// Exits when the driver or a GPU cannot be initialized, instead of waiting until it can. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fail_on_init_error: Option<bool>,
 }
 
-/// One extended resource and the GPUs that are offered under its name.
+/// An extended resource and the GPUs that are advertised under its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.sharing) || !has(self.sharing.renameByDefault) || !self.sharing.renameByDefault || size(self.name) - self.name.indexOf('/') <= 57")
-    .message("name must have at most 56 characters after the slash, since sharing.renameByDefault appends .shared").field_path(".name"))]
+    .message("name must have at most 56 characters after the slash, because sharing.renameByDefault appends .shared").field_path(".name"))]
 #[x_kube(validation = Rule::new("!has(self.allocation) || !has(self.sharing) || self.sharing.strategy != 'Memory'")
-    .message("allocation has no meaning when sharing.strategy is Memory; remove it, and set sharing.placement instead").field_path(".allocation"))]
+    .message("allocation does not apply when sharing.strategy is Memory; remove it and set sharing.placement instead").field_path(".allocation"))]
 pub struct ResourceConfig {
-    /// Name of the extended resource that pods ask for, such as `nvidia.com/gpu`; with `sharing.renameByDefault`, `.shared`
-    /// is appended.
+    /// Name of the extended resource that pods request, such as `nvidia.com/gpu`. `sharing.renameByDefault` appends
+    /// `.shared`.
     #[schemars(length(min = 3, max = 253))]
     #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')")
         .message("name must be DOMAIN/NAME, such as nvidia.com/gpu: a domain in lower case, then at most 63 letters, digits, '-', '_' and '.'"))]
@@ -63,24 +63,25 @@ pub struct ResourceConfig {
         .message("name must not be under kubernetes.io, start with \"requests.\" or have a domain of more than 244 characters; use a domain of your own, such as nvidia.com/gpu"))]
     pub name: String,
 
-    /// Which GPUs belong to this resource; all conditions that are given must hold. Left out: every GPU that no entry
-    /// above it took.
+    /// Selects the GPUs that belong to this resource; a GPU must meet every condition that is set. If unset, the
+    /// resource gets every GPU that no earlier entry selects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<DeviceSelector>,
 
-    /// Which of the free devices a container gets. `Topology`: GPUs that are linked best. `Packed`: as few GPUs and NUMA
-    /// nodes as possible, those in use first. `Spread`: GPUs far from one another and from those in use. Units of memory go by
-    /// `sharing.placement` instead. Default: Topology.
+    /// Choice among the free devices for a container. `Topology` prefers GPUs with the best links between them.
+    /// `Packed` uses as few GPUs and NUMA nodes as possible and prefers GPUs in use. `Spread` prefers GPUs far from
+    /// each other and from GPUs in use. Ignored for units of memory, which follow `sharing.placement`. Default:
+    /// Topology.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocation: Option<Allocation>,
 
-    /// How one GPU is shared by several containers. Left out: not at all.
+    /// Sharing of one GPU between several containers. If unset, GPUs are not shared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<Sharing>,
 }
 
 impl AgentConfig {
-    /// The resources in force: those named, or every GPU as `nvidia.com/gpu`.
+    /// Returns the configured resources, or `nvidia.com/gpu` for every GPU if there are none.
     pub fn effective_resources(&self) -> Vec<ResourceConfig> {
         if self.resources.is_empty() {
             vec![ResourceConfig {
@@ -92,22 +93,22 @@ impl AgentConfig {
         }
     }
 
-    /// Whether device nodes are named in each allocation.
+    /// Returns true if each allocation names its device nodes.
     pub fn pass_device_specs(&self) -> bool {
         self.pass_device_specs.unwrap_or(false)
     }
 
-    /// Whether the agent exits when the driver cannot be initialised.
+    /// Returns true if the agent exits when the driver cannot be initialized.
     pub fn fail_on_init_error(&self) -> bool {
         self.fail_on_init_error.unwrap_or(false)
     }
 
-    /// How MIG devices are offered.
+    /// Returns the MIG strategy in force.
     pub fn mig_strategy(&self) -> MigStrategy {
         self.mig.as_ref().map_or(MigStrategy::None, |mig| mig.strategy)
     }
 
-    /// Whether some resource needs MPS control daemons.
+    /// Returns true if any resource needs MPS control daemons.
     pub fn wants_mps(&self) -> bool {
         self.resources
             .iter()
@@ -116,7 +117,7 @@ impl AgentConfig {
 }
 
 impl ResourceConfig {
-    /// The name under which it is offered.
+    /// Returns the name that the kubelet sees, with `.shared` if sharing renames the resource.
     pub fn advertised_name(&self) -> String {
         let renamed = self
             .sharing
@@ -130,19 +131,19 @@ impl ResourceConfig {
         }
     }
 
-    /// How its devices are shared.
+    /// Returns the sharing strategy in force.
     pub fn strategy(&self) -> SharingStrategy {
         self.sharing
             .as_ref()
             .map_or(SharingStrategy::None, |sharing| sharing.strategy)
     }
 
-    /// Which of its free devices a container gets.
+    /// Returns the allocation policy in force.
     pub fn allocation(&self) -> Allocation {
         self.allocation.unwrap_or_default()
     }
 
-    /// Whether a container that asks for more than one replica is refused.
+    /// Returns true if containers that request more than one replica are refused.
     pub fn fail_requests_greater_than_one(&self) -> bool {
         self.sharing
             .as_ref()

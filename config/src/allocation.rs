@@ -1,18 +1,18 @@
-//! Which GPUs a container gets.
+//! Policies that choose a container's GPUs.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Which of the free devices of a resource a container gets. `Topology`: GPUs that are linked best. `Packed`: as few GPUs and
-/// NUMA nodes as possible, those in use first. `Spread`: GPUs far from one another and from those in use. Units of memory go by
-/// `sharing.placement` instead. Default: Topology.
+/// Choice among the free devices of a resource for a container. `Topology` prefers GPUs with the best links between
+/// them. `Packed` uses as few GPUs and NUMA nodes as possible and prefers GPUs in use. `Spread` prefers GPUs far from
+/// each other and from GPUs in use. Ignored for units of memory, which follow `sharing.placement`. Default: Topology.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Allocation {
-    /// GPUs that are linked best.
+    /// GPUs with the best links between them.
     #[default]
     Topology,
-    /// As few GPUs and NUMA nodes as possible, those in use first, which keeps the others whole for large requests.
+    /// As few GPUs and NUMA nodes as possible, GPUs in use first, so that whole GPUs stay free for large requests.
     Packed,
-    /// GPUs far from one another and from those in use, the least loaded first.
+    /// GPUs far from each other and from GPUs in use, least loaded first.
     Spread,
 }

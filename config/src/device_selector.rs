@@ -1,45 +1,47 @@
-//! Which GPUs and MIG devices belong to a resource.
+//! Selection of the GPUs and MIG devices of a resource.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How MIG devices are offered.
+/// Use of MIG devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MigConfig {
-    /// `None`: as if there were no MIG, each GPU is offered whole. `Single`: the MIG devices of a GPU are offered in its
-    /// place, under the same name; all devices of a resource must be equal. `Mixed`: MIG devices are offered beside whole
-    /// GPUs, as `nvidia.com/mig-PROFILE` unless an entry of `resources` selects them.
+    /// `None` ignores MIG and advertises each GPU whole. `Single` advertises the MIG devices of a GPU in its place,
+    /// under the same name; all devices of a resource must be equal. `Mixed` advertises MIG devices beside whole GPUs,
+    /// as `nvidia.com/mig-PROFILE` unless an entry of `resources` selects them.
     pub strategy: MigStrategy,
 }
 
-/// Names of MIG resources, as NVIDIA's device plugin has them.
+/// MIG strategies, with the names of NVIDIA's device plugin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum MigStrategy {
-    /// Each GPU is offered whole.
+    /// Each GPU is advertised whole.
     #[default]
     None,
-    /// MIG devices are offered as GPUs.
+    /// MIG devices are advertised in place of their GPU, under its name.
     Single,
-    /// MIG devices are offered by their profiles.
+    /// MIG devices are advertised by profile, beside whole GPUs.
     Mixed,
 }
 
-/// Selects GPUs and MIG devices of a node. Conditions that are given are ANDed; the values within one are ORed.
+/// Selects GPUs and MIG devices of a node. A device must meet every condition that is set; the values of one condition
+/// are alternatives.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.indices) || has(self.uuids) || has(self.products) || has(self.architectures) || has(self.minMemory) || has(self.kind) || has(self.migProfiles)")
-    .message("devices must name a condition, such as indices, uuids or products; for every GPU, leave devices out of the resource, or set sharing.replicas alone"))]
+    .message("devices must set a condition, such as indices, uuids or products; to select every GPU, leave out devices, or set only sharing.replicas"))]
 #[x_kube(validation = Rule::new("!has(self.migProfiles) || !has(self.kind) || self.kind == 'MigDevice'")
-    .message("devices.migProfiles selects MIG devices; remove it, or set kind to MigDevice").field_path(".migProfiles"))]
+    .message("devices.migProfiles selects MIG devices; remove it or set kind to MigDevice").field_path(".migProfiles"))]
 pub struct DeviceSelector {
-    /// NVML indices, as `nvidia-smi` shows them; a MIG device has the index of its GPU.
+    /// NVML indices, as in `nvidia-smi`. A MIG device has the index of its GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64), inner(range(min = 0, max = 63)))]
     pub indices: Option<Vec<i32>>,
 
-    /// UUIDs of GPUs, such as `GPU-0c1b5e0a-...`, or of MIG devices, `MIG-...`; that of a GPU selects its MIG devices too.
+    /// UUIDs of GPUs, such as `GPU-0c1b5e0a-...`, or of MIG devices, `MIG-...`. The UUID of a GPU also selects its MIG
+    /// devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 64),
@@ -47,7 +49,7 @@ pub struct DeviceSelector {
     )]
     pub uuids: Option<Vec<String>>,
 
-    /// Globs on the product name in label form, such as `Tesla-V100*`.
+    /// Globs for the product name in label form, such as `Tesla-V100*`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 16),
@@ -55,24 +57,24 @@ pub struct DeviceSelector {
     )]
     pub products: Option<Vec<String>>,
 
-    /// Architectures, as GPU feature discovery names them.
+    /// Architectures, with the names of GPU feature discovery.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 16))]
     pub architectures: Option<Vec<Architecture>>,
 
-    /// Least memory of a device, in `Mi`, `Gi` or `Ti`, such as `30Gi`; for a MIG device its own.
+    /// Minimum memory of a device in `Mi`, `Gi` or `Ti`, such as `30Gi`. For a MIG device, its own memory counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     #[x_kube(validation = Rule::new(crate::MEMORY_RULE)
         .message("memory needs a unit; write a whole number of Mi, Gi or Ti, such as 16Gi or 512Mi"))]
     pub min_memory: Option<String>,
 
-    /// Whether whole GPUs or MIG devices are selected. Left out: MIG devices where `migProfiles` is given, under strategy
-    /// `Single` both, otherwise whole GPUs.
+    /// Kind of device to select. If unset: MIG devices if `migProfiles` is set, both kinds under strategy `Single`,
+    /// otherwise whole GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<DeviceKind>,
 
-    /// Globs on the profile of a MIG device, such as `1g.10gb` or `*+me`.
+    /// Globs for the profile of a MIG device, such as `1g.10gb` or `*+me`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 16),
@@ -81,16 +83,16 @@ pub struct DeviceSelector {
     pub mig_profiles: Option<Vec<String>>,
 }
 
-/// The two kinds of devices that containers can be given.
+/// Kinds of devices that a container can get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum DeviceKind {
     /// A whole GPU.
     FullGpu,
-    /// A MIG device: a compute instance of a GPU that is divided by MIG.
+    /// A MIG device: a compute instance of a GPU in MIG mode.
     MigDevice,
 }
 
-/// Architectures by GPU feature discovery's names.
+/// Architectures, with the names of GPU feature discovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the names are the documentation")]

@@ -1,22 +1,22 @@
-//! The YAML document that carries a configuration from the operator to an agent, and its hash.
+//! YAML document that carries a configuration from the operator to an agent, and its hash.
 
 use crate::AgentConfig;
 use sha2::{Digest, Sha256};
 
-/// Version of the configuration document that this build writes. An agent reports the versions that it reads.
+/// Version of the configuration document that this build writes. An agent reports the versions it can read.
 pub const CONFIG_VERSION: i32 = 1;
 
-/// A configuration as text together with the hash that rollouts count.
+/// A configuration as text, with the hash that identifies it in a rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigDocument {
-    /// YAML, the very text that `gpunode-agent run --config FILE` reads.
+    /// YAML, in the format that `gpunode-agent run --config FILE` reads.
     pub text: String,
     /// First 16 hexadecimal digits of the SHA-256 of `text`.
     pub hash: String,
 }
 
 impl ConfigDocument {
-    /// Writes a configuration; fields that are not set are left out, so that a newer operator changes no hash.
+    /// Serializes a configuration. Unset fields are left out, so that a new field in a later version changes no hash.
     pub fn of(config: &AgentConfig) -> Self {
         // Serialising plain strings, numbers and lists into a string has no error to report.
         let text = serde_yaml::to_string(config).unwrap_or_default();
@@ -24,7 +24,7 @@ impl ConfigDocument {
         Self { text, hash }
     }
 
-    /// The hash of a document's text.
+    /// Returns the hash of a document's text.
     pub fn hash_of(text: &str) -> String {
         use std::fmt::Write as _;
         Sha256::digest(text.as_bytes())

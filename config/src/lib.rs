@@ -1,8 +1,20 @@
-//! `AgentConfig`: how the device plugin of one node behaves.
+//! `AgentConfig`: the configuration of the device plugin on one node.
 //!
 //! The same type is `spec.devicePlugin` of a `GpuNodePolicy`, the document in `GpuNode.spec` and the file that
-//! `gpunode-agent run --config FILE` takes. This crate holds the type, its strict loader, its defaults and its
+//! `gpunode-agent run --config FILE` takes. This crate holds the type, its strict parser, its defaults and its
 //! validation. It does no IO.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `agent_config` | the configuration and its resources |
+//! | `device_selector` | selection of GPUs and MIG devices, MIG strategy |
+//! | `allocation` | policies that choose a container's GPUs |
+//! | `sharing` | time slicing, memory units and MPS |
+//! | `health` | rules for XIDs and recovery |
+//! | `memory` | amounts of memory |
+//! | `validate` | checks that a schema cannot express |
+//! | `load` | strict parsing of YAML |
+//! | `document` | the configuration as text, with its hash |
 
 mod agent_config;
 mod allocation;

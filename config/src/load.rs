@@ -1,37 +1,36 @@
-//! Strict reading of YAML: an unknown field, a wrong type or an impossible combination is an error that names the
-//! field's path.
+//! Strict parsing of YAML: an unknown field, a wrong type or an impossible combination is an error with the field's path.
 
 use crate::{AgentConfig, FieldProblem};
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Largest document that is read; a full configuration (32 resources with 64 UUIDs each) takes less.
+/// Size limit of a document in bytes; a full configuration (32 resources with 64 UUIDs each) needs less.
 pub const MAX_DOCUMENT_BYTES: usize = 256 * 1024;
 
-/// Why a document was not accepted.
+/// Reason for which a document is refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LoadError {
     /// The text is longer than [`MAX_DOCUMENT_BYTES`].
     #[error(
-        "read configuration: {0} bytes are more than the limit of {MAX_DOCUMENT_BYTES}; split it or remove entries"
+        "read configuration: the document has {0} bytes, more than the limit of {MAX_DOCUMENT_BYTES}; remove entries"
     )]
     TooLong(usize),
     /// The text is not YAML, or a value has the wrong type.
     #[error("read configuration: {path}: {message}")]
     Malformed {
-        /// Where in the document, `.` for the document itself.
+        /// Path in the document; `.` for the document itself.
         path: String,
-        /// What was expected there.
+        /// The parser's message.
         message: String,
     },
-    /// Fields that no version of this configuration has, or combinations that cannot work.
+    /// The document has unknown fields, or a combination of values that cannot work.
     #[error("read configuration: {}", join(.0))]
     Refused(Vec<FieldProblem>),
 }
 
 impl LoadError {
-    /// Each problem with its path, for programs that show them one by one.
+    /// Returns each problem with its path.
     pub fn problems(&self) -> Vec<FieldProblem> {
         match self {
             Self::TooLong(_) => vec![FieldProblem::new("", self.to_string())],
@@ -45,7 +44,7 @@ fn join(problems: &[FieldProblem]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Reads and validates an agent configuration.
+/// Parses and validates an agent configuration.
 pub fn load(text: &str) -> Result<AgentConfig, LoadError> {
     let config: AgentConfig = load_strict(text)?;
     let problems = config.validate();
@@ -56,7 +55,7 @@ pub fn load(text: &str) -> Result<AgentConfig, LoadError> {
     }
 }
 
-/// Reads any of gpunode's types from YAML and refuses unknown fields, naming the nearest right one.
+/// Parses one of gpunode's types and refuses unknown fields, each with the nearest known name.
 fn load_strict<T: DeserializeOwned + JsonSchema>(text: &str) -> Result<T, LoadError> {
     if text.len() > MAX_DOCUMENT_BYTES {
         return Err(LoadError::TooLong(text.len()));
@@ -88,7 +87,7 @@ fn load_strict<T: DeserializeOwned + JsonSchema>(text: &str) -> Result<T, LoadEr
     }
 }
 
-/// `serde_yaml` puts the path before its message where it knows it.
+/// Strips the path that `serde_yaml` repeats at the start of its message.
 fn malformed(path: String, error: &serde_yaml::Error) -> LoadError {
     let message = error.to_string();
     let message = message
@@ -102,7 +101,7 @@ fn inlined_schema<T: JsonSchema>() -> Value {
     settings.into_generator().into_root_schema_for::<T>().into()
 }
 
-/// `serde_ignored` writes optional values as a `?` segment and sequence items by number.
+/// Skips the `?` segments that `serde_ignored` writes for optional values; it writes sequence items by number.
 fn unknown_field(schema: &Value, path: &str) -> FieldProblem {
     let segments: Vec<&str> = path.split('.').filter(|segment| *segment != "?").collect();
     let shown = show_path(&segments);
@@ -118,16 +117,16 @@ fn unknown_field(schema: &Value, path: &str) -> FieldProblem {
     FieldProblem::new(shown, message)
 }
 
-/// What to say of a field that does not exist beside the fields `known`.
+/// Returns the message for a field that is not one of `known`.
 pub fn unknown_field_message(field: &str, known: &[&str]) -> String {
     match nearest_name(field, known) {
         Some(name) => format!("unknown field; did you mean `{name}`?"),
         None if known.is_empty() => "unknown field".to_owned(),
-        None => format!("unknown field; known are {}", known.join(", ")),
+        None => format!("unknown field; known fields are {}", known.join(", ")),
     }
 }
 
-/// The one of the names `known` that `written` is most likely a slip for, whatever the case of its letters.
+/// Returns the entry of `known` that `written` is most likely a typo of, ignoring case.
 pub fn nearest_name<'a>(written: &str, known: &[&'a str]) -> Option<&'a str> {
     known
         .iter()
@@ -166,7 +165,7 @@ fn properties(schema: &Value) -> Vec<&str> {
         .collect()
 }
 
-/// An optional value is `anyOf: [schema, null]`.
+/// Yields the schema itself and, for an optional value, the alternatives of its `anyOf`.
 fn alternatives(schema: &Value) -> impl Iterator<Item = &Value> {
     let any_of = schema.get("anyOf").and_then(Value::as_array).into_iter().flatten();
     std::iter::once(schema).chain(any_of)

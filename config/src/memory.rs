@@ -3,17 +3,17 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The CEL rule that a text is what [`MemoryMiB::parse`] reads; a `pattern` would be shown to people as it is.
+/// CEL rule for texts that [`MemoryMiB::parse`] accepts. A schema `pattern` would show users the bare expression.
 pub const MEMORY_RULE: &str = "self.matches('^[1-9][0-9]{0,8}(Mi|Gi|Ti)$')";
 
-/// An amount of memory in MiB, the unit in which NVML's figures are rounded here.
+/// An amount of memory in MiB, the unit to which figures from NVML are rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MemoryMiB(pub u64);
 
 impl MemoryMiB {
-    /// Reads a whole number with `Mi`, `Gi` or `Ti` behind it.
+    /// Parses a whole number followed by `Mi`, `Gi` or `Ti`.
     ///
-    /// The configuration takes no other Kubernetes quantity: `30G` and `30` are mistakes for `30Gi` more often than meant.
+    /// Other Kubernetes quantities are refused: `30G` and `30` are more often typos of `30Gi` than intended.
     pub fn parse(text: &str) -> Option<Self> {
         let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
         let mib = match text.get(digits.len()..)? {

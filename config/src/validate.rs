@@ -20,7 +20,7 @@ use crate::{AgentConfig, DeviceKind, MigStrategy, ResourceConfig, SharingStrateg
 use resource_name::is_extended_resource_name;
 
 impl AgentConfig {
-    /// Everything that is wrong with this configuration; nothing where it can be put in force.
+    /// Returns every problem of this configuration; empty if it is valid.
     pub fn validate(&self) -> Vec<FieldProblem> {
         let mut problems = Vec::new();
         if let Some(health) = &self.health {
@@ -29,12 +29,12 @@ impl AgentConfig {
         if self.resources.len() > 32 {
             problems.push(FieldProblem::new(
                 "resources",
-                format!("{} entries are more than 32", self.resources.len()),
+                format!("must have at most 32 entries, has {}", self.resources.len()),
             ));
         }
         for (index, resource) in self.resources.iter().enumerate() {
             let path = format!("resources[{index}]");
-            let (name, offered) = (&resource.name, resource.advertised_name());
+            let (name, advertised) = (&resource.name, resource.advertised_name());
             let others = || {
                 self.resources
                     .iter()
@@ -45,12 +45,12 @@ impl AgentConfig {
             if self.resources.iter().take(index).any(|earlier| earlier.name == *name) {
                 problems.push(FieldProblem::new(
                     format!("{path}.name"),
-                    format!("{name} is named twice; each resource has one entry"),
+                    format!("duplicate name {name}; each resource has one entry"),
                 ));
-            } else if offered != *name && others().any(|other| other.name == offered) {
+            } else if advertised != *name && others().any(|other| other.name == advertised) {
                 problems.push(FieldProblem::new(
                     format!("{path}.sharing.renameByDefault"),
-                    format!("makes {name} {offered}, which another entry offers; each name is offered by one entry"),
+                    format!("renames {name} to {advertised}, the name of another entry; resource names must be unique"),
                 ));
             }
             validate_resource(&path, resource, &mut problems);
@@ -60,7 +60,7 @@ impl AgentConfig {
             if wants_mig && self.mig_strategy() == MigStrategy::None {
                 problems.push(FieldProblem::new(
                     format!("{path}.devices"),
-                    "selects MIG devices, which needs mig.strategy Single or Mixed",
+                    "selects MIG devices, which requires mig.strategy Single or Mixed",
                 ));
             }
         }
@@ -69,8 +69,8 @@ impl AgentConfig {
 }
 
 fn validate_resource(path: &str, resource: &ResourceConfig, problems: &mut Vec<FieldProblem>) {
-    let offered = resource.advertised_name();
-    let refused = [&resource.name, &offered].into_iter().find_map(|name| {
+    let advertised = resource.advertised_name();
+    let refused = [&resource.name, &advertised].into_iter().find_map(|name| {
         is_extended_resource_name(name)
             .err()
             .map(|reason| format!("`{name}` {reason}"))
@@ -84,7 +84,7 @@ fn validate_resource(path: &str, resource: &ResourceConfig, problems: &mut Vec<F
     if resource.allocation.is_some() && resource.strategy() == SharingStrategy::Memory {
         problems.push(FieldProblem::new(
             format!("{path}.allocation"),
-            "has no meaning when sharing.strategy is Memory; remove it, and set sharing.placement instead",
+            "does not apply when sharing.strategy is Memory; remove it and set sharing.placement instead",
         ));
     }
     if let Some(sharing) = &resource.sharing {
@@ -112,14 +112,14 @@ mod tests {
         assert_eq!(
             problems("resources:\n- name: nvidia.com/gpu\n  sharing: {strategy: None, replicas: 4}\n"),
             [
-                "resources[0].sharing.replicas: has a meaning only when sharing.strategy is TimeSlicing or Mps; remove it or set the strategy"
+                "resources[0].sharing.replicas: applies only when sharing.strategy is TimeSlicing or Mps; remove it or change the strategy"
             ]
         );
         assert_eq!(
             problems("resources:\n- name: nvidia.com/gpu\n  devices: {}\n- name: nvidia.com/gpu\n"),
             [
-                "resources[0].devices: must name a condition, such as indices, uuids or products; for every GPU, leave devices out of the resource, or set sharing.replicas alone",
-                "resources[1].name: nvidia.com/gpu is named twice; each resource has one entry",
+                "resources[0].devices: must set a condition, such as indices, uuids or products; to select every GPU, leave out devices, or set only sharing.replicas",
+                "resources[1].name: duplicate name nvidia.com/gpu; each resource has one entry",
             ]
         );
         assert_eq!(
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(
             with("Memory"),
             [
-                "resources[0].allocation: has no meaning when sharing.strategy is Memory; remove it, and set sharing.placement instead"
+                "resources[0].allocation: does not apply when sharing.strategy is Memory; remove it and set sharing.placement instead"
             ]
         );
         for sharing in ["None", "TimeSlicing, replicas: 2", "Mps, replicas: 2"] {
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(
             problems(clash),
             [
-                "resources[0].sharing.renameByDefault: makes a.b/c a.b/c.shared, which another entry offers; each name is offered by one entry"
+                "resources[0].sharing.renameByDefault: renames a.b/c to a.b/c.shared, the name of another entry; resource names must be unique"
             ]
         );
         let long = format!(
@@ -176,14 +176,14 @@ mod tests {
         for devices in ["{kind: MigDevice}", "{migProfiles: [1g.10gb]}"] {
             assert_eq!(
                 selects("None", devices),
-                ["resources[0].devices: selects MIG devices, which needs mig.strategy Single or Mixed"]
+                ["resources[0].devices: selects MIG devices, which requires mig.strategy Single or Mixed"]
             );
             assert!(selects("Mixed", devices).is_empty());
         }
         assert!(selects("None", "{kind: FullGpu}").is_empty());
         assert_eq!(
             selects("Mixed", "{kind: FullGpu, migProfiles: ['*+me']}"),
-            ["resources[0].devices.migProfiles: selects MIG devices; remove it, or set kind to MigDevice"]
+            ["resources[0].devices.migProfiles: selects MIG devices; remove it or set kind to MigDevice"]
         );
     }
 
@@ -203,8 +203,8 @@ mod tests {
         assert_eq!(
             [selects("products: [A100+]"), selects("migProfiles: [1G.10gb]")].concat(),
             [
-                "resources[0].devices.products[0]: `A100+` is not a glob of at most 63 characters: letters, digits, `-`, `_` and `.`, and `*` and `?` for any others",
-                "resources[0].devices.migProfiles[0]: `1G.10gb` is not a glob of at most 63 characters: lower case letters, digits, `-`, `_`, `.` and `+`, and `*` and `?` for any others",
+                "resources[0].devices.products[0]: `A100+` is not a valid glob; use at most 63 letters, digits, `-`, `_` and `.`, with the wildcards `*` and `?`",
+                "resources[0].devices.migProfiles[0]: `1G.10gb` is not a valid glob; use at most 63 lowercase letters, digits, `-`, `_`, `.` and `+`, with the wildcards `*` and `?`",
             ]
         );
     }
@@ -221,19 +221,16 @@ mod tests {
             assert!(shared(good).is_empty(), "{good}: {:?}", shared(good));
         }
         for (bad, field) in [
-            ("strategy: Memory, replicas: 4", "replicas: has a meaning only"),
-            ("strategy: Memory, unit: 1G", "unit: `1G` is no amount of memory"),
+            ("strategy: Memory, replicas: 4", "replicas: applies only"),
+            ("strategy: Memory, unit: 1G", "unit: `1G` is not an amount of memory"),
             (
                 "strategy: Memory, unit: 63Mi",
-                "unit: 63 MiB is less than 64 MiB, which makes more shares than a kubelet takes",
+                "unit: 63 MiB is less than 64 MiB; smaller units make more shares than the kubelet accepts",
             ),
-            (
-                "strategy: TimeSlicing, replicas: 2, unit: 1Gi",
-                "unit: has a meaning only",
-            ),
+            ("strategy: TimeSlicing, replicas: 2, unit: 1Gi", "unit: applies only"),
             (
                 "strategy: Mps, replicas: 2, placement: Spread",
-                "placement: has a meaning only",
+                "placement: applies only",
             ),
             ("strategy: Mps", "replicas: is required"),
             ("strategy: Mps, replicas: 49", "replicas: 49 is not between 2 and 48"),
@@ -243,12 +240,9 @@ mod tests {
             ),
             (
                 "strategy: Mps, replicas: 2, replicasPerDevice: [{devices: {}, replicas: 4}]",
-                "replicasPerDevice[0].devices: must name a condition, such as indices, uuids or products; for every GPU, leave devices out of the resource, or set sharing.replicas alone",
+                "replicasPerDevice[0].devices: must set a condition, such as indices, uuids or products; to select every GPU, leave out devices, or set only sharing.replicas",
             ),
-            (
-                "strategy: None, renameByDefault: true",
-                "renameByDefault: has a meaning only",
-            ),
+            ("strategy: None, renameByDefault: true", "renameByDefault: applies only"),
         ] {
             let found = shared(bad);
             assert_eq!(found.len(), 1, "{bad}: {found:?}");

@@ -1,5 +1,5 @@
-//! `GpuNode`: one per node that has a GPU or is governed by a `devicePlugin`. The operator writes `spec`, the agent of the
-//! node writes `status`, but for two conditions that are the operator's.
+//! `GpuNode`: one per node that has a GPU or is governed by a `devicePlugin`. The operator writes `spec`; the agent of the
+//! node writes `status`, except for three conditions that the operator writes.
 
 #![allow(clippy::duplicated_attributes, reason = "each printer column has a type and a path")]
 
@@ -13,10 +13,10 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Most entries of `status.holders`.
+/// Maximum number of entries in `status.holders`.
 pub const MAX_HOLDERS: usize = 256;
 
-/// What the operator asks of the agent on one node.
+/// Desired state of the agent on one node.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "gpunode.dev",
@@ -26,7 +26,7 @@ pub const MAX_HOLDERS: usize = 256;
     shortname = "gn",
     status = "GpuNodeStatus",
     derive = "PartialEq",
-    doc = "The GPUs of one node: what the operator asks of the agent there (spec, written by the operator alone) and what the agent found and did (status, written by that agent; but for the conditions `Conflict`, `FactLabels` and `RecoveredAnnotation`, which are the operator's).",
+    doc = "GPUs of one node. The operator writes the spec, which tells the agent of the node what to do. The agent writes the status, except for the conditions `Conflict`, `FactLabels` and `RecoveredAnnotation`, which the operator writes.",
     printcolumn(name = "Hardware", type_ = "string", json_path = ".status.hardware"),
     printcolumn(name = "Policy", type_ = "string", json_path = ".spec.config.policy"),
     printcolumn(
@@ -49,7 +49,7 @@ pub const MAX_HOLDERS: usize = 256;
         name = "Waits For",
         type_ = "string",
         json_path = ".status.waiting[0].pods[0]",
-        description = "The first of the pods that a change of sharing waits for; `kubectl gpunode status NODE` shows all of them."
+        description = "First pod that delays a change of sharing; `kubectl gpunode status NODE` shows all of them."
     ),
     printcolumn(name = "Held By", type_ = "string", json_path = ".status.heldBy", priority = 1),
     printcolumn(name = "Driver", type_ = "string", json_path = ".status.driverVersion", priority = 1),
@@ -65,45 +65,45 @@ pub const MAX_HOLDERS: usize = 256;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct GpuNodeSpec {
-    /// The configuration that the agent is to put in force. Absent while no policy with a `devicePlugin` governs the node.
+    /// Configuration that the agent must put in force. Absent while no policy with a `devicePlugin` governs the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Configuration>,
 
-    /// There from the moment on in which `config` was written at the node's turn in a rollout, as the node was Ready, until
-    /// it is in force. Agents do not read it.
+    /// Turn of the node in a rollout. Set if the node was Ready when `config` was written, until `config` is in force.
+    /// Agents ignore it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<ConfigurationStep>,
 
-    /// The agents of the node are to let go of its GPUs, whose driver is being replaced: they offer no device as healthy and
-    /// keep no session with the driver. From the node's labels (`docs/health.md`).
+    /// Tells the agents of the node to release its GPUs because the driver is being replaced: they advertise no device
+    /// as healthy and keep no session with the driver. Set from the node's labels (`docs/health.md`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub release: bool,
 
-    /// Faults that began before are over, as a person said by the annotation `gpunode.dev/recovered` of the node.
+    /// Faults that began before this time are over. Set from the annotation `gpunode.dev/recovered` of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::conditions::optional_time")]
     pub recovered: Option<Time>,
 }
 
-/// What the agent found and did.
+/// Observed state of the GPUs and of the agent on one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuNodeStatus {
-    /// The agent that wrote this status.
+    /// Agent that wrote this status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<Agent>,
 
-    /// The GPUs in a few words, such as `8 x Tesla-V100-SXM2-32GB`.
+    /// Summary of the GPUs, such as `8 x Tesla-V100-SXM2-32GB`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub hardware: Option<String>,
 
-    /// How much of each resource containers hold, in a few words, such as `nvidia.com/gpu 5/8`; `holders` has it all.
+    /// Summary of the resources in use, such as `nvidia.com/gpu 5/8`; `holders` has the details.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub in_use: Option<String>,
 
-    /// The pods that hold something, in a few words, such as `ml/train-0, ml/notebook and 3 more`.
+    /// Summary of the pods that hold devices, such as `ml/train-0, ml/notebook and 3 more`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub held_by: Option<String>,
@@ -113,53 +113,53 @@ pub struct GpuNodeStatus {
     #[schemars(length(max = 64))]
     pub driver_version: Option<String>,
 
-    /// Newest CUDA version that the driver supports.
+    /// Latest CUDA version that the driver supports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub cuda_version: Option<String>,
 
-    /// What the machine is, from DMI, in label form, such as `NVIDIA-DGX-2H`; absent where it does not say.
+    /// Machine type from DMI in label form, such as `NVIDIA-DGX-2H`; absent if DMI does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub machine: Option<String>,
 
-    /// Where the GPUs are virtual: the driver of the machine that lends them.
+    /// Host driver, if the GPUs are virtual.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vgpu: Option<Vgpu>,
 
-    /// How MIG devices are offered; absent where they are not.
+    /// MIG strategy in force; absent if MIG devices are not advertised.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig_strategy: Option<MigStrategy>,
 
-    /// The GPUs of the node, ordered by index; those that have been missing for less than 15 minutes too.
+    /// GPUs of the node, ordered by index, including those that have been missing for less than 15 minutes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["uuid".into()]))]
     pub gpus: Vec<GpuDevice>,
 
-    /// The resources that the agent offers, ordered as in the configuration.
+    /// Resources that the agent advertises, in the order of the configuration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub resources: Vec<ResourceStatus>,
 
-    /// Which containers hold which devices, ordered; at most 256.
+    /// Containers that hold devices, in order; at most 256.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_HOLDERS))]
     pub holders: Vec<Holder>,
 
-    /// Whether there are more holders than `holders` lists.
+    /// True if there are more holders than `holders` lists.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub holders_truncated: bool,
 
-    /// Devices that stay as they are until their last holder is gone, because the configuration in force gives them another
-    /// sharing, name or place.
+    /// Devices that keep their present sharing, name or place until their last holder ends, because the configuration
+    /// in force changes it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_DEVICES))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["device".into()]))]
     pub waiting: Vec<WaitingDevice>,
 
-    /// MPS control daemons that run or have to run on the node.
+    /// MPS control daemons that run on the node or should run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_DEVICES))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["device".into()]))]
@@ -170,48 +170,48 @@ pub struct GpuNodeStatus {
     #[schemars(length(max = 64))]
     pub config_hash: Option<String>,
 
-    /// The configuration that the agent refused; the one before it stays in force.
+    /// Configuration that the agent rejected. The previous configuration stays in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected_config: Option<RejectedConfiguration>,
 
-    /// `Ready`, `ConfigurationAccepted`, `Registered`, `DevicesOffered` and `DriverAvailable` by the agent, `Conflict`,
-    /// `FactLabels` and `RecoveredAnnotation` by the operator.
+    /// Conditions of the node. The agent writes `Ready`, `ConfigurationAccepted`, `Registered`, `DevicesOffered` and
+    /// `DriverAvailable`; the operator writes `Conflict`, `FactLabels` and `RecoveredAnnotation`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::conditions::conditions")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 }
 
-/// Which process speaks for the node.
+/// Agent process that writes the status of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Agent {
-    /// Name of its pod.
+    /// Name of the agent's pod.
     #[schemars(length(max = 253))]
     pub pod: String,
-    /// UID of its pod.
+    /// UID of the agent's pod.
     #[schemars(length(max = 64))]
     pub pod_uid: String,
-    /// The policy whose DaemonSet the pod belongs to; absent for discovery.
+    /// Policy whose DaemonSet the pod belongs to; absent for discovery.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 40))]
     pub policy: Option<String>,
-    /// What it does on the node.
+    /// Task of the agent on the node.
     pub mode: AgentMode,
-    /// Version of the program.
+    /// Version of the agent.
     #[schemars(length(max = 64))]
     pub version: String,
-    /// Versions of the configuration document that it reads.
+    /// Versions of the configuration document that the agent can read.
     #[schemars(length(max = 16))]
     pub config_versions: Vec<i32>,
 }
 
-/// What an agent does on its node.
+/// Task of an agent on its node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum AgentMode {
-    /// It only reports hardware.
+    /// Only reports hardware.
     #[default]
     Discovery,
-    /// It runs the device plugin.
+    /// Runs the device plugin.
     DevicePlugin,
 }

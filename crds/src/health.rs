@@ -1,4 +1,4 @@
-//! Whether a GPU or a MIG device works, in `GpuNode.status`.
+//! Health of a GPU or MIG device in `GpuNode.status`.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
@@ -6,50 +6,50 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
-/// Most characters of each text about a device's health.
+/// Maximum length of each text about a device's health, in characters.
 pub const MAX_HEALTH_TEXT: usize = 512;
 
-/// Whether a device works; where it does not, the gravest of what is wrong with it.
+/// Health of a device, with its most severe fault if it has one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceHealth {
-    /// Whether pods can get the device.
+    /// Health state; pods cannot get an unhealthy device.
     pub state: HealthState,
-    /// What is wrong, in one word for programs; absent where the device is healthy.
+    /// Fault of the device, as one word for programs; absent if the device is healthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<FaultReason>,
-    /// NVIDIA's number of the error, where the driver reported one.
+    /// XID of the fault, if the driver reported one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xid: Option<i32>,
-    /// What is wrong, for people.
+    /// Description of the fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_HEALTH_TEXT))]
     pub message: Option<String>,
-    /// What to do about it.
+    /// Action that repairs the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_HEALTH_TEXT))]
     pub action: Option<String>,
-    /// When the device is healthy again, such as `the GPU was reset`.
+    /// Event that clears the fault, such as `the GPU was reset`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_HEALTH_TEXT))]
     pub waits_for: Option<String>,
-    /// Since when the device is in this state; absent where it has always been healthy.
+    /// Start of the current state; absent if the device has always been healthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::conditions::optional_time")]
     pub since: Option<Time>,
 }
 
-/// Whether pods can get a device.
+/// Health state of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum HealthState {
-    /// They can.
+    /// Pods can get the device.
     #[default]
     Healthy,
-    /// They cannot.
+    /// Pods cannot get the device.
     Unhealthy,
 }
 
-/// What is wrong with a device: constants of the API that programs may compare with.
+/// Faults of a device: constants of the API that programs may compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, IntoStaticStr)]
 pub enum FaultReason {
     /// The driver reported an XID.
@@ -58,17 +58,17 @@ pub enum FaultReason {
     Lost,
     /// The GPU has uncorrected memory errors that are not repaired.
     UncorrectedEcc,
-    /// Memory rows wait for the reset that replaces them.
+    /// The GPU must be reset to remap memory rows.
     RowRemapPending,
-    /// Memory rows could not be replaced.
+    /// Remapping memory rows failed.
     RowRemapFailed,
-    /// Memory pages wait for the reset that retires them.
+    /// The GPU must be reset to retire memory pages.
     PageRetirementPending,
     /// An NVLink of the GPU is down.
     NvLinkDown,
     /// The MPS control daemon of the device has died.
     MpsDaemonDied,
-    /// A call of the driver about the device fails.
+    /// A driver call for the device fails.
     NotAnswering,
     /// The driver asks for a reset or a reboot.
     RecoveryPending,
@@ -78,7 +78,7 @@ pub enum FaultReason {
 }
 
 impl FaultReason {
-    /// The name in the API.
+    /// Returns the name in the API.
     pub fn as_str(self) -> &'static str {
         self.published().into()
     }

@@ -1,29 +1,29 @@
-//! Keys and values of labels and taints: patterns, and schemas of maps of labels, bounded as Kubernetes bounds labels.
+//! Patterns of label and taint keys and values, and schemas of label maps with Kubernetes' bounds.
 //!
-//! The maps are written by hand, because schemars has no attribute for the values of a map.
+//! The schemas are written by hand, because schemars has no attribute for the values of a map.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
-/// A key of a label or taint: a name of at most 63 characters, with or without a DNS name before it.
-/// Source: `IsQualifiedName` in Kubernetes `apimachinery/pkg/util/validation`. Its limit of 253 characters for the DNS
-/// name is kept by bounding the whole key to 253.
+/// Pattern of a label or taint key: a name of at most 63 characters, optionally with a DNS prefix. Source:
+/// `IsQualifiedName` in Kubernetes `apimachinery/pkg/util/validation`. The limit of 253 characters for the prefix holds
+/// because the whole key is limited to 253.
 pub(crate) const KEY_PATTERN: &str = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
 
-/// A value of a label or taint; its length is bounded apart.
-/// Source: `IsValidLabelValue` in Kubernetes `apimachinery/pkg/util/validation`.
+/// Pattern of a label or taint value; its length is limited separately. Source: `IsValidLabelValue` in Kubernetes
+/// `apimachinery/pkg/util/validation`.
 pub(crate) const VALUE_PATTERN: &str = "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$";
 
-/// The CEL rule that every key of a map is a label key.
+/// CEL rule that every key of a map is a label key.
 pub(crate) fn key_rule() -> String {
     format!("self.all(key, size(key) <= 253 && key.matches('{KEY_PATTERN}'))")
 }
 
-/// Label values by key: at most 32, each of at most 63 letters, digits, `-`, `_` and `.`.
+/// Schema of label values by key: at most 32 labels.
 pub(crate) fn label_map(_: &mut SchemaGenerator) -> Schema {
     bounded_label_map(32)
 }
 
-/// As [`label_map`], for what several policies contribute together.
+/// Schema of the labels of several policies together: at most 128 labels.
 pub(crate) fn merged_label_map(_: &mut SchemaGenerator) -> Schema {
     bounded_label_map(128)
 }

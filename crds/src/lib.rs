@@ -1,8 +1,26 @@
-//! The Kubernetes API of gpunode: `GpuNodePolicy`, which a platform team writes, and `GpuNode`, in which the operator and
-//! the agent of one node meet.
+//! The Kubernetes API of gpunode: `GpuNodePolicy`, which a platform team writes, and `GpuNode`, through which the operator
+//! and the agent of a node communicate.
 //!
 //! Names and types are settled in `docs/adr/0001-api.md`. Every list, map and string has a bound, because the API server
-//! charges CEL rules by the worst case. This crate does no IO.
+//! charges CEL rules for the worst case. This crate does no IO.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `policy` | `GpuNodePolicy`: the spec |
+//! | `selector` | selection of nodes by labels and by GPUs |
+//! | `taint` | taints of a policy |
+//! | `rollout` | pace of a change of configuration |
+//! | `policy_status` | status of a policy |
+//! | `gpu_node` | `GpuNode`: spec and status |
+//! | `configuration` | configuration of an agent, and its turn in a rollout |
+//! | `gpu_device` | GPUs, MIG devices and links in the status of a node |
+//! | `health` | health of a device |
+//! | `resources` | advertised resources, holders and waiting devices |
+//! | `reason` | types and reasons of conditions |
+//! | `keys` | labels, annotations and taints on Nodes |
+//! | `conditions` | schemas of times and conditions |
+//! | `label_map` | schemas of label maps |
+//! | `manifest` | the CRDs as YAML |
 
 mod conditions;
 mod configuration;

@@ -1,7 +1,9 @@
-//! Prints the CRDs: to the folder that is named, or to standard output.
+//! Writes the CRDs to the folder that is given, or to standard output.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program")]
 
+use gpunode_crds::ManifestError;
 use std::{
+    io,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -16,13 +18,21 @@ fn main() -> ExitCode {
     }
 }
 
-fn write(folder: Option<&Path>) -> Result<(), String> {
-    for manifest in gpunode_crds::manifests().map_err(|error| error.to_string())? {
+#[derive(Debug, thiserror::Error)]
+enum WriteError {
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    #[error("write {}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+}
+
+fn write(folder: Option<&Path>) -> Result<(), WriteError> {
+    for manifest in gpunode_crds::manifests()? {
         match &folder {
             None => println!("---\n{}", manifest.yaml),
             Some(folder) => {
                 let path = folder.join(&manifest.name);
-                std::fs::write(&path, &manifest.yaml).map_err(|error| format!("write {}: {error}", path.display()))?;
+                std::fs::write(&path, &manifest.yaml).map_err(|source| WriteError::File { path, source })?;
             }
         }
     }

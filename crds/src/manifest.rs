@@ -4,16 +4,16 @@ use crate::{GpuNode, GpuNodePolicy};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 
-/// One generated file.
+/// A generated file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     /// File name.
     pub name: String,
-    /// Its contents.
+    /// Content of the file.
     pub yaml: String,
 }
 
-/// A CRD could not be written as YAML.
+/// A CRD cannot be serialized as YAML.
 #[derive(Debug, thiserror::Error)]
 #[error("write custom resource definition {name} as YAML")]
 pub struct ManifestError {
@@ -21,7 +21,7 @@ pub struct ManifestError {
     source: serde_yaml::Error,
 }
 
-/// The CRDs of this version, in the order in which they are listed.
+/// Returns the CRDs of this version.
 pub fn manifests() -> Result<Vec<Manifest>, ManifestError> {
     [GpuNodePolicy::crd(), GpuNode::crd()].iter().map(manifest).collect()
 }

@@ -1,4 +1,4 @@
-//! The names of conditions and of their reasons: constants of the API that programs may compare with.
+//! Types and reasons of conditions: constants of the API that programs may compare with.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use strum::IntoStaticStr;
@@ -6,35 +6,36 @@ use strum::IntoStaticStr;
 /// Types of the conditions in `GpuNodePolicy.status` and `GpuNode.status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
 pub enum ConditionType {
-    /// The object is in force everywhere it can be.
+    /// The object is in force wherever it can be.
     Ready,
     /// Work is under way.
     Reconciling,
-    /// No progress without a change of the spec.
+    /// No progress is possible without a change of the spec.
     Stalled,
-    /// Somebody else owns a key that the policy wants.
+    /// Somebody else owns a key of the policy.
     Conflict,
-    /// Some matched node is broken.
+    /// At least one matched node is faulty.
     Degraded,
     /// GpuNode: the configuration in `spec` is in force.
     ConfigurationAccepted,
     /// GpuNode: every resource is registered with the kubelet.
     Registered,
-    /// GpuNode: another device plugin of the node serves a resource of the policy, which is not registered. There only while
-    /// one does.
+    /// GpuNode: another device plugin of the node serves a resource of the policy, so that gpunode does not register
+    /// it. Absent otherwise.
     ResourceServedByAnother,
-    /// GpuNode: every device that a resource selects can be offered.
+    /// GpuNode: every device that a resource selects can be advertised.
     DevicesOffered,
     /// GpuNode: the driver answers.
     DriverAvailable,
-    /// GpuNode: the labels with the facts about its GPUs are gpunode's. There only while some are not.
+    /// GpuNode: gpunode owns the labels with facts about the GPUs. Present only while another program owns some of
+    /// them.
     FactLabels,
-    /// GpuNode: the annotation `gpunode.dev/recovered` of the node can be read. There only while it cannot.
+    /// GpuNode: the annotation `gpunode.dev/recovered` of the node can be parsed. Present only while it cannot.
     RecoveredAnnotation,
 }
 
 impl ConditionType {
-    /// Those in `GpuNodePolicy.status`.
+    /// Types in `GpuNodePolicy.status`.
     pub const OF_POLICY: [Self; 5] = [
         Self::Ready,
         Self::Reconciling,
@@ -43,15 +44,15 @@ impl ConditionType {
         Self::Degraded,
     ];
 
-    /// Those in `GpuNode.status` that the operator writes; the agent of the node writes all others.
+    /// Types in `GpuNode.status` that the operator writes; the agent of the node writes all others.
     pub const OF_OPERATOR: [Self; 3] = [Self::Conflict, Self::FactLabels, Self::RecoveredAnnotation];
 
-    /// The condition of this type.
+    /// Returns the condition of this type.
     pub fn find(self, conditions: &[Condition]) -> Option<&Condition> {
         conditions.iter().find(|condition| condition.type_ == self.as_str())
     }
 
-    /// The name in the API.
+    /// Returns the name in the API.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
@@ -60,33 +61,33 @@ impl ConditionType {
 /// Reasons of conditions, failures and events: constants of the API that programs may compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, IntoStaticStr)]
 pub enum Reason {
-    /// Every matched node that can be reached has the policy in force.
+    /// The policy is in force on every matched node that can be reached.
     InForce,
     /// No node matches.
     NoMatchingNodes,
-    /// Mode Preview: what would change is in status.
+    /// Mode Preview: the status lists the changes.
     Preview,
     /// Mode Paused: nodes stay as they are.
     Paused,
-    /// A node left the policy, since it has too few of the GPUs that `gpuSelector` asks for.
+    /// A node left the policy because it has too few of the GPUs that `gpuSelector` requires.
     GpusMissing,
-    /// Some nodes are not there yet.
+    /// Some nodes are still being updated.
     NodesUpdating,
-    /// Nothing is under way.
+    /// No update is under way.
     UpToDate,
     /// Some nodes failed.
     NodesFailed,
     /// Every matched node is healthy.
     NodesHealthy,
-    /// Another owner's key has another value.
+    /// Somebody else owns a key with another value.
     KeyOwnedByAnother,
-    /// Another program keeps labels with facts about GPUs.
+    /// Another program owns labels with facts about GPUs.
     OwnedByAnother,
     /// Two policies of equal priority disagree.
     EqualPriority,
-    /// No other owner is in the way.
+    /// No key has another owner.
     NoConflict,
-    /// The agent refused its configuration.
+    /// The agent rejected its configuration.
     ConfigurationRejected,
     /// The agent has its configuration in force.
     ConfigurationInForce,
@@ -96,11 +97,11 @@ pub enum Reason {
     NoConfiguration,
     /// The agent on the node does not report.
     AgentNotReporting,
-    /// The kubelet of the node does not answer.
+    /// The kubelet of the node does not respond.
     NodeNotReady,
     /// Every resource is registered with the kubelet.
     Registered,
-    /// The kubelet does not have every resource yet.
+    /// The kubelet has not accepted every resource yet.
     Registering,
     /// Another device plugin of the node serves a resource.
     ServedByAnother,
@@ -112,39 +113,39 @@ pub enum Reason {
     DriverFailed,
     /// The policy's spec cannot be carried out.
     InvalidSpec,
-    /// The record of what gpunode wrote on the node cannot be read.
+    /// The record of what gpunode wrote on the node cannot be parsed.
     RecordUnreadable,
-    /// The API server does not take what is to be written.
+    /// The API server rejects a write.
     WriteFailed,
-    /// Every device that a resource selects is offered or waits for its holders.
+    /// Every device that a resource selects is advertised or waits for its holders.
     DevicesOffered,
-    /// MIG strategy Single: the MIG devices of a resource are not equal, so it is not offered.
+    /// MIG strategy Single: the MIG devices of a resource differ, so that it is not advertised.
     MigInstancesUnequal,
-    /// A GPU has MIG enabled and no instance: nothing can run on it.
+    /// A GPU has MIG enabled and no instance, so that nothing can run on it.
     MigWithoutInstances,
-    /// A GPU is older than Volta, whose MPS knows no limits.
+    /// A GPU is older than Volta; its MPS has no limits.
     MpsUnsupported,
     /// An MPS control daemon does not answer.
     MpsDaemonNotAnswering,
     /// A device has less memory than one unit.
     MemoryBelowUnit,
-    /// The kubelet does not say which pod holds which device.
+    /// The kubelet does not report which pod holds which device.
     HoldersUnknown,
-    /// A node was given a configuration at its turn and did not put it in force in time.
+    /// A node did not put its new configuration in force in time.
     ProgressDeadlineExceeded,
-    /// A node failed with the new configuration, so no further node gets it.
+    /// A node failed with the new configuration, so that no further node gets it.
     RolloutStopped,
-    /// A pod was evicted, since it held a broken device.
+    /// A pod was evicted because it held an unhealthy device.
     PodEvicted,
-    /// A pod is to be evicted, since it holds a broken device, and may not be yet.
+    /// A pod that holds an unhealthy device cannot be evicted yet.
     EvictionRefused,
-    /// A pod was deleted that its node had rejected.
+    /// A pod that its node had rejected was deleted.
     RejectedPodDeleted,
-    /// The agents of the node have let go of its GPUs, as a label of the node asks.
+    /// The agents of the node have released its GPUs, as a label of the node requests.
     Released,
-    /// The agent of another policy still serves the node, as that of this policy has not taken over.
+    /// The agent of another policy still serves the node, because this policy's agent has not taken over.
     HandOverPending,
-    /// A value that a person wrote cannot be read.
+    /// A value that a person wrote cannot be parsed.
     Unreadable,
 }
 

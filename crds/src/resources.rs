@@ -1,64 +1,64 @@
-//! What an agent offers on its node, who holds it, and what waits for them: the parts of `GpuNode.status` that change with
-//! the work on the node.
+//! Resources, their holders and waiting devices: the parts of `GpuNode.status` that change with the pods on the node.
 
 use gpunode_config::SharingStrategy;
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Most devices of a resource, most devices that wait, and most MPS control daemons: more than a node has.
+/// Maximum number of devices per resource, of waiting devices, and of MPS control daemons; no node has more.
 pub const MAX_DEVICES: usize = 64;
 
-/// Most characters of what a device waits for.
+/// Maximum length of the message of a waiting device, in characters.
 pub const MAX_WAITING_MESSAGE: usize = 512;
 
-/// Most pods that `status.waiting` names for one device.
+/// Maximum number of pods that `status.waiting` lists for one device.
 pub const MAX_WAITING_PODS: usize = 16;
 
-/// One resource that the agent offers.
+/// A resource that the agent advertises.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceStatus {
     /// Name of the extended resource.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// Shares in the list that the kubelet was given.
+    /// Number of shares that the agent reports to the kubelet.
     pub capacity: i32,
-    /// Those of them that are healthy.
+    /// Number of healthy shares among them.
     pub allocatable: i32,
-    /// Whether the kubelet has taken the list.
+    /// True if the kubelet has accepted the resource.
     pub registered: bool,
-    /// How its devices are shared; absent where they are not.
+    /// Sharing strategy of its devices; absent if they are not shared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<SharingStrategy>,
-    /// Whether the name says that its devices are shared: it ends with `.shared`.
+    /// True if the name marks its devices as shared by ending with `.shared`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub renamed: bool,
-    /// Free shares that the kubelet was told are unhealthy, so that the scheduler sees no more free than fits on one device.
-    /// They come back when something is freed. Left out where there are none.
+    /// Number of free shares reported to the kubelet as unhealthy, so that the scheduler sees no more free shares than
+    /// fit on one device. They return when a container frees shares. Absent if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub withheld: Option<i32>,
-    /// The devices in the list, full GPUs first, each ordered by index; at most 64. A device of no resource is not offered.
+    /// Devices of the resource, full GPUs first, each kind ordered by index; at most 64. A device without a resource is
+    /// not advertised.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_DEVICES))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["device".into()]))]
     pub devices: Vec<AdvertisedDevice>,
 }
 
-/// A device in the list of a resource.
+/// A device of a resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AdvertisedDevice {
     /// UUID of the GPU or MIG device.
     #[schemars(length(max = 64))]
     pub device: String,
-    /// Its shares: 1 for a whole one, else replicas or units.
+    /// Number of shares: 1 for a whole device, otherwise its replicas or units.
     pub shares: i32,
-    /// Those of them that are healthy.
+    /// Number of healthy shares among them.
     pub healthy: i32,
 }
 
-/// A container that holds a device, from the kubelet's `PodResources` API.
+/// A container that holds a device, as reported by the kubelet's `PodResources` API.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Holder {
@@ -71,50 +71,50 @@ pub struct Holder {
     /// Name of the container.
     #[schemars(length(max = 63))]
     pub container: String,
-    /// The resource that it asked for.
+    /// Resource that the container requested.
     #[schemars(length(max = 253))]
     pub resource: String,
     /// UUID of the GPU or MIG device.
     #[schemars(length(max = 64))]
     pub device: String,
-    /// How many shares of the device it holds: 1 for a whole one, else replicas or units.
+    /// Number of shares of the device that the container holds: 1 for a whole device, otherwise replicas or units.
     pub count: i32,
 }
 
-/// A device that has to wait before it changes.
+/// A device whose change waits for its holders.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WaitingDevice {
     /// UUID of the GPU or MIG device.
     #[schemars(length(max = 64))]
     pub device: String,
-    /// What it waits for, in words.
+    /// Description of what the device waits for.
     #[schemars(length(max = MAX_WAITING_MESSAGE))]
     pub message: String,
-    /// The pods that hold it, as `NAMESPACE/NAME`, ordered; at most 16.
+    /// Pods that hold the device, as `NAMESPACE/NAME` in order; at most 16.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_WAITING_PODS), inner(length(max = 317)))]
     pub pods: Vec<String>,
 }
 
-/// The MPS control daemon of one device.
+/// MPS control daemon of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MpsDaemon {
     /// UUID of the GPU or MIG device.
     #[schemars(length(max = 64))]
     pub device: String,
-    /// What it does.
+    /// State of the daemon.
     pub state: MpsDaemonState,
 }
 
-/// What an MPS control daemon does.
+/// State of an MPS control daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum MpsDaemonState {
-    /// It has to run and does not answer.
+    /// The daemon should run and does not answer.
     NotAnswering,
-    /// It answers.
+    /// The daemon answers.
     Answering,
-    /// It is no longer needed and on its way out.
+    /// The daemon is no longer needed and is stopping.
     Stopping,
 }

@@ -1,4 +1,4 @@
-//! How fast a change of configuration goes through the nodes of a policy.
+//! Pace of a change of configuration across the nodes of a policy.
 
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -6,27 +6,26 @@ use kube::KubeSchema;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-/// `maxUnavailable` where a policy does not say: a tenth of its nodes.
+/// Default of `maxUnavailable`: a tenth of the policy's nodes.
 const MAX_UNAVAILABLE: &str = "10%";
 
-/// `progressDeadline` where a policy does not say. As long as the Deployment controller's default
-/// `progressDeadlineSeconds`.
+/// Default of `progressDeadline`, equal to the Deployment controller's default `progressDeadlineSeconds`.
 const PROGRESS_DEADLINE: SignedDuration = SignedDuration::from_mins(10);
 
-/// How a change of configuration goes through the nodes.
+/// Pace of a change of configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutPace {
-    /// How many nodes that were Ready may be changing at a time: a number, or a percentage of the nodes that this policy
-    /// governs, rounded down and at least one. New images go out at the same pace. Default: 10%.
+    /// Maximum number of Ready nodes that may be changing at a time: a number, or a percentage of the nodes that this
+    /// policy governs, rounded down but at least one. New images follow the same limit. Default: 10%.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "max_unavailable")]
     #[x_kube(validation = Rule::new("string(self).matches('^([1-9][0-9]{0,4}|([1-9][0-9]?|100)%)$')")
         .message("rollout.maxUnavailable must be a number from 1 to 99999 or a percentage from \"1%\" to \"100%\", such as 2 or \"25%\""))]
     pub max_unavailable: Option<IntOrString>,
 
-    /// How long a node may take to put a new configuration in force, such as `90s`, `10m` or `1h30m`. A node that was Ready
-    /// and takes longer stops the rollout. Default: 10m.
+    /// Time in which a node must put a new configuration in force, such as `90s`, `10m` or `1h30m`. A node that was
+    /// Ready and takes longer stops the rollout. Default: 10m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 2, max = 16),
@@ -40,7 +39,7 @@ fn max_unavailable(_: &mut SchemaGenerator) -> Schema {
 }
 
 impl RolloutPace {
-    /// `maxUnavailable` as a DaemonSet takes it, which knows no number in quotes.
+    /// Returns `maxUnavailable` in the form that a DaemonSet accepts: no number in quotes.
     pub fn max_unavailable(&self) -> IntOrString {
         match &self.max_unavailable {
             None => IntOrString::String(MAX_UNAVAILABLE.to_owned()),
@@ -51,7 +50,7 @@ impl RolloutPace {
         }
     }
 
-    /// How many of some nodes may be changing at a time; at least one.
+    /// Returns how many of `nodes` may be changing at a time; at least one.
     pub fn budget(&self, nodes: usize) -> usize {
         let budget = match self.max_unavailable() {
             IntOrString::Int(number) => usize::try_from(number).unwrap_or_default(),
@@ -63,7 +62,7 @@ impl RolloutPace {
         budget.max(1)
     }
 
-    /// The deadline in force. One that cannot be read, which the CRD refuses, counts as left out.
+    /// Returns the deadline in force. A deadline that cannot be parsed, which the CRD refuses, counts as unset.
     pub fn progress_deadline(&self) -> SignedDuration {
         let given = self
             .progress_deadline

@@ -1,4 +1,4 @@
-//! Taints as a policy names them.
+//! Taints of a policy.
 
 use crate::NOT_READY_TAINT;
 use jiff::SignedDuration;
@@ -7,81 +7,82 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
-/// A taint on every matching node. Kubernetes identifies a taint by key and effect.
+/// A taint for every matching node. Kubernetes identifies a taint by key and effect.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!self.key.matches('^([-a-z0-9.]+[.])?(kubernetes|k8s)[.]io/') && !self.key.startsWith('gpunode.dev/')")
-    .message("key must not be under kubernetes.io, k8s.io or gpunode.dev, which others own; use a prefix of your own").field_path(".key"))]
+    .message("key must not be under kubernetes.io, k8s.io or gpunode.dev, which are reserved; use your own prefix").field_path(".key"))]
 pub struct PolicyTaint {
-    /// The taint's key, such as `dedicated`.
+    /// Key of the taint, such as `dedicated`.
     #[schemars(length(min = 1, max = 253), regex(pattern = crate::label_map::KEY_PATTERN))]
     pub key: String,
 
-    /// The taint's value. Left out: a taint without a value.
+    /// Value of the taint. If unset, the taint has no value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63), regex(pattern = crate::label_map::VALUE_PATTERN))]
     pub value: Option<String>,
 
-    /// What happens to pods that do not tolerate the taint. `NoSchedule`: new ones stay away. `PreferNoSchedule`: new ones
-    /// stay away where they can. `NoExecute`: running ones are evicted, too.
+    /// Effect on pods that do not tolerate the taint. `NoSchedule` keeps new pods away. `PreferNoSchedule` keeps new
+    /// pods away if possible. `NoExecute` also evicts running pods.
     pub effect: TaintEffect,
 }
 
-/// The taint of nodes whose GPUs are not allocatable yet.
+/// Taint of nodes whose GPUs are not allocatable yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.key) || self.key == 'gpunode.dev/not-ready' || self.key.startsWith('startup-taint.cluster-autoscaler.kubernetes.io/') || (!self.key.matches('^([-a-z0-9.]+[.])?(kubernetes|k8s)[.]io/') && !self.key.startsWith('gpunode.dev/'))")
-    .message("key must be gpunode.dev/not-ready, be under startup-taint.cluster-autoscaler.kubernetes.io, or have a prefix of your own").field_path(".key"))]
+    .message("key must be gpunode.dev/not-ready, be under startup-taint.cluster-autoscaler.kubernetes.io, or have your own prefix").field_path(".key"))]
 pub struct StartupTaint {
-    /// The taint's key. Nodes that join with it (`--register-with-taints`) are known by it. Default: gpunode.dev/not-ready.
+    /// Key of the taint. gpunode also recognizes nodes that join with it (`--register-with-taints`). Default:
+    /// gpunode.dev/not-ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = crate::label_map::KEY_PATTERN))]
     pub key: Option<String>,
 }
 
-/// The taint `gpunode.dev/unhealthy` of nodes that have too few healthy GPUs.
+/// The taint `gpunode.dev/unhealthy` of nodes with too few healthy GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UnhealthyTaint {
-    /// What happens to pods that do not tolerate the taint. Default: NoSchedule.
+    /// Effect on pods that do not tolerate the taint. Default: NoSchedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effect: Option<TaintEffect>,
-    /// How long there have to be too few, such as `30s` or `5m`. Default: 30s.
+    /// Time for which a node must have too few healthy GPUs, such as `30s` or `5m`. Default: 30s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 2, max = 16),
         regex(pattern = r"^(0s|([1-9][0-9]{0,3}h)?([1-9][0-9]{0,3}m)?([1-9][0-9]{0,4}s)?)$")
     )]
     pub after: Option<String>,
-    /// How many GPUs have to be healthy. Default: 1.
+    /// Minimum number of healthy GPUs. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub min_healthy: Option<i32>,
 }
 
-/// `unhealthyTaint.after` where a policy does not say: longer than a driver takes to reset a GPU.
+/// Default of `unhealthyTaint.after`; longer than a driver takes to reset a GPU.
 const UNHEALTHY_AFTER: SignedDuration = SignedDuration::from_secs(30);
 
 impl StartupTaint {
-    /// The key in force.
+    /// Returns the key in force.
     pub fn key(&self) -> &str {
         self.key.as_deref().unwrap_or(NOT_READY_TAINT)
     }
 }
 
 impl UnhealthyTaint {
-    /// The effect in force.
+    /// Returns the effect in force.
     pub fn effect(&self) -> TaintEffect {
         self.effect.unwrap_or(TaintEffect::NoSchedule)
     }
 
-    /// The delay in force. One that cannot be read, which the CRD refuses, counts as left out.
+    /// Returns the delay in force. A delay that cannot be parsed, which the CRD refuses, counts as unset.
     pub fn after(&self) -> SignedDuration {
         let given = self.after.as_ref().and_then(|text| text.parse::<SignedDuration>().ok());
         given.filter(|after| !after.is_negative()).unwrap_or(UNHEALTHY_AFTER)
     }
 
-    /// How many GPUs have to be healthy.
+    /// Returns the minimum number of healthy GPUs in force.
     pub fn min_healthy(&self) -> usize {
         self.min_healthy
             .and_then(|least| usize::try_from(least).ok())
@@ -89,20 +90,20 @@ impl UnhealthyTaint {
     }
 }
 
-/// What happens to pods that do not tolerate the taint. `NoSchedule`: new ones stay away. `PreferNoSchedule`: new ones stay
-/// away where they can. `NoExecute`: running ones are evicted, too. Default: NoSchedule.
+/// Effect on pods that do not tolerate the taint. `NoSchedule` keeps new pods away. `PreferNoSchedule` keeps new pods
+/// away if possible. `NoExecute` also evicts running pods. Default: NoSchedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, IntoStaticStr)]
 pub enum TaintEffect {
     /// New pods stay away.
     NoSchedule,
-    /// New pods stay away where they can.
+    /// New pods stay away if possible.
     PreferNoSchedule,
-    /// New pods stay away and running ones are evicted.
+    /// New pods stay away, and running pods are evicted.
     NoExecute,
 }
 
 impl TaintEffect {
-    /// The name that Kubernetes uses.
+    /// Returns the name in the Kubernetes API.
     pub fn as_str(self) -> &'static str {
         self.into()
     }

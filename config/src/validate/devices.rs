@@ -1,14 +1,14 @@
-//! What a selector of devices can say.
+//! Bounds and formats of a device selector.
 
 use super::problem::FieldProblem;
 use crate::{DeviceKind, DeviceSelector, MemoryMiB};
 
-/// Adds what is wrong with the selector at `path`.
+/// Adds the problems of the selector at `path`.
 pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<FieldProblem>) {
     if *devices == DeviceSelector::default() {
         problems.push(FieldProblem::new(
             path,
-            "must name a condition, such as indices, uuids or products; for every GPU, leave devices out of the resource, or set sharing.replicas alone",
+            "must set a condition, such as indices, uuids or products; to select every GPU, leave out devices, or set only sharing.replicas",
         ));
     }
     for (index, gpu) in devices.indices.iter().flatten().enumerate() {
@@ -28,7 +28,7 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<FieldPr
             problems.push(FieldProblem::new(
                 format!("{path}.uuids[{index}]"),
                 format!(
-                    "`{uuid}` is no UUID of a GPU or MIG device; `nvidia-smi -L` lists them as GPU-... and MIG-..."
+                    "`{uuid}` is not the UUID of a GPU or MIG device; `nvidia-smi -L` lists them as GPU-... and MIG-..."
                 ),
             ));
         }
@@ -49,7 +49,7 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<FieldPr
     if devices.mig_profiles.is_some() && devices.kind == Some(DeviceKind::FullGpu) {
         problems.push(FieldProblem::new(
             format!("{path}.migProfiles"),
-            "selects MIG devices; remove it, or set kind to MigDevice",
+            "selects MIG devices; remove it or set kind to MigDevice",
         ));
     }
     for (name, length, most) in [
@@ -62,17 +62,17 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<FieldPr
         if let Some(length) = length.filter(|length| *length == 0 || *length > most) {
             problems.push(FieldProblem::new(
                 format!("{path}.{name}"),
-                format!("{length} entries are not between 1 and {most}"),
+                format!("must have 1 to {most} entries, has {length}"),
             ));
         }
     }
 }
 
-/// The characters of a product in label form, and of a MIG profile, as the schema of the CRD has them, beside `*` and `?`.
+/// Characters of a product in label form and of a MIG profile, as in the CRD's schema, besides `*` and `?`.
 const PRODUCT: (&str, fn(char) -> bool) = ("letters, digits, `-`, `_` and `.`", |c| {
     c.is_ascii_alphanumeric() || "-_.".contains(c)
 });
-const MIG_PROFILE: (&str, fn(char) -> bool) = ("lower case letters, digits, `-`, `_`, `.` and `+`", |c| {
+const MIG_PROFILE: (&str, fn(char) -> bool) = ("lowercase letters, digits, `-`, `_`, `.` and `+`", |c| {
     c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.+".contains(c)
 });
 
@@ -86,20 +86,18 @@ fn validate_globs(
         if glob.is_empty() || glob.len() > 63 || !glob.chars().all(|c| known(c) || c == '*' || c == '?') {
             problems.push(FieldProblem::new(
                 format!("{path}[{index}]"),
-                format!(
-                    "`{glob}` is not a glob of at most 63 characters: {characters}, and `*` and `?` for any others"
-                ),
+                format!("`{glob}` is not a valid glob; use at most 63 {characters}, with the wildcards `*` and `?`"),
             ));
         }
     }
 }
 
-/// Adds what is wrong with the amount of memory at `path`.
+/// Adds a problem if the memory at `path` is malformed.
 pub fn validate_memory(path: &str, memory: Option<&str>, problems: &mut Vec<FieldProblem>) {
     if let Some(text) = memory.filter(|text| MemoryMiB::parse(text).is_none()) {
         problems.push(FieldProblem::new(
             path,
-            format!("`{text}` is no amount of memory; write a whole number of Mi, Gi or Ti, such as 16Gi"),
+            format!("`{text}` is not an amount of memory; write a whole number of Mi, Gi or Ti, such as 16Gi"),
         ));
     }
 }

@@ -1,4 +1,4 @@
-//! What a schema cannot say of health.
+//! Bounds of the lists of XIDs, and their overlap.
 
 use super::problem::FieldProblem;
 use crate::HealthRules;
@@ -11,7 +11,7 @@ pub(super) fn validate(path: &str, health: &HealthRules, problems: &mut Vec<Fiel
         if xids.len() > MAX_XIDS {
             problems.push(FieldProblem::new(
                 format!("{path}.{field}"),
-                format!("{} entries are more than {MAX_XIDS}", xids.len()),
+                format!("must have at most {MAX_XIDS} entries, has {}", xids.len()),
             ));
         }
         for (index, xid) in xids.iter().enumerate().filter(|(_, xid)| !(1..=MAX_XID).contains(*xid)) {
@@ -29,7 +29,7 @@ pub(super) fn validate(path: &str, health: &HealthRules, problems: &mut Vec<Fiel
     {
         problems.push(FieldProblem::new(
             format!("{path}.watchXids[{index}]"),
-            format!("{xid} is in ignoreXids too; remove it from one of them"),
+            format!("{xid} is also in ignoreXids; remove it from one of them"),
         ));
     }
 }
@@ -55,7 +55,7 @@ mod tests {
             [
                 "health.ignoreXids[1]: 0 is not between 1 and 65535",
                 "health.watchXids[0]: 65536 is not between 1 and 65535",
-                "health.watchXids[1]: 94 is in ignoreXids too; remove it from one of them",
+                "health.watchXids[1]: 94 is also in ignoreXids; remove it from one of them",
             ]
         );
     }

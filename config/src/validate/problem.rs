@@ -1,18 +1,18 @@
-//! A field that is wrong, and what to do about it.
+//! A problem of one field, and its remedy.
 
 use std::fmt;
 
-/// One thing that is wrong with a configuration.
+/// A problem of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldProblem {
     /// Path of the field, such as `resources[0].sharing.replicas`; empty for the document itself.
     pub path: String,
-    /// What is wrong and what to do.
+    /// The problem and its remedy.
     pub message: String,
 }
 
 impl FieldProblem {
-    /// A problem of the field at `path`.
+    /// Creates a problem of the field at `path`.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             path: path.into(),

@@ -1,18 +1,19 @@
 //! Names of extended resources.
 
-/// Whether the kubelet takes a name as an extended resource, and if not, why.
+/// Checks a name by the kubelet's rule for extended resources; the error completes a sentence that begins with the
+/// name.
 ///
-/// Rule: `IsExtendedResourceName` in Kubernetes `pkg/apis/core/v1/helper/helpers.go`: with a domain, not under
-/// `kubernetes.io`, not starting with `requests.`, and `requests.NAME` a qualified name.
+/// Rule: `IsExtendedResourceName` in Kubernetes `pkg/apis/core/v1/helper/helpers.go`: the name has a domain, is not
+/// under `kubernetes.io`, does not start with `requests.`, and `requests.NAME` is a qualified name.
 pub fn is_extended_resource_name(name: &str) -> Result<(), &'static str> {
     let Some((domain, local)) = name.split_once('/') else {
         return Err("has no domain; write DOMAIN/NAME, such as nvidia.com/gpu");
     };
     if name.contains("kubernetes.io/") {
-        return Err("is under kubernetes.io, which Kubernetes keeps for itself; use a domain of your own");
+        return Err("is under kubernetes.io, which is reserved for Kubernetes; use your own domain");
     }
     if name.starts_with("requests.") {
-        return Err("starts with `requests.`, which quotas use; use another domain");
+        return Err("starts with `requests.`, which resource quotas use; use another domain");
     }
     // The kubelet checks "requests." + name, so nine of the 253 characters of a DNS subdomain are taken.
     if domain.len() > 253 - "requests.".len() {
@@ -27,7 +28,7 @@ pub fn is_extended_resource_name(name: &str) -> Result<(), &'static str> {
             && !label.ends_with('-')
     };
     if !domain.split('.').all(is_label) {
-        return Err("has a domain that is not a DNS name of lower case letters, digits, `-` and `.`");
+        return Err("has a domain that is not a DNS name of lowercase letters, digits, `-` and `.`");
     }
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     let inner = local.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));

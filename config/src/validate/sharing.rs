@@ -1,4 +1,4 @@
-//! Which fields of sharing go with which strategy, and their bounds.
+//! Fields of sharing by strategy, and their bounds.
 
 use super::{
     devices::{self, validate_memory},
@@ -9,10 +9,10 @@ use crate::{
     sharing::{MAX_MPS_REPLICAS, MAX_REPLICAS},
 };
 
-/// Smallest unit of memory sharing: smaller ones make more shares than a kubelet takes.
+/// Minimum unit of memory sharing; smaller units make more shares than the kubelet accepts.
 const MIN_UNIT: MemoryMiB = MemoryMiB(64);
 
-/// Adds what is wrong with the sharing at `path`.
+/// Adds the problems of the sharing at `path`.
 pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<FieldProblem>) {
     let has_replicas = matches!(sharing.strategy, SharingStrategy::TimeSlicing | SharingStrategy::Mps);
     let has_units = sharing.strategy == SharingStrategy::Memory;
@@ -47,7 +47,7 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<FieldProblem>)
         if is_given && !has_meaning {
             problems.push(FieldProblem::new(
                 format!("{path}.{field}"),
-                format!("has a meaning only when sharing.strategy is {strategies}; remove it or set the strategy"),
+                format!("applies only when sharing.strategy is {strategies}; remove it or change the strategy"),
             ));
         }
     }
@@ -61,7 +61,7 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<FieldProblem>)
         {
             problems.push(FieldProblem::new(
                 format!("{path}.unit"),
-                format!("{unit} is less than {MIN_UNIT}, which makes more shares than a kubelet takes"),
+                format!("{unit} is less than {MIN_UNIT}; smaller units make more shares than the kubelet accepts"),
             ));
         }
         return;
@@ -81,7 +81,7 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<FieldProblem>)
     {
         problems.push(FieldProblem::new(
             format!("{path}.replicasPerDevice"),
-            format!("{length} entries are not between 1 and 16"),
+            format!("must have 1 to 16 entries, has {length}"),
         ));
     }
     for (index, DeviceReplicas { devices, replicas }) in sharing.replicas_per_device.iter().flatten().enumerate() {

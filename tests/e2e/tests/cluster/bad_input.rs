@@ -20,17 +20,17 @@ fn invalid_policies_are_refused_at_apply_with_the_field_and_the_fix() -> Result<
             vec![
                 "spec.nodeSelector",
                 "Required value",
-                "`nodeSelector: {}` is every node",
+                "`nodeSelector: {}` selects every node",
             ],
         ),
         ("{gpuSelector: {}}", vec!["spec.gpuSelector", "minCount: 1"]),
         (
             "{nodeSelector: {}, labels: {node.kubernetes.io/a: b}}",
-            vec!["spec.labels", "use a prefix of your own"],
+            vec!["spec.labels", "use your own prefix"],
         ),
         (
             "{nodeSelector: {}, taints: [{key: gpunode.dev/a, effect: NoSchedule}]}",
-            vec!["spec.taints[0].key", "use a prefix of your own"],
+            vec!["spec.taints[0].key", "use your own prefix"],
         ),
         (
             "{nodeSelector: {}, taints: [{key: a, effect: Sometimes}]}",
