@@ -2,7 +2,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `gpu_node` | watches this node's GpuNode, creates it, writes its status |
+//! | `gpu_node` | watches this node's GpuNode |
 //! | `release` | whether the GPUs of the node are released |
 //! | `events` | publishes Events on the Node |
 //! | `node_allocatable` | reads what the Node shows as allocatable |

@@ -1,11 +1,16 @@
 //! Command line.
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
-use std::{
-    ffi::OsString,
-    net::SocketAddr,
-    path::{Path, PathBuf},
+use crate::{
+    driver::hardware::Place,
+    kubelet::{checkpoint::PodFolders, podresources::PodResources},
+    mps::{self, MpsExecArgs},
+    status::report::Identity,
 };
+use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
+use std::{net::SocketAddr, path::PathBuf};
+
+/// The kubelet's folder of device plugins on the host, where none is named.
+const DEVICE_PLUGINS: &str = "var/lib/kubelet/device-plugins";
 
 /// Runs gpunode on one node.
 #[derive(Debug, Parser)]
@@ -112,39 +117,52 @@ pub struct MpsArgs {
     pub pod_uid: String,
 }
 
-/// Which program is started, and what it sees.
-#[derive(Debug, Args)]
-pub struct MpsExecArgs {
-    /// What the program sees as its root.
-    #[arg(long)]
-    pub root: PathBuf,
+impl HostArgs {
+    /// Where the hardware is looked for.
+    pub fn hardware(&self) -> Place {
+        Place {
+            host_root: self.host_root.clone(),
+            driver_root: self.driver_root.clone(),
+        }
+    }
 
-    /// Folder that it sees under the same path.
-    #[arg(long)]
-    pub folder: PathBuf,
-
-    /// Folder that it sees as /dev/shm.
-    #[arg(long)]
-    pub shm: PathBuf,
-
-    /// The program below ROOT, and its arguments.
-    #[arg(last = true, required = true)]
-    pub program: Vec<PathBuf>,
+    /// Where the kubelet says to the pod with this UID who holds what.
+    fn pod_resources(&self, device_plugin_dir: PathBuf, pod_uid: &str) -> PodResources {
+        let pods = PodFolders::on_host(&self.host_root, pod_uid);
+        PodResources::new(self.pod_resources_socket.clone(), device_plugin_dir, pods)
+    }
 }
 
-impl MpsExecArgs {
-    /// The arguments of this agent that say so, before `--` and the program.
-    pub fn arguments(root: &Path, folder: &Path, shm: &Path) -> [OsString; 7] {
-        let [root, folder, shm] = [root, folder, shm].map(|path| path.as_os_str().to_owned());
-        [
-            "mps-exec".into(),
-            "--root".into(),
-            root,
-            "--folder".into(),
-            folder,
-            "--shm".into(),
-            shm,
-        ]
+impl NodeArgs {
+    /// Where the kubelet of this node says who holds what.
+    pub fn pod_resources(&self) -> PodResources {
+        self.host.pod_resources(self.device_plugin_dir.clone(), &self.pod_uid)
+    }
+
+    /// Which process reports.
+    pub fn identity(&self) -> Identity {
+        Identity {
+            pod: self.pod_name.clone(),
+            pod_uid: self.pod_uid.clone(),
+            policy: self.policy_name.clone(),
+        }
+    }
+}
+
+impl MpsArgs {
+    /// What the supervisor of the MPS control daemons works with.
+    pub fn settings(self) -> mps::Settings {
+        let folder = self
+            .device_plugin_dir
+            .unwrap_or_else(|| self.host.host_root.join(DEVICE_PLUGINS));
+        mps::Settings {
+            pod_resources: self.host.pod_resources(folder, &self.pod_uid),
+            host_root: self.host.host_root,
+            driver_root: self.host.driver_root,
+            state_dir: self.host.state_dir,
+            mps_dir: self.host.mps_dir,
+            admin_address: self.host.admin_address,
+        }
     }
 }
 

@@ -4,8 +4,10 @@
 //! |---|---|
 //! | `manager` | gives devices out, behind one lock |
 //! | `state` | what the agent knows of the devices, pure |
+//! | `offer` | what the kubelet is offered under one resource name |
 //! | `allocation` | what a container gets with its devices |
 
 pub mod allocation;
 pub mod manager;
+pub mod offer;
 pub mod state;

@@ -12,19 +12,22 @@ mod retire;
 use crate::{
     admin::{metrics::Metrics, server},
     api_server::{
-        gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
+        gpu_node::{Seen, connect, watch_gpu_node},
         release::Release,
     },
     cli::NodeArgs,
     devices::state::Page,
     discover::retire::retire,
-    driver::hardware::{Hardware, Place, watch_hardware},
+    driver::hardware::{Hardware, watch_hardware},
     handover,
     runtime::{
         channel::send_if_new,
         signals::{Asked, Signals},
     },
-    status::report::{Facts, Identity, status},
+    status::{
+        report::{Facts, status},
+        writer::{Report, write_reports},
+    },
 };
 use anyhow::{Context as _, Result, bail};
 use std::{sync::Arc, time::Duration};
@@ -53,7 +56,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     let (seen, mut gpu_node) = watch::channel(Seen::Unknown);
     let release = Release::new(Some(gpu_node.clone()), &args.host.state_dir);
     tasks.spawn(watch_hardware(
-        Place::of(&args),
+        args.host.hardware(),
         found,
         look_again.clone(),
         release,
@@ -111,7 +114,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
 
 fn report(args: &NodeArgs, hardware: &Hardware, page: &Page) -> Report {
     let status = status(
-        &Identity::of(args),
+        &args.identity(),
         Facts {
             hardware,
             page,

@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Discover(args) => wait_for(discover::discover(args)),
         Command::Run(args) => wait_for(run::run(args)),
-        Command::Mps(args) => wait_for(mps::supervise(args)),
+        Command::Mps(args) => wait_for(mps::supervise(args.settings())),
         Command::MpsExec(args) => mps::exec(&args).map(|never| match never {}),
     };
     match result {

@@ -18,7 +18,7 @@ mod processes;
 pub mod seen;
 mod shutdown;
 
-pub use exec::exec;
+pub use exec::{MpsExecArgs, exec};
 
 use crate::{
     admin::{
@@ -26,7 +26,6 @@ use crate::{
         server::{self, Readiness},
     },
     api_server::release,
-    cli::MpsArgs,
     kubelet::podresources::PodResources,
     runtime::signals::{Asked, Signals},
     store::assignments::{self, Assignments},
@@ -42,7 +41,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
-    path::Path,
+    net::SocketAddr,
+    path::{Path, PathBuf},
     time::Duration,
 };
 use tokio::{
@@ -58,14 +58,29 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Held by the supervisor, beside the folders of the devices.
 const LOCK: &str = "lock";
-/// The kubelet's folder of device plugins on the host, where none is named.
-const DEVICE_PLUGINS: &str = "var/lib/kubelet/device-plugins";
+
+/// What the supervisor works with.
+#[derive(Debug)]
+pub struct Settings {
+    /// Where the root of the host is mounted.
+    pub host_root: PathBuf,
+    /// Root of the driver's files, when it was named.
+    pub driver_root: Option<PathBuf>,
+    /// Folder of the assignments.
+    pub state_dir: PathBuf,
+    /// Folder of the MPS control daemons.
+    pub mps_dir: PathBuf,
+    /// Address of /livez, /readyz and /metrics.
+    pub admin_address: SocketAddr,
+    /// Who holds what.
+    pub pod_resources: PodResources,
+}
 
 /// The daemons that are looked after. What fails is a problem of now, and tried again: when this process ends, so do the
 /// daemons in its container, and with them the contexts of all clients.
 #[derive(Debug)]
 struct Supervisor {
-    args: MpsArgs,
+    settings: Settings,
     holders: Holders,
     /// Devices that are shared by MPS, as far as is known.
     wanted: Option<BTreeSet<String>>,
@@ -87,10 +102,10 @@ struct Looked {
 type Read = (Result<Assignments, assignments::Error>, io::Result<Vec<Place>>);
 
 /// Runs until SIGTERM.
-pub async fn supervise(args: MpsArgs) -> Result<()> {
+pub async fn supervise(settings: Settings) -> Result<()> {
     let mut signals = Signals::new().context("take over the signals")?;
     let (readiness, ready) = watch::channel(Err("the assignments have not been read yet".to_owned()));
-    let address = args.host.admin_address;
+    let address = settings.admin_address;
     let listener = server::bind(address).await?;
     let metrics = Metrics::new();
     let mut serving = tokio::spawn(server::serve(
@@ -100,13 +115,13 @@ pub async fn supervise(args: MpsArgs) -> Result<()> {
         metrics.clone(),
     ));
 
-    let mps_dir = args.host.mps_dir.clone();
+    let mps_dir = settings.mps_dir.clone();
     let locked = spawn_blocking(move || lock(&mps_dir));
     let _lock = tokio::select! {
         locked = locked => locked??,
         () = stop(&mut signals) => return Ok(()),
     };
-    let mut supervisor = Supervisor::new(args);
+    let mut supervisor = Supervisor::new(settings);
     let mut tick = interval(INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let work = async {
@@ -153,12 +168,10 @@ fn lock(mps_dir: &Path) -> Result<File> {
 }
 
 impl Supervisor {
-    fn new(args: MpsArgs) -> Self {
-        let folder = args.device_plugin_dir.clone();
-        let folder = folder.unwrap_or_else(|| args.host.host_root.join(DEVICE_PLUGINS));
-        let holders = Holders::new(PodResources::at(&args.host, folder, &args.pod_uid));
+    fn new(settings: Settings) -> Self {
+        let holders = Holders::new(settings.pod_resources.clone());
         Self {
-            args,
+            settings,
             holders,
             wanted: None,
             daemons: BTreeMap::new(),
@@ -195,7 +208,7 @@ impl Supervisor {
     /// Reads what is on disk; one read at a time, however long it takes.
     async fn read(&mut self) -> Result<Read, String> {
         let reading = self.reading.get_or_insert_with(|| {
-            let (state_dir, mps_dir) = (self.args.host.state_dir.clone(), self.args.host.mps_dir.clone());
+            let (state_dir, mps_dir) = (self.settings.state_dir.clone(), self.settings.mps_dir.clone());
             let holders = self.holders.clone();
             spawn_blocking(move || {
                 holders.prepare();
@@ -224,7 +237,7 @@ impl Supervisor {
         let mut problems = Vec::new();
         let left: Option<BTreeSet<String>> = left
             .map(|left| left.iter().map(|place| place.uuid().to_owned()).collect())
-            .map_err(|error| problems.push(format!("look into {}: {error}", self.args.host.mps_dir.display())))
+            .map_err(|error| problems.push(format!("look into {}: {error}", self.settings.mps_dir.display())))
             .ok();
         match assignments {
             Ok(assignments) => self.wanted = Some(mps_devices(&assignments)),
@@ -236,7 +249,7 @@ impl Supervisor {
         }
         let known: BTreeSet<String> = self.wanted.iter().chain(&left).flatten().cloned().collect();
         for uuid in known {
-            match Place::of(&self.args.host.mps_dir, &uuid) {
+            match Place::of(&self.settings.mps_dir, &uuid) {
                 Some(place) if !self.daemons.contains_key(&uuid) => self.add(place),
                 Some(_) => {}
                 None => problems.push(format!("{uuid:?} in the assignments is no UUID of a device")),
@@ -251,7 +264,7 @@ impl Supervisor {
 
     fn add(&mut self, place: Place) {
         let uuid = place.uuid().to_owned();
-        let control = Control::new(&self.args.host.host_root, self.args.host.driver_root.as_deref());
+        let control = Control::new(&self.settings.host_root, self.settings.driver_root.as_deref());
         let care = Care {
             place,
             control,

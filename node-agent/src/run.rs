@@ -15,7 +15,7 @@ use crate::{
     },
     api_server::{
         events::{Kind, Notices},
-        gpu_node::{Report, Seen, connect, watch_gpu_node, write_reports},
+        gpu_node::{Seen, connect, watch_gpu_node},
         node_allocatable::NodeReader,
         release::Release,
     },
@@ -24,12 +24,11 @@ use crate::{
     devices::manager::{self, Desk},
     driver::{
         driver_events::DriverEvents,
-        hardware::{Driver, Hardware, Place, watch_hardware},
+        hardware::{Driver, Hardware, watch_hardware},
         utilisation::Utilisation,
     },
     handover::{Handover, Turn, Wanted, Who, watch_own_socket},
     health,
-    kubelet::podresources::PodResources,
     plugin::{
         directory::Directory,
         registration::{Kubelet, Registered},
@@ -44,7 +43,10 @@ use crate::{
         channel::send_if_new,
         signals::{Asked, Signals},
     },
-    status::report::{holders_unknown, not_registered},
+    status::{
+        report::{holders_unknown, not_registered},
+        writer::{Report, write_reports},
+    },
     store::atomic_file,
 };
 use anyhow::{Context as _, Result, bail};
@@ -82,7 +84,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         args.config.is_none().then(|| gpu_node.clone()),
         &args.node.host.state_dir,
     );
-    let (place, look) = (Place::of(&args.node), look_again.clone());
+    let (place, look) = (args.node.host.hardware(), look_again.clone());
     tasks.spawn(watch_hardware(
         place,
         found,
@@ -116,7 +118,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let desk = Arc::new(Desk::new(manager::Parts {
         host_root: args.node.host.host_root.clone(),
         mps_dir: args.node.host.mps_dir.clone(),
-        utilisation: Utilisation::new(Place::of(&args.node)),
+        utilisation: Utilisation::new(args.node.host.hardware()),
         node,
         metrics,
     }));
@@ -124,7 +126,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let directory = Directory::new(args.node.device_plugin_dir.clone());
     tasks.spawn(directory.clone().watch());
     let registered = watch::Sender::new(Registered::default());
-    let pod_resources = PodResources::of(&args.node);
+    let pod_resources = args.node.pod_resources();
     let mut plugins = Plugins::new(Kubelet {
         directory,
         desk: desk.clone(),
@@ -136,7 +138,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let mut decided = Decided::new(&args.node, saved);
     let rules = watch::Sender::default();
     let health = Arc::new(Mutex::new(health::Sources {
-        place: Place::of(&args.node),
+        place: args.node.host.hardware(),
         state_dir: args.node.host.state_dir.clone(),
         events: reported,
         hardware: hardware.clone(),

@@ -1,6 +1,5 @@
 //! Prometheus metrics. Label values come from the code, but for names of resources and numbers of XIDs, which are bounded.
 
-use crate::plugin::server::Offer;
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue, text::encode},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
@@ -174,12 +173,11 @@ impl Metrics {
         )
     }
 
-    /// Sets the numbers of devices, by health. Resources that are not offered are forgotten.
-    pub fn set_offers(&self, offers: &[Offer]) {
+    /// Sets the numbers of healthy and of other devices of each resource. Resources that are not named are forgotten.
+    pub fn set_devices<'a>(&self, resources: impl Iterator<Item = (&'a str, usize, usize)>) {
         self.0.devices.clear();
-        for offer in offers {
-            let healthy = offer.healthy();
-            self.add_devices(&offer.list.name, healthy, offer.list.shares.len() - healthy);
+        for (resource, healthy, unhealthy) in resources {
+            self.add_devices(resource, healthy, unhealthy);
         }
     }
 
@@ -283,30 +281,12 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpunode_gpu::{AdvertisedResource, AdvertisedShare};
-
-    fn offer(name: &str, healthy: usize, unhealthy: usize) -> Offer {
-        let share = |healthy| AdvertisedShare {
-            id: String::new(),
-            healthy,
-            numa_node: None,
-        };
-        let shares = [vec![share(true); healthy], vec![share(false); unhealthy]].concat();
-        Offer {
-            list: AdvertisedResource {
-                name: name.to_owned(),
-                shares,
-            }
-            .into(),
-            resend: 0,
-        }
-    }
 
     #[test]
     fn devices_of_a_resource_that_goes_go_with_it() {
         let metrics = Metrics::new();
-        metrics.set_offers(&[offer("a.b/c", 3, 1), offer("a.b/d", 1, 0)]);
-        metrics.set_offers(&[offer("a.b/c", 4, 0)]);
+        metrics.set_devices([("a.b/c", 3, 1), ("a.b/d", 1, 0)].into_iter());
+        metrics.set_devices([("a.b/c", 4, 0)].into_iter());
         let text = metrics.render();
         assert!(
             text.contains(r#"gpunode_agent_devices{resource="a.b/c",health="healthy"} 4"#),

@@ -1,39 +1,24 @@
-//! This node's GpuNode: watches it, creates it, writes its status. But for the Node's allocatable, nothing else talks to the
-//! API server.
+//! This node's GpuNode as the API server has it.
 
-use crate::status::report::{keep_missing, next_given_up, set_health_times, set_times};
 use anyhow::Context as _;
 use futures::TryStreamExt as _;
-use gpunode_crds::{AGENT_FIELD_MANAGER, ConditionType, GpuNode, GpuNodeSpec, GpuNodeStatus};
-use jiff::Timestamp;
-use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
+use gpunode_crds::{GpuNode, GpuNodeSpec};
 use kube::{
     Api, Client, Config,
-    api::{Patch, PatchParams, PostParams},
     core::{ApiResource, Object},
     runtime::{
         WatchStreamExt as _,
         watcher::{self, Event, watcher},
     },
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::{pin::pin, sync::Arc, time::Duration};
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::sync::watch;
 use tracing::{info, warn};
 
-const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Without it a list whose answer never comes would wait for ever. Longer than a watch without events, which the server
 /// ends after 290 s.
 const READ_TIMEOUT: Duration = Duration::from_secs(310);
-/// What happens together goes into one write: a restarted agent that is registered again at once writes nothing.
-const SETTLE: Duration = Duration::from_millis(250);
-/// Time between two writes.
-const MIN_INTERVAL: Duration = Duration::from_secs(1);
-const MAX_RETRY: Duration = Duration::from_secs(30);
-
 /// A GpuNode whose status may have been written by another version of the agent.
 pub type SeenGpuNode = Object<GpuNodeSpec, Value>;
 
@@ -49,24 +34,6 @@ pub enum Seen {
     Present(Arc<SeenGpuNode>),
 }
 
-/// What the agent has to say.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Report {
-    /// The status.
-    pub status: GpuNodeStatus,
-    /// Whether the GpuNode is to be created where there is none.
-    pub create: bool,
-}
-
-/// Why something could not be written.
-#[derive(Debug, thiserror::Error)]
-enum Error {
-    #[error("{action}: {source}")]
-    Call { action: &'static str, source: kube::Error },
-    #[error("{action}: no answer within {CALL_TIMEOUT:?}")]
-    NoAnswer { action: &'static str },
-}
-
 /// A client of the API server that the pod's service account, or KUBECONFIG, names.
 pub async fn connect() -> anyhow::Result<Client> {
     let find = "find the API server; run in a pod with a service account";
@@ -77,7 +44,8 @@ pub async fn connect() -> anyhow::Result<Client> {
     Client::try_from(config).context(find)
 }
 
-fn api(client: Client) -> Api<SeenGpuNode> {
+/// This cluster's GpuNodes.
+pub fn api(client: Client) -> Api<SeenGpuNode> {
     Api::all_with(client, &ApiResource::erase::<GpuNode>(&()))
 }
 
@@ -114,188 +82,3 @@ pub async fn watch_gpu_node(client: Client, node: String, seen: watch::Sender<Se
         }
     }
 }
-
-/// Writes what `reports` says into the GpuNode of `node`, where it says something new. Does not end.
-pub async fn write_reports(
-    client: Client,
-    node: String,
-    mut reports: watch::Receiver<Option<Report>>,
-    mut seen: watch::Receiver<Seen>,
-) {
-    let mut writer = Writer {
-        client,
-        node,
-        written: None,
-        outdated: None,
-    };
-    let mut retry = MIN_INTERVAL;
-    let mut last_error = String::new();
-    loop {
-        let report = reports.borrow_and_update().clone();
-        let now = seen.borrow_and_update().clone();
-        match writer.write(report, &now).await {
-            Ok(false) => {}
-            Ok(true) => {
-                (retry, last_error) = (MIN_INTERVAL, String::new());
-                sleep(MIN_INTERVAL).await;
-            }
-            Err(error) => {
-                let error = error.to_string();
-                if error != last_error {
-                    warn!(error, "report to the API server; trying again");
-                    last_error = error;
-                }
-                sleep(retry).await;
-                retry = (retry * 2).min(MAX_RETRY);
-                continue;
-            }
-        }
-        let outdated = writer
-            .outdated
-            .map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
-        // An ended channel means that the agent stops.
-        let ended = tokio::select! {
-            () = sleep(outdated.unwrap_or_default()), if outdated.is_some() => false,
-            changed = reports.changed() => changed.is_err(),
-            changed = seen.changed() => changed.is_err(),
-        };
-        if ended {
-            std::future::pending::<()>().await;
-        }
-        sleep(SETTLE).await;
-    }
-}
-
-struct Writer {
-    client: Client,
-    node: String,
-    written: Option<Written>,
-    /// When there is something else to say though nothing changes.
-    outdated: Option<Timestamp>,
-}
-
-/// What was written last.
-struct Written {
-    status: GpuNodeStatus,
-    /// Version of the object that the watch had shown by then.
-    over: Option<String>,
-    /// Version of the object that it made.
-    version: Option<String>,
-}
-
-impl Writer {
-    /// Whether a status was written.
-    async fn write(&mut self, report: Option<Report>, seen: &Seen) -> Result<bool, Error> {
-        match (report, seen) {
-            (Some(report), Seen::Absent) if report.create => {
-                self.create().await?;
-                // The watch brings it.
-                Ok(false)
-            }
-            (None, _) | (Some(_), Seen::Unknown | Seen::Absent) => Ok(false),
-            (Some(report), Seen::Present(object)) => {
-                let mut status = report.status;
-                let is_new = complete(self.written.as_ref(), &mut status, object, Timestamp::now());
-                self.outdated = next_given_up(&status.gpus);
-                if !is_new {
-                    return Ok(false);
-                }
-                let version = self.apply(&status).await?;
-                self.written = Some(Written {
-                    status,
-                    over: object.metadata.resource_version.clone(),
-                    version,
-                });
-                Ok(true)
-            }
-        }
-    }
-
-    /// Returns the version of the object that it made.
-    async fn apply(&self, status: &GpuNodeStatus) -> Result<Option<String>, Error> {
-        let resource = ApiResource::erase::<GpuNode>(&());
-        let patch = json!({
-            "apiVersion": resource.api_version,
-            "kind": resource.kind,
-            "metadata": {"name": self.node},
-            "status": status,
-        });
-        let params = PatchParams::apply(AGENT_FIELD_MANAGER).force();
-        let patch = Patch::Apply(&patch);
-        let object = call(
-            "write GpuNode status",
-            api(self.client.clone()).patch_status(&self.node, &params, &patch),
-        )
-        .await?;
-        Ok(object.metadata.resource_version)
-    }
-
-    /// A GpuNode without configuration, which goes with its Node.
-    async fn create(&self) -> Result<(), Error> {
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let node = call("read the uid of this Node", nodes.get_metadata(&self.node)).await?;
-        let mut object = GpuNode::new(&self.node, GpuNodeSpec::default());
-        object.metadata.owner_references = Some(vec![OwnerReference {
-            api_version: "v1".to_owned(),
-            kind: "Node".to_owned(),
-            name: self.node.clone(),
-            uid: node.metadata.uid.unwrap_or_default(),
-            ..OwnerReference::default()
-        }]);
-        let params = PostParams {
-            field_manager: Some(AGENT_FIELD_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
-        let gpu_nodes: Api<GpuNode> = Api::all(self.client.clone());
-        match call("create the GpuNode", gpu_nodes.create(&params, &object)).await {
-            Ok(_) => info!(node = self.node, "GpuNode created"),
-            // The operator was faster.
-            Err(Error::Call {
-                source: kube::Error::Api(status),
-                ..
-            }) if status.is_already_exists() => {}
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-}
-
-/// Adds to a status what follows from the one before it, and says whether it is another one.
-fn complete(written: Option<&Written>, status: &mut GpuNodeStatus, object: &SeenGpuNode, now: Timestamp) -> bool {
-    // The watch has not brought it yet, or the API server made of it what it made of it and nobody has changed it since.
-    let stands = |it: &&Written| [&it.over, &it.version].contains(&&object.metadata.resource_version);
-    let before = match written.filter(stands) {
-        Some(written) => written.status.clone(),
-        // A status that cannot be read, of a newer agent, is another one.
-        None => object
-            .status
-            .as_ref()
-            .and_then(|live| serde_json::from_value(live.clone()).ok())
-            .map(own)
-            .unwrap_or_default(),
-    };
-    set_times(status, &before, now);
-    set_health_times(status, &before, now);
-    keep_missing(status, &before, now);
-    *status != before
-}
-
-/// What the agent wrote of a status.
-fn own(mut status: GpuNodeStatus) -> GpuNodeStatus {
-    status.conditions.retain(|condition| {
-        ConditionType::OF_OPERATOR
-            .iter()
-            .all(|theirs| theirs.as_str() != condition.type_)
-    });
-    status
-}
-
-async fn call<T>(action: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
-    match timeout(CALL_TIMEOUT, request).await {
-        Ok(answer) => answer.map_err(|source| Error::Call { action, source }),
-        Err(_) => Err(Error::NoAnswer { action }),
-    }
-}
-
-#[cfg(test)]
-mod tests;

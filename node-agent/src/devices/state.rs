@@ -2,9 +2,9 @@
 //! both for the kubelet, for the disk and for status. Pure.
 
 use crate::{
+    devices::offer::Offer,
     health::words,
     mps::seen::{Answers, daemons, held_back},
-    plugin::server::Offer,
     store::assignments::Assignments,
 };
 use gpunode_config::HealthRules as Rules;

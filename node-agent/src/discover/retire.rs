@@ -45,7 +45,7 @@ pub async fn retire(
     mut hardware: watch::Receiver<Option<Arc<Hardware>>>,
     pages: watch::Sender<Option<Page>>,
 ) {
-    let kubelet = PodResources::of(&args);
+    let kubelet = args.pod_resources();
     _ = hardware.wait_for(Option::is_some).await;
     let mut known = None;
     let mut last_error = String::new();

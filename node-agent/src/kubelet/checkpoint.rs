@@ -17,6 +17,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// The kubelet's folders of pods below the root of the host, unless it has another `--root-dir`.
+const POD_FOLDERS: &str = "var/lib/kubelet/pods";
+
 /// Name of the file in the kubelet's folder of device plugins
 /// (`pkg/kubelet/cm/devicemanager/types.go`, `kubeletDeviceManagerCheckpoint`).
 pub const CHECKPOINT_FILE: &str = "kubelet_internal_checkpoint";
@@ -82,6 +85,14 @@ pub struct PodFolders {
 }
 
 impl PodFolders {
+    /// Those of the host whose root is mounted at `host_root`, for the pod with the UID `own`.
+    pub fn on_host(host_root: &Path, own: &str) -> Self {
+        Self {
+            folder: host_root.join(POD_FOLDERS),
+            own: own.to_owned(),
+        }
+    }
+
     /// Whether a pod that was admitted a while ago is certainly gone.
     fn is_gone(&self, pod: &str) -> bool {
         let has = |uid: &str| !uid.is_empty() && self.folder.join(uid).is_dir();

@@ -1,7 +1,6 @@
 //! Who holds what, as the kubelet says it: its PodResources API, and its checkpoint for what that leaves out.
 
 use crate::{
-    cli::{HostArgs, NodeArgs},
     kubelet::{
         checkpoint::{self, PodFolders, Unchanged},
         pod_resources_api::{
@@ -20,8 +19,6 @@ use std::{
 use tokio::time::timeout;
 use tonic::{Response, Status, transport::Endpoint};
 
-/// The kubelet's folders of pods below the root of the host, unless it has another `--root-dir`.
-const POD_FOLDERS: &str = "var/lib/kubelet/pods";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// A kubelet takes 4 MiB of devices for each resource, and says them all in one answer. Kubernetes' own clients of this API
@@ -96,20 +93,6 @@ pub struct PodResources {
 }
 
 impl PodResources {
-    /// Where the kubelet of this node says it.
-    pub fn of(args: &NodeArgs) -> Self {
-        Self::at(&args.host, args.device_plugin_dir.clone(), &args.pod_uid)
-    }
-
-    /// The same for the pod with this UID.
-    pub fn at(host: &HostArgs, device_plugin_dir: PathBuf, pod_uid: &str) -> Self {
-        let pods = PodFolders {
-            folder: host.host_root.join(POD_FOLDERS),
-            own: pod_uid.to_owned(),
-        };
-        Self::new(host.pod_resources_socket.clone(), device_plugin_dir, pods)
-    }
-
     /// A kubelet with this socket and these folders.
     pub fn new(socket: PathBuf, device_plugin_dir: PathBuf, pods: PodFolders) -> Self {
         Self {

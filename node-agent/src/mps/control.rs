@@ -1,10 +1,11 @@
 //! Runs NVIDIA's program `nvidia-cuda-mps-control`, which comes from the driver root and sees that as its `/`.
 
 use super::{
+    exec::MpsExecArgs,
     place::Place,
     processes::{MARK, Own},
 };
-use crate::{cli::MpsExecArgs, driver::driver_root};
+use crate::driver::driver_root;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::{
     fs::File,

@@ -1,8 +1,8 @@
 //! `gpunode-agent mps-exec`: becomes another program that sees a driver root as its `/`, with the folder of one device and
 //! its shared memory in it. Nobody else sees these mounts, and they end with the program.
 
-use crate::cli::MpsExecArgs;
 use anyhow::{Context as _, Result, bail};
+use clap::Args;
 use rustix::{
     fs::{CWD, Mode, OFlags, openat},
     mount::{MountFlags, MountPropagationFlags, mount, mount_bind_recursive, mount_change},
@@ -11,6 +11,7 @@ use rustix::{
 };
 use std::{
     convert::Infallible,
+    ffi::OsString,
     fs,
     os::{fd::OwnedFd, unix::process::CommandExt as _},
     path::{Component, Path, PathBuf},
@@ -19,6 +20,42 @@ use std::{
 
 /// What is mounted over a folder of the driver root so that the device's folder can be made in it: only folders.
 const TMPFS_DATA: &std::ffi::CStr = c"mode=0755,size=64k";
+
+/// Which program is started, and what it sees.
+#[derive(Debug, Args)]
+pub struct MpsExecArgs {
+    /// What the program sees as its root.
+    #[arg(long)]
+    pub root: PathBuf,
+
+    /// Folder that it sees under the same path.
+    #[arg(long)]
+    pub folder: PathBuf,
+
+    /// Folder that it sees as /dev/shm.
+    #[arg(long)]
+    pub shm: PathBuf,
+
+    /// The program below ROOT, and its arguments.
+    #[arg(last = true, required = true)]
+    pub program: Vec<PathBuf>,
+}
+
+impl MpsExecArgs {
+    /// The arguments of this agent that say so, before `--` and the program.
+    pub fn arguments(root: &Path, folder: &Path, shm: &Path) -> [OsString; 7] {
+        let [root, folder, shm] = [root, folder, shm].map(|path| path.as_os_str().to_owned());
+        [
+            "mps-exec".into(),
+            "--root".into(),
+            root,
+            "--folder".into(),
+            folder,
+            "--shm".into(),
+            shm,
+        ]
+    }
+}
 
 /// Returns only where the program could not be started.
 pub fn exec(args: &MpsExecArgs) -> Result<Infallible> {

@@ -26,7 +26,7 @@ fn supervisor(node: &Path) -> Supervisor {
     let Command::Mps(args) = Cli::parse_from(arguments).command else {
         panic!("another command")
     };
-    Supervisor::new(args)
+    Supervisor::new(args.settings())
 }
 
 fn assign(node: &Path, devices: &[&str]) {

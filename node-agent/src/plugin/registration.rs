@@ -7,11 +7,14 @@ mod served;
 
 use crate::{
     admin::metrics::Method,
-    devices::manager::{Desk, Observed},
+    devices::{
+        manager::{Desk, Observed},
+        offer::Offer,
+    },
     kubelet::podresources::PodResources,
     plugin::{
         directory::Directory,
-        server::{Offer, PluginServer, Streams, until_stopped},
+        server::{PluginServer, Streams, until_stopped},
         socket::{MAX_SOCKET_PATH, socket_path},
     },
     store::file_id::FileId,

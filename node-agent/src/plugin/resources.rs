@@ -1,8 +1,8 @@
 //! The device plugins of the node: one state machine per resource that is offered.
 
-use crate::plugin::{
-    registration::{Kubelet, Registered, keep_registered},
-    server::Offer,
+use crate::{
+    devices::offer::Offer,
+    plugin::registration::{Kubelet, Registered, keep_registered},
 };
 use std::{collections::BTreeMap, time::Duration};
 use tokio::{

@@ -2,7 +2,7 @@
 
 use crate::{
     admin::metrics::{Method, Metrics},
-    devices::manager::Desk,
+    devices::{manager::Desk, offer::Offer},
     kubelet::device_plugin_api::{
         AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty,
         HEALTHY, ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
@@ -30,22 +30,6 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Most ids that a log line names.
 const MAX_LOGGED: usize = 4;
-
-/// What is offered under a resource name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Offer {
-    /// The list.
-    pub list: Arc<AdvertisedResource>,
-    /// How often the list is to be sent again though it has not changed.
-    pub resend: u64,
-}
-
-impl Offer {
-    /// How many of its shares the kubelet may give out.
-    pub fn healthy(&self) -> usize {
-        self.list.shares.iter().filter(|share| share.healthy).count()
-    }
-}
 
 /// How many device list streams the kubelet has opened, and how many of them have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,7 +2,6 @@
 //! the API server are told of it.
 
 use crate::{
-    api_server::gpu_node::Report,
     cli::NodeArgs,
     configuration::{
         in_force::{InForce, Instruction},
@@ -10,12 +9,16 @@ use crate::{
     },
     devices::{
         manager::Desk,
+        offer::Offer,
         state::{Books, NOT_ASKED, Page},
     },
     driver::hardware::{Driver, Hardware},
     handover::Fitness,
     plugin::{registration::Registered, resources::Plugins},
-    status::report::{Facts, Identity, Plugin, not_offered, status},
+    status::{
+        report::{Facts, Plugin, not_offered, status},
+        writer::Report,
+    },
     store::{assignments::Saved, atomic_file::DISK_TIMEOUT},
 };
 use anyhow::{Context as _, Result, bail};
@@ -213,7 +216,7 @@ impl<'a> Decided<'a> {
         match kept.unwrap_or_else(|slow| Err(io::Error::from(slow))) {
             Ok(()) => {
                 plugins.put(page.offers.clone());
-                desk.metrics().set_offers(&page.offers);
+                desk.metrics().set_devices(page.offers.iter().map(Offer::counts));
                 desk.published(changes);
                 self.page = page;
                 if self.unsaved.take().is_some() {
@@ -260,7 +263,7 @@ impl<'a> Decided<'a> {
             plugin: Some(self.plugin(registered)),
         };
         Some(Report {
-            status: status(&Identity::of(self.args), facts),
+            status: status(&self.args.identity(), facts),
             create: hardware.has_gpus(),
         })
     }

@@ -1,6 +1,6 @@
 //! This agent's turn as the one of its node that is registered.
 
-use crate::{cli::NodeArgs, devices::manager::Desk, health, kubelet::podresources::PodResources};
+use crate::{cli::NodeArgs, devices::manager::Desk, health};
 use std::{future::pending, sync::Arc, time::Duration};
 use tokio::{
     sync::oneshot,
@@ -33,7 +33,7 @@ impl Held {
     /// Begins to follow what changes beside the agent.
     pub fn begin(health: health::Keeper, desk: &Arc<Desk>, args: &NodeArgs) -> Self {
         let mut tasks = JoinSet::new();
-        tasks.spawn(desk.clone().watch_holders(PodResources::of(args)));
+        tasks.spawn(desk.clone().watch_holders(args.pod_resources()));
         tasks.spawn(desk.clone().watch_daemons());
         let (end, ended) = oneshot::channel();
         Self {

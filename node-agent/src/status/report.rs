@@ -12,7 +12,6 @@ pub use health::set_health_times;
 pub use missing::{keep_missing, next_given_up};
 
 use crate::{
-    cli::NodeArgs,
     configuration::in_force::InForce,
     devices::state::Page,
     driver::hardware::{Driver, Hardware},
@@ -36,17 +35,6 @@ pub struct Identity {
     pub pod_uid: String,
     /// The policy whose DaemonSet the pod belongs to; empty for discovery.
     pub policy: String,
-}
-
-impl Identity {
-    /// This agent.
-    pub fn of(args: &NodeArgs) -> Self {
-        Self {
-            pod: args.pod_name.clone(),
-            pod_uid: args.pod_uid.clone(),
-            policy: args.policy_name.clone(),
-        }
-    }
 }
 
 /// Everything that a status is made of.

@@ -64,7 +64,7 @@ fn healthy(desk: &Desk) -> usize {
         .0
         .offers
         .iter()
-        .map(crate::plugin::server::Offer::healthy)
+        .map(crate::devices::offer::Offer::healthy)
         .sum()
 }
 

@@ -24,7 +24,7 @@ fn args(folder: &Path) -> NodeArgs {
 }
 
 async fn looked(args: &NodeArgs, known: &mut Option<Known>) -> Option<Page> {
-    look(args, &PodResources::of(args), DesiredDevices::default(), known)
+    look(args, &args.pod_resources(), DesiredDevices::default(), known)
         .await
         .unwrap()
 }

@@ -1,12 +1,9 @@
 //! One look at the hardware of the node.
 
 use super::{Driver, Hardware};
-use crate::{
-    cli::NodeArgs,
-    driver::{
-        driver_root, machine, nvml,
-        pci::{self, nvidia_functions},
-    },
+use crate::driver::{
+    driver_root, machine, nvml,
+    pci::{self, nvidia_functions},
 };
 use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::PathBuf};
 
@@ -45,14 +42,6 @@ impl Traces {
 }
 
 impl Place {
-    /// Where this agent looks.
-    pub fn of(args: &NodeArgs) -> Self {
-        Self {
-            host_root: args.host.host_root.clone(),
-            driver_root: args.host.driver_root.clone(),
-        }
-    }
-
     /// The driver's library, if there is one; blocks.
     pub fn library(&self) -> Option<PathBuf> {
         driver_root::find_library(&driver_root::roots(&self.host_root, self.driver_root.as_deref()))

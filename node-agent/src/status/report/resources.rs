@@ -1,7 +1,10 @@
 //! What is offered under which name, and of which device. Pure.
 
 use super::{Plugin, number};
-use crate::{devices::state::Page, mps::seen::held_back, plugin::server::Offer};
+use crate::{
+    devices::{offer::Offer, state::Page},
+    mps::seen::held_back,
+};
 use gpunode_crds::{AdvertisedDevice, MAX_DEVICES, ResourceStatus, SharingStrategy};
 use gpunode_gpu::{AdvertisedResource, DeviceSharing, device_of};
 use std::collections::BTreeSet;

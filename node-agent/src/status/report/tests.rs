@@ -3,9 +3,8 @@ mod labels;
 use super::*;
 use crate::{
     configuration::in_force::{Candidate, Instruction},
-    devices::state::Ailments,
+    devices::{offer::Offer, state::Ailments},
     driver::{hardware::Driver, nvml::Reading},
-    plugin::server::Offer,
 };
 use gpunode_crds::{AdvertisedDevice, Architecture, FaultReason, HealthState, MpsDaemon, MpsDaemonState};
 use gpunode_gpu::{AdvertisedResource, AdvertisedShare, Gpu, Inventory, PendingChange};

@@ -3,7 +3,11 @@ use gpunode_crds::GpuDevice;
 use http::{Method, Request, Response};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::client::Body;
-use std::{convert::Infallible, sync::Mutex};
+use serde_json::Value;
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+};
 use tokio::time::{Instant, advance};
 use tower::service_fn;
 
