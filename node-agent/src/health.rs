@@ -1,6 +1,20 @@
 //! Follows whether the devices of the node work: what the driver reports, what looks at them show, and what people say. It
 //! tells the desk, which gives nothing of a broken device out.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `ailments` | which devices are broken, for who gives them out and for status |
+//! | `allocations` | what health asks of who gives devices out |
+//! | `looks` | looks at the GPUs on a thread |
+//! | `looking` | what a look tells of a GPU |
+//! | `devices` | what devices are called, and which pods hold them |
+//! | `daemons` | what the MPS control daemons tell of their devices |
+//! | `store` | keeps what is known on disk |
+//! | `telling` | tells people and who gives devices out |
+//! | `words` | what faults are called |
 
+pub mod ailments;
+pub mod allocations;
 mod daemons;
 mod devices;
 mod looking;
@@ -10,8 +24,8 @@ mod telling;
 pub mod words;
 
 use crate::{
+    admin::metrics::Metrics,
     api_server::{events::Notices, gpu_node::Seen},
-    devices::manager::Desk,
     driver::{
         hardware::{Driver, Hardware, Place},
         nvml::{
@@ -21,6 +35,7 @@ use crate::{
     },
     runtime::channel::send_if_new,
 };
+use allocations::Allocations;
 use daemons::Daemons;
 use gpunode_config::HealthRules as Rules;
 use gpunode_gpu::{FaultReason, GpuProbe, HealthObservation, Inventory, ProbeResult};
@@ -65,7 +80,9 @@ pub struct Sources {
     /// What people say, where there is an API server.
     pub gpu_node: watch::Receiver<Seen>,
     /// Who gives devices out.
-    pub desk: Arc<Desk>,
+    pub desk: Arc<dyn Allocations>,
+    /// Where it is counted.
+    pub metrics: Metrics,
     /// Who is told.
     pub notices: Notices,
 }
@@ -149,7 +166,7 @@ impl Keeper {
         let now = Instant::now();
         self.looks.hasten(now);
         if let Some(xid) = event.xid {
-            self.sources.desk.metrics().xid(xid.unsigned_abs().into());
+            self.sources.metrics.xid(xid.unsigned_abs().into());
         }
         let Some(gpu) = event.gpu else {
             warn!(
@@ -161,7 +178,7 @@ impl Keeper {
         let Some(xid) = event.xid else { return };
         // The GPU stands for a MIG device that is not known, and where it is offered whole though it is divided.
         let devices = self.devices();
-        let is_whole = self.sources.desk.page().0.assignments.contains_key(&gpu);
+        let is_whole = self.sources.desk.is_assigned(&gpu);
         let instance = event.instance.filter(|_| !is_whole);
         let part = instance
             .and_then(|instance| devices.part(&gpu, instance))

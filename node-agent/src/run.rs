@@ -120,7 +120,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         mps_dir: args.node.host.mps_dir.clone(),
         utilisation: Utilisation::new(args.node.host.hardware()),
         node,
-        metrics,
+        metrics: metrics.clone(),
     }));
     let mut changes = desk.changes();
     let directory = Directory::new(args.node.device_plugin_dir.clone());
@@ -146,6 +146,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         rules: rules.subscribe(),
         gpu_node: gpu_node.clone(),
         desk: desk.clone(),
+        metrics,
         notices: notices.clone(),
     }));
     let (fitness, fit) = watch::channel(None);

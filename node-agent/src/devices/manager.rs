@@ -8,9 +8,10 @@ use crate::{
     api_server::node_allocatable::NodeReader,
     devices::{
         allocation::{control_nodes, response},
-        state::{Ailments, Books, Page},
+        state::{Books, Page},
     },
     driver::utilisation::Utilisation,
+    health::{ailments::Ailments, allocations::Allocations},
     kubelet::device_plugin_api::ContainerAllocateResponse,
     runtime::one_thread::OneThread,
 };
@@ -124,21 +125,6 @@ impl Desk {
         if change(&mut books) {
             self.changes.send_modify(|number| *number += 1);
         }
-    }
-
-    /// Takes in which devices are broken.
-    pub fn ail(&self, ailments: Ailments) {
-        self.change_if(|books| books.ail(ailments));
-    }
-
-    /// The MPS control daemons of the node.
-    pub fn daemons(&self) -> Vec<MpsDaemon> {
-        self.books().daemons()
-    }
-
-    /// Who holds what.
-    pub fn holders(&self) -> Vec<DeviceHolder> {
-        self.books().allocator.holders()
     }
 
     /// What the books say, and the number of the change up to which they say it.
@@ -272,6 +258,33 @@ impl Desk {
             .subscribe()
             .wait_for(|published| *published >= change)
             .await;
+    }
+}
+
+impl Allocations for Desk {
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.changes()
+    }
+
+    fn daemons(&self) -> Vec<MpsDaemon> {
+        self.books().daemons()
+    }
+
+    fn holders(&self) -> Vec<DeviceHolder> {
+        self.books().allocator.holders()
+    }
+
+    fn known_holders(&self) -> Option<Vec<DeviceHolder>> {
+        let books = self.books();
+        books.knows_holders().then(|| books.allocator.holders())
+    }
+
+    fn is_assigned(&self, device: &str) -> bool {
+        self.books().allocator.assigned().contains_key(device)
+    }
+
+    fn ail(&self, ailments: Ailments) {
+        self.change_if(|books| books.ail(ailments));
     }
 }
 

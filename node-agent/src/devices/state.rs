@@ -3,15 +3,13 @@
 
 use crate::{
     devices::offer::Offer,
-    health::words,
+    health::ailments::Ailments,
     mps::seen::{Answers, daemons, held_back},
     store::assignments::Assignments,
 };
-use gpunode_config::HealthRules as Rules;
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::{
-    AdvertisedResource, Allocator, DesiredDevices, DeviceFaults, DeviceHolder, FaultReason, KubeletObservation,
-    PendingChange,
+    AdvertisedResource, Allocator, DesiredDevices, DeviceHolder, FaultReason, KubeletObservation, PendingChange,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -50,17 +48,6 @@ pub struct Books {
     stale_since: Option<Instant>,
     /// How often the list of each resource was sent again.
     resends: BTreeMap<String, u64>,
-}
-
-/// Which devices are broken, as far as is known. One that nobody has looked at counts as whole.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ailments {
-    /// Why no device of the node can be used now.
-    pub all: Option<String>,
-    /// What is wrong with which GPU or MIG device; none before anybody has looked.
-    pub faults: Option<Arc<DeviceFaults>>,
-    /// When they are whole again.
-    pub rules: Arc<Rules>,
 }
 
 /// What the books say at one moment.
@@ -174,6 +161,11 @@ impl Books {
         self.answers.is_none() || !self.daemons().is_empty()
     }
 
+    /// Whether it is known who holds what.
+    pub fn knows_holders(&self) -> bool {
+        self.allocator.is_observed() && self.unknown.is_none()
+    }
+
     /// Whether something waits for what the kubelet says next.
     pub fn is_busy(&self) -> bool {
         !self.allocator.is_observed() || self.failing || self.allocator.needs_observation()
@@ -259,18 +251,6 @@ impl Page {
         faults.any(|(broken, faults)| {
             (broken == device || Some(broken) == gpu)
                 && faults.iter().any(|fault| fault.reason != FaultReason::MpsDaemonDied)
-        })
-    }
-}
-
-impl Ailments {
-    /// Why devices cannot be given out, by UUID.
-    fn reasons(&self) -> impl Iterator<Item = (String, String)> {
-        self.faults.iter().flat_map(|health| {
-            let broken = health
-                .devices()
-                .filter_map(|(device, _)| Some((device, health.gravest(&[device])?)));
-            broken.map(|(device, fault)| (device.to_owned(), words::meaning(fault)))
         })
     }
 }

@@ -78,7 +78,7 @@ impl Keeper {
         } = look;
         let gpu = probe.gpu.clone();
         for (device, (call, error)) in &failed {
-            self.sources.desk.metrics().nvml_error(call);
+            self.sources.metrics.nvml_error(call);
             let health = &self.known.health;
             if !health.doubts(device)
                 && !health.has(device, FaultReason::NotAnswering)
@@ -136,12 +136,11 @@ impl Keeper {
         if counted.peek().is_none() {
             return;
         }
-        let (devices, page) = (self.devices(), self.sources.desk.page().0);
+        let (devices, holders) = (self.devices(), self.sources.desk.known_holders());
         for (device, count, processes) in counted {
-            *processes = page
-                .unknown
-                .is_none()
-                .then(|| count + devices.pods(device, &page.holders).len());
+            *processes = holders
+                .as_ref()
+                .map(|holders| count + devices.pods(device, holders).len());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Who is told what of the devices' health: people and the desk.
 
-use super::{Keeper, devices::Devices, words};
-use crate::{api_server::events::Kind, devices::state::Ailments, driver::hardware::Driver};
+use super::{Keeper, ailments::Ailments, devices::Devices, words};
+use crate::{api_server::events::Kind, driver::hardware::Driver};
 use gpunode_config::HealthRules as Rules;
 use gpunode_gpu::FaultTransition;
 use std::sync::Arc;
@@ -75,8 +75,7 @@ impl Keeper {
         let there = self.known.health.devices().filter(|(device, _)| devices.has(device));
         let faults = there.flat_map(|(_, faults)| faults);
         self.sources
-            .desk
-            .metrics()
+            .metrics
             .set_faults(faults.map(|fault| fault.reason.as_str()));
         let rules = self.sources.rules.borrow().clone();
         self.sources.desk.ail(Ailments {

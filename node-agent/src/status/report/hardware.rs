@@ -1,7 +1,10 @@
 //! GPUs and MIG devices in the words of the API. Pure.
 
 use super::number;
-use crate::{devices::state::Ailments, driver::machine::HostDriver, health::words};
+use crate::{
+    driver::machine::HostDriver,
+    health::{ailments::Ailments, words},
+};
 use gpunode_crds::{
     DeviceHealth, Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu,
 };

@@ -3,8 +3,9 @@ mod labels;
 use super::*;
 use crate::{
     configuration::in_force::{Candidate, Instruction},
-    devices::{offer::Offer, state::Ailments},
+    devices::offer::Offer,
     driver::{hardware::Driver, nvml::Reading},
+    health::ailments::Ailments,
 };
 use gpunode_crds::{AdvertisedDevice, Architecture, FaultReason, HealthState, MpsDaemon, MpsDaemonState};
 use gpunode_gpu::{AdvertisedResource, AdvertisedShare, Gpu, Inventory, PendingChange};
