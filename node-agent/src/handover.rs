@@ -4,6 +4,17 @@
 //! asks the holder over `agent.sock` to let go, takes the lock, and says so once the kubelet has taken its lists. Where that
 //! does not come, the holder before it takes the lock again as soon as it is free. Without anybody on the socket (an older
 //! version, or one that was killed) a successor waits for the lock alone.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `lock` | the lock of the node |
+//! | `successor` | stands by, asks the holder, takes the lock |
+//! | `holder` | serves the socket and lets go |
+//! | `protocol` | what both say, pure |
+//! | `conversation` | one connection between both |
+//! | `record` | notes on disk which successors failed and which pods let go |
+//! | `wanted` | tells whether an agent that let go is wanted back |
+//! | `alive` | checks that this agent still answers on its socket |
 
 mod alive;
 mod conversation;

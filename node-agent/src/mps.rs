@@ -3,6 +3,22 @@
 //! It has no API server. Agents say in `assignments.json` which devices are shared by MPS, and read in the folder of each
 //! device whether its daemon answers ([`seen`]). The daemons are processes of their own: another supervisor takes over those
 //! that it finds.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `seen` | reads which daemons answer, for the agents |
+//! | `daemon` | what to do with one daemon next, pure |
+//! | `device` | looks after the daemon of one device |
+//! | `control` | talks to a daemon through its control program |
+//! | `exec` | becomes the control program in the driver root |
+//! | `compute_mode` | sets a GPU to exclusive process mode and back |
+//! | `holders` | tells whether anybody holds a device |
+//! | `processes` | finds and ends processes of a daemon |
+//! | `place` | the folder of one device |
+//! | `folders` | makes and removes that folder |
+//! | `memory` | mounts memory over the folders that containers write to |
+//! | `emptying` | empties a folder that containers write to |
+//! | `shutdown` | ends the daemons that nobody uses on SIGTERM |
 
 mod compute_mode;
 mod control;

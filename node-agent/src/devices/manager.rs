@@ -1,4 +1,9 @@
 //! The one place where devices are given out: the books behind a lock, and the waiting that goes with a refusal.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `holders` | follows who holds what |
+//! | `daemons` | follows which MPS control daemons answer |
 
 mod daemons;
 mod holders;

@@ -1,4 +1,8 @@
 //! The hardware of the node, looked at again when it may have changed.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `place` | one look at the hardware |
 
 mod place;
 

@@ -1,5 +1,18 @@
 //! The only module that calls NVML. But for [`events`], it reads everything in one session and closes it again. Every call
 //! here blocks.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `probe` | asks whether a GPU works |
+//! | `events` | waits for what the driver reports |
+//! | `modes` | reads and sets the compute mode |
+//! | `mig` | reads MIG devices |
+//! | `profile` | what a MIG profile is called |
+//! | `instances` | lists MIG instances without the driver |
+//! | `links` | reads how the GPUs reach one another |
+//! | `capabilities` | finds the device nodes of MIG instances |
+//! | `elf` | tells whether a library's file is complete |
+//! | `raw` | calls that nvml-wrapper lacks, the only unsafe code |
 
 mod capabilities;
 mod elf;

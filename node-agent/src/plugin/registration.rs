@@ -1,5 +1,11 @@
 //! Keeps one resource registered with the kubelet: bind, serve, register, and again when the kubelet restarted, when the
 //! socket vanished, or when the kubelet ended the device list stream.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `register` | calls the kubelet |
+//! | `backoff` | how long to wait after a failure |
+//! | `served` | tells whether the kubelet still knows a resource |
 
 mod backoff;
 mod register;

@@ -1,4 +1,13 @@
 //! What the agent says in `GpuNode.status`. Pure.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `conditions` | what is as it should be, and what is not |
+//! | `resources` | what is offered and taken |
+//! | `hardware` | GPUs and MIG devices |
+//! | `health` | since when a device is healthy or not |
+//! | `missing` | remembers GPUs that are gone |
+//! | `usage` | how much is in use |
 
 mod conditions;
 mod hardware;
