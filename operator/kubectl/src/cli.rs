@@ -36,7 +36,7 @@ const UNINSTALL_EXIT_CODES: &str = "Exit codes:
 /// Inspect GPU nodes and their policies, and preview policies before you apply them
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-gpunode", bin_name = "kubectl gpunode", version)]
-pub struct PluginCli {
+pub struct Cli {
     /// The subcommand to run.
     #[command(subcommand)]
     pub command: PluginCommand,
@@ -335,12 +335,12 @@ mod tests {
 
     #[test]
     fn the_arguments_fit_together() {
-        PluginCli::command().debug_assert();
+        Cli::command().debug_assert();
     }
 
     #[test]
     fn every_subcommand_shows_examples_that_it_understands() {
-        for subcommand in PluginCli::command().get_subcommands().filter(|it| !it.is_hide_set()) {
+        for subcommand in Cli::command().get_subcommands().filter(|it| !it.is_hide_set()) {
             let name = subcommand.get_name();
             let help = subcommand.get_after_help().map(ToString::to_string).unwrap_or_default();
             let begin = format!("kubectl gpunode {name}");
@@ -350,7 +350,7 @@ mod tests {
                 let command = example.split_once("kubectl gpunode").expect("a command").1;
                 let command = command.split(['|', '>', '#', ')']).next().expect("its words");
                 let words = std::iter::once("kubectl-gpunode").chain(command.split_whitespace());
-                assert!(PluginCli::try_parse_from(words).is_ok(), "{example}");
+                assert!(Cli::try_parse_from(words).is_ok(), "{example}");
             }
         }
     }

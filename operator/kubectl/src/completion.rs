@@ -1,7 +1,7 @@
 //! `kubectl gpunode completion`: scripts for shells, and the candidates that kubectl itself requests.
 
 use crate::{
-    cli::{CompleteArgs, CompletionArgs, PluginCli},
+    cli::{CompleteArgs, CompletionArgs, Cli},
     output,
 };
 use clap::{Command, CommandFactory};
@@ -16,7 +16,7 @@ const DIRECTIVE: &str = ":0";
 /// When the output cannot be written.
 pub fn run(args: &CompletionArgs) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut PluginCli::command(), "kubectl-gpunode", &mut script);
+    clap_complete::generate(args.shell, &mut Cli::command(), "kubectl-gpunode", &mut script);
     output::write(&String::from_utf8_lossy(&script))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -26,7 +26,7 @@ pub fn run(args: &CompletionArgs) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// When the output cannot be written.
 pub fn complete(args: &CompleteArgs) -> anyhow::Result<ExitCode> {
-    let lines = candidates(&PluginCli::command(), &args.words).join("\n");
+    let lines = candidates(&Cli::command(), &args.words).join("\n");
     output::write(&format!("{lines}\n{DIRECTIVE}\n"))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -77,7 +77,7 @@ mod tests {
 
     fn after(words: &[&str]) -> Vec<String> {
         let words: Vec<_> = words.iter().map(|word| (*word).to_owned()).collect();
-        candidates(&PluginCli::command(), &words)
+        candidates(&Cli::command(), &words)
     }
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
             clap_complete::Shell::Fish,
         ] {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut PluginCli::command(), "kubectl-gpunode", &mut script);
+            clap_complete::generate(shell, &mut Cli::command(), "kubectl-gpunode", &mut script);
             assert!(String::from_utf8_lossy(&script).contains("uninstall"), "{shell}");
         }
     }

@@ -3,14 +3,14 @@
 
 use clap::Parser;
 use kubectl_gpunode::{
-    cli::{PluginCli, PluginCommand},
+    cli::{Cli, PluginCommand},
     completion, dump, explain, plan, status, topo, uninstall, validate,
 };
 use std::process::ExitCode;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let arguments = match PluginCli::try_parse() {
+    let arguments = match Cli::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
             // Ignores a closed output. Code 1 replaces clap's 2, which means a disruptive plan.

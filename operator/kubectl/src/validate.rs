@@ -21,11 +21,12 @@ mod source;
 mod yaml;
 
 pub use kinds::KnownKinds;
-pub use problem::FieldProblem;
+pub use problem::DocumentProblem;
 pub use report::{DocumentReport, ValidationResult, print};
-pub use source::{SourceError, SourceText};
+pub use source::SourceText;
 
 use crate::cli::ValidateArgs;
+use source::SourceError;
 use std::{path::PathBuf, process::ExitCode};
 
 /// Validates the named files and prints the problems.

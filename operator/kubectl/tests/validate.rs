@@ -3,7 +3,7 @@
 
 mod table;
 
-use kubectl_gpunode::validate::{FieldProblem, KnownKinds, SourceText, ValidationResult};
+use kubectl_gpunode::validate::{DocumentProblem, KnownKinds, SourceText, ValidationResult};
 
 #[test]
 fn every_policy_of_the_table_gets_its_verdict() {
@@ -34,7 +34,7 @@ fn verdicts(contents: &str) -> Vec<(ValidationResult, Vec<String>)> {
         contents: contents.to_owned(),
     };
     let reports = KnownKinds::new().expect("generated schemas").validate(&text);
-    let shown = |problem: &FieldProblem| format!("{} {}", problem.line.unwrap_or_default(), problem.path);
+    let shown = |problem: &DocumentProblem| format!("{} {}", problem.line.unwrap_or_default(), problem.path);
     reports
         .iter()
         .map(|report| (report.result, report.problems.iter().map(shown).collect()))

@@ -112,7 +112,6 @@ fn operator() {
 }
 
 #[test]
-#[ignore = "until the crate's rooms stand"]
 fn kubectl() {
     check("kubectl-gpunode");
 }

@@ -1,4 +1,4 @@
-//! What a removal leaves behind, and why.
+//! Remains of a removal, each with its reason.
 
 use serde::Serialize;
 use std::fmt;

@@ -30,7 +30,7 @@ const OTHERS: [(&str, &str, &str, bool); 8] = [
 /// Permission that only the removal of stale resources needs.
 const STATUS: (&str, &str, &str, bool) = ("patch", "", "nodes/status", false);
 
-/// What the caller may not do of what is needed, as verb and resource.
+/// Returns the permissions that the caller lacks, as verb and resource.
 ///
 /// # Errors
 /// When the API server does not say.

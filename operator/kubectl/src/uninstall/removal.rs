@@ -11,12 +11,12 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// A removal of gpunode from one cluster.
 pub struct Removal {
     pub requests: RemovalRequests,
-    /// When a step stops waiting.
+    /// Time at which a step stops waiting.
     pub end: Instant,
     pub progress: RemovalProgress,
-    /// What could not be removed.
+    /// Objects and resources that could not be removed.
     pub leftovers: Vec<Leftover>,
-    /// What stays and needs nobody.
+    /// Remains that need no action.
     pub notes: Vec<String>,
 }
 

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Node;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// How to restore one node.
+/// The steps that restore one node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NodeUndo {
     /// The node has nothing of gpunode.

@@ -2,7 +2,7 @@
 
 use super::{
     metadata,
-    problem::{FieldProblem, child, parent},
+    problem::{DocumentProblem, child, parent},
     report::{DocumentReport, ValidationResult},
     schema::KindSchema,
     source::SourceText,
@@ -56,7 +56,7 @@ impl KnownKinds {
         if documents.is_empty() && unreadable.is_none() {
             reports.push(DocumentReport::of_file(
                 &text.name,
-                FieldProblem::new("", "contains no object"),
+                DocumentProblem::new("", "contains no object"),
             ));
         }
         for document in &documents {
@@ -81,7 +81,7 @@ impl KnownKinds {
             let place = format!("items[{index}]");
             let own = document.duplicates.iter().filter_map(|problem| {
                 let path = problem.path.strip_prefix(&place)?.strip_prefix('.')?;
-                Some(FieldProblem {
+                Some(DocumentProblem {
                     path: path.to_owned(),
                     ..problem.clone()
                 })
@@ -94,7 +94,7 @@ impl KnownKinds {
     }
 
     /// Returns the rules about changes that an object breaks when it replaces `old`.
-    pub fn validate_change(&self, object: &Value, old: &Value) -> Vec<FieldProblem> {
+    pub fn validate_change(&self, object: &Value, old: &Value) -> Vec<DocumentProblem> {
         let kind = self
             .0
             .iter()
@@ -104,9 +104,9 @@ impl KnownKinds {
     }
 
     /// Checks an object; none where it is not a gpunode kind.
-    fn object(&self, object: &Value, duplicates: Vec<FieldProblem>) -> Option<ObjectFindings> {
+    fn object(&self, object: &Value, duplicates: Vec<DocumentProblem>) -> Option<ObjectFindings> {
         let refuse = |field: &str, message: String| {
-            let problems = vec![FieldProblem::new(field, message)];
+            let problems = vec![DocumentProblem::new(field, message)];
             Some(ObjectFindings {
                 problems,
                 rules_unchecked: false,
@@ -162,7 +162,7 @@ impl KnownKinds {
 }
 
 struct ObjectFindings {
-    problems: Vec<FieldProblem>,
+    problems: Vec<DocumentProblem>,
     rules_unchecked: bool,
     object: Value,
 }
@@ -171,9 +171,9 @@ struct ObjectFindings {
 ///
 /// # Errors
 /// When gpunode's own type cannot read the object.
-fn own_rules(object: &Value) -> Result<Vec<FieldProblem>, FieldProblem> {
+fn own_rules(object: &Value) -> Result<Vec<DocumentProblem>, DocumentProblem> {
     let policy = serde_path_to_error::deserialize::<_, GpuNodePolicy>(object)
-        .map_err(|error| FieldProblem::new(error.path().to_string(), error.inner().to_string()))?;
+        .map_err(|error| DocumentProblem::new(error.path().to_string(), error.inner().to_string()))?;
     let problems = policy
         .spec
         .device_plugin
@@ -182,15 +182,15 @@ fn own_rules(object: &Value) -> Result<Vec<FieldProblem>, FieldProblem> {
     let path = |path: &str| child(CONFIGURATION, path);
     Ok(problems
         .into_iter()
-        .map(|problem| FieldProblem::new(path(&problem.path), problem.message))
+        .map(|problem| DocumentProblem::new(path(&problem.path), problem.message))
         .collect())
 }
 
 /// Adds the problems of a later layer, except where an earlier one has a problem of the same field or list entry.
-fn add(problems: &mut Vec<FieldProblem>, later: Vec<FieldProblem>) {
+fn add(problems: &mut Vec<DocumentProblem>, later: Vec<DocumentProblem>) {
     for problem in later {
         let around = Some(parent(&problem.path)).filter(|path| path.ends_with(']'));
-        let known = |earlier: &FieldProblem| earlier.path == problem.path || Some(earlier.path.as_str()) == around;
+        let known = |earlier: &DocumentProblem| earlier.path == problem.path || Some(earlier.path.as_str()) == around;
         if !problems.iter().any(known) {
             problems.push(problem);
         }
@@ -253,9 +253,9 @@ pub fn validate_agent_config(text: &SourceText) -> DocumentReport {
         .unwrap_or_default();
     let documents = yaml::read(&text.contents).0;
     let line = |path: &str| documents.first().map(|document| document.line_of(path));
-    let problems: Vec<FieldProblem> = problems
+    let problems: Vec<DocumentProblem> = problems
         .into_iter()
-        .map(|problem| FieldProblem {
+        .map(|problem| DocumentProblem {
             line: line(&problem.path),
             path: problem.path,
             message: problem.message,

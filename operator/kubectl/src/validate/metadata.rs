@@ -1,19 +1,19 @@
 //! The API server's checks of `metadata`.
 
-use super::problem::FieldProblem;
+use super::problem::DocumentProblem;
 use serde_json::{Map, Value};
 
 /// Returns the problems in the metadata of a cluster-scoped object, which needs a name.
 /// Source: `ValidateObjectMetaAccessor` in Kubernetes `apimachinery/pkg/api/validation`.
-pub fn check(object: &Value) -> Vec<FieldProblem> {
+pub fn check(object: &Value) -> Vec<DocumentProblem> {
     let mut problems = Vec::new();
     let metadata = object.get("metadata");
     match metadata.and_then(|metadata| metadata.get("name")) {
-        None | Some(Value::Null) => problems.push(FieldProblem::new("metadata.name", "is required")),
+        None | Some(Value::Null) => problems.push(DocumentProblem::new("metadata.name", "is required")),
         Some(Value::String(name)) if name.is_empty() => {
-            problems.push(FieldProblem::new("metadata.name", "is required"));
+            problems.push(DocumentProblem::new("metadata.name", "is required"));
         }
-        Some(Value::String(name)) if !is_dns_subdomain(name) => problems.push(FieldProblem::new(
+        Some(Value::String(name)) if !is_dns_subdomain(name) => problems.push(DocumentProblem::new(
             "metadata.name",
             format!("{name:?} is not a valid name: use lowercase letters, digits, `-` and `.`, with a letter or digit at both ends"),
         )),
@@ -25,7 +25,7 @@ pub fn check(object: &Value) -> Vec<FieldProblem> {
             .and_then(Value::as_object)
     };
     if let Some(key) = first_bad_key(map("labels"), is_qualified_name) {
-        problems.push(FieldProblem::new(
+        problems.push(DocumentProblem::new(
             "metadata.labels",
             format!("{key:?} is not a valid label key"),
         ));
@@ -36,14 +36,14 @@ pub fn check(object: &Value) -> Vec<FieldProblem> {
         .filter_map(|(key, value)| Some((key, value.as_str()?)));
     for (key, value) in values {
         if !value.is_empty() && !is_name_part(value) {
-            problems.push(FieldProblem::new(
+            problems.push(DocumentProblem::new(
                 "metadata.labels",
                 format!("{value:?} is not a valid value for label {key}"),
             ));
         }
     }
     if let Some(key) = first_bad_key(map("annotations"), |key| is_qualified_name(&key.to_lowercase())) {
-        problems.push(FieldProblem::new(
+        problems.push(DocumentProblem::new(
             "metadata.annotations",
             format!("{key:?} is not a valid annotation key"),
         ));

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// A problem of one field, at the path that the API server would report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct FieldProblem {
+pub struct DocumentProblem {
     /// Path of the field as in the API server's Status causes, such as `spec.taints[0].key`; empty for the object itself.
     pub path: String,
     /// Line of the field in the file, counted from 1.
@@ -14,7 +14,7 @@ pub struct FieldProblem {
     pub message: String,
 }
 
-impl FieldProblem {
+impl DocumentProblem {
     /// Creates a problem of the field at `path`; its line is looked up later.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
@@ -26,7 +26,7 @@ impl FieldProblem {
 
     /// Sets the line in the file.
     #[must_use]
-    pub fn on_line(self, line: usize) -> Self {
+    pub(super) fn on_line(self, line: usize) -> Self {
         Self {
             line: Some(line),
             ..self

@@ -1,6 +1,6 @@
 //! The results of a validation, and their output.
 
-use super::problem::FieldProblem;
+use super::problem::DocumentProblem;
 use crate::{
     cli::OutputFormat,
     output::{self, style},
@@ -40,7 +40,7 @@ pub struct DocumentReport {
     #[serde(rename = "verdict")]
     pub result: ValidationResult,
     /// Problems in the order of the file.
-    pub problems: Vec<FieldProblem>,
+    pub problems: Vec<DocumentProblem>,
     /// True where the problems prevent the check of some rules, here as in the API server, so that there may be more.
     pub rules_unchecked: bool,
     /// The object as the API server would store it; null where there is none.
@@ -50,7 +50,7 @@ pub struct DocumentReport {
 
 impl DocumentReport {
     /// Reports a file without a readable object.
-    pub fn of_file(file: &str, problem: FieldProblem) -> Self {
+    pub fn of_file(file: &str, problem: DocumentProblem) -> Self {
         let (file, line) = (file.to_owned(), problem.line);
         Self {
             file,

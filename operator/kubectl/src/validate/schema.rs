@@ -13,7 +13,7 @@
 mod fields;
 mod shape;
 
-use super::problem::FieldProblem;
+use super::problem::DocumentProblem;
 use fields::{drop_nulls, prune, unknown_fields};
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -31,7 +31,7 @@ pub struct KindSchema(Value);
 /// The problems of an object by its schema.
 #[derive(Debug, Default)]
 pub struct SchemaFindings {
-    pub problems: Vec<FieldProblem>,
+    pub problems: Vec<DocumentProblem>,
     /// True where the problems prevent the check of rules.
     pub rules_unchecked: bool,
     /// The object as the API server would store it.
@@ -80,7 +80,7 @@ impl KindSchema {
 
 impl KindSchema {
     /// Returns the CEL rules that `object` breaks; rules about a change only with the `old` object.
-    pub fn broken_rules(&self, object: &Value, old: Option<&Value>) -> Vec<FieldProblem> {
+    pub fn broken_rules(&self, object: &Value, old: Option<&Value>) -> Vec<DocumentProblem> {
         // `has` is false for nulls, and no rule tells them from fields that are left out.
         let without_nulls = |object: &Value| {
             let mut object = object.clone();
@@ -92,7 +92,7 @@ impl KindSchema {
             .err();
         let failed = failed.into_iter().flatten();
         failed
-            .map(|error| FieldProblem::new(error.field_path, error.message))
+            .map(|error| DocumentProblem::new(error.field_path, error.message))
             .collect()
     }
 }

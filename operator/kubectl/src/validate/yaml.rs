@@ -4,7 +4,7 @@
 //! the text, the depth (by the parser) and the expansion of aliases.
 
 use super::{
-    problem::{FieldProblem, child, parent},
+    problem::{DocumentProblem, child, parent},
     scalar,
 };
 use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
@@ -25,7 +25,7 @@ pub struct YamlDocument {
     /// Line on which the document starts, counted from 1.
     pub line: usize,
     /// Duplicate keys.
-    pub duplicates: Vec<FieldProblem>,
+    pub duplicates: Vec<DocumentProblem>,
     lines: HashMap<String, usize>,
 }
 
@@ -44,11 +44,11 @@ impl YamlDocument {
 }
 
 /// Parses the documents of `text`. A syntax error ends the list and is returned beside it.
-pub fn read(text: &str) -> (Vec<YamlDocument>, Option<FieldProblem>) {
+pub fn read(text: &str) -> (Vec<YamlDocument>, Option<DocumentProblem>) {
     let mut documents = Vec::new();
     if text.len() > MAX_BYTES {
         let message = format!("{} bytes exceed the API server's limit of {MAX_BYTES}", text.len());
-        return (documents, Some(FieldProblem::new("", message)));
+        return (documents, Some(DocumentProblem::new("", message)));
     }
     let mut reader = YamlReader {
         events: Parser::new_from_str(text),
@@ -67,7 +67,7 @@ struct YamlReader<'a> {
     document: Option<YamlDocument>,
 }
 
-type YamlResult<T> = Result<T, FieldProblem>;
+type YamlResult<T> = Result<T, DocumentProblem>;
 
 impl<'a> YamlReader<'a> {
     fn documents(&mut self, documents: &mut Vec<YamlDocument>) -> YamlResult<()> {
@@ -114,7 +114,7 @@ impl<'a> YamlReader<'a> {
                 } else {
                     Some(Value::String(text.to_string()))
                 };
-                let unknown = || FieldProblem::new(path, format!("{text} is not a JSON number")).on_line(line);
+                let unknown = || DocumentProblem::new(path, format!("{text} is not a JSON number")).on_line(line);
                 (value.ok_or_else(unknown)?, anchor)
             }
             Event::SequenceStart(_, anchor, _) => (self.sequence(path)?, anchor),
@@ -124,7 +124,7 @@ impl<'a> YamlReader<'a> {
                 self.take(count(&value), line)?;
                 (value, 0)
             }
-            _ => return Err(FieldProblem::new(path, "a value is missing").on_line(line)),
+            _ => return Err(DocumentProblem::new(path, "a value is missing").on_line(line)),
         };
         if anchor != 0 {
             self.anchors.insert(anchor, value.clone());
@@ -158,7 +158,7 @@ impl<'a> YamlReader<'a> {
                 key @ (Value::Bool(_) | Value::Number(_)) => key.to_string(),
                 _ => {
                     return Err(
-                        FieldProblem::new(path, "a key must be a string or a number").on_line(span.start.line())
+                        DocumentProblem::new(path, "a key must be a string or a number").on_line(span.start.line())
                     );
                 }
             };
@@ -175,7 +175,7 @@ impl<'a> YamlReader<'a> {
                 let message = format!("is given twice, first on line {first}; remove one");
                 document
                     .duplicates
-                    .push(FieldProblem::new(field, message).on_line(span.start.line()));
+                    .push(DocumentProblem::new(field, message).on_line(span.start.line()));
             }
             match value {
                 Value::Array(maps) if merge => merged.extend(maps),
@@ -199,14 +199,14 @@ impl<'a> YamlReader<'a> {
 
     fn take(&mut self, values: usize, line: usize) -> YamlResult<()> {
         self.left = self.left.checked_sub(values).ok_or_else(|| {
-            FieldProblem::new("", format!("more than {MAX_VALUES} values; split the file")).on_line(line)
+            DocumentProblem::new("", format!("more than {MAX_VALUES} values; split the file")).on_line(line)
         })?;
         Ok(())
     }
 }
 
-fn unreadable(error: &ScanError) -> FieldProblem {
-    FieldProblem::new("", format!("is not valid YAML: {}", error.info())).on_line(error.marker().line())
+fn unreadable(error: &ScanError) -> DocumentProblem {
+    DocumentProblem::new("", format!("is not valid YAML: {}", error.info())).on_line(error.marker().line())
 }
 
 fn into_object(value: Value) -> Option<Map<String, Value>> {
@@ -265,7 +265,7 @@ mod tests {
         let (documents, _) = read("spec:\n  mode: Enforce\n  mode: Preview\n");
         assert_eq!(
             documents[0].duplicates,
-            [FieldProblem::new("spec.mode", "is given twice, first on line 2; remove one").on_line(3)]
+            [DocumentProblem::new("spec.mode", "is given twice, first on line 2; remove one").on_line(3)]
         );
     }
 

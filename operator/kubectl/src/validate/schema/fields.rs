@@ -1,6 +1,6 @@
 //! Unknown fields, and fields that are dropped before the checks.
 
-use crate::validate::problem::{FieldProblem, child, parent};
+use crate::validate::problem::{DocumentProblem, child, parent};
 use gpunode_config::unknown_field_message;
 use serde_json::{Map, Value};
 
@@ -16,7 +16,7 @@ pub fn field<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
 }
 
 /// Adds every field of `value` that its schema does not know.
-pub fn unknown_fields(schema: &Value, value: &Value, path: &str, problems: &mut Vec<FieldProblem>) {
+pub fn unknown_fields(schema: &Value, value: &Value, path: &str, problems: &mut Vec<DocumentProblem>) {
     match value {
         Value::Object(fields) => {
             for (name, value) in fields {
@@ -27,11 +27,11 @@ pub fn unknown_fields(schema: &Value, value: &Value, path: &str, problems: &mut 
                     (None, None) => {
                         let wanted = schema.get("type").and_then(Value::as_str).unwrap_or("another type");
                         let message = format!("unknown field; {} must be of type {wanted}, not object", parent(&path));
-                        problems.push(FieldProblem::new(path, message));
+                        problems.push(DocumentProblem::new(path, message));
                     }
                     (None, Some(known)) => {
                         let known: Vec<&str> = known.keys().map(String::as_str).collect();
-                        problems.push(FieldProblem::new(path, unknown_field_message(name, &known)));
+                        problems.push(DocumentProblem::new(path, unknown_field_message(name, &known)));
                     }
                 }
             }

@@ -3,7 +3,7 @@
 use super::fields::{field, is_nullable, is_open};
 use crate::{
     output::plural,
-    validate::problem::{FieldProblem, child},
+    validate::problem::{DocumentProblem, child},
 };
 use gpunode_config::nearest_name;
 use regex::Regex;
@@ -12,14 +12,14 @@ use serde_json::{Map, Value};
 /// The problems in an object's values.
 #[derive(Default)]
 pub struct ShapeCheck {
-    pub problems: Vec<FieldProblem>,
+    pub problems: Vec<DocumentProblem>,
     /// True where a value is missing, too long or of another type. The API server then runs no rule (`hasBlockingErr`).
     pub wrong_shape: bool,
 }
 
 impl ShapeCheck {
     fn invalid(&mut self, path: &str, message: impl Into<String>) {
-        self.problems.push(FieldProblem::new(path, message));
+        self.problems.push(DocumentProblem::new(path, message));
     }
 
     fn misshapen(&mut self, path: &str, message: impl Into<String>) {
