@@ -84,6 +84,8 @@ pub struct ResourceRules {
 /// Devices that cannot be offered as asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceProblem {
+    /// Name of the resource, such as `nvidia.com/gpu`.
+    pub resource: String,
     /// What kind of problem it is.
     pub kind: DeviceProblemKind,
     /// What was asked for, why it cannot be, and what to do.

@@ -1,7 +1,7 @@
 //! `kubectl gpunode completion`: scripts for shells, and the candidates that kubectl itself requests.
 
 use crate::{
-    cli::{CompleteArgs, CompletionArgs, Cli},
+    cli::{Cli, CompleteArgs, CompletionArgs},
     output,
 };
 use clap::{Command, CommandFactory};

@@ -106,6 +106,7 @@ impl<'a> Entry<'a> {
             "it is not offered"
         };
         Some(DeviceProblem {
+            resource: self.name.clone(),
             kind: DeviceProblemKind::MigWithoutInstances,
             message: format!(
                 "offer {}: {} of its GPUs (the first is GPU {}) have MIG enabled and no MIG device, so {offered}; create \
@@ -126,6 +127,7 @@ impl<'a> Entry<'a> {
             None => format!("GPU {} is whole", device.index()),
         };
         Some(DeviceProblem {
+            resource: self.name.clone(),
             kind: DeviceProblemKind::MigInstancesUnequal,
             message: format!(
                 "offer {}: mig.strategy Single needs equal devices, and {} while {}, so nothing of it is offered; divide \
@@ -152,6 +154,7 @@ impl<'a> Entry<'a> {
             SharingStrategy::None => Ok(DeviceSharing::Whole),
             SharingStrategy::TimeSlicing => Ok(DeviceSharing::TimeSlicing { replicas: replicas() }),
             SharingStrategy::Mps if device.compute_capability < Some(MPS_CAPABILITY) => Err(DeviceProblem {
+                resource: self.name.clone(),
                 kind: DeviceProblemKind::MpsUnsupported,
                 message: format!(
                     "offer {}: GPU {} ({}) cannot limit MPS clients, which Volta and newer can; share it by TimeSlicing",
@@ -171,6 +174,7 @@ impl<'a> Entry<'a> {
                     .unwrap_or(0);
                 if units == 0 {
                     return Err(DeviceProblem {
+                        resource: self.name.clone(),
                         kind: DeviceProblemKind::MemoryBelowUnit,
                         message: format!(
                             "offer {}: GPU {} has {} of memory, less than one unit of {unit}; lower sharing.unit",

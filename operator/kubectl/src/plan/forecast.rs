@@ -169,13 +169,7 @@ fn words(resource: &str, desired: &DesiredDevices) -> String {
     };
     let is_plain = matches!(groups.as_slice(), [(first, _)] if first.assignment.sharing == DeviceSharing::Whole);
     match groups.as_slice() {
-        [] if desired
-            .problems
-            .iter()
-            .any(|problem| problem.message.starts_with(&format!("offer {resource}: "))) =>
-        {
-            "nothing".to_owned()
-        }
+        [] if desired.problems.iter().any(|problem| problem.resource == resource) => "nothing".to_owned(),
         [] => "nothing: no remaining device matches its selector".to_owned(),
         _ if is_plain => groups.iter().map(group).collect(),
         _ => {
