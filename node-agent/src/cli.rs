@@ -1,10 +1,10 @@
 //! Command line.
 
 use crate::{
-    driver::hardware::Place,
+    driver::hardware::DriverRoots,
     kubelet::{checkpoint::PodFolders, podresources::PodResources},
     mps::{self, MpsExecArgs},
-    status::report::Identity,
+    status::report::AgentIdentity,
 };
 use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 use std::{net::SocketAddr, path::PathBuf};
@@ -15,15 +15,15 @@ const DEVICE_PLUGINS: &str = "var/lib/kubelet/device-plugins";
 /// Runs gpunode on one node.
 #[derive(Debug, Parser)]
 #[command(name = "gpunode-agent", version, about)]
-pub struct Cli {
+pub struct AgentCli {
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: AgentCommand,
 }
 
 /// What the agent does on its node.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum AgentCommand {
     /// Report the GPUs of this node in its GpuNode, and offer none of them.
     Discover(NodeArgs),
     /// Offer the GPUs of this node to its kubelet.
@@ -119,8 +119,8 @@ pub struct MpsArgs {
 
 impl HostArgs {
     /// Where the hardware is looked for.
-    pub fn hardware(&self) -> Place {
-        Place {
+    pub fn hardware(&self) -> DriverRoots {
+        DriverRoots {
             host_root: self.host_root.clone(),
             driver_root: self.driver_root.clone(),
         }
@@ -140,8 +140,8 @@ impl NodeArgs {
     }
 
     /// Which process reports.
-    pub fn identity(&self) -> Identity {
-        Identity {
+    pub fn identity(&self) -> AgentIdentity {
+        AgentIdentity {
             pod: self.pod_name.clone(),
             pod_uid: self.pod_uid.clone(),
             policy: self.policy_name.clone(),
@@ -166,13 +166,13 @@ impl MpsArgs {
     }
 }
 
-impl Cli {
+impl AgentCli {
     /// Exits with a message where an argument is missing that only some uses need.
     pub fn check(&self) {
         let needs_node_name = match &self.command {
-            Command::Discover(node) => node.node_name.is_empty(),
-            Command::Run(run) => run.config.is_none() && run.node.node_name.is_empty(),
-            Command::Mps(_) | Command::MpsExec(_) => false,
+            AgentCommand::Discover(node) => node.node_name.is_empty(),
+            AgentCommand::Run(run) => run.config.is_none() && run.node.node_name.is_empty(),
+            AgentCommand::Mps(_) | AgentCommand::MpsExec(_) => false,
         };
         if needs_node_name {
             let message =

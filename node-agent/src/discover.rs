@@ -10,23 +10,23 @@
 mod retire;
 
 use crate::{
-    admin::{metrics::Metrics, server},
+    admin::{metrics::AgentMetrics, server},
     api_server::{
-        gpu_node::{Seen, connect, watch_gpu_node},
-        release::Release,
+        gpu_node::{GpuNodeState, connect, watch_gpu_node},
+        release::ReleaseRequest,
     },
     cli::NodeArgs,
-    devices::state::Page,
+    devices::state::DeviceSnapshot,
     discover::retire::retire,
     driver::hardware::{Hardware, watch_hardware},
     handover,
     runtime::{
         channel::send_if_new,
-        signals::{Asked, Signals},
+        signals::{SignalRequest, Signals},
     },
     status::{
-        report::{Facts, status},
-        writer::{Report, write_reports},
+        report::{StatusInputs, status},
+        writer::{StatusReport, write_reports},
     },
 };
 use anyhow::{Context as _, Result, bail};
@@ -48,13 +48,13 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
 
     let (readiness, ready) = watch::channel(Err("the hardware has not been looked at yet".to_owned()));
     let listener = server::bind(args.host.admin_address).await?;
-    let metrics = Metrics::new();
+    let metrics = AgentMetrics::new();
     tasks.spawn(server::serve(listener, ready, server::always_live(), metrics.clone()));
 
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);
-    let (seen, mut gpu_node) = watch::channel(Seen::Unknown);
-    let release = Release::new(Some(gpu_node.clone()), &args.host.state_dir);
+    let (seen, mut gpu_node) = watch::channel(GpuNodeState::Unknown);
+    let release = ReleaseRequest::new(Some(gpu_node.clone()), &args.host.state_dir);
     tasks.spawn(watch_hardware(
         args.host.hardware(),
         found,
@@ -73,8 +73,8 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     loop {
         tokio::select! {
             asked = signals.next() => match asked {
-                Asked::Stop => break,
-                Asked::Reload => look_again.notify_one(),
+                SignalRequest::Stop => break,
+                SignalRequest::Reload => look_again.notify_one(),
             },
             _ = hardware.changed() => {}
             _ = gpu_node.changed(), if reporting => {}
@@ -100,8 +100,8 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
             reporting = true;
         }
         let governed = match &*gpu_node.borrow_and_update() {
-            Seen::Present(object) => object.spec.config.is_some(),
-            Seen::Unknown | Seen::Absent => false,
+            GpuNodeState::Present(object) => object.spec.config.is_some(),
+            GpuNodeState::Unknown | GpuNodeState::Absent => false,
         };
         let speaks = reporting && !governed && !handover::is_held(&args.host.state_dir);
         // A status without the daemons that run would take them from their clients.
@@ -112,14 +112,14 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     Ok(())
 }
 
-fn report(args: &NodeArgs, hardware: &Hardware, page: &Page) -> Report {
+fn report(args: &NodeArgs, hardware: &Hardware, page: &DeviceSnapshot) -> StatusReport {
     let status = status(
         &args.identity(),
-        Facts {
+        StatusInputs {
             hardware,
             page,
             plugin: None,
         },
     );
-    Report { status, create: true }
+    StatusReport { status, create: true }
 }

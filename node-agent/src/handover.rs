@@ -27,8 +27,8 @@ mod wanted;
 
 pub use alive::watch as watch_own_socket;
 pub use lock::{NodeLock, is_held};
-pub use record::Who;
-pub use wanted::Wanted;
+pub use record::AgentId;
+pub use wanted::TakeBack;
 
 use crate::{admin::server::Readiness, runtime::channel::send_if_new};
 use std::{convert::Infallible, path::PathBuf, time::Duration};
@@ -51,7 +51,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// What the agent has to do.
 #[derive(Debug)]
-pub enum Turn {
+pub enum HandoverCommand {
     /// This agent holds the lock: it reads what the one before it left, and registers.
     Hold,
     /// It withdraws from the kubelet, forgets what it knows of the devices, and says so: what it leaves is on disk.
@@ -59,7 +59,7 @@ pub enum Turn {
     /// It shows that it still takes its turns.
     Answer(oneshot::Sender<()>),
     /// The lock cannot be used.
-    Fail(lock::Error),
+    Fail(lock::LockError),
 }
 
 /// Whether this agent could offer the GPUs of the node.
@@ -75,22 +75,22 @@ pub struct Handover {
     /// Folder of lock, socket and record, the same for every agent of the node.
     pub state_dir: PathBuf,
     /// This agent.
-    pub who: Who,
+    pub who: AgentId,
     /// Whether it is to have the node again after it has let go.
-    pub wanted: Wanted,
+    pub wanted: TakeBack,
     /// Whether it could offer the GPUs; none before hardware and configuration are known, and nobody is asked to let go.
     pub fitness: watch::Receiver<Option<Fitness>>,
     /// Whether it has done what a holder has to do.
     pub ready: watch::Receiver<Readiness>,
     /// Where the agent takes its turns.
-    pub turns: mpsc::Sender<Turn>,
+    pub turns: mpsc::Sender<HandoverCommand>,
     /// Whether the socket is served.
     pub served: watch::Sender<bool>,
 }
 
 /// How a successor came to the lock.
 #[derive(Debug)]
-enum Taken {
+enum TakenLock {
     /// Nobody held it.
     Free(NodeLock),
     /// From another agent, which waits on the connection to hear that all is well.
@@ -103,19 +103,19 @@ impl Handover {
         match self.run().await {
             Ok(never) => match never {},
             Err(error) => {
-                self.turn(Turn::Fail(error)).await;
+                self.turn(HandoverCommand::Fail(error)).await;
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    async fn run(&mut self) -> Result<Infallible, lock::Error> {
+    async fn run(&mut self) -> Result<Infallible, lock::LockError> {
         let mut taken = self.stand_by().await?;
         loop {
-            self.turn(Turn::Hold).await;
+            self.turn(HandoverCommand::Hold).await;
             let mut lock = match taken {
-                Taken::Free(lock) => lock,
-                Taken::From(lock, predecessor, pod) => match self.prove(predecessor, &pod).await {
+                TakenLock::Free(lock) => lock,
+                TakenLock::From(lock, predecessor, pod) => match self.prove(predecessor, &pod).await {
                     Ok(()) => lock,
                     Err(predecessor) => {
                         self.let_go().await;
@@ -142,7 +142,7 @@ impl Handover {
 
     /// Waits until this agent, which has let go, is to hold the lock again: the successor has not taken over, nobody is there any
     /// more, or it is wanted back.
-    async fn stand_back(&mut self, successor: conversation::Conversation) -> Result<Taken, lock::Error> {
+    async fn stand_back(&mut self, successor: conversation::Conversation) -> Result<TakenLock, lock::LockError> {
         let mut free = None;
         if !self.see_off(successor).await {
             free = timeout(SOON, self.wait_for_lock(RETRY_SOON)).await.ok();
@@ -156,7 +156,7 @@ impl Handover {
         let Some(lock) = free else { return self.stand_by().await };
         let lock = lock?;
         warn!("no other agent of this node is at work any more: taking over again");
-        Ok(Taken::Free(lock))
+        Ok(TakenLock::Free(lock))
     }
 
     /// Waits until this agent is to have the node again.
@@ -174,7 +174,7 @@ impl Handover {
     }
 
     /// Waits until nobody holds the lock for longer than a hand-over between two others takes, and asks nobody.
-    async fn wait_for_nobody(&self) -> Result<NodeLock, lock::Error> {
+    async fn wait_for_nobody(&self) -> Result<NodeLock, lock::LockError> {
         let mut was_held = true;
         loop {
             let held = is_held(&self.state_dir);
@@ -190,7 +190,7 @@ impl Handover {
     }
 
     /// Waits for the lock, and asks nobody.
-    async fn wait_for_lock(&self, pause: Duration) -> Result<NodeLock, lock::Error> {
+    async fn wait_for_lock(&self, pause: Duration) -> Result<NodeLock, lock::LockError> {
         loop {
             if let Some(lock) = NodeLock::take(&self.state_dir)? {
                 return Ok(lock);
@@ -203,14 +203,14 @@ impl Handover {
         // One that does not manage that is not live: nobody answers on the socket meanwhile.
         send_if_new(&self.served, true);
         let (done, withdrawn) = oneshot::channel();
-        self.turn(Turn::LetGo(done)).await;
+        self.turn(HandoverCommand::LetGo(done)).await;
         // An agent that ends withdraws too.
         _ = withdrawn.await;
         send_if_new(&self.served, false);
     }
 
     /// An agent that ends takes no more turns.
-    async fn turn(&self, turn: Turn) {
+    async fn turn(&self, turn: HandoverCommand) {
         _ = self.turns.send(turn).await;
     }
 
@@ -222,9 +222,9 @@ impl Handover {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api_server::gpu_node::Seen;
+    use crate::api_server::gpu_node::GpuNodeState;
     use conversation::Conversation;
-    use protocol::{Answer, Request};
+    use protocol::{HandoverRequest, HolderResponse};
     use tokio::net::UnixListener;
 
     #[tokio::test(start_paused = true)]
@@ -237,15 +237,15 @@ mod tests {
         let (served, mut is_served) = watch::channel(false);
         let (_fitness, fitness) = watch::channel(Some(Fitness::default()));
         let (_ready, ready) = watch::channel(Err("it hangs".to_owned()));
-        let (_seen, gpu_node) = watch::channel(Seen::Unknown);
-        let wanted = Wanted {
+        let (_seen, gpu_node) = watch::channel(GpuNodeState::Unknown);
+        let wanted = TakeBack {
             policy: String::new(),
             gpu_node,
         };
         tokio::spawn(
             Handover {
                 state_dir,
-                who: Who::default(),
+                who: AgentId::default(),
                 wanted,
                 fitness,
                 ready,
@@ -257,13 +257,16 @@ mod tests {
 
         let mut successor = Conversation::of(listener.accept().await.unwrap().0);
         assert!(matches!(
-            successor.hear::<Request>(Duration::from_secs(5)).await.unwrap(),
-            Request::LetGo(_)
+            successor.hear::<HandoverRequest>(Duration::from_secs(5)).await.unwrap(),
+            HandoverRequest::LetGo(_)
         ));
         drop((lock, listener));
-        successor.say(&Answer::Released { pod: String::new() }).await.unwrap();
+        successor
+            .say(&HolderResponse::Released { pod: String::new() })
+            .await
+            .unwrap();
         // The last turn that it takes.
-        assert!(matches!(taken.recv().await, Some(Turn::Hold)));
+        assert!(matches!(taken.recv().await, Some(HandoverCommand::Hold)));
         timeout(Duration::from_secs(30), is_served.wait_for(|is_served| *is_served))
             .await
             .unwrap()

@@ -24,30 +24,30 @@ mod telling;
 pub mod words;
 
 use crate::{
-    admin::metrics::Metrics,
-    api_server::{events::Notices, gpu_node::Seen},
+    admin::metrics::AgentMetrics,
+    api_server::{events::EventSender, gpu_node::GpuNodeState},
     driver::{
-        hardware::{Driver, Hardware, Place},
+        hardware::{DriverRoots, DriverState, Hardware},
         nvml::{
-            events::Event,
-            probe::{Target, unanswered},
+            events::DriverEvent,
+            probe::{ProbeTarget, unanswered},
         },
     },
     runtime::channel::send_if_new,
 };
 use allocations::Allocations;
-use daemons::Daemons;
+use daemons::AnsweringDaemons;
 use gpunode_config::HealthRules as Rules;
 use gpunode_gpu::{FaultReason, GpuProbe, HealthObservation, Inventory, ProbeResult};
 use jiff::Timestamp;
-use looks::{Looks, SETTLE};
+use looks::{ProbeLoop, SETTLE};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     path::PathBuf,
     sync::Arc,
     time::Duration,
 };
-use store::Content;
+use store::SavedHealth;
 use tokio::{
     sync::{Notify, OwnedMutexGuard, mpsc, oneshot, watch},
     time::{Instant, sleep_until},
@@ -64,13 +64,13 @@ const STORM: Duration = Duration::from_secs(1);
 const UNSETTLED: Duration = SETTLE.saturating_add(STORM);
 
 /// Where it is seen what happens to the devices.
-pub struct Sources {
+pub struct MonitorInputs {
     /// Where the driver is.
-    pub place: Place,
+    pub place: DriverRoots,
     /// Folder of what outlives the agent.
     pub state_dir: PathBuf,
     /// What the driver reports.
-    pub events: mpsc::Receiver<Event>,
+    pub events: mpsc::Receiver<DriverEvent>,
     /// The hardware that there is.
     pub hardware: watch::Receiver<Option<Arc<Hardware>>>,
     /// Asks for a look at the hardware.
@@ -78,20 +78,20 @@ pub struct Sources {
     /// What counts, and when it is over.
     pub rules: watch::Receiver<Arc<Rules>>,
     /// What people say, where there is an API server.
-    pub gpu_node: watch::Receiver<Seen>,
+    pub gpu_node: watch::Receiver<GpuNodeState>,
     /// Who gives devices out.
     pub desk: Arc<dyn Allocations>,
     /// Where it is counted.
-    pub metrics: Metrics,
+    pub metrics: AgentMetrics,
     /// Who is told.
-    pub notices: Notices,
+    pub notices: EventSender,
 }
 
 /// Keeps track of the health of the node's devices.
-pub struct Keeper {
-    sources: OwnedMutexGuard<Sources>,
-    known: Content,
-    looks: Looks,
+pub struct HealthMonitor {
+    sources: OwnedMutexGuard<MonitorInputs>,
+    known: SavedHealth,
+    looks: ProbeLoop,
     /// Of the XIDs of each GPU that count and came lately: when, and the ticket from before it; the oldest first.
     unsettled: BTreeMap<String, VecDeque<(Instant, u64)>>,
     /// From when on nothing is given out, since the driver does not answer.
@@ -100,15 +100,15 @@ pub struct Keeper {
     linked: BTreeSet<String>,
     /// Uncorrected memory errors of each GPU: a reset sets them to zero.
     errors: BTreeMap<String, u64>,
-    daemons: Daemons,
+    daemons: AnsweringDaemons,
 }
 
-impl Keeper {
+impl HealthMonitor {
     /// Takes over what an earlier agent knew, and tells the desk.
-    pub async fn open(sources: OwnedMutexGuard<Sources>) -> Self {
+    pub async fn open(sources: OwnedMutexGuard<MonitorInputs>) -> Self {
         let known = store::load(&sources.state_dir).await;
         let mut keeper = Self {
-            looks: Looks::new(sources.place.clone(), sources.state_dir.clone()),
+            looks: ProbeLoop::new(sources.place.clone(), sources.state_dir.clone()),
             sources,
             known,
             unsettled: BTreeMap::new(),
@@ -116,7 +116,7 @@ impl Keeper {
             given_up: Some(Instant::now()),
             linked: BTreeSet::new(),
             errors: BTreeMap::new(),
-            daemons: Daemons::default(),
+            daemons: AnsweringDaemons::default(),
         };
         keeper.found();
         // What came while this agent stood by was the other one's. The last of it may be of the time between the two.
@@ -142,7 +142,7 @@ impl Keeper {
         tokio::join!(follow, write);
     }
 
-    async fn follow(mut self, keep: watch::Sender<Content>) {
+    async fn follow(mut self, keep: watch::Sender<SavedHealth>) {
         let mut changes = self.sources.desk.changes();
         loop {
             let given_up = self.given_up.filter(|at| *at > Instant::now());
@@ -162,7 +162,7 @@ impl Keeper {
     }
 
     /// The driver reports something.
-    fn reported(&mut self, event: Event) {
+    fn reported(&mut self, event: DriverEvent) {
         let now = Instant::now();
         self.looks.hasten(now);
         if let Some(xid) = event.xid {
@@ -207,7 +207,7 @@ impl Keeper {
         let Some(hardware) = self.sources.hardware.borrow_and_update().clone() else {
             return;
         };
-        if hardware.driver == Driver::Released {
+        if hardware.driver == DriverState::Released {
             // A driver that is not back when the release ends has been away for long.
             self.given_up = Some(Instant::now());
         } else if hardware.driver.problem().is_none() {
@@ -215,7 +215,7 @@ impl Keeper {
         } else {
             self.given_up.get_or_insert_with(|| Instant::now() + DRIVER_GRACE);
         }
-        let (Driver::Answers, Some(reading)) = (&hardware.driver, &hardware.reading) else {
+        let (DriverState::Answers, Some(reading)) = (&hardware.driver, &hardware.reading) else {
             return;
         };
         if self.known.health.is_other_boot(&hardware.run) {
@@ -227,9 +227,9 @@ impl Keeper {
         }
         self.observe(HealthObservation::Run(hardware.run.clone()));
         for gpu in &reading.lost {
-            let target = Target {
+            let target = ProbeTarget {
                 gpu: gpu.clone(),
-                ..Target::default()
+                ..ProbeTarget::default()
             };
             let probe = GpuProbe {
                 result: ProbeResult::Lost,
@@ -261,8 +261,8 @@ impl Keeper {
     /// A person says something.
     fn said(&mut self) {
         let recovered = match &*self.sources.gpu_node.borrow_and_update() {
-            Seen::Present(object) => object.spec.recovered.as_ref().map(|time| time.0),
-            Seen::Unknown | Seen::Absent => None,
+            GpuNodeState::Present(object) => object.spec.recovered.as_ref().map(|time| time.0),
+            GpuNodeState::Unknown | GpuNodeState::Absent => None,
         };
         if let Some(at) = recovered.filter(|_| recovered != self.known.recovered) {
             self.known.recovered = recovered;
@@ -296,7 +296,7 @@ impl Keeper {
             .hardware
             .borrow()
             .as_ref()
-            .is_some_and(|found| found.driver == Driver::Released);
+            .is_some_and(|found| found.driver == DriverState::Released);
         let daemons = self.sources.desk.daemons();
         for observation in self.daemons.look(&daemons, released, &self.known.health) {
             self.observe(observation);

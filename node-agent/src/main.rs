@@ -38,21 +38,21 @@ mod store;
 
 use anyhow::{Context as _, Result};
 use clap::Parser as _;
-use cli::{Cli, Command};
+use cli::{AgentCli, AgentCommand};
 use std::{io::IsTerminal as _, process::ExitCode};
 use tokio::runtime::Builder;
 use tracing::error;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = AgentCli::parse();
     cli.check();
     start_log();
     let result = match cli.command {
-        Command::Discover(args) => wait_for(discover::discover(args)),
-        Command::Run(args) => wait_for(run::run(args)),
-        Command::Mps(args) => wait_for(mps::supervise(args.settings())),
-        Command::MpsExec(args) => mps::exec(&args).map(|never| match never {}),
+        AgentCommand::Discover(args) => wait_for(discover::discover(args)),
+        AgentCommand::Run(args) => wait_for(run::run(args)),
+        AgentCommand::Mps(args) => wait_for(mps::supervise(args.settings())),
+        AgentCommand::MpsExec(args) => mps::exec(&args).map(|never| match never {}),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

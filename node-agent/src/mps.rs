@@ -38,21 +38,21 @@ pub use exec::{MpsExecArgs, exec};
 
 use crate::{
     admin::{
-        metrics::Metrics,
+        metrics::AgentMetrics,
         server::{self, Readiness},
     },
     api_server::release,
     kubelet::podresources::PodResources,
-    runtime::signals::{Asked, Signals},
+    runtime::signals::{SignalRequest, Signals},
     store::assignments::{self, Assignments},
 };
 use anyhow::{Context as _, Result};
-use control::Control;
-use daemon::Want;
-use device::Care;
+use control::MpsControl;
+use daemon::DesiredDaemon;
+use device::DaemonRunner;
 use gpunode_gpu::DeviceSharing;
-use holders::Holders;
-use place::Place;
+use holders::HolderQuery;
+use place::DeviceFolder;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
@@ -97,25 +97,28 @@ pub struct Settings {
 #[derive(Debug)]
 struct Supervisor {
     settings: Settings,
-    holders: Holders,
+    holders: HolderQuery,
     /// Devices that are shared by MPS, as far as is known.
     wanted: Option<BTreeSet<String>>,
-    daemons: BTreeMap<String, Looked>,
+    daemons: BTreeMap<String, SupervisedDaemon>,
     /// A read that has not ended yet.
-    reading: Option<JoinHandle<Read>>,
+    reading: Option<JoinHandle<MpsInputs>>,
     problem: String,
 }
 
 /// A daemon that is looked after.
 #[derive(Debug)]
-struct Looked {
-    care: Care,
-    want: watch::Sender<Want>,
+struct SupervisedDaemon {
+    care: DaemonRunner,
+    want: watch::Sender<DesiredDaemon>,
     task: JoinHandle<()>,
 }
 
 /// The assignments, and the folders that there are.
-type Read = (Result<Assignments, assignments::Error>, io::Result<Vec<Place>>);
+type MpsInputs = (
+    Result<Assignments, assignments::AssignmentsError>,
+    io::Result<Vec<DeviceFolder>>,
+);
 
 /// Runs until SIGTERM.
 pub async fn supervise(settings: Settings) -> Result<()> {
@@ -123,7 +126,7 @@ pub async fn supervise(settings: Settings) -> Result<()> {
     let (readiness, ready) = watch::channel(Err("the assignments have not been read yet".to_owned()));
     let address = settings.admin_address;
     let listener = server::bind(address).await?;
-    let metrics = Metrics::new();
+    let metrics = AgentMetrics::new();
     let mut serving = tokio::spawn(server::serve(
         listener,
         ready.clone(),
@@ -170,7 +173,7 @@ pub async fn supervise(settings: Settings) -> Result<()> {
 }
 
 async fn stop(signals: &mut Signals) {
-    while signals.next().await != Asked::Stop {}
+    while signals.next().await != SignalRequest::Stop {}
 }
 
 /// Waits until no other supervisor works on the folder; blocks. The lock goes with the process.
@@ -185,7 +188,7 @@ fn lock(mps_dir: &Path) -> Result<File> {
 
 impl Supervisor {
     fn new(settings: Settings) -> Self {
-        let holders = Holders::new(settings.pod_resources.clone());
+        let holders = HolderQuery::new(settings.pod_resources.clone());
         Self {
             settings,
             holders,
@@ -217,12 +220,19 @@ impl Supervisor {
         self.report(problem.unwrap_or_default());
         let Some(wanted) = &self.wanted else { return };
         for (uuid, looked) in &self.daemons {
-            set(&looked.want, if wanted.contains(uuid) { Want::Run } else { Want::Gone });
+            set(
+                &looked.want,
+                if wanted.contains(uuid) {
+                    DesiredDaemon::Run
+                } else {
+                    DesiredDaemon::Gone
+                },
+            );
         }
     }
 
     /// Reads what is on disk; one read at a time, however long it takes.
-    async fn read(&mut self) -> Result<Read, String> {
+    async fn read(&mut self) -> Result<MpsInputs, String> {
         let reading = self.reading.get_or_insert_with(|| {
             let (state_dir, mps_dir) = (self.settings.state_dir.clone(), self.settings.mps_dir.clone());
             let holders = self.holders.clone();
@@ -236,7 +246,7 @@ impl Supervisor {
                         all
                     }
                 };
-                (assignments::read(&state_dir).map(wanted), Place::all(&mps_dir))
+                (assignments::read(&state_dir).map(wanted), DeviceFolder::all(&mps_dir))
             })
         });
         let Ok(read) = timeout(READ_TIMEOUT, reading).await else {
@@ -249,7 +259,7 @@ impl Supervisor {
     }
 
     /// Looks after each device that is wanted or has a folder. What cannot be read changes nothing.
-    fn take(&mut self, (assignments, left): Read) -> Result<(), String> {
+    fn take(&mut self, (assignments, left): MpsInputs) -> Result<(), String> {
         let mut problems = Vec::new();
         let left: Option<BTreeSet<String>> = left
             .map(|left| left.iter().map(|place| place.uuid().to_owned()).collect())
@@ -265,7 +275,7 @@ impl Supervisor {
         }
         let known: BTreeSet<String> = self.wanted.iter().chain(&left).flatten().cloned().collect();
         for uuid in known {
-            match Place::of(&self.settings.mps_dir, &uuid) {
+            match DeviceFolder::of(&self.settings.mps_dir, &uuid) {
                 Some(place) if !self.daemons.contains_key(&uuid) => self.add(place),
                 Some(_) => {}
                 None => problems.push(format!("{uuid:?} in the assignments is no UUID of a device")),
@@ -278,18 +288,18 @@ impl Supervisor {
         }
     }
 
-    fn add(&mut self, place: Place) {
+    fn add(&mut self, place: DeviceFolder) {
         let uuid = place.uuid().to_owned();
-        let control = Control::new(&self.settings.host_root, self.settings.driver_root.as_deref());
-        let care = Care {
+        let control = MpsControl::new(&self.settings.host_root, self.settings.driver_root.as_deref());
+        let care = DaemonRunner {
             place,
             control,
             holders: self.holders.clone(),
         };
         // Nothing is done before the first word.
-        let (want, receiver) = watch::channel(Want::Rest);
+        let (want, receiver) = watch::channel(DesiredDaemon::Rest);
         let task = tokio::spawn(care.clone().look_after(receiver));
-        self.daemons.insert(uuid, Looked { care, want, task });
+        self.daemons.insert(uuid, SupervisedDaemon { care, want, task });
     }
 
     /// A daemon whose folder is still there, or that is wanted, is looked after anew.
@@ -305,7 +315,7 @@ impl Supervisor {
     }
 }
 
-fn set(want: &watch::Sender<Want>, wanted: Want) {
+fn set(want: &watch::Sender<DesiredDaemon>, wanted: DesiredDaemon) {
     want.send_if_modified(|want| std::mem::replace(want, wanted) != wanted);
 }
 

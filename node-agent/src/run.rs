@@ -10,42 +10,42 @@ mod tenure;
 
 use crate::{
     admin::{
-        metrics::Metrics,
+        metrics::AgentMetrics,
         server::{self, Readiness},
     },
     api_server::{
-        events::{Kind, Notices},
-        gpu_node::{Seen, connect, watch_gpu_node},
+        events::{EventReason, EventSender},
+        gpu_node::{GpuNodeState, connect, watch_gpu_node},
         node_allocatable::NodeReader,
-        release::Release,
+        release::ReleaseRequest,
     },
     cli::{NodeArgs, RunArgs},
-    configuration::{file, in_force::Instruction, operator, saved::SavedConfig},
-    devices::manager::{self, Desk},
+    configuration::{file, in_force::DesiredConfig, operator, saved::SavedConfig},
+    devices::manager::{self, DeviceManager},
     driver::{
         driver_events::DriverEvents,
-        hardware::{Driver, Hardware, watch_hardware},
+        hardware::{DriverState, Hardware, watch_hardware},
         utilisation::Utilisation,
     },
-    handover::{Handover, Turn, Wanted, Who, watch_own_socket},
+    handover::{AgentId, Handover, HandoverCommand, TakeBack, watch_own_socket},
     health,
     plugin::{
-        directory::Directory,
-        registration::{Kubelet, Registered},
-        resources::Plugins,
+        directory::PluginDirectory,
+        registration::{Kubelet, RegisteredResources},
+        resources::ResourceServers,
         socket::remove_stale_sockets,
     },
     run::{
-        decided::Decided,
-        tenure::{Held, Tenure},
+        decided::AgentState,
+        tenure::{ActiveTasks, Role},
     },
     runtime::{
         channel::send_if_new,
-        signals::{Asked, Signals},
+        signals::{SignalRequest, Signals},
     },
     status::{
         report::{holders_unknown, not_registered},
-        writer::{Report, write_reports},
+        writer::{StatusReport, write_reports},
     },
     store::atomic_file,
 };
@@ -71,7 +71,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let mut tasks: JoinSet<()> = JoinSet::new();
 
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
-    let metrics = Metrics::new();
+    let metrics = AgentMetrics::new();
     let listener = server::bind(args.node.host.admin_address).await?;
     let (liveness, live) = watch::channel(Ok(()));
     tasks.spawn(server::serve(listener, ready.clone(), live, metrics.clone()));
@@ -79,8 +79,8 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let look_again = Arc::new(Notify::new());
     let (found, mut hardware) = watch::channel(None);
     let (driver_events, reported) = DriverEvents::new(metrics.clone());
-    let (seen, gpu_node) = watch::channel(Seen::Unknown);
-    let release = Release::new(
+    let (seen, gpu_node) = watch::channel(GpuNodeState::Unknown);
+    let release = ReleaseRequest::new(
         args.config.is_none().then(|| gpu_node.clone()),
         &args.node.host.state_dir,
     );
@@ -94,16 +94,16 @@ pub async fn run(args: RunArgs) -> Result<()> {
         metrics.clone(),
     ));
 
-    let (instructions, mut instructed) = watch::channel(Instruction::Unknown);
+    let (instructions, mut instructed) = watch::channel(DesiredConfig::Unknown);
     let (reports, to_report) = watch::channel(None);
-    let (mut saved, mut node, mut notices) = (None, None, Notices::default());
+    let (mut saved, mut node, mut notices) = (None, None, EventSender::default());
     if let Some(path) = &args.config {
         instructions.send_replace(file::read_first(path)?);
     } else {
         let client = connect().await.context("run without --config FILE")?;
         node = Some(NodeReader::new(client.clone(), args.node.node_name.clone()));
         let told;
-        (notices, told) = Notices::new();
+        (notices, told) = EventSender::new();
         tasks.spawn(told.publish(client.clone(), args.node.node_name.clone(), args.node.pod_name.clone()));
         saved = Some(follow_operator(
             &mut tasks,
@@ -115,7 +115,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         ));
     }
 
-    let desk = Arc::new(Desk::new(manager::Parts {
+    let desk = Arc::new(DeviceManager::new(manager::DeviceManagerInputs {
         host_root: args.node.host.host_root.clone(),
         mps_dir: args.node.host.mps_dir.clone(),
         utilisation: Utilisation::new(args.node.host.hardware()),
@@ -123,11 +123,11 @@ pub async fn run(args: RunArgs) -> Result<()> {
         metrics: metrics.clone(),
     }));
     let mut changes = desk.changes();
-    let directory = Directory::new(args.node.device_plugin_dir.clone());
+    let directory = PluginDirectory::new(args.node.device_plugin_dir.clone());
     tasks.spawn(directory.clone().watch());
-    let registered = watch::Sender::new(Registered::default());
+    let registered = watch::Sender::new(RegisteredResources::default());
     let pod_resources = args.node.pod_resources();
-    let mut plugins = Plugins::new(Kubelet {
+    let mut plugins = ResourceServers::new(Kubelet {
         directory,
         desk: desk.clone(),
         registered,
@@ -135,9 +135,9 @@ pub async fn run(args: RunArgs) -> Result<()> {
     });
     let mut registered = plugins.registered();
 
-    let mut decided = Decided::new(&args.node, saved);
+    let mut decided = AgentState::new(&args.node, saved);
     let rules = watch::Sender::default();
-    let health = Arc::new(Mutex::new(health::Sources {
+    let health = Arc::new(Mutex::new(health::MonitorInputs {
         place: args.node.host.hardware(),
         state_dir: args.node.host.state_dir.clone(),
         events: reported,
@@ -154,11 +154,11 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let served = watch::Sender::default();
     let state_dir = args.node.host.state_dir.clone();
     tasks.spawn(watch_own_socket(state_dir.clone(), served.subscribe(), liveness));
-    let who = Who {
+    let who = AgentId {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pod: args.node.pod_uid.clone(),
     };
-    let wanted = Wanted {
+    let wanted = TakeBack {
         policy: args.node.policy_name.clone(),
         gpu_node,
     };
@@ -174,15 +174,15 @@ pub async fn run(args: RunArgs) -> Result<()> {
         }
         .follow(),
     );
-    let mut tenure = Tenure::Awaited;
+    let mut tenure = Role::Standby;
     let mut save_retry = interval(SAVE_RETRY);
     save_retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let mut evaluate = true;
         tokio::select! {
             asked = signals.next() => match asked {
-                Asked::Stop => break,
-                Asked::Reload => {
+                SignalRequest::Stop => break,
+                SignalRequest::Reload => {
                     info!("reload");
                     look_again.notify_one();
                     // The GPUs too.
@@ -193,18 +193,18 @@ pub async fn run(args: RunArgs) -> Result<()> {
                 }
             },
             Some(turn) = turn.recv() => match turn {
-                Turn::Hold => {
+                HandoverCommand::Hold => {
                     remove_stale_sockets(&args.node.device_plugin_dir);
                     // Before anything is offered.
-                    let health = health::Keeper::open(health.clone().lock_owned().await).await;
+                    let health = health::HealthMonitor::open(health.clone().lock_owned().await).await;
                     decided.open(&desk).await?;
-                    tenure = Tenure::Held(Held::begin(health, &desk, &args.node));
+                    tenure = Role::Active(ActiveTasks::begin(health, &desk, &args.node));
                     for file in atomic_file::lately_set_aside() {
-                        notices.tell(Kind::StateFileCorrupt, &file);
+                        notices.tell(EventReason::StateFileCorrupt, &file);
                     }
                 }
-                Turn::LetGo(done) => {
-                    let before = mem::replace(&mut tenure, Tenure::Ended);
+                HandoverCommand::LetGo(done) => {
+                    let before = mem::replace(&mut tenure, Role::LetGo);
                     _ = readiness.send_replace(Err(LET_GO.to_owned()));
                     reports.send_replace(None);
                     plugins.withdraw().await;
@@ -213,8 +213,8 @@ pub async fn run(args: RunArgs) -> Result<()> {
                     // Who does not wait for it any more has ended.
                     _ = done.send(());
                 }
-                Turn::Answer(done) => _ = done.send(()),
-                Turn::Fail(error) => return Err(error).context("take the lock of this node"),
+                HandoverCommand::Answer(done) => _ = done.send(()),
+                HandoverCommand::Fail(error) => return Err(error).context("take the lock of this node"),
             },
             _ = save_retry.tick(), if decided.is_unsaved() => {}
             _ = hardware.changed() => {}
@@ -252,22 +252,22 @@ pub async fn run(args: RunArgs) -> Result<()> {
 }
 
 fn readiness_of(
-    tenure: &Tenure,
+    tenure: &Role,
     hardware: Option<&Hardware>,
-    decided: &Decided<'_>,
-    registered: &Registered,
+    decided: &AgentState<'_>,
+    registered: &RegisteredResources,
 ) -> Readiness {
     match tenure {
-        Tenure::Awaited => {
+        Role::Standby => {
             return Err("WaitingForPredecessor: another agent of this node is registered".to_owned());
         }
-        Tenure::Ended => return Err(LET_GO.to_owned()),
-        Tenure::Held(_) => {}
+        Role::LetGo => return Err(LET_GO.to_owned()),
+        Role::Active(_) => {}
     }
     match hardware.map(|hardware| &hardware.driver) {
         None => return Err("the hardware has not been looked at yet".to_owned()),
         // It does what it was asked for, and offers nothing.
-        Some(Driver::Released) => return Ok(()),
+        Some(DriverState::Released) => return Ok(()),
         Some(_) => {}
     }
     if !decided.config_known() {
@@ -287,9 +287,9 @@ fn follow_operator(
     tasks: &mut JoinSet<()>,
     client: Client,
     node: &NodeArgs,
-    seen: watch::Sender<Seen>,
-    instructions: watch::Sender<Instruction>,
-    reports: watch::Receiver<Option<Report>>,
+    seen: watch::Sender<GpuNodeState>,
+    instructions: watch::Sender<DesiredConfig>,
+    reports: watch::Receiver<Option<StatusReport>>,
 ) -> SavedConfig {
     let gpu_node = seen.subscribe();
     let saved = SavedConfig::load(&node.host.state_dir, &node.node_name);

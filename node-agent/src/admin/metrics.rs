@@ -24,10 +24,10 @@ const BUCKETS: [f64; 13] = [
 
 /// What is counted. Cheap to clone; every clone counts into the same.
 #[derive(Clone, Debug)]
-pub struct Metrics(Arc<Inner>);
+pub struct AgentMetrics(Arc<MetricFamilies>);
 
 #[derive(Debug)]
-struct Inner {
+struct MetricFamilies {
     registry: Registry,
     resources: Mutex<BTreeSet<String>>,
     devices: Family<ByHealth, Gauge>,
@@ -42,7 +42,7 @@ struct Inner {
 
 /// A call between the agent and the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub enum Method {
+pub enum PluginMethod {
     /// The agent registers a resource.
     Register,
     /// One list of the stream is made.
@@ -67,7 +67,7 @@ struct ByResult {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByMethod {
-    method: Method,
+    method: PluginMethod,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -93,8 +93,8 @@ struct ByHash {
 /// A call under way.
 #[derive(Debug)]
 pub struct Timer {
-    metrics: Metrics,
-    method: Method,
+    metrics: AgentMetrics,
+    method: PluginMethod,
     start: Instant,
 }
 
@@ -109,7 +109,7 @@ impl Drop for Timer {
     }
 }
 
-impl Metrics {
+impl AgentMetrics {
     /// Everything at zero.
     pub fn new() -> Self {
         let devices = Family::<ByHealth, Gauge>::default();
@@ -157,7 +157,7 @@ impl Metrics {
         registry.register("config_info", "Hash of the configuration in force", config.clone());
         let resources = Mutex::default();
         Self(
-            Inner {
+            MetricFamilies {
                 registry,
                 resources,
                 devices,
@@ -237,7 +237,7 @@ impl Metrics {
     }
 
     /// Counts a call that lasts until the timer is dropped.
-    pub fn timer(&self, method: Method) -> Timer {
+    pub fn timer(&self, method: PluginMethod) -> Timer {
         Timer {
             metrics: self.clone(),
             method,
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn devices_of_a_resource_that_goes_go_with_it() {
-        let metrics = Metrics::new();
+        let metrics = AgentMetrics::new();
         metrics.set_devices([("a.b/c", 3, 1), ("a.b/d", 1, 0)].into_iter());
         metrics.set_devices([("a.b/c", 4, 0)].into_iter());
         let text = metrics.render();
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn one_configuration_is_in_force() {
-        let metrics = Metrics::new();
+        let metrics = AgentMetrics::new();
         metrics.set_config(Some("old"));
         metrics.set_config(Some("new"));
         let text = metrics.render();
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn whatever_comes_the_number_of_series_is_bounded() {
-        let metrics = Metrics::new();
+        let metrics = AgentMetrics::new();
         for number in 0..10_000 {
             metrics.allocated(&format!("a.b/c{number}"), true);
             metrics.xid(number);

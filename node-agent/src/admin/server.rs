@@ -1,6 +1,6 @@
 //! `/livez`, `/readyz` and `/metrics`.
 
-use crate::admin::metrics::Metrics;
+use crate::admin::metrics::AgentMetrics;
 use anyhow::{Context as _, Result};
 use gpunode_http::{StatusCode, TextResponse};
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ pub async fn serve(
     listener: TcpListener,
     readiness: watch::Receiver<Readiness>,
     liveness: watch::Receiver<Liveness>,
-    metrics: Metrics,
+    metrics: AgentMetrics,
 ) {
     gpunode_http::serve(listener, move |path| {
         answer(path, &readiness.borrow(), &liveness.borrow(), &metrics)
@@ -40,7 +40,7 @@ pub fn always_live() -> watch::Receiver<Liveness> {
     watch::channel(Ok(())).1
 }
 
-fn answer(path: &str, readiness: &Readiness, liveness: &Liveness, metrics: &Metrics) -> TextResponse {
+fn answer(path: &str, readiness: &Readiness, liveness: &Liveness, metrics: &AgentMetrics) -> TextResponse {
     let said = match path {
         // Any answer shows that the event loop runs.
         "/livez" => liveness,

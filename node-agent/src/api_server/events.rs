@@ -24,7 +24,7 @@ const CONTROLLER: &str = "gpunode-agent";
 
 /// What there is to be said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EventReason {
     /// A GPU or a MIG device is broken.
     GpuUnhealthy,
     /// It is whole again.
@@ -34,38 +34,41 @@ pub enum Kind {
 }
 
 #[derive(Debug)]
-struct Notice {
-    kind: Kind,
+struct PendingEvent {
+    kind: EventReason,
     note: String,
 }
 
 /// Where notices go. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Notices(Option<mpsc::Sender<Notice>>);
+pub struct EventSender(Option<mpsc::Sender<PendingEvent>>);
 
 /// The notices to be told.
 #[derive(Debug)]
-pub struct Told(mpsc::Receiver<Notice>);
+pub struct EventPublisher(mpsc::Receiver<PendingEvent>);
 
-impl Notices {
-    /// Notices that [`Told::publish`] tells.
-    pub fn new() -> (Self, Told) {
+impl EventSender {
+    /// Notices that [`EventPublisher::publish`] tells.
+    pub fn new() -> (Self, EventPublisher) {
         let (notices, told) = mpsc::channel(QUEUE);
-        (Self(Some(notices)), Told(told))
+        (Self(Some(notices)), EventPublisher(told))
     }
 
     /// Tells the API server soon, where there is one.
-    pub fn tell(&self, kind: Kind, note: &str) {
+    pub fn tell(&self, kind: EventReason, note: &str) {
         let note = note
             .get(..note.floor_char_boundary(MAX_NOTE))
             .unwrap_or_default()
             .to_owned();
         // A full queue is that of an API server that is away.
-        _ = self.0.as_ref().map(|notices| notices.try_send(Notice { kind, note }));
+        _ = self
+            .0
+            .as_ref()
+            .map(|notices| notices.try_send(PendingEvent { kind, note }));
     }
 }
 
-impl Told {
+impl EventPublisher {
     /// Tells the notices as events of the Node. Does not end.
     pub async fn publish(mut self, client: Client, node: String, pod: String) {
         let reporter = Reporter {
@@ -101,11 +104,11 @@ impl Told {
     }
 }
 
-fn event(notice: Notice) -> Event {
+fn event(notice: PendingEvent) -> Event {
     let (type_, reason, action) = match notice.kind {
-        Kind::GpuUnhealthy => (EventType::Warning, "GpuUnhealthy", "WithholdDevice"),
-        Kind::GpuHealthy => (EventType::Normal, "GpuHealthy", "OfferDevice"),
-        Kind::StateFileCorrupt => (EventType::Warning, "StateFileCorrupt", "SetAside"),
+        EventReason::GpuUnhealthy => (EventType::Warning, "GpuUnhealthy", "WithholdDevice"),
+        EventReason::GpuHealthy => (EventType::Normal, "GpuHealthy", "OfferDevice"),
+        EventReason::StateFileCorrupt => (EventType::Warning, "StateFileCorrupt", "SetAside"),
     };
     Event {
         type_,
@@ -122,9 +125,9 @@ mod tests {
 
     #[test]
     fn an_api_server_that_is_away_holds_nobody_up() {
-        let (notices, mut told) = Notices::new();
+        let (notices, mut told) = EventSender::new();
         for number in 0..QUEUE * 2 {
-            notices.tell(Kind::GpuUnhealthy, &format!("{number} {}", "ü".repeat(MAX_NOTE)));
+            notices.tell(EventReason::GpuUnhealthy, &format!("{number} {}", "ü".repeat(MAX_NOTE)));
         }
         let mut count = 0;
         while let Ok(notice) = told.0.try_recv() {
@@ -132,6 +135,6 @@ mod tests {
             count += 1;
         }
         assert_eq!(count, QUEUE, "the first ones are kept");
-        Notices::default().tell(Kind::GpuHealthy, "nobody to tell");
+        EventSender::default().tell(EventReason::GpuHealthy, "nobody to tell");
     }
 }

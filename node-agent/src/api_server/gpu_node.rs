@@ -20,18 +20,18 @@ use tracing::{info, warn};
 /// ends after 290 s.
 const READ_TIMEOUT: Duration = Duration::from_secs(310);
 /// A GpuNode whose status may have been written by another version of the agent.
-pub type SeenGpuNode = Object<GpuNodeSpec, Value>;
+pub type ObservedGpuNode = Object<GpuNodeSpec, Value>;
 
 /// What the API server says about this node's GpuNode.
 #[derive(Clone, Debug, Default)]
-pub enum Seen {
+pub enum GpuNodeState {
     /// Nothing yet.
     #[default]
     Unknown,
     /// There is none.
     Absent,
     /// It is this one.
-    Present(Arc<SeenGpuNode>),
+    Present(Arc<ObservedGpuNode>),
 }
 
 /// A client of the API server that the pod's service account, or KUBECONFIG, names.
@@ -45,12 +45,12 @@ pub async fn connect() -> anyhow::Result<Client> {
 }
 
 /// This cluster's GpuNodes.
-pub fn api(client: Client) -> Api<SeenGpuNode> {
+pub fn api(client: Client) -> Api<ObservedGpuNode> {
     Api::all_with(client, &ApiResource::erase::<GpuNode>(&()))
 }
 
 /// Follows the GpuNode of `node`. Does not end.
-pub async fn watch_gpu_node(client: Client, node: String, seen: watch::Sender<Seen>) {
+pub async fn watch_gpu_node(client: Client, node: String, seen: watch::Sender<GpuNodeState>) {
     let only = watcher::Config::default().fields(&format!("metadata.name={node}"));
     let mut events = pin!(watcher(api(client), only).default_backoff());
     let mut listed = None;
@@ -63,15 +63,15 @@ pub async fn watch_gpu_node(client: Client, node: String, seen: watch::Sender<Se
                 seen.send_replace(
                     listed
                         .take()
-                        .map_or(Seen::Absent, |object| Seen::Present(Arc::new(object))),
+                        .map_or(GpuNodeState::Absent, |object| GpuNodeState::Present(Arc::new(object))),
                 );
                 if failing {
                     info!("the API server answers again");
                 }
                 failing = false;
             }
-            Ok(Some(Event::Apply(object))) => _ = seen.send_replace(Seen::Present(Arc::new(object))),
-            Ok(Some(Event::Delete(_))) => _ = seen.send_replace(Seen::Absent),
+            Ok(Some(Event::Apply(object))) => _ = seen.send_replace(GpuNodeState::Present(Arc::new(object))),
+            Ok(Some(Event::Delete(_))) => _ = seen.send_replace(GpuNodeState::Absent),
             Ok(None) => std::future::pending().await,
             Err(error) => {
                 if !failing {

@@ -16,7 +16,7 @@ pub struct NodeReader {
 
 /// Why the number is not known.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum NodeReadError {
     /// The API server answers with an error.
     #[error("read this Node: {0}")]
     Call(#[from] kube::Error),
@@ -43,17 +43,17 @@ impl NodeReader {
     }
 
     /// How many of `resource` the scheduler may count on; 0 where the Node does not name it.
-    pub async fn allocatable(&self, resource: &str) -> Result<u64, Error> {
+    pub async fn allocatable(&self, resource: &str) -> Result<u64, NodeReadError> {
         let node = timeout(CALL_TIMEOUT, self.nodes.get(&self.node))
             .await
-            .map_err(|_| Error::NoAnswer)??;
+            .map_err(|_| NodeReadError::NoAnswer)??;
         let amount = node
             .status
             .and_then(|status| status.allocatable?.remove(resource))
             .map(|amount| amount.0);
         match amount {
             None => Ok(0),
-            Some(amount) => whole_number(&amount).ok_or_else(|| Error::Amount {
+            Some(amount) => whole_number(&amount).ok_or_else(|| NodeReadError::Amount {
                 resource: resource.to_owned(),
                 amount,
             }),

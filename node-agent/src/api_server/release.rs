@@ -1,6 +1,6 @@
 //! Whether the GPUs of the node are released: their driver is being replaced, and no agent may use it.
 
-use crate::api_server::gpu_node::Seen;
+use crate::api_server::gpu_node::GpuNodeState;
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -14,17 +14,17 @@ const FILE: &str = "released";
 
 /// What the GpuNode says of it.
 #[derive(Clone, Debug)]
-pub struct Release {
+pub struct ReleaseRequest {
     /// None without API server, where nobody can ask for it.
-    gpu_node: Option<watch::Receiver<Seen>>,
+    gpu_node: Option<watch::Receiver<GpuNodeState>>,
     file: PathBuf,
     /// As an agent before this one left it; until the GpuNode is seen.
     before: bool,
 }
 
-impl Release {
+impl ReleaseRequest {
     /// As the GpuNode says, if there is one.
-    pub fn new(gpu_node: Option<watch::Receiver<Seen>>, state_dir: &Path) -> Self {
+    pub fn new(gpu_node: Option<watch::Receiver<GpuNodeState>>, state_dir: &Path) -> Self {
         let before = gpu_node.is_some() && is_noted(state_dir);
         Self {
             gpu_node,
@@ -79,10 +79,10 @@ pub fn is_noted(state_dir: &Path) -> bool {
     state_dir.join(FILE).exists()
 }
 
-fn is_released(seen: &Seen, before: bool) -> bool {
+fn is_released(seen: &GpuNodeState, before: bool) -> bool {
     match seen {
-        Seen::Unknown => before,
-        Seen::Absent => false,
-        Seen::Present(object) => object.spec.release,
+        GpuNodeState::Unknown => before,
+        GpuNodeState::Absent => false,
+        GpuNodeState::Present(object) => object.spec.release,
     }
 }

@@ -1,7 +1,7 @@
 //! The configuration file of `run --config FILE`.
 
 use crate::{
-    configuration::in_force::{Candidate, InForce, Instruction},
+    configuration::in_force::{ConfigCandidate, DesiredConfig, InForce},
     runtime::channel::send_if_new,
 };
 use anyhow::{Context as _, Result, bail};
@@ -10,9 +10,9 @@ use tokio::sync::watch;
 use tracing::error;
 
 /// The configuration to start with. At the start there is no older one that could stay in force.
-pub fn read_first(path: &Path) -> Result<Instruction> {
+pub fn read_first(path: &Path) -> Result<DesiredConfig> {
     let candidate = read(path)?;
-    let instruction = Instruction::Config(Arc::new(candidate));
+    let instruction = DesiredConfig::Config(Arc::new(candidate));
     match InForce::default().next(&instruction, None).rejected {
         Some(rejected) => bail!("{}: {}", path.display(), rejected.message),
         None => Ok(instruction),
@@ -20,9 +20,9 @@ pub fn read_first(path: &Path) -> Result<Instruction> {
 }
 
 /// Reads the file again. What cannot be read changes nothing.
-pub fn reload(path: &Path, instructions: &watch::Sender<Instruction>) {
+pub fn reload(path: &Path, instructions: &watch::Sender<DesiredConfig>) {
     match read(path) {
-        Ok(candidate) => send_if_new(instructions, Instruction::Config(Arc::new(candidate))),
+        Ok(candidate) => send_if_new(instructions, DesiredConfig::Config(Arc::new(candidate))),
         Err(error) => error!(
             reason = format!("{error:#}"),
             "configuration not read; the one in force stays"
@@ -30,7 +30,7 @@ pub fn reload(path: &Path, instructions: &watch::Sender<Instruction>) {
     }
 }
 
-fn read(path: &Path) -> Result<Candidate> {
+fn read(path: &Path) -> Result<ConfigCandidate> {
     let text = fs::read_to_string(path).with_context(|| format!("read the configuration {}", path.display()))?;
-    Ok(Candidate::of_file(text))
+    Ok(ConfigCandidate::of_file(text))
 }

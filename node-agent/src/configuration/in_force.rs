@@ -11,7 +11,7 @@ const MAX_MESSAGE: usize = 1024;
 
 /// A configuration that somebody gives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Candidate {
+pub struct ConfigCandidate {
     /// Version of the document's format.
     pub version: i32,
     /// Hash of the document.
@@ -24,19 +24,19 @@ pub struct Candidate {
 
 /// What the source of configurations says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Instruction {
+pub enum DesiredConfig {
     /// Nothing yet: whatever is in force stays.
     #[default]
     Unknown,
     /// That there is no configuration: nothing is offered to pods.
     Nothing,
     /// A configuration.
-    Config(Arc<Candidate>),
+    Config(Arc<ConfigCandidate>),
 }
 
 /// A configuration that was rejected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rejected {
+pub struct RejectedConfig {
     /// Its hash.
     pub hash: String,
     /// Why, with the path of the field.
@@ -45,7 +45,7 @@ pub struct Rejected {
 
 /// A configuration that was accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Accepted {
+pub struct AcceptedConfig {
     /// Its hash.
     pub hash: String,
     /// What it says.
@@ -56,14 +56,14 @@ pub struct Accepted {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InForce {
     /// The configuration, once there was a good one.
-    pub accepted: Option<Accepted>,
+    pub accepted: Option<AcceptedConfig>,
     /// The newest one, where it was rejected.
-    pub rejected: Option<Rejected>,
+    pub rejected: Option<RejectedConfig>,
     /// What is to be offered to pods.
     pub wanted: Arc<DesiredDevices>,
 }
 
-impl Candidate {
+impl ConfigCandidate {
     /// The configuration of a file, which has no hash of its own.
     pub fn of_file(document: String) -> Self {
         Self {
@@ -95,19 +95,19 @@ impl Candidate {
 
 impl InForce {
     /// What is in force after `instruction`, with the GPUs that are there now. Without an inventory no device is there.
-    pub fn next(&self, instruction: &Instruction, inventory: Option<&Inventory>) -> Self {
+    pub fn next(&self, instruction: &DesiredConfig, inventory: Option<&Inventory>) -> Self {
         let none = Inventory::default();
         let inventory = inventory.unwrap_or(&none);
         match instruction {
-            Instruction::Unknown => self.with(inventory),
-            Instruction::Nothing => Self {
+            DesiredConfig::Unknown => self.with(inventory),
+            DesiredConfig::Nothing => Self {
                 wanted: DesiredDevices::nothing(inventory).into(),
                 ..Self::default()
             },
-            Instruction::Config(candidate) => match accept(candidate, inventory) {
+            DesiredConfig::Config(candidate) => match accept(candidate, inventory) {
                 Ok(accepted) => accepted,
                 Err(message) => {
-                    let rejected = Rejected {
+                    let rejected = RejectedConfig {
                         hash: candidate.hash.clone(),
                         message: bounded(message),
                     };
@@ -124,8 +124,8 @@ impl InForce {
     /// before this start stays in force.
     pub fn next_or_saved(
         &self,
-        instruction: &Instruction,
-        saved: Option<Arc<Candidate>>,
+        instruction: &DesiredConfig,
+        saved: Option<Arc<ConfigCandidate>>,
         inventory: Option<&Inventory>,
     ) -> Self {
         let next = self.next(instruction, inventory);
@@ -136,7 +136,7 @@ impl InForce {
             .is_none_or(|accepted| accepted.hash == rejected.hash);
         match saved.filter(|saved| nothing_fitted && saved.hash != rejected.hash) {
             Some(saved) => Self::default()
-                .next(&Instruction::Config(saved), inventory)
+                .next(&DesiredConfig::Config(saved), inventory)
                 .next(instruction, inventory),
             None => next,
         }
@@ -168,12 +168,12 @@ impl InForce {
     }
 }
 
-fn accept(candidate: &Candidate, inventory: &Inventory) -> Result<InForce, String> {
+fn accept(candidate: &ConfigCandidate, inventory: &Inventory) -> Result<InForce, String> {
     let config = candidate.read()?;
     let wanted = desired_devices(inventory, &config)
         .map_err(|error| error.to_string())?
         .into();
-    let accepted = Accepted {
+    let accepted = AcceptedConfig {
         hash: candidate.hash.clone(),
         config,
     };
@@ -194,8 +194,8 @@ mod tests {
     use super::*;
     use gpunode_gpu::Gpu;
 
-    fn config(document: &str) -> Instruction {
-        Instruction::Config(Arc::new(Candidate::of_file(document.to_owned())))
+    fn config(document: &str) -> DesiredConfig {
+        DesiredConfig::Config(Arc::new(ConfigCandidate::of_file(document.to_owned())))
     }
 
     fn gpus(count: u32) -> Inventory {
@@ -244,7 +244,7 @@ mod tests {
     fn a_wrong_hash_or_version_is_rejected() {
         let candidate = |version, hash: &str| {
             let document = "{}".to_owned();
-            Instruction::Config(Arc::new(Candidate {
+            DesiredConfig::Config(Arc::new(ConfigCandidate {
                 version,
                 hash: hash.to_owned(),
                 document,
@@ -269,16 +269,16 @@ mod tests {
     fn without_an_answer_from_the_source_what_is_in_force_stays_and_follows_the_hardware() {
         let one = InForce::default().next(&config(""), None);
         assert_eq!(names(&one), []);
-        let two = one.next(&Instruction::Unknown, Some(&gpus(2)));
+        let two = one.next(&DesiredConfig::Unknown, Some(&gpus(2)));
         assert_eq!(names(&two), [("nvidia.com/gpu", 2)]);
-        let nothing = two.next(&Instruction::Nothing, Some(&gpus(2)));
+        let nothing = two.next(&DesiredConfig::Nothing, Some(&gpus(2)));
         assert_eq!(names(&nothing), []);
         assert_eq!(nothing.wanted.present.len(), 2, "the devices are still there");
     }
 
     #[test]
     fn a_configuration_that_is_rejected_at_the_start_leaves_the_saved_one_in_force() {
-        let saved = Arc::new(Candidate::of_file("passDeviceSpecs: true".to_owned()));
+        let saved = Arc::new(ConfigCandidate::of_file("passDeviceSpecs: true".to_owned()));
         let start =
             |before: &InForce, document| before.next_or_saved(&config(document), Some(saved.clone()), Some(&gpus(16)));
         for document in ["passDeviceSpec: true", SHARED] {

@@ -1,8 +1,8 @@
 //! The configuration that the operator writes into this node's GpuNode, or the saved one until it says something.
 
 use crate::{
-    api_server::gpu_node::{Seen, SeenGpuNode},
-    configuration::in_force::{Candidate, Instruction},
+    api_server::gpu_node::{GpuNodeState, ObservedGpuNode},
+    configuration::in_force::{ConfigCandidate, DesiredConfig},
     runtime::channel::send_if_new,
 };
 use std::{sync::Arc, time::Duration};
@@ -14,11 +14,15 @@ const API_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Publishes what the GpuNode says. Does not end.
 pub async fn follow(
-    mut seen: watch::Receiver<Seen>,
-    saved: Option<Arc<Candidate>>,
-    instructions: watch::Sender<Instruction>,
+    mut seen: watch::Receiver<GpuNodeState>,
+    saved: Option<Arc<ConfigCandidate>>,
+    instructions: watch::Sender<DesiredConfig>,
 ) {
-    _ = timeout(API_TIMEOUT, seen.wait_for(|seen| !matches!(seen, Seen::Unknown))).await;
+    _ = timeout(
+        API_TIMEOUT,
+        seen.wait_for(|seen| !matches!(seen, GpuNodeState::Unknown)),
+    )
+    .await;
     let mut source = saved.as_ref().and_then(|saved| saved.uid.clone());
     let mut saved = saved;
     loop {
@@ -30,7 +34,7 @@ pub async fn follow(
                 hash = start.hash,
                 "the API server does not say what the configuration is; starting with the saved one"
             );
-            Some(Instruction::Config(start))
+            Some(DesiredConfig::Config(start))
         });
         if let Some(instruction) = instruction {
             send_if_new(&instructions, instruction);
@@ -46,27 +50,27 @@ pub async fn follow(
 ///
 /// Only the operator withdraws a configuration, by removing it from the object. An object that somebody deleted, and that
 /// was made again without one, says nothing: the operator will write it again.
-fn instruction(seen: &Seen, source: &mut Option<String>) -> Option<Instruction> {
+fn instruction(seen: &GpuNodeState, source: &mut Option<String>) -> Option<DesiredConfig> {
     match seen {
-        Seen::Unknown => None,
-        Seen::Absent => source.is_none().then_some(Instruction::Nothing),
-        Seen::Present(object) => match candidate(object) {
+        GpuNodeState::Unknown => None,
+        GpuNodeState::Absent => source.is_none().then_some(DesiredConfig::Nothing),
+        GpuNodeState::Present(object) => match candidate(object) {
             Some(candidate) => {
                 source.clone_from(&object.metadata.uid);
-                Some(Instruction::Config(Arc::new(candidate)))
+                Some(DesiredConfig::Config(Arc::new(candidate)))
             }
             None if source.is_none() || *source == object.metadata.uid => {
                 *source = None;
-                Some(Instruction::Nothing)
+                Some(DesiredConfig::Nothing)
             }
             None => None,
         },
     }
 }
 
-fn candidate(object: &SeenGpuNode) -> Option<Candidate> {
+fn candidate(object: &ObservedGpuNode) -> Option<ConfigCandidate> {
     let config = object.spec.config.as_ref()?;
-    Some(Candidate {
+    Some(ConfigCandidate {
         version: config.version,
         hash: config.hash.clone(),
         document: config.document.clone(),
@@ -80,8 +84,8 @@ mod tests {
     use gpunode_crds::GpuNode;
     use kube::core::ApiResource;
 
-    fn gpu_node(uid: &str, document: Option<&str>) -> Seen {
-        let mut object = SeenGpuNode::new(
+    fn gpu_node(uid: &str, document: Option<&str>) -> GpuNodeState {
+        let mut object = ObservedGpuNode::new(
             "a",
             &ApiResource::erase::<GpuNode>(&()),
             gpunode_crds::GpuNodeSpec::default(),
@@ -91,26 +95,26 @@ mod tests {
             document: document.to_owned(),
             ..gpunode_crds::Configuration::default()
         });
-        Seen::Present(Arc::new(object))
+        GpuNodeState::Present(Arc::new(object))
     }
 
-    fn config(uid: &str, document: &str) -> Instruction {
-        Instruction::Config(candidate(uid, document))
+    fn config(uid: &str, document: &str) -> DesiredConfig {
+        DesiredConfig::Config(candidate(uid, document))
     }
 
-    fn candidate(uid: &str, document: &str) -> Arc<Candidate> {
+    fn candidate(uid: &str, document: &str) -> Arc<ConfigCandidate> {
         let (uid, document) = (Some(uid.to_owned()), document.to_owned());
-        Arc::new(Candidate {
+        Arc::new(ConfigCandidate {
             document,
             uid,
-            ..Candidate::default()
+            ..ConfigCandidate::default()
         })
     }
 
     /// What an agent does that starts with something saved and is told `seen`.
-    async fn after_start(seen: Seen) -> Instruction {
+    async fn after_start(seen: GpuNodeState) -> DesiredConfig {
         let (_seen, seen) = watch::channel(seen);
-        let (instructions, mut instructed) = watch::channel(Instruction::Unknown);
+        let (instructions, mut instructed) = watch::channel(DesiredConfig::Unknown);
         tokio::select! {
             () = follow(seen, Some(candidate("1", "{}")), instructions) => unreachable!(),
             _ = instructed.changed() => {}
@@ -120,20 +124,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_gpu_node_that_was_deleted_while_no_agent_ran_withdraws_nothing() {
-        assert_eq!(after_start(Seen::Absent).await, config("1", "{}"));
+        assert_eq!(after_start(GpuNodeState::Absent).await, config("1", "{}"));
         assert_eq!(after_start(gpu_node("2", None)).await, config("1", "{}"));
     }
 
     #[tokio::test]
     async fn a_start_follows_what_the_operator_has_said_meanwhile() {
-        assert_eq!(after_start(gpu_node("1", None)).await, Instruction::Nothing);
+        assert_eq!(after_start(gpu_node("1", None)).await, DesiredConfig::Nothing);
         assert_eq!(after_start(gpu_node("1", Some("a: 1"))).await, config("1", "a: 1"));
         assert_eq!(after_start(gpu_node("2", Some("{}"))).await, config("2", "{}"));
     }
 
     #[test]
     fn a_turn_in_a_rollout_is_no_new_configuration() {
-        let Seen::Present(object) = gpu_node("1", Some("{}")) else {
+        let GpuNodeState::Present(object) = gpu_node("1", Some("{}")) else {
             unreachable!()
         };
         let mut stepped = (*object).clone();
@@ -145,7 +149,7 @@ mod tests {
         });
         let mut source = Some("1".to_owned());
         assert_eq!(
-            instruction(&Seen::Present(Arc::new(stepped)), &mut source),
+            instruction(&GpuNodeState::Present(Arc::new(stepped)), &mut source),
             Some(config("1", "{}"))
         );
     }
@@ -153,11 +157,14 @@ mod tests {
     #[test]
     fn the_operator_withdraws_by_removing_the_configuration() {
         let mut source = None;
-        assert_eq!(instruction(&Seen::Unknown, &mut source), None);
-        assert_eq!(instruction(&Seen::Absent, &mut source), Some(Instruction::Nothing));
+        assert_eq!(instruction(&GpuNodeState::Unknown, &mut source), None);
+        assert_eq!(
+            instruction(&GpuNodeState::Absent, &mut source),
+            Some(DesiredConfig::Nothing)
+        );
         assert_eq!(
             instruction(&gpu_node("1", None), &mut source),
-            Some(Instruction::Nothing)
+            Some(DesiredConfig::Nothing)
         );
         assert_eq!(
             instruction(&gpu_node("1", Some("{}")), &mut source),
@@ -165,7 +172,7 @@ mod tests {
         );
         assert_eq!(
             instruction(&gpu_node("1", None), &mut source),
-            Some(Instruction::Nothing)
+            Some(DesiredConfig::Nothing)
         );
     }
 
@@ -176,7 +183,7 @@ mod tests {
             instruction(&gpu_node("1", Some("{}")), &mut source),
             Some(config("1", "{}"))
         );
-        assert_eq!(instruction(&Seen::Absent, &mut source), None);
+        assert_eq!(instruction(&GpuNodeState::Absent, &mut source), None);
         assert_eq!(instruction(&gpu_node("2", None), &mut source), None);
         assert_eq!(
             instruction(&gpu_node("2", Some("a: 1")), &mut source),
@@ -184,7 +191,7 @@ mod tests {
         );
         assert_eq!(
             instruction(&gpu_node("2", None), &mut source),
-            Some(Instruction::Nothing)
+            Some(DesiredConfig::Nothing)
         );
     }
 }

@@ -1,8 +1,8 @@
 //! The last good configuration, kept on the node for a start without the API server.
 
 use crate::{
-    configuration::in_force::{Candidate, Instruction},
-    runtime::one_thread::OneThread,
+    configuration::in_force::{ConfigCandidate, DesiredConfig},
+    runtime::one_thread::BlockingThread,
     store::atomic_file::{self, DISK_TIMEOUT},
 };
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ const FILE: &str = "config.json";
 const FORMAT: u32 = 1;
 
 #[derive(Deserialize, Serialize)]
-struct Saved {
+struct SavedConfigFile {
     format: u32,
     node: String,
     version: i32,
@@ -33,11 +33,11 @@ struct Saved {
 pub struct SavedConfig {
     state_dir: PathBuf,
     node: String,
-    content: Option<Arc<Candidate>>,
+    content: Option<Arc<ConfigCandidate>>,
     failed: bool,
     /// Why, as it was said.
     said: String,
-    disk: OneThread,
+    disk: BlockingThread,
 }
 
 impl SavedConfig {
@@ -50,12 +50,12 @@ impl SavedConfig {
             content,
             failed: false,
             said: String::new(),
-            disk: OneThread::default(),
+            disk: BlockingThread::default(),
         }
     }
 
     /// The saved configuration.
-    pub fn content(&self) -> Option<Arc<Candidate>> {
+    pub fn content(&self) -> Option<Arc<ConfigCandidate>> {
         self.content.clone()
     }
 
@@ -67,11 +67,11 @@ impl SavedConfig {
     /// Saves a configuration that was accepted, and removes what is saved when the operator has none for this node: a
     /// later start must not bring back what was withdrawn while no agent ran. What could not be written is tried again
     /// with the next call, and so is what the caller did not wait for.
-    pub async fn keep(&mut self, instruction: &Instruction, accepted: bool) {
+    pub async fn keep(&mut self, instruction: &DesiredConfig, accepted: bool) {
         let content = match instruction {
-            Instruction::Config(candidate) if accepted => Some(candidate.clone()),
-            Instruction::Nothing => None,
-            Instruction::Config(_) | Instruction::Unknown => return,
+            DesiredConfig::Config(candidate) if accepted => Some(candidate.clone()),
+            DesiredConfig::Nothing => None,
+            DesiredConfig::Config(_) | DesiredConfig::Unknown => return,
         };
         // After a write that was given up nobody knows what is there.
         self.failed |= content != self.content;
@@ -97,9 +97,9 @@ impl SavedConfig {
     }
 }
 
-fn load(state_dir: &Path, node: &str) -> Option<Candidate> {
-    let saved: Saved = atomic_file::load(&state_dir.join(FILE), FORMAT)?;
-    (saved.node == node).then_some(Candidate {
+fn load(state_dir: &Path, node: &str) -> Option<ConfigCandidate> {
+    let saved: SavedConfigFile = atomic_file::load(&state_dir.join(FILE), FORMAT)?;
+    (saved.node == node).then_some(ConfigCandidate {
         version: saved.version,
         hash: saved.hash,
         document: saved.document,
@@ -108,7 +108,7 @@ fn load(state_dir: &Path, node: &str) -> Option<Candidate> {
 }
 
 /// Replaces what was saved; removes it with `None`.
-fn save(state_dir: &Path, node: &str, candidate: Option<&Candidate>) -> io::Result<()> {
+fn save(state_dir: &Path, node: &str, candidate: Option<&ConfigCandidate>) -> io::Result<()> {
     let path = state_dir.join(FILE);
     let Some(candidate) = candidate else {
         return fs::remove_file(&path).or_else(|error| match error.kind() {
@@ -116,7 +116,7 @@ fn save(state_dir: &Path, node: &str, candidate: Option<&Candidate>) -> io::Resu
             _ => Err(error),
         });
     };
-    let saved = Saved {
+    let saved = SavedConfigFile {
         format: FORMAT,
         node: node.to_owned(),
         version: candidate.version,
@@ -134,9 +134,9 @@ mod tests {
     #[test]
     fn what_was_saved_is_read_again_for_the_same_node() {
         let folder = tempfile::tempdir().unwrap();
-        let candidate = Candidate {
+        let candidate = ConfigCandidate {
             uid: Some("1".to_owned()),
-            ..Candidate::of_file("{}\n".to_owned())
+            ..ConfigCandidate::of_file("{}\n".to_owned())
         };
         assert_eq!(load(folder.path(), "a"), None);
         save(folder.path(), "a", Some(&candidate)).unwrap();
@@ -150,11 +150,11 @@ mod tests {
     #[tokio::test]
     async fn a_configuration_that_was_withdrawn_while_no_agent_ran_is_removed() {
         let folder = tempfile::tempdir().unwrap();
-        save(folder.path(), "a", Some(&Candidate::of_file("old: 1".to_owned()))).unwrap();
+        save(folder.path(), "a", Some(&ConfigCandidate::of_file("old: 1".to_owned()))).unwrap();
         let mut saved = SavedConfig::load(folder.path(), "a");
-        saved.keep(&Instruction::Unknown, true).await;
+        saved.keep(&DesiredConfig::Unknown, true).await;
         assert!(load(folder.path(), "a").is_some());
-        saved.keep(&Instruction::Nothing, true).await;
+        saved.keep(&DesiredConfig::Nothing, true).await;
         assert_eq!(load(folder.path(), "a"), None);
         assert_eq!(saved.content(), None);
     }
@@ -163,12 +163,12 @@ mod tests {
     async fn only_an_accepted_configuration_replaces_the_saved_one() {
         let folder = tempfile::tempdir().unwrap();
         let [good, bad, better] =
-            ["good", "bad", "better"].map(|document| Arc::new(Candidate::of_file(document.to_owned())));
+            ["good", "bad", "better"].map(|document| Arc::new(ConfigCandidate::of_file(document.to_owned())));
         let mut saved = SavedConfig::load(folder.path(), "a");
-        saved.keep(&Instruction::Config(good.clone()), true).await;
-        saved.keep(&Instruction::Config(bad), false).await;
+        saved.keep(&DesiredConfig::Config(good.clone()), true).await;
+        saved.keep(&DesiredConfig::Config(bad), false).await;
         assert_eq!(SavedConfig::load(folder.path(), "a").content(), Some(good));
-        saved.keep(&Instruction::Config(better.clone()), true).await;
+        saved.keep(&DesiredConfig::Config(better.clone()), true).await;
         assert_eq!(SavedConfig::load(folder.path(), "a").content(), Some(better));
     }
 
@@ -176,7 +176,7 @@ mod tests {
     async fn what_could_not_be_saved_is_tried_again() {
         let folder = tempfile::tempdir().unwrap();
         let state_dir = folder.path().join("later");
-        let instruction = Instruction::Config(Arc::new(Candidate::of_file("{}".to_owned())));
+        let instruction = DesiredConfig::Config(Arc::new(ConfigCandidate::of_file("{}".to_owned())));
         let mut saved = SavedConfig::load(&state_dir, "a");
         saved.keep(&instruction, true).await;
         assert!(saved.failed());

@@ -9,20 +9,20 @@ mod daemons;
 mod holders;
 
 use crate::{
-    admin::metrics::Metrics,
+    admin::metrics::AgentMetrics,
     api_server::node_allocatable::NodeReader,
     devices::{
         allocation::{control_nodes, response},
-        state::{Books, Page},
+        state::{DeviceSnapshot, DeviceState},
     },
     driver::utilisation::Utilisation,
-    health::{ailments::Ailments, allocations::Allocations},
+    health::{ailments::NodeHealth, allocations::Allocations},
     kubelet::device_plugin_api::ContainerAllocateResponse,
-    runtime::one_thread::OneThread,
+    runtime::one_thread::BlockingThread,
 };
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::{AllocatedDevices, AllocationRefusal, DeviceHolder};
-pub use holders::Observed;
+pub use holders::ObservationState;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -47,7 +47,7 @@ const NODE_POLL: Duration = Duration::from_millis(500);
 const NODE_UNSEEN: Duration = Duration::from_secs(11);
 
 /// What the desk works with.
-pub struct Parts {
+pub struct DeviceManagerInputs {
     /// Root of the host.
     pub host_root: PathBuf,
     /// Where the MPS control daemons have their folders.
@@ -57,28 +57,28 @@ pub struct Parts {
     /// What the scheduler sees; none without API server.
     pub node: Option<NodeReader>,
     /// Where it is counted.
-    pub metrics: Metrics,
+    pub metrics: AgentMetrics,
 }
 
 /// Gives devices out.
-pub struct Desk {
-    books: Mutex<Books>,
-    parts: Parts,
+pub struct DeviceManager {
+    books: Mutex<DeviceState>,
+    parts: DeviceManagerInputs,
     pass_device_specs: AtomicBool,
     /// Number of changes of the books.
     changes: watch::Sender<u64>,
     /// Number of changes that the kubelet has been told of.
     published: watch::Sender<u64>,
-    observed: watch::Sender<Observed>,
+    observed: watch::Sender<ObservationState>,
     observe_now: Notify,
     granted: Notify,
     /// Looks at the daemons.
-    look: OneThread,
+    look: BlockingThread,
 }
 
-impl Desk {
+impl DeviceManager {
     /// A desk that knows nothing and gives nothing.
-    pub fn new(parts: Parts) -> Self {
+    pub fn new(parts: DeviceManagerInputs) -> Self {
         Self {
             books: Mutex::default(),
             parts,
@@ -88,12 +88,12 @@ impl Desk {
             observed: watch::Sender::default(),
             observe_now: Notify::new(),
             granted: Notify::new(),
-            look: OneThread::default(),
+            look: BlockingThread::default(),
         }
     }
 
     /// Takes over `books`, before anything is given out.
-    pub async fn open(&self, books: Books) {
+    pub async fn open(&self, books: DeviceState) {
         self.change(|mine| mine.reopen(books));
         if let Err(error) = self.look_at_daemons().await {
             warn!(error, "look at the MPS control daemons; trying again");
@@ -101,7 +101,7 @@ impl Desk {
     }
 
     /// Where it is counted.
-    pub fn metrics(&self) -> &Metrics {
+    pub fn metrics(&self) -> &AgentMetrics {
         &self.parts.metrics
     }
 
@@ -111,12 +111,12 @@ impl Desk {
     }
 
     /// What the kubelet said last, and when.
-    pub fn observed(&self) -> watch::Receiver<Observed> {
+    pub fn observed(&self) -> watch::Receiver<ObservationState> {
         self.observed.subscribe()
     }
 
     /// Changes the books. Returns the number of the change too.
-    pub fn change<T>(&self, change: impl FnOnce(&mut Books) -> T) -> (T, u64) {
+    pub fn change<T>(&self, change: impl FnOnce(&mut DeviceState) -> T) -> (T, u64) {
         let mut books = self.books();
         let result = change(&mut books);
         self.changes.send_modify(|number| *number += 1);
@@ -125,7 +125,7 @@ impl Desk {
     }
 
     /// Changes the books where `change` says that it does.
-    fn change_if(&self, change: impl FnOnce(&mut Books) -> bool) {
+    fn change_if(&self, change: impl FnOnce(&mut DeviceState) -> bool) {
         let mut books = self.books();
         if change(&mut books) {
             self.changes.send_modify(|number| *number += 1);
@@ -133,7 +133,7 @@ impl Desk {
     }
 
     /// What the books say, and the number of the change up to which they say it.
-    pub fn page(&self) -> (Page, u64) {
+    pub fn page(&self) -> (DeviceSnapshot, u64) {
         let books = self.books();
         let changes = *self.changes.borrow();
         (books.page(), changes)
@@ -154,7 +154,7 @@ impl Desk {
         self.observe_now.notify_one();
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
+    fn books(&self) -> MutexGuard<'_, DeviceState> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -266,7 +266,7 @@ impl Desk {
     }
 }
 
-impl Allocations for Desk {
+impl Allocations for DeviceManager {
     fn changes(&self) -> watch::Receiver<u64> {
         self.changes()
     }
@@ -288,7 +288,7 @@ impl Allocations for Desk {
         self.books().allocator.assigned().contains_key(device)
     }
 
-    fn ail(&self, ailments: Ailments) {
+    fn ail(&self, ailments: NodeHealth) {
         self.change_if(|books| books.ail(ailments));
     }
 }

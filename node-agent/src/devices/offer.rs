@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 /// What is offered under a resource name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Offer {
+pub struct AdvertisedList {
     /// The list.
     pub list: Arc<AdvertisedResource>,
     /// How often the list is to be sent again though it has not changed.
     pub resend: u64,
 }
 
-impl Offer {
+impl AdvertisedList {
     /// Its resource, and how many of its shares the kubelet may give out and may not.
     pub fn counts(&self) -> (&str, usize, usize) {
         let healthy = self.healthy();

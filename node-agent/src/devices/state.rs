@@ -2,9 +2,9 @@
 //! both for the kubelet, for the disk and for status. Pure.
 
 use crate::{
-    devices::offer::Offer,
-    health::ailments::Ailments,
-    mps::seen::{Answers, daemons, held_back},
+    devices::offer::AdvertisedList,
+    health::ailments::NodeHealth,
+    mps::seen::{DaemonAnswers, daemons, held_back},
     store::assignments::Assignments,
 };
 use gpunode_crds::MpsDaemon;
@@ -32,13 +32,13 @@ pub const NOT_ASKED: &str = "the kubelet has not said yet which pod holds which 
 
 /// Everything that changes together.
 #[derive(Debug, Default)]
-pub struct Books {
+pub struct DeviceState {
     /// Who holds what, what is offered, what waits.
     pub allocator: Allocator,
     /// What the MPS control daemons answered, and when they were looked at, since boot.
-    answers: Option<(Answers, Duration)>,
+    answers: Option<(DaemonAnswers, Duration)>,
     /// Which devices are broken.
-    ailments: Ailments,
+    ailments: NodeHealth,
     /// When the last observation was started.
     observed: Option<Instant>,
     /// Whether the one after that failed.
@@ -52,17 +52,17 @@ pub struct Books {
 
 /// What the books say at one moment.
 #[derive(Clone, Debug, Default)]
-pub struct Page {
+pub struct DeviceSnapshot {
     /// What has to be on disk before the offers are made.
     pub assignments: Assignments,
     /// What is offered to pods.
-    pub offers: Vec<Offer>,
+    pub offers: Vec<AdvertisedList>,
     /// Devices that wait for their holders.
     pub waiting: Vec<PendingChange>,
     /// Who holds what.
     pub holders: Vec<DeviceHolder>,
     /// Which devices are broken.
-    pub ailments: Ailments,
+    pub ailments: NodeHealth,
     /// The MPS control daemons of the node.
     pub daemons: Vec<MpsDaemon>,
     /// Whether these are all: who says that there is none takes it from its clients.
@@ -71,7 +71,7 @@ pub struct Page {
     pub unknown: Option<String>,
 }
 
-impl Books {
+impl DeviceState {
     /// The books of a node on which an earlier agent left `assignments`.
     pub fn restore(assignments: Assignments) -> Self {
         Self {
@@ -121,7 +121,7 @@ impl Books {
     }
 
     /// Takes in what the MPS control daemons answered by `now`, since boot; tells whether that changes anything.
-    pub fn see(&mut self, answers: Answers, now: Duration) -> bool {
+    pub fn see(&mut self, answers: DaemonAnswers, now: Duration) -> bool {
         let before = self.answers.is_some().then(|| self.daemons());
         self.answers = Some((answers, now));
         let changes = before.as_ref() != Some(&self.daemons());
@@ -140,7 +140,7 @@ impl Books {
     }
 
     /// Takes in which devices are broken; tells whether that changes anything.
-    pub fn ail(&mut self, ailments: Ailments) -> bool {
+    pub fn ail(&mut self, ailments: NodeHealth) -> bool {
         let changes = self.ailments != ailments;
         self.ailments = ailments;
         if changes {
@@ -172,16 +172,16 @@ impl Books {
     }
 
     /// What the books say now.
-    pub fn page(&self) -> Page {
+    pub fn page(&self) -> DeviceSnapshot {
         let offer = |list: AdvertisedResource| {
             let resend = self.resends.get(&list.name).copied().unwrap_or_default();
-            Offer {
+            AdvertisedList {
                 list: Arc::new(list),
                 resend,
             }
         };
         let not_asked = || (!self.allocator.is_observed()).then(|| NOT_ASKED.to_owned());
-        Page {
+        DeviceSnapshot {
             offers: self.allocator.advertised().into_iter().map(offer).collect(),
             holders: self.allocator.holders(),
             ailments: self.ailments.clone(),
@@ -204,7 +204,7 @@ impl Books {
     /// The MPS control daemons of the node.
     pub fn daemons(&self) -> Vec<MpsDaemon> {
         let mps = self.allocator.mps_devices().into_iter().collect();
-        let none = (Answers::new(), Duration::ZERO);
+        let none = (DaemonAnswers::new(), Duration::ZERO);
         let (answers, now) = self.answers.as_ref().unwrap_or(&none);
         daemons(&mps, answers, *now)
     }
@@ -240,7 +240,7 @@ impl Books {
     }
 }
 
-impl Page {
+impl DeviceSnapshot {
     /// Whether a device is broken, or its GPU: more is wrong with it than that its MPS daemon has died.
     pub fn is_broken(&self, device: &str) -> bool {
         let gpu = self

@@ -3,12 +3,12 @@
 
 use crate::{
     cli::NodeArgs,
-    devices::state::{Books, Page},
+    devices::state::{DeviceSnapshot, DeviceState},
     driver::hardware::Hardware,
     handover::NodeLock,
     kubelet::podresources::PodResources,
     mps::seen,
-    store::assignments::{self, Assignments, Saved},
+    store::assignments::{self, Assignments, SavedAssignments},
 };
 use anyhow::{Context as _, Result};
 use gpunode_gpu::DesiredDevices;
@@ -30,8 +30,8 @@ const FILES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What an earlier look has found out.
 #[derive(Debug)]
-struct Known {
-    books: Books,
+struct LeftoverDevices {
+    books: DeviceState,
     /// What the file said then.
     assignments: Assignments,
     /// When an agent last took the lock of the node by then: one that ran since may have given something out.
@@ -43,7 +43,7 @@ struct Known {
 pub async fn retire(
     args: NodeArgs,
     mut hardware: watch::Receiver<Option<Arc<Hardware>>>,
-    pages: watch::Sender<Option<Page>>,
+    pages: watch::Sender<Option<DeviceSnapshot>>,
 ) {
     let kubelet = args.pod_resources();
     _ = hardware.wait_for(Option::is_some).await;
@@ -76,8 +76,8 @@ async fn look(
     args: &NodeArgs,
     kubelet: &PodResources,
     wanted: DesiredDevices,
-    known: &mut Option<Known>,
-) -> Result<Option<Page>> {
+    known: &mut Option<LeftoverDevices>,
+) -> Result<Option<DeviceSnapshot>> {
     let (state_dir, mps_dir) = (args.host.state_dir.clone(), args.host.mps_dir.clone());
     let files = kubelet.files.run(move || {
         // A damaged file is left to the next device plugin.
@@ -90,9 +90,9 @@ async fn look(
     let (answers, now) = daemons.with_context(|| format!("read {}", args.host.mps_dir.display()))?;
     if !left {
         *known = None;
-        let mut books = Books::default();
+        let mut books = DeviceState::default();
         books.see(answers, now);
-        return Ok(Some(Page {
+        return Ok(Some(DeviceSnapshot {
             unknown: None,
             ..books.page()
         }));
@@ -102,14 +102,14 @@ async fn look(
         return Ok(None);
     };
     let state_dir = args.host.state_dir.clone();
-    let mut saved = spawn_blocking(move || Saved::load(&state_dir))
+    let mut saved = spawn_blocking(move || SavedAssignments::load(&state_dir))
         .await
         .context("read the assignments")?;
     let (assignments, taken) = (saved.assignments(), lock.taken());
     let before = known
         .take()
         .filter(|known| known.assignments == assignments && known.taken == taken);
-    let mut books = before.map_or_else(|| Books::restore(assignments.clone()), |known| known.books);
+    let mut books = before.map_or_else(|| DeviceState::restore(assignments.clone()), |known| known.books);
     books.see(answers, now);
     books.want(wanted);
     match kubelet.observe().await {
@@ -124,7 +124,7 @@ async fn look(
         );
     }
     saved.keep(&page.assignments).await.context("save the assignments")?;
-    *known = Some(Known {
+    *known = Some(LeftoverDevices {
         books,
         assignments: page.assignments.clone(),
         taken,

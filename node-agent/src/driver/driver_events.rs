@@ -1,10 +1,10 @@
 //! The thread that waits for what the driver reports: one thread with one session, for as long as the driver stays the same.
 
 use crate::{
-    admin::metrics::Metrics,
+    admin::metrics::AgentMetrics,
     driver::nvml::{
         self,
-        events::{Event, Watcher},
+        events::{DriverEvent, EventHandler},
     },
 };
 use nvml_wrapper::error::NvmlError;
@@ -39,27 +39,27 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// Follows what the driver reports.
 pub struct DriverEvents {
-    tell: mpsc::Sender<Event>,
+    tell: mpsc::Sender<DriverEvent>,
     /// GPUs that report no events, which is said once.
     silent: BTreeSet<String>,
-    running: Option<Running>,
+    running: Option<EventThread>,
     not_before: Instant,
     last_error: String,
-    metrics: Metrics,
+    metrics: AgentMetrics,
 }
 
-struct Running {
+struct EventThread {
     gpus: watch::Sender<Vec<String>>,
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Ended>,
+    thread: JoinHandle<EventThreadResult>,
 }
 
 /// What a thread leaves: the GPUs that report no events, and why it ended.
-type Ended = (BTreeSet<String>, Result<(), nvml::Error>);
+type EventThreadResult = (BTreeSet<String>, Result<(), nvml::DriverError>);
 
 impl DriverEvents {
     /// Nothing is followed yet. The other end gets the events.
-    pub fn new(metrics: Metrics) -> (Self, mpsc::Receiver<Event>) {
+    pub fn new(metrics: AgentMetrics) -> (Self, mpsc::Receiver<DriverEvent>) {
         let (tell, told) = mpsc::channel(QUEUE);
         let (silent, last_error) = (BTreeSet::new(), String::new());
         (
@@ -98,12 +98,12 @@ impl DriverEvents {
         }
     }
 
-    fn start(&mut self, path: &Path, gpus: &[String]) -> Running {
+    fn start(&mut self, path: &Path, gpus: &[String]) -> EventThread {
         let (gpus, mut followed) = watch::channel(gpus.to_owned());
         followed.mark_changed();
         let stop = Arc::new(AtomicBool::new(false));
         let silent = std::mem::take(&mut self.silent);
-        let mut thread = Thread {
+        let mut thread = EventForwarder {
             followed,
             stop: stop.clone(),
             tell: self.tell.clone(),
@@ -115,7 +115,7 @@ impl DriverEvents {
             let ended = nvml::events::watch(&path, &mut thread);
             (thread.silent, ended)
         });
-        Running { gpus, stop, thread }
+        EventThread { gpus, stop, thread }
     }
 
     /// Ends the session.
@@ -126,7 +126,7 @@ impl DriverEvents {
             Ok(Ok((silent, ended))) => {
                 self.silent = silent;
                 let error = ended.err();
-                if let Some(call) = error.as_ref().and_then(nvml::Error::call) {
+                if let Some(call) = error.as_ref().and_then(nvml::DriverError::call) {
                     self.metrics.nvml_error(call);
                 }
                 error.map(|error| error.to_string()).unwrap_or_default()
@@ -142,23 +142,23 @@ impl DriverEvents {
 }
 
 /// The thread's end of it.
-struct Thread {
+struct EventForwarder {
     followed: watch::Receiver<Vec<String>>,
     stop: Arc<AtomicBool>,
-    tell: mpsc::Sender<Event>,
+    tell: mpsc::Sender<DriverEvent>,
     silent: BTreeSet<String>,
     /// Since when the queue is full.
     full_since: Option<Instant>,
 }
 
-impl Thread {
+impl EventForwarder {
     /// Also where nobody is left to stop it.
     fn stops(&self) -> bool {
         self.stop.load(Ordering::Relaxed) || self.tell.is_closed()
     }
 }
 
-impl Watcher for Thread {
+impl EventHandler for EventForwarder {
     fn gpus(&mut self) -> ControlFlow<(), Option<Vec<String>>> {
         match self.followed.has_changed() {
             Ok(_) if self.stops() => ControlFlow::Break(()),
@@ -167,7 +167,7 @@ impl Watcher for Thread {
         }
     }
 
-    fn tell(&mut self, event: Event) -> ControlFlow<()> {
+    fn tell(&mut self, event: DriverEvent) -> ControlFlow<()> {
         let mut event = event;
         while !self.stops() {
             match self.tell.try_send(event) {

@@ -7,13 +7,13 @@
 mod place;
 
 use crate::{
-    admin::metrics::Metrics,
-    api_server::release::Release,
-    driver::{driver_events::DriverEvents, machine::Machine, nvml, pci::nvidia_functions},
+    admin::metrics::AgentMetrics,
+    api_server::release::ReleaseRequest,
+    driver::{driver_events::DriverEvents, machine::MachineInfo, nvml, pci::nvidia_functions},
 };
 use gpunode_gpu::{Inventory, MigMode, RunId};
-pub use place::Place;
-use place::Traces;
+pub use place::DriverRoots;
+use place::HardwareTraces;
 use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
@@ -39,20 +39,20 @@ pub struct Hardware {
     /// NVIDIA PCI functions in sysfs.
     pub functions: usize,
     /// The machine.
-    pub machine: Machine,
+    pub machine: MachineInfo,
     /// Which run of machine and driver it was.
     pub run: RunId,
     /// The driver's answer.
-    pub driver: Driver,
+    pub driver: DriverState,
     /// The call to NVML that failed, by its name in C, where no GPU could be asked.
     pub failed: Option<&'static str>,
     /// The GPUs; the ones found last while the driver does not answer, and none where it answers for no GPU.
-    pub reading: Option<nvml::Reading>,
+    pub reading: Option<nvml::DriverReading>,
 }
 
 /// The driver's answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Driver {
+pub enum DriverState {
     /// It is not asked, as the GPUs are released.
     #[default]
     Released,
@@ -74,12 +74,12 @@ impl Hardware {
 
     /// The same while it answers.
     pub fn answering(&self) -> Option<&Inventory> {
-        self.inventory().filter(|_| self.driver == Driver::Answers)
+        self.inventory().filter(|_| self.driver == DriverState::Answers)
     }
 
     /// Whether it is known which GPUs there are, if any.
     pub fn is_known(&self) -> bool {
-        self.reading.is_some() || self.driver == Driver::NotNeeded
+        self.reading.is_some() || self.driver == DriverState::NotNeeded
     }
 
     /// How many GPUs answer, and how many GPUs and MIG devices do not.
@@ -92,7 +92,8 @@ impl Hardware {
 
     /// Whether there is a GPU, with or without a driver.
     pub fn has_gpus(&self) -> bool {
-        let listed = |reading: &nvml::Reading| !reading.inventory.gpus.is_empty() || !reading.unreadable.is_empty();
+        let listed =
+            |reading: &nvml::DriverReading| !reading.inventory.gpus.is_empty() || !reading.unreadable.is_empty();
         self.functions > 0 || self.reading.as_ref().is_some_and(listed)
     }
 
@@ -105,13 +106,15 @@ impl Hardware {
     /// What is wrong with the driver, or with a GPU.
     pub fn problem(&self) -> Option<String> {
         match (&self.driver, &self.reading) {
-            (Driver::Answers, Some(reading)) if !reading.unreadable.is_empty() => Some(reading.unreadable.join("; ")),
+            (DriverState::Answers, Some(reading)) if !reading.unreadable.is_empty() => {
+                Some(reading.unreadable.join("; "))
+            }
             (driver, _) => driver.problem().map(str::to_owned),
         }
     }
 }
 
-impl Driver {
+impl DriverState {
     /// Why no GPU can be asked.
     pub fn problem(&self) -> Option<&str> {
         match self {
@@ -125,12 +128,12 @@ impl Driver {
 /// something was missing. `events` follow the driver that it finds. While the GpuNode says that the GPUs are released, nobody
 /// is asked. Does not end.
 pub async fn watch_hardware(
-    place: Place,
+    place: DriverRoots,
     found: watch::Sender<Option<Arc<Hardware>>>,
     look_again: Arc<Notify>,
-    mut release: Release,
+    mut release: ReleaseRequest,
     mut events: Option<DriverEvents>,
-    metrics: Metrics,
+    metrics: AgentMetrics,
 ) {
     let place = Arc::new(place);
     let mut retry = MIN_RETRY;
@@ -138,7 +141,7 @@ pub async fn watch_hardware(
     loop {
         let looking = place.clone();
         let traces = answer(move || looking.traces()).await;
-        if release.is_on() || traces.as_ref().map(Traces::driver) != before {
+        if release.is_on() || traces.as_ref().map(HardwareTraces::driver) != before {
             // Before the look: the loader gives one path one library for as long as it is in use.
             close(&mut events).await;
         }
@@ -189,7 +192,7 @@ pub async fn watch_hardware(
 }
 
 /// Follows the events of the GPUs that were found.
-async fn follow(events: &mut DriverEvents, traces: &Traces, found: &watch::Sender<Option<Arc<Hardware>>>) {
+async fn follow(events: &mut DriverEvents, traces: &HardwareTraces, found: &watch::Sender<Option<Arc<Hardware>>>) {
     let hardware = found.borrow().clone();
     let inventory = hardware.as_deref().and_then(Hardware::answering);
     if let (Some((library, ..)), Some(inventory)) = (&traces.library, inventory) {
@@ -205,11 +208,11 @@ async fn close(events: &mut Option<DriverEvents>) {
 }
 
 /// Publishes that nobody is asked; what was found stays.
-async fn let_go(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) {
+async fn let_go(place: &Arc<DriverRoots>, found: &watch::Sender<Option<Arc<Hardware>>>) {
     let last = found.borrow().clone();
     let hardware = if let Some(last) = last {
         Hardware {
-            driver: Driver::Released,
+            driver: DriverState::Released,
             ..Hardware::clone(&last)
         }
     } else {
@@ -221,7 +224,7 @@ async fn let_go(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>
 }
 
 /// One look; while it hangs, the driver counts as failed.
-async fn look(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) -> (Traces, Hardware) {
+async fn look(place: &Arc<DriverRoots>, found: &watch::Sender<Option<Arc<Hardware>>>) -> (HardwareTraces, Hardware) {
     loop {
         let looking = place.clone();
         let before = found.borrow().clone();
@@ -238,7 +241,7 @@ async fn look(place: &Arc<Place>, found: &watch::Sender<Option<Arc<Hardware>>>) 
                 found,
                 Hardware {
                     functions,
-                    driver: Driver::Failed(message),
+                    driver: DriverState::Failed(message),
                     failed: None,
                     ..last
                 },

@@ -24,7 +24,7 @@ const TEXT: usize = 10;
 
 /// What is known of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
+pub struct MachineInfo {
     /// Its name in label form.
     pub product: Option<String>,
     /// The driver of the host, where the GPUs are virtual.
@@ -56,12 +56,12 @@ pub fn run(host_root: &Path, module: Option<u64>, version: Option<&str>) -> RunI
 }
 
 /// Reads DMI and the configuration space of NVIDIA's PCI `functions`; blocks.
-pub fn read(host_root: &Path, functions: &[String]) -> Machine {
+pub fn read(host_root: &Path, functions: &[String]) -> MachineInfo {
     let name = fs::read_to_string(host_root.join(PRODUCT_NAME)).unwrap_or_default();
     let mut spaces = functions
         .iter()
         .filter_map(|address| pci::configuration_space(host_root, address));
-    Machine {
+    MachineInfo {
         product: Some(product_label(&name)).filter(|name| !name.is_empty()),
         vgpu: spaces.find_map(|space| host_driver(&space)),
     }
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn the_machines_name_becomes_a_label_value() {
         let host = tempfile::tempdir().unwrap();
-        assert_eq!(read(host.path(), &[]), Machine::default());
+        assert_eq!(read(host.path(), &[]), MachineInfo::default());
         let path = host.path().join(PRODUCT_NAME);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, "NVIDIA DGX-2H (rev. 1)\n").unwrap();

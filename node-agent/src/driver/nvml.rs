@@ -30,7 +30,7 @@ pub mod tests;
 pub use instances::instances;
 pub use modes::{ComputeMode, compute_mode, set_compute_mode};
 
-use crate::driver::pci::Function;
+use crate::driver::pci::PciFunction;
 use capabilities::Capabilities;
 use gpunode_gpu::{Gpu, Inventory, MigMode};
 use nvml_wrapper::{Device, Nvml, error::NvmlError};
@@ -45,7 +45,7 @@ use std::{
 
 /// Why the driver cannot be asked.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum DriverError {
     /// The library's file cannot be opened.
     #[error("open {path}: {source}")]
     Open {
@@ -114,7 +114,7 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl DriverError {
     /// The call that failed, by its name in C, where it came to one.
     pub fn call(&self) -> Option<&'static str> {
         match self {
@@ -130,7 +130,7 @@ impl Error {
 
 /// What one session found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct DriverReading {
     /// The GPUs that answer, and those that have ceased to answer some questions, as they were before.
     pub inventory: Inventory,
     /// UUIDs of those of them that have fallen off the bus.
@@ -155,12 +155,12 @@ pub fn read(
     path: &Path,
     host_root: &Path,
     before: &[Gpu],
-    function: impl Fn(&str) -> Function,
-) -> Result<Reading, Error> {
+    function: impl Fn(&str) -> PciFunction,
+) -> Result<DriverReading, DriverError> {
     let nvml = open(path)?;
     let capabilities = Capabilities::of_host(host_root);
-    let count = nvml.device_count().map_err(Error::Count)?;
-    let mut reading = Reading::default();
+    let count = nvml.device_count().map_err(DriverError::Count)?;
+    let mut reading = DriverReading::default();
     // Those that do not tell who they are, and whether they are lost.
     let (mut devices, mut silent) = (Vec::new(), Vec::new());
     for index in 0..count {
@@ -217,9 +217,9 @@ pub fn read(
 }
 
 /// How busy each GPU is, in percent of its time, by index. A GPU that does not tell is left out, such as one with MIG on.
-pub fn utilisation(path: &Path) -> Result<BTreeMap<u32, u32>, Error> {
+pub fn utilisation(path: &Path) -> Result<BTreeMap<u32, u32>, DriverError> {
     let nvml = open(path)?;
-    let count = nvml.device_count().map_err(Error::Count)?;
+    let count = nvml.device_count().map_err(DriverError::Count)?;
     let busy = |index| nvml.device_by_index(index)?.utilization_rates();
     Ok((0..count)
         .filter_map(|index| Some((index, busy(index).ok()?.gpu)))
@@ -227,36 +227,36 @@ pub fn utilisation(path: &Path) -> Result<BTreeMap<u32, u32>, Error> {
 }
 
 /// A session, which ends with the value.
-fn open(path: &Path) -> Result<Nvml, Error> {
+fn open(path: &Path) -> Result<Nvml, DriverError> {
     check(path)?;
     let nvml = Nvml::builder()
         .lib_path(path.as_os_str())
         .init()
-        .map_err(|source| Error::Initialise {
+        .map_err(|source| DriverError::Initialise {
             path: path.to_owned(),
             source,
         })?;
     if nvml.lib().nvmlShutdown.is_err() {
         // Dropping the session would call it and panic.
         std::mem::forget(nvml);
-        return Err(Error::NotNvml { path: path.to_owned() });
+        return Err(DriverError::NotNvml { path: path.to_owned() });
     }
     Ok(nvml)
 }
 
 /// Whether the library is safe to load.
-fn check(path: &Path) -> Result<(), Error> {
-    let file = File::open(path).map_err(|source| Error::Open {
+fn check(path: &Path) -> Result<(), DriverError> {
+    let file = File::open(path).map_err(|source| DriverError::Open {
         path: path.to_owned(),
         source,
     })?;
     let file = ReadCache::new(file);
-    let needed = elf::needed(&file).map_err(|source| Error::NotElf {
+    let needed = elf::needed(&file).map_err(|source| DriverError::NotElf {
         path: path.to_owned(),
         source,
     })?;
     match (&file).len() {
-        Ok(length) if length < needed => Err(Error::Incomplete {
+        Ok(length) if length < needed => Err(DriverError::Incomplete {
             path: path.to_owned(),
             length,
             needed,
@@ -282,7 +282,7 @@ fn describe(
     device: &Device<'_>,
     gpu: Gpu,
     capabilities: &Capabilities,
-    function: impl Fn(&str) -> Function,
+    function: impl Fn(&str) -> PciFunction,
 ) -> Result<(Gpu, Vec<String>), Unanswered> {
     let index = gpu.index;
     let unanswered = |question| {

@@ -35,7 +35,7 @@ pub fn nvidia_functions(host_root: &Path) -> Vec<String> {
 
 /// What sysfs says of a GPU's function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Function {
+pub struct PciFunction {
     /// NUMA node; sysfs writes -1 where the machine does not say.
     pub numa_node: Option<u32>,
     /// What it is for; none for another class than those two.
@@ -43,9 +43,9 @@ pub struct Function {
 }
 
 /// The function with that address; nothing is known of one that is not there.
-pub fn function(host_root: &Path, address: &str) -> Function {
+pub fn function(host_root: &Path, address: &str) -> PciFunction {
     let device = host_root.join(DEVICES).join(address);
-    Function {
+    PciFunction {
         numa_node: attribute(&device, "numa_node").and_then(|node| node.parse().ok()),
         mode: match attribute(&device, "class").as_deref() {
             Some("0x030000") => Some(GpuMode::Graphics),
@@ -89,26 +89,26 @@ mod tests {
         let function = |address| function(host.path(), address);
         assert_eq!(
             function("0000:0b:00.0"),
-            Function {
+            PciFunction {
                 numa_node: Some(1),
                 mode: Some(GpuMode::Compute)
             }
         );
         assert_eq!(
             function("0000:07:00.0"),
-            Function {
+            PciFunction {
                 numa_node: None,
                 mode: Some(GpuMode::Graphics)
             }
         );
         assert_eq!(
             function("0000:07:00.1"),
-            Function {
+            PciFunction {
                 numa_node: Some(0),
                 mode: None
             }
         );
-        assert_eq!(function("0000:ff:00.0"), Function::default());
+        assert_eq!(function("0000:ff:00.0"), PciFunction::default());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! How busy the GPUs are, asked only where it decides between devices that are otherwise equal.
 
-use crate::driver::{hardware::Place, nvml};
+use crate::driver::{hardware::DriverRoots, nvml};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
 use tracing::debug;
@@ -11,13 +11,13 @@ const TIMEOUT: Duration = Duration::from_millis(300);
 /// Asks NVML, one question at a time: a driver that hangs must not take one thread after the other.
 #[derive(Debug)]
 pub struct Utilisation {
-    place: Place,
+    place: DriverRoots,
     free: Arc<Semaphore>,
 }
 
 impl Utilisation {
     /// Nothing is asked yet.
-    pub fn new(place: Place) -> Self {
+    pub fn new(place: DriverRoots) -> Self {
         Self {
             place,
             free: Arc::new(Semaphore::new(1)),

@@ -2,8 +2,8 @@
 
 use super::{
     SOCKET,
-    conversation::{Conversation, Error},
-    protocol::{Answer, Request},
+    conversation::{Conversation, ConversationError},
+    protocol::{HandoverRequest, HolderResponse},
 };
 use crate::{admin::server::Liveness, runtime::channel::send_if_new};
 use std::{path::PathBuf, time::Duration};
@@ -41,10 +41,10 @@ pub async fn watch(state_dir: PathBuf, served: watch::Receiver<bool>, liveness: 
     }
 }
 
-async fn look(socket: &std::path::Path) -> Result<(), Error> {
+async fn look(socket: &std::path::Path) -> Result<(), ConversationError> {
     let mut holder = Conversation::open(socket).await?;
-    holder.say(&Request::Ping {}).await?;
-    holder.hear::<Answer>(ANSWER_TIMEOUT).await.map(drop)
+    holder.say(&HandoverRequest::Ping {}).await?;
+    holder.hear::<HolderResponse>(ANSWER_TIMEOUT).await.map(drop)
 }
 
 #[cfg(test)]
@@ -64,7 +64,7 @@ mod tests {
             loop {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 if answers {
-                    stream.write_all(&line(&Answer::Holding {})).await.unwrap();
+                    stream.write_all(&line(&HolderResponse::Holding {})).await.unwrap();
                 }
                 silent.push(stream);
             }

@@ -14,7 +14,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why nothing was said or heard.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ConversationError {
     /// Nobody listens.
     #[error("connect to the agent that holds the lock of this node: {0}")]
     Connect(io::Error),
@@ -43,28 +43,28 @@ impl Conversation {
     }
 
     /// With whoever listens on `socket`.
-    pub async fn open(socket: &Path) -> Result<Self, Error> {
+    pub async fn open(socket: &Path) -> Result<Self, ConversationError> {
         let stream = timeout(WRITE_TIMEOUT, UnixStream::connect(socket)).await;
         stream
-            .map_err(|_| Error::Silent(WRITE_TIMEOUT))?
+            .map_err(|_| ConversationError::Silent(WRITE_TIMEOUT))?
             .map(Self::of)
-            .map_err(Error::Connect)
+            .map_err(ConversationError::Connect)
     }
 
     /// Says something.
-    pub async fn say<T: Serialize>(&mut self, said: &T) -> Result<(), Error> {
+    pub async fn say<T: Serialize>(&mut self, said: &T) -> Result<(), ConversationError> {
         let line = line(said);
         let written = timeout(WRITE_TIMEOUT, self.0.write_all(&line)).await;
-        Ok(written.map_err(|_| Error::Silent(WRITE_TIMEOUT))??)
+        Ok(written.map_err(|_| ConversationError::Silent(WRITE_TIMEOUT))??)
     }
 
     /// Hears what the other side says within `limit`. After an error nothing more can be heard.
-    pub async fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, Error> {
+    pub async fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, ConversationError> {
         let mut heard = Vec::new();
         let mut bounded = (&mut self.0).take(MAX_LINE as u64);
         let read = timeout(limit, bounded.read_until(b'\n', &mut heard)).await;
-        if read.map_err(|_| Error::Silent(limit))?? == 0 {
-            return Err(Error::Closed);
+        if read.map_err(|_| ConversationError::Silent(limit))?? == 0 {
+            return Err(ConversationError::Closed);
         }
         Ok(parse(&heard)?)
     }
@@ -105,14 +105,23 @@ mod tests {
     #[tokio::test]
     async fn silence_an_endless_line_and_an_end_are_told_apart() {
         let (mut one, mut other) = pair();
-        assert!(matches!(other.hear::<String>(SOON).await, Err(Error::Silent(_))));
+        assert!(matches!(
+            other.hear::<String>(SOON).await,
+            Err(ConversationError::Silent(_))
+        ));
         one.0.write_all(&[b'a'; 2 * MAX_LINE]).await.unwrap();
-        assert!(matches!(other.hear::<String>(SOON).await, Err(Error::Unclear(_))));
+        assert!(matches!(
+            other.hear::<String>(SOON).await,
+            Err(ConversationError::Unclear(_))
+        ));
         let (one, mut other) = pair();
         assert!(!other.has_ended().await);
         drop(one);
         assert!(other.has_ended().await);
-        assert!(matches!(other.hear::<String>(SOON).await, Err(Error::Closed)));
+        assert!(matches!(
+            other.hear::<String>(SOON).await,
+            Err(ConversationError::Closed)
+        ));
         other.ended().await;
     }
 
@@ -120,8 +129,14 @@ mod tests {
     async fn a_socket_on_which_nobody_listens_is_no_reason_to_wait() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("agent.sock");
-        assert!(matches!(Conversation::open(&socket).await, Err(Error::Connect(_))));
+        assert!(matches!(
+            Conversation::open(&socket).await,
+            Err(ConversationError::Connect(_))
+        ));
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-        assert!(matches!(Conversation::open(&socket).await, Err(Error::Connect(_))));
+        assert!(matches!(
+            Conversation::open(&socket).await,
+            Err(ConversationError::Connect(_))
+        ));
     }
 }

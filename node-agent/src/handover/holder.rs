@@ -1,10 +1,10 @@
 //! The side of the holder: listens for a successor, and waits until that one does the work.
 
 use super::{
-    Handover, Turn,
-    conversation::{Conversation, Error},
+    Handover, HandoverCommand,
+    conversation::{Conversation, ConversationError},
     lock::{self, NodeLock},
-    protocol::{Answer, Reply, Request, Successor, reply, short},
+    protocol::{HandoverRequest, HolderDecision, HolderResponse, Successor, reply, short},
 };
 use crate::{runtime::channel::send_if_new, store::file_id::FileId};
 use rustix::process::geteuid;
@@ -29,12 +29,12 @@ const SERVING_TIMEOUT: Duration = Duration::from_secs(30);
 const CHECK: Duration = Duration::from_secs(5);
 
 /// The socket that is listened on.
-struct Listening {
+struct HolderSocket {
     listener: UnixListener,
     id: Option<FileId>,
 }
 
-impl Listening {
+impl HolderSocket {
     /// In place of what an earlier holder left.
     fn on(socket: &Path) -> io::Result<Self> {
         match fs::remove_file(socket) {
@@ -56,18 +56,18 @@ impl Listening {
 
 impl Handover {
     /// Listens until there is a successor to let go to.
-    pub(super) async fn hold(&self, lock: &mut NodeLock) -> Result<(Conversation, Successor), lock::Error> {
+    pub(super) async fn hold(&self, lock: &mut NodeLock) -> Result<(Conversation, Successor), lock::LockError> {
         let socket = self.socket();
         let mut connections: JoinSet<()> = JoinSet::new();
         let (asks, mut asked) = mpsc::channel(1);
-        let mut listening: Option<Listening> = None;
+        let mut listening: Option<HolderSocket> = None;
         let mut last_error = String::new();
         let mut check = Instant::now();
         let (successor, named) = loop {
             if check <= Instant::now() {
                 lock.keep(&self.state_dir)?;
                 if listening.as_ref().is_none_or(|listening| !listening.is_there(&socket)) {
-                    listening = Listening::on(&socket)
+                    listening = HolderSocket::on(&socket)
                         .inspect_err(|error| said_once(&mut last_error, &socket, error))
                         .ok();
                     send_if_new(&self.served, listening.is_some());
@@ -95,14 +95,14 @@ impl Handover {
     pub(super) async fn see_off(&self, mut successor: Conversation) -> bool {
         let heard = async {
             successor
-                .say(&Answer::Released {
+                .say(&HolderResponse::Released {
                     pod: self.who.pod.clone(),
                 })
                 .await?;
-            successor.hear::<Request>(SERVING_TIMEOUT).await
+            successor.hear::<HandoverRequest>(SERVING_TIMEOUT).await
         };
         match heard.await {
-            Ok(Request::Serving {}) => {
+            Ok(HandoverRequest::Serving {}) => {
                 info!("the successor does the work; this agent only waits for its end");
                 true
             }
@@ -127,7 +127,7 @@ fn said_once(last: &mut String, socket: &Path, error: &io::Error) {
 }
 
 /// The next connection of an agent; none where nothing is listened on.
-async fn accept(listening: Option<&Listening>) -> UnixStream {
+async fn accept(listening: Option<&HolderSocket>) -> UnixStream {
     let Some(listening) = listening else {
         return std::future::pending().await;
     };
@@ -148,29 +148,29 @@ async fn accept(listening: Option<&Listening>) -> UnixStream {
 /// nobody and wait.
 async fn answer(
     stream: UnixStream,
-    turns: mpsc::Sender<Turn>,
+    turns: mpsc::Sender<HandoverCommand>,
     fitness: watch::Receiver<Option<super::Fitness>>,
     asks: mpsc::Sender<(Conversation, Successor)>,
 ) {
     let mut conversation = Conversation::of(stream);
-    let request = conversation.hear::<Request>(REQUEST_TIMEOUT).await;
+    let request = conversation.hear::<HandoverRequest>(REQUEST_TIMEOUT).await;
     let own_problem = fitness.borrow().as_ref().and_then(|fitness| fitness.problem.clone());
     let reply = match request {
         Ok(request) => reply(request, own_problem.as_deref()),
-        Err(Error::Unclear(error)) => Reply::No(error.to_string()),
+        Err(ConversationError::Unclear(error)) => HolderDecision::No(error.to_string()),
         Err(_) => return,
     };
     let answer = match reply {
-        Reply::Alive => {
+        HolderDecision::Alive => {
             let (done, answered) = oneshot::channel();
-            let took_turn = async { turns.send(Turn::Answer(done)).await.is_ok() && answered.await.is_ok() };
+            let took_turn = async { turns.send(HandoverCommand::Answer(done)).await.is_ok() && answered.await.is_ok() };
             if !timeout(TURN_TIMEOUT, took_turn).await.unwrap_or(false) {
                 return;
             }
-            Answer::Holding {}
+            HolderResponse::Holding {}
         }
-        Reply::No(reason) => Answer::Refused { reason: short(&reason) },
-        Reply::LetGo(successor) => {
+        HolderDecision::No(reason) => HolderResponse::Refused { reason: short(&reason) },
+        HolderDecision::LetGo(successor) => {
             // An agent that was stopped for a while hears of one that has given up since.
             if !conversation.has_ended().await {
                 _ = asks.try_send((conversation, successor));

@@ -14,7 +14,7 @@ const LOCK_FILE: &str = "agent.lock";
 /// Why the lock cannot be taken.
 #[derive(Debug, thiserror::Error)]
 #[error("{action} {path}: {source}; is --state-dir writable?")]
-pub struct Error {
+pub struct LockError {
     action: &'static str,
     path: PathBuf,
     source: io::Error,
@@ -28,13 +28,13 @@ pub struct NodeLock {
 
 impl NodeLock {
     /// The lock, if no other agent of this node holds it, for an agent that is to register GPUs.
-    pub fn take(state_dir: &Path) -> Result<Option<Self>, Error> {
+    pub fn take(state_dir: &Path) -> Result<Option<Self>, LockError> {
         let Some(lock) = Self::try_take(state_dir)? else {
             return Ok(None);
         };
         // What [`Self::taken`] tells.
         let touched = lock.file.set_modified(SystemTime::now());
-        touched.map_err(|source| Error {
+        touched.map_err(|source| LockError {
             action: "touch",
             path: state_dir.join(LOCK_FILE),
             source,
@@ -49,7 +49,7 @@ impl NodeLock {
     }
 
     /// The lock, if no other agent of this node holds it.
-    pub fn try_take(state_dir: &Path) -> Result<Option<Self>, Error> {
+    pub fn try_take(state_dir: &Path) -> Result<Option<Self>, LockError> {
         let path = state_dir.join(LOCK_FILE);
         let file = open(&path)?;
         Ok(lock(&file, &path)?.then_some(Self { file }))
@@ -57,7 +57,7 @@ impl NodeLock {
 
     /// Takes the lock anew where somebody has removed or replaced the file: the next agent would lock the new one. An error where
     /// another agent has it, or the whole folder is gone; what else keeps it from being taken may pass.
-    pub fn keep(&mut self, state_dir: &Path) -> Result<(), Error> {
+    pub fn keep(&mut self, state_dir: &Path) -> Result<(), LockError> {
         let path = state_dir.join(LOCK_FILE);
         let own = self.file.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
         match fs::symlink_metadata(&path) {
@@ -74,7 +74,7 @@ impl NodeLock {
             Ok(None) => {
                 let source =
                     io::Error::other("somebody has removed the file, and another agent has locked the new one");
-                Err(Error {
+                Err(LockError {
                     action: "keep the lock",
                     path,
                     source,
@@ -87,11 +87,11 @@ impl NodeLock {
 }
 
 /// Locks the file, unless another process has.
-fn lock(file: &File, path: &Path) -> Result<bool, Error> {
+fn lock(file: &File, path: &Path) -> Result<bool, LockError> {
     match file.try_lock() {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),
-        Err(TryLockError::Error(source)) => Err(Error {
+        Err(TryLockError::Error(source)) => Err(LockError {
             action: "lock",
             path: path.to_owned(),
             source,
@@ -99,9 +99,9 @@ fn lock(file: &File, path: &Path) -> Result<bool, Error> {
     }
 }
 
-fn open(path: &Path) -> Result<File, Error> {
+fn open(path: &Path) -> Result<File, LockError> {
     let error = |action| {
-        move |source| Error {
+        move |source| LockError {
             action,
             path: path.to_owned(),
             source,

@@ -13,7 +13,7 @@ const MAX_TEXT: usize = 300;
 /// What is said to the holder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Request {
+pub enum HandoverRequest {
     /// A successor that has looked at the hardware and has its configuration wants to take over.
     LetGo(Successor),
     /// It has taken over, and the kubelet has taken its lists.
@@ -25,7 +25,7 @@ pub enum Request {
 /// What the holder answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Answer {
+pub enum HolderResponse {
     /// It is there.
     Holding {},
     /// It goes on holding the lock.
@@ -54,7 +54,7 @@ pub struct Successor {
 
 /// What the holder does about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub enum HolderDecision {
     /// Shows that it is alive.
     Alive,
     /// Says no.
@@ -64,16 +64,16 @@ pub enum Reply {
 }
 
 /// What a holder with this problem of its own does about a request that opens a conversation.
-pub fn reply(request: Request, own_problem: Option<&str>) -> Reply {
+pub fn reply(request: HandoverRequest, own_problem: Option<&str>) -> HolderDecision {
     match request {
-        Request::Ping {} => Reply::Alive,
-        Request::Serving {} => Reply::No("nobody was asked to let go on this connection".to_owned()),
-        Request::LetGo(successor) => match (&successor.problem, own_problem) {
+        HandoverRequest::Ping {} => HolderDecision::Alive,
+        HandoverRequest::Serving {} => HolderDecision::No("nobody was asked to let go on this connection".to_owned()),
+        HandoverRequest::LetGo(successor) => match (&successor.problem, own_problem) {
             // A new image that cannot read what this one can would take the GPUs from the node.
             (Some(problem), None) => {
-                Reply::No(format!("the successor could offer less than is offered now: {problem}"))
+                HolderDecision::No(format!("the successor could offer less than is offered now: {problem}"))
             }
-            _ => Reply::LetGo(successor),
+            _ => HolderDecision::LetGo(successor),
         },
     }
 }
@@ -102,8 +102,8 @@ pub fn short(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn successor(problem: Option<&str>) -> Request {
-        Request::LetGo(Successor {
+    fn successor(problem: Option<&str>) -> HandoverRequest {
+        HandoverRequest::LetGo(Successor {
             version: "2".to_owned(),
             pod: "b".to_owned(),
             problem: problem.map(str::to_owned),
@@ -115,20 +115,20 @@ mod tests {
         for request in [
             successor(None),
             successor(Some("no driver")),
-            Request::Serving {},
-            Request::Ping {},
+            HandoverRequest::Serving {},
+            HandoverRequest::Ping {},
         ] {
-            assert_eq!(parse::<Request>(&line(&request)).unwrap(), request);
+            assert_eq!(parse::<HandoverRequest>(&line(&request)).unwrap(), request);
         }
         let reason = short(&"é".repeat(MAX_LINE));
         for answer in [
-            Answer::Holding {},
-            Answer::Refused { reason },
-            Answer::Released { pod: "a".to_owned() },
+            HolderResponse::Holding {},
+            HolderResponse::Refused { reason },
+            HolderResponse::Released { pod: "a".to_owned() },
         ] {
             let line = line(&answer);
             assert!(line.len() <= MAX_LINE);
-            assert_eq!(parse::<Answer>(&line).unwrap(), answer);
+            assert_eq!(parse::<HolderResponse>(&line).unwrap(), answer);
         }
     }
 
@@ -137,18 +137,18 @@ mod tests {
         let more = br#"{"letGo":{"version":"9","pod":"b","mood":"good"}}"#;
         assert!(matches!(
             parse(more),
-            Ok(Request::LetGo(Successor { problem: None, .. }))
+            Ok(HandoverRequest::LetGo(Successor { problem: None, .. }))
         ));
-        assert!(parse::<Request>(br#"{"sing":{}}"#).is_err());
+        assert!(parse::<HandoverRequest>(br#"{"sing":{}}"#).is_err());
     }
 
     #[test]
     fn a_successor_that_could_offer_less_is_refused_unless_the_holder_is_no_better_off() {
         let refused = reply(successor(Some("no driver")), None);
-        assert!(matches!(refused, Reply::No(reason) if reason.ends_with("no driver")));
+        assert!(matches!(refused, HolderDecision::No(reason) if reason.ends_with("no driver")));
         for (theirs, own) in [(None, None), (None, Some("x")), (Some("x"), Some("y"))] {
             assert!(
-                matches!(reply(successor(theirs), own), Reply::LetGo(_)),
+                matches!(reply(successor(theirs), own), HolderDecision::LetGo(_)),
                 "{theirs:?} {own:?}"
             );
         }
@@ -156,7 +156,10 @@ mod tests {
 
     #[test]
     fn who_asked_for_nothing_takes_nothing_over() {
-        assert!(matches!(reply(Request::Serving {}, None), Reply::No(_)));
-        assert_eq!(reply(Request::Ping {}, None), Reply::Alive);
+        assert!(matches!(
+            reply(HandoverRequest::Serving {}, None),
+            HolderDecision::No(_)
+        ));
+        assert_eq!(reply(HandoverRequest::Ping {}, None), HolderDecision::Alive);
     }
 }

@@ -20,7 +20,7 @@ const MAX_LET_GO: usize = 8;
 
 /// Which agent it is about. A pod keeps its UID when its container restarts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Who {
+pub struct AgentId {
     /// Version of the agent.
     pub version: String,
     /// UID of its pod; empty where there is no pod.
@@ -30,10 +30,10 @@ pub struct Who {
 /// What is remembered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Record {
+pub struct HandoverRecord {
     format: u32,
     /// The last successor that asked and has not taken over since.
-    asked: Option<Asked>,
+    asked: Option<TakeoverAttempts>,
     /// Pods that have let go for good, the last one last.
     let_go: Vec<String>,
     /// The policy of the agent that took over last; empty where it has none.
@@ -43,14 +43,14 @@ pub struct Record {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Asked {
-    who: Who,
+struct TakeoverAttempts {
+    who: AgentId,
     times: u32,
     /// When it asked last, in milliseconds since boot: no jump of the clock changes that.
     at_ms: u64,
 }
 
-impl Default for Record {
+impl Default for HandoverRecord {
     fn default() -> Self {
         Self {
             format: FORMAT,
@@ -61,7 +61,7 @@ impl Default for Record {
     }
 }
 
-impl Record {
+impl HandoverRecord {
     /// Reads it; blocks. A file that tells nothing counts as none and is set aside.
     pub fn load(state_dir: &Path) -> Self {
         atomic_file::load(&path(state_dir), FORMAT).unwrap_or_default()
@@ -73,7 +73,7 @@ impl Record {
     }
 
     /// How long `who` has to wait before it asks, at `now` since boot.
-    pub fn pause(&self, who: &Who, now: Duration) -> Duration {
+    pub fn pause(&self, who: &AgentId, now: Duration) -> Duration {
         let Some(asked) = self.asked.as_ref().filter(|asked| asked.who == *who) else {
             return Duration::ZERO;
         };
@@ -85,14 +85,14 @@ impl Record {
     }
 
     /// `who` asks at `now`, and has failed unless it is heard of again.
-    pub fn asks(&mut self, who: &Who, now: Duration) {
+    pub fn asks(&mut self, who: &AgentId, now: Duration) {
         let before = self
             .asked
             .take()
             .filter(|asked| asked.who == *who)
             .map_or(0, |asked| asked.times);
         let at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-        self.asked = Some(Asked {
+        self.asked = Some(TakeoverAttempts {
             who: who.clone(),
             times: before.saturating_add(1),
             at_ms,
@@ -100,7 +100,7 @@ impl Record {
     }
 
     /// The successor, of a policy, has taken over from the pod `predecessor`.
-    pub fn took_over(&mut self, who: &Who, policy: &str, predecessor: &str) {
+    pub fn took_over(&mut self, who: &AgentId, policy: &str, predecessor: &str) {
         self.asked = None;
         policy.clone_into(&mut self.policy);
         self.let_go.retain(|pod| pod != predecessor && *pod != who.pod);
@@ -131,8 +131,8 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn who(pod: &str) -> Who {
-        Who {
+    fn who(pod: &str) -> AgentId {
+        AgentId {
             version: "1".to_owned(),
             pod: pod.to_owned(),
         }
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_with_each_failure_up_to_five_minutes_and_end_with_success() {
-        let mut record = Record::default();
+        let mut record = HandoverRecord::default();
         assert_eq!(record.pause(&who("b"), seconds(100)), Duration::ZERO);
         for pause in [10, 20, 40, 80, 160, 300, 300] {
             record.asks(&who("b"), seconds(100));
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_has_let_go_is_remembered_until_it_takes_over_again() {
-        let mut record = Record::default();
+        let mut record = HandoverRecord::default();
         record.took_over(&who("b"), "p", "a");
         assert!(record.has_let_go("a") && !record.has_let_go("b"));
         assert!(record.serves_another("q") && !record.serves_another("p"));
@@ -185,14 +185,14 @@ mod tests {
     #[test]
     fn what_was_saved_is_read_again_and_what_tells_nothing_is_set_aside() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(Record::load(folder.path()), Record::default());
-        let mut record = Record::default();
+        assert_eq!(HandoverRecord::load(folder.path()), HandoverRecord::default());
+        let mut record = HandoverRecord::default();
         record.asks(&who("b"), seconds(1));
         record.save(folder.path()).unwrap();
-        assert_eq!(Record::load(folder.path()), record);
+        assert_eq!(HandoverRecord::load(folder.path()), record);
         for text in ["{", r#"{"format":2,"asked":null,"letGo":[],"policy":""}"#] {
             fs::write(path(folder.path()), text).unwrap();
-            assert_eq!(Record::load(folder.path()), Record::default());
+            assert_eq!(HandoverRecord::load(folder.path()), HandoverRecord::default());
             assert_eq!(
                 fs::read_to_string(folder.path().join("handover.json.corrupt")).unwrap(),
                 text

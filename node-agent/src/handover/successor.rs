@@ -1,11 +1,11 @@
 //! The side of a successor: stands by, asks, and proves that it does the work.
 
 use super::{
-    Handover, RETRY, RETRY_SOON, Taken,
-    conversation::{Conversation, Error},
+    Handover, RETRY, RETRY_SOON, TakenLock,
+    conversation::{Conversation, ConversationError},
     lock::{self, NodeLock, is_held},
-    protocol::{Answer, Request, Successor, short},
-    record::Record,
+    protocol::{HandoverRequest, HolderResponse, Successor, short},
+    record::HandoverRecord,
 };
 use crate::runtime::clock::since_boot;
 use std::time::Duration;
@@ -29,20 +29,20 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 const DISK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What became of a question.
-enum Asked {
+enum TakeoverResult {
     /// There is nobody to ask.
     Nobody,
     /// No.
     Refused(String),
     /// The lock is this agent's.
-    Took(Taken),
+    Took(TakenLock),
     /// The holder broke off, or another successor was faster.
     Failed(String),
 }
 
 impl Handover {
     /// Waits until this agent has the lock. Hardware and configuration are loaded meanwhile.
-    pub(super) async fn stand_by(&mut self) -> Result<Taken, lock::Error> {
+    pub(super) async fn stand_by(&mut self) -> Result<TakenLock, lock::LockError> {
         let mut record = self.record().await;
         let has_let_go = record.has_let_go(&self.who.pod);
         let mut due = Instant::now() + record.pause(&self.who, since_boot());
@@ -55,7 +55,7 @@ impl Handover {
                 && !was_held
                 && let Some(lock) = NodeLock::take(&self.state_dir)?
             {
-                return Ok(Taken::Free(lock));
+                return Ok(TakenLock::Free(lock));
             }
             was_held = is_held;
             if !waiting {
@@ -69,13 +69,13 @@ impl Handover {
             let fitness = self.fitness.borrow().clone().filter(|_| asks);
             if let Some(fitness) = fitness {
                 let text = match self.ask(fitness.problem, &mut record).await? {
-                    Asked::Took(taken) => return Ok(taken),
-                    Asked::Nobody => String::new(),
-                    Asked::Refused(reason) => {
+                    TakeoverResult::Took(taken) => return Ok(taken),
+                    TakeoverResult::Nobody => String::new(),
+                    TakeoverResult::Refused(reason) => {
                         due = Instant::now() + REFUSED_PAUSE;
                         reason
                     }
-                    Asked::Failed(reason) => {
+                    TakeoverResult::Failed(reason) => {
                         due = Instant::now() + record.pause(&self.who, since_boot());
                         reason
                     }
@@ -92,10 +92,14 @@ impl Handover {
         }
     }
 
-    async fn ask(&self, problem: Option<String>, record: &mut Record) -> Result<Asked, lock::Error> {
+    async fn ask(
+        &self,
+        problem: Option<String>,
+        record: &mut HandoverRecord,
+    ) -> Result<TakeoverResult, lock::LockError> {
         // An older version has no socket, one that was killed leaves it behind, and one that has just let go listens no more.
         let Ok(mut holder) = Conversation::open(&self.socket()).await else {
-            return Ok(Asked::Nobody);
+            return Ok(TakeoverResult::Nobody);
         };
         let before = record.clone();
         let fit = problem.is_none();
@@ -112,29 +116,29 @@ impl Handover {
         };
         info!("asking the agent that holds the lock of this node to let go");
         match Self::released(&mut holder, successor).await {
-            Ok(Answer::Released { pod }) => self.take_released(holder, pod).await,
-            Ok(Answer::Refused { reason }) => {
+            Ok(HolderResponse::Released { pod }) => self.take_released(holder, pod).await,
+            Ok(HolderResponse::Refused { reason }) => {
                 // It has not failed.
                 *record = before;
                 if fit {
                     self.save(record).await;
                 }
-                Ok(Asked::Refused(reason))
+                Ok(TakeoverResult::Refused(reason))
             }
-            Ok(Answer::Holding {}) => Ok(Asked::Failed("it answers what it was not asked".to_owned())),
-            Err(error) => Ok(Asked::Failed(error.to_string())),
+            Ok(HolderResponse::Holding {}) => Ok(TakeoverResult::Failed("it answers what it was not asked".to_owned())),
+            Err(error) => Ok(TakeoverResult::Failed(error.to_string())),
         }
     }
 
-    async fn released(holder: &mut Conversation, successor: Successor) -> Result<Answer, Error> {
-        holder.say(&Request::LetGo(successor)).await?;
+    async fn released(holder: &mut Conversation, successor: Successor) -> Result<HolderResponse, ConversationError> {
+        holder.say(&HandoverRequest::LetGo(successor)).await?;
         holder.hear(ANSWER_TIMEOUT).await
     }
 
-    async fn take_released(&self, holder: Conversation, pod: String) -> Result<Asked, lock::Error> {
+    async fn take_released(&self, holder: Conversation, pod: String) -> Result<TakeoverResult, lock::LockError> {
         match timeout(LOCK_TIMEOUT, self.wait_for_lock(RETRY_SOON)).await {
-            Ok(lock) => Ok(Asked::Took(Taken::From(lock?, holder, pod))),
-            Err(_) => Ok(Asked::Failed(
+            Ok(lock) => Ok(TakeoverResult::Took(TakenLock::From(lock?, holder, pod))),
+            Err(_) => Ok(TakeoverResult::Failed(
                 "it let go, and yet another agent has taken the lock".to_owned(),
             )),
         }
@@ -160,7 +164,7 @@ impl Handover {
             );
             return Err(predecessor);
         }
-        if let Err(error) = predecessor.say(&Request::Serving {}).await {
+        if let Err(error) = predecessor.say(&HandoverRequest::Serving {}).await {
             warn!(%error, "tell the agent before this one that it is not needed any more");
         }
         info!(pod, "took over from the agent before this one");
@@ -170,14 +174,14 @@ impl Handover {
         Ok(())
     }
 
-    pub(super) async fn record(&self) -> Record {
+    pub(super) async fn record(&self) -> HandoverRecord {
         let folder = self.state_dir.clone();
-        let read = timeout(DISK_TIMEOUT, spawn_blocking(move || Record::load(&folder))).await;
+        let read = timeout(DISK_TIMEOUT, spawn_blocking(move || HandoverRecord::load(&folder))).await;
         read.ok().and_then(Result::ok).unwrap_or_default()
     }
 
     /// What cannot be saved is no reason not to go on: the pauses then start anew with each process.
-    async fn save(&self, record: &Record) {
+    async fn save(&self, record: &HandoverRecord) {
         let (folder, record) = (self.state_dir.clone(), record.clone());
         let error = match timeout(DISK_TIMEOUT, spawn_blocking(move || record.save(&folder))).await {
             Ok(Ok(Ok(()))) => return,

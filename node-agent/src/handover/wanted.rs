@@ -1,19 +1,19 @@
 //! Whether an agent that has let go is the one that the node is to have after all: its policy governs the node again, and the agent
 //! of another one serves it.
 
-use crate::api_server::gpu_node::Seen;
+use crate::api_server::gpu_node::GpuNodeState;
 use tokio::sync::watch;
 
 /// What is said of it.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct TakeBack {
     /// The policy whose agent this is; empty where there is none.
     pub policy: String,
     /// What the API server says of the node, where there is one.
-    pub gpu_node: watch::Receiver<Seen>,
+    pub gpu_node: watch::Receiver<GpuNodeState>,
 }
 
-impl Wanted {
+impl TakeBack {
     /// Whether it is so now.
     pub fn is_back(&self) -> bool {
         is_wanted_back(&self.policy, &self.gpu_node.borrow())
@@ -32,8 +32,10 @@ impl Wanted {
     }
 }
 
-fn is_wanted_back(policy: &str, seen: &Seen) -> bool {
-    let Seen::Present(object) = seen else { return false };
+fn is_wanted_back(policy: &str, seen: &GpuNodeState) -> bool {
+    let GpuNodeState::Present(object) = seen else {
+        return false;
+    };
     let governs = object
         .spec
         .config
@@ -51,10 +53,10 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn seen(spec: &Value, status: &Value) -> Seen {
+    fn seen(spec: &Value, status: &Value) -> GpuNodeState {
         let object = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"},
             "spec": spec, "status": status});
-        Seen::Present(std::sync::Arc::new(serde_json::from_value(object).unwrap()))
+        GpuNodeState::Present(std::sync::Arc::new(serde_json::from_value(object).unwrap()))
     }
 
     #[test]
@@ -75,6 +77,6 @@ mod tests {
             "nobody says who serves"
         );
         assert!(!is_wanted_back("", &seen(&json!({}), &agent("b"))));
-        assert!(!is_wanted_back("a", &Seen::Unknown) && !is_wanted_back("a", &Seen::Absent));
+        assert!(!is_wanted_back("a", &GpuNodeState::Unknown) && !is_wanted_back("a", &GpuNodeState::Absent));
     }
 }

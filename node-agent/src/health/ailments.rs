@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// Which devices are broken, as far as is known. One that nobody has looked at counts as whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ailments {
+pub struct NodeHealth {
     /// Why no device of the node can be used now.
     pub all: Option<String>,
     /// What is wrong with which GPU or MIG device; none before anybody has looked.
@@ -16,7 +16,7 @@ pub struct Ailments {
     pub rules: Arc<Rules>,
 }
 
-impl Ailments {
+impl NodeHealth {
     /// Why devices cannot be given out, by UUID.
     pub fn reasons(&self) -> impl Iterator<Item = (String, String)> {
         self.faults.iter().flat_map(|health| {

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 
 /// The daemons that answered when they were looked at last, by the UUIDs of their devices.
 #[derive(Debug, Default)]
-pub struct Daemons(BTreeSet<String>);
+pub struct AnsweringDaemons(BTreeSet<String>);
 
-impl Daemons {
+impl AnsweringDaemons {
     /// What another look at all of them tells. One that ends as the GPUs are released has not died.
     pub fn look(&mut self, daemons: &[MpsDaemon], released: bool, health: &DeviceFaults) -> Vec<HealthObservation> {
         let in_state = |state| {
@@ -37,7 +37,7 @@ mod tests {
     #[test]
     fn a_daemon_has_died_that_answered_and_ceases_to_until_it_answers_or_is_not_wanted() {
         use MpsDaemonState::{Answering, NotAnswering, Stopping};
-        let (mut daemons, mut health) = (Daemons::default(), DeviceFaults::default());
+        let (mut daemons, mut health) = (AnsweringDaemons::default(), DeviceFaults::default());
         let mut is_dead = |state: Option<MpsDaemonState>, released| {
             let daemon = state.map(|state| MpsDaemon {
                 device: "GPU-1".to_owned(),

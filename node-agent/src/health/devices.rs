@@ -5,9 +5,9 @@ use gpunode_gpu::{Device, DeviceHolder, Gpu};
 use std::{collections::BTreeSet, sync::Arc};
 
 /// The devices that were found last.
-pub struct Devices(pub Option<Arc<Hardware>>);
+pub struct KnownDevices(pub Option<Arc<Hardware>>);
 
-impl Devices {
+impl KnownDevices {
     fn gpus(&self) -> &[Gpu] {
         self.0
             .as_deref()
@@ -67,7 +67,7 @@ impl Devices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::{hardware::Driver, nvml::Reading};
+    use crate::driver::{hardware::DriverState, nvml::DriverReading};
     use gpunode_gpu::{Inventory, MigDevice};
 
     #[test]
@@ -81,23 +81,23 @@ mod tests {
             mig_devices,
             ..Gpu::default()
         }];
-        let reading = Reading {
+        let reading = DriverReading {
             inventory: Inventory {
                 gpus,
                 ..Inventory::default()
             },
-            ..Reading::default()
+            ..DriverReading::default()
         };
         let hardware = Hardware {
             reading: Some(reading),
-            driver: Driver::Answers,
+            driver: DriverState::Answers,
             ..Hardware::default()
         };
-        let devices = Devices(Some(Arc::new(hardware)));
+        let devices = KnownDevices(Some(Arc::new(hardware)));
         assert_eq!(
             ["GPU-1", "MIG-1", "GPU-2"].map(|device| devices.has(device)),
             [true, true, false]
         );
-        assert!(Devices(None).has("GPU-2"), "nobody has looked");
+        assert!(KnownDevices(None).has("GPU-2"), "nobody has looked");
     }
 }

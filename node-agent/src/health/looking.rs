@@ -1,15 +1,15 @@
 //! Looking at the GPUs, and what a look tells of them.
 
-use super::{Keeper, UNSETTLED, is_unsettled, looks::Found};
+use super::{HealthMonitor, UNSETTLED, is_unsettled, looks::ProbeEvent};
 use crate::driver::{
     hardware::Hardware,
-    nvml::probe::{Look, Target},
+    nvml::probe::{ProbeReport, ProbeTarget},
 };
 use gpunode_gpu::{FaultReason, Gpu, GpuProbe, HealthObservation, ProbeResult};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-impl Keeper {
+impl HealthMonitor {
     /// Begins to look at the GPUs.
     fn look(&mut self) {
         let hardware = self.sources.hardware.borrow().clone();
@@ -30,7 +30,7 @@ impl Keeper {
         }
     }
 
-    fn target(&self, gpu: &Gpu, now: Instant) -> Target {
+    fn target(&self, gpu: &Gpu, now: Instant) -> ProbeTarget {
         let health = &self.known.health;
         let instances: Vec<String> = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
         let processes = instances
@@ -43,7 +43,7 @@ impl Keeper {
             .get(&gpu.uuid)
             .filter(|_| self.linked.contains(&gpu.uuid))
             .cloned();
-        Target {
+        ProbeTarget {
             gpu: gpu.uuid.clone(),
             ticket: self.ticket(&gpu.uuid, now),
             instances,
@@ -52,26 +52,26 @@ impl Keeper {
         }
     }
 
-    pub(super) fn looked(&mut self, found: Found) {
+    pub(super) fn looked(&mut self, found: ProbeEvent) {
         match found {
-            Found::Recovered(at) => {
+            ProbeEvent::Recovered(at) => {
                 if self.known.touched.replace(at) != Some(at) {
                     self.recovered(at);
                 }
             }
-            Found::Look(look) => self.take(*look),
-            Found::Hangs(probe) => {
+            ProbeEvent::Probed(look) => self.take(*look),
+            ProbeEvent::Hangs(probe) => {
                 warn!(gpu = probe.gpu, "look at the GPU: the driver does not answer");
                 self.observe(HealthObservation::Probe(probe));
             }
-            Found::Failed => self.sources.look_again.notify_one(),
-            Found::Done => debug!("the GPUs were looked at"),
-            Found::Due => self.look(),
+            ProbeEvent::Failed => self.sources.look_again.notify_one(),
+            ProbeEvent::Done => debug!("the GPUs were looked at"),
+            ProbeEvent::Due => self.look(),
         }
     }
 
-    fn take(&mut self, look: Look) {
-        let Look {
+    fn take(&mut self, look: ProbeReport) {
+        let ProbeReport {
             mut probe,
             links,
             failed,

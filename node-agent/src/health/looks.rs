@@ -1,8 +1,8 @@
 //! Looking at the GPUs now and then, on a thread of its own, which a GPU that hangs keeps.
 
 use crate::driver::{
-    hardware::Place,
-    nvml::probe::{Look, Target, probe, unanswered},
+    hardware::DriverRoots,
+    nvml::probe::{ProbeReport, ProbeTarget, probe, unanswered},
 };
 use gpunode_gpu::{GpuProbe, ProbeResult};
 use jiff::Timestamp;
@@ -36,11 +36,11 @@ const QUEUE: usize = 256;
 const RECOVERED: &str = "recovered";
 
 /// What a round brings.
-pub enum Found {
+pub enum ProbeEvent {
     /// When a person said that the GPUs are in order again.
     Recovered(Timestamp),
     /// A look.
-    Look(Box<Look>),
+    Probed(Box<ProbeReport>),
     /// A GPU did not answer in time. From now on the others are looked at without it.
     Hangs(GpuProbe),
     /// The driver could not be asked.
@@ -52,13 +52,13 @@ pub enum Found {
 }
 
 /// The rounds.
-pub struct Looks {
-    place: Place,
+pub struct ProbeLoop {
+    place: DriverRoots,
     state_dir: PathBuf,
     next: Instant,
     /// No look before this.
     earliest: Instant,
-    round: Option<Round>,
+    round: Option<ProbeRound>,
     /// GPUs that have not answered yet.
     hanging: BTreeSet<String>,
     /// Those of them that may only wait for another one: the driver has answered for none since.
@@ -66,11 +66,11 @@ pub struct Looks {
     /// Whether it has turned out that they do hang.
     are_convicted: bool,
     /// What comes of looks at them.
-    answers: JoinSet<(String, Option<Found>)>,
+    answers: JoinSet<(String, Option<ProbeEvent>)>,
 }
 
-struct Round {
-    found: mpsc::Receiver<Found>,
+struct ProbeRound {
+    found: mpsc::Receiver<ProbeEvent>,
     /// The one that is looked at.
     current: Arc<Mutex<String>>,
     /// Since when.
@@ -79,9 +79,9 @@ struct Round {
     answered: bool,
 }
 
-impl Looks {
+impl ProbeLoop {
     /// The first one is due at once.
-    pub fn new(place: Place, state_dir: PathBuf) -> Self {
+    pub fn new(place: DriverRoots, state_dir: PathBuf) -> Self {
         let (next, earliest) = (Instant::now(), Instant::now());
         let (hanging, suspects) = (BTreeSet::new(), BTreeSet::new());
         Self {
@@ -103,7 +103,7 @@ impl Looks {
     }
 
     /// Begins a round of the GPUs that do not hang.
-    pub fn begin(&mut self, mut targets: Vec<Target>) {
+    pub fn begin(&mut self, mut targets: Vec<ProbeTarget>) {
         let now = Instant::now();
         self.next = now + EVERY;
         targets.retain(|target| !self.hanging.contains(&target.gpu));
@@ -119,23 +119,23 @@ impl Looks {
                 .ok()
                 .and_then(|at| at.try_into().ok())
             {
-                _ = tell.blocking_send(Found::Recovered(time));
+                _ = tell.blocking_send(ProbeEvent::Recovered(time));
             }
             if targets.is_empty() {
                 return;
             }
             let Some(library) = place.library() else { return };
             let begin = |gpu: &str| gpu.clone_into(&mut at.lock().unwrap_or_else(PoisonError::into_inner));
-            let looked = |look| match tell.blocking_send(Found::Look(Box::new(look))) {
+            let looked = |look| match tell.blocking_send(ProbeEvent::Probed(Box::new(look))) {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(_) => ControlFlow::Break(()),
             };
             if let Err(error) = probe(&library, &targets, begin, looked) {
                 debug!(%error, "look at the GPUs");
-                _ = tell.blocking_send(Found::Failed);
+                _ = tell.blocking_send(ProbeEvent::Failed);
             }
         });
-        self.round = Some(Round {
+        self.round = Some(ProbeRound {
             found,
             current,
             since: now,
@@ -149,7 +149,7 @@ impl Looks {
     }
 
     /// What comes next.
-    pub async fn next(&mut self) -> Found {
+    pub async fn next(&mut self) -> ProbeEvent {
         loop {
             if let Some(Ok((gpu, found))) = self.answers.try_join_next() {
                 return self.answered(&gpu, found);
@@ -157,7 +157,7 @@ impl Looks {
             if self.are_convicted
                 && let Some(gpu) = self.suspects.pop_first()
             {
-                return Found::Hangs(hangs(&gpu));
+                return ProbeEvent::Hangs(hangs(&gpu));
             }
             self.are_convicted = false;
             let due = self.next.max(self.earliest);
@@ -169,45 +169,45 @@ impl Looks {
                 () = sleep_until(given_up), if self.round.is_some() => if let Some(found) = self.give_up() {
                     return found;
                 },
-                () = sleep_until(due), if self.round.is_none() => return Found::Due,
+                () = sleep_until(due), if self.round.is_none() => return ProbeEvent::Due,
             }
         }
     }
 
     /// A GPU that hung does so no more.
-    fn answered(&mut self, gpu: &str, found: Option<Found>) -> Found {
+    fn answered(&mut self, gpu: &str, found: Option<ProbeEvent>) -> ProbeEvent {
         self.hanging.remove(gpu);
         self.suspects.remove(gpu);
-        found.unwrap_or(Found::Failed)
+        found.unwrap_or(ProbeEvent::Failed)
     }
 
-    fn brought(&mut self, found: Option<Found>) -> Found {
+    fn brought(&mut self, found: Option<ProbeEvent>) -> ProbeEvent {
         if let Some(round) = &mut self.round {
             round.since = Instant::now();
-            round.answered |= matches!(found, Some(Found::Look(_)));
+            round.answered |= matches!(found, Some(ProbeEvent::Probed(_)));
         }
         found.unwrap_or_else(|| {
             self.earliest = Instant::now() + LEAST;
             self.are_convicted |= self.round.take().is_some_and(|round| round.answered);
-            Found::Done
+            ProbeEvent::Done
         })
     }
 
     /// Leaves the GPU that the round is at, which hangs, to itself. Where another hangs already, that one may keep the driver from
     /// answering for any.
-    fn give_up(&mut self) -> Option<Found> {
+    fn give_up(&mut self) -> Option<ProbeEvent> {
         let mut round = self.round.take()?;
         let gpu = round.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let may_be_anothers = !round.answered && !self.hanging.is_empty();
         self.are_convicted |= round.answered;
         if gpu.is_empty() {
-            self.round = Some(Round {
+            self.round = Some(ProbeRound {
                 since: Instant::now(),
                 ..round
             });
-            return (!may_be_anothers).then_some(Found::Failed);
+            return (!may_be_anothers).then_some(ProbeEvent::Failed);
         }
-        let found = Found::Hangs(hangs(&gpu));
+        let found = ProbeEvent::Hangs(hangs(&gpu));
         self.hanging.insert(gpu.clone());
         if may_be_anothers {
             self.suspects.insert(gpu.clone());
@@ -219,9 +219,9 @@ impl Looks {
 }
 
 fn hangs(gpu: &str) -> GpuProbe {
-    let target = Target {
+    let target = ProbeTarget {
         gpu: gpu.to_owned(),
-        ..Target::default()
+        ..ProbeTarget::default()
     };
     GpuProbe {
         result: ProbeResult::Hangs,
@@ -230,7 +230,7 @@ fn hangs(gpu: &str) -> GpuProbe {
 }
 
 /// The next that a round brings; none at its end.
-async fn found(round: &mut Option<Round>) -> Option<Found> {
+async fn found(round: &mut Option<ProbeRound>) -> Option<ProbeEvent> {
     match round {
         Some(round) => round.found.recv().await,
         None => pending().await,

@@ -28,7 +28,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Content {
+pub struct SavedHealth {
     /// The faults.
     pub health: DeviceFaults,
     /// The NVLinks that each GPU had, by UUID.
@@ -43,29 +43,29 @@ pub struct Content {
 }
 
 #[derive(Serialize, Deserialize)]
-struct File {
+struct HealthFile {
     format: u32,
     #[serde(flatten)]
-    content: Content,
+    content: SavedHealth,
 }
 
 /// Reads what an earlier agent left. A file that tells nothing is set aside.
-pub async fn load(state_dir: &Path) -> Content {
+pub async fn load(state_dir: &Path) -> SavedHealth {
     let path = state_dir.join(FILE);
     if let Ok(Ok(read)) = timeout(
         READ_TIMEOUT,
-        spawn_blocking(move || atomic_file::load::<File>(&path, FORMAT)),
+        spawn_blocking(move || atomic_file::load::<HealthFile>(&path, FORMAT)),
     )
     .await
     {
         return read.map(|file| file.content).unwrap_or_default();
     }
     warn!(file = %state_dir.join(FILE).display(), "read what was broken: no answer from the disk; every fault is forgotten");
-    Content::default()
+    SavedHealth::default()
 }
 
 /// Writes each content that is another one than was `written` last, until there is no sender any more.
-pub async fn write(state_dir: PathBuf, mut written: Content, mut content: watch::Receiver<Content>) {
+pub async fn write(state_dir: PathBuf, mut written: SavedHealth, mut content: watch::Receiver<SavedHealth>) {
     let mut failing = false;
     loop {
         if !failing && content.changed().await.is_err() {
@@ -77,7 +77,7 @@ pub async fn write(state_dir: PathBuf, mut written: Content, mut content: watch:
             continue;
         }
         let path = state_dir.join(FILE);
-        let file = File {
+        let file = HealthFile {
             format: FORMAT,
             content: now,
         };
@@ -110,10 +110,10 @@ mod tests {
     use gpunode_gpu::HealthObservation;
     use std::fs;
 
-    fn broken() -> Content {
-        let mut content = Content {
+    fn broken() -> SavedHealth {
+        let mut content = SavedHealth {
             links: [("GPU-1".to_owned(), vec![0, 1])].into(),
-            ..Content::default()
+            ..SavedHealth::default()
         };
         let xid = HealthObservation::Xid("GPU-1".to_owned(), 79);
         content.health.observe(xid, &Rules::default(), Timestamp::UNIX_EPOCH);
@@ -123,9 +123,9 @@ mod tests {
     #[tokio::test]
     async fn what_is_broken_outlives_the_agent() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(load(folder.path()).await, Content::default());
-        let (keep, kept) = watch::channel(Content::default());
-        tokio::spawn(write(folder.path().to_owned(), Content::default(), kept));
+        assert_eq!(load(folder.path()).await, SavedHealth::default());
+        let (keep, kept) = watch::channel(SavedHealth::default());
+        tokio::spawn(write(folder.path().to_owned(), SavedHealth::default(), kept));
         keep.send_replace(broken());
         let saved = async {
             while load(folder.path()).await != broken() {
@@ -141,7 +141,7 @@ mod tests {
         let path = folder.path().join(FILE);
         for text in ["", "{", r#"{"format":2,"health":{"faults":{},"run":null,"seen":0}}"#] {
             fs::write(&path, text).unwrap();
-            assert_eq!(load(folder.path()).await, Content::default(), "{text}");
+            assert_eq!(load(folder.path()).await, SavedHealth::default(), "{text}");
             assert_eq!(
                 fs::read_to_string(folder.path().join("health.json.corrupt")).unwrap(),
                 text

@@ -1,14 +1,14 @@
 //! Who is told what of the devices' health: people and the desk.
 
-use super::{Keeper, ailments::Ailments, devices::Devices, words};
-use crate::{api_server::events::Kind, driver::hardware::Driver};
+use super::{HealthMonitor, ailments::NodeHealth, devices::KnownDevices, words};
+use crate::{api_server::events::EventReason, driver::hardware::DriverState};
 use gpunode_config::HealthRules as Rules;
 use gpunode_gpu::FaultTransition;
 use std::sync::Arc;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-impl Keeper {
+impl HealthMonitor {
     /// Tells people of a fault that began or ended.
     pub(super) fn say(&self, transition: &FaultTransition, rules: &Rules) {
         let FaultTransition { device, fault, began } = transition;
@@ -35,7 +35,7 @@ impl Keeper {
                 format!("; held by {holders}")
             };
             let note = format!("{name} ({device}): {meaning}; {action}; healthy again when {waits_for}{held}");
-            self.sources.notices.tell(Kind::GpuUnhealthy, &note);
+            self.sources.notices.tell(EventReason::GpuUnhealthy, &note);
         } else {
             let healthy = self.known.health.gravest(&[device]).is_none();
             info!(
@@ -49,15 +49,15 @@ impl Keeper {
             );
             if healthy {
                 self.sources.notices.tell(
-                    Kind::GpuHealthy,
+                    EventReason::GpuHealthy,
                     &format!("{name} ({device}) is whole again: {meaning}"),
                 );
             }
         }
     }
 
-    pub(super) fn devices(&self) -> Devices {
-        Devices(self.sources.hardware.borrow().clone())
+    pub(super) fn devices(&self) -> KnownDevices {
+        KnownDevices(self.sources.hardware.borrow().clone())
     }
 
     /// Tells the desk what may not be given out.
@@ -65,7 +65,7 @@ impl Keeper {
         let hardware = self.sources.hardware.borrow().clone();
         let given_up = self.given_up.is_some_and(|at| at <= Instant::now());
         let all = hardware.and_then(|hardware| match &hardware.driver {
-            Driver::Released => Some("the GPUs of the node are released".to_owned()),
+            DriverState::Released => Some("the GPUs of the node are released".to_owned()),
             driver => driver
                 .problem()
                 .filter(|_| given_up)
@@ -78,7 +78,7 @@ impl Keeper {
             .metrics
             .set_faults(faults.map(|fault| fault.reason.as_str()));
         let rules = self.sources.rules.borrow().clone();
-        self.sources.desk.ail(Ailments {
+        self.sources.desk.ail(NodeHealth {
             all,
             faults: Some(Arc::new(self.known.health.clone())),
             rules,

@@ -31,7 +31,7 @@ const STARTED_AFTER: Duration = Duration::from_secs(30);
 
 /// Why the checkpoint tells nothing.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum CheckpointError {
     /// The file cannot be read.
     #[error("read the kubelet's checkpoint {path}: {source}")]
     Read {
@@ -54,18 +54,18 @@ pub enum Error {
 #[derive(Deserialize)]
 struct Checkpoint {
     #[serde(rename = "Data")]
-    data: Data,
+    data: CheckpointData,
 }
 
 #[derive(Deserialize)]
-struct Data {
+struct CheckpointData {
     /// `null` without any allocation.
     #[serde(rename = "PodDeviceEntries")]
-    entries: Option<Vec<Entry>>,
+    entries: Option<Vec<CheckpointEntry>>,
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct CheckpointEntry {
     #[serde(rename = "PodUID")]
     pod: String,
     #[serde(rename = "ResourceName")]
@@ -102,9 +102,9 @@ impl PodFolders {
 
 /// Since when the checkpoint has been seen as it is. Its own time would do, were it not for clocks that jump.
 #[derive(Clone, Debug, Default)]
-pub struct Unchanged(Arc<Mutex<Option<(FileId, Instant)>>>);
+pub struct CheckpointAge(Arc<Mutex<Option<(FileId, Instant)>>>);
 
-impl Unchanged {
+impl CheckpointAge {
     /// How long the file that is `id` at `now` has been it.
     fn age(&self, id: FileId, now: Instant) -> Duration {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,7 +115,7 @@ impl Unchanged {
 }
 
 /// Notes the checkpoint that is there, for who reads it only now and then; blocks.
-pub fn notice(device_plugin_dir: &Path, unchanged: &Unchanged, now: Instant) {
+pub fn notice(device_plugin_dir: &Path, unchanged: &CheckpointAge, now: Instant) {
     if let Some(id) = FileId::of(&device_plugin_dir.join(CHECKPOINT_FILE)) {
         unchanged.age(id, now);
     }
@@ -126,19 +126,19 @@ pub fn notice(device_plugin_dir: &Path, unchanged: &Unchanged, now: Instant) {
 pub fn remembered(
     device_plugin_dir: &Path,
     pods: &PodFolders,
-    unchanged: &Unchanged,
+    unchanged: &CheckpointAge,
     now: Instant,
-) -> Result<BTreeSet<(String, String)>, Error> {
+) -> Result<BTreeSet<(String, String)>, CheckpointError> {
     let path = device_plugin_dir.join(CHECKPOINT_FILE);
     let (id, text) = match read(&path) {
         Ok(read) => read,
         Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        Err(source) => return Err(Error::Read { path, source }),
+        Err(source) => return Err(CheckpointError::Read { path, source }),
     };
-    let entries = parse(&text).map_err(|source| Error::Parse { path, source })?;
+    let entries = parse(&text).map_err(|source| CheckpointError::Parse { path, source })?;
     let is_old = unchanged.age(id, now) >= STARTED_AFTER;
     let may_hold = entries.into_iter().filter(|entry| !is_old || !pods.is_gone(&entry.pod));
-    Ok(may_hold.flat_map(Entry::shares).collect())
+    Ok(may_hold.flat_map(CheckpointEntry::shares).collect())
 }
 
 /// Which file it is and what it says; both of one file, since the kubelet replaces it.
@@ -149,12 +149,12 @@ fn read(path: &Path) -> io::Result<(FileId, Vec<u8>)> {
     Ok((FileId::of_open(&file)?, text))
 }
 
-fn parse(text: &[u8]) -> serde_json::Result<Vec<Entry>> {
+fn parse(text: &[u8]) -> serde_json::Result<Vec<CheckpointEntry>> {
     let checkpoint: Checkpoint = serde_json::from_slice(text)?;
     Ok(checkpoint.data.entries.unwrap_or_default())
 }
 
-impl Entry {
+impl CheckpointEntry {
     fn shares(self) -> impl Iterator<Item = (String, String)> {
         let resource = self.resource;
         self.ids.into_values().flatten().map(move |id| (resource.clone(), id))
@@ -178,10 +178,10 @@ mod tests {
     }
 
     fn ids(folder: &Path, own: &str) -> Vec<String> {
-        ids_at(folder, own, &Unchanged::default(), Instant::now())
+        ids_at(folder, own, &CheckpointAge::default(), Instant::now())
     }
 
-    fn ids_at(folder: &Path, own: &str, unchanged: &Unchanged, now: Instant) -> Vec<String> {
+    fn ids_at(folder: &Path, own: &str, unchanged: &CheckpointAge, now: Instant) -> Vec<String> {
         let pods = PodFolders {
             folder: folder.join("pods"),
             own: own.to_owned(),
@@ -210,7 +210,7 @@ mod tests {
         for pod in ["own", "a"] {
             fs::create_dir_all(folder.path().join("pods").join(pod)).unwrap();
         }
-        let (seen, start) = (Unchanged::default(), Instant::now());
+        let (seen, start) = (CheckpointAge::default(), Instant::now());
         let at = |own: &str, seconds: u64| ids_at(folder.path(), own, &seen, start + Duration::from_secs(seconds));
         assert_eq!(at("own", 0).len(), 3, "pod b may be starting");
         assert_eq!(at("own", 29).len(), 3);
@@ -224,7 +224,7 @@ mod tests {
     fn no_time_of_the_file_makes_a_checkpoint_that_was_just_written_an_old_one() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("pods/own")).unwrap();
-        let (seen, start) = (Unchanged::default(), Instant::now());
+        let (seen, start) = (CheckpointAge::default(), Instant::now());
         let at = |seconds: u64| ids_at(folder.path(), "own", &seen, start + Duration::from_secs(seconds)).len();
         let written = |time: SystemTime| write(folder.path(), TEXT).set_modified(time).unwrap();
         // As after a jump of the clock, to either side.
@@ -240,7 +240,7 @@ mod tests {
     fn a_checkpoint_that_was_noticed_is_as_old_as_one_that_was_read() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("pods/own")).unwrap();
-        let (seen, start) = (Unchanged::default(), Instant::now());
+        let (seen, start) = (CheckpointAge::default(), Instant::now());
         notice(folder.path(), &seen, start);
         write(folder.path(), TEXT);
         let at = |seconds: u64| start + Duration::from_secs(seconds);
@@ -268,7 +268,7 @@ mod tests {
             let error = remembered(
                 folder.path(),
                 &PodFolders::default(),
-                &Unchanged::default(),
+                &CheckpointAge::default(),
                 Instant::now(),
             );
             let error = error.unwrap_err().to_string();

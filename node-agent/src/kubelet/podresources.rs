@@ -2,13 +2,13 @@
 
 use crate::{
     kubelet::{
-        checkpoint::{self, PodFolders, Unchanged},
+        checkpoint::{self, CheckpointAge, PodFolders},
         pod_resources_api::{
             AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest, PodResources as Pod,
             pod_resources_lister_client::PodResourcesListerClient,
         },
     },
-    runtime::one_thread::OneThread,
+    runtime::one_thread::BlockingThread,
 };
 use gpunode_gpu::{ContainerShares, KubeletObservation};
 use std::{
@@ -27,7 +27,7 @@ const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
 
 /// Why the kubelet does not say who holds what.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum PodResourcesError {
     /// There is no socket.
     #[error(
         "ask the kubelet which pod holds which device: {0} does not exist; mount the kubelet's folder pod-resources, or \
@@ -62,7 +62,7 @@ pub enum Error {
     },
     /// The kubelet's checkpoint cannot be read.
     #[error(transparent)]
-    Checkpoint(#[from] checkpoint::Error),
+    Checkpoint(#[from] checkpoint::CheckpointError),
     /// The kubelet's folder of device plugins is not there.
     #[error(
         "read the kubelet's checkpoint: {0} is no folder; mount the kubelet's folder device-plugins, or name it with \
@@ -87,9 +87,9 @@ pub struct PodResources {
     /// The kubelet's folders of pods.
     pods: PodFolders,
     /// Since when the checkpoint is what it is.
-    unchanged: Unchanged,
+    unchanged: CheckpointAge,
     /// Reads them.
-    pub files: OneThread,
+    pub files: BlockingThread,
 }
 
 impl PodResources {
@@ -99,13 +99,13 @@ impl PodResources {
             socket,
             device_plugin_dir,
             pods,
-            unchanged: Unchanged::default(),
-            files: OneThread::default(),
+            unchanged: CheckpointAge::default(),
+            files: BlockingThread::default(),
         }
     }
 
     /// Asks anew, over a connection of its own: a kubelet that restarted has another socket.
-    pub async fn observe(&self) -> Result<KubeletObservation, Error> {
+    pub async fn observe(&self) -> Result<KubeletObservation, PodResourcesError> {
         let started = Instant::now();
         let mut client = self.connect().await?;
         // What can be given out is read before what was given out: an id that is in neither was in no container's hands
@@ -126,7 +126,7 @@ impl PodResources {
     }
 
     /// Resource and id of every healthy device that the kubelet has, of any plugin.
-    pub async fn allocatable(&self) -> Result<BTreeSet<(String, String)>, Error> {
+    pub async fn allocatable(&self) -> Result<BTreeSet<(String, String)>, PodResourcesError> {
         let mut client = self.connect().await?;
         let allocatable = client.get_allocatable_resources(AllocatableResourcesRequest {});
         let devices = self.answer("GetAllocatableResources", allocatable).await?.devices;
@@ -138,7 +138,7 @@ impl PodResources {
         checkpoint::notice(&self.device_plugin_dir, &self.unchanged, Instant::now());
     }
 
-    async fn remembered(&self) -> Result<BTreeSet<(String, String)>, Error> {
+    async fn remembered(&self) -> Result<BTreeSet<(String, String)>, PodResourcesError> {
         let (folder, pods, unchanged) = (
             self.device_plugin_dir.clone(),
             self.pods.clone(),
@@ -147,19 +147,21 @@ impl PodResources {
         let read = self.files.run(move || {
             // A kubelet without checkpoint remembers nothing; one whose folder is not here may remember anything.
             if !folder.is_dir() {
-                return Err(Error::NoFolder(folder));
+                return Err(PodResourcesError::NoFolder(folder));
             }
             Ok(checkpoint::remembered(&folder, &pods, &unchanged, Instant::now())?)
         });
-        timeout(CALL_TIMEOUT, read).await.map_err(|_| Error::SlowCheckpoint)??
+        timeout(CALL_TIMEOUT, read)
+            .await
+            .map_err(|_| PodResourcesError::SlowCheckpoint)??
     }
 
-    async fn connect(&self) -> Result<PodResourcesListerClient<tonic::transport::Channel>, Error> {
+    async fn connect(&self) -> Result<PodResourcesListerClient<tonic::transport::Channel>, PodResourcesError> {
         let path: &Path = &self.socket;
         if !path.exists() {
-            return Err(Error::NoSocket(path.to_owned()));
+            return Err(PodResourcesError::NoSocket(path.to_owned()));
         }
-        let failed = |source| Error::Connect {
+        let failed = |source| PodResourcesError::Connect {
             path: path.to_owned(),
             source,
         };
@@ -176,18 +178,18 @@ impl PodResources {
         &self,
         call: &'static str,
         request: impl Future<Output = Result<Response<T>, Status>>,
-    ) -> Result<T, Error> {
+    ) -> Result<T, PodResourcesError> {
         let path = || self.socket.clone();
         match timeout(CALL_TIMEOUT, request).await {
             Ok(answer) => {
-                let refused = |status| Error::Refused {
+                let refused = |status| PodResourcesError::Refused {
                     call,
                     path: path(),
                     status: Box::new(status),
                 };
                 answer.map(Response::into_inner).map_err(refused)
             }
-            Err(_) => Err(Error::NoAnswer { call, path: path() }),
+            Err(_) => Err(PodResourcesError::NoAnswer { call, path: path() }),
         }
     }
 }

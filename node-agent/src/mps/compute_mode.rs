@@ -1,7 +1,7 @@
 //! The compute mode of a GPU with an MPS daemon: kept before it is changed, and restored when the daemon has gone. MIG
 //! devices have none of their own.
 
-use super::place::Place;
+use super::place::DeviceFolder;
 use crate::{
     driver::{
         driver_root,
@@ -13,7 +13,7 @@ use std::{fs, io, path::PathBuf};
 
 /// Why the compute mode was not changed.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ComputeModeError {
     /// There is no driver.
     #[error("set the compute mode of {device}: there is no libnvidia-ml.so.1 below the driver root")]
     NoDriver {
@@ -22,7 +22,7 @@ pub enum Error {
     },
     /// NVML refuses.
     #[error(transparent)]
-    Nvml(#[from] nvml::Error),
+    Nvml(#[from] nvml::DriverError),
     /// What it was cannot be kept.
     #[error("keep the compute mode of {device} in {path}: {source}")]
     Keep {
@@ -36,7 +36,7 @@ pub enum Error {
 }
 
 /// Sets the mode that MPS needs; blocks. Killed in between, it leaves a GPU whose mode is kept.
-pub fn set(place: &Place, roots: &[PathBuf]) -> Result<(), Error> {
+pub fn set(place: &DeviceFolder, roots: &[PathBuf]) -> Result<(), ComputeModeError> {
     if place.is_mig() {
         return Ok(());
     }
@@ -52,20 +52,20 @@ pub fn set(place: &Place, roots: &[PathBuf]) -> Result<(), Error> {
 }
 
 /// Sets the mode that was before, where one is kept; blocks.
-pub fn restore(place: &Place, roots: &[PathBuf]) -> Result<(), Error> {
+pub fn restore(place: &DeviceFolder, roots: &[PathBuf]) -> Result<(), ComputeModeError> {
     let Some(mode) = kept(place) else { return Ok(()) };
     nvml::set_compute_mode(&library(place, roots)?, place.uuid(), mode)?;
     fs::remove_file(place.compute_mode()).map_err(|source| not_kept(place, source))
 }
 
-fn library(place: &Place, roots: &[PathBuf]) -> Result<PathBuf, Error> {
-    driver_root::find_library(roots).ok_or_else(|| Error::NoDriver {
+fn library(place: &DeviceFolder, roots: &[PathBuf]) -> Result<PathBuf, ComputeModeError> {
+    driver_root::find_library(roots).ok_or_else(|| ComputeModeError::NoDriver {
         device: place.uuid().to_owned(),
     })
 }
 
-fn not_kept(place: &Place, source: io::Error) -> Error {
-    Error::Keep {
+fn not_kept(place: &DeviceFolder, source: io::Error) -> ComputeModeError {
+    ComputeModeError::Keep {
         device: place.uuid().to_owned(),
         path: place.compute_mode(),
         source,
@@ -73,12 +73,12 @@ fn not_kept(place: &Place, source: io::Error) -> Error {
 }
 
 /// What is kept. A file with anything else in it is none of ours and counts as the mode that GPUs come with.
-fn kept(place: &Place) -> Option<ComputeMode> {
+fn kept(place: &DeviceFolder) -> Option<ComputeMode> {
     let text = fs::read_to_string(place.compute_mode()).ok()?;
     Some(text.trim().parse().unwrap_or(ComputeMode::Default))
 }
 
-fn keep(place: &Place, mode: ComputeMode) -> io::Result<()> {
+fn keep(place: &DeviceFolder, mode: ComputeMode) -> io::Result<()> {
     atomic_file::replace(&place.compute_mode(), mode.to_string().as_bytes())
 }
 
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn what_was_kept_is_known_again() {
         let folder = tempfile::tempdir().unwrap();
-        let place = Place::of(folder.path(), "GPU-1").unwrap();
+        let place = DeviceFolder::of(folder.path(), "GPU-1").unwrap();
         fs::create_dir(place.folder()).unwrap();
         assert_eq!(kept(&place), None);
         for mode in [ComputeMode::Prohibited, ComputeMode::Default] {
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_mig_device_needs_no_driver_for_this() {
-        let place = Place::of(Path::new("/nowhere"), "MIG-1").unwrap();
+        let place = DeviceFolder::of(Path::new("/nowhere"), "MIG-1").unwrap();
         set(&place, &[]).unwrap();
         restore(&place, &[]).unwrap();
     }

@@ -2,8 +2,8 @@
 
 use super::{
     exec::MpsExecArgs,
-    place::Place,
-    processes::{MARK, Own},
+    place::DeviceFolder,
+    processes::{ChildPid, MARK},
 };
 use crate::driver::driver_root;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -38,7 +38,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why the program did not do what it was started for.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum MpsControlError {
     /// The driver has none.
     #[error(
         "find usr/bin/nvidia-cuda-mps-control below {roots}: there is none; install the NVIDIA driver's compute utilities, or \
@@ -93,22 +93,22 @@ pub enum Error {
 
 /// The program of one device: where it is looked for, and what is left of the last one.
 #[derive(Clone, Debug)]
-pub struct Control {
+pub struct MpsControl {
     host_root: PathBuf,
     driver_root: Option<PathBuf>,
-    left: Left,
+    left: HungProgram,
 }
 
 /// A program that was killed and did not end. No other is started meanwhile: each would hang as well.
-type Left = Arc<Mutex<Option<(Child, Own)>>>;
+type HungProgram = Arc<Mutex<Option<(Child, ChildPid)>>>;
 
-impl Control {
+impl MpsControl {
     /// `driver_root` where one was named.
     pub fn new(host_root: &Path, driver_root: Option<&Path>) -> Self {
         Self {
             host_root: host_root.to_owned(),
             driver_root: driver_root.map(Path::to_owned),
-            left: Left::default(),
+            left: HungProgram::default(),
         }
     }
 
@@ -118,7 +118,7 @@ impl Control {
     }
 
     /// Starts the daemon of a device; returns when it is in the background.
-    pub async fn start(&self, place: &Place) -> Result<(), Error> {
+    pub async fn start(&self, place: &DeviceFolder) -> Result<(), MpsControlError> {
         let mut command = self.command(place, &["-d"])?;
         command.env(MARK, place.folder());
         run(&self.left, command, "start", place, "", START_TIMEOUT)
@@ -127,7 +127,7 @@ impl Control {
     }
 
     /// Whether the daemon answers.
-    pub async fn ask(&self, place: &Place) -> Result<(), Error> {
+    pub async fn ask(&self, place: &DeviceFolder) -> Result<(), MpsControlError> {
         let action = "ask";
         let command = self.command(place, &[])?;
         let (status, output) = run(
@@ -142,7 +142,7 @@ impl Control {
         if output.trim().parse::<f32>().is_ok() {
             return Ok(());
         }
-        Err(Error::Failed {
+        Err(MpsControlError::Failed {
             action,
             device: place.uuid().to_owned(),
             status,
@@ -151,7 +151,7 @@ impl Control {
     }
 
     /// Tells the daemon to quit.
-    pub async fn quit(&self, place: &Place) -> Result<(), Error> {
+    pub async fn quit(&self, place: &DeviceFolder) -> Result<(), MpsControlError> {
         run(
             &self.left,
             self.command(place, &[])?,
@@ -164,9 +164,9 @@ impl Control {
         .map(drop)
     }
 
-    fn command(&self, place: &Place, arguments: &[&str]) -> Result<Command, Error> {
+    fn command(&self, place: &DeviceFolder, arguments: &[&str]) -> Result<Command, MpsControlError> {
         let (root, program) = self.find()?;
-        let own = std::env::current_exe().map_err(|source| Error::Run {
+        let own = std::env::current_exe().map_err(|source| MpsControlError::Run {
             device: place.uuid().to_owned(),
             source,
         })?;
@@ -186,7 +186,7 @@ impl Control {
     }
 
     /// The root and the program below it. A link counts as well: it leads somewhere below that root.
-    fn find(&self) -> Result<(PathBuf, &'static str), Error> {
+    fn find(&self) -> Result<(PathBuf, &'static str), MpsControlError> {
         let roots = self.roots();
         let find = |root: &PathBuf| {
             PROGRAMS
@@ -194,7 +194,7 @@ impl Control {
                 .find(|program| root.join(program).symlink_metadata().is_ok())
         };
         let found = roots.iter().find_map(|root| Some((root.clone(), find(root)?)));
-        found.ok_or_else(|| Error::NoProgram {
+        found.ok_or_else(|| MpsControlError::NoProgram {
             roots: driver_root::in_words(&roots),
         })
     }
@@ -202,15 +202,15 @@ impl Control {
 
 /// Runs a command to its end, and tells what it said.
 async fn run(
-    left: &Left,
+    left: &HungProgram,
     mut command: Command,
     action: &'static str,
-    place: &Place,
+    place: &DeviceFolder,
     input: &str,
     after: Duration,
-) -> Result<(ExitStatus, String), Error> {
+) -> Result<(ExitStatus, String), MpsControlError> {
     let device = || place.uuid().to_owned();
-    let failed = |source| Error::Run {
+    let failed = |source| MpsControlError::Run {
         device: device(),
         source,
     };
@@ -218,7 +218,7 @@ async fn run(
     if let Some((child, _)) = &mut *left
         && child.try_wait().map_err(failed)?.is_none()
     {
-        return Err(Error::Hangs {
+        return Err(MpsControlError::Hangs {
             action,
             device: device(),
         });
@@ -232,7 +232,7 @@ async fn run(
         .stdout(Stdio::from(stdout))
         .stderr(Stdio::from(stderr));
     let mut child = command.spawn().map_err(failed)?;
-    let own = child.id().map(Own::new);
+    let own = child.id().map(ChildPid::new);
     let Ok(ended) = timeout(after, child.wait()).await else {
         if timeout(KILL_TIMEOUT, child.kill()).await.is_err() {
             warn!(
@@ -241,7 +241,7 @@ async fn run(
             );
             *left = own.map(|own| (child, own));
         }
-        return Err(Error::NoAnswer {
+        return Err(MpsControlError::NoAnswer {
             action,
             device: device(),
             after,
@@ -252,7 +252,7 @@ async fn run(
     if status.success() {
         Ok((status, output))
     } else {
-        Err(Error::Failed {
+        Err(MpsControlError::Failed {
             action,
             device: device(),
             status,
@@ -288,14 +288,14 @@ fn read_output(file: &File) -> io::Result<String> {
 mod tests {
     use super::*;
 
-    fn place() -> Place {
-        Place::of(Path::new("/nowhere"), "GPU-1").unwrap()
+    fn place() -> DeviceFolder {
+        DeviceFolder::of(Path::new("/nowhere"), "GPU-1").unwrap()
     }
 
-    async fn shell(script: &str, input: &str, after: Duration) -> Result<(ExitStatus, String), Error> {
+    async fn shell(script: &str, input: &str, after: Duration) -> Result<(ExitStatus, String), MpsControlError> {
         let mut command = Command::new("sh");
         command.arg("-c").arg(script).kill_on_drop(true);
-        run(&Left::default(), command, "ask", &place(), input, after).await
+        run(&HungProgram::default(), command, "ask", &place(), input, after).await
     }
 
     #[tokio::test]
@@ -314,7 +314,7 @@ mod tests {
     async fn endless_output_and_a_program_in_the_background_hold_nobody_up() {
         let error = shell("yes", "", Duration::from_secs(10)).await.unwrap_err();
         assert!(
-            matches!(&error, Error::Failed { output, .. } if output.len() <= 4096),
+            matches!(&error, MpsControlError::Failed { output, .. } if output.len() <= 4096),
             "{error}"
         );
         // The background process keeps the output open.
@@ -335,11 +335,11 @@ mod tests {
     async fn no_program_is_started_while_one_that_was_killed_is_still_there() {
         let place = place();
         let hanging = Command::new("sleep").arg("100").kill_on_drop(true).spawn().unwrap();
-        let own = Own::new(hanging.id().unwrap());
-        let left = Left::new(Mutex::new(Some((hanging, own))));
+        let own = ChildPid::new(hanging.id().unwrap());
+        let left = HungProgram::new(Mutex::new(Some((hanging, own))));
         let ask = || run(&left, Command::new("true"), "ask", &place, "", Duration::from_secs(10));
         for _ in 0..2 {
-            assert!(matches!(ask().await, Err(Error::Hangs { .. })));
+            assert!(matches!(ask().await, Err(MpsControlError::Hangs { .. })));
         }
         left.lock().await.as_mut().unwrap().0.kill().await.unwrap();
         ask().await.unwrap();
@@ -349,7 +349,7 @@ mod tests {
     #[tokio::test]
     async fn a_driver_without_the_program_is_an_error_that_names_where_it_was_looked_for() {
         let root = tempfile::tempdir().unwrap();
-        let control = Control::new(root.path(), None);
+        let control = MpsControl::new(root.path(), None);
         let error = control.ask(&place()).await.unwrap_err().to_string();
         assert!(
             error.contains("run/nvidia/driver and ") && error.contains("--driver-root"),

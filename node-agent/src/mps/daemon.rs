@@ -15,7 +15,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// What is wanted of a device's daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum DesiredDaemon {
     /// It runs.
     Run,
     /// It goes on serving the clients that it has, and nobody learns that it answers.
@@ -26,7 +26,7 @@ pub enum Want {
 
 /// What was seen of a device's daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum DaemonProbe {
     /// It answers.
     Answers,
     /// There is a process, which does not answer or was not asked.
@@ -40,7 +40,7 @@ pub enum Seen {
 
 /// What to do. Each may be done again after a crash in the middle of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum DaemonAction {
     /// Make the folders; keep the GPU's compute mode and set the one that MPS needs.
     Prepare,
     /// Start the daemon.
@@ -57,7 +57,7 @@ pub enum Step {
 
 /// What is remembered between two looks.
 #[derive(Clone, Debug)]
-pub struct Daemon {
+pub struct DaemonState {
     prepared: bool,
     pause: Duration,
     not_before: Option<Instant>,
@@ -68,7 +68,7 @@ pub struct Daemon {
     ask_again: Option<Instant>,
 }
 
-impl Default for Daemon {
+impl Default for DaemonState {
     fn default() -> Self {
         Self {
             prepared: false,
@@ -82,69 +82,69 @@ impl Default for Daemon {
     }
 }
 
-impl Daemon {
+impl DaemonState {
     /// The next step; none when there is nothing to do now.
-    pub fn next(&mut self, want: Want, seen: Seen, now: Instant) -> Option<Step> {
+    pub fn next(&mut self, want: DesiredDaemon, seen: DaemonProbe, now: Instant) -> Option<DaemonAction> {
         self.remember(seen, now);
         // A daemon that was told to quit takes no new client: it ends first.
         let want = match want {
-            Want::Run | Want::Rest if self.told.is_some() => Want::Gone,
+            DesiredDaemon::Run | DesiredDaemon::Rest if self.told.is_some() => DesiredDaemon::Gone,
             want => want,
         };
         match (want, seen) {
-            (Want::Rest, _) => None,
-            (Want::Run, Seen::Answers) if self.prepared => None,
-            (Want::Run, Seen::Gone) if self.prepared => self.attempt(Step::Start, now),
+            (DesiredDaemon::Rest, _) => None,
+            (DesiredDaemon::Run, DaemonProbe::Answers) if self.prepared => None,
+            (DesiredDaemon::Run, DaemonProbe::Gone) if self.prepared => self.attempt(DaemonAction::Start, now),
             // One that answers was started by an earlier supervisor.
-            (Want::Run, Seen::Gone | Seen::Answers) => self.attempt(Step::Prepare, now),
-            (Want::Run, Seen::Silent { answered }) => {
+            (DesiredDaemon::Run, DaemonProbe::Gone | DaemonProbe::Answers) => self.attempt(DaemonAction::Prepare, now),
+            (DesiredDaemon::Run, DaemonProbe::Silent { answered }) => {
                 let hung = self.silent_since.is_some_and(|since| now.duration_since(since) >= HUNG);
                 if hung && !answered {
-                    self.attempt(Step::Kill, now)
+                    self.attempt(DaemonAction::Kill, now)
                 } else {
                     None
                 }
             }
-            (Want::Gone, Seen::Gone) => self
-                .attempt(Step::CleanUnlessHeld, now)
+            (DesiredDaemon::Gone, DaemonProbe::Gone) => self
+                .attempt(DaemonAction::CleanUnlessHeld, now)
                 .inspect(|_| self.prepared = false),
-            (Want::Gone, Seen::Answers | Seen::Silent { .. }) => self.quit(now),
+            (DesiredDaemon::Gone, DaemonProbe::Answers | DaemonProbe::Silent { .. }) => self.quit(now),
         }
     }
 
-    /// [`Step::Prepare`] has succeeded: what follows needs no pause.
+    /// [`DaemonAction::Prepare`] has succeeded: what follows needs no pause.
     pub fn prepared(&mut self) {
         self.prepared = true;
         self.not_before = None;
         self.pause = self.pause.div_f32(2.0).max(MIN_PAUSE);
     }
 
-    /// [`Step::QuitUnlessHeld`] has found nobody. Until then the daemon goes on serving.
+    /// [`DaemonAction::QuitUnlessHeld`] has found nobody. Until then the daemon goes on serving.
     pub fn told(&mut self, now: Instant) {
         self.told.get_or_insert(now);
     }
 
-    fn remember(&mut self, seen: Seen, now: Instant) {
+    fn remember(&mut self, seen: DaemonProbe, now: Instant) {
         match seen {
-            Seen::Answers => {
+            DaemonProbe::Answers => {
                 self.silent_since = None;
                 let since = *self.answering_since.get_or_insert(now);
                 if now.duration_since(since) >= STABLE {
                     self.pause = MIN_PAUSE;
                 }
             }
-            Seen::Silent { .. } => {
+            DaemonProbe::Silent { .. } => {
                 self.answering_since = None;
                 self.silent_since.get_or_insert(now);
             }
-            Seen::Gone => {
+            DaemonProbe::Gone => {
                 (self.answering_since, self.silent_since) = (None, None);
                 (self.told, self.ask_again) = (None, None);
             }
         }
     }
 
-    fn attempt(&mut self, step: Step, now: Instant) -> Option<Step> {
+    fn attempt(&mut self, step: DaemonAction, now: Instant) -> Option<DaemonAction> {
         if self.not_before.is_some_and(|time| now < time) {
             return None;
         }
@@ -153,16 +153,16 @@ impl Daemon {
         Some(step)
     }
 
-    fn quit(&mut self, now: Instant) -> Option<Step> {
+    fn quit(&mut self, now: Instant) -> Option<DaemonAction> {
         if self.ask_again.is_some_and(|time| now < time) {
             return None;
         }
         self.ask_again = Some(now + ASK_AGAIN);
         let hung = self.told.is_some_and(|first| now.duration_since(first) >= HUNG);
         Some(if hung {
-            Step::KillUnlessHeld
+            DaemonAction::KillUnlessHeld
         } else {
-            Step::QuitUnlessHeld
+            DaemonAction::QuitUnlessHeld
         })
     }
 }

@@ -1,12 +1,12 @@
-//! Looks after the MPS control daemon of one device: sees, asks [`Daemon`] what to do, and does it.
+//! Looks after the MPS control daemon of one device: sees, asks [`DaemonState`] what to do, and does it.
 
 use super::{
     compute_mode,
-    control::Control,
-    daemon::{Daemon, Seen, Step, Want},
+    control::MpsControl,
+    daemon::{DaemonAction, DaemonProbe, DaemonState, DesiredDaemon},
     folders,
-    holders::Holders,
-    place::Place,
+    holders::HolderQuery,
+    place::DeviceFolder,
     processes,
 };
 use crate::{runtime::clock::since_boot, store::atomic_file};
@@ -30,20 +30,20 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What looking after a daemon needs.
 #[derive(Clone, Debug)]
-pub struct Care {
+pub struct DaemonRunner {
     /// The device's folder.
-    pub place: Place,
+    pub place: DeviceFolder,
     /// The program.
-    pub control: Control,
+    pub control: MpsControl,
     /// Who holds devices.
-    pub holders: Holders,
+    pub holders: HolderQuery,
 }
 
-impl Care {
+impl DaemonRunner {
     /// Ends when the daemon and its folder are gone and not wanted, or when `want` is.
-    pub async fn look_after(self, mut want: watch::Receiver<Want>) {
-        let mut daemon = Daemon::default();
-        let mut state = State::default();
+    pub async fn look_after(self, mut want: watch::Receiver<DesiredDaemon>) {
+        let mut daemon = DaemonState::default();
+        let mut state = LoggedState::default();
         let mut short_until = Instant::now();
         loop {
             let wanted = *want.borrow_and_update();
@@ -54,13 +54,13 @@ impl Care {
                 let done = self.carry_out(step, &mut daemon, &mut state).await;
                 state.report(&self.place, done.as_ref().err().map(|error| format!("{error:#}")));
                 match (step, done) {
-                    (Step::CleanUnlessHeld, Ok(())) if *want.borrow() != Want::Run => return,
-                    (Step::Prepare, Ok(())) => daemon.prepared(),
+                    (DaemonAction::CleanUnlessHeld, Ok(())) if *want.borrow() != DesiredDaemon::Run => return,
+                    (DaemonAction::Prepare, Ok(())) => daemon.prepared(),
                     (_, Ok(())) => short_until = Instant::now() + SETTLES_WITHIN,
                     (_, Err(_)) => {}
                 }
                 asked = Ok((seen, daemon.next(wanted, seen, std::time::Instant::now())));
-                if step != Step::Prepare {
+                if step != DaemonAction::Prepare {
                     break;
                 }
             }
@@ -78,13 +78,13 @@ impl Care {
         }
     }
 
-    async fn see(&self, want: Want, state: &mut State) -> Result<Seen> {
-        if want == Want::Run {
+    async fn see(&self, want: DesiredDaemon, state: &mut LoggedState) -> Result<DaemonProbe> {
+        if want == DesiredDaemon::Run {
             match self.control.ask(&self.place).await {
                 Ok(()) => {
                     self.record_answer().await?;
                     state.answers(&self.place);
-                    return Ok(Seen::Answers);
+                    return Ok(DaemonProbe::Answers);
                 }
                 Err(error) => state.silent(&self.place, &error.to_string()),
             }
@@ -94,10 +94,14 @@ impl Care {
             let running = !processes::of(&place)?.is_empty();
             let answered = place.answered().exists();
             // Nobody may take the answer of a daemon that has gone, or of one that nobody may start to use, for news.
-            if answered && (want != Want::Run || !running) {
+            if answered && (want != DesiredDaemon::Run || !running) {
                 fs::remove_file(place.answered())?;
             }
-            Ok(if running { Seen::Silent { answered } } else { Seen::Gone })
+            Ok(if running {
+                DaemonProbe::Silent { answered }
+            } else {
+                DaemonProbe::Gone
+            })
         })
         .await
         .with_context(|| format!("look for the MPS control daemon of {}", self.place.uuid()))
@@ -113,11 +117,11 @@ impl Care {
         .with_context(|| format!("record in {} that the daemon answers", self.place.folder().display()))
     }
 
-    async fn carry_out(&self, step: Step, daemon: &mut Daemon, state: &mut State) -> Result<()> {
+    async fn carry_out(&self, step: DaemonAction, daemon: &mut DaemonState, state: &mut LoggedState) -> Result<()> {
         let (device, place) = (self.place.uuid(), self.place.clone());
         match step {
-            Step::Prepare => self.prepare().await,
-            Step::Start => {
+            DaemonAction::Prepare => self.prepare().await,
+            DaemonAction::Start => {
                 blocking(move || folders::empty_for_a_start(&place))
                     .await
                     .context("remove what a dead daemon left")?;
@@ -125,15 +129,15 @@ impl Care {
                 info!(device, "MPS control daemon started");
                 Ok(())
             }
-            Step::QuitUnlessHeld => {
+            DaemonAction::QuitUnlessHeld => {
                 self.is_free().await?;
                 daemon.told(std::time::Instant::now());
                 self.control.quit(&self.place).await?;
                 info!(device, "MPS control daemon told to quit");
                 Ok(())
             }
-            Step::Kill | Step::KillUnlessHeld => {
-                if step == Step::KillUnlessHeld {
+            DaemonAction::Kill | DaemonAction::KillUnlessHeld => {
+                if step == DaemonAction::KillUnlessHeld {
                     self.is_free().await?;
                 }
                 state.kills(&self.place);
@@ -141,7 +145,7 @@ impl Care {
                     .await
                     .with_context(|| format!("kill the daemon of {device}"))
             }
-            Step::CleanUnlessHeld => {
+            DaemonAction::CleanUnlessHeld => {
                 self.is_free().await?;
                 self.restore_compute_mode().await?;
                 let removed = blocking(move || folders::remove(&place)).await;
@@ -177,7 +181,7 @@ impl Care {
 
     async fn compute_mode(
         &self,
-        change: fn(&Place, &[std::path::PathBuf]) -> Result<(), compute_mode::Error>,
+        change: fn(&DeviceFolder, &[std::path::PathBuf]) -> Result<(), compute_mode::ComputeModeError>,
     ) -> Result<()> {
         let place = self.place.clone();
         let roots = self.control.roots();
@@ -190,27 +194,27 @@ impl Care {
 
 /// What was logged last, so that the same is not logged every second.
 #[derive(Default)]
-struct State {
+struct LoggedState {
     answering: bool,
     killed: bool,
     problem: Option<String>,
 }
 
-impl State {
-    fn answers(&mut self, place: &Place) {
+impl LoggedState {
+    fn answers(&mut self, place: &DeviceFolder) {
         self.killed = false;
         if !std::mem::replace(&mut self.answering, true) {
             info!(device = place.uuid(), "MPS control daemon answers");
         }
     }
 
-    fn silent(&mut self, place: &Place, error: &str) {
+    fn silent(&mut self, place: &DeviceFolder, error: &str) {
         if std::mem::replace(&mut self.answering, false) {
             warn!(device = place.uuid(), error, "MPS control daemon does not answer");
         }
     }
 
-    fn kills(&mut self, place: &Place) {
+    fn kills(&mut self, place: &DeviceFolder) {
         if !std::mem::replace(&mut self.killed, true) {
             warn!(
                 device = place.uuid(),
@@ -219,7 +223,7 @@ impl State {
         }
     }
 
-    fn report(&mut self, place: &Place, problem: Option<String>) {
+    fn report(&mut self, place: &DeviceFolder, problem: Option<String>) {
         if let Some(problem) = &problem
             && self.problem.as_ref() != Some(problem)
         {

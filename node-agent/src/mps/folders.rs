@@ -1,31 +1,31 @@
 //! The folders of a device's daemon. What containers see of them is mounted on them ([`memory`]).
 
-use super::{emptying::empty, memory, place::Place};
+use super::{emptying::empty, memory, place::DeviceFolder};
 use std::{fs, io, os::unix::fs::MetadataExt as _};
 
 /// Bytes of each log file that are kept: they are in memory, and each question to a daemon writes lines.
 const MAX_LOG: u64 = 1024 * 1024;
 
 /// Makes what is missing; blocks. What is there stays what it is: containers have it mounted.
-pub fn provide(place: &Place) -> io::Result<()> {
+pub fn provide(place: &DeviceFolder) -> io::Result<()> {
     make(place)?;
     memory::provide(place)
 }
 
-fn make(place: &Place) -> io::Result<()> {
+fn make(place: &DeviceFolder) -> io::Result<()> {
     [place.pipe(), place.log(), place.shm()]
         .iter()
         .try_for_each(fs::create_dir_all)
 }
 
 /// Removes what a daemon that has ended and its clients left; blocks. Their contexts ended with it.
-pub fn empty_for_a_start(place: &Place) -> io::Result<()> {
+pub fn empty_for_a_start(place: &DeviceFolder) -> io::Result<()> {
     empty(&place.pipe())?;
     empty(&place.shm())
 }
 
 /// Removes all; blocks.
-pub fn remove(place: &Place) -> io::Result<()> {
+pub fn remove(place: &DeviceFolder) -> io::Result<()> {
     memory::remove(place)?;
     match fs::remove_dir_all(place.folder()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -34,7 +34,7 @@ pub fn remove(place: &Place) -> io::Result<()> {
 }
 
 /// Cuts off log files; blocks. The daemon goes on writing to them.
-pub fn bound_logs(place: &Place) -> io::Result<()> {
+pub fn bound_logs(place: &DeviceFolder) -> io::Result<()> {
     for entry in fs::read_dir(place.log())? {
         let entry = entry?;
         let meta = entry.metadata()?;
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn folders_that_are_there_stay() {
         let folder = tempfile::tempdir().unwrap();
-        let place = Place::of(folder.path(), "GPU-1").unwrap();
+        let place = DeviceFolder::of(folder.path(), "GPU-1").unwrap();
         make(&place).unwrap();
         let inode = fs::metadata(place.pipe()).unwrap().ino();
         for folder in [place.pipe(), place.shm()] {
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn a_long_log_is_cut_off() {
         let folder = tempfile::tempdir().unwrap();
-        let place = Place::of(folder.path(), "GPU-1").unwrap();
+        let place = DeviceFolder::of(folder.path(), "GPU-1").unwrap();
         make(&place).unwrap();
         let (long, short) = (place.log().join("control.log"), place.log().join("server.log"));
         fs::write(&long, vec![b'a'; 2 * 1024 * 1024]).unwrap();

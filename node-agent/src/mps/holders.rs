@@ -1,21 +1,21 @@
 //! Who holds a device, where a daemon may be ended only when nobody does.
 
-use crate::kubelet::podresources::{Error, PodResources};
+use crate::kubelet::podresources::{PodResources, PodResourcesError};
 use gpunode_gpu::{KubeletObservation, device_of};
 use std::{collections::BTreeSet, sync::Arc};
 
 /// The kubelet, asked about holders.
 #[derive(Clone, Debug)]
-pub struct Holders(Arc<PodResources>);
+pub struct HolderQuery(Arc<PodResources>);
 
-impl Holders {
+impl HolderQuery {
     /// Asks this kubelet.
     pub fn new(kubelet: PodResources) -> Self {
         Self(Arc::new(kubelet))
     }
 
     /// Whether a container holds a share of the device.
-    pub async fn hold(&self, device: &str) -> Result<bool, Error> {
+    pub async fn hold(&self, device: &str) -> Result<bool, PodResourcesError> {
         Ok(self.devices().await?.contains(device))
     }
 
@@ -25,7 +25,7 @@ impl Holders {
     }
 
     /// All devices of which a container holds a share.
-    pub async fn devices(&self) -> Result<BTreeSet<String>, Error> {
+    pub async fn devices(&self) -> Result<BTreeSet<String>, PodResourcesError> {
         Ok(held(&self.0.observe().await?))
     }
 }

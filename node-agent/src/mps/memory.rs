@@ -2,7 +2,7 @@
 //! `/run` is not. Where `--mps-dir` is mounted with propagation, the host and its containers see them under the same path;
 //! they outlive this process, and another supervisor takes them over.
 
-use super::place::Place;
+use super::place::DeviceFolder;
 use rustix::{
     io::Errno,
     mount::{MountFlags, UnmountFlags, mount, unmount},
@@ -28,7 +28,7 @@ const MAX_LAYERS: usize = 8;
 
 /// Mounts what is not mounted yet on folders that are there; blocks. Each mount is one step: killed in between, the rest is
 /// done the next time.
-pub fn provide(place: &Place) -> io::Result<()> {
+pub fn provide(place: &DeviceFolder) -> io::Result<()> {
     let memory = sysinfo();
     let shm_size = shm_size(memory.totalram.saturating_mul(memory.mem_unit.into()));
     let shm = format!("mode=1777,size={shm_size},nr_inodes={SHM_FILES}");
@@ -47,7 +47,7 @@ fn shm_size(memory: u64) -> u64 {
 
 /// Unmounts both; blocks. They leave every place under this path, here and where mounts propagate to, also while somebody
 /// uses them: containers that have one mounted elsewhere keep it until they end, and nobody waits for them.
-pub fn remove(place: &Place) -> io::Result<()> {
+pub fn remove(place: &DeviceFolder) -> io::Result<()> {
     for folder in [place.pipe(), place.shm()] {
         for _ in 0..MAX_LAYERS {
             match unmount(&folder, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
@@ -61,7 +61,7 @@ pub fn remove(place: &Place) -> io::Result<()> {
     Ok(())
 }
 
-fn is_mounted(folder: &Path, place: &Place) -> io::Result<bool> {
+fn is_mounted(folder: &Path, place: &DeviceFolder) -> io::Result<bool> {
     Ok(fs::metadata(folder)?.dev() != fs::metadata(place.folder())?.dev())
 }
 

@@ -12,12 +12,12 @@ const ANSWERED: &str = "answered";
 
 /// Folder of one device. Containers that hold the device see `pipe` and `shm` of it and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct DeviceFolder {
     uuid: String,
     folder: PathBuf,
 }
 
-impl Place {
+impl DeviceFolder {
     /// The folder of a device; none where that is not the UUID of a GPU or a MIG device: it becomes a path of a privileged
     /// process.
     pub fn of(mps_dir: &Path, uuid: &str) -> Option<Self> {
@@ -98,9 +98,12 @@ mod tests {
     fn only_uuids_of_devices_become_paths() {
         let root = Path::new("/run/gpunode/mps");
         let good = "GPU-8dcd427e-483b-b48f-d7e5-75fb19a52b76";
-        assert_eq!(Place::of(root, good).unwrap().pipe(), root.join(good).join("pipe"));
+        assert_eq!(
+            DeviceFolder::of(root, good).unwrap().pipe(),
+            root.join(good).join("pipe")
+        );
         assert!(
-            Place::of(root, "MIG-c7384736-a75d-5afc-978f-d2f1294409fd")
+            DeviceFolder::of(root, "MIG-c7384736-a75d-5afc-978f-d2f1294409fd")
                 .unwrap()
                 .is_mig()
         );
@@ -118,19 +121,19 @@ mod tests {
             "GPU-\0",
             &long,
         ] {
-            assert_eq!(Place::of(root, bad), None, "{bad:?}");
+            assert_eq!(DeviceFolder::of(root, bad), None, "{bad:?}");
         }
     }
 
     #[test]
     fn other_files_are_not_places() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(Place::all(&folder.path().join("missing")).unwrap().is_empty());
+        assert!(DeviceFolder::all(&folder.path().join("missing")).unwrap().is_empty());
         fs::create_dir(folder.path().join("GPU-1")).unwrap();
         fs::write(folder.path().join("lock"), "").unwrap();
         assert_eq!(
-            Place::all(folder.path()).unwrap(),
-            [Place::of(folder.path(), "GPU-1").unwrap()]
+            DeviceFolder::all(folder.path()).unwrap(),
+            [DeviceFolder::of(folder.path(), "GPU-1").unwrap()]
         );
     }
 }

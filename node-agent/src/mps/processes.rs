@@ -5,7 +5,7 @@
 //! who has not the host already. Nothing that a client can write to (the pipe directory has a pid file) says whom a
 //! privileged process kills.
 
-use super::place::Place;
+use super::place::DeviceFolder;
 use rustix::{
     io,
     process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid},
@@ -23,7 +23,7 @@ use tracing::warn;
 pub const MARK: &str = "GPUNODE_MPS_DAEMON";
 
 /// Processes of the daemon of a device; blocks for a look at every process.
-pub fn of(place: &Place) -> std::io::Result<Vec<Pid>> {
+pub fn of(place: &DeviceFolder) -> std::io::Result<Vec<Pid>> {
     let (own, mut found) = (cgroup("self")?, Vec::new());
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
@@ -39,7 +39,7 @@ pub fn of(place: &Place) -> std::io::Result<Vec<Pid>> {
 
 /// A process that has ended has no environment any more, also before it is reaped. That of a foreign process is not read: it
 /// would wait for one that hangs in its memory.
-fn is_ours(pid: Pid, place: &Place, own_cgroup: &str) -> bool {
+fn is_ours(pid: Pid, place: &DeviceFolder, own_cgroup: &str) -> bool {
     let pid = pid.as_raw_nonzero().to_string();
     if !cgroup(&pid).is_ok_and(|cgroup| cgroup == own_cgroup) {
         return false;
@@ -55,7 +55,7 @@ fn cgroup(pid: &str) -> std::io::Result<String> {
 }
 
 /// Kills the daemon of a device and its servers; blocks.
-pub fn kill(place: &Place) -> std::io::Result<()> {
+pub fn kill(place: &DeviceFolder) -> std::io::Result<()> {
     let own = cgroup("self")?;
     for pid in of(place)? {
         let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|process| {
@@ -79,9 +79,9 @@ static OWN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
 /// A program that somebody waits for; given to [`reap`] when dropped.
 #[derive(Debug)]
-pub struct Own(u32);
+pub struct ChildPid(u32);
 
-impl Own {
+impl ChildPid {
     /// Nothing may come between the start of the program and this.
     pub fn new(pid: u32) -> Self {
         own().insert(pid);
@@ -89,7 +89,7 @@ impl Own {
     }
 }
 
-impl Drop for Own {
+impl Drop for ChildPid {
     fn drop(&mut self) {
         own().remove(&self.0);
     }
@@ -130,8 +130,8 @@ mod tests {
     #[test]
     fn a_marked_process_is_found_and_killed_and_no_other() {
         let folder = tempfile::tempdir().unwrap();
-        let [one, two] = ["GPU-1", "GPU-2"].map(|uuid| Place::of(folder.path(), uuid).unwrap());
-        let start = |place: &Place| {
+        let [one, two] = ["GPU-1", "GPU-2"].map(|uuid| DeviceFolder::of(folder.path(), uuid).unwrap());
+        let start = |place: &DeviceFolder| {
             Command::new("sleep")
                 .arg("60")
                 .env(MARK, place.folder())

@@ -1,6 +1,6 @@
 //! What the agent sees of the MPS daemons on its node: it reads the files that the supervisor keeps.
 
-use super::place::Place;
+use super::place::DeviceFolder;
 use crate::runtime::clock::since_boot;
 use gpunode_crds::{MpsDaemon, MpsDaemonState};
 use std::{
@@ -14,11 +14,11 @@ use std::{
 const FRESH: Duration = Duration::from_secs(5);
 
 /// When the daemon of each device that has a folder answered last, as time since boot.
-pub type Answers = BTreeMap<String, Option<Duration>>;
+pub type DaemonAnswers = BTreeMap<String, Option<Duration>>;
 
 /// Reads the folder of the daemons; blocks. No folder is no daemon.
-pub fn read(mps_dir: &Path) -> io::Result<(Answers, Duration)> {
-    let places = Place::all(mps_dir)?;
+pub fn read(mps_dir: &Path) -> io::Result<(DaemonAnswers, Duration)> {
+    let places = DeviceFolder::all(mps_dir)?;
     let answers = places
         .iter()
         .map(|place| (place.uuid().to_owned(), place.read_answered()))
@@ -27,7 +27,7 @@ pub fn read(mps_dir: &Path) -> io::Result<(Answers, Duration)> {
 }
 
 /// State of every daemon that runs or has to, sorted by device. `mps` are the devices whose assignment is MPS.
-pub fn daemons(mps: &BTreeSet<String>, answers: &Answers, now: Duration) -> Vec<MpsDaemon> {
+pub fn daemons(mps: &BTreeSet<String>, answers: &DaemonAnswers, now: Duration) -> Vec<MpsDaemon> {
     let devices: BTreeSet<&String> = mps.iter().chain(answers.keys()).collect();
     let state = |device| {
         let answered = answers.get(device).copied().flatten();
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn what_the_supervisor_writes_is_read() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(read(&folder.path().join("missing")).unwrap().0, Answers::new());
+        assert_eq!(read(&folder.path().join("missing")).unwrap().0, DaemonAnswers::new());
         for (device, text) in [("GPU-1", "1234"), ("GPU-2", "x"), ("other", "1")] {
             fs::create_dir(folder.path().join(device)).unwrap();
             fs::write(folder.path().join(device).join("answered"), text).unwrap();

@@ -1,7 +1,7 @@
 //! SIGTERM: daemons that nobody uses quit; the others serve until the grace period of the pod is nearly over. No GPU is left
 //! in a compute mode that only MPS needs.
 
-use super::{INTERVAL, Looked, Supervisor, daemon::Want, processes, set};
+use super::{INTERVAL, SupervisedDaemon, Supervisor, daemon::DesiredDaemon, processes, set};
 use std::{collections::BTreeSet, time::Duration};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{info, warn};
@@ -19,7 +19,7 @@ impl Supervisor {
         let start = Instant::now();
         let deadline = start + PATIENCE;
         for looked in self.daemons.values() {
-            set(&looked.want, Want::Rest);
+            set(&looked.want, DesiredDaemon::Rest);
         }
         while Instant::now() < deadline {
             self.forget_ended();
@@ -47,7 +47,11 @@ impl Supervisor {
         for (device, looked) in &self.daemons {
             set(
                 &looked.want,
-                if held.contains(device) { Want::Rest } else { Want::Gone },
+                if held.contains(device) {
+                    DesiredDaemon::Rest
+                } else {
+                    DesiredDaemon::Gone
+                },
             );
         }
         if !devices.is_empty() {
@@ -60,7 +64,7 @@ impl Supervisor {
         for looked in self.daemons.values() {
             looked.task.abort();
         }
-        let restore = self.daemons.values().map(|Looked { care, .. }| async move {
+        let restore = self.daemons.values().map(|SupervisedDaemon { care, .. }| async move {
             let device = care.place.uuid();
             match timeout(RESTORE_TIMEOUT, care.restore_compute_mode()).await {
                 Ok(Ok(())) => info!(device, "the MPS control daemon still runs; compute mode restored"),

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cli::{Cli, Command};
+use crate::cli::{AgentCli, AgentCommand};
 use clap::Parser as _;
 use serde_json::json;
 
@@ -23,7 +23,7 @@ fn supervisor(node: &Path) -> Supervisor {
         "--mps-dir".into(),
         path("mps"),
     ];
-    let Command::Mps(args) = Cli::parse_from(arguments).command else {
+    let AgentCommand::Mps(args) = AgentCli::parse_from(arguments).command else {
         panic!("another command")
     };
     Supervisor::new(args.settings())
@@ -43,7 +43,7 @@ fn assign(node: &Path, devices: &[&str]) {
     .unwrap();
 }
 
-fn wants(supervisor: &Supervisor) -> Vec<(&str, Want)> {
+fn wants(supervisor: &Supervisor) -> Vec<(&str, DesiredDaemon)> {
     supervisor
         .daemons
         .iter()
@@ -61,14 +61,17 @@ async fn a_folder_that_cannot_be_read_for_a_while_ends_nothing() {
     fs::write(&mps, "no folder").unwrap();
     supervisor.follow().await;
     assert!(supervisor.problem.contains("look into"), "{}", supervisor.problem);
-    assert_eq!(wants(&supervisor), [(DEVICE, Want::Run)]);
+    assert_eq!(wants(&supervisor), [(DEVICE, DesiredDaemon::Run)]);
     assert_eq!(supervisor.readiness(), Ok(()));
     fs::remove_file(&mps).unwrap();
     fs::rename(&away, &mps).unwrap();
     assign(node.path(), &[DEVICE, OTHER]);
     supervisor.follow().await;
     assert_eq!(supervisor.problem, "");
-    assert_eq!(wants(&supervisor), [(DEVICE, Want::Run), (OTHER, Want::Run)]);
+    assert_eq!(
+        wants(&supervisor),
+        [(DEVICE, DesiredDaemon::Run), (OTHER, DesiredDaemon::Run)]
+    );
 }
 
 #[tokio::test]
@@ -79,10 +82,10 @@ async fn while_the_gpus_are_released_no_daemon_is_wanted() {
     let released = node.path().join("state/released");
     fs::write(&released, "").unwrap();
     supervisor.follow().await;
-    assert_eq!(wants(&supervisor), [(DEVICE, Want::Gone)]);
+    assert_eq!(wants(&supervisor), [(DEVICE, DesiredDaemon::Gone)]);
     fs::remove_file(released).unwrap();
     supervisor.follow().await;
-    assert_eq!(wants(&supervisor), [(DEVICE, Want::Run)]);
+    assert_eq!(wants(&supervisor), [(DEVICE, DesiredDaemon::Run)]);
 }
 
 #[tokio::test]
@@ -108,7 +111,7 @@ async fn a_read_that_hangs_is_waited_for_and_no_other_is_begun() {
         hanging.changed().await.unwrap();
         (
             Ok(Assignments::new()),
-            Ok(vec![Place::of(Path::new("/nowhere"), DEVICE).unwrap()]),
+            Ok(vec![DeviceFolder::of(Path::new("/nowhere"), DEVICE).unwrap()]),
         )
     }));
     for _ in 0..2 {
@@ -122,7 +125,7 @@ async fn a_read_that_hangs_is_waited_for_and_no_other_is_begun() {
     }
     release.send(()).unwrap();
     supervisor.follow().await;
-    assert_eq!(wants(&supervisor), [(DEVICE, Want::Gone)]);
+    assert_eq!(wants(&supervisor), [(DEVICE, DesiredDaemon::Gone)]);
     assert!(supervisor.reading.is_none());
 }
 
@@ -145,7 +148,10 @@ async fn a_task_that_panics_is_started_again_alone() {
     .await
     .unwrap();
     supervisor.follow().await;
-    assert_eq!(wants(&supervisor), [(DEVICE, Want::Run), (OTHER, Want::Run)]);
+    assert_eq!(
+        wants(&supervisor),
+        [(DEVICE, DesiredDaemon::Run), (OTHER, DesiredDaemon::Run)]
+    );
     assert_ne!(supervisor.daemons[DEVICE].task.id(), panicked);
     assert_eq!(supervisor.daemons[OTHER].task.id(), other);
 }

@@ -17,13 +17,13 @@ const POLL_UNWATCHED: Duration = Duration::from_secs(1);
 
 /// A folder and the number of its changes.
 #[derive(Clone, Debug)]
-pub struct Directory {
+pub struct PluginDirectory {
     path: Arc<Path>,
     changes: watch::Sender<u64>,
 }
 
-impl Directory {
-    /// Nothing is seen before [`Directory::watch`] runs.
+impl PluginDirectory {
+    /// Nothing is seen before [`PluginDirectory::watch`] runs.
     pub fn new(path: PathBuf) -> Self {
         Self {
             path: path.into(),

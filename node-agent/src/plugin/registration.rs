@@ -12,22 +12,22 @@ mod register;
 mod served;
 
 use crate::{
-    admin::metrics::Method,
+    admin::metrics::PluginMethod,
     devices::{
-        manager::{Desk, Observed},
-        offer::Offer,
+        manager::{DeviceManager, ObservationState},
+        offer::AdvertisedList,
     },
     kubelet::podresources::PodResources,
     plugin::{
-        directory::Directory,
-        server::{PluginServer, Streams, until_stopped},
+        directory::PluginDirectory,
+        server::{PluginServer, StreamCounts, until_stopped},
         socket::{MAX_SOCKET_PATH, socket_path},
     },
     store::file_id::FileId,
 };
 use backoff::Backoff;
 use register::register;
-use served::{Forgotten, by_another};
+use served::{ForgottenResource, by_another};
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
@@ -50,7 +50,7 @@ const SERVED_PAUSE: Duration = Duration::from_secs(10);
 
 /// Names of resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Registered {
+pub struct RegisteredResources {
     /// Those that the kubelet has taken the list of.
     pub taken: BTreeSet<String>,
     /// Those that another plugin serves: they are not registered.
@@ -61,36 +61,36 @@ pub struct Registered {
 #[derive(Clone)]
 pub struct Kubelet {
     /// Its folder of device plugin sockets.
-    pub directory: Directory,
+    pub directory: PluginDirectory,
     /// Who answers its questions.
-    pub desk: Arc<Desk>,
+    pub desk: Arc<DeviceManager>,
     /// Where the state machines say which resources are registered.
-    pub registered: watch::Sender<Registered>,
+    pub registered: watch::Sender<RegisteredResources>,
     /// Where it says what it has healthy devices of.
     pub pod_resources: PodResources,
 }
 
 /// Why a server is no longer registered.
 #[derive(Debug)]
-enum Lost {
+enum RegistrationLost {
     /// The agent stops offering the resource.
     Stopped,
     /// Something that another try can cure.
     Again(String),
 }
 
-impl Lost {
+impl RegistrationLost {
     fn again(reason: &str) -> Self {
         Self::Again(reason.to_owned())
     }
 }
 
 /// Keeps a resource registered until `stop` is set. What is offered may change while it is registered.
-pub async fn keep_registered(kubelet: Kubelet, offer: watch::Receiver<Offer>, stop: watch::Receiver<bool>) {
+pub async fn keep_registered(kubelet: Kubelet, offer: watch::Receiver<AdvertisedList>, stop: watch::Receiver<bool>) {
     let name = offer.borrow().list.name.clone();
     let kubelet_socket = kubelet.directory.path().join("kubelet.sock");
-    let (backoff, forgotten, said) = (Backoff::default(), Forgotten::default(), String::new());
-    let mut machine = Machine {
+    let (backoff, forgotten, said) = (Backoff::default(), ForgottenResource::default(), String::new());
+    let mut machine = RegistrationLoop {
         kubelet,
         kubelet_socket,
         name,
@@ -100,7 +100,7 @@ pub async fn keep_registered(kubelet: Kubelet, offer: watch::Receiver<Offer>, st
         forgotten,
         said,
     };
-    while let Lost::Again(reason) = machine.serve_once().await {
+    while let RegistrationLost::Again(reason) = machine.serve_once().await {
         if reason != machine.said {
             warn!(resource = machine.name, reason, "not registered; registering again");
             machine.said = reason;
@@ -108,21 +108,21 @@ pub async fn keep_registered(kubelet: Kubelet, offer: watch::Receiver<Offer>, st
     }
 }
 
-struct Machine {
+struct RegistrationLoop {
     kubelet: Kubelet,
     kubelet_socket: PathBuf,
     name: String,
-    offer: watch::Receiver<Offer>,
+    offer: watch::Receiver<AdvertisedList>,
     stop: watch::Receiver<bool>,
     backoff: Backoff,
-    forgotten: Forgotten,
+    forgotten: ForgottenResource,
     /// Why it is not registered, as said last.
     said: String,
 }
 
-impl Machine {
+impl RegistrationLoop {
     /// One server, from bind to the end of its registration.
-    async fn serve_once(&mut self) -> Lost {
+    async fn serve_once(&mut self) -> RegistrationLost {
         let socket = socket_path(self.kubelet.directory.path(), &self.name);
         let server = match self.bind(&socket) {
             Ok(server) => server,
@@ -130,10 +130,10 @@ impl Machine {
                 let now = FileId::of(&self.kubelet_socket);
                 let pause = self.backoff.next();
                 if self.pause(pause, None, now).await {
-                    return Lost::Stopped;
+                    return RegistrationLost::Stopped;
                 }
                 let folder = self.kubelet.directory.path().display();
-                return Lost::Again(format!("bind a socket in {folder}: {error}"));
+                return RegistrationLost::Again(format!("bind a socket in {folder}: {error}"));
             }
         };
         let lost = self.registration(&server).await;
@@ -155,7 +155,7 @@ impl Machine {
     }
 
     /// Registers, and returns when the registration is over.
-    async fn registration(&mut self, server: &PluginServer) -> Lost {
+    async fn registration(&mut self, server: &PluginServer) -> RegistrationLost {
         let kubelet_id = match self.register_until_taken(server).await {
             Ok(kubelet_id) => kubelet_id,
             Err(lost) => return lost,
@@ -163,10 +163,10 @@ impl Machine {
         let mut streams = server.streams();
         let opened = tokio::select! {
             opened = timeout(STREAM_TIMEOUT, streams.wait_for(|streams| streams.opened > streams.ended)) => opened.is_ok(),
-            () = until_stopped(self.stop.clone()) => return Lost::Stopped,
+            () = until_stopped(self.stop.clone()) => return RegistrationLost::Stopped,
         };
         if !opened {
-            return Lost::again("the kubelet did not open the device list stream");
+            return RegistrationLost::again("the kubelet did not open the device list stream");
         }
         let shares = self.offer.borrow().list.shares.len();
         info!(resource = self.name, shares, socket = %server.socket().display(), "registered with the kubelet");
@@ -184,12 +184,12 @@ impl Machine {
         }
         // A kubelet that drops every registration must not be asked in a hot loop.
         let pause = self.backoff.next();
-        let stopped = matches!(lost, Lost::Stopped) || self.pause(pause, Some(server), kubelet_id).await;
-        if stopped { Lost::Stopped } else { lost }
+        let stopped = matches!(lost, RegistrationLost::Stopped) || self.pause(pause, Some(server), kubelet_id).await;
+        if stopped { RegistrationLost::Stopped } else { lost }
     }
 
     /// Asks the kubelet until it takes the registration, and tells which kubelet that was.
-    async fn register_until_taken(&mut self, server: &PluginServer) -> Result<Option<FileId>, Lost> {
+    async fn register_until_taken(&mut self, server: &PluginServer) -> Result<Option<FileId>, RegistrationLost> {
         let mut last_error = String::new();
         loop {
             self.until_free(server).await?;
@@ -197,7 +197,7 @@ impl Machine {
             let kubelet_id = FileId::of(&self.kubelet_socket);
             let result = tokio::select! {
                 result = self.register(server.socket()) => result,
-                () = until_stopped(self.stop.clone()) => return Err(Lost::Stopped),
+                () = until_stopped(self.stop.clone()) => return Err(RegistrationLost::Stopped),
             };
             self.kubelet.desk.metrics().registered(&self.name, result.is_ok());
             let error = match result {
@@ -210,26 +210,26 @@ impl Machine {
             }
             let pause = self.backoff.next();
             if self.pause(pause, Some(server), kubelet_id).await {
-                return Err(Lost::Stopped);
+                return Err(RegistrationLost::Stopped);
             }
             if !server.is_reachable() {
-                return Err(Lost::again("the socket is gone"));
+                return Err(RegistrationLost::again("the socket is gone"));
             }
         }
     }
 
-    async fn register(&self, socket: &Path) -> Result<(), register::Error> {
-        let _timer = self.kubelet.desk.metrics().timer(Method::Register);
+    async fn register(&self, socket: &Path) -> Result<(), register::RegisterError> {
+        let _timer = self.kubelet.desk.metrics().timer(PluginMethod::Register);
         register(&self.kubelet_socket, &self.name, socket).await
     }
 
     /// Waits while another plugin serves the resource.
-    async fn until_free(&mut self, server: &PluginServer) -> Result<(), Lost> {
+    async fn until_free(&mut self, server: &PluginServer) -> Result<(), RegistrationLost> {
         loop {
             let kubelet_id = FileId::of(&self.kubelet_socket);
             let is_taken = tokio::select! {
                 is_taken = by_another(&self.kubelet.pod_resources, &self.name) => is_taken,
-                () = until_stopped(self.stop.clone()) => return Err(Lost::Stopped),
+                () = until_stopped(self.stop.clone()) => return Err(RegistrationLost::Stopped),
             };
             let others = &self.kubelet.registered;
             if !is_taken {
@@ -246,10 +246,10 @@ impl Machine {
                 );
             }
             if self.pause(SERVED_PAUSE, Some(server), kubelet_id).await {
-                return Err(Lost::Stopped);
+                return Err(RegistrationLost::Stopped);
             }
             if !server.is_reachable() {
-                return Err(Lost::again("the socket is gone"));
+                return Err(RegistrationLost::again("the socket is gone"));
             }
         }
     }
@@ -258,35 +258,35 @@ impl Machine {
     async fn until_lost(
         &mut self,
         server: &PluginServer,
-        streams: &mut watch::Receiver<Streams>,
+        streams: &mut watch::Receiver<StreamCounts>,
         kubelet_id: Option<FileId>,
-    ) -> Lost {
+    ) -> RegistrationLost {
         let mut changes = self.kubelet.directory.changes();
         let mut looks = self.kubelet.desk.observed();
         looks.mark_unchanged();
         loop {
             if !server.is_reachable() {
-                return Lost::again("the socket is gone");
+                return RegistrationLost::again("the socket is gone");
             }
             if self.has_other_socket(kubelet_id) {
-                return Lost::again("the kubelet restarted");
+                return RegistrationLost::again("the kubelet restarted");
             }
-            let Streams { opened, ended } = *streams.borrow_and_update();
+            let StreamCounts { opened, ended } = *streams.borrow_and_update();
             if opened == ended {
-                return Lost::again("the kubelet ended the device list stream");
+                return RegistrationLost::again("the kubelet ended the device list stream");
             }
             tokio::select! {
                 _ = changes.changed() => {}
                 _ = streams.changed() => {}
                 _ = looks.changed() => if self.is_forgotten(&looks.borrow_and_update()) {
-                    return Lost::again("the kubelet has forgotten the resource");
+                    return RegistrationLost::again("the kubelet has forgotten the resource");
                 },
-                () = until_stopped(self.stop.clone()) => return Lost::Stopped,
+                () = until_stopped(self.stop.clone()) => return RegistrationLost::Stopped,
             }
         }
     }
 
-    fn is_forgotten(&mut self, look: &Observed) -> bool {
+    fn is_forgotten(&mut self, look: &ObservationState) -> bool {
         let Some(at) = look.started.filter(|_| look.error.is_none()) else {
             return false;
         };

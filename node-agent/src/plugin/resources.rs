@@ -1,8 +1,8 @@
 //! The device plugins of the node: one state machine per resource that is offered.
 
 use crate::{
-    devices::offer::Offer,
-    plugin::registration::{Kubelet, Registered, keep_registered},
+    devices::offer::AdvertisedList,
+    plugin::registration::{Kubelet, RegisteredResources, keep_registered},
 };
 use std::{collections::BTreeMap, time::Duration};
 use tokio::{
@@ -16,29 +16,29 @@ use tracing::{info, warn};
 const STOP_TIMEOUT: Duration = Duration::from_millis(600);
 
 /// The resources that are being offered.
-pub struct Plugins {
+pub struct ResourceServers {
     kubelet: Kubelet,
-    running: BTreeMap<String, Running>,
+    running: BTreeMap<String, RunningServer>,
     tasks: JoinSet<()>,
 }
 
 #[derive(Debug)]
-struct Running {
-    offer: watch::Sender<Offer>,
+struct RunningServer {
+    offer: watch::Sender<AdvertisedList>,
     stop: watch::Sender<bool>,
     task: Id,
     /// What is offered once this one has stopped: kubelets up to 1.36 take the end of an old stream for the end of the
     /// new one.
-    next: Option<Offer>,
+    next: Option<AdvertisedList>,
 }
 
-impl Running {
+impl RunningServer {
     fn is_stopping(&self) -> bool {
         *self.stop.borrow()
     }
 }
 
-impl Plugins {
+impl ResourceServers {
     /// Nothing is offered yet.
     pub fn new(kubelet: Kubelet) -> Self {
         Self {
@@ -50,8 +50,8 @@ impl Plugins {
 
     /// Offers exactly `offers`. A resource that stays keeps its server and its stream, and gets a new list only where
     /// that differs.
-    pub fn put(&mut self, offers: Vec<Offer>) {
-        let mut wanted: BTreeMap<String, Offer> = offers
+    pub fn put(&mut self, offers: Vec<AdvertisedList>) {
+        let mut wanted: BTreeMap<String, AdvertisedList> = offers
             .into_iter()
             .map(|offer| (offer.list.name.clone(), offer))
             .collect();
@@ -89,7 +89,7 @@ impl Plugins {
         }
     }
 
-    fn start(&mut self, name: String, offer: Offer) {
+    fn start(&mut self, name: String, offer: AdvertisedList) {
         let (offer, offered) = watch::channel(offer);
         let (stop, stopped) = watch::channel(false);
         let task = self
@@ -98,7 +98,7 @@ impl Plugins {
             .id();
         self.running.insert(
             name,
-            Running {
+            RunningServer {
                 offer,
                 stop,
                 task,
@@ -108,7 +108,7 @@ impl Plugins {
     }
 
     /// Which resources the kubelet has taken the list of; follows their state machines.
-    pub fn registered(&self) -> watch::Receiver<Registered> {
+    pub fn registered(&self) -> watch::Receiver<RegisteredResources> {
         self.kubelet.registered.subscribe()
     }
 
@@ -122,7 +122,7 @@ impl Plugins {
             };
             let ended = self.running.extract_if(.., |_, running| running.task == id).next();
             match ended {
-                Some((name, Running { next: Some(offer), .. })) => self.start(name, offer),
+                Some((name, RunningServer { next: Some(offer), .. })) => self.start(name, offer),
                 Some((name, running)) if !running.is_stopping() => return name,
                 _ => {}
             }
@@ -148,40 +148,40 @@ impl Plugins {
 mod tests {
     use super::*;
     use crate::{
-        admin::metrics::Metrics,
-        devices::manager::{Desk, Parts, tests::nobody},
+        admin::metrics::AgentMetrics,
+        devices::manager::{DeviceManager, DeviceManagerInputs, tests::nobody},
         driver::{hardware, utilisation::Utilisation},
-        plugin::directory::Directory,
+        plugin::directory::PluginDirectory,
     };
     use gpunode_gpu::AdvertisedResource;
     use std::{path::Path, sync::Arc};
 
-    fn offers() -> Vec<Offer> {
+    fn offers() -> Vec<AdvertisedList> {
         let list = AdvertisedResource {
             name: "nvidia.com/gpu".to_owned(),
             shares: Vec::new(),
         };
-        vec![Offer {
+        vec![AdvertisedList {
             list: list.into(),
             resend: 0,
         }]
     }
 
-    fn plugins(folder: &Path) -> Plugins {
-        let nowhere = hardware::Place {
+    fn plugins(folder: &Path) -> ResourceServers {
+        let nowhere = hardware::DriverRoots {
             host_root: folder.to_owned(),
             driver_root: None,
         };
-        let desk = Desk::new(Parts {
+        let desk = DeviceManager::new(DeviceManagerInputs {
             host_root: folder.to_owned(),
             mps_dir: folder.to_owned(),
             utilisation: Utilisation::new(nowhere),
             node: None,
-            metrics: Metrics::new(),
+            metrics: AgentMetrics::new(),
         });
-        let registered = watch::Sender::new(Registered::default());
-        let directory = Directory::new(folder.to_owned());
-        Plugins::new(Kubelet {
+        let registered = watch::Sender::new(RegisteredResources::default());
+        let directory = PluginDirectory::new(folder.to_owned());
+        ResourceServers::new(Kubelet {
             directory,
             desk: Arc::new(desk),
             registered,
@@ -190,9 +190,9 @@ mod tests {
     }
 
     /// Follows the state machines until what was stopped has ended.
-    async fn settle(plugins: &mut Plugins) {
+    async fn settle(plugins: &mut ResourceServers) {
         let settle = async {
-            while plugins.running.values().any(Running::is_stopping) {
+            while plugins.running.values().any(RunningServer::is_stopping) {
                 assert!(timeout(Duration::from_millis(10), plugins.failed()).await.is_err());
             }
         };

@@ -1,8 +1,8 @@
 //! One device plugin server: it offers one resource on one socket, over a watch channel of what it offers.
 
 use crate::{
-    admin::metrics::{Method, Metrics},
-    devices::{manager::Desk, offer::Offer},
+    admin::metrics::{AgentMetrics, PluginMethod},
+    devices::{manager::DeviceManager, offer::AdvertisedList},
     kubelet::device_plugin_api::{
         AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty,
         HEALTHY, ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
@@ -33,7 +33,7 @@ const MAX_LOGGED: usize = 4;
 
 /// How many device list streams the kubelet has opened, and how many of them have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Streams {
+pub struct StreamCounts {
     /// Streams that got their first list.
     pub opened: u64,
     /// Those of them that ended.
@@ -45,18 +45,18 @@ pub struct Streams {
 pub struct PluginServer {
     socket: PathBuf,
     id: Option<FileId>,
-    streams: watch::Receiver<Streams>,
+    streams: watch::Receiver<StreamCounts>,
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
 impl PluginServer {
     /// Serves on `socket`, which must not exist.
-    pub fn bind(socket: &Path, offer: watch::Receiver<Offer>, desk: Arc<Desk>) -> io::Result<Self> {
+    pub fn bind(socket: &Path, offer: watch::Receiver<AdvertisedList>, desk: Arc<DeviceManager>) -> io::Result<Self> {
         let listener = UnixListener::bind(socket)?;
         let (stop, stopped) = watch::channel(false);
-        let (streams, streams_seen) = watch::channel(Streams::default());
-        let service = Service {
+        let (streams, streams_seen) = watch::channel(StreamCounts::default());
+        let service = DevicePluginService {
             offer,
             streams,
             stopped: stopped.clone(),
@@ -91,7 +91,7 @@ impl PluginServer {
     }
 
     /// The streams of this server.
-    pub fn streams(&self) -> watch::Receiver<Streams> {
+    pub fn streams(&self) -> watch::Receiver<StreamCounts> {
         self.streams.clone()
     }
 
@@ -127,20 +127,20 @@ pub async fn until_stopped(mut stopped: watch::Receiver<bool>) {
 }
 
 /// The five calls of the device plugin API.
-struct Service {
-    offer: watch::Receiver<Offer>,
-    streams: watch::Sender<Streams>,
+struct DevicePluginService {
+    offer: watch::Receiver<AdvertisedList>,
+    streams: watch::Sender<StreamCounts>,
     stopped: watch::Receiver<bool>,
-    desk: Arc<Desk>,
+    desk: Arc<DeviceManager>,
 }
 
 /// One `ListAndWatch` stream.
 struct ListStream {
-    offer: watch::Receiver<Offer>,
+    offer: watch::Receiver<AdvertisedList>,
     stopped: watch::Receiver<bool>,
-    streams: watch::Sender<Streams>,
-    sent: Option<Offer>,
-    metrics: Metrics,
+    streams: watch::Sender<StreamCounts>,
+    sent: Option<AdvertisedList>,
+    metrics: AgentMetrics,
 }
 
 impl ListStream {
@@ -161,7 +161,7 @@ impl ListStream {
                     shares = offer.list.shares.len(),
                     "send the device list"
                 );
-                let _timer = self.metrics.timer(Method::ListAndWatch);
+                let _timer = self.metrics.timer(PluginMethod::ListAndWatch);
                 let response = device_list(&offer.list);
                 self.sent = Some(offer);
                 return Some(response);
@@ -195,14 +195,14 @@ fn device_list(list: &AdvertisedResource) -> ListAndWatchResponse {
     }
 }
 
-impl Service {
+impl DevicePluginService {
     fn resource(&self) -> String {
         self.offer.borrow().list.name.clone()
     }
 }
 
 #[tonic::async_trait]
-impl DevicePlugin for Service {
+impl DevicePlugin for DevicePluginService {
     type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
 
     async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
@@ -229,7 +229,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        let _timer = self.desk.metrics().timer(Method::GetPreferredAllocation);
+        let _timer = self.desk.metrics().timer(PluginMethod::GetPreferredAllocation);
         let resource = self.resource();
         let mut container_responses = Vec::new();
         for wanted in request.into_inner().container_requests {
@@ -242,7 +242,7 @@ impl DevicePlugin for Service {
     }
 
     async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
-        let _timer = self.desk.metrics().timer(Method::Allocate);
+        let _timer = self.desk.metrics().timer(PluginMethod::Allocate);
         let resource = self.resource();
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {

@@ -4,22 +4,22 @@
 use crate::{
     cli::NodeArgs,
     configuration::{
-        in_force::{InForce, Instruction},
+        in_force::{DesiredConfig, InForce},
         saved::SavedConfig,
     },
     devices::{
-        manager::Desk,
-        offer::Offer,
-        state::{Books, NOT_ASKED, Page},
+        manager::DeviceManager,
+        offer::AdvertisedList,
+        state::{DeviceSnapshot, DeviceState, NOT_ASKED},
     },
-    driver::hardware::{Driver, Hardware},
+    driver::hardware::{DriverState, Hardware},
     handover::Fitness,
-    plugin::{registration::Registered, resources::Plugins},
+    plugin::{registration::RegisteredResources, resources::ResourceServers},
     status::{
-        report::{Facts, Plugin, not_offered, status},
-        writer::Report,
+        report::{PluginStatus, StatusInputs, not_offered, status},
+        writer::StatusReport,
     },
-    store::{assignments::Saved, atomic_file::DISK_TIMEOUT},
+    store::{assignments::SavedAssignments, atomic_file::DISK_TIMEOUT},
 };
 use anyhow::{Context as _, Result, bail};
 use gpunode_crds::Reason;
@@ -29,7 +29,7 @@ use tokio::{task::spawn_blocking, time::timeout};
 use tracing::{error, info, warn};
 
 /// What the agent has decided so far.
-pub struct Decided<'a> {
+pub struct AgentState<'a> {
     args: &'a NodeArgs,
     in_force: InForce,
     saved: Option<SavedConfig>,
@@ -37,18 +37,18 @@ pub struct Decided<'a> {
     hardware_known: bool,
     driver_answered: bool,
     /// The assignments on disk; none before this agent holds the lock of the node.
-    assignments: Option<Saved>,
+    assignments: Option<SavedAssignments>,
     /// What the desk was told to offer.
     given: Option<Arc<DesiredDevices>>,
     /// What the kubelet was told last.
-    page: Page,
+    page: DeviceSnapshot,
     /// Why the assignments could not be saved, said once.
     unsaved: Option<String>,
     /// What was last said about devices that are not offered.
     problem: Option<(Reason, String)>,
 }
 
-impl<'a> Decided<'a> {
+impl<'a> AgentState<'a> {
     /// Nothing is decided yet. `saved` is none where the configuration comes from a file.
     pub fn new(args: &'a NodeArgs, saved: Option<SavedConfig>) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl<'a> Decided<'a> {
             driver_answered: false,
             assignments: None,
             given: None,
-            page: Page::default(),
+            page: DeviceSnapshot::default(),
             unsaved: None,
             problem: None,
         }
@@ -87,20 +87,20 @@ impl<'a> Decided<'a> {
     }
 
     /// What the kubelet was told last.
-    pub fn page(&self) -> &Page {
+    pub fn page(&self) -> &DeviceSnapshot {
         &self.page
     }
 
     /// What the device plugin does.
-    pub fn plugin<'b>(&'b self, registered: &'b Registered) -> Plugin<'b> {
-        Plugin {
+    pub fn plugin<'b>(&'b self, registered: &'b RegisteredResources) -> PluginStatus<'b> {
+        PluginStatus {
             in_force: &self.in_force,
             registered,
         }
     }
 
     /// Puts in force what can be put in force, and says what changed.
-    pub async fn evaluate(&mut self, instruction: &Instruction, hardware: Option<&Hardware>) -> Result<()> {
+    pub async fn evaluate(&mut self, instruction: &DesiredConfig, hardware: Option<&Hardware>) -> Result<()> {
         let inventory = hardware.and_then(Hardware::inventory);
         let before_start = self.saved.as_ref().and_then(SavedConfig::content);
         let next = self.in_force.next_or_saved(instruction, before_start, inventory);
@@ -125,11 +125,11 @@ impl<'a> Decided<'a> {
         // Two agents must not write the same file.
         if let Some(saved) = self.saved.as_mut().filter(|_| self.assignments.is_some()) {
             // Whether a configuration fits is known once the GPUs are.
-            let is_sure = inventory.is_some() || *instruction == Instruction::Nothing;
+            let is_sure = inventory.is_some() || *instruction == DesiredConfig::Nothing;
             saved.keep(instruction, is_sure && next.rejected.is_none()).await;
         }
         self.in_force = next;
-        self.config_known = *instruction != Instruction::Unknown || self.in_force.accepted.is_some();
+        self.config_known = *instruction != DesiredConfig::Unknown || self.in_force.accepted.is_some();
         self.hardware_known = hardware.is_some_and(Hardware::is_known);
         self.check_driver(hardware)
     }
@@ -139,7 +139,7 @@ impl<'a> Decided<'a> {
     fn check_driver(&mut self, hardware: Option<&Hardware>) -> Result<()> {
         let Some(hardware) = hardware else { return Ok(()) };
         match hardware.driver.problem() {
-            None if hardware.driver == Driver::Released => {}
+            None if hardware.driver == DriverState::Released => {}
             None => self.driver_answered = true,
             Some(problem) if !self.driver_answered && self.in_force.fail_on_init_error() => {
                 bail!("{problem} (failOnInitError is on)")
@@ -150,23 +150,23 @@ impl<'a> Decided<'a> {
     }
 
     /// Takes over from the agent before this one, which held the lock until now.
-    pub async fn open(&mut self, desk: &Desk) -> Result<()> {
+    pub async fn open(&mut self, desk: &DeviceManager) -> Result<()> {
         let state_dir = self.args.host.state_dir.clone();
-        let saved = timeout(DISK_TIMEOUT, spawn_blocking(move || Saved::load(&state_dir)));
+        let saved = timeout(DISK_TIMEOUT, spawn_blocking(move || SavedAssignments::load(&state_dir)));
         let saved = saved
             .await
             .context("read the assignments: the disk does not answer")?
             .context("read the assignments")?;
-        desk.open(Books::restore(saved.assignments())).await;
+        desk.open(DeviceState::restore(saved.assignments())).await;
         self.assignments = Some(saved);
         Ok(())
     }
 
     /// Forgets what another agent takes over: it is on disk.
-    pub fn close(&mut self, desk: &Desk) {
-        (self.assignments, self.given, self.page) = (None, None, Page::default());
+    pub fn close(&mut self, desk: &DeviceManager) {
+        (self.assignments, self.given, self.page) = (None, None, DeviceSnapshot::default());
         (self.unsaved, self.problem) = (None, None);
-        desk.change(|books| *books = Books::default());
+        desk.change(|books| *books = DeviceState::default());
     }
 
     /// Whether this agent could offer what there is; none before that is known.
@@ -187,7 +187,7 @@ impl<'a> Decided<'a> {
     }
 
     /// Tells the desk what is to be offered, where that is new.
-    pub fn want(&mut self, desk: &Desk) {
+    pub fn want(&mut self, desk: &DeviceManager) {
         if self.assignments.is_none() || !self.config_known || !self.hardware_known {
             return;
         }
@@ -201,7 +201,7 @@ impl<'a> Decided<'a> {
     }
 
     /// Brings what the books say to the disk, and then to the kubelet.
-    pub async fn publish(&mut self, desk: &Desk, plugins: &mut Plugins) {
+    pub async fn publish(&mut self, desk: &DeviceManager, plugins: &mut ResourceServers) {
         desk.metrics()
             .set_config(self.in_force.accepted.as_ref().map(|accepted| accepted.hash.as_str()));
         let Some(assignments) = &mut self.assignments else {
@@ -216,7 +216,8 @@ impl<'a> Decided<'a> {
         match kept.unwrap_or_else(|slow| Err(io::Error::from(slow))) {
             Ok(()) => {
                 plugins.put(page.offers.clone());
-                desk.metrics().set_devices(page.offers.iter().map(Offer::counts));
+                desk.metrics()
+                    .set_devices(page.offers.iter().map(AdvertisedList::counts));
                 desk.published(changes);
                 self.page = page;
                 if self.unsaved.take().is_some() {
@@ -230,7 +231,7 @@ impl<'a> Decided<'a> {
                     warn!(error, folder = %self.args.host.state_dir.display(), "save the assignments; the lists stay as they are");
                     self.unsaved = error;
                 }
-                self.page = Page {
+                self.page = DeviceSnapshot {
                     offers: std::mem::take(&mut self.page.offers),
                     ..page
                 };
@@ -239,7 +240,7 @@ impl<'a> Decided<'a> {
     }
 
     /// Says which devices are not offered, and why, where that is new.
-    pub fn log_problem(&mut self, registered: &Registered) {
+    pub fn log_problem(&mut self, registered: &RegisteredResources) {
         if self.assignments.is_none() || !self.config_known {
             return;
         }
@@ -253,16 +254,16 @@ impl<'a> Decided<'a> {
     }
 
     /// What there is to report; none before this agent speaks for the node.
-    pub fn report(&self, hardware: &Hardware, registered: &Registered) -> Option<Report> {
+    pub fn report(&self, hardware: &Hardware, registered: &RegisteredResources) -> Option<StatusReport> {
         if !self.config_known || !self.page.daemons_known {
             return None;
         }
-        let facts = Facts {
+        let facts = StatusInputs {
             hardware,
             page: &self.page,
             plugin: Some(self.plugin(registered)),
         };
-        Some(Report {
+        Some(StatusReport {
             status: status(&self.args.identity(), facts),
             create: hardware.has_gpus(),
         })

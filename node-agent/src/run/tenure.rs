@@ -1,6 +1,6 @@
 //! This agent's turn as the one of its node that is registered.
 
-use crate::{cli::NodeArgs, devices::manager::Desk, health};
+use crate::{cli::NodeArgs, devices::manager::DeviceManager, health};
 use std::{future::pending, sync::Arc, time::Duration};
 use tokio::{
     sync::oneshot,
@@ -13,25 +13,25 @@ use tracing::warn;
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Whose turn it is.
-pub enum Tenure {
+pub enum Role {
     /// It is still another's.
-    Awaited,
+    Standby,
     /// It is this agent's.
-    Held(Held),
+    Active(ActiveTasks),
     /// It is another's again.
-    Ended,
+    LetGo,
 }
 
 /// What follows the node while it is this agent's turn.
-pub struct Held {
+pub struct ActiveTasks {
     tasks: JoinSet<()>,
     health: JoinHandle<()>,
     end: oneshot::Sender<()>,
 }
 
-impl Held {
+impl ActiveTasks {
     /// Begins to follow what changes beside the agent.
-    pub fn begin(health: health::Keeper, desk: &Arc<Desk>, args: &NodeArgs) -> Self {
+    pub fn begin(health: health::HealthMonitor, desk: &Arc<DeviceManager>, args: &NodeArgs) -> Self {
         let mut tasks = JoinSet::new();
         tasks.spawn(desk.clone().watch_holders(args.pod_resources()));
         tasks.spawn(desk.clone().watch_daemons());
@@ -44,10 +44,12 @@ impl Held {
     }
 }
 
-impl Tenure {
+impl Role {
     /// A task that ends although it should not.
     pub async fn failed(&mut self) -> String {
-        let Self::Held(held) = self else { return pending().await };
+        let Self::Active(held) = self else {
+            return pending().await;
+        };
         tokio::select! {
             ended = held.tasks.join_next() => format!("{ended:?}"),
             ended = &mut held.health => format!("{ended:?}"),
@@ -56,7 +58,7 @@ impl Tenure {
 
     /// Ends it: what is known is on the disk then, for the next one.
     pub async fn end(self) {
-        let Self::Held(Held {
+        let Self::Active(ActiveTasks {
             tasks: _aborted,
             mut health,
             end,

@@ -8,15 +8,15 @@ use tokio::{
 
 /// A turn that is waited for, so that what is done comes in the order in which it was asked for.
 #[derive(Clone, Debug)]
-pub struct OneThread(Arc<Semaphore>);
+pub struct BlockingThread(Arc<Semaphore>);
 
-impl Default for OneThread {
+impl Default for BlockingThread {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(1)))
     }
 }
 
-impl OneThread {
+impl BlockingThread {
     /// Does the work once what was begun before has ended. Who waits no longer leaves work that has begun to its thread, and
     /// takes back what has not.
     pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
@@ -38,7 +38,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_that_hangs_takes_one_thread_and_what_was_given_up_is_not_begun() {
-        let one = OneThread::default();
+        let one = BlockingThread::default();
         let (release, hangs) = mpsc::channel::<()>();
         let (says, said) = mpsc::channel();
         let soon = Duration::from_millis(20);

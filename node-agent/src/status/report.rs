@@ -22,9 +22,9 @@ pub use missing::{keep_missing, next_given_up};
 
 use crate::{
     configuration::in_force::InForce,
-    devices::state::Page,
-    driver::hardware::{Driver, Hardware},
-    plugin::registration::Registered,
+    devices::state::DeviceSnapshot,
+    driver::hardware::{DriverState, Hardware},
+    plugin::registration::RegisteredResources,
 };
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
@@ -37,7 +37,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 /// Which process reports.
 #[derive(Clone, Debug, Default)]
-pub struct Identity {
+pub struct AgentIdentity {
     /// Name of its pod.
     pub pod: String,
     /// UID of its pod.
@@ -48,28 +48,28 @@ pub struct Identity {
 
 /// Everything that a status is made of.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'a> {
+pub struct StatusInputs<'a> {
     /// The hardware that was found.
     pub hardware: &'a Hardware,
     /// What is offered, who holds what, and what waits.
-    pub page: &'a Page,
+    pub page: &'a DeviceSnapshot,
     /// What the device plugin does; none where there is only discovery.
-    pub plugin: Option<Plugin<'a>>,
+    pub plugin: Option<PluginStatus<'a>>,
 }
 
 /// What the device plugin does.
 #[derive(Clone, Copy, Debug)]
-pub struct Plugin<'a> {
+pub struct PluginStatus<'a> {
     /// What is in force.
     pub in_force: &'a InForce,
     /// What the kubelet has taken.
-    pub registered: &'a Registered,
+    pub registered: &'a RegisteredResources,
 }
 
 /// The status, with transition times that [`set_times`] has yet to set: equal facts give an equal status.
-pub fn status(identity: &Identity, facts: Facts<'_>) -> GpuNodeStatus {
+pub fn status(identity: &AgentIdentity, facts: StatusInputs<'_>) -> GpuNodeStatus {
     // What a driver said that does not answer any more is for `keep_missing` to remember.
-    let stands = matches!(facts.hardware.driver, Driver::Answers | Driver::Released);
+    let stands = matches!(facts.hardware.driver, DriverState::Answers | DriverState::Released);
     let inventory = facts.hardware.inventory().filter(|_| stands);
     let page = facts.page;
     let in_force = facts.plugin.map(|plugin| plugin.in_force);

@@ -1,7 +1,7 @@
 //! Writes the status of this node's GpuNode, and creates the GpuNode where there is none.
 
 use crate::{
-    api_server::gpu_node::{Seen, SeenGpuNode, api},
+    api_server::gpu_node::{GpuNodeState, ObservedGpuNode, api},
     status::report::{keep_missing, next_given_up, set_health_times, set_times},
 };
 use gpunode_crds::{AGENT_FIELD_MANAGER, ConditionType, GpuNode, GpuNodeSpec, GpuNodeStatus};
@@ -29,7 +29,7 @@ const MAX_RETRY: Duration = Duration::from_secs(30);
 
 /// What the agent has to say.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct StatusReport {
     /// The status.
     pub status: GpuNodeStatus,
     /// Whether the GpuNode is to be created where there is none.
@@ -38,7 +38,7 @@ pub struct Report {
 
 /// Why something could not be written.
 #[derive(Debug, thiserror::Error)]
-enum Error {
+enum StatusWriteError {
     #[error("{action}: {source}")]
     Call { action: &'static str, source: kube::Error },
     #[error("{action}: no answer within {CALL_TIMEOUT:?}")]
@@ -49,10 +49,10 @@ enum Error {
 pub async fn write_reports(
     client: Client,
     node: String,
-    mut reports: watch::Receiver<Option<Report>>,
-    mut seen: watch::Receiver<Seen>,
+    mut reports: watch::Receiver<Option<StatusReport>>,
+    mut seen: watch::Receiver<GpuNodeState>,
 ) {
-    let mut writer = Writer {
+    let mut writer = StatusWriter {
         client,
         node,
         written: None,
@@ -96,16 +96,16 @@ pub async fn write_reports(
     }
 }
 
-struct Writer {
+struct StatusWriter {
     client: Client,
     node: String,
-    written: Option<Written>,
+    written: Option<WrittenStatus>,
     /// When there is something else to say though nothing changes.
     outdated: Option<Timestamp>,
 }
 
 /// What was written last.
-struct Written {
+struct WrittenStatus {
     status: GpuNodeStatus,
     /// Version of the object that the watch had shown by then.
     over: Option<String>,
@@ -113,17 +113,17 @@ struct Written {
     version: Option<String>,
 }
 
-impl Writer {
+impl StatusWriter {
     /// Whether a status was written.
-    async fn write(&mut self, report: Option<Report>, seen: &Seen) -> Result<bool, Error> {
+    async fn write(&mut self, report: Option<StatusReport>, seen: &GpuNodeState) -> Result<bool, StatusWriteError> {
         match (report, seen) {
-            (Some(report), Seen::Absent) if report.create => {
+            (Some(report), GpuNodeState::Absent) if report.create => {
                 self.create().await?;
                 // The watch brings it.
                 Ok(false)
             }
-            (None, _) | (Some(_), Seen::Unknown | Seen::Absent) => Ok(false),
-            (Some(report), Seen::Present(object)) => {
+            (None, _) | (Some(_), GpuNodeState::Unknown | GpuNodeState::Absent) => Ok(false),
+            (Some(report), GpuNodeState::Present(object)) => {
                 let mut status = report.status;
                 let is_new = complete(self.written.as_ref(), &mut status, object, Timestamp::now());
                 self.outdated = next_given_up(&status.gpus);
@@ -131,7 +131,7 @@ impl Writer {
                     return Ok(false);
                 }
                 let version = self.apply(&status).await?;
-                self.written = Some(Written {
+                self.written = Some(WrittenStatus {
                     status,
                     over: object.metadata.resource_version.clone(),
                     version,
@@ -142,7 +142,7 @@ impl Writer {
     }
 
     /// Returns the version of the object that it made.
-    async fn apply(&self, status: &GpuNodeStatus) -> Result<Option<String>, Error> {
+    async fn apply(&self, status: &GpuNodeStatus) -> Result<Option<String>, StatusWriteError> {
         let resource = ApiResource::erase::<GpuNode>(&());
         let patch = json!({
             "apiVersion": resource.api_version,
@@ -161,7 +161,7 @@ impl Writer {
     }
 
     /// A GpuNode without configuration, which goes with its Node.
-    async fn create(&self) -> Result<(), Error> {
+    async fn create(&self) -> Result<(), StatusWriteError> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let node = call("read the uid of this Node", nodes.get_metadata(&self.node)).await?;
         let mut object = GpuNode::new(&self.node, GpuNodeSpec::default());
@@ -180,7 +180,7 @@ impl Writer {
         match call("create the GpuNode", gpu_nodes.create(&params, &object)).await {
             Ok(_) => info!(node = self.node, "GpuNode created"),
             // The operator was faster.
-            Err(Error::Call {
+            Err(StatusWriteError::Call {
                 source: kube::Error::Api(status),
                 ..
             }) if status.is_already_exists() => {}
@@ -191,9 +191,14 @@ impl Writer {
 }
 
 /// Adds to a status what follows from the one before it, and says whether it is another one.
-fn complete(written: Option<&Written>, status: &mut GpuNodeStatus, object: &SeenGpuNode, now: Timestamp) -> bool {
+fn complete(
+    written: Option<&WrittenStatus>,
+    status: &mut GpuNodeStatus,
+    object: &ObservedGpuNode,
+    now: Timestamp,
+) -> bool {
     // The watch has not brought it yet, or the API server made of it what it made of it and nobody has changed it since.
-    let stands = |it: &&Written| [&it.over, &it.version].contains(&&object.metadata.resource_version);
+    let stands = |it: &&WrittenStatus| [&it.over, &it.version].contains(&&object.metadata.resource_version);
     let before = match written.filter(stands) {
         Some(written) => written.status.clone(),
         // A status that cannot be read, of a newer agent, is another one.
@@ -220,10 +225,10 @@ fn own(mut status: GpuNodeStatus) -> GpuNodeStatus {
     status
 }
 
-async fn call<T>(action: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, Error> {
+async fn call<T>(action: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, StatusWriteError> {
     match timeout(CALL_TIMEOUT, request).await {
-        Ok(answer) => answer.map_err(|source| Error::Call { action, source }),
-        Err(_) => Err(Error::NoAnswer { action }),
+        Ok(answer) => answer.map_err(|source| StatusWriteError::Call { action, source }),
+        Err(_) => Err(StatusWriteError::NoAnswer { action }),
     }
 }
 

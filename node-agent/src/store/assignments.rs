@@ -2,7 +2,7 @@
 //! for (`docs/adr/0004-sharing.md`).
 
 use crate::{
-    runtime::one_thread::OneThread,
+    runtime::one_thread::BlockingThread,
     store::{atomic_file, file_id::FileId},
 };
 use gpunode_gpu::Assignment;
@@ -22,14 +22,14 @@ const VERSION: u32 = 1;
 pub type Assignments = BTreeMap<String, Assignment>;
 
 #[derive(Deserialize, Serialize)]
-struct Content {
+struct AssignmentsFile {
     version: u32,
     devices: Assignments,
 }
 
 /// Why the file tells nothing.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum AssignmentsError {
     /// It cannot be read.
     #[error("read the assignments {path}: {source}")]
     Read {
@@ -57,35 +57,35 @@ pub enum Error {
 }
 
 /// Reads the assignments; blocks. No file is no assignment.
-pub fn read(state_dir: &Path) -> Result<Assignments, Error> {
+pub fn read(state_dir: &Path) -> Result<Assignments, AssignmentsError> {
     let path = state_dir.join(FILE);
     let text = match atomic_file::read(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Assignments::new()),
-        Err(source) => return Err(Error::Read { path, source }),
+        Err(source) => return Err(AssignmentsError::Read { path, source }),
     };
     match serde_json::from_slice(&text) {
-        Ok(Content {
+        Ok(AssignmentsFile {
             version: VERSION,
             devices,
         }) => Ok(devices),
-        Ok(Content { version, .. }) => Err(Error::Version { path, version }),
-        Err(source) => Err(Error::Parse { path, source }),
+        Ok(AssignmentsFile { version, .. }) => Err(AssignmentsError::Version { path, version }),
+        Err(source) => Err(AssignmentsError::Parse { path, source }),
     }
 }
 
 /// What is on disk.
 #[derive(Debug)]
-pub struct Saved {
+pub struct SavedAssignments {
     state_dir: PathBuf,
     content: Option<Assignments>,
     /// The file that has it; none where there is none.
     id: Option<FileId>,
     /// A write that was given up and comes late must not undo the next.
-    disk: OneThread,
+    disk: BlockingThread,
 }
 
-impl Saved {
+impl SavedAssignments {
     /// Reads what an earlier agent left; blocks. What cannot be read counts as none: whatever is held then waits for its
     /// holders under the names that the kubelet knows.
     pub fn load(state_dir: &Path) -> Self {
@@ -93,7 +93,7 @@ impl Saved {
         let content = read(state_dir).inspect_err(|error| {
             warn!(%error, "the assignments are lost; devices that are held wait for their holders");
             // One that the disk does not hand out now may be whole.
-            if !matches!(error, Error::Read { .. }) {
+            if !matches!(error, AssignmentsError::Read { .. }) {
                 atomic_file::set_aside(&state_dir.join(FILE), error);
             }
         });
@@ -101,7 +101,7 @@ impl Saved {
             state_dir: state_dir.to_owned(),
             content: content.ok(),
             id,
-            disk: OneThread::default(),
+            disk: BlockingThread::default(),
         }
     }
 
@@ -123,7 +123,7 @@ impl Saved {
         }
         // Until it is known what the disk has.
         let before = self.content.take();
-        let text = serde_json::to_vec_pretty(&Content {
+        let text = serde_json::to_vec_pretty(&AssignmentsFile {
             version: VERSION,
             devices: assignments.clone(),
         })?;
@@ -160,11 +160,14 @@ mod tests {
     #[tokio::test]
     async fn what_was_kept_is_there_after_a_restart() {
         let folder = tempfile::tempdir().unwrap();
-        let mut saved = Saved::load(folder.path());
+        let mut saved = SavedAssignments::load(folder.path());
         assert!(saved.assignments().is_empty());
         for replicas in [2, 3] {
             saved.keep(&assignments(replicas)).await.unwrap();
-            assert_eq!(Saved::load(folder.path()).assignments(), assignments(replicas));
+            assert_eq!(
+                SavedAssignments::load(folder.path()).assignments(),
+                assignments(replicas)
+            );
         }
     }
 
@@ -172,13 +175,13 @@ mod tests {
     async fn what_has_not_changed_is_not_written() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join(FILE);
-        let mut saved = Saved::load(folder.path());
+        let mut saved = SavedAssignments::load(folder.path());
         saved.keep(&Assignments::new()).await.unwrap();
         assert!(!file.exists());
         saved.keep(&assignments(2)).await.unwrap();
         let written = FileId::of(&file);
         saved.keep(&assignments(2)).await.unwrap();
-        let mut saved = Saved::load(folder.path());
+        let mut saved = SavedAssignments::load(folder.path());
         saved.keep(&assignments(2)).await.unwrap();
         assert_eq!(FileId::of(&file), written);
     }
@@ -187,7 +190,7 @@ mod tests {
     async fn a_file_that_somebody_removed_or_replaced_is_written_again() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join(FILE);
-        let mut saved = Saved::load(folder.path());
+        let mut saved = SavedAssignments::load(folder.path());
         for spoil in [|file: &Path| fs::remove_file(file), |file: &Path| fs::write(file, "{}")] {
             saved.keep(&assignments(2)).await.unwrap();
             spoil(&file).unwrap();
@@ -200,7 +203,7 @@ mod tests {
     async fn what_could_not_be_kept_is_tried_again() {
         let folder = tempfile::tempdir().unwrap();
         let later = folder.path().join("later");
-        let mut saved = Saved::load(&later);
+        let mut saved = SavedAssignments::load(&later);
         assert!(saved.keep(&assignments(2)).await.is_err());
         fs::create_dir(&later).unwrap();
         saved.keep(&assignments(2)).await.unwrap();
@@ -210,7 +213,7 @@ mod tests {
     #[tokio::test]
     async fn what_the_disk_has_needs_no_room_again() {
         let folder = tempfile::tempdir().unwrap();
-        let mut saved = Saved::load(folder.path());
+        let mut saved = SavedAssignments::load(folder.path());
         saved.keep(&assignments(2)).await.unwrap();
         fs::create_dir(folder.path().join("assignments.json.new")).unwrap();
         assert!(saved.keep(&assignments(3)).await.is_err());
@@ -224,7 +227,7 @@ mod tests {
         for text in ["", r#"{"version":7,"devices":{}}"#, r#"{"version":1}"#] {
             fs::write(folder.path().join(FILE), text).unwrap();
             assert!(read(folder.path()).is_err(), "{text}");
-            let mut saved = Saved::load(folder.path());
+            let mut saved = SavedAssignments::load(folder.path());
             assert!(saved.assignments().is_empty());
             assert_eq!(
                 fs::read_to_string(folder.path().join("assignments.json.corrupt")).unwrap(),

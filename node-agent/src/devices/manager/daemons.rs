@@ -1,6 +1,6 @@
 //! Following which MPS control daemons answer.
 
-use super::Desk;
+use super::DeviceManager;
 use crate::mps::seen;
 use std::{fmt::Display, sync::Arc, time::Duration};
 use tokio::time::{sleep, timeout};
@@ -13,7 +13,7 @@ const IDLE: Duration = Duration::from_secs(5);
 /// How long a look may take before the daemons count as silent.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-impl Desk {
+impl DeviceManager {
     /// Follows which MPS control daemons answer. Does not end.
     pub async fn watch_daemons(self: Arc<Self>) {
         let mut last_error = String::new();

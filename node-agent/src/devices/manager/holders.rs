@@ -1,6 +1,6 @@
 //! Following who holds what.
 
-use super::Desk;
+use super::DeviceManager;
 use crate::kubelet::podresources::PodResources;
 use std::{
     collections::BTreeSet,
@@ -24,7 +24,7 @@ const FRESH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How the observations go.
 #[derive(Debug, Default)]
-pub struct Observed {
+pub struct ObservationState {
     /// When the last one that succeeded was started.
     pub started: Option<Instant>,
     /// Why the one after that failed.
@@ -33,7 +33,7 @@ pub struct Observed {
     pub allocatable: BTreeSet<String>,
 }
 
-impl Desk {
+impl DeviceManager {
     /// Follows who holds what. Does not end.
     pub async fn watch_holders(self: Arc<Self>, kubelet: PodResources) {
         let mut last_error = String::new();
@@ -47,7 +47,7 @@ impl Desk {
                         .map(|(resource, _)| resource.clone())
                         .collect();
                     self.change(|books| books.observe(observation));
-                    self.observed.send_replace(Observed {
+                    self.observed.send_replace(ObservationState {
                         started,
                         error: None,
                         allocatable,

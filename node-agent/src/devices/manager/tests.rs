@@ -10,27 +10,27 @@ use tokio::time::timeout;
 
 const MEMORY: &str = "resources: [{name: a.b/mem, sharing: {strategy: Memory}}]";
 
-fn desk() -> Arc<Desk> {
+fn desk() -> Arc<DeviceManager> {
     desk_of("/nonexistent".into())
 }
 
 /// One that looks for the daemons in `mps_dir`.
-fn desk_of(mps_dir: PathBuf) -> Arc<Desk> {
+fn desk_of(mps_dir: PathBuf) -> Arc<DeviceManager> {
     let folder = PathBuf::from("/nonexistent");
-    let nowhere = hardware::Place {
+    let nowhere = hardware::DriverRoots {
         host_root: folder.clone(),
         driver_root: None,
     };
-    Arc::new(Desk::new(Parts {
+    Arc::new(DeviceManager::new(DeviceManagerInputs {
         host_root: folder,
         mps_dir,
         utilisation: Utilisation::new(nowhere),
         node: None,
-        metrics: Metrics::new(),
+        metrics: AgentMetrics::new(),
     }))
 }
 
-async fn open(document: &str) -> Arc<Desk> {
+async fn open(document: &str) -> Arc<DeviceManager> {
     let desk = desk();
     desk.open(books(document)).await;
     desk
@@ -59,12 +59,12 @@ fn units(gpu: u32, units: std::ops::Range<u32>) -> Vec<String> {
     units.map(|unit| format!("GPU-{gpu}-_-{unit}")).collect()
 }
 
-fn healthy(desk: &Desk) -> usize {
+fn healthy(desk: &DeviceManager) -> usize {
     desk.page()
         .0
         .offers
         .iter()
-        .map(crate::devices::offer::Offer::healthy)
+        .map(crate::devices::offer::AdvertisedList::healthy)
         .sum()
 }
 
@@ -217,7 +217,7 @@ async fn an_observation_frees_what_was_withheld() {
 async fn a_gpu_is_not_given_out_before_it_is_known_which_daemons_run() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let desk = desk_of(file.path().to_owned());
-    let mut books = Books::default();
+    let mut books = DeviceState::default();
     books.want(crate::devices::state::tests::configured(""));
     books.observe(nothing_held(Instant::now()));
     desk.open(books).await;

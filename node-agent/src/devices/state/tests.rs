@@ -30,9 +30,9 @@ pub fn nothing_held(started: Instant) -> KubeletObservation {
 }
 
 /// Books of a node with this configuration, on which nothing is held.
-pub fn books(document: &str) -> Books {
-    let mut books = Books::default();
-    books.see(Answers::new(), Duration::ZERO);
+pub fn books(document: &str) -> DeviceState {
+    let mut books = DeviceState::default();
+    books.see(DaemonAnswers::new(), Duration::ZERO);
     books.want(configured(document));
     books.observe(nothing_held(Instant::now()));
     books
@@ -40,7 +40,7 @@ pub fn books(document: &str) -> Books {
 
 const MPS: &str = "resources: [{name: a.b/c, sharing: {strategy: Mps, replicas: 2}}]";
 
-fn healthy(page: &Page) -> Vec<&str> {
+fn healthy(page: &DeviceSnapshot) -> Vec<&str> {
     let shares = page.offers.iter().flat_map(|offer| &offer.list.shares);
     shares
         .filter(|share| share.healthy)
@@ -48,7 +48,7 @@ fn healthy(page: &Page) -> Vec<&str> {
         .collect()
 }
 
-fn answered(devices: &[(&str, u64)]) -> Answers {
+fn answered(devices: &[(&str, u64)]) -> DaemonAnswers {
     devices
         .iter()
         .map(|(device, second)| ((*device).to_owned(), Some(Duration::from_secs(*second))))
@@ -57,8 +57,8 @@ fn answered(devices: &[(&str, u64)]) -> Answers {
 
 #[test]
 fn nothing_is_offered_before_the_kubelet_says_who_holds_what() {
-    let mut books = Books::default();
-    books.see(Answers::new(), Duration::ZERO);
+    let mut books = DeviceState::default();
+    books.see(DaemonAnswers::new(), Duration::ZERO);
     books.want(configured(""));
     assert!(books.not_observed("no socket", Instant::now()));
     let page = books.page();
@@ -77,7 +77,7 @@ fn what_was_known_stays_while_the_kubelet_does_not_answer_and_after_a_while_that
     let start = Instant::now();
     let mut books = books("");
     books.observe(nothing_held(start + Duration::from_secs(1)));
-    let after = |books: &mut Books, second| books.not_observed("no socket", start + Duration::from_secs(second));
+    let after = |books: &mut DeviceState, second| books.not_observed("no socket", start + Duration::from_secs(second));
     assert!(!after(&mut books, 30));
     assert_eq!((books.page().offers.len(), books.page().unknown), (1, None));
     assert!(books.is_busy(), "it is asked again soon");
@@ -97,7 +97,7 @@ fn what_was_known_stays_while_the_kubelet_does_not_answer_and_after_a_while_that
 
 #[test]
 fn nothing_is_given_out_before_it_is_known_which_daemons_run() {
-    let mut books = Books::default();
+    let mut books = DeviceState::default();
     books.want(configured(""));
     books.observe(nothing_held(Instant::now()));
     assert!(!books.not_seen());
@@ -117,7 +117,7 @@ fn a_device_that_was_of_mps_between_two_looks_is_held_back_until_the_next() {
     books.want(configured(""));
     books.observe(nothing_held(Instant::now()));
     assert!(healthy(&books.page()).is_empty(), "its daemon may run by now");
-    books.see(Answers::new(), Duration::from_secs(1));
+    books.see(DaemonAnswers::new(), Duration::from_secs(1));
     assert_eq!(healthy(&books.page()), ["GPU-0", "GPU-1"]);
 }
 
@@ -159,7 +159,7 @@ fn daemons_that_cannot_be_looked_at_do_not_answer() {
     books.see(answered(&[("GPU-0", 100)]), Duration::from_secs(101));
     assert!(books.not_seen());
     assert!(healthy(&books.page()).is_empty());
-    assert!(!Books::default().page().daemons_known);
+    assert!(!DeviceState::default().page().daemons_known);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn a_list_is_sent_again_only_while_its_device_waits_for_the_checkpoint_alone() {
     books.want(configured(
         "resources: [{name: a.b/c, devices: {indices: [0]}}, {name: nvidia.com/gpu}]",
     ));
-    let resends = |books: &Books| -> Vec<(String, u64)> {
+    let resends = |books: &DeviceState| -> Vec<(String, u64)> {
         let page = books.page();
         page.offers
             .iter()

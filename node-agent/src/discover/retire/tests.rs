@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    cli::{Cli, Command},
+    cli::{AgentCli, AgentCommand},
     kubelet::podresources::tests::{Kubelet, serve},
 };
 use clap::Parser as _;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 fn args(folder: &Path) -> NodeArgs {
     let at = |name: &str| folder.join(name).display().to_string();
-    let cli = Cli::parse_from([
+    let cli = AgentCli::parse_from([
         "gpunode-agent",
         "discover",
         "--node-name=a",
@@ -17,13 +17,13 @@ fn args(folder: &Path) -> NodeArgs {
         &format!("--pod-resources-socket={}", at("kubelet.sock")),
         &format!("--device-plugin-dir={}", at("")),
     ]);
-    let Command::Discover(args) = cli.command else {
+    let AgentCommand::Discover(args) = cli.command else {
         panic!("not discover")
     };
     args
 }
 
-async fn looked(args: &NodeArgs, known: &mut Option<Known>) -> Option<Page> {
+async fn looked(args: &NodeArgs, known: &mut Option<LeftoverDevices>) -> Option<DeviceSnapshot> {
     look(args, &args.pod_resources(), DesiredDevices::default(), known)
         .await
         .unwrap()

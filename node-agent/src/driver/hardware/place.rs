@@ -1,6 +1,6 @@
 //! One look at the hardware of the node.
 
-use super::{Driver, Hardware};
+use super::{DriverState, Hardware};
 use crate::driver::{
     driver_root, machine, nvml,
     pci::{self, nvidia_functions},
@@ -12,7 +12,7 @@ const MODULE: &str = "sys/module/nvidia";
 
 /// Where to look.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct DriverRoots {
     /// Root of the host.
     pub host_root: PathBuf,
     /// Root of the driver, when it was named.
@@ -20,36 +20,36 @@ pub struct Place {
 }
 
 /// Path, inode and time of the driver's library.
-pub type Library = Option<(PathBuf, u64, i64)>;
+pub type LibraryId = Option<(PathBuf, u64, i64)>;
 
 /// What changes when it is worth asking the driver again: reading it costs little, asking the driver much.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Traces {
+pub struct HardwareTraces {
     /// Names of all PCI functions: to read what they are costs more.
     pci: Vec<String>,
-    pub library: Library,
+    pub library: LibraryId,
     /// The driver's module; it is another one after it was loaded anew.
     module: Option<u64>,
     /// MIG instances, which others make and destroy.
     pub instances: Option<BTreeSet<String>>,
 }
 
-impl Traces {
+impl HardwareTraces {
     /// What tells one driver from the next.
-    pub fn driver(&self) -> (Library, Option<u64>) {
+    pub fn driver(&self) -> (LibraryId, Option<u64>) {
         (self.library.clone(), self.module)
     }
 }
 
-impl Place {
+impl DriverRoots {
     /// The driver's library, if there is one; blocks.
     pub fn library(&self) -> Option<PathBuf> {
         driver_root::find_library(&driver_root::roots(&self.host_root, self.driver_root.as_deref()))
     }
 
     /// What there is now; blocks.
-    pub fn traces(&self) -> Traces {
-        Traces {
+    pub fn traces(&self) -> HardwareTraces {
+        HardwareTraces {
             pci: pci::functions(&self.host_root),
             module: fs::metadata(self.host_root.join(MODULE))
                 .ok()
@@ -74,15 +74,15 @@ impl Place {
     }
 
     /// Blocks: asks sysfs and the driver. `before` is what was found last.
-    pub fn look(&self, before: Option<&Hardware>) -> (Traces, Hardware) {
+    pub fn look(&self, before: Option<&Hardware>) -> (HardwareTraces, Hardware) {
         let traces = self.traces();
         let Hardware { functions, machine, .. } = self.without_driver();
         let (mut reading, mut failed) = (None, None);
         let driver = match &traces.library {
-            None if functions == 0 => Driver::NotNeeded,
+            None if functions == 0 => DriverState::NotNeeded,
             None => {
                 let roots = driver_root::roots(&self.host_root, self.driver_root.as_deref());
-                Driver::Missing(format!(
+                DriverState::Missing(format!(
                     "find libnvidia-ml.so.1 below {}: there is none; install the NVIDIA driver, or name its root with \
                      --driver-root",
                     driver_root::in_words(&roots)
@@ -101,16 +101,16 @@ impl Place {
                         reading = Some(found);
                         // A driver that answers for no GPU does not work.
                         if is_silent {
-                            Driver::Failed(problem)
+                            DriverState::Failed(problem)
                         } else {
-                            Driver::Answers
+                            DriverState::Answers
                         }
                     }
                     // A driver that was installed ahead of its hardware.
-                    Err(_) if functions == 0 => Driver::NotNeeded,
+                    Err(_) if functions == 0 => DriverState::NotNeeded,
                     Err(error) => {
                         failed = error.call();
-                        Driver::Failed(error.to_string())
+                        DriverState::Failed(error.to_string())
                     }
                 }
             }

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    api_server::gpu_node::{Seen, SeenGpuNode},
-    driver::nvml::tests::Driver as Library,
+    api_server::gpu_node::{GpuNodeState, ObservedGpuNode},
+    driver::nvml::tests::DriverState as LibraryId,
 };
 use gpunode_crds::{GpuNode, GpuNodeSpec};
 use kube::core::ApiResource;
@@ -18,12 +18,12 @@ const DIVIDED: &str =
 /// A host with two GPUs whose driver is in a folder of its own.
 struct Host {
     root: TempDir,
-    library: Library,
+    library: LibraryId,
 }
 
 impl Host {
     fn new(scenario: &str) -> Self {
-        let library = Library::new(scenario);
+        let library = LibraryId::new(scenario);
         let root = tempfile::tempdir().unwrap();
         for function in ["0000:07:00.0", "0000:08:00.0"] {
             let function = root.path().join("sys/bus/pci/devices").join(function);
@@ -37,8 +37,8 @@ impl Host {
         Self { root, library }
     }
 
-    fn place(&self) -> Place {
-        Place {
+    fn place(&self) -> DriverRoots {
+        DriverRoots {
             host_root: self.root.path().to_owned(),
             driver_root: Some(self.root.path().join("driver")),
         }
@@ -50,10 +50,10 @@ impl Host {
     }
 
     fn watch(&self) -> watch::Receiver<Option<Arc<Hardware>>> {
-        self.watch_with(Release::new(None, self.root.path()))
+        self.watch_with(ReleaseRequest::new(None, self.root.path()))
     }
 
-    fn watch_with(&self, release: Release) -> watch::Receiver<Option<Arc<Hardware>>> {
+    fn watch_with(&self, release: ReleaseRequest) -> watch::Receiver<Option<Arc<Hardware>>> {
         let (found, seen) = watch::channel(None);
         tokio::spawn(watch_hardware(
             self.place(),
@@ -61,7 +61,7 @@ impl Host {
             Arc::new(Notify::new()),
             release,
             None,
-            Metrics::new(),
+            AgentMetrics::new(),
         ));
         seen
     }
@@ -113,7 +113,7 @@ fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
     let host = Host::new(DIVIDED);
     host.library.state("gpus: {0: {lost: true}, 1: {lost: true}}");
     let (_, lost) = host.place().look(None);
-    let Driver::Failed(message) = &lost.driver else {
+    let DriverState::Failed(message) = &lost.driver else {
         panic!("{lost:?}")
     };
     assert!(
@@ -123,12 +123,12 @@ fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
     assert!(lost.is_known() && lost.has_gpus(), "none of them is offered");
     host.library.state("{}");
     let (_, found) = host.place().look(Some(&lost));
-    assert_eq!(found.driver, Driver::Answers);
+    assert_eq!(found.driver, DriverState::Answers);
     host.library.state("gpus: {0: {lost: true}, 1: {lost: true}}");
     let (_, lost) = host.place().look(Some(&found));
     assert_eq!(
         (lost.inventory(), &lost.driver),
-        (found.inventory(), &Driver::Answers),
+        (found.inventory(), &DriverState::Answers),
         "that they are broken is said of each"
     );
     assert!(lost.problem().is_some());
@@ -141,7 +141,10 @@ fn a_gpu_that_does_not_tell_what_it_is_is_looked_at_again() {
     host.library
         .state("gpus: {1: {failing: {nvmlDeviceGetMigMode: UNKNOWN}}}");
     let (_, now) = host.place().look(Some(&before));
-    assert_eq!((now.inventory(), &now.driver), (before.inventory(), &Driver::Answers));
+    assert_eq!(
+        (now.inventory(), &now.driver),
+        (before.inventory(), &DriverState::Answers)
+    );
     assert!(
         now.problem()
             .is_some_and(|problem| problem.contains("read the MIG mode of GPU 1: ")),
@@ -158,12 +161,12 @@ fn instances_are_a_trace() {
     assert_ne!(host.place().traces(), before);
 }
 
-fn gpu_node(release: bool) -> Seen {
+fn gpu_node(release: bool) -> GpuNodeState {
     let spec = GpuNodeSpec {
         release,
         ..GpuNodeSpec::default()
     };
-    Seen::Present(Arc::new(SeenGpuNode::new(
+    GpuNodeState::Present(Arc::new(ObservedGpuNode::new(
         "node",
         &ApiResource::erase::<GpuNode>(&()),
         spec,
@@ -174,30 +177,30 @@ fn gpu_node(release: bool) -> Seen {
 async fn while_the_gpus_are_released_nobody_is_asked_and_what_was_found_stays() {
     let host = Host::new(UNDIVIDED);
     let (say, said) = watch::channel(gpu_node(false));
-    let mut seen = host.watch_with(Release::new(Some(said), host.root.path()));
-    let before = wait_for(&mut seen, |found| found.driver == Driver::Answers).await;
+    let mut seen = host.watch_with(ReleaseRequest::new(Some(said), host.root.path()));
+    let before = wait_for(&mut seen, |found| found.driver == DriverState::Answers).await;
     say.send_replace(gpu_node(true));
-    let released = wait_for(&mut seen, |found| found.driver == Driver::Released).await;
+    let released = wait_for(&mut seen, |found| found.driver == DriverState::Released).await;
     assert_eq!((released.inventory(), released.problem()), (before.inventory(), None));
     host.library.scenario(DIVIDED);
     sleep(RECHECK * 10).await;
     assert!(!seen.has_changed().unwrap(), "nobody looks");
 
     // Nor does an agent that starts then, before the API server says anything.
-    let (later, said) = watch::channel(Seen::Unknown);
-    let mut started = host.watch_with(Release::new(Some(said), host.root.path()));
+    let (later, said) = watch::channel(GpuNodeState::Unknown);
+    let mut started = host.watch_with(ReleaseRequest::new(Some(said), host.root.path()));
     let first = wait_for(&mut started, |_| true).await;
     assert_eq!(
         (first.driver, first.functions, first.reading),
-        (Driver::Released, 2, None)
+        (DriverState::Released, 2, None)
     );
 
     say.send_replace(gpu_node(false));
     later.send_replace(gpu_node(false));
     for seen in [&mut seen, &mut started] {
-        wait_for(seen, |found| found.driver == Driver::Answers && parts(found) == 1).await;
+        wait_for(seen, |found| found.driver == DriverState::Answers && parts(found) == 1).await;
     }
-    let (_later, said) = watch::channel(Seen::Unknown);
-    let mut next = host.watch_with(Release::new(Some(said), host.root.path()));
-    wait_for(&mut next, |found| found.driver == Driver::Answers).await;
+    let (_later, said) = watch::channel(GpuNodeState::Unknown);
+    let mut next = host.watch_with(ReleaseRequest::new(Some(said), host.root.path()));
+    wait_for(&mut next, |found| found.driver == DriverState::Answers).await;
 }

@@ -1,7 +1,7 @@
 //! Waiting for what the driver reports by itself. The session lasts as long as the waiting: while it does, the driver cannot be
 //! unloaded.
 
-use super::{Error, open, raw};
+use super::{DriverError, open, raw};
 use nvml_wrapper::{EventSet, Nvml, error::NvmlError};
 use nvml_wrapper_sys::bindings::{
     nvmlEventTypeDoubleBitEccError as DOUBLE_BIT, nvmlEventTypeDramRetirementEvent as RETIREMENT,
@@ -22,7 +22,7 @@ const REGISTER_EVERY: u32 = 15;
 
 /// What the driver reported about a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct DriverEvent {
     /// UUID of the GPU; none where the driver names one that is not known here.
     pub gpu: Option<String>,
     /// The XID; none for what says only that it is worth to look.
@@ -34,23 +34,23 @@ pub struct Event {
 }
 
 /// What goes on between two waits.
-pub trait Watcher {
+pub trait EventHandler {
     /// The UUIDs of the GPUs to watch, once they have changed, and whether to go on.
     fn gpus(&mut self) -> ControlFlow<(), Option<Vec<String>>>;
     /// Takes an event.
-    fn tell(&mut self, event: Event) -> ControlFlow<()>;
+    fn tell(&mut self, event: DriverEvent) -> ControlFlow<()>;
     /// Takes why a GPU reports no events.
     fn is_silent(&mut self, gpu: &str, why: &NvmlError);
 }
 
 /// Tells what the driver reports through the library at `path` until the watcher ends it; blocks.
-pub fn watch(path: &Path, watcher: &mut impl Watcher) -> Result<(), Error> {
+pub fn watch(path: &Path, watcher: &mut impl EventHandler) -> Result<(), DriverError> {
     let nvml = open(path)?;
     let mut gpus = Vec::new();
     let mut fewer_than = usize::MAX;
     loop {
-        let set = nvml.create_event_set().map_err(Error::Events)?;
-        let mut following = Watched {
+        let set = nvml.create_event_set().map_err(DriverError::Events)?;
+        let mut following = WatchedGpus {
             nvml: &nvml,
             set: &set,
             known: BTreeMap::new(),
@@ -59,12 +59,12 @@ pub fn watch(path: &Path, watcher: &mut impl Watcher) -> Result<(), Error> {
         match following.follow(&mut gpus, watcher) {
             // A lost GPU may end every wait for a set that it is in. It cannot be registered with another one.
             Err(NvmlError::GpuLost) if following.known.len() < fewer_than => fewer_than = following.known.len(),
-            ended => return ended.map_err(Error::Events),
+            ended => return ended.map_err(DriverError::Events),
         }
     }
 }
 
-struct Watched<'a> {
+struct WatchedGpus<'a> {
     nvml: &'a Nvml,
     set: &'a EventSet<'a>,
     /// UUIDs of the GPUs that are registered.
@@ -73,9 +73,9 @@ struct Watched<'a> {
     missing: Vec<String>,
 }
 
-impl Watched<'_> {
+impl WatchedGpus<'_> {
     /// Goes on until the watcher ends it, or the driver a wait. `gpus` are those that the watcher named last.
-    fn follow(&mut self, gpus: &mut Vec<String>, watcher: &mut impl Watcher) -> Result<(), NvmlError> {
+    fn follow(&mut self, gpus: &mut Vec<String>, watcher: &mut impl EventHandler) -> Result<(), NvmlError> {
         let mut waits = 0;
         loop {
             match watcher.gpus() {
@@ -100,7 +100,7 @@ impl Watched<'_> {
     }
 
     /// Registers what is missing. One that does not answer is tried again, one that has no events is not.
-    fn register(&mut self, watcher: &mut impl Watcher) {
+    fn register(&mut self, watcher: &mut impl EventHandler) {
         let before = self.known.len();
         for gpu in std::mem::take(&mut self.missing) {
             if self.known.values().any(|known| *known == gpu) {
@@ -129,11 +129,11 @@ impl Watched<'_> {
         }
     }
 
-    fn event(&self, reported: &raw::Reported) -> Event {
+    fn event(&self, reported: &raw::Reported) -> DriverEvent {
         let xid = (reported.kind == u64::from(XID)).then(|| i32::try_from(reported.data).unwrap_or(i32::MAX));
         let (gpu, compute) = reported.instance;
         let is_of_one = gpu != raw::NO_INSTANCE && compute != raw::NO_INSTANCE;
-        Event {
+        DriverEvent {
             gpu: self.known.get(&reported.device).cloned(),
             xid,
             instance: is_of_one.then_some(reported.instance),

@@ -1,6 +1,6 @@
 //! The compute mode of a GPU: how many processes may use it.
 
-use super::{Error, open};
+use super::{DriverError, open};
 use nvml_wrapper::{Nvml, enum_wrappers::device::ComputeMode as Nvmls};
 use std::{fmt, path::Path, str::FromStr};
 
@@ -30,9 +30,9 @@ const ALL: [ComputeMode; 4] = [
 ];
 
 /// The compute mode of the GPU with that UUID, asked through the library at `path`.
-pub fn compute_mode(path: &Path, uuid: &str) -> Result<ComputeMode, Error> {
+pub fn compute_mode(path: &Path, uuid: &str) -> Result<ComputeMode, DriverError> {
     let ask = |nvml: &Nvml| nvml.device_by_uuid(uuid)?.compute_mode();
-    let mode = ask(&open(path)?).map_err(|source| Error::ReadComputeMode {
+    let mode = ask(&open(path)?).map_err(|source| DriverError::ReadComputeMode {
         uuid: uuid.to_owned(),
         source,
     })?;
@@ -40,9 +40,9 @@ pub fn compute_mode(path: &Path, uuid: &str) -> Result<ComputeMode, Error> {
 }
 
 /// Sets the compute mode of the GPU with that UUID. Takes root; a GPU with MIG on has no mode.
-pub fn set_compute_mode(path: &Path, uuid: &str, mode: ComputeMode) -> Result<(), Error> {
+pub fn set_compute_mode(path: &Path, uuid: &str, mode: ComputeMode) -> Result<(), DriverError> {
     let set = |nvml: &Nvml| nvml.device_by_uuid(uuid)?.set_compute_mode(mode.into());
-    set(&open(path)?).map_err(|source| Error::SetComputeMode {
+    set(&open(path)?).map_err(|source| DriverError::SetComputeMode {
         uuid: uuid.to_owned(),
         mode,
         source,

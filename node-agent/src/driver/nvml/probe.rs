@@ -1,6 +1,6 @@
 //! A look at whether GPUs work.
 
-use super::{Error, open};
+use super::{DriverError, open};
 use gpunode_gpu::{GpuProbe, MigProbe, ProbeResult};
 use nvml_wrapper::{
     Device, Nvml,
@@ -23,7 +23,7 @@ const MAX_NVLINKS: u32 = 36;
 
 /// What is looked at.
 #[derive(Clone, Debug, Default)]
-pub struct Target {
+pub struct ProbeTarget {
     /// UUID of the GPU.
     pub gpu: String,
     /// `DeviceFaults::ticket` from before the look.
@@ -38,29 +38,29 @@ pub struct Target {
 
 /// What a look found.
 #[derive(Debug)]
-pub struct Look {
+pub struct ProbeReport {
     /// The look.
     pub probe: GpuProbe,
     /// The NVLinks that are up, of those that were looked at; none where MIG is on, which takes those of an A100 down.
     pub links: Option<Vec<u32>>,
     /// The calls that failed, each with the UUID of the GPU or MIG device.
-    pub failed: Vec<(String, Failed)>,
+    pub failed: Vec<(String, FailedCall)>,
 }
 
 /// A call that failed, by its name in C, and how.
-pub type Failed = (&'static str, NvmlError);
+pub type FailedCall = (&'static str, NvmlError);
 
 /// Looks at each target through the library at `path`, one after the other, as long as somebody wants to know; blocks.
 pub fn probe(
     path: &Path,
-    targets: &[Target],
+    targets: &[ProbeTarget],
     mut begin: impl FnMut(&str),
-    mut tell: impl FnMut(Look) -> ControlFlow<()>,
-) -> Result<(), Error> {
+    mut tell: impl FnMut(ProbeReport) -> ControlFlow<()>,
+) -> Result<(), DriverError> {
     let nvml = open(path)?;
     for target in targets {
         begin(&target.gpu);
-        let mut look = Look {
+        let mut look = ProbeReport {
             probe: unanswered(target),
             links: None,
             failed: Vec::new(),
@@ -78,7 +78,7 @@ pub fn probe(
 }
 
 /// What is known of a GPU that does not answer in any way.
-pub fn unanswered(target: &Target) -> GpuProbe {
+pub fn unanswered(target: &ProbeTarget) -> GpuProbe {
     GpuProbe {
         gpu: target.gpu.clone(),
         ticket: target.ticket,
@@ -95,7 +95,7 @@ pub fn unanswered(target: &Target) -> GpuProbe {
 }
 
 /// Ends with the first call that fails.
-fn ask(nvml: &Nvml, target: &Target, look: &mut Look) -> Result<(), Failed> {
+fn ask(nvml: &Nvml, target: &ProbeTarget, look: &mut ProbeReport) -> Result<(), FailedCall> {
     let device = nvml
         .device_by_uuid(target.gpu.as_str())
         .map_err(of("nvmlDeviceGetHandleByUUID"))?;
@@ -129,7 +129,7 @@ fn ask(nvml: &Nvml, target: &Target, look: &mut Look) -> Result<(), Failed> {
 }
 
 /// The processes on a MIG device, where they matter.
-fn ask_instance(nvml: &Nvml, uuid: &str, count: bool) -> Result<Option<usize>, Failed> {
+fn ask_instance(nvml: &Nvml, uuid: &str, count: bool) -> Result<Option<usize>, FailedCall> {
     let device = nvml.device_by_uuid(uuid).map_err(of("nvmlDeviceGetHandleByUUID"))?;
     told(device.memory_info()).map_err(of("nvmlDeviceGetMemoryInfo_v2"))?;
     Ok(count.then(|| processes(&device)).flatten())
@@ -194,7 +194,7 @@ fn processes(device: &Device<'_>) -> Option<usize> {
     )
 }
 
-fn of(call: &'static str) -> impl Fn(NvmlError) -> Failed {
+fn of(call: &'static str) -> impl Fn(NvmlError) -> FailedCall {
     move |error| (call, error)
 }
 

@@ -5,9 +5,9 @@ use std::{env, fs, path::Path, process::Command, sync::OnceLock};
 use tempfile::TempDir;
 
 /// A folder with the library and its scenario.
-pub struct Driver(TempDir);
+pub struct DriverState(TempDir);
 
-impl Driver {
+impl DriverState {
     pub fn new(scenario: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::copy(built(), folder.path().join("libnvidia-ml.so.1")).unwrap();
@@ -42,13 +42,13 @@ impl Driver {
         self.0.path().join("libnvidia-ml.so.1")
     }
 
-    fn read(&self, host_root: &Path) -> Reading {
-        read(&self.library(), host_root, &[], |_| Function::default()).unwrap()
+    fn read(&self, host_root: &Path) -> DriverReading {
+        read(&self.library(), host_root, &[], |_| PciFunction::default()).unwrap()
     }
 
-    fn read_after(&self, before: &Reading) -> Reading {
+    fn read_after(&self, before: &DriverReading) -> DriverReading {
         read(&self.library(), Path::new("/nowhere"), &before.inventory.gpus, |_| {
-            Function::default()
+            PciFunction::default()
         })
         .unwrap()
     }
@@ -91,7 +91,7 @@ fn mig_devices_are_read_with_profile_size_and_device_nodes() {
         "gpu1/gi2/access 156\ngpu1/gi2/ci0/access 157\ngpu1/gi7/access 201\n",
     )
     .unwrap();
-    let reading = Driver::divided().read(host.path());
+    let reading = DriverState::divided().read(host.path());
     assert_eq!(reading.unreadable, Vec::<String>::new());
     let gpus = &reading.inventory.gpus;
     assert_eq!(
@@ -123,8 +123,8 @@ fn mig_devices_are_read_with_profile_size_and_device_nodes() {
 #[test]
 fn a_fabric_is_told_where_it_reaches_beyond_the_node() {
     let host = Path::new("/nowhere");
-    let driver = Driver::new("{board: NVIDIA GB200, count: 2, topology: NVSwitch}");
-    let fabric = |driver: &Driver| driver.read(host).inventory.gpus[1].fabric.clone();
+    let driver = DriverState::new("{board: NVIDIA GB200, count: 2, topology: NVSwitch}");
+    let fabric = |driver: &DriverState| driver.read(host).inventory.gpus[1].fabric.clone();
     assert_eq!(fabric(&driver), None);
     driver.scenario(
         "{board: NVIDIA GB200, count: 2, topology: NVSwitch, \
@@ -144,7 +144,7 @@ fn a_fabric_is_told_where_it_reaches_beyond_the_node() {
 
 #[test]
 fn a_mig_device_that_cannot_be_read_hides_no_other() {
-    let driver = Driver::divided();
+    let driver = DriverState::divided();
     driver.state(
         "gpus: {1: {failingMig: {0: {nvmlDeviceGetUUID: UNKNOWN}, \
          1: {nvmlDeviceGetMigDeviceHandleByIndex: NO_PERMISSION}}}}",
@@ -173,7 +173,7 @@ fn a_mig_device_that_cannot_be_read_hides_no_other() {
 /// A name without its `+me` would be that of another profile.
 #[test]
 fn a_mig_device_whose_kind_cannot_be_asked_is_not_named_without_it() {
-    let driver = Driver::divided();
+    let driver = DriverState::divided();
     driver.state("gpus: {1: {failing: {nvmlDeviceGetGpuInstanceProfileInfo: UNKNOWN}}}");
     let reading = driver.read(Path::new("/nowhere"));
     let indices: Vec<u32> = reading.inventory.gpus.iter().map(|gpu| gpu.index).collect();
@@ -197,7 +197,7 @@ const QUESTIONS: [&str; 5] = [
 
 #[test]
 fn a_gpu_that_does_not_tell_what_it_is_stays_what_it_was_and_is_left_out_where_nobody_knows() {
-    let driver = Driver::divided();
+    let driver = DriverState::divided();
     let before = driver.read(Path::new("/nowhere"));
     for question in QUESTIONS {
         driver.state(&format!("gpus: {{1: {{failing: {{{question}: UNKNOWN}}}}}}"));
@@ -220,12 +220,12 @@ fn a_gpu_that_does_not_tell_what_it_is_stays_what_it_was_and_is_left_out_where_n
 
 #[test]
 fn a_gpu_that_does_not_tell_who_it_is_stays_what_it_was() {
-    let driver = Driver::divided();
+    let driver = DriverState::divided();
     let before = driver.read(Path::new("/nowhere"));
     for question in ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetName"] {
         driver.state(&format!("gpus: {{1: {{failing: {{{question}: UNKNOWN}}}}}}"));
         let now = driver.read_after(&before);
-        let uuids = |reading: &Reading| {
+        let uuids = |reading: &DriverReading| {
             reading
                 .inventory
                 .gpus
@@ -248,12 +248,12 @@ fn a_gpu_that_does_not_tell_who_it_is_stays_what_it_was() {
 
 #[test]
 fn a_gpu_that_is_lost_stays_what_it_was_and_is_said_to_be_lost() {
-    let driver = Driver::divided();
+    let driver = DriverState::divided();
     let before = driver.read(Path::new("/nowhere"));
     for lost in ["lost: true", "failing: {nvmlDeviceGetMigMode: GPU_IS_LOST}"] {
         driver.state(&format!("gpus: {{1: {{{lost}}}}}"));
         let now = driver.read_after(&before);
-        let uuids = |reading: &Reading| {
+        let uuids = |reading: &DriverReading| {
             reading
                 .inventory
                 .gpus
@@ -273,7 +273,7 @@ fn a_gpu_that_is_lost_stays_what_it_was_and_is_said_to_be_lost() {
 
 #[test]
 fn what_a_gpu_has_not_is_no_failure() {
-    let driver = Driver::divided();
+    let driver = DriverState::divided();
     let before = driver.read(Path::new("/nowhere"));
     for code in ["NOT_SUPPORTED", "FUNCTION_NOT_FOUND"] {
         driver.state(&format!(
@@ -292,7 +292,7 @@ fn what_a_gpu_has_not_is_no_failure() {
 
 #[test]
 fn a_kind_that_the_driver_does_not_list_adds_nothing_to_the_name() {
-    let driver = Driver::divided();
+    let driver = DriverState::divided();
     driver.state("gpus: {1: {failing: {nvmlDeviceGetGpuInstanceProfileInfo: NOT_SUPPORTED}}}");
     let reading = driver.read(Path::new("/nowhere"));
     let profiles: Vec<_> = reading.inventory.gpus[1]
@@ -306,10 +306,10 @@ fn a_kind_that_the_driver_does_not_list_adds_nothing_to_the_name() {
 
 #[test]
 fn utilisation_leaves_out_what_does_not_tell() {
-    let driver = Driver::divided();
+    let driver = DriverState::divided();
     driver.state("gpus: {0: {utilizationPercent: 70}}");
     assert_eq!(utilisation(&driver.library()).unwrap(), BTreeMap::from([(0, 70)]));
-    let driver = Driver::new("{board: Tesla T4, count: 3, topology: Pcie}");
+    let driver = DriverState::new("{board: Tesla T4, count: 3, topology: Pcie}");
     driver.state("gpus: {0: {lost: true}, 2: {utilizationPercent: 5}}");
     assert_eq!(
         utilisation(&driver.library()).unwrap(),
@@ -319,14 +319,14 @@ fn utilisation_leaves_out_what_does_not_tell() {
 
 #[test]
 fn a_compute_mode_is_seen_by_the_next_session() {
-    let driver = Driver::new("{board: Tesla T4, count: 1, topology: Pcie}");
+    let driver = DriverState::new("{board: Tesla T4, count: 1, topology: Pcie}");
     let library = driver.library();
     let uuid = &driver.read(Path::new("/nowhere")).inventory.gpus[0].uuid;
     assert_eq!(compute_mode(&library, uuid).unwrap(), ComputeMode::Default);
     match set_compute_mode(&library, uuid, ComputeMode::ExclusiveProcess) {
         Ok(()) => assert_eq!(compute_mode(&library, uuid).unwrap(), ComputeMode::ExclusiveProcess),
         // Only root may.
-        Err(Error::SetComputeMode {
+        Err(DriverError::SetComputeMode {
             source: NvmlError::NoPermission,
             ..
         }) => {}
@@ -336,7 +336,7 @@ fn a_compute_mode_is_seen_by_the_next_session() {
 
 #[test]
 fn errors_name_the_gpu_and_what_was_tried() {
-    let driver = Driver::divided();
+    let driver = DriverState::divided();
     let library = driver.library();
     let uuid = &driver.read(Path::new("/nowhere")).inventory.gpus[1].uuid;
     let error = set_compute_mode(&library, uuid, ComputeMode::ExclusiveProcess)
@@ -350,6 +350,6 @@ fn errors_name_the_gpu_and_what_was_tried() {
     assert!(error.starts_with("read the compute mode of GPU-0: "), "{error}");
     assert!(matches!(
         utilisation(Path::new("/nowhere/libnvidia-ml.so.1")),
-        Err(Error::Open { .. })
+        Err(DriverError::Open { .. })
     ));
 }

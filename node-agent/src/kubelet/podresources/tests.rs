@@ -124,8 +124,11 @@ async fn a_damaged_checkpoint_is_no_proof_that_nothing_is_held() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join(checkpoint::CHECKPOINT_FILE), "{").unwrap();
     let error = serve(folder.path(), Kubelet::Held).observe().await.unwrap_err();
-    assert!(matches!(error, Error::Checkpoint(_)), "{error}");
+    assert!(matches!(error, PodResourcesError::Checkpoint(_)), "{error}");
     let socket = folder.path().join("kubelet.sock");
     let elsewhere = PodResources::new(socket, "/nonexistent".into(), PodFolders::default());
-    assert!(matches!(elsewhere.observe().await.unwrap_err(), Error::NoFolder(_)));
+    assert!(matches!(
+        elsewhere.observe().await.unwrap_err(),
+        PodResourcesError::NoFolder(_)
+    ));
 }

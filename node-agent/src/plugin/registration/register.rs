@@ -16,7 +16,7 @@ const REGISTER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Why a registration did not come about.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum RegisterError {
     /// There is no socket.
     #[error("{0} does not exist; is the kubelet running?")]
     NoKubelet(PathBuf),
@@ -37,12 +37,12 @@ pub enum Error {
 }
 
 /// Registers the plugin on `socket` with the kubelet on `kubelet_socket`.
-pub async fn register(kubelet_socket: &Path, resource: &str, socket: &Path) -> Result<(), Error> {
+pub async fn register(kubelet_socket: &Path, resource: &str, socket: &Path) -> Result<(), RegisterError> {
     let path = kubelet_socket;
     if !path.exists() {
-        return Err(Error::NoKubelet(path.to_owned()));
+        return Err(RegisterError::NoKubelet(path.to_owned()));
     }
-    let connect = |source| Error::Connect {
+    let connect = |source| RegisterError::Connect {
         path: path.to_owned(),
         source,
     };
@@ -63,7 +63,7 @@ pub async fn register(kubelet_socket: &Path, resource: &str, socket: &Path) -> R
     };
     let mut client = RegistrationClient::new(channel);
     match timeout(REGISTER_TIMEOUT, client.register(request)).await {
-        Ok(answer) => answer.map(drop).map_err(Error::Refused),
-        Err(_) => Err(Error::NoAnswer),
+        Ok(answer) => answer.map(drop).map_err(RegisterError::Refused),
+        Err(_) => Err(RegisterError::NoAnswer),
     }
 }

@@ -1,6 +1,6 @@
 //! What the kubelet itself says of who serves a resource: another plugin may, and it may have forgotten ours.
 
-use crate::kubelet::podresources::{Error, PodResources};
+use crate::kubelet::podresources::{PodResources, PodResourcesError};
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
@@ -23,7 +23,7 @@ pub async fn by_another(kubelet: &PodResources, resource: &str) -> bool {
             match kubelet.allocatable().await {
                 Ok(allocatable) => is_served = allocatable.iter().any(|(name, _)| name == resource),
                 // Its rate limit: what was said before stands.
-                Err(Error::Refused { .. }) => {}
+                Err(PodResourcesError::Refused { .. }) => {}
                 Err(_) => is_served = false,
             }
             if !is_served {
@@ -40,12 +40,12 @@ pub async fn by_another(kubelet: &PodResources, resource: &str) -> bool {
 
 /// Notices that the kubelet has forgotten a resource that is registered.
 #[derive(Debug)]
-pub struct Forgotten {
+pub struct ForgottenResource {
     missing_since: Option<Instant>,
     after: Duration,
 }
 
-impl Default for Forgotten {
+impl Default for ForgottenResource {
     fn default() -> Self {
         Self {
             missing_since: None,
@@ -54,7 +54,7 @@ impl Default for Forgotten {
     }
 }
 
-impl Forgotten {
+impl ForgottenResource {
     /// Takes in one look of `at`: whether a healthy device is offered, and whether the kubelet has one. Returns whether it is time
     /// to register again, which at least two looks in a row have to say.
     pub fn look(&mut self, at: Instant, offered: bool, listed: bool) -> bool {
@@ -103,7 +103,7 @@ mod tests {
 
     /// When, in seconds, it is time to register again, with a look every 10 s.
     fn due(looks: u64, offered: impl Fn(u64) -> bool, listed: impl Fn(u64) -> bool) -> Vec<u64> {
-        let (start, mut forgotten) = (Instant::now(), Forgotten::default());
+        let (start, mut forgotten) = (Instant::now(), ForgottenResource::default());
         let looks = (0..looks).map(|look| look * 10);
         looks
             .filter(|at| forgotten.look(start + Duration::from_secs(*at), offered(*at), listed(*at)))
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn looks_that_come_close_together_are_not_two() {
-        let (start, mut forgotten) = (Instant::now(), Forgotten::default());
+        let (start, mut forgotten) = (Instant::now(), ForgottenResource::default());
         let looks = (0..19).map(|half| start + Duration::from_millis(500 * half));
         assert!(!looks.into_iter().any(|at| forgotten.look(at, true, false)));
     }

@@ -1,7 +1,7 @@
 //! A figure of `docs/benchmarks.md`; `make bench` prints it.
 
 use super::*;
-use crate::devices::state::Books;
+use crate::devices::state::DeviceState;
 use gpunode_config::load;
 use gpunode_gpu::{ContainerShares, Gpu, Inventory, KubeletObservation, desired_devices};
 use prost::Message as _;
@@ -13,7 +13,7 @@ use std::{
 const LISTS: usize = 2000;
 
 /// Books of a node with 16 GPUs of 80 GiB, every other share of which a pod of its own holds.
-fn half_held(document: &str) -> Books {
+fn half_held(document: &str) -> DeviceState {
     let gpu = |index| Gpu {
         index,
         uuid: format!("GPU-{index:08x}-95d2-4c5b-91c7-4a2f0e6b7d38"),
@@ -26,7 +26,7 @@ fn half_held(document: &str) -> Books {
         gpus: (0..16).map(gpu).collect(),
         ..Inventory::default()
     };
-    let mut books = Books::default();
+    let mut books = DeviceState::default();
     books.see(BTreeMap::new(), Duration::ZERO);
     books.want(desired_devices(&inventory, &load(document).unwrap()).unwrap());
     let mut observation = KubeletObservation {
@@ -63,14 +63,14 @@ fn half_held(document: &str) -> Books {
 async fn build(key: &str, document: &str, shares: usize) {
     let mut books = half_held(document);
     let device = books.allocator.assigned().keys().next().unwrap().clone();
-    let (offers, offer) = watch::channel(Offer::default());
+    let (offers, offer) = watch::channel(AdvertisedList::default());
     let (streams, stopped) = (watch::Sender::default(), watch::channel(false).1);
     let mut stream = ListStream {
         offer,
         stopped,
         streams,
         sent: None,
-        metrics: Metrics::new(),
+        metrics: AgentMetrics::new(),
     };
     stream.next().await.unwrap();
     let mut times = Vec::new();

@@ -1,10 +1,10 @@
 //! What is as it should be on this node, and what is not. Pure.
 
-use super::{Facts, Plugin};
+use super::{PluginStatus, StatusInputs};
 use crate::{
-    devices::state::Page,
-    driver::hardware::{Driver, Hardware},
-    plugin::registration::Registered,
+    devices::state::DeviceSnapshot,
+    driver::hardware::{DriverState, Hardware},
+    plugin::registration::RegisteredResources,
 };
 use gpunode_crds::{ConditionType, MpsDaemonState, Reason};
 use gpunode_gpu::DeviceProblemKind;
@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 const MAX_MESSAGE: usize = 1024;
 
 /// A condition without its time.
-struct Verdict {
+struct PendingCondition {
     of: ConditionType,
     holds: bool,
     reason: Reason,
@@ -23,9 +23,9 @@ struct Verdict {
 }
 
 /// What is in the way of this agent doing its work; the text of `/readyz`.
-pub fn not_registered(page: &Page, plugin: Plugin<'_>) -> Option<String> {
+pub fn not_registered(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<String> {
     let offered = page.offers.iter().map(|offer| offer.list.name.as_str());
-    let Registered { taken, others } = plugin.registered;
+    let RegisteredResources { taken, others } = plugin.registered;
     let missing: Vec<&str> = offered
         .filter(|name| !taken.contains(*name) && !others.contains(*name))
         .collect();
@@ -33,21 +33,21 @@ pub fn not_registered(page: &Page, plugin: Plugin<'_>) -> Option<String> {
 }
 
 /// Why it is not known who holds what, where there is something to offer.
-pub fn holders_unknown<'a>(page: &'a Page, plugin: Plugin<'_>) -> Option<&'a str> {
+pub fn holders_unknown<'a>(page: &'a DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<&'a str> {
     let matters = !plugin.in_force.wanted.devices.is_empty() || !page.assignments.is_empty();
     page.unknown.as_deref().filter(|_| matters)
 }
 
 /// `Ready` first; it is the first of the others that does not hold. Their times are not set.
-pub fn conditions(facts: Facts<'_>) -> Vec<Condition> {
-    let mut verdicts: Vec<Verdict> = driver(facts.hardware).into_iter().collect();
+pub fn conditions(facts: StatusInputs<'_>) -> Vec<Condition> {
+    let mut verdicts: Vec<PendingCondition> = driver(facts.hardware).into_iter().collect();
     if let Some(plugin) = facts.plugin {
         verdicts.push(configuration(plugin));
         verdicts.push(registration(facts.page, plugin));
         verdicts.push(devices(facts.page, plugin));
     }
     let ready = match verdicts.iter().find(|verdict| !verdict.holds) {
-        Some(failing) => Verdict {
+        Some(failing) => PendingCondition {
             of: ConditionType::Ready,
             message: failing.message.clone(),
             ..*failing
@@ -74,31 +74,31 @@ pub fn conditions(facts: Facts<'_>) -> Vec<Condition> {
             &served,
         ));
     }
-    verdicts.into_iter().map(Verdict::without_time).collect()
+    verdicts.into_iter().map(PendingCondition::without_time).collect()
 }
 
 /// A node without GPU needs no driver, and says nothing of one.
-fn driver(hardware: &Hardware) -> Option<Verdict> {
+fn driver(hardware: &Hardware) -> Option<PendingCondition> {
     let available = ConditionType::DriverAvailable;
     match &hardware.driver {
-        Driver::NotNeeded => None,
-        Driver::Released => Some(verdict(
+        DriverState::NotNeeded => None,
+        DriverState::Released => Some(verdict(
             available,
             false,
             Reason::Released,
             "the GPUs are released, as a label of the node asks: nothing is given out and the driver is not used",
         )),
-        Driver::Missing(message) => Some(verdict(available, false, Reason::DriverNotFound, message)),
-        Driver::Failed(message) => Some(verdict(available, false, Reason::DriverFailed, message)),
+        DriverState::Missing(message) => Some(verdict(available, false, Reason::DriverNotFound, message)),
+        DriverState::Failed(message) => Some(verdict(available, false, Reason::DriverFailed, message)),
         // The other GPUs are offered all the same.
-        Driver::Answers => {
+        DriverState::Answers => {
             let problem = hardware.problem().unwrap_or_else(|| "the driver answers".to_owned());
             Some(verdict(available, true, Reason::DriverAnswers, &problem))
         }
     }
 }
 
-fn configuration(plugin: Plugin<'_>) -> Verdict {
+fn configuration(plugin: PluginStatus<'_>) -> PendingCondition {
     let accepted = ConditionType::ConfigurationAccepted;
     match (&plugin.in_force.rejected, &plugin.in_force.accepted) {
         (Some(rejected), kept) => {
@@ -123,7 +123,7 @@ fn configuration(plugin: Plugin<'_>) -> Verdict {
     }
 }
 
-fn registration(page: &Page, plugin: Plugin<'_>) -> Verdict {
+fn registration(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> PendingCondition {
     let registered = ConditionType::Registered;
     if let Some(served) = served_by_another(plugin) {
         return verdict(registered, false, Reason::ServedByAnother, &served);
@@ -135,7 +135,7 @@ fn registration(page: &Page, plugin: Plugin<'_>) -> Verdict {
 }
 
 /// Which resources are another plugin's.
-fn served_by_another(plugin: Plugin<'_>) -> Option<String> {
+fn served_by_another(plugin: PluginStatus<'_>) -> Option<String> {
     let others: Vec<&str> = plugin.registered.others.iter().map(String::as_str).collect();
     (!others.is_empty()).then(|| {
         format!(
@@ -146,7 +146,7 @@ fn served_by_another(plugin: Plugin<'_>) -> Option<String> {
 }
 
 /// Devices that wait for their holders are offered, as what they were before.
-fn devices(page: &Page, plugin: Plugin<'_>) -> Verdict {
+fn devices(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> PendingCondition {
     let of = ConditionType::DevicesOffered;
     if let Some((reason, message)) = not_offered(page, plugin) {
         return verdict(of, false, reason, &message);
@@ -156,7 +156,7 @@ fn devices(page: &Page, plugin: Plugin<'_>) -> Verdict {
 }
 
 /// Why a device that a resource selects is not offered.
-pub fn not_offered(page: &Page, plugin: Plugin<'_>) -> Option<(Reason, String)> {
+pub fn not_offered(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<(Reason, String)> {
     if let Some(unknown) = holders_unknown(page, plugin) {
         return Some((Reason::HoldersUnknown, unknown.to_owned()));
     }
@@ -199,7 +199,7 @@ pub fn not_offered(page: &Page, plugin: Plugin<'_>) -> Option<(Reason, String)> 
 }
 
 /// A device as people call it: `GPU 3`, or `GPU 3:1` for a MIG device of it; the UUID of one that has left the node.
-fn name(plugin: Plugin<'_>, uuid: &str) -> String {
+fn name(plugin: PluginStatus<'_>, uuid: &str) -> String {
     let device = plugin.in_force.wanted.present.iter().find(|device| device.uuid == uuid);
     device.map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()))
 }
@@ -213,12 +213,12 @@ fn reason(kind: DeviceProblemKind) -> Reason {
     }
 }
 
-fn verdict(of: ConditionType, holds: bool, reason: Reason, message: &str) -> Verdict {
+fn verdict(of: ConditionType, holds: bool, reason: Reason, message: &str) -> PendingCondition {
     let message = message
         .get(..message.floor_char_boundary(MAX_MESSAGE))
         .unwrap_or_default()
         .to_owned();
-    Verdict {
+    PendingCondition {
         of,
         holds,
         reason,
@@ -226,7 +226,7 @@ fn verdict(of: ConditionType, holds: bool, reason: Reason, message: &str) -> Ver
     }
 }
 
-impl Verdict {
+impl PendingCondition {
     fn without_time(self) -> Condition {
         Condition {
             type_: self.of.as_str().to_owned(),

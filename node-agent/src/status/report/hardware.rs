@@ -3,7 +3,7 @@
 use super::number;
 use crate::{
     driver::machine::HostDriver,
-    health::{ailments::Ailments, words},
+    health::{ailments::NodeHealth, words},
 };
 use gpunode_crds::{
     DeviceHealth, Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu,
@@ -11,7 +11,7 @@ use gpunode_crds::{
 use gpunode_gpu as gpu;
 
 /// A GPU, and whether it works.
-pub fn device(gpu: &gpu::Gpu, ailments: &Ailments) -> GpuDevice {
+pub fn device(gpu: &gpu::Gpu, ailments: &NodeHealth) -> GpuDevice {
     GpuDevice {
         index: number(gpu.index),
         uuid: gpu.uuid.clone(),
@@ -41,7 +41,7 @@ pub fn device(gpu: &gpu::Gpu, ailments: &Ailments) -> GpuDevice {
 }
 
 /// Health of a device that is made of these.
-fn health(ailments: &Ailments, uuids: &[&str]) -> Option<DeviceHealth> {
+fn health(ailments: &NodeHealth, uuids: &[&str]) -> Option<DeviceHealth> {
     let faults = ailments.faults.as_ref()?;
     Some(words::health(faults, uuids, &ailments.rules))
 }
@@ -72,7 +72,7 @@ fn link(link: &gpu::Link) -> GpuLink {
 }
 
 /// By instance, as the API has them.
-fn mig_devices(gpu: &gpu::Gpu, ailments: &Ailments) -> Vec<MigDevice> {
+fn mig_devices(gpu: &gpu::Gpu, ailments: &NodeHealth) -> Vec<MigDevice> {
     let device = |mig: &gpu::MigDevice| MigDevice {
         uuid: mig.uuid.clone(),
         profile: mig.profile.clone(),

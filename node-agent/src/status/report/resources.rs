@@ -1,8 +1,8 @@
 //! What is offered under which name, and of which device. Pure.
 
-use super::{Plugin, number};
+use super::{PluginStatus, number};
 use crate::{
-    devices::{offer::Offer, state::Page},
+    devices::{offer::AdvertisedList, state::DeviceSnapshot},
     mps::seen::held_back,
 };
 use gpunode_crds::{AdvertisedDevice, MAX_DEVICES, ResourceStatus, SharingStrategy};
@@ -16,7 +16,7 @@ const SHARED_SUFFIX: &str = ".shared";
 const MIG_UUID: &str = "MIG-";
 
 /// The resources as the kubelet was given them.
-pub fn resources(page: &Page, plugin: Plugin<'_>) -> Vec<ResourceStatus> {
+pub fn resources(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Vec<ResourceStatus> {
     let silent = held_back(&page.daemons);
     let explained: BTreeSet<&str> = page
         .waiting
@@ -27,7 +27,7 @@ pub fn resources(page: &Page, plugin: Plugin<'_>) -> Vec<ResourceStatus> {
         .collect();
     let is_explained =
         |device: &str| page.ailments.all.is_some() || explained.contains(device) || page.is_broken(device);
-    let of = |offer: &Offer| ResourceStatus {
+    let of = |offer: &AdvertisedList| ResourceStatus {
         registered: plugin.registered.taken.contains(&offer.list.name),
         name: offer.list.name.clone(),
         capacity: number(offer.list.shares.len()),
@@ -41,7 +41,7 @@ pub fn resources(page: &Page, plugin: Plugin<'_>) -> Vec<ResourceStatus> {
 }
 
 /// How the first of the devices that are shared is.
-fn sharing(list: &AdvertisedResource, page: &Page) -> Option<SharingStrategy> {
+fn sharing(list: &AdvertisedResource, page: &DeviceSnapshot) -> Option<SharingStrategy> {
     let assignments = list
         .shares
         .iter()

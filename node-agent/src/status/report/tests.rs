@@ -2,16 +2,16 @@ mod labels;
 
 use super::*;
 use crate::{
-    configuration::in_force::{Candidate, Instruction},
-    devices::offer::Offer,
-    driver::{hardware::Driver, nvml::Reading},
-    health::ailments::Ailments,
+    configuration::in_force::{ConfigCandidate, DesiredConfig},
+    devices::offer::AdvertisedList,
+    driver::{hardware::DriverState, nvml::DriverReading},
+    health::ailments::NodeHealth,
 };
 use gpunode_crds::{AdvertisedDevice, Architecture, FaultReason, HealthState, MpsDaemon, MpsDaemonState};
 use gpunode_gpu::{AdvertisedResource, AdvertisedShare, Gpu, Inventory, PendingChange};
 use std::sync::Arc;
 
-fn hardware(driver: Driver) -> Hardware {
+fn hardware(driver: DriverState) -> Hardware {
     let gpu = |index| Gpu {
         index,
         uuid: format!("GPU-{index}"),
@@ -27,16 +27,16 @@ fn hardware(driver: Driver) -> Hardware {
     Hardware {
         functions: 2,
         driver,
-        reading: Some(Reading {
+        reading: Some(DriverReading {
             inventory,
-            ..Reading::default()
+            ..DriverReading::default()
         }),
         ..Hardware::default()
     }
 }
 
-fn config(document: &str) -> Instruction {
-    Instruction::Config(Arc::new(Candidate::of_file(document.to_owned())))
+fn config(document: &str) -> DesiredConfig {
+    DesiredConfig::Config(Arc::new(ConfigCandidate::of_file(document.to_owned())))
 }
 
 /// Type, status and reason of each condition.
@@ -49,7 +49,7 @@ fn verdicts(status: &GpuNodeStatus) -> Vec<String> {
 }
 
 /// Two shares of a resource, one of them healthy.
-fn page() -> Page {
+fn page() -> DeviceSnapshot {
     let share = |id: &str, healthy| AdvertisedShare {
         id: id.to_owned(),
         healthy,
@@ -60,27 +60,27 @@ fn page() -> Page {
         name: "nvidia.com/gpu".to_owned(),
         shares,
     };
-    Page {
-        offers: vec![Offer {
+    DeviceSnapshot {
+        offers: vec![AdvertisedList {
             list: list.into(),
             resend: 0,
         }],
-        ..Page::default()
+        ..DeviceSnapshot::default()
     }
 }
 
-fn of_page(page: &Page, hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
+fn of_page(page: &DeviceSnapshot, hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
     let taken = registered.iter().map(|name| (*name).to_owned()).collect();
-    let plugin = Plugin {
+    let plugin = PluginStatus {
         in_force,
-        registered: &Registered {
+        registered: &RegisteredResources {
             taken,
-            ..Registered::default()
+            ..RegisteredResources::default()
         },
     };
     status(
-        &Identity::default(),
-        Facts {
+        &AgentIdentity::default(),
+        StatusInputs {
             hardware,
             page,
             plugin: Some(plugin),
@@ -94,7 +94,7 @@ fn of_plugin(hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> Gp
 
 /// A node with two GPUs that are offered.
 fn offered() -> (Hardware, InForce) {
-    let hardware = hardware(Driver::Answers);
+    let hardware = hardware(DriverState::Answers);
     let in_force = InForce::default().next(&config(""), hardware.inventory());
     (hardware, in_force)
 }
@@ -102,18 +102,18 @@ fn offered() -> (Hardware, InForce) {
 #[test]
 fn a_resource_of_another_plugin_is_said_and_not_waited_for() {
     let (hardware, in_force) = offered();
-    let registered = Registered {
+    let registered = RegisteredResources {
         others: ["nvidia.com/gpu".to_owned()].into(),
-        ..Registered::default()
+        ..RegisteredResources::default()
     };
-    let plugin = Plugin {
+    let plugin = PluginStatus {
         in_force: &in_force,
         registered: &registered,
     };
     assert_eq!(not_registered(&page(), plugin), None);
     let status = status(
-        &Identity::default(),
-        Facts {
+        &AgentIdentity::default(),
+        StatusInputs {
             hardware: &hardware,
             page: &page(),
             plugin: Some(plugin),
@@ -135,7 +135,7 @@ fn a_resource_of_another_plugin_is_said_and_not_waited_for() {
 
 #[test]
 fn a_registered_node_is_ready() {
-    let hardware = hardware(Driver::Answers);
+    let hardware = hardware(DriverState::Answers);
     let instruction = config("");
     let in_force = InForce::default().next(&instruction, hardware.inventory());
     let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
@@ -163,7 +163,7 @@ fn a_registered_node_is_ready() {
 
 #[test]
 fn a_rejected_configuration_is_named_and_the_old_one_too() {
-    let hardware = hardware(Driver::Answers);
+    let hardware = hardware(DriverState::Answers);
     let good = InForce::default().next(&config(""), hardware.inventory());
     let bad = config("colour: red");
     let in_force = good.next(&bad, hardware.inventory());
@@ -184,14 +184,14 @@ fn a_rejected_configuration_is_named_and_the_old_one_too() {
 
 #[test]
 fn what_is_missing_is_the_reason_for_not_being_ready() {
-    let missing = hardware(Driver::Missing("no driver".to_owned()));
+    let missing = hardware(DriverState::Missing("no driver".to_owned()));
     let instruction = config("");
     let in_force = InForce::default().next(&instruction, missing.inventory());
     assert_eq!(
         verdicts(&of_plugin(&missing, &in_force, &[]))[0],
         "Ready=False DriverNotFound"
     );
-    let answers = hardware(Driver::Answers);
+    let answers = hardware(DriverState::Answers);
     assert_eq!(
         verdicts(&of_plugin(&answers, &in_force, &[]))[0],
         "Ready=False Registering"
@@ -206,12 +206,12 @@ fn what_is_missing_is_the_reason_for_not_being_ready() {
 #[test]
 fn a_node_without_gpu_says_nothing_of_a_driver() {
     let none = Hardware {
-        driver: Driver::NotNeeded,
+        driver: DriverState::NotNeeded,
         ..Hardware::default()
     };
     let instruction = config("");
     let in_force = InForce::default().next(&instruction, None);
-    let status = of_page(&Page::default(), &none, &in_force, &[]);
+    let status = of_page(&DeviceSnapshot::default(), &none, &in_force, &[]);
     assert_eq!(
         verdicts(&status),
         [
@@ -226,12 +226,12 @@ fn a_node_without_gpu_says_nothing_of_a_driver() {
 
 #[test]
 fn discovery_reports_hardware_alone() {
-    let hardware = hardware(Driver::Answers);
+    let hardware = hardware(DriverState::Answers);
     let status = status(
-        &Identity::default(),
-        Facts {
+        &AgentIdentity::default(),
+        StatusInputs {
             hardware: &hardware,
-            page: &Page::default(),
+            page: &DeviceSnapshot::default(),
             plugin: None,
         },
     );
@@ -245,9 +245,9 @@ fn discovery_reports_hardware_alone() {
 #[test]
 fn unknown_holders_matter_where_there_is_something_to_offer() {
     let (hardware, in_force) = offered();
-    let unknown = Page {
+    let unknown = DeviceSnapshot {
         unknown: Some("mount it".to_owned()),
-        ..Page::default()
+        ..DeviceSnapshot::default()
     };
     let status = of_page(&unknown, &hardware, &in_force, &[]);
     assert_eq!(verdicts(&status)[0], "Ready=False HoldersUnknown");
@@ -262,14 +262,14 @@ fn unknown_holders_matter_where_there_is_something_to_offer() {
 #[test]
 fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
     let (hardware, in_force) = offered();
-    let with = |state, offered: bool, ailments: Ailments| {
+    let with = |state, offered: bool, ailments: NodeHealth| {
         let assignment = in_force.wanted.devices[1].assignment.clone();
         let assignments = offered.then(|| ("GPU-1".to_owned(), assignment)).into_iter().collect();
         let daemons = vec![MpsDaemon {
             device: "GPU-1".to_owned(),
             state,
         }];
-        let page = Page {
+        let page = DeviceSnapshot {
             assignments,
             ailments,
             daemons,
@@ -277,7 +277,7 @@ fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
         };
         of_page(&page, &hardware, &in_force, &["nvidia.com/gpu"])
     };
-    let silent = with(MpsDaemonState::NotAnswering, true, Ailments::default());
+    let silent = with(MpsDaemonState::NotAnswering, true, NodeHealth::default());
     assert_eq!(verdicts(&silent)[0], "Ready=False MpsDaemonNotAnswering");
     assert!(
         silent.conditions[0]
@@ -292,20 +292,20 @@ fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
         "Ready=True ConfigurationInForce",
         "the GPU's state says it"
     );
-    let stopping = with(MpsDaemonState::Stopping, true, Ailments::default());
+    let stopping = with(MpsDaemonState::Stopping, true, NodeHealth::default());
     assert_eq!(verdicts(&stopping)[0], "Ready=False MpsDaemonNotAnswering");
     assert!(
         stopping.conditions[0].message.contains("of GPU 1 is still stopping"),
         "{:?}",
         stopping.conditions[0]
     );
-    let stopping = with(MpsDaemonState::Stopping, false, Ailments::default());
+    let stopping = with(MpsDaemonState::Stopping, false, NodeHealth::default());
     assert_eq!(verdicts(&stopping)[0], "Ready=True ConfigurationInForce");
     assert_eq!(stopping.mps_daemons.len(), 1);
 }
 
 /// Units of memory of `devices`: UUID, units, and how many of them, from the first on, are healthy.
-fn units(devices: &[(&str, u32, u32)]) -> Page {
+fn units(devices: &[(&str, u32, u32)]) -> DeviceSnapshot {
     let shares = (0..devices.iter().map(|(_, units, _)| *units).max().unwrap_or_default()).flat_map(|number| {
         let has = devices.iter().filter(move |(_, units, _)| number < *units);
         has.map(move |(uuid, _, healthy)| AdvertisedShare {
@@ -318,12 +318,12 @@ fn units(devices: &[(&str, u32, u32)]) -> Page {
         name: "a.b/mem".to_owned(),
         shares: shares.collect(),
     };
-    Page {
-        offers: vec![Offer {
+    DeviceSnapshot {
+        offers: vec![AdvertisedList {
             list: list.into(),
             resend: 0,
         }],
-        ..Page::default()
+        ..DeviceSnapshot::default()
     }
 }
 
@@ -345,7 +345,7 @@ fn a_resource_names_its_devices_gpus_first() {
 #[test]
 fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
     let (hardware, in_force) = offered();
-    let withheld = |page: &Page| of_page(page, &hardware, &in_force, &[]).resources[0].withheld;
+    let withheld = |page: &DeviceSnapshot| of_page(page, &hardware, &in_force, &[]).resources[0].withheld;
     assert_eq!(withheld(&units(&[("GPU-0", 3, 3), ("GPU-1", 5, 5)])), None);
     let page = units(&[("GPU-0", 3, 1), ("GPU-1", 5, 5)]);
     assert_eq!(withheld(&page), Some(2));
@@ -355,7 +355,7 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
         pods: Vec::new(),
     }];
     assert_eq!(
-        withheld(&Page {
+        withheld(&DeviceSnapshot {
             waiting,
             ..page.clone()
         }),
@@ -366,14 +366,14 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
         state: MpsDaemonState::Stopping,
     }];
     assert_eq!(
-        withheld(&Page {
+        withheld(&DeviceSnapshot {
             daemons,
             ..page.clone()
         }),
         None
     );
     assert_eq!(
-        withheld(&Page {
+        withheld(&DeviceSnapshot {
             ailments: broken("GPU-0"),
             ..page.clone()
         }),
@@ -381,18 +381,18 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
         "it is broken"
     );
     assert_eq!(
-        withheld(&Page {
+        withheld(&DeviceSnapshot {
             ailments: broken("GPU-1"),
             ..page.clone()
         }),
         Some(2)
     );
-    let released = Ailments {
+    let released = NodeHealth {
         all: Some("the GPUs of the node are released".to_owned()),
-        ..Ailments::default()
+        ..NodeHealth::default()
     };
     assert_eq!(
-        withheld(&Page {
+        withheld(&DeviceSnapshot {
             ailments: released,
             ..page
         }),
@@ -400,7 +400,7 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
     );
 }
 
-fn broken(device: &str) -> Ailments {
+fn broken(device: &str) -> NodeHealth {
     let mut health = gpunode_gpu::DeviceFaults::default();
     let xid = gpunode_gpu::HealthObservation::Xid(device.to_owned(), 79);
     health.observe(
@@ -408,9 +408,9 @@ fn broken(device: &str) -> Ailments {
         &gpunode_config::HealthRules::default(),
         Timestamp::from_second(7).unwrap(),
     );
-    Ailments {
+    NodeHealth {
         faults: Some(health.into()),
-        ..Ailments::default()
+        ..NodeHealth::default()
     }
 }
 
@@ -428,7 +428,7 @@ fn a_device_that_waits_is_told_and_leaves_the_node_ready() {
         count: 3,
         ..gpu::DeviceHolder::default()
     };
-    let page = Page {
+    let page = DeviceSnapshot {
         waiting,
         holders: (0..300).map(holder).collect(),
         ..page()
@@ -454,10 +454,10 @@ fn a_condition_keeps_its_time_while_its_status_stays() {
     let after = |before: &GpuNodeStatus, driver, second| {
         let hardware = hardware(driver);
         let mut status = status(
-            &Identity::default(),
-            Facts {
+            &AgentIdentity::default(),
+            StatusInputs {
                 hardware: &hardware,
-                page: &Page::default(),
+                page: &DeviceSnapshot::default(),
                 plugin: None,
             },
         );
@@ -471,12 +471,12 @@ fn a_condition_keeps_its_time_while_its_status_stays() {
             .map(|c| c.last_transition_time.0)
             .collect::<Vec<_>>()
     };
-    let first = after(&GpuNodeStatus::default(), Driver::Answers, 1);
+    let first = after(&GpuNodeStatus::default(), DriverState::Answers, 1);
     assert_eq!(times(&first), [at(1), at(1)]);
-    assert_eq!(after(&first, Driver::Answers, 2), first);
-    let changed = after(&first, Driver::Failed("gone".to_owned()), 3);
+    assert_eq!(after(&first, DriverState::Answers, 2), first);
+    let changed = after(&first, DriverState::Failed("gone".to_owned()), 3);
     assert_eq!(times(&changed), [at(3), at(3)]);
-    let other_reason = after(&changed, Driver::Missing("gone".to_owned()), 4);
+    let other_reason = after(&changed, DriverState::Missing("gone".to_owned()), 4);
     assert_eq!(times(&other_reason), [at(3), at(3)]);
 }
 
@@ -485,7 +485,7 @@ fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
     let (hardware, in_force) = offered();
     let at = Timestamp::from_second(7).unwrap();
     let status = of_page(
-        &Page {
+        &DeviceSnapshot {
             ailments: broken("GPU-1"),
             ..page()
         },
@@ -522,7 +522,7 @@ fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
 fn a_released_node_says_so_and_keeps_what_it_has() {
     let (mut hardware, in_force) = offered();
     let before = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
-    hardware.driver = Driver::Released;
+    hardware.driver = DriverState::Released;
     let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
     assert_eq!(
         verdicts(&status)[..2],

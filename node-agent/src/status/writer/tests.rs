@@ -27,23 +27,23 @@ fn status(hash: &str, second: i64) -> GpuNodeStatus {
     }
 }
 
-fn object(version: &str, status: Value) -> SeenGpuNode {
-    let mut object = SeenGpuNode::new("a", &ApiResource::erase::<GpuNode>(&()), GpuNodeSpec::default());
+fn object(version: &str, status: Value) -> ObservedGpuNode {
+    let mut object = ObservedGpuNode::new("a", &ApiResource::erase::<GpuNode>(&()), GpuNodeSpec::default());
     object.metadata.resource_version = Some(version.to_owned());
     object.status = Some(status);
     object
 }
 
 /// A status written over version 1, which made version 2.
-fn written(hash: &str) -> Written {
-    Written {
+fn written(hash: &str) -> WrittenStatus {
+    WrittenStatus {
         status: status(hash, 5),
         over: Some("1".to_owned()),
         version: Some("2".to_owned()),
     }
 }
 
-fn write(written: Option<&Written>, wanted: &str, object: &SeenGpuNode) -> Option<GpuNodeStatus> {
+fn write(written: Option<&WrittenStatus>, wanted: &str, object: &ObservedGpuNode) -> Option<GpuNodeStatus> {
     let mut status = status(wanted, 0);
     complete(written, &mut status, object, Timestamp::from_second(9).unwrap()).then_some(status)
 }
@@ -155,13 +155,13 @@ impl ApiServer {
 async fn a_status_is_written_on_change_only_and_at_most_once_a_second() {
     let server = ApiServer::default();
     let report = |hash: usize| {
-        Some(Report {
+        Some(StatusReport {
             status: status(&format!("{hash}"), 0),
             create: true,
         })
     };
     let reports = watch::Sender::new(report(0));
-    let seen = watch::Sender::new(Seen::Present(Arc::new(object("1", json!({})))));
+    let seen = watch::Sender::new(GpuNodeState::Present(Arc::new(object("1", json!({})))));
     tokio::spawn(write_reports(
         server.client(),
         "a".to_owned(),

@@ -1,14 +1,14 @@
 //! From the hardware of simulated nodes to their labels: what the agent reports is all that the operator needs.
 
 use super::*;
-use crate::driver::machine::Machine;
+use crate::driver::machine::MachineInfo;
 use crate::{
-    devices::state::{Books, tests::nothing_held},
+    devices::state::{DeviceState, tests::nothing_held},
     driver::{
-        nvml::{self, tests::Driver as Library},
-        pci::Function,
+        nvml::{self, tests::DriverState as Library},
+        pci::PciFunction,
     },
-    mps::seen::Answers,
+    mps::seen::DaemonAnswers,
 };
 use gpunode_crds::{GpuNode, GpuNodeSpec};
 use gpunode_gpu::GpuMode;
@@ -42,7 +42,7 @@ fn expected() -> Expected {
 
 fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
     let library = Library::new(&serde_yaml::to_string(hardware).unwrap());
-    let function = |_: &str| Function {
+    let function = |_: &str| PciFunction {
         numa_node: None,
         mode: Some(GpuMode::Compute),
     };
@@ -53,7 +53,7 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
         function,
     )
     .unwrap();
-    let machine = Machine {
+    let machine = MachineInfo {
         product: Some("PowerEdge-XE9680".to_owned()),
         vgpu: None,
     };
@@ -61,29 +61,29 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
     let hardware = Hardware {
         functions,
         machine,
-        driver: Driver::Answers,
+        driver: DriverState::Answers,
         reading: Some(reading),
         ..Hardware::default()
     };
     let in_force = InForce::default().next(&config(document.unwrap_or_default()), hardware.inventory());
     assert_eq!(in_force.rejected, None);
-    let mut books = Books::default();
-    books.see(Answers::new(), Duration::ZERO);
+    let mut books = DeviceState::default();
+    books.see(DaemonAnswers::new(), Duration::ZERO);
     books.want((*in_force.wanted).clone());
     books.observe(nothing_held(Instant::now()));
-    let registered = document.map(|_| Registered::default());
-    let plugin = registered.as_ref().map(|registered| Plugin {
+    let registered = document.map(|_| RegisteredResources::default());
+    let plugin = registered.as_ref().map(|registered| PluginStatus {
         in_force: &in_force,
         registered,
     });
     let page = if plugin.is_some() {
         books.page()
     } else {
-        Page::default()
+        DeviceSnapshot::default()
     };
     status(
-        &Identity::default(),
-        Facts {
+        &AgentIdentity::default(),
+        StatusInputs {
             hardware: &hardware,
             page: &page,
             plugin,
