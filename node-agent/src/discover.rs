@@ -5,9 +5,9 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `retire` | ends what a device plugin left behind |
+//! | `leftovers` | ends what a device plugin left behind |
 
-mod retire;
+mod leftovers;
 
 use crate::{
     admin::{metrics::AgentMetrics, server},
@@ -17,7 +17,7 @@ use crate::{
     },
     cli::NodeArgs,
     devices::state::DeviceSnapshot,
-    discover::retire::retire,
+    discover::leftovers::retire,
     driver::hardware::{Hardware, watch_hardware},
     handover,
     runtime::{
@@ -64,7 +64,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         metrics.clone(),
     ));
 
-    let (pages, mut page) = watch::channel(None);
+    let (pages, mut snapshot) = watch::channel(None);
     tasks.spawn(retire(args.clone(), hardware.clone(), pages));
     let mut check_lock = interval(CHECK_LOCK);
     check_lock.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -78,7 +78,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
             },
             _ = hardware.changed() => {}
             _ = gpu_node.changed(), if reporting => {}
-            _ = page.changed(), if reporting => {}
+            _ = snapshot.changed(), if reporting => {}
             _ = check_lock.tick(), if reporting => {}
             ended = tasks.join_next() => bail!("a task ended that should not: {ended:?}"),
         }
@@ -105,19 +105,19 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         };
         let speaks = reporting && !governed && !handover::is_held(&args.host.state_dir);
         // A status without the daemons that run would take them from their clients.
-        let page = page.borrow_and_update().clone().filter(|_| speaks);
-        send_if_new(&reports, page.map(|page| report(&args, &hardware, &page)));
+        let snapshot = snapshot.borrow_and_update().clone().filter(|_| speaks);
+        send_if_new(&reports, snapshot.map(|snapshot| report(&args, &hardware, &snapshot)));
     }
     info!("stopping");
     Ok(())
 }
 
-fn report(args: &NodeArgs, hardware: &Hardware, page: &DeviceSnapshot) -> StatusReport {
+fn report(args: &NodeArgs, hardware: &Hardware, snapshot: &DeviceSnapshot) -> StatusReport {
     let status = status(
         &args.identity(),
         StatusInputs {
             hardware,
-            page,
+            snapshot,
             plugin: None,
         },
     );

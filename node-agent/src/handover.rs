@@ -13,7 +13,7 @@
 //! | `protocol` | what both say, pure |
 //! | `conversation` | one connection between both |
 //! | `record` | notes on disk which successors failed and which pods let go |
-//! | `wanted` | tells whether an agent that let go is wanted back |
+//! | `take_back` | tells whether an agent that let go is wanted back |
 //! | `alive` | checks that this agent still answers on its socket |
 
 mod alive;
@@ -23,12 +23,12 @@ mod lock;
 mod protocol;
 mod record;
 mod successor;
-mod wanted;
+mod take_back;
 
 pub use alive::watch as watch_own_socket;
 pub use lock::{NodeLock, is_held};
 pub use record::AgentId;
-pub use wanted::TakeBack;
+pub use take_back::TakeBack;
 
 use crate::{admin::server::Readiness, runtime::channel::send_if_new};
 use std::{convert::Infallible, path::PathBuf, time::Duration};

@@ -3,25 +3,25 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `ailments` | which devices are broken, for who gives them out and for status |
+//! | `node_health` | which devices are broken, for who gives them out and for status |
 //! | `allocations` | what health asks of who gives devices out |
-//! | `looks` | looks at the GPUs on a thread |
-//! | `looking` | what a look tells of a GPU |
+//! | `probe_loop` | looks at the GPUs on a thread |
+//! | `probe_results` | what a look tells of a GPU |
 //! | `devices` | what devices are called, and which pods hold them |
 //! | `daemons` | what the MPS control daemons tell of their devices |
 //! | `store` | keeps what is known on disk |
-//! | `telling` | tells people and who gives devices out |
-//! | `words` | what faults are called |
+//! | `announce` | tells people and who gives devices out |
+//! | `fault_text` | what faults are called |
 
-pub mod ailments;
 pub mod allocations;
+mod announce;
 mod daemons;
 mod devices;
-mod looking;
-mod looks;
+pub mod fault_text;
+pub mod node_health;
+mod probe_loop;
+mod probe_results;
 mod store;
-mod telling;
-pub mod words;
 
 use crate::{
     admin::metrics::AgentMetrics,
@@ -40,7 +40,7 @@ use daemons::AnsweringDaemons;
 use gpunode_config::HealthRules as Rules;
 use gpunode_gpu::{FaultReason, GpuProbe, HealthObservation, Inventory, ProbeResult};
 use jiff::Timestamp;
-use looks::{ProbeLoop, SETTLE};
+use probe_loop::{ProbeLoop, SETTLE};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     path::PathBuf,
@@ -80,7 +80,7 @@ pub struct MonitorInputs {
     /// What people say, where there is an API server.
     pub gpu_node: watch::Receiver<GpuNodeState>,
     /// Who gives devices out.
-    pub desk: Arc<dyn Allocations>,
+    pub manager: Arc<dyn Allocations>,
     /// Where it is counted.
     pub metrics: AgentMetrics,
     /// Who is told.
@@ -143,14 +143,14 @@ impl HealthMonitor {
     }
 
     async fn follow(mut self, keep: watch::Sender<SavedHealth>) {
-        let mut changes = self.sources.desk.changes();
+        let mut changes = self.sources.manager.changes();
         loop {
             let given_up = self.given_up.filter(|at| *at > Instant::now());
             let sources = &mut *self.sources;
             tokio::select! {
                 Some(event) = sources.events.recv() => self.reported(event),
                 Ok(()) = sources.hardware.changed() => self.found(),
-                Ok(()) = sources.rules.changed() => self.looks.hasten(Instant::now()),
+                Ok(()) = sources.rules.changed() => self.looks.probe_soon(Instant::now()),
                 Ok(()) = sources.gpu_node.changed() => self.said(),
                 _ = changes.changed() => self.look_at_daemons(),
                 found = self.looks.next() => self.looked(found),
@@ -164,7 +164,7 @@ impl HealthMonitor {
     /// The driver reports something.
     fn reported(&mut self, event: DriverEvent) {
         let now = Instant::now();
-        self.looks.hasten(now);
+        self.looks.probe_soon(now);
         if let Some(xid) = event.xid {
             self.sources.metrics.xid(xid.unsigned_abs().into());
         }
@@ -178,7 +178,7 @@ impl HealthMonitor {
         let Some(xid) = event.xid else { return };
         // The GPU stands for a MIG device that is not known, and where it is offered whole though it is divided.
         let devices = self.devices();
-        let is_whole = self.sources.desk.is_assigned(&gpu);
+        let is_whole = self.sources.manager.is_assigned(&gpu);
         let instance = event.instance.filter(|_| !is_whole);
         let part = instance
             .and_then(|instance| devices.part(&gpu, instance))
@@ -240,7 +240,7 @@ impl HealthMonitor {
         if reading.unreadable.is_empty() {
             self.forget_instances(&reading.inventory);
         }
-        self.looks.hasten(Instant::now());
+        self.looks.probe_soon(Instant::now());
     }
 
     /// MIG devices that are no more took their faults with them.
@@ -287,7 +287,7 @@ impl HealthMonitor {
             self.known.links.remove(&gpu);
             self.linked.remove(&gpu);
         }
-        self.looks.hasten(Instant::now());
+        self.looks.probe_soon(Instant::now());
     }
 
     fn look_at_daemons(&mut self) {
@@ -297,7 +297,7 @@ impl HealthMonitor {
             .borrow()
             .as_ref()
             .is_some_and(|found| found.driver == DriverState::Released);
-        let daemons = self.sources.desk.daemons();
+        let daemons = self.sources.manager.daemons();
         for observation in self.daemons.look(&daemons, released, &self.known.health) {
             self.observe(observation);
         }

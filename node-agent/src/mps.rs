@@ -6,7 +6,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `seen` | reads which daemons answer, for the agents |
+//! | `answers` | reads which daemons answer, for the agents |
 //! | `daemon` | what to do with one daemon next, pure |
 //! | `device` | looks after the daemon of one device |
 //! | `control` | talks to a daemon through its control program |
@@ -14,24 +14,24 @@
 //! | `compute_mode` | sets a GPU to exclusive process mode and back |
 //! | `holders` | tells whether anybody holds a device |
 //! | `processes` | finds and ends processes of a daemon |
-//! | `place` | the folder of one device |
+//! | `device_folder` | the folder of one device |
 //! | `folders` | makes and removes that folder |
 //! | `memory` | mounts memory over the folders that containers write to |
 //! | `emptying` | empties a folder that containers write to |
 //! | `shutdown` | ends the daemons that nobody uses on SIGTERM |
 
+pub mod answers;
 mod compute_mode;
 mod control;
 mod daemon;
 mod device;
+mod device_folder;
 mod emptying;
 mod exec;
 mod folders;
 mod holders;
 mod memory;
-mod place;
 mod processes;
-pub mod seen;
 mod shutdown;
 
 pub use exec::{MpsExecArgs, exec};
@@ -50,9 +50,9 @@ use anyhow::{Context as _, Result};
 use control::MpsControl;
 use daemon::DesiredDaemon;
 use device::DaemonRunner;
+use device_folder::DeviceFolder;
 use gpunode_gpu::DeviceSharing;
 use holders::HolderQuery;
-use place::DeviceFolder;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},

@@ -2,11 +2,11 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `decided` | what a run has decided, and publishes |
-//! | `tenure` | this agent's turn as the registered one |
+//! | `agent_state` | what a run has decided, and publishes |
+//! | `role` | this agent's turn as the registered one |
 
-mod decided;
-mod tenure;
+mod agent_state;
+mod role;
 
 use crate::{
     admin::{
@@ -36,8 +36,8 @@ use crate::{
         socket::remove_stale_sockets,
     },
     run::{
-        decided::AgentState,
-        tenure::{ActiveTasks, Role},
+        agent_state::AgentState,
+        role::{ActiveTasks, Role},
     },
     runtime::{
         channel::send_if_new,
@@ -115,21 +115,21 @@ pub async fn run(args: RunArgs) -> Result<()> {
         ));
     }
 
-    let desk = Arc::new(DeviceManager::new(manager::DeviceManagerInputs {
+    let manager = Arc::new(DeviceManager::new(manager::DeviceManagerInputs {
         host_root: args.node.host.host_root.clone(),
         mps_dir: args.node.host.mps_dir.clone(),
         utilisation: Utilisation::new(args.node.host.hardware()),
         node,
         metrics: metrics.clone(),
     }));
-    let mut changes = desk.changes();
+    let mut changes = manager.changes();
     let directory = PluginDirectory::new(args.node.device_plugin_dir.clone());
     tasks.spawn(directory.clone().watch());
     let registered = watch::Sender::new(RegisteredResources::default());
     let pod_resources = args.node.pod_resources();
     let mut plugins = ResourceServers::new(Kubelet {
         directory,
-        desk: desk.clone(),
+        manager: manager.clone(),
         registered,
         pod_resources,
     });
@@ -145,7 +145,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         look_again: look_again.clone(),
         rules: rules.subscribe(),
         gpu_node: gpu_node.clone(),
-        desk: desk.clone(),
+        manager: manager.clone(),
         metrics,
         notices: notices.clone(),
     }));
@@ -197,8 +197,8 @@ pub async fn run(args: RunArgs) -> Result<()> {
                     remove_stale_sockets(&args.node.device_plugin_dir);
                     // Before anything is offered.
                     let health = health::HealthMonitor::open(health.clone().lock_owned().await).await;
-                    decided.open(&desk).await?;
-                    tenure = Role::Active(ActiveTasks::begin(health, &desk, &args.node));
+                    decided.open(&manager).await?;
+                    tenure = Role::Active(ActiveTasks::begin(health, &manager, &args.node));
                     for file in atomic_file::lately_set_aside() {
                         notices.tell(EventReason::StateFileCorrupt, &file);
                     }
@@ -209,7 +209,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
                     reports.send_replace(None);
                     plugins.withdraw().await;
                     before.end().await;
-                    decided.close(&desk);
+                    decided.close(&manager);
                     // Who does not wait for it any more has ended.
                     _ = done.send(());
                 }
@@ -232,8 +232,8 @@ pub async fn run(args: RunArgs) -> Result<()> {
             decided.evaluate(&instruction, hardware.as_deref()).await?;
             send_if_new(&rules, decided.health_rules());
         }
-        decided.want(&desk);
-        decided.publish(&desk, &mut plugins).await;
+        decided.want(&manager);
+        decided.publish(&manager, &mut plugins).await;
         let registered = registered.borrow().clone();
         decided.log_problem(&registered);
         send_if_new(&fitness, decided.fitness(hardware.as_deref()));
@@ -274,13 +274,13 @@ fn readiness_of(
         return Err("the API server has not said yet what the configuration is".to_owned());
     }
     let plugin = decided.plugin(registered);
-    if let Some(unknown) = holders_unknown(decided.page(), plugin) {
+    if let Some(unknown) = holders_unknown(decided.snapshot(), plugin) {
         return Err(unknown.to_owned());
     }
-    if !decided.page().daemons_known {
+    if !decided.snapshot().daemons_known {
         return Err("the folder of the MPS control daemons has not been read yet, and nothing is given out".to_owned());
     }
-    not_registered(decided.page(), plugin).map_or(Ok(()), Err)
+    not_registered(decided.snapshot(), plugin).map_or(Ok(()), Err)
 }
 
 fn follow_operator(

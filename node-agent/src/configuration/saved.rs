@@ -2,7 +2,7 @@
 
 use crate::{
     configuration::in_force::{ConfigCandidate, DesiredConfig},
-    runtime::one_thread::BlockingThread,
+    runtime::blocking_thread::BlockingThread,
     store::atomic_file::{self, DISK_TIMEOUT},
 };
 use serde::{Deserialize, Serialize};

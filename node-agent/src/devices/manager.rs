@@ -16,9 +16,9 @@ use crate::{
         state::{DeviceSnapshot, DeviceState},
     },
     driver::utilisation::Utilisation,
-    health::{ailments::NodeHealth, allocations::Allocations},
+    health::{allocations::Allocations, node_health::NodeHealth},
     kubelet::device_plugin_api::ContainerAllocateResponse,
-    runtime::one_thread::BlockingThread,
+    runtime::blocking_thread::BlockingThread,
 };
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::{AllocatedDevices, AllocationRefusal, DeviceHolder};
@@ -62,7 +62,7 @@ pub struct DeviceManagerInputs {
 
 /// Gives devices out.
 pub struct DeviceManager {
-    books: Mutex<DeviceState>,
+    state: Mutex<DeviceState>,
     parts: DeviceManagerInputs,
     pass_device_specs: AtomicBool,
     /// Number of changes of the books.
@@ -80,7 +80,7 @@ impl DeviceManager {
     /// A desk that knows nothing and gives nothing.
     pub fn new(parts: DeviceManagerInputs) -> Self {
         Self {
-            books: Mutex::default(),
+            state: Mutex::default(),
             parts,
             pass_device_specs: AtomicBool::default(),
             changes: watch::Sender::default(),
@@ -92,9 +92,9 @@ impl DeviceManager {
         }
     }
 
-    /// Takes over `books`, before anything is given out.
-    pub async fn open(&self, books: DeviceState) {
-        self.change(|mine| mine.reopen(books));
+    /// Takes over `state`, before anything is given out.
+    pub async fn open(&self, state: DeviceState) {
+        self.change(|mine| mine.reopen(state));
         if let Err(error) = self.look_at_daemons().await {
             warn!(error, "look at the MPS control daemons; trying again");
         }
@@ -117,8 +117,8 @@ impl DeviceManager {
 
     /// Changes the books. Returns the number of the change too.
     pub fn change<T>(&self, change: impl FnOnce(&mut DeviceState) -> T) -> (T, u64) {
-        let mut books = self.books();
-        let result = change(&mut books);
+        let mut state = self.state();
+        let result = change(&mut state);
         self.changes.send_modify(|number| *number += 1);
         let number = *self.changes.borrow();
         (result, number)
@@ -126,17 +126,17 @@ impl DeviceManager {
 
     /// Changes the books where `change` says that it does.
     fn change_if(&self, change: impl FnOnce(&mut DeviceState) -> bool) {
-        let mut books = self.books();
-        if change(&mut books) {
+        let mut state = self.state();
+        if change(&mut state) {
             self.changes.send_modify(|number| *number += 1);
         }
     }
 
     /// What the books say, and the number of the change up to which they say it.
-    pub fn page(&self) -> (DeviceSnapshot, u64) {
-        let books = self.books();
+    pub fn snapshot(&self) -> (DeviceSnapshot, u64) {
+        let state = self.state();
         let changes = *self.changes.borrow();
-        (books.page(), changes)
+        (state.snapshot(), changes)
     }
 
     /// The kubelet is told what the books said after so many changes.
@@ -154,21 +154,21 @@ impl DeviceManager {
         self.observe_now.notify_one();
     }
 
-    fn books(&self) -> MutexGuard<'_, DeviceState> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, DeviceState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Which of the `available` ids a container had best get. There is always an answer.
     pub async fn preferred(&self, resource: &str, available: &[String], must: &[String], size: usize) -> Vec<String> {
         let preferred = self
-            .books()
+            .state()
             .allocator
             .preferred(resource, available, must, size, &BTreeMap::new());
         if !preferred.is_tied {
             return preferred.ids;
         }
         let busy = self.parts.utilisation.ask().await;
-        self.books()
+        self.state()
             .allocator
             .preferred(resource, available, must, size, &busy)
             .ids
@@ -181,7 +181,7 @@ impl DeviceManager {
         ids: &[String],
     ) -> Result<ContainerAllocateResponse, AllocationRefusal> {
         let deadline = tokio::time::Instant::now() + REFUSAL_TIMEOUT;
-        let doubtful = self.books().allocator.is_doubtful(resource, ids);
+        let doubtful = self.state().allocator.is_doubtful(resource, ids);
         let mut unseen = if doubtful {
             self.observe_afresh().await.err()
         } else {
@@ -210,7 +210,7 @@ impl DeviceManager {
         ids: &[String],
         unseen: Option<&str>,
     ) -> Result<AllocatedDevices, AllocationRefusal> {
-        self.books().allocator.allocate(resource, ids, Instant::now(), unseen)
+        self.state().allocator.allocate(resource, ids, Instant::now(), unseen)
     }
 
     fn response(&self, granted: &AllocatedDevices) -> ContainerAllocateResponse {
@@ -224,7 +224,7 @@ impl DeviceManager {
     /// Before a container is refused whose shares are free, though not on one device: makes the scheduler see that, so
     /// that a ReplicaSet does not try for ever.
     async fn withhold(&self, resource: &str, deadline: tokio::time::Instant) {
-        let (limit, change) = self.change(|books| books.allocator.withhold(resource));
+        let (limit, change) = self.change(|state| state.allocator.withhold(resource));
         info!(resource, limit, "free units of other GPUs are withheld");
         let shown = async {
             self.is_published(change).await;
@@ -272,24 +272,24 @@ impl Allocations for DeviceManager {
     }
 
     fn daemons(&self) -> Vec<MpsDaemon> {
-        self.books().daemons()
+        self.state().daemons()
     }
 
     fn holders(&self) -> Vec<DeviceHolder> {
-        self.books().allocator.holders()
+        self.state().allocator.holders()
     }
 
     fn known_holders(&self) -> Option<Vec<DeviceHolder>> {
-        let books = self.books();
-        books.knows_holders().then(|| books.allocator.holders())
+        let state = self.state();
+        state.knows_holders().then(|| state.allocator.holders())
     }
 
     fn is_assigned(&self, device: &str) -> bool {
-        self.books().allocator.assigned().contains_key(device)
+        self.state().allocator.assigned().contains_key(device)
     }
 
-    fn ail(&self, ailments: NodeHealth) {
-        self.change_if(|books| books.ail(ailments));
+    fn set_health(&self, node_health: NodeHealth) {
+        self.change_if(|state| state.set_health(node_health));
     }
 }
 

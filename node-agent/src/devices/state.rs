@@ -3,8 +3,8 @@
 
 use crate::{
     devices::offer::AdvertisedList,
-    health::ailments::NodeHealth,
-    mps::seen::{DaemonAnswers, daemons, held_back},
+    health::node_health::NodeHealth,
+    mps::answers::{DaemonAnswers, daemons, held_back},
     store::assignments::Assignments,
 };
 use gpunode_crds::MpsDaemon;
@@ -38,7 +38,7 @@ pub struct DeviceState {
     /// What the MPS control daemons answered, and when they were looked at, since boot.
     answers: Option<(DaemonAnswers, Duration)>,
     /// Which devices are broken.
-    ailments: NodeHealth,
+    node_health: NodeHealth,
     /// When the last observation was started.
     observed: Option<Instant>,
     /// Whether the one after that failed.
@@ -62,7 +62,7 @@ pub struct DeviceSnapshot {
     /// Who holds what.
     pub holders: Vec<DeviceHolder>,
     /// Which devices are broken.
-    pub ailments: NodeHealth,
+    pub node_health: NodeHealth,
     /// The MPS control daemons of the node.
     pub daemons: Vec<MpsDaemon>,
     /// Whether these are all: who says that there is none takes it from its clients.
@@ -140,9 +140,9 @@ impl DeviceState {
     }
 
     /// Takes in which devices are broken; tells whether that changes anything.
-    pub fn ail(&mut self, ailments: NodeHealth) -> bool {
-        let changes = self.ailments != ailments;
-        self.ailments = ailments;
+    pub fn set_health(&mut self, node_health: NodeHealth) -> bool {
+        let changes = self.node_health != node_health;
+        self.node_health = node_health;
         if changes {
             self.hold_back();
         }
@@ -151,9 +151,9 @@ impl DeviceState {
 
     /// The same books with what an earlier agent left, before anything is given out. Which devices are broken stays.
     pub fn reopen(&mut self, left: Self) {
-        let ailments = std::mem::take(&mut self.ailments);
+        let node_health = std::mem::take(&mut self.node_health);
         *self = left;
-        self.ail(ailments);
+        self.set_health(node_health);
     }
 
     /// Whether MPS control daemons run, or have to, or may.
@@ -172,7 +172,7 @@ impl DeviceState {
     }
 
     /// What the books say now.
-    pub fn page(&self) -> DeviceSnapshot {
+    pub fn snapshot(&self) -> DeviceSnapshot {
         let offer = |list: AdvertisedResource| {
             let resend = self.resends.get(&list.name).copied().unwrap_or_default();
             AdvertisedList {
@@ -184,7 +184,7 @@ impl DeviceState {
         DeviceSnapshot {
             offers: self.allocator.advertised().into_iter().map(offer).collect(),
             holders: self.allocator.holders(),
-            ailments: self.ailments.clone(),
+            node_health: self.node_health.clone(),
             daemons: self.daemons(),
             daemons_known: self.answers.is_some(),
             waiting: self.allocator.pending_changes(),
@@ -227,8 +227,8 @@ impl DeviceState {
                 held_back(&self.daemons())
             }
         };
-        reasons.extend(self.ailments.reasons());
-        if let Some(reason) = &self.ailments.all {
+        reasons.extend(self.node_health.reasons());
+        if let Some(reason) = &self.node_health.all {
             reasons.extend(
                 self.allocator
                     .assigned()
@@ -247,7 +247,7 @@ impl DeviceSnapshot {
             .assignments
             .get(device)
             .and_then(|assignment| assignment.gpu_uuid.as_deref());
-        let mut faults = self.ailments.faults.iter().flat_map(|health| health.devices());
+        let mut faults = self.node_health.faults.iter().flat_map(|health| health.devices());
         faults.any(|(broken, faults)| {
             (broken == device || Some(broken) == gpu)
                 && faults.iter().any(|fault| fault.reason != FaultReason::MpsDaemonDied)

@@ -2,18 +2,18 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `place` | one look at the hardware |
+//! | `driver_roots` | one look at the hardware |
 
-mod place;
+mod driver_roots;
 
 use crate::{
     admin::metrics::AgentMetrics,
     api_server::release::ReleaseRequest,
     driver::{driver_events::DriverEvents, machine::MachineInfo, nvml, pci::nvidia_functions},
 };
+pub use driver_roots::DriverRoots;
+use driver_roots::HardwareTraces;
 use gpunode_gpu::{Inventory, MigMode, RunId};
-pub use place::DriverRoots;
-use place::HardwareTraces;
 use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},

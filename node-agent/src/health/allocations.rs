@@ -1,6 +1,6 @@
 //! What is given out on the node, as far as health is about it.
 
-use super::ailments::NodeHealth;
+use super::node_health::NodeHealth;
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::DeviceHolder;
 use tokio::sync::watch;
@@ -23,5 +23,5 @@ pub trait Allocations: Send + Sync {
     fn is_assigned(&self, device: &str) -> bool;
 
     /// Takes in which devices are broken.
-    fn ail(&self, ailments: NodeHealth);
+    fn set_health(&self, node_health: NodeHealth);
 }

@@ -8,7 +8,7 @@ use crate::{
             pod_resources_lister_client::PodResourcesListerClient,
         },
     },
-    runtime::one_thread::BlockingThread,
+    runtime::blocking_thread::BlockingThread,
 };
 use gpunode_gpu::{ContainerShares, KubeletObservation};
 use std::{

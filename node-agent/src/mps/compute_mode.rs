@@ -1,7 +1,7 @@
 //! The compute mode of a GPU with an MPS daemon: kept before it is changed, and restored when the daemon has gone. MIG
 //! devices have none of their own.
 
-use super::place::DeviceFolder;
+use super::device_folder::DeviceFolder;
 use crate::{
     driver::{
         driver_root,

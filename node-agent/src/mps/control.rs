@@ -1,8 +1,8 @@
 //! Runs NVIDIA's program `nvidia-cuda-mps-control`, which comes from the driver root and sees that as its `/`.
 
 use super::{
+    device_folder::DeviceFolder,
     exec::MpsExecArgs,
-    place::DeviceFolder,
     processes::{ChildPid, MARK},
 };
 use crate::driver::driver_root;

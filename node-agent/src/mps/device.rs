@@ -4,9 +4,9 @@ use super::{
     compute_mode,
     control::MpsControl,
     daemon::{DaemonAction, DaemonProbe, DaemonState, DesiredDaemon},
+    device_folder::DeviceFolder,
     folders,
     holders::HolderQuery,
-    place::DeviceFolder,
     processes,
 };
 use crate::{runtime::clock::since_boot, store::atomic_file};

@@ -1,6 +1,6 @@
 //! The folders of a device's daemon. What containers see of them is mounted on them ([`memory`]).
 
-use super::{emptying::empty, memory, place::DeviceFolder};
+use super::{device_folder::DeviceFolder, emptying::empty, memory};
 use std::{fs, io, os::unix::fs::MetadataExt as _};
 
 /// Bytes of each log file that are kept: they are in memory, and each question to a daemon writes lines.

@@ -2,7 +2,7 @@
 //! `/run` is not. Where `--mps-dir` is mounted with propagation, the host and its containers see them under the same path;
 //! they outlive this process, and another supervisor takes them over.
 
-use super::place::DeviceFolder;
+use super::device_folder::DeviceFolder;
 use rustix::{
     io::Errno,
     mount::{MountFlags, UnmountFlags, mount, unmount},

@@ -5,7 +5,7 @@
 //! who has not the host already. Nothing that a client can write to (the pipe directory has a pid file) says whom a
 //! privileged process kills.
 
-use super::place::DeviceFolder;
+use super::device_folder::DeviceFolder;
 use rustix::{
     io,
     process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid},

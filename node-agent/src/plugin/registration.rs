@@ -63,7 +63,7 @@ pub struct Kubelet {
     /// Its folder of device plugin sockets.
     pub directory: PluginDirectory,
     /// Who answers its questions.
-    pub desk: Arc<DeviceManager>,
+    pub manager: Arc<DeviceManager>,
     /// Where the state machines say which resources are registered.
     pub registered: watch::Sender<RegisteredResources>,
     /// Where it says what it has healthy devices of.
@@ -151,7 +151,7 @@ impl RegistrationLoop {
                 "the path has more than {MAX_SOCKET_PATH} bytes; choose a shorter --device-plugin-dir"
             ));
         }
-        PluginServer::bind(socket, self.offer.clone(), self.kubelet.desk.clone()).map_err(|error| error.to_string())
+        PluginServer::bind(socket, self.offer.clone(), self.kubelet.manager.clone()).map_err(|error| error.to_string())
     }
 
     /// Registers, and returns when the registration is over.
@@ -199,7 +199,7 @@ impl RegistrationLoop {
                 result = self.register(server.socket()) => result,
                 () = until_stopped(self.stop.clone()) => return Err(RegistrationLost::Stopped),
             };
-            self.kubelet.desk.metrics().registered(&self.name, result.is_ok());
+            self.kubelet.manager.metrics().registered(&self.name, result.is_ok());
             let error = match result {
                 Ok(()) => return Ok(kubelet_id),
                 Err(error) => error.to_string(),
@@ -219,7 +219,7 @@ impl RegistrationLoop {
     }
 
     async fn register(&self, socket: &Path) -> Result<(), register::RegisterError> {
-        let _timer = self.kubelet.desk.metrics().timer(PluginMethod::Register);
+        let _timer = self.kubelet.manager.metrics().timer(PluginMethod::Register);
         register(&self.kubelet_socket, &self.name, socket).await
     }
 
@@ -262,7 +262,7 @@ impl RegistrationLoop {
         kubelet_id: Option<FileId>,
     ) -> RegistrationLost {
         let mut changes = self.kubelet.directory.changes();
-        let mut looks = self.kubelet.desk.observed();
+        let mut looks = self.kubelet.manager.observed();
         looks.mark_unchanged();
         loop {
             if !server.is_reachable() {

@@ -172,7 +172,7 @@ mod tests {
             host_root: folder.to_owned(),
             driver_root: None,
         };
-        let desk = DeviceManager::new(DeviceManagerInputs {
+        let manager = DeviceManager::new(DeviceManagerInputs {
             host_root: folder.to_owned(),
             mps_dir: folder.to_owned(),
             utilisation: Utilisation::new(nowhere),
@@ -183,7 +183,7 @@ mod tests {
         let directory = PluginDirectory::new(folder.to_owned());
         ResourceServers::new(Kubelet {
             directory,
-            desk: Arc::new(desk),
+            manager: Arc::new(manager),
             registered,
             pod_resources: nobody(),
         })

@@ -52,7 +52,11 @@ pub struct PluginServer {
 
 impl PluginServer {
     /// Serves on `socket`, which must not exist.
-    pub fn bind(socket: &Path, offer: watch::Receiver<AdvertisedList>, desk: Arc<DeviceManager>) -> io::Result<Self> {
+    pub fn bind(
+        socket: &Path,
+        offer: watch::Receiver<AdvertisedList>,
+        manager: Arc<DeviceManager>,
+    ) -> io::Result<Self> {
         let listener = UnixListener::bind(socket)?;
         let (stop, stopped) = watch::channel(false);
         let (streams, streams_seen) = watch::channel(StreamCounts::default());
@@ -60,7 +64,7 @@ impl PluginServer {
             offer,
             streams,
             stopped: stopped.clone(),
-            desk,
+            manager,
         };
         let server = Server::builder()
             .add_service(DevicePluginServer::new(service))
@@ -131,7 +135,7 @@ struct DevicePluginService {
     offer: watch::Receiver<AdvertisedList>,
     streams: watch::Sender<StreamCounts>,
     stopped: watch::Receiver<bool>,
-    desk: Arc<DeviceManager>,
+    manager: Arc<DeviceManager>,
 }
 
 /// One `ListAndWatch` stream.
@@ -219,7 +223,7 @@ impl DevicePlugin for DevicePluginService {
             stopped: self.stopped.clone(),
             streams: self.streams.clone(),
             sent: None,
-            metrics: self.desk.metrics().clone(),
+            metrics: self.manager.metrics().clone(),
         };
         let lists = stream::unfold(state, |mut state| async move { Some((Ok(state.next().await?), state)) });
         Ok(Response::new(Box::pin(lists)))
@@ -229,25 +233,25 @@ impl DevicePlugin for DevicePluginService {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        let _timer = self.desk.metrics().timer(PluginMethod::GetPreferredAllocation);
+        let _timer = self.manager.metrics().timer(PluginMethod::GetPreferredAllocation);
         let resource = self.resource();
         let mut container_responses = Vec::new();
         for wanted in request.into_inner().container_requests {
             let size = usize::try_from(wanted.allocation_size).unwrap_or_default();
             let (available, must) = (&wanted.available_device_i_ds, &wanted.must_include_device_i_ds);
-            let device_i_ds = self.desk.preferred(&resource, available, must, size).await;
+            let device_i_ds = self.manager.preferred(&resource, available, must, size).await;
             container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
         }
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
     async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
-        let _timer = self.desk.metrics().timer(PluginMethod::Allocate);
+        let _timer = self.manager.metrics().timer(PluginMethod::Allocate);
         let resource = self.resource();
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {
             let ids = container.devices_ids;
-            let response = self.desk.allocate(&resource, &ids).await.map_err(|refusal| {
+            let response = self.manager.allocate(&resource, &ids).await.map_err(|refusal| {
                 warn!(reason = %refusal, "allocation refused");
                 Status::invalid_argument(refusal.to_string())
             })?;

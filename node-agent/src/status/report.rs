@@ -52,7 +52,7 @@ pub struct StatusInputs<'a> {
     /// The hardware that was found.
     pub hardware: &'a Hardware,
     /// What is offered, who holds what, and what waits.
-    pub page: &'a DeviceSnapshot,
+    pub snapshot: &'a DeviceSnapshot,
     /// What the device plugin does; none where there is only discovery.
     pub plugin: Option<PluginStatus<'a>>,
 }
@@ -71,12 +71,12 @@ pub fn status(identity: &AgentIdentity, facts: StatusInputs<'_>) -> GpuNodeStatu
     // What a driver said that does not answer any more is for `keep_missing` to remember.
     let stands = matches!(facts.hardware.driver, DriverState::Answers | DriverState::Released);
     let inventory = facts.hardware.inventory().filter(|_| stands);
-    let page = facts.page;
+    let snapshot = facts.snapshot;
     let in_force = facts.plugin.map(|plugin| plugin.in_force);
     let rejected = in_force.and_then(|in_force| in_force.rejected.as_ref());
     let resources = facts
         .plugin
-        .map(|plugin| resources::resources(page, plugin))
+        .map(|plugin| resources::resources(snapshot, plugin))
         .unwrap_or_default();
     GpuNodeStatus {
         agent: Some(Agent {
@@ -106,17 +106,17 @@ pub fn status(identity: &AgentIdentity, facts: StatusInputs<'_>) -> GpuNodeStatu
                 inventory
                     .gpus
                     .iter()
-                    .map(|gpu| hardware::device(gpu, &page.ailments))
+                    .map(|gpu| hardware::device(gpu, &snapshot.node_health))
                     .collect()
             })
             .unwrap_or_default(),
-        in_use: usage::in_use(&resources, &page.holders),
-        held_by: usage::held_by(&page.holders),
+        in_use: usage::in_use(&resources, &snapshot.holders),
+        held_by: usage::held_by(&snapshot.holders),
         resources,
-        holders: page.holders.iter().take(MAX_HOLDERS).map(holder).collect(),
-        holders_truncated: page.holders.len() > MAX_HOLDERS,
-        waiting: page.waiting.iter().take(MAX_DEVICES).map(waiting).collect(),
-        mps_daemons: page.daemons.iter().take(MAX_DEVICES).cloned().collect(),
+        holders: snapshot.holders.iter().take(MAX_HOLDERS).map(holder).collect(),
+        holders_truncated: snapshot.holders.len() > MAX_HOLDERS,
+        waiting: snapshot.waiting.iter().take(MAX_DEVICES).map(waiting).collect(),
+        mps_daemons: snapshot.daemons.iter().take(MAX_DEVICES).cloned().collect(),
         config_hash: in_force.and_then(|in_force| Some(in_force.accepted.as_ref()?.hash.clone())),
         rejected_config: rejected.map(|rejected| RejectedConfiguration {
             hash: rejected.hash.clone(),

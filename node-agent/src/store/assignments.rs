@@ -2,7 +2,7 @@
 //! for (`docs/adr/0004-sharing.md`).
 
 use crate::{
-    runtime::one_thread::BlockingThread,
+    runtime::blocking_thread::BlockingThread,
     store::{atomic_file, file_id::FileId},
 };
 use gpunode_gpu::Assignment;

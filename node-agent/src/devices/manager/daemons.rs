@@ -1,7 +1,7 @@
 //! Following which MPS control daemons answer.
 
 use super::DeviceManager;
-use crate::mps::seen;
+use crate::mps::answers;
 use std::{fmt::Display, sync::Arc, time::Duration};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
@@ -18,7 +18,7 @@ impl DeviceManager {
     pub async fn watch_daemons(self: Arc<Self>) {
         let mut last_error = String::new();
         loop {
-            let pause = if self.books().has_daemons() { BUSY } else { IDLE };
+            let pause = if self.state().has_daemons() { BUSY } else { IDLE };
             sleep(pause).await;
             let error = self.look_at_daemons().await.err().unwrap_or_default();
             if error != last_error && !error.is_empty() {
@@ -31,15 +31,15 @@ impl DeviceManager {
     pub(super) async fn look_at_daemons(&self) -> Result<(), String> {
         let folder = self.parts.mps_dir.clone();
         let of_folder = |error: &dyn Display| format!("{}: {error}", self.parts.mps_dir.display());
-        let seen = match timeout(TIMEOUT, self.look.run(move || seen::read(&folder))).await {
+        let seen = match timeout(TIMEOUT, self.look.run(move || answers::read(&folder))).await {
             Ok(Ok(Ok(seen))) => Ok(seen),
             Ok(Ok(Err(error))) => Err(of_folder(&error)),
             Ok(Err(error)) => Err(of_folder(&error)),
             Err(_) => Err(of_folder(&format_args!("no answer within {TIMEOUT:?}"))),
         };
-        self.change_if(|books| match &seen {
-            Ok((answers, now)) => books.see(answers.clone(), *now),
-            Err(_) => books.not_seen(),
+        self.change_if(|state| match &seen {
+            Ok((answers, now)) => state.see(answers.clone(), *now),
+            Err(_) => state.not_seen(),
         });
         seen.map(drop)
     }

@@ -46,7 +46,7 @@ impl DeviceManager {
                         .iter()
                         .map(|(resource, _)| resource.clone())
                         .collect();
-                    self.change(|books| books.observe(observation));
+                    self.change(|state| state.observe(observation));
                     self.observed.send_replace(ObservationState {
                         started,
                         error: None,
@@ -56,7 +56,7 @@ impl DeviceManager {
                 }
                 Err(error) => {
                     let error = error.to_string();
-                    self.change_if(|books| books.not_observed(&error, Instant::now()));
+                    self.change_if(|state| state.not_observed(&error, Instant::now()));
                     self.observed
                         .send_modify(|observed| observed.error = Some(error.clone()));
                     error
@@ -71,7 +71,7 @@ impl DeviceManager {
                 last_error = error;
             }
             sleep(LEAST).await;
-            let pause = if self.books().is_busy() { BUSY } else { IDLE };
+            let pause = if self.state().is_busy() { BUSY } else { IDLE };
             tokio::select! {
                 () = sleep(pause.saturating_sub(LEAST)) => {}
                 () = self.observe_now.notified() => {}

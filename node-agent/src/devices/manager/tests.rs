@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    devices::state::tests::{books, nothing_held},
+    devices::state::tests::{nothing_held, state},
     driver::hardware,
     kubelet::{checkpoint::PodFolders, podresources::PodResources},
 };
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 const MEMORY: &str = "resources: [{name: a.b/mem, sharing: {strategy: Memory}}]";
 
-fn desk() -> Arc<DeviceManager> {
+fn manager() -> Arc<DeviceManager> {
     desk_of("/nonexistent".into())
 }
 
@@ -31,9 +31,9 @@ fn desk_of(mps_dir: PathBuf) -> Arc<DeviceManager> {
 }
 
 async fn open(document: &str) -> Arc<DeviceManager> {
-    let desk = desk();
-    desk.open(books(document)).await;
-    desk
+    let manager = manager();
+    manager.open(state(document)).await;
+    manager
 }
 
 /// A kubelet that is not there.
@@ -59,8 +59,9 @@ fn units(gpu: u32, units: std::ops::Range<u32>) -> Vec<String> {
     units.map(|unit| format!("GPU-{gpu}-_-{unit}")).collect()
 }
 
-fn healthy(desk: &DeviceManager) -> usize {
-    desk.page()
+fn healthy(manager: &DeviceManager) -> usize {
+    manager
+        .snapshot()
         .0
         .offers
         .iter()
@@ -70,24 +71,26 @@ fn healthy(desk: &DeviceManager) -> usize {
 
 #[tokio::test]
 async fn a_desk_that_was_not_opened_gives_nothing() {
-    let desk = desk();
-    assert!(desk.allocate("nvidia.com/gpu", &["GPU-0".to_owned()]).await.is_err());
-    assert!(!desk.page().0.daemons_known);
+    let manager = manager();
+    assert!(manager.allocate("nvidia.com/gpu", &["GPU-0".to_owned()]).await.is_err());
+    assert!(!manager.snapshot().0.daemons_known);
 }
 
 #[tokio::test]
 async fn what_is_given_out_is_looked_for_soon() {
-    let desk = open(MEMORY).await;
-    let response = desk.allocate("a.b/mem", &units(1, 0..3)).await.unwrap();
+    let manager = open(MEMORY).await;
+    let response = manager.allocate("a.b/mem", &units(1, 0..3)).await.unwrap();
     assert_eq!(response.envs["ALIYUN_COM_GPU_MEM_CONTAINER"], "3");
-    timeout(Duration::from_secs(1), desk.granted.notified()).await.unwrap();
-    assert!(desk.books().is_busy());
+    timeout(Duration::from_secs(1), manager.granted.notified())
+        .await
+        .unwrap();
+    assert!(manager.state().is_busy());
 }
 
 #[tokio::test]
 async fn a_bad_request_is_refused_without_waiting() {
-    let desk = open(MEMORY).await;
-    let refused = timeout(Duration::from_secs(1), desk.allocate("a.b/mem", &units(7, 0..1)))
+    let manager = open(MEMORY).await;
+    let refused = timeout(Duration::from_secs(1), manager.allocate("a.b/mem", &units(7, 0..1)))
         .await
         .unwrap();
     assert!(matches!(refused, Err(AllocationRefusal::Unknown { .. })), "{refused:?}");
@@ -95,26 +98,26 @@ async fn a_bad_request_is_refused_without_waiting() {
 
 #[tokio::test]
 async fn there_is_always_an_answer_to_which_devices_are_best() {
-    let desk = open("resources: [{name: a.b/c, sharing: {strategy: TimeSlicing, replicas: 2}}]").await;
+    let manager = open("resources: [{name: a.b/c, sharing: {strategy: TimeSlicing, replicas: 2}}]").await;
     let available = ["GPU-0::0", "GPU-1::0"].map(str::to_owned);
-    assert_eq!(desk.preferred("a.b/c", &available, &[], 1).await.len(), 1);
-    assert_eq!(desk.preferred("x.y/z", &available, &[], 1).await.len(), 1);
+    assert_eq!(manager.preferred("a.b/c", &available, &[], 1).await.len(), 1);
+    assert_eq!(manager.preferred("x.y/z", &available, &[], 1).await.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn before_a_split_is_refused_free_units_are_withheld_and_the_kubelet_knows() {
-    let desk = open(MEMORY).await;
-    assert_eq!(healthy(&desk), 32);
+    let manager = open(MEMORY).await;
+    assert_eq!(healthy(&manager), 32);
     let asked: Vec<String> = units(0, 0..12).into_iter().chain(units(1, 0..8)).collect();
-    let other = desk.clone();
+    let other = manager.clone();
     let refusal = tokio::spawn(async move { other.allocate("a.b/mem", &asked).await });
-    let mut changes = desk.changes();
-    while healthy(&desk) == 32 {
+    let mut changes = manager.changes();
+    while healthy(&manager) == 32 {
         changes.changed().await.unwrap();
     }
-    assert_eq!(healthy(&desk), 16);
+    assert_eq!(healthy(&manager), 16);
     let published = tokio::time::Instant::now();
-    desk.published(desk.page().1);
+    manager.published(manager.snapshot().1);
     let refusal = refusal.await.unwrap().unwrap_err();
     assert!(
         published.elapsed() >= NODE_UNSEEN && published.elapsed() < REFUSAL_TIMEOUT,
@@ -129,10 +132,10 @@ async fn before_a_split_is_refused_free_units_are_withheld_and_the_kubelet_knows
 
 #[tokio::test(start_paused = true)]
 async fn a_refusal_ends_though_nothing_is_published_or_observed() {
-    let desk = open(MEMORY).await;
+    let manager = open(MEMORY).await;
     let start = tokio::time::Instant::now();
     let asked: Vec<String> = units(0, 0..12).into_iter().chain(units(1, 0..8)).collect();
-    desk.allocate("a.b/mem", &asked).await.unwrap_err();
+    manager.allocate("a.b/mem", &asked).await.unwrap_err();
     assert!(
         start.elapsed() < REFUSAL_TIMEOUT + Duration::from_millis(50),
         "{:?}",
@@ -142,16 +145,16 @@ async fn a_refusal_ends_though_nothing_is_published_or_observed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_split_of_doubtful_units_asks_the_kubelet_once() {
-    let desk = open(MEMORY).await;
-    desk.allocate("a.b/mem", &units(0, 0..1)).await.unwrap();
+    let manager = open(MEMORY).await;
+    manager.allocate("a.b/mem", &units(0, 0..1)).await.unwrap();
     let start = tokio::time::Instant::now();
     let asked: Vec<String> = units(0, 0..12).into_iter().chain(units(1, 0..8)).collect();
     let refusal = tokio::spawn({
-        let desk = desk.clone();
-        async move { desk.allocate("a.b/mem", &asked).await }
+        let manager = manager.clone();
+        async move { manager.allocate("a.b/mem", &asked).await }
     });
-    let mut changes = desk.changes();
-    while healthy(&desk) > 17 {
+    let mut changes = manager.changes();
+    while healthy(&manager) > 17 {
         changes.changed().await.unwrap();
     }
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
@@ -165,16 +168,20 @@ async fn a_split_of_doubtful_units_asks_the_kubelet_once() {
 
 #[tokio::test(start_paused = true)]
 async fn the_refusal_of_a_held_share_says_why_the_kubelet_was_not_asked_anew() {
-    let desk = open(MEMORY).await;
+    let manager = open(MEMORY).await;
     let held = holds("a.b/mem", units(0, 0..4));
-    desk.change(|books| {
-        books.observe(KubeletObservation {
+    manager.change(|state| {
+        state.observe(KubeletObservation {
             holders: vec![held],
             ..nothing_held(Instant::now())
         });
     });
-    let watching = tokio::spawn(desk.clone().watch_holders(nobody()));
-    let refusal = desk.allocate("a.b/mem", &units(0, 0..1)).await.unwrap_err().to_string();
+    let watching = tokio::spawn(manager.clone().watch_holders(nobody()));
+    let refusal = manager
+        .allocate("a.b/mem", &units(0, 0..1))
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(
         refusal.contains("held by pod team/train already, as the kubelet said"),
         "{refusal}"
@@ -185,12 +192,13 @@ async fn the_refusal_of_a_held_share_says_why_the_kubelet_was_not_asked_anew() {
 
 #[tokio::test(start_paused = true)]
 async fn holders_that_are_not_known_are_told_and_asked_for_again() {
-    let desk = desk();
-    let mut changes = desk.changes();
-    let watching = tokio::spawn(desk.clone().watch_holders(nobody()));
+    let manager = manager();
+    let mut changes = manager.changes();
+    let watching = tokio::spawn(manager.clone().watch_holders(nobody()));
     changes.changed().await.unwrap();
     assert!(
-        desk.page()
+        manager
+            .snapshot()
             .0
             .unknown
             .is_some_and(|unknown| unknown.contains("/nonexistent/kubelet.sock does not exist"))
@@ -200,29 +208,29 @@ async fn holders_that_are_not_known_are_told_and_asked_for_again() {
 
 #[tokio::test]
 async fn an_observation_frees_what_was_withheld() {
-    let desk = open(MEMORY).await;
+    let manager = open(MEMORY).await;
     let observation = |holders| KubeletObservation {
         holders,
         ..nothing_held(Instant::now())
     };
     let held = holds("a.b/mem", units(0, 0..4));
-    desk.change(|books| books.observe(observation(vec![held])));
-    desk.change(|books| books.allocator.withhold("a.b/mem"));
-    assert_eq!(healthy(&desk), 4 + 16);
-    desk.change(|books| books.observe(observation(Vec::new())));
-    assert_eq!(healthy(&desk), 32);
+    manager.change(|state| state.observe(observation(vec![held])));
+    manager.change(|state| state.allocator.withhold("a.b/mem"));
+    assert_eq!(healthy(&manager), 4 + 16);
+    manager.change(|state| state.observe(observation(Vec::new())));
+    assert_eq!(healthy(&manager), 32);
 }
 
 #[tokio::test]
 async fn a_gpu_is_not_given_out_before_it_is_known_which_daemons_run() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let desk = desk_of(file.path().to_owned());
-    let mut books = DeviceState::default();
-    books.want(crate::devices::state::tests::configured(""));
-    books.observe(nothing_held(Instant::now()));
-    desk.open(books).await;
-    assert_eq!((healthy(&desk), desk.page().0.daemons_known), (0, false));
-    let refused = desk
+    let manager = desk_of(file.path().to_owned());
+    let mut state = DeviceState::default();
+    state.want(crate::devices::state::tests::configured(""));
+    state.observe(nothing_held(Instant::now()));
+    manager.open(state).await;
+    assert_eq!((healthy(&manager), manager.snapshot().0.daemons_known), (0, false));
+    let refused = manager
         .allocate("nvidia.com/gpu", &["GPU-0".to_owned()])
         .await
         .unwrap_err()

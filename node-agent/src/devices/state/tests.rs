@@ -30,18 +30,18 @@ pub fn nothing_held(started: Instant) -> KubeletObservation {
 }
 
 /// Books of a node with this configuration, on which nothing is held.
-pub fn books(document: &str) -> DeviceState {
-    let mut books = DeviceState::default();
-    books.see(DaemonAnswers::new(), Duration::ZERO);
-    books.want(configured(document));
-    books.observe(nothing_held(Instant::now()));
-    books
+pub fn state(document: &str) -> DeviceState {
+    let mut state = DeviceState::default();
+    state.see(DaemonAnswers::new(), Duration::ZERO);
+    state.want(configured(document));
+    state.observe(nothing_held(Instant::now()));
+    state
 }
 
 const MPS: &str = "resources: [{name: a.b/c, sharing: {strategy: Mps, replicas: 2}}]";
 
-fn healthy(page: &DeviceSnapshot) -> Vec<&str> {
-    let shares = page.offers.iter().flat_map(|offer| &offer.list.shares);
+fn healthy(snapshot: &DeviceSnapshot) -> Vec<&str> {
+    let shares = snapshot.offers.iter().flat_map(|offer| &offer.list.shares);
     shares
         .filter(|share| share.healthy)
         .map(|share: &AdvertisedShare| share.id.as_str())
@@ -57,17 +57,21 @@ fn answered(devices: &[(&str, u64)]) -> DaemonAnswers {
 
 #[test]
 fn nothing_is_offered_before_the_kubelet_says_who_holds_what() {
-    let mut books = DeviceState::default();
-    books.see(DaemonAnswers::new(), Duration::ZERO);
-    books.want(configured(""));
-    assert!(books.not_observed("no socket", Instant::now()));
-    let page = books.page();
-    assert!(page.offers.is_empty() && page.assignments.is_empty());
-    assert_eq!(page.unknown.as_deref(), Some("no socket"));
-    books.observe(nothing_held(Instant::now()));
-    let page = books.page();
+    let mut state = DeviceState::default();
+    state.see(DaemonAnswers::new(), Duration::ZERO);
+    state.want(configured(""));
+    assert!(state.not_observed("no socket", Instant::now()));
+    let snapshot = state.snapshot();
+    assert!(snapshot.offers.is_empty() && snapshot.assignments.is_empty());
+    assert_eq!(snapshot.unknown.as_deref(), Some("no socket"));
+    state.observe(nothing_held(Instant::now()));
+    let snapshot = state.snapshot();
     assert_eq!(
-        (healthy(&page), page.assignments.len(), page.unknown.is_none()),
+        (
+            healthy(&snapshot),
+            snapshot.assignments.len(),
+            snapshot.unknown.is_none()
+        ),
         (vec!["GPU-0", "GPU-1"], 2, true)
     );
 }
@@ -75,37 +79,37 @@ fn nothing_is_offered_before_the_kubelet_says_who_holds_what() {
 #[test]
 fn what_was_known_stays_while_the_kubelet_does_not_answer_and_after_a_while_that_is_said() {
     let start = Instant::now();
-    let mut books = books("");
-    books.observe(nothing_held(start + Duration::from_secs(1)));
-    let after = |books: &mut DeviceState, second| books.not_observed("no socket", start + Duration::from_secs(second));
-    assert!(!after(&mut books, 30));
-    assert_eq!((books.page().offers.len(), books.page().unknown), (1, None));
-    assert!(books.is_busy(), "it is asked again soon");
-    assert!(after(&mut books, 31), "that is news");
-    let page = books.page();
-    assert_eq!(healthy(&page), ["GPU-0", "GPU-1"]);
-    let unknown = page.unknown.unwrap();
+    let mut state = state("");
+    state.observe(nothing_held(start + Duration::from_secs(1)));
+    let after = |state: &mut DeviceState, second| state.not_observed("no socket", start + Duration::from_secs(second));
+    assert!(!after(&mut state, 30));
+    assert_eq!((state.snapshot().offers.len(), state.snapshot().unknown), (1, None));
+    assert!(state.is_busy(), "it is asked again soon");
+    assert!(after(&mut state, 31), "that is news");
+    let snapshot = state.snapshot();
+    assert_eq!(healthy(&snapshot), ["GPU-0", "GPU-1"]);
+    let unknown = snapshot.unknown.unwrap();
     assert!(
         unknown.contains("not said for 30s and longer") && unknown.ends_with("no socket"),
         "{unknown}"
     );
-    assert!(!after(&mut books, 32), "it is said once");
-    books.observe(nothing_held(start + Duration::from_secs(33)));
-    assert_eq!(books.page().unknown, None);
-    assert!(!books.is_busy());
+    assert!(!after(&mut state, 32), "it is said once");
+    state.observe(nothing_held(start + Duration::from_secs(33)));
+    assert_eq!(state.snapshot().unknown, None);
+    assert!(!state.is_busy());
 }
 
 #[test]
 fn nothing_is_given_out_before_it_is_known_which_daemons_run() {
-    let mut books = DeviceState::default();
-    books.want(configured(""));
-    books.observe(nothing_held(Instant::now()));
-    assert!(!books.not_seen());
-    assert_eq!(healthy(&books.page()), [""; 0]);
-    assert!(books.has_daemons(), "they are looked for soon");
-    assert!(books.see(answered(&[("GPU-0", 1)]), Duration::from_secs(2)));
+    let mut state = DeviceState::default();
+    state.want(configured(""));
+    state.observe(nothing_held(Instant::now()));
+    assert!(!state.not_seen());
+    assert_eq!(healthy(&state.snapshot()), [""; 0]);
+    assert!(state.has_daemons(), "they are looked for soon");
+    assert!(state.see(answered(&[("GPU-0", 1)]), Duration::from_secs(2)));
     assert_eq!(
-        healthy(&books.page()),
+        healthy(&state.snapshot()),
         ["GPU-1"],
         "the old daemon of the other is still stopping"
     );
@@ -113,77 +117,79 @@ fn nothing_is_given_out_before_it_is_known_which_daemons_run() {
 
 #[test]
 fn a_device_that_was_of_mps_between_two_looks_is_held_back_until_the_next() {
-    let mut books = books(MPS);
-    books.want(configured(""));
-    books.observe(nothing_held(Instant::now()));
-    assert!(healthy(&books.page()).is_empty(), "its daemon may run by now");
-    books.see(DaemonAnswers::new(), Duration::from_secs(1));
-    assert_eq!(healthy(&books.page()), ["GPU-0", "GPU-1"]);
+    let mut state = state(MPS);
+    state.want(configured(""));
+    state.observe(nothing_held(Instant::now()));
+    assert!(healthy(&state.snapshot()).is_empty(), "its daemon may run by now");
+    state.see(DaemonAnswers::new(), Duration::from_secs(1));
+    assert_eq!(healthy(&state.snapshot()), ["GPU-0", "GPU-1"]);
 }
 
 #[test]
 fn a_device_of_mps_is_held_back_until_its_daemon_answers_and_again_when_it_is_silent() {
-    let mut books = books(MPS);
-    assert_eq!(healthy(&books.page()), [""; 0]);
-    assert_eq!(books.page().daemons[1].state, MpsDaemonState::NotAnswering);
-    assert!(books.see(answered(&[("GPU-1", 100)]), Duration::from_secs(101)));
-    assert_eq!(healthy(&books.page()), ["GPU-1::0", "GPU-1::1"]);
+    let mut state = state(MPS);
+    assert_eq!(healthy(&state.snapshot()), [""; 0]);
+    assert_eq!(state.snapshot().daemons[1].state, MpsDaemonState::NotAnswering);
+    assert!(state.see(answered(&[("GPU-1", 100)]), Duration::from_secs(101)));
+    assert_eq!(healthy(&state.snapshot()), ["GPU-1::0", "GPU-1::1"]);
     assert!(
-        !books.see(answered(&[("GPU-1", 101)]), Duration::from_secs(102)),
+        !state.see(answered(&[("GPU-1", 101)]), Duration::from_secs(102)),
         "nothing has changed"
     );
-    assert!(books.see(answered(&[("GPU-1", 101)]), Duration::from_secs(200)));
-    assert_eq!(healthy(&books.page()), [""; 0]);
+    assert!(state.see(answered(&[("GPU-1", 101)]), Duration::from_secs(200)));
+    assert_eq!(healthy(&state.snapshot()), [""; 0]);
 }
 
 #[test]
 fn a_device_that_leaves_mps_is_held_back_until_its_daemon_is_gone() {
-    let mut books = books(MPS);
-    books.see(answered(&[("GPU-0", 100), ("GPU-1", 100)]), Duration::from_secs(101));
-    books.want(configured(""));
-    books.observe(nothing_held(Instant::now()));
-    let page = books.page();
-    assert!(healthy(&page).is_empty(), "{page:?}");
+    let mut state = state(MPS);
+    state.see(answered(&[("GPU-0", 100), ("GPU-1", 100)]), Duration::from_secs(101));
+    state.want(configured(""));
+    state.observe(nothing_held(Instant::now()));
+    let snapshot = state.snapshot();
+    assert!(healthy(&snapshot).is_empty(), "{snapshot:?}");
     assert!(
-        page.daemons
+        snapshot
+            .daemons
             .iter()
             .all(|daemon| daemon.state == MpsDaemonState::Stopping)
     );
-    books.see(answered(&[("GPU-1", 102)]), Duration::from_secs(102));
-    assert_eq!(healthy(&books.page()), ["GPU-0"]);
+    state.see(answered(&[("GPU-1", 102)]), Duration::from_secs(102));
+    assert_eq!(healthy(&state.snapshot()), ["GPU-0"]);
 }
 
 #[test]
 fn daemons_that_cannot_be_looked_at_do_not_answer() {
-    let mut books = books(MPS);
-    books.see(answered(&[("GPU-0", 100)]), Duration::from_secs(101));
-    assert!(books.not_seen());
-    assert!(healthy(&books.page()).is_empty());
-    assert!(!DeviceState::default().page().daemons_known);
+    let mut state = state(MPS);
+    state.see(answered(&[("GPU-0", 100)]), Duration::from_secs(101));
+    assert!(state.not_seen());
+    assert!(healthy(&state.snapshot()).is_empty());
+    assert!(!DeviceState::default().snapshot().daemons_known);
 }
 
 #[test]
 fn a_list_is_sent_again_only_while_its_device_waits_for_the_checkpoint_alone() {
     let start = Instant::now();
-    let mut books = books("");
-    books.want(configured(
+    let mut state = state("");
+    state.want(configured(
         "resources: [{name: a.b/c, devices: {indices: [0]}}, {name: nvidia.com/gpu}]",
     ));
-    let resends = |books: &DeviceState| -> Vec<(String, u64)> {
-        let page = books.page();
-        page.offers
+    let resends = |state: &DeviceState| -> Vec<(String, u64)> {
+        let snapshot = state.snapshot();
+        snapshot
+            .offers
             .iter()
             .map(|offer| (offer.list.name.clone(), offer.resend))
             .collect()
     };
     let mut observe = |second, holders: Vec<ContainerShares>| {
         let remembered = [("nvidia.com/gpu".to_owned(), "GPU-0".to_owned())].into();
-        books.observe(KubeletObservation {
+        state.observe(KubeletObservation {
             holders,
             checkpoint: remembered,
             ..nothing_held(start + Duration::from_secs(second))
         });
-        resends(&books)
+        resends(&state)
     };
     let gpu = |times| vec![("a.b/c".to_owned(), 0), ("nvidia.com/gpu".to_owned(), times)];
     let held = ContainerShares {
@@ -198,10 +204,10 @@ fn a_list_is_sent_again_only_while_its_device_waits_for_the_checkpoint_alone() {
     assert_eq!(observe(212, Vec::new()), gpu(1));
     assert_eq!(observe(215, Vec::new()), gpu(1));
     assert_eq!(observe(223, Vec::new()), gpu(2));
-    books.observe(nothing_held(start + Duration::from_secs(224)));
-    assert_eq!(books.page().waiting, []);
+    state.observe(nothing_held(start + Duration::from_secs(224)));
+    assert_eq!(state.snapshot().waiting, []);
     assert_eq!(
-        resends(&books),
+        resends(&state),
         gpu(2),
         "a number that falls or rises would send a list"
     );

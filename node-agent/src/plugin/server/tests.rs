@@ -26,17 +26,17 @@ fn half_held(document: &str) -> DeviceState {
         gpus: (0..16).map(gpu).collect(),
         ..Inventory::default()
     };
-    let mut books = DeviceState::default();
-    books.see(BTreeMap::new(), Duration::ZERO);
-    books.want(desired_devices(&inventory, &load(document).unwrap()).unwrap());
+    let mut state = DeviceState::default();
+    state.see(BTreeMap::new(), Duration::ZERO);
+    state.want(desired_devices(&inventory, &load(document).unwrap()).unwrap());
     let mut observation = KubeletObservation {
         started: Instant::now(),
         holders: Vec::new(),
         allocatable: BTreeSet::new(),
         checkpoint: BTreeSet::new(),
     };
-    books.observe(observation.clone());
-    let offers = books.page().offers;
+    state.observe(observation.clone());
+    let offers = state.snapshot().offers;
     let list = &offers.first().unwrap().list;
     observation.allocatable = list
         .shares
@@ -54,15 +54,15 @@ fn half_held(document: &str) -> DeviceState {
         });
     }
     observation.started = Instant::now();
-    books.observe(observation);
-    books
+    state.observe(observation);
+    state
 }
 
 /// From books that have changed to the bytes that a kubelet is sent, all that the agent does in between but saving the
 /// assignments.
 async fn build(key: &str, document: &str, shares: usize) {
-    let mut books = half_held(document);
-    let device = books.allocator.assigned().keys().next().unwrap().clone();
+    let mut state = half_held(document);
+    let device = state.allocator.assigned().keys().next().unwrap().clone();
     let (offers, offer) = watch::channel(AdvertisedList::default());
     let (streams, stopped) = (watch::Sender::default(), watch::channel(false).1);
     let mut stream = ListStream {
@@ -77,9 +77,9 @@ async fn build(key: &str, document: &str, shares: usize) {
     for round in 0..LISTS {
         // A device falls ill, and recovers.
         let ill = (round % 2 == 0).then(|| (device.clone(), "a measurement".to_owned()));
-        books.allocator.set_unavailable(ill.into_iter().collect());
+        state.allocator.set_unavailable(ill.into_iter().collect());
         let start = Instant::now();
-        offers.send_replace(books.page().offers.remove(0));
+        offers.send_replace(state.snapshot().offers.remove(0));
         let list = stream.next().await.unwrap();
         let bytes = list.encode_to_vec();
         times.push(start.elapsed());

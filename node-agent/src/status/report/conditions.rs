@@ -23,8 +23,8 @@ struct PendingCondition {
 }
 
 /// What is in the way of this agent doing its work; the text of `/readyz`.
-pub fn not_registered(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<String> {
-    let offered = page.offers.iter().map(|offer| offer.list.name.as_str());
+pub fn not_registered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<String> {
+    let offered = snapshot.offers.iter().map(|offer| offer.list.name.as_str());
     let RegisteredResources { taken, others } = plugin.registered;
     let missing: Vec<&str> = offered
         .filter(|name| !taken.contains(*name) && !others.contains(*name))
@@ -33,9 +33,9 @@ pub fn not_registered(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option
 }
 
 /// Why it is not known who holds what, where there is something to offer.
-pub fn holders_unknown<'a>(page: &'a DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<&'a str> {
-    let matters = !plugin.in_force.wanted.devices.is_empty() || !page.assignments.is_empty();
-    page.unknown.as_deref().filter(|_| matters)
+pub fn holders_unknown<'a>(snapshot: &'a DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<&'a str> {
+    let matters = !plugin.in_force.wanted.devices.is_empty() || !snapshot.assignments.is_empty();
+    snapshot.unknown.as_deref().filter(|_| matters)
 }
 
 /// `Ready` first; it is the first of the others that does not hold. Their times are not set.
@@ -43,8 +43,8 @@ pub fn conditions(facts: StatusInputs<'_>) -> Vec<Condition> {
     let mut verdicts: Vec<PendingCondition> = driver(facts.hardware).into_iter().collect();
     if let Some(plugin) = facts.plugin {
         verdicts.push(configuration(plugin));
-        verdicts.push(registration(facts.page, plugin));
-        verdicts.push(devices(facts.page, plugin));
+        verdicts.push(registration(facts.snapshot, plugin));
+        verdicts.push(devices(facts.snapshot, plugin));
     }
     let ready = match verdicts.iter().find(|verdict| !verdict.holds) {
         Some(failing) => PendingCondition {
@@ -123,12 +123,12 @@ fn configuration(plugin: PluginStatus<'_>) -> PendingCondition {
     }
 }
 
-fn registration(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> PendingCondition {
+fn registration(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> PendingCondition {
     let registered = ConditionType::Registered;
     if let Some(served) = served_by_another(plugin) {
         return verdict(registered, false, Reason::ServedByAnother, &served);
     }
-    match not_registered(page, plugin) {
+    match not_registered(snapshot, plugin) {
         Some(missing) => verdict(registered, false, Reason::Registering, &missing),
         None => verdict(registered, true, Reason::Registered, "the kubelet has every resource"),
     }
@@ -146,9 +146,9 @@ fn served_by_another(plugin: PluginStatus<'_>) -> Option<String> {
 }
 
 /// Devices that wait for their holders are offered, as what they were before.
-fn devices(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> PendingCondition {
+fn devices(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> PendingCondition {
     let of = ConditionType::DevicesOffered;
-    if let Some((reason, message)) = not_offered(page, plugin) {
+    if let Some((reason, message)) = not_offered(snapshot, plugin) {
         return verdict(of, false, reason, &message);
     }
     let message = "every device that a resource selects is offered or waits for its holders";
@@ -156,8 +156,8 @@ fn devices(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> PendingCondition 
 }
 
 /// Why a device that a resource selects is not offered.
-pub fn not_offered(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<(Reason, String)> {
-    if let Some(unknown) = holders_unknown(page, plugin) {
+pub fn not_offered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<(Reason, String)> {
+    if let Some(unknown) = holders_unknown(snapshot, plugin) {
         return Some((Reason::HoldersUnknown, unknown.to_owned()));
     }
     let problems = &plugin.in_force.wanted.problems;
@@ -166,15 +166,15 @@ pub fn not_offered(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<(R
         return Some((reason(first.kind), messages.join("; ")));
     }
     let devices = |state| {
-        let daemons = page.daemons.iter().filter(move |daemon| daemon.state == state);
+        let daemons = snapshot.daemons.iter().filter(move |daemon| daemon.state == state);
         daemons.map(|daemon| daemon.device.as_str()).collect::<Vec<&str>>()
     };
     let mut silent = devices(MpsDaemonState::NotAnswering);
     // What is wrong there is told as that, and takes no node away.
-    silent.retain(|device| !page.is_broken(device));
+    silent.retain(|device| !snapshot.is_broken(device));
     // What is offered as something else is held back until the daemon that it had is gone.
     let mut stopping = devices(MpsDaemonState::Stopping);
-    stopping.retain(|device| page.assignments.contains_key(*device));
+    stopping.retain(|device| snapshot.assignments.contains_key(*device));
     let what: Vec<String> = [
         (silent, "does not answer, as for some seconds after its start"),
         (

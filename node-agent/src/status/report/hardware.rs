@@ -3,7 +3,7 @@
 use super::number;
 use crate::{
     driver::machine::HostDriver,
-    health::{ailments::NodeHealth, words},
+    health::{fault_text, node_health::NodeHealth},
 };
 use gpunode_crds::{
     DeviceHealth, Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu,
@@ -11,7 +11,7 @@ use gpunode_crds::{
 use gpunode_gpu as gpu;
 
 /// A GPU, and whether it works.
-pub fn device(gpu: &gpu::Gpu, ailments: &NodeHealth) -> GpuDevice {
+pub fn device(gpu: &gpu::Gpu, node_health: &NodeHealth) -> GpuDevice {
     GpuDevice {
         index: number(gpu.index),
         uuid: gpu.uuid.clone(),
@@ -20,7 +20,7 @@ pub fn device(gpu: &gpu::Gpu, ailments: &NodeHealth) -> GpuDevice {
         architecture: gpu.compute_capability.is_some().then(|| gpu.architecture()),
         compute_capability: gpu.compute_capability.map(|(major, minor)| format!("{major}.{minor}")),
         pci_bus_id: gpu.pci_bus_id.clone(),
-        health: health(ailments, &[&gpu.uuid]),
+        health: health(node_health, &[&gpu.uuid]),
         numa_node: gpu.numa_node.map(number),
         mode: gpu.mode.map(|mode| match mode {
             gpu::GpuMode::Compute => GpuMode::Compute,
@@ -35,15 +35,15 @@ pub fn device(gpu: &gpu::Gpu, ailments: &NodeHealth) -> GpuDevice {
             gpu::MigMode::Enabled => MigMode::Enabled,
             gpu::MigMode::Disabled => MigMode::Disabled,
         }),
-        mig_devices: mig_devices(gpu, ailments),
+        mig_devices: mig_devices(gpu, node_health),
         links: gpu.links.iter().map(link).collect(),
     }
 }
 
 /// Health of a device that is made of these.
-fn health(ailments: &NodeHealth, uuids: &[&str]) -> Option<DeviceHealth> {
-    let faults = ailments.faults.as_ref()?;
-    Some(words::health(faults, uuids, &ailments.rules))
+fn health(node_health: &NodeHealth, uuids: &[&str]) -> Option<DeviceHealth> {
+    let faults = node_health.faults.as_ref()?;
+    Some(fault_text::health(faults, uuids, &node_health.rules))
 }
 
 /// The driver of the host that lends virtual GPUs.
@@ -72,14 +72,14 @@ fn link(link: &gpu::Link) -> GpuLink {
 }
 
 /// By instance, as the API has them.
-fn mig_devices(gpu: &gpu::Gpu, ailments: &NodeHealth) -> Vec<MigDevice> {
+fn mig_devices(gpu: &gpu::Gpu, node_health: &NodeHealth) -> Vec<MigDevice> {
     let device = |mig: &gpu::MigDevice| MigDevice {
         uuid: mig.uuid.clone(),
         profile: mig.profile.clone(),
         gpu_instance: number(mig.gpu_instance),
         compute_instance: number(mig.compute_instance),
         memory_mib: mib(mig.memory_mib),
-        health: health(ailments, &[&mig.uuid, &gpu.uuid]),
+        health: health(node_health, &[&mig.uuid, &gpu.uuid]),
         multiprocessors: Some(number(mig.attributes.multiprocessors)),
         slices: Some(MigSlices {
             gpu_instance: number(mig.attributes.gpu_slices),

@@ -3,7 +3,7 @@
 use super::{PluginStatus, number};
 use crate::{
     devices::{offer::AdvertisedList, state::DeviceSnapshot},
-    mps::seen::held_back,
+    mps::answers::held_back,
 };
 use gpunode_crds::{AdvertisedDevice, MAX_DEVICES, ResourceStatus, SharingStrategy};
 use gpunode_gpu::{AdvertisedResource, DeviceSharing, device_of};
@@ -16,9 +16,9 @@ const SHARED_SUFFIX: &str = ".shared";
 const MIG_UUID: &str = "MIG-";
 
 /// The resources as the kubelet was given them.
-pub fn resources(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Vec<ResourceStatus> {
-    let silent = held_back(&page.daemons);
-    let explained: BTreeSet<&str> = page
+pub fn resources(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Vec<ResourceStatus> {
+    let silent = held_back(&snapshot.daemons);
+    let explained: BTreeSet<&str> = snapshot
         .waiting
         .iter()
         .map(|waiting| &waiting.device)
@@ -26,26 +26,26 @@ pub fn resources(page: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Vec<Resourc
         .map(String::as_str)
         .collect();
     let is_explained =
-        |device: &str| page.ailments.all.is_some() || explained.contains(device) || page.is_broken(device);
+        |device: &str| snapshot.node_health.all.is_some() || explained.contains(device) || snapshot.is_broken(device);
     let of = |offer: &AdvertisedList| ResourceStatus {
         registered: plugin.registered.taken.contains(&offer.list.name),
         name: offer.list.name.clone(),
         capacity: number(offer.list.shares.len()),
         allocatable: number(offer.healthy()),
         withheld: withheld(&offer.list, is_explained),
-        sharing: sharing(&offer.list, page),
+        sharing: sharing(&offer.list, snapshot),
         renamed: offer.list.name.ends_with(SHARED_SUFFIX),
         devices: devices(&offer.list),
     };
-    page.offers.iter().map(of).collect()
+    snapshot.offers.iter().map(of).collect()
 }
 
 /// How the first of the devices that are shared is.
-fn sharing(list: &AdvertisedResource, page: &DeviceSnapshot) -> Option<SharingStrategy> {
+fn sharing(list: &AdvertisedResource, snapshot: &DeviceSnapshot) -> Option<SharingStrategy> {
     let assignments = list
         .shares
         .iter()
-        .filter_map(|share| page.assignments.get(device_of(&share.id)));
+        .filter_map(|share| snapshot.assignments.get(device_of(&share.id)));
     assignments
         .map(|assignment| assignment.sharing)
         .find_map(|sharing| match sharing {

@@ -5,7 +5,7 @@ use crate::{
     configuration::in_force::{ConfigCandidate, DesiredConfig},
     devices::offer::AdvertisedList,
     driver::{hardware::DriverState, nvml::DriverReading},
-    health::ailments::NodeHealth,
+    health::node_health::NodeHealth,
 };
 use gpunode_crds::{AdvertisedDevice, Architecture, FaultReason, HealthState, MpsDaemon, MpsDaemonState};
 use gpunode_gpu::{AdvertisedResource, AdvertisedShare, Gpu, Inventory, PendingChange};
@@ -49,7 +49,7 @@ fn verdicts(status: &GpuNodeStatus) -> Vec<String> {
 }
 
 /// Two shares of a resource, one of them healthy.
-fn page() -> DeviceSnapshot {
+fn snapshot() -> DeviceSnapshot {
     let share = |id: &str, healthy| AdvertisedShare {
         id: id.to_owned(),
         healthy,
@@ -69,7 +69,7 @@ fn page() -> DeviceSnapshot {
     }
 }
 
-fn of_page(page: &DeviceSnapshot, hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
+fn of_page(snapshot: &DeviceSnapshot, hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
     let taken = registered.iter().map(|name| (*name).to_owned()).collect();
     let plugin = PluginStatus {
         in_force,
@@ -82,14 +82,14 @@ fn of_page(page: &DeviceSnapshot, hardware: &Hardware, in_force: &InForce, regis
         &AgentIdentity::default(),
         StatusInputs {
             hardware,
-            page,
+            snapshot,
             plugin: Some(plugin),
         },
     )
 }
 
 fn of_plugin(hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
-    of_page(&page(), hardware, in_force, registered)
+    of_page(&snapshot(), hardware, in_force, registered)
 }
 
 /// A node with two GPUs that are offered.
@@ -110,12 +110,12 @@ fn a_resource_of_another_plugin_is_said_and_not_waited_for() {
         in_force: &in_force,
         registered: &registered,
     };
-    assert_eq!(not_registered(&page(), plugin), None);
+    assert_eq!(not_registered(&snapshot(), plugin), None);
     let status = status(
         &AgentIdentity::default(),
         StatusInputs {
             hardware: &hardware,
-            page: &page(),
+            snapshot: &snapshot(),
             plugin: Some(plugin),
         },
     );
@@ -231,7 +231,7 @@ fn discovery_reports_hardware_alone() {
         &AgentIdentity::default(),
         StatusInputs {
             hardware: &hardware,
-            page: &DeviceSnapshot::default(),
+            snapshot: &DeviceSnapshot::default(),
             plugin: None,
         },
     );
@@ -262,20 +262,20 @@ fn unknown_holders_matter_where_there_is_something_to_offer() {
 #[test]
 fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
     let (hardware, in_force) = offered();
-    let with = |state, offered: bool, ailments: NodeHealth| {
+    let with = |state, offered: bool, node_health: NodeHealth| {
         let assignment = in_force.wanted.devices[1].assignment.clone();
         let assignments = offered.then(|| ("GPU-1".to_owned(), assignment)).into_iter().collect();
         let daemons = vec![MpsDaemon {
             device: "GPU-1".to_owned(),
             state,
         }];
-        let page = DeviceSnapshot {
+        let snapshot = DeviceSnapshot {
             assignments,
-            ailments,
+            node_health,
             daemons,
-            ..page()
+            ..snapshot()
         };
-        of_page(&page, &hardware, &in_force, &["nvidia.com/gpu"])
+        of_page(&snapshot, &hardware, &in_force, &["nvidia.com/gpu"])
     };
     let silent = with(MpsDaemonState::NotAnswering, true, NodeHealth::default());
     assert_eq!(verdicts(&silent)[0], "Ready=False MpsDaemonNotAnswering");
@@ -345,10 +345,10 @@ fn a_resource_names_its_devices_gpus_first() {
 #[test]
 fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
     let (hardware, in_force) = offered();
-    let withheld = |page: &DeviceSnapshot| of_page(page, &hardware, &in_force, &[]).resources[0].withheld;
+    let withheld = |snapshot: &DeviceSnapshot| of_page(snapshot, &hardware, &in_force, &[]).resources[0].withheld;
     assert_eq!(withheld(&units(&[("GPU-0", 3, 3), ("GPU-1", 5, 5)])), None);
-    let page = units(&[("GPU-0", 3, 1), ("GPU-1", 5, 5)]);
-    assert_eq!(withheld(&page), Some(2));
+    let snapshot = units(&[("GPU-0", 3, 1), ("GPU-1", 5, 5)]);
+    assert_eq!(withheld(&snapshot), Some(2));
     let waiting = vec![PendingChange {
         device: "GPU-0".to_owned(),
         message: String::new(),
@@ -357,7 +357,7 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
     assert_eq!(
         withheld(&DeviceSnapshot {
             waiting,
-            ..page.clone()
+            ..snapshot.clone()
         }),
         None
     );
@@ -368,22 +368,22 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
     assert_eq!(
         withheld(&DeviceSnapshot {
             daemons,
-            ..page.clone()
+            ..snapshot.clone()
         }),
         None
     );
     assert_eq!(
         withheld(&DeviceSnapshot {
-            ailments: broken("GPU-0"),
-            ..page.clone()
+            node_health: broken("GPU-0"),
+            ..snapshot.clone()
         }),
         None,
         "it is broken"
     );
     assert_eq!(
         withheld(&DeviceSnapshot {
-            ailments: broken("GPU-1"),
-            ..page.clone()
+            node_health: broken("GPU-1"),
+            ..snapshot.clone()
         }),
         Some(2)
     );
@@ -393,8 +393,8 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
     };
     assert_eq!(
         withheld(&DeviceSnapshot {
-            ailments: released,
-            ..page
+            node_health: released,
+            ..snapshot
         }),
         None
     );
@@ -428,12 +428,12 @@ fn a_device_that_waits_is_told_and_leaves_the_node_ready() {
         count: 3,
         ..gpu::DeviceHolder::default()
     };
-    let page = DeviceSnapshot {
+    let snapshot = DeviceSnapshot {
         waiting,
         holders: (0..300).map(holder).collect(),
-        ..page()
+        ..snapshot()
     };
-    let status = of_page(&page, &hardware, &in_force, &["nvidia.com/gpu"]);
+    let status = of_page(&snapshot, &hardware, &in_force, &["nvidia.com/gpu"]);
     assert_eq!(verdicts(&status)[0], "Ready=True ConfigurationInForce");
     let [waiting] = status.waiting.as_slice() else {
         panic!("{:?}", status.waiting)
@@ -457,7 +457,7 @@ fn a_condition_keeps_its_time_while_its_status_stays() {
             &AgentIdentity::default(),
             StatusInputs {
                 hardware: &hardware,
-                page: &DeviceSnapshot::default(),
+                snapshot: &DeviceSnapshot::default(),
                 plugin: None,
             },
         );
@@ -486,8 +486,8 @@ fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
     let at = Timestamp::from_second(7).unwrap();
     let status = of_page(
         &DeviceSnapshot {
-            ailments: broken("GPU-1"),
-            ..page()
+            node_health: broken("GPU-1"),
+            ..snapshot()
         },
         &hardware,
         &in_force,
@@ -514,7 +514,7 @@ fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
             .waits_for
             .is_some_and(|waits| waits.contains("the machine was restarted"))
     );
-    let unknown = of_page(&page(), &hardware, &in_force, &["nvidia.com/gpu"]);
+    let unknown = of_page(&snapshot(), &hardware, &in_force, &["nvidia.com/gpu"]);
     assert_eq!(unknown.gpus[1].health, None, "nobody has looked");
 }
 

@@ -8,7 +8,7 @@ use crate::{
         nvml::{self, tests::DriverState as Library},
         pci::PciFunction,
     },
-    mps::seen::DaemonAnswers,
+    mps::answers::DaemonAnswers,
 };
 use gpunode_crds::{GpuNode, GpuNodeSpec};
 use gpunode_gpu::GpuMode;
@@ -67,17 +67,17 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
     };
     let in_force = InForce::default().next(&config(document.unwrap_or_default()), hardware.inventory());
     assert_eq!(in_force.rejected, None);
-    let mut books = DeviceState::default();
-    books.see(DaemonAnswers::new(), Duration::ZERO);
-    books.want((*in_force.wanted).clone());
-    books.observe(nothing_held(Instant::now()));
+    let mut state = DeviceState::default();
+    state.see(DaemonAnswers::new(), Duration::ZERO);
+    state.want((*in_force.wanted).clone());
+    state.observe(nothing_held(Instant::now()));
     let registered = document.map(|_| RegisteredResources::default());
     let plugin = registered.as_ref().map(|registered| PluginStatus {
         in_force: &in_force,
         registered,
     });
-    let page = if plugin.is_some() {
-        books.page()
+    let snapshot = if plugin.is_some() {
+        state.snapshot()
     } else {
         DeviceSnapshot::default()
     };
@@ -85,7 +85,7 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
         &AgentIdentity::default(),
         StatusInputs {
             hardware: &hardware,
-            page: &page,
+            snapshot: &snapshot,
             plugin,
         },
     )

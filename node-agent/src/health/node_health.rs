@@ -1,6 +1,6 @@
 //! Which devices of the node are broken, for those who give them out and for status.
 
-use super::words;
+use super::fault_text;
 use gpunode_config::HealthRules as Rules;
 use gpunode_gpu::DeviceFaults;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl NodeHealth {
             let broken = health
                 .devices()
                 .filter_map(|(device, _)| Some((device, health.gravest(&[device])?)));
-            broken.map(|(device, fault)| (device.to_owned(), words::meaning(fault)))
+            broken.map(|(device, fault)| (device.to_owned(), fault_text::meaning(fault)))
         })
     }
 }

@@ -98,7 +98,7 @@ impl ProbeLoop {
     }
 
     /// The next look comes no later than this, and at least a while after the last one.
-    pub fn hasten(&mut self, to: Instant) {
+    pub fn probe_soon(&mut self, to: Instant) {
         self.next = self.next.min(to);
     }
 

@@ -1,6 +1,6 @@
 //! Who is told what of the devices' health: people and the desk.
 
-use super::{HealthMonitor, ailments::NodeHealth, devices::KnownDevices, words};
+use super::{HealthMonitor, devices::KnownDevices, fault_text, node_health::NodeHealth};
 use crate::{api_server::events::EventReason, driver::hardware::DriverState};
 use gpunode_config::HealthRules as Rules;
 use gpunode_gpu::FaultTransition;
@@ -12,12 +12,12 @@ impl HealthMonitor {
     /// Tells people of a fault that began or ended.
     pub(super) fn say(&self, transition: &FaultTransition, rules: &Rules) {
         let FaultTransition { device, fault, began } = transition;
-        let (reason, meaning) = (fault.reason.as_str(), words::meaning(fault));
+        let (reason, meaning) = (fault.reason.as_str(), fault_text::meaning(fault));
         let devices = self.devices();
         let name = devices.name(device);
         if *began {
             let (action, waits_for) = (fault.resolution().advice(), fault.waits_for(rules));
-            let holders = Vec::from_iter(devices.pods(device, &self.sources.desk.holders())).join(", ");
+            let holders = Vec::from_iter(devices.pods(device, &self.sources.manager.holders())).join(", ");
             warn!(
                 device,
                 name,
@@ -78,7 +78,7 @@ impl HealthMonitor {
             .metrics
             .set_faults(faults.map(|fault| fault.reason.as_str()));
         let rules = self.sources.rules.borrow().clone();
-        self.sources.desk.ail(NodeHealth {
+        self.sources.manager.set_health(NodeHealth {
             all,
             faults: Some(Arc::new(self.known.health.clone())),
             rules,

@@ -1,6 +1,6 @@
 //! Looking at the GPUs, and what a look tells of them.
 
-use super::{HealthMonitor, UNSETTLED, is_unsettled, looks::ProbeEvent};
+use super::{HealthMonitor, UNSETTLED, is_unsettled, probe_loop::ProbeEvent};
 use crate::driver::{
     hardware::Hardware,
     nvml::probe::{ProbeReport, ProbeTarget},
@@ -26,7 +26,7 @@ impl HealthMonitor {
             .flatten()
             .filter(|event| is_unsettled(event, now))
         {
-            self.looks.hasten(*at + UNSETTLED);
+            self.looks.probe_soon(*at + UNSETTLED);
         }
     }
 
@@ -102,7 +102,7 @@ impl HealthMonitor {
         }
         self.observe(HealthObservation::Probe(probe));
         if failed.iter().any(|(device, _)| self.known.health.doubts(device)) {
-            self.looks.hasten(Instant::now());
+            self.looks.probe_soon(Instant::now());
         }
     }
 
@@ -136,7 +136,7 @@ impl HealthMonitor {
         if counted.peek().is_none() {
             return;
         }
-        let (devices, holders) = (self.devices(), self.sources.desk.known_holders());
+        let (devices, holders) = (self.devices(), self.sources.manager.known_holders());
         for (device, count, processes) in counted {
             *processes = holders
                 .as_ref()

@@ -31,10 +31,10 @@ pub struct ActiveTasks {
 
 impl ActiveTasks {
     /// Begins to follow what changes beside the agent.
-    pub fn begin(health: health::HealthMonitor, desk: &Arc<DeviceManager>, args: &NodeArgs) -> Self {
+    pub fn begin(health: health::HealthMonitor, manager: &Arc<DeviceManager>, args: &NodeArgs) -> Self {
         let mut tasks = JoinSet::new();
-        tasks.spawn(desk.clone().watch_holders(args.pod_resources()));
-        tasks.spawn(desk.clone().watch_daemons());
+        tasks.spawn(manager.clone().watch_holders(args.pod_resources()));
+        tasks.spawn(manager.clone().watch_daemons());
         let (end, ended) = oneshot::channel();
         Self {
             tasks,

@@ -1,6 +1,6 @@
 //! What the agent sees of the MPS daemons on its node: it reads the files that the supervisor keeps.
 
-use super::place::DeviceFolder;
+use super::device_folder::DeviceFolder;
 use crate::runtime::clock::since_boot;
 use gpunode_crds::{MpsDaemon, MpsDaemonState};
 use std::{

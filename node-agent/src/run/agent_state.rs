@@ -41,7 +41,7 @@ pub struct AgentState<'a> {
     /// What the desk was told to offer.
     given: Option<Arc<DesiredDevices>>,
     /// What the kubelet was told last.
-    page: DeviceSnapshot,
+    snapshot: DeviceSnapshot,
     /// Why the assignments could not be saved, said once.
     unsaved: Option<String>,
     /// What was last said about devices that are not offered.
@@ -60,7 +60,7 @@ impl<'a> AgentState<'a> {
             driver_answered: false,
             assignments: None,
             given: None,
-            page: DeviceSnapshot::default(),
+            snapshot: DeviceSnapshot::default(),
             unsaved: None,
             problem: None,
         }
@@ -87,8 +87,8 @@ impl<'a> AgentState<'a> {
     }
 
     /// What the kubelet was told last.
-    pub fn page(&self) -> &DeviceSnapshot {
-        &self.page
+    pub fn snapshot(&self) -> &DeviceSnapshot {
+        &self.snapshot
     }
 
     /// What the device plugin does.
@@ -150,23 +150,23 @@ impl<'a> AgentState<'a> {
     }
 
     /// Takes over from the agent before this one, which held the lock until now.
-    pub async fn open(&mut self, desk: &DeviceManager) -> Result<()> {
+    pub async fn open(&mut self, manager: &DeviceManager) -> Result<()> {
         let state_dir = self.args.host.state_dir.clone();
         let saved = timeout(DISK_TIMEOUT, spawn_blocking(move || SavedAssignments::load(&state_dir)));
         let saved = saved
             .await
             .context("read the assignments: the disk does not answer")?
             .context("read the assignments")?;
-        desk.open(DeviceState::restore(saved.assignments())).await;
+        manager.open(DeviceState::restore(saved.assignments())).await;
         self.assignments = Some(saved);
         Ok(())
     }
 
     /// Forgets what another agent takes over: it is on disk.
-    pub fn close(&mut self, desk: &DeviceManager) {
-        (self.assignments, self.given, self.page) = (None, None, DeviceSnapshot::default());
+    pub fn close(&mut self, manager: &DeviceManager) {
+        (self.assignments, self.given, self.snapshot) = (None, None, DeviceSnapshot::default());
         (self.unsaved, self.problem) = (None, None);
-        desk.change(|books| *books = DeviceState::default());
+        manager.change(|state| *state = DeviceState::default());
     }
 
     /// Whether this agent could offer what there is; none before that is known.
@@ -187,39 +187,41 @@ impl<'a> AgentState<'a> {
     }
 
     /// Tells the desk what is to be offered, where that is new.
-    pub fn want(&mut self, desk: &DeviceManager) {
+    pub fn want(&mut self, manager: &DeviceManager) {
         if self.assignments.is_none() || !self.config_known || !self.hardware_known {
             return;
         }
-        desk.pass_device_specs(self.in_force.pass_device_specs());
+        manager.pass_device_specs(self.in_force.pass_device_specs());
         let wanted = &self.in_force.wanted;
         if self.given.as_ref() != Some(wanted) {
-            desk.change(|books| books.want(DesiredDevices::clone(wanted)));
-            desk.observe_now();
+            manager.change(|state| state.want(DesiredDevices::clone(wanted)));
+            manager.observe_now();
             self.given = Some(wanted.clone());
         }
     }
 
     /// Brings what the books say to the disk, and then to the kubelet.
-    pub async fn publish(&mut self, desk: &DeviceManager, plugins: &mut ResourceServers) {
-        desk.metrics()
+    pub async fn publish(&mut self, manager: &DeviceManager, plugins: &mut ResourceServers) {
+        manager
+            .metrics()
             .set_config(self.in_force.accepted.as_ref().map(|accepted| accepted.hash.as_str()));
         let Some(assignments) = &mut self.assignments else {
             return;
         };
-        let (page, changes) = desk.page();
-        if assignments.has(&page.assignments) {
+        let (snapshot, changes) = manager.snapshot();
+        if assignments.has(&snapshot.assignments) {
             // A device that breaks waits for no disk.
-            plugins.put(page.offers.clone());
+            plugins.put(snapshot.offers.clone());
         }
-        let kept = timeout(DISK_TIMEOUT, assignments.keep(&page.assignments)).await;
+        let kept = timeout(DISK_TIMEOUT, assignments.keep(&snapshot.assignments)).await;
         match kept.unwrap_or_else(|slow| Err(io::Error::from(slow))) {
             Ok(()) => {
-                plugins.put(page.offers.clone());
-                desk.metrics()
-                    .set_devices(page.offers.iter().map(AdvertisedList::counts));
-                desk.published(changes);
-                self.page = page;
+                plugins.put(snapshot.offers.clone());
+                manager
+                    .metrics()
+                    .set_devices(snapshot.offers.iter().map(AdvertisedList::counts));
+                manager.published(changes);
+                self.snapshot = snapshot;
                 if self.unsaved.take().is_some() {
                     info!("the assignments are saved again");
                 }
@@ -231,9 +233,9 @@ impl<'a> AgentState<'a> {
                     warn!(error, folder = %self.args.host.state_dir.display(), "save the assignments; the lists stay as they are");
                     self.unsaved = error;
                 }
-                self.page = DeviceSnapshot {
-                    offers: std::mem::take(&mut self.page.offers),
-                    ..page
+                self.snapshot = DeviceSnapshot {
+                    offers: std::mem::take(&mut self.snapshot.offers),
+                    ..snapshot
                 };
             }
         }
@@ -244,7 +246,7 @@ impl<'a> AgentState<'a> {
         if self.assignments.is_none() || !self.config_known {
             return;
         }
-        let problem = not_offered(&self.page, self.plugin(registered)).filter(|(_, message)| message != NOT_ASKED);
+        let problem = not_offered(&self.snapshot, self.plugin(registered)).filter(|(_, message)| message != NOT_ASKED);
         if problem != self.problem {
             if let Some((reason, message)) = &problem {
                 warn!(reason = reason.as_str(), message, "devices are not offered");
@@ -255,12 +257,12 @@ impl<'a> AgentState<'a> {
 
     /// What there is to report; none before this agent speaks for the node.
     pub fn report(&self, hardware: &Hardware, registered: &RegisteredResources) -> Option<StatusReport> {
-        if !self.config_known || !self.page.daemons_known {
+        if !self.config_known || !self.snapshot.daemons_known {
             return None;
         }
         let facts = StatusInputs {
             hardware,
-            page: &self.page,
+            snapshot: &self.snapshot,
             plugin: Some(self.plugin(registered)),
         };
         Some(StatusReport {

@@ -35,8 +35,8 @@ const LEFT: &str =
 #[tokio::test]
 async fn on_a_node_on_which_nothing_was_left_nothing_is_touched() {
     let folder = tempfile::tempdir().unwrap();
-    let page = looked(&args(folder.path()), &mut None).await.unwrap();
-    assert!(page.daemons_known && page.daemons.is_empty() && page.unknown.is_none());
+    let snapshot = looked(&args(folder.path()), &mut None).await.unwrap();
+    assert!(snapshot.daemons_known && snapshot.daemons.is_empty() && snapshot.unknown.is_none());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
@@ -46,9 +46,9 @@ async fn a_daemon_stays_as_long_as_its_holders_are_not_known() {
     let args = args(folder.path());
     std::fs::create_dir(&args.host.state_dir).unwrap();
     std::fs::write(args.host.state_dir.join("assignments.json"), LEFT).unwrap();
-    let page = looked(&args, &mut None).await.unwrap();
-    assert_eq!((page.daemons.len(), page.assignments.len()), (1, 1));
-    assert!(page.unknown.is_some());
+    let snapshot = looked(&args, &mut None).await.unwrap();
+    assert_eq!((snapshot.daemons.len(), snapshot.assignments.len()), (1, 1));
+    assert!(snapshot.unknown.is_some());
 }
 
 #[tokio::test]
@@ -110,9 +110,9 @@ async fn a_device_that_is_held_stays_what_it_is() {
     let left = LEFT.replace(r#"{"strategy":"Mps","replicas":2}"#, r#"{"strategy":"Whole"}"#);
     std::fs::write(args.host.state_dir.join("assignments.json"), left).unwrap();
     serve(folder.path(), Kubelet::Held);
-    let page = looked(&args, &mut None).await.unwrap();
-    assert_eq!(page.assignments.len(), 1);
-    let holder = page.holders.first().unwrap();
+    let snapshot = looked(&args, &mut None).await.unwrap();
+    assert_eq!(snapshot.assignments.len(), 1);
+    let holder = snapshot.holders.first().unwrap();
     assert_eq!((holder.pod.as_str(), holder.device.as_str()), ("train", "GPU-1"));
-    assert!(page.waiting[0].pods == ["team/train"]);
+    assert!(snapshot.waiting[0].pods == ["team/train"]);
 }

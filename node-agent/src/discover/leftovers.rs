@@ -7,7 +7,7 @@ use crate::{
     driver::hardware::Hardware,
     handover::NodeLock,
     kubelet::podresources::PodResources,
-    mps::seen,
+    mps::answers,
     store::assignments::{self, Assignments, SavedAssignments},
 };
 use anyhow::{Context as _, Result};
@@ -31,7 +31,7 @@ const FILES_TIMEOUT: Duration = Duration::from_secs(5);
 /// What an earlier look has found out.
 #[derive(Debug)]
 struct LeftoverDevices {
-    books: DeviceState,
+    state: DeviceState,
     /// What the file said then.
     assignments: Assignments,
     /// When an agent last took the lock of the node by then: one that ran since may have given something out.
@@ -57,9 +57,9 @@ pub async fn retire(
             .map(DesiredDevices::nothing)
             .unwrap_or_default();
         let error = match look(&args, &kubelet, wanted, &mut known).await {
-            Ok(page) => {
-                let unknown = page.as_ref().and_then(|page| page.unknown.clone());
-                pages.send_replace(page);
+            Ok(snapshot) => {
+                let unknown = snapshot.as_ref().and_then(|snapshot| snapshot.unknown.clone());
+                pages.send_replace(snapshot);
                 unknown.unwrap_or_default()
             }
             Err(error) => format!("{error:#}"),
@@ -82,7 +82,7 @@ async fn look(
     let files = kubelet.files.run(move || {
         // A damaged file is left to the next device plugin.
         let left = assignments::read(&state_dir).is_ok_and(|assignments| !assignments.is_empty());
-        (left, seen::read(&mps_dir))
+        (left, answers::read(&mps_dir))
     });
     let (left, daemons) = timeout(FILES_TIMEOUT, files)
         .await
@@ -90,11 +90,11 @@ async fn look(
     let (answers, now) = daemons.with_context(|| format!("read {}", args.host.mps_dir.display()))?;
     if !left {
         *known = None;
-        let mut books = DeviceState::default();
-        books.see(answers, now);
+        let mut state = DeviceState::default();
+        state.see(answers, now);
         return Ok(Some(DeviceSnapshot {
             unknown: None,
-            ..books.page()
+            ..state.snapshot()
         }));
     }
     // An agent that comes now waits no longer than this look takes.
@@ -109,27 +109,30 @@ async fn look(
     let before = known
         .take()
         .filter(|known| known.assignments == assignments && known.taken == taken);
-    let mut books = before.map_or_else(|| DeviceState::restore(assignments.clone()), |known| known.books);
-    books.see(answers, now);
-    books.want(wanted);
+    let mut state = before.map_or_else(|| DeviceState::restore(assignments.clone()), |known| known.state);
+    state.see(answers, now);
+    state.want(wanted);
     match kubelet.observe().await {
-        Ok(observation) => books.observe(observation),
-        Err(error) => _ = books.not_observed(&error.to_string(), Instant::now()),
+        Ok(observation) => state.observe(observation),
+        Err(error) => _ = state.not_observed(&error.to_string(), Instant::now()),
     }
-    let page = books.page();
-    if page.assignments != assignments {
+    let snapshot = state.snapshot();
+    if snapshot.assignments != assignments {
         info!(
-            left = page.assignments.len(),
+            left = snapshot.assignments.len(),
             "devices that no policy wants are given up"
         );
     }
-    saved.keep(&page.assignments).await.context("save the assignments")?;
+    saved
+        .keep(&snapshot.assignments)
+        .await
+        .context("save the assignments")?;
     *known = Some(LeftoverDevices {
-        books,
-        assignments: page.assignments.clone(),
+        state,
+        assignments: snapshot.assignments.clone(),
         taken,
     });
-    Ok(Some(page))
+    Ok(Some(snapshot))
 }
 
 #[cfg(test)]
