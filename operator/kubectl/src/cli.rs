@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 const VALIDATE_EXIT_CODES: &str = "Exit codes:
   0  every document is valid
-  1  a document is invalid, none is of a gpunode kind, a file cannot be read, or an argument is wrong";
+  1  a document is invalid, none is of a gpunode kind, a file cannot be read,
+     or an argument is wrong";
 
 const STATUS_EXIT_CODES: &str = "Exit codes:
   0  the state is shown, problems included; scripts find problems with -o json
@@ -13,17 +14,22 @@ const STATUS_EXIT_CODES: &str = "Exit codes:
 
 const PLAN_EXIT_CODES: &str = "Exit codes:
   0  the change disrupts no running pod and meets no obstacle
-  1  a policy is invalid, the cluster or a file cannot be read, or an argument is wrong
-  2  the change disrupts running pods (a taint evicts them, or a device that they hold changes or loses its plugin),
-     or it meets an obstacle (a conflict, or a node that would fail and stop the rollout)";
+  1  a policy is invalid, the cluster or a file cannot be read, or an argument is
+     wrong
+  2  the change disrupts running pods (a taint evicts them, or a device that they
+     hold changes or loses its plugin), or it meets an obstacle (a conflict, or a
+     node that would fail and stop the rollout)";
 
 const EXPLAIN_EXIT_CODES: &str = "Exit codes:
   0  the node is explained
-  1  the node does not exist, the cluster or a file cannot be read, or an argument is wrong";
+  1  the node does not exist, the cluster or a file cannot be read, or an argument
+     is wrong";
 
 const TOPO_EXIT_CODES: &str = "Exit codes:
-  0  the links are shown, and the answer to --request, even if no GPU can be chosen
-  1  the node or resource does not exist, the cluster or a file cannot be read, or an argument is wrong";
+  0  the links are shown, and the answer to --request, even if no GPU can be
+     chosen
+  1  the node or resource does not exist, the cluster or a file cannot be read, or
+     an argument is wrong";
 
 const DUMP_EXIT_CODES: &str = "Exit codes:
   0  the dump is written
@@ -31,7 +37,8 @@ const DUMP_EXIT_CODES: &str = "Exit codes:
 
 const UNINSTALL_EXIT_CODES: &str = "Exit codes:
   0  nothing of gpunode is left, or you answered no
-  1  something is left, and the output names it; or the cluster cannot be read, or an argument is wrong";
+  1  something is left, and the output names it; or the cluster cannot be read, or
+     an argument is wrong";
 
 /// Inspect GPU nodes and their policies, and preview policies before you apply them
 #[derive(Debug, Parser)]
@@ -47,16 +54,20 @@ pub struct Cli {
 pub enum PluginCommand {
     /// Show GPU nodes, the progress of their policies, and problems
     ///
-    /// RESOURCES shows `NAME A/C (H held, W withheld)`. The node has C shares; a share is a whole device, a replica or a unit
-    /// of memory. Pods can have A of them, including the H shares that containers hold. W free shares are withheld because a
-    /// request could fit the node's total but no single device; they return when a share is freed. With a NODE, HELD shows
-    /// how many of a device's shares each container holds, such as `2/10`.
+    /// RESOURCES shows `NAME A/C (H held, W withheld)`. The node has C shares; a
+    /// share is a whole device, a replica or a unit of memory. Pods can have A of
+    /// them, including the H shares that containers hold. W free shares are withheld
+    /// because a request could fit the node's total but no single device; they return
+    /// when a share is freed. With a NODE, HELD shows how many of a device's shares
+    /// each container holds, such as `2/10`.
     ///
-    /// IN USE sums what containers hold: MEMORY of whole GPUs, MIG devices, memory units and MPS shares; GPU CORES of whole
-    /// GPUs and MPS shares; SHARES of each GPU. Time-slicing limits neither memory nor cores, so it counts in SHARES only.
+    /// IN USE sums what containers hold: MEMORY of whole GPUs, MIG devices, memory
+    /// units and MPS shares; GPU CORES of whole GPUs and MPS shares; SHARES of each
+    /// GPU. Time-slicing limits neither memory nor cores, so it counts in SHARES
+    /// only.
     ///
     /// ROLLOUT lists policies whose configuration is not in force on every node yet.
-    #[command(after_help = format!("Examples:
+    #[command(verbatim_doc_comment, after_help = format!("Examples:
   kubectl gpunode status
   kubectl gpunode status gpu-17     # the pods that hold each GPU of a node
   kubectl gpunode status --watch    # follow a rollout
@@ -65,7 +76,7 @@ pub enum PluginCommand {
 {STATUS_EXIT_CODES}"))]
     Status(StatusArgs),
     /// Check policies as the API server and gpunode do, without a cluster
-    #[command(after_help = format!("Examples:
+    #[command(verbatim_doc_comment, after_help = format!("Examples:
   kubectl gpunode validate -f policy.yaml
   kubectl gpunode validate -f policies/ -o json
   kustomize build . | kubectl gpunode validate -f -
@@ -73,23 +84,25 @@ pub enum PluginCommand {
 
 {VALIDATE_EXIT_CODES}"))]
     Validate(ValidateArgs),
-    /// Show what applying or deleting policies would change on each node, without changing anything
+    /// Show what applying or deleting policies would change on each node
     ///
-    /// A policy in a file replaces the cluster's policy of the same name. The plan compares the nodes before and after, with
-    /// the operator's own functions. A policy in mode Preview is planned as if it were enforced.
-    #[command(after_help = format!("Examples:
+    /// Nothing is changed. A policy in a file replaces the cluster's policy of the
+    /// same name. The plan compares the nodes before and after, with the operator's
+    /// own functions. A policy in mode Preview is planned as if it were enforced.
+    #[command(verbatim_doc_comment, after_help = format!("Examples:
   kubectl gpunode plan -f policy.yaml
   kubectl gpunode plan -f policies/ -o json
   kubectl gpunode plan --delete v100-reserved
-  kubectl gpunode plan -f policies/ --nodes cluster.yaml    # without a cluster, such as for a pull request
+  kubectl gpunode plan -f policies/ --nodes cluster.yaml    # without a cluster
 
 {PLAN_EXIT_CODES}"))]
     Plan(PlanArgs),
     /// Show why a node has its labels, taints and configuration
     ///
-    /// Each line names the policy and field that set a value, and the values of other policies that it overrides. For a
-    /// policy that does not match, WHY shows the first condition that fails.
-    #[command(after_help = format!("Examples:
+    /// Each line names the policy and field that set a value, and the values of other
+    /// policies that it overrides. For a policy that does not match, WHY shows the
+    /// first condition that fails.
+    #[command(verbatim_doc_comment, after_help = format!("Examples:
   kubectl gpunode explain gpu-17
   kubectl gpunode explain gpu-17 -o json | jq '.entries[] | select(.state.is != \"inPlace\")'
 
@@ -97,10 +110,11 @@ pub enum PluginCommand {
     Explain(ExplainArgs),
     /// Show how the GPUs of a node are linked, and which GPUs a container would get
     ///
-    /// The table looks like `nvidia-smi topo -m` and adds the pods that hold each GPU. It shows the agent's last report. The
-    /// answer to --request comes from the function that the agent uses. The kubelet may have fewer GPUs to choose from when
-    /// its Topology Manager wants all of them on one NUMA node.
-    #[command(after_help = format!("Examples:
+    /// The table looks like `nvidia-smi topo -m` and adds the pods that hold each
+    /// GPU. It shows the agent's last report. The answer to --request comes from the
+    /// function that the agent uses. The kubelet may have fewer GPUs to choose from
+    /// when its Topology Manager wants all of them on one NUMA node.
+    #[command(verbatim_doc_comment, after_help = format!("Examples:
   kubectl gpunode topo gpu-17
   kubectl gpunode topo gpu-17 --request 4
   kubectl gpunode topo gpu-17 --request 2 --resource nvidia.com/gpu.shared -o json | jq .request.choices[0]
@@ -109,9 +123,9 @@ pub enum PluginCommand {
     Topo(TopoArgs),
     /// Write the cluster state that `plan`, `explain` and `topo` read, as one list
     ///
-    /// The list holds the policies, the GpuNodes with their holders, the operator's settings, and of each Node the fields
-    /// that a plan reads.
-    #[command(after_help = format!("Examples:
+    /// The list holds the policies, the GpuNodes with their holders, the operator's
+    /// settings, and of each Node the fields that a plan reads.
+    #[command(verbatim_doc_comment, after_help = format!("Examples:
   kubectl gpunode dump > cluster.yaml
   kubectl gpunode plan -f policies/ --nodes cluster.yaml
   kubectl gpunode dump -o json | jq '.items[] | select(.kind == \"GpuNode\") | .status.holders'
@@ -120,25 +134,31 @@ pub enum PluginCommand {
     Dump(DumpArgs),
     /// Generate a completion script for a shell
     ///
-    /// The script completes `kubectl-gpunode`. To complete `kubectl gpunode` too, put an executable named
-    /// `kubectl_complete-gpunode` beside it that contains `#!/bin/sh` and `exec kubectl-gpunode complete "$@"`.
-    #[command(after_help = "Examples:
+    /// The script completes `kubectl-gpunode`. To complete `kubectl gpunode` too, put
+    /// an executable named `kubectl_complete-gpunode` beside it that contains
+    /// `#!/bin/sh` and `exec kubectl-gpunode complete "$@"`.
+    #[command(
+        verbatim_doc_comment,
+        after_help = "Examples:
   source <(kubectl gpunode completion bash)
   kubectl gpunode completion zsh > \"${fpath[1]}/_kubectl-gpunode\"
-  kubectl gpunode completion fish > ~/.config/fish/completions/kubectl-gpunode.fish")]
+  kubectl gpunode completion fish > ~/.config/fish/completions/kubectl-gpunode.fish"
+    )]
     Completion(CompletionArgs),
     /// Answer kubectl's request to complete `kubectl gpunode`
     #[command(hide = true)]
     Complete(CompleteArgs),
     /// Remove gpunode from the cluster and restore every node
     ///
-    /// Stops the operator, deletes the policies, restores the labels and taints of every node, and deletes the installed
-    /// objects. Works without an operator and after a partial removal, and can be repeated. Takes at most 2 minutes.
-    /// Containers keep the whole GPUs and replicas that they hold; containers that use MPS lose their daemon.
-    #[command(after_help = format!("Examples:
+    /// Stops the operator, deletes the policies, restores the labels and taints of
+    /// every node, and deletes the installed objects. Works without an operator and
+    /// after a partial removal, and can be repeated. Takes at most 2 minutes.
+    /// Containers keep the whole GPUs and replicas that they hold; containers that
+    /// use MPS lose their daemon.
+    #[command(verbatim_doc_comment, after_help = format!("Examples:
   kubectl gpunode uninstall --dry-run
   kubectl gpunode uninstall
-  kubectl gpunode uninstall --yes --wait-resources    # for scripts; waits until node status has no nvidia.com/gpu
+  kubectl gpunode uninstall --yes --wait-resources    # also cleans node status
   kubectl gpunode uninstall --yes -o json | jq .left
 
 {UNINSTALL_EXIT_CODES}"))]

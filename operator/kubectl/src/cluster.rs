@@ -11,5 +11,5 @@ mod list;
 mod request_error;
 
 pub use connection::{TIMEOUT, connect};
-pub use list::{ListedObjects, UnreadableObject, list, list_some, warn};
+pub use list::{ListedObjects, UnreadableObject, list, list_some, unreadable_lines, warn};
 pub use request_error::explain;

@@ -5,6 +5,14 @@ use gpunode_config::{
 };
 use std::fmt::Write as _;
 
+/// Characters shown of a configuration hash.
+const HASH: usize = 12;
+
+/// Returns the part of a configuration hash that people see.
+pub fn short_hash(hash: &str) -> String {
+    hash.chars().take(HASH).collect()
+}
+
 /// Returns the name of each resource that pods request, and its description.
 pub fn resources(config: &AgentConfig) -> Vec<(String, String)> {
     let resources = config.effective_resources();

@@ -1,6 +1,7 @@
 //! Lists of a kind's objects, in pages. An object that cannot be read hides no other one.
 
 use super::{connection::TIMEOUT, request_error::explain};
+use crate::output::{plain, style};
 use anyhow::anyhow;
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -101,15 +102,20 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> ListedObjects<K> {
     }
 }
 
+/// Returns a line for each unreadable object.
+pub fn unreadable_lines(objects: &[UnreadableObject]) -> String {
+    let bad = style::BAD;
+    let line = |object: &UnreadableObject| {
+        let message = plain(&object.message);
+        format!("{bad}! {} {}: {message}{bad:#}\n", object.kind, object.name)
+    };
+    objects.iter().map(line).collect::<Vec<_>>().concat()
+}
+
 /// Prints an unreadable object on standard error.
 #[allow(clippy::print_stderr, reason = "a command line program")]
 pub fn warn(object: &UnreadableObject) {
-    anstream::eprintln!(
-        "{} {}: {}",
-        object.kind,
-        object.name,
-        crate::output::plain(&object.message)
-    );
+    anstream::eprintln!("{} {}: {}", object.kind, object.name, plain(&object.message));
 }
 
 fn parse<K: DeserializeOwned>(object: &DynamicObject) -> serde_json::Result<K> {

@@ -1,16 +1,13 @@
 //! An explanation as tables for people.
 
 use crate::{
-    cluster::UnreadableObject,
-    configuration,
+    cluster::{UnreadableObject, unreadable_lines},
+    configuration::{self, short_hash},
     output::{NO_POLICY, TableCell, plain, style, table},
 };
 use gpunode_crds::Configuration;
 use gpunode_plan::{EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, PolicyMatch};
 use std::fmt::Write as _;
-
-/// Characters shown of a configuration hash.
-const HASH: usize = 12;
 
 /// Returns a table of policies and one of what they set, then the configuration and the unreadable objects. `config` is the
 /// configuration of the node.
@@ -42,7 +39,7 @@ pub fn explanation(
     }
     if let Some(config) = config {
         let heading = style::HEADING;
-        let name: String = config.hash.chars().take(HASH).collect();
+        let name = short_hash(&config.hash);
         let _ = writeln!(
             text,
             "\n{heading}CONFIGURATION {name}{heading:#} of policy {}",
@@ -52,16 +49,7 @@ pub fn explanation(
             let _ = writeln!(text, "{}", plain(&line));
         }
     }
-    for object in unreadable {
-        let paint = style::BAD;
-        let _ = writeln!(
-            text,
-            "{paint}! {} {}: {}{paint:#}",
-            object.kind,
-            object.name,
-            plain(&object.message)
-        );
-    }
+    text.push_str(&unreadable_lines(unreadable));
     text
 }
 
@@ -107,7 +95,7 @@ fn entry(entry: &ExplanationEntry) -> [TableCell; 5] {
     };
     let overrides = entry.overrides.iter().map(|it| {
         let value = if entry.kind == EntryKind::Configuration {
-            short(&it.value)
+            short_hash(&it.value)
         } else {
             format!("\"{}\"", it.value)
         };
@@ -135,12 +123,8 @@ fn what(entry: &ExplanationEntry) -> String {
             };
             format!("taint {key}{value}:{effect}")
         }
-        EntryKind::Configuration => format!("configuration {}", short(&entry.value)),
+        EntryKind::Configuration => format!("configuration {}", short_hash(&entry.value)),
     }
-}
-
-fn short(hash: &str) -> String {
-    hash.chars().take(HASH).collect()
 }
 
 fn state(entry: &ExplanationEntry) -> TableCell {

@@ -140,9 +140,7 @@ impl ClusterPlan {
             unreadable: cluster.unreadable.clone(),
         })
     }
-}
 
-impl ClusterPlan {
     /// Returns true where running pods would be disrupted or a node has a new obstacle.
     pub fn is_disruptive(&self) -> bool {
         self.nodes

@@ -5,12 +5,13 @@ use super::{
     difference::ClusterPlan,
     simulation::OPERATORS_IMAGE,
 };
-use crate::output::{nearest_in_words, plain, plural, style};
+use crate::{
+    cluster::unreadable_lines,
+    configuration::short_hash,
+    output::{nearest_in_words, plain, plural, style},
+};
 use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, POLICY_LABEL_PREFIX};
 use std::fmt::Write as _;
-
-/// Characters shown of a configuration hash.
-const HASH: usize = 12;
 
 /// Returns a diff per node, then the policies and a summary.
 pub fn plan(plan: &ClusterPlan) -> String {
@@ -57,16 +58,7 @@ pub fn plan(plan: &ClusterPlan) -> String {
         }
         text.push('\n');
     }
-    for object in &plan.unreadable {
-        let paint = style::BAD;
-        let _ = writeln!(
-            text,
-            "{paint}! {} {}: {}{paint:#}",
-            object.kind,
-            object.name,
-            plain(&object.message)
-        );
-    }
+    text.push_str(&unreadable_lines(&plan.unreadable));
     for policy in &plan.policies {
         let action = match policy.action {
             ChangeAction::Add => "new",
@@ -145,7 +137,7 @@ fn describe(change: &PlannedChange) -> String {
         ChangeSubject::Governing => pair("governed by", change, " ", ToOwned::to_owned),
         ChangeSubject::Resource => pair(&format!("resource {key}"), change, ": ", ToOwned::to_owned),
         ChangeSubject::Setting => pair(key, change, ": ", ToOwned::to_owned),
-        ChangeSubject::Configuration => pair("configuration", change, " ", |hash| hash.chars().take(HASH).collect()),
+        ChangeSubject::Configuration => pair("configuration", change, " ", short_hash),
         ChangeSubject::Image => pair("agent image", change, ": ", |image| {
             if image == OPERATORS_IMAGE {
                 "the operator's default".to_owned()

@@ -228,11 +228,7 @@ fn report(
         problem.line.get_or_insert_with(|| line_of(&problem.path));
     }
     problems.sort_by_key(|problem| problem.line);
-    let result = if problems.is_empty() {
-        ValidationResult::Valid
-    } else {
-        ValidationResult::Invalid
-    };
+    let result = ValidationResult::of(&problems);
     DocumentReport {
         file,
         line,
@@ -261,11 +257,7 @@ pub fn validate_agent_config(text: &SourceText) -> DocumentReport {
             message: problem.message,
         })
         .collect();
-    let result = if problems.is_empty() {
-        ValidationResult::Valid
-    } else {
-        ValidationResult::Invalid
-    };
+    let result = ValidationResult::of(&problems);
     let (file, kind) = (text.name.clone(), Some("AgentConfig".to_owned()));
     DocumentReport {
         file,

@@ -21,6 +21,17 @@ pub enum ValidationResult {
     Skipped,
 }
 
+impl ValidationResult {
+    /// Returns `Valid` where there are no problems.
+    pub(super) fn of(problems: &[DocumentProblem]) -> Self {
+        if problems.is_empty() {
+            Self::Valid
+        } else {
+            Self::Invalid
+        }
+    }
+}
+
 /// The report on one document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]

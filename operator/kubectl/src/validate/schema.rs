@@ -76,9 +76,7 @@ impl KindSchema {
             object,
         }
     }
-}
 
-impl KindSchema {
     /// Returns the CEL rules that `object` breaks; rules about a change only with the `old` object.
     pub fn broken_rules(&self, object: &Value, old: Option<&Value>) -> Vec<DocumentProblem> {
         // `has` is false for nulls, and no rule tells them from fields that are left out.
