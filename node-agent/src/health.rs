@@ -223,7 +223,7 @@ impl HealthMonitor {
             let health = &self.known.health;
             self.known
                 .links
-                .retain(|gpu, _| health.has(gpu, FaultReason::NvLinkDown));
+                .retain(|gpu, _| health.has_fault(gpu, FaultReason::NvLinkDown));
         }
         self.observe(HealthObservation::Run(hardware.run.clone()));
         for gpu in &reading.lost {
@@ -275,7 +275,7 @@ impl HealthMonitor {
         let before: Vec<String> = self.known.links.keys().cloned().collect();
         let down: Vec<String> = before
             .into_iter()
-            .filter(|gpu| self.known.health.has(gpu, FaultReason::NvLinkDown))
+            .filter(|gpu| self.known.health.has_fault(gpu, FaultReason::NvLinkDown))
             .collect();
         self.observe(HealthObservation::Recovered(at.min(Timestamp::now())));
         // Nobody looks at them again as long as they do.

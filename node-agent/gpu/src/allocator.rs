@@ -1,100 +1,99 @@
-//! Who holds what, what is offered now, and what waits.
+//! The allocator: which container holds which share, what the kubelet gets to see, and what a container gets.
 //!
-//! A device is offered by one [`Assignment`] at a time. Another one takes its place only on evidence that no container
-//! holds anything of the device and that the kubelet can give nothing of it out any more (DESIGN 3.7).
+//! A device passes three stages. It is *desired* under a resource by the configuration, *assigned* to one resource at a
+//! time, and *advertised* to the kubelet as shares. Its assignment changes only on evidence that no container holds a share
+//! of it and that the kubelet can allocate none any more.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `state` | the data: assignments, desired assignments, held shares |
+//! | `held` | shares that containers hold, observed at the kubelet or allocated since |
+//! | `observation` | an observation of the kubelet, and the holders and pending changes that follow |
+//! | `switch` | the step of a device to its desired assignment |
+//! | `pending` | devices that wait for that step, and the event that each waits for |
+//! | `advertised` | the device lists that the kubelet gets |
+//! | `preference` | the best of the available shares for a container |
+//! | `allocation` | the devices that a container gets for the ids that the kubelet picked |
+//! | `refusal` | reasons to refuse an allocation, and their texts |
 
+mod advertised;
 mod allocation;
 mod held;
 mod observation;
-mod offer;
+mod pending;
 mod preference;
-mod settle;
-mod waiting;
+mod refusal;
+mod state;
+mod switch;
 
-pub use allocation::{AllocatedDevices, AllocationRefusal};
+pub use allocation::AllocatedDevices;
 pub use observation::{ContainerShares, DeviceHolder, KubeletObservation, PendingChange};
 pub use preference::PreferredAllocation;
+pub use refusal::AllocationRefusal;
 
-use crate::{Assignment, DesiredDevice, DesiredDevices, Device, DeviceSharing, PairScores, ResourceRules, device_of};
-use held::Held;
+use crate::{AdvertisedResource, Assignment, DesiredDevice, DesiredDevices, DeviceSharing, device_of};
+use state::AllocatorState;
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Instant,
 };
+use switch::{adopt, note_parents, switch};
 
-/// What the agent knows of the devices of its node and of what is held.
+/// The devices of a node and the containers that hold them.
 #[derive(Clone, Debug, Default)]
 pub struct Allocator {
-    /// What each device is offered as; this alone is saved.
-    assigned: BTreeMap<String, Assignment>,
-    /// Whether entries come from an earlier process, whose last allocations nobody remembers.
-    restored: bool,
-    /// What each device is to be offered as; none before anybody said.
-    desired: Option<BTreeMap<String, Assignment>>,
-    /// Names of the resources in the order of the configuration.
-    order: Vec<String>,
-    rules: BTreeMap<String, ResourceRules>,
-    /// How the GPUs of the node are linked.
-    scores: PairScores,
-    /// Every device that the node has, and those with an entry that it had.
-    devices: BTreeMap<String, Device>,
-    present: BTreeSet<String>,
-    held: Held,
-    unavailable: BTreeMap<String, String>,
-    /// Resources of which only one device's free shares are offered.
-    withheld: BTreeSet<String>,
-    /// When the newest observation was started.
-    seen: Option<Instant>,
-    /// Observations before this are no evidence for a switch.
-    evidence_from: Option<Instant>,
+    state: AllocatorState,
 }
 
 impl Allocator {
-    /// What was in force when an earlier process saved it.
+    /// Returns the allocator of a node with the assignments that an earlier process saved.
     pub fn restore(saved: BTreeMap<String, Assignment>) -> Self {
         Self {
-            restored: !saved.is_empty(),
-            assigned: saved,
-            ..Self::default()
+            state: AllocatorState {
+                restored: !saved.is_empty(),
+                assigned: saved,
+                ..AllocatorState::default()
+            },
         }
     }
 
-    /// What has to be on disk before [`Self::advertised`] is published.
+    /// Returns the assignments. They have to be on disk before [`Self::advertised`] is published.
     pub fn assigned(&self) -> &BTreeMap<String, Assignment> {
-        &self.assigned
+        &self.state.assigned
     }
 
-    /// A new configuration or other hardware. Devices that nobody holds and that no entry has are offered at once; what
-    /// changes for the others waits for [`Self::observe`].
-    pub fn set_desired(&mut self, wanted: DesiredDevices) {
-        self.order.clear();
-        for DesiredDevice { assignment, .. } in &wanted.devices {
-            if !self.order.contains(&assignment.resource) {
-                self.order.push(assignment.resource.clone());
+    /// Takes the desired devices of a new configuration or of other hardware. New devices without holders are assigned at
+    /// once; changes of the others wait for [`Self::observe`].
+    pub fn set_desired(&mut self, new: DesiredDevices) {
+        self.state.order.clear();
+        for DesiredDevice { assignment, .. } in &new.devices {
+            if !self.state.order.contains(&assignment.resource) {
+                self.state.order.push(assignment.resource.clone());
             }
         }
-        self.devices.retain(|uuid, _| self.assigned.contains_key(uuid));
-        self.present.clear();
-        let offered = wanted.devices.iter().map(|wanted| wanted.device.clone());
-        for device in wanted.present.into_iter().chain(offered) {
-            self.present.insert(device.uuid.clone());
-            self.devices.insert(device.uuid.clone(), device);
+        self.state
+            .devices
+            .retain(|uuid, _| self.state.assigned.contains_key(uuid));
+        self.state.present.clear();
+        let assigned = new.devices.iter().map(|desired| desired.device.clone());
+        for device in new.present.into_iter().chain(assigned) {
+            self.state.present.insert(device.uuid.clone());
+            self.state.devices.insert(device.uuid.clone(), device);
         }
-        self.note_parents();
-        self.rules = wanted.rules;
-        self.scores = wanted.scores;
-        self.desired = Some(
-            wanted
-                .devices
+        note_parents(&mut self.state);
+        self.state.rules = new.rules;
+        self.state.scores = new.scores;
+        self.state.desired = Some(
+            new.devices
                 .into_iter()
                 .map(|of| (of.device.uuid, of.assignment))
                 .collect(),
         );
-        self.adopt();
+        adopt(&mut self.state);
     }
 
-    /// What the kubelet says. Carries out what waited and has its evidence now; an observation that was started before
-    /// the newest one is ignored.
+    /// Takes an observation of the kubelet, and switches the devices that it proves to be free. Ignores an observation that
+    /// began before the newest one.
     pub fn observe(&mut self, observation: KubeletObservation) {
         let KubeletObservation {
             started,
@@ -102,64 +101,67 @@ impl Allocator {
             allocatable,
             checkpoint,
         } = observation;
-        if self.seen.is_some_and(|seen| started < seen) {
+        if self.state.observed_at.is_some_and(|seen| started < seen) {
             return;
         }
-        if self.seen.is_none() && self.restored {
-            self.evidence_from = started.checked_add(held::GRANT_MEMORY);
+        if self.state.observed_at.is_none() && self.state.restored {
+            self.state.evidence_from = started.checked_add(held::GRANT_MEMORY);
         }
-        self.seen = Some(started);
-        let freed = self.held.observe(started, holders, checkpoint);
-        self.withheld.retain(|resource| !freed.contains(resource));
-        if self.evidence_from.is_none_or(|from| started >= from) {
-            self.switch(&allocatable);
+        self.state.observed_at = Some(started);
+        let freed = self.state.held.observe(started, holders, checkpoint);
+        self.state.withheld.retain(|resource| !freed.contains(resource));
+        if self.state.evidence_from.is_none_or(|from| started >= from) {
+            switch(&mut self.state, &allocatable);
         }
-        self.adopt();
+        adopt(&mut self.state);
     }
 
-    /// Devices that cannot be given out now, and why: all their shares are unhealthy, and allocations of them refused. A GPU
-    /// stands for its MIG devices too.
+    /// Sets the devices that no container can get now, by UUID with the reason. All their shares are unhealthy, and their
+    /// allocations refused. A GPU stands for its MIG devices too.
     pub fn set_unavailable(&mut self, reasons: BTreeMap<String, String>) {
-        self.unavailable = reasons;
+        self.state.unavailable = reasons;
     }
 
-    /// Why a device cannot be given out now.
-    fn unavailable(&self, uuid: &str) -> Option<&str> {
-        let of_gpu = || self.unavailable.get(&self.devices.get(uuid)?.gpu_uuid);
-        self.unavailable.get(uuid).or_else(of_gpu).map(String::as_str)
-    }
-
-    /// Whether the kubelet was asked who holds what; before that nothing is offered.
+    /// Returns true after the first observation; before it, nothing is advertised.
     pub fn is_observed(&self) -> bool {
-        self.seen.is_some()
+        self.state.is_observed()
     }
 
-    /// Whether something waits, was given out and is not seen held yet, or is withheld until something that is held is
-    /// free: then the kubelet is to be asked often.
+    /// Returns true if a device waits for its change, an allocation is not observed yet, or shares are withheld until a
+    /// container frees one: the agent then observes the kubelet often.
     pub fn needs_observation(&self) -> bool {
-        self.held.has_grants()
-            || self.withheld.iter().any(|resource| self.held.holds_resource(resource))
-            || !self.waiting_devices().is_empty()
+        self.state.held.has_grants()
+            || self
+                .state
+                .withheld
+                .iter()
+                .any(|resource| self.state.held.holds_resource(resource))
+            || !pending::pending_devices(&self.state).is_empty()
     }
 
-    /// The devices that are offered under MPS, by UUID.
+    /// Returns the UUIDs of the devices that are shared by MPS.
     pub fn mps_devices(&self) -> Vec<String> {
         let mps = |of: &&Assignment| matches!(of.sharing, DeviceSharing::Mps { .. });
-        self.assigned
+        self.state
+            .assigned
             .iter()
             .filter(|(_, of)| mps(of))
             .map(|(uuid, _)| uuid.clone())
             .collect()
     }
 
-    /// Which container holds how many shares of which device, for devices and resources that are known here; ordered.
+    /// Returns the holders of shares of known devices and resources, in order.
     pub fn holders(&self) -> Vec<DeviceHolder> {
         let mut counts: BTreeMap<DeviceHolder, u32> = BTreeMap::new();
-        for holding in self.held.observed() {
-            let ours = self.order.contains(&holding.resource)
-                || self.assigned.values().any(|entry| entry.resource == holding.resource);
+        for holding in self.state.held.observed() {
+            let ours = self.state.order.contains(&holding.resource)
+                || self
+                    .state
+                    .assigned
+                    .values()
+                    .any(|assignment| assignment.resource == holding.resource);
             for device in holding.ids.iter().map(|id| device_of(id)) {
-                if ours || self.devices.contains_key(device) || self.assigned.contains_key(device) {
+                if ours || self.state.devices.contains_key(device) || self.state.assigned.contains_key(device) {
                     *counts.entry(DeviceHolder::of(holding, device)).or_default() += 1;
                 }
             }
@@ -168,6 +170,67 @@ impl Allocator {
             .into_iter()
             .map(|(holder, count)| DeviceHolder { count, ..holder })
             .collect()
+    }
+
+    /// Returns the device lists of the kubelet: first the resources of the configuration in its order, then those that it no
+    /// longer has. A resource whose devices all still have another assignment has an empty list, so that its stream stays.
+    pub fn advertised(&self) -> Vec<AdvertisedResource> {
+        advertised::resource_lists(&self.state)
+    }
+
+    /// Withholds the free shares of all devices of `resource` except the device with the most, until a container frees a
+    /// share: the scheduler then places no request that fits on no device. Returns the number of healthy shares. Does
+    /// nothing where the shares of one container can come from several devices.
+    pub fn withhold(&mut self, resource: &str) -> u32 {
+        advertised::withhold(&mut self.state, resource)
+    }
+
+    /// Returns the devices whose assignment is not the desired one, by index.
+    pub fn pending_changes(&self) -> Vec<PendingChange> {
+        pending::pending_changes(&self.state)
+    }
+
+    /// Returns true if only the kubelet's checkpoint keeps a device from its change. The kubelet writes the checkpoint after
+    /// each device list, so another list brings it up to date.
+    pub fn waits_for_checkpoint(&self) -> bool {
+        pending::waits_for_checkpoint(&self.state)
+    }
+
+    /// Returns `size` of the `available` ids, among them those of `must_include`, or fewer where there are not enough.
+    /// Between equal devices `busy`, the utilisation of GPUs by index in percent, decides.
+    pub fn preferred(
+        &self,
+        resource: &str,
+        available: &[String],
+        must_include: &[String],
+        size: usize,
+        busy: &BTreeMap<u32, u32>,
+    ) -> PreferredAllocation {
+        preference::preferred(&self.state, resource, available, must_include, size, busy)
+    }
+
+    /// Returns true if one of the shares is held as far as is known, so that only a new observation can tell if a container
+    /// may get it. A kubelet can forget an allocation that it is about to record when it lists holders at that moment
+    /// (`pkg/kubelet/cm/devicemanager/manager.go`, `UpdateAllocatedDevices`), and then picks the share again.
+    pub fn is_doubtful(&self, resource: &str, ids: &[String]) -> bool {
+        ids.iter()
+            .any(|id| self.state.held.is_held(&(resource.to_owned(), id.clone())))
+    }
+
+    /// Allocates the shares `ids` to a container, which holds them from now on. A refusal changes nothing. `unseen` is the
+    /// reason why there is no new observation of doubtful shares.
+    pub fn allocate(
+        &mut self,
+        resource: &str,
+        ids: &[String],
+        now: Instant,
+        unseen: Option<&str>,
+    ) -> Result<AllocatedDevices, AllocationRefusal> {
+        // A set: an id that comes twice is one share.
+        let ids: BTreeSet<&str> = ids.iter().map(String::as_str).collect();
+        let devices = allocation::check(&self.state, resource, &ids, now, unseen)?;
+        self.state.held.grant(resource, ids.into_iter(), now);
+        Ok(devices)
     }
 }
 

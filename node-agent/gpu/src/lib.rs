@@ -1,16 +1,23 @@
-//! What can be computed about the GPUs of a node without touching them: names, resources, device ids, choices.
+//! Everything that can be computed about the GPUs of a node without touching them.
 //!
-//! This crate does no IO; `gpunode-agent` fills in the [`Inventory`] and carries out what is decided here.
+//! This crate does no IO: `gpunode-agent` fills in the [`Inventory`] and carries out the decisions. The operator and the
+//! kubectl plugin use it for forecasts.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `hardware` | the GPUs and MIG devices of a node |
+//! | `sharing` | shares of a device: their number, their ids, the lists that the kubelet gets |
+//! | `desired` | configuration and hardware to desired devices: what each becomes, which problems there are |
+//! | `choice` | the best set of GPUs for a container, by their links |
+//! | `allocator` | who holds what, what is advertised, what a container gets |
+//! | `health` | faults of devices and the evidence that ends them |
 
 mod allocator;
 mod choice;
 mod desired;
-mod device;
+mod hardware;
 mod health;
-mod inventory;
-mod product;
-mod share;
-mod xid;
+mod sharing;
 
 pub use allocator::{
     AllocatedDevices, AllocationRefusal, Allocator, ContainerShares, DeviceHolder, KubeletObservation, PendingChange,
@@ -23,11 +30,13 @@ pub use desired::{
     DesiredDevice, DesiredDevices, DesiredDevicesError, DeviceProblem, DeviceProblemKind, ResourceRules,
     desired_devices,
 };
-pub use device::Device;
 pub use gpunode_config::{Allocation, Architecture};
 pub use gpunode_crds::FaultReason;
-pub use health::{DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, MigProbe, ProbeResult, RunId};
-pub use inventory::{Fabric, Gpu, GpuMode, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode};
-pub use product::product_label;
-pub use share::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};
-pub use xid::{Resolution, describe as describe_xid};
+pub use hardware::{
+    Device, Fabric, Gpu, GpuMode, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode, product_label,
+};
+pub use health::{
+    DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, MigProbe, ProbeResult, Resolution, RunId,
+    describe_xid,
+};
+pub use sharing::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};

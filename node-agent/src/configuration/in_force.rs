@@ -262,7 +262,12 @@ mod tests {
         assert_eq!(names(&one), [("a.b/c", 4 * 8192)]);
         let more = one.next(&config(SHARED), Some(&gpus(16)));
         assert_eq!(names(&more), [("a.b/c", 4 * 8192)]);
-        assert!(more.rejected.unwrap().message.starts_with("offer a.b/c: the list of"));
+        assert!(
+            more.rejected
+                .unwrap()
+                .message
+                .starts_with("resource a.b/c: the list of")
+        );
     }
 
     #[test]

@@ -34,7 +34,7 @@ impl HealthMonitor {
             } else {
                 format!("; held by {holders}")
             };
-            let note = format!("{name} ({device}): {meaning}; {action}; healthy again when {waits_for}{held}");
+            let note = format!("{name} ({device}): {meaning}; {action}; clears after: {waits_for}{held}");
             self.sources.notices.tell(EventReason::GpuUnhealthy, &note);
         } else {
             let healthy = self.known.health.gravest(&[device]).is_none();

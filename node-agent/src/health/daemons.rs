@@ -20,7 +20,8 @@ impl AnsweringDaemons {
         let died = before.into_iter().filter(|device| silent.contains(device) && !released);
         // One that is not wanted any more is gone for good.
         let known = health.devices().map(|(device, _)| device);
-        let over = known.filter(|device| !silent.contains(*device) && health.has(device, FaultReason::MpsDaemonDied));
+        let over =
+            known.filter(|device| !silent.contains(*device) && health.has_fault(device, FaultReason::MpsDaemonDied));
         let over = over.map(|device| HealthObservation::MpsDaemon(device.to_owned(), true));
         died.map(|device| HealthObservation::MpsDaemon(device, false))
             .chain(over)
@@ -46,7 +47,7 @@ mod tests {
             for observation in daemons.look(daemon.as_slice(), released, &health) {
                 health.observe(observation, &Rules::default(), Timestamp::UNIX_EPOCH);
             }
-            health.has("GPU-1", FaultReason::MpsDaemonDied)
+            health.has_fault("GPU-1", FaultReason::MpsDaemonDied)
         };
         for over in [Some(Stopping), None, Some(Answering)] {
             assert!(!is_dead(Some(NotAnswering), false), "it is starting");

@@ -36,7 +36,7 @@ impl HealthMonitor {
         let processes = instances
             .iter()
             .chain([&gpu.uuid])
-            .any(|device| health.has(device, FaultReason::Xid));
+            .any(|device| health.has_fault(device, FaultReason::Xid));
         let links = self
             .known
             .links
@@ -81,8 +81,8 @@ impl HealthMonitor {
             self.sources.metrics.nvml_error(call);
             let health = &self.known.health;
             if !health.doubts(device)
-                && !health.has(device, FaultReason::NotAnswering)
-                && !health.has(device, FaultReason::Lost)
+                && !health.has_fault(device, FaultReason::NotAnswering)
+                && !health.has_fault(device, FaultReason::Lost)
             {
                 warn!(device, call, %error, "a call of the driver fails");
             }

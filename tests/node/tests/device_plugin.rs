@@ -102,7 +102,7 @@ async fn time_slicing_offers_each_gpu_several_times_and_spreads_containers() -> 
         .await
         .unwrap_err();
     assert_eq!(two.code(), Code::InvalidArgument);
-    assert!(two.message().contains("asks for 2 replicas"), "{}", two.message());
+    assert!(two.message().contains("requests 2 replicas"), "{}", two.message());
     Ok(())
 }
 
@@ -118,7 +118,9 @@ async fn an_unknown_device_is_refused_by_name() -> Result<()> {
     let refused = kubelet.allocate(GPU, &[&uuids[0], "GPU-unknown"]).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert!(
-        refused.message().contains("unknown shares GPU-unknown;"),
+        refused
+            .message()
+            .contains("the current device list does not have GPU-unknown"),
         "{}",
         refused.message()
     );

@@ -146,8 +146,8 @@ async fn a_request_that_fits_the_node_but_no_gpu_fails_once_and_the_node_shows_w
         assert_eq!(refused.code(), Code::InvalidArgument);
         assert_eq!(
             refused.message(),
-            "allocate aliyun.com/gpu-mem: 17 units fit in the 18 that are free on this node but not on one GPU: the most \
-             that is free on one is 16 (GPU 0); ask for at most that, or wait until units are freed"
+            "allocate aliyun.com/gpu-mem: 17 units do not fit on one GPU: 18 units are free on this node, at most 16 on \
+             one GPU (GPU 0); request at most 16, or wait until units are free"
         );
         failures += 1;
         assert!(took >= WITHOUT_API_SERVER && took < Duration::from_secs(15), "{took:?}");

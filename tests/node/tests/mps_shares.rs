@@ -148,7 +148,7 @@ async fn shares_that_fit_the_node_but_no_gpu_are_refused() -> Result<()> {
     };
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert!(
-        refused.message().contains("the most that is free on one is 4 (GPU 1)"),
+        refused.message().contains("at most 4 on one GPU (GPU 1)"),
         "{}",
         refused.message()
     );

@@ -105,7 +105,7 @@ async fn requests_for_more_than_one_replica_fail_where_the_configuration_says_so
     };
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert!(
-        refused.message().contains("asks for 2 replicas"),
+        refused.message().contains("requests 2 replicas"),
         "{}",
         refused.message()
     );

@@ -1,34 +1,33 @@
-//! What is held: what the kubelet says, and what was given out since.
+//! Shares that containers hold: those observed at the kubelet, and those allocated since.
 
-use super::ContainerShares;
+use super::observation::ContainerShares;
 use crate::{Assignment, device_of};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
-/// How long an allocation counts as held though the kubelet does not show it. It writes the allocation down as soon as it
-/// has the answer, so this is generous.
+/// Time for which an allocation counts as held though no observation has it. The kubelet records it as soon as it has the
+/// answer, so this is generous.
 pub const GRANT_MEMORY: Duration = Duration::from_secs(5);
 
 /// Resource and id of a share.
 type ShareKey = (String, String);
 
-/// The shares that are held.
+/// The held shares of a node.
 #[derive(Clone, Debug, Default)]
 pub struct Held {
     observed: Vec<ContainerShares>,
-    /// Shares given out and not seen held since, and when.
+    /// Shares allocated and not observed since, with the time of the allocation.
     grants: BTreeMap<ShareKey, Instant>,
-    /// Both of them by UUID.
+    /// Both by UUID of the device.
     by_device: BTreeMap<String, BTreeSet<ShareKey>>,
-    /// Shares that only the kubelet's checkpoint has, by UUID.
+    /// Shares that only the kubelet's checkpoint has, by UUID of the device.
     checkpoint: BTreeMap<String, BTreeSet<ShareKey>>,
 }
 
 impl Held {
-    /// What the kubelet says in an observation that was started at `started`. Returns the resources of which a share is
-    /// free again.
+    /// Takes an observation that began at `started`. Returns the resources of which a container has freed a share.
     pub fn observe(
         &mut self,
         started: Instant,
@@ -77,7 +76,7 @@ impl Held {
         freed
     }
 
-    /// `ids` were given to a container.
+    /// Takes an allocation of `ids`.
     pub fn grant<'a>(&mut self, resource: &str, ids: impl Iterator<Item = &'a str>, now: Instant) {
         for id in ids {
             let share = (resource.to_owned(), id.to_owned());
@@ -89,49 +88,49 @@ impl Held {
         }
     }
 
-    /// Whether something was given out that is not seen held yet.
+    /// Returns true if an allocation is not observed yet.
     pub fn has_grants(&self) -> bool {
         !self.grants.is_empty()
     }
 
-    /// What the kubelet said last.
+    /// Returns the holders of the last observation.
     pub fn observed(&self) -> &[ContainerShares] {
         &self.observed
     }
 
-    /// UUIDs of the devices of which something is held or may be.
+    /// Returns the UUIDs of the devices with shares that are held or may be.
     pub fn devices(&self) -> impl Iterator<Item = &String> {
         self.by_device.keys().chain(self.checkpoint.keys())
     }
 
-    /// Of how many shares of each device something is held, by UUID.
+    /// Returns the number of held shares of each device, by UUID.
     pub fn shares_of_devices(&self) -> impl Iterator<Item = (&String, usize)> {
         self.by_device.iter().map(|(uuid, shares)| (uuid, shares.len()))
     }
 
-    /// Whether anything of the device is held but what `except` offers of it.
+    /// Returns true if a share of the device is held that is not one of `except`.
     pub fn holds_of(&self, uuid: &str, except: Option<&Assignment>) -> bool {
         has_other(self.by_device.get(uuid), uuid, except)
     }
 
-    /// Whether the kubelet's checkpoint alone has something of the device but what `except` offers of it.
+    /// Returns true if only the checkpoint has a share of the device that is not one of `except`.
     pub fn checkpoint_holds_of(&self, uuid: &str, except: Option<&Assignment>) -> bool {
         has_other(self.checkpoint.get(uuid), uuid, except)
     }
 
-    /// Whether the kubelet said that the share is held, or it was given out since.
+    /// Returns true if the share was held at the last observation or allocated since.
     pub fn is_held(&self, share: &ShareKey) -> bool {
         self.by_device
             .get(device_of(&share.1))
             .is_some_and(|shares| shares.contains(share))
     }
 
-    /// When a share was given out that is not seen held since.
+    /// Returns the time of an allocation that is not observed yet.
     pub fn granted(&self, share: &ShareKey) -> Option<Instant> {
         self.grants.get(share).copied()
     }
 
-    /// Who holds a share as the kubelet says, as `NAMESPACE/POD`.
+    /// Returns the pod that held the share at the last observation, as `NAMESPACE/NAME`.
     pub fn holder(&self, share: &ShareKey) -> Option<String> {
         if !self.is_held(share) || self.grants.contains_key(share) {
             return None;
@@ -143,12 +142,12 @@ impl Held {
             .map(|of| format!("{}/{}", of.namespace, of.pod))
     }
 
-    /// Whether anything of a resource is held.
+    /// Returns true if a share of the resource is held.
     pub fn holds_resource(&self, resource: &str) -> bool {
         self.by_device.values().flatten().any(|(of, _)| of == resource)
     }
 
-    /// Of each share that `assignment` offers of the device, whether it is held.
+    /// Returns, for each share of the device under `assignment`, true if it is held.
     pub fn flags(&self, uuid: &str, assignment: &Assignment) -> Vec<bool> {
         let mut flags = vec![false; assignment.sharing.shares() as usize];
         for (resource, id) in self.by_device.get(uuid).into_iter().flatten() {
@@ -163,7 +162,7 @@ impl Held {
     }
 }
 
-/// Whether there is a share but those that `except` offers of the device.
+/// Returns true if there is a share that is not one of `except`.
 fn has_other(shares: Option<&BTreeSet<ShareKey>>, uuid: &str, except: Option<&Assignment>) -> bool {
     let excepted = |(resource, id): &ShareKey| {
         except.is_some_and(|of| of.resource == *resource && of.sharing.number(uuid, id).is_some())

@@ -1,22 +1,22 @@
-//! What the kubelet says about who holds what, and what is told of it.
+//! Observations of the kubelet: containers and the shares that they hold.
 
 use std::{collections::BTreeSet, time::Instant};
 
-/// One look at the kubelet: its `PodResources` API and its checkpoint. Looks are made one after the other.
+/// One observation of the kubelet, by its `PodResources` API and its checkpoint. Observations do not overlap.
 #[derive(Clone, Debug)]
 pub struct KubeletObservation {
-    /// When the first of its calls was made.
+    /// Time before its first call.
     pub started: Instant,
-    /// What `List` says; it is called after `GetAllocatableResources`.
+    /// Result of `List`, called after `GetAllocatableResources`.
     pub holders: Vec<ContainerShares>,
-    /// What `GetAllocatableResources` says: resource and id of every share that the kubelet takes for healthy.
+    /// Result of `GetAllocatableResources`: resource and id of each share that the kubelet takes for healthy.
     pub allocatable: BTreeSet<(String, String)>,
-    /// What the kubelet's checkpoint has, read after `List`: resource and id of every share that it takes for held. It
-    /// misses none, and may have some that are free; `List` leaves out init containers that run to their end.
+    /// Content of the kubelet's checkpoint, read after `List`: resource and id of each share that it takes for held. It has
+    /// all held shares and may have free ones; `List` leaves out init containers that run to their end.
     pub checkpoint: BTreeSet<(String, String)>,
 }
 
-/// What one container holds of one resource.
+/// Shares of one resource that one container holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerShares {
     /// Namespace of the pod.
@@ -25,9 +25,9 @@ pub struct ContainerShares {
     pub pod: String,
     /// Name of the container.
     pub container: String,
-    /// The resource.
+    /// Name of the extended resource.
     pub resource: String,
-    /// The ids that the kubelet gave it.
+    /// Ids of the shares.
     pub ids: Vec<String>,
 }
 
@@ -40,34 +40,34 @@ pub struct DeviceHolder {
     pub pod: String,
     /// Name of the container.
     pub container: String,
-    /// The resource that it asked for.
+    /// Name of the extended resource.
     pub resource: String,
     /// UUID of the device.
     pub device: String,
-    /// How many shares of the device it holds.
+    /// Number of shares of the device.
     pub count: u32,
 }
 
-/// A device that has to wait before it changes.
+/// A device that waits for an event before its assignment changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingChange {
     /// UUID of the device.
     pub device: String,
-    /// What it waits for, in words.
+    /// Message for people: the present state, the event, the state after it.
     pub message: String,
-    /// The pods that hold it, as `NAMESPACE/NAME`, ordered.
+    /// Pods that hold it, as `NAMESPACE/NAME`, in order.
     pub pods: Vec<String>,
 }
 
 impl ContainerShares {
-    /// Resource and id of each share.
+    /// Returns resource and id of each share.
     pub(super) fn shares(&self) -> impl Iterator<Item = (&str, &str)> {
         self.ids.iter().map(|id| (self.resource.as_str(), id.as_str()))
     }
 }
 
 impl DeviceHolder {
-    /// One that holds something of `device`, without a count.
+    /// Returns the holder of shares of `device`, with a count of 0.
     pub(super) fn of(holding: &ContainerShares, device: &str) -> Self {
         Self {
             namespace: holding.namespace.clone(),

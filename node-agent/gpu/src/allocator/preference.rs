@@ -1,24 +1,24 @@
-//! Which of the available shares a container had best get.
+//! The best of the available shares for a container.
 //!
-//! The answer is advice to the kubelet, and an error would fail the pod: there is always an answer.
+//! The result is advice to the kubelet. An error would fail the pod, so there is always a result.
 
 use super::{
-    Allocator,
-    offer::{AdvertisedDevice, Availability},
+    advertised::{AdvertisedDevice, Availability, advertised_devices},
+    state::AllocatorState,
 };
 use crate::{CandidateDevice, CandidatePool, DeviceSharing, GpuLoad, ResourceRules, choose, device_of};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// What a container had best get.
+/// The shares that a container should get.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PreferredAllocation {
-    /// Ids of shares.
+    /// Ids of the shares.
     pub ids: Vec<String>,
-    /// Whether utilisation would decide between devices that are equal otherwise.
+    /// True if utilisation decides between devices that are equal otherwise.
     pub is_tied: bool,
 }
 
-/// Available shares of one device by number; those that the kubelet said to be held come last.
+/// Available shares of one device by number; shares that were held at the last observation come last.
 type Free<'a> = BTreeMap<(bool, u32), &'a str>;
 
 /// The available shares of one device.
@@ -26,190 +26,189 @@ struct Supply<'a> {
     sharing: DeviceSharing,
     /// Place of its GPU in the scores.
     gpu: Option<usize>,
-    /// Percent of its time in which its GPU is busy; of a whole device, which nobody uses, that decides nothing.
+    /// Utilisation of its GPU in percent; 0 for a whole device, which no container uses.
     busy: u32,
-    /// Whether shares of it had better not be given out: it is to change, or is out.
+    /// True if no container should get its shares: it is to change, or is unavailable.
     unfit: bool,
-    /// Shares that the container has already, or is to get.
+    /// Number of shares that the container has or gets.
     picked: usize,
-    /// Shares that others hold.
+    /// Number of shares that others hold.
     held: usize,
-    /// Shares that nobody holds.
+    /// Ids of free shares.
     sure: VecDeque<&'a str>,
-    /// Those that the kubelet said to be held: they are refused unless they were freed since.
+    /// Ids of shares that were held at the last observation: the allocation is refused unless they were freed since.
     unsure: VecDeque<&'a str>,
 }
 
-/// What there is to choose from.
+/// Shares to choose from.
 struct Stock<'a> {
     /// By index.
     supplies: Vec<Supply<'a>>,
-    /// Ids of a list that was sent before: the kubelet asks with what it knows.
+    /// Ids of an earlier list, which the kubelet may still use.
     unknown: Vec<&'a str>,
-    /// What others do with each GPU, by place.
+    /// Load of each GPU by other containers, by place.
     loads: Vec<GpuLoad>,
     rules: ResourceRules,
 }
 
-impl Allocator {
-    /// `size` of the `available` ids, among them those of `must_include`; fewer where there are not enough. Where devices
-    /// are equal, `busy`, the utilisation of GPUs by index in percent, decides.
-    pub fn preferred(
-        &self,
-        resource: &str,
-        available: &[String],
-        must_include: &[String],
-        size: usize,
-        busy: &BTreeMap<u32, u32>,
-    ) -> PreferredAllocation {
-        let required: BTreeSet<&str> = must_include.iter().map(String::as_str).collect();
-        let mut stock = self.stock(resource, available, &required, busy);
-        let missing = size.saturating_sub(required.len());
-        let (picks, is_tied) = if let Some(pick) = stock.of_one_device(missing) {
-            pick
-        } else {
-            self.of_many(&mut stock, missing)
-        };
-        let rest: Vec<&str> = stock
-            .unknown
-            .iter()
-            .copied()
-            .take(missing.saturating_sub(picks.len()))
-            .collect();
-        let ids = required
-            .into_iter()
-            .chain(picks)
-            .chain(rest)
-            .map(str::to_owned)
-            .collect();
-        PreferredAllocation { ids, is_tied }
-    }
+/// Returns `size` of the `available` ids, among them those of `must_include`, or fewer where there are not enough. Between
+/// equal devices `busy`, the utilisation of GPUs by index in percent, decides.
+pub fn preferred(
+    state: &AllocatorState,
+    resource: &str,
+    available: &[String],
+    must_include: &[String],
+    size: usize,
+    busy: &BTreeMap<u32, u32>,
+) -> PreferredAllocation {
+    let required: BTreeSet<&str> = must_include.iter().map(String::as_str).collect();
+    let mut stock = stock(state, resource, available, &required, busy);
+    let missing = size.saturating_sub(required.len());
+    let (picks, is_tied) = if let Some(pick) = stock.of_one_device(missing) {
+        pick
+    } else {
+        of_many(state, &mut stock, missing)
+    };
+    let rest: Vec<&str> = stock
+        .unknown
+        .iter()
+        .copied()
+        .take(missing.saturating_sub(picks.len()))
+        .collect();
+    let ids = required
+        .into_iter()
+        .chain(picks)
+        .chain(rest)
+        .map(str::to_owned)
+        .collect();
+    PreferredAllocation { ids, is_tied }
+}
 
-    fn stock<'a>(
-        &self,
-        resource: &str,
-        available: &'a [String],
-        required: &BTreeSet<&str>,
-        busy: &BTreeMap<u32, u32>,
-    ) -> Stock<'a> {
-        let offered = self.offered(resource);
-        let places: BTreeMap<&str, usize> = offered.iter().enumerate().map(|(at, of)| (of.uuid, at)).collect();
-        let place = |id: &str| {
-            let at = *places.get(device_of(id))?;
-            let of = offered.get(at)?;
-            Some((at, of.sharing.number(of.uuid, id)?))
-        };
-        let mut picked = vec![0_usize; offered.len()];
-        for (at, _) in required.iter().filter_map(|id| place(id)) {
-            picked.get_mut(at).into_iter().for_each(|count| *count += 1);
-        }
-        let mut free: Vec<Free<'a>> = vec![Free::new(); offered.len()];
-        let mut unknown = BTreeSet::new();
-        for id in available.iter().map(String::as_str).filter(|id| !required.contains(id)) {
-            match place(id).and_then(|(at, number)| Some((free.get_mut(at)?, number))) {
-                Some((free, number)) => {
-                    let held = self.held.holder(&(resource.to_owned(), id.to_owned())).is_some();
-                    free.insert((held, number), id);
-                }
-                None => _ = unknown.insert(id),
+fn stock<'a>(
+    state: &AllocatorState,
+    resource: &str,
+    available: &'a [String],
+    required: &BTreeSet<&str>,
+    busy: &BTreeMap<u32, u32>,
+) -> Stock<'a> {
+    let advertised = advertised_devices(state, resource);
+    let places: BTreeMap<&str, usize> = advertised.iter().enumerate().map(|(at, of)| (of.uuid, at)).collect();
+    let place = |id: &str| {
+        let at = *places.get(device_of(id))?;
+        let of = advertised.get(at)?;
+        Some((at, of.sharing.number(of.uuid, id)?))
+    };
+    // Shares of each device that the container has in any case.
+    let mut picked = vec![0_usize; advertised.len()];
+    for (at, _) in required.iter().filter_map(|id| place(id)) {
+        picked.get_mut(at).into_iter().for_each(|count| *count += 1);
+    }
+    // Free shares of each device; ids of no device are unknown.
+    let mut free: Vec<Free<'a>> = vec![Free::new(); advertised.len()];
+    let mut unknown = BTreeSet::new();
+    for id in available.iter().map(String::as_str).filter(|id| !required.contains(id)) {
+        match place(id).and_then(|(at, number)| Some((free.get_mut(at)?, number))) {
+            Some((free, number)) => {
+                let held = state.held.holder(&(resource.to_owned(), id.to_owned())).is_some();
+                free.insert((held, number), id);
             }
-        }
-        let supply = |((of, free), picked): ((&AdvertisedDevice<'_>, Free<'a>), usize)| {
-            let (unsure, sure): (Vec<_>, Vec<_>) = free.into_iter().partition(|((held, _), _)| *held);
-            let ids = |free: Vec<((bool, u32), &'a str)>| free.into_iter().map(|(_, id)| id).collect::<VecDeque<_>>();
-            let gpu = of
-                .device
-                .filter(|_| of.sharing != DeviceSharing::Whole)
-                .map(|device| device.gpu);
-            Supply {
-                sharing: of.sharing,
-                gpu: of.device.and_then(|device| self.scores.place(&device.gpu_uuid)),
-                busy: gpu.and_then(|gpu| busy.get(&gpu)).copied().unwrap_or_default(),
-                unfit: of.state != Availability::Allocatable,
-                picked,
-                // The kubelet asks with what it knows now, which is newer than what it said last of holders.
-                held: of.held.len().saturating_sub(sure.len() + unsure.len() + picked),
-                sure: ids(sure),
-                unsure: ids(unsure),
-            }
-        };
-        let supplies: Vec<_> = offered.iter().zip(free).zip(picked).map(supply).collect();
-        let mut loads = vec![GpuLoad::default(); self.scores.gpus()];
-        for of in &supplies {
-            let Some(load) = of.gpu.and_then(|gpu| loads.get_mut(gpu)) else {
-                continue;
-            };
-            load.held = load.held.saturating_add(count(of.held));
-            load.busy = of.busy;
-        }
-        // Parts of the same GPUs that are offered under other names.
-        for (uuid, shares) in self
-            .held
-            .shares_of_devices()
-            .filter(|(uuid, _)| !places.contains_key(uuid.as_str()))
-        {
-            let gpu = self
-                .devices
-                .get(uuid)
-                .and_then(|device| self.scores.place(&device.gpu_uuid));
-            if let Some(load) = gpu.and_then(|gpu| loads.get_mut(gpu)) {
-                load.held = load.held.saturating_add(count(shares));
-            }
-        }
-        let rules = self.rules.get(resource).copied().unwrap_or_default();
-        Stock {
-            supplies,
-            unknown: unknown.into_iter().collect(),
-            loads,
-            rules,
+            None => _ = unknown.insert(id),
         }
     }
-
-    /// Shares of as many devices as it takes: first of those whose shares are surely free and can be given out.
-    fn of_many<'a>(&self, stock: &mut Stock<'a>, missing: usize) -> (Vec<&'a str>, bool) {
-        let (mut picks, mut is_tied) = (Vec::new(), false);
-        for tier in TIERS {
-            let of_tier =
-                |of: &Supply<'_>| of.unfit == tier.unfit && of.sharing.one_device_per_container() == tier.of_one;
-            let devices: Vec<CandidateDevice> = stock
-                .supplies
-                .iter()
-                .map(|of| CandidateDevice {
-                    gpu: of.gpu,
-                    has: count(of.picked),
-                    free: if of_tier(of) {
-                        count(of.ids(tier.unsure).len())
-                    } else {
-                        0
-                    },
-                    held: count(of.held),
-                })
-                .collect();
-            if picks.len() >= missing || devices.iter().all(|device| device.free == 0) {
-                continue;
-            }
-            let shared = |of: &Supply<'_>| of_tier(of) && of.sharing != DeviceSharing::Whole;
-            let pool = CandidatePool {
-                scores: &self.scores,
-                allocation: stock.rules.allocation,
-                shared: stock.supplies.iter().any(shared),
-                devices: &devices,
-                loads: &stock.loads,
-            };
-            let choice = choose(&pool, count(missing - picks.len()));
-            is_tied |= choice.is_tied && pool.shared;
-            picks.extend(stock.take(&choice.shares, tier.unsure));
+    let supply = |((of, free), picked): ((&AdvertisedDevice<'_>, Free<'a>), usize)| {
+        let (unsure, sure): (Vec<_>, Vec<_>) = free.into_iter().partition(|((held, _), _)| *held);
+        let ids = |free: Vec<((bool, u32), &'a str)>| free.into_iter().map(|(_, id)| id).collect::<VecDeque<_>>();
+        let gpu = of
+            .device
+            .filter(|_| of.sharing != DeviceSharing::Whole)
+            .map(|device| device.gpu);
+        Supply {
+            sharing: of.sharing,
+            gpu: of.device.and_then(|device| state.scores.place(&device.gpu_uuid)),
+            busy: gpu.and_then(|gpu| busy.get(&gpu)).copied().unwrap_or_default(),
+            unfit: of.availability != Availability::Allocatable,
+            picked,
+            // The ids in the request are newer than the last observation of holders.
+            held: of.held.len().saturating_sub(sure.len() + unsure.len() + picked),
+            sure: ids(sure),
+            unsure: ids(unsure),
         }
-        (picks, is_tied)
+    };
+    let supplies: Vec<_> = advertised.iter().zip(free).zip(picked).map(supply).collect();
+    let mut loads = vec![GpuLoad::default(); state.scores.gpus()];
+    for of in &supplies {
+        let Some(load) = of.gpu.and_then(|gpu| loads.get_mut(gpu)) else {
+            continue;
+        };
+        load.held = load.held.saturating_add(count(of.held));
+        load.busy = of.busy;
+    }
+    // Shares of the same GPUs under other resources count as load.
+    for (uuid, shares) in state
+        .held
+        .shares_of_devices()
+        .filter(|(uuid, _)| !places.contains_key(uuid.as_str()))
+    {
+        let gpu = state
+            .devices
+            .get(uuid)
+            .and_then(|device| state.scores.place(&device.gpu_uuid));
+        if let Some(load) = gpu.and_then(|gpu| loads.get_mut(gpu)) {
+            load.held = load.held.saturating_add(count(shares));
+        }
+    }
+    let rules = state.rules.get(resource).copied().unwrap_or_default();
+    Stock {
+        supplies,
+        unknown: unknown.into_iter().collect(),
+        loads,
+        rules,
     }
 }
 
-/// Shares that come before or after others whatever GPUs they are of.
+/// Picks shares of as many devices as needed, tier by tier.
+fn of_many<'a>(state: &AllocatorState, stock: &mut Stock<'a>, missing: usize) -> (Vec<&'a str>, bool) {
+    let (mut picks, mut is_tied) = (Vec::new(), false);
+    for tier in TIERS {
+        let of_tier = |of: &Supply<'_>| of.unfit == tier.unfit && of.sharing.one_device_per_container() == tier.of_one;
+        let devices: Vec<CandidateDevice> = stock
+            .supplies
+            .iter()
+            .map(|of| CandidateDevice {
+                gpu: of.gpu,
+                has: count(of.picked),
+                free: if of_tier(of) {
+                    count(of.ids(tier.unsure).len())
+                } else {
+                    0
+                },
+                held: count(of.held),
+            })
+            .collect();
+        if picks.len() >= missing || devices.iter().all(|device| device.free == 0) {
+            continue;
+        }
+        let shared = |of: &Supply<'_>| of_tier(of) && of.sharing != DeviceSharing::Whole;
+        let pool = CandidatePool {
+            scores: &state.scores,
+            allocation: stock.rules.allocation,
+            shared: stock.supplies.iter().any(shared),
+            devices: &devices,
+            loads: &stock.loads,
+        };
+        let choice = choose(&pool, count(missing - picks.len()));
+        is_tied |= choice.is_tied && pool.shared;
+        picks.extend(stock.take(&choice.shares, tier.unsure));
+    }
+    (picks, is_tied)
+}
+
+/// Shares that come before or after others, whatever their GPUs.
 #[derive(Clone, Copy)]
 struct Tier {
     unfit: bool,
     unsure: bool,
-    /// Of devices of which a container's shares had to come from one.
+    /// Devices that give all shares of a container alone.
     of_one: bool,
 }
 
@@ -230,7 +229,7 @@ const TIERS: [Tier; 8] = {
 };
 
 impl<'a> Stock<'a> {
-    /// Takes so many shares of each device; the first one of each comes first.
+    /// Takes this number of shares of each device; the first share of each comes first.
     fn take(&mut self, shares: &[u32], unsure: bool) -> Vec<&'a str> {
         let mut taken = Vec::new();
         for (at, (of, shares)) in self.supplies.iter_mut().zip(shares).enumerate() {
@@ -243,7 +242,7 @@ impl<'a> Stock<'a> {
         taken.into_iter().map(|(.., id)| id).collect()
     }
 
-    /// All missing shares of one device, where they have to come from one, and whether utilisation would tell which.
+    /// Takes all missing shares from one device, where they have to come from one. The flag is true if utilisation decides.
     fn of_one_device(&mut self, missing: usize) -> Option<(Vec<&'a str>, bool)> {
         let rules = self.rules;
         let fitting = self.fitting(missing);
@@ -266,8 +265,8 @@ impl<'a> Stock<'a> {
         ))
     }
 
-    /// Devices of which a container's shares all come from one, and which have enough of them: the one that the container
-    /// has shares of already, if any.
+    /// Returns the devices that can give all missing shares alone; only the device of which the container has shares, if
+    /// there is one.
     fn fitting(&self, missing: usize) -> Vec<(usize, &Supply<'a>)> {
         let begun = self.supplies.iter().any(|of| of.picked > 0);
         let fits = |of: &Supply<'_>| {
@@ -290,7 +289,7 @@ impl<'a> Supply<'a> {
         if unsure { &self.unsure } else { &self.sure }
     }
 
-    /// What decides between devices that all shares would come from; less is better.
+    /// Returns the rank among devices that can give all shares alone; the lowest wins.
     fn rank(&self, missing: usize, rules: ResourceRules) -> (bool, bool, i64) {
         let rank = rules.rank_of_one(self.sharing, count(self.sure.len()), count(self.held));
         (self.unfit, self.sure.len() < missing, rank)

@@ -164,7 +164,7 @@ fn a_held_device_stays_as_it_is_until_its_last_holder_is_gone_and_others_change_
     );
     assert_eq!(
         waiting.message,
-        "GPU 1 stays nvidia.com/gpu until the last pod that holds it is gone, then it becomes nvidia.com/gpu (2 replicas)"
+        "GPU 1 stays nvidia.com/gpu until the last pod that holds it ends, then it becomes nvidia.com/gpu (2 replicas)"
     );
     desk.observe(&[]);
     assert_eq!(
@@ -190,11 +190,13 @@ fn an_allocation_of_an_old_id_delays_the_change_and_one_after_it_is_refused() {
     let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "allocate nvidia.com/gpu: unknown shares GPU-0; they are not in the list that is in force"
+        "allocate nvidia.com/gpu: the current device list does not have GPU-0"
     );
     let waiting = desk.allocator.pending_changes();
     assert!(
-        waiting[0].message.contains("until it is certain that no container got"),
+        waiting[0]
+            .message
+            .contains("until the kubelet shows whether a container got"),
         "{waiting:?}"
     );
 }
@@ -284,7 +286,7 @@ fn a_device_that_somebody_else_gave_out_is_not_offered() {
     let waiting = desk.allocator.pending_changes();
     assert_eq!(
         waiting[1].message,
-        "GPU 2 is not offered until the last pod that holds it is gone, then it becomes a.b/c"
+        "GPU 2 has no resource until the last pod that holds it ends, then it becomes a.b/c"
     );
     desk.observe(&[]);
     assert_eq!(desk.count("a.b/c"), Some((3, 3)));
@@ -334,7 +336,7 @@ fn a_gpu_that_is_gone_or_held_back_is_unhealthy_also_where_it_is_held() {
     assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 3)));
     let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err().to_string();
     assert!(
-        refused.ends_with("GPU-0 cannot be given out now: the driver no longer lists it"),
+        refused.ends_with("GPU-0 is unavailable: the driver no longer lists it"),
         "{refused}"
     );
     desk.allocator.set_desired(wants(""));

@@ -1,18 +1,21 @@
-//! The devices by GPU, and what is settled before GPUs are compared: from which devices shares can come at all.
+//! Devices by GPU, and the shares that are settled before GPUs compare.
 
-use super::{CandidateDevice, CandidatePool, GpuLoad, level::level};
+use super::{
+    level::level,
+    pool::{CandidateDevice, CandidatePool, GpuLoad},
+};
 use gpunode_config::Allocation;
 
-/// The GPUs, and how many units are to come from them: shares that the search may place.
+/// The GPUs, and the units that the search deals among them: shares that have a choice.
 #[derive(Debug, Default)]
 pub struct Columns {
     /// The GPUs by index, then those that the driver does not list.
     pub gpus: Vec<Column>,
-    /// Units to pick.
+    /// Number of units to pick.
     pub units: u32,
-    /// Shares that have no choice.
+    /// Shares of each candidate that have no choice.
     settled: Vec<u32>,
-    /// Units of each candidate.
+    /// Number of units of each candidate.
     open: Vec<u32>,
 }
 
@@ -21,18 +24,18 @@ pub struct Columns {
 pub struct Column {
     /// Its place in the scores.
     pub place: Option<usize>,
-    /// Candidates that are it or a part of it.
+    /// Candidates that are this GPU or a part of it.
     pub devices: Vec<usize>,
-    /// Whether the container has a share of it, or is to get one anyway.
+    /// True if the container has a share of it or gets one in any case.
     pub given: bool,
-    /// Units that can be picked of it.
+    /// Number of its units to pick from.
     pub units: u32,
-    /// What others do with it.
+    /// Its load by other containers.
     pub load: GpuLoad,
 }
 
 impl Columns {
-    /// The columns of a pool for a request of `size` shares.
+    /// Returns the columns of a pool for a request of `size` shares.
     pub fn new(pool: &CandidatePool<'_>, size: u32) -> Self {
         let all = pool
             .devices
@@ -88,7 +91,7 @@ impl Columns {
             .collect()
     }
 
-    /// No GPU is to give more than it has to either: what is left after that comes one by one from equal GPUs.
+    /// Settles units so that no GPU gives more than it has to; the rest comes one by one from equal GPUs.
     fn level_gpus(&mut self, pool: &CandidatePool<'_>) {
         let has = |at: &usize| {
             let has = pool.devices.get(*at).map_or(0, |device| device.has);
@@ -115,7 +118,7 @@ impl Columns {
         }
     }
 
-    /// How many shares of each candidate, where so many units are picked of each GPU.
+    /// Returns the number of shares of each candidate for this number of units of each GPU.
     pub fn shares(&self, pool: &CandidatePool<'_>, units: &[u32]) -> Vec<u32> {
         let mut shares = self.settled.clone();
         for (at, units) in units.iter().enumerate() {
@@ -126,7 +129,8 @@ impl Columns {
         shares
     }
 
-    /// The shares that make so many units of a GPU: of the device of which least is held first, or most under `Packed`.
+    /// Returns the shares for this number of units of a GPU: from the device with the fewest held shares first, or with the
+    /// most under `Packed`.
     fn of_gpu(&self, pool: &CandidatePool<'_>, gpu: usize, units: u32) -> Vec<(usize, u32)> {
         let Some(gpu) = self.gpus.get(gpu).filter(|_| units > 0) else {
             return Vec::new();

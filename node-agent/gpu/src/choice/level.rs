@@ -1,18 +1,18 @@
-//! Shares dealt out so that no device gives more of them than it has to.
+//! Shares dealt so that no device gives more than it has to.
 
-/// What was dealt out.
+/// Result of a deal.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Level {
-    /// What each column got.
+    /// Number that each column got.
     pub added: Vec<u32>,
-    /// Which columns can take one more without being higher than the others.
+    /// True for each column that can take one more without exceeding the others.
     pub open: Vec<bool>,
-    /// What is left for these, less than there are of them.
+    /// Rest for the open columns, smaller than their number.
     pub left: u32,
 }
 
-/// Adds `amount` to columns of these heights, each by at most its room, the lowest first. What is over when all open columns
-/// are equal is left: which of them gets it is for others to say. `amount` is at most the sum of the room.
+/// Adds `amount` to columns given as height and room, the lowest first, each by at most its room. The rest, when all open
+/// columns are equal, stays with the caller. `amount` is at most the sum of the room.
 pub fn level(columns: &[(u32, u32)], amount: u32) -> Level {
     let up_to = |top: u32, (height, room): &(u32, u32)| top.saturating_sub(*height).min(*room);
     let fits = |top: u32| columns.iter().map(|of| u64::from(up_to(top, of))).sum::<u64>() <= amount.into();

@@ -7,6 +7,7 @@ mod reference;
 
 use super::*;
 use crate::{Gpu, Inventory, Link, LinkLevel};
+use gpunode_config::Allocation;
 
 /// A node with so many GPUs: where each is, and how each pair is linked.
 fn node(gpus: u32, numa: impl Fn(u32) -> Option<u32>, link: impl Fn(u32, u32) -> (LinkLevel, u32)) -> PairScores {

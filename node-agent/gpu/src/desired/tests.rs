@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Gpu, MigAttributes, MigDevice};
+use crate::{Assignment, Device, Gpu, Inventory, MigAttributes, MigDevice, MigMode};
 use gpunode_config::load;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -201,7 +201,9 @@ resources:
         assert_eq!(offered(&inventory, single), ["a.b/d 2 x1"]);
         let [(kind, message)] = problems(&inventory, single).try_into().unwrap();
         assert_eq!(kind, DeviceProblemKind::MigInstancesUnequal);
-        assert!(message.starts_with("offer a.b/c: mig.strategy Single needs equal devices, and MIG device 0:0 is 1g"));
+        assert!(
+            message.starts_with("resource a.b/c: mig.strategy Single needs equal devices, but MIG device 0:0 is 1g")
+        );
     }
     let hollow = node(vec![divided(0, &["1g.10gb"]), divided(1, &[]), gpu(2, "Tesla T4")]);
     assert_eq!(offered(&hollow, single), ["a.b/d 2 x1"]);
@@ -290,7 +292,7 @@ fn a_list_beyond_the_kubelets_limit_is_refused_and_says_what_to_change() {
     assert!(
         error
             .to_string()
-            .starts_with("offer a.b/c: the list of 131072 shares takes"),
+            .starts_with("resource a.b/c: the list of 131072 shares has"),
         "{error}"
     );
     assert!(error.to_string().ends_with("lower sharing.replicas"), "{error}");

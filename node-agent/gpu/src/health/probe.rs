@@ -1,72 +1,75 @@
-//! One look at a GPU: what it shows to be wrong, and which faults it shows to be over.
+//! One look at a GPU: the faults it shows, and those it disproves.
 
-use super::{Cure, Fault};
-use crate::Resolution;
+use super::{
+    fault::{Cure, Fault},
+    xid::Resolution,
+};
 use gpunode_crds::FaultReason;
 
 /// `NVML_GPU_RECOVERY_ACTION_NODE_REBOOT` of NVML.
 const NODE_REBOOT: u32 = 2;
 
-/// Whether a GPU answered.
+/// Result of a probe of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeResult {
-    /// Every call that it supports was answered.
+    /// The driver answers every call that the GPU supports.
     Responds,
-    /// The driver says that it has fallen off the bus.
+    /// The driver reports that the GPU has fallen off the bus.
     Lost,
-    /// A call failed in another way.
+    /// A call fails in another way.
     Fails,
-    /// A call has not been answered for long.
+    /// A call has had no answer for long.
     Hangs,
 }
 
-/// One look at a GPU. None is what it or its driver cannot tell; a call that fails is [`ProbeResult::Fails`].
+/// One probe of a GPU. `None` is a value that the GPU or its driver does not support; a call that fails is
+/// [`ProbeResult::Fails`].
 #[derive(Clone, Debug)]
 pub struct GpuProbe {
     /// UUID of the GPU.
     pub gpu: String,
-    /// [`super::DeviceFaults::ticket`] from before the look.
+    /// `DeviceFaults::ticket` from before the probe.
     pub ticket: u64,
-    /// Whether it answered.
+    /// The result.
     pub result: ProbeResult,
-    /// NVML field 230: 0 is nothing to do, anything else is not recovered.
+    /// NVML field 230: 0 if the GPU needs nothing.
     pub recovery_action: Option<u32>,
     /// Uncorrected memory errors since the driver was loaded.
     pub uncorrected_ecc: Option<u64>,
-    /// Rows wait for a reset.
+    /// True if memory rows wait for a reset.
     pub remap_pending: Option<bool>,
-    /// Rows could not be replaced.
+    /// True if memory rows could not be replaced.
     pub remap_failed: Option<bool>,
-    /// Pages wait for a reset.
+    /// True if memory pages wait for a reset.
     pub retirement_pending: Option<bool>,
-    /// An NVLink that was up is down.
+    /// True if an NVLink that was up is down.
     pub link_down: Option<bool>,
-    /// Processes on the GPU, and pods that hold something of it.
+    /// Number of processes on the GPU and of pods that hold a share of it.
     pub processes: Option<usize>,
     /// Its MIG devices.
     pub instances: Vec<MigProbe>,
 }
 
-/// One look at a MIG device.
+/// One probe of a MIG device.
 #[derive(Clone, Debug)]
 pub struct MigProbe {
     /// UUID of the MIG device.
     pub uuid: String,
-    /// Whether it answered itself.
+    /// True if the MIG device itself answers.
     pub answers: bool,
-    /// Processes on it, and pods that hold something of it.
+    /// Number of processes on it and of pods that hold a share of it.
     pub processes: Option<usize>,
 }
 
 impl GpuProbe {
-    /// What the look tells to be so or not to be so; what it cannot tell is left out.
+    /// Returns the faults that the probe shows (true) or disproves (false), without those it cannot tell.
     pub(super) fn findings(&self) -> Vec<(FaultReason, bool)> {
         match self.result {
             ProbeResult::Lost => return vec![(FaultReason::Lost, true)],
             ProbeResult::Fails | ProbeResult::Hangs => return vec![(FaultReason::NotAnswering, true)],
             ProbeResult::Responds => {}
         }
-        // Where rows are replaced, or the driver tells what it needs, an error that hit one application leaves the GPU whole.
+        // Where the GPU replaces rows or the driver names a recovery action, an error of one application is no fault.
         let ecc = self.uncorrected_ecc.map(|errors| {
             errors > 0 && self.recovery_action.is_none() && self.remap_pending.is_none() && self.remap_failed.is_none()
         });
@@ -92,13 +95,13 @@ impl GpuProbe {
         .collect()
     }
 
-    /// Whether the look proves that what an XID told is over, on a device with this many processes.
+    /// Returns true if the probe proves that an XID fault has ended, on a device with this many processes.
     pub(super) fn disproves(&self, fault: &Fault, processes: Option<usize>) -> bool {
         let pending = [self.remap_pending, self.remap_failed, self.retirement_pending].contains(&Some(true));
         if fault.reason != FaultReason::Xid
             || self.result != ProbeResult::Responds
             || pending
-            || fault.seen > self.ticket
+            || fault.ticket > self.ticket
         {
             return false;
         }
@@ -106,7 +109,7 @@ impl GpuProbe {
             (Some(action), _) => action == 0,
             (None, Resolution::Ignore | Resolution::RestartApp) => processes == Some(0) || fault.cure >= Cure::Reset,
             (None, Resolution::CheckLinks | Resolution::ResetGpu) => fault.cure >= Cure::Reset,
-            (None, Resolution::RestartVm | Resolution::RestartMachine) => fault.cure >= Cure::Boot,
+            (None, Resolution::RestartVm | Resolution::RebootNode) => fault.cure >= Cure::Boot,
         }
     }
 }

@@ -1,4 +1,7 @@
-use super::*;
+use super::{fault::Cure, *};
+use gpunode_config::{HealthRules as Rules, Recovery};
+use gpunode_crds::FaultReason;
+use jiff::Timestamp;
 use proptest::prelude::*;
 
 fn at(second: i64) -> Timestamp {
@@ -353,7 +356,7 @@ proptest! {
                     let cured = match transition.fault.resolution() {
                         Resolution::Ignore | Resolution::RestartApp => *processes == 0 || transition.fault.cure >= Cure::Reset,
                         Resolution::CheckLinks | Resolution::ResetGpu => transition.fault.cure >= Cure::Reset,
-                        Resolution::RestartVm | Resolution::RestartMachine => transition.fault.cure == Cure::Boot,
+                        Resolution::RestartVm | Resolution::RebootNode => transition.fault.cure == Cure::Boot,
                     };
                     prop_assert!(*answer == ProbeResult::Responds && !pending, "{step:?}");
                     prop_assert!(action.map_or(cured, |action| action == 0), "{step:?}: {transition:?}");

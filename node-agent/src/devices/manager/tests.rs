@@ -183,10 +183,10 @@ async fn the_refusal_of_a_held_share_says_why_the_kubelet_was_not_asked_anew() {
         .unwrap_err()
         .to_string();
     assert!(
-        refusal.contains("held by pod team/train already, as the kubelet said"),
+        refusal.contains("pod team/train holds") && refusal.contains("according to the kubelet"),
         "{refusal}"
     );
-    assert!(refusal.contains("could not be asked now: ask the kubelet"), "{refusal}");
+    assert!(refusal.contains("does not answer now: ask the kubelet"), "{refusal}");
     watching.abort();
 }
 

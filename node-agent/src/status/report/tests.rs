@@ -507,13 +507,9 @@ fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
     assert!(
         health
             .action
-            .is_some_and(|action| action.starts_with("restart the machine"))
+            .is_some_and(|action| action.starts_with("reboot the node"))
     );
-    assert!(
-        health
-            .waits_for
-            .is_some_and(|waits| waits.contains("the machine was restarted"))
-    );
+    assert!(health.waits_for.is_some_and(|waits| waits.contains("node reboot")));
     let unknown = of_page(&snapshot(), &hardware, &in_force, &["nvidia.com/gpu"]);
     assert_eq!(unknown.gpus[1].health, None, "nobody has looked");
 }

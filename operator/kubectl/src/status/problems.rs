@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn broken_devices_are_told_with_what_is_wrong_what_to_do_and_who_holds_them() {
         let health = json!({"state": "Unhealthy", "reason": "Xid", "xid": 79, "since": "2026-01-02T03:04:05Z",
-            "message": "XID 79: GPU has fallen off the bus", "action": "restart the machine", "waitsFor": "node reboot"});
+            "message": "XID 79: GPU has fallen off the bus", "action": "reboot the node", "waitsFor": "node reboot"});
         let gpu = json!({"index": 0, "uuid": "GPU-0", "product": "T4", "memoryMiB": 1, "health": health});
         let whole =
             json!({"index": 1, "uuid": "GPU-1", "product": "T4", "memoryMiB": 1, "health": {"state": "Healthy"}});
@@ -118,7 +118,7 @@ mod tests {
         let status = json!({"gpus": [gpu, whole], "holders": [holder("b"), holder("a"), holder("a")]});
         let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
             "status": status});
-        let expected = "GPU 0 is unhealthy since 2026-01-02T03:04:05Z: XID 79: GPU has fallen off the bus; restart the machine; \
+        let expected = "GPU 0 is unhealthy since 2026-01-02T03:04:05Z: XID 79: GPU has fallen off the bus; reboot the node; \
             clears after: node reboot; held by team/a, team/b";
         assert_eq!(told(&gpu_node), [expected]);
     }

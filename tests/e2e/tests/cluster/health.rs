@@ -61,7 +61,7 @@ fn a_broken_gpu_is_told_with_cause_cure_and_holders_and_takes_no_other_with_it()
     for (field, part) in [
         ("message", "XID 46: GPU timeout"),
         ("action", "reset the GPU"),
-        ("waitsFor", "the GPU was reset"),
+        ("waitsFor", "GPU reset"),
     ] {
         ensure!(
             seen[field].as_str().is_some_and(|text| text.contains(part)),

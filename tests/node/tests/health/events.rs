@@ -23,10 +23,7 @@ async fn an_xid_takes_out_the_gpu_that_it_is_of_and_no_other() -> Result<()> {
         "{refused}"
     );
     let line = lab.agent.logs("a device is broken").await?;
-    assert!(
-        line.contains(&uuids[3]) && line.contains("restart the machine"),
-        "{line}"
-    );
+    assert!(line.contains(&uuids[3]) && line.contains("reboot the node"), "{line}");
     let metrics = lab.agent.ask("/metrics").await?;
     assert!(metrics.contains(r#"gpunode_agent_xids_total{xid="79"} 1"#), "{metrics}");
     lab.node.state()?.inject_xid(5, TIMEOUT)?;

@@ -19,8 +19,8 @@ fn units_of_several_gpus_are_refused_with_what_fits() {
     );
     assert_eq!(
         refused.unwrap_err().to_string(),
-        "allocate a.b/mem: 5 units fit in the 6 that are free on this node but not on one GPU: the most that is free on \
-         one is 3 (GPU 2); ask for at most that, or wait until units are freed"
+        "allocate a.b/mem: 5 units do not fit on one GPU: 6 units are free on this node, at most 3 on one GPU (GPU 2); \
+         request at most 3, or wait until units are free"
     );
     let misplaced = desk
         .allocate("a.b/mem", &["GPU-1-_-2", "GPU-2-_-5"])

@@ -63,7 +63,7 @@ fn a_share_that_the_kubelet_picks_again_while_a_pod_holds_it_is_refused() {
     desk.observe(&[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
     let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err().to_string();
     assert!(
-        refused.starts_with("allocate nvidia.com/gpu: GPU-0 is held by pod team/train already"),
+        refused.starts_with("allocate nvidia.com/gpu: pod team/train holds GPU-0"),
         "{refused}"
     );
     desk.observe(&[]);
@@ -87,8 +87,8 @@ fn a_share_that_was_given_out_comes_again_within_one_admission_or_on_proof() {
     let refused = after(1100, Some("no socket")).unwrap_err().to_string();
     assert_eq!(
         refused,
-        "allocate nvidia.com/gpu: GPU-0 was given out 1.1s ago, and whether a container holds it is not known; it is not \
-         given out twice (the kubelet could not be asked now: no socket)"
+        "allocate nvidia.com/gpu: GPU-0 was allocated 1.1s ago and a container may hold it, so another container cannot \
+         get it (the kubelet does not answer now: no socket)"
     );
     after(1100, None).expect("the kubelet has just said that nobody holds it");
 }
@@ -103,7 +103,7 @@ fn the_refusal_of_a_held_share_says_how_old_that_is_and_why_it_is_not_newer() {
         .unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "allocate nvidia.com/gpu: GPU-0 is held by pod team/train already, as the kubelet said 7.0s ago, though it picked \
-         it again; it is not given out twice (the kubelet could not be asked now: no socket)"
+        "allocate nvidia.com/gpu: pod team/train holds GPU-0 according to the kubelet 7.0s ago, so another container cannot \
+         get it (the kubelet does not answer now: no socket)"
     );
 }

@@ -3,6 +3,7 @@
 mod steps;
 
 use super::*;
+use crate::Device;
 use proptest::prelude::*;
 use steps::{CONFIGS, Step, any_step};
 
@@ -369,7 +370,7 @@ impl World {
         let lists = self.allocator.advertised();
         let whole = lists
             .iter()
-            .filter(|list| !self.allocator.withheld.contains(&list.name));
+            .filter(|list| !self.allocator.state.withheld.contains(&list.name));
         assert!(whole.flat_map(|list| &list.shares).all(|share| share.healthy));
     }
 }

@@ -87,13 +87,13 @@ resources:
     let memory = "resources: [{name: a.b/mem, sharing: {strategy: Memory, unit: 10Gi}}]";
     insta::assert_snapshot!(said(&json!({"gpus": unequal()}), "{}", memory), @r"
     a.b/mem: 1 GPU x 1 unit of 10 GiB + 1 GPU x 8 units of 10 GiB = 9 (0 -> 9)
-    ! offer a.b/mem: GPU 2 has 8 GiB of memory, less than one unit of 10 GiB; lower sharing.unit
+    ! resource a.b/mem: GPU 2 has 8 GiB of memory, less than one unit of 10 GiB; lower sharing.unit
     ! the node would fail and stop the rollout
     ");
     let mps = "resources: [{name: a.b/mps, devices: {indices: [0, 2]}, sharing: {strategy: Mps, replicas: 10}}]";
     insta::assert_snapshot!(said(&json!({"gpus": unequal()}), "{}", mps), @r"
     a.b/mps: 1 GPU x 10 shares = 10 (0 -> 10)
-    ! offer a.b/mps: GPU 2 (Tesla-P4) cannot limit MPS clients, which Volta and newer can; share it by TimeSlicing
+    ! resource a.b/mps: GPU 2 (Tesla-P4) is older than Volta, so MPS cannot limit its clients; share it with TimeSlicing
     ! the node would fail and stop the rollout
     ");
 }
@@ -108,13 +108,13 @@ fn mig_devices_are_counted_and_what_they_cannot_give_is_said() {
     ");
     insta::assert_snapshot!(said(&json!({"gpus": divided(&["1g.10gb", "2g.20gb"], true)}), "{}", single), @r"
     nvidia.com/gpu: nothing (1 -> 0)
-    ! offer nvidia.com/gpu: mig.strategy Single needs equal devices, and MIG device 0:0 is 1g.10gb while MIG device 0:1 is 2g.20gb, so nothing of it is offered; divide the GPUs alike, select them into several resources, or use Mixed
+    ! resource nvidia.com/gpu: mig.strategy Single needs equal devices, but MIG device 0:0 is 1g.10gb and MIG device 0:1 is 2g.20gb, so gpunode advertises no device of this resource; divide the GPUs alike, select them into several resources, or use Mixed
     ! the node would fail and stop the rollout
     ! the node would no longer advertise any device (now 1 device)
     ");
     insta::assert_snapshot!(said(&json!({"gpus": divided(&[], true)}), mixed, single), @r"
     nvidia.com/gpu: nothing (0 -> 0)
-    ! offer nvidia.com/gpu: 1 of its GPUs (the first is GPU 0) have MIG enabled and no MIG device, so nothing of it is offered; create instances or disable MIG there
+    ! resource nvidia.com/gpu: 1 of its GPUs (first: GPU 0) have MIG enabled and no MIG device, so gpunode advertises no device of this resource; create MIG instances or disable MIG on these GPUs
     ! the node would fail and stop the rollout
     ");
 }
@@ -182,7 +182,7 @@ fn what_cannot_be_counted_is_said() {
     let much = "resources: [{name: a.b/c, sharing: {strategy: TimeSlicing, replicas: 8192}}]";
     let gpus: Value = (0..16).map(|index| gpu(index, "Tesla-T4", 16384, "7.5")).collect();
     insta::assert_snapshot!(said(&json!({"gpus": gpus}), "{}", much), @r"
-    ! the agent would reject this configuration: offer a.b/c: the list of 131072 shares takes 6602752 bytes, more than the 4194304 that a kubelet receives; lower sharing.replicas
+    ! the agent would reject this configuration: resource a.b/c: the list of 131072 shares has 6602752 bytes, but a kubelet accepts at most 4194304; lower sharing.replicas
     ! the node would fail and stop the rollout
     ");
 }

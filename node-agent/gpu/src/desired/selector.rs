@@ -1,12 +1,12 @@
-//! Which devices a selector selects.
+//! The devices that an entry or `replicasPerDevice` selects.
 
-use super::DesiredDevicesError;
+use super::error::DesiredDevicesError;
 use crate::{Device, Gpu};
 use globset::{Glob, GlobMatcher};
 use gpunode_config::{DeviceKind, DeviceSelector, MemoryMiB, MigStrategy};
 
-/// A selector, ready to be asked.
-pub struct Selection<'a> {
+/// A selector with its globs compiled.
+pub struct DeviceSelection<'a> {
     selector: Option<&'a DeviceSelector>,
     products: Vec<GlobMatcher>,
     profiles: Vec<GlobMatcher>,
@@ -15,8 +15,8 @@ pub struct Selection<'a> {
     mig: bool,
 }
 
-impl<'a> Selection<'a> {
-    /// The devices of an entry of `resources`. Where it does not say which kind, the strategy does.
+impl<'a> DeviceSelection<'a> {
+    /// Compiles the selector of an entry of `resources`. Without a kind, the MIG strategy sets it.
     pub fn of_entry(
         resource: &str,
         selector: Option<&'a DeviceSelector>,
@@ -25,7 +25,7 @@ impl<'a> Selection<'a> {
         Self::new(resource, selector, (true, strategy == MigStrategy::Single))
     }
 
-    /// Some of the devices of an entry, of either kind unless it says so.
+    /// Compiles a selector within an entry. Without a kind, it selects both kinds.
     pub fn within_entry(resource: &str, selector: &'a DeviceSelector) -> Result<Self, DesiredDevicesError> {
         Self::new(resource, Some(selector), (true, true))
     }
@@ -71,7 +71,7 @@ impl<'a> Selection<'a> {
         })
     }
 
-    /// Whether it selects `device`.
+    /// Returns true if the selector selects `device`.
     pub fn selects(&self, device: &Device) -> bool {
         let kind = match &device.mig {
             None => self.full,
@@ -83,7 +83,7 @@ impl<'a> Selection<'a> {
         kind && device.memory >= self.least_memory && self.selects_by_gpu(device)
     }
 
-    /// Whether it would select MIG devices of `gpu`, which has none, whatever their profile and memory were.
+    /// Returns true if the selector would select MIG devices of `gpu` of any profile and memory.
     pub fn expects_instances_of(&self, gpu: &Gpu) -> bool {
         let by_profile = self.selector.is_some_and(|of| of.mig_profiles.is_some());
         self.mig && !by_profile && self.selects_by_gpu(&Device::full(gpu))

@@ -1,6 +1,6 @@
 //! The GPUs of a node as NVML and sysfs describe them.
 
-use crate::product::product_label;
+use super::product::product_label;
 use gpunode_config::Architecture;
 
 /// What the driver says about a node.

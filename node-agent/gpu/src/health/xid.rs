@@ -1,44 +1,43 @@
-//! NVIDIA's errors by number (XID): what each means, what cures it, and which of them make a device unhealthy.
+//! NVIDIA's XID catalog: meaning, resolution, effect on health.
 //!
 //! Source: NVIDIA's XID catalog for Ampere and newer, <https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>.
 
 use gpunode_config::HealthRules as Rules;
-use serde::{Deserialize, Serialize};
 
-/// What cures an error, from the mildest to the gravest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// Repair that clears a fault, mildest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resolution {
-    /// Nothing is to be done about the GPU.
+    /// The GPU needs nothing.
     Ignore,
-    /// The end of the application that was hit.
+    /// The application that was hit ends.
     RestartApp,
-    /// The links are to be looked at; one end or the other has to be reset.
+    /// A person checks the links; one of their ends needs a reset.
     CheckLinks,
-    /// A reset of the GPU.
+    /// The GPU is reset.
     ResetGpu,
-    /// A restart of the virtual machine.
+    /// The virtual machine restarts.
     RestartVm,
-    /// A restart of the machine.
-    RestartMachine,
+    /// The node reboots.
+    RebootNode,
 }
 
 impl Resolution {
-    /// What to do, for people.
+    /// Returns the advice for people.
     pub fn advice(self) -> &'static str {
         match self {
-            Self::Ignore => "nothing has to be done about the GPU",
-            Self::RestartApp => "end the pods that use the device",
-            Self::CheckLinks => "look at the NVLinks of the GPU and reset the GPU",
+            Self::Ignore => "the GPU needs nothing",
+            Self::RestartApp => "delete the pods that use the device",
+            Self::CheckLinks => "check the NVLinks of the GPU and reset the GPU",
             Self::ResetGpu => "reset the GPU",
             Self::RestartVm => "restart the virtual machine",
-            Self::RestartMachine => "restart the machine; look at the seat and the power of the GPU if it comes again",
+            Self::RebootNode => "reboot the node; if the fault returns, check how the GPU is seated and powered",
         }
     }
 }
 
-/// What an XID means and what cures it; none for a number that the catalog does not have.
+/// Returns meaning and resolution of an XID, or none if the catalog does not have the number.
 pub fn describe(xid: i32) -> Option<(&'static str, Resolution)> {
-    use Resolution::{CheckLinks, Ignore, ResetGpu, RestartApp, RestartMachine, RestartVm};
+    use Resolution::{CheckLinks, Ignore, RebootNode, ResetGpu, RestartApp, RestartVm};
     Some(match xid {
         8 => ("GPU stopped processing", RestartApp),
         11 | 25 | 32 => ("invalid or corrupted push buffer", RestartApp),
@@ -48,7 +47,7 @@ pub fn describe(xid: i32) -> Option<(&'static str, Resolution)> {
         37 | 38 | 44 | 66 | 67 => ("firmware error or illegal access by the driver", Ignore),
         39..=41 | 70..=72 | 75..=77 | 85 | 126..=135 => ("copy engine error", RestartApp),
         43 => ("GPU stopped processing for one application", Ignore),
-        // It follows the XID that tells the cause, or an application that was killed: the other one counts.
+        // It follows the XID of the cause, or the end of an application: the other one counts.
         45 => ("channels of an application were removed", RestartApp),
         46 => ("GPU timeout", ResetGpu),
         48 => ("double bit ECC error", ResetGpu),
@@ -58,7 +57,7 @@ pub fn describe(xid: i32) -> Option<(&'static str, Resolution)> {
         64 => ("memory row remapping or page retirement failed", ResetGpu),
         69 => ("graphics class error", RestartApp),
         74 => ("NVLink error", CheckLinks),
-        79 => ("GPU has fallen off the bus", RestartMachine),
+        79 => ("GPU has fallen off the bus", RebootNode),
         92 => ("high rate of single bit ECC errors", Ignore),
         94 => ("contained memory error", RestartApp),
         95 => ("uncontained memory error", ResetGpu),
@@ -72,7 +71,7 @@ pub fn describe(xid: i32) -> Option<(&'static str, Resolution)> {
         143 => ("GPU initialization error", ResetGpu),
         144..=150 => ("NVLink 5 error", CheckLinks),
         151 => ("key rotation error", RestartVm),
-        // It comes beside another XID; what it announces is read from the driver.
+        // It accompanies another XID; a probe reads the recovery action that it announces.
         154 => ("recovery action changed", Ignore),
         155 => ("NVLink software defined error", ResetGpu),
         156 => ("resource retirement", ResetGpu),
@@ -84,12 +83,12 @@ pub fn describe(xid: i32) -> Option<(&'static str, Resolution)> {
     })
 }
 
-/// Whether an XID makes a device unhealthy under these rules. One that the catalog does not have does.
-pub fn counts(xid: i32, rules: &Rules) -> bool {
+/// Returns true if an XID makes a device unhealthy under these rules. An XID that the catalog does not have does.
+pub fn is_fault(xid: i32, rules: &Rules) -> bool {
     if rules.watch_xids.contains(&xid) {
         return true;
     }
-    !rules.ignore_xids.contains(&xid) && describe(xid).is_none_or(|(_, action)| action > Resolution::RestartApp)
+    !rules.ignore_xids.contains(&xid) && describe(xid).is_none_or(|(_, resolution)| resolution > Resolution::RestartApp)
 }
 
 #[cfg(test)]
@@ -106,7 +105,7 @@ mod tests {
         let counted = |rules: &Rules| {
             [13, 31, 43, 45, 48, 63, 68, 79, 94, 95, 109, 154, 9999]
                 .into_iter()
-                .filter(|xid| counts(*xid, rules))
+                .filter(|xid| is_fault(*xid, rules))
                 .collect::<Vec<_>>()
         };
         assert_eq!(counted(&Rules::default()), [48, 79, 95, 109, 9999]);

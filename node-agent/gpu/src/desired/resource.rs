@@ -1,38 +1,40 @@
-//! What one entry of `resources` makes of the devices that it selects.
+//! One entry of `resources`: sharing, problems and rules of the devices that it selects.
 
 use super::{
-    DesiredDevice, DesiredDevices, DesiredDevicesError, DeviceProblem, DeviceProblemKind, ResourceRules,
-    selection::Selection,
+    devices::{DesiredDevice, DesiredDevices, DeviceProblem, DeviceProblemKind},
+    error::DesiredDevicesError,
+    rules::ResourceRules,
+    selector::DeviceSelection,
 };
 use crate::{Assignment, Device, DeviceSharing, Gpu};
 use gpunode_config::{MigStrategy, ResourceConfig, Sharing, SharingStrategy};
 
-/// Before the profile in the name of a resource of MIG devices, as in NVIDIA's device plugin.
+/// Prefix of a profile in the name of a MIG resource, as in NVIDIA's device plugin.
 const MIG_RESOURCE: &str = "nvidia.com/mig-";
 
-/// Least compute capability for MPS with limits: Volta.
+/// Lowest compute capability whose MPS has limits: Volta.
 const MPS_CAPABILITY: (u32, u32) = (7, 0);
 
-/// An entry, ready to be asked.
-pub struct Entry<'a> {
+/// One entry of `resources` with its globs compiled.
+pub struct ResourceEntry<'a> {
     config: &'a ResourceConfig,
     name: String,
     strategy: MigStrategy,
-    selection: Selection<'a>,
-    replicas: Vec<(Selection<'a>, u32)>,
+    selection: DeviceSelection<'a>,
+    replicas: Vec<(DeviceSelection<'a>, u32)>,
 }
 
-impl<'a> Entry<'a> {
-    /// `config` under the node's MIG strategy.
+impl<'a> ResourceEntry<'a> {
+    /// Compiles `config` under the node's MIG strategy.
     pub fn new(config: &'a ResourceConfig, strategy: MigStrategy) -> Result<Self, DesiredDevicesError> {
         let name = config.advertised_name();
-        let selection = Selection::of_entry(&name, config.devices.as_ref(), strategy)?;
+        let selection = DeviceSelection::of_entry(&name, config.devices.as_ref(), strategy)?;
         let per_device = config
             .sharing
             .iter()
             .flat_map(|sharing| sharing.replicas_per_device.iter().flatten());
         let replicas = per_device
-            .map(|of| Ok((Selection::within_entry(&name, &of.devices)?, number(of.replicas))))
+            .map(|of| Ok((DeviceSelection::within_entry(&name, &of.devices)?, number(of.replicas))))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             config,
@@ -43,13 +45,12 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// Whether it selects `device`.
+    /// Returns true if the entry selects `device`.
     pub fn selects(&self, device: &Device) -> bool {
         self.selection.selects(device)
     }
 
-    /// Whether it selects `gpu`, which is divided by MIG into nothing. Under `Mixed` that is one more GPU without MIG
-    /// devices and nobody's problem.
+    /// Returns true if the entry needs MIG devices of `gpu`, which has MIG enabled and none. Under `Mixed` no entry does.
     pub fn lacks_instances(&self, gpu: &Gpu) -> bool {
         match self.strategy {
             MigStrategy::None => self.selection.selects(&Device::full(gpu)),
@@ -58,30 +59,30 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Adds what is offered of the devices that were taken, and the problems that there are.
-    pub fn offer(&self, mut taken: Vec<Device>, hollow: &[&Gpu], wanted: &mut DesiredDevices) {
+    /// Adds the devices that the entry selects to `desired`, or their problems.
+    pub fn add_devices(&self, mut taken: Vec<Device>, without_instances: &[&Gpu], desired: &mut DesiredDevices) {
         taken.sort_by_key(Device::order);
-        if let Some(problem) = self.without_instances(hollow) {
-            wanted.problems.push(problem);
+        if let Some(problem) = self.instances_missing(without_instances) {
+            desired.problems.push(problem);
         }
         if self.strategy == MigStrategy::Single {
-            if let Some(problem) = self.unequal(&taken) {
-                wanted.problems.push(problem);
+            if let Some(problem) = self.instances_unequal(&taken) {
+                desired.problems.push(problem);
                 return;
             }
-            if !hollow.is_empty() {
+            if !without_instances.is_empty() {
                 return;
             }
         }
         for device in taken {
             match self.sharing_of(&device) {
-                Ok(sharing) => self.add(device, sharing, wanted),
-                Err(problem) => wanted.problems.push(problem),
+                Ok(sharing) => self.add(device, sharing, desired),
+                Err(problem) => desired.problems.push(problem),
             }
         }
     }
 
-    fn add(&self, device: Device, sharing: DeviceSharing, wanted: &mut DesiredDevices) {
+    fn add(&self, device: Device, sharing: DeviceSharing, desired: &mut DesiredDevices) {
         let placement = self.config.sharing.as_ref().map(Sharing::placement).unwrap_or_default();
         let fail_requests_greater_than_one = self.config.fail_requests_greater_than_one();
         let rules = ResourceRules {
@@ -89,49 +90,49 @@ impl<'a> Entry<'a> {
             placement,
             allocation: self.config.allocation(),
         };
-        wanted.rules.insert(self.name.clone(), rules);
+        desired.rules.insert(self.name.clone(), rules);
         let assignment = Assignment {
             resource: self.name.clone(),
             sharing,
             gpu_uuid: device.part_of(),
         };
-        wanted.devices.push(DesiredDevice { device, assignment });
+        desired.devices.push(DesiredDevice { device, assignment });
     }
 
-    fn without_instances(&self, hollow: &[&Gpu]) -> Option<DeviceProblem> {
-        let first = hollow.first()?;
-        let offered = if self.strategy == MigStrategy::Single {
-            "nothing of it is offered"
+    fn instances_missing(&self, without_instances: &[&Gpu]) -> Option<DeviceProblem> {
+        let first = without_instances.first()?;
+        let advertised = if self.strategy == MigStrategy::Single {
+            "no device of this resource"
         } else {
-            "it is not offered"
+            "none of them"
         };
         Some(DeviceProblem {
             resource: self.name.clone(),
             kind: DeviceProblemKind::MigWithoutInstances,
             message: format!(
-                "offer {}: {} of its GPUs (the first is GPU {}) have MIG enabled and no MIG device, so {offered}; create \
-                 instances or disable MIG there",
+                "resource {}: {} of its GPUs (first: GPU {}) have MIG enabled and no MIG device, so gpunode advertises \
+                 {advertised}; create MIG instances or disable MIG on these GPUs",
                 self.name,
-                hollow.len(),
+                without_instances.len(),
                 first.index
             ),
         })
     }
 
-    fn unequal(&self, taken: &[Device]) -> Option<DeviceProblem> {
+    fn instances_unequal(&self, taken: &[Device]) -> Option<DeviceProblem> {
         let first = taken.first()?;
         let attributes = |device: &Device| device.mig.as_ref().map(|mig| mig.attributes);
         let other = taken.iter().find(|device| attributes(device) != attributes(first))?;
         let describe = |device: &Device| match &device.mig {
             Some(mig) => format!("MIG device {} is {}", device.index(), mig.profile),
-            None => format!("GPU {} is whole", device.index()),
+            None => format!("GPU {} is not divided", device.index()),
         };
         Some(DeviceProblem {
             resource: self.name.clone(),
             kind: DeviceProblemKind::MigInstancesUnequal,
             message: format!(
-                "offer {}: mig.strategy Single needs equal devices, and {} while {}, so nothing of it is offered; divide \
-                 the GPUs alike, select them into several resources, or use Mixed",
+                "resource {}: mig.strategy Single needs equal devices, but {} and {}, so gpunode advertises no device of \
+                 this resource; divide the GPUs alike, select them into several resources, or use Mixed",
                 self.name,
                 describe(first),
                 describe(other)
@@ -157,7 +158,7 @@ impl<'a> Entry<'a> {
                 resource: self.name.clone(),
                 kind: DeviceProblemKind::MpsUnsupported,
                 message: format!(
-                    "offer {}: GPU {} ({}) cannot limit MPS clients, which Volta and newer can; share it by TimeSlicing",
+                    "resource {}: GPU {} ({}) is older than Volta, so MPS cannot limit its clients; share it with TimeSlicing",
                     self.name,
                     device.index(),
                     device.product
@@ -177,7 +178,7 @@ impl<'a> Entry<'a> {
                         resource: self.name.clone(),
                         kind: DeviceProblemKind::MemoryBelowUnit,
                         message: format!(
-                            "offer {}: GPU {} has {} of memory, less than one unit of {unit}; lower sharing.unit",
+                            "resource {}: GPU {} has {} of memory, less than one unit of {unit}; lower sharing.unit",
                             self.name,
                             device.index(),
                             device.memory
@@ -191,19 +192,19 @@ impl<'a> Entry<'a> {
 }
 
 /// Adds a MIG device that no entry selects, under NVIDIA's name for its profile.
-pub fn offer_by_profile(device: Device, wanted: &mut DesiredDevices) {
+pub fn add_by_profile(device: Device, desired: &mut DesiredDevices) {
     let Some(mig) = &device.mig else { return };
     let resource = format!("{MIG_RESOURCE}{}", mig.profile.replace('+', "."));
-    wanted.rules.entry(resource.clone()).or_default();
+    desired.rules.entry(resource.clone()).or_default();
     let assignment = Assignment {
         resource,
         sharing: DeviceSharing::Whole,
         gpu_uuid: device.part_of(),
     };
-    wanted.devices.push(DesiredDevice { device, assignment });
+    desired.devices.push(DesiredDevice { device, assignment });
 }
 
-/// A number of replicas, which the loader has bounded.
+/// Returns a number of replicas; the loader has checked its range.
 fn number(replicas: i32) -> u32 {
     u32::try_from(replicas).unwrap_or(1).max(1)
 }

@@ -1,15 +1,43 @@
-//! What a search starts with: the scores of its GPUs, and what is known before one is chosen.
+//! The search problem: the GPUs to choose from, their scores, and the set at the start.
 
-use super::{FREE_GPU, PartialSet, Search, SearchItem};
-use crate::choice::{CandidatePool, GpuLoad, columns::Columns};
+use super::{
+    criteria::{RankKey, rank_key},
+    partial_set::{FREE_GPU, PartialSet, Pull, SearchItem},
+};
+use crate::choice::{
+    columns::Columns,
+    pool::{CandidatePool, GpuLoad},
+};
 use gpunode_config::Allocation;
 
-/// Bits of utilisation below what is held, in the worth of a unit: 64 GPUs x 8192 shares x 100 percent.
+/// Bits of a unit's worth for utilisation, below the shares held: 64 GPUs x 8192 shares x 100 percent.
 const BUSY_BITS: u32 = 26;
 
-impl<'a> Search<'a> {
-    /// A search for the `most` best sets.
-    pub fn new(pool: &CandidatePool<'_>, columns: &'a Columns, most: usize) -> Self {
+/// The GPUs to choose from, and the set at the start.
+#[derive(Debug)]
+pub struct SearchProblem<'a> {
+    allocation: Allocation,
+    /// All GPUs of the pool.
+    pub columns: &'a Columns,
+    /// GPUs that can join the set.
+    pub items: Vec<SearchItem>,
+    /// The set at the start: the GPUs of which the container has a share.
+    pub start: PartialSet,
+    /// Pulls of the set at the start on each item.
+    pub row: Vec<Pull>,
+    /// Number of items in a complete set.
+    pub size: usize,
+    /// Units that the items of a complete set give together at least.
+    pub need: u64,
+    /// True if each item gives one unit and no other GPU gives any.
+    pub one_each: bool,
+    /// Columns with the worth of one unit, the best first.
+    pub by_worth: Vec<(usize, i64)>,
+}
+
+impl<'a> SearchProblem<'a> {
+    /// Returns the problem of choosing `columns.units` units.
+    pub fn new(pool: &CandidatePool<'_>, columns: &'a Columns) -> Self {
         let gpus = &columns.gpus;
         let pair = |one: usize, other: usize| {
             let place = |at: usize| gpus.get(at).and_then(|gpu| gpu.place);
@@ -21,7 +49,7 @@ impl<'a> Search<'a> {
             gpus.get(at)
                 .is_some_and(|gpu| !gpu.given && gpu.units > 0 && gpu.load.held == 0 && gpu.place.is_some())
         };
-        // Whoever gets a replica leaves the rest of its GPU to others.
+        // A container with a replica leaves the rest of the GPU to others.
         let counts_free = match pool.allocation {
             Allocation::Topology => !pool.shared,
             Allocation::Packed => true,
@@ -30,7 +58,7 @@ impl<'a> Search<'a> {
         let free: Vec<usize> = (0..gpus.len()).filter(|at| counts_free && free(*at)).collect();
         let spread = pool.allocation == Allocation::Spread;
         let in_use = |at: usize| spread && gpus.get(at).is_some_and(|gpu| gpu.load.held > 0);
-        // Under Spread a GPU that is in use counts as in the set from the start.
+        // Under Spread, the set contains the GPUs in use from the start.
         let near = |one: usize, other: usize| {
             if in_use(one) || in_use(other) {
                 0
@@ -106,16 +134,16 @@ impl<'a> Search<'a> {
             },
             items,
             by_worth,
-            member: gpus.iter().map(|gpu| gpu.given && gpu.units > 0).collect(),
-            chosen: Vec::new(),
-            most,
-            best: Vec::new(),
-            is_tied: false,
         }
+    }
+
+    /// Returns the rank of a set whose units are worth `worth`.
+    pub fn key(&self, set: &PartialSet, worth: i64) -> RankKey {
+        rank_key(self.allocation, set, worth)
     }
 }
 
-/// NUMA nodes as bits, in the order in which GPUs have them. A machine of more than 64 would count the last ones as one.
+/// NUMA nodes as bits, in the order of the GPUs. From the 64th on they count as one.
 struct NumaNodes {
     of_columns: Vec<u32>,
 }
@@ -140,7 +168,7 @@ impl NumaNodes {
     }
 }
 
-/// What a unit of a GPU is worth; less load is worth more, but for what others hold under `Packed`.
+/// Returns the worth of a unit of a GPU: it falls with the load; under `Packed` it grows with the shares that others hold.
 fn worth(allocation: Allocation, load: GpuLoad) -> i64 {
     let held = i64::from(load.held) << BUSY_BITS;
     let busy = i64::from(load.busy);
@@ -151,7 +179,7 @@ fn worth(allocation: Allocation, load: GpuLoad) -> i64 {
     }
 }
 
-/// The fewest items that have `need` units together.
+/// Returns the smallest number of items that have `need` units together.
 fn fewest(items: &[SearchItem], need: u64) -> usize {
     let mut units: Vec<u32> = items.iter().map(|item| item.units).collect();
     units.sort_unstable_by(|one, other| other.cmp(one));

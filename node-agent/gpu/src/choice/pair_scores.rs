@@ -1,15 +1,15 @@
-//! How well each pair of GPUs is linked, as a number.
+//! A number for the links between two GPUs.
 
 use crate::{Inventory, Link, LinkLevel};
 use std::collections::BTreeMap;
 
-/// What one NVLink adds to the score of a pair (NVIDIA's go-gpuallocator).
+/// Score of one NVLink (NVIDIA's go-gpuallocator).
 const NVLINK: u32 = 100;
 
-/// NVLinks that count: a GPU has at most 18.
+/// Most NVLinks that count: a GPU has 18.
 const MAX_NVLINKS: u32 = 18;
 
-/// The score of every pair of GPUs of a node, and where the GPUs are. Made once for an inventory.
+/// Scores of all pairs of GPUs of a node, and the NUMA nodes of the GPUs. Computed once per inventory.
 ///
 /// The scores are those of NVIDIA's go-gpuallocator: 10 (SYS) to 60 (the same board) by the PCIe level, and 100 for each
 /// NVLink. Two GPUs on NVSwitches count as linked by as many as both have to the switches.
@@ -22,13 +22,13 @@ pub struct PairScores {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ScoredGpu {
     numa_node: Option<u32>,
-    /// To each GPU of the node; 0 to itself.
+    /// Score with each GPU of the node; 0 with itself.
     scores: Vec<u32>,
 }
 
 impl PairScores {
-    /// The scores of a node's GPUs; their places are the order of the inventory. A link that nobody could read scores 0,
-    /// and one that its ends describe differently the lower of both.
+    /// Computes the scores of a node's GPUs; places follow the order of the inventory. An unreadable link scores 0; a link
+    /// whose ends differ scores the lower of both.
     pub fn new(inventory: &Inventory) -> Self {
         let gpus = &inventory.gpus;
         let by_index: BTreeMap<u32, usize> = gpus.iter().enumerate().map(|(place, gpu)| (gpu.index, place)).collect();
@@ -69,17 +69,17 @@ impl PairScores {
         }
     }
 
-    /// Place of a GPU.
+    /// Returns the place of a GPU.
     pub fn place(&self, uuid: &str) -> Option<usize> {
         self.places.get(uuid).copied()
     }
 
-    /// How many GPUs there are.
+    /// Returns the number of GPUs.
     pub fn gpus(&self) -> usize {
         self.gpus.len()
     }
 
-    /// The score of the pair at two places; 0 for a place without GPU.
+    /// Returns the score of the pair at two places; 0 for a place without GPU.
     pub fn pair(&self, one: usize, other: usize) -> u32 {
         self.gpus
             .get(one)
@@ -88,7 +88,7 @@ impl PairScores {
             .unwrap_or_default()
     }
 
-    /// The sum over all pairs of GPUs at the places.
+    /// Returns the sum over all pairs of GPUs at these places.
     pub fn sum(&self, places: &[usize]) -> u64 {
         let others = |at: usize| places.get(at + 1..).unwrap_or_default();
         let pairs = places
@@ -98,7 +98,7 @@ impl PairScores {
         pairs.map(|(one, other)| u64::from(self.pair(one, other))).sum()
     }
 
-    /// NUMA node of the GPU at a place, if the machine says it.
+    /// Returns the NUMA node of the GPU at a place, if known.
     pub fn numa_node(&self, place: usize) -> Option<u32> {
         self.gpus.get(place).and_then(|gpu| gpu.numa_node)
     }

@@ -1,6 +1,6 @@
 //! What a container can be given, whole or in part: a full GPU or a MIG device.
 
-use crate::{Gpu, Inventory, MigDevice};
+use super::inventory::{Gpu, Inventory, MigDevice};
 use gpunode_config::{Architecture, MemoryMiB};
 
 /// A full GPU or a MIG device.

@@ -1,0 +1,113 @@
+//! Devices whose assignment is not the desired one, and the event that each waits for.
+
+use super::{observation::PendingChange, state::AllocatorState};
+use crate::{Assignment, DeviceSharing, device_of};
+use std::collections::BTreeSet;
+
+/// Returns the devices whose assignment is not the desired one, by index.
+pub fn pending_changes(state: &AllocatorState) -> Vec<PendingChange> {
+    let mut pending: Vec<PendingChange> = pending_devices(state)
+        .into_iter()
+        .map(|uuid| describe(state, uuid))
+        .collect();
+    pending.sort_by_key(|of| {
+        let device = state.devices.get(&of.device);
+        (device.is_none(), device.map(crate::Device::order), of.device.clone())
+    });
+    pending
+}
+
+/// Returns the UUIDs of the devices whose assignment is not the desired one.
+pub fn pending_devices(state: &AllocatorState) -> BTreeSet<&str> {
+    let (true, Some(desired)) = (state.is_observed(), &state.desired) else {
+        return BTreeSet::new();
+    };
+    let changing = state
+        .assigned
+        .iter()
+        .filter(|(uuid, now)| desired.get(*uuid) != Some(now))
+        .map(|(uuid, _)| uuid);
+    let coming = desired.keys().filter(|uuid| !state.assigned.contains_key(*uuid));
+    changing.chain(coming).map(String::as_str).collect()
+}
+
+/// Returns true if only the kubelet's checkpoint keeps a device from its change. The kubelet writes the checkpoint after
+/// each device list, so another list brings it up to date.
+pub fn waits_for_checkpoint(state: &AllocatorState) -> bool {
+    pending_devices(state).into_iter().any(|uuid| {
+        let together: Vec<&str> = state.overlapping(uuid).chain([uuid]).collect();
+        let any = |holds: &dyn Fn(&str) -> bool| together.iter().any(|device| holds(device));
+        !any(&|device| state.held.holds_of(device, None)) && any(&|device| state.held.checkpoint_holds_of(device, None))
+    })
+}
+
+fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
+    let now = state.assigned.get(uuid);
+    let next = state.desired_assignment(uuid);
+    let whole_or_part: BTreeSet<&str> = state.overlapping(uuid).chain([uuid]).collect();
+    let holds = |id: &String| whole_or_part.contains(device_of(id));
+    let holding = state
+        .held
+        .observed()
+        .iter()
+        .filter(|holding| holding.ids.iter().any(holds));
+    let pods: BTreeSet<String> = holding.map(|of| format!("{}/{}", of.namespace, of.pod)).collect();
+    let until = if !pods.is_empty() {
+        "the last pod that holds it ends"
+    } else if whole_or_part.iter().any(|device| state.held.holds_of(device, None)) {
+        "the kubelet shows whether a container got its last allocated shares"
+    } else if whole_or_part
+        .iter()
+        .any(|device| state.held.checkpoint_holds_of(device, None))
+    {
+        "the kubelet's checkpoint no longer has a container that holds it, such as an init container"
+    } else {
+        "the kubelet can allocate none of its shares"
+    };
+    let name = state
+        .devices
+        .get(uuid)
+        .map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()));
+    let message = match (now, next) {
+        (Some(now), Some(next)) => format!(
+            "{name} stays {} until {until}, then it becomes {}",
+            AssignmentText(now),
+            AssignmentText(next)
+        ),
+        (Some(now), None) if state.present.contains(uuid) => {
+            format!(
+                "{name} stays {} until {until}, then no resource has it",
+                AssignmentText(now)
+            )
+        }
+        (Some(now), None) => format!(
+            "{name} has left the node; it stays {}, unhealthy, until {until}",
+            AssignmentText(now)
+        ),
+        (None, Some(next)) => format!(
+            "{name} has no resource until {until}, then it becomes {}",
+            AssignmentText(next)
+        ),
+        (None, None) => format!("{name} has no resource"),
+    };
+    PendingChange {
+        device: uuid.to_owned(),
+        message,
+        pods: pods.into_iter().collect(),
+    }
+}
+
+/// An assignment as text.
+struct AssignmentText<'a>(&'a Assignment);
+
+impl std::fmt::Display for AssignmentText<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Assignment { resource, sharing, .. } = self.0;
+        match sharing {
+            DeviceSharing::Whole => write!(f, "{resource}"),
+            DeviceSharing::TimeSlicing { replicas } => write!(f, "{resource} ({replicas} replicas)"),
+            DeviceSharing::Memory { unit, units } => write!(f, "{resource} ({units} units of {unit})"),
+            DeviceSharing::Mps { replicas } => write!(f, "{resource} ({replicas} shares under MPS)"),
+        }
+    }
+}

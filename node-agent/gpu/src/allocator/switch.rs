@@ -1,0 +1,61 @@
+//! The step of a device from no assignment, or from its present one, to the desired one.
+
+use super::state::AllocatorState;
+use crate::{Assignment, device_of};
+use std::collections::BTreeSet;
+
+/// Switches each device to its desired assignment if no container holds a share of it and the kubelet takes none of its
+/// shares for healthy: the kubelet can then allocate none, and an allocation that it began before is refused or fits.
+pub fn switch(state: &mut AllocatorState, allocatable: &BTreeSet<(String, String)>) {
+    let Some(desired) = &state.desired else { return };
+    let healthy: BTreeSet<(&str, &str)> = allocatable
+        .iter()
+        .map(|(resource, id)| (resource.as_str(), device_of(id)))
+        .collect();
+    let free =
+        |uuid: &str, of: &Assignment| !healthy.contains(&(of.resource.as_str(), uuid)) && !state.is_taken(uuid, None);
+    let changes: Vec<(String, Option<Assignment>)> = state
+        .assigned
+        .iter()
+        .filter(|(uuid, now)| desired.get(*uuid) != Some(now) && free(uuid, now))
+        .map(|(uuid, _)| (uuid.clone(), desired.get(uuid).cloned()))
+        .collect();
+    for (uuid, next) in changes {
+        match next {
+            Some(next) => _ = state.assigned.insert(uuid, next),
+            None => _ = state.assigned.remove(&uuid),
+        }
+    }
+}
+
+/// Assigns each desired device without an assignment, if no overlapping device has one and containers hold no share of it
+/// but those of the desired assignment.
+pub fn adopt(state: &mut AllocatorState) {
+    if !state.is_observed() {
+        return;
+    }
+    for (uuid, assignment) in state.desired.iter().flatten() {
+        let blocked = state.assigned.contains_key(uuid)
+            || state.overlapping(uuid).any(|other| state.assigned.contains_key(other))
+            || state.is_taken(uuid, Some(assignment));
+        if !blocked {
+            state.assigned.insert(uuid.clone(), assignment.clone());
+        }
+    }
+    // A resource that lost its last such device has nothing to withhold.
+    state.withheld.retain(|resource| {
+        state
+            .assigned
+            .values()
+            .any(|of| of.resource == *resource && of.sharing.one_device_per_container())
+    });
+}
+
+/// Adds the GPU to the assignment of each MIG device, where an earlier version saved it without.
+pub fn note_parents(state: &mut AllocatorState) {
+    for (uuid, assignment) in &mut state.assigned {
+        if let Some(device) = state.devices.get(uuid) {
+            assignment.gpu_uuid = device.part_of();
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The limit of the kubelet for a device list.
+
+use super::{
+    devices::DesiredDevice,
+    error::{DesiredDevicesError, MAX_LIST_BYTES},
+};
+use crate::DeviceSharing;
+use std::collections::BTreeMap;
+
+/// Upper bound in bytes of one share in an encoded `ListAndWatchResponse` beside the UUID: tag and length of the share (4) and of the
+/// id (2), separator and number (3 + 10), the health with its longest value (2 + 9), the topology with one node and its
+/// number (2 + 2 + 11).
+const SHARE_OVERHEAD: usize = 4 + 2 + 13 + 11 + 15;
+
+/// Fails if the list of a resource is larger than the kubelet receives.
+pub fn check_list_sizes(devices: &[DesiredDevice]) -> Result<(), DesiredDevicesError> {
+    // Shares, bytes and sharing of each resource's list.
+    let mut lists: BTreeMap<&str, (usize, usize, DeviceSharing)> = BTreeMap::new();
+    for DesiredDevice { device, assignment } in devices {
+        let shares = assignment.sharing.shares() as usize;
+        let list = lists.entry(&assignment.resource).or_insert((0, 0, assignment.sharing));
+        list.0 = list.0.saturating_add(shares);
+        list.1 = list
+            .1
+            .saturating_add(shares.saturating_mul(device.uuid.len() + SHARE_OVERHEAD));
+    }
+    match lists.into_iter().find(|(_, (_, bytes, _))| *bytes > MAX_LIST_BYTES) {
+        None => Ok(()),
+        Some((resource, (shares, bytes, sharing))) => {
+            let by_memory = matches!(sharing, DeviceSharing::Memory { .. });
+            let remedy = if by_memory {
+                "raise sharing.unit"
+            } else {
+                "lower sharing.replicas"
+            };
+            Err(DesiredDevicesError::ListTooLong {
+                resource: resource.to_owned(),
+                shares,
+                bytes,
+                remedy,
+            })
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The faults of a node's devices: which begin and end with an observation.
+
+use super::{
+    fault::{Cure, Fault, FaultTransition},
+    observation::{HealthObservation, RunId},
+    probe::{GpuProbe, ProbeResult},
+    xid,
+};
+use gpunode_config::{HealthRules as Rules, Recovery};
+use gpunode_crds::FaultReason;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The faults of a node's devices. Its serialised form survives a restart of the agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceFaults {
+    pub(super) faults: BTreeMap<String, Vec<Fault>>,
+    run: Option<RunId>,
+    /// Number of observations that began or renewed a fault.
+    #[serde(rename = "seen")]
+    ticket: u64,
+    /// Devices with a call that failed once.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    doubtful: BTreeSet<String>,
+}
+
+impl DeviceFaults {
+    /// Returns the ticket for a probe that begins now: the probe does not disprove later observations.
+    pub fn ticket(&self) -> u64 {
+        self.ticket
+    }
+
+    /// Returns the gravest fault of the devices with these UUIDs: a GPU, or a MIG device and its GPU.
+    pub fn gravest<'a>(&'a self, uuids: &[&str]) -> Option<&'a Fault> {
+        let faults = uuids.iter().filter_map(|uuid| self.faults.get(*uuid)).flatten();
+        faults.min_by_key(|fault| (std::cmp::Reverse(fault.resolution()), fault.since))
+    }
+
+    /// Returns the time since which one of the devices with these UUIDs is unhealthy. A further fault does not move it.
+    pub fn unhealthy_since(&self, uuids: &[&str]) -> Option<Timestamp> {
+        let faults = uuids.iter().filter_map(|uuid| self.faults.get(*uuid)).flatten();
+        faults.map(|fault| fault.unhealthy_since).min()
+    }
+
+    /// Returns the unhealthy GPUs and MIG devices by UUID, each with its faults.
+    pub fn devices(&self) -> impl Iterator<Item = (&str, &[Fault])> {
+        self.faults
+            .iter()
+            .map(|(device, faults)| (device.as_str(), faults.as_slice()))
+    }
+
+    /// Returns true if a call about this device failed once: it counts only if the next probe fails too.
+    pub fn doubts(&self, device: &str) -> bool {
+        self.doubtful.contains(device)
+    }
+
+    /// Returns true if this very device has a fault of this reason.
+    pub fn has_fault(&self, device: &str, reason: FaultReason) -> bool {
+        self.faults
+            .get(device)
+            .is_some_and(|faults| faults.iter().any(|fault| fault.reason == reason))
+    }
+
+    /// Returns true if the node has booted since the last observed run.
+    pub fn is_other_boot(&self, run: &RunId) -> bool {
+        self.run
+            .as_ref()
+            .is_some_and(|before| is_other(&before.boot, &run.boot))
+    }
+
+    /// Forgets the faults of devices that are gone. Returns the number of these devices.
+    pub fn forget(&mut self, is_gone: impl Fn(&str) -> bool) -> usize {
+        let before = self.faults.len();
+        self.faults.retain(|device, _| !is_gone(device));
+        self.doubtful.retain(|device| !is_gone(device));
+        before - self.faults.len()
+    }
+
+    /// Takes an observation. Returns the faults that it begins and ends.
+    pub fn observe(&mut self, observation: HealthObservation, rules: &Rules, now: Timestamp) -> Vec<FaultTransition> {
+        let verified = rules.recovery() == Recovery::Verified;
+        match observation {
+            HealthObservation::Xid(device, number) if xid::is_fault(number, rules) => self
+                .begin(device, FaultReason::Xid, Some(number), now)
+                .into_iter()
+                .collect(),
+            HealthObservation::Xid(..) => Vec::new(),
+            HealthObservation::Probe(probe) => self.probed(&probe, verified, now),
+            HealthObservation::Run(run) => {
+                self.ran(run);
+                Vec::new()
+            }
+            HealthObservation::Reset(devices) => {
+                let hit = self.faults.iter_mut().filter(|(device, _)| devices.contains(device));
+                for fault in hit.flat_map(|(_, faults)| faults) {
+                    fault.cure = fault.cure.max(Cure::Reset);
+                }
+                Vec::new()
+            }
+            HealthObservation::MpsDaemon(device, false) => self
+                .begin(device, FaultReason::MpsDaemonDied, None, now)
+                .into_iter()
+                .collect(),
+            HealthObservation::MpsDaemon(device, true) => {
+                self.end(&device, |fault| verified && fault.reason == FaultReason::MpsDaemonDied)
+            }
+            HealthObservation::Recovered(at) => {
+                let devices: Vec<_> = self.faults.keys().cloned().collect();
+                // A time in the future was noted before the clock was set back.
+                let is_before = |fault: &Fault| fault.latest < at || fault.latest > now;
+                devices.iter().flat_map(|device| self.end(device, is_before)).collect()
+            }
+        }
+    }
+
+    fn probed(&mut self, probe: &GpuProbe, verified: bool, now: Timestamp) -> Vec<FaultTransition> {
+        let mut transitions = Vec::new();
+        let is_sure = self.is_sure(&probe.gpu, probe.result == ProbeResult::Fails);
+        for (reason, shown) in probe.findings() {
+            if shown && reason == FaultReason::NotAnswering && !is_sure {
+                continue;
+            }
+            if shown {
+                transitions.extend(self.begin(probe.gpu.clone(), reason, None, now));
+            } else if verified {
+                transitions.extend(self.end(&probe.gpu, |fault| fault.reason == reason));
+            }
+        }
+        if verified {
+            transitions.extend(self.end(&probe.gpu, |fault| probe.disproves(fault, probe.processes)));
+        }
+        for instance in &probe.instances {
+            let is_sure = self.is_sure(&instance.uuid, !instance.answers);
+            if !instance.answers && is_sure {
+                transitions.extend(self.begin(instance.uuid.clone(), FaultReason::NotAnswering, None, now));
+            } else if instance.answers && verified {
+                // An answer of the GPU proves nothing about its MIG device, which has to answer itself.
+                transitions.extend(self.end(&instance.uuid, |fault| {
+                    fault.reason == FaultReason::NotAnswering || probe.disproves(fault, instance.processes)
+                }));
+            }
+        }
+        transitions
+    }
+
+    /// Returns true if the probe's result for a device counts: a failing call counts only at the second probe in a row.
+    fn is_sure(&mut self, device: &str, fails: bool) -> bool {
+        let failed = self.doubtful.remove(device);
+        if fails && !failed && !self.has_fault(device, FaultReason::NotAnswering) {
+            self.doubtful.insert(device.to_owned());
+            return false;
+        }
+        true
+    }
+
+    fn ran(&mut self, mut run: RunId) {
+        let cure = match &self.run {
+            Some(before) if is_other(&before.boot, &run.boot) => Cure::Boot,
+            Some(before) if is_other(&before.driver, &run.driver) => Cure::Reset,
+            _ => Cure::None,
+        };
+        if let Some(before) = self.run.take().filter(|_| cure != Cure::Boot) {
+            // An unknown part keeps its last value, to be compared once it is known again.
+            let known = |now: String, before: String| if now.is_empty() { before } else { now };
+            run = RunId {
+                boot: known(run.boot, before.boot),
+                driver: known(run.driver, before.driver),
+            };
+        }
+        for fault in self.faults.values_mut().flatten() {
+            fault.cure = fault.cure.max(cure);
+        }
+        self.run = Some(run);
+    }
+
+    fn begin(
+        &mut self,
+        device: String,
+        reason: FaultReason,
+        xid: Option<i32>,
+        now: Timestamp,
+    ) -> Option<FaultTransition> {
+        self.ticket = self.ticket.saturating_add(1);
+        let known = |xid: &Option<i32>| xid.filter(|xid| xid::describe(*xid).is_some());
+        let faults = self.faults.entry(device.clone()).or_default();
+        let same = |fault: &&mut Fault| fault.reason == reason && known(&fault.xid) == known(&xid);
+        if let Some(fault) = faults.iter_mut().find(same) {
+            if reason == FaultReason::Xid {
+                (fault.latest, fault.ticket, fault.cure) = (now, self.ticket, Cure::None);
+            }
+            return None;
+        }
+        let unhealthy_since = faults.iter().map(|fault| fault.unhealthy_since).min().unwrap_or(now);
+        let fault = Fault {
+            reason,
+            xid,
+            since: now,
+            unhealthy_since,
+            latest: now,
+            ticket: self.ticket,
+            cure: Cure::None,
+        };
+        faults.push(fault.clone());
+        Some(FaultTransition {
+            device,
+            fault,
+            began: true,
+        })
+    }
+
+    fn end(&mut self, device: &str, over: impl Fn(&Fault) -> bool) -> Vec<FaultTransition> {
+        let Some(faults) = self.faults.get_mut(device) else {
+            return Vec::new();
+        };
+        let ended: Vec<_> = faults.extract_if(.., |fault| over(fault)).collect();
+        if faults.is_empty() {
+            self.faults.remove(device);
+        }
+        let device = device.to_owned();
+        ended
+            .into_iter()
+            .map(|fault| FaultTransition {
+                device: device.clone(),
+                fault,
+                began: false,
+            })
+            .collect()
+    }
+}
+
+/// Returns true if both are known and differ.
+fn is_other(before: &str, now: &str) -> bool {
+    !before.is_empty() && !now.is_empty() && before != now
+}
