@@ -22,7 +22,7 @@ for image in agent operator; do
 done
 one=(-- --ignored --nocapture --test-threads=1 measure)
 measure "choice of GPUs" --release -p gpunode-gpu "${one[@]}"
-measure "agent against a double of the kubelet" --release -p gpunode-node-tests --test figures --test lifecycle "${one[@]}"
+measure "agent against a double of the kubelet" --release -p gpunode-node-tests --test node "${one[@]}"
 measure "lists" --release -p gpunode-agent --bins "${one[@]}"
 measure "operator" --release -p gpunode-operator --bins "${one[@]}"
 

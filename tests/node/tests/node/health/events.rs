@@ -1,6 +1,6 @@
 //! What the driver reports.
 
-use crate::{GPU, PART, TIMEOUT, broken, divided, lab};
+use super::{GPU, PART, TIMEOUT, broken, divided, lab};
 use anyhow::{Context as _, Result};
 use gpunode_node_tests::{Node, until};
 use gpunode_scenario::ReturnCode;

@@ -213,6 +213,7 @@ async fn of_two_successors_at_once_one_is_served_and_nobody_fights() -> Result<(
         (took == 2 && kubelet.endpoint(GPU).healthy().len() == 8).then_some(())
     };
     until("both have had their turn", settled).await?;
+    // That nobody takes the node from the last one can only be waited for.
     sleep(Duration::from_secs(2)).await;
     assert_eq!((kubelet.endpoint(GPU).registrations, node.sockets()?.len()), (3, 1));
     let mut ready = 0;

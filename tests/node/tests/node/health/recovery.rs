@@ -1,6 +1,6 @@
 //! When a GPU is whole again.
 
-use crate::{GPU, TIMEOUT, broken, lab, look, with_old_driver};
+use super::{GPU, TIMEOUT, broken, lab, look, with_old_driver};
 use anyhow::{Context as _, Result};
 use gpunode_node_tests::{Lab, Node, until};
 use gpunode_scenario::{GpuProcess, GpuState, ProcessKind, RecoveryAction};

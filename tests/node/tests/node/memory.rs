@@ -11,8 +11,8 @@ use tonic::Code;
 const MEMORY: &str = "aliyun.com/gpu-mem";
 const PACKED: &str = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory}}]";
 const SPREAD: &str = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory, placement: Spread}}]";
-/// How long a refusal waits for the node's allocatable where there is no API server.
-const WITHOUT_API_SERVER: Duration = Duration::from_secs(11);
+/// How often a kubelet reports the node's allocatable. Where there is no API server, a refusal waits for longer than that.
+const REPORT: Duration = Duration::from_secs(10);
 
 /// The GPUs that ids are of.
 fn gpus(admitted: &Admitted) -> BTreeSet<&str> {
@@ -150,8 +150,10 @@ async fn a_request_that_fits_the_node_but_no_gpu_fails_once_and_the_node_shows_w
              one GPU (GPU 0); request at most 16, or wait until units are free"
         );
         failures += 1;
-        assert!(took >= WITHOUT_API_SERVER && took < Duration::from_secs(15), "{took:?}");
-        // The kubelet had the smaller list all that time.
+        // A pod must not wait without end; the agent gives up after 15 s, and a busy machine adds to it.
+        assert!(took < Duration::from_secs(20), "{took:?}");
+        // The kubelet had the smaller list all that time. The agent waits for a second more than it has to, for what lies between
+        // its clock and this one.
         let shown = kubelet
             .messages(MEMORY)
             .last()
@@ -159,7 +161,7 @@ async fn a_request_that_fits_the_node_but_no_gpu_fails_once_and_the_node_shows_w
             .at
             .duration_since(start);
         assert!(
-            took >= shown + WITHOUT_API_SERVER,
+            took >= shown + REPORT,
             "published after {shown:?}, refused after {took:?}"
         );
         assert!(failures <= 2, "a pod that cannot fit fails again and again");

@@ -16,6 +16,7 @@ use std::{
 };
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn what_containers_write_to_is_no_memory_of_the_hosts_run() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -63,6 +64,7 @@ fn shm_size() -> Result<u64> {
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn what_a_client_left_keeps_no_daemon_from_starting_and_leads_nowhere() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -95,6 +97,7 @@ async fn what_a_client_left_keeps_no_daemon_from_starting_and_leads_nowhere() ->
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn a_removal_leaves_no_mount_behind_though_containers_still_have_it() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -128,6 +131,7 @@ async fn a_removal_leaves_no_mount_behind_though_containers_still_have_it() -> R
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn a_supervisor_killed_while_it_mounts_or_unmounts_leaves_nothing_that_the_next_does_not_end() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -160,6 +164,7 @@ async fn a_supervisor_killed_while_it_mounts_or_unmounts_leaves_nothing_that_the
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn a_supervisor_killed_at_any_time_leaves_nothing_that_the_next_does_not_end() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;

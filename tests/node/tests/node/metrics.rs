@@ -4,9 +4,14 @@ use anyhow::{Context as _, Result, ensure};
 use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node};
 use gpunode_scenario::{Scenario, Topology};
 use rustix::process::Signal;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+use tokio::time::sleep;
 
 const GPU: &str = "nvidia.com/gpu";
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// Values by series of an answer in the OpenMetrics format, which is checked: every family has its help and type once, every
 /// series belongs to one and is there once, counters end in `_total`, durations are in seconds, and the end is marked.
@@ -61,6 +66,19 @@ async fn metrics(agent: &Agent) -> Result<BTreeMap<String, f64>> {
     read(&agent.ask("/metrics").await?)
 }
 
+/// Waits until the metrics are as expected: the agent counts what it has done a moment after others have seen it.
+async fn await_metrics(agent: &Agent, as_expected: impl Fn(&BTreeMap<String, f64>) -> bool) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let values = metrics(agent).await?;
+        if as_expected(&values) {
+            return Ok(());
+        }
+        ensure!(start.elapsed() < LIMIT, "{values:#?}");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
 #[tokio::test]
 async fn what_the_agent_does_is_counted() -> Result<()> {
     let lab = Lab::start(Node::with_v100()?, "")?;
@@ -72,7 +90,6 @@ async fn what_the_agent_does_is_counted() -> Result<()> {
     lab.kubelet.allocate(GPU, &[ids.first().context("an id")?]).await?;
     lab.kubelet.preferred(GPU, &ids, 2).await?;
     ensure!(lab.kubelet.allocate(GPU, &["GPU-nobody"]).await.is_err());
-    let values = metrics(&lab.agent).await?;
     for (series, expected) in [
         (
             r#"gpunode_agent_devices{resource="nvidia.com/gpu",health="healthy"}"#,
@@ -105,11 +122,12 @@ async fn what_the_agent_does_is_counted() -> Result<()> {
         ),
         (r#"gpunode_agent_rpc_duration_seconds_count{method="Register"}"#, 1.0),
     ] {
-        ensure!(
-            values.get(series) == Some(&expected),
-            "{series} is not {expected}: {values:#?}"
-        );
+        let counted = |values: &BTreeMap<String, f64>| values.get(series) == Some(&expected);
+        await_metrics(&lab.agent, counted)
+            .await
+            .with_context(|| format!("{series} is not {expected}"))?;
     }
+    let values = metrics(&lab.agent).await?;
     for start in ["gpunode_agent_config_info{hash=", "gpunode_agent_build_info{version="] {
         ensure!(
             values
@@ -128,10 +146,8 @@ async fn a_kubelet_that_refuses_is_counted() -> Result<()> {
     kubelet.refuse(2);
     let agent = Agent::run(&node)?;
     kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
-    let values = metrics(&agent).await?;
     let failed = r#"gpunode_agent_registrations_total{resource="nvidia.com/gpu",result="failed"}"#;
-    ensure!(values.get(failed) == Some(&2.0), "{values:#?}");
-    Ok(())
+    await_metrics(&agent, |values| values.get(failed) == Some(&2.0)).await
 }
 
 #[tokio::test]
@@ -158,21 +174,18 @@ async fn what_is_wrong_with_gpus_is_counted_until_it_is_over() -> Result<()> {
         "resources: [{name: nvidia.com/gpu, sharing: {strategy: Memory}}]",
     )?;
     lab.kubelet.has(GPU, |endpoint| !endpoint.healthy().is_empty()).await?;
-    let counted = async || -> Result<Vec<f64>> {
-        let values = metrics(&lab.agent).await?;
+    let faults = |values: &BTreeMap<String, f64>| -> Vec<f64> {
         let faults = values
-            .into_iter()
+            .iter()
             .filter(|(series, _)| series.starts_with("gpunode_agent_faults{"));
-        Ok(faults.map(|(_, value)| value).collect())
+        faults.map(|(_, value)| *value).collect()
     };
-    ensure!(counted().await?.is_empty(), "units that are withheld are no fault");
+    let values = metrics(&lab.agent).await?;
+    ensure!(faults(&values).is_empty(), "units that are withheld are no fault");
     lab.node.state()?.lose(0)?;
     lab.agent.signal(Signal::HUP)?;
-    lab.agent.logs("a device is broken").await?;
-    ensure!(counted().await? == [1.0], "{:?}", counted().await);
+    await_metrics(&lab.agent, |values| faults(values) == [1.0]).await?;
     lab.node.state()?.restore(0)?;
     lab.agent.signal(Signal::HUP)?;
-    lab.agent.logs("what was wrong with a device is over").await?;
-    ensure!(counted().await?.is_empty(), "{:?}", counted().await);
-    Ok(())
+    await_metrics(&lab.agent, |values| faults(values).is_empty()).await
 }

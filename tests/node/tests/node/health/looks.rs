@@ -1,6 +1,6 @@
 //! What looks at the GPUs show.
 
-use crate::{GPU, PART, broken, divided, lab, look};
+use super::{GPU, PART, broken, divided, lab, look};
 use anyhow::{Context as _, Result};
 use gpunode_node_tests::Node;
 use gpunode_scenario::{GpuState, RecoveryAction, ReturnCode};

@@ -11,6 +11,7 @@ use std::{
 };
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn each_device_has_a_daemon_of_its_own_in_exclusive_mode() -> Result<()> {
     let mps = MpsNode::new()?;
     let (one, two) = (mps.gpu(1)?, mps.gpu(2)?);
@@ -38,6 +39,7 @@ async fn each_device_has_a_daemon_of_its_own_in_exclusive_mode() -> Result<()> {
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn a_client_gets_the_smaller_of_the_daemons_and_its_own_limit() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -54,6 +56,7 @@ async fn a_client_gets_the_smaller_of_the_daemons_and_its_own_limit() -> Result<
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn a_killed_supervisor_takes_no_client_with_it() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -76,6 +79,7 @@ async fn a_killed_supervisor_takes_no_client_with_it() -> Result<()> {
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn a_killed_daemon_is_started_again_in_the_same_folder() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -87,12 +91,13 @@ async fn a_killed_daemon_is_started_again_in_the_same_folder() -> Result<()> {
     for starts in 2..4 {
         let daemon = mps.answers(&gpu).await?;
         kill_process(daemon, Signal::KILL)?;
+        let again = || agent.logged("MPS control daemon started") == starts;
+        // Where the supervisor is fast, the next daemon answers before this test has looked.
         until("it no longer answers", || {
-            (!mps.path(&gpu, "answered").exists()).then_some(())
+            (!mps.path(&gpu, "answered").exists() || again()).then_some(())
         })
         .await?;
-        let again = || (agent.logged("MPS control daemon started") == starts).then_some(());
-        until("it was started again", again).await?;
+        until("it was started again", || again().then_some(())).await?;
     }
     assert_ne!(mps.answers(&gpu).await?, first);
     assert!(!client.is_served()?);
@@ -102,6 +107,7 @@ async fn a_killed_daemon_is_started_again_in_the_same_folder() -> Result<()> {
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn daemon_and_supervisor_killed_together_come_back() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -120,6 +126,7 @@ async fn daemon_and_supervisor_killed_together_come_back() -> Result<()> {
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn a_device_that_is_no_longer_shared_by_mps_is_as_it_was() -> Result<()> {
     let mps = MpsNode::new()?;
     let (one, two) = (mps.gpu(0)?, mps.gpu(1)?);
@@ -142,6 +149,7 @@ async fn a_device_that_is_no_longer_shared_by_mps_is_as_it_was() -> Result<()> {
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn a_process_of_another_container_that_carries_the_mark_is_no_daemon() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -163,6 +171,7 @@ async fn a_process_of_another_container_that_carries_the_mark_is_no_daemon() -> 
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn what_an_earlier_supervisor_left_is_cleaned_up() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -179,6 +188,7 @@ async fn what_an_earlier_supervisor_left_is_cleaned_up() -> Result<()> {
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn a_file_that_cannot_be_read_ends_no_daemon() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -211,6 +221,7 @@ async fn a_file_that_cannot_be_read_ends_no_daemon() -> Result<()> {
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn assignments_that_are_lost_end_no_daemon_that_somebody_uses() -> Result<()> {
     let mps = MpsNode::new()?;
     let (used, free) = (mps.gpu(0)?, mps.gpu(1)?);
@@ -239,6 +250,7 @@ async fn assignments_that_are_lost_end_no_daemon_that_somebody_uses() -> Result<
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn no_daemon_ends_while_the_kubelet_does_not_say_who_uses_it() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -257,6 +269,7 @@ async fn no_daemon_ends_while_the_kubelet_does_not_say_who_uses_it() -> Result<(
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn a_driver_without_the_programs_is_named_and_waited_for() -> Result<()> {
     let mps = MpsNode::new()?;
     let program = mps
@@ -275,6 +288,7 @@ async fn a_driver_without_the_programs_is_named_and_waited_for() -> Result<()> {
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn sigterm_ends_daemons_that_nobody_uses() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -292,6 +306,7 @@ async fn sigterm_ends_daemons_that_nobody_uses() -> Result<()> {
 }
 
 #[tokio::test]
+#[ignore = "needs root: make test"]
 async fn sigterm_leaves_daemons_that_may_be_in_use_and_restores_the_compute_mode() -> Result<()> {
     let mps = MpsNode::new()?;
     let gpu = mps.gpu(0)?;
@@ -306,11 +321,8 @@ async fn sigterm_leaves_daemons_that_may_be_in_use_and_restores_the_compute_mode
         (!mps.path(&gpu, "answered").exists()).then_some(())
     })
     .await?;
-    // It takes longer than one wait lasts.
     let restored = || (mps.compute_mode(0).ok()? == ComputeMode::Default).then_some(());
-    if until("the mode is restored", restored).await.is_err() {
-        until("the mode is restored", restored).await?;
-    }
+    until("the mode is restored", restored).await?;
     assert!(agent.end().await?.success());
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     assert!(client.is_served()?);

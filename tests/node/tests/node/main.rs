@@ -1,0 +1,23 @@
+//! The agent's process against the simulated NVML and the kubelet's double. The tests share nothing and run side by side.
+
+mod change;
+mod configuration;
+mod device_plugin;
+mod faults;
+mod figures;
+mod handover;
+mod hardware;
+mod health;
+mod holders;
+mod lifecycle;
+mod memory;
+mod metrics;
+mod mig;
+mod mps;
+mod mps_mounts;
+mod mps_shares;
+mod nvml_wrapper_bugs;
+mod refusals;
+mod registration;
+mod time_slicing;
+mod topology;
