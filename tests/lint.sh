@@ -20,7 +20,8 @@ cargo deny --all-features check bans licenses sources
 step "generated CRDs are up to date"
 generated=$(mktemp -d)
 trap 'rm -rf "$generated"' EXIT
-cargo run --locked -q -p gpunode-crds -- "$generated"
+cargo build --workspace --locked --quiet --bin gpunode-crds
+target/debug/gpunode-crds "$generated"
 for file in "$generated"/*.yaml; do
   diff -u "manifests/crds/$(basename "$file")" "$file" || { echo "run 'make crds' and commit the result"; exit 1; }
 done

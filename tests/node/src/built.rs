@@ -41,22 +41,24 @@ fn build() -> Result<Built> {
         .arg("--target-dir")
         .arg(target);
     // What this cargo tells the tests about themselves would make build scripts (ring's) run again, and again under the
-    // next cargo from a shell.
-    let about_tests =
-        |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") || name == "OUT_DIR";
+    // next cargo from a shell. So would the variable by which tests/timed.sh makes tests say how long they take.
+    let about_tests = |name: &str| {
+        name.starts_with("CARGO_PKG_")
+            || name.starts_with("CARGO_MANIFEST_")
+            || ["OUT_DIR", "RUSTC_BOOTSTRAP"].contains(&name)
+    };
     for (name, _) in env::vars_os().filter(|(name, _)| about_tests(&name.to_string_lossy())) {
         cargo.env_remove(name);
     }
     if folder.ends_with("release") {
-        cargo.arg("--release");
+        // What is measured has the features of the image and no others.
+        cargo.args(["--release", "-p", "gpunode-agent", "-p", "gpunode-fake-nvml"]);
+    } else {
+        // Of the whole workspace and with a test, so that dependencies have the features that `cargo test --workspace` has
+        // compiled them with.
+        cargo.args(["--workspace", "--lib", "--bin", "gpunode-agent", "--test", "node"]);
     }
-    cargo.args([
-        "-p",
-        "gpunode-agent",
-        "-p",
-        "gpunode-fake-nvml",
-        "--message-format=json-render-diagnostics",
-    ]);
+    cargo.args(["--locked", "--message-format=json-render-diagnostics"]);
     let output = cargo.stderr(Stdio::inherit()).output().context("run cargo build")?;
     ensure!(
         output.status.success(),
