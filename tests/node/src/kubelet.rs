@@ -25,9 +25,9 @@ use anyhow::{Context as _, Result};
 use pods::{ContainerKind, Pods};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, io,
     os::unix::fs::FileTypeExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
@@ -206,14 +206,14 @@ impl FakeKubelet {
         for entry in fs::read_dir(&self.folder).context("read the folder of device plugins")? {
             let entry = entry?;
             if entry.file_type()?.is_socket() {
-                fs::remove_file(entry.path())?;
+                remove_if_there(&entry.path())?;
             }
         }
         let plugins = UnixListener::bind(self.folder.join("kubelet.sock")).context("bind kubelet.sock")?;
         let pod_resources = self.folder.with_file_name("pod-resources");
         fs::create_dir_all(&pod_resources)?;
         let pod_resources = pod_resources.join("kubelet.sock");
-        _ = fs::remove_file(&pod_resources);
+        remove_if_there(&pod_resources)?;
         let pods = UnixListener::bind(pod_resources).context("bind the socket of PodResources")?;
 
         let registrar = registration::Registrar {
@@ -242,6 +242,14 @@ impl FakeKubelet {
 impl Drop for FakeKubelet {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// Removes a file as a kubelet does (`os.RemoveAll`): the agent may have removed its socket a moment before.
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
     }
 }
 

@@ -150,6 +150,14 @@ impl Node {
         self.path("kubelet/device-plugins")
     }
 
+    /// Removes the kubelet's folder of device plugin sockets with all that is in it.
+    pub fn remove_device_plugins(&self) -> Result<()> {
+        // In one step: an agent that sees its socket go makes a new one at once, and a folder with a file in it stays.
+        let removed = self.path("kubelet/removed");
+        fs::rename(self.device_plugins(), &removed)?;
+        Ok(fs::remove_dir_all(removed)?)
+    }
+
     /// The kubelet's PodResources socket.
     pub fn pod_resources(&self) -> PathBuf {
         self.path("kubelet/pod-resources/kubelet.sock")

@@ -4,8 +4,9 @@ use anyhow::{Context as _, Result};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// Long enough for a busy machine, and for the agent's own patience: 20 s with a GPU that hangs, or as a successor.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest wait for a condition. It costs time only where a test fails, so it is long enough for a busy machine and for the
+/// agent's own time-outs, of up to 30 s.
+pub const PATIENCE: Duration = Duration::from_mins(2);
 pub const POLL: Duration = Duration::from_millis(5);
 
 /// Asks `condition` until it has an answer. `what` is named where there is none.
