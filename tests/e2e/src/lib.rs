@@ -7,6 +7,7 @@ mod audit;
 mod broken_gpu;
 mod difference;
 mod fleet;
+mod hand_over;
 mod held;
 mod kubelet_log;
 mod lab;
@@ -20,6 +21,7 @@ mod wait;
 
 pub use audit::{AuditEvent, AuditLog};
 pub use broken_gpu::BrokenGpu;
+pub use hand_over::HandOvers;
 pub use held::{Held, HeldRecorder, Recording, device_of, held};
 pub use kubelet_log::KubeletLog;
 pub use lab::{A100, CPU, GPU_NODES, Lab, MIXED, NAMESPACE, NODES, T4, V100};

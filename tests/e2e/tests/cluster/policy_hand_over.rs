@@ -6,12 +6,12 @@ use crate::{
     staying_up::tag,
 };
 use anyhow::{Result, ensure};
-use gpunode_e2e::{KubeletLog, Lab, NodeWatch, T4, condition, eventually};
+use gpunode_e2e::{HandOvers, Lab, T4, condition, eventually};
 use serde_json::Value;
 use std::time::Duration;
 
 const RESOURCE: &str = "nvidia.com/gpu";
-const LIMIT: Duration = Duration::from_mins(2);
+const LIMIT: Duration = Duration::from_mins(3);
 const OF_POLICY: &str = "gpunode.dev/policy.";
 
 fn policy(name: &str, priority: u32, pool: &str, more: &str) -> String {
@@ -49,7 +49,7 @@ fn await_serving(lab: &Lab, policy: &str) -> Result<()> {
 fn steady(lab: &Lab) -> Result<Vec<(String, Value)>> {
     lab.await_allocatable(T4, RESOURCE, 4)?;
     lab.apply(&samples::deployment("steady", "inference", 2))?;
-    lab.kubectl(&["rollout", "status", "deployment/steady", "--timeout=60s"])?;
+    lab.kubectl(&["rollout", "status", "deployment/steady", "--timeout=180s"])?;
     running(lab)
 }
 
@@ -63,15 +63,15 @@ fn a_node_that_leaves_a_policy_keeps_its_agent_until_that_of_the_next_has_taken_
     lab.await_ready("second")?;
     let before = steady(&lab)?;
     await_serving(&lab, "first")?;
-    let (log, watch) = (KubeletLog::from_now(&lab, T4)?, NodeWatch::start(&lab, T4)?);
+    let hand_overs = HandOvers::record(&lab, T4, RESOURCE)?;
 
     lab.apply(&policy("first", 10, "nowhere", ""))?;
     await_serving(&lab, "second")?;
-    let mut placements: Vec<_> = watch.states(&lab)?.iter().map(placed).collect();
+    lab.await_allocatable(T4, RESOURCE, 4)?;
+    let mut placements: Vec<_> = hand_overs.watch().states(&lab)?.iter().map(placed).collect();
     placements.dedup();
     assert_eq!(placements, [vec!["first"], vec!["first", "second"], vec!["second"]]);
-    assert_eq!(watch.allocatable(&lab, RESOURCE)?, [Some(4)]);
-    assert_eq!(log.gaps(RESOURCE)?.len(), 1);
+    hand_overs.ensure_seamless(&lab, 1, 4)?;
     assert_eq!(running(&lab)?, before);
     gives_out_a_gpu(&lab, "after-hand-over")
 }
@@ -108,7 +108,7 @@ fn a_node_that_comes_back_before_its_agent_was_removed_gets_that_agent_back() ->
     let before = steady(&lab)?;
     await_serving(&lab, "first")?;
     let agent = lab.agent_pod(T4, "device-plugin")?;
-    let watch = NodeWatch::start(&lab, T4)?;
+    let hand_overs = HandOvers::record(&lab, T4, RESOURCE)?;
 
     let label = Label::set(&lab, "flipped")?;
     eventually("the node has the agents of both", LIMIT, || {
@@ -128,7 +128,9 @@ fn a_node_that_comes_back_before_its_agent_was_removed_gets_that_agent_back() ->
     lab.scale_operator(2)?;
     await_serving(&lab, "first")?;
     assert_eq!(lab.agent_pod(T4, "device-plugin")?, agent);
-    assert_eq!(watch.allocatable(&lab, RESOURCE)?, [Some(4)]);
+    lab.await_allocatable(T4, RESOURCE, 4)?;
+    // To the second policy's agent and back.
+    hand_overs.ensure_seamless(&lab, 2, 4)?;
     assert_eq!(running(&lab)?, before);
     gives_out_a_gpu(&lab, "after-coming-back")
 }
@@ -140,7 +142,7 @@ fn a_policy_whose_agent_does_not_run_takes_no_node_over_before_it_does_and_says_
     lab.apply(&policy("first", 0, "inference", ""))?;
     lab.await_ready("first")?;
     let before = steady(&lab)?;
-    let (log, watch) = (KubeletLog::from_now(&lab, T4)?, NodeWatch::start(&lab, T4)?);
+    let hand_overs = HandOvers::record(&lab, T4, RESOURCE)?;
     // An earlier run may have left it.
     let _ = lab
         .cluster()
@@ -163,14 +165,14 @@ fn a_policy_whose_agent_does_not_run_takes_no_node_over_before_it_does_and_says_
     })?;
     assert_eq!(placed(&lab.node(T4)?), ["first", "second"]);
     gives_out_a_gpu(&lab, "meanwhile")?;
-    assert_eq!(watch.allocatable(&lab, RESOURCE)?, [Some(4)]);
-    assert_eq!(log.lost_endpoints()?, Vec::<String>::new());
+    hand_overs.ensure_none(&lab, 4)?;
     assert_eq!(running(&lab)?, before);
 
     tag(&lab, "late")?;
     await_serving(&lab, "second")?;
     change.check()?;
-    assert_eq!(watch.allocatable(&lab, RESOURCE)?, [Some(4)]);
+    lab.await_allocatable(T4, RESOURCE, 4)?;
+    hand_overs.ensure_seamless(&lab, 1, 4)?;
     assert_eq!(running(&lab)?, before);
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 
 /// Two whole T4, and two on which four containers take turns.
 const TWO_RESOURCES: &str = "{resources: [
@@ -108,7 +108,7 @@ fn two_resources_of_one_node_are_shared_in_their_own_ways() -> Result<()> {
         message.contains("nvidia.com/t4.shared") && message.contains('2'),
         "{message}"
     );
-    lab.kubectl(&["delete", "deployment", "greedy", "turns", "--timeout=30s"])?;
+    lab.kubectl(&["delete", "deployment", "greedy", "turns", "--timeout=90s"])?;
     await_holders(&lab, T4, 2)
 }
 
@@ -184,13 +184,13 @@ fn a_change_of_one_resource_leaves_the_others_as_they_are() -> Result<()> {
     lab.await_allocatable(T4, "example.com/turns", 2)?;
     lab.await_ready("sharing")?;
     assert_eq!(lab.await_running("turns", 2)?, turns);
-    lab.kubectl(&["delete", "deployment", "turns", "--timeout=30s"])?;
+    lab.kubectl(&["delete", "deployment", "turns", "--timeout=90s"])?;
     lab.await_allocatable(T4, "example.com/turns", 8)?;
     assert_eq!(watch.allocatable(&lab, "nvidia.com/gpu")?, [Some(2)]);
-    // Between the end of the last holder and the new replicas nothing of the device can be given out; a kubelet that
-    // reports in that moment shows it.
+    // What a holder frees is withdrawn at once, and the new replicas come after the last one; a kubelet that reports in between
+    // shows one or none.
     let mut turns = watch.allocatable(&lab, "example.com/turns")?;
-    turns.retain(|count| *count != Some(0));
+    turns.retain(|count| ![Some(0), Some(1)].contains(count));
     assert_eq!(turns, [Some(4), Some(2), Some(8)]);
     assert_eq!(log.lost_endpoints()?, Vec::<String>::new());
     // A resource goes.
