@@ -19,6 +19,7 @@ mod image;
 mod kubeconfig;
 mod kubectl;
 mod layout;
+mod limits;
 mod network;
 mod node;
 mod node_start;

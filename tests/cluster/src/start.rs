@@ -18,7 +18,7 @@ use crate::{
     image,
     kubectl::Kubectl,
     layout::Layout,
-    network,
+    limits, network,
     node::Node,
     node_start,
     pki::Authority,
@@ -41,6 +41,7 @@ pub(crate) fn nodes(layout: &Layout, file: &ClusterFile, subnet: Subnet) -> Vec<
 /// Starts everything; nothing of the cluster is there yet.
 pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result<State> {
     let progress = options.progress;
+    limits::raise(progress);
     let has_gpus = options.nodes.nodes.iter().any(|node| node.gpus.is_some());
     let driver = has_gpus.then(|| Driver::find(options)).transpose()?;
     let images = image::build(&layout.bin(), &layout.images()).context("make test images")?;
