@@ -9,7 +9,7 @@ use std::time::Duration;
 /// NVIDIA's number of a GPU timeout, which a reset cures.
 const TIMEOUT: u64 = 46;
 /// Agents look at their GPUs every 15 seconds.
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 
 /// A GPU that needs a reset until it is mended or the value is dropped.
 pub struct BrokenGpu<'a> {

@@ -32,7 +32,7 @@ pub const GPU_NODES: [&str; 4] = [A100, MIXED, T4, V100];
 pub const NODES: [&str; 5] = [CPU, A100, MIXED, T4, V100];
 
 /// How long the cluster may take for what follows from one change.
-const SETTLE: Duration = Duration::from_mins(1);
+const SETTLE: Duration = Duration::from_mins(3);
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 

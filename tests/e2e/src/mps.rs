@@ -72,7 +72,7 @@ impl Lab {
     pub fn await_mps_daemon(&self, node: &str, uuid: &str) -> Result<Process> {
         eventually(
             &format!("an MPS daemon runs for {uuid}"),
-            Duration::from_mins(1),
+            Duration::from_mins(3),
             || self.mps_daemon(node, uuid)?.context("there is none"),
         )
     }
@@ -89,7 +89,7 @@ impl Lab {
     /// Waits until a node needs no MPS any more: no label, no pod and so no daemon. Where no device plugin is left, it takes
     /// half a minute until a pod that the kubelet's checkpoint names is known to be gone, and some looks.
     pub fn await_no_mps(&self, node: &str) -> Result<()> {
-        eventually(&format!("{node} has no MPS"), Duration::from_mins(2), || {
+        eventually(&format!("{node} has no MPS"), Duration::from_mins(3), || {
             let label = self.node(node)?["metadata"]["labels"]["gpunode.dev/mps"].clone();
             ensure!(label.is_null(), "its label is {label}");
             let pod = self.mps_pod(node)?;

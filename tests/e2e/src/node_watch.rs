@@ -77,7 +77,7 @@ impl NodeWatch {
 
     fn await_current(&self, lab: &Lab) -> Result<()> {
         let version = lab.node(&self.node)?["metadata"]["resourceVersion"].clone();
-        eventually("the watch has caught up", Duration::from_secs(30), || {
+        eventually("the watch has caught up", Duration::from_mins(1), || {
             let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
             ensure!(
                 seen.iter().any(|state| state["metadata"]["resourceVersion"] == version),

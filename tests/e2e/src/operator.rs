@@ -16,7 +16,7 @@ impl Lab {
 
     /// Waits for a leader other than `earlier`.
     pub fn await_leader_other_than(&self, earlier: &str) -> Result<String> {
-        eventually("another operator leads", Duration::from_mins(1), || {
+        eventually("another operator leads", Duration::from_mins(3), || {
             let leader = self.leader()?;
             ensure!(leader != earlier, "{earlier} still leads");
             Ok(leader)
@@ -55,7 +55,7 @@ impl Lab {
             "-n",
             NAMESPACE,
             "deployment/gpunode-operator",
-            "--timeout=120s",
+            "--timeout=180s",
         ])?;
         self.kubectl(&["uncordon", node]).map(drop)
     }
@@ -69,7 +69,7 @@ impl Lab {
             "deployment/gpunode-operator",
             &format!("--replicas={replicas}"),
         ])?;
-        eventually(&format!("{replicas} operator pods"), Duration::from_mins(1), || {
+        eventually(&format!("{replicas} operator pods"), Duration::from_mins(3), || {
             let pods = self.operator_pods()?;
             ensure!(pods.len() == replicas, "there are {pods:?}");
             let deployment = self.get(&["deployment", "-n", NAMESPACE, "gpunode-operator"])?;

@@ -21,7 +21,7 @@ use std::{
 };
 
 /// How long all nodes may take, one after the other.
-const SETTLE: Duration = Duration::from_secs(90);
+const SETTLE: Duration = Duration::from_mins(3);
 
 /// Exit code of a plan that running pods would notice, or that something is in the way of.
 const DISRUPTIVE: i32 = 2;

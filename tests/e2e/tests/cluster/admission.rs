@@ -201,7 +201,7 @@ fn a_kubelet_joins_with_labels_and_taints_of_gpunode() -> Result<()> {
     let lab = Lab::enter()?;
     let node = lab.cluster().node(CPU)?;
     node.stop_kubelet()?;
-    lab.kubectl(&["delete", "node", CPU, "--timeout=30s"])?;
+    lab.kubectl(&["delete", "node", CPU, "--timeout=90s"])?;
     node.start_kubelet()?;
     joined(&lab)?;
     node.restart_kubelet()?;

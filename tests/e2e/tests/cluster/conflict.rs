@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use gpunode_e2e::{A100, Lab, MIXED, T4, V100, eventually};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 
 struct HandSet<'a>(&'a Lab, &'a str);
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::time::Duration;
 
 /// Refused evictions are tried again after 10, 20, 40 seconds and so on.
-const LIMIT: Duration = Duration::from_mins(2);
+const LIMIT: Duration = Duration::from_mins(3);
 const RESOURCE: &str = "nvidia.com/gpu";
 /// No pod of `holder` may be disturbed.
 const BUDGET: &str = "apiVersion: policy/v1

@@ -7,7 +7,7 @@ use gpunode_e2e::{KubeletLog, Lab, NAMESPACE, T4, V100, eventually};
 use serde_json::Value;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_mins(3);
 
 /// Names and restart counts of the pods of the Deployment that runs through the fault.
 pub fn running(lab: &Lab) -> Result<Vec<(String, Value)>> {
@@ -37,14 +37,14 @@ pub fn steady(lab: &Lab) -> Result<Vec<(String, Value)>> {
     // An agent whose pod is not Ready yet would be replaced without waiting for the next one.
     lab.await_plugin(T4)?;
     lab.apply(&samples::deployment("steady", "inference", 4))?;
-    lab.kubectl(&["rollout", "status", "deployment/steady", "--timeout=60s"])?;
+    lab.kubectl(&["rollout", "status", "deployment/steady", "--timeout=180s"])?;
     running(lab)
 }
 
 /// A pod that asks for a GPU gets one: the plugin is registered with the kubelet that runs now.
 pub fn gives_out_a_gpu(lab: &Lab, name: &str) -> Result<()> {
     lab.apply(&samples::deployment(name, "inference", 1))?;
-    lab.kubectl(&["rollout", "status", &format!("deployment/{name}"), "--timeout=90s"])?;
+    lab.kubectl(&["rollout", "status", &format!("deployment/{name}"), "--timeout=180s"])?;
     Ok(())
 }
 

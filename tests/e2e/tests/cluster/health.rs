@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 const GPU: &str = "nvidia.com/gpu";
 
 /// Health of a GPU of the T4 node.

@@ -15,7 +15,7 @@ const DURATION: &str = "GPUNODE_SOAK_SECONDS";
 /// What makes the moments of an earlier run again, as far as the kernel lets it.
 const SEED: &str = "GPUNODE_SOAK_SEED";
 /// A kubelet starts a container that died often again only after minutes, so that most agents are started in a new pod.
-const LIMIT: Duration = Duration::from_mins(2);
+const LIMIT: Duration = Duration::from_mins(3);
 const RESOURCE: &str = "nvidia.com/gpu";
 const REPLICAS: usize = 4;
 const UNITS: u64 = 16;

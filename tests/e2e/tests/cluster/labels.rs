@@ -7,7 +7,7 @@ use gpunode_gpu::product_label;
 use serde_json::Value;
 use std::{collections::BTreeMap, fs, time::Duration};
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 
 /// On every node with GPUs; the machine is the one that the tests run on.
 const EVERYWHERE: &str = "

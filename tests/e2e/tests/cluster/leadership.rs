@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_mins(3);
 
 /// Enough nodes that the operator is surely stopped between its first and its last write.
 const NODES: usize = 300;

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 const UNITS: &str = "nvidia.com/gpu-mem";
 /// The V100 of 16 GiB and the A100 of 80 GiB.
 const UNEQUAL: &str =
@@ -128,7 +128,7 @@ fn a_deployment_that_fits_the_node_but_no_gpu_fails_at_most_twice_and_runs_when_
         "what is left over serves others meanwhile"
     );
 
-    lab.kubectl(&["delete", "deployment", "small", "--timeout=30s"])?;
+    lab.kubectl(&["delete", "deployment", "small", "--timeout=90s"])?;
     assert_eq!(gpu_index(&lab, "unfit")?, "0");
     lab.await_allocatable(MIXED, UNITS, 96)?;
     let still = failed(&lab.get(&["pods", "-l", "app=unfit"])?).len();

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use gpunode_e2e::{Lab, MIXED, eventually};
 use std::{collections::BTreeSet, time::Duration};
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 
 /// UUIDs of the MIG devices of a profile on a GPU.
 fn mig_uuids(lab: &Lab, gpu: usize, profile: &str) -> Result<BTreeSet<String>> {

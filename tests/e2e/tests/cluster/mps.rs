@@ -7,7 +7,7 @@ use gpunode_e2e::{Lab, NAMESPACE, T4, eventually};
 use gpunode_scenario::ComputeMode;
 use std::{fs, path::PathBuf, time::Duration};
 
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_mins(3);
 const RESOURCE: &str = "nvidia.com/gpu.mps";
 /// Ten shares of the first T4.
 const TEN_SHARES: &str =
@@ -167,7 +167,7 @@ fn a_daemon_with_a_client_outlives_agents_images_and_policies() -> Result<()> {
     still("the agent's image was changed")?;
     lab.apply(&samples::holding("another", "inference", 1, RESOURCE, 7))?;
     lab.await_running("another", 1)?;
-    lab.kubectl(&["delete", "deployment", "another", "--timeout=30s"])?;
+    lab.kubectl(&["delete", "deployment", "another", "--timeout=90s"])?;
 
     lab.kubectl(&["delete", "gpunodepolicy", "sharing", "--timeout=30s"])?;
     eventually("the policy's agent is gone and discovery reports", LIMIT, || {
@@ -187,7 +187,7 @@ fn a_daemon_with_a_client_outlives_agents_images_and_policies() -> Result<()> {
     still("the policy was deleted")?;
     assert_eq!(mps_label(&lab)?, "true");
 
-    lab.kubectl(&["delete", "deployment", "client", "--timeout=30s"])?;
+    lab.kubectl(&["delete", "deployment", "client", "--timeout=90s"])?;
     lab.await_no_mps(T4)?;
     assert_eq!(lab.compute_mode(T4, 0)?, ComputeMode::Default, "as it was before");
     Ok(())

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 
 /// UUIDs of a node's GPUs, as the agent reports them.
 fn uuids(lab: &Lab, node: &str) -> Result<BTreeSet<String>> {
@@ -46,7 +46,7 @@ fn tolerating_pods_run_on_the_v100_node_and_see_the_gpus_they_were_given() -> Re
         assert_eq!(seen.len(), count, "{pod} sees {seen:?}");
         held.extend(seen);
     }
-    lab.kubectl(&["wait", "job/gpu-job", "--for=condition=Complete", "--timeout=60s"])?;
+    lab.kubectl(&["wait", "job/gpu-job", "--for=condition=Complete", "--timeout=180s"])?;
     let printed = lab.kubectl(&["logs", "job/gpu-job"])?;
     let of_node = uuids(&lab, V100)?;
     ensure!(
@@ -112,7 +112,7 @@ fn four_t4_with_four_replicas_run_sixteen_pods_four_on_each_gpu() -> Result<()> 
     lab.apply(&samples::policy("t4-time-slicing")?)?;
     lab.await_allocatable(T4, "nvidia.com/gpu", 16)?;
     lab.apply(&samples::deployment("slices", "inference", 16))?;
-    lab.kubectl(&["rollout", "status", "deployment/slices", "--timeout=90s"])?;
+    lab.kubectl(&["rollout", "status", "deployment/slices", "--timeout=180s"])?;
 
     let pods = lab.get(&["pods", "-l", "app=slices"])?;
     let mut per_gpu: BTreeMap<String, usize> = BTreeMap::new();
@@ -146,7 +146,7 @@ spec:
     lab.apply(policy)?;
     lab.await_allocatable(A100, "nvidia.com/gpu", 8)?;
     lab.apply(&samples::deployment("with-nodes", "a100", 1))?;
-    lab.kubectl(&["rollout", "status", "deployment/with-nodes", "--timeout=60s"])?;
+    lab.kubectl(&["rollout", "status", "deployment/with-nodes", "--timeout=180s"])?;
     let pods: Value = lab.get(&["pods", "-l", "app=with-nodes"])?;
     let pod = gpunode_e2e::names(&pods).pop().context("find the pod")?;
     let nodes = lab.kubectl(&["exec", &pod, "--", "sh", "-c", "ls /dev | grep nvidia | sort"])?;

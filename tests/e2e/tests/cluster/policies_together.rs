@@ -5,7 +5,7 @@ use gpunode_e2e::{A100, Lab, MIXED, T4, V100, condition, eventually, node_snapsh
 use serde_json::Value;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 
 fn manifest(name: &str, spec: &str) -> String {
     format!("---\napiVersion: gpunode.dev/v1alpha1\nkind: GpuNodePolicy\nmetadata: {{name: {name}}}\nspec: {spec}\n")

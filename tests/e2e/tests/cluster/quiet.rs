@@ -49,7 +49,7 @@ fn a_restarted_operator_in_an_unchanged_world_writes_nothing_for_a_minute() -> R
         "rollout",
         "status",
         "deployment/gpunode-operator",
-        "--timeout=120s",
+        "--timeout=180s",
     ])?;
     let audit = lab.audit()?;
     // The one wait for a time in this suite: the claim is about a minute in which nothing happens.

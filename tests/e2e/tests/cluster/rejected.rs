@@ -6,7 +6,7 @@ use gpunode_e2e::{Lab, T4, eventually, names};
 use serde_json::Value;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 const RESOURCE: &str = "nvidia.com/gpu";
 
 /// A pod that no scheduler has seen, and that asks for one GPU more than there are.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::time::Duration;
 
 const RESOURCE: &str = "nvidia.com/gpu";
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 const PAUSE: &str = "nvidia.com/gpu.deploy.device-plugin";
 
 /// The container of the pod that holds a GPU all the time.

@@ -6,7 +6,7 @@ use gpunode_e2e::{CPU, Lab, NAMESPACE, V100, eventually, names, node_snapshot};
 use serde_json::Value;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 
 /// The V100 node with labels, annotations and taints of other people around it; undone when the value is dropped.
 struct ForeignKeys<'a>(&'a Lab);

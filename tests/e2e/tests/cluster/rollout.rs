@@ -5,7 +5,7 @@ use gpunode_e2e::{A100, Lab, NodeWatch, T4, V100, condition, eventually};
 use serde_json::Value;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 const UNITS: &str = "nvidia.com/gpu-mem";
 
 /// Three nodes whose GPUs have 80, 15 and 32 GiB, in the order of their names.

@@ -39,7 +39,7 @@ fn join(lab: &Lab, node: &str, with: &[&str]) -> Result<Value> {
     let machine = lab.cluster().node(node)?.registering_with(with);
     machine.stop_kubelet()?;
     let before = lab.node(node)?["metadata"]["uid"].clone();
-    lab.kubectl(&["delete", "node", node, "--timeout=30s"])?;
+    lab.kubectl(&["delete", "node", node, "--timeout=90s"])?;
     machine.start_kubelet()?;
     eventually(&format!("{node} has joined"), BOOT, || {
         let uid = lab.node(node)?["metadata"]["uid"].clone();
@@ -102,7 +102,7 @@ fn a_node_that_boots_gets_no_pod_before_its_gpus_are_allocatable_again() -> Resu
     let after = await_without(&lab, T4, DEFAULT_KEY, BOOT)?;
     let (had, allocatable) = history(&lab, &watch, &after["metadata"]["uid"], DEFAULT_KEY)?;
     assert_eq!((had, allocatable), (vec![false, true, false], Some(4)));
-    lab.kubectl(&["rollout", "status", "deployment/late", "--timeout=90s"])?;
+    lab.kubectl(&["rollout", "status", "deployment/late", "--timeout=180s"])?;
     let pods = lab.get(&["pods", "-l", "app=late"])?;
     assert_eq!(
         pods["items"].as_array().map(Vec::len),

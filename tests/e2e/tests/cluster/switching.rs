@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 const RESOURCE: &str = "nvidia.com/gpu";
 const EXCLUSIVE: &str = "{}";
 const TURNS: &str = "{resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 4}}]}";
@@ -80,7 +80,7 @@ fn a_held_gpu_becomes_shared_and_whole_again_and_is_never_given_out_twice() -> R
     let turns = lab.await_running("turns", 4)?;
     let gpus: BTreeSet<String> = turns.iter().map(|pod| gpu(&lab, pod)).collect::<Result<_>>()?;
     assert_eq!(gpus.len(), 1, "four take turns on the GPU that was free");
-    lab.kubectl(&["delete", "deployment", "others", "--timeout=30s"])?;
+    lab.kubectl(&["delete", "deployment", "others", "--timeout=90s"])?;
     lab.await_allocatable(T4, RESOURCE, 1 + 3 * 4)?;
     lab.apply(&samples::holding("turns", "inference", 5, RESOURCE, 1))?;
     let turns = lab.await_running("turns", 5)?;
@@ -97,7 +97,7 @@ fn a_held_gpu_becomes_shared_and_whole_again_and_is_never_given_out_twice() -> R
     lab.await_ready("sharing")?;
     lab.apply(&samples::holding("alone", "inference", 1, RESOURCE, 1))?;
     lab.await_running("alone", 1)?;
-    lab.kubectl(&["delete", "deployment", "turns", "--timeout=30s"])?;
+    lab.kubectl(&["delete", "deployment", "turns", "--timeout=90s"])?;
     lab.await_allocatable(T4, RESOURCE, 4)?;
     lab.apply(&samples::holding("alone", "inference", 3, RESOURCE, 1))?;
     lab.await_running("alone", 3)?;

@@ -6,7 +6,7 @@ use gpunode_e2e::{Lab, V100, eventually};
 use serde_json::Value;
 use std::{collections::BTreeSet, time::Duration};
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 
 /// Indices and UUIDs of the GPUs that a request for `count` would get now.
 fn foretold(lab: &Lab, count: usize) -> Result<(Vec<u64>, BTreeSet<String>)> {
