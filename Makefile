@@ -19,8 +19,12 @@ help: ## list the entry points
 demo: kubernetes images ## show gpunode on a cluster of simulated GPU nodes; KEEP=1 leaves it up
 	@KEEP=$(KEEP) tests/e2e/demo.sh
 
+.PHONY: check
+check: ## formatting, clippy and every test that needs neither root nor a cluster: the first thing to run
+	@tests/check.sh
+
 .PHONY: test
-test: ## everything that CI runs, lint and demo included
+test: ## everything that CI runs: check, lint, the demo, and the tests that need root and local clusters
 	@tests/run.sh
 
 .PHONY: packages

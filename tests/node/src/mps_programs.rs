@@ -227,6 +227,8 @@ fn build() -> Result<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mps-control/build.sh");
     let status = Command::new(script)
         .arg(&folder)
+        // As in `built.rs`.
+        .env_remove("RUSTC_BOOTSTRAP")
         .status()
         .context("run tests/mps-control/build.sh")?;
     ensure!(

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# `make check`: what needs neither root nor a cluster. Ends with the number of tests.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. tests/report.sh
+
+stage "formatting" cargo fmt --all --check
+stage "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
+needed "build of the tests" cargo test --workspace --locked --no-run
+# More threads than processors: the tests of the agent's process mostly wait.
+stage "tests" cargo test --workspace --locked --no-fail-fast -- --test-threads=8
+summary
