@@ -1,79 +1,92 @@
 #!/usr/bin/env bash
-# `make test`: everything that CI runs. Ends with the summary of the tests on the cluster.
+# `make test`: everything that CI runs. Builds first, then runs tests on three clusters side by side, and those that need no
+# cluster beside them: most tests wait most of the time. Ends with the number of tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-started=$SECONDS
-# Tests mostly wait, so two clusters share the machine. Nodes and agents break on the second one.
-clusters="e2e e2e-breaking"
-breaking="evicted:: health:: kills:: policy_hand_over:: rejected:: release:: startup_taint:: staying_up:: unhealthy_taint::"
+. tests/report.sh
 
-# A failure says what was awaited and what was seen; where in the code hides it among a hundred lines.
-export RUST_BACKTRACE=0
+# What is built is built once, with the features of the whole workspace: `--workspace` stands in every cargo command.
+tests() { cargo test --workspace --locked --no-fail-fast "$@"; }
 
-stage() { printf '\n######## %s (%ds)\n' "$*" "$((SECONDS - started))"; }
+needed "build of Kubernetes, gpunode and images" make kubernetes images
+stage "lint" make lint
+needed "build of the tests" tests --no-run
 
-stage "packages, Kubernetes, gpunode, images"
-make kubernetes images
+clusters="e2e e2e-agents e2e-removal"
+# Modules of tests/e2e/tests/cluster by their cluster; those that are not named here run on the first. Each takes as long as the
+# others, so that nobody waits for the last.
+on_agents="evicted:: health:: kills:: memory:: mps:: policy_hand_over:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
+on_removal="staying_up::"
 
-stage "lint"
-make lint
+on_cluster() { # TARGET [FILTER...]
+  tests --test "$1" -- --ignored --test-threads=1 "${@:2}"
+}
+start() { # a cluster with gpunode
+  target/release/gpunode-cluster up --name "$GPUNODE_E2E_CLUSTER" --cluster tests/e2e/cluster.yaml
+  tests/cluster/install-gpunode.sh "$GPUNODE_E2E_CLUSTER"
+}
 
-stage "unit tests, and the agent against simulated NVML"
-cargo test --workspace --locked
+e2e() {
+  local others=() module
+  for module in $on_agents $on_removal; do others+=(--skip "$module"); done
+  GPUNODE_TEST_KUBECONFIG=$PWD/target/cluster/e2e/admin.kubeconfig stage "manifests at an API server" tests --test api_server -- --ignored
+  # Before anything is left behind that goes minutes later, for which it would have to wait.
+  stage "an unchanged world" on_cluster cluster quiet::
+  # Begun first and awaited last: a kubelet keeps the key of a resource for five minutes.
+  stage "a resource that goes: its beginning" on_cluster retired begin
+  stage "policies" on_cluster cluster --skip quiet:: "${others[@]}"
+  stage "a resource that goes: its end" on_cluster retired end
+}
+e2e_agents() {
+  # shellcheck disable=SC2086 # several filters
+  stage "agents and nodes that fail" on_cluster cluster $on_agents
+}
+e2e_removal() {
+  # First, because it waits for the kubelet's five minutes too.
+  stage "removal and uninstallation" on_cluster uninstall
+  # shellcheck disable=SC2086 # several filters
+  stage "agents that are replaced" on_cluster cluster $on_removal
+}
+without_cluster() {
+  stage "clusters that come and go, NVML for other programs" tests --test lifecycle --test nvml -- --ignored --test-threads=1
+  stage "demo" tests/e2e/demo.sh
+  stage "GitOps tools" tests --test phases --test samples -- --ignored
+  stage "what needs no root" tests -- --test-threads=4
+  stage "the agent's process as root" tests --test node -- --ignored --skip measure --test-threads=4
+}
 
-stage "simulated NVML under other people's bindings, and the life of local clusters"
-cargo test --locked -p gpunode-fake-nvml -p gpunode-cluster -- --ignored --test-threads=1
+# Runs a function beside others, with a name before each of its lines.
+beside() { # NAME FUNCTION
+  { "$2" 2>&1 | sed -u "s/^/[$1] /"; } &
+  pids+=($!)
+}
+lane() { # CLUSTER FUNCTION
+  export GPUNODE_E2E_CLUSTER=$1
+  stage "start of cluster $1" start
+  [ "$failed" = 0 ] || return 0
+  "$2"
+  stage "plans of cluster $1" on_cluster plans --nocapture
+}
+lane_e2e() { lane e2e e2e; }
+lane_agents() { lane e2e-agents e2e_agents; }
+lane_removal() { lane e2e-removal e2e_removal; }
 
-stage "GitOps: what kstatus and Argo CD make of policies, samples as kustomize builds them"
-cargo test --locked -p gpunode-gitops-tests -- --ignored
-
-stage "demo"
-tests/e2e/demo.sh
-
-stage "gpunode on local clusters"
 pids=()
 stop() {
-  if [ ${#pids[@]} -gt 0 ]; then kill "${pids[@]}" 2> /dev/null || true; fi
-  # Its tests end with their cluster.
+  # Tests on a cluster end with it.
   for cluster in $clusters; do target/release/gpunode-cluster down --name "$cluster" > /dev/null || true; done
+  if [ ${#pids[@]} -gt 0 ]; then kill "${pids[@]}" 2> /dev/null || true; fi
   wait
 }
 trap stop EXIT
-for cluster in $clusters; do
-  target/release/gpunode-cluster up --name "$cluster" --cluster tests/e2e/cluster.yaml
-  tests/cluster/install-gpunode.sh "$cluster"
-done
-export GPUNODE_E2E_CLUSTERS=$clusters GPUNODE_E2E_CLUSTER=e2e
-export GPUNODE_TEST_KUBECONFIG=$PWD/target/cluster/e2e/admin.kubeconfig
-cargo test --locked -p gpunode-e2e --no-run
-
-others=()
-for module in $breaking; do others+=(--skip "$module"); done
-on_the_first() {
-  cargo test --locked -p kubectl-gpunode -- --ignored
-  # Before anything is left behind that goes minutes later, for which it would have to wait.
-  cargo test --locked -p gpunode-e2e --test cluster -- --ignored quiet
-  # Begun first and awaited last: the kubelet keeps a key for five minutes.
-  cargo test --locked -p gpunode-e2e --test retired -- --ignored begin
-  cargo test --locked -p gpunode-e2e --test cluster -- --ignored --test-threads=1 --skip quiet "${others[@]}"
-  cargo test --locked -p gpunode-e2e --test retired -- --ignored end
-}
-on_the_second() {
-  export GPUNODE_E2E_CLUSTER=e2e-breaking
-  # shellcheck disable=SC2086 # several filters
-  cargo test --locked -p gpunode-e2e --test cluster -- --ignored --test-threads=1 $breaking
-  cargo test --locked -p gpunode-e2e --test uninstall -- --ignored
-  cargo test --locked -p gpunode-e2e --test plans -- --ignored --nocapture
-}
-on_the_first &
-pids+=($!)
-on_the_second > >(sed -u 's/^/[e2e-breaking] /') 2>&1 &
-pids+=($!)
-# What fails on one cluster is no reason not to hear what the other has to say.
-failed=
-for pid in "${pids[@]}"; do wait "$pid" || failed=yes; done
+beside e2e lane_e2e
+beside e2e-agents lane_agents
+beside e2e-removal lane_removal
+beside tests without_cluster
+wait "${pids[@]}" || true
 pids=()
-[ -z "$failed" ] || exit 1
-# Last: they look at what all the others did.
-cargo test --locked -p gpunode-e2e --test permissions -- --ignored
-cargo test --locked -p gpunode-e2e --test plans -- --ignored --nocapture
+
+export GPUNODE_E2E_CLUSTERS=$clusters GPUNODE_E2E_CLUSTER=e2e
+# Last: it looks at what all the others did.
+stage "permissions" on_cluster permissions
+summary
