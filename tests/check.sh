@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 stage "formatting" cargo fmt --all --check
 stage "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
-needed "build of the tests" cargo test --workspace --locked --no-run
+needed "build of the tests" build_tests
 # More threads than processors: the tests of the agent's process mostly wait.
 stage "tests" cargo test --workspace --locked --no-fail-fast -- --test-threads=8
 summary

@@ -32,6 +32,14 @@ needed() { # TITLE COMMAND...
   [ "$failed" = 0 ] || summary
 }
 
+# Builds every test, and the programs that tests start. They find those in GPUNODE_BUILT and start no cargo of their own, which
+# would compile some crates once more for another set of features.
+build_tests() {
+  cargo test --workspace --locked --no-run
+  cargo build --workspace --locked --lib --bin gpunode-agent --test node
+}
+export GPUNODE_BUILT=$PWD/target/debug
+
 # Prints the times and the tests that failed, and ends the script. The last line is the sum of all tests.
 summary() {
   printf '\n######## times\n'

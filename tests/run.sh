@@ -10,7 +10,7 @@ tests() { cargo test --workspace --locked --no-fail-fast "$@"; }
 
 needed "build of Kubernetes, gpunode and images" make kubernetes images
 stage "lint" make lint
-needed "build of the tests" tests --no-run
+needed "build of the tests" build_tests
 
 clusters="e2e e2e-agents e2e-removal"
 # Modules of tests/e2e/tests/cluster by their cluster; those that are not named here run on the first. Each takes as long as the

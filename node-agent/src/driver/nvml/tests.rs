@@ -58,6 +58,10 @@ impl DriverState {
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
+        // `make check` and `make test` have built it.
+        if let Some(folder) = std::env::var_os("GPUNODE_BUILT") {
+            return Path::new(&folder).join("libgpunode_fake_nvml.so");
+        }
         let output = Command::new(env!("CARGO"))
             .args([
                 "build",

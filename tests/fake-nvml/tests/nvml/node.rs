@@ -74,6 +74,10 @@ pub(crate) fn load(dir: &Path) -> Result<Nvml, nvml_wrapper::error::NvmlError> {
 fn built_library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
+        // `make check` and `make test` have built it.
+        if let Some(folder) = std::env::var_os("GPUNODE_BUILT") {
+            return Path::new(&folder).join("libgpunode_fake_nvml.so");
+        }
         let output = Command::new(env!("CARGO"))
             .args(["build", "--offline", "--quiet", "--package", env!("CARGO_PKG_NAME")])
             .args(["--lib", "--message-format", "json"])
