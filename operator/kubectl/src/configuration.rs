@@ -39,7 +39,7 @@ pub fn others(config: &AgentConfig) -> Vec<(&'static str, String)> {
 }
 
 /// Describes each resource and setting of a configuration; nothing where it cannot be read.
-pub fn in_words(document: &str) -> Vec<String> {
+pub fn describe(document: &str) -> Vec<String> {
     let Ok(config) = gpunode_config::load(document) else {
         return Vec::new();
     };

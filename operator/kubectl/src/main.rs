@@ -34,13 +34,13 @@ async fn main() -> ExitCode {
         PluginCommand::Uninstall(args) => uninstall::run(&args).await,
     };
     outcome.unwrap_or_else(|error| {
-        anstream::eprintln!("kubectl gpunode: {}", in_words(&error));
+        anstream::eprintln!("kubectl gpunode: {}", error_text(&error));
         ExitCode::FAILURE
     })
 }
 
 /// Joins an error and its causes, and leaves out a cause that the error already contains.
-fn in_words(error: &anyhow::Error) -> String {
+fn error_text(error: &anyhow::Error) -> String {
     error
         .chain()
         .map(ToString::to_string)

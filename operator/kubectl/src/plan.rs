@@ -47,7 +47,7 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     let cluster = ClusterSnapshot::read(&args.source, None).await?;
-    let mut wanted = BTreeMap::new();
+    let mut applied = BTreeMap::new();
     for report in &mut reports {
         if report.object.get("kind").is_none_or(|kind| kind != "GpuNodePolicy") {
             continue;
@@ -56,20 +56,20 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         if let Some(old) = cluster.policies.iter().find(|old| old.name_any() == policy.name_any()) {
             refuse_change(&kinds, report, old)?;
         }
-        wanted.insert(policy.name_any(), policy);
+        applied.insert(policy.name_any(), policy);
     }
     if is_refused(&reports) {
         validate::print(&reports, args.output)?;
         return Ok(ExitCode::FAILURE);
     }
     anyhow::ensure!(
-        !wanted.is_empty() || !args.deletions.is_empty(),
+        !applied.is_empty() || !args.deletions.is_empty(),
         "plan: the files contain no GpuNodePolicy"
     );
     let deleted: BTreeSet<String> = args.deletions.iter().cloned().collect();
     for name in &deleted {
         anyhow::ensure!(
-            !wanted.contains_key(name),
+            !applied.contains_key(name),
             "plan: policy {name} is in a file and in --delete; name it only once"
         );
         anyhow::ensure!(
@@ -77,7 +77,7 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
             "plan: policy {name} does not exist; list policies with `kubectl get gpunodepolicies`"
         );
     }
-    let plan = ClusterPlan::of(&cluster, &wanted, &deleted, Timestamp::now())?;
+    let plan = ClusterPlan::of(&cluster, &applied, &deleted, Timestamp::now())?;
     output::print(args.output, &plan, || text::plan(&plan))?;
     Ok(if plan.is_disruptive() {
         ExitCode::from(DISRUPTIVE)

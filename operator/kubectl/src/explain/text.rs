@@ -45,7 +45,7 @@ pub fn explanation(
             "\n{heading}CONFIGURATION {name}{heading:#} of policy {}",
             plain(&config.policy)
         );
-        for line in configuration::in_words(&config.document) {
+        for line in configuration::describe(&config.document) {
             let _ = writeln!(text, "{}", plain(&line));
         }
     }

@@ -23,7 +23,7 @@ pub fn named<S: AsRef<str>>(names: impl IntoIterator<Item = S>, most: usize) -> 
 }
 
 /// Says which node a policy comes nearest to matching, and what fails there.
-pub fn nearest_in_words(nearest: &NearestNode) -> String {
+pub fn nearest_node_text(nearest: &NearestNode) -> String {
     let others = match nearest.others {
         0 => String::new(),
         others => format!(" (and {} as near)", plural(others, "other", "others")),

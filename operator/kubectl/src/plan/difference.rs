@@ -63,20 +63,20 @@ pub struct PlannedNode {
 }
 
 impl ClusterPlan {
-    /// Plans the policies `wanted`, which replace those of the same name, and the deletion of `deleted`. Wanted policies in
+    /// Plans the policies `applied`, which replace those of the same name, and the deletion of `deleted`. Applied policies in
     /// mode Preview are planned as if they were enforced.
     ///
     /// # Errors
     /// When the planner's own patch does not fit its node, which is a fault of this program.
     pub fn of(
         cluster: &ClusterSnapshot,
-        wanted: &BTreeMap<String, GpuNodePolicy>,
+        applied: &BTreeMap<String, GpuNodePolicy>,
         deleted: &BTreeSet<String>,
         now: Timestamp,
     ) -> anyhow::Result<Self> {
         let current = cluster.policy_set(&cluster.policies);
-        let enforced: Vec<GpuNodePolicy> = wanted.values().cloned().map(enforce).collect();
-        let is_kept = |name: &String| !wanted.contains_key(name) && !deleted.contains(name);
+        let enforced: Vec<GpuNodePolicy> = applied.values().cloned().map(enforce).collect();
+        let is_kept = |name: &String| !applied.contains_key(name) && !deleted.contains(name);
         let kept = cluster.policies.iter().filter(|policy| is_kept(&policy.name_any()));
         let next = cluster.policy_set(kept.chain(&enforced));
         let gpu_nodes: BTreeMap<String, &GpuNode> = cluster
@@ -103,7 +103,7 @@ impl ClusterPlan {
         let all = nodes.len();
         nodes.retain(|node| !node.changes.is_empty() || !node.obstacles.is_empty());
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
-        let facts: Vec<(NodeFacts, Option<&GpuNode>)> = if wanted.keys().all(|name| matched.contains_key(name)) {
+        let facts: Vec<(NodeFacts, Option<&GpuNode>)> = if applied.keys().all(|name| matched.contains_key(name)) {
             Vec::new()
         } else {
             let of = |node| (NodeFacts::of(node), gpu_nodes.get(&node.name_any()).copied());
@@ -111,7 +111,7 @@ impl ClusterPlan {
             facts.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
             facts
         };
-        let policies = wanted.values().map(|policy| PlannedPolicy {
+        let policies = applied.values().map(|policy| PlannedPolicy {
             name: policy.name_any(),
             action: match cluster.policies.iter().find(|old| old.name_any() == policy.name_any()) {
                 None => ChangeAction::Add,
@@ -164,7 +164,7 @@ fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode) -
     };
     let anew = changes.iter().any(|change| change.what == ChangeSubject::Configuration);
     let effect = if anew {
-        forecast::effect(live.gpu_node(), after.gpu_node())
+        forecast::forecast(live.gpu_node(), after.gpu_node())
     } else {
         DeviceForecast::default()
     };
@@ -194,14 +194,14 @@ fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode) -
 fn changes(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode) -> Vec<PlannedChange> {
     let keys: BTreeSet<_> = [live, before, after]
         .into_iter()
-        .flat_map(|world| world.entries.keys())
+        .flat_map(|node| node.entries.keys())
         .collect();
     let mut keys: Vec<&(ChangeSubject, String)> = keys
         .into_iter()
         .filter(|key| before.entries.get(*key) != after.entries.get(*key))
         .collect();
     let place = |name: &str| {
-        let of = |world: &SimulatedNode| world.resources.iter().position(|resource| resource == name);
+        let of = |node: &SimulatedNode| node.resources.iter().position(|resource| resource == name);
         of(after).or_else(|| of(live).map(|place| after.resources.len() + place))
     };
     keys.sort_by_key(|(what, name)| (*what, place(name).filter(|_| *what == ChangeSubject::Resource)));

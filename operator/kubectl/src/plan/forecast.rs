@@ -38,7 +38,7 @@ pub struct DeviceForecast {
 }
 
 /// Compares the configurations of a node as it is and as it would be.
-pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceForecast {
+pub fn forecast(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceForecast {
     let Some(config) = after.and_then(configuration_of) else {
         return DeviceForecast::default();
     };
@@ -84,7 +84,7 @@ pub fn effect(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceForeca
         obstacles.push(format!("the node would no longer advertise any device (now {count})"));
     }
     DeviceForecast {
-        offers: offers(&config, &now, &then),
+        offers: resource_forecasts(&config, &now, &then),
         notes: missing.into_iter().collect(),
         waiting: waiting(status, &now, &then),
         obstacles,
@@ -104,7 +104,7 @@ fn fails(node: Option<&GpuNode>) -> String {
 }
 
 /// Returns the resources in the order of the policy, then the default resources of MIG devices.
-fn offers(config: &AgentConfig, now: &DesiredDevices, then: &DesiredDevices) -> Vec<ResourceForecast> {
+fn resource_forecasts(config: &AgentConfig, now: &DesiredDevices, then: &DesiredDevices) -> Vec<ResourceForecast> {
     let mut names: Vec<String> = config
         .effective_resources()
         .iter()
@@ -115,7 +115,7 @@ fn offers(config: &AgentConfig, now: &DesiredDevices, then: &DesiredDevices) -> 
             names.push(device.assignment.resource.clone());
         }
     }
-    let offer = |resource: String| {
+    let forecast = |resource: String| {
         let (words, count) = (words(&resource, then), |desired| {
             devices_of(&resource, desired).map(shares).sum()
         });
@@ -126,7 +126,7 @@ fn offers(config: &AgentConfig, now: &DesiredDevices, then: &DesiredDevices) -> 
             resource,
         }
     };
-    names.into_iter().map(offer).collect()
+    names.into_iter().map(forecast).collect()
 }
 
 fn devices_of<'a>(resource: &str, desired: &'a DesiredDevices) -> impl Iterator<Item = &'a DesiredDevice> {

@@ -68,7 +68,7 @@ impl SimulatedNode {
         let gpu_node = changed(self.gpu_node.as_ref(), &plan.gpu_node);
         let held = plan.hold.is_some();
         // A held node is governed by the policy of its current configuration.
-        let world = if held {
+        let after = if held {
             Self::of(node, gpu_node, policies)
         } else {
             Self::collect(node, gpu_node, plan.governing.as_deref(), policies)
@@ -78,7 +78,7 @@ impl SimulatedNode {
             meanwhile,
             obstacles: obstacles(&plan),
             matched: plan.outcomes.into_keys().collect(),
-            ..world
+            ..after
         })
     }
 

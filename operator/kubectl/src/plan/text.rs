@@ -8,7 +8,7 @@ use super::{
 use crate::{
     cluster::unreadable_lines,
     configuration::short_hash,
-    output::{nearest_in_words, plain, plural, style},
+    output::{nearest_node_text, plain, plural, style},
 };
 use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, POLICY_LABEL_PREFIX};
 use std::fmt::Write as _;
@@ -79,7 +79,7 @@ pub fn plan(plan: &ClusterPlan) -> String {
         let nodes = plural(policy.matched, "node", "nodes");
         let _ = writeln!(text, "policy {}: {action}{preview}; {matches} {nodes}", policy.name);
         if let Some(nearest) = &policy.nearest {
-            let _ = writeln!(text, "  {}", plain(&nearest_in_words(nearest)));
+            let _ = writeln!(text, "  {}", plain(&nearest_node_text(nearest)));
         }
     }
     let changing = plan.nodes.iter().filter(|node| !node.changes.is_empty()).count();

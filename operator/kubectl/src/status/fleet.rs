@@ -1,8 +1,8 @@
 //! The summary of a cluster's GPU nodes and policies. Pure.
 
 use super::{
-    node::{ConfigurationProgress, NodeSummary, node_state},
-    policy::{PolicySummary, policy_state},
+    node::{ConfigurationProgress, NodeSummary, summarise_node},
+    policy::{PolicySummary, summarise_policy},
     problems::problems,
     rollout::planned,
     usage::DeviceUsage,
@@ -53,7 +53,7 @@ impl FleetSummary {
         let state = |gpu_node: &GpuNode| {
             let name = gpu_node.name_any();
             let node = by_name.get(&name).copied();
-            let mut state = node_state(gpu_node, node);
+            let mut state = summarise_node(gpu_node, node);
             state.problems = problems(&state, node, &known);
             if gpu_nodes.unreadable.iter().any(|object| object.name == name) {
                 // Nothing is known of this node; the list of unreadable objects says why.
@@ -67,7 +67,7 @@ impl FleetSummary {
         let is_unreadable = |name: &str| policies.unreadable.iter().any(|object| object.name == name);
         let mut planned = planned(&policies.objects, &nodes.objects, &gpu_nodes.objects, now);
         let policy = |policy: &GpuNodePolicy| {
-            let mut state = policy_state(policy);
+            let mut state = summarise_policy(policy);
             state.rollout = planned.rollouts.remove(&state.name);
             state.nearest = planned.nearest.remove(&state.name);
             if is_unreadable(&state.name) {

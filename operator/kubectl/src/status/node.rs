@@ -49,7 +49,7 @@ pub enum ConfigurationProgress {
 }
 
 /// Summarises a node, without its problems.
-pub fn node_state(gpu_node: &GpuNode, node: Option<&Node>) -> NodeSummary {
+pub fn summarise_node(gpu_node: &GpuNode, node: Option<&Node>) -> NodeSummary {
     let status = gpu_node.status.as_ref();
     let config = gpu_node.spec.config.as_ref();
     let rejected = status.and_then(|status| status.rejected_config.as_ref());

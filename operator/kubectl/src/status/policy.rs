@@ -34,7 +34,7 @@ pub struct PolicySummary {
 }
 
 /// Summarises a policy.
-pub fn policy_state(policy: &GpuNodePolicy) -> PolicySummary {
+pub fn summarise_policy(policy: &GpuNodePolicy) -> PolicySummary {
     let status = policy.status.clone().unwrap_or_default();
     let nodes = status.nodes.unwrap_or_default();
     let ready = ConditionType::Ready.find(&status.conditions);

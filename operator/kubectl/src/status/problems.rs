@@ -99,12 +99,12 @@ fn missing(state: &NodeSummary) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::node::node_state;
+    use crate::status::node::summarise_node;
     use serde_json::json;
 
     fn told(gpu_node: &serde_json::Value) -> Vec<String> {
         let gpu_node = serde_json::from_value(gpu_node.clone()).expect("a GpuNode");
-        problems(&node_state(&gpu_node, None), None, &BTreeSet::new())
+        problems(&summarise_node(&gpu_node, None), None, &BTreeSet::new())
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::{
     node::{ConfigurationProgress, NodeSummary},
     policy::PolicySummary,
 };
-use crate::output::{NO_POLICY, TableCell, nearest_in_words, plain, plural, style, table};
+use crate::output::{NO_POLICY, TableCell, nearest_node_text, plain, plural, style, table};
 use devices::{device_table, waiting, withheld};
 use rollout::rollouts;
 use std::fmt::Write as _;
@@ -58,7 +58,7 @@ pub fn fleet(fleet: &FleetSummary) -> String {
             let _ = writeln!(
                 text,
                 "policy {name} matches no node; {}",
-                plain(&nearest_in_words(nearest))
+                plain(&nearest_node_text(nearest))
             );
         }
     }

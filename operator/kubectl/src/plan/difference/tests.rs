@@ -17,12 +17,12 @@ fn node(name: &str, labels: &serde_json::Value) -> Node {
         .expect("a node")
 }
 
-fn plan(cluster: &ClusterSnapshot, wanted: &[GpuNodePolicy]) -> ClusterPlan {
-    let wanted = wanted
+fn plan(cluster: &ClusterSnapshot, applied: &[GpuNodePolicy]) -> ClusterPlan {
+    let applied = applied
         .iter()
         .map(|policy| (policy.name_any(), policy.clone()))
         .collect();
-    ClusterPlan::of(cluster, &wanted, &BTreeSet::new(), Timestamp::UNIX_EPOCH).expect("a plan")
+    ClusterPlan::of(cluster, &applied, &BTreeSet::new(), Timestamp::UNIX_EPOCH).expect("a plan")
 }
 
 /// A cluster once its policies are in force.
@@ -30,10 +30,10 @@ fn carried_out(mut cluster: ClusterSnapshot) -> ClusterSnapshot {
     let policies = cluster.policy_set(&cluster.policies);
     let mut gpu_nodes: BTreeMap<_, _> = cluster.gpu_nodes.drain(..).map(|of| (of.name_any(), of)).collect();
     for node in &mut cluster.nodes {
-        let world = SimulatedNode::of(node.clone(), gpu_nodes.remove(&node.name_any()), &policies);
-        let world = world.carried_out(&policies, Timestamp::UNIX_EPOCH).expect("a world");
-        *node = world.node().clone();
-        cluster.gpu_nodes.extend(world.gpu_node().cloned());
+        let simulated = SimulatedNode::of(node.clone(), gpu_nodes.remove(&node.name_any()), &policies);
+        let simulated = simulated.carried_out(&policies, Timestamp::UNIX_EPOCH).expect("a plan");
+        *node = simulated.node().clone();
+        cluster.gpu_nodes.extend(simulated.gpu_node().cloned());
     }
     cluster
 }
@@ -72,7 +72,7 @@ pub fn sample() -> ClusterPlan {
         }],
         ..ClusterSnapshot::default()
     };
-    let wanted = policy(
+    let applied = policy(
         "pool",
         &json!({"nodeSelector": {"matchLabels": {"pool": "a"}}, "labels": {"team": "y", "accelerator": "v100"},
             "taints": [{"key": "dedicated", "value": "v100", "effect": "NoExecute"}],
@@ -89,7 +89,7 @@ pub fn sample() -> ClusterPlan {
         "more",
         &json!({"nodeSelector": {"matchLabels": {"pool": "d"}}, "devicePlugin": {}}),
     );
-    plan(&carried_out(cluster), &[wanted, other, more])
+    plan(&carried_out(cluster), &[applied, other, more])
 }
 
 #[test]

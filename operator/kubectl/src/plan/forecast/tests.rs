@@ -50,7 +50,7 @@ fn said(status: &Value, from: &str, to: &str) -> String {
         notes,
         waiting,
         obstacles,
-    } = effect(Some(&before), Some(&after));
+    } = forecast(Some(&before), Some(&after));
     let offers = offers.into_iter().map(
         |ResourceForecast {
              resource,
