@@ -210,11 +210,117 @@ fn measure_one_event_among_10_and_among_5000_nodes() {
     }
     let [few, many] = times.each_mut().map(|times| median(times));
     let ratio = many.as_secs_f64() / few.as_secs_f64();
-    println!("one event, watch to wanted writes: {few:?} among 10 nodes, {many:?} among 5,000: ratio {ratio:.2}");
+    println!("one event, from watch to planned writes: {few:?} among 10 nodes, {many:?} among 5,000: ratio {ratio:.2}");
     println!("figure: event-ratio | {ratio:.2} | x");
     let writes = ConvergedCluster::of(10).change_policy();
     println!(
         "figure: writes-per-node | {} |",
         f64::from(u32::try_from(writes).unwrap()) / 10.0
     );
+}
+
+/// Resident memory of this process, in KiB.
+fn resident_kib() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// A node as a kubelet reports it, with 50 images, 5 conditions and the fields of three managers.
+fn reported_node(index: usize) -> serde_json::Value {
+    let name = format!("gpu-{index:05}");
+    let labels: serde_json::Map<_, _> = (0..24)
+        .map(|label| (format!("example.com/label-{label}"), json!("value")))
+        .collect();
+    let image = |image: usize| {
+        json!({
+            "names": [
+                format!("registry.example.com/team/image-{image}@sha256:{:064x}", index * 50 + image),
+                format!("registry.example.com/team/image-{image}:v1.2.3"),
+            ],
+            "sizeBytes": 123_456_789,
+        })
+    };
+    let condition = |kind: &&str| {
+        json!({
+            "type": kind, "status": "False", "reason": "KubeletHasSufficient", "message": "kubelet has sufficient resources",
+            "lastHeartbeatTime": "2026-01-01T00:00:00Z", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    };
+    let kinds = [
+        "MemoryPressure",
+        "DiskPressure",
+        "PIDPressure",
+        "NetworkUnavailable",
+        "Ready",
+    ];
+    let conditions: Vec<_> = kinds.iter().map(condition).collect();
+    let owned = |keys: Vec<String>| -> serde_json::Map<String, serde_json::Value> {
+        keys.into_iter().map(|key| (format!("f:{key}"), json!({}))).collect()
+    };
+    let manager = |manager: &str, fields: serde_json::Value| {
+        json!({"manager": manager, "operation": "Update", "apiVersion": "v1", "time": "2026-01-01T00:00:00Z",
+            "fieldsType": "FieldsV1", "fieldsV1": fields})
+    };
+    let condition_keys = kinds.iter().map(|kind| format!("k:{{\"type\":\"{kind}\"}}")).collect();
+    let resources = [
+        "cpu",
+        "ephemeral-storage",
+        "hugepages-2Mi",
+        "memory",
+        "nvidia.com/gpu",
+        "pods",
+    ]
+    .map(str::to_owned);
+    json!({
+        "metadata": {
+            "name": name, "uid": format!("{index:08}-1111-2222-3333-444444444444"), "resourceVersion": index.to_string(),
+            "labels": labels, "annotations": {"example.com/annotation": "value"},
+            "managedFields": [
+                manager("kubelet", json!({"f:metadata": {"f:labels": owned(labels.keys().cloned().collect())}})),
+                manager("kube-controller-manager", json!({"f:spec": {"f:taints": {}}})),
+                manager("kubelet", json!({"f:status": {"f:allocatable": owned(resources.to_vec()),
+                    "f:capacity": owned(resources.to_vec()), "f:conditions": owned(condition_keys), "f:images": {}}})),
+            ],
+        },
+        "spec": {"podCIDR": "10.0.0.0/24", "providerID": format!("cloud://{name}")},
+        "status": {
+            "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}, {"type": "Hostname", "address": name}],
+            "allocatable": {"cpu": "95", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": "8"},
+            "capacity": {"cpu": "96", "memory": "1024Gi", "pods": "110", "nvidia.com/gpu": "8"},
+            "conditions": conditions, "images": (0..50).map(image).collect::<Vec<_>>(),
+            "nodeInfo": {"architecture": "amd64", "bootID": "b", "containerRuntimeVersion": "containerd://2.2.0",
+                "kernelVersion": "6.12.0", "kubeProxyVersion": "", "kubeletVersion": "v1.36.3", "machineID": "m",
+                "operatingSystem": "linux", "osImage": "Debian GNU/Linux 12 (bookworm)", "systemUUID": "s"},
+        },
+    })
+}
+
+/// Each kept object is allocated after it was parsed, as by a watch.
+fn kept<T>(keep: impl Fn(Node) -> T) -> (Vec<std::sync::Arc<T>>, usize) {
+    let before = resident_kib();
+    let nodes = 0..5000;
+    let nodes: Vec<_> = nodes
+        .map(|index| serde_json::from_value(reported_node(index)).unwrap())
+        .map(|node| std::sync::Arc::new(keep(node)))
+        .collect();
+    (nodes, resident_kib().saturating_sub(before))
+}
+
+#[test]
+#[ignore = "a measurement: docs/adr/0008-own-controller-runtime.md"]
+fn memory_of_5000_cached_nodes() {
+    // What the parser needs is there before the first measurement.
+    drop(black_box(kept(|_| ())));
+    let (facts, of_facts) = kept(|node| NodeFacts::of(&node));
+    let (cleared, of_cleared) = kept(|mut node| {
+        node.metadata.managed_fields = None;
+        node
+    });
+    let (whole, of_whole) = kept(|node| node);
+    let bytes = serde_json::to_vec(&reported_node(0)).unwrap().len();
+    println!(
+        "5,000 nodes of {bytes} bytes of JSON: as facts {of_facts} KiB, without managed fields {of_cleared} KiB, whole {of_whole} KiB"
+    );
+    drop(black_box((facts, cleared, whole)));
 }
