@@ -88,7 +88,7 @@ impl ClusterIndex {
             }
             IndexMessage::Nodes(update) => {
                 let deltas = self.objects.nodes.apply_watch(update);
-                self.nodes_changed(&deltas, had_synced, NodeFacts::same_but_version, now, effects);
+                self.nodes_changed(&deltas, had_synced, NodeFacts::is_same_but_version, now, effects);
             }
             IndexMessage::GpuNodes(update) => {
                 let deltas = self.objects.gpu_nodes.apply_watch(update);
@@ -112,7 +112,7 @@ impl ClusterIndex {
         match object {
             WrittenObject::Node(node) => {
                 let delta = self.objects.nodes.apply_write(*node, WriteKind::Update);
-                self.nodes_changed(delta.as_slice(), true, NodeFacts::same_but_version, now, effects);
+                self.nodes_changed(delta.as_slice(), true, NodeFacts::is_same_but_version, now, effects);
             }
             WrittenObject::GpuNode(gpu_node, kind) => {
                 let delta = self.objects.gpu_nodes.apply_write(*gpu_node, kind);
@@ -157,7 +157,7 @@ impl ClusterIndex {
         if refusal.is_some()
             && let Some((policy, rollout)) = self.outcomes.rollout_of(&name)
         {
-            rollout.give_back(&name);
+            rollout.return_permit(&name);
             self.rollouts_to_advance.insert(policy.to_owned());
         }
         if self.refusals.get(&name) != refusal.as_ref() {
@@ -333,7 +333,7 @@ impl ClusterIndex {
             && self
                 .outcomes
                 .rollout_of(name)
-                .is_some_and(|(_, rollout)| rollout.take_turn(name))
+                .is_some_and(|(_, rollout)| rollout.use_permit(name))
         {
             plan = self.objects.plan(RolloutPermit::Granted, name, now)?;
         }

@@ -7,7 +7,7 @@
 mod text;
 
 use crate::{cli::ExplainArgs, cluster::UnreadableObject, output, snapshot::ClusterSnapshot};
-use gpunode_plan::{Explanation, NodeFacts, explain};
+use gpunode_plan::{Explanation, NodeContext, NodeFacts, explain};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use serde::Serialize;
@@ -40,7 +40,10 @@ pub async fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
         .iter()
         .find(|gpu_node| gpu_node.name_any() == args.node);
     let policies = snapshot.policy_set(&snapshot.policies);
-    let explanation = explain(&policies, &NodeFacts::of(node), gpu_node, Timestamp::now());
+    let explanation = explain(
+        &policies,
+        NodeContext::new(&NodeFacts::of(node), gpu_node, Timestamp::now()),
+    );
     let config = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
     let answer = ExplainOutput {
         explanation: &explanation,

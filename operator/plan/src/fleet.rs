@@ -2,10 +2,12 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `rollout` | the nodes that may change next, and where a rollout stops |
+//! | `rollout` | the nodes that may change next, and what stops a rollout |
 //! | `tally` | counts, failures and previews over all nodes |
 //! | `policy_status` | the status of a policy |
+//! | `messages` | messages in the status of a policy |
 
+pub mod messages;
 pub mod policy_status;
 pub mod rollout;
 pub mod tally;

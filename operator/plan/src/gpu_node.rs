@@ -2,12 +2,16 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `change` | a write to the `GpuNode` |
 //! | `configuration` | the configuration that an agent gets in `spec.config` |
 //! | `requests` | requests of people: release the GPUs, clear recovered faults |
-//! | `progress` | whether the agent has the configuration in force, and the stage of the node's rollout |
+//! | `progress` | the agent's progress with its configuration, and the node's rollout stage |
+//! | `progress_messages` | messages about an agent that does not get there |
 //! | `conditions` | the operator's conditions in `status` |
 
+pub mod change;
 pub mod conditions;
 pub mod configuration;
 pub mod progress;
+pub mod progress_messages;
 pub mod requests;

@@ -3,13 +3,21 @@
 //! | module | what it does |
 //! |---|---|
 //! | `facts` | the fields of a `Node` that the planner needs |
+//! | `resource_presence` | the state of an extended resource in a node's status |
+//! | `release` | labels that tell the agents of a node to release its GPUs |
+//! | `context` | one node, its `GpuNode` and the current time |
 //! | `policies` | the policies, checked and ordered by priority |
-//! | `selectors` | node selectors and GPU selectors of a policy |
+//! | `selectors` | node selector and GPU selector of a policy |
+//! | `visible_labels` | the labels of a node that selectors see |
 //! | `matching` | the policies that match a node |
 //! | `inventory` | the GPUs that a `GpuNode` reports, as the allocation logic takes them |
 
+pub mod context;
 pub mod facts;
 pub mod inventory;
 pub mod matching;
 pub mod policies;
+pub mod release;
+pub mod resource_presence;
 pub mod selectors;
+pub mod visible_labels;

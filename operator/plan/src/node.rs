@@ -3,26 +3,33 @@
 //! | module | what it does |
 //! |---|---|
 //! | `planner` | the plan for one node, from start to end |
-//! | `plan` | the result: writes, outcomes, conflicts |
-//! | `desired` | what the matching policies want together, and the plan that follows |
-//! | `compose` | merges the wants of several policies; finds disagreements |
-//! | `claim` | decides for each key: set, remove, leave alone or report |
+//! | `plan` | the result: writes, and the outcome of each policy |
+//! | `permit` | the permit of a node to change its configuration |
+//! | `desired` | everything that the matching policies want together, and the plan that follows |
+//! | `compose` | merges what several policies want; finds disagreements |
+//! | `claim` | decides about each key: set, remove, leave alone or report |
 //! | `conflicts` | keys that a policy wants and somebody else owns |
-//! | `labels`, `taints` | labels and taints, with their JSON patch |
-//! | `startup_taint` | the taint that keeps pods away until the GPUs are allocatable |
+//! | `owner_conditions` | conditions about keys that somebody else owns |
+//! | `labels` | labels, and their JSON patch |
+//! | `taints` | taints, and their JSON patch |
+//! | `startup_taint` | the taint that keeps pods off until the GPUs are allocatable |
 //! | `unhealthy_taint` | the taint of nodes with too few healthy GPUs |
-//! | `stale_resources` | resources that nobody serves any more leave the node's status |
-//! | `patches` | the patches of the node and its status |
-//! | `hold` | nodes that are left as they are |
+//! | `stale_resources` | removes resources that nobody serves from the node's status |
+//! | `patches` | the patches of the node and of its status |
+//! | `hold` | reasons to leave a node as it is |
+//! | `held_plans` | plans for nodes that are left as they are |
 //! | `preview` | changes that a policy in mode Preview would make |
 
 pub mod claim;
 pub mod compose;
 pub mod conflicts;
 pub mod desired;
+pub mod held_plans;
 pub mod hold;
 pub mod labels;
+pub mod owner_conditions;
 pub mod patches;
+pub mod permit;
 pub mod plan;
 pub mod planner;
 pub mod preview;

@@ -1,27 +1,27 @@
-//! What became of one policy on one node.
+//! The outcome of one policy on one node.
 
-use crate::fleet::rollout::RolloutStage;
+use crate::rollout_stage::RolloutStage;
 use gpunode_crds::{NodePreview, NodeWaiting, Reason};
 
-/// What became of one policy on one node.
+/// Outcome of one policy on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicyOutcome {
-    /// Everything that the policy asks for is in force. For a policy in mode Preview: it would change nothing.
+    /// Everything that the policy wants is in force. In mode Preview: it would change nothing.
     Ready,
-    /// On its way. For a policy in mode Preview: it would change something.
+    /// The node is changing. In mode Preview: the policy would change something.
     Updating,
-    /// Broken, or not there in time: it cannot be waited for.
+    /// The node is broken or missed the deadline, so nobody waits for it.
     Failed {
-        /// One word for programs.
+        /// Reason for programs.
         reason: Reason,
-        /// A sentence for people.
+        /// Sentence for people.
         message: String,
     },
-    /// Somebody else, or another policy, is in the way.
+    /// Another owner, or another policy, is in the way.
     Conflicted {
-        /// One word for programs.
+        /// Reason for programs.
         reason: Reason,
-        /// A sentence for people.
+        /// Sentence for people.
         message: String,
     },
 }
@@ -29,13 +29,13 @@ pub enum PolicyOutcome {
 /// Everything that the status of a policy says about one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyNodeStatus {
-    /// What became of the policy there; nothing where the node only keeps its place in the rollout.
+    /// Outcome of the policy; none where the node only keeps its stage in the rollout.
     pub outcome: Option<PolicyOutcome>,
-    /// Mode Preview: what it would change there, if anything.
+    /// Changes that the policy would make in mode Preview, if any.
     pub preview: Option<NodePreview>,
-    /// Where it governs: devices whose change waits for their holders.
+    /// Devices whose change waits for their holders, where the policy governs.
     pub waiting: Vec<NodeWaiting>,
-    /// Where it governs: where the node is on its way to the policy's configuration.
+    /// Stage of the node, where the policy governs.
     pub stage: Option<RolloutStage>,
 }
 
@@ -51,7 +51,7 @@ impl From<PolicyOutcome> for PolicyNodeStatus {
 }
 
 impl PolicyNodeStatus {
-    /// A node that the policy does not count, and that keeps its place in its rollout.
+    /// Describes a node that the policy does not count and that keeps its stage in the rollout.
     pub(crate) fn in_rollout(stage: RolloutStage) -> Self {
         Self {
             outcome: None,
@@ -63,7 +63,7 @@ impl PolicyNodeStatus {
 }
 
 impl PolicyOutcome {
-    /// A failure.
+    /// Returns a failure.
     pub fn failed(reason: Reason, message: impl Into<String>) -> Self {
         Self::Failed {
             reason,
@@ -71,8 +71,16 @@ impl PolicyOutcome {
         }
     }
 
-    /// Whether a policy is not in force until somebody acts, though the node could carry it out. A broken node is another
-    /// matter: nobody could wait for it.
+    /// Returns a conflict.
+    pub fn conflicted(reason: Reason, message: impl Into<String>) -> Self {
+        Self::Conflicted {
+            reason,
+            message: message.into(),
+        }
+    }
+
+    /// Is true where the node works and somebody has to act before the policy comes into force. A broken node is
+    /// another matter: waiting for it helps nobody.
     pub(crate) fn needs_somebody(&self) -> bool {
         match self {
             Self::Ready | Self::Updating => false,
@@ -84,14 +92,6 @@ impl PolicyOutcome {
                     ConfigurationRejected | RecordUnreadable | ServedByAnother | WriteFailed
                 )
             }
-        }
-    }
-
-    /// A conflict.
-    pub fn conflicted(reason: Reason, message: impl Into<String>) -> Self {
-        Self::Conflicted {
-            reason,
-            message: message.into(),
         }
     }
 }

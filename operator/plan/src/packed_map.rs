@@ -1,5 +1,5 @@
-//! Texts by key in two blocks of memory. Thousands of nodes are kept, each with dozens of labels, and are copied and compared
-//! at every event: two blocks are cheaper than a string for every key and every value (`docs/benchmarks.md`).
+//! A map of texts in two blocks of memory. The operator keeps thousands of nodes with dozens of labels each, and copies and
+//! compares them at every event: two blocks are cheaper than a string for each key and each value (`docs/benchmarks.md`).
 
 use std::{collections::BTreeMap, fmt};
 
@@ -8,52 +8,52 @@ use std::{collections::BTreeMap, fmt};
 pub struct PackedMap {
     /// Each key with its text behind it.
     block: String,
-    /// Where each key and its text begin and end.
-    places: Vec<Place>,
+    /// Start and end of each key and its text.
+    spans: Vec<EntrySpan>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct EntrySpan {
     key: usize,
     text: usize,
     end: usize,
 }
 
 impl PackedMap {
-    /// The text of a key.
+    /// Returns the text of a key.
     pub fn get(&self, key: &str) -> Option<&str> {
-        let found = self.places.binary_search_by(|place| self.key(*place).cmp(key)).ok()?;
-        self.places.get(found).map(|place| self.text(*place))
+        let found = self.spans.binary_search_by(|span| self.key(*span).cmp(key)).ok()?;
+        self.spans.get(found).map(|span| self.text(*span))
     }
 
-    /// Whether there is a text of this key.
+    /// Is true where the key exists.
     pub fn contains_key(&self, key: &str) -> bool {
         self.get(key).is_some()
     }
 
-    /// Whether there is none at all.
+    /// Is true where the map is empty.
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.spans.is_empty()
     }
 
-    /// Every key and its text.
+    /// Returns all keys with their texts.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.places.iter().map(|place| (self.key(*place), self.text(*place)))
+        self.spans.iter().map(|span| (self.key(*span), self.text(*span)))
     }
 
-    /// The same as strings of their own.
+    /// Copies the map into separate strings.
     pub fn to_map(&self) -> BTreeMap<String, String> {
         self.iter()
             .map(|(key, text)| (key.to_owned(), text.to_owned()))
             .collect()
     }
 
-    fn key(&self, place: Place) -> &str {
-        self.block.get(place.key..place.text).unwrap_or_default()
+    fn key(&self, span: EntrySpan) -> &str {
+        self.block.get(span.key..span.text).unwrap_or_default()
     }
 
-    fn text(&self, place: Place) -> &str {
-        self.block.get(place.text..place.end).unwrap_or_default()
+    fn text(&self, span: EntrySpan) -> &str {
+        self.block.get(span.text..span.end).unwrap_or_default()
     }
 }
 
@@ -63,19 +63,19 @@ impl<K: AsRef<str>, V: AsRef<str>> From<&BTreeMap<K, V>> for PackedMap {
             .iter()
             .map(|(key, text)| key.as_ref().len() + text.as_ref().len())
             .sum();
-        let (mut block, mut places) = (String::with_capacity(length), Vec::with_capacity(map.len()));
+        let (mut block, mut spans) = (String::with_capacity(length), Vec::with_capacity(map.len()));
         for (key, text) in map {
             let start = block.len();
             block.push_str(key.as_ref());
             let middle = block.len();
             block.push_str(text.as_ref());
-            places.push(Place {
+            spans.push(EntrySpan {
                 key: start,
                 text: middle,
                 end: block.len(),
             });
         }
-        Self { block, places }
+        Self { block, spans }
     }
 }
 

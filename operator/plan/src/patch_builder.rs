@@ -1,4 +1,4 @@
-//! JSON patches of a Node.
+//! JSON patches that the API server refuses once the object has changed.
 
 use json_patch::{
     AddOperation, Patch, PatchOperation, RemoveOperation, TestOperation,
@@ -6,14 +6,14 @@ use json_patch::{
 };
 use serde_json::Value;
 
-/// Operations on one object, all or none of which happen.
+/// Builder of a patch whose operations all happen, or none.
 #[derive(Debug)]
 pub struct PatchBuilder {
     operations: Vec<PatchOperation>,
 }
 
 impl PatchBuilder {
-    /// A patch that is refused unless the object still has this version.
+    /// Starts a patch that is refused unless the object still has this version.
     pub fn guarded_by(resource_version: &str) -> Self {
         let path = pointer(&["metadata", "resourceVersion"]);
         Self {
@@ -38,7 +38,7 @@ impl PatchBuilder {
             .push(PatchOperation::Remove(RemoveOperation { path: pointer(path) }));
     }
 
-    /// The patch; none where it would only test.
+    /// Returns the patch; none where it would only test the version.
     pub fn build(self) -> Option<Patch> {
         (self.operations.len() > 1).then_some(Patch(self.operations))
     }

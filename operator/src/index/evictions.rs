@@ -61,7 +61,7 @@ mod tests {
                     device,
                     resource,
                     since,
-                    trouble: "x".to_owned(),
+                    fault: "x".to_owned(),
                 },
             )
         };

@@ -3,8 +3,8 @@
 use crate::index::cache::ObjectCache;
 use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
 use gpunode_plan::{
-    NodeFacts, NodePlan, PodEviction, PodName, Policy, PolicySet, RejectedPod, RolloutPermit, evictions, gpu_mismatch,
-    plan_node_with_permit,
+    NodeContext, NodeFacts, NodePlan, PodEviction, PodName, Policy, PolicySet, RejectedPod, RolloutPermit, evictions,
+    gpu_mismatch, plan_node_with_permit,
 };
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -54,7 +54,11 @@ impl Objects {
     /// Returns the plan for one node; `None` for a node that does not exist.
     pub fn plan(&self, turn: RolloutPermit, node: &str, now: Timestamp) -> Option<NodePlan> {
         let facts = self.nodes.get(node)?;
-        Some(plan_node_with_permit(turn, &self.set, facts, self.gpu_node(node), now))
+        Some(plan_node_with_permit(
+            turn,
+            &self.set,
+            NodeContext::new(facts, self.gpu_node(node), now),
+        ))
     }
 
     /// Returns the pods that `plan` evicts from a node.
@@ -78,7 +82,7 @@ impl Objects {
         ) else {
             return false;
         };
-        pod.goes(&self.set, &plan, facts, self.gpu_node(&pod.node))
+        pod.should_delete(&self.set, &plan, facts, self.gpu_node(&pod.node))
     }
 
     /// A policy that people hear about. A policy in mode Preview writes nothing but its status.

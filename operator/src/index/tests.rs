@@ -556,7 +556,7 @@ fn node_whose_gpus_change_is_planned_again_and_an_event_says_why_it_leaves_a_pol
             .iter()
             .map(|it| (it.reason.as_str(), it.message.as_str()))
             .collect();
-        let missing = "n: gpuSelector asks for 2 such GPUs, the node has 1 among 1 in the status of its GpuNode";
+        let missing = "n: gpuSelector wants 2 such GPUs, node has 1 among 1 in its GpuNode";
         assert_eq!(
             told,
             if matches {

@@ -34,7 +34,7 @@ pub async fn write_gpu_node(writer: &ClusterWriter, name: &str, change: GpuNodeC
             let spec = json!({"step": step.map(merge_patch_of)});
             patch_spec(writer, name, resource_version, spec).await?;
         }
-        GpuNodeChange::Ask {
+        GpuNodeChange::Requests {
             resource_version,
             release,
             recovered,

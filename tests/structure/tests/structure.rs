@@ -101,7 +101,6 @@ fn gpu() {
 }
 
 #[test]
-#[ignore = "until the crate's rooms stand"]
 fn plan() {
     check("gpunode-plan");
 }

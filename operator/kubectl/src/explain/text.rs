@@ -145,7 +145,7 @@ fn state(entry: &ExplanationEntry) -> TableCell {
 mod tests {
     use super::*;
     use gpunode_crds::GpuNodePolicy;
-    use gpunode_plan::{NodeFacts, PolicySet, explain};
+    use gpunode_plan::{NodeContext, NodeFacts, PolicySet, explain};
     use jiff::Timestamp;
     use serde_json::json;
 
@@ -166,7 +166,10 @@ mod tests {
             "spec": {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]},
         });
         let facts = NodeFacts::of(&serde_json::from_value(node).expect("a node"));
-        let explained = explain(&PolicySet::new(policies), &facts, None, Timestamp::UNIX_EPOCH);
+        let explained = explain(
+            &PolicySet::new(policies),
+            NodeContext::new(&facts, None, Timestamp::UNIX_EPOCH),
+        );
         let config = Configuration {
             policy: "v100".to_owned(),
             version: 1,
@@ -196,7 +199,7 @@ mod tests {
         insta::assert_snapshot!(shown(&policies), @r#"
         POLICY   PRIORITY   MODE      MATCHES   WHY
         v100     100        Enforce   yes       KeyOwnedByAnother: label accelerator is "theirs", not "v100"
-        t4       10         Enforce   no        spec.nodeSelector.matchLabels[pool]: it is to be "b", the node has "a"
+        t4       10         Enforce   no        spec.nodeSelector.matchLabels[pool]: wants "b", node has "a"
         all      0          Enforce   yes       -
 
         WHAT                                 FROM                                          FIELD                               OVERRIDES               STATE

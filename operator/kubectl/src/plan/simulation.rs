@@ -5,7 +5,7 @@ use crate::configuration;
 use anyhow::Context;
 use gpunode_config::AgentConfig;
 use gpunode_crds::GpuNode;
-use gpunode_plan::{GpuNodeChange, NodeFacts, NodePlan, PolicySet, RolloutPermit, plan_node_with_permit};
+use gpunode_plan::{GpuNodeChange, NodeContext, NodeFacts, NodePlan, PolicySet, RolloutPermit, plan_node_with_permit};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -60,7 +60,7 @@ impl SimulatedNode {
     /// When the planner's own patch does not fit the node, which is a fault of this program.
     pub fn carried_out(&self, policies: &PolicySet, now: Timestamp) -> anyhow::Result<Self> {
         let facts = NodeFacts::of(&self.node);
-        let plan = |turn| plan_node_with_permit(turn, policies, &facts, self.gpu_node.as_ref(), now);
+        let plan = |turn| plan_node_with_permit(turn, policies, NodeContext::new(&facts, self.gpu_node.as_ref(), now));
         let at_once = patched(&self.node, &plan(RolloutPermit::Granted))?;
         let plan = plan(RolloutPermit::Simulated);
         let node = patched(&self.node, &plan)?;
@@ -163,7 +163,9 @@ fn patched(node: &Node, plan: &NodePlan) -> anyhow::Result<Node> {
 
 fn changed(gpu_node: Option<&GpuNode>, change: &GpuNodeChange) -> Option<GpuNode> {
     match (change, gpu_node) {
-        (GpuNodeChange::None | GpuNodeChange::Step { .. } | GpuNodeChange::Ask { .. }, gpu_node) => gpu_node.cloned(),
+        (GpuNodeChange::None | GpuNodeChange::Step { .. } | GpuNodeChange::Requests { .. }, gpu_node) => {
+            gpu_node.cloned()
+        }
         (GpuNodeChange::Create(gpu_node), _) => Some((**gpu_node).clone()),
         (GpuNodeChange::Configure { config, .. }, Some(gpu_node)) => {
             let mut gpu_node = gpu_node.clone();

@@ -202,7 +202,7 @@ mod tests {
         ! GpuNode n3: its status cannot be read: bad time
         policy more: new; matches 1 node
         policy other: new in mode Preview, planned as if enforced; matches 0 nodes
-          nearest node: n1 (and 3 others as near): spec.nodeSelector.matchLabels[pool]: it is to be "c", the node has "a"
+          nearest node: n1 (and 3 others as near): spec.nodeSelector.matchLabels[pool]: wants "c", node has "a"
         policy pool: changed; matches 2 nodes
         3 nodes would change, 1 would not; obstacles on 1 node; running pods disrupted on 2 nodes
         "#);

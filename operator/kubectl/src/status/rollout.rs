@@ -3,7 +3,7 @@
 
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use gpunode_plan::{
-    NearestNode, NodeFacts, PolicySet, RolloutPermit, RolloutStage, nearest_node, plan_node_with_permit,
+    NearestNode, NodeContext, NodeFacts, PolicySet, RolloutPermit, RolloutStage, nearest_node, plan_node_with_permit,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -79,7 +79,7 @@ pub fn planned(policies: &[GpuNodePolicy], nodes: &[Node], gpu_nodes: &[GpuNode]
     let mut rollouts = BTreeMap::<String, RolloutSummary>::new();
     let mut matched = BTreeSet::new();
     for (node, gpu_node) in &nodes {
-        let plan = plan_node_with_permit(RolloutPermit::Withheld, &set, node, *gpu_node, now);
+        let plan = plan_node_with_permit(RolloutPermit::Withheld, &set, NodeContext::new(node, *gpu_node, now));
         matched.extend(plan.outcomes.into_keys());
         if let Some((policy, stage)) = plan
             .governing

@@ -264,7 +264,7 @@ mod tests {
           CustomResourceDefinition gpunodepolicies.gpunode.dev
           CustomResourceDefinition gpunodes.gpunode.dev
         not removed
-          node n2: the node is labelled gpunode.dev/ignore and left as it is
+          node n2: the node has the label gpunode.dev/ignore and is left as it is
         pods that lose their MPS daemon
           team/llm on node n1
         ");
@@ -299,7 +299,7 @@ mod tests {
           - label a
         stays:
         - what: node n2
-          why: the node is labelled gpunode.dev/ignore and left as it is
+          why: the node has the label gpunode.dev/ignore and is left as it is
         kept:
           what: Namespace g
           why: 'kept, because it holds objects that are not gpunode''s: Secret pull; delete it yourself if you do not need them'

@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use gpunode_crds::OWNED_ANNOTATION;
-use gpunode_plan::{NodeFacts, NodeHold, PolicySet, RolloutPermit, plan_node_with_permit};
+use gpunode_plan::{NodeContext, NodeFacts, NodeHold, PolicySet, RolloutPermit, plan_node_with_permit};
 use jiff::Timestamp;
 use json_patch::{Patch, PatchOperation, RemoveOperation, TestOperation, jsonptr::PointerBuf};
 use k8s_openapi::api::core::v1::Node;
@@ -34,9 +34,7 @@ pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<NodeUndo> {
     let plan = plan_node_with_permit(
         RolloutPermit::Simulated,
         &PolicySet::default().with_gpu_labels(false),
-        &facts,
-        None,
-        now,
+        NodeContext::new(&facts, None, now),
     );
     if let Some(hold) = plan.hold {
         let is_clean = facts.owned.is_none();
@@ -164,7 +162,7 @@ mod tests {
             (
                 &record,
                 json!({"a": "1", "gpunode.dev/ignore": ""}),
-                Some("is labelled gpunode.dev/ignore"),
+                Some("has the label gpunode.dev/ignore"),
             ),
             (
                 &json!({"gpunode.dev/owned": "broken"}),

@@ -1,5 +1,5 @@
-//! The state of one policy over all nodes, kept up to date node by node: one node's change costs the same on a hundred
-//! nodes as on ten thousand.
+//! Counts the nodes of one policy, kept up to date node by node: a change of one node costs the same among ten thousand nodes as
+//! among a hundred.
 
 use crate::{
     fleet::rollout::PolicyRollout,
@@ -8,31 +8,31 @@ use crate::{
 use gpunode_crds::{MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview, NodeWaiting, Reason};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The nodes that one policy matches.
+/// Counts, failures and previews over the nodes that one policy matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyTally {
     ready: usize,
     updating: usize,
     failed: BTreeMap<String, (Reason, String)>,
     conflicted: BTreeMap<String, (Reason, String)>,
-    /// Those failed and conflicted nodes that could carry the policy out.
-    stuck: BTreeSet<String>,
+    /// Failed and conflicted nodes that work: somebody has to act there.
+    blocked: BTreeSet<String>,
     previews: BTreeMap<String, NodePreview>,
-    /// Nodes on which devices wait for their holders.
+    /// Devices that wait for their holders, by node.
     waiting: BTreeMap<String, Vec<NodeWaiting>>,
-    /// How the configuration goes through those that the policy governs.
+    /// Rollout over the nodes that the policy governs.
     pub rollout: PolicyRollout,
 }
 
 impl PolicyTally {
-    /// Counts a node in.
-    pub fn add(&mut self, node: &str, standing: &PolicyNodeStatus) {
+    /// Counts a node.
+    pub fn add(&mut self, node: &str, status: &PolicyNodeStatus) {
         let PolicyNodeStatus {
             outcome,
             preview,
             waiting,
             stage,
-        } = standing;
+        } = status;
         match outcome {
             None => {}
             Some(PolicyOutcome::Ready) => self.ready += 1,
@@ -45,7 +45,7 @@ impl PolicyTally {
             }
         }
         if outcome.as_ref().is_some_and(PolicyOutcome::needs_somebody) {
-            self.stuck.insert(node.to_owned());
+            self.blocked.insert(node.to_owned());
         }
         self.previews
             .extend(preview.as_ref().map(|preview| (node.to_owned(), preview.clone())));
@@ -55,8 +55,8 @@ impl PolicyTally {
         self.rollout.put(node, stage.as_ref());
     }
 
-    /// Counts a node out again that was counted in with this outcome. Its place in the rollout is kept: it may be counted in
-    /// again at once, and the turn of a node must not be forgotten over that. [`PolicyRollout::put`] removes it.
+    /// Stops counting a node that was counted with this outcome. Keeps its stage in the rollout: the node may be counted again at
+    /// once and must not lose its permit. [`PolicyRollout::put`] removes the stage.
     pub fn remove(&mut self, node: &str, outcome: &PolicyOutcome) {
         match outcome {
             PolicyOutcome::Ready => self.ready = self.ready.saturating_sub(1),
@@ -68,12 +68,12 @@ impl PolicyTally {
                 self.conflicted.remove(node);
             }
         }
-        self.stuck.remove(node);
+        self.blocked.remove(node);
         self.previews.remove(node);
         self.waiting.remove(node);
     }
 
-    /// The numbers.
+    /// Returns the counts.
     pub fn counts(&self) -> NodeCounts {
         let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
         NodeCounts {
@@ -85,7 +85,7 @@ impl PolicyTally {
         }
     }
 
-    /// The first nodes by name on which the policy is not in force, and why.
+    /// Returns the first nodes by name on which the policy is not in force, with the reason.
     pub fn failures(&self) -> Vec<NodeFailure> {
         let both = [&self.failed, &self.conflicted];
         let mut failures: Vec<_> = both
@@ -102,19 +102,19 @@ impl PolicyTally {
         failures
     }
 
-    /// The first nodes by name that a policy in mode Preview would change.
+    /// Returns the first nodes by name that a policy in mode Preview would change.
     pub fn previews(&self) -> Vec<NodePreview> {
         self.previews.values().take(MAX_PREVIEW).cloned().collect()
     }
 
-    /// The first devices, by node and name, whose change waits for their holders.
+    /// Returns the first devices, by node and name, whose change waits for their holders.
     pub fn waiting(&self) -> Vec<NodeWaiting> {
         let mut waiting = Vec::new();
         for devices in self.waiting.values() {
             let mut devices = devices.clone();
             devices.sort_by(|a, b| a.device.cmp(&b.device));
             waiting.extend(devices);
-            // A node brings at most 64 of them, and it may be one of ten thousand.
+            // Stops early: a node has at most 64 such devices, and there may be ten thousand nodes.
             if waiting.len() >= MAX_WAITING {
                 break;
             }
@@ -123,24 +123,24 @@ impl PolicyTally {
         waiting
     }
 
-    /// How many nodes have such devices.
+    /// Counts the nodes with such devices.
     pub fn waiting_nodes(&self) -> usize {
         self.waiting.len()
     }
 
-    /// The first failed node by name.
+    /// Returns the first failed node by name.
     pub fn first_failed(&self) -> Option<(&str, Reason, &str)> {
         first(&self.failed)
     }
 
-    /// The first conflicted node by name.
+    /// Returns the first conflicted node by name.
     pub fn first_conflicted(&self) -> Option<(&str, Reason, &str)> {
         first(&self.conflicted)
     }
 
-    /// The first node by name that could carry the policy out, and what somebody has to mend first.
-    pub fn first_stuck(&self) -> Option<(&str, Reason, &str)> {
-        let node = self.stuck.first()?;
+    /// Returns the first node by name that works and on which somebody has to act first.
+    pub fn first_blocked(&self) -> Option<(&str, Reason, &str)> {
+        let node = self.blocked.first()?;
         let (reason, message) = self.failed.get(node).or_else(|| self.conflicted.get(node))?;
         Some((node, *reason, message))
     }
@@ -152,7 +152,7 @@ fn first(nodes: &BTreeMap<String, (Reason, String)>) -> Option<(&str, Reason, &s
         .map(|(node, (reason, message))| (node.as_str(), *reason, message.as_str()))
 }
 
-/// The schema's bound of a message.
+/// Cuts a message to the schema's maximum length.
 fn bounded(message: &str) -> String {
     message.chars().take(1024).collect()
 }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_in_can_be_counted_out() {
+    fn a_tally_is_empty_once_every_node_is_removed() {
         let mut tally = PolicyTally::default();
         let outcomes = [
             PolicyOutcome::Ready,

@@ -1,45 +1,40 @@
 //! The operator's own conditions in `GpuNode.status`; all others are the agent's.
 
-use crate::{
-    input::facts::NodeFacts,
-    node::claim::Claims,
-    node::compose::Wanted,
-    node::conflicts::{ConflictKey, KeyConflict},
-};
+use crate::gpu_node::change::resource_version;
 use gpunode_crds::{ConditionType, GpuNode, Reason};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use std::collections::{BTreeMap, BTreeSet};
 
-/// Most bytes of a condition's message: a status must stay readable.
+/// Maximum size of a condition's message in bytes: a status must stay readable.
 const MAX_MESSAGE: usize = 1024;
 
-/// The conditions that the operator wants in the status of one `GpuNode`, where they are not there yet.
+/// Write of the operator's conditions to the status of one `GpuNode`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConditionsChange {
-    /// `metadata.resourceVersion` that the difference was found at.
+    /// `metadata.resourceVersion` that guards the write.
     pub resource_version: String,
-    /// All of them; those that are missing here go.
+    /// All of the operator's conditions; it removes any other of its own.
     pub conditions: Vec<Condition>,
 }
 
-/// A condition without its time.
+/// Condition without its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
-    /// What it is about.
+pub struct OperatorCondition {
+    /// Type of the condition.
     pub of: ConditionType,
-    /// Whether it holds.
+    /// True for status `True`.
     pub holds: bool,
-    /// One word for programs.
+    /// Reason for programs.
     pub reason: Reason,
-    /// A sentence for people.
+    /// Sentence for people.
     pub message: String,
 }
 
-/// The change after which the `GpuNode` tells these verdicts and no other of the operator's, but for those of types `kept`.
-pub fn change(
+/// Returns the change after which the `GpuNode` has these conditions of the operator and no other, except those of types
+/// `kept`; none where it already has.
+pub fn conditions_change(
     gpu_node: Option<&GpuNode>,
-    verdicts: Vec<Verdict>,
+    desired: Vec<OperatorCondition>,
     kept: &[ConditionType],
     now: Timestamp,
 ) -> Option<ConditionsChange> {
@@ -52,91 +47,35 @@ pub fn change(
     };
     let before: Vec<&Condition> = live.iter().filter(is_ours).collect();
     let status = |holds| if holds { "True" } else { "False" };
-    let condition = |verdict: Verdict| Condition {
-        type_: verdict.of.as_str().to_owned(),
-        status: status(verdict.holds).to_owned(),
-        reason: verdict.reason.as_str().to_owned(),
-        message: verdict
+    // Turns a desired condition into a full one, with the old time where the status is the same.
+    let condition = |desired: OperatorCondition| Condition {
+        type_: desired.of.as_str().to_owned(),
+        status: status(desired.holds).to_owned(),
+        reason: desired.reason.as_str().to_owned(),
+        message: desired
             .message
-            .get(..verdict.message.floor_char_boundary(MAX_MESSAGE))
+            .get(..desired.message.floor_char_boundary(MAX_MESSAGE))
             .unwrap_or_default()
             .to_owned(),
         last_transition_time: before
             .iter()
-            .find(|old| old.type_ == verdict.of.as_str() && old.status == status(verdict.holds))
+            .find(|old| old.type_ == desired.of.as_str() && old.status == status(desired.holds))
             .map_or(Time(now), |old| old.last_transition_time.clone()),
         observed_generation: None,
     };
     let kept = before
         .iter()
         .filter(|old| kept.iter().any(|kept| kept.as_str() == old.type_));
-    let conditions: Vec<Condition> = verdicts
+    let conditions: Vec<Condition> = desired
         .into_iter()
         .map(condition)
         .chain(kept.map(|old| (*old).clone()))
         .collect();
-    let is_there = conditions.len() == before.len() && conditions.iter().all(|condition| before.contains(&condition));
-    let resource_version = gpu_node.metadata.resource_version.clone().unwrap_or_default();
-    (!is_there).then_some(ConditionsChange {
-        resource_version,
+    let is_unchanged =
+        conditions.len() == before.len() && conditions.iter().all(|condition| before.contains(&condition));
+    (!is_unchanged).then(|| ConditionsChange {
+        resource_version: resource_version(gpu_node),
         conditions,
-    })
-}
-
-/// That somebody else owns keys that policies want, if so.
-pub fn foreign_keys(conflicts: &[KeyConflict]) -> Option<Verdict> {
-    let told = conflicts
-        .iter()
-        .map(|conflict| format!("{conflict}, as {} wants", conflict.policies.join(" and ")));
-    let message = told.collect::<Vec<_>>().join("; ");
-    (!conflicts.is_empty()).then_some(Verdict {
-        of: ConditionType::Conflict,
-        holds: true,
-        reason: Reason::KeyOwnedByAnother,
-        message,
-    })
-}
-
-/// That somebody else keeps labels with facts, if so. `wanted` is what policies and facts want, and nobody but facts wants
-/// a label of no policy.
-pub fn foreign_facts(node: &NodeFacts, wanted: &BTreeMap<String, Wanted>, claims: &Claims<String>) -> Option<Verdict> {
-    let foreign: Vec<&String> = wanted
-        .iter()
-        .filter(|(key, by)| by.policies.is_empty() && !claims.entries.owned.contains_key(*key))
-        .map(|(key, _)| key)
-        .collect();
-    if foreign.is_empty() {
-        return None;
-    }
-    let managers: BTreeSet<&str> = foreign.iter().filter_map(|key| node.label_managers.get(key)).collect();
-    let who = if managers.is_empty() {
-        "somebody else".to_owned()
-    } else {
-        managers.into_iter().collect::<Vec<_>>().join(" and ")
-    };
-    let others: Vec<String> = claims
-        .clashes
-        .iter()
-        .filter(|clash| clash.wanted.policies.is_empty())
-        .map(|clash| {
-            let conflict = KeyConflict::of(ConflictKey::Label(clash.key.clone()), clash, None).to_string();
-            conflict.strip_prefix("label ").map(str::to_owned).unwrap_or(conflict)
-        })
-        .collect();
-    let others = if others.is_empty() {
-        "with the same values".to_owned()
-    } else {
-        others.join("; ")
-    };
-    let message = format!(
-        "{who} keeps {} of the labels with facts about GPUs, as GPU feature discovery does: {others}",
-        foreign.len()
-    );
-    Some(Verdict {
-        of: ConditionType::FactLabels,
-        holds: false,
-        reason: Reason::OwnedByAnother,
-        message,
     })
 }
 
@@ -156,8 +95,8 @@ mod tests {
         }
     }
 
-    /// What is applied to a `GpuNode` with conditions of every type there is; their types.
-    fn applied(verdicts: Vec<Verdict>, kept: &[ConditionType]) -> Vec<String> {
+    /// Returns the types applied to a `GpuNode` that has conditions of every type.
+    fn applied(desired: Vec<OperatorCondition>, kept: &[ConditionType]) -> Vec<String> {
         let agents = [
             "Ready",
             "ConfigurationAccepted",
@@ -177,13 +116,14 @@ mod tests {
             conditions,
             ..GpuNodeStatus::default()
         });
-        let change = change(Some(&gpu_node), verdicts, kept, Timestamp::UNIX_EPOCH).expect("something changes");
+        let change =
+            conditions_change(Some(&gpu_node), desired, kept, Timestamp::UNIX_EPOCH).expect("something changes");
         change.conditions.into_iter().map(|condition| condition.type_).collect()
     }
 
     #[test]
     fn nothing_but_the_operators_own_conditions_is_applied() {
-        let conflict = || Verdict {
+        let conflict = || OperatorCondition {
             of: ConditionType::Conflict,
             holds: true,
             reason: Reason::EqualPriority,

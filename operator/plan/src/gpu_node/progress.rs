@@ -1,136 +1,112 @@
-//! Whether the agent of one node has put its configuration in force, and where the node is in the rollout of its policy.
+//! The progress of a node's agent with its configuration, and the node's stage in the rollout of its policy.
 //!
-//! A node that is on its way counts as updating for the policy's `progressDeadline`; after that, and at once where it is
-//! plainly broken, it counts as failed, so that nobody waits for it for ever.
+//! A changing node counts as updating until the policy's `progressDeadline`. After that, and at once where it is plainly
+//! broken, it counts as failed, so that nobody waits for it for ever.
 
 use crate::{
-    fleet::rollout::RolloutStage,
-    gpu_node::configuration::{unreadable_versions, wanted_configuration},
-    gpu_node::requests::is_released,
-    input::facts::NodeFacts,
-    input::policies::Policy,
+    gpu_node::{
+        configuration::{desired_configuration, unreadable_versions},
+        progress_messages::{
+            INVALID_CONFIGURATION, NO_DEVICE_PLUGIN, NO_READY_CONDITION, NODE_NOT_READY, OTHER_CONFIGURATION, RELEASED,
+            deadline_exceeded, hand_over_pending, not_allocatable, unreadable_version,
+        },
+    },
+    input::{context::NodeContext, facts::NodeFacts, policies::Policy},
     outcome::PolicyOutcome,
+    rollout_stage::RolloutStage,
 };
 use gpunode_crds::{AgentMode, ConditionType, GpuNode, GpuNodeStatus, OPERATOR_FIELD_MANAGER, Reason};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-/// The outcome of the governing policy on a node to which nothing is left to write, and when to look again though nothing
-/// changed.
-pub fn agent_outcome(
-    node: &NodeFacts,
-    governing: &Policy,
-    gpu_node: Option<&GpuNode>,
-    now: Timestamp,
-) -> (PolicyOutcome, Option<Timestamp>) {
-    let Some(wanted) = wanted_configuration(governing) else {
-        let why = governing.refusal.as_deref().unwrap_or("the configuration is refused");
+/// Returns the outcome of the governing policy on a node that needs no more writes, and the moment to plan again.
+pub fn agent_outcome(governing: &Policy, context: NodeContext<'_>) -> (PolicyOutcome, Option<Timestamp>) {
+    let Some(desired) = desired_configuration(governing) else {
+        let why = governing.refusal.as_deref().unwrap_or(INVALID_CONFIGURATION);
         return (PolicyOutcome::failed(Reason::InvalidSpec, why), None);
     };
-    if let Some(versions) = unreadable_versions(gpu_node) {
-        let message = format!(
-            "the agent reads configuration versions {versions:?}, not {}; give it the image that came with the operator",
-            wanted.version
-        );
+    if let Some(versions) = unreadable_versions(context.gpu_node) {
+        let message = unreadable_version(versions, desired.version);
         return (PolicyOutcome::failed(Reason::ConfigurationPending, message), None);
     }
-    outcome_of(
-        node,
-        Given::to(&wanted.hash, governing),
-        Clock::of(node, governing, gpu_node, now),
-        gpu_node,
-    )
+    outcome_in_force(governing, &desired.hash, context)
 }
 
-/// The outcome of a policy on a node that keeps the configuration with this hash, whatever the policy says.
+/// Returns the outcome of a policy on a node that keeps the configuration with this hash, whatever the policy says.
 pub fn outcome_in_force(
-    node: &NodeFacts,
     governing: &Policy,
     hash: &str,
-    gpu_node: Option<&GpuNode>,
-    now: Timestamp,
+    context: NodeContext<'_>,
 ) -> (PolicyOutcome, Option<Timestamp>) {
-    outcome_of(
-        node,
-        Given::to(hash, governing),
-        Clock::of(node, governing, gpu_node, now),
-        gpu_node,
-    )
+    let assigned = AssignedConfiguration {
+        hash,
+        policy: Some(&governing.name),
+    };
+    outcome_of(assigned, ProgressDeadline::of(governing, context), context)
 }
 
-/// Whether some agent serves a node with the configuration of this hash, be it that of another policy.
-pub fn is_served(node: &NodeFacts, governing: &Policy, hash: &str, gpu_node: Option<&GpuNode>, now: Timestamp) -> bool {
-    let given = Given { hash, policy: None };
-    outcome_of(node, given, Clock::of(node, governing, gpu_node, now), gpu_node).0 == PolicyOutcome::Ready
+/// Is true where an agent, perhaps of another policy, serves a node with the configuration of this hash.
+pub fn is_served(governing: &Policy, hash: &str, context: NodeContext<'_>) -> bool {
+    let assigned = AssignedConfiguration { hash, policy: None };
+    outcome_of(assigned, ProgressDeadline::of(governing, context), context).0 == PolicyOutcome::Ready
 }
 
-/// What a node was given.
+/// Configuration that a node was given.
 #[derive(Clone, Copy)]
-struct Given<'a> {
-    /// The configuration with this hash.
+struct AssignedConfiguration<'a> {
+    /// Hash of the configuration.
     hash: &'a str,
-    /// The agent of the policy of this name, where that matters.
+    /// Policy whose agent must serve; `None` where any agent will do.
     policy: Option<&'a str>,
 }
 
-impl<'a> Given<'a> {
-    fn to(hash: &'a str, policy: &'a Policy) -> Self {
-        Self {
-            hash,
-            policy: Some(&policy.name),
-        }
-    }
-}
-
-/// Where a node is on its way to the configuration of the policy that governs it, and when to look again; nowhere where that
-/// configuration is refused.
-pub fn stage(
-    node: &NodeFacts,
-    governing: &Policy,
-    gpu_node: Option<&GpuNode>,
-    now: Timestamp,
-) -> Option<(RolloutStage, Option<Timestamp>)> {
-    let wanted = wanted_configuration(governing)?;
-    let Some((gpu_node, current)) = gpu_node.and_then(|it| Some((it, it.spec.config.as_ref()?))) else {
+/// Returns the node's stage on the way to the configuration of its governing policy, and the moment to plan again; none where
+/// that configuration is invalid.
+pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(RolloutStage, Option<Timestamp>)> {
+    let desired = desired_configuration(governing)?;
+    let Some((gpu_node, current)) = context.gpu_node.and_then(|it| Some((it, it.spec.config.as_ref()?))) else {
         return Some((RolloutStage::Outside, None));
     };
-    let clock = Clock::of(node, governing, Some(gpu_node), now);
-    let given = Given {
+    let deadline = ProgressDeadline::of(governing, context);
+    let assigned = AssignedConfiguration {
         hash: &current.hash,
         policy: Some(&current.policy),
     };
-    let (outcome, deadline) = outcome_of(node, given, clock, Some(gpu_node));
-    let is_wanted = *current == wanted;
-    // A verdict lasts, whatever becomes of the node: the configuration is as bad as it was.
-    if is_wanted
+    let (outcome, recheck) = outcome_of(assigned, deadline, context);
+    let is_desired = *current == desired;
+    // A recorded failure lasts, whatever becomes of the node: the configuration is as bad as it was.
+    if is_desired
         && outcome != PolicyOutcome::Ready
-        && let Some(why) = verdict(gpu_node, &current.hash)
+        && let Some(why) = recorded_failure(gpu_node, &current.hash)
     {
         return Some((RolloutStage::Stopped(why), None));
     }
     if unreadable_versions(Some(gpu_node)).is_some() {
         return Some((RolloutStage::Outside, None));
     }
-    let is_down = !node.ready || is_released(node);
-    let had_a_turn = gpu_node.spec.step.as_ref().is_some_and(|step| step.failed.is_none());
+    let is_down = context.is_down();
+    let is_stepping = gpu_node.spec.step.as_ref().is_some_and(|step| step.failed.is_none());
+    // Maps the outcome to a stage, depending on a step under way.
     let stage = match outcome {
-        PolicyOutcome::Ready if is_wanted => RolloutStage::Done,
+        PolicyOutcome::Ready if is_desired => RolloutStage::Done,
         PolicyOutcome::Ready => RolloutStage::Pending,
-        // One that goes down at its turn keeps its place for as long as any other would.
-        PolicyOutcome::Updating | PolicyOutcome::Failed { .. } if had_a_turn && is_down => match clock.turn_ends() {
-            Some(end) => return Some((RolloutStage::Stepping, Some(end))),
-            None => RolloutStage::Outside,
-        },
-        PolicyOutcome::Updating if had_a_turn => return Some((RolloutStage::Stepping, deadline)),
-        // An agent that starts again, or takes over, for a moment has worked before.
+        // A node that goes down during its step keeps its stage for as long as any other would.
+        PolicyOutcome::Updating | PolicyOutcome::Failed { .. } if is_stepping && is_down => {
+            match deadline.step_ends() {
+                Some(end) => return Some((RolloutStage::Stepping, Some(end))),
+                None => RolloutStage::Outside,
+            }
+        }
+        PolicyOutcome::Updating if is_stepping => return Some((RolloutStage::Stepping, recheck)),
+        // An agent that restarts, or takes over, for a moment has worked before.
         PolicyOutcome::Updating if !is_down && has_in_force(gpu_node, &current.hash) => {
-            if is_wanted {
+            if is_desired {
                 RolloutStage::Done
             } else {
                 RolloutStage::Pending
             }
         }
-        PolicyOutcome::Failed { reason, message } if had_a_turn && is_wanted => {
+        PolicyOutcome::Failed { reason, message } if is_stepping && is_desired => {
             RolloutStage::Stopped(format!("{}: {message}", reason.as_str()))
         }
         PolicyOutcome::Updating | PolicyOutcome::Failed { .. } | PolicyOutcome::Conflicted { .. } => {
@@ -140,9 +116,8 @@ pub fn stage(
     Some((stage, None))
 }
 
-/// Why a node failed with the configuration of this hash that it was given at its turn, as it is written down or as the
-/// agent says.
-fn verdict(gpu_node: &GpuNode, hash: &str) -> Option<String> {
+/// Returns the failure of a node's step to the configuration of this hash: the recorded one, or the agent's rejection.
+fn recorded_failure(gpu_node: &GpuNode, hash: &str) -> Option<String> {
     let step = gpu_node.spec.step.as_ref()?;
     let rejected = || {
         gpu_node
@@ -152,179 +127,162 @@ fn verdict(gpu_node: &GpuNode, hash: &str) -> Option<String> {
             .as_ref()
             .filter(|rejected| rejected.hash == hash)
     };
-    let words = |message: &str| format!("{}: {message}", Reason::ConfigurationRejected.as_str());
+    let rejection = |message: &str| format!("{}: {message}", Reason::ConfigurationRejected.as_str());
     step.failed
         .clone()
-        .or_else(|| rejected().map(|rejected| words(&rejected.message)))
+        .or_else(|| rejected().map(|rejected| rejection(&rejected.message)))
 }
 
-/// Since when a node has had its configuration, and how long that may take.
+/// Start and length of the time in which a configuration must come into force.
 #[derive(Clone, Copy)]
-struct Clock {
+struct ProgressDeadline {
     began: Timestamp,
     allowed: SignedDuration,
-    /// Since when it counts that it is its turn in a rollout.
-    turn: Option<Timestamp>,
+    /// Start of the node's step in a rollout.
+    step: Option<Timestamp>,
     now: Timestamp,
 }
 
-impl Clock {
-    fn of(node: &NodeFacts, governing: &Policy, gpu_node: Option<&GpuNode>, now: Timestamp) -> Self {
+impl ProgressDeadline {
+    fn of(governing: &Policy, NodeContext { node, gpu_node, now }: NodeContext<'_>) -> Self {
         let began = [node.created, gpu_node.and_then(written_at)]
             .into_iter()
             .flatten()
             .max()
             .unwrap_or(now);
-        let clock = Self {
+        let deadline = Self {
             began,
             allowed: governing.pace.progress_deadline(),
-            turn: None,
+            step: None,
             now,
         };
-        let turn = gpu_node
+        let step = gpu_node
             .and_then(|gpu_node| gpu_node.spec.step.as_ref())
             .map(|step| match step.failed {
                 Some(_) => step.started_at.0,
                 None if step.generation != governing.generation => now,
                 // Nothing comes into force on a node that is down.
-                None => clock.latest(step.started_at.0, node.ready_since),
+                None => deadline.latest(step.started_at.0, node.ready_since),
             });
-        Self { turn, ..clock }
+        Self { step, ..deadline }
     }
 
-    /// The later of two moments, of which a node told the second. A node whose clock is ahead by more than the time allowed
-    /// would be waited for until then, so such a moment does not count.
-    fn latest(self, known: Timestamp, told: Option<Timestamp>) -> Timestamp {
-        let told = told.filter(|told| told.duration_since(self.now) <= self.allowed);
-        told.map_or(known, |told| known.max(told))
+    /// Returns the later of two moments, of which a node reported the second. Ignores a report further ahead than the time
+    /// allowed: the node's clock is wrong.
+    fn latest(self, known: Timestamp, reported: Option<Timestamp>) -> Timestamp {
+        let reported = reported.filter(|reported| reported.duration_since(self.now) <= self.allowed);
+        reported.map_or(known, |reported| known.max(reported))
     }
 
-    /// The end of a turn that is not over.
-    fn turn_ends(self) -> Option<Timestamp> {
-        self.turn?.checked_add(self.allowed).ok().filter(|end| self.now < *end)
+    /// Returns the end of a step that is still under way.
+    fn step_ends(self) -> Option<Timestamp> {
+        self.step?.checked_add(self.allowed).ok().filter(|end| self.now < *end)
     }
 
-    /// A rollout waits from the moment on in which it was the node's turn, whatever its agent does meanwhile.
+    /// Waits for the node. A rollout counts from the start of the node's step, whatever its agent does meanwhile.
     fn wait(self, since: Timestamp, reason: Reason, message: &str) -> (PolicyOutcome, Option<Timestamp>) {
-        let Some(turn) = self.turn else {
-            return within(self.allowed, since, self.now, reason, message);
+        let Some(step) = self.step else {
+            return self.within(since, reason, message);
         };
-        let message = format!("not in force after {:#}: {message}", self.allowed);
-        within(self.allowed, turn, self.now, Reason::ProgressDeadlineExceeded, &message)
+        let message = deadline_exceeded(self.allowed, message);
+        self.within(step, Reason::ProgressDeadlineExceeded, &message)
+    }
+
+    /// Counts as updating until the time allowed is over, and as failed after.
+    fn within(self, since: Timestamp, reason: Reason, message: &str) -> (PolicyOutcome, Option<Timestamp>) {
+        match since.checked_add(self.allowed) {
+            Ok(end) if self.now < end => (PolicyOutcome::Updating, Some(end)),
+            _ => (PolicyOutcome::failed(reason, message), None),
+        }
     }
 }
 
-/// What became of the configuration with this hash.
+/// Returns the outcome of an assigned configuration.
 fn outcome_of(
-    node: &NodeFacts,
-    given: Given<'_>,
-    clock: Clock,
-    gpu_node: Option<&GpuNode>,
+    assigned: AssignedConfiguration<'_>,
+    deadline: ProgressDeadline,
+    context: NodeContext<'_>,
 ) -> (PolicyOutcome, Option<Timestamp>) {
-    let hash = given.hash;
-    let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
-    let in_force = status.filter(|status| is_in_force(status, hash));
+    let NodeContext { node, .. } = context;
+    let status = context.status();
+    let in_force = status.filter(|status| is_in_force(status, assigned.hash));
     if !node.ready {
-        let message = "the node is not Ready; see the kubelet on it";
         return if in_force.is_some() {
-            (PolicyOutcome::failed(Reason::NodeNotReady, message), None)
+            (PolicyOutcome::failed(Reason::NodeNotReady, NODE_NOT_READY), None)
         } else {
             // A node that has just joined is not Ready for a while.
-            within(
-                clock.allowed,
-                node.created.unwrap_or(clock.now),
-                clock.now,
-                Reason::NodeNotReady,
-                message,
-            )
+            let joined = node.created.unwrap_or(deadline.now);
+            deadline.within(joined, Reason::NodeNotReady, NODE_NOT_READY)
         };
     }
-    if is_released(node) {
-        let message = "the agents have let go of the GPUs, as a label of the node asks";
-        return (PolicyOutcome::failed(Reason::Released, message), None);
+    if context.is_released() {
+        return (PolicyOutcome::failed(Reason::Released, RELEASED), None);
     }
-    match in_force {
-        None => pending(node, status, hash, clock),
-        Some(status) => match ConditionType::Ready.find(&status.conditions) {
-            Some(condition) if condition.status == "True" => match missing(node, status) {
-                None => handed_over(node, status, given, clock),
-                Some(missing) => {
-                    // The kubelet tells the node of its devices some seconds after it has told the agent.
-                    let began = clock.latest(clock.began, Some(condition.last_transition_time.0));
-                    clock.wait(began, Reason::AgentNotReporting, &missing)
-                }
-            },
-            Some(condition) => not_ready(condition, clock),
-            None => clock.wait(
-                clock.began,
-                Reason::Registering,
-                "the agent does not say whether it is Ready",
-            ),
+    let Some(status) = in_force else {
+        return configuration_pending(node, status, assigned.hash, deadline);
+    };
+    match ConditionType::Ready.find(&status.conditions) {
+        Some(condition) if condition.status == "True" => match missing_resource(node, status) {
+            None => hand_over_outcome(node, status, assigned, deadline),
+            Some(missing) => {
+                // The kubelet updates the node some seconds after it tells the agent.
+                let began = deadline.latest(deadline.began, Some(condition.last_transition_time.0));
+                deadline.wait(began, Reason::AgentNotReporting, &missing)
+            }
         },
+        Some(condition) => not_ready_outcome(condition, deadline),
+        None => deadline.wait(deadline.began, Reason::Registering, NO_READY_CONDITION),
     }
 }
 
-/// An agent serves the node. That of another policy does until the one of this policy takes over, which a broken one never does.
-fn handed_over(
+/// Returns the outcome where an agent serves the node. The agent of another policy serves until the one of this policy takes
+/// over, which a broken one never does.
+fn hand_over_outcome(
     node: &NodeFacts,
     status: &GpuNodeStatus,
-    given: Given<'_>,
-    clock: Clock,
+    assigned: AssignedConfiguration<'_>,
+    deadline: ProgressDeadline,
 ) -> (PolicyOutcome, Option<Timestamp>) {
     let serving = status.agent.as_ref().and_then(|agent| agent.policy.as_deref());
-    let (Some(serving), Some(policy)) = (serving, given.policy) else {
+    let (Some(serving), Some(policy)) = (serving, assigned.policy) else {
         return (PolicyOutcome::Ready, None);
     };
     if serving == policy {
         return (PolicyOutcome::Ready, None);
     }
-    let message = format!(
-        "the agent of policy {serving} still serves the node, that of {policy} has not taken over; see its pod on {}",
-        node.name
-    );
-    clock.wait(clock.began, Reason::HandOverPending, &message)
+    let message = hand_over_pending(serving, policy, &node.name);
+    deadline.wait(deadline.began, Reason::HandOverPending, &message)
 }
 
-/// The configuration is not in force.
-fn pending(
+/// Returns the outcome where the configuration is not in force.
+fn configuration_pending(
     node: &NodeFacts,
     status: Option<&GpuNodeStatus>,
     hash: &str,
-    clock: Clock,
+    deadline: ProgressDeadline,
 ) -> (PolicyOutcome, Option<Timestamp>) {
     if let Some(rejected) = status
         .and_then(|status| status.rejected_config.as_ref())
         .filter(|it| it.hash == hash)
     {
-        return (
-            PolicyOutcome::failed(Reason::ConfigurationRejected, &rejected.message),
-            None,
-        );
+        let outcome = PolicyOutcome::failed(Reason::ConfigurationRejected, &rejected.message);
+        return (outcome, None);
     }
     let plugin = status.filter(|status| runs_plugin(status));
-    let (reason, message) = match plugin.map(|status| missing(node, status)) {
-        Some(None) => (
-            Reason::ConfigurationPending,
-            "the agent reports another configuration than it was given; see its log".to_owned(),
-        ),
+    let (reason, message) = match plugin.map(|status| missing_resource(node, status)) {
+        Some(None) => (Reason::ConfigurationPending, OTHER_CONFIGURATION.to_owned()),
         Some(Some(missing)) => (Reason::AgentNotReporting, missing),
-        None => (
-            Reason::AgentNotReporting,
-            "no agent with the device plugin reports; see its pod".to_owned(),
-        ),
+        None => (Reason::AgentNotReporting, NO_DEVICE_PLUGIN.to_owned()),
     };
-    clock.wait(clock.began, reason, &message)
+    deadline.wait(deadline.began, reason, &message)
 }
 
-/// What an agent reported stays when the agent is gone. The kubelet knows better: it offers nothing of a device plugin
-/// that does not answer.
-fn missing(node: &NodeFacts, status: &GpuNodeStatus) -> Option<String> {
+/// Describes a reported resource that is not allocatable. An agent's report outlives the agent, and the kubelet knows better:
+/// it advertises nothing of a device plugin that does not answer.
+fn missing_resource(node: &NodeFacts, status: &GpuNodeStatus) -> Option<String> {
     let mut promised = status.resources.iter().filter(|resource| resource.allocatable > 0);
-    let resource = promised.find(|resource| !node.offered.contains_key(&resource.name))?;
-    let (name, resource, count) = (&node.name, &resource.name, resource.allocatable);
-    Some(format!(
-        "the agent reported {count} {resource}, node {name} has 0 to give out; see the agent's pod on {name} and its log"
-    ))
+    let resource = promised.find(|resource| !node.allocatable.contains_key(&resource.name))?;
+    Some(not_allocatable(resource.allocatable, &resource.name, &node.name))
 }
 
 fn has_in_force(gpu_node: &GpuNode, hash: &str) -> bool {
@@ -342,8 +300,8 @@ fn runs_plugin(status: &GpuNodeStatus) -> bool {
         .is_some_and(|agent| agent.mode == AgentMode::DevicePlugin)
 }
 
-/// What only a person mends: waiting for it helps nobody.
-const BROKEN: [Reason; 7] = [
+/// Reasons that only a person can resolve: waiting helps nobody.
+const NEEDS_A_PERSON: [Reason; 7] = [
     Reason::DriverNotFound,
     Reason::DriverFailed,
     Reason::MigInstancesUnequal,
@@ -352,43 +310,30 @@ const BROKEN: [Reason; 7] = [
     Reason::MemoryBelowUnit,
     Reason::ServedByAnother,
 ];
-/// What may mend itself.
-const UNSETTLED: [Reason; 3] = [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown, Reason::Released];
+/// Reasons that may resolve themselves.
+const MAY_RESOLVE: [Reason; 3] = [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown, Reason::Released];
 
-/// The configuration is in force, but the agent says that it is not Ready.
-fn not_ready(condition: &Condition, clock: Clock) -> (PolicyOutcome, Option<Timestamp>) {
-    let said = |reasons: &[Reason]| {
+/// Returns the outcome where the configuration is in force and the agent reports that it is not Ready.
+fn not_ready_outcome(condition: &Condition, deadline: ProgressDeadline) -> (PolicyOutcome, Option<Timestamp>) {
+    let reported = |reasons: &[Reason]| {
         reasons
             .iter()
             .copied()
             .find(|reason| condition.reason == reason.as_str())
     };
-    if let Some(reason) = said(&BROKEN) {
+    if let Some(reason) = reported(&NEEDS_A_PERSON) {
         return (PolicyOutcome::failed(reason, condition.message.clone()), None);
     }
-    let reason = said(&UNSETTLED).unwrap_or(Reason::Registering);
-    let began = clock.latest(clock.began, Some(condition.last_transition_time.0));
-    clock.wait(began, reason, &condition.message)
+    let reason = reported(&MAY_RESOLVE).unwrap_or(Reason::Registering);
+    let began = deadline.latest(deadline.began, Some(condition.last_transition_time.0));
+    deadline.wait(began, reason, &condition.message)
 }
 
-fn within(
-    allowed: SignedDuration,
-    since: Timestamp,
-    now: Timestamp,
-    reason: Reason,
-    message: &str,
-) -> (PolicyOutcome, Option<Timestamp>) {
-    match since.checked_add(allowed) {
-        Ok(deadline) if now < deadline => (PolicyOutcome::Updating, Some(deadline)),
-        _ => (PolicyOutcome::failed(reason, message), None),
-    }
-}
-
-/// When the operator last wrote the configuration; the API server keeps that time for each field manager.
+/// Returns the moment of the operator's last write to the spec; the API server keeps it for each field manager.
 fn written_at(gpu_node: &GpuNode) -> Option<Timestamp> {
     let entries = gpu_node.metadata.managed_fields.iter().flatten();
     entries
-        // It writes conditions of the status as well.
+        // Writes to the status have a subresource.
         .filter(|entry| entry.manager.as_deref() == Some(OPERATOR_FIELD_MANAGER) && entry.subresource.is_none())
         .filter_map(|entry| entry.time.as_ref().map(|time| time.0))
         .max()

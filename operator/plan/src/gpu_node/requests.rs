@@ -1,80 +1,88 @@
-//! What people ask of the agents of a node by a label and an annotation of the node: to let go of its GPUs, and to take them
-//! for recovered. The agent reads it in `GpuNode.spec`.
+//! Requests of people to the agents of a node, by a label and an annotation of the node: release its GPUs, clear recovered
+//! faults. The agent reads them in `GpuNode.spec`.
 
 use crate::{
-    gpu_node::conditions::Verdict,
-    gpu_node::configuration::{GpuNodeChange, whole_second},
-    input::facts::NodeFacts,
+    gpu_node::{
+        change::{GpuNodeChange, resource_version},
+        conditions::OperatorCondition,
+    },
+    input::{context::NodeContext, facts::NodeFacts, release::is_released},
+    time::whole_second,
 };
-use gpunode_crds::{ConditionType, GpuNode, GpuNodeSpec, RECOVERED_ANNOTATION, RELEASE_LABEL, Reason};
+use gpunode_crds::{ConditionType, GpuNodeSpec, RECOVERED_ANNOTATION, Reason};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// Label by which NVIDIA's driver manager and mig-manager of gpu-operator pause a device plugin.
-pub const PAUSE_LABEL: &str = "nvidia.com/gpu.deploy.device-plugin";
-/// What they put into its value. `false` is the user's own choice of no plugin of NVIDIA's.
-const PAUSED: &str = "paused-for-";
-
 const SECOND: SignedDuration = SignedDuration::from_secs(1);
 
-/// Whether the agents of a node are to let go of its GPUs.
-pub fn is_released(node: &NodeFacts) -> bool {
-    node.labels.get(RELEASE_LABEL) == Some("true")
-        || node.labels.get(PAUSE_LABEL).is_some_and(|value| value.contains(PAUSED))
-}
-
-/// What is to be written in the `GpuNode` so that its agent knows what people ask; nothing where it says so. An annotation
-/// that cannot be read changes nothing.
-pub fn asked(node: &NodeFacts, gpu_node: Option<&GpuNode>) -> Option<GpuNodeChange> {
-    let gpu_node = gpu_node?;
-    let release = is_released(node);
-    let recovered = match node.recovered.as_deref().map(read) {
+/// Returns the change that passes the requests on to the agent; none where `GpuNode.spec` has them. An unreadable annotation
+/// changes nothing.
+pub fn requests_change(context: NodeContext<'_>) -> Option<GpuNodeChange> {
+    let gpu_node = context.gpu_node?;
+    let release = context.is_released();
+    let recovered = match context.node.recovered.as_deref().map(parse_recovered) {
         Some(Ok(time)) => Some(Time(time)),
         Some(Err(_)) => gpu_node.spec.recovered.clone(),
         None => None,
     };
     let is_there = (release, &recovered) == (gpu_node.spec.release, &gpu_node.spec.recovered);
-    let resource_version = gpu_node.metadata.resource_version.clone().unwrap_or_default();
-    (!is_there).then_some(GpuNodeChange::Ask {
-        resource_version,
+    (!is_there).then(|| GpuNodeChange::Requests {
+        resource_version: resource_version(gpu_node),
         release,
         recovered,
     })
 }
 
-/// What the `GpuNode` of a node that has none says from the start.
-pub fn asked_at_first(node: &NodeFacts) -> GpuNodeSpec {
-    let recovered = node.recovered.as_deref().and_then(|text| read(text).ok()).map(Time);
+/// Returns the spec of a new `GpuNode` with the requests of its node.
+pub fn initial_requests(node: &NodeFacts) -> GpuNodeSpec {
+    let recovered = node.recovered.as_deref();
     GpuNodeSpec {
         release: is_released(node),
-        recovered,
+        recovered: recovered.and_then(|text| parse_recovered(text).ok()).map(Time),
         ..GpuNodeSpec::default()
     }
 }
 
-/// That the annotation cannot be read, if so.
-pub fn unreadable(node: &NodeFacts) -> Option<Verdict> {
+/// Returns the condition of an unreadable annotation.
+pub fn unreadable_annotation(node: &NodeFacts) -> Option<OperatorCondition> {
     let text = node.recovered.as_deref()?;
-    let error = read(text).err()?;
-    let shown: String = text.chars().take(64).collect();
-    let message = format!(
-        "read annotation {RECOVERED_ANNOTATION} \"{shown}\" of the node: {error}; write a time such as 2026-01-31T12:00:00Z"
-    );
-    let (of, reason) = (ConditionType::RecoveredAnnotation, Reason::Unreadable);
-    Some(Verdict {
-        of,
+    let error = parse_recovered(text).err()?;
+    Some(OperatorCondition {
+        of: ConditionType::RecoveredAnnotation,
         holds: false,
-        reason,
-        message,
+        reason: Reason::Unreadable,
+        message: unreadable_message(text, &error),
     })
 }
 
-/// The end of the second that is named: whoever writes seconds means faults of that second too.
-fn read(text: &str) -> Result<Timestamp, jiff::Error> {
-    let end = text.parse().map(whole_second)?.checked_add(SECOND)?;
-    // The API server takes no year before 0, and would refuse everything else that is written with it.
+fn unreadable_message(annotation: &str, error: &jiff::Error) -> String {
+    let start: String = annotation.chars().take(64).collect();
+    format!(
+        "read annotation {RECOVERED_ANNOTATION} \"{start}\" of the node: {error}; write a time such as 2026-01-31T12:00:00Z"
+    )
+}
+
+/// Returns the end of the second that the annotation names: a person who writes seconds means faults of that second too.
+fn parse_recovered(annotation: &str) -> Result<Timestamp, jiff::Error> {
+    let end = annotation.parse().map(whole_second)?.checked_add(SECOND)?;
+    // The API server refuses years before 0, and with them the whole write.
     if end < Timestamp::UNIX_EPOCH {
         return Err(jiff::Error::from_args(format_args!("it lies before 1970")));
     }
     Ok(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_names_the_annotation_and_a_valid_time() {
+        let error = parse_recovered("1960-01-01T00:00:00Z").unwrap_err();
+        assert_eq!(
+            unreadable_message("1960-01-01T00:00:00Z", &error),
+            "read annotation gpunode.dev/recovered \"1960-01-01T00:00:00Z\" of the node: it lies before 1970; write a time \
+             such as 2026-01-31T12:00:00Z"
+        );
+    }
 }

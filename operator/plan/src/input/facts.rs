@@ -1,73 +1,56 @@
-//! What the planner knows of a node: the few fields of a `Node` that matter, small enough to keep for every node.
+//! The few fields of a `Node` that matter to the planner, small enough to keep for every node.
 
-use crate::{node::stale_resources::ResourcePresence, packed_map::PackedMap, record::Record};
+use crate::{
+    input::resource_presence::ResourcePresence, packed_map::PackedMap, record::node_record::NodeRecord, taint::Taint,
+};
 use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, RECOVERED_ANNOTATION, is_kubernetes_key};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, NodeCondition, Taint as NodeTaint};
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Most extended resources that are kept of one node. A `GpuNode` has at most 64, and few plugins share a node.
-const MAX_OFFERED: usize = 256;
+/// Maximum number of extended resources kept per node. A `GpuNode` has at most 64, and few plugins share a node.
+const MAX_RESOURCES: usize = 256;
 
-/// Identity of a taint: Kubernetes allows one of each key and effect.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TaintKey {
-    /// Key, such as `dedicated`.
-    pub key: String,
-    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
-    pub effect: String,
-}
-
-/// A taint as it stands on a node.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Taint {
-    /// Key and effect.
-    pub id: TaintKey,
-    /// Value; empty for a taint without one, which is the same to Kubernetes.
-    pub value: String,
-}
-
-/// One node.
+/// Facts about one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// `metadata.name`.
     pub name: String,
     /// `metadata.uid`.
     pub uid: String,
-    /// `metadata.resourceVersion` that everything else here was read at.
+    /// `metadata.resourceVersion` of all the fields here.
     pub resource_version: String,
     /// `metadata.creationTimestamp`.
     pub created: Option<Timestamp>,
-    /// Every label.
+    /// All labels.
     pub labels: PackedMap,
-    /// Every taint, in the order of the node.
+    /// All taints, in the order of the node.
     pub taints: Vec<Taint>,
-    /// Whether the node has any annotation: a JSON patch cannot add to a map that is not there.
+    /// True where the node has any annotation: a JSON patch cannot add to a missing map.
     pub annotated: bool,
     /// The annotation `gpunode.dev/owned`.
     pub owned: Option<String>,
     /// The annotation `gpunode.dev/recovered`.
     pub recovered: Option<String>,
-    /// Whether the condition `Ready` is True.
+    /// True where the condition `Ready` is True.
     pub ready: bool,
-    /// Since when it is, by the clock of the node.
+    /// Moment it became Ready, by the node's clock.
     pub ready_since: Option<Timestamp>,
-    /// The machine's boot, by `status.nodeInfo.bootID`; empty where the kubelet has not told.
+    /// Boot of the machine, from `status.nodeInfo.bootID`; empty until the kubelet reports it.
     pub boot: String,
-    /// The extended resources of which the scheduler may give out at least one there, and how many, by the kubelet's
-    /// `status.allocatable`.
-    pub offered: BTreeMap<String, u64>,
-    /// What the status says of the resources in the record of what gpunode served there.
-    pub served: BTreeMap<String, ResourcePresence>,
-    /// Who last wrote each label that a policy could want, by field manager.
+    /// Extended resources with at least one allocatable device, and their number, from `status.allocatable`.
+    pub allocatable: BTreeMap<String, u64>,
+    /// State in the node's status of each resource in gpunode's record.
+    pub recorded_resources: BTreeMap<String, ResourcePresence>,
+    /// Field manager that last wrote each label, for labels that a policy could want.
     pub label_managers: PackedMap,
-    /// Who last wrote the taints, which Kubernetes tracks only as a whole; nobody where that was the operator.
+    /// Field manager that last wrote the taints, which Kubernetes tracks only as a whole; none where it was the operator.
     pub taint_manager: Option<String>,
 }
 
 impl NodeFacts {
-    /// The facts of a node.
+    /// Reads the facts of a node.
     pub fn of(node: &Node) -> Self {
         let meta = &node.metadata;
         let annotations = meta.annotations.as_ref();
@@ -82,7 +65,7 @@ impl NodeFacts {
                 .spec
                 .iter()
                 .flat_map(|spec| spec.taints.iter().flatten())
-                .map(Taint::of)
+                .map(Taint::from)
                 .collect(),
             annotated: annotations.is_some_and(|annotations| !annotations.is_empty()),
             owned: annotations
@@ -96,10 +79,11 @@ impl NodeFacts {
                 .and_then(|condition| condition.last_transition_time.as_ref())
                 .map(|time| time.0),
             boot: boot(node),
-            offered: offered(node),
+            allocatable: allocatable(node),
             ..Self::default()
         };
-        facts.served = served(node, facts.owned.as_deref());
+        facts.recorded_resources = recorded_resources(node, facts.owned.as_deref());
+        // Collects the last manager of each label, and of the taints.
         let mut label_managers = BTreeMap::new();
         for entry in meta.managed_fields.iter().flatten() {
             let (Some(manager), Some(fields)) = (&entry.manager, &entry.fields_v1) else {
@@ -130,9 +114,9 @@ impl NodeFacts {
         }
     }
 
-    /// Whether two readings of a node differ in nothing but the moment they were taken, as heartbeats make them.
-    pub fn same_but_version(&self, other: &Self) -> bool {
-        // Named one by one, so that a field that is added is not forgotten here; the shortest first.
+    /// Is true where two readings of a node differ only in their version, as after a heartbeat.
+    pub fn is_same_but_version(&self, other: &Self) -> bool {
+        // Names each field, so that nobody forgets a new one here; cheap comparisons come first.
         let Self {
             name,
             uid,
@@ -146,8 +130,8 @@ impl NodeFacts {
             ready,
             ready_since,
             boot,
-            offered,
-            served,
+            allocatable,
+            recorded_resources,
             label_managers,
             taint_manager,
         } = self;
@@ -160,36 +144,30 @@ impl NodeFacts {
                 &other.name,
                 &other.uid,
             )
-            && (taints, owned, offered, served) == (&other.taints, &other.owned, &other.offered, &other.served)
+            && (taints, owned, allocatable, recorded_resources)
+                == (
+                    &other.taints,
+                    &other.owned,
+                    &other.allocatable,
+                    &other.recorded_resources,
+                )
             && (boot, recovered, labels) == (&other.boot, &other.recovered, &other.labels)
             && (label_managers, taint_manager) == (&other.label_managers, &other.taint_manager)
     }
 }
 
-impl Taint {
-    fn of(taint: &NodeTaint) -> Self {
-        Self {
-            id: TaintKey {
-                key: taint.key.clone(),
-                effect: taint.effect.clone(),
-            },
-            value: taint.value.clone().unwrap_or_default(),
-        }
-    }
-}
-
-/// The condition `Ready`, where it is True.
+/// Returns the condition `Ready`, where it is True.
 fn ready(node: &Node) -> Option<&NodeCondition> {
     let mut conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.find(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-fn served(node: &Node, record: Option<&str>) -> BTreeMap<String, ResourcePresence> {
-    let Record { resources, .. } = Record::read(record).unwrap_or_default();
-    let seen = resources
+fn recorded_resources(node: &Node, record: Option<&str>) -> BTreeMap<String, ResourcePresence> {
+    let NodeRecord { resources, .. } = NodeRecord::read(record).unwrap_or_default();
+    let present = resources
         .into_keys()
-        .filter_map(|name| ResourcePresence::of(node, &name).map(|seen| (name, seen)));
-    seen.take(MAX_OFFERED).collect()
+        .filter_map(|name| ResourcePresence::of(node, &name).map(|presence| (name, presence)));
+    present.take(MAX_RESOURCES).collect()
 }
 
 fn boot(node: &Node) -> String {
@@ -197,21 +175,21 @@ fn boot(node: &Node) -> String {
     info.map(|info| info.boot_id.clone()).unwrap_or_default()
 }
 
-/// Names as Kubernetes tells extended resources from its own.
-fn offered(node: &Node) -> BTreeMap<String, u64> {
+/// Returns extended resources by Kubernetes' own rule: a domain other than `kubernetes.io`.
+fn allocatable(node: &Node) -> BTreeMap<String, u64> {
     let allocatable = node
         .status
         .iter()
         .flat_map(|status| status.allocatable.iter().flatten());
     let extended = allocatable.filter(|(name, _)| name.contains('/') && !name.contains("kubernetes.io/"));
-    // The API server writes every zero so.
+    // The API server writes every zero as "0".
     let some = extended
         .filter(|(_, count)| count.0 != "0")
         .map(|(name, count)| (name.clone(), number(&count.0)));
-    some.take(MAX_OFFERED).collect()
+    some.take(MAX_RESOURCES).collect()
 }
 
-/// A whole number as the API server writes it, with a suffix for zeros in threes. What cannot be read counts as enough.
+/// Parses a whole number as the API server writes it, with a suffix for three zeros or six. Anything else counts as enough.
 fn number(quantity: &str) -> u64 {
     let (digits, thousands) = match quantity.char_indices().next_back() {
         Some((at, 'k')) => (quantity.get(..at), 1_000),
@@ -270,7 +248,7 @@ mod tests {
         }}}))
         .unwrap();
         assert_eq!(
-            NodeFacts::of(&node).offered,
+            NodeFacts::of(&node).allocatable,
             BTreeMap::from([
                 ("a.b/odd".to_owned(), u64::MAX),
                 ("example.k8s.io/gpu".to_owned(), 12),
@@ -286,15 +264,18 @@ mod tests {
             resource_version: "1".into(),
             ..NodeFacts::default()
         };
-        assert!(one.same_but_version(&NodeFacts {
+        assert!(one.is_same_but_version(&NodeFacts {
             resource_version: "2".into(),
             ..one.clone()
         }));
-        assert!(!one.same_but_version(&NodeFacts {
+        assert!(!one.is_same_but_version(&NodeFacts {
             ready: true,
             ..one.clone()
         }));
-        let offered = BTreeMap::from([("nvidia.com/gpu".to_owned(), 8)]);
-        assert!(!one.same_but_version(&NodeFacts { offered, ..one.clone() }));
+        let allocatable = BTreeMap::from([("nvidia.com/gpu".to_owned(), 8)]);
+        assert!(!one.is_same_but_version(&NodeFacts {
+            allocatable,
+            ..one.clone()
+        }));
     }
 }

@@ -1,17 +1,11 @@
-//! The GPUs that a `GpuNode` reports, as the agent's own logic takes them. Pure.
+//! The GPUs that a `GpuNode` reports, in the form that the agent's allocation logic uses.
 
 use gpunode_config::AgentConfig;
-use gpunode_crds::{GpuDevice, GpuLink, GpuNode, GpuNodeStatus, MigDevice};
+use gpunode_crds::{GpuDevice, GpuLink, GpuNodeStatus, MigDevice};
 use gpunode_gpu::{Gpu, Inventory, Link, LinkLevel, MigAttributes, MigMode, desired_devices};
 use std::collections::BTreeSet;
 
-/// Whether an agent has told what GPUs there are. Without one the status may still hold the operator's own conditions.
-pub fn is_reported(gpu_node: Option<&GpuNode>) -> bool {
-    let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
-    status.is_some_and(|status| status.agent.is_some() || !status.gpus.is_empty())
-}
-
-/// The GPUs that are there; those that are missing now are left out.
+/// Returns the GPUs that are present; leaves out missing ones.
 pub fn inventory(status: &GpuNodeStatus) -> Inventory {
     let there: Vec<_> = status.gpus.iter().filter(|gpu| gpu.missing_since.is_none()).collect();
     let mut mig = there.iter().flat_map(|gpu| &gpu.mig_devices);
@@ -22,7 +16,7 @@ pub fn inventory(status: &GpuNodeStatus) -> Inventory {
     }
 }
 
-/// Names under which a configuration offers the MIG devices that are reported; none of one that the agent would refuse.
+/// Returns the resource names of the reported MIG devices under a configuration; none where the agent would refuse it.
 pub fn mig_resources(status: &GpuNodeStatus, config: &AgentConfig) -> BTreeSet<String> {
     if status.gpus.iter().all(|gpu| gpu.mig_devices.is_empty()) {
         return BTreeSet::new();
@@ -102,7 +96,7 @@ fn mig(reported: &MigDevice, index: u32, known: bool) -> gpunode_gpu::MigDevice 
     }
 }
 
-/// What makes two MIG devices equal. Where a part is not known of every device, only their memory tells them apart.
+/// Returns the attributes that two equal MIG devices share. Only memory counts where an attribute is missing from any device.
 fn attributes(reported: &MigDevice, memory_mib: u64) -> MigAttributes {
     let engines = reported.engines.unwrap_or_default();
     let slices = reported.slices.unwrap_or_default();

@@ -1,9 +1,9 @@
-//! The policies as the planner uses them: checked, with their documents written, ordered by priority.
+//! The policies in the form that the planner uses: checked, with rendered documents, ordered by priority.
 
 use crate::{
-    input::facts::{Taint, TaintKey},
-    input::inventory::mig_resources,
-    input::selectors::Selector,
+    input::{inventory::mig_resources, selectors::Selector},
+    names::policy_of_daemonset_name,
+    taint::{Taint, TaintKey},
 };
 use gpunode_config::{AgentConfig, ConfigDocument, MigStrategy, ResourceConfig};
 use gpunode_crds::{
@@ -19,61 +19,61 @@ pub struct Policy {
     pub name: String,
     /// `metadata.generation`.
     pub generation: Option<i64>,
-    /// The higher wins.
+    /// Priority; the higher wins.
     pub priority: i32,
-    /// Whether it is put in force.
+    /// `spec.mode`.
     pub mode: PolicyMode,
-    /// Whether it takes over keys that somebody else owns.
+    /// True where it takes over keys that somebody else owns.
     pub takes_over: bool,
-    /// Which nodes it is about.
+    /// Selects its nodes.
     pub selector: Selector,
-    /// Labels that it wants, without keys that no policy may write.
+    /// Labels it wants, without keys that no policy may write.
     pub labels: BTreeMap<String, String>,
-    /// Taints that it wants, without keys that no policy may write.
+    /// Taints it wants, without keys that no policy may write.
     pub taints: Vec<Taint>,
-    /// Key of the startup taint that it wants, if it does.
+    /// Key of its startup taint, if any.
     pub startup_taint: Option<String>,
-    /// When it wants the taint of nodes with too few healthy GPUs, if it does.
+    /// Rule of its taint for nodes with too few healthy GPUs, if any.
     pub unhealthy_taint: Option<UnhealthyTaint>,
-    /// How it runs the device plugin, if it does.
-    pub device_plugin: Option<DevicePlugin>,
-    /// Whether pods that hold a broken device are to be evicted.
+    /// Its device plugin, if any.
+    pub device_plugin: Option<PolicyDevicePlugin>,
+    /// True where pods that hold an unhealthy device are evicted.
     pub evicts_pods: bool,
-    /// Whether pods that a node rejected are to be deleted.
+    /// True where pods that a node rejected are deleted.
     pub deletes_rejected_pods: bool,
-    /// How a change of the device plugin goes through the nodes.
+    /// Pace of a change of the device plugin.
     pub pace: RolloutPace,
-    /// Why its spec cannot be carried out, if so.
+    /// Reason why its spec is invalid, if it is.
     pub refusal: Option<String>,
 }
 
-/// The device plugin of a policy.
+/// Device plugin of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DevicePlugin {
-    /// What agents are to put in force. `None` for a configuration that is refused: whatever is in force stays.
+pub struct PolicyDevicePlugin {
+    /// Configuration of the agents. `None` for an invalid one: the configuration in force stays.
     pub document: Option<ConfigDocument>,
-    /// Whether that configuration needs MPS daemons.
+    /// True where the configuration needs MPS daemons.
     pub wants_mps: bool,
-    /// Names of the resources that it may offer, whatever GPUs a node has.
+    /// Names of the resources it may advertise on any node.
     resources: BTreeSet<String>,
-    /// The configuration, where MIG devices have names by their profiles besides.
-    by_profile: Option<AgentConfig>,
-    /// Image of the agent, where the policy names one.
+    /// Configuration, where MIG devices get names by profile as well.
+    mig_by_profile: Option<AgentConfig>,
+    /// Image of the agent, if the policy sets one.
     pub image: Option<String>,
 }
 
-impl DevicePlugin {
-    /// Names of the resources that it may offer on a node whose agent reports this.
+impl PolicyDevicePlugin {
+    /// Returns the names of the resources it may advertise on a node with this status.
     pub fn resources(&self, status: Option<&GpuNodeStatus>) -> BTreeSet<String> {
         let mut names = self.resources.clone();
-        if let (Some(config), Some(status)) = (&self.by_profile, status) {
+        if let (Some(config), Some(status)) = (&self.mig_by_profile, status) {
             names.extend(mig_resources(status, config));
         }
         names
     }
 }
 
-/// Every policy that exists and is not being deleted, the highest priority first, then by name.
+/// All policies that are not being deleted, by falling priority, then by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PolicySet {
     policies: Vec<Policy>,
@@ -81,7 +81,7 @@ pub struct PolicySet {
 }
 
 impl PolicySet {
-    /// The set of some policies.
+    /// Checks and orders policies.
     pub fn new<'a>(policies: impl IntoIterator<Item = &'a GpuNodePolicy>) -> Self {
         let mut policies: Vec<_> = policies
             .into_iter()
@@ -95,7 +95,7 @@ impl PolicySet {
         }
     }
 
-    /// The same policies; `false` where no node is to have labels with facts about its GPUs.
+    /// Returns the same policies, with GPU fact labels switched on or off.
     #[must_use]
     pub fn with_gpu_labels(self, gpu_labels: bool) -> Self {
         Self {
@@ -104,19 +104,24 @@ impl PolicySet {
         }
     }
 
-    /// Whether nodes are to have labels with facts about their GPUs.
+    /// Is true where nodes get GPU fact labels.
     pub fn gpu_labels(&self) -> bool {
         !self.no_gpu_labels
     }
 
-    /// All of them.
+    /// Returns all policies.
     pub fn iter(&self) -> impl Iterator<Item = &Policy> {
         self.policies.iter()
     }
 
-    /// The policy of a name.
+    /// Returns the policy with a name.
     pub fn get(&self, name: &str) -> Option<&Policy> {
         self.iter().find(|policy| policy.name == name)
+    }
+
+    /// Returns the policy whose DaemonSet has this name.
+    pub fn of_daemonset(&self, name: &str) -> Option<&Policy> {
+        self.get(policy_of_daemonset_name(name)?)
     }
 }
 
@@ -133,7 +138,7 @@ impl Policy {
             .iter()
             .map(|problem| format!("spec.devicePlugin.{}: {}", problem.path, problem.message))
             .collect();
-        // The CRD refuses such keys; the rule holds all the same where somebody weakened the CRD.
+        // The CRD refuses such keys; this check holds where somebody weakened the CRD.
         let keys = spec.labels.keys().chain(spec.taints.iter().map(|taint| &taint.key));
         let startup = spec.startup_taint.as_ref().map(StartupTaint::key);
         let may_start =
@@ -158,11 +163,11 @@ impl Policy {
                 .taints
                 .iter()
                 .filter(|taint| may_write(&taint.key))
-                .map(wanted_taint)
+                .map(taint_of)
                 .collect(),
             startup_taint: startup.filter(|key| may_start(key)).map(str::to_owned),
             unhealthy_taint: spec.unhealthy_taint.clone(),
-            device_plugin: spec.device_plugin.as_ref().map(|config| DevicePlugin {
+            device_plugin: spec.device_plugin.as_ref().map(|config| PolicyDevicePlugin {
                 document: problems.is_empty().then(|| ConfigDocument::of(config)),
                 wants_mps: problems.is_empty() && config.wants_mps(),
                 resources: config
@@ -170,7 +175,7 @@ impl Policy {
                     .iter()
                     .map(ResourceConfig::advertised_name)
                     .collect(),
-                by_profile: (problems.is_empty() && config.mig_strategy() == MigStrategy::Mixed)
+                mig_by_profile: (problems.is_empty() && config.mig_strategy() == MigStrategy::Mixed)
                     .then(|| config.clone()),
                 image: spec.image.clone(),
             }),
@@ -182,7 +187,7 @@ impl Policy {
     }
 }
 
-fn wanted_taint(taint: &gpunode_crds::PolicyTaint) -> Taint {
+fn taint_of(taint: &gpunode_crds::PolicyTaint) -> Taint {
     Taint {
         id: TaintKey {
             key: taint.key.clone(),

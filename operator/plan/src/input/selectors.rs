@@ -1,13 +1,13 @@
-//! Which nodes a policy is about.
+//! The selectors of a policy.
 
-use crate::{packed_map::PackedMap, record::Entries};
+use crate::input::visible_labels::VisibleLabels;
 use globset::{Glob, GlobMatcher};
 use gpunode_config::MemoryMiB;
 use gpunode_crds::{
-    GOVERNED_LABEL, GpuDevice, GpuNodePolicySpec, GpuSelector, MPS_LABEL, NodeSelector, NodeSelectorRequirement,
-    POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, SelectorOperator,
+    GpuDevice, GpuNodePolicySpec, GpuSelector, NodeSelector, NodeSelectorRequirement, SelectorOperator,
 };
-/// Both selectors of a policy, ready to be asked.
+
+/// Node selector and GPU selector of a policy, with compiled globs.
 #[derive(Clone, Debug)]
 pub struct Selector {
     labels: Option<NodeSelector>,
@@ -16,82 +16,61 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// The selectors of a policy.
+    /// Compiles the selectors of a policy.
     pub fn of(spec: &GpuNodePolicySpec) -> Self {
         let globs = spec.gpu_selector.iter().flat_map(|gpus| gpus.products.iter().flatten());
         Self {
             labels: spec.node_selector.clone(),
             gpus: spec.gpu_selector.clone(),
-            // The schema lets no other globs through; one that cannot be read matches nothing.
+            // The schema refuses invalid globs; one that slips through matches nothing.
             products: globs
                 .filter_map(|glob| Some(Glob::new(glob).ok()?.compile_matcher()))
                 .collect(),
         }
     }
 
-    /// The selector of labels, where there is one.
+    /// Returns the node selector.
     pub fn labels(&self) -> Option<&NodeSelector> {
         self.labels.as_ref()
     }
 
-    /// Whether a node matches. A policy that names neither selector, which the CRD refuses, matches none.
+    /// Is true where a node matches. A policy without any selector, which the CRD refuses, matches none.
     pub fn matches(&self, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> bool {
         (self.labels.is_some() || self.gpus.is_some())
             && self.matches_labels(labels)
             && self.gpus.as_ref().is_none_or(|selector| self.has_gpus(selector, gpus))
     }
 
-    /// Whether the labels of a node match.
+    /// Is true where the labels of a node match.
     pub fn matches_labels(&self, labels: VisibleLabels<'_>) -> bool {
         self.labels.as_ref().is_none_or(|selector| matches(selector, labels))
     }
 
-    /// Why the GPUs of a node do not match, where the labels do.
-    pub fn mismatch(&self, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> Option<String> {
-        self.too_few(gpus).filter(|_| self.matches_labels(labels))
+    /// Is true where the labels match and too few GPUs do.
+    pub fn lacks_only_gpus(&self, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> bool {
+        self.matches_labels(labels) && self.count(gpus).is_some_and(|(wanted, fit)| fit < wanted)
     }
 
-    /// Why GPUs do not match.
-    pub fn too_few(&self, gpus: &[GpuDevice]) -> Option<String> {
-        let (asked, fit) = self.count(gpus)?;
-        (fit < asked).then(|| {
-            let all = gpus.len();
-            format!(
-                "gpuSelector asks for {asked} such GPUs, the node has {fit} among {all} in the status of its GpuNode"
-            )
-        })
-    }
-
-    /// How many GPUs it asks for and how many of these fit; nothing where it asks for none.
+    /// Returns the number of GPUs wanted and the number that fits; none without a GPU selector.
     pub fn count(&self, gpus: &[GpuDevice]) -> Option<(usize, usize)> {
         self.gpus
             .as_ref()
             .map(|selector| (least_count(selector), self.number_of(selector, gpus)))
     }
 
-    /// The fact that keeps a GPU from being counted, in words.
-    pub fn unfit(&self, gpu: &GpuDevice) -> Option<String> {
-        self.unfit_for(self.gpus.as_ref()?, gpu).map(|fact| match fact {
-            Fact::Product if self.begins_product(gpu) => {
-                format!("with another product ({}: a glob for it ends with *)", gpu.product)
-            }
-            Fact::Product => format!("with another product ({})", gpu.product),
-            Fact::Architecture => match gpu.architecture {
-                Some(architecture) => format!("with another architecture ({architecture:?})").to_lowercase(),
-                None => "with an architecture that is not known".to_owned(),
-            },
-            Fact::Memory(least) => format!("with less memory than {least} ({} MiB)", gpu.memory_mib),
-        })
+    /// Returns the fact that keeps a GPU from fitting the GPU selector.
+    pub fn unfit(&self, gpu: &GpuDevice) -> Option<UnfitFact<'_>> {
+        self.unfit_for(self.gpus.as_ref()?, gpu)
     }
 
-    /// Whether one of the globs would match if it ended with `*`.
-    fn begins_product(&self, gpu: &GpuDevice) -> bool {
+    /// Is true where a glob would match if it ended with `*`.
+    pub fn begins_product(&self, gpu: &GpuDevice) -> bool {
         self.products
             .iter()
             .any(|glob| gpu.product.starts_with(glob.glob().glob()))
     }
 
-    /// By how many characters the nearest product of some GPUs differs from the nearest glob; one is a `*` at its end.
+    /// Returns the fewest characters by which a product differs from a glob; a missing `*` at its end counts as one.
     pub fn product_distance(&self, gpus: &[GpuDevice]) -> usize {
         let pairs = gpus
             .iter()
@@ -114,25 +93,27 @@ impl Selector {
             .count()
     }
 
-    fn unfit_for<'a>(&self, selector: &'a GpuSelector, gpu: &GpuDevice) -> Option<Fact<'a>> {
+    fn unfit_for<'a>(&self, selector: &'a GpuSelector, gpu: &GpuDevice) -> Option<UnfitFact<'a>> {
         if selector.products.is_some() && !self.products.iter().any(|glob| glob.is_match(&gpu.product)) {
-            return Some(Fact::Product);
+            return Some(UnfitFact::Product);
         }
         let is_one_of = |architectures: &Vec<_>| gpu.architecture.is_some_and(|it| architectures.contains(&it));
         if !selector.architectures.as_ref().is_none_or(is_one_of) {
-            return Some(Fact::Architecture);
+            return Some(UnfitFact::Architecture);
         }
         let text = selector.min_memory.as_deref()?;
         let least = MemoryMiB::parse(text).unwrap_or_default();
-        (u64::try_from(gpu.memory_mib).unwrap_or(0) < least.0).then_some(Fact::Memory(text))
+        (u64::try_from(gpu.memory_mib).unwrap_or(0) < least.0).then_some(UnfitFact::Memory(text))
     }
 }
 
-/// What a selector asks of a GPU.
-enum Fact<'a> {
+/// Fact that keeps a GPU from fitting a GPU selector.
+pub enum UnfitFact<'a> {
+    /// The GPU is another product.
     Product,
+    /// The GPU has another or no known architecture.
     Architecture,
-    /// At least this much.
+    /// The GPU has less memory than this.
     Memory(&'a str),
 }
 
@@ -149,46 +130,7 @@ fn least_count(selector: &GpuSelector) -> usize {
         .unwrap_or(1)
 }
 
-/// The labels of a node as they were without gpunode, so that no policy selects or deselects by its own effect.
-#[derive(Clone, Copy, Debug)]
-pub struct VisibleLabels<'a> {
-    all: &'a PackedMap,
-    recorded: &'a Entries<String>,
-}
-
-impl<'a> VisibleLabels<'a> {
-    /// `all` but the keys of the record.
-    pub fn new(all: &'a PackedMap, recorded: &'a Entries<String>) -> Self {
-        Self { all, recorded }
-    }
-
-    /// The value of a label, if there is one that can be seen.
-    pub fn get(self, key: &String) -> Option<&'a str> {
-        if is_effect(key) {
-            return None;
-        }
-        if self.recorded.hides(key) {
-            self.recorded.before.get(key).map(String::as_str)
-        } else {
-            self.all.get(key)
-        }
-    }
-
-    /// Whether there is a label that cannot be seen.
-    pub fn is_hidden(self, key: &String) -> bool {
-        self.all.contains_key(key) && self.get(key).is_none()
-    }
-}
-
-/// Whether a label is one that only gpunode sets, with or without a record of it.
-pub fn is_effect(key: &str) -> bool {
-    key == GOVERNED_LABEL
-        || key == MPS_LABEL
-        || key.starts_with(POLICY_LABEL_PREFIX)
-        || key.starts_with(PRODUCT_COUNT_PREFIX)
-}
-
-/// Whether every condition of a selector holds; `{}` matches every node.
+/// Is true where every condition of a selector holds; `{}` matches every node.
 fn matches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> bool {
     selector
         .match_labels
@@ -200,7 +142,7 @@ fn matches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> bool {
             .all(|requirement| holds(requirement, labels))
 }
 
-/// Whether one expression holds.
+/// Is true where one expression holds.
 pub fn holds(requirement: &NodeSelectorRequirement, labels: VisibleLabels<'_>) -> bool {
     let value = labels.get(&requirement.key);
     let listed = value.is_some_and(|value| requirement.values.iter().any(|listed| listed == value));
@@ -215,6 +157,7 @@ pub fn holds(requirement: &NodeSelectorRequirement, labels: VisibleLabels<'_>) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{packed_map::PackedMap, record::entries::RecordEntries};
     use gpunode_crds::Architecture;
     use std::collections::BTreeMap;
 
@@ -240,7 +183,7 @@ mod tests {
     #[test]
     fn operators_mean_what_they_mean_in_a_label_selector() {
         use SelectorOperator::{DoesNotExist, Exists, In, NotIn};
-        let (labels, none) = (map(&[("pool", "a")]), Entries::default());
+        let (labels, none) = (map(&[("pool", "a")]), RecordEntries::default());
         let texts = PackedMap::from(&labels);
         let visible = VisibleLabels::new(&texts, &none);
         assert!(matches(&NodeSelector::default(), visible));
@@ -275,9 +218,9 @@ mod tests {
             ("gpunode.dev/gpus.Tesla-T4", "4"),
             ("gpunode.dev/policy.p", "true"),
         ]);
-        let owned = Entries {
+        let owned = RecordEntries {
             owned: map(&[("a", "1")]),
-            ..Entries::default()
+            ..RecordEntries::default()
         };
         let texts = PackedMap::from(&labels);
         for key in labels.keys() {
@@ -292,10 +235,10 @@ mod tests {
     #[test]
     fn what_was_taken_over_is_seen_as_it_was_before() {
         let labels = map(&[("pool", "ours")]);
-        let taken = Entries {
+        let taken = RecordEntries {
             owned: labels.clone(),
             before: map(&[("pool", "theirs")]),
-            ..Entries::default()
+            ..RecordEntries::default()
         };
         let texts = PackedMap::from(&labels);
         let visible = VisibleLabels::new(&texts, &taken);
@@ -320,7 +263,7 @@ mod tests {
             gpu("NVIDIA-A100-SXM4-80GB", Some(Architecture::Ampere), 81920),
             gpu("NVIDIA-Board", None, 81920),
         ];
-        let (none, unrecorded) = (PackedMap::default(), Entries::default());
+        let (none, unrecorded) = (PackedMap::default(), RecordEntries::default());
         let labels = VisibleLabels::new(&none, &unrecorded);
         for (selector, expected) in [
             ("{products: ['Tesla-V100*'], minCount: 2}", true),
@@ -341,14 +284,14 @@ mod tests {
             let spec: GpuNodePolicySpec = serde_yaml::from_str(&format!("{{gpuSelector: {selector}}}")).unwrap();
             let selector = Selector::of(&spec);
             assert_eq!(selector.matches(labels, &gpus), expected, "{spec:?}");
-            assert_eq!(selector.mismatch(labels, &gpus).is_some(), !expected, "{spec:?}");
+            assert_eq!(selector.lacks_only_gpus(labels, &gpus), !expected, "{spec:?}");
             assert!(!selector.matches(labels, &[]), "{spec:?}");
         }
     }
 
     #[test]
     fn labels_and_gpus_must_both_match_and_neither_matches_nothing() {
-        let (labels, none) = (map(&[("pool", "a")]), Entries::default());
+        let (labels, none) = (map(&[("pool", "a")]), RecordEntries::default());
         let texts = PackedMap::from(&labels);
         let visible = VisibleLabels::new(&texts, &none);
         let gpus = [gpu("Tesla-T4", Some(Architecture::Turing), 15360)];
@@ -369,9 +312,6 @@ mod tests {
             assert_eq!(selector.matches(visible, &gpus), expected, "{spec}");
         }
         let deselected = "{nodeSelector: {matchLabels: {pool: b}}, gpuSelector: {products: [Tesla-V100]}}";
-        assert_eq!(
-            Selector::of(&serde_yaml::from_str(deselected).unwrap()).mismatch(visible, &gpus),
-            None
-        );
+        assert!(!Selector::of(&serde_yaml::from_str(deselected).unwrap()).lacks_only_gpus(visible, &gpus));
     }
 }

@@ -1,11 +1,11 @@
-//! The heart of "only what is ours": what becomes of each key, from the node, the record and what is wanted.
+//! Decides about each key: set it, remove it, leave it alone or report it. gpunode writes only what it owns.
 //!
-//! | on the node | in the record | wanted | then |
+//! | on the node | in the record | wanted | result |
 //! |---|---|---|---|
 //! | absent | no | yes | set, owned |
-//! | as wanted | no | yes | left, somebody else's, satisfied |
+//! | as wanted | no | yes | left to its owner, satisfied |
 //! | otherwise | no | yes | left, a conflict |
-//! | otherwise | no | with `TakeOver` | set, owned, with what was there before |
+//! | otherwise | no | with `TakeOver` | set, owned, with the value from before |
 //! | as recorded | owned | yes | set where it differs, owned |
 //! | as wanted | owned | yes | owned |
 //! | otherwise | owned | yes | restored, with the time; after three restores in ten minutes conceded instead |
@@ -13,108 +13,110 @@
 //! | absent | conceded to a value | yes | set, owned, as a further restore; later where there were enough |
 //! | any | conceded under another policy or generation | yes | set, owned |
 //! | otherwise | conceded | yes | left, a conflict |
-//! | as recorded | owned | no | removed, or what was there before |
-//! | otherwise | owned | no | left: somebody changed it, so it is theirs now |
+//! | as recorded | owned | no | removed, or set to the value from before |
+//! | otherwise | owned | no | left: somebody changed it and owns it now |
 //! | any | conceded | no | left, out of the record |
 //!
-//! What was taken over is wanted only by a policy that says `TakeOver`: for any other it is given back first. Keys that only
-//! gpunode uses are ours in the record or not, and never conceded. Labels and taints behave alike, so keys are generic.
+//! Only a policy with `TakeOver` keeps a key that was taken over: any other policy gives it back first. Keys that only gpunode
+//! uses are its own, in the record or not, and never conceded. Labels and taints follow the same rules, so keys are generic.
 
 use crate::{
-    node::compose::Wanted,
-    record::{Conceded, Entries},
+    node::compose::DesiredValue,
+    record::entries::{ConcededKey, RecordEntries},
+    time::earliest,
 };
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// So many restores of a key within [`RESTORE_WINDOW_SECONDS`] are enough: the next change is conceded.
+/// Maximum number of restores of a key within [`RESTORE_WINDOW_SECONDS`]; gpunode concedes the next change.
 pub const MAX_RESTORES: usize = 3;
-/// Ten minutes: longer than the resync of controllers that people write by hand, and than anybody edits a node.
+/// Ten minutes: longer than the resync of common controllers, and than a person edits a node.
 const RESTORE_WINDOW_SECONDS: u64 = 600;
 
-/// What becomes of one kind of keys on a node.
+/// Decisions about one kind of keys on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claims<K: Ord> {
+pub struct KeyClaims<K: Ord> {
     /// Keys to add or change.
     pub set: BTreeMap<K, String>,
     /// Keys to remove.
     pub remove: BTreeSet<K>,
-    /// What the record says afterwards.
-    pub entries: Entries<K>,
-    /// Keys that stay as somebody else wants them.
-    pub clashes: Vec<Clash<K>>,
-    /// The policies for which there is a key in the record afterwards.
+    /// Record afterwards.
+    pub entries: RecordEntries<K>,
+    /// Keys that keep somebody else's value.
+    pub clashes: Vec<KeyClash<K>>,
+    /// Policies with a key in the record afterwards.
     pub owners: BTreeSet<String>,
-    /// When to decide again though nothing changed.
+    /// Moment to decide again though nothing changed.
     pub recheck: Option<Timestamp>,
 }
 
-/// A key that stays as somebody else wants it.
+/// Key that keeps somebody else's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Clash<K> {
-    /// The key.
+pub struct KeyClash<K> {
     pub key: K,
-    /// What policies want.
-    pub wanted: Wanted,
-    /// What somebody else wants; none where that is the absence of the key.
+    /// Value that policies want.
+    pub desired: DesiredValue,
+    /// Value that somebody else wants; none where they want the key absent.
     pub actual: Option<String>,
-    /// Whether it was ours and was given up.
+    /// True where gpunode owned the key and gave it up.
     pub conceded: bool,
 }
 
-/// Decides about every key. `is_always_ours` names keys that only gpunode uses, in the record or not.
+/// Decides about every key. `is_always_ours` is true for keys that only gpunode uses, in the record or not.
 pub fn claim<K: Ord + Clone>(
     current: &BTreeMap<K, String>,
-    recorded: &Entries<K>,
-    wanted: &BTreeMap<K, Wanted>,
+    recorded: &RecordEntries<K>,
+    desired: &BTreeMap<K, DesiredValue>,
     is_always_ours: impl Fn(&K) -> bool,
     now: Timestamp,
-) -> Claims<K> {
+) -> KeyClaims<K> {
     let mut recorded = recorded.clone();
-    for key in released(current, &recorded, wanted) {
+    for key in released(current, &recorded, desired) {
         recorded.release(&key);
     }
-    for (key, actual) in retaken(current, &recorded, wanted, now) {
-        recorded.was_before(&key, actual);
+    for (key, actual) in retaken(current, &recorded, desired, now) {
+        recorded.set_before(&key, actual);
     }
-    let mut claims = Claims {
+    let mut claims = KeyClaims {
         set: BTreeMap::new(),
         remove: current
             .keys()
-            .filter(|key| is_always_ours(key) && !wanted.contains_key(key))
+            .filter(|key| is_always_ours(key) && !desired.contains_key(key))
             .cloned()
             .collect(),
-        entries: Entries::default(),
+        entries: RecordEntries::default(),
         clashes: Vec::new(),
         owners: BTreeSet::new(),
         recheck: None,
     };
-    for (key, wanted) in wanted {
+    // Decides about each desired key.
+    for (key, desired) in desired {
         let actual = current.get(key);
         let restores = recorded.restored.get(key).map(Vec::as_slice).unwrap_or_default();
-        let fate = if is_always_ours(key) {
-            Fate::Owned { restores: Vec::new() }
+        let decision = if is_always_ours(key) {
+            KeyDecision::Owned { restores: Vec::new() }
         } else if let Some(conceded) = recorded.conceded.get(key) {
-            fate_of_conceded(actual, conceded, wanted, restores, now)
+            decide_conceded(actual, conceded, desired, restores, now)
         } else if let Some(value) = recorded.owned.get(key) {
             match recorded.before.get(key) {
-                Some(before) if !wanted.take_over => Fate::GivenBack { before: before.clone() },
-                _ => fate_of_owned(actual, value, wanted, restores, now),
+                Some(before) if !desired.take_over => KeyDecision::GivenBack { before: before.clone() },
+                _ => decide_owned(actual, value, desired, restores, now),
             }
         } else {
             match actual {
-                None => Fate::Owned { restores: Vec::new() },
-                Some(actual) if *actual == wanted.value => Fate::Foreign,
-                Some(actual) if wanted.take_over => {
+                None => KeyDecision::Owned { restores: Vec::new() },
+                Some(actual) if *actual == desired.value => KeyDecision::Foreign,
+                Some(actual) if desired.take_over => {
                     recorded.before.insert(key.clone(), actual.clone());
-                    Fate::Owned { restores: Vec::new() }
+                    KeyDecision::Owned { restores: Vec::new() }
                 }
-                Some(_) => Fate::Foreign,
+                Some(_) => KeyDecision::Foreign,
             }
         };
-        claims.carry_out(key, wanted, actual, recorded.before.get(key), fate);
+        claims.apply(key, desired, actual, recorded.before.get(key), decision);
     }
-    for (key, value) in recorded.owned.iter().filter(|(key, _)| !wanted.contains_key(key)) {
+    // Removes or gives back owned keys that nobody wants any more and nobody changed.
+    for (key, value) in recorded.owned.iter().filter(|(key, _)| !desired.contains_key(key)) {
         if current.get(key) == Some(value) {
             match recorded.before.get(key) {
                 None => drop(claims.remove.insert(key.clone())),
@@ -126,17 +128,17 @@ pub fn claim<K: Ord + Clone>(
     claims
 }
 
-/// Keys of the record that are somebody else's from here on: nobody wants them any more, or nobody who may take them over,
-/// and they were changed or conceded.
+/// Returns the keys of the record that belong to somebody else from now on: changed or conceded keys that no policy wants, or
+/// none that may take them over.
 pub fn released<K: Ord + Clone>(
     current: &BTreeMap<K, String>,
-    recorded: &Entries<K>,
-    wanted: &BTreeMap<K, Wanted>,
+    recorded: &RecordEntries<K>,
+    desired: &BTreeMap<K, DesiredValue>,
 ) -> Vec<K> {
     let is_wanted = |key: &K| {
-        wanted
+        desired
             .get(key)
-            .is_some_and(|wanted| wanted.take_over || !recorded.before.contains_key(key))
+            .is_some_and(|desired| desired.take_over || !recorded.before.contains_key(key))
     };
     let changed = recorded
         .owned
@@ -150,84 +152,84 @@ pub fn released<K: Ord + Clone>(
         .collect()
 }
 
-/// Keys that are taken over again from those to whom they were conceded, with what these wanted last where the record does not
-/// have that as what was there before. Selectors see it from here on.
+/// Returns the conceded keys that are taken over again, with the current value where the record has another one from before.
+/// Selectors see that value from now on.
 pub fn retaken<K: Ord + Clone>(
     current: &BTreeMap<K, String>,
-    recorded: &Entries<K>,
-    wanted: &BTreeMap<K, Wanted>,
+    recorded: &RecordEntries<K>,
+    desired: &BTreeMap<K, DesiredValue>,
     now: Timestamp,
 ) -> Vec<(K, Option<String>)> {
-    let retaken = |(key, conceded): (&K, &Conceded)| {
-        let wanted = wanted.get(key).filter(|wanted| wanted.take_over)?;
+    let retaken = |(key, conceded): (&K, &ConcededKey)| {
+        let desired = desired.get(key).filter(|desired| desired.take_over)?;
         let actual = current.get(key);
         let restores = recorded.restored.get(key).map(Vec::as_slice).unwrap_or_default();
-        let is_told = actual == Some(&wanted.value) || actual == recorded.before.get(key);
-        let fate = fate_of_conceded(actual, conceded, wanted, restores, now);
-        (!is_told && matches!(fate, Fate::Owned { .. })).then(|| (key.clone(), actual.cloned()))
+        let is_recorded = actual == Some(&desired.value) || actual == recorded.before.get(key);
+        let decision = decide_conceded(actual, conceded, desired, restores, now);
+        (!is_recorded && matches!(decision, KeyDecision::Owned { .. })).then(|| (key.clone(), actual.cloned()))
     };
     recorded.conceded.iter().filter_map(retaken).collect()
 }
 
-/// What becomes of a key that is wanted.
-enum Fate {
-    /// It is ours, with the value wanted.
+/// Decision about a desired key.
+enum KeyDecision {
+    /// gpunode owns it, with the desired value.
     Owned { restores: Vec<i64> },
-    /// It is somebody else's.
+    /// Somebody else owns it.
     Foreign,
-    /// It is somebody else's again.
+    /// Somebody else gets it back.
     GivenBack { before: String },
-    /// It was ours, and stays as somebody else wants it.
+    /// gpunode gave it up: it keeps somebody else's value.
     Conceded { by: String, restores: Vec<i64>, gone: bool },
 }
 
-fn fate_of_conceded(
+fn decide_conceded(
     actual: Option<&String>,
-    conceded: &Conceded,
-    wanted: &Wanted,
+    conceded: &ConcededKey,
+    desired: &DesiredValue,
     restores: &[i64],
     now: Timestamp,
-) -> Fate {
-    if conceded.by != wanted.winner {
-        return Fate::Owned { restores: Vec::new() };
+) -> KeyDecision {
+    if conceded.by != desired.winner {
+        return KeyDecision::Owned { restores: Vec::new() };
     }
-    if actual == Some(&wanted.value) {
-        return Fate::Owned {
+    if actual == Some(&desired.value) {
+        return KeyDecision::Owned {
             restores: restores.to_vec(),
         };
     }
-    let still = || Fate::Conceded {
+    let still = || KeyDecision::Conceded {
         by: conceded.by.clone(),
         restores: restores.to_vec(),
         gone: actual.is_none() && conceded.gone,
     };
     let further = further_restore(restores, now).filter(|_| actual.is_none() && !conceded.gone);
-    further.map_or_else(still, |restores| Fate::Owned { restores })
+    further.map_or_else(still, |restores| KeyDecision::Owned { restores })
 }
 
-fn fate_of_owned(
+fn decide_owned(
     actual: Option<&String>,
     recorded: &String,
-    wanted: &Wanted,
+    desired: &DesiredValue,
     restores: &[i64],
     now: Timestamp,
-) -> Fate {
-    if actual == Some(&wanted.value) || actual == Some(recorded) {
-        return Fate::Owned {
+) -> KeyDecision {
+    if actual == Some(&desired.value) || actual == Some(recorded) {
+        return KeyDecision::Owned {
             restores: restores.to_vec(),
         };
     }
-    let conceded = || Fate::Conceded {
-        by: wanted.winner.clone(),
+    let conceded = || KeyDecision::Conceded {
+        by: desired.winner.clone(),
         restores: restores.to_vec(),
         gone: actual.is_none(),
     };
-    further_restore(restores, now).map_or_else(conceded, |restores| Fate::Owned { restores })
+    further_restore(restores, now).map_or_else(conceded, |restores| KeyDecision::Owned { restores })
 }
 
-/// The times of restores with one more; nothing where there were enough.
+/// Returns the moments of restores with one more; none at the maximum.
 fn further_restore(restores: &[i64], now: Timestamp) -> Option<Vec<i64>> {
-    // A clock that was set back, or a forged time, must not count for ever.
+    // A clock set back, or a forged moment, must not count for ever.
     let now = now.as_second();
     let recent = restores
         .iter()
@@ -237,7 +239,7 @@ fn further_restore(restores: &[i64], now: Timestamp) -> Option<Vec<i64>> {
     (restores.len() <= MAX_RESTORES).then_some(restores)
 }
 
-/// When the first of these restores counts no more.
+/// Returns the moment from which the first of these restores no longer counts.
 fn next_restore(restores: &[i64]) -> Option<Timestamp> {
     let first = Timestamp::from_second(*restores.iter().min()?).ok()?;
     first
@@ -245,51 +247,58 @@ fn next_restore(restores: &[i64]) -> Option<Timestamp> {
         .ok()
 }
 
-impl<K: Ord + Clone> Claims<K> {
-    fn carry_out(&mut self, key: &K, wanted: &Wanted, actual: Option<&String>, before: Option<&String>, fate: Fate) {
-        let clash = |actual: Option<&String>, conceded| Clash {
+impl<K: Ord + Clone> KeyClaims<K> {
+    fn apply(
+        &mut self,
+        key: &K,
+        desired: &DesiredValue,
+        actual: Option<&String>,
+        before: Option<&String>,
+        decision: KeyDecision,
+    ) {
+        let clash = |actual: Option<&String>, conceded| KeyClash {
             key: key.clone(),
-            wanted: wanted.clone(),
+            desired: desired.clone(),
             actual: actual.cloned(),
             conceded,
         };
-        match fate {
-            Fate::Owned { restores } => {
-                if actual != Some(&wanted.value) {
-                    self.set.insert(key.clone(), wanted.value.clone());
+        match decision {
+            KeyDecision::Owned { restores } => {
+                if actual != Some(&desired.value) {
+                    self.set.insert(key.clone(), desired.value.clone());
                 }
-                self.entries.owned.insert(key.clone(), wanted.value.clone());
+                self.entries.owned.insert(key.clone(), desired.value.clone());
                 self.entries
                     .before
                     .extend(before.map(|before| (key.clone(), before.clone())));
                 if !restores.is_empty() {
                     self.entries.restored.insert(key.clone(), restores);
                 }
-                self.owners.extend(wanted.policies.iter().cloned());
+                self.owners.extend(desired.policies.iter().cloned());
             }
-            Fate::Foreign => {
-                if actual != Some(&wanted.value) {
+            KeyDecision::Foreign => {
+                if actual != Some(&desired.value) {
                     self.clashes.push(clash(actual, false));
                 }
             }
-            Fate::GivenBack { before } => {
-                if before != wanted.value {
+            KeyDecision::GivenBack { before } => {
+                if before != desired.value {
                     self.clashes.push(clash(Some(&before), false));
                 }
                 if actual != Some(&before) {
                     self.set.insert(key.clone(), before);
                 }
             }
-            Fate::Conceded { by, restores, gone } => {
+            KeyDecision::Conceded { by, restores, gone } => {
                 if actual.is_none() && !gone {
-                    self.recheck = [self.recheck, next_restore(&restores)].into_iter().flatten().min();
+                    self.recheck = earliest([self.recheck, next_restore(&restores)]);
                 }
-                // Whoever lets go and comes back does not begin anew.
+                // A key that its other owner removes and sets again keeps its count.
                 if !restores.is_empty() {
                     self.entries.restored.insert(key.clone(), restores);
                 }
-                self.entries.conceded.insert(key.clone(), Conceded { by, gone });
-                self.owners.extend(wanted.policies.iter().cloned());
+                self.entries.conceded.insert(key.clone(), ConcededKey { by, gone });
+                self.owners.extend(desired.policies.iter().cloned());
                 self.entries
                     .before
                     .extend(before.map(|before| (key.clone(), before.clone())));
@@ -298,8 +307,8 @@ impl<K: Ord + Clone> Claims<K> {
         }
     }
 
-    /// The keys about which something is to be written, on the node or in the record, which says `before`.
-    pub fn changes<'a>(&'a self, before: &'a Entries<K>) -> impl Iterator<Item = &'a K> {
+    /// Returns the keys with a write to the node, or to the record, which says `before` now.
+    pub fn changes<'a>(&'a self, before: &'a RecordEntries<K>) -> impl Iterator<Item = &'a K> {
         let after = &self.entries;
         let noted = [before, after]
             .into_iter()
@@ -307,10 +316,10 @@ impl<K: Ord + Clone> Claims<K> {
         self.set
             .keys()
             .chain(&self.remove)
-            .chain(noted.filter(|key| !before.same_about(after, key)))
+            .chain(noted.filter(|key| !before.is_same_for(after, key)))
     }
 
-    /// The keys once everything is set and removed.
+    /// Returns the keys once everything is set and removed.
     pub fn applied_to(&self, current: &BTreeMap<K, String>) -> BTreeMap<K, String> {
         let mut after = current.clone();
         after.retain(|key, _| !self.remove.contains(key));

@@ -1,46 +1,46 @@
-//! What several policies want together: each key goes to the highest priority; equal priorities must agree.
+//! Merges what several policies want: each key goes to the highest priority; equal priorities must agree.
 
 use crate::input::policies::Policy;
 use std::collections::BTreeMap;
 
-/// A value and who wants it.
+/// Value of a key, and who wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DesiredValue {
     /// The winning value.
     pub value: String,
-    /// Every policy that wants this value, by priority.
+    /// All policies that want this value, by priority.
     pub policies: Vec<String>,
-    /// Whether one of them takes over what somebody else owns.
+    /// True where one of them takes over keys that somebody else owns.
     pub take_over: bool,
     /// The first of them, as `NAME@GENERATION`.
     pub winner: String,
     priority: i32,
 }
 
-/// Policies of equal priority that want different things.
+/// Policies of equal priority that want different values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disagreement {
-    /// About what, such as `label accelerator`.
+    /// Key they disagree about, such as `label accelerator`.
     pub about: String,
-    /// What each policy wants, by name.
+    /// Value that each policy wants, by name.
     pub values: BTreeMap<String, String>,
 }
 
-/// Composes one kind of keys. `matched` is ordered by falling priority.
+/// Merges one kind of keys. `matched` is ordered by falling priority.
 pub fn compose<'a, K, V>(
     matched: &[&'a Policy],
     entries: impl Fn(&'a Policy) -> V,
     about: impl Fn(&K) -> String,
-) -> Result<BTreeMap<K, Wanted>, Disagreement>
+) -> Result<BTreeMap<K, DesiredValue>, Disagreement>
 where
     K: Ord,
     V: IntoIterator<Item = (K, &'a str)>,
 {
-    let mut wanted: BTreeMap<K, Wanted> = BTreeMap::new();
+    let mut desired: BTreeMap<K, DesiredValue> = BTreeMap::new();
     for policy in matched {
         for (key, value) in entries(policy) {
-            match wanted.get_mut(&key) {
-                None => drop(wanted.insert(key, Wanted::by_policy(value, policy))),
+            match desired.get_mut(&key) {
+                None => drop(desired.insert(key, DesiredValue::by_policy(value, policy))),
                 Some(winner) if winner.value == value => {
                     winner.policies.push(policy.name.clone());
                     winner.take_over |= policy.takes_over;
@@ -57,10 +57,10 @@ where
             }
         }
     }
-    Ok(wanted)
+    Ok(desired)
 }
 
-/// The policy that governs: of those with a device plugin the one with the highest priority, then the first by name.
+/// Returns the governing policy: of those with a device plugin the one with the highest priority, then the first by name.
 pub fn governing<'a>(matched: &[&'a Policy]) -> Result<Option<&'a Policy>, Disagreement> {
     let mut candidates = matched.iter().filter(|policy| policy.device_plugin.is_some());
     let Some(first) = candidates.next() else {
@@ -76,7 +76,7 @@ pub fn governing<'a>(matched: &[&'a Policy]) -> Result<Option<&'a Policy>, Disag
     let values = others
         .into_iter()
         .chain([first])
-        .map(|policy| (policy.name.clone(), described(policy)))
+        .map(|policy| (policy.name.clone(), description(policy)))
         .collect();
     Err(Disagreement {
         about: "devicePlugin".to_owned(),
@@ -84,22 +84,22 @@ pub fn governing<'a>(matched: &[&'a Policy]) -> Result<Option<&'a Policy>, Disag
     })
 }
 
-/// What tells the device plugins of two policies apart.
-fn described(policy: &Policy) -> String {
+/// Describes a device plugin so that two of them can be told apart.
+fn description(policy: &Policy) -> String {
     let Some(plugin) = &policy.device_plugin else {
         return String::new();
     };
     let hash = plugin
         .document
         .as_ref()
-        .map_or("a refused configuration", |document| document.hash.as_str());
+        .map_or("an invalid configuration", |document| document.hash.as_str());
     match &plugin.image {
         Some(image) => format!("{hash} with image {image}"),
         None => hash.to_owned(),
     }
 }
 
-impl Wanted {
+impl DesiredValue {
     fn by_policy(value: &str, policy: &Policy) -> Self {
         Self {
             value: value.to_owned(),
@@ -110,7 +110,7 @@ impl Wanted {
         }
     }
 
-    /// A value that gpunode itself wants, for a policy or for what is left of one. Nobody conflicts about its keys.
+    /// Returns a value that gpunode itself wants, for a policy or for the rest of one. Its keys never conflict.
     pub fn by_gpunode(value: &str, policy: Option<&Policy>) -> Self {
         policy.map_or_else(
             || Self {

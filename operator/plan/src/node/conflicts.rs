@@ -1,12 +1,12 @@
-//! A key that a policy wants and somebody else has.
+//! A key that a policy wants and somebody else owns.
 
 use crate::{
-    input::facts::TaintKey,
-    node::claim::{Clash, MAX_RESTORES},
+    node::claim::{KeyClash, MAX_RESTORES},
+    taint::TaintKey,
 };
 use std::fmt;
 
-/// A label or taint.
+/// Key of a label or a taint.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConflictKey {
     /// A label.
@@ -15,20 +15,20 @@ pub enum ConflictKey {
     Taint(TaintKey),
 }
 
-/// Somebody else's key with another value than a policy wants. It stays as it is.
+/// Key that somebody else owns, with another value than a policy wants. It keeps that value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyConflict {
-    /// Which key.
+    /// The label or taint.
     pub key: ConflictKey,
-    /// The value that policies want.
-    pub wanted: String,
-    /// The value that somebody else wants; none where that is no such key.
+    /// Value that policies want.
+    pub desired: String,
+    /// Value that somebody else wants; none where they want the key absent.
     pub actual: Option<String>,
-    /// Whether it was gpunode's and was given up, since somebody kept changing it.
+    /// True where gpunode owned the key and gave it up because somebody kept changing it.
     pub conceded: bool,
-    /// The field manager that wrote it, where Kubernetes knows.
+    /// Field manager that wrote it, where Kubernetes knows.
     pub manager: Option<String>,
-    /// The policies that want the value, by name.
+    /// Policies that want the value, by name.
     pub policies: Vec<String>,
 }
 
@@ -41,30 +41,24 @@ impl fmt::Display for ConflictKey {
     }
 }
 
-impl fmt::Display for TaintKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.key, self.effect)
-    }
-}
-
 impl fmt::Display for KeyConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             key,
-            wanted,
+            desired,
             actual,
             manager,
             ..
         } = self;
         match actual {
-            Some(actual) => write!(f, "{key} is \"{actual}\", not \"{wanted}\"")?,
-            None => write!(f, "{key} is gone, not \"{wanted}\"")?,
+            Some(actual) => write!(f, "{key} is \"{actual}\", not \"{desired}\"")?,
+            None => write!(f, "{key} is missing, not \"{desired}\"")?,
         }
         if self.conceded {
             let manager = manager.as_deref().unwrap_or("somebody");
             write!(
                 f,
-                ", changed by {manager} more than {MAX_RESTORES} times in 10 minutes and left since then"
+                ", changed by {manager} more than {MAX_RESTORES} times in 10 minutes, so gpunode gave it up"
             )
         } else if let Some(manager) = manager {
             write!(f, ", written by {manager}")
@@ -75,15 +69,45 @@ impl fmt::Display for KeyConflict {
 }
 
 impl KeyConflict {
-    /// The conflict about a key, with the field manager that wrote it.
-    pub(crate) fn of<K>(key: ConflictKey, clash: &Clash<K>, manager: Option<String>) -> Self {
+    /// Describes the conflict about a key, with the field manager that wrote it.
+    pub(crate) fn new<K>(key: ConflictKey, clash: &KeyClash<K>, manager: Option<String>) -> Self {
         Self {
             key,
-            wanted: clash.wanted.value.clone(),
+            desired: clash.desired.value.clone(),
             actual: clash.actual.clone(),
             conceded: clash.conceded,
             manager,
-            policies: clash.wanted.policies.clone(),
+            policies: clash.desired.policies.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_conflict_names_both_values_and_the_owner() {
+        let conflict = KeyConflict {
+            key: ConflictKey::Label("pool".to_owned()),
+            desired: "a".to_owned(),
+            actual: Some("b".to_owned()),
+            conceded: false,
+            manager: Some("kubectl-label".to_owned()),
+            policies: vec!["p".to_owned()],
+        };
+        assert_eq!(
+            conflict.to_string(),
+            "label pool is \"b\", not \"a\", written by kubectl-label"
+        );
+        let conceded = KeyConflict {
+            actual: None,
+            conceded: true,
+            ..conflict
+        };
+        assert_eq!(
+            conceded.to_string(),
+            "label pool is missing, not \"a\", changed by kubectl-label more than 3 times in 10 minutes, so gpunode gave it up"
+        );
     }
 }

@@ -1,90 +1,98 @@
-//! What the policies that match a node want of it together, and what follows from that: the plan for the node.
+//! Everything that the matching policies want of a node together, and the plan that follows.
 
 use crate::{
-    fact_labels::is_fact,
-    fleet::rollout::RolloutStage,
-    gpu_node::conditions::{self, foreign_facts, foreign_keys},
-    gpu_node::configuration::{self, GpuNodeChange},
-    gpu_node::progress::{agent_outcome, stage},
-    gpu_node::requests::{is_released, unreadable},
-    input::facts::{NodeFacts, TaintKey},
-    input::policies::{Policy, PolicySet},
-    input::selectors::is_effect,
-    node::claim::{Claims, claim},
-    node::compose::{Disagreement, Wanted, governing},
-    node::labels::{label_conflicts, wanted_labels},
-    node::patches::{facts_after, node_patch, record_after, status_patch_of},
-    node::plan::{NodePlan, RolloutPermit},
-    node::stale_resources::find_stale_resources,
-    node::startup_taint::Startup,
-    node::taints::{current_taints, taint_conflicts, wanted_taints},
-    node::unhealthy_taint::unhealthy_taints,
+    fact_labels::is_fact_label,
+    gpu_node::{
+        change::GpuNodeChange,
+        conditions::conditions_change,
+        configuration::{configuration_change, is_writable, needs_mps, waiting_devices},
+        progress::{agent_outcome, rollout_stage},
+        requests::unreadable_annotation,
+    },
+    input::{
+        context::NodeContext,
+        facts::NodeFacts,
+        policies::{Policy, PolicySet},
+        visible_labels::is_own_label,
+    },
+    node::{
+        claim::claim,
+        compose::{DesiredValue, Disagreement, governing},
+        labels::{desired_labels, label_conflicts},
+        owner_conditions::{conflict_condition, fact_labels_condition},
+        patches::NodeClaims,
+        permit::RolloutPermit,
+        plan::NodePlan,
+        stale_resources::find_stale_resources,
+        startup_taint::StartupTaints,
+        taints::{current_taints, desired_taints, taint_conflicts},
+        unhealthy_taint::unhealthy_taints,
+    },
     outcome::PolicyOutcome,
-    record::Record,
+    record::node_record::NodeRecord,
+    rollout_stage::RolloutStage,
+    taint::TaintKey,
+    time::earliest,
 };
 use gpunode_crds::{GpuNode, PolicyMode, Reason, UNHEALTHY_TAINT};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the matching policies want of a node.
-pub struct Wishes<'a> {
+/// Everything that the matching policies want of a node.
+pub struct DesiredNode<'a> {
     matched: Vec<&'a Policy>,
     governing: Option<&'a Policy>,
     stage: Option<RolloutStage>,
-    /// When `stage` ends by itself.
+    /// Moment at which `stage` ends by itself.
     stage_ends: Option<Timestamp>,
-    /// Whether the node keeps the configuration that it has.
+    /// True where the node keeps its present configuration for lack of a permit.
     waits: bool,
     /// Labels by key.
-    pub labels: BTreeMap<String, Wanted>,
-    taints: BTreeMap<TaintKey, Wanted>,
-    startup: Startup,
-    /// When it follows from the health of the GPUs that a taint is wanted.
+    pub labels: BTreeMap<String, DesiredValue>,
+    taints: BTreeMap<TaintKey, DesiredValue>,
+    startup: StartupTaints,
+    /// Moment from which the health of the GPUs calls for another taint.
     unhealthy_from: Option<Timestamp>,
 }
 
-impl<'a> Wishes<'a> {
-    /// Puts together what the policies that match want, as far as it is the node's turn; or where they disagree.
-    pub fn of(
+impl<'a> DesiredNode<'a> {
+    /// Puts together what the matching policies want, as far as the permit goes; or returns their disagreement.
+    pub fn new(
         matched: Vec<&'a Policy>,
         policies: &'a PolicySet,
-        turn: RolloutPermit,
-        node: &NodeFacts,
-        record: &Record,
-        gpu_node: Option<&GpuNode>,
-        now: Timestamp,
+        permit: RolloutPermit,
+        record: &NodeRecord,
+        context: NodeContext<'_>,
     ) -> Result<Self, (Vec<&'a Policy>, Disagreement)> {
+        let gpu_node = context.gpu_node;
         let composed = governing(&matched).and_then(|governing| {
-            let stage = governing.and_then(|policy| stage(node, policy, gpu_node, now));
-            // Nodes that are down or released get a configuration once they are back: many that vanish for a moment must not change
+            let stage = governing.and_then(|policy| rollout_stage(policy, context));
+            // Nodes that are down get a configuration once they are back: many that vanish for a moment must not change
             // together.
-            let is_down =
-                (!node.ready || is_released(node)) && gpu_node.is_some_and(|gpu_node| gpu_node.spec.config.is_some());
+            let is_down = context.is_down() && context.configuration().is_some();
             let waits =
-                turn == RolloutPermit::Withheld && (is_down || matches!(stage, Some((RolloutStage::Pending, _))));
-            // A change of the policy replaces the agent, so that it comes with the configuration.
-            let stays = waits || governing.is_some_and(|policy| !configuration::is_writable(policy, gpu_node));
-            let placed = if stays {
-                running(policies, gpu_node).or(governing)
+                permit == RolloutPermit::Withheld && (is_down || matches!(stage, Some((RolloutStage::Pending, _))));
+            // Another policy replaces the agent, so the new agent comes with the configuration.
+            let keeps_agent = waits || governing.is_some_and(|policy| !is_writable(policy, gpu_node));
+            let placed = if keeps_agent {
+                configured_policy(policies, context).or(governing)
             } else {
                 governing
             };
-            let serving = serving(policies, gpu_node).filter(|_| turn != RolloutPermit::Simulated);
-            let needs_mps = configuration::needs_mps(placed, gpu_node);
-            let startup = Startup::of(policies, &matched, governing, turn, node, record, gpu_node, now);
-            let (unhealthy, unhealthy_from) = unhealthy_taints(&matched, turn, node, gpu_node, now);
-            // What a policy wants in any case comes first.
-            let mut taints = startup.wanted.clone();
+            let serving = serving_policy(policies, gpu_node).filter(|_| permit != RolloutPermit::Simulated);
+            let startup = StartupTaints::new(policies, &matched, governing, permit, record, context);
+            let (unhealthy, unhealthy_from) = unhealthy_taints(&matched, permit, context);
+            // Taints in a policy's spec win over those that come and go.
+            let mut taints = startup.desired.clone();
             taints.extend(unhealthy);
-            taints.extend(wanted_taints(&matched)?);
-            let labels = wanted_labels(&matched, placed, serving, needs_mps)?;
+            taints.extend(desired_taints(&matched)?);
+            let labels = desired_labels(&matched, placed, serving, needs_mps(placed, context))?;
             let (stage, stage_ends) = stage.unzip();
-            let (matched, stage_ends) = (Vec::new(), stage_ends.flatten());
             Ok(Self {
-                matched,
+                matched: Vec::new(),
                 governing,
                 stage,
-                stage_ends,
+                stage_ends: stage_ends.flatten(),
                 waits,
                 labels,
                 taints,
@@ -93,79 +101,80 @@ impl<'a> Wishes<'a> {
             })
         });
         match composed {
-            Ok(wishes) => Ok(Self { matched, ..wishes }),
+            Ok(desired) => Ok(Self { matched, ..desired }),
             Err(disagreement) => Err((matched, disagreement)),
         }
     }
 
-    /// With facts, which any policy may want otherwise.
-    pub fn with(mut self, facts: BTreeMap<String, String>) -> Self {
+    /// Adds GPU fact labels; a policy's value wins.
+    pub fn with_fact_labels(mut self, facts: BTreeMap<String, String>) -> Self {
         for (key, value) in facts {
             self.labels
                 .entry(key)
-                .or_insert_with(|| Wanted::by_gpunode(&value, None));
+                .or_insert_with(|| DesiredValue::by_gpunode(&value, None));
         }
         self
     }
 
-    /// The policies that have something on the node once the plan is carried out.
-    pub fn owners(&self, node: &NodeFacts, record: &Record, now: Timestamp) -> BTreeSet<String> {
-        let (labels, taints) = self.claims(node, record, now);
-        labels.owners.into_iter().chain(taints.owners).collect()
+    /// Returns the policies that own something on the node once the plan is carried out.
+    pub fn owners(&self, record: &NodeRecord, context: NodeContext<'_>) -> BTreeSet<String> {
+        let claims = self.claims(record, context);
+        claims.labels.owners.into_iter().chain(claims.taints.owners).collect()
     }
 
-    fn claims(&self, node: &NodeFacts, record: &Record, now: Timestamp) -> (Claims<String>, Claims<TaintKey>) {
+    fn claims(&self, record: &NodeRecord, NodeContext { node, now, .. }: NodeContext<'_>) -> NodeClaims {
         let labels = claim(
             &node.labels.to_map(),
             &record.labels,
             &self.labels,
-            |key| is_effect(key),
+            |key| is_own_label(key),
             now,
         );
         let is_ours = |id: &TaintKey| id.key == UNHEALTHY_TAINT || self.startup.is_ours(id);
-        let taints = claim(&current_taints(node), &record.taints, &self.taints, is_ours, now);
-        (labels, taints)
+        NodeClaims {
+            labels,
+            taints: claim(&current_taints(node), &record.taints, &self.taints, is_ours, now),
+            started: self.startup.started.clone(),
+        }
     }
 
-    /// The plan, and what the node looks like once it is carried out.
-    pub fn plan(
-        self,
-        node: &NodeFacts,
-        record: &Record,
-        gpu_node: Option<&GpuNode>,
-        now: Timestamp,
-    ) -> (NodePlan, NodeFacts) {
-        let (labels, taints) = self.claims(node, record, now);
-        let retirement = find_stale_resources(&record.resources, &self.resources(gpu_node), &node.served, now);
-        // What no policy wants is a fact.
-        let conflicts = label_conflicts(node, &labels).filter(|conflict| !conflict.policies.is_empty());
+    /// Returns the plan, and the node once the plan is carried out.
+    pub fn plan(self, record: &NodeRecord, context: NodeContext<'_>) -> (NodePlan, NodeFacts) {
+        let NodeContext { node, gpu_node, now } = context;
+        let claims = self.claims(record, context);
+        let stale = find_stale_resources(
+            &record.resources,
+            &self.resources(gpu_node),
+            &node.recorded_resources,
+            now,
+        );
+        // Fact labels, which no policy wants, conflict with nobody.
+        let conflicts = label_conflicts(node, &claims.labels).filter(|conflict| !conflict.policies.is_empty());
         let is_fact = |key: &String| {
             self.labels
                 .get(key)
-                .map_or_else(|| is_fact(key), |by| by.policies.is_empty())
+                .map_or_else(|| is_fact_label(key), |value| value.policies.is_empty())
         };
-        let is_written =
-            !labels.changes(&record.labels).all(is_fact) || taints.changes(&record.taints).next().is_some();
-        let started = self.startup.started.as_ref();
-        let record = record_after(&labels, &taints, started, retirement.record.clone());
-        let after = facts_after(node, &labels, &taints, record.clone());
-        let patch = node_patch(node, &labels, &taints, record.as_deref());
-        let change = configuration::change(node, self.governing, gpu_node, self.stage.as_ref(), now);
+        // Policies are updating where keys other than fact labels change.
+        let changes_keys = !claims.labels.changes(&record.labels).all(is_fact)
+            || claims.taints.changes(&record.taints).next().is_some();
+        let new_record = claims.record_after(stale.record.clone());
+        let patch = claims.node_patch(node, new_record.as_deref());
+        let change = configuration_change(self.governing, context, self.stage.as_ref());
         let rechecks = [
             self.stage_ends,
             self.startup.recheck,
             self.unhealthy_from,
-            labels.recheck,
-            taints.recheck,
-            retirement.recheck,
+            claims.labels.recheck,
+            claims.taints.recheck,
+            stale.recheck,
         ];
         let mut plan = NodePlan {
             matched: self.matched.iter().map(|policy| policy.name.clone()).collect(),
             governing: self.governing.map(|policy| policy.name.clone()),
-            conflicts: conflicts.chain(taint_conflicts(node, &taints)).collect(),
-            // One after the other, since each is refused once the other has happened.
-            status_patch: status_patch_of(&retirement, &labels, &taints, started, node, now)
-                .filter(|_| patch.is_none()),
+            conflicts: conflicts.chain(taint_conflicts(node, &claims.taints)).collect(),
+            // One patch at a time: each changes the version that guards the other.
+            status_patch: claims.status_patch(&stale, context).filter(|_| patch.is_none()),
             patch,
             gpu_node: if self.waits && change.gives_configuration() {
                 GpuNodeChange::None
@@ -174,31 +183,27 @@ impl<'a> Wishes<'a> {
             },
             stage: self.stage.clone(),
             waits: self.stage == Some(RolloutStage::Pending) && self.waits,
-            recheck: rechecks.into_iter().flatten().min(),
-            waiting: self
-                .governing
-                .map(|_| configuration::waiting(node, gpu_node))
-                .unwrap_or_default(),
+            recheck: earliest(rechecks),
+            waiting: self.governing.map(|_| waiting_devices(context)).unwrap_or_default(),
             ..NodePlan::default()
         };
         if plan.gpu_node == GpuNodeChange::None {
-            let facts = foreign_facts(node, &self.labels, &labels);
-            let verdicts = facts
+            let conditions = fact_labels_condition(node, &self.labels, &claims.labels)
                 .into_iter()
-                .chain(foreign_keys(&plan.conflicts))
-                .chain(unreadable(node))
+                .chain(conflict_condition(&plan.conflicts))
+                .chain(unreadable_annotation(node))
                 .collect();
-            plan.conditions = conditions::change(gpu_node, verdicts, &[], now);
+            plan.conditions = conditions_change(gpu_node, conditions, &[], now);
         }
         for policy in &self.matched {
-            let (outcome, recheck) = self.outcome(policy, &plan, is_written, node, gpu_node, now);
+            let (outcome, recheck) = self.outcome(policy, &plan, changes_keys, context);
             plan.outcomes.insert(policy.name.clone(), outcome);
-            plan.recheck = [plan.recheck, recheck].into_iter().flatten().min();
+            plan.recheck = earliest([plan.recheck, recheck]);
         }
-        (plan, after)
+        (plan, claims.facts_after(node, new_record))
     }
 
-    /// The resources that the node is to have, or that its agent still serves.
+    /// Returns the resources that the governing policy may advertise, and those that the agent still reports.
     fn resources(&self, gpu_node: Option<&GpuNode>) -> BTreeSet<String> {
         let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
         let reported = status
@@ -215,10 +220,8 @@ impl<'a> Wishes<'a> {
         &self,
         policy: &Policy,
         plan: &NodePlan,
-        is_written: bool,
-        node: &NodeFacts,
-        gpu_node: Option<&GpuNode>,
-        now: Timestamp,
+        changes_keys: bool,
+        context: NodeContext<'_>,
     ) -> (PolicyOutcome, Option<Timestamp>) {
         let governs = self.governing.is_some_and(|governing| governing.name == policy.name);
         let conflicts: Vec<_> = plan
@@ -228,37 +231,34 @@ impl<'a> Wishes<'a> {
             .map(ToString::to_string)
             .collect();
         if !conflicts.is_empty() {
-            return (
-                PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, conflicts.join("; ")),
-                None,
-            );
+            let outcome = PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, conflicts.join("; "));
+            return (outcome, None);
         }
         if let Some(refusal) = &policy.refusal {
             return (PolicyOutcome::failed(Reason::InvalidSpec, refusal), None);
         }
         let is_configured = matches!(plan.gpu_node, GpuNodeChange::None | GpuNodeChange::Step { .. });
-        if is_written || (governs && (plan.waits || !is_configured)) {
+        if changes_keys || (governs && (plan.waits || !is_configured)) {
             return (PolicyOutcome::Updating, None);
         }
         if governs {
-            agent_outcome(node, policy, gpu_node, now)
+            agent_outcome(policy, context)
         } else {
             (PolicyOutcome::Ready, None)
         }
     }
 }
 
-/// The policy whose agent has the configuration of the node in force, where its DaemonSet is still there.
-fn running<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'a Policy> {
-    let current = &gpu_node?.spec.config.as_ref()?.policy;
+/// Returns the policy whose configuration the node has, where its DaemonSet is still there.
+fn configured_policy<'a>(policies: &'a PolicySet, context: NodeContext<'_>) -> Option<&'a Policy> {
     policies
-        .get(current)
+        .get(&context.configuration()?.policy)
         .filter(|policy| policy.mode == PolicyMode::Enforce && policy.device_plugin.is_some())
 }
 
-/// The policy whose agent is registered on the node, where its DaemonSet is still there: it goes once another policy's agent has
-/// taken over.
-fn serving<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'a Policy> {
+/// Returns the policy whose agent is registered on the node, where its DaemonSet is still there. That agent leaves once
+/// another policy's agent takes over.
+fn serving_policy<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'a Policy> {
     let agent = gpu_node?.status.as_ref()?.agent.as_ref()?;
     let policy = policies.get(agent.policy.as_ref()?)?;
     (policy.mode != PolicyMode::Preview && policy.device_plugin.is_some()).then_some(policy)

@@ -1,11 +1,12 @@
 //! Labels of one node.
 
 use crate::{
-    input::facts::NodeFacts,
-    input::policies::Policy,
-    node::claim::Claims,
-    node::compose::{Disagreement, Wanted, compose},
-    node::conflicts::{ConflictKey, KeyConflict},
+    input::{facts::NodeFacts, policies::Policy},
+    node::{
+        claim::KeyClaims,
+        compose::{DesiredValue, Disagreement, compose},
+        conflicts::{ConflictKey, KeyConflict},
+    },
     patch_builder::PatchBuilder,
 };
 use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, policy_label};
@@ -15,15 +16,15 @@ use std::collections::BTreeMap;
 /// Value of gpunode's own labels.
 const TRUE: &str = "true";
 
-/// The labels that the matching policies want, with those that place the agent of the governing one and the MPS daemons. The
-/// agent of the policy `serving` stays until it has handed over.
-pub fn wanted_labels(
+/// Returns the labels that the matching policies want, and those that place the governing policy's agent and the MPS daemons.
+/// The agent of the policy `serving` stays until it has handed over.
+pub fn desired_labels(
     matched: &[&Policy],
     governing: Option<&Policy>,
     serving: Option<&Policy>,
     needs_mps: bool,
-) -> Result<BTreeMap<String, Wanted>, Disagreement> {
-    let mut wanted = compose(
+) -> Result<BTreeMap<String, DesiredValue>, Disagreement> {
+    let mut desired = compose(
         matched,
         |policy| policy.labels.iter().map(|(key, value)| (key.clone(), value.as_str())),
         |key| format!("label {key}"),
@@ -34,17 +35,17 @@ pub fn wanted_labels(
             .flatten()
             .map(|policy| policy_label(&policy.name));
         for key in placed.chain([GOVERNED_LABEL.to_owned()]) {
-            wanted.insert(key, Wanted::by_gpunode(TRUE, Some(policy)));
+            desired.insert(key, DesiredValue::by_gpunode(TRUE, Some(policy)));
         }
     }
     if needs_mps {
-        wanted.insert(MPS_LABEL.to_owned(), Wanted::by_gpunode(TRUE, governing));
+        desired.insert(MPS_LABEL.to_owned(), DesiredValue::by_gpunode(TRUE, governing));
     }
-    Ok(wanted)
+    Ok(desired)
 }
 
-/// Adds the operations for the labels.
-pub fn patch_labels(patch: &mut PatchBuilder, node: &NodeFacts, claims: &Claims<String>) {
+/// Adds the operations for the labels to a patch.
+pub fn patch_labels(patch: &mut PatchBuilder, node: &NodeFacts, claims: &KeyClaims<String>) {
     if node.labels.is_empty() && !claims.set.is_empty() {
         patch.add(&["metadata", "labels"], Value::Object(Map::new()));
     }
@@ -56,10 +57,13 @@ pub fn patch_labels(patch: &mut PatchBuilder, node: &NodeFacts, claims: &Claims<
     }
 }
 
-/// The conflicts about labels.
-pub fn label_conflicts<'a>(node: &'a NodeFacts, claims: &'a Claims<String>) -> impl Iterator<Item = KeyConflict> + 'a {
+/// Returns the conflicts about labels.
+pub fn label_conflicts<'a>(
+    node: &'a NodeFacts,
+    claims: &'a KeyClaims<String>,
+) -> impl Iterator<Item = KeyConflict> + 'a {
     claims.clashes.iter().map(|clash| {
         let manager = node.label_managers.get(&clash.key).map(str::to_owned);
-        KeyConflict::of(ConflictKey::Label(clash.key.clone()), clash, manager)
+        KeyConflict::new(ConflictKey::Label(clash.key.clone()), clash, manager)
     })
 }

@@ -1,85 +1,76 @@
 //! The patches of one node: labels, taints and record move together.
 
 use crate::{
-    input::facts::{NodeFacts, Taint, TaintKey},
-    node::claim::Claims,
-    node::labels::patch_labels,
-    node::stale_resources::{ResourceUses, StaleResources, status_patch},
-    node::taints::{current_taints, patch_taints},
+    input::{context::NodeContext, facts::NodeFacts},
+    node::{
+        claim::KeyClaims,
+        labels::patch_labels,
+        stale_resources::{StaleResources, stale_resources_patch},
+        taints::{current_taints, patch_taints},
+    },
     packed_map::PackedMap,
     patch_builder::PatchBuilder,
-    record::Record,
+    record::{node_record::NodeRecord, resource_use::ResourceUses},
+    taint::{Taint, TaintKey},
 };
 use gpunode_crds::OWNED_ANNOTATION;
-use jiff::Timestamp;
 
-/// The node once its labels, taints and record are written. The order of taints means nothing to the planner, so it is not kept here.
-pub fn facts_after(
-    node: &NodeFacts,
-    labels: &Claims<String>,
-    taints: &Claims<TaintKey>,
-    record: Option<String>,
-) -> NodeFacts {
-    let taints_after = taints.applied_to(&current_taints(node)).into_iter();
-    NodeFacts {
-        labels: PackedMap::from(&labels.applied_to(&node.labels.to_map())),
-        taints: taints_after.map(|(id, value)| Taint { id, value }).collect(),
-        owned: record,
-        ..node.clone()
-    }
+/// Keys of one node with their claims, and the boot in which its GPUs became allocatable.
+pub struct NodeClaims {
+    /// Claims to labels.
+    pub labels: KeyClaims<String>,
+    /// Claims to taints.
+    pub taints: KeyClaims<TaintKey>,
+    /// Boot that the record names.
+    pub started: Option<String>,
 }
 
-/// The record once its labels and taints are written.
-pub fn record_after(
-    labels: &Claims<String>,
-    taints: &Claims<TaintKey>,
-    started: Option<&String>,
-    resources: ResourceUses,
-) -> Option<String> {
-    let policies = labels.owners.union(&taints.owners).cloned().collect();
-    let (labels, taints) = (labels.entries.clone(), taints.entries.clone());
-    Record {
-        labels,
-        taints,
-        policies,
-        resources,
-        started: started.cloned(),
-    }
-    .write()
-}
-
-/// The patch of its status.
-pub fn status_patch_of(
-    retirement: &StaleResources,
-    labels: &Claims<String>,
-    taints: &Claims<TaintKey>,
-    started: Option<&String>,
-    node: &NodeFacts,
-    now: Timestamp,
-) -> Option<json_patch::Patch> {
-    let record = record_after(labels, taints, started, retirement.record_after(now));
-    status_patch(node, &retirement.remove, record.as_deref())
-}
-
-/// The patch of everything but its status.
-pub fn node_patch(
-    node: &NodeFacts,
-    labels: &Claims<String>,
-    taints: &Claims<TaintKey>,
-    record: Option<&str>,
-) -> Option<json_patch::Patch> {
-    let mut patch = PatchBuilder::guarded_by(&node.resource_version);
-    patch_labels(&mut patch, node, labels);
-    patch_taints(&mut patch, node, taints);
-    match record {
-        _ if record == node.owned.as_deref() => {}
-        None => patch.remove(&["metadata", "annotations", OWNED_ANNOTATION]),
-        Some(text) => {
-            if !node.annotated {
-                patch.add(&["metadata", "annotations"], serde_json::Map::new());
-            }
-            patch.add(&["metadata", "annotations", OWNED_ANNOTATION], text);
+impl NodeClaims {
+    /// Returns the node once its labels, taints and record are written. Loses the order of taints, which means nothing to the
+    /// planner.
+    pub fn facts_after(&self, node: &NodeFacts, record: Option<String>) -> NodeFacts {
+        let taints_after = self.taints.applied_to(&current_taints(node)).into_iter();
+        NodeFacts {
+            labels: PackedMap::from(&self.labels.applied_to(&node.labels.to_map())),
+            taints: taints_after.map(|(id, value)| Taint { id, value }).collect(),
+            owned: record,
+            ..node.clone()
         }
     }
-    patch.build()
+
+    /// Returns the record once labels and taints are written.
+    pub fn record_after(&self, resources: ResourceUses) -> Option<String> {
+        NodeRecord {
+            labels: self.labels.entries.clone(),
+            taints: self.taints.entries.clone(),
+            policies: self.labels.owners.union(&self.taints.owners).cloned().collect(),
+            resources,
+            started: self.started.clone(),
+        }
+        .write()
+    }
+
+    /// Returns the patch of the node's status.
+    pub fn status_patch(&self, stale: &StaleResources, context: NodeContext<'_>) -> Option<json_patch::Patch> {
+        let record = self.record_after(stale.record_after(context.now));
+        stale_resources_patch(context.node, &stale.remove, record.as_deref())
+    }
+
+    /// Returns the patch of everything but the status.
+    pub fn node_patch(&self, node: &NodeFacts, record: Option<&str>) -> Option<json_patch::Patch> {
+        let mut patch = PatchBuilder::guarded_by(&node.resource_version);
+        patch_labels(&mut patch, node, &self.labels);
+        patch_taints(&mut patch, node, &self.taints);
+        match record {
+            _ if record == node.owned.as_deref() => {}
+            None => patch.remove(&["metadata", "annotations", OWNED_ANNOTATION]),
+            Some(text) => {
+                if !node.annotated {
+                    patch.add(&["metadata", "annotations"], serde_json::Map::new());
+                }
+                patch.add(&["metadata", "annotations", OWNED_ANNOTATION], text);
+            }
+        }
+        patch.build()
+    }
 }

@@ -1,64 +1,50 @@
-//! The plan for one node: what has to be written, and where each policy stands there.
+//! The result of planning one node: the writes, and the outcome of each policy.
 
 use crate::{
-    fleet::rollout::RolloutStage,
-    gpu_node::conditions::ConditionsChange,
-    gpu_node::configuration::GpuNodeChange,
-    node::conflicts::KeyConflict,
-    node::hold::NodeHold,
+    gpu_node::{change::GpuNodeChange, conditions::ConditionsChange},
+    node::{conflicts::KeyConflict, hold::NodeHold},
     outcome::{PolicyNodeStatus, PolicyOutcome},
+    rollout_stage::RolloutStage,
 };
 use gpunode_crds::{NodePreview, NodeWaiting, Reason};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 
-/// Whether a node that works may change to another configuration now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RolloutPermit {
-    /// It may.
-    Granted,
-    /// Others come first: it keeps its configuration, and the agent that it has.
-    Withheld,
-    /// It may, and its agents have followed: what is there only until then is not to be seen.
-    Simulated,
-}
-
-/// The plan for one node.
+/// Plan for one node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodePlan {
-    /// Why nothing is to be written at all, if so.
+    /// Reason to write nothing at all, if any.
     pub hold: Option<NodeHold>,
-    /// The enforced policies that match, by falling priority.
+    /// Enforced policies that match, by falling priority.
     pub matched: Vec<String>,
-    /// The policy whose device plugin runs on the node. On a node that is left as it is, the one whose configuration it has.
+    /// Policy whose device plugin runs on the node. On a held node, the policy whose configuration it has.
     pub governing: Option<String>,
-    /// One JSON patch that moves labels, taints and the record together; it begins with a test on resourceVersion. `None`
-    /// where the node is as it is to be.
+    /// JSON patch of labels, taints and the record, guarded by resourceVersion. `None` where the node is as desired.
     pub patch: Option<json_patch::Patch>,
-    /// One JSON patch of the node's status that removes the keys of resources that nobody serves.
+    /// JSON patch of the node's status that removes the keys of stale resources.
     pub status_patch: Option<json_patch::Patch>,
-    /// What is to be written about the `GpuNode`.
+    /// Write to the `GpuNode`.
     pub gpu_node: GpuNodeChange,
-    /// What is to be written in its status, once nothing else is to be written about it.
+    /// Write to its conditions, once no other write to it is left.
     pub conditions: Option<ConditionsChange>,
-    /// Keys that stay as somebody else wants them.
+    /// Keys that keep somebody else's value.
     pub conflicts: Vec<KeyConflict>,
-    /// What became of each policy that matches, also of those in mode Preview.
+    /// Outcome of each matching policy, also of those in mode Preview.
     pub outcomes: BTreeMap<String, PolicyOutcome>,
-    /// What each matching policy in mode Preview would change.
+    /// Changes that each matching policy in mode Preview would make.
     pub previews: BTreeMap<String, NodePreview>,
     /// Devices whose change to the governing policy's configuration waits for their holders.
     pub waiting: Vec<NodeWaiting>,
-    /// Where the node is on its way to the governing policy's configuration.
+    /// Stage of the node on its way to the governing policy's configuration.
     pub stage: Option<RolloutStage>,
-    /// Whether it keeps another configuration only because it is not its turn.
+    /// True where the node keeps another configuration only for lack of a permit.
     pub waits: bool,
-    /// When to plan again though nothing changed.
+    /// Moment to plan again though nothing changed.
     pub recheck: Option<Timestamp>,
 }
 
 impl NodePlan {
-    /// Whether there is something to write.
+    /// Is true where there is something to write.
     pub fn has_work(&self) -> bool {
         self.patch.is_some()
             || self.status_patch.is_some()
@@ -66,15 +52,16 @@ impl NodePlan {
             || self.conditions.is_some()
     }
 
-    /// Whether the node and its `GpuNode` are as they are to be.
+    /// Is true where the node and its `GpuNode` are as desired.
     pub fn is_settled(&self) -> bool {
         !self.has_work() && !self.waits
     }
 
-    /// Where each policy stands if writing failed with `error`, if it did: nobody waits for such a node.
+    /// Returns the status of each policy on the node. With an `error` of the last write, policies that are updating fail:
+    /// nobody waits for such a node.
     pub fn policy_statuses_after(&self, error: Option<&str>) -> BTreeMap<String, PolicyNodeStatus> {
         let error = error.filter(|_| !self.is_settled());
-        let standing = |(name, outcome): (&String, &PolicyOutcome)| {
+        let status = |(name, outcome): (&String, &PolicyOutcome)| {
             let failed = error.filter(|_| *outcome == PolicyOutcome::Updating && self.matched.contains(name));
             let outcome = failed.map_or_else(
                 || outcome.clone(),
@@ -94,12 +81,12 @@ impl NodePlan {
                 },
             )
         };
-        let mut standings: BTreeMap<_, _> = self.outcomes.iter().map(standing).collect();
+        let mut statuses: BTreeMap<_, _> = self.outcomes.iter().map(status).collect();
         if let (Some(governing), Some(stage)) = (&self.governing, &self.stage) {
-            standings
+            statuses
                 .entry(governing.clone())
                 .or_insert_with(|| PolicyNodeStatus::in_rollout(stage.clone()));
         }
-        standings
+        statuses
     }
 }

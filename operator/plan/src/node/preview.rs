@@ -1,22 +1,20 @@
-//! What a policy in mode Preview would change on one node, were it enforced: the difference between the node without and
-//! with it.
+//! The changes that a policy in mode Preview would make on one node: the difference between the node without and with it.
 
 use crate::{
-    gpu_node::configuration::wanted_configuration,
-    input::facts::{NodeFacts, Taint},
-    input::policies::Policy,
-    node::hold::NodeHold,
-    node::plan::NodePlan,
+    gpu_node::configuration::desired_configuration,
+    input::{facts::NodeFacts, policies::Policy},
+    node::{hold::NodeHold, plan::NodePlan},
     outcome::PolicyOutcome,
+    taint::Taint,
 };
 use gpunode_crds::{NodePreview, PolicyTaint, Reason, TaintEffect};
 
-/// The schema's bound of an entry of `conflicts`.
+/// Maximum length of an entry of `conflicts` in the schema.
 const MAX_CONFLICT_CHARS: usize = 512;
 
-/// The outcome and, where anything would change or conflict, the preview. `before` is the node once everything else is
+/// Returns the outcome, and a preview where anything would change or conflict. `before` is the node once everything else is
 /// carried out, `with` the plan with the policy, and `after` the node then.
-pub fn effect(
+pub fn preview_of(
     policy: &Policy,
     before: &NodeFacts,
     with: &NodePlan,
@@ -33,6 +31,7 @@ pub fn effect(
         let outcome = with.outcomes.get(&policy.name).cloned().unwrap_or(PolicyOutcome::Ready);
         return (outcome, (!preview.conflicts.is_empty()).then_some(preview));
     }
+    // Compares labels and taints of both nodes.
     let new_labels = after
         .labels
         .iter()
@@ -56,7 +55,7 @@ pub fn effect(
         .filter_map(policy_taint)
         .collect();
     if with.governing.as_deref() == Some(&policy.name) {
-        preview.config_hash = wanted_configuration(policy).map(|configuration| configuration.hash);
+        preview.config_hash = desired_configuration(policy).map(|configuration| configuration.hash);
     }
     let conflicts = with
         .conflicts

@@ -1,90 +1,52 @@
-//! Extended resources that gpunode served on a node and that nobody wants any more: when their keys are to leave the node's
-//! status. The kubelet keeps a key for ever, with 0 of it, and takes its capacity away 5 minutes after the plugin left
-//! (`endpointStopGracePeriod`); a key that is removed before comes back.
+//! Extended resources that gpunode served on a node and nobody wants any more: their keys leave the node's status. The kubelet
+//! keeps a key for ever, with 0 devices, and drops its capacity 5 minutes after the plugin left (`endpointStopGracePeriod`); a
+//! key that is removed earlier comes back.
 //!
-//! | in the record | in node status | then |
+//! | in the record | in the node's status | result |
 //! |---|---|---|
-//! | any, and wanted | any | recorded as wanted |
-//! | wanted | any | the moment is recorded |
-//! | unwanted | some can be given out | after the grace somebody else serves it: forgotten |
-//! | unwanted | gone | forgotten, once the kubelet has had time to show it |
-//! | unwanted | 0 | after the grace removed, and the moment recorded |
-//! | tried | gone, a minute after the last try | forgotten |
-//! | tried | 0, a minute after the last try | removed again, 5 times in all |
+//! | any, and wanted now | any | recorded as in use |
+//! | in use | any | the moment is recorded |
+//! | unused | allocatable | after the grace period somebody else serves it: forgotten |
+//! | unused | absent | forgotten, once the kubelet had time to show it |
+//! | unused | 0 | after the grace period removed, and the moment recorded |
+//! | removal tried | absent, a minute after the last try | forgotten |
+//! | removal tried | 0, a minute after the last try | removed again, 5 times in all |
 
-use crate::{input::facts::NodeFacts, patch_builder::PatchBuilder};
+use crate::{
+    input::{facts::NodeFacts, resource_presence::ResourcePresence},
+    patch_builder::PatchBuilder,
+    record::resource_use::{ResourceUse, ResourceUses},
+    time::earliest,
+};
 use gpunode_crds::OWNED_ANNOTATION;
 use jiff::{SignedDuration, Timestamp};
 use json_patch::Patch;
-use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::api::resource::Quantity};
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The kubelet's `endpointStopGracePeriod`, and three of its status updates: the plugin may go a little after the wish.
-const GRACE: SignedDuration = SignedDuration::from_secs(5 * 60 + 30);
-/// Time in which the kubelet shows a resource that was registered just before it was no longer wanted.
-const UNSEEN: SignedDuration = SignedDuration::from_secs(30);
-/// Time between two tries, in which a kubelet that has its own idea puts a key back.
-const AGAIN: SignedDuration = SignedDuration::from_mins(1);
-const TRIES: usize = 5;
-/// Longest wait after the grace for a kubelet that still counts devices: nobody's but somebody else's are left by then.
-const PATIENCE: SignedDuration = SignedDuration::from_mins(5);
+/// The kubelet's `endpointStopGracePeriod` and three of its status updates: the plugin may leave a little later.
+const GRACE_PERIOD: SignedDuration = SignedDuration::from_secs(5 * 60 + 30);
+/// Time in which the kubelet shows a resource that registered just before nobody wanted it any more.
+const REGISTRATION: SignedDuration = SignedDuration::from_secs(30);
+/// Time between two tries, in which a kubelet that disagrees puts a key back.
+const RETRY: SignedDuration = SignedDuration::from_mins(1);
+/// Maximum number of removals of one key.
+const MAX_TRIES: usize = 5;
+/// Maximum wait after the grace period for a kubelet that still counts devices: later ones are somebody else's.
+const MAX_DRAINING: SignedDuration = SignedDuration::from_mins(5);
 
-/// What is known of a resource that was ever served on a node; moments are seconds since 1970.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum ResourceUse {
-    /// Somebody wants it; written as `null`.
-    InUse,
-    /// Since when nobody wants it.
-    UnusedSince(i64),
-    /// When its key was removed from the node's status, the last moment last.
-    RemovalTried(Vec<i64>),
-}
-
-/// Resources by name.
-pub type ResourceUses = BTreeMap<String, ResourceUse>;
-
-/// What a node's status says of a resource that it names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ResourcePresence {
-    /// Some of it can be given out.
-    Allocatable,
-    /// Nothing can be given out, and the kubelet still counts devices that it had, or one of the two keys is missing.
-    Draining,
-    /// Capacity and allocatable are 0: only the keys are left.
-    KeysOnly,
-}
-
-impl ResourcePresence {
-    /// Looks; `None` where the status does not name the resource.
-    pub fn of(node: &Node, name: &str) -> Option<Self> {
-        let status = node.status.as_ref()?;
-        // The API server writes every zero so.
-        let is_zero = |list: &Option<BTreeMap<String, Quantity>>| list.as_ref()?.get(name).map(|count| count.0 == "0");
-        match (is_zero(&status.capacity), is_zero(&status.allocatable)) {
-            (None, None) => None,
-            (_, Some(false)) => Some(Self::Allocatable),
-            (Some(true), Some(true)) => Some(Self::KeysOnly),
-            _ => Some(Self::Draining),
-        }
-    }
-}
-
-/// What becomes of the resources of one node.
+/// Decision about the recorded resources of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StaleResources {
-    /// What the record is to say before keys are removed.
+    /// Record before the removal of keys.
     pub record: ResourceUses,
     /// Keys to remove from the node's status.
     pub remove: BTreeSet<String>,
-    /// When to look again.
+    /// Moment to decide again.
     pub recheck: Option<Timestamp>,
 }
 
 impl StaleResources {
-    /// What the record is to say once the keys were removed: the number of tries and the time between them hold whatever
-    /// the kubelet makes of it.
+    /// Returns the record after the removal of keys. It counts the try, whatever the kubelet makes of it.
     pub fn record_after(&self, now: Timestamp) -> ResourceUses {
         let mut record = self.record.clone();
         for name in &self.remove {
@@ -99,78 +61,79 @@ impl StaleResources {
     }
 }
 
-/// Decides about every resource that is in the record or wanted. `seen` is what the node's status says of those in the record.
+/// Decides about every resource in the record or in use. `presence` is the state of the recorded ones in the node's status.
 pub fn find_stale_resources(
     record: &ResourceUses,
-    wanted: &BTreeSet<String>,
-    seen: &BTreeMap<String, ResourcePresence>,
+    in_use: &BTreeSet<String>,
+    presence: &BTreeMap<String, ResourcePresence>,
     now: Timestamp,
 ) -> StaleResources {
-    let mut retirement = StaleResources::default();
-    retirement
+    let mut stale = StaleResources::default();
+    stale
         .record
-        .extend(wanted.iter().map(|name| (name.clone(), ResourceUse::InUse)));
-    for (name, before) in record.iter().filter(|(name, _)| !wanted.contains(*name)) {
-        // A moment out of range or in the future was forged, or a clock was wrong.
+        .extend(in_use.iter().map(|name| (name.clone(), ResourceUse::InUse)));
+    for (name, before) in record.iter().filter(|(name, _)| !in_use.contains(*name)) {
+        // Clamps moments that were forged or come from a wrong clock.
         let sane = |moment: &i64| (*moment).max(0).min(now.as_second());
         let before = match before {
             ResourceUse::InUse => ResourceUse::UnusedSince(now.as_second()),
             ResourceUse::UnusedSince(since) => ResourceUse::UnusedSince(sane(since)),
             ResourceUse::RemovalTried(moments) => ResourceUse::RemovalTried(moments.iter().map(sane).collect()),
         };
-        let recheck = match next(&before, seen.get(name).copied(), now) {
-            Next::Forget => continue,
-            Next::Wait(until) => until,
-            Next::Remove => {
-                retirement.remove.insert(name.clone());
-                now.checked_add(AGAIN).ok()
+        let recheck = match next_step(&before, presence.get(name).copied(), now) {
+            StaleResourceStep::Forget => continue,
+            StaleResourceStep::Wait(until) => until,
+            StaleResourceStep::Remove => {
+                stale.remove.insert(name.clone());
+                now.checked_add(RETRY).ok()
             }
         };
-        retirement.record.insert(name.clone(), before);
-        retirement.recheck = [retirement.recheck, recheck].into_iter().flatten().min();
+        stale.record.insert(name.clone(), before);
+        stale.recheck = earliest([stale.recheck, recheck]);
     }
-    retirement
+    stale
 }
 
-enum Next {
+/// Next step for an unused resource.
+enum StaleResourceStep {
     Forget,
     Wait(Option<Timestamp>),
     Remove,
 }
 
-fn next(before: &ResourceUse, seen: Option<ResourcePresence>, now: Timestamp) -> Next {
+fn next_step(before: &ResourceUse, presence: Option<ResourcePresence>, now: Timestamp) -> StaleResourceStep {
     let (moment, wait, tries) = match before {
-        ResourceUse::InUse => return Next::Wait(None),
-        ResourceUse::UnusedSince(since) if seen.is_none() => (since, UNSEEN, 0),
-        ResourceUse::UnusedSince(since) => (since, GRACE, 0),
+        ResourceUse::InUse => return StaleResourceStep::Wait(None),
+        ResourceUse::UnusedSince(since) if presence.is_none() => (since, REGISTRATION, 0),
+        ResourceUse::UnusedSince(since) => (since, GRACE_PERIOD, 0),
         ResourceUse::RemovalTried(moments) => match moments.last() {
-            Some(last) => (last, AGAIN, moments.len()),
-            None => return Next::Forget,
+            Some(last) => (last, RETRY, moments.len()),
+            None => return StaleResourceStep::Forget,
         },
     };
     let Ok(moment) = Timestamp::from_second(*moment) else {
-        return Next::Forget;
+        return StaleResourceStep::Forget;
     };
     let age = now.duration_since(moment);
-    match seen {
-        _ if age < wait => Next::Wait(moment.checked_add(wait).ok()),
-        Some(ResourcePresence::KeysOnly) if tries < TRIES => Next::Remove,
-        Some(ResourcePresence::Draining) if tries < TRIES && age < GRACE + PATIENCE => {
-            Next::Wait(now.checked_add(AGAIN).ok())
+    match presence {
+        _ if age < wait => StaleResourceStep::Wait(moment.checked_add(wait).ok()),
+        Some(ResourcePresence::KeysOnly) if tries < MAX_TRIES => StaleResourceStep::Remove,
+        Some(ResourcePresence::Draining) if tries < MAX_TRIES && age < GRACE_PERIOD + MAX_DRAINING => {
+            StaleResourceStep::Wait(now.checked_add(RETRY).ok())
         }
-        _ => Next::Forget,
+        _ => StaleResourceStep::Forget,
     }
 }
 
-/// The patch of the status that removes keys and notes that in the record, refused unless the node is as it was read.
-pub fn status_patch(node: &NodeFacts, remove: &BTreeSet<String>, record: Option<&str>) -> Option<Patch> {
+/// Returns the patch of the status that removes keys and records it, refused unless the node has the version that was read.
+pub fn stale_resources_patch(node: &NodeFacts, remove: &BTreeSet<String>, record: Option<&str>) -> Option<Patch> {
     let mut patch = PatchBuilder::guarded_by(&node.resource_version);
     for name in remove {
         for list in ["capacity", "allocatable"] {
             patch.remove(&["status", list, name]);
         }
     }
-    // The API server takes metadata along with the status of a node, so the two are never at odds.
+    // A status patch may carry metadata, so keys and record change together.
     if let Some(record) = record.filter(|_| !remove.is_empty()) {
         patch.add(&["metadata", "annotations", OWNED_ANNOTATION], record);
     }
@@ -254,9 +217,9 @@ mod tests {
         // Whatever happens meanwhile, and as often as it happens.
         for now in 1000..3000 {
             let seen = BTreeMap::from([(GPU.to_owned(), ResourcePresence::KeysOnly)]);
-            let retirement = find_stale_resources(&record, &BTreeSet::new(), &seen, at(now));
-            removed.extend((!retirement.remove.is_empty()).then_some(now));
-            record = retirement.record_after(at(now));
+            let stale = find_stale_resources(&record, &BTreeSet::new(), &seen, at(now));
+            removed.extend((!stale.remove.is_empty()).then_some(now));
+            record = stale.record_after(at(now));
         }
         assert_eq!(
             (removed, record),
@@ -314,26 +277,6 @@ mod tests {
     }
 
     #[test]
-    fn only_a_key_that_is_0_for_good_is_dead() {
-        let (none, of) = (serde_json::json!({}), |count: &str| serde_json::json!({GPU: count}));
-        for (capacity, allocatable, expected) in [
-            (none.clone(), none.clone(), None),
-            (of("8"), of("8"), Some(ResourcePresence::Allocatable)),
-            (none.clone(), of("8"), Some(ResourcePresence::Allocatable)),
-            (of("8"), of("0"), Some(ResourcePresence::Draining)),
-            (of("0"), none, Some(ResourcePresence::Draining)),
-            (of("0"), of("0"), Some(ResourcePresence::KeysOnly)),
-        ] {
-            let status = serde_json::json!({"status": {"capacity": capacity, "allocatable": allocatable}});
-            assert_eq!(
-                ResourcePresence::of(&serde_json::from_value(status.clone()).unwrap(), GPU),
-                expected,
-                "{status}"
-            );
-        }
-    }
-
-    #[test]
     fn forged_moments_cost_a_wait_at_most() {
         let forged = unwanted(
             ResourceUse::UnusedSince(i64::MAX),
@@ -379,11 +322,11 @@ mod tests {
             resource_version: "7".to_owned(),
             ..NodeFacts::default()
         };
-        let patch = status_patch(&node, &BTreeSet::from([GPU.to_owned()]), Some("{}")).unwrap();
+        let patch = stale_resources_patch(&node, &BTreeSet::from([GPU.to_owned()]), Some("{}")).unwrap();
         assert_eq!(
             serde_json::to_string(&patch).unwrap(),
             r#"[{"op":"test","path":"/metadata/resourceVersion","value":"7"},{"op":"remove","path":"/status/capacity/nvidia.com~1gpu"},{"op":"remove","path":"/status/allocatable/nvidia.com~1gpu"},{"op":"add","path":"/metadata/annotations/gpunode.dev~1owned","value":"{}"}]"#
         );
-        assert_eq!(status_patch(&node, &BTreeSet::new(), Some("{}")), None);
+        assert_eq!(stale_resources_patch(&node, &BTreeSet::new(), Some("{}")), None);
     }
 }

@@ -1,90 +1,93 @@
-//! The startup taint: it keeps pods off a node from each of its boots on until what was promised is allocatable there. Nodes may
-//! join with it (`--register-with-taints`), so it is known by its key and needs no record.
+//! The startup taint: it keeps pods off a node after each boot until every promised device is allocatable. Nodes may join with
+//! it (`--register-with-taints`), so gpunode knows it by its key and needs no record.
 //!
-//! | the policies that match | on the node | then |
+//! | matching policies | on the node | result |
 //! |---|---|---|
-//! | want it, in this boot not all was allocatable yet | any | set |
-//! | want it, all is allocatable | any | removed, and the boot goes into the record |
-//! | do not want it, no agent has reported and the node is not Ready for two minutes | present | stays: a policy may come to match |
+//! | want it; not every device was allocatable in this boot | any | set |
+//! | want it; every device is allocatable | any | removed, and the boot goes into the record |
+//! | do not want it; no agent reported and the node is not Ready for two minutes | present | stays: a policy may come to match |
 //! | do not want it otherwise | present | removed |
 
 use crate::{
     gpu_node::progress::is_served,
-    input::facts::{NodeFacts, TaintKey},
-    input::inventory::is_reported,
-    input::policies::{Policy, PolicySet},
-    node::compose::{Wanted, compose},
-    node::plan::RolloutPermit,
-    node::taints::current_taints,
-    record::Record,
+    input::{
+        context::NodeContext,
+        policies::{Policy, PolicySet},
+    },
+    node::{
+        compose::{DesiredValue, compose},
+        permit::RolloutPermit,
+        taints::current_taints,
+    },
+    record::node_record::NodeRecord,
+    taint::TaintKey,
 };
-use gpunode_crds::{GpuNode, NOT_READY_TAINT, PolicyMode, TaintEffect};
+use gpunode_crds::{NOT_READY_TAINT, PolicyMode, TaintEffect};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Longer than an agent of discovery takes to start and to report on a node that is Ready.
-const UNREPORTED: SignedDuration = SignedDuration::from_mins(2);
+/// Longer than a discovery agent takes to start and to report on a Ready node.
+const REPORT_TIMEOUT: SignedDuration = SignedDuration::from_mins(2);
 
-/// What is to become of the startup taints of one node.
+/// Decision about the startup taints of one node.
 #[derive(Debug)]
-pub struct Startup {
-    /// Those that are to be there.
-    pub wanted: BTreeMap<TaintKey, Wanted>,
-    /// Those that nobody wants and that stay for now.
+pub struct StartupTaints {
+    /// Taints that policies want now.
+    pub desired: BTreeMap<TaintKey, DesiredValue>,
+    /// Taints that nobody wants and that stay for now.
     lingering: BTreeSet<TaintKey>,
-    /// The keys by which they are known.
+    /// Keys of all startup taints.
     keys: BTreeSet<String>,
-    /// The boot that the record is to name.
+    /// Boot that the record names.
     pub started: Option<String>,
-    /// When to decide again though nothing changed.
+    /// Moment to decide again though nothing changed.
     pub recheck: Option<Timestamp>,
 }
 
-impl Startup {
-    /// Decides.
-    #[allow(clippy::too_many_arguments, reason = "all that is known of one node")]
-    pub fn of(
+impl StartupTaints {
+    /// Decides about the startup taints of one node.
+    pub fn new(
         policies: &PolicySet,
         matched: &[&Policy],
         governing: Option<&Policy>,
-        turn: RolloutPermit,
-        node: &NodeFacts,
-        record: &Record,
-        gpu_node: Option<&GpuNode>,
-        now: Timestamp,
+        permit: RolloutPermit,
+        record: &NodeRecord,
+        context: NodeContext<'_>,
     ) -> Self {
-        let known = policies.iter().filter(|policy| policy.mode != PolicyMode::Preview);
-        let mut keys: BTreeSet<String> = known.filter_map(|policy| policy.startup_taint.clone()).collect();
+        let node = context.node;
+        let active = policies.iter().filter(|policy| policy.mode != PolicyMode::Preview);
+        let mut keys: BTreeSet<String> = active.filter_map(|policy| policy.startup_taint.clone()).collect();
         keys.insert(NOT_READY_TAINT.to_owned());
-        // Nothing is promised where no device plugin runs.
-        let is_wanted = governing.is_some() && matched.iter().any(|policy| policy.startup_taint.is_some());
+        // Without a device plugin, no device is promised.
+        let is_desired = governing.is_some() && matched.iter().any(|policy| policy.startup_taint.is_some());
         let has_started = record.started.as_ref() == Some(&node.boot);
-        let is_kept = |governing| has_started || is_allocatable(node, governing, gpu_node, now);
-        let (started, is_over) = match governing.filter(|_| is_wanted) {
+        let is_over = |governing| has_started || is_allocatable(governing, context);
+        let (started, is_over) = match governing.filter(|_| is_desired) {
             None => (None, true),
-            Some(governing) if is_kept(governing) => (Some(node.boot.clone()), true),
+            Some(governing) if is_over(governing) => (Some(node.boot.clone()), true),
             Some(_) => (record.started.clone(), false),
         };
         let current = current_taints(node);
-        let mut wanted = if is_over { BTreeMap::new() } else { wanted(matched) };
-        for (id, wanted) in &mut wanted {
-            // A node may join with a value, which says nothing.
-            wanted.value = current.get(id).cloned().unwrap_or_default();
+        let mut desired = if is_over { BTreeMap::new() } else { desired_by(matched) };
+        for (id, desired) in &mut desired {
+            // A node may join with any value, which means nothing.
+            desired.value = current.get(id).cloned().unwrap_or_default();
         }
-        if turn == RolloutPermit::Simulated {
-            wanted.retain(|id, _| current.contains_key(id));
+        if permit == RolloutPermit::Simulated {
+            desired.retain(|id, _| current.contains_key(id));
         }
-        let until = waits_until(node, gpu_node, now);
+        // Keeps taints that nobody wants on a node that has just joined: a policy may come to match.
+        let until = waits_until(context);
         let mut lingering = BTreeSet::new();
-        if !has_started && turn != RolloutPermit::Simulated && (!node.ready || until.is_some()) {
+        if !has_started && permit != RolloutPermit::Simulated && (!node.ready || until.is_some()) {
             let unwanted = current
                 .keys()
-                .filter(|id| is_startup(id, &keys) && !wanted.contains_key(id));
+                .filter(|id| is_startup_taint(id, &keys) && !desired.contains_key(id));
             lingering.extend(unwanted.cloned());
         }
         let recheck = until.filter(|_| !lingering.is_empty());
         Self {
-            wanted,
+            desired,
             lingering,
             keys,
             started,
@@ -92,19 +95,19 @@ impl Startup {
         }
     }
 
-    /// Whether a taint is gpunode's with or without a record.
+    /// Is true for taints that gpunode owns with or without a record.
     pub fn is_ours(&self, id: &TaintKey) -> bool {
-        is_startup(id, &self.keys) && !self.lingering.contains(id)
+        is_startup_taint(id, &self.keys) && !self.lingering.contains(id)
     }
 }
 
-/// Whether a taint is a startup taint, of which there are these keys.
-fn is_startup(id: &TaintKey, keys: &BTreeSet<String>) -> bool {
-    // A key of a policy's own may be somebody else's with another effect.
+/// Is true for startup taints, given their keys.
+fn is_startup_taint(id: &TaintKey, keys: &BTreeSet<String>) -> bool {
+    // A policy's own key may be somebody else's with another effect.
     id.key == NOT_READY_TAINT || (id.effect == TaintEffect::NoSchedule.as_str() && keys.contains(&id.key))
 }
 
-fn wanted(matched: &[&Policy]) -> BTreeMap<TaintKey, Wanted> {
+fn desired_by(matched: &[&Policy]) -> BTreeMap<TaintKey, DesiredValue> {
     let entries = |policy: &Policy| {
         let id = |key: &String| TaintKey {
             key: key.clone(),
@@ -116,23 +119,27 @@ fn wanted(matched: &[&Policy]) -> BTreeMap<TaintKey, Wanted> {
     compose(matched, entries, |id| format!("taint {id}")).unwrap_or_default()
 }
 
-/// Whether the configuration that the node was given is in force, and the scheduler knows of every device that its agent offers.
-fn is_allocatable(node: &NodeFacts, governing: &Policy, gpu_node: Option<&GpuNode>, now: Timestamp) -> bool {
-    let given = gpu_node.and_then(|gpu_node| Some((gpu_node.spec.config.as_ref()?, gpu_node.status.as_ref()?)));
-    let Some((config, status)) = given else { return false };
-    let offered = |name: &str| node.offered.get(name).copied().unwrap_or(0);
+/// Is true where the node's configuration is in force and the scheduler knows every device that its agent advertises.
+fn is_allocatable(governing: &Policy, context: NodeContext<'_>) -> bool {
+    let (Some(config), Some(status)) = (context.configuration(), context.status()) else {
+        return false;
+    };
+    let allocatable = |name: &str| context.node.allocatable.get(name).copied().unwrap_or(0);
     let mut promised = status.resources.iter();
-    is_served(node, governing, &config.hash, gpu_node, now)
-        && promised.all(|resource| offered(&resource.name) >= u64::try_from(resource.allocatable).unwrap_or(0))
+    is_served(governing, &config.hash, context)
+        && promised.all(|resource| allocatable(&resource.name) >= u64::try_from(resource.allocatable).unwrap_or(0))
 }
 
-/// Until when a Ready node keeps a startup taint that nobody wants, if it does.
-fn waits_until(node: &NodeFacts, gpu_node: Option<&GpuNode>, now: Timestamp) -> Option<Timestamp> {
-    if !node.ready || is_reported(gpu_node) {
+/// Returns the moment until which a Ready node keeps a startup taint that nobody wants.
+fn waits_until(context: NodeContext<'_>) -> Option<Timestamp> {
+    let NodeContext { node, now, .. } = context;
+    if !node.ready || context.has_report() {
         return None;
     }
-    // The clock of the node may be wrong: a time further ahead than the wait itself does not count.
-    let told = node.ready_since.filter(|since| since.duration_since(now) <= UNREPORTED);
-    let until = told.max(node.created)?.checked_add(UNREPORTED).ok()?;
+    // Ignores a moment further ahead than the wait itself: the node's clock is wrong.
+    let ready_since = node
+        .ready_since
+        .filter(|since| since.duration_since(now) <= REPORT_TIMEOUT);
+    let until = ready_since.max(node.created)?.checked_add(REPORT_TIMEOUT).ok()?;
     (now < until).then_some(until)
 }

@@ -1,19 +1,21 @@
-//! Taints of one node. Kubernetes keeps them as a list; foreign ones keep their place in it, byte for byte, because every
-//! operation names the index of one taint that is ours.
+//! Taints of one node. Kubernetes stores them as a list. Every operation names the index of one of gpunode's own taints, so that
+//! all others keep their place, byte for byte.
 
 use crate::{
-    input::facts::{NodeFacts, TaintKey},
-    input::policies::Policy,
-    node::claim::Claims,
-    node::compose::{Disagreement, Wanted, compose},
-    node::conflicts::{ConflictKey, KeyConflict},
+    input::{facts::NodeFacts, policies::Policy},
+    node::{
+        claim::KeyClaims,
+        compose::{DesiredValue, Disagreement, compose},
+        conflicts::{ConflictKey, KeyConflict},
+    },
     patch_builder::PatchBuilder,
+    taint::TaintKey,
 };
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The taints that the matching policies want.
-pub fn wanted_taints(matched: &[&Policy]) -> Result<BTreeMap<TaintKey, Wanted>, Disagreement> {
+/// Returns the taints that the matching policies want.
+pub fn desired_taints(matched: &[&Policy]) -> Result<BTreeMap<TaintKey, DesiredValue>, Disagreement> {
     compose(
         matched,
         |policy| {
@@ -26,7 +28,7 @@ pub fn wanted_taints(matched: &[&Policy]) -> Result<BTreeMap<TaintKey, Wanted>, 
     )
 }
 
-/// The taints of a node by identity.
+/// Returns the taints of a node by identity.
 pub fn current_taints(node: &NodeFacts) -> BTreeMap<TaintKey, String> {
     node.taints
         .iter()
@@ -34,10 +36,10 @@ pub fn current_taints(node: &NodeFacts) -> BTreeMap<TaintKey, String> {
         .collect()
 }
 
-/// Adds the operations for the taints.
-pub fn patch_taints(patch: &mut PatchBuilder, node: &NodeFacts, claims: &Claims<TaintKey>) {
+/// Adds the operations for the taints to a patch.
+pub fn patch_taints(patch: &mut PatchBuilder, node: &NodeFacts, claims: &KeyClaims<TaintKey>) {
     let mut present = BTreeSet::new();
-    // From the end, so that the indices before it stay true.
+    // Works from the end, so that removals do not shift the indices still to come.
     for (index, taint) in node.taints.iter().enumerate().rev() {
         let index = index.to_string();
         present.insert(&taint.id);
@@ -45,7 +47,7 @@ pub fn patch_taints(patch: &mut PatchBuilder, node: &NodeFacts, claims: &Claims<
             patch.remove(&["spec", "taints", &index]);
         } else if let Some(value) = claims.set.get(&taint.id) {
             if value.is_empty() {
-                // As it was before it had a value.
+                // The taint had no value before.
                 patch.remove(&["spec", "taints", &index, "value"]);
                 continue;
             }
@@ -71,13 +73,13 @@ fn taint_object(id: &TaintKey, value: &str) -> Value {
     taint
 }
 
-/// The conflicts about taints.
+/// Returns the conflicts about taints.
 pub fn taint_conflicts<'a>(
     node: &'a NodeFacts,
-    claims: &'a Claims<TaintKey>,
+    claims: &'a KeyClaims<TaintKey>,
 ) -> impl Iterator<Item = KeyConflict> + 'a {
     claims
         .clashes
         .iter()
-        .map(|clash| KeyConflict::of(ConflictKey::Taint(clash.key.clone()), clash, node.taint_manager.clone()))
+        .map(|clash| KeyConflict::new(ConflictKey::Taint(clash.key.clone()), clash, node.taint_manager.clone()))
 }

@@ -1,34 +1,32 @@
-//! The taint of nodes with too few healthy GPUs, from what their agents report. No clock of our own is needed: since when there
-//! are too few follows from since when each GPU is broken or missing.
+//! The taint of nodes with too few healthy GPUs. Each GPU reports since when it is unhealthy or missing, which tells since when
+//! there are too few.
 
 use crate::{
-    gpu_node::requests::is_released,
-    input::facts::{NodeFacts, TaintKey},
-    input::policies::Policy,
-    node::compose::{Wanted, compose},
-    node::plan::RolloutPermit,
+    input::{context::NodeContext, policies::Policy},
+    node::{
+        compose::{DesiredValue, compose},
+        permit::RolloutPermit,
+    },
+    taint::TaintKey,
 };
-use gpunode_crds::{GpuDevice, GpuNode, HealthState, UNHEALTHY_TAINT, UnhealthyTaint};
+use gpunode_crds::{GpuDevice, HealthState, UNHEALTHY_TAINT, UnhealthyTaint};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 
-/// The taints that the matching policies want now, and when they may want another.
+/// Returns the taints that the matching policies want now, and the moment at which they may want another.
 pub fn unhealthy_taints(
     matched: &[&Policy],
-    turn: RolloutPermit,
-    node: &NodeFacts,
-    gpu_node: Option<&GpuNode>,
-    now: Timestamp,
-) -> (BTreeMap<TaintKey, Wanted>, Option<Timestamp>) {
-    let gpus = gpu_node
-        .and_then(|gpu_node| gpu_node.status.as_ref())
-        .map_or(&[][..], |status| &status.gpus);
-    // Where nothing is known of GPUs, or agents have let go of them, nobody knows that anything changed.
-    let is_unknown = gpus.is_empty() || is_released(node);
+    permit: RolloutPermit,
+    context: NodeContext<'_>,
+) -> (BTreeMap<TaintKey, DesiredValue>, Option<Timestamp>) {
+    let NodeContext { node, now, .. } = context;
+    let gpus = context.gpus();
+    // Without a report, or with released GPUs, the taint stays as it is.
+    let is_unknown = gpus.is_empty() || context.is_released();
     let due = |taint: &UnhealthyTaint| {
         let since = too_few_since(gpus, taint.min_healthy()).filter(|_| !is_unknown)?;
         let due = since.checked_add(taint.after()).unwrap_or(Timestamp::MAX);
-        // Where the clock of the node is ahead by more than the delay, nobody waits for it.
+        // A node clock that is ahead by more than the delay does not prolong it.
         Some(if since.duration_since(now) > taint.after() {
             now
         } else {
@@ -44,7 +42,7 @@ pub fn unhealthy_taints(
         if is_unknown {
             is_there()
         } else {
-            due(taint).is_some_and(|due| due <= now || turn == RolloutPermit::Simulated)
+            due(taint).is_some_and(|due| due <= now || permit == RolloutPermit::Simulated)
         }
     };
     let entries = |policy: &Policy| {
@@ -56,33 +54,34 @@ pub fn unhealthy_taints(
             .collect::<Vec<_>>()
     };
     // All want the same value, so nobody disagrees.
-    let wanted = compose(matched, entries, |id| format!("taint {id}")).unwrap_or_default();
+    let desired = compose(matched, entries, |id| format!("taint {id}")).unwrap_or_default();
     let taints = matched.iter().filter_map(|policy| policy.unhealthy_taint.as_ref());
-    (wanted, taints.filter_map(due).filter(|due| *due > now).min())
+    (desired, taints.filter_map(due).filter(|due| *due > now).min())
 }
 
-/// Since when fewer than `least` GPUs are healthy, if so: since the one broke or vanished with which there were too few. A node
-/// that has fewer never had enough.
+/// Returns the moment since which fewer than `least` GPUs are healthy: that at which the decisive GPU failed or vanished. A node
+/// with fewer GPUs never had enough.
 fn too_few_since(gpus: &[GpuDevice], least: usize) -> Option<Timestamp> {
-    let mut broken: Vec<Timestamp> = gpus.iter().filter_map(broken_since).collect();
-    if gpus.len() - broken.len() >= least {
+    let mut unhealthy: Vec<Timestamp> = gpus.iter().filter_map(unhealthy_since).collect();
+    if gpus.len() - unhealthy.len() >= least {
         return None;
     }
-    broken.sort();
+    unhealthy.sort();
     let spare = gpus.len().checked_sub(least);
     Some(
         spare
-            .and_then(|spare| broken.get(spare).copied())
+            .and_then(|spare| unhealthy.get(spare).copied())
             .unwrap_or(Timestamp::UNIX_EPOCH),
     )
 }
 
-fn broken_since(gpu: &GpuDevice) -> Option<Timestamp> {
-    let unhealthy = gpu
+/// Returns the moment since which a GPU is unhealthy or missing.
+fn unhealthy_since(gpu: &GpuDevice) -> Option<Timestamp> {
+    let failed = gpu
         .health
         .as_ref()
         .filter(|health| health.state == HealthState::Unhealthy);
-    let unhealthy = unhealthy.map(|health| health.since.as_ref().map_or(Timestamp::UNIX_EPOCH, |since| since.0));
+    let failed = failed.map(|health| health.since.as_ref().map_or(Timestamp::UNIX_EPOCH, |since| since.0));
     let missing = gpu.missing_since.as_ref().map(|since| since.0);
-    [unhealthy, missing].into_iter().flatten().min()
+    [failed, missing].into_iter().flatten().min()
 }

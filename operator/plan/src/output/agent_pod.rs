@@ -1,6 +1,6 @@
-//! The pod of an agent. It depends on the image and on what the agent does, and on nothing else.
+//! The pod of an agent. It depends on the image and on the agent's component alone.
 //!
-//! Every default that the API server would fill in is written out (`daemonset` says why).
+//! It spells out every default that the API server would fill in, so that live and desired specs compare as a whole.
 
 use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, policy_label};
 use k8s_openapi::{
@@ -15,34 +15,34 @@ use std::collections::BTreeMap;
 
 const SERVICE_ACCOUNT: &str = "gpunode-agent";
 const CONTAINER: &str = "agent";
-/// Where a pod reads its policy: `daemonset::POLICY_NAME_LABEL` on itself.
+/// Field with the pod's policy: its own label [`crate::names::POLICY_NAME_LABEL`].
 const POLICY_FIELD: &str = "metadata.labels['gpunode.dev/policy']";
 /// Port of the agent's `--admin-address`.
 const ADMIN_PORT: i32 = 8081;
-/// Where the kubelet listens for device plugins; a constant of the kubelet.
+/// Folder in which the kubelet listens for device plugins; a constant of the kubelet.
 const DEVICE_PLUGINS: &str = "/var/lib/kubelet/device-plugins";
-/// Where the kubelet answers who holds what; a constant of the kubelet below its folder.
+/// Folder of the kubelet's pod resources API; a constant of the kubelet.
 const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources";
-/// Where an agent keeps its state on a node.
+/// Folder of the agent's state on a node.
 const STATE: &str = "/var/lib/gpunode";
-/// Where MPS control daemons and their clients meet; gone after a reboot, as they are.
+/// Folder in which MPS daemons and their clients meet; gone after a reboot, as they are.
 const RUN: &str = "/run/gpunode";
 
-/// What an agent does.
+/// Component that an agent runs as.
 #[derive(Clone, Copy)]
-pub enum Component<'a> {
-    /// It reports hardware.
+pub enum AgentComponent<'a> {
+    /// Reports hardware.
     Discovery,
-    /// It runs the device plugin for a policy.
+    /// Runs the device plugin for a policy.
     DevicePlugin {
         /// Name of the policy.
         policy: &'a str,
     },
-    /// It runs MPS control daemons.
+    /// Runs MPS control daemons.
     Mps,
 }
 
-struct Mount {
+struct HostMount {
     name: &'static str,
     path: &'static str,
     at: &'static str,
@@ -50,22 +50,22 @@ struct Mount {
     read_only: bool,
 }
 
-/// The pod of an agent.
-pub fn agent_pod(image: &str, component: Component<'_>) -> PodSpec {
+/// Returns the pod of an agent.
+pub fn agent_pod(image: &str, component: AgentComponent<'_>) -> PodSpec {
     let mounts = mounts(component);
     let labelled = |label: String| Some(BTreeMap::from([(label, "true".to_owned())]));
     let (node_selector, affinity) = match component {
-        Component::Discovery => (None, Some(discovery_affinity())),
-        Component::DevicePlugin { policy } => (labelled(policy_label(policy)), None),
-        Component::Mps => (labelled(MPS_LABEL.to_owned()), None),
+        AgentComponent::Discovery => (None, Some(discovery_affinity())),
+        AgentComponent::DevicePlugin { policy } => (labelled(policy_label(policy)), None),
+        AgentComponent::Mps => (labelled(MPS_LABEL.to_owned()), None),
     };
-    let is_mps = matches!(component, Component::Mps);
+    let is_mps = matches!(component, AgentComponent::Mps);
     PodSpec {
         containers: vec![container(image, component, &mounts)],
-        volumes: Some(mounts.iter().map(Mount::volume).collect()),
+        volumes: Some(mounts.iter().map(HostMount::volume).collect()),
         node_selector,
         affinity,
-        // GPU nodes carry taints of their own, and an agent must stay where one is added.
+        // GPU nodes have taints of their own, and an agent must stay where somebody adds one.
         tolerations: Some(vec![Toleration {
             operator: Some("Exists".to_owned()),
             ..Toleration::default()
@@ -73,11 +73,11 @@ pub fn agent_pod(image: &str, component: Component<'_>) -> PodSpec {
         priority_class_name: Some("system-node-critical".to_owned()),
         service_account_name: Some(SERVICE_ACCOUNT.to_owned()),
         service_account: Some(SERVICE_ACCOUNT.to_owned()),
-        // It asks nothing of the API server, and a privileged pod that lives long is no place for a token.
+        // It needs nothing from the API server, and a long-lived privileged pod is no place for a token.
         automount_service_account_token: is_mps.then_some(false),
-        // NVIDIA's DaemonSet of MPS daemons has it: a server learns the process ids of its clients, which are in other pods.
+        // As in NVIDIA's DaemonSet of MPS daemons: a server needs the process ids of its clients in other pods.
         host_pid: is_mps.then_some(true),
-        // Daemons whose clients are still there are given that long.
+        // Gives daemons time while their clients are still there.
         termination_grace_period_seconds: Some(if is_mps { 30 } else { 5 }),
         restart_policy: Some("Always".to_owned()),
         dns_policy: Some("ClusterFirst".to_owned()),
@@ -87,21 +87,21 @@ pub fn agent_pod(image: &str, component: Component<'_>) -> PodSpec {
     }
 }
 
-fn container(image: &str, component: Component<'_>, mounts: &[Mount]) -> Container {
+fn container(image: &str, component: AgentComponent<'_>, mounts: &[HostMount]) -> Container {
     let args = match component {
-        Component::Discovery => "discover",
-        Component::DevicePlugin { .. } => "run",
-        Component::Mps => "mps",
+        AgentComponent::Discovery => "discover",
+        AgentComponent::DevicePlugin { .. } => "run",
+        AgentComponent::Mps => "mps",
     };
-    let is_mps = matches!(component, Component::Mps);
+    let is_mps = matches!(component, AgentComponent::Mps);
     let env = [
         ("NODE_NAME", "spec.nodeName"),
         ("POD_NAME", "metadata.name"),
         ("POD_UID", "metadata.uid"),
     ];
-    // The supervisor of MPS daemons speaks for no node.
+    // The supervisor of MPS daemons reports on no node.
     let env = env.into_iter().filter(|(name, _)| !is_mps || *name == "POD_UID");
-    let policy = matches!(component, Component::DevicePlugin { .. }).then_some(("POLICY_NAME", POLICY_FIELD));
+    let policy = matches!(component, AgentComponent::DevicePlugin { .. }).then_some(("POLICY_NAME", POLICY_FIELD));
     let env = env.chain(policy);
     let requests = [("cpu", "10m"), ("memory", "32Mi")];
     Container {
@@ -125,7 +125,7 @@ fn container(image: &str, component: Component<'_>, mounts: &[Mount]) -> Contain
             read_only_root_filesystem: Some(true),
             ..SecurityContext::default()
         }),
-        volume_mounts: Some(mounts.iter().map(Mount::volume_mount).collect()),
+        volume_mounts: Some(mounts.iter().map(HostMount::volume_mount).collect()),
         // The end of the container is the end of every client's CUDA context: worse than a supervisor that hangs, whose
         // devices the agent takes back by itself.
         liveness_probe: (!is_mps).then(|| probe("/livez", 10)),
@@ -137,12 +137,12 @@ fn container(image: &str, component: Component<'_>, mounts: &[Mount]) -> Contain
     }
 }
 
-impl Mount {
+impl HostMount {
     fn propagation(&self) -> Option<&'static str> {
         match self.read_only {
-            // What a driver container or the MPS pod mounts later on the host is seen too, and kept from no unmount.
+            // Shows later mounts of a driver container or the MPS pod, and blocks no unmount.
             true => Some("HostToContainer"),
-            // The MPS pod mounts file systems there, of which the kubelet gives clients theirs; they outlive the pod.
+            // The MPS pod mounts file systems there that the kubelet gives to clients; they outlive the pod.
             false if self.path == RUN => Some("Bidirectional"),
             false => None,
         }
@@ -201,7 +201,7 @@ fn probe(path: &str, period_seconds: i32) -> Probe {
     }
 }
 
-/// Linux nodes that run containers and that no device plugin of ours governs.
+/// Selects Linux nodes that run containers and that no policy governs.
 fn discovery_affinity() -> Affinity {
     let requirement = |key: &str, operator: &str, values: &[&str]| NodeSelectorRequirement {
         key: key.to_owned(),
@@ -227,28 +227,28 @@ fn discovery_affinity() -> Affinity {
     }
 }
 
-/// Only the device plugin talks to the kubelet, and only its agents write what is kept on the node. All see who holds what,
-/// since nothing that is held may change. The MPS daemons get the folder that their clients mount.
-fn mounts(component: Component<'_>) -> Vec<Mount> {
+/// Returns the mounts of a component. Only the device plugin talks to the kubelet, and only its agents write state on the node.
+/// All see who holds which device, since no device in use may change. The MPS daemons get the folder that their clients mount.
+fn mounts(component: AgentComponent<'_>) -> Vec<HostMount> {
     let (is_plugin, is_mps) = (
-        matches!(component, Component::DevicePlugin { .. }),
-        matches!(component, Component::Mps),
+        matches!(component, AgentComponent::DevicePlugin { .. }),
+        matches!(component, AgentComponent::Mps),
     );
-    let mount = |name, path, type_, read_only| Mount {
+    let mount = |name, path, type_, read_only| HostMount {
         name,
         path,
         at: path,
         type_,
         read_only,
     };
-    let host = Mount {
+    let host = HostMount {
         name: "host",
         path: "/",
         at: "/host",
         type_: "",
         read_only: true,
     };
-    // The kubelet's memory of who holds what lies there too, which discovery reads.
+    // Discovery reads the kubelet's checkpoint of device holders there.
     let plugins = mount("device-plugins", DEVICE_PLUGINS, "Directory", !is_plugin);
     let state = mount("state", STATE, "DirectoryOrCreate", is_mps);
     let pod_resources = mount("pod-resources", POD_RESOURCES, "Directory", true);

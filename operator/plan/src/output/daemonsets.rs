@@ -1,12 +1,16 @@
-//! The DaemonSets: one for each policy with a device plugin, discovery on all other Linux nodes, and one of MPS daemons for
-//! the whole installation.
+//! The DaemonSets: one for each policy with a device plugin, discovery on all other Linux nodes, and one of MPS daemons for the
+//! whole installation.
 //!
-//! A pod template depends on the image alone, so that no edit of a policy restarts an agent. Every default that the API
-//! server would fill in is written out, so that a live spec can be compared as a whole: whatever differs was edited.
+//! A pod template depends on the image alone, so that no edit of a policy restarts an agent. It spells out every default that
+//! the API server would fill in, so that live and desired specs compare as a whole: any difference is an edit.
 
 use crate::{
-    input::policies::{Policy, PolicySet},
-    output::agent_pod::{Component, agent_pod},
+    input::policies::Policy,
+    names::{
+        COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, policy_daemonset_name,
+        policy_of_daemonset_name,
+    },
+    output::agent_pod::{AgentComponent, agent_pod},
 };
 use gpunode_crds::{GROUP, GpuNodePolicy};
 use k8s_openapi::{
@@ -21,41 +25,18 @@ use k8s_openapi::{
 };
 use std::collections::BTreeMap;
 
-/// Name of the discovery DaemonSet.
-pub const DISCOVERY_NAME: &str = "gpunode-discovery";
-/// Name of the DaemonSet of the MPS daemons.
-pub const MPS_NAME: &str = "gpunode-mps";
-/// Says which of gpunode's programs a pod is: `device-plugin`, `discovery` or `mps`.
-pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
-/// On every DaemonSet that the operator keeps.
-pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
-/// The policy that a DaemonSet and its pods belong to.
-pub const POLICY_NAME_LABEL: &str = "gpunode.dev/policy";
-
 const NAME_LABEL: &str = "app.kubernetes.io/name";
-const POLICY_DAEMONSET_PREFIX: &str = "gpunode-agent-";
-/// Where agents run, and which image.
+
+/// Namespace and default image of the agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentPodSettings {
     /// Namespace of the DaemonSets.
     pub namespace: String,
-    /// Image where the policy names none.
+    /// Image of agents whose policy sets none.
     pub image: String,
 }
 
-/// Name of the DaemonSet of a policy.
-pub fn policy_daemonset_name(policy: &str) -> String {
-    format!("{POLICY_DAEMONSET_PREFIX}{policy}")
-}
-
-impl PolicySet {
-    /// The policy whose DaemonSet has this name.
-    pub fn of_daemonset(&self, name: &str) -> Option<&Policy> {
-        self.get(name.strip_prefix(POLICY_DAEMONSET_PREFIX)?)
-    }
-}
-
-/// The policy whose DaemonSet this is.
+/// Returns the policy that a DaemonSet belongs to.
 pub fn policy_of_daemonset(daemonset: &DaemonSet) -> Option<&str> {
     let owned = daemonset
         .metadata
@@ -63,11 +44,7 @@ pub fn policy_of_daemonset(daemonset: &DaemonSet) -> Option<&str> {
         .iter()
         .flatten()
         .any(is_policy_reference);
-    let name = daemonset
-        .metadata
-        .name
-        .as_deref()?
-        .strip_prefix(POLICY_DAEMONSET_PREFIX)?;
+    let name = policy_of_daemonset_name(daemonset.metadata.name.as_deref()?)?;
     owned.then_some(name)
 }
 
@@ -75,19 +52,19 @@ fn is_policy_reference(owner: &OwnerReference) -> bool {
     owner.kind == "GpuNodePolicy" && owner.api_version.split('/').next() == Some(GROUP)
 }
 
-/// The discovery DaemonSet.
+/// Returns the discovery DaemonSet.
 pub fn desired_discovery(pods: &AgentPodSettings) -> DaemonSet {
-    desired(pods, &pods.image, Component::Discovery, None)
+    desired(pods, &pods.image, AgentComponent::Discovery, None)
 }
 
-/// The DaemonSet of the MPS daemons. No policy owns it and no update replaces its pods, since the end of a pod is the end of
-/// what its clients compute.
+/// Returns the DaemonSet of the MPS daemons. No policy owns it and no update replaces its pods, since the end of a pod ends the
+/// work of its clients.
 pub fn desired_mps(pods: &AgentPodSettings) -> DaemonSet {
-    desired(pods, &pods.image, Component::Mps, None)
+    desired(pods, &pods.image, AgentComponent::Mps, None)
 }
 
-/// The DaemonSet of a policy; none without a device plugin. `object` is the policy as the API server has it. On so many nodes as
-/// `surge` says a new agent may stand by beside the old one, which serves until then.
+/// Returns the DaemonSet of a policy; none without a device plugin. `object` is the policy as the API server has it. `surge` is
+/// the number of nodes on which a new agent may stand by beside the old one, which serves until the hand-over.
 pub fn desired_for_policy(
     pods: &AgentPodSettings,
     policy: &Policy,
@@ -96,7 +73,7 @@ pub fn desired_for_policy(
 ) -> Option<DaemonSet> {
     let plugin = policy.device_plugin.as_ref()?;
     let image = plugin.image.as_ref().unwrap_or(&pods.image);
-    let component = Component::DevicePlugin { policy: &policy.name };
+    let component = AgentComponent::DevicePlugin { policy: &policy.name };
     let mut daemonset = desired(pods, image, component, Some(surge));
     daemonset.metadata.owner_references = Some(vec![OwnerReference {
         api_version: format!("{GROUP}/v1alpha1"),
@@ -109,19 +86,20 @@ pub fn desired_for_policy(
     Some(daemonset)
 }
 
-/// Whether a live DaemonSet differs from what it is to be. Further labels, annotations and owners are other people's, and
-/// so are annotations of the pod template, by which `kubectl rollout restart` works.
+/// Is true where a live DaemonSet differs from the desired one. Further labels, annotations and owners belong to other people,
+/// and so do annotations of the pod template, which `kubectl rollout restart` sets.
 pub fn daemonset_has_drifted(live: &DaemonSet, desired: &DaemonSet) -> bool {
     !is_same_daemonset(&repaired_daemonset(live, desired), live)
 }
 
-/// Whether two DaemonSets are alike in all that gpunode writes. The version does not tell, for it grows with every status.
+/// Is true where two DaemonSets agree in everything that gpunode writes. Their versions do not tell: each status update raises
+/// them.
 pub fn is_same_daemonset(one: &DaemonSet, other: &DaemonSet) -> bool {
     let (old, new) = (&one.metadata, &other.metadata);
     one.spec == other.spec && old.labels == new.labels && old.owner_references == new.owner_references
 }
 
-/// On how many nodes the pod of a DaemonSet is one that it described before. Nodes without a pod have none to replace.
+/// Counts the nodes with a pod from an earlier template. Nodes without a pod have none to replace.
 pub fn outdated_agents(live: &DaemonSet) -> i32 {
     let Some(status) = &live.status else { return 0 };
     let updated = status
@@ -131,14 +109,14 @@ pub fn outdated_agents(live: &DaemonSet) -> i32 {
     (status.current_number_scheduled - updated).max(0)
 }
 
-/// Whether the status of a DaemonSet is of what it describes now.
+/// Is true where the status of a DaemonSet belongs to its present spec.
 pub fn is_daemonset_observed(live: &DaemonSet) -> bool {
     live.status
         .as_ref()
         .is_some_and(|status| status.observed_generation >= live.metadata.generation)
 }
 
-/// The live DaemonSet with everything put right that is gpunode's; it keeps its resourceVersion.
+/// Returns the live DaemonSet with everything that gpunode writes restored; it keeps its resourceVersion.
 pub fn repaired_daemonset(live: &DaemonSet, desired: &DaemonSet) -> DaemonSet {
     let mut repaired = live.clone();
     let labels = repaired.metadata.labels.get_or_insert_default();
@@ -161,7 +139,12 @@ pub fn repaired_daemonset(live: &DaemonSet, desired: &DaemonSet) -> DaemonSet {
     repaired
 }
 
-fn desired(pods: &AgentPodSettings, image: &str, component: Component<'_>, surge: Option<IntOrString>) -> DaemonSet {
+fn desired(
+    pods: &AgentPodSettings,
+    image: &str,
+    component: AgentComponent<'_>,
+    surge: Option<IntOrString>,
+) -> DaemonSet {
     let labels = component.labels();
     DaemonSet {
         metadata: ObjectMeta {
@@ -190,7 +173,7 @@ fn desired(pods: &AgentPodSettings, image: &str, component: Component<'_>, surge
     }
 }
 
-impl Component<'_> {
+impl AgentComponent<'_> {
     fn name(self) -> String {
         match self {
             Self::Discovery => DISCOVERY_NAME.to_owned(),
@@ -209,14 +192,14 @@ impl Component<'_> {
         DaemonSetUpdateStrategy {
             type_: Some("RollingUpdate".to_owned()),
             rolling_update: Some(RollingUpdateDaemonSet {
-                // Discovery has nothing registered and is simply replaced.
+                // Discovery registers nothing, so its pods are simply replaced.
                 max_unavailable: Some(IntOrString::Int(i32::from(surge.is_none()))),
                 max_surge: Some(surge.unwrap_or(IntOrString::Int(0))),
             }),
         }
     }
 
-    /// What tells the pods of one DaemonSet from all others; immutable once the DaemonSet exists.
+    /// Returns the labels that select the pods; immutable once the DaemonSet exists.
     fn selector(self) -> BTreeMap<String, String> {
         let (component, policy) = match self {
             Self::Discovery => ("discovery", None),

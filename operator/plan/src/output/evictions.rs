@@ -1,9 +1,7 @@
-//! Which pods of a node are to be evicted, since they hold a GPU or MIG device that does not work.
+//! Evictions of pods that hold an unhealthy GPU or MIG device.
 
 use crate::{
-    gpu_node::requests::is_released,
-    input::facts::NodeFacts,
-    input::policies::PolicySet,
+    input::{facts::NodeFacts, policies::PolicySet, release::is_released},
     node::plan::NodePlan,
     output::pods::{self, PodName},
 };
@@ -15,46 +13,45 @@ use std::{
     fmt,
 };
 
-/// Why a pod is to be evicted. Who holds what is told by name, so the pod has to be looked at before
-/// ([`PodEviction::is_of`]).
+/// Reason to evict a pod. An agent reports holders by name, so check the pod before ([`PodEviction::is_of`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodEviction {
-    /// UUID of the device that it holds.
+    /// UUID of the device that the pod holds.
     pub device: String,
-    /// The resource that it got the device as.
+    /// Resource through which the pod got the device.
     pub resource: String,
-    /// Since when the device is not given out, by the clock of the node.
+    /// Moment since which the device is unhealthy, by the node's clock.
     pub since: Timestamp,
-    /// What is wrong with it, for people.
-    pub trouble: String,
+    /// Fault of the device, for people.
+    pub fault: String,
 }
 
 impl fmt::Display for PodEviction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "it holds {}, which is unhealthy: {}", self.device, self.trouble)
+        write!(f, "it holds {}, which is unhealthy: {}", self.device, self.fault)
     }
 }
 
 impl PodEviction {
-    /// Whether the pod of the name that was told is the one that holds the device: it is on the node, runs, asks for the
-    /// resource, and started before the device broke. A namesake that came later was given another one, and whoever can write
-    /// what an agent says gets no pod evicted that asks for no device.
+    /// Is true where the pod of this name really holds the device: it runs on the node, requests the resource, and started before
+    /// the device failed. A later pod of the same name got another device, and a forged report evicts no pod that requests no
+    /// device.
     pub fn is_of(&self, pod: &Pod, node: &str) -> bool {
         let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
         let is_there = spec.and_then(|spec| spec.node_name.as_deref()) == Some(node);
         let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or_default();
         let is_over = pod.metadata.deletion_timestamp.is_some() || ["Succeeded", "Failed"].contains(&phase);
-        // The kubelet's clock, as that of `since`, in whole seconds rounded down.
+        // Both times are by the node's clock; this one is rounded down to seconds.
         let started = status.and_then(|status| status.start_time.as_ref());
         let was_before = started.is_some_and(|time| time.0 <= self.since);
-        let asks = spec.is_some_and(|spec| pods::extended_resources(spec).any(|name| *name == self.resource));
-        asks && is_there && !is_over && was_before && !pods::is_mirror(pod)
+        let requests = spec.is_some_and(|spec| pods::extended_resources(spec).any(|name| *name == self.resource));
+        requests && is_there && !is_over && was_before && !pods::is_mirror(pod)
     }
 }
 
-/// The pods of a node that are to be evicted, at most as many as a `GpuNode` has holders. `plan` is the plan for that node.
+/// Returns the pods of a node to evict, at most as many as a `GpuNode` has holders. `plan` is the plan for that node.
 ///
-/// A node that is left as it is, whose GPUs are released, or whose kubelet does not answer keeps its pods.
+/// A held node, a node whose GPUs are released, and a node whose kubelet does not answer keep their pods.
 pub fn evictions(
     policies: &PolicySet,
     plan: &NodePlan,
@@ -75,13 +72,13 @@ pub fn evictions(
             .filter_map(|name| policies.get(name))
             .any(|policy| policy.evicts_pods)
     };
-    let broken = broken(status);
-    if broken.is_empty() || plan.hold.is_some() || !node.ready || spec.release || is_released(node) || !is_wanted() {
+    let unhealthy = unhealthy_devices(status);
+    if unhealthy.is_empty() || plan.hold.is_some() || !node.ready || spec.release || is_released(node) || !is_wanted() {
         return BTreeMap::new();
     }
     let mut evictions: BTreeMap<PodName, PodEviction> = BTreeMap::new();
     for holder in status.holders.iter().take(MAX_HOLDERS) {
-        let Some((since, trouble)) = broken.get(holder.device.as_str()) else {
+        let Some((since, fault)) = unhealthy.get(holder.device.as_str()) else {
             continue;
         };
         let pod = PodName {
@@ -93,10 +90,10 @@ pub fn evictions(
             device,
             resource,
             since: *since,
-            trouble: trouble.clone(),
+            fault: fault.clone(),
         };
         match evictions.get_mut(&pod) {
-            // Who started before one of its devices broke may hold that one.
+            // Keeps the device that failed last: a pod that started before holds it.
             Some(other) if other.since >= of_device.since => {}
             Some(other) => *other = of_device,
             None => drop(evictions.insert(pod, of_device)),
@@ -105,40 +102,40 @@ pub fn evictions(
     evictions
 }
 
-/// Drops the holders of devices that work, which come and go, from the status of a `GpuNode`.
+/// Removes the holders of healthy devices, which come and go, from the status of a `GpuNode`.
 pub fn retain_holders_of_unhealthy(status: &mut GpuNodeStatus) {
     let mut holders = std::mem::take(&mut status.holders);
     if !holders.is_empty() {
-        let broken = broken(status);
-        holders.retain(|holder| broken.contains_key(holder.device.as_str()));
+        let unhealthy = unhealthy_devices(status);
+        holders.retain(|holder| unhealthy.contains_key(holder.device.as_str()));
     }
     status.holders = holders;
 }
 
-/// Devices that do not work, by UUID: since when, and what is wrong. A MIG device goes with its GPU.
-fn broken(status: &GpuNodeStatus) -> HashMap<&str, (Timestamp, String)> {
-    let mut broken = HashMap::new();
+/// Returns the unhealthy devices by UUID, with moment and fault. A MIG device is unhealthy with its GPU.
+fn unhealthy_devices(status: &GpuNodeStatus) -> HashMap<&str, (Timestamp, String)> {
+    let mut unhealthy = HashMap::new();
     for gpu in &status.gpus {
-        let of_gpu = trouble(gpu.health.as_ref());
+        let of_gpu = fault_of(gpu.health.as_ref());
         for mig in &gpu.mig_devices {
-            let first = [of_gpu.clone(), trouble(mig.health.as_ref())]
+            let first = [of_gpu.clone(), fault_of(mig.health.as_ref())]
                 .into_iter()
                 .flatten()
                 .min();
-            broken.extend(first.map(|first| (mig.uuid.as_str(), first)));
+            unhealthy.extend(first.map(|first| (mig.uuid.as_str(), first)));
         }
-        broken.extend(of_gpu.map(|of_gpu| (gpu.uuid.as_str(), of_gpu)));
+        unhealthy.extend(of_gpu.map(|of_gpu| (gpu.uuid.as_str(), of_gpu)));
     }
-    broken
+    unhealthy
 }
 
-/// A device of which nobody says since when it is broken tells nothing about who holds it.
-fn trouble(health: Option<&DeviceHealth>) -> Option<(Timestamp, String)> {
+/// Returns moment and fault of an unhealthy device; none without a moment, which decides who holds it.
+fn fault_of(health: Option<&DeviceHealth>) -> Option<(Timestamp, String)> {
     let health = health.filter(|health| health.state == HealthState::Unhealthy)?;
     let text = health.message.as_deref().or(health.reason.map(FaultReason::as_str));
     Some((
         health.since.as_ref()?.0,
-        text.unwrap_or("nobody says what is wrong").to_owned(),
+        text.unwrap_or("the agent names no fault").to_owned(),
     ))
 }
 

@@ -1,44 +1,44 @@
-//! Why a node looks as it does: each label, taint and configuration with the policy and the field that it comes from and what
-//! that overrode, and each policy that does not match with its first condition that fails.
+//! Explains a node: each label, taint and configuration with the policy and the field it comes from and the values it overrides,
+//! and each policy that does not match with the first condition that the node does not meet.
 
 use crate::{
-    fact_labels::is_fact,
-    input::facts::{NodeFacts, TaintKey},
-    input::matching::first_mismatch,
-    input::policies::{Policy, PolicySet},
-    input::selectors::is_effect,
-    node::conflicts::ConflictKey,
-    node::plan::NodePlan,
-    node::planner::plan_node,
-    node::taints::current_taints,
+    fact_labels::is_fact_label,
+    input::{
+        context::NodeContext,
+        facts::NodeFacts,
+        policies::{Policy, PolicySet},
+        visible_labels::is_own_label,
+    },
+    node::{conflicts::ConflictKey, plan::NodePlan, planner::plan_node, taints::current_taints},
     outcome::PolicyOutcome,
-    record::{Entries, Record},
+    output::mismatch::first_mismatch,
+    record::{entries::RecordEntries, node_record::NodeRecord},
+    taint::TaintKey,
 };
 use gpunode_crds::{
     GpuNode, MPS_LABEL, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, PolicyMode, TaintEffect,
     UNHEALTHY_TAINT,
 };
-use jiff::Timestamp;
 use json_patch::PatchOperation;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Why a node looks as it does.
+/// Explanation of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// Why nothing is written to it, if so.
+    /// Reason why gpunode leaves the node as it is, if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
-    /// Every policy, the highest priority first.
+    /// All policies, by falling priority.
     pub policies: Vec<PolicyMatch>,
     /// Labels, then taints, then the configuration; each by key.
     pub entries: Vec<ExplanationEntry>,
 }
 
-/// Whether a policy is about the node.
+/// Match of one policy with the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyMatch {
@@ -48,40 +48,40 @@ pub struct PolicyMatch {
     pub priority: i32,
     /// `spec.mode`.
     pub mode: PolicyMode,
-    /// Whether its device plugin runs on the node.
+    /// True where its device plugin runs on the node.
     pub governs: bool,
-    /// The first condition that fails, where it does not match.
+    /// First condition that the node does not meet, where the policy does not match.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mismatch: Option<String>,
-    /// What is in its way there, if anything.
+    /// Reason why the policy is not in force there, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
-/// One thing that gpunode wants or wrote on the node.
+/// Label, taint or configuration that gpunode wants or wrote on the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExplanationEntry {
-    /// What kind of thing.
+    /// Kind of the entry.
     pub kind: EntryKind,
-    /// Key of the label, or key and effect of the taint; nothing for the configuration.
+    /// Key of the label, or key and effect of the taint; empty for the configuration.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub key: String,
-    /// The value wanted, or the one written before where nobody wants it; of a configuration its hash.
+    /// Desired value, or the recorded one where nobody wants it; for the configuration its hash.
     pub value: String,
-    /// Where it comes from.
+    /// Origin of the value.
     pub source: EntrySource,
-    /// What other policies want instead, the highest priority first.
+    /// Values that other policies want instead, by falling priority.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub overrides: Vec<OverriddenValue>,
-    /// What somebody else had there, which it gets back.
+    /// Value of somebody else from before, which the key gets back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
-    /// What became of it.
+    /// State of the value on the node.
     pub state: EntryState,
 }
 
-/// Kinds of things.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum EntryKind {
@@ -93,86 +93,87 @@ pub enum EntryKind {
     Configuration,
 }
 
-/// Where something comes from.
+/// Origin of an entry's value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "from")]
 pub enum EntrySource {
     /// A field of a policy.
     Policy {
-        /// The policy that decides.
+        /// Policy that decides.
         name: String,
-        /// Its priority.
+        /// Priority of the policy.
         priority: i32,
-        /// The field, such as `spec.labels[accelerator]`.
+        /// Field, such as `spec.labels[accelerator]`.
         field: String,
-        /// Other policies that want the same.
+        /// Other policies that want the same value.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         also: Vec<String>,
     },
     /// gpunode itself, for a reason.
     Gpunode {
-        /// The reason.
+        /// Reason in words.
         why: String,
     },
-    /// What is known of the node's GPUs.
+    /// Facts about the node's GPUs.
     Facts,
     /// Nobody wants it any more.
     Nobody,
 }
 
-/// What another policy wants.
+/// Value that another policy wants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OverriddenValue {
-    /// The policy.
+    /// Name of the policy.
     pub policy: String,
-    /// Its priority.
+    /// Priority of the policy.
     pub priority: i32,
-    /// What it wants; of a configuration the hash.
+    /// Value it wants; for the configuration the hash.
     pub value: String,
 }
 
-/// What became of something.
+/// State of an entry's value on the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "is")]
 pub enum EntryState {
-    /// It is there, and gpunode's.
+    /// gpunode owns it, and it is there.
     InPlace,
-    /// It is written next.
+    /// gpunode writes it next.
     Pending,
-    /// It is taken away next.
+    /// gpunode removes it next.
     Leaving,
-    /// It is there with this value, written by somebody else, and stays.
+    /// Somebody else wrote it with the same value, so it stays.
     Foreign,
     /// Somebody else has the key with another value.
     Conflict {
-        /// In words.
+        /// Conflict in words.
         message: String,
     },
     /// The node is left as it is.
     Held,
 }
 
-/// Explains a node. `gpu_node` is the object of the same name, where it exists.
-pub fn explain(policies: &PolicySet, node: &NodeFacts, gpu_node: Option<&GpuNode>, now: Timestamp) -> Explanation {
-    let plan = plan_node(policies, node, gpu_node, now);
-    let record = Record::read(node.owned.as_deref()).unwrap_or_default();
-    // What a node has that is left as it is comes from those who wrote it.
-    let is_meant = |policy: &&Policy| match plan.hold {
+/// Explains a node.
+pub fn explain(policies: &PolicySet, context: NodeContext<'_>) -> Explanation {
+    let NodeContext { node, gpu_node, .. } = context;
+    let plan = plan_node(policies, context);
+    let record = NodeRecord::read(node.owned.as_deref()).unwrap_or_default();
+    // The keys of a held node come from the policies in its record.
+    let is_origin = |policy: &&Policy| match plan.hold {
         None => plan.matched.contains(&policy.name),
         Some(_) => record.policies.contains(&policy.name),
     };
-    let matched: Vec<&Policy> = policies.iter().filter(is_meant).collect();
-    let context = Context {
+    let matched: Vec<&Policy> = policies.iter().filter(is_origin).collect();
+    let explainer = NodeExplainer {
         node,
         record: &record,
         after: &record_after(&plan, &record),
         plan: &plan,
     };
-    let mut entries = context.labels(&matched);
-    entries.extend(context.taints(&matched));
-    entries.extend(context.configuration(&matched, gpu_node));
-    let verdict = |policy: &Policy| PolicyMatch {
+    let mut entries = explainer.labels(&matched);
+    entries.extend(explainer.taints(&matched));
+    entries.extend(explainer.configuration(&matched, gpu_node));
+    let policy_match = |policy: &Policy| PolicyMatch {
         name: policy.name.clone(),
         priority: policy.priority,
         mode: policy.mode,
@@ -183,7 +184,7 @@ pub fn explain(policies: &PolicySet, node: &NodeFacts, gpu_node: Option<&GpuNode
     Explanation {
         node: node.name.clone(),
         hold: plan.hold.as_ref().map(ToString::to_string),
-        policies: policies.iter().map(verdict).collect(),
+        policies: policies.iter().map(policy_match).collect(),
         entries,
     }
 }
@@ -197,8 +198,8 @@ fn problem(outcome: &PolicyOutcome) -> Option<String> {
     }
 }
 
-/// The record once the plan is carried out.
-fn record_after(plan: &NodePlan, record: &Record) -> Record {
+/// Returns the record once the plan is carried out.
+fn record_after(plan: &NodePlan, record: &NodeRecord) -> NodeRecord {
     let path = ["metadata", "annotations", OWNED_ANNOTATION];
     for operation in plan.patch.iter().flat_map(|patch| &patch.0) {
         let is_record = operation
@@ -207,46 +208,49 @@ fn record_after(plan: &NodePlan, record: &Record) -> Record {
             .map(|token| token.decoded().into_owned())
             .eq(path);
         match operation {
-            PatchOperation::Add(add) if is_record => return Record::read(add.value.as_str()).unwrap_or_default(),
-            PatchOperation::Remove(_) if is_record => return Record::default(),
+            PatchOperation::Add(add) if is_record => return NodeRecord::read(add.value.as_str()).unwrap_or_default(),
+            PatchOperation::Remove(_) if is_record => return NodeRecord::default(),
             _ => {}
         }
     }
     record.clone()
 }
 
-struct Context<'a> {
+/// Node with its record before and after the plan.
+struct NodeExplainer<'a> {
     node: &'a NodeFacts,
-    record: &'a Record,
-    after: &'a Record,
+    record: &'a NodeRecord,
+    after: &'a NodeRecord,
     plan: &'a NodePlan,
 }
 
-impl Context<'_> {
+impl NodeExplainer<'_> {
     fn labels(&self, matched: &[&Policy]) -> Vec<ExplanationEntry> {
-        let mut wanted = wishes(matched, |policy| {
+        let mut desired = desired_values(matched, |policy| {
             policy.labels.iter().map(|(key, value)| (key.clone(), value.clone()))
         });
-        self.keep_written(&mut wanted, &self.record.labels);
+        self.keep_written(&mut desired, &self.record.labels);
         let recorded = self.record.labels.owned.keys().chain(self.after.labels.owned.keys());
-        let keys: BTreeSet<&String> = wanted.keys().chain(recorded).collect();
+        let keys: BTreeSet<&String> = desired.keys().chain(recorded).collect();
         let entry = |key: &String| {
             let owned = self.after.labels.owned.get(key);
             let recorded = owned.or_else(|| self.record.labels.owned.get(key));
-            let wishes = wanted.get(key).map(Vec::as_slice).unwrap_or_default();
+            let values = desired.get(key).map(Vec::as_slice).unwrap_or_default();
             let conflict = ConflictKey::Label(key.clone());
             let mut entry = self.entry(
                 EntryKind::Label,
                 key,
-                wishes,
+                values,
                 self.node.labels.get(key),
                 owned,
                 recorded,
                 &conflict,
             );
             entry.before = self.after.labels.before.get(key).cloned();
-            if is_effect(key) && !key.starts_with(PRODUCT_COUNT_PREFIX) {
-                entry.source = EntrySource::Gpunode { why: self.effect(key) };
+            if is_own_label(key) && !key.starts_with(PRODUCT_COUNT_PREFIX) {
+                entry.source = EntrySource::Gpunode {
+                    why: own_label_reason(key, self.plan.governing.as_deref()),
+                };
             }
             entry
         };
@@ -254,40 +258,40 @@ impl Context<'_> {
     }
 
     fn taints(&self, matched: &[&Policy]) -> Vec<ExplanationEntry> {
-        let mut wanted = wishes(matched, |policy| {
+        let mut desired = desired_values(matched, |policy| {
             policy
                 .taints
                 .iter()
                 .map(|taint| (taint.id.clone(), taint.value.clone()))
         });
-        self.keep_written(&mut wanted, &self.record.taints);
-        // Those that come and go are wanted where they are in the record.
+        self.keep_written(&mut desired, &self.record.taints);
+        // A taint that comes and goes is desired where it is in the record.
         for (id, value) in &self.after.taints.owned {
-            let wishes = matched.iter().filter(|policy| transient_field(policy, id).is_some());
-            let wishes: Vec<_> = wishes.map(|policy| (*policy, value.clone())).collect();
-            if !wishes.is_empty() {
-                wanted.entry(id.clone()).or_insert(wishes);
+            let values = matched.iter().filter(|policy| transient_field(policy, id).is_some());
+            let values: Vec<_> = values.map(|policy| (*policy, value.clone())).collect();
+            if !values.is_empty() {
+                desired.entry(id.clone()).or_insert(values);
             }
         }
         let recorded = self.record.taints.owned.keys().chain(self.after.taints.owned.keys());
-        let keys: BTreeSet<&TaintKey> = wanted.keys().chain(recorded).collect();
+        let keys: BTreeSet<&TaintKey> = desired.keys().chain(recorded).collect();
         let current = current_taints(self.node);
         let entry = |id: &TaintKey| {
             let owned = self.after.taints.owned.get(id);
             let recorded = owned.or_else(|| self.record.taints.owned.get(id));
-            let wishes = wanted.get(id).map(Vec::as_slice).unwrap_or_default();
+            let values = desired.get(id).map(Vec::as_slice).unwrap_or_default();
             let conflict = ConflictKey::Taint(id.clone());
             let mut entry = self.entry(
                 EntryKind::Taint,
                 &id.to_string(),
-                wishes,
+                values,
                 current.get(id).map(String::as_str),
                 owned,
                 recorded,
                 &conflict,
             );
             entry.before = self.after.taints.before.get(id).cloned();
-            if let (EntrySource::Policy { field, .. }, Some((winner, _))) = (&mut entry.source, wishes.first())
+            if let (EntrySource::Policy { field, .. }, Some((winner, _))) = (&mut entry.source, values.first())
                 && !winner.taints.iter().any(|taint| taint.id == *id)
                 && let Some(other) = transient_field(winner, id)
             {
@@ -298,13 +302,13 @@ impl Context<'_> {
         keys.into_iter().map(entry).collect()
     }
 
-    /// Of a node that is left as it is, nothing but what was written there counts.
-    fn keep_written<K: Ord>(&self, wanted: &mut BTreeMap<K, Vec<(&Policy, String)>>, written: &Entries<K>) {
+    /// Drops desired values that a held node does not have.
+    fn keep_written<K: Ord>(&self, desired: &mut BTreeMap<K, Vec<(&Policy, String)>>, written: &RecordEntries<K>) {
         if self.plan.hold.is_some() {
-            for (key, wishes) in wanted.iter_mut() {
-                wishes.retain(|(_, value)| written.owned.get(key) == Some(value));
+            for (key, values) in desired.iter_mut() {
+                values.retain(|(_, value)| written.owned.get(key) == Some(value));
             }
-            wanted.retain(|_, wishes| !wishes.is_empty());
+            desired.retain(|_, values| !values.is_empty());
         }
     }
 
@@ -313,7 +317,7 @@ impl Context<'_> {
         &self,
         kind: EntryKind,
         key: &str,
-        wishes: &[(&Policy, String)],
+        values: &[(&Policy, String)],
         actual: Option<&str>,
         owned: Option<&String>,
         recorded: Option<&String>,
@@ -324,8 +328,8 @@ impl Context<'_> {
         } else {
             format!("spec.taints[{key}]")
         };
-        let (source, overrides) = origin(wishes, &field);
-        let value = wishes.first().map(|(_, value)| value).or(recorded);
+        let (source, overrides) = origin(values, &field);
+        let value = values.first().map(|(_, value)| value).or(recorded);
         let conflict = self.plan.conflicts.iter().find(|it| it.key == *conflict);
         let state = match (conflict, owned) {
             _ if self.plan.hold.is_some() => EntryState::Held,
@@ -334,15 +338,13 @@ impl Context<'_> {
             },
             (None, Some(owned)) if actual == Some(owned.as_str()) => EntryState::InPlace,
             (None, Some(_)) => EntryState::Pending,
-            (None, None) if wishes.is_empty() => EntryState::Leaving,
+            (None, None) if values.is_empty() => EntryState::Leaving,
             (None, None) => EntryState::Foreign,
         };
         let source = match source {
             EntrySource::Nobody if owned.is_none() => EntrySource::Nobody,
-            EntrySource::Nobody if self.plan.hold.is_none() || is_fact(key) => EntrySource::Facts,
-            EntrySource::Nobody => EntrySource::Gpunode {
-                why: "it was written before, and stays".to_owned(),
-            },
+            EntrySource::Nobody if self.plan.hold.is_none() || is_fact_label(key) => EntrySource::Facts,
+            EntrySource::Nobody => EntrySource::Gpunode { why: KEPT.to_owned() },
             source => source,
         };
         let value = value.cloned().unwrap_or_default();
@@ -357,22 +359,6 @@ impl Context<'_> {
         }
     }
 
-    /// Why gpunode has a label of its own.
-    fn effect(&self, key: &str) -> String {
-        match &self.plan.governing {
-            _ if key == MPS_LABEL => "MPS daemons run there, or have to".to_owned(),
-            Some(policy)
-                if key
-                    .strip_prefix(POLICY_LABEL_PREFIX)
-                    .is_some_and(|placed| placed != policy) =>
-            {
-                format!("its agent serves until that of policy {policy} has taken over")
-            }
-            Some(policy) => format!("it places the agent of policy {policy}"),
-            None => "it placed an agent".to_owned(),
-        }
-    }
-
     fn configuration(&self, matched: &[&Policy], gpu_node: Option<&GpuNode>) -> Option<ExplanationEntry> {
         let document = |policy: &Policy| {
             policy
@@ -383,20 +369,20 @@ impl Context<'_> {
                 .map(|it| it.hash.clone())
         };
         let actual = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
-        // The first of those with a device plugin governs.
+        // The first policy with a device plugin governs.
         let plugins = matched.iter().filter(|policy| policy.device_plugin.is_some());
-        let wishes: Vec<_> = plugins
+        let values: Vec<_> = plugins
             .map(|policy| (*policy, document(policy).unwrap_or_default()))
             .collect();
-        let (source, overrides) = origin(&wishes, "spec.devicePlugin");
-        let wanted = wishes.first().map(|(_, hash)| hash.clone());
-        let state = match (&wanted, actual) {
+        let (source, overrides) = origin(&values, "spec.devicePlugin");
+        let desired = values.first().map(|(_, hash)| hash.clone());
+        let state = match (&desired, actual) {
             _ if self.plan.hold.is_some() => EntryState::Held,
-            (Some(wanted), Some(actual)) if *wanted == actual.hash => EntryState::InPlace,
+            (Some(desired), Some(actual)) if *desired == actual.hash => EntryState::InPlace,
             (Some(_), _) => EntryState::Pending,
             (None, _) => EntryState::Leaving,
         };
-        let value = wanted.or_else(|| actual.map(|config| config.hash.clone()))?;
+        let value = desired.or_else(|| actual.map(|config| config.hash.clone()))?;
         Some(ExplanationEntry {
             kind: EntryKind::Configuration,
             key: String::new(),
@@ -409,26 +395,42 @@ impl Context<'_> {
     }
 }
 
-/// What each matching policy wants of each key, by falling priority.
-fn wishes<'a, K: Ord, I: Iterator<Item = (K, String)>>(
+/// Reason for a label of a held node that no policy wants.
+const KEPT: &str = "gpunode wrote it earlier, and it stays";
+
+/// Returns the reason for one of gpunode's own labels.
+fn own_label_reason(key: &str, governing: Option<&str>) -> String {
+    let placed = key.strip_prefix(POLICY_LABEL_PREFIX);
+    match governing {
+        _ if key == MPS_LABEL => "MPS daemons run there, or are needed".to_owned(),
+        Some(policy) if placed.is_some_and(|placed| placed != policy) => {
+            format!("its agent serves until the agent of policy {policy} takes over")
+        }
+        Some(policy) => format!("it places the agent of policy {policy}"),
+        None => "it placed an agent".to_owned(),
+    }
+}
+
+/// Collects the values that the matching policies want of each key, by falling priority.
+fn desired_values<'a, K: Ord, I: Iterator<Item = (K, String)>>(
     matched: &[&'a Policy],
     entries: impl Fn(&'a Policy) -> I,
 ) -> BTreeMap<K, Vec<(&'a Policy, String)>> {
-    let mut wishes: BTreeMap<K, Vec<(&Policy, String)>> = BTreeMap::new();
+    let mut desired: BTreeMap<K, Vec<(&Policy, String)>> = BTreeMap::new();
     for policy in matched {
         for (key, value) in entries(policy) {
-            wishes.entry(key).or_default().push((policy, value));
+            desired.entry(key).or_default().push((policy, value));
         }
     }
-    wishes
+    desired
 }
 
-/// The first of the wishes wins; the others want the same, or are overridden.
-fn origin(wishes: &[(&Policy, String)], field: &str) -> (EntrySource, Vec<OverriddenValue>) {
-    let Some((winner, value)) = wishes.first() else {
+/// Returns the origin of a value and the values it overrides: the first one wins.
+fn origin(values: &[(&Policy, String)], field: &str) -> (EntrySource, Vec<OverriddenValue>) {
+    let Some((winner, value)) = values.first() else {
         return (EntrySource::Nobody, Vec::new());
     };
-    let (same, others): (Vec<_>, Vec<_>) = wishes.iter().skip(1).partition(|(_, other)| other == value);
+    let (same, others): (Vec<_>, Vec<_>) = values.iter().skip(1).partition(|(_, other)| other == value);
     let overridden = |(policy, value): &(&Policy, String)| OverriddenValue {
         policy: policy.name.clone(),
         priority: policy.priority,
@@ -443,7 +445,7 @@ fn origin(wishes: &[(&Policy, String)], field: &str) -> (EntrySource, Vec<Overri
     (source, others.into_iter().map(overridden).collect())
 }
 
-/// The field by which a policy wants a taint that comes and goes, if it does.
+/// Returns the field by which a policy wants a taint that comes and goes.
 fn transient_field(policy: &Policy, id: &TaintKey) -> Option<&'static str> {
     let is_startup = id.effect == TaintEffect::NoSchedule.as_str() && policy.startup_taint.as_ref() == Some(&id.key);
     let watches = policy.unhealthy_taint.as_ref();
@@ -451,4 +453,24 @@ fn transient_field(policy: &Policy, id: &TaintKey) -> Option<&'static str> {
     is_startup
         .then_some("spec.startupTaint")
         .or(is_unhealthy.then_some("spec.unhealthyTaint"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_of_gpunodes_own_labels_names_the_policy() {
+        let reason = |key: &str, governing| own_label_reason(key, governing);
+        assert_eq!(reason(MPS_LABEL, Some("p")), "MPS daemons run there, or are needed");
+        assert_eq!(
+            reason("gpunode.dev/policy.p", Some("p")),
+            "it places the agent of policy p"
+        );
+        assert_eq!(
+            reason("gpunode.dev/policy.old", Some("p")),
+            "its agent serves until the agent of policy p takes over"
+        );
+        assert_eq!(reason("gpunode.dev/governed", None), "it placed an agent");
+    }
 }

@@ -1,57 +1,64 @@
-//! Why a policy does not match a node: the conditions of its selectors that fail, in words.
+//! The conditions of a policy's selectors that a node does not meet.
 
 use crate::{
-    input::facts::NodeFacts,
-    input::matching::matches,
-    input::policies::{Policy, PolicySet},
-    input::selectors::{VisibleLabels, holds},
-    record::Record,
+    input::{
+        context::reported_gpus,
+        facts::NodeFacts,
+        matching::matches,
+        policies::{Policy, PolicySet},
+        selectors::{Selector, UnfitFact, holds},
+        visible_labels::VisibleLabels,
+    },
+    record::node_record::NodeRecord,
 };
-use gpunode_crds::{GpuDevice, GpuNode, IGNORE_LABEL, NodeSelector, SelectorOperator};
+use gpunode_crds::{GpuDevice, GpuNode, IGNORE_LABEL, NodeSelector, NodeSelectorRequirement, SelectorOperator};
 
-/// A label that is not there is further away than any other value of it, which has at most 63 characters.
+/// Distance of a missing label: further than any value, which has at most 63 characters.
 const ABSENT: usize = 64;
 
-/// Most products, or other facts, that are named of GPUs that do not fit.
-const NAMED: usize = 3;
+/// Maximum number of reasons that a text names for GPUs that do not fit.
+const MAX_NAMED: usize = 3;
 
-/// A condition that fails on a node.
+/// Condition of a selector that a node does not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectorMismatch {
-    /// The field of the policy, what it asks for, and what the node has.
-    pub words: String,
-    /// How far the node is from what is asked for: characters of the label's value that differ, or GPUs that are wanting.
-    /// Says something beside the distance of another node alone.
+    /// Field of the policy, the value it wants, and the value of the node.
+    pub text: String,
+    /// Distance of the node: differing characters of the label's value, or lacking GPUs. Only comparable with the distance of
+    /// another node.
     pub distance: usize,
 }
 
 impl SelectorMismatch {
-    fn new(words: impl Into<String>, distance: usize) -> Self {
+    fn new(text: impl Into<String>, distance: usize) -> Self {
         Self {
-            words: words.into(),
+            text: text.into(),
             distance,
         }
     }
 }
 
-/// Every condition of a policy that fails on a node; nothing where it matches. `gpu_node` is the object of the same name,
-/// where it exists.
+/// Returns all conditions of a policy that a node does not meet; empty where the policy matches.
 pub fn mismatches(policy: &Policy, node: &NodeFacts, gpu_node: Option<&GpuNode>) -> Vec<SelectorMismatch> {
     if node.labels.contains_key(IGNORE_LABEL) {
-        return vec![SelectorMismatch::new(format!("the node is labelled {IGNORE_LABEL}"), 0)];
+        return vec![SelectorMismatch::new(
+            format!("the node has the label {IGNORE_LABEL}"),
+            0,
+        )];
     }
-    let record = Record::read(node.owned.as_deref()).unwrap_or_default();
+    let record = NodeRecord::read(node.owned.as_deref()).unwrap_or_default();
     if matches(policy, node, &record, gpu_node) {
         return Vec::new();
     }
-    let gpus = gpu_node
-        .and_then(|gpu_node| gpu_node.status.as_ref())
-        .map_or(&[][..], |status| &status.gpus);
-    failing(policy, VisibleLabels::new(&node.labels, &record.labels), gpus)
+    failing(
+        policy,
+        VisibleLabels::new(&node.labels, &record.labels),
+        reported_gpus(gpu_node),
+    )
 }
 
-/// The nodes that a policy of the set matches least badly: those on which the fewest conditions fail and what they ask for is
-/// nearest, with the first of them and why. Nothing where it matches one of them, or there is none.
+/// Returns the node that comes nearest to matching a policy: the one with the fewest unmet conditions, then the least distance.
+/// None where the policy matches a node, or there is no node.
 pub fn nearest_node<'a>(
     policies: &PolicySet,
     policy: &str,
@@ -69,7 +76,7 @@ pub fn nearest_node<'a>(
             Some((least, shortest, _)) if (*least, *shortest) < (count, distance) => {}
             Some((least, shortest, found)) if (*least, *shortest) == (count, distance) => found.others += 1,
             _ => {
-                let why = why.into_iter().map(|mismatch| mismatch.words).collect();
+                let why = why.into_iter().map(|mismatch| mismatch.text).collect();
                 nearest_node = Some((
                     count,
                     distance,
@@ -85,24 +92,46 @@ pub fn nearest_node<'a>(
     nearest_node.map(|(_, _, found)| found)
 }
 
-/// The node that a policy without any matches least badly.
+/// Node that comes nearest to matching a policy.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NearestNode {
-    /// Its name.
+    /// Name of the node.
     pub node: String,
-    /// The conditions that fail there.
+    /// Conditions that it does not meet.
     pub why: Vec<String>,
-    /// How many other nodes are as near.
+    /// Number of other nodes that are as near.
     pub others: usize,
 }
 
-/// The first condition of a policy's selectors that fails; none where it matches.
-pub fn mismatch(policy: &Policy, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> Option<String> {
-    failing(policy, labels, gpus)
-        .into_iter()
-        .next()
-        .map(|mismatch| mismatch.words)
+/// Describes the first condition of a policy's selectors that a node does not meet; none where the policy matches.
+pub fn first_mismatch(
+    policy: &Policy,
+    node: &NodeFacts,
+    record: &NodeRecord,
+    gpu_node: Option<&GpuNode>,
+) -> Option<String> {
+    if matches(policy, node, record, gpu_node) {
+        return None;
+    }
+    let labels = VisibleLabels::new(&node.labels, &record.labels);
+    let failing = failing(policy, labels, reported_gpus(gpu_node));
+    failing.into_iter().next().map(|mismatch| mismatch.text)
+}
+
+/// Describes the GPUs that a node lacks for a policy whose label selector matches.
+pub fn gpu_mismatch(
+    policies: &PolicySet,
+    policy: &str,
+    node: &NodeFacts,
+    gpu_node: Option<&GpuNode>,
+) -> Option<String> {
+    let record = NodeRecord::read(node.owned.as_deref()).unwrap_or_default();
+    let selector = &policies.get(policy)?.selector;
+    let gpus = reported_gpus(gpu_node);
+    selector
+        .matches_labels(VisibleLabels::new(&node.labels, &record.labels))
+        .then(|| too_few_gpus(selector, gpus))?
 }
 
 fn failing(policy: &Policy, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> Vec<SelectorMismatch> {
@@ -114,27 +143,32 @@ fn failing(policy: &Policy, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> Ve
         .labels()
         .map(|selector| label_mismatches(selector, labels))
         .unwrap_or_default();
-    failing.extend(gpu_mismatch(policy, gpus));
+    failing.extend(failing_gpus(policy, gpus));
     if failing.is_empty() {
-        failing.push(SelectorMismatch::new("it names no selector", 0));
+        failing.push(SelectorMismatch::new("the policy has no selector", 0));
     }
     failing
 }
 
-fn gpu_mismatch(policy: &Policy, gpus: &[GpuDevice]) -> Option<SelectorMismatch> {
-    let too_few = policy.selector.too_few(gpus)?;
-    let (asked, fit) = policy.selector.count(gpus)?;
+fn failing_gpus(policy: &Policy, gpus: &[GpuDevice]) -> Option<SelectorMismatch> {
+    let too_few = too_few_gpus(&policy.selector, gpus)?;
+    let (wanted, fit) = policy.selector.count(gpus)?;
+    // Counts the GPUs that do not fit by what keeps them out, in the order of the first of each.
     let mut reasons: Vec<(String, usize)> = Vec::new();
-    for reason in gpus.iter().filter_map(|gpu| policy.selector.unfit(gpu)) {
+    for gpu in gpus {
+        let Some(fact) = policy.selector.unfit(gpu) else {
+            continue;
+        };
+        let reason = unfit_reason(&policy.selector, &fact, gpu);
         match reasons.iter_mut().find(|(known, _)| *known == reason) {
             Some((_, count)) => *count += 1,
             None => reasons.push((reason, 1)),
         }
     }
-    let more = if reasons.len() > NAMED { "; and others" } else { "" };
+    let more = if reasons.len() > MAX_NAMED { "; and others" } else { "" };
     let named: Vec<String> = reasons
         .iter()
-        .take(NAMED)
+        .take(MAX_NAMED)
         .map(|(reason, count)| format!("{count} {reason}"))
         .collect();
     let why = if named.is_empty() {
@@ -143,11 +177,32 @@ fn gpu_mismatch(policy: &Policy, gpus: &[GpuDevice]) -> Option<SelectorMismatch>
         format!(": {}{more}", named.join("; "))
     };
     // A node without any GPU is further away than one with others.
-    let wanting = asked.saturating_sub(fit) + if gpus.is_empty() { ABSENT } else { 0 };
+    let lacking = wanted.saturating_sub(fit) + if gpus.is_empty() { ABSENT } else { 0 };
     Some(SelectorMismatch::new(
         format!("spec.{too_few}{why}"),
-        wanting + policy.selector.product_distance(gpus),
+        lacking + policy.selector.product_distance(gpus),
     ))
+}
+
+/// Describes how many GPUs a selector wants and how many fit; none where enough do.
+fn too_few_gpus(selector: &Selector, gpus: &[GpuDevice]) -> Option<String> {
+    let (wanted, fit) = selector.count(gpus)?;
+    let all = gpus.len();
+    (fit < wanted).then(|| format!("gpuSelector wants {wanted} such GPUs, node has {fit} among {all} in its GpuNode"))
+}
+
+fn unfit_reason(selector: &Selector, fact: &UnfitFact<'_>, gpu: &GpuDevice) -> String {
+    match fact {
+        UnfitFact::Product if selector.begins_product(gpu) => {
+            format!("with another product ({}: end the glob with *)", gpu.product)
+        }
+        UnfitFact::Product => format!("with another product ({})", gpu.product),
+        UnfitFact::Architecture => match gpu.architecture {
+            Some(architecture) => format!("with another architecture ({architecture:?})").to_lowercase(),
+            None => "with an unknown architecture".to_owned(),
+        },
+        UnfitFact::Memory(least) => format!("with less memory than {least} ({} MiB)", gpu.memory_mib),
+    }
 }
 
 fn label_mismatches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> Vec<SelectorMismatch> {
@@ -156,12 +211,12 @@ fn label_mismatches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> Vec<S
         .iter()
         .filter(|(key, value)| labels.get(key) != Some(value));
     let pairs = pairs.map(|(key, value)| {
-        let field = format!("spec.nodeSelector.matchLabels[{key}]");
         let distance = labels
             .get(key)
-            .map_or(ABSENT, |found| strsim::levenshtein(found, value));
+            .map_or(ABSENT, |actual| strsim::levenshtein(actual, value));
+        let actual = actual_value(key, labels);
         SelectorMismatch::new(
-            format!("{field}: it is to be \"{value}\", {}", found(key, labels)),
+            format!("spec.nodeSelector.matchLabels[{key}]: wants \"{value}\", {actual}"),
             distance,
         )
     });
@@ -171,40 +226,50 @@ fn label_mismatches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> Vec<S
         .enumerate()
         .filter(|(_, it)| !holds(it, labels));
     let expressions = expressions.map(|(index, it)| {
-        let values = it
-            .values
-            .iter()
-            .map(|value| format!("\"{value}\""))
-            .collect::<Vec<_>>()
-            .join(", ");
-        let (wish, distance) = match it.operator {
-            SelectorOperator::In => {
-                let has = labels.get(&it.key);
-                let distances = it
-                    .values
-                    .iter()
-                    .filter_map(|value| Some(strsim::levenshtein(has?, value)));
-                (format!("to be one of {values}"), distances.min().unwrap_or(ABSENT))
-            }
-            SelectorOperator::NotIn => (format!("not to be one of {values}"), ABSENT),
-            SelectorOperator::Exists => ("to exist".to_owned(), ABSENT),
-            SelectorOperator::DoesNotExist => ("not to exist".to_owned(), ABSENT),
-        };
         let key = &it.key;
-        let words = format!(
-            "spec.nodeSelector.matchExpressions[{index}]: {key} is {wish}, {}",
-            found(key, labels)
-        );
-        SelectorMismatch::new(words, distance)
+        let actual = actual_value(key, labels);
+        SelectorMismatch::new(
+            format!(
+                "spec.nodeSelector.matchExpressions[{index}]: wants {}, {actual}",
+                wanted_expression(it)
+            ),
+            expression_distance(it, labels),
+        )
     });
     pairs.chain(expressions).collect()
 }
 
-fn found(key: &String, labels: VisibleLabels<'_>) -> String {
+fn wanted_expression(requirement: &NodeSelectorRequirement) -> String {
+    let NodeSelectorRequirement { key, operator, values } = requirement;
+    let values: Vec<_> = values.iter().map(|value| format!("\"{value}\"")).collect();
+    let values = values.join(", ");
+    match operator {
+        SelectorOperator::In => format!("{key} to be one of {values}"),
+        SelectorOperator::NotIn => format!("{key} to be none of {values}"),
+        SelectorOperator::Exists => format!("{key} to exist"),
+        SelectorOperator::DoesNotExist => format!("{key} not to exist"),
+    }
+}
+
+fn expression_distance(requirement: &NodeSelectorRequirement, labels: VisibleLabels<'_>) -> usize {
+    let Some(actual) = labels
+        .get(&requirement.key)
+        .filter(|_| requirement.operator == SelectorOperator::In)
+    else {
+        return ABSENT;
+    };
+    let distances = requirement
+        .values
+        .iter()
+        .map(|value| strsim::levenshtein(actual, value));
+    distances.min().unwrap_or(ABSENT)
+}
+
+fn actual_value(key: &String, labels: VisibleLabels<'_>) -> String {
     match (labels.get(key), labels.is_hidden(key)) {
-        (Some(value), _) => format!("the node has \"{value}\""),
-        (None, true) => "and selectors do not see the node's, which gpunode wrote".to_owned(),
-        (None, false) => "the node has no such label".to_owned(),
+        (Some(value), _) => format!("node has \"{value}\""),
+        (None, true) => "selectors ignore the node's value, which gpunode wrote".to_owned(),
+        (None, false) => "node has no such label".to_owned(),
     }
 }
 
@@ -260,15 +325,13 @@ mod tests {
         let nearest_of = |nodes: &[NodeFacts]| nearest_node(&policies, "p", nodes.iter().map(|node| (node, None)));
         let expected = NearestNode {
             node: "near".to_owned(),
-            why: vec![
-                "spec.nodeSelector.matchLabels[pool]: it is to be \"trainning\", the node has \"training\"".to_owned(),
-            ],
+            why: vec!["spec.nodeSelector.matchLabels[pool]: wants \"trainning\", node has \"training\"".to_owned()],
             others: 1,
         };
         assert_eq!(nearest_of(&nodes[..4]), Some(expected));
         assert_eq!(
             nearest_of(&nodes).unwrap().why,
-            ["the node is labelled gpunode.dev/ignore"]
+            ["the node has the label gpunode.dev/ignore"]
         );
         assert_eq!(nearest_of(&[]), None);
         assert_eq!(
@@ -287,21 +350,17 @@ mod tests {
             set("{nodeSelector: {}, gpuSelector: {products: ['Tesla-V100*'], minMemory: 30Gi, minCount: 2}}");
         let gpu_node = with_gpus(&["Tesla-T4", "Tesla-T4", "Tesla-V100-SXM2-16GB"]);
         let found = nearest_node(&policies, "p", [(&node("n", &[]), Some(&gpu_node))].into_iter()).unwrap();
-        let expected = "spec.gpuSelector asks for 2 such GPUs, the node has 0 among 3 in the status of its GpuNode: 2 with \
-                        another product (Tesla-T4); 1 with less memory than 30Gi (16384 MiB)";
+        let expected = "spec.gpuSelector wants 2 such GPUs, node has 0 among 3 in its GpuNode: 2 with another product \
+                        (Tesla-T4); 1 with less memory than 30Gi (16384 MiB)";
         assert_eq!(found.why, [expected]);
         let forgotten = set("{gpuSelector: {products: [Tesla-V100]}}");
         let (none, other, v100) = (node("cpu", &[]), node("t4", &[]), node("v100", &[]));
         let (t4s, v100s) = (with_gpus(&["Tesla-T4"]), with_gpus(&["Tesla-V100-SXM2-16GB"]));
         let nodes = [(&none, None), (&other, Some(&t4s)), (&v100, Some(&v100s))];
         let found = nearest_node(&forgotten, "p", nodes.into_iter()).unwrap();
-        let hint = "1 with another product (Tesla-V100-SXM2-16GB: a glob for it ends with *)";
+        let hint = "1 with another product (Tesla-V100-SXM2-16GB: end the glob with *)";
         assert!(found.node == "v100" && found.why[0].ends_with(hint), "{found:?}");
         let none = nearest_node(&policies, "p", [(&node("n", &[]), None)].into_iter()).unwrap();
-        assert!(
-            none.why[0].ends_with("has 0 among 0 in the status of its GpuNode"),
-            "{:?}",
-            none.why
-        );
+        assert!(none.why[0].ends_with("has 0 among 0 in its GpuNode"), "{:?}", none.why);
     }
 }

@@ -1,9 +1,9 @@
-//! Pods that are to go: those that hold a device that does not work, and those that a node rejected.
+//! Names and resources of pods.
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use std::fmt;
 
-/// Annotation of a pod that a kubelet runs from a file: the object in the API server only shows it.
+/// Annotation of a static pod, which a kubelet runs from a file: the object in the API server only mirrors it.
 const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 /// Name of a pod.
@@ -21,7 +21,7 @@ impl fmt::Display for PodName {
     }
 }
 
-/// Names of the extended resources that a pod asks for. Of these limits and requests are the same.
+/// Returns the names of the extended resources that a pod requests. Their limits equal their requests.
 pub fn extended_resources(spec: &PodSpec) -> impl Iterator<Item = &String> {
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     let limits = containers
@@ -32,6 +32,7 @@ pub fn extended_resources(spec: &PodSpec) -> impl Iterator<Item = &String> {
         .map(|(name, _)| name)
 }
 
+/// Is true for the mirror of a static pod.
 pub fn is_mirror(pod: &Pod) -> bool {
     pod.metadata
         .annotations

@@ -1,41 +1,39 @@
-//! Pods that their node failed instead of starting them, since its GPUs were not registered yet. They hold nothing, never
-//! run, and stay until somebody deletes them.
+//! Pods that a kubelet rejected because its GPUs were not registered yet. They hold nothing, never run, and stay until somebody
+//! deletes them.
 
 use crate::{
-    input::facts::NodeFacts,
-    input::policies::PolicySet,
+    input::{facts::NodeFacts, policies::PolicySet},
     node::plan::NodePlan,
-    node::stale_resources::ResourceUse,
     output::pods::{self, PodName},
-    record::Record,
+    record::{node_record::NodeRecord, resource_use::ResourceUse},
 };
 use gpunode_crds::{GpuNode, PolicyMode};
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeSet;
 
-/// The kubelet's reason where it could not give a pod its devices.
+/// Reason of the kubelet where it cannot allocate devices to a pod.
 const REASON: &str = "UnexpectedAdmissionError";
 
-/// Kind of the owner of a pod that a kubelet runs from a file.
+/// Kind of the owner of a static pod.
 const NODE: &str = "Node";
 
-/// What is kept of a pod that a node rejected and that a controller replaces.
+/// Pod that a node rejected and that a controller replaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RejectedPod {
-    /// Its name.
+    /// Name of the pod.
     pub name: PodName,
     /// `metadata.uid`.
     pub uid: String,
     /// `metadata.resourceVersion`.
     pub resource_version: String,
-    /// The node that rejected it.
+    /// Node that rejected it.
     pub node: String,
-    /// Extended resources that it asks for.
+    /// Extended resources that it requests.
     resources: BTreeSet<String>,
 }
 
 impl RejectedPod {
-    /// What is kept of a pod; none where it is no such pod or on its way out.
+    /// Reads a pod; none where it was not rejected, no controller replaces it, or it is being deleted.
     pub fn of(pod: &Pod) -> Option<Self> {
         let (meta, spec, status) = (&pod.metadata, pod.spec.as_ref()?, pod.status.as_ref()?);
         let is_rejected = status.phase.as_deref() == Some("Failed") && status.reason.as_deref() == Some(REASON);
@@ -56,16 +54,22 @@ impl RejectedPod {
         })
     }
 
-    /// Whether it is to be deleted: a policy that matches its node says so, and it asks for a resource that gpunode serves
-    /// there. `plan` is the plan for that node, which is not one that is left as it is.
-    pub fn goes(&self, policies: &PolicySet, plan: &NodePlan, node: &NodeFacts, gpu_node: Option<&GpuNode>) -> bool {
+    /// Is true where the pod should be deleted: a policy that matches its node says so, the pod requests a resource that gpunode
+    /// serves there, and the node is not held. `plan` is the plan for that node.
+    pub fn should_delete(
+        &self,
+        policies: &PolicySet,
+        plan: &NodePlan,
+        node: &NodeFacts,
+        gpu_node: Option<&GpuNode>,
+    ) -> bool {
         let is_wanted = plan
             .matched
             .iter()
             .filter_map(|name| policies.get(name))
             .any(|it| it.deletes_rejected_pods);
         let is_of_gpunode = || {
-            let record = Record::read(node.owned.as_deref()).unwrap_or_default().resources;
+            let record = NodeRecord::read(node.owned.as_deref()).unwrap_or_default().resources;
             let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
             let is_reported = |name: &str| status.is_some_and(|it| it.resources.iter().any(|of| of.name == name));
             self.resources
@@ -76,7 +80,7 @@ impl RejectedPod {
     }
 }
 
-/// Whether a policy wants rejected pods to be deleted, on whichever node.
+/// Is true where any policy deletes rejected pods.
 pub fn policies_delete_rejected_pods(policies: &PolicySet) -> bool {
     policies
         .iter()

@@ -5,7 +5,7 @@ use crate::{
     world::{World, policy},
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy, GpuNodeSpec, Reason};
-use gpunode_plan::{GpuNodeChange, PolicyOutcome, RolloutPermit, RolloutStage, plan_node_with_permit};
+use gpunode_plan::{GpuNodeChange, NodeContext, PolicyOutcome, RolloutPermit, RolloutStage, plan_node_with_permit};
 use serde_json::json;
 
 fn governing() -> GpuNodePolicy {
@@ -25,7 +25,7 @@ fn reported() -> World {
 /// Carries out what is asked; whether there was something to write.
 fn ask(world: &mut World, policies: &[GpuNodePolicy]) -> bool {
     match world.plan(policies).gpu_node {
-        GpuNodeChange::Ask { release, recovered, .. } => {
+        GpuNodeChange::Requests { release, recovered, .. } => {
             let spec = &mut world.gpu_node.as_mut().unwrap().spec;
             // As it comes back from the API server.
             (spec.release, spec.recovered) = (release, serde_json::from_value(json!(recovered)).unwrap());
@@ -79,11 +79,9 @@ fn release_waits_for_no_turn_and_for_no_paused_policy_but_an_ignored_node_is_lef
         let plan = plan_node_with_permit(
             RolloutPermit::Withheld,
             &set,
-            &world.facts(),
-            world.gpu_node.as_ref(),
-            world.now,
+            NodeContext::new(&world.facts(), world.gpu_node.as_ref(), world.now),
         );
-        matches!(plan.gpu_node, GpuNodeChange::Ask { release: true, .. })
+        matches!(plan.gpu_node, GpuNodeChange::Requests { release: true, .. })
     };
     assert!(is_asked(&world, &[governing()]));
     world.converge(&[governing()]);

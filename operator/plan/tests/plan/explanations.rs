@@ -2,15 +2,13 @@
 
 use crate::world::{World, now, policy};
 use gpunode_crds::GpuNodePolicy;
-use gpunode_plan::{Explanation, PolicySet, explain};
+use gpunode_plan::{Explanation, NodeContext, PolicySet, explain};
 use serde_json::json;
 
 fn explained(world: &World, policies: &[GpuNodePolicy]) -> Explanation {
     explain(
         &PolicySet::new(policies),
-        &world.facts(),
-        world.gpu_node.as_ref(),
-        now(),
+        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), now()),
     )
 }
 
@@ -118,25 +116,25 @@ fn a_policy_that_does_not_match_says_its_first_condition_that_fails() {
         ("{}", None),
         (
             "{matchLabels: {pool: b}}",
-            Some("spec.nodeSelector.matchLabels[pool]: it is to be \"b\", the node has \"a\""),
+            Some("spec.nodeSelector.matchLabels[pool]: wants \"b\", node has \"a\""),
         ),
         (
             "{matchLabels: {zone: b}}",
-            Some("spec.nodeSelector.matchLabels[zone]: it is to be \"b\", the node has no such label"),
+            Some("spec.nodeSelector.matchLabels[zone]: wants \"b\", node has no such label"),
         ),
         (
             "{matchLabels: {tier: x}}",
             Some(
-                "spec.nodeSelector.matchLabels[tier]: it is to be \"x\", and selectors do not see the node's, which gpunode wrote",
+                "spec.nodeSelector.matchLabels[tier]: wants \"x\", selectors ignore the node's value, which gpunode wrote",
             ),
         ),
         (
             "{matchExpressions: [{key: pool, operator: Exists}, {key: pool, operator: NotIn, values: [a, c]}]}",
-            Some("spec.nodeSelector.matchExpressions[1]: pool is not to be one of \"a\", \"c\", the node has \"a\""),
+            Some("spec.nodeSelector.matchExpressions[1]: wants pool to be none of \"a\", \"c\", node has \"a\""),
         ),
         (
             "{matchExpressions: [{key: zone, operator: In, values: [a]}]}",
-            Some("spec.nodeSelector.matchExpressions[0]: zone is to be one of \"a\", the node has no such label"),
+            Some("spec.nodeSelector.matchExpressions[0]: wants zone to be one of \"a\", node has no such label"),
         ),
     ] {
         let base = policy("base", "{nodeSelector: {}, labels: {tier: x}}");
@@ -236,7 +234,7 @@ fn gpus_that_do_not_match_and_keys_that_were_taken_over_are_named() {
     world.converge(&policies);
     let explanation = explained(&world, &policies);
     let reason = explanation.policies[0].mismatch.as_deref().unwrap();
-    assert!(reason.starts_with("spec.gpuSelector asks for 2 such GPUs"), "{reason}");
+    assert!(reason.starts_with("spec.gpuSelector wants 2 such GPUs"), "{reason}");
     assert_eq!(explanation.entries[0].before.as_deref(), Some("old"), "{explanation:?}");
 }
 

@@ -2,7 +2,7 @@
 
 use crate::world::{World, now, policy};
 use gpunode_crds::{Agent, ConditionType, GpuNode};
-use gpunode_plan::{NodeHold, NodePlan, PolicyOutcome, PolicySet, plan_node};
+use gpunode_plan::{NodeContext, NodeHold, NodePlan, PolicyOutcome, PolicySet, plan_node};
 use json_patch::PatchOperation;
 use serde_json::json;
 
@@ -24,7 +24,10 @@ fn world() -> World {
 
 fn without_labels(world: &World) -> NodePlan {
     let policies = PolicySet::default().with_gpu_labels(false);
-    plan_node(&policies, &world.facts(), world.gpu_node.as_ref(), now())
+    plan_node(
+        &policies,
+        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), now()),
+    )
 }
 
 /// What the operator says in the status of the `GpuNode`, once it is written there.
@@ -117,7 +120,7 @@ fn labels_of_gpu_feature_discovery_stay_and_the_gpu_node_says_so() {
     assert_eq!(
         say(&mut world, &plan).as_deref(),
         Some(
-            "False OwnedByAnother: nfd-master keeps 2 of the labels with facts about GPUs, as GPU feature discovery does: \
+            "False OwnedByAnother: nfd-master keeps 2 of the GPU fact labels, as GPU feature discovery does: \
              nvidia.com/gpu.count is \"1\", not \"2\""
         )
     );
@@ -127,9 +130,9 @@ fn labels_of_gpu_feature_discovery_stay_and_the_gpu_node_says_so() {
     let plan = world.converge(&[]);
     assert_eq!(world.label("nvidia.com/gpu.count"), Some("2"));
     assert!(
-        say(&mut world, &plan).unwrap().ends_with(
-            "keeps 1 of the labels with facts about GPUs, as GPU feature discovery does: with the same values"
-        )
+        say(&mut world, &plan)
+            .unwrap()
+            .ends_with("keeps 1 of the GPU fact labels, as GPU feature discovery does: with the same values")
     );
     world.set_label("nvidia.com/gpu.product", None);
     let plan = world.converge(&[]);

@@ -6,7 +6,7 @@ use gpunode_crds::{
     Agent, AgentMode, Configuration, ConfigurationStep, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason,
     RejectedConfiguration,
 };
-use gpunode_plan::{GpuNodeChange, NodePlan, PolicySet, RolloutPermit, plan_node_with_permit};
+use gpunode_plan::{GpuNodeChange, NodeContext, NodePlan, PolicySet, RolloutPermit, plan_node_with_permit};
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
@@ -109,9 +109,7 @@ pub fn plan_at(turn: RolloutPermit, world: &World, policies: &[GpuNodePolicy], m
     plan_node_with_permit(
         turn,
         &PolicySet::new(policies),
-        &world.facts(),
-        world.gpu_node.as_ref(),
-        later,
+        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), later),
     )
 }
 

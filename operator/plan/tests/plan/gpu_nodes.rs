@@ -6,7 +6,7 @@ use gpunode_crds::{
     Agent, AgentMode, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason, RejectedConfiguration,
     ResourceStatus, WaitingDevice,
 };
-use gpunode_plan::{GpuNodeChange, NodePlan, PolicyOutcome, PolicySet, plan_node};
+use gpunode_plan::{GpuNodeChange, NodeContext, NodePlan, PolicyOutcome, PolicySet, plan_node};
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
@@ -83,9 +83,7 @@ fn outcome_after(world: &World, minutes: i64) -> (NodePlan, PolicyOutcome) {
     let later = now() + SignedDuration::from_mins(minutes);
     let plan = plan_node(
         &PolicySet::new(&[governing()]),
-        &world.facts(),
-        world.gpu_node.as_ref(),
-        later,
+        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), later),
     );
     let outcome = plan.outcomes["p"].clone();
     (plan, outcome)
@@ -279,7 +277,7 @@ fn ready_agent_whose_gpus_the_node_does_not_offer_is_waited_for_and_then_failed(
         );
         let (plan, outcome) = outcome_after(&world, 10);
         let message =
-            "the agent reported 8 nvidia.com/gpu, node n has 0 to give out; see the agent's pod on n and its log";
+            "the agent reports 8 nvidia.com/gpu, node n has 0 allocatable; see the agent's pod on n and its log";
         assert_eq!(
             (outcome, plan.recheck),
             (PolicyOutcome::failed(Reason::AgentNotReporting, message), None)

@@ -5,7 +5,7 @@ use crate::{
     world::{World, policy},
 };
 use gpunode_crds::{GpuNodePolicy, Reason};
-use gpunode_plan::{PolicyOutcome, PolicySet, RolloutPermit, RolloutStage, explain};
+use gpunode_plan::{NodeContext, PolicyOutcome, PolicySet, RolloutPermit, RolloutStage, explain};
 
 fn old() -> GpuNodePolicy {
     policy("old", "{nodeSelector: {}, devicePlugin: {}}")
@@ -80,7 +80,7 @@ fn agent_that_never_takes_over_stops_the_rollout_and_is_told_as_what_it_is() {
         (Some(RolloutStage::Stepping), &PolicyOutcome::Updating)
     );
     let plan = plan_at(RolloutPermit::Granted, &world, &policies, 5);
-    let why = "not in force after 5m: the agent of policy old still serves the node, that of new has not taken over; see its pod on n";
+    let why = "not in force after 5m: the agent of policy old still serves the node; the agent of policy new has not taken over; see its pod on n";
     assert_eq!(
         plan.outcomes["new"],
         PolicyOutcome::failed(Reason::ProgressDeadlineExceeded, why)
@@ -110,7 +110,10 @@ fn end_of_a_hand_over_is_no_change_of_a_policy_that_changes_nothing() {
 fn explanation_says_why_the_agent_of_another_policy_is_still_there() {
     let world = taken();
     let set = PolicySet::new(&[new(), old()]);
-    let explanation = explain(&set, &world.facts(), world.gpu_node.as_ref(), world.now);
+    let explanation = explain(
+        &set,
+        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), world.now),
+    );
     let entry = explanation
         .entries
         .iter()
@@ -119,6 +122,6 @@ fn explanation_says_why_the_agent_of_another_policy_is_still_there() {
     let source = serde_json::to_value(&entry.source).unwrap();
     assert_eq!(
         source["why"],
-        "its agent serves until that of policy new has taken over"
+        "its agent serves until the agent of policy new takes over"
     );
 }

@@ -2,7 +2,7 @@
 
 use crate::world::{World, now, policy};
 use gpunode_crds::{GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, MpsDaemon, MpsDaemonState};
-use gpunode_plan::{GpuNodeChange, NodeFacts, NodeHold, PolicySet, plan_node};
+use gpunode_plan::{GpuNodeChange, NodeContext, NodeFacts, NodeHold, PolicySet, plan_node};
 use serde_json::json;
 
 const LABEL: &str = "gpunode.dev/mps";
@@ -139,9 +139,7 @@ fn preview_names_the_label() {
     let facts: NodeFacts = world.facts();
     let plan = plan_node(
         &PolicySet::new(&[preview]),
-        &facts,
-        Some(&with_daemon(MpsDaemonState::Answering)),
-        now(),
+        NodeContext::new(&facts, Some(&with_daemon(MpsDaemonState::Answering)), now()),
     );
     assert_eq!(plan.previews["p"].set_labels.get(LABEL), None);
 }

@@ -106,7 +106,7 @@ fn other_policies_wait_for_the_paused_one_and_say_so() {
             panic!("{name}")
         };
         assert!(
-            message.starts_with("policy pool is paused and has something on the node"),
+            message.starts_with("policy pool is paused and owns keys of the node"),
             "{message}"
         );
     }

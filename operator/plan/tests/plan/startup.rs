@@ -5,7 +5,7 @@ use crate::{
     world::{World, policy},
 };
 use gpunode_crds::{GpuNodePolicy, ResourceStatus};
-use gpunode_plan::{PolicySet, RolloutPermit, plan_node_with_permit};
+use gpunode_plan::{NodeContext, PolicySet, RolloutPermit, plan_node_with_permit};
 use serde_json::{Value, json};
 
 fn starting() -> GpuNodePolicy {
@@ -122,9 +122,7 @@ fn node_that_works_with_the_configuration_that_it_was_given_need_not_wait_for_it
     let plan = plan_node_with_permit(
         RolloutPermit::Withheld,
         &set,
-        &world.facts(),
-        world.gpu_node.as_ref(),
-        world.now,
+        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), world.now),
     );
     json_patch::patch(&mut world.node, &plan.patch.unwrap()).unwrap();
     assert_eq!((keys(&world), started(&world).as_deref()), (vec![], Some("b1")));
@@ -225,7 +223,11 @@ fn clock_of_a_node_that_is_a_year_ahead_is_not_waited_for() {
 fn plan_for_people_leaves_out_a_taint_that_goes_by_itself() {
     let world = unreported();
     let set = PolicySet::new([&starting()]);
-    let plan = plan_node_with_permit(RolloutPermit::Simulated, &set, &world.facts(), None, world.now);
+    let plan = plan_node_with_permit(
+        RolloutPermit::Simulated,
+        &set,
+        NodeContext::new(&world.facts(), None, world.now),
+    );
     assert!(!format!("{:?}", plan.patch).contains("not-ready"), "{:?}", plan.patch);
     let preview = policy(
         "p",

@@ -39,8 +39,8 @@ fn no_match_is_ready() {
         conditions(&status),
         [
             "Ready=True NoMatchingNodes: no node matches",
-            "Reconciling=False UpToDate: nothing is under way",
-            "Stalled=False UpToDate: the spec can be carried out",
+            "Reconciling=False UpToDate: no change is under way",
+            "Stalled=False UpToDate: nothing stops the policy",
             "Conflict=False NoConflict: no other owner is in the way",
             "Degraded=False NodesHealthy: no matched node failed",
         ]
@@ -59,9 +59,9 @@ fn a_paused_policy_is_ready_whatever_its_nodes_do() {
     let conditions = conditions(&status);
     assert_eq!(
         conditions[0],
-        "Ready=True Paused: 3 nodes stay as they are, and none is added"
+        "Ready=True Paused: 3 nodes stay as they are; no further node is added"
     );
-    assert_eq!(conditions[1], "Reconciling=False UpToDate: nothing is under way");
+    assert_eq!(conditions[1], "Reconciling=False UpToDate: no change is under way");
 }
 
 #[test]
@@ -104,8 +104,8 @@ fn healthy_nodes_on_which_somebody_has_to_act_hold_ready() {
         conditions(&status),
         [
             "Ready=False ConfigurationRejected: in force on 1 of 3 matched nodes; not on node-1: resources[0]: no",
-            "Reconciling=False UpToDate: nothing is under way",
-            "Stalled=False UpToDate: the spec can be carried out",
+            "Reconciling=False UpToDate: no change is under way",
+            "Stalled=False UpToDate: nothing stops the policy",
             "Conflict=True KeyOwnedByAnother: 1 of 3 matched nodes conflict; node-2: label a is \"x\", not \"y\"",
             "Degraded=True NodesFailed: 1 of 3 matched nodes failed; node-1: ConfigurationRejected: resources[0]: no",
         ]
@@ -174,7 +174,8 @@ fn devices_that_wait_for_their_holders_are_named_and_do_not_hold_ready() {
         },
     );
     let status = policy_status(policies.get("p").unwrap(), &tally, &AgentUpdate::default(), None, now());
-    let ready = "Ready=True InForce: in force on 2 of 2 matched nodes; on 1 of them devices wait for their holders";
+    let ready =
+        "Ready=True InForce: in force on 2 of 2 matched nodes; on 1 of them, devices wait for the pods that hold them";
     assert_eq!(
         (conditions(&status)[0].as_str(), status.waiting),
         (ready, vec![waiting])
@@ -208,7 +209,7 @@ fn preview_is_ready_and_says_how_much_would_change() {
         conditions(&status)[..2],
         [
             "Ready=True Preview: 1 of 2 matched nodes would change; nothing is written",
-            "Reconciling=False UpToDate: nothing is under way",
+            "Reconciling=False UpToDate: no change is under way",
         ]
     );
 }
@@ -264,13 +265,13 @@ fn rollout_says_how_far_it_is() {
         ("c", RolloutStage::Stepping),
         ("d", RolloutStage::Pending),
     ];
-    let words = "2 of 4 nodes have the new configuration; c is being changed";
+    let words = "2 of 4 nodes have the new configuration; c is changing";
     assert_eq!(
         of_rollout(&stages)[..3],
         [
             format!("Ready=False NodesUpdating: {words}"),
             format!("Reconciling=True NodesUpdating: {words}"),
-            "Stalled=False UpToDate: the spec can be carried out".to_owned(),
+            "Stalled=False UpToDate: nothing stops the policy".to_owned(),
         ]
     );
 }
@@ -282,13 +283,13 @@ fn stopped_rollout_is_stalled_and_nothing_is_under_way() {
         ("b", RolloutStage::Stopped("MemoryBelowUnit: m".to_owned())),
         ("c", RolloutStage::Pending),
     ];
-    let words = "stopped at b, which failed: MemoryBelowUnit: m; 1 of 3 nodes has the new configuration; no other node \
-                 changes until the spec does";
+    let words = "stopped: node b failed: MemoryBelowUnit: m; 1 of 3 nodes has the new configuration; no other node \
+                 changes until the spec changes";
     assert_eq!(
         of_rollout(&stages)[..3],
         [
             format!("Ready=False RolloutStopped: {words}"),
-            "Reconciling=False UpToDate: nothing is under way".to_owned(),
+            "Reconciling=False UpToDate: no change is under way".to_owned(),
             format!("Stalled=True RolloutStopped: {words}"),
         ]
     );
@@ -328,18 +329,18 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
     assert_eq!(
         told(4, 0, &behind(3, false)),
         [
-            "Ready=False NodesUpdating: 1 of 4 agents are the new ones; the old ones serve until then",
-            "Reconciling=True NodesUpdating: 1 of 4 agents are the new ones; the old ones serve until then",
-            "Stalled=False UpToDate: the spec can be carried out",
+            "Ready=False NodesUpdating: 1 of 4 agents are updated; the old ones serve until then",
+            "Reconciling=True NodesUpdating: 1 of 4 agents are updated; the old ones serve until then",
+            "Stalled=False UpToDate: nothing stops the policy",
         ]
     );
-    let why = "no further agent has taken over for 10m: 1 of 4 agents are the new ones; the old ones serve until then; see the \
+    let why = "no agent has taken over in the last 10m: 1 of 4 agents are updated; the old ones serve until then; see the \
                pods of DaemonSet gpunode-agent-p that are not Ready";
     assert_eq!(
         told(4, 0, &behind(3, true)),
         [
             format!("Ready=False RolloutStopped: {why}"),
-            "Reconciling=False UpToDate: nothing is under way".to_owned(),
+            "Reconciling=False UpToDate: no change is under way".to_owned(),
             format!("Stalled=True RolloutStopped: {why}"),
         ]
     );
@@ -349,7 +350,7 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
     };
     assert_eq!(
         told(3, 1, &nobody_waits)[0],
-        "Ready=True InForce: in force on 3 of 4 matched nodes; 1 agent is still the old one",
+        "Ready=True InForce: in force on 3 of 4 matched nodes; 1 agent is not updated",
         "one is down"
     );
     let refused = AgentUpdate {

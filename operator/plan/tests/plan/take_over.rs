@@ -253,7 +253,7 @@ fn the_gpu_node_tells_conflicts_with_keys_values_and_policies_until_they_are_gon
     let (reason, message) = condition(&world, &[reporting()]).unwrap();
     assert_eq!(reason, "KeyOwnedByAnother");
     assert!(
-        message.starts_with("label team is \"theirs\", not \"ours\", as taker wants; taint other"),
+        message.starts_with("label team is \"theirs\", not \"ours\" (wanted by taker); taint other"),
         "{message}"
     );
 

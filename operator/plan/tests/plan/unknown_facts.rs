@@ -2,7 +2,7 @@
 
 use crate::world::{World, policy};
 use gpunode_crds::{Agent, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus};
-use gpunode_plan::{PolicyOutcome, PolicySet, explain};
+use gpunode_plan::{NodeContext, PolicyOutcome, PolicySet, explain};
 
 fn by_gpus() -> GpuNodePolicy {
     policy(
@@ -52,9 +52,7 @@ fn node_without_a_word_of_its_agent_keeps_what_it_has() {
         assert!(plan.gpu_node.gives_configuration());
         let explained = explain(
             &PolicySet::new(&[by_gpus()]),
-            &world.facts(),
-            world.gpu_node.as_ref(),
-            world.now,
+            NodeContext::new(&world.facts(), world.gpu_node.as_ref(), world.now),
         );
         assert_eq!(explained.policies[0].mismatch, None);
     }

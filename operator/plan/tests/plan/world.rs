@@ -1,7 +1,7 @@
 //! A node as the API server would hold it, and short ways to write policies.
 
 use gpunode_crds::{GpuNode, GpuNodePolicy};
-use gpunode_plan::{NodeFacts, NodePlan, PolicySet, plan_node};
+use gpunode_plan::{NodeContext, NodeFacts, NodePlan, PolicySet, plan_node};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
@@ -58,9 +58,7 @@ impl World {
     pub fn plan(&self, policies: &[GpuNodePolicy]) -> NodePlan {
         plan_node(
             &PolicySet::new(policies),
-            &self.facts(),
-            self.gpu_node.as_ref(),
-            self.now,
+            NodeContext::new(&self.facts(), self.gpu_node.as_ref(), self.now),
         )
     }
 

@@ -68,7 +68,7 @@ impl Scene {
                 gpu_node.spec.step = step;
                 (gpu_node, WriteKind::Update)
             }
-            (GpuNodeChange::Ask { release, recovered, .. }, Some(mut gpu_node)) => {
+            (GpuNodeChange::Requests { release, recovered, .. }, Some(mut gpu_node)) => {
                 (gpu_node.spec.release, gpu_node.spec.recovered) = (release, recovered);
                 (gpu_node, WriteKind::Update)
             }
@@ -147,8 +147,7 @@ fn nodes_change_one_after_the_other_in_the_order_of_their_names() {
         );
         assert!(scene.work_on(name));
         let have = if index == 1 { "has" } else { "have" };
-        let words =
-            format!("False NodesUpdating: {index} of 4 nodes {have} the new configuration; {name} is being changed");
+        let words = format!("False NodesUpdating: {index} of 4 nodes {have} the new configuration; {name} is changing");
         assert_eq!(scene.ready(), words);
         scene.report(name, Agent::PutsInForce);
         let woken: Vec<String> = scene.queued_nodes().into_iter().map(str::to_owned).collect();
@@ -180,7 +179,7 @@ fn rollout_stops_at_the_node_that_rejects_and_resumes_with_another_spec() {
     assert!(
         scene
             .ready()
-            .starts_with("False RolloutStopped: stopped at b, which failed: ConfigurationRejected: no; 1 of 4")
+            .starts_with("False RolloutStopped: stopped: node b failed: ConfigurationRejected: no; 1 of 4")
     );
 
     scene.set_policy("p", &spec(false, "{}"));
@@ -211,7 +210,7 @@ fn stop_outlasts_the_label_ignore_on_the_node_that_failed() {
     scene.go(ClusterIndex::queue_everything);
     assert!(NODES.iter().all(|name| !scene.work_on(name)));
     assert!(
-        scene.ready().starts_with("False RolloutStopped: stopped at a"),
+        scene.ready().starts_with("False RolloutStopped: stopped: node a"),
         "{}",
         scene.ready()
     );

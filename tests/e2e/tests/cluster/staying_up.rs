@@ -176,7 +176,7 @@ fn a_broken_image_halts_its_rollout_and_the_agent_before_it_goes_on() -> Result<
         let stalled = condition(&policy, "Stalled");
         let message = stalled["message"].as_str().unwrap_or_default();
         ensure!(
-            stalled["status"] == "True" && message.contains("no further agent has taken over for 20s"),
+            stalled["status"] == "True" && message.contains("no agent has taken over in the last 20s"),
             "{stalled}"
         );
         Ok(())

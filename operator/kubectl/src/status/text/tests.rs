@@ -32,7 +32,7 @@ fn a_fleet_is_one_table_with_its_problems_below() {
     POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
     new      Preview   0          0         0             0          0        0            Unknown   -
     v100     Enforce   100        3         1             1          1        0            False     NodesUpdating
-    policy new matches no node; nearest node: a (and 5 others as near): spec.nodeSelector.matchLabels[pool]: it is to be "x", the node has no such label
+    policy new matches no node; nearest node: a (and 5 others as near): spec.nodeSelector.matchLabels[pool]: wants "x", node has no such label
 
     PROBLEMS
     GpuNode d: its status cannot be read: bad time

@@ -18,7 +18,7 @@ fn turns_are_granted_by_name_within_the_budget_and_again_when_a_node_is_done() {
     let mut rollout = pending(5);
     assert_eq!(rollout.advance(&pace("2")), ["gpu-0", "gpu-1"]);
     assert_eq!(rollout.advance(&pace("2")), [""; 0]);
-    assert!(rollout.take_turn("gpu-0") && !rollout.take_turn("gpu-2"));
+    assert!(rollout.use_permit("gpu-0") && !rollout.use_permit("gpu-2"));
     rollout.put("gpu-0", Some(&RolloutStage::Stepping));
     assert_eq!(rollout.advance(&pace("2")), [""; 0]);
     rollout.put("gpu-0", Some(&RolloutStage::Done));
@@ -30,7 +30,7 @@ fn turns_are_granted_by_name_within_the_budget_and_again_when_a_node_is_done() {
 fn node_that_fails_stops_the_rollout_until_it_has_another_configuration() {
     let mut rollout = pending(4);
     rollout.advance(&pace("2"));
-    rollout.take_turn("gpu-0");
+    rollout.use_permit("gpu-0");
     rollout.put("gpu-0", Some(&RolloutStage::Stopped("broken".to_owned())));
     assert_eq!(rollout.advance(&pace("2")), [""; 0]);
     assert!((0..4).all(|index| !rollout.is_granted(&format!("gpu-{index}"))));
@@ -43,13 +43,13 @@ fn node_that_fails_stops_the_rollout_until_it_has_another_configuration() {
 fn turn_that_was_taken_counts_until_it_is_known_what_became_of_it() {
     let mut rollout = pending(2);
     rollout.advance(&pace("1"));
-    assert!(rollout.take_turn("gpu-0"));
+    assert!(rollout.use_permit("gpu-0"));
     assert_eq!(
         rollout.advance(&pace("1")),
         [""; 0],
         "the answer may be lost and the write may not be"
     );
-    assert!(rollout.take_turn("gpu-0"), "it may try again");
+    assert!(rollout.use_permit("gpu-0"), "it may try again");
 }
 
 #[test]
@@ -57,8 +57,8 @@ fn refused_node_lets_the_others_go_first() {
     let mut rollout = pending(3);
     for expected in ["gpu-0", "gpu-1", "gpu-2", "gpu-0"] {
         assert_eq!(rollout.advance(&pace("1")), [expected]);
-        assert!(rollout.take_turn(expected));
-        rollout.give_back(expected);
+        assert!(rollout.use_permit(expected));
+        rollout.return_permit(expected);
     }
 }
 
@@ -67,14 +67,14 @@ fn node_that_is_refused_for_good_holds_no_other_up() {
     let mut rollout = pending(3);
     for name in ["gpu-0", "gpu-1", "gpu-2"] {
         assert_eq!(rollout.advance(&pace("1")), [name]);
-        rollout.take_turn(name);
-        rollout.give_back(name);
+        rollout.use_permit(name);
+        rollout.return_permit(name);
     }
     for (name, is_refused) in [("gpu-0", true), ("gpu-1", false), ("gpu-2", false), ("gpu-0", true)] {
         assert_eq!(rollout.advance(&pace("1")), [name]);
-        rollout.take_turn(name);
+        rollout.use_permit(name);
         if is_refused {
-            rollout.give_back(name);
+            rollout.return_permit(name);
         } else {
             rollout.put(name, Some(&RolloutStage::Done));
         }
@@ -85,37 +85,37 @@ fn node_that_is_refused_for_good_holds_no_other_up() {
 fn write_that_was_lost_before_a_stop_is_made_again_when_that_mends() {
     let mut rollout = pending(3);
     rollout.advance(&pace("2"));
-    assert!(rollout.take_turn("gpu-0") && rollout.take_turn("gpu-1"));
+    assert!(rollout.use_permit("gpu-0") && rollout.use_permit("gpu-1"));
     rollout.put("gpu-0", Some(&RolloutStage::Stopped("broken".to_owned())));
-    assert!(rollout.advance(&pace("2")).is_empty() && !rollout.take_turn("gpu-1"));
+    assert!(rollout.advance(&pace("2")).is_empty() && !rollout.use_permit("gpu-1"));
     rollout.put("gpu-0", Some(&RolloutStage::Done));
     assert_eq!(rollout.advance(&pace("2")), ["gpu-1", "gpu-2"]);
-    assert!(rollout.take_turn("gpu-1"));
+    assert!(rollout.use_permit("gpu-1"));
 }
 
 #[test]
 fn budget_that_shrinks_takes_back_what_is_not_taken() {
     let mut rollout = pending(4);
     rollout.advance(&pace("3"));
-    rollout.take_turn("gpu-1");
+    rollout.use_permit("gpu-1");
     rollout.advance(&pace("1"));
     assert!(rollout.is_granted("gpu-1") && !rollout.is_granted("gpu-0") && !rollout.is_granted("gpu-2"));
 }
 
 #[test]
-fn words_say_how_far_it_is() {
+fn progress_names_the_nodes_that_change() {
     let mut rollout = pending(2);
     assert_eq!(rollout.progress().unwrap(), "0 of 2 nodes have the new configuration");
     rollout.put("gpu-0", Some(&RolloutStage::Done));
     rollout.put("gpu-1", Some(&RolloutStage::Stepping));
     assert_eq!(
         rollout.progress().unwrap(),
-        "1 of 2 nodes has the new configuration; gpu-1 is being changed"
+        "1 of 2 nodes has the new configuration; gpu-1 is changing"
     );
     for index in 2..6 {
         rollout.put(&format!("gpu-{index}"), Some(&RolloutStage::Stepping));
     }
-    let words = "1 of 6 nodes has the new configuration; gpu-1, gpu-2, gpu-3 and 2 more are being changed";
+    let words = "1 of 6 nodes has the new configuration; gpu-1, gpu-2, gpu-3 and 2 more are changing";
     assert_eq!(rollout.progress().unwrap(), words);
     (1..6).for_each(|index| rollout.put(&format!("gpu-{index}"), Some(&RolloutStage::Done)));
     assert_eq!(rollout.progress(), None);
@@ -233,7 +233,7 @@ impl Fleet {
     /// One node is written at its turn, if it is; returns whether a node that worked is now changing.
     fn works(&mut self, node: usize, answer: Answer) -> bool {
         let name = Self::name(node);
-        if self.rollout.stages.get(&name) != Some(&RolloutStage::Pending) || !self.rollout.take_turn(&name) {
+        if self.rollout.stages.get(&name) != Some(&RolloutStage::Pending) || !self.rollout.use_permit(&name) {
             return false;
         }
         // A write under an old version is a race, which says nothing.
@@ -241,7 +241,7 @@ impl Fleet {
             return false;
         }
         match answer {
-            Answer::Refused => self.rollout.give_back(&name),
+            Answer::Refused => self.rollout.return_permit(&name),
             Answer::Lost => {}
             Answer::Written | Answer::WrittenAndLost => {
                 self.nodes[node] = Truth::Steps(self.generation);

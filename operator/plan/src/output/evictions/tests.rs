@@ -1,5 +1,5 @@
 use super::*;
-use crate::node::planner::plan_node;
+use crate::{input::context::NodeContext, node::planner::plan_node};
 use gpunode_crds::GpuNodePolicy;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
@@ -56,7 +56,7 @@ const NOTHING: &str = r#"{"version":1}"#;
 
 fn of(policies: &[GpuNodePolicy], node: &NodeFacts, gpu_node: &GpuNode) -> BTreeMap<PodName, PodEviction> {
     let set = PolicySet::new(policies);
-    let plan = plan_node(&set, node, Some(gpu_node), at(1000));
+    let plan = plan_node(&set, NodeContext::new(node, Some(gpu_node), at(1000)));
     evictions(&set, &plan, node, Some(gpu_node))
 }
 
@@ -216,7 +216,7 @@ fn pod_that_cannot_hold_the_device_is_left_alone() {
         device,
         resource,
         since: at(100),
-        trouble: "x".to_owned(),
+        fault: "x".to_owned(),
     };
     let asks = |name: &str, count: &str| json!([{"name": "main", "resources": {"limits": {name: count}}}]);
     let pod = || {

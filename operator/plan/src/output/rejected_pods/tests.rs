@@ -1,5 +1,5 @@
 use super::*;
-use crate::node::planner::plan_node;
+use crate::{input::context::NodeContext, node::planner::plan_node};
 use gpunode_crds::GpuNodePolicy;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -80,8 +80,8 @@ fn goes(policies: &[(&str, &str)], labels: &Value, owned: &str, reported: Option
             "metadata": {"name": "n"}, "spec": {}, "status": {"resources": [resource]}}))
         .unwrap()
     });
-    let plan = plan_node(&set, &node, gpu_node.as_ref(), Timestamp::UNIX_EPOCH);
-    kept(pod).unwrap().goes(&set, &plan, &node, gpu_node.as_ref())
+    let plan = plan_node(&set, NodeContext::new(&node, gpu_node.as_ref(), Timestamp::UNIX_EPOCH));
+    kept(pod).unwrap().should_delete(&set, &plan, &node, gpu_node.as_ref())
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! The labels of what is offered: `nvidia.com/gpu.*` and `nvidia.com/mig-PROFILE.*`.
+//! The labels of GPUs and MIG devices: `nvidia.com/gpu.*` and `nvidia.com/mig-PROFILE.*`.
 
-use super::{Labels, cut};
+use crate::fact_labels::label_set::{FactLabels, cut};
 use gpunode_crds::{
     GpuDevice, GpuNodeStatus, MAX_LABEL_VALUE, MigDevice, MigMode, MigStrategy, ResourceStatus, SharingStrategy,
 };
@@ -9,58 +9,60 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-/// What the labels of one resource begin with.
+/// Prefix of the labels of GPUs.
 const GPU: &str = "gpu";
 
-/// How one device is shared.
+/// Sharing of one device.
 #[derive(Clone, Copy, Debug)]
-struct Sharing {
+struct DeviceSharing {
     replicas: i32,
     strategy: SharingStrategy,
     renamed: bool,
 }
 
-/// A MIG device and its GPU.
-type Part<'a> = (&'a GpuDevice, &'a MigDevice);
+/// MIG device and its GPU.
+type MigPart<'a> = (&'a GpuDevice, &'a MigDevice);
 
-/// Adds the labels of the GPUs and, as the MIG strategy in force has it, those of their MIG devices.
-pub(super) fn labels(status: &GpuNodeStatus, labels: &mut Labels) {
-    gpus(status, labels);
-    let parts: Vec<Part<'_>> = status
+/// Adds the labels of the GPUs and, depending on the MIG strategy in force, those of their MIG devices.
+pub fn add_resource_labels(status: &GpuNodeStatus, labels: &mut FactLabels) {
+    add_gpus(status, labels);
+    let parts: Vec<MigPart<'_>> = status
         .gpus
         .iter()
         .flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)))
         .collect();
     match status.mig_strategy {
-        Some(MigStrategy::Single) => single(status, &parts, labels),
+        Some(MigStrategy::Single) => add_single_strategy(status, &parts, labels),
         Some(MigStrategy::Mixed) => {
-            let mut profiles: BTreeMap<&str, Vec<Part<'_>>> = BTreeMap::new();
+            let mut profiles: BTreeMap<&str, Vec<MigPart<'_>>> = BTreeMap::new();
             for part in parts {
                 profiles.entry(&part.1.profile).or_default().push(part);
             }
             for (profile, parts) in profiles {
-                mig(status, &format!("mig-{}", profile.replace('+', ".")), &parts, labels);
+                add_mig_devices(status, &format!("mig-{}", profile.replace('+', ".")), &parts, labels);
             }
         }
         Some(MigStrategy::None) | None => {}
     }
 }
 
-fn gpus(status: &GpuNodeStatus, labels: &mut Labels) {
+fn add_gpus(status: &GpuNodeStatus, labels: &mut FactLabels) {
     let all: Vec<&GpuDevice> = status.gpus.iter().collect();
-    let Some(first) = leading(&all, |gpu| gpu) else { return };
+    let Some(first) = most_frequent(&all, |gpu| gpu) else {
+        return;
+    };
     let of_product = || all.iter().copied().filter(|gpu| gpu.product == first.product);
-    // One that is whole tells more than one that is divided.
+    // Prefers a GPU without MIG, whose labels tell more.
     let whole = of_product().find(|gpu| !is_divided(gpu));
     let sharing = match whole {
         Some(gpu) => sharing(status, &gpu.uuid),
-        None => Sharing {
+        None => DeviceSharing {
             replicas: 0,
-            ..Sharing::NONE
+            ..DeviceSharing::NONE
         },
     };
     let gpu = whole.unwrap_or(first);
-    base(GPU, (&gpu.product, ""), of_product().count(), sharing, labels);
+    add_common(GPU, (&gpu.product, ""), of_product().count(), sharing, labels);
     labels.nvidia_if("gpu.memory", Some(&gpu.memory_mib).filter(|mib| **mib > 0));
     if let Some((major, minor)) = gpu.compute_capability.as_deref().and_then(capability) {
         labels.nvidia("gpu.family", &family(major, minor));
@@ -69,34 +71,34 @@ fn gpus(status: &GpuNodeStatus, labels: &mut Labels) {
     }
 }
 
-/// Strategy single: the MIG devices take the place of the GPUs, which works where all are equal.
-fn single(status: &GpuNodeStatus, parts: &[Part<'_>], labels: &mut Labels) {
+/// Adds the labels of strategy single: MIG devices take the place of the GPUs, which works where all are equal.
+fn add_single_strategy(status: &GpuNodeStatus, parts: &[MigPart<'_>], labels: &mut FactLabels) {
     let divided: Vec<&GpuDevice> = status.gpus.iter().filter(|gpu| is_divided(gpu)).collect();
     let Some(first) = divided.first() else { return };
     let profiles: BTreeSet<&str> = parts.iter().map(|(_, mig)| mig.profile.as_str()).collect();
     let is_whole = divided.len() == status.gpus.len() && divided.iter().all(|gpu| !gpu.mig_devices.is_empty());
     if is_whole && profiles.len() == 1 {
-        return mig(status, GPU, parts, labels);
+        return add_mig_devices(status, GPU, parts, labels);
     }
-    labels.nvidia("gpu.product", &value(&first.product, "-MIG-INVALID"));
+    labels.nvidia("gpu.product", &product_value(&first.product, "-MIG-INVALID"));
     for name in ["count", "replicas", "memory"] {
         labels.nvidia(&format!("gpu.{name}"), &0);
     }
     labels.nvidia("gpu.sharing-strategy", "");
 }
 
-fn mig(status: &GpuNodeStatus, resource: &str, parts: &[Part<'_>], labels: &mut Labels) {
-    let Some((gpu, mig)) = leading(parts, |(gpu, _)| *gpu) else {
+fn add_mig_devices(status: &GpuNodeStatus, resource: &str, parts: &[MigPart<'_>], labels: &mut FactLabels) {
+    let Some((gpu, mig)) = most_frequent(parts, |(gpu, _)| *gpu) else {
         return;
     };
-    // What a label's value cannot have is dropped.
+    // Drops characters that a label's value cannot have.
     let profile: String = mig
         .profile
         .chars()
         .filter(|c| c.is_ascii_alphanumeric() || "-.".contains(*c))
         .collect();
     let sharing = sharing(status, &mig.uuid);
-    base(
+    add_common(
         resource,
         (&gpu.product, &format!("-MIG-{profile}")),
         parts.len(),
@@ -116,8 +118,14 @@ fn mig(status: &GpuNodeStatus, resource: &str, parts: &[Part<'_>], labels: &mut 
     set("engines.ofa", engines.map(|engines| engines.ofa.into()));
 }
 
-/// What every resource has.
-fn base(resource: &str, (product, part): (&str, &str), count: usize, sharing: Sharing, labels: &mut Labels) {
+/// Adds the labels that every resource has.
+fn add_common(
+    resource: &str,
+    (product, part): (&str, &str),
+    count: usize,
+    sharing: DeviceSharing,
+    labels: &mut FactLabels,
+) {
     let shared = if sharing.replicas > 1 && !sharing.renamed {
         "-SHARED"
     } else {
@@ -132,20 +140,20 @@ fn base(resource: &str, (product, part): (&str, &str), count: usize, sharing: Sh
     };
     labels.nvidia(
         &format!("{resource}.product"),
-        &value(product, &format!("{part}{shared}")),
+        &product_value(product, &format!("{part}{shared}")),
     );
     labels.nvidia(&format!("{resource}.count"), &count);
     labels.nvidia(&format!("{resource}.replicas"), &sharing.replicas);
     labels.nvidia(&format!("{resource}.sharing-strategy"), strategy);
 }
 
-/// A product and what is said of it, as long as a value may be.
-fn value(product: &str, suffix: &str) -> String {
+/// Returns a product with a suffix, cut to the maximum length of a value.
+fn product_value(product: &str, suffix: &str) -> String {
     format!("{}{suffix}", cut(product, MAX_LABEL_VALUE.saturating_sub(suffix.len())))
 }
 
-/// The first of the product that most of these are of; of several such products that of the lowest index.
-fn leading<'a, T>(items: &'a [T], gpu: impl Fn(&'a T) -> &'a GpuDevice) -> Option<&'a T> {
+/// Returns the first item of the most frequent product; of several such products, the one with the lowest index.
+fn most_frequent<'a, T>(items: &'a [T], gpu: impl Fn(&'a T) -> &'a GpuDevice) -> Option<&'a T> {
     let count = |item: &'a T| {
         items
             .iter()
@@ -159,7 +167,7 @@ fn leading<'a, T>(items: &'a [T], gpu: impl Fn(&'a T) -> &'a GpuDevice) -> Optio
         .map(|(_, item)| item)
 }
 
-impl Sharing {
+impl DeviceSharing {
     const NONE: Self = Self {
         replicas: 1,
         strategy: SharingStrategy::None,
@@ -167,18 +175,18 @@ impl Sharing {
     };
 }
 
-/// How the device with that UUID is shared; not at all where nothing says so.
-fn sharing(status: &GpuNodeStatus, uuid: &str) -> Sharing {
+/// Returns the sharing of the device with this UUID; none where no resource lists it.
+fn sharing(status: &GpuNodeStatus, uuid: &str) -> DeviceSharing {
     let of = |resource: &ResourceStatus| {
         let device = resource.devices.iter().find(|device| device.device == uuid)?;
         let strategy = resource.sharing.unwrap_or_default();
-        Some(Sharing {
+        Some(DeviceSharing {
             replicas: device.shares,
             strategy,
             renamed: resource.renamed,
         })
     };
-    status.resources.iter().find_map(of).unwrap_or(Sharing::NONE)
+    status.resources.iter().find_map(of).unwrap_or(DeviceSharing::NONE)
 }
 
 fn is_divided(gpu: &GpuDevice) -> bool {
@@ -190,7 +198,7 @@ fn capability(text: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok().filter(|major| *major > 0)?, minor.parse().ok()?))
 }
 
-/// The architecture as GPU feature discovery names it, which knows more than gpunode selects by.
+/// Returns GPU feature discovery's name of the architecture. It knows more than gpunode selects by.
 fn family(major: u32, minor: u32) -> &'static str {
     match (major, minor) {
         (1, _) => "tesla",

@@ -1,0 +1,157 @@
+//! Messages in the status of a policy.
+
+use gpunode_crds::NodeCounts;
+use jiff::SignedDuration;
+
+/// Maximum number of nodes that a message names.
+const MAX_NAMED: usize = 3;
+
+/// No node changes.
+pub const NO_CHANGE: &str = "no change is under way";
+/// The policy can come into force.
+pub const NOT_STALLED: &str = "nothing stops the policy";
+/// No key of the policy belongs to somebody else.
+pub const NO_CONFLICT: &str = "no other owner is in the way";
+/// No node failed.
+pub const NO_FAILURE: &str = "no matched node failed";
+/// The policy matches nothing.
+pub const NO_MATCH: &str = "no node matches";
+
+/// Progress of a rollout: `changing` are the nodes that are changing.
+pub fn rollout_progress<'a>(done: usize, all: usize, changing: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let have = if done == 1 { "has" } else { "have" };
+    let count = changing.len();
+    let named: Vec<&str> = changing.take(MAX_NAMED).collect();
+    let changing = match (named.len(), count - named.len()) {
+        (0, _) => String::new(),
+        (1, 0) => format!("; {} is changing", named.join("")),
+        (_, 0) => format!("; {} are changing", named.join(", ")),
+        (_, more) => format!("; {} and {more} more are changing", named.join(", ")),
+    };
+    format!("{done} of {all} nodes {have} the new configuration{changing}")
+}
+
+/// Number of nodes out of all that match.
+pub fn of_matched(number: i32, counts: &NodeCounts) -> String {
+    format!("{number} of {} matched nodes", counts.matched)
+}
+
+/// Progress where no rollout is under way.
+pub fn nodes_updating(updating: i32, counts: &NodeCounts) -> String {
+    format!("{} are updating", of_matched(updating, counts))
+}
+
+/// Rollout that a node stopped. `progress` is that of the rollout.
+pub fn rollout_stopped(node: &str, cause: &str, progress: &str) -> String {
+    format!("stopped: node {node} failed: {cause}; {progress}; no other node changes until the spec changes")
+}
+
+/// Progress of a replacement of agents.
+pub fn agents_updating(updated: i32, all: i32) -> String {
+    format!("{updated} of {all} agents are updated; the old ones serve until then")
+}
+
+/// Replacement of agents that missed its deadline.
+pub fn agents_late(deadline: SignedDuration, progress: &str, daemonset: &str) -> String {
+    format!(
+        "no agent has taken over in the last {deadline:#}: {progress}; see the pods of DaemonSet {daemonset} that are not Ready"
+    )
+}
+
+/// Conflict on the first of some nodes.
+pub fn nodes_conflict(node: &str, cause: &str, counts: &NodeCounts) -> String {
+    format!("{} conflict; {node}: {cause}", of_matched(counts.conflicted, counts))
+}
+
+/// Failure of the first of some nodes.
+pub fn nodes_failed(node: &str, reason: &str, cause: &str, counts: &NodeCounts) -> String {
+    format!(
+        "{} failed; {node}: {reason}: {cause}",
+        of_matched(counts.failed, counts)
+    )
+}
+
+/// Policy in mode Preview.
+pub fn preview_only(counts: &NodeCounts) -> String {
+    format!(
+        "{} would change; nothing is written",
+        of_matched(counts.updating, counts)
+    )
+}
+
+/// Policy in mode Paused.
+pub fn paused(counts: &NodeCounts) -> String {
+    format!("{} nodes stay as they are; no further node is added", counts.matched)
+}
+
+/// Policy that is not in force on a node where somebody has to act first.
+pub fn not_in_force_on(node: &str, cause: &str, counts: &NodeCounts) -> String {
+    format!(
+        "in force on {}; not on {node}: {cause}",
+        of_matched(counts.ready, counts)
+    )
+}
+
+/// Policy in force. On `waiting` of the nodes devices wait for their holders; `old` agents are not updated.
+pub fn in_force(waiting: usize, old: i32, counts: &NodeCounts) -> String {
+    let waiting = match waiting {
+        0 => String::new(),
+        nodes => format!("; on {nodes} of them, devices wait for the pods that hold them"),
+    };
+    // Tells no nodes: which agents are old is not known.
+    let old = match old {
+        0 => String::new(),
+        1 => "; 1 agent is not updated".to_owned(),
+        old => format!("; {old} agents are not updated"),
+    };
+    format!("in force on {}{waiting}{old}", of_matched(counts.ready, counts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COUNTS: NodeCounts = NodeCounts {
+        matched: 4,
+        ready: 2,
+        updating: 1,
+        failed: 1,
+        conflicted: 1,
+    };
+
+    #[test]
+    fn progress_names_three_nodes_at_most() {
+        let progress = |changing: &[&'static str]| rollout_progress(1, 9, changing.iter().copied());
+        assert_eq!(progress(&[]), "1 of 9 nodes has the new configuration");
+        assert_eq!(
+            progress(&["a"]),
+            "1 of 9 nodes has the new configuration; a is changing"
+        );
+        assert_eq!(
+            progress(&["a", "b", "c", "d"]),
+            "1 of 9 nodes has the new configuration; a, b, c and 1 more are changing"
+        );
+    }
+
+    #[test]
+    fn each_message_names_the_node_and_the_cause() {
+        assert_eq!(
+            rollout_stopped("n", "broken", "1 of 2 nodes has the new configuration"),
+            "stopped: node n failed: broken; 1 of 2 nodes has the new configuration; no other node changes until the spec changes"
+        );
+        assert_eq!(
+            agents_late(SignedDuration::from_mins(10), &agents_updating(1, 3), "gpunode-agent-p"),
+            "no agent has taken over in the last 10m: 1 of 3 agents are updated; the old ones serve until then; see the pods \
+             of DaemonSet gpunode-agent-p that are not Ready"
+        );
+        assert_eq!(nodes_conflict("n", "m", &COUNTS), "1 of 4 matched nodes conflict; n: m");
+        assert_eq!(
+            nodes_failed("n", "R", "m", &COUNTS),
+            "1 of 4 matched nodes failed; n: R: m"
+        );
+        assert_eq!(
+            in_force(1, 2, &COUNTS),
+            "in force on 2 of 4 matched nodes; on 1 of them, devices wait for the pods that hold them; 2 agents are not updated"
+        );
+    }
+}

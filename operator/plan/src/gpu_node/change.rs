@@ -1,0 +1,58 @@
+//! A write to the `GpuNode` of one node.
+
+use gpunode_crds::{Configuration, ConfigurationStep, GpuNode};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// Write to the `GpuNode` of one node. Each write except a creation is refused unless the object has the version given.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum GpuNodeChange {
+    /// No write.
+    #[default]
+    None,
+    /// Creates the object.
+    Create(Box<GpuNode>),
+    /// Sets or removes the configuration.
+    Configure {
+        /// `metadata.resourceVersion`.
+        resource_version: String,
+        /// `spec.config`.
+        config: Option<Configuration>,
+        /// `spec.step`; set where the node worked before, so that a rollout waits for it.
+        step: Option<ConfigurationStep>,
+    },
+    /// Ends the node's step in a rollout, or records its state.
+    Step {
+        /// `metadata.resourceVersion`.
+        resource_version: String,
+        /// `spec.step`.
+        step: Option<ConfigurationStep>,
+    },
+    /// Passes the requests of people on to the agent.
+    Requests {
+        /// `metadata.resourceVersion`.
+        resource_version: String,
+        /// `spec.release`.
+        release: bool,
+        /// `spec.recovered`.
+        recovered: Option<Time>,
+    },
+    /// Deletes an object without configuration, GPU and MPS daemon, if it also has this uid.
+    Delete {
+        /// `metadata.uid`.
+        uid: String,
+        /// `metadata.resourceVersion`.
+        resource_version: String,
+    },
+}
+
+impl GpuNodeChange {
+    /// Is true where this change gives the node a configuration.
+    pub fn gives_configuration(&self) -> bool {
+        matches!(self, Self::Create(_) | Self::Configure { config: Some(_), .. })
+    }
+}
+
+/// Returns the version that guards a write to a `GpuNode`.
+pub fn resource_version(gpu_node: &GpuNode) -> String {
+    gpu_node.metadata.resource_version.clone().unwrap_or_default()
+}

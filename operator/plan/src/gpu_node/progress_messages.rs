@@ -1,0 +1,68 @@
+//! Messages about an agent that does not put its configuration in force. Each names the next thing to look at.
+
+use jiff::SignedDuration;
+
+/// The node is down.
+pub const NODE_NOT_READY: &str = "the node is not Ready; see the kubelet on it";
+/// A label asks for the release of the GPUs.
+pub const RELEASED: &str = "the agents released the GPUs, as a label of the node requests";
+/// The agent has no condition Ready.
+pub const NO_READY_CONDITION: &str = "the agent does not report the condition Ready";
+/// The agent has another configuration in force.
+pub const OTHER_CONFIGURATION: &str = "the agent reports another configuration than it was given; see its log";
+/// Only a discovery agent reports, or none.
+pub const NO_DEVICE_PLUGIN: &str = "no agent with the device plugin reports; see its pod";
+/// The policy's configuration is invalid for a reason nobody recorded.
+pub const INVALID_CONFIGURATION: &str = "the configuration is invalid";
+
+/// The agent does not read configurations of this version.
+pub fn unreadable_version(read: &[i32], written: i32) -> String {
+    format!(
+        "the agent reads configuration versions {read:?}, not {written}; give it the image that came with the operator"
+    )
+}
+
+/// The agent of another policy still serves the node.
+pub fn hand_over_pending(serving: &str, policy: &str, node: &str) -> String {
+    format!(
+        "the agent of policy {serving} still serves the node; the agent of policy {policy} has not taken over; see its pod on \
+         {node}"
+    )
+}
+
+/// The agent reports a resource that the scheduler does not see.
+pub fn not_allocatable(count: i32, resource: &str, node: &str) -> String {
+    format!(
+        "the agent reports {count} {resource}, node {node} has 0 allocatable; see the agent's pod on {node} and its log"
+    )
+}
+
+/// The deadline of the rollout passed.
+pub fn deadline_exceeded(allowed: SignedDuration, cause: &str) -> String {
+    format!("not in force after {allowed:#}: {cause}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_message_names_what_is_wrong_and_where_to_look() {
+        assert_eq!(
+            unreadable_version(&[2, 3], 1),
+            "the agent reads configuration versions [2, 3], not 1; give it the image that came with the operator"
+        );
+        assert_eq!(
+            hand_over_pending("old", "new", "n"),
+            "the agent of policy old still serves the node; the agent of policy new has not taken over; see its pod on n"
+        );
+        assert_eq!(
+            not_allocatable(4, "nvidia.com/gpu", "n"),
+            "the agent reports 4 nvidia.com/gpu, node n has 0 allocatable; see the agent's pod on n and its log"
+        );
+        assert_eq!(
+            deadline_exceeded(SignedDuration::from_mins(10), NO_DEVICE_PLUGIN),
+            "not in force after 10m: no agent with the device plugin reports; see its pod"
+        );
+    }
+}

@@ -1,0 +1,74 @@
+//! Everything that is known of one node at one moment.
+
+use crate::input::{facts::NodeFacts, release::is_released};
+use gpunode_crds::{Configuration, GpuDevice, GpuNode, GpuNodeStatus};
+use jiff::Timestamp;
+
+/// One node, its `GpuNode` where it exists, and the current time.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeContext<'a> {
+    /// The node.
+    pub node: &'a NodeFacts,
+    /// The `GpuNode` of the same name.
+    pub gpu_node: Option<&'a GpuNode>,
+    /// The time to plan at.
+    pub now: Timestamp,
+}
+
+impl<'a> NodeContext<'a> {
+    /// Puts a node, its `GpuNode` and the current time together.
+    pub fn new(node: &'a NodeFacts, gpu_node: Option<&'a GpuNode>, now: Timestamp) -> Self {
+        Self { node, gpu_node, now }
+    }
+
+    /// Returns the same context for another version of the node.
+    pub(crate) fn with_node<'b>(self, node: &'b NodeFacts) -> NodeContext<'b>
+    where
+        'a: 'b,
+    {
+        NodeContext { node, ..self }
+    }
+
+    /// Returns the `GpuNode`'s status.
+    pub(crate) fn status(self) -> Option<&'a GpuNodeStatus> {
+        self.gpu_node?.status.as_ref()
+    }
+
+    /// Returns the configuration in `GpuNode.spec`.
+    pub(crate) fn configuration(self) -> Option<&'a Configuration> {
+        self.gpu_node?.spec.config.as_ref()
+    }
+
+    /// Returns the reported GPUs; none where nothing is reported.
+    pub(crate) fn gpus(self) -> &'a [GpuDevice] {
+        reported_gpus(self.gpu_node)
+    }
+
+    /// Is true where the agents must release the node's GPUs.
+    pub(crate) fn is_released(self) -> bool {
+        is_released(self.node)
+    }
+
+    /// Is true where the node is not Ready or released: no configuration comes into force there.
+    pub(crate) fn is_down(self) -> bool {
+        !self.node.ready || self.is_released()
+    }
+
+    /// Is true where an agent reported the node's GPUs.
+    pub(crate) fn has_report(self) -> bool {
+        has_report(self.gpu_node)
+    }
+}
+
+/// Is true where an agent reported the GPUs. Without a report the status may still hold the operator's own conditions.
+pub fn has_report(gpu_node: Option<&GpuNode>) -> bool {
+    let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
+    status.is_some_and(|status| status.agent.is_some() || !status.gpus.is_empty())
+}
+
+/// Returns the reported GPUs; none where nothing is reported.
+pub fn reported_gpus(gpu_node: Option<&GpuNode>) -> &[GpuDevice] {
+    gpu_node
+        .and_then(|gpu_node| gpu_node.status.as_ref())
+        .map_or(&[], |status| &status.gpus)
+}

@@ -1,0 +1,96 @@
+//! Conditions about keys that somebody else owns.
+
+use crate::{
+    gpu_node::conditions::OperatorCondition,
+    input::facts::NodeFacts,
+    node::{
+        claim::KeyClaims,
+        compose::DesiredValue,
+        conflicts::{ConflictKey, KeyConflict},
+    },
+};
+use gpunode_crds::{ConditionType, Reason};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Returns the condition about keys that policies want and somebody else owns.
+pub fn conflict_condition(conflicts: &[KeyConflict]) -> Option<OperatorCondition> {
+    let messages = conflicts
+        .iter()
+        .map(|conflict| format!("{conflict} (wanted by {})", conflict.policies.join(" and ")));
+    let message = messages.collect::<Vec<_>>().join("; ");
+    (!conflicts.is_empty()).then_some(OperatorCondition {
+        of: ConditionType::Conflict,
+        holds: true,
+        reason: Reason::KeyOwnedByAnother,
+        message,
+    })
+}
+
+/// Returns the condition about GPU fact labels that somebody else owns. `desired` holds what policies and facts want; a label
+/// that no policy wants is a fact label.
+pub fn fact_labels_condition(
+    node: &NodeFacts,
+    desired: &BTreeMap<String, DesiredValue>,
+    claims: &KeyClaims<String>,
+) -> Option<OperatorCondition> {
+    let foreign: Vec<&String> = desired
+        .iter()
+        .filter(|(key, value)| value.policies.is_empty() && !claims.entries.owned.contains_key(*key))
+        .map(|(key, _)| key)
+        .collect();
+    if foreign.is_empty() {
+        return None;
+    }
+    let managers: BTreeSet<&str> = foreign.iter().filter_map(|key| node.label_managers.get(key)).collect();
+    // Lists the labels whose value differs, without the word "label" before each.
+    let others: Vec<String> = claims
+        .clashes
+        .iter()
+        .filter(|clash| clash.desired.policies.is_empty())
+        .map(|clash| {
+            let conflict = KeyConflict::new(ConflictKey::Label(clash.key.clone()), clash, None).to_string();
+            conflict.strip_prefix("label ").map(str::to_owned).unwrap_or(conflict)
+        })
+        .collect();
+    Some(OperatorCondition {
+        of: ConditionType::FactLabels,
+        holds: false,
+        reason: Reason::OwnedByAnother,
+        message: fact_labels_message(&managers, foreign.len(), &others),
+    })
+}
+
+fn fact_labels_message(managers: &BTreeSet<&str>, count: usize, others: &[String]) -> String {
+    let owner = if managers.is_empty() {
+        "another owner".to_owned()
+    } else {
+        managers.iter().copied().collect::<Vec<_>>().join(" and ")
+    };
+    let others = if others.is_empty() {
+        "with the same values".to_owned()
+    } else {
+        others.join("; ")
+    };
+    format!("{owner} keeps {count} of the GPU fact labels, as GPU feature discovery does: {others}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_names_the_owner_and_each_other_value() {
+        assert_eq!(
+            fact_labels_message(
+                &BTreeSet::from(["nfd-master"]),
+                2,
+                &["nvidia.com/gpu.count is \"7\", not \"8\"".to_owned()]
+            ),
+            "nfd-master keeps 2 of the GPU fact labels, as GPU feature discovery does: nvidia.com/gpu.count is \"7\", not \"8\""
+        );
+        assert_eq!(
+            fact_labels_message(&BTreeSet::new(), 1, &[]),
+            "another owner keeps 1 of the GPU fact labels, as GPU feature discovery does: with the same values"
+        );
+    }
+}

@@ -1,0 +1,27 @@
+//! Stages of a node on its way to the configuration of the policy that governs it.
+//!
+//! | stage | node | uses the rollout's budget |
+//! |---|---|---|
+//! | `Outside` | is down, failed before, or has its first configuration: the rollout does not wait for it | no |
+//! | `Held` | the same, but left as it is | no |
+//! | `Pending` | works with another configuration | once it has a permit |
+//! | `Stepping` | got the desired configuration with a permit | yes |
+//! | `Stopped` | failed with it, or missed the deadline: no other node gets it | no |
+//! | `Done` | has it in force | no |
+
+/// Stage of a node on its way to the configuration of the policy that governs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RolloutStage {
+    /// The rollout does not wait for the node.
+    Outside,
+    /// The node is left as it is: no part of the rollout, but it runs an agent of the policy.
+    Held,
+    /// The node works with another configuration.
+    Pending,
+    /// The node worked before and is changing.
+    Stepping,
+    /// The node worked before and failed with this configuration, for the reason given.
+    Stopped(String),
+    /// The node has the configuration in force.
+    Done,
+}
