@@ -29,7 +29,7 @@ pub enum PolicyOutcome {
 /// Everything that the status of a policy says about one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyNodeStatus {
-    /// Outcome of the policy; none where the node only keeps its stage in the rollout.
+    /// Outcome of the policy; none if the node only keeps its stage in the rollout.
     pub outcome: Option<PolicyOutcome>,
     /// Changes that the policy would make in mode Preview, if any.
     pub preview: Option<NodePreview>,
@@ -79,7 +79,7 @@ impl PolicyOutcome {
         }
     }
 
-    /// Is true where the node works and somebody has to act before the policy comes into force. A broken node is
+    /// Returns true if the node works and somebody has to act before the policy comes into force. A broken node is
     /// another matter: waiting for it helps nobody.
     pub(crate) fn needs_somebody(&self) -> bool {
         match self {

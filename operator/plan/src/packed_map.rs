@@ -26,12 +26,12 @@ impl PackedMap {
         self.spans.get(found).map(|span| self.text(*span))
     }
 
-    /// Is true where the key exists.
+    /// Returns true if the key exists.
     pub fn contains_key(&self, key: &str) -> bool {
         self.get(key).is_some()
     }
 
-    /// Is true where the map is empty.
+    /// Returns true if the map is empty.
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }

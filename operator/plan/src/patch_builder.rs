@@ -38,7 +38,7 @@ impl PatchBuilder {
             .push(PatchOperation::Remove(RemoveOperation { path: pointer(path) }));
     }
 
-    /// Returns the patch; none where it would only test the version.
+    /// Returns the patch; none if it would only test the version.
     pub fn build(self) -> Option<Patch> {
         (self.operations.len() > 1).then_some(Patch(self.operations))
     }

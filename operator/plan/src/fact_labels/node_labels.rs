@@ -32,7 +32,7 @@ pub fn gpu_labels(gpu_node: Option<&GpuNode>, owned: &BTreeMap<String, String>) 
     }
 }
 
-/// Is true where the agent cannot tell how GPUs are shared: it starts, or the driver does not answer for the moment. Labels must
+/// Returns true if the agent cannot tell how GPUs are shared: it starts, or the driver does not answer for the moment. Labels must
 /// not change and change back.
 fn is_silent(status: &GpuNodeStatus) -> bool {
     let unknown = Reason::HoldersUnknown.as_str();
@@ -41,7 +41,7 @@ fn is_silent(status: &GpuNodeStatus) -> bool {
     status.resources.is_empty() && (starts || is_driver_silent)
 }
 
-/// Is true for a label that may be a fact label, given that no policy wants it.
+/// Returns true for a label that may be a fact label, given that no policy wants it.
 pub fn is_fact_label(key: &str) -> bool {
     key.starts_with("nvidia.com/") || key.starts_with(PRODUCT_COUNT_PREFIX)
 }
@@ -136,7 +136,7 @@ fn parts(version: &str) -> Option<[&str; 3]> {
     }
 }
 
-/// Is true where NVIDIA's DaemonSet of MPS daemons would run: it selects by this label.
+/// Returns true if NVIDIA's DaemonSet of MPS daemons would run: it selects by this label.
 fn is_mps_capable(status: &GpuNodeStatus) -> bool {
     let is_divided = status.gpus.iter().any(|gpu| gpu.mig_mode == Some(MigMode::Enabled));
     let by_mps = status

@@ -175,7 +175,7 @@ impl DeviceSharing {
     };
 }
 
-/// Returns the sharing of the device with this UUID; none where no resource lists it.
+/// Returns the sharing of the device with this UUID; none if no resource lists it.
 fn sharing(status: &GpuNodeStatus, uuid: &str) -> DeviceSharing {
     let of = |resource: &ResourceStatus| {
         let device = resource.devices.iter().find(|device| device.device == uuid)?;

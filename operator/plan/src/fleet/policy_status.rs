@@ -30,7 +30,7 @@ pub struct AgentUpdate {
     pub waited_for: i32,
     /// Number of nodes that run an agent.
     pub all: i32,
-    /// True where no agent has taken over for the policy's `progressDeadline`.
+    /// True if no agent has taken over for the policy's `progressDeadline`.
     pub is_late: bool,
 }
 

@@ -93,7 +93,7 @@ impl PolicyRollout {
         next
     }
 
-    /// Is true where a pending node has a permit.
+    /// Returns true if a pending node has a permit.
     pub fn is_granted(&self, node: &str) -> bool {
         self.granted.contains(node) || (self.writing.contains(node) && self.stopped.is_empty())
     }
@@ -154,7 +154,7 @@ impl PolicyRollout {
             .map(|(node, message)| (node.as_str(), message.as_str()))
     }
 
-    /// Describes the progress of a rollout; none where none is under way.
+    /// Describes the progress of a rollout; none if none is under way.
     pub fn progress(&self) -> Option<String> {
         let waiting = self.pending.len() + self.granted.len() + self.writing.len();
         if waiting + self.stepping.len() + self.stopped.len() == 0 {

@@ -46,7 +46,7 @@ pub enum GpuNodeChange {
 }
 
 impl GpuNodeChange {
-    /// Is true where this change gives the node a configuration.
+    /// Returns true if this change gives the node a configuration.
     pub fn gives_configuration(&self) -> bool {
         matches!(self, Self::Create(_) | Self::Configure { config: Some(_), .. })
     }

@@ -31,7 +31,7 @@ pub struct OperatorCondition {
 }
 
 /// Returns the change after which the `GpuNode` has these conditions of the operator and no other, except those of types
-/// `kept`; none where it already has.
+/// `kept`; none if it already has.
 pub fn conditions_change(
     gpu_node: Option<&GpuNode>,
     desired: Vec<OperatorCondition>,

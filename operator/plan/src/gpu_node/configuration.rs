@@ -18,7 +18,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
 /// Returns the configuration that a node gets from its governing policy.
 ///
-/// `None` where the policy's configuration is invalid: the configuration in force stays.
+/// `None` if the policy's configuration is invalid: the configuration in force stays.
 pub fn desired_configuration(governing: &Policy) -> Option<Configuration> {
     let document = governing.device_plugin.as_ref()?.document.as_ref()?;
     Some(Configuration {
@@ -36,12 +36,12 @@ pub fn unreadable_versions(gpu_node: Option<&GpuNode>) -> Option<&[i32]> {
         .then_some(agent.config_versions.as_slice())
 }
 
-/// Is true where the policy's configuration can be written for the node.
+/// Returns true if the policy's configuration can be written for the node.
 pub fn is_writable(governing: &Policy, gpu_node: Option<&GpuNode>) -> bool {
     desired_configuration(governing).is_some() && unreadable_versions(gpu_node).is_none()
 }
 
-/// Is true where a node needs MPS daemons: for its configuration, or because daemons still run there. The label must outlive
+/// Returns true if a node needs MPS daemons: for its configuration, or because daemons still run there. The label must outlive
 /// the configuration, since a daemon ends with its last client.
 pub fn needs_mps(governing: Option<&Policy>, context: NodeContext<'_>) -> bool {
     let is_desired = governing

@@ -45,7 +45,7 @@ pub fn outcome_in_force(
     outcome_of(assigned, ProgressDeadline::of(governing, context), context)
 }
 
-/// Is true where an agent, perhaps of another policy, serves a node with the configuration of this hash.
+/// Returns true if an agent, perhaps of another policy, serves a node with the configuration of this hash.
 pub fn is_served(governing: &Policy, hash: &str, context: NodeContext<'_>) -> bool {
     let assigned = AssignedConfiguration { hash, policy: None };
     outcome_of(assigned, ProgressDeadline::of(governing, context), context).0 == PolicyOutcome::Ready
@@ -56,7 +56,7 @@ pub fn is_served(governing: &Policy, hash: &str, context: NodeContext<'_>) -> bo
 struct AssignedConfiguration<'a> {
     /// Hash of the configuration.
     hash: &'a str,
-    /// Policy whose agent must serve; `None` where any agent will do.
+    /// Policy whose agent must serve; `None` if any agent will do.
     policy: Option<&'a str>,
 }
 

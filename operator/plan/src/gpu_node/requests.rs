@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 const SECOND: SignedDuration = SignedDuration::from_secs(1);
 
-/// Returns the change that passes the requests on to the agent; none where `GpuNode.spec` has them. An unreadable annotation
+/// Returns the change that passes the requests on to the agent; none if `GpuNode.spec` has them. An unreadable annotation
 /// changes nothing.
 pub fn requests_change(context: NodeContext<'_>) -> Option<GpuNodeChange> {
     let gpu_node = context.gpu_node?;

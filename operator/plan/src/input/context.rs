@@ -39,34 +39,34 @@ impl<'a> NodeContext<'a> {
         self.gpu_node?.spec.config.as_ref()
     }
 
-    /// Returns the reported GPUs; none where nothing is reported.
+    /// Returns the reported GPUs; none if nothing is reported.
     pub(crate) fn gpus(self) -> &'a [GpuDevice] {
         reported_gpus(self.gpu_node)
     }
 
-    /// Is true where the agents must release the node's GPUs.
+    /// Returns true if the agents must release the node's GPUs.
     pub(crate) fn is_released(self) -> bool {
         is_released(self.node)
     }
 
-    /// Is true where the node is not Ready or released: no configuration comes into force there.
+    /// Returns true if the node is not Ready or released: no configuration comes into force there.
     pub(crate) fn is_down(self) -> bool {
         !self.node.ready || self.is_released()
     }
 
-    /// Is true where an agent reported the node's GPUs.
+    /// Returns true if an agent reported the node's GPUs.
     pub(crate) fn has_report(self) -> bool {
         has_report(self.gpu_node)
     }
 }
 
-/// Is true where an agent reported the GPUs. Without a report the status may still hold the operator's own conditions.
+/// Returns true if an agent reported the GPUs. Without a report the status may still hold the operator's own conditions.
 pub fn has_report(gpu_node: Option<&GpuNode>) -> bool {
     let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
     status.is_some_and(|status| status.agent.is_some() || !status.gpus.is_empty())
 }
 
-/// Returns the reported GPUs; none where nothing is reported.
+/// Returns the reported GPUs; none if nothing is reported.
 pub fn reported_gpus(gpu_node: Option<&GpuNode>) -> &[GpuDevice] {
     gpu_node
         .and_then(|gpu_node| gpu_node.status.as_ref())

@@ -27,13 +27,13 @@ pub struct NodeFacts {
     pub labels: PackedMap,
     /// All taints, in the order of the node.
     pub taints: Vec<Taint>,
-    /// True where the node has any annotation: a JSON patch cannot add to a missing map.
+    /// True if the node has any annotation: a JSON patch cannot add to a missing map.
     pub annotated: bool,
     /// The annotation `gpunode.dev/owned`.
     pub owned: Option<String>,
     /// The annotation `gpunode.dev/recovered`.
     pub recovered: Option<String>,
-    /// True where the condition `Ready` is True.
+    /// True if the condition `Ready` is True.
     pub ready: bool,
     /// Moment it became Ready, by the node's clock.
     pub ready_since: Option<Timestamp>,
@@ -45,7 +45,7 @@ pub struct NodeFacts {
     pub recorded_resources: BTreeMap<String, ResourcePresence>,
     /// Field manager that last wrote each label, for labels that a policy could want.
     pub label_managers: PackedMap,
-    /// Field manager that last wrote the taints, which Kubernetes tracks only as a whole; none where it was the operator.
+    /// Field manager that last wrote the taints, which Kubernetes tracks only as a whole; none if it was the operator.
     pub taint_manager: Option<String>,
 }
 
@@ -114,7 +114,7 @@ impl NodeFacts {
         }
     }
 
-    /// Is true where two readings of a node differ only in their version, as after a heartbeat.
+    /// Returns true if two readings of a node differ only in their version, as after a heartbeat.
     pub fn is_same_but_version(&self, other: &Self) -> bool {
         // Names each field, so that nobody forgets a new one here; cheap comparisons come first.
         let Self {

@@ -16,7 +16,7 @@ pub fn inventory(status: &GpuNodeStatus) -> Inventory {
     }
 }
 
-/// Returns the resource names of the reported MIG devices under a configuration; none where the agent would refuse it.
+/// Returns the resource names of the reported MIG devices under a configuration; none if the agent would refuse it.
 pub fn mig_resources(status: &GpuNodeStatus, config: &AgentConfig) -> BTreeSet<String> {
     if status.gpus.iter().all(|gpu| gpu.mig_devices.is_empty()) {
         return BTreeSet::new();

@@ -11,7 +11,7 @@ use crate::{
 };
 use gpunode_crds::GpuNode;
 
-/// Is true where a policy matches a node.
+/// Returns true if a policy matches a node.
 ///
 /// For a moment after a `GpuNode` is deleted, nobody knows the node's GPUs: the node keeps the policies that have something
 /// there and whose label selector still matches.

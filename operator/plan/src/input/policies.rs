@@ -23,7 +23,7 @@ pub struct Policy {
     pub priority: i32,
     /// `spec.mode`.
     pub mode: PolicyMode,
-    /// True where it takes over keys that somebody else owns.
+    /// True if it takes over keys that somebody else owns.
     pub takes_over: bool,
     /// Selects its nodes.
     pub selector: Selector,
@@ -37,9 +37,9 @@ pub struct Policy {
     pub unhealthy_taint: Option<UnhealthyTaint>,
     /// Its device plugin, if any.
     pub device_plugin: Option<PolicyDevicePlugin>,
-    /// True where pods that hold an unhealthy device are evicted.
+    /// True if pods that hold an unhealthy device are evicted.
     pub evicts_pods: bool,
-    /// True where pods that a node rejected are deleted.
+    /// True if pods that a node rejected are deleted.
     pub deletes_rejected_pods: bool,
     /// Pace of a change of the device plugin.
     pub pace: RolloutPace,
@@ -52,7 +52,7 @@ pub struct Policy {
 pub struct PolicyDevicePlugin {
     /// Configuration of the agents. `None` for an invalid one: the configuration in force stays.
     pub document: Option<ConfigDocument>,
-    /// True where the configuration needs MPS daemons.
+    /// True if the configuration needs MPS daemons.
     pub wants_mps: bool,
     /// Names of the resources it may advertise on any node.
     resources: BTreeSet<String>,
@@ -104,7 +104,7 @@ impl PolicySet {
         }
     }
 
-    /// Is true where nodes get GPU fact labels.
+    /// Returns true if nodes get GPU fact labels.
     pub fn gpu_labels(&self) -> bool {
         !self.no_gpu_labels
     }

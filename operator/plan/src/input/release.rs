@@ -8,7 +8,7 @@ pub const PAUSE_LABEL: &str = "nvidia.com/gpu.deploy.device-plugin";
 /// Part of its value while they pause. `false` is the user's own choice to run no NVIDIA plugin.
 const PAUSED: &str = "paused-for-";
 
-/// Is true where the agents of a node must release its GPUs.
+/// Returns true if the agents of a node must release its GPUs.
 pub fn is_released(node: &NodeFacts) -> bool {
     node.labels.get(RELEASE_LABEL) == Some("true")
         || node.labels.get(PAUSE_LABEL).is_some_and(|value| value.contains(PAUSED))

@@ -15,7 +15,7 @@ pub enum ResourcePresence {
 }
 
 impl ResourcePresence {
-    /// Reads the state; `None` where the status does not name the resource.
+    /// Reads the state; `None` if the status does not name the resource.
     pub fn of(node: &Node, name: &str) -> Option<Self> {
         let status = node.status.as_ref()?;
         // The API server writes every zero as "0".

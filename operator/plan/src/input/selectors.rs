@@ -34,19 +34,19 @@ impl Selector {
         self.labels.as_ref()
     }
 
-    /// Is true where a node matches. A policy without any selector, which the CRD refuses, matches none.
+    /// Returns true if a node matches. A policy without any selector, which the CRD refuses, matches none.
     pub fn matches(&self, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> bool {
         (self.labels.is_some() || self.gpus.is_some())
             && self.matches_labels(labels)
             && self.gpus.as_ref().is_none_or(|selector| self.has_gpus(selector, gpus))
     }
 
-    /// Is true where the labels of a node match.
+    /// Returns true if the labels of a node match.
     pub fn matches_labels(&self, labels: VisibleLabels<'_>) -> bool {
         self.labels.as_ref().is_none_or(|selector| matches(selector, labels))
     }
 
-    /// Is true where the labels match and too few GPUs do.
+    /// Returns true if the labels match and too few GPUs do.
     pub fn lacks_only_gpus(&self, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> bool {
         self.matches_labels(labels) && self.count(gpus).is_some_and(|(wanted, fit)| fit < wanted)
     }
@@ -63,7 +63,7 @@ impl Selector {
         self.unfit_for(self.gpus.as_ref()?, gpu)
     }
 
-    /// Is true where a glob would match if it ended with `*`.
+    /// Returns true if a glob would match if it ended with `*`.
     pub fn begins_product(&self, gpu: &GpuDevice) -> bool {
         self.products
             .iter()
@@ -130,7 +130,7 @@ fn least_count(selector: &GpuSelector) -> usize {
         .unwrap_or(1)
 }
 
-/// Is true where every condition of a selector holds; `{}` matches every node.
+/// Returns true if every condition of a selector holds; `{}` matches every node.
 fn matches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> bool {
     selector
         .match_labels
@@ -142,7 +142,7 @@ fn matches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> bool {
             .all(|requirement| holds(requirement, labels))
 }
 
-/// Is true where one expression holds.
+/// Returns true if one expression holds.
 pub fn holds(requirement: &NodeSelectorRequirement, labels: VisibleLabels<'_>) -> bool {
     let value = labels.get(&requirement.key);
     let listed = value.is_some_and(|value| requirement.values.iter().any(|listed| listed == value));

@@ -28,13 +28,13 @@ impl<'a> VisibleLabels<'a> {
         }
     }
 
-    /// Is true where the label exists and is hidden.
+    /// Returns true if the label exists and is hidden.
     pub fn is_hidden(self, key: &String) -> bool {
         self.all.contains_key(key) && self.get(key).is_none()
     }
 }
 
-/// Is true for labels that only gpunode sets, in the record or not.
+/// Returns true for labels that only gpunode sets, in the record or not.
 pub fn is_own_label(key: &str) -> bool {
     key == GOVERNED_LABEL
         || key == MPS_LABEL

@@ -56,13 +56,13 @@ pub struct KeyClash<K> {
     pub key: K,
     /// Value that policies want.
     pub desired: DesiredValue,
-    /// Value that somebody else wants; none where they want the key absent.
+    /// Value that somebody else wants; none if they want the key absent.
     pub actual: Option<String>,
-    /// True where gpunode owned the key and gave it up.
+    /// True if gpunode owned the key and gave it up.
     pub conceded: bool,
 }
 
-/// Decides about every key. `is_always_ours` is true for keys that only gpunode uses, in the record or not.
+/// Decides about every key. `is_always_ours` returns true for keys that only gpunode uses, in the record or not.
 pub fn claim<K: Ord + Clone>(
     current: &BTreeMap<K, String>,
     recorded: &RecordEntries<K>,

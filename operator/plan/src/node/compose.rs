@@ -10,7 +10,7 @@ pub struct DesiredValue {
     pub value: String,
     /// All policies that want this value, by priority.
     pub policies: Vec<String>,
-    /// True where one of them takes over keys that somebody else owns.
+    /// True if one of them takes over keys that somebody else owns.
     pub take_over: bool,
     /// The first of them, as `NAME@GENERATION`.
     pub winner: String,

@@ -22,9 +22,9 @@ pub struct KeyConflict {
     pub key: ConflictKey,
     /// Value that policies want.
     pub desired: String,
-    /// Value that somebody else wants; none where they want the key absent.
+    /// Value that somebody else wants; none if they want the key absent.
     pub actual: Option<String>,
-    /// True where gpunode owned the key and gave it up because somebody kept changing it.
+    /// True if gpunode owned the key and gave it up because somebody kept changing it.
     pub conceded: bool,
     /// Field manager that wrote it, where Kubernetes knows.
     pub manager: Option<String>,

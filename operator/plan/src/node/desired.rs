@@ -45,7 +45,7 @@ pub struct DesiredNode<'a> {
     stage: Option<RolloutStage>,
     /// Moment at which `stage` ends by itself.
     stage_ends: Option<Timestamp>,
-    /// True where the node keeps its present configuration for lack of a permit.
+    /// True if the node keeps its present configuration for lack of a permit.
     waits: bool,
     /// Labels by key.
     pub labels: BTreeMap<String, DesiredValue>,
@@ -122,7 +122,7 @@ impl<'a> DesiredNode<'a> {
         claims.labels.owners.into_iter().chain(claims.taints.owners).collect()
     }
 
-    fn claims(&self, record: &NodeRecord, NodeContext { node, now, .. }: NodeContext<'_>) -> NodeClaims {
+    fn claims(&self, record: &NodeRecord, NodeContext { node, now, .. }: NodeContext<'_>) -> NodeClaims<'_> {
         let labels = claim(
             &node.labels.to_map(),
             &record.labels,
@@ -134,7 +134,7 @@ impl<'a> DesiredNode<'a> {
         NodeClaims {
             labels,
             taints: claim(&current_taints(node), &record.taints, &self.taints, is_ours, now),
-            started: self.startup.started.clone(),
+            started: self.startup.started.as_ref(),
         }
     }
 

@@ -15,17 +15,17 @@ use crate::{
 };
 use gpunode_crds::OWNED_ANNOTATION;
 
-/// Keys of one node with their claims, and the boot in which its GPUs became allocatable.
-pub struct NodeClaims {
+/// Claims to the keys of one node, and the boot in which its GPUs became allocatable.
+pub struct NodeClaims<'a> {
     /// Claims to labels.
     pub labels: KeyClaims<String>,
     /// Claims to taints.
     pub taints: KeyClaims<TaintKey>,
     /// Boot that the record names.
-    pub started: Option<String>,
+    pub started: Option<&'a String>,
 }
 
-impl NodeClaims {
+impl NodeClaims<'_> {
     /// Returns the node once its labels, taints and record are written. Loses the order of taints, which means nothing to the
     /// planner.
     pub fn facts_after(&self, node: &NodeFacts, record: Option<String>) -> NodeFacts {
@@ -45,7 +45,7 @@ impl NodeClaims {
             taints: self.taints.entries.clone(),
             policies: self.labels.owners.union(&self.taints.owners).cloned().collect(),
             resources,
-            started: self.started.clone(),
+            started: self.started.cloned(),
         }
         .write()
     }

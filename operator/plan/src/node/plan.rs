@@ -19,7 +19,7 @@ pub struct NodePlan {
     pub matched: Vec<String>,
     /// Policy whose device plugin runs on the node. On a held node, the policy whose configuration it has.
     pub governing: Option<String>,
-    /// JSON patch of labels, taints and the record, guarded by resourceVersion. `None` where the node is as desired.
+    /// JSON patch of labels, taints and the record, guarded by resourceVersion. `None` if the node is as desired.
     pub patch: Option<json_patch::Patch>,
     /// JSON patch of the node's status that removes the keys of stale resources.
     pub status_patch: Option<json_patch::Patch>,
@@ -37,14 +37,14 @@ pub struct NodePlan {
     pub waiting: Vec<NodeWaiting>,
     /// Stage of the node on its way to the governing policy's configuration.
     pub stage: Option<RolloutStage>,
-    /// True where the node keeps another configuration only for lack of a permit.
+    /// True if the node keeps another configuration only for lack of a permit.
     pub waits: bool,
     /// Moment to plan again though nothing changed.
     pub recheck: Option<Timestamp>,
 }
 
 impl NodePlan {
-    /// Is true where there is something to write.
+    /// Returns true if there is something to write.
     pub fn has_work(&self) -> bool {
         self.patch.is_some()
             || self.status_patch.is_some()
@@ -52,7 +52,7 @@ impl NodePlan {
             || self.conditions.is_some()
     }
 
-    /// Is true where the node and its `GpuNode` are as desired.
+    /// Returns true if the node and its `GpuNode` are as desired.
     pub fn is_settled(&self) -> bool {
         !self.has_work() && !self.waits
     }

@@ -95,13 +95,13 @@ impl StartupTaints {
         }
     }
 
-    /// Is true for taints that gpunode owns with or without a record.
+    /// Returns true for taints that gpunode owns with or without a record.
     pub fn is_ours(&self, id: &TaintKey) -> bool {
         is_startup_taint(id, &self.keys) && !self.lingering.contains(id)
     }
 }
 
-/// Is true for startup taints, given their keys.
+/// Returns true for startup taints, given their keys.
 fn is_startup_taint(id: &TaintKey, keys: &BTreeSet<String>) -> bool {
     // A policy's own key may be somebody else's with another effect.
     id.key == NOT_READY_TAINT || (id.effect == TaintEffect::NoSchedule.as_str() && keys.contains(&id.key))
@@ -119,7 +119,7 @@ fn desired_by(matched: &[&Policy]) -> BTreeMap<TaintKey, DesiredValue> {
     compose(matched, entries, |id| format!("taint {id}")).unwrap_or_default()
 }
 
-/// Is true where the node's configuration is in force and the scheduler knows every device that its agent advertises.
+/// Returns true if the node's configuration is in force and the scheduler knows every device that its agent advertises.
 fn is_allocatable(governing: &Policy, context: NodeContext<'_>) -> bool {
     let (Some(config), Some(status)) = (context.configuration(), context.status()) else {
         return false;

@@ -86,13 +86,13 @@ pub fn desired_for_policy(
     Some(daemonset)
 }
 
-/// Is true where a live DaemonSet differs from the desired one. Further labels, annotations and owners belong to other people,
+/// Returns true if a live DaemonSet differs from the desired one. Further labels, annotations and owners belong to other people,
 /// and so do annotations of the pod template, which `kubectl rollout restart` sets.
 pub fn daemonset_has_drifted(live: &DaemonSet, desired: &DaemonSet) -> bool {
     !is_same_daemonset(&repaired_daemonset(live, desired), live)
 }
 
-/// Is true where two DaemonSets agree in everything that gpunode writes. Their versions do not tell: each status update raises
+/// Returns true if two DaemonSets agree in everything that gpunode writes. Their versions do not tell: each status update raises
 /// them.
 pub fn is_same_daemonset(one: &DaemonSet, other: &DaemonSet) -> bool {
     let (old, new) = (&one.metadata, &other.metadata);
@@ -109,7 +109,7 @@ pub fn outdated_agents(live: &DaemonSet) -> i32 {
     (status.current_number_scheduled - updated).max(0)
 }
 
-/// Is true where the status of a DaemonSet belongs to its present spec.
+/// Returns true if the status of a DaemonSet belongs to its present spec.
 pub fn is_daemonset_observed(live: &DaemonSet) -> bool {
     live.status
         .as_ref()

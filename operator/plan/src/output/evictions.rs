@@ -33,7 +33,7 @@ impl fmt::Display for PodEviction {
 }
 
 impl PodEviction {
-    /// Is true where the pod of this name really holds the device: it runs on the node, requests the resource, and started before
+    /// Returns true if the pod of this name really holds the device: it runs on the node, requests the resource, and started before
     /// the device failed. A later pod of the same name got another device, and a forged report evicts no pod that requests no
     /// device.
     pub fn is_of(&self, pod: &Pod, node: &str) -> bool {

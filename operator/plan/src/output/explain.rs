@@ -48,7 +48,7 @@ pub struct PolicyMatch {
     pub priority: i32,
     /// `spec.mode`.
     pub mode: PolicyMode,
-    /// True where its device plugin runs on the node.
+    /// True if its device plugin runs on the node.
     pub governs: bool,
     /// First condition that the node does not meet, where the policy does not match.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -230,6 +230,7 @@ impl NodeExplainer<'_> {
             policy.labels.iter().map(|(key, value)| (key.clone(), value.clone()))
         });
         self.keep_written(&mut desired, &self.record.labels);
+        // Makes one entry for each key that is desired or recorded.
         let recorded = self.record.labels.owned.keys().chain(self.after.labels.owned.keys());
         let keys: BTreeSet<&String> = desired.keys().chain(recorded).collect();
         let entry = |key: &String| {
@@ -273,6 +274,7 @@ impl NodeExplainer<'_> {
                 desired.entry(id.clone()).or_insert(values);
             }
         }
+        // Makes one entry for each key that is desired or recorded.
         let recorded = self.record.taints.owned.keys().chain(self.after.taints.owned.keys());
         let keys: BTreeSet<&TaintKey> = desired.keys().chain(recorded).collect();
         let current = current_taints(self.node);
@@ -331,6 +333,7 @@ impl NodeExplainer<'_> {
         let (source, overrides) = origin(values, &field);
         let value = values.first().map(|(_, value)| value).or(recorded);
         let conflict = self.plan.conflicts.iter().find(|it| it.key == *conflict);
+        // Derives the state from the conflict, the record after the plan and the value on the node.
         let state = match (conflict, owned) {
             _ if self.plan.hold.is_some() => EntryState::Held,
             (Some(conflict), _) => EntryState::Conflict {

@@ -58,7 +58,7 @@ pub fn mismatches(policy: &Policy, node: &NodeFacts, gpu_node: Option<&GpuNode>)
 }
 
 /// Returns the node that comes nearest to matching a policy: the one with the fewest unmet conditions, then the least distance.
-/// None where the policy matches a node, or there is no node.
+/// None if the policy matches a node, or there is no node.
 pub fn nearest_node<'a>(
     policies: &PolicySet,
     policy: &str,
@@ -104,7 +104,7 @@ pub struct NearestNode {
     pub others: usize,
 }
 
-/// Describes the first condition of a policy's selectors that a node does not meet; none where the policy matches.
+/// Describes the first condition of a policy's selectors that a node does not meet; none if the policy matches.
 pub fn first_mismatch(
     policy: &Policy,
     node: &NodeFacts,
@@ -184,7 +184,7 @@ fn failing_gpus(policy: &Policy, gpus: &[GpuDevice]) -> Option<SelectorMismatch>
     ))
 }
 
-/// Describes how many GPUs a selector wants and how many fit; none where enough do.
+/// Describes how many GPUs a selector wants and how many fit; none if enough do.
 fn too_few_gpus(selector: &Selector, gpus: &[GpuDevice]) -> Option<String> {
     let (wanted, fit) = selector.count(gpus)?;
     let all = gpus.len();

@@ -32,7 +32,7 @@ pub fn extended_resources(spec: &PodSpec) -> impl Iterator<Item = &String> {
         .map(|(name, _)| name)
 }
 
-/// Is true for the mirror of a static pod.
+/// Returns true for the mirror of a static pod.
 pub fn is_mirror(pod: &Pod) -> bool {
     pod.metadata
         .annotations

@@ -33,7 +33,7 @@ pub struct RejectedPod {
 }
 
 impl RejectedPod {
-    /// Reads a pod; none where it was not rejected, no controller replaces it, or it is being deleted.
+    /// Reads a pod; none if it was not rejected, no controller replaces it, or it is being deleted.
     pub fn of(pod: &Pod) -> Option<Self> {
         let (meta, spec, status) = (&pod.metadata, pod.spec.as_ref()?, pod.status.as_ref()?);
         let is_rejected = status.phase.as_deref() == Some("Failed") && status.reason.as_deref() == Some(REASON);
@@ -54,7 +54,7 @@ impl RejectedPod {
         })
     }
 
-    /// Is true where the pod should be deleted: a policy that matches its node says so, the pod requests a resource that gpunode
+    /// Returns true if the pod should be deleted: a policy that matches its node says so, the pod requests a resource that gpunode
     /// serves there, and the node is not held. `plan` is the plan for that node.
     pub fn should_delete(
         &self,
@@ -80,7 +80,7 @@ impl RejectedPod {
     }
 }
 
-/// Is true where any policy deletes rejected pods.
+/// Returns true if any policy deletes rejected pods.
 pub fn policies_delete_rejected_pods(policies: &PolicySet) -> bool {
     policies
         .iter()

@@ -23,7 +23,7 @@ pub struct RecordEntries<K: Ord> {
 pub struct ConcededKey {
     /// Policy that wanted it, as `NAME@GENERATION`: another one tries again.
     pub by: String,
-    /// True where somebody else removed the key instead of changing its value.
+    /// True if somebody else removed the key instead of changing its value.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gone: bool,
 }
@@ -59,13 +59,13 @@ impl<K: Ord> RecordEntries<K> {
         }
     }
 
-    /// Is true where selectors see the value from before and not the current one. A contested key stays hidden, so that no
+    /// Returns true if selectors see the value from before and not the current one. A contested key stays hidden, so that no
     /// policy comes and goes with it.
     pub fn hides(&self, key: &K) -> bool {
         self.owned.contains_key(key) || self.conceded.contains_key(key)
     }
 
-    /// Is true where both say the same of a key.
+    /// Returns true if both say the same of a key.
     pub fn is_same_for(&self, other: &Self, key: &K) -> bool {
         self.owned.get(key) == other.owned.get(key)
             && self.before.get(key) == other.before.get(key)
@@ -73,7 +73,7 @@ impl<K: Ord> RecordEntries<K> {
             && self.conceded.get(key) == other.conceded.get(key)
     }
 
-    /// Is true where the record holds no key of this kind.
+    /// Returns true if the record holds no key of this kind.
     pub fn is_empty(&self) -> bool {
         self.owned.is_empty() && self.conceded.is_empty()
     }
@@ -91,7 +91,7 @@ impl<K: Ord> RecordEntries<K> {
     }
 }
 
-/// Is true for keys that gpunode may write.
+/// Returns true for keys that gpunode may write.
 fn may_own(key: &str) -> bool {
     (!is_kubernetes_key(key) || key.starts_with(AUTOSCALER_STARTUP_PREFIX)) && key != IGNORE_LABEL
 }

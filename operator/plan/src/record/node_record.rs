@@ -177,7 +177,7 @@ impl NodeRecord {
         })
     }
 
-    /// Returns the annotation; none where the record is empty.
+    /// Returns the annotation; none if the record is empty.
     pub fn write(&self) -> Option<String> {
         let Self {
             labels,
@@ -204,7 +204,7 @@ impl NodeRecord {
     }
 }
 
-/// Is true for resources outside of Kubernetes' own, which have no domain or one of `kubernetes.io`.
+/// Returns true for resources outside of Kubernetes' own, which have no domain or one of `kubernetes.io`.
 fn may_serve(name: &str) -> bool {
     name.contains('/') && !is_kubernetes_key(name)
 }

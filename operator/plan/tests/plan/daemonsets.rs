@@ -53,7 +53,7 @@ fn no_taint_drives_away_a_pod_of_gpunode() {
     let policy = of_policy("{nodeSelector: {}, devicePlugin: {}, taints: [{key: a, effect: NoExecute}]}").unwrap();
     for daemonset in [policy, desired_discovery(&pods()), desired_mps(&pods())] {
         let tolerations = daemonset.spec.unwrap().template.spec.unwrap().tolerations.unwrap();
-        // Without key and effect it tolerates all taints, and without seconds for ever.
+        // Tolerates all taints (no key, no effect) for ever (no seconds).
         let all = |it: &k8s_openapi::api::core::v1::Toleration| {
             it.operator.as_deref() == Some("Exists")
                 && it.key.is_none()
@@ -156,7 +156,7 @@ fn how_many_agents_may_stand_by_is_put_right() {
     let spec = "{nodeSelector: {}, devicePlugin: {}}";
     let (live, desired) = (of_policy(spec).unwrap(), surging(spec, IntOrString::Int(5)).unwrap());
     assert!(daemonset_has_drifted(&live, &desired));
-    // As it was before agents handed over.
+    // The DaemonSet of an earlier version, without hand-over.
     let old = edited(&desired, |it| {
         it["spec"]["updateStrategy"]["rollingUpdate"] = json!({"maxSurge": 0, "maxUnavailable": "10%"});
     });

@@ -1,4 +1,4 @@
-//! Why a node looks as it does.
+//! Explanations of a node.
 
 use crate::world::{World, now, policy};
 use gpunode_crds::GpuNodePolicy;
@@ -12,7 +12,7 @@ fn explained(world: &World, policies: &[GpuNodePolicy]) -> Explanation {
     )
 }
 
-/// One line for each entry: what, where from, over what, and what became of it.
+/// Returns a line per entry: key, origin, overridden values, state.
 fn lines(explanation: &Explanation) -> Vec<String> {
     let line = |entry: &gpunode_plan::ExplanationEntry| {
         let text = |value: serde_json::Result<serde_json::Value>| value.expect("JSON").to_string();
@@ -98,12 +98,12 @@ fn each_line_names_the_policy_the_field_and_what_it_overrides() {
     t:NoSchedule InPlace
      Pending
     "#);
-    let verdicts: Vec<_> = explanation
+    let lines: Vec<_> = explanation
         .policies
         .iter()
         .map(|it| format!("{} {} {:?}", it.name, it.governs, it.problem))
         .collect();
-    insta::assert_snapshot!(verdicts.join("\n"), @r#"
+    insta::assert_snapshot!(lines.join("\n"), @r#"
     high true Some("KeyOwnedByAnother: label theirs is \"a\", not \"b\"")
     also false None
     all false None
@@ -261,7 +261,7 @@ fn taints_that_come_and_go_name_the_field_that_wants_them() {
         .entries
         .iter()
         .filter(|entry| entry.kind == gpunode_plan::EntryKind::Taint);
-    let told: Vec<_> = taints
+    let lines: Vec<_> = taints
         .map(|entry| {
             let source = serde_json::to_value(&entry.source).expect("JSON");
             format!("{} {}.{} {:?}", entry.key, source["name"], source["field"], entry.state).replace('"', "")
@@ -272,5 +272,5 @@ fn taints_that_come_and_go_name_the_field_that_wants_them() {
         "gpunode.dev/not-ready:NoSchedule p.spec.startupTaint InPlace",
         "gpunode.dev/unhealthy:NoSchedule q.spec.unhealthyTaint InPlace",
     ];
-    assert_eq!(told, expected);
+    assert_eq!(lines, expected);
 }

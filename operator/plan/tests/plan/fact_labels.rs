@@ -30,7 +30,7 @@ fn without_labels(world: &World) -> NodePlan {
     )
 }
 
-/// What the operator says in the status of the `GpuNode`, once it is written there.
+/// Writes the operator's conditions to the `GpuNode` and returns them.
 fn say(world: &mut World, plan: &NodePlan) -> Option<String> {
     let change = plan.conditions.clone()?;
     assert_eq!(change.resource_version, "7");

@@ -1,4 +1,4 @@
-//! A node that policy `p` governs, and what its agent reports.
+//! A node that policy `p` governs, and the report of its agent.
 
 use crate::world::{World, now, policy};
 use gpunode_config::ConfigDocument;
@@ -44,7 +44,7 @@ pub fn step() -> ConfigurationStep {
     }
 }
 
-/// A node whose `GpuNode` has the configuration `given`, maybe at its turn, and whose agent reports `in_force`.
+/// Returns a node whose `GpuNode` has the configuration `given`, perhaps with a step, and whose agent reports `in_force`.
 pub fn world(given: &GpuNodePolicy, step: Option<ConfigurationStep>, in_force: &GpuNodePolicy, ready: bool) -> World {
     let mut world = World::sample();
     world.converge(std::slice::from_ref(given));
@@ -104,10 +104,10 @@ pub fn rejecting(mut world: World, rejected: &GpuNodePolicy) -> World {
     world
 }
 
-pub fn plan_at(turn: RolloutPermit, world: &World, policies: &[GpuNodePolicy], minutes: i64) -> NodePlan {
+pub fn plan_at(permit: RolloutPermit, world: &World, policies: &[GpuNodePolicy], minutes: i64) -> NodePlan {
     let later = now() + SignedDuration::from_mins(minutes);
     plan_node_with_permit(
-        turn,
+        permit,
         &PolicySet::new(policies),
         NodeContext::new(&world.facts(), world.gpu_node.as_ref(), later),
     )
@@ -128,14 +128,14 @@ pub fn given(change: &GpuNodeChange) -> Option<(&str, bool)> {
     }
 }
 
-/// The node once it is Ready again, since so many minutes.
+/// Returns the node after it has been Ready again for a number of minutes.
 pub fn back(mut world: World, minutes: i64) -> World {
     let since = now() + SignedDuration::from_mins(minutes);
     world.node["status"]["conditions"] = json!([{"type": "Ready", "status": "True", "lastTransitionTime": since}]);
     world
 }
 
-/// The node once its `GpuNode` has what the plan says.
+/// Returns the node after the plan's write to its `GpuNode`.
 pub fn written(mut world: World, plan: &NodePlan) -> World {
     let spec = &mut world.gpu_node.as_mut().unwrap().spec;
     match &plan.gpu_node {

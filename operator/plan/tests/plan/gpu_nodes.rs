@@ -1,4 +1,4 @@
-//! The configuration in `GpuNode.spec`, and when an agent counts as there.
+//! The configuration in `GpuNode.spec`, and the outcome that follows from the agent's report.
 
 use crate::world::{World, now, policy};
 use gpunode_config::ConfigDocument;
@@ -11,14 +11,14 @@ use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
 
-/// Where a policy does not say.
+/// Deadline of a policy that sets none.
 const PROGRESS_DEADLINE: SignedDuration = SignedDuration::from_mins(10);
 
 fn governing() -> GpuNodePolicy {
     policy("p", "{nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}}")
 }
 
-/// A node that is governed and to which nothing is left to write.
+/// Returns a governed node without writes left.
 fn settled() -> World {
     let mut world = World::sample();
     let plan = world.converge(&[governing()]);

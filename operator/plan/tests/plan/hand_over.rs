@@ -1,4 +1,4 @@
-//! Another policy takes a node over: the agent of the one before serves until the other's has taken over.
+//! Another policy takes a node over: the old agent serves until the new one takes over.
 
 use crate::{
     governed::{configuration, plan_at, world, written},
@@ -31,7 +31,7 @@ fn serve(world: &mut World, policy: &GpuNodePolicy, in_force: &GpuNodePolicy) {
     status.config_hash = Some(configuration(in_force).hash);
 }
 
-/// A node of policy `old`, at the turn of policy `new`.
+/// Returns a node of policy `old` that policy `new` takes over.
 fn taken() -> World {
     let mut world = world(&old(), None, &old(), true);
     serve(&mut world, &old(), &old());
@@ -70,7 +70,7 @@ fn agents_of_a_policy_that_is_gone_or_runs_none_go_at_once() {
 }
 
 #[test]
-fn agent_that_never_takes_over_stops_the_rollout_and_is_told_as_what_it_is() {
+fn agent_that_never_takes_over_stops_the_rollout_and_is_named_as_the_cause() {
     let mut world = taken();
     serve(&mut world, &old(), &new());
     let policies = [new(), old()];

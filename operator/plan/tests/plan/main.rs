@@ -1,4 +1,4 @@
-//! What the planner decides, shown on nodes to which its patches are applied.
+//! Decisions of the planner, on nodes to which its patches are applied.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -6,7 +6,6 @@
     reason = "a test that cannot go on fails"
 )]
 
-mod asked;
 mod daemonsets;
 mod explanations;
 mod fact_labels;
@@ -17,8 +16,9 @@ mod mps;
 mod nodes;
 mod paused;
 mod properties;
-mod retired;
+mod requests;
 mod rollouts;
+mod stale_resources;
 mod startup;
 mod statuses;
 mod stops;

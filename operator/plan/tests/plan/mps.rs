@@ -1,4 +1,4 @@
-//! The label that places the MPS daemons: as long as a configuration wants them or one is left.
+//! The label that places MPS daemons stays while a configuration needs them or one still runs.
 
 use crate::world::{World, now, policy};
 use gpunode_crds::{GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, MpsDaemon, MpsDaemonState};
@@ -18,7 +18,7 @@ fn whole() -> GpuNodePolicy {
     policy("p", "{nodeSelector: {matchLabels: {pool: a}}, devicePlugin: {}}")
 }
 
-/// What an agent reports about one daemon.
+/// Returns an agent's report about one daemon.
 fn with_daemon(state: MpsDaemonState) -> GpuNode {
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
     let daemon = MpsDaemon {
@@ -135,7 +135,7 @@ fn preview_names_the_label() {
         plan.previews["p"].set_labels.get(LABEL).map(String::as_str),
         Some("true")
     );
-    // A daemon that is there already brings the label by itself.
+    // A daemon that still runs brings the label by itself.
     let facts: NodeFacts = world.facts();
     let plan = plan_node(
         &PolicySet::new(&[preview]),

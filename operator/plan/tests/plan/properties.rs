@@ -25,7 +25,7 @@ fn keys(of: &'static [&'static str]) -> impl Strategy<Value = BTreeMap<&'static 
     collection::btree_map(prop::sample::select(of), value(), 0..4)
 }
 
-/// Taints in any order, each identity once.
+/// Generates taints in any order, each identity once.
 fn taints() -> impl Strategy<Value = Vec<Value>> {
     let ids: Vec<_> = KEYS
         .iter()
@@ -109,7 +109,7 @@ fn policies() -> impl Strategy<Value = Vec<GpuNodePolicy>> {
         .prop_map(|(a, b, c, count)| [a, b, c].into_iter().take(count).collect())
 }
 
-/// A node that gpunode has never seen.
+/// Generates a node that gpunode has never seen.
 fn untouched() -> impl Strategy<Value = World> {
     (keys(&KEYS), taints(), keys(&["x", "y"])).prop_map(|(mut labels, taints, annotations)| {
         labels.insert("kubernetes.io/os", "linux");
@@ -117,7 +117,7 @@ fn untouched() -> impl Strategy<Value = World> {
     })
 }
 
-/// A node on which an MPS daemon is left.
+/// Node on which an MPS daemon is left.
 fn with_daemon() -> GpuNode {
     serde_json::from_value(json!({
         "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
@@ -126,7 +126,7 @@ fn with_daemon() -> GpuNode {
     .unwrap()
 }
 
-/// A node with any record, true or not, and with any of gpunode's own keys.
+/// Generates a node with any record, true or forged, and any of gpunode's own keys.
 fn touched() -> impl Strategy<Value = World> {
     let conceded = collection::btree_map(prop::sample::select(&KEYS[..]), ("p[0-2]@[12]", any::<bool>()), 0..3);
     let restored = collection::btree_map(
@@ -177,7 +177,7 @@ fn touched() -> impl Strategy<Value = World> {
     )
 }
 
-/// Label keys and taints that are somebody else's: neither in the record nor gpunode's own. What was conceded may be taken up
+/// Returns the labels and taints of other owners: neither in the record nor gpunode's own. gpunode may take up conceded ones
 /// again.
 fn foreign(world: &World) -> (BTreeMap<String, Value>, Vec<Value>) {
     let record: Value = world
@@ -240,7 +240,7 @@ proptest! {
             world.converge(policies);
         }
         world.converge(&[]);
-        // Resources that were never seen there are remembered a little longer.
+        // The record keeps resources that the kubelet never showed a little longer.
         world.wait(60);
         world.converge(&[]);
         prop_assert_eq!(world.snapshot(), before);
@@ -279,7 +279,7 @@ proptest! {
             prop_assert_eq!(&world.plan(&policies).patch, &None);
             world.wait(pause);
         }
-        // What is there first, and what a policy selects by, may give way once more.
+        // Keys that were there first, and keys that a policy selects by, may change once more.
         prop_assert!(restores <= 4, "{} restores", restores);
         prop_assert_eq!(world.label(key), theirs);
         world.converge(&[]);

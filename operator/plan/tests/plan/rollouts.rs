@@ -1,4 +1,4 @@
-//! Where a node is in the rollout of its policy, and what is written at its turn and before.
+//! Stages of a node in the rollout of its policy, and the writes with and without a permit.
 
 use crate::{
     governed::{configuration, down, given, new, old, plan, plan_at, rejecting, step, world},
@@ -235,8 +235,8 @@ fn policy_whose_configuration_cannot_be_written_moves_no_agent() {
         .unwrap()
         .config_versions = vec![9];
     for (mut world, policies) in [(works, [old(), invalid.clone()]), (too_old, [old(), other])] {
-        for turn in [RolloutPermit::Withheld, RolloutPermit::Granted] {
-            assert_eq!(plan_at(turn, &world, &policies, 1).gpu_node, GpuNodeChange::None);
+        for permit in [RolloutPermit::Withheld, RolloutPermit::Granted] {
+            assert_eq!(plan_at(permit, &world, &policies, 1).gpu_node, GpuNodeChange::None);
         }
         world.converge(&policies);
         assert_eq!(

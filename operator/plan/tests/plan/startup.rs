@@ -1,4 +1,4 @@
-//! The startup taint: from a boot on until what was promised is allocatable.
+//! The startup taint stays from a boot until every promised device is allocatable.
 
 use crate::{
     governed::{configuration, world},
@@ -33,7 +33,7 @@ fn boot(world: &mut World, id: &str, allocatable: &str) {
     world.node["status"]["allocatable"] = json!({"nvidia.com/gpu": allocatable});
 }
 
-/// A node in its first boot, whose agent offers 8 GPUs, of which the scheduler knows so many.
+/// Returns a node in its first boot whose agent advertises 8 GPUs, of which some are allocatable.
 fn reported(allocatable: &str) -> World {
     let mut world = world(&starting(), None, &starting(), true);
     let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
@@ -111,7 +111,7 @@ fn each_boot_begins_with_the_taint_and_what_changes_later_does_not() {
 }
 
 #[test]
-fn node_that_works_with_the_configuration_that_it_was_given_need_not_wait_for_its_turn() {
+fn node_that_works_with_its_configuration_needs_no_permit_for_the_end_of_the_startup_taint() {
     let mut world = reported("8");
     let changed = policy(
         "p",

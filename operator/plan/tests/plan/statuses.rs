@@ -228,7 +228,7 @@ fn transition_times_move_only_with_the_status() {
     assert_eq!(seconds, [60, 60, 0, 0, 0]);
 }
 
-/// The conditions where each of some nodes is at a stage.
+/// Returns the conditions of a policy with nodes at these stages.
 fn of_rollout(stages: &[(&str, RolloutStage)]) -> Vec<String> {
     let policies = PolicySet::new(&[policy("p", "{nodeSelector: {}}")]);
     let mut tally = PolicyTally::default();
@@ -265,12 +265,12 @@ fn rollout_says_how_far_it_is() {
         ("c", RolloutStage::Stepping),
         ("d", RolloutStage::Pending),
     ];
-    let words = "2 of 4 nodes have the new configuration; c is changing";
+    let message = "2 of 4 nodes have the new configuration; c is changing";
     assert_eq!(
         of_rollout(&stages)[..3],
         [
-            format!("Ready=False NodesUpdating: {words}"),
-            format!("Reconciling=True NodesUpdating: {words}"),
+            format!("Ready=False NodesUpdating: {message}"),
+            format!("Reconciling=True NodesUpdating: {message}"),
             "Stalled=False UpToDate: nothing stops the policy".to_owned(),
         ]
     );
@@ -283,14 +283,14 @@ fn stopped_rollout_is_stalled_and_nothing_is_under_way() {
         ("b", RolloutStage::Stopped("MemoryBelowUnit: m".to_owned())),
         ("c", RolloutStage::Pending),
     ];
-    let words = "stopped: node b failed: MemoryBelowUnit: m; 1 of 3 nodes has the new configuration; no other node \
+    let message = "stopped: node b failed: MemoryBelowUnit: m; 1 of 3 nodes has the new configuration; no other node \
                  changes until the spec changes";
     assert_eq!(
         of_rollout(&stages)[..3],
         [
-            format!("Ready=False RolloutStopped: {words}"),
+            format!("Ready=False RolloutStopped: {message}"),
             "Reconciling=False UpToDate: no change is under way".to_owned(),
-            format!("Stalled=True RolloutStopped: {words}"),
+            format!("Stalled=True RolloutStopped: {message}"),
         ]
     );
 }
@@ -298,7 +298,7 @@ fn stopped_rollout_is_stalled_and_nothing_is_under_way() {
 #[test]
 fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
     let policies = PolicySet::new(&[policy("p", "{nodeSelector: {}, devicePlugin: {}}")]);
-    let told = |ready: usize, failed: usize, agents: &AgentUpdate| {
+    let conditions_with = |ready: usize, failed: usize, agents: &AgentUpdate| {
         let mut tally = PolicyTally::default();
         let outcomes = std::iter::repeat_n(PolicyOutcome::Ready, ready);
         let failures = std::iter::repeat_n(PolicyOutcome::failed(Reason::NodeNotReady, "m"), failed);
@@ -327,7 +327,7 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
         ..AgentUpdate::default()
     };
     assert_eq!(
-        told(4, 0, &behind(3, false)),
+        conditions_with(4, 0, &behind(3, false)),
         [
             "Ready=False NodesUpdating: 1 of 4 agents are updated; the old ones serve until then",
             "Reconciling=True NodesUpdating: 1 of 4 agents are updated; the old ones serve until then",
@@ -337,7 +337,7 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
     let why = "no agent has taken over in the last 10m: 1 of 4 agents are updated; the old ones serve until then; see the \
                pods of DaemonSet gpunode-agent-p that are not Ready";
     assert_eq!(
-        told(4, 0, &behind(3, true)),
+        conditions_with(4, 0, &behind(3, true)),
         [
             format!("Ready=False RolloutStopped: {why}"),
             "Reconciling=False UpToDate: no change is under way".to_owned(),
@@ -349,7 +349,7 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
         ..behind(1, false)
     };
     assert_eq!(
-        told(3, 1, &nobody_waits)[0],
+        conditions_with(3, 1, &nobody_waits)[0],
         "Ready=True InForce: in force on 3 of 4 matched nodes; 1 agent is not updated",
         "one is down"
     );
@@ -358,7 +358,7 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
         ..AgentUpdate::default()
     };
     assert_eq!(
-        told(4, 0, &refused)[0],
+        conditions_with(4, 0, &refused)[0],
         "Ready=False WriteFailed: update daemonset d: no"
     );
 }

@@ -1,4 +1,4 @@
-//! When a node stops the rollout of its policy, and for how long.
+//! Nodes that stop the rollout of their policy, and the end of the stop.
 
 use crate::{
     governed::{back, down, new, old, plan, plan_at, rejecting, step, world, written},
@@ -18,7 +18,7 @@ fn stop() -> RolloutStage {
     RolloutStage::Stopped("ConfigurationRejected: no".to_owned())
 }
 
-/// The policies with a reason to leave the node as it is.
+/// Returns the policies, with a reason to leave the node as it is.
 fn held() -> [(World, Vec<GpuNodePolicy>); 4] {
     let labels = |name: &str, spec: &str| policy(name, &format!("{{nodeSelector: {{}}, {spec}}}"));
     let world = rejected();
@@ -83,7 +83,7 @@ fn stop_outlasts_the_downtime_and_the_words_of_the_node_that_failed() {
             assert_eq!(plan(&world, new(), minutes).stage, verdict.stage, "{world:?}");
         }
     }
-    // Before there was time to write it down.
+    // Before the operator recorded the failure.
     assert_eq!(plan(&down(rejected()), new(), 60).stage, Some(stop()));
 }
 
@@ -148,8 +148,8 @@ fn node_that_failed_and_works_again_waits_for_its_turn_like_any_other() {
     );
     let plan = plan_at(RolloutPermit::Withheld, &world, &[old()], 60);
     assert_eq!((plan.stage, plan.waits), (Some(RolloutStage::Pending), true));
-    let turn = plan_at(RolloutPermit::Granted, &world, &[old()], 60);
-    world = written(world, &turn);
+    let granted = plan_at(RolloutPermit::Granted, &world, &[old()], 60);
+    world = written(world, &granted);
     assert_eq!(world.gpu_node.unwrap().spec.step.unwrap().failed, None);
 }
 
@@ -170,7 +170,7 @@ fn node_that_comes_back_after_its_deadline_gets_the_time_from_there() {
 }
 
 #[test]
-fn pause_does_not_use_up_the_time_of_a_turn() {
+fn pause_does_not_use_up_the_time_of_a_step() {
     let edit = |generation, mode| {
         let mut policy = new();
         policy.metadata.generation = Some(generation);
@@ -198,8 +198,8 @@ fn pause_does_not_use_up_the_time_of_a_turn() {
 fn clock_of_a_node_that_is_far_ahead_keeps_nobody_waiting() {
     let mut ahead = world(&new(), None, &new(), false);
     let year = SignedDuration::from_hours(24 * 365);
-    let told = &mut ahead.gpu_node.as_mut().unwrap().status.as_mut().unwrap().conditions[0].last_transition_time;
-    *told = Time(now() + year);
+    let reported = &mut ahead.gpu_node.as_mut().unwrap().status.as_mut().unwrap().conditions[0].last_transition_time;
+    *reported = Time(now() + year);
     let outcome = plan(&ahead, new(), 5).outcomes["p"].clone();
     assert!(
         matches!(
@@ -220,8 +220,8 @@ fn clock_of_a_node_that_is_far_ahead_keeps_nobody_waiting() {
 #[test]
 fn clock_of_a_node_that_is_a_little_ahead_costs_no_more_than_that() {
     let mut ahead = world(&new(), None, &new(), false);
-    let told = &mut ahead.gpu_node.as_mut().unwrap().status.as_mut().unwrap().conditions[0].last_transition_time;
-    *told = Time(now() + SignedDuration::from_mins(61));
+    let reported = &mut ahead.gpu_node.as_mut().unwrap().status.as_mut().unwrap().conditions[0].last_transition_time;
+    *reported = Time(now() + SignedDuration::from_mins(61));
     let plan_at = |minutes| plan(&ahead, new(), minutes).outcomes["p"].clone();
     assert_eq!(
         (plan_at(60), plan_at(65)),

@@ -18,7 +18,7 @@ fn reporting() -> GpuNodePolicy {
     policy("taker", &format!("{{nodeSelector: {{}}, {SPEC}}}"))
 }
 
-/// A node on which somebody else has the label and the taint.
+/// Returns a node on which somebody else owns the label and the taint.
 fn foreign() -> World {
     let mut world = World::sample();
     world.set_label("team", Some("theirs"));
@@ -97,7 +97,7 @@ fn the_lower_priority_takes_over_nothing_that_a_higher_one_wants_otherwise() {
     assert_eq!((world.label("team"), taint(&world)), (Some("theirs"), Some("ours")));
 }
 
-/// Somebody who changes the label whenever it is not theirs, once a minute: how often gpunode changed it back.
+/// Changes the label back once a minute, as another owner would. Returns how often gpunode restored it.
 fn tug_of_war(world: &mut World, policies: &[GpuNodePolicy], theirs: Option<&str>, rounds: usize) -> usize {
     let mut restores = 0;
     for _ in 0..rounds {
@@ -233,7 +233,7 @@ fn keys_of_node_feature_discovery_are_somebody_elses_like_any_other() {
     assert_eq!(world.snapshot(), before);
 }
 
-/// The condition `Conflict` that the operator wants on the `GpuNode`.
+/// Returns the condition `Conflict` that the plan writes to the `GpuNode`.
 fn condition(world: &World, policies: &[GpuNodePolicy]) -> Option<(String, String)> {
     let change = world.plan(policies).conditions?;
     let conflict = change

@@ -10,7 +10,7 @@ fn watching(taint: &str) -> GpuNodePolicy {
     policy("p", &format!("{{nodeSelector: {{}}, unhealthyTaint: {taint}}}"))
 }
 
-/// A node on which GPUs are healthy (`None`) or broken or missing since so many seconds ago.
+/// Returns a node with GPUs that are healthy (`None`), or unhealthy or missing for a number of seconds.
 fn with_gpus(gpus: &[Option<i64>]) -> World {
     let gpu = |(index, since): (usize, &Option<i64>)| {
         let since = since.map(|seconds| Time(now() - SignedDuration::from_secs(seconds)));
@@ -60,7 +60,7 @@ fn node_is_tainted_once_too_few_of_its_gpus_have_been_healthy_for_the_delay() {
         ("{after: 5m, minHealthy: 2}", &[None, Some(999), None], Ok(false)),
         ("{after: 5m, minHealthy: 2}", &[Some(200), Some(999), None], Err(100)),
         ("{after: 5m, minHealthy: 2}", &[Some(300), Some(999), None], Ok(true)),
-        // The second that broke made them too few, whatever broke after it.
+        // The second fault made them too few, whatever fails later.
         (
             "{after: 5m, minHealthy: 2}",
             &[Some(300), Some(10), Some(999)],

@@ -1,4 +1,4 @@
-//! Nodes about whose GPUs no agent has told anything: their `GpuNode` is gone, new, or cannot be read.
+//! Nodes whose GPUs no agent has reported: their `GpuNode` is gone, new or unreadable.
 
 use crate::world::{World, policy};
 use gpunode_crds::{Agent, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus};
@@ -22,7 +22,7 @@ fn gpu_node(gpus: Option<Vec<GpuDevice>>) -> GpuNode {
     gpu_node
 }
 
-/// A node with one GPU that the policy matches.
+/// Returns a node with one GPU that the policy matches.
 fn governed() -> World {
     let gpu = GpuDevice {
         product: "Tesla-T4".to_owned(),

@@ -1,4 +1,4 @@
-//! A node as the API server would hold it, and short ways to write policies.
+//! A node as the API server would store it, and short ways to write policies.
 
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use gpunode_plan::{NodeContext, NodeFacts, NodePlan, PolicySet, plan_node};
@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 
-/// A node, written as the JSON that the API server holds.
+/// Node in the JSON that the API server stores.
 #[derive(Clone, Debug, PartialEq)]
 pub struct World {
     pub node: Value,
@@ -18,7 +18,7 @@ pub fn now() -> Timestamp {
     "2026-01-01T00:00:00Z".parse().unwrap()
 }
 
-/// A policy from its spec in YAML.
+/// Reads a policy from its spec in YAML.
 pub fn policy(name: &str, spec: &str) -> GpuNodePolicy {
     let mut policy = GpuNodePolicy::new(name, serde_yaml::from_str(spec).unwrap());
     policy.metadata.uid = Some(format!("uid-of-{name}"));
@@ -27,7 +27,7 @@ pub fn policy(name: &str, spec: &str) -> GpuNodePolicy {
 }
 
 impl World {
-    /// A healthy node with some labels, taints and annotations of other people.
+    /// Returns a healthy node with labels, taints and annotations of other people.
     pub fn new(labels: &Value, taints: &Value, annotations: &Value) -> Self {
         let mut world = Self {
             node: json!({
@@ -42,7 +42,7 @@ impl World {
         world
     }
 
-    /// The node of most examples.
+    /// Returns the node of most examples.
     pub fn sample() -> Self {
         Self::new(
             &json!({"pool": "a", "kubernetes.io/os": "linux"}),
@@ -81,7 +81,7 @@ impl World {
         plan
     }
 
-    /// Lets time go by.
+    /// Advances the time.
     pub fn wait(&mut self, seconds: i64) {
         self.now += jiff::SignedDuration::from_secs(seconds);
     }
@@ -119,7 +119,7 @@ impl World {
         self.node["metadata"]["annotations"]["gpunode.dev/owned"].as_str()
     }
 
-    /// Everything that people see of a node, without the version.
+    /// Returns the node without its version.
     pub fn snapshot(&self) -> Value {
         let mut node = self.node.clone();
         node["metadata"].as_object_mut().unwrap().remove("resourceVersion");

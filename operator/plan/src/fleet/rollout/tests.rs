@@ -115,13 +115,13 @@ fn progress_names_the_nodes_that_change() {
     for index in 2..6 {
         rollout.put(&format!("gpu-{index}"), Some(&RolloutStage::Stepping));
     }
-    let words = "1 of 6 nodes has the new configuration; gpu-1, gpu-2, gpu-3 and 2 more are changing";
-    assert_eq!(rollout.progress().unwrap(), words);
+    let message = "1 of 6 nodes has the new configuration; gpu-1, gpu-2, gpu-3 and 2 more are changing";
+    assert_eq!(rollout.progress().unwrap(), message);
     (1..6).for_each(|index| rollout.put(&format!("gpu-{index}"), Some(&RolloutStage::Done)));
     assert_eq!(rollout.progress(), None);
 }
 
-/// A fleet as it is, which the rollout is told about late or not at all.
+/// Event on real nodes, of which the rollout learns late or never.
 #[derive(Clone, Debug)]
 enum Event {
     /// The agent of a node that steps gets there.
@@ -146,7 +146,7 @@ enum Answer {
     Refused,
 }
 
-/// What is true of a node.
+/// Real state of a node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Truth {
     /// Generation that works there.
@@ -179,7 +179,7 @@ fn event(nodes: usize) -> impl Strategy<Value = Event> {
 
 struct Fleet {
     nodes: Vec<Truth>,
-    /// Nodes whose write happened without an answer: the rollout is not told until they move again.
+    /// Nodes whose write happened without an answer: the rollout does not learn of it until they move again.
     unheard: BTreeSet<usize>,
     generation: usize,
     budget: usize,
@@ -230,13 +230,13 @@ impl Fleet {
         self.nodes.contains(&Truth::Failed(self.generation))
     }
 
-    /// One node is written at its turn, if it is; returns whether a node that worked is now changing.
+    /// Writes one node that has a permit; returns true if a node that worked is now changing.
     fn works(&mut self, node: usize, answer: Answer) -> bool {
         let name = Self::name(node);
         if self.rollout.stages.get(&name) != Some(&RolloutStage::Pending) || !self.rollout.use_permit(&name) {
             return false;
         }
-        // A write under an old version is a race, which says nothing.
+        // A write under an old version lost a race and proves nothing.
         if self.unheard.contains(&node) {
             return false;
         }

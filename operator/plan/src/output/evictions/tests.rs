@@ -67,12 +67,12 @@ fn names(evictions: &BTreeMap<PodName, PodEviction>) -> Vec<&str> {
 #[test]
 fn pods_that_hold_a_broken_gpu_are_evicted_and_told_why() {
     let found = of(&[policy("p", EVICTS)], &facts(&json!({}), NOTHING, "True"), &gpu_node());
-    let told: Vec<_> = found
+    let reasons: Vec<_> = found
         .iter()
         .map(|(pod, why)| (pod.to_string(), why.since, why.to_string()))
         .collect();
     assert_eq!(
-        told,
+        reasons,
         [
             (
                 "ml/a".to_owned(),

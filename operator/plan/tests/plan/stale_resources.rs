@@ -31,7 +31,7 @@ fn record_names_a_resource_before_the_agent_can_register_it() {
     assert_eq!(resources(&world), json!({"a.b/c.shared": null}));
 }
 
-/// Plans again and again for some seconds, as often as every event about a node makes it, and says when keys were removed.
+/// Plans once a second, as events about a node would, and returns the seconds at which keys were removed.
 fn removals(world: &mut World, seconds: i64, kubelet: impl Fn(&mut World)) -> Vec<i64> {
     let mut removals = Vec::new();
     for second in 1..=seconds {

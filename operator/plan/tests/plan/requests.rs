@@ -1,4 +1,4 @@
-//! What people ask of the agents of a node: to let go of its GPUs, and to take them for recovered.
+//! Requests of people to the agents of a node: release the GPUs, clear recovered faults.
 
 use crate::{
     governed,
@@ -12,7 +12,7 @@ fn governing() -> GpuNodePolicy {
     policy("p", "{nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}}")
 }
 
-/// A node with the `GpuNode` that its agent made.
+/// Returns a node with the `GpuNode` that its agent created.
 fn reported() -> World {
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
     gpu_node.metadata.resource_version = Some("7".to_owned());
@@ -22,12 +22,12 @@ fn reported() -> World {
     }
 }
 
-/// Carries out what is asked; whether there was something to write.
+/// Writes the requests to the `GpuNode`. Returns true if there was a write.
 fn ask(world: &mut World, policies: &[GpuNodePolicy]) -> bool {
     match world.plan(policies).gpu_node {
         GpuNodeChange::Requests { release, recovered, .. } => {
             let spec = &mut world.gpu_node.as_mut().unwrap().spec;
-            // As it comes back from the API server.
+            // Reads the object as the API server would return it.
             (spec.release, spec.recovered) = (release, serde_json::from_value(json!(recovered)).unwrap());
             true
         }
@@ -41,7 +41,7 @@ fn spec(world: &World) -> (bool, Option<String>) {
 }
 
 #[test]
-fn agents_let_go_while_a_label_asks_for_it_and_are_told_once() {
+fn agents_get_the_request_for_release_once_while_a_label_asks_for_it() {
     for (key, value, lets_go) in [
         ("gpunode.dev/release", "true", true),
         ("gpunode.dev/release", "false", false),
@@ -138,7 +138,7 @@ fn released_node_is_outside_of_a_rollout_and_says_why() {
 }
 
 #[test]
-fn recovery_is_told_and_one_that_cannot_be_read_changes_nothing_and_is_said() {
+fn recovery_is_passed_on_and_an_unreadable_one_changes_nothing_and_is_reported() {
     let mut world = reported();
     let set = |world: &mut World, value: &str| {
         world.node["metadata"]["annotations"] = json!({"gpunode.dev/recovered": value});
