@@ -11,5 +11,5 @@ mod inventory;
 mod product;
 
 pub use device::Device;
-pub use inventory::{Fabric, Gpu, GpuMode, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode};
+pub use inventory::{Gpu, Inventory, Link, MigAttributes, MigDevice};
 pub use product::product_label;

@@ -31,10 +31,8 @@ pub use desired::{
     desired_devices,
 };
 pub use gpunode_config::{Allocation, Architecture};
-pub use gpunode_crds::FaultReason;
-pub use hardware::{
-    Device, Fabric, Gpu, GpuMode, Inventory, Link, LinkLevel, MigAttributes, MigDevice, MigMode, product_label,
-};
+pub use gpunode_crds::{Fabric, FaultReason, GpuMode, LinkLevel, MigMode};
+pub use hardware::{Device, Gpu, Inventory, Link, MigAttributes, MigDevice, product_label};
 pub use health::{
     DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, MigProbe, ProbeResult, Resolution, RunId,
     describe_xid,

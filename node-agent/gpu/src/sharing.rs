@@ -1,15 +1,15 @@
-//! How a device is shared, and the ids of its shares in the list that the kubelet gets.
+//! Shares of a device: their number, their ids, the lists that the kubelet gets.
 
 use gpunode_config::MemoryMiB;
 use serde::{Deserialize, Serialize};
 
-/// Between a UUID and the number of a replica, as in NVIDIA's device plugin.
+/// Separator of a UUID and the number of a replica, as in NVIDIA's device plugin.
 const REPLICA: &str = "::";
 
-/// Between a UUID and the number of a unit of memory, as in gpushare.
+/// Separator of a UUID and the number of a memory unit, as in gpushare.
 const UNIT: &str = "-_-";
 
-/// How a device is shared. Saved on disk.
+/// Sharing of a device. The agent saves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "strategy")]
 pub enum DeviceSharing {
@@ -17,59 +17,59 @@ pub enum DeviceSharing {
     Whole,
     /// Containers take turns on it.
     TimeSlicing {
-        /// How many.
+        /// Number of replicas.
         replicas: u32,
     },
     /// Each container holds units of its memory.
     Memory {
-        /// What one unit stands for, in MiB.
+        /// Size of one unit in MiB.
         #[serde(rename = "unitMiB")]
         unit: MemoryMiB,
-        /// How many there are.
+        /// Number of units.
         units: u32,
     },
     /// Containers hold shares of it under an MPS control daemon.
     Mps {
-        /// How many there are.
+        /// Number of replicas.
         replicas: u32,
     },
 }
 
-/// Which resource a device is offered as, and how it is shared. Saved on disk.
+/// Resource and sharing of a device. The agent saves it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assignment {
     /// Name of the extended resource.
     pub resource: String,
-    /// How the device is shared.
+    /// Sharing of the device.
     pub sharing: DeviceSharing,
-    /// UUID of the GPU that a MIG device is a part of, which nobody else knows once the device has left the node. None for a
-    /// full GPU, and where an earlier version saved the assignment.
+    /// UUID of the GPU of a MIG device, kept for devices that have left the node. None for a full GPU, and if an earlier
+    /// version saved the assignment.
     #[serde(rename = "gpuUuid", default, skip_serializing_if = "Option::is_none")]
     pub gpu_uuid: Option<String>,
 }
 
-/// One entry of the list that the kubelet gets.
+/// One entry of a device list of the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdvertisedShare {
-    /// The device's UUID, with the number of the replica or unit behind it where the device is shared.
+    /// UUID of the device, followed by the number of the replica or unit if the device is shared.
     pub id: String,
-    /// Whether the kubelet may give it out.
+    /// True if the kubelet may allocate it.
     pub healthy: bool,
     /// NUMA node of the GPU.
     pub numa_node: Option<u32>,
 }
 
-/// What is offered under one name.
+/// The device list of one resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdvertisedResource {
     /// Name of the extended resource.
     pub name: String,
-    /// AdvertisedShare 0 of each device, then share 1 and so on, so that a reader of the first few sees different devices.
+    /// Share 0 of each device, then share 1 and so on, so that the first shares are of different devices.
     pub shares: Vec<AdvertisedShare>,
 }
 
 impl DeviceSharing {
-    /// How many shares a device has.
+    /// Returns the number of shares of a device.
     pub fn shares(&self) -> u32 {
         match *self {
             Self::Whole => 1,
@@ -78,7 +78,7 @@ impl DeviceSharing {
         }
     }
 
-    /// The id of share `number` of the device `uuid`.
+    /// Returns the id of share `number` of the device `uuid`.
     pub fn id(&self, uuid: &str, number: u32) -> String {
         match self {
             Self::Whole => uuid.to_owned(),
@@ -87,7 +87,7 @@ impl DeviceSharing {
         }
     }
 
-    /// The number of the share of the device `uuid` that has this id; none where no share has it.
+    /// Returns the number of the share of the device `uuid` with this id, or none if no share has it.
     pub fn number(&self, uuid: &str, id: &str) -> Option<u32> {
         let rest = id.strip_prefix(uuid)?;
         let separator = match self {
@@ -104,13 +104,13 @@ impl DeviceSharing {
             .filter(|number| canonical && *number < self.shares())
     }
 
-    /// Whether all shares of one container have to come from one device.
+    /// Returns true if all shares of one container have to come from one device.
     pub fn one_device_per_container(&self) -> bool {
         matches!(self, Self::Memory { .. } | Self::Mps { .. })
     }
 }
 
-/// The UUID in the id of any share.
+/// Returns the UUID in the id of a share.
 pub fn device_of(id: &str) -> &str {
     let end = [REPLICA, UNIT]
         .into_iter()

@@ -95,7 +95,6 @@ fn http() {
 }
 
 #[test]
-#[ignore = "until the crate's rooms stand"]
 fn gpu() {
     check("gpunode-gpu");
 }

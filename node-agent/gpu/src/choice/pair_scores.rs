@@ -107,11 +107,11 @@ impl PairScores {
 fn score(link: &Link) -> u32 {
     let pcie = match link.level {
         LinkLevel::Internal => 60,
-        LinkLevel::Single => 50,
-        LinkLevel::Multiple => 40,
-        LinkLevel::HostBridge => 30,
+        LinkLevel::Pix => 50,
+        LinkLevel::Pxb => 40,
+        LinkLevel::Phb => 30,
         LinkLevel::Node => 20,
-        LinkLevel::System => 10,
+        LinkLevel::Sys => 10,
         LinkLevel::Unknown => 0,
     };
     pcie + NVLINK * link.nvlinks.min(MAX_NVLINKS)
@@ -141,11 +141,11 @@ mod tests {
     #[test]
     fn pcie_and_nvlink_both_count() {
         for (level, nvlinks, expected) in [
-            (LinkLevel::System, 0, 10),
+            (LinkLevel::Sys, 0, 10),
             (LinkLevel::Node, 0, 20),
-            (LinkLevel::HostBridge, 0, 30),
-            (LinkLevel::Multiple, 0, 40),
-            (LinkLevel::Single, 2, 250),
+            (LinkLevel::Phb, 0, 30),
+            (LinkLevel::Pxb, 0, 40),
+            (LinkLevel::Pix, 2, 250),
             (LinkLevel::Internal, 0, 60),
             (LinkLevel::Node, 18, 1820),
             (LinkLevel::Node, 36, 1820),

@@ -1,4 +1,4 @@
-//! What a container can be given, whole or in part: a full GPU or a MIG device.
+//! A full GPU or a MIG device: one thing that containers can get, whole or in part.
 
 use super::inventory::{Gpu, Inventory, MigDevice};
 use gpunode_config::{Architecture, MemoryMiB};
@@ -29,7 +29,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// A GPU as a whole.
+    /// Returns a GPU as one device.
     pub fn full(gpu: &Gpu) -> Self {
         Self {
             uuid: gpu.uuid.clone(),
@@ -49,7 +49,7 @@ impl Device {
         }
     }
 
-    /// A MIG device of `gpu`.
+    /// Returns a MIG device of `gpu`.
     pub fn mig(gpu: &Gpu, mig: &MigDevice) -> Self {
         let whole = Self::full(gpu);
         Self {
@@ -65,7 +65,7 @@ impl Device {
         }
     }
 
-    /// Every device of a node: each GPU as a whole, then its MIG devices.
+    /// Returns all devices of a node: each full GPU, then its MIG devices.
     pub fn all(inventory: &Inventory) -> Vec<Self> {
         let of_gpu = |gpu: &Gpu| {
             let mig: Vec<Self> = gpu.mig_devices.iter().map(|mig| Self::mig(gpu, mig)).collect();
@@ -74,24 +74,24 @@ impl Device {
         inventory.gpus.iter().flat_map(of_gpu).collect()
     }
 
-    /// How NVIDIA's tools number it: `3`, or `3:1` for MIG device 1 of GPU 3.
+    /// Returns the index in NVIDIA's notation: `3`, or `3:1` for MIG device 1 of GPU 3.
     pub fn index(&self) -> String {
         self.mig
             .as_ref()
             .map_or_else(|| self.gpu.to_string(), |mig| format!("{}:{}", self.gpu, mig.index))
     }
 
-    /// UUID of the GPU that it is a part of; none for a full GPU.
+    /// Returns the UUID of the GPU of a MIG device; none for a full GPU.
     pub fn part_of(&self) -> Option<String> {
         self.mig.as_ref().map(|_| self.gpu_uuid.clone())
     }
 
-    /// Where it stands among the devices of its node.
+    /// Returns the sort key among the devices of its node.
     pub fn order(&self) -> (u32, Option<u32>) {
         (self.gpu, self.mig.as_ref().map(|mig| mig.index))
     }
 
-    /// Whether both cannot be given out at the same time: one is a GPU as a whole and the other is a part of it.
+    /// Returns true if containers cannot hold both at the same time: one is a full GPU, the other a MIG device of it.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.gpu_uuid == other.gpu_uuid && self.uuid != other.uuid && (self.mig.is_none() || other.mig.is_none())
     }

@@ -1,16 +1,17 @@
-//! The GPUs of a node as NVML and sysfs describe them.
+//! The GPUs of a node, their MIG devices and links.
 
 use super::product::product_label;
 use gpunode_config::Architecture;
+use gpunode_crds::{Fabric, GpuMode, LinkLevel, MigMode};
 
-/// What the driver says about a node.
+/// The driver's view of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// Version of the driver, such as `580.95.05`.
     pub driver_version: Option<String>,
     /// Newest CUDA version that the driver supports, such as `13.0`.
     pub cuda_version: Option<String>,
-    /// The GPUs, ordered by index.
+    /// GPUs, ordered by index.
     pub gpus: Vec<Gpu>,
 }
 
@@ -23,53 +24,26 @@ pub struct Gpu {
     pub uuid: String,
     /// Product name in NVML's form, such as `Tesla V100-SXM2-32GB`.
     pub name: String,
-    /// Memory in MiB, rounded down; 0 where the driver does not say.
+    /// Memory in MiB, rounded down; 0 if unknown.
     pub memory_mib: u64,
     /// CUDA compute capability, major and minor.
     pub compute_capability: Option<(u32, u32)>,
     /// PCI address in sysfs form, such as `0000:07:00.0`.
     pub pci_bus_id: Option<String>,
-    /// NUMA node of the slot; absent where the machine does not say.
+    /// NUMA node of the slot; absent if unknown.
     pub numa_node: Option<u32>,
     /// The N of `/dev/nvidiaN`.
     pub minor: Option<u32>,
-    /// What its PCI class says it is for; absent where sysfs does not say.
+    /// Use by its PCI class; absent if sysfs does not show it.
     pub mode: Option<GpuMode>,
-    /// The NVLink fabric that it belongs to; absent where there is none that reaches beyond the node.
+    /// Its NVLink fabric; absent without a fabric that spans nodes.
     pub fabric: Option<Fabric>,
-    /// Whether MIG is on; absent where the GPU has no MIG.
+    /// MIG mode; absent if the GPU has no MIG.
     pub mig_mode: Option<MigMode>,
-    /// Its MIG devices, ordered by their index; none where MIG is off or no instance exists.
+    /// Its MIG devices, ordered by index.
     pub mig_devices: Vec<MigDevice>,
-    /// The way to each other GPU of the node, ordered by its index.
+    /// Links to the other GPUs of the node, ordered by index.
     pub links: Vec<Link>,
-}
-
-/// What a GPU is for, by its PCI class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GpuMode {
-    /// A 3D controller (0x030200).
-    Compute,
-    /// A VGA controller (0x030000).
-    Graphics,
-}
-
-/// A place in an NVLink fabric that spans nodes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fabric {
-    /// UUID of the fabric, five groups of hexadecimal digits.
-    pub cluster_uuid: String,
-    /// The part of the fabric within which GPUs reach one another.
-    pub clique_id: u32,
-}
-
-/// Whether MIG is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MigMode {
-    /// The GPU is divided or can be.
-    Enabled,
-    /// The GPU is whole.
-    Disabled,
 }
 
 /// A compute instance of a GPU divided by MIG, as NVML describes it.
@@ -81,19 +55,19 @@ pub struct MigDevice {
     pub index: u32,
     /// Profile, such as `1g.10gb`, `1c.3g.40gb` or `1g.10gb+me`.
     pub profile: String,
-    /// Id of the GPU instance; ids are used again when instances are made anew.
+    /// Id of the GPU instance; a later instance can get the same id.
     pub gpu_instance: u32,
     /// Id of the compute instance within the GPU instance.
     pub compute_instance: u32,
-    /// Memory in MiB, rounded down; 0 where the driver does not say.
+    /// Memory in MiB, rounded down; 0 if unknown.
     pub memory_mib: u64,
-    /// What it consists of: two MIG devices are equal where this is.
+    /// Its parts: two MIG devices with the same parts are equal.
     pub attributes: MigAttributes,
     /// `/dev/nvidia-caps/nvidia-capN` of the GPU instance and of the compute instance.
     pub device_nodes: Vec<String>,
 }
 
-/// What `nvmlDeviceGetAttributes` says of a MIG device.
+/// Attributes of a MIG device by `nvmlDeviceGetAttributes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "NVML's names are the documentation")]
 pub struct MigAttributes {
@@ -108,7 +82,7 @@ pub struct MigAttributes {
     pub memory_mib: u64,
 }
 
-/// The way from one GPU to another.
+/// The link from one GPU to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     /// Index of the other GPU.
@@ -119,32 +93,13 @@ pub struct Link {
     pub nvlinks: u32,
 }
 
-/// Levels of the PCI topology in the words of `nvidia-smi topo -m`, nearest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LinkLevel {
-    /// On the same board.
-    Internal,
-    /// One PCIe switch (PIX).
-    Single,
-    /// Several PCIe switches (PXB).
-    Multiple,
-    /// A PCIe host bridge (PHB).
-    HostBridge,
-    /// Host bridges of one NUMA node (NODE).
-    Node,
-    /// Between NUMA nodes (SYS).
-    System,
-    /// The driver does not say.
-    Unknown,
-}
-
 impl Gpu {
-    /// The product name in label form, such as `Tesla-V100-SXM2-32GB`.
+    /// Returns the product name in label form, such as `Tesla-V100-SXM2-32GB`.
     pub fn product(&self) -> String {
         product_label(&self.name)
     }
 
-    /// The architecture, from the compute capability as GPU feature discovery has it.
+    /// Returns the architecture of the compute capability, as GPU feature discovery does.
     pub fn architecture(&self) -> Architecture {
         match self.compute_capability {
             Some((3, _)) => Architecture::Kepler,
@@ -162,7 +117,7 @@ impl Gpu {
 }
 
 impl Inventory {
-    /// The hardware in a few words, such as `8 x Tesla-V100-SXM2-32GB`; products in the order of their first GPU.
+    /// Returns a summary such as `8 x Tesla-V100-SXM2-32GB`, with products in the order of their first GPU.
     pub fn summary(&self) -> String {
         let mut products: Vec<(String, usize)> = Vec::new();
         for product in self.gpus.iter().map(Gpu::product) {

@@ -77,11 +77,11 @@ fn address(pci: &PciInfo) -> PciAddress {
 fn level(one: &Device<'_>, other: &Device<'_>) -> LinkLevel {
     match one.nvml().topology_common_ancestor(one, other) {
         Ok(TopologyLevel::Internal) => LinkLevel::Internal,
-        Ok(TopologyLevel::Single) => LinkLevel::Single,
-        Ok(TopologyLevel::Multiple) => LinkLevel::Multiple,
-        Ok(TopologyLevel::HostBridge) => LinkLevel::HostBridge,
+        Ok(TopologyLevel::Single) => LinkLevel::Pix,
+        Ok(TopologyLevel::Multiple) => LinkLevel::Pxb,
+        Ok(TopologyLevel::HostBridge) => LinkLevel::Phb,
         Ok(TopologyLevel::Node) => LinkLevel::Node,
-        Ok(TopologyLevel::System) => LinkLevel::System,
+        Ok(TopologyLevel::System) => LinkLevel::Sys,
         Err(_) => LinkLevel::Unknown,
     }
 }

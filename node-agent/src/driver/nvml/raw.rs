@@ -59,7 +59,7 @@ pub fn fabric(device: &Device<'_>) -> Option<Fabric> {
     let groups = [0..8, 8..12, 12..16, 16..20, 20..32].map(|group| digits.get(group).unwrap_or_default());
     (has_joined && uuid != 0).then(|| Fabric {
         cluster_uuid: groups.join("-"),
-        clique_id: info.cliqueId,
+        clique_id: info.cliqueId.into(),
     })
 }
 

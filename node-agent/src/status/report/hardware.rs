@@ -5,9 +5,7 @@ use crate::{
     driver::machine::HostDriver,
     health::{fault_text, node_health::NodeHealth},
 };
-use gpunode_crds::{
-    DeviceHealth, Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu,
-};
+use gpunode_crds::{DeviceHealth, GpuDevice, GpuLink, MigDevice, MigEngines, MigSlices, Vgpu};
 use gpunode_gpu as gpu;
 
 /// A GPU, and whether it works.
@@ -22,19 +20,10 @@ pub fn device(gpu: &gpu::Gpu, node_health: &NodeHealth) -> GpuDevice {
         pci_bus_id: gpu.pci_bus_id.clone(),
         health: health(node_health, &[&gpu.uuid]),
         numa_node: gpu.numa_node.map(number),
-        mode: gpu.mode.map(|mode| match mode {
-            gpu::GpuMode::Compute => GpuMode::Compute,
-            gpu::GpuMode::Graphics => GpuMode::Graphics,
-        }),
-        fabric: gpu.fabric.as_ref().map(|fabric| Fabric {
-            cluster_uuid: fabric.cluster_uuid.clone(),
-            clique_id: fabric.clique_id.into(),
-        }),
+        mode: gpu.mode,
+        fabric: gpu.fabric.clone(),
         missing_since: None,
-        mig_mode: gpu.mig_mode.map(|mode| match mode {
-            gpu::MigMode::Enabled => MigMode::Enabled,
-            gpu::MigMode::Disabled => MigMode::Disabled,
-        }),
+        mig_mode: gpu.mig_mode,
         mig_devices: mig_devices(gpu, node_health),
         links: gpu.links.iter().map(link).collect(),
     }
@@ -58,15 +47,7 @@ pub fn vgpu(driver: &HostDriver) -> Vgpu {
 fn link(link: &gpu::Link) -> GpuLink {
     GpuLink {
         peer: number(link.peer),
-        level: match link.level {
-            gpu::LinkLevel::Internal => LinkLevel::Internal,
-            gpu::LinkLevel::Single => LinkLevel::Pix,
-            gpu::LinkLevel::Multiple => LinkLevel::Pxb,
-            gpu::LinkLevel::HostBridge => LinkLevel::Phb,
-            gpu::LinkLevel::Node => LinkLevel::Node,
-            gpu::LinkLevel::System => LinkLevel::Sys,
-            gpu::LinkLevel::Unknown => LinkLevel::Unknown,
-        },
+        level: link.level,
         nvlinks: (link.nvlinks > 0).then(|| number(link.nvlinks)),
     }
 }

@@ -2,7 +2,7 @@
 
 use gpunode_config::AgentConfig;
 use gpunode_crds::{GpuDevice, GpuLink, GpuNodeStatus, MigDevice};
-use gpunode_gpu::{Gpu, Inventory, Link, LinkLevel, MigAttributes, MigMode, desired_devices};
+use gpunode_gpu::{Gpu, Inventory, Link, MigAttributes, desired_devices};
 use std::collections::BTreeSet;
 
 /// Returns the GPUs that are present; leaves out missing ones.
@@ -43,10 +43,7 @@ fn gpu(reported: &GpuDevice, known: bool) -> Gpu {
         name: reported.product.clone(),
         memory_mib: u64::try_from(reported.memory_mib).unwrap_or(0),
         compute_capability: capability.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?))),
-        mig_mode: reported.mig_mode.map(|mode| match mode {
-            gpunode_crds::MigMode::Enabled => MigMode::Enabled,
-            gpunode_crds::MigMode::Disabled => MigMode::Disabled,
-        }),
+        mig_mode: reported.mig_mode,
         mig_devices: reported
             .mig_devices
             .iter()
@@ -62,15 +59,7 @@ fn gpu(reported: &GpuDevice, known: bool) -> Gpu {
 fn link(reported: &GpuLink) -> Link {
     Link {
         peer: number(reported.peer),
-        level: match reported.level {
-            gpunode_crds::LinkLevel::Internal => LinkLevel::Internal,
-            gpunode_crds::LinkLevel::Pix => LinkLevel::Single,
-            gpunode_crds::LinkLevel::Pxb => LinkLevel::Multiple,
-            gpunode_crds::LinkLevel::Phb => LinkLevel::HostBridge,
-            gpunode_crds::LinkLevel::Node => LinkLevel::Node,
-            gpunode_crds::LinkLevel::Sys => LinkLevel::System,
-            gpunode_crds::LinkLevel::Unknown => LinkLevel::Unknown,
-        },
+        level: reported.level,
         nvlinks: reported.nvlinks.map_or(0, number),
     }
 }

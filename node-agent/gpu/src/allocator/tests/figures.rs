@@ -85,7 +85,7 @@ fn measure_the_choice_of_16_gpus() {
         if one / 8 == other / 8 {
             LinkLevel::Node
         } else {
-            LinkLevel::System
+            LinkLevel::Sys
         }
     };
     let switched = of_16(|one, other| (node(one, other), 12), 0);

@@ -1,7 +1,7 @@
 //! Boards that exist, and what NVIDIA's go-gpuallocator gets wrong on some.
 
 use super::*;
-use LinkLevel::{HostBridge, Multiple, Node, Single, System};
+use LinkLevel::{Node, Phb, Pix, Pxb, Sys};
 
 /// The hybrid cube mesh of eight V100.
 fn dgx1() -> PairScores {
@@ -16,9 +16,9 @@ fn dgx1() -> PairScores {
         [0, 0, 0, 1, 2, 1, 2, 0],
     ];
     let level = |one: u32, other: u32| match (one / 4 == other / 4, one / 2 == other / 2) {
-        (false, _) => System,
-        (true, false) => HostBridge,
-        (true, true) => Single,
+        (false, _) => Sys,
+        (true, false) => Phb,
+        (true, true) => Pix,
     };
     node(
         8,
@@ -30,9 +30,9 @@ fn dgx1() -> PairScores {
 /// Eight A100 on NVSwitches.
 fn hgx_a100() -> PairScores {
     let level = |one: u32, other: u32| match (one / 4 == other / 4, one / 2 == other / 2) {
-        (false, _) => System,
+        (false, _) => Sys,
         (true, false) => Node,
-        (true, true) => Multiple,
+        (true, true) => Pxb,
     };
     node(8, |gpu| Some(gpu / 4), |one, other| (level(one, other), 12))
 }
@@ -42,7 +42,7 @@ fn two_sockets() -> PairScores {
     node(
         8,
         |gpu| Some(gpu / 4),
-        |one, other| (if one / 4 == other / 4 { HostBridge } else { System }, 0),
+        |one, other| (if one / 4 == other / 4 { Phb } else { Sys }, 0),
     )
 }
 
@@ -52,7 +52,7 @@ fn bridged(gpus: u32, bridges: &[(u32, u32)]) -> PairScores {
     node(
         gpus,
         |_| Some(0),
-        |one, other| (HostBridge, if is_bridge(one, other) { 4 } else { 0 }),
+        |one, other| (Phb, if is_bridge(one, other) { 4 } else { 0 }),
     )
 }
 

@@ -7,9 +7,9 @@ fn groups(gpus: u32, group: u32) -> PairScores {
     let link = move |one, other| {
         (
             if one / group == other / group {
-                LinkLevel::Single
+                LinkLevel::Pix
             } else {
-                LinkLevel::System
+                LinkLevel::Sys
             },
             0,
         )

@@ -6,12 +6,12 @@ use proptest::prelude::*;
 /// A random node: mostly few kinds of links, so that many sets are equal.
 fn any_node(gpus: u32) -> impl Strategy<Value = PairScores> {
     let level = prop::sample::select(vec![
-        LinkLevel::Single,
-        LinkLevel::Multiple,
-        LinkLevel::HostBridge,
+        LinkLevel::Pix,
+        LinkLevel::Pxb,
+        LinkLevel::Phb,
         LinkLevel::Node,
-        LinkLevel::System,
-        LinkLevel::System,
+        LinkLevel::Sys,
+        LinkLevel::Sys,
         LinkLevel::Unknown,
     ]);
     let link = (level, prop::sample::select(vec![0, 0, 0, 1, 2, 4, 12, 18]));
