@@ -27,7 +27,7 @@ fn units_of_several_gpus_are_refused_with_what_fits() {
         .unwrap_err()
         .to_string();
     assert!(
-        misplaced.contains("the kubelet picked units of several though 3 are free on GPU 2"),
+        misplaced.contains("the kubelet picked units of several GPUs for 2 units, though GPU 2 has 3 free"),
         "{misplaced}"
     );
 }
