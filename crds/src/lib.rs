@@ -17,6 +17,7 @@
 //! | `health` | health of a device |
 //! | `resources` | advertised resources, holders and waiting devices |
 //! | `reason` | types and reasons of conditions |
+//! | `untimed_condition` | a condition before its transition time is known |
 //! | `keys` | labels, annotations and taints on Nodes |
 //! | `conditions` | schemas of times and conditions |
 //! | `label_map` | schemas of label maps |
@@ -37,6 +38,7 @@ mod resources;
 mod rollout;
 mod selector;
 mod taint;
+mod untimed_condition;
 
 pub use configuration::{Configuration, ConfigurationStep, MAX_FAILED_MESSAGE, RejectedConfiguration};
 pub use gpu_device::{Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu};
@@ -61,3 +63,4 @@ pub use resources::{
 pub use rollout::RolloutPace;
 pub use selector::{GpuSelector, NodeSelector, NodeSelectorRequirement, SelectorOperator};
 pub use taint::{PolicyTaint, StartupTaint, TaintEffect, UnhealthyTaint};
+pub use untimed_condition::UntimedCondition;

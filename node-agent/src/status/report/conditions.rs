@@ -6,21 +6,10 @@ use crate::{
     driver::hardware::{DriverState, Hardware},
     plugin::registration::RegisteredResources,
 };
-use gpunode_crds::{ConditionType, MpsDaemonState, Reason};
+use gpunode_crds::{ConditionType, MpsDaemonState, Reason, UntimedCondition};
 use gpunode_gpu::DeviceProblemKind;
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-
-/// Most bytes of a condition's message: a status must stay readable.
-const MAX_MESSAGE: usize = 1024;
-
-/// A condition without its time.
-struct PendingCondition {
-    of: ConditionType,
-    holds: bool,
-    reason: Reason,
-    message: String,
-}
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 /// What is in the way of this agent doing its work; the text of `/readyz`.
 pub fn not_registered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<String> {
@@ -40,65 +29,67 @@ pub fn holders_unknown<'a>(snapshot: &'a DeviceSnapshot, plugin: PluginStatus<'_
 
 /// `Ready` first; it is the first of the others that does not hold. Their times are not set.
 pub fn conditions(facts: StatusInputs<'_>) -> Vec<Condition> {
-    let mut verdicts: Vec<PendingCondition> = driver(facts.hardware).into_iter().collect();
+    let mut conditions: Vec<UntimedCondition> = driver(facts.hardware).into_iter().collect();
     if let Some(plugin) = facts.plugin {
-        verdicts.push(configuration(plugin));
-        verdicts.push(registration(facts.snapshot, plugin));
-        verdicts.push(devices(facts.snapshot, plugin));
+        conditions.push(configuration(plugin));
+        conditions.push(registration(facts.snapshot, plugin));
+        conditions.push(devices(facts.snapshot, plugin));
     }
-    let ready = match verdicts.iter().find(|verdict| !verdict.holds) {
-        Some(failing) => PendingCondition {
+    let ready = match conditions.iter().find(|condition| !condition.holds) {
+        Some(failing) => UntimedCondition {
             of: ConditionType::Ready,
-            message: failing.message.clone(),
-            ..*failing
+            ..failing.clone()
         },
-        None if facts.plugin.is_some() => verdict(
+        None if facts.plugin.is_some() => UntimedCondition::new(
             ConditionType::Ready,
             true,
             Reason::ConfigurationInForce,
             "the configuration is in force",
         ),
-        None => verdict(
+        None => UntimedCondition::new(
             ConditionType::Ready,
             true,
             Reason::DriverAnswers,
             "the hardware is known",
         ),
     };
-    verdicts.insert(0, ready);
+    conditions.insert(0, ready);
     if let Some(served) = facts.plugin.and_then(served_by_another) {
-        verdicts.push(verdict(
+        conditions.push(UntimedCondition::new(
             ConditionType::ResourceServedByAnother,
             true,
             Reason::ServedByAnother,
-            &served,
+            served,
         ));
     }
-    verdicts.into_iter().map(PendingCondition::without_time).collect()
+    conditions
+        .into_iter()
+        .map(|condition| condition.at(Timestamp::UNIX_EPOCH, &[]))
+        .collect()
 }
 
 /// A node without GPU needs no driver, and says nothing of one.
-fn driver(hardware: &Hardware) -> Option<PendingCondition> {
+fn driver(hardware: &Hardware) -> Option<UntimedCondition> {
     let available = ConditionType::DriverAvailable;
     match &hardware.driver {
         DriverState::NotNeeded => None,
-        DriverState::Released => Some(verdict(
+        DriverState::Released => Some(UntimedCondition::new(
             available,
             false,
             Reason::Released,
             "the GPUs are released, as a label of the node asks: nothing is given out and the driver is not used",
         )),
-        DriverState::Missing(message) => Some(verdict(available, false, Reason::DriverNotFound, message)),
-        DriverState::Failed(message) => Some(verdict(available, false, Reason::DriverFailed, message)),
+        DriverState::Missing(message) => Some(UntimedCondition::new(available, false, Reason::DriverNotFound, message)),
+        DriverState::Failed(message) => Some(UntimedCondition::new(available, false, Reason::DriverFailed, message)),
         // The other GPUs are offered all the same.
         DriverState::Answers => {
             let problem = hardware.problem().unwrap_or_else(|| "the driver answers".to_owned());
-            Some(verdict(available, true, Reason::DriverAnswers, &problem))
+            Some(UntimedCondition::new(available, true, Reason::DriverAnswers, problem))
         }
     }
 }
 
-fn configuration(plugin: PluginStatus<'_>) -> PendingCondition {
+fn configuration(plugin: PluginStatus<'_>) -> UntimedCondition {
     let accepted = ConditionType::ConfigurationAccepted;
     match (&plugin.in_force.rejected, &plugin.in_force.accepted) {
         (Some(rejected), kept) => {
@@ -106,15 +97,15 @@ fn configuration(plugin: PluginStatus<'_>) -> PendingCondition {
                 format!("{} stays in force", kept.hash)
             });
             let message = format!("{} is rejected and {kept}: {}", rejected.hash, rejected.message);
-            verdict(accepted, false, Reason::ConfigurationRejected, &message)
+            UntimedCondition::new(accepted, false, Reason::ConfigurationRejected, message)
         }
-        (None, Some(kept)) => verdict(
+        (None, Some(kept)) => UntimedCondition::new(
             accepted,
             true,
             Reason::ConfigurationInForce,
-            &format!("{} is in force", kept.hash),
+            format!("{} is in force", kept.hash),
         ),
-        (None, None) => verdict(
+        (None, None) => UntimedCondition::new(
             accepted,
             false,
             Reason::NoConfiguration,
@@ -123,14 +114,14 @@ fn configuration(plugin: PluginStatus<'_>) -> PendingCondition {
     }
 }
 
-fn registration(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> PendingCondition {
+fn registration(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> UntimedCondition {
     let registered = ConditionType::Registered;
     if let Some(served) = served_by_another(plugin) {
-        return verdict(registered, false, Reason::ServedByAnother, &served);
+        return UntimedCondition::new(registered, false, Reason::ServedByAnother, served);
     }
     match not_registered(snapshot, plugin) {
-        Some(missing) => verdict(registered, false, Reason::Registering, &missing),
-        None => verdict(registered, true, Reason::Registered, "the kubelet has every resource"),
+        Some(missing) => UntimedCondition::new(registered, false, Reason::Registering, missing),
+        None => UntimedCondition::new(registered, true, Reason::Registered, "the kubelet has every resource"),
     }
 }
 
@@ -146,13 +137,13 @@ fn served_by_another(plugin: PluginStatus<'_>) -> Option<String> {
 }
 
 /// Devices that wait for their holders are offered, as what they were before.
-fn devices(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> PendingCondition {
+fn devices(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> UntimedCondition {
     let of = ConditionType::DevicesOffered;
     if let Some((reason, message)) = not_offered(snapshot, plugin) {
-        return verdict(of, false, reason, &message);
+        return UntimedCondition::new(of, false, reason, message);
     }
     let message = "every device that a resource selects is offered or waits for its holders";
-    verdict(of, true, Reason::DevicesOffered, message)
+    UntimedCondition::new(of, true, Reason::DevicesOffered, message)
 }
 
 /// Why a device that a resource selects is not offered.
@@ -210,31 +201,5 @@ fn reason(kind: DeviceProblemKind) -> Reason {
         DeviceProblemKind::MigWithoutInstances => Reason::MigWithoutInstances,
         DeviceProblemKind::MpsUnsupported => Reason::MpsUnsupported,
         DeviceProblemKind::MemoryBelowUnit => Reason::MemoryBelowUnit,
-    }
-}
-
-fn verdict(of: ConditionType, holds: bool, reason: Reason, message: &str) -> PendingCondition {
-    let message = message
-        .get(..message.floor_char_boundary(MAX_MESSAGE))
-        .unwrap_or_default()
-        .to_owned();
-    PendingCondition {
-        of,
-        holds,
-        reason,
-        message,
-    }
-}
-
-impl PendingCondition {
-    fn without_time(self) -> Condition {
-        Condition {
-            type_: self.of.as_str().to_owned(),
-            status: if self.holds { "True" } else { "False" }.to_owned(),
-            reason: self.reason.as_str().to_owned(),
-            message: self.message,
-            last_transition_time: Time(Timestamp::UNIX_EPOCH),
-            observed_generation: None,
-        }
     }
 }

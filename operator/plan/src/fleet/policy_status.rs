@@ -12,12 +12,9 @@ use crate::{
     names::policy_daemonset_name,
     time::whole_second,
 };
-use gpunode_crds::{ConditionType, GpuNodePolicyStatus, NodeCounts, PolicyMode, Reason};
+use gpunode_crds::{ConditionType, GpuNodePolicyStatus, NodeCounts, PolicyMode, Reason, UntimedCondition};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-
-/// Maximum length of a message. The schema of conditions allows 32768 characters; a screen holds less.
-const MAX_MESSAGE_CHARS: usize = 1024;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 /// Progress of the DaemonSet of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,25 +31,6 @@ pub struct AgentUpdate {
     pub is_late: bool,
 }
 
-/// Condition of a policy without its time.
-struct PolicyCondition {
-    type_: ConditionType,
-    holds: bool,
-    reason: Reason,
-    message: String,
-}
-
-impl PolicyCondition {
-    fn new(type_: ConditionType, holds: bool, reason: Reason, message: impl Into<String>) -> Self {
-        Self {
-            type_,
-            holds,
-            reason,
-            message: message.into(),
-        }
-    }
-}
-
 /// Returns the status of a policy. `before` is the status it has; its transition times stay where nothing changed, so that an
 /// unchanged cluster gives an equal status.
 pub fn policy_status(
@@ -62,20 +40,12 @@ pub fn policy_status(
     before: Option<&GpuNodePolicyStatus>,
     now: Timestamp,
 ) -> GpuNodePolicyStatus {
-    let conditions = conditions(policy, tally, agents).map(|condition| {
-        let status = if condition.holds { "True" } else { "False" };
-        let old = before.and_then(|before| condition.type_.find(&before.conditions));
-        Condition {
-            type_: condition.type_.as_str().to_owned(),
-            status: status.to_owned(),
-            reason: condition.reason.as_str().to_owned(),
-            message: condition.message.chars().take(MAX_MESSAGE_CHARS).collect(),
-            observed_generation: policy.generation,
-            // In whole seconds, as the API server stores them.
-            last_transition_time: old
-                .filter(|old| old.status == status)
-                .map_or_else(|| Time(whole_second(now)), |old| old.last_transition_time.clone()),
-        }
+    // In whole seconds, as the API server stores them.
+    let now = whole_second(now);
+    let before = before.map_or(&[][..], |before| &before.conditions);
+    let conditions = conditions(policy, tally, agents).map(|condition| Condition {
+        observed_generation: policy.generation,
+        ..condition.at(now, before)
     });
     GpuNodePolicyStatus {
         observed_generation: policy.generation,
@@ -87,7 +57,7 @@ pub fn policy_status(
     }
 }
 
-fn conditions(policy: &Policy, tally: &PolicyTally, agents: &AgentUpdate) -> [PolicyCondition; 5] {
+fn conditions(policy: &Policy, tally: &PolicyTally, agents: &AgentUpdate) -> [UntimedCondition; 5] {
     let counts = tally.counts();
     let stop = stopped(policy, tally).or_else(|| late(policy, agents));
     let is_idle = policy.mode != PolicyMode::Enforce || policy.refusal.is_some() || stop.is_some();
@@ -97,28 +67,28 @@ fn conditions(policy: &Policy, tally: &PolicyTally, agents: &AgentUpdate) -> [Po
         ready(policy, tally, agents, &counts, stop.as_ref(), updating),
         if updating > 0 {
             let message = updating_message(tally, updating, &counts);
-            PolicyCondition::new(ConditionType::Reconciling, true, Reason::NodesUpdating, message)
+            UntimedCondition::new(ConditionType::Reconciling, true, Reason::NodesUpdating, message)
         } else if let Some(replaced) = replaced {
-            PolicyCondition::new(ConditionType::Reconciling, true, Reason::NodesUpdating, replaced)
+            UntimedCondition::new(ConditionType::Reconciling, true, Reason::NodesUpdating, replaced)
         } else {
-            PolicyCondition::new(ConditionType::Reconciling, false, Reason::UpToDate, NO_CHANGE)
+            UntimedCondition::new(ConditionType::Reconciling, false, Reason::UpToDate, NO_CHANGE)
         },
         match (&policy.refusal, stop) {
-            (Some(refusal), _) => PolicyCondition::new(ConditionType::Stalled, true, Reason::InvalidSpec, refusal),
-            (None, Some(stop)) => PolicyCondition::new(ConditionType::Stalled, true, Reason::RolloutStopped, stop),
-            (None, None) => PolicyCondition::new(ConditionType::Stalled, false, Reason::UpToDate, NOT_STALLED),
+            (Some(refusal), _) => UntimedCondition::new(ConditionType::Stalled, true, Reason::InvalidSpec, refusal),
+            (None, Some(stop)) => UntimedCondition::new(ConditionType::Stalled, true, Reason::RolloutStopped, stop),
+            (None, None) => UntimedCondition::new(ConditionType::Stalled, false, Reason::UpToDate, NOT_STALLED),
         },
         if let Some((node, reason, message)) = tally.first_conflicted() {
             let message = nodes_conflict(node, message, &counts);
-            PolicyCondition::new(ConditionType::Conflict, true, reason, message)
+            UntimedCondition::new(ConditionType::Conflict, true, reason, message)
         } else {
-            PolicyCondition::new(ConditionType::Conflict, false, Reason::NoConflict, NO_CONFLICT)
+            UntimedCondition::new(ConditionType::Conflict, false, Reason::NoConflict, NO_CONFLICT)
         },
         if let Some((node, reason, message)) = tally.first_failed() {
             let message = nodes_failed(node, reason.as_str(), message, &counts);
-            PolicyCondition::new(ConditionType::Degraded, true, Reason::NodesFailed, message)
+            UntimedCondition::new(ConditionType::Degraded, true, Reason::NodesFailed, message)
         } else {
-            PolicyCondition::new(ConditionType::Degraded, false, Reason::NodesHealthy, NO_FAILURE)
+            UntimedCondition::new(ConditionType::Degraded, false, Reason::NodesHealthy, NO_FAILURE)
         },
     ]
 }
@@ -132,8 +102,9 @@ fn ready(
     counts: &NodeCounts,
     stop: Option<&String>,
     updating: i32,
-) -> PolicyCondition {
-    let condition = |holds, reason, message: String| PolicyCondition::new(ConditionType::Ready, holds, reason, message);
+) -> UntimedCondition {
+    let condition =
+        |holds, reason, message: String| UntimedCondition::new(ConditionType::Ready, holds, reason, message);
     if let Some(refusal) = &policy.refusal {
         condition(false, Reason::InvalidSpec, refusal.clone())
     } else if policy.mode == PolicyMode::Preview {

@@ -1,12 +1,9 @@
 //! The operator's own conditions in `GpuNode.status`; all others are the agent's.
 
 use crate::gpu_node::change::resource_version;
-use gpunode_crds::{ConditionType, GpuNode, Reason};
+use gpunode_crds::{ConditionType, GpuNode, UntimedCondition};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-
-/// Maximum size of a condition's message in bytes: a status must stay readable.
-const MAX_MESSAGE: usize = 1024;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 /// Write of the operator's conditions to the status of one `GpuNode`.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,24 +14,11 @@ pub struct ConditionsChange {
     pub conditions: Vec<Condition>,
 }
 
-/// Condition without its time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OperatorCondition {
-    /// Type of the condition.
-    pub of: ConditionType,
-    /// True for status `True`.
-    pub holds: bool,
-    /// Reason for programs.
-    pub reason: Reason,
-    /// Sentence for people.
-    pub message: String,
-}
-
 /// Returns the change after which the `GpuNode` has these conditions of the operator and no other, except those of types
 /// `kept`; none if it already has.
 pub fn conditions_change(
     gpu_node: Option<&GpuNode>,
-    desired: Vec<OperatorCondition>,
+    desired: Vec<UntimedCondition>,
     kept: &[ConditionType],
     now: Timestamp,
 ) -> Option<ConditionsChange> {
@@ -46,29 +30,12 @@ pub fn conditions_change(
             .any(|of| of.as_str() == condition.type_)
     };
     let before: Vec<&Condition> = live.iter().filter(is_ours).collect();
-    let status = |holds| if holds { "True" } else { "False" };
-    // Turns a desired condition into a full one, with the old time where the status is the same.
-    let condition = |desired: OperatorCondition| Condition {
-        type_: desired.of.as_str().to_owned(),
-        status: status(desired.holds).to_owned(),
-        reason: desired.reason.as_str().to_owned(),
-        message: desired
-            .message
-            .get(..desired.message.floor_char_boundary(MAX_MESSAGE))
-            .unwrap_or_default()
-            .to_owned(),
-        last_transition_time: before
-            .iter()
-            .find(|old| old.type_ == desired.of.as_str() && old.status == status(desired.holds))
-            .map_or(Time(now), |old| old.last_transition_time.clone()),
-        observed_generation: None,
-    };
     let kept = before
         .iter()
         .filter(|old| kept.iter().any(|kept| kept.as_str() == old.type_));
     let conditions: Vec<Condition> = desired
         .into_iter()
-        .map(condition)
+        .map(|condition| condition.at(now, live))
         .chain(kept.map(|old| (*old).clone()))
         .collect();
     let is_unchanged =
@@ -82,7 +49,8 @@ pub fn conditions_change(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpunode_crds::{GpuNodeSpec, GpuNodeStatus};
+    use gpunode_crds::{GpuNodeSpec, GpuNodeStatus, Reason};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     fn condition(of: &str, status: &str) -> Condition {
         Condition {
@@ -96,7 +64,7 @@ mod tests {
     }
 
     /// Returns the types applied to a `GpuNode` that has conditions of every type.
-    fn applied(desired: Vec<OperatorCondition>, kept: &[ConditionType]) -> Vec<String> {
+    fn applied(desired: Vec<UntimedCondition>, kept: &[ConditionType]) -> Vec<String> {
         let agents = [
             "Ready",
             "ConfigurationAccepted",
@@ -123,7 +91,7 @@ mod tests {
 
     #[test]
     fn nothing_but_the_operators_own_conditions_is_applied() {
-        let conflict = || OperatorCondition {
+        let conflict = || UntimedCondition {
             of: ConditionType::Conflict,
             holds: true,
             reason: Reason::EqualPriority,

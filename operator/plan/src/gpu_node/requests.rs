@@ -2,14 +2,11 @@
 //! faults. The agent reads them in `GpuNode.spec`.
 
 use crate::{
-    gpu_node::{
-        change::{GpuNodeChange, resource_version},
-        conditions::OperatorCondition,
-    },
+    gpu_node::change::{GpuNodeChange, resource_version},
     input::{context::NodeContext, facts::NodeFacts, release::is_released},
     time::whole_second,
 };
-use gpunode_crds::{ConditionType, GpuNodeSpec, RECOVERED_ANNOTATION, Reason};
+use gpunode_crds::{ConditionType, GpuNodeSpec, RECOVERED_ANNOTATION, Reason, UntimedCondition};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -44,10 +41,10 @@ pub fn initial_requests(node: &NodeFacts) -> GpuNodeSpec {
 }
 
 /// Returns the condition of an unreadable annotation.
-pub fn unreadable_annotation(node: &NodeFacts) -> Option<OperatorCondition> {
+pub fn unreadable_annotation(node: &NodeFacts) -> Option<UntimedCondition> {
     let text = node.recovered.as_deref()?;
     let error = parse_recovered(text).err()?;
-    Some(OperatorCondition {
+    Some(UntimedCondition {
         of: ConditionType::RecoveredAnnotation,
         holds: false,
         reason: Reason::Unreadable,

@@ -2,7 +2,7 @@
 
 use crate::{
     gpu_node::{
-        conditions::{OperatorCondition, conditions_change},
+        conditions::conditions_change,
         configuration::waiting_devices,
         progress::{outcome_in_force, rollout_stage},
         requests::unreadable_annotation,
@@ -17,7 +17,7 @@ use crate::{
     rollout_stage::RolloutStage,
     time::earliest,
 };
-use gpunode_crds::{ConditionType, Reason};
+use gpunode_crds::{ConditionType, Reason, UntimedCondition};
 
 /// Returns the plan for a node whose record is unreadable.
 pub fn held_by_record(error: &RecordError, matched: &[&Policy]) -> NodePlan {
@@ -31,7 +31,7 @@ pub fn held_by_disagreement(disagreement: Disagreement, matched: &[&Policy], con
     let mut plan = held(matched, NodeHold::Disagreement(disagreement), |message| {
         PolicyOutcome::conflicted(Reason::EqualPriority, message)
     });
-    let conflict = OperatorCondition {
+    let conflict = UntimedCondition {
         of: ConditionType::Conflict,
         holds: true,
         reason: Reason::EqualPriority,

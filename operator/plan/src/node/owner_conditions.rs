@@ -1,7 +1,6 @@
 //! Conditions about keys that somebody else owns.
 
 use crate::{
-    gpu_node::conditions::OperatorCondition,
     input::facts::NodeFacts,
     node::{
         claim::KeyClaims,
@@ -9,16 +8,16 @@ use crate::{
         conflicts::{ConflictKey, KeyConflict},
     },
 };
-use gpunode_crds::{ConditionType, Reason};
+use gpunode_crds::{ConditionType, Reason, UntimedCondition};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns the condition about keys that policies want and somebody else owns.
-pub fn conflict_condition(conflicts: &[KeyConflict]) -> Option<OperatorCondition> {
+pub fn conflict_condition(conflicts: &[KeyConflict]) -> Option<UntimedCondition> {
     let messages = conflicts
         .iter()
         .map(|conflict| format!("{conflict} (wanted by {})", conflict.policies.join(" and ")));
     let message = messages.collect::<Vec<_>>().join("; ");
-    (!conflicts.is_empty()).then_some(OperatorCondition {
+    (!conflicts.is_empty()).then_some(UntimedCondition {
         of: ConditionType::Conflict,
         holds: true,
         reason: Reason::KeyOwnedByAnother,
@@ -32,7 +31,7 @@ pub fn fact_labels_condition(
     node: &NodeFacts,
     desired: &BTreeMap<String, DesiredValue>,
     claims: &KeyClaims<String>,
-) -> Option<OperatorCondition> {
+) -> Option<UntimedCondition> {
     let foreign: Vec<&String> = desired
         .iter()
         .filter(|(key, value)| value.policies.is_empty() && !claims.entries.owned.contains_key(*key))
@@ -52,7 +51,7 @@ pub fn fact_labels_condition(
             conflict.strip_prefix("label ").map(str::to_owned).unwrap_or(conflict)
         })
         .collect();
-    Some(OperatorCondition {
+    Some(UntimedCondition {
         of: ConditionType::FactLabels,
         holds: false,
         reason: Reason::OwnedByAnother,
