@@ -36,13 +36,12 @@ mod runtime;
 mod status;
 mod store;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Parser as _;
 use cli::{AgentCli, AgentCommand};
-use std::{io::IsTerminal as _, process::ExitCode};
+use gpunode_process::{exit_code, start_log};
+use std::process::ExitCode;
 use tokio::runtime::Builder;
-use tracing::error;
-use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = AgentCli::parse();
@@ -54,38 +53,10 @@ fn main() -> ExitCode {
         AgentCommand::Mps(args) => wait_for(mps::supervise(args.settings())),
         AgentCommand::MpsExec(args) => mps::exec(&args).map(|never| match never {}),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            error!(reason = format!("{error:#}"), "agent stops");
-            ExitCode::FAILURE
-        }
-    }
+    exit_code("agent", result)
 }
 
+/// Runs `work` on one thread: the agent nearly always waits, and memory on every node counts.
 fn wait_for(work: impl Future<Output = Result<()>>) -> Result<()> {
-    // One thread: the agent waits nearly always, and memory on every node counts.
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("start the runtime")?;
-    let result = runtime.block_on(work);
-    // A driver call that hangs must not keep the process from ending.
-    runtime.shutdown_background();
-    result
-}
-
-/// Text on a terminal, one JSON object per line elsewhere.
-fn start_log() {
-    // kube_client warns with the whole answer of the API server where it cannot read one, and logs each try while there is
-    // none. What became of a call is logged here.
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
-    let logger = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
-    if std::io::stderr().is_terminal() {
-        logger.init();
-    } else {
-        logger.json().flatten_event(true).init();
-    }
+    gpunode_process::run(Builder::new_current_thread(), work)
 }

@@ -2,7 +2,7 @@
 
 use crate::{leader_election::Leadership, metrics::OperatorMetrics, reconcile::IndexReader};
 use anyhow::{Context, Result, bail};
-use gpunode_http::{StatusCode, TextResponse};
+use gpunode_process::{StatusCode, TextResponse};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::watch, time::Instant};
 
@@ -26,7 +26,7 @@ impl AdminServer {
         let address = self.address;
         let listener = TcpListener::bind(address).await;
         let listener = listener.with_context(|| format!("serve {address}"))?;
-        gpunode_http::serve(listener, move |path| self.answer(path)).await;
+        gpunode_process::serve(listener, move |path| self.answer(path)).await;
         bail!("serve {address}: the server ended");
     }
 

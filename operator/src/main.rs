@@ -36,33 +36,15 @@ mod write;
 
 use clap::Parser;
 use cli::OperatorArgs;
-use std::{io::IsTerminal, process::ExitCode};
-use tracing_subscriber::EnvFilter;
+use gpunode_process::{exit_code, start_log};
+use std::process::ExitCode;
+use tokio::runtime::Builder;
 
-/// Two threads, so that planning on one does not delay the renewal of the Lease on the other.
-#[tokio::main(worker_threads = 2)]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let args = OperatorArgs::parse();
     start_log();
-    match run::run(args).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!("{error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Logs one line per event: text on a terminal, JSON elsewhere. The client's own log is off: it holds whole responses, and a line
-/// for each try while the API server is away. The operator logs what failed.
-fn start_log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
-    if std::io::stderr().is_terminal() {
-        log.init();
-    } else {
-        log.json().flatten_event(true).init();
-    }
+    // Two threads, so that planning on one does not delay the renewal of the Lease on the other.
+    let mut threads = Builder::new_multi_thread();
+    threads.worker_threads(2);
+    exit_code("operator", gpunode_process::run(threads, run::run(args)))
 }

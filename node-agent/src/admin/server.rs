@@ -2,7 +2,7 @@
 
 use crate::admin::metrics::AgentMetrics;
 use anyhow::{Context as _, Result};
-use gpunode_http::{StatusCode, TextResponse};
+use gpunode_process::{StatusCode, TextResponse};
 use std::net::SocketAddr;
 use tokio::{net::TcpListener, sync::watch};
 use tracing::info;
@@ -29,7 +29,7 @@ pub async fn serve(
     liveness: watch::Receiver<Liveness>,
     metrics: AgentMetrics,
 ) {
-    gpunode_http::serve(listener, move |path| {
+    gpunode_process::serve(listener, move |path| {
         answer(path, &readiness.borrow(), &liveness.borrow(), &metrics)
     })
     .await;

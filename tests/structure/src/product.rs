@@ -10,7 +10,7 @@ use std::{
 pub const PRODUCT: [(&str, &str); 8] = [
     ("gpunode-config", "config"),
     ("gpunode-crds", "crds"),
-    ("gpunode-http", "http"),
+    ("gpunode-process", "process"),
     ("gpunode-gpu", "node-agent/gpu"),
     ("gpunode-plan", "operator/plan"),
     ("gpunode-operator", "operator"),

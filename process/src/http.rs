@@ -1,6 +1,6 @@
-//! Serves what probes and scrapes ask for. Whoever reaches the port can cost the process a little memory for a short time,
-//! and no more, which `axum::serve` cannot be told.
+//! Serves probes and scrapes. Memory and time per client are bounded, which `axum::serve` does not offer.
 
+use crate::OnChange;
 use hyper::{
     Request, Response,
     body::Incoming,
@@ -19,20 +19,20 @@ use tracing::error;
 
 pub use hyper::StatusCode;
 
-/// Connections at the same time. One more ends the oldest, so that silent ones do not keep the kubelet's probes out.
+/// Maximum number of connections. One more closes the oldest, so that silent clients cannot keep the kubelet's probes out.
 const MAX_CONNECTIONS: usize = 64;
-/// Bytes of a request's header. A probe needs a few hundred.
+/// Maximum size of a request's header in bytes. A probe needs a few hundred.
 const MAX_HEADER: usize = 16 * 1024;
-/// A connection is for one request, which is answered at once.
+/// Lifetime of a connection, which carries one request.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause after a connection that could not be accepted, for want of file descriptors.
+/// Pause after a connection cannot be accepted, for lack of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-/// Prometheus 3 takes no answer that does not say its format.
+/// Prometheus 3 refuses a response without its format.
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
-/// What a path is answered with.
+/// Response with a text body.
 #[derive(Clone, Debug)]
 pub struct TextResponse {
     status: StatusCode,
@@ -41,7 +41,7 @@ pub struct TextResponse {
 }
 
 impl TextResponse {
-    /// A line for people.
+    /// Creates a response with one line for people.
     pub fn line(status: StatusCode, text: &str) -> Self {
         Self {
             status,
@@ -50,7 +50,7 @@ impl TextResponse {
         }
     }
 
-    /// Metrics in the OpenMetrics text format.
+    /// Creates a response with metrics in the OpenMetrics text format.
     pub fn metrics(text: String) -> Self {
         Self {
             status: StatusCode::OK,
@@ -60,28 +60,26 @@ impl TextResponse {
     }
 }
 
-/// Answers by path until the process ends. `answer` must not block.
+/// Serves the response that `answer` gives for each path, until the process ends. `answer` must not block.
 pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> TextResponse + Clone + Send + 'static) {
     let mut connections: VecDeque<AbortHandle> = VecDeque::with_capacity(MAX_CONNECTIONS);
-    let mut last_error = String::new();
+    let mut accept_errors = OnChange::default();
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                last_error.clear();
+                accept_errors.clear();
                 if connections.len() == MAX_CONNECTIONS
                     && let Some(oldest) = connections.pop_front()
                 {
                     oldest.abort();
                 }
                 let serving = timeout(CONNECTION_TIMEOUT, serve_one(stream, answer.clone()));
-                // What fails here is known to the one who asked.
+                // The client sees its own failures.
                 connections.push_back(tokio::spawn(serving).abort_handle());
             }
             Err(error) => {
-                let error = error.to_string();
-                if error != last_error {
-                    error!(error, "accept a connection of a probe or scrape; trying again");
-                    last_error = error;
+                if let Some(error) = accept_errors.changed(error) {
+                    error!(error, "cannot accept a connection of a probe or scrape; retrying");
                 }
                 sleep(ACCEPT_RETRY).await;
             }
