@@ -5,6 +5,7 @@ use crate::{
     runtime::blocking_thread::BlockingThread,
     store::atomic_file::{self, DISK_TIMEOUT},
 };
+use gpunode_process::OnChange;
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
@@ -35,8 +36,7 @@ pub struct SavedConfig {
     node: String,
     content: Option<Arc<ConfigCandidate>>,
     failed: bool,
-    /// Why, as it was said.
-    said: String,
+    errors: OnChange,
     disk: BlockingThread,
 }
 
@@ -49,7 +49,7 @@ impl SavedConfig {
             node: node.to_owned(),
             content,
             failed: false,
-            said: String::new(),
+            errors: OnChange::default(),
             disk: BlockingThread::default(),
         }
     }
@@ -83,16 +83,15 @@ impl SavedConfig {
         let error = match timeout(DISK_TIMEOUT, work).await {
             Ok(Ok(Ok(()))) => {
                 (self.content, self.failed) = (content, false);
-                self.said.clear();
+                self.errors.clear();
                 return;
             }
             Ok(Ok(Err(error))) => error.to_string(),
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer within {DISK_TIMEOUT:?}"),
         };
-        if self.said != error {
+        if let Some(error) = self.errors.changed(error) {
             warn!(error, folder = %self.state_dir.display(), "save the configuration; trying again");
-            self.said = error;
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::{
 };
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::{AllocatedDevices, AllocationRefusal, DeviceHolder};
+use gpunode_process::OnChange;
 pub use holders::ObservationState;
 use std::{
     collections::BTreeMap,
@@ -232,16 +233,14 @@ impl DeviceManager {
                 sleep(NODE_UNSEEN).await;
                 return;
             };
-            let mut last_error = String::new();
+            let mut errors = OnChange::default();
             loop {
                 match node.allocatable(resource).await {
                     Ok(allocatable) if allocatable <= limit.into() => return,
                     Ok(_) => {}
                     Err(error) => {
-                        let error = error.to_string();
-                        if error != last_error {
+                        if let Some(error) = errors.changed(error) {
                             warn!(error, "see what the scheduler sees; trying again");
-                            last_error = error;
                         }
                     }
                 }

@@ -12,6 +12,7 @@ use crate::{
 };
 use anyhow::{Context as _, Result};
 use gpunode_gpu::DesiredDevices;
+use gpunode_process::OnChange;
 use std::{
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -48,7 +49,7 @@ pub async fn retire(
     let kubelet = args.pod_resources();
     _ = hardware.wait_for(Option::is_some).await;
     let mut known = None;
-    let mut last_error = String::new();
+    let mut errors = OnChange::default();
     loop {
         let found = hardware.borrow().clone();
         let wanted = found
@@ -60,14 +61,13 @@ pub async fn retire(
             Ok(snapshot) => {
                 let unknown = snapshot.as_ref().and_then(|snapshot| snapshot.unknown.clone());
                 pages.send_replace(snapshot);
-                unknown.unwrap_or_default()
+                unknown
             }
-            Err(error) => format!("{error:#}"),
+            Err(error) => Some(format!("{error:#}")),
         };
-        if error != last_error && !error.is_empty() {
+        if let Some(error) = errors.set(error) {
             warn!(error, "look at what the device plugin left; trying again");
         }
-        last_error = error;
         sleep(PAUSE).await;
     }
 }

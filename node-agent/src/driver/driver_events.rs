@@ -7,6 +7,7 @@ use crate::{
         events::{DriverEvent, EventHandler},
     },
 };
+use gpunode_process::OnChange;
 use nvml_wrapper::error::NvmlError;
 use std::{
     collections::BTreeSet,
@@ -44,7 +45,7 @@ pub struct DriverEvents {
     silent: BTreeSet<String>,
     running: Option<EventThread>,
     not_before: Instant,
-    last_error: String,
+    errors: OnChange,
     metrics: AgentMetrics,
 }
 
@@ -61,14 +62,13 @@ impl DriverEvents {
     /// Nothing is followed yet. The other end gets the events.
     pub fn new(metrics: AgentMetrics) -> (Self, mpsc::Receiver<DriverEvent>) {
         let (tell, told) = mpsc::channel(QUEUE);
-        let (silent, last_error) = (BTreeSet::new(), String::new());
         (
             Self {
                 tell,
-                silent,
+                silent: BTreeSet::new(),
                 running: None,
                 not_before: Instant::now(),
-                last_error,
+                errors: OnChange::default(),
                 metrics,
             },
             told,
@@ -129,15 +129,16 @@ impl DriverEvents {
                 if let Some(call) = error.as_ref().and_then(nvml::DriverError::call) {
                     self.metrics.nvml_error(call);
                 }
-                error.map(|error| error.to_string()).unwrap_or_default()
+                error.map(|error| error.to_string())
             }
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("end the session with the driver: no answer within {END_TIMEOUT:?}"),
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some(format!(
+                "end the session with the driver: no answer within {END_TIMEOUT:?}"
+            )),
         };
-        if error != self.last_error && !error.is_empty() {
+        if let Some(error) = self.errors.set(error) {
             warn!(error, "events of the driver are not followed; trying again");
         }
-        self.last_error = error;
     }
 }
 

@@ -7,6 +7,7 @@ use super::{
     protocol::{HandoverRequest, HolderDecision, HolderResponse, Successor, reply, short},
 };
 use crate::{runtime::channel::send_if_new, store::file_id::FileId};
+use gpunode_process::OnChange;
 use rustix::process::geteuid;
 use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
 use tokio::{
@@ -61,14 +62,18 @@ impl Handover {
         let mut connections: JoinSet<()> = JoinSet::new();
         let (asks, mut asked) = mpsc::channel(1);
         let mut listening: Option<HolderSocket> = None;
-        let mut last_error = String::new();
+        let mut errors = OnChange::default();
         let mut check = Instant::now();
         let (successor, named) = loop {
             if check <= Instant::now() {
                 lock.keep(&self.state_dir)?;
                 if listening.as_ref().is_none_or(|listening| !listening.is_there(&socket)) {
                     listening = HolderSocket::on(&socket)
-                        .inspect_err(|error| said_once(&mut last_error, &socket, error))
+                        .inspect_err(|error| {
+                            if let Some(error) = errors.changed(error) {
+                                warn!(socket = %socket.display(), error, "listen for a successor; trying again, and one waits for the lock until then");
+                            }
+                        })
                         .ok();
                     send_if_new(&self.served, listening.is_some());
                 }
@@ -115,14 +120,6 @@ impl Handover {
                 false
             }
         }
-    }
-}
-
-fn said_once(last: &mut String, socket: &Path, error: &io::Error) {
-    let error = error.to_string();
-    if *last != error {
-        warn!(socket = %socket.display(), error, "listen for a successor; trying again, and one waits for the lock until then");
-        *last = error;
     }
 }
 

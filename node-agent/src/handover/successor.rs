@@ -8,6 +8,7 @@ use super::{
     record::HandoverRecord,
 };
 use crate::runtime::clock::since_boot;
+use gpunode_process::OnChange;
 use std::time::Duration;
 use tokio::{
     task::spawn_blocking,
@@ -46,7 +47,7 @@ impl Handover {
         let mut record = self.record().await;
         let has_let_go = record.has_let_go(&self.who.pod);
         let mut due = Instant::now() + record.pause(&self.who, since_boot());
-        let (mut waiting, mut said) = (false, String::new());
+        let (mut waiting, mut refusals) = (false, OnChange::default());
         let mut was_held = has_let_go;
         loop {
             // One that has let go does not come between two others.
@@ -68,25 +69,24 @@ impl Handover {
             let asks = due <= Instant::now() && (!has_let_go || self.is_wanted_back().await);
             let fitness = self.fitness.borrow().clone().filter(|_| asks);
             if let Some(fitness) = fitness {
-                let text = match self.ask(fitness.problem, &mut record).await? {
+                let refusal = match self.ask(fitness.problem, &mut record).await? {
                     TakeoverResult::Took(taken) => return Ok(taken),
-                    TakeoverResult::Nobody => String::new(),
+                    TakeoverResult::Nobody => None,
                     TakeoverResult::Refused(reason) => {
                         due = Instant::now() + REFUSED_PAUSE;
-                        reason
+                        Some(reason)
                     }
                     TakeoverResult::Failed(reason) => {
                         due = Instant::now() + record.pause(&self.who, since_boot());
-                        reason
+                        Some(reason)
                     }
                 };
-                if text != said && !text.is_empty() {
+                if let Some(reason) = refusals.set(refusal) {
                     warn!(
-                        reason = text,
+                        reason,
                         "the agent that holds the lock of this node does not let go; asking again"
                     );
                 }
-                said = text;
             }
             sleep(RETRY).await;
         }

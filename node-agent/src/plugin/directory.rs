@@ -1,6 +1,7 @@
 //! The kubelet's folder of device plugin sockets: says when something in it was made, removed or renamed.
 
 use crate::store::file_id::FileId;
+use gpunode_process::OnChange;
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _, event::ModifyKind};
 use std::{
     path::{Path, PathBuf},
@@ -44,17 +45,15 @@ impl PluginDirectory {
     /// Watches the folder, again when it was replaced. Does not end.
     pub async fn watch(self) {
         let mut watched: Option<(RecommendedWatcher, Option<FileId>)> = None;
-        let mut last_error = String::new();
+        let mut errors = OnChange::default();
         loop {
             let id = FileId::without_time(&self.path);
             if watched.as_ref().is_none_or(|(_, watched)| *watched != id) {
                 watched = match self.start() {
                     Ok(started) => Some((started, id)),
                     Err(error) => {
-                        let error = error.to_string();
-                        if error != last_error {
+                        if let Some(error) = errors.changed(error) {
                             warn!(folder = %self.path.display(), error, "watch the folder; looking every second instead");
-                            last_error = error;
                         }
                         None
                     }

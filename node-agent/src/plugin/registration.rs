@@ -26,6 +26,7 @@ use crate::{
     store::file_id::FileId,
 };
 use backoff::Backoff;
+use gpunode_process::OnChange;
 use register::register;
 use served::{ForgottenResource, by_another};
 use std::{
@@ -190,7 +191,7 @@ impl RegistrationLoop {
 
     /// Asks the kubelet until it takes the registration, and tells which kubelet that was.
     async fn register_until_taken(&mut self, server: &PluginServer) -> Result<Option<FileId>, RegistrationLost> {
-        let mut last_error = String::new();
+        let mut errors = OnChange::default();
         loop {
             self.until_free(server).await?;
             // Before the call: a kubelet that restarts in between is another one afterwards.
@@ -202,11 +203,10 @@ impl RegistrationLoop {
             self.kubelet.manager.metrics().registered(&self.name, result.is_ok());
             let error = match result {
                 Ok(()) => return Ok(kubelet_id),
-                Err(error) => error.to_string(),
+                Err(error) => error,
             };
-            if error != last_error {
+            if let Some(error) = errors.changed(error) {
                 warn!(resource = self.name, error, "register with the kubelet; trying again");
-                last_error = error;
             }
             let pause = self.backoff.next();
             if self.pause(pause, Some(server), kubelet_id).await {

@@ -5,6 +5,7 @@ use crate::{
     status::report::{keep_missing, next_given_up, set_health_times, set_times},
 };
 use gpunode_crds::{AGENT_FIELD_MANAGER, ConditionType, GpuNode, GpuNodeSpec, GpuNodeStatus};
+use gpunode_process::OnChange;
 use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
@@ -59,21 +60,20 @@ pub async fn write_reports(
         outdated: None,
     };
     let mut retry = MIN_INTERVAL;
-    let mut last_error = String::new();
+    let mut errors = OnChange::default();
     loop {
         let report = reports.borrow_and_update().clone();
         let now = seen.borrow_and_update().clone();
         match writer.write(report, &now).await {
             Ok(false) => {}
             Ok(true) => {
-                (retry, last_error) = (MIN_INTERVAL, String::new());
+                retry = MIN_INTERVAL;
+                errors.clear();
                 sleep(MIN_INTERVAL).await;
             }
             Err(error) => {
-                let error = error.to_string();
-                if error != last_error {
+                if let Some(error) = errors.changed(error) {
                     warn!(error, "report to the API server; trying again");
-                    last_error = error;
                 }
                 sleep(retry).await;
                 retry = (retry * 2).min(MAX_RETRY);

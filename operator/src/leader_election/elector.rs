@@ -1,6 +1,7 @@
 //! Takes, renews and releases the Lease.
 
 use crate::leader_election::leadership::{LEASE_DURATION, Leadership};
+use gpunode_process::OnChange;
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::MicroTime,
@@ -45,8 +46,7 @@ pub struct LeaderElector {
     heartbeat: watch::Sender<Instant>,
     /// Another holder, as last observed.
     observed: Option<ObservedHolder>,
-    /// Error of the last attempt.
-    last_error: Option<String>,
+    errors: OnChange,
 }
 
 /// Another holder of the Lease.
@@ -81,7 +81,7 @@ impl LeaderElector {
             until,
             heartbeat: watch::channel(Instant::now()).0,
             observed: None,
-            last_error: None,
+            errors: OnChange::default(),
         };
         (elector, Leadership::new(leadership))
     }
@@ -102,10 +102,9 @@ impl LeaderElector {
                 Ok(Err(error)) => Some(error.to_string()),
                 Err(_) => Some(format!("no answer within {}s", REQUEST_TIMEOUT.as_secs())),
             };
-            if let Some(error) = error.as_ref().filter(|_| error != self.last_error) {
+            if let Some(error) = self.errors.set(error) {
                 tracing::warn!(error, "cannot get lease {NAME}; retrying");
             }
-            self.last_error = error;
             let pause = match attempt {
                 Ok(Ok(LeaseAttempt::Held(until))) => {
                     if self.until.send_replace(Some(until)).is_none() {

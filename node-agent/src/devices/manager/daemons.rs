@@ -2,6 +2,7 @@
 
 use super::DeviceManager;
 use crate::mps::answers;
+use gpunode_process::OnChange;
 use std::{fmt::Display, sync::Arc, time::Duration};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
@@ -16,15 +17,14 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 impl DeviceManager {
     /// Follows which MPS control daemons answer. Does not end.
     pub async fn watch_daemons(self: Arc<Self>) {
-        let mut last_error = String::new();
+        let mut errors = OnChange::default();
         loop {
             let pause = if self.state().has_daemons() { BUSY } else { IDLE };
             sleep(pause).await;
-            let error = self.look_at_daemons().await.err().unwrap_or_default();
-            if error != last_error && !error.is_empty() {
+            let error = self.look_at_daemons().await.err();
+            if let Some(error) = errors.set(error) {
                 warn!(error, "look at the MPS control daemons; trying again");
             }
-            last_error = error;
         }
     }
 

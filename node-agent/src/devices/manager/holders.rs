@@ -2,6 +2,7 @@
 
 use super::DeviceManager;
 use crate::kubelet::podresources::PodResources;
+use gpunode_process::OnChange;
 use std::{
     collections::BTreeSet,
     sync::Arc,
@@ -36,7 +37,7 @@ pub struct ObservationState {
 impl DeviceManager {
     /// Follows who holds what. Does not end.
     pub async fn watch_holders(self: Arc<Self>, kubelet: PodResources) {
-        let mut last_error = String::new();
+        let mut errors = OnChange::default();
         loop {
             let error = match kubelet.observe().await {
                 Ok(observation) => {
@@ -52,23 +53,20 @@ impl DeviceManager {
                         error: None,
                         allocatable,
                     });
-                    String::new()
+                    None
                 }
                 Err(error) => {
                     let error = error.to_string();
                     self.change_if(|state| state.not_observed(&error, Instant::now()));
                     self.observed
                         .send_modify(|observed| observed.error = Some(error.clone()));
-                    error
+                    Some(error)
                 }
             };
-            if error != last_error {
-                if error.is_empty() {
-                    info!("the kubelet says again which pod holds which device");
-                } else {
-                    warn!(error, "holders are not known; trying again");
-                }
-                last_error = error;
+            if error.is_none() && errors.clear() {
+                info!("the kubelet says again which pod holds which device");
+            } else if let Some(error) = errors.set(error) {
+                warn!(error, "holders are not known; trying again");
             }
             sleep(LEAST).await;
             let pause = if self.state().is_busy() { BUSY } else { IDLE };
