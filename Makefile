@@ -10,6 +10,7 @@ KEEP ?=
 TARGET := target
 CLUSTER_CMD := $(TARGET)/release/gpunode-cluster
 CARGO_DENY_VERSION := 0.20.2
+CARGO_MACHETE_VERSION := 0.9.2
 
 .PHONY: help
 help: ## list the entry points
@@ -62,7 +63,7 @@ crds: ## generate manifests/crds from crds/src
 	@$(TARGET)/debug/gpunode-crds manifests/crds
 
 .PHONY: lint
-lint: cargo-deny ## formatting, clippy, docs, licences, generated files, purity of the pure crates
+lint: cargo-deny cargo-machete ## formatting, clippy, docs, licences, generated files, purity of the pure crates
 	@tests/lint.sh
 
 # It runs for seconds. Without optimisation it compiles in half the time.
@@ -70,6 +71,11 @@ lint: cargo-deny ## formatting, clippy, docs, licences, generated files, purity 
 cargo-deny:
 	@cargo deny --version 2>/dev/null | grep -qx 'cargo-deny $(CARGO_DENY_VERSION)' \
 	  || cargo install --locked --debug --version $(CARGO_DENY_VERSION) cargo-deny
+
+.PHONY: cargo-machete
+cargo-machete:
+	@[ "$$(cargo machete --version 2>/dev/null)" = '$(CARGO_MACHETE_VERSION)' ] \
+	  || cargo install --locked --version $(CARGO_MACHETE_VERSION) cargo-machete
 
 .PHONY: bench
 bench: kubernetes images ## measure the figures of docs/benchmarks.md, compare them with their targets, write them there

@@ -17,6 +17,9 @@ RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 step "dependencies: bans, licences, sources"
 cargo deny --all-features check bans licenses sources
 
+step "dependencies that nothing uses"
+cargo machete --skip-target-dir .
+
 step "generated CRDs are up to date"
 generated=$(mktemp -d)
 trap 'rm -rf "$generated"' EXIT

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
 /// Maximum length of each text about a device's health, in characters.
-pub const MAX_HEALTH_TEXT: usize = 512;
+const MAX_HEALTH_TEXT: usize = 512;
 
 /// Health of a device, with its most severe fault if it has one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]

@@ -77,21 +77,18 @@ fn check(package: &str) {
 }
 
 #[test]
-#[ignore = "until the crate's rooms stand"]
 fn config() {
     check("gpunode-config");
 }
 
 #[test]
-#[ignore = "until the crate's rooms stand"]
 fn crds() {
     check("gpunode-crds");
 }
 
 #[test]
-#[ignore = "until the crate's rooms stand"]
-fn http() {
-    check("gpunode-http");
+fn process() {
+    check("gpunode-process");
 }
 
 #[test]
