@@ -191,7 +191,7 @@ mod tests {
         );
         assert_eq!(
             message("colour: red\n"),
-            "read configuration: colour: unknown field; known are failOnInitError, health, mig, passDeviceSpecs, resources"
+            "read configuration: colour: unknown field; known fields are failOnInitError, health, mig, passDeviceSpecs, resources"
         );
     }
 
