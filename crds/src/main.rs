@@ -19,20 +19,20 @@ fn main() -> ExitCode {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum WriteError {
+enum ManifestWriteError {
     #[error(transparent)]
     Manifest(#[from] ManifestError),
     #[error("write {}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
 }
 
-fn write(folder: Option<&Path>) -> Result<(), WriteError> {
+fn write(folder: Option<&Path>) -> Result<(), ManifestWriteError> {
     for manifest in gpunode_crds::manifests()? {
         match &folder {
             None => println!("---\n{}", manifest.yaml),
             Some(folder) => {
                 let path = folder.join(&manifest.name);
-                std::fs::write(&path, &manifest.yaml).map_err(|source| WriteError::File { path, source })?;
+                std::fs::write(&path, &manifest.yaml).map_err(|source| ManifestWriteError::File { path, source })?;
             }
         }
     }
