@@ -1,17 +1,17 @@
-//! Follows whether the devices of the node work: what the driver reports, what looks at them show, and what people say. It
-//! tells the desk, which gives nothing of a broken device out.
+//! Follows the health of the node's devices: events of the driver, probes, MPS daemons and the recovery annotation. Publishes
+//! the result; the device manager allocates nothing of a faulty device, and status reports it.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `node_health` | which devices are broken, for who gives them out and for status |
-//! | `allocations` | what health asks of who gives devices out |
-//! | `probe_loop` | looks at the GPUs on a thread |
-//! | `probe_results` | what a look tells of a GPU |
-//! | `devices` | what devices are called, and which pods hold them |
-//! | `daemons` | what the MPS control daemons tell of their devices |
-//! | `store` | keeps what is known on disk |
-//! | `announce` | tells people and who gives devices out |
-//! | `fault_text` | what faults are called |
+//! | `node_health` | the published health of all devices of the node |
+//! | `allocations` | what the monitor needs from the device manager, as a trait |
+//! | `probe_loop` | probes the GPUs on a thread of its own |
+//! | `probe_results` | turns the results of probes into observations |
+//! | `devices` | names of devices, and the pods that hold them |
+//! | `daemons` | finds MPS control daemons that died |
+//! | `store` | saves faults on disk |
+//! | `announce` | sends log lines, events and metrics, publishes the health |
+//! | `fault_text` | text of each fault |
 
 pub mod allocations;
 mod announce;
@@ -54,57 +54,57 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// How long a driver may be away before nothing is given out: where it is replaced in a moment, pods that were admitted just
-/// before start after all.
+/// Time without a driver after which no device is healthy. A driver that is replaced within it fails no pod that was just
+/// admitted.
 const DRIVER_GRACE: Duration = Duration::from_secs(5);
 
-/// XIDs of so long count as one, so that a storm of them costs no memory.
+/// XIDs within this window count as one, so that a storm of them costs no memory.
 const STORM: Duration = Duration::from_secs(1);
-/// How long after an XID a look may show less than it will.
+/// Time after an XID during which a probe may not show its consequences yet.
 const UNSETTLED: Duration = SETTLE.saturating_add(STORM);
 
-/// Where it is seen what happens to the devices.
+/// Inputs of the monitor.
 pub struct MonitorInputs {
-    /// Where the driver is.
+    /// Roots below which the driver's library is looked for.
     pub place: DriverRoots,
-    /// Folder of what outlives the agent.
+    /// Folder of files that outlive the agent.
     pub state_dir: PathBuf,
-    /// What the driver reports.
+    /// XIDs and other events of the driver.
     pub events: mpsc::Receiver<DriverEvent>,
-    /// The hardware that there is.
+    /// The last reading of the hardware; none before the first.
     pub hardware: watch::Receiver<Option<Arc<Hardware>>>,
-    /// Asks for a look at the hardware.
+    /// Wakes the task that reads the hardware.
     pub look_again: Arc<Notify>,
-    /// What counts, and when it is over.
+    /// The policy's rules: which faults count, what clears them.
     pub rules: watch::Receiver<Arc<Rules>>,
-    /// What people say, where there is an API server.
+    /// This node's GpuNode, with the time of the recovery annotation; unknown without API server.
     pub gpu_node: watch::Receiver<GpuNodeState>,
-    /// Who gives devices out.
+    /// The device manager.
     pub manager: Arc<dyn Allocations>,
-    /// Where it is counted.
+    /// Counters of XIDs and gauges of faults.
     pub metrics: AgentMetrics,
-    /// Who is told.
+    /// Events of the Node.
     pub notices: EventSender,
 }
 
-/// Keeps track of the health of the node's devices.
+/// Follows the health of the node's devices.
 pub struct HealthMonitor {
     sources: OwnedMutexGuard<MonitorInputs>,
     known: SavedHealth,
     looks: ProbeLoop,
-    /// Of the XIDs of each GPU that count and came lately: when, and the ticket from before it; the oldest first.
+    /// Recent XIDs that count, by GPU: arrival time and the ticket from before, oldest first.
     unsettled: BTreeMap<String, VecDeque<(Instant, u64)>>,
-    /// From when on nothing is given out, since the driver does not answer.
+    /// Time from which no device is healthy because the driver does not answer.
     given_up: Option<Instant>,
-    /// GPUs whose NVLinks this process has looked for.
+    /// GPUs whose NVLinks this process has read.
     linked: BTreeSet<String>,
-    /// Uncorrected memory errors of each GPU: a reset sets them to zero.
+    /// Count of uncorrected memory errors by GPU; a reset sets it to zero.
     errors: BTreeMap<String, u64>,
     daemons: AnsweringDaemons,
 }
 
 impl HealthMonitor {
-    /// Takes over what an earlier agent knew, and tells the desk.
+    /// Loads the faults that an earlier agent saved, and publishes the health.
     pub async fn open(sources: OwnedMutexGuard<MonitorInputs>) -> Self {
         let known = store::load(&sources.state_dir).await;
         let mut keeper = Self {
@@ -112,14 +112,14 @@ impl HealthMonitor {
             sources,
             known,
             unsettled: BTreeMap::new(),
-            // Whoever was before has waited already.
+            // The predecessor has waited already.
             given_up: Some(Instant::now()),
             linked: BTreeSet::new(),
             errors: BTreeMap::new(),
             daemons: AnsweringDaemons::default(),
         };
         keeper.found();
-        // What came while this agent stood by was the other one's. The last of it may be of the time between the two.
+        // Events from before the hand-over were the predecessor's; the last ones may have come between the two agents.
         while let Ok(event) = keeper.sources.events.try_recv() {
             if event.at.elapsed() < UNSETTLED {
                 keeper.reported(event);
@@ -129,7 +129,7 @@ impl HealthMonitor {
         keeper
     }
 
-    /// Follows it until the `end`; what is known then is on the disk.
+    /// Runs until `end`. The faults known then are on disk when it returns.
     pub async fn watch(self, end: oneshot::Receiver<()>) {
         let (keep, kept) = watch::channel(self.known.clone());
         let write = store::write(self.sources.state_dir.clone(), self.known.clone(), kept);
@@ -161,7 +161,7 @@ impl HealthMonitor {
         }
     }
 
-    /// The driver reports something.
+    /// Handles an event of the driver.
     fn reported(&mut self, event: DriverEvent) {
         let now = Instant::now();
         self.looks.probe_soon(now);
@@ -171,12 +171,12 @@ impl HealthMonitor {
         let Some(gpu) = event.gpu else {
             warn!(
                 xid = event.xid,
-                "the driver reports something of a GPU that is not known"
+                "the driver reports an event of an unknown GPU"
             );
             return;
         };
         let Some(xid) = event.xid else { return };
-        // The GPU stands for a MIG device that is not known, and where it is offered whole though it is divided.
+        // An event of an unknown MIG device counts for its GPU; so does one of a GPU that is advertised whole though MIG is on.
         let devices = self.devices();
         let is_whole = self.sources.manager.is_assigned(&gpu);
         let instance = event.instance.filter(|_| !is_whole);
@@ -185,7 +185,7 @@ impl HealthMonitor {
             .map(str::to_owned);
         let before = self.known.health.ticket();
         self.observe(HealthObservation::Xid(part.unwrap_or_else(|| gpu.clone()), xid));
-        // What counts for nothing is followed by nothing.
+        // An XID that does not count has no consequences to wait for.
         if self.known.health.ticket() != before {
             let lately = self.unsettled.entry(gpu).or_default();
             lately.retain(|event| is_unsettled(event, now));
@@ -195,20 +195,21 @@ impl HealthMonitor {
         }
     }
 
-    /// What a look at a GPU that begins now proves nothing against: events that the driver may not have followed up yet.
+    /// Returns the ticket of a probe that begins now: it is no evidence against later events, nor against XIDs whose
+    /// consequences may not show yet.
     fn ticket(&self, gpu: &str, now: Instant) -> u64 {
         let mut lately = self.unsettled.get(gpu).into_iter().flatten();
         let oldest = lately.find(|event| is_unsettled(event, now));
         oldest.map_or_else(|| self.known.health.ticket(), |(_, ticket)| *ticket)
     }
 
-    /// The hardware was looked at.
+    /// Handles a new reading of the hardware.
     fn found(&mut self) {
         let Some(hardware) = self.sources.hardware.borrow_and_update().clone() else {
             return;
         };
         if hardware.driver == DriverState::Released {
-            // A driver that is not back when the release ends has been away for long.
+            // A driver that is missing when the release ends gets no grace: it has been away for long.
             self.given_up = Some(Instant::now());
         } else if hardware.driver.problem().is_none() {
             self.given_up = None;
@@ -219,7 +220,7 @@ impl HealthMonitor {
             return;
         };
         if self.known.health.is_other_boot(&hardware.run) {
-            // What is linked may have been changed while the machine was off.
+            // Links may have been rewired while the machine was off.
             let health = &self.known.health;
             self.known
                 .links
@@ -243,7 +244,7 @@ impl HealthMonitor {
         self.looks.probe_soon(Instant::now());
     }
 
-    /// MIG devices that are no more took their faults with them.
+    /// Drops the faults of MIG devices that no longer exist.
     fn forget_instances(&mut self, inventory: &Inventory) {
         let there: BTreeSet<&str> = inventory
             .gpus
@@ -254,11 +255,11 @@ impl HealthMonitor {
         let gone = |device: &str| device.starts_with("MIG-") && !there.contains(device);
         let forgotten = self.known.health.forget(gone);
         if forgotten > 0 {
-            info!(devices = forgotten, "MIG devices that were broken are no more");
+            info!(devices = forgotten, "faulty MIG devices no longer exist; their faults are dropped");
         }
     }
 
-    /// A person says something.
+    /// Handles a change of the GpuNode: the recovery annotation.
     fn said(&mut self) {
         let recovered = match &*self.sources.gpu_node.borrow_and_update() {
             GpuNodeState::Present(object) => object.spec.recovered.as_ref().map(|time| time.0),
@@ -271,19 +272,19 @@ impl HealthMonitor {
     }
 
     fn recovered(&mut self, at: Timestamp) {
-        info!(%at, "the GPUs are in order again, as a person says");
+        info!(%at, "a person declared the GPUs recovered");
         let before: Vec<String> = self.known.links.keys().cloned().collect();
         let down: Vec<String> = before
             .into_iter()
             .filter(|gpu| self.known.health.has_fault(gpu, FaultReason::NvLinkDown))
             .collect();
         self.observe(HealthObservation::Recovered(at.min(Timestamp::now())));
-        // Nobody looks at them again as long as they do.
+        // A GPU that hangs is not probed again, so its fault is observed anew here.
         for probe in self.looks.hanging() {
             self.observe(HealthObservation::Probe(probe));
         }
         for gpu in down {
-            // A link that is still down is not to be there any more.
+            // A link that is still down is now expected to be down.
             self.known.links.remove(&gpu);
             self.linked.remove(&gpu);
         }

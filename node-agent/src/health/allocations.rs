@@ -1,27 +1,27 @@
-//! What is given out on the node, as far as health is about it.
+//! The device manager as the health monitor sees it.
 
 use super::node_health::NodeHealth;
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::DeviceHolder;
 use tokio::sync::watch;
 
-/// Who gives the devices out.
+/// Access to allocations and MPS daemons.
 pub trait Allocations: Send + Sync {
-    /// Changes with what is given out, and with the MPS control daemons.
+    /// Changes whenever an allocation or an MPS control daemon does.
     fn changes(&self) -> watch::Receiver<u64>;
 
     /// The MPS control daemons of the node.
     fn daemons(&self) -> Vec<MpsDaemon>;
 
-    /// Who holds what.
+    /// Returns the holders of all devices.
     fn holders(&self) -> Vec<DeviceHolder>;
 
-    /// Who holds what, unless it is not known now.
+    /// Returns the holders of all devices; none while the kubelet does not tell them.
     fn known_holders(&self) -> Option<Vec<DeviceHolder>>;
 
-    /// Whether this device is offered itself, and not its parts.
+    /// Returns whether this GPU is assigned to a resource itself, rather than its MIG devices.
     fn is_assigned(&self, device: &str) -> bool;
 
-    /// Takes in which devices are broken.
+    /// Publishes the health of the node's devices.
     fn set_health(&self, node_health: NodeHealth);
 }

@@ -1,4 +1,4 @@
-//! Who is told what of the devices' health: people and the desk.
+//! Reports changes of health: log lines, events, metrics, and the health that the device manager and status read.
 
 use super::{HealthMonitor, devices::KnownDevices, fault_text, node_health::NodeHealth};
 use crate::{api_server::events::EventReason, driver::hardware::DriverState};
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 impl HealthMonitor {
-    /// Tells people of a fault that began or ended.
+    /// Logs a fault that began or cleared, and sends an event of the Node.
     pub(super) fn say(&self, transition: &FaultTransition, rules: &Rules) {
         let FaultTransition { device, fault, began } = transition;
         let (reason, meaning) = (fault.reason.as_str(), fault_text::meaning(fault));
@@ -27,7 +27,7 @@ impl HealthMonitor {
                 action,
                 waits_for,
                 holders,
-                "a device is broken"
+                "device is faulty"
             );
             let held = if holders.is_empty() {
                 String::new()
@@ -45,12 +45,12 @@ impl HealthMonitor {
                 xid = fault.xid,
                 meaning,
                 healthy,
-                "what was wrong with a device is over"
+                "fault cleared"
             );
             if healthy {
                 self.sources.notices.tell(
                     EventReason::GpuHealthy,
-                    &format!("{name} ({device}) is whole again: {meaning}"),
+                    &format!("{name} ({device}) recovered (was: {meaning})"),
                 );
             }
         }
@@ -60,7 +60,7 @@ impl HealthMonitor {
         KnownDevices(self.sources.hardware.borrow().clone())
     }
 
-    /// Tells the desk what may not be given out.
+    /// Publishes the health of the node's devices.
     pub(super) fn tell(&self) {
         let hardware = self.sources.hardware.borrow().clone();
         let given_up = self.given_up.is_some_and(|at| at <= Instant::now());

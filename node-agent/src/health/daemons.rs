@@ -1,15 +1,16 @@
-//! Which MPS control daemons have died: one that answered and ceased to. Pure.
+//! Finds MPS control daemons that died: they answered before and do not any more. Pure.
 
 use gpunode_crds::{MpsDaemon, MpsDaemonState};
 use gpunode_gpu::{DeviceFaults, FaultReason, HealthObservation};
 use std::collections::BTreeSet;
 
-/// The daemons that answered when they were looked at last, by the UUIDs of their devices.
+/// The daemons that answered the last probe, by the UUIDs of their devices.
 #[derive(Debug, Default)]
 pub struct AnsweringDaemons(BTreeSet<String>);
 
 impl AnsweringDaemons {
-    /// What another look at all of them tells. One that ends as the GPUs are released has not died.
+    /// Compares the daemons with the last probe and returns what follows. A daemon that ends because the GPUs are released has
+    /// not died.
     pub fn look(&mut self, daemons: &[MpsDaemon], released: bool, health: &DeviceFaults) -> Vec<HealthObservation> {
         let in_state = |state| {
             let daemons = daemons.iter().filter(move |daemon| daemon.state == state);
@@ -18,7 +19,7 @@ impl AnsweringDaemons {
         let silent = in_state(MpsDaemonState::NotAnswering);
         let before = std::mem::replace(&mut self.0, in_state(MpsDaemonState::Answering));
         let died = before.into_iter().filter(|device| silent.contains(device) && !released);
-        // One that is not wanted any more is gone for good.
+        // A daemon that is no longer desired clears its fault, too.
         let known = health.devices().map(|(device, _)| device);
         let over =
             known.filter(|device| !silent.contains(*device) && health.has_fault(device, FaultReason::MpsDaemonDied));

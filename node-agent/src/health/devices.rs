@@ -1,10 +1,10 @@
-//! The node's devices as people speak of them: what each is called, and which pods hold it. Pure.
+//! The node's devices as people know them: the name of each, and the pods that hold it. Pure.
 
 use crate::driver::hardware::Hardware;
 use gpunode_gpu::{Device, DeviceHolder, Gpu};
 use std::{collections::BTreeSet, sync::Arc};
 
-/// The devices that were found last.
+/// The devices of the last reading.
 pub struct KnownDevices(pub Option<Arc<Hardware>>);
 
 impl KnownDevices {
@@ -15,7 +15,7 @@ impl KnownDevices {
             .map_or(&[], |inventory| &inventory.gpus)
     }
 
-    /// UUID of the MIG device of a GPU with these ids of GPU instance and compute instance.
+    /// Returns the UUID of a GPU's MIG device by its ids of GPU instance and compute instance.
     pub fn part(&self, gpu: &str, instance: (u32, u32)) -> Option<&str> {
         let parts = &self.gpus().iter().find(|of| of.uuid == gpu)?.mig_devices;
         let found = parts
@@ -24,7 +24,7 @@ impl KnownDevices {
         Some(&found.uuid)
     }
 
-    /// Whether a GPU or MIG device is there, as far as is known: one that does not say what it is may be any.
+    /// Returns whether the node has this GPU or MIG device. While some GPU is unreadable, every device may be that one.
     pub fn has(&self, device: &str) -> bool {
         let reading = self.0.as_deref().and_then(|hardware| hardware.reading.as_ref());
         if reading.is_none_or(|reading| !reading.unreadable.is_empty()) {
@@ -34,7 +34,7 @@ impl KnownDevices {
         self.gpus().iter().any(is_it)
     }
 
-    /// `GPU 3`, or `GPU 3:1` for a MIG device of it.
+    /// Returns a name such as `GPU 3`, or `GPU 3:1` for a MIG device of it.
     pub fn name(&self, device: &str) -> String {
         let devices = self
             .0
@@ -49,7 +49,7 @@ impl KnownDevices {
         )
     }
 
-    /// Pods that hold something of a device, or of a MIG device of it, as `NAMESPACE/NAME`.
+    /// Returns the pods that hold a device or one of its MIG devices, as `NAMESPACE/NAME`.
     pub fn pods(&self, device: &str, holders: &[DeviceHolder]) -> BTreeSet<String> {
         let parts = self
             .gpus()
@@ -98,6 +98,6 @@ mod tests {
             ["GPU-1", "MIG-1", "GPU-2"].map(|device| devices.has(device)),
             [true, true, false]
         );
-        assert!(KnownDevices(None).has("GPU-2"), "nobody has looked");
+        assert!(KnownDevices(None).has("GPU-2"), "no reading yet");
     }
 }

@@ -1,35 +1,35 @@
-//! What is wrong with a device, in the words of the API and for people. Pure.
+//! Text of faults, for people and for the API. Pure.
 
 use gpunode_config::HealthRules as Rules;
 use gpunode_crds::{DeviceHealth, HealthState};
 use gpunode_gpu::{DeviceFaults, Fault, FaultReason, describe_xid};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// What is wrong, such as `XID 79: GPU has fallen off the bus`.
+/// Describes a fault, such as `XID 79: GPU has fallen off the bus`.
 pub fn meaning(fault: &Fault) -> String {
     let text = match (fault.reason, fault.xid) {
         (FaultReason::Xid, Some(xid)) => {
             return match describe_xid(xid) {
                 Some((meaning, _)) => format!("XID {xid}: {meaning}"),
-                None => format!("XID {xid}, which NVIDIA's catalog does not have"),
+                None => format!("XID {xid} (not in NVIDIA's catalog)"),
             };
         }
         (FaultReason::Xid, None) => "an XID",
         (FaultReason::Lost, _) => "the GPU has fallen off the bus",
-        (FaultReason::NotAnswering, _) => "a call of the driver about the device fails",
+        (FaultReason::NotAnswering, _) => "calls to the driver about the device fail",
         (FaultReason::RecoveryPending, _) => "the driver asks for a reset of the GPU",
-        (FaultReason::RebootPending, _) => "the driver asks for a restart of the machine",
+        (FaultReason::RebootPending, _) => "the driver asks for a reboot of the node",
         (FaultReason::UncorrectedEcc, _) => "uncorrected memory errors",
-        (FaultReason::RowRemapPending, _) => "memory rows wait for the reset that replaces them",
-        (FaultReason::RowRemapFailed, _) => "memory rows could not be replaced",
-        (FaultReason::PageRetirementPending, _) => "memory pages wait for the reset that retires them",
+        (FaultReason::RowRemapPending, _) => "memory rows are to be remapped by a GPU reset",
+        (FaultReason::RowRemapFailed, _) => "memory rows could not be remapped",
+        (FaultReason::PageRetirementPending, _) => "memory pages are to be retired by a GPU reset",
         (FaultReason::NvLinkDown, _) => "an NVLink is down",
-        (FaultReason::MpsDaemonDied, _) => "the MPS control daemon has died",
+        (FaultReason::MpsDaemonDied, _) => "the MPS control daemon died",
     };
     text.to_owned()
 }
 
-/// Health of a device that is made of those with these UUIDs: the gravest of its faults, and since when it has any.
+/// Returns the health of the device that these UUIDs make up: its gravest fault, and the time of its first one.
 pub fn health(faults: &DeviceFaults, uuids: &[&str], rules: &Rules) -> DeviceHealth {
     let Some(fault) = faults.gravest(uuids) else {
         return DeviceHealth::default();

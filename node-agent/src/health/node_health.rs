@@ -1,23 +1,23 @@
-//! Which devices of the node are broken, for those who give them out and for status.
+//! The health of all devices of the node, as the device manager and status read it.
 
 use super::fault_text;
 use gpunode_config::HealthRules as Rules;
 use gpunode_gpu::DeviceFaults;
 use std::sync::Arc;
 
-/// Which devices are broken, as far as is known. One that nobody has looked at counts as whole.
+/// The health of all devices of the node. A device that was never probed counts as healthy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeHealth {
-    /// Why no device of the node can be used now.
+    /// Reason why no device of the node can be used now.
     pub all: Option<String>,
-    /// What is wrong with which GPU or MIG device; none before anybody has looked.
+    /// Faults by GPU or MIG device; none before the first probe.
     pub faults: Option<Arc<DeviceFaults>>,
-    /// When they are whole again.
+    /// Rules that say what clears a fault.
     pub rules: Arc<Rules>,
 }
 
 impl NodeHealth {
-    /// Why devices cannot be given out, by UUID.
+    /// Returns the reason why a device cannot be allocated, by UUID.
     pub fn reasons(&self) -> impl Iterator<Item = (String, String)> {
         self.faults.iter().flat_map(|health| {
             let broken = health

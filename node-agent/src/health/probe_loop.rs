@@ -1,4 +1,4 @@
-//! Looking at the GPUs now and then, on a thread of its own, which a GPU that hangs keeps.
+//! Probes the GPUs at intervals, on a thread of its own: a GPU that hangs keeps that thread, and the others get a new one.
 
 use crate::driver::{
     hardware::DriverRoots,
@@ -22,65 +22,66 @@ use tokio::{
 };
 use tracing::debug;
 
-/// Pause between two looks.
+/// Pause between two rounds of probes.
 const EVERY: Duration = Duration::from_secs(15);
-/// Least pause, where one is wanted at once.
+/// Shortest pause between two rounds, where one is requested at once.
 const LEAST: Duration = Duration::from_secs(1);
-/// How long after an event a look may show less than it will: the driver tells of the error first and of what it needs then.
+/// Time after an event during which a probe may show less than it will: the driver reports the error first, and what it
+/// requires later.
 pub const SETTLE: Duration = Duration::from_secs(5);
-/// How long a look at a GPU may take before that counts as not answering.
+/// Time after which a GPU that is being probed counts as not answering.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Looks that wait; more than a node has GPUs.
+/// Bound of the queue of results; more than a node has GPUs.
 const QUEUE: usize = 256;
-/// By its time a person says when the node was in order again, where there is no API server.
+/// File whose time is the time of recovery that a person declares where there is no API server.
 const RECOVERED: &str = "recovered";
 
-/// What a round brings.
+/// An event of the probe loop.
 pub enum ProbeEvent {
-    /// When a person said that the GPUs are in order again.
+    /// A person declared the GPUs recovered at this time.
     Recovered(Timestamp),
-    /// A look.
+    /// A GPU was probed.
     Probed(Box<ProbeReport>),
-    /// A GPU did not answer in time. From now on the others are looked at without it.
+    /// A GPU did not answer in time. The others are probed without it from now on.
     Hangs(GpuProbe),
-    /// The driver could not be asked.
+    /// The driver could not be opened.
     Failed,
-    /// It is over.
+    /// The round is over.
     Done,
-    /// There is none, and one is due.
+    /// A round is due.
     Due,
 }
 
-/// The rounds.
+/// Rounds of probes, and the GPUs that hang.
 pub struct ProbeLoop {
     place: DriverRoots,
     state_dir: PathBuf,
     next: Instant,
-    /// No look before this.
+    /// No round begins before this.
     earliest: Instant,
     round: Option<ProbeRound>,
-    /// GPUs that have not answered yet.
+    /// GPUs that have not answered.
     hanging: BTreeSet<String>,
-    /// Those of them that may only wait for another one: the driver has answered for none since.
+    /// Those of them that may only wait behind another: the driver has answered for no GPU since.
     suspects: BTreeSet<String>,
-    /// Whether it has turned out that they do hang.
+    /// Whether the GPUs in `hanging` are known to hang themselves.
     are_convicted: bool,
-    /// What comes of looks at them.
+    /// Late answers of GPUs that hung.
     answers: JoinSet<(String, Option<ProbeEvent>)>,
 }
 
 struct ProbeRound {
     found: mpsc::Receiver<ProbeEvent>,
-    /// The one that is looked at.
+    /// UUID of the GPU that is being probed.
     current: Arc<Mutex<String>>,
-    /// Since when.
+    /// Start of that probe.
     since: Instant,
-    /// Whether a GPU has answered in it.
+    /// Whether a GPU answered in this round.
     answered: bool,
 }
 
 impl ProbeLoop {
-    /// The first one is due at once.
+    /// A loop whose first round is due at once.
     pub fn new(place: DriverRoots, state_dir: PathBuf) -> Self {
         let (next, earliest) = (Instant::now(), Instant::now());
         let (hanging, suspects) = (BTreeSet::new(), BTreeSet::new());
@@ -97,23 +98,23 @@ impl ProbeLoop {
         }
     }
 
-    /// The next look comes no later than this, and at least a while after the last one.
+    /// Brings the next round forward to this time, though not closer to the last one than the shortest pause.
     pub fn probe_soon(&mut self, to: Instant) {
         self.next = self.next.min(to);
     }
 
-    /// Begins a round of the GPUs that do not hang.
+    /// Begins a round over the GPUs that do not hang.
     pub fn begin(&mut self, mut targets: Vec<ProbeTarget>) {
         let now = Instant::now();
         self.next = now + EVERY;
         targets.retain(|target| !self.hanging.contains(&target.gpu));
-        // Nobody is left whose answer could tell.
+        // No GPU is left whose answer could show that the driver works.
         self.are_convicted = targets.is_empty();
         let (tell, found) = mpsc::channel(QUEUE);
         let current = Arc::new(Mutex::new(String::new()));
         let (place, recovered, at) = (self.place.clone(), self.state_dir.join(RECOVERED), current.clone());
         spawn_blocking(move || {
-            // Nobody listens any more when the agent stops.
+            // The receiver is gone when the agent stops.
             if let Some(time) = fs::metadata(recovered)
                 .and_then(|file| file.modified())
                 .ok()
@@ -131,7 +132,7 @@ impl ProbeLoop {
                 Err(_) => ControlFlow::Break(()),
             };
             if let Err(error) = probe(&library, &targets, begin, looked) {
-                debug!(%error, "look at the GPUs");
+                debug!(%error, "probe the GPUs");
                 _ = tell.blocking_send(ProbeEvent::Failed);
             }
         });
@@ -143,12 +144,12 @@ impl ProbeLoop {
         });
     }
 
-    /// What a look at each GPU that hangs would show.
+    /// Returns the result that a probe of each hanging GPU would have.
     pub fn hanging(&self) -> Vec<GpuProbe> {
         self.hanging.difference(&self.suspects).map(|gpu| hangs(gpu)).collect()
     }
 
-    /// What comes next.
+    /// Returns the next event.
     pub async fn next(&mut self) -> ProbeEvent {
         loop {
             if let Some(Ok((gpu, found))) = self.answers.try_join_next() {
@@ -174,7 +175,7 @@ impl ProbeLoop {
         }
     }
 
-    /// A GPU that hung does so no more.
+    /// Takes a GPU that answered late off the list of hanging ones.
     fn answered(&mut self, gpu: &str, found: Option<ProbeEvent>) -> ProbeEvent {
         self.hanging.remove(gpu);
         self.suspects.remove(gpu);
@@ -193,8 +194,7 @@ impl ProbeLoop {
         })
     }
 
-    /// Leaves the GPU that the round is at, which hangs, to itself. Where another hangs already, that one may keep the driver from
-    /// answering for any.
+    /// Ends the round at the GPU that hangs. Where another hangs already, that one may keep the driver from answering at all.
     fn give_up(&mut self) -> Option<ProbeEvent> {
         let mut round = self.round.take()?;
         let gpu = round.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -229,7 +229,7 @@ fn hangs(gpu: &str) -> GpuProbe {
     }
 }
 
-/// The next that a round brings; none at its end.
+/// Returns the next event of a round; none at its end.
 async fn found(round: &mut Option<ProbeRound>) -> Option<ProbeEvent> {
     match round {
         Some(round) => round.found.recv().await,

@@ -1,4 +1,4 @@
-//! Looking at the GPUs, and what a look tells of them.
+//! Starts rounds of probes, and turns their results into observations.
 
 use super::{HealthMonitor, UNSETTLED, is_unsettled, probe_loop::ProbeEvent};
 use crate::driver::{
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 impl HealthMonitor {
-    /// Begins to look at the GPUs.
+    /// Begins a round of probes.
     fn look(&mut self) {
         let hardware = self.sources.hardware.borrow().clone();
         let gpus = hardware
@@ -61,11 +61,11 @@ impl HealthMonitor {
             }
             ProbeEvent::Probed(look) => self.take(*look),
             ProbeEvent::Hangs(probe) => {
-                warn!(gpu = probe.gpu, "look at the GPU: the driver does not answer");
+                warn!(gpu = probe.gpu, "probe the GPU: the driver does not answer");
                 self.observe(HealthObservation::Probe(probe));
             }
             ProbeEvent::Failed => self.sources.look_again.notify_one(),
-            ProbeEvent::Done => debug!("the GPUs were looked at"),
+            ProbeEvent::Done => debug!("all GPUs probed"),
             ProbeEvent::Due => self.look(),
         }
     }
@@ -84,7 +84,7 @@ impl HealthMonitor {
                 && !health.has_fault(device, FaultReason::NotAnswering)
                 && !health.has_fault(device, FaultReason::Lost)
             {
-                warn!(device, call, %error, "a call of the driver fails");
+                warn!(device, call, %error, "a call to the driver fails");
             }
         }
         if probe.result == ProbeResult::Responds {
@@ -106,15 +106,15 @@ impl HealthMonitor {
         }
     }
 
-    /// Takes in which NVLinks of a GPU are up: none where they do not count.
+    /// Compares the NVLinks of a GPU that are up with those before; `None` where links do not count.
     fn take_links(&mut self, probe: &mut GpuProbe, links: Option<Vec<u32>>) {
         let Some(links) = links else {
-            // What was up before counts again when they do.
+            // Links that were up before count again once links do.
             self.linked.remove(&probe.gpu);
             return;
         };
         if self.linked.insert(probe.gpu.clone()) {
-            // What an earlier agent saw counts too.
+            // Links that an earlier agent saw count, too.
             let before = self.known.links.entry(probe.gpu.clone()).or_default();
             probe.link_down = Some(before.iter().any(|link| !links.contains(link)));
             before.extend(links);
@@ -123,7 +123,8 @@ impl HealthMonitor {
         }
     }
 
-    /// The driver may hide the processes of containers from this one: what a pod holds is not without processes.
+    /// Returns whether no process uses the GPU. The driver may hide processes of containers, so a GPU that a pod holds never
+    /// counts as idle.
     fn count_pods(&self, probe: &mut GpuProbe) {
         let instances = probe
             .instances

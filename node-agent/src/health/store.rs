@@ -1,4 +1,4 @@
-//! What is known of the devices' health, on disk: a restart of the agent is no evidence that anything is whole.
+//! Faults on disk: a restart of the agent is no evidence of recovery.
 
 use crate::store::atomic_file;
 use gpunode_gpu::DeviceFaults;
@@ -21,23 +21,23 @@ use tracing::{info, warn};
 const FILE: &str = "health.json";
 /// Version of this file's own format.
 const FORMAT: u32 = 1;
-/// Pause after a write that failed.
+/// Pause after a failed write.
 const RETRY: Duration = Duration::from_secs(30);
-/// How long the start waits for the disk.
+/// Time that the start waits for the disk.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is kept.
+/// Content of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedHealth {
-    /// The faults.
+    /// Faults by device.
     pub health: DeviceFaults,
-    /// The NVLinks that each GPU had, by UUID.
+    /// NVLinks that were up, by UUID of the GPU.
     #[serde(default)]
     pub links: BTreeMap<String, Vec<u32>>,
-    /// When the GPUs were in order again, as the GpuNode said last.
+    /// Last time of recovery in the GpuNode.
     #[serde(default)]
     pub recovered: Option<Timestamp>,
-    /// The same by the file on the node.
+    /// Last time of recovery by the file on the node.
     #[serde(default)]
     pub touched: Option<Timestamp>,
 }
@@ -49,7 +49,7 @@ struct HealthFile {
     content: SavedHealth,
 }
 
-/// Reads what an earlier agent left. A file that tells nothing is set aside.
+/// Reads the file of an earlier agent. A file that cannot be parsed is set aside.
 pub async fn load(state_dir: &Path) -> SavedHealth {
     let path = state_dir.join(FILE);
     if let Ok(Ok(read)) = timeout(
@@ -60,11 +60,11 @@ pub async fn load(state_dir: &Path) -> SavedHealth {
     {
         return read.map(|file| file.content).unwrap_or_default();
     }
-    warn!(file = %state_dir.join(FILE).display(), "read what was broken: no answer from the disk; every fault is forgotten");
+    warn!(file = %state_dir.join(FILE).display(), "read the saved faults: the disk does not answer; starting without faults");
     SavedHealth::default()
 }
 
-/// Writes each content that is another one than was `written` last, until there is no sender any more.
+/// Writes each content that differs from the one `written` last, until the sender is dropped.
 pub async fn write(state_dir: PathBuf, mut written: SavedHealth, mut content: watch::Receiver<SavedHealth>) {
     let mut failing = false;
     loop {
@@ -88,13 +88,13 @@ pub async fn write(state_dir: PathBuf, mut written: SavedHealth, mut content: wa
         match result.await.map_err(io::Error::other).flatten() {
             Ok(done) => {
                 if failing {
-                    info!("what is broken is saved again");
+                    info!("faults are saved again");
                 }
                 (written, failing) = (done, false);
             }
             Err(error) => {
                 if !failing {
-                    warn!(%error, folder = %state_dir.display(), "save what is broken; trying again");
+                    warn!(%error, folder = %state_dir.display(), "save the faults; trying again");
                 }
                 failing = true;
                 sleep(RETRY).await;

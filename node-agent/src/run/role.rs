@@ -70,7 +70,7 @@ impl Role {
             // What it would write later is not true any more.
             health.abort();
             warn!(
-                "save what is broken before another agent takes over: no answer from the disk within {END_TIMEOUT:?}"
+                "save the faults before another agent takes over: no answer from the disk within {END_TIMEOUT:?}"
             );
         }
     }

@@ -131,7 +131,7 @@ impl Agent {
         command.env("KUBECONFIG", "/nonexistent").env_remove("NODE_NAME");
         command.env(
             "RUST_LOG",
-            "info,kube_client=off,gpunode_agent::health=debug,gpunode_agent::health::looks=info",
+            "info,kube_client=off,gpunode_agent::health=debug,gpunode_agent::health::probe_loop=info",
         );
         command
     }

@@ -126,7 +126,7 @@ fn a_resource_of_another_plugin_is_said_and_not_waited_for() {
     assert!(
         ready
             .message
-            .contains("another device plugin of this node serves nvidia.com/gpu"),
+            .contains("another device plugin on this node serves nvidia.com/gpu"),
         "{}",
         ready.message
     );

@@ -285,12 +285,12 @@ async fn what_the_driver_reported_long_before_a_take_over_is_not_the_successors(
     sleep(Duration::from_secs(8)).await;
     node.state()?.inject_xid(5, 46)?;
     drop(holder);
-    successor.logs("a device is broken").await?;
+    successor.logs("device is faulty").await?;
     let broken = node.uuids()?[5].clone();
     kubelet
         .has(GPU, |it| it.healthy().len() == 7 && !it.healthy().contains(&broken))
         .await?;
-    assert_eq!(successor.logged("a device is broken"), 1);
+    assert_eq!(successor.logged("device is faulty"), 1);
     Ok(())
 }
 

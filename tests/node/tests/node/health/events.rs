@@ -22,7 +22,7 @@ async fn an_xid_takes_out_the_gpu_that_it_is_of_and_no_other() -> Result<()> {
         refused.message().contains("XID 79: GPU has fallen off the bus"),
         "{refused}"
     );
-    let line = lab.agent.logs("a device is broken").await?;
+    let line = lab.agent.logs("device is faulty").await?;
     assert!(line.contains(&uuids[3]) && line.contains("reboot the node"), "{line}");
     let metrics = lab.agent.ask("/metrics").await?;
     assert!(metrics.contains(r#"gpunode_agent_xids_total{xid="79"} 1"#), "{metrics}");
@@ -56,7 +56,7 @@ async fn an_xid_of_a_mig_device_takes_out_that_one_and_one_of_the_gpu_all_of_the
     let parts = lab.node.mig_uuids()?.concat();
     let state = lab.node.state()?;
     state.inject_mig_xid(1, TIMEOUT, (2, 0))?;
-    let hit = lab.agent.logs("a device is broken").await?;
+    let hit = lab.agent.logs("device is faulty").await?;
     let hit = parts.iter().find(|uuid| hit.contains(*uuid)).context("a MIG device")?;
     broken(&lab, PART, &[hit]).await?;
     state.inject_xid(1, TIMEOUT)?;

@@ -70,7 +70,7 @@ async fn a_call_that_fails_once_takes_out_nothing_and_one_that_fails_again_soon_
         look(&lab).await?;
     }
     assert_eq!(
-        (lab.agent.logged("a device is broken"), lab.kubelet.endpoint(GPU).lists),
+        (lab.agent.logged("device is faulty"), lab.kubelet.endpoint(GPU).lists),
         (0, 1)
     );
     let metrics = lab.agent.ask("/metrics").await?;

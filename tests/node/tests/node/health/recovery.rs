@@ -20,7 +20,7 @@ async fn a_gpu_is_whole_again_when_the_driver_asks_for_nothing_more() -> Result<
     state.set_recovery_action(3, RecoveryAction::None)?;
     // Of the XID only a look counts that comes a while after it.
     broken(&lab, GPU, &[]).await?;
-    assert_eq!(lab.agent.logged("a device is broken"), 2);
+    assert_eq!(lab.agent.logged("device is faulty"), 2);
     Ok(())
 }
 
