@@ -1,11 +1,11 @@
-//! What the agent reads from the API server and tells it.
+//! Objects that the agent reads from the API server, and the events that it sends.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `gpu_node` | watches this node's GpuNode |
-//! | `release` | whether the GPUs of the node are released |
-//! | `events` | publishes Events on the Node |
-//! | `node_allocatable` | reads what the Node shows as allocatable |
+//! | `release` | the request to release the node's GPUs |
+//! | `events` | sends events of the Node |
+//! | `node_allocatable` | reads allocatable resources of the Node |
 
 pub mod events;
 pub mod gpu_node;

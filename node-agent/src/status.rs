@@ -1,9 +1,9 @@
-//! `GpuNode.status`, as the agent writes it.
+//! The agent's part of `GpuNode.status`.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `writer` | writes it to the API server when it changes |
-//! | `report` | makes the status of what is known, pure |
+//! | `writer` | writes the status to the API server when it changes |
+//! | `report` | composes the status, pure |
 
 pub mod report;
 pub mod writer;

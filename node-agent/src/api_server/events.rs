@@ -1,5 +1,4 @@
-//! Events on the Node, for people who look there. None is worth waiting for: what cannot be told soon is dropped, and the log
-//! has it too.
+//! Events of the Node. Nothing waits for them: an event that cannot be sent soon is dropped, and the log has it, too.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
@@ -13,23 +12,23 @@ use tokio::{
 };
 use tracing::warn;
 
-/// Notices that wait.
+/// Bound of the queue of events.
 const QUEUE: usize = 64;
-/// Pause between two events: what breaks all GPUs of a node at once must not be a burst for the API server.
+/// Pause between two events: a fault of all GPUs of a node must not be a burst for the API server.
 const PAUSE: Duration = Duration::from_millis(100);
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes of an event's note (`pkg/apis/core/validation/events.go` of Kubernetes).
+/// Longest note of an event in bytes (Kubernetes, `pkg/apis/core/validation/events.go`).
 const MAX_NOTE: usize = 1024;
 const CONTROLLER: &str = "gpunode-agent";
 
-/// What there is to be said.
+/// Reason of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventReason {
-    /// A GPU or a MIG device is broken.
+    /// A GPU or MIG device became faulty.
     GpuUnhealthy,
-    /// It is whole again.
+    /// A GPU or MIG device recovered.
     GpuHealthy,
-    /// A file of the agent tells nothing and was set aside.
+    /// A state file could not be parsed and was set aside.
     StateFileCorrupt,
 }
 
@@ -39,28 +38,28 @@ struct PendingEvent {
     note: String,
 }
 
-/// Where notices go. Cheap to clone.
+/// Queue of events. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct EventSender(Option<mpsc::Sender<PendingEvent>>);
 
-/// The notices to be told.
+/// Sends the queued events to the API server.
 #[derive(Debug)]
 pub struct EventPublisher(mpsc::Receiver<PendingEvent>);
 
 impl EventSender {
-    /// Notices that [`EventPublisher::publish`] tells.
+    /// A queue that [`EventPublisher::publish`] empties.
     pub fn new() -> (Self, EventPublisher) {
         let (notices, told) = mpsc::channel(QUEUE);
         (Self(Some(notices)), EventPublisher(told))
     }
 
-    /// Tells the API server soon, where there is one.
+    /// Queues an event; without API server, drops it.
     pub fn tell(&self, kind: EventReason, note: &str) {
         let note = note
             .get(..note.floor_char_boundary(MAX_NOTE))
             .unwrap_or_default()
             .to_owned();
-        // A full queue is that of an API server that is away.
+        // The queue is full only while the API server does not answer.
         _ = self
             .0
             .as_ref()
@@ -69,7 +68,7 @@ impl EventSender {
 }
 
 impl EventPublisher {
-    /// Tells the notices as events of the Node. Does not end.
+    /// Sends the queued events. Does not end.
     pub async fn publish(mut self, client: Client, node: String, pod: String) {
         let reporter = Reporter {
             controller: CONTROLLER.to_owned(),
@@ -95,7 +94,7 @@ impl EventPublisher {
             if let Some(error) = &error
                 && !failing
             {
-                warn!(error, "tell an event of the Node; it is dropped");
+                warn!(error, "send an event of the Node; dropped");
             }
             failing = error.is_some();
             sleep(PAUSE).await;

@@ -1,4 +1,4 @@
-//! This node's GpuNode as the API server has it.
+//! Watches this node's GpuNode.
 
 use anyhow::Context as _;
 use futures::TryStreamExt as _;
@@ -16,40 +16,40 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-/// Without it a list whose answer never comes would wait for ever. Longer than a watch without events, which the server
+/// Time without a byte from the API server after which a request fails. Longer than a watch without events, which the server
 /// ends after 290 s.
 const READ_TIMEOUT: Duration = Duration::from_secs(310);
 /// A GpuNode whose status may have been written by another version of the agent.
 pub type ObservedGpuNode = Object<GpuNodeSpec, Value>;
 
-/// What the API server says about this node's GpuNode.
+/// State of this node's GpuNode.
 #[derive(Clone, Debug, Default)]
 pub enum GpuNodeState {
-    /// Nothing yet.
+    /// The API server has not answered yet.
     #[default]
     Unknown,
-    /// There is none.
+    /// It does not exist.
     Absent,
-    /// It is this one.
+    /// It exists.
     Present(Arc<ObservedGpuNode>),
 }
 
-/// A client of the API server that the pod's service account, or KUBECONFIG, names.
+/// Returns a client for the API server of the pod's service account or of KUBECONFIG.
 pub async fn connect() -> anyhow::Result<Client> {
     let find = "find the API server; run in a pod with a service account";
     let mut config = Config::infer().await.context(find)?;
     config.read_timeout = Some(READ_TIMEOUT);
-    // A connection that lay idle before a watch began has the whole time all the same.
+    // The time starts with a request, also on a connection that was idle before.
     config.reset_reader_on_write = true;
     Client::try_from(config).context(find)
 }
 
-/// This cluster's GpuNodes.
+/// Returns the API of GpuNodes.
 pub fn api(client: Client) -> Api<ObservedGpuNode> {
     Api::all_with(client, &ApiResource::erase::<GpuNode>(&()))
 }
 
-/// Follows the GpuNode of `node`. Does not end.
+/// Watches the GpuNode of `node`. Does not end.
 pub async fn watch_gpu_node(client: Client, node: String, seen: watch::Sender<GpuNodeState>) {
     let only = watcher::Config::default().fields(&format!("metadata.name={node}"));
     let mut events = pin!(watcher(api(client), only).default_backoff());

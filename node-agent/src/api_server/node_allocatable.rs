@@ -1,4 +1,4 @@
-//! What this agent's Node shows as allocatable, which is what the scheduler goes by.
+//! Allocatable resources of this agent's Node, by which the scheduler decides.
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
@@ -14,27 +14,27 @@ pub struct NodeReader {
     node: String,
 }
 
-/// Why the number is not known.
+/// A failed read of the Node.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeReadError {
-    /// The API server answers with an error.
+    /// The API server answered with an error.
     #[error("read this Node: {0}")]
     Call(#[from] kube::Error),
-    /// It does not answer.
+    /// The API server does not answer.
     #[error("read this Node: no answer within {CALL_TIMEOUT:?}")]
     NoAnswer,
-    /// The number is none.
-    #[error("read this Node: {amount} of {resource} is no whole number")]
+    /// The amount is no whole number.
+    #[error("read this Node: {amount} of {resource} is not a whole number")]
     Amount {
-        /// The resource.
+        /// Name of the resource.
         resource: String,
-        /// What the Node says.
+        /// Amount in the Node.
         amount: String,
     },
 }
 
 impl NodeReader {
-    /// A reader of `node`.
+    /// Returns a reader of `node`.
     pub fn new(client: Client, node: String) -> Self {
         Self {
             nodes: Api::all(client),
@@ -42,7 +42,7 @@ impl NodeReader {
         }
     }
 
-    /// How many of `resource` the scheduler may count on; 0 where the Node does not name it.
+    /// Returns how many of `resource` are allocatable; 0 if the Node does not have it.
     pub async fn allocatable(&self, resource: &str) -> Result<u64, NodeReadError> {
         let node = timeout(CALL_TIMEOUT, self.nodes.get(&self.node))
             .await
@@ -61,7 +61,7 @@ impl NodeReader {
     }
 }
 
-/// A whole number as Kubernetes writes it: 2000 is `2k`
+/// Parses a whole number as Kubernetes writes it: 2000 is `2k`
 /// (apimachinery `pkg/api/resource`, canonical form of `DecimalSI`).
 fn whole_number(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());

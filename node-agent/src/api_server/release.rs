@@ -1,4 +1,4 @@
-//! Whether the GPUs of the node are released: their driver is being replaced, and no agent may use it.
+//! The request to release the node's GPUs: their driver is being replaced, and no agent may use it.
 
 use crate::api_server::gpu_node::GpuNodeState;
 use std::{
@@ -8,22 +8,22 @@ use std::{
 use tokio::{sync::watch, task::spawn_blocking};
 use tracing::warn;
 
-/// File in the state folder that is there while the GPUs are released. An agent that starts then waits for the API server
-/// before it uses the driver, and no MPS daemon is started.
+/// File in the state folder that exists while the GPUs are released. An agent that starts then waits for the API server before
+/// it uses the driver, and no MPS daemon is started.
 const FILE: &str = "released";
 
-/// What the GpuNode says of it.
+/// The request, as this node's GpuNode has it.
 #[derive(Clone, Debug)]
 pub struct ReleaseRequest {
-    /// None without API server, where nobody can ask for it.
+    /// None without API server: nobody can request a release.
     gpu_node: Option<watch::Receiver<GpuNodeState>>,
     file: PathBuf,
-    /// As an agent before this one left it; until the GpuNode is seen.
+    /// State that an earlier agent left in the file; counts until the GpuNode is known.
     before: bool,
 }
 
 impl ReleaseRequest {
-    /// As the GpuNode says, if there is one.
+    /// Follows the GpuNode, if there is an API server.
     pub fn new(gpu_node: Option<watch::Receiver<GpuNodeState>>, state_dir: &Path) -> Self {
         let before = gpu_node.is_some() && is_noted(state_dir);
         Self {
@@ -33,14 +33,14 @@ impl ReleaseRequest {
         }
     }
 
-    /// Whether they are released.
+    /// Returns whether the GPUs are released.
     pub fn is_on(&self) -> bool {
         self.gpu_node
             .as_ref()
             .is_some_and(|gpu_node| is_released(&gpu_node.borrow(), self.before))
     }
 
-    /// Waits until they are released, or are not any more.
+    /// Waits until the request changes.
     pub async fn is(&mut self, on: bool) {
         let Some(gpu_node) = &mut self.gpu_node else {
             return std::future::pending().await;
@@ -54,7 +54,7 @@ impl ReleaseRequest {
         }
     }
 
-    /// Leaves word for an agent that starts, and for the supervisor of MPS daemons.
+    /// Writes or removes the file, for an agent that starts and for the supervisor of MPS daemons.
     pub async fn note(&self, on: bool) {
         let file = self.file.clone();
         let noted = spawn_blocking(move || {
@@ -69,12 +69,12 @@ impl ReleaseRequest {
             }
         });
         if let Err(error) = noted.await.map_err(io::Error::other).flatten() {
-            warn!(%error, file = %self.file.display(), "leave word for the next agent that the GPUs are or were released");
+            warn!(%error, file = %self.file.display(), "note on disk whether the GPUs are released");
         }
     }
 }
 
-/// Whether an agent of the node has left word that they are released; blocks.
+/// Returns whether the file says that the GPUs are released; blocks.
 pub fn is_noted(state_dir: &Path) -> bool {
     state_dir.join(FILE).exists()
 }

@@ -1,13 +1,13 @@
-//! What the agent says in `GpuNode.status`. Pure.
+//! Composes `GpuNode.status` from hardware, devices and health. Pure.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `conditions` | what is as it should be, and what is not |
-//! | `resources` | what is offered and taken |
+//! | `conditions` | conditions and the text of `/readyz` |
+//! | `resources` | resources with capacity, allocatable and devices |
 //! | `hardware` | GPUs and MIG devices |
-//! | `health` | since when a device is healthy or not |
-//! | `missing` | remembers GPUs that are gone |
-//! | `usage` | how much is in use |
+//! | `health` | times at which devices became healthy |
+//! | `missing` | keeps GPUs that vanished for 15 minutes |
+//! | `usage` | summary of what is held, for the printer columns |
 
 mod conditions;
 mod hardware;
@@ -35,7 +35,7 @@ use gpunode_gpu as gpu;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-/// Which process reports.
+/// The agent that reports.
 #[derive(Clone, Debug, Default)]
 pub struct AgentIdentity {
     /// Name of its pod.
@@ -46,29 +46,29 @@ pub struct AgentIdentity {
     pub policy: String,
 }
 
-/// Everything that a status is made of.
+/// Inputs of a status.
 #[derive(Clone, Copy, Debug)]
 pub struct StatusInputs<'a> {
-    /// The hardware that was found.
+    /// Last reading of the hardware.
     pub hardware: &'a Hardware,
-    /// What is offered, who holds what, and what waits.
+    /// Advertised resources, holders and pending changes.
     pub snapshot: &'a DeviceSnapshot,
-    /// What the device plugin does; none where there is only discovery.
+    /// State of the device plugin; none for discovery.
     pub plugin: Option<PluginStatus<'a>>,
 }
 
-/// What the device plugin does.
+/// State of the device plugin.
 #[derive(Clone, Copy, Debug)]
 pub struct PluginStatus<'a> {
-    /// What is in force.
+    /// Configuration in force.
     pub in_force: &'a InForce,
-    /// What the kubelet has taken.
+    /// Resources that the kubelet has accepted.
     pub registered: &'a RegisteredResources,
 }
 
-/// The status, with transition times that [`set_times`] has yet to set: equal facts give an equal status.
+/// Returns the status without transition times, which [`set_times`] sets: equal inputs give an equal status.
 pub fn status(identity: &AgentIdentity, facts: StatusInputs<'_>) -> GpuNodeStatus {
-    // What a driver said that does not answer any more is for `keep_missing` to remember.
+    // `keep_missing` keeps the facts of a driver that no longer answers.
     let stands = matches!(facts.hardware.driver, DriverState::Answers | DriverState::Released);
     let inventory = facts.hardware.inventory().filter(|_| stands);
     let snapshot = facts.snapshot;
@@ -126,7 +126,7 @@ pub fn status(identity: &AgentIdentity, facts: StatusInputs<'_>) -> GpuNodeStatu
     }
 }
 
-/// Sets the time of each condition: that of `before` where its status is the same there, `now` otherwise.
+/// Sets the transition time of each condition: the one in `before` if the status is the same, else `now`.
 pub fn set_times(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now: Timestamp) {
     for condition in &mut status.conditions {
         let same = |old: &&Condition| old.type_ == condition.type_ && old.status == condition.status;

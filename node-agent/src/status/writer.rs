@@ -22,22 +22,22 @@ use tokio::{
 use tracing::{info, warn};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// What happens together goes into one write: a restarted agent that is registered again at once writes nothing.
+/// Changes within this time go into one write: a restarted agent that registers again at once writes nothing.
 const SETTLE: Duration = Duration::from_millis(250);
 /// Time between two writes.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_RETRY: Duration = Duration::from_secs(30);
 
-/// What the agent has to say.
+/// A status to be written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatusReport {
-    /// The status.
+    /// The status, without transition times.
     pub status: GpuNodeStatus,
-    /// Whether the GpuNode is to be created where there is none.
+    /// Whether to create the GpuNode if it does not exist.
     pub create: bool,
 }
 
-/// Why something could not be written.
+/// A failed call to the API server.
 #[derive(Debug, thiserror::Error)]
 enum StatusWriteError {
     #[error("{action}: {source}")]
@@ -46,7 +46,7 @@ enum StatusWriteError {
     NoAnswer { action: &'static str },
 }
 
-/// Writes what `reports` says into the GpuNode of `node`, where it says something new. Does not end.
+/// Writes each new status of `reports` into the GpuNode of `node`. Does not end.
 pub async fn write_reports(
     client: Client,
     node: String,
@@ -73,7 +73,7 @@ pub async fn write_reports(
             }
             Err(error) => {
                 if let Some(error) = errors.changed(error) {
-                    warn!(error, "report to the API server; trying again");
+                    warn!(error, "write the status of the GpuNode; trying again");
                 }
                 sleep(retry).await;
                 retry = (retry * 2).min(MAX_RETRY);
@@ -100,26 +100,26 @@ struct StatusWriter {
     client: Client,
     node: String,
     written: Option<WrittenStatus>,
-    /// When there is something else to say though nothing changes.
+    /// Time at which the status changes by itself: a missing GPU is given up.
     outdated: Option<Timestamp>,
 }
 
-/// What was written last.
+/// The last write.
 struct WrittenStatus {
     status: GpuNodeStatus,
-    /// Version of the object that the watch had shown by then.
+    /// Version of the object that the watch had shown before the write.
     over: Option<String>,
-    /// Version of the object that it made.
+    /// Version of the object after the write.
     version: Option<String>,
 }
 
 impl StatusWriter {
-    /// Whether a status was written.
+    /// Writes the status if it differs; returns whether it did.
     async fn write(&mut self, report: Option<StatusReport>, seen: &GpuNodeState) -> Result<bool, StatusWriteError> {
         match (report, seen) {
             (Some(report), GpuNodeState::Absent) if report.create => {
                 self.create().await?;
-                // The watch brings it.
+                // The watch delivers it.
                 Ok(false)
             }
             (None, _) | (Some(_), GpuNodeState::Unknown | GpuNodeState::Absent) => Ok(false),
@@ -141,7 +141,7 @@ impl StatusWriter {
         }
     }
 
-    /// Returns the version of the object that it made.
+    /// Applies the status; returns the new version of the object.
     async fn apply(&self, status: &GpuNodeStatus) -> Result<Option<String>, StatusWriteError> {
         let resource = ApiResource::erase::<GpuNode>(&());
         let patch = json!({
@@ -160,7 +160,7 @@ impl StatusWriter {
         Ok(object.metadata.resource_version)
     }
 
-    /// A GpuNode without configuration, which goes with its Node.
+    /// Creates a GpuNode without configuration; it is deleted with its Node.
     async fn create(&self) -> Result<(), StatusWriteError> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let node = call("read the uid of this Node", nodes.get_metadata(&self.node)).await?;
@@ -179,7 +179,7 @@ impl StatusWriter {
         let gpu_nodes: Api<GpuNode> = Api::all(self.client.clone());
         match call("create the GpuNode", gpu_nodes.create(&params, &object)).await {
             Ok(_) => info!(node = self.node, "GpuNode created"),
-            // The operator was faster.
+            // The operator created it first.
             Err(StatusWriteError::Call {
                 source: kube::Error::Api(status),
                 ..
@@ -190,18 +190,19 @@ impl StatusWriter {
     }
 }
 
-/// Adds to a status what follows from the one before it, and says whether it is another one.
+/// Adds to a status what depends on the one before it; returns whether the two differ.
 fn complete(
     written: Option<&WrittenStatus>,
     status: &mut GpuNodeStatus,
     object: &ObservedGpuNode,
     now: Timestamp,
 ) -> bool {
-    // The watch has not brought it yet, or the API server made of it what it made of it and nobody has changed it since.
+    // Nothing to write if the watch has not delivered the last write yet, or if the API server normalised it and nobody changed
+    // it since.
     let stands = |it: &&WrittenStatus| [&it.over, &it.version].contains(&&object.metadata.resource_version);
     let before = match written.filter(stands) {
         Some(written) => written.status.clone(),
-        // A status that cannot be read, of a newer agent, is another one.
+        // A status that cannot be read was written by a newer agent, and is replaced.
         None => object
             .status
             .as_ref()
@@ -215,7 +216,7 @@ fn complete(
     *status != before
 }
 
-/// What the agent wrote of a status.
+/// The part of a status that the agent writes.
 fn own(mut status: GpuNodeStatus) -> GpuNodeStatus {
     status.conditions.retain(|condition| {
         ConditionType::OF_OPERATOR

@@ -1,4 +1,4 @@
-//! What is as it should be on this node, and what is not. Pure.
+//! Conditions of the node, and the text of `/readyz`. Pure.
 
 use super::{PluginStatus, StatusInputs};
 use crate::{
@@ -11,23 +11,23 @@ use gpunode_gpu::DeviceProblemKind;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-/// What is in the way of this agent doing its work; the text of `/readyz`.
+/// Returns the resources that the kubelet has not accepted yet, as text of `/readyz`.
 pub fn not_registered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<String> {
     let offered = snapshot.offers.iter().map(|offer| offer.list.name.as_str());
     let RegisteredResources { taken, others } = plugin.registered;
     let missing: Vec<&str> = offered
         .filter(|name| !taken.contains(*name) && !others.contains(*name))
         .collect();
-    (!missing.is_empty()).then(|| format!("the kubelet has not taken {} yet", missing.join(", ")))
+    (!missing.is_empty()).then(|| format!("the kubelet has not accepted {} yet", missing.join(", ")))
 }
 
-/// Why it is not known who holds what, where there is something to offer.
+/// Returns the reason why holders are unknown, if there is a device to advertise.
 pub fn holders_unknown<'a>(snapshot: &'a DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<&'a str> {
     let matters = !plugin.in_force.wanted.devices.is_empty() || !snapshot.assignments.is_empty();
     snapshot.unknown.as_deref().filter(|_| matters)
 }
 
-/// `Ready` first; it is the first of the others that does not hold. Their times are not set.
+/// Returns the conditions without times, `Ready` first: it repeats the first of the others that is False.
 pub fn conditions(facts: StatusInputs<'_>) -> Vec<Condition> {
     let mut conditions: Vec<UntimedCondition> = driver(facts.hardware).into_iter().collect();
     if let Some(plugin) = facts.plugin {
@@ -68,7 +68,7 @@ pub fn conditions(facts: StatusInputs<'_>) -> Vec<Condition> {
         .collect()
 }
 
-/// A node without GPU needs no driver, and says nothing of one.
+/// Returns the condition of the driver; none for a node without GPU, which needs no driver.
 fn driver(hardware: &Hardware) -> Option<UntimedCondition> {
     let available = ConditionType::DriverAvailable;
     match &hardware.driver {
@@ -77,11 +77,11 @@ fn driver(hardware: &Hardware) -> Option<UntimedCondition> {
             available,
             false,
             Reason::Released,
-            "the GPUs are released, as a label of the node asks: nothing is given out and the driver is not used",
+            "the GPUs are released, as a label of the node requests: no device is allocated and the driver is not used",
         )),
         DriverState::Missing(message) => Some(UntimedCondition::new(available, false, Reason::DriverNotFound, message)),
         DriverState::Failed(message) => Some(UntimedCondition::new(available, false, Reason::DriverFailed, message)),
-        // The other GPUs are offered all the same.
+        // The other GPUs are advertised all the same.
         DriverState::Answers => {
             let problem = hardware.problem().unwrap_or_else(|| "the driver answers".to_owned());
             Some(UntimedCondition::new(available, true, Reason::DriverAnswers, problem))
@@ -125,28 +125,28 @@ fn registration(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> UntimedC
     }
 }
 
-/// Which resources are another plugin's.
+/// Returns the condition of resources that another plugin serves.
 fn served_by_another(plugin: PluginStatus<'_>) -> Option<String> {
     let others: Vec<&str> = plugin.registered.others.iter().map(String::as_str).collect();
     (!others.is_empty()).then(|| {
         format!(
-            "another device plugin of this node serves {}; remove it, or choose another name",
+            "another device plugin on this node serves {}; remove that plugin, or rename the resource",
             others.join(", ")
         )
     })
 }
 
-/// Devices that wait for their holders are offered, as what they were before.
+/// Returns the condition of the devices. A device with a pending change stays advertised as before.
 fn devices(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> UntimedCondition {
     let of = ConditionType::DevicesOffered;
     if let Some((reason, message)) = not_offered(snapshot, plugin) {
         return UntimedCondition::new(of, false, reason, message);
     }
-    let message = "every device that a resource selects is offered or waits for its holders";
+    let message = "every selected device is advertised, or waits for pods to end";
     UntimedCondition::new(of, true, Reason::DevicesOffered, message)
 }
 
-/// Why a device that a resource selects is not offered.
+/// Returns the reason why a selected device is not advertised.
 pub fn not_offered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<(Reason, String)> {
     if let Some(unknown) = holders_unknown(snapshot, plugin) {
         return Some((Reason::HoldersUnknown, unknown.to_owned()));
@@ -161,16 +161,16 @@ pub fn not_offered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Optio
         daemons.map(|daemon| daemon.device.as_str()).collect::<Vec<&str>>()
     };
     let mut silent = devices(MpsDaemonState::NotAnswering);
-    // What is wrong there is told as that, and takes no node away.
+    // A faulty device is reported as such, and does not make the node unready.
     silent.retain(|device| !snapshot.is_broken(device));
-    // What is offered as something else is held back until the daemon that it had is gone.
+    // A device that left MPS is withheld until its daemon is gone.
     let mut stopping = devices(MpsDaemonState::Stopping);
     stopping.retain(|device| snapshot.assignments.contains_key(*device));
     let what: Vec<String> = [
-        (silent, "does not answer, as for some seconds after its start"),
+        (silent, "does not answer (normal for some seconds after its start)"),
         (
             stopping,
-            "is still stopping, which it has to before anything else runs there",
+            "is still stopping; the device is advertised again when it has",
         ),
     ]
     .into_iter()
@@ -182,14 +182,14 @@ pub fn not_offered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Optio
     .collect();
     (!what.is_empty()).then(|| {
         let message = format!(
-            "{}; if that stays so, see the log of the gpunode-mps pod on this node",
+            "{}; if this persists, see the log of the gpunode-mps pod on this node",
             what.join("; ")
         );
         (Reason::MpsDaemonNotAnswering, message)
     })
 }
 
-/// A device as people call it: `GPU 3`, or `GPU 3:1` for a MIG device of it; the UUID of one that has left the node.
+/// Returns the name of a device: `GPU 3`, `GPU 3:1` for a MIG device, or the UUID of one that left the node.
 fn name(plugin: PluginStatus<'_>, uuid: &str) -> String {
     let device = plugin.in_force.wanted.present.iter().find(|device| device.uuid == uuid);
     device.map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()))

@@ -1,4 +1,4 @@
-//! GPUs and MIG devices in the words of the API. Pure.
+//! GPUs and MIG devices in the API's types. Pure.
 
 use super::number;
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 use gpunode_crds::{DeviceHealth, GpuDevice, GpuLink, MigDevice, MigEngines, MigSlices, Vgpu};
 use gpunode_gpu as gpu;
 
-/// A GPU, and whether it works.
+/// Returns a GPU with its health.
 pub fn device(gpu: &gpu::Gpu, node_health: &NodeHealth) -> GpuDevice {
     GpuDevice {
         index: number(gpu.index),
@@ -29,13 +29,13 @@ pub fn device(gpu: &gpu::Gpu, node_health: &NodeHealth) -> GpuDevice {
     }
 }
 
-/// Health of a device that is made of these.
+/// Returns the health of the device that these UUIDs make up.
 fn health(node_health: &NodeHealth, uuids: &[&str]) -> Option<DeviceHealth> {
     let faults = node_health.faults.as_ref()?;
     Some(fault_text::health(faults, uuids, &node_health.rules))
 }
 
-/// The driver of the host that lends virtual GPUs.
+/// Returns the host driver of virtual GPUs.
 pub fn vgpu(driver: &HostDriver) -> Vgpu {
     let told = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
     Vgpu {
@@ -52,7 +52,7 @@ fn link(link: &gpu::Link) -> GpuLink {
     }
 }
 
-/// By instance, as the API has them.
+/// Returns the MIG devices, ordered by instance.
 fn mig_devices(gpu: &gpu::Gpu, node_health: &NodeHealth) -> Vec<MigDevice> {
     let device = |mig: &gpu::MigDevice| MigDevice {
         uuid: mig.uuid.clone(),

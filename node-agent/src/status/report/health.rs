@@ -1,12 +1,12 @@
-//! Since when devices have been whole again. Pure.
+//! Times at which devices became healthy. Pure.
 
 use gpunode_crds::{DeviceHealth, GpuDevice, GpuNodeStatus, HealthState};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::collections::BTreeMap;
 
-/// Sets since when each healthy device has been so: that of `before` where it was healthy there, `now` where it was not, and
-/// nothing where it always was.
+/// Sets the time at which each healthy device became healthy: the one in `before` if it was healthy there, `now` if it was
+/// not, none if it always was.
 pub fn set_health_times(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now: Timestamp) {
     let before: BTreeMap<String, DeviceHealth> = before
         .gpus
@@ -27,7 +27,7 @@ pub fn set_health_times(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now:
     }
 }
 
-/// A GPU and its MIG devices.
+/// Returns the health of a GPU and of its MIG devices.
 fn devices(gpu: &mut GpuDevice) -> impl Iterator<Item = (&str, &mut Option<DeviceHealth>)> {
     let parts = gpu
         .mig_devices

@@ -1,18 +1,18 @@
-//! GPUs that were there a moment ago. The upgrade of a driver, a GPU that is being reset or an agent that starts must not take
-//! a node from its policies, so what is not seen stays in status for a while. Pure.
+//! GPUs that vanished. A driver upgrade, a GPU reset or a starting agent must not take a node from its policies, so a GPU that
+//! is not found stays in status for a while. Pure.
 
 use gpunode_crds::{ConditionType, GpuDevice, GpuNodeStatus, MAX_DEVICES, Reason};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// How long a GPU that is not seen stays in status. The containers that install a driver take minutes.
+/// Time that a missing GPU stays in status. Containers that install a driver take minutes.
 const FACT_GRACE: SignedDuration = SignedDuration::from_mins(15);
 
-/// Adds to `status` the GPUs of `before` that it lacks, and while it has no other what the driver said then.
+/// Adds the GPUs of `before` that `status` lacks, and the driver's facts if `status` has none.
 pub fn keep_missing(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now: Timestamp) {
     let any_seen = !status.gpus.is_empty();
     if !any_seen && is_released(status) {
-        // Nobody looks: they are not missing.
+        // Released GPUs are not looked for, so they are not missing.
         status.gpus.clone_from(&before.gpus);
     }
     status.gpus = with_missing(std::mem::take(&mut status.gpus), &before.gpus, now);
@@ -29,7 +29,7 @@ fn is_released(status: &GpuNodeStatus) -> bool {
         .is_some_and(|condition| condition.reason == Reason::Released.as_str())
 }
 
-/// When the next of these GPUs leaves the list.
+/// Returns the time at which the next missing GPU leaves the list.
 pub fn next_given_up(gpus: &[GpuDevice]) -> Option<Timestamp> {
     gpus.iter()
         .filter_map(|gpu| gpu.missing_since.as_ref())
@@ -37,11 +37,11 @@ pub fn next_given_up(gpus: &[GpuDevice]) -> Option<Timestamp> {
         .min()
 }
 
-/// `seen` and what `before` has beside it, ordered by index.
+/// Returns `seen` and the missing ones of `before`, ordered by index.
 fn with_missing(seen: Vec<GpuDevice>, before: &[GpuDevice], now: Timestamp) -> Vec<GpuDevice> {
     let mut gpus = seen;
     for gpu in before {
-        // A time to come is that of a clock that was wrong.
+        // A time in the future comes from a clock that was wrong.
         let since = gpu
             .missing_since
             .clone()
@@ -55,7 +55,7 @@ fn with_missing(seen: Vec<GpuDevice>, before: &[GpuDevice], now: Timestamp) -> V
             });
         }
     }
-    // One that is there may have the index of one that was.
+    // A GPU that is there may have the index of a missing one.
     gpus.sort_by_key(|gpu| (gpu.index, gpu.missing_since.is_some()));
     gpus
 }

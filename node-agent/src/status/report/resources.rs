@@ -1,4 +1,4 @@
-//! What is offered under which name, and of which device. Pure.
+//! Advertised resources, and the devices of each. Pure.
 
 use super::{PluginStatus, number};
 use crate::{
@@ -12,10 +12,10 @@ use std::collections::BTreeSet;
 /// Appended to the name of a resource whose devices are shared.
 const SHARED_SUFFIX: &str = ".shared";
 
-/// How the UUIDs of MIG devices begin.
+/// Prefix of the UUIDs of MIG devices.
 const MIG_UUID: &str = "MIG-";
 
-/// The resources as the kubelet was given them.
+/// Returns the resources as the kubelet was sent them.
 pub fn resources(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Vec<ResourceStatus> {
     let silent = held_back(&snapshot.daemons);
     let explained: BTreeSet<&str> = snapshot
@@ -40,7 +40,7 @@ pub fn resources(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Vec<Res
     snapshot.offers.iter().map(of).collect()
 }
 
-/// How the first of the devices that are shared is.
+/// Returns the sharing of the first shared device.
 fn sharing(list: &AdvertisedResource, snapshot: &DeviceSnapshot) -> Option<SharingStrategy> {
     let assignments = list
         .shares
@@ -56,7 +56,8 @@ fn sharing(list: &AdvertisedResource, snapshot: &DeviceSnapshot) -> Option<Shari
         })
 }
 
-/// A device that neither waits nor is held back nor is broken has unhealthy shares for this reason alone.
+/// Returns how many shares are withheld: a device without pending change, fault or other reason has unhealthy shares for that
+/// reason alone.
 fn withheld(list: &AdvertisedResource, is_explained: impl Fn(&str) -> bool) -> Option<i32> {
     let unhealthy = list.shares.iter().filter(|share| !share.healthy);
     let count = unhealthy.filter(|share| !is_explained(device_of(&share.id))).count();

@@ -1,14 +1,14 @@
-//! What is in use and by whom, in a few words for a table. Pure.
+//! Summary of what is held and by whom, for a table. Pure.
 
 use gpunode_crds::ResourceStatus;
 use gpunode_gpu::DeviceHolder;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Resources and pods that are named; more are counted.
+/// Number of resources and pods that are named; the rest is counted.
 const NAMED: usize = 3;
 
-/// How much of each resource is held, such as `nvidia.com/gpu 5/8, nvidia.com/gpu.shared 1/16`. What is held under a name
-/// that is not offered any more comes last, without a capacity.
+/// Returns how much of each resource is held, such as `nvidia.com/gpu 5/8, nvidia.com/gpu.shared 1/16`. A resource that is no
+/// longer advertised comes last, without capacity.
 pub fn in_use(resources: &[ResourceStatus], holders: &[DeviceHolder]) -> Option<String> {
     let mut held: BTreeMap<&str, u64> = BTreeMap::new();
     for holder in holders {
@@ -23,7 +23,7 @@ pub fn in_use(resources: &[ResourceStatus], holders: &[DeviceHolder]) -> Option<
     few(&parts)
 }
 
-/// The pods that hold something, such as `ml/train-0, ml/notebook`.
+/// Returns the pods that hold devices, such as `ml/train-0, ml/notebook`.
 pub fn held_by(holders: &[DeviceHolder]) -> Option<String> {
     let pods: BTreeSet<String> = holders
         .iter()

@@ -41,7 +41,7 @@ async fn it_registers_again_when_the_kubelet_was_away_for_a_while() -> Result<()
         agent
             .readyz()
             .await?
-            .contains("the kubelet has not taken nvidia.com/gpu yet")
+            .contains("the kubelet has not accepted nvidia.com/gpu yet")
     );
     kubelet.restart()?;
     kubelet.has(GPU, |endpoint| endpoint.registrations > 1).await?;
