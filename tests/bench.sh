@@ -33,8 +33,8 @@ target/release/gpunode-cluster up --name "$cluster" --cluster tests/e2e/cluster.
 figure cluster-up "$(date +%s.%N | awk -v started="$started" '{printf "%.1f", $1 - started}')" s
 tests/cluster/install-gpunode.sh "$cluster"
 export GPUNODE_E2E_CLUSTER=$cluster
-measure "gpunode on the cluster" -p gpunode-e2e --test figures "${one[@]}"
-measure "twenty replacements of the agent" -p gpunode-e2e --test cluster "${one[@]}"
+measure "gpunode on the cluster" --workspace --test figures "${one[@]}"
+measure "twenty replacements of the agent" --workspace --test cluster "${one[@]}"
 
 say "figures"
 cargo run --locked -q -p gpunode-bench -- "$log" docs/benchmarks.md

@@ -7,4 +7,4 @@ trap 'target/release/gpunode-cluster down --name "$cluster"' EXIT
 target/release/gpunode-cluster up --name "$cluster" --cluster tests/e2e/cluster.yaml
 tests/cluster/install-gpunode.sh "$cluster"
 export GPUNODE_E2E_CLUSTER=$cluster GPUNODE_SOAK_SECONDS=${SOAK_SECONDS:-1800}
-cargo test --locked -p gpunode-e2e --test cluster -- --ignored --nocapture killed_at_random
+cargo test --workspace --locked --test cluster -- --ignored --nocapture killed_at_random
