@@ -2,13 +2,13 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `hardware` | looks at the hardware, again when it may have changed |
+//! | `hardware` | probes the hardware, and again when it may have changed |
 //! | `nvml` | the only module that calls NVML |
-//! | `driver_events` | waits on a thread for what the driver reports |
+//! | `driver_events` | receives driver events on a thread |
 //! | `driver_root` | finds the driver's files on the host |
 //! | `pci` | reads NVIDIA's PCI functions in sysfs |
 //! | `machine` | reads the machine's name and whether it is virtual |
-//! | `utilisation` | asks how busy the GPUs are |
+//! | `utilisation` | reads how busy the GPUs are |
 
 pub mod driver_events;
 pub mod driver_root;

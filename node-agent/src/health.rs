@@ -169,10 +169,7 @@ impl HealthMonitor {
             self.sources.metrics.xid(xid.unsigned_abs().into());
         }
         let Some(gpu) = event.gpu else {
-            warn!(
-                xid = event.xid,
-                "the driver reports an event of an unknown GPU"
-            );
+            warn!(xid = event.xid, "the driver reports an event of an unknown GPU");
             return;
         };
         let Some(xid) = event.xid else { return };
@@ -255,7 +252,10 @@ impl HealthMonitor {
         let gone = |device: &str| device.starts_with("MIG-") && !there.contains(device);
         let forgotten = self.known.health.forget(gone);
         if forgotten > 0 {
-            info!(devices = forgotten, "faulty MIG devices no longer exist; their faults are dropped");
+            info!(
+                devices = forgotten,
+                "faulty MIG devices no longer exist; their faults are dropped"
+            );
         }
     }
 

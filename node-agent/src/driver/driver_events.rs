@@ -1,4 +1,4 @@
-//! The thread that waits for what the driver reports: one thread with one session, for as long as the driver stays the same.
+//! Receives driver events on one thread with one NVML session, for as long as the driver stays the same.
 
 use crate::{
     admin::metrics::AgentMetrics,
@@ -27,21 +27,21 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// Events that wait for the agent; a driver that reports more waits with them for a while.
+/// Capacity of the event queue. The thread waits up to [`FULL_TIMEOUT`] while it is full.
 const QUEUE: usize = 256;
-/// Pause before a full queue is tried again.
+/// Pause before retrying a full queue.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
-/// How long events wait for a full queue: while an agent stands by nobody takes them, and old ones are nothing to it.
+/// Longest wait for a full queue. A standby agent does not read events and has no use for old ones.
 const FULL_TIMEOUT: Duration = Duration::from_secs(6);
-/// How long the thread may take to end its session: longer than one wait.
+/// Time for the thread to end its session; longer than one wait.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause after a session that ended by an error.
+/// Pause after a session that failed.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Follows what the driver reports.
+/// Follows driver events.
 pub struct DriverEvents {
     tell: mpsc::Sender<DriverEvent>,
-    /// GPUs that report no events, which is said once.
+    /// GPUs that report no events; logged once each.
     silent: BTreeSet<String>,
     running: Option<EventThread>,
     not_before: Instant,
@@ -55,11 +55,11 @@ struct EventThread {
     thread: JoinHandle<EventThreadResult>,
 }
 
-/// What a thread leaves: the GPUs that report no events, and why it ended.
+/// Result of a thread: the GPUs that report no events, and the error that ended it.
 type EventThreadResult = (BTreeSet<String>, Result<(), nvml::DriverError>);
 
 impl DriverEvents {
-    /// Nothing is followed yet. The other end gets the events.
+    /// Creates an idle follower and the receiver of its events.
     pub fn new(metrics: AgentMetrics) -> (Self, mpsc::Receiver<DriverEvent>) {
         let (tell, told) = mpsc::channel(QUEUE);
         (
@@ -75,7 +75,7 @@ impl DriverEvents {
         )
     }
 
-    /// Follows these GPUs through the library at `path`; does nothing where it does so already.
+    /// Follows these GPUs through the library at `path`. A second call with the same GPUs changes nothing.
     pub async fn follow(&mut self, path: &Path, gpus: &[String]) {
         if self
             .running
@@ -132,28 +132,26 @@ impl DriverEvents {
                 error.map(|error| error.to_string())
             }
             Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some(format!(
-                "end the session with the driver: no answer within {END_TIMEOUT:?}"
-            )),
+            Err(_) => Some(format!("end the driver session: no answer within {END_TIMEOUT:?}")),
         };
         if let Some(error) = self.errors.set(error) {
-            warn!(error, "events of the driver are not followed; trying again");
+            warn!(error, "cannot follow driver events; retrying");
         }
     }
 }
 
-/// The thread's end of it.
+/// Forwards events from the thread to the queue.
 struct EventForwarder {
     followed: watch::Receiver<Vec<String>>,
     stop: Arc<AtomicBool>,
     tell: mpsc::Sender<DriverEvent>,
     silent: BTreeSet<String>,
-    /// Since when the queue is full.
+    /// Start of the time the queue has been full.
     full_since: Option<Instant>,
 }
 
 impl EventForwarder {
-    /// Also where nobody is left to stop it.
+    /// True when the thread must end, also when the receiver is gone.
     fn stops(&self) -> bool {
         self.stop.load(Ordering::Relaxed) || self.tell.is_closed()
     }
@@ -189,7 +187,7 @@ impl EventHandler for EventForwarder {
 
     fn is_silent(&mut self, gpu: &str, why: &NvmlError) {
         if self.silent.insert(gpu.to_owned()) {
-            info!(gpu, %why, "the GPU reports no events; it is only looked at");
+            info!(gpu, %why, "the GPU reports no events; only probes watch it");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Where the NVIDIA driver's library is on the host.
+//! Finds the NVIDIA driver's library on the host.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// Folders below a driver root, in the order in which NVIDIA's container tools search them.
+/// Folders below a driver root, in the search order of NVIDIA's container tools.
 const FOLDERS: [&str; 8] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
@@ -19,13 +19,13 @@ const FOLDERS: [&str; 8] = [
     "lib/aarch64-linux-gnu",
 ];
 
-/// Where a containerised driver mounts its root on the host.
+/// Mount point of a containerised driver's root on the host.
 const DRIVER_CONTAINER: &str = "run/nvidia/driver";
 
-/// More links in a row than any distribution has.
+/// Limit on symbolic links in a row, above that of any distribution.
 const MAX_LINKS: usize = 16;
 
-/// The roots that are searched: the one given, or that of a containerised driver and then the host's own.
+/// Returns the roots to search: the given one, or that of a containerised driver and then the host's own.
 pub fn roots(host_root: &Path, driver_root: Option<&Path>) -> Vec<PathBuf> {
     match driver_root {
         Some(root) => vec![root.to_owned()],
@@ -33,13 +33,13 @@ pub fn roots(host_root: &Path, driver_root: Option<&Path>) -> Vec<PathBuf> {
     }
 }
 
-/// The folders in words.
+/// Joins the roots with "and".
 pub fn in_words(roots: &[PathBuf]) -> String {
     let roots: Vec<String> = roots.iter().map(|root| root.display().to_string()).collect();
     roots.join(" and ")
 }
 
-/// The NVML library below the first of `roots` that has one.
+/// Returns the NVML library below the first of `roots` that has one.
 pub fn find_library(roots: &[PathBuf]) -> Option<PathBuf> {
     roots.iter().find_map(|root| {
         FOLDERS
@@ -49,8 +49,8 @@ pub fn find_library(roots: &[PathBuf]) -> Option<PathBuf> {
     })
 }
 
-/// Follows links of the file itself. Distributions with alternatives link to absolute paths, which are meant below
-/// the driver's root and not in this container.
+/// Follows symbolic links of the file itself. Distributions with alternatives link to absolute paths, which count from
+/// the driver's root, not from this container's.
 fn resolve(root: &Path, mut path: PathBuf) -> Option<PathBuf> {
     for _ in 0..MAX_LINKS {
         let Ok(target) = fs::read_link(&path) else {

@@ -1,8 +1,8 @@
-//! The hardware of the node, looked at again when it may have changed.
+//! Probes the hardware of the node, and again when it may have changed.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `driver_roots` | one look at the hardware |
+//! | `driver_roots` | one probe of the hardware |
 
 mod driver_roots;
 
@@ -21,44 +21,44 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// First pause after a look that found no driver; it doubles up to [`MAX_RETRY`].
+/// First pause after a probe that found no driver; doubles up to [`MAX_RETRY`].
 const MIN_RETRY: Duration = Duration::from_millis(250);
-/// A driver takes minutes to build, and a GPU that came back should not wait much longer.
+/// Longest pause. A driver takes minutes to build, and a GPU that came back should not wait much longer.
 const MAX_RETRY: Duration = Duration::from_secs(30);
-/// How often sysfs and the driver's file are compared with what was found last: a driver that was replaced is used again
-/// within 10 s, the end of the session with the old one included.
+/// Interval for comparing sysfs and the driver's file with the last probe. A replaced driver is in use again within 10 s,
+/// including the end of the session with the old one.
 const RECHECK: Duration = Duration::from_secs(2);
-/// How often the driver is asked for MIG instances where the kernel does not list them.
+/// Interval for reading MIG instances from the driver when the kernel does not list them.
 const BLIND_RECHECK: Duration = Duration::from_mins(1);
-/// A driver call or a file of the host that hangs must not keep the rest of the agent from working.
+/// Time limit for a probe: a driver call or a host file that hangs must not stop the rest of the agent.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a look found.
+/// Result of a hardware probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hardware {
-    /// NVIDIA PCI functions in sysfs.
+    /// Number of NVIDIA GPUs in sysfs.
     pub functions: usize,
-    /// The machine.
+    /// Product name and vGPU host driver of the machine.
     pub machine: MachineInfo,
-    /// Which run of machine and driver it was.
+    /// Boot of the machine and load of the driver that were probed.
     pub run: RunId,
-    /// The driver's answer.
+    /// State of the driver.
     pub driver: DriverState,
-    /// The call to NVML that failed, by its name in C, where no GPU could be asked.
+    /// C name of the NVML call that failed, when no GPU could be read.
     pub failed: Option<&'static str>,
-    /// The GPUs; the ones found last while the driver does not answer, and none where it answers for no GPU.
+    /// The GPUs. While the driver does not answer, the last known ones; none when it answers for no GPU.
     pub reading: Option<nvml::DriverReading>,
 }
 
-/// The driver's answer.
+/// State of the driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DriverState {
-    /// It is not asked, as the GPUs are released.
+    /// The driver is not used, because the GPUs are released.
     #[default]
     Released,
-    /// No GPU, and no driver either.
+    /// The node has no GPU that needs a driver.
     NotNeeded,
-    /// There is a GPU, but no driver library.
+    /// The node has a GPU but no driver library.
     Missing(String),
     /// The driver library reports an error.
     Failed(String),
@@ -67,22 +67,22 @@ pub enum DriverState {
 }
 
 impl Hardware {
-    /// The inventory, once the driver has answered.
+    /// Returns the last known inventory.
     pub fn inventory(&self) -> Option<&Inventory> {
         self.reading.as_ref().map(|reading| &reading.inventory)
     }
 
-    /// The same while it answers.
+    /// Returns the inventory while the driver answers.
     pub fn answering(&self) -> Option<&Inventory> {
         self.inventory().filter(|_| self.driver == DriverState::Answers)
     }
 
-    /// Whether it is known which GPUs there are, if any.
+    /// True when the set of GPUs is known, also when it is empty.
     pub fn is_known(&self) -> bool {
         self.reading.is_some() || self.driver == DriverState::NotNeeded
     }
 
-    /// How many GPUs answer, and how many GPUs and MIG devices do not.
+    /// Returns the number of GPUs that answer, and of GPUs and MIG devices that do not.
     pub fn counts(&self) -> (usize, usize) {
         self.reading
             .as_ref()
@@ -90,20 +90,20 @@ impl Hardware {
             .unwrap_or_default()
     }
 
-    /// Whether there is a GPU, with or without a driver.
+    /// True when the node has a GPU, with or without a driver.
     pub fn has_gpus(&self) -> bool {
         let listed =
             |reading: &nvml::DriverReading| !reading.inventory.gpus.is_empty() || !reading.unreadable.is_empty();
         self.functions > 0 || self.reading.as_ref().is_some_and(listed)
     }
 
-    /// Whether a GPU is divided by MIG, or can be at any time.
+    /// True when MIG is on for a GPU, divided or not.
     fn is_divided(&self) -> bool {
         self.inventory()
             .is_some_and(|found| found.gpus.iter().any(|gpu| gpu.mig_mode == Some(MigMode::Enabled)))
     }
 
-    /// What is wrong with the driver, or with a GPU.
+    /// Returns the problem of the driver, or of its GPUs.
     pub fn problem(&self) -> Option<String> {
         match (&self.driver, &self.reading) {
             (DriverState::Answers, Some(reading)) if !reading.unreadable.is_empty() => {
@@ -115,7 +115,7 @@ impl Hardware {
 }
 
 impl DriverState {
-    /// Why no GPU can be asked.
+    /// Returns the reason why no GPU can be read.
     pub fn problem(&self) -> Option<&str> {
         match self {
             Self::Missing(message) | Self::Failed(message) => Some(message),
@@ -124,9 +124,9 @@ impl DriverState {
     }
 }
 
-/// Looks, publishes what it found, and looks again when `look_again` is notified, when something changed, or soon after
-/// something was missing. `events` follow the driver that it finds. While the GpuNode says that the GPUs are released, nobody
-/// is asked. Does not end.
+/// Probes the hardware and publishes the result. Probes again when `look_again` is notified, when something changed, or
+/// soon after something was missing. `events` follow the driver it finds. While the GpuNode releases the GPUs, the driver
+/// is not used. Never returns.
 pub async fn watch_hardware(
     place: DriverRoots,
     found: watch::Sender<Option<Arc<Hardware>>>,
@@ -142,7 +142,7 @@ pub async fn watch_hardware(
         let looking = place.clone();
         let traces = answer(move || looking.traces()).await;
         if release.is_on() || traces.as_ref().map(HardwareTraces::driver) != before {
-            // Before the look: the loader gives one path one library for as long as it is in use.
+            // Ends before the probe: the loader returns the old library for the same path while it is in use.
             close(&mut events).await;
         }
         if release.is_on() {
@@ -151,7 +151,7 @@ pub async fn watch_hardware(
             release.note(true).await;
             release.is(false).await;
             release.note(false).await;
-            info!("the GPUs are not released any more");
+            info!("the GPUs are no longer released");
             continue;
         }
         let (traces, hardware) = look(&place, &found).await;
@@ -160,7 +160,7 @@ pub async fn watch_hardware(
             metrics.nvml_error(call);
         }
         let settled = hardware.problem().is_none();
-        // Nothing but the driver tells of MIG instances that come and go.
+        // Only the driver knows of MIG instances that come and go.
         let blind = traces.instances.is_none() && hardware.is_divided();
         publish(&found, hardware);
         retry = if settled { MIN_RETRY } else { (retry * 2).min(MAX_RETRY) };
@@ -183,7 +183,7 @@ pub async fn watch_hardware(
                 break;
             }
             let looking = place.clone();
-            // Traces that cannot be read are worth a look, which says what hangs.
+            // Unreadable traces cause a probe too, which reports the call that hangs.
             if answer(move || looking.traces()).await.is_none_or(|now| now != traces) {
                 break;
             }
@@ -191,7 +191,7 @@ pub async fn watch_hardware(
     }
 }
 
-/// Follows the events of the GPUs that were found.
+/// Follows the events of the GPUs in the last probe.
 async fn follow(events: &mut DriverEvents, traces: &HardwareTraces, found: &watch::Sender<Option<Arc<Hardware>>>) {
     let hardware = found.borrow().clone();
     let inventory = hardware.as_deref().and_then(Hardware::answering);
@@ -207,7 +207,7 @@ async fn close(events: &mut Option<DriverEvents>) {
     }
 }
 
-/// Publishes that nobody is asked; what was found stays.
+/// Publishes the released state and keeps the last probe's GPUs.
 async fn let_go(place: &Arc<DriverRoots>, found: &watch::Sender<Option<Arc<Hardware>>>) {
     let last = found.borrow().clone();
     let hardware = if let Some(last) = last {
@@ -219,11 +219,11 @@ async fn let_go(place: &Arc<DriverRoots>, found: &watch::Sender<Option<Arc<Hardw
         let looking = place.clone();
         answer(move || looking.without_driver()).await.unwrap_or_default()
     };
-    info!("the GPUs are released: the driver is not used any more");
+    info!("the GPUs are released: the driver is no longer used");
     found.send_replace(Some(Arc::new(hardware)));
 }
 
-/// One look; while it hangs, the driver counts as failed.
+/// Probes once. While the probe hangs, the driver counts as failed.
 async fn look(place: &Arc<DriverRoots>, found: &watch::Sender<Option<Arc<Hardware>>>) -> (HardwareTraces, Hardware) {
     loop {
         let looking = place.clone();
@@ -232,7 +232,7 @@ async fn look(place: &Arc<DriverRoots>, found: &watch::Sender<Option<Arc<Hardwar
         let result = if let Ok(result) = timeout(LOOK_TIMEOUT, &mut task).await {
             result
         } else {
-            let message = format!("ask the driver: no answer within {LOOK_TIMEOUT:?}; see the host's kernel log");
+            let message = format!("query the driver: no answer within {LOOK_TIMEOUT:?}; see the host's kernel log");
             let looking = place.clone();
             let functions = answer(move || nvidia_functions(&looking.host_root).len()).await;
             let last = found.borrow().as_deref().cloned().unwrap_or_default();
@@ -246,20 +246,20 @@ async fn look(place: &Arc<DriverRoots>, found: &watch::Sender<Option<Arc<Hardwar
                     ..last
                 },
             );
-            // Asking a second time beside a call that hangs would only take another thread.
+            // A second probe beside a hanging call would only block another thread.
             task.await
         };
         match result {
             Ok(looked) => return looked,
             Err(error) => {
-                warn!(%error, "look at the hardware");
+                warn!(%error, "cannot probe the hardware");
                 sleep(MAX_RETRY).await;
             }
         }
     }
 }
 
-/// What the host answers, if it does in time; the runtime has one thread, which must not wait for a file.
+/// Runs `ask` on a blocking thread, up to [`LOOK_TIMEOUT`]. The runtime has one thread, which must not wait for a file.
 async fn answer<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     timeout(LOOK_TIMEOUT, tokio::task::spawn_blocking(ask)).await.ok()?.ok()
 }
@@ -267,7 +267,7 @@ async fn answer<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> 
 fn publish(found: &watch::Sender<Option<Arc<Hardware>>>, mut hardware: Hardware) {
     found.send_if_modified(|last| {
         if hardware.driver.problem().is_some() && hardware.reading.is_none() {
-            // A driver that is being replaced has not taken the GPUs away.
+            // The GPUs stay known while their driver is replaced.
             hardware.reading = last.as_ref().and_then(|last| last.reading.clone());
         }
         if last.as_deref() == Some(&hardware) {

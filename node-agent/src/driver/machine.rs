@@ -1,4 +1,4 @@
-//! What the machine is: its name in DMI, and whether its GPUs are lent by another machine.
+//! Reads the machine's product name from DMI, and detects virtual GPUs with the driver of their host.
 
 use crate::driver::pci;
 use gpunode_gpu::{RunId, product_label};
@@ -7,31 +7,32 @@ use std::{fs, path::Path};
 const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
 const PRODUCT_NAME: &str = "sys/class/dmi/id/product_name";
 
-/// Offsets in the configuration space (PCI Local Bus Specification 3.0, 6.2.3 and 6.7) and the id of a vendor's own capability.
+/// Offsets in the configuration space (PCI Local Bus Specification 3.0, 6.2.3 and 6.7) and the id of a vendor-specific
+/// capability.
 const STATUS: usize = 0x06;
 const HAS_CAPABILITIES: u8 = 0x10;
 const FIRST_CAPABILITY: usize = 0x34;
 const VENDOR_SPECIFIC: u8 = 0x09;
-/// Length of the configuration space; one that is not allowed to read it gets the first 64 bytes.
+/// Length of the configuration space. An unprivileged reader gets the first 64 bytes.
 const SPACE: usize = 256;
 
-/// Behind id, next and length of NVIDIA's capability in a virtual GPU: a signature, then records of id, length and data.
+/// Layout of NVIDIA's capability in a virtual GPU: id, next, length, a signature, then records of id, length and data.
 const SIGNATURE: &[u8] = b"VF";
 const RECORDS: usize = 5;
-/// The record with version and branch of the host's driver, each of so many bytes.
+/// Id of the record with version and branch of the host's driver, and the bytes of each.
 const HOST_DRIVER: u8 = 0;
 const TEXT: usize = 10;
 
-/// What is known of the machine.
+/// Product name and vGPU host driver of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachineInfo {
-    /// Its name in label form.
+    /// Product name in label form.
     pub product: Option<String>,
-    /// The driver of the host, where the GPUs are virtual.
+    /// Driver of the host, when the GPUs are virtual.
     pub vgpu: Option<HostDriver>,
 }
 
-/// The driver of a machine that lends virtual GPUs; empty where it does not say.
+/// Driver of the host that provides virtual GPUs; empty when unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostDriver {
     /// Version in label form, such as `550.54.16`.
@@ -40,10 +41,10 @@ pub struct HostDriver {
     pub branch: String,
 }
 
-/// Which run of machine and driver this is; blocks. `module` and `version` are those of the driver, of which one that does not
-/// tell its version tells nothing.
+/// Returns the boot of the machine and the load of the driver. `module` and `version` are those of the driver; without a
+/// version its part stays empty. Blocks.
 pub fn run(host_root: &Path, module: Option<u64>, version: Option<&str>) -> RunId {
-    // A container has its host's, but for a simulated one.
+    // A container sees its host's boot id, except on a simulated host.
     let boot = [host_root.join(BOOT_ID), Path::new("/").join(BOOT_ID)]
         .into_iter()
         .find_map(|path| fs::read_to_string(path).ok());
@@ -55,7 +56,7 @@ pub fn run(host_root: &Path, module: Option<u64>, version: Option<&str>) -> RunI
     }
 }
 
-/// Reads DMI and the configuration space of NVIDIA's PCI `functions`; blocks.
+/// Reads DMI and the configuration space of NVIDIA's PCI `functions`. Blocks.
 pub fn read(host_root: &Path, functions: &[String]) -> MachineInfo {
     let name = fs::read_to_string(host_root.join(PRODUCT_NAME)).unwrap_or_default();
     let mut spaces = functions
@@ -67,14 +68,14 @@ pub fn read(host_root: &Path, functions: &[String]) -> MachineInfo {
     }
 }
 
-/// The host's driver, if the function with that configuration space is a virtual GPU.
+/// Returns the host's driver when the function with that configuration space is a virtual GPU.
 fn host_driver(space: &[u8]) -> Option<HostDriver> {
     let capability = vendor_capability(space)?;
     if capability.get(3..RECORDS) != Some(SIGNATURE) {
         return None;
     }
     let mut records = capability.get(RECORDS..).unwrap_or_default();
-    // Each round takes at least the two bytes that every record begins with.
+    // Each round consumes at least the two header bytes of a record.
     while let [id, length, data @ ..] = records {
         if *id == HOST_DRIVER {
             let text = |from: usize| label(data.get(from..from + TEXT).unwrap_or_default());
@@ -93,7 +94,7 @@ fn vendor_capability(space: &[u8]) -> Option<&[u8]> {
         return None;
     }
     let mut at = usize::from(*space.get(FIRST_CAPABILITY)?);
-    // More than there is room for means that the list runs in a circle.
+    // A longer list than fits must run in a circle.
     for _ in 0..SPACE / 4 {
         match space.get(at..)? {
             _ if at == 0 => return None,

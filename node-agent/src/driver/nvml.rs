@@ -1,17 +1,17 @@
-//! The only module that calls NVML. But for [`events`], it reads everything in one session and closes it again. Every call
-//! here blocks.
+//! Calls NVML; no other module does. Each function except [`events::watch`] opens a session and closes it. Every call here
+//! blocks.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `probe` | asks whether a GPU works |
-//! | `events` | waits for what the driver reports |
+//! | `probe` | probes GPUs for faults |
+//! | `events` | waits for driver events |
 //! | `modes` | reads and sets the compute mode |
 //! | `mig` | reads MIG devices |
-//! | `profile` | what a MIG profile is called |
+//! | `profile` | names MIG profiles |
 //! | `instances` | lists MIG instances without the driver |
-//! | `links` | reads how the GPUs reach one another |
+//! | `links` | reads the links between GPUs |
 //! | `capabilities` | finds the device nodes of MIG instances |
-//! | `elf` | tells whether a library's file is complete |
+//! | `elf` | checks that a library's file is complete |
 //! | `raw` | calls that nvml-wrapper lacks, the only unsafe code |
 
 mod capabilities;
@@ -43,7 +43,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Why the driver cannot be asked.
+/// Error of a driver call.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     /// The library's file cannot be opened.
@@ -51,15 +51,15 @@ pub enum DriverError {
     Open {
         /// The library.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file is no library.
+    /// The file is not a library.
     #[error("load NVML from {path}: {source}; is this the driver's library?")]
     NotElf {
         /// The library.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The parser's error.
         source: object::Error,
     },
     /// The end of the file is missing.
@@ -69,9 +69,9 @@ pub enum DriverError {
     Incomplete {
         /// The library.
         path: PathBuf,
-        /// Bytes that are there.
+        /// Bytes in the file.
         length: u64,
-        /// Bytes that its headers speak of.
+        /// Bytes that its headers require.
         needed: u64,
     },
     /// The library cannot be loaded or started.
@@ -88,13 +88,13 @@ pub enum DriverError {
         /// The library.
         path: PathBuf,
     },
-    /// The driver cannot be waited for.
-    #[error("wait for events of the driver: {0}")]
+    /// Waiting for driver events failed.
+    #[error("wait for driver events: {0}")]
     Events(NvmlError),
-    /// The GPUs cannot be counted.
+    /// Counting the GPUs failed.
     #[error("count the GPUs: {0}")]
     Count(NvmlError),
-    /// The mode is not told.
+    /// Reading the compute mode failed.
     #[error("read the compute mode of {uuid}: {source}")]
     ReadComputeMode {
         /// The GPU.
@@ -102,12 +102,12 @@ pub enum DriverError {
         /// NVML's answer.
         source: NvmlError,
     },
-    /// The mode is not changed.
+    /// Changing the compute mode failed.
     #[error("set the compute mode of {uuid} to {mode}: {source}")]
     SetComputeMode {
         /// The GPU.
         uuid: String,
-        /// What it was to be.
+        /// The desired mode.
         mode: ComputeMode,
         /// NVML's answer.
         source: NvmlError,
@@ -115,7 +115,7 @@ pub enum DriverError {
 }
 
 impl DriverError {
-    /// The call that failed, by its name in C, where it came to one.
+    /// Returns the C name of the NVML call that failed, if there was one.
     pub fn call(&self) -> Option<&'static str> {
         match self {
             Self::Initialise { .. } => Some("nvmlInit_v2"),
@@ -128,19 +128,19 @@ impl DriverError {
     }
 }
 
-/// What one session found.
+/// Result of reading the GPUs in one session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverReading {
-    /// The GPUs that answer, and those that have ceased to answer some questions, as they were before.
+    /// The GPUs that answer, and those that stopped answering, as they were before.
     pub inventory: Inventory,
-    /// UUIDs of those of them that have fallen off the bus.
+    /// UUIDs of the GPUs that have fallen off the bus.
     pub lost: Vec<String>,
-    /// One sentence for each GPU and each MIG device that does not.
+    /// One sentence for each GPU and each MIG device that does not answer.
     pub unreadable: Vec<String>,
 }
 
-/// A question about a GPU that decides what it is offered as, and that the driver fails to answer. To take that for the
-/// answer that it has none would make another device of it.
+/// Failure of a query that decides how a GPU is advertised. Reading it as "the GPU has no such feature" would make
+/// another device of it.
 #[derive(Debug, thiserror::Error)]
 #[error("{question} of GPU {gpu}: {source}")]
 struct Unanswered {
@@ -149,8 +149,8 @@ struct Unanswered {
     source: NvmlError,
 }
 
-/// Reads the GPUs through the library at `path`. `function` is asked by PCI address, and before NVML for what both know. A GPU of
-/// `before` that does not tell what it is, or is lost, stays what it was; any other is left out.
+/// Reads the GPUs through the library at `path`. `function` looks up a PCI address, and wins over NVML for facts that both
+/// have. A GPU of `before` that does not answer, or is lost, stays as it was; other GPUs without an answer are omitted.
 pub fn read(
     path: &Path,
     host_root: &Path,
@@ -161,14 +161,14 @@ pub fn read(
     let capabilities = Capabilities::of_host(host_root);
     let count = nvml.device_count().map_err(DriverError::Count)?;
     let mut reading = DriverReading::default();
-    // Those that do not tell who they are, and whether they are lost.
+    // GPUs without an identity now, each as it was before, and whether it is lost.
     let (mut devices, mut silent) = (Vec::new(), Vec::new());
     for index in 0..count {
         let (device, gpu) = match identify(&nvml, index) {
             Ok(identified) => identified,
             Err(error) => {
                 reading.unreadable.push(format!("read GPU {index}: {error}"));
-                // Without an answer only its place tells which one it is.
+                // Without a UUID only the index identifies the GPU.
                 let kept = before.iter().find(|gpu| gpu.index == index).cloned();
                 silent.extend(kept.map(|gpu| (gpu, matches!(error, NvmlError::GpuLost))));
                 continue;
@@ -216,7 +216,7 @@ pub fn read(
     Ok(reading)
 }
 
-/// How busy each GPU is, in percent of its time, by index. A GPU that does not tell is left out, such as one with MIG on.
+/// Returns the utilisation of each GPU in percent, by index. Omits GPUs without one, such as those with MIG on.
 pub fn utilisation(path: &Path) -> Result<BTreeMap<u32, u32>, DriverError> {
     let nvml = open(path)?;
     let count = nvml.device_count().map_err(DriverError::Count)?;
@@ -226,7 +226,7 @@ pub fn utilisation(path: &Path) -> Result<BTreeMap<u32, u32>, DriverError> {
         .collect())
 }
 
-/// A session, which ends with the value.
+/// Opens a session, which ends when the value is dropped.
 fn open(path: &Path) -> Result<Nvml, DriverError> {
     check(path)?;
     let nvml = Nvml::builder()
@@ -237,14 +237,14 @@ fn open(path: &Path) -> Result<Nvml, DriverError> {
             source,
         })?;
     if nvml.lib().nvmlShutdown.is_err() {
-        // Dropping the session would call it and panic.
+        // Dropping the session would call nvmlShutdown and panic.
         std::mem::forget(nvml);
         return Err(DriverError::NotNvml { path: path.to_owned() });
     }
     Ok(nvml)
 }
 
-/// Whether the library is safe to load.
+/// Checks that the library is safe to load.
 fn check(path: &Path) -> Result<(), DriverError> {
     let file = File::open(path).map_err(|source| DriverError::Open {
         path: path.to_owned(),
@@ -265,7 +265,7 @@ fn check(path: &Path) -> Result<(), DriverError> {
     }
 }
 
-/// What a GPU cannot be offered without.
+/// Reads the identity of a GPU, without which it cannot be advertised.
 fn identify(nvml: &Nvml, index: u32) -> Result<(Device<'_>, Gpu), NvmlError> {
     let device = nvml.device_by_index(index)?;
     let gpu = Gpu {
@@ -277,7 +277,7 @@ fn identify(nvml: &Nvml, index: u32) -> Result<(Device<'_>, Gpu), NvmlError> {
     Ok((device, gpu))
 }
 
-/// The rest, and a sentence for each MIG device that does not answer.
+/// Reads the rest of a GPU. Also returns a sentence for each MIG device that does not answer.
 fn describe(
     device: &Device<'_>,
     gpu: Gpu,
@@ -299,7 +299,7 @@ fn describe(
         if_any(device.cuda_compute_capability()).map_err(unanswered("read the CUDA compute capability"))?;
     let mig_mode = if_any(device.mig_mode()).map_err(unanswered("read the MIG mode"))?;
     let minor = if_any(device.minor_number()).map_err(unanswered("read the minor number"))?;
-    // A call that fails leaves these empty: they decide nothing.
+    // These may stay empty: they do not decide how the GPU is advertised.
     let pci_bus_id = device
         .pci_info()
         .ok()
@@ -311,7 +311,7 @@ fn describe(
             .and_then(|cc| Some((u32::try_from(cc.major).ok()?, u32::try_from(cc.minor).ok()?))),
         numa_node: function
             .numa_node
-            // NVML writes -1 into an unsigned number where the machine does not say.
+            // NVML writes an unknown node as -1 into an unsigned number.
             .or_else(|| device.numa_node_id().ok().filter(|node| *node < u32::from(u16::MAX))),
         mode: function.mode,
         fabric: raw::fabric(device),
@@ -330,7 +330,7 @@ fn describe(
     Ok((gpu, unreadable))
 }
 
-/// What a call answers; none where the GPU or the driver has no such thing.
+/// Returns none when the GPU or the driver does not support the query.
 fn if_any<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),

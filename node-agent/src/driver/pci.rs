@@ -1,5 +1,5 @@
-//! NVIDIA's PCI functions as the host's sysfs shows them: whether there is a GPU, also without a driver, and what the slot
-//! and the configuration space of each say.
+//! Reads NVIDIA's PCI functions from the host's sysfs: the GPUs, also without a driver, and the NUMA node, class and
+//! configuration space of each.
 
 use gpunode_gpu::GpuMode;
 use std::{fs, path::Path};
@@ -9,7 +9,7 @@ const NVIDIA: &str = "0x10de";
 /// Base class "display controller", which graphics (0x0300) and 3D controllers (0x0302) share.
 const DISPLAY_CLASS: &str = "0x03";
 
-/// Addresses of all functions, sorted; what they are is not read.
+/// Returns the addresses of all PCI functions, sorted, without reading their classes.
 pub fn functions(host_root: &Path) -> Vec<String> {
     let entries = fs::read_dir(host_root.join(DEVICES))
         .into_iter()
@@ -22,7 +22,7 @@ pub fn functions(host_root: &Path) -> Vec<String> {
     functions
 }
 
-/// Addresses of the NVIDIA GPUs, such as `0000:07:00.0`, sorted. None where sysfs cannot be read.
+/// Returns the addresses of the NVIDIA GPUs, such as `0000:07:00.0`, sorted; none when sysfs cannot be read.
 pub fn nvidia_functions(host_root: &Path) -> Vec<String> {
     let mut functions = functions(host_root);
     functions.retain(|address| {
@@ -33,16 +33,16 @@ pub fn nvidia_functions(host_root: &Path) -> Vec<String> {
     functions
 }
 
-/// What sysfs says of a GPU's function.
+/// NUMA node and class of a GPU's PCI function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PciFunction {
-    /// NUMA node; sysfs writes -1 where the machine does not say.
+    /// NUMA node; none when unknown, which sysfs writes as -1.
     pub numa_node: Option<u32>,
-    /// What it is for; none for another class than those two.
+    /// Graphics or compute, by the PCI class; none for another class.
     pub mode: Option<GpuMode>,
 }
 
-/// The function with that address; nothing is known of one that is not there.
+/// Reads the function with that address; all fields are none when it does not exist.
 pub fn function(host_root: &Path, address: &str) -> PciFunction {
     let device = host_root.join(DEVICES).join(address);
     PciFunction {
@@ -55,7 +55,7 @@ pub fn function(host_root: &Path, address: &str) -> PciFunction {
     }
 }
 
-/// The configuration space of a function, as far as this process may read it.
+/// Reads the configuration space of a function, as far as this process has permission.
 pub fn configuration_space(host_root: &Path, address: &str) -> Option<Vec<u8>> {
     fs::read(host_root.join(DEVICES).join(address).join("config")).ok()
 }

@@ -1,14 +1,14 @@
-//! How busy the GPUs are, asked only where it decides between devices that are otherwise equal.
+//! Reads how busy the GPUs are, only to choose between devices that are otherwise equal.
 
 use crate::driver::{hardware::DriverRoots, nvml};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
 use tracing::debug;
 
-/// A pod waits for the answer.
+/// Time limit: a pod is waiting for its devices.
 const TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Asks NVML, one question at a time: a driver that hangs must not take one thread after the other.
+/// Reads utilisation through NVML, one call at a time, so that a hanging driver blocks one thread at most.
 #[derive(Debug)]
 pub struct Utilisation {
     place: DriverRoots,
@@ -16,7 +16,7 @@ pub struct Utilisation {
 }
 
 impl Utilisation {
-    /// Nothing is asked yet.
+    /// Creates a reader for the driver below `place`.
     pub fn new(place: DriverRoots) -> Self {
         Self {
             place,
@@ -24,8 +24,8 @@ impl Utilisation {
         }
     }
 
-    /// Percent of the last sample period in which each GPU was busy, by index. GPUs that do not answer in time are left
-    /// out.
+    /// Returns the percentage of the last sample period in which each GPU was busy, by index. Omits GPUs that do not
+    /// answer in time.
     pub async fn ask(&self) -> BTreeMap<u32, u32> {
         let Ok(turn) = self.free.clone().try_acquire_owned() else {
             return BTreeMap::new();
@@ -34,7 +34,7 @@ impl Utilisation {
         let answer = spawn_blocking(move || {
             let _turn = turn;
             nvml::utilisation(&place.library()?)
-                .inspect_err(|error| debug!(%error, "ask for the utilisation"))
+                .inspect_err(|error| debug!(%error, "read the utilisation"))
                 .ok()
         });
         timeout(TIMEOUT, answer)

@@ -38,15 +38,7 @@ impl HealthMonitor {
             self.sources.notices.tell(EventReason::GpuUnhealthy, &note);
         } else {
             let healthy = self.known.health.gravest(&[device]).is_none();
-            info!(
-                device,
-                name,
-                reason,
-                xid = fault.xid,
-                meaning,
-                healthy,
-                "fault cleared"
-            );
+            info!(device, name, reason, xid = fault.xid, meaning, healthy, "fault cleared");
             if healthy {
                 self.sources.notices.tell(
                     EventReason::GpuHealthy,

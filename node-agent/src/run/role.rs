@@ -69,9 +69,7 @@ impl Role {
         if end.send(()).is_ok() && timeout(END_TIMEOUT, &mut health).await.is_err() {
             // What it would write later is not true any more.
             health.abort();
-            warn!(
-                "save the faults before another agent takes over: no answer from the disk within {END_TIMEOUT:?}"
-            );
+            warn!("save the faults before another agent takes over: no answer from the disk within {END_TIMEOUT:?}");
         }
     }
 }

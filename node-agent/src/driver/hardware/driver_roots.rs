@@ -1,4 +1,4 @@
-//! One look at the hardware of the node.
+//! Probes the hardware of the node once.
 
 use super::{DriverState, Hardware};
 use crate::driver::{
@@ -10,44 +10,44 @@ use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::PathB
 /// The driver's kernel module below the host's root.
 const MODULE: &str = "sys/module/nvidia";
 
-/// Where to look.
+/// Roots of the host and of its driver.
 #[derive(Clone, Debug)]
 pub struct DriverRoots {
     /// Root of the host.
     pub host_root: PathBuf,
-    /// Root of the driver, when it was named.
+    /// Root of the driver, when set by `--driver-root`.
     pub driver_root: Option<PathBuf>,
 }
 
-/// Path, inode and time of the driver's library.
+/// Path, inode and modification time of the driver's library.
 pub type LibraryId = Option<(PathBuf, u64, i64)>;
 
-/// What changes when it is worth asking the driver again: reading it costs little, asking the driver much.
+/// Cheap facts that change whenever the driver, which is slow, must be queried again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HardwareTraces {
-    /// Names of all PCI functions: to read what they are costs more.
+    /// Addresses of all PCI functions. Reading their classes would cost more.
     pci: Vec<String>,
     pub library: LibraryId,
-    /// The driver's module; it is another one after it was loaded anew.
+    /// Inode of the driver's kernel module, which changes when the module is loaded again.
     module: Option<u64>,
-    /// MIG instances, which others make and destroy.
+    /// MIG instances, which other programs create and destroy.
     pub instances: Option<BTreeSet<String>>,
 }
 
 impl HardwareTraces {
-    /// What tells one driver from the next.
+    /// Returns the parts that identify a driver.
     pub fn driver(&self) -> (LibraryId, Option<u64>) {
         (self.library.clone(), self.module)
     }
 }
 
 impl DriverRoots {
-    /// The driver's library, if there is one; blocks.
+    /// Finds the driver's library. Blocks.
     pub fn library(&self) -> Option<PathBuf> {
         driver_root::find_library(&driver_root::roots(&self.host_root, self.driver_root.as_deref()))
     }
 
-    /// What there is now; blocks.
+    /// Reads the current traces. Blocks.
     pub fn traces(&self) -> HardwareTraces {
         HardwareTraces {
             pci: pci::functions(&self.host_root),
@@ -62,7 +62,7 @@ impl DriverRoots {
         }
     }
 
-    /// Blocks: asks sysfs alone.
+    /// Reads sysfs only. Blocks.
     pub fn without_driver(&self) -> Hardware {
         let functions = nvidia_functions(&self.host_root);
         let machine = machine::read(&self.host_root, &functions);
@@ -73,7 +73,7 @@ impl DriverRoots {
         }
     }
 
-    /// Blocks: asks sysfs and the driver. `before` is what was found last.
+    /// Reads sysfs and the driver. `before` is the last probe. Blocks.
     pub fn look(&self, before: Option<&Hardware>) -> (HardwareTraces, Hardware) {
         let traces = self.traces();
         let Hardware { functions, machine, .. } = self.without_driver();
@@ -83,7 +83,7 @@ impl DriverRoots {
             None => {
                 let roots = driver_root::roots(&self.host_root, self.driver_root.as_deref());
                 DriverState::Missing(format!(
-                    "find libnvidia-ml.so.1 below {}: there is none; install the NVIDIA driver, or name its root with \
+                    "find libnvidia-ml.so.1 below {}: not found; install the NVIDIA driver, or set its root with \
                      --driver-root",
                     driver_root::in_words(&roots)
                 ))
@@ -99,14 +99,14 @@ impl DriverRoots {
                         let is_silent = found.inventory.gpus.is_empty() && !found.unreadable.is_empty();
                         let problem = found.unreadable.join("; ");
                         reading = Some(found);
-                        // A driver that answers for no GPU does not work.
+                        // A driver that answers for no GPU has failed.
                         if is_silent {
                             DriverState::Failed(problem)
                         } else {
                             DriverState::Answers
                         }
                     }
-                    // A driver that was installed ahead of its hardware.
+                    // The driver was installed before its hardware.
                     Err(_) if functions == 0 => DriverState::NotNeeded,
                     Err(error) => {
                         failed = error.call();

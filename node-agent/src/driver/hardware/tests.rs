@@ -1,4 +1,4 @@
-//! Looking again, with the simulated library and a clock that does not wait.
+//! Tests of repeated probes, with the simulated library and a paused clock.
 
 use super::*;
 use crate::{
@@ -99,7 +99,7 @@ async fn mig_instances_of_others_are_found_within_a_minute_with_and_without_the_
         wait_for(&mut seen, |found| parts(found) == 1).await;
         let limit = if listed { RECHECK } else { BLIND_RECHECK };
         assert!(start.elapsed() <= limit * 2, "{:?}", start.elapsed());
-        // And when they go again.
+        // Destroyed instances are noticed too.
         host.library.scenario(UNDIVIDED);
         if listed {
             fs::remove_dir_all(host.root.path().join("proc/driver/nvidia/capabilities/gpu1/mig/gi0")).unwrap();
@@ -186,7 +186,7 @@ async fn while_the_gpus_are_released_nobody_is_asked_and_what_was_found_stays() 
     sleep(RECHECK * 10).await;
     assert!(!seen.has_changed().unwrap(), "nobody looks");
 
-    // Nor does an agent that starts then, before the API server says anything.
+    // An agent that starts now does not use the driver either, before the API server answers.
     let (later, said) = watch::channel(GpuNodeState::Unknown);
     let mut started = host.watch_with(ReleaseRequest::new(Some(said), host.root.path()));
     let first = wait_for(&mut started, |_| true).await;

@@ -1,8 +1,8 @@
-//! Device nodes of MIG instances, from the table of the driver's kernel module.
+//! Finds the device nodes of MIG instances in the table of the driver's kernel module.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-/// Below the host's root: /proc of a container does not show what the driver adds.
+/// Table below the host's root; /proc of a container does not show the driver's files.
 const MIG_MINORS: &str = "proc/driver/nvidia-caps/mig-minors";
 
 /// Minor numbers by capability.
@@ -10,12 +10,12 @@ const MIG_MINORS: &str = "proc/driver/nvidia-caps/mig-minors";
 pub struct Capabilities(BTreeMap<String, u32>);
 
 impl Capabilities {
-    /// Those of a host; none where the driver has no such table.
+    /// Reads the table of a host; empty when the driver has none.
     pub fn of_host(root: &Path) -> Self {
         Self::parse(&fs::read_to_string(root.join(MIG_MINORS)).unwrap_or_default())
     }
 
-    /// Lines such as `gpu0/gi7/ci0/access 67`.
+    /// Parses lines such as `gpu0/gi7/ci0/access 67`.
     fn parse(text: &str) -> Self {
         let entry = |line: &str| {
             let (capability, minor) = line.split_once(' ')?;
@@ -24,7 +24,7 @@ impl Capabilities {
         Self(text.lines().filter_map(entry).collect())
     }
 
-    /// What a container needs beside the GPU's own node to use a compute instance.
+    /// Returns the device nodes a container needs for a compute instance, besides that of the GPU.
     pub fn device_nodes(&self, gpu_minor: u32, gpu_instance: u32, compute_instance: u32) -> Vec<String> {
         let instance = format!("gpu{gpu_minor}/gi{gpu_instance}");
         [

@@ -1,4 +1,4 @@
-//! Whether a library's file is all there. Loading one that is still being written kills the process with SIGBUS. Pure.
+//! Computes the complete size of a library's file. Loading one that is still being written kills the process with SIGBUS.
 
 use object::{
     Endianness, Error, ReadRef,
@@ -6,10 +6,10 @@ use object::{
     read::elf::{FileHeader as _, ProgramHeader as _},
 };
 
-/// Bytes of the header.
+/// Size of the ELF header in bytes.
 const HEADER: u64 = size_of::<FileHeader64<Endianness>>() as u64;
 
-/// How many bytes a file has at least when it is complete, as far as its ELF headers are there to say so.
+/// Returns the minimum size of the complete file in bytes, as far as its ELF headers are present.
 pub fn needed<'data>(file: impl ReadRef<'data>) -> Result<u64, Error> {
     if file.len().is_ok_and(|length| length < HEADER) {
         return Ok(HEADER);
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
     use std::{env, fs};
 
-    /// A complete ELF file that is at hand.
+    /// The test program itself, a complete ELF file.
     fn program() -> Vec<u8> {
         fs::read(env::current_exe().unwrap()).unwrap()
     }

@@ -1,5 +1,4 @@
-//! Waiting for what the driver reports by itself. The session lasts as long as the waiting: while it does, the driver cannot be
-//! unloaded.
+//! Waits for driver events. The session stays open while waiting, and the driver cannot be unloaded until it ends.
 
 use super::{DriverError, open, raw};
 use nvml_wrapper::{EventSet, Nvml, error::NvmlError};
@@ -12,38 +11,38 @@ use nvml_wrapper_sys::bindings::{
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path, time::Instant};
 use tracing::info;
 
-/// What is worth a look at the GPU, where the driver reports it.
+/// Event types that cause a probe of the GPU.
 const WANTED: u64 =
     (XID | DOUBLE_BIT | RETIREMENT | RETIREMENT_FAILURE | POISON | UNAVAILABLE | RECOVERY_ACTION) as u64;
-/// How long one wait lasts: as long it takes to see that the session is to end.
+/// Length of one wait; ending the session takes up to this long.
 const WAIT_MS: u32 = 2000;
-/// Waits between two tries to register a GPU that did not answer.
+/// Number of waits before retrying to register a GPU that did not answer.
 const REGISTER_EVERY: u32 = 15;
 
-/// What the driver reported about a GPU.
+/// Event of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverEvent {
-    /// UUID of the GPU; none where the driver names one that is not known here.
+    /// UUID of the GPU; none when the driver names an unknown one.
     pub gpu: Option<String>,
-    /// The XID; none for what says only that it is worth to look.
+    /// The XID; none for events that only cause a probe.
     pub xid: Option<i32>,
-    /// Ids of GPU instance and compute instance, where it concerns that one alone.
+    /// Ids of GPU instance and compute instance, when the event concerns only that instance.
     pub instance: Option<(u32, u32)>,
-    /// When it was heard of.
+    /// Time of receipt.
     pub at: Instant,
 }
 
-/// What goes on between two waits.
+/// Receives events, and is asked between two waits.
 pub trait EventHandler {
-    /// The UUIDs of the GPUs to watch, once they have changed, and whether to go on.
+    /// Returns the UUIDs of the GPUs to watch when they have changed, or a break to end the session.
     fn gpus(&mut self) -> ControlFlow<(), Option<Vec<String>>>;
     /// Takes an event.
     fn tell(&mut self, event: DriverEvent) -> ControlFlow<()>;
-    /// Takes why a GPU reports no events.
+    /// Receives the reason why a GPU reports no events.
     fn is_silent(&mut self, gpu: &str, why: &NvmlError);
 }
 
-/// Tells what the driver reports through the library at `path` until the watcher ends it; blocks.
+/// Passes driver events from the library at `path` to the watcher until it breaks. Blocks.
 pub fn watch(path: &Path, watcher: &mut impl EventHandler) -> Result<(), DriverError> {
     let nvml = open(path)?;
     let mut gpus = Vec::new();
@@ -57,7 +56,7 @@ pub fn watch(path: &Path, watcher: &mut impl EventHandler) -> Result<(), DriverE
             missing: gpus.clone(),
         };
         match following.follow(&mut gpus, watcher) {
-            // A lost GPU may end every wait for a set that it is in. It cannot be registered with another one.
+            // A lost GPU may end every wait on its event set, and registers with no new set: retry without it.
             Err(NvmlError::GpuLost) if following.known.len() < fewer_than => fewer_than = following.known.len(),
             ended => return ended.map_err(DriverError::Events),
         }
@@ -69,12 +68,12 @@ struct WatchedGpus<'a> {
     set: &'a EventSet<'a>,
     /// UUIDs of the GPUs that are registered.
     known: BTreeMap<usize, String>,
-    /// Those that are yet to be.
+    /// UUIDs of the GPUs that are not registered yet.
     missing: Vec<String>,
 }
 
 impl WatchedGpus<'_> {
-    /// Goes on until the watcher ends it, or the driver a wait. `gpus` are those that the watcher named last.
+    /// Waits for events until the watcher breaks or a wait fails. `gpus` are the GPUs that the watcher named last.
     fn follow(&mut self, gpus: &mut Vec<String>, watcher: &mut impl EventHandler) -> Result<(), NvmlError> {
         let mut waits = 0;
         loop {
@@ -99,7 +98,7 @@ impl WatchedGpus<'_> {
         }
     }
 
-    /// Registers what is missing. One that does not answer is tried again, one that has no events is not.
+    /// Registers the missing GPUs. Retries GPUs that do not answer, and drops those that have no events.
     fn register(&mut self, watcher: &mut impl EventHandler) {
         let before = self.known.len();
         for gpu in std::mem::take(&mut self.missing) {
@@ -117,7 +116,7 @@ impl WatchedGpus<'_> {
             }
         }
         if self.known.len() > before {
-            info!(gpus = self.known.len(), "the events of the driver are followed");
+            info!(gpus = self.known.len(), "following driver events");
         }
     }
 

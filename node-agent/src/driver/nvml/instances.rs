@@ -1,12 +1,12 @@
-//! The MIG instances of a node as the driver's kernel module lists them. Asks no driver: reading it costs little.
+//! Lists MIG instances from the files of the driver's kernel module, which is cheaper than NVML.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-/// Below the host's root; a folder for each GPU, `gpu0/mig`, has one for each instance, `gi7/ci0`.
+/// Folder below the host's root; has a folder for each GPU, `gpu0/mig`, with one for each instance, `gi7/ci0`.
 const CAPABILITIES: &str = "proc/driver/nvidia/capabilities";
 
-/// GPU instances and compute instances, such as `gpu0/gi7` and `gpu0/gi7/ci0`; none where no GPU is listed, as the kernel
-/// module may be too old, or the folder is not in this container.
+/// Returns GPU instances and compute instances, such as `gpu0/gi7` and `gpu0/gi7/ci0`. None when no GPU is listed: the
+/// kernel module may be too old, or the folder may be missing in this container.
 pub fn instances(host_root: &Path) -> Option<BTreeSet<String>> {
     let root = host_root.join(CAPABILITIES);
     let mut found = BTreeSet::new();
@@ -23,7 +23,7 @@ pub fn instances(host_root: &Path) -> Option<BTreeSet<String>> {
     is_listed.then_some(found)
 }
 
-/// Names of what is in a folder and begins with `start`.
+/// Returns the names in a folder that begin with `start`.
 fn folders(folder: &Path, start: &str) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     entries

@@ -1,23 +1,23 @@
-//! How the GPUs of a node reach one another.
+//! Reads the links between the GPUs of a node.
 
 use super::raw::{self, RemoteDevice};
 use gpunode_gpu::{Link, LinkLevel};
 use nvml_wrapper::{Device, enum_wrappers::device::TopologyLevel, struct_wrappers::device::PciInfo};
 
-/// NVLinks that a GPU can have (`NVML_NVLINK_MAX_LINKS` of NVML 13).
+/// Maximum number of NVLinks of a GPU (`NVML_NVLINK_MAX_LINKS` of NVML 13).
 const MAX_NVLINKS: u32 = 36;
 
 /// PCI domain, bus and device.
 type PciAddress = (u32, u32, u32);
 
-/// Where the active NVLinks of one GPU lead.
+/// Remote ends of the active NVLinks of one GPU.
 #[derive(Default)]
 struct NvLinks {
     direct: Vec<PciAddress>,
     to_switch: u32,
 }
 
-/// For each device its links to the others, in the order of `devices`. A call that fails leaves a link unknown.
+/// Returns the links of each device to the others, in the order of `devices`. A call that fails leaves a link unknown.
 pub fn between(devices: &[(u32, Device<'_>)]) -> Vec<Vec<Link>> {
     let ends: Vec<(Option<PciAddress>, NvLinks)> = devices
         .iter()
@@ -55,13 +55,13 @@ fn active_nvlinks(device: &Device<'_>) -> NvLinks {
         match link.is_active() {
             Ok(true) => {}
             Ok(false) => continue,
-            // No NVLink at all, or no more of them.
+            // The GPU has no NVLink, or no more of them.
             Err(_) => break,
         }
         match raw::remote_device_type(device, number) {
             Some(RemoteDevice::Switch) => links.to_switch += 1,
             Some(RemoteDevice::Other) => {}
-            // Drivers before 465 do not know the call, and direct links are what is left.
+            // Drivers before 465 lack the call; a link without an answer counts as direct.
             Some(RemoteDevice::Gpu) | None => links
                 .direct
                 .extend(link.remote_pci_info().ok().map(|pci| address(&pci))),

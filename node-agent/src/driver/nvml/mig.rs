@@ -1,14 +1,13 @@
-//! The MIG devices of a GPU that is divided.
+//! Reads the MIG devices of a GPU.
 
 use super::{Unanswered, capabilities::Capabilities, profile, raw};
 use gpunode_gpu::{Gpu, MigAttributes, MigDevice};
 use nvml_wrapper::{Device, error::NvmlError};
 
-/// More kinds of GPU instances than any driver knows.
+/// Limit on the kinds of GPU instances, above that of any driver.
 const MAX_KINDS: u32 = 64;
 
-/// MIG devices in the order of their index, and one sentence for each that does not answer. `memory` is that of the GPU in
-/// bytes.
+/// Returns the MIG devices by index, and one sentence for each that does not answer. `memory` is that of the GPU in bytes.
 pub fn devices(
     device: &Device<'_>,
     gpu: &Gpu,
@@ -34,7 +33,7 @@ pub fn devices(
     if found.is_empty()
         && let Some((_, error)) = unreadable.pop()
     {
-        // A GPU that has MIG devices must not look like one that has none.
+        // A GPU with MIG devices must not look like one without.
         return Err(unanswered("read any MIG device", error));
     }
     let sentence = |(index, error)| format!("read MIG device {index} of GPU {}: {error}", gpu.index);
@@ -49,7 +48,7 @@ struct Parent<'a> {
 }
 
 impl Parent<'_> {
-    /// The MIG device at an index, if there is one.
+    /// Returns the MIG device at an index, if there is one.
     fn device(&self, index: u32, capabilities: &Capabilities) -> Result<Option<MigDevice>, NvmlError> {
         let device = match self.device.mig_device_by_index(index) {
             Ok(device) => device,
@@ -76,14 +75,14 @@ impl Parent<'_> {
         }))
     }
 
-    /// The kind of GPU instance with that profile id, among those that the driver knows.
+    /// Returns the kind of GPU instance with that profile id, if the driver has it.
     fn kind(&self, profile: u32) -> Result<Option<u32>, NvmlError> {
         for kind in 0..MAX_KINDS {
             match self.device.profile_info(kind) {
                 Ok(info) if info.id == profile => return Ok(Some(kind)),
-                // Another one, or one that the board does not have.
+                // Another kind, or a kind that the board lacks.
                 Ok(_) | Err(NvmlError::NotSupported) => {}
-                // Behind the last kind.
+                // No more kinds.
                 Err(NvmlError::InvalidArg) => break,
                 Err(error) => return Err(error),
             }

@@ -1,15 +1,15 @@
-//! The compute mode of a GPU: how many processes may use it.
+//! Reads and sets the compute mode of a GPU: the number of processes that may use it.
 
 use super::{DriverError, open};
 use nvml_wrapper::{Nvml, enum_wrappers::device::ComputeMode as Nvmls};
 use std::{fmt, path::Path, str::FromStr};
 
-/// How many processes may use a GPU. It is written as NVML's name for it, such as `ExclusiveProcess`.
+/// Number of processes that may use a GPU. Its text form is NVML's name, such as `ExclusiveProcess`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComputeMode {
     /// Any number.
     Default,
-    /// One thread; long out of use.
+    /// One thread; deprecated.
     ExclusiveThread,
     /// None.
     Prohibited,
@@ -17,9 +17,9 @@ pub enum ComputeMode {
     ExclusiveProcess,
 }
 
-/// A word that names no mode.
+/// Error of parsing a compute mode.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("read the compute mode {0:?}: it is none of Default, ExclusiveThread, Prohibited and ExclusiveProcess")]
+#[error("read the compute mode {0:?}: must be Default, ExclusiveThread, Prohibited or ExclusiveProcess")]
 pub struct NoComputeMode(String);
 
 const ALL: [ComputeMode; 4] = [
@@ -29,7 +29,7 @@ const ALL: [ComputeMode; 4] = [
     ComputeMode::ExclusiveProcess,
 ];
 
-/// The compute mode of the GPU with that UUID, asked through the library at `path`.
+/// Reads the compute mode of the GPU with that UUID through the library at `path`.
 pub fn compute_mode(path: &Path, uuid: &str) -> Result<ComputeMode, DriverError> {
     let ask = |nvml: &Nvml| nvml.device_by_uuid(uuid)?.compute_mode();
     let mode = ask(&open(path)?).map_err(|source| DriverError::ReadComputeMode {
@@ -39,7 +39,7 @@ pub fn compute_mode(path: &Path, uuid: &str) -> Result<ComputeMode, DriverError>
     Ok(mode.into())
 }
 
-/// Sets the compute mode of the GPU with that UUID. Takes root; a GPU with MIG on has no mode.
+/// Sets the compute mode of the GPU with that UUID. Needs root; a GPU with MIG on has no mode.
 pub fn set_compute_mode(path: &Path, uuid: &str, mode: ComputeMode) -> Result<(), DriverError> {
     let set = |nvml: &Nvml| nvml.device_by_uuid(uuid)?.set_compute_mode(mode.into());
     set(&open(path)?).map_err(|source| DriverError::SetComputeMode {

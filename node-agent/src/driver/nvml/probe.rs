@@ -1,4 +1,4 @@
-//! A look at whether GPUs work.
+//! Probes GPUs for faults.
 
 use super::{DriverError, open};
 use gpunode_gpu::{GpuProbe, MigProbe, ProbeResult};
@@ -18,39 +18,39 @@ use nvml_wrapper_sys::bindings::{
 };
 use std::{ops::ControlFlow, path::Path};
 
-/// NVLinks that a GPU can have (`NVML_NVLINK_MAX_LINKS` of NVML 13).
+/// Maximum number of NVLinks of a GPU (`NVML_NVLINK_MAX_LINKS` of NVML 13).
 const MAX_NVLINKS: u32 = 36;
 
-/// What is looked at.
+/// GPU to probe.
 #[derive(Clone, Debug, Default)]
 pub struct ProbeTarget {
     /// UUID of the GPU.
     pub gpu: String,
-    /// `DeviceFaults::ticket` from before the look.
+    /// `DeviceFaults::ticket` from before the probe.
     pub ticket: u64,
     /// UUIDs of its MIG devices.
     pub instances: Vec<String>,
-    /// The NVLinks that were up; none where all are to be looked at.
+    /// The NVLinks that were up; none to probe all.
     pub links: Option<Vec<u32>>,
-    /// Whether it matters which processes are there.
+    /// True when the processes on the GPU are counted.
     pub processes: bool,
 }
 
-/// What a look found.
+/// Result of a probe, with its NVLinks and failed calls.
 #[derive(Debug)]
 pub struct ProbeReport {
-    /// The look.
+    /// The result.
     pub probe: GpuProbe,
-    /// The NVLinks that are up, of those that were looked at; none where MIG is on, which takes those of an A100 down.
+    /// The probed NVLinks that are up; none when MIG is on, which takes those of an A100 down.
     pub links: Option<Vec<u32>>,
     /// The calls that failed, each with the UUID of the GPU or MIG device.
     pub failed: Vec<(String, FailedCall)>,
 }
 
-/// A call that failed, by its name in C, and how.
+/// C name of a call that failed, and its error.
 pub type FailedCall = (&'static str, NvmlError);
 
-/// Looks at each target through the library at `path`, one after the other, as long as somebody wants to know; blocks.
+/// Probes each target through the library at `path`, one after the other, until `tell` breaks. Blocks.
 pub fn probe(
     path: &Path,
     targets: &[ProbeTarget],
@@ -77,7 +77,7 @@ pub fn probe(
     Ok(())
 }
 
-/// What is known of a GPU that does not answer in any way.
+/// Returns the result for a GPU that does not answer at all.
 pub fn unanswered(target: &ProbeTarget) -> GpuProbe {
     GpuProbe {
         gpu: target.gpu.clone(),
@@ -94,7 +94,7 @@ pub fn unanswered(target: &ProbeTarget) -> GpuProbe {
     }
 }
 
-/// Ends with the first call that fails.
+/// Fills in the report, up to the first call that fails.
 fn ask(nvml: &Nvml, target: &ProbeTarget, look: &mut ProbeReport) -> Result<(), FailedCall> {
     let device = nvml
         .device_by_uuid(target.gpu.as_str())
@@ -128,7 +128,7 @@ fn ask(nvml: &Nvml, target: &ProbeTarget, look: &mut ProbeReport) -> Result<(), 
     Ok(())
 }
 
-/// The processes on a MIG device, where they matter.
+/// Probes a MIG device and counts its processes if `count` is set.
 fn ask_instance(nvml: &Nvml, uuid: &str, count: bool) -> Result<Option<usize>, FailedCall> {
     let device = nvml.device_by_uuid(uuid).map_err(of("nvmlDeviceGetHandleByUUID"))?;
     told(device.memory_info()).map_err(of("nvmlDeviceGetMemoryInfo_v2"))?;
@@ -143,7 +143,7 @@ fn fields(device: &Device<'_>, probe: &mut GpuProbe) -> Result<(), NvmlError> {
     let mut values = answers
         .into_iter()
         .map(|answer| match answer.and_then(|sample| sample.value) {
-            // NVML does not say how it answers for a field that is newer than the driver.
+            // NVML does not document its answer for a field that is newer than the driver.
             Err(NvmlError::InvalidArg) => Ok(None),
             answer => told(answer),
         });
@@ -169,7 +169,7 @@ fn number(value: &SampleValue) -> Option<u64> {
     }
 }
 
-/// Which of the NVLinks `of` are up, or of all.
+/// Returns those of the NVLinks `of`, or of all, that are up.
 fn links(device: &Device<'_>, of: Option<&[u32]>) -> Result<Vec<u32>, NvmlError> {
     let all: Vec<u32> = (0..MAX_NVLINKS).collect();
     let mut up = Vec::new();
@@ -177,7 +177,7 @@ fn links(device: &Device<'_>, of: Option<&[u32]>) -> Result<Vec<u32>, NvmlError>
         match device.link_wrapper_for(*link).is_active() {
             Ok(true) => up.push(*link),
             Ok(false) => {}
-            // No more of them, or none at all.
+            // The GPU has no more NVLinks, or none at all.
             Err(NvmlError::InvalidArg) if of.is_none() => break,
             Err(error) if is_none(&error) => break,
             Err(error) => return Err(error),
@@ -186,7 +186,7 @@ fn links(device: &Device<'_>, of: Option<&[u32]>) -> Result<Vec<u32>, NvmlError>
     Ok(up)
 }
 
-/// Processes on a device, as far as the driver tells.
+/// Returns the number of processes on a device, if the driver reports it.
 fn processes(device: &Device<'_>) -> Option<usize> {
     Some(
         device.running_compute_processes_count().ok()? as usize
@@ -198,7 +198,7 @@ fn of(call: &'static str) -> impl Fn(NvmlError) -> FailedCall {
     move |error| (call, error)
 }
 
-/// What a call tells; none where the GPU or the driver does not know of such a thing, or does not say it here.
+/// Returns none when the GPU or the driver does not support the query, or denies it here.
 fn told<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),

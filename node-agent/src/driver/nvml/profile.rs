@@ -1,12 +1,12 @@
-//! Names of MIG profiles, by the rule of NVIDIA's go-nvlib. Pure.
+//! Names MIG profiles by the rule of NVIDIA's go-nvlib.
 
 use gpunode_gpu::MigAttributes;
 
 const MIB: u128 = 1 << 20;
 const GIB: u128 = 1 << 30;
 
-/// The profile of a MIG device, such as `1c.3g.40gb` or `1g.10gb+me`. `gpu_memory` is that of the whole GPU in bytes,
-/// `kind` the `NVML_GPU_INSTANCE_PROFILE_*` of the GPU instance; one that is not known adds nothing to the name.
+/// Returns the profile of a MIG device, such as `1c.3g.40gb` or `1g.10gb+me`. `gpu_memory` is that of the whole GPU in
+/// bytes, `kind` the `NVML_GPU_INSTANCE_PROFILE_*` of the GPU instance. An unknown kind adds nothing to the name.
 pub fn name(attributes: &MigAttributes, gpu_memory: u64, kind: Option<u32>) -> String {
     let MigAttributes {
         gpu_slices,
@@ -23,8 +23,8 @@ pub fn name(attributes: &MigAttributes, gpu_memory: u64, kind: Option<u32>) -> S
     format!("{part}{gpu_slices}g.{gb}gb{}", kind.map_or("", suffix))
 }
 
-/// Eighths of the GPU's memory, rounded up, times its size in GiB, rounded up too: what the driver keeps for itself does
-/// not show.
+/// Returns eighths of the GPU's memory, rounded up, times its size in GiB, also rounded up. This hides the memory that the
+/// driver keeps for itself.
 fn gigabytes(memory_mib: u128, gpu_memory: u128) -> u128 {
     if gpu_memory == 0 {
         return memory_mib.div_ceil(1024);
@@ -34,7 +34,8 @@ fn gigabytes(memory_mib: u128, gpu_memory: u128) -> u128 {
     (eighths * gpu_memory.div_ceil(GIB) + 4) / 8
 }
 
-/// What distinguishes kinds with the same slices. Numbers of `nvml.h`, of which nvml-wrapper-sys 0.10 lacks the last.
+/// Returns the suffix that distinguishes kinds with the same slices. The numbers are those of `nvml.h`; nvml-wrapper-sys
+/// 0.10 lacks the last.
 fn suffix(kind: u32) -> &'static str {
     match kind {
         7 | 8 => "+me",

@@ -1,4 +1,4 @@
-//! Calls that nvml-wrapper lacks or gets wrong. The only unsafe code of the agent.
+//! Makes the calls that nvml-wrapper lacks or gets wrong. The only unsafe code of the agent.
 
 #![allow(unsafe_code, reason = "NVML is a C library")]
 
@@ -14,7 +14,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN as UNKNOWN, nvmlReturn_enum_NVML_SUCCESS as SUCCESS,
 };
 
-/// What an NVLink leads to.
+/// Type of the remote end of an NVLink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoteDevice {
     Gpu,
@@ -22,7 +22,7 @@ pub enum RemoteDevice {
     Other,
 }
 
-/// What an NVLink leads to; none where the driver does not say.
+/// Returns the type of the remote end of an NVLink; none when the driver does not report it.
 ///
 /// `NvLink::remote_device_type` of nvml-wrapper 0.13 writes the answer into a temporary and always returns `Unknown`.
 pub fn remote_device_type(device: &Device<'_>, link: u32) -> Option<RemoteDevice> {
@@ -39,9 +39,9 @@ pub fn remote_device_type(device: &Device<'_>, link: u32) -> Option<RemoteDevice
     }
 }
 
-/// The NVLink fabric that a GPU has joined; none where there is none, or none that reaches beyond the node, which has no UUID.
+/// Returns the NVLink fabric that a GPU has joined. None without a fabric, or with one inside the node, which has no UUID.
 ///
-/// The first form of the call says all that is needed, and every driver has it that knows of fabrics.
+/// Uses the first version of the call, which every driver with fabrics has.
 pub fn fabric(device: &Device<'_>) -> Option<Fabric> {
     let call = *device.nvml().lib().nvmlDeviceGetGpuFabricInfo.as_ref().ok()?;
     let mut info = nvmlGpuFabricInfo_t {
@@ -63,7 +63,7 @@ pub fn fabric(device: &Device<'_>) -> Option<Fabric> {
     })
 }
 
-/// Id of the GPU instance that a MIG device is in.
+/// Returns the id of the GPU instance of a MIG device.
 pub fn gpu_instance_id(device: &Device<'_>) -> Result<u32, NvmlError> {
     let call = *nvml_sym(device.nvml().lib().nvmlDeviceGetGpuInstanceId.as_ref())?;
     let mut id = 0;
@@ -73,7 +73,7 @@ pub fn gpu_instance_id(device: &Device<'_>) -> Result<u32, NvmlError> {
     Ok(id)
 }
 
-/// Id of a MIG device's compute instance within its GPU instance.
+/// Returns the id of a MIG device's compute instance within its GPU instance.
 pub fn compute_instance_id(device: &Device<'_>) -> Result<u32, NvmlError> {
     let call = *nvml_sym(device.nvml().lib().nvmlDeviceGetComputeInstanceId.as_ref())?;
     let mut id = 0;
@@ -82,7 +82,7 @@ pub fn compute_instance_id(device: &Device<'_>) -> Result<u32, NvmlError> {
     Ok(id)
 }
 
-/// Id of the profile of a GPU's instance.
+/// Returns the profile id of a GPU instance.
 pub fn gpu_instance_profile(device: &Device<'_>, instance: u32) -> Result<u32, NvmlError> {
     let lib = device.nvml().lib();
     let find = *nvml_sym(lib.nvmlDeviceGetGpuInstanceById.as_ref())?;
@@ -102,13 +102,13 @@ pub fn gpu_instance_profile(device: &Device<'_>, instance: u32) -> Result<u32, N
     Ok(info.profileId)
 }
 
-/// What tells the handle of a device from those of others in its session.
+/// Returns a number that identifies the device in its session.
 pub fn handle_id(device: &Device<'_>) -> usize {
     // SAFETY: the pointer is compared and never followed.
     unsafe { device.handle() }.addr()
 }
 
-/// Types of events that the driver can report of a device, as bits.
+/// Returns the event types that the driver can report for a device, as bits.
 pub fn supported_events(device: &Device<'_>) -> Result<u64, NvmlError> {
     let call = *nvml_sym(device.nvml().lib().nvmlDeviceGetSupportedEventTypes.as_ref())?;
     let mut types = 0;
@@ -118,9 +118,9 @@ pub fn supported_events(device: &Device<'_>) -> Result<u64, NvmlError> {
     Ok(types)
 }
 
-/// Adds events of a device to a set of its session.
+/// Registers a device's events with an event set of its session.
 ///
-/// `Device::register_events` of nvml-wrapper 0.13 frees the set where one device fails.
+/// `Device::register_events` of nvml-wrapper 0.13 frees the set when one device fails.
 pub fn register_events(set: &EventSet<'_>, device: &Device<'_>, types: u64) -> Result<(), NvmlError> {
     let call = *nvml_sym(device.nvml().lib().nvmlDeviceRegisterEvents.as_ref())?;
     // SAFETY: the symbol is there; device and set are borrowed, and belong to a session each: another than the set's is
@@ -128,24 +128,24 @@ pub fn register_events(set: &EventSet<'_>, device: &Device<'_>, types: u64) -> R
     nvml_try(unsafe { call(device.handle(), types, set.handle()) })
 }
 
-/// What the driver reported.
+/// Event as the driver reports it.
 pub struct Reported {
     /// [`handle_id`] of the GPU.
     pub device: usize,
-    /// The type, as a bit.
+    /// Event type, as a bit.
     pub kind: u64,
-    /// Of an XID its number.
+    /// Number of the XID, if the event is one.
     pub data: u64,
     /// Ids of GPU instance and compute instance; [`NO_INSTANCE`] for the GPU as a whole.
     pub instance: (u32, u32),
 }
 
-/// Where a GPU as a whole is meant.
+/// Id of both instances when an event concerns the whole GPU.
 pub const NO_INSTANCE: u32 = u32::MAX;
 
-/// Waits for the next event of a set: [`NvmlError::Timeout`] where there is none.
+/// Waits for the next event of a set. Returns [`NvmlError::Timeout`] when none arrives.
 ///
-/// `EventSet::wait` of nvml-wrapper 0.13 does not tell the MIG instance, nor types that it does not know.
+/// `EventSet::wait` of nvml-wrapper 0.13 drops the MIG instance and event types that it does not know.
 pub fn wait(set: &EventSet<'_>, timeout_ms: u32) -> Result<Reported, NvmlError> {
     let call = *nvml_sym(set.nvml.lib().nvmlEventSetWait_v2.as_ref())?;
     let mut data = nvmlEventData_t {
@@ -155,7 +155,8 @@ pub fn wait(set: &EventSet<'_>, timeout_ms: u32) -> Result<Reported, NvmlError> 
         gpuInstanceId: NO_INSTANCE,
         computeInstanceId: NO_INSTANCE,
     };
-    // SAFETY: the symbol is there; the set is borrowed with its session; NVML writes one structure, which outlives the call.
+    // SAFETY: the symbol is there; the set is borrowed with its session; NVML writes one structure, which outlives the
+    // call.
     nvml_try(unsafe { call(set.handle(), &raw mut data, timeout_ms) })?;
     Ok(Reported {
         device: data.device.addr(),

@@ -1,4 +1,4 @@
-//! Reading through the simulated library.
+//! Tests that read through the simulated library.
 
 use super::*;
 use std::{env, fs, path::Path, process::Command, sync::OnceLock};
@@ -16,17 +16,17 @@ impl DriverState {
         driver
     }
 
-    /// Where the library is.
+    /// Folder of the library.
     pub fn folder(&self) -> &Path {
         self.0.path()
     }
 
-    /// What hardware the next session sees.
+    /// Sets the hardware of the next session.
     pub fn scenario(&self, scenario: &str) {
         fs::write(self.0.path().join("gpunode-scenario.yaml"), scenario).unwrap();
     }
 
-    /// Two GPUs that are divided, and one that is not.
+    /// Three GPUs; one has MIG devices, one has MIG on but no devices, one has MIG off.
     fn divided() -> Self {
         Self::new(
             "{node: n, board: NVIDIA A100-SXM4-80GB, count: 3, topology: NVSwitch, \
@@ -54,7 +54,7 @@ impl DriverState {
     }
 }
 
-/// The library as built from the sources of now.
+/// Path of the library built from the current sources.
 fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -73,7 +73,7 @@ fn built() -> &'static Path {
                 "json",
             ])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
-            // For this test program (tests/timed.sh); crates would be compiled anew with it.
+            // Set for this test program by tests/timed.sh; with it all crates would compile again.
             .env_remove("RUSTC_BOOTSTRAP")
             .output()
             .unwrap();
@@ -192,7 +192,7 @@ fn a_mig_device_whose_kind_cannot_be_asked_is_not_named_without_it() {
     );
 }
 
-/// What decides what a GPU is offered as.
+/// Queries that decide how a GPU is advertised.
 const QUESTIONS: [&str; 5] = [
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetMaxMigDeviceCount",
@@ -331,7 +331,7 @@ fn a_compute_mode_is_seen_by_the_next_session() {
     assert_eq!(compute_mode(&library, uuid).unwrap(), ComputeMode::Default);
     match set_compute_mode(&library, uuid, ComputeMode::ExclusiveProcess) {
         Ok(()) => assert_eq!(compute_mode(&library, uuid).unwrap(), ComputeMode::ExclusiveProcess),
-        // Only root may.
+        // Only root has permission.
         Err(DriverError::SetComputeMode {
             source: NvmlError::NoPermission,
             ..

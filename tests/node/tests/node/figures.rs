@@ -163,7 +163,7 @@ async fn measure_xid_to_list() -> Result<()> {
     while times.len() < 100 {
         let lab = Lab::start(Node::with_v100()?, "")?;
         lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
-        lab.agent.logs("the events of the driver are followed").await?;
+        lab.agent.logs("following driver events").await?;
         for gpu in 0..8 {
             let before = lab.kubelet.messages(GPU).len();
             let start = Instant::now();

@@ -279,7 +279,7 @@ async fn what_the_driver_reported_long_before_a_take_over_is_not_the_successors(
     let holder = File::create(node.state_dir().join("agent.lock"))?;
     holder.lock()?;
     let successor = Agent::run_in_pod(&node, "second", Image::Good)?;
-    successor.logs("the events of the driver are followed").await?;
+    successor.logs("following driver events").await?;
     node.state()?.inject_xid(3, 46)?;
     // The time is what is tried: what came within some seconds may have come between the two.
     sleep(Duration::from_secs(8)).await;

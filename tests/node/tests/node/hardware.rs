@@ -130,7 +130,7 @@ async fn a_node_that_loses_every_gpu_offers_none_and_waits_for_the_driver() -> R
 async fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_container_notices() -> Result<()> {
     let mut lab = Lab::start(Node::with_v100()?, "")?;
     lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
-    lab.agent.logs("the events of the driver are followed").await?;
+    lab.agent.logs("following driver events").await?;
     let held = lab.kubelet.admit("pod", "main", GPU, 1).await?;
     let registrations = lab.kubelet.endpoint(GPU).registrations;
     lab.node.remove_driver()?;
@@ -145,9 +145,9 @@ async fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_contain
     let start = Instant::now();
     lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-    lab.agent.logs("the events of the driver are followed").await?;
+    lab.agent.logs("following driver events").await?;
     until("the new driver's events are followed", || {
-        (lab.agent.logged("the events of the driver are followed") == 2).then_some(())
+        (lab.agent.logged("following driver events") == 2).then_some(())
     })
     .await?;
     lab.node.state()?.inject_xid(0, 79)?;
@@ -166,7 +166,7 @@ async fn an_agent_that_starts_while_the_gpus_are_released_leaves_the_driver_alon
     let kubelet = FakeKubelet::start(node.device_plugins())?;
     let mut agent = Agent::run_saved(&node)?;
     kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
-    agent.logs("the events of the driver are followed").await?;
+    agent.logs("following driver events").await?;
     assert!(agent.has_loaded(&node.library())?);
     agent.stop().await?;
     // As the agent leaves it that was asked to let go.

@@ -40,7 +40,7 @@ async fn lab(node: Node, config: &str, resource: &str, shares: usize) -> Result<
     lab.kubelet
         .has(resource, |endpoint| endpoint.healthy().len() == shares)
         .await?;
-    lab.agent.logs("the events of the driver are followed").await?;
+    lab.agent.logs("following driver events").await?;
     Ok(lab)
 }
 

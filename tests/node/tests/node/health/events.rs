@@ -87,7 +87,7 @@ async fn a_gpu_that_reports_no_events_is_told_once_and_the_others_are_followed()
     lab.agent.logs("the GPU reports no events").await?;
     // Another session.
     lab.node.load_module()?;
-    let followed = || (lab.agent.logged("the events of the driver are followed") == 2).then_some(());
+    let followed = || (lab.agent.logged("following driver events") == 2).then_some(());
     until("the events of the other driver are followed", followed).await?;
     for gpu in [2, 3] {
         lab.node.state()?.inject_xid(gpu, TIMEOUT)?;
@@ -105,7 +105,7 @@ async fn a_lost_gpu_that_ends_the_wait_for_events_costs_the_others_none() -> Res
     state.lose(2)?;
     let lost = Instant::now();
     state.fail(2, "nvmlEventSetWait", ReturnCode::GpuIsLost)?;
-    let followed = || (lab.agent.logged("the events of the driver are followed") == 2).then_some(());
+    let followed = || (lab.agent.logged("following driver events") == 2).then_some(());
     until("the events of the other GPUs are followed", followed).await?;
     let gap = lost.elapsed();
     assert!(
