@@ -1,9 +1,9 @@
-//! What the agent serves over HTTP to the kubelet's probes and to Prometheus.
+//! HTTP endpoints for the kubelet's probes and for Prometheus.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `server` | serves `/livez`, `/readyz` and `/metrics` |
-//! | `metrics` | counts and measures |
+//! | `metrics` | the Prometheus metrics |
 
 pub mod metrics;
 pub mod server;

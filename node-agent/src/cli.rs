@@ -1,4 +1,4 @@
-//! Command line.
+//! The command line.
 
 use crate::{
     driver::hardware::DriverRoots,
@@ -9,52 +9,51 @@ use crate::{
 use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 use std::{net::SocketAddr, path::PathBuf};
 
-/// The kubelet's folder of device plugins on the host, where none is named.
+/// Default folder of device plugin sockets, relative to the host's root.
 const DEVICE_PLUGINS: &str = "var/lib/kubelet/device-plugins";
 
 /// Runs gpunode on one node.
 #[derive(Debug, Parser)]
 #[command(name = "gpunode-agent", version, about)]
 pub struct AgentCli {
-    /// What to do.
     #[command(subcommand)]
     pub command: AgentCommand,
 }
 
-/// What the agent does on its node.
+/// Modes of the agent.
 #[derive(Debug, Subcommand)]
 pub enum AgentCommand {
-    /// Report the GPUs of this node in its GpuNode, and offer none of them.
+    /// Report the GPUs of this node in its GpuNode, without advertising them.
     Discover(NodeArgs),
-    /// Offer the GPUs of this node to its kubelet.
+    /// Advertise the GPUs of this node to its kubelet.
     Run(RunArgs),
-    /// Keep an MPS control daemon running for each device that is shared by MPS.
+    /// Keep an MPS control daemon running for each device that pods share through MPS.
     Mps(MpsArgs),
-    /// Become another program that sees a driver root as its root; `mps` starts the daemons this way.
+    /// Run a program with a driver root as its root; `mps` starts its daemons this way.
     #[command(hide = true)]
     MpsExec(MpsExecArgs),
 }
 
-/// Where things are on the node, the same for all agents of the node.
+/// Paths on the node, the same for all its agents.
 #[derive(Clone, Debug, Args)]
 pub struct HostArgs {
-    /// Where the root of the host is mounted.
+    /// Mount point of the host's root.
     #[arg(long, default_value = "/host")]
     pub host_root: PathBuf,
 
-    /// Root of the NVIDIA driver's files. Left out: HOST_ROOT/run/nvidia/driver, then HOST_ROOT.
+    /// Root of the NVIDIA driver's files. Default: HOST_ROOT/run/nvidia/driver, then HOST_ROOT.
     #[arg(long)]
     pub driver_root: Option<PathBuf>,
 
-    /// Folder of files that outlive this process, the same for every agent of the node.
+    /// Folder for files that outlive this process, the same for every agent of the node.
     #[arg(long, default_value = "/var/lib/gpunode")]
     pub state_dir: PathBuf,
 
-    /// Folder of the MPS control daemons, under the same path on the host, here and in containers.
+    /// Folder of the MPS control daemons; it has the same path on the host, in this container and in client containers.
     #[arg(long, default_value = "/run/gpunode/mps")]
     pub mps_dir: PathBuf,
 
-    /// Socket on which the kubelet says which pod holds which device.
+    /// Socket of the kubelet's PodResources API, which lists the devices of each pod.
     #[arg(long, default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pub pod_resources_socket: PathBuf,
 
@@ -63,10 +62,10 @@ pub struct HostArgs {
     pub admin_address: SocketAddr,
 }
 
-/// Which node this is, and what the agent looks at.
+/// Identity of the node, the pod and its policy.
 #[derive(Clone, Debug, Args)]
 pub struct NodeArgs {
-    /// Name of this node in Kubernetes.
+    /// Name of this Node.
     #[arg(long, env = "NODE_NAME", default_value = "")]
     pub node_name: String,
 
@@ -78,37 +77,37 @@ pub struct NodeArgs {
     #[arg(long, env = "POD_UID", default_value = "")]
     pub pod_uid: String,
 
-    /// Name of the policy whose DaemonSet this pod belongs to; empty where there is none.
+    /// Name of the policy whose DaemonSet owns this pod; empty without a policy.
     #[arg(long, env = "POLICY_NAME", default_value = "")]
     pub policy_name: String,
 
     #[command(flatten)]
     pub host: HostArgs,
 
-    /// The kubelet's folder of device plugin sockets.
+    /// Folder of the kubelet's device plugin sockets.
     #[arg(long, default_value = "/var/lib/kubelet/device-plugins")]
     pub device_plugin_dir: PathBuf,
 }
 
-/// How the device plugin runs.
+/// Arguments of `run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
     #[command(flatten)]
     pub node: NodeArgs,
 
-    /// Configuration file; the agent then needs no operator and no API server. Left out: the configuration comes from this
+    /// Configuration file; the agent then needs neither operator nor API server. Default: the configuration comes from this
     /// node's GpuNode.
     #[arg(long)]
     pub config: Option<PathBuf>,
 }
 
-/// How the MPS control daemons run.
+/// Arguments of `mps`.
 #[derive(Clone, Debug, Args)]
 pub struct MpsArgs {
     #[command(flatten)]
     pub host: HostArgs,
 
-    /// The kubelet's folder of device plugin sockets. Left out: HOST_ROOT/var/lib/kubelet/device-plugins.
+    /// Folder of the kubelet's device plugin sockets. Default: HOST_ROOT/var/lib/kubelet/device-plugins.
     #[arg(long)]
     pub device_plugin_dir: Option<PathBuf>,
 
@@ -118,7 +117,7 @@ pub struct MpsArgs {
 }
 
 impl HostArgs {
-    /// Where the hardware is looked for.
+    /// Returns the folders in which to look for the driver.
     pub fn hardware(&self) -> DriverRoots {
         DriverRoots {
             host_root: self.host_root.clone(),
@@ -126,7 +125,7 @@ impl HostArgs {
         }
     }
 
-    /// Where the kubelet says to the pod with this UID who holds what.
+    /// Returns the client for the kubelet's PodResources API.
     fn pod_resources(&self, device_plugin_dir: PathBuf, pod_uid: &str) -> PodResources {
         let pods = PodFolders::on_host(&self.host_root, pod_uid);
         PodResources::new(self.pod_resources_socket.clone(), device_plugin_dir, pods)
@@ -134,12 +133,12 @@ impl HostArgs {
 }
 
 impl NodeArgs {
-    /// Where the kubelet of this node says who holds what.
+    /// Returns the client for this kubelet's PodResources API.
     pub fn pod_resources(&self) -> PodResources {
         self.host.pod_resources(self.device_plugin_dir.clone(), &self.pod_uid)
     }
 
-    /// Which process reports.
+    /// Returns the identity under which this process reports.
     pub fn identity(&self) -> AgentIdentity {
         AgentIdentity {
             pod: self.pod_name.clone(),
@@ -150,7 +149,7 @@ impl NodeArgs {
 }
 
 impl MpsArgs {
-    /// What the supervisor of the MPS control daemons works with.
+    /// Converts the arguments into settings of the MPS supervisor.
     pub fn settings(self) -> mps::Settings {
         let folder = self
             .device_plugin_dir
@@ -167,7 +166,7 @@ impl MpsArgs {
 }
 
 impl AgentCli {
-    /// Exits with a message where an argument is missing that only some uses need.
+    /// Exits with an error if the command needs a node name and has none.
     pub fn check(&self) {
         let needs_node_name = match &self.command {
             AgentCommand::Discover(node) => node.node_name.is_empty(),
@@ -175,8 +174,7 @@ impl AgentCli {
             AgentCommand::Mps(_) | AgentCommand::MpsExec(_) => false,
         };
         if needs_node_name {
-            let message =
-                "--node-name (or NODE_NAME) is required, to find this node's GpuNode; `run --config FILE` needs none";
+            let message = "--node-name (or NODE_NAME) is required to find this node's GpuNode; only `run --config FILE` works without it";
             Self::command()
                 .error(ErrorKind::MissingRequiredArgument, message)
                 .exit();

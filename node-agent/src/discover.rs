@@ -1,11 +1,11 @@
 //! `gpunode-agent discover`: reports the GPUs of a node that no policy governs.
 //!
-//! It speaks while the GpuNode has no configuration and no device plugin of this node is registered, ends what a device
-//! plugin left behind, and never talks to the API server on a node without GPU.
+//! It reports while the GpuNode has no configuration and no device plugin of this node is registered. It retires the
+//! assignments that a device plugin left behind. On a node without GPUs it never connects to the API server.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `leftovers` | ends what a device plugin left behind |
+//! | `leftovers` | retires the assignments of an earlier device plugin |
 
 mod leftovers;
 
@@ -38,15 +38,15 @@ use tokio::{
 };
 use tracing::info;
 
-/// How soon discovery notices that the device plugin has left the node.
+/// Interval between checks for a device plugin on the node.
 const CHECK_LOCK: Duration = Duration::from_secs(5);
 
 /// Runs until SIGTERM.
 pub async fn discover(args: NodeArgs) -> Result<()> {
-    let mut signals = Signals::new().context("take over the signals")?;
+    let mut signals = Signals::new().context("install the signal handlers")?;
     let mut tasks: JoinSet<()> = JoinSet::new();
 
-    let (readiness, ready) = watch::channel(Err("the hardware has not been looked at yet".to_owned()));
+    let (readiness, ready) = watch::channel(Err("the first hardware probe has not finished".to_owned()));
     let listener = server::bind(args.host.admin_address).await?;
     let metrics = AgentMetrics::new();
     tasks.spawn(server::serve(listener, ready, server::always_live(), metrics.clone()));
@@ -80,7 +80,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
             _ = gpu_node.changed(), if reporting => {}
             _ = snapshot.changed(), if reporting => {}
             _ = check_lock.tick(), if reporting => {}
-            ended = tasks.join_next() => bail!("a task ended that should not: {ended:?}"),
+            ended = tasks.join_next() => bail!("a task ended unexpectedly: {ended:?}"),
         }
         let Some(hardware) = hardware.borrow_and_update().clone() else {
             continue;
@@ -104,7 +104,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
             GpuNodeState::Unknown | GpuNodeState::Absent => false,
         };
         let speaks = reporting && !governed && !handover::is_held(&args.host.state_dir);
-        // A status without the daemons that run would take them from their clients.
+        // A status without the running daemons would make the operator remove the pod that runs them.
         let snapshot = snapshot.borrow_and_update().clone().filter(|_| speaks);
         send_if_new(&reports, snapshot.map(|snapshot| report(&args, &hardware, &snapshot)));
     }

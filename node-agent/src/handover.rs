@@ -1,20 +1,20 @@
-//! One registered agent per node, by a lock on the node, and the hand-over of that lock from an agent to its successor.
+//! Keeps one agent per node registered, with a lock on a file of the node, and hands that lock over to a successor.
 //!
-//! The lock decides; the socket only spares the kubelet a gap. A successor stands by with hardware and configuration loaded,
-//! asks the holder over `agent.sock` to let go, takes the lock, and says so once the kubelet has taken its lists. Where that
-//! does not come, the holder before it takes the lock again as soon as it is free. Without anybody on the socket (an older
-//! version, or one that was killed) a successor waits for the lock alone.
+//! The lock decides; the socket only keeps the gap for the kubelet short. A successor waits on standby with hardware and
+//! configuration loaded. It asks the holder over `agent.sock` to release the lock, takes it, and confirms once the kubelet has
+//! accepted its registration. Without a confirmation, the previous holder takes the lock again as soon as it is free. If no
+//! agent listens on the socket (an older version, or a killed one), a successor waits for the lock alone.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `lock` | the lock of the node |
-//! | `successor` | stands by, asks the holder, takes the lock |
-//! | `holder` | serves the socket and lets go |
-//! | `protocol` | what both say, pure |
-//! | `conversation` | one connection between both |
-//! | `record` | notes on disk which successors failed and which pods let go |
-//! | `take_back` | tells whether an agent that let go is wanted back |
-//! | `alive` | checks that this agent still answers on its socket |
+//! | `lock` | locks a file of the node |
+//! | `successor` | waits on standby, asks the holder, takes the lock |
+//! | `holder` | serves the socket, answers successors |
+//! | `protocol` | messages between holder and successor, and the holder's decision |
+//! | `conversation` | exchanges messages over one connection |
+//! | `record` | saves failed attempts and retired pods |
+//! | `take_back` | decides if an agent that has handed over takes the node back |
+//! | `alive` | probes this agent's own socket for liveness |
 
 mod alive;
 mod conversation;
@@ -40,65 +40,65 @@ use tracing::{info, warn};
 
 /// The socket in the state folder.
 const SOCKET: &str = "agent.sock";
-/// How soon a free lock is noticed.
+/// Interval between attempts to take the lock.
 const RETRY: Duration = Duration::from_millis(200);
-/// The same after a failed hand-over, so that the agent that was at work before is the first.
+/// Shorter interval after a failed hand-over, so that the previous holder is the first to take the lock.
 const RETRY_SOON: Duration = Duration::from_millis(20);
-/// For how long: then a third agent has been faster.
+/// Time span of the shorter interval; after it a third agent has the lock.
 const SOON: Duration = Duration::from_secs(10);
-/// How soon an agent is asked for that is to have the node again, where another of its policy had it just now.
+/// Pause before another check whether this agent takes the node back.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// What the agent has to do.
+/// Command to the agent's main loop.
 #[derive(Debug)]
 pub enum HandoverCommand {
-    /// This agent holds the lock: it reads what the one before it left, and registers.
+    /// Become active: this agent holds the lock. Restore the saved state and register.
     Hold,
-    /// It withdraws from the kubelet, forgets what it knows of the devices, and says so: what it leaves is on disk.
+    /// Withdraw from the kubelet, clear the device state, which is on disk, and confirm.
     LetGo(oneshot::Sender<()>),
-    /// It shows that it still takes its turns.
+    /// Confirm that the main loop still handles commands.
     Answer(oneshot::Sender<()>),
-    /// The lock cannot be used.
+    /// Stop the agent: the lock cannot be used.
     Fail(lock::LockError),
 }
 
-/// Whether this agent could offer the GPUs of the node.
+/// Ability of this agent to serve the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fitness {
-    /// Why it could not.
+    /// Reason why it cannot; `None` if it can.
     pub problem: Option<String>,
 }
 
-/// This agent's part in hand-overs.
+/// Part of this agent in hand-overs, as successor and as holder.
 #[derive(Debug)]
 pub struct Handover {
-    /// Folder of lock, socket and record, the same for every agent of the node.
+    /// Folder of the lock, the socket and the record, the same for every agent of the node.
     pub state_dir: PathBuf,
-    /// This agent.
+    /// Identity of this agent.
     pub who: AgentId,
-    /// Whether it is to have the node again after it has let go.
+    /// Condition under which this agent takes the node back after a hand-over.
     pub wanted: TakeBack,
-    /// Whether it could offer the GPUs; none before hardware and configuration are known, and nobody is asked to let go.
+    /// Ability to serve the node; `None` until hardware and configuration are known. Until then this agent asks no holder.
     pub fitness: watch::Receiver<Option<Fitness>>,
-    /// Whether it has done what a holder has to do.
+    /// Readiness of this agent: an active one is ready once the kubelet has accepted its registration.
     pub ready: watch::Receiver<Readiness>,
-    /// Where the agent takes its turns.
+    /// Commands to the main loop.
     pub turns: mpsc::Sender<HandoverCommand>,
-    /// Whether the socket is served.
+    /// True while this agent serves the socket.
     pub served: watch::Sender<bool>,
 }
 
-/// How a successor came to the lock.
+/// Lock that a successor has taken, by its origin.
 #[derive(Debug)]
 enum TakenLock {
-    /// Nobody held it.
+    /// No agent held it.
     Free(NodeLock),
-    /// From another agent, which waits on the connection to hear that all is well.
+    /// A holder released it; that agent, of this pod, awaits the confirmation on the connection.
     From(NodeLock, conversation::Conversation, String),
 }
 
 impl Handover {
-    /// Takes the lock, holds it, lets go of it. Ends with the process.
+    /// Takes the lock, holds it, and hands it over, again and again. Never returns.
     pub async fn follow(mut self) {
         match self.run().await {
             Ok(never) => match never {},
@@ -121,7 +121,7 @@ impl Handover {
                         self.let_go().await;
                         drop(lock);
                         drop(predecessor);
-                        // The agent before takes the lock first.
+                        // The previous holder gets the time to take the lock first.
                         sleep(successor::GIVE_BACK).await;
                         taken = self.stand_by().await?;
                         continue;
@@ -132,7 +132,7 @@ impl Handover {
             info!(
                 successor = named.pod,
                 version = named.version,
-                "letting a successor take over"
+                "handing over to a successor"
             );
             self.let_go().await;
             drop(lock);
@@ -140,8 +140,8 @@ impl Handover {
         }
     }
 
-    /// Waits until this agent, which has let go, is to hold the lock again: the successor has not taken over, nobody is there any
-    /// more, or it is wanted back.
+    /// Waits until this agent, which has handed over, has the lock again: the successor failed, no other agent is left, or
+    /// this agent takes the node back.
     async fn stand_back(&mut self, successor: conversation::Conversation) -> Result<TakenLock, lock::LockError> {
         let mut free = None;
         if !self.see_off(successor).await {
@@ -155,11 +155,11 @@ impl Handover {
         }
         let Some(lock) = free else { return self.stand_by().await };
         let lock = lock?;
-        warn!("no other agent of this node is at work any more: taking over again");
+        warn!("no other agent of this node holds the lock any more: taking over again");
         Ok(TakenLock::Free(lock))
     }
 
-    /// Waits until this agent is to have the node again.
+    /// Waits until this agent may take the node back.
     async fn wanted_back(&self) {
         self.wanted.back().await;
         while !self.is_wanted_back().await {
@@ -168,12 +168,13 @@ impl Handover {
         }
     }
 
-    /// Whether it is so now. What the API server says may be old; who took over last is on the disk.
+    /// Returns whether this agent may take the node back now. The watched GpuNode may be stale, so the record on disk, which names
+    /// the policy of the last holder, has to agree.
     async fn is_wanted_back(&self) -> bool {
         self.wanted.is_back() && self.record().await.serves_another(&self.wanted.policy)
     }
 
-    /// Waits until nobody holds the lock for longer than a hand-over between two others takes, and asks nobody.
+    /// Waits until the lock stays free for longer than a hand-over between two other agents takes, without asking a holder.
     async fn wait_for_nobody(&self) -> Result<NodeLock, lock::LockError> {
         let mut was_held = true;
         loop {
@@ -189,7 +190,7 @@ impl Handover {
         }
     }
 
-    /// Waits for the lock, and asks nobody.
+    /// Waits for the lock without asking a holder.
     async fn wait_for_lock(&self, pause: Duration) -> Result<NodeLock, lock::LockError> {
         loop {
             if let Some(lock) = NodeLock::take(&self.state_dir)? {
@@ -200,16 +201,16 @@ impl Handover {
     }
 
     async fn let_go(&self) {
-        // One that does not manage that is not live: nobody answers on the socket meanwhile.
+        // The liveness probe fails an agent that hangs here, because the socket does not answer meanwhile.
         send_if_new(&self.served, true);
         let (done, withdrawn) = oneshot::channel();
         self.turn(HandoverCommand::LetGo(done)).await;
-        // An agent that ends withdraws too.
+        // A main loop that ends withdraws as well.
         _ = withdrawn.await;
         send_if_new(&self.served, false);
     }
 
-    /// An agent that ends takes no more turns.
+    /// Sends a command; a main loop that ends takes no more.
     async fn turn(&self, turn: HandoverCommand) {
         _ = self.turns.send(turn).await;
     }
@@ -265,7 +266,7 @@ mod tests {
             .say(&HolderResponse::Released { pod: String::new() })
             .await
             .unwrap();
-        // The last turn that it takes.
+        // The last command that the main loop takes.
         assert!(matches!(taken.recv().await, Some(HandoverCommand::Hold)));
         timeout(Duration::from_secs(30), is_served.wait_for(|is_served| *is_served))
             .await

@@ -1,23 +1,23 @@
-//! The agent of one node: finds its GPUs and offers them to the kubelet.
+//! The agent of one node: finds its GPUs and advertises them to the kubelet.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `cli` | the command line |
-//! | `run` | `gpunode-agent run`: offers the GPUs of a node |
-//! | `discover` | `gpunode-agent discover`: reports the GPUs of a node without policy |
+//! | `run` | `gpunode-agent run`: advertises the GPUs of a node to its kubelet |
+//! | `discover` | `gpunode-agent discover`: reports the GPUs of a node that has no policy |
 //! | `mps` | `gpunode-agent mps`: keeps MPS control daemons running |
-//! | `driver` | the hardware and its driver |
-//! | `health` | follows whether the devices work |
-//! | `configuration` | which configuration is in force |
-//! | `devices` | who holds which device, and what may be given out |
+//! | `driver` | the hardware and the NVIDIA driver |
+//! | `health` | monitors the devices for faults |
+//! | `configuration` | decides which configuration is in force |
+//! | `devices` | allocates devices and tracks their holders |
 //! | `plugin` | device plugin servers and their registration |
 //! | `status` | `GpuNode.status` |
-//! | `handover` | one registered agent per node, and its successor |
-//! | `kubelet` | what the kubelet says of pods and devices |
-//! | `api_server` | what the agent reads from the API server and tells it |
-//! | `admin` | probes and metrics over HTTP |
+//! | `handover` | passes the node's registration from one agent to the next |
+//! | `kubelet` | reads pods and devices from the kubelet |
+//! | `api_server` | reads objects from the API server and writes events |
+//! | `admin` | serves probes and metrics over HTTP |
 //! | `store` | files that outlive the agent |
-//! | `runtime` | clock, channels, threads and signals of this process |
+//! | `runtime` | clock, channels, threads and signals of the process |
 
 mod admin;
 mod api_server;
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     exit_code("agent", result)
 }
 
-/// Runs `work` on one thread: the agent nearly always waits, and memory on every node counts.
+/// Runs `work` on one thread: the agent mostly waits, and memory counts on every node.
 fn wait_for(work: impl Future<Output = Result<()>>) -> Result<()> {
     gpunode_process::run(Builder::new_current_thread(), work)
 }

@@ -1,24 +1,24 @@
 //! `gpunode-agent mps`: one MPS control daemon for each device whose assignment is MPS.
 //!
-//! It has no API server. Agents say in `assignments.json` which devices are shared by MPS, and read in the folder of each
-//! device whether its daemon answers ([`seen`]). The daemons are processes of their own: another supervisor takes over those
-//! that it finds.
+//! The supervisor uses no API server. It reads in `assignments.json` which devices are shared by MPS. The folder of each device
+//! tells agents whether its daemon answers ([`answers`]). The daemons are separate processes: a new supervisor takes over
+//! those that it finds.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `answers` | reads which daemons answer, for the agents |
-//! | `daemon` | what to do with one daemon next, pure |
-//! | `device` | looks after the daemon of one device |
-//! | `control` | talks to a daemon through its control program |
-//! | `exec` | becomes the control program in the driver root |
-//! | `compute_mode` | sets a GPU to exclusive process mode and back |
-//! | `holders` | tells whether anybody holds a device |
-//! | `processes` | finds and ends processes of a daemon |
-//! | `device_folder` | the folder of one device |
-//! | `folders` | makes and removes that folder |
-//! | `memory` | mounts memory over the folders that containers write to |
-//! | `emptying` | empties a folder that containers write to |
-//! | `shutdown` | ends the daemons that nobody uses on SIGTERM |
+//! | `answers` | reads which daemons answer, for agents |
+//! | `daemon` | decides the next action on one daemon, pure |
+//! | `device` | runs the daemon of one device |
+//! | `control` | runs NVIDIA's control program |
+//! | `exec` | executes the control program in the driver root |
+//! | `compute_mode` | sets and restores a GPU's compute mode |
+//! | `holders` | asks the kubelet for the holders of a device |
+//! | `processes` | finds, kills and reaps processes of daemons |
+//! | `device_folder` | paths of one device |
+//! | `folders` | creates, empties and removes that folder |
+//! | `memory` | mounts a tmpfs on the folders that containers write to |
+//! | `emptying` | empties a folder that containers write to, safely |
+//! | `shutdown` | on SIGTERM, ends the daemons without clients |
 
 pub mod answers;
 mod compute_mode;
@@ -68,19 +68,19 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// How often the assignments are read.
+/// Interval between reads of the assignments.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Files that are read more slowly are waited for until the next time.
+/// Timeout of a read; a slower one is awaited again in the next interval.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// Held by the supervisor, beside the folders of the devices.
+/// Lock file of the supervisor, beside the folders of the devices.
 const LOCK: &str = "lock";
 
-/// What the supervisor works with.
+/// Settings of the supervisor.
 #[derive(Debug)]
 pub struct Settings {
-    /// Where the root of the host is mounted.
+    /// Mount point of the host's root.
     pub host_root: PathBuf,
-    /// Root of the driver's files, when it was named.
+    /// Root of the driver's files, if configured.
     pub driver_root: Option<PathBuf>,
     /// Folder of the assignments.
     pub state_dir: PathBuf,
@@ -88,25 +88,25 @@ pub struct Settings {
     pub mps_dir: PathBuf,
     /// Address of /livez, /readyz and /metrics.
     pub admin_address: SocketAddr,
-    /// Who holds what.
+    /// The kubelet's PodResources API, which lists the holders.
     pub pod_resources: PodResources,
 }
 
-/// The daemons that are looked after. What fails is a problem of now, and tried again: when this process ends, so do the
-/// daemons in its container, and with them the contexts of all clients.
+/// Supervises the daemons. Every failure is logged and retried, never fatal: the end of this process would end the daemons in
+/// its container, and the CUDA contexts of all clients.
 #[derive(Debug)]
 struct Supervisor {
     settings: Settings,
     holders: HolderQuery,
-    /// Devices that are shared by MPS, as far as is known.
+    /// Devices shared by MPS; `None` before the first successful read.
     wanted: Option<BTreeSet<String>>,
     daemons: BTreeMap<String, SupervisedDaemon>,
-    /// A read that has not ended yet.
+    /// The read in progress.
     reading: Option<JoinHandle<MpsInputs>>,
     problem: String,
 }
 
-/// A daemon that is looked after.
+/// One supervised daemon.
 #[derive(Debug)]
 struct SupervisedDaemon {
     care: DaemonRunner,
@@ -114,7 +114,7 @@ struct SupervisedDaemon {
     task: JoinHandle<()>,
 }
 
-/// The assignments, and the folders that there are.
+/// Assignments, and the folders of devices on disk.
 type MpsInputs = (
     Result<Assignments, assignments::AssignmentsError>,
     io::Result<Vec<DeviceFolder>>,
@@ -122,7 +122,7 @@ type MpsInputs = (
 
 /// Runs until SIGTERM.
 pub async fn supervise(settings: Settings) -> Result<()> {
-    let mut signals = Signals::new().context("take over the signals")?;
+    let mut signals = Signals::new().context("install the signal handlers")?;
     let (readiness, ready) = watch::channel(Err("the assignments have not been read yet".to_owned()));
     let address = settings.admin_address;
     let listener = server::bind(address).await?;
@@ -158,7 +158,10 @@ pub async fn supervise(settings: Settings) -> Result<()> {
                             metrics.clone(),
                         ));
                     }
-                    Err(error) => warn!(reason = format!("{error:#}"), "/livez and /readyz are not served"),
+                    Err(error) => warn!(
+                        reason = format!("{error:#}"),
+                        "cannot serve /livez and /readyz; retrying"
+                    ),
                 }
             }
         }
@@ -176,9 +179,9 @@ async fn stop(signals: &mut Signals) {
     while signals.next().await != SignalRequest::Stop {}
 }
 
-/// Waits until no other supervisor works on the folder; blocks. The lock goes with the process.
+/// Waits until no other supervisor uses the folder; blocks. The kernel releases the lock when the process ends.
 fn lock(mps_dir: &Path) -> Result<File> {
-    fs::create_dir_all(mps_dir).with_context(|| format!("make {}; is it mounted writable?", mps_dir.display()))?;
+    fs::create_dir_all(mps_dir).with_context(|| format!("create {}; is it mounted writable?", mps_dir.display()))?;
     let path = mps_dir.join(LOCK);
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.with_context(|| format!("open {}", path.display()))?;
@@ -199,7 +202,7 @@ impl Supervisor {
         }
     }
 
-    /// Ready when it is known what is wanted.
+    /// Ready once the desired daemons are known.
     fn readiness(&self) -> Readiness {
         if self.wanted.is_some() {
             Ok(())
@@ -208,8 +211,8 @@ impl Supervisor {
         }
     }
 
-    /// Brings what is looked after in line with the assignments, and with what an earlier supervisor left. May be dropped
-    /// in between.
+    /// Aligns the supervised daemons with the assignments, and with the folders that an earlier supervisor left. The future may
+    /// be dropped at any point.
     async fn follow(&mut self) {
         processes::reap();
         self.forget_ended();
@@ -231,14 +234,14 @@ impl Supervisor {
         }
     }
 
-    /// Reads what is on disk; one read at a time, however long it takes.
+    /// Reads assignments and folders, one read at a time, however long it takes.
     async fn read(&mut self) -> Result<MpsInputs, String> {
         let reading = self.reading.get_or_insert_with(|| {
             let (state_dir, mps_dir) = (self.settings.state_dir.clone(), self.settings.mps_dir.clone());
             let holders = self.holders.clone();
             spawn_blocking(move || {
                 holders.prepare();
-                // Daemons of released GPUs end with their last client.
+                // With released GPUs no daemon is desired; each ends after its last client.
                 let wanted = |all: Assignments| {
                     if release::is_noted(&state_dir) {
                         Assignments::new()
@@ -258,16 +261,16 @@ impl Supervisor {
         read.map_err(|error| format!("read the assignments: {error}"))
     }
 
-    /// Looks after each device that is wanted or has a folder. What cannot be read changes nothing.
+    /// Supervises each device that is desired or has a folder. An unreadable input changes nothing.
     fn take(&mut self, (assignments, left): MpsInputs) -> Result<(), String> {
         let mut problems = Vec::new();
         let left: Option<BTreeSet<String>> = left
             .map(|left| left.iter().map(|place| place.uuid().to_owned()).collect())
-            .map_err(|error| problems.push(format!("look into {}: {error}", self.settings.mps_dir.display())))
+            .map_err(|error| problems.push(format!("list the folder {}: {error}", self.settings.mps_dir.display())))
             .ok();
         match assignments {
             Ok(assignments) => self.wanted = Some(mps_devices(&assignments)),
-            // No daemon ends because a file is damaged.
+            // A damaged file ends no daemon.
             Err(error) => {
                 problems.push(error.to_string());
                 self.wanted = self.wanted.take().or_else(|| left.clone());
@@ -278,7 +281,7 @@ impl Supervisor {
             match DeviceFolder::of(&self.settings.mps_dir, &uuid) {
                 Some(place) if !self.daemons.contains_key(&uuid) => self.add(place),
                 Some(_) => {}
-                None => problems.push(format!("{uuid:?} in the assignments is no UUID of a device")),
+                None => problems.push(format!("{uuid:?} in the assignments is not the UUID of a device")),
             }
         }
         if problems.is_empty() {
@@ -296,20 +299,20 @@ impl Supervisor {
             control,
             holders: self.holders.clone(),
         };
-        // Nothing is done before the first word.
+        // The task acts only after the first update of the channel.
         let (want, receiver) = watch::channel(DesiredDaemon::Rest);
         let task = tokio::spawn(care.clone().look_after(receiver));
         self.daemons.insert(uuid, SupervisedDaemon { care, want, task });
     }
 
-    /// A daemon whose folder is still there, or that is wanted, is looked after anew.
+    /// Removes daemons whose task has ended. A desired one, or one with a folder, gets a new task.
     fn forget_ended(&mut self) {
         self.daemons.retain(|_, looked| !looked.task.is_finished());
     }
 
     fn report(&mut self, problem: String) {
         if !problem.is_empty() && problem != self.problem {
-            warn!(problem, "not all daemons can be looked after");
+            warn!(problem, "cannot supervise all MPS control daemons");
         }
         self.problem = problem;
     }

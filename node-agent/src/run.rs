@@ -2,8 +2,8 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `agent_state` | what a run has decided, and publishes |
-//! | `role` | this agent's turn as the registered one |
+//! | `agent_state` | decides on configuration and devices, and publishes both |
+//! | `role` | standby or active, and the tasks of an active agent |
 
 mod agent_state;
 mod role;
@@ -59,15 +59,15 @@ use tokio::{
 };
 use tracing::info;
 
-/// Pause after a configuration or assignments that could not be saved.
+/// Pause before another attempt to save the configuration or the assignments.
 const SAVE_RETRY: Duration = Duration::from_mins(1);
 
-/// What an agent says that only waits for its end.
+/// Readiness text of an agent that has handed over and awaits its termination.
 const LET_GO: &str = "LetGo: another agent of this node has taken over";
 
 /// Runs until SIGTERM.
 pub async fn run(args: RunArgs) -> Result<()> {
-    let mut signals = Signals::new().context("take over the signals")?;
+    let mut signals = Signals::new().context("install the signal handlers")?;
     let mut tasks: JoinSet<()> = JoinSet::new();
 
     let (readiness, ready) = watch::channel(Err("starting".to_owned()));
@@ -185,7 +185,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
                 SignalRequest::Reload => {
                     info!("reload");
                     look_again.notify_one();
-                    // The GPUs too.
+                    // Makes the health monitor probe the GPUs as well.
                     rules.send_modify(|_| ());
                     if let Some(path) = &args.config {
                         file::reload(path, &instructions);
@@ -195,7 +195,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
             Some(turn) = turn.recv() => match turn {
                 HandoverCommand::Hold => {
                     remove_stale_sockets(&args.node.device_plugin_dir);
-                    // Before anything is offered.
+                    // Faults must be known before the kubelet gets a list of devices.
                     let health = health::HealthMonitor::open(health.clone().lock_owned().await).await;
                     decided.open(&manager).await?;
                     tenure = Role::Active(ActiveTasks::begin(health, &manager, &args.node));
@@ -210,7 +210,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
                     plugins.withdraw().await;
                     before.end().await;
                     decided.close(&manager);
-                    // Who does not wait for it any more has ended.
+                    // The receiver is gone only if its task has ended.
                     _ = done.send(());
                 }
                 HandoverCommand::Answer(done) => _ = done.send(()),
@@ -221,11 +221,11 @@ pub async fn run(args: RunArgs) -> Result<()> {
             _ = instructed.changed() => {}
             _ = changes.changed() => evaluate = false,
             _ = registered.changed() => evaluate = false,
-            name = plugins.failed() => bail!("offer {name}: its state machine ended"),
-            ended = tasks.join_next() => bail!("a task ended that should not: {ended:?}"),
-            ended = tenure.failed() => bail!("a task ended that should not: {ended}"),
+            name = plugins.failed() => bail!("serve {name}: its task ended"),
+            ended = tasks.join_next() => bail!("a task ended unexpectedly: {ended:?}"),
+            ended = tenure.failed() => bail!("a task ended unexpectedly: {ended}"),
         }
-        // Not marked as seen: what has not been evaluated is yet to be.
+        // Plain `borrow` keeps the change marks: a value that has not been evaluated still wakes this loop.
         let hardware = hardware.borrow().clone();
         let instruction = instructed.borrow().clone();
         if evaluate {
@@ -265,20 +265,22 @@ fn readiness_of(
         Role::Active(_) => {}
     }
     match hardware.map(|hardware| &hardware.driver) {
-        None => return Err("the hardware has not been looked at yet".to_owned()),
-        // It does what it was asked for, and offers nothing.
+        None => return Err("the first hardware probe has not finished".to_owned()),
+        // An agent that has released its GPUs is ready: no devices is what the operator asked for.
         Some(DriverState::Released) => return Ok(()),
         Some(_) => {}
     }
     if !decided.config_known() {
-        return Err("the API server has not said yet what the configuration is".to_owned());
+        return Err("waiting for the configuration from the API server".to_owned());
     }
     let plugin = decided.plugin(registered);
     if let Some(unknown) = holders_unknown(decided.snapshot(), plugin) {
         return Err(unknown.to_owned());
     }
     if !decided.snapshot().daemons_known {
-        return Err("the folder of the MPS control daemons has not been read yet, and nothing is given out".to_owned());
+        return Err(
+            "the folder of the MPS control daemons has not been read yet; no device can be allocated".to_owned(),
+        );
     }
     not_registered(decided.snapshot(), plugin).map_or(Ok(()), Err)
 }

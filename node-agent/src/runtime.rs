@@ -1,11 +1,11 @@
-//! This process: its clock, channels, threads and signals.
+//! Clock, channels, threads and signals of the process.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `signals` | SIGTERM and SIGHUP as a stream |
-//! | `clock` | the time since boot, which nobody sets |
-//! | `channel` | sends over a watch channel only what changed |
-//! | `blocking_thread` | runs blocking work that may hang on one thread |
+//! | `clock` | the time since boot |
+//! | `channel` | sends changed values only |
+//! | `blocking_thread` | runs blocking work on one thread at most |
 
 pub mod blocking_thread;
 pub mod channel;

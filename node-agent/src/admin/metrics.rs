@@ -1,4 +1,4 @@
-//! Prometheus metrics. Label values come from the code, but for names of resources and numbers of XIDs, which are bounded.
+//! Prometheus metrics. Label values are constants, except resource names and XID numbers, whose count is bounded.
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue, text::encode},
@@ -11,18 +11,18 @@ use std::{
     time::Instant,
 };
 
-/// Names of resources that have metrics of their own. Others, which only ever changing configurations bring, count as
-/// [`OTHER`].
+/// Most resources with metrics of their own; further ones count as [`OTHER`]. Only a configuration that keeps changing
+/// reaches the limit.
 const MAX_RESOURCES: usize = 64;
-/// Greatest XID that is counted by itself. The greatest that NVIDIA documents is below 200.
+/// Greatest XID with a counter of its own. NVIDIA documents XIDs below 200.
 const MAX_XID: u64 = 255;
 const OTHER: &str = "other";
-/// Upper ends in seconds. Most calls take 0.1 ms, and one that is refused up to 15 s.
+/// Upper bounds of the buckets, in seconds. Most calls take 0.1 ms; a refused one takes up to 15 s.
 const BUCKETS: [f64; 13] = [
     0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.3, 1.0, 5.0, 20.0,
 ];
 
-/// What is counted. Cheap to clone; every clone counts into the same.
+/// Metrics of this process. Clones are cheap and share the counters.
 #[derive(Clone, Debug)]
 pub struct AgentMetrics(Arc<MetricFamilies>);
 
@@ -40,16 +40,16 @@ struct MetricFamilies {
     faults: Family<ByReason, Gauge>,
 }
 
-/// A call between the agent and the kubelet.
+/// Call between the agent and the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum PluginMethod {
     /// The agent registers a resource.
     Register,
-    /// One list of the stream is made.
+    /// The agent builds one list of the stream.
     ListAndWatch,
-    /// The kubelet asks which devices are best.
+    /// The kubelet asks for the preferred devices.
     GetPreferredAllocation,
-    /// The kubelet asks for devices.
+    /// The kubelet allocates devices to a container.
     Allocate,
 }
 
@@ -90,7 +90,7 @@ struct ByHash {
     hash: String,
 }
 
-/// A call under way.
+/// Measures a call until dropped.
 #[derive(Debug)]
 pub struct Timer {
     metrics: AgentMetrics,
@@ -110,7 +110,7 @@ impl Drop for Timer {
 }
 
 impl AgentMetrics {
-    /// Everything at zero.
+    /// Creates the metrics, all zero.
     pub fn new() -> Self {
         let devices = Family::<ByHealth, Gauge>::default();
         let allocations = Family::<ByResult, Counter>::default();
@@ -128,32 +128,24 @@ impl AgentMetrics {
         );
         registry.register(
             "devices",
-            "Device ids by resource and health, as the kubelet is told",
+            "Advertised device IDs, by resource and health",
             devices.clone(),
         );
-        registry.register(
-            "allocations",
-            "Containers that asked for devices, by answer",
-            allocations.clone(),
-        );
+        registry.register("allocations", "Container allocations, by result", allocations.clone());
         registry.register_with_unit(
             "rpc_duration",
-            "Calls between agent and kubelet",
+            "Duration of calls between the agent and the kubelet",
             Unit::Seconds,
             calls.clone(),
         );
         registry.register(
             "registrations",
-            "Tries to register with the kubelet, by answer",
+            "Registration attempts with the kubelet, by result",
             registrations.clone(),
         );
-        registry.register("xids", "XID events of the driver", xids.clone());
-        registry.register("nvml_errors", "NVML calls that failed", nvml_errors.clone());
-        registry.register(
-            "faults",
-            "Broken GPUs and MIG devices, by what is wrong with them",
-            faults.clone(),
-        );
+        registry.register("xids", "XID events from the driver", xids.clone());
+        registry.register("nvml_errors", "Failed NVML calls", nvml_errors.clone());
+        registry.register("faults", "GPUs and MIG devices with a fault, by reason", faults.clone());
         registry.register("config_info", "Hash of the configuration in force", config.clone());
         let resources = Mutex::default();
         Self(
@@ -173,7 +165,7 @@ impl AgentMetrics {
         )
     }
 
-    /// Sets the numbers of healthy and of other devices of each resource. Resources that are not named are forgotten.
+    /// Sets the numbers of healthy and unhealthy devices of each resource. Removes resources that are not listed.
     pub fn set_devices<'a>(&self, resources: impl Iterator<Item = (&'a str, usize, usize)>) {
         self.0.devices.clear();
         for (resource, healthy, unhealthy) in resources {
@@ -181,8 +173,8 @@ impl AgentMetrics {
         }
     }
 
-    /// Sets the number of GPUs that answer and of GPUs and MIG devices that do not, where nothing is offered: as devices of
-    /// no resource.
+    /// Sets the numbers of answering GPUs and of silent GPUs and MIG devices on a node that advertises none, with an empty
+    /// resource name.
     pub fn set_found(&self, answering: usize, silent: usize) {
         self.0.devices.clear();
         self.add_devices("", answering, silent);
@@ -202,7 +194,7 @@ impl AgentMetrics {
         }
     }
 
-    /// Sets what is wrong with devices: the reason of each fault.
+    /// Sets the faults, one reason per fault.
     pub fn set_faults(&self, reasons: impl Iterator<Item = &'static str>) {
         self.0.faults.clear();
         for reason in reasons {
@@ -210,7 +202,7 @@ impl AgentMetrics {
         }
     }
 
-    /// Sets which configuration is in force, if one is.
+    /// Sets the hash of the configuration in force.
     pub fn set_config(&self, hash: Option<&str>) {
         self.0.config.clear();
         if let Some(hash) = hash {
@@ -218,7 +210,7 @@ impl AgentMetrics {
         }
     }
 
-    /// A container was given devices, or refused.
+    /// Counts an allocation to a container, granted or refused.
     pub fn allocated(&self, resource: &str, given: bool) {
         let labels = ByResult {
             resource: self.resource(resource),
@@ -227,7 +219,7 @@ impl AgentMetrics {
         self.0.allocations.get_or_create(&labels).inc();
     }
 
-    /// The kubelet took a registration, or it failed.
+    /// Counts a registration, accepted or failed.
     pub fn registered(&self, resource: &str, taken: bool) {
         let labels = ByResult {
             resource: self.resource(resource),
@@ -236,7 +228,7 @@ impl AgentMetrics {
         self.0.registrations.get_or_create(&labels).inc();
     }
 
-    /// Counts a call that lasts until the timer is dropped.
+    /// Starts to measure a call; the drop of the timer ends it.
     pub fn timer(&self, method: PluginMethod) -> Timer {
         Timer {
             metrics: self.clone(),
@@ -245,7 +237,7 @@ impl AgentMetrics {
         }
     }
 
-    /// The driver told of an XID.
+    /// Counts an XID event.
     pub fn xid(&self, xid: u64) {
         let xid = if xid <= MAX_XID {
             xid.to_string()
@@ -255,20 +247,20 @@ impl AgentMetrics {
         self.0.xids.get_or_create(&ByXid { xid }).inc();
     }
 
-    /// A call to NVML failed; `call` is its name in C.
+    /// Counts a failed NVML call; `call` is the C function's name.
     pub fn nvml_error(&self, call: &'static str) {
         self.0.nvml_errors.get_or_create(&ByCall { call }).inc();
     }
 
-    /// The metrics in the OpenMetrics text format.
+    /// Renders the metrics in the OpenMetrics text format.
     pub fn render(&self) -> String {
         let mut text = String::new();
-        // Writing into a string has no error of its own.
+        // Writing to a string cannot fail.
         _ = encode(&mut text, &self.0.registry);
         text
     }
 
-    /// The name under which a resource is counted.
+    /// Returns the label value of a resource.
     fn resource(&self, name: &str) -> String {
         let mut known = self.0.resources.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() < MAX_RESOURCES {

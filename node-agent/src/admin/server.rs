@@ -1,4 +1,4 @@
-//! `/livez`, `/readyz` and `/metrics`.
+//! HTTP server for `/livez`, `/readyz` and `/metrics`.
 
 use crate::admin::metrics::AgentMetrics;
 use anyhow::{Context as _, Result};
@@ -7,13 +7,13 @@ use std::net::SocketAddr;
 use tokio::{net::TcpListener, sync::watch};
 use tracing::info;
 
-/// Whether the agent does its work, or why not yet.
+/// Readiness of the process; the error is the text of `/readyz`.
 pub type Readiness = Result<(), String>;
 
-/// Whether the agent needs no restart, or why it does.
+/// Liveness of the process; the error is the text of `/livez`, and the kubelet restarts the container.
 pub type Liveness = Result<(), String>;
 
-/// Takes the address, so that one that is in use is noticed at the start.
+/// Binds the address, so that an address in use fails the start.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
     let listener = TcpListener::bind(address)
         .await
@@ -35,18 +35,23 @@ pub async fn serve(
     .await;
 }
 
-/// The liveness of a process that answers at all.
+/// Returns a liveness that is always ok: the answer itself shows that the process works.
 pub fn always_live() -> watch::Receiver<Liveness> {
     watch::channel(Ok(())).1
 }
 
 fn answer(path: &str, readiness: &Readiness, liveness: &Liveness, metrics: &AgentMetrics) -> TextResponse {
     let said = match path {
-        // Any answer shows that the event loop runs.
+        // An answer shows that the event loop runs.
         "/livez" => liveness,
         "/readyz" => readiness,
         "/metrics" => return TextResponse::metrics(metrics.render()),
-        _ => return TextResponse::line(StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics"),
+        _ => {
+            return TextResponse::line(
+                StatusCode::NOT_FOUND,
+                "not found; the paths are /livez, /readyz and /metrics",
+            );
+        }
     };
     match said {
         Ok(()) => TextResponse::line(StatusCode::OK, "ok"),

@@ -1,5 +1,5 @@
-//! What a device plugin left behind on a node that no policy governs any more: its assignments end with their last holder,
-//! so that the MPS daemons behind them may end too.
+//! Retires the assignments that a device plugin left on a node without policy: each ends with its last holder, and its MPS
+//! daemon after it.
 
 use crate::{
     cli::NodeArgs,
@@ -24,23 +24,23 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// Pause between two looks.
+/// Pause between two probes.
 const PAUSE: Duration = Duration::from_secs(10);
-/// How long the look at the files may take.
+/// Longest time to read the files.
 const FILES_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What an earlier look has found out.
+/// State kept from the previous probe.
 #[derive(Debug)]
 struct LeftoverDevices {
     state: DeviceState,
-    /// What the file said then.
+    /// Assignments in the file at that time.
     assignments: Assignments,
-    /// When an agent last took the lock of the node by then: one that ran since may have given something out.
+    /// Last time an agent had taken the lock of the node. An agent that took it later may have allocated devices.
     taken: Option<SystemTime>,
 }
 
-/// Publishes what is held and what runs, and ends what nobody wants any more. None while another agent of this node holds
-/// its lock, and before the first look. Does not end.
+/// Publishes holders and daemons, and retires assignments without holders. Publishes `None` before the first probe and while
+/// another agent of this node holds the lock. Never returns.
 pub async fn retire(
     args: NodeArgs,
     mut hardware: watch::Receiver<Option<Arc<Hardware>>>,
@@ -66,7 +66,10 @@ pub async fn retire(
             Err(error) => Some(format!("{error:#}")),
         };
         if let Some(error) = errors.set(error) {
-            warn!(error, "look at what the device plugin left; trying again");
+            warn!(
+                error,
+                "cannot retire the assignments of the earlier device plugin; retrying"
+            );
         }
         sleep(PAUSE).await;
     }
@@ -80,7 +83,7 @@ async fn look(
 ) -> Result<Option<DeviceSnapshot>> {
     let (state_dir, mps_dir) = (args.host.state_dir.clone(), args.host.mps_dir.clone());
     let files = kubelet.files.run(move || {
-        // A damaged file is left to the next device plugin.
+        // A damaged file stays for the next device plugin, which sets it aside.
         let left = assignments::read(&state_dir).is_ok_and(|assignments| !assignments.is_empty());
         (left, answers::read(&mps_dir))
     });
@@ -97,7 +100,7 @@ async fn look(
             ..state.snapshot()
         }));
     }
-    // An agent that comes now waits no longer than this look takes.
+    // A starting agent waits for the lock only as long as this probe takes.
     let Some(lock) = NodeLock::try_take(&args.host.state_dir)? else {
         return Ok(None);
     };
@@ -120,7 +123,7 @@ async fn look(
     if snapshot.assignments != assignments {
         info!(
             left = snapshot.assignments.len(),
-            "devices that no policy wants are given up"
+            "retired the assignments of devices that no container holds"
         );
     }
     saved

@@ -1,4 +1,4 @@
-//! Whether the holder answers on its own socket: one that does not would never let a successor take over.
+//! Liveness of the holder: probes its own socket, because a holder that does not answer could never hand over.
 
 use super::{
     SOCKET,
@@ -10,15 +10,15 @@ use std::{path::PathBuf, time::Duration};
 use tokio::{sync::watch, time::sleep};
 use tracing::error;
 
-/// Pause between two looks.
+/// Pause between two probes.
 const PAUSE: Duration = Duration::from_secs(10);
-/// More than the agent's other work may take at once.
+/// Timeout of a probe; longer than any step of the main loop.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
-/// One look may fall into a hand-over.
+/// Failed probes in a row that end the liveness: a single one may coincide with a hand-over.
 const LOOKS: u32 = 2;
 
-/// Looks while the socket is `served`, and says what it found. A socket that cannot be made, on a full disk, is no reason for
-/// a restart, which would not make it. Does not end.
+/// Probes the socket while it is `served`, and publishes the liveness. A socket that cannot be created, for example on a full
+/// disk, does not end the liveness: a restart would not help. Never returns.
 pub async fn watch(state_dir: PathBuf, served: watch::Receiver<bool>, liveness: watch::Sender<Liveness>) {
     let socket = state_dir.join(SOCKET);
     let mut failed = 0;
@@ -29,7 +29,7 @@ pub async fn watch(state_dir: PathBuf, served: watch::Receiver<bool>, liveness: 
             Err(error) if is_served && *served.borrow() => {
                 failed += 1;
                 if failed >= LOOKS {
-                    error!(%error, "this agent does not answer on its own socket, so that no other could take over");
+                    error!(%error, "this agent does not answer on its own socket; no successor could take over");
                     send_if_new(&liveness, Err(format!("no answer on {}: {error}", socket.display())));
                 }
             }
@@ -55,7 +55,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_mins(2);
 
-    /// What a holder whose socket is `served` says of its liveness after a while.
+    /// Returns the liveness of a holder after a while.
     async fn after_a_while(answers: bool, is_served: bool) -> Liveness {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join(SOCKET)).unwrap();

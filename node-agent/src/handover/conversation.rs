@@ -1,4 +1,4 @@
-//! One connection between a successor and the holder.
+//! Connection between a successor and the holder.
 
 use super::protocol::{MAX_LINE, line, parse};
 use serde::{Serialize, de::DeserializeOwned};
@@ -9,40 +9,40 @@ use tokio::{
     time::timeout,
 };
 
-/// How long the other side may take to connect, or to take a line.
+/// Timeout to connect, and to write a line.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why nothing was said or heard.
+/// Failure to connect, to write or to read.
 #[derive(Debug, thiserror::Error)]
 pub enum ConversationError {
-    /// Nobody listens.
+    /// No agent listens on the socket.
     #[error("connect to the agent that holds the lock of this node: {0}")]
     Connect(io::Error),
-    /// The connection broke.
-    #[error("talk to the other agent of this node: {0}")]
+    /// The connection failed.
+    #[error("exchange messages with the other agent of this node: {0}")]
     Broken(#[from] io::Error),
-    /// The other side went away.
-    #[error("talk to the other agent of this node: it closed the connection")]
+    /// The other agent closed the connection.
+    #[error("exchange messages with the other agent of this node: it closed the connection")]
     Closed,
-    /// It does not take part.
-    #[error("talk to the other agent of this node: no answer within {0:?}")]
+    /// The other agent does not answer in time.
+    #[error("exchange messages with the other agent of this node: no answer within {0:?}")]
     Silent(Duration),
-    /// It says what nobody understands.
-    #[error("talk to the other agent of this node: {0}; is it of another version?")]
+    /// The message is not part of the protocol.
+    #[error("read the message of the other agent of this node: {0}; does it run another version?")]
     Unclear(#[from] serde_json::Error),
 }
 
-/// A connection.
+/// Connection that carries one JSON message per line.
 #[derive(Debug)]
 pub struct Conversation(BufReader<UnixStream>);
 
 impl Conversation {
-    /// With whoever connected.
+    /// Wraps an accepted connection.
     pub fn of(stream: UnixStream) -> Self {
         Self(BufReader::with_capacity(MAX_LINE, stream))
     }
 
-    /// With whoever listens on `socket`.
+    /// Connects to the agent that listens on `socket`.
     pub async fn open(socket: &Path) -> Result<Self, ConversationError> {
         let stream = timeout(WRITE_TIMEOUT, UnixStream::connect(socket)).await;
         stream
@@ -51,14 +51,14 @@ impl Conversation {
             .map_err(ConversationError::Connect)
     }
 
-    /// Says something.
+    /// Sends a message.
     pub async fn say<T: Serialize>(&mut self, said: &T) -> Result<(), ConversationError> {
         let line = line(said);
         let written = timeout(WRITE_TIMEOUT, self.0.write_all(&line)).await;
         Ok(written.map_err(|_| ConversationError::Silent(WRITE_TIMEOUT))??)
     }
 
-    /// Hears what the other side says within `limit`. After an error nothing more can be heard.
+    /// Receives a message within `limit`. After an error the connection is of no more use.
     pub async fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, ConversationError> {
         let mut heard = Vec::new();
         let mut bounded = (&mut self.0).take(MAX_LINE as u64);
@@ -69,12 +69,12 @@ impl Conversation {
         Ok(parse(&heard)?)
     }
 
-    /// Returns when the other side has gone away, or says something that it was not asked for.
+    /// Waits until the other agent closes the connection or sends an unrequested message.
     pub async fn ended(&mut self) {
         _ = self.0.fill_buf().await;
     }
 
-    /// Whether that is so already.
+    /// Returns whether [`Self::ended`] would return at once.
     pub async fn has_ended(&mut self) -> bool {
         timeout(Duration::ZERO, self.ended()).await.is_ok()
     }

@@ -1,4 +1,4 @@
-//! The side of the holder: listens for a successor, and waits until that one does the work.
+//! Holder's side: listens for a successor, hands over, and waits for the successor's confirmation.
 
 use super::{
     Handover, HandoverCommand,
@@ -18,25 +18,25 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-/// Connections at the same time: a successor or two, and this agent's look at itself.
+/// Most connections at a time: a successor or two, and this agent's own liveness probe.
 const MAX_CONNECTIONS: usize = 4;
-/// How long whoever connects may take to say what they want.
+/// Timeout for the first message of a connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the agent's other work may keep it from showing that it is alive.
+/// Timeout for the main loop to answer a ping.
 const TURN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a successor may take until the kubelet has its lists.
+/// Timeout for the successor's confirmation.
 const SERVING_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often lock and socket are looked at: somebody may have removed them.
+/// Interval between checks of the lock and the socket, which another process may have removed.
 const CHECK: Duration = Duration::from_secs(5);
 
-/// The socket that is listened on.
+/// Socket on which the holder listens.
 struct HolderSocket {
     listener: UnixListener,
     id: Option<FileId>,
 }
 
 impl HolderSocket {
-    /// In place of what an earlier holder left.
+    /// Replaces the socket of an earlier holder.
     fn on(socket: &Path) -> io::Result<Self> {
         match fs::remove_file(socket) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -56,7 +56,7 @@ impl HolderSocket {
 }
 
 impl Handover {
-    /// Listens until there is a successor to let go to.
+    /// Listens until a successor asks for the lock and may have it.
     pub(super) async fn hold(&self, lock: &mut NodeLock) -> Result<(Conversation, Successor), lock::LockError> {
         let socket = self.socket();
         let mut connections: JoinSet<()> = JoinSet::new();
@@ -71,7 +71,7 @@ impl Handover {
                     listening = HolderSocket::on(&socket)
                         .inspect_err(|error| {
                             if let Some(error) = errors.changed(error) {
-                                warn!(socket = %socket.display(), error, "listen for a successor; trying again, and one waits for the lock until then");
+                                warn!(socket = %socket.display(), error, "cannot listen for a successor; retrying, and successors wait for the lock until then");
                             }
                         })
                         .ok();
@@ -82,7 +82,7 @@ impl Handover {
             tokio::select! {
                 asked = asked.recv() => if let Some(asked) = asked { break asked },
                 stream = accept(listening.as_ref()) => {
-                    // One too many is closed at once, and may ask again.
+                    // A connection above the limit is closed at once; the successor may ask again.
                     if connections.len() < MAX_CONNECTIONS {
                         let (turns, fitness) = (self.turns.clone(), self.fitness.clone());
                         connections.spawn(answer(stream, turns, fitness, asks.clone()));
@@ -96,7 +96,7 @@ impl Handover {
         Ok((successor, named))
     }
 
-    /// Tells a successor that the lock is free, and waits until it says that it does the work; whether it did.
+    /// Tells a successor that the lock is free, and returns whether it confirms that it serves the node.
     pub(super) async fn see_off(&self, mut successor: Conversation) -> bool {
         let heard = async {
             successor
@@ -108,11 +108,13 @@ impl Handover {
         };
         match heard.await {
             Ok(HandoverRequest::Serving {}) => {
-                info!("the successor does the work; this agent only waits for its end");
+                info!("the successor serves the node; this agent awaits its termination");
                 true
             }
             Ok(_) => {
-                warn!("the successor says something else than that it serves; taking over again when the lock is free");
+                warn!(
+                    "the successor sent something else than its confirmation; taking over again when the lock is free"
+                );
                 false
             }
             Err(error) => {
@@ -123,7 +125,7 @@ impl Handover {
     }
 }
 
-/// The next connection of an agent; none where nothing is listened on.
+/// Returns the next connection of an agent; waits forever without a socket.
 async fn accept(listening: Option<&HolderSocket>) -> UnixStream {
     let Some(listening) = listening else {
         return std::future::pending().await;
@@ -131,18 +133,18 @@ async fn accept(listening: Option<&HolderSocket>) -> UnixStream {
     loop {
         match listening.listener.accept().await {
             Ok((stream, _)) if stream.peer_cred().is_ok_and(|peer| peer.uid() == geteuid().as_raw()) => return stream,
-            Ok(_) => warn!("somebody who is no agent connected to the socket of this agent"),
-            // For want of file descriptors, for example.
+            Ok(_) => warn!("refused a connection to this agent's socket: it comes from another user"),
+            // Too few file descriptors, for example.
             Err(error) => {
-                debug!(%error, "accept a connection of a successor");
+                debug!(%error, "cannot accept a connection of a successor");
                 sleep_until(Instant::now() + Duration::from_millis(100)).await;
             }
         }
     }
 }
 
-/// One connection. A successor that is to be let go to is handed on; of several only the first is, and the others find
-/// nobody and wait.
+/// Serves one connection. Passes a successor that may have the lock on to the holder: the first of several; the others lose
+/// their connection and wait.
 async fn answer(
     stream: UnixStream,
     turns: mpsc::Sender<HandoverCommand>,
@@ -168,13 +170,13 @@ async fn answer(
         }
         HolderDecision::No(reason) => HolderResponse::Refused { reason: short(&reason) },
         HolderDecision::LetGo(successor) => {
-            // An agent that was stopped for a while hears of one that has given up since.
+            // The request may be old, and its successor gone, if this process was suspended for a while.
             if !conversation.has_ended().await {
                 _ = asks.try_send((conversation, successor));
             }
             return;
         }
     };
-    // Who does not listen needs no answer.
+    // A peer that is gone needs no answer.
     _ = conversation.say(&answer).await;
 }

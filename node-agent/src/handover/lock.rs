@@ -1,4 +1,4 @@
-//! One registered agent per node, by a lock on a file of the node. The lock goes with the process that holds it.
+//! Lock on a file of the node, so that one agent at a time is registered. The kernel releases it when the process ends.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -11,7 +11,7 @@ use tracing::warn;
 
 const LOCK_FILE: &str = "agent.lock";
 
-/// Why the lock cannot be taken.
+/// Failure to take or keep the lock.
 #[derive(Debug, thiserror::Error)]
 #[error("{action} {path}: {source}; is --state-dir writable?")]
 pub struct LockError {
@@ -20,19 +20,19 @@ pub struct LockError {
     source: io::Error,
 }
 
-/// The right to register the GPUs of this node; given back when dropped.
+/// Right to register the GPUs of this node; released when dropped.
 #[derive(Debug)]
 pub struct NodeLock {
     file: File,
 }
 
 impl NodeLock {
-    /// The lock, if no other agent of this node holds it, for an agent that is to register GPUs.
+    /// Takes the lock for an agent that registers GPUs, if no other agent of this node holds it.
     pub fn take(state_dir: &Path) -> Result<Option<Self>, LockError> {
         let Some(lock) = Self::try_take(state_dir)? else {
             return Ok(None);
         };
-        // What [`Self::taken`] tells.
+        // [`Self::taken`] reads this time.
         let touched = lock.file.set_modified(SystemTime::now());
         touched.map_err(|source| LockError {
             action: "touch",
@@ -42,21 +42,21 @@ impl NodeLock {
         Ok(Some(lock))
     }
 
-    /// When an agent last took it to register GPUs, which [`Self::try_take`] is not for. To be compared, not to be reckoned
-    /// with: it is the machine's clock.
+    /// Returns the last time an agent took the lock with [`Self::take`], to register GPUs. Fit for comparison only: the
+    /// machine's clock may jump.
     pub fn taken(&self) -> Option<SystemTime> {
         self.file.metadata().and_then(|meta| meta.modified()).ok()
     }
 
-    /// The lock, if no other agent of this node holds it.
+    /// Takes the lock without a change of [`Self::taken`], if no other agent of this node holds it.
     pub fn try_take(state_dir: &Path) -> Result<Option<Self>, LockError> {
         let path = state_dir.join(LOCK_FILE);
         let file = open(&path)?;
         Ok(lock(&file, &path)?.then_some(Self { file }))
     }
 
-    /// Takes the lock anew where somebody has removed or replaced the file: the next agent would lock the new one. An error where
-    /// another agent has it, or the whole folder is gone; what else keeps it from being taken may pass.
+    /// Takes the lock again if the file was removed or replaced, because the next agent would lock the new file. Fails if another
+    /// agent has the new lock, or the folder is gone; other errors may pass and are ignored.
     pub fn keep(&mut self, state_dir: &Path) -> Result<(), LockError> {
         let path = state_dir.join(LOCK_FILE);
         let own = self.file.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
@@ -67,13 +67,12 @@ impl NodeLock {
         }
         match Self::take(state_dir) {
             Ok(Some(again)) => {
-                warn!(file = %path.display(), "somebody has removed the lock of this node; it is taken anew");
+                warn!(file = %path.display(), "the lock file of this node was removed; took the lock again");
                 *self = again;
                 Ok(())
             }
             Ok(None) => {
-                let source =
-                    io::Error::other("somebody has removed the file, and another agent has locked the new one");
+                let source = io::Error::other("the file was removed, and another agent has locked the new one");
                 Err(LockError {
                     action: "keep the lock",
                     path,
@@ -86,7 +85,7 @@ impl NodeLock {
     }
 }
 
-/// Locks the file, unless another process has.
+/// Locks the file and returns true, or false if another process holds it.
 fn lock(file: &File, path: &Path) -> Result<bool, LockError> {
     match file.try_lock() {
         Ok(()) => Ok(true),
@@ -119,9 +118,9 @@ fn open(path: &Path) -> Result<File, LockError> {
         .map_err(error("open the lock file"))
 }
 
-/// Whether some agent of the node holds the lock. A folder that cannot be read has never had one.
+/// Returns whether an agent of the node holds the lock; false if the file cannot be opened.
 pub fn is_held(state_dir: &Path) -> bool {
-    // A shared lock: two that ask at once do not see each other.
+    // With a shared lock, two concurrent checks do not block each other.
     File::open(state_dir.join(LOCK_FILE))
         .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }

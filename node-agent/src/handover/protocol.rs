@@ -1,7 +1,6 @@
-//! What a successor and the holder of the node's lock say to each other, one JSON object per line. Pure.
+//! Messages between a successor and the holder of the node's lock, one JSON object per line, and the holder's decision. Pure.
 //!
-//! A word that one side does not know is refused by the other, so that agents of two versions get along: fields may be
-//! added, and are ignored by those that do not know them.
+//! Agents of two versions work together: the receiver ignores unknown fields and refuses unknown messages.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -10,88 +9,88 @@ pub const MAX_LINE: usize = 1024;
 /// Most bytes of a text in a line.
 const MAX_TEXT: usize = 300;
 
-/// What is said to the holder.
+/// Message to the holder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum HandoverRequest {
-    /// A successor that has looked at the hardware and has its configuration wants to take over.
+    /// A successor that knows its hardware and configuration asks for the lock.
     LetGo(Successor),
-    /// It has taken over, and the kubelet has taken its lists.
+    /// The successor has taken over, and the kubelet has accepted its registration.
     Serving {},
-    /// Whether somebody answers.
+    /// Liveness probe.
     Ping {},
 }
 
-/// What the holder answers.
+/// Answer of the holder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum HolderResponse {
-    /// It is there.
+    /// The holder is alive.
     Holding {},
-    /// It goes on holding the lock.
+    /// The holder keeps the lock.
     Refused {
-        /// Why.
+        /// Reason, for the successor's log.
         reason: String,
     },
-    /// It serves nothing any more, and the lock is free.
+    /// The holder has withdrawn from the kubelet, and the lock is free.
     Released {
-        /// UID of its pod; empty where there is no pod.
+        /// UID of the holder's pod; empty without a pod.
         pod: String,
     },
 }
 
-/// Who wants to take over.
+/// Agent that asks for the lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Successor {
     /// Version of the agent.
     pub version: String,
-    /// UID of its pod; empty where there is no pod.
+    /// UID of its pod; empty without a pod.
     pub pod: String,
-    /// Why it could not offer what there is on this node.
+    /// Reason why it could not serve this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
-/// What the holder does about a request.
+/// Decision of the holder on a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HolderDecision {
-    /// Shows that it is alive.
+    /// Answer that it is alive.
     Alive,
-    /// Says no.
+    /// Refuse, for this reason.
     No(String),
-    /// Lets go.
+    /// Hand over to this successor.
     LetGo(Successor),
 }
 
-/// What a holder with this problem of its own does about a request that opens a conversation.
+/// Decides on the first request of a connection, for a holder with this problem of its own.
 pub fn reply(request: HandoverRequest, own_problem: Option<&str>) -> HolderDecision {
     match request {
         HandoverRequest::Ping {} => HolderDecision::Alive,
-        HandoverRequest::Serving {} => HolderDecision::No("nobody was asked to let go on this connection".to_owned()),
+        HandoverRequest::Serving {} => HolderDecision::No("no hand-over is in progress on this connection".to_owned()),
         HandoverRequest::LetGo(successor) => match (&successor.problem, own_problem) {
-            // A new image that cannot read what this one can would take the GPUs from the node.
-            (Some(problem), None) => {
-                HolderDecision::No(format!("the successor could offer less than is offered now: {problem}"))
-            }
+            // A new version that cannot read the GPUs would take them from the node.
+            (Some(problem), None) => HolderDecision::No(format!(
+                "the successor could not serve the devices that this agent serves: {problem}"
+            )),
             _ => HolderDecision::LetGo(successor),
         },
     }
 }
 
-/// One line with its end. Texts that are too long are cut off.
+/// Encodes a message as a line, with the line feed.
 pub fn line<T: Serialize>(said: &T) -> Vec<u8> {
-    // Cannot fail: these types have string keys alone.
+    // Cannot fail: these types have string keys only.
     let mut line = serde_json::to_vec(said).unwrap_or_default();
     line.push(b'\n');
     line
 }
 
-/// What a line says.
+/// Decodes a line.
 pub fn parse<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<T> {
     serde_json::from_slice(line)
 }
 
-/// A text that fits a line.
+/// Cuts a text to the length that fits a line.
 pub fn short(text: &str) -> String {
     text.get(..text.floor_char_boundary(MAX_TEXT))
         .unwrap_or_default()

@@ -1,5 +1,5 @@
-//! What hand-overs leave on disk: which successor failed how often, so that a restart does not let it ask at once again, and
-//! which pods have let go for good, and to whom.
+//! Record of hand-overs on disk: the failed attempts of a successor, so that a restart does not end its pause, the pods that
+//! have handed over for good, and the policy of the last holder.
 
 use crate::store::atomic_file;
 use serde::{Deserialize, Serialize};
@@ -10,33 +10,33 @@ use std::{
 };
 
 const FILE: &str = "handover.json";
-/// Version of this file's own format.
+/// Version of the file format.
 const FORMAT: u32 = 1;
 /// Pause after the first failure; it doubles up to [`MAX_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_secs(10);
 const MAX_PAUSE: Duration = Duration::from_mins(5);
-/// Pods to remember: those of a node whose policies and images change while their pods still end.
+/// Most pods in the record: policies and images may change several times while old pods still terminate.
 const MAX_LET_GO: usize = 8;
 
-/// Which agent it is about. A pod keeps its UID when its container restarts.
+/// Identity of an agent. A pod keeps its UID when its container restarts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentId {
     /// Version of the agent.
     pub version: String,
-    /// UID of its pod; empty where there is no pod.
+    /// UID of its pod; empty without a pod.
     pub pod: String,
 }
 
-/// What is remembered.
+/// Content of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HandoverRecord {
     format: u32,
-    /// The last successor that asked and has not taken over since.
+    /// The last successor that asked and has not taken over yet.
     asked: Option<TakeoverAttempts>,
-    /// Pods that have let go for good, the last one last.
+    /// UIDs of the pods that have handed over for good, oldest first.
     let_go: Vec<String>,
-    /// The policy of the agent that took over last; empty where it has none.
+    /// Policy of the agent that took over last; empty without a policy.
     #[serde(default)]
     policy: String,
 }
@@ -46,7 +46,7 @@ pub struct HandoverRecord {
 struct TakeoverAttempts {
     who: AgentId,
     times: u32,
-    /// When it asked last, in milliseconds since boot: no jump of the clock changes that.
+    /// Time of the last attempt, in milliseconds since boot, which no clock change affects.
     at_ms: u64,
 }
 
@@ -62,29 +62,29 @@ impl Default for HandoverRecord {
 }
 
 impl HandoverRecord {
-    /// Reads it; blocks. A file that tells nothing counts as none and is set aside.
+    /// Reads the record; blocks. Sets a damaged file aside and starts with an empty record.
     pub fn load(state_dir: &Path) -> Self {
         atomic_file::load(&path(state_dir), FORMAT).unwrap_or_default()
     }
 
-    /// Brings it to disk; blocks.
+    /// Writes the record to disk; blocks.
     pub fn save(&self, state_dir: &Path) -> io::Result<()> {
         atomic_file::replace(&path(state_dir), &serde_json::to_vec(self)?)
     }
 
-    /// How long `who` has to wait before it asks, at `now` since boot.
+    /// Returns the time that `who` still waits before it asks again, at `now` since boot.
     pub fn pause(&self, who: &AgentId, now: Duration) -> Duration {
         let Some(asked) = self.asked.as_ref().filter(|asked| asked.who == *who) else {
             return Duration::ZERO;
         };
         let doublings = asked.times.saturating_sub(1).min(10);
         let pause = (MIN_PAUSE * 2_u32.pow(doublings)).min(MAX_PAUSE);
-        // After a boot there is nobody to ask.
+        // After a reboot no pause remains.
         let since = now.checked_sub(Duration::from_millis(asked.at_ms)).unwrap_or(pause);
         pause.saturating_sub(since)
     }
 
-    /// `who` asks at `now`, and has failed unless it is heard of again.
+    /// Counts an attempt of `who` at `now`; it counts as failed until [`Self::took_over`].
     pub fn asks(&mut self, who: &AgentId, now: Duration) {
         let before = self
             .asked
@@ -99,7 +99,7 @@ impl HandoverRecord {
         });
     }
 
-    /// The successor, of a policy, has taken over from the pod `predecessor`.
+    /// Notes that `who`, of this policy, has taken over from the pod `predecessor`.
     pub fn took_over(&mut self, who: &AgentId, policy: &str, predecessor: &str) {
         self.asked = None;
         policy.clone_into(&mut self.policy);
@@ -111,12 +111,12 @@ impl HandoverRecord {
         self.let_go.drain(..surplus);
     }
 
-    /// Whether an agent of another policy took over last.
+    /// Returns whether an agent of another policy took over last.
     pub fn serves_another(&self, policy: &str) -> bool {
         !self.policy.is_empty() && self.policy != policy
     }
 
-    /// Whether the pod has let go for good: it takes over what nobody holds, and asks nobody.
+    /// Returns whether the pod has handed over for good. Such a pod takes a free lock but asks no holder.
     pub fn has_let_go(&self, pod: &str) -> bool {
         self.let_go.iter().any(|other| other == pod)
     }

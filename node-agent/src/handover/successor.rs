@@ -1,4 +1,4 @@
-//! The side of a successor: stands by, asks, and proves that it does the work.
+//! Successor's side: waits on standby, asks the holder for the lock, and confirms that it serves the node.
 
 use super::{
     Handover, RETRY, RETRY_SOON, TakenLock,
@@ -16,33 +16,33 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// How long the holder may take to withdraw from the kubelet.
+/// Timeout for the holder to withdraw from the kubelet and answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the lock of a holder that has let go may stay taken.
+/// Timeout to take the lock that a holder has released.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a successor tries to do the work before it gives the lock back. Less than the holder before it waits.
+/// Timeout to become ready before the successor returns the lock. Shorter than the wait of the previous holder.
 const PROVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time for the agent before to take the lock again.
+/// Time for the previous holder to take the lock again.
 pub(super) const GIVE_BACK: Duration = Duration::from_secs(5);
 /// Pause after a refusal.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
-/// How long the disk may take to note an attempt.
+/// Timeout to read or save the record.
 const DISK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What became of a question.
+/// Result of a request to the holder.
 enum TakeoverResult {
-    /// There is nobody to ask.
+    /// No agent listens on the socket.
     Nobody,
-    /// No.
+    /// The holder refused, for this reason.
     Refused(String),
-    /// The lock is this agent's.
+    /// This agent has the lock.
     Took(TakenLock),
-    /// The holder broke off, or another successor was faster.
+    /// The holder failed, or another successor took the lock first.
     Failed(String),
 }
 
 impl Handover {
-    /// Waits until this agent has the lock. Hardware and configuration are loaded meanwhile.
+    /// Waits until this agent has the lock. The main loop loads hardware and configuration meanwhile.
     pub(super) async fn stand_by(&mut self) -> Result<TakenLock, lock::LockError> {
         let mut record = self.record().await;
         let has_let_go = record.has_let_go(&self.who.pod);
@@ -50,7 +50,7 @@ impl Handover {
         let (mut waiting, mut refusals) = (false, OnChange::default());
         let mut was_held = has_let_go;
         loop {
-            // One that has let go does not come between two others.
+            // An agent that has handed over does not come between two others in a hand-over.
             let is_held = has_let_go && is_held(&self.state_dir);
             if !is_held
                 && !was_held
@@ -84,7 +84,7 @@ impl Handover {
                 if let Some(reason) = refusals.set(refusal) {
                     warn!(
                         reason,
-                        "the agent that holds the lock of this node does not let go; asking again"
+                        "the agent that holds the lock of this node does not hand over; asking again"
                     );
                 }
             }
@@ -97,14 +97,14 @@ impl Handover {
         problem: Option<String>,
         record: &mut HandoverRecord,
     ) -> Result<TakeoverResult, lock::LockError> {
-        // An older version has no socket, one that was killed leaves it behind, and one that has just let go listens no more.
+        // An older version has no socket, a killed agent left a dead one, and one that has just handed over listens no more.
         let Ok(mut holder) = Conversation::open(&self.socket()).await else {
             return Ok(TakeoverResult::Nobody);
         };
         let before = record.clone();
         let fit = problem.is_none();
         if fit {
-            // Before anything that could end this process.
+            // The attempt must be on disk before anything that could end this process.
             record.asks(&self.who, since_boot());
             self.save(record).await;
         }
@@ -114,18 +114,18 @@ impl Handover {
             pod,
             problem: problem.as_deref().map(short),
         };
-        info!("asking the agent that holds the lock of this node to let go");
+        info!("asking the agent that holds the lock of this node to hand over");
         match Self::released(&mut holder, successor).await {
             Ok(HolderResponse::Released { pod }) => self.take_released(holder, pod).await,
             Ok(HolderResponse::Refused { reason }) => {
-                // It has not failed.
+                // A refusal does not count as a failed attempt.
                 *record = before;
                 if fit {
                     self.save(record).await;
                 }
                 Ok(TakeoverResult::Refused(reason))
             }
-            Ok(HolderResponse::Holding {}) => Ok(TakeoverResult::Failed("it answers what it was not asked".to_owned())),
+            Ok(HolderResponse::Holding {}) => Ok(TakeoverResult::Failed("unexpected answer of the holder".to_owned())),
             Err(error) => Ok(TakeoverResult::Failed(error.to_string())),
         }
     }
@@ -139,19 +139,19 @@ impl Handover {
         match timeout(LOCK_TIMEOUT, self.wait_for_lock(RETRY_SOON)).await {
             Ok(lock) => Ok(TakeoverResult::Took(TakenLock::From(lock?, holder, pod))),
             Err(_) => Ok(TakeoverResult::Failed(
-                "it let go, and yet another agent has taken the lock".to_owned(),
+                "the holder released the lock, but another agent has taken it".to_owned(),
             )),
         }
     }
 
-    /// Tells the holder before, which waits on the connection, that the kubelet has taken what there is to register. Where that
-    /// does not come about, gives back the connection of one that still waits.
+    /// Waits until the kubelet has accepted the registration, and confirms it to the previous holder. On failure returns the
+    /// connection of the previous holder, which still waits.
     pub(super) async fn prove(&mut self, mut predecessor: Conversation, pod: &str) -> Result<(), Conversation> {
         let mut ready = self.ready.clone();
         let proved = tokio::select! {
             ready = ready.wait_for(Result::is_ok) => ready.is_ok(),
             () = predecessor.ended() => {
-                warn!(pod, "the agent before this one has ended; nobody could take over again");
+                warn!(pod, "the previous agent has ended; no agent could take the node back");
                 return Ok(());
             }
             () = sleep(PROVE_TIMEOUT) => false,
@@ -160,14 +160,14 @@ impl Handover {
             let reason = self.ready.borrow().clone().err().unwrap_or_default();
             warn!(
                 reason,
-                pod, "the work cannot be done within {PROVE_TIMEOUT:?}; giving the lock back"
+                pod, "this agent is not ready within {PROVE_TIMEOUT:?}; returning the lock"
             );
             return Err(predecessor);
         }
         if let Err(error) = predecessor.say(&HandoverRequest::Serving {}).await {
-            warn!(%error, "tell the agent before this one that it is not needed any more");
+            warn!(%error, "cannot confirm the hand-over to the previous agent");
         }
-        info!(pod, "took over from the agent before this one");
+        info!(pod, "took over from the previous agent");
         let mut record = self.record().await;
         record.took_over(&self.who, &self.wanted.policy, pod);
         self.save(&record).await;
@@ -180,7 +180,7 @@ impl Handover {
         read.ok().and_then(Result::ok).unwrap_or_default()
     }
 
-    /// What cannot be saved is no reason not to go on: the pauses then start anew with each process.
+    /// Saves the record. A failure is only logged: the pauses then restart with each process.
     async fn save(&self, record: &HandoverRecord) {
         let (folder, record) = (self.state_dir.clone(), record.clone());
         let error = match timeout(DISK_TIMEOUT, spawn_blocking(move || record.save(&folder))).await {
@@ -189,6 +189,6 @@ impl Handover {
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer within {DISK_TIMEOUT:?}"),
         };
-        warn!(error, folder = %self.state_dir.display(), "note the hand-over");
+        warn!(error, folder = %self.state_dir.display(), "cannot save the hand-over record");
     }
 }

@@ -1,25 +1,25 @@
-//! Whether an agent that has let go is the one that the node is to have after all: its policy governs the node again, and the agent
-//! of another one serves it.
+//! Decides if an agent that has handed over takes the node back: its policy governs the node again, and an agent of another
+//! policy still serves it.
 
 use crate::api_server::gpu_node::GpuNodeState;
 use tokio::sync::watch;
 
-/// What is said of it.
+/// Condition under which an agent takes the node back.
 #[derive(Clone, Debug)]
 pub struct TakeBack {
-    /// The policy whose agent this is; empty where there is none.
+    /// Policy of this agent; empty without a policy.
     pub policy: String,
-    /// What the API server says of the node, where there is one.
+    /// The watched GpuNode; stays unknown without an API server.
     pub gpu_node: watch::Receiver<GpuNodeState>,
 }
 
 impl TakeBack {
-    /// Whether it is so now.
+    /// Returns whether the condition holds now.
     pub fn is_back(&self) -> bool {
         is_wanted_back(&self.policy, &self.gpu_node.borrow())
     }
 
-    /// Waits until it is so.
+    /// Waits until the condition holds.
     pub async fn back(&self) {
         let mut gpu_node = self.gpu_node.clone();
         if gpu_node

@@ -1,4 +1,4 @@
-//! What the agent sees of the MPS daemons on its node: it reads the files that the supervisor keeps.
+//! State of the node's MPS control daemons, which agents read from the files of the supervisor.
 
 use super::device_folder::DeviceFolder;
 use crate::runtime::clock::since_boot;
@@ -10,13 +10,13 @@ use std::{
     time::Duration,
 };
 
-/// An answer that is older says nothing about now. The supervisor asks every second.
+/// Longest age of a fresh answer. The supervisor asks every second.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// When the daemon of each device that has a folder answered last, as time since boot.
+/// Last answer of each daemon, as time since boot, by the UUID of the device.
 pub type DaemonAnswers = BTreeMap<String, Option<Duration>>;
 
-/// Reads the folder of the daemons; blocks. No folder is no daemon.
+/// Reads the answers, and the time of the read; blocks. A missing folder means no daemons.
 pub fn read(mps_dir: &Path) -> io::Result<(DaemonAnswers, Duration)> {
     let places = DeviceFolder::all(mps_dir)?;
     let answers = places
@@ -26,7 +26,7 @@ pub fn read(mps_dir: &Path) -> io::Result<(DaemonAnswers, Duration)> {
     Ok((answers, since_boot()))
 }
 
-/// State of every daemon that runs or has to, sorted by device. `mps` are the devices whose assignment is MPS.
+/// Returns the state of every running or desired daemon, sorted by device. `mps` are the devices whose assignment is MPS.
 pub fn daemons(mps: &BTreeSet<String>, answers: &DaemonAnswers, now: Duration) -> Vec<MpsDaemon> {
     let devices: BTreeSet<&String> = mps.iter().chain(answers.keys()).collect();
     let state = |device| {
@@ -51,14 +51,14 @@ pub fn daemons(mps: &BTreeSet<String>, answers: &DaemonAnswers, now: Duration) -
         .collect()
 }
 
-/// Why devices cannot be given out now, by UUID: `Allocator::set_unavailable` takes it.
+/// Returns why devices cannot be allocated now, by UUID, for `Allocator::set_unavailable`.
 pub fn held_back(daemons: &[MpsDaemon]) -> BTreeMap<String, String> {
     let reason = |daemon: &MpsDaemon| match daemon.state {
         MpsDaemonState::Answering => None,
         MpsDaemonState::NotAnswering => {
             Some("its MPS control daemon does not answer; see the log of gpunode-mps on this node")
         }
-        MpsDaemonState::Stopping => Some("the MPS control daemon that it had is still on its way out"),
+        MpsDaemonState::Stopping => Some("its former MPS control daemon is still stopping"),
     };
     daemons
         .iter()
@@ -90,7 +90,7 @@ mod tests {
             (Some(10_000), Answering),
             (Some(5_001), Answering),
             (Some(5_000), NotAnswering),
-            // Of an earlier boot.
+            // An answer from an earlier boot.
             (Some(10_001), NotAnswering),
             (None, NotAnswering),
         ] {

@@ -1,5 +1,5 @@
-//! The compute mode of a GPU with an MPS daemon: kept before it is changed, and restored when the daemon has gone. MIG
-//! devices have none of their own.
+//! Compute mode of a GPU with an MPS daemon: saved before the change, and restored after the daemon. MIG devices have no
+//! compute mode of their own.
 
 use super::device_folder::DeviceFolder;
 use crate::{
@@ -11,31 +11,31 @@ use crate::{
 };
 use std::{fs, io, path::PathBuf};
 
-/// Why the compute mode was not changed.
+/// Failure to change the compute mode.
 #[derive(Debug, thiserror::Error)]
 pub enum ComputeModeError {
-    /// There is no driver.
+    /// The driver's library is missing.
     #[error("set the compute mode of {device}: there is no libnvidia-ml.so.1 below the driver root")]
     NoDriver {
-        /// The GPU.
+        /// UUID of the GPU.
         device: String,
     },
-    /// NVML refuses.
+    /// NVML failed.
     #[error(transparent)]
     Nvml(#[from] nvml::DriverError),
-    /// What it was cannot be kept.
-    #[error("keep the compute mode of {device} in {path}: {source}")]
+    /// The mode cannot be saved, or the saved one not removed.
+    #[error("save the compute mode of {device} in {path}: {source}")]
     Keep {
-        /// The GPU.
+        /// UUID of the GPU.
         device: String,
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// Sets the mode that MPS needs; blocks. Killed in between, it leaves a GPU whose mode is kept.
+/// Sets the compute mode for MPS; blocks. The former mode is saved first, so that an abort loses nothing.
 pub fn set(place: &DeviceFolder, roots: &[PathBuf]) -> Result<(), ComputeModeError> {
     if place.is_mig() {
         return Ok(());
@@ -51,7 +51,7 @@ pub fn set(place: &DeviceFolder, roots: &[PathBuf]) -> Result<(), ComputeModeErr
     Ok(())
 }
 
-/// Sets the mode that was before, where one is kept; blocks.
+/// Restores the saved mode, if any; blocks.
 pub fn restore(place: &DeviceFolder, roots: &[PathBuf]) -> Result<(), ComputeModeError> {
     let Some(mode) = kept(place) else { return Ok(()) };
     nvml::set_compute_mode(&library(place, roots)?, place.uuid(), mode)?;
@@ -72,7 +72,7 @@ fn not_kept(place: &DeviceFolder, source: io::Error) -> ComputeModeError {
     }
 }
 
-/// What is kept. A file with anything else in it is none of ours and counts as the mode that GPUs come with.
+/// Returns the saved mode. A file with other content counts as the default mode.
 fn kept(place: &DeviceFolder) -> Option<ComputeMode> {
     let text = fs::read_to_string(place.compute_mode()).ok()?;
     Some(text.trim().parse().unwrap_or(ComputeMode::Default))

@@ -1,4 +1,4 @@
-//! Runs NVIDIA's program `nvidia-cuda-mps-control`, which comes from the driver root and sees that as its `/`.
+//! Runs NVIDIA's program `nvidia-cuda-mps-control` from the driver root, with that as its `/`.
 
 use super::{
     device_folder::DeviceFolder,
@@ -23,75 +23,75 @@ use tokio::{
 };
 use tracing::warn;
 
-/// Where the driver has the program.
+/// Paths of the program in a driver root.
 const PROGRAMS: [&str; 2] = ["usr/bin/nvidia-cuda-mps-control", "bin/nvidia-cuda-mps-control"];
-/// Bytes of a program's output that are kept; it cannot write more.
+/// Most bytes of output; the program cannot write more.
 const MAX_OUTPUT: u16 = 4096;
-/// The daemon answers at once or not at all. Shorter than an answer stays fresh.
+/// Timeout of a probe: the daemon answers at once or not at all. Shorter than the life of a fresh answer.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
-/// The daemon loads the driver before it goes into the background.
+/// Timeout of a start: the daemon loads the driver before it goes into the background.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// The real program waits until the daemon has gone, which it does when its last client has.
+/// Timeout of a quit: the program waits for the daemon, which ends after its last client.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
-/// For the end of a program that was killed.
+/// Timeout for a killed program to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why the program did not do what it was started for.
+/// Failure of the program.
 #[derive(Debug, thiserror::Error)]
 pub enum MpsControlError {
-    /// The driver has none.
+    /// No driver root has the program.
     #[error(
         "find usr/bin/nvidia-cuda-mps-control below {roots}: there is none; install the NVIDIA driver's compute utilities, or \
          name its root with --driver-root"
     )]
     NoProgram {
-        /// Where it was looked for.
+        /// Driver roots that were searched.
         roots: String,
     },
-    /// It could not be started.
+    /// The program could not be started.
     #[error("run nvidia-cuda-mps-control for {device}: {source}")]
     Run {
-        /// For which device.
+        /// UUID of the device.
         device: String,
-        /// The system's answer.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It did not end.
+    /// The program did not end in time.
     #[error("{action} the MPS control daemon of {device}: no answer within {after:?}")]
     NoAnswer {
-        /// What for.
+        /// Verb for the message: ask, start or quit.
         action: &'static str,
-        /// For which device.
+        /// UUID of the device.
         device: String,
-        /// How long it had.
+        /// Timeout.
         after: Duration,
     },
-    /// An earlier one was killed and is still there.
+    /// An earlier program was killed but has not ended.
     #[error(
         "{action} the MPS control daemon of {device}: an earlier nvidia-cuda-mps-control hangs in the kernel; see the host's \
          kernel log"
     )]
     Hangs {
-        /// What for.
+        /// Verb for the message: ask, start or quit.
         action: &'static str,
-        /// For which device.
+        /// UUID of the device.
         device: String,
     },
-    /// It ended with an error, or said something else than it should.
+    /// The program failed, or its output is not as expected.
     #[error("{action} the MPS control daemon of {device}: {status}: {output:?}")]
     Failed {
-        /// What for.
+        /// Verb for the message: ask, start or quit.
         action: &'static str,
-        /// For which device.
+        /// UUID of the device.
         device: String,
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
-        /// What it said.
+        /// Output, cut to 4 KiB.
         output: String,
     },
 }
 
-/// The program of one device: where it is looked for, and what is left of the last one.
+/// Runs the program for one device.
 #[derive(Clone, Debug)]
 pub struct MpsControl {
     host_root: PathBuf,
@@ -99,11 +99,11 @@ pub struct MpsControl {
     left: HungProgram,
 }
 
-/// A program that was killed and did not end. No other is started meanwhile: each would hang as well.
+/// A killed program that has not ended. No other program starts meanwhile: each would hang as well.
 type HungProgram = Arc<Mutex<Option<(Child, ChildPid)>>>;
 
 impl MpsControl {
-    /// `driver_root` where one was named.
+    /// Searches `driver_root`, or the usual roots below `host_root` without one.
     pub fn new(host_root: &Path, driver_root: Option<&Path>) -> Self {
         Self {
             host_root: host_root.to_owned(),
@@ -112,12 +112,12 @@ impl MpsControl {
         }
     }
 
-    /// Folders that may be the driver's root.
+    /// Returns the folders that may be the driver's root.
     pub fn roots(&self) -> Vec<PathBuf> {
         driver_root::roots(&self.host_root, self.driver_root.as_deref())
     }
 
-    /// Starts the daemon of a device; returns when it is in the background.
+    /// Starts the daemon of a device; returns once it runs in the background.
     pub async fn start(&self, place: &DeviceFolder) -> Result<(), MpsControlError> {
         let mut command = self.command(place, &["-d"])?;
         command.env(MARK, place.folder());
@@ -126,7 +126,7 @@ impl MpsControl {
             .map(drop)
     }
 
-    /// Whether the daemon answers.
+    /// Asks the daemon a question; an answer shows that it works.
     pub async fn ask(&self, place: &DeviceFolder) -> Result<(), MpsControlError> {
         let action = "ask";
         let command = self.command(place, &[])?;
@@ -185,7 +185,8 @@ impl MpsControl {
         Ok(command)
     }
 
-    /// The root and the program below it. A link counts as well: it leads somewhere below that root.
+    /// Returns the first driver root with the program, and the program's path in it. A symbolic link counts: it resolves inside
+    /// that root.
     fn find(&self) -> Result<(PathBuf, &'static str), MpsControlError> {
         let roots = self.roots();
         let find = |root: &PathBuf| {
@@ -200,7 +201,7 @@ impl MpsControl {
     }
 }
 
-/// Runs a command to its end, and tells what it said.
+/// Runs a command to its end, and returns its output.
 async fn run(
     left: &HungProgram,
     mut command: Command,
@@ -261,7 +262,8 @@ async fn run(
     }
 }
 
-/// A file in memory that cannot grow: a daemon that keeps it as its output neither fills the memory nor waits for a reader.
+/// Creates a file in memory that cannot grow. A daemon that keeps it as its output neither fills the memory nor blocks on a
+/// reader.
 fn output_file() -> io::Result<File> {
     let file = File::from(memfd_create("output", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     file.set_len(MAX_OUTPUT.into())?;

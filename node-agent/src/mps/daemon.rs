@@ -1,4 +1,4 @@
-//! What to do next about the MPS control daemon of one device. Pure: what was seen and the time come in.
+//! Decides the next action on the MPS control daemon of one device. Pure: the probe and the time are arguments.
 
 use std::time::{Duration, Instant};
 
@@ -6,56 +6,56 @@ use std::time::{Duration, Instant};
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause between two attempts.
 const MAX_PAUSE: Duration = Duration::from_mins(1);
-/// A daemon that has answered for so long starts with the first pause again when it dies.
+/// Time of answers after which a daemon counts as stable: when it dies, the pauses start over.
 const STABLE: Duration = Duration::from_mins(1);
-/// A daemon that has not said a word for so long is killed, unless somebody may be its client.
+/// Time of silence after which a daemon is killed, unless it may have clients.
 const HUNG: Duration = Duration::from_mins(1);
 /// Pause between two requests to quit.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
-/// What is wanted of a device's daemon.
+/// Desired state of a device's daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DesiredDaemon {
-    /// It runs.
+    /// Runs.
     Run,
-    /// It goes on serving the clients that it has, and nobody learns that it answers.
+    /// Serves its present clients, while its answers are not published.
     Rest,
-    /// It ends as soon as nobody holds the device, and nothing of it is left.
+    /// Ends as soon as no container holds the device, and leaves nothing behind.
     Gone,
 }
 
-/// What was seen of a device's daemon.
+/// Observed state of a device's daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DaemonProbe {
-    /// It answers.
+    /// The daemon answers.
     Answers,
-    /// There is a process, which does not answer or was not asked.
+    /// The process exists, but did not answer or was not asked.
     Silent {
-        /// Whether it has answered since it started, so that it may have clients.
+        /// True if it has answered since its start, so that it may have clients.
         answered: bool,
     },
-    /// There is no process.
+    /// No process exists.
     Gone,
 }
 
-/// What to do. Each may be done again after a crash in the middle of it.
+/// Action on a daemon. Each can be repeated after a crash in the middle of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DaemonAction {
-    /// Make the folders; keep the GPU's compute mode and set the one that MPS needs.
+    /// Create the folders; save the GPU's compute mode and set the one for MPS.
     Prepare,
     /// Start the daemon.
     Start,
-    /// Tell it to quit if nobody holds the device.
+    /// Tell it to quit if no container holds the device.
     QuitUnlessHeld,
     /// Kill it.
     Kill,
-    /// Kill it if nobody holds the device.
+    /// Kill it if no container holds the device.
     KillUnlessHeld,
-    /// Restore the compute mode and remove the folders if nobody holds the device.
+    /// Restore the compute mode and remove the folders if no container holds the device.
     CleanUnlessHeld,
 }
 
-/// What is remembered between two looks.
+/// State of the decisions between two probes.
 #[derive(Clone, Debug)]
 pub struct DaemonState {
     prepared: bool,
@@ -63,7 +63,7 @@ pub struct DaemonState {
     not_before: Option<Instant>,
     answering_since: Option<Instant>,
     silent_since: Option<Instant>,
-    /// When it was told to quit first.
+    /// Time of the first request to quit.
     told: Option<Instant>,
     ask_again: Option<Instant>,
 }
@@ -83,10 +83,10 @@ impl Default for DaemonState {
 }
 
 impl DaemonState {
-    /// The next step; none when there is nothing to do now.
+    /// Returns the next action; `None` if nothing is to do now.
     pub fn next(&mut self, want: DesiredDaemon, seen: DaemonProbe, now: Instant) -> Option<DaemonAction> {
         self.remember(seen, now);
-        // A daemon that was told to quit takes no new client: it ends first.
+        // A daemon with a request to quit accepts no new client: it ends first.
         let want = match want {
             DesiredDaemon::Run | DesiredDaemon::Rest if self.told.is_some() => DesiredDaemon::Gone,
             want => want,
@@ -95,7 +95,7 @@ impl DaemonState {
             (DesiredDaemon::Rest, _) => None,
             (DesiredDaemon::Run, DaemonProbe::Answers) if self.prepared => None,
             (DesiredDaemon::Run, DaemonProbe::Gone) if self.prepared => self.attempt(DaemonAction::Start, now),
-            // One that answers was started by an earlier supervisor.
+            // A daemon that answers already comes from an earlier supervisor.
             (DesiredDaemon::Run, DaemonProbe::Gone | DaemonProbe::Answers) => self.attempt(DaemonAction::Prepare, now),
             (DesiredDaemon::Run, DaemonProbe::Silent { answered }) => {
                 let hung = self.silent_since.is_some_and(|since| now.duration_since(since) >= HUNG);
@@ -112,14 +112,14 @@ impl DaemonState {
         }
     }
 
-    /// [`DaemonAction::Prepare`] has succeeded: what follows needs no pause.
+    /// Notes the success of [`DaemonAction::Prepare`]: the next action needs no pause.
     pub fn prepared(&mut self) {
         self.prepared = true;
         self.not_before = None;
         self.pause = self.pause.div_f32(2.0).max(MIN_PAUSE);
     }
 
-    /// [`DaemonAction::QuitUnlessHeld`] has found nobody. Until then the daemon goes on serving.
+    /// Notes that [`DaemonAction::QuitUnlessHeld`] found no holder. Until then the daemon serves on.
     pub fn told(&mut self, now: Instant) {
         self.told.get_or_insert(now);
     }

@@ -1,4 +1,4 @@
-//! Looks after the MPS control daemon of one device: sees, asks [`DaemonState`] what to do, and does it.
+//! Runs the MPS control daemon of one device: probes it, and carries out the actions that [`DaemonState`] decides.
 
 use super::{
     compute_mode,
@@ -19,28 +19,28 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// How often a daemon is asked.
+/// Interval between probes.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How often a daemon is looked at that is starting or quitting.
+/// Interval between probes of a daemon that starts or quits.
 const SHORT_INTERVAL: Duration = Duration::from_millis(100);
-/// How long a daemon takes at most to start or quit, as a rule.
+/// Usual longest time of a start or a quit.
 const SETTLES_WITHIN: Duration = Duration::from_secs(3);
-/// A file system or driver call that hangs must not keep this process from ending.
+/// Timeout of a file system or driver call: a hung one must not keep this process from ending.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What looking after a daemon needs.
+/// Runs one daemon.
 #[derive(Clone, Debug)]
 pub struct DaemonRunner {
     /// The device's folder.
     pub place: DeviceFolder,
-    /// The program.
+    /// NVIDIA's control program.
     pub control: MpsControl,
-    /// Who holds devices.
+    /// Query for the holders of devices.
     pub holders: HolderQuery,
 }
 
 impl DaemonRunner {
-    /// Ends when the daemon and its folder are gone and not wanted, or when `want` is.
+    /// Returns when the daemon and its folder are gone and not desired, or when the sender of `want` is dropped.
     pub async fn look_after(self, mut want: watch::Receiver<DesiredDaemon>) {
         let mut daemon = DaemonState::default();
         let mut state = LoggedState::default();
@@ -49,7 +49,7 @@ impl DaemonRunner {
             let wanted = *want.borrow_and_update();
             let seen = self.see(wanted, &mut state).await;
             let mut asked = seen.map(|seen| (seen, daemon.next(wanted, seen, std::time::Instant::now())));
-            // What was prepared is used at once.
+            // The start follows the preparation at once.
             while let Ok((seen, Some(step))) = asked {
                 let done = self.carry_out(step, &mut daemon, &mut state).await;
                 state.report(&self.place, done.as_ref().err().map(|error| format!("{error:#}")));
@@ -93,7 +93,7 @@ impl DaemonRunner {
         blocking(move || {
             let running = !processes::of(&place)?.is_empty();
             let answered = place.answered().exists();
-            // Nobody may take the answer of a daemon that has gone, or of one that nobody may start to use, for news.
+            // The answer of a daemon that is gone, or that takes no new clients, must not count as fresh.
             if answered && (want != DesiredDaemon::Run || !running) {
                 fs::remove_file(place.answered())?;
             }
@@ -104,7 +104,7 @@ impl DaemonRunner {
             })
         })
         .await
-        .with_context(|| format!("look for the MPS control daemon of {}", self.place.uuid()))
+        .with_context(|| format!("find the processes of the MPS control daemon of {}", self.place.uuid()))
     }
 
     async fn record_answer(&self) -> Result<()> {
@@ -114,7 +114,7 @@ impl DaemonRunner {
             folders::bound_logs(&place)
         })
         .await
-        .with_context(|| format!("record in {} that the daemon answers", self.place.folder().display()))
+        .with_context(|| format!("record the answer of the daemon in {}", self.place.folder().display()))
     }
 
     async fn carry_out(&self, step: DaemonAction, daemon: &mut DaemonState, state: &mut LoggedState) -> Result<()> {
@@ -124,7 +124,7 @@ impl DaemonRunner {
             DaemonAction::Start => {
                 blocking(move || folders::empty_for_a_start(&place))
                     .await
-                    .context("remove what a dead daemon left")?;
+                    .context("remove the files of the former daemon")?;
                 self.control.start(&self.place).await?;
                 info!(device, "MPS control daemon started");
                 Ok(())
@@ -159,7 +159,9 @@ impl DaemonRunner {
     async fn is_free(&self) -> Result<()> {
         let device = self.place.uuid();
         if self.holders.hold(device).await? {
-            bail!("no assignment wants the MPS control daemon of {device}, and a container holds the device: it stays");
+            bail!(
+                "the MPS control daemon of {device} stays until no container holds the device; no assignment needs it any more"
+            );
         }
         Ok(())
     }
@@ -169,12 +171,12 @@ impl DaemonRunner {
         let folders = blocking(move || folders::provide(&place));
         folders.await.with_context(|| {
             let folder = self.place.folder().display();
-            format!("make the folders in {folder}, and mount a tmpfs on two; does the container run privileged?")
+            format!("create the folders in {folder} and mount a tmpfs on two; does the container run privileged?")
         })?;
         self.compute_mode(compute_mode::set).await
     }
 
-    /// Restores the compute mode, whatever the daemon does.
+    /// Restores the compute mode, whether the daemon runs or not.
     pub async fn restore_compute_mode(&self) -> Result<()> {
         self.compute_mode(compute_mode::restore).await
     }
@@ -192,7 +194,7 @@ impl DaemonRunner {
     }
 }
 
-/// What was logged last, so that the same is not logged every second.
+/// Last logged state, so that only changes are logged.
 #[derive(Default)]
 struct LoggedState {
     answering: bool,
@@ -218,7 +220,7 @@ impl LoggedState {
         if !std::mem::replace(&mut self.killed, true) {
             warn!(
                 device = place.uuid(),
-                "the MPS control daemon does not answer; killing it, again and again if need be"
+                "the MPS control daemon does not answer; killing it, repeatedly if necessary"
             );
         }
     }
@@ -227,13 +229,16 @@ impl LoggedState {
         if let Some(problem) = &problem
             && self.problem.as_ref() != Some(problem)
         {
-            warn!(device = place.uuid(), problem, "MPS");
+            warn!(
+                device = place.uuid(),
+                problem, "cannot bring the MPS control daemon to its desired state; retrying"
+            );
         }
         self.problem = problem;
     }
 }
 
-/// Runs what touches files or processes: the runtime has one thread.
+/// Runs work on files or processes on another thread: the runtime has only one.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T> {
     Ok(timeout(CALL_TIMEOUT, spawn_blocking(work))
         .await

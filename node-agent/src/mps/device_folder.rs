@@ -1,4 +1,4 @@
-//! Where the files of a device's daemon are, below the folder that is the same in every pod and on the host.
+//! Paths of a device's daemon, below a folder that has the same path in every pod and on the host.
 
 use std::{
     fs, io,
@@ -6,11 +6,11 @@ use std::{
     time::Duration,
 };
 
-/// Most characters of a UUID, as in the API (`crds`).
+/// Most characters of a UUID, as in the GpuNode API.
 const MAX_UUID: usize = 64;
 const ANSWERED: &str = "answered";
 
-/// Folder of one device. Containers that hold the device see `pipe` and `shm` of it and nothing else.
+/// Folder of one device. Containers that hold the device see only `pipe` and `shm` of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFolder {
     uuid: String,
@@ -18,8 +18,8 @@ pub struct DeviceFolder {
 }
 
 impl DeviceFolder {
-    /// The folder of a device; none where that is not the UUID of a GPU or a MIG device: it becomes a path of a privileged
-    /// process.
+    /// Returns the folder of a device; `None` if `uuid` is not the UUID of a GPU or MIG device, because a privileged process
+    /// uses the path.
     pub fn of(mps_dir: &Path, uuid: &str) -> Option<Self> {
         let (kind, rest) = uuid.split_once('-')?;
         let known = ["GPU", "MIG"].contains(&kind) && !rest.is_empty() && uuid.len() <= MAX_UUID;
@@ -30,7 +30,7 @@ impl DeviceFolder {
         })
     }
 
-    /// Folders of all devices that have one.
+    /// Lists the folders on disk.
     pub fn all(mps_dir: &Path) -> io::Result<Vec<Self>> {
         let entries = match fs::read_dir(mps_dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -43,47 +43,47 @@ impl DeviceFolder {
         Ok(places)
     }
 
-    /// The device.
+    /// UUID of the device.
     pub fn uuid(&self) -> &str {
         &self.uuid
     }
 
-    /// Whether it is a part of a GPU.
+    /// Returns whether the device is a MIG device.
     pub fn is_mig(&self) -> bool {
         self.uuid.starts_with("MIG-")
     }
 
-    /// The device's folder.
+    /// Path of the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Sockets of the daemon. Clients have it mounted: it stays the same folder as long as the daemon is wanted.
+    /// Folder of the daemon's sockets. Clients mount it, so it is not replaced while the daemon is desired.
     pub fn pipe(&self) -> PathBuf {
         self.folder.join("pipe")
     }
 
-    /// Logs of the daemon.
+    /// Folder of the daemon's logs.
     pub fn log(&self) -> PathBuf {
         self.folder.join("log")
     }
 
-    /// `/dev/shm` of the daemon and its clients.
+    /// Folder that the daemon and its clients see as `/dev/shm`.
     pub fn shm(&self) -> PathBuf {
         self.folder.join("shm")
     }
 
-    /// The compute mode that the GPU had before.
+    /// File with the saved compute mode of the GPU.
     pub fn compute_mode(&self) -> PathBuf {
         self.folder.join("compute-mode")
     }
 
-    /// Says when the daemon answered last.
+    /// File with the time of the daemon's last answer.
     pub fn answered(&self) -> PathBuf {
         self.folder.join(ANSWERED)
     }
 
-    /// When the daemon answered last, as time since boot; none where it has not.
+    /// Reads the time of the daemon's last answer, since boot; `None` without an answer.
     pub fn read_answered(&self) -> Option<Duration> {
         let text = fs::read_to_string(self.answered()).ok()?;
         text.trim().parse().ok().map(Duration::from_millis)

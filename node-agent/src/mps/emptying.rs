@@ -1,5 +1,5 @@
-//! Empties a folder that containers write to: whatever they left there, it takes no more stack and no more open files than
-//! for a file in it, and leads nowhere else.
+//! Empties a folder that containers write to. Deep trees cost neither stack nor open files, and symbolic links are not
+//! followed.
 
 use rustix::{
     fs::{AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, openat, renameat_with, unlinkat},
@@ -12,10 +12,11 @@ use std::{
     path::Path,
 };
 
-/// Files that are removed or moved at most: more than there can be, unless somebody makes more of them meanwhile.
+/// Most files to remove or move: more than the folder can hold, unless a container creates more meanwhile.
 const MAX_STEPS: u32 = 256 * 1024;
 
-/// Removes what is in `folder`; blocks. What is in a folder of it is moved up before that is removed, and so never deep.
+/// Removes the content of `folder`; blocks. Moves the content of a subfolder up before it removes the subfolder, so that it
+/// never descends.
 pub fn empty(folder: &Path) -> io::Result<()> {
     let folder = open(CWD, folder)?;
     let mut steps = 0..MAX_STEPS;
@@ -33,7 +34,8 @@ pub fn empty(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Moves what is in a folder of `folder` up, and removes it. Somebody may put more into it meanwhile: then it stays for now.
+/// Moves the content of a subfolder up into `folder`, and removes the subfolder. One that gets new content meanwhile stays for
+/// now.
 fn flatten(folder: &OwnedFd, name: &CString, steps: &mut impl Iterator<Item = u32>) -> io::Result<()> {
     let inner = match open(folder, name.as_c_str()) {
         // It is another file by now.
@@ -60,7 +62,7 @@ fn flatten(folder: &OwnedFd, name: &CString, steps: &mut impl Iterator<Item = u3
     }
 }
 
-/// Whether there is no such file any more; a folder stays.
+/// Removes a file; returns false for a folder, which stays.
 fn remove(folder: impl AsFd, name: &CString) -> io::Result<bool> {
     match unlinkat(folder, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(true),
@@ -92,7 +94,7 @@ fn names(folder: &OwnedFd) -> io::Result<Vec<CString>> {
 fn step(steps: &mut impl Iterator<Item = u32>) -> io::Result<u32> {
     steps
         .next()
-        .ok_or_else(|| io::Error::other("somebody makes files there as fast as they are removed"))
+        .ok_or_else(|| io::Error::other("a container creates files as fast as they are removed"))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! `gpunode-agent mps-exec`: becomes another program that sees a driver root as its `/`, with the folder of one device and
-//! its shared memory in it. Nobody else sees these mounts, and they end with the program.
+//! `gpunode-agent mps-exec`: executes a program with a driver root as its `/`, and mounts the folder of one device and its
+//! shared memory there. The mounts are private to the program and end with it.
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -18,31 +18,31 @@ use std::{
     process::Command,
 };
 
-/// What is mounted over a folder of the driver root so that the device's folder can be made in it: only folders.
+/// Options of the tmpfs on a folder of the driver root, in which the device's folder is created; it holds only folders.
 const TMPFS_DATA: &std::ffi::CStr = c"mode=0755,size=64k";
 
-/// Which program is started, and what it sees.
+/// Arguments of `mps-exec`.
 #[derive(Debug, Args)]
 pub struct MpsExecArgs {
-    /// What the program sees as its root.
+    /// Root of the program.
     #[arg(long)]
     pub root: PathBuf,
 
-    /// Folder that it sees under the same path.
+    /// Folder to mount under the same path in ROOT.
     #[arg(long)]
     pub folder: PathBuf,
 
-    /// Folder that it sees as /dev/shm.
+    /// Folder to mount as /dev/shm in ROOT.
     #[arg(long)]
     pub shm: PathBuf,
 
-    /// The program below ROOT, and its arguments.
+    /// Program, as a path in ROOT, and its arguments.
     #[arg(last = true, required = true)]
     pub program: Vec<PathBuf>,
 }
 
 impl MpsExecArgs {
-    /// The arguments of this agent that say so, before `--` and the program.
+    /// Returns the arguments for this agent, up to `--` and the program.
     pub fn arguments(root: &Path, folder: &Path, shm: &Path) -> [OsString; 7] {
         let [root, folder, shm] = [root, folder, shm].map(|path| path.as_os_str().to_owned());
         [
@@ -57,10 +57,10 @@ impl MpsExecArgs {
     }
 }
 
-/// Returns only where the program could not be started.
+/// Replaces this process with the program; returns only on failure.
 pub fn exec(args: &MpsExecArgs) -> Result<Infallible> {
-    leave_the_mounts_of_others().context("make a mount namespace; does the container run privileged?")?;
-    // Taken before the root changes, and in the new namespace, whose mounts alone can be mounted again.
+    leave_the_mounts_of_others().context("create a mount namespace; does the container run privileged?")?;
+    // Opened before the root changes, and in the new namespace: only its own mounts can be mounted again.
     let folder = open(&args.folder)?;
     let shm = open(&args.shm)?;
     chroot(&args.root).with_context(|| format!("change the root to {}", args.root.display()))?;
@@ -90,11 +90,11 @@ pub fn exec(args: &MpsExecArgs) -> Result<Infallible> {
 
 #[expect(
     deprecated,
-    reason = "what takes its place is unsafe for the sake of file descriptor tables, which stay shared here"
+    reason = "the replacement is unsafe because of file descriptor tables, which stay shared here"
 )]
 fn leave_the_mounts_of_others() -> rustix::io::Result<()> {
     rustix::thread::unshare(UnshareFlags::NEWNS)?;
-    // What the host unmounts later is unmounted here too; otherwise a daemon would keep volumes of other pods busy.
+    // Unmounts of the host propagate here; otherwise a daemon would keep volumes of other pods busy.
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
 }
 
@@ -108,7 +108,7 @@ fn open(folder: &Path) -> Result<OwnedFd> {
     .with_context(|| format!("open {}", folder.display()))
 }
 
-/// Mounts a folder, and what is mounted in it, that is outside of the root by now: the working directory may be.
+/// Mounts a folder, with the mounts in it, from outside the new root: only the working directory may be out there.
 fn bind(folder: &OwnedFd, target: &Path) -> Result<()> {
     fchdir(folder)
         .and_then(|()| mount_bind_recursive(".", target))
@@ -116,14 +116,14 @@ fn bind(folder: &OwnedFd, target: &Path) -> Result<()> {
 }
 
 fn make_folder(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).with_context(|| format!("make {} in the driver root", path.display()))
+    fs::create_dir_all(path).with_context(|| format!("create {} in the driver root", path.display()))
 }
 
-/// `/run` of `/run/gpunode/mps/UUID`.
+/// Returns the first component of a path: `/run` of `/run/gpunode/mps/UUID`.
 fn first_folder(folder: &Path) -> Result<PathBuf> {
     let mut components = folder.components();
     match (components.next(), components.next()) {
         (Some(Component::RootDir), Some(Component::Normal(first))) => Ok(Path::new("/").join(first)),
-        _ => bail!("the device's folder {} is no absolute path", folder.display()),
+        _ => bail!("the device's folder {} is not an absolute path", folder.display()),
     }
 }

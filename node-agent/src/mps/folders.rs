@@ -1,12 +1,12 @@
-//! The folders of a device's daemon. What containers see of them is mounted on them ([`memory`]).
+//! Creates, empties and removes the folders of a device's daemon. A tmpfs covers those that containers see ([`memory`]).
 
 use super::{device_folder::DeviceFolder, emptying::empty, memory};
 use std::{fs, io, os::unix::fs::MetadataExt as _};
 
-/// Bytes of each log file that are kept: they are in memory, and each question to a daemon writes lines.
+/// Most bytes of a log file: the logs are in memory, and each probe of a daemon adds lines.
 const MAX_LOG: u64 = 1024 * 1024;
 
-/// Makes what is missing; blocks. What is there stays what it is: containers have it mounted.
+/// Creates missing folders; blocks. Existing ones stay, because containers mount them.
 pub fn provide(place: &DeviceFolder) -> io::Result<()> {
     make(place)?;
     memory::provide(place)
@@ -18,13 +18,13 @@ fn make(place: &DeviceFolder) -> io::Result<()> {
         .try_for_each(fs::create_dir_all)
 }
 
-/// Removes what a daemon that has ended and its clients left; blocks. Their contexts ended with it.
+/// Removes the files of a former daemon and its clients, whose contexts ended with it; blocks.
 pub fn empty_for_a_start(place: &DeviceFolder) -> io::Result<()> {
     empty(&place.pipe())?;
     empty(&place.shm())
 }
 
-/// Removes all; blocks.
+/// Removes all folders; blocks.
 pub fn remove(place: &DeviceFolder) -> io::Result<()> {
     memory::remove(place)?;
     match fs::remove_dir_all(place.folder()) {
@@ -33,12 +33,12 @@ pub fn remove(place: &DeviceFolder) -> io::Result<()> {
     }
 }
 
-/// Cuts off log files; blocks. The daemon goes on writing to them.
+/// Truncates long log files; blocks. The daemon keeps writing to them.
 pub fn bound_logs(place: &DeviceFolder) -> io::Result<()> {
     for entry in fs::read_dir(place.log())? {
         let entry = entry?;
         let meta = entry.metadata()?;
-        // Blocks and not the length, which a writer that does not append keeps.
+        // Counts blocks, not the length: a writer that does not append keeps its offset, and with it the length.
         if meta.is_file() && meta.blocks() * 512 > MAX_LOG {
             fs::File::options().write(true).open(entry.path())?.set_len(0)?;
         }

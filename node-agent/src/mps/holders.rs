@@ -1,30 +1,31 @@
-//! Who holds a device, where a daemon may be ended only when nobody does.
+//! Asks the kubelet for the holders of a device: a daemon ends only when there are none.
 
 use crate::kubelet::podresources::{PodResources, PodResourcesError};
 use gpunode_gpu::{KubeletObservation, device_of};
 use std::{collections::BTreeSet, sync::Arc};
 
-/// The kubelet, asked about holders.
+/// Query to the kubelet for holders.
 #[derive(Clone, Debug)]
 pub struct HolderQuery(Arc<PodResources>);
 
 impl HolderQuery {
-    /// Asks this kubelet.
+    /// Queries this kubelet.
     pub fn new(kubelet: PodResources) -> Self {
         Self(Arc::new(kubelet))
     }
 
-    /// Whether a container holds a share of the device.
+    /// Returns whether a container holds a share of the device.
     pub async fn hold(&self, device: &str) -> Result<bool, PodResourcesError> {
         Ok(self.devices().await?.contains(device))
     }
 
-    /// Readies the next question: of a checkpoint that has been seen for a while it is known which pods are gone; blocks.
+    /// Notes the kubelet's checkpoint for the next query, which can tell the pods that are gone only from a checkpoint of some
+    /// age; blocks.
     pub fn prepare(&self) {
         self.0.notice_checkpoint();
     }
 
-    /// All devices of which a container holds a share.
+    /// Returns all devices of which a container holds a share.
     pub async fn devices(&self) -> Result<BTreeSet<String>, PodResourcesError> {
         Ok(held(&self.0.observe().await?))
     }

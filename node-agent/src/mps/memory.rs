@@ -1,6 +1,6 @@
-//! File systems in memory for the folders that containers write to: what they leave there is theirs to fill, and the host's
-//! `/run` is not. Where `--mps-dir` is mounted with propagation, the host and its containers see them under the same path;
-//! they outlive this process, and another supervisor takes them over.
+//! Mounts a tmpfs on each folder that containers write to, so that they cannot fill the host's `/run`. If `--mps-dir` is mounted
+//! with propagation, the host and its containers see the mounts under the same path. The mounts outlive this process, and
+//! another supervisor takes them over.
 
 use super::device_folder::DeviceFolder;
 use rustix::{
@@ -10,24 +10,24 @@ use rustix::{
 };
 use std::{ffi::CString, fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
-/// Sockets, pipes, locks and a process id.
+/// Options for sockets, pipes, locks and a PID file.
 const PIPE: &str = "mode=0755,size=16m,nr_inodes=512";
-/// Part of the node's memory that the clients of a device may fill through `/dev/shm` (`docs/sharing.md`).
+/// Divisor of the node's memory: the share that clients of a device may fill through `/dev/shm` (`docs/sharing.md`).
 const SHM_PART: u64 = 8;
-/// What `/dev/shm` has at least, as that of containers.
+/// Smallest size of `/dev/shm` in bytes, the default of containers.
 const MIN_SHM: u64 = 64 * 1024 * 1024;
-/// A file without a byte in it takes memory, too.
+/// Most files in `/dev/shm`: an empty file takes memory as well.
 const SHM_FILES: u32 = 16 * 1024;
-/// Daemons have the host's root: no link of a client leads them there. Kernels before 5.10 know nothing of that flag.
+/// Options of the mounts. Daemons see the host's root, so they must not follow links of a client; kernels before 5.10 ignore
+/// that flag.
 const FLAGS: MountFlags = MountFlags::NOSUID
     .union(MountFlags::NODEV)
     .union(MountFlags::NOEXEC)
     .union(MountFlags::NOSYMFOLLOW);
-/// Mounts on one folder that are taken away; there is one, unless somebody else made more.
+/// Most mounts to remove from one folder; there is one, unless another process added more.
 const MAX_LAYERS: usize = 8;
 
-/// Mounts what is not mounted yet on folders that are there; blocks. Each mount is one step: killed in between, the rest is
-/// done the next time.
+/// Adds the missing mounts to existing folders; blocks. After an abort in between, the next call adds the rest.
 pub fn provide(place: &DeviceFolder) -> io::Result<()> {
     let memory = sysinfo();
     let shm_size = shm_size(memory.totalram.saturating_mul(memory.mem_unit.into()));
@@ -40,19 +40,19 @@ pub fn provide(place: &DeviceFolder) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes of `/dev/shm` on a node with that much memory.
+/// Returns the size of `/dev/shm` in bytes, for a node with `memory` bytes.
 fn shm_size(memory: u64) -> u64 {
     (memory / SHM_PART).max(MIN_SHM)
 }
 
-/// Unmounts both; blocks. They leave every place under this path, here and where mounts propagate to, also while somebody
-/// uses them: containers that have one mounted elsewhere keep it until they end, and nobody waits for them.
+/// Unmounts both folders; blocks. They leave this path everywhere the mounts propagate to, even while in use: a container that
+/// has one mounted elsewhere keeps it until it ends, and this call does not wait for it.
 pub fn remove(place: &DeviceFolder) -> io::Result<()> {
     for folder in [place.pipe(), place.shm()] {
         for _ in 0..MAX_LAYERS {
             match unmount(&folder, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
                 Ok(()) => {}
-                // Nothing is mounted there, or there is no such folder.
+                // No mount, or no such folder.
                 Err(Errno::INVAL | Errno::NOENT) => break,
                 Err(error) => return Err(error.into()),
             }

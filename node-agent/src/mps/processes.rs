@@ -1,9 +1,9 @@
-//! Processes of MPS control daemons, found by their cgroup, which is this container's, and by a mark in their environment
-//! that their servers inherit.
+//! Finds, kills and reaps processes of MPS control daemons, by their cgroup, which is this container's, and by a mark in their
+//! environment, which their servers inherit.
 //!
-//! The supervisor sees every process of the host. A mark anybody can set; into the cgroup of another container nobody gets
-//! who has not the host already. Nothing that a client can write to (the pipe directory has a pid file) says whom a
-//! privileged process kills.
+//! The supervisor sees every process of the host. Any process can set the mark, but only one with control of the host gets
+//! into the cgroup of another container. Files that a client can write, such as the PID file in the pipe directory, never
+//! decide which process this privileged one kills.
 
 use super::device_folder::DeviceFolder;
 use rustix::{
@@ -19,10 +19,10 @@ use std::{
 };
 use tracing::warn;
 
-/// Environment variable with the folder of the device, set where a daemon is started.
+/// Environment variable with the folder of the device, set at the start of a daemon.
 pub const MARK: &str = "GPUNODE_MPS_DAEMON";
 
-/// Processes of the daemon of a device; blocks for a look at every process.
+/// Lists the processes of a device's daemon; blocks, as it reads every process of the host.
 pub fn of(place: &DeviceFolder) -> std::io::Result<Vec<Pid>> {
     let (own, mut found) = (cgroup("self")?, Vec::new());
     for entry in fs::read_dir("/proc")? {
@@ -37,8 +37,8 @@ pub fn of(place: &DeviceFolder) -> std::io::Result<Vec<Pid>> {
     Ok(found)
 }
 
-/// A process that has ended has no environment any more, also before it is reaped. That of a foreign process is not read: it
-/// would wait for one that hangs in its memory.
+/// Returns whether a process belongs to the device's daemon. A zombie has no environment and does not count. Reads the
+/// environment of processes in this container only, because the read could hang with the memory of a foreign one.
 fn is_ours(pid: Pid, place: &DeviceFolder, own_cgroup: &str) -> bool {
     let pid = pid.as_raw_nonzero().to_string();
     if !cgroup(&pid).is_ok_and(|cgroup| cgroup == own_cgroup) {
@@ -49,7 +49,8 @@ fn is_ours(pid: Pid, place: &DeviceFolder, own_cgroup: &str) -> bool {
         .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|variable| variable == mark))
 }
 
-/// The same for all processes of a container; those of another have another in every mode of cgroups and their namespaces.
+/// Returns the cgroups of a process: equal within a container, different between containers, in every cgroup mode and
+/// namespace.
 fn cgroup(pid: &str) -> std::io::Result<String> {
     fs::read_to_string(format!("/proc/{pid}/cgroup"))
 }
@@ -59,7 +60,7 @@ pub fn kill(place: &DeviceFolder) -> std::io::Result<()> {
     let own = cgroup("self")?;
     for pid in of(place)? {
         let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|process| {
-            // The number may have gone to another process since the look.
+            // Another process may have got the PID since the listing.
             if is_ours(pid, place, &own) {
                 pidfd_send_signal(process, Signal::KILL)
             } else {
@@ -74,15 +75,15 @@ pub fn kill(place: &DeviceFolder) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Programs that this process runs and waits for itself.
+/// Child processes that other code awaits.
 static OWN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-/// A program that somebody waits for; given to [`reap`] when dropped.
+/// A child process that other code awaits; [`reap`] leaves it alone until the drop.
 #[derive(Debug)]
 pub struct ChildPid(u32);
 
 impl ChildPid {
-    /// Nothing may come between the start of the program and this.
+    /// Registers the child. Must follow its start without an await in between.
     pub fn new(pid: u32) -> Self {
         own().insert(pid);
         Self(pid)
@@ -99,15 +100,15 @@ fn own() -> MutexGuard<'static, BTreeSet<u32>> {
     OWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reaps daemons that ended: as the first process of a container, this one is their parent.
+/// Reaps ended daemons: as PID 1 of the container, this process is their parent.
 pub fn reap() {
     let children = match children(Path::new("/proc/self/task")) {
         Ok(children) => children,
-        Err(error) => return warn!(%error, "look for daemons that ended"),
+        Err(error) => return warn!(%error, "cannot list ended daemons"),
     };
     for pid in children.iter().filter(|pid| !own().contains(pid)) {
         let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);
-        // One that still runs, or that is no child any more, is nothing to do.
+        // A child that still runs, or was reaped already, needs nothing.
         _ = pid.map(|pid| waitpid(Some(pid), WaitOptions::NOHANG));
     }
 }
@@ -115,7 +116,7 @@ pub fn reap() {
 fn children(tasks: &Path) -> std::io::Result<Vec<u32>> {
     let mut children = Vec::new();
     for task in fs::read_dir(tasks)? {
-        // The thread may have ended.
+        // The thread may have ended meanwhile.
         let text = fs::read_to_string(task?.path().join("children")).unwrap_or_default();
         children.extend(text.split_ascii_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
     }

@@ -1,20 +1,20 @@
-//! SIGTERM: daemons that nobody uses quit; the others serve until the grace period of the pod is nearly over. No GPU is left
-//! in a compute mode that only MPS needs.
+//! Shutdown on SIGTERM: daemons without clients quit; the others serve until the grace period of the pod is nearly over. Then
+//! the compute mode of every GPU is restored.
 
 use super::{INTERVAL, SupervisedDaemon, Supervisor, daemon::DesiredDaemon, processes, set};
 use std::{collections::BTreeSet, time::Duration};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{info, warn};
 
-/// Shorter than the grace period of the pod (30 s, `manifests/`), for what comes after.
+/// Time for clients to end: shorter than the grace period of the pod (30 s), which leaves time to restore compute modes.
 const PATIENCE: Duration = Duration::from_secs(24);
-/// After so long without a fresh answer agents give no device out any more, and what they gave out the kubelet shows.
+/// Time without fresh answers after which agents allocate no device any more, and the kubelet lists all earlier allocations.
 const WITHDRAWN: Duration = Duration::from_secs(3);
-/// For compute modes, of all GPUs at the same time.
+/// Timeout to restore the compute modes of all GPUs, in parallel.
 const RESTORE_TIMEOUT: Duration = Duration::from_secs(4);
 
 impl Supervisor {
-    /// Ends.
+    /// Ends the daemons, or restores the compute modes at the deadline.
     pub(super) async fn shut_down(mut self) {
         let start = Instant::now();
         let deadline = start + PATIENCE;
@@ -35,7 +35,7 @@ impl Supervisor {
         self.restore_compute_modes().await;
     }
 
-    /// Ends the daemons of devices that nobody holds.
+    /// Ends the daemons of devices without holders.
     async fn let_go(&mut self, deadline: Instant) {
         let held = match timeout_at(deadline, self.holders.devices()).await {
             Ok(Ok(held)) => held,
@@ -60,7 +60,7 @@ impl Supervisor {
     }
 
     async fn restore_compute_modes(self) {
-        // Nobody sets them again.
+        // With the tasks aborted, no task sets a compute mode again.
         for looked in self.daemons.values() {
             looked.task.abort();
         }

@@ -60,7 +60,7 @@ async fn a_folder_that_cannot_be_read_for_a_while_ends_nothing() {
     fs::rename(&mps, &away).unwrap();
     fs::write(&mps, "no folder").unwrap();
     supervisor.follow().await;
-    assert!(supervisor.problem.contains("look into"), "{}", supervisor.problem);
+    assert!(supervisor.problem.contains("list the folder"), "{}", supervisor.problem);
     assert_eq!(wants(&supervisor), [(DEVICE, DesiredDaemon::Run)]);
     assert_eq!(supervisor.readiness(), Ok(()));
     fs::remove_file(&mps).unwrap();

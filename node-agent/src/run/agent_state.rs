@@ -1,5 +1,5 @@
-//! What a run of the agent has decided: which configuration is in force, what the desk is to offer, and what the kubelet and
-//! the API server are told of it.
+//! Decides on the configuration in force and the desired devices, and publishes them to the disk, the kubelet and the API
+//! server.
 
 use crate::{
     cli::NodeArgs,
@@ -28,7 +28,7 @@ use std::{io, sync::Arc};
 use tokio::{task::spawn_blocking, time::timeout};
 use tracing::{error, info, warn};
 
-/// What the agent has decided so far.
+/// Decisions of the agent so far.
 pub struct AgentState<'a> {
     args: &'a NodeArgs,
     in_force: InForce,
@@ -36,20 +36,20 @@ pub struct AgentState<'a> {
     config_known: bool,
     hardware_known: bool,
     driver_answered: bool,
-    /// The assignments on disk; none before this agent holds the lock of the node.
+    /// The assignments on disk; `None` before this agent holds the lock of the node.
     assignments: Option<SavedAssignments>,
-    /// What the desk was told to offer.
+    /// Devices last passed to the device manager.
     given: Option<Arc<DesiredDevices>>,
-    /// What the kubelet was told last.
+    /// Snapshot last published to the kubelet.
     snapshot: DeviceSnapshot,
-    /// Why the assignments could not be saved, said once.
+    /// Last logged error from saving the assignments.
     unsaved: Option<String>,
-    /// What was last said about devices that are not offered.
+    /// Last logged reason for devices that are not advertised.
     problem: Option<(Reason, String)>,
 }
 
 impl<'a> AgentState<'a> {
-    /// Nothing is decided yet. `saved` is none where the configuration comes from a file.
+    /// Starts without decisions. `saved` is `None` if the configuration comes from a file.
     pub fn new(args: &'a NodeArgs, saved: Option<SavedConfig>) -> Self {
         Self {
             args,
@@ -66,13 +66,13 @@ impl<'a> AgentState<'a> {
         }
     }
 
-    /// Whether it is known what the configuration is. Until then a restarted agent would take back what the one before it
-    /// offered and reported.
+    /// Returns whether the configuration is known. Acting earlier would withdraw the devices and the report of the previous
+    /// agent.
     pub fn config_known(&self) -> bool {
         self.config_known
     }
 
-    /// Which errors of the driver break a device.
+    /// Returns the rules that decide which driver errors are faults.
     pub fn health_rules(&self) -> Arc<gpunode_config::HealthRules> {
         let config = self.in_force.accepted.as_ref().map(|accepted| &accepted.config);
         config
@@ -81,17 +81,17 @@ impl<'a> AgentState<'a> {
             .into()
     }
 
-    /// Whether the configuration in force or the assignments have yet to be saved.
+    /// Returns whether the configuration in force or the assignments still have to be saved.
     pub fn is_unsaved(&self) -> bool {
         self.unsaved.is_some() || self.saved.as_ref().is_some_and(SavedConfig::failed)
     }
 
-    /// What the kubelet was told last.
+    /// Returns the snapshot last published to the kubelet.
     pub fn snapshot(&self) -> &DeviceSnapshot {
         &self.snapshot
     }
 
-    /// What the device plugin does.
+    /// Returns the state of the device plugin, for the report.
     pub fn plugin<'b>(&'b self, registered: &'b RegisteredResources) -> PluginStatus<'b> {
         PluginStatus {
             in_force: &self.in_force,
@@ -99,7 +99,7 @@ impl<'a> AgentState<'a> {
         }
     }
 
-    /// Puts in force what can be put in force, and says what changed.
+    /// Puts the desired configuration in force if possible, and logs changes.
     pub async fn evaluate(&mut self, instruction: &DesiredConfig, hardware: Option<&Hardware>) -> Result<()> {
         let inventory = hardware.and_then(Hardware::inventory);
         let before_start = self.saved.as_ref().and_then(SavedConfig::content);
@@ -119,12 +119,12 @@ impl<'a> AgentState<'a> {
             if let Some(accepted) = &next.accepted {
                 info!(hash = accepted.hash, "configuration in force");
             } else {
-                info!("no configuration: nothing is offered");
+                info!("no configuration: advertising no devices");
             }
         }
-        // Two agents must not write the same file.
+        // Only the agent with the lock writes the file.
         if let Some(saved) = self.saved.as_mut().filter(|_| self.assignments.is_some()) {
-            // Whether a configuration fits is known once the GPUs are.
+            // Only known GPUs show whether a configuration fits.
             let is_sure = inventory.is_some() || *instruction == DesiredConfig::Nothing;
             saved.keep(instruction, is_sure && next.rejected.is_none()).await;
         }
@@ -134,8 +134,8 @@ impl<'a> AgentState<'a> {
         self.check_driver(hardware)
     }
 
-    /// `failOnInitError` is about the driver at the start: one that has answered once is only waited for, and a GPU that
-    /// cannot be read does not keep the others back.
+    /// Fails if the driver does not load and `failOnInitError` is on. The option covers the start only: a driver that has
+    /// answered once is waited for, and an unreadable GPU does not block the others.
     fn check_driver(&mut self, hardware: Option<&Hardware>) -> Result<()> {
         let Some(hardware) = hardware else { return Ok(()) };
         match hardware.driver.problem() {
@@ -149,27 +149,27 @@ impl<'a> AgentState<'a> {
         Ok(())
     }
 
-    /// Takes over from the agent before this one, which held the lock until now.
+    /// Restores the device state that the previous holder of the lock saved.
     pub async fn open(&mut self, manager: &DeviceManager) -> Result<()> {
         let state_dir = self.args.host.state_dir.clone();
         let saved = timeout(DISK_TIMEOUT, spawn_blocking(move || SavedAssignments::load(&state_dir)));
         let saved = saved
             .await
-            .context("read the assignments: the disk does not answer")?
+            .context("read the assignments: no answer from the disk")?
             .context("read the assignments")?;
         manager.open(DeviceState::restore(saved.assignments())).await;
         self.assignments = Some(saved);
         Ok(())
     }
 
-    /// Forgets what another agent takes over: it is on disk.
+    /// Clears the device state, which the next agent reads from the disk.
     pub fn close(&mut self, manager: &DeviceManager) {
         (self.assignments, self.given, self.snapshot) = (None, None, DeviceSnapshot::default());
         (self.unsaved, self.problem) = (None, None);
         manager.change(|state| *state = DeviceState::default());
     }
 
-    /// Whether this agent could offer what there is; none before that is known.
+    /// Returns whether this agent could serve the node; `None` before hardware and configuration are known.
     pub fn fitness(&self, hardware: Option<&Hardware>) -> Option<Fitness> {
         let hardware = hardware.filter(|_| self.config_known)?;
         let rejected = self
@@ -186,7 +186,7 @@ impl<'a> AgentState<'a> {
         })
     }
 
-    /// Tells the desk what is to be offered, where that is new.
+    /// Passes new desired devices to the device manager.
     pub fn want(&mut self, manager: &DeviceManager) {
         if self.assignments.is_none() || !self.config_known || !self.hardware_known {
             return;
@@ -200,7 +200,7 @@ impl<'a> AgentState<'a> {
         }
     }
 
-    /// Brings what the books say to the disk, and then to the kubelet.
+    /// Saves the device state to the disk, then advertises it to the kubelet.
     pub async fn publish(&mut self, manager: &DeviceManager, plugins: &mut ResourceServers) {
         manager
             .metrics()
@@ -210,7 +210,7 @@ impl<'a> AgentState<'a> {
         };
         let (snapshot, changes) = manager.snapshot();
         if assignments.has(&snapshot.assignments) {
-            // A device that breaks waits for no disk.
+            // A device that turns unhealthy reaches the kubelet without waiting for the disk.
             plugins.put(snapshot.offers.clone());
         }
         let kept = timeout(DISK_TIMEOUT, assignments.keep(&snapshot.assignments)).await;
@@ -223,14 +223,14 @@ impl<'a> AgentState<'a> {
                 manager.published(changes);
                 self.snapshot = snapshot;
                 if self.unsaved.take().is_some() {
-                    info!("the assignments are saved again");
+                    info!("saved the assignments again");
                 }
             }
             Err(error) => {
-                // The next observation brings the next try.
+                // The next observation triggers the next attempt.
                 let error = Some(error.to_string());
                 if self.unsaved != error {
-                    warn!(error, folder = %self.args.host.state_dir.display(), "save the assignments; the lists stay as they are");
+                    warn!(error, folder = %self.args.host.state_dir.display(), "cannot save the assignments; the advertised devices stay unchanged");
                     self.unsaved = error;
                 }
                 self.snapshot = DeviceSnapshot {
@@ -241,7 +241,7 @@ impl<'a> AgentState<'a> {
         }
     }
 
-    /// Says which devices are not offered, and why, where that is new.
+    /// Logs a new reason for devices that are not advertised.
     pub fn log_problem(&mut self, registered: &RegisteredResources) {
         if self.assignments.is_none() || !self.config_known {
             return;
@@ -249,13 +249,13 @@ impl<'a> AgentState<'a> {
         let problem = not_offered(&self.snapshot, self.plugin(registered)).filter(|(_, message)| message != NOT_ASKED);
         if problem != self.problem {
             if let Some((reason, message)) = &problem {
-                warn!(reason = reason.as_str(), message, "devices are not offered");
+                warn!(reason = reason.as_str(), message, "some devices are not advertised");
             }
             self.problem = problem;
         }
     }
 
-    /// What there is to report; none before this agent speaks for the node.
+    /// Returns the status to report; `None` before this agent reports for the node.
     pub fn report(&self, hardware: &Hardware, registered: &RegisteredResources) -> Option<StatusReport> {
         if !self.config_known || !self.snapshot.daemons_known {
             return None;

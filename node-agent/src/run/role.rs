@@ -1,4 +1,4 @@
-//! This agent's turn as the one of its node that is registered.
+//! Role of this agent: on standby, active (registered with the kubelet), or done.
 
 use crate::{cli::NodeArgs, devices::manager::DeviceManager, health};
 use std::{future::pending, sync::Arc, time::Duration};
@@ -9,20 +9,20 @@ use tokio::{
 };
 use tracing::warn;
 
-/// How long what is known of the devices may take to be saved at the end.
+/// Longest time to save the faults at the end of an active role.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whose turn it is.
+/// Role of this agent on its node.
 pub enum Role {
-    /// It is still another's.
+    /// Another agent is registered; this one waits.
     Standby,
-    /// It is this agent's.
+    /// This agent is registered.
     Active(ActiveTasks),
-    /// It is another's again.
+    /// This agent has handed over.
     LetGo,
 }
 
-/// What follows the node while it is this agent's turn.
+/// Tasks that run only while this agent is active.
 pub struct ActiveTasks {
     tasks: JoinSet<()>,
     health: JoinHandle<()>,
@@ -30,7 +30,7 @@ pub struct ActiveTasks {
 }
 
 impl ActiveTasks {
-    /// Begins to follow what changes beside the agent.
+    /// Starts the tasks.
     pub fn begin(health: health::HealthMonitor, manager: &Arc<DeviceManager>, args: &NodeArgs) -> Self {
         let mut tasks = JoinSet::new();
         tasks.spawn(manager.clone().watch_holders(args.pod_resources()));
@@ -45,7 +45,7 @@ impl ActiveTasks {
 }
 
 impl Role {
-    /// A task that ends although it should not.
+    /// Returns when a task ends unexpectedly, and describes its end.
     pub async fn failed(&mut self) -> String {
         let Self::Active(held) = self else {
             return pending().await;
@@ -56,7 +56,7 @@ impl Role {
         }
     }
 
-    /// Ends it: what is known is on the disk then, for the next one.
+    /// Stops the tasks. The faults are then on disk for the next agent.
     pub async fn end(self) {
         let Self::Active(ActiveTasks {
             tasks: _aborted,
@@ -67,9 +67,11 @@ impl Role {
             return;
         };
         if end.send(()).is_ok() && timeout(END_TIMEOUT, &mut health).await.is_err() {
-            // What it would write later is not true any more.
+            // A later write would overwrite the faults of the next agent.
             health.abort();
-            warn!("save the faults before another agent takes over: no answer from the disk within {END_TIMEOUT:?}");
+            warn!(
+                "cannot save the faults before another agent takes over: no answer from the disk within {END_TIMEOUT:?}"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Blocking work that may hang with a file system: it takes one thread, however often it is asked for and given up.
+//! Runs blocking work that may hang with a file system on one thread at most, however often callers give up and retry.
 
 use std::sync::Arc;
 use tokio::{
@@ -6,7 +6,7 @@ use tokio::{
     task::{JoinError, spawn_blocking},
 };
 
-/// A turn that is waited for, so that what is done comes in the order in which it was asked for.
+/// Queue of blocking work. Work runs one at a time, in the order of the calls.
 #[derive(Clone, Debug)]
 pub struct BlockingThread(Arc<Semaphore>);
 
@@ -17,10 +17,10 @@ impl Default for BlockingThread {
 }
 
 impl BlockingThread {
-    /// Does the work once what was begun before has ended. Who waits no longer leaves work that has begun to its thread, and
-    /// takes back what has not.
+    /// Runs the work after all earlier work has ended. Dropping the future cancels queued work; running work finishes on its
+    /// thread.
     pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
-        // Never closed.
+        // The semaphore is never closed, so this cannot fail.
         let turn = self.0.clone().acquire_owned().await;
         spawn_blocking(move || {
             let _turn = turn;

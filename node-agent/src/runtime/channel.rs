@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-/// Sends a value where it is a new one, so that receivers wake for changes alone.
+/// Sends `value` if it differs from the last one, so that receivers wake only for changes.
 pub fn send_if_new<T: PartialEq>(channel: &watch::Sender<T>, value: T) {
     channel.send_if_modified(|last| {
         let changes = *last != value;

@@ -1,9 +1,9 @@
-//! The signals that the agent acts on.
+//! Signals that the agent handles.
 
 use std::io;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// What a signal asks for.
+/// Request of the operating system or an administrator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignalRequest {
     /// SIGTERM or SIGINT.
@@ -12,7 +12,7 @@ pub enum SignalRequest {
     Reload,
 }
 
-/// The signals, from now on.
+/// Stream of the signals that this process receives.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
@@ -21,7 +21,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Takes the signals over from their default actions.
+    /// Installs the handlers, in place of the default actions.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -30,7 +30,7 @@ impl Signals {
         })
     }
 
-    /// The next one.
+    /// Returns the next request.
     pub async fn next(&mut self) -> SignalRequest {
         tokio::select! {
             _ = self.terminate.recv() => SignalRequest::Stop,

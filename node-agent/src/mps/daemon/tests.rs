@@ -20,7 +20,7 @@ impl World {
         self.daemon.next(want, seen, self.start + Duration::from_secs(seconds))
     }
 
-    /// The same, where nobody holds the device.
+    /// Like [`Self::next`], on a device without holders.
     fn next_if_free(&mut self, seconds: u64, want: DesiredDaemon, seen: DaemonProbe) -> Option<DaemonAction> {
         let step = self.next(seconds, want, seen);
         if step == Some(DaemonAction::QuitUnlessHeld) {
@@ -117,7 +117,7 @@ fn a_daemon_that_never_answered_is_killed_after_a_minute() {
 fn a_daemon_that_cannot_be_killed_is_killed_ever_more_rarely() {
     let mut world = running();
     let silent = DaemonProbe::Silent { answered: false };
-    // It is looked at ten times a second.
+    // Ten probes per second.
     let kills = (20..2000).filter(|tenth| {
         let now = world.start + Duration::from_millis(tenth * 100);
         world.daemon.next(DesiredDaemon::Run, silent, now) == Some(DaemonAction::Kill)

@@ -120,7 +120,7 @@ async fn new_ids_are_not_offered_before_the_disk_has_what_they_stand_for() -> Re
     fs::create_dir(&blocked)?;
     node.configure(SHARED)?;
     agent.signal(Signal::HUP)?;
-    agent.logs("save the assignments").await?;
+    agent.logs("cannot save the assignments").await?;
     // What is not worth a save by itself brings another try.
     for reloads in 2..4 {
         agent.signal(Signal::HUP)?;
@@ -131,14 +131,14 @@ async fn new_ids_are_not_offered_before_the_disk_has_what_they_stand_for() -> Re
     }
     assert_eq!(kubelet.endpoint(GPU).devices.len(), 8);
     assert_eq!(
-        agent.logged("save the assignments"),
+        agent.logged("cannot save the assignments"),
         1,
         "an error that stays is said once"
     );
     fs::remove_dir(&blocked)?;
     agent.signal(Signal::HUP)?;
     kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 16).await?;
-    agent.logs("the assignments are saved again").await?;
+    agent.logs("saved the assignments again").await?;
     Ok(())
 }
 
@@ -168,7 +168,7 @@ async fn on_a_full_disk_what_is_offered_stays_and_an_agent_can_be_replaced() -> 
 
     node.configure(SHARED)?;
     first.signal(Signal::HUP)?;
-    let line = first.logs("save the assignments").await?;
+    let line = first.logs("cannot save the assignments").await?;
     assert!(line.contains("os error 28"), "{line}");
     assert_eq!(
         kubelet.endpoint(GPU).devices.len(),
@@ -177,12 +177,12 @@ async fn on_a_full_disk_what_is_offered_stays_and_an_agent_can_be_replaced() -> 
     );
     node.configure("")?;
     first.signal(Signal::HUP)?;
-    first.logs("the assignments are saved again").await?;
+    first.logs("saved the assignments again").await?;
 
     let second = Agent::run_on(&host, &node, "second")?;
     second.await_ready().await?;
-    second.logs("note the hand-over").await?;
-    first.logs("the successor does the work").await?;
+    second.logs("cannot save the hand-over record").await?;
+    first.logs("the successor serves the node").await?;
     kubelet
         .has(GPU, |endpoint| {
             endpoint.registrations == 2 && endpoint.healthy().len() == 8

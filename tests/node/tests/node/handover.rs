@@ -40,7 +40,7 @@ async fn a_successor_takes_over_and_the_one_before_only_waits_for_its_end() -> R
     kubelet.admit("pod", "main", GPU, 2).await?;
     let second = Agent::run_in_pod(&node, "second", Image::Good)?;
     second.await_ready().await?;
-    first.logs("the successor does the work").await?;
+    first.logs("the successor serves the node").await?;
     assert!(
         first
             .readyz()
@@ -77,7 +77,7 @@ async fn twenty_replacements_in_a_row_leave_no_gap_of_100_ms() -> Result<()> {
             .filter(|device| device.health == "Healthy")
             .count();
         ensure!(healthy == 8, "the first list has {healthy} healthy GPUs");
-        agent.logs("the successor does the work").await?;
+        agent.logs("the successor serves the node").await?;
         agent.stop().await?;
         agent = next;
         ensure!(
@@ -104,7 +104,7 @@ async fn an_image_that_does_not_find_the_driver_never_takes_over() -> Result<()>
     let (node, kubelet, first) = at_work().await?;
     let broken = Agent::run_in_pod(&node, "broken", Image::WithoutDriver)?;
     broken
-        .logs("the successor could offer less than is offered now")
+        .logs("the successor could not serve the devices that this agent serves")
         .await?;
     assert!(broken.readyz().await?.contains("WaitingForPredecessor"));
     first.await_ready().await?;
@@ -122,7 +122,7 @@ async fn an_agent_without_driver_lets_a_successor_without_driver_take_over() -> 
     first.await_ready().await?;
     let second = Agent::run_in_pod(&node, "second", Image::WithoutDriver)?;
     second.await_ready().await?;
-    first.logs("the successor does the work").await?;
+    first.logs("the successor serves the node").await?;
     Ok(())
 }
 
@@ -133,7 +133,7 @@ async fn a_successor_that_cannot_register_gives_back_and_the_one_before_takes_ba
     broken.logs("asking the agent that holds the lock").await?;
     kubelet.is_gone(GPU).await?;
     // It tries for 20 s.
-    broken.logs("giving the lock back").await?;
+    broken.logs("returning the lock").await?;
     first.logs("taking over again").await?;
     served_again(&kubelet, 1).await?;
     first.await_ready().await?;
@@ -174,7 +174,7 @@ async fn a_kill_of_the_successor_at_any_step_leaves_the_node_served() -> Result<
     // Nobody's state is left in a way that keeps a good one out.
     let good = Agent::run_in_pod(&node, "good", Image::Good)?;
     good.await_ready().await?;
-    first.logs("the successor does the work").await.map(drop)
+    first.logs("the successor serves the node").await.map(drop)
 }
 
 #[tokio::test]
@@ -207,7 +207,7 @@ async fn of_two_successors_at_once_one_is_served_and_nobody_fights() -> Result<(
     let second = Agent::run_in_pod(&node, "second", Image::Good)?;
     let third = Agent::run_in_pod(&node, "third", Image::Good)?;
     // Each of them takes over once; the last one stays.
-    first.logs("letting a successor take over").await?;
+    first.logs("handing over to a successor").await?;
     let settled = || {
         let took = second.logged("registered with the kubelet") + third.logged("registered with the kubelet");
         (took == 2 && kubelet.endpoint(GPU).healthy().len() == 8).then_some(())
@@ -319,7 +319,7 @@ async fn whoever_talks_nonsense_to_the_holder_changes_nothing() -> Result<()> {
     let second = Agent::run_in_pod(&node, "second", Image::Good)?;
     second.await_ready().await?;
     drop(silent);
-    first.logs("the successor does the work").await.map(drop)
+    first.logs("the successor serves the node").await.map(drop)
 }
 
 #[tokio::test]
@@ -373,7 +373,7 @@ async fn a_holder_that_was_stopped_lets_go_to_nobody_who_has_given_up_meanwhile(
     sleep(Duration::from_secs(1)).await;
     assert_eq!(
         (
-            first.logged("letting a successor take over"),
+            first.logged("handing over to a successor"),
             kubelet.endpoint(GPU).registrations
         ),
         (0, 1),
@@ -391,7 +391,7 @@ async fn one_that_has_let_go_does_not_come_between_two_others() -> Result<()> {
     let lock = File::options().write(true).open(node.state_dir().join("agent.lock"))?;
     lock.lock()?;
     stream.write_all(b"{\"serving\":{}}\n")?;
-    first.logs("the successor does the work").await?;
+    first.logs("the successor serves the node").await?;
     for _ in 0..12 {
         sleep(Duration::from_secs(1)).await;
         lock.unlock()?;
@@ -410,7 +410,7 @@ async fn a_socket_that_somebody_removed_is_made_again() -> Result<()> {
     fs::remove_file(node.state_dir().join("agent.sock"))?;
     let second = Agent::run_in_pod(&node, "second", Image::Good)?;
     second.await_ready().await?;
-    first.logs("the successor does the work").await.map(drop)
+    first.logs("the successor serves the node").await.map(drop)
 }
 
 #[tokio::test]
@@ -418,7 +418,7 @@ async fn sigterm_of_the_holder_hands_over_to_one_that_stands_by() -> Result<()> 
     let (node, kubelet, mut first) = at_work().await?;
     // One that is refused goes on standing by.
     let broken = Agent::run_in_pod(&node, "second", Image::WithoutDriver)?;
-    broken.logs("the successor could offer less").await?;
+    broken.logs("the successor could not serve").await?;
     let start = Instant::now();
     let (status, took) = first.stop().await?;
     assert!(
@@ -438,7 +438,7 @@ async fn sigterm_of_the_holder_hands_over_to_one_that_stands_by() -> Result<()> 
 async fn sigterm_in_the_midst_of_a_hand_over_ends_either_within_a_second() -> Result<()> {
     let (node, kubelet, mut first) = at_work().await?;
     let mut broken = Agent::run_in_pod(&node, "second", Image::WithoutKubelet)?;
-    first.logs("letting a successor take over").await?;
+    first.logs("handing over to a successor").await?;
     let (status, took) = broken.stop().await?;
     assert!(
         status.success() && took < Duration::from_secs(1),
@@ -447,7 +447,7 @@ async fn sigterm_in_the_midst_of_a_hand_over_ends_either_within_a_second() -> Re
     served_again(&kubelet, 1).await?;
     let _third = Agent::run_in_pod(&node, "third", Image::WithoutKubelet)?;
     until("it lets go again", || {
-        (first.logged("letting a successor take over") == 2).then_some(())
+        (first.logged("handing over to a successor") == 2).then_some(())
     })
     .await?;
     first.signal(Signal::HUP)?;

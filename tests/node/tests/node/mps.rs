@@ -210,7 +210,7 @@ async fn a_file_that_cannot_be_read_ends_no_daemon() -> Result<()> {
     assert_eq!(mps.daemon(&gpu), Some(daemon));
 
     mps.assign(&["../../outside", "GPU-../../outside", &gpu])?;
-    agent.logs("is no UUID of a device").await?;
+    agent.logs("is not the UUID of a device").await?;
     assert_eq!(mps.answers(&gpu).await?, daemon);
     assert!(!mps.node.mps_dir().join("../../outside").exists());
     let entries = fs::read_dir(mps.node.mps_dir())?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
