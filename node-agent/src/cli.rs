@@ -1,10 +1,10 @@
 //! The command line.
 
 use crate::{
-    driver::hardware::DriverRoots,
+    driver::hardware_probe::DriverRoots,
     kubelet::{checkpoint::PodFolders, podresources::PodResources},
     mps::{self, MpsExecArgs},
-    status::report::AgentIdentity,
+    status::inputs::AgentIdentity,
 };
 use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 use std::{net::SocketAddr, path::PathBuf};

@@ -18,14 +18,15 @@ use crate::{
     cli::NodeArgs,
     devices::state::DeviceSnapshot,
     discover::leftovers::retire,
-    driver::hardware::{Hardware, watch_hardware},
+    driver::{hardware::Hardware, hardware_watch::watch_hardware},
     handover,
     runtime::{
         channel::send_if_new,
         signals::{SignalRequest, Signals},
     },
     status::{
-        report::{StatusInputs, status},
+        inputs::StatusInputs,
+        report::status,
         writer::{StatusReport, write_reports},
     },
 };

@@ -2,17 +2,21 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `hardware` | probes the hardware, and again when it may have changed |
+//! | `hardware` | the hardware and the state of its driver |
+//! | `hardware_probe` | probes the hardware once |
+//! | `hardware_watch` | probes the hardware, and again when it may have changed |
 //! | `nvml` | the only module that calls NVML |
 //! | `driver_events` | receives driver events on a thread |
-//! | `driver_root` | finds the driver's files on the host |
+//! | `library` | finds the driver's library on the host |
 //! | `pci` | reads NVIDIA's PCI functions in sysfs |
 //! | `machine` | reads the machine's name and whether it is virtual |
 //! | `utilisation` | reads how busy the GPUs are |
 
 pub mod driver_events;
-pub mod driver_root;
 pub mod hardware;
+pub mod hardware_probe;
+pub mod hardware_watch;
+pub mod library;
 pub mod machine;
 pub mod nvml;
 pub mod pci;

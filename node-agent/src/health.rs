@@ -27,7 +27,8 @@ use crate::{
     admin::metrics::AgentMetrics,
     api_server::{events::EventSender, gpu_node::GpuNodeState},
     driver::{
-        hardware::{DriverRoots, DriverState, Hardware},
+        hardware::{DriverState, Hardware},
+        hardware_probe::DriverRoots,
         nvml::{
             events::DriverEvent,
             probe::{ProbeTarget, unanswered},

@@ -24,7 +24,8 @@ use crate::{
     devices::manager::{self, DeviceManager},
     driver::{
         driver_events::DriverEvents,
-        hardware::{DriverState, Hardware, watch_hardware},
+        hardware::{DriverState, Hardware},
+        hardware_watch::watch_hardware,
         utilisation::Utilisation,
     },
     handover::{AgentId, Handover, HandoverCommand, TakeBack, watch_own_socket},
@@ -44,7 +45,7 @@ use crate::{
         signals::{SignalRequest, Signals},
     },
     status::{
-        report::{holders_unknown, not_registered},
+        conditions::{holders_unknown, not_registered},
         writer::{StatusReport, write_reports},
     },
     store::atomic_file,

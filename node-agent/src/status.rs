@@ -2,8 +2,24 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `writer` | writes the status to the API server when it changes |
+//! | `inputs` | inputs of a status |
 //! | `report` | composes the status, pure |
+//! | `conditions` | conditions and the text of `/readyz` |
+//! | `resources` | resources with capacity, allocatable and devices |
+//! | `hardware` | GPUs and MIG devices |
+//! | `usage` | summary of what is held, for the printer columns |
+//! | `health` | times at which devices became healthy |
+//! | `missing` | keeps GPUs that vanished for 15 minutes |
+//! | `number` | numbers in the API's type |
+//! | `writer` | writes the status to the API server when it changes |
 
+pub mod conditions;
+mod hardware;
+mod health;
+pub mod inputs;
+mod missing;
+mod number;
 pub mod report;
+mod resources;
+mod usage;
 pub mod writer;

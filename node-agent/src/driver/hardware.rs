@@ -1,37 +1,7 @@
-//! Probes the hardware of the node, and again when it may have changed.
-//!
-//! | module | what it does |
-//! |---|---|
-//! | `driver_roots` | one probe of the hardware |
+//! The hardware of the node and the state of its driver, as the last probe found them.
 
-mod driver_roots;
-
-use crate::{
-    admin::metrics::AgentMetrics,
-    api_server::release::ReleaseRequest,
-    driver::{driver_events::DriverEvents, machine::MachineInfo, nvml, pci::nvidia_functions},
-};
-pub use driver_roots::DriverRoots;
-use driver_roots::HardwareTraces;
+use crate::driver::{machine::MachineInfo, nvml::DriverReading};
 use gpunode_gpu::{Inventory, MigMode, RunId};
-use std::{sync::Arc, time::Duration};
-use tokio::{
-    sync::{Notify, watch},
-    time::{Instant, sleep, timeout},
-};
-use tracing::{info, warn};
-
-/// First pause after a probe that found no driver; doubles up to [`MAX_RETRY`].
-const MIN_RETRY: Duration = Duration::from_millis(250);
-/// Longest pause. A driver takes minutes to build, and a GPU that came back should not wait much longer.
-const MAX_RETRY: Duration = Duration::from_secs(30);
-/// Interval for comparing sysfs and the driver's file with the last probe. A replaced driver is in use again within 10 s,
-/// including the end of the session with the old one.
-const RECHECK: Duration = Duration::from_secs(2);
-/// Interval for reading MIG instances from the driver when the kernel does not list them.
-const BLIND_RECHECK: Duration = Duration::from_mins(1);
-/// Time limit for a probe: a driver call or a host file that hangs must not stop the rest of the agent.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Result of a hardware probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,7 +17,7 @@ pub struct Hardware {
     /// C name of the NVML call that failed, when no GPU could be read.
     pub failed: Option<&'static str>,
     /// The GPUs. While the driver does not answer, the last known ones; none when it answers for no GPU.
-    pub reading: Option<nvml::DriverReading>,
+    pub reading: Option<DriverReading>,
 }
 
 /// State of the driver.
@@ -92,13 +62,12 @@ impl Hardware {
 
     /// True when the node has a GPU, with or without a driver.
     pub fn has_gpus(&self) -> bool {
-        let listed =
-            |reading: &nvml::DriverReading| !reading.inventory.gpus.is_empty() || !reading.unreadable.is_empty();
+        let listed = |reading: &DriverReading| !reading.inventory.gpus.is_empty() || !reading.unreadable.is_empty();
         self.functions > 0 || self.reading.as_ref().is_some_and(listed)
     }
 
     /// True when MIG is on for a GPU, divided or not.
-    fn is_divided(&self) -> bool {
+    pub fn is_divided(&self) -> bool {
         self.inventory()
             .is_some_and(|found| found.gpus.iter().any(|gpu| gpu.mig_mode == Some(MigMode::Enabled)))
     }
@@ -123,171 +92,3 @@ impl DriverState {
         }
     }
 }
-
-/// Probes the hardware and publishes the result. Probes again when `look_again` is notified, when something changed, or
-/// soon after something was missing. `events` follow the driver it finds. While the GpuNode releases the GPUs, the driver
-/// is not used. Never returns.
-pub async fn watch_hardware(
-    place: DriverRoots,
-    found: watch::Sender<Option<Arc<Hardware>>>,
-    look_again: Arc<Notify>,
-    mut release: ReleaseRequest,
-    mut events: Option<DriverEvents>,
-    metrics: AgentMetrics,
-) {
-    let place = Arc::new(place);
-    let mut retry = MIN_RETRY;
-    let mut before = None;
-    loop {
-        let looking = place.clone();
-        let traces = answer(move || looking.traces()).await;
-        if release.is_on() || traces.as_ref().map(HardwareTraces::driver) != before {
-            // Ends before the probe: the loader returns the old library for the same path while it is in use.
-            close(&mut events).await;
-        }
-        if release.is_on() {
-            before = None;
-            let_go(&place, &found).await;
-            release.note(true).await;
-            release.is(false).await;
-            release.note(false).await;
-            info!("the GPUs are no longer released");
-            continue;
-        }
-        let (traces, hardware) = look(&place, &found).await;
-        before = Some(traces.driver());
-        if let Some(call) = hardware.failed {
-            metrics.nvml_error(call);
-        }
-        let settled = hardware.problem().is_none();
-        // Only the driver knows of MIG instances that come and go.
-        let blind = traces.instances.is_none() && hardware.is_divided();
-        publish(&found, hardware);
-        retry = if settled { MIN_RETRY } else { (retry * 2).min(MAX_RETRY) };
-        let next = match (settled, blind) {
-            (false, _) => Some(Instant::now() + retry),
-            (true, true) => Some(Instant::now() + BLIND_RECHECK),
-            (true, false) => None,
-        };
-        loop {
-            if let Some(events) = &mut events {
-                follow(events, &traces, &found).await;
-            }
-            let pause = next.map_or(RECHECK, |next| RECHECK.min(next.duration_since(Instant::now())));
-            let asked = tokio::select! {
-                () = look_again.notified() => true,
-                () = release.is(true) => true,
-                () = sleep(pause) => false,
-            };
-            if asked || next.is_some_and(|next| Instant::now() >= next) {
-                break;
-            }
-            let looking = place.clone();
-            // Unreadable traces cause a probe too, which reports the call that hangs.
-            if answer(move || looking.traces()).await.is_none_or(|now| now != traces) {
-                break;
-            }
-        }
-    }
-}
-
-/// Follows the events of the GPUs in the last probe.
-async fn follow(events: &mut DriverEvents, traces: &HardwareTraces, found: &watch::Sender<Option<Arc<Hardware>>>) {
-    let hardware = found.borrow().clone();
-    let inventory = hardware.as_deref().and_then(Hardware::answering);
-    if let (Some((library, ..)), Some(inventory)) = (&traces.library, inventory) {
-        let gpus: Vec<String> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-        events.follow(library, &gpus).await;
-    }
-}
-
-async fn close(events: &mut Option<DriverEvents>) {
-    if let Some(events) = events {
-        events.close().await;
-    }
-}
-
-/// Publishes the released state and keeps the last probe's GPUs.
-async fn let_go(place: &Arc<DriverRoots>, found: &watch::Sender<Option<Arc<Hardware>>>) {
-    let last = found.borrow().clone();
-    let hardware = if let Some(last) = last {
-        Hardware {
-            driver: DriverState::Released,
-            ..Hardware::clone(&last)
-        }
-    } else {
-        let looking = place.clone();
-        answer(move || looking.without_driver()).await.unwrap_or_default()
-    };
-    info!("the GPUs are released: the driver is no longer used");
-    found.send_replace(Some(Arc::new(hardware)));
-}
-
-/// Probes once. While the probe hangs, the driver counts as failed.
-async fn look(place: &Arc<DriverRoots>, found: &watch::Sender<Option<Arc<Hardware>>>) -> (HardwareTraces, Hardware) {
-    loop {
-        let looking = place.clone();
-        let before = found.borrow().clone();
-        let mut task = tokio::task::spawn_blocking(move || looking.look(before.as_deref()));
-        let result = if let Ok(result) = timeout(LOOK_TIMEOUT, &mut task).await {
-            result
-        } else {
-            let message = format!("query the driver: no answer within {LOOK_TIMEOUT:?}; see the host's kernel log");
-            let looking = place.clone();
-            let functions = answer(move || nvidia_functions(&looking.host_root).len()).await;
-            let last = found.borrow().as_deref().cloned().unwrap_or_default();
-            let functions = functions.unwrap_or(last.functions);
-            publish(
-                found,
-                Hardware {
-                    functions,
-                    driver: DriverState::Failed(message),
-                    failed: None,
-                    ..last
-                },
-            );
-            // A second probe beside a hanging call would only block another thread.
-            task.await
-        };
-        match result {
-            Ok(looked) => return looked,
-            Err(error) => {
-                warn!(%error, "cannot probe the hardware");
-                sleep(MAX_RETRY).await;
-            }
-        }
-    }
-}
-
-/// Runs `ask` on a blocking thread, up to [`LOOK_TIMEOUT`]. The runtime has one thread, which must not wait for a file.
-async fn answer<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    timeout(LOOK_TIMEOUT, tokio::task::spawn_blocking(ask)).await.ok()?.ok()
-}
-
-fn publish(found: &watch::Sender<Option<Arc<Hardware>>>, mut hardware: Hardware) {
-    found.send_if_modified(|last| {
-        if hardware.driver.problem().is_some() && hardware.reading.is_none() {
-            // The GPUs stay known while their driver is replaced.
-            hardware.reading = last.as_ref().and_then(|last| last.reading.clone());
-        }
-        if last.as_deref() == Some(&hardware) {
-            return false;
-        }
-        let found = hardware.inventory().map(Inventory::summary).unwrap_or_default();
-        if let Some(problem) = hardware.problem() {
-            warn!(
-                problem,
-                hardware = found,
-                functions = hardware.functions,
-                "hardware has a problem"
-            );
-        } else {
-            info!(hardware = found, functions = hardware.functions, "hardware found");
-        }
-        *last = Some(Arc::new(hardware));
-        true
-    });
-}
-
-#[cfg(test)]
-mod tests;

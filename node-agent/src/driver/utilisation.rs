@@ -1,6 +1,6 @@
 //! Reads how busy the GPUs are, only to choose between devices that are otherwise equal.
 
-use crate::driver::{hardware::DriverRoots, nvml};
+use crate::driver::{hardware_probe::DriverRoots, nvml};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
 use tracing::debug;

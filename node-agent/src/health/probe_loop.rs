@@ -1,7 +1,7 @@
 //! Probes the GPUs at intervals, on a thread of its own: a GPU that hangs keeps that thread, and the others get a new one.
 
 use crate::driver::{
-    hardware::DriverRoots,
+    hardware_probe::DriverRoots,
     nvml::probe::{ProbeReport, ProbeTarget, probe, unanswered},
 };
 use gpunode_gpu::{GpuProbe, ProbeResult};

@@ -4,7 +4,7 @@
 use super::device_folder::DeviceFolder;
 use crate::{
     driver::{
-        driver_root,
+        library,
         nvml::{self, ComputeMode},
     },
     store::atomic_file,
@@ -59,7 +59,7 @@ pub fn restore(place: &DeviceFolder, roots: &[PathBuf]) -> Result<(), ComputeMod
 }
 
 fn library(place: &DeviceFolder, roots: &[PathBuf]) -> Result<PathBuf, ComputeModeError> {
-    driver_root::find_library(roots).ok_or_else(|| ComputeModeError::NoDriver {
+    library::find_library(roots).ok_or_else(|| ComputeModeError::NoDriver {
         device: place.uuid().to_owned(),
     })
 }

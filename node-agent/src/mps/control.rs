@@ -5,7 +5,7 @@ use super::{
     exec::MpsExecArgs,
     processes::{ChildPid, MARK},
 };
-use crate::driver::driver_root;
+use crate::driver::library;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::{
     fs::File,
@@ -114,7 +114,7 @@ impl MpsControl {
 
     /// Returns the folders that may be the driver's root.
     pub fn roots(&self) -> Vec<PathBuf> {
-        driver_root::roots(&self.host_root, self.driver_root.as_deref())
+        library::roots(&self.host_root, self.driver_root.as_deref())
     }
 
     /// Starts the daemon of a device; returns once it runs in the background.
@@ -196,7 +196,7 @@ impl MpsControl {
         };
         let found = roots.iter().find_map(|root| Some((root.clone(), find(root)?)));
         found.ok_or_else(|| MpsControlError::NoProgram {
-            roots: driver_root::in_words(&roots),
+            roots: library::join_roots(&roots),
         })
     }
 }

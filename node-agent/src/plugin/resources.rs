@@ -150,7 +150,7 @@ mod tests {
     use crate::{
         admin::metrics::AgentMetrics,
         devices::manager::{DeviceManager, DeviceManagerInputs, tests::nobody},
-        driver::{hardware, utilisation::Utilisation},
+        driver::{hardware_probe, utilisation::Utilisation},
         plugin::directory::PluginDirectory,
     };
     use gpunode_gpu::AdvertisedResource;
@@ -168,7 +168,7 @@ mod tests {
     }
 
     fn plugins(folder: &Path) -> ResourceServers {
-        let nowhere = hardware::DriverRoots {
+        let nowhere = hardware_probe::DriverRoots {
             host_root: folder.to_owned(),
             driver_root: None,
         };

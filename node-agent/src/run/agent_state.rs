@@ -16,7 +16,9 @@ use crate::{
     handover::Fitness,
     plugin::{registration::RegisteredResources, resources::ResourceServers},
     status::{
-        report::{PluginStatus, StatusInputs, not_offered, status},
+        conditions::not_offered,
+        inputs::{PluginStatus, StatusInputs},
+        report::status,
         writer::StatusReport,
     },
     store::{assignments::SavedAssignments, atomic_file::DISK_TIMEOUT},

@@ -1,30 +1,13 @@
 //! Composes `GpuNode.status` from hardware, devices and health. Pure.
-//!
-//! | module | what it does |
-//! |---|---|
-//! | `conditions` | conditions and the text of `/readyz` |
-//! | `resources` | resources with capacity, allocatable and devices |
-//! | `hardware` | GPUs and MIG devices |
-//! | `health` | times at which devices became healthy |
-//! | `missing` | keeps GPUs that vanished for 15 minutes |
-//! | `usage` | summary of what is held, for the printer columns |
-
-mod conditions;
-mod hardware;
-mod health;
-mod missing;
-mod resources;
-mod usage;
-
-pub use conditions::{holders_unknown, not_offered, not_registered};
-pub use health::set_health_times;
-pub use missing::{keep_missing, next_given_up};
 
 use crate::{
-    configuration::in_force::InForce,
-    devices::state::DeviceSnapshot,
-    driver::hardware::{DriverState, Hardware},
-    plugin::registration::RegisteredResources,
+    driver::hardware::DriverState,
+    status::{
+        conditions, hardware,
+        inputs::{AgentIdentity, StatusInputs},
+        number::number,
+        resources, usage,
+    },
 };
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
@@ -34,37 +17,6 @@ use gpunode_crds::{
 use gpunode_gpu as gpu;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-
-/// The agent that reports.
-#[derive(Clone, Debug, Default)]
-pub struct AgentIdentity {
-    /// Name of its pod.
-    pub pod: String,
-    /// UID of its pod.
-    pub pod_uid: String,
-    /// The policy whose DaemonSet the pod belongs to; empty for discovery.
-    pub policy: String,
-}
-
-/// Inputs of a status.
-#[derive(Clone, Copy, Debug)]
-pub struct StatusInputs<'a> {
-    /// Last reading of the hardware.
-    pub hardware: &'a Hardware,
-    /// Advertised resources, holders and pending changes.
-    pub snapshot: &'a DeviceSnapshot,
-    /// State of the device plugin; none for discovery.
-    pub plugin: Option<PluginStatus<'a>>,
-}
-
-/// State of the device plugin.
-#[derive(Clone, Copy, Debug)]
-pub struct PluginStatus<'a> {
-    /// Configuration in force.
-    pub in_force: &'a InForce,
-    /// Resources that the kubelet has accepted.
-    pub registered: &'a RegisteredResources,
-}
 
 /// Returns the status without transition times, which [`set_times`] sets: equal inputs give an equal status.
 pub fn status(identity: &AgentIdentity, facts: StatusInputs<'_>) -> GpuNodeStatus {
@@ -155,10 +107,6 @@ fn waiting(waiting: &gpu::PendingChange) -> WaitingDevice {
         message: waiting.message.chars().take(MAX_WAITING_MESSAGE).collect(),
         pods: waiting.pods.iter().take(MAX_WAITING_PODS).cloned().collect(),
     }
-}
-
-fn number<T: TryInto<i32>>(value: T) -> i32 {
-    value.try_into().unwrap_or(i32::MAX)
 }
 
 #[cfg(test)]

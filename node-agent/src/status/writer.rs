@@ -2,7 +2,11 @@
 
 use crate::{
     api_server::gpu_node::{GpuNodeState, ObservedGpuNode, api},
-    status::report::{keep_missing, next_given_up, set_health_times, set_times},
+    status::{
+        health::set_health_times,
+        missing::{keep_missing, next_given_up},
+        report::set_times,
+    },
 };
 use gpunode_crds::{AGENT_FIELD_MANAGER, ConditionType, GpuNode, GpuNodeSpec, GpuNodeStatus};
 use gpunode_process::OnChange;

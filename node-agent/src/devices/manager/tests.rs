@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     devices::state::tests::{nothing_held, state},
-    driver::hardware,
+    driver::hardware_probe,
     kubelet::{checkpoint::PodFolders, podresources::PodResources},
 };
 use gpunode_gpu::{ContainerShares, KubeletObservation};
@@ -17,7 +17,7 @@ fn manager() -> Arc<DeviceManager> {
 /// One that looks for the daemons in `mps_dir`.
 fn desk_of(mps_dir: PathBuf) -> Arc<DeviceManager> {
     let folder = PathBuf::from("/nonexistent");
-    let nowhere = hardware::DriverRoots {
+    let nowhere = hardware_probe::DriverRoots {
         host_root: folder.clone(),
         driver_root: None,
     };

@@ -1,6 +1,6 @@
 //! Waits for driver events. The session stays open while waiting, and the driver cannot be unloaded until it ends.
 
-use super::{DriverError, open, raw};
+use super::{error::DriverError, raw, session::open};
 use nvml_wrapper::{EventSet, Nvml, error::NvmlError};
 use nvml_wrapper_sys::bindings::{
     nvmlEventTypeDoubleBitEccError as DOUBLE_BIT, nvmlEventTypeDramRetirementEvent as RETIREMENT,

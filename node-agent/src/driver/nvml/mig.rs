@@ -1,6 +1,6 @@
 //! Reads the MIG devices of a GPU.
 
-use super::{Unanswered, capabilities::Capabilities, profile, raw};
+use super::{capabilities::Capabilities, error::Unanswered, profile, raw};
 use gpunode_gpu::{Gpu, MigAttributes, MigDevice};
 use nvml_wrapper::{Device, error::NvmlError};
 

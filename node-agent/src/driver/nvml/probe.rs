@@ -1,6 +1,6 @@
 //! Probes GPUs for faults.
 
-use super::{DriverError, open};
+use super::{error::DriverError, session::open};
 use gpunode_gpu::{GpuProbe, MigProbe, ProbeResult};
 use nvml_wrapper::{
     Device, Nvml,

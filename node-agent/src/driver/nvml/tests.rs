@@ -1,7 +1,16 @@
 //! Tests that read through the simulated library.
 
 use super::*;
-use std::{env, fs, path::Path, process::Command, sync::OnceLock};
+use crate::driver::pci::PciFunction;
+use gpunode_gpu::MigMode;
+use nvml_wrapper::error::NvmlError;
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
 use tempfile::TempDir;
 
 /// A folder with the library and its scenario.

@@ -2,10 +2,15 @@ mod labels;
 
 use super::*;
 use crate::{
-    configuration::in_force::{ConfigCandidate, DesiredConfig},
-    devices::offer::AdvertisedList,
-    driver::{hardware::DriverState, nvml::DriverReading},
+    configuration::in_force::{ConfigCandidate, DesiredConfig, InForce},
+    devices::{offer::AdvertisedList, state::DeviceSnapshot},
+    driver::{
+        hardware::{DriverState, Hardware},
+        nvml::DriverReading,
+    },
     health::node_health::NodeHealth,
+    plugin::registration::RegisteredResources,
+    status::{conditions::not_registered, inputs::PluginStatus},
 };
 use gpunode_crds::{AdvertisedDevice, Architecture, FaultReason, HealthState, MpsDaemon, MpsDaemonState};
 use gpunode_gpu::{AdvertisedResource, AdvertisedShare, Gpu, Inventory, PendingChange};

@@ -34,7 +34,7 @@ pub fn roots(host_root: &Path, driver_root: Option<&Path>) -> Vec<PathBuf> {
 }
 
 /// Joins the roots with "and".
-pub fn in_words(roots: &[PathBuf]) -> String {
+pub fn join_roots(roots: &[PathBuf]) -> String {
     let roots: Vec<String> = roots.iter().map(|root| root.display().to_string()).collect();
     roots.join(" and ")
 }

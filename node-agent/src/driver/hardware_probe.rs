@@ -1,8 +1,8 @@
 //! Probes the hardware of the node once.
 
-use super::{DriverState, Hardware};
 use crate::driver::{
-    driver_root, machine, nvml,
+    hardware::{DriverState, Hardware},
+    library, machine, nvml,
     pci::{self, nvidia_functions},
 };
 use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::PathBuf};
@@ -44,7 +44,7 @@ impl HardwareTraces {
 impl DriverRoots {
     /// Finds the driver's library. Blocks.
     pub fn library(&self) -> Option<PathBuf> {
-        driver_root::find_library(&driver_root::roots(&self.host_root, self.driver_root.as_deref()))
+        library::find_library(&library::roots(&self.host_root, self.driver_root.as_deref()))
     }
 
     /// Reads the current traces. Blocks.
@@ -81,11 +81,11 @@ impl DriverRoots {
         let driver = match &traces.library {
             None if functions == 0 => DriverState::NotNeeded,
             None => {
-                let roots = driver_root::roots(&self.host_root, self.driver_root.as_deref());
+                let roots = library::roots(&self.host_root, self.driver_root.as_deref());
                 DriverState::Missing(format!(
                     "find libnvidia-ml.so.1 below {}: not found; install the NVIDIA driver, or set its root with \
                      --driver-root",
-                    driver_root::in_words(&roots)
+                    library::join_roots(&roots)
                 ))
             }
             Some((path, ..)) => {

@@ -1,9 +1,9 @@
 //! GPUs and MIG devices in the API's types. Pure.
 
-use super::number;
 use crate::{
     driver::machine::HostDriver,
     health::{fault_text, node_health::NodeHealth},
+    status::number::number,
 };
 use gpunode_crds::{DeviceHealth, GpuDevice, GpuLink, MigDevice, MigEngines, MigSlices, Vgpu};
 use gpunode_gpu as gpu;

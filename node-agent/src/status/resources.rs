@@ -1,9 +1,9 @@
 //! Advertised resources, and the devices of each. Pure.
 
-use super::{PluginStatus, number};
 use crate::{
     devices::{offer::AdvertisedList, state::DeviceSnapshot},
     mps::answers::held_back,
+    status::{inputs::PluginStatus, number::number},
 };
 use gpunode_crds::{AdvertisedDevice, MAX_DEVICES, ResourceStatus, SharingStrategy};
 use gpunode_gpu::{AdvertisedResource, DeviceSharing, device_of};

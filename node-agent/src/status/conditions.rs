@@ -1,10 +1,10 @@
 //! Conditions of the node, and the text of `/readyz`. Pure.
 
-use super::{PluginStatus, StatusInputs};
 use crate::{
     devices::state::DeviceSnapshot,
     driver::hardware::{DriverState, Hardware},
     plugin::registration::RegisteredResources,
+    status::inputs::{PluginStatus, StatusInputs},
 };
 use gpunode_crds::{ConditionType, MpsDaemonState, Reason, UntimedCondition};
 use gpunode_gpu::DeviceProblemKind;

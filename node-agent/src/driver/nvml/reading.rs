@@ -1,0 +1,175 @@
+//! Reads the GPUs, and how busy they are.
+
+use super::{
+    capabilities::Capabilities,
+    error::{DriverError, Unanswered},
+    links, mig, raw,
+    session::open,
+};
+use crate::driver::pci::PciFunction;
+use gpunode_gpu::{Gpu, Inventory, MigMode};
+use nvml_wrapper::{Device, Nvml, error::NvmlError};
+use nvml_wrapper_sys::bindings::NVML_DEVICE_MIG_ENABLE;
+use std::{collections::BTreeMap, path::Path};
+
+/// Result of reading the GPUs in one session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DriverReading {
+    /// The GPUs that answer, and those that stopped answering, as they were before.
+    pub inventory: Inventory,
+    /// UUIDs of the GPUs that have fallen off the bus.
+    pub lost: Vec<String>,
+    /// One sentence for each GPU and each MIG device that does not answer.
+    pub unreadable: Vec<String>,
+}
+
+/// Reads the GPUs through the library at `path`. `function` looks up a PCI address, and wins over NVML for facts that both
+/// have. A GPU of `before` that does not answer, or is lost, stays as it was; other GPUs without an answer are omitted.
+pub fn read(
+    path: &Path,
+    host_root: &Path,
+    before: &[Gpu],
+    function: impl Fn(&str) -> PciFunction,
+) -> Result<DriverReading, DriverError> {
+    let nvml = open(path)?;
+    let capabilities = Capabilities::of_host(host_root);
+    let count = nvml.device_count().map_err(DriverError::Count)?;
+    let mut reading = DriverReading::default();
+    // GPUs without an identity now, each as it was before, and whether it is lost.
+    let (mut devices, mut silent) = (Vec::new(), Vec::new());
+    for index in 0..count {
+        let (device, gpu) = match identify(&nvml, index) {
+            Ok(identified) => identified,
+            Err(error) => {
+                reading.unreadable.push(format!("read GPU {index}: {error}"));
+                // Without a UUID only the index identifies the GPU.
+                let kept = before.iter().find(|gpu| gpu.index == index).cloned();
+                silent.extend(kept.map(|gpu| (gpu, matches!(error, NvmlError::GpuLost))));
+                continue;
+            }
+        };
+        let uuid = gpu.uuid.clone();
+        let described = match describe(&device, gpu, &capabilities, &function) {
+            Ok((gpu, unreadable)) => {
+                reading.unreadable.extend(unreadable);
+                Some(gpu)
+            }
+            Err(error) => {
+                reading.unreadable.push(error.to_string());
+                let kept = before
+                    .iter()
+                    .find(|gpu| gpu.uuid == uuid)
+                    .map(|gpu| Gpu { index, ..gpu.clone() });
+                if matches!(error.source, NvmlError::GpuLost) {
+                    silent.extend(kept.map(|gpu| (gpu, true)));
+                    continue;
+                }
+                kept
+            }
+        };
+        if let Some(gpu) = described {
+            reading.inventory.gpus.push(gpu);
+            devices.push((index, device));
+        }
+    }
+    for (gpu, links) in reading.inventory.gpus.iter_mut().zip(links::between(&devices)) {
+        gpu.links = links;
+    }
+    for (kept, is_lost) in silent {
+        if reading.inventory.gpus.iter().all(|other| other.uuid != kept.uuid) {
+            reading.lost.extend(is_lost.then(|| kept.uuid.clone()));
+            reading.inventory.gpus.push(kept);
+        }
+    }
+    reading.inventory.gpus.sort_by_key(|gpu| gpu.index);
+    reading.inventory.driver_version = nvml.sys_driver_version().ok();
+    reading.inventory.cuda_version = nvml
+        .sys_cuda_driver_version()
+        .ok()
+        .map(|version| format!("{}.{}", version / 1000, version % 1000 / 10));
+    Ok(reading)
+}
+
+/// Returns the utilisation of each GPU in percent, by index. Omits GPUs without one, such as those with MIG on.
+pub fn utilisation(path: &Path) -> Result<BTreeMap<u32, u32>, DriverError> {
+    let nvml = open(path)?;
+    let count = nvml.device_count().map_err(DriverError::Count)?;
+    let busy = |index| nvml.device_by_index(index)?.utilization_rates();
+    Ok((0..count)
+        .filter_map(|index| Some((index, busy(index).ok()?.gpu)))
+        .collect())
+}
+
+/// Reads the identity of a GPU, without which it cannot be advertised.
+fn identify(nvml: &Nvml, index: u32) -> Result<(Device<'_>, Gpu), NvmlError> {
+    let device = nvml.device_by_index(index)?;
+    let gpu = Gpu {
+        index,
+        uuid: device.uuid()?,
+        name: device.name()?,
+        ..Gpu::default()
+    };
+    Ok((device, gpu))
+}
+
+/// Reads the rest of a GPU. Also returns a sentence for each MIG device that does not answer.
+fn describe(
+    device: &Device<'_>,
+    gpu: Gpu,
+    capabilities: &Capabilities,
+    function: impl Fn(&str) -> PciFunction,
+) -> Result<(Gpu, Vec<String>), Unanswered> {
+    let index = gpu.index;
+    let unanswered = |question| {
+        move |source| Unanswered {
+            question,
+            gpu: index,
+            source,
+        }
+    };
+    let memory = if_any(device.memory_info())
+        .map_err(unanswered("read the memory"))?
+        .map(|memory| memory.total);
+    let capability =
+        if_any(device.cuda_compute_capability()).map_err(unanswered("read the CUDA compute capability"))?;
+    let mig_mode = if_any(device.mig_mode()).map_err(unanswered("read the MIG mode"))?;
+    let minor = if_any(device.minor_number()).map_err(unanswered("read the minor number"))?;
+    // These may stay empty: they do not decide how the GPU is advertised.
+    let pci_bus_id = device
+        .pci_info()
+        .ok()
+        .map(|pci| format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device));
+    let function = pci_bus_id.as_deref().map(function).unwrap_or_default();
+    let mut gpu = Gpu {
+        memory_mib: memory.unwrap_or_default() / (1024 * 1024),
+        compute_capability: capability
+            .and_then(|cc| Some((u32::try_from(cc.major).ok()?, u32::try_from(cc.minor).ok()?))),
+        numa_node: function
+            .numa_node
+            // NVML writes an unknown node as -1 into an unsigned number.
+            .or_else(|| device.numa_node_id().ok().filter(|node| *node < u32::from(u16::MAX))),
+        mode: function.mode,
+        fabric: raw::fabric(device),
+        pci_bus_id,
+        minor,
+        mig_mode: mig_mode.map(|mode| match mode.current {
+            NVML_DEVICE_MIG_ENABLE => MigMode::Enabled,
+            _ => MigMode::Disabled,
+        }),
+        ..gpu
+    };
+    let mut unreadable = Vec::new();
+    if gpu.mig_mode == Some(MigMode::Enabled) {
+        (gpu.mig_devices, unreadable) = mig::devices(device, &gpu, memory.unwrap_or_default(), capabilities)?;
+    }
+    Ok((gpu, unreadable))
+}
+
+/// Returns none when the GPU or the driver does not support the query.
+fn if_any<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
