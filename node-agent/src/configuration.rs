@@ -1,11 +1,11 @@
-//! The configuration of the agent, from the operator or from a file, and which one is in force.
+//! The agent's configuration: its two sources, its saved copy, and the choice between them.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `operator` | takes the configuration from this node's GpuNode |
-//! | `file` | takes it from `run --config FILE` |
-//! | `saved` | keeps the last good one on the node |
-//! | `in_force` | decides which one is in force, pure |
+//! | `operator` | reads the configuration from this node's GpuNode |
+//! | `file` | reads it from `run --config FILE` |
+//! | `saved` | keeps the last good configuration on the node |
+//! | `in_force` | chooses the configuration in force, pure |
 
 pub mod file;
 pub mod in_force;

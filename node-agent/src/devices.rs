@@ -1,11 +1,11 @@
-//! The devices of the node: who holds which, and what the kubelet may give out.
+//! The devices of the node: their holders, their lists for the kubelet, and their allocation to containers.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `manager` | gives devices out, behind one lock |
-//! | `state` | what the agent knows of the devices, pure |
-//! | `offer` | what the kubelet is offered under one resource name |
-//! | `allocation` | what a container gets with its devices |
+//! | `manager` | allocates devices, behind one lock |
+//! | `state` | state of all devices, pure |
+//! | `offer` | the device list of one resource |
+//! | `allocation` | environment, mounts and device nodes of a container |
 
 pub mod allocation;
 pub mod manager;

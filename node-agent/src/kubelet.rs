@@ -1,9 +1,9 @@
-//! What the kubelet says: its two gRPC APIs and its checkpoint.
+//! The kubelet's two gRPC APIs and its checkpoint.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `podresources` | reads which pod holds which device |
-//! | `checkpoint` | reads what PodResources leaves out |
+//! | `checkpoint` | reads the holders that PodResources leaves out |
 //! | `device_plugin_api` | generated: the device plugin API v1beta1 |
 //! | `pod_resources_api` | generated: the PodResources API v1 |
 

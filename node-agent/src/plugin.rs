@@ -1,4 +1,4 @@
-//! The device plugins of the node: one server and one registration for each resource.
+//! The device plugins of the node: one server and one registration per resource.
 //!
 //! | module | what it does |
 //! |---|---|

@@ -1,10 +1,10 @@
-//! Files that outlive the agent.
+//! State files of the agent, which outlive it.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `atomic_file` | replaces a file as a whole, sets a damaged one aside |
-//! | `file_id` | tells whether a path still leads to the same file |
-//! | `assignments` | keeps what each shared device stands for |
+//! | `file_id` | detects that a file was replaced |
+//! | `assignments` | keeps the assignments of the devices |
 
 pub mod assignments;
 pub mod atomic_file;

@@ -9,7 +9,7 @@ use std::{fs, path::Path, sync::Arc};
 use tokio::sync::watch;
 use tracing::error;
 
-/// The configuration to start with. At the start there is no older one that could stay in force.
+/// Reads the configuration at the start of the agent. A bad one is an error: no older one is in force yet.
 pub fn read_first(path: &Path) -> Result<DesiredConfig> {
     let candidate = read(path)?;
     let instruction = DesiredConfig::Config(Arc::new(candidate));
@@ -19,13 +19,13 @@ pub fn read_first(path: &Path) -> Result<DesiredConfig> {
     }
 }
 
-/// Reads the file again. What cannot be read changes nothing.
+/// Reads the file again. On an error the configuration in force stays.
 pub fn reload(path: &Path, instructions: &watch::Sender<DesiredConfig>) {
     match read(path) {
         Ok(candidate) => send_if_new(instructions, DesiredConfig::Config(Arc::new(candidate))),
         Err(error) => error!(
             reason = format!("{error:#}"),
-            "configuration not read; the one in force stays"
+            "cannot read the configuration; keeping the one in force"
         ),
     }
 }

@@ -1,15 +1,15 @@
-//! Which configuration is in force, and what follows from it for the GPUs of this node. Pure.
+//! The configuration in force and the devices that it asks for. Pure.
 //!
-//! A configuration that cannot be put in force never replaces one that is.
+//! A rejected configuration never replaces the one in force.
 
 use gpunode_config::{AgentConfig, CONFIG_VERSION, ConfigDocument, load};
 use gpunode_gpu::{DesiredDevices, Inventory, desired_devices};
 use std::sync::Arc;
 
-/// Most bytes of the message in `GpuNode.status.rejectedConfig`.
+/// Maximum bytes of the message in `GpuNode.status.rejectedConfig`.
 const MAX_MESSAGE: usize = 1024;
 
-/// A configuration that somebody gives.
+/// A configuration from the operator or a file, not checked yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigCandidate {
     /// Version of the document's format.
@@ -18,53 +18,53 @@ pub struct ConfigCandidate {
     pub hash: String,
     /// The document.
     pub document: String,
-    /// Uid of the GpuNode that it came from; none for a file.
+    /// UID of its GpuNode; none for a file.
     pub uid: Option<String>,
 }
 
-/// What the source of configurations says.
+/// The request of the operator or the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DesiredConfig {
-    /// Nothing yet: whatever is in force stays.
+    /// No request yet: the configuration in force stays.
     #[default]
     Unknown,
-    /// That there is no configuration: nothing is offered to pods.
+    /// No configuration: the agent advertises no device.
     Nothing,
-    /// A configuration.
+    /// A configuration to put in force.
     Config(Arc<ConfigCandidate>),
 }
 
 /// A configuration that was rejected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RejectedConfig {
-    /// Its hash.
+    /// Hash of its document.
     pub hash: String,
-    /// Why, with the path of the field.
+    /// Error, with the path of the field.
     pub message: String,
 }
 
 /// A configuration that was accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AcceptedConfig {
-    /// Its hash.
+    /// Hash of its document.
     pub hash: String,
-    /// What it says.
+    /// Its parsed document.
     pub config: AgentConfig,
 }
 
-/// The configuration in force and what it makes of the hardware.
+/// The configuration in force and the devices that it asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InForce {
-    /// The configuration, once there was a good one.
+    /// The last accepted configuration.
     pub accepted: Option<AcceptedConfig>,
-    /// The newest one, where it was rejected.
+    /// The newest configuration, if it was rejected.
     pub rejected: Option<RejectedConfig>,
-    /// What is to be offered to pods.
+    /// Devices to advertise, and their resources.
     pub wanted: Arc<DesiredDevices>,
 }
 
 impl ConfigCandidate {
-    /// The configuration of a file, which has no hash of its own.
+    /// Returns the candidate for a file's text, with the hash computed.
     pub fn of_file(document: String) -> Self {
         Self {
             version: CONFIG_VERSION,
@@ -94,7 +94,7 @@ impl ConfigCandidate {
 }
 
 impl InForce {
-    /// What is in force after `instruction`, with the GPUs that are there now. Without an inventory no device is there.
+    /// Returns the configuration in force after `instruction`, for the GPUs of `inventory`; none means no GPUs.
     pub fn next(&self, instruction: &DesiredConfig, inventory: Option<&Inventory>) -> Self {
         let none = Inventory::default();
         let inventory = inventory.unwrap_or(&none);
@@ -120,8 +120,8 @@ impl InForce {
         }
     }
 
-    /// As [`Self::next`]; where the instruction is rejected and nothing before it ever fitted this hardware, what was saved
-    /// before this start stays in force.
+    /// Like [`Self::next`], but falls back to the `saved` configuration when `instruction` is rejected and no earlier
+    /// configuration fitted this hardware.
     pub fn next_or_saved(
         &self,
         instruction: &DesiredConfig,
@@ -142,7 +142,7 @@ impl InForce {
         }
     }
 
-    /// The same configuration with other hardware. Where that cannot be, what is wanted stays as it is.
+    /// Applies the same configuration to other hardware. If it does not fit, the desired devices stay as they are.
     fn with(&self, inventory: &Inventory) -> Self {
         let wanted = match &self.accepted {
             Some(accepted) => {
@@ -153,14 +153,14 @@ impl InForce {
         Self { wanted, ..self.clone() }
     }
 
-    /// Whether device nodes are named in each allocation.
+    /// Returns true if allocations list device nodes.
     pub fn pass_device_specs(&self) -> bool {
         self.accepted
             .as_ref()
             .is_some_and(|accepted| accepted.config.pass_device_specs())
     }
 
-    /// Whether the agent is to exit when the driver cannot be initialised.
+    /// Returns true if the agent exits when it cannot initialise the driver.
     pub fn fail_on_init_error(&self) -> bool {
         self.accepted
             .as_ref()

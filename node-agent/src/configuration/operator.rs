@@ -1,4 +1,4 @@
-//! The configuration that the operator writes into this node's GpuNode, or the saved one until it says something.
+//! The configuration that the operator writes into this node's GpuNode, with the saved one as a stand-in at the start.
 
 use crate::{
     api_server::gpu_node::{GpuNodeState, ObservedGpuNode},
@@ -9,10 +9,10 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::watch, time::timeout};
 use tracing::warn;
 
-/// How long a start waits for the API server before it takes the saved configuration.
+/// Maximum wait for the API server at the start; after it the agent uses the saved configuration.
 const API_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Publishes what the GpuNode says. Does not end.
+/// Publishes the configuration of the GpuNode. Never returns.
 pub async fn follow(
     mut seen: watch::Receiver<GpuNodeState>,
     saved: Option<Arc<ConfigCandidate>>,
@@ -32,7 +32,7 @@ pub async fn follow(
             let start = start?;
             warn!(
                 hash = start.hash,
-                "the API server does not say what the configuration is; starting with the saved one"
+                "the API server has not delivered a configuration; starting with the saved one"
             );
             Some(DesiredConfig::Config(start))
         });
@@ -45,11 +45,11 @@ pub async fn follow(
     }
 }
 
-/// What a GpuNode says; none where what it said before stays. `source` is the uid of the object that it came from, maybe
-/// before this agent started.
+/// Returns the request in a GpuNode; none if the earlier request stands. `source` is the UID of the object that the
+/// earlier request came from, possibly before this agent started.
 ///
-/// Only the operator withdraws a configuration, by removing it from the object. An object that somebody deleted, and that
-/// was made again without one, says nothing: the operator will write it again.
+/// Only the operator withdraws a configuration, by removing it from the object. A GpuNode that somebody deleted, and
+/// that was recreated without a configuration, withdraws nothing: the operator writes the configuration again.
 fn instruction(seen: &GpuNodeState, source: &mut Option<String>) -> Option<DesiredConfig> {
     match seen {
         GpuNodeState::Unknown => None,
@@ -111,7 +111,7 @@ mod tests {
         })
     }
 
-    /// What an agent does that starts with something saved and is told `seen`.
+    /// Returns the first request of an agent that has a saved configuration and finds `seen`.
     async fn after_start(seen: GpuNodeState) -> DesiredConfig {
         let (_seen, seen) = watch::channel(seen);
         let (instructions, mut instructed) = watch::channel(DesiredConfig::Unknown);

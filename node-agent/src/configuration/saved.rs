@@ -1,4 +1,4 @@
-//! The last good configuration, kept on the node for a start without the API server.
+//! The last good configuration, saved on the node for a start without the API server.
 
 use crate::{
     configuration::in_force::{ConfigCandidate, DesiredConfig},
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 const FILE: &str = "config.json";
-/// Version of this file's own format.
+/// Version of the file format.
 const FORMAT: u32 = 1;
 
 #[derive(Deserialize, Serialize)]
@@ -29,7 +29,7 @@ struct SavedConfigFile {
     uid: Option<String>,
 }
 
-/// What is saved for this node.
+/// The saved configuration of this node.
 #[derive(Debug)]
 pub struct SavedConfig {
     state_dir: PathBuf,
@@ -41,7 +41,7 @@ pub struct SavedConfig {
 }
 
 impl SavedConfig {
-    /// Reads it. A file that tells nothing counts as none and is set aside: the API server has the configuration too.
+    /// Reads the file. A damaged file is set aside and counts as none: the API server has the configuration too.
     pub fn load(state_dir: &Path, node: &str) -> Self {
         let content = load(state_dir, node).map(Arc::new);
         Self {
@@ -54,26 +54,26 @@ impl SavedConfig {
         }
     }
 
-    /// The saved configuration.
+    /// Returns the saved configuration.
     pub fn content(&self) -> Option<Arc<ConfigCandidate>> {
         self.content.clone()
     }
 
-    /// Whether the last attempt to save failed, so that [`Self::keep`] is worth another call.
+    /// Returns true if the last save failed: call [`Self::keep`] again.
     pub fn failed(&self) -> bool {
         self.failed
     }
 
-    /// Saves a configuration that was accepted, and removes what is saved when the operator has none for this node: a
-    /// later start must not bring back what was withdrawn while no agent ran. What could not be written is tried again
-    /// with the next call, and so is what the caller did not wait for.
+    /// Saves an accepted configuration. Removes the saved one when the operator has none for this node: a later start
+    /// must not bring back a configuration that was withdrawn while no agent ran. The next call retries a write that
+    /// failed or timed out.
     pub async fn keep(&mut self, instruction: &DesiredConfig, accepted: bool) {
         let content = match instruction {
             DesiredConfig::Config(candidate) if accepted => Some(candidate.clone()),
             DesiredConfig::Nothing => None,
             DesiredConfig::Config(_) | DesiredConfig::Unknown => return,
         };
-        // After a write that was given up nobody knows what is there.
+        // The file is in an unknown state after a write that timed out.
         self.failed |= content != self.content;
         if !self.failed {
             return;
@@ -91,7 +91,7 @@ impl SavedConfig {
             Err(_) => format!("no answer within {DISK_TIMEOUT:?}"),
         };
         if let Some(error) = self.errors.changed(error) {
-            warn!(error, folder = %self.state_dir.display(), "save the configuration; trying again");
+            warn!(error, folder = %self.state_dir.display(), "cannot save the configuration; trying again");
         }
     }
 }
@@ -106,7 +106,7 @@ fn load(state_dir: &Path, node: &str) -> Option<ConfigCandidate> {
     })
 }
 
-/// Replaces what was saved; removes it with `None`.
+/// Replaces the saved configuration; `None` removes it.
 fn save(state_dir: &Path, node: &str, candidate: Option<&ConfigCandidate>) -> io::Result<()> {
     let path = state_dir.join(FILE);
     let Some(candidate) = candidate else {

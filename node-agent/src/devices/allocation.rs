@@ -1,5 +1,4 @@
-//! What a container gets with its devices: environment, mounts and device nodes. Pure, but for the look at which nodes the
-//! host has.
+//! Environment, mounts and device nodes of a container with devices. Pure, except for [`control_nodes`].
 
 use crate::kubelet::device_plugin_api::{ContainerAllocateResponse, DeviceSpec, Mount};
 use gpunode_gpu::{AllocatedDevices, Device, DeviceSharing};
@@ -8,7 +7,7 @@ use std::{
     path::Path,
 };
 
-/// Environment variable by which NVIDIA's container runtime learns which GPUs a container sees.
+/// Environment variable that tells NVIDIA's container runtime the GPUs of a container.
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// Device nodes that belong to no single GPU.
@@ -19,14 +18,14 @@ const CONTROL_NODES: [&str; 4] = [
     "/dev/nvidia-modeset",
 ];
 
-/// Those of the [`CONTROL_NODES`] that the host has.
+/// Returns the [`CONTROL_NODES`] that exist on the host.
 pub fn control_nodes(host_root: &Path) -> Vec<String> {
     let exists = |node: &&str| host_root.join(node.trim_start_matches('/')).exists();
     CONTROL_NODES.into_iter().filter(exists).map(str::to_owned).collect()
 }
 
-/// What one container gets. With `control_nodes`, device nodes are named too: those and the devices' own. `mps_dir` is
-/// where the pipes of the MPS control daemons are, on the host as in this container.
+/// Returns the answer for one container. With `control_nodes`, it also lists device nodes: those and the devices' own.
+/// `mps_dir` has the pipes of the MPS control daemons, at the same path on the host and in this container.
 pub fn response(
     granted: &AllocatedDevices,
     control_nodes: Option<&[String]>,
@@ -40,7 +39,7 @@ pub fn response(
             .unwrap_or_default(),
         ..ContainerAllocateResponse::default()
     };
-    // Shares of these two come from one device.
+    // Memory and MPS shares of one container come from one device.
     if let Some((device, shares)) = granted.devices.first() {
         match granted.sharing {
             DeviceSharing::Whole | DeviceSharing::TimeSlicing { .. } => {}
@@ -56,15 +55,15 @@ pub fn response(
     response
 }
 
-/// The variables of Aliyun's gpushare device plugin.
+/// Returns the environment variables of Aliyun's gpushare device plugin.
 fn gpushare(device: &Device, shares: u32, units: u32) -> HashMap<String, String> {
     [("IDX", device.gpu), ("DEV", units), ("CONTAINER", shares)]
         .map(|(name, value)| (format!("ALIYUN_COM_GPU_MEM_{name}"), value.to_string()))
         .into()
 }
 
-/// The part of the device that an MPS server leaves to each process of the container (NVIDIA's MPS manual, "Environment
-/// Variables"). The device is number 0 in its container, which sees no other.
+/// Returns the limits that an MPS server puts on each process of the container (NVIDIA's MPS manual, "Environment
+/// Variables"). The device has number 0 in its container, as the only one there.
 fn mps_limits(device: &Device, shares: u32, replicas: u32, folder: &Path) -> HashMap<String, String> {
     let (shares, replicas) = (u64::from(shares), u64::from(replicas.max(1)));
     let percentage = (100 * shares / replicas).max(1);
@@ -78,7 +77,7 @@ fn mps_limits(device: &Device, shares: u32, replicas: u32, folder: &Path) -> Has
     .into()
 }
 
-/// Each node once, though MIG devices of one GPU share its own.
+/// Returns each device node once: MIG devices of one GPU share its node.
 fn device_nodes(granted: &AllocatedDevices, control: &[String]) -> Vec<DeviceSpec> {
     let own = granted.devices.iter().flat_map(|(device, _)| &device.device_nodes);
     let mut named = BTreeSet::new();

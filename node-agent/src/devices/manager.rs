@@ -1,9 +1,9 @@
-//! The one place where devices are given out: the books behind a lock, and the waiting that goes with a refusal.
+//! Allocates devices: the device state behind a lock, and the wait that goes with a refusal.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `holders` | follows who holds what |
-//! | `daemons` | follows which MPS control daemons answer |
+//! | `holders` | asks the kubelet for the holders of devices |
+//! | `daemons` | reads the answers of the MPS control daemons |
 
 mod daemons;
 mod holders;
@@ -39,46 +39,46 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// How long a call that is refused takes at most, and other admissions on the node with it: one and a half updates of node
+/// Maximum duration of a refused call, which delays other admissions on the node too: one and a half updates of node
 /// status, which a kubelet writes every 10 s.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(15);
-/// Pause between two looks at the Node.
+/// Pause between two reads of the Node.
 const NODE_POLL: Duration = Duration::from_millis(500);
-/// How long a refusal waits where the Node cannot be looked at.
+/// Wait before a refusal when the agent cannot read the Node.
 const NODE_UNSEEN: Duration = Duration::from_secs(11);
 
-/// What the desk works with.
+/// Parts of the node that a [`DeviceManager`] uses.
 pub struct DeviceManagerInputs {
     /// Root of the host.
     pub host_root: PathBuf,
-    /// Where the MPS control daemons have their folders.
+    /// Folder of the MPS control daemons.
     pub mps_dir: PathBuf,
-    /// How busy the GPUs are.
+    /// Utilisation of the GPUs.
     pub utilisation: Utilisation,
-    /// What the scheduler sees; none without API server.
+    /// Reads the Node's allocatable devices; none without API server.
     pub node: Option<NodeReader>,
-    /// Where it is counted.
+    /// Metrics of the agent.
     pub metrics: AgentMetrics,
 }
 
-/// Gives devices out.
+/// Allocates devices to containers.
 pub struct DeviceManager {
     state: Mutex<DeviceState>,
     parts: DeviceManagerInputs,
     pass_device_specs: AtomicBool,
-    /// Number of changes of the books.
+    /// Number of changes of the state.
     changes: watch::Sender<u64>,
-    /// Number of changes that the kubelet has been told of.
+    /// Number of changes that the kubelet has been sent.
     published: watch::Sender<u64>,
     observed: watch::Sender<ObservationState>,
     observe_now: Notify,
     granted: Notify,
-    /// Looks at the daemons.
+    /// Reads the answers of the daemons.
     look: BlockingThread,
 }
 
 impl DeviceManager {
-    /// A desk that knows nothing and gives nothing.
+    /// Returns a manager without devices, which refuses every allocation.
     pub fn new(parts: DeviceManagerInputs) -> Self {
         Self {
             state: Mutex::default(),
@@ -93,30 +93,33 @@ impl DeviceManager {
         }
     }
 
-    /// Takes over `state`, before anything is given out.
+    /// Starts with `state`, before the first allocation.
     pub async fn open(&self, state: DeviceState) {
         self.change(|mine| mine.reopen(state));
         if let Err(error) = self.look_at_daemons().await {
-            warn!(error, "look at the MPS control daemons; trying again");
+            warn!(
+                error,
+                "cannot read the answers of the MPS control daemons; trying again"
+            );
         }
     }
 
-    /// Where it is counted.
+    /// Returns the metrics of the agent.
     pub fn metrics(&self) -> &AgentMetrics {
         &self.parts.metrics
     }
 
-    /// Changes with the books.
+    /// Returns the number of changes of the state, which grows with each one.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// What the kubelet said last, and when.
+    /// Returns the result of the last observation.
     pub fn observed(&self) -> watch::Receiver<ObservationState> {
         self.observed.subscribe()
     }
 
-    /// Changes the books. Returns the number of the change too.
+    /// Changes the state. Returns the number of the change too.
     pub fn change<T>(&self, change: impl FnOnce(&mut DeviceState) -> T) -> (T, u64) {
         let mut state = self.state();
         let result = change(&mut state);
@@ -125,7 +128,7 @@ impl DeviceManager {
         (result, number)
     }
 
-    /// Changes the books where `change` says that it does.
+    /// Changes the state. `change` returns true if it changed something.
     fn change_if(&self, change: impl FnOnce(&mut DeviceState) -> bool) {
         let mut state = self.state();
         if change(&mut state) {
@@ -133,24 +136,24 @@ impl DeviceManager {
         }
     }
 
-    /// What the books say, and the number of the change up to which they say it.
+    /// Returns a snapshot of the state, and the number of the last change in it.
     pub fn snapshot(&self) -> (DeviceSnapshot, u64) {
         let state = self.state();
         let changes = *self.changes.borrow();
         (state.snapshot(), changes)
     }
 
-    /// The kubelet is told what the books said after so many changes.
+    /// Notes that the kubelet has been sent the state after this number of changes.
     pub fn published(&self, changes: u64) {
         self.published.send_replace(changes);
     }
 
-    /// Whether allocations from now on name device nodes.
+    /// Sets if later allocations list device nodes.
     pub fn pass_device_specs(&self, pass: bool) {
         self.pass_device_specs.store(pass, Ordering::Relaxed);
     }
 
-    /// Asks the kubelet soon, and not when it is due.
+    /// Asks the kubelet for holders now rather than at the next interval.
     pub fn observe_now(&self) {
         self.observe_now.notify_one();
     }
@@ -159,7 +162,7 @@ impl DeviceManager {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which of the `available` ids a container had best get. There is always an answer.
+    /// Returns the best of the `available` ids for a container. Always answers.
     pub async fn preferred(&self, resource: &str, available: &[String], must: &[String], size: usize) -> Vec<String> {
         let preferred = self
             .state()
@@ -175,7 +178,7 @@ impl DeviceManager {
             .ids
     }
 
-    /// Gives a container the shares that the kubelet picked.
+    /// Allocates the shares that the kubelet picked for a container.
     pub async fn allocate(
         &self,
         resource: &str,
@@ -190,7 +193,7 @@ impl DeviceManager {
         };
         let mut given = self.give(resource, ids, unseen.as_deref());
         if matches!(given, Err(AllocationRefusal::Split { .. })) && !doubtful {
-            // What was freed since the last observation changes what there is to say.
+            // Shares freed since the last observation may make the request fit.
             unseen = self.observe_afresh().await.err();
             given = self.give(resource, ids, unseen.as_deref());
         }
@@ -203,7 +206,7 @@ impl DeviceManager {
         Ok(self.response(&granted))
     }
 
-    /// No change that is told at once: the pod waits for this, and what it changes for others can wait for the observation
+    /// Allocates without publishing a change: the pod waits for this call, and other pods can wait for the observation
     /// that follows.
     fn give(
         &self,
@@ -222,11 +225,11 @@ impl DeviceManager {
         response(granted, control.as_deref(), &self.parts.mps_dir)
     }
 
-    /// Before a container is refused whose shares are free, though not on one device: makes the scheduler see that, so
-    /// that a ReplicaSet does not try for ever.
+    /// Withholds free shares before a refusal whose shares are free, but not on one device. The scheduler then sees
+    /// fewer shares, and a ReplicaSet does not retry for ever.
     async fn withhold(&self, resource: &str, deadline: tokio::time::Instant) {
         let (limit, change) = self.change(|state| state.allocator.withhold(resource));
-        info!(resource, limit, "free units of other GPUs are withheld");
+        info!(resource, limit, "withholding free units of other GPUs");
         let shown = async {
             self.is_published(change).await;
             let Some(node) = &self.parts.node else {
@@ -240,7 +243,7 @@ impl DeviceManager {
                     Ok(_) => {}
                     Err(error) => {
                         if let Some(error) = errors.changed(error) {
-                            warn!(error, "see what the scheduler sees; trying again");
+                            warn!(error, "cannot read the allocatable devices of the Node; trying again");
                         }
                     }
                 }
@@ -250,13 +253,13 @@ impl DeviceManager {
         if timeout_at(deadline, shown).await.is_err() {
             warn!(
                 resource,
-                limit, "the Node does not show yet what can be given out; refusing all the same"
+                limit, "the Node does not show the lower number of devices yet; refusing anyway"
             );
         }
     }
 
     async fn is_published(&self, change: u64) {
-        // Cannot fail: the sender is in this desk.
+        // Cannot fail: this manager owns the sender.
         _ = self
             .published
             .subscribe()

@@ -1,25 +1,25 @@
-//! What the kubelet is offered under one resource name.
+//! The device list of one resource, as the kubelet gets it.
 
 use gpunode_gpu::AdvertisedResource;
 use std::sync::Arc;
 
-/// What is offered under a resource name.
+/// Advertised list of one resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdvertisedList {
     /// The list.
     pub list: Arc<AdvertisedResource>,
-    /// How often the list is to be sent again though it has not changed.
+    /// Number of times that the unchanged list was sent again; a higher number sends it again.
     pub resend: u64,
 }
 
 impl AdvertisedList {
-    /// Its resource, and how many of its shares the kubelet may give out and may not.
+    /// Returns the resource's name, and the numbers of its healthy and unhealthy shares.
     pub fn counts(&self) -> (&str, usize, usize) {
         let healthy = self.healthy();
         (&self.list.name, healthy, self.list.shares.len() - healthy)
     }
 
-    /// How many of its shares the kubelet may give out.
+    /// Returns the number of healthy shares.
     pub fn healthy(&self) -> usize {
         self.list.shares.iter().filter(|share| share.healthy).count()
     }

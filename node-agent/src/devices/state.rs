@@ -1,5 +1,5 @@
-//! What the agent knows of the devices of its node: the allocator, the MPS control daemons behind it, and what follows from
-//! both for the kubelet, for the disk and for status. Pure.
+//! State of the node's devices: the allocator, the MPS control daemons and the health, and the snapshot of all three
+//! for the kubelet, the disk and status. Pure.
 
 use crate::{
     devices::offer::AdvertisedList,
@@ -17,62 +17,62 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Pause between two equal lists while a device waits for the kubelet's checkpoint alone: the kubelet forgets what is in it
-/// when it is sent a list.
+/// Pause between two equal lists while a device waits only for the kubelet's checkpoint: a list makes the kubelet drop
+/// old entries from it.
 const RESEND: Duration = Duration::from_secs(10);
 
-/// How old what the kubelet said may be before status says so. What is offered stays all the same.
+/// Age from which status reports an observation as too old. The advertised lists stay anyway.
 const OVERDUE: Duration = Duration::from_secs(30);
 
-/// Why nothing is given out before the first look at the MPS control daemons.
+/// Reason to withhold devices before the first answers of the MPS control daemons.
 const NOT_LOOKED: &str = "it is not known yet whether an MPS control daemon still runs on it";
 
-/// Why holders are not known before the first answer.
-pub const NOT_ASKED: &str = "the kubelet has not said yet which pod holds which device";
+/// Reason for unknown holders before the kubelet's first answer.
+pub const NOT_ASKED: &str = "the kubelet has not reported yet which pod holds which device";
 
-/// Everything that changes together.
+/// Mutable state of all devices, kept under one lock.
 #[derive(Debug, Default)]
 pub struct DeviceState {
-    /// Who holds what, what is offered, what waits.
+    /// Assigned, advertised and held devices, and pending changes.
     pub allocator: Allocator,
-    /// What the MPS control daemons answered, and when they were looked at, since boot.
+    /// Answers of the MPS control daemons, and the time since boot of reading them.
     answers: Option<(DaemonAnswers, Duration)>,
-    /// Which devices are broken.
+    /// Faulty devices.
     node_health: NodeHealth,
-    /// When the last observation was started.
+    /// Start of the last successful observation.
     observed: Option<Instant>,
-    /// Whether the one after that failed.
+    /// True if the observation after that failed.
     failing: bool,
-    /// What is to be said of it.
+    /// Reason for unknown holders, as status reports it.
     unknown: Option<String>,
     stale_since: Option<Instant>,
-    /// How often the list of each resource was sent again.
+    /// Number of repeated lists by resource.
     resends: BTreeMap<String, u64>,
 }
 
-/// What the books say at one moment.
+/// State of all devices at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceSnapshot {
-    /// What has to be on disk before the offers are made.
+    /// Assignments, which must be on disk before the lists are advertised.
     pub assignments: Assignments,
-    /// What is offered to pods.
+    /// Advertised lists of the resources.
     pub offers: Vec<AdvertisedList>,
-    /// Devices that wait for their holders.
+    /// Changes that wait for the holders of devices.
     pub waiting: Vec<PendingChange>,
-    /// Who holds what.
+    /// Holders of devices.
     pub holders: Vec<DeviceHolder>,
-    /// Which devices are broken.
+    /// Faulty devices.
     pub node_health: NodeHealth,
     /// The MPS control daemons of the node.
     pub daemons: Vec<MpsDaemon>,
-    /// Whether these are all: who says that there is none takes it from its clients.
+    /// True if `daemons` is complete. A missing daemon counts as gone only then.
     pub daemons_known: bool,
-    /// Why it is not known who holds what. Before the first observation that keeps everything from being offered.
+    /// Reason for unknown holders. Before the first observation it blocks all lists.
     pub unknown: Option<String>,
 }
 
 impl DeviceState {
-    /// The books of a node on which an earlier agent left `assignments`.
+    /// Returns the state of a node on which an earlier agent left `assignments`.
     pub fn restore(assignments: Assignments) -> Self {
         Self {
             allocator: Allocator::restore(assignments),
@@ -80,13 +80,13 @@ impl DeviceState {
         }
     }
 
-    /// Takes a new configuration or other hardware into account.
+    /// Sets the desired devices after a change of configuration or hardware.
     pub fn want(&mut self, wanted: DesiredDevices) {
         self.allocator.set_desired(wanted);
         self.hold_back();
     }
 
-    /// Takes in what the kubelet says about who holds what.
+    /// Takes in the kubelet's answer about holders.
     pub fn observe(&mut self, observation: KubeletObservation) {
         let now = observation.started;
         self.allocator.observe(observation);
@@ -103,14 +103,13 @@ impl DeviceState {
         self.hold_back();
     }
 
-    /// Takes in why the kubelet does not say who holds what by `now`; tells whether that changes anything. What it said before
-    /// stays.
+    /// Takes in a failed observation of `now`; returns true if this changes anything. The earlier observation stays.
     pub fn not_observed(&mut self, reason: &str, now: Instant) -> bool {
         let age = self.observed.map(|then| now.saturating_duration_since(then));
         let unknown = match age {
             None => Some(reason.to_owned()),
             Some(age) if age >= OVERDUE => Some(format!(
-                "the kubelet has not said for {OVERDUE:?} and longer which pod holds which device; what is offered stays as it is: {reason}"
+                "the kubelet has not reported for over {OVERDUE:?} which pod holds which device; the advertised devices stay as they are: {reason}"
             )),
             Some(_) => None,
         };
@@ -120,7 +119,7 @@ impl DeviceState {
         changes
     }
 
-    /// Takes in what the MPS control daemons answered by `now`, since boot; tells whether that changes anything.
+    /// Takes in the answers of the MPS control daemons at `now` since boot; returns true if this changes anything.
     pub fn see(&mut self, answers: DaemonAnswers, now: Duration) -> bool {
         let before = self.answers.is_some().then(|| self.daemons());
         self.answers = Some((answers, now));
@@ -131,7 +130,7 @@ impl DeviceState {
         changes
     }
 
-    /// Takes in that the daemons cannot be looked at: none of them counts as answering.
+    /// Takes in that the answers cannot be read: no daemon counts as answering. Returns true if this changes anything.
     pub fn not_seen(&mut self) -> bool {
         let Some((answers, now)) = self.answers.clone() else {
             return false;
@@ -139,7 +138,7 @@ impl DeviceState {
         self.see(answers.into_keys().map(|device| (device, None)).collect(), now)
     }
 
-    /// Takes in which devices are broken; tells whether that changes anything.
+    /// Sets the health of all devices; returns true if this changes anything.
     pub fn set_health(&mut self, node_health: NodeHealth) -> bool {
         let changes = self.node_health != node_health;
         self.node_health = node_health;
@@ -149,29 +148,29 @@ impl DeviceState {
         changes
     }
 
-    /// The same books with what an earlier agent left, before anything is given out. Which devices are broken stays.
+    /// Replaces all but the health with the state that an earlier agent left, before the first allocation.
     pub fn reopen(&mut self, left: Self) {
         let node_health = std::mem::take(&mut self.node_health);
         *self = left;
         self.set_health(node_health);
     }
 
-    /// Whether MPS control daemons run, or have to, or may.
+    /// Returns true if MPS control daemons run, must run, or may run.
     pub fn has_daemons(&self) -> bool {
         self.answers.is_none() || !self.daemons().is_empty()
     }
 
-    /// Whether it is known who holds what.
+    /// Returns true if the holders of devices are known.
     pub fn knows_holders(&self) -> bool {
         self.allocator.is_observed() && self.unknown.is_none()
     }
 
-    /// Whether something waits for what the kubelet says next.
+    /// Returns true if something waits for the next observation.
     pub fn is_busy(&self) -> bool {
         !self.allocator.is_observed() || self.failing || self.allocator.needs_observation()
     }
 
-    /// What the books say now.
+    /// Returns a snapshot of the state.
     pub fn snapshot(&self) -> DeviceSnapshot {
         let offer = |list: AdvertisedResource| {
             let resend = self.resends.get(&list.name).copied().unwrap_or_default();
@@ -193,7 +192,7 @@ impl DeviceState {
         }
     }
 
-    /// Resources of the devices that wait. A device that is to come has none, and any list helps it.
+    /// Returns the resources of the devices with pending changes; all resources if one of these devices has none yet.
     fn stuck(&self) -> BTreeSet<String> {
         let saved = self.allocator.assigned();
         let of_device = |waiting: PendingChange| Some(saved.get(&waiting.device)?.resource.clone());
@@ -201,7 +200,7 @@ impl DeviceState {
         stuck.unwrap_or_else(|| self.allocator.advertised().into_iter().map(|list| list.name).collect())
     }
 
-    /// The MPS control daemons of the node.
+    /// Returns the MPS control daemons of the node.
     pub fn daemons(&self) -> Vec<MpsDaemon> {
         let mps = self.allocator.mps_devices().into_iter().collect();
         let none = (DaemonAnswers::new(), Duration::ZERO);
@@ -209,8 +208,8 @@ impl DeviceState {
         daemons(&mps, answers, *now)
     }
 
-    /// After each change of the allocator, of the daemons or of what is broken: a device that has just become or ceased to be
-    /// one of MPS must not be given out with what its daemon was before.
+    /// Updates the reasons to withhold devices. Runs after each change of allocator, daemons or health: a device that
+    /// has just entered or left MPS must not be allocated by the old state of its daemon.
     fn hold_back(&mut self) {
         let mut reasons = match &mut self.answers {
             None => self
@@ -220,7 +219,8 @@ impl DeviceState {
                 .map(|device| (device.clone(), NOT_LOOKED.to_owned()))
                 .collect(),
             Some((answers, _)) => {
-                // Its daemon may have started since the last look, and then it has to end before the device is another's.
+                // Its daemon may have started since the last read, and must end before another resource gets the
+                // device.
                 for device in self.allocator.mps_devices() {
                     answers.entry(device).or_insert(None);
                 }
@@ -241,7 +241,7 @@ impl DeviceState {
 }
 
 impl DeviceSnapshot {
-    /// Whether a device is broken, or its GPU: more is wrong with it than that its MPS daemon has died.
+    /// Returns true if a device or its GPU has a fault other than a dead MPS daemon.
     pub fn is_broken(&self, device: &str) -> bool {
         let gpu = self
             .assignments

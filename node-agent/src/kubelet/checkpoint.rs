@@ -1,10 +1,10 @@
-//! What the kubelet's device manager remembers on disk.
+//! The checkpoint file of the kubelet's device manager.
 //!
-//! PodResources leaves out the devices of init containers that run to their end, though the kubelet keeps them until the
-//! pod is gone (`pkg/kubelet/apis/podresources/server_v1.go`). The checkpoint has them. It is written after each
-//! allocation and after each device list (`pkg/kubelet/cm/devicemanager/manager.go`, `writeCheckpoint`): it may name
-//! holders that are gone, and names all that are there. Where no device plugin is registered, nothing of it is forgotten
-//! for minutes; then the kubelet's folder of the pod tells whether it is gone.
+//! PodResources leaves out the devices of init containers that run to completion, though the kubelet keeps them until
+//! the pod is gone (`pkg/kubelet/apis/podresources/server_v1.go`). The checkpoint has them. The kubelet writes it after
+//! each allocation and after each device list (`pkg/kubelet/cm/devicemanager/manager.go`, `writeCheckpoint`): it lists
+//! all holders, and may list some that are gone. Without a registered device plugin the kubelet drops no entry for
+//! minutes; then a pod is gone if the kubelet's folder of the pod is gone.
 
 use crate::store::file_id::FileId;
 use serde::Deserialize;
@@ -24,12 +24,12 @@ const POD_FOLDERS: &str = "var/lib/kubelet/pods";
 /// (`pkg/kubelet/cm/devicemanager/types.go`, `kubeletDeviceManagerCheckpoint`).
 pub const CHECKPOINT_FILE: &str = "kubelet_internal_checkpoint";
 
-/// How long a checkpoint has been seen unchanged before a pod without folder is taken for gone, and not for one that is being
-/// started: the kubelet makes the folder before the first container, and removes it after the last one has ended
+/// Age of an unchanged checkpoint from which a pod without folder counts as gone rather than as starting: the kubelet
+/// creates the folder before the first container, and removes it after the last one ends
 /// (`pkg/kubelet/kubelet.go`, `makePodDataDirs`; `kubelet_volumes.go`, `cleanupOrphanedPodDirs`).
 const STARTED_AFTER: Duration = Duration::from_secs(30);
 
-/// Why the checkpoint tells nothing.
+/// Error of reading the checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// The file cannot be read.
@@ -37,20 +37,20 @@ pub enum CheckpointError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The reason.
+        /// The cause.
         source: io::Error,
     },
-    /// It is not in the format of Kubernetes 1.20 and newer.
-    #[error("parse the kubelet's checkpoint {path}: {source}; is the kubelet newer than this agent knows?")]
+    /// The file is not in the format of Kubernetes 1.20 and newer.
+    #[error("parse the kubelet's checkpoint {path}: {source}; is the kubelet too new for this agent?")]
     Parse {
         /// The file.
         path: PathBuf,
-        /// The reason.
+        /// The cause.
         source: serde_json::Error,
     },
 }
 
-/// The part of the file that matters here (`checkpoint/checkpoint.go`).
+/// The part of the file that the agent reads (`checkpoint/checkpoint.go`).
 #[derive(Deserialize)]
 struct Checkpoint {
     #[serde(rename = "Data")]
@@ -70,22 +70,22 @@ struct CheckpointEntry {
     pod: String,
     #[serde(rename = "ResourceName")]
     resource: String,
-    /// Ids by NUMA node.
+    /// Device ids by NUMA node.
     #[serde(rename = "DeviceIDs")]
     ids: BTreeMap<String, Vec<String>>,
 }
 
-/// The folders that the kubelet keeps of the pods of this node.
+/// The kubelet's folders of the pods of this node.
 #[derive(Clone, Debug, Default)]
 pub struct PodFolders {
-    /// Where they are, `/var/lib/kubelet/pods` of the host as a rule.
+    /// Their parent folder, normally `/var/lib/kubelet/pods` of the host.
     pub folder: PathBuf,
-    /// UID of the pod of this process, whose folder must be among them: otherwise the kubelet has its folders elsewhere.
+    /// UID of this process's own pod. If it has no folder here, the kubelet keeps its folders elsewhere.
     pub own: String,
 }
 
 impl PodFolders {
-    /// Those of the host whose root is mounted at `host_root`, for the pod with the UID `own`.
+    /// Returns the folders of the host with its root at `host_root`, for a process in the pod with the UID `own`.
     pub fn on_host(host_root: &Path, own: &str) -> Self {
         Self {
             folder: host_root.join(POD_FOLDERS),
@@ -93,19 +93,19 @@ impl PodFolders {
         }
     }
 
-    /// Whether a pod that was admitted a while ago is certainly gone.
+    /// Returns true if a pod that was admitted a while ago is certainly gone.
     fn is_gone(&self, pod: &str) -> bool {
         let has = |uid: &str| !uid.is_empty() && self.folder.join(uid).is_dir();
         has(&self.own) && !pod.is_empty() && !has(pod)
     }
 }
 
-/// Since when the checkpoint has been seen as it is. Its own time would do, were it not for clocks that jump.
+/// Time since the checkpoint last changed, by a monotonic clock: the file's own time follows clock jumps.
 #[derive(Clone, Debug, Default)]
 pub struct CheckpointAge(Arc<Mutex<Option<(FileId, Instant)>>>);
 
 impl CheckpointAge {
-    /// How long the file that is `id` at `now` has been it.
+    /// Returns the time for which the file has been `id`, up to `now`.
     fn age(&self, id: FileId, now: Instant) -> Duration {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, since) = *seen.filter(|(before, _)| *before == id).get_or_insert((id, now));
@@ -114,15 +114,15 @@ impl CheckpointAge {
     }
 }
 
-/// Notes the checkpoint that is there, for who reads it only now and then; blocks.
+/// Notes the current checkpoint, for callers that rarely read it; blocks.
 pub fn notice(device_plugin_dir: &Path, unchanged: &CheckpointAge, now: Instant) {
     if let Some(id) = FileId::of(&device_plugin_dir.join(CHECKPOINT_FILE)) {
         unchanged.age(id, now);
     }
 }
 
-/// Resource and id of every device that the kubelet remembers as given to a container of a pod that may still be there;
-/// blocks. A kubelet that never allocated anything has no file.
+/// Returns resource and id of every device in the checkpoint whose pod may still exist; blocks. A kubelet that never
+/// allocated a device has no file.
 pub fn remembered(
     device_plugin_dir: &Path,
     pods: &PodFolders,
@@ -141,7 +141,7 @@ pub fn remembered(
     Ok(may_hold.flat_map(CheckpointEntry::shares).collect())
 }
 
-/// Which file it is and what it says; both of one file, since the kubelet replaces it.
+/// Returns the file's identity and content, read from one open file because the kubelet replaces it.
 fn read(path: &Path) -> io::Result<(FileId, Vec<u8>)> {
     let mut file = File::open(path)?;
     let mut text = Vec::new();

@@ -6,7 +6,7 @@ tonic::include_proto!("v1beta1");
 
 /// Version that a plugin names when it registers.
 pub const VERSION: &str = "v1beta1";
-/// What the kubelet counts as allocatable; anything else is unhealthy.
+/// Health of an allocatable device; the kubelet takes any other value as unhealthy.
 pub const HEALTHY: &str = "Healthy";
-/// What it may not give out.
+/// Health of a device that the kubelet must not allocate.
 pub const UNHEALTHY: &str = "Unhealthy";

@@ -1,4 +1,4 @@
-//! Who holds what, as the kubelet says it: its PodResources API, and its checkpoint for what that leaves out.
+//! Client of the kubelet's PodResources API, which adds the holders from the kubelet's checkpoint.
 
 use crate::{
     kubelet::{
@@ -21,25 +21,26 @@ use tonic::{Response, Status, transport::Endpoint};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// A kubelet takes 4 MiB of devices for each resource, and says them all in one answer. Kubernetes' own clients of this API
-/// receive 16 MiB, which is too little for a node with many replicas under several names.
+/// Maximum size of an answer. A kubelet accepts 4 MiB of devices for each resource, and returns all of them in one
+/// answer. Kubernetes' own clients of this API accept 16 MiB, too little for a node with many replicas under several
+/// names.
 const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
 
-/// Why the kubelet does not say who holds what.
+/// Error of asking the kubelet for the holders of devices.
 #[derive(Debug, thiserror::Error)]
 pub enum PodResourcesError {
-    /// There is no socket.
+    /// The socket does not exist.
     #[error(
         "ask the kubelet which pod holds which device: {0} does not exist; mount the kubelet's folder pod-resources, or \
          name the socket with --pod-resources-socket"
     )]
     NoSocket(PathBuf),
-    /// Nobody serves on the socket.
+    /// The connection fails.
     #[error("ask the kubelet which pod holds which device: connect to {path}: {source:?}")]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// What happened.
+        /// The cause.
         source: tonic::transport::Error,
     },
     /// The kubelet answers with an error.
@@ -49,7 +50,7 @@ pub enum PodResourcesError {
         call: &'static str,
         /// The socket.
         path: PathBuf,
-        /// The answer.
+        /// The kubelet's answer.
         status: Box<Status>,
     },
     /// The kubelet does not answer.
@@ -63,7 +64,7 @@ pub enum PodResourcesError {
     /// The kubelet's checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::CheckpointError),
-    /// The kubelet's folder of device plugins is not there.
+    /// The kubelet's folder of device plugins does not exist.
     #[error(
         "read the kubelet's checkpoint: {0} is no folder; mount the kubelet's folder device-plugins, or name it with \
          --device-plugin-dir"
@@ -72,12 +73,12 @@ pub enum PodResourcesError {
     /// The file system hangs.
     #[error("read the kubelet's checkpoint: no answer within {CALL_TIMEOUT:?}")]
     SlowCheckpoint,
-    /// The reader of the checkpoint ended.
+    /// The thread that reads the checkpoint ended.
     #[error("read the kubelet's checkpoint: {0}")]
     Reader(#[from] tokio::task::JoinError),
 }
 
-/// Where the kubelet says who holds what.
+/// Client of the kubelet's PodResources API and reader of its checkpoint.
 #[derive(Clone, Debug)]
 pub struct PodResources {
     /// Socket of the PodResources API.
@@ -86,14 +87,14 @@ pub struct PodResources {
     pub device_plugin_dir: PathBuf,
     /// The kubelet's folders of pods.
     pods: PodFolders,
-    /// Since when the checkpoint is what it is.
+    /// Age of the checkpoint.
     unchanged: CheckpointAge,
-    /// Reads them.
+    /// Thread that reads the files.
     pub files: BlockingThread,
 }
 
 impl PodResources {
-    /// A kubelet with this socket and these folders.
+    /// Returns a client of the kubelet with this socket and these folders.
     pub fn new(socket: PathBuf, device_plugin_dir: PathBuf, pods: PodFolders) -> Self {
         Self {
             socket,
@@ -104,12 +105,11 @@ impl PodResources {
         }
     }
 
-    /// Asks anew, over a connection of its own: a kubelet that restarted has another socket.
+    /// Asks the kubelet over a new connection: a kubelet that restarted has another socket.
     pub async fn observe(&self) -> Result<KubeletObservation, PodResourcesError> {
         let started = Instant::now();
         let mut client = self.connect().await?;
-        // What can be given out is read before what was given out: an id that is in neither was in no container's hands
-        // in between.
+        // Reads allocatable devices before holders: no container held an id in between if neither answer has it.
         let allocatable = client.get_allocatable_resources(AllocatableResourcesRequest {});
         let allocatable = self.answer("GetAllocatableResources", allocatable).await?.devices;
         let pods = self
@@ -125,7 +125,7 @@ impl PodResources {
         })
     }
 
-    /// Resource and id of every healthy device that the kubelet has, of any plugin.
+    /// Returns resource and id of every healthy device in the kubelet, of any plugin.
     pub async fn allocatable(&self) -> Result<BTreeSet<(String, String)>, PodResourcesError> {
         let mut client = self.connect().await?;
         let allocatable = client.get_allocatable_resources(AllocatableResourcesRequest {});
@@ -133,7 +133,7 @@ impl PodResources {
         Ok(devices.into_iter().flat_map(pairs).collect())
     }
 
-    /// Notes since when the kubelet's checkpoint is what it is, for who asks only now and then; blocks.
+    /// Notes the current checkpoint, for callers that rarely observe; blocks.
     pub fn notice_checkpoint(&self) {
         checkpoint::notice(&self.device_plugin_dir, &self.unchanged, Instant::now());
     }
@@ -145,7 +145,7 @@ impl PodResources {
             self.unchanged.clone(),
         );
         let read = self.files.run(move || {
-            // A kubelet without checkpoint remembers nothing; one whose folder is not here may remember anything.
+            // A folder without checkpoint means no holders; a missing folder means that holders are unknown.
             if !folder.is_dir() {
                 return Err(PodResourcesError::NoFolder(folder));
             }

@@ -1,4 +1,4 @@
-//! The kubelet's folder of device plugin sockets: says when something in it was made, removed or renamed.
+//! The kubelet's folder of device plugin sockets: notifies when a file in it is created, removed or renamed.
 
 use crate::store::file_id::FileId;
 use gpunode_process::OnChange;
@@ -11,9 +11,9 @@ use std::{
 use tokio::{sync::watch, time::sleep};
 use tracing::warn;
 
-/// Look even when inotify says nothing: it may be out of watches, or the folder was replaced.
+/// Interval of checks without an inotify event: inotify may be out of watches, or the folder was replaced.
 const POLL: Duration = Duration::from_secs(5);
-/// The same while nothing is watched.
+/// Interval of checks without inotify.
 const POLL_UNWATCHED: Duration = Duration::from_secs(1);
 
 /// A folder and the number of its changes.
@@ -24,7 +24,7 @@ pub struct PluginDirectory {
 }
 
 impl PluginDirectory {
-    /// Nothing is seen before [`PluginDirectory::watch`] runs.
+    /// Returns a folder that reports no changes until [`PluginDirectory::watch`] runs.
     pub fn new(path: PathBuf) -> Self {
         Self {
             path: path.into(),
@@ -32,17 +32,17 @@ impl PluginDirectory {
         }
     }
 
-    /// The folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Changes after each event, and every few seconds without one.
+    /// Returns a counter that changes after each event, and every few seconds without one.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Watches the folder, again when it was replaced. Does not end.
+    /// Watches the folder, and its replacement after it is replaced. Never returns.
     pub async fn watch(self) {
         let mut watched: Option<(RecommendedWatcher, Option<FileId>)> = None;
         let mut errors = OnChange::default();
@@ -53,7 +53,7 @@ impl PluginDirectory {
                     Ok(started) => Some((started, id)),
                     Err(error) => {
                         if let Some(error) = errors.changed(error) {
-                            warn!(folder = %self.path.display(), error, "watch the folder; looking every second instead");
+                            warn!(folder = %self.path.display(), error, "cannot watch the folder; checking it every second instead");
                         }
                         None
                     }

@@ -1,11 +1,11 @@
-//! Keeps one resource registered with the kubelet: bind, serve, register, and again when the kubelet restarted, when the
-//! socket vanished, or when the kubelet ended the device list stream.
+//! Keeps one resource registered with the kubelet: binds, serves and registers, and starts over when the kubelet
+//! restarts, the socket vanishes, or the kubelet ends the device list stream.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `register` | calls the kubelet |
-//! | `backoff` | how long to wait after a failure |
-//! | `served` | tells whether the kubelet still knows a resource |
+//! | `register` | registers with the kubelet |
+//! | `backoff` | growing pauses after failures |
+//! | `served` | detects other plugins and forgotten resources |
 
 mod backoff;
 mod register;
@@ -41,42 +41,42 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// A registration that held this long was a good one, and the next failure starts with a short pause again.
+/// Duration after which a registration counts as stable: the next failure starts with a short pause again.
 const STABLE_AFTER: Duration = Duration::from_secs(30);
-/// From the answer of the kubelet until it opens the device list stream.
+/// Maximum time from the kubelet's answer to its device list stream.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often a resource is looked at that another plugin serves.
+/// Pause between two checks of a resource that another plugin serves.
 const SERVED_PAUSE: Duration = Duration::from_secs(10);
 
-/// Names of resources.
+/// Names of the registered resources and of those that another plugin serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegisteredResources {
-    /// Those that the kubelet has taken the list of.
+    /// Resources with a device list stream to the kubelet.
     pub taken: BTreeSet<String>,
-    /// Those that another plugin serves: they are not registered.
+    /// Resources that another plugin serves, which this agent does not register.
     pub others: BTreeSet<String>,
 }
 
-/// The kubelet of this node, as far as a device plugin sees it.
+/// The kubelet's side of a device plugin, shared by all resources.
 #[derive(Clone)]
 pub struct Kubelet {
-    /// Its folder of device plugin sockets.
+    /// The kubelet's folder of device plugin sockets.
     pub directory: PluginDirectory,
-    /// Who answers its questions.
+    /// Answers the kubelet's calls.
     pub manager: Arc<DeviceManager>,
-    /// Where the state machines say which resources are registered.
+    /// Takes the registered resources from the state machines.
     pub registered: watch::Sender<RegisteredResources>,
-    /// Where it says what it has healthy devices of.
+    /// Client for the kubelet's healthy devices.
     pub pod_resources: PodResources,
 }
 
-/// Why a server is no longer registered.
+/// Cause for the end of a registration.
 #[derive(Debug)]
 enum RegistrationLost {
-    /// The agent stops offering the resource.
+    /// The agent stops advertising the resource.
     Stopped,
-    /// Something that another try can cure.
+    /// A failure that another try can fix.
     Again(String),
 }
 
@@ -86,7 +86,7 @@ impl RegistrationLost {
     }
 }
 
-/// Keeps a resource registered until `stop` is set. What is offered may change while it is registered.
+/// Keeps a resource registered until `stop` is set. Its list may change meanwhile.
 pub async fn keep_registered(kubelet: Kubelet, offer: watch::Receiver<AdvertisedList>, stop: watch::Receiver<bool>) {
     let name = offer.borrow().list.name.clone();
     let kubelet_socket = kubelet.directory.path().join("kubelet.sock");
@@ -117,12 +117,12 @@ struct RegistrationLoop {
     stop: watch::Receiver<bool>,
     backoff: Backoff,
     forgotten: ForgottenResource,
-    /// Why it is not registered, as said last.
+    /// Last logged reason for not being registered.
     said: String,
 }
 
 impl RegistrationLoop {
-    /// One server, from bind to the end of its registration.
+    /// Runs one server, from bind to the end of its registration.
     async fn serve_once(&mut self) -> RegistrationLost {
         let socket = socket_path(self.kubelet.directory.path(), &self.name);
         let server = match self.bind(&socket) {
@@ -141,7 +141,8 @@ impl RegistrationLoop {
         self.kubelet
             .registered
             .send_if_modified(|registered| registered.others.remove(&self.name));
-        // Before the next one: kubelets up to 1.36 take the end of an old stream for the end of the new one.
+        // Stops before the next server starts: kubelets up to 1.36 take the end of an old stream for the end of the
+        // new one.
         server.stop().await;
         lost
     }
@@ -155,7 +156,7 @@ impl RegistrationLoop {
         PluginServer::bind(socket, self.offer.clone(), self.kubelet.manager.clone()).map_err(|error| error.to_string())
     }
 
-    /// Registers, and returns when the registration is over.
+    /// Registers, and returns at the end of the registration.
     async fn registration(&mut self, server: &PluginServer) -> RegistrationLost {
         let kubelet_id = match self.register_until_taken(server).await {
             Ok(kubelet_id) => kubelet_id,
@@ -183,18 +184,18 @@ impl RegistrationLoop {
         if since.elapsed() >= STABLE_AFTER {
             self.backoff = Backoff::default();
         }
-        // A kubelet that drops every registration must not be asked in a hot loop.
+        // A kubelet that drops every registration must not be called in a hot loop.
         let pause = self.backoff.next();
         let stopped = matches!(lost, RegistrationLost::Stopped) || self.pause(pause, Some(server), kubelet_id).await;
         if stopped { RegistrationLost::Stopped } else { lost }
     }
 
-    /// Asks the kubelet until it takes the registration, and tells which kubelet that was.
+    /// Registers until the kubelet accepts. Returns the identity of that kubelet's socket.
     async fn register_until_taken(&mut self, server: &PluginServer) -> Result<Option<FileId>, RegistrationLost> {
         let mut errors = OnChange::default();
         loop {
             self.until_free(server).await?;
-            // Before the call: a kubelet that restarts in between is another one afterwards.
+            // Read before the call, to notice a kubelet that restarts during it.
             let kubelet_id = FileId::of(&self.kubelet_socket);
             let result = tokio::select! {
                 result = self.register(server.socket()) => result,
@@ -206,7 +207,10 @@ impl RegistrationLoop {
                 Err(error) => error,
             };
             if let Some(error) = errors.changed(error) {
-                warn!(resource = self.name, error, "register with the kubelet; trying again");
+                warn!(
+                    resource = self.name,
+                    error, "cannot register with the kubelet; trying again"
+                );
             }
             let pause = self.backoff.next();
             if self.pause(pause, Some(server), kubelet_id).await {
@@ -223,7 +227,7 @@ impl RegistrationLoop {
         register(&self.kubelet_socket, &self.name, socket).await
     }
 
-    /// Waits while another plugin serves the resource.
+    /// Waits until no other plugin serves the resource.
     async fn until_free(&mut self, server: &PluginServer) -> Result<(), RegistrationLost> {
         loop {
             let kubelet_id = FileId::of(&self.kubelet_socket);
@@ -242,7 +246,7 @@ impl RegistrationLoop {
                 let reason = "ServedByAnother";
                 warn!(
                     resource = self.name,
-                    reason, "another plugin of this node serves the resource; not registering it"
+                    reason, "another plugin on this node serves the resource; not registering it"
                 );
             }
             if self.pause(SERVED_PAUSE, Some(server), kubelet_id).await {
@@ -254,7 +258,7 @@ impl RegistrationLoop {
         }
     }
 
-    /// Waits while the registration holds.
+    /// Waits until the registration is lost.
     async fn until_lost(
         &mut self,
         server: &PluginServer,
@@ -295,8 +299,8 @@ impl RegistrationLoop {
             .look(at, is_offered, look.allocatable.contains(&self.name))
     }
 
-    /// Waits until the next try is due, or sooner when there is another kubelet or the server's socket is gone. Returns
-    /// whether the agent stops offering the resource.
+    /// Waits until the next try is due, or until the kubelet restarts or the server's socket is gone. Returns true if
+    /// the agent stops advertising the resource.
     async fn pause(&self, pause: Duration, server: Option<&PluginServer>, kubelet_id: Option<FileId>) -> bool {
         let due = Instant::now() + pause;
         let mut changes = self.kubelet.directory.changes();
@@ -312,7 +316,8 @@ impl RegistrationLoop {
         }
     }
 
-    /// Whether the kubelet has made its socket again. Without a socket it is on its way down: its stream will end.
+    /// Returns true if the kubelet has created its socket again. No socket means that it shuts down: its stream will
+    /// end.
     fn has_other_socket(&self, kubelet_id: Option<FileId>) -> bool {
         FileId::of(&self.kubelet_socket).is_some_and(|id| Some(id) != kubelet_id)
     }

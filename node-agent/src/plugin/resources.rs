@@ -1,4 +1,4 @@
-//! The device plugins of the node: one state machine per resource that is offered.
+//! The device plugins of the node: one state machine per advertised resource.
 
 use crate::{
     devices::offer::AdvertisedList,
@@ -12,10 +12,10 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// SIGTERM leaves a second for everything.
+/// Maximum time for all servers to stop: SIGTERM leaves a second for everything.
 const STOP_TIMEOUT: Duration = Duration::from_millis(600);
 
-/// The resources that are being offered.
+/// Servers of the advertised resources.
 pub struct ResourceServers {
     kubelet: Kubelet,
     running: BTreeMap<String, RunningServer>,
@@ -27,8 +27,8 @@ struct RunningServer {
     offer: watch::Sender<AdvertisedList>,
     stop: watch::Sender<bool>,
     task: Id,
-    /// What is offered once this one has stopped: kubelets up to 1.36 take the end of an old stream for the end of the
-    /// new one.
+    /// List of the server that starts after this one stops: kubelets up to 1.36 take the end of an old stream for the
+    /// end of the new one.
     next: Option<AdvertisedList>,
 }
 
@@ -39,7 +39,7 @@ impl RunningServer {
 }
 
 impl ResourceServers {
-    /// Nothing is offered yet.
+    /// Returns an empty set of servers.
     pub fn new(kubelet: Kubelet) -> Self {
         Self {
             kubelet,
@@ -48,19 +48,19 @@ impl ResourceServers {
         }
     }
 
-    /// Offers exactly `offers`. A resource that stays keeps its server and its stream, and gets a new list only where
-    /// that differs.
+    /// Advertises exactly `offers`. A resource that stays keeps its server and its stream, and sends a new list only if
+    /// it differs.
     pub fn put(&mut self, offers: Vec<AdvertisedList>) {
         let mut wanted: BTreeMap<String, AdvertisedList> = offers
             .into_iter()
             .map(|offer| (offer.list.name.clone(), offer))
             .collect();
-        // First those that go, so that no GPU is offered under two names.
+        // Stops removed resources first, so that no GPU is advertised under two names.
         for (name, running) in &mut self.running {
             if !wanted.contains_key(name) {
                 running.next = None;
                 if !running.stop.send_replace(true) {
-                    info!(resource = name, "resource is no longer offered");
+                    info!(resource = name, "resource is no longer advertised");
                 }
             }
         }
@@ -77,7 +77,7 @@ impl ResourceServers {
                         resource = name,
                         shares = offer.list.shares.len(),
                         healthy = offer.healthy(),
-                        "offer changes"
+                        "device list changed"
                     );
                     *now = offer;
                 }
@@ -107,13 +107,13 @@ impl ResourceServers {
         );
     }
 
-    /// Which resources the kubelet has taken the list of; follows their state machines.
+    /// Returns the registered resources, which follow the state machines.
     pub fn registered(&self) -> watch::Receiver<RegisteredResources> {
         self.kubelet.registered.subscribe()
     }
 
-    /// Follows the state machines that end: starts what waits for one that was stopped, and returns the name of a resource
-    /// whose state machine ended though it should run.
+    /// Waits for state machines that end. Starts the server that waited for a stopped one; returns the name of a
+    /// resource whose state machine ended unexpectedly.
     pub async fn failed(&mut self) -> String {
         while let Some(ended) = self.tasks.join_next_with_id().await {
             let id = match &ended {
@@ -130,7 +130,7 @@ impl ResourceServers {
         std::future::pending().await
     }
 
-    /// Stops every server and removes its socket. Offers may be put again afterwards.
+    /// Stops every server and removes its socket. [`Self::put`] may follow.
     pub async fn withdraw(&mut self) {
         for running in self.running.values() {
             running.stop.send_replace(true);
@@ -189,7 +189,7 @@ mod tests {
         })
     }
 
-    /// Follows the state machines until what was stopped has ended.
+    /// Waits until the stopped state machines have ended.
     async fn settle(plugins: &mut ResourceServers) {
         let settle = async {
             while plugins.running.values().any(RunningServer::is_stopping) {

@@ -1,4 +1,4 @@
-//! One device plugin server: it offers one resource on one socket, over a watch channel of what it offers.
+//! One device plugin server: serves one resource on one socket, with its list from a watch channel.
 
 use crate::{
     admin::metrics::{AgentMetrics, PluginMethod},
@@ -25,22 +25,22 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 use tracing::{debug, info, warn};
 
-/// How long calls in progress may take when a server stops; SIGTERM leaves a second for everything.
+/// Maximum time for calls in progress when a server stops: SIGTERM leaves a second for everything.
 const STOP_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Most ids that a log line names.
+/// Maximum number of ids in a log line.
 const MAX_LOGGED: usize = 4;
 
-/// How many device list streams the kubelet has opened, and how many of them have ended.
+/// Numbers of device list streams that the kubelet has opened, and that have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamCounts {
-    /// Streams that got their first list.
+    /// Streams that sent their first list.
     pub opened: u64,
     /// Those of them that ended.
     pub ended: u64,
 }
 
-/// A server on its socket.
+/// A running server and its socket.
 #[derive(Debug)]
 pub struct PluginServer {
     socket: PathBuf,
@@ -71,7 +71,7 @@ impl PluginServer {
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), until_stopped(stopped));
         let task = tokio::spawn(async move {
             if let Err(error) = server.await {
-                // The state machine sees that the streams are gone and binds again.
+                // The state machine notices the lost streams and binds again.
                 warn!(%error, "device plugin server ended");
             }
         });
@@ -84,28 +84,28 @@ impl PluginServer {
         })
     }
 
-    /// Whether the kubelet can still reach this server by its socket.
+    /// Returns true if the kubelet can still reach this server by its socket.
     pub fn is_reachable(&self) -> bool {
         self.id.is_some() && FileId::without_time(&self.socket) == self.id && !self.task.is_finished()
     }
 
-    /// Where this server listens.
+    /// Returns the path of the server's socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The streams of this server.
+    /// Returns the numbers of streams, as they change.
     pub fn streams(&self) -> watch::Receiver<StreamCounts> {
         self.streams.clone()
     }
 
-    /// Removes the socket, ends the streams and waits shortly for calls in progress.
+    /// Removes the socket, ends the streams and waits briefly for calls in progress.
     pub async fn stop(mut self) {
         if FileId::without_time(&self.socket) == self.id
             && let Err(error) = fs::remove_file(&self.socket)
             && error.kind() != io::ErrorKind::NotFound
         {
-            warn!(socket = %self.socket.display(), %error, "remove the socket");
+            warn!(socket = %self.socket.display(), %error, "cannot remove the socket");
         }
         self.stop.send_replace(true);
         if timeout(STOP_TIMEOUT, &mut self.task).await.is_err() {
@@ -114,7 +114,7 @@ impl PluginServer {
     }
 }
 
-/// A server that is dropped takes its socket with it: nothing is left behind when a task is aborted.
+/// Removes the socket, so that an aborted task leaves nothing behind.
 impl Drop for PluginServer {
     fn drop(&mut self) {
         self.task.abort();
@@ -124,13 +124,13 @@ impl Drop for PluginServer {
     }
 }
 
-/// Returns when `stopped` is set.
+/// Waits until `stopped` is set.
 pub async fn until_stopped(mut stopped: watch::Receiver<bool>) {
-    // An error means that the server was dropped, which stops it too.
+    // An error means that the server was dropped, which also stops it.
     _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
-/// The five calls of the device plugin API.
+/// Implements the five calls of the device plugin API.
 struct DevicePluginService {
     offer: watch::Receiver<AdvertisedList>,
     streams: watch::Sender<StreamCounts>,
@@ -148,7 +148,7 @@ struct ListStream {
 }
 
 impl ListStream {
-    /// The next list, when it differs from the one before; none when the server stops.
+    /// Returns the next list that differs from the last one sent; none when the server stops.
     async fn next(&mut self) -> Option<ListAndWatchResponse> {
         loop {
             let offer = self.offer.borrow_and_update().clone();

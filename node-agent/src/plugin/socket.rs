@@ -1,4 +1,4 @@
-//! Names of the sockets that the agent serves on.
+//! Paths of the agent's sockets, and removal of stale ones.
 
 use std::{
     fs,
@@ -8,14 +8,14 @@ use std::{
 };
 use tracing::{info, warn};
 
-/// Start of the file name of every socket of gpunode.
+/// Prefix of the file names of gpunode's sockets.
 const SOCKET_PREFIX: &str = "gpunode-";
-/// Longest path of a unix socket on Linux (`sun_path` without its NUL).
+/// Maximum bytes in the path of a unix socket on Linux (`sun_path` without its NUL).
 pub const MAX_SOCKET_PATH: usize = 107;
-/// Characters of the resource's name in the file name of its socket.
+/// Maximum characters of the resource's name in the file name of its socket.
 const MAX_NAME_PART: usize = 24;
 
-/// A path that no other process and no earlier server has: the kubelet may still know an old one.
+/// Returns a unique path, never used by an earlier server: the kubelet may still know the old path.
 pub fn socket_path(directory: &Path, resource: &str) -> PathBuf {
     let unique = RandomState::new().hash_one(resource);
     let name: String = resource
@@ -26,8 +26,8 @@ pub fn socket_path(directory: &Path, resource: &str) -> PathBuf {
     directory.join(format!("{SOCKET_PREFIX}{name}-{unique:016x}.sock"))
 }
 
-/// Removes sockets that an agent left behind when it was killed. Only for the holder of the node's lock: nobody else
-/// serves on such a socket then.
+/// Removes the sockets of a killed agent. The caller must hold the node's lock: then no other agent serves on such a
+/// socket.
 pub fn remove_stale_sockets(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.filter_map(Result::ok) {
@@ -38,7 +38,9 @@ pub fn remove_stale_sockets(directory: &Path) {
         if ours && is_socket {
             match fs::remove_file(entry.path()) {
                 Ok(()) => info!(socket = %entry.path().display(), "removed the socket of a killed agent"),
-                Err(error) => warn!(socket = %entry.path().display(), %error, "remove the socket of a killed agent"),
+                Err(error) => {
+                    warn!(socket = %entry.path().display(), %error, "cannot remove the socket of a killed agent")
+                }
             }
         }
     }

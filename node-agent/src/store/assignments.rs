@@ -1,5 +1,5 @@
-//! The assignments of this node's devices, kept on disk: a share's id says which device it is of, and not what it stands
-//! for (`docs/adr/0004-sharing.md`).
+//! The assignments of this node's devices, kept on disk: a share's id has the device, but not the resource and the
+//! size of the share (`docs/adr/0004-sharing.md`).
 
 use crate::{
     runtime::blocking_thread::BlockingThread,
@@ -27,27 +27,27 @@ struct AssignmentsFile {
     devices: Assignments,
 }
 
-/// Why the file tells nothing.
+/// Error of reading the assignments.
 #[derive(Debug, thiserror::Error)]
 pub enum AssignmentsError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("read the assignments {path}: {source}")]
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The cause.
         source: io::Error,
     },
-    /// It is damaged.
+    /// The file is damaged.
     #[error("read the assignments {path}: {source}")]
     Parse {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         source: serde_json::Error,
     },
-    /// It was written by another version of the agent.
-    #[error("read the assignments {path}: version {version} is not {VERSION}, the one that this agent reads")]
+    /// Another version of the agent wrote the file.
+    #[error("read the assignments {path}: version {version} is not {VERSION}, the version that this agent reads")]
     Version {
         /// The file.
         path: PathBuf,
@@ -56,7 +56,7 @@ pub enum AssignmentsError {
     },
 }
 
-/// Reads the assignments; blocks. No file is no assignment.
+/// Reads the assignments; blocks. A missing file means no assignments.
 pub fn read(state_dir: &Path) -> Result<Assignments, AssignmentsError> {
     let path = state_dir.join(FILE);
     let text = match atomic_file::read(&path) {
@@ -74,25 +74,25 @@ pub fn read(state_dir: &Path) -> Result<Assignments, AssignmentsError> {
     }
 }
 
-/// What is on disk.
+/// The assignments on disk.
 #[derive(Debug)]
 pub struct SavedAssignments {
     state_dir: PathBuf,
     content: Option<Assignments>,
-    /// The file that has it; none where there is none.
+    /// Identity of the file that has them; none without a file.
     id: Option<FileId>,
-    /// A write that was given up and comes late must not undo the next.
+    /// Thread that writes, one write after the other: a late write must not undo the next.
     disk: BlockingThread,
 }
 
 impl SavedAssignments {
-    /// Reads what an earlier agent left; blocks. What cannot be read counts as none: whatever is held then waits for its
-    /// holders under the names that the kubelet knows.
+    /// Reads the assignments of an earlier agent; blocks. An unreadable file counts as none: held devices then wait for
+    /// their holders under the names that the kubelet knows.
     pub fn load(state_dir: &Path) -> Self {
         let id = FileId::of(&state_dir.join(FILE));
         let content = read(state_dir).inspect_err(|error| {
-            warn!(%error, "the assignments are lost; devices that are held wait for their holders");
-            // One that the disk does not hand out now may be whole.
+            warn!(%error, "the assignments are lost; held devices wait for their holders");
+            // A file that the disk cannot read now may be intact.
             if !matches!(error, AssignmentsError::Read { .. }) {
                 atomic_file::set_aside(&state_dir.join(FILE), error);
             }
@@ -105,23 +105,23 @@ impl SavedAssignments {
         }
     }
 
-    /// The assignments.
+    /// Returns the assignments.
     pub fn assignments(&self) -> Assignments {
         self.content.clone().unwrap_or_default()
     }
 
-    /// Whether `assignments` were brought to disk last. Asks no disk.
+    /// Returns true if `assignments` were saved last. Does not read the disk.
     pub fn has(&self, assignments: &Assignments) -> bool {
         self.content.as_ref() == Some(assignments)
     }
 
-    /// Brings `assignments` to disk, where they differ from what is there: also where somebody removed or replaced the file.
+    /// Saves `assignments` if they differ from the file, or if somebody removed or replaced the file.
     pub async fn keep(&mut self, assignments: &Assignments) -> io::Result<()> {
         let path = self.state_dir.join(FILE);
         if self.content.as_ref() == Some(assignments) && FileId::of(&path) == self.id {
             return Ok(());
         }
-        // Until it is known what the disk has.
+        // The content is unknown until the write succeeds.
         let before = self.content.take();
         let text = serde_json::to_vec_pretty(&AssignmentsFile {
             version: VERSION,
@@ -132,7 +132,7 @@ impl SavedAssignments {
         match self.disk.run(replace).await.map_err(io::Error::other)? {
             Ok(id) => (self.id, self.content) = (id, Some(assignments.clone())),
             Err(error) => {
-                // A full disk keeps the file that it has.
+                // A full disk keeps the old file.
                 self.content = before.filter(|_| FileId::of(&path) == self.id);
                 return Err(error);
             }

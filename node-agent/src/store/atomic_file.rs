@@ -1,4 +1,4 @@
-//! Files that are replaced as a whole: a reader, also after a power cut, sees the old content or the new one.
+//! Files that are replaced as a whole: a reader gets the old content or the new one, even after a power cut.
 
 use serde::{Deserialize, de::DeserializeOwned, de::Error as _};
 use std::{
@@ -12,21 +12,21 @@ use std::{
 };
 use tracing::{error, warn};
 
-/// How long the disk may take: while it is waited for, no signal is seen.
+/// Maximum wait for the disk, during which the agent handles no signal.
 pub const DISK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Much more than any state of a node takes.
+/// Maximum size of a state file, much more than any node needs.
 const MAX_BYTES: u64 = 64 * 1024 * 1024;
-/// Most files that are set aside and not told of.
+/// Maximum number of unreported files that were set aside.
 const MAX_UNTOLD: usize = 8;
 static SET_ASIDE: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Which files of this process were set aside since the last call, and why: for those who tell people.
+/// Returns a text for each file that this process has set aside since the last call, for an Event.
 pub fn lately_set_aside() -> Vec<String> {
     mem::take(&mut *SET_ASIDE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Replaces `path`; blocks. The file beside it that has `.new` behind its name belongs to this function.
+/// Replaces the file at `path`; blocks. Uses the file with `.new` appended to the name.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let new = beside(path, ".new");
     let mut file = File::create(&new)?;
@@ -39,20 +39,20 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     }
 }
 
-/// What `path` says; blocks. One that is damaged or of another format, by its field `format`, is set aside; it says nothing
-/// then, as one that cannot be read.
+/// Returns the content of the file at `path`; blocks. A damaged file, and one with another number in the field
+/// `format`, is set aside and returns none; an unreadable file returns none too.
 pub fn load<T: DeserializeOwned>(path: &Path, format: u32) -> Option<T> {
     let text = read(path)
         .inspect_err(|error| {
             if error.kind() != io::ErrorKind::NotFound {
-                warn!(%error, file = %path.display(), "read a state file; going on without what it says");
+                warn!(%error, file = %path.display(), "cannot read a state file; continuing without it");
             }
         })
         .ok()?;
     parse(&text, format).inspect_err(|error| set_aside(path, error)).ok()
 }
 
-/// What is in `path`; blocks. One that is too long to be the agent's is cut, and so no JSON.
+/// Returns the bytes of the file at `path`; blocks. A file that is too long is cut, and is no valid JSON then.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     File::open(path)?.take(MAX_BYTES).read_to_end(&mut text)?;
@@ -69,22 +69,22 @@ fn parse<T: DeserializeOwned>(text: &[u8], known: u32) -> serde_json::Result<T> 
         return serde_json::from_slice(text);
     }
     Err(serde_json::Error::custom(format!(
-        "format {format} is not {known}, the one that this agent reads"
+        "format {format} is not {known}, the format that this agent reads"
     )))
 }
 
-/// Takes a file that tells nothing out of the way, so that the next one does not overwrite what may be wanted to find out
-/// what happened; blocks. It keeps its name with `.corrupt` behind it, in place of the one before.
+/// Renames a damaged file to its name with `.corrupt` appended, so that the next write does not destroy the evidence;
+/// blocks. Replaces an earlier `.corrupt` file.
 pub fn set_aside(path: &Path, why: &dyn std::error::Error) {
     let aside = beside(path, ".corrupt");
     let what = match fs::rename(path, &aside) {
         Ok(()) => format!(
-            "{} tells nothing and is set aside as {}: {why}",
+            "{} is damaged and was renamed to {}: {why}",
             path.display(),
             aside.display()
         ),
         Err(rename) => format!(
-            "{} tells nothing, and will be replaced: {why}; set it aside: {rename}",
+            "{} is damaged and will be replaced: {why}; cannot rename it: {rename}",
             path.display()
         ),
     };

@@ -1,4 +1,4 @@
-//! Which file a path leads to, so that a file that was removed and made again is noticed.
+//! Identity of the file at a path, to detect a file that was removed and created again.
 
 use std::{
     fs::{self, File, Metadata},
@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-/// Identity of a file. The change time tells apart files that got the same inode number one after the other.
+/// Identity of a file. The change time distinguishes files that had the same inode number one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     device: u64,
@@ -16,12 +16,12 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// The file at `path`; none where there is none.
+    /// Returns the identity of the file at `path`; none if it does not exist.
     pub fn of(path: &Path) -> Option<Self> {
         fs::symlink_metadata(path).ok().map(|meta| Self::of_metadata(&meta))
     }
 
-    /// An open file.
+    /// Returns the identity of an open file.
     pub fn of_open(file: &File) -> io::Result<Self> {
         file.metadata().map(|meta| Self::of_metadata(&meta))
     }
@@ -34,7 +34,7 @@ impl FileId {
         }
     }
 
-    /// The same for what changes its time while it stays: a folder, or a socket that is relabelled.
+    /// Like [`Self::of`], for files whose time changes: a folder, or a socket that is relabelled.
     pub fn without_time(path: &Path) -> Option<Self> {
         Self::of(path).map(|id| Self { changed: (0, 0), ..id })
     }

@@ -1,4 +1,4 @@
-//! Following which MPS control daemons answer.
+//! Reads the answers of the MPS control daemons.
 
 use super::DeviceManager;
 use crate::mps::answers;
@@ -7,15 +7,15 @@ use std::{fmt::Display, sync::Arc, time::Duration};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-/// Pause between two looks while there are daemons.
+/// Pause between two reads while daemons exist.
 const BUSY: Duration = Duration::from_secs(1);
-/// The same while there are none.
+/// Pause between two reads without daemons.
 const IDLE: Duration = Duration::from_secs(5);
-/// How long a look may take before the daemons count as silent.
+/// Maximum duration of a read; after it the daemons count as silent.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 impl DeviceManager {
-    /// Follows which MPS control daemons answer. Does not end.
+    /// Reads the answers of the MPS control daemons again and again. Never returns.
     pub async fn watch_daemons(self: Arc<Self>) {
         let mut errors = OnChange::default();
         loop {
@@ -23,7 +23,10 @@ impl DeviceManager {
             sleep(pause).await;
             let error = self.look_at_daemons().await.err();
             if let Some(error) = errors.set(error) {
-                warn!(error, "look at the MPS control daemons; trying again");
+                warn!(
+                    error,
+                    "cannot read the answers of the MPS control daemons; trying again"
+                );
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Following who holds what.
+//! Asks the kubelet for the holders of devices.
 
 use super::DeviceManager;
 use crate::kubelet::podresources::PodResources;
@@ -11,31 +11,31 @@ use std::{
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-/// Pause between two observations while something waits for their result.
+/// Pause between two observations while a change waits for their result.
 const BUSY: Duration = Duration::from_millis(500);
-/// The same otherwise.
+/// Pause between two observations otherwise.
 const IDLE: Duration = Duration::from_secs(10);
-/// Least pause: the kubelet takes 100 calls a second from all its clients together, and an observation is two.
+/// Minimum pause: the kubelet takes 100 calls a second from all its clients together, and an observation is two.
 const LEAST: Duration = Duration::from_millis(100);
-/// Pause between an allocation and the observation that is to show it: a kubelet that is asked before it has written the
-/// allocation down may forget it.
+/// Pause between an allocation and the observation that follows: before it saves the allocation, a kubelet that is
+/// asked may lose it.
 const GRANT_PAUSE: Duration = Duration::from_millis(200);
-/// How long an allocation waits for a fresh observation.
+/// Maximum wait of an allocation for a fresh observation.
 const FRESH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How the observations go.
+/// Result of the last observation.
 #[derive(Debug, Default)]
 pub struct ObservationState {
-    /// When the last one that succeeded was started.
+    /// Start of the last successful observation.
     pub started: Option<Instant>,
-    /// Why the one after that failed.
+    /// Error of the observation after that.
     pub error: Option<String>,
-    /// Names of the resources that the kubelet had healthy devices of.
+    /// Names of the resources with healthy devices in the kubelet.
     pub allocatable: BTreeSet<String>,
 }
 
 impl DeviceManager {
-    /// Follows who holds what. Does not end.
+    /// Asks the kubelet again and again. Never returns.
     pub async fn watch_holders(self: Arc<Self>, kubelet: PodResources) {
         let mut errors = OnChange::default();
         loop {
@@ -64,9 +64,9 @@ impl DeviceManager {
                 }
             };
             if error.is_none() && errors.clear() {
-                info!("the kubelet says again which pod holds which device");
+                info!("the kubelet answers again which pod holds which device");
             } else if let Some(error) = errors.set(error) {
-                warn!(error, "holders are not known; trying again");
+                warn!(error, "cannot read which pod holds which device; trying again");
             }
             sleep(LEAST).await;
             let pause = if self.state().is_busy() { BUSY } else { IDLE };
@@ -78,8 +78,7 @@ impl DeviceManager {
         }
     }
 
-    /// Waits for an observation that starts from now on; otherwise says why there is none, and what was observed before has
-    /// to do.
+    /// Waits for an observation that starts after this call. On an error the earlier observation stands.
     pub(super) async fn observe_afresh(&self) -> Result<(), String> {
         let now = Instant::now();
         let mut observed = self.observed.subscribe();

@@ -11,11 +11,11 @@ use tokio::time::timeout;
 const MEMORY: &str = "resources: [{name: a.b/mem, sharing: {strategy: Memory}}]";
 
 fn manager() -> Arc<DeviceManager> {
-    desk_of("/nonexistent".into())
+    manager_of("/nonexistent".into())
 }
 
-/// One that looks for the daemons in `mps_dir`.
-fn desk_of(mps_dir: PathBuf) -> Arc<DeviceManager> {
+/// Returns a manager that reads the daemons' answers in `mps_dir`.
+fn manager_of(mps_dir: PathBuf) -> Arc<DeviceManager> {
     let folder = PathBuf::from("/nonexistent");
     let nowhere = hardware_probe::DriverRoots {
         host_root: folder.clone(),
@@ -36,7 +36,7 @@ async fn open(document: &str) -> Arc<DeviceManager> {
     manager
 }
 
-/// A kubelet that is not there.
+/// Returns an API of a kubelet that does not exist.
 pub fn nobody() -> PodResources {
     PodResources::new(
         "/nonexistent/kubelet.sock".into(),
@@ -70,14 +70,14 @@ fn healthy(manager: &DeviceManager) -> usize {
 }
 
 #[tokio::test]
-async fn a_desk_that_was_not_opened_gives_nothing() {
+async fn a_manager_that_was_not_opened_allocates_nothing() {
     let manager = manager();
     assert!(manager.allocate("nvidia.com/gpu", &["GPU-0".to_owned()]).await.is_err());
     assert!(!manager.snapshot().0.daemons_known);
 }
 
 #[tokio::test]
-async fn what_is_given_out_is_looked_for_soon() {
+async fn an_allocation_is_observed_soon() {
     let manager = open(MEMORY).await;
     let response = manager.allocate("a.b/mem", &units(1, 0..3)).await.unwrap();
     assert_eq!(response.envs["ALIYUN_COM_GPU_MEM_CONTAINER"], "3");
@@ -224,7 +224,7 @@ async fn an_observation_frees_what_was_withheld() {
 #[tokio::test]
 async fn a_gpu_is_not_given_out_before_it_is_known_which_daemons_run() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let manager = desk_of(file.path().to_owned());
+    let manager = manager_of(file.path().to_owned());
     let mut state = DeviceState::default();
     state.want(crate::devices::state::tests::configured(""));
     state.observe(nothing_held(Instant::now()));

@@ -3,7 +3,7 @@ use gpunode_config::load;
 use gpunode_crds::MpsDaemonState;
 use gpunode_gpu::{AdvertisedShare, ContainerShares, Gpu, Inventory, desired_devices};
 
-/// What a configuration makes of two GPUs of 16 GiB.
+/// Returns the desired devices of a configuration on two GPUs of 16 GiB.
 pub fn configured(document: &str) -> DesiredDevices {
     let gpu = |index| Gpu {
         index,
@@ -19,7 +19,7 @@ pub fn configured(document: &str) -> DesiredDevices {
     desired_devices(&inventory, &load(document).unwrap()).unwrap()
 }
 
-/// Nobody holds anything, and the kubelet can give nothing out.
+/// Returns an observation without holders and without allocatable devices.
 pub fn nothing_held(started: Instant) -> KubeletObservation {
     KubeletObservation {
         started,
@@ -29,7 +29,7 @@ pub fn nothing_held(started: Instant) -> KubeletObservation {
     }
 }
 
-/// Books of a node with this configuration, on which nothing is held.
+/// Returns the state of a node with this configuration and no holders.
 pub fn state(document: &str) -> DeviceState {
     let mut state = DeviceState::default();
     state.see(DaemonAnswers::new(), Duration::ZERO);
@@ -90,7 +90,7 @@ fn what_was_known_stays_while_the_kubelet_does_not_answer_and_after_a_while_that
     assert_eq!(healthy(&snapshot), ["GPU-0", "GPU-1"]);
     let unknown = snapshot.unknown.unwrap();
     assert!(
-        unknown.contains("not said for 30s and longer") && unknown.ends_with("no socket"),
+        unknown.contains("not reported for over 30s") && unknown.ends_with("no socket"),
         "{unknown}"
     );
     assert!(!after(&mut state, 32), "it is said once");

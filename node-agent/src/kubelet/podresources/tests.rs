@@ -7,14 +7,14 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, transport::Server};
 
-/// What a kubelet answers.
+/// Answer of the test's kubelet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kubelet {
     /// An error.
     Refuses,
-    /// That a pod holds GPU-1 and GPU-2.
+    /// A pod holds GPU-1 and GPU-2.
     Held,
-    /// That nothing is held and nothing can be given out.
+    /// No holders and no allocatable devices.
     Idle,
 }
 
@@ -63,7 +63,7 @@ impl PodResourcesLister for Kubelet {
     }
 }
 
-/// A kubelet in `folder`.
+/// Serves a kubelet in `folder`.
 pub fn serve(folder: &Path, kubelet: Kubelet) -> PodResources {
     let socket = folder.join("kubelet.sock");
     let listener = UnixListener::bind(&socket).unwrap();

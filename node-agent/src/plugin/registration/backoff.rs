@@ -1,11 +1,11 @@
-//! Pauses between two tries.
+//! Growing pauses between tries.
 
 use std::time::Duration;
 
 const MIN_RETRY: Duration = Duration::from_millis(100);
 const MAX_RETRY: Duration = Duration::from_secs(5);
 
-/// Growing pauses.
+/// Pause before the next try; doubles with each one.
 #[derive(Debug)]
 pub struct Backoff(Duration);
 
@@ -16,7 +16,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The next pause.
+    /// Returns the next pause.
     pub fn next(&mut self) -> Duration {
         let pause = self.0;
         self.0 = (pause * 2).min(MAX_RETRY);

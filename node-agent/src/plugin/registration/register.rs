@@ -1,4 +1,4 @@
-//! The call by which a plugin registers with the kubelet.
+//! The call that registers a plugin with the kubelet.
 
 use crate::kubelet::device_plugin_api::{
     DevicePluginOptions, RegisterRequest, VERSION, registration_client::RegistrationClient,
@@ -11,27 +11,27 @@ use tokio::time::timeout;
 use tonic::transport::Endpoint;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The kubelet calls back before it answers, and gives that call 10 s.
+/// Maximum wait for the kubelet's answer. The kubelet first calls back, for up to 10 s.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Why a registration did not come about.
+/// Error of a registration.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// There is no socket.
+    /// The socket does not exist.
     #[error("{0} does not exist; is the kubelet running?")]
     NoKubelet(PathBuf),
-    /// Nobody listens on it.
+    /// The connection fails.
     #[error("connect to {path}: {source:?}")]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// What happened.
+        /// The cause.
         source: tonic::transport::Error,
     },
     /// The kubelet does not answer.
     #[error("no answer within {REGISTER_TIMEOUT:?}")]
     NoAnswer,
-    /// It says no.
+    /// The kubelet refuses.
     #[error("{}", .0.message())]
     Refused(tonic::Status),
 }

@@ -1,28 +1,29 @@
-//! What the kubelet itself says of who serves a resource: another plugin may, and it may have forgotten ours.
+//! Checks against the kubelet's own list of devices: another plugin may serve a resource, or the kubelet may have
+//! forgotten this agent's.
 
 use crate::kubelet::podresources::{PodResources, PodResourcesError};
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// How long the kubelet may take to notice that a plugin has ended. Until it does, the old devices count as healthy, and
-/// kubelets up to 1.36 would take the end of the old stream for that of the new one.
+/// Time in which the kubelet notices the end of a plugin. Until then the old devices count as healthy, and kubelets up
+/// to 1.36 would take the end of the old stream for that of the new one.
 const NOTICES_WITHIN: Duration = Duration::from_secs(1);
-/// First pause between two looks. Each further one is half as long again, which makes a dozen looks in a second.
+/// First pause between two checks. Each further pause is half as long again: a dozen checks in a second.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// How long a resource is missing at the kubelet, from the first look that misses it, before it is registered again.
+/// Time from the first check that misses a resource in the kubelet to its new registration.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
-/// The same for a kubelet that does not list it after that either.
+/// Longest such time, for a kubelet that still does not list the resource after a new registration.
 const MAX_FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
 
-/// Whether the kubelet has healthy devices of a resource that this agent has not registered. A kubelet that does not say so
-/// has none: it takes the registration of whoever comes.
+/// Returns true if the kubelet has healthy devices of a resource that this agent has not registered. A kubelet that
+/// does not answer counts as having none: it accepts any registration.
 pub async fn by_another(kubelet: &PodResources, resource: &str) -> bool {
     let (mut is_served, mut pause) = (false, LOOK_AGAIN);
     let looks = async {
         loop {
             match kubelet.allocatable().await {
                 Ok(allocatable) => is_served = allocatable.iter().any(|(name, _)| name == resource),
-                // Its rate limit: what was said before stands.
+                // The kubelet's rate limit: the earlier answer stands.
                 Err(PodResourcesError::Refused { .. }) => {}
                 Err(_) => is_served = false,
             }
@@ -33,12 +34,12 @@ pub async fn by_another(kubelet: &PodResources, resource: &str) -> bool {
             pause = pause * 3 / 2;
         }
     };
-    // What is still served after that is another plugin's.
+    // Devices that are still healthy after that belong to another plugin.
     _ = timeout(NOTICES_WITHIN, looks).await;
     is_served
 }
 
-/// Notices that the kubelet has forgotten a resource that is registered.
+/// Detects that the kubelet has forgotten a registered resource.
 #[derive(Debug)]
 pub struct ForgottenResource {
     missing_since: Option<Instant>,
@@ -55,8 +56,8 @@ impl Default for ForgottenResource {
 }
 
 impl ForgottenResource {
-    /// Takes in one look of `at`: whether a healthy device is offered, and whether the kubelet has one. Returns whether it is time
-    /// to register again, which at least two looks in a row have to say.
+    /// Takes in one check at `at`: `offered` if the agent advertises a healthy device, `listed` if the kubelet has one.
+    /// Returns true if it is time to register again, after at least two such checks in a row.
     pub fn look(&mut self, at: Instant, offered: bool, listed: bool) -> bool {
         if listed {
             *self = Self::default();

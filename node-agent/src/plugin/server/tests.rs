@@ -12,7 +12,7 @@ use std::{
 
 const LISTS: usize = 2000;
 
-/// Books of a node with 16 GPUs of 80 GiB, every other share of which a pod of its own holds.
+/// Returns the state of a node with 16 GPUs of 80 GiB; a pod of its own holds every other share.
 fn half_held(document: &str) -> DeviceState {
     let gpu = |index| Gpu {
         index,
@@ -58,8 +58,7 @@ fn half_held(document: &str) -> DeviceState {
     state
 }
 
-/// From books that have changed to the bytes that a kubelet is sent, all that the agent does in between but saving the
-/// assignments.
+/// Measures the time from a changed state to the bytes for the kubelet, without saving the assignments.
 async fn build(key: &str, document: &str, shares: usize) {
     let mut state = half_held(document);
     let device = state.allocator.assigned().keys().next().unwrap().clone();
@@ -75,7 +74,7 @@ async fn build(key: &str, document: &str, shares: usize) {
     stream.next().await.unwrap();
     let mut times = Vec::new();
     for round in 0..LISTS {
-        // A device falls ill, and recovers.
+        // A device becomes faulty, and recovers.
         let ill = (round % 2 == 0).then(|| (device.clone(), "a measurement".to_owned()));
         state.allocator.set_unavailable(ill.into_iter().collect());
         let start = Instant::now();
