@@ -2,8 +2,8 @@
 //!
 //! A rejected configuration never replaces the one in force.
 
-use gpunode_config::{AgentConfig, CONFIG_VERSION, ConfigDocument, load};
-use gpunode_gpu::{DesiredDevices, Inventory, desired_devices};
+use gpunode_config::{AgentConfig, CONFIG_VERSION, ConfigDocument, LoadError, load};
+use gpunode_gpu::{DesiredDevices, DesiredDevicesError, Inventory, desired_devices};
 use std::sync::Arc;
 
 /// Maximum bytes of the message in `GpuNode.status.rejectedConfig`.
@@ -52,6 +52,22 @@ pub struct AcceptedConfig {
     pub config: AgentConfig,
 }
 
+/// Cause of a rejected configuration.
+#[derive(Debug, thiserror::Error)]
+enum RejectionCause {
+    #[error(
+        "read configuration: version {0} is not {CONFIG_VERSION}, the version that this agent reads; use an agent of the \
+         operator's version"
+    )]
+    Version(i32),
+    #[error("read configuration: the document has the hash {actual}, not {declared}")]
+    Hash { actual: String, declared: String },
+    #[error(transparent)]
+    Document(#[from] LoadError),
+    #[error(transparent)]
+    Devices(#[from] DesiredDevicesError),
+}
+
 /// The configuration in force and the devices that it asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InForce {
@@ -74,22 +90,16 @@ impl ConfigCandidate {
         }
     }
 
-    fn read(&self) -> Result<AgentConfig, String> {
+    fn parse(&self) -> Result<AgentConfig, RejectionCause> {
         if self.version != CONFIG_VERSION {
-            return Err(format!(
-                "read configuration: version {} is not {CONFIG_VERSION}, the one that this agent reads; use an agent of the \
-                 operator's version",
-                self.version
-            ));
+            return Err(RejectionCause::Version(self.version));
         }
-        let hash = ConfigDocument::hash_of(&self.document);
-        if hash != self.hash {
-            return Err(format!(
-                "read configuration: the document has the hash {hash}, not {}",
-                self.hash
-            ));
+        let actual = ConfigDocument::hash_of(&self.document);
+        if actual != self.hash {
+            let declared = self.hash.clone();
+            return Err(RejectionCause::Hash { actual, declared });
         }
-        load(&self.document).map_err(|error| error.to_string())
+        Ok(load(&self.document)?)
     }
 }
 
@@ -106,10 +116,10 @@ impl InForce {
             },
             DesiredConfig::Config(candidate) => match accept(candidate, inventory) {
                 Ok(accepted) => accepted,
-                Err(message) => {
+                Err(cause) => {
                     let rejected = RejectedConfig {
                         hash: candidate.hash.clone(),
-                        message: bounded(message),
+                        message: bounded(cause.to_string()),
                     };
                     Self {
                         rejected: Some(rejected),
@@ -168,11 +178,9 @@ impl InForce {
     }
 }
 
-fn accept(candidate: &ConfigCandidate, inventory: &Inventory) -> Result<InForce, String> {
-    let config = candidate.read()?;
-    let wanted = desired_devices(inventory, &config)
-        .map_err(|error| error.to_string())?
-        .into();
+fn accept(candidate: &ConfigCandidate, inventory: &Inventory) -> Result<InForce, RejectionCause> {
+    let config = candidate.parse()?;
+    let wanted = desired_devices(inventory, &config)?.into();
     let accepted = AcceptedConfig {
         hash: candidate.hash.clone(),
         config,

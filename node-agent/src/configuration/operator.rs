@@ -26,9 +26,9 @@ pub async fn follow(
     let mut source = saved.as_ref().and_then(|saved| saved.uid.clone());
     let mut saved = saved;
     loop {
-        let said = instruction(&seen.borrow_and_update(), &mut source);
+        let requested = instruction(&seen.borrow_and_update(), &mut source);
         let start = saved.take();
-        let instruction = said.or_else(|| {
+        let instruction = requested.or_else(|| {
             let start = start?;
             warn!(
                 hash = start.hash,

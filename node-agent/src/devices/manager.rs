@@ -2,11 +2,13 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `shared_state` | the device state behind its lock |
 //! | `holders` | asks the kubelet for the holders of devices |
 //! | `daemons` | reads the answers of the MPS control daemons |
 
 mod daemons;
 mod holders;
+mod shared_state;
 
 use crate::{
     admin::metrics::AgentMetrics,
@@ -17,24 +19,26 @@ use crate::{
     },
     driver::utilisation::Utilisation,
     health::{allocations::Allocations, node_health::NodeHealth},
-    kubelet::device_plugin_api::ContainerAllocateResponse,
-    runtime::blocking_thread::BlockingThread,
+    kubelet::{device_plugin_api::ContainerAllocateResponse, podresources::PodResources},
 };
+use daemons::DaemonWatch;
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::{AllocatedDevices, AllocationRefusal, DeviceHolder};
 use gpunode_process::OnChange;
+use holders::HolderWatch;
 pub use holders::ObservationState;
+use shared_state::SharedState;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 use tokio::{
-    sync::{Notify, watch},
+    sync::watch,
     time::{sleep, timeout_at},
 };
 use tracing::{info, warn};
@@ -45,7 +49,7 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Pause between two reads of the Node.
 const NODE_POLL: Duration = Duration::from_millis(500);
 /// Wait before a refusal when the agent cannot read the Node.
-const NODE_UNSEEN: Duration = Duration::from_secs(11);
+const NODE_UNREADABLE_PAUSE: Duration = Duration::from_secs(11);
 
 /// Parts of the node that a [`DeviceManager`] uses.
 pub struct DeviceManagerInputs {
@@ -63,42 +67,34 @@ pub struct DeviceManagerInputs {
 
 /// Allocates devices to containers.
 pub struct DeviceManager {
-    state: Mutex<DeviceState>,
-    parts: DeviceManagerInputs,
+    state: SharedState,
+    inputs: DeviceManagerInputs,
     pass_device_specs: AtomicBool,
-    /// Number of changes of the state.
-    changes: watch::Sender<u64>,
     /// Number of changes that the kubelet has been sent.
     published: watch::Sender<u64>,
-    observed: watch::Sender<ObservationState>,
-    observe_now: Notify,
-    granted: Notify,
-    /// Reads the answers of the daemons.
-    look: BlockingThread,
+    holders: HolderWatch,
+    daemons: DaemonWatch,
 }
 
 impl DeviceManager {
     /// Returns a manager without devices, which refuses every allocation.
-    pub fn new(parts: DeviceManagerInputs) -> Self {
+    pub fn new(inputs: DeviceManagerInputs) -> Self {
         Self {
-            state: Mutex::default(),
-            parts,
+            state: SharedState::default(),
             pass_device_specs: AtomicBool::default(),
-            changes: watch::Sender::default(),
             published: watch::Sender::default(),
-            observed: watch::Sender::default(),
-            observe_now: Notify::new(),
-            granted: Notify::new(),
-            look: BlockingThread::default(),
+            holders: HolderWatch::default(),
+            daemons: DaemonWatch::new(inputs.mps_dir.clone()),
+            inputs,
         }
     }
 
     /// Starts with `state`, before the first allocation.
     pub async fn open(&self, state: DeviceState) {
         self.change(|mine| mine.reopen(state));
-        if let Err(error) = self.look_at_daemons().await {
+        if let Err(error) = self.daemons.read(&self.state).await {
             warn!(
-                error,
+                %error,
                 "cannot read the answers of the MPS control daemons; trying again"
             );
         }
@@ -106,41 +102,37 @@ impl DeviceManager {
 
     /// Returns the metrics of the agent.
     pub fn metrics(&self) -> &AgentMetrics {
-        &self.parts.metrics
+        &self.inputs.metrics
     }
 
     /// Returns the number of changes of the state, which grows with each one.
     pub fn changes(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
+        self.state.changes()
     }
 
     /// Returns the result of the last observation.
     pub fn observed(&self) -> watch::Receiver<ObservationState> {
-        self.observed.subscribe()
+        self.holders.observed()
     }
 
     /// Changes the state. Returns the number of the change too.
     pub fn change<T>(&self, change: impl FnOnce(&mut DeviceState) -> T) -> (T, u64) {
-        let mut state = self.state();
-        let result = change(&mut state);
-        self.changes.send_modify(|number| *number += 1);
-        let number = *self.changes.borrow();
-        (result, number)
-    }
-
-    /// Changes the state. `change` returns true if it changed something.
-    fn change_if(&self, change: impl FnOnce(&mut DeviceState) -> bool) {
-        let mut state = self.state();
-        if change(&mut state) {
-            self.changes.send_modify(|number| *number += 1);
-        }
+        self.state.change(change)
     }
 
     /// Returns a snapshot of the state, and the number of the last change in it.
     pub fn snapshot(&self) -> (DeviceSnapshot, u64) {
-        let state = self.state();
-        let changes = *self.changes.borrow();
-        (state.snapshot(), changes)
+        self.state.snapshot()
+    }
+
+    /// Keeps the holders of devices up to date. Never returns.
+    pub async fn watch_holders(self: Arc<Self>, kubelet: PodResources) {
+        self.holders.run(&self.state, kubelet).await;
+    }
+
+    /// Keeps the answers of the MPS control daemons up to date. Never returns.
+    pub async fn watch_daemons(self: Arc<Self>) {
+        self.daemons.run(&self.state).await;
     }
 
     /// Notes that the kubelet has been sent the state after this number of changes.
@@ -155,24 +147,22 @@ impl DeviceManager {
 
     /// Asks the kubelet for holders now rather than at the next interval.
     pub fn observe_now(&self) {
-        self.observe_now.notify_one();
-    }
-
-    fn state(&self) -> MutexGuard<'_, DeviceState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.holders.observe_now();
     }
 
     /// Returns the best of the `available` ids for a container. Always answers.
     pub async fn preferred(&self, resource: &str, available: &[String], must: &[String], size: usize) -> Vec<String> {
         let preferred = self
-            .state()
+            .state
+            .lock()
             .allocator
             .preferred(resource, available, must, size, &BTreeMap::new());
         if !preferred.is_tied {
             return preferred.ids;
         }
-        let busy = self.parts.utilisation.ask().await;
-        self.state()
+        let busy = self.inputs.utilisation.ask().await;
+        self.state
+            .lock()
             .allocator
             .preferred(resource, available, must, size, &busy)
             .ids
@@ -185,44 +175,47 @@ impl DeviceManager {
         ids: &[String],
     ) -> Result<ContainerAllocateResponse, AllocationRefusal> {
         let deadline = tokio::time::Instant::now() + REFUSAL_TIMEOUT;
-        let doubtful = self.state().allocator.is_doubtful(resource, ids);
-        let mut unseen = if doubtful {
-            self.observe_afresh().await.err()
+        let is_doubtful = self.state.lock().allocator.is_doubtful(resource, ids);
+        let mut stale = if is_doubtful {
+            self.holders.observe_afresh().await.err().map(|error| error.to_string())
         } else {
             None
         };
-        let mut given = self.give(resource, ids, unseen.as_deref());
-        if matches!(given, Err(AllocationRefusal::Split { .. })) && !doubtful {
+        let mut result = self.try_allocate(resource, ids, stale.as_deref());
+        if matches!(result, Err(AllocationRefusal::Split { .. })) && !is_doubtful {
             // Shares freed since the last observation may make the request fit.
-            unseen = self.observe_afresh().await.err();
-            given = self.give(resource, ids, unseen.as_deref());
+            stale = self.holders.observe_afresh().await.err().map(|error| error.to_string());
+            result = self.try_allocate(resource, ids, stale.as_deref());
         }
-        if matches!(given, Err(AllocationRefusal::Split { .. })) {
+        if matches!(result, Err(AllocationRefusal::Split { .. })) {
             self.withhold(resource, deadline).await;
         }
-        self.parts.metrics.allocated(resource, given.is_ok());
-        let granted = given?;
-        self.granted.notify_one();
+        self.inputs.metrics.allocated(resource, result.is_ok());
+        let granted = result?;
+        self.holders.observe_allocation();
         Ok(self.response(&granted))
     }
 
     /// Allocates without publishing a change: the pod waits for this call, and other pods can wait for the observation
     /// that follows.
-    fn give(
+    fn try_allocate(
         &self,
         resource: &str,
         ids: &[String],
-        unseen: Option<&str>,
+        stale: Option<&str>,
     ) -> Result<AllocatedDevices, AllocationRefusal> {
-        self.state().allocator.allocate(resource, ids, Instant::now(), unseen)
+        self.state
+            .lock()
+            .allocator
+            .allocate(resource, ids, Instant::now(), stale)
     }
 
     fn response(&self, granted: &AllocatedDevices) -> ContainerAllocateResponse {
         let control = self
             .pass_device_specs
             .load(Ordering::Relaxed)
-            .then(|| control_nodes(&self.parts.host_root));
-        response(granted, control.as_deref(), &self.parts.mps_dir)
+            .then(|| control_nodes(&self.inputs.host_root));
+        response(granted, control.as_deref(), &self.inputs.mps_dir)
     }
 
     /// Withholds free shares before a refusal whose shares are free, but not on one device. The scheduler then sees
@@ -230,10 +223,10 @@ impl DeviceManager {
     async fn withhold(&self, resource: &str, deadline: tokio::time::Instant) {
         let (limit, change) = self.change(|state| state.allocator.withhold(resource));
         info!(resource, limit, "withholding free units of other GPUs");
-        let shown = async {
+        let is_visible = async {
             self.is_published(change).await;
-            let Some(node) = &self.parts.node else {
-                sleep(NODE_UNSEEN).await;
+            let Some(node) = &self.inputs.node else {
+                sleep(NODE_UNREADABLE_PAUSE).await;
                 return;
             };
             let mut errors = OnChange::default();
@@ -250,7 +243,7 @@ impl DeviceManager {
                 sleep(NODE_POLL).await;
             }
         };
-        if timeout_at(deadline, shown).await.is_err() {
+        if timeout_at(deadline, is_visible).await.is_err() {
             warn!(
                 resource,
                 limit, "the Node does not show the lower number of devices yet; refusing anyway"
@@ -274,24 +267,24 @@ impl Allocations for DeviceManager {
     }
 
     fn daemons(&self) -> Vec<MpsDaemon> {
-        self.state().daemons()
+        self.state.lock().daemons()
     }
 
     fn holders(&self) -> Vec<DeviceHolder> {
-        self.state().allocator.holders()
+        self.state.lock().allocator.holders()
     }
 
     fn known_holders(&self) -> Option<Vec<DeviceHolder>> {
-        let state = self.state();
+        let state = self.state.lock();
         state.knows_holders().then(|| state.allocator.holders())
     }
 
     fn is_assigned(&self, device: &str) -> bool {
-        self.state().allocator.assigned().contains_key(device)
+        self.state.lock().allocator.assigned().contains_key(device)
     }
 
     fn set_health(&self, node_health: NodeHealth) {
-        self.change_if(|state| state.set_health(node_health));
+        self.state.change_if(|state| state.set_health(node_health));
     }
 }
 

@@ -28,9 +28,10 @@ use crate::{
 use backoff::Backoff;
 use gpunode_process::OnChange;
 use register::register;
-use served::{ForgottenResource, by_another};
+use served::{ForgottenResource, is_served_by_another};
 use std::{
     collections::BTreeSet,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -77,12 +78,21 @@ enum RegistrationLost {
     /// The agent stops advertising the resource.
     Stopped,
     /// A failure that another try can fix.
-    Again(String),
+    Retry(String),
+}
+
+/// Error of binding a server's socket.
+#[derive(Debug, thiserror::Error)]
+enum BindError {
+    #[error("the path has more than {MAX_SOCKET_PATH} bytes; choose a shorter --device-plugin-dir")]
+    LongPath,
+    #[error(transparent)]
+    Io(#[from] io::Error),
 }
 
 impl RegistrationLost {
-    fn again(reason: &str) -> Self {
-        Self::Again(reason.to_owned())
+    fn retry(reason: &str) -> Self {
+        Self::Retry(reason.to_owned())
     }
 }
 
@@ -90,8 +100,8 @@ impl RegistrationLost {
 pub async fn keep_registered(kubelet: Kubelet, offer: watch::Receiver<AdvertisedList>, stop: watch::Receiver<bool>) {
     let name = offer.borrow().list.name.clone();
     let kubelet_socket = kubelet.directory.path().join("kubelet.sock");
-    let (backoff, forgotten, said) = (Backoff::default(), ForgottenResource::default(), String::new());
-    let mut machine = RegistrationLoop {
+    let (backoff, forgotten, logged_reason) = (Backoff::default(), ForgottenResource::default(), String::new());
+    let mut registration = RegistrationLoop {
         kubelet,
         kubelet_socket,
         name,
@@ -99,12 +109,15 @@ pub async fn keep_registered(kubelet: Kubelet, offer: watch::Receiver<Advertised
         stop,
         backoff,
         forgotten,
-        said,
+        logged_reason,
     };
-    while let RegistrationLost::Again(reason) = machine.serve_once().await {
-        if reason != machine.said {
-            warn!(resource = machine.name, reason, "not registered; registering again");
-            machine.said = reason;
+    while let RegistrationLost::Retry(reason) = registration.serve_once().await {
+        if reason != registration.logged_reason {
+            warn!(
+                resource = registration.name,
+                reason, "not registered; registering again"
+            );
+            registration.logged_reason = reason;
         }
     }
 }
@@ -118,7 +131,7 @@ struct RegistrationLoop {
     backoff: Backoff,
     forgotten: ForgottenResource,
     /// Last logged reason for not being registered.
-    said: String,
+    logged_reason: String,
 }
 
 impl RegistrationLoop {
@@ -134,7 +147,7 @@ impl RegistrationLoop {
                     return RegistrationLost::Stopped;
                 }
                 let folder = self.kubelet.directory.path().display();
-                return RegistrationLost::Again(format!("bind a socket in {folder}: {error}"));
+                return RegistrationLost::Retry(format!("bind a socket in {folder}: {error}"));
             }
         };
         let lost = self.registration(&server).await;
@@ -147,13 +160,12 @@ impl RegistrationLoop {
         lost
     }
 
-    fn bind(&self, socket: &Path) -> Result<PluginServer, String> {
+    fn bind(&self, socket: &Path) -> Result<PluginServer, BindError> {
         if socket.as_os_str().len() > MAX_SOCKET_PATH {
-            return Err(format!(
-                "the path has more than {MAX_SOCKET_PATH} bytes; choose a shorter --device-plugin-dir"
-            ));
+            return Err(BindError::LongPath);
         }
-        PluginServer::bind(socket, self.offer.clone(), self.kubelet.manager.clone()).map_err(|error| error.to_string())
+        let server = PluginServer::bind(socket, self.offer.clone(), self.kubelet.manager.clone())?;
+        Ok(server)
     }
 
     /// Registers, and returns at the end of the registration.
@@ -168,14 +180,14 @@ impl RegistrationLoop {
             () = until_stopped(self.stop.clone()) => return RegistrationLost::Stopped,
         };
         if !opened {
-            return RegistrationLost::again("the kubelet did not open the device list stream");
+            return RegistrationLost::retry("the kubelet did not open the device list stream");
         }
         let shares = self.offer.borrow().list.shares.len();
         info!(resource = self.name, shares, socket = %server.socket().display(), "registered with the kubelet");
         self.kubelet
             .registered
             .send_if_modified(|registered| registered.taken.insert(self.name.clone()));
-        self.said.clear();
+        self.logged_reason.clear();
         let since = Instant::now();
         let lost = self.until_lost(server, &mut streams, kubelet_id).await;
         self.kubelet
@@ -217,7 +229,7 @@ impl RegistrationLoop {
                 return Err(RegistrationLost::Stopped);
             }
             if !server.is_reachable() {
-                return Err(RegistrationLost::again("the socket is gone"));
+                return Err(RegistrationLost::retry("the socket is gone"));
             }
         }
     }
@@ -232,7 +244,7 @@ impl RegistrationLoop {
         loop {
             let kubelet_id = FileId::of(&self.kubelet_socket);
             let is_taken = tokio::select! {
-                is_taken = by_another(&self.kubelet.pod_resources, &self.name) => is_taken,
+                is_taken = is_served_by_another(&self.kubelet.pod_resources, &self.name) => is_taken,
                 () = until_stopped(self.stop.clone()) => return Err(RegistrationLost::Stopped),
             };
             let others = &self.kubelet.registered;
@@ -253,7 +265,7 @@ impl RegistrationLoop {
                 return Err(RegistrationLost::Stopped);
             }
             if !server.is_reachable() {
-                return Err(RegistrationLost::again("the socket is gone"));
+                return Err(RegistrationLost::retry("the socket is gone"));
             }
         }
     }
@@ -266,37 +278,37 @@ impl RegistrationLoop {
         kubelet_id: Option<FileId>,
     ) -> RegistrationLost {
         let mut changes = self.kubelet.directory.changes();
-        let mut looks = self.kubelet.manager.observed();
-        looks.mark_unchanged();
+        let mut observations = self.kubelet.manager.observed();
+        observations.mark_unchanged();
         loop {
             if !server.is_reachable() {
-                return RegistrationLost::again("the socket is gone");
+                return RegistrationLost::retry("the socket is gone");
             }
             if self.has_other_socket(kubelet_id) {
-                return RegistrationLost::again("the kubelet restarted");
+                return RegistrationLost::retry("the kubelet restarted");
             }
             let StreamCounts { opened, ended } = *streams.borrow_and_update();
             if opened == ended {
-                return RegistrationLost::again("the kubelet ended the device list stream");
+                return RegistrationLost::retry("the kubelet ended the device list stream");
             }
             tokio::select! {
                 _ = changes.changed() => {}
                 _ = streams.changed() => {}
-                _ = looks.changed() => if self.is_forgotten(&looks.borrow_and_update()) {
-                    return RegistrationLost::again("the kubelet has forgotten the resource");
+                _ = observations.changed() => if self.is_forgotten(&observations.borrow_and_update()) {
+                    return RegistrationLost::retry("the kubelet has forgotten the resource");
                 },
                 () = until_stopped(self.stop.clone()) => return RegistrationLost::Stopped,
             }
         }
     }
 
-    fn is_forgotten(&mut self, look: &ObservationState) -> bool {
-        let Some(at) = look.started.filter(|_| look.error.is_none()) else {
+    fn is_forgotten(&mut self, observation: &ObservationState) -> bool {
+        let Some(at) = observation.started.filter(|_| observation.error.is_none()) else {
             return false;
         };
         let is_offered = self.offer.borrow().healthy() > 0;
         self.forgotten
-            .look(at, is_offered, look.allocatable.contains(&self.name))
+            .check(at, is_offered, observation.allocatable.contains(&self.name))
     }
 
     /// Waits until the next try is due, or until the kubelet restarts or the server's socket is gone. Returns true if

@@ -51,13 +51,13 @@ impl ResourceServers {
     /// Advertises exactly `offers`. A resource that stays keeps its server and its stream, and sends a new list only if
     /// it differs.
     pub fn put(&mut self, offers: Vec<AdvertisedList>) {
-        let mut wanted: BTreeMap<String, AdvertisedList> = offers
+        let mut added: BTreeMap<String, AdvertisedList> = offers
             .into_iter()
             .map(|offer| (offer.list.name.clone(), offer))
             .collect();
         // Stops removed resources first, so that no GPU is advertised under two names.
         for (name, running) in &mut self.running {
-            if !wanted.contains_key(name) {
+            if !added.contains_key(name) {
                 running.next = None;
                 if !running.stop.send_replace(true) {
                     info!(resource = name, "resource is no longer advertised");
@@ -65,7 +65,7 @@ impl ResourceServers {
             }
         }
         for (name, running) in &mut self.running {
-            let Some(offer) = wanted.remove(name) else { continue };
+            let Some(offer) = added.remove(name) else { continue };
             if running.is_stopping() {
                 running.next = Some(offer);
                 continue;
@@ -84,7 +84,7 @@ impl ResourceServers {
                 changes
             });
         }
-        for (name, offer) in wanted {
+        for (name, offer) in added {
             self.start(name, offer);
         }
     }

@@ -59,7 +59,7 @@ impl PluginServer {
     ) -> io::Result<Self> {
         let listener = UnixListener::bind(socket)?;
         let (stop, stopped) = watch::channel(false);
-        let (streams, streams_seen) = watch::channel(StreamCounts::default());
+        let (streams, stream_counts) = watch::channel(StreamCounts::default());
         let service = DevicePluginService {
             offer,
             streams,
@@ -78,7 +78,7 @@ impl PluginServer {
         Ok(Self {
             socket: socket.to_owned(),
             id: FileId::without_time(socket),
-            streams: streams_seen,
+            streams: stream_counts,
             stop,
             task,
         })
@@ -236,9 +236,9 @@ impl DevicePlugin for DevicePluginService {
         let _timer = self.manager.metrics().timer(PluginMethod::GetPreferredAllocation);
         let resource = self.resource();
         let mut container_responses = Vec::new();
-        for wanted in request.into_inner().container_requests {
-            let size = usize::try_from(wanted.allocation_size).unwrap_or_default();
-            let (available, must) = (&wanted.available_device_i_ds, &wanted.must_include_device_i_ds);
+        for container in request.into_inner().container_requests {
+            let size = usize::try_from(container.allocation_size).unwrap_or_default();
+            let (available, must) = (&container.available_device_i_ds, &container.must_include_device_i_ds);
             let device_i_ds = self.manager.preferred(&resource, available, must, size).await;
             container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
         }

@@ -39,7 +39,7 @@ pub fn remove_stale_sockets(directory: &Path) {
             match fs::remove_file(entry.path()) {
                 Ok(()) => info!(socket = %entry.path().display(), "removed the socket of a killed agent"),
                 Err(error) => {
-                    warn!(socket = %entry.path().display(), %error, "cannot remove the socket of a killed agent")
+                    warn!(socket = %entry.path().display(), %error, "cannot remove the socket of a killed agent");
                 }
             }
         }

@@ -18,7 +18,7 @@ pub const DISK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum size of a state file, much more than any node needs.
 const MAX_BYTES: u64 = 64 * 1024 * 1024;
 /// Maximum number of unreported files that were set aside.
-const MAX_UNTOLD: usize = 8;
+const MAX_UNREPORTED: usize = 8;
 static SET_ASIDE: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Returns a text for each file that this process has set aside since the last call, for an Event.
@@ -28,7 +28,7 @@ pub fn lately_set_aside() -> Vec<String> {
 
 /// Replaces the file at `path`; blocks. Uses the file with `.new` appended to the name.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let new = beside(path, ".new");
+    let new = with_suffix(path, ".new");
     let mut file = File::create(&new)?;
     file.write_all(content)?;
     file.sync_all()?;
@@ -76,8 +76,8 @@ fn parse<T: DeserializeOwned>(text: &[u8], known: u32) -> serde_json::Result<T> 
 /// Renames a damaged file to its name with `.corrupt` appended, so that the next write does not destroy the evidence;
 /// blocks. Replaces an earlier `.corrupt` file.
 pub fn set_aside(path: &Path, why: &dyn std::error::Error) {
-    let aside = beside(path, ".corrupt");
-    let what = match fs::rename(path, &aside) {
+    let aside = with_suffix(path, ".corrupt");
+    let text = match fs::rename(path, &aside) {
         Ok(()) => format!(
             "{} is damaged and was renamed to {}: {why}",
             path.display(),
@@ -88,14 +88,14 @@ pub fn set_aside(path: &Path, why: &dyn std::error::Error) {
             path.display()
         ),
     };
-    error!(reason = "StateFileCorrupt", "{what}");
-    let mut untold = SET_ASIDE.lock().unwrap_or_else(PoisonError::into_inner);
-    if untold.len() < MAX_UNTOLD {
-        untold.push(what);
+    error!(reason = "StateFileCorrupt", "{text}");
+    let mut unreported = SET_ASIDE.lock().unwrap_or_else(PoisonError::into_inner);
+    if unreported.len() < MAX_UNREPORTED {
+        unreported.push(text);
     }
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     name.into()

@@ -1,10 +1,13 @@
 //! Reads the answers of the MPS control daemons.
 
-use super::DeviceManager;
-use crate::mps::answers;
+use super::shared_state::SharedState;
+use crate::{mps::answers, runtime::blocking_thread::BlockingThread};
 use gpunode_process::OnChange;
-use std::{fmt::Display, sync::Arc, time::Duration};
-use tokio::time::{sleep, timeout};
+use std::{io, path::PathBuf, time::Duration};
+use tokio::{
+    task::JoinError,
+    time::{sleep, timeout},
+};
 use tracing::warn;
 
 /// Pause between two reads while daemons exist.
@@ -14,15 +17,56 @@ const IDLE: Duration = Duration::from_secs(5);
 /// Maximum duration of a read; after it the daemons count as silent.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-impl DeviceManager {
-    /// Reads the answers of the MPS control daemons again and again. Never returns.
-    pub async fn watch_daemons(self: Arc<Self>) {
+/// Error of reading the answers.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonAnswersError {
+    /// The folder cannot be read.
+    #[error("{folder}: {source}")]
+    Read {
+        /// Folder of the daemons.
+        folder: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The thread that reads ended.
+    #[error("{folder}: {source}")]
+    Thread {
+        /// Folder of the daemons.
+        folder: PathBuf,
+        /// The cause.
+        source: JoinError,
+    },
+    /// The file system hangs.
+    #[error("{folder}: no answer within {TIMEOUT:?}")]
+    NoAnswer {
+        /// Folder of the daemons.
+        folder: PathBuf,
+    },
+}
+
+/// Keeps the daemons' answers in the device state up to date.
+pub struct DaemonWatch {
+    mps_dir: PathBuf,
+    thread: BlockingThread,
+}
+
+impl DaemonWatch {
+    /// Returns a watch of the daemons with folders in `mps_dir`.
+    pub fn new(mps_dir: PathBuf) -> Self {
+        Self {
+            mps_dir,
+            thread: BlockingThread::default(),
+        }
+    }
+
+    /// Reads the answers again and again. Never returns.
+    pub async fn run(&self, state: &SharedState) {
         let mut errors = OnChange::default();
         loop {
-            let pause = if self.state().has_daemons() { BUSY } else { IDLE };
+            let pause = if state.lock().has_daemons() { BUSY } else { IDLE };
             sleep(pause).await;
-            let error = self.look_at_daemons().await.err();
-            if let Some(error) = errors.set(error) {
+            let error = self.read(state).await.err();
+            if let Some(error) = errors.set(error.map(|error| error.to_string())) {
                 warn!(
                     error,
                     "cannot read the answers of the MPS control daemons; trying again"
@@ -31,19 +75,25 @@ impl DeviceManager {
         }
     }
 
-    pub(super) async fn look_at_daemons(&self) -> Result<(), String> {
-        let folder = self.parts.mps_dir.clone();
-        let of_folder = |error: &dyn Display| format!("{}: {error}", self.parts.mps_dir.display());
-        let seen = match timeout(TIMEOUT, self.look.run(move || answers::read(&folder))).await {
-            Ok(Ok(Ok(seen))) => Ok(seen),
-            Ok(Ok(Err(error))) => Err(of_folder(&error)),
-            Ok(Err(error)) => Err(of_folder(&error)),
-            Err(_) => Err(of_folder(&format_args!("no answer within {TIMEOUT:?}"))),
+    /// Reads the answers once. On an error the daemons count as silent.
+    pub async fn read(&self, state: &SharedState) -> Result<(), DaemonAnswersError> {
+        let mps_dir = self.mps_dir.clone();
+        let folder = || self.mps_dir.clone();
+        let answers = match timeout(TIMEOUT, self.thread.run(move || answers::read(&mps_dir))).await {
+            Ok(Ok(answers)) => answers.map_err(|source| DaemonAnswersError::Read {
+                folder: folder(),
+                source,
+            }),
+            Ok(Err(source)) => Err(DaemonAnswersError::Thread {
+                folder: folder(),
+                source,
+            }),
+            Err(_) => Err(DaemonAnswersError::NoAnswer { folder: folder() }),
         };
-        self.change_if(|state| match &seen {
+        state.change_if(|state| match &answers {
             Ok((answers, now)) => state.see(answers.clone(), *now),
             Err(_) => state.not_seen(),
         });
-        seen.map(drop)
+        answers.map(drop)
     }
 }

@@ -1,14 +1,16 @@
 //! Asks the kubelet for the holders of devices.
 
-use super::DeviceManager;
+use super::shared_state::SharedState;
 use crate::kubelet::podresources::PodResources;
 use gpunode_process::OnChange;
 use std::{
     collections::BTreeSet,
-    sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::{Notify, watch},
+    time::{sleep, timeout},
+};
 use tracing::{info, warn};
 
 /// Pause between two observations while a change waits for their result.
@@ -17,8 +19,8 @@ const BUSY: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(10);
 /// Minimum pause: the kubelet takes 100 calls a second from all its clients together, and an observation is two.
 const LEAST: Duration = Duration::from_millis(100);
-/// Pause between an allocation and the observation that follows: before it saves the allocation, a kubelet that is
-/// asked may lose it.
+/// Pause between an allocation and the observation that follows: before it saves the allocation, a kubelet that is asked
+/// may lose it.
 const GRANT_PAUSE: Duration = Duration::from_millis(200);
 /// Maximum wait of an allocation for a fresh observation.
 const FRESH_TIMEOUT: Duration = Duration::from_secs(3);
@@ -34,65 +36,104 @@ pub struct ObservationState {
     pub allocatable: BTreeSet<String>,
 }
 
-impl DeviceManager {
+/// Error of waiting for a fresh observation.
+#[derive(Debug, thiserror::Error)]
+pub enum FreshObservationError {
+    /// The observation failed.
+    #[error("{0}")]
+    Failed(String),
+    /// The kubelet does not answer.
+    #[error("no answer within {FRESH_TIMEOUT:?}")]
+    NoAnswer,
+}
+
+/// Keeps the holders in the device state up to date.
+#[derive(Debug, Default)]
+pub struct HolderWatch {
+    observed: watch::Sender<ObservationState>,
+    observe_now: Notify,
+    allocated: Notify,
+}
+
+impl HolderWatch {
+    /// Returns the result of the last observation.
+    pub fn observed(&self) -> watch::Receiver<ObservationState> {
+        self.observed.subscribe()
+    }
+
+    /// Asks the kubelet for holders now rather than at the next interval.
+    pub fn observe_now(&self) {
+        self.observe_now.notify_one();
+    }
+
+    /// Asks the kubelet soon after an allocation.
+    pub fn observe_allocation(&self) {
+        self.allocated.notify_one();
+    }
+
+    /// Waits for the next allocation.
+    pub async fn allocated(&self) {
+        self.allocated.notified().await;
+    }
+
     /// Asks the kubelet again and again. Never returns.
-    pub async fn watch_holders(self: Arc<Self>, kubelet: PodResources) {
+    pub async fn run(&self, state: &SharedState, kubelet: PodResources) {
         let mut errors = OnChange::default();
         loop {
-            let error = match kubelet.observe().await {
-                Ok(observation) => {
-                    let started = Some(observation.started);
-                    let allocatable = observation
-                        .allocatable
-                        .iter()
-                        .map(|(resource, _)| resource.clone())
-                        .collect();
-                    self.change(|state| state.observe(observation));
-                    self.observed.send_replace(ObservationState {
-                        started,
-                        error: None,
-                        allocatable,
-                    });
-                    None
-                }
-                Err(error) => {
-                    let error = error.to_string();
-                    self.change_if(|state| state.not_observed(&error, Instant::now()));
-                    self.observed
-                        .send_modify(|observed| observed.error = Some(error.clone()));
-                    Some(error)
-                }
-            };
+            let error = self.observe(state, &kubelet).await;
             if error.is_none() && errors.clear() {
                 info!("the kubelet answers again which pod holds which device");
             } else if let Some(error) = errors.set(error) {
                 warn!(error, "cannot read which pod holds which device; trying again");
             }
             sleep(LEAST).await;
-            let pause = if self.state().is_busy() { BUSY } else { IDLE };
+            let pause = if state.lock().is_busy() { BUSY } else { IDLE };
             tokio::select! {
                 () = sleep(pause.saturating_sub(LEAST)) => {}
                 () = self.observe_now.notified() => {}
-                () = self.granted.notified() => sleep(GRANT_PAUSE).await,
+                () = self.allocated() => sleep(GRANT_PAUSE).await,
+            }
+        }
+    }
+
+    /// Asks the kubelet once, and publishes the result. Returns the error.
+    async fn observe(&self, state: &SharedState, kubelet: &PodResources) -> Option<String> {
+        match kubelet.observe().await {
+            Ok(observation) => {
+                let started = Some(observation.started);
+                let allocatable = observation
+                    .allocatable
+                    .iter()
+                    .map(|(resource, _)| resource.clone())
+                    .collect();
+                state.change(|state| state.observe(observation));
+                self.observed.send_replace(ObservationState {
+                    started,
+                    error: None,
+                    allocatable,
+                });
+                None
+            }
+            Err(error) => {
+                let error = error.to_string();
+                state.change_if(|state| state.not_observed(&error, Instant::now()));
+                self.observed
+                    .send_modify(|observed| observed.error = Some(error.clone()));
+                Some(error)
             }
         }
     }
 
     /// Waits for an observation that starts after this call. On an error the earlier observation stands.
-    pub(super) async fn observe_afresh(&self) -> Result<(), String> {
+    pub async fn observe_afresh(&self) -> Result<(), FreshObservationError> {
         let now = Instant::now();
         let mut observed = self.observed.subscribe();
         self.observe_now();
-        if timeout(
-            FRESH_TIMEOUT,
-            observed.wait_for(|observed| observed.started >= Some(now)),
-        )
-        .await
-        .is_ok()
-        {
+        let fresh = observed.wait_for(|observed| observed.started >= Some(now));
+        if timeout(FRESH_TIMEOUT, fresh).await.is_ok() {
             return Ok(());
         }
         let error = observed.borrow().error.clone();
-        Err(error.unwrap_or_else(|| format!("no answer within {FRESH_TIMEOUT:?}")))
+        Err(error.map_or(FreshObservationError::NoAnswer, FreshObservationError::Failed))
     }
 }

@@ -81,10 +81,10 @@ async fn an_allocation_is_observed_soon() {
     let manager = open(MEMORY).await;
     let response = manager.allocate("a.b/mem", &units(1, 0..3)).await.unwrap();
     assert_eq!(response.envs["ALIYUN_COM_GPU_MEM_CONTAINER"], "3");
-    timeout(Duration::from_secs(1), manager.granted.notified())
+    timeout(Duration::from_secs(1), manager.holders.allocated())
         .await
         .unwrap();
-    assert!(manager.state().is_busy());
+    assert!(manager.state.lock().is_busy());
 }
 
 #[tokio::test]
@@ -120,12 +120,14 @@ async fn before_a_split_is_refused_free_units_are_withheld_and_the_kubelet_knows
     manager.published(manager.snapshot().1);
     let refusal = refusal.await.unwrap().unwrap_err();
     assert!(
-        published.elapsed() >= NODE_UNSEEN && published.elapsed() < REFUSAL_TIMEOUT,
+        published.elapsed() >= NODE_UNREADABLE_PAUSE && published.elapsed() < REFUSAL_TIMEOUT,
         "{:?}",
         published.elapsed()
     );
     assert!(
-        refusal.to_string().contains("20 units fit in the 32 that are free"),
+        refusal
+            .to_string()
+            .contains("20 units do not fit on one GPU: 32 units are free"),
         "{refusal}"
     );
 }

@@ -7,9 +7,9 @@ use tokio::time::{sleep, timeout};
 
 /// Time in which the kubelet notices the end of a plugin. Until then the old devices count as healthy, and kubelets up
 /// to 1.36 would take the end of the old stream for that of the new one.
-const NOTICES_WITHIN: Duration = Duration::from_secs(1);
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(1);
 /// First pause between two checks. Each further pause is half as long again: a dozen checks in a second.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
 /// Time from the first check that misses a resource in the kubelet to its new registration.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 /// Longest such time, for a kubelet that still does not list the resource after a new registration.
@@ -17,9 +17,9 @@ const MAX_FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
 
 /// Returns true if the kubelet has healthy devices of a resource that this agent has not registered. A kubelet that
 /// does not answer counts as having none: it accepts any registration.
-pub async fn by_another(kubelet: &PodResources, resource: &str) -> bool {
-    let (mut is_served, mut pause) = (false, LOOK_AGAIN);
-    let looks = async {
+pub async fn is_served_by_another(kubelet: &PodResources, resource: &str) -> bool {
+    let (mut is_served, mut pause) = (false, FIRST_PAUSE);
+    let checks = async {
         loop {
             match kubelet.allocatable().await {
                 Ok(allocatable) => is_served = allocatable.iter().any(|(name, _)| name == resource),
@@ -35,7 +35,7 @@ pub async fn by_another(kubelet: &PodResources, resource: &str) -> bool {
         }
     };
     // Devices that are still healthy after that belong to another plugin.
-    _ = timeout(NOTICES_WITHIN, looks).await;
+    _ = timeout(NOTICE_TIMEOUT, checks).await;
     is_served
 }
 
@@ -58,7 +58,7 @@ impl Default for ForgottenResource {
 impl ForgottenResource {
     /// Takes in one check at `at`: `offered` if the agent advertises a healthy device, `listed` if the kubelet has one.
     /// Returns true if it is time to register again, after at least two such checks in a row.
-    pub fn look(&mut self, at: Instant, offered: bool, listed: bool) -> bool {
+    pub fn check(&mut self, at: Instant, offered: bool, listed: bool) -> bool {
         if listed {
             *self = Self::default();
         }
@@ -89,9 +89,9 @@ mod tests {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let [held, idle] = [Kubelet::Held, Kubelet::Idle];
         let kubelet = serve(folders[0].path(), held);
-        assert!(by_another(&kubelet, "a.b/c").await);
-        assert!(!by_another(&kubelet, "x.y/z").await);
-        assert!(!by_another(&serve(folders[1].path(), idle), "a.b/c").await);
+        assert!(is_served_by_another(&kubelet, "a.b/c").await);
+        assert!(!is_served_by_another(&kubelet, "x.y/z").await);
+        assert!(!is_served_by_another(&serve(folders[1].path(), idle), "a.b/c").await);
     }
 
     #[tokio::test]
@@ -99,7 +99,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut kubelet = serve(folder.path(), Kubelet::Held);
         kubelet.socket = folder.path().join("nowhere.sock");
-        assert!(!by_another(&kubelet, "a.b/c").await);
+        assert!(!is_served_by_another(&kubelet, "a.b/c").await);
     }
 
     /// When, in seconds, it is time to register again, with a look every 10 s.
@@ -107,7 +107,7 @@ mod tests {
         let (start, mut forgotten) = (Instant::now(), ForgottenResource::default());
         let looks = (0..looks).map(|look| look * 10);
         looks
-            .filter(|at| forgotten.look(start + Duration::from_secs(*at), offered(*at), listed(*at)))
+            .filter(|at| forgotten.check(start + Duration::from_secs(*at), offered(*at), listed(*at)))
             .collect()
     }
 
@@ -123,7 +123,7 @@ mod tests {
     fn looks_that_come_close_together_are_not_two() {
         let (start, mut forgotten) = (Instant::now(), ForgottenResource::default());
         let looks = (0..19).map(|half| start + Duration::from_millis(500 * half));
-        assert!(!looks.into_iter().any(|at| forgotten.look(at, true, false)));
+        assert!(!looks.into_iter().any(|at| forgotten.check(at, true, false)));
     }
 
     #[test]
