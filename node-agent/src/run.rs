@@ -200,7 +200,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
                     let health = health::HealthMonitor::open(health.clone().lock_owned().await).await;
                     decided.open(&manager).await?;
                     tenure = Role::Active(ActiveTasks::begin(health, &manager, &args.node));
-                    for file in atomic_file::lately_set_aside() {
+                    for file in atomic_file::take_set_aside() {
                         notices.tell(EventReason::StateFileCorrupt, &file);
                     }
                 }

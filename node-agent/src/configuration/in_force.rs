@@ -76,7 +76,7 @@ pub struct InForce {
     /// The newest configuration, if it was rejected.
     pub rejected: Option<RejectedConfig>,
     /// Devices to advertise, and their resources.
-    pub wanted: Arc<DesiredDevices>,
+    pub desired: Arc<DesiredDevices>,
 }
 
 impl ConfigCandidate {
@@ -111,7 +111,7 @@ impl InForce {
         match instruction {
             DesiredConfig::Unknown => self.with(inventory),
             DesiredConfig::Nothing => Self {
-                wanted: DesiredDevices::nothing(inventory).into(),
+                desired: DesiredDevices::nothing(inventory).into(),
                 ..Self::default()
             },
             DesiredConfig::Config(candidate) => match accept(candidate, inventory) {
@@ -154,13 +154,16 @@ impl InForce {
 
     /// Applies the same configuration to other hardware. If it does not fit, the desired devices stay as they are.
     fn with(&self, inventory: &Inventory) -> Self {
-        let wanted = match &self.accepted {
+        let desired = match &self.accepted {
             Some(accepted) => {
-                desired_devices(inventory, &accepted.config).map_or_else(|_| self.wanted.clone(), Arc::new)
+                desired_devices(inventory, &accepted.config).map_or_else(|_| self.desired.clone(), Arc::new)
             }
             None => DesiredDevices::nothing(inventory).into(),
         };
-        Self { wanted, ..self.clone() }
+        Self {
+            desired,
+            ..self.clone()
+        }
     }
 
     /// Returns true if allocations list device nodes.
@@ -180,7 +183,7 @@ impl InForce {
 
 fn accept(candidate: &ConfigCandidate, inventory: &Inventory) -> Result<InForce, RejectionCause> {
     let config = candidate.parse()?;
-    let wanted = desired_devices(inventory, &config)?.into();
+    let desired = desired_devices(inventory, &config)?.into();
     let accepted = AcceptedConfig {
         hash: candidate.hash.clone(),
         config,
@@ -188,7 +191,7 @@ fn accept(candidate: &ConfigCandidate, inventory: &Inventory) -> Result<InForce,
     Ok(InForce {
         accepted: Some(accepted),
         rejected: None,
-        wanted,
+        desired,
     })
 }
 
@@ -221,7 +224,7 @@ mod tests {
     /// Resources and how many shares they have.
     fn names(state: &InForce) -> Vec<(&str, u32)> {
         let mut names: Vec<(&str, u32)> = Vec::new();
-        for device in &state.wanted.devices {
+        for device in &state.desired.devices {
             let (name, shares) = (device.assignment.resource.as_str(), device.assignment.sharing.shares());
             match names.last_mut().filter(|(last, _)| *last == name) {
                 Some((_, sum)) => *sum += shares,
@@ -238,7 +241,7 @@ mod tests {
         let good = InForce::default().next(&config("passDeviceSpecs: true"), Some(&gpus(2)));
         let after = good.next(&config("passDeviceSpec: true"), Some(&gpus(2)));
         assert_eq!(after.accepted, good.accepted);
-        assert_eq!(after.wanted, good.wanted);
+        assert_eq!(after.desired, good.desired);
         let rejected = after.rejected.clone().unwrap();
         assert!(
             rejected.message.contains("did you mean `passDeviceSpecs`"),
@@ -286,7 +289,7 @@ mod tests {
         assert_eq!(names(&two), [("nvidia.com/gpu", 2)]);
         let nothing = two.next(&DesiredConfig::Nothing, Some(&gpus(2)));
         assert_eq!(names(&nothing), []);
-        assert_eq!(nothing.wanted.present.len(), 2, "the devices are still there");
+        assert_eq!(nothing.desired.present.len(), 2, "the devices are still there");
     }
 
     #[test]

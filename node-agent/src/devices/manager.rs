@@ -91,7 +91,7 @@ impl DeviceManager {
 
     /// Starts with `state`, before the first allocation.
     pub async fn open(&self, state: DeviceState) {
-        self.change(|mine| mine.reopen(state));
+        self.change(|mine| mine.replace_all_but_health(state));
         if let Err(error) = self.daemons.read(&self.state).await {
             warn!(
                 %error,
@@ -141,7 +141,7 @@ impl DeviceManager {
     }
 
     /// Sets if later allocations list device nodes.
-    pub fn pass_device_specs(&self, pass: bool) {
+    pub fn set_pass_device_specs(&self, pass: bool) {
         self.pass_device_specs.store(pass, Ordering::Relaxed);
     }
 

@@ -25,10 +25,10 @@ const RESEND: Duration = Duration::from_secs(10);
 const OVERDUE: Duration = Duration::from_secs(30);
 
 /// Reason to withhold devices before the first answers of the MPS control daemons.
-const NOT_LOOKED: &str = "it is not known yet whether an MPS control daemon still runs on it";
+const DAEMONS_UNKNOWN: &str = "it is not known yet whether an MPS control daemon still runs on it";
 
 /// Reason for unknown holders before the kubelet's first answer.
-pub const NOT_ASKED: &str = "the kubelet has not reported yet which pod holds which device";
+pub const NO_ANSWER_YET: &str = "the kubelet has not reported yet which pod holds which device";
 
 /// Mutable state of all devices, kept under one lock.
 #[derive(Debug, Default)]
@@ -81,9 +81,9 @@ impl DeviceState {
     }
 
     /// Sets the desired devices after a change of configuration or hardware.
-    pub fn want(&mut self, wanted: DesiredDevices) {
-        self.allocator.set_desired(wanted);
-        self.hold_back();
+    pub fn set_desired(&mut self, desired: DesiredDevices) {
+        self.allocator.set_desired(desired);
+        self.update_unavailable();
     }
 
     /// Takes in the kubelet's answer about holders.
@@ -96,11 +96,11 @@ impl DeviceState {
             self.stale_since = None;
         } else if now.saturating_duration_since(*self.stale_since.get_or_insert(now)) >= RESEND {
             self.stale_since = Some(now);
-            for resource in self.stuck() {
+            for resource in self.waiting_resources() {
                 *self.resends.entry(resource).or_default() += 1;
             }
         }
-        self.hold_back();
+        self.update_unavailable();
     }
 
     /// Takes in a failed observation of `now`; returns true if this changes anything. The earlier observation stays.
@@ -120,22 +120,22 @@ impl DeviceState {
     }
 
     /// Takes in the answers of the MPS control daemons at `now` since boot; returns true if this changes anything.
-    pub fn see(&mut self, answers: DaemonAnswers, now: Duration) -> bool {
+    pub fn set_daemon_answers(&mut self, answers: DaemonAnswers, now: Duration) -> bool {
         let before = self.answers.is_some().then(|| self.daemons());
         self.answers = Some((answers, now));
         let changes = before.as_ref() != Some(&self.daemons());
         if changes {
-            self.hold_back();
+            self.update_unavailable();
         }
         changes
     }
 
     /// Takes in that the answers cannot be read: no daemon counts as answering. Returns true if this changes anything.
-    pub fn not_seen(&mut self) -> bool {
+    pub fn set_daemons_silent(&mut self) -> bool {
         let Some((answers, now)) = self.answers.clone() else {
             return false;
         };
-        self.see(answers.into_keys().map(|device| (device, None)).collect(), now)
+        self.set_daemon_answers(answers.into_keys().map(|device| (device, None)).collect(), now)
     }
 
     /// Sets the health of all devices; returns true if this changes anything.
@@ -143,13 +143,13 @@ impl DeviceState {
         let changes = self.node_health != node_health;
         self.node_health = node_health;
         if changes {
-            self.hold_back();
+            self.update_unavailable();
         }
         changes
     }
 
     /// Replaces all but the health with the state that an earlier agent left, before the first allocation.
-    pub fn reopen(&mut self, left: Self) {
+    pub fn replace_all_but_health(&mut self, left: Self) {
         let node_health = std::mem::take(&mut self.node_health);
         *self = left;
         self.set_health(node_health);
@@ -179,7 +179,7 @@ impl DeviceState {
                 resend,
             }
         };
-        let not_asked = || (!self.allocator.is_observed()).then(|| NOT_ASKED.to_owned());
+        let before_first_answer = || (!self.allocator.is_observed()).then(|| NO_ANSWER_YET.to_owned());
         DeviceSnapshot {
             offers: self.allocator.advertised().into_iter().map(offer).collect(),
             holders: self.allocator.holders(),
@@ -188,12 +188,12 @@ impl DeviceState {
             daemons_known: self.answers.is_some(),
             waiting: self.allocator.pending_changes(),
             assignments: self.allocator.assigned().clone(),
-            unknown: self.unknown.clone().or_else(not_asked),
+            unknown: self.unknown.clone().or_else(before_first_answer),
         }
     }
 
     /// Returns the resources of the devices with pending changes; all resources if one of these devices has none yet.
-    fn stuck(&self) -> BTreeSet<String> {
+    fn waiting_resources(&self) -> BTreeSet<String> {
         let saved = self.allocator.assigned();
         let of_device = |waiting: PendingChange| Some(saved.get(&waiting.device)?.resource.clone());
         let stuck: Option<BTreeSet<String>> = self.allocator.pending_changes().into_iter().map(of_device).collect();
@@ -210,13 +210,13 @@ impl DeviceState {
 
     /// Updates the reasons to withhold devices. Runs after each change of allocator, daemons or health: a device that
     /// has just entered or left MPS must not be allocated by the old state of its daemon.
-    fn hold_back(&mut self) {
+    fn update_unavailable(&mut self) {
         let mut reasons = match &mut self.answers {
             None => self
                 .allocator
                 .assigned()
                 .keys()
-                .map(|device| (device.clone(), NOT_LOOKED.to_owned()))
+                .map(|device| (device.clone(), DAEMONS_UNKNOWN.to_owned()))
                 .collect(),
             Some((answers, _)) => {
                 // Its daemon may have started since the last read, and must end before another resource gets the
@@ -242,14 +242,14 @@ impl DeviceState {
 
 impl DeviceSnapshot {
     /// Returns true if a device or its GPU has a fault other than a dead MPS daemon.
-    pub fn is_broken(&self, device: &str) -> bool {
+    pub fn is_faulty(&self, device: &str) -> bool {
         let gpu = self
             .assignments
             .get(device)
             .and_then(|assignment| assignment.gpu_uuid.as_deref());
         let mut faults = self.node_health.faults.iter().flat_map(|health| health.devices());
-        faults.any(|(broken, faults)| {
-            (broken == device || Some(broken) == gpu)
+        faults.any(|(faulty, faults)| {
+            (faulty == device || Some(faulty) == gpu)
                 && faults.iter().any(|fault| fault.reason != FaultReason::MpsDaemonDied)
         })
     }

@@ -94,7 +94,7 @@ async fn look(
     if !left {
         *known = None;
         let mut state = DeviceState::default();
-        state.see(answers, now);
+        state.set_daemon_answers(answers, now);
         return Ok(Some(DeviceSnapshot {
             unknown: None,
             ..state.snapshot()
@@ -113,8 +113,8 @@ async fn look(
         .take()
         .filter(|known| known.assignments == assignments && known.taken == taken);
     let mut state = before.map_or_else(|| DeviceState::restore(assignments.clone()), |known| known.state);
-    state.see(answers, now);
-    state.want(wanted);
+    state.set_daemon_answers(answers, now);
+    state.set_desired(wanted);
     match kubelet.observe().await {
         Ok(observation) => state.observe(observation),
         Err(error) => _ = state.not_observed(&error.to_string(), Instant::now()),

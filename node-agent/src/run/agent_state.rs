@@ -10,7 +10,7 @@ use crate::{
     devices::{
         manager::DeviceManager,
         offer::AdvertisedList,
-        state::{DeviceSnapshot, DeviceState, NOT_ASKED},
+        state::{DeviceSnapshot, DeviceState, NO_ANSWER_YET},
     },
     driver::hardware::{DriverState, Hardware},
     handover::Fitness,
@@ -193,10 +193,10 @@ impl<'a> AgentState<'a> {
         if self.assignments.is_none() || !self.config_known || !self.hardware_known {
             return;
         }
-        manager.pass_device_specs(self.in_force.pass_device_specs());
-        let wanted = &self.in_force.wanted;
+        manager.set_pass_device_specs(self.in_force.pass_device_specs());
+        let wanted = &self.in_force.desired;
         if self.given.as_ref() != Some(wanted) {
-            manager.change(|state| state.want(DesiredDevices::clone(wanted)));
+            manager.change(|state| state.set_desired(DesiredDevices::clone(wanted)));
             manager.observe_now();
             self.given = Some(wanted.clone());
         }
@@ -248,7 +248,8 @@ impl<'a> AgentState<'a> {
         if self.assignments.is_none() || !self.config_known {
             return;
         }
-        let problem = not_offered(&self.snapshot, self.plugin(registered)).filter(|(_, message)| message != NOT_ASKED);
+        let problem =
+            not_offered(&self.snapshot, self.plugin(registered)).filter(|(_, message)| message != NO_ANSWER_YET);
         if problem != self.problem {
             if let Some((reason, message)) = &problem {
                 warn!(reason = reason.as_str(), message, "some devices are not advertised");

@@ -23,7 +23,7 @@ pub fn not_registered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Op
 
 /// Returns the reason why holders are unknown, if there is a device to advertise.
 pub fn holders_unknown<'a>(snapshot: &'a DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<&'a str> {
-    let matters = !plugin.in_force.wanted.devices.is_empty() || !snapshot.assignments.is_empty();
+    let matters = !plugin.in_force.desired.devices.is_empty() || !snapshot.assignments.is_empty();
     snapshot.unknown.as_deref().filter(|_| matters)
 }
 
@@ -151,7 +151,7 @@ pub fn not_offered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Optio
     if let Some(unknown) = holders_unknown(snapshot, plugin) {
         return Some((Reason::HoldersUnknown, unknown.to_owned()));
     }
-    let problems = &plugin.in_force.wanted.problems;
+    let problems = &plugin.in_force.desired.problems;
     if let Some(first) = problems.first() {
         let messages: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
         return Some((reason(first.kind), messages.join("; ")));
@@ -162,7 +162,7 @@ pub fn not_offered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Optio
     };
     let mut silent = devices(MpsDaemonState::NotAnswering);
     // A faulty device is reported as such, and does not make the node unready.
-    silent.retain(|device| !snapshot.is_broken(device));
+    silent.retain(|device| !snapshot.is_faulty(device));
     // A device that left MPS is withheld until its daemon is gone.
     let mut stopping = devices(MpsDaemonState::Stopping);
     stopping.retain(|device| snapshot.assignments.contains_key(*device));
@@ -191,7 +191,12 @@ pub fn not_offered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Optio
 
 /// Returns the name of a device: `GPU 3`, `GPU 3:1` for a MIG device, or the UUID of one that left the node.
 fn name(plugin: PluginStatus<'_>, uuid: &str) -> String {
-    let device = plugin.in_force.wanted.present.iter().find(|device| device.uuid == uuid);
+    let device = plugin
+        .in_force
+        .desired
+        .present
+        .iter()
+        .find(|device| device.uuid == uuid);
     device.map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()))
 }
 

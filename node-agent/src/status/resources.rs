@@ -26,7 +26,7 @@ pub fn resources(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Vec<Res
         .map(String::as_str)
         .collect();
     let is_explained =
-        |device: &str| snapshot.node_health.all.is_some() || explained.contains(device) || snapshot.is_broken(device);
+        |device: &str| snapshot.node_health.all.is_some() || explained.contains(device) || snapshot.is_faulty(device);
     let of = |offer: &AdvertisedList| ResourceStatus {
         registered: plugin.registered.taken.contains(&offer.list.name),
         name: offer.list.name.clone(),

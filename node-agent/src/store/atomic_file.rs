@@ -22,7 +22,7 @@ const MAX_UNREPORTED: usize = 8;
 static SET_ASIDE: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Returns a text for each file that this process has set aside since the last call, for an Event.
-pub fn lately_set_aside() -> Vec<String> {
+pub fn take_set_aside() -> Vec<String> {
     mem::take(&mut *SET_ASIDE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 

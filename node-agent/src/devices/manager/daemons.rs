@@ -91,8 +91,8 @@ impl DaemonWatch {
             Err(_) => Err(DaemonAnswersError::NoAnswer { folder: folder() }),
         };
         state.change_if(|state| match &answers {
-            Ok((answers, now)) => state.see(answers.clone(), *now),
-            Err(_) => state.not_seen(),
+            Ok((answers, now)) => state.set_daemon_answers(answers.clone(), *now),
+            Err(_) => state.set_daemons_silent(),
         });
         answers.map(drop)
     }

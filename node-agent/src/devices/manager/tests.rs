@@ -228,7 +228,7 @@ async fn a_gpu_is_not_given_out_before_it_is_known_which_daemons_run() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let manager = manager_of(file.path().to_owned());
     let mut state = DeviceState::default();
-    state.want(crate::devices::state::tests::configured(""));
+    state.set_desired(crate::devices::state::tests::configured(""));
     state.observe(nothing_held(Instant::now()));
     manager.open(state).await;
     assert_eq!((healthy(&manager), manager.snapshot().0.daemons_known), (0, false));

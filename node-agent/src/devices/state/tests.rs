@@ -32,8 +32,8 @@ pub fn nothing_held(started: Instant) -> KubeletObservation {
 /// Returns the state of a node with this configuration and no holders.
 pub fn state(document: &str) -> DeviceState {
     let mut state = DeviceState::default();
-    state.see(DaemonAnswers::new(), Duration::ZERO);
-    state.want(configured(document));
+    state.set_daemon_answers(DaemonAnswers::new(), Duration::ZERO);
+    state.set_desired(configured(document));
     state.observe(nothing_held(Instant::now()));
     state
 }
@@ -58,8 +58,8 @@ fn answered(devices: &[(&str, u64)]) -> DaemonAnswers {
 #[test]
 fn nothing_is_offered_before_the_kubelet_says_who_holds_what() {
     let mut state = DeviceState::default();
-    state.see(DaemonAnswers::new(), Duration::ZERO);
-    state.want(configured(""));
+    state.set_daemon_answers(DaemonAnswers::new(), Duration::ZERO);
+    state.set_desired(configured(""));
     assert!(state.not_observed("no socket", Instant::now()));
     let snapshot = state.snapshot();
     assert!(snapshot.offers.is_empty() && snapshot.assignments.is_empty());
@@ -102,12 +102,12 @@ fn what_was_known_stays_while_the_kubelet_does_not_answer_and_after_a_while_that
 #[test]
 fn nothing_is_given_out_before_it_is_known_which_daemons_run() {
     let mut state = DeviceState::default();
-    state.want(configured(""));
+    state.set_desired(configured(""));
     state.observe(nothing_held(Instant::now()));
-    assert!(!state.not_seen());
+    assert!(!state.set_daemons_silent());
     assert_eq!(healthy(&state.snapshot()), [""; 0]);
     assert!(state.has_daemons(), "they are looked for soon");
-    assert!(state.see(answered(&[("GPU-0", 1)]), Duration::from_secs(2)));
+    assert!(state.set_daemon_answers(answered(&[("GPU-0", 1)]), Duration::from_secs(2)));
     assert_eq!(
         healthy(&state.snapshot()),
         ["GPU-1"],
@@ -118,10 +118,10 @@ fn nothing_is_given_out_before_it_is_known_which_daemons_run() {
 #[test]
 fn a_device_that_was_of_mps_between_two_looks_is_held_back_until_the_next() {
     let mut state = state(MPS);
-    state.want(configured(""));
+    state.set_desired(configured(""));
     state.observe(nothing_held(Instant::now()));
     assert!(healthy(&state.snapshot()).is_empty(), "its daemon may run by now");
-    state.see(DaemonAnswers::new(), Duration::from_secs(1));
+    state.set_daemon_answers(DaemonAnswers::new(), Duration::from_secs(1));
     assert_eq!(healthy(&state.snapshot()), ["GPU-0", "GPU-1"]);
 }
 
@@ -130,21 +130,21 @@ fn a_device_of_mps_is_held_back_until_its_daemon_answers_and_again_when_it_is_si
     let mut state = state(MPS);
     assert_eq!(healthy(&state.snapshot()), [""; 0]);
     assert_eq!(state.snapshot().daemons[1].state, MpsDaemonState::NotAnswering);
-    assert!(state.see(answered(&[("GPU-1", 100)]), Duration::from_secs(101)));
+    assert!(state.set_daemon_answers(answered(&[("GPU-1", 100)]), Duration::from_secs(101)));
     assert_eq!(healthy(&state.snapshot()), ["GPU-1::0", "GPU-1::1"]);
     assert!(
-        !state.see(answered(&[("GPU-1", 101)]), Duration::from_secs(102)),
+        !state.set_daemon_answers(answered(&[("GPU-1", 101)]), Duration::from_secs(102)),
         "nothing has changed"
     );
-    assert!(state.see(answered(&[("GPU-1", 101)]), Duration::from_secs(200)));
+    assert!(state.set_daemon_answers(answered(&[("GPU-1", 101)]), Duration::from_secs(200)));
     assert_eq!(healthy(&state.snapshot()), [""; 0]);
 }
 
 #[test]
 fn a_device_that_leaves_mps_is_held_back_until_its_daemon_is_gone() {
     let mut state = state(MPS);
-    state.see(answered(&[("GPU-0", 100), ("GPU-1", 100)]), Duration::from_secs(101));
-    state.want(configured(""));
+    state.set_daemon_answers(answered(&[("GPU-0", 100), ("GPU-1", 100)]), Duration::from_secs(101));
+    state.set_desired(configured(""));
     state.observe(nothing_held(Instant::now()));
     let snapshot = state.snapshot();
     assert!(healthy(&snapshot).is_empty(), "{snapshot:?}");
@@ -154,15 +154,15 @@ fn a_device_that_leaves_mps_is_held_back_until_its_daemon_is_gone() {
             .iter()
             .all(|daemon| daemon.state == MpsDaemonState::Stopping)
     );
-    state.see(answered(&[("GPU-1", 102)]), Duration::from_secs(102));
+    state.set_daemon_answers(answered(&[("GPU-1", 102)]), Duration::from_secs(102));
     assert_eq!(healthy(&state.snapshot()), ["GPU-0"]);
 }
 
 #[test]
 fn daemons_that_cannot_be_looked_at_do_not_answer() {
     let mut state = state(MPS);
-    state.see(answered(&[("GPU-0", 100)]), Duration::from_secs(101));
-    assert!(state.not_seen());
+    state.set_daemon_answers(answered(&[("GPU-0", 100)]), Duration::from_secs(101));
+    assert!(state.set_daemons_silent());
     assert!(healthy(&state.snapshot()).is_empty());
     assert!(!DeviceState::default().snapshot().daemons_known);
 }
@@ -171,7 +171,7 @@ fn daemons_that_cannot_be_looked_at_do_not_answer() {
 fn a_list_is_sent_again_only_while_its_device_waits_for_the_checkpoint_alone() {
     let start = Instant::now();
     let mut state = state("");
-    state.want(configured(
+    state.set_desired(configured(
         "resources: [{name: a.b/c, devices: {indices: [0]}}, {name: nvidia.com/gpu}]",
     ));
     let resends = |state: &DeviceState| -> Vec<(String, u64)> {

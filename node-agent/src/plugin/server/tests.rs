@@ -27,8 +27,8 @@ fn half_held(document: &str) -> DeviceState {
         ..Inventory::default()
     };
     let mut state = DeviceState::default();
-    state.see(BTreeMap::new(), Duration::ZERO);
-    state.want(desired_devices(&inventory, &load(document).unwrap()).unwrap());
+    state.set_daemon_answers(BTreeMap::new(), Duration::ZERO);
+    state.set_desired(desired_devices(&inventory, &load(document).unwrap()).unwrap());
     let mut observation = KubeletObservation {
         started: Instant::now(),
         holders: Vec::new(),

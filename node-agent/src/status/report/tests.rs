@@ -268,7 +268,7 @@ fn unknown_holders_matter_where_there_is_something_to_offer() {
 fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
     let (hardware, in_force) = offered();
     let with = |state, offered: bool, node_health: NodeHealth| {
-        let assignment = in_force.wanted.devices[1].assignment.clone();
+        let assignment = in_force.desired.devices[1].assignment.clone();
         let assignments = offered.then(|| ("GPU-1".to_owned(), assignment)).into_iter().collect();
         let daemons = vec![MpsDaemon {
             device: "GPU-1".to_owned(),

@@ -68,8 +68,8 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
     let in_force = InForce::default().next(&config(document.unwrap_or_default()), hardware.inventory());
     assert_eq!(in_force.rejected, None);
     let mut state = DeviceState::default();
-    state.see(DaemonAnswers::new(), Duration::ZERO);
-    state.want((*in_force.wanted).clone());
+    state.set_daemon_answers(DaemonAnswers::new(), Duration::ZERO);
+    state.set_desired((*in_force.desired).clone());
     state.observe(nothing_held(Instant::now()));
     let registered = document.map(|_| RegisteredResources::default());
     let plugin = registered.as_ref().map(|registered| PluginStatus {
