@@ -93,7 +93,7 @@ fn what_was_known_stays_while_the_kubelet_does_not_answer_and_after_a_while_that
         unknown.contains("not reported for over 30s") && unknown.ends_with("no socket"),
         "{unknown}"
     );
-    assert!(!after(&mut state, 32), "it is said once");
+    assert!(!after(&mut state, 32), "it is reported once");
     state.observe(nothing_held(start + Duration::from_secs(33)));
     assert_eq!(state.snapshot().unknown, None);
     assert!(!state.is_busy());
@@ -106,7 +106,7 @@ fn nothing_is_given_out_before_it_is_known_which_daemons_run() {
     state.observe(nothing_held(Instant::now()));
     assert!(!state.set_daemons_silent());
     assert_eq!(healthy(&state.snapshot()), [""; 0]);
-    assert!(state.has_daemons(), "they are looked for soon");
+    assert!(state.has_daemons(), "the next read comes soon");
     assert!(state.set_daemon_answers(answered(&[("GPU-0", 1)]), Duration::from_secs(2)));
     assert_eq!(
         healthy(&state.snapshot()),

@@ -102,11 +102,11 @@ mod tests {
         assert!(!is_served_by_another(&kubelet, "a.b/c").await);
     }
 
-    /// When, in seconds, it is time to register again, with a look every 10 s.
-    fn due(looks: u64, offered: impl Fn(u64) -> bool, listed: impl Fn(u64) -> bool) -> Vec<u64> {
+    /// Returns the seconds at which it is time to register again, with a check every 10 s.
+    fn due(checks: u64, offered: impl Fn(u64) -> bool, listed: impl Fn(u64) -> bool) -> Vec<u64> {
         let (start, mut forgotten) = (Instant::now(), ForgottenResource::default());
-        let looks = (0..looks).map(|look| look * 10);
-        looks
+        let checks = (0..checks).map(|check| check * 10);
+        checks
             .filter(|at| forgotten.check(start + Duration::from_secs(*at), offered(*at), listed(*at)))
             .collect()
     }
@@ -115,15 +115,18 @@ mod tests {
     fn what_is_missing_in_two_looks_is_registered_again() {
         assert_eq!(due(3, |_| true, |_| false), [10]);
         assert!(due(10, |_| true, |at| at % 20 == 0).is_empty(), "never twice in a row");
-        assert!(due(10, |_| false, |_| false).is_empty(), "nothing healthy is offered");
+        assert!(
+            due(10, |_| false, |_| false).is_empty(),
+            "no healthy device is advertised"
+        );
         assert!(due(10, |_| true, |_| true).is_empty());
     }
 
     #[test]
     fn looks_that_come_close_together_are_not_two() {
         let (start, mut forgotten) = (Instant::now(), ForgottenResource::default());
-        let looks = (0..19).map(|half| start + Duration::from_millis(500 * half));
-        assert!(!looks.into_iter().any(|at| forgotten.check(at, true, false)));
+        let checks = (0..19).map(|half| start + Duration::from_millis(500 * half));
+        assert!(!checks.into_iter().any(|at| forgotten.check(at, true, false)));
     }
 
     #[test]
