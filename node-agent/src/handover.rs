@@ -8,6 +8,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `lock` | locks a file of the node |
+//! | `command` | commands to the agent's main loop |
 //! | `successor` | waits on standby, asks the holder, takes the lock |
 //! | `holder` | serves the socket, answers successors |
 //! | `protocol` | messages between holder and successor, and the holder's decision |
@@ -17,6 +18,7 @@
 //! | `alive` | probes this agent's own socket for liveness |
 
 mod alive;
+mod command;
 mod conversation;
 mod holder;
 mod lock;
@@ -26,48 +28,25 @@ mod successor;
 mod take_back;
 
 pub use alive::watch as watch_own_socket;
+pub use command::{Fitness, HandoverCommand};
 pub use lock::{NodeLock, is_held};
 pub use record::AgentId;
 pub use take_back::TakeBack;
 
 use crate::{admin::server::Readiness, runtime::channel::send_if_new};
+use conversation::Conversation;
+use holder::HandoverServer;
+use lock::LockError;
 use std::{convert::Infallible, path::PathBuf, time::Duration};
+use successor::{GIVE_BACK, HandoverClient, RETRY_SOON, TakenLock};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{sleep, timeout},
 };
 use tracing::{info, warn};
 
-/// The socket in the state folder.
-const SOCKET: &str = "agent.sock";
-/// Interval between attempts to take the lock.
-const RETRY: Duration = Duration::from_millis(200);
-/// Shorter interval after a failed hand-over, so that the previous holder is the first to take the lock.
-const RETRY_SOON: Duration = Duration::from_millis(20);
 /// Time span of the shorter interval; after it a third agent has the lock.
 const SOON: Duration = Duration::from_secs(10);
-/// Pause before another check whether this agent takes the node back.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
-
-/// Command to the agent's main loop.
-#[derive(Debug)]
-pub enum HandoverCommand {
-    /// Become active: this agent holds the lock. Restore the saved state and register.
-    Hold,
-    /// Withdraw from the kubelet, clear the device state, which is on disk, and confirm.
-    LetGo(oneshot::Sender<()>),
-    /// Confirm that the main loop still handles commands.
-    Answer(oneshot::Sender<()>),
-    /// Stop the agent: the lock cannot be used.
-    Fail(lock::LockError),
-}
-
-/// Ability of this agent to serve the node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fitness {
-    /// Reason why it cannot; `None` if it can.
-    pub problem: Option<String>,
-}
 
 /// Part of this agent in hand-overs, as successor and as holder.
 #[derive(Debug)]
@@ -88,47 +67,70 @@ pub struct Handover {
     pub served: watch::Sender<bool>,
 }
 
-/// Lock that a successor has taken, by its origin.
-#[derive(Debug)]
-enum TakenLock {
-    /// No agent held it.
-    Free(NodeLock),
-    /// A holder released it; that agent, of this pod, awaits the confirmation on the connection.
-    From(NodeLock, conversation::Conversation, String),
+/// Runs hand-overs, in turn as successor and as holder.
+struct HandoverTask {
+    client: HandoverClient,
+    server: HandoverServer,
 }
 
 impl Handover {
     /// Takes the lock, holds it, and hands it over, again and again. Never returns.
-    pub async fn follow(mut self) {
-        match self.run().await {
+    pub async fn follow(self) {
+        let Self {
+            state_dir,
+            who,
+            wanted,
+            fitness,
+            ready,
+            turns,
+            served,
+        } = self;
+        let server = HandoverServer {
+            state_dir: state_dir.clone(),
+            pod: who.pod.clone(),
+            fitness: fitness.clone(),
+            commands: turns,
+            served,
+        };
+        let client = HandoverClient {
+            state_dir,
+            who,
+            take_back: wanted,
+            fitness,
+            ready,
+        };
+        let mut task = HandoverTask { client, server };
+        match task.run().await {
             Ok(never) => match never {},
             Err(error) => {
-                self.turn(HandoverCommand::Fail(error)).await;
+                task.command(HandoverCommand::Fail(error)).await;
                 std::future::pending::<()>().await;
             }
         }
     }
+}
 
-    async fn run(&mut self) -> Result<Infallible, lock::LockError> {
-        let mut taken = self.stand_by().await?;
+impl HandoverTask {
+    async fn run(&mut self) -> Result<Infallible, LockError> {
+        let mut taken = self.client.stand_by().await?;
         loop {
-            self.turn(HandoverCommand::Hold).await;
+            self.command(HandoverCommand::Hold).await;
             let mut lock = match taken {
                 TakenLock::Free(lock) => lock,
-                TakenLock::From(lock, predecessor, pod) => match self.prove(predecessor, &pod).await {
+                TakenLock::From(lock, predecessor, pod) => match self.client.prove(predecessor, &pod).await {
                     Ok(()) => lock,
                     Err(predecessor) => {
                         self.let_go().await;
                         drop(lock);
                         drop(predecessor);
                         // The previous holder gets the time to take the lock first.
-                        sleep(successor::GIVE_BACK).await;
-                        taken = self.stand_by().await?;
+                        sleep(GIVE_BACK).await;
+                        taken = self.client.stand_by().await?;
                         continue;
                     }
                 },
             };
-            let (successor, named) = self.hold(&mut lock).await?;
+            let (successor, named) = self.server.hold(&mut lock).await?;
             info!(
                 successor = named.pod,
                 version = named.version,
@@ -142,81 +144,38 @@ impl Handover {
 
     /// Waits until this agent, which has handed over, has the lock again: the successor failed, no other agent is left, or
     /// this agent takes the node back.
-    async fn stand_back(&mut self, successor: conversation::Conversation) -> Result<TakenLock, lock::LockError> {
+    async fn stand_back(&mut self, successor: Conversation) -> Result<TakenLock, LockError> {
         let mut free = None;
-        if !self.see_off(successor).await {
-            free = timeout(SOON, self.wait_for_lock(RETRY_SOON)).await.ok();
+        if !self.server.see_off(successor).await {
+            free = timeout(SOON, self.client.wait_for_lock(RETRY_SOON)).await.ok();
         }
         if free.is_none() {
             free = tokio::select! {
-                lock = self.wait_for_nobody() => Some(lock),
-                () = self.wanted_back() => None,
+                lock = self.client.wait_for_nobody() => Some(lock),
+                () = self.client.wanted_back() => None,
             };
         }
-        let Some(lock) = free else { return self.stand_by().await };
+        let Some(lock) = free else {
+            return self.client.stand_by().await;
+        };
         let lock = lock?;
         warn!("no other agent of this node holds the lock any more: taking over again");
         Ok(TakenLock::Free(lock))
     }
 
-    /// Waits until this agent may take the node back.
-    async fn wanted_back(&self) {
-        self.wanted.back().await;
-        while !self.is_wanted_back().await {
-            sleep(LOOK_AGAIN).await;
-            self.wanted.back().await;
-        }
-    }
-
-    /// Returns whether this agent may take the node back now. The watched GpuNode may be stale, so the record on disk, which names
-    /// the policy of the last holder, has to agree.
-    async fn is_wanted_back(&self) -> bool {
-        self.wanted.is_back() && self.record().await.serves_another(&self.wanted.policy)
-    }
-
-    /// Waits until the lock stays free for longer than a hand-over between two other agents takes, without asking a holder.
-    async fn wait_for_nobody(&self) -> Result<NodeLock, lock::LockError> {
-        let mut was_held = true;
-        loop {
-            let held = is_held(&self.state_dir);
-            if !held
-                && !was_held
-                && let Some(lock) = NodeLock::take(&self.state_dir)?
-            {
-                return Ok(lock);
-            }
-            was_held = held;
-            sleep(RETRY).await;
-        }
-    }
-
-    /// Waits for the lock without asking a holder.
-    async fn wait_for_lock(&self, pause: Duration) -> Result<NodeLock, lock::LockError> {
-        loop {
-            if let Some(lock) = NodeLock::take(&self.state_dir)? {
-                return Ok(lock);
-            }
-            sleep(pause).await;
-        }
-    }
-
     async fn let_go(&self) {
         // The liveness probe fails an agent that hangs here, because the socket does not answer meanwhile.
-        send_if_new(&self.served, true);
+        send_if_new(&self.server.served, true);
         let (done, withdrawn) = oneshot::channel();
-        self.turn(HandoverCommand::LetGo(done)).await;
+        self.command(HandoverCommand::LetGo(done)).await;
         // A main loop that ends withdraws as well.
         _ = withdrawn.await;
-        send_if_new(&self.served, false);
+        send_if_new(&self.server.served, false);
     }
 
     /// Sends a command; a main loop that ends takes no more.
-    async fn turn(&self, turn: HandoverCommand) {
-        _ = self.turns.send(turn).await;
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.state_dir.join(SOCKET)
+    async fn command(&self, command: HandoverCommand) {
+        _ = self.server.commands.send(command).await;
     }
 }
 
@@ -224,8 +183,7 @@ impl Handover {
 mod tests {
     use super::*;
     use crate::api_server::gpu_node::GpuNodeState;
-    use conversation::Conversation;
-    use protocol::{HandoverRequest, HolderResponse};
+    use protocol::{HandoverRequest, HolderResponse, SOCKET};
     use tokio::net::UnixListener;
 
     #[tokio::test(start_paused = true)]

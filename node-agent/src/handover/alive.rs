@@ -1,9 +1,8 @@
 //! Liveness of the holder: probes its own socket, because a holder that does not answer could never hand over.
 
 use super::{
-    SOCKET,
     conversation::{Conversation, ConversationError},
-    protocol::{HandoverRequest, HolderResponse},
+    protocol::{HandoverRequest, HolderResponse, SOCKET},
 };
 use crate::{admin::server::Liveness, runtime::channel::send_if_new};
 use std::{path::PathBuf, time::Duration};

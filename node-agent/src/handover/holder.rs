@@ -1,15 +1,20 @@
 //! Holder's side: listens for a successor, hands over, and waits for the successor's confirmation.
 
 use super::{
-    Handover, HandoverCommand,
+    command::{Fitness, HandoverCommand},
     conversation::{Conversation, ConversationError},
-    lock::{self, NodeLock},
-    protocol::{HandoverRequest, HolderDecision, HolderResponse, Successor, reply, short},
+    lock::{LockError, NodeLock},
+    protocol::{HandoverRequest, HolderDecision, HolderResponse, SOCKET, Successor, reply, short},
 };
 use crate::{runtime::channel::send_if_new, store::file_id::FileId};
 use gpunode_process::OnChange;
 use rustix::process::geteuid;
-use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 use tokio::{
     net::{UnixListener, UnixStream},
     sync::{mpsc, oneshot, watch},
@@ -23,7 +28,7 @@ const MAX_CONNECTIONS: usize = 4;
 /// Timeout for the first message of a connection.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for the main loop to answer a ping.
-const TURN_TIMEOUT: Duration = Duration::from_secs(5);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for the successor's confirmation.
 const SERVING_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval between checks of the lock and the socket, which another process may have removed.
@@ -55,12 +60,27 @@ impl HolderSocket {
     }
 }
 
-impl Handover {
+/// Holder's side of hand-overs.
+#[derive(Debug)]
+pub struct HandoverServer {
+    /// Folder of the lock and the socket.
+    pub state_dir: PathBuf,
+    /// UID of this agent's pod; empty without a pod.
+    pub pod: String,
+    /// Ability of this agent to serve the node.
+    pub fitness: watch::Receiver<Option<Fitness>>,
+    /// Commands to the main loop.
+    pub commands: mpsc::Sender<HandoverCommand>,
+    /// True while this agent serves the socket.
+    pub served: watch::Sender<bool>,
+}
+
+impl HandoverServer {
     /// Listens until a successor asks for the lock and may have it.
-    pub(super) async fn hold(&self, lock: &mut NodeLock) -> Result<(Conversation, Successor), lock::LockError> {
-        let socket = self.socket();
+    pub async fn hold(&self, lock: &mut NodeLock) -> Result<(Conversation, Successor), LockError> {
+        let socket = self.state_dir.join(SOCKET);
         let mut connections: JoinSet<()> = JoinSet::new();
-        let (asks, mut asked) = mpsc::channel(1);
+        let (requests, mut successors) = mpsc::channel(1);
         let mut listening: Option<HolderSocket> = None;
         let mut errors = OnChange::default();
         let mut check = Instant::now();
@@ -80,12 +100,12 @@ impl Handover {
                 check = Instant::now() + CHECK;
             }
             tokio::select! {
-                asked = asked.recv() => if let Some(asked) = asked { break asked },
+                successor = successors.recv() => if let Some(successor) = successor { break successor },
                 stream = accept(listening.as_ref()) => {
                     // A connection above the limit is closed at once; the successor may ask again.
                     if connections.len() < MAX_CONNECTIONS {
-                        let (turns, fitness) = (self.turns.clone(), self.fitness.clone());
-                        connections.spawn(answer(stream, turns, fitness, asks.clone()));
+                        let (commands, fitness) = (self.commands.clone(), self.fitness.clone());
+                        connections.spawn(answer(stream, commands, fitness, requests.clone()));
                     }
                 }
                 _ = connections.join_next(), if !connections.is_empty() => {}
@@ -97,12 +117,10 @@ impl Handover {
     }
 
     /// Tells a successor that the lock is free, and returns whether it confirms that it serves the node.
-    pub(super) async fn see_off(&self, mut successor: Conversation) -> bool {
+    pub async fn see_off(&self, mut successor: Conversation) -> bool {
         let heard = async {
             successor
-                .say(&HolderResponse::Released {
-                    pod: self.who.pod.clone(),
-                })
+                .say(&HolderResponse::Released { pod: self.pod.clone() })
                 .await?;
             successor.hear::<HandoverRequest>(SERVING_TIMEOUT).await
         };
@@ -147,9 +165,9 @@ async fn accept(listening: Option<&HolderSocket>) -> UnixStream {
 /// their connection and wait.
 async fn answer(
     stream: UnixStream,
-    turns: mpsc::Sender<HandoverCommand>,
-    fitness: watch::Receiver<Option<super::Fitness>>,
-    asks: mpsc::Sender<(Conversation, Successor)>,
+    commands: mpsc::Sender<HandoverCommand>,
+    fitness: watch::Receiver<Option<Fitness>>,
+    requests: mpsc::Sender<(Conversation, Successor)>,
 ) {
     let mut conversation = Conversation::of(stream);
     let request = conversation.hear::<HandoverRequest>(REQUEST_TIMEOUT).await;
@@ -162,8 +180,9 @@ async fn answer(
     let answer = match reply {
         HolderDecision::Alive => {
             let (done, answered) = oneshot::channel();
-            let took_turn = async { turns.send(HandoverCommand::Answer(done)).await.is_ok() && answered.await.is_ok() };
-            if !timeout(TURN_TIMEOUT, took_turn).await.unwrap_or(false) {
+            let handled =
+                async { commands.send(HandoverCommand::Answer(done)).await.is_ok() && answered.await.is_ok() };
+            if !timeout(COMMAND_TIMEOUT, handled).await.unwrap_or(false) {
                 return;
             }
             HolderResponse::Holding {}
@@ -172,7 +191,7 @@ async fn answer(
         HolderDecision::LetGo(successor) => {
             // The request may be old, and its successor gone, if this process was suspended for a while.
             if !conversation.has_ended().await {
-                _ = asks.try_send((conversation, successor));
+                _ = requests.try_send((conversation, successor));
             }
             return;
         }

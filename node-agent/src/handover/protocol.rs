@@ -4,6 +4,8 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+/// Name of the socket in the state folder.
+pub const SOCKET: &str = "agent.sock";
 /// Longest line, in bytes.
 pub const MAX_LINE: usize = 1024;
 /// Most bytes of a text in a line.
