@@ -47,7 +47,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     let mut signals = Signals::new().context("install the signal handlers")?;
     let mut tasks: JoinSet<()> = JoinSet::new();
 
-    let (readiness, ready) = watch::channel(Err("the first hardware probe has not finished".to_owned()));
+    let (readiness, ready) = watch::channel(Err("the first hardware probe has not finished".into()));
     let listener = server::bind(args.host.admin_address).await?;
     let metrics = AgentMetrics::new();
     tasks.spawn(server::serve(listener, ready, server::always_live(), metrics.clone()));

@@ -56,13 +56,13 @@ pub struct Handover {
     /// Identity of this agent.
     pub who: AgentId,
     /// Condition under which this agent takes the node back after a hand-over.
-    pub wanted: TakeBack,
+    pub take_back: TakeBack,
     /// Ability to serve the node; `None` until hardware and configuration are known. Until then this agent asks no holder.
     pub fitness: watch::Receiver<Option<Fitness>>,
     /// Readiness of this agent: an active one is ready once the kubelet has accepted its registration.
     pub ready: watch::Receiver<Readiness>,
     /// Commands to the main loop.
-    pub turns: mpsc::Sender<HandoverCommand>,
+    pub commands: mpsc::Sender<HandoverCommand>,
     /// True while this agent serves the socket.
     pub served: watch::Sender<bool>,
 }
@@ -79,23 +79,23 @@ impl Handover {
         let Self {
             state_dir,
             who,
-            wanted,
+            take_back,
             fitness,
             ready,
-            turns,
+            commands,
             served,
         } = self;
         let server = HandoverServer {
             state_dir: state_dir.clone(),
             pod: who.pod.clone(),
             fitness: fitness.clone(),
-            commands: turns,
+            commands,
             served,
         };
         let client = HandoverClient {
             state_dir,
             who,
-            take_back: wanted,
+            take_back,
             fitness,
             ready,
         };
@@ -192,12 +192,12 @@ mod tests {
         let state_dir = folder.path().to_owned();
         let lock = NodeLock::take(&state_dir).unwrap().unwrap();
         let listener = UnixListener::bind(state_dir.join(SOCKET)).unwrap();
-        let (turns, mut taken) = mpsc::channel(1);
+        let (commands, mut taken) = mpsc::channel(1);
         let (served, mut is_served) = watch::channel(false);
         let (_fitness, fitness) = watch::channel(Some(Fitness::default()));
-        let (_ready, ready) = watch::channel(Err("it hangs".to_owned()));
+        let (_ready, ready) = watch::channel(Err("it hangs".into()));
         let (_seen, gpu_node) = watch::channel(GpuNodeState::Unknown);
-        let wanted = TakeBack {
+        let take_back = TakeBack {
             policy: String::new(),
             gpu_node,
         };
@@ -205,10 +205,10 @@ mod tests {
             Handover {
                 state_dir,
                 who: AgentId::default(),
-                wanted,
+                take_back,
                 fitness,
                 ready,
-                turns,
+                commands,
                 served,
             }
             .follow(),

@@ -63,7 +63,7 @@ use std::{
 };
 use tokio::{
     sync::watch,
-    task::{JoinHandle, spawn_blocking},
+    task::{JoinError, JoinHandle, spawn_blocking},
     time::{MissedTickBehavior, interval, timeout},
 };
 use tracing::{info, warn};
@@ -120,10 +120,35 @@ type MpsInputs = (
     io::Result<Vec<DeviceFolder>>,
 );
 
+/// Input that the supervisor cannot read.
+#[derive(Debug, thiserror::Error)]
+enum InputError {
+    /// The file system does not answer.
+    #[error("read the assignments: no answer from the file system within {READ_TIMEOUT:?}")]
+    Slow,
+    /// The read panicked.
+    #[error("read the assignments: {0}")]
+    Panicked(#[from] JoinError),
+    /// The file is damaged or unreadable.
+    #[error(transparent)]
+    Assignments(#[from] assignments::AssignmentsError),
+    /// The folder of the daemons is unreadable.
+    #[error("list the folder {}: {source}", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// Error of the operating system.
+        source: io::Error,
+    },
+    /// A key of the assignments could not become a path.
+    #[error("{0:?} in the assignments is not the UUID of a device")]
+    NotUuid(String),
+}
+
 /// Runs until SIGTERM.
 pub async fn supervise(settings: Settings) -> Result<()> {
     let mut signals = Signals::new().context("install the signal handlers")?;
-    let (readiness, ready) = watch::channel(Err("the assignments have not been read yet".to_owned()));
+    let (readiness, ready) = watch::channel(Err("the assignments have not been read yet".into()));
     let address = settings.admin_address;
     let listener = server::bind(address).await?;
     let metrics = AgentMetrics::new();
@@ -207,7 +232,7 @@ impl Supervisor {
         if self.wanted.is_some() {
             Ok(())
         } else {
-            Err(self.problem.clone())
+            Err(self.problem.as_str().into())
         }
     }
 
@@ -216,11 +241,12 @@ impl Supervisor {
     async fn follow(&mut self) {
         processes::reap();
         self.forget_ended();
-        let problem = match self.read().await {
-            Ok(read) => self.take(read).err(),
-            Err(problem) => Some(problem),
+        let problems = match self.read().await {
+            Ok(inputs) => self.take(inputs),
+            Err(problem) => vec![problem],
         };
-        self.report(problem.unwrap_or_default());
+        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        self.report(problems.join("; "));
         let Some(wanted) = &self.wanted else { return };
         for (uuid, looked) in &self.daemons {
             set(
@@ -235,7 +261,7 @@ impl Supervisor {
     }
 
     /// Reads assignments and folders, one read at a time, however long it takes.
-    async fn read(&mut self) -> Result<MpsInputs, String> {
+    async fn read(&mut self) -> Result<MpsInputs, InputError> {
         let reading = self.reading.get_or_insert_with(|| {
             let (state_dir, mps_dir) = (self.settings.state_dir.clone(), self.settings.mps_dir.clone());
             let holders = self.holders.clone();
@@ -253,26 +279,27 @@ impl Supervisor {
             })
         });
         let Ok(read) = timeout(READ_TIMEOUT, reading).await else {
-            return Err(format!(
-                "read the assignments: no answer from the file system within {READ_TIMEOUT:?}"
-            ));
+            return Err(InputError::Slow);
         };
         self.reading = None;
-        read.map_err(|error| format!("read the assignments: {error}"))
+        Ok(read?)
     }
 
     /// Supervises each device that is desired or has a folder. An unreadable input changes nothing.
-    fn take(&mut self, (assignments, left): MpsInputs) -> Result<(), String> {
+    fn take(&mut self, (assignments, left): MpsInputs) -> Vec<InputError> {
         let mut problems = Vec::new();
         let left: Option<BTreeSet<String>> = left
             .map(|left| left.iter().map(|place| place.uuid().to_owned()).collect())
-            .map_err(|error| problems.push(format!("list the folder {}: {error}", self.settings.mps_dir.display())))
+            .map_err(|source| {
+                let folder = self.settings.mps_dir.clone();
+                problems.push(InputError::Folder { folder, source });
+            })
             .ok();
         match assignments {
             Ok(assignments) => self.wanted = Some(mps_devices(&assignments)),
             // A damaged file ends no daemon.
             Err(error) => {
-                problems.push(error.to_string());
+                problems.push(error.into());
                 self.wanted = self.wanted.take().or_else(|| left.clone());
             }
         }
@@ -281,14 +308,10 @@ impl Supervisor {
             match DeviceFolder::of(&self.settings.mps_dir, &uuid) {
                 Some(place) if !self.daemons.contains_key(&uuid) => self.add(place),
                 Some(_) => {}
-                None => problems.push(format!("{uuid:?} in the assignments is not the UUID of a device")),
+                None => problems.push(InputError::NotUuid(uuid)),
             }
         }
-        if problems.is_empty() {
-            Ok(())
-        } else {
-            Err(problems.join("; "))
-        }
+        problems
     }
 
     fn add(&mut self, place: DeviceFolder) {

@@ -71,7 +71,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let mut signals = Signals::new().context("install the signal handlers")?;
     let mut tasks: JoinSet<()> = JoinSet::new();
 
-    let (readiness, ready) = watch::channel(Err("starting".to_owned()));
+    let (readiness, ready) = watch::channel(Err("starting".into()));
     let metrics = AgentMetrics::new();
     let listener = server::bind(args.node.host.admin_address).await?;
     let (liveness, live) = watch::channel(Ok(()));
@@ -159,7 +159,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pod: args.node.pod_uid.clone(),
     };
-    let wanted = TakeBack {
+    let take_back = TakeBack {
         policy: args.node.policy_name.clone(),
         gpu_node,
     };
@@ -167,10 +167,10 @@ pub async fn run(args: RunArgs) -> Result<()> {
         Handover {
             state_dir,
             who,
-            wanted,
+            take_back,
             fitness: fit,
             ready,
-            turns,
+            commands: turns,
             served,
         }
         .follow(),
@@ -206,7 +206,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
                 }
                 HandoverCommand::LetGo(done) => {
                     let before = mem::replace(&mut tenure, Role::LetGo);
-                    _ = readiness.send_replace(Err(LET_GO.to_owned()));
+                    _ = readiness.send_replace(Err(LET_GO.into()));
                     reports.send_replace(None);
                     plugins.withdraw().await;
                     before.end().await;
@@ -260,30 +260,28 @@ fn readiness_of(
 ) -> Readiness {
     match tenure {
         Role::Standby => {
-            return Err("WaitingForPredecessor: another agent of this node is registered".to_owned());
+            return Err("WaitingForPredecessor: another agent of this node is registered".into());
         }
-        Role::LetGo => return Err(LET_GO.to_owned()),
+        Role::LetGo => return Err(LET_GO.into()),
         Role::Active(_) => {}
     }
     match hardware.map(|hardware| &hardware.driver) {
-        None => return Err("the first hardware probe has not finished".to_owned()),
+        None => return Err("the first hardware probe has not finished".into()),
         // An agent that has released its GPUs is ready: no devices is what the operator asked for.
         Some(DriverState::Released) => return Ok(()),
         Some(_) => {}
     }
     if !decided.config_known() {
-        return Err("waiting for the configuration from the API server".to_owned());
+        return Err("waiting for the configuration from the API server".into());
     }
     let plugin = decided.plugin(registered);
     if let Some(unknown) = holders_unknown(decided.snapshot(), plugin) {
-        return Err(unknown.to_owned());
+        return Err(unknown.into());
     }
     if !decided.snapshot().daemons_known {
-        return Err(
-            "the folder of the MPS control daemons has not been read yet; no device can be allocated".to_owned(),
-        );
+        return Err("the folder of the MPS control daemons has not been read yet; no device can be allocated".into());
     }
-    not_registered(decided.snapshot(), plugin).map_or(Ok(()), Err)
+    not_registered(decided.snapshot(), plugin).map_or(Ok(()), |reason| Err(reason.into()))
 }
 
 fn follow_operator(

@@ -7,11 +7,28 @@ use std::net::SocketAddr;
 use tokio::{net::TcpListener, sync::watch};
 use tracing::info;
 
-/// Readiness of the process; the error is the text of `/readyz`.
-pub type Readiness = Result<(), String>;
+/// Reason of a failing probe: the text of the answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ProbeFailure(String);
 
-/// Liveness of the process; the error is the text of `/livez`, and the kubelet restarts the container.
-pub type Liveness = Result<(), String>;
+impl From<String> for ProbeFailure {
+    fn from(reason: String) -> Self {
+        Self(reason)
+    }
+}
+
+impl From<&str> for ProbeFailure {
+    fn from(reason: &str) -> Self {
+        Self(reason.to_owned())
+    }
+}
+
+/// Readiness of the process, for `/readyz`.
+pub type Readiness = Result<(), ProbeFailure>;
+
+/// Liveness of the process, for `/livez`: the kubelet restarts a container that fails.
+pub type Liveness = Result<(), ProbeFailure>;
 
 /// Binds the address, so that an address in use fails the start.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
@@ -41,7 +58,7 @@ pub fn always_live() -> watch::Receiver<Liveness> {
 }
 
 fn answer(path: &str, readiness: &Readiness, liveness: &Liveness, metrics: &AgentMetrics) -> TextResponse {
-    let said = match path {
+    let result = match path {
         // An answer shows that the event loop runs.
         "/livez" => liveness,
         "/readyz" => readiness,
@@ -53,8 +70,8 @@ fn answer(path: &str, readiness: &Readiness, liveness: &Liveness, metrics: &Agen
             );
         }
     };
-    match said {
+    match result {
         Ok(()) => TextResponse::line(StatusCode::OK, "ok"),
-        Err(reason) => TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, reason),
+        Err(failure) => TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, &failure.0),
     }
 }

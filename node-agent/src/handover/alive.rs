@@ -29,7 +29,10 @@ pub async fn watch(state_dir: PathBuf, served: watch::Receiver<bool>, liveness: 
                 failed += 1;
                 if failed >= LOOKS {
                     error!(%error, "this agent does not answer on its own socket; no successor could take over");
-                    send_if_new(&liveness, Err(format!("no answer on {}: {error}", socket.display())));
+                    send_if_new(
+                        &liveness,
+                        Err(format!("no answer on {}: {error}", socket.display()).into()),
+                    );
                 }
             }
             _ => {
@@ -77,7 +80,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_holder_that_does_not_answer_on_its_socket_is_not_live() {
-        assert!(after_a_while(false, true).await.unwrap_err().contains("agent.sock"));
+        assert!(
+            after_a_while(false, true)
+                .await
+                .unwrap_err()
+                .to_string()
+                .contains("agent.sock")
+        );
         assert_eq!(after_a_while(true, true).await, Ok(()));
         assert_eq!(
             after_a_while(false, false).await,

@@ -224,7 +224,13 @@ impl HandoverClient {
             () = sleep(PROVE_TIMEOUT) => false,
         };
         if !proved {
-            let reason = self.ready.borrow().clone().err().unwrap_or_default();
+            let reason = self
+                .ready
+                .borrow()
+                .as_ref()
+                .err()
+                .map(ToString::to_string)
+                .unwrap_or_default();
             warn!(
                 reason,
                 pod, "this agent is not ready within {PROVE_TIMEOUT:?}; returning the lock"
