@@ -139,16 +139,16 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let mut decided = AgentState::new(&args.node, saved);
     let rules = watch::Sender::default();
     let health = Arc::new(Mutex::new(health::MonitorInputs {
-        place: args.node.host.hardware(),
+        driver_roots: args.node.host.hardware(),
         state_dir: args.node.host.state_dir.clone(),
         events: reported,
         hardware: hardware.clone(),
-        look_again: look_again.clone(),
+        probe_now: look_again.clone(),
         rules: rules.subscribe(),
         gpu_node: gpu_node.clone(),
         manager: manager.clone(),
         metrics,
-        notices: notices.clone(),
+        node_events: notices.clone(),
     }));
     let (fitness, fit) = watch::channel(None);
     let (turns, mut turn) = mpsc::channel(1);
@@ -201,7 +201,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
                     decided.open(&manager).await?;
                     tenure = Role::Active(ActiveTasks::begin(health, &manager, &args.node));
                     for file in atomic_file::take_set_aside() {
-                        notices.tell(EventReason::StateFileCorrupt, &file);
+                        notices.send(EventReason::StateFileCorrupt, &file);
                     }
                 }
                 HandoverCommand::LetGo(done) => {

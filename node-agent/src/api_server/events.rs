@@ -34,7 +34,7 @@ pub enum EventReason {
 
 #[derive(Debug)]
 struct PendingEvent {
-    kind: EventReason,
+    reason: EventReason,
     note: String,
 }
 
@@ -49,12 +49,12 @@ pub struct EventPublisher(mpsc::Receiver<PendingEvent>);
 impl EventSender {
     /// A queue that [`EventPublisher::publish`] empties.
     pub fn new() -> (Self, EventPublisher) {
-        let (notices, told) = mpsc::channel(QUEUE);
-        (Self(Some(notices)), EventPublisher(told))
+        let (events, publisher) = mpsc::channel(QUEUE);
+        (Self(Some(events)), EventPublisher(publisher))
     }
 
     /// Queues an event; without API server, drops it.
-    pub fn tell(&self, kind: EventReason, note: &str) {
+    pub fn send(&self, reason: EventReason, note: &str) {
         let note = note
             .get(..note.floor_char_boundary(MAX_NOTE))
             .unwrap_or_default()
@@ -63,7 +63,7 @@ impl EventSender {
         _ = self
             .0
             .as_ref()
-            .map(|notices| notices.try_send(PendingEvent { kind, note }));
+            .map(|events| events.try_send(PendingEvent { reason, note }));
     }
 }
 
@@ -104,7 +104,7 @@ impl EventPublisher {
 }
 
 fn event(notice: PendingEvent) -> Event {
-    let (type_, reason, action) = match notice.kind {
+    let (type_, reason, action) = match notice.reason {
         EventReason::GpuUnhealthy => (EventType::Warning, "GpuUnhealthy", "WithholdDevice"),
         EventReason::GpuHealthy => (EventType::Normal, "GpuHealthy", "OfferDevice"),
         EventReason::StateFileCorrupt => (EventType::Warning, "StateFileCorrupt", "SetAside"),
@@ -124,16 +124,16 @@ mod tests {
 
     #[test]
     fn an_api_server_that_is_away_holds_nobody_up() {
-        let (notices, mut told) = EventSender::new();
+        let (events, mut publisher) = EventSender::new();
         for number in 0..QUEUE * 2 {
-            notices.tell(EventReason::GpuUnhealthy, &format!("{number} {}", "ü".repeat(MAX_NOTE)));
+            events.send(EventReason::GpuUnhealthy, &format!("{number} {}", "ü".repeat(MAX_NOTE)));
         }
         let mut count = 0;
-        while let Ok(notice) = told.0.try_recv() {
+        while let Ok(notice) = publisher.0.try_recv() {
             assert!(notice.note.starts_with(&format!("{count} ")) && notice.note.len() <= MAX_NOTE);
             count += 1;
         }
         assert_eq!(count, QUEUE, "the first ones are kept");
-        EventSender::default().tell(EventReason::GpuHealthy, "nobody to tell");
+        EventSender::default().send(EventReason::GpuHealthy, "nobody to tell");
     }
 }

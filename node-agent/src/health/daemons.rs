@@ -11,7 +11,7 @@ pub struct AnsweringDaemons(BTreeSet<String>);
 impl AnsweringDaemons {
     /// Compares the daemons with the last probe and returns what follows. A daemon that ends because the GPUs are released has
     /// not died.
-    pub fn look(&mut self, daemons: &[MpsDaemon], released: bool, health: &DeviceFaults) -> Vec<HealthObservation> {
+    pub fn compare(&mut self, daemons: &[MpsDaemon], released: bool, health: &DeviceFaults) -> Vec<HealthObservation> {
         let in_state = |state| {
             let daemons = daemons.iter().filter(move |daemon| daemon.state == state);
             daemons.map(|daemon| daemon.device.clone()).collect::<BTreeSet<_>>()
@@ -45,7 +45,7 @@ mod tests {
                 device: "GPU-1".to_owned(),
                 state,
             });
-            for observation in daemons.look(daemon.as_slice(), released, &health) {
+            for observation in daemons.compare(daemon.as_slice(), released, &health) {
                 health.observe(observation, &Rules::default(), Timestamp::UNIX_EPOCH);
             }
             health.has_fault("GPU-1", FaultReason::MpsDaemonDied)

@@ -54,7 +54,7 @@ pub enum ProbeEvent {
 
 /// Rounds of probes, and the GPUs that hang.
 pub struct ProbeLoop {
-    place: DriverRoots,
+    driver_roots: DriverRoots,
     state_dir: PathBuf,
     next: Instant,
     /// No round begins before this.
@@ -64,36 +64,36 @@ pub struct ProbeLoop {
     hanging: BTreeSet<String>,
     /// Those of them that may only wait behind another: the driver has answered for no GPU since.
     suspects: BTreeSet<String>,
-    /// Whether the GPUs in `hanging` are known to hang themselves.
-    are_convicted: bool,
+    /// True when the GPUs in `hanging` are known to hang themselves.
+    suspects_hang: bool,
     /// Late answers of GPUs that hung.
     answers: JoinSet<(String, Option<ProbeEvent>)>,
 }
 
 struct ProbeRound {
-    found: mpsc::Receiver<ProbeEvent>,
+    events: mpsc::Receiver<ProbeEvent>,
     /// UUID of the GPU that is being probed.
     current: Arc<Mutex<String>>,
     /// Start of that probe.
     since: Instant,
-    /// Whether a GPU answered in this round.
+    /// True when a GPU answered in this round.
     answered: bool,
 }
 
 impl ProbeLoop {
     /// A loop whose first round is due at once.
-    pub fn new(place: DriverRoots, state_dir: PathBuf) -> Self {
+    pub fn new(driver_roots: DriverRoots, state_dir: PathBuf) -> Self {
         let (next, earliest) = (Instant::now(), Instant::now());
         let (hanging, suspects) = (BTreeSet::new(), BTreeSet::new());
         Self {
-            place,
+            driver_roots,
             state_dir,
             next,
             earliest,
             round: None,
             hanging,
             suspects,
-            are_convicted: false,
+            suspects_hang: false,
             answers: JoinSet::new(),
         }
     }
@@ -109,10 +109,14 @@ impl ProbeLoop {
         self.next = now + EVERY;
         targets.retain(|target| !self.hanging.contains(&target.gpu));
         // No GPU is left whose answer could show that the driver works.
-        self.are_convicted = targets.is_empty();
-        let (tell, found) = mpsc::channel(QUEUE);
+        self.suspects_hang = targets.is_empty();
+        let (sender, events) = mpsc::channel(QUEUE);
         let current = Arc::new(Mutex::new(String::new()));
-        let (place, recovered, at) = (self.place.clone(), self.state_dir.join(RECOVERED), current.clone());
+        let (driver_roots, recovered, at) = (
+            self.driver_roots.clone(),
+            self.state_dir.join(RECOVERED),
+            current.clone(),
+        );
         spawn_blocking(move || {
             // The receiver is gone when the agent stops.
             if let Some(time) = fs::metadata(recovered)
@@ -120,24 +124,24 @@ impl ProbeLoop {
                 .ok()
                 .and_then(|at| at.try_into().ok())
             {
-                _ = tell.blocking_send(ProbeEvent::Recovered(time));
+                _ = sender.blocking_send(ProbeEvent::Recovered(time));
             }
             if targets.is_empty() {
                 return;
             }
-            let Some(library) = place.library() else { return };
+            let Some(library) = driver_roots.library() else { return };
             let begin = |gpu: &str| gpu.clone_into(&mut at.lock().unwrap_or_else(PoisonError::into_inner));
-            let looked = |look| match tell.blocking_send(ProbeEvent::Probed(Box::new(look))) {
+            let on_report = |report| match sender.blocking_send(ProbeEvent::Probed(Box::new(report))) {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(_) => ControlFlow::Break(()),
             };
-            if let Err(error) = probe(&library, &targets, begin, looked) {
+            if let Err(error) = probe(&library, &targets, begin, on_report) {
                 debug!(%error, "probe the GPUs");
-                _ = tell.blocking_send(ProbeEvent::Failed);
+                _ = sender.blocking_send(ProbeEvent::Failed);
             }
         });
         self.round = Some(ProbeRound {
-            found,
+            events,
             current,
             since: now,
             answered: false,
@@ -152,23 +156,23 @@ impl ProbeLoop {
     /// Returns the next event.
     pub async fn next(&mut self) -> ProbeEvent {
         loop {
-            if let Some(Ok((gpu, found))) = self.answers.try_join_next() {
-                return self.answered(&gpu, found);
+            if let Some(Ok((gpu, event))) = self.answers.try_join_next() {
+                return self.answered(&gpu, event);
             }
-            if self.are_convicted
+            if self.suspects_hang
                 && let Some(gpu) = self.suspects.pop_first()
             {
                 return ProbeEvent::Hangs(hangs(&gpu));
             }
-            self.are_convicted = false;
+            self.suspects_hang = false;
             let due = self.next.max(self.earliest);
             let given_up = self.round.as_ref().map_or(due, |round| round.since + TIMEOUT);
             tokio::select! {
                 biased;
-                Some(Ok((gpu, found))) = self.answers.join_next() => return self.answered(&gpu, found),
-                found = found(&mut self.round) => return self.brought(found),
-                () = sleep_until(given_up), if self.round.is_some() => if let Some(found) = self.give_up() {
-                    return found;
+                Some(Ok((gpu, event))) = self.answers.join_next() => return self.answered(&gpu, event),
+                event = next_event(&mut self.round) => return self.handle(event),
+                () = sleep_until(given_up), if self.round.is_some() => if let Some(event) = self.end_hanging_round() {
+                    return event;
                 },
                 () = sleep_until(due), if self.round.is_none() => return ProbeEvent::Due,
             }
@@ -176,45 +180,45 @@ impl ProbeLoop {
     }
 
     /// Takes a GPU that answered late off the list of hanging ones.
-    fn answered(&mut self, gpu: &str, found: Option<ProbeEvent>) -> ProbeEvent {
+    fn answered(&mut self, gpu: &str, event: Option<ProbeEvent>) -> ProbeEvent {
         self.hanging.remove(gpu);
         self.suspects.remove(gpu);
-        found.unwrap_or(ProbeEvent::Failed)
+        event.unwrap_or(ProbeEvent::Failed)
     }
 
-    fn brought(&mut self, found: Option<ProbeEvent>) -> ProbeEvent {
+    fn handle(&mut self, event: Option<ProbeEvent>) -> ProbeEvent {
         if let Some(round) = &mut self.round {
             round.since = Instant::now();
-            round.answered |= matches!(found, Some(ProbeEvent::Probed(_)));
+            round.answered |= matches!(event, Some(ProbeEvent::Probed(_)));
         }
-        found.unwrap_or_else(|| {
+        event.unwrap_or_else(|| {
             self.earliest = Instant::now() + LEAST;
-            self.are_convicted |= self.round.take().is_some_and(|round| round.answered);
+            self.suspects_hang |= self.round.take().is_some_and(|round| round.answered);
             ProbeEvent::Done
         })
     }
 
     /// Ends the round at the GPU that hangs. Where another hangs already, that one may keep the driver from answering at all.
-    fn give_up(&mut self) -> Option<ProbeEvent> {
+    fn end_hanging_round(&mut self) -> Option<ProbeEvent> {
         let mut round = self.round.take()?;
         let gpu = round.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let may_be_anothers = !round.answered && !self.hanging.is_empty();
-        self.are_convicted |= round.answered;
+        let is_suspect = !round.answered && !self.hanging.is_empty();
+        self.suspects_hang |= round.answered;
         if gpu.is_empty() {
             self.round = Some(ProbeRound {
                 since: Instant::now(),
                 ..round
             });
-            return (!may_be_anothers).then_some(ProbeEvent::Failed);
+            return (!is_suspect).then_some(ProbeEvent::Failed);
         }
-        let found = ProbeEvent::Hangs(hangs(&gpu));
+        let event = ProbeEvent::Hangs(hangs(&gpu));
         self.hanging.insert(gpu.clone());
-        if may_be_anothers {
+        if is_suspect {
             self.suspects.insert(gpu.clone());
         }
-        self.answers.spawn(async move { (gpu, round.found.recv().await) });
+        self.answers.spawn(async move { (gpu, round.events.recv().await) });
         self.next = Instant::now();
-        (!may_be_anothers).then_some(found)
+        (!is_suspect).then_some(event)
     }
 }
 
@@ -230,9 +234,9 @@ fn hangs(gpu: &str) -> GpuProbe {
 }
 
 /// Returns the next event of a round; none at its end.
-async fn found(round: &mut Option<ProbeRound>) -> Option<ProbeEvent> {
+async fn next_event(round: &mut Option<ProbeRound>) -> Option<ProbeEvent> {
     match round {
-        Some(round) => round.found.recv().await,
+        Some(round) => round.events.recv().await,
         None => pending().await,
     }
 }

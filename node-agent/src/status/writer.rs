@@ -37,7 +37,7 @@ const MAX_RETRY: Duration = Duration::from_secs(30);
 pub struct StatusReport {
     /// The status, without transition times.
     pub status: GpuNodeStatus,
-    /// Whether to create the GpuNode if it does not exist.
+    /// True to create the GpuNode if it does not exist.
     pub create: bool,
 }
 
@@ -61,7 +61,7 @@ pub async fn write_reports(
         client,
         node,
         written: None,
-        outdated: None,
+        next_change: None,
     };
     let mut retry = MIN_INTERVAL;
     let mut errors = OnChange::default();
@@ -84,12 +84,12 @@ pub async fn write_reports(
                 continue;
             }
         }
-        let outdated = writer
-            .outdated
+        let next_change = writer
+            .next_change
             .map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
         // An ended channel means that the agent stops.
         let ended = tokio::select! {
-            () = sleep(outdated.unwrap_or_default()), if outdated.is_some() => false,
+            () = sleep(next_change.unwrap_or_default()), if next_change.is_some() => false,
             changed = reports.changed() => changed.is_err(),
             changed = seen.changed() => changed.is_err(),
         };
@@ -105,14 +105,14 @@ struct StatusWriter {
     node: String,
     written: Option<WrittenStatus>,
     /// Time at which the status changes by itself: a missing GPU is given up.
-    outdated: Option<Timestamp>,
+    next_change: Option<Timestamp>,
 }
 
 /// The last write.
 struct WrittenStatus {
     status: GpuNodeStatus,
     /// Version of the object that the watch had shown before the write.
-    over: Option<String>,
+    observed_version: Option<String>,
     /// Version of the object after the write.
     version: Option<String>,
 }
@@ -130,14 +130,14 @@ impl StatusWriter {
             (Some(report), GpuNodeState::Present(object)) => {
                 let mut status = report.status;
                 let is_new = complete(self.written.as_ref(), &mut status, object, Timestamp::now());
-                self.outdated = next_given_up(&status.gpus);
+                self.next_change = next_given_up(&status.gpus);
                 if !is_new {
                     return Ok(false);
                 }
                 let version = self.apply(&status).await?;
                 self.written = Some(WrittenStatus {
                     status,
-                    over: object.metadata.resource_version.clone(),
+                    observed_version: object.metadata.resource_version.clone(),
                     version,
                 });
                 Ok(true)
@@ -203,15 +203,16 @@ fn complete(
 ) -> bool {
     // Nothing to write if the watch has not delivered the last write yet, or if the API server normalised it and nobody changed
     // it since.
-    let stands = |it: &&WrittenStatus| [&it.over, &it.version].contains(&&object.metadata.resource_version);
-    let before = match written.filter(stands) {
+    let is_current =
+        |it: &&WrittenStatus| [&it.observed_version, &it.version].contains(&&object.metadata.resource_version);
+    let before = match written.filter(is_current) {
         Some(written) => written.status.clone(),
         // A status that cannot be read was written by a newer agent, and is replaced.
         None => object
             .status
             .as_ref()
             .and_then(|live| serde_json::from_value(live.clone()).ok())
-            .map(own)
+            .map(without_operator_conditions)
             .unwrap_or_default(),
     };
     set_times(status, &before, now);
@@ -221,7 +222,7 @@ fn complete(
 }
 
 /// The part of a status that the agent writes.
-fn own(mut status: GpuNodeStatus) -> GpuNodeStatus {
+fn without_operator_conditions(mut status: GpuNodeStatus) -> GpuNodeStatus {
     status.conditions.retain(|condition| {
         ConditionType::OF_OPERATOR
             .iter()

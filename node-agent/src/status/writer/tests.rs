@@ -38,7 +38,7 @@ fn object(version: &str, status: Value) -> ObservedGpuNode {
 fn written(hash: &str) -> WrittenStatus {
     WrittenStatus {
         status: status(hash, 5),
-        over: Some("1".to_owned()),
+        observed_version: Some("1".to_owned()),
         version: Some("2".to_owned()),
     }
 }

@@ -1,0 +1,401 @@
+//! Follows the health of the node's devices.
+
+use super::{
+    allocations::Allocations,
+    announce,
+    daemons::AnsweringDaemons,
+    devices::KnownDevices,
+    node_health::NodeHealth,
+    probe_loop::{ProbeEvent, ProbeLoop},
+    probe_results::{compare_links, count_pods, target},
+    recent_xids::{RecentXids, UNSETTLED},
+    store::{self, SavedHealth},
+};
+use crate::{
+    admin::metrics::AgentMetrics,
+    api_server::{events::EventSender, gpu_node::GpuNodeState},
+    driver::{
+        hardware::{DriverState, Hardware},
+        hardware_probe::DriverRoots,
+        nvml::{
+            events::DriverEvent,
+            probe::{ProbeReport, ProbeTarget, unanswered},
+        },
+    },
+    runtime::channel::send_if_new,
+};
+use gpunode_config::HealthRules as Rules;
+use gpunode_gpu::{FaultReason, FaultTransition, GpuProbe, HealthObservation, Inventory, ProbeResult};
+use jiff::Timestamp;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{
+    sync::{Notify, OwnedMutexGuard, mpsc, oneshot, watch},
+    time::{Instant, sleep_until},
+};
+use tracing::{debug, info, warn};
+
+/// Time without a driver after which no device is healthy. A driver that is replaced within it fails no pod that was just
+/// admitted.
+const DRIVER_GRACE: Duration = Duration::from_secs(5);
+
+/// Inputs of the monitor.
+pub struct MonitorInputs {
+    /// Roots below which the driver's library is looked for.
+    pub driver_roots: DriverRoots,
+    /// Folder of files that outlive the agent.
+    pub state_dir: PathBuf,
+    /// XIDs and other events of the driver.
+    pub events: mpsc::Receiver<DriverEvent>,
+    /// The last reading of the hardware; none before the first.
+    pub hardware: watch::Receiver<Option<Arc<Hardware>>>,
+    /// Wakes the task that reads the hardware.
+    pub probe_now: Arc<Notify>,
+    /// The policy's rules: which faults count, what clears them.
+    pub rules: watch::Receiver<Arc<Rules>>,
+    /// This node's GpuNode, with the time of the recovery annotation; unknown without API server.
+    pub gpu_node: watch::Receiver<GpuNodeState>,
+    /// The device manager.
+    pub manager: Arc<dyn Allocations>,
+    /// Counters of XIDs and gauges of faults.
+    pub metrics: AgentMetrics,
+    /// Events of the Node.
+    pub node_events: EventSender,
+}
+
+/// Follows the health of the node's devices.
+pub struct HealthMonitor {
+    inputs: OwnedMutexGuard<MonitorInputs>,
+    saved: SavedHealth,
+    probes: ProbeLoop,
+    recent_xids: RecentXids,
+    /// Time from which no device is healthy because the driver does not answer.
+    unhealthy_from: Option<Instant>,
+    /// GPUs whose NVLinks this process has read.
+    links_read: BTreeSet<String>,
+    /// Count of uncorrected memory errors by GPU; a reset sets it to zero.
+    ecc_errors: BTreeMap<String, u64>,
+    daemons: AnsweringDaemons,
+}
+
+impl HealthMonitor {
+    /// Loads the faults that an earlier agent saved, and publishes the health.
+    pub async fn open(inputs: OwnedMutexGuard<MonitorInputs>) -> Self {
+        let saved = store::load(&inputs.state_dir).await;
+        let mut monitor = Self {
+            probes: ProbeLoop::new(inputs.driver_roots.clone(), inputs.state_dir.clone()),
+            inputs,
+            saved,
+            recent_xids: RecentXids::default(),
+            // The predecessor has waited already.
+            unhealthy_from: Some(Instant::now()),
+            links_read: BTreeSet::new(),
+            ecc_errors: BTreeMap::new(),
+            daemons: AnsweringDaemons::default(),
+        };
+        monitor.handle_hardware();
+        // Events from before the hand-over were the predecessor's; the last ones may have come between the two agents.
+        while let Ok(event) = monitor.inputs.events.try_recv() {
+            if event.at.elapsed() < UNSETTLED {
+                monitor.handle_driver_event(event);
+            }
+        }
+        monitor.publish();
+        monitor
+    }
+
+    /// Runs until `end`. The faults known then are on disk when it returns.
+    pub async fn watch(self, end: oneshot::Receiver<()>) {
+        let (save, to_save) = watch::channel(self.saved.clone());
+        let write = store::write(self.inputs.state_dir.clone(), self.saved.clone(), to_save);
+        let follow = async {
+            tokio::select! {
+                () = self.follow(save) => {}
+                _ = end => {}
+            }
+        };
+        tokio::join!(follow, write);
+    }
+
+    async fn follow(mut self, save: watch::Sender<SavedHealth>) {
+        let mut changes = self.inputs.manager.changes();
+        loop {
+            let unhealthy_from = self.unhealthy_from.filter(|at| *at > Instant::now());
+            let inputs = &mut *self.inputs;
+            tokio::select! {
+                Some(event) = inputs.events.recv() => self.handle_driver_event(event),
+                Ok(()) = inputs.hardware.changed() => self.handle_hardware(),
+                Ok(()) = inputs.rules.changed() => self.probes.probe_soon(Instant::now()),
+                Ok(()) = inputs.gpu_node.changed() => self.handle_gpu_node(),
+                _ = changes.changed() => self.check_daemons(),
+                event = self.probes.next() => self.handle_probe_event(event),
+                () = sleep_until(unhealthy_from.unwrap_or_else(Instant::now)), if unhealthy_from.is_some() => {}
+            }
+            self.publish();
+            send_if_new(&save, self.saved.clone());
+        }
+    }
+
+    /// Handles an event of the driver.
+    fn handle_driver_event(&mut self, event: DriverEvent) {
+        let now = Instant::now();
+        self.probes.probe_soon(now);
+        if let Some(xid) = event.xid {
+            self.inputs.metrics.xid(xid.unsigned_abs().into());
+        }
+        let Some(gpu) = event.gpu else {
+            warn!(xid = event.xid, "the driver reports an event of an unknown GPU");
+            return;
+        };
+        let Some(xid) = event.xid else { return };
+        // An event of an unknown MIG device counts for its GPU; so does one of a GPU that is advertised whole though MIG is on.
+        let devices = self.devices();
+        let is_whole = self.inputs.manager.is_assigned(&gpu);
+        let instance = event.instance.filter(|_| !is_whole);
+        let part = instance
+            .and_then(|instance| devices.part(&gpu, instance))
+            .map(str::to_owned);
+        let before = self.saved.health.ticket();
+        self.observe(HealthObservation::Xid(part.unwrap_or_else(|| gpu.clone()), xid));
+        // An XID that does not count has no consequences to wait for.
+        if self.saved.health.ticket() != before {
+            self.recent_xids.add(gpu, now, before);
+        }
+    }
+
+    /// Returns the ticket of a probe that begins now: it is no evidence against later events, nor against XIDs whose
+    /// consequences may not show yet.
+    fn ticket(&self, gpu: &str, now: Instant) -> u64 {
+        self.recent_xids
+            .ticket(gpu, now)
+            .unwrap_or_else(|| self.saved.health.ticket())
+    }
+
+    /// Handles a new reading of the hardware.
+    fn handle_hardware(&mut self) {
+        let Some(hardware) = self.inputs.hardware.borrow_and_update().clone() else {
+            return;
+        };
+        if hardware.driver == DriverState::Released {
+            // A driver that is missing when the release ends gets no grace: it has been away for long.
+            self.unhealthy_from = Some(Instant::now());
+        } else if hardware.driver.problem().is_none() {
+            self.unhealthy_from = None;
+        } else {
+            self.unhealthy_from.get_or_insert_with(|| Instant::now() + DRIVER_GRACE);
+        }
+        let (DriverState::Answers, Some(reading)) = (&hardware.driver, &hardware.reading) else {
+            return;
+        };
+        if self.saved.health.is_other_boot(&hardware.run) {
+            // Links may have been rewired while the machine was off.
+            let health = &self.saved.health;
+            self.saved
+                .links
+                .retain(|gpu, _| health.has_fault(gpu, FaultReason::NvLinkDown));
+        }
+        self.observe(HealthObservation::Run(hardware.run.clone()));
+        for gpu in &reading.lost {
+            let target = ProbeTarget {
+                gpu: gpu.clone(),
+                ..ProbeTarget::default()
+            };
+            let probe = GpuProbe {
+                result: ProbeResult::Lost,
+                ..unanswered(&target)
+            };
+            self.observe(HealthObservation::Probe(probe));
+        }
+        if reading.unreadable.is_empty() {
+            self.forget_instances(&reading.inventory);
+        }
+        self.probes.probe_soon(Instant::now());
+    }
+
+    /// Drops the faults of MIG devices that no longer exist.
+    fn forget_instances(&mut self, inventory: &Inventory) {
+        let present: BTreeSet<&str> = inventory
+            .gpus
+            .iter()
+            .flat_map(|gpu| &gpu.mig_devices)
+            .map(|mig| mig.uuid.as_str())
+            .collect();
+        let gone = |device: &str| device.starts_with("MIG-") && !present.contains(device);
+        let forgotten = self.saved.health.forget(gone);
+        if forgotten > 0 {
+            info!(
+                devices = forgotten,
+                "faulty MIG devices no longer exist; their faults are dropped"
+            );
+        }
+    }
+
+    /// Handles a change of the GpuNode: the recovery annotation.
+    fn handle_gpu_node(&mut self) {
+        let recovered = match &*self.inputs.gpu_node.borrow_and_update() {
+            GpuNodeState::Present(object) => object.spec.recovered.as_ref().map(|time| time.0),
+            GpuNodeState::Unknown | GpuNodeState::Absent => None,
+        };
+        if let Some(at) = recovered.filter(|_| recovered != self.saved.recovered) {
+            self.saved.recovered = recovered;
+            self.declare_recovered(at);
+        }
+    }
+
+    fn declare_recovered(&mut self, at: Timestamp) {
+        info!(%at, "a person declared the GPUs recovered");
+        let before: Vec<String> = self.saved.links.keys().cloned().collect();
+        let down: Vec<String> = before
+            .into_iter()
+            .filter(|gpu| self.saved.health.has_fault(gpu, FaultReason::NvLinkDown))
+            .collect();
+        self.observe(HealthObservation::Recovered(at.min(Timestamp::now())));
+        // A GPU that hangs is not probed again, so its fault is observed anew here.
+        for probe in self.probes.hanging() {
+            self.observe(HealthObservation::Probe(probe));
+        }
+        for gpu in down {
+            // A link that is still down is now expected to be down.
+            self.saved.links.remove(&gpu);
+            self.links_read.remove(&gpu);
+        }
+        self.probes.probe_soon(Instant::now());
+    }
+
+    fn check_daemons(&mut self) {
+        let released = self
+            .inputs
+            .hardware
+            .borrow()
+            .as_ref()
+            .is_some_and(|found| found.driver == DriverState::Released);
+        let daemons = self.inputs.manager.daemons();
+        for observation in self.daemons.compare(&daemons, released, &self.saved.health) {
+            self.observe(observation);
+        }
+    }
+
+    fn observe(&mut self, observation: HealthObservation) {
+        let rules = self.inputs.rules.borrow().clone();
+        for transition in self.saved.health.observe(observation, &rules, Timestamp::now()) {
+            self.announce(&transition, &rules);
+        }
+    }
+
+    fn announce(&self, transition: &FaultTransition, rules: &Rules) {
+        let FaultTransition { device, fault, began } = transition;
+        let (devices, events) = (self.devices(), &self.inputs.node_events);
+        if *began {
+            let holders = self.inputs.manager.holders();
+            announce::fault_began(device, fault, rules, &devices, &holders, events);
+        } else {
+            let healthy = self.saved.health.gravest(&[device]).is_none();
+            announce::fault_cleared(device, fault, healthy, &devices, events);
+        }
+    }
+
+    fn devices(&self) -> KnownDevices {
+        KnownDevices(self.inputs.hardware.borrow().clone())
+    }
+
+    /// Publishes the health of the node's devices.
+    fn publish(&self) {
+        let hardware = self.inputs.hardware.borrow().clone();
+        let grace_is_over = self.unhealthy_from.is_some_and(|at| at <= Instant::now());
+        let all = hardware.and_then(|hardware| match &hardware.driver {
+            DriverState::Released => Some("the GPUs of the node are released".to_owned()),
+            driver => driver
+                .problem()
+                .filter(|_| grace_is_over)
+                .map(|problem| format!("the driver does not answer: {problem}")),
+        });
+        let devices = self.devices();
+        let present = self.saved.health.devices().filter(|(device, _)| devices.has(device));
+        let faults = present.flat_map(|(_, faults)| faults);
+        self.inputs
+            .metrics
+            .set_faults(faults.map(|fault| fault.reason.as_str()));
+        let rules = self.inputs.rules.borrow().clone();
+        self.inputs.manager.set_health(NodeHealth {
+            all,
+            faults: Some(Arc::new(self.saved.health.clone())),
+            rules,
+        });
+    }
+
+    /// Begins a round of probes.
+    fn begin_probes(&mut self) {
+        let hardware = self.inputs.hardware.borrow().clone();
+        let gpus = hardware
+            .as_deref()
+            .and_then(Hardware::answering)
+            .map_or(&[][..], |inventory| &inventory.gpus);
+        let now = Instant::now();
+        let targets = gpus
+            .iter()
+            .map(|gpu| target(gpu, self.ticket(&gpu.uuid, now), &self.saved, &self.links_read))
+            .collect();
+        self.probes.begin(targets);
+        for at in self.recent_xids.settle_times(now) {
+            self.probes.probe_soon(at);
+        }
+    }
+
+    fn handle_probe_event(&mut self, event: ProbeEvent) {
+        match event {
+            ProbeEvent::Recovered(at) => {
+                if self.saved.touched.replace(at) != Some(at) {
+                    self.declare_recovered(at);
+                }
+            }
+            ProbeEvent::Probed(report) => self.handle_probe_report(*report),
+            ProbeEvent::Hangs(probe) => {
+                warn!(gpu = probe.gpu, "probe the GPU: the driver does not answer");
+                self.observe(HealthObservation::Probe(probe));
+            }
+            ProbeEvent::Failed => self.inputs.probe_now.notify_one(),
+            ProbeEvent::Done => debug!("all GPUs probed"),
+            ProbeEvent::Due => self.begin_probes(),
+        }
+    }
+
+    fn handle_probe_report(&mut self, report: ProbeReport) {
+        let ProbeReport {
+            mut probe,
+            links,
+            failed,
+        } = report;
+        let gpu = probe.gpu.clone();
+        for (device, (call, error)) in &failed {
+            self.inputs.metrics.nvml_error(call);
+            let health = &self.saved.health;
+            if !health.doubts(device)
+                && !health.has_fault(device, FaultReason::NotAnswering)
+                && !health.has_fault(device, FaultReason::Lost)
+            {
+                warn!(device, call, %error, "a call to the driver fails");
+            }
+        }
+        if probe.result == ProbeResult::Responds {
+            compare_links(&mut probe, links, &mut self.saved, &mut self.links_read);
+            if let Some(errors) = probe.uncorrected_ecc
+                && self
+                    .ecc_errors
+                    .insert(gpu.clone(), errors)
+                    .is_some_and(|before| before > errors)
+            {
+                let parts = probe.instances.iter().map(|instance| instance.uuid.clone());
+                self.observe(HealthObservation::Reset(parts.chain([gpu]).collect()));
+            }
+            count_pods(&mut probe, &self.devices(), || self.inputs.manager.known_holders());
+        }
+        self.observe(HealthObservation::Probe(probe));
+        if failed.iter().any(|(device, _)| self.saved.health.doubts(device)) {
+            self.probes.probe_soon(Instant::now());
+        }
+    }
+}
