@@ -269,7 +269,7 @@ impl Supervisor {
                 holders.prepare();
                 // With released GPUs no daemon is desired; each ends after its last client.
                 let wanted = |all: Assignments| {
-                    if release::is_noted(&state_dir) {
+                    if release::is_saved(&state_dir) {
                         Assignments::new()
                     } else {
                         all

@@ -25,7 +25,7 @@ pub struct ReleaseRequest {
 impl ReleaseRequest {
     /// Follows the GpuNode, if there is an API server.
     pub fn new(gpu_node: Option<watch::Receiver<GpuNodeState>>, state_dir: &Path) -> Self {
-        let before = gpu_node.is_some() && is_noted(state_dir);
+        let before = gpu_node.is_some() && is_saved(state_dir);
         Self {
             gpu_node,
             file: state_dir.join(FILE),
@@ -41,7 +41,7 @@ impl ReleaseRequest {
     }
 
     /// Waits until the request changes.
-    pub async fn is(&mut self, on: bool) {
+    pub async fn wait_for(&mut self, on: bool) {
         let Some(gpu_node) = &mut self.gpu_node else {
             return std::future::pending().await;
         };
@@ -55,9 +55,9 @@ impl ReleaseRequest {
     }
 
     /// Writes or removes the file, for an agent that starts and for the supervisor of MPS daemons.
-    pub async fn note(&self, on: bool) {
+    pub async fn save(&self, on: bool) {
         let file = self.file.clone();
-        let noted = spawn_blocking(move || {
+        let saved = spawn_blocking(move || {
             let done = if on {
                 fs::write(&file, "")
             } else {
@@ -68,14 +68,14 @@ impl ReleaseRequest {
                 done => done,
             }
         });
-        if let Err(error) = noted.await.map_err(io::Error::other).flatten() {
+        if let Err(error) = saved.await.map_err(io::Error::other).flatten() {
             warn!(%error, file = %self.file.display(), "note on disk whether the GPUs are released");
         }
     }
 }
 
 /// Returns whether the file says that the GPUs are released; blocks.
-pub fn is_noted(state_dir: &Path) -> bool {
+pub fn is_saved(state_dir: &Path) -> bool {
     state_dir.join(FILE).exists()
 }
 

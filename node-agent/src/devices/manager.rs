@@ -160,7 +160,7 @@ impl DeviceManager {
         if !preferred.is_tied {
             return preferred.ids;
         }
-        let busy = self.inputs.utilisation.ask().await;
+        let busy = self.inputs.utilisation.read().await;
         self.state
             .lock()
             .allocator

@@ -40,7 +40,7 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// Follows driver events.
 pub struct DriverEvents {
-    tell: mpsc::Sender<DriverEvent>,
+    sender: mpsc::Sender<DriverEvent>,
     /// GPUs that report no events; logged once each.
     silent: BTreeSet<String>,
     running: Option<EventThread>,
@@ -61,17 +61,17 @@ type EventThreadResult = (BTreeSet<String>, Result<(), nvml::DriverError>);
 impl DriverEvents {
     /// Creates an idle follower and the receiver of its events.
     pub fn new(metrics: AgentMetrics) -> (Self, mpsc::Receiver<DriverEvent>) {
-        let (tell, told) = mpsc::channel(QUEUE);
+        let (sender, receiver) = mpsc::channel(QUEUE);
         (
             Self {
-                tell,
+                sender,
                 silent: BTreeSet::new(),
                 running: None,
                 not_before: Instant::now(),
                 errors: OnChange::default(),
                 metrics,
             },
-            told,
+            receiver,
         )
     }
 
@@ -106,7 +106,7 @@ impl DriverEvents {
         let mut thread = EventForwarder {
             followed,
             stop: stop.clone(),
-            tell: self.tell.clone(),
+            sender: self.sender.clone(),
             silent,
             full_since: None,
         };
@@ -144,7 +144,7 @@ impl DriverEvents {
 struct EventForwarder {
     followed: watch::Receiver<Vec<String>>,
     stop: Arc<AtomicBool>,
-    tell: mpsc::Sender<DriverEvent>,
+    sender: mpsc::Sender<DriverEvent>,
     silent: BTreeSet<String>,
     /// Start of the time the queue has been full.
     full_since: Option<Instant>,
@@ -152,29 +152,29 @@ struct EventForwarder {
 
 impl EventForwarder {
     /// True when the thread must end, also when the receiver is gone.
-    fn stops(&self) -> bool {
-        self.stop.load(Ordering::Relaxed) || self.tell.is_closed()
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.sender.is_closed()
     }
 }
 
 impl EventHandler for EventForwarder {
     fn gpus(&mut self) -> ControlFlow<(), Option<Vec<String>>> {
         match self.followed.has_changed() {
-            Ok(_) if self.stops() => ControlFlow::Break(()),
+            Ok(_) if self.is_stopped() => ControlFlow::Break(()),
             Ok(changed) => ControlFlow::Continue(changed.then(|| self.followed.borrow_and_update().clone())),
             Err(_) => ControlFlow::Break(()),
         }
     }
 
-    fn tell(&mut self, event: DriverEvent) -> ControlFlow<()> {
+    fn handle(&mut self, event: DriverEvent) -> ControlFlow<()> {
         let mut event = event;
-        while !self.stops() {
-            match self.tell.try_send(event) {
+        while !self.is_stopped() {
+            match self.sender.try_send(event) {
                 Ok(()) => {
                     self.full_since = None;
                     return ControlFlow::Continue(());
                 }
-                Err(mpsc::error::TrySendError::Full(back)) => event = back,
+                Err(mpsc::error::TrySendError::Full(unsent)) => event = unsent,
                 Err(mpsc::error::TrySendError::Closed(_)) => return ControlFlow::Break(()),
             }
             if self.full_since.get_or_insert_with(Instant::now).elapsed() >= FULL_TIMEOUT {
@@ -185,7 +185,7 @@ impl EventHandler for EventForwarder {
         ControlFlow::Break(())
     }
 
-    fn is_silent(&mut self, gpu: &str, why: &NvmlError) {
+    fn reports_no_events(&mut self, gpu: &str, why: &NvmlError) {
         if self.silent.insert(gpu.to_owned()) {
             info!(gpu, %why, "the GPU reports no events; only probes watch it");
         }

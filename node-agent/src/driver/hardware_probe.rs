@@ -63,7 +63,7 @@ impl DriverRoots {
     }
 
     /// Reads sysfs only. Blocks.
-    pub fn without_driver(&self) -> Hardware {
+    pub fn read_sysfs(&self) -> Hardware {
         let functions = nvidia_functions(&self.host_root);
         let machine = machine::read(&self.host_root, &functions);
         Hardware {
@@ -74,9 +74,9 @@ impl DriverRoots {
     }
 
     /// Reads sysfs and the driver. `before` is the last probe. Blocks.
-    pub fn look(&self, before: Option<&Hardware>) -> (HardwareTraces, Hardware) {
+    pub fn probe(&self, before: Option<&Hardware>) -> (HardwareTraces, Hardware) {
         let traces = self.traces();
-        let Hardware { functions, machine, .. } = self.without_driver();
+        let Hardware { functions, machine, .. } = self.read_sysfs();
         let (mut reading, mut failed) = (None, None);
         let driver = match &traces.library {
             None if functions == 0 => DriverState::NotNeeded,

@@ -28,39 +28,39 @@ const RECHECK: Duration = Duration::from_secs(2);
 /// Interval for reading MIG instances from the driver when the kernel does not list them.
 const BLIND_RECHECK: Duration = Duration::from_mins(1);
 /// Time limit for a probe: a driver call or a host file that hangs must not stop the rest of the agent.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(30);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Probes the hardware and publishes the result. Probes again when `look_again` is notified, when something changed, or
+/// Probes the hardware and publishes the result. Probes again when `probe_now` is notified, when something changed, or
 /// soon after something was missing. `events` follow the driver it finds. While the GpuNode releases the GPUs, the driver
 /// is not used. Never returns.
 pub async fn watch_hardware(
-    place: DriverRoots,
-    found: watch::Sender<Option<Arc<Hardware>>>,
-    look_again: Arc<Notify>,
+    roots: DriverRoots,
+    hardware_sender: watch::Sender<Option<Arc<Hardware>>>,
+    probe_now: Arc<Notify>,
     mut release: ReleaseRequest,
     mut events: Option<DriverEvents>,
     metrics: AgentMetrics,
 ) {
-    let place = Arc::new(place);
+    let roots = Arc::new(roots);
     let mut retry = MIN_RETRY;
     let mut before = None;
     loop {
-        let looking = place.clone();
-        let traces = answer(move || looking.traces()).await;
+        let probing = roots.clone();
+        let traces = run_blocking(move || probing.traces()).await;
         if release.is_on() || traces.as_ref().map(HardwareTraces::driver) != before {
             // Ends before the probe: the loader returns the old library for the same path while it is in use.
             close(&mut events).await;
         }
         if release.is_on() {
             before = None;
-            let_go(&place, &found).await;
-            release.note(true).await;
-            release.is(false).await;
-            release.note(false).await;
+            publish_released(&roots, &hardware_sender).await;
+            release.save(true).await;
+            release.wait_for(false).await;
+            release.save(false).await;
             info!("the GPUs are no longer released");
             continue;
         }
-        let (traces, hardware) = look(&place, &found).await;
+        let (traces, hardware) = probe_with_timeout(&roots, &hardware_sender).await;
         before = Some(traces.driver());
         if let Some(call) = hardware.failed {
             metrics.nvml_error(call);
@@ -68,7 +68,7 @@ pub async fn watch_hardware(
         let settled = hardware.problem().is_none();
         // Only the driver knows of MIG instances that come and go.
         let blind = traces.instances.is_none() && hardware.is_divided();
-        publish(&found, hardware);
+        publish(&hardware_sender, hardware);
         retry = if settled { MIN_RETRY } else { (retry * 2).min(MAX_RETRY) };
         let next = match (settled, blind) {
             (false, _) => Some(Instant::now() + retry),
@@ -77,20 +77,23 @@ pub async fn watch_hardware(
         };
         loop {
             if let Some(events) = &mut events {
-                follow(events, &traces, &found).await;
+                follow(events, &traces, &hardware_sender).await;
             }
             let pause = next.map_or(RECHECK, |next| RECHECK.min(next.duration_since(Instant::now())));
-            let asked = tokio::select! {
-                () = look_again.notified() => true,
-                () = release.is(true) => true,
+            let is_requested = tokio::select! {
+                () = probe_now.notified() => true,
+                () = release.wait_for(true) => true,
                 () = sleep(pause) => false,
             };
-            if asked || next.is_some_and(|next| Instant::now() >= next) {
+            if is_requested || next.is_some_and(|next| Instant::now() >= next) {
                 break;
             }
-            let looking = place.clone();
+            let probing = roots.clone();
             // Unreadable traces cause a probe too, which reports the call that hangs.
-            if answer(move || looking.traces()).await.is_none_or(|now| now != traces) {
+            if run_blocking(move || probing.traces())
+                .await
+                .is_none_or(|now| now != traces)
+            {
                 break;
             }
         }
@@ -98,8 +101,12 @@ pub async fn watch_hardware(
 }
 
 /// Follows the events of the GPUs in the last probe.
-async fn follow(events: &mut DriverEvents, traces: &HardwareTraces, found: &watch::Sender<Option<Arc<Hardware>>>) {
-    let hardware = found.borrow().clone();
+async fn follow(
+    events: &mut DriverEvents,
+    traces: &HardwareTraces,
+    hardware_sender: &watch::Sender<Option<Arc<Hardware>>>,
+) {
+    let hardware = hardware_sender.borrow().clone();
     let inventory = hardware.as_deref().and_then(Hardware::answering);
     if let (Some((library, ..)), Some(inventory)) = (&traces.library, inventory) {
         let gpus: Vec<String> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
@@ -114,37 +121,40 @@ async fn close(events: &mut Option<DriverEvents>) {
 }
 
 /// Publishes the released state and keeps the last probe's GPUs.
-async fn let_go(place: &Arc<DriverRoots>, found: &watch::Sender<Option<Arc<Hardware>>>) {
-    let last = found.borrow().clone();
+async fn publish_released(roots: &Arc<DriverRoots>, hardware_sender: &watch::Sender<Option<Arc<Hardware>>>) {
+    let last = hardware_sender.borrow().clone();
     let hardware = if let Some(last) = last {
         Hardware {
             driver: DriverState::Released,
             ..Hardware::clone(&last)
         }
     } else {
-        let looking = place.clone();
-        answer(move || looking.without_driver()).await.unwrap_or_default()
+        let probing = roots.clone();
+        run_blocking(move || probing.read_sysfs()).await.unwrap_or_default()
     };
     info!("the GPUs are released: the driver is no longer used");
-    found.send_replace(Some(Arc::new(hardware)));
+    hardware_sender.send_replace(Some(Arc::new(hardware)));
 }
 
 /// Probes once. While the probe hangs, the driver counts as failed.
-async fn look(place: &Arc<DriverRoots>, found: &watch::Sender<Option<Arc<Hardware>>>) -> (HardwareTraces, Hardware) {
+async fn probe_with_timeout(
+    roots: &Arc<DriverRoots>,
+    hardware_sender: &watch::Sender<Option<Arc<Hardware>>>,
+) -> (HardwareTraces, Hardware) {
     loop {
-        let looking = place.clone();
-        let before = found.borrow().clone();
-        let mut task = tokio::task::spawn_blocking(move || looking.look(before.as_deref()));
-        let result = if let Ok(result) = timeout(LOOK_TIMEOUT, &mut task).await {
+        let probing = roots.clone();
+        let before = hardware_sender.borrow().clone();
+        let mut task = tokio::task::spawn_blocking(move || probing.probe(before.as_deref()));
+        let result = if let Ok(result) = timeout(PROBE_TIMEOUT, &mut task).await {
             result
         } else {
-            let message = format!("query the driver: no answer within {LOOK_TIMEOUT:?}; see the host's kernel log");
-            let looking = place.clone();
-            let functions = answer(move || nvidia_functions(&looking.host_root).len()).await;
-            let last = found.borrow().as_deref().cloned().unwrap_or_default();
+            let message = format!("query the driver: no answer within {PROBE_TIMEOUT:?}; see the host's kernel log");
+            let probing = roots.clone();
+            let functions = run_blocking(move || nvidia_functions(&probing.host_root).len()).await;
+            let last = hardware_sender.borrow().as_deref().cloned().unwrap_or_default();
             let functions = functions.unwrap_or(last.functions);
             publish(
-                found,
+                hardware_sender,
                 Hardware {
                     functions,
                     driver: DriverState::Failed(message),
@@ -156,7 +166,7 @@ async fn look(place: &Arc<DriverRoots>, found: &watch::Sender<Option<Arc<Hardwar
             task.await
         };
         match result {
-            Ok(looked) => return looked,
+            Ok(probed) => return probed,
             Err(error) => {
                 warn!(%error, "cannot probe the hardware");
                 sleep(MAX_RETRY).await;
@@ -165,13 +175,16 @@ async fn look(place: &Arc<DriverRoots>, found: &watch::Sender<Option<Arc<Hardwar
     }
 }
 
-/// Runs `ask` on a blocking thread, up to [`LOOK_TIMEOUT`]. The runtime has one thread, which must not wait for a file.
-async fn answer<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    timeout(LOOK_TIMEOUT, tokio::task::spawn_blocking(ask)).await.ok()?.ok()
+/// Runs `ask` on a blocking thread, up to [`PROBE_TIMEOUT`]. The runtime has one thread, which must not wait for a file.
+async fn run_blocking<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    timeout(PROBE_TIMEOUT, tokio::task::spawn_blocking(ask))
+        .await
+        .ok()?
+        .ok()
 }
 
-fn publish(found: &watch::Sender<Option<Arc<Hardware>>>, mut hardware: Hardware) {
-    found.send_if_modified(|last| {
+fn publish(hardware_sender: &watch::Sender<Option<Arc<Hardware>>>, mut hardware: Hardware) {
+    hardware_sender.send_if_modified(|last| {
         if hardware.driver.problem().is_some() && hardware.reading.is_none() {
             // The GPUs stay known while their driver is replaced.
             hardware.reading = last.as_ref().and_then(|last| last.reading.clone());
@@ -179,16 +192,16 @@ fn publish(found: &watch::Sender<Option<Arc<Hardware>>>, mut hardware: Hardware)
         if last.as_deref() == Some(&hardware) {
             return false;
         }
-        let found = hardware.inventory().map(Inventory::summary).unwrap_or_default();
+        let summary = hardware.inventory().map(Inventory::summary).unwrap_or_default();
         if let Some(problem) = hardware.problem() {
             warn!(
                 problem,
-                hardware = found,
+                hardware = summary,
                 functions = hardware.functions,
                 "hardware has a problem"
             );
         } else {
-            info!(hardware = found, functions = hardware.functions, "hardware found");
+            info!(hardware = summary, functions = hardware.functions, "hardware found");
         }
         *last = Some(Arc::new(hardware));
         true

@@ -11,29 +11,29 @@ const TIMEOUT: Duration = Duration::from_millis(300);
 /// Reads utilisation through NVML, one call at a time, so that a hanging driver blocks one thread at most.
 #[derive(Debug)]
 pub struct Utilisation {
-    place: DriverRoots,
+    roots: DriverRoots,
     free: Arc<Semaphore>,
 }
 
 impl Utilisation {
-    /// Creates a reader for the driver below `place`.
-    pub fn new(place: DriverRoots) -> Self {
+    /// Creates a reader for the driver below `roots`.
+    pub fn new(roots: DriverRoots) -> Self {
         Self {
-            place,
+            roots,
             free: Arc::new(Semaphore::new(1)),
         }
     }
 
     /// Returns the percentage of the last sample period in which each GPU was busy, by index. Omits GPUs that do not
     /// answer in time.
-    pub async fn ask(&self) -> BTreeMap<u32, u32> {
-        let Ok(turn) = self.free.clone().try_acquire_owned() else {
+    pub async fn read(&self) -> BTreeMap<u32, u32> {
+        let Ok(permit) = self.free.clone().try_acquire_owned() else {
             return BTreeMap::new();
         };
-        let place = self.place.clone();
+        let roots = self.roots.clone();
         let answer = spawn_blocking(move || {
-            let _turn = turn;
-            nvml::utilisation(&place.library()?)
+            let _permit = permit;
+            nvml::utilisation(&roots.library()?)
                 .inspect_err(|error| debug!(%error, "read the utilisation"))
                 .ok()
         });

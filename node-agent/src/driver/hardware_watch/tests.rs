@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     api_server::gpu_node::{GpuNodeState, ObservedGpuNode},
-    driver::nvml::tests::DriverState as LibraryId,
+    driver::nvml::tests::DriverState as DriverLibrary,
 };
 use gpunode_crds::{GpuNode, GpuNodeSpec};
 use kube::core::ApiResource;
@@ -18,12 +18,12 @@ const DIVIDED: &str =
 /// A host with two GPUs whose driver is in a folder of its own.
 struct Host {
     root: TempDir,
-    library: LibraryId,
+    library: DriverLibrary,
 }
 
 impl Host {
     fn new(scenario: &str) -> Self {
-        let library = LibraryId::new(scenario);
+        let library = DriverLibrary::new(scenario);
         let root = tempfile::tempdir().unwrap();
         for function in ["0000:07:00.0", "0000:08:00.0"] {
             let function = root.path().join("sys/bus/pci/devices").join(function);
@@ -37,7 +37,7 @@ impl Host {
         Self { root, library }
     }
 
-    fn place(&self) -> DriverRoots {
+    fn roots(&self) -> DriverRoots {
         DriverRoots {
             host_root: self.root.path().to_owned(),
             driver_root: Some(self.root.path().join("driver")),
@@ -56,7 +56,7 @@ impl Host {
     fn watch_with(&self, release: ReleaseRequest) -> watch::Receiver<Option<Arc<Hardware>>> {
         let (found, seen) = watch::channel(None);
         tokio::spawn(watch_hardware(
-            self.place(),
+            self.roots(),
             found,
             Arc::new(Notify::new()),
             release,
@@ -112,7 +112,7 @@ async fn mig_instances_of_others_are_found_within_a_minute_with_and_without_the_
 fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
     let host = Host::new(DIVIDED);
     host.library.state("gpus: {0: {lost: true}, 1: {lost: true}}");
-    let (_, lost) = host.place().look(None);
+    let (_, lost) = host.roots().probe(None);
     let DriverState::Failed(message) = &lost.driver else {
         panic!("{lost:?}")
     };
@@ -122,10 +122,10 @@ fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
     );
     assert!(lost.is_known() && lost.has_gpus(), "none of them is offered");
     host.library.state("{}");
-    let (_, found) = host.place().look(Some(&lost));
+    let (_, found) = host.roots().probe(Some(&lost));
     assert_eq!(found.driver, DriverState::Answers);
     host.library.state("gpus: {0: {lost: true}, 1: {lost: true}}");
-    let (_, lost) = host.place().look(Some(&found));
+    let (_, lost) = host.roots().probe(Some(&found));
     assert_eq!(
         (lost.inventory(), &lost.driver),
         (found.inventory(), &DriverState::Answers),
@@ -137,10 +137,10 @@ fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
 #[test]
 fn a_gpu_that_does_not_tell_what_it_is_is_looked_at_again() {
     let host = Host::new(DIVIDED);
-    let (_, before) = host.place().look(None);
+    let (_, before) = host.roots().probe(None);
     host.library
         .state("gpus: {1: {failing: {nvmlDeviceGetMigMode: UNKNOWN}}}");
-    let (_, now) = host.place().look(Some(&before));
+    let (_, now) = host.roots().probe(Some(&before));
     assert_eq!(
         (now.inventory(), &now.driver),
         (before.inventory(), &DriverState::Answers)
@@ -156,9 +156,9 @@ fn a_gpu_that_does_not_tell_what_it_is_is_looked_at_again() {
 #[test]
 fn instances_are_a_trace() {
     let host = Host::new(DIVIDED);
-    let before = host.place().traces();
+    let before = host.roots().traces();
     host.capability("gpu1/mig/gi0/ci0");
-    assert_ne!(host.place().traces(), before);
+    assert_ne!(host.roots().traces(), before);
 }
 
 fn gpu_node(release: bool) -> GpuNodeState {

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, ops::ControlFlow, path::Path, time::Instant};
 use tracing::info;
 
 /// Event types that cause a probe of the GPU.
-const WANTED: u64 =
+const EVENT_TYPES: u64 =
     (XID | DOUBLE_BIT | RETIREMENT | RETIREMENT_FAILURE | POISON | UNAVAILABLE | RECOVERY_ACTION) as u64;
 /// Length of one wait; ending the session takes up to this long.
 const WAIT_MS: u32 = 2000;
@@ -37,9 +37,9 @@ pub trait EventHandler {
     /// Returns the UUIDs of the GPUs to watch when they have changed, or a break to end the session.
     fn gpus(&mut self) -> ControlFlow<(), Option<Vec<String>>>;
     /// Takes an event.
-    fn tell(&mut self, event: DriverEvent) -> ControlFlow<()>;
+    fn handle(&mut self, event: DriverEvent) -> ControlFlow<()>;
     /// Receives the reason why a GPU reports no events.
-    fn is_silent(&mut self, gpu: &str, why: &NvmlError);
+    fn reports_no_events(&mut self, gpu: &str, why: &NvmlError);
 }
 
 /// Passes driver events from the library at `path` to the watcher until it breaks. Blocks.
@@ -91,7 +91,7 @@ impl WatchedGpus<'_> {
             }
             waits = (waits + 1) % REGISTER_EVERY;
             match raw::wait(self.set, WAIT_MS) {
-                Ok(reported) if watcher.tell(self.event(&reported)).is_break() => return Ok(()),
+                Ok(reported) if watcher.handle(self.event(&reported)).is_break() => return Ok(()),
                 Ok(_) | Err(NvmlError::Timeout) => {}
                 Err(error) => return Err(error),
             }
@@ -108,7 +108,7 @@ impl WatchedGpus<'_> {
             match self.register_one(&gpu) {
                 Ok(id) => _ = self.known.insert(id, gpu),
                 Err(error) => {
-                    watcher.is_silent(&gpu, &error);
+                    watcher.reports_no_events(&gpu, &error);
                     if !matches!(error, NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) {
                         self.missing.push(gpu);
                     }
@@ -122,7 +122,7 @@ impl WatchedGpus<'_> {
 
     fn register_one(&self, gpu: &str) -> Result<usize, NvmlError> {
         let device = self.nvml.device_by_uuid(gpu)?;
-        match raw::supported_events(&device)? & WANTED {
+        match raw::supported_events(&device)? & EVENT_TYPES {
             0 => Err(NvmlError::NotSupported),
             types => raw::register_events(self.set, &device, types).map(|()| raw::handle_id(&device)),
         }

@@ -50,27 +50,27 @@ pub struct ProbeReport {
 /// C name of a call that failed, and its error.
 pub type FailedCall = (&'static str, NvmlError);
 
-/// Probes each target through the library at `path`, one after the other, until `tell` breaks. Blocks.
+/// Probes each target through the library at `path`, one after the other, until `on_report` breaks. Blocks.
 pub fn probe(
     path: &Path,
     targets: &[ProbeTarget],
     mut begin: impl FnMut(&str),
-    mut tell: impl FnMut(ProbeReport) -> ControlFlow<()>,
+    mut on_report: impl FnMut(ProbeReport) -> ControlFlow<()>,
 ) -> Result<(), DriverError> {
     let nvml = open(path)?;
     for target in targets {
         begin(&target.gpu);
-        let mut look = ProbeReport {
+        let mut report = ProbeReport {
             probe: unanswered(target),
             links: None,
             failed: Vec::new(),
         };
-        if let Err((call, error)) = ask(&nvml, target, &mut look) {
+        if let Err((call, error)) = fill_report(&nvml, target, &mut report) {
             let is_lost = matches!(error, NvmlError::GpuLost);
-            look.probe.result = if is_lost { ProbeResult::Lost } else { ProbeResult::Fails };
-            look.failed.push((target.gpu.clone(), (call, error)));
+            report.probe.result = if is_lost { ProbeResult::Lost } else { ProbeResult::Fails };
+            report.failed.push((target.gpu.clone(), (call, error)));
         }
-        if tell(look).is_break() {
+        if on_report(report).is_break() {
             break;
         }
     }
@@ -95,49 +95,52 @@ pub fn unanswered(target: &ProbeTarget) -> GpuProbe {
 }
 
 /// Fills in the report, up to the first call that fails.
-fn ask(nvml: &Nvml, target: &ProbeTarget, look: &mut ProbeReport) -> Result<(), FailedCall> {
+fn fill_report(nvml: &Nvml, target: &ProbeTarget, report: &mut ProbeReport) -> Result<(), FailedCall> {
     let device = nvml
         .device_by_uuid(target.gpu.as_str())
-        .map_err(of("nvmlDeviceGetHandleByUUID"))?;
-    told(device.memory_info()).map_err(of("nvmlDeviceGetMemoryInfo_v2"))?;
-    fields(&device, &mut look.probe).map_err(of("nvmlDeviceGetFieldValues"))?;
-    look.probe.uncorrected_ecc = told(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile))
-        .map_err(of("nvmlDeviceGetTotalEccErrors"))?;
-    let mig = told(device.mig_mode()).map_err(of("nvmlDeviceGetMigMode"))?;
+        .map_err(failed_in("nvmlDeviceGetHandleByUUID"))?;
+    if_supported(device.memory_info()).map_err(failed_in("nvmlDeviceGetMemoryInfo_v2"))?;
+    fields(&device, &mut report.probe).map_err(failed_in("nvmlDeviceGetFieldValues"))?;
+    report.probe.uncorrected_ecc =
+        if_supported(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile))
+            .map_err(failed_in("nvmlDeviceGetTotalEccErrors"))?;
+    let mig = if_supported(device.mig_mode()).map_err(failed_in("nvmlDeviceGetMigMode"))?;
     if mig.is_some_and(|mode| mode.current == NVML_DEVICE_MIG_ENABLE) {
-        look.probe.link_down = Some(false);
+        report.probe.link_down = Some(false);
     } else {
-        let up = links(&device, target.links.as_deref()).map_err(of("nvmlDeviceGetNvLinkState"))?;
-        look.probe.link_down = target.links.as_ref().map(|before| before.len() > up.len());
-        look.links = Some(up);
+        let up = links(&device, target.links.as_deref()).map_err(failed_in("nvmlDeviceGetNvLinkState"))?;
+        report.probe.link_down = target.links.as_ref().map(|before| before.len() > up.len());
+        report.links = Some(up);
     }
     if target.processes {
-        look.probe.processes = processes(&device);
+        report.probe.processes = processes(&device);
     }
     for uuid in &target.instances {
-        let answer = ask_instance(nvml, uuid, target.processes);
+        let answer = probe_instance(nvml, uuid, target.processes);
         let (answers, processes) = (answer.is_ok(), answer.as_ref().ok().copied().flatten());
-        look.probe.instances.push(MigProbe {
+        report.probe.instances.push(MigProbe {
             uuid: uuid.clone(),
             answers,
             processes,
         });
-        look.failed.extend(answer.err().map(|failed| (uuid.clone(), failed)));
+        report.failed.extend(answer.err().map(|failed| (uuid.clone(), failed)));
     }
-    look.probe.result = ProbeResult::Responds;
+    report.probe.result = ProbeResult::Responds;
     Ok(())
 }
 
 /// Probes a MIG device and counts its processes if `count` is set.
-fn ask_instance(nvml: &Nvml, uuid: &str, count: bool) -> Result<Option<usize>, FailedCall> {
-    let device = nvml.device_by_uuid(uuid).map_err(of("nvmlDeviceGetHandleByUUID"))?;
-    told(device.memory_info()).map_err(of("nvmlDeviceGetMemoryInfo_v2"))?;
+fn probe_instance(nvml: &Nvml, uuid: &str, count: bool) -> Result<Option<usize>, FailedCall> {
+    let device = nvml
+        .device_by_uuid(uuid)
+        .map_err(failed_in("nvmlDeviceGetHandleByUUID"))?;
+    if_supported(device.memory_info()).map_err(failed_in("nvmlDeviceGetMemoryInfo_v2"))?;
     Ok(count.then(|| processes(&device)).flatten())
 }
 
 fn fields(device: &Device<'_>, probe: &mut GpuProbe) -> Result<(), NvmlError> {
     let ids = [RECOVERY_ACTION, REMAPPED_PENDING, REMAPPED_FAILURE, RETIRED_PENDING];
-    let Some(answers) = told(device.field_values_for(&ids.map(FieldId)))? else {
+    let Some(answers) = if_supported(device.field_values_for(&ids.map(FieldId)))? else {
         return Ok(());
     };
     let mut values = answers
@@ -145,7 +148,7 @@ fn fields(device: &Device<'_>, probe: &mut GpuProbe) -> Result<(), NvmlError> {
         .map(|answer| match answer.and_then(|sample| sample.value) {
             // NVML does not document its answer for a field that is newer than the driver.
             Err(NvmlError::InvalidArg) => Ok(None),
-            answer => told(answer),
+            answer => if_supported(answer),
         });
     let mut next = || {
         values
@@ -179,7 +182,7 @@ fn links(device: &Device<'_>, of: Option<&[u32]>) -> Result<Vec<u32>, NvmlError>
             Ok(false) => {}
             // The GPU has no more NVLinks, or none at all.
             Err(NvmlError::InvalidArg) if of.is_none() => break,
-            Err(error) if is_none(&error) => break,
+            Err(error) if is_unsupported(&error) => break,
             Err(error) => return Err(error),
         }
     }
@@ -194,20 +197,20 @@ fn processes(device: &Device<'_>) -> Option<usize> {
     )
 }
 
-fn of(call: &'static str) -> impl Fn(NvmlError) -> FailedCall {
+fn failed_in(call: &'static str) -> impl Fn(NvmlError) -> FailedCall {
     move |error| (call, error)
 }
 
 /// Returns none when the GPU or the driver does not support the query, or denies it here.
-fn told<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+fn if_supported<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
-        Err(error) if is_none(&error) => Ok(None),
+        Err(error) if is_unsupported(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-fn is_none(error: &NvmlError) -> bool {
+fn is_unsupported(error: &NvmlError) -> bool {
     matches!(
         error,
         NvmlError::NotSupported

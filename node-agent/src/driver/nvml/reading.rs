@@ -127,13 +127,13 @@ fn describe(
             source,
         }
     };
-    let memory = if_any(device.memory_info())
+    let memory = if_supported(device.memory_info())
         .map_err(unanswered("read the memory"))?
         .map(|memory| memory.total);
     let capability =
-        if_any(device.cuda_compute_capability()).map_err(unanswered("read the CUDA compute capability"))?;
-    let mig_mode = if_any(device.mig_mode()).map_err(unanswered("read the MIG mode"))?;
-    let minor = if_any(device.minor_number()).map_err(unanswered("read the minor number"))?;
+        if_supported(device.cuda_compute_capability()).map_err(unanswered("read the CUDA compute capability"))?;
+    let mig_mode = if_supported(device.mig_mode()).map_err(unanswered("read the MIG mode"))?;
+    let minor = if_supported(device.minor_number()).map_err(unanswered("read the minor number"))?;
     // These may stay empty: they do not decide how the GPU is advertised.
     let pci_bus_id = device
         .pci_info()
@@ -166,7 +166,7 @@ fn describe(
 }
 
 /// Returns none when the GPU or the driver does not support the query.
-fn if_any<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+fn if_supported<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
         Err(NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_)) => Ok(None),
