@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     api_server::gpu_node::{GpuNodeState, ObservedGpuNode},
-    driver::nvml::tests::DriverState as DriverLibrary,
+    driver::nvml::tests::FakeDriver,
 };
 use gpunode_crds::{GpuNode, GpuNodeSpec};
 use kube::core::ApiResource;
@@ -18,12 +18,12 @@ const DIVIDED: &str =
 /// A host with two GPUs whose driver is in a folder of its own.
 struct Host {
     root: TempDir,
-    library: DriverLibrary,
+    library: FakeDriver,
 }
 
 impl Host {
     fn new(scenario: &str) -> Self {
-        let library = DriverLibrary::new(scenario);
+        let library = FakeDriver::new(scenario);
         let root = tempfile::tempdir().unwrap();
         for function in ["0000:07:00.0", "0000:08:00.0"] {
             let function = root.path().join("sys/bus/pci/devices").join(function);

@@ -14,9 +14,9 @@ use std::{
 use tempfile::TempDir;
 
 /// A folder with the library and its scenario.
-pub struct DriverState(TempDir);
+pub struct FakeDriver(TempDir);
 
-impl DriverState {
+impl FakeDriver {
     pub fn new(scenario: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::copy(built(), folder.path().join("libnvidia-ml.so.1")).unwrap();
@@ -106,7 +106,7 @@ fn mig_devices_are_read_with_profile_size_and_device_nodes() {
         "gpu1/gi2/access 156\ngpu1/gi2/ci0/access 157\ngpu1/gi7/access 201\n",
     )
     .unwrap();
-    let reading = DriverState::divided().read(host.path());
+    let reading = FakeDriver::divided().read(host.path());
     assert_eq!(reading.unreadable, Vec::<String>::new());
     let gpus = &reading.inventory.gpus;
     assert_eq!(
@@ -138,8 +138,8 @@ fn mig_devices_are_read_with_profile_size_and_device_nodes() {
 #[test]
 fn a_fabric_is_told_where_it_reaches_beyond_the_node() {
     let host = Path::new("/nowhere");
-    let driver = DriverState::new("{board: NVIDIA GB200, count: 2, topology: NVSwitch}");
-    let fabric = |driver: &DriverState| driver.read(host).inventory.gpus[1].fabric.clone();
+    let driver = FakeDriver::new("{board: NVIDIA GB200, count: 2, topology: NVSwitch}");
+    let fabric = |driver: &FakeDriver| driver.read(host).inventory.gpus[1].fabric.clone();
     assert_eq!(fabric(&driver), None);
     driver.scenario(
         "{board: NVIDIA GB200, count: 2, topology: NVSwitch, \
@@ -159,7 +159,7 @@ fn a_fabric_is_told_where_it_reaches_beyond_the_node() {
 
 #[test]
 fn a_mig_device_that_cannot_be_read_hides_no_other() {
-    let driver = DriverState::divided();
+    let driver = FakeDriver::divided();
     driver.state(
         "gpus: {1: {failingMig: {0: {nvmlDeviceGetUUID: UNKNOWN}, \
          1: {nvmlDeviceGetMigDeviceHandleByIndex: NO_PERMISSION}}}}",
@@ -188,7 +188,7 @@ fn a_mig_device_that_cannot_be_read_hides_no_other() {
 /// A name without its `+me` would be that of another profile.
 #[test]
 fn a_mig_device_whose_kind_cannot_be_asked_is_not_named_without_it() {
-    let driver = DriverState::divided();
+    let driver = FakeDriver::divided();
     driver.state("gpus: {1: {failing: {nvmlDeviceGetGpuInstanceProfileInfo: UNKNOWN}}}");
     let reading = driver.read(Path::new("/nowhere"));
     let indices: Vec<u32> = reading.inventory.gpus.iter().map(|gpu| gpu.index).collect();
@@ -212,7 +212,7 @@ const QUESTIONS: [&str; 5] = [
 
 #[test]
 fn a_gpu_that_does_not_tell_what_it_is_stays_what_it_was_and_is_left_out_where_nobody_knows() {
-    let driver = DriverState::divided();
+    let driver = FakeDriver::divided();
     let before = driver.read(Path::new("/nowhere"));
     for question in QUESTIONS {
         driver.state(&format!("gpus: {{1: {{failing: {{{question}: UNKNOWN}}}}}}"));
@@ -235,7 +235,7 @@ fn a_gpu_that_does_not_tell_what_it_is_stays_what_it_was_and_is_left_out_where_n
 
 #[test]
 fn a_gpu_that_does_not_tell_who_it_is_stays_what_it_was() {
-    let driver = DriverState::divided();
+    let driver = FakeDriver::divided();
     let before = driver.read(Path::new("/nowhere"));
     for question in ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetName"] {
         driver.state(&format!("gpus: {{1: {{failing: {{{question}: UNKNOWN}}}}}}"));
@@ -263,7 +263,7 @@ fn a_gpu_that_does_not_tell_who_it_is_stays_what_it_was() {
 
 #[test]
 fn a_gpu_that_is_lost_stays_what_it_was_and_is_said_to_be_lost() {
-    let driver = DriverState::divided();
+    let driver = FakeDriver::divided();
     let before = driver.read(Path::new("/nowhere"));
     for lost in ["lost: true", "failing: {nvmlDeviceGetMigMode: GPU_IS_LOST}"] {
         driver.state(&format!("gpus: {{1: {{{lost}}}}}"));
@@ -288,7 +288,7 @@ fn a_gpu_that_is_lost_stays_what_it_was_and_is_said_to_be_lost() {
 
 #[test]
 fn what_a_gpu_has_not_is_no_failure() {
-    let driver = DriverState::divided();
+    let driver = FakeDriver::divided();
     let before = driver.read(Path::new("/nowhere"));
     for code in ["NOT_SUPPORTED", "FUNCTION_NOT_FOUND"] {
         driver.state(&format!(
@@ -307,7 +307,7 @@ fn what_a_gpu_has_not_is_no_failure() {
 
 #[test]
 fn a_kind_that_the_driver_does_not_list_adds_nothing_to_the_name() {
-    let driver = DriverState::divided();
+    let driver = FakeDriver::divided();
     driver.state("gpus: {1: {failing: {nvmlDeviceGetGpuInstanceProfileInfo: NOT_SUPPORTED}}}");
     let reading = driver.read(Path::new("/nowhere"));
     let profiles: Vec<_> = reading.inventory.gpus[1]
@@ -321,10 +321,10 @@ fn a_kind_that_the_driver_does_not_list_adds_nothing_to_the_name() {
 
 #[test]
 fn utilisation_leaves_out_what_does_not_tell() {
-    let driver = DriverState::divided();
+    let driver = FakeDriver::divided();
     driver.state("gpus: {0: {utilizationPercent: 70}}");
     assert_eq!(utilisation(&driver.library()).unwrap(), BTreeMap::from([(0, 70)]));
-    let driver = DriverState::new("{board: Tesla T4, count: 3, topology: Pcie}");
+    let driver = FakeDriver::new("{board: Tesla T4, count: 3, topology: Pcie}");
     driver.state("gpus: {0: {lost: true}, 2: {utilizationPercent: 5}}");
     assert_eq!(
         utilisation(&driver.library()).unwrap(),
@@ -334,7 +334,7 @@ fn utilisation_leaves_out_what_does_not_tell() {
 
 #[test]
 fn a_compute_mode_is_seen_by_the_next_session() {
-    let driver = DriverState::new("{board: Tesla T4, count: 1, topology: Pcie}");
+    let driver = FakeDriver::new("{board: Tesla T4, count: 1, topology: Pcie}");
     let library = driver.library();
     let uuid = &driver.read(Path::new("/nowhere")).inventory.gpus[0].uuid;
     assert_eq!(compute_mode(&library, uuid).unwrap(), ComputeMode::Default);
@@ -351,7 +351,7 @@ fn a_compute_mode_is_seen_by_the_next_session() {
 
 #[test]
 fn errors_name_the_gpu_and_what_was_tried() {
-    let driver = DriverState::divided();
+    let driver = FakeDriver::divided();
     let library = driver.library();
     let uuid = &driver.read(Path::new("/nowhere")).inventory.gpus[1].uuid;
     let error = set_compute_mode(&library, uuid, ComputeMode::ExclusiveProcess)

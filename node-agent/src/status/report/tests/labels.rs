@@ -5,7 +5,7 @@ use crate::driver::machine::MachineInfo;
 use crate::{
     devices::state::{DeviceState, tests::nothing_held},
     driver::{
-        nvml::{self, tests::DriverState as Library},
+        nvml::{self, tests::FakeDriver as Library},
         pci::PciFunction,
     },
     mps::answers::DaemonAnswers,
