@@ -13,12 +13,14 @@
 //! | `types` | names of types, and `Result<_, String>` |
 //! | `exports` | public items of a library that no other crate uses |
 //! | `layers` | which crate may depend on which |
+//! | `map` | files and tests that documents for contributors name |
 //! | `figures` | lines, modules, types and circles in numbers |
 
 mod circles;
 mod exports;
 mod figures;
 mod layers;
+mod map;
 mod paths;
 mod product;
 mod source;
@@ -31,6 +33,7 @@ pub use circles::circles;
 pub use exports::unused_exports;
 pub use figures::{Figures, figures};
 pub use layers::{allowed_dependencies, upward_dependencies};
+pub use map::{missing_files, missing_tests};
 pub use product::{PRODUCT, ProductCrate, ReadError, repository, rust_files};
 pub use source::{Files, Module, ParseError, Tree};
 pub use tables::table_problems;

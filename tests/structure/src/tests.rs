@@ -306,3 +306,15 @@ fn a_dependency_on_a_crate_above_is_found() {
         ["gpunode-crds depends on gpunode-plan"]
     );
 }
+
+#[test]
+fn document_that_names_a_missing_file_or_test_is_found() {
+    let document = "See `src/map.rs` and `src/gone.rs`.\n```\n`src/in_a_block.rs`\n```\n| `a_test_that_is_there` | `a_test_that_is_gone`, `pod_name` |";
+    let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    assert_eq!(crate::missing_files(document, here), ["src/gone.rs"]);
+    let sources = ["fn a_test_that_is_there() {}"];
+    assert_eq!(
+        crate::missing_tests(document, sources.into_iter()),
+        ["a_test_that_is_gone"]
+    );
+}

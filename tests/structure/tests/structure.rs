@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use gpunode_structure_tests::{
-    Files, PRODUCT, ProductCrate, Uses, circles, foreign_references, headless_docs, repository, rust_files,
-    shared_names, string_errors, table_problems, type_names, unused_exports, upward_dependencies,
+    Files, PRODUCT, ProductCrate, Uses, circles, foreign_references, headless_docs, missing_files, missing_tests,
+    repository, rust_files, shared_names, string_errors, table_problems, type_names, unused_exports,
+    upward_dependencies,
 };
 use std::fmt::Write as _;
 
@@ -176,4 +177,20 @@ fn every_public_item_of_a_library_is_used_by_another_crate() {
         }
     }
     assert!(unused.is_empty(), "{}", unused.join("\n"));
+}
+
+#[test]
+fn documents_for_contributors_name_files_and_tests_that_exist() {
+    let root = repository();
+    let folders = ["config", "crds", "process", "node-agent", "operator", "tests"];
+    let sources: Vec<String> = folders
+        .iter()
+        .flat_map(|folder| rust_files(&root, folder).unwrap().into_values())
+        .collect();
+    for name in ["docs/architecture.md", "CONTRIBUTING.md"] {
+        let document = std::fs::read_to_string(root.join(name)).unwrap();
+        assert_eq!(missing_files(&document, &root), Vec::<String>::new(), "files in {name}");
+        let missing = missing_tests(&document, sources.iter().map(String::as_str));
+        assert_eq!(missing, Vec::<String>::new(), "tests in {name}");
+    }
 }
