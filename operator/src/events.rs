@@ -10,6 +10,6 @@ mod channel;
 mod operator_event;
 mod recorder;
 
-pub use channel::{EventSender, event_channel};
+pub use channel::{OperatorEventSender, event_channel};
 pub use operator_event::OperatorEvent;
 pub use recorder::EventRecorder;

@@ -8,9 +8,9 @@ const CAPACITY: usize = 64;
 
 /// The end of the channel that takes events.
 #[derive(Clone)]
-pub struct EventSender(mpsc::Sender<OperatorEvent>);
+pub struct OperatorEventSender(mpsc::Sender<OperatorEvent>);
 
-impl EventSender {
+impl OperatorEventSender {
     /// Hands over an event, or drops it when too many wait.
     pub fn send(&self, event: OperatorEvent) {
         if self.0.try_send(event).is_err() {
@@ -20,7 +20,7 @@ impl EventSender {
 }
 
 /// Makes the channel.
-pub fn event_channel() -> (EventSender, mpsc::Receiver<OperatorEvent>) {
+pub fn event_channel() -> (OperatorEventSender, mpsc::Receiver<OperatorEvent>) {
     let (sender, receiver) = mpsc::channel(CAPACITY);
-    (EventSender(sender), receiver)
+    (OperatorEventSender(sender), receiver)
 }

@@ -1,7 +1,7 @@
 //! Inputs and helpers of the tasks that evict and delete pods.
 
 use crate::{
-    events::{EventSender, OperatorEvent},
+    events::{OperatorEvent, OperatorEventSender},
     leader_election::Leadership,
     metrics::{OperatorMetrics, WorkKind},
     reconcile::IndexReader,
@@ -25,7 +25,7 @@ pub struct PodContext {
     pub guarded_client: Client,
     pub leadership: Leadership,
     pub metrics: Arc<OperatorMetrics>,
-    pub events: EventSender,
+    pub events: OperatorEventSender,
 }
 
 impl PodContext {

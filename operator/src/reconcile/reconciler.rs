@@ -1,7 +1,7 @@
 //! Changes the index, sees to the consequences, and computes writes while this process leads.
 
 use crate::{
-    events::EventSender,
+    events::OperatorEventSender,
     index::{
         ClusterIndex,
         effects::Effects,
@@ -25,7 +25,7 @@ use tokio::{
 /// Channels that take the consequences of changes.
 pub struct ReconcilerOutputs {
     pub writes: mpsc::Sender<WriteRequest>,
-    pub events: EventSender,
+    pub events: OperatorEventSender,
     pub evictions: Arc<WorkQueue<EvictionKey>>,
     /// True while a policy wants rejected pods to be deleted.
     pub deletes_rejected_pods: watch::Sender<bool>,

@@ -5,7 +5,7 @@ use crate::{AdvertisedResource, AdvertisedShare, Assignment, Device, DeviceShari
 use std::{cmp::Reverse, collections::BTreeSet};
 
 /// A device as the kubelet knows it now.
-pub struct AdvertisedDevice<'a> {
+pub struct DeviceShares<'a> {
     /// UUID of the device.
     pub uuid: &'a str,
     /// The device; none if it had left the node before this process started.
@@ -29,7 +29,7 @@ pub enum Availability {
     Unavailable,
 }
 
-impl AdvertisedDevice<'_> {
+impl DeviceShares<'_> {
     /// Returns its place in the list; unknown devices come last.
     pub fn order(&self) -> (bool, Option<(u32, Option<u32>)>, &str) {
         (self.device.is_none(), self.device.map(Device::order), self.uuid)
@@ -88,7 +88,7 @@ fn resource_list(state: &AllocatorState, resource: &str) -> AdvertisedResource {
         .filter(|(_, of)| of.sharing.one_device_per_container())
         .min_by_key(|(at, of)| (Reverse(of.free()), *at))
         .map(|(at, _)| at);
-    let healthy = |at: usize, of: &AdvertisedDevice<'_>, held: bool| match of.availability {
+    let healthy = |at: usize, of: &DeviceShares<'_>, held: bool| match of.availability {
         Availability::Unavailable => false,
         Availability::Draining => held,
         Availability::Allocatable => {
@@ -96,8 +96,8 @@ fn resource_list(state: &AllocatorState, resource: &str) -> AdvertisedResource {
         }
     };
     // A kubelet with a topology policy takes the shares of one NUMA node first, even from many devices.
-    let of_one = |of: &AdvertisedDevice<'_>| of.sharing.one_device_per_container();
-    let node = |of: &AdvertisedDevice<'_>| of.device.and_then(|device| device.numa_node);
+    let of_one = |of: &DeviceShares<'_>| of.sharing.one_device_per_container();
+    let node = |of: &DeviceShares<'_>| of.device.and_then(|device| device.numa_node);
     let nodes: BTreeSet<Option<u32>> = devices.iter().map(node).collect();
     let most = devices.iter().map(|of| of.held.len()).max().unwrap_or_default();
     let mut shares = Vec::with_capacity(devices.iter().map(|of| of.held.len()).sum());
@@ -118,10 +118,10 @@ fn resource_list(state: &AllocatorState, resource: &str) -> AdvertisedResource {
 }
 
 /// Returns the devices assigned to `resource`, by index.
-pub fn advertised_devices<'a>(state: &'a AllocatorState, resource: &str) -> Vec<AdvertisedDevice<'a>> {
+pub fn advertised_devices<'a>(state: &'a AllocatorState, resource: &str) -> Vec<DeviceShares<'a>> {
     let of_resource = state.assigned.iter().filter(|(_, of)| of.resource == resource);
-    let mut devices: Vec<AdvertisedDevice<'_>> = of_resource
-        .map(|(uuid, assignment)| AdvertisedDevice {
+    let mut devices: Vec<DeviceShares<'_>> = of_resource
+        .map(|(uuid, assignment)| DeviceShares {
             uuid,
             device: state.devices.get(uuid),
             sharing: assignment.sharing,

@@ -1,7 +1,7 @@
 //! The devices that a container gets for the ids that the kubelet picked.
 
 use super::{
-    advertised::{AdvertisedDevice, Availability, advertised_devices},
+    advertised::{Availability, DeviceShares, advertised_devices},
     refusal::AllocationRefusal,
     state::AllocatorState,
 };
@@ -62,11 +62,11 @@ pub fn check(
             ids: unknown,
         });
     }
-    let given: Vec<(&AdvertisedDevice<'_>, u32)> = asked
+    let given: Vec<(&DeviceShares<'_>, u32)> = asked
         .into_iter()
         .filter_map(|(at, count)| Some((advertised.get(at)?, count)))
         .collect();
-    let replicated = |of: &AdvertisedDevice<'_>| {
+    let replicated = |of: &DeviceShares<'_>| {
         matches!(
             of.sharing,
             DeviceSharing::TimeSlicing { .. } | DeviceSharing::Mps { .. }
@@ -150,15 +150,15 @@ fn check_holders(
 }
 
 /// Returns the refusal of shares of several devices; in `advertised`, requested shares count as free.
-fn split(resource: &str, asked: usize, advertised: &[AdvertisedDevice<'_>]) -> AllocationRefusal {
+fn split(resource: &str, asked: usize, advertised: &[DeviceShares<'_>]) -> AllocationRefusal {
     let count = |shares: usize| u32::try_from(shares).unwrap_or(u32::MAX);
     let ones = || advertised.iter().filter(|of| of.sharing.one_device_per_container());
     let most = ones().min_by_key(|of| (Reverse(of.free()), of.order()));
     AllocationRefusal::Split {
         resource: resource.to_owned(),
         asked: count(asked),
-        free_total: count(ones().map(AdvertisedDevice::free).sum::<usize>().max(asked)),
-        most_free: count(most.map(AdvertisedDevice::free).unwrap_or_default()),
+        free_total: count(ones().map(DeviceShares::free).sum::<usize>().max(asked)),
+        most_free: count(most.map(DeviceShares::free).unwrap_or_default()),
         device_index: most.and_then(|of| of.device).map(Device::index).unwrap_or_default(),
     }
 }

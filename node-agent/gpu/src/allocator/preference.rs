@@ -3,7 +3,7 @@
 //! The result is advice to the kubelet. An error would fail the pod, so there is always a result.
 
 use super::{
-    advertised::{AdvertisedDevice, Availability, advertised_devices},
+    advertised::{Availability, DeviceShares, advertised_devices},
     state::AllocatorState,
 };
 use crate::{CandidateDevice, CandidatePool, DeviceSharing, GpuLoad, ResourceRules, choose, device_of};
@@ -115,7 +115,7 @@ fn stock<'a>(
             None => _ = unknown.insert(id),
         }
     }
-    let supply = |((of, free), picked): ((&AdvertisedDevice<'_>, Free<'a>), usize)| {
+    let supply = |((of, free), picked): ((&DeviceShares<'_>, Free<'a>), usize)| {
         let (unsure, sure): (Vec<_>, Vec<_>) = free.into_iter().partition(|((held, _), _)| *held);
         let ids = |free: Vec<((bool, u32), &'a str)>| free.into_iter().map(|(_, id)| id).collect::<VecDeque<_>>();
         let gpu = of

@@ -14,7 +14,7 @@ const GPU: &str = "gpu";
 
 /// Sharing of one device.
 #[derive(Clone, Copy, Debug)]
-struct DeviceSharing {
+struct SharingFacts {
     replicas: i32,
     strategy: SharingStrategy,
     renamed: bool,
@@ -56,9 +56,9 @@ fn add_gpus(status: &GpuNodeStatus, labels: &mut FactLabels) {
     let whole = of_product().find(|gpu| !is_divided(gpu));
     let sharing = match whole {
         Some(gpu) => sharing(status, &gpu.uuid),
-        None => DeviceSharing {
+        None => SharingFacts {
             replicas: 0,
-            ..DeviceSharing::NONE
+            ..SharingFacts::NONE
         },
     };
     let gpu = whole.unwrap_or(first);
@@ -123,7 +123,7 @@ fn add_common(
     resource: &str,
     (product, part): (&str, &str),
     count: usize,
-    sharing: DeviceSharing,
+    sharing: SharingFacts,
     labels: &mut FactLabels,
 ) {
     let shared = if sharing.replicas > 1 && !sharing.renamed {
@@ -167,7 +167,7 @@ fn most_frequent<'a, T>(items: &'a [T], gpu: impl Fn(&'a T) -> &'a GpuDevice) ->
         .map(|(_, item)| item)
 }
 
-impl DeviceSharing {
+impl SharingFacts {
     const NONE: Self = Self {
         replicas: 1,
         strategy: SharingStrategy::None,
@@ -176,17 +176,17 @@ impl DeviceSharing {
 }
 
 /// Returns the sharing of the device with this UUID; none if no resource lists it.
-fn sharing(status: &GpuNodeStatus, uuid: &str) -> DeviceSharing {
+fn sharing(status: &GpuNodeStatus, uuid: &str) -> SharingFacts {
     let of = |resource: &ResourceStatus| {
         let device = resource.devices.iter().find(|device| device.device == uuid)?;
         let strategy = resource.sharing.unwrap_or_default();
-        Some(DeviceSharing {
+        Some(SharingFacts {
             replicas: device.shares,
             strategy,
             renamed: resource.renamed,
         })
     };
-    status.resources.iter().find_map(of).unwrap_or(DeviceSharing::NONE)
+    status.resources.iter().find_map(of).unwrap_or(SharingFacts::NONE)
 }
 
 fn is_divided(gpu: &GpuDevice) -> bool {
