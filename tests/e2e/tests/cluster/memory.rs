@@ -114,7 +114,7 @@ fn a_deployment_that_fits_the_node_but_no_gpu_fails_at_most_twice_and_runs_when_
     for pod in &failed_pods {
         assert_eq!(pod["status"]["reason"], "UnexpectedAdmissionError");
         let message = pod["status"]["message"].as_str().unwrap_or_default();
-        for part in [UNITS, "12", "15", "10", "GPU 1", "not on one GPU"] {
+        for part in [UNITS, "12", "15", "10", "GPU 1", "do not fit on one GPU"] {
             ensure!(message.contains(part), "{message:?} does not say {part:?}");
         }
     }

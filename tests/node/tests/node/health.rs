@@ -60,10 +60,10 @@ async fn broken(lab: &Lab, resource: &str, expected: &[&String]) -> Result<()> {
 
 /// Lets the agent look at the GPUs, and waits until it has.
 async fn look(lab: &Lab) -> Result<()> {
-    let before = lab.agent.logged("the GPUs were looked at");
+    let before = lab.agent.logged("all GPUs probed");
     lab.agent.signal(Signal::HUP)?;
-    until("the GPUs were looked at", || {
-        (lab.agent.logged("the GPUs were looked at") > before).then_some(())
+    until("all GPUs probed", || {
+        (lab.agent.logged("all GPUs probed") > before).then_some(())
     })
     .await
 }

@@ -64,7 +64,7 @@ async fn a_call_that_fails_once_takes_out_nothing_and_one_that_fails_again_soon_
     look(&lab).await?;
     lab.node.state()?.fail(5, CALL, ReturnCode::Unknown)?;
     lab.agent.signal(Signal::HUP)?;
-    lab.agent.logs("a call of the driver fails").await?;
+    lab.agent.logs("a call to the driver fails").await?;
     lab.node.state()?.clear_failure(5, CALL)?;
     for _ in 0..2 {
         look(&lab).await?;
@@ -129,7 +129,7 @@ async fn a_gpu_that_hangs_is_taken_out_and_the_others_are_looked_at_without_it()
     let lists = lab.kubelet.endpoint(GPU).lists;
     fs::write(lab.node.state_dir().join("recovered"), "")?;
     pending(false)?;
-    lab.agent.logs("the GPUs are in order again, as a person says").await?;
+    lab.agent.logs("a person declared the GPUs recovered").await?;
     assert_eq!(
         lab.kubelet.endpoint(GPU).lists,
         lists,

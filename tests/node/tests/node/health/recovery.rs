@@ -76,7 +76,7 @@ async fn manual_recovery_waits_for_a_person() -> Result<()> {
     fs::write(lab.node.state_dir().join("recovered"), "")?;
     lab.agent.signal(Signal::HUP)?;
     broken(&lab, GPU, &[]).await?;
-    lab.agent.logs("as a person says").await?;
+    lab.agent.logs("a person declared the GPUs recovered").await?;
     Ok(())
 }
 
@@ -115,10 +115,10 @@ async fn without_a_recovery_action_a_reset_is_seen_by_counters_that_begin_anew()
 
 /// Looks until one has come that counts after an event.
 async fn look_later(lab: &Lab) -> Result<()> {
-    let before = lab.agent.logged("the GPUs were looked at");
+    let before = lab.agent.logged("all GPUs probed");
     // The second one is that which comes when the event has settled.
     until("it is looked twice", || {
-        (lab.agent.logged("the GPUs were looked at") >= before + 2).then_some(())
+        (lab.agent.logged("all GPUs probed") >= before + 2).then_some(())
     })
     .await?;
     look(lab).await
