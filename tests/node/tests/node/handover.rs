@@ -155,7 +155,7 @@ async fn a_kill_of_the_successor_at_any_step_leaves_the_node_served() -> Result<
         "hardware found",
         "asking the agent that holds",
         "registered with the kubelet",
-        "took over from the agent",
+        "took over from the previous agent",
     ]
     .into_iter()
     .enumerate()
@@ -184,7 +184,7 @@ async fn a_kill_of_the_one_before_at_any_step_leaves_the_node_served() -> Result
         "hardware found",
         "asking the agent that holds",
         "registered with the kubelet",
-        "took over from the agent",
+        "took over from the previous agent",
     ]
     .into_iter()
     .enumerate()

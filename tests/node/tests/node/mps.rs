@@ -235,7 +235,7 @@ async fn assignments_that_are_lost_end_no_daemon_that_somebody_uses() -> Result<
     // Nor when another supervisor has never seen them.
     for _ in 0..2 {
         fs::remove_file(mps.node.state_dir().join("assignments.json")).ok();
-        agent.logs("a container holds the device: it stays").await?;
+        agent.logs("stays until no container holds the device").await?;
         mps.is_gone(&free).await?;
         assert!(client.is_served()?);
         assert_eq!(mps.compute_mode(0)?, ComputeMode::ExclusiveProcess);
