@@ -5,8 +5,9 @@ use std::path::Path;
 /// Returns the source files and folders that a document names in backticks, such as `crds/src/taint.rs`, and that `repository`
 /// does not have.
 pub fn missing_files(document: &str, repository: &Path) -> Vec<String> {
-    let names = quoted(document).filter(|name| name.contains('/') && name.ends_with(".rs"));
-    names
+    let is_source = |name: &&str| name.contains('/') && Path::new(name).extension().is_some_and(|end| end == "rs");
+    quoted(document)
+        .filter(is_source)
         .filter(|name| !repository.join(name).is_file())
         .map(str::to_owned)
         .collect()
@@ -14,14 +15,14 @@ pub fn missing_files(document: &str, repository: &Path) -> Vec<String> {
 
 /// Returns the tests that a document names in backticks and that none of the `sources` defines. A name of four or more words is
 /// that of a test.
-pub fn missing_tests<'a>(document: &str, sources: impl Iterator<Item = &'a str> + Clone) -> Vec<String> {
+pub fn missing_tests(document: &str, sources: &[&str]) -> Vec<String> {
     let is_test = |name: &&str| {
         let is_snake = name
             .chars()
             .all(|char| char.is_ascii_lowercase() || char.is_ascii_digit() || char == '_');
         is_snake && name.split('_').count() >= 4
     };
-    let is_defined = |name: &&str| sources.clone().any(|source| source.contains(&format!("fn {name}(")));
+    let is_defined = |name: &&str| sources.iter().any(|source| source.contains(&format!("fn {name}(")));
     quoted(document)
         .filter(is_test)
         .filter(|name| !is_defined(name))

@@ -313,8 +313,5 @@ fn document_that_names_a_missing_file_or_test_is_found() {
     let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     assert_eq!(crate::missing_files(document, here), ["src/gone.rs"]);
     let sources = ["fn a_test_that_is_there() {}"];
-    assert_eq!(
-        crate::missing_tests(document, sources.into_iter()),
-        ["a_test_that_is_gone"]
-    );
+    assert_eq!(crate::missing_tests(document, &sources), ["a_test_that_is_gone"]);
 }
