@@ -113,7 +113,6 @@ fn kubectl() {
 }
 
 #[test]
-#[ignore = "until the crate's rooms stand"]
 fn agent() {
     check("gpunode-agent");
 }
