@@ -14,7 +14,7 @@ use crate::{
         server::{self, Readiness},
     },
     api_server::{
-        events::{EventReason, EventSender},
+        events::{EventReason, NodeEventSender},
         gpu_node::{GpuNodeState, connect, watch_gpu_node},
         node_allocatable::NodeReader,
         release::ReleaseRequest,
@@ -97,14 +97,14 @@ pub async fn run(args: RunArgs) -> Result<()> {
 
     let (instructions, mut instructed) = watch::channel(DesiredConfig::Unknown);
     let (reports, to_report) = watch::channel(None);
-    let (mut saved, mut node, mut notices) = (None, None, EventSender::default());
+    let (mut saved, mut node, mut notices) = (None, None, NodeEventSender::default());
     if let Some(path) = &args.config {
         instructions.send_replace(file::read_first(path)?);
     } else {
         let client = connect().await.context("run without --config FILE")?;
         node = Some(NodeReader::new(client.clone(), args.node.node_name.clone()));
         let told;
-        (notices, told) = EventSender::new();
+        (notices, told) = NodeEventSender::new();
         tasks.spawn(told.publish(client.clone(), args.node.node_name.clone(), args.node.pod_name.clone()));
         saved = Some(follow_operator(
             &mut tasks,

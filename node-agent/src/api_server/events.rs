@@ -40,13 +40,13 @@ struct PendingEvent {
 
 /// Queue of events. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct EventSender(Option<mpsc::Sender<PendingEvent>>);
+pub struct NodeEventSender(Option<mpsc::Sender<PendingEvent>>);
 
 /// Sends the queued events to the API server.
 #[derive(Debug)]
 pub struct EventPublisher(mpsc::Receiver<PendingEvent>);
 
-impl EventSender {
+impl NodeEventSender {
     /// A queue that [`EventPublisher::publish`] empties.
     pub fn new() -> (Self, EventPublisher) {
         let (events, publisher) = mpsc::channel(QUEUE);
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn an_api_server_that_is_away_holds_nobody_up() {
-        let (events, mut publisher) = EventSender::new();
+        let (events, mut publisher) = NodeEventSender::new();
         for number in 0..QUEUE * 2 {
             events.send(EventReason::GpuUnhealthy, &format!("{number} {}", "ü".repeat(MAX_NOTE)));
         }
@@ -134,6 +134,6 @@ mod tests {
             count += 1;
         }
         assert_eq!(count, QUEUE, "the first ones are kept");
-        EventSender::default().send(EventReason::GpuHealthy, "nobody to tell");
+        NodeEventSender::default().send(EventReason::GpuHealthy, "nobody to tell");
     }
 }

@@ -1,7 +1,7 @@
 //! Announces a change of a fault: a log line and an event of the Node.
 
 use super::{devices::KnownDevices, fault_text};
-use crate::api_server::events::{EventReason, EventSender};
+use crate::api_server::events::{EventReason, NodeEventSender};
 use gpunode_config::HealthRules as Rules;
 use gpunode_gpu::{DeviceHolder, Fault};
 use tracing::{info, warn};
@@ -13,7 +13,7 @@ pub fn fault_began(
     rules: &Rules,
     devices: &KnownDevices,
     holders: &[DeviceHolder],
-    events: &EventSender,
+    events: &NodeEventSender,
 ) {
     let (reason, meaning) = (fault.reason.as_str(), fault_text::meaning(fault));
     let name = devices.name(device);
@@ -40,7 +40,7 @@ pub fn fault_began(
 }
 
 /// Logs a fault that cleared, and sends an event of the Node if it was the device's last one.
-pub fn fault_cleared(device: &str, fault: &Fault, healthy: bool, devices: &KnownDevices, events: &EventSender) {
+pub fn fault_cleared(device: &str, fault: &Fault, healthy: bool, devices: &KnownDevices, events: &NodeEventSender) {
     let (reason, meaning) = (fault.reason.as_str(), fault_text::meaning(fault));
     let name = devices.name(device);
     info!(device, name, reason, xid = fault.xid, meaning, healthy, "fault cleared");

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     admin::metrics::AgentMetrics,
-    api_server::{events::EventSender, gpu_node::GpuNodeState},
+    api_server::{events::NodeEventSender, gpu_node::GpuNodeState},
     driver::{
         hardware::{DriverState, Hardware},
         hardware_probe::DriverRoots,
@@ -64,7 +64,7 @@ pub struct MonitorInputs {
     /// Counters of XIDs and gauges of faults.
     pub metrics: AgentMetrics,
     /// Events of the Node.
-    pub node_events: EventSender,
+    pub node_events: NodeEventSender,
 }
 
 /// Follows the health of the node's devices.
