@@ -32,7 +32,7 @@ pub use desired::{
 };
 pub use gpunode_config::{Allocation, Architecture};
 pub use gpunode_crds::{Fabric, FaultReason, GpuMode, LinkLevel, MigMode};
-pub use hardware::{Device, Gpu, Inventory, Link, MigAttributes, MigDevice, product_label};
+pub use hardware::{Device, Gpu, Inventory, Link, MigAttributes, MigInstance, product_label};
 pub use health::{
     DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, MigProbe, ProbeResult, Resolution, RunId,
     describe_xid,

@@ -105,7 +105,7 @@ impl DeviceSharing {
     }
 
     /// Returns true if all shares of one container have to come from one device.
-    pub fn one_device_per_container(&self) -> bool {
+    pub(crate) fn one_device_per_container(&self) -> bool {
         matches!(self, Self::Memory { .. } | Self::Mps { .. })
     }
 }

@@ -68,13 +68,13 @@ impl KnownDevices {
 mod tests {
     use super::*;
     use crate::driver::{hardware::DriverState, nvml::DriverReading};
-    use gpunode_gpu::{Inventory, MigDevice};
+    use gpunode_gpu::{Inventory, MigInstance};
 
     #[test]
     fn what_has_left_the_node_is_not_there() {
-        let mig_devices = vec![MigDevice {
+        let mig_devices = vec![MigInstance {
             uuid: "MIG-1".to_owned(),
-            ..MigDevice::default()
+            ..MigInstance::default()
         }];
         let gpus = vec![Gpu {
             uuid: "GPU-1".to_owned(),

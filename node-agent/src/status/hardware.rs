@@ -54,7 +54,7 @@ fn link(link: &gpu::Link) -> GpuLink {
 
 /// Returns the MIG devices, ordered by instance.
 fn mig_devices(gpu: &gpu::Gpu, node_health: &NodeHealth) -> Vec<MigDevice> {
-    let device = |mig: &gpu::MigDevice| MigDevice {
+    let device = |mig: &gpu::MigInstance| MigDevice {
         uuid: mig.uuid.clone(),
         profile: mig.profile.clone(),
         gpu_instance: number(mig.gpu_instance),

@@ -50,9 +50,7 @@ pub use input::{
     release::PAUSE_LABEL,
     resource_presence::ResourcePresence,
 };
-pub use names::{
-    COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, policy_daemonset_name,
-};
+pub use names::{DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, policy_daemonset_name};
 pub use node::{
     conflicts::{ConflictKey, KeyConflict},
     hold::NodeHold,
@@ -71,7 +69,7 @@ pub use output::{
     explain::{
         EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, OverriddenValue, PolicyMatch, explain,
     },
-    mismatch::{NearestNode, SelectorMismatch, gpu_mismatch, mismatches, nearest_node},
+    mismatch::{NearestNode, gpu_mismatch, nearest_node},
     pods::PodName,
     rejected_pods::{RejectedPod, policies_delete_rejected_pods},
 };

@@ -5,11 +5,11 @@ pub const DISCOVERY_NAME: &str = "gpunode-discovery";
 /// Name of the DaemonSet of the MPS daemons.
 pub const MPS_NAME: &str = "gpunode-mps";
 /// Label with the program that a pod runs: `device-plugin`, `discovery` or `mps`.
-pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
+pub(crate) const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
 /// Label of every DaemonSet that the operator manages.
 pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
 /// Label with the policy that a DaemonSet and its pods belong to.
-pub const POLICY_NAME_LABEL: &str = "gpunode.dev/policy";
+pub(crate) const POLICY_NAME_LABEL: &str = "gpunode.dev/policy";
 
 const POLICY_DAEMONSET_PREFIX: &str = "gpunode-agent-";
 

@@ -126,7 +126,6 @@ fn no_crate_depends_on_one_above_it() {
 }
 
 #[test]
-#[ignore = "until the crates' names stand"]
 fn names_of_types_are_unique_in_the_whole_product() {
     let types: Vec<_> = PRODUCT
         .iter()
@@ -138,7 +137,6 @@ fn names_of_types_are_unique_in_the_whole_product() {
 }
 
 #[test]
-#[ignore = "until the crates' words stand"]
 fn no_comment_of_a_test_refers_to_what_the_repository_does_not_hold() {
     let found: Vec<_> = rust_files(&repository(), "tests")
         .unwrap()
@@ -155,7 +153,6 @@ fn no_comment_of_a_test_refers_to_what_the_repository_does_not_hold() {
 
 /// A library's items are public for the other crates; one that none of them uses is private.
 #[test]
-#[ignore = "until the crates' names stand"]
 fn every_public_item_of_a_library_is_used_by_another_crate() {
     let all: Vec<ProductCrate> = PRODUCT.iter().map(|(package, _)| read(package)).collect();
     let tests = rust_files(&repository(), "tests").unwrap();

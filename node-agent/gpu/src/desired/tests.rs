@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Assignment, Device, Gpu, Inventory, MigAttributes, MigDevice, MigMode};
+use crate::{Assignment, Device, Gpu, Inventory, MigAttributes, MigInstance, MigMode};
 use gpunode_config::load;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ fn divided(index: u32, profiles: &[&str]) -> Gpu {
             .next()
             .and_then(|digit| digit.to_digit(10))
             .unwrap_or_default();
-        MigDevice {
+        MigInstance {
             uuid: format!("MIG-{index:08}-{at:04}-0000-0000-000000000000"),
             index: at,
             profile: (*profile).to_owned(),
@@ -32,7 +32,7 @@ fn divided(index: u32, profiles: &[&str]) -> Gpu {
                 gpu_slices: slices,
                 ..MigAttributes::default()
             },
-            ..MigDevice::default()
+            ..MigInstance::default()
         }
     };
     let mig_devices = (0..).zip(profiles).map(mig).collect();

@@ -1,6 +1,6 @@
 //! A full GPU or a MIG device: one thing that containers can get, whole or in part.
 
-use super::inventory::{Gpu, Inventory, MigDevice};
+use super::inventory::{Gpu, Inventory, MigInstance};
 use gpunode_config::{Architecture, MemoryMiB};
 
 /// A full GPU or a MIG device.
@@ -13,7 +13,7 @@ pub struct Device {
     /// UUID of the GPU; that of the device itself for a full GPU.
     pub gpu_uuid: String,
     /// The MIG device; none for a full GPU.
-    pub mig: Option<MigDevice>,
+    pub mig: Option<MigInstance>,
     /// Product name of the GPU in label form.
     pub product: String,
     /// Architecture of the GPU.
@@ -50,7 +50,7 @@ impl Device {
     }
 
     /// Returns a MIG device of `gpu`.
-    pub fn mig(gpu: &Gpu, mig: &MigDevice) -> Self {
+    pub fn mig(gpu: &Gpu, mig: &MigInstance) -> Self {
         let whole = Self::full(gpu);
         Self {
             uuid: mig.uuid.clone(),
@@ -82,7 +82,7 @@ impl Device {
     }
 
     /// Returns the UUID of the GPU of a MIG device; none for a full GPU.
-    pub fn part_of(&self) -> Option<String> {
+    pub(crate) fn part_of(&self) -> Option<String> {
         self.mig.as_ref().map(|_| self.gpu_uuid.clone())
     }
 
@@ -102,12 +102,12 @@ mod tests {
     use super::*;
 
     fn gpu() -> Gpu {
-        let mig = |index: u32| MigDevice {
+        let mig = |index: u32| MigInstance {
             uuid: format!("MIG-{index}"),
             index,
             memory_mib: 9984,
             device_nodes: vec![format!("/dev/nvidia-caps/nvidia-cap{index}")],
-            ..MigDevice::default()
+            ..MigInstance::default()
         };
         Gpu {
             index: 3,

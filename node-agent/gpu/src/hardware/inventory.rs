@@ -41,14 +41,14 @@ pub struct Gpu {
     /// MIG mode; absent if the GPU has no MIG.
     pub mig_mode: Option<MigMode>,
     /// Its MIG devices, ordered by index.
-    pub mig_devices: Vec<MigDevice>,
+    pub mig_devices: Vec<MigInstance>,
     /// Links to the other GPUs of the node, ordered by index.
     pub links: Vec<Link>,
 }
 
 /// A compute instance of a GPU divided by MIG, as NVML describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MigDevice {
+pub struct MigInstance {
     /// UUID, such as `MIG-6c1d3b2e-...`.
     pub uuid: String,
     /// NVML's index of the MIG device within its GPU.

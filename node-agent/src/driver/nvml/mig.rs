@@ -1,7 +1,7 @@
 //! Reads the MIG devices of a GPU.
 
 use super::{capabilities::Capabilities, error::Unanswered, profile, raw};
-use gpunode_gpu::{Gpu, MigAttributes, MigDevice};
+use gpunode_gpu::{Gpu, MigAttributes, MigInstance};
 use nvml_wrapper::{Device, error::NvmlError};
 
 /// Limit on the kinds of GPU instances, above that of any driver.
@@ -13,7 +13,7 @@ pub fn devices(
     gpu: &Gpu,
     memory: u64,
     capabilities: &Capabilities,
-) -> Result<(Vec<MigDevice>, Vec<String>), Unanswered> {
+) -> Result<(Vec<MigInstance>, Vec<String>), Unanswered> {
     let unanswered = |question, source| Unanswered {
         question,
         gpu: gpu.index,
@@ -49,7 +49,7 @@ struct Parent<'a> {
 
 impl Parent<'_> {
     /// Returns the MIG device at an index, if there is one.
-    fn device(&self, index: u32, capabilities: &Capabilities) -> Result<Option<MigDevice>, NvmlError> {
+    fn device(&self, index: u32, capabilities: &Capabilities) -> Result<Option<MigInstance>, NvmlError> {
         let device = match self.device.mig_device_by_index(index) {
             Ok(device) => device,
             Err(NvmlError::NotFound) => return Ok(None),
@@ -63,7 +63,7 @@ impl Parent<'_> {
             .gpu
             .minor
             .map(|minor| capabilities.device_nodes(minor, gpu_instance, compute_instance));
-        Ok(Some(MigDevice {
+        Ok(Some(MigInstance {
             uuid: device.uuid()?,
             index,
             profile: profile::name(&attributes, self.memory, kind),

@@ -124,22 +124,22 @@ impl PolicyTally {
     }
 
     /// Counts the nodes with such devices.
-    pub fn waiting_nodes(&self) -> usize {
+    pub(crate) fn waiting_nodes(&self) -> usize {
         self.waiting.len()
     }
 
     /// Returns the first failed node by name.
-    pub fn first_failed(&self) -> Option<(&str, Reason, &str)> {
+    pub(crate) fn first_failed(&self) -> Option<(&str, Reason, &str)> {
         first(&self.failed)
     }
 
     /// Returns the first conflicted node by name.
-    pub fn first_conflicted(&self) -> Option<(&str, Reason, &str)> {
+    pub(crate) fn first_conflicted(&self) -> Option<(&str, Reason, &str)> {
         first(&self.conflicted)
     }
 
     /// Returns the first node by name that works and on which somebody has to act first.
-    pub fn first_blocked(&self) -> Option<(&str, Reason, &str)> {
+    pub(crate) fn first_blocked(&self) -> Option<(&str, Reason, &str)> {
         let node = self.blocked.first()?;
         let (reason, message) = self.failed.get(node).or_else(|| self.conflicted.get(node))?;
         Some((node, *reason, message))

@@ -64,9 +64,9 @@ fn link(reported: &GpuLink) -> Link {
     }
 }
 
-fn mig(reported: &MigDevice, index: u32, known: bool) -> gpunode_gpu::MigDevice {
+fn mig(reported: &MigDevice, index: u32, known: bool) -> gpunode_gpu::MigInstance {
     let memory_mib = u64::try_from(reported.memory_mib).unwrap_or(0);
-    gpunode_gpu::MigDevice {
+    gpunode_gpu::MigInstance {
         uuid: reported.uuid.clone(),
         index,
         profile: reported.profile.clone(),
@@ -81,7 +81,7 @@ fn mig(reported: &MigDevice, index: u32, known: bool) -> gpunode_gpu::MigDevice 
                 ..MigAttributes::default()
             }
         },
-        ..gpunode_gpu::MigDevice::default()
+        ..gpunode_gpu::MigInstance::default()
     }
 }
 

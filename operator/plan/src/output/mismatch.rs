@@ -21,7 +21,7 @@ const MAX_NAMED: usize = 3;
 
 /// Condition of a selector that a node does not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SelectorMismatch {
+pub(crate) struct SelectorMismatch {
     /// Field of the policy, the value it wants, and the value of the node.
     pub text: String,
     /// Distance of the node: differing characters of the label's value, or lacking GPUs. Only comparable with the distance of
@@ -39,7 +39,7 @@ impl SelectorMismatch {
 }
 
 /// Returns all conditions of a policy that a node does not meet; empty where the policy matches.
-pub fn mismatches(policy: &Policy, node: &NodeFacts, gpu_node: Option<&GpuNode>) -> Vec<SelectorMismatch> {
+pub(crate) fn mismatches(policy: &Policy, node: &NodeFacts, gpu_node: Option<&GpuNode>) -> Vec<SelectorMismatch> {
     if node.labels.contains_key(IGNORE_LABEL) {
         return vec![SelectorMismatch::new(
             format!("the node has the label {IGNORE_LABEL}"),

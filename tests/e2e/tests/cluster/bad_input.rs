@@ -1,4 +1,4 @@
-//! Shown 8: bad policies are refused at apply, with a message that names the field and what to do.
+//! Bad policies are refused at apply, with a message that names the field and what to do.
 
 use anyhow::Result;
 use gpunode_e2e::Lab;

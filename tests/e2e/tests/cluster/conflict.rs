@@ -1,4 +1,4 @@
-//! Shown 7: labels that a team set by hand.
+//! Labels that a team set by hand.
 
 use crate::samples;
 use anyhow::{Result, ensure};

@@ -1,4 +1,4 @@
-//! Shown 4, on the node: what breaks comes right again without human help, and running pods keep running.
+//! Faults on the node: what breaks recovers without human help, and running pods keep running.
 
 use crate::samples;
 use anyhow::{Context, Result, ensure};

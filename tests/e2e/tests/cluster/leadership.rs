@@ -1,4 +1,4 @@
-//! Shown 4, in the cluster: the operator dies or is stopped in the middle of its writes.
+//! The operator dies or is stopped in the middle of its writes.
 
 use anyhow::{Context, Result, ensure};
 use gpunode_cluster::Signal;

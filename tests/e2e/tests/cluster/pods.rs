@@ -1,4 +1,4 @@
-//! Shown 2 and 3: pods get the GPUs that they ask for, alone or in turns.
+//! Pods get the GPUs that they ask for, alone or in turns.
 
 use crate::samples;
 use anyhow::{Context, Result, ensure};

@@ -1,4 +1,4 @@
-//! Shown 1: a policy reaches exactly the matching nodes.
+//! A policy reaches exactly the matching nodes.
 
 use crate::samples;
 use anyhow::{Result, ensure};

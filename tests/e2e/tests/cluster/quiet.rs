@@ -1,4 +1,4 @@
-//! Shown 6: in an unchanged world gpunode writes nothing but its Lease.
+//! In an unchanged world gpunode writes nothing but its Lease.
 
 use crate::samples;
 use anyhow::{Result, ensure};

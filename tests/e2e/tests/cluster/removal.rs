@@ -1,4 +1,4 @@
-//! Shown 5: whatever ends a policy's hold on a node, the node is as it was before.
+//! Removal: however a policy's hold on a node ends, the node is as it was before.
 
 use crate::samples;
 use anyhow::{Result, ensure};

@@ -16,10 +16,10 @@ fn of_16(link: impl Fn(u32, u32) -> (LinkLevel, u32), mig: u32) -> Inventory {
         };
         (0..16).filter(|peer| *peer != index).map(to).collect()
     };
-    let part = |gpu: u32, index: u32| MigDevice {
+    let part = |gpu: u32, index: u32| MigInstance {
         uuid: format!("MIG-{gpu:08x}-d3f1-4a8e-9f9e-{index:012x}"),
         index,
-        ..MigDevice::default()
+        ..MigInstance::default()
     };
     let gpu = |index: u32| Gpu {
         index,
