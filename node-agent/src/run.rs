@@ -2,19 +2,18 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `main_loop` | handles one input at a time, then publishes the result |
 //! | `agent_state` | decides on configuration and devices, and publishes both |
 //! | `role` | standby or active, and the tasks of an active agent |
 
 mod agent_state;
+mod main_loop;
 mod role;
 
 use crate::{
-    admin::{
-        metrics::AgentMetrics,
-        server::{self, Readiness},
-    },
+    admin::{metrics::AgentMetrics, server},
     api_server::{
-        events::{EventReason, NodeEventSender},
+        events::NodeEventSender,
         gpu_node::{GpuNodeState, connect, watch_gpu_node},
         node_allocatable::NodeReader,
         release::ReleaseRequest,
@@ -22,53 +21,33 @@ use crate::{
     cli::{NodeArgs, RunArgs},
     configuration::{file, in_force::DesiredConfig, operator, saved::SavedConfig},
     devices::manager::{self, DeviceManager},
-    driver::{
-        driver_events::DriverEvents,
-        hardware::{DriverState, Hardware},
-        hardware_watch::watch_hardware,
-        utilisation::Utilisation,
-    },
-    handover::{AgentId, Handover, HandoverCommand, TakeBack, watch_own_socket},
+    driver::{driver_events::DriverEvents, hardware_watch::watch_hardware, utilisation::Utilisation},
+    handover::{AgentId, Handover, TakeBack, watch_own_socket},
     health,
     plugin::{
         directory::PluginDirectory,
         registration::{Kubelet, RegisteredResources},
         resources::ResourceServers,
-        socket::remove_stale_sockets,
     },
     run::{
         agent_state::AgentState,
-        role::{ActiveTasks, Role},
+        main_loop::{Inputs, MainLoop},
+        role::Role,
     },
-    runtime::{
-        channel::send_if_new,
-        signals::{SignalRequest, Signals},
-    },
-    status::{
-        conditions::{holders_unknown, not_registered},
-        writer::{StatusReport, write_reports},
-    },
-    store::atomic_file,
+    runtime::signals::Signals,
+    status::writer::{StatusReport, write_reports},
 };
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use kube::Client;
-use std::{mem, sync::Arc, time::Duration};
+use std::sync::Arc;
 use tokio::{
     sync::{Mutex, Notify, mpsc, watch},
     task::JoinSet,
-    time::{MissedTickBehavior, interval},
 };
-use tracing::info;
-
-/// Pause before another attempt to save the configuration or the assignments.
-const SAVE_RETRY: Duration = Duration::from_mins(1);
-
-/// Readiness text of an agent that has handed over and awaits its termination.
-const LET_GO: &str = "LetGo: another agent of this node has taken over";
 
 /// Runs until SIGTERM.
 pub async fn run(args: RunArgs) -> Result<()> {
-    let mut signals = Signals::new().context("install the signal handlers")?;
+    let signals = Signals::new().context("install the signal handlers")?;
     let mut tasks: JoinSet<()> = JoinSet::new();
 
     let (readiness, ready) = watch::channel(Err("starting".into()));
@@ -77,15 +56,15 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let (liveness, live) = watch::channel(Ok(()));
     tasks.spawn(server::serve(listener, ready.clone(), live, metrics.clone()));
 
-    let look_again = Arc::new(Notify::new());
-    let (found, mut hardware) = watch::channel(None);
+    let probe_hardware = Arc::new(Notify::new());
+    let (found, hardware) = watch::channel(None);
     let (driver_events, reported) = DriverEvents::new(metrics.clone());
     let (seen, gpu_node) = watch::channel(GpuNodeState::Unknown);
     let release = ReleaseRequest::new(
         args.config.is_none().then(|| gpu_node.clone()),
         &args.node.host.state_dir,
     );
-    let (place, look) = (args.node.host.hardware(), look_again.clone());
+    let (place, look) = (args.node.host.hardware(), probe_hardware.clone());
     tasks.spawn(watch_hardware(
         place,
         found,
@@ -95,17 +74,17 @@ pub async fn run(args: RunArgs) -> Result<()> {
         metrics.clone(),
     ));
 
-    let (instructions, mut instructed) = watch::channel(DesiredConfig::Unknown);
+    let (instructions, config) = watch::channel(DesiredConfig::Unknown);
     let (reports, to_report) = watch::channel(None);
-    let (mut saved, mut node, mut notices) = (None, None, NodeEventSender::default());
+    let (mut saved, mut node, mut events) = (None, None, NodeEventSender::default());
     if let Some(path) = &args.config {
         instructions.send_replace(file::read_first(path)?);
     } else {
         let client = connect().await.context("run without --config FILE")?;
         node = Some(NodeReader::new(client.clone(), args.node.node_name.clone()));
-        let told;
-        (notices, told) = NodeEventSender::new();
-        tasks.spawn(told.publish(client.clone(), args.node.node_name.clone(), args.node.pod_name.clone()));
+        let publisher;
+        (events, publisher) = NodeEventSender::new();
+        tasks.spawn(publisher.publish(client.clone(), args.node.node_name.clone(), args.node.pod_name.clone()));
         saved = Some(follow_operator(
             &mut tasks,
             client,
@@ -123,35 +102,32 @@ pub async fn run(args: RunArgs) -> Result<()> {
         node,
         metrics: metrics.clone(),
     }));
-    let mut changes = manager.changes();
     let directory = PluginDirectory::new(args.node.device_plugin_dir.clone());
     tasks.spawn(directory.clone().watch());
     let registered = watch::Sender::new(RegisteredResources::default());
     let pod_resources = args.node.pod_resources();
-    let mut plugins = ResourceServers::new(Kubelet {
+    let plugins = ResourceServers::new(Kubelet {
         directory,
         manager: manager.clone(),
         registered,
         pod_resources,
     });
-    let mut registered = plugins.registered();
 
-    let mut decided = AgentState::new(&args.node, saved);
     let rules = watch::Sender::default();
     let health = Arc::new(Mutex::new(health::MonitorInputs {
         driver_roots: args.node.host.hardware(),
         state_dir: args.node.host.state_dir.clone(),
         events: reported,
         hardware: hardware.clone(),
-        probe_now: look_again.clone(),
+        probe_now: probe_hardware.clone(),
         rules: rules.subscribe(),
         gpu_node: gpu_node.clone(),
         manager: manager.clone(),
         metrics,
-        node_events: notices.clone(),
+        node_events: events.clone(),
     }));
     let (fitness, fit) = watch::channel(None);
-    let (turns, mut turn) = mpsc::channel(1);
+    let (turns, commands) = mpsc::channel(1);
     let served = watch::Sender::default();
     let state_dir = args.node.host.state_dir.clone();
     tasks.spawn(watch_own_socket(state_dir.clone(), served.subscribe(), liveness));
@@ -175,113 +151,32 @@ pub async fn run(args: RunArgs) -> Result<()> {
         }
         .follow(),
     );
-    let mut tenure = Role::Standby;
-    let mut save_retry = interval(SAVE_RETRY);
-    save_retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        let mut evaluate = true;
-        tokio::select! {
-            asked = signals.next() => match asked {
-                SignalRequest::Stop => break,
-                SignalRequest::Reload => {
-                    info!("reload");
-                    look_again.notify_one();
-                    // Makes the health monitor probe the GPUs as well.
-                    rules.send_modify(|_| ());
-                    if let Some(path) = &args.config {
-                        file::reload(path, &instructions);
-                    }
-                }
-            },
-            Some(turn) = turn.recv() => match turn {
-                HandoverCommand::Hold => {
-                    remove_stale_sockets(&args.node.device_plugin_dir);
-                    // Faults must be known before the kubelet gets a list of devices.
-                    let health = health::HealthMonitor::open(health.clone().lock_owned().await).await;
-                    decided.open(&manager).await?;
-                    tenure = Role::Active(ActiveTasks::begin(health, &manager, &args.node));
-                    for file in atomic_file::take_set_aside() {
-                        notices.send(EventReason::StateFileCorrupt, &file);
-                    }
-                }
-                HandoverCommand::LetGo(done) => {
-                    let before = mem::replace(&mut tenure, Role::LetGo);
-                    _ = readiness.send_replace(Err(LET_GO.into()));
-                    reports.send_replace(None);
-                    plugins.withdraw().await;
-                    before.end().await;
-                    decided.close(&manager);
-                    // The receiver is gone only if its task has ended.
-                    _ = done.send(());
-                }
-                HandoverCommand::Answer(done) => _ = done.send(()),
-                HandoverCommand::Fail(error) => return Err(error).context("take the lock of this node"),
-            },
-            _ = save_retry.tick(), if decided.is_unsaved() => {}
-            _ = hardware.changed() => {}
-            _ = instructed.changed() => {}
-            _ = changes.changed() => evaluate = false,
-            _ = registered.changed() => evaluate = false,
-            name = plugins.failed() => bail!("serve {name}: its task ended"),
-            ended = tasks.join_next() => bail!("a task ended unexpectedly: {ended:?}"),
-            ended = tenure.failed() => bail!("a task ended unexpectedly: {ended}"),
-        }
-        // Plain `borrow` keeps the change marks: a value that has not been evaluated still wakes this loop.
-        let hardware = hardware.borrow().clone();
-        let instruction = instructed.borrow().clone();
-        if evaluate {
-            decided.evaluate(&instruction, hardware.as_deref()).await?;
-            send_if_new(&rules, decided.health_rules());
-        }
-        decided.want(&manager);
-        decided.publish(&manager, &mut plugins).await;
-        let registered = registered.borrow().clone();
-        decided.log_problem(&registered);
-        send_if_new(&fitness, decided.fitness(hardware.as_deref()));
-        send_if_new(
-            &readiness,
-            readiness_of(&tenure, hardware.as_deref(), &decided, &registered),
-        );
-        if let Some(report) = hardware.and_then(|hardware| decided.report(&hardware, &registered)) {
-            send_if_new(&reports, Some(report));
-        }
+    let inputs = Inputs {
+        signals,
+        commands,
+        hardware,
+        config,
+        devices: manager.changes(),
+        registered: plugins.registered(),
+        tasks,
+    };
+    MainLoop {
+        state: AgentState::new(&args.node, saved),
+        role: Role::Standby,
+        args: &args,
+        manager,
+        plugins,
+        health,
+        events,
+        probe_hardware,
+        instructions,
+        rules,
+        readiness,
+        reports,
+        fitness,
     }
-    info!("stopping");
-    plugins.withdraw().await;
-    tenure.end().await;
-    Ok(())
-}
-
-fn readiness_of(
-    tenure: &Role,
-    hardware: Option<&Hardware>,
-    decided: &AgentState<'_>,
-    registered: &RegisteredResources,
-) -> Readiness {
-    match tenure {
-        Role::Standby => {
-            return Err("WaitingForPredecessor: another agent of this node is registered".into());
-        }
-        Role::LetGo => return Err(LET_GO.into()),
-        Role::Active(_) => {}
-    }
-    match hardware.map(|hardware| &hardware.driver) {
-        None => return Err("the first hardware probe has not finished".into()),
-        // An agent that has released its GPUs is ready: no devices is what the operator asked for.
-        Some(DriverState::Released) => return Ok(()),
-        Some(_) => {}
-    }
-    if !decided.config_known() {
-        return Err("waiting for the configuration from the API server".into());
-    }
-    let plugin = decided.plugin(registered);
-    if let Some(unknown) = holders_unknown(decided.snapshot(), plugin) {
-        return Err(unknown.into());
-    }
-    if !decided.snapshot().daemons_known {
-        return Err("the folder of the MPS control daemons has not been read yet; no device can be allocated".into());
-    }
-    not_registered(decided.snapshot(), plugin).map_or(Ok(()), |reason| Err(reason.into()))
+    .run(inputs)
+    .await
 }
 
 fn follow_operator(
