@@ -7,7 +7,7 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use syn::Item;
 
-/// Names that one module takes from another, by the two modules' places in [`Tree::modules`].
+/// Names that one module takes from another, by the two modules' places in the tree.
 pub struct Uses<'a> {
     pub(crate) tree: &'a Tree,
     pub(crate) names: BTreeMap<(usize, usize), BTreeSet<String>>,
