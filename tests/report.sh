@@ -48,7 +48,7 @@ summary() {
   awk '
     /^ +Running / { program = $NF; gsub(/.*deps\/|-[0-9a-f]+\)$/, "", program) }
     /^test .* \.\.\. (ok|FAILED)/ && $NF ~ /^<[0-9.]+s>$/ { time = $NF; gsub(/[<s>]/, "", time); print time "\t" program " " $2 }
-  ' "$report"/*.log | sort -rn | head -10 > "$report/slowest"
+  ' "$report"/*.log | sort -rn | awk 'NR <= 10' > "$report/slowest"
   [ ! -s "$report/slowest" ] || printf '\nThe ten slowest tests:\n'
   awk -F '\t' '{ printf "%8.1f s  %s\n", $1, $2 }' "$report/slowest"
   awk '
