@@ -1,4 +1,4 @@
-//! How a node goes through hand-overs between agents, as its kubelet and the API server see it.
+//! Hand-overs between agents of a node, as its kubelet and the API server see them.
 
 use crate::{KubeletLog, Lab, NodeWatch};
 use anyhow::{Result, ensure};

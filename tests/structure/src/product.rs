@@ -80,7 +80,7 @@ impl ProductCrate {
         })
     }
 
-    /// Whether `line` of `file` is part of the product, and not of its tests.
+    /// Returns whether `line` of `file` is part of the product, and not of its tests.
     pub fn is_product_line(&self, file: &str, line: usize) -> bool {
         !self
             .trees

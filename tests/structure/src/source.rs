@@ -90,7 +90,7 @@ impl Tree {
             .any(|module| module.test_lines.iter().any(|lines| lines.contains(&line)))
     }
 
-    /// Whether `file` is a test as a whole.
+    /// Returns whether `file` is a test as a whole.
     pub(crate) fn is_test_file(&self, file: &str) -> bool {
         self.modules
             .iter()

@@ -1,4 +1,4 @@
-//! How the product's crates are laid out. One test per crate, to be run alone: `cargo test -p gpunode-structure-tests plan`.
+//! Layout of the product's crates. One test per crate, to be run alone: `cargo test -p gpunode-structure-tests plan`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -9,19 +9,9 @@ use gpunode_structure_tests::{
 };
 use std::fmt::Write as _;
 
-/// Names that types of several crates have on purpose, and why.
-const SHARED_TYPE_NAMES: [(&str, &str); 1] = [(
-    "Cli",
-    "clap's idiom for the arguments of a program; there is one per program",
-)];
-
 fn read(package: &str) -> ProductCrate {
     let (package, folder) = PRODUCT.into_iter().find(|(name, _)| *name == package).unwrap();
     ProductCrate::read(&repository(), package, folder).unwrap()
-}
-
-fn shared_on_purpose() -> Vec<&'static str> {
-    SHARED_TYPE_NAMES.iter().map(|(name, _)| *name).collect()
 }
 
 /// Fails with all problems of a crate's layout at once.
@@ -39,10 +29,7 @@ fn check(package: &str) {
     report("circles", of_all(&|tree| circles(&Uses::of(tree))));
     report("tables of modules", of_all(&table_problems));
     let types: Vec<_> = product.trees.iter().flat_map(type_names).collect();
-    report(
-        "names of more than one type",
-        shared_names(&types, &shared_on_purpose()),
-    );
+    report("names of more than one type", shared_names(&types, &[]));
     report("errors that are only text", of_all(&string_errors));
     let named_mod = |path: &&String| path.ends_with("/mod.rs");
     report(
@@ -132,7 +119,7 @@ fn names_of_types_are_unique_in_the_whole_product() {
         .flat_map(|(package, _)| read(package).trees)
         .flat_map(|tree| type_names(&tree))
         .collect();
-    let shared = shared_names(&types, &shared_on_purpose());
+    let shared = shared_names(&types, &[]);
     assert!(shared.is_empty(), "{}", shared.join("\n"));
 }
 

@@ -1,4 +1,4 @@
-//! What the allocator does, step by step; [`model`] plays a kubelet against it.
+//! The allocator step by step; [`model`] plays a kubelet against it.
 
 mod allocations;
 mod choices;

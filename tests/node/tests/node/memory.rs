@@ -11,7 +11,7 @@ use tonic::Code;
 const MEMORY: &str = "aliyun.com/gpu-mem";
 const PACKED: &str = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory}}]";
 const SPREAD: &str = "resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory, placement: Spread}}]";
-/// How often a kubelet reports the node's allocatable. Where there is no API server, a refusal waits for longer than that.
+/// Interval at which a kubelet reports the node's allocatable. Where there is no API server, a refusal waits for longer than that.
 const REPORT: Duration = Duration::from_secs(10);
 
 /// The GPUs that ids are of.

@@ -1,4 +1,4 @@
-//! What is given, refused and withheld.
+//! Allocations: given, refused and withheld.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What can happen between a kubelet and the allocator.
+//! Steps that can happen between a kubelet and the allocator.
 
 use super::{MEMORY, SHARED};
 use proptest::prelude::*;
