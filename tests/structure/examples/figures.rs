@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             per_thousand(figures.types.len()),
             figures.circles.len(),
             figures.upward_uses,
-            shared_names(&figures.types, &[]).len(),
+            shared_names(&figures.types).len(),
             figures.missing_tables,
         )
     };
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let Some(total) = &total {
         row("all", total)?;
     }
-    let shared = shared_names(&types, &[]);
+    let shared = shared_names(&types);
     writeln!(
         out,
         "\nlines: product code; tests: lines of tests; per k: per 1,000 lines of product code; circles: of files and of sibling\n\

@@ -36,8 +36,8 @@ pub fn type_names(tree: &Tree) -> Vec<TypeName> {
         .collect()
 }
 
-/// Names that more than one type has, with the places, unless `allowed`.
-pub fn shared_names(types: &[TypeName], allowed: &[&str]) -> Vec<String> {
+/// Returns the names that more than one type has, with their places.
+pub fn shared_names(types: &[TypeName]) -> Vec<String> {
     let mut places: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for found in types {
         places
@@ -47,7 +47,7 @@ pub fn shared_names(types: &[TypeName], allowed: &[&str]) -> Vec<String> {
     }
     places
         .into_iter()
-        .filter(|(name, places)| places.len() > 1 && !allowed.contains(name))
+        .filter(|(_, places)| places.len() > 1)
         .map(|(name, places)| format!("{name}: {}", places.join(", ")))
         .collect()
 }

@@ -29,7 +29,7 @@ fn check(package: &str) {
     report("circles", of_all(&|tree| circles(&Uses::of(tree))));
     report("tables of modules", of_all(&table_problems));
     let types: Vec<_> = product.trees.iter().flat_map(type_names).collect();
-    report("names of more than one type", shared_names(&types, &[]));
+    report("names of more than one type", shared_names(&types));
     report("errors that are only text", of_all(&string_errors));
     let named_mod = |path: &&String| path.ends_with("/mod.rs");
     report(
@@ -119,7 +119,7 @@ fn names_of_types_are_unique_in_the_whole_product() {
         .flat_map(|(package, _)| read(package).trees)
         .flat_map(|tree| type_names(&tree))
         .collect();
-    let shared = shared_names(&types, &[]);
+    let shared = shared_names(&types);
     assert!(shared.is_empty(), "{}", shared.join("\n"));
 }
 
