@@ -4,10 +4,10 @@
 //! |---|---|
 //! | `manager` | allocates devices, behind one lock |
 //! | `state` | state of all devices, pure |
-//! | `offer` | the device list of one resource |
+//! | `advertised` | the device list of one resource |
 //! | `allocation` | environment, mounts and device nodes of a container |
 
+pub mod advertised;
 pub mod allocation;
 pub mod manager;
-pub mod offer;
 pub mod state;

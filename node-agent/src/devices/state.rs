@@ -2,7 +2,7 @@
 //! for the kubelet, the disk and status. Pure.
 
 use crate::{
-    devices::offer::AdvertisedList,
+    devices::advertised::AdvertisedList,
     health::node_health::NodeHealth,
     mps::answers::{DaemonAnswers, daemons, held_back},
     store::assignments::Assignments,
@@ -44,7 +44,7 @@ pub struct DeviceState {
     /// True if the observation after that failed.
     failing: bool,
     /// Reason for unknown holders, as status reports it.
-    unknown: Option<String>,
+    holders_unknown: Option<String>,
     stale_since: Option<Instant>,
     /// Number of repeated lists by resource.
     resends: BTreeMap<String, u64>,
@@ -56,9 +56,9 @@ pub struct DeviceSnapshot {
     /// Assignments, which must be on disk before the lists are advertised.
     pub assignments: Assignments,
     /// Advertised lists of the resources.
-    pub offers: Vec<AdvertisedList>,
+    pub advertised: Vec<AdvertisedList>,
     /// Changes that wait for the holders of devices.
-    pub waiting: Vec<PendingChange>,
+    pub pending_changes: Vec<PendingChange>,
     /// Holders of devices.
     pub holders: Vec<DeviceHolder>,
     /// Faulty devices.
@@ -68,7 +68,7 @@ pub struct DeviceSnapshot {
     /// True if `daemons` is complete. A missing daemon counts as gone only then.
     pub daemons_known: bool,
     /// Reason for unknown holders. Before the first observation it blocks all lists.
-    pub unknown: Option<String>,
+    pub holders_unknown: Option<String>,
 }
 
 impl DeviceState {
@@ -91,7 +91,7 @@ impl DeviceState {
         let now = observation.started;
         self.allocator.observe(observation);
         self.observed = Some(now);
-        (self.failing, self.unknown) = (false, None);
+        (self.failing, self.holders_unknown) = (false, None);
         if !self.allocator.waits_for_checkpoint() {
             self.stale_since = None;
         } else if now.saturating_duration_since(*self.stale_since.get_or_insert(now)) >= RESEND {
@@ -106,7 +106,7 @@ impl DeviceState {
     /// Takes in a failed observation of `now`; returns true if this changes anything. The earlier observation stays.
     pub fn not_observed(&mut self, reason: &str, now: Instant) -> bool {
         let age = self.observed.map(|then| now.saturating_duration_since(then));
-        let unknown = match age {
+        let holders_unknown = match age {
             None => Some(reason.to_owned()),
             Some(age) if age >= OVERDUE => Some(format!(
                 "the kubelet has not reported for over {OVERDUE:?} which pod holds which device; the advertised devices stay as they are: {reason}"
@@ -114,8 +114,8 @@ impl DeviceState {
             Some(_) => None,
         };
         self.failing = true;
-        let changes = self.unknown != unknown;
-        self.unknown = unknown;
+        let changes = self.holders_unknown != holders_unknown;
+        self.holders_unknown = holders_unknown;
         changes
     }
 
@@ -162,7 +162,7 @@ impl DeviceState {
 
     /// Returns true if the holders of devices are known.
     pub fn knows_holders(&self) -> bool {
-        self.allocator.is_observed() && self.unknown.is_none()
+        self.allocator.is_observed() && self.holders_unknown.is_none()
     }
 
     /// Returns true if something waits for the next observation.
@@ -172,32 +172,32 @@ impl DeviceState {
 
     /// Returns a snapshot of the state.
     pub fn snapshot(&self) -> DeviceSnapshot {
-        let offer = |list: AdvertisedResource| {
-            let resend = self.resends.get(&list.name).copied().unwrap_or_default();
+        let with_resend = |resource: AdvertisedResource| {
+            let resend = self.resends.get(&resource.name).copied().unwrap_or_default();
             AdvertisedList {
-                list: Arc::new(list),
+                resource: Arc::new(resource),
                 resend,
             }
         };
         let before_first_answer = || (!self.allocator.is_observed()).then(|| NO_ANSWER_YET.to_owned());
         DeviceSnapshot {
-            offers: self.allocator.advertised().into_iter().map(offer).collect(),
+            advertised: self.allocator.advertised().into_iter().map(with_resend).collect(),
             holders: self.allocator.holders(),
             node_health: self.node_health.clone(),
             daemons: self.daemons(),
             daemons_known: self.answers.is_some(),
-            waiting: self.allocator.pending_changes(),
+            pending_changes: self.allocator.pending_changes(),
             assignments: self.allocator.assigned().clone(),
-            unknown: self.unknown.clone().or_else(before_first_answer),
+            holders_unknown: self.holders_unknown.clone().or_else(before_first_answer),
         }
     }
 
     /// Returns the resources of the devices with pending changes; all resources if one of these devices has none yet.
     fn waiting_resources(&self) -> BTreeSet<String> {
-        let saved = self.allocator.assigned();
-        let of_device = |waiting: PendingChange| Some(saved.get(&waiting.device)?.resource.clone());
-        let stuck: Option<BTreeSet<String>> = self.allocator.pending_changes().into_iter().map(of_device).collect();
-        stuck.unwrap_or_else(|| self.allocator.advertised().into_iter().map(|list| list.name).collect())
+        let assigned = self.allocator.assigned();
+        let of_device = |pending: PendingChange| Some(assigned.get(&pending.device)?.resource.clone());
+        let waiting: Option<BTreeSet<String>> = self.allocator.pending_changes().into_iter().map(of_device).collect();
+        waiting.unwrap_or_else(|| self.allocator.advertised().into_iter().map(|list| list.name).collect())
     }
 
     /// Returns the MPS control daemons of the node.

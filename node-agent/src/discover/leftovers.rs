@@ -59,7 +59,7 @@ pub async fn retire(
             .unwrap_or_default();
         let error = match look(&args, &kubelet, wanted, &mut known).await {
             Ok(snapshot) => {
-                let unknown = snapshot.as_ref().and_then(|snapshot| snapshot.unknown.clone());
+                let unknown = snapshot.as_ref().and_then(|snapshot| snapshot.holders_unknown.clone());
                 pages.send_replace(snapshot);
                 unknown
             }
@@ -96,7 +96,7 @@ async fn look(
         let mut state = DeviceState::default();
         state.set_daemon_answers(answers, now);
         return Ok(Some(DeviceSnapshot {
-            unknown: None,
+            holders_unknown: None,
             ..state.snapshot()
         }));
     }

@@ -14,8 +14,8 @@ mod served;
 use crate::{
     admin::metrics::PluginMethod,
     devices::{
+        advertised::AdvertisedList,
         manager::{DeviceManager, ObservationState},
-        offer::AdvertisedList,
     },
     kubelet::podresources::PodResources,
     plugin::{
@@ -97,15 +97,19 @@ impl RegistrationLost {
 }
 
 /// Keeps a resource registered until `stop` is set. Its list may change meanwhile.
-pub async fn keep_registered(kubelet: Kubelet, offer: watch::Receiver<AdvertisedList>, stop: watch::Receiver<bool>) {
-    let name = offer.borrow().list.name.clone();
+pub async fn keep_registered(
+    kubelet: Kubelet,
+    advertised: watch::Receiver<AdvertisedList>,
+    stop: watch::Receiver<bool>,
+) {
+    let name = advertised.borrow().resource.name.clone();
     let kubelet_socket = kubelet.directory.path().join("kubelet.sock");
     let (backoff, forgotten, logged_reason) = (Backoff::default(), ForgottenResource::default(), String::new());
     let mut registration = RegistrationLoop {
         kubelet,
         kubelet_socket,
         name,
-        offer,
+        advertised,
         stop,
         backoff,
         forgotten,
@@ -126,7 +130,7 @@ struct RegistrationLoop {
     kubelet: Kubelet,
     kubelet_socket: PathBuf,
     name: String,
-    offer: watch::Receiver<AdvertisedList>,
+    advertised: watch::Receiver<AdvertisedList>,
     stop: watch::Receiver<bool>,
     backoff: Backoff,
     forgotten: ForgottenResource,
@@ -164,7 +168,7 @@ impl RegistrationLoop {
         if socket.as_os_str().len() > MAX_SOCKET_PATH {
             return Err(BindError::LongPath);
         }
-        let server = PluginServer::bind(socket, self.offer.clone(), self.kubelet.manager.clone())?;
+        let server = PluginServer::bind(socket, self.advertised.clone(), self.kubelet.manager.clone())?;
         Ok(server)
     }
 
@@ -182,7 +186,7 @@ impl RegistrationLoop {
         if !opened {
             return RegistrationLost::retry("the kubelet did not open the device list stream");
         }
-        let shares = self.offer.borrow().list.shares.len();
+        let shares = self.advertised.borrow().resource.shares.len();
         info!(resource = self.name, shares, socket = %server.socket().display(), "registered with the kubelet");
         self.kubelet
             .registered
@@ -306,9 +310,9 @@ impl RegistrationLoop {
         let Some(at) = observation.started.filter(|_| observation.error.is_none()) else {
             return false;
         };
-        let is_offered = self.offer.borrow().healthy() > 0;
+        let is_advertised = self.advertised.borrow().healthy() > 0;
         self.forgotten
-            .check(at, is_offered, observation.allocatable.contains(&self.name))
+            .check(at, is_advertised, observation.allocatable.contains(&self.name))
     }
 
     /// Waits until the next try is due, or until the kubelet restarts or the server's socket is gone. Returns true if

@@ -1,7 +1,7 @@
 //! The device plugins of the node: one state machine per advertised resource.
 
 use crate::{
-    devices::offer::AdvertisedList,
+    devices::advertised::AdvertisedList,
     plugin::registration::{Kubelet, RegisteredResources, keep_registered},
 };
 use std::{collections::BTreeMap, time::Duration};
@@ -24,7 +24,7 @@ pub struct ResourceServers {
 
 #[derive(Debug)]
 struct RunningServer {
-    offer: watch::Sender<AdvertisedList>,
+    advertised: watch::Sender<AdvertisedList>,
     stop: watch::Sender<bool>,
     task: Id,
     /// List of the server that starts after this one stops: kubelets up to 1.36 take the end of an old stream for the
@@ -48,12 +48,12 @@ impl ResourceServers {
         }
     }
 
-    /// Advertises exactly `offers`. A resource that stays keeps its server and its stream, and sends a new list only if
+    /// Advertises exactly `lists`. A resource that stays keeps its server and its stream, and sends a new list only if
     /// it differs.
-    pub fn put(&mut self, offers: Vec<AdvertisedList>) {
-        let mut added: BTreeMap<String, AdvertisedList> = offers
+    pub fn put(&mut self, lists: Vec<AdvertisedList>) {
+        let mut added: BTreeMap<String, AdvertisedList> = lists
             .into_iter()
-            .map(|offer| (offer.list.name.clone(), offer))
+            .map(|list| (list.resource.name.clone(), list))
             .collect();
         // Stops removed resources first, so that no GPU is advertised under two names.
         for (name, running) in &mut self.running {
@@ -65,41 +65,41 @@ impl ResourceServers {
             }
         }
         for (name, running) in &mut self.running {
-            let Some(offer) = added.remove(name) else { continue };
+            let Some(list) = added.remove(name) else { continue };
             if running.is_stopping() {
-                running.next = Some(offer);
+                running.next = Some(list);
                 continue;
             }
-            running.offer.send_if_modified(|now| {
-                let changes = *now != offer;
+            running.advertised.send_if_modified(|now| {
+                let changes = *now != list;
                 if changes {
                     info!(
                         resource = name,
-                        shares = offer.list.shares.len(),
-                        healthy = offer.healthy(),
+                        shares = list.resource.shares.len(),
+                        healthy = list.healthy(),
                         "device list changed"
                     );
-                    *now = offer;
+                    *now = list;
                 }
                 changes
             });
         }
-        for (name, offer) in added {
-            self.start(name, offer);
+        for (name, list) in added {
+            self.start(name, list);
         }
     }
 
-    fn start(&mut self, name: String, offer: AdvertisedList) {
-        let (offer, offered) = watch::channel(offer);
+    fn start(&mut self, name: String, list: AdvertisedList) {
+        let (advertised, lists) = watch::channel(list);
         let (stop, stopped) = watch::channel(false);
         let task = self
             .tasks
-            .spawn(keep_registered(self.kubelet.clone(), offered, stopped))
+            .spawn(keep_registered(self.kubelet.clone(), lists, stopped))
             .id();
         self.running.insert(
             name,
             RunningServer {
-                offer,
+                advertised,
                 stop,
                 task,
                 next: None,
@@ -122,7 +122,7 @@ impl ResourceServers {
             };
             let ended = self.running.extract_if(.., |_, running| running.task == id).next();
             match ended {
-                Some((name, RunningServer { next: Some(offer), .. })) => self.start(name, offer),
+                Some((name, RunningServer { next: Some(list), .. })) => self.start(name, list),
                 Some((name, running)) if !running.is_stopping() => return name,
                 _ => {}
             }
@@ -156,13 +156,13 @@ mod tests {
     use gpunode_gpu::AdvertisedResource;
     use std::{path::Path, sync::Arc};
 
-    fn offers() -> Vec<AdvertisedList> {
+    fn lists() -> Vec<AdvertisedList> {
         let list = AdvertisedResource {
             name: "nvidia.com/gpu".to_owned(),
             shares: Vec::new(),
         };
         vec![AdvertisedList {
-            list: list.into(),
+            resource: list.into(),
             resend: 0,
         }]
     }
@@ -203,10 +203,10 @@ mod tests {
     async fn a_resource_that_comes_back_at_once_waits_for_its_old_server() {
         let folder = tempfile::tempdir().unwrap();
         let mut plugins = plugins(folder.path());
-        plugins.put(offers());
+        plugins.put(lists());
         let old = plugins.running.values().next().unwrap().task;
         plugins.put(Vec::new());
-        plugins.put(offers());
+        plugins.put(lists());
         assert_eq!(plugins.tasks.len(), 1, "the old one is still there");
         settle(&mut plugins).await;
         assert_eq!((plugins.tasks.len(), plugins.running.len()), (1, 1));
@@ -218,9 +218,9 @@ mod tests {
     async fn a_resource_that_goes_again_before_its_old_server_has_stopped_does_not_start() {
         let folder = tempfile::tempdir().unwrap();
         let mut plugins = plugins(folder.path());
-        plugins.put(offers());
+        plugins.put(lists());
         plugins.put(Vec::new());
-        plugins.put(offers());
+        plugins.put(lists());
         plugins.put(Vec::new());
         settle(&mut plugins).await;
         assert_eq!((plugins.tasks.len(), plugins.running.len()), (0, 0));

@@ -2,7 +2,7 @@
 
 use crate::{
     admin::metrics::{AgentMetrics, PluginMethod},
-    devices::{manager::DeviceManager, offer::AdvertisedList},
+    devices::{advertised::AdvertisedList, manager::DeviceManager},
     kubelet::device_plugin_api::{
         AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty,
         HEALTHY, ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
@@ -54,14 +54,14 @@ impl PluginServer {
     /// Serves on `socket`, which must not exist.
     pub fn bind(
         socket: &Path,
-        offer: watch::Receiver<AdvertisedList>,
+        advertised: watch::Receiver<AdvertisedList>,
         manager: Arc<DeviceManager>,
     ) -> io::Result<Self> {
         let listener = UnixListener::bind(socket)?;
         let (stop, stopped) = watch::channel(false);
         let (streams, stream_counts) = watch::channel(StreamCounts::default());
         let service = DevicePluginService {
-            offer,
+            advertised,
             streams,
             stopped: stopped.clone(),
             manager,
@@ -132,7 +132,7 @@ pub async fn until_stopped(mut stopped: watch::Receiver<bool>) {
 
 /// Implements the five calls of the device plugin API.
 struct DevicePluginService {
-    offer: watch::Receiver<AdvertisedList>,
+    advertised: watch::Receiver<AdvertisedList>,
     streams: watch::Sender<StreamCounts>,
     stopped: watch::Receiver<bool>,
     manager: Arc<DeviceManager>,
@@ -140,7 +140,7 @@ struct DevicePluginService {
 
 /// One `ListAndWatch` stream.
 struct ListStream {
-    offer: watch::Receiver<AdvertisedList>,
+    advertised: watch::Receiver<AdvertisedList>,
     stopped: watch::Receiver<bool>,
     streams: watch::Sender<StreamCounts>,
     sent: Option<AdvertisedList>,
@@ -151,27 +151,27 @@ impl ListStream {
     /// Returns the next list that differs from the last one sent; none when the server stops.
     async fn next(&mut self) -> Option<ListAndWatchResponse> {
         loop {
-            let offer = self.offer.borrow_and_update().clone();
+            let advertised = self.advertised.borrow_and_update().clone();
             let is_new = self
                 .sent
                 .as_ref()
-                .is_none_or(|sent| sent.list != offer.list || sent.resend < offer.resend);
+                .is_none_or(|sent| sent.resource != advertised.resource || sent.resend < advertised.resend);
             if is_new {
                 if self.sent.is_none() {
                     self.streams.send_modify(|streams| streams.opened += 1);
                 }
                 debug!(
-                    resource = offer.list.name,
-                    shares = offer.list.shares.len(),
+                    resource = advertised.resource.name,
+                    shares = advertised.resource.shares.len(),
                     "send the device list"
                 );
                 let _timer = self.metrics.timer(PluginMethod::ListAndWatch);
-                let response = device_list(&offer.list);
-                self.sent = Some(offer);
+                let response = device_list(&advertised.resource);
+                self.sent = Some(advertised);
                 return Some(response);
             }
             tokio::select! {
-                changed = self.offer.changed() => changed.ok()?,
+                changed = self.advertised.changed() => changed.ok()?,
                 () = until_stopped(self.stopped.clone()) => return None,
             }
         }
@@ -201,7 +201,7 @@ fn device_list(list: &AdvertisedResource) -> ListAndWatchResponse {
 
 impl DevicePluginService {
     fn resource(&self) -> String {
-        self.offer.borrow().list.name.clone()
+        self.advertised.borrow().resource.name.clone()
     }
 }
 
@@ -219,7 +219,7 @@ impl DevicePlugin for DevicePluginService {
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let state = ListStream {
-            offer: self.offer.clone(),
+            advertised: self.advertised.clone(),
             stopped: self.stopped.clone(),
             streams: self.streams.clone(),
             sent: None,

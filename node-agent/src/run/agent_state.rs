@@ -8,15 +8,15 @@ use crate::{
         saved::SavedConfig,
     },
     devices::{
+        advertised::AdvertisedList,
         manager::DeviceManager,
-        offer::AdvertisedList,
         state::{DeviceSnapshot, DeviceState, NO_ANSWER_YET},
     },
     driver::hardware::{DriverState, Hardware},
     handover::Fitness,
     plugin::{registration::RegisteredResources, resources::ResourceServers},
     status::{
-        conditions::not_offered,
+        conditions::not_advertised,
         inputs::{PluginStatus, StatusInputs},
         report::status,
         writer::StatusReport,
@@ -213,15 +213,15 @@ impl<'a> AgentState<'a> {
         let (snapshot, changes) = manager.snapshot();
         if assignments.has(&snapshot.assignments) {
             // A device that turns unhealthy reaches the kubelet without waiting for the disk.
-            plugins.put(snapshot.offers.clone());
+            plugins.put(snapshot.advertised.clone());
         }
         let kept = timeout(DISK_TIMEOUT, assignments.keep(&snapshot.assignments)).await;
         match kept.unwrap_or_else(|slow| Err(io::Error::from(slow))) {
             Ok(()) => {
-                plugins.put(snapshot.offers.clone());
+                plugins.put(snapshot.advertised.clone());
                 manager
                     .metrics()
-                    .set_devices(snapshot.offers.iter().map(AdvertisedList::counts));
+                    .set_devices(snapshot.advertised.iter().map(AdvertisedList::counts));
                 manager.published(changes);
                 self.snapshot = snapshot;
                 if self.unsaved.take().is_some() {
@@ -236,7 +236,7 @@ impl<'a> AgentState<'a> {
                     self.unsaved = error;
                 }
                 self.snapshot = DeviceSnapshot {
-                    offers: std::mem::take(&mut self.snapshot.offers),
+                    advertised: std::mem::take(&mut self.snapshot.advertised),
                     ..snapshot
                 };
             }
@@ -249,7 +249,7 @@ impl<'a> AgentState<'a> {
             return;
         }
         let problem =
-            not_offered(&self.snapshot, self.plugin(registered)).filter(|(_, message)| message != NO_ANSWER_YET);
+            not_advertised(&self.snapshot, self.plugin(registered)).filter(|(_, message)| message != NO_ANSWER_YET);
         if problem != self.problem {
             if let Some((reason, message)) = &problem {
                 warn!(reason = reason.as_str(), message, "some devices are not advertised");

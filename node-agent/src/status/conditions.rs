@@ -13,9 +13,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 /// Returns the resources that the kubelet has not accepted yet, as text of `/readyz`.
 pub fn not_registered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<String> {
-    let offered = snapshot.offers.iter().map(|offer| offer.list.name.as_str());
+    let names = snapshot
+        .advertised
+        .iter()
+        .map(|advertised| advertised.resource.name.as_str());
     let RegisteredResources { taken, others } = plugin.registered;
-    let missing: Vec<&str> = offered
+    let missing: Vec<&str> = names
         .filter(|name| !taken.contains(*name) && !others.contains(*name))
         .collect();
     (!missing.is_empty()).then(|| format!("the kubelet has not accepted {} yet", missing.join(", ")))
@@ -24,7 +27,7 @@ pub fn not_registered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Op
 /// Returns the reason why holders are unknown, if there is a device to advertise.
 pub fn holders_unknown<'a>(snapshot: &'a DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<&'a str> {
     let matters = !plugin.in_force.desired.devices.is_empty() || !snapshot.assignments.is_empty();
-    snapshot.unknown.as_deref().filter(|_| matters)
+    snapshot.holders_unknown.as_deref().filter(|_| matters)
 }
 
 /// Returns the conditions without times, `Ready` first: it repeats the first of the others that is False.
@@ -139,7 +142,7 @@ fn served_by_another(plugin: PluginStatus<'_>) -> Option<String> {
 /// Returns the condition of the devices. A device with a pending change stays advertised as before.
 fn devices(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> UntimedCondition {
     let of = ConditionType::DevicesOffered;
-    if let Some((reason, message)) = not_offered(snapshot, plugin) {
+    if let Some((reason, message)) = not_advertised(snapshot, plugin) {
         return UntimedCondition::new(of, false, reason, message);
     }
     let message = "every selected device is advertised, or waits for pods to end";
@@ -147,7 +150,7 @@ fn devices(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> UntimedCondit
 }
 
 /// Returns the reason why a selected device is not advertised.
-pub fn not_offered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<(Reason, String)> {
+pub fn not_advertised(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<(Reason, String)> {
     if let Some(unknown) = holders_unknown(snapshot, plugin) {
         return Some((Reason::HoldersUnknown, unknown.to_owned()));
     }

@@ -1,7 +1,7 @@
 //! Advertised resources, and the devices of each. Pure.
 
 use crate::{
-    devices::{offer::AdvertisedList, state::DeviceSnapshot},
+    devices::{advertised::AdvertisedList, state::DeviceSnapshot},
     mps::answers::held_back,
     status::{inputs::PluginStatus, number::number},
 };
@@ -19,25 +19,25 @@ const MIG_UUID: &str = "MIG-";
 pub fn resources(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Vec<ResourceStatus> {
     let silent = held_back(&snapshot.daemons);
     let explained: BTreeSet<&str> = snapshot
-        .waiting
+        .pending_changes
         .iter()
-        .map(|waiting| &waiting.device)
+        .map(|pending| &pending.device)
         .chain(silent.keys())
         .map(String::as_str)
         .collect();
     let is_explained =
         |device: &str| snapshot.node_health.all.is_some() || explained.contains(device) || snapshot.is_faulty(device);
-    let of = |offer: &AdvertisedList| ResourceStatus {
-        registered: plugin.registered.taken.contains(&offer.list.name),
-        name: offer.list.name.clone(),
-        capacity: number(offer.list.shares.len()),
-        allocatable: number(offer.healthy()),
-        withheld: withheld(&offer.list, is_explained),
-        sharing: sharing(&offer.list, snapshot),
-        renamed: offer.list.name.ends_with(SHARED_SUFFIX),
-        devices: devices(&offer.list),
+    let of = |advertised: &AdvertisedList| ResourceStatus {
+        registered: plugin.registered.taken.contains(&advertised.resource.name),
+        name: advertised.resource.name.clone(),
+        capacity: number(advertised.resource.shares.len()),
+        allocatable: number(advertised.healthy()),
+        withheld: withheld(&advertised.resource, is_explained),
+        sharing: sharing(&advertised.resource, snapshot),
+        renamed: advertised.resource.name.ends_with(SHARED_SUFFIX),
+        devices: devices(&advertised.resource),
     };
-    snapshot.offers.iter().map(of).collect()
+    snapshot.advertised.iter().map(of).collect()
 }
 
 /// Returns the sharing of the first shared device.

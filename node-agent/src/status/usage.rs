@@ -14,11 +14,11 @@ pub fn in_use(resources: &[ResourceStatus], holders: &[DeviceHolder]) -> Option<
     for holder in holders {
         *held.entry(&holder.resource).or_default() += u64::from(holder.count);
     }
-    let offered = resources.iter().map(|resource| {
+    let in_use = resources.iter().map(|resource| {
         let count = held.remove(resource.name.as_str()).unwrap_or_default();
         format!("{} {count}/{}", resource.name, resource.capacity)
     });
-    let mut parts: Vec<String> = offered.collect();
+    let mut parts: Vec<String> = in_use.collect();
     parts.extend(held.iter().map(|(name, count)| format!("{name} {count}")));
     few(&parts)
 }
@@ -56,7 +56,7 @@ mod tests {
         }
     }
 
-    fn offered(names: &[&str]) -> Vec<ResourceStatus> {
+    fn resources(names: &[&str]) -> Vec<ResourceStatus> {
         let of = |name: &&str| ResourceStatus {
             name: (*name).to_owned(),
             capacity: 8,
@@ -73,7 +73,7 @@ mod tests {
             holder("b", "x/old", 1),
         ];
         assert_eq!(
-            in_use(&offered(&["x/gpu", "x/idle"]), &holders).unwrap(),
+            in_use(&resources(&["x/gpu", "x/idle"]), &holders).unwrap(),
             "x/gpu 3/8, x/idle 0/8, x/old 1"
         );
         assert_eq!(in_use(&[], &[]), None);

@@ -63,9 +63,9 @@ fn healthy(manager: &DeviceManager) -> usize {
     manager
         .snapshot()
         .0
-        .offers
+        .advertised
         .iter()
-        .map(crate::devices::offer::AdvertisedList::healthy)
+        .map(crate::devices::advertised::AdvertisedList::healthy)
         .sum()
 }
 

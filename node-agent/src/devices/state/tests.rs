@@ -41,7 +41,10 @@ pub fn state(document: &str) -> DeviceState {
 const MPS: &str = "resources: [{name: a.b/c, sharing: {strategy: Mps, replicas: 2}}]";
 
 fn healthy(snapshot: &DeviceSnapshot) -> Vec<&str> {
-    let shares = snapshot.offers.iter().flat_map(|offer| &offer.list.shares);
+    let shares = snapshot
+        .advertised
+        .iter()
+        .flat_map(|advertised| &advertised.resource.shares);
     shares
         .filter(|share| share.healthy)
         .map(|share: &AdvertisedShare| share.id.as_str())
@@ -62,15 +65,15 @@ fn nothing_is_offered_before_the_kubelet_says_who_holds_what() {
     state.set_desired(configured(""));
     assert!(state.not_observed("no socket", Instant::now()));
     let snapshot = state.snapshot();
-    assert!(snapshot.offers.is_empty() && snapshot.assignments.is_empty());
-    assert_eq!(snapshot.unknown.as_deref(), Some("no socket"));
+    assert!(snapshot.advertised.is_empty() && snapshot.assignments.is_empty());
+    assert_eq!(snapshot.holders_unknown.as_deref(), Some("no socket"));
     state.observe(nothing_held(Instant::now()));
     let snapshot = state.snapshot();
     assert_eq!(
         (
             healthy(&snapshot),
             snapshot.assignments.len(),
-            snapshot.unknown.is_none()
+            snapshot.holders_unknown.is_none()
         ),
         (vec!["GPU-0", "GPU-1"], 2, true)
     );
@@ -83,19 +86,22 @@ fn what_was_known_stays_while_the_kubelet_does_not_answer_and_after_a_while_that
     state.observe(nothing_held(start + Duration::from_secs(1)));
     let after = |state: &mut DeviceState, second| state.not_observed("no socket", start + Duration::from_secs(second));
     assert!(!after(&mut state, 30));
-    assert_eq!((state.snapshot().offers.len(), state.snapshot().unknown), (1, None));
+    assert_eq!(
+        (state.snapshot().advertised.len(), state.snapshot().holders_unknown),
+        (1, None)
+    );
     assert!(state.is_busy(), "it is asked again soon");
     assert!(after(&mut state, 31), "that is news");
     let snapshot = state.snapshot();
     assert_eq!(healthy(&snapshot), ["GPU-0", "GPU-1"]);
-    let unknown = snapshot.unknown.unwrap();
+    let unknown = snapshot.holders_unknown.unwrap();
     assert!(
         unknown.contains("not reported for over 30s") && unknown.ends_with("no socket"),
         "{unknown}"
     );
     assert!(!after(&mut state, 32), "it is reported once");
     state.observe(nothing_held(start + Duration::from_secs(33)));
-    assert_eq!(state.snapshot().unknown, None);
+    assert_eq!(state.snapshot().holders_unknown, None);
     assert!(!state.is_busy());
 }
 
@@ -177,9 +183,9 @@ fn a_list_is_sent_again_only_while_its_device_waits_for_the_checkpoint_alone() {
     let resends = |state: &DeviceState| -> Vec<(String, u64)> {
         let snapshot = state.snapshot();
         snapshot
-            .offers
+            .advertised
             .iter()
-            .map(|offer| (offer.list.name.clone(), offer.resend))
+            .map(|advertised| (advertised.resource.name.clone(), advertised.resend))
             .collect()
     };
     let mut observe = |second, holders: Vec<ContainerShares>| {
@@ -205,7 +211,7 @@ fn a_list_is_sent_again_only_while_its_device_waits_for_the_checkpoint_alone() {
     assert_eq!(observe(215, Vec::new()), gpu(1));
     assert_eq!(observe(223, Vec::new()), gpu(2));
     state.observe(nothing_held(start + Duration::from_secs(224)));
-    assert_eq!(state.snapshot().waiting, []);
+    assert_eq!(state.snapshot().pending_changes, []);
     assert_eq!(
         resends(&state),
         gpu(2),

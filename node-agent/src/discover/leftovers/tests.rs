@@ -36,7 +36,7 @@ const LEFT: &str =
 async fn on_a_node_on_which_nothing_was_left_nothing_is_touched() {
     let folder = tempfile::tempdir().unwrap();
     let snapshot = looked(&args(folder.path()), &mut None).await.unwrap();
-    assert!(snapshot.daemons_known && snapshot.daemons.is_empty() && snapshot.unknown.is_none());
+    assert!(snapshot.daemons_known && snapshot.daemons.is_empty() && snapshot.holders_unknown.is_none());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
@@ -48,7 +48,7 @@ async fn a_daemon_stays_as_long_as_its_holders_are_not_known() {
     std::fs::write(args.host.state_dir.join("assignments.json"), LEFT).unwrap();
     let snapshot = looked(&args, &mut None).await.unwrap();
     assert_eq!((snapshot.daemons.len(), snapshot.assignments.len()), (1, 1));
-    assert!(snapshot.unknown.is_some());
+    assert!(snapshot.holders_unknown.is_some());
 }
 
 #[tokio::test]
@@ -114,5 +114,5 @@ async fn a_device_that_is_held_stays_what_it_is() {
     assert_eq!(snapshot.assignments.len(), 1);
     let holder = snapshot.holders.first().unwrap();
     assert_eq!((holder.pod.as_str(), holder.device.as_str()), ("train", "GPU-1"));
-    assert!(snapshot.waiting[0].pods == ["team/train"]);
+    assert!(snapshot.pending_changes[0].pods == ["team/train"]);
 }

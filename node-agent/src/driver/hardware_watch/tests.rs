@@ -120,7 +120,7 @@ fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
         message.contains("read GPU 0: ") && message.contains("read GPU 1: "),
         "{message}"
     );
-    assert!(lost.is_known() && lost.has_gpus(), "none of them is offered");
+    assert!(lost.is_known() && lost.has_gpus(), "none of them is advertised");
     host.library.state("{}");
     let (_, found) = host.roots().probe(Some(&lost));
     assert_eq!(found.driver, DriverState::Answers);

@@ -56,13 +56,13 @@ impl Default for ForgottenResource {
 }
 
 impl ForgottenResource {
-    /// Takes in one check at `at`: `offered` if the agent advertises a healthy device, `listed` if the kubelet has one.
+    /// Takes in one check at `at`: `advertised` if the agent advertises a healthy device, `listed` if the kubelet has one.
     /// Returns true if it is time to register again, after at least two such checks in a row.
-    pub fn check(&mut self, at: Instant, offered: bool, listed: bool) -> bool {
+    pub fn check(&mut self, at: Instant, advertised: bool, listed: bool) -> bool {
         if listed {
             *self = Self::default();
         }
-        if listed || !offered {
+        if listed || !advertised {
             self.missing_since = None;
             return false;
         }
@@ -103,11 +103,11 @@ mod tests {
     }
 
     /// Returns the seconds at which it is time to register again, with a check every 10 s.
-    fn due(checks: u64, offered: impl Fn(u64) -> bool, listed: impl Fn(u64) -> bool) -> Vec<u64> {
+    fn due(checks: u64, advertised: impl Fn(u64) -> bool, listed: impl Fn(u64) -> bool) -> Vec<u64> {
         let (start, mut forgotten) = (Instant::now(), ForgottenResource::default());
         let checks = (0..checks).map(|check| check * 10);
         checks
-            .filter(|at| forgotten.check(start + Duration::from_secs(*at), offered(*at), listed(*at)))
+            .filter(|at| forgotten.check(start + Duration::from_secs(*at), advertised(*at), listed(*at)))
             .collect()
     }
 

@@ -36,8 +36,8 @@ fn half_held(document: &str) -> DeviceState {
         checkpoint: BTreeSet::new(),
     };
     state.observe(observation.clone());
-    let offers = state.snapshot().offers;
-    let list = &offers.first().unwrap().list;
+    let advertised = state.snapshot().advertised;
+    let list = &advertised.first().unwrap().resource;
     observation.allocatable = list
         .shares
         .iter()
@@ -62,10 +62,10 @@ fn half_held(document: &str) -> DeviceState {
 async fn build(key: &str, document: &str, shares: usize) {
     let mut state = half_held(document);
     let device = state.allocator.assigned().keys().next().unwrap().clone();
-    let (offers, offer) = watch::channel(AdvertisedList::default());
+    let (lists, advertised) = watch::channel(AdvertisedList::default());
     let (streams, stopped) = (watch::Sender::default(), watch::channel(false).1);
     let mut stream = ListStream {
-        offer,
+        advertised,
         stopped,
         streams,
         sent: None,
@@ -78,7 +78,7 @@ async fn build(key: &str, document: &str, shares: usize) {
         let ill = (round % 2 == 0).then(|| (device.clone(), "a measurement".to_owned()));
         state.allocator.set_unavailable(ill.into_iter().collect());
         let start = Instant::now();
-        offers.send_replace(state.snapshot().offers.remove(0));
+        lists.send_replace(state.snapshot().advertised.remove(0));
         let list = stream.next().await.unwrap();
         let bytes = list.encode_to_vec();
         times.push(start.elapsed());

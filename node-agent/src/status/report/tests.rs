@@ -3,7 +3,7 @@ mod labels;
 use super::*;
 use crate::{
     configuration::in_force::{ConfigCandidate, DesiredConfig, InForce},
-    devices::{offer::AdvertisedList, state::DeviceSnapshot},
+    devices::{advertised::AdvertisedList, state::DeviceSnapshot},
     driver::{
         hardware::{DriverState, Hardware},
         nvml::DriverReading,
@@ -66,8 +66,8 @@ fn snapshot() -> DeviceSnapshot {
         shares,
     };
     DeviceSnapshot {
-        offers: vec![AdvertisedList {
-            list: list.into(),
+        advertised: vec![AdvertisedList {
+            resource: list.into(),
             resend: 0,
         }],
         ..DeviceSnapshot::default()
@@ -97,8 +97,8 @@ fn of_plugin(hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> Gp
     of_page(&snapshot(), hardware, in_force, registered)
 }
 
-/// A node with two GPUs that are offered.
-fn offered() -> (Hardware, InForce) {
+/// A node with two GPUs that are advertised.
+fn advertised() -> (Hardware, InForce) {
     let hardware = hardware(DriverState::Answers);
     let in_force = InForce::default().next(&config(""), hardware.inventory());
     (hardware, in_force)
@@ -106,7 +106,7 @@ fn offered() -> (Hardware, InForce) {
 
 #[test]
 fn a_resource_of_another_plugin_is_said_and_not_waited_for() {
-    let (hardware, in_force) = offered();
+    let (hardware, in_force) = advertised();
     let registered = RegisteredResources {
         others: ["nvidia.com/gpu".to_owned()].into(),
         ..RegisteredResources::default()
@@ -249,9 +249,9 @@ fn discovery_reports_hardware_alone() {
 
 #[test]
 fn unknown_holders_matter_where_there_is_something_to_offer() {
-    let (hardware, in_force) = offered();
+    let (hardware, in_force) = advertised();
     let unknown = DeviceSnapshot {
-        unknown: Some("mount it".to_owned()),
+        holders_unknown: Some("mount it".to_owned()),
         ..DeviceSnapshot::default()
     };
     let status = of_page(&unknown, &hardware, &in_force, &[]);
@@ -266,10 +266,13 @@ fn unknown_holders_matter_where_there_is_something_to_offer() {
 
 #[test]
 fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
-    let (hardware, in_force) = offered();
-    let with = |state, offered: bool, node_health: NodeHealth| {
+    let (hardware, in_force) = advertised();
+    let with = |state, advertised: bool, node_health: NodeHealth| {
         let assignment = in_force.desired.devices[1].assignment.clone();
-        let assignments = offered.then(|| ("GPU-1".to_owned(), assignment)).into_iter().collect();
+        let assignments = advertised
+            .then(|| ("GPU-1".to_owned(), assignment))
+            .into_iter()
+            .collect();
         let daemons = vec![MpsDaemon {
             device: "GPU-1".to_owned(),
             state,
@@ -324,8 +327,8 @@ fn units(devices: &[(&str, u32, u32)]) -> DeviceSnapshot {
         shares: shares.collect(),
     };
     DeviceSnapshot {
-        offers: vec![AdvertisedList {
-            list: list.into(),
+        advertised: vec![AdvertisedList {
+            resource: list.into(),
             resend: 0,
         }],
         ..DeviceSnapshot::default()
@@ -334,7 +337,7 @@ fn units(devices: &[(&str, u32, u32)]) -> DeviceSnapshot {
 
 #[test]
 fn a_resource_names_its_devices_gpus_first() {
-    let (hardware, in_force) = offered();
+    let (hardware, in_force) = advertised();
     let status = of_page(&units(&[("MIG-a", 2, 2), ("GPU-0", 3, 1)]), &hardware, &in_force, &[]);
     let device = |uuid: &str, shares, healthy| AdvertisedDevice {
         device: uuid.to_owned(),
@@ -349,19 +352,19 @@ fn a_resource_names_its_devices_gpus_first() {
 
 #[test]
 fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
-    let (hardware, in_force) = offered();
+    let (hardware, in_force) = advertised();
     let withheld = |snapshot: &DeviceSnapshot| of_page(snapshot, &hardware, &in_force, &[]).resources[0].withheld;
     assert_eq!(withheld(&units(&[("GPU-0", 3, 3), ("GPU-1", 5, 5)])), None);
     let snapshot = units(&[("GPU-0", 3, 1), ("GPU-1", 5, 5)]);
     assert_eq!(withheld(&snapshot), Some(2));
-    let waiting = vec![PendingChange {
+    let pending_changes = vec![PendingChange {
         device: "GPU-0".to_owned(),
         message: String::new(),
         pods: Vec::new(),
     }];
     assert_eq!(
         withheld(&DeviceSnapshot {
-            waiting,
+            pending_changes,
             ..snapshot.clone()
         }),
         None
@@ -421,9 +424,9 @@ fn broken(device: &str) -> NodeHealth {
 
 #[test]
 fn a_device_that_waits_is_told_and_leaves_the_node_ready() {
-    let (hardware, in_force) = offered();
+    let (hardware, in_force) = advertised();
     let pods: Vec<String> = (10..40).map(|pod| format!("team/{pod}")).collect();
-    let waiting = vec![PendingChange {
+    let pending_changes = vec![PendingChange {
         device: "GPU-1".to_owned(),
         message: "ü".repeat(600),
         pods,
@@ -434,7 +437,7 @@ fn a_device_that_waits_is_told_and_leaves_the_node_ready() {
         ..gpu::DeviceHolder::default()
     };
     let snapshot = DeviceSnapshot {
-        waiting,
+        pending_changes,
         holders: (0..300).map(holder).collect(),
         ..snapshot()
     };
@@ -487,7 +490,7 @@ fn a_condition_keeps_its_time_while_its_status_stays() {
 
 #[test]
 fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
-    let (hardware, in_force) = offered();
+    let (hardware, in_force) = advertised();
     let at = Timestamp::from_second(7).unwrap();
     let status = of_page(
         &DeviceSnapshot {
@@ -521,7 +524,7 @@ fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
 
 #[test]
 fn a_released_node_says_so_and_keeps_what_it_has() {
-    let (mut hardware, in_force) = offered();
+    let (mut hardware, in_force) = advertised();
     let before = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
     hardware.driver = DriverState::Released;
     let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 /// Advertised list of one resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdvertisedList {
-    /// The list.
-    pub list: Arc<AdvertisedResource>,
+    /// Resource with its shares.
+    pub resource: Arc<AdvertisedResource>,
     /// Number of times that the unchanged list was sent again; a higher number sends it again.
     pub resend: u64,
 }
@@ -16,11 +16,11 @@ impl AdvertisedList {
     /// Returns the resource's name, and the numbers of its healthy and unhealthy shares.
     pub fn counts(&self) -> (&str, usize, usize) {
         let healthy = self.healthy();
-        (&self.list.name, healthy, self.list.shares.len() - healthy)
+        (&self.resource.name, healthy, self.resource.shares.len() - healthy)
     }
 
     /// Returns the number of healthy shares.
     pub fn healthy(&self) -> usize {
-        self.list.shares.iter().filter(|share| share.healthy).count()
+        self.resource.shares.iter().filter(|share| share.healthy).count()
     }
 }
