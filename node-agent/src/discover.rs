@@ -52,30 +52,30 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     let metrics = AgentMetrics::new();
     tasks.spawn(server::serve(listener, ready, server::always_live(), metrics.clone()));
 
-    let look_again = Arc::new(Notify::new());
-    let (found, mut hardware) = watch::channel(None);
-    let (seen, mut gpu_node) = watch::channel(GpuNodeState::Unknown);
+    let probe_now = Arc::new(Notify::new());
+    let (hardware_sender, mut hardware) = watch::channel(None);
+    let (gpu_node_sender, mut gpu_node) = watch::channel(GpuNodeState::Unknown);
     let release = ReleaseRequest::new(Some(gpu_node.clone()), &args.host.state_dir);
     tasks.spawn(watch_hardware(
         args.host.hardware(),
-        found,
-        look_again.clone(),
+        hardware_sender,
+        probe_now.clone(),
         release,
         None,
         metrics.clone(),
     ));
 
-    let (pages, mut snapshot) = watch::channel(None);
-    tasks.spawn(retire(args.clone(), hardware.clone(), pages));
+    let (snapshots, mut snapshot) = watch::channel(None);
+    tasks.spawn(retire(args.clone(), hardware.clone(), snapshots));
     let mut check_lock = interval(CHECK_LOCK);
     check_lock.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (reports, to_report) = watch::channel(None);
     let mut reporting = false;
     loop {
         tokio::select! {
-            asked = signals.next() => match asked {
+            signal = signals.next() => match signal {
                 SignalRequest::Stop => break,
-                SignalRequest::Reload => look_again.notify_one(),
+                SignalRequest::Reload => probe_now.notify_one(),
             },
             _ = hardware.changed() => {}
             _ = gpu_node.changed(), if reporting => {}
@@ -91,7 +91,11 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         metrics.set_found(answering, silent);
         if hardware.has_gpus() && !reporting {
             let client = connect().await?;
-            tasks.spawn(watch_gpu_node(client.clone(), args.node_name.clone(), seen.clone()));
+            tasks.spawn(watch_gpu_node(
+                client.clone(),
+                args.node_name.clone(),
+                gpu_node_sender.clone(),
+            ));
             tasks.spawn(write_reports(
                 client,
                 args.node_name.clone(),
@@ -104,9 +108,9 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
             GpuNodeState::Present(object) => object.spec.config.is_some(),
             GpuNodeState::Unknown | GpuNodeState::Absent => false,
         };
-        let speaks = reporting && !governed && !handover::is_held(&args.host.state_dir);
+        let may_report = reporting && !governed && !handover::is_held(&args.host.state_dir);
         // A status without the running daemons would make the operator remove the pod that runs them.
-        let snapshot = snapshot.borrow_and_update().clone().filter(|_| speaks);
+        let snapshot = snapshot.borrow_and_update().clone().filter(|_| may_report);
         send_if_new(&reports, snapshot.map(|snapshot| report(&args, &hardware, &snapshot)));
     }
     info!("stopping");

@@ -12,40 +12,40 @@
 //! | `successor` | waits on standby, asks the holder, takes the lock |
 //! | `holder` | serves the socket, answers successors |
 //! | `protocol` | messages between holder and successor, and the holder's decision |
-//! | `conversation` | exchanges messages over one connection |
+//! | `connection` | exchanges messages with the other agent |
 //! | `record` | saves failed attempts and retired pods |
-//! | `take_back` | decides if an agent that has handed over takes the node back |
-//! | `alive` | probes this agent's own socket for liveness |
+//! | `take_back` | decides whether an agent that has handed over takes the node back |
+//! | `liveness` | probes this agent's own socket for liveness |
 
-mod alive;
 mod command;
-mod conversation;
+mod connection;
 mod holder;
+mod liveness;
 mod lock;
 mod protocol;
 mod record;
 mod successor;
 mod take_back;
 
-pub use alive::watch as watch_own_socket;
 pub use command::{Fitness, HandoverCommand};
+pub use liveness::watch_own_socket;
 pub use lock::{NodeLock, is_held};
 pub use record::AgentId;
 pub use take_back::TakeBack;
 
 use crate::{admin::server::Readiness, runtime::channel::send_if_new};
-use conversation::Conversation;
+use connection::PeerConnection;
 use holder::HandoverServer;
 use lock::LockError;
 use std::{convert::Infallible, path::PathBuf, time::Duration};
-use successor::{GIVE_BACK, HandoverClient, RETRY_SOON, TakenLock};
+use successor::{HandoverClient, RETRY_SOON, RETURN_PAUSE, TakenLock};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{sleep, timeout},
 };
 use tracing::{info, warn};
 
-/// Time span of the shorter interval; after it a third agent has the lock.
+/// Duration of the shorter interval; after it a third agent has the lock.
 const SOON: Duration = Duration::from_secs(10);
 
 /// Part of this agent in hand-overs, as successor and as holder.
@@ -54,7 +54,7 @@ pub struct Handover {
     /// Folder of the lock, the socket and the record, the same for every agent of the node.
     pub state_dir: PathBuf,
     /// Identity of this agent.
-    pub who: AgentId,
+    pub agent: AgentId,
     /// Condition under which this agent takes the node back after a hand-over.
     pub take_back: TakeBack,
     /// Ability to serve the node; `None` until hardware and configuration are known. Until then this agent asks no holder.
@@ -75,10 +75,10 @@ struct HandoverTask {
 
 impl Handover {
     /// Takes the lock, holds it, and hands it over, again and again. Never returns.
-    pub async fn follow(self) {
+    pub async fn run(self) {
         let Self {
             state_dir,
-            who,
+            agent,
             take_back,
             fitness,
             ready,
@@ -87,14 +87,14 @@ impl Handover {
         } = self;
         let server = HandoverServer {
             state_dir: state_dir.clone(),
-            pod: who.pod.clone(),
+            pod: agent.pod.clone(),
             fitness: fitness.clone(),
             commands,
             served,
         };
         let client = HandoverClient {
             state_dir,
-            who,
+            agent,
             take_back,
             fitness,
             ready,
@@ -103,7 +103,7 @@ impl Handover {
         match task.run().await {
             Ok(never) => match never {},
             Err(error) => {
-                task.command(HandoverCommand::Fail(error)).await;
+                task.command(HandoverCommand::Stop(error)).await;
                 std::future::pending::<()>().await;
             }
         }
@@ -112,62 +112,62 @@ impl Handover {
 
 impl HandoverTask {
     async fn run(&mut self) -> Result<Infallible, LockError> {
-        let mut taken = self.client.stand_by().await?;
+        let mut taken = self.client.acquire().await?;
         loop {
-            self.command(HandoverCommand::Hold).await;
+            self.command(HandoverCommand::Activate).await;
             let mut lock = match taken {
                 TakenLock::Free(lock) => lock,
-                TakenLock::From(lock, predecessor, pod) => match self.client.prove(predecessor, &pod).await {
+                TakenLock::From(lock, predecessor, pod) => match self.client.confirm(predecessor, &pod).await {
                     Ok(()) => lock,
                     Err(predecessor) => {
-                        self.let_go().await;
+                        self.deactivate().await;
                         drop(lock);
                         drop(predecessor);
                         // The previous holder gets the time to take the lock first.
-                        sleep(GIVE_BACK).await;
-                        taken = self.client.stand_by().await?;
+                        sleep(RETURN_PAUSE).await;
+                        taken = self.client.acquire().await?;
                         continue;
                     }
                 },
             };
-            let (successor, named) = self.server.hold(&mut lock).await?;
+            let (connection, successor) = self.server.wait_for_successor(&mut lock).await?;
             info!(
-                successor = named.pod,
-                version = named.version,
+                successor = successor.pod,
+                version = successor.version,
                 "handing over to a successor"
             );
-            self.let_go().await;
+            self.deactivate().await;
             drop(lock);
-            taken = self.stand_back(successor).await?;
+            taken = self.release_to(connection).await?;
         }
     }
 
-    /// Waits until this agent, which has handed over, has the lock again: the successor failed, no other agent is left, or
-    /// this agent takes the node back.
-    async fn stand_back(&mut self, successor: Conversation) -> Result<TakenLock, LockError> {
+    /// Releases the node to a successor, and waits until this agent has the lock again: the successor failed, no other agent is
+    /// left, or this agent takes the node back.
+    async fn release_to(&mut self, successor: PeerConnection) -> Result<TakenLock, LockError> {
         let mut free = None;
-        if !self.server.see_off(successor).await {
+        if !self.server.release_to(successor).await {
             free = timeout(SOON, self.client.wait_for_lock(RETRY_SOON)).await.ok();
         }
         if free.is_none() {
             free = tokio::select! {
-                lock = self.client.wait_for_nobody() => Some(lock),
-                () = self.client.wanted_back() => None,
+                lock = self.client.wait_until_unheld() => Some(lock),
+                () = self.client.wait_to_take_back() => None,
             };
         }
         let Some(lock) = free else {
-            return self.client.stand_by().await;
+            return self.client.acquire().await;
         };
         let lock = lock?;
         warn!("no other agent of this node holds the lock any more: taking over again");
         Ok(TakenLock::Free(lock))
     }
 
-    async fn let_go(&self) {
+    async fn deactivate(&self) {
         // The liveness probe fails an agent that hangs here, because the socket does not answer meanwhile.
         send_if_new(&self.server.served, true);
         let (done, withdrawn) = oneshot::channel();
-        self.command(HandoverCommand::LetGo(done)).await;
+        self.command(HandoverCommand::Deactivate(done)).await;
         // A main loop that ends withdraws as well.
         _ = withdrawn.await;
         send_if_new(&self.server.served, false);
@@ -204,28 +204,31 @@ mod tests {
         tokio::spawn(
             Handover {
                 state_dir,
-                who: AgentId::default(),
+                agent: AgentId::default(),
                 take_back,
                 fitness,
                 ready,
                 commands,
                 served,
             }
-            .follow(),
+            .run(),
         );
 
-        let mut successor = Conversation::of(listener.accept().await.unwrap().0);
+        let mut successor = PeerConnection::new(listener.accept().await.unwrap().0);
         assert!(matches!(
-            successor.hear::<HandoverRequest>(Duration::from_secs(5)).await.unwrap(),
+            successor
+                .receive::<HandoverRequest>(Duration::from_secs(5))
+                .await
+                .unwrap(),
             HandoverRequest::LetGo(_)
         ));
         drop((lock, listener));
         successor
-            .say(&HolderResponse::Released { pod: String::new() })
+            .send(&HolderResponse::Released { pod: String::new() })
             .await
             .unwrap();
         // The last command that the main loop takes.
-        assert!(matches!(taken.recv().await, Some(HandoverCommand::Hold)));
+        assert!(matches!(taken.recv().await, Some(HandoverCommand::Activate)));
         timeout(Duration::from_secs(30), is_served.wait_for(|is_served| *is_served))
             .await
             .unwrap()

@@ -6,7 +6,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `answers` | reads which daemons answer, for agents |
+//! | `answers` | which daemons answer, for agents |
 //! | `daemon` | decides the next action on one daemon, pure |
 //! | `device` | runs the daemon of one device |
 //! | `control` | runs NVIDIA's control program |
@@ -99,7 +99,7 @@ struct Supervisor {
     settings: Settings,
     holders: HolderQuery,
     /// Devices shared by MPS; `None` before the first successful read.
-    wanted: Option<BTreeSet<String>>,
+    desired: Option<BTreeSet<String>>,
     daemons: BTreeMap<String, SupervisedDaemon>,
     /// The read in progress.
     reading: Option<JoinHandle<MpsInputs>>,
@@ -109,8 +109,8 @@ struct Supervisor {
 /// One supervised daemon.
 #[derive(Debug)]
 struct SupervisedDaemon {
-    care: DaemonRunner,
-    want: watch::Sender<DesiredDaemon>,
+    runner: DaemonRunner,
+    desired: watch::Sender<DesiredDaemon>,
     task: JoinHandle<()>,
 }
 
@@ -171,7 +171,7 @@ pub async fn supervise(settings: Settings) -> Result<()> {
     let work = async {
         loop {
             tick.tick().await;
-            supervisor.follow().await;
+            supervisor.reconcile().await;
             _ = readiness.send_replace(supervisor.readiness());
             if serving.is_finished() {
                 match server::bind(address).await {
@@ -220,7 +220,7 @@ impl Supervisor {
         Self {
             settings,
             holders,
-            wanted: None,
+            desired: None,
             daemons: BTreeMap::new(),
             reading: None,
             problem: String::new(),
@@ -229,7 +229,7 @@ impl Supervisor {
 
     /// Ready once the desired daemons are known.
     fn readiness(&self) -> Readiness {
-        if self.wanted.is_some() {
+        if self.desired.is_some() {
             Ok(())
         } else {
             Err(self.problem.as_str().into())
@@ -238,20 +238,20 @@ impl Supervisor {
 
     /// Aligns the supervised daemons with the assignments, and with the folders that an earlier supervisor left. The future may
     /// be dropped at any point.
-    async fn follow(&mut self) {
+    async fn reconcile(&mut self) {
         processes::reap();
-        self.forget_ended();
+        self.remove_ended();
         let problems = match self.read().await {
-            Ok(inputs) => self.take(inputs),
+            Ok(inputs) => self.apply(inputs),
             Err(problem) => vec![problem],
         };
         let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-        self.report(problems.join("; "));
-        let Some(wanted) = &self.wanted else { return };
-        for (uuid, looked) in &self.daemons {
-            set(
-                &looked.want,
-                if wanted.contains(uuid) {
+        self.set_problem(problems.join("; "));
+        let Some(desired) = &self.desired else { return };
+        for (uuid, daemon) in &self.daemons {
+            set_desired(
+                &daemon.desired,
+                if desired.contains(uuid) {
                     DesiredDaemon::Run
                 } else {
                     DesiredDaemon::Gone
@@ -266,16 +266,16 @@ impl Supervisor {
             let (state_dir, mps_dir) = (self.settings.state_dir.clone(), self.settings.mps_dir.clone());
             let holders = self.holders.clone();
             spawn_blocking(move || {
-                holders.prepare();
+                holders.note_checkpoint();
                 // With released GPUs no daemon is desired; each ends after its last client.
-                let wanted = |all: Assignments| {
+                let in_use = |all: Assignments| {
                     if release::is_saved(&state_dir) {
                         Assignments::new()
                     } else {
                         all
                     }
                 };
-                (assignments::read(&state_dir).map(wanted), DeviceFolder::all(&mps_dir))
+                (assignments::read(&state_dir).map(in_use), DeviceFolder::all(&mps_dir))
             })
         });
         let Ok(read) = timeout(READ_TIMEOUT, reading).await else {
@@ -286,27 +286,27 @@ impl Supervisor {
     }
 
     /// Supervises each device that is desired or has a folder. An unreadable input changes nothing.
-    fn take(&mut self, (assignments, left): MpsInputs) -> Vec<InputError> {
+    fn apply(&mut self, (assignments, folders): MpsInputs) -> Vec<InputError> {
         let mut problems = Vec::new();
-        let left: Option<BTreeSet<String>> = left
-            .map(|left| left.iter().map(|place| place.uuid().to_owned()).collect())
+        let on_disk: Option<BTreeSet<String>> = folders
+            .map(|folders| folders.iter().map(|folder| folder.uuid().to_owned()).collect())
             .map_err(|source| {
                 let folder = self.settings.mps_dir.clone();
                 problems.push(InputError::Folder { folder, source });
             })
             .ok();
         match assignments {
-            Ok(assignments) => self.wanted = Some(mps_devices(&assignments)),
+            Ok(assignments) => self.desired = Some(mps_devices(&assignments)),
             // A damaged file ends no daemon.
             Err(error) => {
                 problems.push(error.into());
-                self.wanted = self.wanted.take().or_else(|| left.clone());
+                self.desired = self.desired.take().or_else(|| on_disk.clone());
             }
         }
-        let known: BTreeSet<String> = self.wanted.iter().chain(&left).flatten().cloned().collect();
+        let known: BTreeSet<String> = self.desired.iter().chain(&on_disk).flatten().cloned().collect();
         for uuid in known {
             match DeviceFolder::of(&self.settings.mps_dir, &uuid) {
-                Some(place) if !self.daemons.contains_key(&uuid) => self.add(place),
+                Some(folder) if !self.daemons.contains_key(&uuid) => self.add(folder),
                 Some(_) => {}
                 None => problems.push(InputError::NotUuid(uuid)),
             }
@@ -314,26 +314,26 @@ impl Supervisor {
         problems
     }
 
-    fn add(&mut self, place: DeviceFolder) {
-        let uuid = place.uuid().to_owned();
+    fn add(&mut self, folder: DeviceFolder) {
+        let uuid = folder.uuid().to_owned();
         let control = MpsControl::new(&self.settings.host_root, self.settings.driver_root.as_deref());
-        let care = DaemonRunner {
-            place,
+        let runner = DaemonRunner {
+            folder,
             control,
             holders: self.holders.clone(),
         };
         // The task acts only after the first update of the channel.
-        let (want, receiver) = watch::channel(DesiredDaemon::Rest);
-        let task = tokio::spawn(care.clone().look_after(receiver));
-        self.daemons.insert(uuid, SupervisedDaemon { care, want, task });
+        let (desired, receiver) = watch::channel(DesiredDaemon::Rest);
+        let task = tokio::spawn(runner.clone().run(receiver));
+        self.daemons.insert(uuid, SupervisedDaemon { runner, desired, task });
     }
 
     /// Removes daemons whose task has ended. A desired one, or one with a folder, gets a new task.
-    fn forget_ended(&mut self) {
-        self.daemons.retain(|_, looked| !looked.task.is_finished());
+    fn remove_ended(&mut self) {
+        self.daemons.retain(|_, daemon| !daemon.task.is_finished());
     }
 
-    fn report(&mut self, problem: String) {
+    fn set_problem(&mut self, problem: String) {
         if !problem.is_empty() && problem != self.problem {
             warn!(problem, "cannot supervise all MPS control daemons");
         }
@@ -341,8 +341,8 @@ impl Supervisor {
     }
 }
 
-fn set(want: &watch::Sender<DesiredDaemon>, wanted: DesiredDaemon) {
-    want.send_if_modified(|want| std::mem::replace(want, wanted) != wanted);
+fn set_desired(sender: &watch::Sender<DesiredDaemon>, desired: DesiredDaemon) {
+    sender.send_if_modified(|current| std::mem::replace(current, desired) != desired);
 }
 
 fn mps_devices(assignments: &Assignments) -> BTreeSet<String> {

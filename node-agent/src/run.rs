@@ -131,7 +131,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let served = watch::Sender::default();
     let state_dir = args.node.host.state_dir.clone();
     tasks.spawn(watch_own_socket(state_dir.clone(), served.subscribe(), liveness));
-    let who = AgentId {
+    let agent = AgentId {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pod: args.node.pod_uid.clone(),
     };
@@ -142,14 +142,14 @@ pub async fn run(args: RunArgs) -> Result<()> {
     tasks.spawn(
         Handover {
             state_dir,
-            who,
+            agent,
             take_back,
             fitness: fit,
             ready,
             commands: turns,
             served,
         }
-        .follow(),
+        .run(),
     );
     let inputs = Inputs {
         signals,

@@ -4,7 +4,7 @@
 use crate::{
     devices::advertised::AdvertisedList,
     health::node_health::NodeHealth,
-    mps::answers::{DaemonAnswers, daemons, held_back},
+    mps::answers::{DaemonAnswers, daemons, unavailable},
     store::assignments::Assignments,
 };
 use gpunode_crds::MpsDaemon;
@@ -224,7 +224,7 @@ impl DeviceState {
                 for device in self.allocator.mps_devices() {
                     answers.entry(device).or_insert(None);
                 }
-                held_back(&self.daemons())
+                unavailable(&self.daemons())
             }
         };
         reasons.extend(self.node_health.reasons());

@@ -36,7 +36,7 @@ struct LeftoverDevices {
     /// Assignments in the file at that time.
     assignments: Assignments,
     /// Last time an agent had taken the lock of the node. An agent that took it later may have allocated devices.
-    taken: Option<SystemTime>,
+    lock_taken: Option<SystemTime>,
 }
 
 /// Publishes holders and daemons, and retires assignments without holders. Publishes `None` before the first probe and while
@@ -44,24 +44,24 @@ struct LeftoverDevices {
 pub async fn retire(
     args: NodeArgs,
     mut hardware: watch::Receiver<Option<Arc<Hardware>>>,
-    pages: watch::Sender<Option<DeviceSnapshot>>,
+    snapshots: watch::Sender<Option<DeviceSnapshot>>,
 ) {
     let kubelet = args.pod_resources();
     _ = hardware.wait_for(Option::is_some).await;
-    let mut known = None;
+    let mut previous = None;
     let mut errors = OnChange::default();
     loop {
-        let found = hardware.borrow().clone();
-        let wanted = found
+        let desired = hardware
+            .borrow()
             .as_deref()
             .and_then(Hardware::inventory)
             .map(DesiredDevices::nothing)
             .unwrap_or_default();
-        let error = match look(&args, &kubelet, wanted, &mut known).await {
+        let error = match probe(&args, &kubelet, desired, &mut previous).await {
             Ok(snapshot) => {
-                let unknown = snapshot.as_ref().and_then(|snapshot| snapshot.holders_unknown.clone());
-                pages.send_replace(snapshot);
-                unknown
+                let error = snapshot.as_ref().and_then(|snapshot| snapshot.holders_unknown.clone());
+                snapshots.send_replace(snapshot);
+                error
             }
             Err(error) => Some(format!("{error:#}")),
         };
@@ -75,24 +75,24 @@ pub async fn retire(
     }
 }
 
-async fn look(
+async fn probe(
     args: &NodeArgs,
     kubelet: &PodResources,
-    wanted: DesiredDevices,
-    known: &mut Option<LeftoverDevices>,
+    desired: DesiredDevices,
+    previous: &mut Option<LeftoverDevices>,
 ) -> Result<Option<DeviceSnapshot>> {
     let (state_dir, mps_dir) = (args.host.state_dir.clone(), args.host.mps_dir.clone());
     let files = kubelet.files.run(move || {
         // A damaged file stays for the next device plugin, which sets it aside.
-        let left = assignments::read(&state_dir).is_ok_and(|assignments| !assignments.is_empty());
-        (left, answers::read(&mps_dir))
+        let has_leftovers = assignments::read(&state_dir).is_ok_and(|assignments| !assignments.is_empty());
+        (has_leftovers, answers::read(&mps_dir))
     });
-    let (left, daemons) = timeout(FILES_TIMEOUT, files)
+    let (has_leftovers, daemons) = timeout(FILES_TIMEOUT, files)
         .await
         .context("read the files of the device plugin")??;
     let (answers, now) = daemons.with_context(|| format!("read {}", args.host.mps_dir.display()))?;
-    if !left {
-        *known = None;
+    if !has_leftovers {
+        *previous = None;
         let mut state = DeviceState::default();
         state.set_daemon_answers(answers, now);
         return Ok(Some(DeviceSnapshot {
@@ -108,13 +108,13 @@ async fn look(
     let mut saved = spawn_blocking(move || SavedAssignments::load(&state_dir))
         .await
         .context("read the assignments")?;
-    let (assignments, taken) = (saved.assignments(), lock.taken());
-    let before = known
+    let (assignments, lock_taken) = (saved.assignments(), lock.last_taken());
+    let before = previous
         .take()
-        .filter(|known| known.assignments == assignments && known.taken == taken);
-    let mut state = before.map_or_else(|| DeviceState::restore(assignments.clone()), |known| known.state);
+        .filter(|before| before.assignments == assignments && before.lock_taken == lock_taken);
+    let mut state = before.map_or_else(|| DeviceState::restore(assignments.clone()), |before| before.state);
     state.set_daemon_answers(answers, now);
-    state.set_desired(wanted);
+    state.set_desired(desired);
     match kubelet.observe().await {
         Ok(observation) => state.observe(observation),
         Err(error) => _ = state.not_observed(&error.to_string(), Instant::now()),
@@ -127,13 +127,13 @@ async fn look(
         );
     }
     saved
-        .keep(&snapshot.assignments)
+        .save(&snapshot.assignments)
         .await
         .context("save the assignments")?;
-    *known = Some(LeftoverDevices {
+    *previous = Some(LeftoverDevices {
         state,
         assignments: snapshot.assignments.clone(),
-        taken,
+        lock_taken,
     });
     Ok(Some(snapshot))
 }

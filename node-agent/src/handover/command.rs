@@ -7,13 +7,13 @@ use tokio::sync::oneshot;
 #[derive(Debug)]
 pub enum HandoverCommand {
     /// Become active: this agent holds the lock. Restore the saved state and register.
-    Hold,
+    Activate,
     /// Withdraw from the kubelet, clear the device state, which is on disk, and confirm.
-    LetGo(oneshot::Sender<()>),
+    Deactivate(oneshot::Sender<()>),
     /// Confirm that the main loop still handles commands.
-    Answer(oneshot::Sender<()>),
+    Ping(oneshot::Sender<()>),
     /// Stop the agent: the lock cannot be used.
-    Fail(LockError),
+    Stop(LockError),
 }
 
 /// Ability of this agent to serve the node.

@@ -2,9 +2,9 @@
 
 use super::{
     command::{Fitness, HandoverCommand},
-    conversation::{Conversation, ConversationError},
+    connection::{PeerConnection, PeerError},
     lock::{LockError, NodeLock},
-    protocol::{HandoverRequest, HolderDecision, HolderResponse, SOCKET, Successor, reply, short},
+    protocol::{HandoverRequest, HolderDecision, HolderResponse, SOCKET, Successor, decide, truncate},
 };
 use crate::{runtime::channel::send_if_new, store::file_id::FileId};
 use gpunode_process::OnChange;
@@ -42,7 +42,7 @@ struct HolderSocket {
 
 impl HolderSocket {
     /// Replaces the socket of an earlier holder.
-    fn on(socket: &Path) -> io::Result<Self> {
+    fn bind(socket: &Path) -> io::Result<Self> {
         match fs::remove_file(socket) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -55,7 +55,7 @@ impl HolderSocket {
         })
     }
 
-    fn is_there(&self, socket: &Path) -> bool {
+    fn exists(&self, socket: &Path) -> bool {
         self.id.is_some() && FileId::without_time(socket) == self.id
     }
 }
@@ -76,19 +76,19 @@ pub struct HandoverServer {
 }
 
 impl HandoverServer {
-    /// Listens until a successor asks for the lock and may have it.
-    pub async fn hold(&self, lock: &mut NodeLock) -> Result<(Conversation, Successor), LockError> {
+    /// Listens until a successor requests the lock and may have it.
+    pub async fn wait_for_successor(&self, lock: &mut NodeLock) -> Result<(PeerConnection, Successor), LockError> {
         let socket = self.state_dir.join(SOCKET);
         let mut connections: JoinSet<()> = JoinSet::new();
         let (requests, mut successors) = mpsc::channel(1);
         let mut listening: Option<HolderSocket> = None;
         let mut errors = OnChange::default();
         let mut check = Instant::now();
-        let (successor, named) = loop {
+        let (connection, successor) = loop {
             if check <= Instant::now() {
                 lock.keep(&self.state_dir)?;
-                if listening.as_ref().is_none_or(|listening| !listening.is_there(&socket)) {
-                    listening = HolderSocket::on(&socket)
+                if listening.as_ref().is_none_or(|listening| !listening.exists(&socket)) {
+                    listening = HolderSocket::bind(&socket)
                         .inspect_err(|error| {
                             if let Some(error) = errors.changed(error) {
                                 warn!(socket = %socket.display(), error, "cannot listen for a successor; retrying, and successors wait for the lock until then");
@@ -102,7 +102,7 @@ impl HandoverServer {
             tokio::select! {
                 successor = successors.recv() => if let Some(successor) = successor { break successor },
                 stream = accept(listening.as_ref()) => {
-                    // A connection above the limit is closed at once; the successor may ask again.
+                    // A connection above the limit is closed at once; the successor may try again.
                     if connections.len() < MAX_CONNECTIONS {
                         let (commands, fitness) = (self.commands.clone(), self.fitness.clone());
                         connections.spawn(answer(stream, commands, fitness, requests.clone()));
@@ -113,25 +113,25 @@ impl HandoverServer {
             }
         };
         send_if_new(&self.served, false);
-        Ok((successor, named))
+        Ok((connection, successor))
     }
 
-    /// Tells a successor that the lock is free, and returns whether it confirms that it serves the node.
-    pub async fn see_off(&self, mut successor: Conversation) -> bool {
-        let heard = async {
+    /// Tells a successor that the lock is free; returns true if it confirms that it serves the node.
+    pub async fn release_to(&self, mut successor: PeerConnection) -> bool {
+        let confirmation = async {
             successor
-                .say(&HolderResponse::Released { pod: self.pod.clone() })
+                .send(&HolderResponse::Released { pod: self.pod.clone() })
                 .await?;
-            successor.hear::<HandoverRequest>(SERVING_TIMEOUT).await
+            successor.receive::<HandoverRequest>(SERVING_TIMEOUT).await
         };
-        match heard.await {
+        match confirmation.await {
             Ok(HandoverRequest::Serving {}) => {
                 info!("the successor serves the node; this agent awaits its termination");
                 true
             }
             Ok(_) => {
                 warn!(
-                    "the successor sent something else than its confirmation; taking over again when the lock is free"
+                    "the successor sent something other than its confirmation; taking over again when the lock is free"
                 );
                 false
             }
@@ -167,35 +167,36 @@ async fn answer(
     stream: UnixStream,
     commands: mpsc::Sender<HandoverCommand>,
     fitness: watch::Receiver<Option<Fitness>>,
-    requests: mpsc::Sender<(Conversation, Successor)>,
+    requests: mpsc::Sender<(PeerConnection, Successor)>,
 ) {
-    let mut conversation = Conversation::of(stream);
-    let request = conversation.hear::<HandoverRequest>(REQUEST_TIMEOUT).await;
+    let mut connection = PeerConnection::new(stream);
+    let request = connection.receive::<HandoverRequest>(REQUEST_TIMEOUT).await;
     let own_problem = fitness.borrow().as_ref().and_then(|fitness| fitness.problem.clone());
-    let reply = match request {
-        Ok(request) => reply(request, own_problem.as_deref()),
-        Err(ConversationError::Unclear(error)) => HolderDecision::No(error.to_string()),
+    let decision = match request {
+        Ok(request) => decide(request, own_problem.as_deref()),
+        Err(PeerError::Decode(error)) => HolderDecision::Refuse(error.to_string()),
         Err(_) => return,
     };
-    let answer = match reply {
+    let answer = match decision {
         HolderDecision::Alive => {
             let (done, answered) = oneshot::channel();
-            let handled =
-                async { commands.send(HandoverCommand::Answer(done)).await.is_ok() && answered.await.is_ok() };
+            let handled = async { commands.send(HandoverCommand::Ping(done)).await.is_ok() && answered.await.is_ok() };
             if !timeout(COMMAND_TIMEOUT, handled).await.unwrap_or(false) {
                 return;
             }
             HolderResponse::Holding {}
         }
-        HolderDecision::No(reason) => HolderResponse::Refused { reason: short(&reason) },
-        HolderDecision::LetGo(successor) => {
+        HolderDecision::Refuse(reason) => HolderResponse::Refused {
+            reason: truncate(&reason),
+        },
+        HolderDecision::HandOver(successor) => {
             // The request may be old, and its successor gone, if this process was suspended for a while.
-            if !conversation.has_ended().await {
-                _ = requests.try_send((conversation, successor));
+            if !connection.is_closed().await {
+                _ = requests.try_send((connection, successor));
             }
             return;
         }
     };
     // A peer that is gone needs no answer.
-    _ = conversation.say(&answer).await;
+    _ = connection.send(&answer).await;
 }

@@ -32,7 +32,7 @@ impl NodeLock {
         let Some(lock) = Self::try_take(state_dir)? else {
             return Ok(None);
         };
-        // [`Self::taken`] reads this time.
+        // [`Self::last_taken`] reads this time.
         let touched = lock.file.set_modified(SystemTime::now());
         touched.map_err(|source| LockError {
             action: "touch",
@@ -44,11 +44,11 @@ impl NodeLock {
 
     /// Returns the last time an agent took the lock with [`Self::take`], to register GPUs. Fit for comparison only: the
     /// machine's clock may jump.
-    pub fn taken(&self) -> Option<SystemTime> {
+    pub fn last_taken(&self) -> Option<SystemTime> {
         self.file.metadata().and_then(|meta| meta.modified()).ok()
     }
 
-    /// Takes the lock without a change of [`Self::taken`], if no other agent of this node holds it.
+    /// Takes the lock without a change of [`Self::last_taken`], if no other agent of this node holds it.
     pub fn try_take(state_dir: &Path) -> Result<Option<Self>, LockError> {
         let path = state_dir.join(LOCK_FILE);
         let file = open(&path)?;
@@ -118,7 +118,7 @@ fn open(path: &Path) -> Result<File, LockError> {
         .map_err(error("open the lock file"))
 }
 
-/// Returns whether an agent of the node holds the lock; false if the file cannot be opened.
+/// Returns true if an agent of the node holds the lock; false if the file cannot be opened.
 pub fn is_held(state_dir: &Path) -> bool {
     // With a shared lock, two concurrent checks do not block each other.
     File::open(state_dir.join(LOCK_FILE))
@@ -139,10 +139,10 @@ mod tests {
         assert!(NodeLock::take(folder.path()).unwrap().is_none());
         drop(lock);
         assert!(!is_held(folder.path()));
-        let seen = NodeLock::try_take(folder.path()).unwrap().unwrap().taken();
-        assert_eq!(NodeLock::try_take(folder.path()).unwrap().unwrap().taken(), seen);
+        let seen = NodeLock::try_take(folder.path()).unwrap().unwrap().last_taken();
+        assert_eq!(NodeLock::try_take(folder.path()).unwrap().unwrap().last_taken(), seen);
         drop(NodeLock::take(folder.path()).unwrap().unwrap());
-        assert_ne!(NodeLock::try_take(folder.path()).unwrap().unwrap().taken(), seen);
+        assert_ne!(NodeLock::try_take(folder.path()).unwrap().unwrap().last_taken(), seen);
     }
 
     #[test]

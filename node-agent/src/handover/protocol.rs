@@ -15,7 +15,7 @@ const MAX_TEXT: usize = 300;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum HandoverRequest {
-    /// A successor that knows its hardware and configuration asks for the lock.
+    /// A successor that knows its hardware and configuration requests the lock.
     LetGo(Successor),
     /// The successor has taken over, and the kubelet has accepted its registration.
     Serving {},
@@ -41,7 +41,7 @@ pub enum HolderResponse {
     },
 }
 
-/// Agent that asks for the lock.
+/// Agent that requests the lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Successor {
     /// Version of the agent.
@@ -59,41 +59,43 @@ pub enum HolderDecision {
     /// Answer that it is alive.
     Alive,
     /// Refuse, for this reason.
-    No(String),
+    Refuse(String),
     /// Hand over to this successor.
-    LetGo(Successor),
+    HandOver(Successor),
 }
 
 /// Decides on the first request of a connection, for a holder with this problem of its own.
-pub fn reply(request: HandoverRequest, own_problem: Option<&str>) -> HolderDecision {
+pub fn decide(request: HandoverRequest, own_problem: Option<&str>) -> HolderDecision {
     match request {
         HandoverRequest::Ping {} => HolderDecision::Alive,
-        HandoverRequest::Serving {} => HolderDecision::No("no hand-over is in progress on this connection".to_owned()),
+        HandoverRequest::Serving {} => {
+            HolderDecision::Refuse("no hand-over is in progress on this connection".to_owned())
+        }
         HandoverRequest::LetGo(successor) => match (&successor.problem, own_problem) {
             // A new version that cannot read the GPUs would take them from the node.
-            (Some(problem), None) => HolderDecision::No(format!(
+            (Some(problem), None) => HolderDecision::Refuse(format!(
                 "the successor could not serve the devices that this agent serves: {problem}"
             )),
-            _ => HolderDecision::LetGo(successor),
+            _ => HolderDecision::HandOver(successor),
         },
     }
 }
 
 /// Encodes a message as a line, with the line feed.
-pub fn line<T: Serialize>(said: &T) -> Vec<u8> {
+pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     // Cannot fail: these types have string keys only.
-    let mut line = serde_json::to_vec(said).unwrap_or_default();
+    let mut line = serde_json::to_vec(message).unwrap_or_default();
     line.push(b'\n');
     line
 }
 
 /// Decodes a line.
-pub fn parse<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<T> {
+pub fn decode<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<T> {
     serde_json::from_slice(line)
 }
 
 /// Cuts a text to the length that fits a line.
-pub fn short(text: &str) -> String {
+pub fn truncate(text: &str) -> String {
     text.get(..text.floor_char_boundary(MAX_TEXT))
         .unwrap_or_default()
         .to_owned()
@@ -112,55 +114,55 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn every_message_is_decoded_as_it_was_encoded() {
         for request in [
             successor(None),
             successor(Some("no driver")),
             HandoverRequest::Serving {},
             HandoverRequest::Ping {},
         ] {
-            assert_eq!(parse::<HandoverRequest>(&line(&request)).unwrap(), request);
+            assert_eq!(decode::<HandoverRequest>(&encode(&request)).unwrap(), request);
         }
-        let reason = short(&"é".repeat(MAX_LINE));
+        let reason = truncate(&"é".repeat(MAX_LINE));
         for answer in [
             HolderResponse::Holding {},
             HolderResponse::Refused { reason },
             HolderResponse::Released { pod: "a".to_owned() },
         ] {
-            let line = line(&answer);
+            let line = encode(&answer);
             assert!(line.len() <= MAX_LINE);
-            assert_eq!(parse::<HolderResponse>(&line).unwrap(), answer);
+            assert_eq!(decode::<HolderResponse>(&line).unwrap(), answer);
         }
     }
 
     #[test]
-    fn another_version_may_say_more() {
+    fn unknown_fields_of_another_version_are_ignored() {
         let more = br#"{"letGo":{"version":"9","pod":"b","mood":"good"}}"#;
         assert!(matches!(
-            parse(more),
+            decode(more),
             Ok(HandoverRequest::LetGo(Successor { problem: None, .. }))
         ));
-        assert!(parse::<HandoverRequest>(br#"{"sing":{}}"#).is_err());
+        assert!(decode::<HandoverRequest>(br#"{"sing":{}}"#).is_err());
     }
 
     #[test]
-    fn a_successor_that_could_offer_less_is_refused_unless_the_holder_is_no_better_off() {
-        let refused = reply(successor(Some("no driver")), None);
-        assert!(matches!(refused, HolderDecision::No(reason) if reason.ends_with("no driver")));
+    fn a_successor_that_could_advertise_less_is_refused_unless_the_holder_is_no_better_off() {
+        let refused = decide(successor(Some("no driver")), None);
+        assert!(matches!(refused, HolderDecision::Refuse(reason) if reason.ends_with("no driver")));
         for (theirs, own) in [(None, None), (None, Some("x")), (Some("x"), Some("y"))] {
             assert!(
-                matches!(reply(successor(theirs), own), HolderDecision::LetGo(_)),
+                matches!(decide(successor(theirs), own), HolderDecision::HandOver(_)),
                 "{theirs:?} {own:?}"
             );
         }
     }
 
     #[test]
-    fn who_asked_for_nothing_takes_nothing_over() {
+    fn only_a_request_for_the_lock_starts_a_hand_over() {
         assert!(matches!(
-            reply(HandoverRequest::Serving {}, None),
-            HolderDecision::No(_)
+            decide(HandoverRequest::Serving {}, None),
+            HolderDecision::Refuse(_)
         ));
-        assert_eq!(reply(HandoverRequest::Ping {}, None), HolderDecision::Alive);
+        assert_eq!(decide(HandoverRequest::Ping {}, None), HolderDecision::Alive);
     }
 }

@@ -16,7 +16,7 @@ const FORMAT: u32 = 1;
 const MIN_PAUSE: Duration = Duration::from_secs(10);
 const MAX_PAUSE: Duration = Duration::from_mins(5);
 /// Most pods in the record: policies and images may change several times while old pods still terminate.
-const MAX_LET_GO: usize = 8;
+const MAX_HANDED_OVER: usize = 8;
 
 /// Identity of an agent. A pod keeps its UID when its container restarts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,10 +32,12 @@ pub struct AgentId {
 #[serde(rename_all = "camelCase")]
 pub struct HandoverRecord {
     format: u32,
-    /// The last successor that asked and has not taken over yet.
-    asked: Option<TakeoverAttempts>,
+    /// Attempts of the last successor that has not taken over yet.
+    #[serde(rename = "asked")]
+    attempts: Option<TakeoverAttempts>,
     /// UIDs of the pods that have handed over for good, oldest first.
-    let_go: Vec<String>,
+    #[serde(rename = "letGo")]
+    handed_over: Vec<String>,
     /// Policy of the agent that took over last; empty without a policy.
     #[serde(default)]
     policy: String,
@@ -44,7 +46,8 @@ pub struct HandoverRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct TakeoverAttempts {
-    who: AgentId,
+    #[serde(rename = "who")]
+    agent: AgentId,
     times: u32,
     /// Time of the last attempt, in milliseconds since boot, which no clock change affects.
     at_ms: u64,
@@ -54,8 +57,8 @@ impl Default for HandoverRecord {
     fn default() -> Self {
         Self {
             format: FORMAT,
-            asked: None,
-            let_go: Vec::new(),
+            attempts: None,
+            handed_over: Vec::new(),
             policy: String::new(),
         }
     }
@@ -72,53 +75,53 @@ impl HandoverRecord {
         atomic_file::replace(&path(state_dir), &serde_json::to_vec(self)?)
     }
 
-    /// Returns the time that `who` still waits before it asks again, at `now` since boot.
-    pub fn pause(&self, who: &AgentId, now: Duration) -> Duration {
-        let Some(asked) = self.asked.as_ref().filter(|asked| asked.who == *who) else {
+    /// Returns the time that `agent` still waits before its next attempt, at `now` since boot.
+    pub fn pause(&self, agent: &AgentId, now: Duration) -> Duration {
+        let Some(attempts) = self.attempts.as_ref().filter(|attempts| attempts.agent == *agent) else {
             return Duration::ZERO;
         };
-        let doublings = asked.times.saturating_sub(1).min(10);
+        let doublings = attempts.times.saturating_sub(1).min(10);
         let pause = (MIN_PAUSE * 2_u32.pow(doublings)).min(MAX_PAUSE);
         // After a reboot no pause remains.
-        let since = now.checked_sub(Duration::from_millis(asked.at_ms)).unwrap_or(pause);
+        let since = now.checked_sub(Duration::from_millis(attempts.at_ms)).unwrap_or(pause);
         pause.saturating_sub(since)
     }
 
-    /// Counts an attempt of `who` at `now`; it counts as failed until [`Self::took_over`].
-    pub fn asks(&mut self, who: &AgentId, now: Duration) {
+    /// Counts an attempt of `agent` at `now`; it counts as failed until [`Self::took_over`].
+    pub fn count_attempt(&mut self, agent: &AgentId, now: Duration) {
         let before = self
-            .asked
+            .attempts
             .take()
-            .filter(|asked| asked.who == *who)
-            .map_or(0, |asked| asked.times);
+            .filter(|attempts| attempts.agent == *agent)
+            .map_or(0, |attempts| attempts.times);
         let at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-        self.asked = Some(TakeoverAttempts {
-            who: who.clone(),
+        self.attempts = Some(TakeoverAttempts {
+            agent: agent.clone(),
             times: before.saturating_add(1),
             at_ms,
         });
     }
 
-    /// Notes that `who`, of this policy, has taken over from the pod `predecessor`.
-    pub fn took_over(&mut self, who: &AgentId, policy: &str, predecessor: &str) {
-        self.asked = None;
+    /// Notes that `agent`, of this policy, has taken over from the pod `predecessor`.
+    pub fn took_over(&mut self, agent: &AgentId, policy: &str, predecessor: &str) {
+        self.attempts = None;
         policy.clone_into(&mut self.policy);
-        self.let_go.retain(|pod| pod != predecessor && *pod != who.pod);
+        self.handed_over.retain(|pod| pod != predecessor && *pod != agent.pod);
         if !predecessor.is_empty() {
-            self.let_go.push(predecessor.to_owned());
+            self.handed_over.push(predecessor.to_owned());
         }
-        let surplus = self.let_go.len().saturating_sub(MAX_LET_GO);
-        self.let_go.drain(..surplus);
+        let surplus = self.handed_over.len().saturating_sub(MAX_HANDED_OVER);
+        self.handed_over.drain(..surplus);
     }
 
-    /// Returns whether an agent of another policy took over last.
-    pub fn serves_another(&self, policy: &str) -> bool {
+    /// Returns true if an agent of another policy took over last.
+    pub fn is_served_by_another(&self, policy: &str) -> bool {
         !self.policy.is_empty() && self.policy != policy
     }
 
-    /// Returns whether the pod has handed over for good. Such a pod takes a free lock but asks no holder.
-    pub fn has_let_go(&self, pod: &str) -> bool {
-        self.let_go.iter().any(|other| other == pod)
+    /// Returns true if the pod has handed over for good. Such a pod takes a free lock but sends no request.
+    pub fn has_handed_over(&self, pod: &str) -> bool {
+        self.handed_over.iter().any(|other| other == pod)
     }
 }
 
@@ -131,7 +134,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn who(pod: &str) -> AgentId {
+    fn agent(pod: &str) -> AgentId {
         AgentId {
             version: "1".to_owned(),
             pod: pod.to_owned(),
@@ -145,49 +148,49 @@ mod tests {
     #[test]
     fn pauses_grow_with_each_failure_up_to_five_minutes_and_end_with_success() {
         let mut record = HandoverRecord::default();
-        assert_eq!(record.pause(&who("b"), seconds(100)), Duration::ZERO);
+        assert_eq!(record.pause(&agent("b"), seconds(100)), Duration::ZERO);
         for pause in [10, 20, 40, 80, 160, 300, 300] {
-            record.asks(&who("b"), seconds(100));
-            assert_eq!(record.pause(&who("b"), seconds(100)), seconds(pause));
-            assert_eq!(record.pause(&who("b"), seconds(103)), seconds(pause - 3));
+            record.count_attempt(&agent("b"), seconds(100));
+            assert_eq!(record.pause(&agent("b"), seconds(100)), seconds(pause));
+            assert_eq!(record.pause(&agent("b"), seconds(103)), seconds(pause - 3));
         }
-        assert_eq!(record.pause(&who("b"), seconds(1000)), Duration::ZERO);
+        assert_eq!(record.pause(&agent("b"), seconds(1000)), Duration::ZERO);
         assert_eq!(
-            record.pause(&who("c"), seconds(100)),
+            record.pause(&agent("c"), seconds(100)),
             Duration::ZERO,
             "another pod has not failed"
         );
         assert_eq!(
-            record.pause(&who("b"), seconds(5)),
+            record.pause(&agent("b"), seconds(5)),
             Duration::ZERO,
             "the node has booted since"
         );
-        record.took_over(&who("b"), "p", "a");
-        assert_eq!(record.pause(&who("b"), seconds(100)), Duration::ZERO);
+        record.took_over(&agent("b"), "p", "a");
+        assert_eq!(record.pause(&agent("b"), seconds(100)), Duration::ZERO);
     }
 
     #[test]
-    fn a_pod_that_has_let_go_is_remembered_until_it_takes_over_again() {
+    fn a_pod_that_has_handed_over_is_remembered_until_it_takes_over_again() {
         let mut record = HandoverRecord::default();
-        record.took_over(&who("b"), "p", "a");
-        assert!(record.has_let_go("a") && !record.has_let_go("b"));
-        assert!(record.serves_another("q") && !record.serves_another("p"));
-        record.took_over(&who("a"), "q", "b");
-        assert!(!record.has_let_go("a") && record.has_let_go("b"));
-        record.took_over(&who(""), "", "");
-        assert!(!record.has_let_go(""), "agents without pod are not told apart");
+        record.took_over(&agent("b"), "p", "a");
+        assert!(record.has_handed_over("a") && !record.has_handed_over("b"));
+        assert!(record.is_served_by_another("q") && !record.is_served_by_another("p"));
+        record.took_over(&agent("a"), "q", "b");
+        assert!(!record.has_handed_over("a") && record.has_handed_over("b"));
+        record.took_over(&agent(""), "", "");
+        assert!(!record.has_handed_over(""), "agents without pod are not told apart");
         for pod in 0..20 {
-            record.took_over(&who("b"), "p", &pod.to_string());
+            record.took_over(&agent("b"), "p", &pod.to_string());
         }
-        assert_eq!(record.let_go.len(), MAX_LET_GO);
+        assert_eq!(record.let_go.len(), MAX_HANDED_OVER);
     }
 
     #[test]
-    fn what_was_saved_is_read_again_and_what_tells_nothing_is_set_aside() {
+    fn a_saved_record_is_read_again_and_an_unreadable_one_is_set_aside() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(HandoverRecord::load(folder.path()), HandoverRecord::default());
         let mut record = HandoverRecord::default();
-        record.asks(&who("b"), seconds(1));
+        record.count_attempt(&agent("b"), seconds(1));
         record.save(folder.path()).unwrap();
         assert_eq!(HandoverRecord::load(folder.path()), record);
         for text in ["{", r#"{"format":2,"asked":null,"letGo":[],"policy":""}"#] {

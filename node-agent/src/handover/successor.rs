@@ -2,9 +2,9 @@
 
 use super::{
     command::Fitness,
-    conversation::{Conversation, ConversationError},
+    connection::{PeerConnection, PeerError},
     lock::{LockError, NodeLock, is_held},
-    protocol::{HandoverRequest, HolderResponse, SOCKET, Successor, short},
+    protocol::{HandoverRequest, HolderResponse, SOCKET, Successor, truncate},
     record::{AgentId, HandoverRecord},
     take_back::TakeBack,
 };
@@ -22,16 +22,16 @@ use tracing::{info, warn};
 const RETRY: Duration = Duration::from_millis(200);
 /// Shorter interval after a failed hand-over, so that the previous holder is the first to take the lock.
 pub const RETRY_SOON: Duration = Duration::from_millis(20);
-/// Pause before another check whether this agent takes the node back.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Pause between two checks of the record, before this agent takes the node back.
+const RECHECK: Duration = Duration::from_secs(1);
 /// Timeout for the holder to withdraw from the kubelet and answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout to take the lock that a holder has released.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout to become ready before the successor returns the lock. Shorter than the wait of the previous holder.
-const PROVE_TIMEOUT: Duration = Duration::from_secs(20);
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time for the previous holder to take the lock again.
-pub const GIVE_BACK: Duration = Duration::from_secs(5);
+pub const RETURN_PAUSE: Duration = Duration::from_secs(5);
 /// Pause after a refusal.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
@@ -53,7 +53,7 @@ pub enum TakenLock {
     /// No agent held it.
     Free(NodeLock),
     /// A holder released it; that agent, of this pod, awaits the confirmation on the connection.
-    From(NodeLock, Conversation, String),
+    From(NodeLock, PeerConnection, String),
 }
 
 /// Successor's side of hand-overs.
@@ -62,7 +62,7 @@ pub struct HandoverClient {
     /// Folder of the lock, the socket and the record.
     pub state_dir: PathBuf,
     /// Identity of this agent.
-    pub who: AgentId,
+    pub agent: AgentId,
     /// Condition under which this agent takes the node back after a hand-over.
     pub take_back: TakeBack,
     /// Ability of this agent to serve the node.
@@ -73,15 +73,15 @@ pub struct HandoverClient {
 
 impl HandoverClient {
     /// Waits until this agent has the lock. The main loop loads hardware and configuration meanwhile.
-    pub async fn stand_by(&mut self) -> Result<TakenLock, LockError> {
+    pub async fn acquire(&mut self) -> Result<TakenLock, LockError> {
         let mut record = self.record().await;
-        let has_let_go = record.has_let_go(&self.who.pod);
-        let mut due = Instant::now() + record.pause(&self.who, since_boot());
+        let has_handed_over = record.has_handed_over(&self.agent.pod);
+        let mut due = Instant::now() + record.pause(&self.agent, since_boot());
         let (mut waiting, mut refusals) = (false, OnChange::default());
-        let mut was_held = has_let_go;
+        let mut was_held = has_handed_over;
         loop {
             // An agent that has handed over does not come between two others in a hand-over.
-            let is_held = has_let_go && is_held(&self.state_dir);
+            let is_held = has_handed_over && is_held(&self.state_dir);
             if !is_held
                 && !was_held
                 && let Some(lock) = NodeLock::take(&self.state_dir)?
@@ -92,14 +92,14 @@ impl HandoverClient {
             if !waiting {
                 info!(
                     reason = "WaitingForPredecessor",
-                    has_let_go, "another agent of this node is registered"
+                    has_handed_over, "another agent of this node is registered"
                 );
                 waiting = true;
             }
-            let asks = due <= Instant::now() && (!has_let_go || self.is_wanted_back().await);
-            let fitness = self.fitness.borrow().clone().filter(|_| asks);
+            let may_request = due <= Instant::now() && (!has_handed_over || self.may_take_back().await);
+            let fitness = self.fitness.borrow().clone().filter(|_| may_request);
             if let Some(fitness) = fitness {
-                let refusal = match self.ask(fitness.problem, &mut record).await? {
+                let refusal = match self.request(fitness.problem, &mut record).await? {
                     TakeoverResult::Took(taken) => return Ok(taken),
                     TakeoverResult::Nobody => None,
                     TakeoverResult::Refused(reason) => {
@@ -107,7 +107,7 @@ impl HandoverClient {
                         Some(reason)
                     }
                     TakeoverResult::Failed(reason) => {
-                        due = Instant::now() + record.pause(&self.who, since_boot());
+                        due = Instant::now() + record.pause(&self.agent, since_boot());
                         Some(reason)
                     }
                 };
@@ -123,22 +123,22 @@ impl HandoverClient {
     }
 
     /// Waits until this agent may take the node back.
-    pub async fn wanted_back(&self) {
-        self.take_back.back().await;
-        while !self.is_wanted_back().await {
-            sleep(LOOK_AGAIN).await;
-            self.take_back.back().await;
+    pub async fn wait_to_take_back(&self) {
+        self.take_back.wait_until_met().await;
+        while !self.may_take_back().await {
+            sleep(RECHECK).await;
+            self.take_back.wait_until_met().await;
         }
     }
 
-    /// Returns whether this agent may take the node back now. The watched GpuNode may be stale, so the record on disk, which names
+    /// Returns true if this agent may take the node back now. The watched GpuNode may be stale, so the record on disk, which names
     /// the policy of the last holder, has to agree.
-    async fn is_wanted_back(&self) -> bool {
-        self.take_back.is_back() && self.record().await.serves_another(&self.take_back.policy)
+    async fn may_take_back(&self) -> bool {
+        self.take_back.is_met() && self.record().await.is_served_by_another(&self.take_back.policy)
     }
 
     /// Waits until the lock stays free for longer than a hand-over between two other agents takes, without asking a holder.
-    pub async fn wait_for_nobody(&self) -> Result<NodeLock, LockError> {
+    pub async fn wait_until_unheld(&self) -> Result<NodeLock, LockError> {
         let mut was_held = true;
         loop {
             let held = is_held(&self.state_dir);
@@ -163,26 +163,26 @@ impl HandoverClient {
         }
     }
 
-    async fn ask(&self, problem: Option<String>, record: &mut HandoverRecord) -> Result<TakeoverResult, LockError> {
-        // An older version has no socket, a killed agent left a dead one, and one that has just handed over listens no more.
-        let Ok(mut holder) = Conversation::open(&self.state_dir.join(SOCKET)).await else {
+    async fn request(&self, problem: Option<String>, record: &mut HandoverRecord) -> Result<TakeoverResult, LockError> {
+        // An older version has no socket, a killed agent left a dead one, and one that has just handed over no longer listens.
+        let Ok(mut holder) = PeerConnection::connect(&self.state_dir.join(SOCKET)).await else {
             return Ok(TakeoverResult::Nobody);
         };
         let before = record.clone();
         let fit = problem.is_none();
         if fit {
             // The attempt must be on disk before anything that could end this process.
-            record.asks(&self.who, since_boot());
+            record.count_attempt(&self.agent, since_boot());
             self.save(record).await;
         }
-        let (version, pod) = (self.who.version.clone(), self.who.pod.clone());
+        let (version, pod) = (self.agent.version.clone(), self.agent.pod.clone());
         let successor = Successor {
             version,
             pod,
-            problem: problem.as_deref().map(short),
+            problem: problem.as_deref().map(truncate),
         };
         info!("asking the agent that holds the lock of this node to hand over");
-        match Self::released(&mut holder, successor).await {
+        match Self::ask_holder(&mut holder, successor).await {
             Ok(HolderResponse::Released { pod }) => self.take_released(holder, pod).await,
             Ok(HolderResponse::Refused { reason }) => {
                 // A refusal does not count as a failed attempt.
@@ -197,12 +197,12 @@ impl HandoverClient {
         }
     }
 
-    async fn released(holder: &mut Conversation, successor: Successor) -> Result<HolderResponse, ConversationError> {
-        holder.say(&HandoverRequest::LetGo(successor)).await?;
-        holder.hear(ANSWER_TIMEOUT).await
+    async fn ask_holder(holder: &mut PeerConnection, successor: Successor) -> Result<HolderResponse, PeerError> {
+        holder.send(&HandoverRequest::LetGo(successor)).await?;
+        holder.receive(ANSWER_TIMEOUT).await
     }
 
-    async fn take_released(&self, holder: Conversation, pod: String) -> Result<TakeoverResult, LockError> {
+    async fn take_released(&self, holder: PeerConnection, pod: String) -> Result<TakeoverResult, LockError> {
         match timeout(LOCK_TIMEOUT, self.wait_for_lock(RETRY_SOON)).await {
             Ok(lock) => Ok(TakeoverResult::Took(TakenLock::From(lock?, holder, pod))),
             Err(_) => Ok(TakeoverResult::Failed(
@@ -213,17 +213,17 @@ impl HandoverClient {
 
     /// Waits until the kubelet has accepted the registration, and confirms it to the previous holder. On failure returns the
     /// connection of the previous holder, which still waits.
-    pub async fn prove(&mut self, mut predecessor: Conversation, pod: &str) -> Result<(), Conversation> {
+    pub async fn confirm(&mut self, mut predecessor: PeerConnection, pod: &str) -> Result<(), PeerConnection> {
         let mut ready = self.ready.clone();
-        let proved = tokio::select! {
+        let is_ready = tokio::select! {
             ready = ready.wait_for(Result::is_ok) => ready.is_ok(),
-            () = predecessor.ended() => {
+            () = predecessor.closed() => {
                 warn!(pod, "the previous agent has ended; no agent could take the node back");
                 return Ok(());
             }
-            () = sleep(PROVE_TIMEOUT) => false,
+            () = sleep(READY_TIMEOUT) => false,
         };
-        if !proved {
+        if !is_ready {
             let reason = self
                 .ready
                 .borrow()
@@ -233,16 +233,16 @@ impl HandoverClient {
                 .unwrap_or_default();
             warn!(
                 reason,
-                pod, "this agent is not ready within {PROVE_TIMEOUT:?}; returning the lock"
+                pod, "this agent is not ready within {READY_TIMEOUT:?}; returning the lock"
             );
             return Err(predecessor);
         }
-        if let Err(error) = predecessor.say(&HandoverRequest::Serving {}).await {
+        if let Err(error) = predecessor.send(&HandoverRequest::Serving {}).await {
             warn!(%error, "cannot confirm the hand-over to the previous agent");
         }
         info!(pod, "took over from the previous agent");
         let mut record = self.record().await;
-        record.took_over(&self.who, &self.take_back.policy, pod);
+        record.took_over(&self.agent, &self.take_back.policy, pod);
         self.save(&record).await;
         Ok(())
     }

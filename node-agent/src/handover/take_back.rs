@@ -1,4 +1,4 @@
-//! Decides if an agent that has handed over takes the node back: its policy governs the node again, and an agent of another
+//! Decides whether an agent that has handed over takes the node back: its policy governs the node again, and an agent of another
 //! policy still serves it.
 
 use crate::api_server::gpu_node::GpuNodeState;
@@ -14,16 +14,16 @@ pub struct TakeBack {
 }
 
 impl TakeBack {
-    /// Returns whether the condition holds now.
-    pub fn is_back(&self) -> bool {
-        is_wanted_back(&self.policy, &self.gpu_node.borrow())
+    /// Returns true if the condition holds now.
+    pub fn is_met(&self) -> bool {
+        may_take_back(&self.policy, &self.gpu_node.borrow())
     }
 
     /// Waits until the condition holds.
-    pub async fn back(&self) {
+    pub async fn wait_until_met(&self) {
         let mut gpu_node = self.gpu_node.clone();
         if gpu_node
-            .wait_for(|seen| is_wanted_back(&self.policy, seen))
+            .wait_for(|gpu_node| may_take_back(&self.policy, gpu_node))
             .await
             .is_err()
         {
@@ -32,8 +32,8 @@ impl TakeBack {
     }
 }
 
-fn is_wanted_back(policy: &str, seen: &GpuNodeState) -> bool {
-    let GpuNodeState::Present(object) = seen else {
+fn may_take_back(policy: &str, gpu_node: &GpuNodeState) -> bool {
+    let GpuNodeState::Present(object) = gpu_node else {
         return false;
     };
     let governs = object
@@ -53,30 +53,30 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn seen(spec: &Value, status: &Value) -> GpuNodeState {
+    fn gpu_node(spec: &Value, status: &Value) -> GpuNodeState {
         let object = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"},
             "spec": spec, "status": status});
         GpuNodeState::Present(std::sync::Arc::new(serde_json::from_value(object).unwrap()))
     }
 
     #[test]
-    fn an_agent_is_wanted_back_where_its_policy_governs_and_another_serves() {
+    fn an_agent_takes_the_node_back_where_its_policy_governs_and_another_serves() {
         let config = |policy: &str| json!({"config": {"policy": policy, "hash": "1", "document": "", "version": 1}});
         let agent = |policy: &str| json!({"agent": {"policy": policy}});
-        assert!(is_wanted_back("a", &seen(&config("a"), &agent("b"))));
+        assert!(may_take_back("a", &gpu_node(&config("a"), &agent("b"))));
         assert!(
-            !is_wanted_back("a", &seen(&config("b"), &agent("b"))),
+            !may_take_back("a", &gpu_node(&config("b"), &agent("b"))),
             "another governs"
         );
         assert!(
-            !is_wanted_back("a", &seen(&config("a"), &agent("a"))),
+            !may_take_back("a", &gpu_node(&config("a"), &agent("a"))),
             "a newer agent of its own policy serves"
         );
         assert!(
-            !is_wanted_back("a", &seen(&config("a"), &json!({}))),
+            !may_take_back("a", &gpu_node(&config("a"), &json!({}))),
             "nobody says who serves"
         );
-        assert!(!is_wanted_back("", &seen(&json!({}), &agent("b"))));
-        assert!(!is_wanted_back("a", &GpuNodeState::Unknown) && !is_wanted_back("a", &GpuNodeState::Absent));
+        assert!(!may_take_back("", &gpu_node(&json!({}), &agent("b"))));
+        assert!(!may_take_back("a", &GpuNodeState::Unknown) && !may_take_back("a", &GpuNodeState::Absent));
     }
 }

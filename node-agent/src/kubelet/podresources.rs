@@ -134,7 +134,7 @@ impl PodResources {
     }
 
     /// Notes the current checkpoint, for callers that rarely observe; blocks.
-    pub fn notice_checkpoint(&self) {
+    pub fn note_checkpoint(&self) {
         checkpoint::notice(&self.device_plugin_dir, &self.unchanged, Instant::now());
     }
 

@@ -18,10 +18,10 @@ pub type DaemonAnswers = BTreeMap<String, Option<Duration>>;
 
 /// Reads the answers, and the time of the read; blocks. A missing folder means no daemons.
 pub fn read(mps_dir: &Path) -> io::Result<(DaemonAnswers, Duration)> {
-    let places = DeviceFolder::all(mps_dir)?;
-    let answers = places
+    let folders = DeviceFolder::all(mps_dir)?;
+    let answers = folders
         .iter()
-        .map(|place| (place.uuid().to_owned(), place.read_answered()))
+        .map(|folder| (folder.uuid().to_owned(), folder.read_answered()))
         .collect();
     Ok((answers, since_boot()))
 }
@@ -51,8 +51,8 @@ pub fn daemons(mps: &BTreeSet<String>, answers: &DaemonAnswers, now: Duration) -
         .collect()
 }
 
-/// Returns why devices cannot be allocated now, by UUID, for `Allocator::set_unavailable`.
-pub fn held_back(daemons: &[MpsDaemon]) -> BTreeMap<String, String> {
+/// Returns the reasons why devices cannot be allocated now, by UUID, for `Allocator::set_unavailable`.
+pub fn unavailable(daemons: &[MpsDaemon]) -> BTreeMap<String, String> {
     let reason = |daemon: &MpsDaemon| match daemon.state {
         MpsDaemonState::Answering => None,
         MpsDaemonState::NotAnswering => {
@@ -104,31 +104,31 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_no_longer_shared_by_mps_is_held_back_until_its_folder_is_gone() {
+    fn a_device_that_leaves_mps_is_unavailable_until_its_folder_is_gone() {
         let stopping = states(&[], &[("GPU-1", Some(10_000))], 10_000);
         assert_eq!(stopping, [("GPU-1".to_owned(), MpsDaemonState::Stopping)]);
         let daemon = |device: &str, state| MpsDaemon {
             device: device.to_owned(),
             state,
         };
-        let held = held_back(&[
+        let reasons = unavailable(&[
             daemon("GPU-1", MpsDaemonState::Stopping),
             daemon("GPU-2", MpsDaemonState::Answering),
             daemon("GPU-3", MpsDaemonState::NotAnswering),
         ]);
-        assert_eq!(held.keys().collect::<Vec<_>>(), ["GPU-1", "GPU-3"]);
+        assert_eq!(reasons.keys().collect::<Vec<_>>(), ["GPU-1", "GPU-3"]);
     }
 
     #[test]
     fn what_the_supervisor_writes_is_read() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(read(&folder.path().join("missing")).unwrap().0, DaemonAnswers::new());
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(read(&root.path().join("missing")).unwrap().0, DaemonAnswers::new());
         for (device, text) in [("GPU-1", "1234"), ("GPU-2", "x"), ("other", "1")] {
-            fs::create_dir(folder.path().join(device)).unwrap();
-            fs::write(folder.path().join(device).join("answered"), text).unwrap();
+            fs::create_dir(root.path().join(device)).unwrap();
+            fs::write(root.path().join(device).join("answered"), text).unwrap();
         }
-        fs::create_dir(folder.path().join("GPU-3")).unwrap();
-        let (answers, now) = read(folder.path()).unwrap();
+        fs::create_dir(root.path().join("GPU-3")).unwrap();
+        let (answers, now) = read(root.path()).unwrap();
         let expected = [
             ("GPU-1", Some(Duration::from_millis(1234))),
             ("GPU-2", None),

@@ -25,7 +25,7 @@ pub enum ComputeModeError {
     Nvml(#[from] nvml::DriverError),
     /// The mode cannot be saved, or the saved one not removed.
     #[error("save the compute mode of {device} in {path}: {source}")]
-    Keep {
+    Save {
         /// UUID of the GPU.
         device: String,
         /// The file.
@@ -36,50 +36,50 @@ pub enum ComputeModeError {
 }
 
 /// Sets the compute mode for MPS; blocks. The former mode is saved first, so that an abort loses nothing.
-pub fn set(place: &DeviceFolder, roots: &[PathBuf]) -> Result<(), ComputeModeError> {
-    if place.is_mig() {
+pub fn set(folder: &DeviceFolder, roots: &[PathBuf]) -> Result<(), ComputeModeError> {
+    if folder.is_mig() {
         return Ok(());
     }
-    let library = library(place, roots)?;
-    let mode = nvml::compute_mode(&library, place.uuid())?;
-    if kept(place).is_none() {
-        keep(place, mode).map_err(|source| not_kept(place, source))?;
+    let library = library(folder, roots)?;
+    let mode = nvml::compute_mode(&library, folder.uuid())?;
+    if saved(folder).is_none() {
+        save(folder, mode).map_err(|source| save_error(folder, source))?;
     }
     if mode != ComputeMode::ExclusiveProcess {
-        nvml::set_compute_mode(&library, place.uuid(), ComputeMode::ExclusiveProcess)?;
+        nvml::set_compute_mode(&library, folder.uuid(), ComputeMode::ExclusiveProcess)?;
     }
     Ok(())
 }
 
 /// Restores the saved mode, if any; blocks.
-pub fn restore(place: &DeviceFolder, roots: &[PathBuf]) -> Result<(), ComputeModeError> {
-    let Some(mode) = kept(place) else { return Ok(()) };
-    nvml::set_compute_mode(&library(place, roots)?, place.uuid(), mode)?;
-    fs::remove_file(place.compute_mode()).map_err(|source| not_kept(place, source))
+pub fn restore(folder: &DeviceFolder, roots: &[PathBuf]) -> Result<(), ComputeModeError> {
+    let Some(mode) = saved(folder) else { return Ok(()) };
+    nvml::set_compute_mode(&library(folder, roots)?, folder.uuid(), mode)?;
+    fs::remove_file(folder.compute_mode()).map_err(|source| save_error(folder, source))
 }
 
-fn library(place: &DeviceFolder, roots: &[PathBuf]) -> Result<PathBuf, ComputeModeError> {
+fn library(folder: &DeviceFolder, roots: &[PathBuf]) -> Result<PathBuf, ComputeModeError> {
     library::find_library(roots).ok_or_else(|| ComputeModeError::NoDriver {
-        device: place.uuid().to_owned(),
+        device: folder.uuid().to_owned(),
     })
 }
 
-fn not_kept(place: &DeviceFolder, source: io::Error) -> ComputeModeError {
-    ComputeModeError::Keep {
-        device: place.uuid().to_owned(),
-        path: place.compute_mode(),
+fn save_error(folder: &DeviceFolder, source: io::Error) -> ComputeModeError {
+    ComputeModeError::Save {
+        device: folder.uuid().to_owned(),
+        path: folder.compute_mode(),
         source,
     }
 }
 
 /// Returns the saved mode. A file with other content counts as the default mode.
-fn kept(place: &DeviceFolder) -> Option<ComputeMode> {
-    let text = fs::read_to_string(place.compute_mode()).ok()?;
+fn saved(folder: &DeviceFolder) -> Option<ComputeMode> {
+    let text = fs::read_to_string(folder.compute_mode()).ok()?;
     Some(text.trim().parse().unwrap_or(ComputeMode::Default))
 }
 
-fn keep(place: &DeviceFolder, mode: ComputeMode) -> io::Result<()> {
-    atomic_file::replace(&place.compute_mode(), mode.to_string().as_bytes())
+fn save(folder: &DeviceFolder, mode: ComputeMode) -> io::Result<()> {
+    atomic_file::replace(&folder.compute_mode(), mode.to_string().as_bytes())
 }
 
 #[cfg(test)]
@@ -88,21 +88,21 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn what_was_kept_is_known_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = DeviceFolder::of(folder.path(), "GPU-1").unwrap();
-        fs::create_dir(place.folder()).unwrap();
-        assert_eq!(kept(&place), None);
+    fn a_saved_mode_is_read_again() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = DeviceFolder::of(root.path(), "GPU-1").unwrap();
+        fs::create_dir(folder.path()).unwrap();
+        assert_eq!(saved(&folder), None);
         for mode in [ComputeMode::Prohibited, ComputeMode::Default] {
-            keep(&place, mode).unwrap();
-            assert_eq!(kept(&place), Some(mode));
+            save(&folder, mode).unwrap();
+            assert_eq!(saved(&folder), Some(mode));
         }
     }
 
     #[test]
     fn a_mig_device_needs_no_driver_for_this() {
-        let place = DeviceFolder::of(Path::new("/nowhere"), "MIG-1").unwrap();
-        set(&place, &[]).unwrap();
-        restore(&place, &[]).unwrap();
+        let folder = DeviceFolder::of(Path::new("/nowhere"), "MIG-1").unwrap();
+        set(&folder, &[]).unwrap();
+        restore(&folder, &[]).unwrap();
     }
 }

@@ -28,7 +28,7 @@ const PROGRAMS: [&str; 2] = ["usr/bin/nvidia-cuda-mps-control", "bin/nvidia-cuda
 /// Most bytes of output; the program cannot write more.
 const MAX_OUTPUT: u16 = 4096;
 /// Timeout of a probe: the daemon answers at once or not at all. Shorter than the life of a fresh answer.
-const ASK_TIMEOUT: Duration = Duration::from_secs(2);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of a start: the daemon loads the driver before it goes into the background.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Timeout of a quit: the program waits for the daemon, which ends after its last client.
@@ -59,7 +59,7 @@ pub enum MpsControlError {
     /// The program did not end in time.
     #[error("{action} the MPS control daemon of {device}: no answer within {after:?}")]
     NoAnswer {
-        /// Verb for the message: ask, start or quit.
+        /// Verb for the message: probe, start or quit.
         action: &'static str,
         /// UUID of the device.
         device: String,
@@ -72,7 +72,7 @@ pub enum MpsControlError {
          kernel log"
     )]
     Hangs {
-        /// Verb for the message: ask, start or quit.
+        /// Verb for the message: probe, start or quit.
         action: &'static str,
         /// UUID of the device.
         device: String,
@@ -80,7 +80,7 @@ pub enum MpsControlError {
     /// The program failed, or its output is not as expected.
     #[error("{action} the MPS control daemon of {device}: {status}: {output:?}")]
     Failed {
-        /// Verb for the message: ask, start or quit.
+        /// Verb for the message: probe, start or quit.
         action: &'static str,
         /// UUID of the device.
         device: String,
@@ -96,7 +96,7 @@ pub enum MpsControlError {
 pub struct MpsControl {
     host_root: PathBuf,
     driver_root: Option<PathBuf>,
-    left: HungProgram,
+    hung: HungProgram,
 }
 
 /// A killed program that has not ended. No other program starts meanwhile: each would hang as well.
@@ -108,7 +108,7 @@ impl MpsControl {
         Self {
             host_root: host_root.to_owned(),
             driver_root: driver_root.map(Path::to_owned),
-            left: HungProgram::default(),
+            hung: HungProgram::default(),
         }
     }
 
@@ -118,25 +118,25 @@ impl MpsControl {
     }
 
     /// Starts the daemon of a device; returns once it runs in the background.
-    pub async fn start(&self, place: &DeviceFolder) -> Result<(), MpsControlError> {
-        let mut command = self.command(place, &["-d"])?;
-        command.env(MARK, place.folder());
-        run(&self.left, command, "start", place, "", START_TIMEOUT)
+    pub async fn start(&self, folder: &DeviceFolder) -> Result<(), MpsControlError> {
+        let mut command = self.command(folder, &["-d"])?;
+        command.env(MARK, folder.path());
+        run(&self.hung, command, "start", folder, "", START_TIMEOUT)
             .await
             .map(drop)
     }
 
-    /// Asks the daemon a question; an answer shows that it works.
-    pub async fn ask(&self, place: &DeviceFolder) -> Result<(), MpsControlError> {
-        let action = "ask";
-        let command = self.command(place, &[])?;
+    /// Probes the daemon with a question; an answer shows that it works.
+    pub async fn probe(&self, folder: &DeviceFolder) -> Result<(), MpsControlError> {
+        let action = "probe";
+        let command = self.command(folder, &[])?;
         let (status, output) = run(
-            &self.left,
+            &self.hung,
             command,
             action,
-            place,
+            folder,
             "get_default_active_thread_percentage\n",
-            ASK_TIMEOUT,
+            PROBE_TIMEOUT,
         )
         .await?;
         if output.trim().parse::<f32>().is_ok() {
@@ -144,19 +144,19 @@ impl MpsControl {
         }
         Err(MpsControlError::Failed {
             action,
-            device: place.uuid().to_owned(),
+            device: folder.uuid().to_owned(),
             status,
             output,
         })
     }
 
     /// Tells the daemon to quit.
-    pub async fn quit(&self, place: &DeviceFolder) -> Result<(), MpsControlError> {
+    pub async fn quit(&self, folder: &DeviceFolder) -> Result<(), MpsControlError> {
         run(
-            &self.left,
-            self.command(place, &[])?,
+            &self.hung,
+            self.command(folder, &[])?,
             "quit",
-            place,
+            folder,
             "quit\n",
             QUIT_TIMEOUT,
         )
@@ -164,30 +164,30 @@ impl MpsControl {
         .map(drop)
     }
 
-    fn command(&self, place: &DeviceFolder, arguments: &[&str]) -> Result<Command, MpsControlError> {
-        let (root, program) = self.find()?;
-        let own = std::env::current_exe().map_err(|source| MpsControlError::Run {
-            device: place.uuid().to_owned(),
+    fn command(&self, folder: &DeviceFolder, arguments: &[&str]) -> Result<Command, MpsControlError> {
+        let (root, program) = self.find_program()?;
+        let agent = std::env::current_exe().map_err(|source| MpsControlError::Run {
+            device: folder.uuid().to_owned(),
             source,
         })?;
-        let mut command = Command::new(own);
+        let mut command = Command::new(agent);
         command
-            .args(MpsExecArgs::arguments(&root, place.folder(), &place.shm()))
+            .args(MpsExecArgs::arguments(&root, folder.path(), &folder.shm()))
             .arg("--")
             .arg(Path::new("/").join(program))
             .args(arguments)
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .env("CUDA_VISIBLE_DEVICES", place.uuid())
-            .env("CUDA_MPS_PIPE_DIRECTORY", place.pipe())
-            .env("CUDA_MPS_LOG_DIRECTORY", place.log())
+            .env("CUDA_VISIBLE_DEVICES", folder.uuid())
+            .env("CUDA_MPS_PIPE_DIRECTORY", folder.pipe())
+            .env("CUDA_MPS_LOG_DIRECTORY", folder.log())
             .kill_on_drop(true);
         Ok(command)
     }
 
     /// Returns the first driver root with the program, and the program's path in it. A symbolic link counts: it resolves inside
     /// that root.
-    fn find(&self) -> Result<(PathBuf, &'static str), MpsControlError> {
+    fn find_program(&self) -> Result<(PathBuf, &'static str), MpsControlError> {
         let roots = self.roots();
         let find = |root: &PathBuf| {
             PROGRAMS
@@ -203,20 +203,20 @@ impl MpsControl {
 
 /// Runs a command to its end, and returns its output.
 async fn run(
-    left: &HungProgram,
+    hung: &HungProgram,
     mut command: Command,
     action: &'static str,
-    place: &DeviceFolder,
+    folder: &DeviceFolder,
     input: &str,
     after: Duration,
 ) -> Result<(ExitStatus, String), MpsControlError> {
-    let device = || place.uuid().to_owned();
+    let device = || folder.uuid().to_owned();
     let failed = |source| MpsControlError::Run {
         device: device(),
         source,
     };
-    let mut left = left.lock().await;
-    if let Some((child, _)) = &mut *left
+    let mut hung = hung.lock().await;
+    if let Some((child, _)) = &mut *hung
         && child.try_wait().map_err(failed)?.is_none()
     {
         return Err(MpsControlError::Hangs {
@@ -224,7 +224,7 @@ async fn run(
             device: device(),
         });
     }
-    *left = None;
+    *hung = None;
     let output = output_file().map_err(failed)?;
     let streams = || Ok((input_file(input)?, output.try_clone()?, output.try_clone()?));
     let (stdin, stdout, stderr) = streams().map_err(failed)?;
@@ -233,14 +233,14 @@ async fn run(
         .stdout(Stdio::from(stdout))
         .stderr(Stdio::from(stderr));
     let mut child = command.spawn().map_err(failed)?;
-    let own = child.id().map(ChildPid::new);
+    let pid = child.id().map(ChildPid::new);
     let Ok(ended) = timeout(after, child.wait()).await else {
         if timeout(KILL_TIMEOUT, child.kill()).await.is_err() {
             warn!(
-                device = place.uuid(),
+                device = folder.uuid(),
                 action, "nvidia-cuda-mps-control hangs in the kernel; see the host's kernel log"
             );
-            *left = own.map(|own| (child, own));
+            *hung = pid.map(|pid| (child, pid));
         }
         return Err(MpsControlError::NoAnswer {
             action,
@@ -281,7 +281,7 @@ fn input_file(text: &str) -> io::Result<File> {
 fn read_output(file: &File) -> io::Result<String> {
     let mut bytes = vec![0; MAX_OUTPUT.into()];
     file.read_exact_at(&mut bytes, 0)?;
-    // What nobody wrote is 0.
+    // The unwritten rest is 0.
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok(String::from_utf8_lossy(text).trim().to_owned())
 }
@@ -290,18 +290,18 @@ fn read_output(file: &File) -> io::Result<String> {
 mod tests {
     use super::*;
 
-    fn place() -> DeviceFolder {
+    fn folder() -> DeviceFolder {
         DeviceFolder::of(Path::new("/nowhere"), "GPU-1").unwrap()
     }
 
     async fn shell(script: &str, input: &str, after: Duration) -> Result<(ExitStatus, String), MpsControlError> {
         let mut command = Command::new("sh");
         command.arg("-c").arg(script).kill_on_drop(true);
-        run(&HungProgram::default(), command, "ask", &place(), input, after).await
+        run(&HungProgram::default(), command, "probe", &folder(), input, after).await
     }
 
     #[tokio::test]
-    async fn what_a_program_reads_and_says_goes_through() {
+    async fn input_and_output_of_a_program_go_through() {
         let (status, output) = shell("cat; echo b >&2", "a\n", Duration::from_secs(10)).await.unwrap();
         assert!(status.success());
         assert_eq!(output, "a\nb");
@@ -309,11 +309,11 @@ mod tests {
             .await
             .unwrap_err()
             .to_string();
-        assert_eq!(error, "ask the MPS control daemon of GPU-1: exit status: 1: \"no\"");
+        assert_eq!(error, "probe the MPS control daemon of GPU-1: exit status: 1: \"no\"");
     }
 
     #[tokio::test]
-    async fn endless_output_and_a_program_in_the_background_hold_nobody_up() {
+    async fn endless_output_and_a_program_in_the_background_block_no_one() {
         let error = shell("yes", "", Duration::from_secs(10)).await.unwrap_err();
         assert!(
             matches!(&error, MpsControlError::Failed { output, .. } if output.len() <= 4096),
@@ -335,24 +335,33 @@ mod tests {
 
     #[tokio::test]
     async fn no_program_is_started_while_one_that_was_killed_is_still_there() {
-        let place = place();
+        let folder = folder();
         let hanging = Command::new("sleep").arg("100").kill_on_drop(true).spawn().unwrap();
         let own = ChildPid::new(hanging.id().unwrap());
-        let left = HungProgram::new(Mutex::new(Some((hanging, own))));
-        let ask = || run(&left, Command::new("true"), "ask", &place, "", Duration::from_secs(10));
+        let hung = HungProgram::new(Mutex::new(Some((hanging, own))));
+        let probe = || {
+            run(
+                &hung,
+                Command::new("true"),
+                "probe",
+                &folder,
+                "",
+                Duration::from_secs(10),
+            )
+        };
         for _ in 0..2 {
-            assert!(matches!(ask().await, Err(MpsControlError::Hangs { .. })));
+            assert!(matches!(probe().await, Err(MpsControlError::Hangs { .. })));
         }
-        left.lock().await.as_mut().unwrap().0.kill().await.unwrap();
-        ask().await.unwrap();
-        assert!(left.lock().await.is_none());
+        hung.lock().await.as_mut().unwrap().0.kill().await.unwrap();
+        probe().await.unwrap();
+        assert!(hung.lock().await.is_none());
     }
 
     #[tokio::test]
-    async fn a_driver_without_the_program_is_an_error_that_names_where_it_was_looked_for() {
+    async fn a_driver_without_the_program_is_an_error_that_names_where_it_was_searched() {
         let root = tempfile::tempdir().unwrap();
         let control = MpsControl::new(root.path(), None);
-        let error = control.ask(&place()).await.unwrap_err().to_string();
+        let error = control.probe(&folder()).await.unwrap_err().to_string();
         assert!(
             error.contains("run/nvidia/driver and ") && error.contains("--driver-root"),
             "{error}"

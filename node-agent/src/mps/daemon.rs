@@ -11,7 +11,7 @@ const STABLE: Duration = Duration::from_mins(1);
 /// Time of silence after which a daemon is killed, unless it may have clients.
 const HUNG: Duration = Duration::from_mins(1);
 /// Pause between two requests to quit.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
+const QUIT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Desired state of a device's daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum DesiredDaemon {
     Run,
     /// Serves its present clients, while its answers are not published.
     Rest,
-    /// Ends as soon as no container holds the device, and leaves nothing behind.
+    /// Ends as soon as no container holds the device, and leaves no folders.
     Gone,
 }
 
@@ -64,8 +64,8 @@ pub struct DaemonState {
     answering_since: Option<Instant>,
     silent_since: Option<Instant>,
     /// Time of the first request to quit.
-    told: Option<Instant>,
-    ask_again: Option<Instant>,
+    quit_since: Option<Instant>,
+    next_quit: Option<Instant>,
 }
 
 impl Default for DaemonState {
@@ -76,22 +76,22 @@ impl Default for DaemonState {
             not_before: None,
             answering_since: None,
             silent_since: None,
-            told: None,
-            ask_again: None,
+            quit_since: None,
+            next_quit: None,
         }
     }
 }
 
 impl DaemonState {
-    /// Returns the next action; `None` if nothing is to do now.
-    pub fn next(&mut self, want: DesiredDaemon, seen: DaemonProbe, now: Instant) -> Option<DaemonAction> {
-        self.remember(seen, now);
+    /// Returns the next action; `None` if the daemon needs none now.
+    pub fn next_action(&mut self, desired: DesiredDaemon, probe: DaemonProbe, now: Instant) -> Option<DaemonAction> {
+        self.record(probe, now);
         // A daemon with a request to quit accepts no new client: it ends first.
-        let want = match want {
-            DesiredDaemon::Run | DesiredDaemon::Rest if self.told.is_some() => DesiredDaemon::Gone,
-            want => want,
+        let desired = match desired {
+            DesiredDaemon::Run | DesiredDaemon::Rest if self.quit_since.is_some() => DesiredDaemon::Gone,
+            desired => desired,
         };
-        match (want, seen) {
+        match (desired, probe) {
             (DesiredDaemon::Rest, _) => None,
             (DesiredDaemon::Run, DaemonProbe::Answers) if self.prepared => None,
             (DesiredDaemon::Run, DaemonProbe::Gone) if self.prepared => self.attempt(DaemonAction::Start, now),
@@ -120,12 +120,12 @@ impl DaemonState {
     }
 
     /// Notes that [`DaemonAction::QuitUnlessHeld`] found no holder. Until then the daemon serves on.
-    pub fn told(&mut self, now: Instant) {
-        self.told.get_or_insert(now);
+    pub fn quit_requested(&mut self, now: Instant) {
+        self.quit_since.get_or_insert(now);
     }
 
-    fn remember(&mut self, seen: DaemonProbe, now: Instant) {
-        match seen {
+    fn record(&mut self, probe: DaemonProbe, now: Instant) {
+        match probe {
             DaemonProbe::Answers => {
                 self.silent_since = None;
                 let since = *self.answering_since.get_or_insert(now);
@@ -139,26 +139,26 @@ impl DaemonState {
             }
             DaemonProbe::Gone => {
                 (self.answering_since, self.silent_since) = (None, None);
-                (self.told, self.ask_again) = (None, None);
+                (self.quit_since, self.next_quit) = (None, None);
             }
         }
     }
 
-    fn attempt(&mut self, step: DaemonAction, now: Instant) -> Option<DaemonAction> {
+    fn attempt(&mut self, action: DaemonAction, now: Instant) -> Option<DaemonAction> {
         if self.not_before.is_some_and(|time| now < time) {
             return None;
         }
         self.not_before = Some(now + self.pause);
         self.pause = (self.pause * 2).min(MAX_PAUSE);
-        Some(step)
+        Some(action)
     }
 
     fn quit(&mut self, now: Instant) -> Option<DaemonAction> {
-        if self.ask_again.is_some_and(|time| now < time) {
+        if self.next_quit.is_some_and(|time| now < time) {
             return None;
         }
-        self.ask_again = Some(now + ASK_AGAIN);
-        let hung = self.told.is_some_and(|first| now.duration_since(first) >= HUNG);
+        self.next_quit = Some(now + QUIT_INTERVAL);
+        let hung = self.quit_since.is_some_and(|first| now.duration_since(first) >= HUNG);
         Some(if hung {
             DaemonAction::KillUnlessHeld
         } else {

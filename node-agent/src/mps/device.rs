@@ -32,7 +32,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub struct DaemonRunner {
     /// The device's folder.
-    pub place: DeviceFolder,
+    pub folder: DeviceFolder,
     /// NVIDIA's control program.
     pub control: MpsControl,
     /// Query for the holders of devices.
@@ -40,62 +40,62 @@ pub struct DaemonRunner {
 }
 
 impl DaemonRunner {
-    /// Returns when the daemon and its folder are gone and not desired, or when the sender of `want` is dropped.
-    pub async fn look_after(self, mut want: watch::Receiver<DesiredDaemon>) {
+    /// Returns when the daemon and its folder are gone and not desired, or when the sender of `desired` is dropped.
+    pub async fn run(self, mut desired: watch::Receiver<DesiredDaemon>) {
         let mut daemon = DaemonState::default();
-        let mut state = LoggedState::default();
+        let mut logged = LoggedState::default();
         let mut short_until = Instant::now();
         loop {
-            let wanted = *want.borrow_and_update();
-            let seen = self.see(wanted, &mut state).await;
-            let mut asked = seen.map(|seen| (seen, daemon.next(wanted, seen, std::time::Instant::now())));
-            // The start follows the preparation at once.
-            while let Ok((seen, Some(step))) = asked {
-                let done = self.carry_out(step, &mut daemon, &mut state).await;
-                state.report(&self.place, done.as_ref().err().map(|error| format!("{error:#}")));
-                match (step, done) {
-                    (DaemonAction::CleanUnlessHeld, Ok(())) if *want.borrow() != DesiredDaemon::Run => return,
+            let target = *desired.borrow_and_update();
+            let probe = self.probe(target, &mut logged).await;
+            let mut next = probe.map(|probe| (probe, daemon.next_action(target, probe, std::time::Instant::now())));
+            // A start follows its preparation at once.
+            while let Ok((probe, Some(action))) = next {
+                let result = self.carry_out(action, &mut daemon, &mut logged).await;
+                logged.problem(&self.folder, result.as_ref().err().map(|error| format!("{error:#}")));
+                match (action, result) {
+                    (DaemonAction::CleanUnlessHeld, Ok(())) if *desired.borrow() != DesiredDaemon::Run => return,
                     (DaemonAction::Prepare, Ok(())) => daemon.prepared(),
                     (_, Ok(())) => short_until = Instant::now() + SETTLES_WITHIN,
                     (_, Err(_)) => {}
                 }
-                asked = Ok((seen, daemon.next(wanted, seen, std::time::Instant::now())));
-                if step != DaemonAction::Prepare {
+                next = Ok((probe, daemon.next_action(target, probe, std::time::Instant::now())));
+                if action != DaemonAction::Prepare {
                     break;
                 }
             }
-            if let Err(error) = asked {
-                state.report(&self.place, Some(format!("{error:#}")));
+            if let Err(error) = next {
+                logged.problem(&self.folder, Some(format!("{error:#}")));
             }
             let pause = if Instant::now() < short_until {
                 SHORT_INTERVAL
             } else {
                 INTERVAL
             };
-            if let Ok(Err(_)) = timeout(pause, want.changed()).await {
+            if let Ok(Err(_)) = timeout(pause, desired.changed()).await {
                 return;
             }
         }
     }
 
-    async fn see(&self, want: DesiredDaemon, state: &mut LoggedState) -> Result<DaemonProbe> {
-        if want == DesiredDaemon::Run {
-            match self.control.ask(&self.place).await {
+    async fn probe(&self, desired: DesiredDaemon, logged: &mut LoggedState) -> Result<DaemonProbe> {
+        if desired == DesiredDaemon::Run {
+            match self.control.probe(&self.folder).await {
                 Ok(()) => {
                     self.record_answer().await?;
-                    state.answers(&self.place);
+                    logged.answers(&self.folder);
                     return Ok(DaemonProbe::Answers);
                 }
-                Err(error) => state.silent(&self.place, &error.to_string()),
+                Err(error) => logged.silent(&self.folder, &error.to_string()),
             }
         }
-        let place = self.place.clone();
+        let folder = self.folder.clone();
         blocking(move || {
-            let running = !processes::of(&place)?.is_empty();
-            let answered = place.answered().exists();
+            let running = !processes::of_daemon(&folder)?.is_empty();
+            let answered = folder.answered().exists();
             // The answer of a daemon that is gone, or that takes no new clients, must not count as fresh.
-            if answered && (want != DesiredDaemon::Run || !running) {
-                fs::remove_file(place.answered())?;
+            if answered && (desired != DesiredDaemon::Run || !running) {
+                fs::remove_file(folder.answered())?;
             }
             Ok(if running {
                 DaemonProbe::Silent { answered }
@@ -104,61 +104,61 @@ impl DaemonRunner {
             })
         })
         .await
-        .with_context(|| format!("find the processes of the MPS control daemon of {}", self.place.uuid()))
+        .with_context(|| format!("find the processes of the MPS control daemon of {}", self.folder.uuid()))
     }
 
     async fn record_answer(&self) -> Result<()> {
-        let place = self.place.clone();
+        let folder = self.folder.clone();
         blocking(move || {
-            atomic_file::replace(&place.answered(), since_boot().as_millis().to_string().as_bytes())?;
-            folders::bound_logs(&place)
+            atomic_file::replace(&folder.answered(), since_boot().as_millis().to_string().as_bytes())?;
+            folders::truncate_logs(&folder)
         })
         .await
-        .with_context(|| format!("record the answer of the daemon in {}", self.place.folder().display()))
+        .with_context(|| format!("record the answer of the daemon in {}", self.folder.path().display()))
     }
 
-    async fn carry_out(&self, step: DaemonAction, daemon: &mut DaemonState, state: &mut LoggedState) -> Result<()> {
-        let (device, place) = (self.place.uuid(), self.place.clone());
-        match step {
+    async fn carry_out(&self, action: DaemonAction, daemon: &mut DaemonState, logged: &mut LoggedState) -> Result<()> {
+        let (device, folder) = (self.folder.uuid(), self.folder.clone());
+        match action {
             DaemonAction::Prepare => self.prepare().await,
             DaemonAction::Start => {
-                blocking(move || folders::empty_for_a_start(&place))
+                blocking(move || folders::clear(&folder))
                     .await
                     .context("remove the files of the former daemon")?;
-                self.control.start(&self.place).await?;
+                self.control.start(&self.folder).await?;
                 info!(device, "MPS control daemon started");
                 Ok(())
             }
             DaemonAction::QuitUnlessHeld => {
-                self.is_free().await?;
-                daemon.told(std::time::Instant::now());
-                self.control.quit(&self.place).await?;
+                self.ensure_free().await?;
+                daemon.quit_requested(std::time::Instant::now());
+                self.control.quit(&self.folder).await?;
                 info!(device, "MPS control daemon told to quit");
                 Ok(())
             }
             DaemonAction::Kill | DaemonAction::KillUnlessHeld => {
-                if step == DaemonAction::KillUnlessHeld {
-                    self.is_free().await?;
+                if action == DaemonAction::KillUnlessHeld {
+                    self.ensure_free().await?;
                 }
-                state.kills(&self.place);
-                blocking(move || processes::kill(&place))
+                logged.kills(&self.folder);
+                blocking(move || processes::kill(&folder))
                     .await
                     .with_context(|| format!("kill the daemon of {device}"))
             }
             DaemonAction::CleanUnlessHeld => {
-                self.is_free().await?;
+                self.ensure_free().await?;
                 self.restore_compute_mode().await?;
-                let removed = blocking(move || folders::remove(&place)).await;
-                removed.with_context(|| format!("remove {}", self.place.folder().display()))?;
+                let removed = blocking(move || folders::remove(&folder)).await;
+                removed.with_context(|| format!("remove {}", self.folder.path().display()))?;
                 info!(device, "MPS control daemon gone, compute mode restored");
                 Ok(())
             }
         }
     }
 
-    async fn is_free(&self) -> Result<()> {
-        let device = self.place.uuid();
-        if self.holders.hold(device).await? {
+    async fn ensure_free(&self) -> Result<()> {
+        let device = self.folder.uuid();
+        if self.holders.is_held(device).await? {
             bail!(
                 "the MPS control daemon of {device} stays until no container holds the device; no assignment needs it any more"
             );
@@ -167,10 +167,10 @@ impl DaemonRunner {
     }
 
     async fn prepare(&self) -> Result<()> {
-        let place = self.place.clone();
-        let folders = blocking(move || folders::provide(&place));
+        let folder = self.folder.clone();
+        let folders = blocking(move || folders::create(&folder));
         folders.await.with_context(|| {
-            let folder = self.place.folder().display();
+            let folder = self.folder.path().display();
             format!("create the folders in {folder} and mount a tmpfs on two; does the container run privileged?")
         })?;
         self.compute_mode(compute_mode::set).await
@@ -185,9 +185,9 @@ impl DaemonRunner {
         &self,
         change: fn(&DeviceFolder, &[std::path::PathBuf]) -> Result<(), compute_mode::ComputeModeError>,
     ) -> Result<()> {
-        let place = self.place.clone();
+        let folder = self.folder.clone();
         let roots = self.control.roots();
-        let change = spawn_blocking(move || change(&place, &roots));
+        let change = spawn_blocking(move || change(&folder, &roots));
         Ok(timeout(CALL_TIMEOUT, change)
             .await
             .context("set the compute mode: NVML does not answer")???)
@@ -203,34 +203,34 @@ struct LoggedState {
 }
 
 impl LoggedState {
-    fn answers(&mut self, place: &DeviceFolder) {
+    fn answers(&mut self, folder: &DeviceFolder) {
         self.killed = false;
         if !std::mem::replace(&mut self.answering, true) {
-            info!(device = place.uuid(), "MPS control daemon answers");
+            info!(device = folder.uuid(), "MPS control daemon answers");
         }
     }
 
-    fn silent(&mut self, place: &DeviceFolder, error: &str) {
+    fn silent(&mut self, folder: &DeviceFolder, error: &str) {
         if std::mem::replace(&mut self.answering, false) {
-            warn!(device = place.uuid(), error, "MPS control daemon does not answer");
+            warn!(device = folder.uuid(), error, "MPS control daemon does not answer");
         }
     }
 
-    fn kills(&mut self, place: &DeviceFolder) {
+    fn kills(&mut self, folder: &DeviceFolder) {
         if !std::mem::replace(&mut self.killed, true) {
             warn!(
-                device = place.uuid(),
+                device = folder.uuid(),
                 "the MPS control daemon does not answer; killing it, repeatedly if necessary"
             );
         }
     }
 
-    fn report(&mut self, place: &DeviceFolder, problem: Option<String>) {
+    fn problem(&mut self, folder: &DeviceFolder, problem: Option<String>) {
         if let Some(problem) = &problem
             && self.problem.as_ref() != Some(problem)
         {
             warn!(
-                device = place.uuid(),
+                device = folder.uuid(),
                 problem, "cannot bring the MPS control daemon to its desired state; retrying"
             );
         }

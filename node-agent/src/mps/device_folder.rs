@@ -14,7 +14,7 @@ const ANSWERED: &str = "answered";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFolder {
     uuid: String,
-    folder: PathBuf,
+    path: PathBuf,
 }
 
 impl DeviceFolder {
@@ -26,7 +26,7 @@ impl DeviceFolder {
         let plain = rest.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         (known && plain).then(|| Self {
             uuid: uuid.to_owned(),
-            folder: mps_dir.join(uuid),
+            path: mps_dir.join(uuid),
         })
     }
 
@@ -36,11 +36,11 @@ impl DeviceFolder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
         };
-        let mut places = Vec::new();
+        let mut folders = Vec::new();
         for entry in entries {
-            places.extend(entry?.file_name().to_str().and_then(|name| Self::of(mps_dir, name)));
+            folders.extend(entry?.file_name().to_str().and_then(|name| Self::of(mps_dir, name)));
         }
-        Ok(places)
+        Ok(folders)
     }
 
     /// UUID of the device.
@@ -48,39 +48,39 @@ impl DeviceFolder {
         &self.uuid
     }
 
-    /// Returns whether the device is a MIG device.
+    /// Returns true for a MIG device.
     pub fn is_mig(&self) -> bool {
         self.uuid.starts_with("MIG-")
     }
 
     /// Path of the folder.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Folder of the daemon's sockets. Clients mount it, so it is not replaced while the daemon is desired.
     pub fn pipe(&self) -> PathBuf {
-        self.folder.join("pipe")
+        self.path.join("pipe")
     }
 
     /// Folder of the daemon's logs.
     pub fn log(&self) -> PathBuf {
-        self.folder.join("log")
+        self.path.join("log")
     }
 
     /// Folder that the daemon and its clients see as `/dev/shm`.
     pub fn shm(&self) -> PathBuf {
-        self.folder.join("shm")
+        self.path.join("shm")
     }
 
     /// File with the saved compute mode of the GPU.
     pub fn compute_mode(&self) -> PathBuf {
-        self.folder.join("compute-mode")
+        self.path.join("compute-mode")
     }
 
     /// File with the time of the daemon's last answer.
     pub fn answered(&self) -> PathBuf {
-        self.folder.join(ANSWERED)
+        self.path.join(ANSWERED)
     }
 
     /// Reads the time of the daemon's last answer, since boot; `None` without an answer.
@@ -126,14 +126,14 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_not_places() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(DeviceFolder::all(&folder.path().join("missing")).unwrap().is_empty());
-        fs::create_dir(folder.path().join("GPU-1")).unwrap();
-        fs::write(folder.path().join("lock"), "").unwrap();
+    fn other_files_are_not_folders_of_devices() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(DeviceFolder::all(&root.path().join("missing")).unwrap().is_empty());
+        fs::create_dir(root.path().join("GPU-1")).unwrap();
+        fs::write(root.path().join("lock"), "").unwrap();
         assert_eq!(
-            DeviceFolder::all(folder.path()).unwrap(),
-            [DeviceFolder::of(folder.path(), "GPU-1").unwrap()]
+            DeviceFolder::all(root.path()).unwrap(),
+            [DeviceFolder::of(root.path(), "GPU-1").unwrap()]
         );
     }
 }

@@ -26,7 +26,7 @@ pub fn empty(folder: &Path) -> io::Result<()> {
             return Ok(());
         }
         for name in names {
-            step(&mut steps)?;
+            next_step(&mut steps)?;
             if !remove(folder.as_fd(), &name)? {
                 flatten(&folder, &name, &mut steps)?;
             }
@@ -44,11 +44,11 @@ fn flatten(folder: &OwnedFd, name: &CString, steps: &mut impl Iterator<Item = u3
     };
     for name in names(&inner)? {
         if remove(inner.as_fd(), &name)? {
-            step(steps)?;
+            next_step(steps)?;
             continue;
         }
         loop {
-            let above = step(steps)?.to_string();
+            let above = next_step(steps)?.to_string();
             match renameat_with(&inner, &name, folder, above, RenameFlags::NOREPLACE) {
                 Ok(()) | Err(Errno::NOENT) => break,
                 Err(Errno::EXIST) => {}
@@ -91,7 +91,7 @@ fn names(folder: &OwnedFd) -> io::Result<Vec<CString>> {
     Ok(names)
 }
 
-fn step(steps: &mut impl Iterator<Item = u32>) -> io::Result<u32> {
+fn next_step(steps: &mut impl Iterator<Item = u32>) -> io::Result<u32> {
     steps
         .next()
         .ok_or_else(|| io::Error::other("a container creates files as fast as they are removed"))

@@ -59,7 +59,7 @@ impl MpsExecArgs {
 
 /// Replaces this process with the program; returns only on failure.
 pub fn exec(args: &MpsExecArgs) -> Result<Infallible> {
-    leave_the_mounts_of_others().context("create a mount namespace; does the container run privileged?")?;
+    unshare_mounts().context("create a mount namespace; does the container run privileged?")?;
     // Opened before the root changes, and in the new namespace: only its own mounts can be mounted again.
     let folder = open(&args.folder)?;
     let shm = open(&args.shm)?;
@@ -67,7 +67,7 @@ pub fn exec(args: &MpsExecArgs) -> Result<Infallible> {
     chdir("/").context("go to the new root")?;
 
     let first = first_folder(&args.folder)?;
-    make_folder(&first)?;
+    create_folder(&first)?;
     mount(
         "tmpfs",
         &first,
@@ -76,10 +76,10 @@ pub fn exec(args: &MpsExecArgs) -> Result<Infallible> {
         TMPFS_DATA,
     )
     .with_context(|| format!("mount a tmpfs on {} in the driver root", first.display()))?;
-    make_folder(&args.folder)?;
+    create_folder(&args.folder)?;
     bind(&folder, &args.folder)?;
     let dev_shm = Path::new("/dev/shm");
-    make_folder(dev_shm)?;
+    create_folder(dev_shm)?;
     bind(&shm, dev_shm)?;
     chdir("/").context("go to the new root")?;
 
@@ -92,7 +92,7 @@ pub fn exec(args: &MpsExecArgs) -> Result<Infallible> {
     deprecated,
     reason = "the replacement is unsafe because of file descriptor tables, which stay shared here"
 )]
-fn leave_the_mounts_of_others() -> rustix::io::Result<()> {
+fn unshare_mounts() -> rustix::io::Result<()> {
     rustix::thread::unshare(UnshareFlags::NEWNS)?;
     // Unmounts of the host propagate here; otherwise a daemon would keep volumes of other pods busy.
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
@@ -115,7 +115,7 @@ fn bind(folder: &OwnedFd, target: &Path) -> Result<()> {
         .with_context(|| format!("mount the device's folder on {} in the driver root", target.display()))
 }
 
-fn make_folder(path: &Path) -> Result<()> {
+fn create_folder(path: &Path) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("create {} in the driver root", path.display()))
 }
 

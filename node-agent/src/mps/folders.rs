@@ -7,35 +7,35 @@ use std::{fs, io, os::unix::fs::MetadataExt as _};
 const MAX_LOG: u64 = 1024 * 1024;
 
 /// Creates missing folders; blocks. Existing ones stay, because containers mount them.
-pub fn provide(place: &DeviceFolder) -> io::Result<()> {
-    make(place)?;
-    memory::provide(place)
+pub fn create(folder: &DeviceFolder) -> io::Result<()> {
+    create_missing(folder)?;
+    memory::mount_missing(folder)
 }
 
-fn make(place: &DeviceFolder) -> io::Result<()> {
-    [place.pipe(), place.log(), place.shm()]
+fn create_missing(folder: &DeviceFolder) -> io::Result<()> {
+    [folder.pipe(), folder.log(), folder.shm()]
         .iter()
         .try_for_each(fs::create_dir_all)
 }
 
 /// Removes the files of a former daemon and its clients, whose contexts ended with it; blocks.
-pub fn empty_for_a_start(place: &DeviceFolder) -> io::Result<()> {
-    empty(&place.pipe())?;
-    empty(&place.shm())
+pub fn clear(folder: &DeviceFolder) -> io::Result<()> {
+    empty(&folder.pipe())?;
+    empty(&folder.shm())
 }
 
 /// Removes all folders; blocks.
-pub fn remove(place: &DeviceFolder) -> io::Result<()> {
-    memory::remove(place)?;
-    match fs::remove_dir_all(place.folder()) {
+pub fn remove(folder: &DeviceFolder) -> io::Result<()> {
+    memory::unmount(folder)?;
+    match fs::remove_dir_all(folder.path()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
 }
 
 /// Truncates long log files; blocks. The daemon keeps writing to them.
-pub fn bound_logs(place: &DeviceFolder) -> io::Result<()> {
-    for entry in fs::read_dir(place.log())? {
+pub fn truncate_logs(folder: &DeviceFolder) -> io::Result<()> {
+    for entry in fs::read_dir(folder.log())? {
         let entry = entry?;
         let meta = entry.metadata()?;
         // Counts blocks, not the length: a writer that does not append keeps its offset, and with it the length.
@@ -52,30 +52,30 @@ mod tests {
 
     #[test]
     fn folders_that_are_there_stay() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = DeviceFolder::of(folder.path(), "GPU-1").unwrap();
-        make(&place).unwrap();
-        let inode = fs::metadata(place.pipe()).unwrap().ino();
-        for folder in [place.pipe(), place.shm()] {
-            fs::write(folder.join("file"), "").unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let folder = DeviceFolder::of(root.path(), "GPU-1").unwrap();
+        create_missing(&folder).unwrap();
+        let inode = fs::metadata(folder.pipe()).unwrap().ino();
+        for path in [folder.pipe(), folder.shm()] {
+            fs::write(path.join("file"), "").unwrap();
         }
-        empty_for_a_start(&place).unwrap();
-        make(&place).unwrap();
-        for folder in [place.pipe(), place.shm()] {
-            assert_eq!(fs::read_dir(folder).unwrap().count(), 0);
+        clear(&folder).unwrap();
+        create_missing(&folder).unwrap();
+        for path in [folder.pipe(), folder.shm()] {
+            assert_eq!(fs::read_dir(path).unwrap().count(), 0);
         }
-        assert_eq!(fs::metadata(place.pipe()).unwrap().ino(), inode);
+        assert_eq!(fs::metadata(folder.pipe()).unwrap().ino(), inode);
     }
 
     #[test]
     fn a_long_log_is_cut_off() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = DeviceFolder::of(folder.path(), "GPU-1").unwrap();
-        make(&place).unwrap();
-        let (long, short) = (place.log().join("control.log"), place.log().join("server.log"));
+        let root = tempfile::tempdir().unwrap();
+        let folder = DeviceFolder::of(root.path(), "GPU-1").unwrap();
+        create_missing(&folder).unwrap();
+        let (long, short) = (folder.log().join("control.log"), folder.log().join("server.log"));
         fs::write(&long, vec![b'a'; 2 * 1024 * 1024]).unwrap();
         fs::write(&short, "a").unwrap();
-        bound_logs(&place).unwrap();
+        truncate_logs(&folder).unwrap();
         assert_eq!([long, short].map(|path| fs::metadata(path).unwrap().len()), [0, 1]);
     }
 }

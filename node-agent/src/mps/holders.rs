@@ -14,27 +14,26 @@ impl HolderQuery {
         Self(Arc::new(kubelet))
     }
 
-    /// Returns whether a container holds a share of the device.
-    pub async fn hold(&self, device: &str) -> Result<bool, PodResourcesError> {
-        Ok(self.devices().await?.contains(device))
+    /// Returns true if a container holds a share of the device.
+    pub async fn is_held(&self, device: &str) -> Result<bool, PodResourcesError> {
+        Ok(self.held_devices().await?.contains(device))
     }
 
-    /// Notes the kubelet's checkpoint for the next query, which can tell the pods that are gone only from a checkpoint of some
-    /// age; blocks.
-    pub fn prepare(&self) {
-        self.0.notice_checkpoint();
+    /// Reads the kubelet's checkpoint for the next query; blocks. Only a checkpoint of some age shows which pods are gone.
+    pub fn note_checkpoint(&self) {
+        self.0.note_checkpoint();
     }
 
-    /// Returns all devices of which a container holds a share.
-    pub async fn devices(&self) -> Result<BTreeSet<String>, PodResourcesError> {
+    /// Returns every device with a share that a container holds.
+    pub async fn held_devices(&self) -> Result<BTreeSet<String>, PodResourcesError> {
         Ok(held(&self.0.observe().await?))
     }
 }
 
 fn held(observation: &KubeletObservation) -> BTreeSet<String> {
     let ids = observation.holders.iter().flat_map(|holding| &holding.ids);
-    let remembered = observation.checkpoint.iter().map(|(_, id)| id);
-    ids.chain(remembered).map(|id| device_of(id).to_owned()).collect()
+    let in_checkpoint = observation.checkpoint.iter().map(|(_, id)| id);
+    ids.chain(in_checkpoint).map(|id| device_of(id).to_owned()).collect()
 }
 
 #[cfg(test)]
@@ -44,7 +43,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn shares_and_what_only_the_checkpoint_knows_hold_a_device() {
+    fn held_shares_and_the_checkpoint_name_held_devices() {
         let holding = ContainerShares {
             namespace: "a".to_owned(),
             pod: "b".to_owned(),

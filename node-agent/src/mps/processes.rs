@@ -23,14 +23,14 @@ use tracing::warn;
 pub const MARK: &str = "GPUNODE_MPS_DAEMON";
 
 /// Lists the processes of a device's daemon; blocks, as it reads every process of the host.
-pub fn of(place: &DeviceFolder) -> std::io::Result<Vec<Pid>> {
+pub fn of_daemon(folder: &DeviceFolder) -> std::io::Result<Vec<Pid>> {
     let (own, mut found) = (cgroup("self")?, Vec::new());
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw) else {
             continue;
         };
-        if is_ours(pid, place, &own) {
+        if is_of_daemon(pid, folder, &own) {
             found.push(pid);
         }
     }
@@ -39,12 +39,12 @@ pub fn of(place: &DeviceFolder) -> std::io::Result<Vec<Pid>> {
 
 /// Returns whether a process belongs to the device's daemon. A zombie has no environment and does not count. Reads the
 /// environment of processes in this container only, because the read could hang with the memory of a foreign one.
-fn is_ours(pid: Pid, place: &DeviceFolder, own_cgroup: &str) -> bool {
+fn is_of_daemon(pid: Pid, folder: &DeviceFolder, own_cgroup: &str) -> bool {
     let pid = pid.as_raw_nonzero().to_string();
     if !cgroup(&pid).is_ok_and(|cgroup| cgroup == own_cgroup) {
         return false;
     }
-    let mark = [MARK.as_bytes(), b"=", place.folder().as_os_str().as_bytes()].concat();
+    let mark = [MARK.as_bytes(), b"=", folder.path().as_os_str().as_bytes()].concat();
     fs::read(format!("/proc/{pid}/environ"))
         .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|variable| variable == mark))
 }
@@ -56,12 +56,12 @@ fn cgroup(pid: &str) -> std::io::Result<String> {
 }
 
 /// Kills the daemon of a device and its servers; blocks.
-pub fn kill(place: &DeviceFolder) -> std::io::Result<()> {
+pub fn kill(folder: &DeviceFolder) -> std::io::Result<()> {
     let own = cgroup("self")?;
-    for pid in of(place)? {
+    for pid in of_daemon(folder)? {
         let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|process| {
             // Another process may have got the PID since the listing.
-            if is_ours(pid, place, &own) {
+            if is_of_daemon(pid, folder, &own) {
                 pidfd_send_signal(process, Signal::KILL)
             } else {
                 Ok(())
@@ -76,7 +76,7 @@ pub fn kill(place: &DeviceFolder) -> std::io::Result<()> {
 }
 
 /// Child processes that other code awaits.
-static OWN: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+static AWAITED: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
 /// A child process that other code awaits; [`reap`] leaves it alone until the drop.
 #[derive(Debug)]
@@ -85,19 +85,19 @@ pub struct ChildPid(u32);
 impl ChildPid {
     /// Registers the child. Must follow its start without an await in between.
     pub fn new(pid: u32) -> Self {
-        own().insert(pid);
+        awaited().insert(pid);
         Self(pid)
     }
 }
 
 impl Drop for ChildPid {
     fn drop(&mut self) {
-        own().remove(&self.0);
+        awaited().remove(&self.0);
     }
 }
 
-fn own() -> MutexGuard<'static, BTreeSet<u32>> {
-    OWN.lock().unwrap_or_else(PoisonError::into_inner)
+fn awaited() -> MutexGuard<'static, BTreeSet<u32>> {
+    AWAITED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reaps ended daemons: as PID 1 of the container, this process is their parent.
@@ -106,7 +106,7 @@ pub fn reap() {
         Ok(children) => children,
         Err(error) => return warn!(%error, "cannot list ended daemons"),
     };
-    for pid in children.iter().filter(|pid| !own().contains(pid)) {
+    for pid in children.iter().filter(|pid| !awaited().contains(pid)) {
         let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);
         // A child that still runs, or was reaped already, needs nothing.
         _ = pid.map(|pid| waitpid(Some(pid), WaitOptions::NOHANG));
@@ -130,23 +130,23 @@ mod tests {
 
     #[test]
     fn a_marked_process_is_found_and_killed_and_no_other() {
-        let folder = tempfile::tempdir().unwrap();
-        let [one, two] = ["GPU-1", "GPU-2"].map(|uuid| DeviceFolder::of(folder.path(), uuid).unwrap());
-        let start = |place: &DeviceFolder| {
+        let root = tempfile::tempdir().unwrap();
+        let [one, two] = ["GPU-1", "GPU-2"].map(|uuid| DeviceFolder::of(root.path(), uuid).unwrap());
+        let start = |folder: &DeviceFolder| {
             Command::new("sleep")
                 .arg("60")
-                .env(MARK, place.folder())
+                .env(MARK, folder.path())
                 .spawn()
                 .unwrap()
         };
         let (mut first, mut second) = (start(&one), start(&two));
         let pid = |child: &std::process::Child| Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-        assert_eq!(of(&one).unwrap(), [pid(&first)]);
+        assert_eq!(of_daemon(&one).unwrap(), [pid(&first)]);
         kill(&one).unwrap();
         // A test beside this one may have reaped it already, as the supervisor reaps every child of its process.
         assert!(first.wait().map_or(true, |status| !status.success()));
-        assert!(of(&one).unwrap().is_empty());
-        assert_eq!(of(&two).unwrap(), [pid(&second)]);
+        assert!(of_daemon(&one).unwrap().is_empty());
+        assert_eq!(of_daemon(&two).unwrap(), [pid(&second)]);
         second.kill().unwrap();
         _ = second.wait();
     }

@@ -43,11 +43,11 @@ fn assign(node: &Path, devices: &[&str]) {
     .unwrap();
 }
 
-fn wants(supervisor: &Supervisor) -> Vec<(&str, DesiredDaemon)> {
+fn desired(supervisor: &Supervisor) -> Vec<(&str, DesiredDaemon)> {
     supervisor
         .daemons
         .iter()
-        .map(|(device, looked)| (device.as_str(), *looked.want.borrow()))
+        .map(|(device, daemon)| (device.as_str(), *daemon.desired.borrow()))
         .collect()
 }
 
@@ -55,21 +55,21 @@ fn wants(supervisor: &Supervisor) -> Vec<(&str, DesiredDaemon)> {
 async fn a_folder_that_cannot_be_read_for_a_while_ends_nothing() {
     let node = tempfile::tempdir().unwrap();
     let mut supervisor = supervisor(node.path());
-    supervisor.follow().await;
+    supervisor.reconcile().await;
     let (mps, away) = (node.path().join("mps"), node.path().join("away"));
     fs::rename(&mps, &away).unwrap();
     fs::write(&mps, "no folder").unwrap();
-    supervisor.follow().await;
+    supervisor.reconcile().await;
     assert!(supervisor.problem.contains("list the folder"), "{}", supervisor.problem);
-    assert_eq!(wants(&supervisor), [(DEVICE, DesiredDaemon::Run)]);
+    assert_eq!(desired(&supervisor), [(DEVICE, DesiredDaemon::Run)]);
     assert_eq!(supervisor.readiness(), Ok(()));
     fs::remove_file(&mps).unwrap();
     fs::rename(&away, &mps).unwrap();
     assign(node.path(), &[DEVICE, OTHER]);
-    supervisor.follow().await;
+    supervisor.reconcile().await;
     assert_eq!(supervisor.problem, "");
     assert_eq!(
-        wants(&supervisor),
+        desired(&supervisor),
         [(DEVICE, DesiredDaemon::Run), (OTHER, DesiredDaemon::Run)]
     );
 }
@@ -78,14 +78,14 @@ async fn a_folder_that_cannot_be_read_for_a_while_ends_nothing() {
 async fn while_the_gpus_are_released_no_daemon_is_wanted() {
     let node = tempfile::tempdir().unwrap();
     let mut supervisor = supervisor(node.path());
-    supervisor.follow().await;
+    supervisor.reconcile().await;
     let released = node.path().join("state/released");
     fs::write(&released, "").unwrap();
-    supervisor.follow().await;
-    assert_eq!(wants(&supervisor), [(DEVICE, DesiredDaemon::Gone)]);
+    supervisor.reconcile().await;
+    assert_eq!(desired(&supervisor), [(DEVICE, DesiredDaemon::Gone)]);
     fs::remove_file(released).unwrap();
-    supervisor.follow().await;
-    assert_eq!(wants(&supervisor), [(DEVICE, DesiredDaemon::Run)]);
+    supervisor.reconcile().await;
+    assert_eq!(desired(&supervisor), [(DEVICE, DesiredDaemon::Run)]);
 }
 
 #[tokio::test]
@@ -96,8 +96,8 @@ async fn nothing_is_decided_while_nothing_can_be_read() {
     for file in ["mps", "state/assignments.json"] {
         fs::write(node.path().join(file), "").unwrap();
     }
-    supervisor.follow().await;
-    assert!(supervisor.wanted.is_none());
+    supervisor.reconcile().await;
+    assert!(supervisor.desired.is_none());
     assert!(supervisor.readiness().is_err());
 }
 
@@ -115,17 +115,17 @@ async fn a_read_that_hangs_is_waited_for_and_no_other_is_begun() {
         )
     }));
     for _ in 0..2 {
-        supervisor.follow().await;
+        supervisor.reconcile().await;
         assert!(
             supervisor.problem.contains("no answer from the file system"),
             "{}",
             supervisor.problem
         );
-        assert!(supervisor.wanted.is_none());
+        assert!(supervisor.desired.is_none());
     }
     release.send(()).unwrap();
-    supervisor.follow().await;
-    assert_eq!(wants(&supervisor), [(DEVICE, DesiredDaemon::Gone)]);
+    supervisor.reconcile().await;
+    assert_eq!(desired(&supervisor), [(DEVICE, DesiredDaemon::Gone)]);
     assert!(supervisor.reading.is_none());
 }
 
@@ -134,12 +134,12 @@ async fn a_task_that_panics_is_started_again_alone() {
     let node = tempfile::tempdir().unwrap();
     let mut supervisor = supervisor(node.path());
     assign(node.path(), &[DEVICE, OTHER]);
-    supervisor.follow().await;
+    supervisor.reconcile().await;
     let other = supervisor.daemons[OTHER].task.id();
-    let looked = supervisor.daemons.get_mut(DEVICE).unwrap();
-    looked.task.abort();
-    looked.task = tokio::spawn(async { panic!("by the test") });
-    let panicked = looked.task.id();
+    let daemon = supervisor.daemons.get_mut(DEVICE).unwrap();
+    daemon.task.abort();
+    daemon.task = tokio::spawn(async { panic!("by the test") });
+    let panicked = daemon.task.id();
     timeout(Duration::from_secs(10), async {
         while !supervisor.daemons[DEVICE].task.is_finished() {
             tokio::task::yield_now().await;
@@ -147,9 +147,9 @@ async fn a_task_that_panics_is_started_again_alone() {
     })
     .await
     .unwrap();
-    supervisor.follow().await;
+    supervisor.reconcile().await;
     assert_eq!(
-        wants(&supervisor),
+        desired(&supervisor),
         [(DEVICE, DesiredDaemon::Run), (OTHER, DesiredDaemon::Run)]
     );
     assert_ne!(supervisor.daemons[DEVICE].task.id(), panicked);

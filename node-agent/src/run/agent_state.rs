@@ -215,7 +215,7 @@ impl<'a> AgentState<'a> {
             // A device that turns unhealthy reaches the kubelet without waiting for the disk.
             plugins.put(snapshot.advertised.clone());
         }
-        let kept = timeout(DISK_TIMEOUT, assignments.keep(&snapshot.assignments)).await;
+        let kept = timeout(DISK_TIMEOUT, assignments.save(&snapshot.assignments)).await;
         match kept.unwrap_or_else(|slow| Err(io::Error::from(slow))) {
             Ok(()) => {
                 plugins.put(snapshot.advertised.clone());

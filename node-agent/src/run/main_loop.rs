@@ -138,14 +138,14 @@ impl MainLoop<'_> {
 
     async fn on_command(&mut self, command: HandoverCommand) -> Result<()> {
         match command {
-            HandoverCommand::Hold => self.become_active().await?,
-            HandoverCommand::LetGo(done) => {
+            HandoverCommand::Activate => self.become_active().await?,
+            HandoverCommand::Deactivate(done) => {
                 self.hand_over().await;
                 // The receiver is gone only if its task has ended.
                 _ = done.send(());
             }
-            HandoverCommand::Answer(done) => _ = done.send(()),
-            HandoverCommand::Fail(error) => return Err(error).context("take the lock of this node"),
+            HandoverCommand::Ping(done) => _ = done.send(()),
+            HandoverCommand::Stop(error) => return Err(error).context("take the lock of this node"),
         }
         Ok(())
     }

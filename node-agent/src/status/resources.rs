@@ -2,7 +2,7 @@
 
 use crate::{
     devices::{advertised::AdvertisedList, state::DeviceSnapshot},
-    mps::answers::held_back,
+    mps::answers::unavailable,
     status::{inputs::PluginStatus, number::number},
 };
 use gpunode_crds::{AdvertisedDevice, MAX_DEVICES, ResourceStatus, SharingStrategy};
@@ -17,7 +17,7 @@ const MIG_UUID: &str = "MIG-";
 
 /// Returns the resources as the kubelet was sent them.
 pub fn resources(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Vec<ResourceStatus> {
-    let silent = held_back(&snapshot.daemons);
+    let silent = unavailable(&snapshot.daemons);
     let explained: BTreeSet<&str> = snapshot
         .pending_changes
         .iter()

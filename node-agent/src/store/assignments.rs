@@ -116,7 +116,7 @@ impl SavedAssignments {
     }
 
     /// Saves `assignments` if they differ from the file, or if somebody removed or replaced the file.
-    pub async fn keep(&mut self, assignments: &Assignments) -> io::Result<()> {
+    pub async fn save(&mut self, assignments: &Assignments) -> io::Result<()> {
         let path = self.state_dir.join(FILE);
         if self.content.as_ref() == Some(assignments) && FileId::of(&path) == self.id {
             return Ok(());
@@ -163,7 +163,7 @@ mod tests {
         let mut saved = SavedAssignments::load(folder.path());
         assert!(saved.assignments().is_empty());
         for replicas in [2, 3] {
-            saved.keep(&assignments(replicas)).await.unwrap();
+            saved.save(&assignments(replicas)).await.unwrap();
             assert_eq!(
                 SavedAssignments::load(folder.path()).assignments(),
                 assignments(replicas)
@@ -176,13 +176,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join(FILE);
         let mut saved = SavedAssignments::load(folder.path());
-        saved.keep(&Assignments::new()).await.unwrap();
+        saved.save(&Assignments::new()).await.unwrap();
         assert!(!file.exists());
-        saved.keep(&assignments(2)).await.unwrap();
+        saved.save(&assignments(2)).await.unwrap();
         let written = FileId::of(&file);
-        saved.keep(&assignments(2)).await.unwrap();
+        saved.save(&assignments(2)).await.unwrap();
         let mut saved = SavedAssignments::load(folder.path());
-        saved.keep(&assignments(2)).await.unwrap();
+        saved.save(&assignments(2)).await.unwrap();
         assert_eq!(FileId::of(&file), written);
     }
 
@@ -192,9 +192,9 @@ mod tests {
         let file = folder.path().join(FILE);
         let mut saved = SavedAssignments::load(folder.path());
         for spoil in [|file: &Path| fs::remove_file(file), |file: &Path| fs::write(file, "{}")] {
-            saved.keep(&assignments(2)).await.unwrap();
+            saved.save(&assignments(2)).await.unwrap();
             spoil(&file).unwrap();
-            saved.keep(&assignments(2)).await.unwrap();
+            saved.save(&assignments(2)).await.unwrap();
             assert_eq!(read(folder.path()).unwrap(), assignments(2));
         }
     }
@@ -204,9 +204,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let later = folder.path().join("later");
         let mut saved = SavedAssignments::load(&later);
-        assert!(saved.keep(&assignments(2)).await.is_err());
+        assert!(saved.save(&assignments(2)).await.is_err());
         fs::create_dir(&later).unwrap();
-        saved.keep(&assignments(2)).await.unwrap();
+        saved.save(&assignments(2)).await.unwrap();
         assert_eq!(read(&later).unwrap(), assignments(2));
     }
 
@@ -214,10 +214,10 @@ mod tests {
     async fn what_the_disk_has_needs_no_room_again() {
         let folder = tempfile::tempdir().unwrap();
         let mut saved = SavedAssignments::load(folder.path());
-        saved.keep(&assignments(2)).await.unwrap();
+        saved.save(&assignments(2)).await.unwrap();
         fs::create_dir(folder.path().join("assignments.json.new")).unwrap();
-        assert!(saved.keep(&assignments(3)).await.is_err());
-        saved.keep(&assignments(2)).await.unwrap();
+        assert!(saved.save(&assignments(3)).await.is_err());
+        saved.save(&assignments(2)).await.unwrap();
         assert_eq!(read(folder.path()).unwrap(), assignments(2));
     }
 
@@ -233,7 +233,7 @@ mod tests {
                 fs::read_to_string(folder.path().join("assignments.json.corrupt")).unwrap(),
                 text
             );
-            saved.keep(&Assignments::new()).await.unwrap();
+            saved.save(&Assignments::new()).await.unwrap();
             assert!(read(folder.path()).unwrap().is_empty());
         }
     }

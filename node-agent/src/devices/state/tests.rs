@@ -122,7 +122,7 @@ fn nothing_is_given_out_before_it_is_known_which_daemons_run() {
 }
 
 #[test]
-fn a_device_that_was_of_mps_between_two_looks_is_held_back_until_the_next() {
+fn a_device_that_was_of_mps_between_two_reads_is_withheld_until_the_next() {
     let mut state = state(MPS);
     state.set_desired(configured(""));
     state.observe(nothing_held(Instant::now()));
@@ -132,7 +132,7 @@ fn a_device_that_was_of_mps_between_two_looks_is_held_back_until_the_next() {
 }
 
 #[test]
-fn a_device_of_mps_is_held_back_until_its_daemon_answers_and_again_when_it_is_silent() {
+fn a_device_of_mps_is_withheld_until_its_daemon_answers_and_again_when_it_is_silent() {
     let mut state = state(MPS);
     assert_eq!(healthy(&state.snapshot()), [""; 0]);
     assert_eq!(state.snapshot().daemons[1].state, MpsDaemonState::NotAnswering);
@@ -147,7 +147,7 @@ fn a_device_of_mps_is_held_back_until_its_daemon_answers_and_again_when_it_is_si
 }
 
 #[test]
-fn a_device_that_leaves_mps_is_held_back_until_its_daemon_is_gone() {
+fn a_device_that_leaves_mps_is_withheld_until_its_daemon_is_gone() {
     let mut state = state(MPS);
     state.set_daemon_answers(answered(&[("GPU-0", 100), ("GPU-1", 100)]), Duration::from_secs(101));
     state.set_desired(configured(""));

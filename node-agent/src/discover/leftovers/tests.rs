@@ -23,8 +23,8 @@ fn args(folder: &Path) -> NodeArgs {
     args
 }
 
-async fn looked(args: &NodeArgs, known: &mut Option<LeftoverDevices>) -> Option<DeviceSnapshot> {
-    look(args, &args.pod_resources(), DesiredDevices::default(), known)
+async fn probed(args: &NodeArgs, previous: &mut Option<LeftoverDevices>) -> Option<DeviceSnapshot> {
+    probe(args, &args.pod_resources(), DesiredDevices::default(), previous)
         .await
         .unwrap()
 }
@@ -35,7 +35,7 @@ const LEFT: &str =
 #[tokio::test]
 async fn on_a_node_on_which_nothing_was_left_nothing_is_touched() {
     let folder = tempfile::tempdir().unwrap();
-    let snapshot = looked(&args(folder.path()), &mut None).await.unwrap();
+    let snapshot = probed(&args(folder.path()), &mut None).await.unwrap();
     assert!(snapshot.daemons_known && snapshot.daemons.is_empty() && snapshot.holders_unknown.is_none());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
@@ -46,7 +46,7 @@ async fn a_daemon_stays_as_long_as_its_holders_are_not_known() {
     let args = args(folder.path());
     std::fs::create_dir(&args.host.state_dir).unwrap();
     std::fs::write(args.host.state_dir.join("assignments.json"), LEFT).unwrap();
-    let snapshot = looked(&args, &mut None).await.unwrap();
+    let snapshot = probed(&args, &mut None).await.unwrap();
     assert_eq!((snapshot.daemons.len(), snapshot.assignments.len()), (1, 1));
     assert!(snapshot.holders_unknown.is_some());
 }
@@ -57,10 +57,10 @@ async fn while_an_agent_holds_the_lock_nothing_is_said() {
     let args = args(folder.path());
     let lock = NodeLock::take(&args.host.state_dir).unwrap().unwrap();
     std::fs::write(args.host.state_dir.join("assignments.json"), LEFT).unwrap();
-    let mut known = None;
-    assert!(looked(&args, &mut known).await.is_none());
+    let mut previous = None;
+    assert!(probed(&args, &mut previous).await.is_none());
     drop(lock);
-    assert!(looked(&args, &mut known).await.is_some());
+    assert!(probed(&args, &mut previous).await.is_some());
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn a_damaged_file_is_left_to_the_next_device_plugin() {
     let args = args(folder.path());
     std::fs::create_dir(&args.host.state_dir).unwrap();
     std::fs::write(args.host.state_dir.join("assignments.json"), "{").unwrap();
-    looked(&args, &mut None).await.unwrap();
+    probed(&args, &mut None).await.unwrap();
     assert_eq!(
         std::fs::read_to_string(args.host.state_dir.join("assignments.json")).unwrap(),
         "{"
@@ -83,8 +83,8 @@ async fn what_nobody_holds_is_given_up_when_that_is_certain() {
     std::fs::create_dir(&args.host.state_dir).unwrap();
     std::fs::write(args.host.state_dir.join("assignments.json"), LEFT).unwrap();
     serve(folder.path(), Kubelet::Idle);
-    let mut known = None;
-    let first = looked(&args, &mut known).await.unwrap();
+    let mut previous = None;
+    let first = probed(&args, &mut previous).await.unwrap();
     assert_eq!(
         first.assignments.len(),
         1,
@@ -94,12 +94,12 @@ async fn what_nobody_holds_is_given_up_when_that_is_certain() {
     drop(NodeLock::take(&args.host.state_dir).unwrap().unwrap());
     let given_up = async {
         while !assignments::read(&args.host.state_dir).unwrap().is_empty() {
-            assert!(looked(&args, &mut known).await.is_some());
+            assert!(probed(&args, &mut previous).await.is_some());
             sleep(Duration::from_millis(200)).await;
         }
     };
     timeout(Duration::from_secs(20), given_up).await.unwrap();
-    assert!(looked(&args, &mut known).await.unwrap().daemons.is_empty());
+    assert!(probed(&args, &mut previous).await.unwrap().daemons.is_empty());
 }
 
 #[tokio::test]
@@ -110,7 +110,7 @@ async fn a_device_that_is_held_stays_what_it_is() {
     let left = LEFT.replace(r#"{"strategy":"Mps","replicas":2}"#, r#"{"strategy":"Whole"}"#);
     std::fs::write(args.host.state_dir.join("assignments.json"), left).unwrap();
     serve(folder.path(), Kubelet::Held);
-    let snapshot = looked(&args, &mut None).await.unwrap();
+    let snapshot = probed(&args, &mut None).await.unwrap();
     assert_eq!(snapshot.assignments.len(), 1);
     let holder = snapshot.holders.first().unwrap();
     assert_eq!((holder.pod.as_str(), holder.device.as_str()), ("train", "GPU-1"));

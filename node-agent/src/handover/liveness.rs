@@ -1,7 +1,7 @@
 //! Liveness of the holder: probes its own socket, because a holder that does not answer could never hand over.
 
 use super::{
-    conversation::{Conversation, ConversationError},
+    connection::{PeerConnection, PeerError},
     protocol::{HandoverRequest, HolderResponse, SOCKET},
 };
 use crate::{admin::server::Liveness, runtime::channel::send_if_new};
@@ -13,21 +13,21 @@ use tracing::error;
 const PAUSE: Duration = Duration::from_secs(10);
 /// Timeout of a probe; longer than any step of the main loop.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
-/// Failed probes in a row that end the liveness: a single one may coincide with a hand-over.
-const LOOKS: u32 = 2;
+/// Failed probes in a row after which the agent is not live: a single one may coincide with a hand-over.
+const MAX_FAILURES: u32 = 2;
 
 /// Probes the socket while it is `served`, and publishes the liveness. A socket that cannot be created, for example on a full
-/// disk, does not end the liveness: a restart would not help. Never returns.
-pub async fn watch(state_dir: PathBuf, served: watch::Receiver<bool>, liveness: watch::Sender<Liveness>) {
+/// disk, leaves the agent live: a restart would not help. Never returns.
+pub async fn watch_own_socket(state_dir: PathBuf, served: watch::Receiver<bool>, liveness: watch::Sender<Liveness>) {
     let socket = state_dir.join(SOCKET);
     let mut failed = 0;
     loop {
         sleep(PAUSE).await;
         let is_served = *served.borrow();
-        match look(&socket).await {
+        match ping(&socket).await {
             Err(error) if is_served && *served.borrow() => {
                 failed += 1;
-                if failed >= LOOKS {
+                if failed >= MAX_FAILURES {
                     error!(%error, "this agent does not answer on its own socket; no successor could take over");
                     send_if_new(
                         &liveness,
@@ -43,16 +43,16 @@ pub async fn watch(state_dir: PathBuf, served: watch::Receiver<bool>, liveness: 
     }
 }
 
-async fn look(socket: &std::path::Path) -> Result<(), ConversationError> {
-    let mut holder = Conversation::open(socket).await?;
-    holder.say(&HandoverRequest::Ping {}).await?;
-    holder.hear::<HolderResponse>(ANSWER_TIMEOUT).await.map(drop)
+async fn ping(socket: &std::path::Path) -> Result<(), PeerError> {
+    let mut holder = PeerConnection::connect(socket).await?;
+    holder.send(&HandoverRequest::Ping {}).await?;
+    holder.receive::<HolderResponse>(ANSWER_TIMEOUT).await.map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handover::protocol::line;
+    use crate::handover::protocol::encode;
     use tokio::{io::AsyncWriteExt as _, net::UnixListener, time::timeout};
 
     const LONG: Duration = Duration::from_mins(2);
@@ -66,15 +66,15 @@ mod tests {
             loop {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 if answers {
-                    stream.write_all(&line(&HolderResponse::Holding {})).await.unwrap();
+                    stream.write_all(&encode(&HolderResponse::Holding {})).await.unwrap();
                 }
                 silent.push(stream);
             }
         };
         let (_served, served) = watch::channel(is_served);
         let (liveness, live) = watch::channel(Ok(()));
-        let looks = watch(folder.path().to_owned(), served, liveness);
-        _ = timeout(LONG, async { tokio::join!(accept, looks) }).await;
+        let probes = watch_own_socket(folder.path().to_owned(), served, liveness);
+        _ = timeout(LONG, async { tokio::join!(accept, probes) }).await;
         live.borrow().clone()
     }
 
