@@ -92,7 +92,7 @@ mod tests {
         }
     }
 
-    /// What is said at `minute` of what is seen, after `before`.
+    /// Returns the status at `minute`, with the GPUs in `seen`, after the status `before`.
     fn after(before: &GpuNodeStatus, seen: Vec<GpuDevice>, minute: i64) -> GpuNodeStatus {
         let mut status = of(seen);
         keep_missing(&mut status, before, at(minute));

@@ -73,7 +73,7 @@ async fn ask(client: &Client, yaml: &str) -> (BTreeSet<String>, String) {
     }
 }
 
-/// Where decoding fails there are no causes: the fields stand in the message.
+/// Returns the fields that a decoding error names: it has no causes, so they are read from its message.
 fn in_words(message: &str) -> BTreeSet<String> {
     let quoted = |after: &str| {
         message

@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use std::{path::PathBuf, process::Command};
 
-/// What krew knows (`pkg/index/types.go`); it takes a field that it does not know for an error.
+/// Fields that krew knows (`pkg/index/types.go`); it rejects any other.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[allow(dead_code, reason = "that a field can be read is the test")]

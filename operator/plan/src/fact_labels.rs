@@ -1,7 +1,7 @@
 //! Labels with facts about the GPUs of a node, by the rules of NVIDIA's GPU feature discovery, so that node selectors written
 //! for it keep working. `docs/labels.md` lists them.
 //!
-//! Where the GPUs of a node differ, the labels describe the most frequent product; of several, the one with the lowest index.
+//! If the GPUs of a node differ, the labels describe the most frequent product; of several, the one with the lowest index.
 //!
 //! | module | what it does |
 //! |---|---|

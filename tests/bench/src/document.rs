@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 const BEGIN: &str = "<!-- make bench writes from here -->\n";
 const END: &str = "<!-- to here -->\n";
 
-/// What was measured, as a table, after a line about where.
+/// Returns a line about the machine, and a table of the measurements.
 pub fn table(measured: &BTreeMap<&str, f64>, machine: &str) -> String {
     let head = format!("{machine}\n\n| figure | target | measured | | NVIDIA's plugin |\n|---|---|---|---|---|\n");
     let row = |figure: &crate::figure::Figure| figure.row(measured.get(figure.key).copied());

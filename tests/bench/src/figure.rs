@@ -4,9 +4,9 @@
 /// One figure.
 #[derive(Debug)]
 pub struct Figure {
-    /// What measurements call it.
+    /// Name in the output of the measurements.
     pub key: &'static str,
-    /// What people call it.
+    /// Name for people.
     what: &'static str,
     /// The unit of target and value; empty for a number of things.
     pub unit: &'static str,
@@ -15,7 +15,7 @@ pub struct Figure {
     nvidia: &'static str,
 }
 
-/// What became of a target.
+/// Result for one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Met,
@@ -224,7 +224,7 @@ pub const FIGURES: &[Figure] = &[
 ];
 
 impl Figure {
-    /// Whether a value meets the target.
+    /// Compares a value with the target.
     pub fn verdict(&self, value: Option<f64>) -> Verdict {
         match (self.target, value) {
             (None, _) => Verdict::NoTarget,

@@ -1,4 +1,4 @@
-//! Where and when it was measured.
+//! Machine and date of the measurements.
 
 use jiff::Zoned;
 use std::{fs, thread::available_parallelism};

@@ -1,4 +1,4 @@
-//! What the measurements printed: lines `figure: KEY | VALUE | UNIT` among others.
+//! Output of the measurements: lines `figure: KEY | VALUE | UNIT` among others.
 
 use crate::figure::FIGURES;
 use anyhow::{Context as _, Result, bail, ensure};

@@ -26,7 +26,7 @@ use crate::{
 /// Name of the cluster unless another is given.
 pub const DEFAULT_NAME: &str = "default";
 
-/// What to start.
+/// Settings of a cluster to start.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Name of the cluster.
@@ -39,7 +39,7 @@ pub struct Options {
     pub nvml_library: PathBuf,
     /// Folder of the stand-ins for NVIDIA's MPS programs.
     pub mps_programs: PathBuf,
-    /// Where progress is told.
+    /// Receiver of progress lines.
     pub progress: Progress,
 }
 
@@ -203,7 +203,7 @@ impl Cluster {
     }
 }
 
-/// What is missing on this machine for a cluster in this folder, a line each.
+/// Lists what this machine lacks for a cluster in this folder, one line each.
 pub fn missing(root: &Path) -> Vec<String> {
     requirements::missing(&root.join("bin"))
 }

@@ -26,7 +26,7 @@ pub struct NodeSpec {
     /// Taints that the kubelet registers the node with, `key=value:Effect`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub register_with_taints: Vec<String>,
-    /// How often the kubelet looks whether there is something new to report of the node; every second without it.
+    /// Interval at which the kubelet checks for changes of the node to report; one second by default.
     #[serde(skip)]
     pub status_update_frequency: Option<Duration>,
     /// The simulated GPUs; without them the node has no driver either.

@@ -1,4 +1,4 @@
-//! Where the files of clusters are.
+//! Paths of the files of clusters.
 
 use std::{
     env,

@@ -50,17 +50,17 @@ impl Node {
         &self.sandbox
     }
 
-    /// What the node sees as `/run/nvidia/driver`.
+    /// Folder that the node sees as `/run/nvidia/driver`.
     pub(crate) fn driver(&self) -> PathBuf {
         self.layout.node(&self.spec.name).join("driver")
     }
 
-    /// What the node sees as `/proc/driver`.
+    /// Folder that the node sees as `/proc/driver`.
     pub(crate) fn proc_driver(&self) -> PathBuf {
         self.layout.node(&self.spec.name).join("proc-driver")
     }
 
-    /// What the node sees as `/sys/bus`.
+    /// Folder that the node sees as `/sys/bus`.
     pub(crate) fn sys_bus(&self) -> PathBuf {
         self.layout.node(&self.spec.name).join("sys-bus")
     }
@@ -78,7 +78,7 @@ impl Node {
         &self.spec.name
     }
 
-    /// What the cluster file says about it.
+    /// Entry of the node in the cluster file.
     pub fn spec(&self) -> &NodeSpec {
         &self.spec
     }

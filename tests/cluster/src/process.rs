@@ -32,7 +32,7 @@ pub struct Process {
     pidfd: OwnedFd,
 }
 
-/// Which process of which cluster.
+/// Identity of one process of one cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
     /// Folder of the cluster, absolute.
@@ -70,7 +70,7 @@ impl Identity {
         Ok(oldest.map(|(_, process)| process))
     }
 
-    /// Whether anything that was started as this process runs, the program itself or what led to it.
+    /// Returns true if the program, or a process that leads to its start, runs.
     pub(crate) fn any(&self) -> Result<bool> {
         Ok(!marked(&self.cluster, Some(&self.role))?.is_empty())
     }

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Instant};
 
-/// Where progress lines go. Library users see nothing unless they ask.
+/// Receiver of progress lines. A library prints none unless its user asks for them.
 #[derive(Clone, Copy)]
 pub struct Progress {
     start: Instant,

@@ -1,4 +1,4 @@
-//! What a cluster needs of the machine.
+//! Requirements of a cluster on the machine.
 
 use std::{env, path::Path, path::PathBuf};
 

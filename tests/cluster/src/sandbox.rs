@@ -23,7 +23,7 @@ use crate::{
 
 /// The script of the first process.
 const SETUP: &str = include_str!("sandbox.sh");
-/// Where the programs are, seen from inside.
+/// Folder of the programs, as seen from inside.
 pub(crate) const BIN: &str = "/opt/cluster/bin";
 /// The program that holds the namespaces.
 pub(crate) const HOLDER: &str = "pause";
@@ -43,13 +43,13 @@ pub(crate) struct Sandbox {
 /// The device nodes of NVIDIA's driver, beside those that every driver has.
 #[derive(Debug)]
 pub(crate) struct NvidiaDevices {
-    /// How many `/dev/nvidiaN` there are.
+    /// Number of `/dev/nvidiaN` nodes.
     pub(crate) gpus: usize,
     /// The N of each `/dev/nvidia-caps/nvidia-capN`.
     pub(crate) capabilities: Vec<u32>,
 }
 
-/// What of the outside is seen inside.
+/// Parts of the machine that are visible inside.
 #[derive(Debug)]
 pub(crate) struct Bind {
     pub(crate) source: PathBuf,

@@ -103,7 +103,7 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
     Ok(state)
 }
 
-/// What it takes to start a node up to containerd.
+/// Inputs for the start of a node, up to containerd.
 struct Runtime<'a> {
     trees: &'a Trees,
     group: String,

@@ -1,4 +1,4 @@
-//! What is written down about a cluster that has started: enough to find everything again.
+//! Record of a started cluster: enough to find all its parts again.
 
 use std::fs;
 

@@ -20,7 +20,7 @@ pub(crate) struct Network {
     pub(crate) prefix: u8,
 }
 
-/// How many clusters fit into the address ranges.
+/// Number of clusters that fit into the address ranges.
 const SUBNETS: u8 = 100;
 
 impl Subnet {

@@ -21,7 +21,7 @@ pub struct AuditLog {
 pub struct AuditEvent(Value);
 
 impl AuditLog {
-    /// What is logged from now on.
+    /// Follows the log from now on.
     pub fn from_now(path: PathBuf) -> Result<Self> {
         let from = std::fs::metadata(&path)
             .with_context(|| format!("find {}", path.display()))?
@@ -108,12 +108,12 @@ impl AuditEvent {
         self.text("/objectRef/namespace")
     }
 
-    /// What was sent, where the audit policy keeps it.
+    /// Body of the request, if the audit policy keeps it.
     pub fn request(&self) -> Option<&Value> {
         self.0.get("requestObject")
     }
 
-    /// When the answer was given.
+    /// Time of the answer.
     pub fn time(&self) -> Result<Timestamp> {
         self.text("/stageTimestamp")
             .parse()
@@ -128,19 +128,19 @@ impl AuditEvent {
             .unwrap_or_default()
     }
 
-    /// Whether the request was carried out.
+    /// Returns true if the request succeeded.
     pub fn is_accepted(&self) -> bool {
         (200..300).contains(&self.code())
     }
 
-    /// Whether it was one of gpunode's accounts.
+    /// Returns true if an account of gpunode sent it.
     pub fn is_gpunode(&self) -> bool {
         self.user().starts_with("system:serviceaccount:gpunode-system:")
     }
 
-    /// Whether it only tells the record of a node, or what follows from that in the node's status. Tests leave resources
-    /// behind that nobody wants any more, whose keys go some minutes later: such a write says nothing about the test in
-    /// whose time it falls.
+    /// Returns true if it changes nothing but the record of a node, or the node's status as a result. Tests leave stale
+    /// resources behind, whose keys are removed some minutes later: such a write says nothing about the test that runs
+    /// then.
     pub fn is_of_record_alone(&self) -> bool {
         let is_record = |operation: &Value| {
             let path = operation["path"].as_str().unwrap_or_default();
@@ -151,7 +151,7 @@ impl AuditEvent {
         self.resource() == "nodes/status" || (self.resource() == "nodes" && is_of_record())
     }
 
-    /// Whether somebody changed the spec of a policy with kubectl.
+    /// Returns true if kubectl changed the spec of a policy.
     pub fn is_policy_change(&self) -> bool {
         let is_kubectl =
             self.text("/userAgent").starts_with("kubectl/") && !self.text("/requestURI").contains("dryRun=");
@@ -159,7 +159,7 @@ impl AuditEvent {
         self.resource() == "gpunodepolicies" && is_kubectl && is_change
     }
 
-    /// Whether it asked for a change.
+    /// Returns true for a request to change something.
     pub fn is_write(&self) -> bool {
         matches!(
             self.verb(),

@@ -21,7 +21,7 @@ pub struct Difference {
 pub type Differences = BTreeSet<Difference>;
 
 impl Difference {
-    /// What the difference between two values is.
+    /// Compares two values.
     pub fn new(node: &str, what: &str, key: &str, from: Option<String>, to: Option<String>) -> Self {
         let action = match (&from, &to) {
             (None, _) => "add",
@@ -48,7 +48,7 @@ impl Difference {
         self
     }
 
-    /// What a preview in the status of a policy tells: new values, not old ones.
+    /// Returns the part that a preview in a policy's status shows: new values, not old ones.
     fn previewed(self) -> Option<Self> {
         let (action, is_removal) = ("preview".to_owned(), self.action == "remove");
         let is_shown = matches!(self.what.as_str(), "label" | "taint") || (self.what == "configuration" && !is_removal);

@@ -1,7 +1,7 @@
 //! The objects that policies change, at one moment, and the difference between two moments in the terms of
 //! `kubectl gpunode plan -o json`.
 //!
-//! What follows from the reports of agents is left out: labels that tell facts about GPUs.
+//! It leaves out the labels with facts about GPUs, which follow from the reports of agents.
 
 use crate::{
     Lab, NAMESPACE, condition,
@@ -72,7 +72,7 @@ impl Fleet {
         })
     }
 
-    /// What differs afterwards.
+    /// Returns the differences to `after`.
     pub fn difference(&self, after: &Self) -> Differences {
         let mut differences = Differences::new();
         let nodes: BTreeSet<&String> = self.entries.keys().chain(after.entries.keys()).collect();
@@ -118,7 +118,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Whether a policy was written: `add`, `change` or `none`.
+    /// Returns the action on a policy: `add`, `change` or `none`.
     pub fn action_on(&self, policy: &str, after: &Self) -> &'static str {
         let generation = |fleet: &Self| {
             fleet
@@ -172,7 +172,7 @@ fn looks(node: &Value) -> BTreeMap<Entry, String> {
     labels.chain(taints).collect()
 }
 
-/// What `GpuNode.spec.config` says. A resource stands for itself, since a plan tells it in words.
+/// Returns the settings in `GpuNode.spec.config`. A resource stands for itself, since a plan describes it in words.
 fn configured(config: &Value) -> Result<Vec<(Entry, String)>> {
     let document = gpunode_config::load(config["document"].as_str().unwrap_or_default())?;
     let mig = document.mig_strategy();

@@ -1,4 +1,4 @@
-//! Which device ids the running containers of a node hold: processes from the kernel, ids from the kubelet's checkpoint.
+//! Device ids that the running containers of a node hold: processes from the kernel, ids from the kubelet's checkpoint.
 //! Nothing of it comes from gpunode.
 
 use crate::Lab;
@@ -16,13 +16,13 @@ use std::{
     time::Duration,
 };
 
-/// How often [`HeldRecorder`] looks. The events that it is for, a container's start or end, are apart by far more.
+/// Interval between the observations of [`HeldRecorder`]. Starts and ends of containers are much further apart.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Ids by pod. Pods of tests name themselves in `POD_NAME` and `POD_UID`.
 pub type Held = BTreeMap<String, BTreeSet<String>>;
 
-/// What the containers that run on a node at this moment hold.
+/// Returns what the containers that run on a node hold now.
 pub fn held(node: &Node) -> Result<Held> {
     // Processes first: a container starts after its ids are written down, and they stay until it has ended.
     let running = running_pods()?;
@@ -95,12 +95,12 @@ pub struct HeldRecorder {
     thread: Option<JoinHandle<Result<Recording>>>,
 }
 
-/// What a [`HeldRecorder`] saw.
+/// Observations of a [`HeldRecorder`].
 #[derive(Debug, Default)]
 pub struct Recording {
-    /// How often it looked.
+    /// Number of observations.
     pub looks: usize,
-    /// What was held, where it differed from the look before.
+    /// Held devices, where they differ from the observation before.
     pub held: Vec<Held>,
 }
 

@@ -1,4 +1,4 @@
-//! What the kubelet of a node logs about device plugins.
+//! Log lines of a kubelet about device plugins.
 
 use crate::Lab;
 use anyhow::{Context, Result};
@@ -21,7 +21,7 @@ pub struct KubeletLog {
 }
 
 impl KubeletLog {
-    /// What is logged from now on.
+    /// Follows the log from now on.
     pub fn from_now(lab: &Lab, node: &str) -> Result<Self> {
         let path = lab.cluster().node(node)?.kubelet_log();
         let from = fs::metadata(&path)
@@ -41,8 +41,8 @@ impl KubeletLog {
             .collect())
     }
 
-    /// How long a resource was not there, from the end of its plugin's stream to the next list, each time. One that has not
-    /// come back yet is none.
+    /// Returns the gaps of a resource: each from the end of its plugin's stream to the next list. A gap that has not ended
+    /// does not count.
     pub fn gaps(&self, resource: &str) -> Result<Vec<Duration>> {
         gaps(&self.text()?, resource)
     }

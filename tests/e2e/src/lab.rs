@@ -31,7 +31,7 @@ pub const GPU_NODES: [&str; 4] = [A100, MIXED, T4, V100];
 /// All nodes.
 pub const NODES: [&str; 5] = [CPU, A100, MIXED, T4, V100];
 
-/// How long the cluster may take for what follows from one change.
+/// Timeout for all consequences of one change.
 const SETTLE: Duration = Duration::from_mins(3);
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -105,7 +105,7 @@ impl Lab {
         self.get(&["node", name])
     }
 
-    /// What every node looks like to everybody but gpunode.
+    /// Returns the parts of every node that are not gpunode's.
     pub fn snapshot(&self) -> Result<Vec<(String, Value)>> {
         NODES
             .iter()
@@ -113,7 +113,7 @@ impl Lab {
             .collect()
     }
 
-    /// How many of a resource the scheduler may give out on a node; 0 where the node does not have it.
+    /// Returns the allocatable number of a resource on a node; 0 without the resource.
     pub fn allocatable(&self, node: &str, resource: &str) -> Result<u64> {
         Ok(self.node(node)?["status"]["allocatable"][resource]
             .as_str()
@@ -189,7 +189,7 @@ impl Lab {
             .collect())
     }
 
-    /// What is logged by the API server from now on.
+    /// Follows the audit log of the API server from now on.
     pub fn audit(&self) -> Result<AuditLog> {
         AuditLog::from_now(self.cluster.audit_log())
     }

@@ -35,12 +35,12 @@ pub fn taints(node: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Whether a label tells a fact about GPUs: nodes have these with and without policies.
+/// Returns true for a label with a fact about GPUs: nodes have these with and without policies.
 pub fn is_fact(key: &str) -> bool {
     key.starts_with("nvidia.com/") || key.starts_with("gpunode.dev/gpus.")
 }
 
-/// What gpunode has on a node because of policies; `null` where that is nothing.
+/// Returns what gpunode wrote on a node because of policies; `null` without any.
 pub fn owned(node: &Value) -> Value {
     let Some(text) = node["metadata"]["annotations"]["gpunode.dev/owned"].as_str() else {
         return Value::Null;
@@ -65,7 +65,7 @@ pub fn owned(node: &Value) -> Value {
     }
 }
 
-/// What policies must leave as they found it: labels, annotations, taints in their order, and whether the node is cordoned.
+/// Returns the parts that policies must restore: labels, annotations, taints in their order, and the cordon.
 pub fn node_snapshot(node: &Value) -> Value {
     let (mut labels, mut annotations) = (
         node["metadata"]["labels"].clone(),

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-/// How long all nodes may take, one after the other.
+/// Timeout for all nodes, one after the other.
 const SETTLE: Duration = Duration::from_mins(3);
 
 /// Exit code of a plan that running pods would notice, or that something is in the way of.
@@ -43,11 +43,11 @@ pub struct PolicyChange<'a> {
 pub struct Compared {
     /// Names of the policies.
     pub policies: Vec<String>,
-    /// When they were written.
+    /// Time of the writes.
     pub from: Timestamp,
     /// The end of that.
     pub to: Timestamp,
-    /// How many differences were foretold.
+    /// Number of predicted differences.
     pub differences: u64,
 }
 
@@ -223,7 +223,7 @@ impl PolicyChange<'_> {
         self.enforced.as_ref().map_or_else(|| Ok(Differences::new()), foretold)
     }
 
-    /// What nodes would offer, where nobody holds anything.
+    /// Checks the predicted resources of nodes on which no pod holds a device.
     fn ensure_offers(&self, after: &Fleet) -> Result<()> {
         let nodes = self
             .enforced
@@ -247,7 +247,7 @@ impl PolicyChange<'_> {
         Ok(())
     }
 
-    /// What becomes of the policies themselves.
+    /// Checks the predicted actions on the policies.
     fn ensure_policies(&self, after: &Fleet) -> Result<()> {
         let policies = self
             .enforced

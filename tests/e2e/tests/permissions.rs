@@ -9,7 +9,7 @@ use gpunode_e2e::{AuditLog, Lab};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// What one account did or may do: (API group, resource, verb).
+/// One permission or use of an account: (API group, resource, verb).
 type Use = (String, String, String);
 
 fn audit_logs(lab: &Lab) -> Result<Vec<AuditLog>> {

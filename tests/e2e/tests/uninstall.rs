@@ -144,7 +144,7 @@ fn nothing_is_left_on_nodes(lab: &Lab, before: &[(String, Value)]) -> Result<()>
     Ok(())
 }
 
-/// What somebody else has in gpunode's namespace keeps that, and nothing else of gpunode.
+/// Foreign objects in gpunode's namespace keep the namespace, and nothing else of gpunode.
 fn uninstall_keeps_what_is_not_gpunodes(lab: &Lab, before: &[(String, Value)]) -> Result<()> {
     lab.kubectl(&[
         "-n",

@@ -49,7 +49,7 @@ pub(crate) struct EventSet {
     registrations: Mutex<BTreeMap<usize, Registration>>,
 }
 
-/// What a set wants to know of one GPU.
+/// Events of one GPU that a set waits for.
 struct Registration {
     types: u64,
     /// Events up to this one were delivered, or happened before the registration.

@@ -12,7 +12,7 @@ const HEALTHY: u8 = 1;
 /// Every part of the health mask says "not degraded": 2 bits each, value 2 for false.
 const HEALTH_MASK: u32 = 0b10;
 
-/// What all versions of the structure tell.
+/// Returns the fields that all versions of the structure have.
 pub(crate) fn info(gpu: &Gpu) -> Answer<nvmlGpuFabricInfo_t> {
     let switched = gpu
         .links

@@ -25,7 +25,7 @@ const EVENT_SET_STEP: usize = 0x10;
 #[repr(transparent)]
 pub(crate) struct DeviceHandle(usize);
 
-/// What a device handle stands for; the node may not have it.
+/// Device that a handle names; the node may not have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Named {
     /// The GPU at an index.
@@ -60,7 +60,7 @@ impl DeviceHandle {
         DeviceHandle(GPU_BASE + gpu * GPU_STEP + (1 + place) * PLACE_STEP)
     }
 
-    /// What it stands for.
+    /// Returns the device that it names.
     pub(crate) fn named(self) -> Option<Named> {
         let offset = self.0.checked_sub(GPU_BASE)?;
         let (gpu, rest) = (offset / GPU_STEP, offset % GPU_STEP);

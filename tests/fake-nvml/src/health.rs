@@ -43,7 +43,7 @@ pub(crate) fn retired_pages(call: &GpuCall, cause: u32) -> Answer<Vec<u64>> {
     }
 }
 
-/// Whether a page waits to be retired.
+/// Returns true if a page waits for its retirement.
 pub(crate) fn retired_pages_pending(call: &GpuCall) -> Answer<bool> {
     retires_pages(call.hardware()?)?;
     Ok(call.state().retired_pages.pending)
@@ -69,7 +69,7 @@ pub(crate) fn remapped_rows(call: &GpuCall) -> Answer<[u32; 4]> {
     ])
 }
 
-/// How many banks have how many spare rows left: each remapped row is in a bank of its own.
+/// Returns the numbers of banks by their spare rows: each remapped row is in a bank of its own.
 pub(crate) fn remap_histogram(call: &GpuCall) -> Answer<nvmlRowRemapperHistogramValues_t> {
     let [correctable, uncorrectable, ..] = remapped_rows(call)?;
     let touched = correctable.saturating_add(uncorrectable).min(MEMORY_BANKS);

@@ -1,4 +1,4 @@
-//! Which GPUs there are: look-ups, and the PCI identity that NVML shows.
+//! GPUs of the node: look-ups, and the PCI identity that NVML shows.
 
 use gpunode_scenario::{Gpu, ReturnCode};
 use nvml_wrapper_sys::bindings::{nvmlPciInfo_t, nvmlPciInfoExt_v1_t};

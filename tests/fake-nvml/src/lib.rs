@@ -2,11 +2,11 @@
 //!
 //! Programs load it in place of the real library and cannot tell the difference in what gpunode
 //! needs: inventory, MIG devices that exist, PCI and NUMA, links, memory, processes, health and events.
-//! What is not simulated answers `NOT_SUPPORTED`. The hardware comes from the scenario file beside the library
+//! Functions that are not simulated answer `NOT_SUPPORTED`. The hardware comes from the scenario file beside the library
 //! and faults from the state file, which changes while the library is loaded (`gpunode-scenario`).
 //!
 //! Each module answers one part of `nvml.h` in terms of Rust values; `ffi` alone sees pointers.
-//! What the calls answer follows `nvml.h`.
+//! The answers follow `nvml.h`.
 
 mod events;
 mod fabric;

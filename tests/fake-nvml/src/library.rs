@@ -12,7 +12,7 @@ use crate::{
     node::{GpuCall, MigCall, Node},
 };
 
-/// What a call answers; `Err` is the return code.
+/// Answer of a call; `Err` is the return code.
 pub(crate) type Answer<T = ()> = Result<T, ReturnCode>;
 
 struct Loaded {
@@ -57,7 +57,7 @@ pub(crate) fn node() -> Answer<Arc<Node>> {
         .ok_or(ReturnCode::Uninitialized)
 }
 
-/// What a handle can stand for, in a call that is made on either.
+/// Device that a handle names, in a call that takes either kind.
 pub(crate) enum Device {
     /// A whole GPU.
     Gpu(GpuCall),

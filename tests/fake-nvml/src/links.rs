@@ -1,4 +1,4 @@
-//! How GPUs reach each other, their host bridge and their CPUs.
+//! Paths between GPUs, and to their host bridge and CPUs.
 
 use gpunode_scenario::{Gpu, NvLink, NvLinkEnd, PcieLevel, ReturnCode};
 use nvml_wrapper_sys::bindings::{
@@ -42,7 +42,7 @@ pub(crate) fn nearest(node: &Node, gpu: &Gpu, level: u32) -> Vec<usize> {
         .collect()
 }
 
-/// Whether two GPUs can reach each other's memory in the way `capability` asks for.
+/// Returns the peer-to-peer status of two GPUs for `capability`.
 pub(crate) fn p2p_status(gpu: &Gpu, peer: &Gpu, capability: u32) -> Answer<u32> {
     if capability >= P2P_UNKNOWN {
         return Err(ReturnCode::InvalidArgument);
@@ -82,7 +82,7 @@ pub(crate) fn active(gpu: &Gpu, number: u32) -> Answer<&NvLink> {
     port(gpu, number)?.ok_or(ReturnCode::NotSupported)
 }
 
-/// Whether a connected port can do something.
+/// Returns whether a connected port has the capability.
 pub(crate) fn capability(gpu: &Gpu, number: u32, capability: u32) -> Answer<u32> {
     active(gpu, number)?;
     match capability {

@@ -48,7 +48,7 @@ pub(crate) fn name(mig: &MigCall) -> Answer<String> {
     ))
 }
 
-/// What a MIG device consists of.
+/// Returns the attributes of a MIG device.
 pub(crate) fn attributes(mig: &MigCall) -> Answer<nvmlDeviceAttributes_t> {
     let (instance, compute) = mig.instances()?;
     let Engines {

@@ -19,7 +19,7 @@ pub(crate) fn get(call: &GpuCall) -> Answer<GpuModes> {
     Ok(state.gpu(call.hardware()?.index))
 }
 
-/// Who may use a GPU; while MIG is on it is not restricted.
+/// Returns the compute mode; MIG mode lifts its restriction.
 pub(crate) fn compute(call: &GpuCall) -> Answer<ComputeMode> {
     Ok(if call.hardware()?.mig.is_some() {
         ComputeMode::Default

@@ -16,7 +16,7 @@ use gpunode_scenario::{
 
 use crate::{events::EventSets, handle::DeviceHandle, library::Answer};
 
-/// How soon it is noticed that a GPU hangs no more.
+/// Interval between checks of a hanging GPU.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A node as one process sees it.
@@ -170,12 +170,12 @@ impl GpuCall {
         DeviceHandle::of_gpu(self.index)
     }
 
-    /// What never changes about it.
+    /// Returns its hardware, which never changes.
     pub(crate) fn hardware(&self) -> Answer<&Gpu> {
         self.node.gpus.get(self.index).ok_or(ReturnCode::Unknown)
     }
 
-    /// What is happening to it.
+    /// Returns its current state.
     pub(crate) fn state(&self) -> &GpuState {
         &self.state
     }

@@ -1,4 +1,4 @@
-//! What runs on a GPU: memory, processes, load, power.
+//! Use of a GPU: memory, processes, load, power.
 
 use gpunode_scenario::{Gpu, GpuInstance, GpuProcess, GpuState, ProcessKind, ReturnCode};
 use nvml_wrapper_sys::bindings::{

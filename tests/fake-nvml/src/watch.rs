@@ -12,7 +12,7 @@ use rustix::{
     fs::inotify::{CreateFlags, WatchFlags, add_watch, init},
 };
 
-/// Where the kernel gives no more inotify instances, the file is looked at this often.
+/// Interval between reads of the file if the kernel has no more inotify instances.
 const WITHOUT_INOTIFY: Duration = Duration::from_millis(20);
 /// Two threads may wait on one watch, and one of them takes the notice of both.
 const SHARED_WATCH: Duration = Duration::from_secs(1);

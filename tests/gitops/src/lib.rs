@@ -1,6 +1,6 @@
-//! What GitOps tools make of gpunode's objects: the verdicts of the kstatus library and of Argo CD's health script.
+//! Verdicts of GitOps tools on gpunode's objects: of the kstatus library and of Argo CD's health script.
 //!
-//! Both are asked by the Go program in `judge/`, which is built below `target/` when it is first needed.
+//! The Go program in `judge/` asks both. It is built below `target/` on its first use.
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -12,12 +12,12 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-/// What GitOps tools make of one object.
+/// Verdicts of GitOps tools on one object.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 pub struct Verdict {
     /// The status that kstatus computes: `InProgress`, `Current`, `Failed` or `Terminating`.
     pub kstatus: String,
-    /// What Argo CD shows.
+    /// Health that Argo CD shows.
     pub argocd: Health,
 }
 
@@ -26,7 +26,7 @@ pub struct Verdict {
 pub struct Health {
     /// `Progressing`, `Healthy`, `Suspended` or `Degraded`; empty where no script knows the kind.
     pub status: String,
-    /// What Argo CD shows beside it.
+    /// Message that Argo CD shows with it.
     pub message: String,
 }
 

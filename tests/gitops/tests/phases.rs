@@ -18,7 +18,7 @@ fn fresh(spec: &str) -> GpuNodePolicy {
     policy
 }
 
-/// What the schema in the generated CRD gives to a policy without status.
+/// Returns the status that the schema of the generated CRD gives to a policy without one.
 fn schema_default(file: &str) -> Value {
     let path = gpunode_gitops_tests::repository().join("manifests/crds").join(file);
     let crd: Value = serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();

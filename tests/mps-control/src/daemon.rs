@@ -16,7 +16,7 @@ use std::{
 
 /// Clients of one MPS server of Volta and newer.
 const MAX_CLIENTS: usize = 48;
-/// What the daemon leaves in `/dev/shm`, where its clients must see it.
+/// File that the daemon leaves in `/dev/shm`, where its clients must see it.
 const SHARED_MEMORY: &str = "/dev/shm/nvidia-mps-stand-in";
 
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryLimits(pub BTreeMap<u32, u64>);
 
-/// What a client may use.
+/// Limits of a client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
     /// Part of the threads in percent.

@@ -1,5 +1,5 @@
-//! What daemon, control program and client say to each other over the socket `control` in the pipe directory: one line
-//! asks, and lines answer.
+//! Messages between daemon, control program and client over the socket `control` in the pipe directory: a request is one
+//! line, and an answer is one or more.
 
 use std::{
     env,

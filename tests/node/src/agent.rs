@@ -27,7 +27,7 @@ pub struct Agent {
     log: Arc<Mutex<Vec<String>>>,
 }
 
-/// What is wrong with an agent.
+/// Defect of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
     /// Nothing.
@@ -154,7 +154,7 @@ impl Agent {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How many log lines contain `text`.
+    /// Returns the number of log lines with `text`.
     pub fn logged(&self, text: &str) -> usize {
         self.log().iter().filter(|line| line.contains(text)).count()
     }
@@ -199,7 +199,7 @@ impl Agent {
         self.ask("/readyz").await
     }
 
-    /// What a path of the agent's HTTP server answers.
+    /// Returns the answer of the agent's HTTP server on a path.
     pub async fn ask(&self, path: &str) -> Result<String> {
         let line = self.logs("serving /livez").await?;
         let line: Value = serde_json::from_str(&line)?;
@@ -225,7 +225,7 @@ impl Agent {
         timeout(PATIENCE, poll).await.context("wait until the agent is ready")?
     }
 
-    /// Whether it has loaded a library.
+    /// Returns true if it has loaded the library.
     pub fn has_loaded(&self, library: &Path) -> Result<bool> {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.child.id())).context("read what is in memory")?;
         Ok(maps.contains(&*library.to_string_lossy()))

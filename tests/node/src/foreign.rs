@@ -10,7 +10,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// Where cgroups v2 are, alone or beside v1.
+/// Mount points of cgroups v2, alone or beside v1.
 const HIERARCHIES: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
 
 /// A process that only waits; ended when dropped, with its cgroup.
@@ -58,7 +58,7 @@ impl Foreign {
         Pid::from_child(&self.child)
     }
 
-    /// Whether it still runs.
+    /// Returns true if it still runs.
     pub fn is_alive(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_none())
     }

@@ -45,7 +45,7 @@ struct State {
     endpoints: BTreeMap<String, Endpoint>,
     clients: BTreeMap<String, (Client, JoinHandle<()>)>,
     messages: BTreeMap<String, Vec<ListMessage>>,
-    /// When streams ended, by resource.
+    /// Times at which streams ended, by resource.
     ends: BTreeMap<String, Vec<Instant>>,
     refusals: usize,
     pods: Pods,
@@ -140,7 +140,7 @@ impl FakeKubelet {
         connected.map(|(name, _)| name.clone()).collect()
     }
 
-    /// What is known of a resource.
+    /// Returns the state of a resource.
     pub fn endpoint(&self, resource: &str) -> Endpoint {
         self.lock().endpoints.get(resource).cloned().unwrap_or_default()
     }
@@ -150,7 +150,7 @@ impl FakeKubelet {
         self.lock().messages.get(resource).cloned().unwrap_or_default()
     }
 
-    /// When the plugin of a resource ended its stream, each time since the test began.
+    /// Returns the times at which the plugin of a resource ended its stream, since the test began.
     pub fn ends(&self, resource: &str) -> Vec<Instant> {
         self.lock().ends.get(resource).cloned().unwrap_or_default()
     }
@@ -160,7 +160,7 @@ impl FakeKubelet {
         self.lock().pods.in_use(resource)
     }
 
-    /// What the scheduler takes for free: what the node's allocatable says, less what pods asked for.
+    /// Returns the number that the scheduler takes for free: the node's allocatable less the requests of pods.
     pub fn schedulable(&self, resource: &str) -> usize {
         self.endpoint(resource)
             .healthy()
@@ -188,7 +188,7 @@ impl FakeKubelet {
             .await
     }
 
-    /// What a kubelet calls before a container starts, where a plugin asks for it.
+    /// Makes the call before the start of a container, if the plugin asks for it.
     pub async fn pre_start(&self, resource: &str, id: &str) -> Result<(), Status> {
         let request = crate::api::PreStartContainerRequest {
             devices_ids: vec![id.to_owned()],

@@ -1,4 +1,4 @@
-//! What stands for NVIDIA's MPS programs: installed in the driver of a node, daemons found as processes, and clients.
+//! Stand-ins for NVIDIA's MPS programs: the installation in a node's driver, daemon processes, and clients.
 
 use crate::{Agent, FakeKubelet, Foreign, Namespace, Node, until};
 use anyhow::{Context as _, Result, ensure};
@@ -14,7 +14,7 @@ use std::{
     sync::OnceLock,
 };
 
-/// Where the supervisor looks for the kubelet's checkpoint.
+/// Folder in which the supervisor looks for the kubelet's checkpoint.
 const CHECKPOINTS: &str = "var/lib/kubelet/device-plugins";
 /// Variable by which the supervisor finds its daemons.
 const MARK: &str = "GPUNODE_MPS_DAEMON=";
@@ -24,7 +24,7 @@ const MARK: &str = "GPUNODE_MPS_DAEMON=";
 pub struct MpsNode {
     /// The node.
     pub node: Node,
-    /// Where its supervisor, daemons and clients see mounts.
+    /// Mount namespace of its supervisor, daemons and clients.
     pub host: Namespace,
     /// Says who holds devices.
     pub kubelet: FakeKubelet,
@@ -189,14 +189,14 @@ fn marked(path: &str) -> Vec<(Pid, String)> {
 #[derive(Debug)]
 pub struct MpsClient {
     child: Child,
-    /// What it may use, as it says.
+    /// Limits that it reports.
     pub limits: String,
-    /// What it sees.
+    /// Mount namespace of its container.
     pub container: Namespace,
 }
 
 impl MpsClient {
-    /// Whether it still has its daemon.
+    /// Returns true while it has its daemon.
     pub fn is_served(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_none())
     }

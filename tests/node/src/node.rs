@@ -118,7 +118,7 @@ impl Node {
         Ok(fs::rename(new, self.library())?)
     }
 
-    /// What happens to the GPUs.
+    /// Returns the state of the GPUs, which tests change.
     pub fn state(&self) -> Result<StateFile> {
         Ok(StateFile::open(self.library_folder())?)
     }

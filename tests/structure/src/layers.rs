@@ -1,4 +1,4 @@
-//! Which crate may depend on which.
+//! Dependencies that each crate may have.
 
 /// Crates of this repository that a product crate may use, by package name.
 pub fn allowed_dependencies(package: &str) -> Option<&'static [&'static str]> {

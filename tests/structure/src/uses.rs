@@ -1,4 +1,4 @@
-//! Which module uses a name of which. A name that comes through a re-export leads to the module that defines it.
+//! Modules that use a name of another module. A re-exported name leads to the module that defines it.
 
 use crate::{
     paths::Paths,

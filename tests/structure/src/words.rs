@@ -1,7 +1,7 @@
 //! Comments: how they begin, what they must not mention.
 
-/// Words that a doc comment does not begin with: it would name no thing and say no sentence.
-const HEADLESS: [&str; 7] = ["what", "whether", "how", "why", "who", "when", "where"];
+/// Words that a doc comment must not begin with: it would be no sentence.
+const HEADLESS: [&str; 8] = ["what", "whether", "how", "why", "who", "when", "where", "which"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -19,7 +19,7 @@ struct Comment<'a> {
     text: &'a str,
 }
 
-/// Lines of doc comments that begin with What, Whether, How, Why, Who, When or Where.
+/// Returns the lines of doc comments that begin with What, Whether, How, Why, Who, When, Where or Which.
 pub fn headless_docs(text: &str) -> Vec<usize> {
     let comments = comments(text);
     let begins = |index: usize| {

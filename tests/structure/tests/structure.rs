@@ -41,13 +41,16 @@ fn check(package: &str) {
         product.unlinked().map(str::to_owned).collect(),
     );
     report(
-        "doc comments that begin with What, Whether, How, Why, Who, When or Where",
+        "doc comments that begin with What, Whether, How, Why, Who, When, Where or Which",
         product
             .sources
             .iter()
-            .flat_map(|(file, text)| headless_docs(text).into_iter().map(move |line| (file, line)))
-            .filter(|(file, line)| product.is_product_line(file, *line))
-            .map(|(file, line)| format!("{file}:{line}"))
+            .chain(&product.tests)
+            .flat_map(|(file, text)| {
+                headless_docs(text)
+                    .into_iter()
+                    .map(move |line| format!("{file}:{line}"))
+            })
             .collect(),
     );
     report(
@@ -121,6 +124,19 @@ fn names_of_types_are_unique_in_the_whole_product() {
         .collect();
     let shared = shared_names(&types);
     assert!(shared.is_empty(), "{}", shared.join("\n"));
+}
+
+#[test]
+fn no_doc_comment_of_a_test_begins_with_a_question_word() {
+    let found: Vec<_> = rust_files(&repository(), "tests")
+        .unwrap()
+        .iter()
+        .flat_map(|(file, text)| {
+            let lines = headless_docs(text).into_iter();
+            lines.map(move |line| format!("{file}:{line}")).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
 #[test]

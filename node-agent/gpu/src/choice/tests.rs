@@ -67,7 +67,7 @@ impl Whole<'_> {
     }
 }
 
-/// What `Topology` picks of these free GPUs.
+/// Returns the GPUs that `Topology` picks of the free ones.
 fn pick(scores: &PairScores, free: &[usize], size: u32) -> Vec<usize> {
     Whole { scores, free, has: &[] }.pick(Allocation::Topology, size)
 }

@@ -1,4 +1,4 @@
-//! What is shown of a node.
+//! Output of `topo` for a node.
 
 use super::*;
 use gpunode_crds::GpuNode;

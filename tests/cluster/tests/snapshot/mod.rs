@@ -1,4 +1,4 @@
-//! What a cluster could leave on the machine.
+//! Everything that a cluster could leave on the machine.
 
 use std::{collections::BTreeSet, ffi::OsStr, fs, os::unix::ffi::OsStrExt, path::Path};
 
@@ -53,7 +53,7 @@ impl Snapshot {
         Snapshot(lines)
     }
 
-    /// What is only in one of the two, empty if they are the same. Clusters other than those whose network links and
+    /// Lists what is in only one of the two; empty if they are equal. Clusters other than those whose network links and
     /// control groups are `ours` may come and go meanwhile.
     pub fn difference(&self, after: &Snapshot, ours: &[String]) -> String {
         let concerns_others = |line: &str| {

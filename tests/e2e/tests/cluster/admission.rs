@@ -1,4 +1,4 @@
-//! What an agent's and a kubelet's credentials may not do, with real tokens.
+//! Requests that the admission policies deny to agents and kubelets, with real tokens.
 
 use crate::samples;
 use anyhow::{Context, Result, ensure};

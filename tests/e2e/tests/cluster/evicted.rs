@@ -26,7 +26,7 @@ fn holder(lab: &Lab, app: &str) -> Result<(String, String)> {
     Ok((pod, gpu))
 }
 
-/// What an event with a reason says of a pod.
+/// Returns the message of a pod's event with this reason.
 fn told(lab: &Lab, pod: &str, reason: &str) -> Result<String> {
     let selector = format!("involvedObject.name={pod},reason={reason}");
     let events = lab.get(&["events", "--field-selector", &selector])?;

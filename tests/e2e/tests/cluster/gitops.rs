@@ -1,4 +1,4 @@
-//! What a GitOps tool does again and again changes nothing: a second apply is no change, and no diff is seen.
+//! Repeated work of a GitOps tool changes nothing: a second apply is no change, and a diff is empty.
 
 use anyhow::Result;
 use gpunode_e2e::Lab;

@@ -25,7 +25,7 @@ fn health(lab: &Lab, uuid: &str) -> Result<Value> {
     Ok(gpus.find(|gpu| gpu["uuid"] == uuid).context("find the GPU")?["health"].clone())
 }
 
-/// Whether an event of the T4 node with a reason says all of this.
+/// Waits for an event of the T4 node with this reason and all of these parts.
 fn told(lab: &Lab, reason: &str, parts: &[&str]) -> Result<()> {
     let selector = format!("involvedObject.kind=Node,involvedObject.name={T4},reason={reason}");
     let events = lab.get(&["events", "--all-namespaces", "--field-selector", &selector])?;

@@ -12,7 +12,7 @@ use std::{
 
 /// Seconds of killing; `make soak` sets more.
 const DURATION: &str = "GPUNODE_SOAK_SECONDS";
-/// What makes the moments of an earlier run again, as far as the kernel lets it.
+/// Variable with the seed of an earlier run, which repeats its moments as far as the kernel allows.
 const SEED: &str = "GPUNODE_SOAK_SEED";
 /// A kubelet starts a container that died often again only after minutes, so that most agents are started in a new pod.
 const LIMIT: Duration = Duration::from_mins(3);
@@ -41,7 +41,7 @@ fn number(name: &str) -> Result<Option<u64>> {
         .transpose()
 }
 
-/// Whether there was an agent to kill.
+/// Kills the agent; returns false if none runs.
 fn kill_agent(lab: &Lab) -> bool {
     // Between two lives there is no pod, or no process in it.
     let kill = || {

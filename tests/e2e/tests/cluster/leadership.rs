@@ -163,7 +163,7 @@ fn a_leader_that_was_stopped_writes_nothing_after_another_took_over() -> Result<
     Ok(())
 }
 
-/// When the Lease was first written by `leader`.
+/// Returns the time of the first write to the Lease by `leader`.
 fn takeover(audit: &AuditLog, leader: &str) -> Result<Timestamp> {
     audit
         .events()?

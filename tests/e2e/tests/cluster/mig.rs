@@ -20,7 +20,7 @@ fn mig_uuids(lab: &Lab, gpu: usize, profile: &str) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// What the pods of an app see.
+/// Returns the devices that the pods of an app see.
 fn visible(lab: &Lab, pods: &[String]) -> Result<BTreeSet<String>> {
     pods.iter()
         .map(|pod| {

@@ -24,7 +24,7 @@ fn uuids(lab: &Lab, node: &str) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// What a container sees in `NVIDIA_VISIBLE_DEVICES`.
+/// Returns the devices in the container's `NVIDIA_VISIBLE_DEVICES`.
 fn visible(lab: &Lab, pod: &str) -> Result<Vec<String>> {
     let seen = lab.kubectl(&["exec", pod, "--", "sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES"])?;
     Ok(seen.trim().split(',').map(str::to_owned).collect())

@@ -16,7 +16,7 @@ const TWO_RESOURCES: &str = "{resources: [
     {name: nvidia.com/gpu, devices: {indices: [0, 1]}},
     {name: nvidia.com/t4, sharing: {strategy: TimeSlicing, replicas: 4, renameByDefault: true, failRequestsGreaterThanOne: true}}]}";
 
-/// Which GPUs a pod sees.
+/// Returns the GPUs that a pod sees.
 fn visible(lab: &Lab, pod: &str) -> Result<BTreeSet<String>> {
     let environment = lab.environment(pod)?;
     let visible = environment
@@ -112,7 +112,7 @@ fn two_resources_of_one_node_are_shared_in_their_own_ways() -> Result<()> {
     await_holders(&lab, T4, 2)
 }
 
-/// What a pod of an app was told when the kubelet refused it.
+/// Returns the message of a pod of the app that the kubelet refused.
 fn refusal(lab: &Lab, app: &str) -> Result<String> {
     eventually(&format!("a pod of {app} is refused"), LIMIT, || {
         let pods = lab.get(&["pods", "-l", &format!("app={app}")])?;

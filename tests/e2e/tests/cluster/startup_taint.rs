@@ -15,7 +15,7 @@ const AUTOSCALER_KEY: &str = "startup-taint.cluster-autoscaler.kubernetes.io/gpu
 const BOOT: Duration = Duration::from_mins(3);
 /// Of a node that is Ready and about which no agent has reported.
 const UNREPORTED: SignedDuration = SignedDuration::from_mins(2);
-/// What the operator and a busy machine may add.
+/// Time that the operator and a busy machine may add.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(30);
 
 fn policy(startup_taint: &str) -> String {
@@ -48,7 +48,7 @@ fn join(lab: &Lab, node: &str, with: &[&str]) -> Result<Value> {
     })
 }
 
-/// Whether the Node with a UID had a taint, in order and each once, and its allocatable GPUs as it lost it for good.
+/// Returns the states of a taint on the Node with this UID, in order and each once, and the allocatable GPUs at its last removal.
 fn history(lab: &Lab, watch: &NodeWatch, uid: &Value, key: &str) -> Result<(Vec<bool>, Option<u64>)> {
     let states = watch.states(lab)?;
     let states: Vec<_> = states.iter().filter(|state| state["metadata"]["uid"] == *uid).collect();

@@ -280,8 +280,7 @@ fn a_wiped_folder_of_device_plugins_is_used_again() -> Result<()> {
     Ok(())
 }
 
-/// What leaves a kubelet that has forgotten the resource while its plugin runs (facts of kubelets up to 1.36): another plugin
-/// registered it and ended.
+/// A kubelet (up to 1.36) forgets a resource while its plugin runs if another plugin registered the same resource and ended.
 #[test]
 #[ignore = "needs the local cluster: make test"]
 fn a_resource_that_the_kubelet_has_forgotten_is_registered_again() -> Result<()> {

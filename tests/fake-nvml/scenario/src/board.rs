@@ -39,7 +39,7 @@ pub struct BoardNvLink {
     pub base_board: bool,
 }
 
-/// What is the same for every GPU of one product.
+/// Properties that every GPU of one product shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Board {
     /// The name that NVML reports.

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::{Gpu, Scenario, ScenarioError};
 
-/// Where the driver says which device node stands for which capability, below the host's root.
+/// File in which the driver lists the device node of each capability, below the host's root.
 pub const MIG_MINORS_FILE: &str = "proc/driver/nvidia-caps/mig-minors";
 
 // The driver numbers what could exist: 15 GPU instances of a GPU, each with 8 compute instances.

@@ -1,4 +1,4 @@
-//! What programs set through the library: the part of a driver that outlives them all, until a reboot.
+//! Settings that programs make through the library; the driver keeps them until a reboot.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -21,7 +21,7 @@ pub struct DriverState {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct GpuModes {
-    /// Who may use it.
+    /// Compute mode.
     pub compute_mode: ComputeMode,
     /// The driver stays loaded without users.
     pub persistence: bool,
@@ -74,7 +74,7 @@ impl DriverState {
         })
     }
 
-    /// What a reboot does to it.
+    /// Clears the state, as a reboot does.
     pub(crate) fn forget(dir: &Path) -> Result<(), StateError> {
         let path = dir.join(DRIVER_FILE);
         match fs::remove_file(&path) {

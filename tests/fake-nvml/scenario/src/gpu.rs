@@ -24,7 +24,7 @@ pub enum NvLinkEnd {
 pub struct NvLink {
     /// `NVLink` generation.
     pub version: u32,
-    /// Where it leads.
+    /// Other end of the link.
     pub remote: NvLinkEnd,
 }
 
@@ -55,7 +55,7 @@ pub struct Gpu {
     pub serial: String,
     /// Active `NVLinks` by port number.
     pub links: Vec<NvLink>,
-    /// How the `PCIe` path to each GPU of the node runs, by index; `Internal` to itself.
+    /// Level of the `PCIe` path to each GPU of the node, by index; `Internal` to itself.
     pub pcie_levels: Vec<PcieLevel>,
     /// Its MIG instances by id; none while MIG is off.
     pub mig: Option<Vec<GpuInstance>>,

@@ -1,6 +1,6 @@
-//! What a simulated GPU node consists of, and what is happening to it.
+//! Hardware of a simulated GPU node, and its current state.
 //!
-//! Files beside the simulated NVML library say that. The *scenario* ([`Scenario`],
+//! Both are in files beside the simulated NVML library. The *scenario* ([`Scenario`],
 //! [`SCENARIO_FILE`]) is the hardware and does not change while the node runs. The *state*
 //! ([`State`], [`STATE_FILE`]) is what happens to it: faults, XIDs, processes; tests change it
 //! through [`StateFile`] while other processes have the library loaded. The *driver state*

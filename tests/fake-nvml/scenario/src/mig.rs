@@ -1,4 +1,4 @@
-//! Which MIG instances a GPU has: what a scenario asks for, placed as a board can hold it.
+//! MIG instances of a GPU: those of a scenario, placed as its board allows.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +43,7 @@ pub struct ComputeInstance {
     pub uuid: String,
 }
 
-/// Why instances cannot be.
+/// Reason why instances do not fit.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     /// The entry; none when it is all of them together.
@@ -133,7 +133,7 @@ pub(crate) fn instances(node: &str, index: u32, board: &Board, names: &[String])
     Ok(instances)
 }
 
-/// What the names stand for.
+/// Parses the names of instances.
 fn wanted(board: &Board, names: &[String]) -> Result<Vec<Wanted>, Refusal> {
     let profiles = board.mig_profiles();
     let mut wanted: Vec<Wanted> = Vec::new();
@@ -173,7 +173,7 @@ fn has_room(wanted: &Wanted, more: &ComputeProfile) -> bool {
     place(&shapes.collect::<Vec<_>>()).is_some()
 }
 
-/// Where to begin each of some pieces, given as possible starts and length, so that none overlaps another.
+/// Returns a start for each piece, given as possible starts and length, so that no two overlap.
 fn place(pieces: &[(&[u32], u32)]) -> Option<Vec<u32>> {
     fn beside(taken: u32, pieces: &[(&[u32], u32)], found: &mut Vec<u32>) -> bool {
         let Some(((starts, length), rest)) = pieces.split_first() else {

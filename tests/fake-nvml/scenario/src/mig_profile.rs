@@ -60,7 +60,7 @@ pub struct ComputeProfile {
     pub multiprocessors: u32,
 }
 
-/// What is the same for all boards with as many slices.
+/// Profiles that all boards with the same number of slices share.
 struct Shape {
     kind: u32,
     id: u32,
@@ -193,7 +193,7 @@ fn table(board: &Board) -> Option<&'static Table> {
 }
 
 impl Board {
-    /// What GPU instances it can have; nothing on boards without MIG.
+    /// Returns the profiles of its GPU instances; none on boards without MIG.
     pub fn mig_profiles(&self) -> Vec<MigProfile> {
         let Some(table) = table(self) else {
             return Vec::new();
@@ -224,7 +224,7 @@ impl Board {
 }
 
 impl MigProfile {
-    /// What compute instances it can have.
+    /// Returns the profiles of its compute instances.
     pub fn compute_profiles(&self) -> Vec<ComputeProfile> {
         // `NVML_COMPUTE_INSTANCE_PROFILE_n_SLICE`.
         [(1, 0), (2, 1), (3, 2), (4, 3), (7, 4)]

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 macro_rules! return_codes {
     ($($name:ident $text:literal $number:literal $message:literal;)*) => {
-        /// What an NVML call answers (`nvmlReturn_t`).
+        /// Return code of an NVML call (`nvmlReturn_t`).
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[expect(missing_docs, reason = "the names are nvml.h's own and say all there is")]
         pub enum ReturnCode {

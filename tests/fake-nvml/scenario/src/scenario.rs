@@ -19,9 +19,9 @@ pub struct Scenario {
     pub node: String,
     /// NVML name of the boards, such as `Tesla V100-SXM2-32GB`.
     pub board: String,
-    /// How many; with 0 the driver is loaded and finds no GPU.
+    /// Number of GPUs; with 0 the driver is loaded and finds none.
     pub count: u32,
-    /// How they are wired.
+    /// Links between them.
     pub topology: Topology,
     /// Boards of other products in the same node; their indices follow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -46,9 +46,9 @@ pub struct Scenario {
 pub struct AdditionalBoards {
     /// NVML name of the boards.
     pub board: String,
-    /// How many.
+    /// Number of GPUs.
     pub count: u32,
-    /// How they are wired to one another.
+    /// Links between them.
     pub topology: Topology,
 }
 
@@ -62,7 +62,7 @@ pub struct Fabric {
     pub clique_id: u32,
 }
 
-/// Why a scenario cannot be simulated.
+/// Reason why a scenario cannot be simulated.
 #[derive(Debug, Error)]
 pub enum ScenarioError {
     /// The file cannot be read.
@@ -86,7 +86,7 @@ pub enum ScenarioError {
     UnknownBoard {
         /// Path of the field.
         field: String,
-        /// What it says.
+        /// Name in the scenario.
         name: String,
         /// A known board.
         nearest: &'static str,
@@ -100,7 +100,7 @@ pub enum ScenarioError {
         topology: &'static str,
         /// Its limit.
         most: u32,
-        /// What was asked for.
+        /// Requested number.
         count: u32,
     },
     /// The board cannot be wired so.
@@ -112,7 +112,7 @@ pub enum ScenarioError {
         topology: &'static str,
         /// The board.
         board: &'static str,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
     /// The GPUs cannot be divided so.
@@ -120,7 +120,7 @@ pub enum ScenarioError {
     Mig {
         /// Path of the field.
         field: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// `cudaVersion` is not `MAJOR.MINOR`.

@@ -14,7 +14,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::StateError;
 
-/// What a file says; the default when there is none.
+/// Reads a file; returns the default without one.
 pub(crate) fn load<S: DeserializeOwned + Default>(path: &Path) -> Result<S, StateError> {
     match fs::read_to_string(path) {
         Ok(text) => serde_yaml::from_str(&text).map_err(|source| StateError::Parse {

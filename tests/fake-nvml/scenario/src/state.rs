@@ -52,7 +52,7 @@ pub struct GpuState {
     pub row_remap: RowRemap,
     /// Ports of `NVLinks` that are connected and down.
     pub links_down: Vec<u32>,
-    /// What the driver asks for to bring the GPU back.
+    /// Action that the driver requests to recover the GPU.
     pub recovery_action: RecoveryAction,
 }
 
@@ -80,12 +80,12 @@ pub struct GpuProcess {
     pub pid: u32,
     /// Memory that it uses, in MiB.
     pub memory_mib: u64,
-    /// What it uses the GPU for.
+    /// Kind of its work on the GPU.
     #[serde(default)]
     pub kind: ProcessKind,
 }
 
-/// What a process uses a GPU for; each kind has a list of its own in NVML.
+/// Kind of work of a process on a GPU; NVML has a list for each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProcessKind {
     /// A CUDA context.

@@ -13,7 +13,7 @@ use crate::{
 
 /// Name of the state file, in the folder of the library. It may be missing.
 pub const STATE_FILE: &str = "gpunode-state.yaml";
-/// How many XIDs are kept per GPU; a reader further behind than that misses some, as on hardware.
+/// Number of XIDs kept per GPU; a reader further behind than that misses some, as on hardware.
 const KEPT_XIDS: usize = 256;
 
 /// Names that the library exports: all that nvml-wrapper-sys 0.10 looks up, which are all of `nvml.h`.
@@ -25,13 +25,13 @@ pub struct StateFile {
     dir: PathBuf,
 }
 
-/// Why the state could not be read or changed.
+/// Failure to read or change the state.
 #[derive(Debug, Error)]
 pub enum StateError {
     /// A file operation failed.
     #[error("{action} {path}")]
     File {
-        /// What was tried.
+        /// Action that failed.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -54,7 +54,7 @@ pub enum StateError {
     UnknownGpu {
         /// The index asked for.
         index: u32,
-        /// How many there are.
+        /// Number of GPUs.
         count: usize,
     },
     /// A misspelt function would never fail, and the test would show nothing.
@@ -80,7 +80,7 @@ impl StateFile {
         shared_file::update(&self.dir.join(STATE_FILE), change)
     }
 
-    /// What programs have set through the library.
+    /// Returns the settings that programs made through the library.
     pub fn driver(&self) -> Result<DriverState, StateError> {
         DriverState::load(&self.dir)
     }

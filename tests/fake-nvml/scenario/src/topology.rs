@@ -1,4 +1,4 @@
-//! How the GPUs of a node are wired.
+//! Links between the GPUs of a node.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +17,7 @@ pub enum Topology {
     NvSwitch,
 }
 
-/// What lies on the `PCIe` path between two GPUs, with NVML's number for it
-/// (`nvmlGpuTopologyLevel_t`).
+/// Level of the `PCIe` path between two GPUs, with NVML's number for it (`nvmlGpuTopologyLevel_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum PcieLevel {
@@ -75,7 +74,7 @@ impl Topology {
         }
     }
 
-    /// Why `board` cannot be wired so, if it cannot.
+    /// Returns the reason why `board` cannot have this topology; none if it can.
     pub(crate) fn refuses(self, board: &Board) -> Option<&'static str> {
         match (self, board.nvlink) {
             (Topology::Dgx1Volta, nvlink) if nvlink.is_none_or(|ports| ports.links != 6 || !ports.base_board) => {

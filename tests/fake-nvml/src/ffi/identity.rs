@@ -1,4 +1,4 @@
-//! What a GPU is: names, numbers, PCI.
+//! Identity of a GPU: names, numbers, PCI.
 
 use std::ffi::{c_int, c_uint};
 

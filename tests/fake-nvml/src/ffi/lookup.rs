@@ -1,4 +1,4 @@
-//! How many GPUs there are, and their handles.
+//! Number of GPUs, and their handles.
 //!
 //! A lost GPU is counted and has no handle: its index, UUID and address answer `GPU_IS_LOST`.
 

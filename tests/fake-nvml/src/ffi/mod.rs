@@ -62,8 +62,8 @@ fn on_mig(function: &str, device: DeviceHandle, body: impl FnOnce(&MigCall) -> A
     })
 }
 
-/// What is not simulated. Most such functions take a GPU first, which may be lost; anything else
-/// in its place is no handle and makes no difference.
+/// Answers for a function that is not simulated. Most take a GPU first, which may be lost; any other first argument is no
+/// handle and makes no difference.
 fn not_simulated(function: &str, maybe_device: DeviceHandle) -> nvmlReturn_t {
     answer(|| {
         library::node()?;

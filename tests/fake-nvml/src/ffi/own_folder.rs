@@ -1,4 +1,4 @@
-//! Where this library was loaded from.
+//! Folder that this library was loaded from.
 
 use std::{
     ffi::{CStr, OsStr},

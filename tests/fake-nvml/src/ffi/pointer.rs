@@ -10,7 +10,7 @@ use gpunode_scenario::ReturnCode;
 
 use crate::library::Answer;
 
-/// Where the caller wants one value, or a structure with a version word at its start.
+/// Pointer to one value of the caller, or to a structure with a version word at its start.
 #[repr(transparent)]
 pub(super) struct Out<T>(*mut T);
 
@@ -71,7 +71,7 @@ pub(super) fn struct_version<T>(version: u32) -> u32 {
     u32::try_from(size_of::<T>()).unwrap_or_default() | version << 24
 }
 
-/// Where the caller wants text with a NUL at its end.
+/// Pointer to the caller's buffer for a text with a NUL at its end.
 #[repr(transparent)]
 pub(super) struct OutText(*mut c_char);
 
@@ -96,7 +96,7 @@ impl OutText {
     }
 }
 
-/// Where the caller wants, or has put, several values.
+/// Pointer to several values, which the caller reads or has written.
 #[repr(transparent)]
 pub(super) struct OutArray<T>(*mut T);
 
@@ -119,7 +119,7 @@ impl<T: Copy> OutArray<T> {
         Ok(())
     }
 
-    /// Whether the caller wants nothing written.
+    /// Returns true if the caller wants nothing written.
     pub(super) fn is_null(&self) -> bool {
         self.0.is_null()
     }

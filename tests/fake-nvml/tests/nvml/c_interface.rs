@@ -1,4 +1,4 @@
-//! What C callers rely on: names, sizes, versions, NULL.
+//! Guarantees for C callers: names, sizes, versions, NULL.
 
 use std::{collections::BTreeSet, fs, path::Path};
 

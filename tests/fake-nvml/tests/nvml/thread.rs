@@ -31,7 +31,7 @@ pub(crate) fn as_nobody(body: impl FnOnce() + Send) {
     });
 }
 
-/// What a thread does to itself ends with it.
+/// Runs `body` in a thread, whose settings end with it.
 fn in_a_thread(body: impl FnOnce() + Send) {
     thread::scope(|scope| scope.spawn(body).join()).unwrap();
 }

@@ -5,7 +5,7 @@
 use gpunode_mps_control::wire::{CLIENT, ask, connect, read_line};
 use std::{env, io, path::Path, process::ExitCode};
 
-/// What the daemon left in the shared memory of its clients.
+/// File that the daemon left in the shared memory of its clients.
 const SHARED_MEMORY: &str = "/dev/shm/nvidia-mps-stand-in";
 
 fn main() -> ExitCode {

@@ -15,7 +15,7 @@ use std::{
 
 /// Tells the second process that it is the daemon. Not an argument: those are the real program's.
 const SERVE: &str = "MPS_STAND_IN_SERVE";
-/// What the daemon says when it is ready.
+/// Message of the daemon once it is ready.
 const READY: &str = "ready";
 /// Bytes of commands that are read.
 const MAX_INPUT: u64 = 64 * 1024;

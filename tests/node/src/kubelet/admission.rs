@@ -19,17 +19,17 @@ use tonic::Status;
 pub struct Admitted {
     /// Ids that it was given, ordered.
     pub ids: Vec<String>,
-    /// What the plugin answered.
+    /// Answer of the plugin.
     pub response: ContainerAllocateResponse,
 }
 
-/// Why a pod fails; it never runs and holds nothing.
+/// Reason why a pod fails; it never runs and holds nothing.
 #[derive(Debug, Error)]
 pub enum Rejection {
     /// The kubelet's own refusal.
     #[error("{0}")]
     Kubelet(String),
-    /// What the plugin answered.
+    /// Answer of the plugin.
     #[error("rpc error: code = {:?} desc = {}", .0.code(), .0.message())]
     Plugin(#[from] Status),
 }

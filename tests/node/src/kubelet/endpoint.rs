@@ -1,9 +1,9 @@
-//! What the kubelet knows of one resource.
+//! State of one resource in the kubelet.
 
 use crate::api::Device;
 use std::{collections::BTreeSet, time::Instant};
 
-/// What the kubelet knows of one resource.
+/// State of one resource in the kubelet.
 #[derive(Clone, Debug, Default)]
 pub struct Endpoint {
     /// File name of the plugin's socket.
@@ -14,7 +14,7 @@ pub struct Endpoint {
     pub lists: usize,
     /// The last list.
     pub devices: Vec<Device>,
-    /// Whether its stream is open; when it is not, nothing is allocatable.
+    /// True while its stream is open; otherwise nothing is allocatable.
     pub connected: bool,
 }
 
@@ -29,7 +29,7 @@ impl Endpoint {
         self.healthy_devices().map(|device| device.id.clone()).collect()
     }
 
-    /// How many shares of a device the kubelet may allocate.
+    /// Returns the number of shares of a device that the kubelet may allocate.
     pub fn healthy_of(&self, device: &str) -> usize {
         self.healthy_devices()
             .filter(|share| share.id.starts_with(device))
@@ -50,7 +50,7 @@ impl Endpoint {
 /// One list that a plugin sent.
 #[derive(Clone, Debug)]
 pub struct ListMessage {
-    /// When it came.
+    /// Time of arrival.
     pub at: Instant,
     /// The whole list.
     pub devices: Vec<Device>,

@@ -1,4 +1,4 @@
-//! What tests await and look back on.
+//! Events that tests await and check.
 
 use super::{Endpoint, FakeKubelet, ListMessage};
 use crate::until;

@@ -15,7 +15,7 @@ use crate::api::{
 use std::sync::{Arc, Mutex};
 use tonic::{Request, Response, Status};
 
-/// How the kubelet answers on its PodResources socket.
+/// Behaviour of the kubelet on its PodResources socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PodResourcesAnswer {
     /// With what there is.

@@ -1,4 +1,4 @@
-//! What containers hold: `podDevices` of the device manager, and its checkpoint.
+//! Devices that containers hold: `podDevices` of the device manager, and its checkpoint.
 //!
 //! A pod that has ended keeps its devices until the kubelet next allocates or lists (`UpdateAllocatedDevices` of
 //! pkg/kubelet/cm/devicemanager/manager.go), and stays in the checkpoint until that is next written: after an allocation
@@ -13,7 +13,7 @@ use std::{
 
 type Ids = BTreeSet<String>;
 
-/// How a container runs.
+/// Kind of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerKind {
     /// Ends before the containers of the pod start.
@@ -70,7 +70,7 @@ impl Pods {
             .collect()
     }
 
-    /// What init containers of the pod leave to its next container.
+    /// Returns the devices that the pod's init containers leave to its next container.
     pub fn reusable(&self, pod: &str, resource: &str) -> Ids {
         self.0
             .get(pod)

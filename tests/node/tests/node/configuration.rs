@@ -1,4 +1,4 @@
-//! What a change of the configuration file does, and what a bad one does not do.
+//! Effects of a changed configuration file; a bad one has none.
 
 use anyhow::Result;
 use gpunode_node_tests::{Agent, FakeKubelet, Node, until};

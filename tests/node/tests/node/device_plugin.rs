@@ -1,4 +1,4 @@
-//! What the agent offers and hands out.
+//! Devices that the agent advertises and allocates.
 
 use anyhow::Result;
 use gpunode_node_tests::{Agent, FakeKubelet, Node};

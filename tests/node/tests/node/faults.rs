@@ -1,4 +1,4 @@
-//! What goes wrong beside the agent is noticed and cured without a restart, and never keeps the agent from stopping.
+//! The agent notices failures around it, recovers without a restart, and always stops on request.
 
 use anyhow::Result;
 use gpunode_node_tests::{Agent, FakeKubelet, Namespace, Node, until};
@@ -14,7 +14,7 @@ const GPU: &str = "nvidia.com/gpu";
 const SHARED: &str = "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 2}}]";
 const STOPPING: Duration = Duration::from_secs(1);
 
-/// What the agent is in the midst of.
+/// Phase of the agent.
 enum Phase {
     Binding,
     Registering,

@@ -1,4 +1,4 @@
-//! Who holds what: nothing is taken for free that a container may hold.
+//! Holders of devices: a device that a container may hold does not count as free.
 
 use anyhow::Result;
 use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node, PodResourcesAnswer, node_of, until};

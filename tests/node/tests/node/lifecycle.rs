@@ -1,4 +1,4 @@
-//! How the agent starts, stops and makes way.
+//! Start, stop and hand-over of the agent.
 
 use anyhow::Result;
 use gpunode_node_tests::{Agent, FakeKubelet, Node, until};

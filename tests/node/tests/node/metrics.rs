@@ -1,4 +1,4 @@
-//! What Prometheus reads of an agent.
+//! Metrics of an agent, as Prometheus reads them.
 
 use anyhow::{Context as _, Result, ensure};
 use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node};

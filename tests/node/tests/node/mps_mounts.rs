@@ -1,4 +1,4 @@
-//! What the supervisor of MPS daemons mounts on the host, and that nothing of it stays.
+//! Mounts of the MPS supervisor on the host; none stays.
 
 use anyhow::{Context as _, Result};
 use gpunode_node_tests::{MpsNode, until};

@@ -1,4 +1,4 @@
-//! Which GPUs the agent prefers, by how they are linked.
+//! GPUs that the agent prefers, by their links.
 
 use anyhow::{Context as _, Result};
 use gpunode_node_tests::{Admitted, Agent, FakeKubelet, Lab, Node, until};

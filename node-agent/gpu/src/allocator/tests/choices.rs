@@ -1,4 +1,4 @@
-//! Which shares are preferred.
+//! Preferred shares.
 
 use super::*;
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{Link, LinkLevel};
 
-/// How often each request is made; the machine does other things too, so that the median counts.
+/// Number of times that each request is made. The median counts, because the machine does other work too.
 const ROUNDS: usize = 25;
 
 /// 16 GPUs: where each is, how each pair is linked, and the MIG devices of each.

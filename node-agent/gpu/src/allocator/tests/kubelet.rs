@@ -1,4 +1,4 @@
-//! What the kubelet leaves out of its answers, and how its topology manager picks.
+//! Gaps in the answers of the kubelet, and choices of its topology manager.
 
 use super::*;
 

@@ -40,7 +40,7 @@ struct World {
     taken: Healthy,
     /// Allocate calls on their way.
     picks: Vec<(String, Vec<String>, bool)>,
-    /// What the kubelet wrote down last.
+    /// Last checkpoint of the kubelet.
     checkpoint: BTreeSet<(String, String)>,
     pods: Vec<Pod>,
     look: Option<Look>,
@@ -297,7 +297,7 @@ impl World {
         self.now += Duration::from_millis(1);
     }
 
-    /// What has to hold after every step.
+    /// Checks the invariants; runs after every step.
     fn check(&self) {
         let mut ids = BTreeSet::new();
         let mut devices: BTreeMap<&str, (&Device, &Assignment, u32)> = BTreeMap::new();

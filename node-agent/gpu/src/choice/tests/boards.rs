@@ -183,7 +183,7 @@ fn one_gpu_is_taken_where_it_breaks_no_pair() {
     );
 }
 
-/// What it saved as the best was overwritten from seven sets on.
+/// From seven sets on, an earlier version overwrote the best one that it had saved.
 #[test]
 fn the_best_pair_of_fourteen_is_found_wherever_it_is() {
     let free: Vec<usize> = (0..14).collect();

@@ -3,7 +3,7 @@
 use super::*;
 use std::{cmp::Reverse, collections::BTreeSet};
 
-/// What a distribution of shares is judged by, more being better; then its GPUs, lowest first; then who gives most.
+/// Order of distributions of shares: the scores, higher is better; then the GPUs, lowest first; then the shares per GPU.
 type Judgement = (Vec<i64>, Reverse<Vec<usize>>, Vec<u32>);
 
 /// Judges so many shares of each candidate.

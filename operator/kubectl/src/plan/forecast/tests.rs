@@ -1,4 +1,4 @@
-//! What configurations make of the devices of small nodes.
+//! Forecasts of configurations for small nodes.
 
 use super::*;
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ fn divided(profiles: &[&str], known: bool) -> Value {
     json!([gpu])
 }
 
-/// What is said where `status` has the GPUs and `from` becomes `to`.
+/// Returns the forecast for a node whose GPUs are in `status` when `from` becomes `to`.
 fn said(status: &Value, from: &str, to: &str) -> String {
     let (before, after) = (gpu_node(from, status), gpu_node(to, status));
     let DeviceForecast {

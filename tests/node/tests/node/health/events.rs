@@ -1,4 +1,4 @@
-//! What the driver reports.
+//! Events of the driver.
 
 use super::{GPU, PART, TIMEOUT, broken, divided, lab};
 use anyhow::{Context as _, Result};

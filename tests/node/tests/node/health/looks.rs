@@ -1,4 +1,4 @@
-//! What looks at the GPUs show.
+//! Results of probes of the GPUs.
 
 use super::{GPU, PART, broken, divided, lab, look};
 use anyhow::{Context as _, Result};

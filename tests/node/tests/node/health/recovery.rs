@@ -1,4 +1,4 @@
-//! When a GPU is whole again.
+//! Recovery of a GPU.
 
 use super::{GPU, TIMEOUT, broken, lab, look, with_old_driver};
 use anyhow::{Context as _, Result};
