@@ -182,7 +182,7 @@ mod tests {
         for pod in 0..20 {
             record.took_over(&agent("b"), "p", &pod.to_string());
         }
-        assert_eq!(record.let_go.len(), MAX_HANDED_OVER);
+        assert_eq!(record.handed_over.len(), MAX_HANDED_OVER);
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl Cluster {
         let layout = Layout::new(&options.root, &options.name)?;
         let trees = requirements::ensure(&layout.bin())?;
         let _lock = lock(&layout)?;
-        options.progress.say("earlier cluster", "is removed if there is one");
+        options.progress.print("earlier cluster", "is removed if there is one");
         remove::stop(&layout).context("stop what an earlier start left")?;
         remove::clear(&layout)?;
         let state =

@@ -15,9 +15,9 @@ pub(crate) fn raise(progress: Progress) {
         return;
     };
     match fs::write(INSTANCES, ENOUGH.to_string()) {
-        Ok(()) => progress.say("machine", format_args!("raised {INSTANCES} from {limit} to {ENOUGH}")),
+        Ok(()) => progress.print("machine", format_args!("raised {INSTANCES} from {limit} to {ENOUGH}")),
         // One cluster needs no more than there are.
-        Err(error) => progress.say(
+        Err(error) => progress.print(
             "machine",
             format_args!("{INSTANCES} is {limit}, which two clusters exhaust, and cannot be raised: {error}"),
         ),

@@ -106,25 +106,25 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Down { which } => {
             let name = which.name;
             Cluster::stop(&which.folder.path()?, &name)?;
-            say(format_args!("cluster {name} is stopped"));
+            print_line(format_args!("cluster {name} is stopped"));
         }
         Task::ImportImage { which, archives } => {
             let cluster = Cluster::attach_in(&which.folder.path()?, &which.name)?;
             for archive in archives {
                 cluster.import_image_everywhere(&archive)?;
-                say(format_args!("imported {}", archive.display()));
+                print_line(format_args!("imported {}", archive.display()));
             }
         }
         Task::Status { which } => status(which)?,
         Task::Check { folder } => {
             let missing = missing(&folder.path()?);
             for line in &missing {
-                say(format_args!("{line}"));
+                print_line(format_args!("{line}"));
             }
             if !missing.is_empty() {
                 return Ok(ExitCode::FAILURE);
             }
-            say(format_args!("nothing is missing"));
+            print_line(format_args!("nothing is missing"));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -141,9 +141,9 @@ fn up(which: Which, file: Option<PathBuf>, nvml_lib: Option<PathBuf>, mps_progra
     if let Some(folder) = mps_programs {
         options.mps_programs = folder;
     }
-    options.progress = Progress::new(|line| say(format_args!("{line}")));
+    options.progress = Progress::new(|line| print_line(format_args!("{line}")));
     let cluster = Cluster::up(&options)?;
-    say(format_args!(
+    print_line(format_args!(
         "cluster {} runs on cgroup {}; use it with\n  export KUBECONFIG={}",
         options.name,
         cluster.cgroup_version(),
@@ -155,7 +155,7 @@ fn up(which: Which, file: Option<PathBuf>, nvml_lib: Option<PathBuf>, mps_progra
 fn status(which: Which) -> Result<()> {
     let cluster = Cluster::attach_in(&which.folder.path()?, &which.name)?;
     let line = |place: &str, program: &str, runs: bool| {
-        say(format_args!(
+        print_line(format_args!(
             "{place:<16} {program:<24} {}",
             if runs { "runs" } else { "does not run" }
         ));
@@ -172,7 +172,7 @@ fn status(which: Which) -> Result<()> {
             line(node.name(), program, node.process(program)?.is_some());
         }
     }
-    say(format_args!(
+    print_line(format_args!(
         "cgroup {}, kubeconfig {}",
         cluster.cgroup_version(),
         cluster.kubeconfig().display()
@@ -180,7 +180,7 @@ fn status(which: Which) -> Result<()> {
     Ok(())
 }
 
-/// Prints a line. Who has stopped reading misses nothing, so that is no reason to fail.
-fn say(line: fmt::Arguments<'_>) {
+/// Prints a line. A closed standard output is no error.
+fn print_line(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stdout(), "{line}");
 }

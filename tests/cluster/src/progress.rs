@@ -10,7 +10,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Lines go to `print`, with the seconds since now.
+    /// Sends lines to `print`, with the seconds since this call.
     pub fn new(print: fn(&str)) -> Self {
         Progress {
             start: Instant::now(),
@@ -18,12 +18,12 @@ impl Progress {
         }
     }
 
-    /// No lines.
+    /// Discards all lines.
     pub fn silent() -> Self {
         Progress::new(|_| {})
     }
 
-    pub(crate) fn say(&self, what: &str, state: impl fmt::Display) {
+    pub(crate) fn print(&self, what: &str, state: impl fmt::Display) {
         (self.print)(&format!(
             "{:6.1}s  {what:<16} {state}",
             self.start.elapsed().as_secs_f32()

@@ -57,7 +57,7 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
         cluster: options.nodes.clone(),
     };
     state.save(layout)?;
-    progress.say(
+    progress.print(
         "network",
         format_args!("nodes {}, pods {}", subnet.nodes(), subnet.pods()),
     );
@@ -76,7 +76,7 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
         let api = scope.spawn(|| {
             control_plane.start_api(&authority, subnet)?;
             control_plane.start_controllers()?;
-            progress.say("control plane", "API server is ready");
+            progress.print("control plane", "API server is ready");
             Ok(())
         });
         let starts: Vec<_> = nodes
@@ -86,7 +86,7 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
                     runtime
                         .start(node)
                         .with_context(|| format!("start node {}", node.name()))?;
-                    progress.say(node.name(), "containerd is ready");
+                    progress.print(node.name(), "containerd is ready");
                     Ok(())
                 })
             })
@@ -146,14 +146,14 @@ fn wait_ready(layout: &Layout, nodes: &[Node], progress: Progress) -> Result<()>
         waiting.retain(|node| {
             let ready = is_ready(&list, node.name());
             if ready {
-                progress.say(node.name(), "Ready");
+                progress.print(node.name(), "Ready");
             }
             !ready
         });
         Ok(waiting.is_empty().then_some(()))
     })?;
     // A pod cannot be created without it.
-    progress.say("controllers", "waiting for the default service account");
+    progress.print("controllers", "waiting for the default service account");
     wait::until("the default service account", READY_TIMEOUT, || {
         Ok(kubectl
             .output(["get", "serviceaccount", "default"])

@@ -30,7 +30,7 @@ impl AuditLog {
     }
 
     /// All that was ever logged.
-    pub fn whole(path: PathBuf) -> Self {
+    pub fn entire(path: PathBuf) -> Self {
         Self { path, from: 0 }
     }
 

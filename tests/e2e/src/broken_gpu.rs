@@ -45,7 +45,7 @@ impl Lab {
 
 impl BrokenGpu<'_> {
     /// Resets the GPU and waits until its agent has seen that.
-    pub fn mend(self) -> Result<()> {
+    pub fn repair(self) -> Result<()> {
         self.state.set_recovery_action(self.index, RecoveryAction::None)?;
         self.await_health("Healthy")
     }

@@ -76,7 +76,7 @@ impl fmt::Display for Difference {
 }
 
 /// The differences that a plan foretells.
-pub fn foretold(plan: &Value) -> Result<Differences> {
+pub fn predicted(plan: &Value) -> Result<Differences> {
     let mut differences = Differences::new();
     for node in plan["nodes"].as_array().context("find the nodes of a plan")? {
         for change in node["changes"].as_array().context("find the changes of a node")? {
@@ -103,7 +103,7 @@ pub fn foretold(plan: &Value) -> Result<Differences> {
 
 /// Fails where the plan for a policy in mode Preview is not what the policy's status says.
 pub fn ensure_previewed(plan: &Value, status: &Value) -> Result<()> {
-    let planned: Differences = foretold(plan)?.into_iter().filter_map(Difference::previewed).collect();
+    let planned: Differences = predicted(plan)?.into_iter().filter_map(Difference::previewed).collect();
     let mut shown = Differences::new();
     for node in status.as_array().into_iter().flatten() {
         let name = node["node"].as_str().unwrap_or_default();
@@ -179,7 +179,7 @@ mod tests {
             Difference::new("n", "resource", "x/y", value("{}"), value("{\"sharing\"}")),
             Difference::new("n", "configuration", "", value("1"), value("2")),
         ]);
-        let planned = foretold(&plan).expect("a plan");
+        let planned = predicted(&plan).expect("a plan");
         ensure_equal(&planned, &happened).expect("equal");
         for missing in &happened {
             let mut less = happened.clone();

@@ -19,14 +19,14 @@ type Entry = (&'static str, String);
 /// Every object that a policy changes.
 #[derive(Debug, Default)]
 pub struct Fleet {
-    /// By node: what a plan names, with its value.
+    /// By node: the subjects of a plan, with their values.
     entries: BTreeMap<String, BTreeMap<Entry, String>>,
     gpu_nodes: BTreeMap<String, Value>,
     policies: BTreeMap<String, Value>,
 }
 
 impl Fleet {
-    /// The objects as they are now.
+    /// Reads the objects.
     pub fn read(lab: &Lab) -> Result<Self> {
         Self::of(&lab.get(&["nodes,gpunodes,gpunodepolicies,daemonsets", "-n", NAMESPACE])?)
     }
@@ -49,10 +49,10 @@ impl Fleet {
         };
         let mut entries = BTreeMap::new();
         for (name, node) in by_name("Node") {
-            let mut of_node = looks(&node);
+            let mut of_node = labels_and_taints(&node);
             if let Some(config) = gpu_nodes.get(&name).and_then(|gpu_node| gpu_node["spec"].get("config")) {
                 of_node.extend(configured(config).with_context(|| format!("read the configuration of {name}"))?);
-                // An agent runs where its DaemonSet is there; the operator's own image is the one that discovery has.
+                // An agent runs where its DaemonSet exists; discovery has the operator's own image.
                 let own = image(&format!("gpunode-agent-{}", text(&config["policy"])));
                 let shown = own.map(|own| {
                     if Some(&own) == image("gpunode-discovery").as_ref() {
@@ -91,7 +91,7 @@ impl Fleet {
         differences
     }
 
-    /// Fails while a policy is under way, or its status tells of an earlier generation.
+    /// Fails while a policy is progressing, or its status is of an earlier generation.
     pub fn ensure_settled(&self) -> Result<()> {
         for (name, policy) in &self.policies {
             self.ensure_observed(name)?;
@@ -101,7 +101,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Fails while the status of a policy tells of an earlier generation.
+    /// Fails while the status of a policy is of an earlier generation.
     pub fn ensure_observed(&self, policy: &str) -> Result<()> {
         let object = self
             .policies
@@ -133,7 +133,7 @@ impl Fleet {
         }
     }
 
-    /// A field of the status of a policy.
+    /// Returns a field of a policy's status.
     pub fn status(&self, policy: &str, field: &str) -> Value {
         self.policies
             .get(policy)
@@ -141,9 +141,9 @@ impl Fleet {
             .unwrap_or_default()
     }
 
-    /// Shares of a resource in the list that the agent of a node gave to the kubelet. None where containers hold devices,
-    /// which may keep an earlier offer.
-    pub fn offered(&self, node: &str, resource: &str) -> Option<u64> {
+    /// Returns the number of shares of a resource that a node's agent advertises; none if containers hold devices, which may
+    /// keep an earlier list.
+    pub fn advertised(&self, node: &str, resource: &str) -> Option<u64> {
         let status = &self.gpu_nodes.get(node)?["status"];
         let holders = status["holders"].as_array().map_or(0, Vec::len);
         let resources = status["resources"].as_array().into_iter().flatten();
@@ -154,14 +154,14 @@ impl Fleet {
     }
 }
 
-/// Labels and taints.
-fn looks(node: &Value) -> BTreeMap<Entry, String> {
+/// Returns the labels and taints of a node, without facts and Kubernetes' own taints.
+fn labels_and_taints(node: &Value) -> BTreeMap<Entry, String> {
     let labels = node["metadata"]["labels"].as_object().into_iter().flatten();
     let labels = labels
         .filter(|(key, _)| !is_fact(key))
         .map(|(key, value)| (("label", key.clone()), text(value)));
     let taints = node["spec"]["taints"].as_array().into_iter().flatten();
-    // Kubernetes' own come and go with a node's state.
+    // Kubernetes sets and removes its own with the state of a node.
     let taints = taints.filter(|taint| !text(&taint["key"]).starts_with("node.kubernetes.io/"));
     let taints = taints.map(|taint| {
         (
@@ -181,12 +181,12 @@ fn configured(config: &Value) -> Result<Vec<(Entry, String)>> {
         (("configuration", String::new()), text(&config["hash"])),
     ];
     for resource in document.effective_resources() {
-        let offered = format!(
+        let settings = format!(
             "{}, MIG single: {}",
             serde_json::to_string(&resource)?,
             mig == MigStrategy::Single
         );
-        entries.push((("resource", resource.advertised_name()), offered));
+        entries.push((("resource", resource.advertised_name()), settings));
     }
     let switches = [
         ("passDeviceSpecs", document.pass_device_specs()),

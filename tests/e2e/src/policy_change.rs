@@ -1,11 +1,11 @@
-//! Every change of a policy, and whether `kubectl gpunode plan` foretold what came of it.
+//! Changes of policies, each compared with the prediction of `kubectl gpunode plan`.
 //!
 //! The plan is taken before the change, the objects before and after it; the plan must be their difference. Each comparison
 //! is written down for the end of the suite (`tests/plans.rs`), which finds the changes that had none.
 
 use crate::{
     Lab,
-    difference::{Differences, ensure_equal, ensure_previewed, foretold},
+    difference::{Differences, ensure_equal, ensure_previewed, predicted},
     eventually,
     fleet::Fleet,
 };
@@ -146,8 +146,8 @@ impl Lab {
         let plan: Value =
             serde_json::from_slice(&output.stdout).with_context(|| format!("parse a plan: {}", shown()))?;
         let nodes = plan["nodes"].as_array().context("find the nodes of a plan")?;
-        let is_told = |node: &Value| node.get("disruptions").is_some() || node["obstacles"] != json!([]);
-        let expected = if nodes.iter().any(is_told) { DISRUPTIVE } else { 0 };
+        let is_disruptive = |node: &Value| node.get("disruptions").is_some() || node["obstacles"] != json!([]);
+        let expected = if nodes.iter().any(is_disruptive) { DISRUPTIVE } else { 0 };
         ensure!(
             output.status.code() == Some(expected),
             "plan ended with {}: {plan}{}",
@@ -157,20 +157,20 @@ impl Lab {
         Ok(plan)
     }
 
-    fn ledger(&self) -> PathBuf {
+    fn log_path(&self) -> PathBuf {
         self.cluster().folder().join("policy-changes.jsonl")
     }
 
     /// Every change of policies on this cluster that was compared with its plan, in order.
     pub fn policy_changes(&self) -> Result<Vec<Compared>> {
-        let path = self.ledger();
+        let path = self.log_path();
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         text.lines().map(Compared::read).collect()
     }
 }
 
 impl PolicyChange<'_> {
-    /// Waits until no policy is under way. The plan must have been the difference then, and foretold what agents offer.
+    /// Waits until no policy is progressing. The plan must equal the difference, and the resources that agents advertise.
     pub fn check(self) -> Result<()> {
         let planned = self.planned()?;
         eventually(
@@ -180,15 +180,15 @@ impl PolicyChange<'_> {
                 let after = Fleet::read(self.lab)?;
                 after.ensure_settled()?;
                 ensure_equal(&planned, &self.before.difference(&after))?;
-                self.ensure_offers(&after)?;
+                self.ensure_resources(&after)?;
                 self.ensure_policies(&after)
             },
         )?;
         self.ensure_previews()?;
-        self.written_down(planned.len())
+        self.log_success(planned.len())
     }
 
-    /// The same where agents cannot follow: what is written must be as planned.
+    /// Like [`Self::check`] where agents cannot follow: the writes must be as planned.
     pub fn check_written(self) -> Result<()> {
         let planned = self.planned()?;
         eventually(
@@ -200,10 +200,10 @@ impl PolicyChange<'_> {
                 ensure_equal(&planned, &self.before.difference(&after))
             },
         )?;
-        self.written_down(planned.len())
+        self.log_success(planned.len())
     }
 
-    /// The same where a rollout stops before it has reached all nodes: it must be as planned on these, and nothing on others.
+    /// Like [`Self::check`] for a rollout that stops early: `nodes` must change as planned, and no others.
     pub fn check_on(self, nodes: &[&str]) -> Result<()> {
         let mut planned = self.planned()?;
         planned.retain(|difference| nodes.contains(&difference.node.as_str()));
@@ -216,15 +216,15 @@ impl PolicyChange<'_> {
                 ensure_equal(&planned, &self.before.difference(&after))
             },
         )?;
-        self.written_down(planned.len())
+        self.log_success(planned.len())
     }
 
     fn planned(&self) -> Result<Differences> {
-        self.enforced.as_ref().map_or_else(|| Ok(Differences::new()), foretold)
+        self.enforced.as_ref().map_or_else(|| Ok(Differences::new()), predicted)
     }
 
     /// Checks the predicted resources of nodes on which no pod holds a device.
-    fn ensure_offers(&self, after: &Fleet) -> Result<()> {
+    fn ensure_resources(&self, after: &Fleet) -> Result<()> {
         let nodes = self
             .enforced
             .iter()
@@ -234,13 +234,13 @@ impl PolicyChange<'_> {
             let name = node["name"].as_str().unwrap_or_default();
             for offer in node["offers"].as_array().into_iter().flatten() {
                 let resource = offer["resource"].as_str().unwrap_or_default();
-                let offered = self
+                let advertised = self
                     .before
-                    .offered(name, resource)
-                    .and_then(|_| after.offered(name, resource));
+                    .advertised(name, resource)
+                    .and_then(|_| after.advertised(name, resource));
                 ensure!(
-                    offered.is_none_or(|offered| offer["then"] == offered),
-                    "{name} offers {offered:?} {resource}; the plan was {offer}"
+                    advertised.is_none_or(|advertised| offer["then"] == advertised),
+                    "{name} advertises {advertised:?} {resource}; the plan was {offer}"
                 );
             }
         }
@@ -282,10 +282,10 @@ impl PolicyChange<'_> {
         Ok(())
     }
 
-    fn written_down(&self, differences: usize) -> Result<()> {
+    fn log_success(&self, differences: usize) -> Result<()> {
         let (from, to) = self.written;
         let line = json!({"policies": self.names, "from": from, "to": to, "differences": differences});
-        let path = self.lab.ledger();
+        let path = self.lab.log_path();
         let mut file = OpenOptions::new().create(true).append(true).open(&path);
         let file = file
             .as_mut()

@@ -14,11 +14,11 @@ type Use = (String, String, String);
 
 fn audit_logs(lab: &Lab) -> Result<Vec<AuditLog>> {
     let Ok(clusters) = std::env::var("GPUNODE_E2E_CLUSTERS") else {
-        return Ok(vec![AuditLog::whole(lab.cluster().audit_log())]);
+        return Ok(vec![AuditLog::entire(lab.cluster().audit_log())]);
     };
     clusters
         .split_whitespace()
-        .map(|name| Ok(AuditLog::whole(Cluster::attach(name)?.audit_log())))
+        .map(|name| Ok(AuditLog::entire(Cluster::attach(name)?.audit_log())))
         .collect()
 }
 

@@ -8,7 +8,7 @@ use gpunode_e2e::{AuditLog, Lab};
 fn every_policy_change_of_the_suite_was_compared_with_its_plan() -> Result<()> {
     let lab = Lab::enter()?;
     let known = lab.policy_changes()?;
-    let audit = AuditLog::whole(lab.cluster().audit_log());
+    let audit = AuditLog::entire(lab.cluster().audit_log());
     for write in audit.events()?.iter().filter(|event| event.is_policy_change()) {
         let time = write.time()?;
         let of_it = known.iter().filter(|change| (change.from..=change.to).contains(&time));

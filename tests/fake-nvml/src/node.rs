@@ -17,7 +17,7 @@ use gpunode_scenario::{
 use crate::{events::EventSets, handle::DeviceHandle, library::Answer};
 
 /// Interval between checks of a hanging GPU.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const RECHECK: Duration = Duration::from_millis(20);
 
 /// A node as one process sees it.
 pub(crate) struct Node {
@@ -143,7 +143,7 @@ impl GpuCall {
         let gpu = node.gpus.get(index).ok_or(ReturnCode::InvalidArgument)?;
         let mut state = node.state()?.gpu(gpu.index);
         while state.hangs {
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(RECHECK);
             state = node.state()?.gpu(gpu.index);
         }
         if state.lost {

@@ -196,11 +196,11 @@ impl Agent {
 
     /// Status line, headers and body of `/readyz`.
     pub async fn readyz(&self) -> Result<String> {
-        self.ask("/readyz").await
+        self.get("/readyz").await
     }
 
     /// Returns the answer of the agent's HTTP server on a path.
-    pub async fn ask(&self, path: &str) -> Result<String> {
+    pub async fn get(&self, path: &str) -> Result<String> {
         let line = self.logs("serving /livez").await?;
         let line: Value = serde_json::from_str(&line)?;
         let address: SocketAddr = line["address"]

@@ -184,7 +184,7 @@ impl FakeKubelet {
 
     /// Asks which devices a container had best get.
     pub async fn preferred(&self, resource: &str, available: &[String], size: usize) -> Result<Vec<String>, Status> {
-        self.ask_preferred(resource, available.to_vec(), &BTreeSet::new(), size)
+        self.request_preferred(resource, available.to_vec(), &BTreeSet::new(), size)
             .await
     }
 

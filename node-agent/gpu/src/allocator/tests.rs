@@ -58,21 +58,21 @@ fn holding(pod: &str, resource: &str, ids: &[&str]) -> ContainerShares {
     }
 }
 
-/// A allocator with a clock and a kubelet that has taken every list.
-struct Desk {
+/// An allocator with a clock and a kubelet that has taken every list.
+struct AllocatorTest {
     allocator: Allocator,
     now: Instant,
 }
 
-impl Desk {
+impl AllocatorTest {
     fn new(config: &str, holders: &[ContainerShares]) -> Self {
-        let mut desk = Self {
+        let mut test = Self {
             allocator: Allocator::default(),
             now: Instant::now(),
         };
-        desk.allocator.set_desired(wants(config));
-        desk.observe(holders);
-        desk
+        test.allocator.set_desired(wants(config));
+        test.observe(holders);
+        test
     }
 
     /// An observation in which the kubelet has taken the lists of now.
@@ -124,8 +124,8 @@ fn nothing_is_offered_before_the_holders_are_known() {
 
 #[test]
 fn a_list_begins_with_one_share_of_each_device_and_says_where_it_is() {
-    let desk = Desk::new(SHARED, &[]);
-    let lists = desk.allocator.advertised();
+    let test = AllocatorTest::new(SHARED, &[]);
+    let lists = test.allocator.advertised();
     let ids: Vec<&str> = lists[0].shares.iter().map(|share| share.id.as_str()).collect();
     assert_eq!(
         ids,
@@ -143,21 +143,21 @@ fn a_list_begins_with_one_share_of_each_device_and_says_where_it_is() {
 
 #[test]
 fn a_held_device_stays_as_it_is_until_its_last_holder_is_gone_and_others_change_at_once() {
-    let mut desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-1"])]);
-    desk.allocator.set_desired(wants(SHARED));
+    let mut test = AllocatorTest::new("", &[holding("train", "nvidia.com/gpu", &["GPU-1"])]);
+    test.allocator.set_desired(wants(SHARED));
     assert_eq!(
-        desk.count("nvidia.com/gpu"),
+        test.count("nvidia.com/gpu"),
         Some((1, 3)),
         "only the held one is healthy"
     );
-    desk.observe(&[holding("train", "nvidia.com/gpu", &["GPU-1"])]);
-    let ids: Vec<String> = desk.allocator.advertised()[0]
+    test.observe(&[holding("train", "nvidia.com/gpu", &["GPU-1"])]);
+    let ids: Vec<String> = test.allocator.advertised()[0]
         .shares
         .iter()
         .map(|share| share.id.clone())
         .collect();
     assert_eq!(ids, ["GPU-0::0", "GPU-1", "GPU-2::0", "GPU-0::1", "GPU-2::1"]);
-    let [waiting] = desk.allocator.pending_changes().try_into().unwrap();
+    let [waiting] = test.allocator.pending_changes().try_into().unwrap();
     assert_eq!(
         (waiting.device.as_str(), waiting.pods),
         ("GPU-1", strings(&["team/train"]))
@@ -166,33 +166,33 @@ fn a_held_device_stays_as_it_is_until_its_last_holder_is_gone_and_others_change_
         waiting.message,
         "GPU 1 stays nvidia.com/gpu until the last pod that holds it ends, then it becomes nvidia.com/gpu (2 replicas)"
     );
-    desk.observe(&[]);
+    test.observe(&[]);
     assert_eq!(
-        desk.count("nvidia.com/gpu"),
+        test.count("nvidia.com/gpu"),
         Some((4, 5)),
         "the kubelet took the id of the holder for healthy until now"
     );
-    desk.observe(&[]);
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((6, 6)));
-    assert!(desk.allocator.pending_changes().is_empty() && !desk.allocator.needs_observation());
+    test.observe(&[]);
+    assert_eq!(test.count("nvidia.com/gpu"), Some((6, 6)));
+    assert!(test.allocator.pending_changes().is_empty() && !test.allocator.needs_observation());
 }
 
 #[test]
 fn an_allocation_of_an_old_id_delays_the_change_and_one_after_it_is_refused() {
-    let mut desk = Desk::new("", &[]);
-    desk.allocator.set_desired(wants(SHARED));
+    let mut test = AllocatorTest::new("", &[]);
+    test.allocator.set_desired(wants(SHARED));
     assert!(
-        desk.allocate("nvidia.com/gpu", &["GPU-1"]).is_ok(),
+        test.allocate("nvidia.com/gpu", &["GPU-1"]).is_ok(),
         "the kubelet had picked it before"
     );
-    desk.observe(&[]);
-    assert!(desk.allocate("nvidia.com/gpu", &["GPU-1"]).is_ok());
-    let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err();
+    test.observe(&[]);
+    assert!(test.allocate("nvidia.com/gpu", &["GPU-1"]).is_ok());
+    let refused = test.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "allocate nvidia.com/gpu: the current device list does not have GPU-0"
     );
-    let waiting = desk.allocator.pending_changes();
+    let waiting = test.allocator.pending_changes();
     assert!(
         waiting[0]
             .message
@@ -203,34 +203,34 @@ fn an_allocation_of_an_old_id_delays_the_change_and_one_after_it_is_refused() {
 
 #[test]
 fn an_allocation_counts_until_it_is_seen_held_or_five_seconds_have_passed() {
-    let mut desk = Desk::new("", &[]);
-    desk.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap();
-    assert!(desk.allocator.needs_observation());
-    desk.allocator.set_desired(wants(SHARED));
+    let mut test = AllocatorTest::new("", &[]);
+    test.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap();
+    assert!(test.allocator.needs_observation());
+    test.allocator.set_desired(wants(SHARED));
     for _ in 0..4 {
-        desk.observe(&[]);
-        assert_eq!(desk.allocator.pending_changes().len(), 1);
+        test.observe(&[]);
+        assert_eq!(test.allocator.pending_changes().len(), 1);
     }
-    desk.observe(&[]);
-    assert!(desk.allocator.needs_observation(), "its id was still healthy");
-    desk.observe(&[]);
-    assert!(!desk.allocator.needs_observation());
+    test.observe(&[]);
+    assert!(test.allocator.needs_observation(), "its id was still healthy");
+    test.observe(&[]);
+    assert!(!test.allocator.needs_observation());
 }
 
 #[test]
 fn an_observation_from_before_an_allocation_says_nothing_about_it() {
-    let mut desk = Desk::new("", &[]);
+    let mut test = AllocatorTest::new("", &[]);
     let before = KubeletObservation {
-        started: desk.now,
+        started: test.now,
         holders: Vec::new(),
         allocatable: BTreeSet::new(),
         checkpoint: BTreeSet::new(),
     };
-    desk.now += Duration::from_mins(1);
-    desk.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap();
-    desk.allocator.set_desired(wants(SHARED));
-    desk.allocator.observe(before);
-    let waiting: Vec<String> = desk
+    test.now += Duration::from_mins(1);
+    test.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap();
+    test.allocator.set_desired(wants(SHARED));
+    test.allocator.observe(before);
+    let waiting: Vec<String> = test
         .allocator
         .pending_changes()
         .into_iter()
@@ -242,36 +242,36 @@ fn an_observation_from_before_an_allocation_says_nothing_about_it() {
 #[test]
 fn an_observation_that_comes_late_is_ignored() {
     let held = [holding("train", "nvidia.com/gpu", &["GPU-1"])];
-    let mut desk = Desk::new("", &held);
-    let late = desk.now.checked_sub(Duration::from_millis(1)).unwrap();
-    desk.allocator.observe(KubeletObservation {
+    let mut test = AllocatorTest::new("", &held);
+    let late = test.now.checked_sub(Duration::from_millis(1)).unwrap();
+    test.allocator.observe(KubeletObservation {
         started: late,
         holders: Vec::new(),
         allocatable: BTreeSet::new(),
         checkpoint: BTreeSet::new(),
     });
-    assert_eq!(desk.allocator.holders().len(), 1);
+    assert_eq!(test.allocator.holders().len(), 1);
 }
 
 #[test]
 fn after_a_restart_what_was_given_out_shortly_before_is_not_given_again() {
-    let before = Desk::new("", &[]);
-    let mut desk = Desk {
+    let before = AllocatorTest::new("", &[]);
+    let mut test = AllocatorTest {
         allocator: Allocator::restore(before.allocator.assigned().clone()),
         now: before.now,
     };
-    desk.allocator.set_desired(wants(SHARED));
-    desk.observe(&[]);
+    test.allocator.set_desired(wants(SHARED));
+    test.observe(&[]);
     assert_eq!(
-        desk.allocator.pending_changes().len(),
+        test.allocator.pending_changes().len(),
         3,
         "the kubelet may not have written down its last allocation"
     );
-    desk.observe(&[holding("late", "nvidia.com/gpu", &["GPU-0"])]);
+    test.observe(&[holding("late", "nvidia.com/gpu", &["GPU-0"])]);
     for _ in 0..5 {
-        desk.observe(&[holding("late", "nvidia.com/gpu", &["GPU-0"])]);
+        test.observe(&[holding("late", "nvidia.com/gpu", &["GPU-0"])]);
     }
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((5, 5)));
+    assert_eq!(test.count("nvidia.com/gpu"), Some((5, 5)));
 }
 
 #[test]
@@ -280,72 +280,72 @@ fn a_device_that_somebody_else_gave_out_is_not_offered() {
         holding("other", "nvidia.com/gpu", &["GPU-0"]),
         holding("part", "x.y/mig", &["MIG-2-0"]),
     ];
-    let mut desk = Desk::new("resources: [{name: a.b/c}]", &others);
-    assert_eq!(desk.count("a.b/c"), Some((1, 1)));
-    assert_eq!(desk.allocator.holders().len(), 2, "both hold devices of this node");
-    let waiting = desk.allocator.pending_changes();
+    let mut test = AllocatorTest::new("resources: [{name: a.b/c}]", &others);
+    assert_eq!(test.count("a.b/c"), Some((1, 1)));
+    assert_eq!(test.allocator.holders().len(), 2, "both hold devices of this node");
+    let waiting = test.allocator.pending_changes();
     assert_eq!(
         waiting[1].message,
         "GPU 2 has no resource until the last pod that holds it ends, then it becomes a.b/c"
     );
-    desk.observe(&[]);
-    assert_eq!(desk.count("a.b/c"), Some((3, 3)));
+    test.observe(&[]);
+    assert_eq!(test.count("a.b/c"), Some((3, 3)));
     // What is held under the wanted name is no obstacle: the state on disk was lost.
-    let desk = Desk::new("", &others[..1]);
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((3, 3)));
+    let test = AllocatorTest::new("", &others[..1]);
+    assert_eq!(test.count("nvidia.com/gpu"), Some((3, 3)));
 }
 
 #[test]
 fn a_gpu_and_its_mig_devices_are_never_offered_together() {
     let held = [holding("whole", "nvidia.com/gpu", &["GPU-2"])];
-    let mut desk = Desk::new("", &held);
-    desk.allocator.set_desired(wants("mig: {strategy: Mixed}"));
-    desk.observe(&held);
+    let mut test = AllocatorTest::new("", &held);
+    test.allocator.set_desired(wants("mig: {strategy: Mixed}"));
+    test.observe(&held);
     assert_eq!(
-        desk.count("nvidia.com/mig-1g.4gb"),
+        test.count("nvidia.com/mig-1g.4gb"),
         Some((0, 0)),
         "the resource is there, and nothing of it"
     );
-    desk.observe(&[]);
-    desk.observe(&[]);
-    assert_eq!(desk.count("nvidia.com/mig-1g.4gb"), Some((2, 2)));
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 2)));
+    test.observe(&[]);
+    test.observe(&[]);
+    assert_eq!(test.count("nvidia.com/mig-1g.4gb"), Some((2, 2)));
+    assert_eq!(test.count("nvidia.com/gpu"), Some((2, 2)));
 }
 
 #[test]
 fn a_resource_that_is_no_longer_configured_ends_with_its_last_holder() {
     let held = [holding("train", "nvidia.com/gpu", &["GPU-0"])];
-    let mut desk = Desk::new("", &held);
-    desk.allocator.set_desired(DesiredDevices::nothing(&node()));
-    desk.observe(&held);
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((1, 1)));
-    desk.observe(&[]);
-    desk.observe(&[]);
-    assert!(desk.allocator.advertised().is_empty() && desk.allocator.assigned().is_empty());
+    let mut test = AllocatorTest::new("", &held);
+    test.allocator.set_desired(DesiredDevices::nothing(&node()));
+    test.observe(&held);
+    assert_eq!(test.count("nvidia.com/gpu"), Some((1, 1)));
+    test.observe(&[]);
+    test.observe(&[]);
+    assert!(test.allocator.advertised().is_empty() && test.allocator.assigned().is_empty());
 }
 
 #[test]
 fn a_gpu_that_is_gone_or_held_back_is_unhealthy_also_where_it_is_held() {
     let held = [holding("train", "nvidia.com/gpu", &["GPU-0"])];
-    let mut desk = Desk::new("", &held);
+    let mut test = AllocatorTest::new("", &held);
     let mut less = node();
     less.gpus.remove(0);
-    desk.allocator
+    test.allocator
         .set_desired(desired_devices(&less, &load("").unwrap()).unwrap());
-    desk.observe(&held);
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 3)));
-    let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err().to_string();
+    test.observe(&held);
+    assert_eq!(test.count("nvidia.com/gpu"), Some((2, 3)));
+    let refused = test.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err().to_string();
     assert!(
         refused.ends_with("GPU-0 is unavailable: the driver no longer lists it"),
         "{refused}"
     );
-    desk.allocator.set_desired(wants(""));
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((3, 3)));
-    desk.allocator
+    test.allocator.set_desired(wants(""));
+    assert_eq!(test.count("nvidia.com/gpu"), Some((3, 3)));
+    test.allocator
         .set_unavailable([("GPU-1".to_owned(), "its MPS daemon does not answer".to_owned())].into());
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 3)));
+    assert_eq!(test.count("nvidia.com/gpu"), Some((2, 3)));
     assert!(matches!(
-        desk.allocate("nvidia.com/gpu", &["GPU-1"]),
+        test.allocate("nvidia.com/gpu", &["GPU-1"]),
         Err(AllocationRefusal::Unavailable { .. })
     ));
 }
@@ -353,14 +353,14 @@ fn a_gpu_that_is_gone_or_held_back_is_unhealthy_also_where_it_is_held() {
 #[test]
 fn a_gpu_that_changes_its_index_keeps_its_shares() {
     let held = [holding("train", "a.b/mem", &["GPU-0-_-3"])];
-    let mut desk = Desk::new(MEMORY, &held);
+    let mut test = AllocatorTest::new(MEMORY, &held);
     let mut swapped = node();
     swapped.gpus[0].index = 1;
     swapped.gpus[1].index = 0;
-    desk.allocator
+    test.allocator
         .set_desired(desired_devices(&swapped, &load(MEMORY).unwrap()).unwrap());
-    assert!(desk.allocator.pending_changes().is_empty());
-    let granted = desk.allocate("a.b/mem", &["GPU-0-_-0", "GPU-0-_-1"]).unwrap();
+    assert!(test.allocator.pending_changes().is_empty());
+    let granted = test.allocate("a.b/mem", &["GPU-0-_-0", "GPU-0-_-1"]).unwrap();
     assert_eq!((granted.devices[0].0.gpu, granted.devices[0].1), (1, 2));
 }
 
@@ -371,17 +371,17 @@ fn holders_are_counted_per_container_and_device() {
         holding("a", "nvidia.com/gpu", &["GPU-0::0"]),
         holding("nic", "rdma/hca", &["mlx5_0"]),
     ];
-    let holders = Desk::new(SHARED, &held).allocator.holders();
+    let holders = AllocatorTest::new(SHARED, &held).allocator.holders();
     let counts: Vec<(&str, &str, u32)> = holders.iter().map(|of| (&*of.pod, &*of.device, of.count)).collect();
     assert_eq!(counts, [("a", "GPU-0", 1), ("b", "GPU-0", 1), ("b", "GPU-1", 2)]);
 }
 
 #[test]
 fn devices_under_mps_are_those_in_force() {
-    let mut desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
-    desk.allocator.set_desired(wants(
+    let mut test = AllocatorTest::new("", &[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
+    test.allocator.set_desired(wants(
         "resources: [{name: nvidia.com/gpu, sharing: {strategy: Mps, replicas: 10}}]",
     ));
-    desk.observe(&[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
-    assert_eq!(desk.allocator.mps_devices(), ["GPU-1", "GPU-2"]);
+    test.observe(&[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
+    assert_eq!(test.allocator.mps_devices(), ["GPU-1", "GPU-2"]);
 }

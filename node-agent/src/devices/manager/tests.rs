@@ -202,8 +202,8 @@ async fn holders_that_are_not_known_are_told_and_asked_for_again() {
         manager
             .snapshot()
             .0
-            .unknown
-            .is_some_and(|unknown| unknown.contains("/nonexistent/kubelet.sock does not exist"))
+            .holders_unknown
+            .is_some_and(|reason| reason.contains("/nonexistent/kubelet.sock does not exist"))
     );
     watching.abort();
 }

@@ -204,13 +204,14 @@ pub fn rolling() -> FleetSummary {
     let wanted = plugin.document.expect("a configuration");
     let step = json!({"startedAt": "2026-01-02T03:09:00Z"});
     let gpu_node = |name: &str, hash: &str, in_force: &str, step: Option<&serde_json::Value>| {
-        let rejected = (name == "n4").then(|| json!({"hash": hash, "message": "offer nvidia.com/gpu: no GPU is left"}));
+        let rejected =
+            (name == "n4").then(|| json!({"hash": hash, "message": "resource nvidia.com/gpu: no GPU is left"}));
         let (ready, reason) = if rejected.is_some() {
             ("False", "ConfigurationRejected")
         } else {
             ("True", "ConfigurationInForce")
         };
-        let condition = json!({"type": "Ready", "status": ready, "reason": reason, "message": "offer nvidia.com/gpu: no GPU is left", "lastTransitionTime": "2026-01-02T03:04:05Z"});
+        let condition = json!({"type": "Ready", "status": ready, "reason": reason, "message": "resource nvidia.com/gpu: no GPU is left", "lastTransitionTime": "2026-01-02T03:04:05Z"});
         from::<GpuNode>(json!({
             "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name},
             "spec": {"config": {"policy": "p", "version": 1, "hash": hash, "document": wanted.text}, "step": step},

@@ -27,7 +27,7 @@ fn holder(lab: &Lab, app: &str) -> Result<(String, String)> {
 }
 
 /// Returns the message of a pod's event with this reason.
-fn told(lab: &Lab, pod: &str, reason: &str) -> Result<String> {
+fn event_message(lab: &Lab, pod: &str, reason: &str) -> Result<String> {
     let selector = format!("involvedObject.name={pod},reason={reason}");
     let events = lab.get(&["events", "--field-selector", &selector])?;
     let message = events["items"][0]["message"].as_str();
@@ -47,7 +47,7 @@ fn evicted(audit: &AuditLog) -> Result<Vec<String>> {
 #[ignore = "needs the local cluster: make test"]
 fn a_pod_on_a_broken_gpu_is_evicted_once_its_policy_says_so_and_its_budget_lets_it() -> Result<()> {
     let lab = Lab::enter()?;
-    samples::offer_four_t4(&lab, "")?;
+    samples::advertise_four_t4(&lab, "")?;
     lab.apply(BUDGET)?;
     lab.apply(&samples::holding("holder", "inference", 1, RESOURCE, 1))?;
     lab.apply(&samples::holding("other", "inference", 1, RESOURCE, 1))?;
@@ -71,7 +71,7 @@ fn a_pod_on_a_broken_gpu_is_evicted_once_its_policy_says_so_and_its_budget_lets_
 
     lab.patch_policy("sharing", r#"{"spec":{"evictPods":true}}"#)?.check()?;
     let refusal = eventually("the pod says why it is still there", LIMIT, || {
-        told(&lab, &pod, "EvictionRefused")
+        event_message(&lab, &pod, "EvictionRefused")
     })?;
     ensure!(
         refusal.contains(&gpu) && refusal.contains("disruption budget"),
@@ -90,13 +90,13 @@ fn a_pod_on_a_broken_gpu_is_evicted_once_its_policy_says_so_and_its_budget_lets_
         "{moved:?} and {other:?}, and {gpu} is broken"
     );
     let message = eventually("an event says why the pod was evicted", LIMIT, || {
-        told(&lab, &pod, "PodEvicted")
+        event_message(&lab, &pod, "PodEvicted")
     })?;
     ensure!(message.contains(&gpu) && message.contains("XID 46"), "{message}");
     assert_eq!(holder(&lab, "other")?, other, "nobody else has to go");
     assert_eq!(evicted(&audit)?, [pod]);
 
-    broken.mend()?;
+    broken.repair()?;
     lab.await_allocatable(T4, RESOURCE, 4)?;
     assert_eq!(holder(&lab, "holder")?, moved);
     Ok(())
@@ -106,7 +106,7 @@ fn a_pod_on_a_broken_gpu_is_evicted_once_its_policy_says_so_and_its_budget_lets_
 #[ignore = "needs the local cluster: make test"]
 fn pods_of_a_released_node_stay_whatever_its_gpus_are_like() -> Result<()> {
     let lab = Lab::enter()?;
-    samples::offer_four_t4(&lab, "  evictPods: true\n")?;
+    samples::advertise_four_t4(&lab, "  evictPods: true\n")?;
     lab.apply(&samples::holding("holder", "inference", 1, RESOURCE, 1))?;
     let (pod, gpu) = holder(&lab, "holder")?;
     // The agent of an ignored node goes on, and nothing else is done there until the node is released.
@@ -128,7 +128,7 @@ fn pods_of_a_released_node_stay_whatever_its_gpus_are_like() -> Result<()> {
         ensure!(evicted.contains(&pod), "only {evicted:?}");
         Ok(())
     })?;
-    broken.mend()?;
+    broken.repair()?;
     let list: Value = lab.get(&[
         "events",
         "--field-selector",

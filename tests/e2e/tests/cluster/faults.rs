@@ -42,7 +42,7 @@ pub fn steady(lab: &Lab) -> Result<Vec<(String, Value)>> {
 }
 
 /// A pod that asks for a GPU gets one: the plugin is registered with the kubelet that runs now.
-pub fn gives_out_a_gpu(lab: &Lab, name: &str) -> Result<()> {
+pub fn allocates_a_gpu(lab: &Lab, name: &str) -> Result<()> {
     lab.apply(&samples::deployment(name, "inference", 1))?;
     lab.kubectl(&["rollout", "status", &format!("deployment/{name}"), "--timeout=180s"])?;
     Ok(())
@@ -55,7 +55,7 @@ fn a_restarted_kubelet_gets_its_devices_again() -> Result<()> {
     let before = steady(&lab)?;
     lab.cluster().node(T4)?.restart_kubelet()?;
     lab.await_allocatable(T4, "nvidia.com/gpu", 16)?;
-    gives_out_a_gpu(&lab, "after-restart")?;
+    allocates_a_gpu(&lab, "after-restart")?;
     assert_eq!(running(&lab)?, before, "pods that held GPUs keep running");
     Ok(())
 }
@@ -90,7 +90,7 @@ fn a_deleted_plugin_socket_is_served_again() -> Result<()> {
         Ok(())
     })?;
     lab.await_allocatable(T4, "nvidia.com/gpu", 16)?;
-    gives_out_a_gpu(&lab, "after-deletion")?;
+    allocates_a_gpu(&lab, "after-deletion")?;
     assert_eq!(running(&lab)?, before);
     Ok(())
 }
@@ -118,7 +118,7 @@ fn a_killed_agent_comes_back_and_pods_keep_running() -> Result<()> {
     })?;
     lab.await_plugin(T4)?;
     lab.await_allocatable(T4, "nvidia.com/gpu", 16)?;
-    gives_out_a_gpu(&lab, "after-kill")?;
+    allocates_a_gpu(&lab, "after-kill")?;
     assert_eq!(running(&lab)?, before);
     Ok(())
 }

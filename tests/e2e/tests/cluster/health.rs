@@ -26,7 +26,7 @@ fn health(lab: &Lab, uuid: &str) -> Result<Value> {
 }
 
 /// Waits for an event of the T4 node with this reason and all of these parts.
-fn told(lab: &Lab, reason: &str, parts: &[&str]) -> Result<()> {
+fn find_event(lab: &Lab, reason: &str, parts: &[&str]) -> Result<()> {
     let selector = format!("involvedObject.kind=Node,involvedObject.name={T4},reason={reason}");
     let events = lab.get(&["events", "--all-namespaces", "--field-selector", &selector])?;
     let mut messages = events["items"]
@@ -74,7 +74,7 @@ fn a_broken_gpu_is_told_with_cause_cure_and_holders_and_takes_no_other_with_it()
     }
     let parts = [gpu.as_str(), "XID 46", "reset the GPU", &pod];
     eventually("an event of the Node tells it", LIMIT, || {
-        told(&lab, "GpuUnhealthy", &parts)
+        find_event(&lab, "GpuUnhealthy", &parts)
     })?;
     let described = lab.kubectl(&["describe", "node", T4])?;
     ensure!(
@@ -84,10 +84,10 @@ fn a_broken_gpu_is_told_with_cause_cure_and_holders_and_takes_no_other_with_it()
     let status = lab.gpunode(&["status", T4])?;
     ensure!(status.contains("is unhealthy") && status.contains("XID 46"), "{status}");
 
-    broken.mend()?;
+    broken.repair()?;
     lab.await_allocatable(T4, GPU, 16)?;
     eventually("an event of the Node tells it", LIMIT, || {
-        told(&lab, "GpuHealthy", &[&gpu])
+        find_event(&lab, "GpuHealthy", &[&gpu])
     })?;
     let healed: Timestamp = health(&lab, &gpu)?["since"].as_str().context("since when")?.parse()?;
     ensure!(healed > since, "{healed} and {since}");

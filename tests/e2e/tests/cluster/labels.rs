@@ -115,7 +115,7 @@ nvidia.com/mig-1g.10gb.engines.jpeg=0
 nvidia.com/mig-1g.10gb.engines.ofa=0
 ";
 
-fn written_down(texts: &[&str]) -> BTreeMap<String, String> {
+fn recorded(texts: &[&str]) -> BTreeMap<String, String> {
     let machine = fs::read_to_string("/sys/class/dmi/id/product_name")
         .map(|name| product_label(&name))
         .unwrap_or_default();
@@ -141,7 +141,7 @@ fn facts(lab: &Lab, node: &str) -> Result<BTreeMap<String, String>> {
 }
 
 fn await_facts(lab: &Lab, node: &str, texts: &[&str]) -> Result<()> {
-    let wanted = written_down(texts);
+    let expected = recorded(texts);
     eventually(&format!("{node} has its labels"), LIMIT, || {
         let seen = facts(lab, node)?;
         ensure!(seen == wanted, "it has {seen:#?}");

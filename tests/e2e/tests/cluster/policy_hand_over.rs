@@ -1,7 +1,7 @@
 //! The labels by which a node has the agents of two policies while one takes over from the other.
 
 use crate::{
-    faults::{gives_out_a_gpu, running},
+    faults::{allocates_a_gpu, running},
     samples,
     staying_up::tag,
 };
@@ -73,7 +73,7 @@ fn a_node_that_leaves_a_policy_keeps_its_agent_until_that_of_the_next_has_taken_
     assert_eq!(placements, [vec!["first"], vec!["first", "second"], vec!["second"]]);
     hand_overs.ensure_seamless(&lab, 1, 4)?;
     assert_eq!(running(&lab)?, before);
-    gives_out_a_gpu(&lab, "after-hand-over")
+    allocates_a_gpu(&lab, "after-hand-over")
 }
 
 /// A label of the node; gone when the value is dropped.
@@ -132,7 +132,7 @@ fn a_node_that_comes_back_before_its_agent_was_removed_gets_that_agent_back() ->
     // To the second policy's agent and back.
     hand_overs.ensure_seamless(&lab, 2, 4)?;
     assert_eq!(running(&lab)?, before);
-    gives_out_a_gpu(&lab, "after-coming-back")
+    allocates_a_gpu(&lab, "after-coming-back")
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_policy_whose_agent_does_not_run_takes_no_node_over_before_it_does_and_says_
         Ok(())
     })?;
     assert_eq!(placed(&lab.node(T4)?), ["first", "second"]);
-    gives_out_a_gpu(&lab, "meanwhile")?;
+    allocates_a_gpu(&lab, "meanwhile")?;
     hand_overs.ensure_none(&lab, 4)?;
     assert_eq!(running(&lab)?, before);
 

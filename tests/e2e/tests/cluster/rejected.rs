@@ -68,7 +68,7 @@ fn pod_of(lab: &Lab, job: &str) -> Result<String> {
 #[ignore = "needs the local cluster: make test"]
 fn a_rejected_pod_of_a_controller_goes_where_a_policy_says_so_and_no_other() -> Result<()> {
     let lab = Lab::enter()?;
-    samples::offer_four_t4(&lab, "")?;
+    samples::advertise_four_t4(&lab, "")?;
     lab.apply(&(rejected() + "---\n" + FAILING))?;
     let (rejected, failing) = (pod_of(&lab, "rejected")?, pod_of(&lab, "failing")?);
     await_rejected(&lab, &rejected)?;

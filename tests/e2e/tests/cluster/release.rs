@@ -1,6 +1,6 @@
 //! A node whose driver is being replaced: agents let go of its GPUs while a label asks for it, and pods run on.
 
-use crate::{faults::gives_out_a_gpu, health::Driver, samples};
+use crate::{faults::allocates_a_gpu, health::Driver, samples};
 use anyhow::{Result, ensure};
 use gpunode_e2e::{Lab, NodeWatch, T4, condition, eventually};
 use serde_json::Value;
@@ -68,7 +68,7 @@ fn await_back(lab: &Lab) -> Result<()> {
 #[ignore = "needs the local cluster: make test"]
 fn agents_let_go_of_gpus_while_a_label_asks_for_it_and_come_back() -> Result<()> {
     let lab = Lab::enter()?;
-    samples::offer_four_t4(&lab, "")?;
+    samples::advertise_four_t4(&lab, "")?;
     lab.apply(&samples::deployment("steady", "inference", 1))?;
     let before = steady(&lab)?;
     for label in [
@@ -82,7 +82,7 @@ fn agents_let_go_of_gpus_while_a_label_asks_for_it_and_come_back() -> Result<()>
         await_back(&lab)?;
     }
     assert_eq!(steady(&lab)?, before, "the pod that holds a GPU ran through it");
-    gives_out_a_gpu(&lab, "after-release")
+    allocates_a_gpu(&lab, "after-release")
 }
 
 /// As gpu-operator's driver manager does it: it lifts the label before the new driver is installed.
@@ -90,7 +90,7 @@ fn agents_let_go_of_gpus_while_a_label_asks_for_it_and_come_back() -> Result<()>
 #[ignore = "needs the local cluster: make test"]
 fn nothing_is_offered_after_a_release_before_the_driver_is_back() -> Result<()> {
     let lab = Lab::enter()?;
-    samples::offer_four_t4(&lab, "")?;
+    samples::advertise_four_t4(&lab, "")?;
     lab.kubectl(&["label", "node", T4, "gpunode.dev/release=true"])?;
     await_released(&lab)?;
     let (driver, watch) = (Driver::of(&lab)?, NodeWatch::start(&lab, T4)?);
@@ -115,7 +115,7 @@ fn nothing_is_offered_after_a_release_before_the_driver_is_back() -> Result<()> 
 #[ignore = "needs the local cluster: make test"]
 fn who_wants_no_plugin_of_nvidia_releases_nothing() -> Result<()> {
     let lab = Lab::enter()?;
-    samples::offer_four_t4(&lab, "")?;
+    samples::advertise_four_t4(&lab, "")?;
     lab.kubectl(&["label", "node", T4, &format!("{PAUSE}=false")])?;
     // Written later, and passed on by the same write where there is one.
     lab.kubectl(&["annotate", "node", T4, "gpunode.dev/recovered=2026-01-31T12:00:00Z"])?;

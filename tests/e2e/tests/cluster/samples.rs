@@ -27,7 +27,7 @@ spec:
 }
 
 /// Puts the policy `sharing` in force, which offers the four T4s whole, with more of a `spec` where there is some.
-pub fn offer_four_t4(lab: &Lab, more: &str) -> Result<()> {
+pub fn advertise_four_t4(lab: &Lab, more: &str) -> Result<()> {
     lab.apply(&(sharing("inference", "{}") + more))?;
     lab.await_allocatable(T4, "nvidia.com/gpu", 4)?;
     lab.await_ready("sharing").map(drop)

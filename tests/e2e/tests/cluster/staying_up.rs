@@ -1,7 +1,7 @@
 //! Agents are replaced, and kubelets fail, without anybody who uses GPUs noticing.
 
 use crate::{
-    faults::{gives_out_a_gpu, running, steady},
+    faults::{allocates_a_gpu, running, steady},
     samples,
 };
 use anyhow::{Context as _, Result, ensure};
@@ -128,7 +128,7 @@ fn measure_twenty_image_rollouts_which_nobody_notices() -> Result<()> {
         gaps.len()
     );
     assert_eq!(running(&lab)?, before);
-    gives_out_a_gpu(&lab, "after-rollouts")
+    allocates_a_gpu(&lab, "after-rollouts")
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_broken_image_halts_its_rollout_and_the_agent_before_it_goes_on() -> Result<
             Ok(())
         })?;
         change.check_written()?;
-        gives_out_a_gpu(&lab, "meanwhile")?;
+        allocates_a_gpu(&lab, "meanwhile")?;
         lab.kubectl(&["delete", "deployment", "meanwhile", "--wait"])?;
     }
     eventually("the policy says that the rollout gets nowhere", LIMIT, || {
@@ -236,7 +236,7 @@ spec: {{priority: 100, nodeSelector: {{matchLabels: {{pool: inference}}}}, devic
     })?;
     lab.await_allocatable(T4, GPU, UNITS)?;
     assert_eq!(running(&lab)?, before, "pods keep running, with the ids that they hold");
-    gives_out_a_gpu(&lab, "after-deletion")
+    allocates_a_gpu(&lab, "after-deletion")
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn a_kubelet_that_was_away_for_minutes_gets_its_devices_again() -> Result<()> {
     std::thread::sleep(Duration::from_mins(2));
     node.start_kubelet()?;
     lab.await_allocatable(T4, GPU, UNITS)?;
-    gives_out_a_gpu(&lab, "after-absence")?;
+    allocates_a_gpu(&lab, "after-absence")?;
     assert_eq!(running(&lab)?, before);
     Ok(())
 }
@@ -275,7 +275,7 @@ fn a_wiped_folder_of_device_plugins_is_used_again() -> Result<()> {
     // Only a start makes a kubelet listen again.
     node.restart_kubelet()?;
     lab.await_allocatable(T4, GPU, UNITS)?;
-    gives_out_a_gpu(&lab, "after-wipe")?;
+    allocates_a_gpu(&lab, "after-wipe")?;
     assert_eq!(running(&lab)?, before);
     Ok(())
 }
@@ -295,7 +295,7 @@ fn a_resource_that_the_kubelet_has_forgotten_is_registered_again() -> Result<()>
         ensure!(seen == UNITS, "the node offers {seen}");
         Ok(())
     })?;
-    gives_out_a_gpu(&lab, "after-amnesia")?;
+    allocates_a_gpu(&lab, "after-amnesia")?;
     assert_eq!(running(&lab)?, before);
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, time::Duration};
 const LIMIT: Duration = Duration::from_mins(3);
 
 /// Indices and UUIDs of the GPUs that a request for `count` would get now.
-fn foretold(lab: &Lab, count: usize) -> Result<(Vec<u64>, BTreeSet<String>)> {
+fn predicted(lab: &Lab, count: usize) -> Result<(Vec<u64>, BTreeSet<String>)> {
     let answer = lab.gpunode(&["topo", V100, "--request", &count.to_string(), "-o", "json"])?;
     let answer: Value = serde_json::from_str(&answer)?;
     let picked = answer["request"]["choices"][0]["devices"]
@@ -37,7 +37,7 @@ fn pods_get_linked_gpus_as_topo_foretells() -> Result<()> {
         ("half", 4, vec![4, 5, 6, 7]),
         ("one", 1, vec![0]),
     ] {
-        let (gpus, uuids) = foretold(&lab, count)?;
+        let (gpus, uuids) = predicted(&lab, count)?;
         assert_eq!(gpus, expected, "{name}");
         lab.apply(&samples::holding(name, "training", 1, "nvidia.com/gpu", count))?;
         let pods = lab.await_running(name, 1)?;

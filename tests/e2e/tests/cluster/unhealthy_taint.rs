@@ -50,7 +50,7 @@ fn await_taint(lab: &Lab, is_there: bool) -> Result<()> {
 #[ignore = "needs the local cluster: make test"]
 fn a_node_is_tainted_while_it_has_had_too_few_healthy_gpus_for_a_while() -> Result<()> {
     let lab = Lab::enter()?;
-    samples::offer_four_t4(&lab, "  unhealthyTaint: {after: 15s, minHealthy: 3}\n")?;
+    samples::advertise_four_t4(&lab, "  unhealthyTaint: {after: 15s, minHealthy: 3}\n")?;
     let (audit, watch) = (lab.audit()?, NodeWatch::start(&lab, T4)?);
     let gpus = lab.gpu_uuids(T4)?;
     let [first, second, ..] = gpus.as_slice() else {
@@ -78,13 +78,13 @@ fn a_node_is_tainted_while_it_has_had_too_few_healthy_gpus_for_a_while() -> Resu
     let why = lab.gpunode(&["explain", T4])?;
     ensure!(why.contains("spec.unhealthyTaint"), "{why}");
 
-    also_broken.mend()?;
+    also_broken.repair()?;
     await_taint(&lab, false)?;
     lab.await_allocatable(T4, RESOURCE, 3)?;
     let mut had: Vec<bool> = watch.states(&lab)?.iter().map(has_taint).collect();
     had.dedup();
     assert_eq!(had, [false, true, false]);
-    broken.mend()?;
+    broken.repair()?;
     lab.await_allocatable(T4, RESOURCE, 4)
 }
 
@@ -112,5 +112,5 @@ fn a_node_with_one_broken_gpu_stays_in_service_where_one_healthy_gpu_is_enough()
     lab.kubectl(&["rollout", "status", "deployment/steady", "--timeout=180s"])?;
     lab.apply(&samples::sharing("inference", "{}"))?;
     await_taint(&lab, false)?;
-    broken.mend()
+    broken.repair()
 }

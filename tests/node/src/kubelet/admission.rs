@@ -67,7 +67,7 @@ impl FakeKubelet {
     ) -> Result<Admitted, Rejection> {
         // A kubelet admits one pod after the other.
         let _turn = self.admitting.lock().await;
-        let admitted = self.give(pod, resource, n).await;
+        let admitted = self.allocate_for(pod, resource, n).await;
         let mut state = self.lock();
         match &admitted {
             Ok(admitted) => {
@@ -84,7 +84,7 @@ impl FakeKubelet {
         admitted
     }
 
-    async fn give(&self, pod: &str, resource: &str, n: usize) -> Result<Admitted, Rejection> {
+    async fn allocate_for(&self, pod: &str, resource: &str, n: usize) -> Result<Admitted, Rejection> {
         let (healthy, in_use, reusable) = {
             let mut state = self.lock();
             state.pods.collect();
@@ -112,7 +112,7 @@ impl FakeKubelet {
                 ));
             }
             let preferred = self
-                .ask_preferred(resource, available.union(&ids).cloned(), &ids, n)
+                .request_preferred(resource, available.union(&ids).cloned(), &ids, n)
                 .await?;
             let preferred: BTreeSet<String> = preferred.into_iter().collect();
             // More than was asked for, or what is not available, is left out; what is missing is any other.
@@ -138,7 +138,7 @@ impl FakeKubelet {
     }
 
     /// Asks which devices a container had best get. An error of the plugin fails the pod.
-    pub(super) async fn ask_preferred(
+    pub(super) async fn request_preferred(
         &self,
         resource: &str,
         available: impl IntoIterator<Item = String>,

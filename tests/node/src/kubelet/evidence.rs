@@ -26,19 +26,19 @@ impl FakeKubelet {
         .await
     }
 
-    /// Waits until the pods that hold something now have been listed. What ends unseen counts as held for a while.
+    /// Waits until the pods that hold something now have been listed. A pod that ended since the list before counts as a holder for a while.
     pub async fn is_listed(&self) -> Result<()> {
         let before = self.lock().pod_lists;
         until("the pods are listed", || (self.lock().pod_lists > before).then_some(())).await
     }
 
     /// Waits until the list of a resource has just these ids, in any order, each with whether it is healthy.
-    pub async fn offers(&self, resource: &str, expected: &[(&str, bool)]) -> Result<()> {
+    pub async fn advertises(&self, resource: &str, expected: &[(&str, bool)]) -> Result<()> {
         let expected: BTreeMap<String, bool> = expected
             .iter()
             .map(|(id, healthy)| ((*id).to_owned(), *healthy))
             .collect();
-        let offered = || -> BTreeMap<String, bool> {
+        let advertised = || -> BTreeMap<String, bool> {
             let endpoint = self.endpoint(resource);
             let healthy = endpoint.healthy();
             endpoint
@@ -48,10 +48,10 @@ impl FakeKubelet {
                 .collect()
         };
         until(&format!("{resource} is {expected:?}"), || {
-            (offered() == expected).then_some(())
+            (advertised() == expected).then_some(())
         })
         .await
-        .with_context(|| format!("it is {:?}", offered()))
+        .with_context(|| format!("it is {:?}", advertised()))
     }
 
     /// Allocates an id, and makes sure that it is refused by name.
@@ -62,8 +62,8 @@ impl FakeKubelet {
         }
     }
 
-    /// The first moment at which one device could be given out under two names or in two ways: the id that came last.
-    pub fn offered_twice(&self) -> Option<String> {
+    /// Returns the first id that made a device allocatable under two names or in two ways.
+    pub fn advertised_twice(&self) -> Option<String> {
         let state = self.lock();
         let by_resource = state.messages.iter();
         let mut messages: Vec<(&String, &ListMessage)> = by_resource
@@ -71,9 +71,9 @@ impl FakeKubelet {
             .collect();
         messages.sort_by_key(|(_, list)| list.at);
         // By device: the resources that have a healthy share of it, with the separator in its id.
-        let mut offered: BTreeMap<&str, BTreeSet<(&String, &str)>> = BTreeMap::new();
+        let mut advertised: BTreeMap<&str, BTreeSet<(&String, &str)>> = BTreeMap::new();
         for (resource, list) in messages {
-            for ways in offered.values_mut() {
+            for ways in advertised.values_mut() {
                 ways.retain(|(of, _)| *of != resource);
             }
             for share in list.devices.iter().filter(|share| share.health == "Healthy") {
@@ -82,7 +82,7 @@ impl FakeKubelet {
                     .find(|separator| share.id.contains(separator))
                     .unwrap_or("\n");
                 let device = share.id.split(separator).next().unwrap_or_default();
-                let ways = offered.entry(device).or_default();
+                let ways = advertised.entry(device).or_default();
                 ways.insert((resource, separator));
                 if ways.len() > 1 {
                     return Some(format!("{resource} {}: {ways:?}", share.id));

@@ -91,7 +91,7 @@ async fn resources_that_a_change_does_not_name_keep_their_stream_and_their_list(
             "{resource}"
         );
     }
-    assert_eq!(kubelet.offered_twice(), None);
+    assert_eq!(kubelet.advertised_twice(), None);
     Ok(())
 }
 
@@ -107,7 +107,7 @@ async fn a_held_gpu_keeps_its_id_until_it_is_free_and_is_shared_then() -> Result
     lab.apply(TWO)?;
     let of_two = [format!("{two}::0"), format!("{two}::1")];
     kubelet
-        .offers(GPU, &[(one, true), (&of_two[0], true), (&of_two[1], true)])
+        .advertises(GPU, &[(one, true), (&of_two[0], true), (&of_two[1], true)])
         .await?;
     kubelet.is_refused(GPU, two).await?;
     kubelet.is_refused(GPU, &format!("{one}::0")).await?;
@@ -122,7 +122,7 @@ async fn a_held_gpu_keeps_its_id_until_it_is_free_and_is_shared_then() -> Result
     kubelet.release("job");
     let of_one = [format!("{one}::0"), format!("{one}::1")];
     kubelet
-        .offers(
+        .advertises(
             GPU,
             &[
                 (&of_one[0], true),
@@ -143,7 +143,7 @@ async fn a_held_gpu_keeps_its_id_until_it_is_free_and_is_shared_then() -> Result
         })
     };
     assert!(withdrawn(one) && withdrawn(two));
-    assert_eq!(kubelet.offered_twice(), None);
+    assert_eq!(kubelet.advertised_twice(), None);
     assert_eq!(kubelet.endpoint(GPU).registrations, 1);
     Ok(())
 }
@@ -164,15 +164,15 @@ async fn replicas_that_are_freed_are_withdrawn_one_by_one_until_the_gpu_can_be_w
     })
     .await?;
     kubelet.release("first");
-    kubelet.offers(GPU, &[(&first, false), (&second, true)]).await?;
+    kubelet.advertises(GPU, &[(&first, false), (&second, true)]).await?;
     assert!(matches!(
         kubelet.admit("third", "main", GPU, 1).await,
         Err(Rejection::Kubelet(_))
     ));
     kubelet.release("second");
-    kubelet.offers(GPU, &[(&uuid, true)]).await?;
+    kubelet.advertises(GPU, &[(&uuid, true)]).await?;
     kubelet.is_refused(GPU, &first).await?;
-    assert_eq!(kubelet.offered_twice(), None);
+    assert_eq!(kubelet.advertised_twice(), None);
     Ok(())
 }
 
@@ -188,7 +188,7 @@ async fn a_resource_that_is_renamed_keeps_its_old_name_for_what_is_held() -> Res
     kubelet
         .has(SHARED, |endpoint| endpoint.healthy_of(&uuids[1]) == 2)
         .await?;
-    kubelet.offers(GPU, &[(&uuids[0], true)]).await?;
+    kubelet.advertises(GPU, &[(&uuids[0], true)]).await?;
     assert_eq!(kubelet.endpoint(SHARED).devices.len(), 2);
     kubelet.release("job");
     kubelet.has(SHARED, |endpoint| endpoint.healthy().len() == 4).await?;
@@ -196,7 +196,7 @@ async fn a_resource_that_is_renamed_keeps_its_old_name_for_what_is_held() -> Res
         (kubelet.connected() == [SHARED]).then_some(())
     })
     .await?;
-    assert_eq!(kubelet.offered_twice(), None);
+    assert_eq!(kubelet.advertised_twice(), None);
     Ok(())
 }
 
@@ -235,14 +235,14 @@ async fn an_agent_that_is_killed_in_the_middle_of_a_change_goes_on_with_it() -> 
     lab.apply(TWO)?;
     let of_two = [format!("{two}::0"), format!("{two}::1")];
     let half = [(one, true), (&*of_two[0], true), (&*of_two[1], true)];
-    lab.kubelet.offers(GPU, &half).await?;
+    lab.kubelet.advertises(GPU, &half).await?;
 
     for registrations in 2..4 {
         lab.replace_agent().await?;
         lab.kubelet
             .has(GPU, |endpoint| endpoint.registrations == registrations)
             .await?;
-        lab.kubelet.offers(GPU, &half).await?;
+        lab.kubelet.advertises(GPU, &half).await?;
     }
     lab.kubelet.is_refused(GPU, two).await?;
     lab.kubelet.release("job");
@@ -258,7 +258,7 @@ async fn an_agent_that_is_killed_in_the_middle_of_a_change_goes_on_with_it() -> 
         })
         .await?;
     lab.kubelet.is_refused(GPU, one).await?;
-    assert_eq!(lab.kubelet.offered_twice(), None);
+    assert_eq!(lab.kubelet.advertised_twice(), None);
     Ok(())
 }
 
@@ -277,7 +277,7 @@ async fn a_change_between_two_agents_waits_for_holders_too() -> Result<()> {
         })
         .await?;
     lab.kubelet.release("job");
-    lab.kubelet.offers(GPU, &[(&uuid, true)]).await?;
+    lab.kubelet.advertises(GPU, &[(&uuid, true)]).await?;
     Ok(())
 }
 
@@ -290,10 +290,12 @@ async fn a_gpu_that_disappears_while_it_is_held_comes_back_with_its_holder() -> 
     kubelet.admit("job", "main", GPU, 1).await?;
     lab.node.state()?.lose(0)?;
     lab.agent.signal(rustix::process::Signal::HUP)?;
-    kubelet.offers(GPU, &[(&uuids[0], false), (&uuids[1], true)]).await?;
+    kubelet
+        .advertises(GPU, &[(&uuids[0], false), (&uuids[1], true)])
+        .await?;
     lab.node.state()?.restore(0)?;
     lab.agent.signal(rustix::process::Signal::HUP)?;
-    kubelet.offers(GPU, &[(&uuids[0], true), (&uuids[1], true)]).await?;
+    kubelet.advertises(GPU, &[(&uuids[0], true), (&uuids[1], true)]).await?;
     assert_eq!(kubelet.admit("other", "main", GPU, 1).await?.ids, [uuids[1].clone()]);
     Ok(())
 }
@@ -327,7 +329,7 @@ async fn every_sharing_can_become_every_other_while_a_gpu_is_held() -> Result<()
             let all_new =
                 |endpoint: &Endpoint| !endpoint.ids().contains(&held) && endpoint.healthy().len() == 2 * new_shares;
             kubelet.has(GPU, all_new).await?;
-            assert_eq!(kubelet.offered_twice(), None, "{old} to {new}");
+            assert_eq!(kubelet.advertised_twice(), None, "{old} to {new}");
             kubelet.is_refused(GPU, &held).await
         });
     }
@@ -355,6 +357,6 @@ async fn a_kubelet_that_restarts_in_the_middle_of_a_change_sees_it_as_before() -
     lab.kubelet
         .has(GPU, |endpoint| endpoint.healthy_of(&uuids[0]) == 2)
         .await?;
-    assert_eq!(lab.kubelet.offered_twice(), None);
+    assert_eq!(lab.kubelet.advertised_twice(), None);
     Ok(())
 }

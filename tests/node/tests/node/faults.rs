@@ -188,7 +188,7 @@ async fn on_a_full_disk_what_is_offered_stays_and_an_agent_can_be_replaced() -> 
             endpoint.registrations == 2 && endpoint.healthy().len() == 8
         })
         .await?;
-    assert!(second.ask("/livez").await?.starts_with("HTTP/1.1 200"));
+    assert!(second.get("/livez").await?.starts_with("HTTP/1.1 200"));
 
     fs::remove_file(filler)?;
     node.configure(SHARED)?;

@@ -40,7 +40,7 @@ fn summary(key: &str, mut times: Vec<Duration>, share: usize) -> Result<()> {
 }
 
 /// Allocate at the agent's socket, so many shares of one device each time. None is asked for twice: before a share is given
-/// out again the agent looks whether it is free, which is not what is measured here.
+/// out again the agent checks that it is free, which is not what is measured here.
 async fn allocate(lab: &Lab, resource: &str, shares: usize, calls: usize) -> Result<Vec<Duration>> {
     let uuids = lab.node.uuids()?;
     let ids = lab.kubelet.endpoint(resource).ids();

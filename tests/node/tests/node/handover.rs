@@ -18,7 +18,7 @@ const GAP: Duration = Duration::from_millis(100);
 const BUSY_GAP: Duration = Duration::from_secs(1);
 const REPLACEMENTS: usize = 20;
 
-async fn at_work() -> Result<(Node, FakeKubelet, Agent)> {
+async fn serving() -> Result<(Node, FakeKubelet, Agent)> {
     let node = Node::with_v100()?;
     node.configure("")?;
     let kubelet = FakeKubelet::start(node.device_plugins())?;
@@ -38,7 +38,7 @@ async fn served_again(kubelet: &FakeKubelet, registrations: usize) -> Result<()>
 
 #[tokio::test]
 async fn a_successor_takes_over_and_the_one_before_only_waits_for_its_end() -> Result<()> {
-    let (node, kubelet, first) = at_work().await?;
+    let (node, kubelet, first) = serving().await?;
     kubelet.admit("pod", "main", GPU, 2).await?;
     let second = Agent::run_in_pod(&node, "second", Image::Good)?;
     second.await_ready().await?;
@@ -49,7 +49,7 @@ async fn a_successor_takes_over_and_the_one_before_only_waits_for_its_end() -> R
             .await?
             .contains("LetGo: another agent of this node has taken over")
     );
-    assert!(first.ask("/livez").await?.starts_with("HTTP/1.1 200"));
+    assert!(first.get("/livez").await?.starts_with("HTTP/1.1 200"));
     let endpoint = kubelet
         .has(GPU, |it| it.registrations == 2 && it.healthy().len() == 8)
         .await?;
@@ -65,7 +65,7 @@ async fn a_successor_takes_over_and_the_one_before_only_waits_for_its_end() -> R
 /// a pause of the hand-over itself would be in every gap, so the median is judged; a busy machine delays single ones.
 #[tokio::test]
 async fn twenty_replacements_in_a_row_leave_gaps_of_less_than_100_ms() -> Result<()> {
-    let (node, kubelet, mut agent) = at_work().await?;
+    let (node, kubelet, mut agent) = serving().await?;
     let mut gaps = Vec::new();
     for round in 1..=REPLACEMENTS {
         let lists = kubelet.messages(GPU).len();
@@ -104,7 +104,7 @@ async fn twenty_replacements_in_a_row_leave_gaps_of_less_than_100_ms() -> Result
 
 #[tokio::test]
 async fn an_image_that_does_not_find_the_driver_never_takes_over() -> Result<()> {
-    let (node, kubelet, first) = at_work().await?;
+    let (node, kubelet, first) = serving().await?;
     let broken = Agent::run_in_pod(&node, "broken", Image::WithoutDriver)?;
     broken
         .logs("the successor could not serve the devices that this agent serves")
@@ -131,7 +131,7 @@ async fn an_agent_without_driver_lets_a_successor_without_driver_take_over() -> 
 
 #[tokio::test]
 async fn a_successor_that_cannot_register_gives_back_and_the_one_before_takes_back() -> Result<()> {
-    let (node, kubelet, first) = at_work().await?;
+    let (node, kubelet, first) = serving().await?;
     let broken = Agent::run_in_pod(&node, "broken", Image::WithoutKubelet)?;
     broken.logs("asking the agent that holds the lock").await?;
     kubelet.is_gone(GPU).await?;
@@ -153,7 +153,7 @@ async fn a_successor_that_cannot_register_gives_back_and_the_one_before_takes_ba
 
 #[tokio::test]
 async fn a_kill_of_the_successor_at_any_step_leaves_the_node_served() -> Result<()> {
-    let (node, kubelet, first) = at_work().await?;
+    let (node, kubelet, first) = serving().await?;
     for (round, step) in [
         "hardware found",
         "asking the agent that holds",
@@ -182,7 +182,7 @@ async fn a_kill_of_the_successor_at_any_step_leaves_the_node_served() -> Result<
 
 #[tokio::test]
 async fn a_kill_of_the_one_before_at_any_step_leaves_the_node_served() -> Result<()> {
-    let (node, kubelet, mut agent) = at_work().await?;
+    let (node, kubelet, mut agent) = serving().await?;
     for (round, step) in [
         "hardware found",
         "asking the agent that holds",
@@ -206,7 +206,7 @@ async fn a_kill_of_the_one_before_at_any_step_leaves_the_node_served() -> Result
 
 #[tokio::test]
 async fn of_two_successors_at_once_one_is_served_and_nobody_fights() -> Result<()> {
-    let (node, kubelet, first) = at_work().await?;
+    let (node, kubelet, first) = serving().await?;
     let second = Agent::run_in_pod(&node, "second", Image::Good)?;
     let third = Agent::run_in_pod(&node, "third", Image::Good)?;
     // Each of them takes over once; the last one stays.
@@ -228,8 +228,8 @@ async fn of_two_successors_at_once_one_is_served_and_nobody_fights() -> Result<(
 }
 
 #[tokio::test]
-async fn the_container_of_a_pod_that_has_let_go_asks_nobody_when_it_restarts() -> Result<()> {
-    let (node, kubelet, mut first) = at_work().await?;
+async fn the_container_of_a_pod_that_has_handed_over_sends_no_request_when_it_restarts() -> Result<()> {
+    let (node, kubelet, mut first) = serving().await?;
     let mut second = Agent::run_in_pod(&node, "second", Image::Good)?;
     second.await_ready().await?;
     let record = || {
@@ -299,7 +299,7 @@ async fn what_the_driver_reported_long_before_a_take_over_is_not_the_successors(
 
 #[tokio::test]
 async fn whoever_talks_nonsense_to_the_holder_changes_nothing() -> Result<()> {
-    let (node, kubelet, first) = at_work().await?;
+    let (node, kubelet, first) = serving().await?;
     let socket = node.state_dir().join("agent.sock");
     let say = |text: &str| -> Result<String> {
         let mut stream = UnixStream::connect(&socket)?;
@@ -327,7 +327,7 @@ async fn whoever_talks_nonsense_to_the_holder_changes_nothing() -> Result<()> {
 
 #[tokio::test]
 async fn one_that_asks_and_goes_away_leaves_the_node_served() -> Result<()> {
-    let (node, kubelet, first) = at_work().await?;
+    let (node, kubelet, first) = serving().await?;
     let ask = || -> Result<(UnixStream, String)> {
         let mut stream = UnixStream::connect(node.state_dir().join("agent.sock"))?;
         stream.write_all(b"{\"letGo\":{\"version\":\"9\",\"pod\":\"x\"}}\n")?;
@@ -361,7 +361,7 @@ async fn one_that_asks_and_goes_away_leaves_the_node_served() -> Result<()> {
 
 #[tokio::test]
 async fn a_holder_that_was_stopped_lets_go_to_nobody_who_has_given_up_meanwhile() -> Result<()> {
-    let (node, kubelet, first) = at_work().await?;
+    let (node, kubelet, first) = serving().await?;
     let socket = node.state_dir().join("agent.sock");
     first.signal(Signal::STOP)?;
     let mut gone = UnixStream::connect(&socket)?;
@@ -386,8 +386,8 @@ async fn a_holder_that_was_stopped_lets_go_to_nobody_who_has_given_up_meanwhile(
 }
 
 #[tokio::test]
-async fn one_that_has_let_go_does_not_come_between_two_others() -> Result<()> {
-    let (node, kubelet, first) = at_work().await?;
+async fn an_agent_that_has_handed_over_does_not_come_between_two_others() -> Result<()> {
+    let (node, kubelet, first) = serving().await?;
     let mut stream = UnixStream::connect(node.state_dir().join("agent.sock"))?;
     stream.write_all(b"{\"letGo\":{\"version\":\"9\",\"pod\":\"x\"}}\n")?;
     BufReader::new(&stream).read_line(&mut String::new())?;
@@ -409,7 +409,7 @@ async fn one_that_has_let_go_does_not_come_between_two_others() -> Result<()> {
 
 #[tokio::test]
 async fn a_socket_that_somebody_removed_is_made_again() -> Result<()> {
-    let (node, _kubelet, first) = at_work().await?;
+    let (node, _kubelet, first) = serving().await?;
     fs::remove_file(node.state_dir().join("agent.sock"))?;
     let second = Agent::run_in_pod(&node, "second", Image::Good)?;
     second.await_ready().await?;
@@ -418,7 +418,7 @@ async fn a_socket_that_somebody_removed_is_made_again() -> Result<()> {
 
 #[tokio::test]
 async fn sigterm_of_the_holder_hands_over_to_one_that_stands_by() -> Result<()> {
-    let (node, kubelet, mut first) = at_work().await?;
+    let (node, kubelet, mut first) = serving().await?;
     // One that is refused goes on standing by.
     let broken = Agent::run_in_pod(&node, "second", Image::WithoutDriver)?;
     broken.logs("the successor could not serve").await?;
@@ -439,7 +439,7 @@ async fn sigterm_of_the_holder_hands_over_to_one_that_stands_by() -> Result<()> 
 
 #[tokio::test]
 async fn sigterm_in_the_midst_of_a_hand_over_ends_either_within_a_second() -> Result<()> {
-    let (node, kubelet, mut first) = at_work().await?;
+    let (node, kubelet, mut first) = serving().await?;
     let mut broken = Agent::run_in_pod(&node, "second", Image::WithoutKubelet)?;
     first.logs("handing over to a successor").await?;
     let (status, took) = broken.stop().await?;

@@ -23,8 +23,8 @@ fn divided() -> Result<Node> {
     Node::new(scenario)
 }
 
-/// Makes the agent look, and waits for the outcome.
-async fn look_again(lab: &Lab, outcome: &str) -> Result<()> {
+/// Makes the agent probe the hardware, and waits for the result.
+async fn probe_again(lab: &Lab, outcome: &str) -> Result<()> {
     let before = lab.agent.logged(outcome);
     lab.agent.signal(Signal::HUP)?;
     until(outcome, || (lab.agent.logged(outcome) > before).then_some(())).await
@@ -56,9 +56,9 @@ async fn a_gpu_that_ceases_to_tell_stays_what_it_was() -> Result<()> {
         "nvmlDeviceGetCudaComputeCapability",
     ] {
         lab.node.state()?.fail(1, function, ReturnCode::Timeout)?;
-        look_again(&lab, "hardware has a problem").await?;
+        probe_again(&lab, "hardware has a problem").await?;
         lab.node.state()?.clear_failure(1, function)?;
-        look_again(&lab, "hardware found").await?;
+        probe_again(&lab, "hardware found").await?;
     }
     let (whole, parts) = (lab.kubelet.endpoint(GPU), lab.kubelet.endpoint(PART));
     assert_eq!((whole.lists, parts.lists), (1, 1), "nothing changed for the kubelet");
@@ -113,7 +113,7 @@ async fn a_node_that_loses_every_gpu_offers_none_and_waits_for_the_driver() -> R
     for gpu in 0..4 {
         lab.node.state()?.lose(gpu)?;
     }
-    look_again(&lab, "hardware has a problem").await?;
+    probe_again(&lab, "hardware has a problem").await?;
     until("nothing is healthy", || {
         lab.kubelet.endpoint(GPU).healthy().is_empty().then_some(())
     })

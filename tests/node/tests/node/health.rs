@@ -1,7 +1,7 @@
 //! Broken GPUs: which they are, that nothing of them is given out, and when they are whole again.
 
 mod events;
-mod looks;
+mod probes;
 mod recovery;
 
 use anyhow::Result;
@@ -58,8 +58,8 @@ async fn broken(lab: &Lab, resource: &str, expected: &[&String]) -> Result<()> {
     Ok(())
 }
 
-/// Lets the agent look at the GPUs, and waits until it has.
-async fn look(lab: &Lab) -> Result<()> {
+/// Makes the agent probe the GPUs, and waits for the probe.
+async fn probe(lab: &Lab) -> Result<()> {
     let before = lab.agent.logged("all GPUs probed");
     lab.agent.signal(Signal::HUP)?;
     until("all GPUs probed", || {

@@ -24,14 +24,18 @@ async fn nothing_changes_while_the_kubelet_does_not_say_who_holds_what() -> Resu
         kubelet.answer_pod_resources(answer);
         lab.apply(TWO)?;
         // The free one is withdrawn, and nobody knows that it is free.
-        kubelet.offers(GPU, &[(&uuids[0], true), (&uuids[1], false)]).await?;
+        kubelet
+            .advertises(GPU, &[(&uuids[0], true), (&uuids[1], false)])
+            .await?;
         let calls = kubelet.pod_resources_calls();
         kubelet.release("job");
         until("it was asked again and again", || {
             (kubelet.pod_resources_calls() > calls + 4).then_some(())
         })
         .await?;
-        kubelet.offers(GPU, &[(&uuids[0], true), (&uuids[1], false)]).await?;
+        kubelet
+            .advertises(GPU, &[(&uuids[0], true), (&uuids[1], false)])
+            .await?;
         assert!(
             kubelet.pod_resources_calls() < 100,
             "a kubelet that refuses is left in peace"
@@ -39,7 +43,7 @@ async fn nothing_changes_while_the_kubelet_does_not_say_who_holds_what() -> Resu
 
         kubelet.answer_pod_resources(PodResourcesAnswer::Truth);
         kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
-        assert_eq!(kubelet.offered_twice(), None);
+        assert_eq!(kubelet.advertised_twice(), None);
     }
     Ok(())
 }
@@ -67,7 +71,7 @@ async fn an_allocation_that_comes_in_the_middle_of_a_change_counts_as_a_holder()
     kubelet.has(GPU, |_| true).await?;
     kubelet.answer_pod_resources(PodResourcesAnswer::Unavailable);
     lab.apply(TWO)?;
-    kubelet.offers(GPU, &[(&uuid, false)]).await?;
+    kubelet.advertises(GPU, &[(&uuid, false)]).await?;
 
     // The kubelet picked before it had the list. It never says that somebody holds it: its pod ended at once.
     let start = Instant::now();
@@ -104,7 +108,7 @@ async fn what_an_init_container_holds_is_not_given_out_again_while_its_pod_runs(
 
     kubelet.release("job");
     kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
-    assert_eq!(kubelet.offered_twice(), None);
+    assert_eq!(kubelet.advertised_twice(), None);
     Ok(())
 }
 
@@ -132,6 +136,8 @@ async fn an_agent_that_lost_its_memory_offers_nothing_of_what_is_held() -> Resul
     let of_held = || lab.kubelet.endpoint(GPU).healthy_of(&uuids[0]);
     assert_eq!(of_held(), 0);
     lab.kubelet.release("job");
-    lab.kubelet.offers(GPU, &[(&uuids[0], true), (&uuids[1], true)]).await?;
+    lab.kubelet
+        .advertises(GPU, &[(&uuids[0], true), (&uuids[1], true)])
+        .await?;
     lab.kubelet.is_refused(GPU, &held).await
 }

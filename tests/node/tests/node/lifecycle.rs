@@ -120,7 +120,7 @@ async fn a_half_written_driver_takes_nothing_away() -> Result<()> {
     for length in [5000, 0] {
         node.truncate_driver(length)?;
         agent.signal(Signal::HUP)?;
-        // The probes of the GPUs find it too, and need not be the last to look.
+        // The probes of the GPUs find it too, and may come first.
         let problem = format!("the library is incomplete ({length} of ");
         let is_told = |line: &String| line.contains("hardware has a problem") && line.contains(&problem);
         until(&problem, || agent.log().iter().any(is_told).then_some(())).await?;

@@ -63,7 +63,7 @@ fn read(answer: &str) -> Result<BTreeMap<String, f64>> {
 }
 
 async fn metrics(agent: &Agent) -> Result<BTreeMap<String, f64>> {
-    read(&agent.ask("/metrics").await?)
+    read(&agent.get("/metrics").await?)
 }
 
 /// Waits until the metrics are as expected: the agent counts what it has done a moment after others have seen it.

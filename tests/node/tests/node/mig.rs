@@ -168,12 +168,14 @@ async fn a_gpu_and_its_mig_devices_are_never_offered_together() -> Result<()> {
         (lab.agent.logged("configuration in force") == 2).then_some(())
     })
     .await?;
-    lab.kubelet.offers(GPU, &[(&uuid, true)]).await?;
+    lab.kubelet.advertises(GPU, &[(&uuid, true)]).await?;
     for part in &parts {
         lab.kubelet.is_refused(GPU, part).await?;
     }
     lab.kubelet.release("pod");
-    lab.kubelet.offers(GPU, &[(&parts[0], true), (&parts[1], true)]).await?;
+    lab.kubelet
+        .advertises(GPU, &[(&parts[0], true), (&parts[1], true)])
+        .await?;
 
     // And back, with one part held.
     let held = lab.kubelet.admit("pod", "main", GPU, 1).await?.ids.remove(0);
@@ -186,6 +188,6 @@ async fn a_gpu_and_its_mig_devices_are_never_offered_together() -> Result<()> {
     .await?;
     assert!(!lab.kubelet.endpoint(GPU).ids().contains(&uuid), "{free}");
     lab.kubelet.release("pod");
-    lab.kubelet.offers(GPU, &[(&uuid, true)]).await?;
+    lab.kubelet.advertises(GPU, &[(&uuid, true)]).await?;
     Ok(())
 }

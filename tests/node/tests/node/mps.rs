@@ -92,7 +92,7 @@ async fn a_killed_daemon_is_started_again_in_the_same_folder() -> Result<()> {
         let daemon = mps.answers(&gpu).await?;
         kill_process(daemon, Signal::KILL)?;
         let again = || agent.logged("MPS control daemon started") == starts;
-        // Where the supervisor is fast, the next daemon answers before this test has looked.
+        // With a fast supervisor, the next daemon answers before this test checks.
         until("it no longer answers", || {
             (!mps.path(&gpu, "answered").exists() || again()).then_some(())
         })

@@ -127,7 +127,7 @@ async fn a_gpu_is_given_whole_only_after_its_daemon_has_gone() -> Result<()> {
         (lab.kubelet.connected() == ["nvidia.com/gpu"]).then_some(())
     })
     .await?;
-    assert_eq!(lab.kubelet.offered_twice(), None);
+    assert_eq!(lab.kubelet.advertised_twice(), None);
     Ok(())
 }
 

@@ -75,7 +75,7 @@ async fn it_registers_again_when_the_kubelet_has_forgotten_the_resource() -> Res
     let node = Node::with_v100()?;
     let (kubelet, agent, socket) = registered(&node).await?;
     kubelet.forget(GPU);
-    // Two looks, 10 s apart.
+    // Two checks, 10 s apart.
     let line = agent.logs("the kubelet has forgotten the resource").await?;
     assert!(line.contains(GPU), "{line}");
     let endpoint = kubelet.has(GPU, |endpoint| endpoint.registrations == 2).await?;
@@ -95,7 +95,7 @@ async fn a_resource_of_another_plugin_is_left_to_it_until_that_ends() -> Result<
     agent.await_ready().await?;
     assert_eq!(kubelet.endpoint(GPU).registrations, 1);
     drop(other);
-    // It looks every 10 s.
+    // It checks every 10 s.
     kubelet
         .has(GPU, |endpoint| {
             endpoint.registrations == 2 && endpoint.devices.len() == 8

@@ -9,11 +9,11 @@ fn units_of_several_gpus_are_refused_with_what_fits() {
         "a.b/mem",
         &["GPU-2-_-0", "GPU-2-_-1", "GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"],
     )];
-    let mut desk = Desk::new(MEMORY, &held);
-    desk.allocate("a.b/mem", &["GPU-0-_-0", "GPU-0-_-1", "GPU-0-_-2"])
+    let mut test = AllocatorTest::new(MEMORY, &held);
+    test.allocate("a.b/mem", &["GPU-0-_-0", "GPU-0-_-1", "GPU-0-_-2"])
         .unwrap();
-    desk.allocate("a.b/mem", &["GPU-1-_-0", "GPU-1-_-1"]).unwrap();
-    let refused = desk.allocate(
+    test.allocate("a.b/mem", &["GPU-1-_-0", "GPU-1-_-1"]).unwrap();
+    let refused = test.allocate(
         "a.b/mem",
         &["GPU-0-_-3", "GPU-1-_-2", "GPU-1-_-3", "GPU-2-_-5", "GPU-2-_-6"],
     );
@@ -22,7 +22,7 @@ fn units_of_several_gpus_are_refused_with_what_fits() {
         "allocate a.b/mem: 5 units do not fit on one GPU: 6 units are free on this node, at most 3 on one GPU (GPU 2); \
          request at most 3, or wait until units are free"
     );
-    let misplaced = desk
+    let misplaced = test
         .allocate("a.b/mem", &["GPU-1-_-2", "GPU-2-_-5"])
         .unwrap_err()
         .to_string();
@@ -34,37 +34,37 @@ fn units_of_several_gpus_are_refused_with_what_fits() {
 
 #[test]
 fn withholding_leaves_what_is_held_and_the_free_units_of_one_gpu_until_something_is_freed() {
-    let mut desk = Desk::new(MEMORY, &[holding("one", "a.b/mem", &["GPU-2-_-0", "GPU-2-_-1"])]);
-    assert_eq!(desk.allocator.withhold("a.b/mem"), 2 + 6);
-    assert_eq!(desk.count("a.b/mem"), Some((8, 16)));
-    assert!(desk.allocator.needs_observation());
-    desk.allocate("a.b/mem", &["GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"])
+    let mut test = AllocatorTest::new(MEMORY, &[holding("one", "a.b/mem", &["GPU-2-_-0", "GPU-2-_-1"])]);
+    assert_eq!(test.allocator.withhold("a.b/mem"), 2 + 6);
+    assert_eq!(test.count("a.b/mem"), Some((8, 16)));
+    assert!(test.allocator.needs_observation());
+    test.allocate("a.b/mem", &["GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"])
         .unwrap();
-    assert_eq!(desk.count("a.b/mem"), Some((5 + 4, 16)), "now GPU 0 has most");
+    assert_eq!(test.count("a.b/mem"), Some((5 + 4, 16)), "now GPU 0 has most");
     let two = ["GPU-2-_-2", "GPU-2-_-3", "GPU-2-_-4"];
     let both = [
         holding("one", "a.b/mem", &["GPU-2-_-0", "GPU-2-_-1"]),
         holding("two", "a.b/mem", &two),
     ];
-    desk.observe(&both);
-    assert_eq!(desk.count("a.b/mem"), Some((9, 16)));
-    desk.observe(&both[1..]);
-    assert_eq!(desk.count("a.b/mem"), Some((16, 16)));
-    assert!(!desk.allocator.needs_observation());
-    let mut desk = Desk::new(SHARED, &[]);
+    test.observe(&both);
+    assert_eq!(test.count("a.b/mem"), Some((9, 16)));
+    test.observe(&both[1..]);
+    assert_eq!(test.count("a.b/mem"), Some((16, 16)));
+    assert!(!test.allocator.needs_observation());
+    let mut test = AllocatorTest::new(SHARED, &[]);
     assert_eq!(
-        desk.allocator.withhold("nvidia.com/gpu"),
+        test.allocator.withhold("nvidia.com/gpu"),
         6,
         "replicas of one container can come from several GPUs"
     );
-    assert!(!desk.allocator.needs_observation());
+    assert!(!test.allocator.needs_observation());
 }
 
 #[test]
 fn more_than_one_replica_is_refused_where_the_resource_says_so() {
     let strict = SHARED.replace("replicas: 2", "replicas: 2, failRequestsGreaterThanOne: true");
-    let mut desk = Desk::new(&strict, &[]);
-    let refused = desk.allocate("nvidia.com/gpu", &["GPU-0::0", "GPU-1::0"]).unwrap_err();
+    let mut test = AllocatorTest::new(&strict, &[]);
+    let refused = test.allocate("nvidia.com/gpu", &["GPU-0::0", "GPU-1::0"]).unwrap_err();
     assert_eq!(
         refused,
         AllocationRefusal::MoreThanOne {
@@ -72,9 +72,9 @@ fn more_than_one_replica_is_refused_where_the_resource_says_so() {
             asked: 2
         }
     );
-    assert!(desk.allocate("nvidia.com/gpu", &[]).is_err());
-    desk.allocator.set_desired(wants(SHARED));
-    let granted = desk
+    assert!(test.allocate("nvidia.com/gpu", &[]).is_err());
+    test.allocator.set_desired(wants(SHARED));
+    let granted = test
         .allocate("nvidia.com/gpu", &["GPU-1::0", "GPU-0::0", "GPU-0::1"])
         .unwrap();
     let devices: Vec<(&str, u32)> = granted

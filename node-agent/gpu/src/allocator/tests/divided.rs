@@ -12,12 +12,16 @@ fn undivided() -> DesiredDevices {
     desired_devices(&node, &load("").unwrap()).unwrap()
 }
 
-fn observation(desk: &mut Desk, holders: &[ContainerShares], checkpoint: &[(&str, &str)]) -> KubeletObservation {
-    desk.now += Duration::from_secs(1);
+fn observation(
+    test: &mut AllocatorTest,
+    holders: &[ContainerShares],
+    checkpoint: &[(&str, &str)],
+) -> KubeletObservation {
+    test.now += Duration::from_secs(1);
     KubeletObservation {
-        started: desk.now,
+        started: test.now,
         holders: holders.to_vec(),
-        allocatable: desk.healthy(),
+        allocatable: test.healthy(),
         checkpoint: checkpoint
             .iter()
             .map(|(name, id)| ((*name).to_owned(), (*id).to_owned()))
@@ -25,47 +29,47 @@ fn observation(desk: &mut Desk, holders: &[ContainerShares], checkpoint: &[(&str
     }
 }
 
-fn desk(allocator: Allocator) -> Desk {
-    let mut desk = Desk {
+fn undivided_test(allocator: Allocator) -> AllocatorTest {
+    let mut test = AllocatorTest {
         allocator,
         now: Instant::now(),
     };
-    desk.allocator.set_desired(undivided());
-    desk
+    test.allocator.set_desired(undivided());
+    test
 }
 
 #[test]
 fn no_gpu_is_offered_whole_while_a_mig_device_that_nobody_knows_is_held() {
     let resource = "nvidia.com/mig-1g.4gb";
-    let mut desk = desk(Allocator::default());
+    let mut test = undivided_test(Allocator::default());
     for (holders, checkpoint) in [
         (vec![holding("train", resource, &["MIG-2-0"])], vec![]),
         (vec![], vec![(resource, "MIG-2-0")]),
         (vec![holding("train", "a.b/mem", &["MIG-2-0-_-1"])], vec![]),
     ] {
-        let observation = observation(&mut desk, &holders, &checkpoint);
-        desk.allocator.observe(observation);
-        assert_eq!(desk.count("nvidia.com/gpu"), Some((0, 0)));
-        assert_eq!(desk.allocator.pending_changes().len(), 3);
-        assert_eq!(desk.allocator.waits_for_checkpoint(), holders.is_empty());
+        let observation = observation(&mut test, &holders, &checkpoint);
+        test.allocator.observe(observation);
+        assert_eq!(test.count("nvidia.com/gpu"), Some((0, 0)));
+        assert_eq!(test.allocator.pending_changes().len(), 3);
+        assert_eq!(test.allocator.waits_for_checkpoint(), holders.is_empty());
     }
-    desk.observe(&[]);
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((3, 3)));
+    test.observe(&[]);
+    assert_eq!(test.count("nvidia.com/gpu"), Some((3, 3)));
 }
 
 #[test]
 fn a_saved_mig_device_that_has_left_keeps_back_its_own_gpu_alone() {
     let saved = r#"{"resource":"a.b/part","sharing":{"strategy":"Whole"},"gpuUuid":"GPU-2"}"#;
     let held = [holding("train", "a.b/part", &["MIG-2-0"])];
-    let mut desk = desk(Allocator::restore(
+    let mut test = undivided_test(Allocator::restore(
         [("MIG-2-0".to_owned(), serde_json::from_str(saved).unwrap())].into(),
     ));
     for _ in 0..10 {
-        desk.observe(&held);
+        test.observe(&held);
     }
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((2, 2)));
-    desk.observe(&[]);
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((3, 3)));
+    assert_eq!(test.count("nvidia.com/gpu"), Some((2, 2)));
+    test.observe(&[]);
+    assert_eq!(test.count("nvidia.com/gpu"), Some((3, 3)));
 }
 
 #[test]
@@ -75,13 +79,13 @@ fn what_was_saved_without_the_gpu_of_a_mig_device_stays_in_force_and_gets_it() {
     let saved: Assignment = serde_json::from_str(saved).unwrap();
     let mut allocator = Allocator::restore([("MIG-2-0".to_owned(), saved)].into());
     allocator.set_desired(wants(mixed));
-    let mut desk = Desk {
+    let mut test = AllocatorTest {
         allocator,
         now: Instant::now(),
     };
-    desk.observe(&[holding("train", "nvidia.com/mig-1g.4gb", &["MIG-2-0"])]);
-    assert_eq!(desk.allocator.pending_changes(), []);
-    assert_eq!(desk.count("nvidia.com/mig-1g.4gb"), Some((2, 2)));
-    let saved = serde_json::to_string(&desk.allocator.assigned()["MIG-2-0"]).unwrap();
+    test.observe(&[holding("train", "nvidia.com/mig-1g.4gb", &["MIG-2-0"])]);
+    assert_eq!(test.allocator.pending_changes(), []);
+    assert_eq!(test.count("nvidia.com/mig-1g.4gb"), Some((2, 2)));
+    let saved = serde_json::to_string(&test.allocator.assigned()["MIG-2-0"]).unwrap();
     assert!(saved.contains(r#""gpuUuid":"GPU-2""#), "{saved}");
 }

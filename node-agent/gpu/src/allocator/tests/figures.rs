@@ -41,15 +41,15 @@ fn of_16(link: impl Fn(u32, u32) -> (LinkLevel, u32), mig: u32) -> Inventory {
 fn times(inventory: &Inventory, config: &str) -> Vec<(Duration, usize, &'static str)> {
     let mut all = Vec::new();
     for allocation in ["Topology", "Packed", "Spread"] {
-        let mut desk = Desk {
+        let mut test = AllocatorTest {
             allocator: Allocator::default(),
             now: Instant::now(),
         };
         let config = config.replace("ALLOCATION", allocation);
-        desk.allocator
+        test.allocator
             .set_desired(desired_devices(inventory, &load(&config).unwrap()).unwrap());
-        desk.observe(&[]);
-        let available: Vec<String> = desk.healthy().into_iter().map(|(_, id)| id).collect();
+        test.observe(&[]);
+        let available: Vec<String> = test.healthy().into_iter().map(|(_, id)| id).collect();
         let sizes = if available.len() > 16 {
             vec![1, 3, 8, 24, 53, 56, 59, 100]
         } else {
@@ -59,7 +59,7 @@ fn times(inventory: &Inventory, config: &str) -> Vec<(Duration, usize, &'static 
             let mut rounds: Vec<Duration> = Vec::new();
             for _ in 0..ROUNDS {
                 let start = Instant::now();
-                let chosen = desk
+                let chosen = test
                     .allocator
                     .preferred("nvidia.com/gpu", &available, &[], size, &BTreeMap::new());
                 rounds.push(start.elapsed());

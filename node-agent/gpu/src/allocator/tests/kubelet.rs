@@ -4,43 +4,43 @@ use super::*;
 
 #[test]
 fn a_device_that_only_the_checkpoint_names_a_holder_of_does_not_change() {
-    let mut desk = Desk::new("", &[]);
-    desk.allocator.set_desired(wants(SHARED));
+    let mut test = AllocatorTest::new("", &[]);
+    test.allocator.set_desired(wants(SHARED));
     let checkpoint: BTreeSet<(String, String)> = [("nvidia.com/gpu".to_owned(), "GPU-1".to_owned())].into();
     for _ in 0..10 {
-        desk.now += Duration::from_secs(1);
-        let allocatable = desk.healthy();
+        test.now += Duration::from_secs(1);
+        let allocatable = test.healthy();
         let checkpoint = checkpoint.clone();
-        desk.allocator.observe(KubeletObservation {
-            started: desk.now,
+        test.allocator.observe(KubeletObservation {
+            started: test.now,
             holders: Vec::new(),
             allocatable,
             checkpoint,
         });
     }
-    assert_eq!(desk.allocator.pending_changes().len(), 1);
+    assert_eq!(test.allocator.pending_changes().len(), 1);
     assert!(
-        desk.allocator.pending_changes()[0]
+        test.allocator.pending_changes()[0]
             .message
             .contains("such as an init container"),
         "{:?}",
-        desk.allocator.pending_changes()
+        test.allocator.pending_changes()
     );
-    assert!(desk.allocator.waits_for_checkpoint());
+    assert!(test.allocator.waits_for_checkpoint());
     assert_eq!(
-        desk.count("nvidia.com/gpu"),
+        test.count("nvidia.com/gpu"),
         Some((4, 5)),
         "the id that may be held is not given out again"
     );
-    desk.observe(&[]);
-    assert!(desk.allocator.pending_changes().is_empty() && !desk.allocator.waits_for_checkpoint());
-    assert_eq!(desk.count("nvidia.com/gpu"), Some((6, 6)));
+    test.observe(&[]);
+    assert!(test.allocator.pending_changes().is_empty() && !test.allocator.waits_for_checkpoint());
+    assert_eq!(test.count("nvidia.com/gpu"), Some((6, 6)));
 }
 
 #[test]
 fn units_of_gpus_on_several_numa_nodes_carry_none() {
     let nodes = |config: &str| -> BTreeSet<Option<u32>> {
-        let lists = Desk::new(config, &[]).allocator.advertised();
+        let lists = AllocatorTest::new(config, &[]).allocator.advertised();
         lists
             .iter()
             .flat_map(|list| list.shares.iter().map(|share| share.numa_node))
@@ -54,32 +54,32 @@ fn units_of_gpus_on_several_numa_nodes_carry_none() {
 
 #[test]
 fn a_share_that_the_kubelet_picks_again_while_a_pod_holds_it_is_refused() {
-    let mut desk = Desk::new("", &[]);
-    desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
+    let mut test = AllocatorTest::new("", &[]);
+    test.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
     let ids = strings(&["GPU-0"]);
-    assert!(desk.allocator.is_doubtful("nvidia.com/gpu", &ids));
-    desk.allocate("nvidia.com/gpu", &["GPU-0"])
+    assert!(test.allocator.is_doubtful("nvidia.com/gpu", &ids));
+    test.allocate("nvidia.com/gpu", &["GPU-0"])
         .expect("an init container hands it on");
-    desk.observe(&[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
-    let refused = desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err().to_string();
+    test.observe(&[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
+    let refused = test.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err().to_string();
     assert!(
         refused.starts_with("allocate nvidia.com/gpu: pod team/train holds GPU-0"),
         "{refused}"
     );
-    desk.observe(&[]);
-    assert!(!desk.allocator.is_doubtful("nvidia.com/gpu", &ids));
-    desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
+    test.observe(&[]);
+    assert!(!test.allocator.is_doubtful("nvidia.com/gpu", &ids));
+    test.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
 }
 
 #[test]
 fn a_share_that_was_given_out_comes_again_within_one_admission_or_on_proof() {
-    let mut desk = Desk::new("", &[]);
-    let start = desk.now;
-    desk.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
+    let mut test = AllocatorTest::new("", &[]);
+    let start = test.now;
+    test.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
     let after = |millis, unseen| {
         let now = start + Duration::from_millis(millis);
         // Each try on a copy: one that succeeds is another allocation.
-        desk.allocator
+        test.allocator
             .clone()
             .allocate("nvidia.com/gpu", &strings(&["GPU-0"]), now, unseen)
     };
@@ -95,9 +95,9 @@ fn a_share_that_was_given_out_comes_again_within_one_admission_or_on_proof() {
 
 #[test]
 fn the_refusal_of_a_held_share_says_how_old_that_is_and_why_it_is_not_newer() {
-    let mut desk = Desk::new("", &[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
-    let later = desk.now + Duration::from_secs(7);
-    let refused = desk
+    let mut test = AllocatorTest::new("", &[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
+    let later = test.now + Duration::from_secs(7);
+    let refused = test
         .allocator
         .allocate("nvidia.com/gpu", &strings(&["GPU-0"]), later, Some("no socket"))
         .unwrap_err();

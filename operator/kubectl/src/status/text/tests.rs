@@ -125,10 +125,10 @@ fn a_rollout_says_how_far_it_is_and_where_it_stopped() {
 
     ROLLOUT   IN FORCE   CHANGING   AT ONCE   PENDING   NOT WAITED FOR   STOPPED AT
     p         2 of 7     n3         2         2         1                n4
-    p: stopped at n4: ConfigurationRejected: offer nvidia.com/gpu: no GPU is left; no other node changes until you change the policy's spec
+    p: stopped at n4: ConfigurationRejected: resource nvidia.com/gpu: no GPU is left; no other node changes until you change the policy's spec
 
     PROBLEMS
-    node n4: ConfigurationRejected: offer nvidia.com/gpu: no GPU is left
+    node n4: ConfigurationRejected: resource nvidia.com/gpu: no GPU is left
     node n7: NodeNotReady: the node's kubelet is not ready
     ");
 }

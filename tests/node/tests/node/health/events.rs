@@ -24,7 +24,7 @@ async fn an_xid_takes_out_the_gpu_that_it_is_of_and_no_other() -> Result<()> {
     );
     let line = lab.agent.logs("device is faulty").await?;
     assert!(line.contains(&uuids[3]) && line.contains("reboot the node"), "{line}");
-    let metrics = lab.agent.ask("/metrics").await?;
+    let metrics = lab.agent.get("/metrics").await?;
     assert!(metrics.contains(r#"gpunode_agent_xids_total{xid="79"} 1"#), "{metrics}");
     lab.node.state()?.inject_xid(5, TIMEOUT)?;
     broken(&lab, GPU, &[&uuids[3], &uuids[5]]).await?;

@@ -1,6 +1,6 @@
 //! Recovery of a GPU.
 
-use super::{GPU, TIMEOUT, broken, lab, look, with_old_driver};
+use super::{GPU, TIMEOUT, broken, lab, probe, with_old_driver};
 use anyhow::{Context as _, Result};
 use gpunode_node_tests::{Lab, Node, until};
 use gpunode_scenario::{GpuProcess, GpuState, ProcessKind, RecoveryAction};
@@ -18,7 +18,7 @@ async fn a_gpu_is_whole_again_when_the_driver_asks_for_nothing_more() -> Result<
     broken(&lab, GPU, &[&uuids[3]]).await?;
     lab.agent.logs("RecoveryPending").await?;
     state.set_recovery_action(3, RecoveryAction::None)?;
-    // Of the XID only a look counts that comes a while after it.
+    // Only a probe some time after the XID counts.
     broken(&lab, GPU, &[]).await?;
     assert_eq!(lab.agent.logged("device is faulty"), 2);
     Ok(())
@@ -39,7 +39,7 @@ async fn without_a_recovery_action_a_fault_outlives_the_agent_until_a_reset_or_a
     let lists = lab.kubelet.messages(GPU).len();
     lab.replace_agent().await?;
     lab.kubelet.has(GPU, |endpoint| endpoint.registrations == 2).await?;
-    look(&lab).await?;
+    probe(&lab).await?;
     broken(&lab, GPU, &[&uuids[1], &uuids[2]]).await?;
     for list in lab
         .kubelet
@@ -70,8 +70,8 @@ async fn manual_recovery_waits_for_a_person() -> Result<()> {
     lab.agent.signal(Signal::HUP)?;
     broken(&lab, GPU, &[&uuids[4]]).await?;
     lab.node.state()?.restore(4)?;
-    look(&lab).await?;
-    look(&lab).await?;
+    probe(&lab).await?;
+    probe(&lab).await?;
     broken(&lab, GPU, &[&uuids[4]]).await?;
     fs::write(lab.node.state_dir().join("recovered"), "")?;
     lab.agent.signal(Signal::HUP)?;
@@ -114,14 +114,14 @@ async fn without_a_recovery_action_a_reset_is_seen_by_counters_that_begin_anew()
 }
 
 /// Looks until one has come that counts after an event.
-async fn look_later(lab: &Lab) -> Result<()> {
+async fn probe_later(lab: &Lab) -> Result<()> {
     let before = lab.agent.logged("all GPUs probed");
     // The second one is that which comes when the event has settled.
-    until("it is looked twice", || {
+    until("it is probed twice", || {
         (lab.agent.logged("all GPUs probed") >= before + 2).then_some(())
     })
     .await?;
-    look(lab).await
+    probe(lab).await
 }
 
 #[tokio::test]
@@ -147,7 +147,7 @@ async fn without_a_recovery_action_an_application_has_to_end_with_its_processes_
     let mut both = [&uuids[held], &uuids[other]];
     both.sort();
     broken(&lab, GPU, &both).await?;
-    look_later(&lab).await?;
+    probe_later(&lab).await?;
     broken(&lab, GPU, &both).await?;
     lab.node.state()?.set_processes(number, Vec::new())?;
     lab.agent.signal(Signal::HUP)?;

@@ -1,6 +1,6 @@
 //! Results of probes of the GPUs.
 
-use super::{GPU, PART, broken, divided, lab, look};
+use super::{GPU, PART, broken, divided, lab, probe};
 use anyhow::{Context as _, Result};
 use gpunode_node_tests::Node;
 use gpunode_scenario::{GpuState, RecoveryAction, ReturnCode};
@@ -11,7 +11,7 @@ use std::{
 };
 
 #[tokio::test]
-async fn what_looks_show_takes_out_the_gpu_that_they_show_it_of_until_it_is_gone() -> Result<()> {
+async fn a_fault_that_a_probe_shows_withholds_its_gpu_until_it_is_gone() -> Result<()> {
     type Change = fn(&mut GpuState);
     let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
     let uuids = lab.node.uuids()?;
@@ -61,19 +61,19 @@ async fn a_call_that_fails_once_takes_out_nothing_and_one_that_fails_again_soon_
     const CALL: &str = "nvmlDeviceGetMemoryInfo";
     let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
     let uuids = lab.node.uuids()?;
-    look(&lab).await?;
+    probe(&lab).await?;
     lab.node.state()?.fail(5, CALL, ReturnCode::Unknown)?;
     lab.agent.signal(Signal::HUP)?;
     lab.agent.logs("a call to the driver fails").await?;
     lab.node.state()?.clear_failure(5, CALL)?;
     for _ in 0..2 {
-        look(&lab).await?;
+        probe(&lab).await?;
     }
     assert_eq!(
         (lab.agent.logged("device is faulty"), lab.kubelet.endpoint(GPU).lists),
         (0, 1)
     );
-    let metrics = lab.agent.ask("/metrics").await?;
+    let metrics = lab.agent.get("/metrics").await?;
     assert!(
         metrics.contains(r#"gpunode_agent_nvml_errors_total{call="nvmlDeviceGetMemoryInfo_v2"} 1"#),
         "{metrics}"
@@ -109,16 +109,16 @@ async fn a_mig_device_with_a_call_that_fails_is_taken_out_alone() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_gpu_that_hangs_is_taken_out_and_the_others_are_looked_at_without_it() -> Result<()> {
+async fn a_gpu_that_hangs_is_withheld_and_the_others_are_probed_without_it() -> Result<()> {
     let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
     let uuids = lab.node.uuids()?;
-    look(&lab).await?;
+    probe(&lab).await?;
     lab.node.state()?.update_gpu(2, |state| state.hangs = true)?;
     let pending = |pending: bool| -> Result<()> {
         lab.node
             .state()?
             .update_gpu(5, |state| state.retired_pages.pending = pending)?;
-        // Means nothing and is worth a look.
+        // XID 31 is no fault, but triggers a probe.
         lab.node.state()?.inject_xid(5, 31)?;
         Ok(())
     };
@@ -153,11 +153,11 @@ async fn a_gpu_that_hangs_is_taken_out_and_the_others_are_looked_at_without_it()
 #[tokio::test]
 async fn links_of_a_gpu_that_is_divided_may_be_down() -> Result<()> {
     let lab = lab(divided()?, "mig: {strategy: Mixed}", PART, 2).await?;
-    look(&lab).await?;
+    probe(&lab).await?;
     for gpu in [0, 1] {
         lab.node.state()?.update_gpu(gpu, |state| state.links_down = vec![0])?;
     }
-    look(&lab).await?;
+    probe(&lab).await?;
     broken(&lab, GPU, &[&lab.node.uuids()?[0]]).await?;
     broken(&lab, PART, &[]).await
 }
