@@ -1,4 +1,4 @@
-# Entry points, the same for people and for CI. `make` alone lists them.
+# Entry points for people and for CI. `make` lists them.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -66,7 +66,7 @@ crds: ## generate manifests/crds from crds/src
 lint: cargo-deny cargo-machete ## formatting, clippy, docs, licences, generated files, purity of the pure crates
 	@tests/lint.sh
 
-# It runs for seconds. Without optimisation it compiles in half the time.
+# cargo-deny runs for seconds; without optimisation it compiles in half the time.
 .PHONY: cargo-deny
 cargo-deny:
 	@cargo deny --version 2>/dev/null | grep -qx 'cargo-deny $(CARGO_DENY_VERSION)' \

@@ -9,7 +9,7 @@ log=target/bench.log
 
 say() { printf '\n######## %s (%ds)\n' "$*" "$SECONDS"; }
 
-# A measurement that fails, or does not end, leaves its figures out, which counts as missed.
+# A measurement that fails or hangs prints no figures; a missing figure counts as a missed target.
 measure() { # WHAT ARGUMENTS-OF-CARGO-TEST...
   say "$1"
   { timeout --kill-after 10 1200 cargo test --locked -q "${@:2}" || echo "FAILED: $1"; } 2>&1 \

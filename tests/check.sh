@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make check`: what needs neither root nor a cluster. Ends with the number of tests.
+# `make check`: formatting, clippy, and the tests that need neither root nor a cluster. Prints the number of tests at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tests/report.sh

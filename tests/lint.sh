@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make lint`: what a reviewer should not have to look for.
+# `make lint`: finds the mistakes that tools can find, so that reviewers need not.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +17,7 @@ RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 step "dependencies: bans, licences, sources"
 cargo deny --all-features check bans licenses sources
 
-step "dependencies that nothing uses"
+step "unused dependencies"
 cargo machete --skip-target-dir .
 
 step "generated CRDs are up to date"
@@ -29,10 +29,10 @@ for file in "$generated"/*.yaml; do
   diff -u "manifests/crds/$(basename "$file")" "$file" || { echo "run 'make crds' and commit the result"; exit 1; }
 done
 
-step "pure crates have neither a runtime nor a client"
+step "pure crates depend on no runtime and no client"
 for crate in gpunode-config gpunode-crds gpunode-gpu gpunode-plan; do
   if cargo tree --locked -e normal -p "$crate" --prefix none | grep -E '^(tokio|kube-client|kube-runtime|hyper|tonic) '; then
-    echo "$crate must do no IO; remove the dependency above"; exit 1
+    echo "$crate does no IO: remove the dependency above"; exit 1
   fi
   echo "$crate"
 done

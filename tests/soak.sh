@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make soak`: the test of `make test` that kills the agent at random moments, for SOAK_SECONDS (half an hour).
+# `make soak`: runs the test that kills the agent at random moments for SOAK_SECONDS (default 1800).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cluster=soak

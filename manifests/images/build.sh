@@ -15,10 +15,10 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$output"
 
-# A driver library that the agent loads at run time needs these of glibc beside what the agent itself needs.
+# Parts of glibc that the driver library needs, which the agent loads at run time.
 driver_libraries=(libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1)
 
-copy_library() { # PATH ROOT: keeps the path at which the loader looks, with the file that it points to
+copy_library() { # PATH ROOT: copies the file that a link names to the path at which the loader looks
   install -D -m 755 "$(readlink -f "$1")" "$2$1"
 }
 
@@ -33,7 +33,7 @@ build() { # NAME USER
       copy_library "$(ldconfig -p | awk -v l="$library" '$1 == l && /x86-64|AArch64/ {print $NF; exit}')" "$root"
     done
   fi
-  # Mount points: the root file system is read-only where the image runs.
+  # Mount points: a running image has a read-only root file system.
   mkdir -p "$root/host" "$root/var/lib/kubelet/device-plugins" "$root/var/lib/gpunode" "$root/proc" "$root/sys" "$root/dev" "$root/etc" "$root/tmp"
   find "$root" -exec touch -h -d "@${SOURCE_DATE_EPOCH:-0}" {} +
 
@@ -42,7 +42,7 @@ build() { # NAME USER
   umoci insert --image "$layout:$version" "$root" /
   umoci config --image "$layout:$version" --config.entrypoint "/gpunode-$name" --config.user "$user"
   umoci gc --layout "$layout"
-  # containerd takes an image's name from this annotation.
+  # containerd reads the name of an image from this annotation.
   jq --arg image "gpunode.dev/$name:$version" \
     '.manifests[0].annotations += {"io.containerd.image.name": $image}' "$layout/index.json" > "$layout/index.json.new"
   mv "$layout/index.json.new" "$layout/index.json"

@@ -10,7 +10,7 @@ text=${text//HOMEPAGE/"$homepage"}
 text=${text//DOWNLOADS/"${downloads%/}"}
 for platform in $(grep -o 'SHA256-[a-z0-9-]*' <<< "$text"); do
   archive="$folder/kubectl-gpunode-${platform#SHA256-}.tar.gz"
-  tar -tzf "$archive" | grep -qxE '(\./)?kubectl-gpunode' || { echo "$archive: no kubectl-gpunode in it" >&2; exit 1; }
+  tar -tzf "$archive" | grep -qxE '(\./)?kubectl-gpunode' || { echo "$archive has no kubectl-gpunode" >&2; exit 1; }
   sum=$(sha256sum "$archive")
   text=${text//"$platform"/"${sum%% *}"}
 done

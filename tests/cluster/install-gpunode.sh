@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs gpunode from manifests/default on the local cluster NAME and returns when its agents have reported.
+# Installs gpunode from manifests/default on the local cluster NAME, and waits until its agents have reported.
 #   tests/cluster/install-gpunode.sh NAME
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian packages that the local cluster needs and that are not there yet.
+# Installs the missing Debian packages that the local cluster needs.
 set -eu
 
 packages="runc containernetworking-plugins nftables conntrack iptables busybox-static iproute2 util-linux gcc libc6-dev umoci jq"
@@ -11,7 +11,7 @@ for package in $packages; do
   fi
 done
 if [ -z "$missing" ]; then
-  echo "install-packages: everything is there"
+  echo "install-packages: nothing is missing"
   exit 0
 fi
 if [ "$(id -u)" != 0 ]; then
@@ -24,7 +24,7 @@ install() {
   # shellcheck disable=SC2086 # one argument per package
   DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing
 }
-# The package lists of a fresh machine are empty or old: read them only when needed.
+# A fresh machine has empty or old package lists: read them only if needed.
 if ! install; then
   echo "install-packages: reading the package lists again"
   apt-get update -qq

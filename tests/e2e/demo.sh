@@ -42,9 +42,9 @@ check() { # DESCRIPTION COMMAND...: the command must succeed within 60 s
 # Functions for the checks.
 is() { [ "$(eval "$1")" = "$2" ]; }
 node_field() { kubectl get node "$1" -o jsonpath="$2"; }
-offers() { is "kubectl get node $1 -o json | jq -r '.status.allocatable[\"$2\"]'" "$3"; }
-allocatable() { offers "$1" nvidia.com/gpu "$2"; }
-# The record keeps the names of resources until the kubelet removes them, 5 to 7 minutes after their plugin is gone.
+advertises() { is "kubectl get node $1 -o json | jq -r '.status.allocatable[\"$2\"]'" "$3"; }
+allocatable() { advertises "$1" nvidia.com/gpu "$2"; }
+# The record names resources until the kubelet removes them, 5 to 7 minutes after the end of their plugin.
 snapshot() { kubectl get node "$1" -o json | jq -S '.metadata.annotations |= ((.["gpunode.dev/owned"] // empty) |= (fromjson | del(.resources))) | {labels: .metadata.labels, annotations: .metadata.annotations, taints: .spec.taints, unschedulable: .spec.unschedulable}'; }
 sample_pods() { kubectl kustomize "manifests/samples/$1" | sed 's|nvidia/cuda:[^ ]*|gpunode.test/cuda:1|'; }
 pending_because() { kubectl get events --field-selector "involvedObject.name=$1,reason=FailedScheduling" -o jsonpath='{.items[*].message}' | grep -q "$2"; }
@@ -151,9 +151,9 @@ spec:
     - {name: nvidia.com/gpu-mem, devices: {indices: [4, 5]}, sharing: {strategy: Memory}}
     - {name: nvidia.com/gpu.mps, sharing: {strategy: Mps, replicas: 10}}
 POLICY
-check "4 GPUs are whole" offers gpu-a100 nvidia.com/gpu 4
-check "2 GPUs are 160 memory units of 1 GiB" offers gpu-a100 nvidia.com/gpu-mem 160
-check "2 GPUs are 20 MPS shares, and their daemons answer" offers gpu-a100 nvidia.com/gpu.mps 20
+check "4 GPUs are whole" advertises gpu-a100 nvidia.com/gpu 4
+check "2 GPUs are 160 memory units of 1 GiB" advertises gpu-a100 nvidia.com/gpu-mem 160
+check "2 GPUs are 20 MPS shares, and their daemons answer" advertises gpu-a100 nvidia.com/gpu.mps 20
 sharing_pod memory nvidia.com/gpu-mem 30 | kubectl apply -f - > /dev/null
 sharing_pod shares nvidia.com/gpu.mps 3 | kubectl apply -f - > /dev/null
 check "a container has 30 of a GPU's 80 memory units" variable memory ALIYUN_COM_GPU_MEM_CONTAINER 30
@@ -168,9 +168,9 @@ show kubectl gpunode status
 title "7. gpunode restores its own labels and leaves those of others alone"
 kubectl label node gpu-v100 team=research accelerator- > /dev/null
 check "gpunode restores the removed label" is "node_field gpu-v100 '{.metadata.labels.accelerator}'" nvidia-tesla-v100
-look "accelerator (restored by gpunode) and team (set by somebody else)"
+look "accelerator (restored by gpunode) and team (set by someone else)"
 show kubectl get node gpu-v100 -L accelerator -L team
-check "the label of somebody else stays" is "node_field gpu-v100 '{.metadata.labels.team}'" research
+check "the label of someone else stays" is "node_field gpu-v100 '{.metadata.labels.team}'" research
 kubectl label node gpu-v100 team- > /dev/null
 
 title "8. a label that a team set by hand causes a conflict on that node only"
@@ -205,9 +205,9 @@ show kubectl apply -f "target/cluster/$name/mistake.yaml"
 show kubectl gpunode validate -f "target/cluster/$name/mistake.yaml"
 check "the API server refuses it" refused "target/cluster/$name/mistake.yaml"
 
-title "10. without policies, the node is as it was before"
+title "10. without policies, the node is as before"
 show kubectl delete gpunodepolicies --all
-check "gpu-v100 is as it was, to the byte" unchanged gpu-v100 "$before"
+check "gpu-v100 is restored to the byte" unchanged gpu-v100 "$before"
 check "no device plugin pod is left" is "kubectl -n gpunode-system get pods -l app.kubernetes.io/component=device-plugin -o name" ""
 look "the sample pods still run with their GPUs"
 show kubectl get pods -o custom-columns=POD:.metadata.name,PHASE:.status.phase

@@ -94,7 +94,7 @@ impl EventPublisher {
             if let Some(error) = &error
                 && !failing
             {
-                warn!(error, "send an event of the Node; dropped");
+                warn!(error, "cannot send an event of the Node; dropped it");
             }
             failing = error.is_some();
             sleep(PAUSE).await;

@@ -75,7 +75,7 @@ pub async fn watch_gpu_node(client: Client, node: String, seen: watch::Sender<Gp
             Ok(None) => std::future::pending().await,
             Err(error) => {
                 if !failing {
-                    warn!(%error, "watch the GpuNode; trying again");
+                    warn!(%error, "cannot watch the GpuNode; trying again");
                 }
                 failing = true;
             }

@@ -69,7 +69,7 @@ impl ReleaseRequest {
             }
         });
         if let Err(error) = saved.await.map_err(io::Error::other).flatten() {
-            warn!(%error, file = %self.file.display(), "note on disk whether the GPUs are released");
+            warn!(%error, file = %self.file.display(), "cannot save whether the GPUs are released");
         }
     }
 }

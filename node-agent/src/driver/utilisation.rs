@@ -34,7 +34,7 @@ impl Utilisation {
         let answer = spawn_blocking(move || {
             let _permit = permit;
             nvml::utilisation(&roots.library()?)
-                .inspect_err(|error| debug!(%error, "read the utilisation"))
+                .inspect_err(|error| debug!(%error, "cannot read the utilisation"))
                 .ok()
         });
         timeout(TIMEOUT, answer)

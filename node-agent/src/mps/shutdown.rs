@@ -68,8 +68,8 @@ impl Supervisor {
             let device = runner.folder.uuid();
             match timeout(RESTORE_TIMEOUT, runner.restore_compute_mode()).await {
                 Ok(Ok(())) => info!(device, "the MPS control daemon still runs; compute mode restored"),
-                Ok(Err(error)) => warn!(device, reason = format!("{error:#}"), "restore the compute mode"),
-                Err(_) => warn!(device, "restore the compute mode: NVML does not answer"),
+                Ok(Err(error)) => warn!(device, reason = format!("{error:#}"), "cannot restore the compute mode"),
+                Err(_) => warn!(device, "cannot restore the compute mode: NVML does not answer"),
             }
         });
         futures::future::join_all(restore).await;

@@ -17,7 +17,7 @@ use kube::{
 /// Creates, repairs or deletes a DaemonSet.
 pub async fn write_daemonset(writer: &ClusterWriter, name: &str, write: DaemonSetWrite) -> Result<(), WriteError> {
     let daemonsets: Api<DaemonSet> = Api::namespaced(writer.client.clone(), &writer.namespace);
-    let place = writer.results.reserve().await?;
+    let slot = writer.results.reserve().await?;
     let object = match write {
         DaemonSetWrite::Create(sent) => {
             let created = daemonsets.create(&post_params(), &sent).await;
@@ -40,7 +40,7 @@ pub async fn write_daemonset(writer: &ClusterWriter, name: &str, write: DaemonSe
             None
         }
     };
-    place.accepted(WorkKind::DaemonSet, object);
+    slot.accepted(WorkKind::DaemonSet, object);
     tracing::info!(name, "wrote DaemonSet");
     Ok(())
 }

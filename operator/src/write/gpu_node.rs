@@ -50,12 +50,12 @@ pub async fn write_gpu_node(writer: &ClusterWriter, name: &str, change: GpuNodeC
 }
 
 async fn create(writer: &ClusterWriter, name: &str, gpu_node: &GpuNode) -> Result<(), WriteError> {
-    let place = writer.results.reserve().await?;
+    let slot = writer.results.reserve().await?;
     let gpu_nodes: Api<GpuNode> = Api::all(writer.client.clone());
     let created = gpu_nodes.create(&post_params(), gpu_node).await;
     let created = created.map_err(WriteError::creation(format!("create gpunode {name}")))?;
     let object = WrittenObject::GpuNode(Box::new(created), WriteKind::Create);
-    place.accepted(WorkKind::GpuNode, Some(object));
+    slot.accepted(WorkKind::GpuNode, Some(object));
     Ok(())
 }
 
@@ -65,19 +65,19 @@ async fn patch_spec(
     resource_version: String,
     spec: Value,
 ) -> Result<(), WriteError> {
-    let place = writer.results.reserve().await?;
+    let slot = writer.results.reserve().await?;
     // A response that cannot be parsed is no failure to write.
     let gpu_nodes: Api<Lenient<GpuNode>> = Api::all(writer.client.clone());
     // With the resourceVersion the API server refuses the patch if the object changed meanwhile.
     let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": spec});
     let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(patch)).await;
     let patched = patched.map_err(WriteError::request(format!("patch gpunode {name}")))?;
-    place.accepted(WorkKind::GpuNode, updated(patched));
+    slot.accepted(WorkKind::GpuNode, updated(patched));
     Ok(())
 }
 
 async fn delete(writer: &ClusterWriter, name: &str, uid: String, version: String) -> Result<(), WriteError> {
-    let place = writer.results.reserve().await?;
+    let slot = writer.results.reserve().await?;
     let only_this = Preconditions {
         uid: Some(uid),
         resource_version: Some(version.clone()),
@@ -87,7 +87,7 @@ async fn delete(writer: &ClusterWriter, name: &str, uid: String, version: String
     let deleted = gpu_nodes.delete(name, &params).await;
     deleted.map_err(WriteError::request(format!("delete gpunode {name}")))?;
     let name = name.to_owned();
-    place.accepted(WorkKind::GpuNode, Some(WrittenObject::DeletedGpuNode { name, version }));
+    slot.accepted(WorkKind::GpuNode, Some(WrittenObject::DeletedGpuNode { name, version }));
     Ok(())
 }
 
@@ -104,7 +104,7 @@ pub async fn write_conditions(
     else {
         return Ok(());
     };
-    let place = writer.results.reserve().await?;
+    let slot = writer.results.reserve().await?;
     let patch = json!({
         "apiVersion": GpuNode::api_version(&()),
         "kind": GpuNode::kind(&()),
@@ -115,7 +115,7 @@ pub async fn write_conditions(
     let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
     let patched = gpu_nodes.patch_status(name, &params, &Patch::Apply(patch)).await;
     let patched = patched.map_err(WriteError::request(format!("patch status of gpunode {name}")))?;
-    place.accepted(WorkKind::GpuNode, updated(patched));
+    slot.accepted(WorkKind::GpuNode, updated(patched));
     tracing::info!(node = name, "wrote conditions");
     Ok(())
 }

@@ -41,11 +41,11 @@ pub async fn write_node(writer: &ClusterWriter, name: &str, write: NodeWrite) ->
 
 async fn patch_node(writer: &ClusterWriter, name: &str, patch: Option<JsonPatch>) -> Result<(), WriteError> {
     let Some(patch) = patch else { return Ok(()) };
-    let place = writer.results.reserve().await?;
+    let slot = writer.results.reserve().await?;
     let nodes: Api<Node> = Api::all(writer.client.clone());
     let patched = nodes.patch(name, &patch_params(), &Patch::<Node>::Json(patch)).await;
     let node = patched.map_err(WriteError::request(format!("patch node {name}")))?;
-    place.accepted(WorkKind::Node, Some(written(&node)));
+    slot.accepted(WorkKind::Node, Some(written(&node)));
     tracing::info!(node = name, "wrote labels, taints and record");
     Ok(())
 }
@@ -53,12 +53,12 @@ async fn patch_node(writer: &ClusterWriter, name: &str, patch: Option<JsonPatch>
 /// Removes stale resources from the status of a Node.
 async fn patch_node_status(writer: &ClusterWriter, name: &str, patch: Option<JsonPatch>) -> Result<(), WriteError> {
     let Some(patch) = patch else { return Ok(()) };
-    let place = writer.results.reserve().await?;
+    let slot = writer.results.reserve().await?;
     let nodes: Api<Node> = Api::all(writer.client.clone());
     let patch = Patch::<Node>::Json(patch);
     let patched = nodes.patch_status(name, &patch_params(), &patch).await;
     let node = patched.map_err(WriteError::request(format!("patch status of node {name}")))?;
-    place.accepted(WorkKind::Node, Some(written(&node)));
+    slot.accepted(WorkKind::Node, Some(written(&node)));
     tracing::info!(node = name, "removed stale resources from node status");
     Ok(())
 }

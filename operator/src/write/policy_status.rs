@@ -19,7 +19,7 @@ pub async fn write_policy_status(
     name: &str,
     sent: Box<PolicyStatusWrite>,
 ) -> Result<(), WriteError> {
-    let place = writer.results.reserve().await?;
+    let slot = writer.results.reserve().await?;
     let policies: Api<GpuNodePolicy> = Api::all(writer.client.clone());
     let patch = Patch::<GpuNodePolicy>::Json(JsonPatch(vec![
         PatchOperation::Test(TestOperation {
@@ -35,6 +35,6 @@ pub async fn write_policy_status(
     let patched = policies.patch_status(name, &patch_params(), &patch).await;
     let returned = patched.map_err(WriteError::request(format!("patch status of gpunodepolicy {name}")))?;
     let returned = Box::new(returned);
-    place.accepted(WorkKind::Status, Some(WrittenObject::PolicyStatus { returned, sent }));
+    slot.accepted(WorkKind::Status, Some(WrittenObject::PolicyStatus { returned, sent }));
     Ok(())
 }

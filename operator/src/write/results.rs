@@ -16,27 +16,27 @@ pub struct WriteResults {
 }
 
 impl WriteResults {
-    /// Reserves a place in the input of the index. Comes before each request, so that nothing waits between the response and
+    /// Reserves a slot in the input of the index. Comes before each request, so that nothing waits between the response and
     /// the index, and no timeout loses what the API server accepted.
-    pub async fn reserve(&self) -> Result<ResultPlace<'_>, WriteError> {
-        let place = self.messages.reserve().await.map_err(|_| WriteError::Stopping)?;
+    pub async fn reserve(&self) -> Result<ResultSlot<'_>, WriteError> {
+        let slot = self.messages.reserve().await.map_err(|_| WriteError::Stopping)?;
         let metrics = &*self.metrics;
-        Ok(ResultPlace { place, metrics })
+        Ok(ResultSlot { slot, metrics })
     }
 }
 
-/// A reserved place for the result of one request.
-pub struct ResultPlace<'a> {
-    place: mpsc::Permit<'a, IndexMessage>,
+/// A reserved slot for the result of one request.
+pub struct ResultSlot<'a> {
+    slot: mpsc::Permit<'a, IndexMessage>,
     metrics: &'a OperatorMetrics,
 }
 
-impl ResultPlace<'_> {
+impl ResultSlot<'_> {
     /// Counts an accepted request, and hands what it returned to the index. Without an object the watch tells.
     pub fn accepted(self, kind: WorkKind, object: Option<WrittenObject>) {
         self.metrics.wrote(kind);
         if let Some(object) = object {
-            self.place.send(IndexMessage::Written(object));
+            self.slot.send(IndexMessage::Written(object));
         }
     }
 }

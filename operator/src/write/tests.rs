@@ -222,7 +222,7 @@ async fn missing_kind_is_no_conflict_and_missing_object_is_one() {
     }
 }
 
-/// A place in the input of the index is free before a request goes out, so that no result waits, and none is lost to a timeout.
+/// A slot in the input of the index is free before a request goes out, so that no result waits, and none is lost to a timeout.
 #[tokio::test(start_paused = true)]
 async fn no_request_goes_out_before_the_index_has_a_place_for_its_result() {
     let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});

@@ -1,9 +1,9 @@
-# Makes the file system of a sandbox and then holds its namespaces as its process 1.
+# Creates the file system of a sandbox, then holds its namespaces as its process 1.
 #
 # Runs in new mount, network, PID, UTS and IPC namespaces with:
 #   ROOT HOSTNAME TUNABLES NVIDIA_DEVICES NVIDIA_CAPABILITIES [MODE SOURCE TARGET]...
-# ROOT is the folder that becomes `/`; the machine's programs come in read-only, nothing of the machine is writable.
-# NVIDIA_DEVICES is how many /dev/nvidiaN to make, or `none` for no NVIDIA device at all; NVIDIA_CAPABILITIES are the N of
+# ROOT is the folder that becomes `/`; the machine's programs are visible read-only, and nothing of the machine is writable.
+# NVIDIA_DEVICES is the number of /dev/nvidiaN nodes, or `none` for no NVIDIA device; NVIDIA_CAPABILITIES are the N of
 # /dev/nvidia-caps/nvidia-capN.
 set -eu
 root=$1 hostname=$2 tunables=$3 nvidia_devices=$4 nvidia_capabilities=$5
@@ -36,7 +36,7 @@ mount -t proc proc proc
 echo "$hostname" >proc/sys/kernel/hostname
 # Connections to a sandbox that has ended would keep the network namespace for minutes.
 echo 1 >proc/sys/net/ipv4/tcp_orphan_retries
-# The kubelet sets these for the whole machine: it gets files to write to instead.
+# The kubelet would set these for the whole machine: it gets files to write to instead.
 for area in kernel vm fs; do
   mount --bind proc/sys/$area proc/sys/$area
   mount -o remount,bind,ro proc/sys/$area
@@ -74,7 +74,7 @@ mknod -m 666 dev/urandom c 1 9
 mknod -m 644 dev/kmsg c 1 11
 mknod -m 666 dev/tty c 5 0
 if [ "$nvidia_devices" != none ]; then
-  # Nothing opens them for what they are: the numbers of /dev/null are harmless.
+  # No program uses them as devices: the numbers of /dev/null are harmless.
   for name in nvidiactl nvidia-uvm nvidia-uvm-tools; do
     mknod -m 666 dev/$name c 1 3
   done
@@ -106,6 +106,6 @@ pivot_root . .old
 cd /
 umount -l /.old
 rmdir /.old
-# Containers that ask for it see mounts that are made later, and the other way round.
+# Later mounts reach the containers that ask for propagation, and theirs reach the sandbox.
 mount --make-rshared /
 exec /opt/cluster/bin/pause

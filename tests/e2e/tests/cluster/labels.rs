@@ -144,7 +144,7 @@ fn await_facts(lab: &Lab, node: &str, texts: &[&str]) -> Result<()> {
     let expected = recorded(texts);
     eventually(&format!("{node} has its labels"), LIMIT, || {
         let seen = facts(lab, node)?;
-        ensure!(seen == wanted, "it has {seen:#?}");
+        ensure!(seen == expected, "it has {seen:#?}");
         Ok(())
     })
 }
