@@ -15,34 +15,16 @@ const MIN_UNIT: MemoryMiB = MemoryMiB(64);
 /// Adds the problems of the sharing at `path`.
 pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<FieldProblem>) {
     let has_replicas = matches!(sharing.strategy, SharingStrategy::TimeSlicing | SharingStrategy::Mps);
-    let has_units = sharing.strategy == SharingStrategy::Memory;
-    for (field, is_given, has_meaning, strategies) in [
-        (
-            "replicas",
-            sharing.replicas.is_some(),
-            has_replicas,
-            "TimeSlicing or Mps",
-        ),
-        (
-            "replicasPerDevice",
-            sharing.replicas_per_device.is_some(),
-            has_replicas,
-            "TimeSlicing or Mps",
-        ),
-        (
-            "renameByDefault",
-            sharing.rename_by_default.is_some(),
-            has_replicas,
-            "TimeSlicing or Mps",
-        ),
-        (
-            "failRequestsGreaterThanOne",
-            sharing.fail_requests_greater_than_one.is_some(),
-            has_replicas,
-            "TimeSlicing or Mps",
-        ),
-        ("unit", sharing.unit.is_some(), has_units, "Memory"),
-        ("placement", sharing.placement.is_some(), has_units, "Memory"),
+    let replicas = (has_replicas, "TimeSlicing or Mps");
+    let units = (sharing.strategy == SharingStrategy::Memory, "Memory");
+    let is_strict = sharing.fail_requests_greater_than_one.is_some();
+    for (field, is_given, (has_meaning, strategies)) in [
+        ("replicas", sharing.replicas.is_some(), replicas),
+        ("replicasPerDevice", sharing.replicas_per_device.is_some(), replicas),
+        ("renameByDefault", sharing.rename_by_default.is_some(), replicas),
+        ("failRequestsGreaterThanOne", is_strict, replicas),
+        ("unit", sharing.unit.is_some(), units),
+        ("placement", sharing.placement.is_some(), units),
     ] {
         if is_given && !has_meaning {
             problems.push(FieldProblem::new(

@@ -161,6 +161,7 @@ impl KnownKinds {
     }
 }
 
+#[derive(Default)]
 struct ObjectFindings {
     problems: Vec<DocumentProblem>,
     rules_unchecked: bool,
@@ -206,29 +207,17 @@ fn report(
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
     let (file, line, kind) = (file.to_owned(), Some(line_of("")), text("/kind"));
     let name = text("/metadata/name").or_else(|| text("/metadata/generateName"));
-    let Some(ObjectFindings {
+    let judge = |findings: &ObjectFindings| ValidationResult::of(&findings.problems);
+    let result = finding.as_ref().map_or(ValidationResult::Skipped, judge);
+    let ObjectFindings {
         mut problems,
         rules_unchecked,
         object,
-    }) = finding
-    else {
-        let (result, problems, object) = (ValidationResult::Skipped, Vec::new(), Value::Null);
-        return DocumentReport {
-            file,
-            line,
-            kind,
-            name,
-            result,
-            problems,
-            rules_unchecked: false,
-            object,
-        };
-    };
+    } = finding.unwrap_or_default();
     for problem in &mut problems {
         problem.line.get_or_insert_with(|| line_of(&problem.path));
     }
     problems.sort_by_key(|problem| problem.line);
-    let result = ValidationResult::of(&problems);
     DocumentReport {
         file,
         line,
