@@ -1,4 +1,4 @@
-//! Layout of the product's crates. One test per crate, to be run alone: `cargo test -p gpunode-structure-tests plan`.
+//! Layout of the product's crates. One test per crate, to be run alone: `cargo test --workspace --test structure plan`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
