@@ -7,9 +7,25 @@ mkdir -p "$report"
 
 # Cargo starts every test program through tests/timed.sh, which makes each test say how long it took.
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
-export "CARGO_TARGET_${host}_RUNNER=$PWD/tests/timed.sh"
+runner=$PWD/tests/timed.sh
+export "CARGO_TARGET_${host}_RUNNER=$runner"
 # A failure names what was awaited and what was seen. A backtrace hides that among a hundred lines.
 export RUST_BACKTRACE=0
+
+# Lets through what a person looks for: failures, slow tests, all that is out of the ordinary. Of the lines that thousands have
+# in common it shows one in ten seconds, so that the output moves and still fits a terminal. The log of the stage has them all.
+brief() {
+  # Not awk, some of which hold lines back.
+  perl -ne '
+    BEGIN { $| = 1; $next = 0 }
+    my $usual = /^ *(Compiling|Checking|Documenting|Download(ing|ed)|Locking|Adding|Blocking|Fresh|Running|Doc-tests|Executable) /
+      || /^(running \d+ tests?|test result: ok.*|test .* \.\.\. ignored.*|)$/
+      || (/^test .* \.\.\. ok <([\d.]+)s>$/ && $1 < 10);
+    next if $usual && time < $next;
+    $next = time + 10 if $usual;
+    print;
+  '
+}
 
 # Runs a command, shows what it prints, and notes its time. A failure is noted too, and what follows still runs.
 stage() { # TITLE COMMAND...
@@ -19,7 +35,7 @@ stage() { # TITLE COMMAND...
   printf '\n######## %s (at %d s)\n' "$title" "$SECONDS"
   # Not `if` nor `||`, under which bash would go on after an error inside of the command.
   set +e
-  (set -e; "$@") 2>&1 | tee "$log"
+  (set -e; "$@") 2>&1 | tee "$log" | brief
   result=${PIPESTATUS[0]}
   set -e
   printf '%d\t%s\t%s\n' "$((SECONDS - begin))" "$([ "$result" = 0 ] && echo ok || echo FAILED)" "$title" >> "$report/stages"
@@ -33,9 +49,9 @@ needed() { # TITLE COMMAND...
 }
 
 # Builds every test, and the programs that tests start. They find those in GPUNODE_BUILT and start no cargo of their own, which
-# would compile some crates once more for another set of features.
-build_tests() {
-  cargo test --workspace --locked --no-run
+# would compile some crates once more for another set of features. The report keeps what cargo prints.
+build_tests() { # ARGUMENT of cargo...
+  cargo test --workspace --locked --no-run "$@" > "$report/built.json"
   cargo build --workspace --locked --lib --bin gpunode-agent --test node
 }
 export GPUNODE_BUILT=$PWD/target/debug
@@ -55,6 +71,12 @@ summary() {
     /^ +Running / { program = $NF; gsub(/.*deps\/|-[0-9a-f]+\)$/, "", program) }
     /^test .* \.\.\. FAILED/ { print "FAILED: " program " " $2 }
   ' "$report"/*.log > "$report/failures"
+  # Their words once more, where the reader looks first.
+  [ ! -s "$report/failures" ] || awk '
+    /^failures:$/ { inside = !inside; next }
+    /^test result: / { inside = 0 }
+    inside
+  ' "$report"/*.log | cut -c 1-300 | awk 'NR <= 200'
   [ ! -s "$report/failures" ] || printf '\n%s\n' "$(cat "$report/failures")"
   local result=0
   ! grep -q 'FAILED' "$report/stages" || result=1

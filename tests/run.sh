@@ -8,9 +8,20 @@ cd "$(dirname "$0")/.."
 # What is built is built once, with the features of the whole workspace: `--workspace` stands in every cargo command.
 tests() { cargo test --workspace --locked --no-fail-fast "$@"; }
 
+# Runs one test program from the folder of its crate, as cargo does. Cargo itself would hold a lock that the other clusters wait for.
+program() { # TARGET ARGUMENT...
+  local target=$1 path folder
+  shift
+  IFS=$'\t' read -r path folder < <(jq -r --arg target "$target" '
+    select(.reason == "compiler-artifact" and .target.name == $target and .profile.test and .executable)
+    | [.executable, (.manifest_path | rtrimstr("/Cargo.toml"))] | @tsv' "$report/built.json")
+  printf '     Running %s (%s)\n' "$target" "$path"
+  (cd "$folder" && "$runner" "$path" "$@")
+}
+
 needed "build of Kubernetes, gpunode and images" make kubernetes images
 stage "lint" make lint
-needed "build of the tests" build_tests
+needed "build of the tests" build_tests --message-format=json-render-diagnostics
 
 clusters="e2e e2e-agents e2e-removal"
 # Modules of tests/e2e/tests/cluster by their cluster; those that are not named here run on the first. Each takes as long as the
@@ -19,17 +30,18 @@ on_agents="evicted:: health:: kills:: memory:: mps:: policy_hand_over:: rejected
 on_removal="staying_up::"
 
 on_cluster() { # TARGET [FILTER...]
-  tests --test "$1" -- --ignored --test-threads=1 "${@:2}"
+  program "$1" --ignored --test-threads=1 "${@:2}"
 }
 start() { # a cluster with gpunode
-  target/release/gpunode-cluster up --name "$GPUNODE_E2E_CLUSTER" --cluster tests/e2e/cluster.yaml
+  # Tests beside it judge an agent by the second, so they go before the programs of a cluster.
+  nice -n 5 target/release/gpunode-cluster up --name "$GPUNODE_E2E_CLUSTER" --cluster tests/e2e/cluster.yaml
   tests/cluster/install-gpunode.sh "$GPUNODE_E2E_CLUSTER"
 }
 
 e2e() {
   local others=() module
   for module in $on_agents $on_removal; do others+=(--skip "$module"); done
-  GPUNODE_TEST_KUBECONFIG=$PWD/target/cluster/e2e/admin.kubeconfig stage "manifests at an API server" tests --test api_server -- --ignored
+  GPUNODE_TEST_KUBECONFIG=$PWD/target/cluster/e2e/admin.kubeconfig stage "manifests at an API server" program api_server --ignored
   # Before anything is left behind that goes minutes later, for which it would have to wait.
   stage "an unchanged world" on_cluster cluster quiet::
   # Begun first and awaited last: a kubelet keeps the key of a resource for five minutes.
@@ -48,11 +60,13 @@ e2e_removal() {
   stage "agents that are replaced" on_cluster cluster $on_removal
 }
 without_cluster() {
-  stage "clusters that come and go, NVML for other programs" tests --test lifecycle --test nvml -- --ignored --test-threads=1
+  stage "clusters that come and go" program lifecycle --ignored --test-threads=1
+  stage "NVML for other programs" program nvml --ignored --test-threads=1
   stage "demo" tests/e2e/demo.sh
-  stage "GitOps tools" tests --test phases --test samples -- --ignored
+  stage "GitOps tools: phases" program phases --ignored
+  stage "GitOps tools: samples" program samples --ignored
   stage "what needs no root" tests -- --test-threads=4
-  stage "the agent's process as root" tests --test node -- --ignored --skip measure --test-threads=4
+  stage "the agent's process as root" program node --ignored --skip measure --test-threads=4
 }
 
 # Runs a function beside others, with a name before each of its lines.

@@ -1,6 +1,6 @@
 //! The shared cluster, one test at a time.
 
-use crate::{AuditLog, eventually, node_snapshot};
+use crate::{AuditLog, eventually, node_snapshot, reader::Reader};
 use anyhow::{Context, Result, bail, ensure};
 use gpunode_cluster::Cluster;
 use serde_json::Value;
@@ -34,11 +34,23 @@ pub const NODES: [&str; 5] = [CPU, A100, MIXED, T4, V100];
 /// Timeout for all consequences of one change.
 const SETTLE: Duration = Duration::from_mins(3);
 
+/// Labels and annotations that tests ask something of nodes with.
+const LABELS: [&str; 3] = [
+    "gpunode.dev/ignore",
+    "gpunode.dev/release",
+    "nvidia.com/gpu.deploy.device-plugin",
+];
+const ANNOTATIONS: [&str; 1] = ["gpunode.dev/recovered"];
+
+/// Kinds of the objects that tests leave behind.
+const WORKLOADS: &str = "jobs,deployments,statefulsets,poddisruptionbudgets,pods";
+
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// The cluster for one test: without policies and test pods at its start, and again at its end.
 pub struct Lab {
     cluster: Cluster,
+    reader: Reader,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -49,7 +61,12 @@ impl Lab {
         let name = std::env::var("GPUNODE_E2E_CLUSTER").unwrap_or_else(|_| "e2e".to_owned());
         let cluster = Cluster::attach(&name)
             .with_context(|| format!("find the cluster of the tests: run `make cluster-up NAME={name}` first"))?;
-        let lab = Self { cluster, _turn: turn };
+        let reader = Reader::new(&cluster.kubeconfig())?;
+        let lab = Self {
+            cluster,
+            reader,
+            _turn: turn,
+        };
         lab.clean()?;
         Ok(lab)
     }
@@ -94,10 +111,9 @@ impl Lab {
         child.wait_with_output().context("wait for kubectl")
     }
 
-    /// An object or list as JSON.
+    /// An object or list as JSON, by the arguments of `kubectl get`.
     pub fn get(&self, arguments: &[&str]) -> Result<Value> {
-        let text = self.kubectl(&[&["get", "-o", "json"], arguments].concat())?;
-        serde_json::from_str(&text).context("parse the answer of kubectl")
+        self.reader.get(arguments)
     }
 
     /// A Node.
@@ -228,24 +244,32 @@ impl Lab {
 
     /// Removes policies, test pods and what tests ask of nodes, and waits until gpunode has nothing left on any node.
     pub fn clean(&self) -> Result<()> {
-        let asked = [
-            "gpunode.dev/ignore-",
-            "gpunode.dev/release-",
-            "nvidia.com/gpu.deploy.device-plugin-",
-        ];
-        self.kubectl(&[&["label", "nodes", "--all"], &asked[..]].concat())?;
-        self.kubectl(&["annotate", "nodes", "--all", "gpunode.dev/recovered-"])?;
-        self.kubectl(&["delete", "gpunodepolicies", "--all", "--timeout=60s"])?;
-        self.kubectl(&[
-            "delete",
-            "pods,jobs,deployments,statefulsets,poddisruptionbudgets",
-            "--all",
-            "--grace-period=0",
-            "--force",
-            "--timeout=60s",
-        ])?;
-        for node in NODES {
-            self.kubectl(&["uncordon", node])?;
+        for node in self.get(&["nodes"])?["items"].as_array().into_iter().flatten() {
+            let name = node["metadata"]["name"].as_str().context("find the name of a node")?;
+            for (verb, map, keys) in [
+                ("label", "labels", &LABELS[..]),
+                ("annotate", "annotations", &ANNOTATIONS[..]),
+            ] {
+                for key in keys.iter().filter(|key| !node["metadata"][map][**key].is_null()) {
+                    self.kubectl(&[verb, "node", name, &format!("{key}-")])?;
+                }
+            }
+            if node["spec"]["unschedulable"] == true {
+                self.kubectl(&["uncordon", name])?;
+            }
+        }
+        if !crate::names(&self.get(&["gpunodepolicies"])?).is_empty() {
+            self.kubectl(&["delete", "gpunodepolicies", "--all", "--timeout=60s"])?;
+        }
+        if !crate::names(&self.get(&[WORKLOADS])?).is_empty() {
+            self.kubectl(&[
+                "delete",
+                WORKLOADS,
+                "--all",
+                "--grace-period=0",
+                "--force",
+                "--timeout=60s",
+            ])?;
         }
         self.await_nothing_owned()
     }
@@ -253,14 +277,18 @@ impl Lab {
     /// Waits until no node carries a record, no plugin runs, and no GpuNode has a configuration.
     pub fn await_nothing_owned(&self) -> Result<()> {
         eventually("gpunode has cleaned every node", SETTLE, || {
-            for node in NODES {
-                let node = self.node(node)?;
-                ensure!(crate::owned(&node).is_null(), "still {}", node_snapshot(&node));
-            }
-            for node in GPU_NODES {
-                let labels = self.node(node)?["metadata"]["labels"].clone();
+            let nodes = self.get(&["nodes"])?;
+            for node in nodes["items"].as_array().into_iter().flatten() {
+                let name = node["metadata"]["name"].as_str().unwrap_or_default();
+                ensure!(crate::owned(node).is_null(), "still {}", node_snapshot(node));
+                let labels = &node["metadata"]["labels"];
                 let is_plain = labels["nvidia.com/gpu.replicas"] == "1" && labels["nvidia.com/mig.strategy"].is_null();
-                ensure!(is_plain, "the labels of {node} are {labels}");
+                ensure!(
+                    is_plain || !GPU_NODES.contains(&name),
+                    "the labels of {name} are {labels}"
+                );
+                // The last MPS daemon of a node ends after its last client.
+                ensure!(labels["gpunode.dev/mps"].is_null(), "{name} still has MPS daemons");
             }
             let plugins = self.get(&[
                 "daemonsets",
@@ -286,9 +314,6 @@ impl Lab {
                 "pods {:?} are left",
                 crate::names(&pods)
             );
-            // The last MPS daemon of a node ends after its last client.
-            let with_mps = crate::names(&self.get(&["nodes", "-l", "gpunode.dev/mps"])?);
-            ensure!(with_mps.is_empty(), "nodes {with_mps:?} still have MPS daemons");
             for node in self.get(&["gpunodes"])?["items"].as_array().into_iter().flatten() {
                 ensure!(
                     node["spec"].get("config").is_none(),

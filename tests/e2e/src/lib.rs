@@ -17,6 +17,7 @@ mod objects;
 mod operator;
 mod plugin;
 mod policy_change;
+mod reader;
 mod wait;
 
 pub use audit::{AuditEvent, AuditLog};

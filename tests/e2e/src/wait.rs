@@ -14,7 +14,7 @@ pub fn eventually<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Resul
         match ask() {
             Ok(value) => return Ok(value),
             Err(seen) if Instant::now() >= end => bail!("{what}: not within {limit:?}; seen last: {seen:#}"),
-            Err(_) => std::thread::sleep(Duration::from_millis(200)),
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The agent as a process.
 
 use crate::{
-    Namespace, Node,
+    Namespace, Node, Stopwatch,
     built::built,
     until,
     wait::{PATIENCE, POLL},
@@ -16,7 +16,7 @@ use std::{
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::time::{sleep, timeout};
 
@@ -174,7 +174,7 @@ impl Agent {
 
     /// Sends SIGTERM, and tells how the agent ended and how long that took.
     pub async fn stop(&mut self) -> Result<(ExitStatus, Duration)> {
-        let start = Instant::now();
+        let start = Stopwatch::start();
         self.signal(Signal::TERM)?;
         Ok((self.end().await?, start.elapsed()))
     }

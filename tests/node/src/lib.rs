@@ -12,6 +12,7 @@ mod mps_programs;
 mod namespace;
 mod node;
 mod other_plugin;
+mod stopwatch;
 mod wait;
 
 pub use agent::{Agent, Image};
@@ -24,4 +25,5 @@ pub use mps_programs::{MpsClient, MpsNode};
 pub use namespace::Namespace;
 pub use node::Node;
 pub use other_plugin::OtherPlugin;
+pub use stopwatch::Stopwatch;
 pub use wait::until;

@@ -6,14 +6,11 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use gpunode_e2e::{Lab, T4, eventually};
+use gpunode_node_tests::Stopwatch;
 use gpunode_scenario::{RecoveryAction, Scenario, StateFile};
 use jiff::Timestamp;
 use serde_json::Value;
-use std::{
-    fs,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{fs, path::PathBuf, time::Duration};
 
 const LIMIT: Duration = Duration::from_mins(3);
 const GPU: &str = "nvidia.com/gpu";
@@ -200,7 +197,7 @@ fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_pod_notices()
         driver_version: VERSION.to_owned(),
         ..driver.before.clone()
     })?;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     lab.await_allocatable(T4, GPU, 16)?;
     let took = start.elapsed();
     ensure!(took < Duration::from_secs(10), "{took:?}");

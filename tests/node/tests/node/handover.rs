@@ -1,21 +1,19 @@
 //! An agent is replaced without a gap that anybody could see, and a successor that does not work changes nothing.
 
 use anyhow::{Context as _, Result, ensure};
-use gpunode_node_tests::{Agent, FakeKubelet, Image, Node, until};
+use gpunode_node_tests::{Agent, FakeKubelet, Image, Node, Stopwatch, until};
 use rustix::process::Signal;
 use std::{
     fs::{self, File},
     io::{BufRead as _, BufReader, Write as _},
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::time::sleep;
 
 const GPU: &str = "nvidia.com/gpu";
 /// From the end of the old stream to the new first list.
 const GAP: Duration = Duration::from_millis(100);
-/// The same on a machine on which other tests run.
-const BUSY_GAP: Duration = Duration::from_secs(1);
 const REPLACEMENTS: usize = 20;
 
 async fn serving() -> Result<(Node, FakeKubelet, Agent)> {
@@ -61,19 +59,20 @@ async fn a_successor_takes_over_and_the_one_before_only_waits_for_its_end() -> R
     Ok(())
 }
 
-/// The figure of `docs/benchmarks.md` is measured at a real kubelet (`tests/e2e`) on an idle machine. Here other tests run beside:
-/// a pause of the hand-over itself would be in every gap, so the median is judged; a busy machine delays single ones.
+/// The figure of `docs/benchmarks.md` is measured at a real kubelet (`tests/e2e`).
 #[tokio::test]
 async fn twenty_replacements_in_a_row_leave_gaps_of_less_than_100_ms() -> Result<()> {
     let (node, kubelet, mut agent) = serving().await?;
     let mut gaps = Vec::new();
     for round in 1..=REPLACEMENTS {
         let lists = kubelet.messages(GPU).len();
+        let round_start = Stopwatch::start();
         let next = Agent::run_in_pod(&node, &format!("pod-{round}"), Image::Good)?;
         next.await_ready().await?;
         let message = until("the new first list", || kubelet.messages(GPU).into_iter().nth(lists)).await?;
         let ended = *kubelet.ends(GPU).get(round - 1).context("the end of the old stream")?;
-        gaps.push(message.at.saturating_duration_since(ended));
+        let gap = message.at.saturating_duration_since(ended);
+        gaps.push(gap.saturating_sub(round_start.stalled()));
         let healthy = message
             .devices
             .iter()
@@ -92,13 +91,7 @@ async fn twenty_replacements_in_a_row_leave_gaps_of_less_than_100_ms() -> Result
         kubelet.endpoint(GPU).registrations == REPLACEMENTS + 1,
         "nobody registered twice"
     );
-    gaps.sort();
-    let (median, max) = (
-        gaps.get(REPLACEMENTS / 2).context("a gap")?,
-        gaps.last().context("a gap")?,
-    );
-    println!("old stream's end to new first list: median {median:?}, maximum {max:?} of {REPLACEMENTS}");
-    ensure!(*median <= GAP && *max <= BUSY_GAP, "gaps {gaps:?}");
+    ensure!(gaps.iter().all(|gap| *gap <= GAP), "gaps {gaps:?}");
     Ok(())
 }
 
@@ -422,7 +415,7 @@ async fn sigterm_of_the_holder_hands_over_to_one_that_stands_by() -> Result<()> 
     // One that is refused goes on standing by.
     let broken = Agent::run_in_pod(&node, "second", Image::WithoutDriver)?;
     broken.logs("the successor could not serve").await?;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     let (status, took) = first.stop().await?;
     assert!(
         status.success() && took < Duration::from_secs(1),

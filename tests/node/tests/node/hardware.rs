@@ -1,13 +1,10 @@
 //! A driver that does not answer every question: no GPU is offered as something that it is not.
 
 use anyhow::Result;
-use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node, until};
+use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node, Stopwatch, until};
 use gpunode_scenario::{MigGroup, ReturnCode, Scenario, Topology};
 use rustix::process::Signal;
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::{fs, time::Duration};
 
 const GPU: &str = "nvidia.com/gpu";
 const PART: &str = "nvidia.com/mig-3g.40gb";
@@ -142,7 +139,7 @@ async fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_contain
     .await?;
 
     lab.node.upgrade_driver("590.10.01")?;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     lab.agent.logs("following driver events").await?;

@@ -1,14 +1,10 @@
 //! The supervisor of MPS control daemons. The daemon is a stand-in: nothing here was run with NVIDIA's.
 
 use anyhow::{Context as _, Result};
-use gpunode_node_tests::{MpsNode, PodResourcesAnswer, until};
+use gpunode_node_tests::{MpsNode, PodResourcesAnswer, Stopwatch, until};
 use gpunode_scenario::ComputeMode;
 use rustix::process::{Signal, kill_process};
-use std::{
-    fs,
-    os::unix::fs::MetadataExt as _,
-    time::{Duration, Instant},
-};
+use std::{fs, os::unix::fs::MetadataExt as _, time::Duration};
 
 #[tokio::test]
 #[ignore = "needs root: make test"]
@@ -315,7 +311,7 @@ async fn sigterm_leaves_daemons_that_may_be_in_use_and_restores_the_compute_mode
     let daemon = mps.answers(&gpu).await?;
     let mut client = mps.client(&gpu, "10", "0=3276M")?;
     mps.kubelet.answer_pod_resources(PodResourcesAnswer::Unavailable);
-    let start = Instant::now();
+    let start = Stopwatch::start();
     agent.signal(Signal::TERM)?;
     until("nobody takes it for answering", || {
         (!mps.path(&gpu, "answered").exists()).then_some(())

@@ -2,9 +2,9 @@
 
 use super::{GPU, PART, TIMEOUT, broken, divided, lab};
 use anyhow::{Context as _, Result};
-use gpunode_node_tests::{Node, until};
+use gpunode_node_tests::{Node, Stopwatch, until};
 use gpunode_scenario::ReturnCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[tokio::test]
 async fn an_xid_takes_out_the_gpu_that_it_is_of_and_no_other() -> Result<()> {
@@ -103,7 +103,7 @@ async fn a_lost_gpu_that_ends_the_wait_for_events_costs_the_others_none() -> Res
     let uuids = lab.node.uuids()?;
     let state = lab.node.state()?;
     state.lose(2)?;
-    let lost = Instant::now();
+    let lost = Stopwatch::start();
     state.fail(2, "nvmlEventSetWait", ReturnCode::GpuIsLost)?;
     let followed = || (lab.agent.logged("following driver events") == 2).then_some(());
     until("the events of the other GPUs are followed", followed).await?;

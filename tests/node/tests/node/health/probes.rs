@@ -2,13 +2,10 @@
 
 use super::{GPU, PART, broken, divided, lab, probe};
 use anyhow::{Context as _, Result};
-use gpunode_node_tests::Node;
+use gpunode_node_tests::{Node, Stopwatch};
 use gpunode_scenario::{GpuState, RecoveryAction, ReturnCode};
 use rustix::process::Signal;
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::{fs, time::Duration};
 
 #[tokio::test]
 async fn a_fault_that_a_probe_shows_withholds_its_gpu_until_it_is_gone() -> Result<()> {
@@ -80,7 +77,7 @@ async fn a_call_that_fails_once_takes_out_nothing_and_one_that_fails_again_soon_
     );
 
     lab.node.state()?.fail(5, CALL, ReturnCode::Unknown)?;
-    let start = Instant::now();
+    let start = Stopwatch::start();
     lab.agent.signal(Signal::HUP)?;
     broken(&lab, GPU, &[&uuids[5]]).await?;
     // Looks are 15 s apart otherwise.
