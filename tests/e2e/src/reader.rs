@@ -129,7 +129,10 @@ impl<'a> Query<'a> {
                 "--all-namespaces" => query.everywhere = true,
                 "--show-managed-fields" => query.managed_fields = true,
                 _ if word.starts_with('-') => bail!("{word} of {arguments:?} is not known here"),
-                _ if query.kinds.is_empty() => query.kinds = word,
+                _ if query.kinds.is_empty() => match word.split_once('/') {
+                    Some((kind, name)) => (query.kinds, query.name) = (kind, Some(name)),
+                    None => query.kinds = word,
+                },
                 _ if query.name.is_none() => query.name = Some(word),
                 _ => bail!("{arguments:?} name more than one object"),
             }
