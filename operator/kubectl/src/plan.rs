@@ -17,6 +17,8 @@ mod forecast;
 mod simulation;
 mod text;
 
+pub use simulation::patched;
+
 use crate::{
     cli::PlanArgs,
     output,

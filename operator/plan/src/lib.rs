@@ -74,6 +74,7 @@ pub use output::{
     rejected_pods::{RejectedPod, policies_delete_rejected_pods},
 };
 pub use packed_map::PackedMap;
+pub use patch_builder::PatchBuilder;
 pub use record::resource_use::{ResourceUse, ResourceUses};
 pub use rollout_stage::RolloutStage;
 pub use taint::{Taint, TaintKey};

@@ -7,7 +7,7 @@ use json_patch::{
 use serde_json::Value;
 
 /// Builder of a patch whose operations all happen, or none.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PatchBuilder {
     operations: Vec<PatchOperation>,
 }
@@ -15,13 +15,17 @@ pub struct PatchBuilder {
 impl PatchBuilder {
     /// Starts a patch that is refused unless the object still has this version.
     pub fn guarded_by(resource_version: &str) -> Self {
-        let path = pointer(&["metadata", "resourceVersion"]);
-        Self {
-            operations: vec![PatchOperation::Test(TestOperation {
-                path,
-                value: Value::from(resource_version),
-            })],
-        }
+        let mut patch = Self::default();
+        patch.test(&["metadata", "resourceVersion"], resource_version);
+        patch
+    }
+
+    /// Refuses the patch unless the object has this value.
+    pub fn test(&mut self, path: &[&str], value: impl Into<Value>) {
+        self.operations.push(PatchOperation::Test(TestOperation {
+            path: pointer(path),
+            value: value.into(),
+        }));
     }
 
     /// Adds a member or an item, or replaces a member.
@@ -38,9 +42,16 @@ impl PatchBuilder {
             .push(PatchOperation::Remove(RemoveOperation { path: pointer(path) }));
     }
 
-    /// Returns the patch; none if it would only test the version.
+    /// Returns the patch; none if it would only test.
     pub fn build(self) -> Option<Patch> {
-        (self.operations.len() > 1).then_some(Patch(self.operations))
+        let is_test = |operation: &PatchOperation| matches!(operation, PatchOperation::Test(_));
+        (!self.operations.iter().all(is_test)).then_some(Patch(self.operations))
+    }
+}
+
+impl From<Patch> for PatchBuilder {
+    fn from(Patch(operations): Patch) -> Self {
+        Self { operations }
     }
 }
 

@@ -9,8 +9,8 @@ use crate::{
     },
 };
 use gpunode_crds::GpuNodePolicy;
-use json_patch::{AddOperation, Patch as JsonPatch, PatchOperation, TestOperation, jsonptr::PointerBuf};
-use kube::{Api, api::Patch};
+use gpunode_plan::PatchBuilder;
+use kube::{Api, ResourceExt, api::Patch};
 use serde_json::json;
 
 /// Replaces the status of a policy.
@@ -21,17 +21,10 @@ pub async fn write_policy_status(
 ) -> Result<(), WriteError> {
     let slot = writer.results.reserve().await?;
     let policies: Api<GpuNodePolicy> = Api::all(writer.client.clone());
-    let patch = Patch::<GpuNodePolicy>::Json(JsonPatch(vec![
-        PatchOperation::Test(TestOperation {
-            path: PointerBuf::from_tokens(["metadata", "resourceVersion"]),
-            value: json!(sent.policy.metadata.resource_version),
-        }),
-        // Replaces the whole status, so that no old field stays.
-        PatchOperation::Add(AddOperation {
-            path: PointerBuf::from_tokens(["status"]),
-            value: json!(sent.status),
-        }),
-    ]));
+    let mut patch = PatchBuilder::guarded_by(&sent.policy.resource_version().unwrap_or_default());
+    // Replaces the whole status, so that no old field stays.
+    patch.add(&["status"], json!(sent.status));
+    let patch = Patch::<()>::Json(patch.build().unwrap_or_default());
     let patched = policies.patch_status(name, &patch_params(), &patch).await;
     let returned = patched.map_err(WriteError::request(format!("patch status of gpunodepolicy {name}")))?;
     let returned = Box::new(returned);

@@ -151,7 +151,11 @@ fn configured(config: &AgentConfig) -> Vec<((ChangeSubject, String), String)> {
         .collect()
 }
 
-fn patched(node: &Node, plan: &NodePlan) -> anyhow::Result<Node> {
+/// Returns a node once the labels, taints and record of a plan are written.
+///
+/// # Errors
+/// When the planner's own patch does not fit the node, which is a fault of this program.
+pub fn patched(node: &Node, plan: &NodePlan) -> anyhow::Result<Node> {
     let Some(patch) = &plan.patch else {
         return Ok(node.clone());
     };

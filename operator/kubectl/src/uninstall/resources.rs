@@ -3,15 +3,14 @@
 
 use super::{removal::Removal, requests::request};
 use crate::{cluster, output::plural};
-use gpunode_plan::{ResourcePresence, ResourceUses, StaleResources, find_stale_resources};
+use gpunode_plan::{PatchBuilder, ResourcePresence, ResourceUses, StaleResources, find_stale_resources};
 use jiff::Timestamp;
-use json_patch::{Patch, PatchOperation, RemoveOperation, TestOperation, jsonptr::PointerBuf};
+use json_patch::Patch;
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, ResourceExt,
     api::{ApiResource, DynamicObject, PatchParams},
 };
-use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
@@ -141,20 +140,15 @@ async fn take_out(removal: &Removal, node: &str, key: &str) -> anyhow::Result<()
 
 /// Returns a patch that removes a key if it is still 0.
 fn take_out_patch(key: &str) -> Patch {
-    let of = |list: &str| PointerBuf::from_tokens(["status", list, key]);
-    let test = |list: &str| {
-        PatchOperation::Test(TestOperation {
-            path: of(list),
-            value: Value::from("0"),
-        })
-    };
-    let remove = |list: &str| PatchOperation::Remove(RemoveOperation { path: of(list) });
-    Patch(vec![
-        test("capacity"),
-        test("allocatable"),
-        remove("capacity"),
-        remove("allocatable"),
-    ])
+    let mut patch = PatchBuilder::default();
+    let keys = ["capacity", "allocatable"].map(|list| ["status", list, key]);
+    for path in &keys {
+        patch.test(path, "0");
+    }
+    for path in &keys {
+        patch.remove(path);
+    }
+    patch.build().unwrap_or_default()
 }
 
 /// Returns a command that removes a key.

@@ -1,12 +1,11 @@
 //! The patch that restores one node: the operator's own plan for a cluster without policies. Pure.
 
-use anyhow::Context;
+use crate::plan::patched;
 use gpunode_crds::OWNED_ANNOTATION;
-use gpunode_plan::{NodeContext, NodeFacts, NodeHold, PolicySet, RolloutPermit, plan_node_with_permit};
+use gpunode_plan::{NodeContext, NodeFacts, NodeHold, PatchBuilder, PolicySet, RolloutPermit, plan_node_with_permit};
 use jiff::Timestamp;
-use json_patch::{Patch, PatchOperation, RemoveOperation, TestOperation, jsonptr::PointerBuf};
+use json_patch::Patch;
 use k8s_openapi::api::core::v1::Node;
-use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// The steps that restore one node.
@@ -44,33 +43,22 @@ pub fn undo(node: &Node, now: Timestamp) -> anyhow::Result<NodeUndo> {
             NodeUndo::Held(hold)
         });
     }
-    let wrong = || format!("compute how to restore node {}", facts.name);
-    let mut patch = plan.patch.unwrap_or_else(|| guard(&facts));
-    let mut value = serde_json::to_value(node).with_context(wrong)?;
-    json_patch::patch(&mut value, &patch).with_context(wrong)?;
+    let after = NodeFacts::of(&patched(node, &plan)?);
+    let guarded = || PatchBuilder::guarded_by(&facts.resource_version);
+    let mut patch = plan.patch.map_or_else(guarded, PatchBuilder::from);
     // The record goes too: no operator is left to read it.
-    if value["metadata"]["annotations"].get(OWNED_ANNOTATION).is_some() {
-        let pointer = PointerBuf::from_tokens(["metadata", "annotations", OWNED_ANNOTATION]);
-        let operation = PatchOperation::Remove(RemoveOperation { path: pointer });
-        json_patch::patch(&mut value, std::slice::from_ref(&operation)).with_context(wrong)?;
-        patch.0.push(operation);
+    if after.owned.is_some() {
+        patch.remove(&["metadata", "annotations", OWNED_ANNOTATION]);
     }
-    if patch.0.len() < 2 {
+    let Some(patch) = patch.build() else {
         return Ok(NodeUndo::Nothing);
-    }
-    let after = NodeFacts::of(&serde_json::from_value(value).with_context(wrong)?);
+    };
     let mut words = difference("label", &facts.labels.to_map(), &after.labels.to_map());
     words.extend(difference("taint", &taints(&facts), &taints(&after)));
     if words.is_empty() {
         words.push(format!("annotation {OWNED_ANNOTATION}"));
     }
     Ok(NodeUndo::Patch { patch, words })
-}
-
-fn guard(facts: &NodeFacts) -> Patch {
-    let path = PointerBuf::from_tokens(["metadata", "resourceVersion"]);
-    let value = Value::from(facts.resource_version.as_str());
-    Patch(vec![PatchOperation::Test(TestOperation { path, value })])
 }
 
 fn taints(facts: &NodeFacts) -> BTreeMap<String, String> {
@@ -93,7 +81,7 @@ fn difference(what: &str, before: &BTreeMap<String, String>, after: &BTreeMap<St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn node(annotations: &Value, labels: &Value, taints: &Value) -> Node {
         let metadata = json!({"name": "n", "resourceVersion": "7", "annotations": annotations, "labels": labels});
