@@ -2,18 +2,8 @@
 
 use super::*;
 use gpunode_crds::GpuNode;
+use gpunode_scenario::DGX1_VOLTA_LINKS;
 use serde_json::{Value, json};
-
-const NVLINKS: [[i32; 8]; 8] = [
-    [0, 1, 1, 2, 2, 0, 0, 0],
-    [1, 0, 2, 1, 0, 2, 0, 0],
-    [1, 2, 0, 2, 0, 0, 1, 0],
-    [2, 1, 2, 0, 0, 0, 0, 1],
-    [2, 0, 0, 0, 0, 1, 1, 2],
-    [0, 2, 0, 0, 1, 0, 2, 1],
-    [0, 0, 1, 0, 1, 2, 0, 2],
-    [0, 0, 0, 1, 2, 1, 2, 0],
-];
 
 fn holder(pod: &str, resource: &str, device: usize, count: i32) -> Value {
     json!({"namespace": "team", "pod": pod, "container": "main", "resource": resource, "device": format!("GPU-{device}"), "count": count})
@@ -28,7 +18,7 @@ fn node(document: &str, resource: &str, sharing: Option<&str>, shares: i32, hold
                 (true, false) => "PHB",
                 (true, true) => "PIX",
             };
-            let nvlinks = Some(NVLINKS[index][peer]).filter(|links| *links > 0);
+            let nvlinks = Some(DGX1_VOLTA_LINKS[index][peer]).filter(|links| *links > 0);
             json!({"peer": peer, "level": level, "nvlinks": nvlinks})
         };
         let links: Vec<Value> = (0..8).filter(|peer| *peer != index).map(link).collect();

@@ -35,8 +35,8 @@ pub enum PcieLevel {
     System = 50,
 }
 
-/// `NVLinks` between the GPUs of a DGX-1 Volta.
-const DGX1_VOLTA_LINKS: [[u32; 8]; 8] = [
+/// `NVLinks` between the GPUs of a DGX-1 Volta: a hybrid cube mesh.
+pub const DGX1_VOLTA_LINKS: [[u32; 8]; 8] = [
     [0, 1, 1, 2, 2, 0, 0, 0],
     [1, 0, 2, 1, 0, 2, 0, 0],
     [1, 2, 0, 2, 0, 0, 1, 0],

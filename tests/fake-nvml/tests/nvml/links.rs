@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpunode_scenario::{ReturnCode, Topology};
+use gpunode_scenario::{DGX1_VOLTA_LINKS, ReturnCode, Topology};
 use nvml_wrapper::{
     enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel},
     error::NvmlError,
@@ -34,18 +34,8 @@ fn links(node: &TestNode, index: u32) -> Vec<u32> {
 
 #[test]
 fn dgx1_has_the_cube_mesh() {
-    let expected = [
-        [0, 1, 1, 2, 2, 0, 0, 0],
-        [1, 0, 2, 1, 0, 2, 0, 0],
-        [1, 2, 0, 2, 0, 0, 1, 0],
-        [2, 1, 2, 0, 0, 0, 0, 1],
-        [2, 0, 0, 0, 0, 1, 1, 2],
-        [0, 2, 0, 0, 1, 0, 2, 1],
-        [0, 0, 1, 0, 1, 2, 0, 2],
-        [0, 0, 0, 1, 2, 1, 2, 0],
-    ];
     let node = TestNode::dgx1();
-    for (row, index) in expected.iter().zip(0..) {
+    for (row, index) in DGX1_VOLTA_LINKS.iter().zip(0..) {
         assert_eq!(links(&node, index), row, "GPU {index}");
     }
     assert_eq!(raw::remote_device_type(node.nvml(), &node.device(0), 0), Ok(REMOTE_GPU));

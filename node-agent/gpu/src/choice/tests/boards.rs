@@ -2,19 +2,10 @@
 
 use super::*;
 use LinkLevel::{Node, Phb, Pix, Pxb, Sys};
+use gpunode_scenario::DGX1_VOLTA_LINKS;
 
 /// The hybrid cube mesh of eight V100.
 fn dgx1() -> PairScores {
-    const NVLINKS: [[u32; 8]; 8] = [
-        [0, 1, 1, 2, 2, 0, 0, 0],
-        [1, 0, 2, 1, 0, 2, 0, 0],
-        [1, 2, 0, 2, 0, 0, 1, 0],
-        [2, 1, 2, 0, 0, 0, 0, 1],
-        [2, 0, 0, 0, 0, 1, 1, 2],
-        [0, 2, 0, 0, 1, 0, 2, 1],
-        [0, 0, 1, 0, 1, 2, 0, 2],
-        [0, 0, 0, 1, 2, 1, 2, 0],
-    ];
     let level = |one: u32, other: u32| match (one / 4 == other / 4, one / 2 == other / 2) {
         (false, _) => Sys,
         (true, false) => Phb,
@@ -23,7 +14,7 @@ fn dgx1() -> PairScores {
     node(
         8,
         |gpu| Some(gpu / 4),
-        |one, other| (level(one, other), NVLINKS[one as usize][other as usize]),
+        |one, other| (level(one, other), DGX1_VOLTA_LINKS[one as usize][other as usize]),
     )
 }
 
