@@ -37,6 +37,7 @@ mod time;
 
 pub use fact_labels::gpu_labels;
 pub use fleet::{
+    messages::rollout_stopped,
     policy_status::{AgentUpdate, policy_status},
     rollout::PolicyRollout,
     tally::PolicyTally,

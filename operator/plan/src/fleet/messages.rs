@@ -41,9 +41,9 @@ pub fn nodes_updating(updating: i32, counts: &NodeCounts) -> String {
     format!("{} are updating", of_matched(updating, counts))
 }
 
-/// Rollout that a node stopped. `progress` is that of the rollout.
-pub fn rollout_stopped(node: &str, cause: &str, progress: &str) -> String {
-    format!("stopped: node {node} failed: {cause}; {progress}; no other node changes until the spec changes")
+/// Rollout that a node stopped.
+pub fn rollout_stopped(node: &str, cause: &str) -> String {
+    format!("stopped: node {node} failed: {cause}; no other node changes until the policy's spec changes")
 }
 
 /// Progress of a replacement of agents.
@@ -136,8 +136,8 @@ mod tests {
     #[test]
     fn each_message_names_the_node_and_the_cause() {
         assert_eq!(
-            rollout_stopped("n", "broken", "1 of 2 nodes has the new configuration"),
-            "stopped: node n failed: broken; 1 of 2 nodes has the new configuration; no other node changes until the spec changes"
+            rollout_stopped("n", "broken"),
+            "stopped: node n failed: broken; no other node changes until the policy's spec changes"
         );
         assert_eq!(
             agents_late(SignedDuration::from_mins(10), &agents_updating(1, 3), "gpunode-agent-p"),

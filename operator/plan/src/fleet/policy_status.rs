@@ -135,7 +135,7 @@ fn ready(
 fn stopped(policy: &Policy, tally: &PolicyTally) -> Option<String> {
     let (node, message) = tally.rollout.stopped().filter(|_| policy.mode == PolicyMode::Enforce)?;
     let progress = tally.rollout.progress().unwrap_or_default();
-    Some(rollout_stopped(node, message, &progress))
+    Some(format!("{}; {progress}", rollout_stopped(node, message)))
 }
 
 /// Describes the replacement of agents that is under way, if any.

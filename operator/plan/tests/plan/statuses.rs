@@ -283,8 +283,8 @@ fn stopped_rollout_is_stalled_and_nothing_is_under_way() {
         ("b", RolloutStage::Stopped("MemoryBelowUnit: m".to_owned())),
         ("c", RolloutStage::Pending),
     ];
-    let message = "stopped: node b failed: MemoryBelowUnit: m; 1 of 3 nodes has the new configuration; no other node \
-                 changes until the spec changes";
+    let message = "stopped: node b failed: MemoryBelowUnit: m; no other node changes until the policy's spec changes; \
+                 1 of 3 nodes has the new configuration";
     assert_eq!(
         of_rollout(&stages)[..3],
         [

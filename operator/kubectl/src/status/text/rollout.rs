@@ -4,6 +4,7 @@ use crate::{
     output::{TableCell, named, plain, style, table},
     status::{fleet::FleetSummary, policy::PolicySummary, rollout::RolloutSummary},
 };
+use gpunode_plan::rollout_stopped;
 use std::fmt::Write as _;
 
 /// Most nodes named.
@@ -32,10 +33,7 @@ pub fn rollouts(fleet: &FleetSummary) -> String {
     let mut text = format!("\n{}", table(heading, &rows));
     for policy in policies {
         for stop in policy.rollout.iter().filter_map(|rollout| rollout.stopped.first()) {
-            let line = format!(
-                "{}: stopped at {}: {}; no other node changes until you change the policy's spec",
-                policy.name, stop.node, stop.why
-            );
+            let line = format!("{}: {}", policy.name, rollout_stopped(&stop.node, &stop.why));
             let _ = writeln!(text, "{}", plain(&line));
         }
     }

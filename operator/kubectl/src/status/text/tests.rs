@@ -125,7 +125,7 @@ fn a_rollout_says_how_far_it_is_and_where_it_stopped() {
 
     ROLLOUT   IN FORCE   CHANGING   AT ONCE   PENDING   NOT WAITED FOR   STOPPED AT
     p         2 of 7     n3         2         2         1                n4
-    p: stopped at n4: ConfigurationRejected: resource nvidia.com/gpu: no GPU is left; no other node changes until you change the policy's spec
+    p: stopped: node n4 failed: ConfigurationRejected: resource nvidia.com/gpu: no GPU is left; no other node changes until the policy's spec changes
 
     PROBLEMS
     node n4: ConfigurationRejected: resource nvidia.com/gpu: no GPU is left
