@@ -11,19 +11,6 @@ use std::{
 
 const LIMIT: Duration = Duration::from_mins(3);
 
-/// UUIDs of a node's GPUs, as the agent reports them.
-fn uuids(lab: &Lab, node: &str) -> Result<BTreeSet<String>> {
-    let object = lab.get(&["gpunode", node])?;
-    let gpus = object["status"]["gpus"]
-        .as_array()
-        .context("find the GPUs of a GpuNode")?;
-    Ok(gpus
-        .iter()
-        .filter_map(|gpu| gpu["uuid"].as_str())
-        .map(str::to_owned)
-        .collect())
-}
-
 /// Returns the devices in the container's `NVIDIA_VISIBLE_DEVICES`.
 fn visible(lab: &Lab, pod: &str) -> Result<Vec<String>> {
     let seen = lab.kubectl(&["exec", pod, "--", "sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES"])?;
@@ -48,7 +35,7 @@ fn tolerating_pods_run_on_the_v100_node_and_see_the_gpus_they_were_given() -> Re
     }
     lab.kubectl(&["wait", "job/gpu-job", "--for=condition=Complete", "--timeout=180s"])?;
     let printed = lab.kubectl(&["logs", "job/gpu-job"])?;
-    let of_node = uuids(&lab, V100)?;
+    let of_node: BTreeSet<String> = lab.gpu_uuids(V100)?.into_iter().collect();
     ensure!(
         of_node.iter().any(|uuid| printed.contains(uuid)),
         "gpu-job printed {printed:?}, not one of {of_node:?}"
@@ -128,7 +115,8 @@ fn four_t4_with_four_replicas_run_sixteen_pods_four_on_each_gpu() -> Result<()> 
         [4, 4, 4, 4],
         "{per_gpu:?}"
     );
-    assert_eq!(per_gpu.into_keys().collect::<BTreeSet<_>>(), uuids(&lab, T4)?);
+    let of_node: BTreeSet<String> = lab.gpu_uuids(T4)?.into_iter().collect();
+    assert_eq!(per_gpu.into_keys().collect::<BTreeSet<_>>(), of_node);
     Ok(())
 }
 
