@@ -1,4 +1,5 @@
-//! Hardware in `GpuNode.status.gpus`: GPUs, their MIG devices and the links between them.
+//! Hardware in `GpuNode.status.gpus`: GPUs, their MIG devices and the links between them. No number is negative; the schema
+//! has the signed types that Kubernetes asks for.
 
 use crate::DeviceHealth;
 use gpunode_config::Architecture;
@@ -12,7 +13,8 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 pub struct GpuDevice {
     /// NVML index, as in `nvidia-smi`.
-    pub index: i32,
+    #[schemars(with = "i32")]
+    pub index: u32,
     /// UUID, such as `GPU-0c1b5e0a-...`.
     #[schemars(length(max = 64))]
     pub uuid: String,
@@ -21,7 +23,8 @@ pub struct GpuDevice {
     pub product: String,
     /// Memory in MiB.
     #[serde(rename = "memoryMiB")]
-    pub memory_mib: i64,
+    #[schemars(with = "i64")]
+    pub memory_mib: u64,
     /// Architecture, with the name of GPU feature discovery.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub architecture: Option<Architecture>,
@@ -35,7 +38,8 @@ pub struct GpuDevice {
     pub pci_bus_id: Option<String>,
     /// NUMA node of the GPU; absent if the machine reports none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub numa_node: Option<i32>,
+    #[schemars(with = "Option<i32>")]
+    pub numa_node: Option<u32>,
     /// Purpose of the GPU by its PCI class; absent if sysfs does not show the class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<GpuMode>,
@@ -75,18 +79,22 @@ pub struct MigDevice {
     #[schemars(length(max = 63))]
     pub profile: String,
     /// ID of the GPU instance. IDs are reused when instances are recreated.
-    pub gpu_instance: i32,
+    #[schemars(with = "i32")]
+    pub gpu_instance: u32,
     /// ID of the compute instance within the GPU instance.
-    pub compute_instance: i32,
+    #[schemars(with = "i32")]
+    pub compute_instance: u32,
     /// Memory in MiB.
     #[serde(rename = "memoryMiB")]
-    pub memory_mib: i64,
+    #[schemars(with = "i64")]
+    pub memory_mib: u64,
     /// Health of the device; absent until the agent has checked it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<DeviceHealth>,
     /// Number of streaming multiprocessors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub multiprocessors: Option<i32>,
+    #[schemars(with = "Option<i32>")]
+    pub multiprocessors: Option<u32>,
     /// Slices of the GPU that the device has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slices: Option<MigSlices>,
@@ -100,9 +108,11 @@ pub struct MigDevice {
 #[serde(rename_all = "camelCase")]
 pub struct MigSlices {
     /// Slices of its GPU instance.
-    pub gpu_instance: i32,
+    #[schemars(with = "i32")]
+    pub gpu_instance: u32,
     /// Slices of its compute instance.
-    pub compute_instance: i32,
+    #[schemars(with = "i32")]
+    pub compute_instance: u32,
 }
 
 /// Numbers of engines of a MIG device.
@@ -110,15 +120,20 @@ pub struct MigSlices {
 #[serde(rename_all = "camelCase")]
 pub struct MigEngines {
     /// Copy engines.
-    pub copy: i32,
+    #[schemars(with = "i32")]
+    pub copy: u32,
     /// Video decoders.
-    pub decoder: i32,
+    #[schemars(with = "i32")]
+    pub decoder: u32,
     /// Video encoders.
-    pub encoder: i32,
+    #[schemars(with = "i32")]
+    pub encoder: u32,
     /// JPEG decoders.
-    pub jpeg: i32,
+    #[schemars(with = "i32")]
+    pub jpeg: u32,
     /// Optical flow accelerators.
-    pub ofa: i32,
+    #[schemars(with = "i32")]
+    pub ofa: u32,
 }
 
 /// Purpose of a GPU by its PCI class.
@@ -169,12 +184,14 @@ pub enum MigMode {
 #[serde(rename_all = "camelCase")]
 pub struct GpuLink {
     /// Index of the other GPU.
-    pub peer: i32,
+    #[schemars(with = "i32")]
+    pub peer: u32,
     /// Nearest common ancestor on the PCI bus, in the terms of `nvidia-smi topo -m`.
     pub level: LinkLevel,
     /// Number of active NVLinks to the other GPU, direct or through NVSwitch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nvlinks: Option<i32>,
+    #[schemars(with = "Option<i32>")]
+    pub nvlinks: Option<u32>,
 }
 
 /// Levels of the PCI topology in the terms of `nvidia-smi topo -m`, nearest first.

@@ -31,8 +31,8 @@ pub use desired::{
     desired_devices,
 };
 pub use gpunode_config::{Allocation, Architecture};
-pub use gpunode_crds::{Fabric, FaultReason, GpuMode, LinkLevel, MigMode};
-pub use hardware::{Device, Gpu, Inventory, Link, MigAttributes, MigInstance, product_label};
+pub use gpunode_crds::{Fabric, FaultReason, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices};
+pub use hardware::{Device, Gpu, Inventory, MigInstance, product_label};
 pub use health::{
     DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, MigProbe, ProbeResult, Resolution, RunId,
     describe_xid,

@@ -20,8 +20,8 @@ impl KnownDevices {
         let parts = &self.gpus().iter().find(|of| of.uuid == gpu)?.mig_devices;
         let found = parts
             .iter()
-            .find(|mig| (mig.gpu_instance, mig.compute_instance) == instance)?;
-        Some(&found.uuid)
+            .find(|mig| (mig.facts.gpu_instance, mig.facts.compute_instance) == instance)?;
+        Some(&found.facts.uuid)
     }
 
     /// Returns whether the node has this GPU or MIG device. While some GPU is unreadable, every device may be that one.
@@ -30,7 +30,7 @@ impl KnownDevices {
         if reading.is_none_or(|reading| !reading.unreadable.is_empty()) {
             return true;
         }
-        let is_it = |gpu: &Gpu| gpu.uuid == device || gpu.mig_devices.iter().any(|mig| mig.uuid == device);
+        let is_it = |gpu: &Gpu| gpu.uuid == device || gpu.mig_devices.iter().any(|mig| mig.facts.uuid == device);
         self.gpus().iter().any(is_it)
     }
 
@@ -56,7 +56,7 @@ impl KnownDevices {
             .iter()
             .filter(|gpu| gpu.uuid == device)
             .flat_map(|gpu| &gpu.mig_devices);
-        let hit: BTreeSet<&str> = parts.map(|mig| mig.uuid.as_str()).chain([device]).collect();
+        let hit: BTreeSet<&str> = parts.map(|mig| mig.facts.uuid.as_str()).chain([device]).collect();
         let holders = holders.iter().filter(|holder| hit.contains(holder.device.as_str()));
         holders
             .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
@@ -68,12 +68,15 @@ impl KnownDevices {
 mod tests {
     use super::*;
     use crate::driver::{hardware::DriverState, nvml::DriverReading};
-    use gpunode_gpu::{Inventory, MigInstance};
+    use gpunode_gpu::{Inventory, MigDevice, MigInstance};
 
     #[test]
     fn what_has_left_the_node_is_not_there() {
         let mig_devices = vec![MigInstance {
-            uuid: "MIG-1".to_owned(),
+            facts: MigDevice {
+                uuid: "MIG-1".to_owned(),
+                ..MigDevice::default()
+            },
             ..MigInstance::default()
         }];
         let gpus = vec![Gpu {

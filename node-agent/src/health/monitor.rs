@@ -222,7 +222,7 @@ impl HealthMonitor {
             .gpus
             .iter()
             .flat_map(|gpu| &gpu.mig_devices)
-            .map(|mig| mig.uuid.as_str())
+            .map(|mig| mig.facts.uuid.as_str())
             .collect();
         let gone = |device: &str| device.starts_with("MIG-") && !present.contains(device);
         let forgotten = self.saved.health.forget(gone);

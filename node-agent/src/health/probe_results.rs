@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 /// Returns the target of a probe. `links_read` are the GPUs whose NVLinks this process has read.
 pub fn target(gpu: &Gpu, ticket: u64, saved: &SavedHealth, links_read: &BTreeSet<String>) -> ProbeTarget {
-    let instances: Vec<String> = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
+    let instances: Vec<String> = gpu.mig_devices.iter().map(|mig| mig.facts.uuid.clone()).collect();
     let processes = instances
         .iter()
         .chain([&gpu.uuid])

@@ -73,7 +73,7 @@ mod tests {
         Timestamp::from_second(minute * 60).unwrap()
     }
 
-    fn gpu(index: i32, missing_since: Option<i64>) -> GpuDevice {
+    fn gpu(index: u32, missing_since: Option<i64>) -> GpuDevice {
         let missing_since = missing_since.map(|minute| Time(at(minute)));
         GpuDevice {
             index,
@@ -163,7 +163,7 @@ mod tests {
         };
         let both = after(&of(vec![gpu(0, None)]), vec![new.clone()], 1);
         assert_eq!(both.gpus, [new, gpu(0, Some(1))]);
-        let many = (0..i32::try_from(MAX_DEVICES).unwrap())
+        let many = (0..u32::try_from(MAX_DEVICES).unwrap())
             .map(|index| gpu(index, None))
             .collect();
         let full = after(&of(vec![gpu(99, None)]), many, 1);

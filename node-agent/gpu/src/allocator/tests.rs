@@ -8,17 +8,20 @@ mod kubelet;
 mod model;
 
 use super::*;
-use crate::{AdvertisedShare, Gpu, Inventory, MigInstance, MigMode, desired_devices};
+use crate::{AdvertisedShare, Gpu, Inventory, MigDevice, MigInstance, MigMode, desired_devices};
 use gpunode_config::load;
 use std::time::Duration;
 
 /// GPUs of 4, 4 and 8 GiB; the last has two MIG devices.
 fn node() -> Inventory {
     let mig = |index: u32| MigInstance {
-        uuid: format!("MIG-2-{index}"),
         index,
-        profile: "1g.4gb".to_owned(),
-        memory_mib: 4096,
+        facts: MigDevice {
+            uuid: format!("MIG-2-{index}"),
+            profile: "1g.4gb".to_owned(),
+            memory_mib: 4096,
+            ..MigDevice::default()
+        },
         ..MigInstance::default()
     };
     let gpu = |index: u32| Gpu {

@@ -1,6 +1,6 @@
 //! A number for the links between two GPUs.
 
-use crate::{Inventory, Link, LinkLevel};
+use crate::{GpuLink, Inventory, LinkLevel};
 use std::collections::BTreeMap;
 
 /// Score of one NVLink (NVIDIA's go-gpuallocator).
@@ -104,7 +104,7 @@ impl PairScores {
     }
 }
 
-fn score(link: &Link) -> u32 {
+fn score(link: &GpuLink) -> u32 {
     let pcie = match link.level {
         LinkLevel::Internal => 60,
         LinkLevel::Pix => 50,
@@ -114,14 +114,14 @@ fn score(link: &Link) -> u32 {
         LinkLevel::Sys => 10,
         LinkLevel::Unknown => 0,
     };
-    pcie + NVLINK * link.nvlinks.min(MAX_NVLINKS)
+    pcie + NVLINK * link.nvlinks.unwrap_or_default().min(MAX_NVLINKS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn inventory(links: [Vec<Link>; 2]) -> Inventory {
+    fn inventory(links: [Vec<GpuLink>; 2]) -> Inventory {
         let gpu = |(index, links)| crate::Gpu {
             index,
             uuid: format!("GPU-{index}"),
@@ -134,8 +134,12 @@ mod tests {
         }
     }
 
-    fn link(peer: u32, level: LinkLevel, nvlinks: u32) -> Vec<Link> {
-        vec![Link { peer, level, nvlinks }]
+    fn link(peer: u32, level: LinkLevel, nvlinks: u32) -> Vec<GpuLink> {
+        vec![GpuLink {
+            peer,
+            level,
+            nvlinks: Some(nvlinks),
+        }]
     }
 
     #[test]

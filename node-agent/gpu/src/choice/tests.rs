@@ -6,7 +6,7 @@ mod optimum;
 mod reference;
 
 use super::*;
-use crate::{Gpu, Inventory, Link, LinkLevel};
+use crate::{Gpu, GpuLink, Inventory, LinkLevel};
 use gpunode_config::Allocation;
 
 /// A node with so many GPUs: where each is, and how each pair is linked.
@@ -15,7 +15,8 @@ fn node(gpus: u32, numa: impl Fn(u32) -> Option<u32>, link: impl Fn(u32, u32) ->
         let peers = (0..gpus).filter(|peer| *peer != index);
         let to = |peer| {
             let (level, nvlinks) = link(index, peer);
-            Link { peer, level, nvlinks }
+            let nvlinks = Some(nvlinks);
+            GpuLink { peer, level, nvlinks }
         };
         peers.map(to).collect()
     };

@@ -6,7 +6,7 @@ use super::{
     rules::ResourceRules,
     selector::DeviceSelection,
 };
-use crate::{Assignment, Device, DeviceSharing, Gpu};
+use crate::{Assignment, Device, DeviceSharing, Gpu, MigInstance};
 use gpunode_config::{MigStrategy, ResourceConfig, Sharing, SharingStrategy};
 
 /// Prefix of a profile in the name of a MIG resource, as in NVIDIA's device plugin.
@@ -121,10 +121,10 @@ impl<'a> ResourceEntry<'a> {
 
     fn instances_unequal(&self, taken: &[Device]) -> Option<DeviceProblem> {
         let first = taken.first()?;
-        let attributes = |device: &Device| device.mig.as_ref().map(|mig| mig.attributes);
-        let other = taken.iter().find(|device| attributes(device) != attributes(first))?;
+        let parts = |device: &Device| device.mig.as_ref().map(MigInstance::parts);
+        let other = taken.iter().find(|device| parts(device) != parts(first))?;
         let describe = |device: &Device| match &device.mig {
-            Some(mig) => format!("MIG device {} is {}", device.index(), mig.profile),
+            Some(mig) => format!("MIG device {} is {}", device.index(), mig.facts.profile),
             None => format!("GPU {} is not divided", device.index()),
         };
         Some(DeviceProblem {
@@ -194,7 +194,7 @@ impl<'a> ResourceEntry<'a> {
 /// Adds a MIG device that no entry selects, under NVIDIA's name for its profile.
 pub fn add_by_profile(device: Device, desired: &mut DesiredDevices) {
     let Some(mig) = &device.mig else { return };
-    let resource = format!("{MIG_RESOURCE}{}", mig.profile.replace('+', "."));
+    let resource = format!("{MIG_RESOURCE}{}", mig.facts.profile.replace('+', "."));
     desired.rules.entry(resource.clone()).or_default();
     let assignment = Assignment {
         resource,

@@ -77,7 +77,7 @@ impl<'a> DeviceSelection<'a> {
             None => self.full,
             Some(mig) => {
                 let profiles = self.selector.is_some_and(|of| of.mig_profiles.is_some());
-                self.mig && (!profiles || self.profiles.iter().any(|glob| glob.is_match(&mig.profile)))
+                self.mig && (!profiles || self.profiles.iter().any(|glob| glob.is_match(&mig.facts.profile)))
             }
         };
         kind && device.memory >= self.least_memory && self.selects_by_gpu(device)

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Assignment, Device, Gpu, Inventory, MigAttributes, MigInstance, MigMode};
+use crate::{Assignment, Device, Gpu, Inventory, MigDevice, MigInstance, MigMode};
 use gpunode_config::load;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -24,13 +24,12 @@ fn divided(index: u32, profiles: &[&str]) -> Gpu {
             .and_then(|digit| digit.to_digit(10))
             .unwrap_or_default();
         MigInstance {
-            uuid: format!("MIG-{index:08}-{at:04}-0000-0000-000000000000"),
             index: at,
-            profile: (*profile).to_owned(),
-            memory_mib: u64::from(slices) * 9984,
-            attributes: MigAttributes {
-                gpu_slices: slices,
-                ..MigAttributes::default()
+            facts: MigDevice {
+                uuid: format!("MIG-{index:08}-{at:04}-0000-0000-000000000000"),
+                profile: (*profile).to_owned(),
+                memory_mib: u64::from(slices) * 9984,
+                ..MigDevice::default()
             },
             ..MigInstance::default()
         }
@@ -350,7 +349,7 @@ proptest! {
             gpu.index = index;
             gpu.uuid = format!("GPU-{index}");
             for mig in &mut gpu.mig_devices {
-                mig.uuid = format!("MIG-{index}-{}", mig.index);
+                mig.facts.uuid = format!("MIG-{index}-{}", mig.index);
             }
         }
         let config = load(&config).unwrap();

@@ -53,8 +53,8 @@ impl Device {
     pub fn mig(gpu: &Gpu, mig: &MigInstance) -> Self {
         let whole = Self::full(gpu);
         Self {
-            uuid: mig.uuid.clone(),
-            memory: MemoryMiB(mig.memory_mib),
+            uuid: mig.facts.uuid.clone(),
+            memory: MemoryMiB(mig.facts.memory_mib),
             device_nodes: whole
                 .device_nodes
                 .into_iter()
@@ -100,14 +100,17 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpunode_crds::MigDevice;
 
     fn gpu() -> Gpu {
         let mig = |index: u32| MigInstance {
-            uuid: format!("MIG-{index}"),
             index,
-            memory_mib: 9984,
+            facts: MigDevice {
+                uuid: format!("MIG-{index}"),
+                memory_mib: 9984,
+                ..MigDevice::default()
+            },
             device_nodes: vec![format!("/dev/nvidia-caps/nvidia-cap{index}")],
-            ..MigInstance::default()
         };
         Gpu {
             index: 3,

@@ -2,7 +2,7 @@
 
 use super::product::product_label;
 use gpunode_config::Architecture;
-use gpunode_crds::{Fabric, GpuMode, LinkLevel, MigMode};
+use gpunode_crds::{Fabric, GpuLink, GpuMode, MigDevice, MigEngines, MigMode, MigSlices};
 
 /// The driver's view of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,54 +43,26 @@ pub struct Gpu {
     /// Its MIG devices, ordered by index.
     pub mig_devices: Vec<MigInstance>,
     /// Links to the other GPUs of the node, ordered by index.
-    pub links: Vec<Link>,
+    pub links: Vec<GpuLink>,
 }
 
 /// A compute instance of a GPU divided by MIG, as NVML describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MigInstance {
-    /// UUID, such as `MIG-6c1d3b2e-...`.
-    pub uuid: String,
     /// NVML's index of the MIG device within its GPU.
     pub index: u32,
-    /// Profile, such as `1g.10gb`, `1c.3g.40gb` or `1g.10gb+me`.
-    pub profile: String,
-    /// Id of the GPU instance; a later instance can get the same id.
-    pub gpu_instance: u32,
-    /// Id of the compute instance within the GPU instance.
-    pub compute_instance: u32,
-    /// Memory in MiB, rounded down; 0 if unknown.
-    pub memory_mib: u64,
-    /// Its parts: two MIG devices with the same parts are equal.
-    pub attributes: MigAttributes,
+    /// Its description in `GpuNode.status`, without health.
+    pub facts: MigDevice,
     /// `/dev/nvidia-caps/nvidia-capN` of the GPU instance and of the compute instance.
     pub device_nodes: Vec<String>,
 }
 
-/// Attributes of a MIG device by `nvmlDeviceGetAttributes`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "NVML's names are the documentation")]
-pub struct MigAttributes {
-    pub multiprocessors: u32,
-    pub copy_engines: u32,
-    pub decoders: u32,
-    pub encoders: u32,
-    pub jpegs: u32,
-    pub ofas: u32,
-    pub gpu_slices: u32,
-    pub compute_slices: u32,
-    pub memory_mib: u64,
-}
-
-/// The link from one GPU to another.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
-    /// Index of the other GPU.
-    pub peer: u32,
-    /// Nearest common ancestor on the PCI bus.
-    pub level: LinkLevel,
-    /// Active NVLinks to it, directly or through NVSwitch.
-    pub nvlinks: u32,
+impl MigInstance {
+    /// Returns the parts of the MIG device: two with the same parts are equal.
+    pub(crate) fn parts(&self) -> (u64, Option<u32>, Option<MigSlices>, Option<MigEngines>) {
+        let facts = &self.facts;
+        (facts.memory_mib, facts.multiprocessors, facts.slices, facts.engines)
+    }
 }
 
 impl Gpu {

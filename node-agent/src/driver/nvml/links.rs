@@ -1,7 +1,7 @@
 //! Reads the links between the GPUs of a node.
 
 use super::raw::{self, RemoteDevice};
-use gpunode_gpu::{Link, LinkLevel};
+use gpunode_gpu::{GpuLink, LinkLevel};
 use nvml_wrapper::{Device, enum_wrappers::device::TopologyLevel, struct_wrappers::device::PciInfo};
 
 /// Maximum number of NVLinks of a GPU (`NVML_NVLINK_MAX_LINKS` of NVML 13).
@@ -18,7 +18,7 @@ struct NvLinks {
 }
 
 /// Returns the links of each device to the others, in the order of `devices`. A call that fails leaves a link unknown.
-pub fn between(devices: &[(u32, Device<'_>)]) -> Vec<Vec<Link>> {
+pub fn between(devices: &[(u32, Device<'_>)]) -> Vec<Vec<GpuLink>> {
     let ends: Vec<(Option<PciAddress>, NvLinks)> = devices
         .iter()
         .map(|(_, device)| (device.pci_info().ok().map(|pci| address(&pci)), active_nvlinks(device)))
@@ -31,10 +31,10 @@ pub fn between(devices: &[(u32, Device<'_>)]) -> Vec<Vec<Link>> {
                 .iter()
                 .zip(&ends)
                 .filter(|((peer, _), _)| peer != index)
-                .map(|((peer, other), (at, theirs))| Link {
+                .map(|((peer, other), (at, theirs))| GpuLink {
                     peer: *peer,
                     level: level(device, other),
-                    nvlinks: nvlinks(own, theirs, *at),
+                    nvlinks: Some(nvlinks(own, theirs, *at)).filter(|count| *count > 0),
                 })
                 .collect()
         })

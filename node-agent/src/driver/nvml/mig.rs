@@ -1,7 +1,7 @@
 //! Reads the MIG devices of a GPU.
 
 use super::{capabilities::Capabilities, error::Unanswered, profile, raw};
-use gpunode_gpu::{Gpu, MigAttributes, MigInstance};
+use gpunode_gpu::{Gpu, MigDevice, MigEngines, MigInstance, MigSlices};
 use nvml_wrapper::{Device, error::NvmlError};
 
 /// Limit on the kinds of GPU instances, above that of any driver.
@@ -55,7 +55,19 @@ impl Parent<'_> {
             Err(NvmlError::NotFound) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let attributes = attributes(&device)?;
+        let attributes = device.attributes()?;
+        let slices = MigSlices {
+            gpu_instance: attributes.gpu_instance_slice_count,
+            compute_instance: attributes.compute_instance_slice_count,
+        };
+        let engines = MigEngines {
+            copy: attributes.shared_copy_engine_count,
+            decoder: attributes.shared_decoder_count,
+            encoder: attributes.shared_encoder_count,
+            jpeg: attributes.shared_jpeg_count,
+            ofa: attributes.shared_ofa_count,
+        };
+        let memory_mib = attributes.memory_size_mb;
         let gpu_instance = raw::gpu_instance_id(&device)?;
         let compute_instance = raw::compute_instance_id(&device)?;
         let kind = self.kind(raw::gpu_instance_profile(self.device, gpu_instance)?)?;
@@ -64,13 +76,18 @@ impl Parent<'_> {
             .minor
             .map(|minor| capabilities.device_nodes(minor, gpu_instance, compute_instance));
         Ok(Some(MigInstance {
-            uuid: device.uuid()?,
             index,
-            profile: profile::name(&attributes, self.memory, kind),
-            gpu_instance,
-            compute_instance,
-            memory_mib: attributes.memory_mib,
-            attributes,
+            facts: MigDevice {
+                uuid: device.uuid()?,
+                profile: profile::name(slices, memory_mib, self.memory, kind),
+                gpu_instance,
+                compute_instance,
+                memory_mib,
+                health: None,
+                multiprocessors: Some(attributes.multiprocessor_count),
+                slices: Some(slices),
+                engines: Some(engines),
+            },
             device_nodes: nodes.unwrap_or_default(),
         }))
     }
@@ -89,19 +106,4 @@ impl Parent<'_> {
         }
         Ok(None)
     }
-}
-
-fn attributes(device: &Device<'_>) -> Result<MigAttributes, NvmlError> {
-    let found = device.attributes()?;
-    Ok(MigAttributes {
-        multiprocessors: found.multiprocessor_count,
-        copy_engines: found.shared_copy_engine_count,
-        decoders: found.shared_decoder_count,
-        encoders: found.shared_encoder_count,
-        jpegs: found.shared_jpeg_count,
-        ofas: found.shared_ofa_count,
-        gpu_slices: found.gpu_instance_slice_count,
-        compute_slices: found.compute_instance_slice_count,
-        memory_mib: found.memory_size_mb,
-    })
 }

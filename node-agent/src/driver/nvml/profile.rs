@@ -1,26 +1,20 @@
 //! Names MIG profiles by the rule of NVIDIA's go-nvlib.
 
-use gpunode_gpu::MigAttributes;
+use gpunode_gpu::MigSlices;
 
 const MIB: u128 = 1 << 20;
 const GIB: u128 = 1 << 30;
 
 /// Returns the profile of a MIG device, such as `1c.3g.40gb` or `1g.10gb+me`. `gpu_memory` is that of the whole GPU in
 /// bytes, `kind` the `NVML_GPU_INSTANCE_PROFILE_*` of the GPU instance. An unknown kind adds nothing to the name.
-pub fn name(attributes: &MigAttributes, gpu_memory: u64, kind: Option<u32>) -> String {
-    let MigAttributes {
-        gpu_slices,
-        compute_slices,
-        memory_mib,
-        ..
-    } = *attributes;
-    let part = if compute_slices == gpu_slices {
+pub fn name(slices: MigSlices, memory_mib: u64, gpu_memory: u64, kind: Option<u32>) -> String {
+    let part = if slices.compute_instance == slices.gpu_instance {
         String::new()
     } else {
-        format!("{compute_slices}c.")
+        format!("{}c.", slices.compute_instance)
     };
     let gb = gigabytes(memory_mib.into(), gpu_memory.into());
-    format!("{part}{gpu_slices}g.{gb}gb{}", kind.map_or("", suffix))
+    format!("{part}{}g.{gb}gb{}", slices.gpu_instance, kind.map_or("", suffix))
 }
 
 /// Returns eighths of the GPU's memory, rounded up, times its size in GiB, also rounded up. This hides the memory that the
@@ -51,13 +45,11 @@ mod tests {
     use super::*;
 
     fn named(slices: (u32, u32), memory_mib: u64, gpu_mib: u64, kind: u32) -> String {
-        let attributes = MigAttributes {
-            compute_slices: slices.0,
-            gpu_slices: slices.1,
-            memory_mib,
-            ..MigAttributes::default()
+        let slices = MigSlices {
+            compute_instance: slices.0,
+            gpu_instance: slices.1,
         };
-        name(&attributes, gpu_mib << 20, Some(kind))
+        name(slices, memory_mib, gpu_mib << 20, Some(kind))
     }
 
     #[test]

@@ -119,20 +119,24 @@ fn mig_devices_are_read_with_profile_size_and_device_nodes() {
     let devices = &gpus[1].mig_devices;
     let found: Vec<_> = devices
         .iter()
-        .map(|mig| (mig.index, mig.profile.as_str(), mig.gpu_instance))
+        .map(|mig| (mig.index, mig.facts.profile.as_str(), mig.facts.gpu_instance))
         .collect();
     assert_eq!(found, [(0, "1c.3g.40gb", 2), (1, "1g.10gb", 7), (2, "1g.10gb+me", 8)]);
-    assert!(devices.iter().all(|mig| mig.uuid.starts_with("MIG-")));
-    let part = &devices[0];
+    assert!(devices.iter().all(|mig| mig.facts.uuid.starts_with("MIG-")));
+    let part = &devices[0].facts;
     assert_eq!((part.compute_instance, part.memory_mib), (0, 40192));
-    assert_eq!((part.attributes.gpu_slices, part.attributes.compute_slices), (3, 1));
-    assert_eq!((part.attributes.multiprocessors, part.attributes.copy_engines), (14, 3));
+    let slices = part.slices.map(|slices| (slices.gpu_instance, slices.compute_instance));
+    let copy_engines = part.engines.map(|engines| engines.copy);
     assert_eq!(
-        part.device_nodes,
+        (slices, part.multiprocessors, copy_engines),
+        (Some((3, 1)), Some(14), Some(3))
+    );
+    assert_eq!(
+        devices[0].device_nodes,
         ["/dev/nvidia-caps/nvidia-cap156", "/dev/nvidia-caps/nvidia-cap157"]
     );
     assert_eq!(devices[2].device_nodes, Vec::<String>::new());
-    assert_ne!(devices[1].attributes, devices[2].attributes);
+    assert_ne!(devices[1].facts.engines, devices[2].facts.engines);
 }
 
 #[test]
@@ -169,7 +173,7 @@ fn a_mig_device_that_cannot_be_read_hides_no_other() {
     let left: Vec<_> = reading.inventory.gpus[1]
         .mig_devices
         .iter()
-        .map(|mig| mig.profile.as_str())
+        .map(|mig| mig.facts.profile.as_str())
         .collect();
     assert_eq!(left, ["1g.10gb+me"]);
     assert_eq!(reading.unreadable.len(), 2);
@@ -313,7 +317,7 @@ fn a_kind_that_the_driver_does_not_list_adds_nothing_to_the_name() {
     let profiles: Vec<_> = reading.inventory.gpus[1]
         .mig_devices
         .iter()
-        .map(|mig| mig.profile.as_str())
+        .map(|mig| mig.facts.profile.as_str())
         .collect();
     assert_eq!(profiles, ["1c.3g.40gb", "1g.10gb", "1g.10gb"]);
     assert_eq!(reading.unreadable, Vec::<String>::new());

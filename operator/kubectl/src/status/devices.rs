@@ -13,13 +13,13 @@ use serde::Serialize;
 #[serde(rename_all = "camelCase")]
 pub struct DeviceSummary {
     /// NVML index of the GPU; none for a held device that no longer exists.
-    pub gpu: Option<i32>,
+    pub gpu: Option<u32>,
     pub uuid: String,
     /// Product of a GPU, or profile and instances of a MIG device.
     pub hardware: String,
     /// Memory in MiB; 0 for a device that no longer exists.
     #[serde(rename = "memoryMiB")]
-    pub memory_mib: i64,
+    pub memory_mib: u64,
     pub state: DeviceAvailability,
     /// Time at which its GPU was last seen; none while it is seen.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -160,7 +160,7 @@ fn device(
     gpu: Option<&GpuDevice>,
     uuid: &str,
     hardware: String,
-    memory_mib: i64,
+    memory_mib: u64,
 ) -> DeviceSummary {
     let missing_since = gpu.and_then(|gpu| gpu.missing_since.clone());
     let holders: Vec<Holder> = status

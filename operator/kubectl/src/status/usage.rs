@@ -42,7 +42,9 @@ impl DeviceUsage {
             };
             usage.shares.entry(resource.clone()).or_default().add(shares);
             if device.sharing != Some(SharingStrategy::TimeSlicing) {
-                usage.memory.add(shares.of(device.memory_mib));
+                usage
+                    .memory
+                    .add(shares.of(device.memory_mib.try_into().unwrap_or(i64::MAX)));
             }
             if matches!(
                 device.sharing,

@@ -9,11 +9,11 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkedGpu {
-    pub index: i32,
+    pub index: u32,
     pub uuid: String,
     pub product: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub numa_node: Option<i32>,
+    pub numa_node: Option<u32>,
     pub links: Vec<PairLink>,
     /// Containers that hold the GPU or one of its MIG devices.
     pub holders: Vec<Holder>,
@@ -23,10 +23,10 @@ pub struct LinkedGpu {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PairLink {
-    pub peer: i32,
+    pub peer: u32,
     pub level: LinkLevel,
     /// Active NVLinks, directly or through NVSwitch.
-    pub nvlinks: i32,
+    pub nvlinks: u32,
     /// Score of the pair when GPUs are chosen.
     pub score: u32,
 }
@@ -35,7 +35,7 @@ pub struct PairLink {
 pub fn gpus(status: &GpuNodeStatus) -> Vec<LinkedGpu> {
     let scores = PairScores::new(&inventory(status));
     let there: Vec<&GpuDevice> = status.gpus.iter().filter(|gpu| gpu.missing_since.is_none()).collect();
-    let place = |index: i32| {
+    let place = |index: u32| {
         there
             .iter()
             .find(|gpu| gpu.index == index)

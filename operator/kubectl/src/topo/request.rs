@@ -60,7 +60,7 @@ pub struct FreeGpus {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ChosenDevice {
-    pub gpu: i32,
+    pub gpu: u32,
     pub device: String,
     pub shares: u32,
 }

@@ -86,7 +86,7 @@ fn shares_are_answered_as_the_agent_does() {
             .expect("an answer")
             .request
             .expect("a request");
-        let gpus: Vec<(i32, u32)> = match answer.choices.first() {
+        let gpus: Vec<(u32, u32)> = match answer.choices.first() {
             Some(set) => set.devices.iter().map(|picked| (picked.gpu, picked.shares)).collect(),
             None => Vec::new(),
         };

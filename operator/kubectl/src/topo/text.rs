@@ -145,14 +145,14 @@ fn request(answer: &RequestAnswer) -> String {
 
 /// Returns `0, 3`, or `0 x2, 3` where more than one share comes from a GPU.
 fn gpus(set: &DeviceChoice) -> String {
-    let mut counts: Vec<(i32, u32)> = Vec::new();
+    let mut counts: Vec<(u32, u32)> = Vec::new();
     for picked in &set.devices {
         match counts.last_mut() {
             Some((gpu, shares)) if *gpu == picked.gpu => *shares += picked.shares,
             _ => counts.push((picked.gpu, picked.shares)),
         }
     }
-    let one = |(gpu, shares): &(i32, u32)| {
+    let one = |(gpu, shares): &(u32, u32)| {
         if *shares > 1 {
             format!("{gpu} x{shares}")
         } else {

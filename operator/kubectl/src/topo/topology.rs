@@ -16,7 +16,7 @@ pub struct NodeTopology {
     pub gpus: Vec<LinkedGpu>,
     /// Indices of missing GPUs, whose links are unknown.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub missing: Vec<i32>,
+    pub missing: Vec<u32>,
     /// True where the agent lists only some holders.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub holders_truncated: bool,

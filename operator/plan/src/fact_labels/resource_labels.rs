@@ -105,10 +105,10 @@ fn add_mig_devices(status: &GpuNodeStatus, resource: &str, parts: &[MigPart<'_>]
         sharing,
         labels,
     );
-    let mut set = |name: &str, value: Option<i64>| labels.nvidia_if(&format!("{resource}.{name}"), value.as_ref());
+    let mut set = |name: &str, value: Option<u64>| labels.nvidia_if(&format!("{resource}.{name}"), value.as_ref());
     let (slices, engines) = (mig.slices, mig.engines);
     set("memory", Some(mig.memory_mib));
-    set("multiprocessors", mig.multiprocessors.map(i64::from));
+    set("multiprocessors", mig.multiprocessors.map(u64::from));
     set("slices.gi", slices.map(|slices| slices.gpu_instance.into()));
     set("slices.ci", slices.map(|slices| slices.compute_instance.into()));
     set("engines.copy", engines.map(|engines| engines.copy.into()));

@@ -1,8 +1,8 @@
 //! The GPUs that a `GpuNode` reports, in the form that the agent's allocation logic uses.
 
 use gpunode_config::AgentConfig;
-use gpunode_crds::{GpuDevice, GpuLink, GpuNodeStatus, MigDevice};
-use gpunode_gpu::{Gpu, Inventory, Link, MigAttributes, desired_devices};
+use gpunode_crds::{GpuDevice, GpuNodeStatus, MigDevice};
+use gpunode_gpu::{Gpu, Inventory, MigInstance, desired_devices};
 use std::collections::BTreeSet;
 
 /// Returns the GPUs that are present; leaves out missing ones.
@@ -37,11 +37,11 @@ fn gpu(reported: &GpuDevice, known: bool) -> Gpu {
         .as_deref()
         .and_then(|text| text.split_once('.'));
     Gpu {
-        index: number(reported.index),
+        index: reported.index,
         uuid: reported.uuid.clone(),
         // A name in label form is its own label.
         name: reported.product.clone(),
-        memory_mib: u64::try_from(reported.memory_mib).unwrap_or(0),
+        memory_mib: reported.memory_mib,
         compute_capability: capability.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?))),
         mig_mode: reported.mig_mode,
         mig_devices: reported
@@ -50,58 +50,22 @@ fn gpu(reported: &GpuDevice, known: bool) -> Gpu {
             .zip(0..)
             .map(|(device, index)| mig(device, index, known))
             .collect(),
-        numa_node: reported.numa_node.and_then(|node| u32::try_from(node).ok()),
-        links: reported.links.iter().map(link).collect(),
+        numa_node: reported.numa_node,
+        links: reported.links.clone(),
         ..Gpu::default()
     }
 }
 
-fn link(reported: &GpuLink) -> Link {
-    Link {
-        peer: number(reported.peer),
-        level: reported.level,
-        nvlinks: reported.nvlinks.map_or(0, number),
+/// Returns a MIG device, of which only the memory counts as a part where a part is missing from any device.
+fn mig(reported: &MigDevice, index: u32, known: bool) -> MigInstance {
+    let mut facts = reported.clone();
+    facts.health = None;
+    if !known {
+        (facts.multiprocessors, facts.slices, facts.engines) = (None, None, None);
     }
-}
-
-fn mig(reported: &MigDevice, index: u32, known: bool) -> gpunode_gpu::MigInstance {
-    let memory_mib = u64::try_from(reported.memory_mib).unwrap_or(0);
-    gpunode_gpu::MigInstance {
-        uuid: reported.uuid.clone(),
+    MigInstance {
         index,
-        profile: reported.profile.clone(),
-        gpu_instance: number(reported.gpu_instance),
-        compute_instance: number(reported.compute_instance),
-        memory_mib,
-        attributes: if known {
-            attributes(reported, memory_mib)
-        } else {
-            MigAttributes {
-                memory_mib,
-                ..MigAttributes::default()
-            }
-        },
-        ..gpunode_gpu::MigInstance::default()
+        facts,
+        ..MigInstance::default()
     }
-}
-
-/// Returns the attributes that two equal MIG devices share. Only memory counts where an attribute is missing from any device.
-fn attributes(reported: &MigDevice, memory_mib: u64) -> MigAttributes {
-    let engines = reported.engines.unwrap_or_default();
-    let slices = reported.slices.unwrap_or_default();
-    MigAttributes {
-        multiprocessors: reported.multiprocessors.map_or(0, number),
-        copy_engines: number(engines.copy),
-        decoders: number(engines.decoder),
-        encoders: number(engines.encoder),
-        jpegs: number(engines.jpeg),
-        ofas: number(engines.ofa),
-        gpu_slices: number(slices.gpu_instance),
-        compute_slices: number(slices.compute_instance),
-        memory_mib,
-    }
-}
-
-fn number(reported: i32) -> u32 {
-    u32::try_from(reported).unwrap_or(0)
 }

@@ -103,7 +103,7 @@ impl Selector {
         }
         let text = selector.min_memory.as_deref()?;
         let least = MemoryMiB::parse(text).unwrap_or_default();
-        (u64::try_from(gpu.memory_mib).unwrap_or(0) < least.0).then_some(UnfitFact::Memory(text))
+        (gpu.memory_mib < least.0).then_some(UnfitFact::Memory(text))
     }
 }
 
@@ -246,7 +246,7 @@ mod tests {
         assert!(!matches(&expression("pool", SelectorOperator::In, &["ours"]), visible));
     }
 
-    fn gpu(product: &str, architecture: Option<Architecture>, memory_mib: i64) -> GpuDevice {
+    fn gpu(product: &str, architecture: Option<Architecture>, memory_mib: u64) -> GpuDevice {
         GpuDevice {
             product: product.to_owned(),
             architecture,

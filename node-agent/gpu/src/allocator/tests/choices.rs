@@ -246,8 +246,8 @@ fn mig_devices_come_from_a_gpu_in_use_whatever_holds_its_other_parts() {
     for index in [0, 1] {
         let mig_devices = template.mig_devices.iter().cloned();
         let mig = |mut mig: MigInstance| {
-            mig.uuid = format!("MIG-{index}-{}", mig.index);
-            mig.profile = if mig.index == 0 { "1g.4gb" } else { "2g.4gb" }.to_owned();
+            mig.facts.uuid = format!("MIG-{index}-{}", mig.index);
+            mig.facts.profile = if mig.index == 0 { "1g.4gb" } else { "2g.4gb" }.to_owned();
             mig
         };
         inventory.gpus[index].mig_devices = mig_devices.map(mig).collect();

@@ -1,7 +1,7 @@
 //! Figures of `docs/benchmarks.md` on the choice of GPUs; `make bench` prints them.
 
 use super::*;
-use crate::{Link, LinkLevel};
+use crate::{GpuLink, LinkLevel};
 
 /// Number of times that each request is made. The median counts, because the machine does other work too.
 const ROUNDS: usize = 25;
@@ -12,13 +12,17 @@ fn of_16(link: impl Fn(u32, u32) -> (LinkLevel, u32), mig: u32) -> Inventory {
     let links = |index: u32| {
         let to = move |peer| {
             let (level, nvlinks) = link(index.min(peer), index.max(peer));
-            Link { peer, level, nvlinks }
+            let nvlinks = Some(nvlinks);
+            GpuLink { peer, level, nvlinks }
         };
         (0..16).filter(|peer| *peer != index).map(to).collect()
     };
     let part = |gpu: u32, index: u32| MigInstance {
-        uuid: format!("MIG-{gpu:08x}-d3f1-4a8e-9f9e-{index:012x}"),
         index,
+        facts: MigDevice {
+            uuid: format!("MIG-{gpu:08x}-d3f1-4a8e-9f9e-{index:012x}"),
+            ..MigDevice::default()
+        },
         ..MigInstance::default()
     };
     let gpu = |index: u32| Gpu {

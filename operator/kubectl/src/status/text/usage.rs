@@ -56,7 +56,7 @@ fn row(name: &str, usage: &DeviceUsage, shares: String) -> [TableCell; 4] {
 
 /// Returns the shares of each GPU, MIG devices added up, such as `0: 30/80, 1: 0/10`.
 fn by_gpu(node: &NodeSummary) -> String {
-    let mut gpus = BTreeMap::<i32, HeldAmount>::new();
+    let mut gpus = BTreeMap::<u32, HeldAmount>::new();
     for device in &node.devices {
         if let Some((gpu, shares)) = device.gpu.zip(device.in_use()) {
             gpus.entry(gpu).or_default().add(shares);

@@ -3,7 +3,7 @@ use gpunode_crds::{GpuNodeSpec, Vgpu};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::json;
 
-fn gpu(index: i32, product: &str) -> GpuDevice {
+fn gpu(index: u32, product: &str) -> GpuDevice {
     GpuDevice {
         index,
         uuid: format!("GPU-{index}"),
