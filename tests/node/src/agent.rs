@@ -6,7 +6,7 @@ use crate::{
     until,
     wait::{PATIENCE, POLL},
 };
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::{
@@ -177,6 +177,16 @@ impl Agent {
         let start = Stopwatch::start();
         self.signal(Signal::TERM)?;
         Ok((self.end().await?, start.elapsed()))
+    }
+
+    /// Sends SIGTERM, and fails unless the agent ends well within a second.
+    pub async fn stops_at_once(&mut self) -> Result<()> {
+        let (status, took) = self.stop().await?;
+        ensure!(
+            status.success() && took < Duration::from_secs(1),
+            "{status} after {took:?}"
+        );
+        Ok(())
     }
 
     /// Kills the agent, so that it can tidy nothing up.

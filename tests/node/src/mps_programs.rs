@@ -61,6 +61,15 @@ impl MpsNode {
         )?)
     }
 
+    /// Starts a supervisor for the first GPU; returns the node, that GPU and the supervisor.
+    pub fn supervised() -> Result<(Self, String, Agent)> {
+        let mps = Self::new()?;
+        let gpu = mps.gpu(0)?;
+        mps.assign(&[&gpu])?;
+        let agent = mps.supervisor()?;
+        Ok((mps, gpu, agent))
+    }
+
     /// Starts a supervisor.
     pub fn supervisor(&self) -> Result<Agent> {
         Agent::mps(&self.node, &self.host)

@@ -1,8 +1,7 @@
 //! Effects of a changed configuration file; a bad one has none.
 
 use anyhow::Result;
-use gpunode_node_tests::{Agent, FakeKubelet, Node, until};
-use rustix::process::Signal;
+use gpunode_node_tests::{Agent, Lab, Node, until};
 
 const GPU: &str = "nvidia.com/gpu";
 const SHARED: &str = "nvidia.com/gpu.shared";
@@ -15,84 +14,69 @@ fn shared(indices: &str, replicas: u32) -> String {
 
 #[tokio::test]
 async fn a_new_configuration_changes_the_lists_and_keeps_every_registration() -> Result<()> {
-    let node = Node::with_t4()?;
-    node.configure(&shared("[1, 2]", 2))?;
-    let kubelet = FakeKubelet::start(node.device_plugins())?;
-    let agent = Agent::run(&node)?;
-    kubelet.has(GPU, |endpoint| endpoint.devices.len() == 1).await?;
-    kubelet.has(SHARED, |endpoint| endpoint.devices.len() == 4).await?;
+    let lab = Lab::start(Node::with_t4()?, &shared("[1, 2]", 2))?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.devices.len() == 1).await?;
+    lab.kubelet.has(SHARED, |endpoint| endpoint.devices.len() == 4).await?;
 
-    node.configure(&shared("[1, 2, 3]", 3))?;
-    agent.signal(Signal::HUP)?;
+    lab.apply(&shared("[1, 2, 3]", 3))?;
     // GPUs 1 and 2 have their old ids withdrawn before they have new ones; GPU 3 has them at once.
-    let after = kubelet.has(SHARED, |endpoint| endpoint.devices.len() == 9).await?;
+    let after = lab.kubelet.has(SHARED, |endpoint| endpoint.devices.len() == 9).await?;
     assert_eq!(after.registrations, 1);
-    let untouched = kubelet.endpoint(GPU);
+    let untouched = lab.kubelet.endpoint(GPU);
     assert_eq!((untouched.registrations, untouched.lists), (1, 1));
     Ok(())
 }
 
 #[tokio::test]
 async fn resources_come_and_go_with_the_configuration() -> Result<()> {
-    let node = Node::with_t4()?;
-    node.configure(&shared("[1]", 2))?;
-    let kubelet = FakeKubelet::start(node.device_plugins())?;
-    let agent = Agent::run(&node)?;
-    kubelet.has(GPU, |_| true).await?;
-    kubelet.has(SHARED, |_| true).await?;
+    let lab = Lab::start(Node::with_t4()?, &shared("[1]", 2))?;
+    lab.kubelet.has(GPU, |_| true).await?;
+    lab.kubelet.has(SHARED, |_| true).await?;
 
-    node.configure("")?;
-    agent.signal(Signal::HUP)?;
-    let whole = kubelet.has(GPU, |endpoint| endpoint.devices.len() == 4).await?;
+    lab.apply("")?;
+    let whole = lab.kubelet.has(GPU, |endpoint| endpoint.devices.len() == 4).await?;
     assert_eq!(whole.registrations, 1);
     until("the shared resource is gone", || {
-        (kubelet.connected() == [GPU]).then_some(())
+        (lab.kubelet.connected() == [GPU]).then_some(())
     })
     .await?;
     until("its socket is gone", || {
-        (node.sockets().ok()? == [whole.socket.clone()]).then_some(())
+        (lab.node.sockets().ok()? == [whole.socket.clone()]).then_some(())
     })
     .await?;
 
-    node.configure(&shared("[1]", 2))?;
-    agent.signal(Signal::HUP)?;
-    kubelet.has(SHARED, |endpoint| endpoint.registrations == 2).await?;
+    lab.apply(&shared("[1]", 2))?;
+    lab.kubelet.has(SHARED, |endpoint| endpoint.registrations == 2).await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn a_bad_configuration_leaves_the_old_one_in_force() -> Result<()> {
-    let node = Node::with_t4()?;
-    node.configure("")?;
-    let kubelet = FakeKubelet::start(node.device_plugins())?;
-    let agent = Agent::run(&node)?;
-    let before = kubelet.has(GPU, |_| true).await?;
+    let lab = Lab::start(Node::with_t4()?, "")?;
+    let before = lab.kubelet.has(GPU, |_| true).await?;
 
-    node.configure("resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replica: 4}}]")?;
-    agent.signal(Signal::HUP)?;
-    let line = agent.logs("configuration rejected").await?;
+    lab.apply("resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replica: 4}}]")?;
+    let line = lab.agent.logs("configuration rejected").await?;
     assert!(
         line.contains("resources[0].sharing.replica: unknown field; did you mean `replicas`?"),
         "{line}"
     );
-    node.configure("resources: [{name: nvidia.com/gpu, devices: {indices: [99]}}]")?;
-    agent.signal(Signal::HUP)?;
-    agent.logs("99 is not between 0 and 63").await?;
-    let after = kubelet.endpoint(GPU);
+    lab.apply("resources: [{name: nvidia.com/gpu, devices: {indices: [99]}}]")?;
+    lab.agent.logs("99 is not between 0 and 63").await?;
+    let after = lab.kubelet.endpoint(GPU);
     assert_eq!(
         (after.lists, after.ids(), after.connected),
         (before.lists, before.ids(), true)
     );
 
-    node.configure("passDeviceSpecs: true")?;
-    agent.signal(Signal::HUP)?;
+    lab.apply("passDeviceSpecs: true")?;
     until("the good one is in force", || {
-        (agent.logged("configuration in force") == 2).then_some(())
+        (lab.agent.logged("configuration in force") == 2).then_some(())
     })
     .await?;
-    let answer = kubelet.allocate(GPU, &[&node.uuids()?[0]]).await?;
+    let answer = lab.kubelet.allocate(GPU, &[&lab.node.uuids()?[0]]).await?;
     assert!(!answer.devices.is_empty());
-    assert_eq!(kubelet.endpoint(GPU).registrations, 1);
+    assert_eq!(lab.kubelet.endpoint(GPU).registrations, 1);
     Ok(())
 }
 

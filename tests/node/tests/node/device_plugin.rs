@@ -1,7 +1,7 @@
 //! Devices that the agent advertises and allocates.
 
 use anyhow::Result;
-use gpunode_node_tests::{Agent, FakeKubelet, Node};
+use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node};
 use gpunode_scenario::{AdditionalBoards, ReturnCode, Scenario, Topology};
 use tonic::Code;
 
@@ -10,13 +10,10 @@ const SHARED: &str = "nvidia.com/gpu.shared";
 
 #[tokio::test]
 async fn whole_gpus_are_offered_by_uuid_with_their_numa_node() -> Result<()> {
-    let node = Node::with_v100()?;
-    node.configure("{}")?;
-    let kubelet = FakeKubelet::start(node.device_plugins())?;
-    let agent = Agent::run(&node)?;
+    let lab = Lab::start(Node::with_v100()?, "{}")?;
 
-    let endpoint = kubelet.has(GPU, |_| true).await?;
-    assert_eq!(endpoint.ids(), node.uuids()?);
+    let endpoint = lab.kubelet.has(GPU, |_| true).await?;
+    assert_eq!(endpoint.ids(), lab.node.uuids()?);
     let numa: Vec<i64> = endpoint
         .devices
         .iter()
@@ -25,23 +22,20 @@ async fn whole_gpus_are_offered_by_uuid_with_their_numa_node() -> Result<()> {
         .collect();
     assert_eq!(numa, [0, 0, 0, 0, 1, 1, 1, 1]);
     assert!(endpoint.devices.iter().all(|device| device.health == "Healthy"));
-    assert_eq!(kubelet.connected(), [GPU]);
+    assert_eq!(lab.kubelet.connected(), [GPU]);
 
-    agent.logs("registered with the kubelet").await?;
-    agent.await_ready().await?;
+    lab.agent.logs("registered with the kubelet").await?;
+    lab.agent.await_ready().await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn a_container_sees_the_gpus_it_was_given_in_the_order_of_their_index() -> Result<()> {
-    let node = Node::with_v100()?;
-    node.configure("")?;
-    let kubelet = FakeKubelet::start(node.device_plugins())?;
-    let _agent = Agent::run(&node)?;
-    kubelet.has(GPU, |_| true).await?;
+    let lab = Lab::start(Node::with_v100()?, "")?;
+    lab.kubelet.has(GPU, |_| true).await?;
 
-    let uuids = node.uuids()?;
-    let answer = kubelet.allocate(GPU, &[&uuids[5], &uuids[2]]).await?;
+    let uuids = lab.node.uuids()?;
+    let answer = lab.kubelet.allocate(GPU, &[&uuids[5], &uuids[2]]).await?;
     assert_eq!(
         answer.envs["NVIDIA_VISIBLE_DEVICES"],
         format!("{},{}", uuids[2], uuids[5])
@@ -50,23 +44,26 @@ async fn a_container_sees_the_gpus_it_was_given_in_the_order_of_their_index() ->
     assert!(answer.devices.is_empty() && answer.mounts.is_empty() && answer.cdi_devices.is_empty());
 
     assert_eq!(
-        kubelet.preferred(GPU, &[uuids[7].clone(), uuids[3].clone()], 1).await?,
+        lab.kubelet
+            .preferred(GPU, &[uuids[7].clone(), uuids[3].clone()], 1)
+            .await?,
         [uuids[3].clone()]
     );
-    kubelet.pre_start(GPU, &uuids[0]).await?;
+    lab.kubelet.pre_start(GPU, &uuids[0]).await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn device_nodes_are_passed_where_the_configuration_asks_for_them() -> Result<()> {
-    let node = Node::with_t4()?;
-    node.configure("passDeviceSpecs: true\nresources: [{name: nvidia.com/gpu.shared, sharing: {strategy: TimeSlicing, replicas: 2}}]")?;
-    let kubelet = FakeKubelet::start(node.device_plugins())?;
-    let _agent = Agent::run(&node)?;
-    kubelet.has(SHARED, |_| true).await?;
+    let lab = Lab::start(
+        Node::with_t4()?,
+        "passDeviceSpecs: true\nresources: [{name: nvidia.com/gpu.shared, sharing: {strategy: TimeSlicing, replicas: 2}}]",
+    )?;
+    lab.kubelet.has(SHARED, |_| true).await?;
 
-    let uuid = &node.uuids()?[3];
-    let answer = kubelet
+    let uuid = &lab.node.uuids()?[3];
+    let answer = lab
+        .kubelet
         .allocate(SHARED, &[&format!("{uuid}::0"), &format!("{uuid}::1")])
         .await?;
     assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], *uuid);
@@ -78,26 +75,27 @@ async fn device_nodes_are_passed_where_the_configuration_asks_for_them() -> Resu
 
 #[tokio::test]
 async fn time_slicing_offers_each_gpu_several_times_and_spreads_containers() -> Result<()> {
-    let node = Node::with_t4()?;
-    node.configure("resources: [{name: nvidia.com/gpu.shared, sharing: {strategy: TimeSlicing, replicas: 4, failRequestsGreaterThanOne: true}}]")?;
-    let kubelet = FakeKubelet::start(node.device_plugins())?;
-    let _agent = Agent::run(&node)?;
+    let lab = Lab::start(
+        Node::with_t4()?,
+        "resources: [{name: nvidia.com/gpu.shared, sharing: {strategy: TimeSlicing, replicas: 4, failRequestsGreaterThanOne: true}}]",
+    )?;
 
-    let endpoint = kubelet.has(SHARED, |_| true).await?;
+    let endpoint = lab.kubelet.has(SHARED, |_| true).await?;
     let mut free = endpoint.ids();
     assert_eq!(free.len(), 16);
     let mut given = Vec::new();
     for _ in 0..16 {
-        let chosen = kubelet.preferred(SHARED, &free, 1).await?.remove(0);
-        let answer = kubelet.allocate(SHARED, &[&chosen]).await?;
+        let chosen = lab.kubelet.preferred(SHARED, &free, 1).await?.remove(0);
+        let answer = lab.kubelet.allocate(SHARED, &[&chosen]).await?;
         given.push(answer.envs["NVIDIA_VISIBLE_DEVICES"].clone());
         free.retain(|id| *id != chosen);
     }
     for (round, four) in given.chunks(4).enumerate() {
-        assert_eq!(four, node.uuids()?, "round {round}");
+        assert_eq!(four, lab.node.uuids()?, "round {round}");
     }
 
-    let two = kubelet
+    let two = lab
+        .kubelet
         .allocate(SHARED, &[&endpoint.ids()[0], &endpoint.ids()[1]])
         .await
         .unwrap_err();
@@ -108,14 +106,15 @@ async fn time_slicing_offers_each_gpu_several_times_and_spreads_containers() -> 
 
 #[tokio::test]
 async fn an_unknown_device_is_refused_by_name() -> Result<()> {
-    let node = Node::with_t4()?;
-    node.configure("")?;
-    let kubelet = FakeKubelet::start(node.device_plugins())?;
-    let _agent = Agent::run(&node)?;
-    kubelet.has(GPU, |_| true).await?;
+    let lab = Lab::start(Node::with_t4()?, "")?;
+    lab.kubelet.has(GPU, |_| true).await?;
 
-    let uuids = node.uuids()?;
-    let refused = kubelet.allocate(GPU, &[&uuids[0], "GPU-unknown"]).await.unwrap_err();
+    let uuids = lab.node.uuids()?;
+    let refused = lab
+        .kubelet
+        .allocate(GPU, &[&uuids[0], "GPU-unknown"])
+        .await
+        .unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert!(
         refused
@@ -125,12 +124,12 @@ async fn an_unknown_device_is_refused_by_name() -> Result<()> {
         refused.message()
     );
     assert_eq!(
-        kubelet.allocate(GPU, &[]).await.unwrap_err().code(),
+        lab.kubelet.allocate(GPU, &[]).await.unwrap_err().code(),
         Code::InvalidArgument
     );
     // Advice never fails.
     assert_eq!(
-        kubelet.preferred(GPU, &["GPU-unknown".to_owned()], 3).await?,
+        lab.kubelet.preferred(GPU, &["GPU-unknown".to_owned()], 3).await?,
         ["GPU-unknown"]
     );
     Ok(())

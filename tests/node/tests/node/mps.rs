@@ -37,10 +37,7 @@ async fn each_device_has_a_daemon_of_its_own_in_exclusive_mode() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn a_client_gets_the_smaller_of_the_daemons_and_its_own_limit() -> Result<()> {
-    let mps = MpsNode::new()?;
-    let gpu = mps.gpu(0)?;
-    mps.assign(&[&gpu])?;
-    let _agent = mps.supervisor()?;
+    let (mps, gpu, _agent) = MpsNode::supervised()?;
     mps.answers(&gpu).await?;
     for (percentage, memory) in [("10", "0=3276M"), ("50", "0=16384M")] {
         let client = mps.client(&gpu, percentage, memory)?;
@@ -54,10 +51,7 @@ async fn a_client_gets_the_smaller_of_the_daemons_and_its_own_limit() -> Result<
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn a_killed_supervisor_takes_no_client_with_it() -> Result<()> {
-    let mps = MpsNode::new()?;
-    let gpu = mps.gpu(0)?;
-    mps.assign(&[&gpu])?;
-    let mut agent = mps.supervisor()?;
+    let (mps, gpu, mut agent) = MpsNode::supervised()?;
     let daemon = mps.answers(&gpu).await?;
     let mut client = mps.client(&gpu, "10", "0=3276M")?;
     agent.kill().await?;
@@ -77,10 +71,7 @@ async fn a_killed_supervisor_takes_no_client_with_it() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn a_killed_daemon_is_started_again_in_the_same_folder() -> Result<()> {
-    let mps = MpsNode::new()?;
-    let gpu = mps.gpu(0)?;
-    mps.assign(&[&gpu])?;
-    let agent = mps.supervisor()?;
+    let (mps, gpu, agent) = MpsNode::supervised()?;
     let first = mps.answers(&gpu).await?;
     let inode = fs::metadata(mps.path(&gpu, "pipe"))?.ino();
     let mut client = mps.client(&gpu, "10", "0=3276M")?;
@@ -105,10 +96,7 @@ async fn a_killed_daemon_is_started_again_in_the_same_folder() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn daemon_and_supervisor_killed_together_come_back() -> Result<()> {
-    let mps = MpsNode::new()?;
-    let gpu = mps.gpu(0)?;
-    mps.assign(&[&gpu])?;
-    let mut agent = mps.supervisor()?;
+    let (mps, gpu, mut agent) = MpsNode::supervised()?;
     let daemon = mps.answers(&gpu).await?;
     agent.kill().await?;
     kill_process(daemon, Signal::KILL)?;
@@ -169,10 +157,7 @@ async fn a_process_of_another_container_that_carries_the_mark_is_no_daemon() -> 
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn what_an_earlier_supervisor_left_is_cleaned_up() -> Result<()> {
-    let mps = MpsNode::new()?;
-    let gpu = mps.gpu(0)?;
-    mps.assign(&[&gpu])?;
-    let mut agent = mps.supervisor()?;
+    let (mps, gpu, mut agent) = MpsNode::supervised()?;
     mps.answers(&gpu).await?;
     agent.kill().await?;
 
@@ -186,10 +171,7 @@ async fn what_an_earlier_supervisor_left_is_cleaned_up() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn a_file_that_cannot_be_read_ends_no_daemon() -> Result<()> {
-    let mps = MpsNode::new()?;
-    let gpu = mps.gpu(0)?;
-    mps.assign(&[&gpu])?;
-    let mut agent = mps.supervisor()?;
+    let (mps, gpu, mut agent) = MpsNode::supervised()?;
     let daemon = mps.answers(&gpu).await?;
 
     for (text, problem) in [
@@ -248,10 +230,7 @@ async fn assignments_that_are_lost_end_no_daemon_that_somebody_uses() -> Result<
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn no_daemon_ends_while_the_kubelet_does_not_say_who_uses_it() -> Result<()> {
-    let mps = MpsNode::new()?;
-    let gpu = mps.gpu(0)?;
-    mps.assign(&[&gpu])?;
-    let agent = mps.supervisor()?;
+    let (mps, gpu, agent) = MpsNode::supervised()?;
     let daemon = mps.answers(&gpu).await?;
     mps.kubelet.answer_pod_resources(PodResourcesAnswer::Unavailable);
     mps.assign(&[])?;
@@ -286,10 +265,7 @@ async fn a_driver_without_the_programs_is_named_and_waited_for() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn sigterm_ends_daemons_that_nobody_uses() -> Result<()> {
-    let mps = MpsNode::new()?;
-    let gpu = mps.gpu(0)?;
-    mps.assign(&[&gpu])?;
-    let mut agent = mps.supervisor()?;
+    let (mps, gpu, mut agent) = MpsNode::supervised()?;
     mps.answers(&gpu).await?;
     let (status, took) = agent.stop().await?;
     assert!(
@@ -304,10 +280,7 @@ async fn sigterm_ends_daemons_that_nobody_uses() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn sigterm_leaves_daemons_that_may_be_in_use_and_restores_the_compute_mode() -> Result<()> {
-    let mps = MpsNode::new()?;
-    let gpu = mps.gpu(0)?;
-    mps.assign(&[&gpu])?;
-    let mut agent = mps.supervisor()?;
+    let (mps, gpu, mut agent) = MpsNode::supervised()?;
     let daemon = mps.answers(&gpu).await?;
     let mut client = mps.client(&gpu, "10", "0=3276M")?;
     mps.kubelet.answer_pod_resources(PodResourcesAnswer::Unavailable);

@@ -18,10 +18,7 @@ use std::{
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn what_containers_write_to_is_no_memory_of_the_hosts_run() -> Result<()> {
-    let mps = MpsNode::new()?;
-    let gpu = mps.gpu(0)?;
-    mps.assign(&[&gpu])?;
-    let mut agent = mps.supervisor()?;
+    let (mps, gpu, mut agent) = MpsNode::supervised()?;
     mps.answers(&gpu).await?;
     let mounts = mps.host.mounts(&gpu)?;
     assert_eq!(mounts.len(), 2, "{mounts:?}");
@@ -66,10 +63,7 @@ fn shm_size() -> Result<u64> {
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn what_a_client_left_keeps_no_daemon_from_starting_and_leads_nowhere() -> Result<()> {
-    let mps = MpsNode::new()?;
-    let gpu = mps.gpu(0)?;
-    mps.assign(&[&gpu])?;
-    let agent = mps.supervisor()?;
+    let (mps, gpu, agent) = MpsNode::supervised()?;
     let daemon = mps.answers(&gpu).await?;
     // A daemon that follows it writes to a file of the host.
     let (file, link) = (mps.node.state_dir().join("of-the-host"), mps.path(&gpu, "pipe/link"));
@@ -99,10 +93,7 @@ async fn what_a_client_left_keeps_no_daemon_from_starting_and_leads_nowhere() ->
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn a_removal_leaves_no_mount_behind_though_containers_still_have_it() -> Result<()> {
-    let mps = MpsNode::new()?;
-    let gpu = mps.gpu(0)?;
-    mps.assign(&[&gpu])?;
-    let _supervisor = mps.supervisor()?;
+    let (mps, gpu, _supervisor) = MpsNode::supervised()?;
     mps.answers(&gpu).await?;
     let (shm, dev_shm) = (mps.place(&gpu, "shm"), Path::new("/dev/shm"));
     let client = mps.host.of_container("private", &shm, dev_shm)?;
