@@ -21,6 +21,7 @@
 //! | `keys` | labels, annotations and taints on Nodes |
 //! | `conditions` | schemas of times and conditions |
 //! | `label_map` | schemas of label maps |
+//! | `name_list` | lists of names in messages |
 //! | `manifest` | the CRDs as YAML |
 
 mod conditions;
@@ -31,6 +32,7 @@ mod health;
 mod keys;
 mod label_map;
 mod manifest;
+mod name_list;
 mod policy;
 mod policy_status;
 mod reason;
@@ -51,6 +53,7 @@ pub use keys::{
     RECOVERED_ANNOTATION, RELEASE_LABEL, UNHEALTHY_TAINT, is_gpunode_key, is_kubernetes_key, policy_label,
 };
 pub use manifest::{Manifest, ManifestError, manifests};
+pub use name_list::named;
 pub use policy::{GpuNodePolicy, GpuNodePolicySpec, OnConflict, PolicyMode};
 pub use policy_status::{
     GpuNodePolicyStatus, MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview, NodeWaiting,

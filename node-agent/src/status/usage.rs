@@ -1,6 +1,6 @@
 //! Summary of what is held and by whom, for a table. Pure.
 
-use gpunode_crds::ResourceStatus;
+use gpunode_crds::{ResourceStatus, named};
 use gpunode_gpu::DeviceHolder;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ pub fn in_use(resources: &[ResourceStatus], holders: &[DeviceHolder]) -> Option<
     });
     let mut parts: Vec<String> = in_use.collect();
     parts.extend(held.iter().map(|(name, count)| format!("{name} {count}")));
-    few(&parts)
+    (!parts.is_empty()).then(|| named(parts, NAMED))
 }
 
 /// Returns the pods that hold devices, such as `ml/train-0, ml/notebook`.
@@ -29,16 +29,7 @@ pub fn held_by(holders: &[DeviceHolder]) -> Option<String> {
         .iter()
         .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
         .collect();
-    few(&Vec::from_iter(pods))
-}
-
-fn few(parts: &[String]) -> Option<String> {
-    let (named, more) = parts.split_at_checked(NAMED).unwrap_or((parts, &[]));
-    let text = named.join(", ");
-    match more.len() {
-        0 => (!text.is_empty()).then_some(text),
-        count => Some(format!("{text} and {count} more")),
-    }
+    (!pods.is_empty()).then(|| named(pods, NAMED))
 }
 
 #[cfg(test)]

@@ -14,4 +14,4 @@ mod words;
 
 pub use print::{control, is_screen, print, render, write, write_to_reader};
 pub use table::{TableCell, grid, table};
-pub use words::{NO_POLICY, named, nearest_node_text, plain, plural};
+pub use words::{NO_POLICY, nearest_node_text, plain, plural};

@@ -10,18 +10,6 @@ pub fn plural(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// Joins the first `most` names and counts the others: `a, b and 3 more`.
-pub fn named<S: AsRef<str>>(names: impl IntoIterator<Item = S>, most: usize) -> String {
-    let names: Vec<S> = names.into_iter().collect();
-    let shown: Vec<&str> = names.iter().take(most).map(AsRef::as_ref).collect();
-    let more = names.len() - shown.len();
-    if more == 0 {
-        shown.join(", ")
-    } else {
-        format!("{} and {more} more", shown.join(", "))
-    }
-}
-
 /// Says which node a policy comes nearest to matching, and what fails there.
 pub fn nearest_node_text(nearest: &NearestNode) -> String {
     let others = match nearest.others {

@@ -6,8 +6,7 @@
 //! - The device plugin is removed from the node while containers hold devices: nothing counts those devices any more.
 
 use super::change::{ChangeAction, ChangeSubject, PlannedChange};
-use crate::output::named;
-use gpunode_crds::GpuNode;
+use gpunode_crds::{GpuNode, named};
 use std::collections::BTreeSet;
 
 /// Most pods named.

@@ -1,9 +1,9 @@
 //! The effect of a new configuration on the devices of one node, computed with the agent's own function. Pure.
 
 use super::simulation::configuration_of;
-use crate::output::{named, plural};
+use crate::output::plural;
 use gpunode_config::{AgentConfig, ResourceConfig};
-use gpunode_crds::{GpuNode, GpuNodeStatus};
+use gpunode_crds::{GpuNode, GpuNodeStatus, named};
 use gpunode_gpu::{DesiredDevice, DesiredDevices, Device, DeviceSharing, desired_devices};
 use gpunode_plan::inventory;
 use serde::Serialize;

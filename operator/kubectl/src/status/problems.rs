@@ -4,8 +4,7 @@ use super::{
     devices::{DeviceAvailability, DeviceSummary},
     node::NodeSummary,
 };
-use crate::output::named;
-use gpunode_crds::{DeviceHealth, FaultReason, RELEASE_LABEL};
+use gpunode_crds::{DeviceHealth, FaultReason, RELEASE_LABEL, named};
 use gpunode_plan::PAUSE_LABEL;
 use k8s_openapi::api::core::v1::Node;
 use std::collections::BTreeSet;

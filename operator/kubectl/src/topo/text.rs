@@ -5,8 +5,8 @@ use super::{
     request::{DeviceChoice, RequestAnswer},
     topology::NodeTopology,
 };
-use crate::output::{TableCell, grid, named, plain, style, table};
-use gpunode_crds::LinkLevel;
+use crate::output::{TableCell, grid, plain, style, table};
+use gpunode_crds::{LinkLevel, named};
 use std::{collections::BTreeSet, fmt::Write as _};
 
 /// Most pods named for one GPU.

@@ -1,7 +1,7 @@
 //! The namespace of gpunode: deleted, or kept where it holds other objects.
 
 use super::{deletion::await_gone, foreign::foreign_objects, installed::InstalledObject, removal::Removal};
-use crate::output::named;
+use gpunode_crds::named;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Namespace};
 use kube::api::ApiResource;
 

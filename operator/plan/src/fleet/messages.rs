@@ -1,6 +1,6 @@
 //! Messages in the status of a policy.
 
-use gpunode_crds::NodeCounts;
+use gpunode_crds::{NodeCounts, named};
 use jiff::SignedDuration;
 
 /// Maximum number of nodes that a message names.
@@ -20,13 +20,10 @@ pub const NO_MATCH: &str = "no node matches";
 /// Progress of a rollout: `changing` are the nodes that are changing.
 pub fn rollout_progress<'a>(done: usize, all: usize, changing: impl ExactSizeIterator<Item = &'a str>) -> String {
     let have = if done == 1 { "has" } else { "have" };
-    let count = changing.len();
-    let named: Vec<&str> = changing.take(MAX_NAMED).collect();
-    let changing = match (named.len(), count - named.len()) {
-        (0, _) => String::new(),
-        (1, 0) => format!("; {} is changing", named.join("")),
-        (_, 0) => format!("; {} are changing", named.join(", ")),
-        (_, more) => format!("; {} and {more} more are changing", named.join(", ")),
+    let changing = match changing.len() {
+        0 => String::new(),
+        1 => format!("; {} is changing", named(changing, 1)),
+        _ => format!("; {} are changing", named(changing, MAX_NAMED)),
     };
     format!("{done} of {all} nodes {have} the new configuration{changing}")
 }

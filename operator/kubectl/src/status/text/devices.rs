@@ -1,7 +1,7 @@
 //! Devices, their holders, and the pods that they wait for, for people.
 
 use crate::{
-    output::{TableCell, named, plain, style, table},
+    output::{TableCell, plain, style, table},
     status::{
         devices::{DeviceAvailability, DeviceSummary},
         fleet::FleetSummary,
@@ -9,7 +9,7 @@ use crate::{
         resources::ResourceSummary,
     },
 };
-use gpunode_crds::Holder;
+use gpunode_crds::{Holder, named};
 use std::fmt::Write as _;
 
 /// Most pods named for one waiting device.

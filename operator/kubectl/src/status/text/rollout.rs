@@ -1,9 +1,10 @@
 //! Unfinished rollouts, for people.
 
 use crate::{
-    output::{TableCell, named, plain, style, table},
+    output::{TableCell, plain, style, table},
     status::{fleet::FleetSummary, policy::PolicySummary, rollout::RolloutSummary},
 };
+use gpunode_crds::named;
 use gpunode_plan::rollout_stopped;
 use std::fmt::Write as _;
 
