@@ -70,7 +70,7 @@ pub struct ResourceConfig {
 
     /// Choice among the free devices for a container. `Topology` prefers GPUs with the best links between them.
     /// `Packed` uses as few GPUs and NUMA nodes as possible and prefers GPUs in use. `Spread` prefers GPUs far from
-    /// each other and from GPUs in use. Ignored for units of memory, which follow `sharing.placement`. Default:
+    /// each other and from GPUs in use. Not allowed with `strategy: Memory`; set `sharing.placement` instead. Default:
     /// Topology.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocation: Option<Allocation>,

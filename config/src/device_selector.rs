@@ -16,6 +16,7 @@ pub struct MigConfig {
 
 /// MIG strategies, with the names of NVIDIA's device plugin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
 pub enum MigStrategy {
     /// Each GPU is advertised whole.
     #[default]
@@ -85,6 +86,7 @@ pub struct DeviceSelector {
 
 /// Kinds of devices that a container can get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
 pub enum DeviceKind {
     /// A whole GPU.
     FullGpu,
@@ -95,6 +97,7 @@ pub enum DeviceKind {
 /// Architectures, with the names of GPU feature discovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[schemars(description = "")]
 #[allow(missing_docs, reason = "the names are the documentation")]
 pub enum Architecture {
     Kepler,

@@ -27,9 +27,9 @@ pub struct HealthRules {
     pub recovery: Option<Recovery>,
 }
 
-/// Condition under which a faulty GPU counts as healthy again. `Verified`: the driver shows that the fault is gone.
-/// `Manual`: a person sets the annotation `gpunode.dev/recovered` on the node. Default: Verified.
+/// Condition under which a faulty GPU counts as healthy again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
 pub enum Recovery {
     /// The driver shows that the fault is gone.
     #[default]

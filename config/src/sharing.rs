@@ -70,14 +70,15 @@ pub struct Sharing {
         .message("sharing.unit must be at least 64Mi; smaller units make more shares than the kubelet accepts"))]
     pub unit: Option<String>,
 
-    /// Choice of the device that a container's units come from. `Packed`: the fullest device with enough free units.
-    /// `Spread`: the emptiest. Default: Packed.
+    /// Choice of the device that a container's units come from, with strategy `Memory`. `Packed`: the fullest device
+    /// with enough free units, which keeps other devices whole. `Spread`: the emptiest. Default: Packed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
 }
 
 /// Strategies for sharing a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
 pub enum SharingStrategy {
     /// One container gets the whole device.
     #[default]
@@ -90,9 +91,9 @@ pub enum SharingStrategy {
     Mps,
 }
 
-/// Choice of the device that a container's units come from, with strategy `Memory`. `Packed`: the fullest device with
-/// enough free units, which keeps other devices whole. `Spread`: the emptiest. Default: Packed.
+/// Choice of the device that a container's units come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
 pub enum Placement {
     /// The fullest device with enough free units, which keeps other devices whole.
     #[default]

@@ -138,6 +138,7 @@ pub struct MigEngines {
 
 /// Purpose of a GPU by its PCI class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
 pub enum GpuMode {
     /// A 3D controller (0x030200).
     Compute,
@@ -172,6 +173,7 @@ pub struct Fabric {
 
 /// MIG mode of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
 pub enum MigMode {
     /// The GPU is divided, or can be.
     Enabled,

@@ -79,7 +79,8 @@ pub struct GpuNodeSpec {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub release: bool,
 
-    /// Faults that began before this time are over. Set from the annotation `gpunode.dev/recovered` of the node.
+    /// Faults that began before this time are over; an XID that the driver reports again begins anew. Set from the
+    /// annotation `gpunode.dev/recovered` of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::conditions::optional_time")]
     pub recovered: Option<Time>,

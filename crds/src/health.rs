@@ -29,7 +29,7 @@ pub struct DeviceHealth {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_HEALTH_TEXT))]
     pub action: Option<String>,
-    /// Event that clears the fault, such as `the GPU was reset`.
+    /// Event that clears the fault, such as `GPU reset, or recovery action None from the driver`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_HEALTH_TEXT))]
     pub waits_for: Option<String>,
@@ -51,6 +51,7 @@ pub enum HealthState {
 
 /// Faults of a device: constants of the API that programs may compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, IntoStaticStr)]
+#[schemars(description = "")]
 pub enum FaultReason {
     /// The driver reported an XID.
     Xid,

@@ -58,7 +58,8 @@ pub fn is_gpunode_key(key: &str) -> bool {
     key.split_once('/').is_some_and(|(prefix, _)| prefix == GROUP)
 }
 
-/// Returns true if a key is under `kubernetes.io` or `k8s.io`. gpunode never writes such a key.
+/// Returns true if a key is under `kubernetes.io` or `k8s.io`. gpunode writes no such key, except one under
+/// [`AUTOSCALER_STARTUP_PREFIX`].
 pub fn is_kubernetes_key(key: &str) -> bool {
     let Some((prefix, _)) = key.split_once('/') else {
         return false;

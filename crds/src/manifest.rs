@@ -37,3 +37,56 @@ fn manifest(crd: &CustomResourceDefinition) -> Result<Manifest, ManifestError> {
         yaml: format!("# Generated from crds/src by `make crds`; do not edit.\n{yaml}"),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{GpuNode, GpuNodePolicy, GpuNodePolicySpec, GpuNodePolicyStatus, GpuNodeSpec, GpuNodeStatus};
+    use kube::CustomResourceExt as _;
+    use schemars::{JsonSchema, generate::SchemaSettings};
+    use serde_json::Value;
+
+    /// Collects the paths of the fields whose text in the CRD is not their doc comment. For an optional enum, kube takes the
+    /// text of the type if it has one.
+    fn lost_docs(path: &str, source: &Value, crd: &Value, lost: &mut Vec<String>) {
+        let source = match &source["anyOf"] {
+            Value::Array(options) => &options[0],
+            _ => source,
+        };
+        for (name, field) in source["properties"].as_object().into_iter().flatten() {
+            let (path, crd) = (format!("{path}.{name}"), &crd["properties"][name]);
+            if field["description"].is_null() || field["description"] != crd["description"] {
+                lost.push(path.clone());
+            }
+            lost_docs(&path, field, crd, lost);
+        }
+        if source["items"].is_object() {
+            lost_docs(&format!("{path}[]"), &source["items"], &crd["items"], lost);
+        }
+    }
+
+    fn source<T: JsonSchema>() -> Value {
+        let settings = SchemaSettings::openapi3().with(|settings| settings.inline_subschemas = true);
+        settings.into_generator().into_root_schema_for::<T>().to_value()
+    }
+
+    #[test]
+    fn explain_shows_the_doc_comment_of_every_field() {
+        let mut lost = Vec::new();
+        for (crd, spec, status) in [
+            (
+                GpuNodePolicy::crd(),
+                source::<GpuNodePolicySpec>(),
+                source::<GpuNodePolicyStatus>(),
+            ),
+            (GpuNode::crd(), source::<GpuNodeSpec>(), source::<GpuNodeStatus>()),
+        ] {
+            let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
+            let fields = &schema["openAPIV3Schema"]["properties"];
+            assert!(fields["spec"]["properties"].is_object());
+            let kind = &crd.spec.names.kind;
+            lost_docs(&format!("{kind}.spec"), &spec, &fields["spec"], &mut lost);
+            lost_docs(&format!("{kind}.status"), &status, &fields["status"], &mut lost);
+        }
+        assert_eq!(lost, Vec::<String>::new());
+    }
+}

@@ -114,10 +114,9 @@ pub struct GpuNodePolicySpec {
     pub image: Option<String>,
 }
 
-/// `Enforce` writes to the cluster. `Preview` only reports in the status what the policy would change. `Paused` leaves
-/// the nodes that the policy has changed as they are and adds no node; deleting the policy still cleans them up.
-/// Default: Enforce.
+/// Effect of a policy on the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
 pub enum PolicyMode {
     /// The policy is in force.
     #[default]
@@ -128,8 +127,9 @@ pub enum PolicyMode {
     Paused,
 }
 
-/// Handling of a label or taint that somebody else owns with another value. Default: Report.
+/// Handling of a label or taint that somebody else owns with another value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
 pub enum OnConflict {
     /// Keeps the value and reports a conflict.
     #[default]

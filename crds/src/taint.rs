@@ -44,7 +44,8 @@ pub struct StartupTaint {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UnhealthyTaint {
-    /// Effect on pods that do not tolerate the taint. Default: NoSchedule.
+    /// Effect on pods that do not tolerate the taint. `NoSchedule` keeps new pods away. `PreferNoSchedule` keeps new
+    /// pods away if possible. `NoExecute` also evicts running pods. Default: NoSchedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effect: Option<TaintEffect>,
     /// Time for which a node must have too few healthy GPUs, such as `30s` or `5m`. Default: 30s.
@@ -90,9 +91,9 @@ impl UnhealthyTaint {
     }
 }
 
-/// Effect on pods that do not tolerate the taint. `NoSchedule` keeps new pods away. `PreferNoSchedule` keeps new pods
-/// away if possible. `NoExecute` also evicts running pods. Default: NoSchedule.
+/// Effect on pods that do not tolerate the taint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, IntoStaticStr)]
+#[schemars(description = "")]
 pub enum TaintEffect {
     /// New pods stay away.
     NoSchedule,
