@@ -2,9 +2,9 @@
 
 use crate::OnChange;
 use hyper::{
-    Request, Response,
+    Method, Request, Response,
     body::Incoming,
-    header::{CONTENT_TYPE, HeaderValue},
+    header::{ALLOW, CONTENT_TYPE, HeaderValue},
     server::conn::http1,
     service::service_fn,
 };
@@ -60,7 +60,8 @@ impl TextResponse {
     }
 }
 
-/// Serves the response that `answer` gives for each path, until the process ends. `answer` must not block.
+/// Serves the response that `answer` gives for each path, until the process ends. `answer` must not block. A request with
+/// another method than GET or HEAD gets status 405.
 pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> TextResponse + Clone + Send + 'static) {
     let mut connections: VecDeque<AbortHandle> = VecDeque::with_capacity(MAX_CONNECTIONS);
     let mut accept_errors = OnChange::default();
@@ -89,14 +90,23 @@ pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> TextResponse 
 
 async fn serve_one(stream: TcpStream, answer: impl Fn(&str) -> TextResponse) -> hyper::Result<()> {
     let service = service_fn(move |request: Request<Incoming>| {
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let TextResponse {
             status,
             content_type,
             text,
-        } = answer(request.uri().path());
+        } = if is_read {
+            answer(request.uri().path())
+        } else {
+            TextResponse::line(StatusCode::METHOD_NOT_ALLOWED, "use GET")
+        };
         let mut response = Response::new(text);
         *response.status_mut() = status;
         response.headers_mut().insert(CONTENT_TYPE, content_type);
+        if !is_read {
+            let allowed = HeaderValue::from_static("GET, HEAD");
+            response.headers_mut().insert(ALLOW, allowed);
+        }
         async { Ok::<_, Infallible>(response) }
     });
     let mut http = http1::Builder::new();
@@ -123,9 +133,13 @@ mod tests {
     }
 
     async fn get(address: SocketAddr, path: &str) -> String {
+        request(address, "GET", path).await
+    }
+
+    async fn request(address: SocketAddr, method: &str, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream
-            .write_all(format!("GET {path} HTTP/1.1\r\nHost: agent\r\n\r\n").as_bytes())
+            .write_all(format!("{method} {path} HTTP/1.1\r\nHost: agent\r\n\r\n").as_bytes())
             .await
             .unwrap();
         let mut answer = String::new();
@@ -144,6 +158,23 @@ mod tests {
         let answer = get(address, "/metrics").await;
         assert!(
             answer.starts_with("HTTP/1.1 200") && answer.contains("application/openmetrics-text"),
+            "{answer}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_request_that_does_not_read_is_refused() {
+        let address = start().await;
+        for method in ["POST", "PUT", "DELETE", "OPTIONS"] {
+            let answer = request(address, method, "/metrics").await;
+            assert!(
+                answer.starts_with("HTTP/1.1 405") && answer.contains("allow: GET, HEAD"),
+                "{method}: {answer}"
+            );
+        }
+        let answer = request(address, "HEAD", "/metrics").await;
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && !answer.contains("# EOF"),
             "{answer}"
         );
     }
