@@ -83,8 +83,8 @@ impl DriverRoots {
             None => {
                 let roots = library::roots(&self.host_root, self.driver_root.as_deref());
                 DriverState::Missing(format!(
-                    "find libnvidia-ml.so.1 below {}: not found; install the NVIDIA driver, or set its root with \
-                     --driver-root",
+                    "find libnvidia-ml.so.1 below {}: not found; install the NVIDIA driver on the node, or run its \
+                     driver container",
                     library::join_roots(&roots)
                 ))
             }

@@ -31,8 +31,8 @@ const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
 pub enum PodResourcesError {
     /// The socket does not exist.
     #[error(
-        "ask the kubelet which pod holds which device: {0} does not exist; mount the kubelet's folder pod-resources, or \
-         name the socket with --pod-resources-socket"
+        "ask the kubelet which pod holds which device: {0} does not exist; start the kubelet, with --root-dir \
+         /var/lib/kubelet"
     )]
     NoSocket(PathBuf),
     /// The connection fails.
@@ -66,8 +66,8 @@ pub enum PodResourcesError {
     Checkpoint(#[from] checkpoint::CheckpointError),
     /// The kubelet's folder of device plugins does not exist.
     #[error(
-        "read the kubelet's checkpoint: {0} is no folder; mount the kubelet's folder device-plugins, or name it with \
-         --device-plugin-dir"
+        "read the kubelet's checkpoint: {0} is no folder; gpunode needs a kubelet with --root-dir \
+         /var/lib/kubelet"
     )]
     NoFolder(PathBuf),
     /// The file system hangs.

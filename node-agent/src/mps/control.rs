@@ -41,8 +41,8 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 pub enum MpsControlError {
     /// No driver root has the program.
     #[error(
-        "find usr/bin/nvidia-cuda-mps-control below {roots}: there is none; install the NVIDIA driver's compute utilities, or \
-         name its root with --driver-root"
+        "find usr/bin/nvidia-cuda-mps-control below {roots}: there is none; install the NVIDIA driver's compute \
+         utilities there"
     )]
     NoProgram {
         /// Driver roots that were searched.
@@ -363,7 +363,7 @@ mod tests {
         let control = MpsControl::new(root.path(), None);
         let error = control.probe(&folder()).await.unwrap_err().to_string();
         assert!(
-            error.contains("run/nvidia/driver and ") && error.contains("--driver-root"),
+            error.contains("run/nvidia/driver and ") && error.contains("compute utilities"),
             "{error}"
         );
     }

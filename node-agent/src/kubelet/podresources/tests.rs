@@ -107,7 +107,7 @@ async fn what_the_kubelet_does_not_say_is_an_error_that_names_the_socket() {
     let socket = folder.path().join("none.sock");
     let nobody = PodResources::new(socket, folder.path().to_owned(), PodFolders::default());
     let message = nobody.observe().await.unwrap_err().to_string();
-    assert!(message.contains("none.sock does not exist; mount"), "{message}");
+    assert!(message.contains("none.sock does not exist; start"), "{message}");
     let message = serve(folder.path(), Kubelet::Refuses)
         .observe()
         .await

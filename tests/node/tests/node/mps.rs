@@ -256,7 +256,7 @@ async fn a_driver_without_the_programs_is_named_and_waited_for() -> Result<()> {
     let gpu = mps.gpu(0)?;
     mps.assign(&[&gpu])?;
     let agent = mps.supervisor()?;
-    agent.logs("--driver-root").await?;
+    agent.logs("compute utilities").await?;
     fs::rename(&away, &program)?;
     mps.answers(&gpu).await?;
     Ok(())
