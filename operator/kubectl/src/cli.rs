@@ -321,7 +321,7 @@ pub struct UninstallArgs {
     /// The cluster to use.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Output format; json and yaml write progress to standard error and do not ask
+    /// Output format; json and yaml write progress to standard error, and need --yes on a terminal
     #[arg(short, long, value_enum, default_value_t)]
     pub output: OutputFormat,
 }

@@ -54,12 +54,12 @@ pub enum DeviceAvailability {
     Gone,
     /// Its GPU was not seen for less than 15 minutes, or the driver does not answer.
     Missing,
+    /// Faulty. Also the state of a device that the kubelet sees as unhealthy for none of the reasons below.
+    Unhealthy,
     /// Not allocated before its MPS control daemon answers.
     NoMpsDaemon,
     /// Changes when its holders end.
     Waits,
-    /// Reported as unhealthy to the kubelet.
-    Unhealthy,
     /// At least one share is held.
     Held,
     /// Its free shares are withheld until a share is freed.

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | want it; not every device was allocatable in this boot | any | set |
 //! | want it; every device is allocatable | any | removed, and the boot goes into the record |
-//! | do not want it; no agent reported and the node is not Ready for two minutes | present | stays: a policy may come to match |
+//! | do not want it; no agent reported and the node has not been Ready for two minutes yet | present | stays: a policy may come to match |
 //! | do not want it otherwise | present | removed |
 
 use crate::{

@@ -227,8 +227,8 @@ fn discovery_affinity() -> Affinity {
     }
 }
 
-/// Returns the mounts of a component. Only the device plugin talks to the kubelet, and only its agents write state on the node.
-/// All see who holds which device, since no device in use may change. The MPS daemons get the folder that their clients mount.
+/// Returns the mounts of a component. Only the device plugin talks to the kubelet. Its agents and discovery write
+/// state on the node. All see who holds which device, since no device in use may change. The MPS daemons get the folder that their clients mount.
 fn mounts(component: AgentComponent<'_>) -> Vec<HostMount> {
     let (is_plugin, is_mps) = (
         matches!(component, AgentComponent::DevicePlugin { .. }),
