@@ -37,7 +37,7 @@ kubernetes: packages
 	@tests/cluster/build/build.sh
 
 .PHONY: programs
-programs:
+programs: ## build the programs; the kubectl plugin goes into target/cluster/bin
 	@echo "building gpunode (release)"
 	@cargo build --release --locked -p gpunode-agent -p gpunode-operator -p kubectl-gpunode -p gpunode-fake-nvml -p gpunode-cluster
 	@tests/mps-control/build.sh
