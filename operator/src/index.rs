@@ -152,7 +152,7 @@ impl ClusterIndex {
         }
     }
 
-    /// A node that cannot be written gives its turn to another, so that no rollout waits for it.
+    /// A node that cannot be written gives its permit to another, so that no rollout waits for it.
     fn set_node_refusal(&mut self, name: String, refusal: Option<String>, now: Timestamp, effects: &mut Effects) {
         if refusal.is_some()
             && let Some((policy, rollout)) = self.outcomes.rollout_of(&name)
@@ -254,7 +254,7 @@ impl ClusterIndex {
         }
     }
 
-    /// Plans one node, as before its turn in a rollout, and counts the result.
+    /// Plans one node, as before its permit in a rollout, and counts the result.
     fn plan(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodePlan> {
         let Some(plan) = self.objects.plan(RolloutPermit::Withheld, name, now) else {
             self.refusals.remove(name);
@@ -267,13 +267,13 @@ impl ClusterIndex {
         if plan.is_settled() {
             self.refusals.remove(name);
         }
-        let standings = plan.policy_statuses_after(self.refusals.get(name).map(String::as_str));
-        self.count(name, standings, now, effects);
-        let is_its_turn = self
+        let statuses = plan.policy_statuses_after(self.refusals.get(name).map(String::as_str));
+        self.count(name, statuses, now, effects);
+        let is_permitted = self
             .outcomes
             .rollout_of(name)
             .is_some_and(|(_, rollout)| rollout.is_granted(name));
-        if plan.has_work() || is_its_turn {
+        if plan.has_work() || is_permitted {
             effects.queue(WorkKey::Node(name.to_owned()));
         }
         if let Some(at) = plan.recheck {
@@ -282,8 +282,8 @@ impl ClusterIndex {
         Some(plan)
     }
 
-    fn count(&mut self, node: &str, standings: PolicyNodeStatuses, now: Timestamp, effects: &mut Effects) {
-        for OutcomeChange { policy, event, left } in self.outcomes.put(node, standings) {
+    fn count(&mut self, node: &str, statuses: PolicyNodeStatuses, now: Timestamp, effects: &mut Effects) {
+        for OutcomeChange { policy, event, left } in self.outcomes.put(node, statuses) {
             if let Some(object) = self.objects.announced_policy(&policy) {
                 let missing = left.then(|| self.objects.gpu_mismatch(&policy, node)).flatten();
                 let missing = missing.map(|message| (Reason::GpusMissing, message));
@@ -325,7 +325,7 @@ impl ClusterIndex {
         }
     }
 
-    /// A node whose turn it is counts as changing from here on.
+    /// A node with a permit counts as changing from here on.
     fn node_write(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodeWrite> {
         let mut plan = self.plan(name, now, effects)?;
         self.advance_rollouts(effects);

@@ -52,10 +52,10 @@ impl Objects {
     }
 
     /// Returns the plan for one node; `None` for a node that does not exist.
-    pub fn plan(&self, turn: RolloutPermit, node: &str, now: Timestamp) -> Option<NodePlan> {
+    pub fn plan(&self, permit: RolloutPermit, node: &str, now: Timestamp) -> Option<NodePlan> {
         let facts = self.nodes.get(node)?;
         Some(plan_node_with_permit(
-            turn,
+            permit,
             &self.set,
             NodeContext::new(facts, self.gpu_node(node), now),
         ))

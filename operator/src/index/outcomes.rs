@@ -76,8 +76,8 @@ impl OutcomeIndex {
 
     /// Returns the rollout that a node is part of, and its policy.
     pub fn rollout_of(&mut self, node: &str) -> Option<(&str, &mut PolicyRollout)> {
-        let standings = self.nodes.get(node)?;
-        let (policy, _) = standings.iter().find(|(_, standing)| standing.stage.is_some())?;
+        let statuses = self.nodes.get(node)?;
+        let (policy, _) = statuses.iter().find(|(_, status)| status.stage.is_some())?;
         Some((policy, &mut self.tallies.get_mut(policy)?.rollout))
     }
 
@@ -87,8 +87,8 @@ impl OutcomeIndex {
     }
 }
 
-fn counted(standing: Option<&PolicyNodeStatus>) -> Option<&PolicyOutcome> {
-    standing?.outcome.as_ref()
+fn counted(status: Option<&PolicyNodeStatus>) -> Option<&PolicyOutcome> {
+    status?.outcome.as_ref()
 }
 
 /// Returns the event for a change: a conflict that comes or goes, or an agent that rejects its configuration.
