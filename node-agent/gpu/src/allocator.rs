@@ -37,7 +37,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     time::Instant,
 };
-use switch::{adopt, note_parents, switch};
+use switch::{adopt, switch};
 
 /// The devices of a node and the containers that hold them.
 #[derive(Clone, Debug, Default)]
@@ -80,7 +80,6 @@ impl Allocator {
             self.state.present.insert(device.uuid.clone());
             self.state.devices.insert(device.uuid.clone(), device);
         }
-        note_parents(&mut self.state);
         self.state.rules = new.rules;
         self.state.scores = new.scores;
         self.state.desired = Some(

@@ -42,8 +42,7 @@ pub struct Assignment {
     pub resource: String,
     /// Sharing of the device.
     pub sharing: DeviceSharing,
-    /// UUID of the GPU of a MIG device, kept for devices that have left the node. None for a full GPU, and if an earlier
-    /// version saved the assignment.
+    /// UUID of the GPU of a MIG device, kept for devices that have left the node. None for a full GPU.
     #[serde(rename = "gpuUuid", default, skip_serializing_if = "Option::is_none")]
     pub gpu_uuid: Option<String>,
 }

@@ -50,12 +50,3 @@ pub fn adopt(state: &mut AllocatorState) {
             .any(|of| of.resource == *resource && of.sharing.one_device_per_container())
     });
 }
-
-/// Adds the GPU to the assignment of each MIG device, where an earlier version saved it without.
-pub fn note_parents(state: &mut AllocatorState) {
-    for (uuid, assignment) in &mut state.assigned {
-        if let Some(device) = state.devices.get(uuid) {
-            assignment.gpu_uuid = device.part_of();
-        }
-    }
-}

@@ -71,21 +71,3 @@ fn a_saved_mig_device_that_has_left_keeps_back_its_own_gpu_alone() {
     test.observe(&[]);
     assert_eq!(test.count("nvidia.com/gpu"), Some((3, 3)));
 }
-
-#[test]
-fn what_was_saved_without_the_gpu_of_a_mig_device_stays_in_force_and_gets_it() {
-    let mixed = "mig: {strategy: Mixed}";
-    let saved = r#"{"resource":"nvidia.com/mig-1g.4gb","sharing":{"strategy":"Whole"}}"#;
-    let saved: Assignment = serde_json::from_str(saved).unwrap();
-    let mut allocator = Allocator::restore([("MIG-2-0".to_owned(), saved)].into());
-    allocator.set_desired(wants(mixed));
-    let mut test = AllocatorTest {
-        allocator,
-        now: Instant::now(),
-    };
-    test.observe(&[holding("train", "nvidia.com/mig-1g.4gb", &["MIG-2-0"])]);
-    assert_eq!(test.allocator.pending_changes(), []);
-    assert_eq!(test.count("nvidia.com/mig-1g.4gb"), Some((2, 2)));
-    let saved = serde_json::to_string(&test.allocator.assigned()["MIG-2-0"]).unwrap();
-    assert!(saved.contains(r#""gpuUuid":"GPU-2""#), "{saved}");
-}
