@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// The reason, as the API has it.
-    #[serde(rename = "trouble")]
     pub reason: FaultReason,
     /// Number of the XID; of several that the catalog does not have, the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -18,12 +17,10 @@ pub struct Fault {
     /// Time at which it began.
     pub since: Timestamp,
     /// Time since which the device is unhealthy, be it by an earlier fault that has ended.
-    #[serde(rename = "broken_since")]
     pub(super) unhealthy_since: Timestamp,
     /// Time of the driver's last report.
     pub(super) latest: Timestamp,
     /// Place among all observations: a probe from before it proves nothing, whatever the clock does.
-    #[serde(rename = "seen")]
     pub(super) ticket: u64,
     /// The strongest restart seen since.
     pub(super) cure: Cure,

@@ -18,7 +18,6 @@ pub struct DeviceFaults {
     pub(super) faults: BTreeMap<String, Vec<Fault>>,
     run: Option<RunId>,
     /// Number of observations that began or renewed a fault.
-    #[serde(rename = "seen")]
     ticket: u64,
     /// Devices with a call that failed once.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
