@@ -60,7 +60,8 @@ impl SimulatedNode {
     /// When the planner's own patch does not fit the node, which is a fault of this program.
     pub fn carried_out(&self, policies: &PolicySet, now: Timestamp) -> anyhow::Result<Self> {
         let facts = NodeFacts::of(&self.node);
-        let plan = |permit| plan_node_with_permit(permit, policies, NodeContext::new(&facts, self.gpu_node.as_ref(), now));
+        let plan =
+            |permit| plan_node_with_permit(permit, policies, NodeContext::new(&facts, self.gpu_node.as_ref(), now));
         let at_once = patched(&self.node, &plan(RolloutPermit::Granted))?;
         let plan = plan(RolloutPermit::Simulated);
         let node = patched(&self.node, &plan)?;
