@@ -20,6 +20,7 @@ use crate::{
     discover::leftovers::retire,
     driver::{hardware::Hardware, hardware_watch::watch_hardware},
     handover,
+    health::node_health::NodeHealth,
     runtime::{
         channel::send_if_new,
         signals::{SignalRequest, Signals},
@@ -123,6 +124,7 @@ fn report(args: &NodeArgs, hardware: &Hardware, snapshot: &DeviceSnapshot) -> St
         StatusInputs {
             hardware,
             snapshot,
+            health: &NodeHealth::default(),
             plugin: None,
         },
     );

@@ -95,11 +95,13 @@ pub async fn run(args: RunArgs) -> Result<()> {
         ));
     }
 
+    let (node_health_sender, node_health) = watch::channel(Arc::default());
     let manager = Arc::new(DeviceManager::new(manager::DeviceManagerInputs {
         host_root: args.node.host.host_root.clone(),
         mps_dir: args.node.host.mps_dir.clone(),
         utilisation: Utilisation::new(args.node.host.hardware()),
         node,
+        health: node_health.clone(),
         metrics: metrics.clone(),
     }));
     let directory = PluginDirectory::new(args.node.device_plugin_dir.clone());
@@ -125,6 +127,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         manager: manager.clone(),
         metrics,
         node_events: events.clone(),
+        node_health: node_health_sender,
     }));
     let (fitness, fit) = watch::channel(None);
     let (turns, commands) = mpsc::channel(1);
@@ -161,7 +164,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         tasks,
     };
     MainLoop {
-        state: AgentState::new(&args.node, saved),
+        state: AgentState::new(&args.node, saved, node_health),
         role: Role::Standby,
         args: &args,
         manager,

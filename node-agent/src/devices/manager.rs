@@ -2,7 +2,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `shared_state` | the device state behind its lock |
+//! | `shared_state` | the device state behind its lock, with the health published last |
 //! | `holders` | asks the kubelet for the holders of devices |
 //! | `daemons` | reads the answers of the MPS control daemons |
 
@@ -61,6 +61,8 @@ pub struct DeviceManagerInputs {
     pub utilisation: Utilisation,
     /// Reads the Node's allocatable devices; none without API server.
     pub node: Option<NodeReader>,
+    /// Health of the node's devices.
+    pub health: watch::Receiver<Arc<NodeHealth>>,
     /// Metrics of the agent.
     pub metrics: AgentMetrics,
 }
@@ -80,7 +82,7 @@ impl DeviceManager {
     /// Returns a manager without devices, which refuses every allocation.
     pub fn new(inputs: DeviceManagerInputs) -> Self {
         Self {
-            state: SharedState::default(),
+            state: SharedState::new(inputs.health.clone()),
             pass_device_specs: AtomicBool::default(),
             published: watch::Sender::default(),
             holders: HolderWatch::default(),
@@ -91,7 +93,7 @@ impl DeviceManager {
 
     /// Starts with `state`, before the first allocation.
     pub async fn open(&self, state: DeviceState) {
-        self.change(|mine| mine.replace_all_but_health(state));
+        self.change(|current| *current = state);
         if let Err(error) = self.daemons.read(&self.state).await {
             warn!(
                 %error,
@@ -133,6 +135,11 @@ impl DeviceManager {
     /// Keeps the answers of the MPS control daemons up to date. Never returns.
     pub async fn watch_daemons(self: Arc<Self>) {
         self.daemons.run(&self.state).await;
+    }
+
+    /// Counts each newly published health as a change at once. Never returns.
+    pub async fn watch_health(self: Arc<Self>) {
+        self.state.watch_health().await;
     }
 
     /// Notes that the kubelet has been sent the state after this number of changes.
@@ -281,10 +288,6 @@ impl Allocations for DeviceManager {
 
     fn is_assigned(&self, device: &str) -> bool {
         self.state.lock().allocator.assigned().contains_key(device)
-    }
-
-    fn set_health(&self, node_health: NodeHealth) {
-        self.state.change_if(|state| state.set_health(node_health));
     }
 }
 

@@ -9,7 +9,8 @@ use crate::{
 };
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::{
-    AdvertisedResource, Allocator, DesiredDevices, DeviceHolder, FaultReason, KubeletObservation, PendingChange,
+    AdvertisedResource, Allocator, DesiredDevices, DeviceFaults, DeviceHolder, FaultReason, KubeletObservation,
+    PendingChange,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,8 +38,8 @@ pub struct DeviceState {
     pub allocator: Allocator,
     /// Answers of the MPS control daemons, and the time since boot of reading them.
     answers: Option<(DaemonAnswers, Duration)>,
-    /// Faulty devices.
-    node_health: NodeHealth,
+    /// The health applied last.
+    health: Arc<NodeHealth>,
     /// Start of the last successful observation.
     observed: Option<Instant>,
     /// True if the observation after that failed.
@@ -61,8 +62,6 @@ pub struct DeviceSnapshot {
     pub pending_changes: Vec<PendingChange>,
     /// Holders of devices.
     pub holders: Vec<DeviceHolder>,
-    /// Faulty devices.
-    pub node_health: NodeHealth,
     /// The MPS control daemons of the node.
     pub daemons: Vec<MpsDaemon>,
     /// True if `daemons` is complete. A missing daemon counts as gone only then.
@@ -138,21 +137,14 @@ impl DeviceState {
         self.set_daemon_answers(answers.into_keys().map(|device| (device, None)).collect(), now)
     }
 
-    /// Sets the health of all devices; returns true if this changes anything.
-    pub fn set_health(&mut self, node_health: NodeHealth) -> bool {
-        let changes = self.node_health != node_health;
-        self.node_health = node_health;
-        if changes {
+    /// Applies the health of all devices; returns true if it is another one than before.
+    pub fn set_health(&mut self, health: &Arc<NodeHealth>) -> bool {
+        let is_new = !Arc::ptr_eq(&self.health, health);
+        if is_new {
+            self.health = health.clone();
             self.update_unavailable();
         }
-        changes
-    }
-
-    /// Replaces all but the health with the state that an earlier agent left, before the first allocation.
-    pub fn replace_all_but_health(&mut self, left: Self) {
-        let node_health = std::mem::take(&mut self.node_health);
-        *self = left;
-        self.set_health(node_health);
+        is_new
     }
 
     /// Returns true if MPS control daemons run, must run, or may run.
@@ -183,7 +175,6 @@ impl DeviceState {
         DeviceSnapshot {
             advertised: self.allocator.advertised().into_iter().map(with_resend).collect(),
             holders: self.allocator.holders(),
-            node_health: self.node_health.clone(),
             daemons: self.daemons(),
             daemons_known: self.answers.is_some(),
             pending_changes: self.allocator.pending_changes(),
@@ -227,8 +218,8 @@ impl DeviceState {
                 unavailable(&self.daemons())
             }
         };
-        reasons.extend(self.node_health.reasons());
-        if let Some(reason) = &self.node_health.all {
+        reasons.extend(self.health.reasons());
+        if let Some(reason) = &self.health.all {
             reasons.extend(
                 self.allocator
                     .assigned()
@@ -242,12 +233,12 @@ impl DeviceState {
 
 impl DeviceSnapshot {
     /// Returns true if a device or its GPU has a fault other than a dead MPS daemon.
-    pub fn is_faulty(&self, device: &str) -> bool {
+    pub fn is_faulty(&self, device: &str, health: &NodeHealth) -> bool {
         let gpu = self
             .assignments
             .get(device)
             .and_then(|assignment| assignment.gpu_uuid.as_deref());
-        let mut faults = self.node_health.faults.iter().flat_map(|health| health.devices());
+        let mut faults = health.faults.iter().flat_map(DeviceFaults::devices);
         faults.any(|(faulty, faults)| {
             (faulty == device || Some(faulty) == gpu)
                 && faults.iter().any(|fault| fault.reason != FaultReason::MpsDaemonDied)

@@ -1,6 +1,5 @@
 //! The device manager as the health monitor sees it.
 
-use super::node_health::NodeHealth;
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::DeviceHolder;
 use tokio::sync::watch;
@@ -21,7 +20,4 @@ pub trait Allocations: Send + Sync {
 
     /// Returns whether this GPU is assigned to a resource itself, rather than its MIG devices.
     fn is_assigned(&self, device: &str) -> bool;
-
-    /// Publishes the health of the node's devices.
-    fn set_health(&self, node_health: NodeHealth);
 }

@@ -65,6 +65,8 @@ pub struct MonitorInputs {
     pub metrics: AgentMetrics,
     /// Events of the Node.
     pub node_events: NodeEventSender,
+    /// Publishes the health of the node's devices. The device manager allocates by the value that is published last.
+    pub node_health: watch::Sender<Arc<NodeHealth>>,
 }
 
 /// Follows the health of the node's devices.
@@ -320,11 +322,8 @@ impl HealthMonitor {
             .metrics
             .set_faults(faults.map(|fault| fault.reason.as_str()));
         let rules = self.inputs.rules.borrow().clone();
-        self.inputs.manager.set_health(NodeHealth {
-            all,
-            faults: Some(Arc::new(self.saved.health.clone())),
-            rules,
-        });
+        let faults = Some(self.saved.health.clone());
+        send_if_new(&self.inputs.node_health, Arc::new(NodeHealth { all, faults, rules }));
     }
 
     /// Begins a round of probes.

@@ -11,7 +11,7 @@ pub struct NodeHealth {
     /// Reason why no device of the node can be used now.
     pub all: Option<String>,
     /// Faults by GPU or MIG device; none before the first probe.
-    pub faults: Option<Arc<DeviceFaults>>,
+    pub faults: Option<DeviceFaults>,
     /// Rules that say what clears a fault.
     pub rules: Arc<Rules>,
 }

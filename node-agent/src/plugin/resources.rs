@@ -177,6 +177,7 @@ mod tests {
             mps_dir: folder.to_owned(),
             utilisation: Utilisation::new(nowhere),
             node: None,
+            health: watch::Sender::default().subscribe(),
             metrics: AgentMetrics::new(),
         });
         let registered = watch::Sender::new(RegisteredResources::default());

@@ -14,6 +14,7 @@ use crate::{
     },
     driver::hardware::{DriverState, Hardware},
     handover::Fitness,
+    health::node_health::NodeHealth,
     plugin::{registration::RegisteredResources, resources::ResourceServers},
     status::{
         conditions::not_advertised,
@@ -27,12 +28,14 @@ use anyhow::{Context as _, Result, bail};
 use gpunode_crds::Reason;
 use gpunode_gpu::DesiredDevices;
 use std::{io, sync::Arc};
-use tokio::{task::spawn_blocking, time::timeout};
+use tokio::{sync::watch, task::spawn_blocking, time::timeout};
 use tracing::{error, info, warn};
 
 /// Decisions of the agent so far.
 pub struct AgentState<'a> {
     args: &'a NodeArgs,
+    /// Health of the node's devices, for the report.
+    node_health: watch::Receiver<Arc<NodeHealth>>,
     in_force: InForce,
     saved: Option<SavedConfig>,
     config_known: bool,
@@ -52,9 +55,10 @@ pub struct AgentState<'a> {
 
 impl<'a> AgentState<'a> {
     /// Starts without decisions. `saved` is `None` if the configuration comes from a file.
-    pub fn new(args: &'a NodeArgs, saved: Option<SavedConfig>) -> Self {
+    pub fn new(args: &'a NodeArgs, saved: Option<SavedConfig>, node_health: watch::Receiver<Arc<NodeHealth>>) -> Self {
         Self {
             args,
+            node_health,
             in_force: InForce::default(),
             saved,
             config_known: false,
@@ -248,8 +252,8 @@ impl<'a> AgentState<'a> {
         if self.assignments.is_none() || !self.config_known {
             return;
         }
-        let problem =
-            not_advertised(&self.snapshot, self.plugin(registered)).filter(|(_, message)| message != NO_ANSWER_YET);
+        let problem = not_advertised(&self.snapshot, &self.node_health.borrow(), self.plugin(registered))
+            .filter(|(_, message)| message != NO_ANSWER_YET);
         if problem != self.problem {
             if let Some((reason, message)) = &problem {
                 warn!(reason = reason.as_str(), message, "some devices are not advertised");
@@ -266,6 +270,7 @@ impl<'a> AgentState<'a> {
         let facts = StatusInputs {
             hardware,
             snapshot: &self.snapshot,
+            health: &self.node_health.borrow(),
             plugin: Some(self.plugin(registered)),
         };
         Some(StatusReport {

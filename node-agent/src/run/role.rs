@@ -35,6 +35,7 @@ impl ActiveTasks {
         let mut tasks = JoinSet::new();
         tasks.spawn(manager.clone().watch_holders(args.pod_resources()));
         tasks.spawn(manager.clone().watch_daemons());
+        tasks.spawn(manager.clone().watch_health());
         let (end, ended) = oneshot::channel();
         Self {
             tasks,

@@ -3,6 +3,7 @@
 use crate::{
     devices::state::DeviceSnapshot,
     driver::hardware::{DriverState, Hardware},
+    health::node_health::NodeHealth,
     plugin::registration::RegisteredResources,
     status::inputs::{PluginStatus, StatusInputs},
 };
@@ -36,7 +37,7 @@ pub fn conditions(facts: StatusInputs<'_>) -> Vec<Condition> {
     if let Some(plugin) = facts.plugin {
         conditions.push(configuration(plugin));
         conditions.push(registration(facts.snapshot, plugin));
-        conditions.push(devices(facts.snapshot, plugin));
+        conditions.push(devices(facts.snapshot, facts.health, plugin));
     }
     let ready = match conditions.iter().find(|condition| !condition.holds) {
         Some(failing) => UntimedCondition {
@@ -140,9 +141,9 @@ fn served_by_another(plugin: PluginStatus<'_>) -> Option<String> {
 }
 
 /// Returns the condition of the devices. A device with a pending change stays advertised as before.
-fn devices(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> UntimedCondition {
+fn devices(snapshot: &DeviceSnapshot, health: &NodeHealth, plugin: PluginStatus<'_>) -> UntimedCondition {
     let of = ConditionType::DevicesOffered;
-    if let Some((reason, message)) = not_advertised(snapshot, plugin) {
+    if let Some((reason, message)) = not_advertised(snapshot, health, plugin) {
         return UntimedCondition::new(of, false, reason, message);
     }
     let message = "every selected device is advertised, or waits for pods to end";
@@ -150,7 +151,11 @@ fn devices(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> UntimedCondit
 }
 
 /// Returns the reason why a selected device is not advertised.
-pub fn not_advertised(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<(Reason, String)> {
+pub fn not_advertised(
+    snapshot: &DeviceSnapshot,
+    health: &NodeHealth,
+    plugin: PluginStatus<'_>,
+) -> Option<(Reason, String)> {
     if let Some(unknown) = holders_unknown(snapshot, plugin) {
         return Some((Reason::HoldersUnknown, unknown.to_owned()));
     }
@@ -165,7 +170,7 @@ pub fn not_advertised(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Op
     };
     let mut silent = devices(MpsDaemonState::NotAnswering);
     // A faulty device is reported as such, and does not make the node unready.
-    silent.retain(|device| !snapshot.is_faulty(device));
+    silent.retain(|device| !snapshot.is_faulty(device, health));
     // A device that left MPS is withheld until its daemon is gone.
     let mut stopping = devices(MpsDaemonState::Stopping);
     stopping.retain(|device| snapshot.assignments.contains_key(*device));

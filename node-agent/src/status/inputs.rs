@@ -2,7 +2,7 @@
 
 use crate::{
     configuration::in_force::InForce, devices::state::DeviceSnapshot, driver::hardware::Hardware,
-    plugin::registration::RegisteredResources,
+    health::node_health::NodeHealth, plugin::registration::RegisteredResources,
 };
 
 /// The agent that reports.
@@ -23,6 +23,8 @@ pub struct StatusInputs<'a> {
     pub hardware: &'a Hardware,
     /// Advertised resources, holders and pending changes.
     pub snapshot: &'a DeviceSnapshot,
+    /// Faulty devices.
+    pub health: &'a NodeHealth,
     /// State of the device plugin; none for discovery.
     pub plugin: Option<PluginStatus<'a>>,
 }

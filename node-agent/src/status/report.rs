@@ -28,7 +28,7 @@ pub fn status(identity: &AgentIdentity, facts: StatusInputs<'_>) -> GpuNodeStatu
     let rejected = in_force.and_then(|in_force| in_force.rejected.as_ref());
     let resources = facts
         .plugin
-        .map(|plugin| resources::resources(snapshot, plugin))
+        .map(|plugin| resources::resources(snapshot, facts.health, plugin))
         .unwrap_or_default();
     GpuNodeStatus {
         agent: Some(Agent {
@@ -58,7 +58,7 @@ pub fn status(identity: &AgentIdentity, facts: StatusInputs<'_>) -> GpuNodeStatu
                 inventory
                     .gpus
                     .iter()
-                    .map(|gpu| hardware::device(gpu, &snapshot.node_health))
+                    .map(|gpu| hardware::device(gpu, facts.health))
                     .collect()
             })
             .unwrap_or_default(),

@@ -2,6 +2,7 @@
 
 use crate::{
     devices::{advertised::AdvertisedList, state::DeviceSnapshot},
+    health::node_health::NodeHealth,
     mps::answers::unavailable,
     status::{inputs::PluginStatus, number::number},
 };
@@ -16,7 +17,7 @@ const SHARED_SUFFIX: &str = ".shared";
 const MIG_UUID: &str = "MIG-";
 
 /// Returns the resources as the kubelet was sent them.
-pub fn resources(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Vec<ResourceStatus> {
+pub fn resources(snapshot: &DeviceSnapshot, health: &NodeHealth, plugin: PluginStatus<'_>) -> Vec<ResourceStatus> {
     let silent = unavailable(&snapshot.daemons);
     let explained: BTreeSet<&str> = snapshot
         .pending_changes
@@ -26,7 +27,7 @@ pub fn resources(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Vec<Res
         .map(String::as_str)
         .collect();
     let is_explained =
-        |device: &str| snapshot.node_health.all.is_some() || explained.contains(device) || snapshot.is_faulty(device);
+        |device: &str| health.all.is_some() || explained.contains(device) || snapshot.is_faulty(device, health);
     let of = |advertised: &AdvertisedList| ResourceStatus {
         registered: plugin.registered.taken.contains(&advertised.resource.name),
         name: advertised.resource.name.clone(),

@@ -4,7 +4,7 @@ use crate::{
     driver::hardware_probe,
     kubelet::{checkpoint::PodFolders, podresources::PodResources},
 };
-use gpunode_gpu::{ContainerShares, KubeletObservation};
+use gpunode_gpu::{ContainerShares, DeviceFaults, HealthObservation, KubeletObservation};
 use std::sync::Arc;
 use tokio::time::timeout;
 
@@ -16,6 +16,10 @@ fn manager() -> Arc<DeviceManager> {
 
 /// Returns a manager that reads the daemons' answers in `mps_dir`.
 fn manager_of(mps_dir: PathBuf) -> Arc<DeviceManager> {
+    manager_with(mps_dir, &watch::Sender::default())
+}
+
+fn manager_with(mps_dir: PathBuf, health: &watch::Sender<Arc<NodeHealth>>) -> Arc<DeviceManager> {
     let folder = PathBuf::from("/nonexistent");
     let nowhere = hardware_probe::DriverRoots {
         host_root: folder.clone(),
@@ -26,6 +30,7 @@ fn manager_of(mps_dir: PathBuf) -> Arc<DeviceManager> {
         mps_dir,
         utilisation: Utilisation::new(nowhere),
         node: None,
+        health: health.subscribe(),
         metrics: AgentMetrics::new(),
     }))
 }
@@ -205,6 +210,75 @@ async fn holders_that_are_not_known_are_told_and_asked_for_again() {
             .holders_unknown
             .is_some_and(|reason| reason.contains("/nonexistent/kubelet.sock does not exist"))
     );
+    watching.abort();
+}
+
+/// Publishes that this GPU has fallen off the bus.
+fn publish_fault(health: &watch::Sender<Arc<NodeHealth>>, gpu: &str) {
+    let mut faults = DeviceFaults::default();
+    faults.observe(
+        HealthObservation::Xid(gpu.to_owned(), 79),
+        &gpunode_config::HealthRules::default(),
+        jiff::Timestamp::UNIX_EPOCH,
+    );
+    health.send_replace(Arc::new(NodeHealth {
+        faults: Some(faults),
+        ..NodeHealth::default()
+    }));
+}
+
+/// A manager of two GPUs, and the sender of their health.
+async fn open_with_health() -> (Arc<DeviceManager>, watch::Sender<Arc<NodeHealth>>) {
+    let health = watch::Sender::default();
+    let manager = manager_with("/nonexistent".into(), &health);
+    manager.open(state("")).await;
+    (manager, health)
+}
+
+#[tokio::test]
+async fn no_allocation_slips_in_after_a_fault_is_published() {
+    let (manager, health) = open_with_health().await;
+    let ids = ["GPU-0".to_owned()];
+    publish_fault(&health, "GPU-0");
+    let refused = manager.allocate("nvidia.com/gpu", &ids).await.unwrap_err().to_string();
+    assert!(refused.contains("fallen off the bus"), "{refused}");
+    publish_fault(&health, "GPU-1");
+    manager.allocate("nvidia.com/gpu", &ids).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_published_fault_holds_for_the_devices_that_an_earlier_agent_left() {
+    let (manager, health) = open_with_health().await;
+    publish_fault(&health, "GPU-0");
+    manager.open(state("")).await;
+    assert_eq!(healthy(&manager), 1);
+}
+
+#[tokio::test]
+async fn a_published_health_is_a_change_of_the_devices_at_once() {
+    let (manager, health) = open_with_health().await;
+    let watching = tokio::spawn(manager.clone().watch_health());
+    tokio::task::yield_now().await;
+    let mut changes = manager.changes();
+    for (gpu, healthy_id) in [("GPU-0", "GPU-1"), ("GPU-1", "GPU-0")] {
+        let before = manager.snapshot().1;
+        publish_fault(&health, gpu);
+        timeout(Duration::from_secs(1), changes.changed())
+            .await
+            .unwrap()
+            .unwrap();
+        let (snapshot, number) = manager.snapshot();
+        assert_eq!(number, before + 1);
+        let shares = snapshot
+            .advertised
+            .iter()
+            .flat_map(|advertised| &advertised.resource.shares);
+        let ids: Vec<&str> = shares
+            .filter(|share| share.healthy)
+            .map(|share| share.id.as_str())
+            .collect();
+        assert_eq!(ids, [healthy_id]);
+    }
     watching.abort();
 }
 

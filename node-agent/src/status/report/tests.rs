@@ -75,6 +75,16 @@ fn snapshot() -> DeviceSnapshot {
 }
 
 fn of_page(snapshot: &DeviceSnapshot, hardware: &Hardware, in_force: &InForce, registered: &[&str]) -> GpuNodeStatus {
+    with_health(&NodeHealth::default(), snapshot, hardware, in_force, registered)
+}
+
+fn with_health(
+    health: &NodeHealth,
+    snapshot: &DeviceSnapshot,
+    hardware: &Hardware,
+    in_force: &InForce,
+    registered: &[&str],
+) -> GpuNodeStatus {
     let taken = registered.iter().map(|name| (*name).to_owned()).collect();
     let plugin = PluginStatus {
         in_force,
@@ -88,6 +98,7 @@ fn of_page(snapshot: &DeviceSnapshot, hardware: &Hardware, in_force: &InForce, r
         StatusInputs {
             hardware,
             snapshot,
+            health,
             plugin: Some(plugin),
         },
     )
@@ -121,6 +132,7 @@ fn a_resource_of_another_plugin_is_said_and_not_waited_for() {
         StatusInputs {
             hardware: &hardware,
             snapshot: &snapshot(),
+            health: &NodeHealth::default(),
             plugin: Some(plugin),
         },
     );
@@ -237,6 +249,7 @@ fn discovery_reports_hardware_alone() {
         StatusInputs {
             hardware: &hardware,
             snapshot: &DeviceSnapshot::default(),
+            health: &NodeHealth::default(),
             plugin: None,
         },
     );
@@ -267,7 +280,7 @@ fn unknown_holders_matter_where_there_is_something_to_offer() {
 #[test]
 fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
     let (hardware, in_force) = advertised();
-    let with = |state, advertised: bool, node_health: NodeHealth| {
+    let with = |state, advertised: bool, health: &NodeHealth| {
         let assignment = in_force.desired.devices[1].assignment.clone();
         let assignments = advertised
             .then(|| ("GPU-1".to_owned(), assignment))
@@ -279,13 +292,12 @@ fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
         }];
         let snapshot = DeviceSnapshot {
             assignments,
-            node_health,
             daemons,
             ..snapshot()
         };
-        of_page(&snapshot, &hardware, &in_force, &["nvidia.com/gpu"])
+        with_health(health, &snapshot, &hardware, &in_force, &["nvidia.com/gpu"])
     };
-    let silent = with(MpsDaemonState::NotAnswering, true, NodeHealth::default());
+    let silent = with(MpsDaemonState::NotAnswering, true, &NodeHealth::default());
     assert_eq!(verdicts(&silent)[0], "Ready=False MpsDaemonNotAnswering");
     assert!(
         silent.conditions[0]
@@ -294,20 +306,20 @@ fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
         "{:?}",
         silent.conditions[0]
     );
-    let of_broken = with(MpsDaemonState::NotAnswering, true, broken("GPU-1"));
+    let of_broken = with(MpsDaemonState::NotAnswering, true, &broken("GPU-1"));
     assert_eq!(
         verdicts(&of_broken)[0],
         "Ready=True ConfigurationInForce",
         "the GPU's state says it"
     );
-    let stopping = with(MpsDaemonState::Stopping, true, NodeHealth::default());
+    let stopping = with(MpsDaemonState::Stopping, true, &NodeHealth::default());
     assert_eq!(verdicts(&stopping)[0], "Ready=False MpsDaemonNotAnswering");
     assert!(
         stopping.conditions[0].message.contains("of GPU 1 is still stopping"),
         "{:?}",
         stopping.conditions[0]
     );
-    let stopping = with(MpsDaemonState::Stopping, false, NodeHealth::default());
+    let stopping = with(MpsDaemonState::Stopping, false, &NodeHealth::default());
     assert_eq!(verdicts(&stopping)[0], "Ready=True ConfigurationInForce");
     assert_eq!(stopping.mps_daemons.len(), 1);
 }
@@ -380,32 +392,15 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
         }),
         None
     );
-    assert_eq!(
-        withheld(&DeviceSnapshot {
-            node_health: broken("GPU-0"),
-            ..snapshot.clone()
-        }),
-        None,
-        "it is broken"
-    );
-    assert_eq!(
-        withheld(&DeviceSnapshot {
-            node_health: broken("GPU-1"),
-            ..snapshot.clone()
-        }),
-        Some(2)
-    );
+    let of_health =
+        |health: &NodeHealth| with_health(health, &snapshot, &hardware, &in_force, &[]).resources[0].withheld;
+    assert_eq!(of_health(&broken("GPU-0")), None, "it is broken");
+    assert_eq!(of_health(&broken("GPU-1")), Some(2));
     let released = NodeHealth {
         all: Some("the GPUs of the node are released".to_owned()),
         ..NodeHealth::default()
     };
-    assert_eq!(
-        withheld(&DeviceSnapshot {
-            node_health: released,
-            ..snapshot
-        }),
-        None
-    );
+    assert_eq!(of_health(&released), None);
 }
 
 fn broken(device: &str) -> NodeHealth {
@@ -417,7 +412,7 @@ fn broken(device: &str) -> NodeHealth {
         Timestamp::from_second(7).unwrap(),
     );
     NodeHealth {
-        faults: Some(health.into()),
+        faults: Some(health),
         ..NodeHealth::default()
     }
 }
@@ -466,6 +461,7 @@ fn a_condition_keeps_its_time_while_its_status_stays() {
             StatusInputs {
                 hardware: &hardware,
                 snapshot: &DeviceSnapshot::default(),
+                health: &NodeHealth::default(),
                 plugin: None,
             },
         );
@@ -492,15 +488,7 @@ fn a_condition_keeps_its_time_while_its_status_stays() {
 fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
     let (hardware, in_force) = advertised();
     let at = Timestamp::from_second(7).unwrap();
-    let status = of_page(
-        &DeviceSnapshot {
-            node_health: broken("GPU-1"),
-            ..snapshot()
-        },
-        &hardware,
-        &in_force,
-        &["nvidia.com/gpu"],
-    );
+    let status = with_health(&broken("GPU-1"), &snapshot(), &hardware, &in_force, &["nvidia.com/gpu"]);
     let state = |gpu: usize| status.gpus[gpu].health.as_ref().map(|health| health.state);
     assert_eq!(
         [state(0), state(1)],

@@ -86,6 +86,7 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
         StatusInputs {
             hardware: &hardware,
             snapshot: &snapshot,
+            health: &NodeHealth::default(),
             plugin,
         },
     )
