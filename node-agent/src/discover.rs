@@ -10,15 +10,18 @@
 mod leftovers;
 
 use crate::{
-    admin::{metrics::AgentMetrics, server},
+    admin::{
+        metrics::AgentMetrics,
+        server::{self, AgentServer},
+    },
     api_server::{
-        gpu_node::{GpuNodeState, connect, watch_gpu_node},
+        gpu_node::{GpuNodeState, GpuNodeWatch, connect},
         release::ReleaseRequest,
     },
     cli::NodeArgs,
     devices::state::DeviceSnapshot,
-    discover::leftovers::retire,
-    driver::{hardware::Hardware, hardware_watch::watch_hardware},
+    discover::leftovers::LeftoverRetirement,
+    driver::{hardware::Hardware, hardware_watch::HardwareWatch},
     handover,
     health::node_health::NodeHealth,
     runtime::{
@@ -28,7 +31,7 @@ use crate::{
     status::{
         inputs::StatusInputs,
         report::status,
-        writer::{StatusReport, write_reports},
+        writer::{StatusReport, StatusReporter},
     },
 };
 use anyhow::{Context as _, Result, bail};
@@ -48,29 +51,39 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     let mut signals = Signals::new().context("install the signal handlers")?;
     let mut tasks: JoinSet<()> = JoinSet::new();
 
-    let (readiness, ready) = watch::channel(Err("the first hardware probe has not finished".into()));
+    let (readiness_sender, readiness) = watch::channel(Err("the first hardware probe has not finished".into()));
     let listener = server::bind(args.host.admin_address).await?;
     let metrics = AgentMetrics::new();
-    tasks.spawn(server::serve(listener, ready, server::always_live(), metrics.clone()));
+    let server = AgentServer {
+        readiness,
+        liveness: server::always_live(),
+        metrics: metrics.clone(),
+    };
+    tasks.spawn(server.run(listener));
 
     let probe_now = Arc::new(Notify::new());
     let (hardware_sender, mut hardware) = watch::channel(None);
     let (gpu_node_sender, mut gpu_node) = watch::channel(GpuNodeState::Unknown);
-    let release = ReleaseRequest::new(Some(gpu_node.clone()), &args.host.state_dir);
-    tasks.spawn(watch_hardware(
-        args.host.hardware(),
-        hardware_sender,
-        probe_now.clone(),
-        release,
-        None,
-        metrics.clone(),
-    ));
+    let hardware_watch = HardwareWatch {
+        roots: args.host.hardware(),
+        hardware: hardware_sender,
+        probe_now: probe_now.clone(),
+        release: ReleaseRequest::new(Some(gpu_node.clone()), &args.host.state_dir),
+        driver_events: None,
+        metrics: metrics.clone(),
+    };
+    tasks.spawn(hardware_watch.run());
 
-    let (snapshots, mut snapshot) = watch::channel(None);
-    tasks.spawn(retire(args.clone(), hardware.clone(), snapshots));
+    let (snapshot_sender, mut snapshot) = watch::channel(None);
+    let retirement = LeftoverRetirement {
+        args: args.clone(),
+        hardware: hardware.clone(),
+        snapshot: snapshot_sender,
+    };
+    tasks.spawn(retirement.run());
     let mut check_lock = interval(CHECK_LOCK);
     check_lock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (reports, to_report) = watch::channel(None);
+    let (report_sender, reports) = watch::channel(None);
     let mut reporting = false;
     loop {
         tokio::select! {
@@ -87,22 +100,24 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         let Some(hardware) = hardware.borrow_and_update().clone() else {
             continue;
         };
-        _ = readiness.send_replace(Ok(()));
+        _ = readiness_sender.send_replace(Ok(()));
         let (answering, silent) = hardware.counts();
         metrics.set_found(answering, silent);
         if hardware.has_gpus() && !reporting {
             let client = connect().await?;
-            tasks.spawn(watch_gpu_node(
-                client.clone(),
-                args.node_name.clone(),
-                gpu_node_sender.clone(),
-            ));
-            tasks.spawn(write_reports(
+            let gpu_node_watch = GpuNodeWatch {
+                client: client.clone(),
+                node_name: args.node_name.clone(),
+                gpu_node: gpu_node_sender.clone(),
+            };
+            tasks.spawn(gpu_node_watch.run());
+            let reporter = StatusReporter {
                 client,
-                args.node_name.clone(),
-                to_report.clone(),
-                gpu_node.clone(),
-            ));
+                node_name: args.node_name.clone(),
+                reports: reports.clone(),
+                gpu_node: gpu_node.clone(),
+            };
+            tasks.spawn(reporter.run());
             reporting = true;
         }
         let governed = match &*gpu_node.borrow_and_update() {
@@ -112,7 +127,10 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         let may_report = reporting && !governed && !handover::is_held(&args.host.state_dir);
         // A status without the running daemons would make the operator remove the pod that runs them.
         let snapshot = snapshot.borrow_and_update().clone().filter(|_| may_report);
-        send_if_new(&reports, snapshot.map(|snapshot| report(&args, &hardware, &snapshot)));
+        send_if_new(
+            &report_sender,
+            snapshot.map(|snapshot| report(&args, &hardware, &snapshot)),
+        );
     }
     info!("stopping");
     Ok(())

@@ -28,7 +28,7 @@ mod successor;
 mod take_back;
 
 pub use command::{Fitness, HandoverCommand};
-pub use liveness::watch_own_socket;
+pub use liveness::OwnSocketProbe;
 pub use lock::{NodeLock, is_held};
 pub use record::AgentId;
 pub use take_back::TakeBack;
@@ -60,11 +60,11 @@ pub struct Handover {
     /// Ability to serve the node; `None` until hardware and configuration are known. Until then this agent asks no holder.
     pub fitness: watch::Receiver<Option<Fitness>>,
     /// Readiness of this agent: an active one is ready once the kubelet has accepted its registration.
-    pub ready: watch::Receiver<Readiness>,
+    pub readiness: watch::Receiver<Readiness>,
     /// Commands to the main loop.
     pub commands: mpsc::Sender<HandoverCommand>,
-    /// True while this agent serves the socket.
-    pub served: watch::Sender<bool>,
+    /// Publishes true while this agent serves the socket.
+    pub socket_served: watch::Sender<bool>,
 }
 
 /// Runs hand-overs, in turn as successor and as holder.
@@ -76,28 +76,19 @@ struct HandoverTask {
 impl Handover {
     /// Takes the lock, holds it, and hands it over, again and again. Never returns.
     pub async fn run(self) {
-        let Self {
-            state_dir,
-            agent,
-            take_back,
-            fitness,
-            ready,
-            commands,
-            served,
-        } = self;
         let server = HandoverServer {
-            state_dir: state_dir.clone(),
-            pod: agent.pod.clone(),
-            fitness: fitness.clone(),
-            commands,
-            served,
+            state_dir: self.state_dir.clone(),
+            pod: self.agent.pod.clone(),
+            fitness: self.fitness.clone(),
+            commands: self.commands,
+            socket_served: self.socket_served,
         };
         let client = HandoverClient {
-            state_dir,
-            agent,
-            take_back,
-            fitness,
-            ready,
+            state_dir: self.state_dir,
+            agent: self.agent,
+            take_back: self.take_back,
+            fitness: self.fitness,
+            readiness: self.readiness,
         };
         let mut task = HandoverTask { client, server };
         match task.run().await {
@@ -165,12 +156,12 @@ impl HandoverTask {
 
     async fn deactivate(&self) {
         // The liveness probe fails an agent that hangs here, because the socket does not answer meanwhile.
-        send_if_new(&self.server.served, true);
+        send_if_new(&self.server.socket_served, true);
         let (done, withdrawn) = oneshot::channel();
         self.command(HandoverCommand::Deactivate(done)).await;
         // A main loop that ends withdraws as well.
         _ = withdrawn.await;
-        send_if_new(&self.server.served, false);
+        send_if_new(&self.server.socket_served, false);
     }
 
     /// Sends a command; a main loop that ends takes no more.
@@ -193,10 +184,10 @@ mod tests {
         let lock = NodeLock::take(&state_dir).unwrap().unwrap();
         let listener = UnixListener::bind(state_dir.join(SOCKET)).unwrap();
         let (commands, mut taken) = mpsc::channel(1);
-        let (served, mut is_served) = watch::channel(false);
+        let (socket_served, mut is_served) = watch::channel(false);
         let (_fitness, fitness) = watch::channel(Some(Fitness::default()));
-        let (_ready, ready) = watch::channel(Err("it hangs".into()));
-        let (_seen, gpu_node) = watch::channel(GpuNodeState::Unknown);
+        let (_readiness, readiness) = watch::channel(Err("it hangs".into()));
+        let (_gpu_node, gpu_node) = watch::channel(GpuNodeState::Unknown);
         let take_back = TakeBack {
             policy: String::new(),
             gpu_node,
@@ -207,9 +198,9 @@ mod tests {
                 agent: AgentId::default(),
                 take_back,
                 fitness,
-                ready,
+                readiness,
                 commands,
-                served,
+                socket_served,
             }
             .run(),
         );

@@ -39,7 +39,7 @@ pub use exec::{MpsExecArgs, exec};
 use crate::{
     admin::{
         metrics::AgentMetrics,
-        server::{self, Readiness},
+        server::{self, AgentServer, Readiness},
     },
     api_server::release,
     kubelet::podresources::PodResources,
@@ -148,16 +148,15 @@ enum InputError {
 /// Runs until SIGTERM.
 pub async fn supervise(settings: Settings) -> Result<()> {
     let mut signals = Signals::new().context("install the signal handlers")?;
-    let (readiness, ready) = watch::channel(Err("the assignments have not been read yet".into()));
+    let (readiness_sender, readiness) = watch::channel(Err("the assignments have not been read yet".into()));
     let address = settings.admin_address;
     let listener = server::bind(address).await?;
-    let metrics = AgentMetrics::new();
-    let mut serving = tokio::spawn(server::serve(
-        listener,
-        ready.clone(),
-        server::always_live(),
-        metrics.clone(),
-    ));
+    let server = AgentServer {
+        readiness,
+        liveness: server::always_live(),
+        metrics: AgentMetrics::new(),
+    };
+    let mut serving = tokio::spawn(server.clone().run(listener));
 
     let mps_dir = settings.mps_dir.clone();
     let locked = spawn_blocking(move || lock(&mps_dir));
@@ -172,17 +171,10 @@ pub async fn supervise(settings: Settings) -> Result<()> {
         loop {
             tick.tick().await;
             supervisor.reconcile().await;
-            _ = readiness.send_replace(supervisor.readiness());
+            _ = readiness_sender.send_replace(supervisor.readiness());
             if serving.is_finished() {
                 match server::bind(address).await {
-                    Ok(listener) => {
-                        serving = tokio::spawn(server::serve(
-                            listener,
-                            ready.clone(),
-                            server::always_live(),
-                            metrics.clone(),
-                        ));
-                    }
+                    Ok(listener) => serving = tokio::spawn(server.clone().run(listener)),
                     Err(error) => warn!(
                         reason = format!("{error:#}"),
                         "cannot serve /livez and /readyz; retrying"

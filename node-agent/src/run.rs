@@ -1,4 +1,4 @@
-//! `gpunode-agent run`: brings configuration, hardware and kubelet together.
+//! `gpunode-agent run`: makes the tasks that bring configuration, hardware and kubelet together, and joins them.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -11,31 +11,30 @@ mod main_loop;
 mod role;
 
 use crate::{
-    admin::{metrics::AgentMetrics, server},
+    admin::{
+        metrics::AgentMetrics,
+        server::{self, AgentServer, Liveness},
+    },
     api_server::{
-        events::NodeEventSender,
-        gpu_node::{GpuNodeState, connect, watch_gpu_node},
+        events::{EventPublisher, NodeEventSender, PendingEvent},
+        gpu_node::{GpuNodeState, GpuNodeWatch, connect},
         node_allocatable::NodeReader,
         release::ReleaseRequest,
     },
     cli::{NodeArgs, RunArgs},
-    configuration::{file, in_force::DesiredConfig, operator, saved::SavedConfig},
-    devices::manager::{self, DeviceManager},
-    driver::{driver_events::DriverEvents, hardware_watch::watch_hardware, utilisation::Utilisation},
-    handover::{AgentId, Handover, TakeBack, watch_own_socket},
-    health,
-    plugin::{
-        directory::PluginDirectory,
-        registration::{Kubelet, RegisteredResources},
-        resources::ResourceServers,
-    },
+    configuration::{file, operator::OperatorConfigWatch, saved::SavedConfig},
+    devices::manager::{DeviceManager, DeviceManagerInputs},
+    driver::{driver_events::DriverEvents, hardware_watch::HardwareWatch, utilisation::Utilisation},
+    handover::{AgentId, Handover, HandoverCommand, OwnSocketProbe, TakeBack},
+    health::{MonitorInputs, node_health::NodeHealth},
+    plugin::{directory::PluginDirectory, registration::Kubelet, resources::ResourceServers},
     run::{
         agent_state::AgentState,
-        main_loop::{Inputs, MainLoop},
+        main_loop::{MainLoop, MainLoopInputs, MainLoopOutputs},
         role::Role,
     },
     runtime::signals::Signals,
-    status::writer::{StatusReport, write_reports},
+    status::writer::StatusReporter,
 };
 use anyhow::{Context as _, Result};
 use kube::Client;
@@ -47,153 +46,185 @@ use tokio::{
 
 /// Runs until SIGTERM.
 pub async fn run(args: RunArgs) -> Result<()> {
+    let (node, host) = (&args.node, &args.node.host);
     let signals = Signals::new().context("install the signal handlers")?;
-    let mut tasks: JoinSet<()> = JoinSet::new();
-
-    let (readiness, ready) = watch::channel(Err("starting".into()));
-    let metrics = AgentMetrics::new();
-    let listener = server::bind(args.node.host.admin_address).await?;
-    let (liveness, live) = watch::channel(Ok(()));
-    tasks.spawn(server::serve(listener, ready.clone(), live, metrics.clone()));
-
-    let probe_hardware = Arc::new(Notify::new());
-    let (found, hardware) = watch::channel(None);
-    let (driver_events, reported) = DriverEvents::new(metrics.clone());
-    let (seen, gpu_node) = watch::channel(GpuNodeState::Unknown);
-    let release = ReleaseRequest::new(
-        args.config.is_none().then(|| gpu_node.clone()),
-        &args.node.host.state_dir,
-    );
-    let (place, look) = (args.node.host.hardware(), probe_hardware.clone());
-    tasks.spawn(watch_hardware(
-        place,
-        found,
-        look,
-        release,
-        Some(driver_events),
-        metrics.clone(),
-    ));
-
-    let (instructions, config) = watch::channel(DesiredConfig::Unknown);
-    let (reports, to_report) = watch::channel(None);
-    let (mut saved, mut node, mut events) = (None, None, NodeEventSender::default());
-    if let Some(path) = &args.config {
-        instructions.send_replace(file::read_first(path)?);
+    let listener = server::bind(host.admin_address).await?;
+    let outputs = MainLoopOutputs::new();
+    // Before the first configuration, which must wake the main loop.
+    let desired_config = outputs.desired_config.subscribe();
+    let client = if let Some(path) = &args.config {
+        outputs.desired_config.send_replace(file::read_first(path)?);
+        None
     } else {
-        let client = connect().await.context("run without --config FILE")?;
-        node = Some(NodeReader::new(client.clone(), args.node.node_name.clone()));
-        let publisher;
-        (events, publisher) = NodeEventSender::new();
-        tasks.spawn(publisher.publish(client.clone(), args.node.node_name.clone(), args.node.pod_name.clone()));
-        saved = Some(follow_operator(
-            &mut tasks,
-            client,
-            &args.node,
-            seen,
-            instructions.clone(),
-            to_report,
-        ));
-    }
+        Some(connect().await.context("run without --config FILE")?)
+    };
 
+    let mut tasks = JoinSet::new();
+    let metrics = AgentMetrics::new();
+    let probe_hardware = Arc::new(Notify::new());
+    let (liveness_sender, liveness) = watch::channel(Ok(()));
+    let (hardware_sender, hardware) = watch::channel(None);
+    let (gpu_node_sender, gpu_node) = watch::channel(GpuNodeState::Unknown);
     let (node_health_sender, node_health) = watch::channel(Arc::default());
-    let manager = Arc::new(DeviceManager::new(manager::DeviceManagerInputs {
-        host_root: args.node.host.host_root.clone(),
-        mps_dir: args.node.host.mps_dir.clone(),
-        utilisation: Utilisation::new(args.node.host.hardware()),
-        node,
-        health: node_health.clone(),
-        metrics: metrics.clone(),
-    }));
-    let directory = PluginDirectory::new(args.node.device_plugin_dir.clone());
-    tasks.spawn(directory.clone().watch());
-    let registered = watch::Sender::new(RegisteredResources::default());
-    let pod_resources = args.node.pod_resources();
-    let plugins = ResourceServers::new(Kubelet {
-        directory,
-        manager: manager.clone(),
-        registered,
-        pod_resources,
-    });
+    let (driver_events, driver_event_queue) = DriverEvents::new(metrics.clone());
+    let (node_events, node_event_queue) = NodeEventSender::new();
 
-    let rules = watch::Sender::default();
-    let health = Arc::new(Mutex::new(health::MonitorInputs {
-        driver_roots: args.node.host.hardware(),
-        state_dir: args.node.host.state_dir.clone(),
-        events: reported,
+    let admin_server = AgentServer {
+        readiness: outputs.readiness.subscribe(),
+        liveness,
+        metrics: metrics.clone(),
+    };
+    let hardware_watch = HardwareWatch {
+        roots: host.hardware(),
+        hardware: hardware_sender,
+        probe_now: probe_hardware.clone(),
+        release: ReleaseRequest::new(client.is_some().then(|| gpu_node.clone()), &host.state_dir),
+        driver_events: Some(driver_events),
+        metrics: metrics.clone(),
+    };
+    let manager = device_manager(node, client.clone(), node_health.clone(), metrics.clone());
+    let plugins = device_plugins(node, manager.clone(), &mut tasks);
+    let health_inputs = MonitorInputs {
+        driver_roots: host.hardware(),
+        state_dir: host.state_dir.clone(),
+        events: driver_event_queue,
         hardware: hardware.clone(),
         probe_now: probe_hardware.clone(),
-        rules: rules.subscribe(),
+        rules: outputs.health_rules.subscribe(),
         gpu_node: gpu_node.clone(),
         manager: manager.clone(),
         metrics,
-        node_events: events.clone(),
+        node_events: node_events.clone(),
         node_health: node_health_sender,
-    }));
-    let (fitness, fit) = watch::channel(None);
-    let (turns, commands) = mpsc::channel(1);
-    let served = watch::Sender::default();
-    let state_dir = args.node.host.state_dir.clone();
-    tasks.spawn(watch_own_socket(state_dir.clone(), served.subscribe(), liveness));
-    let agent = AgentId {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        pod: args.node.pod_uid.clone(),
     };
-    let take_back = TakeBack {
-        policy: args.node.policy_name.clone(),
-        gpu_node,
-    };
-    tasks.spawn(
-        Handover {
-            state_dir,
-            agent,
-            take_back,
-            fitness: fit,
-            ready,
-            commands: turns,
-            served,
-        }
-        .run(),
-    );
-    let inputs = Inputs {
+
+    tasks.spawn(admin_server.run(listener));
+    tasks.spawn(hardware_watch.run());
+    let saved_config = client
+        .map(|client| spawn_api_server_tasks(node, client, gpu_node_sender, node_event_queue, &outputs, &mut tasks));
+    let inputs = MainLoopInputs {
         signals,
-        commands,
+        commands: spawn_handover(node, gpu_node, liveness_sender, &outputs, &mut tasks),
         hardware,
-        config,
-        devices: manager.changes(),
+        desired_config,
+        device_changes: manager.changes(),
         registered: plugins.registered(),
         tasks,
     };
     MainLoop {
-        state: AgentState::new(&args.node, saved, node_health),
+        state: AgentState::new(node, saved_config, node_health),
         role: Role::Standby,
         args: &args,
+        inputs,
+        outputs,
         manager,
         plugins,
-        health,
-        events,
+        health_inputs: Arc::new(Mutex::new(health_inputs)),
+        node_events,
         probe_hardware,
-        instructions,
-        rules,
-        readiness,
-        reports,
-        fitness,
     }
-    .run(inputs)
+    .run()
     .await
 }
 
-fn follow_operator(
-    tasks: &mut JoinSet<()>,
-    client: Client,
+fn device_manager(
     node: &NodeArgs,
-    seen: watch::Sender<GpuNodeState>,
-    instructions: watch::Sender<DesiredConfig>,
-    reports: watch::Receiver<Option<StatusReport>>,
+    client: Option<Client>,
+    health: watch::Receiver<Arc<NodeHealth>>,
+    metrics: AgentMetrics,
+) -> Arc<DeviceManager> {
+    let inputs = DeviceManagerInputs {
+        host_root: node.host.host_root.clone(),
+        mps_dir: node.host.mps_dir.clone(),
+        utilisation: Utilisation::new(node.host.hardware()),
+        node: client.map(|client| NodeReader::new(client, node.node_name.clone())),
+        health,
+        metrics,
+    };
+    Arc::new(DeviceManager::new(inputs))
+}
+
+fn device_plugins(node: &NodeArgs, manager: Arc<DeviceManager>, tasks: &mut JoinSet<()>) -> ResourceServers {
+    let directory = PluginDirectory::new(node.device_plugin_dir.clone());
+    tasks.spawn(directory.clone().watch());
+    ResourceServers::new(Kubelet {
+        directory,
+        manager,
+        registered: watch::Sender::default(),
+        pod_resources: node.pod_resources(),
+    })
+}
+
+/// Returns the saved configuration, which the agent uses until the API server answers.
+fn spawn_api_server_tasks(
+    node: &NodeArgs,
+    client: Client,
+    gpu_node: watch::Sender<GpuNodeState>,
+    node_events: mpsc::Receiver<PendingEvent>,
+    outputs: &MainLoopOutputs,
+    tasks: &mut JoinSet<()>,
 ) -> SavedConfig {
-    let gpu_node = seen.subscribe();
-    let saved = SavedConfig::load(&node.host.state_dir, &node.node_name);
-    tasks.spawn(watch_gpu_node(client.clone(), node.node_name.clone(), seen));
-    tasks.spawn(operator::follow(gpu_node.clone(), saved.content(), instructions));
-    tasks.spawn(write_reports(client, node.node_name.clone(), reports, gpu_node));
-    saved
+    let saved_config = SavedConfig::load(&node.host.state_dir, &node.node_name);
+    let config_watch = OperatorConfigWatch {
+        gpu_node: gpu_node.subscribe(),
+        saved: saved_config.content(),
+        desired_config: outputs.desired_config.clone(),
+    };
+    let reporter = StatusReporter {
+        client: client.clone(),
+        node_name: node.node_name.clone(),
+        reports: outputs.status_reports.subscribe(),
+        gpu_node: gpu_node.subscribe(),
+    };
+    let gpu_node_watch = GpuNodeWatch {
+        client: client.clone(),
+        node_name: node.node_name.clone(),
+        gpu_node,
+    };
+    let event_publisher = EventPublisher {
+        client,
+        node_name: node.node_name.clone(),
+        pod_name: node.pod_name.clone(),
+        events: node_events,
+    };
+    tasks.spawn(gpu_node_watch.run());
+    tasks.spawn(config_watch.run());
+    tasks.spawn(reporter.run());
+    tasks.spawn(event_publisher.run());
+    saved_config
+}
+
+/// Returns the commands of the hand-over to the main loop.
+fn spawn_handover(
+    node: &NodeArgs,
+    gpu_node: watch::Receiver<GpuNodeState>,
+    liveness: watch::Sender<Liveness>,
+    outputs: &MainLoopOutputs,
+    tasks: &mut JoinSet<()>,
+) -> mpsc::Receiver<HandoverCommand> {
+    let (command_sender, commands) = mpsc::channel(1);
+    let socket_served = watch::Sender::default();
+    let socket_probe = OwnSocketProbe {
+        state_dir: node.host.state_dir.clone(),
+        socket_served: socket_served.subscribe(),
+        liveness,
+    };
+    let handover = Handover {
+        state_dir: node.host.state_dir.clone(),
+        agent: AgentId {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pod: node.pod_uid.clone(),
+        },
+        take_back: TakeBack {
+            policy: node.policy_name.clone(),
+            gpu_node,
+        },
+        fitness: outputs.fitness.subscribe(),
+        readiness: outputs.readiness.subscribe(),
+        commands: command_sender,
+        socket_served,
+    };
+    tasks.spawn(socket_probe.run());
+    tasks.spawn(handover.run());
+    commands
 }

@@ -39,17 +39,22 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Serves until the process ends.
-pub async fn serve(
-    listener: TcpListener,
-    readiness: watch::Receiver<Readiness>,
-    liveness: watch::Receiver<Liveness>,
-    metrics: AgentMetrics,
-) {
-    gpunode_process::serve(listener, move |path| {
-        answer(path, &readiness.borrow(), &liveness.borrow(), &metrics)
-    })
-    .await;
+/// Task that serves probes and metrics.
+#[derive(Clone)]
+pub struct AgentServer {
+    pub readiness: watch::Receiver<Readiness>,
+    pub liveness: watch::Receiver<Liveness>,
+    pub metrics: AgentMetrics,
+}
+
+impl AgentServer {
+    /// Serves until the process ends.
+    pub async fn run(self, listener: TcpListener) {
+        gpunode_process::serve(listener, move |path| {
+            answer(path, &self.readiness.borrow(), &self.liveness.borrow(), &self.metrics)
+        })
+        .await;
+    }
 }
 
 /// Returns a liveness that is always ok: the answer itself shows that the process works.

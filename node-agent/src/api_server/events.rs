@@ -32,60 +32,63 @@ pub enum EventReason {
     StateFileCorrupt,
 }
 
+/// An event that waits to be sent.
 #[derive(Debug)]
-struct PendingEvent {
+pub struct PendingEvent {
     reason: EventReason,
     note: String,
 }
 
 /// Queue of events. Cheap to clone.
-#[derive(Clone, Debug, Default)]
-pub struct NodeEventSender(Option<mpsc::Sender<PendingEvent>>);
+#[derive(Clone, Debug)]
+pub struct NodeEventSender(mpsc::Sender<PendingEvent>);
 
-/// Sends the queued events to the API server.
-#[derive(Debug)]
-pub struct EventPublisher(mpsc::Receiver<PendingEvent>);
+/// Task that sends the queued events to the API server.
+pub struct EventPublisher {
+    pub client: Client,
+    pub node_name: String,
+    /// Name of this pod; empty without a pod.
+    pub pod_name: String,
+    pub events: mpsc::Receiver<PendingEvent>,
+}
 
 impl NodeEventSender {
-    /// A queue that [`EventPublisher::publish`] empties.
-    pub fn new() -> (Self, EventPublisher) {
-        let (events, publisher) = mpsc::channel(QUEUE);
-        (Self(Some(events)), EventPublisher(publisher))
+    /// Returns a queue, and the events in it.
+    pub fn new() -> (Self, mpsc::Receiver<PendingEvent>) {
+        let (sender, events) = mpsc::channel(QUEUE);
+        (Self(sender), events)
     }
 
-    /// Queues an event; without API server, drops it.
+    /// Queues an event. Drops it if nobody sends the queued events, as without API server.
     pub fn send(&self, reason: EventReason, note: &str) {
         let note = note
             .get(..note.floor_char_boundary(MAX_NOTE))
             .unwrap_or_default()
             .to_owned();
         // The queue is full only while the API server does not answer.
-        _ = self
-            .0
-            .as_ref()
-            .map(|events| events.try_send(PendingEvent { reason, note }));
+        _ = self.0.try_send(PendingEvent { reason, note });
     }
 }
 
 impl EventPublisher {
     /// Sends the queued events. Does not end.
-    pub async fn publish(mut self, client: Client, node: String, pod: String) {
+    pub async fn run(mut self) {
         let reporter = Reporter {
             controller: CONTROLLER.to_owned(),
-            instance: Some(pod).filter(|pod| !pod.is_empty()),
+            instance: Some(self.pod_name).filter(|pod| !pod.is_empty()),
         };
-        let recorder = Recorder::new(client, reporter);
+        let recorder = Recorder::new(self.client, reporter);
         // As kubelets do: `kubectl describe node` looks for events under the name.
         let node = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
-            name: Some(node.clone()),
-            uid: Some(node),
+            name: Some(self.node_name.clone()),
+            uid: Some(self.node_name),
             ..ObjectReference::default()
         };
         let mut failing = false;
-        while let Some(notice) = self.0.recv().await {
-            let event = event(notice);
+        while let Some(pending) = self.events.recv().await {
+            let event = event(pending);
             let error = match timeout(CALL_TIMEOUT, recorder.publish(&event, &node)).await {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error.to_string()),
@@ -103,8 +106,8 @@ impl EventPublisher {
     }
 }
 
-fn event(notice: PendingEvent) -> Event {
-    let (type_, reason, action) = match notice.reason {
+fn event(pending: PendingEvent) -> Event {
+    let (type_, reason, action) = match pending.reason {
         EventReason::GpuUnhealthy => (EventType::Warning, "GpuUnhealthy", "WithholdDevice"),
         EventReason::GpuHealthy => (EventType::Normal, "GpuHealthy", "OfferDevice"),
         EventReason::StateFileCorrupt => (EventType::Warning, "StateFileCorrupt", "SetAside"),
@@ -112,7 +115,7 @@ fn event(notice: PendingEvent) -> Event {
     Event {
         type_,
         reason: reason.to_owned(),
-        note: Some(notice.note),
+        note: Some(pending.note),
         action: action.to_owned(),
         secondary: None,
     }
@@ -124,16 +127,17 @@ mod tests {
 
     #[test]
     fn an_api_server_that_is_away_holds_nobody_up() {
-        let (events, mut publisher) = NodeEventSender::new();
+        let (sender, mut events) = NodeEventSender::new();
         for number in 0..QUEUE * 2 {
-            events.send(EventReason::GpuUnhealthy, &format!("{number} {}", "ü".repeat(MAX_NOTE)));
+            sender.send(EventReason::GpuUnhealthy, &format!("{number} {}", "ü".repeat(MAX_NOTE)));
         }
         let mut count = 0;
-        while let Ok(notice) = publisher.0.try_recv() {
-            assert!(notice.note.starts_with(&format!("{count} ")) && notice.note.len() <= MAX_NOTE);
+        while let Ok(event) = events.try_recv() {
+            assert!(event.note.starts_with(&format!("{count} ")) && event.note.len() <= MAX_NOTE);
             count += 1;
         }
         assert_eq!(count, QUEUE, "the first ones are kept");
-        NodeEventSender::default().send(EventReason::GpuHealthy, "nobody to tell");
+        drop(events);
+        sender.send(EventReason::GpuHealthy, "nobody to tell");
     }
 }

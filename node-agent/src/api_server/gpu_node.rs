@@ -49,35 +49,47 @@ pub fn api(client: Client) -> Api<ObservedGpuNode> {
     Api::all_with(client, &ApiResource::erase::<GpuNode>(&()))
 }
 
-/// Watches the GpuNode of `node`. Does not end.
-pub async fn watch_gpu_node(client: Client, node: String, seen: watch::Sender<GpuNodeState>) {
-    let only = watcher::Config::default().fields(&format!("metadata.name={node}"));
-    let mut events = pin!(watcher(api(client), only).default_backoff());
-    let mut listed = None;
-    let mut failing = false;
-    loop {
-        match events.try_next().await {
-            Ok(Some(Event::Init)) => listed = None,
-            Ok(Some(Event::InitApply(object))) => listed = Some(object),
-            Ok(Some(Event::InitDone)) => {
-                seen.send_replace(
-                    listed
-                        .take()
-                        .map_or(GpuNodeState::Absent, |object| GpuNodeState::Present(Arc::new(object))),
-                );
-                if failing {
-                    info!("the API server answers again");
+/// Task that watches this node's GpuNode.
+pub struct GpuNodeWatch {
+    pub client: Client,
+    /// Name of the Node and its GpuNode.
+    pub node_name: String,
+    pub gpu_node: watch::Sender<GpuNodeState>,
+}
+
+impl GpuNodeWatch {
+    /// Watches. Does not end.
+    pub async fn run(self) {
+        let only = watcher::Config::default().fields(&format!("metadata.name={}", self.node_name));
+        let mut events = pin!(watcher(api(self.client), only).default_backoff());
+        let mut listed = None;
+        let mut failing = false;
+        loop {
+            match events.try_next().await {
+                Ok(Some(Event::Init)) => listed = None,
+                Ok(Some(Event::InitApply(object))) => listed = Some(object),
+                Ok(Some(Event::InitDone)) => {
+                    self.gpu_node.send_replace(
+                        listed
+                            .take()
+                            .map_or(GpuNodeState::Absent, |object| GpuNodeState::Present(Arc::new(object))),
+                    );
+                    if failing {
+                        info!("the API server answers again");
+                    }
+                    failing = false;
                 }
-                failing = false;
-            }
-            Ok(Some(Event::Apply(object))) => _ = seen.send_replace(GpuNodeState::Present(Arc::new(object))),
-            Ok(Some(Event::Delete(_))) => _ = seen.send_replace(GpuNodeState::Absent),
-            Ok(None) => std::future::pending().await,
-            Err(error) => {
-                if !failing {
-                    warn!(%error, "cannot watch the GpuNode; trying again");
+                Ok(Some(Event::Apply(object))) => {
+                    _ = self.gpu_node.send_replace(GpuNodeState::Present(Arc::new(object)));
                 }
-                failing = true;
+                Ok(Some(Event::Delete(_))) => _ = self.gpu_node.send_replace(GpuNodeState::Absent),
+                Ok(None) => std::future::pending().await,
+                Err(error) => {
+                    if !failing {
+                        warn!(%error, "cannot watch the GpuNode; trying again");
+                    }
+                    failing = true;
+                }
             }
         }
     }

@@ -46,7 +46,7 @@ impl ReleaseRequest {
             return std::future::pending().await;
         };
         if gpu_node
-            .wait_for(|seen| is_released(seen, self.before) == on)
+            .wait_for(|state| is_released(state, self.before) == on)
             .await
             .is_err()
         {
@@ -79,8 +79,8 @@ pub fn is_saved(state_dir: &Path) -> bool {
     state_dir.join(FILE).exists()
 }
 
-fn is_released(seen: &GpuNodeState, before: bool) -> bool {
-    match seen {
+fn is_released(gpu_node: &GpuNodeState, before: bool) -> bool {
+    match gpu_node {
         GpuNodeState::Unknown => before,
         GpuNodeState::Absent => false,
         GpuNodeState::Present(object) => object.spec.release,

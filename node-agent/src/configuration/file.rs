@@ -12,17 +12,17 @@ use tracing::error;
 /// Reads the configuration at the start of the agent. A bad one is an error: no older one is in force yet.
 pub fn read_first(path: &Path) -> Result<DesiredConfig> {
     let candidate = read(path)?;
-    let instruction = DesiredConfig::Config(Arc::new(candidate));
-    match InForce::default().next(&instruction, None).rejected {
+    let requested = DesiredConfig::Config(Arc::new(candidate));
+    match InForce::default().next(&requested, None).rejected {
         Some(rejected) => bail!("{}: {}", path.display(), rejected.message),
-        None => Ok(instruction),
+        None => Ok(requested),
     }
 }
 
 /// Reads the file again. On an error the configuration in force stays.
-pub fn reload(path: &Path, instructions: &watch::Sender<DesiredConfig>) {
+pub fn reload(path: &Path, desired_config: &watch::Sender<DesiredConfig>) {
     match read(path) {
-        Ok(candidate) => send_if_new(instructions, DesiredConfig::Config(Arc::new(candidate))),
+        Ok(candidate) => send_if_new(desired_config, DesiredConfig::Config(Arc::new(candidate))),
         Err(error) => error!(
             reason = format!("{error:#}"),
             "cannot read the configuration; keeping the one in force"

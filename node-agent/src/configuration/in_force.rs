@@ -104,11 +104,11 @@ impl ConfigCandidate {
 }
 
 impl InForce {
-    /// Returns the configuration in force after `instruction`, for the GPUs of `inventory`; none means no GPUs.
-    pub fn next(&self, instruction: &DesiredConfig, inventory: Option<&Inventory>) -> Self {
+    /// Returns the configuration in force after `requested`, for the GPUs of `inventory`; none means no GPUs.
+    pub fn next(&self, requested: &DesiredConfig, inventory: Option<&Inventory>) -> Self {
         let none = Inventory::default();
         let inventory = inventory.unwrap_or(&none);
-        match instruction {
+        match requested {
             DesiredConfig::Unknown => self.with(inventory),
             DesiredConfig::Nothing => Self {
                 desired: DesiredDevices::nothing(inventory).into(),
@@ -130,15 +130,15 @@ impl InForce {
         }
     }
 
-    /// Like [`Self::next`], but falls back to the `saved` configuration when `instruction` is rejected and no earlier
+    /// Like [`Self::next`], but falls back to the `saved` configuration when `requested` is rejected and no earlier
     /// configuration fitted this hardware.
     pub fn next_or_saved(
         &self,
-        instruction: &DesiredConfig,
+        requested: &DesiredConfig,
         saved: Option<Arc<ConfigCandidate>>,
         inventory: Option<&Inventory>,
     ) -> Self {
-        let next = self.next(instruction, inventory);
+        let next = self.next(requested, inventory);
         let Some(rejected) = &next.rejected else { return next };
         let nothing_fitted = next
             .accepted
@@ -147,7 +147,7 @@ impl InForce {
         match saved.filter(|saved| nothing_fitted && saved.hash != rejected.hash) {
             Some(saved) => Self::default()
                 .next(&DesiredConfig::Config(saved), inventory)
-                .next(instruction, inventory),
+                .next(requested, inventory),
             None => next,
         }
     }
@@ -262,7 +262,7 @@ mod tests {
                 uid: None,
             }))
         };
-        let message = |instruction| InForce::default().next(&instruction, None).rejected.unwrap().message;
+        let message = |requested| InForce::default().next(&requested, None).rejected.unwrap().message;
         assert!(message(candidate(1, "0000")).contains("not 0000"));
         assert!(message(candidate(7, &ConfigDocument::hash_of("{}"))).contains("version 7 is not 1"));
     }

@@ -12,35 +12,38 @@ use tracing::warn;
 /// Maximum wait for the API server at the start; after it the agent uses the saved configuration.
 const API_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Publishes the configuration of the GpuNode. Never returns.
-pub async fn follow(
-    mut seen: watch::Receiver<GpuNodeState>,
-    saved: Option<Arc<ConfigCandidate>>,
-    instructions: watch::Sender<DesiredConfig>,
-) {
-    _ = timeout(
-        API_TIMEOUT,
-        seen.wait_for(|seen| !matches!(seen, GpuNodeState::Unknown)),
-    )
-    .await;
-    let mut source = saved.as_ref().and_then(|saved| saved.uid.clone());
-    let mut saved = saved;
-    loop {
-        let requested = instruction(&seen.borrow_and_update(), &mut source);
-        let start = saved.take();
-        let instruction = requested.or_else(|| {
-            let start = start?;
-            warn!(
-                hash = start.hash,
-                "the API server has not delivered a configuration; starting with the saved one"
-            );
-            Some(DesiredConfig::Config(start))
-        });
-        if let Some(instruction) = instruction {
-            send_if_new(&instructions, instruction);
-        }
-        if seen.changed().await.is_err() {
-            std::future::pending::<()>().await;
+/// Task that follows the configuration in the GpuNode.
+pub struct OperatorConfigWatch {
+    pub gpu_node: watch::Receiver<GpuNodeState>,
+    /// The saved configuration, for a start without the API server.
+    pub saved: Option<Arc<ConfigCandidate>>,
+    pub desired_config: watch::Sender<DesiredConfig>,
+}
+
+impl OperatorConfigWatch {
+    /// Follows the configuration. Never returns.
+    pub async fn run(mut self) {
+        let answered = self.gpu_node.wait_for(|state| !matches!(state, GpuNodeState::Unknown));
+        _ = timeout(API_TIMEOUT, answered).await;
+        let mut source = self.saved.as_ref().and_then(|saved| saved.uid.clone());
+        loop {
+            let requested = requested_config(&self.gpu_node.borrow_and_update(), &mut source);
+            // Only the first round falls back to the saved configuration.
+            let saved = self.saved.take();
+            let requested = requested.or_else(|| {
+                let saved = saved?;
+                warn!(
+                    hash = saved.hash,
+                    "the API server has not delivered a configuration; starting with the saved one"
+                );
+                Some(DesiredConfig::Config(saved))
+            });
+            if let Some(requested) = requested {
+                send_if_new(&self.desired_config, requested);
+            }
+            if self.gpu_node.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
         }
     }
 }
@@ -50,8 +53,8 @@ pub async fn follow(
 ///
 /// Only the operator withdraws a configuration, by removing it from the object. A GpuNode that somebody deleted, and
 /// that was recreated without a configuration, withdraws nothing: the operator writes the configuration again.
-fn instruction(seen: &GpuNodeState, source: &mut Option<String>) -> Option<DesiredConfig> {
-    match seen {
+fn requested_config(gpu_node: &GpuNodeState, source: &mut Option<String>) -> Option<DesiredConfig> {
+    match gpu_node {
         GpuNodeState::Unknown => None,
         GpuNodeState::Absent => source.is_none().then_some(DesiredConfig::Nothing),
         GpuNodeState::Present(object) => match candidate(object) {
@@ -111,15 +114,20 @@ mod tests {
         })
     }
 
-    /// Returns the first request of an agent that has a saved configuration and finds `seen`.
-    async fn after_start(seen: GpuNodeState) -> DesiredConfig {
-        let (_seen, seen) = watch::channel(seen);
-        let (instructions, mut instructed) = watch::channel(DesiredConfig::Unknown);
+    /// Returns the first request of an agent that has a saved configuration and finds this GpuNode.
+    async fn after_start(gpu_node: GpuNodeState) -> DesiredConfig {
+        let (_sender, gpu_node) = watch::channel(gpu_node);
+        let (desired_config, mut requested) = watch::channel(DesiredConfig::Unknown);
+        let config_watch = OperatorConfigWatch {
+            gpu_node,
+            saved: Some(candidate("1", "{}")),
+            desired_config,
+        };
         tokio::select! {
-            () = follow(seen, Some(candidate("1", "{}")), instructions) => unreachable!(),
-            _ = instructed.changed() => {}
+            () = config_watch.run() => unreachable!(),
+            _ = requested.changed() => {}
         }
-        instructed.borrow().clone()
+        requested.borrow().clone()
     }
 
     #[tokio::test]
@@ -149,7 +157,7 @@ mod tests {
         });
         let mut source = Some("1".to_owned());
         assert_eq!(
-            instruction(&GpuNodeState::Present(Arc::new(stepped)), &mut source),
+            requested_config(&GpuNodeState::Present(Arc::new(stepped)), &mut source),
             Some(config("1", "{}"))
         );
     }
@@ -157,21 +165,21 @@ mod tests {
     #[test]
     fn the_operator_withdraws_by_removing_the_configuration() {
         let mut source = None;
-        assert_eq!(instruction(&GpuNodeState::Unknown, &mut source), None);
+        assert_eq!(requested_config(&GpuNodeState::Unknown, &mut source), None);
         assert_eq!(
-            instruction(&GpuNodeState::Absent, &mut source),
+            requested_config(&GpuNodeState::Absent, &mut source),
             Some(DesiredConfig::Nothing)
         );
         assert_eq!(
-            instruction(&gpu_node("1", None), &mut source),
+            requested_config(&gpu_node("1", None), &mut source),
             Some(DesiredConfig::Nothing)
         );
         assert_eq!(
-            instruction(&gpu_node("1", Some("{}")), &mut source),
+            requested_config(&gpu_node("1", Some("{}")), &mut source),
             Some(config("1", "{}"))
         );
         assert_eq!(
-            instruction(&gpu_node("1", None), &mut source),
+            requested_config(&gpu_node("1", None), &mut source),
             Some(DesiredConfig::Nothing)
         );
     }
@@ -180,17 +188,17 @@ mod tests {
     fn a_deleted_gpu_node_withdraws_nothing() {
         let mut source = None;
         assert_eq!(
-            instruction(&gpu_node("1", Some("{}")), &mut source),
+            requested_config(&gpu_node("1", Some("{}")), &mut source),
             Some(config("1", "{}"))
         );
-        assert_eq!(instruction(&GpuNodeState::Absent, &mut source), None);
-        assert_eq!(instruction(&gpu_node("2", None), &mut source), None);
+        assert_eq!(requested_config(&GpuNodeState::Absent, &mut source), None);
+        assert_eq!(requested_config(&gpu_node("2", None), &mut source), None);
         assert_eq!(
-            instruction(&gpu_node("2", Some("a: 1")), &mut source),
+            requested_config(&gpu_node("2", Some("a: 1")), &mut source),
             Some(config("2", "a: 1"))
         );
         assert_eq!(
-            instruction(&gpu_node("2", None), &mut source),
+            requested_config(&gpu_node("2", None), &mut source),
             Some(DesiredConfig::Nothing)
         );
     }

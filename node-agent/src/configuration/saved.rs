@@ -67,8 +67,8 @@ impl SavedConfig {
     /// Saves an accepted configuration. Removes the saved one when the operator has none for this node: a later start
     /// must not bring back a configuration that was withdrawn while no agent ran. The next call retries a write that
     /// failed or timed out.
-    pub async fn keep(&mut self, instruction: &DesiredConfig, accepted: bool) {
-        let content = match instruction {
+    pub async fn keep(&mut self, requested: &DesiredConfig, accepted: bool) {
+        let content = match requested {
             DesiredConfig::Config(candidate) if accepted => Some(candidate.clone()),
             DesiredConfig::Nothing => None,
             DesiredConfig::Config(_) | DesiredConfig::Unknown => return,
@@ -175,12 +175,12 @@ mod tests {
     async fn what_could_not_be_saved_is_tried_again() {
         let folder = tempfile::tempdir().unwrap();
         let state_dir = folder.path().join("later");
-        let instruction = DesiredConfig::Config(Arc::new(ConfigCandidate::of_file("{}".to_owned())));
+        let requested = DesiredConfig::Config(Arc::new(ConfigCandidate::of_file("{}".to_owned())));
         let mut saved = SavedConfig::load(&state_dir, "a");
-        saved.keep(&instruction, true).await;
+        saved.keep(&requested, true).await;
         assert!(saved.failed());
         fs::create_dir(&state_dir).unwrap();
-        saved.keep(&instruction, true).await;
+        saved.keep(&requested, true).await;
         assert!(!saved.failed() && load(&state_dir, "a").is_some());
     }
 

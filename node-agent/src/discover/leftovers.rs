@@ -39,39 +39,45 @@ struct LeftoverDevices {
     lock_taken: Option<SystemTime>,
 }
 
-/// Publishes holders and daemons, and retires assignments without holders. Publishes `None` before the first probe and while
-/// another agent of this node holds the lock. Never returns.
-pub async fn retire(
-    args: NodeArgs,
-    mut hardware: watch::Receiver<Option<Arc<Hardware>>>,
-    snapshots: watch::Sender<Option<DeviceSnapshot>>,
-) {
-    let kubelet = args.pod_resources();
-    _ = hardware.wait_for(Option::is_some).await;
-    let mut previous = None;
-    let mut errors = OnChange::default();
-    loop {
-        let desired = hardware
-            .borrow()
-            .as_deref()
-            .and_then(Hardware::inventory)
-            .map(DesiredDevices::nothing)
-            .unwrap_or_default();
-        let error = match probe(&args, &kubelet, desired, &mut previous).await {
-            Ok(snapshot) => {
-                let error = snapshot.as_ref().and_then(|snapshot| snapshot.holders_unknown.clone());
-                snapshots.send_replace(snapshot);
-                error
+/// Task that retires assignments without holders.
+pub struct LeftoverRetirement {
+    pub args: NodeArgs,
+    pub hardware: watch::Receiver<Option<Arc<Hardware>>>,
+    /// Publishes holders and daemons; `None` before the first probe and while another agent of this node holds the lock.
+    pub snapshot: watch::Sender<Option<DeviceSnapshot>>,
+}
+
+impl LeftoverRetirement {
+    /// Retires. Never returns.
+    pub async fn run(mut self) {
+        let kubelet = self.args.pod_resources();
+        _ = self.hardware.wait_for(Option::is_some).await;
+        let mut previous = None;
+        let mut errors = OnChange::default();
+        loop {
+            let desired = self
+                .hardware
+                .borrow()
+                .as_deref()
+                .and_then(Hardware::inventory)
+                .map(DesiredDevices::nothing)
+                .unwrap_or_default();
+            let error = match probe(&self.args, &kubelet, desired, &mut previous).await {
+                Ok(snapshot) => {
+                    let error = snapshot.as_ref().and_then(|snapshot| snapshot.holders_unknown.clone());
+                    self.snapshot.send_replace(snapshot);
+                    error
+                }
+                Err(error) => Some(format!("{error:#}")),
+            };
+            if let Some(error) = errors.set(error) {
+                warn!(
+                    error,
+                    "cannot retire the assignments of the earlier device plugin; retrying"
+                );
             }
-            Err(error) => Some(format!("{error:#}")),
-        };
-        if let Some(error) = errors.set(error) {
-            warn!(
-                error,
-                "cannot retire the assignments of the earlier device plugin; retrying"
-            );
+            sleep(PAUSE).await;
         }
-        sleep(PAUSE).await;
     }
 }
 

@@ -30,71 +30,87 @@ const BLIND_RECHECK: Duration = Duration::from_mins(1);
 /// Time limit for a probe: a driver call or a host file that hangs must not stop the rest of the agent.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Probes the hardware and publishes the result. Probes again when `probe_now` is notified, when something changed, or
-/// soon after something was missing. `events` follow the driver it finds. While the GpuNode releases the GPUs, the driver
-/// is not used. Never returns.
-pub async fn watch_hardware(
-    roots: DriverRoots,
-    hardware_sender: watch::Sender<Option<Arc<Hardware>>>,
-    probe_now: Arc<Notify>,
-    mut release: ReleaseRequest,
-    mut events: Option<DriverEvents>,
-    metrics: AgentMetrics,
-) {
-    let roots = Arc::new(roots);
-    let mut retry = MIN_RETRY;
-    let mut before = None;
-    loop {
-        let probing = roots.clone();
-        let traces = run_blocking(move || probing.traces()).await;
-        if release.is_on() || traces.as_ref().map(HardwareTraces::driver) != before {
-            // Ends before the probe: the loader returns the old library for the same path while it is in use.
-            close(&mut events).await;
-        }
-        if release.is_on() {
-            before = None;
-            publish_released(&roots, &hardware_sender).await;
-            release.save(true).await;
-            release.wait_for(false).await;
-            release.save(false).await;
-            info!("the GPUs are no longer released");
-            continue;
-        }
-        let (traces, hardware) = probe_with_timeout(&roots, &hardware_sender).await;
-        before = Some(traces.driver());
-        if let Some(call) = hardware.failed {
-            metrics.nvml_error(call);
-        }
-        let settled = hardware.problem().is_none();
-        // Only the driver knows of MIG instances that come and go.
-        let blind = traces.instances.is_none() && hardware.is_divided();
-        publish(&hardware_sender, hardware);
-        retry = if settled { MIN_RETRY } else { (retry * 2).min(MAX_RETRY) };
-        let next = match (settled, blind) {
-            (false, _) => Some(Instant::now() + retry),
-            (true, true) => Some(Instant::now() + BLIND_RECHECK),
-            (true, false) => None,
-        };
+/// Task that probes the hardware and publishes the result.
+pub struct HardwareWatch {
+    /// Folders in which to look for the driver.
+    pub roots: DriverRoots,
+    /// Publishes the result of each probe that finds something new; none before the first.
+    pub hardware: watch::Sender<Option<Arc<Hardware>>>,
+    pub probe_now: Arc<Notify>,
+    /// Request to leave the driver alone.
+    pub release: ReleaseRequest,
+    /// Events of the driver, which follow the driver that the probes find.
+    pub driver_events: Option<DriverEvents>,
+    pub metrics: AgentMetrics,
+}
+
+impl HardwareWatch {
+    /// Probes again when a probe is requested, when something changed, or soon after something was missing. While the GpuNode
+    /// releases the GPUs, the driver is not used. Never returns.
+    pub async fn run(self) {
+        let Self {
+            roots,
+            hardware: hardware_sender,
+            probe_now,
+            mut release,
+            driver_events: mut events,
+            metrics,
+        } = self;
+        let roots = Arc::new(roots);
+        let mut retry = MIN_RETRY;
+        let mut before = None;
         loop {
-            if let Some(events) = &mut events {
-                follow(events, &traces, &hardware_sender).await;
-            }
-            let pause = next.map_or(RECHECK, |next| RECHECK.min(next.duration_since(Instant::now())));
-            let is_requested = tokio::select! {
-                () = probe_now.notified() => true,
-                () = release.wait_for(true) => true,
-                () = sleep(pause) => false,
-            };
-            if is_requested || next.is_some_and(|next| Instant::now() >= next) {
-                break;
-            }
             let probing = roots.clone();
-            // Unreadable traces cause a probe too, which reports the call that hangs.
-            if run_blocking(move || probing.traces())
-                .await
-                .is_none_or(|now| now != traces)
-            {
-                break;
+            let traces = run_blocking(move || probing.traces()).await;
+            if release.is_on() || traces.as_ref().map(HardwareTraces::driver) != before {
+                // Ends before the probe: the loader returns the old library for the same path while it is in use.
+                close(&mut events).await;
+            }
+            if release.is_on() {
+                before = None;
+                publish_released(&roots, &hardware_sender).await;
+                release.save(true).await;
+                release.wait_for(false).await;
+                release.save(false).await;
+                info!("the GPUs are no longer released");
+                continue;
+            }
+            let (traces, hardware) = probe_with_timeout(&roots, &hardware_sender).await;
+            before = Some(traces.driver());
+            if let Some(call) = hardware.failed {
+                metrics.nvml_error(call);
+            }
+            let settled = hardware.problem().is_none();
+            // Only the driver knows of MIG instances that come and go.
+            let blind = traces.instances.is_none() && hardware.is_divided();
+            publish(&hardware_sender, hardware);
+            retry = if settled { MIN_RETRY } else { (retry * 2).min(MAX_RETRY) };
+            let next = match (settled, blind) {
+                (false, _) => Some(Instant::now() + retry),
+                (true, true) => Some(Instant::now() + BLIND_RECHECK),
+                (true, false) => None,
+            };
+            loop {
+                if let Some(events) = &mut events {
+                    follow(events, &traces, &hardware_sender).await;
+                }
+                let pause = next.map_or(RECHECK, |next| RECHECK.min(next.duration_since(Instant::now())));
+                let is_requested = tokio::select! {
+                    () = probe_now.notified() => true,
+                    () = release.wait_for(true) => true,
+                    () = sleep(pause) => false,
+                };
+                if is_requested || next.is_some_and(|next| Instant::now() >= next) {
+                    break;
+                }
+                let probing = roots.clone();
+                // Unreadable traces cause a probe too, which reports the call that hangs.
+                if run_blocking(move || probing.traces())
+                    .await
+                    .is_none_or(|now| now != traces)
+                {
+                    break;
+                }
             }
         }
     }

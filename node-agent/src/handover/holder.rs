@@ -71,8 +71,8 @@ pub struct HandoverServer {
     pub fitness: watch::Receiver<Option<Fitness>>,
     /// Commands to the main loop.
     pub commands: mpsc::Sender<HandoverCommand>,
-    /// True while this agent serves the socket.
-    pub served: watch::Sender<bool>,
+    /// Publishes true while this agent serves the socket.
+    pub socket_served: watch::Sender<bool>,
 }
 
 impl HandoverServer {
@@ -95,7 +95,7 @@ impl HandoverServer {
                             }
                         })
                         .ok();
-                    send_if_new(&self.served, listening.is_some());
+                    send_if_new(&self.socket_served, listening.is_some());
                 }
                 check = Instant::now() + CHECK;
             }
@@ -112,7 +112,7 @@ impl HandoverServer {
                 () = sleep_until(check) => {}
             }
         };
-        send_if_new(&self.served, false);
+        send_if_new(&self.socket_served, false);
         Ok((connection, successor))
     }
 

@@ -16,28 +16,38 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
 /// Failed probes in a row after which the agent is not live: a single one may coincide with a hand-over.
 const MAX_FAILURES: u32 = 2;
 
-/// Probes the socket while it is `served`, and publishes the liveness. A socket that cannot be created, for example on a full
-/// disk, leaves the agent live: a restart would not help. Never returns.
-pub async fn watch_own_socket(state_dir: PathBuf, served: watch::Receiver<bool>, liveness: watch::Sender<Liveness>) {
-    let socket = state_dir.join(SOCKET);
-    let mut failed = 0;
-    loop {
-        sleep(PAUSE).await;
-        let is_served = *served.borrow();
-        match ping(&socket).await {
-            Err(error) if is_served && *served.borrow() => {
-                failed += 1;
-                if failed >= MAX_FAILURES {
-                    error!(%error, "this agent does not answer on its own socket; no successor could take over");
-                    send_if_new(
-                        &liveness,
-                        Err(format!("no answer on {}: {error}", socket.display()).into()),
-                    );
+/// Task that probes this agent's own socket.
+pub struct OwnSocketProbe {
+    pub state_dir: PathBuf,
+    /// True while this agent serves the socket.
+    pub socket_served: watch::Receiver<bool>,
+    pub liveness: watch::Sender<Liveness>,
+}
+
+impl OwnSocketProbe {
+    /// Probes the socket while it is served. A socket that cannot be created, for example on a full disk, leaves the agent
+    /// live: a restart would not help. Never returns.
+    pub async fn run(self) {
+        let socket = self.state_dir.join(SOCKET);
+        let mut failed = 0;
+        loop {
+            sleep(PAUSE).await;
+            let is_served = *self.socket_served.borrow();
+            match ping(&socket).await {
+                Err(error) if is_served && *self.socket_served.borrow() => {
+                    failed += 1;
+                    if failed >= MAX_FAILURES {
+                        error!(%error, "this agent does not answer on its own socket; no successor could take over");
+                        send_if_new(
+                            &self.liveness,
+                            Err(format!("no answer on {}: {error}", socket.display()).into()),
+                        );
+                    }
                 }
-            }
-            _ => {
-                failed = 0;
-                send_if_new(&liveness, Ok(()));
+                _ => {
+                    failed = 0;
+                    send_if_new(&self.liveness, Ok(()));
+                }
             }
         }
     }
@@ -71,11 +81,15 @@ mod tests {
                 silent.push(stream);
             }
         };
-        let (_served, served) = watch::channel(is_served);
-        let (liveness, live) = watch::channel(Ok(()));
-        let probes = watch_own_socket(folder.path().to_owned(), served, liveness);
-        _ = timeout(LONG, async { tokio::join!(accept, probes) }).await;
-        live.borrow().clone()
+        let (_sender, socket_served) = watch::channel(is_served);
+        let (liveness_sender, liveness) = watch::channel(Ok(()));
+        let socket_probe = OwnSocketProbe {
+            state_dir: folder.path().to_owned(),
+            socket_served,
+            liveness: liveness_sender,
+        };
+        _ = timeout(LONG, async { tokio::join!(accept, socket_probe.run()) }).await;
+        liveness.borrow().clone()
     }
 
     #[tokio::test(start_paused = true)]

@@ -68,7 +68,7 @@ pub struct HandoverClient {
     /// Ability of this agent to serve the node.
     pub fitness: watch::Receiver<Option<Fitness>>,
     /// Readiness of this agent.
-    pub ready: watch::Receiver<Readiness>,
+    pub readiness: watch::Receiver<Readiness>,
 }
 
 impl HandoverClient {
@@ -214,7 +214,7 @@ impl HandoverClient {
     /// Waits until the kubelet has accepted the registration, and confirms it to the previous holder. On failure returns the
     /// connection of the previous holder, which still waits.
     pub async fn confirm(&mut self, mut predecessor: PeerConnection, pod: &str) -> Result<(), PeerConnection> {
-        let mut ready = self.ready.clone();
+        let mut ready = self.readiness.clone();
         let is_ready = tokio::select! {
             ready = ready.wait_for(Result::is_ok) => ready.is_ok(),
             () = predecessor.closed() => {
@@ -225,7 +225,7 @@ impl HandoverClient {
         };
         if !is_ready {
             let reason = self
-                .ready
+                .readiness
                 .borrow()
                 .as_ref()
                 .err()

@@ -37,37 +37,42 @@ pub struct AgentState<'a> {
     /// Health of the node's devices, for the report.
     node_health: watch::Receiver<Arc<NodeHealth>>,
     in_force: InForce,
-    saved: Option<SavedConfig>,
+    /// The configuration on disk; `None` if the configuration comes from a file.
+    saved_config: Option<SavedConfig>,
     config_known: bool,
     hardware_known: bool,
     driver_answered: bool,
     /// The assignments on disk; `None` before this agent holds the lock of the node.
     assignments: Option<SavedAssignments>,
     /// Devices last passed to the device manager.
-    given: Option<Arc<DesiredDevices>>,
+    passed_devices: Option<Arc<DesiredDevices>>,
     /// Snapshot last published to the kubelet.
     snapshot: DeviceSnapshot,
     /// Last logged error from saving the assignments.
-    unsaved: Option<String>,
+    save_error: Option<String>,
     /// Last logged reason for devices that are not advertised.
     problem: Option<(Reason, String)>,
 }
 
 impl<'a> AgentState<'a> {
-    /// Starts without decisions. `saved` is `None` if the configuration comes from a file.
-    pub fn new(args: &'a NodeArgs, saved: Option<SavedConfig>, node_health: watch::Receiver<Arc<NodeHealth>>) -> Self {
+    /// Starts without decisions. `saved_config` is `None` if the configuration comes from a file.
+    pub fn new(
+        args: &'a NodeArgs,
+        saved_config: Option<SavedConfig>,
+        node_health: watch::Receiver<Arc<NodeHealth>>,
+    ) -> Self {
         Self {
             args,
             node_health,
             in_force: InForce::default(),
-            saved,
+            saved_config,
             config_known: false,
             hardware_known: false,
             driver_answered: false,
             assignments: None,
-            given: None,
+            passed_devices: None,
             snapshot: DeviceSnapshot::default(),
-            unsaved: None,
+            save_error: None,
             problem: None,
         }
     }
@@ -89,7 +94,7 @@ impl<'a> AgentState<'a> {
 
     /// Returns whether the configuration in force or the assignments still have to be saved.
     pub fn is_unsaved(&self) -> bool {
-        self.unsaved.is_some() || self.saved.as_ref().is_some_and(SavedConfig::failed)
+        self.save_error.is_some() || self.saved_config.as_ref().is_some_and(SavedConfig::failed)
     }
 
     /// Returns the snapshot last published to the kubelet.
@@ -106,10 +111,10 @@ impl<'a> AgentState<'a> {
     }
 
     /// Puts the desired configuration in force if possible, and logs changes.
-    pub async fn evaluate(&mut self, instruction: &DesiredConfig, hardware: Option<&Hardware>) -> Result<()> {
+    pub async fn evaluate(&mut self, requested: &DesiredConfig, hardware: Option<&Hardware>) -> Result<()> {
         let inventory = hardware.and_then(Hardware::inventory);
-        let before_start = self.saved.as_ref().and_then(SavedConfig::content);
-        let next = self.in_force.next_or_saved(instruction, before_start, inventory);
+        let saved = self.saved_config.as_ref().and_then(SavedConfig::content);
+        let next = self.in_force.next_or_saved(requested, saved, inventory);
         if next.rejected != self.in_force.rejected
             && let Some(rejected) = &next.rejected
         {
@@ -129,13 +134,13 @@ impl<'a> AgentState<'a> {
             }
         }
         // Only the agent with the lock writes the file.
-        if let Some(saved) = self.saved.as_mut().filter(|_| self.assignments.is_some()) {
+        if let Some(saved) = self.saved_config.as_mut().filter(|_| self.assignments.is_some()) {
             // Only known GPUs show whether a configuration fits.
-            let is_sure = inventory.is_some() || *instruction == DesiredConfig::Nothing;
-            saved.keep(instruction, is_sure && next.rejected.is_none()).await;
+            let is_sure = inventory.is_some() || *requested == DesiredConfig::Nothing;
+            saved.keep(requested, is_sure && next.rejected.is_none()).await;
         }
         self.in_force = next;
-        self.config_known = *instruction != DesiredConfig::Unknown || self.in_force.accepted.is_some();
+        self.config_known = *requested != DesiredConfig::Unknown || self.in_force.accepted.is_some();
         self.hardware_known = hardware.is_some_and(Hardware::is_known);
         self.check_driver(hardware)
     }
@@ -156,7 +161,7 @@ impl<'a> AgentState<'a> {
     }
 
     /// Restores the device state that the previous holder of the lock saved.
-    pub async fn open(&mut self, manager: &DeviceManager) -> Result<()> {
+    pub async fn restore_devices(&mut self, manager: &DeviceManager) -> Result<()> {
         let state_dir = self.args.host.state_dir.clone();
         let saved = timeout(DISK_TIMEOUT, spawn_blocking(move || SavedAssignments::load(&state_dir)));
         let saved = saved
@@ -169,9 +174,9 @@ impl<'a> AgentState<'a> {
     }
 
     /// Clears the device state, which the next agent reads from the disk.
-    pub fn close(&mut self, manager: &DeviceManager) {
-        (self.assignments, self.given, self.snapshot) = (None, None, DeviceSnapshot::default());
-        (self.unsaved, self.problem) = (None, None);
+    pub fn clear_devices(&mut self, manager: &DeviceManager) {
+        (self.assignments, self.passed_devices, self.snapshot) = (None, None, DeviceSnapshot::default());
+        (self.save_error, self.problem) = (None, None);
         manager.change(|state| *state = DeviceState::default());
     }
 
@@ -193,16 +198,16 @@ impl<'a> AgentState<'a> {
     }
 
     /// Passes new desired devices to the device manager.
-    pub fn want(&mut self, manager: &DeviceManager) {
+    pub fn pass_desired_devices(&mut self, manager: &DeviceManager) {
         if self.assignments.is_none() || !self.config_known || !self.hardware_known {
             return;
         }
         manager.set_pass_device_specs(self.in_force.pass_device_specs());
-        let wanted = &self.in_force.desired;
-        if self.given.as_ref() != Some(wanted) {
-            manager.change(|state| state.set_desired(DesiredDevices::clone(wanted)));
+        let desired = &self.in_force.desired;
+        if self.passed_devices.as_ref() != Some(desired) {
+            manager.change(|state| state.set_desired(DesiredDevices::clone(desired)));
             manager.observe_now();
-            self.given = Some(wanted.clone());
+            self.passed_devices = Some(desired.clone());
         }
     }
 
@@ -228,16 +233,16 @@ impl<'a> AgentState<'a> {
                     .set_devices(snapshot.advertised.iter().map(AdvertisedList::counts));
                 manager.published(changes);
                 self.snapshot = snapshot;
-                if self.unsaved.take().is_some() {
+                if self.save_error.take().is_some() {
                     info!("saved the assignments again");
                 }
             }
             Err(error) => {
                 // The next observation triggers the next attempt.
                 let error = Some(error.to_string());
-                if self.unsaved != error {
+                if self.save_error != error {
                     warn!(error, folder = %self.args.host.state_dir.display(), "cannot save the assignments; the advertised devices stay unchanged");
-                    self.unsaved = error;
+                    self.save_error = error;
                 }
                 self.snapshot = DeviceSnapshot {
                     advertised: std::mem::take(&mut self.snapshot.advertised),
@@ -267,14 +272,14 @@ impl<'a> AgentState<'a> {
         if !self.config_known || !self.snapshot.daemons_known {
             return None;
         }
-        let facts = StatusInputs {
+        let inputs = StatusInputs {
             hardware,
             snapshot: &self.snapshot,
             health: &self.node_health.borrow(),
             plugin: Some(self.plugin(registered)),
         };
         Some(StatusReport {
-            status: status(&self.args.identity(), facts),
+            status: status(&self.args.identity(), inputs),
             create: hardware.has_gpus(),
         })
     }

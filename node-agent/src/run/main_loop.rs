@@ -8,7 +8,7 @@ use crate::{
     devices::manager::DeviceManager,
     driver::hardware::{DriverState, Hardware},
     handover::{Fitness, HandoverCommand},
-    health,
+    health::{HealthMonitor, MonitorInputs},
     plugin::{registration::RegisteredResources, resources::ResourceServers, socket::remove_stale_sockets},
     run::{
         agent_state::AgentState,
@@ -30,7 +30,7 @@ use std::{mem, sync::Arc, time::Duration};
 use tokio::{
     sync::{Mutex, Notify, mpsc, watch},
     task::JoinSet,
-    time::{MissedTickBehavior, interval},
+    time::{Interval, MissedTickBehavior, interval},
 };
 use tracing::info;
 
@@ -41,87 +41,130 @@ const SAVE_RETRY: Duration = Duration::from_mins(1);
 const LET_GO: &str = "LetGo: another agent of this node has taken over";
 
 /// Channels and streams that wake the main loop.
-pub struct Inputs {
+pub struct MainLoopInputs {
     /// SIGTERM, SIGINT and SIGHUP.
     pub signals: Signals,
-    /// Commands of the hand-over.
     pub commands: mpsc::Receiver<HandoverCommand>,
     /// Result of the last hardware probe; `None` before the first.
     pub hardware: watch::Receiver<Option<Arc<Hardware>>>,
-    /// Desired configuration.
-    pub config: watch::Receiver<DesiredConfig>,
+    pub desired_config: watch::Receiver<DesiredConfig>,
     /// Number of the last change to the device state.
-    pub devices: watch::Receiver<u64>,
+    pub device_changes: watch::Receiver<u64>,
     /// Resources that the kubelet has accepted.
     pub registered: watch::Receiver<RegisteredResources>,
     /// Tasks that run as long as the agent.
     pub tasks: JoinSet<()>,
 }
 
+/// Values that the main loop publishes.
+pub struct MainLoopOutputs {
+    /// Desired configuration, after a reload of the file.
+    pub desired_config: watch::Sender<DesiredConfig>,
+    pub health_rules: watch::Sender<Arc<HealthRules>>,
+    /// Text of `/readyz`.
+    pub readiness: watch::Sender<Readiness>,
+    /// Status to report; `None` while this agent does not report for the node.
+    pub status_reports: watch::Sender<Option<StatusReport>>,
+    /// Ability to serve the node, for the hand-over.
+    pub fitness: watch::Sender<Option<Fitness>>,
+}
+
+impl MainLoopOutputs {
+    /// Returns the values of an agent that starts.
+    pub fn new() -> Self {
+        Self {
+            desired_config: watch::Sender::default(),
+            health_rules: watch::Sender::default(),
+            readiness: watch::Sender::new(Err("starting".into())),
+            status_reports: watch::Sender::default(),
+            fitness: watch::Sender::default(),
+        }
+    }
+}
+
+/// One input of the main loop.
+enum LoopInput {
+    /// Signal of the operating system or an administrator.
+    Signal(SignalRequest),
+    Command(HandoverCommand),
+    /// The configuration or the assignments could not be saved a while ago.
+    SaveRetry,
+    /// New hardware, or another desired configuration.
+    HardwareOrConfig,
+    /// Another state of the devices or of their registration.
+    Devices,
+    /// A task that runs as long as the agent has ended, as this text says.
+    Ended(String),
+}
+
 /// State and outputs of the main loop.
 pub struct MainLoop<'a> {
-    /// Decisions so far.
     pub state: AgentState<'a>,
     /// Standby, active or done.
     pub role: Role,
-    /// Arguments of the command.
     pub args: &'a RunArgs,
+    pub inputs: MainLoopInputs,
+    pub outputs: MainLoopOutputs,
     /// Allocates devices.
     pub manager: Arc<DeviceManager>,
     /// Device plugin servers.
     pub plugins: ResourceServers,
     /// Inputs of the health monitor, which one active role at a time takes.
-    pub health: Arc<Mutex<health::MonitorInputs>>,
-    /// Events of the Node.
-    pub events: NodeEventSender,
+    pub health_inputs: Arc<Mutex<MonitorInputs>>,
+    pub node_events: NodeEventSender,
     /// Requests another hardware probe.
     pub probe_hardware: Arc<Notify>,
-    /// Desired configuration, for a reload of the file.
-    pub instructions: watch::Sender<DesiredConfig>,
-    /// Rules of the health monitor.
-    pub rules: watch::Sender<Arc<HealthRules>>,
-    /// Text of `/readyz`.
-    pub readiness: watch::Sender<Readiness>,
-    /// Status to report.
-    pub reports: watch::Sender<Option<StatusReport>>,
-    /// Ability to serve the node, for the hand-over.
-    pub fitness: watch::Sender<Option<Fitness>>,
 }
 
 impl MainLoop<'_> {
     /// Runs until SIGTERM.
-    pub async fn run(mut self, mut inputs: Inputs) -> Result<()> {
+    pub async fn run(mut self) -> Result<()> {
         let mut save_retry = interval(SAVE_RETRY);
         save_retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let mut evaluate = true;
-            tokio::select! {
-                request = inputs.signals.next() => match request {
-                    SignalRequest::Stop => break,
-                    SignalRequest::Reload => self.reload(),
-                },
-                Some(command) = inputs.commands.recv() => self.on_command(command).await?,
-                _ = save_retry.tick(), if self.state.is_unsaved() => {}
-                _ = inputs.hardware.changed() => {}
-                _ = inputs.config.changed() => {}
-                _ = inputs.devices.changed() => evaluate = false,
-                _ = inputs.registered.changed() => evaluate = false,
-                name = self.plugins.failed() => bail!("serve {name}: its task ended"),
-                ended = inputs.tasks.join_next() => bail!("a task ended unexpectedly: {ended:?}"),
-                ended = self.role.failed() => bail!("a task ended unexpectedly: {ended}"),
+            let input = self.next_input(&mut save_retry).await;
+            let evaluates = !matches!(input, LoopInput::Devices);
+            match input {
+                LoopInput::Signal(SignalRequest::Stop) => break,
+                LoopInput::Signal(SignalRequest::Reload) => self.reload(),
+                LoopInput::Command(command) => self.on_command(command).await?,
+                LoopInput::SaveRetry | LoopInput::HardwareOrConfig | LoopInput::Devices => {}
+                LoopInput::Ended(task) => bail!("{task}"),
             }
-            // Plain `borrow` keeps the change marks: a value that has not been evaluated still wakes this loop.
-            let hardware = inputs.hardware.borrow().clone();
-            let config = inputs.config.borrow().clone();
-            if evaluate {
-                self.state.evaluate(&config, hardware.as_deref()).await?;
-                send_if_new(&self.rules, self.state.health_rules());
-            }
-            self.publish(hardware.as_deref(), &inputs.registered).await;
+            self.update(evaluates).await?;
         }
         info!("stopping");
         self.plugins.withdraw().await;
         self.role.end().await;
+        Ok(())
+    }
+
+    async fn next_input(&mut self, save_retry: &mut Interval) -> LoopInput {
+        let inputs = &mut self.inputs;
+        tokio::select! {
+            request = inputs.signals.next() => LoopInput::Signal(request),
+            Some(command) = inputs.commands.recv() => LoopInput::Command(command),
+            _ = save_retry.tick(), if self.state.is_unsaved() => LoopInput::SaveRetry,
+            _ = inputs.hardware.changed() => LoopInput::HardwareOrConfig,
+            _ = inputs.desired_config.changed() => LoopInput::HardwareOrConfig,
+            _ = inputs.device_changes.changed() => LoopInput::Devices,
+            _ = inputs.registered.changed() => LoopInput::Devices,
+            name = self.plugins.failed() => LoopInput::Ended(format!("serve {name}: its task ended")),
+            ended = inputs.tasks.join_next() => LoopInput::Ended(format!("a task ended unexpectedly: {ended:?}")),
+            ended = self.role.failed() => LoopInput::Ended(format!("a task ended unexpectedly: {ended}")),
+        }
+    }
+
+    /// Brings the decisions up to date if the input may change them, and publishes the result.
+    async fn update(&mut self, evaluates: bool) -> Result<()> {
+        // Plain `borrow` keeps the change marks: a value that has not been evaluated still wakes this loop.
+        let hardware = self.inputs.hardware.borrow().clone();
+        if evaluates {
+            let desired_config = self.inputs.desired_config.borrow().clone();
+            self.state.evaluate(&desired_config, hardware.as_deref()).await?;
+            send_if_new(&self.outputs.health_rules, self.state.health_rules());
+        }
+        self.publish(hardware.as_deref()).await;
         Ok(())
     }
 
@@ -130,9 +173,9 @@ impl MainLoop<'_> {
         info!("reload");
         self.probe_hardware.notify_one();
         // Makes the health monitor probe the GPUs as well.
-        self.rules.send_modify(|_| ());
+        self.outputs.health_rules.send_modify(|_| ());
         if let Some(path) = &self.args.config {
-            file::reload(path, &self.instructions);
+            file::reload(path, &self.outputs.desired_config);
         }
     }
 
@@ -154,39 +197,39 @@ impl MainLoop<'_> {
     async fn become_active(&mut self) -> Result<()> {
         remove_stale_sockets(&self.args.node.device_plugin_dir);
         // Faults must be known before the kubelet gets a list of devices.
-        let health = health::HealthMonitor::open(self.health.clone().lock_owned().await).await;
-        self.state.open(&self.manager).await?;
-        self.role = Role::Active(ActiveTasks::begin(health, &self.manager, &self.args.node));
+        let monitor = HealthMonitor::open(self.health_inputs.clone().lock_owned().await).await;
+        self.state.restore_devices(&self.manager).await?;
+        self.role = Role::Active(ActiveTasks::begin(monitor, &self.manager, &self.args.node));
         for file in atomic_file::take_set_aside() {
-            self.events.send(EventReason::StateFileCorrupt, &file);
+            self.node_events.send(EventReason::StateFileCorrupt, &file);
         }
         Ok(())
     }
 
     /// Withdraws from the kubelet, stops the tasks, and clears the device state.
     async fn hand_over(&mut self) {
-        let before = mem::replace(&mut self.role, Role::LetGo);
-        _ = self.readiness.send_replace(Err(LET_GO.into()));
-        self.reports.send_replace(None);
+        let active = mem::replace(&mut self.role, Role::LetGo);
+        _ = self.outputs.readiness.send_replace(Err(LET_GO.into()));
+        self.outputs.status_reports.send_replace(None);
         self.plugins.withdraw().await;
-        before.end().await;
-        self.state.close(&self.manager);
+        active.end().await;
+        self.state.clear_devices(&self.manager);
     }
 
     /// Publishes devices, readiness and status, where they changed.
-    async fn publish(&mut self, hardware: Option<&Hardware>, registered: &watch::Receiver<RegisteredResources>) {
-        self.state.want(&self.manager);
+    async fn publish(&mut self, hardware: Option<&Hardware>) {
+        self.state.pass_desired_devices(&self.manager);
         self.state.publish(&self.manager, &mut self.plugins).await;
         // Read after the publication, which may have changed it.
-        let registered = registered.borrow().clone();
+        let registered = self.inputs.registered.borrow().clone();
         self.state.log_problem(&registered);
-        send_if_new(&self.fitness, self.state.fitness(hardware));
+        send_if_new(&self.outputs.fitness, self.state.fitness(hardware));
         send_if_new(
-            &self.readiness,
+            &self.outputs.readiness,
             readiness_of(&self.role, hardware, &self.state, &registered),
         );
         if let Some(report) = hardware.and_then(|hardware| self.state.report(hardware, &registered)) {
-            send_if_new(&self.reports, Some(report));
+            send_if_new(&self.outputs.status_reports, Some(report));
         }
     }
 }

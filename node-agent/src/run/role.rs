@@ -1,6 +1,6 @@
 //! Role of this agent: on standby, active (registered with the kubelet), or done.
 
-use crate::{cli::NodeArgs, devices::manager::DeviceManager, health};
+use crate::{cli::NodeArgs, devices::manager::DeviceManager, health::HealthMonitor};
 use std::{future::pending, sync::Arc, time::Duration};
 use tokio::{
     sync::oneshot,
@@ -25,22 +25,22 @@ pub enum Role {
 /// Tasks that run only while this agent is active.
 pub struct ActiveTasks {
     tasks: JoinSet<()>,
-    health: JoinHandle<()>,
-    end: oneshot::Sender<()>,
+    monitor: JoinHandle<()>,
+    end_monitor: oneshot::Sender<()>,
 }
 
 impl ActiveTasks {
     /// Starts the tasks.
-    pub fn begin(health: health::HealthMonitor, manager: &Arc<DeviceManager>, args: &NodeArgs) -> Self {
+    pub fn begin(monitor: HealthMonitor, manager: &Arc<DeviceManager>, args: &NodeArgs) -> Self {
         let mut tasks = JoinSet::new();
         tasks.spawn(manager.clone().watch_holders(args.pod_resources()));
         tasks.spawn(manager.clone().watch_daemons());
         tasks.spawn(manager.clone().watch_health());
-        let (end, ended) = oneshot::channel();
+        let (end_monitor, monitor_end) = oneshot::channel();
         Self {
             tasks,
-            health: tokio::spawn(health.watch(ended)),
-            end,
+            monitor: tokio::spawn(monitor.watch(monitor_end)),
+            end_monitor,
         }
     }
 }
@@ -48,12 +48,12 @@ impl ActiveTasks {
 impl Role {
     /// Returns when a task ends unexpectedly, and describes its end.
     pub async fn failed(&mut self) -> String {
-        let Self::Active(held) = self else {
+        let Self::Active(active) = self else {
             return pending().await;
         };
         tokio::select! {
-            ended = held.tasks.join_next() => format!("{ended:?}"),
-            ended = &mut held.health => format!("{ended:?}"),
+            ended = active.tasks.join_next() => format!("{ended:?}"),
+            ended = &mut active.monitor => format!("{ended:?}"),
         }
     }
 
@@ -61,15 +61,15 @@ impl Role {
     pub async fn end(self) {
         let Self::Active(ActiveTasks {
             tasks: _aborted,
-            mut health,
-            end,
+            mut monitor,
+            end_monitor,
         }) = self
         else {
             return;
         };
-        if end.send(()).is_ok() && timeout(END_TIMEOUT, &mut health).await.is_err() {
+        if end_monitor.send(()).is_ok() && timeout(END_TIMEOUT, &mut monitor).await.is_err() {
             // A later write would overwrite the faults of the next agent.
-            health.abort();
+            monitor.abort();
             warn!(
                 "cannot save the faults before another agent takes over: no answer from the disk within {END_TIMEOUT:?}"
             );

@@ -32,19 +32,19 @@ pub fn holders_unknown<'a>(snapshot: &'a DeviceSnapshot, plugin: PluginStatus<'_
 }
 
 /// Returns the conditions without times, `Ready` first: it repeats the first of the others that is False.
-pub fn conditions(facts: StatusInputs<'_>) -> Vec<Condition> {
-    let mut conditions: Vec<UntimedCondition> = driver(facts.hardware).into_iter().collect();
-    if let Some(plugin) = facts.plugin {
+pub fn conditions(inputs: StatusInputs<'_>) -> Vec<Condition> {
+    let mut conditions: Vec<UntimedCondition> = driver(inputs.hardware).into_iter().collect();
+    if let Some(plugin) = inputs.plugin {
         conditions.push(configuration(plugin));
-        conditions.push(registration(facts.snapshot, plugin));
-        conditions.push(devices(facts.snapshot, facts.health, plugin));
+        conditions.push(registration(inputs.snapshot, plugin));
+        conditions.push(devices(inputs.snapshot, inputs.health, plugin));
     }
     let ready = match conditions.iter().find(|condition| !condition.holds) {
         Some(failing) => UntimedCondition {
             of: ConditionType::Ready,
             ..failing.clone()
         },
-        None if facts.plugin.is_some() => UntimedCondition::new(
+        None if inputs.plugin.is_some() => UntimedCondition::new(
             ConditionType::Ready,
             true,
             Reason::ConfigurationInForce,
@@ -58,7 +58,7 @@ pub fn conditions(facts: StatusInputs<'_>) -> Vec<Condition> {
         ),
     };
     conditions.insert(0, ready);
-    if let Some(served) = facts.plugin.and_then(served_by_another) {
+    if let Some(served) = inputs.plugin.and_then(served_by_another) {
         conditions.push(UntimedCondition::new(
             ConditionType::ResourceServedByAnother,
             true,

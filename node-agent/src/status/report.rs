@@ -19,23 +19,23 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 /// Returns the status without transition times, which [`set_times`] sets: equal inputs give an equal status.
-pub fn status(identity: &AgentIdentity, facts: StatusInputs<'_>) -> GpuNodeStatus {
+pub fn status(identity: &AgentIdentity, inputs: StatusInputs<'_>) -> GpuNodeStatus {
     // `keep_missing` keeps the facts of a driver that no longer answers.
-    let stands = matches!(facts.hardware.driver, DriverState::Answers | DriverState::Released);
-    let inventory = facts.hardware.inventory().filter(|_| stands);
-    let snapshot = facts.snapshot;
-    let in_force = facts.plugin.map(|plugin| plugin.in_force);
+    let stands = matches!(inputs.hardware.driver, DriverState::Answers | DriverState::Released);
+    let inventory = inputs.hardware.inventory().filter(|_| stands);
+    let snapshot = inputs.snapshot;
+    let in_force = inputs.plugin.map(|plugin| plugin.in_force);
     let rejected = in_force.and_then(|in_force| in_force.rejected.as_ref());
-    let resources = facts
+    let resources = inputs
         .plugin
-        .map(|plugin| resources::resources(snapshot, facts.health, plugin))
+        .map(|plugin| resources::resources(snapshot, inputs.health, plugin))
         .unwrap_or_default();
     GpuNodeStatus {
         agent: Some(Agent {
             pod: identity.pod.clone(),
             pod_uid: identity.pod_uid.clone(),
             policy: Some(identity.policy.clone()).filter(|policy| !policy.is_empty()),
-            mode: if facts.plugin.is_some() {
+            mode: if inputs.plugin.is_some() {
                 AgentMode::DevicePlugin
             } else {
                 AgentMode::Discovery
@@ -48,8 +48,8 @@ pub fn status(identity: &AgentIdentity, facts: StatusInputs<'_>) -> GpuNodeStatu
             .filter(|summary| !summary.is_empty()),
         driver_version: inventory.and_then(|inventory| inventory.driver_version.clone()),
         cuda_version: inventory.and_then(|inventory| inventory.cuda_version.clone()),
-        machine: facts.hardware.machine.product.clone(),
-        vgpu: facts.hardware.machine.vgpu.as_ref().map(hardware::vgpu),
+        machine: inputs.hardware.machine.product.clone(),
+        vgpu: inputs.hardware.machine.vgpu.as_ref().map(hardware::vgpu),
         mig_strategy: in_force
             .and_then(|in_force| Some(in_force.accepted.as_ref()?.config.mig_strategy()))
             .filter(|strategy| *strategy != MigStrategy::None),
@@ -58,7 +58,7 @@ pub fn status(identity: &AgentIdentity, facts: StatusInputs<'_>) -> GpuNodeStatu
                 inventory
                     .gpus
                     .iter()
-                    .map(|gpu| hardware::device(gpu, facts.health))
+                    .map(|gpu| hardware::device(gpu, inputs.health))
                     .collect()
             })
             .unwrap_or_default(),
@@ -74,7 +74,7 @@ pub fn status(identity: &AgentIdentity, facts: StatusInputs<'_>) -> GpuNodeStatu
             hash: rejected.hash.clone(),
             message: rejected.message.clone(),
         }),
-        conditions: conditions::conditions(facts),
+        conditions: conditions::conditions(inputs),
     }
 }
 

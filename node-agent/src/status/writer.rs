@@ -50,53 +50,60 @@ enum StatusWriteError {
     NoAnswer { action: &'static str },
 }
 
-/// Writes each new status of `reports` into the GpuNode of `node`. Does not end.
-pub async fn write_reports(
-    client: Client,
-    node: String,
-    mut reports: watch::Receiver<Option<StatusReport>>,
-    mut seen: watch::Receiver<GpuNodeState>,
-) {
-    let mut writer = StatusWriter {
-        client,
-        node,
-        written: None,
-        next_change: None,
-    };
-    let mut retry = MIN_INTERVAL;
-    let mut errors = OnChange::default();
-    loop {
-        let report = reports.borrow_and_update().clone();
-        let now = seen.borrow_and_update().clone();
-        match writer.write(report, &now).await {
-            Ok(false) => {}
-            Ok(true) => {
-                retry = MIN_INTERVAL;
-                errors.clear();
-                sleep(MIN_INTERVAL).await;
-            }
-            Err(error) => {
-                if let Some(error) = errors.changed(error) {
-                    warn!(error, "write the status of the GpuNode; trying again");
-                }
-                sleep(retry).await;
-                retry = (retry * 2).min(MAX_RETRY);
-                continue;
-            }
-        }
-        let next_change = writer
-            .next_change
-            .map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
-        // An ended channel means that the agent stops.
-        let ended = tokio::select! {
-            () = sleep(next_change.unwrap_or_default()), if next_change.is_some() => false,
-            changed = reports.changed() => changed.is_err(),
-            changed = seen.changed() => changed.is_err(),
+/// Task that writes each new status into this node's GpuNode.
+pub struct StatusReporter {
+    pub client: Client,
+    /// Name of the Node and its GpuNode.
+    pub node_name: String,
+    /// The status to write; none while this agent does not report for the node.
+    pub reports: watch::Receiver<Option<StatusReport>>,
+    pub gpu_node: watch::Receiver<GpuNodeState>,
+}
+
+impl StatusReporter {
+    /// Writes. Does not end.
+    pub async fn run(mut self) {
+        let mut writer = StatusWriter {
+            client: self.client,
+            node: self.node_name,
+            written: None,
+            next_change: None,
         };
-        if ended {
-            std::future::pending::<()>().await;
+        let mut retry = MIN_INTERVAL;
+        let mut errors = OnChange::default();
+        loop {
+            let report = self.reports.borrow_and_update().clone();
+            let current = self.gpu_node.borrow_and_update().clone();
+            match writer.write(report, &current).await {
+                Ok(false) => {}
+                Ok(true) => {
+                    retry = MIN_INTERVAL;
+                    errors.clear();
+                    sleep(MIN_INTERVAL).await;
+                }
+                Err(error) => {
+                    if let Some(error) = errors.changed(error) {
+                        warn!(error, "write the status of the GpuNode; trying again");
+                    }
+                    sleep(retry).await;
+                    retry = (retry * 2).min(MAX_RETRY);
+                    continue;
+                }
+            }
+            let next_change = writer
+                .next_change
+                .map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
+            // An ended channel means that the agent stops.
+            let ended = tokio::select! {
+                () = sleep(next_change.unwrap_or_default()), if next_change.is_some() => false,
+                changed = self.reports.changed() => changed.is_err(),
+                changed = self.gpu_node.changed() => changed.is_err(),
+            };
+            if ended {
+                std::future::pending::<()>().await;
+            }
+            sleep(SETTLE).await;
         }
-        sleep(SETTLE).await;
     }
 }
 
@@ -119,8 +126,8 @@ struct WrittenStatus {
 
 impl StatusWriter {
     /// Writes the status if it differs; returns whether it did.
-    async fn write(&mut self, report: Option<StatusReport>, seen: &GpuNodeState) -> Result<bool, StatusWriteError> {
-        match (report, seen) {
+    async fn write(&mut self, report: Option<StatusReport>, gpu_node: &GpuNodeState) -> Result<bool, StatusWriteError> {
+        match (report, gpu_node) {
             (Some(report), GpuNodeState::Absent) if report.create => {
                 self.create().await?;
                 // The watch delivers it.

@@ -54,16 +54,17 @@ impl Host {
     }
 
     fn watch_with(&self, release: ReleaseRequest) -> watch::Receiver<Option<Arc<Hardware>>> {
-        let (found, seen) = watch::channel(None);
-        tokio::spawn(watch_hardware(
-            self.roots(),
-            found,
-            Arc::new(Notify::new()),
+        let (sender, hardware) = watch::channel(None);
+        let hardware_watch = HardwareWatch {
+            roots: self.roots(),
+            hardware: sender,
+            probe_now: Arc::new(Notify::new()),
             release,
-            None,
-            AgentMetrics::new(),
-        ));
-        seen
+            driver_events: None,
+            metrics: AgentMetrics::new(),
+        };
+        tokio::spawn(hardware_watch.run());
+        hardware
     }
 }
 

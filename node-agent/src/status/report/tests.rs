@@ -153,8 +153,8 @@ fn a_resource_of_another_plugin_is_said_and_not_waited_for() {
 #[test]
 fn a_registered_node_is_ready() {
     let hardware = hardware(DriverState::Answers);
-    let instruction = config("");
-    let in_force = InForce::default().next(&instruction, hardware.inventory());
+    let requested = config("");
+    let in_force = InForce::default().next(&requested, hardware.inventory());
     let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
     assert_eq!(
         verdicts(&status),
@@ -202,8 +202,8 @@ fn a_rejected_configuration_is_named_and_the_old_one_too() {
 #[test]
 fn what_is_missing_is_the_reason_for_not_being_ready() {
     let missing = hardware(DriverState::Missing("no driver".to_owned()));
-    let instruction = config("");
-    let in_force = InForce::default().next(&instruction, missing.inventory());
+    let requested = config("");
+    let in_force = InForce::default().next(&requested, missing.inventory());
     assert_eq!(
         verdicts(&of_plugin(&missing, &in_force, &[]))[0],
         "Ready=False DriverNotFound"
@@ -226,8 +226,8 @@ fn a_node_without_gpu_says_nothing_of_a_driver() {
         driver: DriverState::NotNeeded,
         ..Hardware::default()
     };
-    let instruction = config("");
-    let in_force = InForce::default().next(&instruction, None);
+    let requested = config("");
+    let in_force = InForce::default().next(&requested, None);
     let status = of_page(&DeviceSnapshot::default(), &none, &in_force, &[]);
     assert_eq!(
         verdicts(&status),

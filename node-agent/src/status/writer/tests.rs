@@ -161,13 +161,14 @@ async fn a_status_is_written_on_change_only_and_at_most_once_a_second() {
         })
     };
     let reports = watch::Sender::new(report(0));
-    let seen = watch::Sender::new(GpuNodeState::Present(Arc::new(object("1", json!({})))));
-    tokio::spawn(write_reports(
-        server.client(),
-        "a".to_owned(),
-        reports.subscribe(),
-        seen.subscribe(),
-    ));
+    let gpu_node = watch::Sender::new(GpuNodeState::Present(Arc::new(object("1", json!({})))));
+    let reporter = StatusReporter {
+        client: server.client(),
+        node_name: "a".to_owned(),
+        reports: reports.subscribe(),
+        gpu_node: gpu_node.subscribe(),
+    };
+    tokio::spawn(reporter.run());
     for change in 1..=50 {
         advance(Duration::from_millis(100)).await;
         reports.send_replace(report(change));
@@ -183,7 +184,7 @@ async fn a_status_is_written_on_change_only_and_at_most_once_a_second() {
     for _ in 0..20 {
         advance(Duration::from_millis(500)).await;
         reports.send_replace(report(50));
-        seen.send_modify(|_| {});
+        gpu_node.send_modify(|_| {});
     }
     sleep(Duration::from_mins(1)).await;
     assert_eq!(server.writes().len(), writes.len());
