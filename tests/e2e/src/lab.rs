@@ -256,6 +256,7 @@ impl Lab {
             }
             if node["spec"]["unschedulable"] == true {
                 self.kubectl(&["uncordon", name])?;
+                self.await_cordon_taint(name, false)?;
             }
         }
         if !crate::names(&self.get(&["gpunodepolicies"])?).is_empty() {
@@ -272,6 +273,18 @@ impl Lab {
             ])?;
         }
         self.await_nothing_owned()
+    }
+
+    /// Waits until a node that was cordoned or uncordoned has its taint, or no longer. The controller manager follows a moment later.
+    pub fn await_cordon_taint(&self, name: &str, wanted: bool) -> Result<()> {
+        eventually(&format!("{name} has the taint of its cordon: {wanted}"), SETTLE, || {
+            let taints = crate::taints(&self.node(name)?);
+            let has_taint = taints
+                .iter()
+                .any(|taint| taint.starts_with("node.kubernetes.io/unschedulable="));
+            ensure!(has_taint == wanted, "its taints are {taints:?}");
+            Ok(())
+        })
     }
 
     /// Waits until no node carries a record, no plugin runs, and no GpuNode has a configuration.

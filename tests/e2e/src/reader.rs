@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Kinds that tests read: names in singular and plural, group and version, and whether they are in a namespace.
-const KINDS: [(&str, &str, &str, bool); 11] = [
+const KINDS: [(&str, &str, &str, bool); 13] = [
     ("node", "nodes", "api/v1", false),
     ("pod", "pods", "api/v1", true),
     ("event", "events", "api/v1", true),
@@ -25,6 +25,13 @@ const KINDS: [(&str, &str, &str, bool); 11] = [
     ("daemonset", "daemonsets", "apis/apps/v1", true),
     ("lease", "leases", "apis/coordination.k8s.io/v1", true),
     ("poddisruptionbudget", "poddisruptionbudgets", "apis/policy/v1", true),
+    ("role", "roles", "apis/rbac.authorization.k8s.io/v1", true),
+    (
+        "clusterrole",
+        "clusterroles",
+        "apis/rbac.authorization.k8s.io/v1",
+        false,
+    ),
     ("gpunode", "gpunodes", "apis/gpunode.dev/v1alpha1", false),
     ("gpunodepolicy", "gpunodepolicies", "apis/gpunode.dev/v1alpha1", false),
 ];

@@ -66,6 +66,7 @@ fn a_deleted_policy_leaves_the_node_as_it_was() -> Result<()> {
     let lab = Lab::enter()?;
     let _foreign = ForeignKeys::set(&lab)?;
     lab.kubectl(&["cordon", V100])?;
+    lab.await_cordon_taint(V100, true)?;
     let before = node_snapshot(&lab.node(V100)?);
     in_force(&lab)?;
     lab.kubectl(&["delete", "gpunodepolicy", "v100-reserved", "--timeout=30s"])?;
