@@ -36,8 +36,7 @@ impl Lab {
         };
         broken
             .state
-            .set_recovery_action(broken.index, RecoveryAction::GpuReset)?;
-        broken.state.inject_xid(broken.index, TIMEOUT)?;
+            .inject_xid_with_recovery(broken.index, TIMEOUT, RecoveryAction::GpuReset)?;
         broken.await_health("Unhealthy")?;
         Ok(broken)
     }

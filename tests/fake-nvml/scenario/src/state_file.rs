@@ -101,6 +101,15 @@ impl StateFile {
         self.inject(gpu, xid, None)
     }
 
+    /// Lets an XID happen on a GPU after which the driver asks for an action, so that no program sees one without the other.
+    pub fn inject_xid_with_recovery(&self, gpu: u32, xid: u64, action: RecoveryAction) -> Result<u64, StateError> {
+        self.check_gpu(gpu)?;
+        self.update(|state| {
+            state.gpus.entry(gpu).or_default().recovery_action = action;
+            state.add_event(gpu, xid, None)
+        })
+    }
+
     /// Lets an XID happen in a MIG instance: `(gpu instance, compute instance)`.
     pub fn inject_mig_xid(&self, gpu: u32, xid: u64, instance: (u32, u32)) -> Result<u64, StateError> {
         self.inject(gpu, xid, Some(instance))
@@ -108,20 +117,7 @@ impl StateFile {
 
     fn inject(&self, gpu: u32, xid: u64, instance: Option<(u32, u32)>) -> Result<u64, StateError> {
         self.check_gpu(gpu)?;
-        self.update(|state| {
-            state.last_event += 1;
-            let id = state.last_event;
-            let xids = &mut state.gpus.entry(gpu).or_default().xids;
-            xids.push(Event {
-                id,
-                xid,
-                gpu_instance: instance.map(|(gi, _)| gi),
-                compute_instance: instance.map(|(_, ci)| ci),
-            });
-            let surplus = xids.len().saturating_sub(KEPT_XIDS);
-            xids.drain(..surplus);
-            id
-        })
+        self.update(|state| state.add_event(gpu, xid, instance))
     }
 
     /// Makes a function fail on a GPU. A name without version stands for all its versions.
@@ -189,6 +185,21 @@ impl State {
     /// Reads the state beside the library in `dir`; every GPU is healthy when there is none.
     pub fn load(dir: &Path) -> Result<Self, StateError> {
         shared_file::load(&dir.join(STATE_FILE))
+    }
+
+    fn add_event(&mut self, gpu: u32, xid: u64, instance: Option<(u32, u32)>) -> u64 {
+        self.last_event += 1;
+        let id = self.last_event;
+        let xids = &mut self.gpus.entry(gpu).or_default().xids;
+        xids.push(Event {
+            id,
+            xid,
+            gpu_instance: instance.map(|(gi, _)| gi),
+            compute_instance: instance.map(|(_, ci)| ci),
+        });
+        let surplus = xids.len().saturating_sub(KEPT_XIDS);
+        xids.drain(..surplus);
+        id
     }
 }
 
