@@ -5,9 +5,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . tests/report.sh
 
-# What is built is built once, with the features of the whole workspace: `--workspace` stands in every cargo command.
-tests() { cargo test --workspace --locked --no-fail-fast "$@"; }
-
 # Runs one test program from the folder of its crate, as cargo does. Cargo itself would hold a lock that the other clusters wait for.
 program() { # TARGET ARGUMENT...
   local target=$1 path folder
@@ -65,7 +62,8 @@ without_cluster() {
   stage "demo" tests/e2e/demo.sh
   stage "GitOps tools: phases" program phases --ignored
   stage "GitOps tools: samples" program samples --ignored
-  stage "what needs no root" tests -- --test-threads=4
+  # With the features of the whole workspace, as everything is built: cargo compiles nothing again.
+  stage "what needs no root" cargo test --workspace --locked --no-fail-fast -- --test-threads=4
   stage "the agent's process as root" program node --ignored --skip measure --test-threads=4
 }
 

@@ -128,27 +128,26 @@ fn names_of_types_are_unique_in_the_whole_product() {
 
 #[test]
 fn no_doc_comment_of_a_test_begins_with_a_question_word() {
-    let found: Vec<_> = rust_files(&repository(), "tests")
-        .unwrap()
-        .iter()
-        .flat_map(|(file, text)| {
-            let lines = headless_docs(text).into_iter();
-            lines.map(move |line| format!("{file}:{line}")).collect::<Vec<_>>()
-        })
-        .collect();
-    assert!(found.is_empty(), "{}", found.join("\n"));
+    check_tests(|text| headless_docs(text).iter().map(usize::to_string).collect());
 }
 
 #[test]
 fn no_comment_of_a_test_refers_to_what_the_repository_does_not_hold() {
+    check_tests(|text| {
+        let found = foreign_references(text).into_iter();
+        found.map(|(line, text)| format!("{line}: {text}")).collect()
+    });
+}
+
+/// Fails with what `problems` finds in the text of any file of the tests, each with its line first.
+fn check_tests(problems: impl Fn(&str) -> Vec<String>) {
     let found: Vec<_> = rust_files(&repository(), "tests")
         .unwrap()
         .iter()
         .flat_map(|(file, text)| {
-            let found = foreign_references(text).into_iter();
-            found
-                .map(move |(line, text)| format!("{file}:{line}: {text}"))
-                .collect::<Vec<_>>()
+            problems(text)
+                .into_iter()
+                .map(move |problem| format!("{file}:{problem}"))
         })
         .collect();
     assert!(found.is_empty(), "{}", found.join("\n"));

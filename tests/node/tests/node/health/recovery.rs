@@ -13,8 +13,7 @@ async fn a_gpu_is_whole_again_when_the_driver_asks_for_nothing_more() -> Result<
     let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
     let uuids = lab.node.uuids()?;
     let state = lab.node.state()?;
-    state.set_recovery_action(3, RecoveryAction::GpuReset)?;
-    state.inject_xid(3, TIMEOUT)?;
+    state.inject_xid_with_recovery(3, TIMEOUT, RecoveryAction::GpuReset)?;
     broken(&lab, GPU, &[&uuids[3]]).await?;
     lab.agent.logs("RecoveryPending").await?;
     state.set_recovery_action(3, RecoveryAction::None)?;
