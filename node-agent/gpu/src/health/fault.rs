@@ -61,6 +61,11 @@ impl Fault {
         }
     }
 
+    /// Returns true if it is the driver's wish for a reset or reboot, which names no cause.
+    pub(super) fn is_wish(&self) -> bool {
+        matches!(self.reason, FaultReason::RecoveryPending | FaultReason::RebootPending)
+    }
+
     /// Returns the event that clears it: the end of "clears after: ".
     pub fn waits_for(&self, rules: &Rules) -> &'static str {
         if rules.recovery() == Recovery::Manual {

@@ -30,10 +30,11 @@ impl DeviceFaults {
         self.ticket
     }
 
-    /// Returns the gravest fault of the devices with these UUIDs: a GPU, or a MIG device and its GPU.
+    /// Returns the gravest fault of the devices with these UUIDs: a GPU, or a MIG device and its GPU. Of equally grave ones, a
+    /// cause comes before the driver's wish for a reset or reboot, then the oldest.
     pub fn gravest<'a>(&'a self, uuids: &[&str]) -> Option<&'a Fault> {
         let faults = uuids.iter().filter_map(|uuid| self.faults.get(*uuid)).flatten();
-        faults.min_by_key(|fault| (std::cmp::Reverse(fault.resolution()), fault.since))
+        faults.min_by_key(|fault| (std::cmp::Reverse(fault.resolution()), fault.is_wish(), fault.since))
     }
 
     /// Returns the time since which one of the devices with these UUIDs is unhealthy. A further fault does not move it.

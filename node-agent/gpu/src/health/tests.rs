@@ -264,6 +264,20 @@ fn a_device_is_broken_since_its_first_fault_whatever_comes_and_goes_beside_it() 
     assert_eq!(health.unhealthy_since(&["H"]), None);
 }
 
+#[test]
+fn a_cause_is_told_before_the_wish_of_the_driver_that_came_first() {
+    let rules = Rules::default();
+    let mut health = DeviceFaults::default();
+    let mut wish = look("G", &health);
+    wish.recovery_action = Some(2);
+    health.observe(HealthObservation::Probe(wish), &rules, at(1));
+    assert_eq!(health.gravest(&["G"]).unwrap().reason, FaultReason::RebootPending);
+    health.observe(HealthObservation::Xid("G".to_owned(), 95), &rules, at(2));
+    assert_eq!(health.gravest(&["G"]).unwrap().reason, FaultReason::RebootPending);
+    health.observe(HealthObservation::Xid("G".to_owned(), 79), &rules, at(3));
+    assert_eq!(health.gravest(&["G"]).unwrap().xid, Some(79));
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Xid(usize, bool, i32),
