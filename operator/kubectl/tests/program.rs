@@ -2,9 +2,11 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "a test")]
 
 use std::{
-    path::PathBuf,
+    io::Write,
+    ops::Deref,
     process::{Command, Output},
 };
+use tempfile::NamedTempFile;
 
 const DUMP: &str = "apiVersion: v1
 kind: List
@@ -31,11 +33,25 @@ fn policy(pool: &str, effect: &str) -> String {
     )
 }
 
-/// A file of one test.
-fn file(name: &str, text: &str) -> String {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::write(&path, text).expect("a file");
-    path.to_string_lossy().into_owned()
+/// A file of one test; it is gone with the value.
+struct InputFile {
+    path: String,
+    _file: NamedTempFile,
+}
+
+impl Deref for InputFile {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.path
+    }
+}
+
+fn file(text: &str) -> InputFile {
+    let mut file = NamedTempFile::new().expect("a file");
+    file.write_all(text.as_bytes()).expect("room for it");
+    let path = file.path().to_string_lossy().into_owned();
+    InputFile { path, _file: file }
 }
 
 fn run(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
@@ -50,19 +66,16 @@ fn run(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String
 
 #[test]
 fn nodes_without_a_version_can_be_planned() {
-    let nodes = file(
-        "unversioned-nodes.yaml",
-        &DUMP.replace("uid: u, resourceVersion: '1', ", ""),
-    );
-    let policy = file("unversioned-policy.yaml", &policy("training", "NoSchedule"));
+    let nodes = file(&DUMP.replace("uid: u, resourceVersion: '1', ", ""));
+    let policy = file(&policy("training", "NoSchedule"));
     let (code, text) = run(&["plan", "-f", &policy, "--nodes", &nodes], &[]);
     assert!(code != Some(1) && text.contains("dedicated"), "{code:?} {text}");
 }
 
 #[test]
 fn colour_is_for_terminals_that_want_it() {
-    let nodes = file("colour-nodes.yaml", DUMP);
-    let policy = file("colour-policy.yaml", &policy("training", "NoSchedule"));
+    let nodes = file(DUMP);
+    let policy = file(&policy("training", "NoSchedule"));
     let plan = ["plan", "-f", &policy, "--nodes", &nodes];
     let explain = ["explain", "n1", "--nodes", &nodes];
     for arguments in [plan.as_slice(), &explain] {
@@ -78,13 +91,13 @@ fn colour_is_for_terminals_that_want_it() {
 
 #[test]
 fn exit_codes_tell_pipelines_what_would_happen() {
-    let nodes = file("codes-nodes.yaml", DUMP);
+    let nodes = file(DUMP);
     for (name, text, code) in [
         ("harmless", policy("training", "NoSchedule"), 0),
         ("disruptive", policy("training", "NoExecute"), 2),
         ("refused", policy("training", "Sometimes"), 1),
     ] {
-        let policy = file(&format!("codes-{name}.yaml"), &text);
+        let policy = file(&text);
         assert_eq!(
             run(&["plan", "-f", &policy, "--nodes", &nodes], &[]).0,
             Some(code),
@@ -103,10 +116,7 @@ fn exit_codes_tell_pipelines_what_would_happen() {
         "there is no such node"
     );
     assert_eq!(run(&["plan"], &[]).0, Some(1), "wrong arguments are not a disruption");
-    let kustomization = file(
-        "codes-kustomization.yaml",
-        "kind: Kustomization\napiVersion: kustomize.config.k8s.io/v1beta1\n",
-    );
+    let kustomization = file("kind: Kustomization\napiVersion: kustomize.config.k8s.io/v1beta1\n");
     let (code, text) = run(&["validate", "-f", &kustomization], &[]);
     assert!(
         code == Some(1) && text.contains("kubectl kustomize FOLDER"),
@@ -116,10 +126,10 @@ fn exit_codes_tell_pipelines_what_would_happen() {
 
 #[test]
 fn programs_get_json_and_yaml_that_say_the_same() {
-    let nodes = file("forms-nodes.yaml", DUMP);
-    let policy = file("forms-policy.yaml", &policy("trainings", "NoSchedule"));
+    let nodes = file(DUMP);
+    let policy = file(&policy("trainings", "NoSchedule"));
     for arguments in [
-        ["plan", "-f", policy.as_str(), "--nodes", &nodes].as_slice(),
+        ["plan", "-f", &policy, "--nodes", &nodes].as_slice(),
         &["explain", "n1", "--nodes", &nodes],
         &["validate", "-f", &policy],
     ] {
