@@ -43,12 +43,15 @@ struct HolderSocket {
 impl HolderSocket {
     /// Replaces the socket of an earlier holder.
     fn bind(socket: &Path) -> io::Result<Self> {
-        match fs::remove_file(socket) {
+        // Nobody else may connect, not even before its mode is set.
+        let unnamed = socket.with_extension("new");
+        match fs::remove_file(&unnamed) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let listener = UnixListener::bind(socket)?;
-        fs::set_permissions(socket, fs::Permissions::from_mode(0o600))?;
+        let listener = UnixListener::bind(&unnamed)?;
+        fs::set_permissions(&unnamed, fs::Permissions::from_mode(0o600))?;
+        fs::rename(&unnamed, socket)?;
         Ok(Self {
             listener,
             id: FileId::without_time(socket),
@@ -199,4 +202,40 @@ async fn answer(
     };
     // A peer that is gone needs no answer.
     _ = connection.send(&answer).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        collections::BTreeSet,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+        thread,
+    };
+
+    #[tokio::test]
+    async fn nobody_else_may_connect_to_the_socket_at_any_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join(SOCKET);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let watcher = thread::spawn({
+            let (socket, is_over) = (socket.clone(), is_over.clone());
+            move || {
+                let mut modes = BTreeSet::new();
+                while !is_over.load(Ordering::Relaxed) {
+                    let metadata = fs::metadata(&socket);
+                    modes.extend(metadata.map(|metadata| metadata.permissions().mode() & 0o777));
+                }
+                modes
+            }
+        });
+        for _ in 0..2000 {
+            HolderSocket::bind(&socket).unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(watcher.join().unwrap(), BTreeSet::from([0o600]));
+    }
 }
