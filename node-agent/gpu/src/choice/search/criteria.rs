@@ -47,6 +47,7 @@ pub fn criteria(allocation: Allocation) -> [Criterion; 4] {
 }
 
 /// Returns the rank of a set whose units are worth `worth`.
+#[inline]
 pub fn rank_key(allocation: Allocation, set: &PartialSet, worth: i64) -> RankKey {
     let nodes = i64::from(set.nodes.count_ones());
     match allocation {

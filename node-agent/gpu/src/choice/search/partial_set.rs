@@ -42,6 +42,7 @@ pub struct PartialSet {
 
 impl PartialSet {
     /// Returns the set with one more GPU that has these pulls.
+    #[inline]
     pub fn with(self, item: &SearchItem, [near, of_free]: Pull) -> Self {
         Self {
             pairs: self.pairs + i64::from(near),

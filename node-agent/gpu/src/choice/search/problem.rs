@@ -138,6 +138,7 @@ impl<'a> SearchProblem<'a> {
     }
 
     /// Returns the rank of a set whose units are worth `worth`.
+    #[inline]
     pub fn key(&self, set: &PartialSet, worth: i64) -> RankKey {
         rank_key(self.allocation, set, worth)
     }

@@ -63,6 +63,7 @@ impl<'a> Ranking<'a> {
     }
 
     /// Takes the chosen items as a complete set, if it is among the best.
+    #[inline]
     pub fn offer(&mut self, set: PartialSet) {
         if set.units < self.problem.need {
             return;
@@ -194,6 +195,7 @@ impl<'a> Ranking<'a> {
     }
 
     /// Lets units come from a column, or no longer.
+    #[inline]
     pub fn set_member(&mut self, column: usize, is: bool) {
         self.member.get_mut(column).into_iter().for_each(|member| *member = is);
     }
