@@ -63,7 +63,7 @@ impl Fault {
 
     /// Returns true if it is the driver's wish for a reset or reboot, which names no cause.
     pub(super) fn is_wish(&self) -> bool {
-        matches!(self.reason, FaultReason::RecoveryPending | FaultReason::RebootPending)
+        self.reason.published() == FaultReason::RecoveryPending
     }
 
     /// Returns the event that clears it: the end of "clears after: ".
