@@ -63,7 +63,7 @@ async fn a_successor_takes_over_and_the_one_before_only_waits_for_its_end() -> R
         .has(GPU, |it| it.registrations == 2 && it.healthy().len() == 8)
         .await?;
     assert_eq!((kubelet.in_use(GPU).len(), node.sockets()?), (2, vec![endpoint.socket]));
-    // It listens in place of the one before, whose socket goes first.
+    // Its socket takes the place of that of the one before.
     let socket = until("its socket", || fs::metadata(node.state_dir().join("agent.sock")).ok()).await?;
     let mode = socket.permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
