@@ -86,7 +86,7 @@ impl GpuNodeWatch {
                 Ok(None) => std::future::pending().await,
                 Err(error) => {
                     if !failing {
-                        warn!(%error, "cannot watch the GpuNode; trying again");
+                        warn!(%error, "cannot watch the GpuNode; retrying");
                     }
                     failing = true;
                 }

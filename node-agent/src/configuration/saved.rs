@@ -91,7 +91,7 @@ impl SavedConfig {
             Err(_) => format!("no answer within {DISK_TIMEOUT:?}"),
         };
         if let Some(error) = self.errors.changed(error) {
-            warn!(error, folder = %self.state_dir.display(), "cannot save the configuration; trying again");
+            warn!(error, folder = %self.state_dir.display(), "cannot save the configuration; retrying");
         }
     }
 }

@@ -97,7 +97,7 @@ impl DeviceManager {
         if let Err(error) = self.daemons.read(&self.state).await {
             warn!(
                 %error,
-                "cannot read the answers of the MPS control daemons; trying again"
+                "cannot read the answers of the MPS control daemons; retrying"
             );
         }
     }
@@ -243,7 +243,7 @@ impl DeviceManager {
                     Ok(_) => {}
                     Err(error) => {
                         if let Some(error) = errors.changed(error) {
-                            warn!(error, "cannot read the allocatable devices of the Node; trying again");
+                            warn!(error, "cannot read the allocatable devices of the Node; retrying");
                         }
                     }
                 }

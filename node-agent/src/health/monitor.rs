@@ -353,7 +353,7 @@ impl HealthMonitor {
             }
             ProbeEvent::Probed(report) => self.handle_probe_report(*report),
             ProbeEvent::Hangs(probe) => {
-                warn!(gpu = probe.gpu, "probe the GPU: the driver does not answer");
+                warn!(gpu = probe.gpu, "cannot probe the GPU: the driver does not answer");
                 self.observe(HealthObservation::Probe(probe));
             }
             ProbeEvent::Failed => self.inputs.probe_now.notify_one(),

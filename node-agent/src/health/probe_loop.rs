@@ -136,7 +136,7 @@ impl ProbeLoop {
                 Err(_) => ControlFlow::Break(()),
             };
             if let Err(error) = probe(&library, &targets, begin, on_report) {
-                debug!(%error, "probe the GPUs");
+                debug!(%error, "cannot probe the GPUs");
                 _ = sender.blocking_send(ProbeEvent::Failed);
             }
         });

@@ -60,7 +60,7 @@ pub async fn load(state_dir: &Path) -> SavedHealth {
     {
         return read.map(|file| file.content).unwrap_or_default();
     }
-    warn!(file = %state_dir.join(FILE).display(), "read the saved faults: the disk does not answer; starting without faults");
+    warn!(file = %state_dir.join(FILE).display(), "cannot read the saved faults: the disk does not answer; starting without faults");
     SavedHealth::default()
 }
 
@@ -94,7 +94,7 @@ pub async fn write(state_dir: PathBuf, mut written: SavedHealth, mut content: wa
             }
             Err(error) => {
                 if !failing {
-                    warn!(%error, folder = %state_dir.display(), "save the faults; trying again");
+                    warn!(%error, folder = %state_dir.display(), "cannot save the faults; retrying");
                 }
                 failing = true;
                 sleep(RETRY).await;

@@ -225,7 +225,7 @@ impl RegistrationLoop {
             if let Some(error) = errors.changed(error) {
                 warn!(
                     resource = self.name,
-                    error, "cannot register with the kubelet; trying again"
+                    error, "cannot register with the kubelet; retrying"
                 );
             }
             let pause = self.backoff.next();

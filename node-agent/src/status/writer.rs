@@ -83,7 +83,7 @@ impl StatusReporter {
                 }
                 Err(error) => {
                     if let Some(error) = errors.changed(error) {
-                        warn!(error, "write the status of the GpuNode; trying again");
+                        warn!(error, "cannot write the status of the GpuNode; retrying");
                     }
                     sleep(retry).await;
                     retry = (retry * 2).min(MAX_RETRY);

@@ -67,10 +67,7 @@ impl DaemonWatch {
             sleep(pause).await;
             let error = self.read(state).await.err();
             if let Some(error) = errors.set(error.map(|error| error.to_string())) {
-                warn!(
-                    error,
-                    "cannot read the answers of the MPS control daemons; trying again"
-                );
+                warn!(error, "cannot read the answers of the MPS control daemons; retrying");
             }
         }
     }

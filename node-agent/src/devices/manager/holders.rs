@@ -84,7 +84,7 @@ impl HolderWatch {
             if error.is_none() && errors.clear() {
                 info!("the kubelet answers again which pod holds which device");
             } else if let Some(error) = errors.set(error) {
-                warn!(error, "cannot read which pod holds which device; trying again");
+                warn!(error, "cannot read which pod holds which device; retrying");
             }
             sleep(LEAST).await;
             let pause = if state.lock().is_busy() { BUSY } else { IDLE };

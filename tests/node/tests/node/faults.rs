@@ -49,7 +49,7 @@ impl Phase {
             }
             Self::Lost => {
                 kubelet.stop();
-                agent.logs("register with the kubelet; trying again").await?;
+                agent.logs("register with the kubelet; retrying").await?;
             }
             Self::Registering | Self::Serving => {}
         }

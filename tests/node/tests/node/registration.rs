@@ -36,7 +36,7 @@ async fn it_registers_again_when_the_kubelet_was_away_for_a_while() -> Result<()
     let node = Node::with_v100()?;
     let (mut kubelet, agent, _) = registered(&node).await?;
     kubelet.stop();
-    agent.logs("trying again").await?;
+    agent.logs("retrying").await?;
     assert!(
         agent
             .readyz()
