@@ -16,6 +16,8 @@ const SHARED_SUFFIX: &str = ".shared";
 /// Configuration of the device plugin on a node: the resources it advertises and the GPUs behind them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+// Atomic: server-side apply turns an emptied granular block into null (structured-merge-diff 6.3.3).
+#[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 #[x_kube(validation = Rule::new("(has(self.mig) && self.mig.strategy != 'None') || !has(self.resources) || !self.resources.exists(r, has(r.devices) && (has(r.devices.migProfiles) || (has(r.devices.kind) && r.devices.kind == 'MigDevice')))")
     .message("resources that select MIG devices require mig.strategy Single or Mixed").field_path(".mig"))]
 #[x_kube(validation = Rule::new("!has(self.resources) || !self.resources.exists(r, has(r.sharing) && has(r.sharing.renameByDefault) && r.sharing.renameByDefault && self.resources.exists(o, o.name == r.name + '.shared'))")

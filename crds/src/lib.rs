@@ -65,5 +65,5 @@ pub use resources::{
 };
 pub use rollout::RolloutPace;
 pub use selector::{GpuSelector, NodeSelector, NodeSelectorRequirement, SelectorOperator};
-pub use taint::{PolicyTaint, StartupTaint, TaintEffect, UnhealthyTaint};
+pub use taint::{PolicyTaint, PreviewTaint, StartupTaint, TaintEffect, UnhealthyTaint};
 pub use untimed_condition::UntimedCondition;

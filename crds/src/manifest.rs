@@ -89,4 +89,20 @@ mod tests {
         }
         assert_eq!(lost, Vec::<String>::new());
     }
+
+    /// Server-side apply turns an emptied granular block into null, which counts as left out.
+    #[test]
+    fn blocks_for_which_an_empty_one_means_something_are_atomic() {
+        let crd = serde_json::to_value(GpuNodePolicy::crd()).expect("JSON");
+        let spec = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
+        for block in [
+            "nodeSelector",
+            "gpuSelector",
+            "devicePlugin",
+            "startupTaint",
+            "unhealthyTaint",
+        ] {
+            assert_eq!(spec[block]["x-kubernetes-map-type"], "atomic", "{block}");
+        }
+    }
 }

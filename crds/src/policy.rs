@@ -50,11 +50,13 @@ pub struct GpuNodePolicySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<PolicyMode>,
 
-    /// Selects nodes by their labels; `{}` selects every node. If unset, `gpuSelector` alone decides.
+    /// Selects nodes by their labels; `{}` selects every node. If unset, `gpuSelector` alone decides. One field manager owns
+    /// the whole block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<NodeSelector>,
 
-    /// Selects nodes by the GPUs that gpunode found on them. If `nodeSelector` is also set, a node must match both.
+    /// Selects nodes by the GPUs that gpunode found on them. If `nodeSelector` is also set, a node must match both. One
+    /// field manager owns the whole block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_selector: Option<GpuSelector>,
 
@@ -81,11 +83,12 @@ pub struct GpuNodePolicySpec {
 
     /// Adds a taint with effect NoSchedule to matching nodes when they start, and after each reboot, until the
     /// resources of `devicePlugin` are allocatable. It keeps the scheduler from relying on an outdated view of the
-    /// node.
+    /// node. `{}` uses the defaults. One field manager owns the whole block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub startup_taint: Option<StartupTaint>,
 
-    /// Adds the taint `gpunode.dev/unhealthy` to matching nodes while they have too few healthy GPUs.
+    /// Adds the taint `gpunode.dev/unhealthy` to matching nodes while they have too few healthy GPUs. `{}` uses the
+    /// defaults. One field manager owns the whole block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unhealthy_taint: Option<UnhealthyTaint>,
 
@@ -99,7 +102,7 @@ pub struct GpuNodePolicySpec {
     pub delete_rejected_pods: Option<bool>,
 
     /// Runs gpunode's device plugin on matching nodes with this configuration; `{}` uses the defaults. If unset, the
-    /// policy only writes labels and taints.
+    /// policy only writes labels and taints. One field manager owns the whole block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_plugin: Option<AgentConfig>,
 

@@ -1,6 +1,6 @@
 //! Status of a policy. Conditions have the meanings of kstatus.
 
-use crate::PolicyTaint;
+use crate::PreviewTaint;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
@@ -119,11 +119,11 @@ pub struct NodePreview {
     /// Taints that the policy would add or change.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
-    pub set_taints: Vec<PolicyTaint>,
+    pub set_taints: Vec<PreviewTaint>,
     /// Taints that the policy would remove.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
-    pub remove_taints: Vec<PolicyTaint>,
+    pub remove_taints: Vec<PreviewTaint>,
     /// Hash of the agent configuration that the node would get.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]

@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 /// Labels that gpunode wrote are ignored, so that no policy can select or deselect nodes by its own effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+// Atomic: server-side apply turns an emptied granular block into null (structured-merge-diff 6.3.3).
+#[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 pub struct NodeSelector {
     /// Labels that the node must have, with exactly these values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -66,6 +68,8 @@ pub enum SelectorOperator {
 /// GPU that is missing for less than 15 minutes, as during a driver upgrade, still counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+// Atomic: server-side apply turns an emptied granular block into null (structured-merge-diff 6.3.3).
+#[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 #[x_kube(validation = Rule::new("has(self.products) || has(self.architectures) || has(self.minMemory) || has(self.minCount)")
     .message("gpuSelector must set a condition, such as `products: [\"Tesla-V100*\"]`; `minCount: 1` selects every node with a GPU"))]
 pub struct GpuSelector {

@@ -27,9 +27,26 @@ pub struct PolicyTaint {
     pub effect: TaintEffect,
 }
 
+/// A taint of a node in the status of a policy: also one that gpunode alone may write, so no rule refuses its key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PreviewTaint {
+    /// Key of the taint.
+    #[schemars(length(max = 316))]
+    pub key: String,
+    /// Value of the taint; absent if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub value: Option<String>,
+    /// Effect of the taint.
+    pub effect: TaintEffect,
+}
+
 /// Taint of nodes whose GPUs are not allocatable yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+// Atomic: server-side apply turns an emptied granular block into null (structured-merge-diff 6.3.3).
+#[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 #[x_kube(validation = Rule::new("!has(self.key) || self.key == 'gpunode.dev/not-ready' || self.key.startsWith('startup-taint.cluster-autoscaler.kubernetes.io/') || (!self.key.matches('^([-a-z0-9.]+[.])?(kubernetes|k8s)[.]io/') && !self.key.startsWith('gpunode.dev/'))")
     .message("key must be gpunode.dev/not-ready, be under startup-taint.cluster-autoscaler.kubernetes.io, or have your own prefix").field_path(".key"))]
 pub struct StartupTaint {
@@ -43,6 +60,8 @@ pub struct StartupTaint {
 /// The taint `gpunode.dev/unhealthy` of nodes with too few healthy GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+// Atomic: server-side apply turns an emptied granular block into null (structured-merge-diff 6.3.3).
+#[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 pub struct UnhealthyTaint {
     /// Effect on pods that do not tolerate the taint. `NoSchedule` keeps new pods away. `PreferNoSchedule` keeps new
     /// pods away if possible. `NoExecute` also evicts running pods. Default: NoSchedule.

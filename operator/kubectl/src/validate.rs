@@ -8,11 +8,13 @@
 //! | `kinds` | validates each document, layer by layer |
 //! | `schema` | checks an object against its CRD schema and rules |
 //! | `metadata` | checks names, labels and annotations |
+//! | `nulls` | finds blocks of a policy that are null |
 //! | `problem` | a problem of one field |
 //! | `report` | collects and prints the results |
 
 mod kinds;
 mod metadata;
+mod nulls;
 mod problem;
 mod report;
 mod scalar;
@@ -22,7 +24,7 @@ mod yaml;
 
 pub use kinds::KnownKinds;
 pub use problem::DocumentProblem;
-pub use report::{DocumentReport, ValidationResult, print};
+pub use report::{DocumentReport, ValidationResult, print, text};
 pub use source::SourceText;
 
 use crate::cli::ValidateArgs;

@@ -3,7 +3,7 @@
 
 mod table;
 
-use kubectl_gpunode::validate::{DocumentProblem, KnownKinds, SourceText, ValidationResult};
+use kubectl_gpunode::validate::{self, DocumentProblem, KnownKinds, SourceText, ValidationResult};
 
 #[test]
 fn every_policy_of_the_table_gets_its_verdict() {
@@ -81,6 +81,38 @@ fn problems_that_hide_others_say_so() {
     let rule = "labels: {kubernetes.io/a: b}";
     assert!(!unchecked(&format!("{{nodeSelector: {{}}, {rule}}}")));
     assert!(unchecked(&format!("{{nodeSelector: {{}}, mode: Off, {rule}}}")));
+}
+
+#[test]
+fn a_block_that_is_null_gets_a_warning_with_its_line() {
+    let text = SourceText {
+        name: "file".to_owned(),
+        contents: format!("{POLICY}spec:\n  nodeSelector:\n  gpuSelector: {{minCount: 1}}\n  devicePlugin: null\n"),
+    };
+    let report = KnownKinds::new().expect("generated schemas").validate(&text).remove(0);
+    assert_eq!(report.result, ValidationResult::Valid);
+    let warnings: Vec<_> = report
+        .warnings
+        .iter()
+        .map(|warning| (warning.line, warning.path.as_str(), warning.message.as_str()))
+        .collect();
+    assert_eq!(
+        warnings,
+        [
+            (
+                Some(5),
+                "spec.nodeSelector",
+                "is null, which counts as left out; write `nodeSelector: {}` to select every node, or remove the line"
+            ),
+            (
+                Some(7),
+                "spec.devicePlugin",
+                "is null, which counts as left out; write `devicePlugin: {}` to run the device plugin with its defaults, or remove \
+                 the line"
+            )
+        ]
+    );
+    assert_eq!(validate::text(&[report]).matches("warning: ").count(), 2);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 use gpunode_crds::{GpuNode, GpuNodePolicy, Reason};
-use gpunode_gitops_tests::judge;
+use gpunode_gitops_tests::{ApplyStep, MergeLibrary, judge, merge};
 use gpunode_plan::{AgentUpdate, PolicyNodeStatus, PolicyOutcome, PolicySet, PolicyTally, RolloutStage, policy_status};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -252,4 +252,53 @@ fn gpu_node_is_current_when_its_agent_is_ready() {
         .map(|verdict| verdict.kstatus)
         .collect();
     assert_eq!(seen, ["InProgress", "Current", "Terminating"]);
+}
+
+fn applying(granular: bool, spec: &Value) -> ApplyStep {
+    ApplyStep {
+        manager: "kustomize-controller".to_owned(),
+        object: json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "p"}, "spec": spec}),
+        granular,
+    }
+}
+
+#[test]
+#[ignore = "needs Go: make test"]
+fn an_emptied_block_stays_on_with_every_library_and_after_an_upgrade_of_the_crd() {
+    let fields = [
+        ("nodeSelector", json!({"matchLabels": {"pool": "a"}})),
+        ("gpuSelector", json!({"minCount": 1})),
+        ("devicePlugin", json!({"failOnInitError": true})),
+        ("startupTaint", json!({"key": "gpunode.dev/not-ready"})),
+        ("unhealthyTaint", json!({"after": "30s"})),
+    ];
+    let full: Value = fields
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), value.clone()))
+        .collect();
+    let emptied: Value = fields.iter().map(|(name, _)| ((*name).to_owned(), json!({}))).collect();
+    for library in [MergeLibrary::V632, MergeLibrary::Current] {
+        for was_granular in [true, false] {
+            let steps = [
+                applying(was_granular, &full),
+                applying(false, &emptied),
+                applying(false, &emptied),
+            ];
+            let after = merge(library, &steps).unwrap();
+            assert_eq!(after[0]["spec"], full, "{library:?}, granular: {was_granular}");
+            assert_eq!(after[1]["spec"], emptied, "{library:?}, granular: {was_granular}");
+            assert_eq!(after[2], after[1], "{library:?}, granular: {was_granular}");
+        }
+    }
+}
+
+/// The reason for which blocks are atomic. Once a library keeps `{}` again, they may become granular.
+#[test]
+#[ignore = "needs Go: make test"]
+fn an_emptied_granular_block_becomes_null_in_the_current_library() {
+    let steps =
+        [json!({"failOnInitError": true}), json!({})].map(|plugin| applying(true, &json!({"devicePlugin": plugin})));
+    let devices = |library| merge(library, &steps).unwrap()[1]["spec"]["devicePlugin"].clone();
+    assert_eq!(devices(MergeLibrary::V632), json!({}));
+    assert_eq!(devices(MergeLibrary::Current), Value::Null);
 }

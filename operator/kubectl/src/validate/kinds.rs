@@ -1,7 +1,7 @@
 //! The validation of one document: the problems of every layer, each field once.
 
 use super::{
-    metadata,
+    metadata, nulls,
     problem::{DocumentProblem, child, parent},
     report::{DocumentReport, ValidationResult},
     schema::KindSchema,
@@ -109,8 +109,7 @@ impl KnownKinds {
             let problems = vec![DocumentProblem::new(field, message)];
             Some(ObjectFindings {
                 problems,
-                rules_unchecked: false,
-                object: Value::Null,
+                ..ObjectFindings::default()
             })
         };
         let text = |name: &str| object.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
@@ -155,6 +154,7 @@ impl KnownKinds {
         }
         Some(ObjectFindings {
             problems,
+            warnings: nulls::warnings(object),
             rules_unchecked,
             object: findings.object,
         })
@@ -164,6 +164,7 @@ impl KnownKinds {
 #[derive(Default)]
 struct ObjectFindings {
     problems: Vec<DocumentProblem>,
+    warnings: Vec<DocumentProblem>,
     rules_unchecked: bool,
     object: Value,
 }
@@ -211,10 +212,11 @@ fn report(
     let result = finding.as_ref().map_or(ValidationResult::Skipped, judge);
     let ObjectFindings {
         mut problems,
+        mut warnings,
         rules_unchecked,
         object,
     } = finding.unwrap_or_default();
-    for problem in &mut problems {
+    for problem in problems.iter_mut().chain(&mut warnings) {
         problem.line.get_or_insert_with(|| line_of(&problem.path));
     }
     problems.sort_by_key(|problem| problem.line);
@@ -225,6 +227,7 @@ fn report(
         name,
         result,
         problems,
+        warnings,
         rules_unchecked,
         object,
     }
@@ -255,6 +258,7 @@ pub fn validate_agent_config(text: &SourceText) -> DocumentReport {
         name: None,
         result,
         problems,
+        warnings: Vec::new(),
         rules_unchecked: false,
         object: Value::Null,
     }

@@ -52,6 +52,9 @@ pub struct DocumentReport {
     pub result: ValidationResult,
     /// Problems in the order of the file.
     pub problems: Vec<DocumentProblem>,
+    /// Values that are accepted and may mean something else than their author thinks, in the order of the file.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<DocumentProblem>,
     /// True where the problems prevent the check of some rules, here as in the API server, so that there may be more.
     pub rules_unchecked: bool,
     /// The object as the API server would store it; null where there is none.
@@ -70,6 +73,7 @@ impl DocumentReport {
             name: None,
             result: ValidationResult::Invalid,
             problems: vec![problem],
+            warnings: Vec::new(),
             rules_unchecked: false,
             object: Value::Null,
         }
@@ -104,15 +108,19 @@ pub fn text(reports: &[DocumentReport]) -> String {
     let mut text = String::new();
     for report in reports {
         let name = report.name.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
-        for problem in &report.problems {
+        let problems = report.problems.iter().map(|problem| (problem, style::BAD, ""));
+        let warnings = report
+            .warnings
+            .iter()
+            .map(|warning| (warning, style::WAITING, "warning: "));
+        for (problem, paint, severity) in problems.chain(warnings) {
             let line = problem.line.map(|line| format!("{line}:")).unwrap_or_default();
-            let bad = style::BAD;
             let path = if problem.path.is_empty() {
                 String::new()
             } else {
-                format!("{bad}{}{bad:#}: ", problem.path)
+                format!("{paint}{}{paint:#}: ", problem.path)
             };
-            let _ = writeln!(text, "{}:{line} {name}{path}{}", report.file, problem.message);
+            let _ = writeln!(text, "{}:{line} {name}{severity}{path}{}", report.file, problem.message);
         }
         if report.rules_unchecked {
             let _ = writeln!(

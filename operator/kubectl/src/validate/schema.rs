@@ -118,6 +118,25 @@ mod tests {
     }
 
     #[test]
+    fn a_preview_may_name_every_taint_that_gpunode_writes() {
+        let schema = KindSchema::of(&GpuNodePolicy::crd()).expect("a schema");
+        for key in [
+            "gpunode.dev/unhealthy",
+            "gpunode.dev/not-ready",
+            "startup-taint.cluster-autoscaler.kubernetes.io/gpu",
+        ] {
+            let taints = json!([{"key": key, "effect": "NoSchedule"}]);
+            let preview = json!([{"node": "n", "setTaints": taints, "removeTaints": taints}]);
+            let policy = json!({
+                "metadata": {"name": "p"}, "spec": {"nodeSelector": {}}, "status": {"preview": preview},
+            });
+            assert_eq!(schema.broken_rules(&policy, None), [], "{key}");
+            let spec = json!({"metadata": {"name": "p"}, "spec": {"nodeSelector": {}, "taints": taints}});
+            assert_eq!(schema.broken_rules(&spec, None).len(), 1, "{key}");
+        }
+    }
+
+    #[test]
     fn every_keyword_of_the_generated_schemas_is_known_here() {
         let mut keywords = std::collections::BTreeSet::new();
         for crd in [GpuNodePolicy::crd(), GpuNode::crd()] {
@@ -153,7 +172,8 @@ mod tests {
             "x-kubernetes-validations",
         ];
         // Formats bound only numbers, which have a minimum and maximum wherever a user writes them.
-        let silent = ["description", "format", "title"];
+        // How fields are merged is no matter of one object.
+        let silent = ["description", "format", "title", "x-kubernetes-map-type"];
         let unknown: Vec<_> = keywords
             .iter()
             .filter(|word| !checked.contains(&word.as_str()) && !silent.contains(&word.as_str()))

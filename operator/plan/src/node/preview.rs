@@ -7,7 +7,7 @@ use crate::{
     outcome::PolicyOutcome,
     taint::Taint,
 };
-use gpunode_crds::{NodePreview, PolicyTaint, Reason, TaintEffect};
+use gpunode_crds::{NodePreview, PreviewTaint, Reason, TaintEffect};
 
 /// Maximum length of an entry of `conflicts` in the schema.
 const MAX_CONFLICT_CHARS: usize = 512;
@@ -45,14 +45,14 @@ pub fn preview_of(
         .taints
         .iter()
         .filter(|it| !before.taints.contains(it))
-        .filter_map(policy_taint)
+        .filter_map(preview_taint)
         .collect();
     let kept = |taint: &Taint| after.taints.iter().any(|other| other.id == taint.id);
     preview.remove_taints = before
         .taints
         .iter()
         .filter(|it| !kept(it))
-        .filter_map(policy_taint)
+        .filter_map(preview_taint)
         .collect();
     if with.governing.as_deref() == Some(&policy.name) {
         preview.config_hash = desired_configuration(policy).map(|configuration| configuration.hash);
@@ -83,13 +83,13 @@ fn bounded(conflict: &impl ToString) -> String {
     conflict.to_string().chars().take(MAX_CONFLICT_CHARS).collect()
 }
 
-fn policy_taint(taint: &Taint) -> Option<PolicyTaint> {
+fn preview_taint(taint: &Taint) -> Option<PreviewTaint> {
     let effects = [
         TaintEffect::NoSchedule,
         TaintEffect::PreferNoSchedule,
         TaintEffect::NoExecute,
     ];
-    Some(PolicyTaint {
+    Some(PreviewTaint {
         key: taint.id.key.clone(),
         value: (!taint.value.is_empty()).then(|| taint.value.clone()),
         effect: effects.into_iter().find(|effect| effect.as_str() == taint.id.effect)?,

@@ -51,6 +51,15 @@ fn effects(world: &World) -> Vec<&str> {
 }
 
 #[test]
+fn preview_names_the_taint_of_an_unhealthy_node() {
+    let world = with_gpus(&[Some(30), Some(999)]);
+    let preview = policy("p", "{mode: Preview, nodeSelector: {}, unhealthyTaint: {}}");
+    let plan = world.plan(&[preview]);
+    let keys: Vec<_> = plan.previews["p"].set_taints.iter().map(|taint| &taint.key).collect();
+    assert_eq!(keys, ["gpunode.dev/unhealthy"]);
+}
+
+#[test]
 fn node_is_tainted_once_too_few_of_its_gpus_have_been_healthy_for_the_delay() {
     for (taint, gpus, expected) in [
         ("{}", &[None, Some(999)][..], Ok(false)),

@@ -114,3 +114,23 @@ fn a_node_with_one_broken_gpu_stays_in_service_where_one_healthy_gpu_is_enough()
     await_taint(&lab, false)?;
     broken.repair()
 }
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_preview_that_would_taint_an_unhealthy_node_says_so_in_its_status() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&format!(
+        "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNodePolicy\nmetadata: {{name: previewed}}\nspec:\n  mode: Preview\n  \
+         nodeSelector: {{matchLabels: {{kubernetes.io/hostname: {T4}}}}}\n  unhealthyTaint: {{minHealthy: 64, after: 0s}}\n"
+    ))?;
+    eventually("the status lists the taint", Duration::from_secs(20), || {
+        let policy = lab.get(&["gpunodepolicy", "previewed"])?;
+        let status = &policy["status"];
+        ensure!(
+            status["observedGeneration"] == policy["metadata"]["generation"]
+                && status["preview"][0]["setTaints"][0]["key"] == KEY,
+            "status is {status}"
+        );
+        Ok(())
+    })
+}
