@@ -140,6 +140,8 @@ mod tests {
         clusterrolebindings ClusterRoleBinding gpunode-agent
         validatingadmissionpolicies ValidatingAdmissionPolicy gpunode-agents
         validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding gpunode-agents
+        validatingadmissionpolicies ValidatingAdmissionPolicy gpunode-agent-events
+        validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding gpunode-agent-events
         validatingadmissionpolicies ValidatingAdmissionPolicy gpunode-kubelets
         validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding gpunode-kubelets
         deployments Deployment elsewhere/gpunode-operator

@@ -249,3 +249,43 @@ fn a_kubelet_restarts_under_the_admission_rules() -> Result<()> {
     assert_eq!(gpunode_e2e::node_snapshot(&lab.node(V100)?), before);
     Ok(())
 }
+
+/// An event of `events.k8s.io` about an object.
+fn event(name: &str, kind: &str, about: &str) -> String {
+    format!(
+        "apiVersion: events.k8s.io/v1\nkind: Event\nmetadata: {{name: {name}, namespace: default}}\neventTime: \
+         2026-01-01T00:00:00.000000Z\nreportingController: gpunode-agent\nreportingInstance: forged\naction: Forge\nreason: \
+         Forged\ntype: Warning\nnote: forged\nregarding: {{apiVersion: v1, kind: {kind}, name: {about}}}\n"
+    )
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn an_agent_sends_events_about_its_own_node_and_about_nothing_else() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&samples::policy("v100-reserved")?)?;
+    lab.await_allocatable(V100, "nvidia.com/gpu", 8)?;
+    let token = agent_token(&lab, V100)?;
+    let manifest = lab.cluster().folder().join("forged-event.yaml");
+    let send = |kind: &str, about: &str| {
+        std::fs::write(
+            &manifest,
+            event(&format!("forged-{}", about.to_lowercase()), kind, about),
+        )?;
+        as_agent(
+            &lab,
+            &token,
+            &["create", "--validate=false", "-f", &manifest.to_string_lossy()],
+        )
+    };
+    let own = send("Node", V100)?;
+    ensure!(
+        own.status.success(),
+        "its own: {}",
+        String::from_utf8_lossy(&own.stderr)
+    );
+    lab.kubectl(&["delete", "events", "-n", "default", &format!("forged-{V100}")])?;
+    let refusal = "an agent may send events only about its own node";
+    refused("an event about another node", &send("Node", T4)?, refusal)?;
+    refused("an event about a pod", &send("Pod", V100)?, refusal)
+}
