@@ -13,9 +13,10 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Pauses after a conflict; the watch is about to bring the newer version.
-const FIRST_CONFLICT_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_CONFLICT_PAUSE: Duration = Duration::from_secs(5);
+/// Pauses after a conflict; the newer version is known already, or the watch is about to bring it. Several tries fit into a
+/// second, since others may change the object all the time.
+const FIRST_CONFLICT_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_CONFLICT_PAUSE: Duration = Duration::from_secs(1);
 /// Pauses after any other failure.
 const FIRST_FAILURE_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_FAILURE_PAUSE: Duration = Duration::from_mins(5);
@@ -51,8 +52,35 @@ struct QueueState<K> {
     order: BTreeSet<(Instant, K)>,
     /// Keys that are being processed.
     running: HashSet<K>,
-    /// Failures in a row.
-    failures: HashMap<K, u32>,
+    /// Tries in a row that were not successful.
+    tries: HashMap<K, FailedTries>,
+}
+
+/// Tries of a key since its last success, by what became of them: a lost race says nothing about failures.
+#[derive(Clone, Copy, Debug, Default)]
+struct FailedTries {
+    conflicts: u32,
+    failures: u32,
+    refusals: u32,
+}
+
+impl FailedTries {
+    /// Counts a try and returns the pause after it.
+    fn pause_after(&mut self, result: WorkResult) -> Duration {
+        let (count, first, longest) = match result {
+            WorkResult::Done | WorkResult::RetryAt(_) => return Duration::ZERO,
+            WorkResult::Conflict => (&mut self.conflicts, FIRST_CONFLICT_PAUSE, LONGEST_CONFLICT_PAUSE),
+            WorkResult::Failed => (&mut self.failures, FIRST_FAILURE_PAUSE, LONGEST_FAILURE_PAUSE),
+            WorkResult::TooEarly => (&mut self.refusals, FIRST_REFUSAL_PAUSE, LONGEST_REFUSAL_PAUSE),
+        };
+        let pause = first.saturating_mul(2_u32.saturating_pow(*count)).min(longest);
+        *count = count.saturating_add(1);
+        pause
+    }
+
+    fn total(self) -> u32 {
+        self.conflicts.saturating_add(self.failures).saturating_add(self.refusals)
+    }
 }
 
 impl<K: Clone + Ord + Hash> WorkQueue<K> {
@@ -62,7 +90,7 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
             due: HashMap::new(),
             order: BTreeSet::new(),
             running: HashSet::new(),
-            failures: HashMap::new(),
+            tries: HashMap::new(),
         };
         Self {
             state: Mutex::new(state),
@@ -101,25 +129,24 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
         }
     }
 
-    /// Ends the processing of a key and, unless it is done, adds it again; pauses grow with each failure.
+    /// Ends the processing of a key and, unless it is done, adds it again; pauses grow with each try of the same result.
     pub fn done(&self, key: K, result: WorkResult) {
         let mut state = self.lock();
         state.running.remove(&key);
         let now = Instant::now();
         match result {
             WorkResult::Done => {
-                state.failures.remove(&key);
+                state.tries.remove(&key);
             }
             WorkResult::RetryAt(at) => {
-                state.failures.remove(&key);
+                state.tries.remove(&key);
                 state.add(key, at);
             }
             WorkResult::Conflict | WorkResult::Failed | WorkResult::TooEarly => {
-                let failures = state.failures.entry(key.clone()).or_insert(0);
-                let pause = pause(result, *failures);
-                *failures = failures.saturating_add(1);
+                let tries = state.tries.entry(key.clone()).or_default();
+                let pause = tries.pause_after(result);
                 // Up to a fifth longer, so that keys that failed together are not retried together.
-                let share = u32::try_from(self.jitter.hash_one((&key, *failures)) % 1000).unwrap_or(0);
+                let share = u32::try_from(self.jitter.hash_one((&key, tries.total())) % 1000).unwrap_or(0);
                 state.add(key, now + pause + pause * share / 5000);
             }
         }
@@ -131,15 +158,6 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
         // No code that could panic runs under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn pause(result: WorkResult, failures: u32) -> Duration {
-    let (first, longest) = match result {
-        WorkResult::Conflict => (FIRST_CONFLICT_PAUSE, LONGEST_CONFLICT_PAUSE),
-        WorkResult::TooEarly => (FIRST_REFUSAL_PAUSE, LONGEST_REFUSAL_PAUSE),
-        _ => (FIRST_FAILURE_PAUSE, LONGEST_FAILURE_PAUSE),
-    };
-    first.saturating_mul(2_u32.saturating_pow(failures)).min(longest)
 }
 
 impl<K: Clone + Ord + Hash> QueueState<K> {
@@ -222,7 +240,7 @@ mod tests {
         }
         queue.next().await;
         queue.done("a", WorkResult::Done);
-        assert!(queue.state.lock().unwrap().failures.is_empty());
+        assert!(queue.state.lock().unwrap().tries.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
@@ -234,6 +252,48 @@ mod tests {
         queue.done(key, WorkResult::Conflict);
         queue.next().await;
         assert!(before.elapsed() < Duration::from_millis(130));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn conflicts_do_not_lengthen_the_pause_after_a_failure_nor_failures_that_after_a_conflict() {
+        let queue = WorkQueue::new();
+        queue.add("a", Instant::now());
+        for _ in 0..8 {
+            let key = queue.next().await;
+            queue.done(key, WorkResult::Conflict);
+        }
+        for least in [5, 10] {
+            let key = queue.next().await;
+            let before = Instant::now();
+            queue.done(key, WorkResult::Failed);
+            let key = queue.next().await;
+            let waited = before.elapsed();
+            assert!(waited <= Duration::from_secs(least) * 6 / 5, "{waited:?}");
+            // A race between two failures.
+            let before = Instant::now();
+            queue.done(key, WorkResult::Conflict);
+            let waited = {
+                let key = queue.next().await;
+                let waited = before.elapsed();
+                queue.state.lock().unwrap().running.clear();
+                queue.add(key, Instant::now());
+                waited
+            };
+            assert!(waited <= Duration::from_millis(1200), "{waited:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn object_that_others_change_all_the_time_is_tried_several_times_within_a_second() {
+        let queue = WorkQueue::new();
+        queue.add("a", Instant::now());
+        let start = Instant::now();
+        for _ in 0..6 {
+            let key = queue.next().await;
+            queue.done(key, WorkResult::Conflict);
+        }
+        queue.next().await;
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     }
 
     #[tokio::test(start_paused = true)]

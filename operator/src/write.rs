@@ -9,6 +9,7 @@
 //! | `daemonset` | DaemonSets |
 //! | `policy_status` | status of a policy |
 //! | `cluster_writer` | client, namespace and parameters of the writes |
+//! | `rejected_patch` | tells a lost race from a refused JSON patch |
 //! | `results` | counts results and hands them to the index |
 //! | `error` | errors of writes, and what they mean for the next try |
 
@@ -18,6 +19,7 @@ mod error;
 mod gpu_node;
 mod node;
 mod policy_status;
+mod rejected_patch;
 mod results;
 mod worker;
 

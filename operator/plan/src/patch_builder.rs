@@ -6,6 +6,8 @@ use json_patch::{
 };
 use serde_json::Value;
 
+const VERSION_PATH: [&str; 2] = ["metadata", "resourceVersion"];
+
 /// Builder of a patch whose operations all happen, or none.
 #[derive(Debug, Default)]
 pub struct PatchBuilder {
@@ -16,8 +18,16 @@ impl PatchBuilder {
     /// Starts a patch that is refused unless the object still has this version.
     pub fn guarded_by(resource_version: &str) -> Self {
         let mut patch = Self::default();
-        patch.test(&["metadata", "resourceVersion"], resource_version);
+        patch.test(&VERSION_PATH, resource_version);
         patch
+    }
+
+    /// Returns the version that a patch of this builder needs the object to have.
+    pub fn version_of(patch: &Patch) -> Option<&str> {
+        match patch.0.first() {
+            Some(PatchOperation::Test(TestOperation { path, value })) if *path == pointer(&VERSION_PATH) => value.as_str(),
+            _ => None,
+        }
     }
 
     /// Refuses the patch unless the object has this value.

@@ -15,13 +15,13 @@ pub enum IndexMessage {
     Nodes(WatchUpdate<NodeFacts>),
     GpuNodes(WatchUpdate<GpuNode>),
     DaemonSets(WatchUpdate<DaemonSet>),
-    /// The API server accepted one request of a write.
+    /// The API server accepted one request of a write, or returned the object that a lost race was about.
     Written(WrittenObject),
     /// All requests of a write are over. Comes after their [`IndexMessage::Written`].
     Finished(FinishedWrite),
 }
 
-/// Object that the API server returned for an accepted request.
+/// Object that the API server returned for an accepted request, or for a read after a lost race.
 #[derive(Debug)]
 pub enum WrittenObject {
     Node(Box<NodeFacts>),

@@ -16,6 +16,12 @@ pub enum WriteError {
         creates: bool,
         source: Box<kube::Error>,
     },
+    /// The object changed, came or went since the patch was planned.
+    #[error("{action}: the object changed meanwhile")]
+    Outdated {
+        /// Verb and object.
+        action: String,
+    },
     /// The API server did not answer in time.
     #[error("write to the API server: no answer in time")]
     TimedOut,
@@ -53,15 +59,11 @@ impl WriteError {
     /// or this process does not lead and no try begins before it does.
     pub fn is_conflict(&self) -> bool {
         match (self, self.answer()) {
-            (Self::NotLeader(_), _) => true,
+            (Self::NotLeader(_) | Self::Outdated { .. }, _) => true,
             (error, Some(answer)) => {
                 // A creation that gets 404 lacks its namespace or its kind, which only people add.
                 let creates = matches!(error, Self::Request { creates: true, .. });
-                answer.is_conflict()
-                    || answer.is_already_exists()
-                    || (answer.is_not_found() && !creates)
-                    // The answer to a JSON patch whose test fails.
-                    || (answer.code == 422 && answer.message.contains("/metadata/resourceVersion"))
+                answer.is_conflict() || answer.is_already_exists() || (answer.is_not_found() && !creates)
             }
             _ => false,
         }

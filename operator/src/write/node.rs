@@ -7,6 +7,8 @@ use crate::{
         cluster_writer::{ClusterWriter, patch_params},
         error::WriteError,
         gpu_node::{write_conditions, write_gpu_node},
+        rejected_patch::RejectedPatch,
+        results::ResultSlot,
     },
 };
 use gpunode_plan::{GpuNodeChange, NodeFacts};
@@ -43,8 +45,13 @@ async fn patch_node(writer: &ClusterWriter, name: &str, patch: Option<JsonPatch>
     let Some(patch) = patch else { return Ok(()) };
     let slot = writer.results.reserve().await?;
     let nodes: Api<Node> = Api::all(writer.client.clone());
-    let patched = nodes.patch(name, &patch_params(), &Patch::<Node>::Json(patch)).await;
-    let node = patched.map_err(WriteError::request(format!("patch node {name}")))?;
+    let patched = nodes
+        .patch(name, &patch_params(), &Patch::<Node>::Json(patch.clone()))
+        .await;
+    let node = match patched {
+        Ok(node) => node,
+        Err(source) => return Err(rejected(&nodes, name, &patch, format!("patch node {name}"), source, slot).await),
+    };
     slot.accepted(WorkKind::Node, Some(written(&node)));
     tracing::info!(node = name, "wrote labels, taints and record");
     Ok(())
@@ -55,12 +62,42 @@ async fn patch_node_status(writer: &ClusterWriter, name: &str, patch: Option<Jso
     let Some(patch) = patch else { return Ok(()) };
     let slot = writer.results.reserve().await?;
     let nodes: Api<Node> = Api::all(writer.client.clone());
-    let patch = Patch::<Node>::Json(patch);
-    let patched = nodes.patch_status(name, &patch_params(), &patch).await;
-    let node = patched.map_err(WriteError::request(format!("patch status of node {name}")))?;
+    let patched = nodes
+        .patch_status(name, &patch_params(), &Patch::<Node>::Json(patch.clone()))
+        .await;
+    let node = match patched {
+        Ok(node) => node,
+        Err(source) => {
+            let action = format!("patch status of node {name}");
+            return Err(rejected(&nodes, name, &patch, action, source, slot).await);
+        }
+    };
     slot.accepted(WorkKind::Node, Some(written(&node)));
     tracing::info!(node = name, "removed stale resources from node status");
     Ok(())
+}
+
+/// Returns the error of a patch that was not accepted. After a lost race the index learns the node as it is now, so that the next
+/// try need not wait for the watch.
+async fn rejected(
+    nodes: &Api<Node>,
+    name: &str,
+    patch: &JsonPatch,
+    action: String,
+    source: kube::Error,
+    slot: ResultSlot<'_>,
+) -> WriteError {
+    let rejected = RejectedPatch {
+        name,
+        patch,
+        action,
+        source,
+    };
+    let (error, newest) = rejected.explain(nodes).await;
+    if let Some(node) = newest {
+        slot.read(written(&node));
+    }
+    error
 }
 
 fn written(node: &Node) -> WrittenObject {

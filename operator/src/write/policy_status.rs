@@ -2,10 +2,12 @@
 
 use crate::{
     index::{message::WrittenObject, work::PolicyStatusWrite},
+    lenient::Lenient,
     metrics::WorkKind,
     write::{
         cluster_writer::{ClusterWriter, patch_params},
         error::WriteError,
+        rejected_patch::RejectedPatch,
     },
 };
 use gpunode_crds::GpuNodePolicy;
@@ -20,14 +22,30 @@ pub async fn write_policy_status(
     sent: Box<PolicyStatusWrite>,
 ) -> Result<(), WriteError> {
     let slot = writer.results.reserve().await?;
-    let policies: Api<GpuNodePolicy> = Api::all(writer.client.clone());
+    let policies: Api<Lenient<GpuNodePolicy>> = Api::all(writer.client.clone());
     let mut patch = PatchBuilder::guarded_by(&sent.policy.resource_version().unwrap_or_default());
     // Replaces the whole status, so that no old field stays.
     patch.add(&["status"], json!(sent.status));
-    let patch = Patch::<()>::Json(patch.build().unwrap_or_default());
-    let patched = policies.patch_status(name, &patch_params(), &patch).await;
-    let returned = patched.map_err(WriteError::request(format!("patch status of gpunodepolicy {name}")))?;
-    let returned = Box::new(returned);
-    slot.accepted(WorkKind::Status, Some(WrittenObject::PolicyStatus { returned, sent }));
-    Ok(())
+    let patch = patch.build().unwrap_or_default();
+    let patched = policies
+        .patch_status(name, &patch_params(), &Patch::<()>::Json(patch.clone()))
+        .await;
+    match patched {
+        Ok(returned) => {
+            // A response that cannot be parsed is no failure to write; the watch brings it too.
+            let returned = returned.into_object().map(Box::new);
+            let object = returned.map(|returned| WrittenObject::PolicyStatus { returned, sent });
+            slot.accepted(WorkKind::Status, object);
+            Ok(())
+        }
+        Err(source) => {
+            let rejected = RejectedPatch {
+                name,
+                patch: &patch,
+                action: format!("patch status of gpunodepolicy {name}"),
+                source,
+            };
+            Err(rejected.explain(&policies).await.0)
+        }
+    }
 }

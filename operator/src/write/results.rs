@@ -39,4 +39,9 @@ impl ResultSlot<'_> {
             self.slot.send(IndexMessage::Written(object));
         }
     }
+
+    /// Hands an object that was read after a lost race to the index.
+    pub fn read(self, object: WrittenObject) {
+        self.slot.send(IndexMessage::Written(object));
+    }
 }

@@ -74,7 +74,10 @@ impl Scene {
 
     /// Carries out the write of the node, lets the index know, and returns how it ended.
     async fn reconcile(&mut self) -> WriteResult {
-        let key = WorkKey::Node("n".to_owned());
+        self.reconcile_key(WorkKey::Node("n".to_owned())).await
+    }
+
+    async fn reconcile_key(&mut self, key: WorkKey) -> WriteResult {
         let mut effects = Effects::default();
         let write = self.index.planned_write(&key, Timestamp::now(), &mut effects);
         let write = write.expect("there is something to write");
@@ -115,8 +118,35 @@ fn client(code: u16, requests: Requests) -> Client {
     Client::new(service, "ns")
 }
 
+/// A client of an API server that answers every patch as a real one answers a JSON patch that does not fit the object, and every
+/// list with objects of this version.
+fn client_whose_patches_do_not_fit(version: &str) -> Client {
+    let item = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": version, "labels": {"new": "label"}}});
+    let list = json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": [item]});
+    let service = service_fn(move |request: Request<Body>| {
+        let answer = if request.method() == Method::GET {
+            (200, list.clone())
+        } else {
+            let message = "the server rejected our request due to an error in our request";
+            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 422,
+                "reason": "Invalid", "message": message, "details": {}});
+            (422, status)
+        };
+        async move {
+            let (code, body) = answer;
+            let response = Response::builder()
+                .status(code)
+                .body(Body::from(body.to_string().into_bytes()));
+            Ok::<_, Infallible>(response.unwrap())
+        }
+    });
+    Client::new(service, "ns")
+}
+
 fn policy(spec: &Value) -> GpuNodePolicy {
-    GpuNodePolicy::new("p", serde_json::from_value(spec.clone()).unwrap())
+    let mut policy = GpuNodePolicy::new("p", serde_json::from_value(spec.clone()).unwrap());
+    policy.metadata.resource_version = Some("1".to_owned());
+    policy
 }
 
 /// Methods and paths of the requests for a node, of an API server that refuses them.
@@ -208,6 +238,40 @@ async fn refusal_holds_until_the_api_server_answers_again() {
         assert_ne!(scene.reconcile().await, WriteResult::Accepted);
         assert_eq!(scene.index.node_counts()[0].1.failed, failed, "{code}");
     }
+}
+
+#[tokio::test]
+async fn patch_that_does_not_fit_is_a_conflict_if_the_object_changed_and_otherwise_a_refusal() {
+    let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+    // After the lost race the index knows the node that was read. A policy comes by the watch.
+    for (key, known, kind) in [
+        (WorkKey::Node("n".to_owned()), "2", "Node"),
+        (WorkKey::PolicyStatus("p".to_owned()), "1", "Status"),
+    ] {
+        let labels = policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}));
+        let mut scene = Scene::new(503, vec![labels], &bare, vec![]);
+        let errors = format!("errors_total{{kind=\"{kind}\"}} 1");
+        scene.writer.client = client_whose_patches_do_not_fit("2");
+        assert_eq!(scene.reconcile_key(key.clone()).await, WriteResult::Conflict, "{key:?}");
+        assert!(!scene.writer.results.metrics.render().contains(&errors), "{key:?}");
+        scene.writer.client = client_whose_patches_do_not_fit(known);
+        let result = scene.reconcile_key(key.clone()).await;
+        assert!(matches!(result, WriteResult::Refused(_)), "{key:?}: {result:?}");
+        assert!(scene.writer.results.metrics.render().contains(&errors), "{key:?}");
+    }
+}
+
+#[tokio::test]
+async fn node_that_was_read_after_a_lost_race_is_what_the_next_patch_is_made_for() {
+    let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+    let labels = policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}));
+    let mut scene = Scene::new(503, vec![labels], &bare, vec![]);
+    scene.writer.client = client_whose_patches_do_not_fit("7");
+    assert_eq!(scene.reconcile().await, WriteResult::Conflict);
+    scene.writer.client = client(403, scene.requests.clone());
+    scene.reconcile().await;
+    let requests = scene.requests.lock().unwrap();
+    assert_eq!(requests[0].2[0]["value"], "7", "{requests:?}");
 }
 
 #[tokio::test]
