@@ -437,7 +437,11 @@ fn same_policy(delta: &ObjectDelta<GpuNodePolicy>) -> bool {
 
 /// True if nothing that the planner reads changed.
 fn same_gpu_node(before: &GpuNode, after: &GpuNode) -> bool {
-    before.spec == after.spec && before.status == after.status && before.metadata.uid == after.metadata.uid
+    let (old, new) = (&before.metadata, &after.metadata);
+    before.spec == after.spec
+        && before.status == after.status
+        && old.uid == new.uid
+        && old.owner_references == new.owner_references
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ impl Objects {
         Some(plan_node_with_permit(
             permit,
             &self.set,
-            NodeContext::new(facts, self.gpu_node(node), now),
+            NodeContext::new(facts, self.gpu_nodes.get(node).map(Arc::as_ref), now),
         ))
     }
 
@@ -107,7 +107,12 @@ impl Objects {
         statuses.flat_map(of_policy).collect()
     }
 
-    fn gpu_node(&self, name: &str) -> Option<&GpuNode> {
-        self.gpu_nodes.get(name).map(Arc::as_ref)
+    /// Returns the `GpuNode` that belongs to a node.
+    fn gpu_node(&self, node: &str) -> Option<&GpuNode> {
+        let facts = self.nodes.get(node)?;
+        self.gpu_nodes
+            .get(node)
+            .map(Arc::as_ref)
+            .filter(|gpu_node| facts.owns(gpu_node))
     }
 }

@@ -36,7 +36,7 @@ pub enum GpuNodeChange {
         /// `spec.recovered`.
         recovered: Option<Time>,
     },
-    /// Deletes an object without configuration, GPU and MPS daemon, if it also has this uid.
+    /// Deletes an object without configuration, GPU and MPS daemon, or one of an earlier node, if it also has this uid.
     Delete {
         /// `metadata.uid`.
         uid: String,
@@ -46,6 +46,14 @@ pub enum GpuNodeChange {
 }
 
 impl GpuNodeChange {
+    /// Deletes this very object.
+    pub fn delete(gpu_node: &GpuNode) -> Self {
+        Self::Delete {
+            uid: gpu_node.metadata.uid.clone().unwrap_or_default(),
+            resource_version: resource_version(gpu_node),
+        }
+    }
+
     /// Returns true if this change gives the node a configuration.
     pub fn gives_configuration(&self) -> bool {
         matches!(self, Self::Create(_) | Self::Configure { config: Some(_), .. })

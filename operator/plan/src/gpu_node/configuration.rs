@@ -92,10 +92,7 @@ pub fn configuration_change(
                 configure(gpu_node, None, None)
             } else {
                 // One write, so that a crash leaves no empty object. An agent's own object without a spec stays.
-                GpuNodeChange::Delete {
-                    uid: gpu_node.metadata.uid.clone().unwrap_or_default(),
-                    resource_version: resource_version(gpu_node),
-                }
+                GpuNodeChange::delete(gpu_node)
             }
         }
         (None, _) => GpuNodeChange::None,

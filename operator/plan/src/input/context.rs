@@ -9,8 +9,10 @@ use jiff::Timestamp;
 pub struct NodeContext<'a> {
     /// The node.
     pub node: &'a NodeFacts,
-    /// The `GpuNode` of the same name.
+    /// The `GpuNode` of the same name, if it belongs to this node.
     pub gpu_node: Option<&'a GpuNode>,
+    /// The `GpuNode` of the same name, if it belongs to an earlier node of that name: it is not believed, and goes.
+    pub(crate) outdated: Option<&'a GpuNode>,
     /// The time to plan at.
     pub now: Timestamp,
 }
@@ -18,7 +20,14 @@ pub struct NodeContext<'a> {
 impl<'a> NodeContext<'a> {
     /// Puts a node, its `GpuNode` and the current time together.
     pub fn new(node: &'a NodeFacts, gpu_node: Option<&'a GpuNode>, now: Timestamp) -> Self {
-        Self { node, gpu_node, now }
+        let is_of_node = gpu_node.is_none_or(|gpu_node| node.owns(gpu_node));
+        let (gpu_node, outdated) = if is_of_node { (gpu_node, None) } else { (None, gpu_node) };
+        Self {
+            node,
+            gpu_node,
+            outdated,
+            now,
+        }
     }
 
     /// Returns the same context for another version of the node.

@@ -3,7 +3,7 @@
 use crate::{
     input::resource_presence::ResourcePresence, packed_map::PackedMap, record::node_record::NodeRecord, taint::Taint,
 };
-use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, RECOVERED_ANNOTATION, is_kubernetes_key};
+use gpunode_crds::{GpuNode, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, RECOVERED_ANNOTATION, is_kubernetes_key};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use serde_json::Value;
@@ -112,6 +112,13 @@ impl NodeFacts {
         if fields.pointer("/f:spec/f:taints").is_some() {
             self.taint_manager = Some(manager.to_owned());
         }
+    }
+
+    /// Returns true unless a `GpuNode` belongs to an earlier node of the same name. One without an owner belongs to the node.
+    pub fn owns(&self, gpu_node: &GpuNode) -> bool {
+        let owners = gpu_node.metadata.owner_references.iter().flatten();
+        let mut uids = owners.filter(|owner| owner.kind == "Node").map(|owner| &owner.uid).peekable();
+        uids.peek().is_none() || uids.any(|uid| *uid == self.uid)
     }
 
     /// Returns true if two readings of a node differ only in their version, as after a heartbeat.

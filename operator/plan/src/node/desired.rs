@@ -122,7 +122,8 @@ impl<'a> DesiredNode<'a> {
         claims.labels.owners.into_iter().chain(claims.taints.owners).collect()
     }
 
-    fn claims(&self, record: &NodeRecord, NodeContext { node, now, .. }: NodeContext<'_>) -> NodeClaims<'_> {
+    fn claims<'b>(&'b self, record: &'b NodeRecord, context: NodeContext<'_>) -> NodeClaims<'b> {
+        let NodeContext { node, now, .. } = context;
         let labels = claim(
             &node.labels.to_map(),
             &record.labels,
@@ -135,12 +136,13 @@ impl<'a> DesiredNode<'a> {
             labels,
             taints: claim(&current_taints(node), &record.taints, &self.taints, is_ours, now),
             started: self.startup.started.as_ref(),
+            unknown: &record.unknown,
         }
     }
 
     /// Returns the plan, and the node once the plan is carried out.
     pub fn plan(self, record: &NodeRecord, context: NodeContext<'_>) -> (NodePlan, NodeFacts) {
-        let NodeContext { node, gpu_node, now } = context;
+        let NodeContext { node, gpu_node, now, .. } = context;
         let claims = self.claims(record, context);
         let stale = find_stale_resources(
             &record.resources,

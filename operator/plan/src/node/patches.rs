@@ -10,7 +10,11 @@ use crate::{
     },
     packed_map::PackedMap,
     patch_builder::PatchBuilder,
-    record::{node_record::NodeRecord, resource_use::ResourceUses},
+    record::{
+        node_record::NodeRecord,
+        resource_use::ResourceUses,
+        unknown_fields::{UnknownFields, is_same_record},
+    },
     taint::{Taint, TaintKey},
 };
 use gpunode_crds::OWNED_ANNOTATION;
@@ -23,6 +27,8 @@ pub struct NodeClaims<'a> {
     pub taints: KeyClaims<TaintKey>,
     /// Boot that the record names.
     pub started: Option<&'a String>,
+    /// Fields of the record that a later version wrote.
+    pub unknown: &'a UnknownFields,
 }
 
 impl NodeClaims<'_> {
@@ -46,6 +52,7 @@ impl NodeClaims<'_> {
             policies: self.labels.owners.union(&self.taints.owners).cloned().collect(),
             resources,
             started: self.started.cloned(),
+            unknown: self.unknown.clone(),
         }
         .write()
     }
@@ -62,7 +69,7 @@ impl NodeClaims<'_> {
         patch_labels(&mut patch, node, &self.labels);
         patch_taints(&mut patch, node, &self.taints);
         match record {
-            _ if record == node.owned.as_deref() => {}
+            _ if is_same_record(record, node.owned.as_deref()) => {}
             None => patch.remove(&["metadata", "annotations", OWNED_ANNOTATION]),
             Some(text) => {
                 if !node.annotated {

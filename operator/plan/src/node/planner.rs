@@ -45,7 +45,11 @@ pub fn plan_node_with_permit(permit: RolloutPermit, policies: &PolicySet, contex
     if is_ignored {
         return plan;
     }
-    if permit != RolloutPermit::Simulated
+    if let Some(outdated) = context.outdated {
+        // The next plan creates the one of this node.
+        plan.gpu_node = GpuNodeChange::delete(outdated);
+        plan.conditions = None;
+    } else if permit != RolloutPermit::Simulated
         && !matches!(plan.gpu_node, GpuNodeChange::Create(_) | GpuNodeChange::Delete { .. })
         && let Some(change) = requests_change(context)
     {
@@ -87,7 +91,7 @@ fn plan_enforced(
     permit: RolloutPermit,
     context: NodeContext<'_>,
 ) -> (NodePlan, NodeFacts) {
-    let NodeContext { node, gpu_node, now } = context;
+    let NodeContext { node, gpu_node, now, .. } = context;
     let takes_part =
         |policy: &&Policy| policy.mode == PolicyMode::Enforce || more.is_some_and(|more| more.name == policy.name);
     let matching = |record: &NodeRecord| -> Vec<&Policy> {

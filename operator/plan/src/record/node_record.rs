@@ -2,12 +2,13 @@
 //!
 //! The record is the only memory of what gpunode owns, so an unreadable one is never overwritten: the node is left as it is
 //! and reported until a person repairs or removes the annotation. A field that a later version adds and that matters for
-//! removal must raise the version; other fields are ignored.
+//! removal must raise the version; other fields that this version does not know survive its writes.
 
 use crate::{
     record::{
         entries::{ConcededKey, RecordEntries},
         resource_use::ResourceUses,
+        unknown_fields::UnknownFields,
     },
     taint::TaintKey,
 };
@@ -31,6 +32,8 @@ pub struct NodeRecord {
     pub resources: ResourceUses,
     /// Boot of the node in which every promised device became allocatable: no startup taint until the next boot.
     pub started: Option<String>,
+    /// Fields that this version does not know.
+    pub unknown: UnknownFields,
 }
 
 /// Reason why a record cannot be read.
@@ -148,6 +151,7 @@ impl NodeRecord {
             return Err(RecordError::Version(version));
         }
         let written: RecordDocument = serde_json::from_str(text)?;
+        let unknown = UnknownFields::between(text, &serde_json::to_string(&written)?)?;
         let (labels, taints) = written.owned.read(|it| it.value);
         let (labels_before, taints_before) = written.before.read(|it| it.value);
         let (labels_restored, taints_restored) = written.restored.read(|it| it.times);
@@ -174,6 +178,7 @@ impl NodeRecord {
                 .filter(|(name, _)| may_serve(name))
                 .collect(),
             started: written.started,
+            unknown,
         })
     }
 
@@ -185,8 +190,10 @@ impl NodeRecord {
             policies,
             resources,
             started,
+            unknown,
         } = self;
-        if labels.is_empty() && taints.is_empty() && resources.is_empty() && started.is_none() {
+        let is_empty = labels.is_empty() && taints.is_empty() && resources.is_empty() && started.is_none();
+        if is_empty && !unknown.outlive_entries() {
             return None;
         }
         let written = RecordDocument {
@@ -200,7 +207,12 @@ impl NodeRecord {
             started: started.clone(),
         };
         // Strings in maps and lists always have a JSON form.
-        serde_json::to_string(&written).ok()
+        let written = serde_json::to_string(&written).ok()?;
+        if unknown.is_empty() {
+            Some(written)
+        } else {
+            unknown.added_to(&written).ok()
+        }
     }
 }
 
@@ -260,14 +272,52 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_are_ignored_and_newer_versions_refused() {
-        assert!(NodeRecord::read(Some(r#"{"version":1,"colour":"red"}"#)).is_ok());
+    fn newer_versions_are_refused() {
         assert_eq!(
             NodeRecord::read(Some(r#"{"version":2,"labels":[]}"#))
                 .unwrap_err()
                 .to_string(),
             "read annotation gpunode.dev/owned: version 2 is not 1; run the gpunode version that wrote it"
         );
+    }
+
+    /// Reads a record, changes it and returns what is written, as JSON.
+    fn changed(text: &str, change: impl Fn(&mut NodeRecord)) -> serde_json::Value {
+        let mut record = NodeRecord::read(Some(text)).unwrap();
+        change(&mut record);
+        serde_json::from_str(&record.write().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn unknown_fields_survive_a_write() {
+        let text = r#"{"version":1,"colour":{"red":[1]},"labels":{"a":"1"},"taints":[{"key":"t","effect":"NoSchedule","since":3}],
+            "before":{"annotations":{"x":"y"}},"conceded":{"labels":{"c":{"by":"p@1","since":4}}}}"#;
+        let expected = serde_json::json!({"version": 1, "colour": {"red": [1]}, "labels": {"a": "2", "b": "3"},
+            "taints": [{"key": "t", "effect": "NoSchedule", "since": 3}], "before": {"annotations": {"x": "y"}},
+            "conceded": {"labels": {"c": {"by": "p@1", "since": 4}}}});
+        let written = changed(text, |record| {
+            record.labels.owned.insert("a".to_owned(), "2".to_owned());
+            record.labels.owned.insert("b".to_owned(), "3".to_owned());
+        });
+        assert_eq!(written, expected);
+    }
+
+    #[test]
+    fn unknown_fields_of_an_entry_go_with_it_and_those_of_the_record_stay() {
+        let text = r#"{"version":1,"colour":"red","taints":[{"key":"t","effect":"NoSchedule","since":3}],
+            "conceded":{"labels":{"c":{"by":"p@1","since":4}}}}"#;
+        let written = changed(text, |record| {
+            record.taints.owned.clear();
+            record.labels.conceded.clear();
+        });
+        assert_eq!(written, serde_json::json!({"version": 1, "colour": "red"}));
+    }
+
+    #[test]
+    fn unknown_fields_of_forged_keys_do_not_survive() {
+        let text = r#"{"version":1,"labels":{"a":"b"},"taints":[{"key":"node.kubernetes.io/x","effect":"NoExecute","since":3}],
+            "conceded":{"labels":{"k8s.io/b":{"by":"p@1","since":4}}}}"#;
+        assert_eq!(changed(text, |_| {}), serde_json::json!({"version": 1, "labels": {"a": "b"}}));
     }
 
     #[test]

@@ -434,3 +434,43 @@ fn node_that_has_just_joined_may_take_its_time() {
         }
     ));
 }
+
+/// A `GpuNode` with a configuration and GPUs that belongs to a node of this UID.
+fn gpu_node_of(uid: &str) -> GpuNode {
+    serde_json::from_value(json!({
+        "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+        "metadata": {"name": "n", "uid": "g", "resourceVersion": "7",
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": uid}]},
+        "spec": {"config": {"policy": "p", "version": 1, "hash": "0123456789abcdef", "document": "{}"}},
+        "status": {"gpus": [serde_json::to_value(gpunode_crds::GpuDevice::default()).unwrap()]},
+    }))
+    .unwrap()
+}
+
+#[test]
+fn gpu_node_of_an_earlier_node_of_the_same_name_is_not_believed_and_is_deleted_first() {
+    let by_gpus = policy("by-gpus", "{gpuSelector: {minCount: 1}, labels: {x: y}}");
+    let mut world = World::sample();
+    world.gpu_node = Some(gpu_node_of("u"));
+    assert_eq!(world.plan(std::slice::from_ref(&by_gpus)).matched, ["by-gpus"]);
+
+    world.gpu_node = Some(gpu_node_of("earlier"));
+    for policies in [vec![], vec![by_gpus], vec![governing()]] {
+        let plan = world.plan(&policies);
+        let (uid, resource_version) = ("g".to_owned(), "7".to_owned());
+        assert_eq!(plan.gpu_node, GpuNodeChange::Delete { uid, resource_version });
+        assert!(!plan.matched.contains(&"by-gpus".to_owned()));
+    }
+    world.gpu_node = None;
+    assert!(matches!(world.plan(&[governing()]).gpu_node, GpuNodeChange::Create(_)));
+}
+
+#[test]
+fn gpu_node_without_its_owner_is_believed() {
+    let mut world = World::sample();
+    let mut gpu_node = gpu_node_of("u");
+    gpu_node.metadata.owner_references = None;
+    world.gpu_node = Some(gpu_node);
+    let by_gpus = policy("by-gpus", "{gpuSelector: {minCount: 1}, labels: {x: y}}");
+    assert_eq!(world.plan(&[by_gpus]).matched, ["by-gpus"]);
+}

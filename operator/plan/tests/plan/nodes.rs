@@ -352,3 +352,19 @@ fn refused_write_counts_as_failed_and_not_as_on_its_way() {
         PolicyOutcome::failed(Reason::WriteFailed, "denied").into()
     );
 }
+
+#[test]
+fn fields_of_a_later_version_in_the_record_stay_and_cause_no_write() {
+    let wanted = policy("p", "{nodeSelector: {}, labels: {x: y}}");
+    let mut world = World::sample();
+    let record = r#"{"colour": "red", "version": 1, "labels": {"x": "y"}, "policies": ["p"]}"#;
+    world.set_label("x", Some("y"));
+    world.set_record(Some(record));
+    assert_eq!(world.plan(std::slice::from_ref(&wanted)).patch, None, "another order is no change");
+
+    let other = policy("p", "{nodeSelector: {}, labels: {x: z}}");
+    world.converge(std::slice::from_ref(&other));
+    let written: serde_json::Value = serde_json::from_str(world.record().unwrap()).unwrap();
+    assert_eq!((&written["colour"], &written["labels"]["x"]), (&"red".into(), &"z".into()));
+    assert_eq!(world.plan(&[other]).patch, None);
+}
