@@ -145,7 +145,7 @@ pub enum Reason {
     Released,
     /// The agent of another policy still serves the node, because this policy's agent has not taken over.
     HandOverPending,
-    /// A value that a person wrote cannot be parsed.
+    /// A value that a person wrote, or a policy of another version, cannot be parsed.
     Unreadable,
 }
 

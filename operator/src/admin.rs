@@ -1,6 +1,10 @@
 //! Serves `/livez`, `/readyz` and `/metrics`.
 
-use crate::{leader_election::Leadership, metrics::OperatorMetrics, reconcile::IndexReader};
+use crate::{
+    leader_election::{Leadership, OtherLeader},
+    metrics::OperatorMetrics,
+    reconcile::IndexReader,
+};
 use anyhow::{Context, Result, bail};
 use gpunode_process::{StatusCode, TextResponse};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -17,6 +21,8 @@ pub struct AdminServer {
     /// Time of the last election attempt.
     pub heartbeat: watch::Receiver<Instant>,
     pub leadership: Leadership,
+    /// The leader of another installation, for which this process does not lead.
+    pub other_leader: watch::Receiver<Option<OtherLeader>>,
     pub metrics: Arc<OperatorMetrics>,
 }
 
@@ -40,7 +46,11 @@ impl AdminServer {
             "/readyz" if !self.index.has_synced() => {
                 TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, "caches are not synced yet")
             }
-            "/livez" | "/readyz" => TextResponse::line(StatusCode::OK, "ok"),
+            "/readyz" => match self.other_leader.borrow().as_ref() {
+                Some(leader) => TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, &beside(leader)),
+                None => TextResponse::line(StatusCode::OK, "ok"),
+            },
+            "/livez" => TextResponse::line(StatusCode::OK, "ok"),
             "/metrics" => self.metrics_answer(),
             _ => TextResponse::line(StatusCode::NOT_FOUND, "not found; try /livez, /readyz or /metrics"),
         }
@@ -55,8 +65,14 @@ impl AdminServer {
             (Vec::new(), Vec::new())
         };
         self.metrics.set_leader(is_leader);
+        self.metrics.set_unreadable_policies(self.index.unreadable_policies());
         self.metrics.set_nodes(nodes);
         self.metrics.set_conditions(conditions);
         TextResponse::metrics(self.metrics.render())
     }
+}
+
+/// Says why a second installation is not ready.
+fn beside(leader: &OtherLeader) -> String {
+    format!("{leader} another installation of gpunode; uninstall one of them")
 }

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `message` | what the index learns: updates from watches, results of writes |
 //! | `cache` | objects of one kind, by name and version |
+//! | `watched_policy` | policies as the watch brings them, also those that cannot be read |
 //! | `objects` | policies, nodes and `GpuNode` objects, and plans made from them |
 //! | `daemonsets` | live and desired DaemonSets |
 //! | `outcomes` | outcome of each policy on each node, and sums by policy |
@@ -22,6 +23,7 @@ pub mod evictions;
 pub mod message;
 mod objects;
 mod outcomes;
+pub mod watched_policy;
 pub mod work;
 
 use crate::{
@@ -29,12 +31,13 @@ use crate::{
     index::{
         cache::{ObjectDelta, Versioned, WriteKind},
         daemonsets::{ALWAYS, DaemonSets},
-        effects::Effects,
+        effects::{Effects, QueuedKey},
         evictions::{EvictionKey, PendingEvictions},
         message::{FinishedWrite, IndexMessage, WriteResult, WrittenObject},
-        objects::Objects,
+        objects::{Objects, PolicyChanges},
         outcomes::{OutcomeChange, OutcomeIndex, PolicyNodeStatuses},
-        work::{DaemonSetWrite, NodeWrite, PlannedWrite, PolicyStatusWrite, WorkKey},
+        watched_policy::UnreadablePolicy,
+        work::{DaemonSetWrite, NodeWrite, PlannedWrite, PolicyStatusWrite, UnreadableStatusWrite, WorkKey},
     },
 };
 use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, NodeCounts, Reason};
@@ -78,13 +81,30 @@ impl ClusterIndex {
         self.objects.has_synced() && self.daemonsets.has_synced()
     }
 
+    /// True if nothing of gpunode exists: no node has a record, and there is no `GpuNode`.
+    pub fn is_first_install(&self) -> bool {
+        self.objects.nodes.iter().all(|node| node.owned.is_none()) && self.objects.gpu_nodes.iter().next().is_none()
+    }
+
     /// Applies a message and adds its consequences to `effects`.
     pub fn apply(&mut self, message: IndexMessage, now: Timestamp, effects: &mut Effects) {
         let had_synced = self.has_synced();
         match message {
             IndexMessage::Policies(update) => {
-                let deltas = self.objects.policies.apply_watch(update);
-                self.policies_changed(&deltas, had_synced, now, effects);
+                let PolicyChanges {
+                    deltas,
+                    unreadable,
+                    newly_unreadable,
+                    changes_set,
+                } = self.objects.apply_policies(update);
+                effects
+                    .events
+                    .extend(newly_unreadable.iter().map(UnreadablePolicy::event));
+                for name in unreadable {
+                    effects.queue(WorkKey::DaemonSet(policy_daemonset_name(&name)));
+                    effects.queue(WorkKey::PolicyStatus(name));
+                }
+                self.policies_changed(&deltas, had_synced && !changes_set, now, effects);
             }
             IndexMessage::Nodes(update) => {
                 let deltas = self.objects.nodes.apply_watch(update);
@@ -183,7 +203,7 @@ impl ClusterIndex {
     fn policies_changed(
         &mut self,
         deltas: &[ObjectDelta<GpuNodePolicy>],
-        had_synced: bool,
+        knew_set: bool,
         now: Timestamp,
         effects: &mut Effects,
     ) {
@@ -191,7 +211,7 @@ impl ClusterIndex {
             effects.queue(WorkKey::PolicyStatus(policy.name.clone()));
             effects.queue(WorkKey::DaemonSet(policy_daemonset_name(&policy.name)));
         }
-        if deltas.iter().any(|policy| !same_policy(policy)) || !had_synced {
+        if deltas.iter().any(|policy| !same_policy(policy)) || !knew_set {
             self.objects.rebuild_set();
             self.plan_all(now, effects);
             let objects = &self.objects;
@@ -317,6 +337,14 @@ impl ClusterIndex {
                 }
                 write.map(PlannedWrite::DaemonSet)
             }
+            WorkKey::PolicyStatus(name) if self.objects.unreadable_policy(name).is_some() => {
+                let policy = self.objects.unreadable_policy(name)?;
+                let write = UnreadableStatusWrite {
+                    version: policy.version().to_owned(),
+                    status: policy.desired_status(now)?,
+                };
+                Some(PlannedWrite::UnreadableStatus(Box::new(write)))
+            }
             WorkKey::PolicyStatus(name) => {
                 self.queue_at_deadline(name, now, effects);
                 let write = self.policy_status_write(name, now)?;
@@ -390,6 +418,11 @@ impl ClusterIndex {
             effects.queue(WorkKey::DaemonSet(policy_daemonset_name(&name)));
             effects.queue(WorkKey::PolicyStatus(name));
         }
+        let unreadable = self.objects.unreadable_policies().cloned();
+        effects.queued.extend(unreadable.map(|name| QueuedKey {
+            key: WorkKey::PolicyStatus(name),
+            at: None,
+        }));
         effects.events.clear();
     }
 
@@ -400,6 +433,11 @@ impl ClusterIndex {
         policies
             .map(|policy| (policy.name.clone(), counts(&policy.name)))
             .collect()
+    }
+
+    /// Returns how many policies cannot be read.
+    pub fn unreadable_policies(&self) -> usize {
+        self.objects.unreadable_policies().len()
     }
 
     /// Returns the conditions of the first `limit` policies as they were last written, and whether each is True.

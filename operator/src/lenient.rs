@@ -3,7 +3,7 @@
 //! The schema of a CRD, and the API server for its own kinds, allow values that the Rust types do not, such as a time with an
 //! offset of 99 hours. Without leniency anybody who may write one status could stop the whole operator.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::Resource;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::Value;
@@ -22,30 +22,70 @@ pub struct Lenient<K> {
     object: Option<K>,
     /// Error of the first parse, if the object is not whole.
     error: Option<String>,
+    /// The status of an object that cannot be parsed.
+    status: Option<Value>,
+}
+
+/// An object of which not even the spec can be parsed.
+#[derive(Clone, Debug)]
+pub struct UnparsedObject {
+    /// The fields that identify the object.
+    pub metadata: ObjectMeta,
+    pub error: String,
+    /// Its status, in whatever form.
+    pub status: Option<Value>,
 }
 
 impl<K: Resource<DynamicType = ()>> Lenient<K> {
     /// Returns the object as far as it could be parsed, and logs what could not.
     pub fn read(self) -> Option<K> {
-        if let Some(error) = self.error {
-            let ObjectMeta {
-                name, resource_version, ..
-            } = self.metadata;
-            let (name, version) = (name.unwrap_or_default(), resource_version.unwrap_or_default());
-            let what = if self.object.is_some() {
-                "its status counts as missing"
-            } else {
-                "the cached version stays"
-            };
+        let consequence = if self.object.is_some() {
+            "its status counts as missing"
+        } else {
+            "the cached version stays"
+        };
+        self.log(consequence);
+        self.object
+    }
+
+    /// Returns the object, or what is known of one of which not even the spec can be parsed. Logs what cannot be parsed.
+    pub fn read_or_identify(self) -> Result<K, Box<UnparsedObject>> {
+        let consequence = if self.object.is_some() {
+            "its status counts as missing"
+        } else {
+            "what it wanted before stays as it is"
+        };
+        self.log(consequence);
+        let Self {
+            metadata,
+            object,
+            error,
+            status,
+        } = self;
+        object.ok_or_else(|| {
+            Box::new(UnparsedObject {
+                metadata,
+                error: error.unwrap_or_default(),
+                status,
+            })
+        })
+    }
+
+    fn log(&self, consequence: &str) {
+        if let Some(error) = &self.error {
+            let (name, version) = (&self.metadata.name, &self.metadata.resource_version);
+            let (name, version) = (
+                name.as_deref().unwrap_or_default(),
+                version.as_deref().unwrap_or_default(),
+            );
             tracing::warn!(
                 name,
                 version,
                 error,
-                "cannot parse an object of {}; {what}",
+                "cannot parse an object of {}; {consequence}",
                 K::plural(&())
             );
         }
-        self.object
     }
 }
 
@@ -63,12 +103,15 @@ impl<'de, K: Resource + DeserializeOwned> Deserialize<'de> for Lenient<K> {
 }
 
 fn parse<K: Resource + DeserializeOwned>(mut value: Value) -> Lenient<K> {
-    let mut error = None;
+    let (mut error, mut status) = (None, None);
     for part in [None].into_iter().chain(DISPENSABLE.map(Some)) {
         if let Some((parent, key)) = part.and_then(|part| part.rsplit_once('/'))
             && let Some(Value::Object(parent)) = value.pointer_mut(parent)
         {
-            parent.remove(key);
+            let removed = parent.remove(key);
+            if key == "status" {
+                status = removed;
+            }
         }
         match K::deserialize(&value) {
             Ok(object) => {
@@ -76,6 +119,7 @@ fn parse<K: Resource + DeserializeOwned>(mut value: Value) -> Lenient<K> {
                     metadata: object.meta().clone(),
                     object: Some(object),
                     error,
+                    status: None,
                 };
             }
             Err(new) => error = error.or_else(|| Some(new.to_string())),
@@ -92,12 +136,17 @@ fn parse<K: Resource + DeserializeOwned>(mut value: Value) -> Lenient<K> {
         namespace: text("namespace"),
         uid: text("uid"),
         resource_version: text("resourceVersion"),
+        generation: value.pointer("/metadata/generation").and_then(Value::as_i64),
+        deletion_timestamp: value
+            .pointer("/metadata/deletionTimestamp")
+            .and_then(|time| Time::deserialize(time).ok()),
         ..ObjectMeta::default()
     };
     Lenient {
         metadata,
         object: None,
         error,
+        status,
     }
 }
 

@@ -30,6 +30,7 @@ pub struct OperatorMetrics {
     writes: Family<KindLabel, Counter>,
     errors: Family<KindLabel, Counter>,
     leader: Gauge,
+    unreadable_policies: Gauge,
     nodes: Family<PolicyStateLabels, Gauge>,
     conditions: Family<PolicyConditionLabels, Gauge>,
 }
@@ -63,6 +64,7 @@ impl OperatorMetrics {
             writes: Family::default(),
             errors: Family::default(),
             leader: Gauge::default(),
+            unreadable_policies: Gauge::default(),
             nodes: Family::default(),
             conditions: Family::default(),
             registry: Registry::default(),
@@ -83,6 +85,11 @@ impl OperatorMetrics {
             "is_leader",
             "1 if this replica is the leader, otherwise 0",
             metrics.leader.clone(),
+        );
+        registry.register(
+            "unreadable_policies",
+            "Policies that this version cannot read",
+            metrics.unreadable_policies.clone(),
         );
         registry.register(
             "policy_nodes",
@@ -116,6 +123,11 @@ impl OperatorMetrics {
     /// Sets `is_leader`.
     pub fn set_leader(&self, is_leader: bool) {
         self.leader.set(is_leader.into());
+    }
+
+    /// Sets `unreadable_policies`.
+    pub fn set_unreadable_policies(&self, number: usize) {
+        self.unreadable_policies.set(i64::try_from(number).unwrap_or(i64::MAX));
     }
 
     /// Sets the numbers of nodes: policy, state, number. Drops the series of other policies.

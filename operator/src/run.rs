@@ -6,11 +6,11 @@ use crate::{
     cli::OperatorArgs,
     events::{EventRecorder, event_channel},
     index::ClusterIndex,
-    leader_election::{LeaderElector, guarded_client},
+    leader_election::{CacheState, CacheView, LeaderElector, guarded_client},
     metrics::OperatorMetrics,
     pods::{PodContext, PodEvictor, RejectedPodDeleter},
-    reconcile::{IndexOwner, Reconciler, ReconcilerOutputs},
-    watch::ClusterWatch,
+    reconcile::{IndexOwner, IndexReader, Reconciler, ReconcilerOutputs},
+    watch::{ClusterWatch, WatchHealth},
     work_queue::WorkQueue,
     write::{ClusterWriter, MAX_CONCURRENT_WRITES, WriteResults, WriteWorker},
 };
@@ -23,6 +23,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
     task::JoinSet,
+    time::Instant,
 };
 
 /// Longest silence of the API server before a connection is given up. Longer than any watch lasts.
@@ -34,17 +35,19 @@ const INDEX_MESSAGES: usize = 64;
 pub async fn run(args: OperatorArgs) -> Result<()> {
     let config = client_config().await?;
     let client = Client::try_from(config.clone()).context("make a client for the API server")?;
-    let (mut elector, leadership) = LeaderElector::new(client.clone(), &args.namespace, &args.pod_name);
-    let guarded_client = guarded_client(config, leadership.clone()).context("make a client for writes")?;
-    let metrics = Arc::new(OperatorMetrics::new());
-    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-
     let agent_pods = AgentPodSettings {
         namespace: args.namespace.clone(),
         image: args.agent_image,
     };
     let (owned_index, index) = IndexOwner::new(ClusterIndex::new(agent_pods, args.gpu_labels));
+    let watch_health = WatchHealth::default();
+    let caches = cache_view(index.clone(), watch_health.clone());
+    let (mut elector, leadership) = LeaderElector::new(client.clone(), &args.namespace, &args.pod_name, caches);
+    let guarded_client = guarded_client(config, leadership.clone()).context("make a client for writes")?;
+    let metrics = Arc::new(OperatorMetrics::new());
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+
     let (message_sender, messages) = mpsc::channel(INDEX_MESSAGES);
     let (write_sender, write_requests) = mpsc::channel(MAX_CONCURRENT_WRITES);
     let (event_sender, events) = event_channel();
@@ -55,6 +58,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         address: args.admin_address,
         index: index.clone(),
         heartbeat: elector.heartbeat(),
+        other_leader: elector.other_leader(),
         leadership: leadership.clone(),
         metrics: metrics.clone(),
     };
@@ -62,6 +66,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         client: client.clone(),
         namespace: args.namespace.clone(),
         messages: message_sender.clone(),
+        health: watch_health,
     };
     let outputs = ReconcilerOutputs {
         writes: write_sender,
@@ -126,6 +131,19 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     tasks.shutdown().await;
     elector.release().await;
     result
+}
+
+/// The state of the caches, on which the election depends.
+fn cache_view(index: IndexReader, watch_health: WatchHealth) -> CacheView {
+    Box::new(move || {
+        if index.has_synced() && !watch_health.is_failing(Instant::now()) {
+            CacheState::Warm {
+                is_first_install: index.is_first_install(),
+            }
+        } else {
+            CacheState::Cold
+        }
+    })
 }
 
 /// The end of a task that should not end is an error.

@@ -2,9 +2,13 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `watch_health` | watches that cannot be started |
 //! | `trim` | trims objects to the fields that the planner reads |
 
 mod trim;
+mod watch_health;
+
+pub use watch_health::WatchHealth;
 
 use crate::{
     index::{
@@ -27,19 +31,10 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use std::{fmt::Debug, pin::pin};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 /// Objects per page of a list, so that no response grows with the cluster.
 const PAGE: u32 = 500;
-
-/// Treatment of a list with an object that cannot be parsed.
-#[derive(Clone, Copy, PartialEq)]
-enum MalformedObject {
-    /// The object is left out.
-    Skip,
-    /// The whole list is left out: a policy from a newer operator would count as deleted, and its work would be undone.
-    RejectList,
-}
 
 /// The task that watches the cluster and sends what it learns to the index.
 pub struct ClusterWatch {
@@ -47,6 +42,8 @@ pub struct ClusterWatch {
     /// Namespace of the DaemonSets.
     pub namespace: String,
     pub messages: mpsc::Sender<IndexMessage>,
+    /// Learns which watches fail.
+    pub health: WatchHealth,
 }
 
 impl ClusterWatch {
@@ -56,82 +53,94 @@ impl ClusterWatch {
             client,
             namespace,
             messages,
+            health,
         } = self;
+        let outputs = WatchOutputs {
+            messages: &messages,
+            health: &health,
+        };
         let (nodes, gpu_nodes) = (Api::all(client.clone()), Api::all(client.clone()));
         let (policies, daemonsets) = (Api::all(client.clone()), Api::namespaced(client, &namespace));
-        let skip = MalformedObject::Skip;
         tokio::join!(
             watch(
-                &messages,
+                &outputs,
                 nodes,
-                skip,
-                |node: Node| NodeFacts::of(&node),
+                |node| node.read().map(|node: Node| NodeFacts::of(&node)),
                 IndexMessage::Nodes
             ),
-            watch(&messages, gpu_nodes, skip, trimmed_gpu_node, IndexMessage::GpuNodes),
             watch(
-                &messages,
+                &outputs,
+                gpu_nodes,
+                |gpu_node| gpu_node.read().map(trimmed_gpu_node),
+                IndexMessage::GpuNodes
+            ),
+            watch(
+                &outputs,
                 policies,
-                MalformedObject::RejectList,
-                without_managed_fields::<GpuNodePolicy>,
+                // One that cannot be read must not count as deleted: its work would be undone.
+                |policy| Some(
+                    policy
+                        .read_or_identify()
+                        .map(without_managed_fields::<GpuNodePolicy>)
+                        .into()
+                ),
                 IndexMessage::Policies
             ),
             watch(
-                &messages,
+                &outputs,
                 daemonsets,
-                skip,
-                without_managed_fields::<DaemonSet>,
+                |daemonset| daemonset.read().map(without_managed_fields::<DaemonSet>),
                 IndexMessage::DaemonSets
             ),
         );
     }
 }
 
+/// Receivers of what a watch brings.
+struct WatchOutputs<'a> {
+    messages: &'a mpsc::Sender<IndexMessage>,
+    health: &'a WatchHealth,
+}
+
 /// Watches one kind. A list that fails changes nothing: cached objects stay until a whole list is in. The cached version of an
 /// object that cannot be parsed stays too.
 async fn watch<K, T>(
-    messages: &mpsc::Sender<IndexMessage>,
+    outputs: &WatchOutputs<'_>,
     api: Api<Lenient<K>>,
-    malformed: MalformedObject,
-    trim: fn(K) -> T,
+    read: fn(Lenient<K>) -> Option<T>,
     message: fn(WatchUpdate<T>) -> IndexMessage,
 ) where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let (mut listed, mut is_whole) = (Vec::new(), true);
+    let mut listed = Vec::new();
     let mut events = pin!(watcher(api, Config::default().page_size(PAGE)).default_backoff());
     while let Some(event) = events.next().await {
+        let kind = K::plural(&());
+        match &event {
+            Ok(_) => outputs.health.worked(&kind),
+            Err(error) => outputs.health.failed(&kind, error, Instant::now()),
+        }
         let update = match event {
-            Ok(Event::Apply(object)) => match object.read() {
-                Some(object) => WatchUpdate::applied(trim(object)),
+            Ok(Event::Apply(object)) => match read(object) {
+                Some(object) => WatchUpdate::applied(object),
                 None => continue,
             },
             Ok(Event::Delete(object)) => WatchUpdate::Deleted(deleted(&object)),
-            Ok(Event::InitDone) if is_whole => WatchUpdate::Listed(std::mem::take(&mut listed)),
-            Ok(Event::InitDone) => {
-                let kind = K::plural(&());
-                tracing::error!(
-                    "ignored a list of {kind}: an object cannot be parsed; install an operator of its version"
-                );
-                continue;
-            }
+            Ok(Event::InitDone) => WatchUpdate::Listed(std::mem::take(&mut listed)),
             Ok(Event::InitApply(object)) => {
-                let object = object.read();
-                is_whole &= object.is_some() || malformed == MalformedObject::Skip;
-                listed.extend(object.map(trim));
+                listed.extend(read(object));
                 continue;
             }
             Ok(Event::Init) => {
                 listed.clear();
-                is_whole = true;
                 continue;
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot watch {}; retrying", K::plural(&()));
+                tracing::warn!(%error, "cannot watch {kind}; retrying");
                 continue;
             }
         };
-        if messages.send(message(update)).await.is_err() {
+        if outputs.messages.send(message(update)).await.is_err() {
             return;
         }
     }

@@ -79,7 +79,9 @@ impl FailedTries {
     }
 
     fn total(self) -> u32 {
-        self.conflicts.saturating_add(self.failures).saturating_add(self.refusals)
+        self.conflicts
+            .saturating_add(self.failures)
+            .saturating_add(self.refusals)
     }
 }
 

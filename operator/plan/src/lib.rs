@@ -37,8 +37,8 @@ mod time;
 
 pub use fact_labels::gpu_labels;
 pub use fleet::{
-    messages::rollout_stopped,
-    policy_status::{AgentUpdate, policy_status},
+    messages::{policy_unreadable, rollout_stopped},
+    policy_status::{AgentUpdate, policy_status, unreadable_policy_status},
     rollout::PolicyRollout,
     tally::PolicyTally,
 };

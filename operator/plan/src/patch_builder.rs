@@ -25,7 +25,9 @@ impl PatchBuilder {
     /// Returns the version that a patch of this builder needs the object to have.
     pub fn version_of(patch: &Patch) -> Option<&str> {
         match patch.0.first() {
-            Some(PatchOperation::Test(TestOperation { path, value })) if *path == pointer(&VERSION_PATH) => value.as_str(),
+            Some(PatchOperation::Test(TestOperation { path, value })) if *path == pointer(&VERSION_PATH) => {
+                value.as_str()
+            }
             _ => None,
         }
     }

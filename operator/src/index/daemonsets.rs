@@ -124,7 +124,8 @@ impl DaemonSets {
         desired_for_policy(&self.pods, policy, policies.get(&policy.name)?, surge)
     }
 
-    /// Returns the write that turns the live DaemonSet of a name into the desired one. That of a paused policy stays.
+    /// Returns the write that turns the live DaemonSet of a name into the desired one. That of a paused policy stays, and that of
+    /// one that cannot be read.
     pub fn planned_write(
         &self,
         name: &str,
@@ -135,6 +136,7 @@ impl DaemonSets {
         if set
             .of_daemonset(name)
             .is_some_and(|policy| policy.mode == PolicyMode::Paused)
+            || set.keeps_daemonset(name)
         {
             return None;
         }

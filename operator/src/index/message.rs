@@ -2,6 +2,7 @@
 
 use crate::index::{
     cache::{WatchUpdate, WriteKind},
+    watched_policy::WatchedPolicy,
     work::{PolicyStatusWrite, WorkKey},
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy};
@@ -11,7 +12,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 /// Something that the index learns.
 #[derive(Debug)]
 pub enum IndexMessage {
-    Policies(WatchUpdate<GpuNodePolicy>),
+    Policies(WatchUpdate<WatchedPolicy>),
     Nodes(WatchUpdate<NodeFacts>),
     GpuNodes(WatchUpdate<GpuNode>),
     DaemonSets(WatchUpdate<DaemonSet>),

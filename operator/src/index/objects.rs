@@ -1,6 +1,9 @@
 //! The objects of the cluster, as the watches and the operator's own writes last told, and plans made from them.
 
-use crate::index::cache::ObjectCache;
+use crate::index::{
+    cache::{DeletedObject, ObjectCache, ObjectDelta, Versioned, WatchUpdate},
+    watched_policy::{UnreadablePolicy, WatchedPolicy},
+};
 use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
 use gpunode_plan::{
     NodeContext, NodeFacts, NodePlan, PodEviction, PodName, Policy, PolicySet, RejectedPod, RolloutPermit, evictions,
@@ -8,7 +11,22 @@ use gpunode_plan::{
 };
 use jiff::Timestamp;
 use kube::ResourceExt;
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// What an update of policies changes.
+pub struct PolicyChanges {
+    /// Policies that can be read.
+    pub deltas: Vec<ObjectDelta<GpuNodePolicy>>,
+    /// Names of policies of which it changed whether, or why, they cannot be read.
+    pub unreadable: Vec<String>,
+    /// Policies that cannot be read any more, or for another reason.
+    pub newly_unreadable: Vec<UnreadablePolicy>,
+    /// True if other policies than before cannot be read.
+    pub changes_set: bool,
+}
 
 /// Policies, nodes and `GpuNode` objects.
 #[derive(Debug)]
@@ -16,6 +34,8 @@ pub struct Objects {
     pub policies: ObjectCache<GpuNodePolicy>,
     pub nodes: ObjectCache<NodeFacts>,
     pub gpu_nodes: ObjectCache<GpuNode>,
+    /// Policies that cannot be read, by name.
+    unreadable: BTreeMap<String, UnreadablePolicy>,
     /// The policies, ready for planning.
     set: PolicySet,
 }
@@ -27,6 +47,7 @@ impl Objects {
             policies: ObjectCache::default(),
             nodes: ObjectCache::default(),
             gpu_nodes: ObjectCache::default(),
+            unreadable: BTreeMap::new(),
             set: PolicySet::default().with_gpu_labels(gpu_labels),
         }
     }
@@ -48,7 +69,72 @@ impl Objects {
 
     /// Makes the set of policies again after one changed.
     pub fn rebuild_set(&mut self) {
-        self.set = PolicySet::new(self.policies.iter().map(Arc::as_ref)).with_gpu_labels(self.set.gpu_labels());
+        self.set = PolicySet::new(self.policies.iter().map(Arc::as_ref))
+            .with_unreadable(self.unreadable.keys().cloned())
+            .with_gpu_labels(self.set.gpu_labels());
+    }
+
+    /// Applies news of policies from the watch.
+    pub fn apply_policies(&mut self, update: WatchUpdate<WatchedPolicy>) -> PolicyChanges {
+        let before = self.unreadable.clone();
+        let deltas = match update {
+            WatchUpdate::Listed(policies) => {
+                self.unreadable.clear();
+                let mut readable = Vec::new();
+                for policy in policies {
+                    match policy {
+                        WatchedPolicy::Readable(policy) => readable.push(*policy),
+                        WatchedPolicy::Unreadable(policy) => self.insert_unreadable(*policy),
+                    }
+                }
+                self.policies.apply_watch(WatchUpdate::Listed(readable))
+            }
+            WatchUpdate::Applied(policy) => match *policy {
+                WatchedPolicy::Readable(policy) => {
+                    self.unreadable.remove(policy.name());
+                    self.policies.apply_watch(WatchUpdate::Applied(policy))
+                }
+                WatchedPolicy::Unreadable(policy) => {
+                    let (name, version) = (policy.name().to_owned(), policy.version().to_owned());
+                    self.insert_unreadable(*policy);
+                    self.policies
+                        .apply_watch(WatchUpdate::Deleted(DeletedObject { name, version }))
+                }
+            },
+            WatchUpdate::Deleted(deleted) => {
+                self.unreadable.remove(&deleted.name);
+                self.policies.apply_watch(WatchUpdate::Deleted(deleted))
+            }
+        };
+        let names: BTreeSet<_> = before.keys().chain(self.unreadable.keys()).cloned().collect();
+        let is_changed = |name: &String| before.get(name) != self.unreadable.get(name);
+        let fault = |policy: &UnreadablePolicy| (policy.metadata.uid.clone(), policy.error.clone());
+        let is_new = |policy: &&UnreadablePolicy| before.get(policy.name()).map(fault) != Some(fault(policy));
+        PolicyChanges {
+            changes_set: !before.keys().eq(self.unreadable.keys()),
+            newly_unreadable: self.unreadable.values().filter(is_new).cloned().collect(),
+            unreadable: names.into_iter().filter(is_changed).collect(),
+            deltas,
+        }
+    }
+
+    /// One that is being deleted wants nothing any more.
+    fn insert_unreadable(&mut self, policy: UnreadablePolicy) {
+        if policy.metadata.deletion_timestamp.is_none() {
+            self.unreadable.insert(policy.name().to_owned(), policy);
+        } else {
+            self.unreadable.remove(policy.name());
+        }
+    }
+
+    /// A policy that cannot be read.
+    pub fn unreadable_policy(&self, name: &str) -> Option<&UnreadablePolicy> {
+        self.unreadable.get(name)
+    }
+
+    /// Returns the names of the policies that cannot be read.
+    pub fn unreadable_policies(&self) -> impl ExactSizeIterator<Item = &String> {
+        self.unreadable.keys()
     }
 
     /// Returns the plan for one node; `None` for a node that does not exist.

@@ -2,12 +2,16 @@ use super::*;
 use crate::index::{
     cache::{DeletedObject, WatchUpdate},
     daemonsets::ALWAYS,
+    watched_policy::{UnreadablePolicy, WatchedPolicy},
 };
 use gpunode_crds::Reason;
 use gpunode_plan::{DISCOVERY_NAME, GpuNodeChange, MPS_NAME};
-use k8s_openapi::api::{
-    apps::v1::{DaemonSet, DaemonSetStatus},
-    core::v1::Node,
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, DaemonSetStatus},
+        core::v1::Node,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use serde_json::json;
 
@@ -81,7 +85,7 @@ impl Scene {
 
     fn set_policy(&mut self, name: &str, spec: &str) {
         let policy = self.policy(name, spec);
-        self.apply(IndexMessage::Policies(WatchUpdate::applied(policy)));
+        self.apply(IndexMessage::Policies(WatchUpdate::applied(policy.into())));
     }
 
     fn delete_policy(&mut self, name: &str) {
@@ -583,4 +587,96 @@ fn daemonset_of_a_paused_policy_stays() {
         scene.index.daemonset_write(&name),
         Some(DaemonSetWrite::Delete { .. })
     ));
+}
+
+/// A policy of which only the identity can be read.
+fn unreadable(scene: &mut Scene, name: &str) -> WatchedPolicy {
+    let metadata = ObjectMeta {
+        name: Some(name.to_owned()),
+        uid: Some("u".to_owned()),
+        generation: Some(2),
+        resource_version: Some(scene.next_version()),
+        ..ObjectMeta::default()
+    };
+    let error = "mode: unknown variant `Later`".to_owned();
+    WatchedPolicy::Unreadable(Box::new(UnreadablePolicy {
+        metadata,
+        error,
+        status: None,
+    }))
+}
+
+#[test]
+fn policy_that_cannot_be_read_keeps_what_it_wrote_and_holds_up_no_other() {
+    let mut scene = Scene::synced();
+    scene.set_node("n", &json!({}));
+    scene.set_policy("new", "{nodeSelector: {}, labels: {x: y}, devicePlugin: {}}");
+    scene.write_node("n");
+    scene.write_daemonset(&policy_daemonset_name("new"), |_| ());
+    let labels = |scene: &Scene| scene.index.objects.nodes.get("n").unwrap().labels.to_map();
+    let before = labels(&scene);
+    assert_eq!(before.get("x").map(String::as_str), Some("y"));
+
+    // A replica that starts lists it among the others.
+    let policy = unreadable(&mut scene, "new");
+    scene.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![policy])));
+    assert_eq!(scene.effects.events.len(), 1, "the policy is reported once");
+    assert_eq!(scene.effects.events[0].reason, "Unreadable");
+    assert_eq!(scene.node_write("n"), None);
+    assert_eq!(scene.index.daemonset_write(&policy_daemonset_name("new")), None);
+
+    scene.set_policy("other", "{nodeSelector: {}, labels: {other: works}}");
+    scene.write_node("n");
+    let after = labels(&scene);
+    assert_eq!(after.get("other").map(String::as_str), Some("works"));
+    assert!(
+        before.iter().all(|(key, value)| after.get(key) == Some(value)),
+        "{after:?}"
+    );
+    scene.delete_policy("other");
+    assert_eq!(scene.index.unreadable_policies(), 1);
+
+    // It goes.
+    scene.delete_policy("new");
+    assert_eq!(scene.index.unreadable_policies(), 0);
+    scene.write_node("n");
+    assert_eq!(labels(&scene), BTreeMap::new());
+    let write = scene.index.daemonset_write(&policy_daemonset_name("new"));
+    assert!(matches!(write, Some(DaemonSetWrite::Delete { .. })), "{write:?}");
+}
+
+#[test]
+fn policy_that_can_be_read_again_is_in_force_again() {
+    let mut scene = Scene::synced();
+    scene.set_node("n", &json!({}));
+    let policy = unreadable(&mut scene, "p");
+    scene.apply(IndexMessage::Policies(WatchUpdate::applied(policy)));
+    let status = |scene: &mut Scene| {
+        let key = WorkKey::PolicyStatus("p".to_owned());
+        scene.go(|index, now, effects| index.planned_write(&key, now, effects))
+    };
+    let Some(PlannedWrite::UnreadableStatus(write)) = status(&mut scene) else {
+        panic!()
+    };
+    let ready = ConditionType::Ready.find(&write.status.conditions).unwrap();
+    assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", "Unreadable"));
+    assert!(ready.message.contains("`Later`"), "{}", ready.message);
+
+    // Its own status comes back by the watch and changes nothing.
+    let WatchedPolicy::Unreadable(policy) = unreadable(&mut scene, "p") else {
+        panic!()
+    };
+    let written = UnreadablePolicy {
+        status: Some(write.status),
+        ..*policy
+    };
+    let update = WatchUpdate::applied(WatchedPolicy::Unreadable(Box::new(written)));
+    scene.apply(IndexMessage::Policies(update));
+    assert!(scene.effects.events.is_empty());
+    assert!(status(&mut scene).is_none());
+
+    scene.set_policy("p", "{nodeSelector: {}, labels: {x: y}}");
+    assert_eq!(scene.index.unreadable_policies(), 0);
+    scene.write_node("n");
+    assert!(matches!(status(&mut scene), Some(PlannedWrite::PolicyStatus(_))));
 }

@@ -41,6 +41,7 @@ pub enum PlannedWrite {
     Node(Box<NodeWrite>),
     DaemonSet(DaemonSetWrite),
     PolicyStatus(Box<PolicyStatusWrite>),
+    UnreadableStatus(Box<UnreadableStatusWrite>),
 }
 
 /// Writes for a node; at least one of them.
@@ -70,6 +71,15 @@ pub enum DaemonSetWrite {
         /// `metadata.resourceVersion`.
         version: String,
     },
+}
+
+/// A write of the status of a policy that cannot be read.
+#[derive(Debug, PartialEq)]
+pub struct UnreadableStatusWrite {
+    /// `metadata.resourceVersion`.
+    pub version: String,
+    /// Its new status.
+    pub status: GpuNodePolicyStatus,
 }
 
 /// A write of a policy's status.

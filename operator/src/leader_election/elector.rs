@@ -1,13 +1,21 @@
 //! Takes, renews and releases the Lease.
 
-use crate::leader_election::leadership::{LEASE_DURATION, Leadership};
+use crate::leader_election::{
+    cache_state::{CacheState, CacheView},
+    installations::{Installations, Leaders, OtherLeader, VERSION_ANNOTATION},
+    leadership::{LEASE_DURATION, Leadership},
+    lease_record::{LeaseRecord, ObservedLease},
+};
 use gpunode_process::OnChange;
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::MicroTime,
     jiff::Timestamp,
 };
-use kube::{Api, Client, api::PostParams};
+use kube::{
+    Api, Client,
+    api::{ListParams, PostParams},
+};
 use std::time::Duration;
 use tokio::{
     sync::watch,
@@ -16,12 +24,12 @@ use tokio::{
 
 /// Name of the Lease.
 const NAME: &str = "gpunode-operator";
-/// The longest wait for another holder, whatever duration its Lease says.
-const MAX_DURATION: Duration = Duration::from_mins(1);
 /// Time between renewals: two may fail in a row.
 const RENEW_EVERY: Duration = Duration::from_secs(5);
 /// Time between reads of a Lease that another holds, and before the retry of a failed request. Client-go's default.
 const RETRY_EVERY: Duration = Duration::from_secs(2);
+/// Time between looks at the caches, for which no request is needed.
+const CACHES_EVERY: Duration = Duration::from_millis(200);
 /// Timeout of one request, so that none uses up the leadership.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 
@@ -34,6 +42,14 @@ pub enum LeaseError {
     /// No renewal succeeded in time.
     #[error("renew lease {NAME}: no renewal within {}s; check the connection to the API server", LEASE_DURATION.as_secs())]
     Expired,
+    /// The operator of another installation leads too.
+    #[error("give up lease {NAME}: {0}; two installations must not write to one cluster, so uninstall one of them")]
+    OtherInstallation(OtherLeader),
+    /// This process no longer sees the cluster.
+    #[error(
+        "give up lease {NAME}: a watch could not be started for a minute; check the operator's permissions and the CRDs"
+    )]
+    CachesCold,
 }
 
 /// Takes the Lease when it is free and renews it, as client-go's `LeaderElector` does.
@@ -45,21 +61,19 @@ pub struct LeaderElector {
     until: watch::Sender<Option<Instant>>,
     heartbeat: watch::Sender<Instant>,
     /// Another holder, as last observed.
-    observed: Option<ObservedHolder>,
+    observed: Option<ObservedLease>,
+    /// Time since which there is no Lease.
+    missing_since: Option<Instant>,
+    /// Leases in all namespaces.
+    all_leases: Api<Lease>,
+    installations: Installations,
+    /// The leader of another installation, for which this process does not lead.
+    other_leader: watch::Sender<Option<OtherLeader>>,
+    caches: CacheView,
     errors: OnChange,
+    list_errors: OnChange,
+    reasons: OnChange,
 }
-
-/// Another holder of the Lease.
-struct ObservedHolder {
-    record: LeaderRecord,
-    /// Time of the first read of this record.
-    since: Instant,
-    /// Time from which on its Lease may be taken.
-    expires: Instant,
-}
-
-/// Fields that change with each renewal: holder, time of renewal, number of transitions.
-type LeaderRecord = (Option<String>, Option<MicroTime>, Option<i32>);
 
 /// Result of an attempt to take or renew the Lease.
 #[derive(Debug, PartialEq)]
@@ -68,14 +82,27 @@ enum LeaseAttempt {
     Held(Instant),
     /// Another process holds it.
     HeldBy(String),
+    /// The operator of another installation leads.
+    LedElsewhere(OtherLeader),
+    /// It was deleted, and its holder may still lead.
+    Deleted,
+    /// This process does not see the cluster yet, or no longer.
+    CachesCold,
 }
 
 impl LeaderElector {
     /// Makes an elector of this identity, and the view of its leadership.
-    pub fn new(client: Client, namespace: &str, identity: &str) -> (Self, Leadership) {
+    pub fn new(client: Client, namespace: &str, identity: &str, caches: CacheView) -> (Self, Leadership) {
         let (until, leadership) = watch::channel(None);
         let elector = Self {
-            leases: Api::namespaced(client, namespace),
+            leases: Api::namespaced(client.clone(), namespace),
+            all_leases: Api::all(client),
+            installations: Installations::default(),
+            other_leader: watch::channel(None).0,
+            caches,
+            missing_since: None,
+            list_errors: OnChange::default(),
+            reasons: OnChange::default(),
             namespace: namespace.to_owned(),
             identity: identity.to_owned(),
             until,
@@ -89,6 +116,11 @@ impl LeaderElector {
     /// Returns the time of the last attempt; there is one every few seconds while this process works.
     pub fn heartbeat(&self) -> watch::Receiver<Instant> {
         self.heartbeat.subscribe()
+    }
+
+    /// Follows the leader of another installation, for which this process does not lead.
+    pub fn other_leader(&self) -> watch::Receiver<Option<OtherLeader>> {
+        self.other_leader.subscribe()
     }
 
     /// Takes the Lease when it is free and keeps it. Returns only when it is lost, and the process must end then: all state
@@ -105,6 +137,9 @@ impl LeaderElector {
             if let Some(error) = self.errors.set(error) {
                 tracing::warn!(error, "cannot get lease {NAME}; retrying");
             }
+            if let Ok(Ok(attempt)) = &attempt {
+                self.tell(attempt);
+            }
             let pause = match attempt {
                 Ok(Ok(LeaseAttempt::Held(until))) => {
                     if self.until.send_replace(Some(until)).is_none() {
@@ -118,8 +153,16 @@ impl LeaderElector {
                     }
                     RETRY_EVERY
                 }
-                Ok(Err(_)) | Err(_) => RETRY_EVERY,
+                // The Lease is released after all writes have ended.
+                Ok(Ok(LeaseAttempt::LedElsewhere(leader))) if self.is_leading() => {
+                    return LeaseError::OtherInstallation(leader);
+                }
+                Ok(Ok(LeaseAttempt::CachesCold)) => CACHES_EVERY,
+                Ok(Ok(LeaseAttempt::LedElsewhere(_) | LeaseAttempt::Deleted) | Err(_)) | Err(_) => RETRY_EVERY,
             };
+            if self.is_leading() && (self.caches)() == CacheState::Cold {
+                return LeaseError::CachesCold;
+            }
             if self.until.borrow().is_some_and(|until| Instant::now() >= until) {
                 self.until.send_replace(None);
                 return LeaseError::Expired;
@@ -150,22 +193,108 @@ impl LeaderElector {
         }
     }
 
+    fn is_leading(&self) -> bool {
+        self.until.borrow().is_some()
+    }
+
+    /// Says why this process does not lead, once for each reason.
+    fn tell(&mut self, attempt: &LeaseAttempt) {
+        let (reason, other_leader) = match attempt {
+            LeaseAttempt::Held(_) | LeaseAttempt::HeldBy(_) => (None, None),
+            LeaseAttempt::LedElsewhere(leader) => {
+                (Some(format!("{leader} another installation")), Some(leader.clone()))
+            }
+            LeaseAttempt::Deleted => (
+                Some("the lease was deleted, and its holder may still lead".to_owned()),
+                None,
+            ),
+            LeaseAttempt::CachesCold => (Some("the caches do not follow the cluster yet".to_owned()), None),
+        };
+        if let Some(reason) = self.reasons.set(reason) {
+            tracing::info!(reason, "not leading");
+        }
+        self.other_leader.send_if_modified(|known| {
+            let is_new = *known != other_leader;
+            *known = other_leader;
+            is_new
+        });
+    }
+
     async fn attempt(&mut self) -> kube::Result<LeaseAttempt> {
+        let caches = (self.caches)();
+        if !self.is_leading() && caches == CacheState::Cold {
+            return Ok(LeaseAttempt::CachesCold);
+        }
         let lease = self.leases.get_opt(NAME).await?;
         let now = Instant::now();
         if let Some(holder) = self.valid_holder(lease.as_ref(), now) {
             return Ok(LeaseAttempt::HeldBy(holder));
         }
+        if !self.is_leading() {
+            let is_first_install = caches == CacheState::Warm { is_first_install: true };
+            if self.may_still_be_held(lease.as_ref(), is_first_install, now) {
+                return Ok(LeaseAttempt::Deleted);
+            }
+            // Who comes second does not lead, whatever its version.
+            if let Some(leader) = self.leaders().await?.others.into_iter().next() {
+                return Ok(LeaseAttempt::LedElsewhere(leader));
+            }
+        }
         let renewed = self.renewed(lease.as_ref(), Timestamp::now());
         // Counted from here, before the request is sent.
         let until = Instant::now() + LEASE_DURATION;
         let params = PostParams::default();
-        match lease {
+        let held = match lease {
             Some(_) => self.leases.replace(NAME, &params, &renewed).await?,
             None => self.leases.create(&params, &renewed).await?,
         };
         self.observed = None;
+        self.missing_since = None;
+        // Looks again with the Lease in hand: of two installations that take theirs at the same time, one sees the other.
+        let Leaders { own, others } = self.leaders().await?;
+        let is_leading = self.is_leading();
+        let stays = |other: &OtherLeader| is_leading && own.as_ref().is_some_and(|own| own.precedes(other));
+        if let Some(leader) = others.into_iter().find(|other| !stays(other)) {
+            if !is_leading {
+                self.hand_back(held).await?;
+            }
+            return Ok(LeaseAttempt::LedElsewhere(leader));
+        }
         Ok(LeaseAttempt::Held(until))
+    }
+
+    /// Returns the leaders of all installations.
+    async fn leaders(&mut self) -> kube::Result<Leaders> {
+        let named = ListParams::default().fields(&format!("metadata.name={NAME}"));
+        let leases = match self.all_leases.list(&named).await {
+            Ok(leases) => leases.items,
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                let error = format!("{}; a second installation goes unnoticed", status.message);
+                if let Some(error) = self.list_errors.set(Some(error)) {
+                    tracing::warn!(error, "cannot list the leases of other installations");
+                }
+                Vec::new()
+            }
+            Err(error) => return Err(error),
+        };
+        let now = (Instant::now(), Timestamp::now());
+        Ok(self.installations.observe(&leases, &self.namespace, now.0, now.1))
+    }
+
+    /// Gives the Lease back at once.
+    async fn hand_back(&self, mut held: Lease) -> kube::Result<()> {
+        held.spec.get_or_insert_default().holder_identity = None;
+        self.leases.replace(NAME, &PostParams::default(), &held).await.map(drop)
+    }
+
+    /// Returns true for a missing Lease whose holder may still lead.
+    fn may_still_be_held(&mut self, lease: Option<&Lease>, is_first_install: bool, now: Instant) -> bool {
+        if lease.is_some() || is_first_install {
+            self.missing_since = None;
+            return false;
+        }
+        let since = *self.missing_since.get_or_insert(now);
+        now < since + LEASE_DURATION
     }
 
     /// Returns the other holder while its Lease may not be taken: while its record changed within the last lease duration, by
@@ -173,27 +302,16 @@ impl LeaderElector {
     /// still lead.
     fn valid_holder(&mut self, lease: Option<&Lease>, now: Instant) -> Option<String> {
         if let Some(spec) = lease.and_then(|lease| lease.spec.as_ref()) {
-            let holder = spec
-                .holder_identity
-                .clone()
-                .filter(|holder| !holder.is_empty() && *holder != self.identity)?;
-            let record = (Some(holder), spec.renew_time.clone(), spec.lease_transitions);
-            let since = self
-                .observed
-                .take()
-                .filter(|observed| observed.record == record)
-                .map_or(now, |observed| observed.since);
-            let theirs = spec
-                .lease_duration_seconds
-                .and_then(|seconds| u64::try_from(seconds).ok())
-                .unwrap_or_default();
-            let expires = since + Duration::from_secs(theirs).clamp(LEASE_DURATION, MAX_DURATION);
-            self.observed = Some(ObservedHolder { record, since, expires });
+            let is_another = |holder: &String| !holder.is_empty() && *holder != self.identity;
+            spec.holder_identity.as_ref().filter(|holder| is_another(holder))?;
+            let before = self.observed.take();
+            let observed = ObservedLease::next(before, LeaseRecord::of(spec), spec.lease_duration_seconds, now);
+            self.observed = Some(observed);
         }
         self.observed
             .as_ref()
             .filter(|observed| now < observed.expires)
-            .and_then(|observed| observed.record.0.clone())
+            .and_then(|observed| observed.record.holder.clone())
     }
 
     /// Returns the Lease as this process holds it from now on, with the resourceVersion that was read.
@@ -201,6 +319,8 @@ impl LeaderElector {
         let mut lease = lease.cloned().unwrap_or_default();
         lease.metadata.name = Some(NAME.to_owned());
         lease.metadata.namespace = Some(self.namespace.clone());
+        let version = (VERSION_ANNOTATION.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+        lease.metadata.annotations.get_or_insert_default().extend([version]);
         let before = lease.spec.take().unwrap_or_default();
         let is_mine = before.holder_identity.as_ref() == Some(&self.identity);
         lease.spec = Some(LeaseSpec {

@@ -93,7 +93,7 @@ impl Scene {
         gpu_node.metadata.resource_version = Some("2".to_owned());
         let policy = GpuNodePolicy::new("p", serde_yaml::from_str(policy).unwrap());
         for message in [
-            IndexMessage::Policies(WatchUpdate::Listed(vec![policy])),
+            IndexMessage::Policies(WatchUpdate::Listed(vec![policy.into()])),
             IndexMessage::Nodes(WatchUpdate::Listed(vec![node])),
             IndexMessage::GpuNodes(WatchUpdate::Listed(vec![gpu_node])),
             IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])),

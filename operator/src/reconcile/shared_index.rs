@@ -19,6 +19,11 @@ impl IndexReader {
         self.read().has_synced()
     }
 
+    /// True if nothing of gpunode exists in the cluster.
+    pub fn is_first_install(&self) -> bool {
+        self.read().is_first_install()
+    }
+
     /// Returns the reason to evict a pod; `None` if there is none any more.
     pub fn eviction(&self, key: &EvictionKey) -> Option<PodEviction> {
         self.read().eviction(key).cloned()
@@ -47,6 +52,11 @@ impl IndexReader {
     /// Returns the conditions of policies and whether they are True, for metrics.
     pub fn conditions(&self) -> Vec<(String, ConditionType, bool)> {
         self.read().conditions(MAX_POLICIES)
+    }
+
+    /// Returns how many policies cannot be read, for metrics.
+    pub fn unreadable_policies(&self) -> usize {
+        self.read().unreadable_policies()
     }
 
     fn read(&self) -> RwLockReadGuard<'_, ClusterIndex> {

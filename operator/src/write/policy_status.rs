@@ -1,7 +1,10 @@
 //! Writes the status of a policy.
 
 use crate::{
-    index::{message::WrittenObject, work::PolicyStatusWrite},
+    index::{
+        message::WrittenObject,
+        work::{PolicyStatusWrite, UnreadableStatusWrite},
+    },
     lenient::Lenient,
     metrics::WorkKind,
     write::{
@@ -10,7 +13,7 @@ use crate::{
         rejected_patch::RejectedPatch,
     },
 };
-use gpunode_crds::GpuNodePolicy;
+use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus};
 use gpunode_plan::PatchBuilder;
 use kube::{Api, ResourceExt, api::Patch};
 use serde_json::json;
@@ -22,22 +25,43 @@ pub async fn write_policy_status(
     sent: Box<PolicyStatusWrite>,
 ) -> Result<(), WriteError> {
     let slot = writer.results.reserve().await?;
+    let version = sent.policy.resource_version().unwrap_or_default();
+    let returned = replace_status(writer, name, &version, &sent.status).await?;
+    // A response that cannot be parsed is no failure to write; the watch brings it too.
+    let returned = returned.into_object().map(Box::new);
+    let object = returned.map(|returned| WrittenObject::PolicyStatus { returned, sent });
+    slot.accepted(WorkKind::Status, object);
+    Ok(())
+}
+
+/// Replaces the status of a policy that cannot be read.
+pub async fn write_unreadable_status(
+    writer: &ClusterWriter,
+    name: &str,
+    write: UnreadableStatusWrite,
+) -> Result<(), WriteError> {
+    let slot = writer.results.reserve().await?;
+    replace_status(writer, name, &write.version, &write.status).await?;
+    slot.accepted(WorkKind::Status, None);
+    Ok(())
+}
+
+async fn replace_status(
+    writer: &ClusterWriter,
+    name: &str,
+    version: &str,
+    status: &GpuNodePolicyStatus,
+) -> Result<Lenient<GpuNodePolicy>, WriteError> {
     let policies: Api<Lenient<GpuNodePolicy>> = Api::all(writer.client.clone());
-    let mut patch = PatchBuilder::guarded_by(&sent.policy.resource_version().unwrap_or_default());
+    let mut patch = PatchBuilder::guarded_by(version);
     // Replaces the whole status, so that no old field stays.
-    patch.add(&["status"], json!(sent.status));
+    patch.add(&["status"], json!(status));
     let patch = patch.build().unwrap_or_default();
     let patched = policies
         .patch_status(name, &patch_params(), &Patch::<()>::Json(patch.clone()))
         .await;
     match patched {
-        Ok(returned) => {
-            // A response that cannot be parsed is no failure to write; the watch brings it too.
-            let returned = returned.into_object().map(Box::new);
-            let object = returned.map(|returned| WrittenObject::PolicyStatus { returned, sent });
-            slot.accepted(WorkKind::Status, object);
-            Ok(())
-        }
+        Ok(returned) => Ok(returned),
         Err(source) => {
             let rejected = RejectedPatch {
                 name,

@@ -33,7 +33,8 @@ impl RejectedPatch<'_> {
             action,
             source,
         } = self;
-        let planned_for = PatchBuilder::version_of(patch).filter(|_| matches!(&source, Error::Api(it) if may_not_fit(it)));
+        let planned_for =
+            PatchBuilder::version_of(patch).filter(|_| matches!(&source, Error::Api(it) if may_not_fit(it)));
         let Some(planned_for) = planned_for else {
             return (WriteError::request(action)(source), None);
         };

@@ -47,7 +47,7 @@ impl Scene {
         let mut index = ClusterIndex::new(pods, true);
         let node = NodeFacts::of(&serde_json::from_value::<Node>(node.clone()).unwrap());
         for message in [
-            IndexMessage::Policies(WatchUpdate::Listed(policies)),
+            IndexMessage::Policies(WatchUpdate::Listed(policies.into_iter().map(Into::into).collect())),
             IndexMessage::Nodes(WatchUpdate::Listed(vec![node])),
             IndexMessage::GpuNodes(WatchUpdate::Listed(gpu_nodes)),
             IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])),

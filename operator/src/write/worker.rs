@@ -6,8 +6,11 @@ use crate::{
         work::{PlannedWrite, WorkKey},
     },
     write::{
-        cluster_writer::ClusterWriter, daemonset::write_daemonset, error::WriteError, node::write_node,
-        policy_status::write_policy_status,
+        cluster_writer::ClusterWriter,
+        daemonset::write_daemonset,
+        error::WriteError,
+        node::write_node,
+        policy_status::{write_policy_status, write_unreadable_status},
     },
 };
 use futures::{StreamExt, stream};
@@ -49,6 +52,7 @@ pub async fn carry_out(writer: &ClusterWriter, WriteRequest { key, write }: Writ
             PlannedWrite::Node(write) => write_node(writer, key.name(), *write).await,
             PlannedWrite::DaemonSet(write) => write_daemonset(writer, key.name(), write).await,
             PlannedWrite::PolicyStatus(write) => write_policy_status(writer, key.name(), write).await,
+            PlannedWrite::UnreadableStatus(write) => write_unreadable_status(writer, key.name(), *write).await,
         }
     };
     let result = timeout(TIMEOUT, requests).await.unwrap_or(Err(WriteError::TimedOut));

@@ -5,6 +5,8 @@ use jiff::SignedDuration;
 
 /// Maximum number of nodes that a message names.
 const MAX_NAMED: usize = 3;
+/// Maximum number of characters of an error in a message.
+const MAX_ERROR: usize = 512;
 
 /// No node changes.
 pub const NO_CHANGE: &str = "no change is under way";
@@ -102,6 +104,15 @@ pub fn in_force(waiting: usize, old: i32, counts: &NodeCounts) -> String {
         old => format!("; {old} agents are not updated"),
     };
     format!("in force on {}{waiting}{old}", of_matched(counts.ready, counts))
+}
+
+/// Describes a policy that cannot be read.
+pub fn policy_unreadable(error: &str) -> String {
+    let error: String = error.chars().take(MAX_ERROR).collect();
+    format!(
+        "this operator cannot read the policy: {error}; what it wrote stays as it is, and it applies to no further node; \
+         install an operator of the policy's version, or change the policy"
+    )
 }
 
 #[cfg(test)]

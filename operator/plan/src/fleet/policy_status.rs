@@ -4,7 +4,8 @@ use crate::{
     fleet::{
         messages::{
             NO_CHANGE, NO_CONFLICT, NO_FAILURE, NO_MATCH, NOT_STALLED, agents_late, agents_updating, in_force,
-            nodes_conflict, nodes_failed, nodes_updating, not_in_force_on, paused, preview_only, rollout_stopped,
+            nodes_conflict, nodes_failed, nodes_updating, not_in_force_on, paused, policy_unreadable, preview_only,
+            rollout_stopped,
         },
         tally::PolicyTally,
     },
@@ -54,6 +55,32 @@ pub fn policy_status(
         failures: tally.failures(),
         waiting: tally.waiting(),
         preview: tally.previews(),
+    }
+}
+
+/// Returns the status of a policy that cannot be read, for this reason. `before` is the status it has.
+pub fn unreadable_policy_status(
+    generation: Option<i64>,
+    error: &str,
+    before: Option<&GpuNodePolicyStatus>,
+    now: Timestamp,
+) -> GpuNodePolicyStatus {
+    let now = whole_second(now);
+    let before = before.map_or(&[][..], |before| &before.conditions);
+    let message = policy_unreadable(error);
+    let conditions = [
+        UntimedCondition::new(ConditionType::Ready, false, Reason::Unreadable, message.clone()),
+        UntimedCondition::new(ConditionType::Reconciling, false, Reason::Unreadable, NO_CHANGE),
+        UntimedCondition::new(ConditionType::Stalled, true, Reason::Unreadable, message),
+    ];
+    let conditions = conditions.map(|condition| Condition {
+        observed_generation: generation,
+        ..condition.at(now, before)
+    });
+    GpuNodePolicyStatus {
+        observed_generation: generation,
+        conditions: conditions.into(),
+        ..GpuNodePolicyStatus::default()
     }
 }
 

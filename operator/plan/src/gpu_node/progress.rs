@@ -144,7 +144,12 @@ struct ProgressDeadline {
 }
 
 impl ProgressDeadline {
-    fn of(governing: &Policy, NodeContext { node, gpu_node, now, .. }: NodeContext<'_>) -> Self {
+    fn of(
+        governing: &Policy,
+        NodeContext {
+            node, gpu_node, now, ..
+        }: NodeContext<'_>,
+    ) -> Self {
         let began = [node.created, gpu_node.and_then(written_at)]
             .into_iter()
             .flatten()

@@ -117,7 +117,10 @@ impl NodeFacts {
     /// Returns true unless a `GpuNode` belongs to an earlier node of the same name. One without an owner belongs to the node.
     pub fn owns(&self, gpu_node: &GpuNode) -> bool {
         let owners = gpu_node.metadata.owner_references.iter().flatten();
-        let mut uids = owners.filter(|owner| owner.kind == "Node").map(|owner| &owner.uid).peekable();
+        let mut uids = owners
+            .filter(|owner| owner.kind == "Node")
+            .map(|owner| &owner.uid)
+            .peekable();
         uids.peek().is_none() || uids.any(|uid| *uid == self.uid)
     }
 

@@ -77,6 +77,8 @@ impl PolicyDevicePlugin {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PolicySet {
     policies: Vec<Policy>,
+    /// Names of policies that exist and cannot be read: what they want is unknown, so what is there for them stays.
+    unreadable: BTreeSet<String>,
     no_gpu_labels: bool,
 }
 
@@ -91,8 +93,28 @@ impl PolicySet {
         policies.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.name.cmp(&b.name)));
         Self {
             policies,
+            unreadable: BTreeSet::new(),
             no_gpu_labels: false,
         }
+    }
+
+    /// Returns the same policies, together with the names of those that exist and cannot be read.
+    #[must_use]
+    pub fn with_unreadable(self, names: impl IntoIterator<Item = String>) -> Self {
+        Self {
+            unreadable: names.into_iter().collect(),
+            ..self
+        }
+    }
+
+    /// Returns true if a policy of this name exists and cannot be read.
+    pub fn is_unreadable(&self, name: &str) -> bool {
+        self.unreadable.contains(name)
+    }
+
+    /// Returns true if a DaemonSet of this name belongs to a policy that cannot be read, and must stay as it is.
+    pub fn keeps_daemonset(&self, name: &str) -> bool {
+        policy_of_daemonset_name(name).is_some_and(|policy| self.is_unreadable(policy))
     }
 
     /// Returns the same policies, with GPU fact labels switched on or off.

@@ -110,6 +110,17 @@ impl DesiredValue {
         }
     }
 
+    /// Returns the value of a key that stays for policies that cannot be read.
+    pub fn kept(value: &str, policies: &[String], was_taken_over: bool) -> Self {
+        Self {
+            value: value.to_owned(),
+            policies: policies.to_vec(),
+            take_over: was_taken_over,
+            winner: policies.join("+"),
+            priority: 0,
+        }
+    }
+
     /// Returns a value that gpunode itself wants, for a policy or for the rest of one. Its keys never conflict.
     pub fn by_gpunode(value: &str, policy: Option<&Policy>) -> Self {
         policy.map_or_else(

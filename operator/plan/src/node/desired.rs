@@ -53,6 +53,8 @@ pub struct DesiredNode<'a> {
     startup: StartupTaints,
     /// Moment from which the health of the GPUs calls for another taint.
     unhealthy_from: Option<Timestamp>,
+    /// Policy that cannot be read and whose configuration the node keeps.
+    kept_policy: Option<&'a str>,
 }
 
 impl<'a> DesiredNode<'a> {
@@ -62,10 +64,12 @@ impl<'a> DesiredNode<'a> {
         policies: &'a PolicySet,
         permit: RolloutPermit,
         record: &NodeRecord,
-        context: NodeContext<'_>,
+        context: NodeContext<'a>,
     ) -> Result<Self, (Vec<&'a Policy>, Disagreement)> {
         let gpu_node = context.gpu_node;
+        let kept_policy = unreadable_governor(policies, context);
         let composed = governing(&matched).and_then(|governing| {
+            let governing = governing.filter(|_| kept_policy.is_none());
             let stage = governing.and_then(|policy| rollout_stage(policy, context));
             // Nodes that are down get a configuration once they are back: many that vanish for a moment must not change
             // together.
@@ -98,6 +102,7 @@ impl<'a> DesiredNode<'a> {
                 taints,
                 startup,
                 unhealthy_from,
+                kept_policy,
             })
         });
         match composed {
@@ -112,6 +117,26 @@ impl<'a> DesiredNode<'a> {
             self.labels
                 .entry(key)
                 .or_insert_with(|| DesiredValue::by_gpunode(&value, None));
+        }
+        self
+    }
+
+    /// Keeps the keys in the record that a policy that cannot be read may want: those that no other policy wants.
+    pub fn with_kept_keys(mut self, policies: &PolicySet, record: &NodeRecord) -> Self {
+        let owners = record.policies.iter().filter(|name| policies.is_unreadable(name));
+        let owners: Vec<String> = owners.cloned().collect();
+        if owners.is_empty() {
+            return self;
+        }
+        for (key, value) in &record.labels.owned {
+            let was_taken_over = record.labels.before.contains_key(key);
+            let kept = || DesiredValue::kept(value, &owners, was_taken_over);
+            self.labels.entry(key.clone()).or_insert_with(kept);
+        }
+        for (key, value) in &record.taints.owned {
+            let was_taken_over = record.taints.before.contains_key(key);
+            let kept = || DesiredValue::kept(value, &owners, was_taken_over);
+            self.taints.entry(key.clone()).or_insert_with(kept);
         }
         self
     }
@@ -142,11 +167,13 @@ impl<'a> DesiredNode<'a> {
 
     /// Returns the plan, and the node once the plan is carried out.
     pub fn plan(self, record: &NodeRecord, context: NodeContext<'_>) -> (NodePlan, NodeFacts) {
-        let NodeContext { node, gpu_node, now, .. } = context;
+        let NodeContext {
+            node, gpu_node, now, ..
+        } = context;
         let claims = self.claims(record, context);
         let stale = find_stale_resources(
             &record.resources,
-            &self.resources(gpu_node),
+            &self.resources(record, gpu_node),
             &node.recorded_resources,
             now,
         );
@@ -162,7 +189,11 @@ impl<'a> DesiredNode<'a> {
             || claims.taints.changes(&record.taints).next().is_some();
         let new_record = claims.record_after(stale.record.clone());
         let patch = claims.node_patch(node, new_record.as_deref());
-        let change = configuration_change(self.governing, context, self.stage.as_ref());
+        let change = if self.kept_policy.is_some() {
+            GpuNodeChange::None
+        } else {
+            configuration_change(self.governing, context, self.stage.as_ref())
+        };
         let rechecks = [
             self.stage_ends,
             self.startup.recheck,
@@ -205,8 +236,9 @@ impl<'a> DesiredNode<'a> {
         (plan, claims.facts_after(node, new_record))
     }
 
-    /// Returns the resources that the governing policy may advertise, and those that the agent still reports.
-    fn resources(&self, gpu_node: Option<&GpuNode>) -> BTreeSet<String> {
+    /// Returns the resources that the governing policy may advertise, and those that the agent still reports. A policy that
+    /// cannot be read may advertise all that are in the record.
+    fn resources(&self, record: &NodeRecord, gpu_node: Option<&GpuNode>) -> BTreeSet<String> {
         let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
         let reported = status
             .into_iter()
@@ -215,6 +247,9 @@ impl<'a> DesiredNode<'a> {
         let plugin = self.governing.and_then(|policy| policy.device_plugin.as_ref());
         let mut names = plugin.map(|plugin| plugin.resources(status)).unwrap_or_default();
         names.extend(reported);
+        if self.kept_policy.is_some() {
+            names.extend(record.resources.keys().cloned());
+        }
         names
     }
 
@@ -245,10 +280,32 @@ impl<'a> DesiredNode<'a> {
         }
         if governs {
             agent_outcome(policy, context)
+        } else if let Some(kept_policy) = self.kept_policy.filter(|_| is_first_with_plugin(policy, &self.matched)) {
+            let message = keeps_configuration_of(kept_policy);
+            (PolicyOutcome::conflicted(Reason::Unreadable, message), None)
         } else {
             (PolicyOutcome::Ready, None)
         }
     }
+}
+
+/// Returns the policy whose configuration the node has, if that policy exists and cannot be read.
+fn unreadable_governor<'a>(policies: &'a PolicySet, context: NodeContext<'a>) -> Option<&'a str> {
+    let name = context.configuration()?.policy.as_str();
+    policies.is_unreadable(name).then_some(name)
+}
+
+/// Returns true if the policy would govern a node that these policies match.
+fn is_first_with_plugin(policy: &Policy, matched: &[&Policy]) -> bool {
+    let first = matched.iter().find(|policy| policy.device_plugin.is_some());
+    first.is_some_and(|first| first.name == policy.name)
+}
+
+fn keeps_configuration_of(policy: &str) -> String {
+    format!(
+        "the node keeps the configuration of policy {policy}, which this operator cannot read; install an operator of its \
+         version, or delete the policy"
+    )
 }
 
 /// Returns the policy whose configuration the node has, where its DaemonSet is still there.

@@ -91,7 +91,9 @@ fn plan_enforced(
     permit: RolloutPermit,
     context: NodeContext<'_>,
 ) -> (NodePlan, NodeFacts) {
-    let NodeContext { node, gpu_node, now, .. } = context;
+    let NodeContext {
+        node, gpu_node, now, ..
+    } = context;
     let takes_part =
         |policy: &&Policy| policy.mode == PolicyMode::Enforce || more.is_some_and(|more| more.name == policy.name);
     let matching = |record: &NodeRecord| -> Vec<&Policy> {
@@ -126,6 +128,7 @@ fn plan_enforced(
                 return (held_by_disagreement(disagreement, &matched, context), node.clone());
             }
         };
+        let desired = desired.with_kept_keys(policies, &record);
         let before = record.clone();
         for key in released(&current, &record.labels, &desired.labels) {
             record.labels.release(&key);

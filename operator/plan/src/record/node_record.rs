@@ -317,7 +317,10 @@ mod tests {
     fn unknown_fields_of_forged_keys_do_not_survive() {
         let text = r#"{"version":1,"labels":{"a":"b"},"taints":[{"key":"node.kubernetes.io/x","effect":"NoExecute","since":3}],
             "conceded":{"labels":{"k8s.io/b":{"by":"p@1","since":4}}}}"#;
-        assert_eq!(changed(text, |_| {}), serde_json::json!({"version": 1, "labels": {"a": "b"}}));
+        assert_eq!(
+            changed(text, |_| {}),
+            serde_json::json!({"version": 1, "labels": {"a": "b"}})
+        );
     }
 
     #[test]

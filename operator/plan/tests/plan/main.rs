@@ -25,4 +25,5 @@ mod stops;
 mod take_over;
 mod unhealthy;
 mod unknown_facts;
+mod unreadable_policies;
 mod world;

@@ -360,11 +360,18 @@ fn fields_of_a_later_version_in_the_record_stay_and_cause_no_write() {
     let record = r#"{"colour": "red", "version": 1, "labels": {"x": "y"}, "policies": ["p"]}"#;
     world.set_label("x", Some("y"));
     world.set_record(Some(record));
-    assert_eq!(world.plan(std::slice::from_ref(&wanted)).patch, None, "another order is no change");
+    assert_eq!(
+        world.plan(std::slice::from_ref(&wanted)).patch,
+        None,
+        "another order is no change"
+    );
 
     let other = policy("p", "{nodeSelector: {}, labels: {x: z}}");
     world.converge(std::slice::from_ref(&other));
     let written: serde_json::Value = serde_json::from_str(world.record().unwrap()).unwrap();
-    assert_eq!((&written["colour"], &written["labels"]["x"]), (&"red".into(), &"z".into()));
+    assert_eq!(
+        (&written["colour"], &written["labels"]["x"]),
+        (&"red".into(), &"z".into())
+    );
     assert_eq!(world.plan(&[other]).patch, None);
 }

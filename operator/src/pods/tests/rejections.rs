@@ -134,7 +134,7 @@ async fn failed_pods_are_watched_only_while_a_policy_wants_them_deleted() {
         policy.metadata.resource_version = Some(version.to_owned());
         scene
             .reconciler
-            .handle(IndexMessage::Policies(WatchUpdate::applied(policy)));
+            .handle(IndexMessage::Policies(WatchUpdate::applied(policy.into())));
     };
     policy(&mut scene, DELETES, "2");
     assert!(timeout(Duration::from_millis(10), &mut work).await.is_err());

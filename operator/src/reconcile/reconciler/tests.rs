@@ -38,7 +38,7 @@ impl Scene {
         let mut reconciler = Reconciler::new(index, outputs, Arc::new(OperatorMetrics::new()));
         let policy = GpuNodePolicy::new("p", serde_json::from_value(policy.clone()).unwrap());
         for message in [
-            IndexMessage::Policies(WatchUpdate::Listed(vec![policy])),
+            IndexMessage::Policies(WatchUpdate::Listed(vec![policy.into()])),
             IndexMessage::Nodes(WatchUpdate::Listed(vec![facts(node)])),
             IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])),
             IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])),

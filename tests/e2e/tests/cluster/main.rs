@@ -5,6 +5,7 @@
 mod admission;
 mod bad_input;
 mod conflict;
+mod contention;
 mod evicted;
 mod eviction;
 mod faults;
@@ -16,6 +17,7 @@ mod leadership;
 mod memory;
 mod mig;
 mod mps;
+mod newer_policy;
 mod pods;
 mod policies_together;
 mod policy;

@@ -1,0 +1,80 @@
+//! Policies that exist and cannot be read: what they wrote stays, and no other policy waits for them.
+
+use crate::world::{World, policy};
+use gpunode_crds::{GpuNodePolicy, Reason};
+use gpunode_plan::{GpuNodeChange, NodeContext, NodePlan, PolicyOutcome, PolicySet, plan_node};
+use serde_json::json;
+
+fn plan(world: &World, policies: &[GpuNodePolicy]) -> NodePlan {
+    let set = PolicySet::new(policies).with_unreadable(["newer".to_owned()]);
+    plan_node(
+        &set,
+        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), world.now),
+    )
+}
+
+/// A node on which the policy was in force before it could no longer be read.
+fn governed() -> World {
+    let newer = policy(
+        "newer",
+        "{nodeSelector: {}, labels: {x: y}, taints: [{key: t, effect: NoSchedule}], devicePlugin: {}}",
+    );
+    let mut world = World::sample();
+    let created = world.converge(std::slice::from_ref(&newer)).gpu_node;
+    let GpuNodeChange::Create(mut gpu_node) = created else {
+        panic!("{created:?}")
+    };
+    gpu_node.metadata.uid = Some("g".to_owned());
+    gpu_node.metadata.resource_version = Some("7".to_owned());
+    world.gpu_node = Some(*gpu_node);
+    world
+}
+
+#[test]
+fn everything_that_it_wrote_stays() {
+    let world = governed();
+    let plan = plan(&world, &[]);
+    assert_eq!(plan.patch, None);
+    assert_eq!(plan.gpu_node, GpuNodeChange::None);
+    // Without it the same node is cleaned.
+    assert!(world.plan(&[]).patch.is_some());
+}
+
+#[test]
+fn key_that_another_policy_wants_follows_that_policy() {
+    let world = governed();
+    let other = policy("other", "{nodeSelector: {}, labels: {x: z, other: works}}");
+    let patch = json!(plan(&world, &[other]).patch).to_string();
+    assert!(
+        patch.contains("\"/metadata/labels/x\"") && patch.contains("\"/metadata/labels/other\""),
+        "{patch}"
+    );
+    assert!(!patch.contains("gpunode.dev~1policy.newer"), "{patch}");
+    assert!(!patch.contains("/spec/taints"), "{patch}");
+}
+
+#[test]
+fn policy_that_would_govern_instead_waits_and_says_so() {
+    let world = governed();
+    let other = policy(
+        "other",
+        "{nodeSelector: {}, priority: 5, devicePlugin: {passDeviceSpecs: true}}",
+    );
+    let plan = plan(&world, &[other]);
+    assert_eq!(plan.gpu_node, GpuNodeChange::None);
+    let patch = json!(plan.patch).to_string();
+    assert!(!patch.contains("gpunode.dev~1policy.other"), "{patch}");
+    let outcome = &plan.outcomes["other"];
+    assert!(
+        matches!(outcome, PolicyOutcome::Conflicted { reason: Reason::Unreadable, message } if message.contains("policy newer")),
+        "{outcome:?}"
+    );
+}
+
+#[test]
+fn node_of_another_policy_is_cleaned_as_usual() {
+    let gone = policy("gone", "{nodeSelector: {}, labels: {x: y}}");
+    let mut world = World::sample();
+    world.converge(std::slice::from_ref(&gone));
+    assert!(plan(&world, &[]).patch.is_some());
+}
