@@ -83,6 +83,8 @@ pub enum Reason {
     KeyOwnedByAnother,
     /// Another program owns labels with facts about GPUs.
     OwnedByAnother,
+    /// The agent reports facts about the GPUs that do not fit into labels.
+    InvalidFact,
     /// Two policies of equal priority disagree.
     EqualPriority,
     /// No key has another owner.

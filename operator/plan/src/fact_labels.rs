@@ -6,11 +6,14 @@
 //! | module | what it does |
 //! |---|---|
 //! | `node_labels` | all fact labels of a node |
+//! | `unfit_facts` | facts that do not fit into labels |
 //! | `resource_labels` | the labels of GPUs and MIG devices: product, count, memory, sharing |
 //! | `label_set` | a set of labels, and values that fit in one |
 
 mod label_set;
 mod node_labels;
 mod resource_labels;
+mod unfit_facts;
 
-pub use node_labels::{gpu_labels, is_fact_label};
+pub use node_labels::{NodeFactLabels, gpu_labels, is_fact_label};
+pub use unfit_facts::unfit_message;

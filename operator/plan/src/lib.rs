@@ -15,6 +15,7 @@
 //! | `outcome` | the outcome of one policy on one node |
 //! | `rollout_stage` | the stage of a node in a rollout |
 //! | `names` | names and labels of DaemonSets |
+//! | `label_syntax` | texts that can be values and keys of labels |
 //! | `taint` | a taint and its identity |
 //! | `packed_map` | a compact map of texts |
 //! | `patch_builder` | JSON patches guarded by a version |
@@ -24,6 +25,7 @@ mod fact_labels;
 mod fleet;
 mod gpu_node;
 mod input;
+mod label_syntax;
 mod names;
 mod node;
 mod outcome;
@@ -35,7 +37,7 @@ mod rollout_stage;
 mod taint;
 mod time;
 
-pub use fact_labels::gpu_labels;
+pub use fact_labels::{NodeFactLabels, gpu_labels};
 pub use fleet::{
     messages::{policy_unreadable, rollout_stopped},
     policy_status::{AgentUpdate, policy_status, unreadable_policy_status},

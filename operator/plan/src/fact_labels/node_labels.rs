@@ -4,8 +4,10 @@ use crate::{
     fact_labels::{
         label_set::{FactLabels, cut},
         resource_labels::add_resource_labels,
+        unfit_facts::fitting,
     },
     input::context::has_report,
+    label_syntax::{is_label_value, is_qualified_name},
 };
 use gpunode_crds::{
     Fabric, GpuDevice, GpuMode, GpuNode, GpuNodeStatus, MAX_LABEL_VALUE, MigMode, MigStrategy, PRODUCT_COUNT_PREFIX,
@@ -16,19 +18,38 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Value of a fact that nothing reports.
 const UNKNOWN: &str = "unknown";
 
+/// GPU fact labels of a node. Every key and value is valid, whatever the agent reports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFactLabels {
+    /// Labels by key.
+    pub labels: BTreeMap<String, String>,
+    /// Facts that do not fit into labels as they are reported, in words.
+    pub unfit: Vec<String>,
+}
+
 /// Returns the GPU fact labels of a node; none without a GPU. `owned` holds the labels that gpunode wrote there.
-pub fn gpu_labels(gpu_node: Option<&GpuNode>, owned: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+pub fn gpu_labels(gpu_node: Option<&GpuNode>, owned: &BTreeMap<String, String>) -> NodeFactLabels {
     let status = gpu_node
         .filter(|_| has_report(gpu_node))
         .and_then(|gpu_node| gpu_node.status.as_ref());
     match status {
-        Some(status) if !is_silent(status) => labels_of(status),
+        Some(status) if !is_silent(status) => {
+            let (status, mut unfit) = fitting(status);
+            let (labels, invalid) = labels_of(&status)
+                .into_iter()
+                .partition(|(key, value)| is_qualified_name(key) && is_label_value(value));
+            let invalid: BTreeMap<String, String> = invalid;
+            unfit.extend(invalid.keys().map(|key| format!("label {key} is left out")));
+            NodeFactLabels { labels, unfit }
+        }
         // Without a report, the labels stay as they are.
-        _ => owned
-            .iter()
-            .filter(|(key, _)| is_fact_label(key))
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect(),
+        _ => {
+            let kept = owned.iter().filter(|(key, _)| is_fact_label(key));
+            NodeFactLabels {
+                labels: kept.map(|(key, value)| (key.clone(), value.clone())).collect(),
+                unfit: Vec::new(),
+            }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The GPUs that a `GpuNode` reports, in the form that the agent's allocation logic uses.
 
+use crate::label_syntax::is_qualified_name;
 use gpunode_config::AgentConfig;
 use gpunode_crds::{GpuDevice, GpuNodeStatus, MigDevice};
 use gpunode_gpu::{Gpu, Inventory, MigInstance, desired_devices};
@@ -16,7 +17,11 @@ pub fn inventory(status: &GpuNodeStatus) -> Inventory {
     }
 }
 
-/// Returns the resource names of the reported MIG devices under a configuration; none if the agent would refuse it.
+/// Maximum number of resources that reported MIG profiles add. GPUs of one product have at most a dozen profiles.
+const MAX_MIG_RESOURCES: usize = 32;
+
+/// Returns the resource names of the reported MIG devices under a configuration; none if the agent would refuse it. Leaves out
+/// what only a wrong report can name.
 pub fn mig_resources(status: &GpuNodeStatus, config: &AgentConfig) -> BTreeSet<String> {
     if status.gpus.iter().all(|gpu| gpu.mig_devices.is_empty()) {
         return BTreeSet::new();
@@ -28,6 +33,10 @@ pub fn mig_resources(status: &GpuNodeStatus, config: &AgentConfig) -> BTreeSet<S
         .into_iter()
         .filter(|it| it.device.mig.is_some())
         .map(|it| it.assignment.resource)
+        .filter(|name| is_qualified_name(name))
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .take(MAX_MIG_RESOURCES)
         .collect()
 }
 

@@ -7,7 +7,7 @@ use crate::{
 };
 use gpunode_config::{AgentConfig, ConfigDocument, MigStrategy, ResourceConfig};
 use gpunode_crds::{
-    AUTOSCALER_STARTUP_PREFIX, GpuNodePolicy, GpuNodeStatus, NOT_READY_TAINT, OnConflict, PolicyMode, RolloutPace,
+    AUTOSCALER_STARTUP_PREFIX, Configuration, GpuNodePolicy, GpuNodeStatus, NOT_READY_TAINT, OnConflict, PolicyMode, RolloutPace,
     StartupTaint, UnhealthyTaint, is_gpunode_key, is_kubernetes_key,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,6 +63,18 @@ pub struct PolicyDevicePlugin {
 }
 
 impl PolicyDevicePlugin {
+    /// Reads a configuration.
+    fn of(config: &AgentConfig, is_valid: bool, image: Option<String>) -> Self {
+        let names = config.effective_resources();
+        Self {
+            document: is_valid.then(|| ConfigDocument::of(config)),
+            wants_mps: is_valid && config.wants_mps(),
+            resources: names.iter().map(ResourceConfig::advertised_name).collect(),
+            mig_by_profile: (is_valid && config.mig_strategy() == MigStrategy::Mixed).then(|| config.clone()),
+            image,
+        }
+    }
+
     /// Returns the names of the resources it may advertise on a node with this status.
     pub fn resources(&self, status: Option<&GpuNodeStatus>) -> BTreeSet<String> {
         let mut names = self.resources.clone();
@@ -71,6 +83,15 @@ impl PolicyDevicePlugin {
         }
         names
     }
+}
+
+/// Returns the names of the resources that the configuration in `GpuNode.spec` may yield on a node with this status.
+pub fn configured_resources(configuration: &Configuration, status: Option<&GpuNodeStatus>) -> BTreeSet<String> {
+    let config = gpunode_config::load(&configuration.document);
+    config.map_or_else(
+        |_| BTreeSet::new(),
+        |config| PolicyDevicePlugin::of(&config, true, None).resources(status),
+    )
 }
 
 /// All policies that are not being deleted, by falling priority, then by name.
@@ -189,18 +210,10 @@ impl Policy {
                 .collect(),
             startup_taint: startup.filter(|key| may_start(key)).map(str::to_owned),
             unhealthy_taint: spec.unhealthy_taint.clone(),
-            device_plugin: spec.device_plugin.as_ref().map(|config| PolicyDevicePlugin {
-                document: problems.is_empty().then(|| ConfigDocument::of(config)),
-                wants_mps: problems.is_empty() && config.wants_mps(),
-                resources: config
-                    .effective_resources()
-                    .iter()
-                    .map(ResourceConfig::advertised_name)
-                    .collect(),
-                mig_by_profile: (problems.is_empty() && config.mig_strategy() == MigStrategy::Mixed)
-                    .then(|| config.clone()),
-                image: spec.image.clone(),
-            }),
+            device_plugin: spec
+                .device_plugin
+                .as_ref()
+                .map(|config| PolicyDevicePlugin::of(config, problems.is_empty(), spec.image.clone())),
             evicts_pods: spec.evict_pods == Some(true),
             deletes_rejected_pods: spec.delete_rejected_pods == Some(true),
             pace: spec.rollout.clone().unwrap_or_default(),

@@ -1,7 +1,7 @@
 //! Everything that the matching policies want of a node together, and the plan that follows.
 
 use crate::{
-    fact_labels::is_fact_label,
+    fact_labels::{NodeFactLabels, is_fact_label},
     gpu_node::{
         change::GpuNodeChange,
         conditions::conditions_change,
@@ -12,7 +12,7 @@ use crate::{
     input::{
         context::NodeContext,
         facts::NodeFacts,
-        policies::{Policy, PolicySet},
+        policies::{Policy, PolicySet, configured_resources},
         visible_labels::is_own_label,
     },
     node::{
@@ -49,12 +49,16 @@ pub struct DesiredNode<'a> {
     waits: bool,
     /// Labels by key.
     pub labels: BTreeMap<String, DesiredValue>,
+    /// Facts that do not fit into labels, in words.
+    unfit_facts: Vec<String>,
     taints: BTreeMap<TaintKey, DesiredValue>,
     startup: StartupTaints,
     /// Moment from which the health of the GPUs calls for another taint.
     unhealthy_from: Option<Timestamp>,
     /// Policy that cannot be read and whose configuration the node keeps.
     kept_policy: Option<&'a str>,
+    /// True if a policy that cannot be read wrote something on the node.
+    keeps_resources: bool,
 }
 
 impl<'a> DesiredNode<'a> {
@@ -99,10 +103,12 @@ impl<'a> DesiredNode<'a> {
                 stage_ends: stage_ends.flatten(),
                 waits,
                 labels,
+                unfit_facts: Vec::new(),
                 taints,
                 startup,
                 unhealthy_from,
                 kept_policy,
+                keeps_resources: false,
             })
         });
         match composed {
@@ -112,8 +118,9 @@ impl<'a> DesiredNode<'a> {
     }
 
     /// Adds GPU fact labels; a policy's value wins.
-    pub fn with_fact_labels(mut self, facts: BTreeMap<String, String>) -> Self {
-        for (key, value) in facts {
+    pub fn with_fact_labels(mut self, facts: NodeFactLabels) -> Self {
+        self.unfit_facts = facts.unfit;
+        for (key, value) in facts.labels {
             self.labels
                 .entry(key)
                 .or_insert_with(|| DesiredValue::by_gpunode(&value, None));
@@ -125,6 +132,7 @@ impl<'a> DesiredNode<'a> {
     pub fn with_kept_keys(mut self, policies: &PolicySet, record: &NodeRecord) -> Self {
         let owners = record.policies.iter().filter(|name| policies.is_unreadable(name));
         let owners: Vec<String> = owners.cloned().collect();
+        self.keeps_resources = !owners.is_empty();
         if owners.is_empty() {
             return self;
         }
@@ -173,7 +181,7 @@ impl<'a> DesiredNode<'a> {
         let claims = self.claims(record, context);
         let stale = find_stale_resources(
             &record.resources,
-            &self.resources(record, gpu_node),
+            &self.resources(record, context),
             &node.recorded_resources,
             now,
         );
@@ -221,7 +229,7 @@ impl<'a> DesiredNode<'a> {
             ..NodePlan::default()
         };
         if plan.gpu_node == GpuNodeChange::None {
-            let conditions = fact_labels_condition(node, &self.labels, &claims.labels)
+            let conditions = fact_labels_condition(node, &self.labels, &claims.labels, &self.unfit_facts)
                 .into_iter()
                 .chain(conflict_condition(&plan.conflicts))
                 .chain(unreadable_annotation(node))
@@ -236,18 +244,24 @@ impl<'a> DesiredNode<'a> {
         (plan, claims.facts_after(node, new_record))
     }
 
-    /// Returns the resources that the governing policy may advertise, and those that the agent still reports. A policy that
-    /// cannot be read may advertise all that are in the record.
-    fn resources(&self, record: &NodeRecord, gpu_node: Option<&GpuNode>) -> BTreeSet<String> {
-        let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
-        let reported = status
-            .into_iter()
-            .flat_map(|status| &status.resources)
-            .map(|resource| resource.name.clone());
+    /// Returns the resources that the governing policy may advertise, and those that the agent still reports. A reported name
+    /// counts where the node's configuration yields it or the record has it already: an agent cannot fill the record.
+    /// A policy that cannot be read may advertise all that are in the record.
+    fn resources(&self, record: &NodeRecord, context: NodeContext<'_>) -> BTreeSet<String> {
+        let status = context.status();
         let plugin = self.governing.and_then(|policy| policy.device_plugin.as_ref());
         let mut names = plugin.map(|plugin| plugin.resources(status)).unwrap_or_default();
-        names.extend(reported);
-        if self.kept_policy.is_some() {
+        let reported = status.into_iter().flat_map(|status| &status.resources);
+        let (known, unknown): (BTreeSet<_>, BTreeSet<_>) = reported
+            .map(|resource| resource.name.clone())
+            .filter(|name| !names.contains(name))
+            .partition(|name| record.resources.contains_key(name));
+        names.extend(known);
+        if !unknown.is_empty() {
+            let yielded = context.configuration().map(|config| configured_resources(config, status));
+            names.extend(yielded.unwrap_or_default().intersection(&unknown).cloned());
+        }
+        if self.keeps_resources {
             names.extend(record.resources.keys().cloned());
         }
         names

@@ -1,6 +1,7 @@
-//! Conditions about keys that somebody else owns.
+//! Conditions about keys that somebody else owns, and about facts that do not fit into labels.
 
 use crate::{
+    fact_labels::unfit_message,
     input::facts::NodeFacts,
     node::{
         claim::KeyClaims,
@@ -25,20 +26,28 @@ pub fn conflict_condition(conflicts: &[KeyConflict]) -> Option<UntimedCondition>
     })
 }
 
-/// Returns the condition about GPU fact labels that somebody else owns. `desired` holds what policies and facts want; a label
-/// that no policy wants is a fact label.
+/// Returns the condition about GPU fact labels that somebody else owns, and about facts that do not fit into labels. `desired`
+/// holds what policies and facts want; a label that no policy wants is a fact label.
 pub fn fact_labels_condition(
     node: &NodeFacts,
     desired: &BTreeMap<String, DesiredValue>,
     claims: &KeyClaims<String>,
+    unfit: &[String],
 ) -> Option<UntimedCondition> {
+    let condition = |reason, message| UntimedCondition {
+        of: ConditionType::FactLabels,
+        holds: false,
+        reason,
+        message,
+    };
+    let unfit = (!unfit.is_empty()).then(|| unfit_message(unfit));
     let foreign: Vec<&String> = desired
         .iter()
         .filter(|(key, value)| value.policies.is_empty() && !claims.entries.owned.contains_key(*key))
         .map(|(key, _)| key)
         .collect();
     if foreign.is_empty() {
-        return None;
+        return unfit.map(|message| condition(Reason::InvalidFact, message));
     }
     let managers: BTreeSet<&str> = foreign.iter().filter_map(|key| node.label_managers.get(key)).collect();
     // Lists the labels whose value differs, without the word "label" before each.
@@ -51,12 +60,9 @@ pub fn fact_labels_condition(
             conflict.strip_prefix("label ").map(str::to_owned).unwrap_or(conflict)
         })
         .collect();
-    Some(UntimedCondition {
-        of: ConditionType::FactLabels,
-        holds: false,
-        reason: Reason::OwnedByAnother,
-        message: fact_labels_message(&managers, foreign.len(), &others),
-    })
+    let owned = fact_labels_message(&managers, foreign.len(), &others);
+    let messages: Vec<String> = [owned].into_iter().chain(unfit).collect();
+    Some(condition(Reason::OwnedByAnother, messages.join("; ")))
 }
 
 fn fact_labels_message(managers: &BTreeSet<&str>, count: usize, others: &[String]) -> String {

@@ -181,3 +181,29 @@ fn labels_of_policies_and_facts_move_in_one_patch() {
     let paths: Vec<String> = patch.0.iter().map(|operation| operation.path().to_string()).collect();
     assert!(paths.iter().any(|path| path.ends_with("/a")) && paths.iter().any(|path| path.ends_with("gpu.product")));
 }
+
+#[test]
+fn facts_that_are_no_label_values_stop_no_other_write_and_fail_no_policy() {
+    let mut world = world();
+    let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
+    status.machine = Some("-bad-".to_owned());
+    status.gpus[1].product = "a/b/c".to_owned();
+    let wants = policy(
+        "p",
+        "{nodeSelector: {}, labels: {a: b}, taints: [{key: k, effect: NoSchedule}]}",
+    );
+    let policies = [wants];
+    let plan = world.converge(&policies);
+    assert_eq!(world.label("nvidia.com/gpu.machine"), Some("bad"));
+    assert_eq!(world.label("gpunode.dev/gpus.abc"), Some("1"));
+    assert!(world.node["spec"]["taints"].to_string().contains("\"k\""));
+    assert_eq!(
+        say(&mut world, &plan).as_deref(),
+        Some(
+            "False InvalidFact: facts in the status of the GpuNode do not fit into labels: machine is \"-bad-\", written as \
+             \"bad\"; gpus[1].product is \"a/b/c\", written as \"abc\""
+        )
+    );
+    let plan = world.plan(&policies);
+    assert!(plan.is_settled() && plan.outcomes["p"] == PolicyOutcome::Ready, "{plan:?}");
+}

@@ -119,35 +119,66 @@ fn names_of_mig_profiles_are_recorded_before_the_agent_can_register_them() {
 }
 
 #[test]
-fn resource_that_the_agent_still_serves_is_kept() {
+fn resource_that_the_agent_still_serves_is_kept_and_one_that_its_configuration_cannot_yield_is_not_recorded() {
     let mut world = World::sample();
     world.converge(&[whole()]);
     status(&mut world, "8", "8");
-    let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
-    let mig = ResourceStatus {
-        name: "nvidia.com/mig-1g.10gb".to_owned(),
+    let served = policy("q", "{nodeSelector: {}, devicePlugin: {resources: [{name: a.b/c}]}}");
+    let mut gpu_node = GpuNode::new(
+        "n",
+        GpuNodeSpec {
+            config: Some(crate::governed::configuration(&served)),
+            ..GpuNodeSpec::default()
+        },
+    );
+    let resource = |name: String| ResourceStatus {
+        name,
         ..ResourceStatus::default()
     };
+    let forged = (0..60).map(|at| resource(format!("forged.example/r{at}")));
     let agent = Agent {
         mode: AgentMode::DevicePlugin,
         ..Agent::default()
     };
     gpu_node.status = Some(GpuNodeStatus {
         agent: Some(agent),
-        resources: vec![mig],
+        resources: [resource("a.b/c".to_owned())].into_iter().chain(forged).collect(),
         ..GpuNodeStatus::default()
     });
     world.gpu_node = Some(gpu_node);
     world.converge(&[]);
     let since = resources(&world)[GPU].clone();
     assert!(since.is_i64());
-    assert_eq!(resources(&world)["nvidia.com/mig-1g.10gb"], Value::Null);
-    assert!(
-        resources(&world)
-            .as_object()
-            .unwrap()
-            .contains_key("nvidia.com/mig-1g.10gb")
-    );
+    let names: Vec<String> = resources(&world).as_object().unwrap().keys().cloned().collect();
+    assert_eq!((names, &resources(&world)["a.b/c"]), (vec!["a.b/c".to_owned(), GPU.to_owned()], &Value::Null));
+    // What the record has stays in use while the agent reports it, whatever becomes of its configuration.
+    world.gpu_node.as_mut().unwrap().spec.config = None;
+    world.converge(&[]);
+    assert_eq!(resources(&world)["a.b/c"], Value::Null);
+}
+
+#[test]
+fn mig_profiles_that_do_not_exist_are_not_recorded() {
+    let mut world = World::sample();
+    let devices: Vec<Value> = (0..200)
+        .map(|at| {
+            let profile = if at == 0 { "a b/c".to_owned() } else { format!("1g.{at}gb") };
+            json!({"uuid": format!("MIG-{at}"), "profile": profile, "gpuInstance": at, "computeInstance": 0, "memoryMiB": 4864})
+        })
+        .collect();
+    let gpus = json!([{
+        "index": 0, "uuid": "GPU-1", "product": "x", "memoryMiB": 40960, "migMode": "Enabled", "migDevices": devices,
+    }]);
+    let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
+    gpu_node.status = Some(GpuNodeStatus {
+        gpus: serde_json::from_value(gpus).unwrap(),
+        ..GpuNodeStatus::default()
+    });
+    world.gpu_node = Some(gpu_node);
+    world.converge(&[policy("p", "{nodeSelector: {}, devicePlugin: {mig: {strategy: Mixed}}}")]);
+    let names: Vec<String> = resources(&world).as_object().unwrap().keys().cloned().collect();
+    assert_eq!(names.len(), 33, "32 profiles and the resource of whole GPUs");
+    assert!(!names.iter().any(|name| name.contains(' ')));
 }
 
 #[test]

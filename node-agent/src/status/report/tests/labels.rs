@@ -95,7 +95,7 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
 fn labels(status: GpuNodeStatus) -> BTreeMap<String, String> {
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
     gpu_node.status = Some(status);
-    gpunode_plan::gpu_labels(Some(&gpu_node), &BTreeMap::new())
+    gpunode_plan::gpu_labels(Some(&gpu_node), &BTreeMap::new()).labels
 }
 
 fn in_full(labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {

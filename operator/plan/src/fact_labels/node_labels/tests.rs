@@ -223,10 +223,10 @@ fn labels_stay_until_an_agent_that_starts_knows_what_is_shared() {
         ..of(vec![gpu(0, "a")])
     });
     let kept = BTreeMap::from([("nvidia.com/gpu.replicas".to_owned(), "4".to_owned())]);
-    assert_eq!(gpu_labels(Some(&gpu_node), &owned), kept);
+    assert_eq!(gpu_labels(Some(&gpu_node), &owned).labels, kept);
     gpu_node.status = Some(of(vec![gpu(0, "a")]));
-    assert_eq!(gpu_labels(Some(&gpu_node), &owned)["nvidia.com/gpu.replicas"], "1");
-    assert_eq!(gpu_labels(None, &owned), kept);
+    assert_eq!(gpu_labels(Some(&gpu_node), &owned).labels["nvidia.com/gpu.replicas"], "1");
+    assert_eq!(gpu_labels(None, &owned).labels, kept);
 }
 
 #[test]
@@ -239,10 +239,51 @@ fn labels_stay_while_no_gpu_answers() {
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
     gpu_node.status = Some(of(vec![missing.clone()]));
     let owned = BTreeMap::from([("nvidia.com/gpu.product".to_owned(), "Tesla-T4-SHARED".to_owned())]);
-    assert_eq!(gpu_labels(Some(&gpu_node), &owned), owned);
+    assert_eq!(gpu_labels(Some(&gpu_node), &owned).labels, owned);
     gpu_node.status = Some(of(vec![missing, gpu(1, "Tesla-T4")]));
     assert_eq!(
-        gpu_labels(Some(&gpu_node), &owned)["nvidia.com/gpu.product"],
+        gpu_labels(Some(&gpu_node), &owned).labels["nvidia.com/gpu.product"],
         "Tesla-T4"
+    );
+}
+
+proptest::proptest! {
+    #[test]
+    fn every_label_is_valid_whatever_the_agent_reports(
+        product in "\\PC{0,80}", machine in "\\PC{0,80}", profile in "\\PC{0,80}", cluster in "[-a-z/]{0,40}", driver in "[0-9./-]{0,30}",
+    ) {
+        let mut reported = gpu(0, &product);
+        reported.fabric = Some(Fabric { cluster_uuid: cluster, clique_id: 7 });
+        reported.mig_devices = vec![gpunode_crds::MigDevice { profile, ..gpunode_crds::MigDevice::default() }];
+        let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
+        gpu_node.status = Some(GpuNodeStatus {
+            machine: Some(machine),
+            driver_version: Some(driver),
+            mig_strategy: Some(MigStrategy::Mixed),
+            ..of(vec![reported, gpu(1, "Tesla-T4")])
+        });
+        for (key, value) in gpu_labels(Some(&gpu_node), &BTreeMap::new()).labels {
+            proptest::prop_assert!(is_qualified_name(&key) && is_label_value(&value), "{}={}", key, value);
+        }
+    }
+}
+
+#[test]
+fn facts_that_do_not_fit_are_written_in_label_form_and_named() {
+    let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
+    gpu_node.status = Some(GpuNodeStatus {
+        machine: Some("-bad-".to_owned()),
+        ..of(vec![gpu(0, "a/b/c"), gpu(1, "///")])
+    });
+    let NodeFactLabels { labels, unfit } = gpu_labels(Some(&gpu_node), &BTreeMap::new());
+    assert_eq!(labels["nvidia.com/gpu.machine"], "bad");
+    assert_eq!((labels["nvidia.com/gpu.product"].as_str(), labels["gpunode.dev/gpus.abc"].as_str()), ("abc", "1"));
+    assert_eq!(
+        unfit,
+        [
+            "machine is \"-bad-\", written as \"bad\"",
+            "gpus[0].product is \"a/b/c\", written as \"abc\"",
+            "gpus[1].product is \"///\", left out",
+        ]
     );
 }
